@@ -19,7 +19,31 @@ pub struct TransferName {
     pub step: Option<i64>,
 }
 
+/// A transfer that may fail, by peer, key and step. Only its error gets a name of its own.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Transfer<'a> {
+    pub(crate) peer: &'a str,
+    pub(crate) key: &'a str,
+    /// `None` for published tensors.
+    pub(crate) step: Option<i64>,
+}
+
+impl Transfer<'_> {
+    /// Its name in an error.
+    pub(crate) fn name(self) -> Box<TransferName> {
+        let Self { peer, key, step } = self;
+        Box::new(TransferName { peer: peer.to_owned(), key: key.to_owned(), step })
+    }
+}
+
 impl std::fmt::Display for TransferName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { peer, key, step } = self;
+        Transfer { peer, key, step: *step }.fmt(f)
+    }
+}
+
+impl std::fmt::Display for Transfer<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.step {
             Some(step) => write!(f, "`{}` of step {step} from {}", self.key, self.peer),

@@ -20,7 +20,7 @@ use tracing::Instrument as _;
 
 use crate::{
     control::handshake::Introduction,
-    error::{Lost, PeerLoss, TransferName, WorkerError},
+    error::{Lost, PeerLoss, Transfer, TransferName, WorkerError},
     link::{
         announcer::Announcer,
         connection::{
@@ -214,7 +214,7 @@ impl DataConnection {
     pub(crate) async fn receive(
         &self,
         scope: Scope,
-        name: &TransferName,
+        name: Transfer<'_>,
         manner: Manner,
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
         let received = self.received(scope, name, manner).await?;
@@ -231,14 +231,14 @@ impl DataConnection {
     async fn received(
         &self,
         scope: Scope,
-        name: &TransferName,
+        name: Transfer<'_>,
         manner: Manner,
     ) -> Result<Received<Lent>, WorkerError> {
         let may_view = self.queue_pair.capabilities().lend && !self.allocator.enclosure.is_bouncing();
         let sharing = if may_view { manner.sharing } else { Sharing::Copy };
         let manner = Manner { sharing, ..manner };
         let span = receive_span(name, self.kind);
-        let receive = self.protocol.receive_with(scope, &name.key, &self.allocator, manner);
+        let receive = self.protocol.receive_with(scope, name.key, &self.allocator, manner);
         let received = receive.instrument(span.clone()).await;
         let received = received.map_err(|error| self.transfer_error(name, error));
         self.meter.ended(&span, received.as_ref().map(|received| received.metadata.byte_length));
@@ -249,7 +249,7 @@ impl DataConnection {
     pub(crate) async fn receive_held(
         &self,
         scope: Scope,
-        name: &TransferName,
+        name: Transfer<'_>,
         manner: Manner,
     ) -> Result<Held<FabricChannel>, WorkerError> {
         let received = self.received(scope, name, manner).await?;
@@ -260,13 +260,13 @@ impl DataConnection {
     pub(crate) async fn receive_into(
         &self,
         scope: Scope,
-        name: &TransferName,
+        name: Transfer<'_>,
         target: &Target,
     ) -> Result<Held<FabricChannel>, WorkerError> {
         let is_validated = self.protocol.agreed().validation.is_on();
         let allocator = TargetAllocator { receive: &self.allocator, target, is_validated };
         let span = receive_span(name, self.kind);
-        let receive = self.protocol.receive_with(scope, &name.key, &allocator, Manner::default());
+        let receive = self.protocol.receive_with(scope, name.key, &allocator, Manner::default());
         let received = receive.instrument(span.clone()).await.map_err(|error| {
             let mismatch = match &error {
                 TransferError::Local(status) if status.code == Code::InvalidArgument => target.mismatch(name),
@@ -297,8 +297,8 @@ impl DataConnection {
         WorkerError::PeerLost { transfer, address, transport, loss, detail }
     }
 
-    fn transfer_error(&self, name: &TransferName, error: TransferError) -> WorkerError {
-        let transfer = Box::new(name.clone());
+    fn transfer_error(&self, name: Transfer<'_>, error: TransferError) -> WorkerError {
+        let transfer = name.name();
         match error {
             TransferError::Remote(status) => WorkerError::Remote { transfer, status },
             TransferError::Local(status) if status.code == Code::ResourceExhausted => {

@@ -14,7 +14,7 @@ use tensorwire_verbs_reactor::FabricKind;
 use tracing::Span;
 
 use crate::{
-    error::{PeerLoss, TransferName, WorkerError},
+    error::{PeerLoss, Transfer, WorkerError},
     log::quota::LogQuota,
 };
 
@@ -143,7 +143,7 @@ impl Meter {
 }
 
 /// The span of a receive. It costs a check of its level if no subscriber wants it.
-pub(crate) fn receive_span(name: &TransferName, kind: FabricKind) -> Span {
+pub(crate) fn receive_span(name: Transfer<'_>, kind: FabricKind) -> Span {
     tracing::debug_span!(
         target: "tensorwire",
         "receive",

@@ -15,7 +15,7 @@ use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::RemoteRegion;
 
 use crate::{
-    error::{TransferName, WorkerError},
+    error::{Transfer, WorkerError},
     link::{
         destinations::{ReceiveAllocator, Room, length_of},
         import::{PIECE_BYTES, others_turn},
@@ -55,12 +55,12 @@ impl Target {
     }
 
     /// The error for a refused value, if one was refused.
-    pub(crate) fn mismatch(&self, transfer: &TransferName) -> Option<WorkerError> {
+    pub(crate) fn mismatch(&self, transfer: Transfer<'_>) -> Option<WorkerError> {
         self.lock().refused.take().map(|metadata| self.refusal(transfer, &metadata))
     }
 
-    fn refusal(&self, transfer: &TransferName, metadata: &Metadata) -> WorkerError {
-        let transfer = Box::new(transfer.clone());
+    fn refusal(&self, transfer: Transfer<'_>, metadata: &Metadata) -> WorkerError {
+        let transfer = transfer.name();
         if let Some(dtype) = self.dtype.filter(|dtype| metadata.dtype != *dtype) {
             return WorkerError::Mismatch {
                 transfer,
@@ -83,7 +83,7 @@ impl Target {
     /// not lost.
     pub(crate) async fn fill(
         &self,
-        transfer: &TransferName,
+        transfer: Transfer<'_>,
         held: &mut Held<impl Channel<Lent = Lent>>,
         pool: &Pool,
     ) -> Result<(Metadata, BufMut), WorkerError> {
@@ -119,7 +119,7 @@ impl Target {
     /// As [`fill`](Self::fill), with bytes of a value of this worker.
     pub(crate) async fn fill_with(
         &self,
-        transfer: &TransferName,
+        transfer: Transfer<'_>,
         metadata: &Metadata,
         bytes: &[u8],
     ) -> Result<(Metadata, BufMut), WorkerError> {

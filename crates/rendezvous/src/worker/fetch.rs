@@ -11,7 +11,7 @@ use tensorwire_verbs_reactor::BoxFuture;
 
 pub use self::many::FetchMany;
 use crate::{
-    error::{TransferName, WorkerError},
+    error::{Transfer, WorkerError},
     values::{
         published::{Version, check_published},
         tensor::Tensor,
@@ -66,9 +66,9 @@ impl Settings {
     }
 }
 
-fn transfer(peer: &Peer, name: String) -> Result<TransferName, WorkerError> {
-    check_published(&name)?;
-    Ok(TransferName { peer: peer.name().to_owned(), key: name, step: None })
+fn transfer<'a>(peer: &'a Peer, name: &'a str) -> Result<Transfer<'a>, WorkerError> {
+    check_published(name)?;
+    Ok(Transfer { peer: peer.name(), key: name, step: None })
 }
 
 /// Returns the tensor with its version, which is present because the protocol refuses a peer that does not send it.
@@ -247,9 +247,9 @@ impl Peer {
 }
 
 async fn run(peer: &Peer, name: &str, settings: Settings) -> Result<(Tensor, Option<Version>), WorkerError> {
-    let (worker, transfer) = (&peer.worker, transfer(peer, name.to_owned())?);
+    let (worker, transfer) = (&peer.worker, transfer(peer, name)?);
     let manner = Manner { sharing: settings.sharing, together: false };
-    let fetched = pin!(worker.fetch_one(&peer.known, &transfer, settings.scope(), manner));
+    let fetched = pin!(worker.fetch_one(&peer.known, transfer, settings.scope(), manner));
     worker.timed(Timed::Fetch, settings.limit, || format!("fetching {transfer}"), fetched).await
 }
 
@@ -261,16 +261,15 @@ async fn run_into(
 ) -> Result<Filled, ReceiveIntoError> {
     let (worker, target) = (&peer.worker, into.target());
     let fetched = async {
-        let transfer = transfer(peer, name.to_owned())?;
+        let transfer = transfer(peer, name)?;
         if worker.node.is_own(&peer.known) {
             let (tensor, version) =
-                worker.fetch_one(&peer.known, &transfer, settings.scope(), Manner::default()).await?;
-            let (metadata, buffer) = target.fill_with(&transfer, tensor.metadata(), tensor.bytes()).await?;
+                worker.fetch_one(&peer.known, transfer, settings.scope(), Manner::default()).await?;
+            let (metadata, buffer) = target.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
             return Ok(Filled { metadata, buffer, version: version.filter(|_| settings.wanted.is_some()) });
         }
-        let (mut held, version) =
-            worker.fetch_held(&peer.known, &transfer, settings.scope(), &target).await?;
-        let (metadata, buffer) = target.fill(&transfer, &mut held, &worker.node.pools.receive).await?;
+        let (mut held, version) = worker.fetch_held(&peer.known, transfer, settings.scope(), &target).await?;
+        let (metadata, buffer) = target.fill(transfer, &mut held, &worker.node.pools.receive).await?;
         Ok(Filled { metadata, buffer, version })
     };
     let what = || format!("fetching `{name}` from {}", peer.name());

@@ -9,7 +9,7 @@ use tensorwire_protocol::{
 use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::{
-    error::{Lost, PeerLoss, TransferName, WorkerError},
+    error::{Lost, PeerLoss, Transfer, TransferName, WorkerError},
     link::session::{ListPage, Session},
     values::published::{Published, Version},
     worker::peer::Peer,
@@ -74,7 +74,7 @@ impl<'a> List<'a> {
                         return Err(self.lost(session));
                     }
                     (Err(ListRefused::TooLong(status)), _) => {
-                        let transfer = Box::new(list_of(known.name()));
+                        let transfer = list_of(known.name());
                         return Err(WorkerError::Local { transfer, status });
                     }
                     (Ok(()) | Err(ListRefused::Disordered), _) => {}
@@ -101,7 +101,7 @@ impl<'a> List<'a> {
         if loss == PeerLoss::NameTaken {
             return WorkerError::NameTaken { name: self.peer.worker.name().to_owned(), detail };
         }
-        let (transfer, address) = (Box::new(list_of(&session.peer.worker)), session.whereabouts());
+        let (transfer, address) = (list_of(&session.peer.worker), session.whereabouts());
         WorkerError::PeerLost { transfer, address, transport: "control plane", loss, detail }
     }
 }
@@ -116,8 +116,8 @@ impl<'a> IntoFuture for List<'a> {
 }
 
 /// How errors name the transfer of a list.
-fn list_of(peer: &str) -> TransferName {
-    TransferName { peer: peer.to_owned(), key: "list".to_owned(), step: None }
+fn list_of(peer: &str) -> Box<TransferName> {
+    Transfer { peer, key: "list", step: None }.name()
 }
 
 /// Longest list that is accepted from one peer, in encoded bytes: some millions of names of usual length.

@@ -8,7 +8,7 @@ use tensorwire_protocol::{DataType, Key, Manner, Sharing};
 use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::{
-    error::{TransferName, WorkerError},
+    error::{Transfer, WorkerError},
     values::{
         arguments::{Delivered, RecvArgs},
         tensor::Tensor,
@@ -192,10 +192,10 @@ async fn receive_into(
     let what = || format!("receiving `{key}` of step {}", step.id.0);
     let received = pin!(async {
         let peer = key.source_device().worker().unwrap_or_default();
-        let transfer = TransferName { peer, key: key.to_string(), step: Some(step.id.0) };
+        let transfer = Transfer { peer: &peer, key: key.as_str(), step: Some(step.id.0) };
         let pool = &step.worker.node.pools.receive;
         let mut held = step.receive_held(key, Receiving::Into(&target)).await?;
-        let (metadata, buffer) = held.fill(&target, &transfer, pool).await?;
+        let (metadata, buffer) = held.fill(&target, transfer, pool).await?;
         Ok(Filled { metadata, buffer, version: None })
     });
     let filled = step.worker.timed(Timed::Recv, limit, what, received).await;

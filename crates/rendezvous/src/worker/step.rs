@@ -9,7 +9,7 @@ use tensorwire_verbs_reactor::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    error::{KeyEnd, PeerLoss, TransferName, WorkerError},
+    error::{KeyEnd, PeerLoss, Transfer, TransferName, WorkerError},
     link::{
         connection::{DataConnection, fabric_channel::FabricChannel},
         known_peer::KnownPeer,
@@ -318,19 +318,19 @@ impl Step {
             (0, Ok(connection)) => key.with_incarnation(connection.peer_incarnation).to_string(),
             _ => key.to_string(),
         };
-        let transfer = TransferName { peer: peer.name().to_owned(), key, step: Some(self.id.0) };
+        let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
         // A step that a broken connection has ended stays ended after a reconnect.
         if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
             let transport = connected.map_or("no fabric", |connection| connection.kind.name());
             let loss = PeerLoss::StepBroken;
             let address = peer.address().unwrap_or_else(|| "an unknown address".to_owned());
-            let transfer = Box::new(transfer);
+            let transfer = transfer.name();
             return Err(WorkerError::PeerLost { transfer, address, transport, loss, detail });
         }
         let connection = connected?;
         let held = match how {
-            Receiving::As(manner) => connection.receive_held(scope, &transfer, manner).await,
-            Receiving::Into(target) => connection.receive_into(scope, &transfer, target).await,
+            Receiving::As(manner) => connection.receive_held(scope, transfer, manner).await,
+            Receiving::Into(target) => connection.receive_into(scope, transfer, target).await,
         };
         held.map(HeldTensor::Peers)
     }
@@ -368,19 +368,19 @@ impl Step {
     /// The error of a receive that the step or its token ended.
     fn given_up(&self, key: &Key, args: &RecvArgs, status: Status) -> WorkerError {
         if args.cancellation.is_some() && status == cancelled() {
-            return WorkerError::Cancelled { transfer: Box::new(self.transfer(key)), status };
+            return WorkerError::Cancelled { transfer: self.transfer(key), status };
         }
         self.aborted(status)
     }
 
     /// The error of a value that cannot be copied to the memory that the receiver wants.
     fn not_here(&self, key: &Key, status: Status) -> WorkerError {
-        WorkerError::Local { transfer: Box::new(self.transfer(key)), status }
+        WorkerError::Local { transfer: self.transfer(key), status }
     }
 
-    fn transfer(&self, key: &Key) -> TransferName {
+    fn transfer(&self, key: &Key) -> Box<TransferName> {
         let peer = key.source_device().worker().unwrap_or_default();
-        TransferName { peer, key: key.to_string(), step: Some(self.id.0) }
+        Transfer { peer: &peer, key: key.as_str(), step: Some(self.id.0) }.name()
     }
 }
 
@@ -415,7 +415,7 @@ impl HeldTensor {
     pub(crate) async fn fill(
         &mut self,
         target: &Target,
-        transfer: &TransferName,
+        transfer: Transfer<'_>,
         pool: &Pool,
     ) -> Result<(Metadata, BufMut), WorkerError> {
         match self {

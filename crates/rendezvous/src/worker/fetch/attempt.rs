@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tensorwire_protocol::{Held, Manner, Scope};
 
 use crate::{
-    error::{PeerLoss, TransferName, WorkerError},
+    error::{PeerLoss, Transfer, WorkerError},
     link::{
         connection::{DataConnection, fabric_channel::FabricChannel},
         known_peer::KnownPeer,
@@ -25,14 +25,14 @@ impl Worker {
     pub(super) async fn fetch_one(
         &self,
         peer: &KnownPeer,
-        transfer: &TransferName,
+        transfer: Transfer<'_>,
         scope: Scope,
         manner: Manner,
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
         if self.node.is_own(peer) {
-            let remote = |status| WorkerError::Remote { transfer: Box::new(transfer.clone()), status };
+            let remote = |status| WorkerError::Remote { transfer: transfer.name(), status };
             let Edition { tensor, version } =
-                self.node.values.own(scope, &transfer.key).await.map_err(remote)?;
+                self.node.values.own(scope, transfer.key).await.map_err(remote)?;
             return Ok((tensor, Some(Version { incarnation: self.incarnation(), number: version })));
         }
         let connection = self.node.connected(peer).await?;
@@ -49,7 +49,7 @@ impl Worker {
     pub(super) async fn fetch_held(
         &self,
         peer: &KnownPeer,
-        transfer: &TransferName,
+        transfer: Transfer<'_>,
         scope: Scope,
         target: &Target,
     ) -> Result<(Held<FabricChannel>, Option<Version>), WorkerError> {

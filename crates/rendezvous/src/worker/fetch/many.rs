@@ -90,7 +90,7 @@ impl<As> FetchMany<'_, As> {
     async fn run(self) -> Editions {
         let Self { peer, names, settings, .. } = self;
         let worker = &peer.worker;
-        let transfers = names.into_iter().map(|name| transfer(peer, name));
+        let transfers = names.iter().map(|name| transfer(peer, name));
         let transfers = transfers.collect::<Result<Vec<_>, _>>()?;
         let manner = Manner { sharing: settings.sharing, together: true };
         let fetched = pin!(async {
@@ -99,7 +99,7 @@ impl<As> FetchMany<'_, As> {
                 worker.node.connected(&peer.known).await?;
             }
             let fetch = |transfer| worker.fetch_one(&peer.known, transfer, settings.scope(), manner);
-            try_join_all(transfers.iter().map(fetch)).await
+            try_join_all(transfers.iter().copied().map(fetch)).await
         });
         let what = || format!("fetching {} tensors from {}", transfers.len(), peer.name());
         worker.timed(Timed::FetchMany, settings.limit, what, fetched).await
