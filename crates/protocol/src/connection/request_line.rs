@@ -31,7 +31,7 @@ struct RequestInLine<'connection, C: Channel> {
 impl<C: Channel> Connection<C> {
     /// Has the table hold `lent`, unless the connection is over, and sends TENSOR_REQUEST when it is its turn, in one message
     /// with others that stand next to it in line. One that goes `together` with others of its task lets these take their
-    /// positions first.
+    /// positions first. Returns whether there was no other request, so that its task may poll for the reply.
     ///
     /// # Cancel safety
     /// A request that is not posted when the future is dropped never will be.
@@ -40,7 +40,7 @@ impl<C: Channel> Connection<C> {
         request: TensorRequest,
         lent: &mut Option<C::Lent>,
         together: bool,
-    ) -> Result<(), ChannelError> {
+    ) -> Result<bool, ChannelError> {
         let mut asking = RequestInLine { connection: self, request: Some(request), lent, ticket: None };
         poll_fn(|context| asking.poll(together, context)).await
     }
@@ -169,20 +169,22 @@ fn expected(request: &TensorRequest) -> std::sync::Arc<[Metadata]> {
 }
 
 impl<C: Channel> RequestInLine<'_, C> {
-    fn poll(&mut self, together: bool, context: &Context<'_>) -> Poll<Result<(), ChannelError>> {
+    fn poll(&mut self, together: bool, context: &Context<'_>) -> Poll<Result<bool, ChannelError>> {
         let connection = self.connection;
         let mut state = connection.lock();
         if let Err(over) = state.failure() {
             return Poll::Ready(Err(over));
         }
         if let Some(request) = self.request.take() {
+            let index = request.index;
             if let Some(lent) = self.lent.take() {
-                state.requests.keep(request.index, lent);
+                state.requests.keep(index, lent);
             }
             match self.begin(&mut state, request, together, context) {
                 Some(posted) => {
+                    let is_alone = state.requests.may_help(index);
                     connection.settle(state, None, None);
-                    return Poll::Ready(connection.over_if_failed(posted));
+                    return Poll::Ready(connection.over_if_failed(posted).map(|()| is_alone));
                 }
                 None if together => {
                     drop(state);
@@ -200,7 +202,7 @@ impl<C: Channel> RequestInLine<'_, C> {
             drop(replaced);
             return Poll::Pending;
         }
-        Poll::Ready(connection.settle_posted(state, posted, self.ticket.take(), true))
+        Poll::Ready(connection.settle_posted(state, posted, self.ticket.take(), true).map(|()| false))
     }
 
     /// Posts a request that has nobody before it and waits for nobody, else joins the line.

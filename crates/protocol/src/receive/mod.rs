@@ -5,6 +5,7 @@ mod validate;
 
 use std::{
     future::{Future, poll_fn},
+    mem,
     pin::pin,
     sync::{Arc, MutexGuard},
     task::Poll,
@@ -350,9 +351,9 @@ impl<'connection, C: Channel> Request<'connection, C> {
         if let Some(lent) = lent {
             self.end_loan(allocator, lent, LentEnd::NeverSent);
         }
-        sent?;
+        let mut is_alone = sent?;
         loop {
-            let (reply, unneeded) = self.reply(scope).await?;
+            let (reply, unneeded) = self.reply(scope, mem::take(&mut is_alone)).await?;
             match reply {
                 Reply::Content(landed) => {
                     // The content that came with the metadata.
@@ -471,19 +472,19 @@ impl<'connection, C: Channel> Request<'connection, C> {
     }
 
     /// The peer's next answer, and memory that it did not need. An answer that came before the connection failed counts.
-    async fn reply(&mut self, scope: Scope) -> Result<Answered<C::Lent>, ChannelError> {
+    /// `is_alone` if the request was just posted and there was no other: then the first look takes no lock.
+    async fn reply(&mut self, scope: Scope, mut is_alone: bool) -> Result<Answered<C::Lent>, ChannelError> {
         poll_fn(|context| {
             let connection = self.connection;
-            let mut state = connection.lock();
             // Before the waker is left: a reply that this task finds itself wakes nobody. One that comes later finds the
             // waker, which is left under the lock that replies are kept under.
-            while state.requests.may_help(self.index) && connection.channel().may_help() {
+            let is_first = mem::take(&mut is_alone) && connection.channel().may_help();
+            let mut may_find = !is_first || connection.channel().help();
+            let mut state = connection.lock();
+            while may_find && state.requests.may_help(self.index) && connection.channel().may_help() {
                 drop(state);
-                let has_helped = connection.channel().help();
+                may_find = connection.channel().help();
                 state = connection.lock();
-                if !has_helped {
-                    break;
-                }
             }
             let (reply, replaced) = state.requests.poll_reply(self.index, context.waker());
             let failure = state.failure();
