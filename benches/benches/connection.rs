@@ -148,7 +148,11 @@ impl Source for Always {
     type Bytes = [u8; 8];
     type Taken = ();
 
-    fn take(&self, _: Scope, _: &str) -> impl Future<Output = Result<(), Status>> + Send + 'static + use<> {
+    fn take(
+        &self,
+        _: Scope,
+        _: &str,
+    ) -> impl Future<Output = Result<(), Status>> + Send + Unpin + 'static + use<> {
         future::ready(Ok(()))
     }
 

@@ -307,7 +307,7 @@ pub trait Source: Send + Sync {
         &self,
         scope: Scope,
         key: &str,
-    ) -> impl Future<Output = Result<Self::Taken, Status>> + Send + 'static + use<Self>;
+    ) -> impl Future<Output = Result<Self::Taken, Status>> + Send + Unpin + 'static + use<Self>;
 
     /// What to send for `taken`.
     fn value(taken: &Self::Taken) -> Value<Self::Bytes>;

@@ -2,7 +2,7 @@
 
 use std::{
     future::{Future, poll_fn},
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Poll, Waker},
 };
@@ -30,10 +30,23 @@ impl<C: Channel> Connection<C> {
         request: TensorRequest,
         source: &Arc<S>,
     ) -> impl Future<Output = ()> + Send + 'static + use<C, S> {
-        let take = source.take(request.scope, &request.key);
-        let response = Response { connection: self.clone(), index: request.index, is_closed: false };
+        let mut take = source.take(request.scope, &request.key);
+        let mut response = Response { connection: self.clone(), index: request.index, is_closed: false };
         let source = source.clone();
-        async move { response.serve(request, source, take).await }
+        // A block, because a function would store its parameters twice.
+        async move {
+            let taking = Pin::new(&mut take);
+            let taken = response.unless_cancelled(taking).await;
+            drop(take);
+            match taken {
+                Ok(Ok(taken)) => {
+                    let mut taken = TakenValue { source: Some(source), taken: Some(taken) };
+                    response.answer(&request, &mut taken).await;
+                }
+                Ok(Err(status)) => response.refuse(status).await,
+                Err(Ended) => {}
+            }
+        }
     }
 }
 
@@ -54,20 +67,15 @@ struct Response<C: Channel> {
 }
 
 impl<C: Channel> Response<C> {
-    async fn serve<S: Source<Bytes = C::Bytes>>(
-        mut self,
-        request: TensorRequest,
-        source: Arc<S>,
-        take: impl Future<Output = Result<S::Taken, Status>>,
+    /// Sends the value, or why it cannot be sent.
+    async fn answer<S: Source<Bytes = C::Bytes>>(
+        &mut self,
+        request: &TensorRequest,
+        taken: &mut TakenValue<S>,
     ) {
-        let taken = match self.unless_cancelled(take).await {
-            Ok(Ok(taken)) => TakenValue { source, taken: Some(taken) },
-            Ok(Err(status)) => return self.refuse(status).await,
-            Err(Ended) => return,
-        };
         let Some(Value { metadata, bytes }) = taken.value() else { return };
         if let Err(status) = check_value(&metadata, bytes.is_some()) {
-            drop(taken.keep());
+            taken.keep();
             return self.refuse(status).await;
         }
         if request.scope.is_versioned() && self.tell_version(taken.version()).await.is_err() {
@@ -120,7 +128,7 @@ impl<C: Channel> Response<C> {
                 Poll::Pending
             }
         });
-        let (checksum, is_computed) = self.unless_cancelled(summed).await?;
+        let (checksum, is_computed) = self.unless_cancelled(pin!(summed)).await?;
         self.connection.lock().counters.checksums_computed += u64::from(is_computed);
         Ok(checksum)
     }
@@ -129,7 +137,7 @@ impl<C: Channel> Response<C> {
     async fn tell_version(&self, version: u64) -> Result<(), Ended> {
         let message = Message::Version(VersionNotice { index: self.index, version });
         let sent = self.connection.send(&message, |_| {});
-        self.unless_cancelled(sent).await?.map_err(|_| Ended)
+        self.unless_cancelled(pin!(sent)).await?.map_err(|_| Ended)
     }
 
     /// Sends ERROR_STATUS.
@@ -140,7 +148,7 @@ impl<C: Channel> Response<C> {
             // This task is running, so it need not be woken by the entry's waker.
             let _ = state.responses.close(index, true);
         });
-        let _: Result<_, Ended> = self.unless_cancelled(sent).await;
+        let _: Result<_, Ended> = self.unless_cancelled(pin!(sent)).await;
     }
 
     /// Whether the content may travel inside META_DATA_RESPONSE.
@@ -156,13 +164,13 @@ impl<C: Channel> Response<C> {
         metadata: Metadata,
         bytes: Option<C::Bytes>,
         checksum: Option<u64>,
-        taken: TakenValue<S>,
+        taken: &mut TakenValue<S>,
     ) {
         let (index, length) = (self.index, metadata.byte_length);
         let bytes = bytes.filter(|_| length > 0);
         let content = bytes.map_or_else(Box::default, |bytes| self.connection.channel().copy_out(&bytes));
         if content.len() as u64 != length {
-            drop(taken);
+            taken.put_back();
             return self.refuse(Status::new(Code::Internal, "the sender's value has too few bytes")).await;
         }
         let content = Some(content);
@@ -174,8 +182,9 @@ impl<C: Channel> Response<C> {
             state.count_written(index);
             let _ = state.responses.close(index, true);
         });
-        if let Ok(Ok(())) = self.unless_cancelled(sent).await {
-            drop(taken.keep());
+        let sent = self.unless_cancelled(pin!(sent)).await;
+        if let Ok(Ok(())) = sent {
+            taken.keep();
         }
     }
 
@@ -197,7 +206,7 @@ impl<C: Channel> Response<C> {
                 state.responses.described(index, bytes);
             }
         });
-        self.unless_cancelled(sent).await?.map_err(|_| Ended)
+        self.unless_cancelled(pin!(sent)).await?.map_err(|_| Ended)
     }
 
     /// Posts the content as a loan when it is its turn, if that is possible. `which` is the number of its known metadata. If
@@ -232,7 +241,7 @@ impl<C: Channel> Response<C> {
             state.counters.loan_bytes_sent += metadata.byte_length;
             Ok(Lending::Posted(write))
         });
-        self.unless_cancelled(posted).await?.map_err(|_| Ended)?
+        self.unless_cancelled(pin!(posted)).await?.map_err(|_| Ended)?
     }
 
     /// Sends META_DATA_RESPONSE and waits for TENSOR_RE_REQUEST.
@@ -260,7 +269,7 @@ impl<C: Channel> Response<C> {
         (length, checksum): (u64, Option<u64>),
         bytes: Option<C::Bytes>,
         (which, destination): (usize, Option<Destination>),
-        taken: TakenValue<S>,
+        taken: &mut TakenValue<S>,
     ) {
         let (connection, index) = (&self.connection, self.index);
         let mut bytes = bytes.filter(|_| length > 0);
@@ -268,7 +277,8 @@ impl<C: Channel> Response<C> {
         let validation = connection.agreed().validation;
         let result = checksum.filter(|_| slot.is_some()).map(|sum| encode_result(validation, length, sum));
         if let Some(unstaged) = bytes.take() {
-            match self.unless_cancelled(connection.channel().stage(unstaged)).await {
+            let staged = self.unless_cancelled(pin!(connection.channel().stage(unstaged))).await;
+            match staged {
                 Ok(Ok(staged)) => bytes = Some(staged),
                 Ok(Err(status)) => return self.refuse(status).await,
                 Err(Ended) => return,
@@ -288,30 +298,32 @@ impl<C: Channel> Response<C> {
                 None
             })
         });
-        match self.unless_cancelled(posted).await {
+        let posted = self.unless_cancelled(pin!(posted)).await;
+        match posted {
             Ok(Ok(Some(Some(write)))) => self.finish(write, taken).await,
             Ok(Ok(Some(None))) => {
                 self.is_closed = true;
-                drop(taken.keep());
+                taken.keep();
             }
             Ok(Ok(None) | Err(_)) | Err(Ended) => {}
         }
     }
 
     /// Waits until the posted content is written.
-    async fn finish<S: Source>(&mut self, write: C::Write, taken: TakenValue<S>) {
+    async fn finish<S: Source>(&mut self, write: C::Write, taken: &mut TakenValue<S>) {
         let (connection, index) = (self.connection.clone(), self.index);
         if tensorwire_testpoints::planted!("a cancel is acknowledged before the write is done") {
-            if let Ok(Ok(())) = self.unless_cancelled(write).await {
-                drop(taken.keep());
+            let written = self.unless_cancelled(pin!(write)).await;
+            if let Ok(Ok(())) = written {
+                taken.keep();
                 connection.content_written(index);
             }
             return;
         }
         // From here on the value belongs to the peer; its memory is held until the bytes are written.
-        let written = taken.keep();
-        let result = self.unless_over(write).await;
-        drop(written);
+        taken.source = None;
+        let result = self.unless_over(pin!(write)).await;
+        taken.keep();
         match result {
             Ok(Ok(())) => {
                 connection.content_written(index);
@@ -322,9 +334,9 @@ impl<C: Channel> Response<C> {
         }
     }
 
-    /// Polls `future` until the peer cancels or the connection is over.
-    async fn unless_cancelled<F: Future>(&self, future: F) -> Result<F::Output, Ended> {
-        let mut future = pin!(future);
+    /// Polls `future` until the peer cancels or the connection is over. The caller pins it, because a future that is passed by
+    /// value is stored twice.
+    async fn unless_cancelled<F: Future>(&self, mut future: Pin<&mut F>) -> Result<F::Output, Ended> {
         poll_fn(|context| {
             // What need not be waited for needs no waker. Whoever posts looks again.
             if let Poll::Ready(output) = future.as_mut().poll(context) {
@@ -339,8 +351,7 @@ impl<C: Channel> Response<C> {
     }
 
     /// Polls `future` until the connection is over: a posted write cannot be cancelled.
-    async fn unless_over<F: Future>(&self, future: F) -> Result<F::Output, Ended> {
-        let mut future = pin!(future);
+    async fn unless_over<F: Future>(&self, mut future: Pin<&mut F>) -> Result<F::Output, Ended> {
         poll_fn(|context| {
             if let Poll::Ready(output) = future.as_mut().poll(context) {
                 return Poll::Ready(Ok(output));
@@ -378,7 +389,8 @@ impl<C: Channel> Drop for Response<C> {
 
 /// A value that goes back to its source unless it is written.
 struct TakenValue<S: Source> {
-    source: Arc<S>,
+    /// `None` once the value belongs to the peer.
+    source: Option<Arc<S>>,
     taken: Option<S::Taken>,
 }
 
@@ -395,17 +407,22 @@ impl<S: Source> TakenValue<S> {
         self.taken.as_ref().map_or(0, S::version)
     }
 
-    /// The value will not go back.
-    fn keep(mut self) -> Option<S::Taken> {
-        self.taken.take()
+    /// Drops the value, which will not go back.
+    fn keep(&mut self) {
+        self.source = None;
+        self.taken = None;
+    }
+
+    fn put_back(&mut self) {
+        if let (Some(source), Some(taken)) = (&self.source, self.taken.take()) {
+            source.put_back(taken);
+        }
     }
 }
 
 impl<S: Source> Drop for TakenValue<S> {
     fn drop(&mut self) {
-        if let Some(taken) = self.taken.take() {
-            self.source.put_back(taken);
-        }
+        self.put_back();
     }
 }
 

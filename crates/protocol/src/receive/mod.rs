@@ -6,7 +6,7 @@ mod validate;
 use std::{
     future::{Future, poll_fn},
     mem,
-    pin::pin,
+    pin::{Pin, pin},
     sync::{Arc, MutexGuard},
     task::Poll,
 };
@@ -415,7 +415,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
             let allocated = self.allocate(allocator, metadata).await?;
             return Ok(first(known, allocated));
         }
-        let early = self.unless_over(allocator.allocate_early(metadata)).await?;
+        let early = self.unless_over(pin!(allocator.allocate_early(metadata))).await?;
         Ok(match early.map_err(TransferError::Local)? {
             None if is_small => First { known, want: Want::Eager, lent: None },
             None => first(Arc::default(), None),
@@ -432,7 +432,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
         if metadata.byte_length == 0 {
             return Ok(None);
         }
-        let allocated = self.unless_over(allocator.allocate(metadata)).await?;
+        let allocated = self.unless_over(pin!(allocator.allocate(metadata))).await?;
         Ok(Some(allocated.map_err(TransferError::Local)?))
     }
 
@@ -527,8 +527,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
     }
 
     /// Polls `future` until the connection is over, or the request needs no answer any more.
-    async fn unless_over<F: Future>(&self, future: F) -> Result<F::Output, Stop<C::Lent>> {
-        let mut future = pin!(future);
+    async fn unless_over<F: Future>(&self, mut future: Pin<&mut F>) -> Result<F::Output, Stop<C::Lent>> {
         poll_fn(|context| {
             // What need not be waited for needs no waker: whoever uses it finds out whether the connection is over.
             if let Poll::Ready(output) = future.as_mut().poll(context) {

@@ -25,6 +25,17 @@ impl<C: Channel> Connection<C> {
         self: &Arc<Self>,
         received: Received<C::Lent>,
     ) -> Result<Received<C::Lent>, TransferError> {
+        if received.check == Check::None && !is_exposed::<C>(&received) {
+            return Ok(received);
+        }
+        // Boxed, because otherwise the future of every receive has room for this one.
+        Box::pin(self.validate(received)).await
+    }
+
+    async fn validate(
+        self: &Arc<Self>,
+        received: Received<C::Lent>,
+    ) -> Result<Received<C::Lent>, TransferError> {
         let mut received = self.apart(received).await?;
         if received.check == Check::None {
             return Ok(received);
@@ -60,7 +71,7 @@ impl<C: Channel> Connection<C> {
         self: &Arc<Self>,
         received: Received<C::Lent>,
     ) -> Result<Received<C::Lent>, TransferError> {
-        if !received.lent.as_ref().is_some_and(C::is_exposed) {
+        if !is_exposed::<C>(&received) {
             return Ok(received);
         }
         let mut held = self.hold(received);
@@ -69,6 +80,11 @@ impl<C: Channel> Connection<C> {
         }
         held.take().ok_or_else(TransferError::gone)
     }
+}
+
+/// Whether the peer may still write the content.
+fn is_exposed<C: Channel>(received: &Received<C::Lent>) -> bool {
+    received.lent.as_ref().is_some_and(C::is_exposed)
 }
 
 fn sent<C: Channel>(received: &Received<C::Lent>, validation: crate::Validation) -> Sent {

@@ -129,7 +129,7 @@ impl Source for PeerValues {
         &self,
         scope: Scope,
         key: &str,
-    ) -> impl Future<Output = Result<Taken, Status>> + Send + 'static + use<> {
+    ) -> impl Future<Output = Result<Taken, Status>> + Send + Unpin + 'static + use<> {
         let meter = self.meter.clone();
         self.taking(scope, key).inspect_ok(move |taken| meter.sends(taken.tensor().metadata().byte_length))
     }

@@ -124,7 +124,7 @@ impl Source for TestSource {
         &self,
         scope: Scope,
         key: &str,
-    ) -> impl Future<Output = Result<TestValue, Status>> + Send + 'static + use<> {
+    ) -> impl Future<Output = Result<TestValue, Status>> + Send + Unpin + 'static + use<> {
         let place = (scope, key.to_owned());
         let waiter = SharedWaiter::default();
         {
@@ -136,19 +136,16 @@ impl Source for TestSource {
             }
         }
         let interest = Interest { source: self.clone(), place, waiter };
-        async move {
-            poll_fn(|context| {
-                let mut waiter = interest.waiter.lock().unwrap();
-                match waiter.given.take() {
-                    Some(given) => Poll::Ready(given),
-                    None => {
-                        waiter.waker = Some(context.waker().clone());
-                        Poll::Pending
-                    }
+        poll_fn(move |context| {
+            let mut waiter = interest.waiter.lock().unwrap();
+            match waiter.given.take() {
+                Some(given) => Poll::Ready(given),
+                None => {
+                    waiter.waker = Some(context.waker().clone());
+                    Poll::Pending
                 }
-            })
-            .await
-        }
+            }
+        })
     }
 
     fn value(taken: &TestValue) -> Value<Vec<u8>> {
