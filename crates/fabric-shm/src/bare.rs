@@ -24,7 +24,7 @@ pub struct BareMemory {
 // SAFETY: the mapping is plain memory, accessed through atomics and raw copies only; no reference to its bytes
 // is ever formed.
 unsafe impl Send for BareMemory {}
-// SAFETY: as above.
+// SAFETY: as above: shared access is atomic, or a raw copy whose bytes may be torn.
 unsafe impl Sync for BareMemory {}
 
 impl BareMemory {

@@ -51,7 +51,7 @@ impl Loan {
 // the peer's `Leases` enforces that. A peer of the same trust domain that breaks it spoils only its own values.
 unsafe impl ForeignMemory for Loan {
     fn base(&self) -> NonNull<u8> {
-        // SAFETY: the offset lies inside the mapping.
+        // SAFETY: the range lies inside the mapping, by the constructor's contract.
         unsafe { self.mapping.base().add(self.offset) }
     }
 

@@ -6,8 +6,8 @@
 //!    any copy, and completes the read.
 //!
 //! Every page keeps its one writer, and the bytes are copied once, by the process that uses them. The target leaves the
-//! bytes unchanged until the reader has executed the answer or the connection is closed. If the target dies, stops or
-//! closes, the read fails; it never completes with bytes that had changed.
+//! bytes unchanged until the reader has executed the answer or the connection is closed. If the target dies or closes,
+//! the read fails; it never completes with bytes that had changed.
 //!
 //! A side has at most [`READS_MAX`] reads unanswered; further ones wait at the reader. A ring has room for the answers
 //! beside the operations of its own side.

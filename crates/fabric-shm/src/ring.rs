@@ -305,7 +305,7 @@ impl OwnPage {
     /// The address of the inline payload of `position`: [`INLINE_BYTES`] that this side may write until `position` is
     /// published.
     pub(super) fn inline_pointer(&self, position: u64) -> *mut u8 {
-        // SAFETY: the slot lies inside the mapping.
+        // SAFETY: `slot_at` gives a slot of the page set for any position, and all slots lie inside the mapping.
         unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }
     }
 
@@ -409,7 +409,7 @@ impl PeerPage {
 
     /// The address of the inline payload of `position`, readable for [`INLINE_BYTES`].
     pub(super) fn inline_pointer(&self, position: u64) -> *const u8 {
-        // SAFETY: the slot lies inside the mapping.
+        // SAFETY: `slot_at` gives a slot of the page set for any position, and all slots lie inside the mapping.
         unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }
     }
 

@@ -91,7 +91,7 @@ pub(super) struct Mapping {
 // SAFETY: a mapping is plain memory; the types that hold one decide who accesses it, and do so through atomics
 // or counted raw copies only.
 unsafe impl Send for Mapping {}
-// SAFETY: as above.
+// SAFETY: as above: this value itself forms no reference to the memory.
 unsafe impl Sync for Mapping {}
 
 impl Mapping {

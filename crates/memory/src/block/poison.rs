@@ -35,7 +35,7 @@ mod sanitizer {
     }
 
     pub(crate) fn permit(block: &Block, offset: usize, length: usize) {
-        // SAFETY: as above.
+        // SAFETY: as in the function above.
         unsafe { __asan_unpoison_memory_region(place(block, offset), length) };
     }
 }

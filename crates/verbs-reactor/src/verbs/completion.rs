@@ -157,7 +157,8 @@ impl Batch {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = WorkCompletion> {
-        // SAFETY: `CompletionQueue::poll` sets `count` to the number of entries that the library filled.
+        // SAFETY: `CompletionQueue::poll` sets `count` to the number of entries that the library filled. Fields that it
+        // leaves unset after a failure are not read by `parse`.
         let filled = self.raw.iter().take(self.count).map(|raw| unsafe { raw.assume_init_ref() });
         filled.map(WorkCompletion::parse)
     }
@@ -199,7 +200,7 @@ impl CompletionQueue {
     ) -> Result<Arc<Self>, VerbsError> {
         let channel = Channel::new(&context)?;
         let wanted = i32::try_from(depth).unwrap_or(i32::MAX);
-        // SAFETY: context and channel are open; no pointer of ours is handed over.
+        // SAFETY: context and channel are open, because both are borrowed here; no other pointer is passed.
         let raw = unsafe {
             context.functions().ibv_create_cq(context.raw(), wanted, ptr::null_mut(), channel.raw.as_ptr(), 0)
         };
@@ -317,10 +318,10 @@ struct Channel<'context> {
 
 impl<'context> Channel<'context> {
     fn new(context: &'context Context) -> Result<Self, VerbsError> {
-        // SAFETY: the context is open.
+        // SAFETY: the context is open while it is borrowed.
         let raw = unsafe { context.functions().ibv_create_comp_channel(context.raw()) };
         let channel = Self { context, raw: pointer(raw, "ibv_create_comp_channel", context.name())? };
-        // SAFETY: the channel was just made.
+        // SAFETY: the channel was just made, and `channel` owns it.
         set_nonblocking(unsafe { channel.raw.as_ref().fd })
             .map_err(|error| refused(error, "fcntl", context.name()))?;
         Ok(channel)

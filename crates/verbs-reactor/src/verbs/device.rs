@@ -282,9 +282,9 @@ pub(crate) struct ProtectionDomain {
     raw: NonNull<sys::ibv_pd>,
 }
 
-// SAFETY: as for `Context`.
+// SAFETY: as for `Context`: the library's functions may be called from any thread.
 unsafe impl Send for ProtectionDomain {}
-// SAFETY: as for `Context`.
+// SAFETY: as for `Context`: the library serialises concurrent calls itself.
 unsafe impl Sync for ProtectionDomain {}
 
 impl std::fmt::Debug for ProtectionDomain {
@@ -299,7 +299,7 @@ impl ProtectionDomain {
     /// # Errors
     /// [`VerbsError::Call`].
     pub(crate) fn new(context: Arc<Context>) -> Result<Arc<Self>, VerbsError> {
-        // SAFETY: the context is open.
+        // SAFETY: the context is open, because an `Arc` of it is held.
         let raw = unsafe { context.functions().ibv_alloc_pd(context.raw()) };
         let raw = pointer(raw, "ibv_alloc_pd", context.name())?;
         Ok(Arc::new(Self { context, raw }))

@@ -70,13 +70,16 @@ pub enum DeviceEvent {
 }
 
 impl DeviceEvent {
-    pub(super) fn parse(raw: &sys::ibv_async_event) -> Self {
-        // SAFETY: this member is a number, of which any bits are valid. It is used for the types below only, for which
-        // the kernel has set it.
+    /// Parses an event of the library.
+    ///
+    /// # Safety
+    /// The member of `raw.element` that belongs to `raw.event_type` must be set. If the event is about a queue pair, that
+    /// must exist.
+    pub(super) unsafe fn parse(raw: &sys::ibv_async_event) -> Self {
+        // SAFETY: called for the types below only, to which this member belongs, so that it is set.
         let port = || u8::try_from(unsafe { raw.element.port_num }).unwrap_or(0);
-        // SAFETY: called for the types below only, for which the library has set this member. The queue pair exists:
-        // its destruction waits until this event is acknowledged, which `EventChannel::take` does after it has parsed
-        // it.
+        // SAFETY: called for the types below only, to which this member belongs, so that it is set and the queue pair
+        // exists.
         let number = || unsafe { (*raw.element.qp).qp_num };
         match raw.event_type {
             sys::IBV_EVENT_DEVICE_FATAL => Self::DeviceFatal,
@@ -90,7 +93,7 @@ impl DeviceEvent {
             sys::IBV_EVENT_QP_FATAL => Self::QueuePairFatal { number: number() },
             sys::IBV_EVENT_QP_REQ_ERR => Self::QueuePairRequest { number: number() },
             sys::IBV_EVENT_QP_ACCESS_ERR => Self::QueuePairAccess { number: number() },
-            // SAFETY: for this type the member is set; the pointer is compared, not followed.
+            // SAFETY: this member belongs to this type, so that it is set; the pointer is compared, not followed.
             sys::IBV_EVENT_CQ_ERR => Self::CompletionQueue { queue: unsafe { raw.element.cq } as usize },
             other => Self::Other(other),
         }
@@ -135,7 +138,8 @@ mod tests {
 
     fn of_port(event_type: u32) -> DeviceEvent {
         let element = sys::ibv_async_event__bindgen_ty_1 { port_num: 2 };
-        DeviceEvent::parse(&sys::ibv_async_event { element, event_type })
+        // SAFETY: the member is set, and none of the events is about a queue pair.
+        unsafe { DeviceEvent::parse(&sys::ibv_async_event { element, event_type }) }
     }
 
     #[test]

@@ -37,8 +37,10 @@ impl EventChannel {
         }
         // SAFETY: all-zero bytes are a valid event, and the call filled it in.
         let mut raw = unsafe { raw.assume_init() };
-        let event = DeviceEvent::parse(&raw);
-        // SAFETY: the event was taken above and is acknowledged once.
+        // SAFETY: the library has set the member of the event's type. A queue pair exists until the event about it is
+        // acknowledged, which is below.
+        let event = unsafe { DeviceEvent::parse(&raw) };
+        // SAFETY: the event was taken above, and is acknowledged only here.
         unsafe { self.0.functions().ibv_ack_async_event(&raw mut raw) };
         Ok(Some(event))
     }
