@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use crate::limits::RANK_MAX;
 
 /// Dimensions that are stored without an allocation.
-const INLINE_RANK: usize = 6;
+const INLINE_RANK: usize = 4;
 
 macro_rules! data_types {
     ($($variant:ident = $number:literal, $name:literal, $bits:literal, $doc:literal;)*) => {

@@ -55,12 +55,8 @@ impl PeerValues {
         Ok(())
     }
 
-    /// Takes a value. The receiver is queued before this returns. Only what may have to wait is boxed.
-    fn taking(
-        &self,
-        scope: Scope,
-        key: &str,
-    ) -> Either<Ready<Result<Taken, Status>>, BoxFuture<'static, Result<Taken, Status>>> {
+    /// Takes a value. The receiver is queued before this returns.
+    fn taking(&self, scope: Scope, key: &str) -> Taking {
         let values = &self.values;
         let step = match scope {
             Scope::Published | Scope::Versioned(Wanted::Now) => {
@@ -96,6 +92,9 @@ impl PeerValues {
         }
     }
 }
+
+/// A future of a value. Only one that may have to wait is boxed.
+type Taking = Either<Ready<Result<Taken, Status>>, BoxFuture<'static, Result<Taken, Status>>>;
 
 /// A value taken to answer one request.
 #[derive(Debug)]
