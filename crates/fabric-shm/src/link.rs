@@ -38,9 +38,10 @@ pub(super) enum Outcome {
 
 /// A connected end. Driven by whoever awaits and by one [driver](super::driver) task.
 ///
-/// Two locks: `target` is held while the peer's writes are executed and is only ever *tried*, so nobody waits
-/// for a copy; `producer` is held for the few instructions of posting or reaping. `target` comes first where
-/// both are held. Neither is held while completions are handed out.
+/// Two locks: `target` is held while the peer's writes are executed and their arrivals are given to the user, and is only
+/// ever *tried*, so nobody waits for a copy, and a sink may come back here; `producer` is held for the few instructions of
+/// posting or reaping. `target` comes first where both are held. `producer` is not held while arrivals and completions are
+/// handed out.
 #[derive(Debug)]
 pub(super) struct ShmLink {
     connection: Connection,

@@ -33,6 +33,7 @@ mod error;
 #[doc(hidden)]
 pub mod fuzzing;
 mod link;
+mod sync;
 #[cfg(not(feature = "metrics"))]
 mod unmetered;
 mod values;

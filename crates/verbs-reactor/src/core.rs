@@ -1,11 +1,10 @@
 //! The state that a queue pair's two halves share.
 
 use std::{
-    collections::VecDeque,
-    mem,
+    fmt, mem,
     sync::{
-        MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+        Arc, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
 };
@@ -14,7 +13,8 @@ use futures::task::AtomicWaker;
 use tensorwire_testpoints::sync::Mutex;
 
 use crate::{
-    Arrival, Capabilities, FabricError, FabricKind, RemoteRegions, SlotKey, SlotTable, slot::remember,
+    Arrival, Capabilities, FabricError, FabricKind, RemoteRegions, SlotKey, SlotTable,
+    arrival_queue::ArrivalQueue, slot::remember,
 };
 
 /// Depths of a queue pair.
@@ -48,6 +48,15 @@ struct Counters {
     bytes_received: AtomicU64,
 }
 
+/// Takes the arrivals of one queue pair where the fabric finds them. See [`QueuePair::set_sink`](crate::QueuePair::set_sink).
+pub trait ArrivalSink: Send + Sync + fmt::Debug + 'static {
+    /// Takes one arrival, in the peer's posting order. Calls for one queue pair never overlap.
+    ///
+    /// The calling task is any that drives the queue pair, and the fabric may hold the lock of its receiving side. So this must
+    /// not wait for a lock of a caller that drives or closes the queue pair. It may post, poll operations and close.
+    fn arrived(&self, arrival: Arrival);
+}
+
 /// Slots, arrivals and failure of one queue pair. The fabric's [`Link`](crate::Link) reports here; the user's
 /// [`QueuePair`](crate::QueuePair) awaits here.
 #[derive(Debug)]
@@ -57,9 +66,10 @@ pub struct QueuePairCore {
     capabilities: Capabilities,
     slots: SlotTable,
     remote: RemoteRegions,
+    /// Takes the arrivals; without it they wait in `arrivals`.
+    sink: OnceLock<Arc<dyn ArrivalSink>>,
+    arrivals: ArrivalQueue<Arrival>,
     inbound: Mutex<Inbound>,
-    /// Arrivals in `inbound`, for looks without the lock.
-    arrivals: AtomicUsize,
     /// There is a failure in `inbound`.
     has_failed: AtomicBool,
     /// Takes the arrivals.
@@ -69,7 +79,6 @@ pub struct QueuePairCore {
 
 #[derive(Debug, Default)]
 struct Inbound {
-    arrivals: VecDeque<Arrival>,
     failure: Option<FabricError>,
     drained: bool,
     /// Everyone who waits for the drain: several may close at once.
@@ -86,8 +95,9 @@ impl QueuePairCore {
             capabilities,
             slots: SlotTable::new(config.send_depth),
             remote: RemoteRegions::default(),
+            sink: OnceLock::new(),
+            arrivals: ArrivalQueue::new(),
             inbound: Mutex::default(),
-            arrivals: AtomicUsize::new(0),
             has_failed: AtomicBool::new(false),
             consumer: AtomicWaker::new(),
             counters: Counters::default(),
@@ -149,20 +159,38 @@ impl QueuePairCore {
         self.counters.bytes_received.fetch_add(length, Ordering::Relaxed);
     }
 
-    /// Reports an arrival, which takes one posted receive.
+    /// Reports an arrival, which takes one posted receive. Calls must not overlap, and come in the peer's posting order. A
+    /// queue pair with a [sink](crate::QueuePair::set_sink) gives it to the sink before this returns, and the receive is free
+    /// again. The sink posts, so this must not be called inside of [`Link::submit`](crate::Link::submit), nor while a lock is
+    /// held that a call of the link waits for: see [`queue_arrival`](Self::queue_arrival).
     ///
     /// # Errors
     /// [`FabricError::ReceiverNotReady`] when all `receive_depth` receives are taken; the fabric must fail the
     /// connection on both sides.
     pub fn deliver(&self, arrival: Arrival) -> Result<(), FabricError> {
-        let mut inbound = self.lock();
-        if inbound.arrivals.len() >= self.config.receive_depth as usize {
-            return Err(FabricError::ReceiverNotReady { kind: self.kind, depth: self.config.receive_depth });
+        match self.sink.get() {
+            // What was queued before goes first.
+            Some(sink) if self.arrivals_waiting() == 0 => {
+                self.counters.arrivals.fetch_add(1, Ordering::Relaxed);
+                sink.arrived(arrival);
+                Ok(())
+            }
+            _ => self.queue_arrival(arrival),
         }
+    }
+
+    /// As [`deliver`](Self::deliver), but leaves the arrival to the task that awaits arrivals, which is woken, or to whoever
+    /// drives the queue pair next. For a fabric that finds arrivals where it may not call the sink.
+    ///
+    /// # Errors
+    /// As [`deliver`](Self::deliver).
+    pub fn queue_arrival(&self, arrival: Arrival) -> Result<(), FabricError> {
+        let (kind, depth) = (self.kind, self.config.receive_depth);
         self.counters.arrivals.fetch_add(1, Ordering::Relaxed);
-        inbound.arrivals.push_back(arrival);
-        self.count_arrivals(&inbound);
-        drop(inbound);
+        if self.arrivals.push(arrival, depth).is_err() {
+            self.counters.arrivals.fetch_sub(1, Ordering::Relaxed);
+            return Err(FabricError::ReceiverNotReady { kind, depth });
+        }
         let is_lost =
             tensorwire_testpoints::planted!("some arrivals wake nobody") && self.stats().arrivals % 8 == 7;
         if !is_lost {
@@ -171,9 +199,31 @@ impl QueuePairCore {
         Ok(())
     }
 
+    /// From now on arrivals go to `sink`. The first stays.
+    pub(crate) fn set_sink(&self, sink: Arc<dyn ArrivalSink>) {
+        let _first = self.sink.set(sink);
+    }
+
+    /// Hands queued arrivals to the sink, if there is one, unless a task is at it. Whether there were any.
+    pub(crate) fn hand_on(&self) -> bool {
+        let Some(sink) = self.sink.get().filter(|_| self.arrivals_waiting() > 0 && !is_put_off()) else {
+            return false;
+        };
+        let has_more = self.arrivals.hand_on(self.config.receive_depth, |arrival| sink.arrived(arrival));
+        if has_more == Some(true) {
+            self.consumer.wake();
+        }
+        has_more.is_some()
+    }
+
+    /// Arrivals so far, taken or not.
+    pub(crate) fn arrived(&self) -> u64 {
+        self.counters.arrivals.load(Ordering::Relaxed)
+    }
+
     /// Arrivals that nobody has taken yet; each holds its receive.
-    pub fn arrivals_waiting(&self) -> usize {
-        self.arrivals.load(Ordering::Acquire)
+    pub fn arrivals_waiting(&self) -> u64 {
+        self.arrivals.waiting()
     }
 
     /// Wakes the task that takes the arrivals.
@@ -223,19 +273,9 @@ impl QueuePairCore {
         self.arrivals_waiting() > 0 || self.has_failed()
     }
 
-    /// The next arrival, if one has been handed on.
+    /// The next arrival of the queue.
     pub(crate) fn take_arrival(&self) -> Option<Arrival> {
-        if self.arrivals_waiting() == 0 {
-            return None;
-        }
-        let mut inbound = self.lock();
-        let arrival = inbound.arrivals.pop_front();
-        self.count_arrivals(&inbound);
-        arrival
-    }
-
-    fn count_arrivals(&self, inbound: &Inbound) {
-        self.arrivals.store(inbound.arrivals.len(), Ordering::Release);
+        self.arrivals.pop()
     }
 
     pub(crate) fn poll_arrival(&self, context: &Context<'_>) -> Poll<Result<Arrival, FabricError>> {
@@ -253,7 +293,7 @@ impl QueuePairCore {
 
     /// Ready when there is an arrival to take, or will never be one.
     pub(crate) fn poll_inbound(&self, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
-        if tensorwire_testpoints::chance!("an arrival is taken a turn later") {
+        if self.sink.get().is_none() && is_put_off() {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -267,7 +307,7 @@ impl QueuePairCore {
         }
         let inbound = self.lock();
         match &inbound.failure {
-            Some(failure) if inbound.arrivals.is_empty() => Poll::Ready(Err(failure.clone())),
+            Some(failure) if self.arrivals_waiting() == 0 => Poll::Ready(Err(failure.clone())),
             _ => Poll::Ready(Ok(())),
         }
     }
@@ -288,4 +328,9 @@ impl QueuePairCore {
     fn lock(&self) -> MutexGuard<'_, Inbound> {
         self.inbound.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether queued arrivals are to wait for another turn.
+fn is_put_off() -> bool {
+    tensorwire_testpoints::chance!("an arrival is taken a turn later")
 }

@@ -16,7 +16,7 @@
 //!   arrives, that write and all earlier ones are visible. A plain write is not visible before that.
 //! - Completion `Ok` means that the local bytes may be reused, not that they were delivered.
 //! - Every immediate consumes one of the target's `receive_depth` receives, given back when the arrival is
-//!   taken ([`QueuePair::next_arrival`]). Without one the connection fails
+//!   taken ([`QueuePair::next_arrival`], or a [sink](ArrivalSink)). Without one the connection fails
 //!   ([`FabricError::ReceiverNotReady`]), on both sides.
 //! - The target checks region, generation, key, range, right and grant. A violation ends that connection only,
 //!   and touches no memory.
@@ -27,6 +27,7 @@
 #[macro_use]
 mod log;
 
+mod arrival_queue;
 mod capabilities;
 mod core;
 mod error;
@@ -53,7 +54,7 @@ pub mod planted;
 #[cfg(feature = "verbs")]
 pub mod verbs;
 
-pub use self::core::{QueuePairConfig, QueuePairCore, QueuePairStats};
+pub use self::core::{ArrivalSink, QueuePairConfig, QueuePairCore, QueuePairStats};
 pub use capabilities::Capabilities;
 pub use error::{FabricError, LossCause, PeerViolation};
 pub use fabric::{ConnectParams, Connected, ConnectionData, Domain, Fabric, Prepared, Role};

@@ -27,7 +27,8 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// Makes progress on behalf of a task that awaits an operation. Cheap when there is nothing to do; never blocks.
+    /// Makes progress on behalf of a task that awaits an operation. Cheap when there is nothing to do; never blocks. It may be
+    /// called while an arrival is [delivered](crate::QueuePairCore::deliver), so it only tries a lock that is held there.
     fn drive(&self);
 
     /// Looks a little longer, until `is_there`, on behalf of a task that awaits an arrival. Called after

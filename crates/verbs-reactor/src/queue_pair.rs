@@ -15,9 +15,9 @@ use std::{
 use tensorwire_memory::{Buf, BufMut};
 
 use crate::{
-    Arrival, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig, QueuePairCore,
-    QueuePairStats, ReadDestination, ReadSegment, RegionId, RemoteRange, RemoteRegion, Segment, SlotKey,
-    WorkRequest,
+    Arrival, ArrivalSink, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig,
+    QueuePairCore, QueuePairStats, ReadDestination, ReadSegment, RegionId, RemoteRange, RemoteRegion,
+    Segment, SlotKey, WorkRequest,
     slot::{Place, Reserve},
 };
 
@@ -60,6 +60,12 @@ impl Shared {
             WorkRequest::Write { .. } | WorkRequest::Lend { .. } | WorkRequest::Read { .. } => {}
         }
         Ok(request.weight(capabilities.piece_bytes_max))
+    }
+
+    /// Makes progress on behalf of a task that waits. Whether queued arrivals were handed on.
+    fn drive(&self) -> bool {
+        self.link.drive();
+        self.core.hand_on()
     }
 
     /// Submits those in line for which there is room.
@@ -263,7 +269,7 @@ impl QueuePair {
     }
 
     /// Posts `request` in the order of such calls, for callers that count their own operations: now, or when there is room
-    /// for it. The task that [polls](Self::poll_arrivals) this queue pair sees to that, and so does whoever awaits an
+    /// for it. The task that [drives](Self::poll_progress) this queue pair sees to that, and so does whoever awaits an
     /// operation of it.
     ///
     /// # Errors
@@ -322,36 +328,41 @@ impl QueuePair {
         NextArrival { shared: &self.shared }
     }
 
-    /// The next arrival, if one was handed on already. Nothing is driven.
-    pub fn take_arrival(&self) -> Option<Arrival> {
-        self.shared.core.take_arrival()
+    /// Gives arrivals to `sink` from now on, instead of to [`next_arrival`](Self::next_arrival): called by whoever finds them,
+    /// before it does anything else. The task that drives the queue pair calls [`poll_progress`](Self::poll_progress). The first
+    /// sink stays. A sink must not keep the queue pair alive.
+    pub fn set_sink(&self, sink: Arc<dyn ArrivalSink>) {
+        self.shared.core.set_sink(sink);
     }
 
-    /// Whether there is one to take.
-    pub fn has_arrivals(&self) -> bool {
-        self.shared.core.arrivals_waiting() > 0
-    }
-
-    /// Ready when [`take_arrival`](Self::take_arrival) has an arrival to give. For the task that drives this queue pair,
-    /// which takes the arrivals where it finds them.
+    /// Makes progress on behalf of the task that drives a queue pair with a [sink](Self::set_sink): ready when arrivals were
+    /// given to the sink, so that there may be more. Also submits posts for which there is room now.
     ///
     /// # Errors
-    /// The connection's failure, after all arrivals before it have been taken.
-    pub fn poll_arrivals(&self, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
+    /// The connection's failure, after all arrivals before it have been given to the sink.
+    pub fn poll_progress(&self, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
         let Shared { core, link, .. } = &*self.shared;
-        if !core.has_arrival() {
-            // Also posts what waits for a call to the device.
-            link.drive();
-            // Before leaving a waker: what is found here wakes nobody.
-            link.look(&|| core.has_arrival());
-        }
+        let before = core.arrived();
+        // Also posts what waits for a call to the device.
+        let has_handed_on = self.shared.drive();
+        // Before leaving a waker: what is found here wakes nobody.
+        link.look(&|| core.arrived() != before || core.has_arrival());
         let polled = core.poll_inbound(context);
         // After the waker was left with the core: whoever stands in line later wakes this task.
         if core.slots().waiting() > 0 {
             core.slots().leave_poster(context.waker());
             self.shared.submit_line();
         }
-        polled
+        match polled {
+            Poll::Ready(Err(failure)) => Poll::Ready(Err(failure)),
+            _ if has_handed_on || core.arrived() != before => Poll::Ready(Ok(())),
+            // Others hand on what is queued.
+            Poll::Ready(Ok(())) => {
+                context.waker().wake_by_ref();
+                Poll::Pending
+            }
+            Poll::Pending => Poll::Pending,
+        }
     }
 
     /// Whether [`help`](Self::help) may find anything, as of now.
@@ -360,9 +371,10 @@ impl QueuePair {
     }
 
     /// Looks a little for work of the fabric's and does it, if looking pays off now; whether there was any. What arrived by
-    /// that is there to [take](Self::take_arrival).
+    /// that was given to the [sink](Self::set_sink).
     pub fn help(&self) -> bool {
-        self.shared.link.help()
+        let Shared { core, link, .. } = &*self.shared;
+        core.hand_on() || link.help()
     }
 
     /// Makes a region of the peer usable in writes.
@@ -391,7 +403,7 @@ impl QueuePair {
     pub async fn close(&self) {
         self.shared.start_close();
         poll_fn(|context| {
-            self.shared.link.drive();
+            self.shared.drive();
             self.shared.core.poll_drained(context)
         })
         .await;
@@ -487,7 +499,7 @@ impl Future for Operation {
         if let Some(result) = self.take_done() {
             return Poll::Ready(result);
         }
-        self.shared.link.drive();
+        self.shared.drive();
         self.shared.submit_line();
         if self.try_post(context).is_pending() {
             return Poll::Pending;

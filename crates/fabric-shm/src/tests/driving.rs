@@ -10,6 +10,7 @@ use std::{
     task::{Context, Poll, Wake, Waker},
 };
 
+use futures::FutureExt as _;
 use tensorwire_memory::{GrantEnd, GrantId, MemoryObserver, Pool, PoolConfig, Span};
 use tensorwire_verbs_reactor::{
     Access, FabricError, Immediate, Link, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Wait,
@@ -247,7 +248,7 @@ fn a_task_helps_only_while_looking_pays_and_the_peer_can_work_meanwhile() {
         rig.publish(&notification());
         assert!(!rig.link.help(), "the driver has not found that looking pays");
         rig.link.set_pays(true);
-        assert!(rig.link.help() && rig.victim.take_arrival().is_some());
+        assert!(rig.link.help() && rig.victim.next_arrival().now_or_never().is_some());
         assert!(!rig.link.help(), "there is nothing");
         // The peer last ran on this very CPU. A thread may be moved between the two lines.
         for _ in 0..100 {
@@ -256,7 +257,7 @@ fn a_task_helps_only_while_looking_pays_and_the_peer_can_work_meanwhile() {
             if !rig.link.help() {
                 return;
             }
-            drop(rig.victim.take_arrival());
+            drop(rig.victim.next_arrival().now_or_never());
         }
         panic!("looked a hundred times while the peer could not run");
     });
@@ -275,7 +276,7 @@ fn a_task_that_helps_lets_others_have_their_turn() {
             if !rig.link.help() {
                 break;
             }
-            drop(rig.victim.take_arrival());
+            drop(rig.victim.next_arrival().now_or_never());
             finds += 1;
         }
         assert_eq!(finds, 64);

@@ -72,7 +72,7 @@ impl<C: Channel> Connection<C> {
     ///
     /// `written` bytes were written last: the whole record, or what of it lies at the start of the ring.
     pub(super) fn on_message(&self, written: u64) -> Result<Option<Requested>, ArrivalError> {
-        let mut state = self.lock();
+        let Some(mut state) = self.lock_open() else { return Ok(None) };
         let (length, counts, record) = self.read_record(&mut state.inbound, written)?;
         match self.agreed.mode {
             Mode::Original => self.acknowledge(&mut state)?,
@@ -147,12 +147,12 @@ impl<C: Channel> Connection<C> {
         match usize::try_from(length) {
             Ok(ASK_BYTES) => self.on_ask(),
             Ok(ANSWER_BYTES) => self.on_answer(),
-            _ => Err(PeerMisbehaved::UnknownRecord.into()),
+            _ => self.lock_open().map_or(Ok(()), |_| Err(PeerMisbehaved::UnknownRecord.into())),
         }
     }
 
     fn on_acknowledgement(&self) -> Result<(), PeerMisbehaved> {
-        let mut state = self.lock();
+        let Some(mut state) = self.lock_open() else { return Ok(()) };
         state.flow.acknowledged()?;
         state.counters.acknowledgements_received += 1;
         self.settle(state, None, None);
@@ -161,10 +161,10 @@ impl<C: Channel> Connection<C> {
 
     /// Answers at once, and has a larger ring made if the peer's messages do not fit.
     fn on_ask(&self) -> Result<(), ArrivalError> {
+        let Some(mut state) = self.lock_open() else { return Ok(()) };
         let mut bytes = [0; ASK_BYTES];
         self.channel.read_record(RecordSlot::Ask, &mut bytes)?;
         let ask = record::decode_ask(bytes);
-        let mut state = self.lock();
         let answer = state.flow.take_ask(ask)?;
         state.forget_taken_in();
         state.counters.asks_received += 1;
@@ -181,9 +181,9 @@ impl<C: Channel> Connection<C> {
     }
 
     fn on_answer(&self) -> Result<(), ArrivalError> {
+        let Some(mut state) = self.lock_open() else { return Ok(()) };
         let mut bytes = [0; ANSWER_BYTES];
         self.channel.read_record(RecordSlot::Answer, &mut bytes)?;
-        let mut state = self.lock();
         state.flow.take_answer(record::decode_answer(bytes))?;
         state.forget_taken_in();
         state.counters.answers_received += 1;

@@ -9,10 +9,7 @@ mod turn;
 use std::{
     collections::BTreeSet,
     fmt,
-    sync::{
-        Arc, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, MutexGuard, PoisonError},
     task::Waker,
 };
 
@@ -51,8 +48,6 @@ pub struct Connection<C: Channel> {
     contents_max: u32,
     own_ring_bytes_max: u32,
     state: Mutex<State<C::Lent>>,
-    /// `state` has a failure.
-    is_over: AtomicBool,
 }
 
 impl<C: Channel> fmt::Debug for Connection<C> {
@@ -186,7 +181,6 @@ impl<C: Channel> Connection<C> {
             contents_max,
             own_ring_bytes_max: local.ring_bytes,
             state: Mutex::new(state),
-            is_over: AtomicBool::new(false),
         })
     }
 
@@ -218,21 +212,18 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Takes in one arrival: its immediate, and the bytes written by the (logical) write that it ended. Call
-    /// it for every arrival, in order, from one task. The requests that come of it must be given to
+    /// it for every arrival, in order, from any task. The requests that come of it must be given to
     /// [`respond`](Self::respond), in order, before the next arrival is taken in.
     ///
     /// # Errors
     /// [`PeerMisbehaved`]: the peer broke a rule. The connection has [failed](Self::fail) then; later arrivals
     /// are ignored.
     pub fn on_immediate(&self, immediate: u32, length: u64) -> Result<Option<Requested>, PeerMisbehaved> {
-        if self.is_over_count_ignored() {
-            return Ok(None);
-        }
         let result = match immediate {
             MESSAGE_IMMEDIATE => self.on_message(length),
             ACKNOWLEDGEMENT_IMMEDIATE => self.on_return(length).map(|()| None),
             _ => match RequestIndex::of_immediate(immediate) {
-                None => Err(PeerMisbehaved::ReservedImmediate.into()),
+                None => self.lock_open().map_or(Ok(None), |_| Err(PeerMisbehaved::ReservedImmediate.into())),
                 Some((index, which)) => self.on_content(index, which, length).map(|()| None),
             },
         };
@@ -246,28 +237,17 @@ impl<C: Channel> Connection<C> {
     /// As [`on_immediate`](Self::on_immediate).
     pub fn on_loan(&self, immediate: u32, length: u64, lent: C::Lent) -> Result<(), PeerMisbehaved> {
         let mut lent = Some(lent);
-        let result = if self.is_over_count_ignored() {
-            Ok(())
-        } else {
-            let index = RequestIndex::of_immediate(immediate).ok_or(PeerMisbehaved::ReservedImmediate);
-            index
-                .map_err(ArrivalError::from)
-                .and_then(|(index, which)| self.take_loan(index, which, length, &mut lent))
-        };
+        let result = self.take_loan(immediate, length, &mut lent);
         if let Some(unwanted) = lent {
             self.channel.take_back(unwanted, LentEnd::Content);
         }
         result.or_else(|stop| self.stopped(stop))
     }
 
-    fn take_loan(
-        &self,
-        index: RequestIndex,
-        which: usize,
-        length: u64,
-        lent: &mut Option<C::Lent>,
-    ) -> Result<(), ArrivalError> {
-        let mut state = self.lock();
+    fn take_loan(&self, immediate: u32, length: u64, lent: &mut Option<C::Lent>) -> Result<(), ArrivalError> {
+        let Some(mut state) = self.lock_open() else { return Ok(()) };
+        let index = RequestIndex::of_immediate(immediate);
+        let (index, which) = index.ok_or(PeerMisbehaved::ReservedImmediate)?;
         state.flow.take_content()?;
         self.return_if_due(&mut state)?;
         let arrived = state.requests.loan(index, which, length, lent)?;
@@ -294,12 +274,15 @@ impl<C: Channel> Connection<C> {
         }
     }
 
-    fn is_over_count_ignored(&self) -> bool {
-        let is_over = self.is_over.load(Ordering::Acquire);
-        if is_over {
-            self.lock().counters.ignored += 1;
+    /// Locks for an arrival. `None` if the connection is over: then the arrival changes nothing, whoever found it and
+    /// whenever.
+    fn lock_open(&self) -> Option<MutexGuard<'_, State<C::Lent>>> {
+        let mut state = self.lock();
+        if state.failure.is_none() {
+            return Some(state);
         }
-        is_over
+        state.counters.ignored += 1;
+        None
     }
 
     fn misbehaved(&self, rule: PeerMisbehaved, why: &str) -> PeerMisbehaved {
@@ -308,7 +291,7 @@ impl<C: Channel> Connection<C> {
     }
 
     fn on_content(&self, index: RequestIndex, which: usize, length: u64) -> Result<(), ArrivalError> {
-        let mut state = self.lock();
+        let Some(mut state) = self.lock_open() else { return Ok(()) };
         state.flow.take_content()?;
         self.return_if_due(&mut state)?;
         let arrived = state.requests.content(index, which, length)?;
@@ -347,7 +330,6 @@ impl<C: Channel> Connection<C> {
                 return;
             }
             state.failure = Some(why.to_owned());
-            self.is_over.store(true, Ordering::Release);
             state.under_way_at_end = state.steps_under_way();
             state.wakers()
         };

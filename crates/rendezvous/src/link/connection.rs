@@ -1,5 +1,6 @@
 //! One data connection: a queue pair with the protocol on it.
 
+pub(crate) mod backlog;
 pub(crate) mod driver;
 pub(crate) mod fabric_channel;
 
@@ -24,7 +25,8 @@ use crate::{
     link::{
         announcer::Announcer,
         connection::{
-            driver::{Driver, Pump},
+            backlog::Backlog,
+            driver::{Arrivals, Driver, Work},
             fabric_channel::FabricChannel,
         },
         destinations::ReceiveAllocator,
@@ -54,7 +56,9 @@ pub(crate) struct DataConnection {
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
     ring: Arc<OwnRing>,
-    pub(crate) pump: Pump,
+    pub(crate) backlog: Backlog<Work>,
+    /// The peer has broken the protocol: the task ends the connection for this, and arrivals are ignored.
+    pub(crate) broken: OnceLock<Lost>,
     pub(crate) values: Arc<PeerValues>,
     pub(crate) meter: Arc<Meter>,
     /// The first reason why it ended.
@@ -87,7 +91,8 @@ impl DataConnection {
             announcer: allocator.announcer.clone(),
             allocator,
             ring,
-            pump: Pump::default(),
+            backlog: Backlog::new(),
+            broken: OnceLock::new(),
             values: Arc::new(PeerValues::new(values, &peer.worker, meter.clone())),
             meter,
             lost: OnceLock::new(),
@@ -112,9 +117,9 @@ impl DataConnection {
         self.meter.connected(is_again, self.is_encrypted());
     }
 
-    /// Starts the connection's task, which drives its queue pair with `fabric`.
+    /// Starts the connection's task, which drives its queue pair with `fabric`. Arrivals go to the protocol from here on.
     pub(crate) fn start(self: &Arc<Self>, fabric: BoxFuture<'static, ()>, runtime: &Arc<dyn Runtime>) {
-        let _once = self.protocol.channel().helper.set(Arc::downgrade(self));
+        self.queue_pair.set_sink(Arc::new(Arrivals(Arc::downgrade(self))));
         runtime.spawn("connection", Box::pin(Driver::new(self.clone(), fabric, runtime.clone())));
     }
 

@@ -183,7 +183,7 @@ impl Node {
             ending.until_end().await;
             peer.let_go(&ending);
         });
-        if let Err(ending) = connection.pump.run(ending) {
+        if let Err(ending) = connection.backlog.add(ending) {
             // The connection's task has ended, so this future completes at once.
             let _done = ending.now_or_never();
         }
@@ -384,7 +384,6 @@ impl Node {
             peer_ring: other.ring.destination,
             later_ring: OnceLock::new(),
             peer_slots: other.ring.slots,
-            helper: OnceLock::new(),
             import: Import { pool: self.pools.source.clone(), enclosure: enclosure.clone() },
         };
         let has_slots = Agreed::of(&self.parameters, &other.parameters).has_result_slots();

@@ -219,7 +219,8 @@ impl Shared {
         }
         self.record(Event::Delivered { endpoint: id, write: number, immediate: immediate.map(|i| i.0) });
         let Some(arrival) = self.arrival(&core, length, immediate, lease) else { return };
-        if let Err(error) = core.deliver(arrival) {
+        // The process takes it when one of its tasks is polled.
+        if let Err(error) = core.queue_arrival(arrival) {
             let (allowed, is_hostile) = {
                 let state = self.state();
                 (state.allowed.receiver_not_ready, state.has_hostile_end(id, peer))

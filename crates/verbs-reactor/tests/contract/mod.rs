@@ -212,6 +212,7 @@ macro_rules! contract_suite {
                     post_now_says_that_the_send_queue_is_full,
                     a_dropped_future_still_completes_and_then_frees_its_buffer,
                     an_arrival_not_taken_is_not_lost,
+                    a_sink_takes_arrivals_one_at_a_time_and_in_order,
                     traffic_both_ways_under_load_keeps_its_checksums,
                     both_directions_of_one_connection_work_at_once,
                     writes_from_many_tasks_all_land,

@@ -1,11 +1,20 @@
 //! What writes and notifications do.
 
-use std::{pin::pin, sync::Arc, task::Poll};
+use std::{
+    future::poll_fn,
+    pin::pin,
+    sync::{Arc, Mutex},
+    task::Poll,
+};
 
-use futures::future::{join, join_all};
+use futures::{
+    StreamExt as _,
+    channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded},
+    future::{join, join_all, select},
+};
 use tensorwire_memory::Buf;
 use tensorwire_verbs_reactor::{
-    Access, FabricError, Immediate, QueuePair, QueuePairConfig, Runtime, WorkRequest,
+    Access, Arrival, ArrivalSink, FabricError, Immediate, QueuePair, QueuePairConfig, Runtime, WorkRequest,
 };
 
 use super::{
@@ -237,6 +246,78 @@ pub async fn an_arrival_not_taken_is_not_lost(setup: Setup, runtime: Arc<dyn Run
         pair.step("the notification", pair.to_right.notify(Immediate(value))).await.unwrap();
         assert_eq!(pair.arrival_at_right().await.0, value);
     }
+}
+
+/// Answers each arrival from inside of the sink, with a number higher by `step`.
+#[derive(Debug)]
+struct Answering {
+    queue_pair: Mutex<Option<QueuePair>>,
+    step: u32,
+    /// Taken while an arrival is.
+    inside: Mutex<()>,
+    /// Where it tells the numbers of arrivals, or `None` for one that comes inside of another.
+    seen: UnboundedSender<Option<u32>>,
+}
+
+/// The last number that is sent, and one more.
+const ANSWERED: u32 = 400;
+
+impl Answering {
+    fn between(queue_pair: &QueuePair, step: u32) -> (Arc<Self>, UnboundedReceiver<Option<u32>>) {
+        let (seen, sees) = unbounded();
+        let queue_pair_of_sink = Mutex::new(Some(queue_pair.clone()));
+        let sink = Arc::new(Self { queue_pair: queue_pair_of_sink, step, inside: Mutex::new(()), seen });
+        queue_pair.set_sink(sink.clone());
+        (sink, sees)
+    }
+
+    fn post(&self, value: u32) {
+        let queue_pair = self.queue_pair.lock().unwrap().clone().unwrap();
+        let immediate = Some(Immediate(value));
+        drop(queue_pair.post(&WorkRequest::Write { local: Buf::empty(), remote: None, immediate }).unwrap());
+    }
+}
+
+impl ArrivalSink for Answering {
+    fn arrived(&self, arrival: Arrival) {
+        let inside = self.inside.try_lock();
+        let (value, _) = immediate(arrival);
+        if value + self.step < ANSWERED {
+            self.post(value + self.step);
+        }
+        let _test_is_over = self.seen.unbounded_send(inside.is_ok().then_some(value));
+    }
+}
+
+/// Drives `queue_pair`. Never ends.
+async fn driven(queue_pair: &QueuePair) {
+    poll_fn(|context| {
+        while let Poll::Ready(Ok(())) = queue_pair.poll_progress(context) {}
+        Poll::Pending::<()>
+    })
+    .await;
+}
+
+/// Waits until all numbers were seen, in order.
+async fn all_seen(mut sees: UnboundedReceiver<Option<u32>>) {
+    for value in 0..ANSWERED {
+        assert_eq!(sees.next().await, Some(Some(value)));
+    }
+}
+
+pub async fn a_sink_takes_arrivals_one_at_a_time_and_in_order(setup: Setup, runtime: Arc<dyn Runtime>) {
+    /// Numbers that are on their way at once.
+    const AT_ONCE: u32 = 8;
+    let pair = Pair::new(setup, runtime).await;
+    let (left, seen_by_left) = Answering::between(&pair.to_right, AT_ONCE);
+    (0..AT_ONCE).for_each(|value| left.post(value));
+    // What came before there was a sink goes first.
+    let (right, seen_by_right) = Answering::between(&pair.to_left, 0);
+    let all = pin!(join(all_seen(seen_by_left), all_seen(seen_by_right)));
+    let driven = pin!(join(driven(&pair.to_right), driven(&pair.to_left)));
+    pair.step("all answers", select(all, driven)).await;
+    // A sink must not keep its queue pair.
+    drop([left, right].map(|sink| sink.queue_pair.lock().unwrap().take()));
 }
 
 /// Writes `rounds` buffers of changing length to `lent` and checks what the other end echoes.

@@ -134,7 +134,7 @@ impl Side {
             }
         }
         let Some(immediate) = request.immediate() else { return Ok(()) };
-        self.core.deliver(Arrival::Immediate { immediate, length: request.length() })
+        self.core.queue_arrival(Arrival::Immediate { immediate, length: request.length() })
     }
 
     /// Ends this side. The driver of the peer sees that it is drained.

@@ -6,14 +6,42 @@
 
 /// What the sources take from here in place of the crate's own.
 mod sync {
+    use std::task::Waker;
+
     pub(crate) use loom::sync::{
         Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering, fence},
     };
+
+    /// That of `futures`, as a lock.
+    pub(crate) struct AtomicWaker(Mutex<Option<Waker>>);
+
+    impl AtomicWaker {
+        pub(crate) fn new() -> Self {
+            Self(Mutex::new(None))
+        }
+
+        pub(crate) fn register(&self, waker: &Waker) {
+            let before = self.0.lock().unwrap().replace(waker.clone());
+            drop(before);
+        }
+
+        pub(crate) fn take(&self) -> Option<Waker> {
+            self.0.lock().unwrap().take()
+        }
+
+        pub(crate) fn wake(&self) {
+            self.take().into_iter().for_each(Waker::wake);
+        }
+    }
 }
 
 pub(crate) use tensorwire_verbs_reactor::{FabricError, WorkRequest};
 
+#[path = "../../src/arrival_queue.rs"]
+mod arrival_queue;
+#[path = "../../../rendezvous/src/link/connection/backlog.rs"]
+mod backlog;
 #[path = "../../../fabric-shm/src/chunks.rs"]
 mod chunks;
 #[path = "../../src/slot.rs"]
@@ -23,6 +51,7 @@ mod submissions;
 #[path = "../../../fabric-shm/src/words.rs"]
 mod words;
 
+mod arrivals;
 mod shm;
 mod slots;
 mod verbs;

@@ -247,7 +247,8 @@ impl AwayLink {
         // What was taken there while this side closed the queue pair is nobody's any more.
         if self.core.failure().is_none() {
             let mut is_asked = self.is_asked.lock().unwrap();
-            self.core.deliver(arrival).expect("more arrivals than receives");
+            // Not to a sink: that would find `is_asked` locked when it posts and polls.
+            self.core.queue_arrival(arrival).expect("more arrivals than receives");
             *is_asked = false;
         }
     }

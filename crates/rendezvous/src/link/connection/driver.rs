@@ -1,16 +1,12 @@
-//! The driver of a data connection: its only task, and the parts of its work that other tasks may do.
+//! The driver of a data connection: its only task, and the sink of arrivals.
 //!
 //! `docs/src/connection.md` describes a poll of the task, and the sources of its wake-ups.
 
 use std::{
     future::Future,
-    mem,
     panic::AssertUnwindSafe,
     pin::Pin,
-    sync::{
-        Arc, MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicBool, Ordering, fence},
-    },
+    sync::{Arc, Weak},
     task::{Context, Poll, Waker},
 };
 
@@ -18,11 +14,9 @@ use futures::{
     FutureExt, StreamExt,
     future::{Fuse, FusedFuture},
     stream::FuturesUnordered,
-    task::AtomicWaker,
 };
 use tensorwire_protocol::TensorRequest;
-use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{Arrival, BoxFuture, Runtime};
+use tensorwire_verbs_reactor::{Arrival, ArrivalSink, BoxFuture, Runtime};
 use tracing::Instrument as _;
 
 use crate::{
@@ -30,164 +24,31 @@ use crate::{
     link::{connection::DataConnection, loan::Lent, meter::send_span},
 };
 
-/// Maximum number of arrivals that are processed before the lock is released.
-const ARRIVALS_PER_GO: usize = 64;
-
-/// How many times one poll of the task processes arrivals before it yields.
+/// How many times one poll of the task looks for arrivals before it yields.
 const GOES_PER_POLL: usize = 4;
 
-type Work = BoxFuture<'static, ()>;
+/// What the task runs.
+pub(crate) type Work = BoxFuture<'static, ()>;
 
-/// The state that the connection's task shares with tasks that help it.
-pub(crate) struct Pump {
-    /// Locked while arrivals are processed, so that they are processed in order. Only `try_lock` is used. Contains the
-    /// reason once the peer has broken the protocol.
-    over: Mutex<Option<Lost>>,
-    /// That is known.
-    is_over: AtomicBool,
-    /// The task found `over` locked, and must be woken when it is unlocked.
-    is_contended: AtomicBool,
-    /// Futures for the task to run; `None` once the task runs no more.
-    work: Mutex<Option<Vec<Work>>>,
-    /// There are some in `work`.
-    has_work: AtomicBool,
-    task: AtomicWaker,
-}
+/// The protocol as the queue pair's sink. It does not keep the connection alive, which has the queue pair.
+#[derive(Debug)]
+pub(crate) struct Arrivals(pub(crate) Weak<DataConnection>);
 
-impl std::fmt::Debug for Pump {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pump").field("over", &self.over).finish_non_exhaustive()
-    }
-}
-
-impl Default for Pump {
-    fn default() -> Self {
-        let work = Mutex::new(Some(Vec::new()));
-        Self {
-            over: Mutex::default(),
-            is_over: AtomicBool::new(false),
-            is_contended: AtomicBool::new(false),
-            work,
-            has_work: AtomicBool::new(false),
-            task: AtomicWaker::new(),
+impl ArrivalSink for Arrivals {
+    /// Called with the lock of the fabric's receiving side. Locks are taken after that one only: the protocol's, and then
+    /// those of posting.
+    fn arrived(&self, arrival: Arrival) {
+        let Some(connection) = self.0.upgrade().filter(|connection| connection.broken.get().is_none()) else {
+            return;
+        };
+        if let Err(lost) = connection.take(arrival) {
+            let _first = connection.broken.set(lost);
+            connection.backlog.wake();
         }
-    }
-}
-
-/// The result of processing arrivals.
-enum Go {
-    /// All arrivals were processed.
-    Done,
-    /// There may be more.
-    More,
-    /// The peer broke the protocol.
-    Over(Lost),
-}
-
-impl Pump {
-    /// Lets the task run `work`. Returns it as the error if the task runs no more futures.
-    pub(crate) fn run(&self, work: Work) -> Result<(), Work> {
-        self.add(work)?;
-        self.task.wake();
-        Ok(())
-    }
-
-    /// As [`run`](Self::run), called while `over` is locked. The owner of the lock makes sure that the task is polled.
-    fn add(&self, work: Work) -> Result<(), Work> {
-        match &mut *self.lock_work() {
-            Some(waiting) => waiting.push(work),
-            None => return Err(work),
-        }
-        self.has_work.store(true, Ordering::Release);
-        Ok(())
-    }
-
-    fn has_work(&self) -> bool {
-        self.has_work.load(Ordering::Acquire)
-    }
-
-    /// Takes the futures for the task to run.
-    fn take_work(&self) -> Vec<Work> {
-        let mut work = self.lock_work();
-        self.has_work.store(false, Ordering::Relaxed);
-        work.as_mut().map(mem::take).unwrap_or_default()
-    }
-
-    fn lock_work(&self) -> MutexGuard<'_, Option<Vec<Work>>> {
-        self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl DataConnection {
-    /// Polls the fabric and processes arrivals in the calling task, which waits for a reply, if the fabric considers
-    /// this worthwhile now. Returns whether there was anything to do. Never waits for a lock that is held for long.
-    pub(crate) fn help(&self) -> bool {
-        // In a simulated world nothing has to be found.
-        let is_chosen = !self.queue_pair.may_help();
-        let has_found = is_chosen || self.queue_pair.help();
-        if has_found && !tensorwire_testpoints::chance!("help declines") {
-            let is_left = !matches!(self.pump(), Some(Go::Done));
-            if is_left || self.pump.has_work() {
-                self.pump.task.wake();
-            }
-        }
-        has_found && !is_chosen
-    }
-
-    /// Processes arrivals, up to a limit. `None` if another thread is processing them.
-    fn pump(&self) -> Option<Go> {
-        if tensorwire_testpoints::chance!("the pump is taken") {
-            self.pump.task.wake();
-            return None;
-        }
-        let go = {
-            let mut over = match self.pump.over.try_lock() {
-                Ok(over) => over,
-                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return None,
-            };
-            self.take_arrivals(&mut over)
-        };
-        // Pairs with the fence in `pump_or_be_woken`. If the task found the lock taken in the meantime, it relies on
-        // this wake-up.
-        fence(Ordering::SeqCst);
-        if self.pump.is_contended.load(Ordering::Relaxed) {
-            self.pump.is_contended.store(false, Ordering::Relaxed);
-            self.pump.task.wake();
-        }
-        Some(go)
-    }
-
-    /// Whether [`pump`](Self::pump) may find anything.
-    fn may_pump(&self) -> bool {
-        self.queue_pair.has_arrivals() || self.pump.is_over.load(Ordering::Acquire)
-    }
-
-    /// As [`pump`](Self::pump), for the connection's task: after `None`, the owner of the lock wakes the task.
-    fn pump_or_be_woken(&self) -> Option<Go> {
-        self.pump().or_else(|| {
-            self.pump.is_contended.store(true, Ordering::Relaxed);
-            fence(Ordering::SeqCst);
-            self.pump()
-        })
-    }
-
-    fn take_arrivals(&self, over: &mut Option<Lost>) -> Go {
-        if let Some(lost) = over {
-            return Go::Over(lost.clone());
-        }
-        for _ in 0..ARRIVALS_PER_GO {
-            let Some(arrival) = self.queue_pair.take_arrival() else { return Go::Done };
-            if let Err(lost) = self.take(arrival) {
-                *over = Some(lost.clone());
-                self.pump.is_over.store(true, Ordering::Release);
-                self.pump.task.wake();
-                return Go::Over(lost);
-            }
-        }
-        Go::More
-    }
-
     /// Passes one arrival to the protocol, and answers the requests in it.
     fn take(&self, arrival: Arrival) -> Result<(), Lost> {
         let taken = match arrival {
@@ -227,7 +88,7 @@ impl DataConnection {
         let mut nobody = Context::from_waker(Waker::noop());
         if is_later || response.as_mut().poll(&mut nobody).is_pending() {
             // After the end of the connection the answer is dropped.
-            drop(self.pump.add(response));
+            drop(self.backlog.add(response));
         }
     }
 }
@@ -237,7 +98,7 @@ impl DataConnection {
 pub(crate) struct Driver {
     /// `None` once only the fabric's driver is left to run.
     connection: Option<Arc<DataConnection>>,
-    /// Whether arrivals are still processed.
+    /// Whether the end of the connection has not begun.
     is_open: bool,
     fabric: Fuse<Work>,
     /// Pending answers, housekeeping, and at last the end of the connection.
@@ -254,48 +115,32 @@ impl Driver {
 
     /// Polls all futures that can make progress.
     fn work(&mut self, context: &mut Context<'_>) {
-        if let Some(connection) = self.connection.as_ref().filter(|connection| connection.pump.has_work()) {
-            self.work.extend(connection.pump.take_work());
+        if let Some(connection) = &self.connection {
+            self.work.extend(connection.backlog.take());
         }
         while let Poll::Ready(Some(())) = self.work.poll_next_unpin(context) {}
     }
 
-    /// Processes arrivals until there are none and the fabric will wake this task for the next one, or until the task
-    /// must yield.
-    fn take_arrivals(&mut self, context: &mut Context<'_>) {
+    /// Does what arrivals have left to this task, and looks for more, until there are none and the fabric will wake this
+    /// task for the next one, or until the task must yield.
+    fn make_progress(&mut self, context: &mut Context<'_>) {
         for _ in 0..GOES_PER_POLL {
+            self.work(context);
             let Some(connection) = self.connection.clone().filter(|_| self.is_open) else { return };
-            if connection.may_pump() && !self.pump(&connection, context) {
-                return;
+            if let Some(lost) = connection.broken.get().cloned() {
+                self.end(connection.end(Ok(lost), self.runtime.clone()));
+                continue;
             }
-            match connection.queue_pair.poll_arrivals(context) {
+            match connection.queue_pair.poll_progress(context) {
                 Poll::Pending => return,
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(failure)) => {
-                    // A helper may still be handing on the last ones.
-                    if self.pump(&connection, context) {
-                        self.end(connection.clone().end(Err(failure), self.runtime.clone()));
-                        self.work(context);
-                    }
-                    return;
-                }
+                Poll::Ready(Err(failure)) => self.end(connection.end(Err(failure), self.runtime.clone())),
             }
         }
         context.waker().wake_by_ref();
     }
 
-    /// Hands on what there is, and does what comes of it. False if others are at it, or if no more is to be taken.
-    fn pump(&mut self, connection: &Arc<DataConnection>, context: &mut Context<'_>) -> bool {
-        let go = connection.pump_or_be_woken();
-        let is_mine = go.is_some();
-        if let Some(Go::Over(lost)) = go {
-            self.end(connection.clone().end(Ok(lost), self.runtime.clone()));
-        }
-        self.work(context);
-        is_mine && self.is_open
-    }
-
-    /// Stops processing arrivals, and runs `end`.
+    /// Runs `end`.
     fn end(&mut self, end: impl Future<Output = ()> + Send + 'static) {
         self.is_open = false;
         self.work.push(end.boxed());
@@ -307,11 +152,17 @@ impl Driver {
         if self.is_open || !self.work.is_empty() {
             return;
         }
-        let mut waiting = connection.pump.lock_work();
-        if waiting.as_ref().is_none_or(Vec::is_empty) {
-            *waiting = None;
-            drop(waiting);
+        if connection.backlog.close_if_empty() {
             self.connection = None;
+        }
+    }
+
+    /// Leaves the task's waker for those who leave something to this task from now on.
+    fn arm(&self, context: &Context<'_>) {
+        let Some(connection) = &self.connection else { return };
+        let has_work = connection.backlog.end_poll(context.waker());
+        if has_work || self.is_open && connection.broken.get().is_some() {
+            context.waker().wake_by_ref();
         }
     }
 }
@@ -320,16 +171,18 @@ impl Future for Driver {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+        // What is found during this poll is done in it, so it need not wake this task.
         if let Some(connection) = &self.connection {
-            connection.pump.task.register(context.waker());
+            connection.backlog.begin_poll();
         }
         // Before the fabric's driver, which may poll for a while.
         self.work(context);
         if !self.fabric.is_terminated() {
             let _over = self.fabric.poll_unpin(context);
         }
-        self.take_arrivals(context);
+        self.make_progress(context);
         self.let_go();
+        self.arm(context);
         if self.connection.is_none() && self.fabric.is_terminated() { Poll::Ready(()) } else { Poll::Pending }
     }
 }
@@ -337,7 +190,7 @@ impl Future for Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         // Breaks the cycle: the futures may hold the connection, which holds them.
-        let waiting = self.connection.as_ref().and_then(|connection| connection.pump.lock_work().take());
-        drop(waiting);
+        let left = self.connection.as_ref().map(|connection| connection.backlog.close());
+        drop(left);
     }
 }

@@ -1,0 +1,88 @@
+//! What others leave to a connection's task.
+
+use std::{fmt, mem, sync::PoisonError, task::Waker};
+
+use crate::sync::{AtomicU64, AtomicWaker, Mutex, MutexGuard, Ordering};
+
+/// Work for the connection's task, and the task's waker while it sleeps.
+pub(crate) struct Backlog<W> {
+    /// `None` once the task takes no more.
+    work: Mutex<Option<Vec<W>>>,
+    /// 1 if there is some in `work`.
+    has_work: AtomicU64,
+    /// Empty while the task is polled: it looks at the rest before it leaves its waker here again.
+    task: AtomicWaker,
+}
+
+impl<W> fmt::Debug for Backlog<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Backlog").finish_non_exhaustive()
+    }
+}
+
+impl<W> Backlog<W> {
+    pub(crate) fn new() -> Self {
+        let work = Mutex::new(Some(Vec::new()));
+        Self { work, has_work: AtomicU64::new(0), task: AtomicWaker::new() }
+    }
+
+    /// Leaves `work` to the task. Returns it as the error if the task takes no more.
+    pub(crate) fn add(&self, work: W) -> Result<(), W> {
+        match &mut *self.lock() {
+            Some(waiting) => waiting.push(work),
+            None => return Err(work),
+        }
+        self.has_work.store(1, Ordering::Release);
+        self.wake();
+        Ok(())
+    }
+
+    /// Wakes the task, unless it is polled now.
+    pub(crate) fn wake(&self) {
+        self.task.wake();
+    }
+
+    /// The task is polled from here on: what is left to it wakes it no more.
+    pub(crate) fn begin_poll(&self) {
+        drop(self.task.take());
+    }
+
+    /// The task leaves its waker. True if work was left before, which woke nobody.
+    pub(crate) fn end_poll(&self, waker: &Waker) -> bool {
+        self.task.register(waker);
+        self.has_work()
+    }
+
+    /// Takes all work.
+    pub(crate) fn take(&self) -> Vec<W> {
+        if !self.has_work() {
+            return Vec::new();
+        }
+        let mut work = self.lock();
+        self.has_work.store(0, Ordering::Relaxed);
+        work.as_mut().map(mem::take).unwrap_or_default()
+    }
+
+    /// Takes no more work from here on, if there is none. False if there is some.
+    pub(crate) fn close_if_empty(&self) -> bool {
+        let mut work = self.lock();
+        let is_empty = work.as_ref().is_none_or(Vec::is_empty);
+        if is_empty {
+            *work = None;
+        }
+        is_empty
+    }
+
+    /// Takes no more work from here on. Gives what was left.
+    pub(crate) fn close(&self) -> Vec<W> {
+        self.lock().take().unwrap_or_default()
+    }
+
+    fn has_work(&self) -> bool {
+        self.has_work.load(Ordering::Acquire) != 0
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<Vec<W>>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,9 @@
+//! The locks of what is model-checked: `tests/models` of `verbs-reactor` compiles the same source over loom's.
+
+pub(crate) use std::sync::{
+    MutexGuard,
+    atomic::{AtomicU64, Ordering},
+};
+
+pub(crate) use futures::task::AtomicWaker;
+pub(crate) use tensorwire_testpoints::sync::Mutex;

@@ -1,0 +1,194 @@
+//! Who hands arrivals on, and what that leaves to the connection's task, under every interleaving that loom finds.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
+
+use std::task::{Wake, Waker};
+
+use loom::{
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, Ordering, fence},
+    },
+    thread,
+};
+
+use crate::{arrival_queue::ArrivalQueue, backlog::Backlog};
+
+/// Every interleaving with at most three switches that a thread did not ask for.
+fn model(threads: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(threads);
+}
+
+/// A queue pair with a sink: what was queued before goes to the sink first.
+struct QueuePair {
+    queue: ArrivalQueue<u64>,
+    sink: Mutex<Vec<u64>>,
+}
+
+impl QueuePair {
+    fn arrived(&self, arrival: u64) {
+        self.sink.try_lock().expect("two arrivals at once").push(arrival);
+    }
+
+    fn deliver(&self, arrival: u64) {
+        if self.queue.waiting() == 0 {
+            self.arrived(arrival);
+        } else {
+            self.queue.push(arrival, 4).unwrap();
+        }
+    }
+
+    fn hand_on(&self) -> Option<bool> {
+        self.queue.hand_on(1, |arrival| self.arrived(arrival))
+    }
+}
+
+#[test]
+fn queued_arrivals_and_new_ones_reach_the_sink_in_order_and_one_at_a_time() {
+    model(|| {
+        let pair = Arc::new(QueuePair { queue: ArrivalQueue::new(), sink: Mutex::new(Vec::new()) });
+        (1..=2).for_each(|early| pair.queue.push(early, 4).unwrap());
+        let fabric = {
+            let pair = pair.clone();
+            thread::spawn(move || (3..=4).for_each(|arrival| pair.deliver(arrival)))
+        };
+        let helper = {
+            let pair = pair.clone();
+            thread::spawn(move || pair.hand_on())
+        };
+        pair.hand_on();
+        fabric.join().unwrap();
+        helper.join().unwrap();
+        // Whoever leaves some wakes the task, which does this.
+        while pair.hand_on().is_some() {}
+        assert_eq!(*pair.sink.lock().unwrap(), [1, 2, 3, 4]);
+        assert_eq!(pair.queue.waiting(), 0);
+    });
+}
+
+/// A connection's task, and descriptors of the peer behind a lock that is only tried.
+struct Connection {
+    backlog: Backlog<u64>,
+    posted: AtomicU64,
+    /// How many of them were executed.
+    target: Mutex<u64>,
+    is_contended: AtomicBool,
+    is_woken: AtomicBool,
+    done: AtomicU64,
+}
+
+struct Woken(Arc<Connection>);
+
+impl Wake for Woken {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.wake();
+    }
+}
+
+impl Connection {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            backlog: Backlog::new(),
+            posted: AtomicU64::new(0),
+            target: Mutex::new(0),
+            is_contended: AtomicBool::new(false),
+            is_woken: AtomicBool::new(false),
+            done: AtomicU64::new(0),
+        })
+    }
+
+    /// Polls the task as often as it was woken.
+    fn run(this: &Arc<Self>) {
+        while this.is_woken.swap(false, Ordering::AcqRel) {
+            Self::poll(this);
+        }
+    }
+
+    /// As a runtime's: a plain store would hide what an earlier waker did before.
+    fn wake(&self) {
+        self.is_woken.swap(true, Ordering::AcqRel);
+    }
+
+    /// Executes what the peer has posted; each leaves something to the task. False if another thread is at it.
+    fn progress(&self) -> bool {
+        {
+            let Ok(mut executed) = self.target.try_lock() else { return false };
+            while *executed < self.posted.load(Ordering::Acquire) {
+                *executed += 1;
+                self.backlog.add(*executed).unwrap();
+            }
+        }
+        fence(Ordering::SeqCst);
+        if self.is_contended.load(Ordering::Relaxed) {
+            self.is_contended.store(false, Ordering::Relaxed);
+            // The fabric's own waker of this task, which it has during a poll too.
+            self.wake();
+        }
+        true
+    }
+
+    /// One poll of the task.
+    fn poll(this: &Arc<Self>) {
+        this.backlog.begin_poll();
+        if !this.progress() {
+            this.is_contended.store(true, Ordering::Relaxed);
+            fence(Ordering::SeqCst);
+            this.progress();
+        }
+        this.done.fetch_add(this.backlog.take().len() as u64, Ordering::Relaxed);
+        let waker = Waker::from(std::sync::Arc::new(Woken(this.clone())));
+        if this.backlog.end_poll(&waker) {
+            this.wake();
+        }
+    }
+}
+
+#[test]
+fn what_a_helper_finds_is_done_by_the_task_wherever_the_helper_is_dropped() {
+    // The helper looks so often before it is dropped.
+    for looks in 0..=2 {
+        model(move || {
+            let connection = Connection::new();
+            let helper = {
+                let connection = connection.clone();
+                thread::spawn(move || (0..looks).filter(|_| connection.progress()).count())
+            };
+            let peer = {
+                let connection = connection.clone();
+                thread::spawn(move || {
+                    connection.posted.store(1, Ordering::Release);
+                    // The bell.
+                    connection.wake();
+                })
+            };
+            Connection::poll(&connection);
+            peer.join().unwrap();
+            Connection::run(&connection);
+            helper.join().unwrap();
+            Connection::run(&connection);
+            assert_eq!(connection.done.load(Ordering::Relaxed), 1, "{looks} looks");
+            // The waker holds the connection.
+            connection.backlog.begin_poll();
+            // The waker holds the connection.
+            connection.backlog.begin_poll();
+        });
+    }
+}
+
+#[test]
+fn what_is_left_to_the_task_while_it_is_polled_is_done() {
+    model(|| {
+        let connection = Connection::new();
+        let other = {
+            let connection = connection.clone();
+            thread::spawn(move || connection.backlog.add(1).unwrap())
+        };
+        Connection::poll(&connection);
+        other.join().unwrap();
+        Connection::run(&connection);
+        assert_eq!(connection.done.load(Ordering::Relaxed), 1);
+        connection.backlog.begin_poll();
+    });
+}
