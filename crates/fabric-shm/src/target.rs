@@ -11,7 +11,7 @@ use tensorwire_memory::{
     copy::{CopyReason, copy_raw},
 };
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{Arrival, FabricError, Immediate, PeerViolation, Purpose};
+use tensorwire_verbs_reactor::{Arrival, FabricError, Immediate, LatestTargets, PeerViolation, Purpose};
 
 use crate::{
     connection::Connection,
@@ -46,6 +46,8 @@ pub(super) struct Target {
     head: u64,
     /// The descriptor under way.
     current: Option<Execution>,
+    /// The regions that the peer wrote last.
+    latest: LatestTargets,
     /// Bytes of the pieces so far of the logical write under way.
     landed: u64,
     /// The peer's blocks, in the order it sent them.
@@ -119,6 +121,7 @@ impl Target {
         self.over = true;
         self.current = None;
         self.blocks = Vec::new();
+        self.latest = LatestTargets::default();
     }
 
     /// Executes descriptors for about [`CHUNK_BYTES`] of payload and returns their completions.
@@ -233,7 +236,7 @@ impl Target {
             return Ok(execution);
         }
         let Some((range, key)) = descriptor.remote else { return Ok(execution) };
-        let (destination, purpose) = connection.regions.write_target(&range, key)?;
+        let (destination, purpose) = self.latest.write_target(&connection.regions, &range, key)?;
         let reason = match purpose {
             Purpose::Payload => CopyReason::ShmPayload,
             Purpose::Messages => CopyReason::ShmMessage,

@@ -63,7 +63,7 @@ pub use link::Link;
 pub use queue_pair::{NextArrival, Operation, QueuePair, ReadOperation, VectoredReadOperation};
 pub use range::{RegionGeneration, RegionId, RemoteRange};
 pub use read::{ReadDestination, scattered};
-pub use region::{Access, LatestRegions, Purpose, RegionTable, RemoteRegion, RemoteRegions};
+pub use region::{Access, LatestRegions, LatestTargets, Purpose, RegionTable, RemoteRegion, RemoteRegions};
 pub use runtime::{BoxFuture, Elapsed, Runtime, TokioRuntime, timeout};
 pub use slot::{SlotKey, SlotTable};
 pub use wait::{Idle, Patience, Spinner, UnknownWait, Wait};

@@ -216,6 +216,8 @@ fn check_neighbours(mut ranges: impl Iterator<Item = RemoteRange>) -> Result<(),
 pub struct RegionTable {
     generation: RegionGeneration,
     state: Mutex<Registered>,
+    /// Grows when a block is deregistered, under the lock.
+    changes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -225,13 +227,98 @@ struct Registered {
     by_block: HashMap<BlockId, RegionId>,
 }
 
+#[derive(Clone)]
 struct Entry {
     block: Block,
     access: Access,
     key: u32,
 }
 
-// Without the key: keys are never logged.
+impl Entry {
+    /// The checks that every access begins with.
+    fn check(&self, range: &RemoteRange, key: u32) -> Result<(), PeerViolation> {
+        if self.key != key {
+            return Err(PeerViolation::WrongKey);
+        }
+        let end = range.offset.checked_add(range.length).ok_or(PeerViolation::OutOfBounds)?;
+        if end > self.block.length() as u64 { Err(PeerViolation::OutOfBounds) } else { Ok(()) }
+    }
+
+    /// The granted memory that a write to `range` reaches: all of the grant.
+    fn grant(&self, range: &RemoteRange) -> Result<RemoteTarget, PeerViolation> {
+        if !self.access.remote_write {
+            return Err(PeerViolation::NoRight);
+        }
+        self.block.grant_around(range.offset, range.length).map_err(|_| PeerViolation::NotGranted)
+    }
+}
+
+/// The regions and grants that a peer wrote last, for one thread at a time: most writes need no lock of the table, and
+/// those into the same grant none of its block.
+#[derive(Debug, Default)]
+pub struct LatestTargets {
+    changes: u64,
+    /// The newest first.
+    regions: [Option<LatestTarget>; 2],
+}
+
+#[derive(Debug)]
+struct LatestTarget {
+    region: RegionId,
+    entry: Entry,
+    grant: RemoteTarget,
+}
+
+impl LatestTargets {
+    /// As [`RegionTable::write_target`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn write_target(
+        &mut self,
+        table: &RegionTable,
+        range: &RemoteRange,
+        key: u32,
+    ) -> Result<(RemoteTarget, Purpose), PeerViolation> {
+        let changes = table.changes.load(Ordering::Acquire);
+        if self.changes != changes {
+            *self = Self { changes, ..Self::default() };
+        }
+        let mut latest = self.regions.iter_mut().flatten();
+        let latest =
+            latest.find(|latest| latest.region == range.region && range.generation == table.generation);
+        let Some(latest) = latest else { return self.newest_target(table, range, key) };
+        latest.entry.check(range, key)?;
+        let purpose = latest.entry.access.purpose;
+        if let Some(target) = latest.grant.part(range.offset, range.length) {
+            return Ok((target, purpose));
+        }
+        latest.grant = latest.entry.grant(range)?;
+        let target = latest.grant.part(range.offset, range.length);
+        Ok((target.ok_or(PeerViolation::NotGranted)?, purpose))
+    }
+
+    /// As [`write_target`](Self::write_target), of a region that was not written lately.
+    fn newest_target(
+        &mut self,
+        table: &RegionTable,
+        range: &RemoteRange,
+        key: u32,
+    ) -> Result<(RemoteTarget, Purpose), PeerViolation> {
+        let (entry, grant) =
+            table.with_range(range, key, |entry| Ok((entry.clone(), entry.grant(range)?)))?;
+        let target = grant.part(range.offset, range.length).ok_or(PeerViolation::NotGranted)?;
+        let purpose = entry.access.purpose;
+        // A user's memory is not kept: its owner waits for the last handle.
+        if entry.block.shareable() {
+            let newest = LatestTarget { region: range.region, entry, grant };
+            self.regions = [Some(newest), self.regions[0].take()];
+        }
+        Ok((target, purpose))
+    }
+}
+
+// Without the key, as keys are never shown.
 impl fmt::Debug for Entry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Entry")
@@ -244,7 +331,11 @@ impl fmt::Debug for Entry {
 impl RegionTable {
     /// An empty table. Its generation is a random number of `runtime`.
     pub fn new(runtime: &dyn Runtime) -> Self {
-        Self { generation: RegionGeneration(low_bits(runtime.random())), state: Mutex::default() }
+        Self {
+            generation: RegionGeneration(low_bits(runtime.random())),
+            state: Mutex::default(),
+            changes: AtomicU64::new(0),
+        }
     }
 
     /// Registers `block`. Registering a block again returns its existing region.
@@ -268,6 +359,7 @@ impl RegionTable {
         let gone = {
             let mut state = self.lock();
             let region = state.by_block.remove(&block);
+            self.changes.fetch_add(1, Ordering::Release);
             region.and_then(|region| state.regions.get_mut(region.0 as usize)?.take())
         };
         // Dropped without the lock, because it may be the block's last handle.
@@ -296,11 +388,8 @@ impl RegionTable {
         key: u32,
     ) -> Result<(RemoteTarget, Purpose), PeerViolation> {
         self.with_range(range, key, |entry| {
-            if !entry.access.remote_write {
-                return Err(PeerViolation::NoRight);
-            }
-            let target = entry.block.remote_target(range.offset, range.length);
-            Ok((target.map_err(|_| PeerViolation::NotGranted)?, entry.access.purpose))
+            let target = entry.grant(range)?.part(range.offset, range.length);
+            Ok((target.ok_or(PeerViolation::NotGranted)?, entry.access.purpose))
         })
     }
 
@@ -317,7 +406,7 @@ impl RegionTable {
         })
     }
 
-    /// Makes the checks that reads and writes have in common, then calls `access`.
+    /// Gives the entry of an access after the checks that every access begins with.
     fn with_range<T>(
         &self,
         range: &RemoteRange,
@@ -328,13 +417,7 @@ impl RegionTable {
         let entry = state.regions.get(range.region.0 as usize).and_then(Option::as_ref);
         let entry =
             entry.filter(|_| range.generation == self.generation).ok_or(PeerViolation::UnknownRegion)?;
-        if entry.key != key {
-            return Err(PeerViolation::WrongKey);
-        }
-        let end = range.offset.checked_add(range.length).ok_or(PeerViolation::OutOfBounds)?;
-        if end > entry.block.length() as u64 {
-            return Err(PeerViolation::OutOfBounds);
-        }
+        entry.check(range, key)?;
         access(entry)
     }
 

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use proptest::prelude::*;
 use tensorwire_memory::{
-    Buf, Granted,
+    Buf, GrantEnd, Granted,
     copy::{CopyReason, copy_raw},
 };
 use tensorwire_verbs_reactor::{FabricError, Immediate, LossCause, PeerViolation, RemoteRange, WorkRequest};
@@ -158,6 +158,54 @@ fn a_well_formed_neighbour_is_served() {
         assert_eq!(bytes_of(&granted), vec![7; 4096]);
         assert_eq!(rig.sees.consumed(), 2);
         assert_eq!(rig.victim.stats().arrivals, 2);
+    });
+}
+
+/// Makes a write to memory that was written before one that is refused.
+type Spoil = fn(&Rig, &mut Option<Granted>, &mut RemoteRange, &mut u32);
+
+#[test]
+fn memory_that_was_written_before_is_checked_as_at_first() {
+    const SPOILT: [(PeerViolation, Spoil); 6] = [
+        (PeerViolation::WrongKey, |_, _, _, key| *key ^= 1),
+        (PeerViolation::UnknownRegion, |_, _, range, _| range.generation.0 ^= 1),
+        (PeerViolation::OutOfBounds, |_, _, range, _| range.offset = 1 << 40),
+        (PeerViolation::NotGranted, |_, _, range, _| range.offset += 1),
+        (PeerViolation::NotGranted, |_, granted, _, _| {
+            drop(granted.take().unwrap().end(GrantEnd::Content).unwrap());
+        }),
+        (PeerViolation::UnknownRegion, |rig, granted, _, _| {
+            rig.regions.deregister(granted.as_ref().unwrap().block().unwrap().id());
+        }),
+    ];
+    for (violation, spoil) in SPOILT {
+        on_a_runtime(|| {
+            let mut rig = Rig::new();
+            let (granted, mut range, mut key) = rig.lend(4096);
+            let mut granted = Some(granted);
+            rig.send_block(0, 8192);
+            for _ in 0..2 {
+                rig.publish(&write_of(range, key, Source::Block { index: 0, offset: 0 }));
+                assert_eq!(rig.settle(), Outcome::Idle);
+            }
+            spoil(&rig, &mut granted, &mut range, &mut key);
+            rig.publish(&write_of(range, key, Source::Block { index: 0, offset: 0 }));
+            expect_misbehaved(&rig, violation);
+        });
+    }
+}
+
+#[test]
+fn memory_that_is_granted_again_is_written_again() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        rig.send_block(0, 8192);
+        for length in [4096, 64, 8192, 4096] {
+            let (granted, range, key) = rig.lend(length);
+            rig.publish(&write_of(range, key, Source::Block { index: 0, offset: 0 }));
+            assert_eq!(rig.settle(), Outcome::Idle);
+            assert_eq!(granted.end(GrantEnd::Content).unwrap()[..], vec![7; length]);
+        }
     });
 }
 

@@ -58,10 +58,11 @@ impl GrantTable {
         self.entries.remove(&offset);
     }
 
-    /// The grant that covers all of `range`.
-    pub(super) fn find(&self, range: &Range<usize>) -> Option<&Arc<GrantState>> {
+    /// The grant that covers all of `range`, and its own range.
+    pub(super) fn find(&self, range: &Range<usize>) -> Option<(Range<usize>, Arc<GrantState>)> {
         let (&first, entry) = self.entries.range(..=range.start).next_back()?;
-        (range.end <= first + entry.length).then_some(&entry.state)
+        let end = first + entry.length;
+        (range.end <= end).then(|| (first..end, entry.state.clone()))
     }
 }
 
@@ -85,6 +86,10 @@ impl GrantState {
             self.0.fetch_sub(1, Ordering::Release);
         }
         before & ENDED == 0
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.0.load(Ordering::Acquire) & ENDED != 0
     }
 
     pub(super) fn leave(&self) {

@@ -145,7 +145,17 @@ impl Block {
     /// # Errors
     /// [`MemoryError::NotGranted`] when no single grant covers the whole range now; nothing was touched.
     pub fn remote_target(&self, offset: u64, length: u64) -> Result<RemoteTarget, MemoryError> {
-        RemoteTarget::find(self, offset, length)
+        let refused = MemoryError::NotGranted { block: self.id().get(), offset, length };
+        self.grant_around(offset, length)?.part(offset, length).ok_or(refused)
+    }
+
+    /// As [`remote_target`](Self::remote_target), but all of the grant, whose [parts](RemoteTarget::part) need no search for
+    /// as long as it lasts.
+    ///
+    /// # Errors
+    /// As [`remote_target`](Self::remote_target).
+    pub fn grant_around(&self, offset: u64, length: u64) -> Result<RemoteTarget, MemoryError> {
+        RemoteTarget::around(self, offset, length)
     }
 
     pub(crate) fn exposures(&self) -> &Mutex<ExposureTable> {

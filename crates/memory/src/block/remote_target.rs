@@ -22,11 +22,26 @@ pub struct RemoteTarget {
 }
 
 impl RemoteTarget {
-    pub(super) fn find(block: &Block, offset: u64, length: u64) -> Result<Self, MemoryError> {
+    /// All of the grant that covers the range.
+    pub(super) fn around(block: &Block, offset: u64, length: u64) -> Result<Self, MemoryError> {
         let refused = || MemoryError::NotGranted { block: block.id().get(), offset, length };
         let range = range_of(offset, length).ok_or_else(refused)?;
-        let state = lock(block.grants()).find(&range).ok_or_else(refused)?.clone();
-        Ok(Self { block: block.clone(), offset: range.start, length: range.len(), state })
+        let (granted, state) = lock(block.grants()).find(&range).ok_or_else(refused)?;
+        Ok(Self { block: block.clone(), offset: granted.start, length: granted.len(), state })
+    }
+
+    /// The part that covers `offset..offset + length` of the block. `None` if that leaves this target, or the grant has
+    /// ended.
+    pub fn part(&self, offset: u64, length: u64) -> Option<Self> {
+        let range = range_of(offset, length)?;
+        let is_inside = self.offset <= range.start && range.end <= self.offset + self.length;
+        let part = Self {
+            block: self.block.clone(),
+            offset: range.start,
+            length: range.len(),
+            state: self.state.clone(),
+        };
+        (is_inside && !self.state.has_ended()).then_some(part)
     }
 
     /// Length in bytes.

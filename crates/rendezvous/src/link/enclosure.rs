@@ -2,7 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::{
+        Arc, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use tensorwire_memory::{Block, BlockId, BlockVisitor, Granted, MemoryError, Pool, VisitError};
@@ -224,7 +227,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     by_block: Mutex<BTreeMap<BlockId, Registered>>,
+    /// Numbers of blocks in `by_block` that were looked for last, changed under its lock; 0 for none. A block's number is
+    /// never used again.
+    latest: [AtomicU64; LATEST],
 }
+
+/// Blocks whose presence is known without the lock.
+const LATEST: usize = 8;
 
 #[derive(Debug)]
 struct Registered {
@@ -248,7 +257,32 @@ impl Regions {
 
     /// Whether the domain can send from the block.
     pub(crate) fn contains(&self, block: BlockId) -> bool {
-        self.lock().contains_key(&block)
+        let latest = self.latest_like(block);
+        if latest.is_some_and(|latest| latest.load(Ordering::Acquire) == block.get()) {
+            return true;
+        }
+        let known = self.lock();
+        let is_known = known.contains_key(&block);
+        if let (true, Some(latest)) = (is_known, latest) {
+            latest.store(block.get(), Ordering::Release);
+        }
+        is_known
+    }
+
+    fn remove(&self, block: BlockId) {
+        let known = {
+            let mut known = self.lock();
+            if let Some(latest) = self.latest_like(block) {
+                latest.store(0, Ordering::Release);
+            }
+            known.remove(&block)
+        };
+        drop(known);
+    }
+
+    /// Where the number of `block` is if it was looked for last.
+    fn latest_like(&self, block: BlockId) -> Option<&AtomicU64> {
+        self.latest.get(block.get() as usize % LATEST)
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<BlockId, Registered>> {
@@ -304,8 +338,7 @@ impl BlockVisitor for RegisterBlocks {
     }
 
     fn block_removed(&self, block: &Block) {
-        let known = self.regions.lock().remove(&block.id());
-        drop(known);
+        self.regions.remove(block.id());
         self.domain.deregister(block.id());
     }
 }
