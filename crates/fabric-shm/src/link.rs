@@ -67,6 +67,8 @@ pub(super) struct ShmLink {
     copied_by_peer: AtomicU64,
     /// Operations, reads or answers wait for room, as of the latest change.
     waits: AtomicBool,
+    /// Something was lent to the peer, now or earlier.
+    has_lent: AtomicBool,
     /// The peer's process is known to be dead.
     died: AtomicBool,
     /// The driver found the target locked and wants to be woken when it is free.
@@ -100,6 +102,7 @@ impl ShmLink {
             released: AtomicU64::new(0),
             copied_by_peer: AtomicU64::new(0),
             waits: AtomicBool::new(false),
+            has_lent: AtomicBool::new(false),
             died: AtomicBool::new(false),
             contended: AtomicBool::new(false),
             pays: AtomicBool::new(false),
@@ -130,7 +133,7 @@ impl ShmLink {
 
     /// Whether the peer views memory of this side.
     pub(super) fn has_leases(&self) -> bool {
-        !self.producer().leases().is_empty()
+        self.has_lent.load(Ordering::Acquire) && !self.producer().leases().is_empty()
     }
 
     /// Takes back what the peer has stopped viewing; gives whether there was anything. Two loads if there was no release.
@@ -168,7 +171,7 @@ impl ShmLink {
 
     /// Whether operations wait for the socket to become writable.
     pub(super) fn waits_for_socket(&self) -> bool {
-        self.producer().is_waiting()
+        self.waits.load(Ordering::Relaxed) && self.producer().is_waiting()
     }
 
     /// A glance, without a lock, at whether the peer has given us something to do.
@@ -431,6 +434,7 @@ impl ShmLink {
 impl Link for ShmLink {
     fn submit(&self, key: SlotKey, request: &WorkRequest) {
         if matches!(request, WorkRequest::Lend { .. }) {
+            self.has_lent.store(true, Ordering::Release);
             self.reclaim();
         }
         let post = {

@@ -131,7 +131,7 @@ const BESIDE: f64 = 0.5;
 fn a_small_pull_takes_few_locks_and_allocations() {
     let _turn = super::turn();
     for (wait, most_locks, most_sleeps) in
-        [(Wait::Sleep, [14.0, 9.0], 1.0 + BESIDE), (Wait::Busy, [13.0, 6.0], 0.0)]
+        [(Wait::Sleep, [14.0, 7.0], 1.0 + BESIDE), (Wait::Busy, [13.0, 6.0], 0.0)]
     {
         let (receiver, sender) = costs(wait, 8, 100);
         let [at_receiver, at_sender] = most_locks;
