@@ -1,27 +1,15 @@
-//! The background task of a connection: the only one that sleeps on the kernel.
-//!
-//! Order: look for work; after work, let the tasks that it woke run; ring for completions; spin as the fabric's way of
-//! waiting wants it; arm (say that we sleep); look again; sleep.
-//! Users' tasks look for work themselves when they are polled, and are woken by completions and arrivals; so the
-//! driver is needed only when all of them sleep.
+//! What a connection's driver looks at and sleeps on: the peer's page; an eventfd, the socket, and the peer's process.
 
 use std::{
-    fmt,
-    future::Future,
-    mem,
     os::fd::OwnedFd,
-    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
 };
 
-use tensorwire_verbs_reactor::{Idle, Link, Patience};
-use tokio::{
-    io::unix::AsyncFd,
-    runtime::{Handle, RuntimeFlavor},
-};
+use tensorwire_verbs_reactor::{Driven, Link, Look, Patience, QueuePairCore};
+use tokio::io::unix::AsyncFd;
 
-use crate::link::{Outcome, ShmLink};
+use crate::link::ShmLink;
 
 /// Goes with work, since there was the first completion to ring for, after which the peer is rung whatever user tasks may
 /// still answer.
@@ -31,7 +19,7 @@ const DEFERRALS_MAX: u32 = 8;
 const POLLS_BETWEEN_EDGES: u32 = 64;
 
 /// See the module's documentation.
-pub(super) struct Driver {
+pub(super) struct ShmDriven {
     link: Arc<ShmLink>,
     /// The eventfd that the peer rings: edge-triggered, never read.
     bell: AsyncFd<OwnedFd>,
@@ -41,45 +29,22 @@ pub(super) struct Driver {
     epoch: u64,
     /// Goes with work since there is a completion to ring for.
     deferrals: u32,
-    patience: Patience,
-    /// What [`ShmLink::work_done`] was at the latest poll.
-    work_done: u64,
-    /// Polls since edges were last taken; 0 after a sleep.
+    /// Polls since the latest sleep.
     polls: u32,
-    /// Work was found, and the tasks that it woke may not have run, nor those that they woke.
-    has_woken: bool,
-    /// The runtime has many workers, and waking itself would make another one steal this task.
-    many_workers: bool,
-    /// What a test does at the moment where a wake-up would be lost if we did not look again.
+    /// What a test does at the moment where a wake-up would be lost if the driver did not look again.
     #[cfg(test)]
     pub(super) before_arming: Option<Box<dyn FnOnce() + Send>>,
 }
 
-impl fmt::Debug for Driver {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver").field("link", &self.link).field("epoch", &self.epoch).finish_non_exhaustive()
-    }
-}
-
-impl Driver {
-    pub(super) fn new(
-        link: Arc<ShmLink>,
-        bell: AsyncFd<OwnedFd>,
-        process: Option<AsyncFd<OwnedFd>>,
-        patience: Patience,
-    ) -> Self {
-        let flavor = Handle::try_current().map(|handle| handle.runtime_flavor());
+impl ShmDriven {
+    pub(super) fn new(link: Arc<ShmLink>, bell: AsyncFd<OwnedFd>, process: Option<AsyncFd<OwnedFd>>) -> Self {
         Self {
             link,
             bell,
             process,
             epoch: 0,
             deferrals: 0,
-            patience,
-            work_done: 0,
             polls: 0,
-            has_woken: false,
-            many_workers: !matches!(flavor, Ok(RuntimeFlavor::CurrentThread)),
             #[cfg(test)]
             before_arming: None,
         }
@@ -106,20 +71,6 @@ impl Driver {
                 edge.clear_ready();
             }
         }
-    }
-
-    /// Tells the peer that we are about to sleep, and looks once more.
-    fn arm_and_look(&mut self, context: &mut Context<'_>) -> Outcome {
-        if self.polls > 1 {
-            self.take_edges(context);
-        }
-        self.polls = 0;
-        #[cfg(test)]
-        if let Some(act) = self.before_arming.take() {
-            act();
-        }
-        self.say_asleep(self.link.has_leases());
-        self.look()
     }
 
     fn say_asleep(&mut self, listens: bool) {
@@ -149,107 +100,74 @@ impl Driver {
         }
         if self.link.has_leases() { Poll::Pending } else { Poll::Ready(()) }
     }
-
-    /// Ends the present wait if anyone found work.
-    fn learn(&mut self) {
-        let work_done = self.link.work_done();
-        if mem::replace(&mut self.work_done, work_done) != work_done {
-            self.patience.worked();
-        }
-        self.link.set_pays(!self.patience.rests());
-    }
-
-    /// What to do now that there is nothing to do.
-    fn wait(&mut self) -> Idle {
-        let link = &self.link;
-        self.patience.expect_copy(link.copied_by_peer());
-        self.patience.idle(link.connection().peer.is_here(), || link.may_have_work())
-    }
-
-    /// Looks for work, and rings for completions that have waited long enough.
-    fn look(&mut self) -> Outcome {
-        let outcome = self.link.progress_or_be_woken();
-        match outcome {
-            Outcome::Worked | Outcome::More => {
-                self.deferrals += u32::from(self.link.owes_ring());
-                if self.deferrals >= DEFERRALS_MAX {
-                    self.settle();
-                }
-            }
-            Outcome::Idle | Outcome::Busy | Outcome::Over => {}
-        }
-        outcome
-    }
-
-    fn settle(&mut self) {
-        self.deferrals = 0;
-        self.link.settle();
-    }
 }
 
-impl Future for Driver {
-    type Output = ();
+impl Driven for ShmDriven {
+    fn link(&self) -> &dyn Link {
+        &*self.link
+    }
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
+    fn core(&self) -> &QueuePairCore {
+        &self.link.connection().core
+    }
+
+    fn begin(&mut self, context: &mut Context<'_>) {
         self.link.driver.register(context.waker());
         self.polls += 1;
         if self.polls % POLLS_BETWEEN_EDGES == 1 {
             self.take_edges(context);
         }
-        let mut outcome = self.look();
-        self.learn();
-        if outcome == Outcome::Idle && mem::take(&mut self.has_woken) {
-            give_way(context);
-            return Poll::Pending;
-        }
-        if outcome == Outcome::Idle {
-            self.settle();
-            outcome = match self.wait() {
-                Idle::Work => self.look(),
-                Idle::GiveWay => {
-                    std::thread::yield_now();
-                    give_way(context);
-                    return Poll::Pending;
+    }
+
+    /// Also rings for completions that have waited long enough.
+    fn look(&mut self, context: &mut Context<'_>) -> Look {
+        let look = self.link.progress_or_be_woken();
+        match look {
+            Look::Worked | Look::More => {
+                self.deferrals += u32::from(self.link.owes_ring());
+                if self.deferrals >= DEFERRALS_MAX {
+                    self.settle();
                 }
-                Idle::Sleep => self.arm_and_look(context),
-            };
-            // Not found after all, or not armed yet: again, after the others.
-            if outcome == Outcome::Idle && self.polls > 0 {
-                give_way(context);
-                return Poll::Pending;
             }
+            Look::Over if self.linger(context).is_pending() => return Look::Busy,
+            Look::Idle | Look::Busy | Look::Over => {}
         }
-        match outcome {
-            Outcome::Idle => {
-                // Someone else may have returned completions since the first look.
-                self.settle();
-                Poll::Pending
-            }
-            // Whoever is at it wakes us.
-            Outcome::Busy => Poll::Pending,
-            Outcome::Worked | Outcome::More => {
-                self.has_woken = true;
-                // Let the tasks that were woken run first; then look again.
-                if self.many_workers {
-                    give_way(context);
-                } else {
-                    context.waker().wake_by_ref();
-                }
-                Poll::Pending
-            }
-            Outcome::Over => self.linger(context),
+        look
+    }
+
+    fn finds(&self) -> u64 {
+        self.link.work_done()
+    }
+
+    fn advise(&self, patience: &mut Patience) {
+        patience.expect_copy(self.link.copied_by_peer());
+    }
+
+    /// Rings for completions.
+    fn settle(&mut self) {
+        self.deferrals = 0;
+        self.link.settle();
+    }
+
+    /// Tells the peer that this side is about to sleep.
+    fn arm(&mut self, context: &mut Context<'_>) {
+        if self.polls > 1 {
+            self.take_edges(context);
         }
+        self.polls = 0;
+        #[cfg(test)]
+        if let Some(act) = self.before_arming.take() {
+            act();
+        }
+        self.say_asleep(self.link.has_leases());
+    }
+
+    fn is_ending(&self) -> bool {
+        self.link.is_closing()
     }
 }
 
-/// Wakes this task again after the runtime's other tasks and its IO have had a turn.
-fn give_way(context: &mut Context<'_>) {
-    // The first poll of this future only asks for that; it needs to live no longer.
-    let turn = pin!(tokio::task::yield_now());
-    let _always_pending = turn.poll(context);
-}
-
-impl Drop for Driver {
+impl Drop for ShmDriven {
     fn drop(&mut self) {
         // Either the connection is over, or the runtime is going down and nobody would drive it any more.
         self.link.start_close();

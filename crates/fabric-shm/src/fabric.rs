@@ -8,15 +8,15 @@ use std::{
 
 use tensorwire_memory::{Block, BlockId};
 use tensorwire_verbs_reactor::{
-    Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
-    FabricKind, Patience, Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRegion,
-    Runtime, Spinner, Wait,
+    Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Driver, Fabric,
+    FabricError, FabricKind, Patience, Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionTable,
+    RemoteRegion, Runtime, Spinner, Wait,
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
     connection::Connection,
-    driver::Driver,
+    driver::ShmDriven,
     frame::Address,
     handshake::{self, Offer},
     import::ImportError,
@@ -261,7 +261,7 @@ impl ShmPrepared {
             imported_bytes_max,
         }));
         let patience = Patience::new(spinner, runtime.clone());
-        let driver = Box::pin(Driver::new(link.clone(), bell, death, patience));
+        let driver = Box::pin(Driver::new(ShmDriven::new(link.clone(), bell, death), patience));
         Ok(Connected { queue_pair: QueuePair::new(core, link), driver })
     }
 }

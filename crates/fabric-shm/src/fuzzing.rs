@@ -13,14 +13,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 use futures::FutureExt;
 use tensorwire_memory::{Buf, BufMut, Exposure, GrantEnd, Granted};
 use tensorwire_verbs_reactor::{
-    Access, Arrival, ConnectionData, Immediate, Operation, ReadDestination, RegionGeneration, RegionId,
+    Access, Arrival, ConnectionData, Immediate, Look, Operation, ReadDestination, RegionGeneration, RegionId,
     RemoteRange, RemoteRegion, WorkRequest,
 };
 
 use crate::{
     frame::{Address, Frame},
     limits::{INLINE_BYTES, LEASES_MAX},
-    link::Outcome,
     rig::{Rig, memfd_of_sevens, on_a_runtime, sealed_block},
     ring::{Descriptor, Source},
     sys,
@@ -261,10 +260,10 @@ impl Attack {
     fn end(self) {
         let outcome = self.rig.settle();
         let stats = self.rig.victim.stats();
-        assert_eq!(outcome == Outcome::Over, self.rig.victim.failure().is_some());
-        if outcome == Outcome::Over {
+        assert_eq!(outcome == Look::Over, self.rig.victim.failure().is_some());
+        if outcome == Look::Over {
             assert_ne!(self.rig.sees.closed(), 0, "the attacker is not told");
-            assert_eq!(self.rig.link.progress(), Outcome::Over);
+            assert_eq!(self.rig.link.progress(), Look::Over);
             assert_eq!(stats, self.rig.victim.stats(), "something moved after the end");
             for operation in self.operations {
                 assert!(operation.now_or_never().is_some(), "an operation did not end");

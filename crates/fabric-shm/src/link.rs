@@ -1,17 +1,14 @@
 //! The fabric's half of a connected queue pair.
 
-use std::{
-    hint,
-    sync::{
-        MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence},
-    },
+use std::sync::{
+    MutexGuard, PoisonError, TryLockError,
+    atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
 use futures::task::AtomicWaker;
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{
-    FabricError, FabricKind, Immediate, Link, PeerViolation, RemoteRange, SlotKey, WorkRequest,
+    FabricError, FabricKind, Immediate, Link, Look, PeerViolation, RemoteRange, SlotKey, WorkRequest,
 };
 
 use crate::{
@@ -20,21 +17,6 @@ use crate::{
     producer::{Post, Producer, Returned},
     target::{Progress, Target},
 };
-
-/// What an attempt to make progress came to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
-    /// Nothing to do.
-    Idle,
-    /// All there was is done.
-    Worked,
-    /// There is more to do at once.
-    More,
-    /// Someone else is at it.
-    Busy,
-    /// The connection is over.
-    Over,
-}
 
 /// A connected end. Driven by whoever awaits and by one [driver](super::driver) task.
 ///
@@ -73,17 +55,7 @@ pub(super) struct ShmLink {
     died: AtomicBool,
     /// The driver found the target locked and wants to be woken when it is free.
     contended: AtomicBool,
-    /// Looking pays off now, as the driver has found.
-    pays: AtomicBool,
-    /// Finds in a row by tasks that [help](Link::help).
-    helped: AtomicU32,
 }
-
-/// Looks of a task that helps: some 4 µs.
-const LOOKS: u32 = 256;
-
-/// Finds in a row after which the runtime's other tasks get a turn.
-const HELPED_MAX: u32 = 64;
 
 impl ShmLink {
     pub(super) fn new(connection: Connection) -> Self {
@@ -105,8 +77,6 @@ impl ShmLink {
             has_lent: AtomicBool::new(false),
             died: AtomicBool::new(false),
             contended: AtomicBool::new(false),
-            pays: AtomicBool::new(false),
-            helped: AtomicU32::new(0),
         }
     }
 
@@ -114,11 +84,9 @@ impl ShmLink {
         &self.connection
     }
 
-    /// Lets tasks that wait look for themselves, or not.
-    pub(super) fn set_pays(&self, pays: bool) {
-        if self.pays.load(Ordering::Relaxed) != pays {
-            self.pays.store(pays, Ordering::Relaxed);
-        }
+    /// Whether the connection is over or coming to its end.
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
     }
 
     /// The socket became readable.
@@ -226,12 +194,12 @@ impl ShmLink {
     }
 
     /// Reaps completions, executes some of the peer's writes, and carries a close out.
-    pub(super) fn progress(&self) -> Outcome {
+    pub(super) fn progress(&self) -> Look {
         loop {
             let mut target = match self.target.try_lock() {
                 Ok(target) => target,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return Outcome::Busy,
+                Err(TryLockError::WouldBlock) => return Look::Busy,
             };
             let outcome = self.progress_locked(&mut target);
             drop(target);
@@ -242,19 +210,19 @@ impl ShmLink {
                 self.contended.store(false, Ordering::Relaxed);
                 self.driver.wake();
             }
-            if outcome == Outcome::Over || !self.closing.load(Ordering::Relaxed) {
+            if outcome == Look::Over || !self.closing.load(Ordering::Relaxed) {
                 return outcome;
             }
         }
     }
 
     /// As [`progress`](Self::progress), for the driver: after `Busy`, whoever is at it wakes the driver.
-    pub(super) fn progress_or_be_woken(&self) -> Outcome {
+    pub(super) fn progress_or_be_woken(&self) -> Look {
         if !self.has_something() {
-            return Outcome::Idle;
+            return Look::Idle;
         }
         match self.progress() {
-            Outcome::Busy => {
+            Look::Busy => {
                 self.contended.store(true, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
                 self.progress()
@@ -263,19 +231,19 @@ impl ShmLink {
         }
     }
 
-    fn progress_locked(&self, target: &mut Target) -> Outcome {
+    fn progress_locked(&self, target: &mut Target) -> Look {
         if target.is_over() {
-            return Outcome::Over;
+            return Look::Over;
         }
         let result = if self.closing.load(Ordering::Acquire) { Err(End::closed()) } else { self.go(target) };
         result.unwrap_or_else(|end| {
             self.end(target, &end);
-            Outcome::Over
+            Look::Over
         })
     }
 
     /// One bounded go at everything there may be to do.
-    fn go(&self, target: &mut Target) -> Result<Outcome, End> {
+    fn go(&self, target: &mut Target) -> Result<Look, End> {
         let connection = &self.connection;
         let mut worked = self.reap()?;
         let mut more = false;
@@ -314,9 +282,9 @@ impl ShmLink {
         more |= more_reads;
         worked |= target.executed() != before;
         Ok(match (more, worked) {
-            (true, _) => Outcome::More,
-            (false, true) => Outcome::Worked,
-            (false, false) => Outcome::Idle,
+            (true, _) => Look::More,
+            (false, true) => Look::Worked,
+            (false, false) => Look::Idle,
         })
     }
 
@@ -470,39 +438,26 @@ impl Link for ShmLink {
     }
 
     fn drive(&self) {
-        if self.has_something() && self.progress() == Outcome::More {
+        if self.has_something() && self.progress() == Look::More {
             self.driver.wake();
         }
     }
 
-    fn may_help(&self) -> bool {
-        // A peer on this CPU can do nothing while we look.
-        self.pays.load(Ordering::Relaxed) && !self.connection.peer.is_here()
+    fn look(&self) -> Look {
+        if !self.may_have_work() {
+            return Look::Idle;
+        }
+        let look = self.progress();
+        if look == Look::More {
+            // A long copy is the driver's, so that others have their turn.
+            self.driver.wake();
+        }
+        look
     }
 
-    fn help(&self) -> bool {
-        if !self.may_help() {
-            return false;
-        }
-        let helped = self.helped.load(Ordering::Relaxed);
-        if helped >= HELPED_MAX {
-            self.helped.store(0, Ordering::Relaxed);
-            return false;
-        }
-        for _ in 0..LOOKS {
-            if !self.may_have_work() {
-                hint::spin_loop();
-                continue;
-            }
-            let outcome = self.progress();
-            if outcome == Outcome::More {
-                // A long copy is the driver's, so that others have their turn.
-                self.driver.wake();
-            }
-            self.helped.store(helped + 1, Ordering::Relaxed);
-            return outcome == Outcome::Worked;
-        }
-        false
+    fn looks_in_vain(&self) -> bool {
+        // A peer on this CPU can do nothing meanwhile.
+        self.connection.peer.is_here()
     }
 
     fn withdraw(&self, key: SlotKey) {
@@ -528,7 +483,7 @@ impl Link for ShmLink {
         self.free_threads();
         // Pairs with the fence in `progress`: either we get the lock, or its holder sees the wish.
         fence(Ordering::SeqCst);
-        if self.progress() == Outcome::Busy {
+        if self.progress() == Look::Busy {
             self.driver.wake();
         }
     }

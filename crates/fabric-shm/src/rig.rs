@@ -9,8 +9,8 @@ use std::{
 
 use tensorwire_memory::{BufMut, Granted, Pool, PoolConfig};
 use tensorwire_verbs_reactor::{
-    Access, Capabilities, FabricKind, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, RemoteRange,
-    Runtime, TokioRuntime,
+    Access, Capabilities, FabricKind, Look, QueuePair, QueuePairConfig, QueuePairCore, RegionTable,
+    RemoteRange, Runtime, TokioRuntime,
 };
 use tokio::io::Interest;
 
@@ -19,7 +19,7 @@ use crate::{
     doorbell::Ringer,
     frame::{Address, Frame},
     lease::{LeaseCaps, Processes},
-    link::{Outcome, ShmLink},
+    link::ShmLink,
     ring::{Descriptor, OwnPage, PeerPage},
     sys,
 };
@@ -117,12 +117,12 @@ impl Rig {
     }
 
     /// Lets the victim work until it has nothing to do, within bounds.
-    pub(super) fn settle(&self) -> Outcome {
+    pub(super) fn settle(&self) -> Look {
         for _ in 0..1000 {
             match self.link.progress() {
-                Outcome::Idle => return Outcome::Idle,
-                Outcome::Over => return Outcome::Over,
-                Outcome::Worked | Outcome::More | Outcome::Busy => {}
+                Look::Idle => return Look::Idle,
+                Look::Over => return Look::Over,
+                Look::Worked | Look::More | Look::Busy => {}
             }
         }
         panic!("the victim found work a thousand times");

@@ -1,17 +1,14 @@
-//! The background task of one connection: makes progress when no task awaits an operation.
+//! What a connection's driver looks at and sleeps on: the socket and its readiness.
 //!
 //! A task that awaits an operation makes progress by itself, on whatever the socket has. The driver alone waits for
 //! readiness, and it alone clears it, after its own call found the socket empty or full. So no readiness is lost,
 //! whichever task consumed the bytes that it announced.
 //!
-//! Order: take what readiness announced, until a wait for the next one has begun; look again, by reads that do not
-//! wait, as the fabric's way of waiting wants it; sleep. What comes after the first step is announced anew.
+//! The driver takes what readiness announced, until a wait for the next one has begun. Only then it looks by reads that do not
+//! wait for readiness. What comes after the first step is announced anew.
 
 use std::{
-    future::poll_fn,
-    mem,
     net::Shutdown,
-    pin::pin,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
@@ -19,13 +16,12 @@ use std::{
 
 use futures::FutureExt;
 use tensorwire_verbs_reactor::{
-    BoxFuture, Capabilities, Connected, FabricError, Idle, Patience, QueuePairConfig, RegionTable, Runtime,
-    Spinner,
+    BoxFuture, Capabilities, Connected, Driven, Driver, FabricError, Link, Look, Patience, QueuePairConfig,
+    QueuePairCore, RegionTable, Runtime, Spinner,
 };
-use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::{
-    link::{EndState, Progress, TcpLink},
+    link::{EndState, TcpLink},
     protection::Stream,
     sender::Sent,
 };
@@ -53,76 +49,41 @@ const LOOKS: u32 = 6;
 /// for as long as the other takes to wake up and to answer, which on idle cores of a virtual machine is 60 to 90 µs.
 const BUDGET_MAX: Duration = Duration::from_micros(100);
 
-pub(super) struct Driver {
+/// See the module's documentation.
+pub(super) struct TcpDriven {
     link: Arc<TcpLink>,
     runtime: Arc<dyn Runtime>,
     linger: Option<BoxFuture<'static, ()>>,
     /// The peer sends nothing more.
     peer_ended: bool,
-    /// `None` once the connection is over: what remains is not worth looking for.
-    patience: Option<Patience>,
-    /// What [`TcpLink::finds`] was at the latest poll.
-    finds: u64,
-    /// The runtime has many workers, and waking itself would make another one steal this task.
-    many_workers: bool,
 }
 
-impl Driver {
-    /// Turns a greeted stream into a queue pair.
-    ///
-    /// # Errors
-    /// [`FabricError::Device`] when the stream cannot be registered with tokio's reactor.
+/// Turns a greeted stream into a queue pair.
+///
+/// # Errors
+/// [`FabricError::Device`] when the stream cannot be registered with tokio's reactor.
+pub(super) fn start(
+    runtime: &Arc<dyn Runtime>,
+    table: Arc<RegionTable>,
+    config: QueuePairConfig,
+    capabilities: Capabilities,
+    spinner: Arc<Spinner>,
+    stream: Stream,
+) -> Result<Connected, FabricError> {
+    let (link, queue_pair) = TcpLink::new(table, config, capabilities, stream)?;
+    let driver = TcpDriven::start(link, runtime.clone(), spinner);
+    Ok(Connected { queue_pair, driver: Box::pin(driver) })
+}
+
+impl TcpDriven {
     pub(super) fn start(
-        runtime: &Arc<dyn Runtime>,
-        table: Arc<RegionTable>,
-        config: QueuePairConfig,
-        capabilities: Capabilities,
+        link: Arc<TcpLink>,
+        runtime: Arc<dyn Runtime>,
         spinner: Arc<Spinner>,
-        stream: Stream,
-    ) -> Result<Connected, FabricError> {
-        let (link, queue_pair) = TcpLink::new(table, config, capabilities, stream)?;
-        let driver = Self::new(link, runtime.clone(), spinner);
-        Ok(Connected { queue_pair, driver: Box::pin(driver.run()) })
-    }
-
-    pub(super) fn new(link: Arc<TcpLink>, runtime: Arc<dyn Runtime>, spinner: Arc<Spinner>) -> Self {
-        let flavor = Handle::try_current().map(|handle| handle.runtime_flavor());
-        Self {
-            link,
-            linger: None,
-            peer_ended: false,
-            patience: Some(
-                Patience::new(spinner, runtime.clone()).with_looks(LOOKS).with_budgets_up_to(BUDGET_MAX),
-            ),
-            finds: 0,
-            many_workers: !matches!(flavor, Ok(RuntimeFlavor::CurrentThread)),
-            runtime,
-        }
-    }
-
-    /// Drives the connection to its end.
-    pub(super) async fn run(mut self) {
-        poll_fn(|context| self.poll(context)).await;
-    }
-
-    pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        self.link.waker().register(context.waker());
-        // Taken first: a turn that leaves bytes from here on sets it again, and wakes this task.
-        let holds_bytes = self.link.take_held_bytes();
-        let unsettled = (holds_bytes || self.link.wants_settling())
-            && !matches!(self.link.receive(), Progress::Drained | Progress::Stopped);
-        let receiving = self.receive(context);
-        let sending = self.send(context);
-        if self.poll_end(context).is_ready() {
-            return Poll::Ready(());
-        }
-        self.learn();
-        if unsettled || receiving == Turn::Again || sending == Turn::Again {
-            context.waker().wake_by_ref();
-        } else {
-            self.wait(context);
-        }
-        Poll::Pending
+    ) -> Driver<Self> {
+        let patience =
+            Patience::new(spinner, runtime.clone()).with_looks(LOOKS).with_budgets_up_to(BUDGET_MAX);
+        Driver::new(Self { link, runtime, linger: None, peer_ended: false }, patience)
     }
 
     /// Receives what readiness has announced.
@@ -133,14 +94,14 @@ impl Driver {
                 self.lose_reactor();
                 break;
             };
-            let progress = match self.link.receive() {
-                Progress::Stopped => discard(&self.link),
-                progress => progress,
+            let look = match self.link.receive() {
+                Look::Over => discard(&self.link),
+                look => look,
             };
-            match progress {
-                Progress::Drained => guard.clear_ready(),
-                Progress::More | Progress::Busy => return Turn::Again,
-                Progress::Stopped => self.peer_ended = true,
+            match look {
+                Look::Idle | Look::Worked => guard.clear_ready(),
+                Look::More | Look::Busy => return Turn::Again,
+                Look::Over => self.peer_ended = true,
             }
         }
         Turn::Done
@@ -161,36 +122,6 @@ impl Driver {
             }
         }
         Turn::Done
-    }
-
-    /// Ends the present wait if anyone found something.
-    fn learn(&mut self) {
-        let finds = self.link.finds();
-        if mem::replace(&mut self.finds, finds) != finds
-            && let Some(patience) = &mut self.patience
-        {
-            patience.worked();
-        }
-    }
-
-    /// Readiness will wake us. Looks whether something comes before that.
-    fn wait(&mut self, context: &mut Context<'_>) {
-        if self.link.end_state() != EndState::Open {
-            self.patience = None;
-        }
-        let Some(patience) = &mut self.patience else { return };
-        // Such a connection waits for writability, which no read shows.
-        let in_vain = self.link.sending() == Sent::Blocked;
-        match patience.idle(in_vain, || self.link.look()) {
-            // The tasks that were woken run first.
-            Idle::Work if self.many_workers => give_way(context),
-            Idle::Work => context.waker().wake_by_ref(),
-            Idle::GiveWay => {
-                std::thread::yield_now();
-                give_way(context);
-            }
-            Idle::Sleep => {}
-        }
     }
 
     /// Ready when nothing is left to do for a connection that is over.
@@ -215,7 +146,51 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
+impl Driven for TcpDriven {
+    fn link(&self) -> &dyn Link {
+        &*self.link
+    }
+
+    fn core(&self) -> &QueuePairCore {
+        self.link.core()
+    }
+
+    fn begin(&mut self, context: &mut Context<'_>) {
+        self.link.waker().register(context.waker());
+    }
+
+    /// Takes what readiness has announced, until the waker is left for the next time: so this arms, too.
+    fn look(&mut self, context: &mut Context<'_>) -> Look {
+        let before = self.link.finds();
+        // Taken first: a turn that leaves bytes from here on sets it again, and wakes this task.
+        let holds_bytes = self.link.take_held_bytes();
+        let unsettled = (holds_bytes || self.link.wants_settling())
+            && matches!(self.link.receive(), Look::More | Look::Busy);
+        let receiving = self.receive(context);
+        let sending = self.send(context);
+        if self.poll_end(context).is_ready() {
+            return Look::Over;
+        }
+        if unsettled || receiving == Turn::Again || sending == Turn::Again {
+            return Look::More;
+        }
+        if self.link.finds() == before { Look::Idle } else { Look::Worked }
+    }
+
+    fn finds(&self) -> u64 {
+        self.link.finds()
+    }
+
+    fn arms_at_once(&self) -> bool {
+        true
+    }
+
+    fn is_ending(&self) -> bool {
+        self.link.end_state() != EndState::Open
+    }
+}
+
+impl Drop for TcpDriven {
     fn drop(&mut self) {
         self.link.abandon();
         self.link.cut();
@@ -223,19 +198,12 @@ impl Drop for Driver {
     }
 }
 
-/// Throws away what the peer still sends; `Stopped` when it sends nothing more.
-fn discard(link: &TcpLink) -> Progress {
+/// Throws away what the peer still sends; `Over` when it sends nothing more.
+fn discard(link: &TcpLink) -> Look {
     match link.socket().get_ref().discard(DISCARD_BYTES) {
-        Ok(0) => Progress::Stopped,
-        Ok(_) => Progress::More,
-        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Progress::Drained,
-        Err(_) => Progress::Stopped,
+        Ok(0) => Look::Over,
+        Ok(_) => Look::More,
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Look::Idle,
+        Err(_) => Look::Over,
     }
-}
-
-/// Wakes this task again after the runtime's other tasks and its IO have had a turn.
-fn give_way(context: &mut Context<'_>) {
-    // The first poll of this future only asks for that; it needs to live no longer.
-    let turn = pin!(tokio::task::yield_now());
-    let _always_pending = turn.poll(context);
 }

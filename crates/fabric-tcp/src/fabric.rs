@@ -17,7 +17,7 @@ use tokio::net::{TcpSocket, TcpStream};
 
 use crate::{
     door::Door,
-    driver::Driver,
+    driver::start,
     handshake::{
         Address, Hello, Token, VERSION, WELCOME_BYTES, answers_in_http, check_welcome, encode_welcome,
     },
@@ -353,7 +353,7 @@ impl TcpPrepared {
         tcp.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error.to_string()))?;
         let watched = watch(tcp, limits.0, limits.1);
         watched.map_err(|error| failed("setting the limits of silence", error.to_string()))?;
-        Driver::start(&runtime, table, config, capabilities, spinner, stream)
+        start(&runtime, table, config, capabilities, spinner, stream)
     }
 }
 

@@ -18,15 +18,15 @@ use std::{
 use futures::FutureExt;
 use tensorwire_memory::{Buf, BufMut, Exposure, GrantEnd, Granted, Pool, PoolConfig};
 use tensorwire_verbs_reactor::{
-    Access, Capabilities, ConnectionData, Immediate, Operation, PeerViolation, QueuePair, QueuePairConfig,
-    ReadDestination, RegionGeneration, RegionId, RegionTable, RemoteRange, RemoteRegion, Runtime,
-    TokioRuntime, WorkRequest,
+    Access, Capabilities, ConnectionData, Immediate, Look, Operation, PeerViolation, QueuePair,
+    QueuePairConfig, ReadDestination, RegionGeneration, RegionId, RegionTable, RemoteRange, RemoteRegion,
+    Runtime, TokioRuntime, WorkRequest,
 };
 
 use crate::{
     frame::{AnswerFrame, Ending, Frame, HEADER_BYTES, Key, ReadFrame, Refusal, WriteFrame},
     handshake::{self, HELLO_BYTES, Hello, WELCOME_BYTES},
-    link::{EndState, Progress, TcpLink},
+    link::{EndState, TcpLink},
 };
 
 use self::input::Input;
@@ -252,13 +252,13 @@ impl Attack {
     }
 
     fn end(self) {
-        let turns = (0..1000).find(|_| self.link.receive() != Progress::More);
+        let turns = (0..1000).find(|_| self.link.receive() != Look::More);
         assert!(turns.is_some(), "a bounded stream keeps this side busy");
         let is_over = self.link.end_state() != EndState::Open;
         assert_eq!(is_over, self.victim.failure().is_some());
         if is_over {
             let stats = self.victim.stats();
-            assert_eq!(self.link.receive(), Progress::Stopped);
+            assert_eq!(self.link.receive(), Look::Over);
             assert_eq!(stats, self.victim.stats(), "something moved after the end");
             for operation in self.operations {
                 assert!(operation.now_or_never().is_some(), "an operation did not end");

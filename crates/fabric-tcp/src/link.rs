@@ -16,7 +16,7 @@ use futures::task::AtomicWaker;
 use tensorwire_memory::Block;
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{
-    Capabilities, FabricError, FabricKind, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore,
+    Capabilities, FabricError, FabricKind, Link, Look, Piece, QueuePair, QueuePairConfig, QueuePairCore,
     ReadDestination, ReadPart, RegionGeneration, RegionId, RegionTable, RemoteRange, SlotKey, WorkRequest,
 };
 use tokio::io::unix::AsyncFd;
@@ -94,23 +94,14 @@ impl TcpLink {
     }
 }
 
-/// Where a connection stands, for its driver.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Progress {
-    /// Nothing more can be received now.
-    Drained,
-    /// There may be more; give others a turn first.
-    More,
-    /// Someone else is receiving.
-    Busy,
-    /// Nothing is received any more.
-    Stopped,
-}
-
 /// For the driver.
 impl TcpLink {
     pub(super) fn socket(&self) -> &AsyncFd<Socket> {
         &self.socket
+    }
+
+    pub(super) fn core(&self) -> &QueuePairCore {
+        &self.core
     }
 
     pub(super) fn waker(&self) -> &AtomicWaker {
@@ -138,33 +129,34 @@ impl TcpLink {
     }
 
     /// One turn of receiving.
-    pub(super) fn receive(&self) -> Progress {
-        let (received, spoke) = {
+    pub(super) fn receive(&self) -> Look {
+        let (received, spoke, has_found) = {
             let mut receiver = match self.receiver.try_lock() {
                 Ok(receiver) => receiver,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-                Err(TryLockError::WouldBlock) => return Progress::Busy,
+                Err(TryLockError::WouldBlock) => return Look::Busy,
             };
             let (socket, table) = (self.socket.get_ref(), &*self.table);
             let (sender, reads) = (&self.sender, &self.reads);
             let ground = Ground { socket, table, core: &self.core, sender, reads, closing: &self.closing };
             let received = receiver.turn(ground);
-            self.finds.store(receiver.finds(), Ordering::Relaxed);
-            (self.heed_broken(&mut receiver, received), receiver.spoke())
+            let has_found = self.finds.swap(receiver.finds(), Ordering::Relaxed) != receiver.finds();
+            (self.heed_broken(&mut receiver, received), receiver.spoke(), has_found)
         };
         if spoke {
             self.send();
         }
         match received {
-            Received::Drained => Progress::Drained,
+            Received::Drained if has_found => Look::Worked,
+            Received::Drained => Look::Idle,
             Received::More => {
                 self.leave_rest();
-                Progress::More
+                Look::More
             }
-            Received::Stopped => Progress::Stopped,
+            Received::Stopped => Look::Over,
             Received::Ended(ending) => {
                 self.end(ending);
-                Progress::Stopped
+                Look::Over
             }
         }
     }
@@ -186,13 +178,6 @@ impl TcpLink {
     /// Changes whenever anyone has received something.
     pub(super) fn finds(&self) -> u64 {
         self.finds.load(Ordering::Relaxed)
-    }
-
-    /// Looks whether there is something to receive, whatever readiness says, and receives it.
-    pub(super) fn look(&self) -> bool {
-        let before = self.finds();
-        self.receive();
-        self.finds() != before
     }
 
     /// If nothing can be sent any more, and the peer has left no word of its own, sending's error is the end.
@@ -294,9 +279,19 @@ impl Link for TcpLink {
         self.receive();
     }
 
+    /// Whatever readiness says.
+    fn look(&self) -> Look {
+        self.receive()
+    }
+
+    fn looks_in_vain(&self) -> bool {
+        // Such a connection waits for writability, which no read shows.
+        self.sending() == Sent::Blocked
+    }
+
     fn start_close(&self) {
         self.closing.by_user();
-        if self.receive() == Progress::Busy {
+        if self.receive() == Look::Busy {
             self.driver.wake();
         }
     }

@@ -4,8 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
 use std::{
+    future::Future,
     io::Write,
     net::{Shutdown, TcpListener, TcpStream},
+    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -18,10 +20,12 @@ use std::{
 use futures::FutureExt as _;
 #[cfg(feature = "test-certificates")]
 use rustls::ClientConnection;
-use tensorwire_verbs_reactor::{Capabilities, QueuePair, QueuePairConfig, RegionTable, Spinner, Wait};
+use tensorwire_verbs_reactor::{
+    Capabilities, Driver, QueuePair, QueuePairConfig, RegionTable, Spinner, Wait,
+};
 use tokio::runtime::Runtime as Tokio;
 
-use crate::{Stream, clock::Clock, driver::Driver, frame::HEADER_BYTES, link::TcpLink};
+use crate::{Stream, clock::Clock, driver::TcpDriven, frame::HEADER_BYTES, link::TcpLink};
 
 #[cfg(feature = "test-certificates")]
 use crate::tls::{
@@ -44,7 +48,7 @@ impl Wake for Count {
 
 /// One end of a stream under its driver; the peer is bare.
 struct Hand {
-    driver: Driver,
+    driver: Driver<TcpDriven>,
     queue_pair: QueuePair,
     peer: TcpStream,
     clock: Clock,
@@ -72,14 +76,14 @@ impl Hand {
         let table = Arc::new(RegionTable::new(&clock));
         let depths = QueuePairConfig { send_depth: 16, receive_depth: 1024 };
         let (link, queue_pair) = TcpLink::new(table, depths, Capabilities::WRITES, stream).unwrap();
-        let driver = Driver::new(link, Arc::new(clock.clone()), spinner.clone());
+        let driver = TcpDriven::start(link, Arc::new(clock.clone()), spinner.clone());
         let count = Arc::new(Count::default());
         let waker = Waker::from(count.clone());
         Self { driver, queue_pair, peer, clock, count, waker }
     }
 
     fn poll(&mut self) -> Poll<()> {
-        self.driver.poll(&mut Context::from_waker(&self.waker))
+        Pin::new(&mut self.driver).poll(&mut Context::from_waker(&self.waker))
     }
 
     /// Wake-ups since the last call.
@@ -127,6 +131,14 @@ impl Hand {
         self.notify();
         while self.arrivals() == before {
             self.turn(tokio);
+            assert!(self.poll().is_pending());
+        }
+    }
+
+    /// Polls until the tasks that work woke have had their turns.
+    fn pass_turns(&mut self) {
+        for _ in 0..3 {
+            self.woken();
             assert!(self.poll().is_pending());
         }
     }
@@ -242,6 +254,7 @@ fn a_connection_that_is_ending_gives_the_turn_to_look_back() {
                 hand.receive_one(tokio);
             }
         }
+        hands.iter_mut().for_each(Hand::pass_turns);
         let [first, second] = &mut hands;
         assert!(first.woken() > 0, "looks");
         assert_eq!(second.woken(), 0, "not both");
@@ -255,7 +268,54 @@ fn a_connection_that_is_ending_gives_the_turn_to_look_back() {
         }
         assert!(first.poll().is_pending(), "lingers");
         second.receive_one(tokio);
+        second.pass_turns();
         assert!(second.woken() > 0, "the turn did not come back");
+    });
+}
+
+#[test]
+fn a_task_that_helps_reads_without_readiness_and_takes_none_from_the_driver() {
+    on_a_runtime(|tokio| {
+        let mut hand = Hand::waiting(Wait::Adaptive);
+        assert!(!hand.queue_pair.may_help(), "nothing to go by at first");
+        hand.sleep();
+        for _ in 0..8 {
+            hand.receive_one(tokio);
+        }
+        hand.sleep();
+        assert!(hand.queue_pair.may_help());
+        hand.notify();
+        let helped = (0..POLLS_MAX).any(|_| hand.queue_pair.help());
+        assert!(helped, "nothing came");
+        assert_eq!(hand.arrivals(), 9);
+        // Readiness of those bytes is never announced; that of the next ones is.
+        hand.notify();
+        hand.turn(tokio);
+        hand.look_until(|hand| hand.arrivals() == 10);
+    });
+}
+
+#[test]
+fn a_task_that_helps_leaves_what_is_left_to_the_driver() {
+    /// More than one turn takes.
+    const FRAMES: usize = 400;
+    on_a_runtime(|tokio| {
+        let mut hand = Hand::waiting(Wait::Adaptive);
+        hand.sleep();
+        for _ in 0..8 {
+            hand.receive_one(tokio);
+        }
+        hand.sleep();
+        for _ in 0..FRAMES {
+            hand.notify();
+        }
+        while hand.arrivals() == 8 {
+            assert!(!hand.queue_pair.help(), "more than it may do is done");
+        }
+        assert!(hand.arrivals() < FRAMES as u64, "all in one turn");
+        hand.turn(tokio);
+        hand.sleep();
+        assert_eq!(hand.arrivals(), 8 + FRAMES as u64);
     });
 }
 

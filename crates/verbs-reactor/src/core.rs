@@ -13,7 +13,7 @@ use futures::task::AtomicWaker;
 use tensorwire_testpoints::sync::Mutex;
 
 use crate::{
-    Arrival, Capabilities, FabricError, FabricKind, RemoteRegions, SlotKey, SlotTable,
+    Arrival, Capabilities, FabricError, FabricKind, Help, RemoteRegions, SlotKey, SlotTable,
     arrival_queue::ArrivalQueue, slot::remember,
 };
 
@@ -74,6 +74,7 @@ pub struct QueuePairCore {
     has_failed: AtomicBool,
     /// Takes the arrivals.
     consumer: AtomicWaker,
+    help: Help,
     counters: Counters,
 }
 
@@ -100,6 +101,7 @@ impl QueuePairCore {
             inbound: Mutex::default(),
             has_failed: AtomicBool::new(false),
             consumer: AtomicWaker::new(),
+            help: Help::default(),
             counters: Counters::default(),
         }
     }
@@ -122,6 +124,11 @@ impl QueuePairCore {
     /// The slots.
     pub fn slots(&self) -> &SlotTable {
         &self.slots
+    }
+
+    /// What tasks that help share with the driver.
+    pub fn help(&self) -> &Help {
+        &self.help
     }
 
     /// The peer's regions, which the fabric resolves a write's target with.

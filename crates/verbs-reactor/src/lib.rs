@@ -30,11 +30,13 @@ mod log;
 mod arrival_queue;
 mod capabilities;
 mod core;
+mod driver;
 mod error;
 mod fabric;
 #[cfg(all(any(test, fuzzing), feature = "verbs"))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod help;
 mod kind;
 mod link;
 mod queue_pair;
@@ -56,10 +58,12 @@ pub mod verbs;
 
 pub use self::core::{ArrivalSink, QueuePairConfig, QueuePairCore, QueuePairStats};
 pub use capabilities::Capabilities;
+pub use driver::{Driven, Driver};
 pub use error::{FabricError, LossCause, PeerViolation};
 pub use fabric::{ConnectParams, Connected, ConnectionData, Domain, Fabric, Prepared, Role};
+pub use help::Help;
 pub use kind::FabricKind;
-pub use link::Link;
+pub use link::{Link, Look};
 pub use queue_pair::{NextArrival, Operation, QueuePair, ReadOperation, VectoredReadOperation};
 pub use range::{RegionGeneration, RegionId, RemoteRange};
 pub use read::{ReadDestination, scattered};

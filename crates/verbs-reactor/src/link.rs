@@ -4,6 +4,21 @@ use std::fmt;
 
 use crate::{FabricError, Immediate, QueuePairStats, RemoteRange, SlotKey, WorkRequest};
 
+/// What a look for work found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Look {
+    /// Nothing to do.
+    Idle,
+    /// All there was is done.
+    Worked,
+    /// There is more to do at once.
+    More,
+    /// Another task is at it.
+    Busy,
+    /// The connection is over.
+    Over,
+}
+
 /// The fabric's half of a connected queue pair; [`QueuePair`](crate::QueuePair) is the user's half. Both share a
 /// [`QueuePairCore`](crate::QueuePairCore), on which the fabric reports completions, arrivals and failure.
 pub trait Link: Send + Sync + fmt::Debug + 'static {
@@ -31,20 +46,16 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// called while an arrival is [delivered](crate::QueuePairCore::deliver), so it only tries a lock that is held there.
     fn drive(&self);
 
-    /// Looks a little longer, until `is_there`, on behalf of a task that awaits an arrival. Called after
-    /// [`drive`](Self::drive). Does nothing unless the fabric has found that looking pays off now, because other tasks of
-    /// this thread wait meanwhile.
-    fn look(&self, _is_there: &dyn Fn() -> bool) {}
-
-    /// Whether [`help`](Self::help) may look, as of now.
-    fn may_help(&self) -> bool {
-        false
+    /// Looks for work of the peer's, and does a bounded part of what it finds: about 256 KiB. If more is left, the
+    /// [driver](crate::Driver) is woken for it. Cheap when there is nothing to do; waits neither for the peer nor for a lock
+    /// that is held for long. Called many times in a row while looking pays off, by the driver and by a task that awaits
+    /// something of the peer's. A fabric whose driver has no looks leaves this out.
+    fn look(&self) -> Look {
+        Look::Idle
     }
 
-    /// Looks a little for work, on behalf of a task that awaits something of the peer's, and does what it finds. True if
-    /// there was any. Does nothing unless the fabric has found that looking pays off now. Waits for no lock that is held
-    /// for long.
-    fn help(&self) -> bool {
+    /// Whether [`look`](Self::look) can find nothing as long as it is called, as where the peer needs this very CPU.
+    fn looks_in_vain(&self) -> bool {
         false
     }
 

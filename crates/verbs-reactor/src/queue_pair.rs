@@ -68,6 +68,11 @@ impl Shared {
         self.core.hand_on()
     }
 
+    fn submit(&self, key: SlotKey, request: &WorkRequest) {
+        self.core.help().asks();
+        self.link.submit(key, request);
+    }
+
     /// Submits those in line for which there is room.
     fn submit_line(&self) {
         let slots = self.core.slots();
@@ -75,7 +80,7 @@ impl Shared {
             return;
         }
         while let Some((key, request)) = slots.next_in_line() {
-            self.link.submit(key, &request);
+            self.submit(key, &request);
             slots.submitted();
         }
     }
@@ -258,7 +263,7 @@ impl QueuePair {
         let weight = self.shared.check(request)?;
         match self.shared.core.slots().reserve(request, weight) {
             Reserve::Reserved(key) => {
-                self.shared.link.submit(key, request);
+                self.shared.submit(key, request);
                 Ok(self.operation(State::Posted(key)))
             }
             Reserve::InLine(_) | Reserve::Full => {
@@ -278,11 +283,11 @@ impl QueuePair {
     /// # Cancel safety
     /// Dropping the operation ends interest in the result. It is posted all the same.
     pub fn post(&self, request: &WorkRequest) -> Result<Operation, FabricError> {
-        let Shared { core, link, .. } = &*self.shared;
+        let core = &self.shared.core;
         let weight = self.shared.check(request)?;
         match core.slots().post(request, weight) {
             Reserve::Reserved(key) => {
-                link.submit(key, request);
+                self.shared.submit(key, request);
                 Ok(self.operation(State::Posted(key)))
             }
             Reserve::InLine(key) => {
@@ -312,6 +317,7 @@ impl QueuePair {
         }
         let posted = link.submit_inline(bytes, remote, immediate);
         if let Some(Ok(())) = posted {
+            core.help().asks();
             core.count_sent(bytes.len() as u64);
         }
         posted
@@ -345,8 +351,6 @@ impl QueuePair {
         let before = core.arrived();
         // Also posts what waits for a call to the device.
         let has_handed_on = self.shared.drive();
-        // Before leaving a waker: what is found here wakes nobody.
-        link.look(&|| core.arrived() != before || core.has_arrival());
         let polled = core.poll_inbound(context);
         // After the waker was left with the core: whoever stands in line later wakes this task.
         if core.slots().waiting() > 0 {
@@ -367,14 +371,14 @@ impl QueuePair {
 
     /// Whether [`help`](Self::help) may find anything, as of now.
     pub fn may_help(&self) -> bool {
-        self.shared.link.may_help()
+        self.shared.core.help().is_allowed() && !self.shared.link.looks_in_vain()
     }
 
     /// Looks a little for work of the fabric's and does it, if looking pays off now; whether there was any. What arrived by
     /// that was given to the [sink](Self::set_sink).
     pub fn help(&self) -> bool {
         let Shared { core, link, .. } = &*self.shared;
-        core.hand_on() || link.help()
+        core.hand_on() || core.help().find(&**link)
     }
 
     /// Makes a region of the peer usable in writes.
@@ -422,7 +426,7 @@ impl QueuePair {
         };
         match self.shared.core.slots().reserve(&request, weight) {
             Reserve::Reserved(key) => {
-                self.shared.link.submit(key, &request);
+                self.shared.submit(key, &request);
                 self.operation(State::Posted(key))
             }
             Reserve::InLine(_) | Reserve::Full => {
@@ -482,7 +486,7 @@ impl Operation {
         let slots = self.shared.core.slots();
         self.state = match slots.reserve_or_wait(request, *weight, place, context.waker()) {
             Reserve::Reserved(key) => {
-                self.shared.link.submit(key, request);
+                self.shared.submit(key, request);
                 State::Posted(key)
             }
             Reserve::InLine(_) | Reserve::Full => return Poll::Pending,
@@ -545,7 +549,9 @@ impl Future for NextArrival<'_> {
         }
         link.drive();
         // Before leaving a waker: what is found here wakes nobody.
-        link.look(&|| core.has_arrival());
+        if core.help().awaits_answer() {
+            while !core.has_arrival() && core.help().find(&**link) {}
+        }
         core.poll_arrival(context)
     }
 }

@@ -77,9 +77,29 @@ const BYTES_PER_NS: u64 = 8;
 /// A peer's copy that takes longer is slept through: it outweighs a sleep and a wake-up at each side.
 const COPY_LONGEST: Duration = Duration::from_micros(300);
 
-/// Looks in one go, with a pause after each: about 2 µs, for which other tasks of the thread wait. A fabric whose looks are
-/// calls has [fewer](Patience::with_looks).
-const LOOKS: u32 = 48;
+/// Looks in one go: about 2 µs, for which other tasks of the thread wait.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Looks {
+    count: u32,
+    /// A look is a few loads of memory, after which the core should pause.
+    pauses: bool,
+}
+
+impl Looks {
+    /// Of loads of memory. A fabric whose looks are calls has [fewer](Patience::with_looks).
+    const LOADS: Self = Self { count: 48, pauses: true };
+
+    /// Looks in up to `goes` goes, until one finds something; gives that.
+    pub(crate) fn find<T>(self, goes: u32, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        (0..goes * self.count).find_map(|_| {
+            let found = look();
+            if found.is_none() && self.pauses {
+                hint::spin_loop();
+            }
+            found
+        })
+    }
+}
 
 /// What the drivers of one fabric on one runtime share: at most one of them spins.
 #[derive(Debug)]
@@ -111,10 +131,7 @@ pub enum Idle {
 pub struct Patience {
     spinner: Arc<Spinner>,
     clock: Arc<dyn Runtime>,
-    /// Looks in one go.
-    looks: u32,
-    /// A look is a few loads of memory, after which the core should pause.
-    pauses: bool,
+    looks: Looks,
     /// The longest that this fabric's drivers look.
     budget_max: Duration,
     /// See [`IDLE_GAP`].
@@ -142,8 +159,7 @@ impl Patience {
         Self {
             spinner,
             clock,
-            looks: LOOKS,
-            pauses: true,
+            looks: Looks::LOADS,
             budget_max: BUDGET_MAX,
             idle_gap: IDLE_GAP,
             budget: Duration::ZERO,
@@ -160,8 +176,12 @@ impl Patience {
     /// Looks `looks` times in one go, which should take about 2 µs. Each look is a call that takes longer than a pause should,
     /// so that there is none: on a virtual machine a pause may be a trap to the hypervisor, many times as long as a look.
     pub fn with_looks(mut self, looks: u32) -> Self {
-        (self.looks, self.pauses) = (looks, false);
+        self.looks = Looks { count: looks, pauses: false };
         self
+    }
+
+    pub(crate) fn looks(&self) -> Looks {
+        self.looks
     }
 
     /// Looks for up to `budget_max`.
@@ -192,33 +212,28 @@ impl Patience {
         }
     }
 
-    /// Whether this driver is the one that looks, or need not ask.
-    pub fn is_looking(&self) -> bool {
-        self.holds || self.spinner.wait == Wait::Busy
-    }
-
     /// Others of this runtime used the latest turn that was given away, so that its length says nothing.
     pub fn turn_was_used(&mut self) {
         self.gave_way = None;
     }
 
-    /// Nothing was found. `has_work` is a cheap look; with `peer_is_here` the peer last ran on this very CPU, so
-    /// that it can work only if we don't.
-    pub fn idle(&mut self, peer_is_here: bool, has_work: impl Fn() -> bool) -> Idle {
+    /// Nothing was found. `has_work` is a cheap look. With `in_vain` it can find nothing: see
+    /// [`Link::looks_in_vain`](crate::Link::looks_in_vain).
+    pub fn idle(&mut self, in_vain: bool, has_work: impl Fn() -> bool) -> Idle {
         match self.spinner.wait {
             Wait::Sleep => Idle::Sleep,
-            Wait::Busy if self.looks(&has_work) => Idle::Work,
+            Wait::Busy if self.finds(&has_work) => Idle::Work,
             Wait::Busy => Idle::GiveWay,
-            Wait::Adaptive => self.adapt(peer_is_here, has_work),
+            Wait::Adaptive => self.adapt(in_vain, has_work),
         }
     }
 
-    fn adapt(&mut self, peer_is_here: bool, has_work: impl Fn() -> bool) -> Idle {
+    fn adapt(&mut self, in_vain: bool, has_work: impl Fn() -> bool) -> Idle {
         // After a sleep this was a wake-up for nothing: the sleep goes on.
-        if self.slept || self.budget.is_zero() || peer_is_here || !self.takes_turn() {
+        if self.slept || self.budget.is_zero() || in_vain || !self.takes_turn() {
             return self.sleep();
         }
-        if self.looks(&has_work) {
+        if self.finds(&has_work) {
             return Idle::Work;
         }
         let now = self.clock.now();
@@ -243,14 +258,8 @@ impl Patience {
     }
 
     /// Looks for a moment.
-    fn looks(&self, has_work: &impl Fn() -> bool) -> bool {
-        (0..self.looks).any(|_| {
-            let found = has_work();
-            if !found && self.pauses {
-                hint::spin_loop();
-            }
-            found
-        })
+    fn finds(&self, has_work: &impl Fn() -> bool) -> bool {
+        self.looks.find(1, || has_work().then_some(())).is_some()
     }
 
     fn takes_turn(&mut self) -> bool {

@@ -13,17 +13,16 @@ use std::{
 use futures::FutureExt as _;
 use tensorwire_memory::{GrantEnd, GrantId, MemoryObserver, Pool, PoolConfig, Span};
 use tensorwire_verbs_reactor::{
-    Access, FabricError, Immediate, Link, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Wait,
-    WorkRequest,
+    Access, Driver, FabricError, Immediate, Link, Look, RegionGeneration, RegionId, RemoteRange,
+    RemoteRegion, Wait, WorkRequest,
 };
 use tokio::io::Interest;
 
 use super::{
     super::{
-        driver::Driver,
+        driver::ShmDriven,
         limits::CHUNK_BYTES,
-        link::Outcome,
-        ring::{Descriptor, PeerPage, Source},
+        ring::{Descriptor, OwnPage, PeerPage, Source},
         sys,
     },
     Rig, on_a_runtime, rings,
@@ -41,7 +40,7 @@ impl Wake for Count {
 
 /// The victim's driver under a hand-held waker.
 struct Hand {
-    driver: Pin<Box<Driver>>,
+    driver: Pin<Box<Driver<ShmDriven>>>,
     count: Arc<Count>,
     waker: Waker,
 }
@@ -52,10 +51,16 @@ impl Hand {
     }
 
     fn waiting(rig: &Rig, wait: Wait) -> Self {
+        Self::with(rig, wait, None)
+    }
+
+    fn with(rig: &Rig, wait: Wait, before_arming: Option<Box<dyn FnOnce() + Send>>) -> Self {
         let bell = sys::watch(sys::eventfd().unwrap(), Interest::READABLE).unwrap();
         let count = Arc::new(Count::default());
         let waker = Waker::from(count.clone());
-        Self { driver: Box::pin(Driver::new(rig.link.clone(), bell, None, rig.patience(wait))), count, waker }
+        let mut driven = ShmDriven::new(rig.link.clone(), bell, None);
+        driven.before_arming = before_arming;
+        Self { driver: Box::pin(Driver::new(driven, rig.patience(wait))), count, waker }
     }
 
     fn poll(&mut self) -> Poll<()> {
@@ -154,11 +159,15 @@ fn a_busy_driver_never_says_that_it_sleeps() {
 fn work_that_comes_while_the_driver_falls_asleep_is_not_overlooked() {
     on_a_runtime(|| {
         let rig = Rig::new();
-        let mut hand = Hand::new(&rig);
-        let Rig { page, sees, victim, .. } = rig;
+        let page = Arc::new(Mutex::new(None::<OwnPage>));
         // Published after the driver has looked; the producer still sees an awake consumer and does not ring.
-        let publish = move || page.publish(0, &notification().encode());
-        hand.driver.before_arming = Some(Box::new(publish));
+        let publish = {
+            let page = page.clone();
+            move || page.lock().unwrap().take().unwrap().publish(0, &notification().encode())
+        };
+        let mut hand = Hand::with(&rig, Wait::Sleep, Some(Box::new(publish)));
+        let Rig { sees, victim, .. } = rig;
+        *page.lock().unwrap() = Some(rig.page);
         assert!(hand.poll().is_pending());
         assert_eq!(hand.woken(), 1, "asleep over work");
         assert_eq!((sees.consumed(), victim.stats().arrivals), (1, 1));
@@ -245,16 +254,17 @@ fn a_users_poll_leaves_unfinished_work_to_the_driver() {
 fn a_task_helps_only_while_looking_pays_and_the_peer_can_work_meanwhile() {
     on_a_runtime(|| {
         let mut rig = Rig::new();
+        let _hand = Hand::new(&rig);
         rig.publish(&notification());
-        assert!(!rig.link.help(), "the driver has not found that looking pays");
-        rig.link.set_pays(true);
-        assert!(rig.link.help() && rig.victim.next_arrival().now_or_never().is_some());
-        assert!(!rig.link.help(), "there is nothing");
+        assert!(!rig.victim.help(), "the driver has not found that looking pays");
+        rig.link.connection().core.help().allow(true);
+        assert!(rig.victim.help() && rig.victim.next_arrival().now_or_never().is_some());
+        assert!(!rig.victim.help(), "there is nothing");
         // The peer last ran on this very CPU. A thread may be moved between the two lines.
         for _ in 0..100 {
             rig.page.set_cpu();
             rig.publish(&notification());
-            if !rig.link.help() {
+            if !rig.victim.help() {
                 return;
             }
             drop(rig.victim.next_arrival().now_or_never());
@@ -269,18 +279,18 @@ fn a_task_that_helps_lets_others_have_their_turn() {
         let mut rig = Rig::new();
         let mut hand = Hand::new(&rig);
         hand.sleep();
-        rig.link.set_pays(true);
+        rig.link.connection().core.help().allow(true);
         let mut finds = 0;
         for _ in 0..100 {
             rig.publish(&notification());
-            if !rig.link.help() {
+            if !rig.victim.help() {
                 break;
             }
             drop(rig.victim.next_arrival().now_or_never());
             finds += 1;
         }
         assert_eq!(finds, 64);
-        assert!(rig.link.help(), "the next time");
+        assert!(rig.victim.help(), "the next time");
         // One go at a long copy; the rest is the driver's.
         let (granted, range, key) = rig.lend(3 * CHUNK_BYTES);
         rig.send_block(0, 3 * CHUNK_BYTES);
@@ -293,7 +303,7 @@ fn a_task_that_helps_lets_others_have_their_turn() {
             remote: Some((range, key)),
             source,
         });
-        assert!(!rig.link.help());
+        assert!(!rig.victim.help());
         assert_eq!(hand.woken(), 1, "two chunks are left");
         hand.sleep();
         assert_eq!(rig.victim.stats().bytes_received, 3 * CHUNK_BYTES as u64);
@@ -314,7 +324,7 @@ fn a_driver_that_finds_someone_at_work_is_woken_by_them() {
         assert_eq!(rig.sees.sleep(), epoch, "must not say that it sleeps without having looked");
         drop(held);
         // Whoever held it goes through `progress`, which wakes the driver on the way out.
-        assert_eq!(rig.link.progress(), Outcome::Worked);
+        assert_eq!(rig.link.progress(), Look::Worked);
         assert_eq!(hand.woken(), 1);
         hand.sleep();
         assert!(rig.sees.sleep() > epoch);

@@ -8,13 +8,14 @@ use tensorwire_memory::{
     Buf, GrantEnd, Granted,
     copy::{CopyReason, copy_raw},
 };
-use tensorwire_verbs_reactor::{FabricError, Immediate, LossCause, PeerViolation, RemoteRange, WorkRequest};
+use tensorwire_verbs_reactor::{
+    FabricError, Immediate, Look, LossCause, PeerViolation, RemoteRange, WorkRequest,
+};
 
 use super::{
     super::{
         frame::Frame,
         limits::{BLOCKS_MAX, CHUNK_BYTES},
-        link::Outcome,
         ring::{Descriptor, Source},
         sys,
     },
@@ -70,7 +71,7 @@ fn completions_taken_back_are_refused() {
         let request = WorkRequest::Write { local: Buf::empty(), remote: None, immediate: Some(Immediate(1)) };
         let operations: Vec<_> = (0..3).map(|_| rig.victim.post_now(&request).unwrap()).collect();
         rig.page.forge(CONSUMED_AT, 2);
-        assert_eq!(rig.settle(), Outcome::Idle);
+        assert_eq!(rig.settle(), Look::Idle);
         assert_eq!(rig.victim.stats().operations, 2);
         rig.page.forge(CONSUMED_AT, 1);
         expect_misbehaved(&rig, PeerViolation::Malformed);
@@ -154,7 +155,7 @@ fn a_well_formed_neighbour_is_served() {
         rig.send_block(0, 8192);
         rig.publish(&write_of(range, key, Source::Block { index: 0, offset: 4096 }));
         rig.publish(&notification(2));
-        assert_eq!(rig.settle(), Outcome::Idle);
+        assert_eq!(rig.settle(), Look::Idle);
         assert_eq!(bytes_of(&granted), vec![7; 4096]);
         assert_eq!(rig.sees.consumed(), 2);
         assert_eq!(rig.victim.stats().arrivals, 2);
@@ -223,9 +224,9 @@ fn a_tiny_payload_survives_being_split_by_the_budget() {
         // SAFETY: the slot is not published yet, and has room for 64 bytes.
         unsafe { copy_raw(rig.page.inline_pointer(1), bytes.as_ptr(), 64, CopyReason::ShmInline) };
         rig.publish(&write_of(tiny, key, Source::Inline));
-        assert_eq!(rig.link.progress(), Outcome::More);
+        assert_eq!(rig.link.progress(), Look::More);
         assert_eq!(rig.sees.consumed(), 1);
-        assert_eq!(rig.settle(), Outcome::Idle);
+        assert_eq!(rig.settle(), Look::Idle);
         assert_eq!(bytes_of(&granted)[CHUNK_BYTES..], bytes);
     });
 }
@@ -290,7 +291,7 @@ fn blocks_without_end_are_refused_at_the_cap() {
             sys::send(rig.socket.as_fd(), &frame, &[block.as_fd()]).unwrap();
             rig.link.frames_came();
             let outcome = rig.settle();
-            assert_eq!(outcome == Outcome::Over, index as usize == BLOCKS_MAX, "block {index}");
+            assert_eq!(outcome == Look::Over, index as usize == BLOCKS_MAX, "block {index}");
         }
         expect_misbehaved(&rig, PeerViolation::Malformed);
     });
@@ -310,7 +311,7 @@ fn s4_memory_of_a_peer_is_mapped_up_to_the_cap() {
         };
         for index in 0..4 {
             send(index);
-            assert_eq!(rig.settle(), Outcome::Idle, "block {index}");
+            assert_eq!(rig.settle(), Look::Idle, "block {index}");
         }
         send(4);
         let error = rig.failure();
@@ -329,7 +330,7 @@ fn an_end_of_file_is_a_lost_peer() {
         let Rig { socket, link, victim, .. } = rig;
         drop(socket);
         link.frames_came();
-        assert_eq!(link.progress(), Outcome::Over);
+        assert_eq!(link.progress(), Look::Over);
         let error = victim.failure().unwrap();
         let cause = LossCause::EndOfFile;
         assert!(matches!(error, FabricError::PeerLost { cause: seen, .. } if seen == cause), "{error}");
@@ -357,13 +358,13 @@ fn closing_in_the_middle_of_a_write_delivers_nothing() {
             rig.send_block(0, BYTES);
             rig.publish(&write_of(range, key, Source::Block { index: 0, offset: 0 }));
             for _ in 0..goes {
-                assert_eq!(rig.link.progress(), Outcome::More);
+                assert_eq!(rig.link.progress(), Look::More);
             }
             let landed = bytes_of(&granted).iter().filter(|&&byte| byte == 7).count();
             assert_eq!(landed, goes * CHUNK_BYTES, "one chunk per go");
             // From here on the source belongs to someone else.
             rig.page.set_closed(1);
-            assert_eq!(rig.settle(), Outcome::Over);
+            assert_eq!(rig.settle(), Look::Over);
             assert_eq!(rig.victim.stats().arrivals, 0);
             assert_eq!(rig.sees.consumed(), 0);
             let error = rig.victim.failure().unwrap();
@@ -461,21 +462,21 @@ proptest! {
                 commit(&mut rig, &mut blocks, range, key, Mischief::Block);
             }
             for step in steps {
-                if rig.link.progress() == Outcome::Over {
+                if rig.link.progress() == Look::Over {
                     break;
                 }
                 commit(&mut rig, &mut blocks, range, key, step);
                 rig.link.frames_came();
             }
             let outcome = rig.settle();
-            assert_eq!(outcome == Outcome::Over, rig.victim.failure().is_some());
+            assert_eq!(outcome == Look::Over, rig.victim.failure().is_some());
             assert_eq!(before[..], before_copy[..]);
             assert_eq!(after[..], after_copy[..]);
             // Whatever landed came from the attacker's blocks (7) or its own slots.
             assert_eq!(granted.length(), 4096);
-            if outcome == Outcome::Over {
+            if outcome == Look::Over {
                 let (left, right) = (rig.victim.stats(), rig.link.progress());
-                assert_eq!(right, Outcome::Over);
+                assert_eq!(right, Look::Over);
                 assert_eq!(left, rig.victim.stats(), "nothing moves after the end");
             }
         });

@@ -2,13 +2,12 @@
 
 use tensorwire_memory::Buf;
 use tensorwire_verbs_reactor::{
-    Access, Arrival, FabricError, Immediate, Link, Operation, PeerViolation, WorkRequest,
+    Access, Arrival, FabricError, Immediate, Link, Look, Operation, PeerViolation, WorkRequest,
 };
 
 use super::{
     super::{
         limits::{CHUNK_BYTES, LEASES_MAX},
-        link::Outcome,
         ring::{Descriptor, Source},
     },
     LEASES, Rig, on_a_runtime,
@@ -30,7 +29,7 @@ impl Rig {
     /// The attacker says that it has executed `count` descriptors.
     fn execute(&self, count: u64) {
         self.page.forge(CONSUMED_AT, count);
-        assert_ne!(self.settle(), Outcome::Over);
+        assert_ne!(self.settle(), Look::Over);
     }
 
     fn used(&self) -> u64 {
@@ -75,7 +74,7 @@ fn a_lease_ends_with_its_own_generation_only() {
         for garbage in [0, 2, 3, u64::MAX, 1 << 63] {
             rig.page.forge(LEASES_AT, garbage);
             rig.page.forge(RELEASED_AT, garbage.wrapping_add(99));
-            assert_eq!(rig.settle(), Outcome::Idle);
+            assert_eq!(rig.settle(), Look::Idle);
             assert_eq!(rig.used(), 4096, "generation {garbage} ended a lease of generation 1");
         }
         rig.page.release(0, 1);
@@ -122,7 +121,7 @@ fn one_who_never_releases_runs_into_the_cap_alone() {
             }
             other => panic!("unexpected: {other:?}"),
         }
-        assert_eq!(rig.settle(), Outcome::Idle, "the connection lives");
+        assert_eq!(rig.settle(), Look::Idle, "the connection lives");
         // One back, one more.
         rig.page.release(2, 1);
         let again = rig.lend_one();
@@ -139,7 +138,7 @@ fn leases_open_at_the_end_are_retired_until_they_are_released() {
         let operation = rig.lend_one();
         rig.execute(1);
         rig.page.set_closed(1);
-        assert_eq!(rig.settle(), Outcome::Over);
+        assert_eq!(rig.settle(), Look::Over);
         assert_eq!((rig.used(), rig.pool.stats().retired_bytes), (4096, 4096));
         assert!(rig.link.has_leases() && rig.sees.listens());
         rig.page.release(0, 1);
@@ -182,7 +181,7 @@ fn a_loan_is_a_view_until_it_is_dropped() {
         rig.send_block(0, 4 * CHUNK_BYTES);
         rig.offer(100, 3 * CHUNK_BYTES as u64, 5);
         // Made resident in as many goes as a copy would take.
-        assert_eq!(rig.link.progress(), Outcome::More);
+        assert_eq!(rig.link.progress(), Look::More);
         assert_eq!(rig.sees.consumed(), 0);
         rig.settle();
         assert_eq!(rig.sees.consumed(), 1);
@@ -190,7 +189,7 @@ fn a_loan_is_a_view_until_it_is_dropped() {
         assert!(view.len() == 3 * CHUNK_BYTES && view.iter().all(|&byte| byte == 7));
         // The second time costs one go.
         rig.offer(0, 4 * CHUNK_BYTES as u64 - CHUNK_BYTES as u64, 6);
-        assert_ne!(rig.link.progress(), Outcome::More);
+        assert_ne!(rig.link.progress(), Look::More);
         let second = rig.view();
         // Also after the connection is over.
         Link::start_close(rig.link.as_ref());

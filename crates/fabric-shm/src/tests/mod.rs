@@ -9,12 +9,9 @@ mod reading;
 
 use std::os::fd::OwnedFd;
 
-use tensorwire_verbs_reactor::{FabricError, Patience, Spinner, Wait};
+use tensorwire_verbs_reactor::{FabricError, Look, Patience, Spinner, Wait};
 
-use super::{
-    link::Outcome,
-    rig::{IMPORTED_BYTES_MAX, LEASES, Rig, memfd_of_sevens, on_a_runtime, sealed_block},
-};
+use super::rig::{IMPORTED_BYTES_MAX, LEASES, Rig, memfd_of_sevens, on_a_runtime, sealed_block};
 
 impl Rig {
     fn patience(&self, wait: Wait) -> Patience {
@@ -23,7 +20,7 @@ impl Rig {
 
     /// The connection must be over, and gives why.
     fn failure(&self) -> FabricError {
-        assert_eq!(self.settle(), Outcome::Over);
+        assert_eq!(self.settle(), Look::Over);
         assert_ne!(self.sees.closed(), 0, "the attacker is not told");
         self.victim.failure().expect("the connection has failed")
     }

@@ -3,14 +3,13 @@
 use futures::FutureExt;
 use tensorwire_memory::{Buf, Exposure};
 use tensorwire_verbs_reactor::{
-    Access, FabricError, LossCause, PeerViolation, ReadOperation, RegionGeneration, RegionId, RemoteRange,
-    RemoteRegion,
+    Access, FabricError, Look, LossCause, PeerViolation, ReadOperation, RegionGeneration, RegionId,
+    RemoteRange, RemoteRegion,
 };
 
 use super::{
     super::{
         limits::{CHUNK_BYTES, READS_MAX},
-        link::Outcome,
         ring::{Descriptor, Source},
     },
     Rig, on_a_runtime,
@@ -31,7 +30,7 @@ impl Rig {
         let (region, generation) = (REGION.region, REGION.generation);
         let read =
             self.victim.read(RemoteRange { region, generation, offset: 0, length: length as u64 }, into);
-        assert_ne!(self.settle(), Outcome::Over);
+        assert_ne!(self.settle(), Look::Over);
         read
     }
 
@@ -170,11 +169,11 @@ fn a_peer_that_closes_in_the_middle_of_an_answer_ends_the_read() {
             let read = rig.reads(CHUNKS * CHUNK_BYTES);
             rig.answers(0, 0, (CHUNKS * CHUNK_BYTES) as u64);
             for _ in 0..goes {
-                assert_eq!(rig.link.progress(), Outcome::More);
+                assert_eq!(rig.link.progress(), Look::More);
             }
             // From here on the bytes may be someone else's: only a read that is whole already is good.
             rig.page.set_closed(1);
-            assert_eq!(rig.settle(), Outcome::Over);
+            assert_eq!(rig.settle(), Look::Over);
             let result = read.now_or_never();
             if goes == CHUNKS {
                 assert!(is_read(result, CHUNKS * CHUNK_BYTES));
@@ -196,7 +195,7 @@ fn bytes_that_a_peer_reads_stay_until_it_has_executed_the_answer_or_the_end() {
             let mut rig = Rig::new();
             let (exposure, range, key) = rig.exposes(4096);
             rig.asks(range, key, 9);
-            assert_ne!(rig.settle(), Outcome::Over);
+            assert_ne!(rig.settle(), Look::Over);
             let answer = rig.sees.descriptor(0).unwrap().unwrap();
             let Source::Answer { tag: 9, index: 0, offset, length: 4096 } = answer.source else {
                 panic!("not the answer: {answer:?}")
@@ -206,10 +205,10 @@ fn bytes_that_a_peer_reads_stay_until_it_has_executed_the_answer_or_the_end() {
             assert_eq!(rig.in_use(), (4096, 0), "the peer is reading them");
             if executes {
                 rig.page.forge(CONSUMED_AT, 1);
-                assert_ne!(rig.settle(), Outcome::Over);
+                assert_ne!(rig.settle(), Look::Over);
             } else {
                 rig.page.set_closed(1);
-                assert_eq!(rig.settle(), Outcome::Over);
+                assert_eq!(rig.settle(), Look::Over);
                 assert_ne!(rig.sees.closed(), 0, "they went back before the peer could know");
             }
             assert_eq!(rig.in_use(), (0, 0));
@@ -225,13 +224,13 @@ fn more_reads_than_are_answered_end_the_connection() {
         // The ring holds eight: those behind wait for room, and count all the same.
         for tag in 0..READS_MAX {
             rig.asks(range, key, tag);
-            assert_ne!(rig.settle(), Outcome::Over, "read {tag}");
+            assert_ne!(rig.settle(), Look::Over, "read {tag}");
         }
         rig.page.forge(CONSUMED_AT, 3);
-        assert_ne!(rig.settle(), Outcome::Over);
+        assert_ne!(rig.settle(), Look::Over);
         for tag in 0..3 {
             rig.asks(range, key, tag);
-            assert_ne!(rig.settle(), Outcome::Over, "one more for each that was executed");
+            assert_ne!(rig.settle(), Look::Over, "one more for each that was executed");
         }
         rig.asks(range, key, 0);
         assert_eq!(rig.breaks(), PeerViolation::TooManyReads);
@@ -281,15 +280,15 @@ fn reads_and_answers_share_a_ring_that_is_full() {
         };
         let posted: Vec<_> = (0..8).map(|_| rig.victim.post_now(&notify).unwrap()).collect();
         rig.asks(range, key, 0);
-        assert_ne!(rig.settle(), Outcome::Over);
+        assert_ne!(rig.settle(), Look::Over);
         assert_eq!(rig.sees.descriptor(8), Ok(None), "there is no room for the answer yet");
         let first = rig.sees.descriptor(0).unwrap().unwrap();
         assert_eq!(first.source, Source::Nothing, "what is not executed is not overwritten");
         rig.page.forge(CONSUMED_AT, 1);
-        assert_ne!(rig.settle(), Outcome::Over);
+        assert_ne!(rig.settle(), Look::Over);
         assert!(rig.sees.descriptor(8).unwrap().is_some(), "one place suffices for it");
         rig.page.forge(CONSUMED_AT, 8);
-        assert_ne!(rig.settle(), Outcome::Over);
+        assert_ne!(rig.settle(), Look::Over);
         let answer = rig.sees.descriptor(8).unwrap().unwrap();
         assert!(matches!(answer.source, Source::Answer { tag: 0, .. }), "{answer:?}");
         assert_eq!(rig.victim.stats().operations, 8);

@@ -18,10 +18,9 @@ use super::{
     DeviceLimits, Endpoint, VerbsError,
     adapter::Adapter,
     completion::CompletionQueue,
-    driver::Driver,
+    driver::start,
     endpoint::{host_name, sequence},
     error::{fabric_error, loss},
-    glance::Glances,
     link::VerbsLink,
     message::SIGNALS,
     opened::{Child, Opened},
@@ -231,9 +230,8 @@ impl VerbsPrepared {
         let clock = &self.adapter.runtime;
         let round_trip = RoundTrip::new(clock.clone());
         let send = SendSide::new(queue_pair, receive, SendQueue::new(send, self.limits), round_trip);
-        let glances = Glances::new(clock.clone());
         let domain = self.registrations.clone();
-        let link = VerbsLink::new(core.clone(), domain, completions, send, glances, self.limits, &peer);
+        let link = VerbsLink::new(core.clone(), domain, completions, send, self.limits, &peer);
         let link = Arc::new(link);
         let weak = Arc::downgrade(&link);
         let adopted = self.opened.upgrade().is_some_and(|opened| opened.adopt(weak).is_ok());
@@ -259,8 +257,8 @@ impl Prepared for VerbsPrepared {
         Box::pin(async move {
             let (core, link) = self.join(&params.peer)?;
             let runtime = self.adapter.runtime.clone();
-            let driver = Driver::new(link.clone(), runtime.clone(), self.spinner.clone())?;
-            let mut driver: BoxFuture<'static, ()> = Box::pin(driver.run());
+            let driver = start(link.clone(), runtime.clone(), self.spinner.clone())?;
+            let mut driver: BoxFuture<'static, ()> = Box::pin(driver);
             // From here on dropping this value ends the connection.
             let queue_pair = QueuePair::new(core, link.clone());
             if params.role == Role::Dialer {

@@ -1,29 +1,25 @@
-//! The background half of a connection: takes completions when nobody awaits the queue pair, and sees it to its
-//! end.
-//!
-//! Order: poll; let those run whom that woke; look again, as the fabric's way of waiting wants it; arm; poll again; sleep.
-//! Users' tasks poll too.
+//! What a connection's driver looks at and sleeps on: the completion queue and its channel. It sees the connection to its end.
 
 use std::{
-    io, mem,
+    io,
     os::fd::{AsRawFd, RawFd},
-    pin::pin,
     sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
-use futures::future::{Either, select};
+use futures::FutureExt;
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
-    BoxFuture, FabricError, FabricKind, LossCause, Runtime,
-    wait::{Idle, Patience, Spinner},
+    BoxFuture, Driven, Driver, FabricError, FabricKind, Link, Look, LossCause, Patience, QueuePairCore,
+    Runtime, Spinner,
 };
 
 use super::{
     VerbsError,
     completion::CompletionQueue,
-    error::fabric_error,
+    error::{fabric_error, refused},
     link::{TURN, VerbsLink},
 };
 
@@ -47,189 +43,138 @@ impl AsRawFd for Readable {
     }
 }
 
-/// Runs until the connection is drained. If its task is dropped before, as when the runtime is, the connection
+/// See the module's documentation. If it is dropped before the connection is drained, as when the runtime is, the connection
 /// ends at once.
-pub(super) struct Driver {
+pub(super) struct VerbsDriven {
     link: Arc<VerbsLink>,
     runtime: Arc<dyn Runtime>,
     channel: AsyncFd<Readable>,
+    /// The next completion makes an event, or has made one.
     armed: bool,
-    patience: Patience,
-    /// What [`VerbsLink::finds`] was at the latest turn.
-    finds: u64,
-    /// What [`Glances::hits`](super::glance::Glances::hits) was.
-    hits: u64,
-    /// Looking found something.
-    looked_up: bool,
     /// Runs once the connection is ending.
     limit: Option<BoxFuture<'static, ()>>,
 }
 
-/// Why the driver stopped waiting.
-enum Woken {
-    /// The channel may hold an event.
-    Event,
-    /// The connection began to end.
-    Ending,
-    /// It took too long.
-    Limit,
+/// Registers the completion channel with tokio.
+///
+/// # Errors
+/// Outside a tokio runtime, or when its descriptor cannot be watched.
+pub(super) fn start(
+    link: Arc<VerbsLink>,
+    runtime: Arc<dyn Runtime>,
+    spinner: Arc<Spinner>,
+) -> Result<Driver<VerbsDriven>, FabricError> {
+    let failed = |source| FabricError::device(FabricKind::VERBS, "watching the completion channel", source);
+    if tokio::runtime::Handle::try_current().is_err() {
+        return Err(failed(io::Error::other("verbs connect on a tokio runtime only")));
+    }
+    let completions = link.completions().ok_or_else(|| link.failure())?;
+    let channel = Readable(completions);
+    // SAFETY: the descriptor belongs to the completion queue, which `channel` keeps, and never changes.
+    let channel = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) };
+    let channel = channel.map_err(|error| failed(error.into_parts().1))?;
+    let patience = Patience::new(spinner, runtime.clone()).with_looks(LOOKS).with_budgets_up_to(BUDGET_MAX);
+    Ok(Driver::new(VerbsDriven { link, runtime, channel, armed: false, limit: None }, patience))
 }
 
-impl Driver {
-    /// Registers the completion channel with tokio.
-    ///
-    /// # Errors
-    /// Outside a tokio runtime, or when its descriptor cannot be watched.
-    pub(super) fn new(
-        link: Arc<VerbsLink>,
-        runtime: Arc<dyn Runtime>,
-        spinner: Arc<Spinner>,
-    ) -> Result<Self, FabricError> {
-        let failed =
-            |source| FabricError::device(FabricKind::VERBS, "watching the completion channel", source);
-        if tokio::runtime::Handle::try_current().is_err() {
-            return Err(failed(io::Error::other("verbs connect on a tokio runtime only")));
-        }
-        let completions = link.completions().ok_or_else(|| link.failure())?;
-        let channel = Readable(completions);
-        // SAFETY: the descriptor belongs to the completion queue, which `channel` keeps, and never changes.
-        let channel = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) };
-        let channel = channel.map_err(|error| failed(error.into_parts().1))?;
-        let patience =
-            Patience::new(spinner, runtime.clone()).with_looks(LOOKS).with_budgets_up_to(BUDGET_MAX);
-        Ok(Self {
-            link,
-            runtime,
-            channel,
-            armed: false,
-            patience,
-            finds: 0,
-            hits: 0,
-            looked_up: false,
-            limit: None,
-        })
-    }
-
-    pub(super) async fn run(mut self) {
-        while !self.link.is_drained() {
-            if let Err(error) = self.turn().await {
-                self.link.abandon(&fabric_error(&error));
+impl VerbsDriven {
+    /// Takes the event that woke this task, if one did, and leaves the waker for the next.
+    fn take_event(&mut self, context: &mut Context<'_>) -> Result<(), VerbsError> {
+        while let Poll::Ready(ready) = self.channel.poll_read_ready(context) {
+            let mut ready = ready.map_err(|error| refused(error, "epoll_wait", "completion channel"))?;
+            // One queue on the channel, armed once: no second event can be behind the first.
+            if self.channel.get_ref().0.take_event()? {
+                self.armed = false;
             }
-        }
-    }
-
-    /// Polls until there is nothing, then waits until there is something. A completion between the last poll and
-    /// arming makes no event, hence the poll after it; if that one finds something, the queue stays armed and its
-    /// event wakes us once for nothing.
-    ///
-    /// Those whom a completion woke go first: it is what they wait for, and the completion of what they post may come at
-    /// once. Armed before, the queue would make an event of it that wakes us for nothing. Only if completions are to
-    /// come anyway we arm at once.
-    async fn turn(&mut self) -> Result<(), VerbsError> {
-        let found = self.collect().await | mem::take(&mut self.looked_up);
-        self.learn();
-        let arms_at_once = self.patience.rests() && (self.armed || self.link.is_sending());
-        if self.link.is_drained() {
-            return Ok(());
-        } else if found && !arms_at_once {
-            tokio::task::yield_now().await;
-            return Ok(());
-        } else if self.looks_again().await {
-            return Ok(());
-        }
-        if !self.armed {
-            self.channel.get_ref().0.arm()?;
-            self.armed = true;
-            return Ok(());
-        }
-        match self.wait().await? {
-            Woken::Event => {}
-            Woken::Ending if self.limit.is_none() => self.limit = Some(self.runtime.sleep(DRAIN_LIMIT)),
-            Woken::Ending => {}
-            Woken::Limit => {
-                log!(WARN, limit = ?DRAIN_LIMIT, "a queue pair did not drain and is destroyed");
-                self.link.abandon(&FabricError::Closed);
-            }
+            ready.clear_ready();
         }
         Ok(())
     }
 
-    /// Hands on what there is; whether there was anything.
-    async fn collect(&mut self) -> bool {
-        let mut batches = 0;
-        while self.link.progress() {
-            batches += 1;
-            if batches % TURN == 0 {
-                tokio::task::yield_now().await;
-            }
+    /// Asks for an event of the next completion.
+    fn arm_queue(&mut self) -> Result<(), VerbsError> {
+        if !self.armed {
+            self.channel.get_ref().0.arm()?;
+            self.armed = true;
         }
-        batches > 0
+        Ok(())
     }
 
-    /// Ends the present wait if anyone found completions.
-    fn learn(&mut self) {
-        let (finds, hits) = (self.link.finds(), self.link.glances().hits());
-        if mem::replace(&mut self.finds, finds) == finds {
-            return;
+    /// A device that fails ends the connection.
+    fn check(&self, result: Result<(), VerbsError>) {
+        if let Err(error) = result {
+            self.link.abandon(&fabric_error(&error));
         }
-        if mem::replace(&mut self.hits, hits) != hits {
-            self.patience.turn_was_used();
-        }
-        if let Some(round_trip) = self.link.glances().round_trip() {
-            self.patience.follow(round_trip);
-        }
-        self.patience.worked();
-    }
-
-    /// Whether to poll again before sleeping. A connection that ends is not worth looking for.
-    async fn looks_again(&mut self) -> bool {
-        let link = &self.link;
-        if link.is_ending() {
-            link.glances().allow(false);
-            return false;
-        }
-        let idle = self.patience.idle(false, || link.progress());
-        // Whoever awaits looks too as long as we do.
-        link.glances().allow(idle != Idle::Sleep && self.patience.is_looking());
-        match idle {
-            Idle::Work => self.looked_up = true,
-            Idle::GiveWay => {
-                std::thread::yield_now();
-                tokio::task::yield_now().await;
-            }
-            Idle::Sleep => return false,
-        }
-        true
-    }
-
-    async fn wait(&mut self) -> Result<Woken, VerbsError> {
-        let ending = self.link.ending().notified();
-        let other = async {
-            let Some(limit) = &mut self.limit else {
-                ending.await;
-                return Woken::Ending;
-            };
-            match select(limit, pin!(ending)).await {
-                Either::Left(_) => Woken::Limit,
-                Either::Right(_) => Woken::Ending,
-            }
-        };
-        let mut ready = match select(pin!(self.channel.readable()), pin!(other)).await {
-            Either::Left((ready, _)) => {
-                ready.map_err(|error| super::error::refused(error, "epoll_wait", "completion channel"))?
-            }
-            Either::Right((woken, _)) => return Ok(woken),
-        };
-        // One queue on the channel, armed once: no second event can be behind the first.
-        if self.channel.get_ref().0.take_event()? {
-            self.armed = false;
-        }
-        ready.clear_ready();
-        Ok(Woken::Event)
     }
 }
 
-impl Drop for Driver {
+impl Driven for VerbsDriven {
+    fn link(&self) -> &dyn Link {
+        &*self.link
+    }
+
+    fn core(&self) -> &QueuePairCore {
+        self.link.core()
+    }
+
+    fn begin(&mut self, context: &mut Context<'_>) {
+        self.link.waker().register(context.waker());
+        if self.armed {
+            let taken = self.take_event(context);
+            self.check(taken);
+        }
+        if !self.link.is_ending() {
+            return;
+        }
+        let limit = self.limit.get_or_insert_with(|| self.runtime.sleep(DRAIN_LIMIT));
+        if limit.poll_unpin(context).is_ready() {
+            log!(WARN, limit = ?DRAIN_LIMIT, "a queue pair did not drain and is destroyed");
+            self.link.abandon(&FabricError::Closed);
+        }
+    }
+
+    fn look(&mut self, _: &mut Context<'_>) -> Look {
+        if self.link.is_drained() {
+            return Look::Over;
+        }
+        match (0..TURN).take_while(|_| self.link.progress()).count() {
+            0 => Look::Idle,
+            TURN => Look::More,
+            _ => Look::Worked,
+        }
+    }
+
+    fn finds(&self) -> u64 {
+        self.link.finds()
+    }
+
+    fn advise(&self, patience: &mut Patience) {
+        if let Some(round_trip) = self.link.round_trip() {
+            patience.follow(round_trip);
+        }
+    }
+
+    /// A completion between the latest look and this makes no event, hence the look after it. If that finds something, the
+    /// queue stays armed, and its event wakes this task once for nothing.
+    ///
+    /// The tasks that a completion woke run before: the completion of what they post may come at once, and an armed queue
+    /// would make an event of it.
+    fn arm(&mut self, context: &mut Context<'_>) {
+        let armed = self.take_event(context).and_then(|()| self.arm_queue());
+        self.check(armed);
+    }
+
+    fn arms_at_once(&self) -> bool {
+        // A completion is to come anyway.
+        self.armed || self.link.is_sending()
+    }
+
+    fn is_ending(&self) -> bool {
+        self.link.is_ending()
+    }
+}
+
+impl Drop for VerbsDriven {
     fn drop(&mut self) {
         if !self.link.is_drained() {
             self.link.abandon(&FabricError::PeerLost {

@@ -6,15 +6,15 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
+    time::Duration,
 };
 
 use futures::task::AtomicWaker;
 use tensorwire_testpoints::sync::Mutex;
-use tokio::sync::Notify;
 
 use crate::{
-    Arrival, FabricError, FabricKind, Immediate, Link, LossCause, PeerViolation, QueuePairCore, SlotKey,
-    WorkRequest,
+    Arrival, FabricError, FabricKind, Immediate, Link, Look, LossCause, PeerViolation, QueuePairCore,
+    SlotKey, WorkRequest,
 };
 
 use super::{
@@ -22,7 +22,6 @@ use super::{
     completion::{Batch, Completion, CompletionQueue, Done, Status, WorkCompletion},
     doorbell::BATCH,
     error::fabric_error,
-    glance::Glances,
     message::Message,
     opened::Child,
     pending::RequestLimits,
@@ -61,11 +60,11 @@ pub(super) struct VerbsLink {
     finds: AtomicU64,
     /// A completion of the send queue is to come, as of the latest batch.
     is_sending: AtomicBool,
-    /// Looking by whoever awaits an arrival.
-    glances: Glances,
+    /// The device's round trip in nanoseconds; 0 if it is not known.
+    round_trip_ns: AtomicU64,
     connecting: AtomicWaker,
-    /// Told when the phase leaves [`Phase::Open`].
-    ending: Notify,
+    /// Wakes the driver, when the phase leaves [`Phase::Open`].
+    driver: AtomicWaker,
 }
 
 /// What came before the next immediate.
@@ -95,7 +94,6 @@ impl VerbsLink {
         domain: Arc<Registrations>,
         completions: Arc<CompletionQueue>,
         send: SendSide,
-        glances: Glances,
         limits: RequestLimits,
         peer: &Endpoint,
     ) -> Self {
@@ -112,9 +110,9 @@ impl VerbsLink {
             is_ending: AtomicBool::new(false),
             finds: AtomicU64::new(0),
             is_sending: AtomicBool::new(false),
-            glances,
+            round_trip_ns: AtomicU64::new(0),
             connecting: AtomicWaker::new(),
-            ending: Notify::new(),
+            driver: AtomicWaker::new(),
         }
     }
 
@@ -134,8 +132,13 @@ impl VerbsLink {
         drop(completions);
     }
 
-    pub(super) fn ending(&self) -> &Notify {
-        &self.ending
+    pub(super) fn core(&self) -> &QueuePairCore {
+        &self.core
+    }
+
+    /// Wakes the driver.
+    pub(super) fn waker(&self) -> &AtomicWaker {
+        &self.driver
     }
 
     /// Whether the connection is over or coming to its end.
@@ -153,8 +156,10 @@ impl VerbsLink {
         self.is_sending.load(Ordering::Relaxed)
     }
 
-    pub(super) fn glances(&self) -> &Glances {
-        &self.glances
+    /// What the device takes for a round trip.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        let ns = self.round_trip_ns.load(Ordering::Relaxed);
+        (ns > 0).then_some(Duration::from_nanos(ns))
     }
 
     /// Sends the greeting, whose arrival lets the peer's `connect` end and whose acknowledgement this side's.
@@ -226,7 +231,8 @@ impl VerbsLink {
             tally.trouble = posted.err();
             self.is_sending.store(send.is_sending(), Ordering::Relaxed);
             if let Some(round_trip) = send.round_trip() {
-                self.glances.set_round_trip(round_trip);
+                let ns = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
+                self.round_trip_ns.store(ns, Ordering::Relaxed);
             }
             tally
         })
@@ -287,7 +293,6 @@ impl VerbsLink {
             return;
         }
         self.core.count_received(length);
-        self.glances.heard();
         let arrival = Arrival::Immediate { immediate: Immediate(immediate), length };
         if let Err(overrun) = self.core.deliver(arrival) {
             self.core.fail_arrivals(&overrun);
@@ -335,7 +340,7 @@ impl VerbsLink {
             says && send.signal(farewell).is_ok()
         });
         if is_said {
-            self.ending.notify_one();
+            self.driver.wake();
         } else {
             self.go_down();
         }
@@ -357,7 +362,7 @@ impl VerbsLink {
         });
         if went_down {
             self.connecting.wake();
-            self.ending.notify_one();
+            self.driver.wake();
         }
     }
 
@@ -396,7 +401,7 @@ impl VerbsLink {
             self.core.complete(key, 0, Err(failure.clone()));
         }
         self.connecting.wake();
-        self.ending.notify_one();
+        self.driver.wake();
         self.core.mark_drained();
     }
 
@@ -459,7 +464,6 @@ impl Link for VerbsLink {
                 return;
             }
         };
-        self.glances.asks();
         let Some(waiting) = self.send.submit(ranges.into_iter()) else {
             self.core.complete(key, 0, Err(self.failure()));
             return;
@@ -480,11 +484,10 @@ impl Link for VerbsLink {
         self.post_submitted(true);
     }
 
-    fn look(&self, is_there: &dyn Fn() -> bool) {
+    fn look(&self) -> Look {
         // What another thread finds, it hands on.
-        let finds = || self.polling.try_lock().is_ok_and(|mut inbound| self.progress_locked(&mut inbound));
-        // What is found may be something else than what is awaited.
-        while !is_there() && self.glances.look(finds) {}
+        let Ok(mut inbound) = self.polling.try_lock() else { return Look::Busy };
+        if self.progress_locked(&mut inbound) { Look::Worked } else { Look::Idle }
     }
 
     fn start_close(&self) {

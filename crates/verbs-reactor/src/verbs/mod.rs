@@ -27,7 +27,6 @@ mod error;
 mod event;
 mod event_channel;
 mod fabric;
-mod glance;
 mod library;
 mod link;
 mod message;

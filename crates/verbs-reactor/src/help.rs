@@ -1,0 +1,187 @@
+//! Help for a connection's driver by a task that awaits something of the peer's: what such a task finds by itself costs no
+//! wake-up. The bounds are the same for all fabrics.
+
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+};
+
+use crate::{Link, Look, wait::Looks};
+
+/// How long a task looks, in [goes](Looks) of about 2 µs.
+const GOES: u32 = 5;
+
+/// Finds in a row after which the runtime's other tasks get a turn.
+const FINDS_MAX: u32 = 64;
+
+/// What a connection's driver and the tasks that help it share. All of it is a guess, so that nothing is lost when two threads
+/// are at it.
+#[derive(Debug, Default)]
+pub struct Help {
+    /// What a look is. Unset for a fabric that has no looks.
+    looks: OnceLock<Looks>,
+    /// Looking pays off now, as the driver has found.
+    pays: AtomicBool,
+    /// Finds in a row.
+    in_a_row: AtomicU32,
+    /// All finds.
+    finds: AtomicU64,
+    /// Something was posted since an arrival was last awaited.
+    has_asked: AtomicBool,
+}
+
+impl Help {
+    pub(crate) fn begin(&self, looks: Looks) {
+        // A connection has one driver.
+        let _ = self.looks.set(looks);
+    }
+
+    /// Lets tasks that wait look for themselves, or not.
+    pub fn allow(&self, pays: bool) {
+        if self.pays.load(Ordering::Relaxed) != pays {
+            self.pays.store(pays, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether [`find`](Self::find) may look, as of now.
+    pub(crate) fn is_allowed(&self) -> bool {
+        self.pays.load(Ordering::Relaxed)
+    }
+
+    /// Changes whenever a task has found something.
+    pub(crate) fn finds(&self) -> u64 {
+        self.finds.load(Ordering::Relaxed)
+    }
+
+    /// Something is posted.
+    pub(crate) fn asks(&self) {
+        self.has_asked.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether something was posted since this was last asked, so that an answer may be under way. A task that hands arrivals
+    /// on to others awaits the next one before those have run, and what it looked for then could only come once they have.
+    pub(crate) fn awaits_answer(&self) -> bool {
+        self.has_asked.load(Ordering::Relaxed) && self.has_asked.swap(false, Ordering::Relaxed)
+    }
+
+    /// Looks a little. True if all that was found is done: else the rest is the driver's.
+    pub(crate) fn find(&self, link: &dyn Link) -> bool {
+        let Some(looks) = self.looks.get().filter(|_| self.is_allowed() && !link.looks_in_vain()) else {
+            return false;
+        };
+        let in_a_row = self.in_a_row.load(Ordering::Relaxed);
+        if in_a_row >= FINDS_MAX {
+            self.in_a_row.store(0, Ordering::Relaxed);
+            return false;
+        }
+        let Some(found) = looks.find(GOES, || Some(link.look()).filter(|look| *look != Look::Idle)) else {
+            return false;
+        };
+        self.in_a_row.store(in_a_row + 1, Ordering::Relaxed);
+        self.finds.fetch_add(1, Ordering::Relaxed);
+        found == Look::Worked
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        SlotKey, Spinner, Wait, WorkRequest,
+        wait::{Patience, tests::Clock},
+    };
+
+    /// A link whose looks are counted, and find something from one of them on.
+    #[derive(Debug)]
+    struct Looked {
+        looks: AtomicU32,
+        finds_at: AtomicU32,
+        found: Look,
+        in_vain: AtomicBool,
+    }
+
+    impl Link for Looked {
+        fn submit(&self, _: SlotKey, _: &WorkRequest) {}
+
+        fn drive(&self) {}
+
+        fn look(&self) -> Look {
+            let looks = self.looks.fetch_add(1, Ordering::Relaxed) + 1;
+            if looks >= self.finds_at.load(Ordering::Relaxed) { self.found } else { Look::Idle }
+        }
+
+        fn looks_in_vain(&self) -> bool {
+            self.in_vain.load(Ordering::Relaxed)
+        }
+
+        fn start_close(&self) {}
+    }
+
+    fn link(found: Look) -> Looked {
+        let [looks, finds_at] = [0, 1].map(AtomicU32::new);
+        Looked { looks, finds_at, found, in_vain: AtomicBool::new(false) }
+    }
+
+    /// Of a fabric that looks six times in a go.
+    fn help() -> Help {
+        let patience = Patience::new(Spinner::new(Wait::Adaptive), std::sync::Arc::<Clock>::default());
+        let help = Help::default();
+        help.begin(patience.with_looks(6).looks());
+        help.allow(true);
+        help
+    }
+
+    #[test]
+    fn nobody_looks_unless_that_pays_and_can_find_something() {
+        let (help, link) = (help(), link(Look::Worked));
+        help.allow(false);
+        assert!(!help.find(&link));
+        help.allow(true);
+        link.in_vain.store(true, Ordering::Relaxed);
+        assert!(!help.find(&link));
+        assert!(!Help::default().find(&link), "a fabric without looks");
+        assert_eq!(link.looks.load(Ordering::Relaxed), 0);
+        link.in_vain.store(false, Ordering::Relaxed);
+        assert!(help.find(&link));
+        assert_eq!(help.finds(), 1);
+    }
+
+    #[test]
+    fn a_task_looks_for_a_few_goes_and_no_longer() {
+        let (help, link) = (help(), link(Look::Worked));
+        link.finds_at.store(6 * GOES, Ordering::Relaxed);
+        assert!(help.find(&link), "the last of its looks");
+        link.finds_at.store(u32::MAX, Ordering::Relaxed);
+        assert!(!help.find(&link));
+        assert_eq!((link.looks.load(Ordering::Relaxed), help.finds()), (2 * 6 * GOES, 1));
+    }
+
+    #[test]
+    fn what_is_left_and_what_another_task_does_are_the_drivers() {
+        for found in [Look::More, Look::Busy, Look::Over] {
+            let (help, link) = (help(), link(found));
+            assert!(!help.find(&link), "{found:?}");
+            assert_eq!(link.looks.load(Ordering::Relaxed), 1, "{found:?}");
+        }
+    }
+
+    #[test]
+    fn others_get_a_turn_however_much_is_found() {
+        let (help, link) = (help(), link(Look::Worked));
+        for _ in 0..3 {
+            assert!((0..FINDS_MAX).all(|_| help.find(&link)));
+            assert!(!help.find(&link));
+        }
+    }
+
+    #[test]
+    fn who_hands_an_arrival_on_does_not_look_before_the_others_have_answered_it() {
+        let help = help();
+        assert!(!help.awaits_answer());
+        for _ in 0..2 {
+            help.asks();
+            assert!(help.awaits_answer());
+            assert!(!help.awaits_answer(), "the others have not run");
+        }
+    }
+}
