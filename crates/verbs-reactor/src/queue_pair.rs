@@ -347,7 +347,7 @@ impl QueuePair {
     /// # Errors
     /// The connection's failure, after all arrivals before it have been given to the sink.
     pub fn poll_progress(&self, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
-        let Shared { core, link, .. } = &*self.shared;
+        let core = &self.shared.core;
         let before = core.arrived();
         // Also posts what waits for a call to the device.
         let has_handed_on = self.shared.drive();
