@@ -187,7 +187,7 @@ fn memory_that_was_written_before_is_checked_as_at_first() {
             rig.send_block(0, 8192);
             for _ in 0..2 {
                 rig.publish(&write_of(range, key, Source::Block { index: 0, offset: 0 }));
-                assert_eq!(rig.settle(), Outcome::Idle);
+                assert_eq!(rig.settle(), Look::Idle);
             }
             spoil(&rig, &mut granted, &mut range, &mut key);
             rig.publish(&write_of(range, key, Source::Block { index: 0, offset: 0 }));
@@ -204,7 +204,7 @@ fn memory_that_is_granted_again_is_written_again() {
         for length in [4096, 64, 8192, 4096] {
             let (granted, range, key) = rig.lend(length);
             rig.publish(&write_of(range, key, Source::Block { index: 0, offset: 0 }));
-            assert_eq!(rig.settle(), Outcome::Idle);
+            assert_eq!(rig.settle(), Look::Idle);
             assert_eq!(granted.end(GrantEnd::Content).unwrap()[..], vec![7; length]);
         }
     });
