@@ -6,7 +6,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
-use crate::{Link, Look, wait::Looks};
+use crate::look::{Look, Looks};
 
 /// How long a task looks, in [goes](Looks) of about 2 µs.
 const GOES: u32 = 5;
@@ -64,17 +64,15 @@ impl Help {
         self.has_asked.load(Ordering::Relaxed) && self.has_asked.swap(false, Ordering::Relaxed)
     }
 
-    /// Looks a little. True if all that was found is done: else the rest is the driver's.
-    pub(crate) fn find(&self, link: &dyn Link) -> bool {
-        let Some(looks) = self.looks.get().filter(|_| self.is_allowed() && !link.looks_in_vain()) else {
-            return false;
-        };
+    /// Looks a little, if that is allowed. True if all that was found is done: else the rest is the driver's.
+    pub(crate) fn find(&self, mut look: impl FnMut() -> Look) -> bool {
+        let Some(looks) = self.looks.get().filter(|_| self.is_allowed()) else { return false };
         let in_a_row = self.in_a_row.load(Ordering::Relaxed);
         if in_a_row >= FINDS_MAX {
             self.in_a_row.store(0, Ordering::Relaxed);
             return false;
         }
-        let Some(found) = looks.find(GOES, || Some(link.look()).filter(|look| *look != Look::Idle)) else {
+        let Some(found) = looks.find(GOES, || Some(look()).filter(|look| *look != Look::Idle)) else {
             return false;
         };
         self.in_a_row.store(in_a_row + 1, Ordering::Relaxed);
@@ -85,46 +83,17 @@ impl Help {
 
 #[cfg(test)]
 mod tests {
+    use std::{cell::Cell, sync::Arc};
+
     use super::*;
     use crate::{
-        SlotKey, Spinner, Wait, WorkRequest,
+        Spinner, Wait,
         wait::{Patience, tests::Clock},
     };
 
-    /// A link whose looks are counted, and find something from one of them on.
-    #[derive(Debug)]
-    struct Looked {
-        looks: AtomicU32,
-        finds_at: AtomicU32,
-        found: Look,
-        in_vain: AtomicBool,
-    }
-
-    impl Link for Looked {
-        fn submit(&self, _: SlotKey, _: &WorkRequest) {}
-
-        fn drive(&self) {}
-
-        fn look(&self) -> Look {
-            let looks = self.looks.fetch_add(1, Ordering::Relaxed) + 1;
-            if looks >= self.finds_at.load(Ordering::Relaxed) { self.found } else { Look::Idle }
-        }
-
-        fn looks_in_vain(&self) -> bool {
-            self.in_vain.load(Ordering::Relaxed)
-        }
-
-        fn start_close(&self) {}
-    }
-
-    fn link(found: Look) -> Looked {
-        let [looks, finds_at] = [0, 1].map(AtomicU32::new);
-        Looked { looks, finds_at, found, in_vain: AtomicBool::new(false) }
-    }
-
     /// Of a fabric that looks six times in a go.
     fn help() -> Help {
-        let patience = Patience::new(Spinner::new(Wait::Adaptive), std::sync::Arc::<Clock>::default());
+        let patience = Patience::new(Spinner::new(Wait::Adaptive), Arc::<Clock>::default());
         let help = Help::default();
         help.begin(patience.with_looks(6).looks());
         help.allow(true);
@@ -132,45 +101,49 @@ mod tests {
     }
 
     #[test]
-    fn nobody_looks_unless_that_pays_and_can_find_something() {
-        let (help, link) = (help(), link(Look::Worked));
+    fn nobody_looks_unless_that_pays() {
+        let help = help();
         help.allow(false);
-        assert!(!help.find(&link));
+        assert!(!help.find(|| panic!("looked")));
+        assert!(!Help::default().find(|| panic!("a fabric without looks")));
         help.allow(true);
-        link.in_vain.store(true, Ordering::Relaxed);
-        assert!(!help.find(&link));
-        assert!(!Help::default().find(&link), "a fabric without looks");
-        assert_eq!(link.looks.load(Ordering::Relaxed), 0);
-        link.in_vain.store(false, Ordering::Relaxed);
-        assert!(help.find(&link));
+        assert!(help.find(|| Look::Worked));
         assert_eq!(help.finds(), 1);
     }
 
     #[test]
     fn a_task_looks_for_a_few_goes_and_no_longer() {
-        let (help, link) = (help(), link(Look::Worked));
-        link.finds_at.store(6 * GOES, Ordering::Relaxed);
-        assert!(help.find(&link), "the last of its looks");
-        link.finds_at.store(u32::MAX, Ordering::Relaxed);
-        assert!(!help.find(&link));
-        assert_eq!((link.looks.load(Ordering::Relaxed), help.finds()), (2 * 6 * GOES, 1));
+        let (help, looks) = (help(), &Cell::new(0));
+        let finds_at = |number| {
+            move || {
+                looks.set(looks.get() + 1);
+                if looks.get() == number { Look::Worked } else { Look::Idle }
+            }
+        };
+        assert!(help.find(finds_at(6 * GOES)), "the last of its looks");
+        assert!(!help.find(finds_at(u32::MAX)));
+        assert_eq!((looks.get(), help.finds()), (2 * 6 * GOES, 1));
     }
 
     #[test]
     fn what_is_left_and_what_another_task_does_are_the_drivers() {
         for found in [Look::More, Look::Busy, Look::Over] {
-            let (help, link) = (help(), link(found));
-            assert!(!help.find(&link), "{found:?}");
-            assert_eq!(link.looks.load(Ordering::Relaxed), 1, "{found:?}");
+            let (help, mut looks) = (help(), 0);
+            let look = || {
+                looks += 1;
+                found
+            };
+            assert!(!help.find(look), "{found:?}");
+            assert_eq!(looks, 1, "{found:?}");
         }
     }
 
     #[test]
     fn others_get_a_turn_however_much_is_found() {
-        let (help, link) = (help(), link(Look::Worked));
+        let help = help();
         for _ in 0..3 {
-            assert!((0..FINDS_MAX).all(|_| help.find(&link)));
-            assert!(!help.find(&link));
+            assert!((0..FINDS_MAX).all(|_| help.find(|| Look::Worked)));
+            assert!(!help.find(|| panic!("looked")));
         }
     }
 

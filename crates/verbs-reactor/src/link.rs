@@ -2,22 +2,7 @@
 
 use std::fmt;
 
-use crate::{FabricError, Immediate, QueuePairStats, RemoteRange, SlotKey, WorkRequest};
-
-/// What a look for work found.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Look {
-    /// Nothing to do.
-    Idle,
-    /// All there was is done.
-    Worked,
-    /// There is more to do at once.
-    More,
-    /// Another task is at it.
-    Busy,
-    /// The connection is over.
-    Over,
-}
+use crate::{FabricError, Immediate, Look, QueuePairStats, RemoteRange, SlotKey, WorkRequest};
 
 /// The fabric's half of a connected queue pair; [`QueuePair`](crate::QueuePair) is the user's half. Both share a
 /// [`QueuePairCore`](crate::QueuePairCore), on which the fabric reports completions, arrivals and failure.

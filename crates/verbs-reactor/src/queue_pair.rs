@@ -73,6 +73,10 @@ impl Shared {
         self.link.submit(key, request);
     }
 
+    fn help(&self) -> bool {
+        !self.link.looks_in_vain() && self.core.help().find(|| self.link.look())
+    }
+
     /// Submits those in line for which there is room.
     fn submit_line(&self) {
         let slots = self.core.slots();
@@ -377,8 +381,7 @@ impl QueuePair {
     /// Looks a little for work of the fabric's and does it, if looking pays off now; whether there was any. What arrived by
     /// that was given to the [sink](Self::set_sink).
     pub fn help(&self) -> bool {
-        let Shared { core, link, .. } = &*self.shared;
-        core.hand_on() || core.help().find(&**link)
+        self.shared.core.hand_on() || self.shared.help()
     }
 
     /// Makes a region of the peer usable in writes.
@@ -550,7 +553,7 @@ impl Future for NextArrival<'_> {
         link.drive();
         // Before leaving a waker: what is found here wakes nobody.
         if core.help().awaits_answer() {
-            while !core.has_arrival() && core.help().find(&**link) {}
+            while !core.has_arrival() && self.shared.help() {}
         }
         core.poll_arrival(context)
     }

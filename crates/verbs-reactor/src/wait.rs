@@ -1,7 +1,6 @@
 //! How long to look for work before sleeping.
 
 use std::{
-    hint,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -9,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use crate::Runtime;
+use crate::{Runtime, look::Looks};
 
 /// What a fabric's drivers do when there is nothing to do. Set when a fabric is made, for all its queue pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -76,30 +75,6 @@ const BYTES_PER_NS: u64 = 8;
 
 /// A peer's copy that takes longer is slept through: it outweighs a sleep and a wake-up at each side.
 const COPY_LONGEST: Duration = Duration::from_micros(300);
-
-/// Looks in one go: about 2 µs, for which other tasks of the thread wait.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Looks {
-    count: u32,
-    /// A look is a few loads of memory, after which the core should pause.
-    pauses: bool,
-}
-
-impl Looks {
-    /// Of loads of memory. A fabric whose looks are calls has [fewer](Patience::with_looks).
-    const LOADS: Self = Self { count: 48, pauses: true };
-
-    /// Looks in up to `goes` goes, until one finds something; gives that.
-    pub(crate) fn find<T>(self, goes: u32, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-        (0..goes * self.count).find_map(|_| {
-            let found = look();
-            if found.is_none() && self.pauses {
-                hint::spin_loop();
-            }
-            found
-        })
-    }
-}
 
 /// What the drivers of one fabric on one runtime share: at most one of them spins.
 #[derive(Debug)]
