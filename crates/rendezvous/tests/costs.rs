@@ -130,11 +130,10 @@ const BESIDE: f64 = 0.5;
 #[test]
 fn a_small_pull_takes_few_locks_and_allocations() {
     let _turn = super::turn();
-    for (wait, most_locks, most_sleeps) in
-        [(Wait::Sleep, [14.0, 7.0], 1.0 + BESIDE), (Wait::Busy, [13.0, 6.0], 0.0)]
-    {
+    // 13 and 6 on an idle machine. On a busy one a reply comes after the first look, and the task asks for it again.
+    let [at_receiver, at_sender] = [15.0, 8.0];
+    for (wait, most_sleeps) in [(Wait::Sleep, 1.0 + BESIDE), (Wait::Busy, 0.0)] {
         let (receiver, sender) = costs(wait, 8, 100);
-        let [at_receiver, at_sender] = most_locks;
         for (side, cost, locks, allocations) in
             [("receiver", receiver, at_receiver, 4.0), ("sender", sender, at_sender, 2.0)]
         {
