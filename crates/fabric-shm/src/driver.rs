@@ -1,4 +1,5 @@
-//! What a connection's driver looks at and sleeps on: the peer's page; an eventfd, the socket, and the peer's process.
+//! What a connection's driver looks at: the peer's page. What it sleeps on: an eventfd, the socket, and the peer's
+//! process.
 
 use std::{
     os::fd::OwnedFd,
@@ -11,11 +12,12 @@ use tokio::io::unix::AsyncFd;
 
 use crate::link::ShmLink;
 
-/// Goes with work, since there was the first completion to ring for, after which the peer is rung whatever user tasks may
-/// still answer.
+/// After this many rounds of work since the first completion that needs a ring, the driver rings the peer, even if a
+/// user's task might still answer.
 const DEFERRALS_MAX: u32 = 8;
 
-/// Polls without sleep after which the socket is looked at all the same: it may hold the peer's end.
+/// After this many polls without a sleep the driver checks the socket in any case, because the peer may have closed
+/// it.
 const POLLS_BETWEEN_EDGES: u32 = 64;
 
 /// See the module's documentation.
@@ -23,15 +25,15 @@ pub(super) struct ShmDriven {
     link: Arc<ShmLink>,
     /// The eventfd that the peer rings: edge-triggered, never read.
     bell: AsyncFd<OwnedFd>,
-    /// The peer's process: readable when it is dead.
+    /// The peer's process. Readable when it is dead.
     process: Option<AsyncFd<OwnedFd>>,
-    /// Counts this driver's sleeps; see [`doorbell`](super::doorbell).
+    /// The number of this driver's sleeps; see [`doorbell`](super::doorbell).
     epoch: u64,
-    /// Goes with work since there is a completion to ring for.
+    /// Rounds of work since the first completion that needs a ring.
     deferrals: u32,
     /// Polls since the latest sleep.
     polls: u32,
-    /// What a test does at the moment where a wake-up would be lost if the driver did not look again.
+    /// A test's action at the moment where a wake-up would be lost if the driver did not look again.
     #[cfg(test)]
     pub(super) before_arming: Option<Box<dyn FnOnce() + Send>>,
 }
@@ -50,9 +52,9 @@ impl ShmDriven {
         }
     }
 
-    /// Consumes the edges that woke us, and leaves the waker where the next ones find it.
+    /// Consumes the edges that woke this task, and registers the waker for the next ones.
     fn take_edges(&self, context: &mut Context<'_>) {
-        // An error means that the runtime is shutting down, which will drop us.
+        // An error means that the runtime is shutting down and will drop this task.
         while let Poll::Ready(Ok(mut edge)) = self.bell.poll_read_ready(context) {
             edge.clear_ready();
         }
@@ -80,8 +82,8 @@ impl ShmDriven {
         own.set_sleep(self.epoch);
     }
 
-    /// The connection is over. Stays as long as the peer views memory of this side: until it says that it does not,
-    /// or is dead.
+    /// Waits, after the connection is over, as long as the peer views memory of this side: until it has released
+    /// every view, or is dead.
     fn linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if !self.link.has_leases() {
             return Poll::Ready(());
@@ -119,7 +121,7 @@ impl Driven for ShmDriven {
         }
     }
 
-    /// Also rings for completions that have waited long enough.
+    /// Also rings for completions whose ring was deferred long enough.
     fn look(&mut self, context: &mut Context<'_>) -> Look {
         let look = self.link.progress_or_be_woken();
         match look {
@@ -143,13 +145,13 @@ impl Driven for ShmDriven {
         patience.expect_copy(self.link.copied_by_peer());
     }
 
-    /// Rings for completions.
+    /// Rings the peer for completions.
     fn settle(&mut self) {
         self.deferrals = 0;
         self.link.settle();
     }
 
-    /// Tells the peer that this side is about to sleep.
+    /// Announces to the peer that this side is about to sleep.
     fn arm(&mut self, context: &mut Context<'_>) {
         if self.polls > 1 {
             self.take_edges(context);
@@ -169,7 +171,8 @@ impl Driven for ShmDriven {
 
 impl Drop for ShmDriven {
     fn drop(&mut self) {
-        // Either the connection is over, or the runtime is going down and nobody would drive it any more.
+        // Either the connection is over, or the runtime is shutting down and nothing would drive the connection any
+        // more.
         self.link.start_close();
         drop(self.link.driver.take());
     }

@@ -18,12 +18,12 @@ use crate::{
     target::{Progress, Target},
 };
 
-/// A connected end. Driven by whoever awaits and by one [driver](super::driver) task.
+/// One side of a connection. Tasks that await it and one [driver](super::driver) task drive it.
 ///
-/// Two locks: `target` is held while the peer's writes are executed and their arrivals are given to the user, and is only
-/// ever *tried*, so nobody waits for a copy, and a sink may come back here; `producer` is held for the few instructions of
-/// posting or reaping. `target` comes first where both are held. `producer` is not held while arrivals and completions are
-/// handed out.
+/// There are two locks. `target` is locked while the peer's writes are executed and their arrivals are passed to the
+/// user. It is only ever *tried*, so no task waits for a copy, and a sink may call back into this link. `producer` is
+/// locked for the few instructions of posting or reaping. `target` comes first where both are locked. `producer` is
+/// not locked while arrivals and completions are passed on.
 #[derive(Debug)]
 pub(super) struct ShmLink {
     connection: Connection,
@@ -31,29 +31,29 @@ pub(super) struct ShmLink {
     target: Mutex<Target>,
     /// Wakes this side's driver.
     pub(super) driver: AtomicWaker,
-    /// The user wants the end, or the runtime dropped the driver.
+    /// Whether the user closes, or the runtime has dropped the driver.
     closing: AtomicBool,
-    /// The socket has something to read.
+    /// Whether the socket has something to read.
     frames: AtomicBool,
-    /// Completions were returned, and the peer was not rung for them yet.
+    /// Whether completions were returned for which the peer was not rung yet.
     owed: AtomicBool,
-    /// Descriptors executed and completions reaped, as of the latest go: for glances that take no lock.
+    /// Descriptors executed and completions reaped after the latest round. Read without a lock.
     executed: AtomicU64,
     reaped: AtomicU64,
-    /// [`Producer::awaited`] and [`Producer::posted`], as of the latest post.
+    /// [`Producer::awaited`] and [`Producer::posted`] after the latest post.
     awaited: AtomicU64,
     posted: AtomicU64,
-    /// The peer's count of released leases when they were last taken back.
+    /// The peer's count of released leases when leases were last reclaimed.
     released: AtomicU64,
-    /// [`Producer::copied_by_peer`], as of the latest post or completion.
+    /// [`Producer::copied_by_peer`] after the latest post or completion.
     copied_by_peer: AtomicU64,
-    /// Operations, reads or answers wait for room, as of the latest change.
+    /// Whether operations, reads or answers waited for room after the latest change.
     waits: AtomicBool,
-    /// Something was lent to the peer, now or earlier.
+    /// Whether memory was ever lent to the peer.
     has_lent: AtomicBool,
-    /// The peer's process is known to be dead.
+    /// Whether the peer's process is known to be dead.
     died: AtomicBool,
-    /// The driver found the target locked and wants to be woken when it is free.
+    /// Whether the driver found the target locked and must be woken when it is free.
     contended: AtomicBool,
 }
 
@@ -84,17 +84,17 @@ impl ShmLink {
         &self.connection
     }
 
-    /// Whether the connection is over or coming to its end.
+    /// Whether the connection is over or closing.
     pub(super) fn is_closing(&self) -> bool {
         self.closing.load(Ordering::Relaxed)
     }
 
-    /// The socket became readable.
+    /// Records that the socket became readable.
     pub(super) fn frames_came(&self) {
         self.frames.store(true, Ordering::Release);
     }
 
-    /// The peer's process has ended, whoever may hold its sockets open.
+    /// Records that the peer's process has ended, even if another process has its sockets open.
     pub(super) fn peer_died(&self) {
         self.died.store(true, Ordering::Release);
     }
@@ -104,7 +104,8 @@ impl ShmLink {
         self.has_lent.load(Ordering::Acquire) && !self.producer().leases().is_empty()
     }
 
-    /// Takes back what the peer has stopped viewing; gives whether there was anything. Two loads if there was no release.
+    /// Reclaims memory that the peer has stopped viewing. Returns whether there was any. Two loads if there was no
+    /// release.
     pub(super) fn reclaim(&self) -> bool {
         let connection = &self.connection;
         let counted = connection.peer.released();
@@ -121,12 +122,12 @@ impl ShmLink {
                 break;
             }
         }
-        // Only now: whoever finds the count equal relies on everything having been taken back, and may sleep.
+        // Only now: a task that finds the counts equal relies on everything having been reclaimed, and may sleep.
         self.released.store(counted, Ordering::Relaxed);
         any
     }
 
-    /// Takes back everything that a dead process viewed.
+    /// Reclaims everything that a dead process viewed.
     pub(super) fn bury(&self) {
         loop {
             let (ended, more) = self.producer().leases().bury(self.connection.process.as_ref());
@@ -142,7 +143,7 @@ impl ShmLink {
         self.waits.load(Ordering::Relaxed) && self.producer().is_waiting()
     }
 
-    /// A glance, without a lock, at whether the peer has given us something to do.
+    /// Whether the peer has posted work for this side. Takes no lock.
     pub(super) fn may_have_work(&self) -> bool {
         let peer = &self.connection.peer;
         peer.may_have(self.executed.load(Ordering::Relaxed))
@@ -151,7 +152,7 @@ impl ShmLink {
             || peer.released() != self.released.load(Ordering::Relaxed)
     }
 
-    /// Whether the peer has returned completions that mean something here, or that it can't have.
+    /// Whether the peer has returned completions that matter to this side, or invalid ones.
     fn has_completions(&self) -> bool {
         let (reaped, consumed) = (self.reaped.load(Ordering::Relaxed), self.connection.peer.consumed());
         let is_sound = (reaped..=self.posted.load(Ordering::Relaxed)).contains(&consumed);
@@ -168,32 +169,32 @@ impl ShmLink {
             || self.connection.ringer.is_spoilt()
     }
 
-    /// Bytes that the peer has to copy before it can complete everything that was posted here.
+    /// The bytes that the peer must copy before it can complete everything that this side has posted.
     pub(super) fn copied_by_peer(&self) -> u64 {
         self.copied_by_peer.load(Ordering::Relaxed)
     }
 
-    /// Changes whenever anyone has found work.
+    /// A number that changes whenever any task has found work.
     pub(super) fn work_done(&self) -> u64 {
         self.executed.load(Ordering::Relaxed).wrapping_add(self.reaped.load(Ordering::Relaxed))
     }
 
-    /// Whether the peer was not rung for completions that it may wait for.
+    /// Whether there are completions that the peer may wait for and was not rung for.
     pub(super) fn owes_ring(&self) -> bool {
         self.owed.load(Ordering::Relaxed)
     }
 
-    /// Wakes the peer for completions that it was not rung for.
+    /// Rings the peer for completions that it was not rung for.
     ///
-    /// Completions are left to the driver, which rings only when the user tasks that arrivals woke have run: an
-    /// answer of theirs rings as well, and then the peer wakes once for both.
+    /// The driver rings for completions only when the user's tasks that arrivals woke have run. If one of them
+    /// answers, the answer rings as well, and the peer wakes once for both.
     pub(super) fn settle(&self) {
         if self.owed.swap(false, Ordering::AcqRel) {
             self.connection.ringer.ring_if_asleep(&self.connection.peer);
         }
     }
 
-    /// Reaps completions, executes some of the peer's writes, and carries a close out.
+    /// Reaps completions, executes some of the peer's writes, and carries out a close.
     pub(super) fn progress(&self) -> Look {
         loop {
             let mut target = match self.target.try_lock() {
@@ -203,8 +204,8 @@ impl ShmLink {
             };
             let outcome = self.progress_locked(&mut target);
             drop(target);
-            // Pairs with the fences in `start_close` and `progress_or_be_woken`: whoever found the lock taken
-            // meanwhile relies on us.
+            // Pairs with the fences in `start_close` and `progress_or_be_woken`: a task that found the lock taken
+            // meanwhile relies on this one.
             fence(Ordering::SeqCst);
             if self.contended.load(Ordering::Relaxed) {
                 self.contended.store(false, Ordering::Relaxed);
@@ -216,7 +217,7 @@ impl ShmLink {
         }
     }
 
-    /// As [`progress`](Self::progress), for the driver: after `Busy`, whoever is at it wakes the driver.
+    /// As [`progress`](Self::progress), for the driver: after `Busy`, the task that has the lock wakes the driver.
     pub(super) fn progress_or_be_woken(&self) -> Look {
         if !self.has_something() {
             return Look::Idle;
@@ -242,7 +243,7 @@ impl ShmLink {
         })
     }
 
-    /// One bounded go at everything there may be to do.
+    /// One bounded round of all pending work.
     fn go(&self, target: &mut Target) -> Result<Look, End> {
         let connection = &self.connection;
         let mut worked = self.reap()?;
@@ -288,7 +289,7 @@ impl ShmLink {
         })
     }
 
-    /// Hands out completions that the peer returned; gives whether there were any. Two loads if there are none.
+    /// Passes on completions that the peer returned. Returns whether there were any. Two loads if there are none.
     fn reap(&self) -> Result<bool, PeerViolation> {
         let mut any = false;
         // The producer bounds the loop: only descriptors in the ring can be returned.
@@ -312,7 +313,7 @@ impl ShmLink {
         Ok(any)
     }
 
-    /// For glances that take no lock.
+    /// Updates the fields that are read without a lock.
     fn note(&self, producer: &Producer) {
         self.copied_by_peer.store(producer.copied_by_peer(), Ordering::Relaxed);
         self.awaited.store(producer.awaited(), Ordering::Relaxed);
@@ -321,7 +322,7 @@ impl ShmLink {
         self.waits.store(waits, Ordering::Relaxed);
     }
 
-    /// Posts answers to the peer's reads, and asks for further reads of this side, as far as there is room: whether
+    /// Posts answers to the peer's reads and further reads of this side, as far as there is room. Returns whether
     /// anything was posted, and whether there is room for more once completions are reaped.
     fn serve_reads(&self) -> Result<(bool, bool), End> {
         let (posted, more) = {
@@ -366,18 +367,18 @@ impl ShmLink {
     }
 
     /// Ends the connection. The order matters: once the `closed` word is out, the peer delivers nothing that it
-    /// copied later, so only then may the sources of unfinished writes go back to their owners.
+    /// copied later, so only then may the sources of unfinished writes return to their owners.
     fn end(&self, target: &mut Target, end: &End) {
-        // Whoever looks finds that it is over.
+        // Every look finds from now on that the connection is over.
         self.closing.store(true, Ordering::Release);
         target.decline_loans(&self.connection);
         target.end();
         self.connection.own.set_closed(end.code);
-        // What the peer has executed before is Ok; a page of nonsense changes nothing any more.
+        // Writes that the peer has executed before succeed. An invalid page changes nothing any more.
         let _nonsense_is_ignored = self.reap();
         let read_by_peer = self.producer().end(&end.error);
         drop(read_by_peer);
-        // From here on only the peer's word, or its death, ends a lease: the driver waits for both.
+        // From here on a lease ends only when the peer releases it, or is dead. The driver waits for either.
         self.connection.own.set_listens(true);
         self.producer().leases().retire();
         self.connection.core.fail(&end.error);
@@ -388,7 +389,7 @@ impl ShmLink {
         self.driver.wake();
     }
 
-    /// Keeps everyone else from executing writes, as a long copy on another thread would.
+    /// Prevents other tasks from executing writes, as a long copy on another thread would.
     #[cfg(test)]
     pub(super) fn hold_target(&self) -> MutexGuard<'_, Target> {
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
@@ -449,19 +450,19 @@ impl Link for ShmLink {
         }
         let look = self.progress();
         if look == Look::More {
-            // A long copy is the driver's, so that others have their turn.
+            // The driver does a long copy, so that other tasks get their turn.
             self.driver.wake();
         }
         look
     }
 
     fn looks_in_vain(&self) -> bool {
-        // A peer on this CPU can do nothing meanwhile.
+        // A peer that runs on this CPU can do nothing meanwhile.
         self.connection.peer.is_here()
     }
 
     fn withdraw(&self, key: SlotKey) {
-        // Alone in its statement: completions are handed out without the lock.
+        // A statement of its own, so that completions are passed on without the lock.
         let withdrawn = {
             let mut producer = self.producer();
             let withdrawn = producer.withdraw(key);
@@ -481,7 +482,7 @@ impl Link for ShmLink {
     fn start_close(&self) {
         self.closing.store(true, Ordering::Release);
         self.free_threads();
-        // Pairs with the fence in `progress`: either we get the lock, or its holder sees the wish.
+        // Pairs with the fence in `progress`: either this task gets the lock, or its holder sees `contended`.
         fence(Ordering::SeqCst);
         if self.progress() == Look::Busy {
             self.driver.wake();

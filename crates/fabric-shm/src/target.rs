@@ -27,38 +27,37 @@ use crate::{
     sys,
 };
 
-/// What one go came to.
+/// The result of one round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Progress {
     /// There was nothing to execute.
     Idle,
-    /// Everything there was is executed.
+    /// Everything was executed.
     Worked,
-    /// The go's budget is used up; there may be more.
+    /// The round's budget is used up; there may be more.
     More,
 }
 
-/// The state of the target's half. Whoever holds its lock is the only one who touches local memory on behalf of
-/// the peer.
+/// The state of the target's half. Only the task that has its lock accesses local memory on behalf of the peer.
 #[derive(Debug, Default)]
 pub(super) struct Target {
     /// Position of the next descriptor.
     head: u64,
-    /// The descriptor under way.
+    /// The descriptor that is being executed.
     current: Option<Execution>,
-    /// The regions that the peer wrote last.
+    /// The regions that the peer wrote most recently.
     latest: LatestTargets,
-    /// Bytes of the pieces so far of the logical write under way.
+    /// Bytes of the finished pieces of the logical write in progress.
     landed: u64,
     /// The peer's blocks, in the order it sent them.
     blocks: Vec<ImportedBlock>,
-    /// Bytes of all of them.
+    /// The bytes of all imported blocks.
     imported: u64,
-    /// Set once: nothing is executed any more.
+    /// Set once. Then nothing is executed any more.
     over: bool,
-    /// Reads were asked for or answered since that was last looked at.
+    /// Whether reads were requested or answered since this was last checked.
     reads: bool,
-    /// Descriptors were executed whose completion the peer may wait for, since that was last looked at.
+    /// Whether descriptors whose completion the peer may wait for were executed since this was last checked.
     is_awaited: bool,
 }
 
@@ -69,27 +68,27 @@ struct Execution {
     is_quiet: bool,
     job: Option<Job>,
     length: u64,
-    /// It is no part of a write of the peer.
+    /// Set if the copy belongs to a read, not to a write of the peer.
     read: Option<Side>,
 }
 
-/// Whose read it is.
+/// The side that issued a read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Side {
-    /// The peer's, which gets an answer.
+    /// The peer, which gets an answer.
     Peer,
-    /// Ours, whose answer this is.
+    /// This side, which receives the answer.
     Own,
 }
 
-/// What takes time.
+/// A piece of work that takes time.
 #[derive(Debug)]
 enum Job {
     Copy(Copy),
     View(View),
 }
 
-/// Memory of the peer on its way to be looked at.
+/// A view of the peer's memory that is being made resident.
 #[derive(Debug)]
 struct View {
     index: u32,
@@ -99,7 +98,7 @@ struct View {
     generation: u64,
 }
 
-/// A payload on its way.
+/// A payload that is being copied.
 #[derive(Debug)]
 struct Copy {
     source: Source,
@@ -107,7 +106,7 @@ struct Copy {
     reason: CopyReason,
     /// Bytes copied so far.
     done: usize,
-    /// What a second core helps with.
+    /// The part that a second core copies.
     helped: Option<HelpedCopy>,
 }
 
@@ -116,7 +115,7 @@ impl Target {
         self.over
     }
 
-    /// Stops executing, for good, and lets go of the peer's memory.
+    /// Stops executing for good, and drops the blocks of the peer.
     pub(super) fn end(&mut self) {
         self.over = true;
         self.current = None;
@@ -143,7 +142,7 @@ impl Target {
         }
     }
 
-    /// Whether reads were asked for or answered since the last call.
+    /// Whether reads were requested or answered since the last call.
     pub(super) fn take_reads(&mut self) -> bool {
         mem::take(&mut self.reads)
     }
@@ -158,8 +157,8 @@ impl Target {
         self.head
     }
 
-    /// Takes in what the peer sent on the socket: descriptors of its blocks, or its end. Gives whether there
-    /// may be more.
+    /// Receives what the peer sent on the socket: descriptors of its blocks, or the end of the stream. Returns
+    /// whether there may be more.
     pub(super) fn read_frames(&mut self, connection: &Connection) -> Result<bool, End> {
         for _ in 0..BATCH_FRAMES {
             if !self.read_frame(connection)? {
@@ -197,7 +196,7 @@ impl Target {
         Ok(true)
     }
 
-    /// The checks of a NIC, before anything is touched.
+    /// Checks a descriptor as a NIC would, before any memory is accessed.
     fn begin(
         &mut self,
         connection: &Connection,
@@ -251,7 +250,7 @@ impl Target {
         Ok(execution)
     }
 
-    /// The copy of `length` bytes of the peer's that it answers a read with; `None` if there are none.
+    /// The copy of `length` bytes of the peer's answer to a read; `None` if there are none.
     fn copy_of(
         &mut self,
         connection: &Connection,
@@ -264,7 +263,7 @@ impl Target {
         self.copy_out_of(connection, (index, offset), destination, CopyReason::ShmRead).map(Some)
     }
 
-    /// The copy that fills `destination` from `offset` of the peer's block `index` on.
+    /// The copy that fills `destination` from the peer's block `index`, beginning at `offset`.
     fn copy_out_of(
         &mut self,
         connection: &Connection,
@@ -276,7 +275,7 @@ impl Target {
         if !block.covers(offset, destination.length() as u64) {
             return Err(PeerViolation::OutOfBounds.into());
         }
-        // The first copy out of a block is made alone: it keeps the book of what is resident.
+        // The first copy out of a block is made without help, because it records which pages are resident.
         let helped = block.is_resident(offset, destination.length()).then(|| {
             // `covers` has shown that the offset fits the address space.
             HelpedCopy::begin(block.mapping(), offset as usize, &destination, reason)
@@ -285,15 +284,15 @@ impl Target {
         Ok(Copy { source, destination, reason, done: 0, helped: helped.flatten() })
     }
 
-    /// The peer's block of this number. It was sent before the descriptor that names it, so if it is not here
-    /// yet, it waits in the socket.
+    /// The peer's block with this number. The peer sends a block before the descriptor that names it, so a block that
+    /// is not here yet waits in the socket.
     fn block(&mut self, connection: &Connection, index: u32) -> Result<&mut ImportedBlock, End> {
         let index = index as usize;
         while index >= self.blocks.len() && self.read_frame(connection)? {}
         self.blocks.get_mut(index).ok_or_else(|| PeerViolation::Malformed.into())
     }
 
-    /// Goes on with `job` for about `limit` bytes: how many they were, and whether it is done.
+    /// Continues `job` for about `limit` bytes. Returns how many they were, and whether it is done.
     fn advance(
         &mut self,
         connection: &Connection,
@@ -318,7 +317,7 @@ impl Target {
         }
     }
 
-    /// Copies up to `limit` bytes of `copy` and gives their number.
+    /// Copies up to `limit` bytes of `copy` and returns their number.
     fn copy(&mut self, connection: &Connection, copy: &mut Copy, limit: usize) -> Result<usize, End> {
         let length = limit.min(copy.destination.length() - copy.done);
         let source = match copy.source {
@@ -334,14 +333,14 @@ impl Target {
         };
         let access = copy.destination.access(copy.done, length).map_err(|_| PeerViolation::NotGranted)?;
         // SAFETY: `source` is readable for `length` bytes: `resident` and the slot's layout promise it. `access`
-        // covers `length` bytes of a live grant that no slice of this process aliases, in another mapping. The
-        // peer may change the source meanwhile: `finish` looks at its `closed` word before anyone is told.
+        // covers `length` bytes of a live grant that no slice of this process aliases, in another mapping. The peer
+        // may change the source meanwhile: `finish` checks its `closed` word before the arrival is passed on.
         unsafe { copy_raw(access.pointer(), source, length, copy.reason) };
         copy.done += length;
         Ok(length)
     }
 
-    /// Tells the user, if the bytes were the peer's to send until now, and moves on.
+    /// Passes the arrival on, if the peer had not closed until now, and moves to the next descriptor.
     fn finish(
         &mut self,
         connection: &Connection,
@@ -356,7 +355,8 @@ impl Target {
             return self.hand_over(connection, view, Immediate(immediate));
         }
         if let Some(side) = execution.read {
-            // Before this side may ask for one more: the peer counts what is unanswered by what we have executed.
+            // Before this side may request another read: the peer counts unanswered reads by what this side has
+            // executed.
             connection.own.set_consumed(self.head + 1);
             let read = (side == Side::Own).then(|| lock(producer).reads().answered()).flatten();
             if let Some(read) = read {
@@ -379,20 +379,20 @@ impl Target {
         Ok(())
     }
 
-    /// Gives the user a view of the peer's memory.
+    /// Passes the user a view of the peer's memory.
     fn hand_over(&mut self, connection: &Connection, view: &View, immediate: Immediate) -> Result<(), End> {
         let mapping = self.block(connection, view.index)?.mapping().clone();
         let release = release(connection, view.slot, view.generation);
         let buffer = Buf::foreign(Arc::new(Loan::new(mapping, view.offset, view.length, release)));
-        // What can't be delivered is released as it is dropped.
+        // A view that cannot be delivered is released by its drop.
         connection.core.deliver(Arrival::Loan { immediate, buffer }).map_err(End::not_ready)?;
         self.head += 1;
         Ok(())
     }
 
-    /// The connection is over: loans that were not executed never will be.
+    /// Declines, when the connection is over, the loans that were not executed.
     pub(super) fn decline_loans(&self, connection: &Connection) {
-        // The ring bounds the loop: a slot published out of turn ends it.
+        // The ring bounds the loop. A slot that is published out of order ends it.
         for position in self.head..self.head.saturating_add(u64::from(connection.peer.slots())) {
             let Ok(Some(descriptor)) = connection.peer.descriptor(position) else { return };
             if let Source::Lent { slot, generation, .. } = descriptor.source {
@@ -401,7 +401,7 @@ impl Target {
         }
     }
 
-    /// Reads one frame; false when there is none.
+    /// Reads one frame. Returns false when there is none.
     fn read_frame(&mut self, connection: &Connection) -> Result<bool, End> {
         let packet = match sys::receive(connection.socket.get_ref().as_fd()) {
             Ok(packet) => packet,
@@ -436,7 +436,7 @@ fn lock(producer: &Mutex<Producer>) -> MutexGuard<'_, Producer> {
     producer.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Checks a read of the peer as a NIC does, which asks nothing of a read of no bytes, and has it answered.
+/// Checks a read of the peer as a NIC does, and queues its answer. A read of no bytes needs no check.
 fn answer(
     connection: &Connection,
     producer: &Mutex<Producer>,
@@ -458,7 +458,7 @@ fn release(connection: &Connection, slot: u32, generation: u64) -> Release {
     Release { own, peer, ringer: connection.ringer.clone(), slot, generation }
 }
 
-/// The peer's end of the socket is closed: by its word if it left one.
+/// The end of a connection whose socket the peer has closed. If the peer left a reason, that is the error.
 pub(super) fn ended(connection: &Connection, detail: &str) -> End {
     match connection.peer.closed() {
         0 => End::end_of_file(detail),

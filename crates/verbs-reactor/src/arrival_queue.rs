@@ -1,14 +1,14 @@
-//! Arrivals that nobody has taken yet.
+//! Arrivals that were not taken yet.
 
 use std::{collections::VecDeque, mem, sync::PoisonError};
 
 use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
 
-/// Arrivals in order. One task at a time hands them on.
+/// Arrivals in order. One task at a time passes them on.
 #[derive(Debug)]
 pub(crate) struct ArrivalQueue<A> {
     queued: Mutex<Queued<A>>,
-    /// Arrivals in `queued`, and the one that is being handed on, for looks without the lock.
+    /// The number of arrivals in `queued`, plus the one that is being passed on. Read without the lock.
     waiting: AtomicU64,
 }
 
@@ -24,8 +24,8 @@ impl<A> ArrivalQueue<A> {
         Self { queued: Mutex::new(queued), waiting: AtomicU64::new(0) }
     }
 
-    /// Arrivals that wait, with the one that is being handed on. If there is none, whoever finds the next arrival may hand
-    /// it on at once: all before it were.
+    /// The number of arrivals that wait, including the one that is being passed on. If it is zero, all earlier
+    /// arrivals were passed on, so the task that finds the next one may pass it on at once.
     pub(crate) fn waiting(&self) -> u64 {
         self.waiting.load(Ordering::Acquire)
     }
@@ -51,7 +51,8 @@ impl<A> ArrivalQueue<A> {
         arrival
     }
 
-    /// Hands on at most `most` arrivals, unless another task is at it: whether there are more, or `None` if nothing was done.
+    /// Passes on at most `most` arrivals, unless another task is doing so. Returns whether there are more, or `None`
+    /// if nothing was done.
     pub(crate) fn hand_on(&self, most: u32, mut take: impl FnMut(A)) -> Option<bool> {
         let mut queued = self.lock();
         if queued.arrivals.is_empty() || mem::replace(&mut queued.is_handing_on, true) {
@@ -64,7 +65,7 @@ impl<A> ArrivalQueue<A> {
             queued = self.lock();
         }
         queued.is_handing_on = false;
-        // Only now: until then later arrivals are queued behind the one that is handed on.
+        // Only now: until here, later arrivals must be queued behind the one that is passed on.
         self.count(&queued);
         Some(!queued.arrivals.is_empty())
     }

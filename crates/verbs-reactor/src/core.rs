@@ -22,11 +22,11 @@ use crate::{
 pub struct QueuePairConfig {
     /// Operations that may be outstanding at once.
     pub send_depth: u32,
-    /// Immediates that may arrive before the first is taken.
+    /// Immediates that may arrive before the first of them is taken.
     pub receive_depth: u32,
 }
 
-/// Counters of one queue pair, by the fabric itself.
+/// Counters of one queue pair, counted by the fabric.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct QueuePairStats {
@@ -48,17 +48,19 @@ struct Counters {
     bytes_received: AtomicU64,
 }
 
-/// Takes the arrivals of one queue pair where the fabric finds them. See [`QueuePair::set_sink`](crate::QueuePair::set_sink).
+/// Takes the arrivals of one queue pair in the thread that finds them. See
+/// [`QueuePair::set_sink`](crate::QueuePair::set_sink).
 pub trait ArrivalSink: Send + Sync + fmt::Debug + 'static {
     /// Takes one arrival, in the peer's posting order. Calls for one queue pair never overlap.
     ///
-    /// The calling task is any that drives the queue pair, and the fabric may hold the lock of its receiving side. So this must
-    /// not wait for a lock of a caller that drives or closes the queue pair. It may post, poll operations and close.
+    /// Any task that drives the queue pair may call this, and the fabric may hold the lock of its receiving side. So
+    /// this must not wait for a lock that is held by a task which drives or closes the queue pair. It may post, poll
+    /// operations and close.
     fn arrived(&self, arrival: Arrival);
 }
 
-/// Slots, arrivals and failure of one queue pair. The fabric's [`Link`](crate::Link) reports here; the user's
-/// [`QueuePair`](crate::QueuePair) awaits here.
+/// Slots, arrivals and failure of one queue pair. The fabric's [`Link`](crate::Link) reports to it; the user's
+/// [`QueuePair`](crate::QueuePair) awaits it.
 #[derive(Debug)]
 pub struct QueuePairCore {
     kind: FabricKind,
@@ -66,11 +68,11 @@ pub struct QueuePairCore {
     capabilities: Capabilities,
     slots: SlotTable,
     remote: RemoteRegions,
-    /// Takes the arrivals; without it they wait in `arrivals`.
+    /// Takes the arrivals. Without a sink they wait in `arrivals`.
     sink: OnceLock<Arc<dyn ArrivalSink>>,
     arrivals: ArrivalQueue<Arrival>,
     inbound: Mutex<Inbound>,
-    /// There is a failure in `inbound`.
+    /// Whether `inbound` has a failure.
     has_failed: AtomicBool,
     /// Takes the arrivals.
     consumer: AtomicWaker,
@@ -82,13 +84,12 @@ pub struct QueuePairCore {
 struct Inbound {
     failure: Option<FabricError>,
     drained: bool,
-    /// Everyone who waits for the drain: several may close at once.
+    /// The tasks that wait for the drain. Several may close at once.
     closers: Vec<Waker>,
 }
 
 impl QueuePairCore {
-    /// The shared state of a new queue pair of a fabric that can do what `capabilities` says: it is never handed
-    /// an operation that it can't do.
+    /// The shared state of a new queue pair. The fabric gets no operation that `capabilities` excludes.
     pub fn new(kind: FabricKind, config: QueuePairConfig, capabilities: Capabilities) -> Self {
         Self {
             kind,
@@ -106,7 +107,7 @@ impl QueuePairCore {
         }
     }
 
-    /// Which fabric this is.
+    /// The kind of the fabric.
     pub fn kind(&self) -> FabricKind {
         self.kind
     }
@@ -126,17 +127,17 @@ impl QueuePairCore {
         &self.slots
     }
 
-    /// What tasks that help share with the driver.
+    /// The state that helping tasks share with the driver.
     pub fn help(&self) -> &Help {
         &self.help
     }
 
-    /// The peer's regions, which the fabric resolves a write's target with.
+    /// The peer's regions. The fabric looks up the target of a write in them.
     pub fn remote_regions(&self) -> &RemoteRegions {
         &self.remote
     }
 
-    /// The counters now.
+    /// The current values of the counters.
     pub fn stats(&self) -> QueuePairStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         QueuePairStats {
@@ -147,7 +148,7 @@ impl QueuePairCore {
         }
     }
 
-    /// Reports the end of one operation of `length` payload bytes.
+    /// Reports the completion of one operation of `length` payload bytes.
     pub fn complete(&self, key: SlotKey, length: u64, result: Result<(), FabricError>) {
         if result.is_ok() {
             self.count_sent(length);
@@ -155,7 +156,7 @@ impl QueuePairCore {
         self.slots.complete(key, result);
     }
 
-    /// Counts an operation of `length` payload bytes that is complete.
+    /// Counts a completed operation of `length` payload bytes.
     pub(crate) fn count_sent(&self, length: u64) {
         self.counters.operations.fetch_add(1, Ordering::Relaxed);
         self.counters.bytes_sent.fetch_add(length, Ordering::Relaxed);
@@ -166,17 +167,18 @@ impl QueuePairCore {
         self.counters.bytes_received.fetch_add(length, Ordering::Relaxed);
     }
 
-    /// Reports an arrival, which takes one posted receive. Calls must not overlap, and come in the peer's posting order. A
-    /// queue pair with a [sink](crate::QueuePair::set_sink) gives it to the sink before this returns, and the receive is free
-    /// again. The sink posts, so this must not be called inside of [`Link::submit`](crate::Link::submit), nor while a lock is
-    /// held that a call of the link waits for: see [`queue_arrival`](Self::queue_arrival).
+    /// Reports an arrival, which consumes one posted receive. Calls must not overlap, and must follow the peer's
+    /// posting order. A queue pair with a [sink](crate::QueuePair::set_sink) passes the arrival to the sink before
+    /// this returns, which frees the receive. The sink posts, so this must not be called inside
+    /// [`Link::submit`](crate::Link::submit), nor while a lock is held that a call of the link waits for. Use
+    /// [`queue_arrival`](Self::queue_arrival) there.
     ///
     /// # Errors
-    /// [`FabricError::ReceiverNotReady`] when all `receive_depth` receives are taken; the fabric must fail the
+    /// [`FabricError::ReceiverNotReady`] when all `receive_depth` receives are in use. The fabric must then fail the
     /// connection on both sides.
     pub fn deliver(&self, arrival: Arrival) -> Result<(), FabricError> {
         match self.sink.get() {
-            // What was queued before goes first.
+            // Earlier arrivals that are queued go to the sink first.
             Some(sink) if self.arrivals_waiting() == 0 => {
                 self.counters.arrivals.fetch_add(1, Ordering::Relaxed);
                 sink.arrived(arrival);
@@ -186,8 +188,9 @@ impl QueuePairCore {
         }
     }
 
-    /// As [`deliver`](Self::deliver), but leaves the arrival to the task that awaits arrivals, which is woken, or to whoever
-    /// drives the queue pair next. For a fabric that finds arrivals where it may not call the sink.
+    /// As [`deliver`](Self::deliver), but queues the arrival and wakes the task that awaits arrivals. That task, or
+    /// the next one that drives the queue pair, passes it on. For a fabric that finds arrivals where it may not call
+    /// the sink.
     ///
     /// # Errors
     /// As [`deliver`](Self::deliver).
@@ -206,12 +209,13 @@ impl QueuePairCore {
         Ok(())
     }
 
-    /// From now on arrivals go to `sink`. The first stays.
+    /// Passes arrivals to `sink` from now on. Later calls have no effect.
     pub(crate) fn set_sink(&self, sink: Arc<dyn ArrivalSink>) {
         let _first = self.sink.set(sink);
     }
 
-    /// Hands queued arrivals to the sink, if there is one, unless a task is at it. Whether there were any.
+    /// Passes queued arrivals to the sink, if there is one, unless another task is doing so. Returns whether it
+    /// passed any.
     pub(crate) fn hand_on(&self) -> bool {
         let Some(sink) = self.sink.get().filter(|_| self.arrivals_waiting() > 0 && !is_put_off()) else {
             return false;
@@ -223,12 +227,12 @@ impl QueuePairCore {
         has_more.is_some()
     }
 
-    /// Arrivals so far, taken or not.
+    /// The number of arrivals so far, taken or not.
     pub(crate) fn arrived(&self) -> u64 {
         self.counters.arrivals.load(Ordering::Relaxed)
     }
 
-    /// Arrivals that nobody has taken yet; each holds its receive.
+    /// The number of arrivals that were not taken yet. Each still uses its receive.
     pub fn arrivals_waiting(&self) -> u64 {
         self.arrivals.waiting()
     }
@@ -238,16 +242,16 @@ impl QueuePairCore {
         self.consumer.wake();
     }
 
-    /// Reports that the connection is over. Ends every outstanding operation and, once the arrivals before it
-    /// are taken, the arrivals. The first failure stays. For fabrics whose operations end with the connection;
-    /// one whose device still holds buffers calls [`fail_arrivals`](Self::fail_arrivals) and completes each
-    /// operation itself.
+    /// Reports that the connection is over. Fails every outstanding operation, and ends the arrivals once the earlier
+    /// ones are taken. The first failure counts. For fabrics whose operations end with the connection. A fabric whose
+    /// device still uses buffers calls [`fail_arrivals`](Self::fail_arrivals) instead, and completes each operation
+    /// itself.
     pub fn fail(&self, failure: &FabricError) {
         self.fail_arrivals(failure);
         self.slots.fail(failure);
     }
 
-    /// As [`fail`](Self::fail), but leaves operations under way to end by themselves.
+    /// As [`fail`](Self::fail), but leaves outstanding operations to the fabric, which completes them.
     pub fn fail_arrivals(&self, failure: &FabricError) {
         self.slots.refuse(failure);
         self.lock().failure.get_or_insert_with(|| failure.clone());
@@ -260,12 +264,12 @@ impl QueuePairCore {
         if self.has_failed() { self.lock().failure.clone() } else { None }
     }
 
-    /// Whether there was one.
+    /// Whether the connection has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Acquire)
     }
 
-    /// Reports that nothing of the peer can touch local memory any more.
+    /// Reports that the peer cannot access local memory any more.
     pub fn mark_drained(&self) {
         let closers = {
             let mut inbound = self.lock();
@@ -275,12 +279,12 @@ impl QueuePairCore {
         closers.into_iter().for_each(Waker::wake);
     }
 
-    /// Whether an arrival, or the end of them, is there to be taken.
+    /// Whether an arrival is queued, or the arrivals have ended.
     pub(crate) fn has_arrival(&self) -> bool {
         self.arrivals_waiting() > 0 || self.has_failed()
     }
 
-    /// The next arrival of the queue.
+    /// Takes the next arrival from the queue.
     pub(crate) fn take_arrival(&self) -> Option<Arrival> {
         self.arrivals.pop()
     }
@@ -289,7 +293,7 @@ impl QueuePairCore {
         let Poll::Ready(there) = self.poll_inbound(context) else { return Poll::Pending };
         match there.map(|()| self.take_arrival()) {
             Ok(Some(arrival)) => Poll::Ready(Ok(arrival)),
-            // Another task took it: there is to be one consumer only.
+            // Another task took it, although there must be one consumer only.
             Ok(None) => {
                 context.waker().wake_by_ref();
                 Poll::Pending
@@ -298,7 +302,7 @@ impl QueuePairCore {
         }
     }
 
-    /// Ready when there is an arrival to take, or will never be one.
+    /// Ready when an arrival is queued, or when there will be no more.
     pub(crate) fn poll_inbound(&self, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
         if self.sink.get().is_none() && is_put_off() {
             context.waker().wake_by_ref();
@@ -308,7 +312,7 @@ impl QueuePairCore {
             return Poll::Ready(Ok(()));
         }
         self.consumer.register(context.waker());
-        // What came before the waker was left woke nobody.
+        // What arrived before the waker was registered woke nobody.
         if !self.has_arrival() {
             return Poll::Pending;
         }
@@ -319,7 +323,7 @@ impl QueuePairCore {
         }
     }
 
-    /// Ready when the connection is over, nothing of the peer can touch local memory any more, and every operation has
+    /// Ready when the connection is over, the peer cannot access local memory any more, and every operation has
     /// ended.
     pub fn poll_drained(&self, context: &Context<'_>) -> Poll<()> {
         {
@@ -337,7 +341,7 @@ impl QueuePairCore {
     }
 }
 
-/// Whether queued arrivals are to wait for another turn.
+/// Whether the simulator delays queued arrivals by one turn.
 fn is_put_off() -> bool {
     tensorwire_testpoints::chance!("an arrival is taken a turn later")
 }

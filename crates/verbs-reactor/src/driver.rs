@@ -1,10 +1,9 @@
-//! The one loop that waits, for the connections of all fabrics. A fabric says what a look is and what to sleep on ([`Driven`]);
-//! how long to look is decided by [`Patience`].
+//! The wait loop of the connections of all fabrics. A fabric defines what a look is and what to sleep on
+//! ([`Driven`]). [`Patience`] decides how long to look.
 //!
-//! Order: look; after work, let the tasks that it woke run; do what was put off until then; look again, as the fabric's way of
-//! waiting wants it; arm; look once more; sleep.
-//! Users' tasks look by themselves when they are polled, and are woken by completions and arrivals. So the driver is needed
-//! only when all of them sleep.
+//! The order is: look; after work, let the tasks that it woke run; settle what was deferred until then; look again,
+//! for as long as the fabric's [`Wait`](crate::Wait) allows; arm; look once more; sleep. Users' tasks look when they
+//! are polled, and completions and arrivals wake them. So the driver is needed only when all of them sleep.
 
 use std::{
     fmt,
@@ -22,52 +21,53 @@ use crate::{
     wait::{Idle, Patience},
 };
 
-/// One connection as its [`Driver`] sees it. Dropping it ends the connection: nobody would drive it any more.
+/// What a [`Driver`] needs of one connection. Dropping it ends the connection, because nothing would drive it any
+/// more.
 pub trait Driven: Send + Unpin {
-    /// The connection's link, whose looks are the driver's while it does not sleep.
+    /// The connection's link. The driver looks through it while it does not sleep.
     fn link(&self) -> &dyn Link;
 
     /// The state that the link reports to.
     fn core(&self) -> &QueuePairCore;
 
-    /// Begins a poll: leaves `context`'s waker for those who want the driver to look, and takes in what woke it.
+    /// Begins a poll: registers the waker of `context`, and consumes the event that woke the driver.
     fn begin(&mut self, context: &mut Context<'_>);
 
-    /// Does a bounded part of what there is to do. After [`Busy`](Look::Busy), whoever is at it must wake the driver; after
-    /// [`Over`](Look::Over) the driver ends.
+    /// Does a bounded part of the pending work. If this returns [`Busy`](Look::Busy), the task that is looking must
+    /// wake the driver afterwards. After [`Over`](Look::Over) the driver ends.
     fn look(&mut self, context: &mut Context<'_>) -> Look;
 
-    /// Changes whenever anyone has found work.
+    /// A number that changes whenever any task has found work.
     fn finds(&self) -> u64;
 
-    /// Tells `patience` what is known of the wait that begins.
+    /// Passes `patience` what is known about the wait that begins.
     fn advise(&self, _patience: &mut Patience) {}
 
-    /// Does what was put off until the tasks that work woke have run, and those that they woke.
+    /// Does what was deferred until the tasks that work woke have run, and the tasks that those woke.
     fn settle(&mut self) {}
 
-    /// From now on, whatever comes wakes this task. What came before did not: the driver looks once more.
+    /// From now on, new work wakes this task. Earlier work did not, so the driver looks once more after this call.
     fn arm(&mut self, _context: &mut Context<'_>) {}
 
-    /// Whether arming costs nothing now, or would be due soon in any case.
+    /// Whether arming costs nothing now, or is due soon in any case.
     fn arms_at_once(&self) -> bool {
         false
     }
 
-    /// Whether the connection is over or coming to its end: then it is not worth looking for.
+    /// Whether the connection is over or closing. Then the driver does not poll for work.
     fn is_ending(&self) -> bool;
 }
 
-/// The driver of one connection: the only task that sleeps on the kernel for it.
+/// The driver of one connection: the only task that waits for the kernel on its behalf.
 pub struct Driver<D> {
     driven: D,
     /// `None` once the connection ends.
     patience: Option<Patience>,
-    /// What [`Driven::finds`] and [`Help::finds`](crate::help::Help::finds) were.
+    /// The last values of [`Driven::finds`] and [`Help::finds`](crate::help::Help::finds).
     finds: (u64, u64),
-    /// Work was found, and the tasks that it woke may not have run, nor those that they woke.
+    /// Work was found, and the tasks that it woke, or the tasks that those woke, may not have run yet.
     has_woken: bool,
-    /// The runtime has many workers, and waking itself would make another one steal this task.
+    /// The runtime has many workers, so waking itself would let another worker steal this task.
     many_workers: bool,
 }
 
@@ -78,7 +78,7 @@ impl<D> fmt::Debug for Driver<D> {
 }
 
 impl<D: Driven> Driver<D> {
-    /// For the runtime that this is called on.
+    /// A driver for the runtime that this is called on.
     pub fn new(driven: D, patience: Patience) -> Self {
         let flavor = Handle::try_current().map(|handle| handle.runtime_flavor());
         driven.core().help().begin(patience.looks());
@@ -91,7 +91,7 @@ impl<D: Driven> Driver<D> {
         }
     }
 
-    /// Ends the present wait if anyone found work, and lets tasks that wait help, or not.
+    /// Ends the current wait if any task found work. Then allows or forbids waiting tasks to help.
     fn learn(&mut self) {
         if self.driven.is_ending() {
             self.patience = None;
@@ -100,7 +100,7 @@ impl<D: Driven> Driver<D> {
         let finds = (self.driven.finds(), help.finds());
         let (before, helped_before) = mem::replace(&mut self.finds, finds);
         if let Some(patience) = &mut self.patience {
-            // The turn that was given away was spent on this very connection.
+            // Other tasks used the yielded turn for this connection.
             if finds.1 != helped_before {
                 patience.turn_was_used();
             }
@@ -116,7 +116,7 @@ impl<D: Driven> Driver<D> {
         self.patience.as_ref().is_none_or(Patience::rests)
     }
 
-    /// What to do now that there is nothing to do.
+    /// What to do when there is no work.
     fn idle(&mut self) -> Idle {
         let Some(patience) = &mut self.patience else { return Idle::Sleep };
         self.driven.advise(patience);
@@ -124,11 +124,11 @@ impl<D: Driven> Driver<D> {
         patience.idle(link.looks_in_vain(), || link.look() != Look::Idle)
     }
 
-    /// Nothing was found. `None` if other tasks go first.
+    /// Waits after a look that found nothing. `None` if other tasks run first.
     fn wait(&mut self, context: &mut Context<'_>) -> Option<Look> {
         self.driven.settle();
         match self.idle() {
-            // Found by looking; this takes the rest of it.
+            // Looking found work; this does the rest of it.
             Idle::Work => match self.driven.look(context) {
                 Look::Idle => Some(Look::Worked),
                 look => Some(look),
@@ -138,7 +138,7 @@ impl<D: Driven> Driver<D> {
                 give_way(context);
                 None
             }
-            // In this order, or what comes in between would wake nobody.
+            // Arm first, then look: work that comes in between would wake nobody in the other order.
             Idle::Sleep => {
                 self.driven.arm(context);
                 Some(self.driven.look(context))
@@ -156,7 +156,7 @@ impl<D: Driven> Future for Driver<D> {
         self.learn();
         let sleeps_at_once = self.rests() && self.driven.arms_at_once();
         if look == Look::Idle && mem::take(&mut self.has_woken) && !sleeps_at_once {
-            // The second time after work: those run whom the woken tasks woke.
+            // The second turn after work is for the tasks that the woken tasks woke.
             give_way(context);
             return Poll::Pending;
         }
@@ -165,13 +165,13 @@ impl<D: Driven> Future for Driver<D> {
             look = found;
         }
         match look {
-            // Armed. Others may have left something to settle since the first look.
+            // Armed. Other tasks may have deferred something since the first look.
             Look::Idle => self.driven.settle(),
-            // Whoever is at it wakes this task.
+            // The task that is looking wakes this one.
             Look::Busy => {}
             Look::Worked | Look::More => {
                 self.has_woken = true;
-                // The tasks that were woken run first.
+                // The woken tasks run first.
                 if self.many_workers {
                     give_way(context);
                 } else {
@@ -186,7 +186,7 @@ impl<D: Driven> Future for Driver<D> {
 
 /// Wakes this task again after the runtime's other tasks and its IO have had a turn.
 fn give_way(context: &mut Context<'_>) {
-    // The first poll of this future only asks for that; it needs to live no longer.
+    // The first poll of this future requests the turn; the future is not needed afterwards.
     let turn = pin!(tokio::task::yield_now());
     let _always_pending = turn.poll(context);
 }

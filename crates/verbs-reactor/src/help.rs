@@ -1,5 +1,5 @@
-//! Help for a connection's driver by a task that awaits something of the peer's: what such a task finds by itself costs no
-//! wake-up. The bounds are the same for all fabrics.
+//! Polling by a task that awaits the peer, in place of the connection's driver: what such a task finds by itself
+//! costs no wake-up. The bounds are the same for all fabrics.
 
 use std::sync::{
     OnceLock,
@@ -8,25 +8,25 @@ use std::sync::{
 
 use crate::look::{Look, Looks};
 
-/// How long a task looks, in [goes](Looks) of about 2 µs.
-const GOES: u32 = 5;
+/// How long a task looks, in [rounds](Looks) of about 2 µs.
+const ROUNDS: u32 = 5;
 
-/// Finds in a row after which the runtime's other tasks get a turn.
+/// Consecutive finds after which the runtime's other tasks get a turn.
 const FINDS_MAX: u32 = 64;
 
-/// What a connection's driver and the tasks that help it share. All of it is a guess, so that nothing is lost when two threads
-/// are at it.
+/// State that a connection's driver and its helping tasks share. All of it is heuristic, so races between threads do
+/// no harm.
 #[derive(Debug, Default)]
 pub struct Help {
-    /// What a look is. Unset for a fabric that has no looks.
+    /// How to look. Unset for a fabric that does not poll.
     looks: OnceLock<Looks>,
-    /// Looking pays off now, as the driver has found.
+    /// Whether polling pays off now, as the driver has measured.
     pays: AtomicBool,
-    /// Finds in a row.
+    /// Consecutive finds.
     in_a_row: AtomicU32,
     /// All finds.
     finds: AtomicU64,
-    /// Something was posted since an arrival was last awaited.
+    /// Whether something was posted since an arrival was last awaited.
     has_asked: AtomicBool,
 }
 
@@ -36,35 +36,37 @@ impl Help {
         let _ = self.looks.set(looks);
     }
 
-    /// Lets tasks that wait look for themselves, or not.
+    /// Allows or forbids waiting tasks to look.
     pub fn allow(&self, pays: bool) {
         if self.pays.load(Ordering::Relaxed) != pays {
             self.pays.store(pays, Ordering::Relaxed);
         }
     }
 
-    /// Whether [`find`](Self::find) may look, as of now.
+    /// Whether [`find`](Self::find) may look now.
     pub(crate) fn is_allowed(&self) -> bool {
         self.pays.load(Ordering::Relaxed)
     }
 
-    /// Changes whenever a task has found something.
+    /// A number that changes whenever a task has found something.
     pub(crate) fn finds(&self) -> u64 {
         self.finds.load(Ordering::Relaxed)
     }
 
-    /// Something is posted.
+    /// Records that something was posted.
     pub(crate) fn asks(&self) {
         self.has_asked.store(true, Ordering::Relaxed);
     }
 
-    /// Whether something was posted since this was last asked, so that an answer may be under way. A task that hands arrivals
-    /// on to others awaits the next one before those have run, and what it looked for then could only come once they have.
+    /// Whether something was posted since the last call, so that an answer may be under way. A task that dispatches
+    /// arrivals to other tasks awaits the next arrival before those have run. Looking then would be in vain: the next
+    /// arrival can only come once they have run.
     pub(crate) fn awaits_answer(&self) -> bool {
         self.has_asked.load(Ordering::Relaxed) && self.has_asked.swap(false, Ordering::Relaxed)
     }
 
-    /// Looks a little, if that is allowed. True if all that was found is done: else the rest is the driver's.
+    /// Looks for a few microseconds, if that is allowed. True if it found work and did all of it; otherwise the
+    /// driver does the rest.
     pub(crate) fn find(&self, mut look: impl FnMut() -> Look) -> bool {
         let Some(looks) = self.looks.get().filter(|_| self.is_allowed()) else { return false };
         let in_a_row = self.in_a_row.load(Ordering::Relaxed);
@@ -72,7 +74,7 @@ impl Help {
             self.in_a_row.store(0, Ordering::Relaxed);
             return false;
         }
-        let Some(found) = looks.find(GOES, || Some(look()).filter(|look| *look != Look::Idle)) else {
+        let Some(found) = looks.find(ROUNDS, || Some(look()).filter(|look| *look != Look::Idle)) else {
             return false;
         };
         self.in_a_row.store(in_a_row + 1, Ordering::Relaxed);
@@ -91,7 +93,7 @@ mod tests {
         wait::{Patience, tests::Clock},
     };
 
-    /// Of a fabric that looks six times in a go.
+    /// Of a fabric that looks six times in a round.
     fn help() -> Help {
         let patience = Patience::new(Spinner::new(Wait::Adaptive), Arc::<Clock>::default());
         let help = Help::default();
@@ -120,9 +122,9 @@ mod tests {
                 if looks.get() == number { Look::Worked } else { Look::Idle }
             }
         };
-        assert!(help.find(finds_at(6 * GOES)), "the last of its looks");
+        assert!(help.find(finds_at(6 * ROUNDS)), "the last of its looks");
         assert!(!help.find(finds_at(u32::MAX)));
-        assert_eq!((looks.get(), help.finds()), (2 * 6 * GOES, 1));
+        assert_eq!((looks.get(), help.finds()), (2 * 6 * ROUNDS, 1));
     }
 
     #[test]

@@ -7,17 +7,17 @@ use crate::{FabricError, Immediate, Look, QueuePairStats, RemoteRange, SlotKey, 
 /// The fabric's half of a connected queue pair; [`QueuePair`](crate::QueuePair) is the user's half. Both share a
 /// [`QueuePairCore`](crate::QueuePairCore), on which the fabric reports completions, arrivals and failure.
 pub trait Link: Send + Sync + fmt::Debug + 'static {
-    /// Takes one operation whose slot is already reserved, in posting order. Never blocks. A failure is
-    /// reported on the core like any completion. The send queue has room for all its
+    /// Takes one operation whose slot is already reserved, in posting order. Never blocks. A failure is reported on
+    /// the core like any completion. The caller has checked that the send queue has room for all
     /// [pieces](WorkRequest::pieces).
     fn submit(&self, key: SlotKey, request: &WorkRequest);
 
-    /// Posts a write of a few bytes, or a bare notification, that is complete when this returns: the bytes were copied, it
-    /// takes no slot, and nothing is reported of it. It is posted after all that was submitted before. `None` if the
-    /// fabric has no such writes, or no room for one now.
+    /// Posts a write of a few bytes, or a notification alone, that is complete when this returns. The bytes were
+    /// copied, the write takes no slot, and no completion is reported. It is posted behind everything that was
+    /// submitted before. `None` if the fabric does not support such writes, or has no room now.
     ///
     /// # Errors
-    /// The write cannot be posted; nothing was.
+    /// The write cannot be posted, and nothing was posted.
     fn submit_inline(
         &self,
         _bytes: &[u8],
@@ -27,37 +27,41 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// Makes progress on behalf of a task that awaits an operation. Cheap when there is nothing to do; never blocks. It may be
-    /// called while an arrival is [delivered](crate::QueuePairCore::deliver), so it only tries a lock that is held there.
+    /// Makes progress on behalf of a task that awaits an operation. Cheap when there is nothing to do; never blocks.
+    /// It may be called while an arrival is [delivered](crate::QueuePairCore::deliver), so it must only try a lock
+    /// that is held there.
     fn drive(&self);
 
-    /// Looks for work of the peer's, and does a bounded part of what it finds: about 256 KiB. If more is left, the
-    /// [driver](crate::Driver) is woken for it. Cheap when there is nothing to do; waits neither for the peer nor for a lock
-    /// that is held for long. Called many times in a row while looking pays off, by the driver and by a task that awaits
-    /// something of the peer's. A fabric whose driver has no looks leaves this out.
+    /// Looks for work from the peer, and does a bounded part of it: about 256 KiB. If more is left, this wakes the
+    /// [driver](crate::Driver). Cheap when there is nothing to do. Waits neither for the peer nor for a lock that is
+    /// held for long. Called many times in a row while polling pays off, by the driver and by tasks that await the
+    /// peer. A fabric whose driver does not poll need not implement this.
     fn look(&self) -> Look {
         Look::Idle
     }
 
-    /// Whether [`look`](Self::look) can find nothing as long as it is called, as where the peer needs this very CPU.
+    /// Whether polling by [`look`](Self::look) cannot succeed, for example because the peer needs this CPU to make
+    /// progress.
     fn looks_in_vain(&self) -> bool {
         false
     }
 
-    /// Begins the orderly close: outstanding operations end, and further accesses of the peer are refused. When that
-    /// is done, and nothing of the peer can touch local memory any more, the fabric calls
-    /// [`QueuePairCore::mark_drained`](crate::QueuePairCore::mark_drained). Called once; also after a failure.
+    /// Begins the orderly close: outstanding operations end, and further accesses by the peer are refused. When that
+    /// is done, and the peer cannot access local memory any more, the fabric calls
+    /// [`QueuePairCore::mark_drained`](crate::QueuePairCore::mark_drained). Called once, also after a failure.
     fn start_close(&self);
 
-    /// If the operation was submitted and cannot be posted yet, it fails with
-    /// [`FabricError::Busy`](crate::FabricError::Busy), and is never posted. For callers that have another way.
+    /// Fails the operation with [`FabricError::Busy`](crate::FabricError::Busy) if it was submitted and cannot be
+    /// posted yet; it is then never posted. For callers that have an alternative.
     fn withdraw(&self, _key: SlotKey) {}
 
-    /// The queue pair's counters. `counted` are those of the core; a link whose operations are counted elsewhere replaces them.
+    /// The queue pair's counters. `counted` are the core's counters. A link whose operations are counted elsewhere
+    /// replaces them.
     fn stats(&self, counted: QueuePairStats) -> QueuePairStats {
         counted
     }
 
-    /// Releases threads of this process that the peer blocks inside a call of this link, where a peer can. Never blocks.
+    /// Releases threads of this process that the peer blocks inside a call of this link, if the fabric allows a peer
+    /// to do so. Never blocks.
     fn free_threads(&self) {}
 }

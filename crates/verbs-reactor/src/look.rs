@@ -2,36 +2,36 @@
 
 use std::hint;
 
-/// What a look for work found.
+/// What one look for work found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     /// Nothing to do.
     Idle,
-    /// All there was is done.
+    /// Work was found, and all of it is done.
     Worked,
-    /// There is more to do at once.
+    /// Work was found, and there is more.
     More,
-    /// Another task is at it.
+    /// Another task is looking.
     Busy,
     /// The connection is over.
     Over,
 }
 
-/// Looks in one go: about 2 µs, for which other tasks of the thread wait.
+/// The looks of one round: about 2 µs, during which other tasks of the thread wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Looks {
     pub(crate) count: u32,
-    /// A look is a few loads of memory, after which the core should pause.
+    /// Whether a look is a few loads of memory, after which the core should pause.
     pub(crate) pauses: bool,
 }
 
 impl Looks {
-    /// Of loads of memory. A fabric whose looks are calls has [fewer](crate::Patience::with_looks).
+    /// For looks that are loads of memory. A fabric whose looks are calls does [fewer](crate::Patience::with_looks).
     pub(crate) const LOADS: Self = Self { count: 48, pauses: true };
 
-    /// Looks in up to `goes` goes, until one finds something; gives that.
-    pub(crate) fn find<T>(self, goes: u32, mut look: impl FnMut() -> Option<T>) -> Option<T> {
-        (0..goes * self.count).find_map(|_| {
+    /// Looks for up to `rounds` rounds, until a look finds something, and returns that.
+    pub(crate) fn find<T>(self, rounds: u32, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+        (0..rounds * self.count).find_map(|_| {
             let found = look();
             if found.is_none() && self.pauses {
                 hint::spin_loop();

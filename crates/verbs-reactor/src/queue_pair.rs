@@ -18,14 +18,14 @@ use crate::{
     Arrival, ArrivalSink, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig,
     QueuePairCore, QueuePairStats, ReadDestination, ReadSegment, RegionId, RemoteRange, RemoteRegion,
     Segment, SlotKey, WorkRequest,
-    slot::{Place, Reserve},
+    slot::{LinePosition, Reserve},
 };
 
 pub use reads::{ReadOperation, VectoredReadOperation};
 
-/// A connected queue pair. Cheap to clone; all clones are one connection.
+/// A connected queue pair. Cheap to clone; all clones share one connection.
 ///
-/// Dropping the last clone begins the close without waiting for its end; [`close`](Self::close) waits.
+/// Dropping the last clone begins to close it and does not wait; [`close`](Self::close) waits.
 #[derive(Debug, Clone)]
 pub struct QueuePair {
     shared: Arc<Shared>,
@@ -48,7 +48,7 @@ impl Shared {
 }
 
 impl Shared {
-    /// Whether `request` can be posted at all, and how many work requests it takes.
+    /// Checks that `request` can ever be posted. Returns how many work requests it takes.
     fn check(&self, request: &WorkRequest) -> Result<u64, FabricError> {
         let capabilities = self.core.capabilities();
         if !capabilities.allow(request) {
@@ -62,7 +62,7 @@ impl Shared {
         Ok(request.weight(capabilities.piece_bytes_max))
     }
 
-    /// Makes progress on behalf of a task that waits. Whether queued arrivals were handed on.
+    /// Makes progress on behalf of a task that waits. Returns whether queued arrivals went to the sink.
     fn drive(&self) -> bool {
         self.link.drive();
         self.core.hand_on()
@@ -77,7 +77,7 @@ impl Shared {
         !self.link.looks_in_vain() && self.core.help().find(|| self.link.look())
     }
 
-    /// Submits those in line for which there is room.
+    /// Submits queued posts for which there is room.
     fn submit_line(&self) {
         let slots = self.core.slots();
         if slots.waiting() == 0 {
@@ -97,12 +97,12 @@ impl Drop for Shared {
 }
 
 impl QueuePair {
-    /// Joins the two halves; called by fabrics.
+    /// Joins the two halves. For fabrics.
     pub fn new(core: Arc<QueuePairCore>, link: Arc<dyn Link>) -> Self {
         Self { shared: Arc::new(Shared { core, link, closing: AtomicBool::new(false) }) }
     }
 
-    /// Which fabric this is.
+    /// The kind of the fabric.
     pub fn kind(&self) -> FabricKind {
         self.shared.core.kind()
     }
@@ -117,7 +117,7 @@ impl QueuePair {
         self.shared.link.stats(self.shared.core.stats())
     }
 
-    /// Why the connection is over, if it is.
+    /// The failure that ended the connection, if it is over.
     pub fn failure(&self) -> Option<FabricError> {
         self.shared.core.failure()
     }
@@ -127,23 +127,23 @@ impl QueuePair {
         self.shared.core.has_failed()
     }
 
-    /// Writes `local` to `remote` without telling the peer. Posted in the order of calls, when there is room in the send
-    /// queue and nobody waits for it: at once, or, where posting several together costs less, no later than when one
-    /// under way ends or somebody awaits this queue pair. Else the operation waits from its first poll on, and room
-    /// is given in the order in which operations began to wait: one that waits and is polled no more holds up
-    /// those behind it until it is dropped.
+    /// Writes `local` to `remote` without a notification at the peer. If the send queue has room and no earlier
+    /// operation waits for room, this posts in the order of calls: at once, or, where posting several together costs
+    /// less, no later than when an outstanding operation completes or a task awaits this queue pair. Otherwise the
+    /// operation waits for room from its first poll on. Operations get room in the order in which they began to wait.
+    /// One that waits and is not polled any more blocks those behind it until it is dropped.
     ///
     /// # Errors
-    /// Every [`FabricError`]; the local bytes may be reused in any case.
+    /// Every [`FabricError`]. The local bytes may be reused after any of them.
     ///
     /// # Cancel safety
-    /// Dropping the future ends interest in the result. A posted write goes on and keeps its bytes alive; one
-    /// that still waits for a slot is never posted.
+    /// Dropping the future discards the result. A posted write continues and keeps its bytes alive. A write that
+    /// still waits for a slot is never posted.
     pub fn write(&self, local: Buf, remote: RemoteRange) -> Operation {
         self.start(WorkRequest::Write { local, remote: Some(remote), immediate: None })
     }
 
-    /// Writes `local` to `remote` and tells the peer `immediate` after the last byte has landed.
+    /// Writes `local` to `remote`. The peer gets `immediate` after the last byte has landed.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -171,12 +171,12 @@ impl QueuePair {
         self.start(WorkRequest::WriteVectored { segments: segments.into(), immediate })
     }
 
-    /// Hands `local` to the peer without a copy ([`Arrival::Loan`]). Completes when the peer has it; the bytes
-    /// stay alive and unchanged until the peer's lease ends.
+    /// Gives the peer a view of `local` without a copy ([`Arrival::Loan`]). Completes when the peer has the view. The
+    /// bytes stay alive and unchanged until the peer's lease ends.
     ///
     /// # Errors
-    /// As [`write`](Self::write); [`FabricError::LeasesExhausted`] when the peer's process holds as many loans
-    /// as it may, [`FabricError::Unsupported`] where [`Capabilities::lend`] is false.
+    /// As [`write`](Self::write); [`FabricError::LeasesExhausted`] when the peer's process has as many loans as it
+    /// may, [`FabricError::Unsupported`] where [`Capabilities::lend`] is false.
     ///
     /// # Cancel safety
     /// As [`write`](Self::write).
@@ -184,8 +184,8 @@ impl QueuePair {
         self.start(WorkRequest::Lend { local, immediate })
     }
 
-    /// As [`lend`](Self::lend), posted now or not at all; what the fabric refuses at once is an error, and the peer was
-    /// not told anything.
+    /// As [`lend`](Self::lend), posted now or not at all. If the fabric refuses it, this returns the error, and the
+    /// peer gets nothing.
     ///
     /// # Errors
     /// [`FabricError::SendQueueFull`], [`FabricError::Busy`], and those of [`lend`](Self::lend).
@@ -201,38 +201,39 @@ impl QueuePair {
     }
 
     /// Reads `remote`, which the peer has [exposed](tensorwire_memory::Buf::expose) in a region with
-    /// [`Access::remote_read`](crate::Access::remote_read), into `into`, and gives it back. The peer is not told.
+    /// [`Access::remote_read`](crate::Access::remote_read), into `into`, and returns it. The peer gets no
+    /// notification.
     ///
-    /// The read sees at least what the peer's memory held when it asked; nothing is promised about writes that are
-    /// posted after it and before its end.
+    /// The read sees at least what the peer's memory contained when the read was posted. Whether it sees writes that
+    /// are posted after it and before its completion is undefined.
     ///
     /// # Errors
     /// As [`write`](Self::write); [`FabricError::Unsupported`] where [`Capabilities::read`] is false. After an error
-    /// `into` is back in its pool.
+    /// `into` has returned to its pool.
     ///
     /// # Cancel safety
-    /// As [`write`](Self::write): a posted read keeps its destination until it is over.
+    /// As [`write`](Self::write): a posted read owns its destination until it completes.
     pub fn read(&self, remote: RemoteRange, into: BufMut) -> ReadOperation {
         let into = ReadDestination::new(into);
         let operation = self.start(WorkRequest::Read { remote, into: into.clone() });
         ReadOperation::new(operation, into, self.kind())
     }
 
-    /// Reads each range of the peer's memory into the buffer beside it, as one operation with one completion, and gives
-    /// the buffers back in the same order. The ranges may lie in several regions, overlap and be empty. What is
-    /// adjacent at the peer leaves as one request with a scatter list where the fabric has such a thing: see
+    /// Reads each range of the peer's memory into the buffer beside it, as one operation with one completion, and
+    /// returns the buffers in the same order. The ranges may lie in several regions, overlap and be empty. Adjacent
+    /// ranges become one request with a scatter list where the fabric supports that: see
     /// [`scattered`](crate::scattered) for one range into many buffers.
     ///
-    /// A segment that this side can tell to be wrong fails the whole before anything is posted. Each segment counts in
-    /// the send queue as a [`read`](Self::read) of its own.
+    /// If this side finds a segment invalid, the operation fails and nothing is posted. Each segment counts in the
+    /// send queue as a separate [`read`](Self::read).
     ///
     /// # Errors
     /// As [`read`](Self::read); [`FabricError::TooManyPieces`] if the send queue could never hold it,
-    /// [`FabricError::Unsupported`] where [`Capabilities::read`] is false. After an error all buffers are back
-    /// in their pools, whatever came into them.
+    /// [`FabricError::Unsupported`] where [`Capabilities::read`] is false. After an error all buffers have returned
+    /// to their pools; their contents are undefined.
     ///
     /// # Cancel safety
-    /// As [`read`](Self::read): a posted one keeps all its buffers until it is over.
+    /// As [`read`](Self::read): a posted read owns all its buffers until it completes.
     pub fn read_vectored(
         &self,
         segments: impl IntoIterator<Item = (RemoteRange, BufMut)>,
@@ -248,7 +249,7 @@ impl QueuePair {
         self.shared.core.capabilities()
     }
 
-    /// Tells the peer `immediate` after everything posted before has landed.
+    /// Sends the peer `immediate`, which arrives after everything posted before has landed.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -259,7 +260,7 @@ impl QueuePair {
         self.start(WorkRequest::Write { local: Buf::empty(), remote: None, immediate: Some(immediate) })
     }
 
-    /// Posts `request` now or not at all, for callers that count their own operations.
+    /// Posts `request` now or not at all. For callers that count their own operations.
     ///
     /// # Errors
     /// [`FabricError::SendQueueFull`], or the queue pair's failure.
@@ -277,15 +278,16 @@ impl QueuePair {
         }
     }
 
-    /// Posts `request` in the order of such calls, for callers that count their own operations: now, or when there is room
-    /// for it. The task that [drives](Self::poll_progress) this queue pair sees to that, and so does whoever awaits an
-    /// operation of it.
+    /// Posts `request` now, or when there is room for it, in the order of calls. The task that
+    /// [drives](Self::poll_progress) this queue pair posts the waiting ones, and so does any task that awaits an
+    /// operation of it. For callers that count their own operations.
     ///
     /// # Errors
-    /// [`FabricError::SendQueueFull`] if as many wait already as the send queue is deep, or the queue pair's failure.
+    /// [`FabricError::SendQueueFull`] if as many requests wait as the send queue is deep, or the queue pair's
+    /// failure.
     ///
     /// # Cancel safety
-    /// Dropping the operation ends interest in the result. It is posted all the same.
+    /// Dropping the operation discards the result. The request is posted all the same.
     pub fn post(&self, request: &WorkRequest) -> Result<Operation, FabricError> {
         let core = &self.shared.core;
         let weight = self.shared.check(request)?;
@@ -303,9 +305,9 @@ impl QueuePair {
         }
     }
 
-    /// Writes `bytes` to `remote`, tells the peer `immediate`, or both: posted and complete when this returns. For callers that
-    /// count their own operations. `None` where that is not possible now: the fabric copies no so many bytes at once, or
-    /// has no room. Then nothing was posted.
+    /// Writes `bytes` to `remote`, sends the peer `immediate`, or both. The operation is posted and complete when
+    /// this returns. `None` if that is not possible now, because the fabric cannot copy this many bytes, or has no
+    /// room; then nothing was posted. For callers that count their own operations.
     ///
     /// # Errors
     /// As [`write`](Self::write).
@@ -330,7 +332,7 @@ impl QueuePair {
     /// The next arrival, in the peer's posting order. One consumer at a time.
     ///
     /// # Errors
-    /// The connection's failure, after all arrivals before it have been taken.
+    /// The connection's failure, after all earlier arrivals have been taken.
     ///
     /// # Cancel safety
     /// Cancel-safe: an arrival is taken only by the poll that returns it.
@@ -338,25 +340,26 @@ impl QueuePair {
         NextArrival { shared: &self.shared }
     }
 
-    /// Gives arrivals to `sink` from now on, instead of to [`next_arrival`](Self::next_arrival): called by whoever finds them,
-    /// before it does anything else. The task that drives the queue pair calls [`poll_progress`](Self::poll_progress). The first
-    /// sink stays. A sink must not keep the queue pair alive.
+    /// Passes arrivals to `sink` from now on, instead of to [`next_arrival`](Self::next_arrival). The task that finds
+    /// an arrival calls the sink at once. The task that drives the queue pair calls
+    /// [`poll_progress`](Self::poll_progress). A second call has no effect. A sink must not keep the queue pair
+    /// alive.
     pub fn set_sink(&self, sink: Arc<dyn ArrivalSink>) {
         self.shared.core.set_sink(sink);
     }
 
-    /// Makes progress on behalf of the task that drives a queue pair with a [sink](Self::set_sink): ready when arrivals were
-    /// given to the sink, so that there may be more. Also submits posts for which there is room now.
+    /// Makes progress on behalf of the task that drives a queue pair with a [sink](Self::set_sink). Ready when
+    /// arrivals went to the sink, so that there may be more. Also submits posts for which there is room now.
     ///
     /// # Errors
-    /// The connection's failure, after all arrivals before it have been given to the sink.
+    /// The connection's failure, after the sink has taken all earlier arrivals.
     pub fn poll_progress(&self, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
         let core = &self.shared.core;
         let before = core.arrived();
-        // Also posts what waits for a call to the device.
+        // Also posts the requests that wait for the next call to the device.
         let has_handed_on = self.shared.drive();
         let polled = core.poll_inbound(context);
-        // After the waker was left with the core: whoever stands in line later wakes this task.
+        // The waker is registered with the core before this check, so a post that is queued later wakes this task.
         if core.slots().waiting() > 0 {
             core.slots().leave_poster(context.waker());
             self.shared.submit_line();
@@ -364,7 +367,7 @@ impl QueuePair {
         match polled {
             Poll::Ready(Err(failure)) => Poll::Ready(Err(failure)),
             _ if has_handed_on || core.arrived() != before => Poll::Ready(Ok(())),
-            // Others hand on what is queued.
+            // Another task passes on what is queued.
             Poll::Ready(Ok(())) => {
                 context.waker().wake_by_ref();
                 Poll::Pending
@@ -373,13 +376,13 @@ impl QueuePair {
         }
     }
 
-    /// Whether [`help`](Self::help) may find anything, as of now.
+    /// Whether [`help`](Self::help) may find anything now.
     pub fn may_help(&self) -> bool {
         self.shared.core.help().is_allowed() && !self.shared.link.looks_in_vain()
     }
 
-    /// Looks a little for work of the fabric's and does it, if looking pays off now; whether there was any. What arrived by
-    /// that was given to the [sink](Self::set_sink).
+    /// Polls the fabric for a few microseconds and does the work it finds, if polling pays off now. Returns whether
+    /// it found any. Arrivals go to the [sink](Self::set_sink).
     pub fn help(&self) -> bool {
         self.shared.core.hand_on() || self.shared.help()
     }
@@ -389,24 +392,24 @@ impl QueuePair {
         self.shared.core.remote_regions().add(region);
     }
 
-    /// How many regions of the peer are known: each takes memory, so whoever passes on what a peer announces keeps it
-    /// below a limit.
+    /// The number of the peer's regions that are known. Each takes memory, so a caller that passes on what a peer
+    /// announces must enforce a limit.
     pub fn remote_region_count(&self) -> usize {
         self.shared.core.remote_regions().count()
     }
 
-    /// Forgets a region of the peer.
+    /// Removes a region of the peer.
     pub fn remove_remote_region(&self, region: RegionId) {
         self.shared.core.remote_regions().remove(region);
     }
 
-    /// Closes the connection and waits until every operation has ended and nothing of the peer can touch local
-    /// memory: grants lent through it may then end with
-    /// [`GrantEnd::QueuePairDrained`](tensorwire_memory::GrantEnd::QueuePairDrained). Operations under way end with
-    /// [`FabricError::Closed`] unless they complete first.
+    /// Closes the connection and waits until every operation has ended and the peer cannot access local memory.
+    /// Grants that were made through it may then end with
+    /// [`GrantEnd::QueuePairDrained`](tensorwire_memory::GrantEnd::QueuePairDrained). Outstanding operations fail
+    /// with [`FabricError::Closed`] unless they complete first.
     ///
     /// # Cancel safety
-    /// Cancel-safe: the close goes on; calling again waits for the same end.
+    /// Cancel-safe: the close continues, and another call waits for it.
     pub async fn close(&self) {
         self.shared.start_close();
         poll_fn(|context| {
@@ -416,8 +419,8 @@ impl QueuePair {
         .await;
     }
 
-    /// Lets threads of this process go that a hostile peer holds inside a call of this queue pair, for a connection that
-    /// is to end: they may hold locks that its end needs. [`close`](Self::close) does it too.
+    /// Releases threads of this process that a hostile peer blocks inside a call of this queue pair. For a connection
+    /// that is about to end: such a thread may hold locks that ending needs. [`close`](Self::close) does this too.
     pub fn free_threads(&self) {
         self.shared.link.free_threads();
     }
@@ -433,7 +436,7 @@ impl QueuePair {
                 self.operation(State::Posted(key))
             }
             Reserve::InLine(_) | Reserve::Full => {
-                self.operation(State::Waiting { request, weight, place: Place::default() })
+                self.operation(State::Waiting { request, weight, position: LinePosition::default() })
             }
             Reserve::Failed(failure) => self.operation(State::Failed(failure)),
         }
@@ -444,9 +447,9 @@ impl QueuePair {
     }
 }
 
-/// An operation under way: a handle on its slot.
+/// A handle on the slot of an operation.
 ///
-/// Dropping it ends interest in the result, not the operation.
+/// Dropping it discards the result and does not stop the operation.
 #[derive(Debug)]
 #[must_use = "a write that still waits for a slot is posted only when polled"]
 pub struct Operation {
@@ -456,18 +459,18 @@ pub struct Operation {
 
 #[derive(Debug)]
 enum State {
-    /// No slot was free, or others waited for one.
-    Waiting { request: WorkRequest, weight: u64, place: Place },
+    /// No slot was free, or earlier operations wait for one.
+    Waiting { request: WorkRequest, weight: u64, position: LinePosition },
     /// The slot owns the buffers.
     Posted(SlotKey),
-    /// The queue pair had failed already.
+    /// The queue pair had failed before.
     Failed(FabricError),
-    /// The result was given out.
+    /// The result was returned.
     Finished,
 }
 
 impl Operation {
-    /// Why it has failed, if it has already.
+    /// The error, if the operation has failed already.
     fn take_refusal(&mut self) -> Option<FabricError> {
         let State::Posted(key) = &self.state else { return None };
         let refusal = self.shared.core.slots().take_refusal(*key)?;
@@ -475,7 +478,7 @@ impl Operation {
         Some(refusal)
     }
 
-    /// How it ended, if that is known already: nothing is left to drive for it then.
+    /// The result, if it is known already. Then there is no need to drive the link.
     fn take_done(&mut self) -> Option<Result<(), FabricError>> {
         let State::Posted(key) = &self.state else { return None };
         let result = self.shared.core.slots().take_done(*key)?;
@@ -485,9 +488,9 @@ impl Operation {
 
     /// Posts a waiting request if a slot is free now.
     fn try_post(&mut self, context: &Context<'_>) -> Poll<()> {
-        let State::Waiting { request, weight, place } = &mut self.state else { return Poll::Ready(()) };
+        let State::Waiting { request, weight, position } = &mut self.state else { return Poll::Ready(()) };
         let slots = self.shared.core.slots();
-        self.state = match slots.reserve_or_wait(request, *weight, place, context.waker()) {
+        self.state = match slots.reserve_or_wait(request, *weight, position, context.waker()) {
             Reserve::Reserved(key) => {
                 self.shared.submit(key, request);
                 State::Posted(key)
@@ -529,7 +532,7 @@ impl Drop for Operation {
         let slots = self.shared.core.slots();
         match &mut self.state {
             State::Posted(key) => slots.ignore(*key),
-            State::Waiting { place, .. } => slots.leave(place),
+            State::Waiting { position, .. } => slots.leave(position),
             State::Failed(_) | State::Finished => {}
         }
     }
@@ -546,12 +549,12 @@ impl Future for NextArrival<'_> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Shared { core, link, .. } = self.shared;
-        // As many as there is room for at most: then the link is driven again.
+        // The queue is bounded, so the link is driven again after at most its depth of arrivals.
         if let Some(arrival) = core.take_arrival() {
             return Poll::Ready(Ok(arrival));
         }
         link.drive();
-        // Before leaving a waker: what is found here wakes nobody.
+        // Before a waker is registered, so that what is found here wakes nobody.
         if core.help().awaits_answer() {
             while !core.has_arrival() && self.shared.help() {}
         }

@@ -99,7 +99,7 @@ enum Who {
 /// An operation's number in the line of those that wait for room. Must be [given back](SlotTable::leave) if the
 /// operation is dropped while it waits.
 #[derive(Debug, Default)]
-pub(crate) struct Place(Option<u64>);
+pub(crate) struct LinePosition(Option<u64>);
 
 /// The task to wake once the lock is released.
 #[derive(Debug, Default)]
@@ -253,23 +253,23 @@ impl SlotTable {
     }
 
     /// As [`reserve`](Self::reserve), but waits in line: room goes to operations in the order in which they began to
-    /// wait. After [`Reserve::Full`], `place` is a number in the line, and `waker` is woken when the call should be
+    /// wait. After [`Reserve::Full`], `position` is a number in the line, and `waker` is woken when the call should be
     /// repeated.
     pub(crate) fn reserve_or_wait(
         &self,
         request: &WorkRequest,
         weight: u64,
-        place: &mut Place,
+        position: &mut LinePosition,
         waker: &Waker,
     ) -> Reserve {
-        self.reserve_in_turn(request, weight, Some((place, waker)))
+        self.reserve_in_turn(request, weight, Some((position, waker)))
     }
 
     fn reserve_in_turn(
         &self,
         request: &WorkRequest,
         weight: u64,
-        mut queued: Option<(&mut Place, &Waker)>,
+        mut queued: Option<(&mut LinePosition, &Waker)>,
     ) -> Reserve {
         let Some(needed) = self.weight_of(weight) else {
             return Reserve::Failed(FabricError::TooManyPieces { pieces: weight, depth: self.depth });
@@ -278,17 +278,18 @@ impl SlotTable {
         if let Some(failure) = &inner.failure {
             return Reserve::Failed(failure.clone());
         }
-        let place = queued.as_ref().and_then(|(place, _)| place.0);
-        let in_turn = inner.waiting.first_key_value().is_none_or(|(&first, _)| Some(first) == place);
+        let position = queued.as_ref().and_then(|(position, _)| position.0);
+        let in_turn = inner.waiting.first_key_value().is_none_or(|(&first, _)| Some(first) == position);
         let Some(key) = (if in_turn { self.take_room(&mut inner, request, needed) } else { None }) else {
-            if let Some((place, waker)) = &mut queued {
-                inner.wait(place, needed, waker);
+            if let Some((position, waker)) = &mut queued {
+                inner.wait(position, needed, waker);
                 self.count_waiting(&inner);
             }
             return Reserve::Full;
         };
-        let left =
-            queued.and_then(|(place, _)| place.0.take()).and_then(|place| inner.waiting.remove(&place));
+        let left = queued
+            .and_then(|(position, _)| position.0.take())
+            .and_then(|position| inner.waiting.remove(&position));
         self.count_waiting(&inner);
         // There may be room for the next in line, too.
         let wakes = inner.wakes(self.depth);
@@ -316,10 +317,10 @@ impl SlotTable {
     }
 
     /// Removes an operation whose future was dropped from the line, and wakes the next one if there is room for it.
-    pub(crate) fn leave(&self, place: &mut Place) {
-        let Some(place) = place.0.take() else { return };
+    pub(crate) fn leave(&self, position: &mut LinePosition) {
+        let Some(position) = position.0.take() else { return };
         let mut inner = self.lock();
-        let left = inner.waiting.remove(&place);
+        let left = inner.waiting.remove(&position);
         self.count_waiting(&inner);
         let wakes = inner.wakes(self.depth);
         drop(inner);
@@ -478,15 +479,15 @@ impl Inner {
     }
 
     /// Joins the line, or replaces the waker if the operation stands in it.
-    fn wait(&mut self, place: &mut Place, weight: u32, waker: &Waker) {
-        let place = *place.0.get_or_insert_with(|| {
+    fn wait(&mut self, position: &mut LinePosition, weight: u32, waker: &Waker) {
+        let position = *position.0.get_or_insert_with(|| {
             self.next_place += 1;
             self.next_place
         });
-        match self.waiting.get_mut(&place) {
+        match self.waiting.get_mut(&position) {
             Some(Waiter { who: Who::Future(known), .. }) => known.clone_from(waker),
             _ => {
-                self.waiting.insert(place, Waiter { weight, who: Who::Future(waker.clone()) });
+                self.waiting.insert(position, Waiter { weight, who: Who::Future(waker.clone()) });
             }
         }
     }

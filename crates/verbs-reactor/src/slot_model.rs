@@ -11,7 +11,7 @@ use tensorwire_memory::Buf;
 
 use crate::{
     FabricError, WorkRequest,
-    slot::{Place, Reserve, SlotKey, SlotTable},
+    slot::{LinePosition, Reserve, SlotKey, SlotTable},
 };
 
 const DEPTH: u32 = 4;
@@ -66,7 +66,7 @@ struct Step {
 /// One operation that waits for room, with its weight.
 #[derive(Debug)]
 enum Waiting {
-    Future(Place, u64),
+    Future(LinePosition, u64),
     InLine(SlotKey, u64),
 }
 
@@ -137,19 +137,19 @@ impl Model {
                 self.take(table.reserve(&request, weight), weight, fits);
             }
             Call::Wait { weight } => {
-                let mut place = Place::default();
+                let mut position = LinePosition::default();
                 let fits = self.waiting.is_empty() && weight <= self.room();
-                let reserve = table.reserve_or_wait(&request, weight, &mut place, &waker);
+                let reserve = table.reserve_or_wait(&request, weight, &mut position, &waker);
                 if matches!(reserve, Reserve::Full) {
-                    self.waiting.push_back(Waiting::Future(place, weight));
+                    self.waiting.push_back(Waiting::Future(position, weight));
                 }
                 self.take(reserve, weight, fits);
             }
             Call::PollWaiter { which } => {
                 let room = self.room();
-                let Some(Waiting::Future(place, weight)) = self.waiting.get_mut(which) else { return };
+                let Some(Waiting::Future(position, weight)) = self.waiting.get_mut(which) else { return };
                 let (weight, fits) = (*weight, which == 0 && *weight <= room);
-                let reserve = table.reserve_or_wait(&request, weight, place, &waker);
+                let reserve = table.reserve_or_wait(&request, weight, position, &waker);
                 if fits {
                     self.waiting.pop_front();
                 }
@@ -157,9 +157,9 @@ impl Model {
             }
             Call::Leave { which } => {
                 if matches!(self.waiting.get(which), Some(Waiting::Future(..)))
-                    && let Some(Waiting::Future(mut place, _)) = self.waiting.remove(which)
+                    && let Some(Waiting::Future(mut position, _)) = self.waiting.remove(which)
                 {
-                    table.leave(&mut place);
+                    table.leave(&mut position);
                 }
             }
             Call::Complete { which } => {

@@ -10,21 +10,21 @@ use std::{
 
 use crate::{Runtime, look::Looks};
 
-/// What a fabric's drivers do when there is nothing to do. Set when a fabric is made, for all its queue pairs.
+/// How a fabric's drivers wait for work. Set when a fabric is made, for all its queue pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum Wait {
-    /// Sleeps at once: no CPU time is spent waiting, and each wake-up costs a system call at both ends.
+    /// Sleeps at once. No CPU time is spent on waiting, and each wake-up costs a system call on both sides.
     Sleep,
-    /// Looks again for some microseconds, first with pauses, then giving the core away; the budget grows while
-    /// that pays off and is zero after an idle gap. At most one task per fabric and runtime does so.
+    /// Polls for some microseconds before it sleeps, first with pauses, then yielding the core. The budget grows
+    /// while that pays off and is zero after an idle gap. At most one task per fabric and runtime polls.
     #[default]
     Adaptive,
-    /// Never sleeps. For a core of its own.
+    /// Never sleeps. Needs a dedicated core.
     Busy,
 }
 
-/// A text that names no way of waiting.
+/// A text that names no [`Wait`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("way of waiting `{0}` is unknown: use one of sleep, adaptive, busy")]
 pub struct UnknownWait(pub String);
@@ -42,41 +42,43 @@ impl std::str::FromStr for Wait {
     }
 }
 
-/// The longest that a driver looks for work before it sleeps: a few times what a wake-up through the kernel costs.
-/// It must be longer than an answer takes when nobody sleeps, or two peers that look would never meet awake.
+/// The longest that a driver looks for work before it sleeps: a few times what a wake-up through the kernel costs. It
+/// must be longer than an answer takes when neither side sleeps, or two polling peers would never be awake at the
+/// same time.
 const BUDGET_MAX: Duration = Duration::from_micros(20);
 
-/// The first budget that is worth having.
+/// The smallest useful budget.
 const BUDGET_MIN: Duration = Duration::from_micros(4);
 
-/// After a longer wait than this, what was learnt before it says nothing any more. A shorter one may have been short
-/// work of the peer between two wake-ups through the kernel, ours and its own: on a virtual machine whose cores have
-/// gone idle, each takes 30 µs and more. Then looking would have done in a few.
+/// After a longer wait than this, what was learnt before is obsolete. A shorter wait may consist of a little work of
+/// the peer and two wake-ups through the kernel, one on each side. On a virtual machine with idle cores each wake-up
+/// takes 30 µs and more, and polling would have needed a few.
 const IDLE_GAP: Duration = Duration::from_micros(200);
 
-/// A wake-up of a core that has gone idle, on a virtual machine.
+/// The time that waking an idle core takes on a virtual machine.
 const WAKE_UP: Duration = Duration::from_micros(80);
 
-/// The longest budget in round trips of the fabric's device, besides a wake-up: as much as an answer takes while one
-/// peer still sleeps, or two that sleep would never meet awake. Where the device is slow, so is the wake-up.
+/// The longest budget in round trips of the fabric's device, in addition to a wake-up. It is as long as an answer
+/// takes while one peer still sleeps; otherwise two sleeping peers would never be awake at the same time. Where the
+/// device is slow, so is the wake-up.
 const ROUND_TRIPS: u32 = 8;
 
-/// No budget is longer, however slow the device.
+/// The upper limit of all budgets, however slow the device.
 const BUDGET_LONGEST: Duration = Duration::from_millis(1);
 
-/// Waits in a row that the longest budget did not cover, after which looking rests.
+/// After this many consecutive waits that the longest budget did not cover, polling pauses.
 const MISSES_MAX: u32 = 8;
 
-/// Waits for which it rests then, so that at most one in nine is looked through in vain.
+/// The number of waits for which it pauses, so that at most one wait in nine is polled in vain.
 const REST_WAITS: u32 = 64;
 
-/// Bytes that a peer copies in a nanosecond when the memory is not in its caches.
+/// Bytes per nanosecond that a peer copies when the memory is not in its caches.
 const BYTES_PER_NS: u64 = 8;
 
-/// A peer's copy that takes longer is slept through: it outweighs a sleep and a wake-up at each side.
+/// During a longer copy by the peer the driver sleeps: the copy outweighs a sleep and a wake-up on each side.
 const COPY_LONGEST: Duration = Duration::from_micros(300);
 
-/// What the drivers of one fabric on one runtime share: at most one of them spins.
+/// State that the drivers of one fabric on one runtime share, so that at most one of them spins.
 #[derive(Debug)]
 pub struct Spinner {
     wait: Wait,
@@ -84,7 +86,7 @@ pub struct Spinner {
 }
 
 impl Spinner {
-    /// For the drivers of a new fabric, which wait as `wait` says.
+    /// The state for the drivers of a new fabric, which wait in the way of `wait`.
     pub fn new(wait: Wait) -> Arc<Self> {
         Arc::new(Self { wait, taken: AtomicBool::new(false) })
     }
@@ -95,41 +97,41 @@ impl Spinner {
 pub enum Idle {
     /// There is work now.
     Work,
-    /// Give the core and the runtime a turn, then look again.
+    /// Yield to the core's and the runtime's other tasks, then look again.
     GiveWay,
     /// Arm, look once more, and sleep.
     Sleep,
 }
 
-/// One driver's decisions, and what it learnt from how they turned out.
+/// The decisions of one driver, and what it has learnt from earlier waits.
 #[derive(Debug)]
 pub struct Patience {
     spinner: Arc<Spinner>,
     clock: Arc<dyn Runtime>,
     looks: Looks,
-    /// The longest that this fabric's drivers look.
+    /// The longest budget of this fabric's drivers.
     budget_max: Duration,
     /// See [`IDLE_GAP`].
     idle_gap: Duration,
     budget: Duration,
-    /// This driver is the one that spins.
+    /// Whether this driver is the one that spins.
     holds: bool,
-    /// When the present wait began, as far as it is known.
+    /// When the current wait began, if that is known.
     since: Option<Duration>,
-    /// The present wait includes a sleep.
+    /// Whether the current wait includes a sleep.
     slept: bool,
-    /// Waits in a row that slept although the budget was the longest.
+    /// Consecutive waits that slept although the budget was the longest.
     misses: u32,
-    /// Waits that are left without a budget.
+    /// The number of coming waits without a budget.
     rest: u32,
-    /// When the latest turn was given away, until it is known how long it took.
+    /// When the latest turn was yielded, until its length is known.
     gave_way: Option<Duration>,
-    /// How much longer this wait may be looked through, because the peer copies for us meanwhile.
+    /// How much longer this wait may poll, because the peer is copying local bytes.
     copy: Duration,
 }
 
 impl Patience {
-    /// For one driver of the fabric that `spinner` belongs to. `clock` tells the time.
+    /// For one driver of the fabric that `spinner` belongs to. `clock` measures time.
     pub fn new(spinner: Arc<Spinner>, clock: Arc<dyn Runtime>) -> Self {
         Self {
             spinner,
@@ -148,8 +150,9 @@ impl Patience {
         }
     }
 
-    /// Looks `looks` times in one go, which should take about 2 µs. Each look is a call that takes longer than a pause should,
-    /// so that there is none: on a virtual machine a pause may be a trap to the hypervisor, many times as long as a look.
+    /// Looks `looks` times in one round, which should take about 2 µs. Each look is a call that takes longer than a
+    /// pause should, so there are no pauses. On a virtual machine a pause may trap to the hypervisor, which takes
+    /// many times as long as a look.
     pub fn with_looks(mut self, looks: u32) -> Self {
         self.looks = Looks { count: looks, pauses: false };
         self
@@ -159,20 +162,20 @@ impl Patience {
         self.looks
     }
 
-    /// Looks for up to `budget_max`.
+    /// Limits the budget to `budget_max`.
     pub fn with_budgets_up_to(mut self, budget_max: Duration) -> Self {
         self.budget_max = budget_max;
         self
     }
 
-    /// Looks for as long as suits a device that takes `round_trip` by itself, without either peer's program.
+    /// Sets the longest budget for a device whose own round trip, without either peer's program, takes `round_trip`.
     pub fn follow(&mut self, round_trip: Duration) {
         self.budget_max = (WAKE_UP + ROUND_TRIPS * round_trip).min(BUDGET_LONGEST);
         self.idle_gap = IDLE_GAP.max(4 * self.budget_max);
         self.budget = self.budget.min(self.budget_max);
     }
 
-    /// The peer has so many bytes of ours to copy before it can complete what was posted. Looking goes on through that.
+    /// Extends the polling of this wait: the peer must copy `bytes` before it can complete what was posted.
     pub fn expect_copy(&mut self, bytes: u64) {
         let copy = Duration::from_nanos(bytes / BYTES_PER_NS);
         self.copy = if copy <= COPY_LONGEST { copy } else { Duration::ZERO };
@@ -187,13 +190,13 @@ impl Patience {
         }
     }
 
-    /// Others of this runtime used the latest turn that was given away, so that its length says nothing.
+    /// Tasks of this connection used the latest turn that was yielded, so its length is no sign of a busy core.
     pub fn turn_was_used(&mut self) {
         self.gave_way = None;
     }
 
-    /// Nothing was found. `has_work` is a cheap look. With `in_vain` it can find nothing: see
-    /// [`Link::looks_in_vain`](crate::Link::looks_in_vain).
+    /// Decides what to do when nothing was found. `has_work` is a cheap look. With `in_vain`, polling cannot succeed:
+    /// see [`Link::looks_in_vain`](crate::Link::looks_in_vain).
     pub fn idle(&mut self, in_vain: bool, has_work: impl Fn() -> bool) -> Idle {
         match self.spinner.wait {
             Wait::Sleep => Idle::Sleep,
@@ -204,7 +207,7 @@ impl Patience {
     }
 
     fn adapt(&mut self, in_vain: bool, has_work: impl Fn() -> bool) -> Idle {
-        // After a sleep this was a wake-up for nothing: the sleep goes on.
+        // This was a wake-up without work, so the sleep continues.
         if self.slept || self.budget.is_zero() || in_vain || !self.takes_turn() {
             return self.sleep();
         }
@@ -221,9 +224,9 @@ impl Patience {
         Idle::GiveWay
     }
 
-    /// Ends the looking if the latest turn given away came back later than any budget; gives whether it did. The core
-    /// has others to run then, and looking delays them and finds nothing that a sleep would not have found. (A turn
-    /// longer than the *present* budget says less: the first budgets are as short as a quick turn.)
+    /// Ends the polling if the latest yielded turn took longer than any budget, and returns whether it did. The core
+    /// then has other tasks to run. Polling delays them and finds nothing that a sleep would have missed. (A turn
+    /// that is longer than the *current* budget proves less: the first budgets are as short as a quick turn.)
     fn learn_from_turn(&mut self, now: Duration) -> bool {
         let late = self.gave_way.take().is_some_and(|at| now.saturating_sub(at) > self.budget_max);
         if late {
@@ -232,7 +235,7 @@ impl Patience {
         late
     }
 
-    /// Looks for a moment.
+    /// Looks for one round.
     fn finds(&self, has_work: &impl Fn() -> bool) -> bool {
         self.looks.find(1, || has_work().then_some(())).is_some()
     }
@@ -257,7 +260,8 @@ impl Patience {
         }
     }
 
-    /// Work was found. Ends the wait and learns from it: a budget is worth what it saves of the kernel's wake-up.
+    /// Ends the wait because work was found, and learns from it: a budget pays off if it saves a wake-up by the
+    /// kernel.
     pub fn worked(&mut self) {
         let since = self.since.take();
         if self.spinner.wait != Wait::Adaptive {
@@ -280,7 +284,8 @@ impl Patience {
         }
     }
 
-    /// A wait slept that looking may have shortened: only a longer budget can tell, until none is longer.
+    /// Records a wait that slept, which polling might have shortened. Only a longer budget can show that, up to the
+    /// longest.
     fn missed(&mut self) {
         if self.rest > 0 {
             self.rest -= 1;
@@ -344,7 +349,7 @@ pub(crate) mod tests {
         (Patience::new(Spinner::new(wait), clock.clone()), clock)
     }
 
-    /// One wait that ends after `micros`; gives whether it slept.
+    /// One wait that ends after `micros`. Returns whether it slept.
     fn wait(patience: &mut Patience, clock: &Clock, micros: u64) -> bool {
         for _ in 0..micros {
             if patience.idle(false, || false) == Idle::Sleep {
@@ -376,7 +381,7 @@ pub(crate) mod tests {
     #[test]
     fn looking_rests_when_it_does_not_pay_off() {
         let (mut patience, clock) = patience(Wait::Adaptive);
-        // Waits that no budget covers, in a regular peer: the budget grows to the longest to find that out.
+        // Waits of a regular peer that no budget covers: the budget grows to the longest before that is known.
         for budget in [4, 8, 16, 20].map(Duration::from_micros) {
             assert!(wait(&mut patience, &clock, 100));
             assert_eq!(patience.budget, budget);
@@ -430,7 +435,7 @@ pub(crate) mod tests {
                 }
                 assert_eq!(patience.budget, budget, "after a turn of {micros} µs");
                 patience.worked();
-                assert_eq!(patience.gave_way, None, "told once");
+                assert_eq!(patience.gave_way, None, "passed on once");
             }
         }
     }
@@ -473,7 +478,8 @@ pub(crate) mod tests {
         answer: u64,
     }
 
-    /// Ends the wait of `patience`, which began at `since`, for what comes at `at`: when it is taken, and whether it slept.
+    /// Ends the wait of `patience`, which began at `since`, for an arrival at `at`. Returns when it is taken, and
+    /// whether the wait slept.
     fn take(patience: &mut Patience, clock: &Clock, since: u64, at: u64, wake_up: u64) -> (u64, bool) {
         clock.0.store(since, Ordering::Relaxed);
         for _ in since..at {
@@ -489,11 +495,11 @@ pub(crate) mod tests {
         (taken, slept)
     }
 
-    /// Plays so many messages to and fro; gives how many of the last hundred waits slept.
+    /// Plays a ping-pong of messages. Returns how many of the last hundred waits slept.
     fn sleeps_of_ping_pong(costs: Costs, follows: bool) -> usize {
         let mut ends = [Wait::Adaptive; 2].map(patience);
         if follows {
-            // What the device alone takes there and back.
+            // The round trip of the device alone.
             ends.iter_mut()
                 .for_each(|(patience, _)| patience.follow(Duration::from_micros(2 * costs.one_way)));
         }
@@ -517,13 +523,13 @@ pub(crate) mod tests {
         for costs in [hardware, on_idle_virtual_cores, emulated] {
             assert_eq!(sleeps_of_ping_pong(costs, true), 0, "{costs:?}");
         }
-        // What no constant for hardware covers.
+        // No constant for hardware covers this.
         assert_eq!(sleeps_of_ping_pong(emulated, false), 100);
     }
 
     #[test]
     fn what_takes_longer_than_the_device_explains_is_slept_through() {
-        // Twelve milliseconds of work before each answer, at two devices and at one that hardly answers at all.
+        // Twelve milliseconds of work before each answer, on two devices and on one that hardly answers at all.
         for one_way in [1, 35, 5_000] {
             let slow = Costs { one_way, wake_up: 4, answer: 12_000 };
             assert_eq!(sleeps_of_ping_pong(slow, true), 100, "{slow:?}");

@@ -1,4 +1,5 @@
-//! What a connection's driver looks at and sleeps on: the completion queue and its channel. It sees the connection to its end.
+//! What a connection's driver looks at and sleeps on: the completion queue and its channel. It runs until the
+//! connection is drained.
 
 use std::{
     io,
@@ -23,18 +24,18 @@ use super::{
     link::{TURN, VerbsLink},
 };
 
-/// How long work may take to come back once a connection ends. Longer than the device's own retries; after it
-/// the queue pair is destroyed with whatever is outstanding.
+/// How long outstanding work may take to complete once a connection ends. Longer than the device's own retries. After
+/// it, the queue pair is destroyed, whatever is outstanding.
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 
-/// Looks in one go: each is a poll of the completion queue, some 50 ns.
+/// Looks in one round. Each is a poll of the completion queue and takes some 50 ns.
 const LOOKS: u32 = 40;
 
-/// Through a channel of completions, a wake-up costs an interrupt, an event of the kernel's and a read of it. This is until
-/// the first round trip of the device was timed.
+/// The longest budget until the first round trip of the device is measured. A wake-up through a completion channel
+/// costs an interrupt, a kernel event and a read of the event.
 const BUDGET_MAX: Duration = Duration::from_micros(100);
 
-/// The completion channel, open as long as it is registered with the runtime.
+/// The completion channel, which stays open as long as it is registered with the runtime.
 struct Readable(Arc<CompletionQueue>);
 
 impl AsRawFd for Readable {
@@ -49,9 +50,9 @@ pub(super) struct VerbsDriven {
     link: Arc<VerbsLink>,
     runtime: Arc<dyn Runtime>,
     channel: AsyncFd<Readable>,
-    /// The next completion makes an event, or has made one.
+    /// Whether the next completion creates an event, or has created one.
     armed: bool,
-    /// Runs once the connection is ending.
+    /// The time limit for draining. Runs once the connection is ending.
     limit: Option<BoxFuture<'static, ()>>,
 }
 
@@ -70,7 +71,7 @@ pub(super) fn start(
     }
     let completions = link.completions().ok_or_else(|| link.failure())?;
     let channel = Readable(completions);
-    // SAFETY: the descriptor belongs to the completion queue, which `channel` keeps, and never changes.
+    // SAFETY: the descriptor never changes, and belongs to the completion queue, which `channel` keeps alive.
     let channel = unsafe { AsyncFd::register_with_interest(channel, Interest::READABLE) };
     let channel = channel.map_err(|error| failed(error.into_parts().1))?;
     let patience = Patience::new(spinner, runtime.clone()).with_looks(LOOKS).with_budgets_up_to(BUDGET_MAX);
@@ -78,11 +79,11 @@ pub(super) fn start(
 }
 
 impl VerbsDriven {
-    /// Takes the event that woke this task, if one did, and leaves the waker for the next.
+    /// Consumes the event that woke this task, if there is one, and registers the waker for the next.
     fn take_event(&mut self, context: &mut Context<'_>) -> Result<(), VerbsError> {
         while let Poll::Ready(ready) = self.channel.poll_read_ready(context) {
             let mut ready = ready.map_err(|error| refused(error, "epoll_wait", "completion channel"))?;
-            // One queue on the channel, armed once: no second event can be behind the first.
+            // The channel has one queue, armed once, so no second event can follow the first.
             if self.channel.get_ref().0.take_event()? {
                 self.armed = false;
             }
@@ -91,7 +92,7 @@ impl VerbsDriven {
         Ok(())
     }
 
-    /// Asks for an event of the next completion.
+    /// Requests an event for the next completion.
     fn arm_queue(&mut self) -> Result<(), VerbsError> {
         if !self.armed {
             self.channel.get_ref().0.arm()?;
@@ -100,7 +101,7 @@ impl VerbsDriven {
         Ok(())
     }
 
-    /// A device that fails ends the connection.
+    /// Ends the connection if the device has failed.
     fn check(&self, result: Result<(), VerbsError>) {
         if let Err(error) = result {
             self.link.abandon(&fabric_error(&error));
@@ -154,18 +155,18 @@ impl Driven for VerbsDriven {
         }
     }
 
-    /// A completion between the latest look and this makes no event, hence the look after it. If that finds something, the
-    /// queue stays armed, and its event wakes this task once for nothing.
+    /// A completion between the latest look and this call creates no event, so the driver looks again afterwards. If
+    /// that look finds something, the queue stays armed, and its event wakes this task once without work.
     ///
-    /// The tasks that a completion woke run before: the completion of what they post may come at once, and an armed queue
-    /// would make an event of it.
+    /// The tasks that a completion woke run before this call: what they post may complete at once, and an armed queue
+    /// would create an event for it.
     fn arm(&mut self, context: &mut Context<'_>) {
         let armed = self.take_event(context).and_then(|()| self.arm_queue());
         self.check(armed);
     }
 
     fn arms_at_once(&self) -> bool {
-        // A completion is to come anyway.
+        // Another completion will come in any case.
         self.armed || self.link.is_sending()
     }
 

@@ -29,13 +29,13 @@ use super::{
     ranges::{Aim, Ranges},
     registrations::Registrations,
     send::{Phase, SendSide},
-    send_queue::{Ended, Outcome},
+    send_queue::{Ended, SendStatus},
     submissions::Submissions,
     sys,
     tag::Tag,
 };
 
-/// Batches of completions after which other tasks get a turn.
+/// The number of batches of completions after which other tasks get a turn.
 pub(super) const TURN: usize = 8;
 
 /// The fabric's half of a queue pair. Locks are taken in the order of the fields, and never held while others'
@@ -44,46 +44,47 @@ pub(super) const TURN: usize = 8;
 pub(super) struct VerbsLink {
     core: Arc<QueuePairCore>,
     domain: Arc<Registrations>,
-    /// The peer's.
+    /// The receive depth of the peer.
     receive_depth: u32,
-    /// Held while completions are taken and handed on, so that they are handed on in order.
+    /// Locked while completions are taken and passed on, so that they are passed on in order.
     polling: Mutex<Receiving>,
-    /// Operations go there with the next call to the device: at once if nothing is outstanding or as many wait as one
-    /// call takes, else when whoever submitted them begins to wait or something comes back. So what one task submits in
-    /// one go, or while another thread is inside a call, is one call.
+    /// The send side. Submitted operations are posted by one call to the device: at once if nothing is outstanding or
+    /// enough wait to fill a call, otherwise when the submitting task begins to wait or a completion comes back. So
+    /// operations that one task submits in sequence, or that come while another thread is inside a call, share one
+    /// call.
     send: Submissions<SendSide>,
     limits: RequestLimits,
     established: AtomicBool,
-    /// The phase is not [`Phase::Open`] any more.
+    /// Whether the phase has left [`Phase::Open`].
     is_ending: AtomicBool,
-    /// Batches of completions so far, whoever took them.
+    /// The number of batches of completions so far, by any task.
     finds: AtomicU64,
     /// A completion of the send queue is to come, as of the latest batch.
     is_sending: AtomicBool,
     /// The device's round trip in nanoseconds; 0 if it is not known.
     round_trip_ns: AtomicU64,
     connecting: AtomicWaker,
-    /// Wakes the driver, when the phase leaves [`Phase::Open`].
+    /// Wakes the driver when the phase leaves [`Phase::Open`].
     driver: AtomicWaker,
 }
 
-/// What came before the next immediate.
+/// The state of receiving: what has arrived before the next immediate.
 #[derive(Debug)]
 struct Receiving {
-    /// `None` once drained: it would keep the device open as long as somebody holds the queue pair.
+    /// `None` once drained: otherwise the device would stay open as long as a handle of the queue pair exists.
     completions: Option<Arc<CompletionQueue>>,
-    /// Into pieces of how many bytes the peer splits its writes.
+    /// The length in bytes of the pieces into which the peer splits its writes.
     piece_bytes: u32,
-    /// Bytes that the write whose immediate comes next has before its last piece.
+    /// The bytes before the last piece of the write whose immediate comes next.
     earlier_bytes: u64,
-    /// What the latest batch ended on the send queue, in order. Reused.
+    /// The operations of the send queue that the latest batch completed, in order. The allocation is reused.
     ended: Vec<Ended>,
 }
 
-/// What a batch of completions asks for besides handing its parts on.
+/// What a batch of completions requires besides passing its parts on.
 #[derive(Default)]
 struct Tally {
-    /// How much of [`Receiving::ended`] each completion of the batch and all before it ended.
+    /// For each completion of the batch: the length of [`Receiving::ended`] up to and including it.
     ends: [usize; Batch::SIZE],
     trouble: Option<VerbsError>,
 }
@@ -116,17 +117,17 @@ impl VerbsLink {
         }
     }
 
-    /// Where it completes; `None` once drained.
+    /// The completion queue; `None` once drained.
     pub(super) fn completions(&self) -> Option<Arc<CompletionQueue>> {
         self.lock_polling().completions.clone()
     }
 
-    /// Why it is over.
+    /// The failure that ended the connection.
     pub(super) fn failure(&self) -> FabricError {
         self.core.failure().unwrap_or(FabricError::Closed)
     }
 
-    /// Lets go of the completion queue, of a connection that is drained.
+    /// Drops the completion queue of a drained connection.
     pub(super) fn release(&self) {
         let completions = self.lock_polling().completions.take();
         drop(completions);
@@ -136,17 +137,17 @@ impl VerbsLink {
         &self.core
     }
 
-    /// Wakes the driver.
+    /// The waker of the driver.
     pub(super) fn waker(&self) -> &AtomicWaker {
         &self.driver
     }
 
-    /// Whether the connection is over or coming to its end.
+    /// Whether the connection is over or closing.
     pub(super) fn is_ending(&self) -> bool {
         self.is_ending.load(Ordering::Relaxed)
     }
 
-    /// A number that changes with each batch of completions that anyone takes.
+    /// A number that changes with each batch of completions that any task takes.
     pub(super) fn finds(&self) -> u64 {
         self.finds.load(Ordering::Relaxed)
     }
@@ -156,13 +157,13 @@ impl VerbsLink {
         self.is_sending.load(Ordering::Relaxed)
     }
 
-    /// What the device takes for a round trip.
+    /// The device's round trip.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         let ns = self.round_trip_ns.load(Ordering::Relaxed);
         (ns > 0).then_some(Duration::from_nanos(ns))
     }
 
-    /// Sends the greeting, whose arrival lets the peer's `connect` end and whose acknowledgement this side's.
+    /// Sends the greeting. Its arrival completes the peer's `connect`, and its acknowledgement completes this side's.
     pub(super) fn greet(&self) {
         let result = self.with_send(|send| send.signal(Message::Greeting));
         if let Err(error) = result {
@@ -180,7 +181,7 @@ impl VerbsLink {
         self.core.failure().map_or(Poll::Pending, |failure| Poll::Ready(Err(failure)))
     }
 
-    /// Takes one batch of completions and hands it on. Whether there was one.
+    /// Takes one batch of completions and passes it on. Returns whether there was one.
     pub(super) fn progress(&self) -> bool {
         self.progress_locked(&mut self.lock_polling())
     }
@@ -208,14 +209,14 @@ impl VerbsLink {
         if let Some(error) = &tally.trouble {
             self.fail(&fabric_error(error));
         }
-        // Only now: if that fails, what arrived before has been handed on.
+        // Only now: if posting fails, what arrived before has been passed on.
         self.post_submitted(true);
         self.finish_if_idle();
         true
     }
 
-    /// Keeps the queues full: counts what came back, posts receives anew before anyone sees what took the old
-    /// ones, and posts what waited for room.
+    /// Refills the queues: counts completed work, posts new receives before the arrivals that consumed the old ones
+    /// are passed on, and posts what waited for room.
     fn settle(&self, batch: &Batch, ended: &mut Vec<Ended>) -> Tally {
         self.send.with(|send| {
             let mut tally = Tally::default();
@@ -223,7 +224,7 @@ impl VerbsLink {
             for (completion, end) in batch.iter().zip(&mut tally.ends) {
                 match completion.tag {
                     Tag::Receive => consumed += 1,
-                    Tag::Send(sequence) => send.returned(sequence, outcome(&completion), ended),
+                    Tag::Send(sequence) => send.returned(sequence, send_status(&completion), ended),
                 }
                 *end = ended.len();
             }
@@ -246,7 +247,7 @@ impl VerbsLink {
         }
     }
 
-    /// Ends what a completion ended: with `failure`, unless it is done.
+    /// Completes the operations in `ended`. Those that are not done fail with `failure`.
     fn end(&self, ended: &[Ended], failure: &FabricError) {
         for ended in ended {
             match *ended {
@@ -300,7 +301,7 @@ impl VerbsLink {
         }
     }
 
-    /// A failed request: the queue pair is in its error state, or goes there.
+    /// Handles a failed request. The queue pair is in its error state, or is going there.
     fn failed(&self, tag: Tag, status: Status, vendor: u32, ended: &[Ended]) {
         let cause = cause(tag, status, vendor, self.receive_depth).map(|cause| self.domain.explain(cause));
         if let Some(cause) = &cause {
@@ -308,7 +309,7 @@ impl VerbsLink {
         } else if self.core.failure().is_none() {
             self.fail(&lost(
                 LossCause::Reset,
-                "the queue pair failed: the peer reached for memory it may not reach, or the device gave up",
+                "the queue pair failed: the peer accessed memory without permission, or the device gave up",
             ));
         }
         let failure = cause.or_else(|| self.core.failure()).unwrap_or(FabricError::Closed);
@@ -320,14 +321,14 @@ impl VerbsLink {
         self.connecting.wake();
     }
 
-    /// The connection is over: no arrivals any more, and what is posted comes back.
+    /// Ends the connection: there are no more arrivals, and posted work is flushed.
     pub(super) fn fail(&self, failure: &FabricError) {
         self.core.fail_arrivals(failure);
         self.go_down();
     }
 
-    /// Posts the last message, behind all work that there is room for, and goes down when it is acknowledged or cannot
-    /// be.
+    /// Posts the last message behind all work that has room. The queue pair goes down when the message is
+    /// acknowledged, or when that is impossible.
     fn leave(&self, farewell: Message) {
         let is_said = self.with_send(|send| {
             if send.phase != Phase::Open {
@@ -366,21 +367,21 @@ impl VerbsLink {
         }
     }
 
-    /// No work is taken any more. What is on its way to the send queue ends when everything does.
+    /// Accepts no more work. Submitted operations that are not in the send queue yet end when the queue pair does.
     fn stop_taking(&self) {
         self.is_ending.store(true, Ordering::Relaxed);
         self.send.close();
     }
 
-    /// When everything is back, destroys the queue pair: nothing of the peer can touch memory after that.
+    /// Destroys the queue pair once all work is back. The peer cannot access memory after that.
     fn finish_if_idle(&self) {
-        // Before looking: most connections are not ending.
+        // Checked before the lock is taken, because most connections are not ending.
         if self.is_ending() && self.with_send(|send| send.phase == Phase::Down && send.is_idle()) {
             self.abandon(&FabricError::Closed);
         }
     }
 
-    /// Destroys the queue pair with whatever is outstanding, which ends with `failure` or with what failed before.
+    /// Destroys the queue pair. Outstanding work fails with `failure`, or with the earlier failure.
     pub(super) fn abandon(&self, failure: &FabricError) {
         self.core.fail_arrivals(failure);
         let taken = self.with_send(|send| {
@@ -406,19 +407,19 @@ impl VerbsLink {
     }
 
     pub(super) fn is_drained(&self) -> bool {
-        // Before looking, as the driver asks at every turn.
+        // Checked before the lock is taken, because the driver asks in every turn.
         self.is_ending() && self.with_send(|send| send.phase == Phase::Drained)
     }
 
-    /// Posts what was submitted, if it is time for that or `at_once`. Who acts on the send side meanwhile posts it
-    /// afterwards.
+    /// Posts what was submitted, if it is due or `at_once`. If another task is using the send side, that task posts
+    /// it afterwards.
     fn post_submitted(&self, at_once: bool) {
         if let Err(error) = self.send.hand_over(at_once) {
             self.fail(&fabric_error(&error));
         }
     }
 
-    /// Acts on the send side, and posts what others submitted meanwhile.
+    /// Runs `act` on the send side, and posts what other tasks submitted meanwhile.
     fn with_send<T>(&self, act: impl FnOnce(&mut SendSide) -> T) -> T {
         let acted = self.send.with(act);
         self.post_submitted(true);
@@ -448,7 +449,7 @@ impl Child for VerbsLink {
             _ => false,
         };
         if is_mine {
-            self.drive(); // a completion says more
+            self.drive(); // a completion gives a more precise reason
             self.fail(failure);
         }
     }
@@ -472,7 +473,7 @@ impl Link for VerbsLink {
     }
 
     fn drive(&self) {
-        // Whoever holds the lock hands everything on, and the driver looks again before it sleeps.
+        // The task that has the lock passes everything on, and the driver looks again before it sleeps.
         if let Ok(mut inbound) = self.polling.try_lock() {
             for _ in 0..TURN {
                 if !self.progress_locked(&mut inbound) {
@@ -480,12 +481,12 @@ impl Link for VerbsLink {
                 }
             }
         }
-        // Someone is about to wait.
+        // The calling task is about to wait.
         self.post_submitted(true);
     }
 
     fn look(&self) -> Look {
-        // What another thread finds, it hands on.
+        // If another thread has the lock, it passes on what it finds.
         let Ok(mut inbound) = self.polling.try_lock() else { return Look::Busy };
         if self.progress_locked(&mut inbound) { Look::Worked } else { Look::Idle }
     }
@@ -495,17 +496,17 @@ impl Link for VerbsLink {
     }
 }
 
-/// What a completion of the send queue says about the requests before its own.
-fn outcome(completion: &WorkCompletion) -> Outcome {
+/// What a completion of the send queue implies for the requests before its own.
+fn send_status(completion: &WorkCompletion) -> SendStatus {
     match completion.completion {
-        Completion::Ok { .. } => Outcome::Done,
-        Completion::Failed { status: Status::Flushed, .. } => Outcome::Flushed,
-        Completion::Failed { .. } => Outcome::Failed,
+        Completion::Ok { .. } => SendStatus::Done,
+        Completion::Failed { status: Status::Flushed, .. } => SendStatus::Flushed,
+        Completion::Failed { .. } => SendStatus::Failed,
     }
 }
 
-/// What a failed request says about the connection; `None` if only that it had failed before. `depth` is the peer's
-/// receive depth.
+/// The reason for a failed connection that a failed request shows; `None` if the request only shows that it had
+/// failed before. `depth` is the peer's receive depth.
 fn cause(tag: Tag, status: Status, vendor: u32, depth: u32) -> Option<FabricError> {
     let kind = FabricKind::VERBS;
     let device = |what: &str| {
@@ -514,7 +515,7 @@ fn cause(tag: Tag, status: Status, vendor: u32, depth: u32) -> Option<FabricErro
     };
     Some(match (tag, status) {
         (_, Status::Flushed) => return None,
-        // The peer reached for memory that it may not write: this side's queue pair fails with it.
+        // The peer tried to write memory without permission, so this side's queue pair fails too.
         (Tag::Receive, Status::RemoteAccess | Status::Local(_)) => misbehaved(PeerViolation::WrongKey),
         (_, Status::RemoteAccess) => FabricError::RemoteRefused { kind, reason: PeerViolation::WrongKey },
         (_, Status::RetryExceeded) => lost(
@@ -525,7 +526,7 @@ fn cause(tag: Tag, status: Status, vendor: u32, depth: u32) -> Option<FabricErro
         (_, Status::RemoteRefused(_)) => {
             FabricError::RemoteRefused { kind, reason: PeerViolation::Malformed }
         }
-        // Soft-RoCE says this when its port is going down, before it says that.
+        // Soft-RoCE reports this while its port is going down, before it reports the port.
         (_, Status::Local(sys::IBV_WC_LOC_QP_OP_ERR) | Status::Other(_)) => lost(
             LossCause::DeviceLost,
             &format!("it cannot carry out a request now ({status:?}, vendor code {vendor})"),

@@ -33,7 +33,7 @@ pub(super) struct Registrations {
 struct Memory {
     /// `None` while the device is lost.
     live: Option<Live>,
-    blocks: BTreeMap<BlockId, Kept>,
+    blocks: BTreeMap<BlockId, RegisteredBlock>,
     /// The number of the next region. Numbers are never used again.
     next_region: u32,
     /// Counts the devices that the blocks were registered with.
@@ -49,7 +49,7 @@ struct Live {
     user_pages: UserPages,
 }
 
-struct Kept {
+struct RegisteredBlock {
     block: Block,
     access: Access,
     region: RegionId,
@@ -62,8 +62,8 @@ impl fmt::Debug for Registrations {
 }
 
 impl Live {
-    fn register(&mut self, kept: &Kept) -> Result<(), VerbsError> {
-        let Kept { block, access, .. } = kept;
+    fn register(&mut self, registered: &RegisteredBlock) -> Result<(), VerbsError> {
+        let RegisteredBlock { block, access, .. } = registered;
         let (base, length, protection) = (block.base(), block.length(), self.protection.clone());
         let is_pools = block.shareable();
         // This side reads into memory of pools only, and a user's memory may be mapped read-only.
@@ -84,13 +84,13 @@ impl Live {
 impl Memory {
     /// What a peer must know of a block. While the device is lost the key is 0; there is no connection then that could
     /// announce it.
-    fn announce(&self, kept: &Kept, generation: RegionGeneration) -> RemoteRegion {
-        let memory = self.live.as_ref().and_then(|live| live.memory.get(&kept.block.id()));
+    fn announce(&self, registered: &RegisteredBlock, generation: RegionGeneration) -> RemoteRegion {
+        let memory = self.live.as_ref().and_then(|live| live.memory.get(&registered.block.id()));
         RemoteRegion {
-            region: kept.region,
+            region: registered.region,
             generation,
-            base: kept.block.base().as_ptr() as u64,
-            length: kept.block.length() as u64,
+            base: registered.block.base().as_ptr() as u64,
+            length: registered.block.length() as u64,
             key: memory.map_or(0, |memory| memory.remote_key()),
         }
     }
@@ -111,7 +111,7 @@ impl Registrations {
         let (memory, weak) = (BTreeMap::new(), Arc::downgrade(opened));
         let user_pages = opened.user_pages;
         let mut live = Live { memory, protection: protection.clone(), opened: weak, user_pages };
-        inner.blocks.values().try_for_each(|kept| live.register(kept))?;
+        inner.blocks.values().try_for_each(|registered| live.register(registered))?;
         let before = inner.live.replace(live);
         inner.epoch += 1;
         drop(inner);
@@ -158,28 +158,29 @@ impl Registrations {
     /// Registers `block`. While the device is lost it is only remembered, because other fabrics need the memory.
     pub(super) fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, VerbsError> {
         let mut inner = self.write();
-        if let Some(kept) = inner.blocks.get(&block.id()) {
-            return Ok(inner.announce(kept, self.generation));
+        if let Some(registered) = inner.blocks.get(&block.id()) {
+            return Ok(inner.announce(registered, self.generation));
         }
-        let kept = Kept { block: block.clone(), access, region: RegionId(inner.next_region) };
+        let registered =
+            RegisteredBlock { block: block.clone(), access, region: RegionId(inner.next_region) };
         if let Some(live) = &mut inner.live {
-            live.register(&kept)?;
+            live.register(&registered)?;
         }
         inner.next_region = inner.next_region.wrapping_add(1);
-        let announced = inner.announce(&kept, self.generation);
-        inner.blocks.insert(block.id(), kept);
+        let announced = inner.announce(&registered, self.generation);
+        inner.blocks.insert(block.id(), registered);
         Ok(announced)
     }
 
     pub(super) fn deregister(&self, block: BlockId) {
-        let (memory, kept) = {
+        let (memory, registered) = {
             let mut inner = self.write();
             let memory = inner.live.as_mut().and_then(|live| live.memory.remove(&block));
             (memory, inner.blocks.remove(&block))
         };
         // Dropped without the lock, because deregistering can take long. The memory is unmapped after that.
         drop(memory);
-        drop(kept);
+        drop(registered);
     }
 
     /// Deregisters everything.

@@ -10,7 +10,7 @@ use super::{
     pending::Pending,
     queue_pair::RawQueuePair,
     round_trip::RoundTrip,
-    send_queue::{Ended, Outcome, SendQueue},
+    send_queue::{Ended, SendQueue, SendStatus},
     submissions::Worker,
 };
 
@@ -84,8 +84,8 @@ impl SendSide {
     }
 
     /// Handles the completion of one work request of the send queue.
-    pub(super) fn returned(&mut self, sequence: u64, outcome: Outcome, ended: &mut Vec<Ended>) {
-        self.queue.returned(sequence, outcome, ended);
+    pub(super) fn returned(&mut self, sequence: u64, status: SendStatus, ended: &mut Vec<Ended>) {
+        self.queue.returned(sequence, status, ended);
         self.round_trip.returned(sequence);
     }
 

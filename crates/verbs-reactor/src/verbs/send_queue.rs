@@ -12,7 +12,7 @@ use super::{
 
 /// How a work request completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum SendStatus {
     /// It was executed, and so were all before it.
     Done,
     /// It failed by itself. All before it were executed.
@@ -121,15 +121,15 @@ impl SendQueue {
 
     /// Handles the completion of the request of that number, and adds to `ended` what it ended. A number that is not
     /// outstanding is ignored.
-    pub(super) fn returned(&mut self, sequence: u64, outcome: Outcome, ended: &mut Vec<Ended>) {
+    pub(super) fn returned(&mut self, sequence: u64, status: SendStatus, ended: &mut Vec<Ended>) {
         let index = sequence.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         let Some(index) = index.filter(|&index| index < self.posted.len()) else { return };
         self.first += index as u64 + 1;
         for (position, part) in self.posted.drain(..=index).enumerate() {
-            let is_done = match outcome {
-                Outcome::Done => true,
-                Outcome::Failed => position < index,
-                Outcome::Flushed => false,
+            let is_done = match status {
+                SendStatus::Done => true,
+                SendStatus::Failed => position < index,
+                SendStatus::Flushed => false,
             };
             if let Part::Signal(message) = part {
                 ended.push(Ended::Signal { message, is_done });

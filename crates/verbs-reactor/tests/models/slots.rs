@@ -20,7 +20,7 @@ use loom::{
 use tensorwire_memory::Buf;
 use tensorwire_verbs_reactor::{FabricError, Immediate, WorkRequest};
 
-use crate::slot::{Place, Reserve, SlotKey, SlotTable};
+use crate::slot::{LinePosition, Reserve, SlotKey, SlotTable};
 
 /// Every interleaving with at most three switches that a thread did not ask for.
 fn model(threads: impl Fn() + Send + Sync + 'static) {
@@ -43,8 +43,8 @@ fn reserved(table: &SlotTable, weight: u64) -> SlotKey {
 
 /// As an operation's future does it.
 async fn reserve_in_turn(table: &SlotTable, weight: u64) -> Result<SlotKey, FabricError> {
-    let mut place = Place::default();
-    poll_fn(|context| match table.reserve_or_wait(&request(), weight, &mut place, context.waker()) {
+    let mut position = LinePosition::default();
+    poll_fn(|context| match table.reserve_or_wait(&request(), weight, &mut position, context.waker()) {
         Reserve::Reserved(key) => Poll::Ready(Ok(key)),
         Reserve::InLine(_) | Reserve::Full => Poll::Pending,
         Reserve::Failed(error) => Poll::Ready(Err(error)),
@@ -184,11 +184,11 @@ fn a_place_given_up_goes_to_the_next() {
         let table = Arc::new(SlotTable::new(2));
         let held = reserved(&table, 1);
         // The first in the queue does not fit beside what is held; the second would.
-        let mut place = Place::default();
-        let gave_up = table.reserve_or_wait(&request(), 2, &mut place, &noop_waker());
+        let mut position = LinePosition::default();
+        let gave_up = table.reserve_or_wait(&request(), 2, &mut position, &noop_waker());
         assert!(matches!(gave_up, Reserve::Full));
         let next = on_thread(&table, |table| block_on(reserve_in_turn(table, 1)).unwrap());
-        table.leave(&mut place);
+        table.leave(&mut position);
         let key = next.join().unwrap();
         [held, key].into_iter().for_each(|key| end_ignored(&table, key));
         assert_free(&table);

@@ -35,7 +35,7 @@ fn all_steps(pending: impl IntoIterator<Item = Pending>, depth: usize) -> Vec<Po
         assert!(queue.doorbell().len() <= depth.min(BATCH));
         steps.extend(posted(queue.doorbell()));
         queue.accept(queue.doorbell().len());
-        queue.returned(queue.next_sequence() - 1, Outcome::Done, &mut Vec::new());
+        queue.returned(queue.next_sequence() - 1, SendStatus::Done, &mut Vec::new());
         assert_eq!(queue.room, depth);
     }
     assert!(queue.pending.is_empty() && queue.posted.is_empty());
@@ -240,31 +240,33 @@ fn a_completion_ends_what_went_before_it() {
     queue.accept(5);
     assert_eq!((queue.room, queue.outstanding()), (3, 5));
     let mut ended = Vec::new();
-    queue.returned(3, Outcome::Done, &mut ended);
+    queue.returned(3, SendStatus::Done, &mut ended);
     let operation = |slot, bytes, is_done| Ended::Operation { key: SlotKey::from_bits(slot), bytes, is_done };
     assert_eq!(ended, [operation(1, 10, true), operation(2, 10, true)]);
     assert_eq!((queue.room, queue.outstanding()), (7, 1));
     // What is not outstanding counts for nothing.
     for sequence in [0, 3, 5, u64::MAX] {
-        queue.returned(sequence, Outcome::Done, &mut ended);
+        queue.returned(sequence, SendStatus::Done, &mut ended);
     }
     assert_eq!((ended.len(), queue.room), (2, 7));
-    queue.returned(4, Outcome::Failed, &mut ended);
+    queue.returned(4, SendStatus::Failed, &mut ended);
     assert_eq!((ended.last(), queue.room), (Some(&operation(3, 250, false)), 8));
 }
 
 #[test]
 fn what_a_failure_says_about_requests_before_it() {
-    for (outcome, before) in [(Outcome::Failed, true), (Outcome::Flushed, false), (Outcome::Done, true)] {
+    for (status, before) in
+        [(SendStatus::Failed, true), (SendStatus::Flushed, false), (SendStatus::Done, true)]
+    {
         let mut queue = SendQueue::new(8, LIMITS);
         queue.push([pending(1, 10, None), pending(2, 10, None)]);
         assert!(queue.fill());
         queue.accept(2);
         let mut ended = Vec::new();
-        queue.returned(1, outcome, &mut ended);
+        queue.returned(1, status, &mut ended);
         let done: Vec<bool> =
             ended.iter().map(|ended| matches!(ended, Ended::Operation { is_done: true, .. })).collect();
-        assert_eq!(done, [before, outcome == Outcome::Done], "{outcome:?}");
+        assert_eq!(done, [before, status == SendStatus::Done], "{status:?}");
     }
 }
 
@@ -285,18 +287,18 @@ impl Device {
     }
 
     /// Works on up to `count` requests, the last of which fails if `fails`.
-    fn work(&mut self, count: usize, fails: bool) -> Vec<(u64, Outcome)> {
+    fn work(&mut self, count: usize, fails: bool) -> Vec<(u64, SendStatus)> {
         let mut completions = Vec::new();
         for step in 0..count {
             let Some((sequence, is_signaled)) = self.queue.pop_front() else { break };
-            let outcome = match self.failed {
-                true => Outcome::Flushed,
-                false if fails && step + 1 == count => Outcome::Failed,
-                false => Outcome::Done,
+            let status = match self.failed {
+                true => SendStatus::Flushed,
+                false if fails && step + 1 == count => SendStatus::Failed,
+                false => SendStatus::Done,
             };
-            self.failed |= outcome != Outcome::Done;
-            if is_signaled || outcome != Outcome::Done {
-                completions.push((sequence, outcome));
+            self.failed |= status != SendStatus::Done;
+            if is_signaled || status != SendStatus::Done {
+                completions.push((sequence, status));
             }
         }
         completions
@@ -371,9 +373,9 @@ impl Rig {
     }
 
     fn work(&mut self, count: usize, fails: bool) {
-        for (sequence, outcome) in self.device.work(count, fails) {
+        for (sequence, status) in self.device.work(count, fails) {
             let mut ended = Vec::new();
-            self.queue.returned(sequence, outcome, &mut ended);
+            self.queue.returned(sequence, status, &mut ended);
             for ended in ended {
                 self.end(ended);
             }
