@@ -10,17 +10,17 @@ const OPEN: u8 = 0;
 const CLOSED_BY_USER: u8 = 1;
 const DRIVER_GONE: u8 = 2;
 
-/// What was requested. It only grows: once the driver is gone, that is the reason, whatever was requested before.
+/// What was requested. It only increases: once the driver is gone, that is the reason, whatever was requested before.
 #[derive(Debug, Default)]
 pub(super) struct Closing(AtomicU8);
 
 impl Closing {
-    /// The user wants to close.
+    /// Records that the user closes.
     pub(super) fn by_user(&self) {
         self.0.fetch_max(CLOSED_BY_USER, Ordering::Release);
     }
 
-    /// Nothing drives the connection any more.
+    /// Records that nothing drives the connection any more.
     pub(super) fn driver_gone(&self) {
         self.0.fetch_max(DRIVER_GONE, Ordering::Release);
     }

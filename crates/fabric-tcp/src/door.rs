@@ -1,12 +1,13 @@
 //! The door of a port: limits connections whose peers have not proven themselves.
 //!
-//! A stranger is a connection whose peer has not proven itself. A port keeps a limited number of them; one more pushes out
-//! another, so that peers that connect and send nothing cannot keep honest ones away. Each stranger has a grace in which it is
-//! not pushed out, so that a storm of honest peers does not push out its own; newer ones wait in the kernel's queue meanwhile.
-//! The next to go is one that is leaving, else one that has sent nothing, else one of the [`Visit`] that has most
-//! strangers, and of these the one that has come least far, the oldest first. So dials of one kind do not push out those of
-//! the other. Where descriptors run short, strangers make room at once, and for a while fewer are allowed. While many peers are
-//! refused for what they send, others are let in at the pace of refusals.
+//! A stranger is a connection whose peer has not proven itself. A port admits a limited number of them. One more
+//! evicts another, so that peers that connect and send nothing cannot keep honest ones out. Each stranger has a grace
+//! period in which it is not evicted, so that a storm of honest peers does not evict its own; newer connections wait
+//! in the kernel's queue meanwhile. The first to be evicted is a stranger that is leaving, then one that has sent
+//! nothing, then one of the [`Visit`] that has most strangers; of these the one that has made least progress, the
+//! oldest first. So connections of one kind do not evict those of the other. Where descriptors run short, strangers
+//! are evicted at once, and for a while fewer are allowed. While many peers are refused for what they send, others
+//! are let in at the pace of refusals.
 
 #[cfg(test)]
 mod tests;
@@ -36,36 +37,36 @@ use tokio::{
 
 use crate::{
     socket::prefer_cubic,
-    strangers::{StrangerLimit, somebody_waits},
+    strangers::{StrangerLimit, connection_waits},
 };
 
-/// Connections that the kernel holds until they are accepted, so that a storm of peers waits instead of being dropped and
-/// trying again a second later. The kernel's own limit, `net.core.somaxconn`, may be lower.
+/// The number of connections that the kernel queues until they are accepted, so that a storm of peers waits instead
+/// of being dropped and retrying a second later. The kernel's own limit, `net.core.somaxconn`, may be lower.
 const BACKLOG: i32 = 1024;
 
-/// The pause after the operating system refused a new connection, where no stranger makes room for it.
+/// The pause after the operating system refused a new connection, if no stranger can be evicted for it.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// How often at most it is logged that accepting fails.
+/// The shortest interval between two log lines about failed accepts.
 const COMPLAINT: Duration = Duration::from_secs(10);
 
-/// How long a peer may take to hang up after its session was ended.
+/// How long a peer may take to disconnect after its session was ended.
 const LEAVING: Duration = Duration::from_secs(2);
 
-/// For how long at least a connection may take to show what it is for, however many newer ones come.
+/// How long a connection may at least take to show its purpose, however many newer ones come.
 const ARRIVING_GRACE: Duration = Duration::from_millis(50);
 
-/// For how long at least a connection that has opened its session may prove itself.
+/// How long a connection that has opened its session may at least take to prove itself.
 const ATTACHED_GRACE: Duration = Duration::from_millis(500);
 
-/// Listens on the first of `addresses` that can be bound, with a long queue. On loopback without pacing; accepted streams
-/// inherit that from their first packet on.
+/// Listens on the first of `addresses` that can be bound, with a long queue. On loopback it disables pacing, which
+/// accepted streams inherit from their first packet on.
 ///
 /// # Errors
 /// Those of the operating system.
 pub fn listen(addresses: &[SocketAddr]) -> io::Result<std::net::TcpListener> {
     let listener = std::net::TcpListener::bind(addresses)?;
-    // Again, with a longer queue than the standard library asks for.
+    // Listens again, with a longer queue than the standard library requests.
     rustix::net::listen(&listener, BACKLOG)?;
     listener.set_nonblocking(true)?;
     if listener.local_addr()?.ip().is_loopback() {
@@ -74,7 +75,7 @@ pub fn listen(addresses: &[SocketAddr]) -> io::Result<std::net::TcpListener> {
     Ok(listener)
 }
 
-/// What a connection has come for.
+/// The purpose of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Visit {
     /// A control session.
@@ -89,7 +90,7 @@ pub enum Visit {
 pub struct DoorStats {
     /// Connections accepted.
     pub accepted: u64,
-    /// Connections that were closed because they did not show in time what they are for.
+    /// Connections that were closed because they did not show their purpose in time.
     pub timed_out: u64,
     /// Connections that were closed because newer ones came while too many had not proven themselves.
     pub evicted: u64,
@@ -101,9 +102,9 @@ pub struct Door {
     clock: Arc<dyn Runtime>,
     strangers: Mutex<VecDeque<Arc<Stranger>>>,
     limit: Mutex<StrangerLimit>,
-    /// One has gone, or is about to.
+    /// Notified when a stranger has gone, or is about to go.
     changed: Notify,
-    /// When it was last logged that accepting fails.
+    /// When a failed accept was last logged.
     complained: Mutex<Option<Duration>>,
     accepted: AtomicU64,
     timed_out: AtomicU64,
@@ -111,8 +112,8 @@ pub struct Door {
 }
 
 impl Door {
-    /// A door that admits at most `strangers_max` connections, and at least one, whose peers have not proven themselves. Each
-    /// may take `arrival_limit` to show what it is for. `clock` measures time and sleeps.
+    /// A door that admits at most `strangers_max` connections, and at least one, whose peers have not proven
+    /// themselves. Each may take `arrival_limit` to show its purpose. `clock` measures time and sleeps.
     pub fn new(strangers_max: usize, arrival_limit: Duration, clock: Arc<dyn Runtime>) -> Arc<Self> {
         Arc::new(Self {
             arrival_limit,
@@ -127,7 +128,7 @@ impl Door {
         })
     }
 
-    /// What has happened at this door so far.
+    /// The counters so far.
     pub fn stats(&self) -> DoorStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         DoorStats {
@@ -155,12 +156,12 @@ impl Door {
         }
     }
 
-    /// Called after accepting failed. If descriptors ran out and a connection waits, strangers make room. Else accepting
+    /// Called after accepting failed. If descriptors ran out and a connection waits, evicts strangers. Otherwise
     /// pauses.
     async fn recover(&self, listener: &TcpListener, error: &io::Error) {
         let is_short = Limit::of_files(error).is_some();
         // Without a free descriptor, accepting fails with the same error whether a connection waits or not.
-        if is_short && !somebody_waits(listener.as_fd()) {
+        if is_short && !connection_waits(listener.as_fd()) {
             return self.clock.sleep(ACCEPT_PAUSE).await;
         }
         self.complain(error);
@@ -185,7 +186,7 @@ impl Door {
     /// Cancel-safe.
     async fn room(&self) {
         loop {
-            // Told of what changes from here on, be it before it is polled.
+            // Notified of changes from here on, also of those before its first poll.
             let changed = self.changed.notified();
             let wait = self.wait();
             if wait.is_zero() {
@@ -195,14 +196,14 @@ impl Door {
         }
     }
 
-    /// For how long no further connection is accepted.
+    /// How long no further connection is accepted.
     fn wait(&self) -> Duration {
         let (now, strangers) = (self.clock.now(), self.lock());
         self.limit().wait(strangers.iter().map(|stranger| stranger.grace(now)), now)
     }
 
-    /// The process has no descriptor for a waiting connection: strangers whose grace is over make room at once. Waits until
-    /// one has gone, for at most `pause`.
+    /// The process has no descriptor for a waiting connection: evicts strangers whose grace period is over at once.
+    /// Waits until one has gone, for at most `pause`.
     ///
     /// # Cancel safety
     /// Cancel-safe.
@@ -218,7 +219,7 @@ impl Door {
         self.make_room(&mut strangers, now);
     }
 
-    /// Lets `stream` in as a stranger, and pushes another out if there are too many.
+    /// Lets `stream` in as a stranger, and evicts another if there are too many.
     fn enter(self: &Arc<Self>, stream: TcpStream, own: SocketAddr, peer: SocketAddr) -> Newcomer {
         count(&self.accepted);
         let now = self.clock.now();
@@ -232,7 +233,7 @@ impl Door {
         Newcomer(Some((stream, presence)))
     }
 
-    /// Pushes strangers out until there is room for one more, as far as their grace is over or there are too many.
+    /// Evicts strangers until there is room for one more, as far as their grace period is over or there are too many.
     fn make_room(&self, strangers: &mut VecDeque<Arc<Stranger>>, now: Duration) {
         // Two locks in one expression would be held together.
         let most = self.limit().most();
@@ -251,12 +252,12 @@ impl Door {
         self.strangers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// To be locked after the strangers, where both are.
+    /// Must be locked after the strangers, if both are locked.
     fn limit(&self) -> MutexGuard<'_, StrangerLimit> {
         self.limit.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A peer that had sent something did not prove itself.
+    /// Records that a peer sent something and did not prove itself.
     fn refused(&self) {
         self.limit().refused(self.clock.now());
     }
@@ -282,21 +283,21 @@ fn is_the_peers_fault(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionReset | Interrupted)
 }
 
-/// Which of the strangers, oldest first, is to make room: of those whose grace is over the one with the least merit, and the
-/// oldest of these.
+/// The index of the stranger to evict, of `strangers` from the oldest on: of those whose grace period is over the one
+/// with the least merit, and the oldest of these.
 fn least_deserving(strangers: &VecDeque<Arc<Stranger>>, now: Duration) -> Option<usize> {
-    let visits = |visit| strangers.iter().filter(|stranger| stranger.said() == visit).count();
-    let (sessions, data) = (visits(said::SESSION), visits(said::DATA));
+    let visits = |visit| strangers.iter().filter(|stranger| stranger.received() == visit).count();
+    let (sessions, data) = (visits(received::SESSION), visits(received::DATA));
     let is_crowded = |visit| match visit {
-        said::SESSION => sessions >= data,
-        said::DATA => data >= sessions,
+        received::SESSION => sessions >= data,
+        received::DATA => data >= sessions,
         _ => true,
     };
     let over = strangers.iter().enumerate().filter(|(_, stranger)| stranger.grace(now).is_zero());
     over.min_by_key(|(_, stranger)| stranger.merit(is_crowded)).map(|(index, _)| index)
 }
 
-/// Where a connection is in its life. It only moves forward.
+/// The stage of a connection. It only moves forward.
 ///
 /// ```text
 /// ARRIVING ──attach──▶ ATTACHED ──leave──▶ LEAVING
@@ -309,14 +310,14 @@ mod stage {
     pub(super) const EVICTED: u8 = 3;
 }
 
-/// What a connection's peer has sent so far. It only grows.
-mod said {
+/// What a connection's peer has sent so far. It only increases.
+mod received {
     pub(super) const NOTHING: u8 = 0;
-    /// Something, be it the end of the stream.
+    /// Anything, also the end of the stream.
     pub(super) const SOMETHING: u8 = 1;
-    /// That it wants a session.
+    /// The beginning of a control session.
     pub(super) const SESSION: u8 = 2;
-    /// That it is a data connection.
+    /// The beginning of a data connection.
     pub(super) const DATA: u8 = 3;
 }
 
@@ -325,10 +326,10 @@ pub struct Stranger {
     door: Arc<Door>,
     own: SocketAddr,
     peer: SocketAddr,
-    /// When it came, by the door's clock.
+    /// When it was accepted, by the door's clock.
     since: Duration,
     stage: AtomicU8,
-    said: AtomicU8,
+    received: AtomicU8,
     is_admitted: AtomicBool,
     waker: AtomicWaker,
 }
@@ -341,32 +342,32 @@ impl Stranger {
             peer,
             since,
             stage: AtomicU8::new(stage::ARRIVING),
-            said: AtomicU8::new(said::NOTHING),
+            received: AtomicU8::new(received::NOTHING),
             is_admitted: AtomicBool::new(false),
             waker: AtomicWaker::new(),
         })
     }
 
-    /// The address that it came to.
+    /// The local address that it was accepted on.
     pub fn own_address(&self) -> SocketAddr {
         self.own
     }
 
-    /// The address that it came from.
+    /// The address of the peer.
     pub fn peer_address(&self) -> SocketAddr {
         self.peer
     }
 
     /// Records what the connection is for, once that is known.
     pub fn note(&self, visit: Visit) {
-        let said = match visit {
-            Visit::Session => said::SESSION,
-            Visit::Data => said::DATA,
+        let received = match visit {
+            Visit::Session => received::SESSION,
+            Visit::Data => received::DATA,
         };
-        self.said.fetch_max(said, Ordering::AcqRel);
+        self.received.fetch_max(received, Ordering::AcqRel);
     }
 
-    /// Its session is open, so it has come further than others. False if it has or had one.
+    /// Records that its session is open. Returns false if it has or had one.
     pub fn attach(&self) -> bool {
         self.note(Visit::Session);
         let attached = self.advance(stage::ATTACHED);
@@ -374,7 +375,7 @@ impl Stranger {
         attached
     }
 
-    /// The peer has proven itself: it is no stranger any more.
+    /// Records that the peer has proven itself. It is no stranger any more.
     pub fn admit(&self) {
         self.is_admitted.store(true, Ordering::Release);
         self.waker.wake();
@@ -386,7 +387,7 @@ impl Stranger {
         self.is_admitted.load(Ordering::Acquire)
     }
 
-    /// It is over: the peer has a moment to hang up.
+    /// Records that the session is over. The peer gets a moment to disconnect.
     pub fn leave(&self) {
         if self.advance(stage::LEAVING) && !self.is_admitted() {
             self.door.refused();
@@ -395,12 +396,12 @@ impl Stranger {
         self.door.changed.notify_waiters();
     }
 
-    /// Whether the connection has not got further than saying what it is for.
+    /// Whether the connection has done no more than show its purpose.
     pub fn is_arriving(&self) -> bool {
         self.stage() == stage::ARRIVING
     }
 
-    /// Whether the connection was cut.
+    /// Whether the connection was evicted.
     pub fn is_evicted(&self) -> bool {
         self.stage() == stage::EVICTED
     }
@@ -410,7 +411,7 @@ impl Stranger {
         self.waker.wake();
     }
 
-    /// How long it may not be pushed out yet.
+    /// How much of its grace period is left.
     fn grace(&self, now: Duration) -> Duration {
         let grace = match self.stage() {
             stage::ARRIVING => ARRIVING_GRACE,
@@ -420,41 +421,41 @@ impl Stranger {
         grace.saturating_sub(now.saturating_sub(self.since))
     }
 
-    /// The less, the sooner it is pushed out.
+    /// The stranger with the least merit is evicted first.
     fn merit(&self, is_crowded: impl Fn(u8) -> bool) -> u8 {
-        let how_far = match (self.stage(), self.said()) {
+        let how_far = match (self.stage(), self.received()) {
             (stage::ATTACHED, _) => 3,
-            (stage::ARRIVING, said::NOTHING) => return 1,
+            (stage::ARRIVING, received::NOTHING) => return 1,
             (stage::ARRIVING, _) => 2,
             _ => return 0,
         };
-        if is_crowded(self.said()) { how_far } else { how_far + 2 }
+        if is_crowded(self.received()) { how_far } else { how_far + 2 }
     }
 
     fn stage(&self) -> u8 {
         self.stage.load(Ordering::Acquire)
     }
 
-    fn said(&self) -> u8 {
-        self.said.load(Ordering::Acquire)
+    fn received(&self) -> u8 {
+        self.received.load(Ordering::Acquire)
     }
 
-    /// Moves to a later stage; false if this stage or a later one was reached before.
+    /// Moves to a later stage. Returns false if that stage or a later one was reached before.
     fn advance(&self, to: u8) -> bool {
         self.stage.fetch_max(to, Ordering::AcqRel) < to
     }
 
-    /// Its connection has ended. It counts as refused if its peer had sent something and the connection ended before the peer
-    /// proved itself, or if the peer had sent all that it may. It does not if it was pushed out, ran out of time or sent
-    /// nothing. One that was leaving has been counted before.
+    /// Records that its connection has ended. That counts as a refusal if its peer had sent something and the
+    /// connection ended before the peer proved itself, or if the peer had sent all that it may. It does not count if
+    /// the connection was evicted, timed out or sent nothing. One that was leaving has been counted before.
     fn gone(&self, was_held_back: bool) {
         let before = self.stage.fetch_max(stage::EVICTED, Ordering::AcqRel);
         self.door.forget(self);
         if self.is_admitted() {
             return;
         }
-        let has_spoken = self.said() != said::NOTHING;
-        if has_spoken && before < stage::LEAVING || was_held_back && before != stage::LEAVING {
+        let has_sent = self.received() != received::NOTHING;
+        if has_sent && before < stage::LEAVING || was_held_back && before != stage::LEAVING {
             self.door.refused();
         }
     }
@@ -469,7 +470,7 @@ impl fmt::Debug for Stranger {
     }
 }
 
-/// The side of a stranger that its connection holds: the door forgets it with the connection.
+/// A connection's handle on its stranger. Dropping it removes the stranger from the door.
 pub struct Presence {
     stranger: Arc<Stranger>,
     timer: Option<BoxFuture<'static, ()>>,
@@ -483,7 +484,8 @@ impl Presence {
         &self.stranger
     }
 
-    /// The peer has sent all that is taken of one that has not proven itself. If it never does, that is a refusal.
+    /// Records that the peer has sent all that a peer may send before it proves itself. If it never does, that counts
+    /// as a refusal.
     pub fn hold_back(&mut self) {
         self.was_held_back = true;
     }
@@ -493,10 +495,10 @@ impl Presence {
         self.was_held_back && !self.stranger.is_admitted()
     }
 
-    /// Fails once the connection has been cut or its time is over. The task that polls is woken when that changes.
+    /// Fails once the connection has been evicted or has timed out. The polling task is woken when that changes.
     ///
     /// # Errors
-    /// `ConnectionAborted` or `TimedOut`: the connection is to be dropped.
+    /// `ConnectionAborted` or `TimedOut`: the caller must drop the connection.
     pub fn poll_cut(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         self.stranger.waker.register(context.waker());
         let stage = self.stranger.stage();
@@ -521,7 +523,7 @@ impl Presence {
         Err(io::ErrorKind::TimedOut.into())
     }
 
-    /// Awaits `future`; `None` if the connection is cut or its time is over first.
+    /// Awaits `future`. `None` if the connection is evicted or times out first.
     ///
     /// # Cancel safety
     /// As cancel-safe as `future`.
@@ -547,8 +549,8 @@ impl Drop for Presence {
     }
 }
 
-/// A connection that has sent nothing yet. It becomes a [`Guest`] with its peer's first byte, and nothing once it was cut or
-/// ended: until then it costs a descriptor and a timer.
+/// A connection that has sent nothing yet. It is a future of the [`Guest`] that it becomes with its peer's first
+/// byte, and of `None` if it is evicted or ends before. Until then it costs a descriptor and a timer.
 #[derive(Debug)]
 pub struct Newcomer(Option<(TcpStream, Presence)>);
 
@@ -557,9 +559,9 @@ pub struct Newcomer(Option<(TcpStream, Presence)>);
 pub struct Guest {
     /// The connection. Nothing has been read from it.
     pub stream: TcpStream,
-    /// Its side of the door.
+    /// Its handle at the door.
     pub presence: Presence,
-    /// The first byte that it will give.
+    /// The first byte of the stream, which was only peeked.
     pub first: u8,
 }
 
@@ -572,15 +574,15 @@ impl Future for Newcomer {
             self.0 = None;
             return Poll::Ready(None);
         }
-        // Readiness is not enough: new streams were ready with nothing to read.
+        // Readiness is not enough: a new stream can be ready with nothing to read.
         let mut byte = [0; 1];
         let peeked = ready!(stream.poll_peek(context, &mut ReadBuf::new(&mut byte)));
         let Some((stream, presence)) = self.0.take() else { return Poll::Ready(None) };
-        presence.stranger.said.fetch_max(said::SOMETHING, Ordering::AcqRel);
+        presence.stranger.received.fetch_max(received::SOMETHING, Ordering::AcqRel);
         if !matches!(peeked, Ok(1..)) {
             return Poll::Ready(None);
         }
-        // What comes first are small messages that are awaited.
+        // The first messages are small, and the peer awaits them.
         let _ = stream.set_nodelay(true);
         Poll::Ready(Some(Guest { stream, presence, first: byte[0] }))
     }

@@ -1,11 +1,11 @@
 //! What a connection's driver looks at and sleeps on: the socket and its readiness.
 //!
-//! A task that awaits an operation makes progress by itself, on whatever the socket has. The driver alone waits for
-//! readiness, and it alone clears it, after its own call found the socket empty or full. So no readiness is lost,
-//! whichever task consumed the bytes that it announced.
+//! A task that awaits an operation makes progress itself, with whatever the socket has. Only the driver waits for
+//! readiness, and only the driver clears it, after its own call found the socket empty or full. So no readiness is
+//! lost, whichever task consumed the bytes that it announced.
 //!
-//! The driver takes what readiness announced, until a wait for the next one has begun. Only then it looks by reads that do not
-//! wait for readiness. What comes after the first step is announced anew.
+//! The driver first receives what readiness has announced, until a wait for the next readiness has begun. From then
+//! on new bytes are announced again, and the driver polls by reads that do not wait for readiness.
 
 use std::{
     net::Shutdown,
@@ -26,27 +26,29 @@ use crate::{
     sender::Sent,
 };
 
-/// How long the farewell may take, and the peer's end of the stream after it. Closing before the peer has ended
-/// would answer its last bytes with a reset, and a reset throws away a farewell that is still on its way.
+/// How long sending the farewell and then receiving the end of the peer's stream may take. Closing before the peer
+/// has ended its stream would answer its last bytes with a reset, and a reset discards a farewell that is still on
+/// its way.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Bytes thrown away in one turn while lingering.
+/// Bytes discarded in one turn while lingering.
 const DISCARD_BYTES: usize = 256 << 10;
 
-/// What a turn of one half left.
+/// What is left after a turn of one half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// Nothing that readiness does not announce.
+    /// Nothing, or only what readiness will announce.
     Done,
-    /// There may be more; give others a turn first.
+    /// There may be more. Other tasks get a turn first.
     Again,
 }
 
-/// Looks in one go: each is a system call of some 100 ns.
+/// Looks in one round. Each is a system call of some 100 ns.
 const LOOKS: u32 = 6;
 
-/// Over loopback an answer takes 20 to 25 µs when nobody sleeps. Two sides that both sleep meet awake only if one looks
-/// for as long as the other takes to wake up and to answer, which on idle cores of a virtual machine is 60 to 90 µs.
+/// The longest budget. Over loopback an answer takes 20 to 25 µs when neither side sleeps. If both sleep, they are
+/// awake at the same time only if one polls for as long as the other takes to wake up and answer: 60 to 90 µs on idle
+/// cores of a virtual machine.
 const BUDGET_MAX: Duration = Duration::from_micros(100);
 
 /// See the module's documentation.
@@ -54,7 +56,7 @@ pub(super) struct TcpDriven {
     link: Arc<TcpLink>,
     runtime: Arc<dyn Runtime>,
     linger: Option<BoxFuture<'static, ()>>,
-    /// The peer sends nothing more.
+    /// Whether the peer has ended its stream.
     peer_ended: bool,
 }
 
@@ -107,7 +109,7 @@ impl TcpDriven {
         Turn::Done
     }
 
-    /// One turn of sending, when the socket takes something.
+    /// One turn of sending, if the socket is writable.
     fn send(&mut self, context: &mut Context<'_>) -> Turn {
         while matches!(self.link.sending(), Sent::More | Sent::Blocked) {
             let Poll::Ready(readiness) = self.link.socket().poll_write_ready(context) else { break };
@@ -124,7 +126,7 @@ impl TcpDriven {
         Turn::Done
     }
 
-    /// Ready when nothing is left to do for a connection that is over.
+    /// Ready when a connection that is over has nothing left to do.
     fn poll_end(&mut self, context: &mut Context<'_>) -> Poll<()> {
         match self.link.end_state() {
             EndState::Open => return Poll::Pending,
@@ -139,7 +141,7 @@ impl TcpDriven {
         self.linger.get_or_insert_with(|| runtime.sleep(LINGER)).poll_unpin(context)
     }
 
-    /// Tokio's reactor is shutting down.
+    /// Ends the connection because tokio's reactor is shutting down.
     fn lose_reactor(&mut self) {
         self.peer_ended = true;
         self.link.abandon();
@@ -159,10 +161,10 @@ impl Driven for TcpDriven {
         self.link.waker().register(context.waker());
     }
 
-    /// Takes what readiness has announced, until the waker is left for the next time: so this arms, too.
+    /// Receives what readiness has announced, until the waker is registered for the next time. So this also arms.
     fn look(&mut self, context: &mut Context<'_>) -> Look {
         let before = self.link.finds();
-        // Taken first: a turn that leaves bytes from here on sets it again, and wakes this task.
+        // Taken first: a later turn that leaves bytes sets it again and wakes this task.
         let holds_bytes = self.link.take_held_bytes();
         let unsettled = (holds_bytes || self.link.wants_settling())
             && matches!(self.link.receive(), Look::More | Look::Busy);
@@ -198,7 +200,7 @@ impl Drop for TcpDriven {
     }
 }
 
-/// Throws away what the peer still sends; `Over` when it sends nothing more.
+/// Discards what the peer still sends. `Over` when it has ended its stream.
 fn discard(link: &TcpLink) -> Look {
     match link.socket().get_ref().discard(DISCARD_BYTES) {
         Ok(0) => Look::Over,

@@ -1,4 +1,4 @@
-//! The fabric, its domains, and connecting a prepared end.
+//! The fabric, its domains, and the connecting of a prepared queue pair.
 
 use std::{
     io,
@@ -30,23 +30,24 @@ use crate::{
 /// How the fabric listens and sends.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TcpConfig {
-    /// The address that data connections come to. Port 0 lets the system choose one when the first queue pair is
-    /// prepared. Unspecified (`0.0.0.0`, `::`): dialers use the host of the control connection. Not used by a fabric
-    /// [at a port](TcpFabric::at_port) that others listen on. Default `127.0.0.1:0`.
+    /// The address to listen on for data connections. With port 0 the system chooses a port when the first queue pair
+    /// is prepared. With an unspecified address (`0.0.0.0`, `::`) dialers use the host of the control connection. Not
+    /// used by a fabric [at a port](TcpFabric::at_port) that the application listens on. Default `127.0.0.1:0`.
     pub bind: SocketAddr,
     /// How long an accepted stream may take to send its hello. Not used [at a port](TcpFabric::at_port). Default 5 s.
     pub handshake_limit: Duration,
-    /// The most accepted streams without a hello, of all domains together. Each holds a descriptor and about 1 KiB. One more
-    /// closes the oldest that has had 50 ms. Not used [at a port](TcpFabric::at_port). Default 64.
+    /// The most accepted streams that have not sent their hello, over all domains. Each costs a descriptor and about
+    /// 1 KiB. One more closes the oldest that is older than 50 ms. Not used [at a port](TcpFabric::at_port). Default
+    /// 64.
     pub pending_handshakes_max: usize,
-    /// A logical write of more bytes is split into pieces of at most as many, each of which counts in the send
-    /// queue. Default 1 GiB.
+    /// A longer logical write is split into pieces of at most this length. Each piece counts in the send queue.
+    /// Default 1 GiB.
     pub piece_bytes_max: u64,
-    /// An idle connection whose peer's host answers nothing for about this long is lost. The peer's kernel answers, also
-    /// while its process is stopped. Whole seconds; at least 6. Default 30 s.
+    /// An idle connection is lost if the peer's host does not answer for about this long. The peer's kernel answers
+    /// even while its process is stopped. Whole seconds, at least 6. Default 30 s.
     pub silence_limit: Duration,
-    /// A connection whose peer's host has taken none of the bytes under way for this long is lost, also when the
-    /// peer lives and reads nothing. Default 2 min.
+    /// A connection with unacknowledged bytes is lost if the peer's host accepts none of them for this long, even if
+    /// the peer is alive and only does not read. Default 2 min.
     pub stall_limit: Duration,
 }
 
@@ -80,17 +81,17 @@ impl TcpConfig {
 pub struct ListenerStats {
     /// Streams accepted.
     pub accepted: u64,
-    /// Streams handed to the queue pair that had issued their token.
+    /// Streams passed to the queue pair that issued their token.
     pub handed_over: u64,
-    /// Streams closed because their token was never issued, or already used.
+    /// Streams closed because their token was never issued, or was used before.
     pub bad_tokens: u64,
-    /// Streams closed because their first bytes were no hello of this version.
+    /// Streams closed because their first bytes were not a hello of this version.
     pub malformed: u64,
     /// Streams closed because the hello did not come in time.
     pub timed_out: u64,
     /// Streams closed because newer ones came while too many were waiting for their hello.
     pub evicted: u64,
-    /// Streams closed because they must be encrypted, and the peer did not speak TLS or showed no trusted certificate.
+    /// Streams closed because they must be encrypted, and the peer did not use TLS or showed no trusted certificate.
     pub not_trusted: u64,
 }
 
@@ -110,7 +111,8 @@ pub struct TcpFabric {
 }
 
 impl TcpFabric {
-    /// A fabric whose connections are driven on `runtime`. It listens for itself while there are queue pairs.
+    /// A fabric whose connections are driven on `runtime`. It listens on a port of its own while there are queue
+    /// pairs.
     pub fn new(runtime: Arc<dyn Runtime>, config: TcpConfig) -> Self {
         let door = Door::new(config.pending_handshakes_max, config.handshake_limit, runtime.clone());
         let listening = Some(Listening { door, current: Arc::default() });
@@ -118,9 +120,9 @@ impl TcpFabric {
         Self { runtime, config, spinner, port, listening, listener: None }
     }
 
-    /// A fabric that does not listen: the listener of the control connection gives its streams to `port`. The side that
-    /// dialled the control connection must dial here too ([`ConnectParams::peer_address`]). Streams are encrypted if those
-    /// of `port` are.
+    /// A fabric that does not listen: the listener of the control connection passes its streams to `port`. The side
+    /// that dialled the control connection must dial the data connection too ([`ConnectParams::peer_address`]).
+    /// Streams are encrypted if those of `port` are.
     pub fn at_port(runtime: Arc<dyn Runtime>, config: TcpConfig, port: DataPort) -> Self {
         Self {
             runtime,
@@ -132,8 +134,8 @@ impl TcpFabric {
         }
     }
 
-    /// Encrypts every connection by mutual TLS. Refuses peers that do not, and peers whose certificate is not the one named
-    /// in their connection data. Costs one copy of what is received.
+    /// Encrypts every connection by mutual TLS. Refuses peers that do not encrypt, and peers whose certificate
+    /// differs from the one in their connection data. Costs one copy of what is received.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn with_tls(mut self, identity: crate::tls::TlsIdentity) -> Self {
@@ -160,7 +162,7 @@ impl TcpFabric {
         Ok(self)
     }
 
-    /// Counters of its listener, with those of earlier listeners.
+    /// The counters of its listeners, past ones included.
     pub fn listener_stats(&self) -> ListenerStats {
         let door = self.listening.as_ref().map(|listening| listening.door.stats()).unwrap_or_default();
         let [handed_over, bad_tokens, malformed, not_trusted] = self.port.counts();
@@ -176,8 +178,8 @@ impl TcpFabric {
     }
 }
 
-/// What all domains of a fabric share while one of them has prepared a queue pair: a worker may have a domain for each
-/// connection, and needs no port for each.
+/// State that all domains of a fabric share while one of them has a prepared queue pair. A worker may have one domain
+/// per connection and needs only one port.
 #[derive(Debug, Clone)]
 struct Listening {
     door: Arc<Door>,
@@ -185,7 +187,7 @@ struct Listening {
 }
 
 impl Listening {
-    /// The present listener, or a new one.
+    /// The current listener, or a new one.
     fn listener(
         &self,
         runtime: &Arc<dyn Runtime>,
@@ -234,7 +236,7 @@ impl Fabric for TcpFabric {
     }
 }
 
-/// Regions, and the listener once a queue pair was prepared.
+/// A domain: its regions, and the listener once a queue pair was prepared.
 #[derive(Debug)]
 struct TcpDomain {
     runtime: Arc<dyn Runtime>,
@@ -299,7 +301,7 @@ impl Domain for TcpDomain {
     }
 }
 
-/// One side, not connected yet. It keeps the listener alive.
+/// A prepared queue pair that is not connected yet. It keeps the listener alive.
 #[derive(Debug)]
 struct TcpPrepared {
     runtime: Arc<dyn Runtime>,
@@ -343,7 +345,7 @@ impl TcpPrepared {
         } = self;
         let stream = match params.role {
             Role::Dialer => {
-                // The ticket is used: no other stream may come for this side.
+                // The ticket is used: no other stream may claim it.
                 drop(ticket);
                 dial(&peer, params.peer_address, address.token, &protection).await?
             }
@@ -357,7 +359,8 @@ impl TcpPrepared {
     }
 }
 
-/// Opens the stream and shows the acceptor's token. `control` is where the control connection was dialled.
+/// Opens the stream and shows the acceptor's token. `control` is the address at which the control connection was
+/// dialled.
 async fn dial(
     peer: &Address,
     control: Option<SocketAddr>,
@@ -424,7 +427,7 @@ async fn accept(mut ticket: Ticket, peer: &Address) -> Result<Stream, FabricErro
     let mut stream = visitor.stream;
     stream.check_peer(peer.certificate.as_ref())?;
     if stream.tcp().peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
-        // Already so, unless the listener is bound to every address.
+        // The listener has set this already, unless it is bound to every address.
         prefer_cubic(stream.tcp());
     }
     let answered = stream.write_all(&encode_welcome()).await;
@@ -432,7 +435,7 @@ async fn accept(mut ticket: Ticket, peer: &Address) -> Result<Stream, FabricErro
     Ok(stream)
 }
 
-/// What to do about a limit of this process or host.
+/// The remedy for an error that is due to a limit of this process or host.
 pub(super) fn remedy(error: &io::Error) -> Option<&'static str> {
     match error.raw_os_error() {
         Some(libc::EMFILE) => Some(

@@ -7,7 +7,7 @@ use tensorwire_verbs_reactor::{Immediate, PeerViolation, RegionGeneration, Regio
 /// Bytes of every header.
 pub(super) const HEADER_BYTES: usize = 40;
 
-/// Payload bytes of one frame at most, so that a goodbye or a refusal never waits for more than these.
+/// The most payload bytes of one frame. A goodbye or a refusal never waits for more than these.
 pub(super) const BODY_BYTES_MAX: u64 = 1 << 20;
 
 const KIND_WRITE: u8 = 1;
@@ -18,10 +18,10 @@ const KIND_SEGMENT: u8 = 5;
 const KIND_READ: u8 = 6;
 const KIND_ANSWER: u8 = 7;
 
-/// Reads that may be unanswered at once, in each direction. A peer that asks for more breaks the contract.
+/// The most unanswered reads in each direction. A peer that requests more breaks the protocol.
 pub(super) const READS_MAX: u32 = 16;
 
-/// Bytes of one read at most: a longer one is asked for in parts, and other traffic goes between the answers.
+/// The most bytes of one read. A longer one is requested in parts, and other traffic goes between the answers.
 pub(super) const READ_BYTES_MAX: u64 = 4 << 20;
 
 /// An encoded header.
@@ -42,33 +42,33 @@ impl fmt::Debug for Key {
 pub(super) enum Frame {
     /// Payload follows.
     Write(WriteFrame),
-    /// Asks for memory; answered in the order of asking.
+    /// Requests memory. Reads are answered in order.
     Read(ReadFrame),
-    /// Memory that was asked for follows.
+    /// Memory that was requested follows.
     Answer(AnswerFrame),
     /// The orderly end of this direction.
     Goodbye,
-    /// The end, because the peer broke a rule.
+    /// The end of the connection, because the peer broke a rule.
     Refusal(Refusal),
 }
 
 /// One frame of a logical write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WriteFrame {
-    /// Where the logical write goes from this frame on, to its end.
+    /// The target of the logical write, from this frame to its end.
     pub(super) range: RemoteRange,
     /// The region's key.
     pub(super) key: Key,
     /// Payload bytes in this frame.
     pub(super) length: u64,
-    /// What follows the range's last byte; on its last frame only.
+    /// What follows the range's last byte. Set on its last frame only.
     pub(super) ending: Ending,
 }
 
 /// What follows a range's last byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ending {
-    /// Nothing, or not yet.
+    /// Nothing, or this is not the last frame.
     Plain,
     /// The target's user gets this immediate.
     Immediate(Immediate),
@@ -88,7 +88,7 @@ impl WriteFrame {
 pub(super) struct ReadFrame {
     pub(super) range: RemoteRange,
     pub(super) key: Key,
-    /// Comes back with the answer.
+    /// The answer carries the same tag.
     pub(super) tag: u32,
 }
 
@@ -98,11 +98,11 @@ pub(super) struct AnswerFrame {
     pub(super) tag: u32,
     /// Payload bytes in this frame.
     pub(super) length: u64,
-    /// Bytes of the answer from this frame on, to its end.
+    /// Bytes of the answer from this frame to its end.
     pub(super) rest: u64,
 }
 
-/// The target's reason to end the connection.
+/// Why the target ends the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refusal {
     /// The rule that was broken.
@@ -139,7 +139,7 @@ impl Frame {
     }
 
     /// # Errors
-    /// [`PeerViolation::Malformed`] for everything that [`encode`](Self::encode) cannot have made.
+    /// [`PeerViolation::Malformed`] for every header that [`encode`](Self::encode) does not produce.
     pub(super) fn decode(header: &Header) -> Result<Self, PeerViolation> {
         let fields = Fields::decode(header).ok_or(PeerViolation::Malformed)?;
         let frame = match fields.kind {
@@ -151,7 +151,7 @@ impl Frame {
                 .map(|reason| Self::Refusal(Refusal { reason, depth: fields.immediate })),
             _ => None,
         };
-        // One meaning, one encoding: fields that a kind does not use are zero.
+        // Each meaning has exactly one encoding: fields that a kind does not use are zero.
         frame.filter(|frame| frame.encode() == *header).ok_or(PeerViolation::Malformed)
     }
 }
@@ -220,7 +220,7 @@ impl Fields {
         };
         let write = WriteFrame { range, key: Key(self.key), length, ending };
         let fits = length <= BODY_BYTES_MAX && length <= self.rest;
-        // A frame of no bytes that promises more would let a peer keep us busy for nothing.
+        // Refuses an empty frame that promises more: a peer could keep this side busy without progress.
         let advances = length > 0 || self.rest == 0;
         let ends = write.is_last() || ending == Ending::Plain;
         (fits && advances && ends).then_some(Frame::Write(write))

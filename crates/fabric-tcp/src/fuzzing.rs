@@ -1,4 +1,4 @@
-//! A peer that writes whatever it likes into the stream, while this side works.
+//! A peer that writes arbitrary bytes into the stream, while this side posts operations.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
 
@@ -43,8 +43,8 @@ pub fn tcp_data(data: &[u8]) {
     }
 }
 
-/// Connection data either is no address of this fabric, or is what its address says again, but for the bytes that an
-/// IPv4 address leaves unused.
+/// Connection data is either invalid, or equals the encoding of the address that it decodes to, except for the bytes
+/// that an IPv4 address leaves unused.
 fn address(data: &[u8]) {
     let data = ConnectionData(data.to_vec());
     match handshake::Address::decode(&data) {
@@ -74,7 +74,7 @@ fn greeting(data: &[u8]) {
     }
 }
 
-/// Drives one connection against such a peer. Memory that it was not granted never changes, and a turn ends.
+/// Drives one connection against such a peer. Memory that was not granted to it never changes, and every turn ends.
 pub fn tcp_stream(data: &[u8]) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _guard = runtime.enter();
@@ -101,7 +101,7 @@ struct Attack {
     writable: (RemoteRange, u32),
     readable: (RemoteRange, u32),
     exposure: Exposure,
-    /// Memory that nobody may write, filled with 1.
+    /// Memory that the peer may not write, filled with 1.
     own: Vec<BufMut>,
     operations: Vec<Operation>,
 }
@@ -120,7 +120,7 @@ impl Attack {
         let (peer, stream) = UnixStream::pair().unwrap();
         peer.set_nonblocking(true).unwrap();
         stream.set_nonblocking(true).unwrap();
-        // The link asks no more of a stream than what every kind of stream socket does.
+        // The link needs no more than what every kind of stream socket supports.
         let stream = tokio::net::TcpStream::from_std(TcpStream::from(OwnedFd::from(stream))).unwrap();
         let config = QueuePairConfig { send_depth: 8, receive_depth: 8 };
         let mut capabilities = Capabilities::WRITES;
@@ -230,7 +230,7 @@ impl Attack {
         self.operations.extend(self.victim.post_now(&request));
     }
 
-    /// Takes granted memory back, or grants some anew.
+    /// Ends a grant, or grants memory again.
     fn change_grant(&mut self) {
         match self.granted.take() {
             Some(granted) => {
@@ -268,14 +268,14 @@ impl Attack {
             assert!(own.iter().all(|&byte| byte == 1), "memory changed that is nobody's but this side's");
         }
         assert!(self.exposure.buf().iter().all(|&byte| byte == 1), "what may be read was written");
-        // Memory that stayed lent would be leaked, and thousands of inputs run in one process.
+        // Memory that stays granted would be leaked, and thousands of inputs run in one process.
         let granted = self.granted;
         drop((self.victim, self.link));
         granted.into_iter().for_each(|granted| drop(granted.end(GrantEnd::QueuePairDrained).unwrap()));
     }
 }
 
-/// Where the peer says that this side may write.
+/// The region that the peer announces for writes of this side.
 fn peers() -> RemoteRegion {
     RemoteRegion { region: RegionId(9), generation: RegionGeneration(1), base: 0, length: 1 << 20, key: 5 }
 }

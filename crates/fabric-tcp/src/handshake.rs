@@ -10,10 +10,10 @@
 //! | | token 16 bytes | | |
 //! | | certificate 32 bytes, if encrypted | | |
 //!
-//! The dialer shows the acceptor's token, which reached it over the control plane, and as its nonce the token of
-//! its own connection data, which reached the acceptor the same way: so each side knows that the stream's
-//! peer is that of the control session. Of an encrypted stream, hello and welcome are the first bytes
-//! that travel encrypted, and each side must show the certificate whose SHA-256 is in its connection data.
+//! The dialer shows the acceptor's token, which reached it over the control plane, and as its nonce the token of its
+//! own connection data, which reached the acceptor the same way: so each side knows that the stream's peer is the
+//! peer of the control session. In an encrypted stream, hello and welcome are the first encrypted bytes, and each
+//! side must show the certificate whose SHA-256 is in its connection data.
 
 use std::{
     fmt,
@@ -51,7 +51,7 @@ impl Token {
         Self(bits.to_le_bytes())
     }
 
-    /// In a time that does not depend on where they differ.
+    /// Compares in constant time.
     pub(super) fn matches(&self, other: &Self) -> bool {
         let differences = self.0.iter().zip(&other.0).fold(0, |sum, (a, b)| sum | (a ^ b));
         std::hint::black_box(differences) == 0
@@ -61,8 +61,8 @@ impl Token {
 /// What the peer must know to reach this side.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Address {
-    /// `None` when the dialer is to use the host that it dialled the control connection at: this side listens on every address,
-    /// or at the control connection's own.
+    /// `None` if the dialer must use the host at which it dialled the control connection. Then this side listens on
+    /// every address, or at the address of the control connection.
     pub(super) ip: Option<IpAddr>,
     /// 0 for the port that the dialer dialled the control connection at.
     pub(super) port: u16,
@@ -74,8 +74,8 @@ pub(super) struct Address {
 }
 
 impl Address {
-    /// Where to dial it, by an end that dialled the control connection at `control`. `None` if that has to be known, and is
-    /// not.
+    /// The address to dial, for a peer that dialled the control connection at `control`. `None` if `control` is
+    /// needed and not known.
     pub(super) fn dialled_at(&self, control: Option<SocketAddr>) -> Option<SocketAddr> {
         let ip = self.ip.or(control.map(|control| control.ip()))?;
         let port = if self.port == 0 { control?.port() } else { self.port };
@@ -168,7 +168,7 @@ impl Hello {
     }
 }
 
-/// The acceptor's answer: it goes on from here, or speaks another version and closes.
+/// The acceptor's answer. If the versions differ, the acceptor closes the stream after it.
 pub(super) fn encode_welcome() -> [u8; WELCOME_BYTES] {
     let mut welcome = [0; WELCOME_BYTES];
     welcome[..8].copy_from_slice(&WELCOME_MAGIC);
@@ -177,7 +177,7 @@ pub(super) fn encode_welcome() -> [u8; WELCOME_BYTES] {
 }
 
 /// # Errors
-/// [`FabricError::PeerMisbehaved`] if it is no welcome, [`FabricError::Connect`] for another version.
+/// [`FabricError::PeerMisbehaved`] if these are not a welcome, [`FabricError::Connect`] for another version.
 pub(super) fn check_welcome(welcome: &[u8; WELCOME_BYTES]) -> Result<(), FabricError> {
     let mut rest = welcome.as_slice();
     if take(&mut rest) != Some(WELCOME_MAGIC) {
@@ -186,8 +186,8 @@ pub(super) fn check_welcome(welcome: &[u8; WELCOME_BYTES]) -> Result<(), FabricE
     check_version(take(&mut rest).map(u16::from_le_bytes).ok_or_else(malformed)?)
 }
 
-/// Whether what came in place of a welcome is the beginning of HTTP/1, or a frame of HTTP/2 that speaks of the whole
-/// connection (SETTINGS, GOAWAY, WINDOW_UPDATE).
+/// Whether these bytes, which are not a welcome, are the beginning of an HTTP/1 answer, or a frame of HTTP/2 that
+/// concerns the whole connection (SETTINGS, GOAWAY, WINDOW_UPDATE).
 pub(super) fn answers_in_http(welcome: &[u8; WELCOME_BYTES]) -> bool {
     let [_, _, _, kind, _, stream @ ..] = welcome;
     welcome.starts_with(b"HTTP/") || matches!(kind, 4 | 7 | 8) && stream.starts_with(&[0; 4])

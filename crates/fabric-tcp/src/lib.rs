@@ -6,18 +6,18 @@
 //!
 //! | module | responsibility |
 //! | --- | --- |
-//! | `fabric` | the fabric, its domains, and connecting a prepared end |
+//! | `fabric` | the fabric, its domains, and the connecting of a prepared queue pair |
 //! | `port` | streams of dialing peers, distinguished by one-use tickets |
 //! | `listener` | the listener of a fabric that has a port of its own |
 //! | `handshake` | connection data, hello and welcome, in bytes |
 //! | `frame` | the stream's frames, in bytes |
-//! | `outgoing` | what waits to be sent, and its frames |
+//! | `outgoing` | queued writes, requests and answers, and their frames |
 //! | `sender` | posted writes, gathered into as few system calls as possible |
-//! | `reads` | one-sided reads of this side, a few parts at a time |
-//! | `receiver` | frames in, checked and landed |
+//! | `reads` | one-sided reads of this side, requested in parts |
+//! | `receiver` | received frames: their checks, and the copy into granted memory |
 //! | `link` | one connection: both halves, and how it ends |
 //! | `closing` | a request to end a connection |
-//! | `door`, `strangers`, `pace` | which peers of a port are let in before they have proven who they are |
+//! | `door`, `strangers`, `pace` | limits on connections whose peers have not proven themselves |
 //! | [`tls`] | certificates and TLS handshakes (feature `tls`) |
 //! | `driver` | the background task of one connection |
 //! | `protection` | whether streams are encrypted, and the handshake of those that are |
@@ -48,10 +48,10 @@
 //! an immediate its ranges are writes of their own. Between two frames of one logical write nothing can come but a
 //! goodbye or a refusal.
 //!
-//! A read is a header of kind 6 without payload: region, generation, key, offset and `rest`, the bytes asked for (at
-//! most 4 MiB, so a longer one is asked for in parts), and a number in the field of the immediate. Its answer, of
-//! kind 7, carries that number, `length` and `rest`, and payload as a write does. Reads are answered in their order,
-//! between logical writes. At most 16 may be unanswered, which bounds the memory that the target keeps for its peer.
+//! A read is a header of kind 6 without payload: region, generation, key, offset and `rest`, the requested bytes (at
+//! most 4 MiB; a longer read is requested in parts), and a number in the field of the immediate. Its answer, of kind
+//! 7, carries that number, `length` and `rest`, and payload as a write does. Reads are answered in their order,
+//! between logical writes. At most 16 may be unanswered, which bounds the memory that a target queues for its peer.
 
 #[macro_use]
 mod log;

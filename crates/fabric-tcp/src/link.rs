@@ -1,8 +1,8 @@
 //! One connection: both halves, and how it ends.
 //!
-//! A connection ends in three steps, whichever side begins: the receiver stops, so that nothing of the peer touches memory any
-//! more; every outstanding operation ends; a farewell (a goodbye, or a refusal with its reason) goes out behind
-//! the frame under way. The driver then waits a moment for the peer to take it.
+//! A connection ends in three steps, whichever side begins: the receiver stops, so that the peer cannot access memory
+//! any more; every outstanding operation ends; a farewell (a goodbye, or a refusal with its reason) is sent behind
+//! the current frame. The driver then waits a moment for the peer to take it.
 
 use std::{
     fmt,
@@ -49,7 +49,7 @@ pub(super) struct TcpLink {
     end: AtomicU8,
     /// [`Receiver::finds`] as of the latest turn.
     finds: AtomicU64,
-    /// The socket may hold bytes that it has taken from the kernel: no readiness announces those.
+    /// Whether the socket may have buffered bytes from the kernel, which no readiness announces.
     holds_bytes: AtomicBool,
     driver: AtomicWaker,
 }
@@ -113,7 +113,7 @@ impl TcpLink {
         EndState::from_bits(self.end.load(Ordering::Acquire))
     }
 
-    /// Something must be settled that no readiness of the socket announces.
+    /// Whether something must be settled that no readiness of the socket announces.
     pub(super) fn wants_settling(&self) -> bool {
         let open = self.end_state() == EndState::Open;
         open && (self.closing.is_wished() || self.sender.state() == Sent::Broken)
@@ -123,14 +123,14 @@ impl TcpLink {
         self.sender.state()
     }
 
-    /// A turn of sending, though the socket was full; `None` if someone else is at it.
+    /// A turn of sending, even if the socket was full. `None` if another task is sending.
     pub(super) fn send_again(&self) -> Option<Sent> {
         self.sender.retry(self.socket.get_ref(), &self.core)
     }
 
     /// One turn of receiving.
     pub(super) fn receive(&self) -> Look {
-        let (received, spoke, has_found) = {
+        let (received, has_posted, has_found) = {
             let mut receiver = match self.receiver.try_lock() {
                 Ok(receiver) => receiver,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -141,9 +141,9 @@ impl TcpLink {
             let ground = Ground { socket, table, core: &self.core, sender, reads, closing: &self.closing };
             let received = receiver.turn(ground);
             let has_found = self.finds.swap(receiver.finds(), Ordering::Relaxed) != receiver.finds();
-            (self.heed_broken(&mut receiver, received), receiver.spoke(), has_found)
+            (self.heed_broken(&mut receiver, received), receiver.has_posted(), has_found)
         };
-        if spoke {
+        if has_posted {
             self.send();
         }
         match received {
@@ -161,8 +161,8 @@ impl TcpLink {
         }
     }
 
-    /// A turn of whichever task has ended before all was received. What is left in the kernel, readiness announces; the
-    /// rest of an encrypted stream may be here already.
+    /// Called when a turn has ended before everything was received. Readiness announces what is left in the kernel.
+    /// The rest of an encrypted stream may be buffered here, so the driver is woken for it.
     fn leave_rest(&self) {
         if !self.socket.get_ref().short_reads_drain() {
             self.holds_bytes.store(true, Ordering::Release);
@@ -170,17 +170,18 @@ impl TcpLink {
         }
     }
 
-    /// Whether bytes may be here that no readiness announces. They are the caller's to receive.
+    /// Whether there may be buffered bytes that no readiness announces. The caller must receive them.
     pub(super) fn take_held_bytes(&self) -> bool {
         self.holds_bytes.swap(false, Ordering::AcqRel)
     }
 
-    /// Changes whenever anyone has received something.
+    /// A number that changes whenever any task has received something.
     pub(super) fn finds(&self) -> u64 {
         self.finds.load(Ordering::Relaxed)
     }
 
-    /// If nothing can be sent any more, and the peer has left no word of its own, sending's error is the end.
+    /// If sending has failed, and the peer has sent no reason of its own, the connection ends with the error of
+    /// sending.
     fn heed_broken(&self, receiver: &mut Receiver, received: Received) -> Received {
         if !matches!(received, Received::Drained) || self.sender.state() != Sent::Broken {
             return received;
@@ -190,7 +191,7 @@ impl TcpLink {
         Received::Ended(End::silent(error))
     }
 
-    /// The receiver has stopped; ends everything else. Happens once.
+    /// Ends everything else after the receiver has stopped. Called once.
     fn end(&self, end: End) {
         let state = if end.farewell.is_some() { EndState::Lingering } else { EndState::Silent };
         self.core.mark_drained();
@@ -200,7 +201,7 @@ impl TcpLink {
         self.driver.wake();
     }
 
-    /// Nothing more is sent, not even what a farewell was waiting for.
+    /// Stops sending, even if a farewell is still queued.
     pub(super) fn cut(&self) {
         if let Some(error) = self.core.failure() {
             self.sender.end(End::silent(error));
@@ -208,12 +209,12 @@ impl TcpLink {
         }
     }
 
-    /// The driver is gone, so that nothing would wake the tasks that wait.
+    /// Ends the connection because the driver is gone and nothing would wake waiting tasks.
     pub(super) fn abandon(&self) {
         let mut receiver = match self.receiver.try_lock() {
             Ok(receiver) => receiver,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            // It sees this at its next step, or the next one who awaits does.
+            // The task that has the lock sees this at its next step, or the next task that awaits does.
             Err(TryLockError::WouldBlock) => return self.closing.driver_gone(),
         };
         let stopped = receiver.stop();
@@ -224,7 +225,7 @@ impl TcpLink {
     }
 }
 
-/// How far the end has come.
+/// The progress of ending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum EndState {
@@ -275,17 +276,17 @@ impl Link for TcpLink {
         if self.sender.state() == Sent::More {
             self.send();
         }
-        // What is left after a turn is the driver's: readiness wakes it, or the turn did.
+        // The driver does what is left after a turn: readiness wakes it, or the turn did.
         self.receive();
     }
 
-    /// Whatever readiness says.
+    /// Reads the socket without checking readiness.
     fn look(&self) -> Look {
         self.receive()
     }
 
     fn looks_in_vain(&self) -> bool {
-        // Such a connection waits for writability, which no read shows.
+        // A blocked connection waits for the socket to become writable, which a read does not show.
         self.sending() == Sent::Blocked
     }
 
@@ -305,8 +306,8 @@ impl TcpLink {
         }
     }
 
-    /// The checks of a NIC on its own side, for all pieces before the first is posted. Most writes have one only,
-    /// and allocate nothing here.
+    /// The checks of a NIC on its own side, for all pieces before the first is posted. Most writes have one piece,
+    /// and then this allocates nothing.
     fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<(Outgoing, Vec<Outgoing>), FabricError> {
         let bytes = request.length();
         let mut pieces = request.pieces(self.core.capabilities().piece_bytes_max);

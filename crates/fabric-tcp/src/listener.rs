@@ -20,7 +20,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens on `bind`, and gives `port` the streams that `door` lets in.
+    /// Listens on `bind`, and passes to `port` the streams that `door` lets in.
     ///
     /// # Errors
     /// Those of the operating system.

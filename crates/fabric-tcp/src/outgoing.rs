@@ -1,7 +1,7 @@
-//! What waits to be sent, and its frames.
+//! Queued writes, requests and answers, and their frames.
 //!
-//! How far the front of a queue has come is one number, its position in its encoded form (headers and bodies),
-//! from which headers are made anew; so the sender holds no buffer of its own.
+//! The progress of the front of a queue is one number: the position in its encoded form (headers and bodies). Headers
+//! are encoded again from it, so the sender needs no buffer.
 
 use std::collections::{VecDeque, vec_deque};
 
@@ -15,7 +15,7 @@ use crate::frame::{
 /// A whole frame in its encoded form.
 pub(super) const FRAME_BYTES: u64 = HEADER_BYTES as u64 + BODY_BYTES_MAX;
 
-/// Something to send: frames that continue each other.
+/// An item to send, as frames that continue each other.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     local: Buf,
@@ -29,13 +29,13 @@ enum Form {
     Answer { tag: u32 },
 }
 
-/// Which part of which operation something is.
+/// The part of an operation that an item is.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
     pub(super) key: SlotKey,
     /// Payload bytes of the whole operation.
     pub(super) bytes: u64,
-    /// The operation ends with it.
+    /// Whether it is the last part of the operation.
     pub(super) is_last: bool,
 }
 
@@ -51,17 +51,17 @@ impl Outgoing {
         Self { local, form: Form::Write { operation, range, remote_key, ending } }
     }
 
-    /// Asks for memory of the peer.
+    /// A request for memory of the peer.
     pub(super) fn request(read: ReadFrame) -> Self {
         Self { local: Buf::empty(), form: Form::Request(read) }
     }
 
-    /// What the peer asked for.
+    /// The answer to a read of the peer.
     pub(super) fn answer(tag: u32, local: Buf) -> Self {
         Self { local, form: Form::Answer { tag } }
     }
 
-    /// The operation that it is a part of; none is for what a peer asked for, or answers with.
+    /// The operation that it is a part of. `None` for a request of a read, and for an answer.
     pub(super) fn operation(&self) -> Option<Part> {
         match self.form {
             Form::Write { operation, .. } => Some(operation),
@@ -97,19 +97,19 @@ impl Outgoing {
         self.length() + frames * HEADER_BYTES as u64
     }
 
-    /// What is left, at `position` of the encoded form, of the frame that lies there.
+    /// The rest, from `position` of the encoded form on, of the frame that contains it.
     pub(super) fn piece(&self, position: u64) -> Piece<'_> {
         let start = position / FRAME_BYTES * BODY_BYTES_MAX;
         let length = (self.length() - start).min(BODY_BYTES_MAX);
         let frame = self.frame(start, length);
-        // Inside a frame, thus small.
+        // Less than one frame, so it fits.
         let sent = (position % FRAME_BYTES) as usize;
         let body = (start as usize) + sent.saturating_sub(HEADER_BYTES)..(start + length) as usize;
         Piece { header: frame.encode(), header_sent: sent.min(HEADER_BYTES), body: &self.local[body] }
     }
 }
 
-/// What is left of one frame.
+/// The rest of one frame.
 #[derive(Debug)]
 pub(super) struct Piece<'write> {
     pub(super) header: Header,
@@ -123,7 +123,7 @@ impl Piece<'_> {
     }
 }
 
-/// The pieces of a queue whose front write has come to `position`.
+/// The pieces of a queue whose front item is sent up to `position`.
 pub(super) struct Pieces<'queue> {
     writes: vec_deque::Iter<'queue, Outgoing>,
     current: Option<&'queue Outgoing>,
@@ -175,7 +175,7 @@ mod tests {
         Outgoing::write(operation, local.freeze(), range, Key(3), ending)
     }
 
-    /// The frames of `write`, the plain way.
+    /// The frames of `write`, encoded in the plain way.
     fn encoding(write: &Outgoing) -> Vec<u8> {
         let mut bytes = Vec::new();
         let mut bodies: Vec<_> = write.local.chunks(BODY_BYTES_MAX as usize).collect();

@@ -1,32 +1,32 @@
-//! A limit on how often peers may cause something.
+//! A limit on the rate of an event that peers cause.
 
 use std::time::Duration;
 
-/// A pace: each event takes a place in a line that moves on at fixed intervals, and up to `burst` may stand there at once.
+/// A rate limit: each event joins a queue that moves on at fixed intervals and may have up to `burst` entries.
 ///
 /// Times are those of [`Runtime::now`](tensorwire_verbs_reactor::Runtime::now), or any others that do not go back.
 #[derive(Debug, Clone)]
 pub struct Pace {
     interval: Duration,
     burst: u32,
-    /// When the line will be empty.
+    /// When the queue will be empty.
     empty_at: Duration,
 }
 
 impl Pace {
-    /// One event per `interval` for ever, and `burst` at once.
+    /// Allows one event per `interval`, and `burst` at once.
     pub const fn new(interval: Duration, burst: u32) -> Self {
         Self { interval, burst, empty_at: Duration::ZERO }
     }
 
-    /// One more event.
+    /// Counts one more event.
     pub fn count(&mut self, now: Duration) {
-        // Events that come although the line is full do not make it grow without end.
+        // Events beyond the limit do not make the queue grow without bound.
         let longest = now + self.interval * self.burst * 2;
         self.empty_at = (self.empty_at.max(now) + self.interval).min(longest);
     }
 
-    /// For how long the line is longer than `burst`; zero if it is not.
+    /// How long the queue stays longer than `burst`; zero if it is not.
     pub fn wait(&self, now: Duration) -> Duration {
         self.empty_at.saturating_sub(now + self.interval * self.burst)
     }

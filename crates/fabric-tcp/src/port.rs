@@ -1,4 +1,4 @@
-//! Hands the streams of dialling peers to the connections that they are for.
+//! Passes the streams of dialling peers to the queue pairs that they belong to.
 
 use std::{
     collections::HashMap,
@@ -17,7 +17,7 @@ use crate::{
     protection::{Protection, Stream},
 };
 
-/// Hands each stream of a dialling peer to the queue pair that has issued its token. The owner of the listener gives it
+/// Passes each stream of a dialling peer to the queue pair that issued its token. The owner of the listener passes it
 /// the streams that begin with a hello. A fabric [at this port](super::TcpFabric::at_port) needs no port of its own.
 /// Cheap to clone.
 #[derive(Clone, Default)]
@@ -60,8 +60,8 @@ impl DataPort {
         self.0.protection.encrypts()
     }
 
-    /// Reads the hello of a stream that has been let in by a door, within the time that the door gives, and hands the stream
-    /// over. Closes it if its token was never issued, or already used.
+    /// Reads the hello of a stream that a door has let in, within the time limit of the door, and passes the stream
+    /// on. Closes it if its token was never issued, or was used before.
     ///
     /// # Cancel safety
     /// Dropping the future closes the stream.
@@ -75,14 +75,14 @@ impl DataPort {
         }
     }
 
-    /// The counter of its failure.
+    /// Reads the hello and passes the stream on. The error is the counter of the failure.
     async fn greet(&self, mut stream: Stream) -> Result<(), &AtomicU64> {
         let counters = &self.0.counters;
         let mut bytes = [0; HELLO_BYTES];
         stream.read_exact(&mut bytes).await.map_err(|_| &counters.malformed)?;
         let hello = Hello::decode(&bytes).ok_or(&counters.malformed)?;
         if hello.version != VERSION {
-            // Ours, so that the dialer can name both.
+            // The local version, so that the dialer can report both.
             let _ = stream.write_all(&encode_welcome()).await;
             return Err(&counters.malformed);
         }
@@ -100,7 +100,7 @@ impl DataPort {
         &self.0.protection
     }
 
-    /// A stream was closed because its peer did not speak TLS, or showed no certificate that is trusted.
+    /// Counts a stream that was closed because its peer did not use TLS, or showed no trusted certificate.
     pub(super) fn count_not_trusted(&self) {
         count(&self.0.counters.not_trusted);
     }
@@ -136,7 +136,7 @@ pub(super) struct Visitor {
     pub(super) nonce: Token,
 }
 
-/// The right to receive one stream; withdrawn on drop.
+/// The right to receive one stream. Dropping it withdraws the right.
 #[derive(Debug)]
 pub(super) struct Ticket {
     port: DataPort,

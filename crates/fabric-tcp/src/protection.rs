@@ -11,7 +11,7 @@ use tokio::{
 #[cfg(feature = "tls")]
 use crate::tls::{PeerCertificate, TlsIdentity, TlsPurpose, explain_io};
 
-/// SHA-256 of the certificate that an end of an encrypted connection shows.
+/// SHA-256 of the certificate that a side of an encrypted connection shows.
 pub(super) type Certificate = [u8; 32];
 
 /// How a fabric protects its streams.
@@ -30,7 +30,7 @@ impl Protection {
         !matches!(self, Self::None)
     }
 
-    /// What this side shows.
+    /// The certificate that this side shows.
     pub(super) fn certificate(&self) -> Option<Certificate> {
         match self {
             Self::None => None,
@@ -39,7 +39,7 @@ impl Protection {
         }
     }
 
-    /// The text of an error of a stream: what was seen, and what to do.
+    /// The text for an error of a stream: what happened, and what to do.
     pub(super) fn explain(&self, error: &std::io::Error) -> String {
         match self {
             Self::None => error.to_string(),
@@ -48,10 +48,10 @@ impl Protection {
         }
     }
 
-    /// Whether both sides do the same.
+    /// Checks that both sides encrypt, or neither.
     ///
     /// # Errors
-    /// [`FabricError::Connect`] if they don't. Neither side falls back to less.
+    /// [`FabricError::Connect`] if they differ. No side falls back to an unencrypted stream.
     pub(super) fn check(&self, peer: Option<&Certificate>) -> Result<(), FabricError> {
         let detail = match (self.encrypts(), peer) {
             (true, Some(_)) | (false, None) => return Ok(()),
@@ -63,7 +63,7 @@ impl Protection {
         Err(failed("agreeing on encryption", detail.to_owned()))
     }
 
-    /// Protects a stream that was dialled, whose other end must show the certificate `peer`.
+    /// Protects a dialled stream, whose peer must show the certificate `peer`.
     pub(super) async fn dial(
         &self,
         stream: TcpStream,
@@ -74,7 +74,7 @@ impl Protection {
             Self::None => Stream::Plain(stream),
             #[cfg(feature = "tls")]
             Self::Tls(identity) => {
-                // Its handshake is several small messages that answer each other.
+                // The TLS handshake is a sequence of small messages that answer each other.
                 let _ = stream.set_nodelay(true);
                 let secured = identity.connect(TlsPurpose::Data, stream).await;
                 Stream::Tls(Box::new(secured.map_err(|error| failed("TLS", explain_io(&error)))?))
@@ -84,7 +84,7 @@ impl Protection {
         Ok(stream)
     }
 
-    /// Protects an accepted stream. Which peer it belongs to is known from its token; see [`Stream::check_peer`].
+    /// Protects an accepted stream. Its token shows later which peer it belongs to; see [`Stream::check_peer`].
     ///
     /// # Errors
     /// What was seen, and what to do.
@@ -105,9 +105,9 @@ impl Protection {
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Stream {
-    /// As it is.
+    /// Unencrypted.
     Plain(TcpStream),
-    /// Under mutual TLS, the handshake of which is done.
+    /// Under mutual TLS, after the handshake.
     #[cfg(feature = "tls")]
     Tls(Box<tokio_rustls::TlsStream<TcpStream>>),
 }
@@ -138,7 +138,7 @@ impl Stream {
     /// belong to one worker, and a stolen token is of no use.
     ///
     /// # Errors
-    /// [`FabricError::PeerMisbehaved`]: it has shown another one, or none.
+    /// [`FabricError::PeerMisbehaved`]: it has shown a different one, or none.
     pub(super) fn check_peer(&self, expected: Option<&Certificate>) -> Result<(), FabricError> {
         match (self, expected) {
             (Self::Plain(_), None) => Ok(()),
@@ -154,7 +154,7 @@ impl Stream {
             }
             _ => Err(failed(
                 "agreeing on encryption",
-                "one end encrypts tcp, and the other does not".to_owned(),
+                "one side encrypts tcp, and the other does not".to_owned(),
             )),
         }
     }

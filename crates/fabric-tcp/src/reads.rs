@@ -1,5 +1,5 @@
-//! One-sided reads of this side: asked for in parts, a few at a time, so that what the peer holds for us is
-//! bounded, and other traffic goes between the answers.
+//! One-sided reads of this side. They are requested in parts, a few at a time, so that the memory that the peer
+//! queues for this side is bounded, and other traffic goes between the answers.
 
 use std::{
     collections::VecDeque,
@@ -19,7 +19,7 @@ use crate::{
 /// A read, checked and resolved.
 #[derive(Debug)]
 pub(super) struct Read {
-    /// The operation, and whether it ends with this.
+    /// The operation, and whether this is its last part.
     pub(super) operation: Part,
     pub(super) range: RemoteRange,
     pub(super) remote_key: Key,
@@ -27,12 +27,12 @@ pub(super) struct Read {
     pub(super) target: Option<RemoteTarget>,
 }
 
-/// A part that the peer was asked for.
+/// A requested part.
 #[derive(Debug)]
 struct Asked {
     tag: u32,
     target: Option<RemoteTarget>,
-    /// Where it goes in the target.
+    /// The offset in the target.
     offset: u64,
     length: u64,
     operation: Part,
@@ -44,14 +44,14 @@ pub(super) struct Reads(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Not asked for, or not completely; the number is what was. Bounded by the slots.
+    /// Reads that are not completely requested; the number is the bytes that are. Bounded by the slots.
     posted: VecDeque<(Read, u64)>,
-    /// In the order in which they are answered. At most [`READS_MAX`].
+    /// Requested parts, in the order of their answers. At most [`READS_MAX`].
     asked: VecDeque<Asked>,
     next_tag: u32,
 }
 
-/// Where an answer goes.
+/// The destination of an answer.
 #[derive(Debug)]
 pub(super) struct Expected {
     pub(super) target: Option<RemoteTarget>,
@@ -64,7 +64,7 @@ impl Reads {
         self.lock().posted.extend(reads.into_iter().map(|read| (read, 0)));
     }
 
-    /// Asks for as much as may be outstanding. Whether something was posted.
+    /// Requests as much as may be outstanding. Returns whether something was posted.
     pub(super) fn ask(&self, sender: &Sender) -> bool {
         let mut inner = self.lock();
         let mut posted = false;
@@ -75,7 +75,7 @@ impl Reads {
         posted
     }
 
-    /// What `answer` begins, if it is the next expected one.
+    /// The destination of `answer`, if it is the next expected one.
     pub(super) fn expected(&self, answer: &AnswerFrame) -> Option<Expected> {
         let inner = self.lock();
         let next = inner.asked.front()?;
@@ -83,7 +83,7 @@ impl Reads {
         fits.then(|| Expected { target: next.target.clone(), offset: next.offset })
     }
 
-    /// The next expected answer has landed whole.
+    /// Records that the next expected answer has landed completely.
     pub(super) fn answered(&self, core: &QueuePairCore) {
         let Some(asked) = self.lock().asked.pop_front() else { return };
         let Asked { target, operation, .. } = asked;

@@ -1,4 +1,4 @@
-//! Frames in: checked as a NIC checks, and landed by the kernel in the granted memory.
+//! Received frames. They are checked as a NIC does, and the kernel copies their payload into the granted memory.
 
 use std::io;
 
@@ -16,19 +16,19 @@ use crate::{
     socket::{Socket, loss},
 };
 
-/// Bytes of one turn: after these, others get the runtime's thread (accumulated over frames and writes).
+/// The bytes of one turn, over all frames and writes. After them, other tasks get the runtime's thread.
 const TURN_BYTES: usize = 256 << 10;
 
-/// What a system call counts at least, so that a turn of tiny frames is bounded too.
+/// The least that a system call counts as, in bytes, so that a turn of tiny frames is bounded too.
 const CALL_COST: usize = 1 << 10;
 
 impl End {
-    /// This side closes.
+    /// The end because this side closes.
     pub(super) fn closed() -> Self {
         Self { error: FabricError::Closed, farewell: Some(Frame::Goodbye) }
     }
 
-    /// Without a word: the stream is down, or the peer knows.
+    /// An end without a farewell: the stream is down, or the peer knows the reason.
     pub(super) fn silent(error: FabricError) -> Self {
         Self { error, farewell: None }
     }
@@ -37,12 +37,12 @@ impl End {
         Self::silent(FabricError::PeerLost { kind: FabricKind::TCP, cause, detail: detail.to_owned() })
     }
 
-    /// Whether the stream just ended, for a reason that it does not know.
+    /// Whether the stream ended without a reason.
     pub(super) fn is_end_of_file(&self) -> bool {
         matches!(self.error, FabricError::PeerLost { cause: LossCause::EndOfFile, .. })
     }
 
-    /// The peer broke a rule.
+    /// The end because the peer broke a rule.
     fn violation(violation: PeerViolation) -> Self {
         let error = FabricError::PeerMisbehaved { kind: FabricKind::TCP, violation };
         Self { error, farewell: Some(Frame::Refusal(Refusal { reason: violation, depth: 0 })) }
@@ -53,7 +53,7 @@ impl End {
         Self { error, farewell: Some(Frame::Refusal(Refusal { reason, depth })) }
     }
 
-    /// The peer says that we broke a rule.
+    /// The end because the peer reports that this side broke a rule.
     fn refused(refusal: Refusal) -> Self {
         let kind = FabricKind::TCP;
         Self::silent(match refusal.reason {
@@ -63,20 +63,20 @@ impl End {
     }
 }
 
-/// Where receiving stands after a turn.
+/// The state of receiving after a turn.
 #[derive(Debug)]
 pub(super) enum Received {
-    /// Nothing more is there now.
+    /// Nothing more has come yet.
     Drained,
-    /// There may be more; give others a turn first.
+    /// There may be more. Other tasks get a turn first.
     More,
     /// The connection is over. The receiver has stopped.
     Ended(End),
-    /// It was over before; nothing was read.
+    /// The connection was over before. Nothing was read.
     Stopped,
 }
 
-/// What a turn works with.
+/// The parts of the connection that a turn uses.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Ground<'link> {
     pub(super) socket: &'link Socket,
@@ -87,29 +87,29 @@ pub(super) struct Ground<'link> {
     pub(super) closing: &'link Closing,
 }
 
-/// The receiving half of a connection. Whoever holds it is the only one who lets the peer's bytes in.
+/// The receiving half of a connection. Only the task that has locked it receives bytes of the peer.
 pub(super) struct Receiver {
     header: Header,
-    /// Bytes of `header` that are there.
+    /// Bytes of `header` that have arrived.
     filled: usize,
-    /// The bytes under way.
+    /// The payload that is being received.
     landing: Option<Landing>,
-    /// Bytes of earlier ranges of the logical write under way, which goes on with another one.
+    /// Bytes of the earlier ranges of the current logical write, if it continues with another range.
     carried: Option<u64>,
     stopped: bool,
-    /// An answer or a request was posted.
-    spoke: bool,
-    /// Bytes that were found, and one for the end.
+    /// Whether an answer or a request was posted.
+    has_posted: bool,
+    /// Bytes that were received, plus one for the end.
     finds: u64,
 }
 
-/// Bytes that are coming, whose range was checked.
+/// A payload that is being received, whose range was checked.
 struct Landing {
     /// `None` if there are none.
     target: Option<RemoteTarget>,
-    /// Where they go in the target.
+    /// The offset of the payload in the target.
     offset: u64,
-    /// The frame under way or last landed.
+    /// The current frame, or the last one that landed.
     frame: Body,
     /// Payload bytes of that frame that have landed.
     landed: u64,
@@ -139,7 +139,7 @@ impl Body {
         }
     }
 
-    /// Whether `next` is the frame that must come now.
+    /// Whether `next` is the frame that must follow.
     fn is_continued_by(&self, next: &Self) -> bool {
         match (self, next) {
             (Self::Write(write), Self::Write(next)) => {
@@ -172,7 +172,7 @@ impl Landing {
         self.before + self.landed
     }
 
-    /// Goes on with `next`; `None` if it is not the frame that must come now.
+    /// Continues with `next`. `None` if it is not the frame that must follow.
     fn continued_by(&self, next: Body) -> Option<Self> {
         let before = self.landed_in_all();
         let rest = Self { before, ..Self::new(self.target.clone(), self.offset, next) };
@@ -188,12 +188,12 @@ impl Receiver {
             landing: None,
             carried: None,
             stopped: false,
-            spoke: false,
+            has_posted: false,
             finds: 0,
         }
     }
 
-    /// Lets nothing of the peer in any more. False if that was so already.
+    /// Stops receiving. Returns false if it was stopped before.
     pub(super) fn stop(&mut self) -> bool {
         self.landing = None;
         !std::mem::replace(&mut self.stopped, true)
@@ -217,8 +217,8 @@ impl Receiver {
                 Err(ending) => {
                     self.finds = self.finds.wrapping_add(1);
                     self.stop();
-                    // A driver that goes shuts the socket down after it has said so: that is the reason, not what
-                    // the socket gives from then on.
+                    // A driver that is dropped records that before it shuts the socket down. So that is the reason,
+                    // not what the socket returns from then on.
                     return Received::Ended(ground.closing.end_without_driver().unwrap_or(ending));
                 }
             }
@@ -226,7 +226,7 @@ impl Receiver {
         Received::More
     }
 
-    /// One system call, and what follows from it.
+    /// One system call, and the handling of its bytes.
     fn step(&mut self, ground: Ground<'_>, limit: usize) -> Result<Step, End> {
         if let Some(end) = ground.closing.end() {
             return Err(end);
@@ -248,7 +248,8 @@ impl Receiver {
         Ok(step)
     }
 
-    /// Payload bytes into the granted memory, and the next header behind them, if it is there, into its place.
+    /// Receives payload bytes into the granted memory, and the next header behind them, if it has come, into
+    /// `header`.
     fn read_body(&mut self, ground: Ground<'_>, limit: usize) -> Result<Step, End> {
         let malformed = || End::violation(PeerViolation::Malformed);
         let not_granted = |_| End::violation(PeerViolation::NotGranted);
@@ -259,7 +260,7 @@ impl Receiver {
         let wanted = left.min(limit);
         let next = if wanted == left { &mut self.header[..] } else { &mut [] };
         let requested = wanted + next.len();
-        // Counted in for this one system call only: the grant may end before the next one.
+        // The access lasts for this system call only: the grant may end before the next one.
         let access = target.access(offset, wanted).map_err(not_granted)?;
         let read = ground.socket.receive_into(&access, next);
         drop(access);
@@ -289,7 +290,7 @@ impl Receiver {
             (Some(landing), body) => landing.continued_by(body).ok_or_else(malformed)?,
             (None, Body::Write(write)) => begin_write(write, ground.table).map_err(End::violation)?,
             (None, Body::Answer(answer)) => {
-                // What nobody asked for comes from a broken peer; so does an answer inside a logical write.
+                // An answer without a request comes from a broken peer; so does one inside a logical write.
                 let expected = ground.reads.expected(&answer).filter(|_| self.carried.is_none());
                 let Expected { target, offset } = expected.ok_or_else(malformed)?;
                 Landing::new(target, offset, body)
@@ -299,7 +300,7 @@ impl Receiver {
         if body.length() == 0 { self.end_frame(ground) } else { Ok(()) }
     }
 
-    /// Answers a read of the peer, with what it may see.
+    /// Answers a read of the peer, if it may read that range.
     fn answer(&mut self, read: &ReadFrame, ground: Ground<'_>) -> Result<(), End> {
         if self.landing.is_some() || self.carried.is_some() {
             return Err(End::violation(PeerViolation::Malformed));
@@ -312,28 +313,29 @@ impl Receiver {
         if !ground.sender.answer(Outgoing::answer(read.tag, source)) {
             return Err(End::violation(PeerViolation::TooManyReads));
         }
-        self.spoke = true;
+        self.has_posted = true;
         Ok(())
     }
 
-    /// Changes whenever bytes, or the end, were found.
+    /// A number that changes whenever bytes, or the end, were received.
     pub(super) fn finds(&self) -> u64 {
         self.finds
     }
 
-    /// Whether something was posted since this was last asked.
-    pub(super) fn spoke(&mut self) -> bool {
-        std::mem::take(&mut self.spoke)
+    /// Whether something was posted since the last call.
+    pub(super) fn has_posted(&mut self) -> bool {
+        std::mem::take(&mut self.has_posted)
     }
 
-    /// All payload bytes of the frame are there. If it was the last one, so is its range.
+    /// Handles a frame whose payload bytes have all arrived. If it was the last frame of its range, the range is
+    /// complete.
     fn end_frame(&mut self, ground: Ground<'_>) -> Result<(), End> {
         let Some(landing) = self.landing.take_if(|landing| landing.frame.is_last()) else { return Ok(()) };
         let write = match landing.frame {
             Body::Write(write) => write,
             Body::Answer(_) => {
                 ground.reads.answered(ground.core);
-                self.spoke |= ground.reads.ask(ground.sender);
+                self.has_posted |= ground.reads.ask(ground.sender);
                 return Ok(());
             }
         };
@@ -346,7 +348,7 @@ impl Receiver {
                 let arrival = Arrival::Immediate { immediate, length };
                 ground.core.deliver(arrival).map_err(|error| End::not_ready(error, depth))?;
             }
-            // Nobody would be told of its end: ranges of such a write are writes of their own.
+            // A logical write without an immediate has one range only, so this one must not continue another.
             Ending::Plain if carried.is_some() => return Err(End::violation(PeerViolation::Malformed)),
             Ending::Plain => {}
         }
@@ -354,7 +356,7 @@ impl Receiver {
     }
 }
 
-/// The checks of a NIC, for the whole range, before a byte of it is read.
+/// Checks the whole range as a NIC does, before a byte of it is received.
 fn begin_write(frame: WriteFrame, table: &RegionTable) -> Result<Landing, PeerViolation> {
     let target = match frame.range.length {
         // As on a NIC, a write of no bytes names no memory.
@@ -364,11 +366,12 @@ fn begin_write(frame: WriteFrame, table: &RegionTable) -> Result<Landing, PeerVi
     Ok(Landing::new(target, 0, Body::Write(frame)))
 }
 
-/// What a system call gave.
+/// The result of a system call.
 #[derive(Debug, Clone, Copy)]
 struct Step {
     bytes: usize,
-    /// The socket has nothing more now: it would block, or, not encrypted, gave less than was asked for.
+    /// Whether the socket has nothing more now: it would block, or it is not encrypted and returned less than
+    /// requested.
     drained: bool,
 }
 

@@ -1,8 +1,8 @@
-//! The records of an encrypted stream: rustls' own record layer between the socket and what is sent and received.
+//! The records of an encrypted stream: rustls' record layer, between the socket and the sender and receiver.
 //!
-//! Bytes that are sent are encrypted into records, and are no longer needed from then on; what the socket does not take
-//! at once stays with the connection. Bytes that are received are decrypted record by record, and copied once, to where
-//! they go. Both directions share one lock, for as long as a few records take.
+//! Sent bytes are encrypted into records, and are not needed afterwards. The connection buffers the records that the
+//! socket does not take at once. Received bytes are decrypted record by record, and copied once, to their
+//! destination. Both directions share one lock, which is held for a few records at a time.
 
 use std::{
     fmt,
@@ -16,10 +16,10 @@ use tensorwire_memory::{
     copy::{CopyReason, copy_raw},
 };
 
-/// Bytes taken from the socket at once. A record has at most 16 KiB, and a little more.
+/// Bytes read from the socket at once. A record has at most 16 KiB of payload.
 const TAKEN_BYTES: usize = 64 << 10;
 
-/// Bytes that are encrypted at once, and may wait for the socket.
+/// The most bytes that are encrypted at once and may wait for the socket.
 const SEALED_BYTES_MAX: usize = 128 << 10;
 
 /// The bare stream under the records.
@@ -27,7 +27,7 @@ pub(super) trait Bare {
     /// Hands bytes of `slices`, in order, to the kernel, and returns how many it took.
     fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Takes what has come; 0 at the end of the stream.
+    /// Receives what has come; 0 at the end of the stream.
     fn receive(&self, into: &mut [u8]) -> io::Result<usize>;
 }
 
@@ -42,15 +42,15 @@ impl fmt::Debug for Sealed {
 
 struct Records {
     connection: Connection,
-    /// What was taken from the socket, and not looked at yet.
+    /// Bytes read from the socket.
     taken: Box<[u8]>,
-    /// The part of it that is not looked at.
+    /// The range of `taken` that is not decrypted yet.
     rest: (usize, usize),
     is_finished: bool,
 }
 
 impl Sealed {
-    /// Of a connection whose handshake is done.
+    /// The records of a connection after its handshake.
     pub(super) fn new(mut connection: Connection) -> Self {
         connection.set_buffer_limit(Some(SEALED_BYTES_MAX));
         let taken = vec![0; TAKEN_BYTES].into_boxed_slice();
@@ -69,10 +69,10 @@ impl Sealed {
         }
     }
 
-    /// Hands the records that wait to the kernel.
+    /// Passes the waiting records to the kernel.
     ///
     /// # Errors
-    /// `WouldBlock`: not all of them went.
+    /// `WouldBlock`: the kernel did not take all of them.
     pub(super) fn flush(&self, bare: &impl Bare) -> io::Result<()> {
         self.records().flush(bare)
     }
@@ -86,7 +86,7 @@ impl Sealed {
         records.flush(bare)
     }
 
-    /// Decrypted bytes; 0 at the end of the stream.
+    /// Receives decrypted bytes; 0 at the end of the stream.
     pub(super) fn receive(&self, bare: &impl Bare, into: &mut [u8]) -> io::Result<usize> {
         let mut records = self.records();
         if !records.fill(bare)? {
@@ -95,7 +95,8 @@ impl Sealed {
         records.connection.reader().read(into)
     }
 
-    /// Decrypted bytes into granted memory, and what follows them, if it is there, into `next`; 0 at the end.
+    /// Receives decrypted bytes into granted memory, and what follows them, if it has come, into `next`; 0 at the
+    /// end.
     pub(super) fn receive_into(
         &self,
         bare: &impl Bare,
@@ -131,10 +132,10 @@ impl Records {
         Ok(())
     }
 
-    /// Makes decrypted bytes ready, if any have come. False at the end of the stream.
+    /// Decrypts bytes, if any have come. Returns false at the end of the stream.
     ///
     /// # Errors
-    /// `WouldBlock`: none have. `InvalidData`, with the reason: the records are not what the peer sent.
+    /// `WouldBlock`: none have come. `InvalidData`, with the reason: the records are not what the peer sent.
     fn fill(&mut self, bare: &impl Bare) -> io::Result<bool> {
         loop {
             match self.connection.reader().fill_buf() {
@@ -153,12 +154,12 @@ impl Records {
         }
     }
 
-    /// Decrypts some of what was taken.
+    /// Decrypts some of `taken`.
     fn open(&mut self, bare: &impl Bare) -> io::Result<()> {
         let mut rest = self.taken.get(self.rest.0..self.rest.1).unwrap_or_default();
         self.rest.0 += self.connection.read_tls(&mut rest)?;
         let opened = self.connection.process_new_packets();
-        // Alerts and answers of TLS leave here. What the socket does not take now goes with the next bytes.
+        // Sends alerts and answers of TLS. What the socket does not take now goes with the next bytes.
         match self.flush(bare) {
             Err(error) if opened.is_ok() && error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             _ => {}
@@ -166,7 +167,7 @@ impl Records {
         opened.map(drop).map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// Copies bytes that are ready into granted memory, after the first `done` bytes.
+    /// Copies decrypted bytes into granted memory, after the first `done` bytes.
     fn copy_out(&mut self, access: &RemoteAccess<'_>, done: usize) -> io::Result<usize> {
         let mut reader = self.connection.reader();
         let chunk = reader.fill_buf()?;
@@ -178,14 +179,14 @@ impl Records {
         Ok(bytes)
     }
 
-    /// What is ready already.
+    /// Reads bytes that are decrypted already.
     fn read_ahead(&mut self, next: &mut [u8]) -> io::Result<usize> {
         if next.is_empty() {
             return Ok(0);
         }
         match self.connection.reader().read(next) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(0),
-            // It is met again by the next read.
+            // The next read reports it again.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
             answer => answer,
         }

@@ -1,7 +1,7 @@
 //! Posted writes, in order, into the stream.
 //!
-//! What is posted goes out at once, in the poster's own call, if nothing is ahead of it and the socket takes it.
-//! The rest is the connection's task's: a dropped future never leaves half a frame.
+//! A posted write is sent at once, in the poster's own call, if nothing is ahead of it and the socket takes it. The
+//! connection's task sends the rest, so a dropped future never leaves half a frame.
 
 use std::{
     collections::VecDeque,
@@ -21,28 +21,28 @@ use crate::{
     socket::{Socket, loss},
 };
 
-/// Payload bytes of one system call at most, and of one turn: more would hold a runtime's thread too long.
+/// The most payload bytes of one system call, and of one turn: more would block a runtime's thread too long.
 const TURN_BYTES: usize = 1 << 20;
 
-/// Frames of one system call at most.
+/// The most frames of one system call.
 const TURN_FRAMES: usize = 16;
 
-/// Turns that one thread takes in a row while others post.
+/// The most turns that one thread takes in a row while other threads post.
 const TURNS_MAX: u32 = 16;
 
-/// Where sending stands.
+/// The state of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Sent {
     /// Everything posted is with the kernel, records included.
     Idle,
-    /// More is ready to go; give others a turn first.
+    /// More is ready to be sent. Other tasks get a turn first.
     More,
-    /// The socket is full; its task goes on when it is writable.
+    /// The socket is full. The connection's task continues when it is writable.
     Blocked,
-    /// The stream takes nothing any more; see [`Sender::broken`].
+    /// The stream accepts nothing any more; see [`Sender::broken`].
     Broken,
-    /// The end is with the kernel, farewell included.
+    /// Everything is with the kernel, including the farewell.
     Finished,
 }
 
@@ -55,18 +55,18 @@ impl Sent {
 pub(super) struct Sender {
     posted: Mutex<Posted>,
     stream: Mutex<Sending>,
-    /// A [`Sent`]; written by the stream's holder only.
+    /// A [`Sent`], written only by the task that has locked the stream.
     state: AtomicU8,
-    /// Answers that are not with the kernel whole.
+    /// Answers that are not completely with the kernel.
     answers: AtomicU32,
 }
 
 #[derive(Debug, Default)]
 struct Posted {
     writes: VecDeque<Outgoing>,
-    /// Nothing can be posted any more.
+    /// Whether nothing can be posted any more.
     over: bool,
-    /// The end that the stream's holder has not taken up yet.
+    /// The end that the task which sends has not handled yet.
     end: Option<End>,
     broken: Option<FabricError>,
 }
@@ -80,7 +80,7 @@ pub(super) struct End {
     pub(super) farewell: Option<Frame>,
 }
 
-/// What the stream's holder works on.
+/// The state of the task that sends, behind the lock of the stream.
 #[derive(Debug)]
 enum Sending {
     Open {
@@ -88,9 +88,9 @@ enum Sending {
         /// Bytes of the front write's encoded form that are with the kernel.
         position: u64,
     },
-    /// Finishes the frame under way, so that the peer can read what comes behind it, and says why it ends.
+    /// Finishes the current frame, so that the peer can parse the farewell behind it, and sends the farewell.
     Closing { under_way: Option<(Outgoing, u64)>, error: FabricError, farewell: Header, farewell_sent: usize },
-    /// Nothing goes out any more.
+    /// Nothing is sent any more.
     Over(Sent),
 }
 
@@ -102,8 +102,8 @@ impl Sender {
         Self { posted: Mutex::new(posted), stream: Mutex::new(stream), state, answers: AtomicU32::new(0) }
     }
 
-    /// Queues all of `writes`, whose number is bounded by the slots' weights; none of them after the end, which
-    /// gives `false`.
+    /// Queues all of `writes`, whose number is bounded by the slots' weights. After the end it queues none and
+    /// returns `false`.
     pub(super) fn post(&self, writes: impl IntoIterator<Item = Outgoing>) -> bool {
         let mut posted = self.posted();
         if !posted.over {
@@ -112,7 +112,7 @@ impl Sender {
         !posted.over
     }
 
-    /// Queues the answer to a read; `false` if the peer has more of them outstanding than it may.
+    /// Queues the answer to a read. Returns `false` if the peer has more reads outstanding than it may.
     pub(super) fn answer(&self, answer: Outgoing) -> bool {
         let allowed = self.answers.fetch_add(1, Ordering::Relaxed) < READS_MAX;
         if allowed {
@@ -121,8 +121,8 @@ impl Sender {
         allowed
     }
 
-    /// Ends the connection for this side, once someone [retries](Self::retry): what is with the kernel completes,
-    /// all else fails, in this order whoever sends meanwhile. A later end without a farewell cuts off an earlier
+    /// Ends the connection for this side, once someone [retries](Self::retry): what is with the kernel completes, and
+    /// then everything else fails, whichever task sends meanwhile. A later end without a farewell replaces an earlier
     /// one with it.
     pub(super) fn end(&self, end: End) {
         let mut posted = self.posted();
@@ -130,28 +130,28 @@ impl Sender {
         posted.end = Some(end);
     }
 
-    /// Where sending stood after the last turn.
+    /// The state of sending after the last turn.
     pub(super) fn state(&self) -> Sent {
         let state = self.state.load(Ordering::Acquire);
         Sent::ALL.into_iter().find(|known| *known as u8 == state).unwrap_or(Sent::Broken)
     }
 
-    /// Why the stream takes nothing any more.
+    /// Why the stream accepts nothing any more.
     pub(super) fn broken(&self) -> Option<FabricError> {
         self.posted().broken.clone()
     }
 
-    /// One turn of sending; says where it then stands. `None` if there is nothing to do for the caller: the
-    /// socket is full, and [`retry`](Self::retry) follows when it is not; or someone else is at it, and sees
-    /// what was posted before this call.
+    /// One turn of sending. Returns the state afterwards. `None` if there is nothing to do for the caller: the socket
+    /// is full, and [`retry`](Self::retry) follows when it is writable; or another task is sending, and sees what was
+    /// posted before this call.
     pub(super) fn pump(&self, socket: &Socket, core: &QueuePairCore) -> Option<Sent> {
-        // With the fence in `retry`: of a poster that finds the stream taken or blocked, and its holder, which
-        // looks for posts after its turn, at least one sees the other.
+        // Pairs with the fence in `retry`. A poster may find the stream locked or blocked, and the task that has
+        // locked it checks for posts after its turn: at least one of them sees the other.
         fence(Ordering::SeqCst);
         if self.state() == Sent::Blocked { None } else { self.retry(socket, core) }
     }
 
-    /// As [`pump`](Self::pump), also if the socket was full. `None` if someone else is at it.
+    /// As [`pump`](Self::pump), also if the socket was full. `None` if another task is sending.
     pub(super) fn retry(&self, socket: &Socket, core: &QueuePairCore) -> Option<Sent> {
         let mut turns = 0;
         loop {
@@ -163,7 +163,7 @@ impl Sender {
                     Err(TryLockError::WouldBlock) => return None,
                 };
                 let sent = match self.step(&mut stream, socket, core) {
-                    // Others post as fast as this thread sends: it has its own work to do.
+                    // Other threads post as fast as this one sends, and this one has other work to do.
                     Sent::Idle if turns >= TURNS_MAX => Sent::More,
                     sent => sent,
                 };
@@ -179,7 +179,7 @@ impl Sender {
         }
     }
 
-    /// Takes what was posted and hands it to the kernel, as far as one turn goes.
+    /// Takes what was posted and passes as much to the kernel as one turn allows.
     fn step(&self, stream: &mut Sending, socket: &Socket, core: &QueuePairCore) -> Sent {
         self.take_posted(stream, core);
         let mut turn = Sends { socket, core, answers: &self.answers, left: TURN_BYTES };
@@ -205,8 +205,8 @@ impl Sender {
         }
     }
 
-    /// The stream takes nothing any more. Operations under way stay so until the end: the peer may have sent a
-    /// better reason.
+    /// Records that the stream accepts nothing any more. Outstanding operations stay outstanding until the end: the
+    /// peer may have sent a more precise reason.
     fn breaks(&self, stream: &mut Sending, core: &QueuePairCore, error: FabricError) {
         if let Sending::Closing { error, .. } = std::mem::replace(stream, Sending::Over(Sent::Broken)) {
             core.fail(&error);
@@ -225,12 +225,12 @@ impl Sender {
         }
         let end = posted.end.take();
         let broken = posted.broken.clone();
-        // Buffers go back to their pool, and wakers run, outside the lock.
+        // Buffers return to their pool, and wakers run, outside the lock.
         drop(posted);
         drop(late);
         if let Some(mut end) = end {
             if let Some(reason) = broken.filter(|_| end.is_end_of_file()) {
-                // Whichever half meets a reset first takes its error: the other one sees a bare end of file.
+                // The half that sees a reset first gets its error. The other half sees only an end of file.
                 end.error = reason;
             }
             take_end(stream, core, end);
@@ -242,7 +242,7 @@ impl Sender {
     }
 }
 
-/// Fails what is not with the kernel, except for a frame under way that a farewell must follow.
+/// Fails what is not with the kernel, except for a partly sent frame that a farewell must follow.
 fn take_end(stream: &mut Sending, core: &QueuePairCore, end: End) {
     let End { error, farewell } = end;
     let over = match stream {
@@ -258,7 +258,7 @@ fn take_end(stream: &mut Sending, core: &QueuePairCore, end: End) {
     let under_way = if must_finish { queue.pop_front().map(|write| (write, position)) } else { None };
     let kept = under_way.as_ref().and_then(|(front, _)| front.operation()).map(|operation| operation.key);
     let others: Vec<_> = queue.into_iter().filter_map(|outgoing| outgoing.operation()).collect();
-    // Their buffers are free before they are told so; those of the frame under way are not.
+    // Their buffers are released before they complete. Those of the partly sent frame are not.
     for operation in others.into_iter().filter(|operation| Some(operation.key) != kept) {
         core.complete(operation.key, operation.bytes, Err(error.clone()));
     }
@@ -276,7 +276,7 @@ struct Sends<'link> {
     socket: &'link Socket,
     core: &'link QueuePairCore,
     answers: &'link AtomicU32,
-    /// Bytes that may still go out.
+    /// Bytes that may still be sent in this turn.
     left: usize,
 }
 
@@ -294,7 +294,7 @@ impl Sends<'_> {
         Ok(Sent::Idle)
     }
 
-    /// Several frames of several writes in one system call.
+    /// Sends several frames of several writes by one system call.
     fn send_gathered(&self, queue: &VecDeque<Outgoing>, position: u64) -> io::Result<usize> {
         let mut headers = [([0; HEADER_BYTES], 0); TURN_FRAMES];
         let mut bodies = [&[] as &[u8]; TURN_FRAMES];
@@ -317,7 +317,7 @@ impl Sends<'_> {
         self.socket.send(&slices[..2 * frames])
     }
 
-    /// Moves on by `sent` bytes, and completes the writes that are over.
+    /// Advances by `sent` bytes, and completes the writes that are completely sent.
     fn complete(&self, queue: &mut VecDeque<Outgoing>, position: &mut u64, mut sent: u64) {
         while let Some(front) = queue.front() {
             let missing = front.encoded_length() - *position;
@@ -332,7 +332,7 @@ impl Sends<'_> {
                 if front.is_answer() {
                     self.answers.fetch_sub(1, Ordering::Relaxed);
                 }
-                // Before the completion: it says that these bytes are no longer needed.
+                // Dropped before the completion, which means that these bytes are no longer needed.
                 drop(front);
                 if let Some(operation) = ended {
                     self.core.complete(operation.key, operation.bytes, Ok(()));

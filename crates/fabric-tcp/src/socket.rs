@@ -54,7 +54,7 @@ impl Socket {
         }
     }
 
-    /// Whether a read that gives less than was asked for means that nothing more has come.
+    /// Whether a read that returns less than requested means that nothing more has come.
     pub(super) fn short_reads_drain(&self) -> bool {
         #[cfg(feature = "tls")]
         return self.sealed.is_none();
@@ -62,7 +62,8 @@ impl Socket {
         true
     }
 
-    /// Takes bytes of `slices`, in order, and returns how many. Those are no longer needed then. See [`flush`](Self::flush).
+    /// Accepts bytes of `slices`, in order, and returns how many. They are not needed afterwards. See
+    /// [`flush`](Self::flush).
     pub(super) fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         #[cfg(feature = "tls")]
         if let Some(sealed) = &self.sealed {
@@ -71,7 +72,7 @@ impl Socket {
         self.bare.send(slices)
     }
 
-    /// Hands to the kernel what was taken and is not with it.
+    /// Passes to the kernel what was accepted and is still buffered.
     ///
     /// # Errors
     /// `WouldBlock`: the socket is full.
@@ -110,12 +111,12 @@ impl Socket {
         self.bare.receive_into(access, next)
     }
 
-    /// Throws away up to `limit` received bytes, without touching memory.
+    /// Discards up to `limit` received bytes, without touching memory.
     pub(super) fn discard(&self, limit: usize) -> io::Result<usize> {
         self.bare.discard(limit)
     }
 
-    /// Ends one or both directions. A stream that is already down needs no ending.
+    /// Shuts down one or both directions. It is no error if the stream is down already.
     pub(super) fn shutdown(&self, how: Shutdown) {
         if let Err(error) = self.bare.0.shutdown(how)
             && error.kind() != io::ErrorKind::NotConnected
@@ -136,7 +137,7 @@ impl Bare for BareSocket {
     }
 }
 
-/// The stream as the kernel has it.
+/// The kernel's stream, without encryption.
 #[derive(Debug)]
 struct BareSocket(TcpStream);
 
@@ -202,9 +203,9 @@ fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     }
 }
 
-/// Uses the congestion control `cubic`: for loopback, where there is nothing to pace for and the pacing of
-/// others costs a quarter of the bandwidth. Best effort: a kernel without it keeps its own. Before the
-/// connection is made, because pacing once begun stays.
+/// Selects the congestion control `cubic`. For loopback, where pacing is useless and the pacing of other algorithms
+/// costs a quarter of the bandwidth. Best effort: a kernel without it uses its default. Must be called before
+/// connecting, because pacing does not stop once it has begun.
 pub(crate) fn prefer_cubic(socket: &impl AsRawFd) {
     let name = b"cubic";
     // SAFETY: the pointer and the length are those of `name`, which the call only reads.
@@ -222,11 +223,11 @@ pub(crate) fn prefer_cubic(socket: &impl AsRawFd) {
     }
 }
 
-/// Makes the kernel notice a peer whose host is gone. Idle, it asks the peer's kernel, which answers also for a
-/// process that is stopped, and gives up after `silence`; with bytes under way it gives up when the peer's kernel
-/// has taken none of them for `stall`.
+/// Makes the kernel detect a peer whose host is gone. On an idle connection it probes the peer's kernel, which
+/// answers even if the process is stopped, and gives up after `silence`. With unacknowledged bytes it gives up when
+/// the peer's kernel has accepted none of them for `stall`.
 pub(super) fn watch(socket: &impl AsRawFd, silence: Duration, stall: Duration) -> io::Result<()> {
-    // Three questions, the first after half the time.
+    // Three probes, the first after half the time.
     let seconds = |part: Duration| libc::c_int::try_from(part.as_secs().max(1)).unwrap_or(libc::c_int::MAX);
     let milliseconds = libc::c_int::try_from(stall.as_millis()).unwrap_or(libc::c_int::MAX);
     set(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
@@ -244,7 +245,7 @@ fn set(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: libc
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// The error of a connection whose stream had a failed call.
+/// The error of a connection after a failed call on its stream.
 pub(super) fn loss(call: &'static str, error: io::Error) -> FabricError {
     let kind = FabricKind::TCP;
     #[cfg(feature = "tls")]

@@ -1,4 +1,4 @@
-//! How many peers that have not proven themselves a listener keeps, and when it lets in the next one.
+//! How many connections with unproven peers a listener admits, and when it admits the next one.
 
 use std::{
     os::fd::{AsRawFd, BorrowedFd, RawFd},
@@ -9,56 +9,56 @@ use tensorwire_memory::Limit;
 
 use crate::pace::Pace;
 
-/// What one refusal is taken for: peers are refused at 200 a second for ever.
+/// The interval of the pace of refusals: 200 a second.
 const REFUSAL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Refusals that may come at once before anybody waits for them.
+/// Refusals that may come at once before new connections must wait.
 const REFUSALS_AT_ONCE: u32 = 64;
 
-/// Which part of the strangers may be pushed out at once after a wait.
+/// The share of the strangers that may be evicted at once after a wait.
 const AT_ONCE_SHARE: usize = 8;
 
-/// Descriptors of the process that strangers leave to everything else: an honest peer needs some for its connections.
+/// Descriptors of the process that strangers must leave free: an honest peer needs some for its connections.
 const DESCRIPTORS_LEFT: u64 = 16;
 
-/// How many strangers are allowed while fewer descriptors than that are left: several, so that one that only waits does
-/// not keep the others out.
+/// How many strangers are allowed while fewer descriptors than that are left. Several, so that one that sends nothing
+/// does not keep the others out.
 const FEWEST_WHILE_SOME_ARE_LEFT: usize = 4;
 
-/// For how long fewer strangers are allowed after descriptors ran short.
+/// How long fewer strangers are allowed after descriptors ran short.
 const SHORTAGE: Duration = Duration::from_secs(10);
 
-/// What one listener decides about its strangers: the connections whose peers have not proven themselves. The
-/// listener has the list of them, and knows for how long each may not be pushed out yet: its grace.
+/// The limits of one listener on its strangers: the connections whose peers have not proven themselves. The listener
+/// has the list of them, and knows the grace period of each, in which it may not be evicted.
 ///
-/// Whoever comes with a wrong secret, garbage or nothing but an end costs the listener some work, and the next of them follows
-/// at once: without a pace they take all the time that there is. So each refusal takes a place in a line that moves at
-/// 200 a second, and while more than 64 stand there nobody further is let in. Peers who prove themselves take no place,
-/// however many come.
+/// A peer that sends a wrong secret, garbage or only the end of the stream costs the listener some work, and the next
+/// one may follow at once. Without a limit such peers would use all of the listener's time. So each refusal joins a
+/// queue that moves at 200 a second, and while it has more than 64 entries no further connection is admitted. Peers
+/// that prove themselves are not counted, however many come.
 ///
 /// Times are those of [`Runtime::now`](tensorwire_verbs_reactor::Runtime::now).
 #[derive(Debug)]
 pub(crate) struct StrangerLimit {
     most: usize,
-    /// While descriptors are short: fewer, until then.
+    /// While descriptors are short: the lower limit, and until when it applies.
     fewer: Option<(usize, Duration)>,
     refusals: Pace,
 }
 
 impl StrangerLimit {
-    /// At most `most` strangers, and at least one.
+    /// Allows at most `most` strangers, and at least one.
     pub(crate) fn new(most: usize) -> Self {
         let refusals = Pace::new(REFUSAL_INTERVAL, REFUSALS_AT_ONCE);
         Self { most: most.max(1), fewer: None, refusals }
     }
 
-    /// A peer was refused for what it sent.
+    /// Records that a peer was refused for what it sent.
     pub(crate) fn refused(&mut self, now: Duration) {
         self.refusals.count(now);
     }
 
-    /// `newest` was just accepted, and `strangers` were there before it. The system gives out the lowest free number, so those
-    /// below are in use: where few are left, strangers have to make room.
+    /// Records that `newest` was accepted while there were `strangers` strangers. The system assigns the lowest free
+    /// number, so all lower ones are in use. If few are left, fewer strangers are allowed.
     pub(crate) fn accepted(&mut self, newest: RawFd, strangers: usize, now: Duration) {
         let used = u64::try_from(newest).unwrap_or(0) + 1;
         if Limit::OpenFiles.value().is_some_and(|most| used + DESCRIPTORS_LEFT > most) {
@@ -67,7 +67,8 @@ impl StrangerLimit {
         }
     }
 
-    /// Descriptors have run short, and `strangers` have some: for a while half as many may.
+    /// Records that descriptors ran short while there were `strangers` strangers. For a while half as many are
+    /// allowed.
     pub(crate) fn out_of_descriptors(&mut self, strangers: usize, now: Duration) {
         if strangers > 0 {
             self.make_fewer((strangers / 2).max(1), now);
@@ -78,12 +79,12 @@ impl StrangerLimit {
         self.fewer = Some((fewer, now + SHORTAGE));
     }
 
-    /// How many strangers there may be at any time. Before one more is let in, others are pushed out until there are fewer.
+    /// The most strangers at any time. Before one more is admitted, others are evicted until there are fewer.
     pub(crate) fn most(&self) -> usize {
         self.most
     }
 
-    /// How many there are to be now: those above that, whose grace is over, are pushed out.
+    /// The limit that applies now. Strangers above it whose grace period is over are evicted.
     pub(crate) fn most_now(&self, now: Duration) -> usize {
         match self.fewer {
             Some((fewer, until)) if now < until => self.most.min(fewer),
@@ -91,10 +92,11 @@ impl StrangerLimit {
         }
     }
 
-    /// For how long no further connection is accepted; zero if the next may come. `graces` are those of all strangers.
+    /// How long no further connection is accepted; zero if the next may come. `graces` are what is left of the grace
+    /// periods of all strangers.
     ///
-    /// Where it has to be waited until somebody may be pushed out, the wait lasts until several may be, so that a flood wakes
-    /// the process for every few of its connections instead of for each.
+    /// If no stranger may be evicted yet, the wait lasts until several may be. So a flood wakes the process once for
+    /// several connections instead of once for each.
     pub(crate) fn wait(&self, graces: impl ExactSizeIterator<Item = Duration>, now: Duration) -> Duration {
         let refusals = self.refusals.wait(now);
         if graces.len() < self.most_now(now) {
@@ -109,9 +111,9 @@ impl StrangerLimit {
     }
 }
 
-/// Whether a connection waits to be accepted. Without a descriptor to be had, accepting fails with the same error whether
-/// somebody waits or not.
-pub(crate) fn somebody_waits(listener: BorrowedFd<'_>) -> bool {
+/// Whether a connection waits to be accepted. Without a free descriptor, accepting fails with the same error whether
+/// one waits or not.
+pub(crate) fn connection_waits(listener: BorrowedFd<'_>) -> bool {
     let mut asked = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
     // SAFETY: `asked` is one valid entry, and the call does not wait.
     unsafe { libc::poll(&raw mut asked, 1, 0) == 1 }
@@ -173,11 +175,11 @@ mod tests {
     #[test]
     fn who_waits_is_seen_without_accepting() {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        assert!(!somebody_waits(listener.as_fd()));
+        assert!(!connection_waits(listener.as_fd()));
         let _waits = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        assert!(somebody_waits(listener.as_fd()));
+        assert!(connection_waits(listener.as_fd()));
         let _accepted = listener.accept().unwrap();
-        assert!(!somebody_waits(listener.as_fd()));
+        assert!(!connection_waits(listener.as_fd()));
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Who reads the socket when, and who sleeps: the driver polled by hand, on a runtime whose IO turns only when a
-//! test says so.
+//! When tasks and the driver read the socket, and when the driver sleeps. The driver is polled by hand, on a runtime
+//! whose IO runs only when a test asks for it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
@@ -33,7 +33,7 @@ use crate::tls::{
     test_certificates::{Authority, Wanted},
 };
 
-/// A bound on what takes a few polls, if the kernel is not slow.
+/// A bound for what normally takes a few polls.
 const POLLS_MAX: usize = 1_000_000;
 
 /// Counts how often it is woken.
@@ -46,7 +46,7 @@ impl Wake for Count {
     }
 }
 
-/// One end of a stream under its driver; the peer is bare.
+/// One side of a stream under its driver. The peer is a bare socket.
 struct Hand {
     driver: Driver<TcpDriven>,
     queue_pair: QueuePair,
@@ -102,7 +102,7 @@ impl Hand {
         self.peer.write_all(&header).unwrap();
     }
 
-    /// Lets IO turn until the driver is woken.
+    /// Runs IO until the driver is woken.
     fn turn(&self, tokio: &Tokio) {
         for _ in 0..POLLS_MAX {
             if self.woken() > 0 {
@@ -125,7 +125,8 @@ impl Hand {
         panic!("the driver does not come to rest");
     }
 
-    /// A notification that readiness announces, at once on this side's clock; leaves the driver awake.
+    /// Receives a notification that readiness announces, at the current time of the test's clock. Leaves the driver
+    /// awake.
     fn receive_one(&mut self, tokio: &Tokio) {
         let before = self.arrivals();
         self.notify();
@@ -143,7 +144,7 @@ impl Hand {
         }
     }
 
-    /// Polls, with no turn of IO, while the driver keeps itself awake and `done` does not hold.
+    /// Polls without running IO, while the driver keeps itself awake and `done` is false.
     fn look_until(&mut self, done: impl Fn(&Self) -> bool) {
         for _ in 0..POLLS_MAX {
             if done(self) {
@@ -224,7 +225,7 @@ fn an_adaptive_driver_looks_while_its_budget_lasts_then_sleeps() {
         let mut hand = Hand::waiting(Wait::Adaptive);
         assert!(hand.poll().is_pending());
         assert_eq!(hand.woken(), 0, "nothing to go by at first");
-        // Answers that come at once: looking would have been worth it.
+        // Answers that come at once: polling would have paid off.
         for _ in 0..8 {
             hand.receive_one(tokio);
         }
