@@ -1,4 +1,4 @@
-//! What others leave to a connection's task.
+//! Work that other tasks queue for a connection's task.
 
 use std::{fmt, mem, sync::PoisonError, task::Waker};
 
@@ -6,11 +6,11 @@ use crate::sync::{AtomicU64, AtomicWaker, Mutex, MutexGuard, Ordering};
 
 /// Work for the connection's task, and the task's waker while it sleeps.
 pub(crate) struct Backlog<W> {
-    /// `None` once the task takes no more.
+    /// `None` once the task accepts no more.
     work: Mutex<Option<Vec<W>>>,
-    /// 1 if there is some in `work`.
+    /// 1 if `work` is not empty.
     has_work: AtomicU64,
-    /// Empty while the task is polled: it looks at the rest before it leaves its waker here again.
+    /// Empty while the task is polled. The task checks for new work after it has registered its waker again.
     task: AtomicWaker,
 }
 
@@ -26,7 +26,7 @@ impl<W> Backlog<W> {
         Self { work, has_work: AtomicU64::new(0), task: AtomicWaker::new() }
     }
 
-    /// Leaves `work` to the task. Returns it as the error if the task takes no more.
+    /// Queues `work` for the task. Returns it as the error if the task accepts no more.
     pub(crate) fn add(&self, work: W) -> Result<(), W> {
         match &mut *self.lock() {
             Some(waiting) => waiting.push(work),
@@ -42,12 +42,13 @@ impl<W> Backlog<W> {
         self.task.wake();
     }
 
-    /// The task is polled from here on: what is left to it wakes it no more.
+    /// Call at the begin of the task's poll. From now on, adding work does not wake the task.
     pub(crate) fn begin_poll(&self) {
         drop(self.task.take());
     }
 
-    /// The task leaves its waker. True if work was left before, which woke nobody.
+    /// Registers the task's waker at the end of its poll. Returns true if work was added during the poll, which woke
+    /// nobody.
     pub(crate) fn end_poll(&self, waker: &Waker) -> bool {
         self.task.register(waker);
         self.has_work()
@@ -63,7 +64,7 @@ impl<W> Backlog<W> {
         work.as_mut().map(mem::take).unwrap_or_default()
     }
 
-    /// Takes no more work from here on, if there is none. False if there is some.
+    /// Accepts no more work from now on, if none is queued. Returns false if some is.
     pub(crate) fn close_if_empty(&self) -> bool {
         let mut work = self.lock();
         let is_empty = work.as_ref().is_none_or(Vec::is_empty);
@@ -73,7 +74,7 @@ impl<W> Backlog<W> {
         is_empty
     }
 
-    /// Takes no more work from here on. Gives what was left.
+    /// Accepts no more work from now on. Returns what was queued.
     pub(crate) fn close(&self) -> Vec<W> {
         self.lock().take().unwrap_or_default()
     }

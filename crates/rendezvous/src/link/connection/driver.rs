@@ -25,17 +25,17 @@ use crate::{
 };
 
 /// How many times one poll of the task looks for arrivals before it yields.
-const GOES_PER_POLL: usize = 4;
+const ROUNDS_PER_POLL: usize = 4;
 
 /// What the task runs.
 pub(crate) type Work = BoxFuture<'static, ()>;
 
-/// The protocol as the queue pair's sink. It does not keep the connection alive, which has the queue pair.
+/// The protocol as the queue pair's sink. The reference is weak, because the connection owns the queue pair.
 #[derive(Debug)]
 pub(crate) struct Arrivals(pub(crate) Weak<DataConnection>);
 
 impl ArrivalSink for Arrivals {
-    /// Called with the lock of the fabric's receiving side. Locks are taken after that one only: the protocol's, and then
+    /// Called while the lock of the fabric's receiving side is held. The order of locks is: that one, the protocol's,
     /// those of posting.
     fn arrived(&self, arrival: Arrival) {
         let Some(connection) = self.0.upgrade().filter(|connection| connection.broken.get().is_none()) else {
@@ -81,27 +81,27 @@ impl DataConnection {
         let step = request.scope.step().map(|step| step.0);
         let span = send_span(&self.values.peer, &request.key, step, self.kind);
         let response = self.protocol.respond(request, &self.values).instrument(span);
-        // A panic in a device context's code ends only this answer.
+        // A panic in the code of a device context fails this answer only.
         let mut response: Work = Box::pin(AssertUnwindSafe(response).catch_unwind().map(drop));
         let is_later = tensorwire_testpoints::chance!("the first poll of an answer is left to the task");
         // This poll needs no waker: if it is pending, the task polls again with its own.
         let mut nobody = Context::from_waker(Waker::noop());
         if is_later || response.as_mut().poll(&mut nobody).is_pending() {
-            // After the end of the connection the answer is dropped.
+            // If the connection has ended, the answer is dropped.
             drop(self.backlog.add(response));
         }
     }
 }
 
-/// The connection's task. Completes when the connection has ended, all memory is released, and no view of memory that
-/// was lent over the connection exists.
+/// The connection's task. Completes when the connection has ended, all memory is released, and the peer has dropped
+/// all views of memory of this side.
 pub(crate) struct Driver {
-    /// `None` once only the fabric's driver is left to run.
+    /// `None` once only the fabric's driver still runs.
     connection: Option<Arc<DataConnection>>,
-    /// Whether the end of the connection has not begun.
+    /// False once the connection has begun to end.
     is_open: bool,
     fabric: Fuse<Work>,
-    /// Pending answers, housekeeping, and at last the end of the connection.
+    /// Pending answers, housekeeping, and finally the closing of the connection.
     work: FuturesUnordered<Work>,
     runtime: Arc<dyn Runtime>,
 }
@@ -121,10 +121,10 @@ impl Driver {
         while let Poll::Ready(Some(())) = self.work.poll_next_unpin(context) {}
     }
 
-    /// Does what arrivals have left to this task, and looks for more, until there are none and the fabric will wake this
-    /// task for the next one, or until the task must yield.
+    /// Runs queued work and polls for arrivals, until there are none and the fabric will wake this task for the next
+    /// one, or until the task must yield.
     fn make_progress(&mut self, context: &mut Context<'_>) {
-        for _ in 0..GOES_PER_POLL {
+        for _ in 0..ROUNDS_PER_POLL {
             self.work(context);
             let Some(connection) = self.connection.clone().filter(|_| self.is_open) else { return };
             if let Some(lost) = connection.broken.get().cloned() {
@@ -140,7 +140,7 @@ impl Driver {
         context.waker().wake_by_ref();
     }
 
-    /// Runs `end`.
+    /// Runs `end` as the closing of the connection.
     fn end(&mut self, end: impl Future<Output = ()> + Send + 'static) {
         self.is_open = false;
         self.work.push(end.boxed());
@@ -157,7 +157,7 @@ impl Driver {
         }
     }
 
-    /// Leaves the task's waker for those who leave something to this task from now on.
+    /// Registers the task's waker, which queued work and a failure of the connection wake from now on.
     fn arm(&self, context: &Context<'_>) {
         let Some(connection) = &self.connection else { return };
         let has_work = connection.backlog.end_poll(context.waker());
@@ -171,7 +171,7 @@ impl Future for Driver {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        // What is found during this poll is done in it, so it need not wake this task.
+        // Work that is queued during this poll is done in this poll, so it need not wake the task.
         if let Some(connection) = &self.connection {
             connection.backlog.begin_poll();
         }
@@ -189,7 +189,7 @@ impl Future for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // Breaks the cycle: the futures may hold the connection, which holds them.
+        // Breaks a reference cycle: the queued futures may hold the connection, which holds the queue.
         let left = self.connection.as_ref().map(|connection| connection.backlog.close());
         drop(left);
     }

@@ -29,7 +29,7 @@ use crate::link::{
 
 /// "A message is in your ring."
 const MESSAGE: Immediate = Immediate(0xFFFF_FFFF);
-/// "Your message was taken", or "an ASK or ANSWER is in its slot".
+/// "I have taken your message", or "an ASK or ANSWER is in its slot".
 const ACKNOWLEDGEMENT: Immediate = Immediate(0xFFFF_FFFE);
 
 /// A queue pair with the peer's ring and the local ring.
@@ -40,7 +40,7 @@ pub(crate) struct FabricChannel {
     pub(crate) own_ring: Arc<OwnRing>,
     pub(crate) ring_maker: RingMaker,
     pub(crate) peer_ring: Destination,
-    /// The ring that the peer has offered in its place.
+    /// The larger ring that the peer has offered to replace `peer_ring`.
     pub(crate) later_ring: OnceLock<Mutex<Destination>>,
     pub(crate) peer_slots: Destination,
     pub(crate) import: Import,
@@ -53,18 +53,18 @@ impl FabricChannel {
         remote: Option<RemoteRange>,
         immediate: Option<Immediate>,
     ) -> Result<(), ChannelError> {
-        // Nobody awaits it: the slot keeps the bytes, and a failure shows as the connection's.
+        // The operation is not awaited: its slot owns the bytes, and its failure fails the connection.
         let posted = self.queue_pair.post(&WorkRequest::Write { local, remote, immediate });
         posted.map(drop).map_err(|error| lost(&error))
     }
 
-    /// As [`post`](Self::post), of a request whose end is awaited.
+    /// As [`post`](Self::post), for a request whose completion is awaited.
     fn post_awaited(&self, request: &WorkRequest) -> ContentWrite {
         let posted = self.queue_pair.post(request);
         posted.map_or_else(|error| ContentWrite::Refused(lost(&error)), ContentWrite::Posted)
     }
 
-    /// As [`post`](Self::post), of bytes that may be reused when this returns.
+    /// As [`post`](Self::post), for bytes that may be reused when this returns.
     fn post_bytes(
         &self,
         bytes: &[u8],
@@ -80,7 +80,7 @@ impl FabricChannel {
         self.post(buffer.freeze(), Some(remote), immediate)
     }
 
-    /// Posts a content, or the notification of one that has no bytes.
+    /// Posts a content. If it has no bytes, posts its notification only.
     fn post_content(
         &self,
         local: Buf,
@@ -255,8 +255,8 @@ impl Channel for FabricChannel {
     }
 
     fn can_lend(&self, bytes: &Buf) -> bool {
-        // With separate domains nothing is lent: a peer that maps a block can read all of it, and after the loan has
-        // ended.
+        // With separate domains no memory is shared with the peer: a peer that maps a block can read all of it, also
+        // after the loan has ended.
         !bytes.is_empty()
             && !self.import.enclosure.is_bouncing()
             && self.queue_pair.capabilities().lend
@@ -293,7 +293,7 @@ impl Channel for FabricChannel {
     }
 
     fn may_help(&self) -> bool {
-        // The simulated world drives itself, so that looking is a matter of chance there.
+        // The simulator drives its fabric itself, so there chance decides whether a task polls.
         self.queue_pair.may_help()
             || tensorwire_testpoints::chance!("a task that waits takes arrivals by itself")
     }
@@ -320,7 +320,7 @@ impl Channel for FabricChannel {
 pub(crate) enum ContentWrite {
     /// In a slot of the queue pair.
     Posted(#[pin] Operation),
-    /// Its bytes were copied.
+    /// The bytes were copied. Nothing is pending.
     Done,
     /// The queue pair had failed.
     Refused(ChannelError),
