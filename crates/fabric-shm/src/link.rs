@@ -202,7 +202,7 @@ impl ShmLink {
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return Look::Busy,
             };
-            let outcome = self.progress_locked(&mut target);
+            let look = self.progress_locked(&mut target);
             drop(target);
             // Pairs with the fences in `start_close` and `progress_or_be_woken`: a task that found the lock taken
             // meanwhile relies on this one.
@@ -211,8 +211,8 @@ impl ShmLink {
                 self.contended.store(false, Ordering::Relaxed);
                 self.driver.wake();
             }
-            if outcome == Look::Over || !self.closing.load(Ordering::Relaxed) {
-                return outcome;
+            if look == Look::Over || !self.closing.load(Ordering::Relaxed) {
+                return look;
             }
         }
     }
@@ -228,7 +228,7 @@ impl ShmLink {
                 fence(Ordering::SeqCst);
                 self.progress()
             }
-            outcome => outcome,
+            look => look,
         }
     }
 

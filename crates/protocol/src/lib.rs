@@ -58,7 +58,7 @@ pub use message::{
 };
 pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
 pub use metadata_cache::MetadataCache;
-pub use receive::{Held, Manner, Received};
+pub use receive::{ReceiveOptions, Received, ReceivedGuard};
 pub use request_index::RequestIndex;
 pub use status::{Code, Status};
 pub use validation::{Checksums, Damage, Validation};

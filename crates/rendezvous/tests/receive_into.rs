@@ -28,7 +28,7 @@ const SMALL: usize = 100;
 const LIMIT: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Clone, Copy)]
-struct Manner {
+struct Case {
     kind: FabricKind,
     validation: Validation,
     /// What the client takes the server for.
@@ -36,26 +36,26 @@ struct Manner {
 }
 
 struct Two {
-    manner: Manner,
+    case: Case,
     server: Worker,
     client: Worker,
     peer: Peer,
 }
 
 impl Two {
-    async fn start(manner: Manner) -> Self {
-        let Manner { kind, validation, trust } = manner;
+    async fn start(case: Case) -> Self {
+        let Case { kind, validation, trust } = case;
         let builder =
             |name| over(Worker::builder(name), kind).validation(validation).timeout(patient(LIMIT * 60));
         let (server, client) = (builder(SERVER), builder(CLIENT).trust(trust));
         let (server, client) = (server.start().await.unwrap(), client.start().await.unwrap());
         let peer = client.peer_at(server.address()).await.unwrap();
-        Self { manner, server, client, peer }
+        Self { case, server, client, peer }
     }
 
     /// Whether what a write brings lands in memory that nothing else uses, and is copied to the buffer from there.
     fn bounces(&self) -> bool {
-        self.manner.trust == Trust::Hostile
+        self.case.trust == Trust::Hostile
     }
 
     fn tensor(&self, length: usize, seed: u8) -> Tensor {
@@ -84,8 +84,8 @@ impl Two {
         let is_eager = after[1] > before[1];
         let whole = expected.bytes().len() as u64;
         // With its result slot, if it is validated.
-        let whole = if self.manner.validation.is_on() { whole + 64 } else { whole };
-        assert_eq!(bounced, if self.bounces() && !is_eager { whole } else { 0 }, "{:?}", self.manner);
+        let whole = if self.case.validation.is_on() { whole + 64 } else { whole };
+        assert_eq!(bounced, if self.bounces() && !is_eager { whole } else { 0 }, "{:?}", self.case);
         std::array::from_fn(|at| after[at] - before[at])
     }
 }
@@ -100,7 +100,7 @@ fn copied() -> [u64; 2] {
 }
 
 async fn published(two: &Two) {
-    let is_validated = two.manner.validation.is_on();
+    let is_validated = two.case.validation.is_on();
     let (large, small) = (two.tensor(BYTES, 1), two.tensor(SMALL, 2));
     two.server.publish("large", large.clone()).unwrap();
     two.server.publish("small", small.clone()).unwrap();
@@ -188,7 +188,7 @@ async fn what_does_not_come(two: &Two) {
 
 /// The buffer comes back with a deadline that is over, as long as no peer knows of it.
 async fn too_late(kind: FabricKind) {
-    let two = Two::start(Manner { kind, validation: Validation::Off, trust: Trust::Cluster }).await;
+    let two = Two::start(Case { kind, validation: Validation::Off, trust: Trust::Cluster }).await;
     let client =
         over(Worker::builder("/job:worker/replica:0/task:1"), kind).timeout(LIMIT).start().await.unwrap();
     let peer = client.peer_at(two.server.address()).await.unwrap();
@@ -214,13 +214,13 @@ fn values_land_in_the_users_buffer_and_what_does_not_fit_is_not_lost() {
                 if (kind, trust) == (FabricKind::SHM, Trust::Hostile) {
                     continue;
                 }
-                let manner = Manner { kind, validation, trust };
-                let two = Two::start(manner).await;
+                let case = Case { kind, validation, trust };
+                let two = Two::start(case).await;
                 published(&two).await;
                 mismatches(&two).await;
                 what_does_not_come(&two).await;
                 let memory = two.client.receive_memory();
-                assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0), "{manner:?}");
+                assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0), "{case:?}");
             }
             too_late(kind).await;
         }

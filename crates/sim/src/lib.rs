@@ -68,7 +68,7 @@ pub use plan::{BadPlan, Disturbance, Entry, Plan};
 pub use rng::Rng;
 pub use runtime::SimRuntime;
 pub use shrink::{Shrunk, shrink};
-pub use state::{Allowed, Bounds, Outcome};
+pub use state::{Allowed, Bounds, OperationResult};
 pub use steps::Holdings;
 pub use swarm::{Completions, Swarm};
 pub use trace::Event;

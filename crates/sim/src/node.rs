@@ -7,7 +7,7 @@ use tensorwire_memory::{MemoryError, MemoryObserver, Pool, PoolConfig};
 use tensorwire_verbs_reactor::{BoxFuture, FabricKind};
 
 use crate::{
-    Fault, Outcome, SimControl, SimFabric, SimRuntime, Violation,
+    Fault, OperationResult, SimControl, SimFabric, SimRuntime, Violation,
     ids::{NodeId, OperationId},
     observer::NodeObserver,
     shared::Shared,
@@ -153,8 +153,8 @@ impl fmt::Debug for Operation {
 
 impl Operation {
     /// The operation ended.
-    pub fn end(self, outcome: &Outcome) {
-        self.end_with(outcome, None);
+    pub fn end(self, result: &OperationResult) {
+        self.end_with(result, None);
     }
 
     /// Marks it as part of an operation that began at `began`: a fault that explains the failure of that operation explains
@@ -165,16 +165,16 @@ impl Operation {
     }
 
     /// The operation ended because of `error`, which reports show.
-    pub fn end_because(self, outcome: &Outcome, error: &dyn fmt::Display) {
-        self.end_with(outcome, Some(error.to_string()));
+    pub fn end_because(self, result: &OperationResult, error: &dyn fmt::Display) {
+        self.end_with(result, Some(error.to_string()));
     }
 
-    fn end_with(mut self, outcome: &Outcome, why: Option<String>) {
+    fn end_with(mut self, result: &OperationResult, why: Option<String>) {
         self.ended = true;
-        self.shared.record(Event::Ended { operation: self.id, outcome: outcome.name() });
+        self.shared.record(Event::Ended { operation: self.id, result: result.name() });
         let swarm = &self.shared.swarm;
         let slack = swarm.detection_max * 2 + swarm.stall_max + swarm.control_latency_max * IN_LINE;
-        let result = self.shared.ledger().end(self.id, outcome, why, slack);
+        let result = self.shared.ledger().end(self.id, result, why, slack);
         self.shared.check(result);
     }
 }

@@ -68,7 +68,7 @@ pub enum Event {
     ControlDelivered { session: SessionId, length: usize },
     ControlEnded { session: SessionId, orderly: bool },
     Began { operation: OperationId, node: NodeId },
-    Ended { operation: OperationId, outcome: &'static str },
+    Ended { operation: OperationId, result: &'static str },
     DeviceLost { node: NodeId, kind: FabricKind },
     DeviceRestored { node: NodeId, kind: FabricKind },
 }
@@ -78,7 +78,7 @@ impl Event {
     fn mark(&self) -> Option<&'static str> {
         match self {
             Self::GrantEnded { how, .. } => Some(how),
-            Self::Ended { outcome, .. } => Some(outcome),
+            Self::Ended { result, .. } => Some(result),
             Self::Failed { why, .. } => Some(why),
             Self::ConnectFailed { .. } => Some("connect failed"),
             Self::Completed { ok: false, .. } => Some("completed with an error"),

@@ -4,7 +4,7 @@
 
 use futures::future::join;
 use tensorwire_memory::GrantEnd;
-use tensorwire_sim::{Failure, Fault, Outcome, Summary, Violation, World};
+use tensorwire_sim::{Failure, Fault, OperationResult, Summary, Violation, World};
 use tensorwire_verbs_reactor::{FabricError, Immediate, LossCause};
 
 use crate::common::{Pair, Side, connect, immediate, pair};
@@ -23,7 +23,7 @@ fn an_unexplained_loss_fails_the_run_and_an_explained_one_does_not() {
                 drop(pair.to_right);
             }
             assert!(matches!(pair.to_left.next_arrival().await, Err(FabricError::PeerLost { .. })));
-            operation.end(&Outcome::PeerLost);
+            operation.end(&OperationResult::PeerLost);
         };
         let result = world.run(scenario);
         match crash {
@@ -54,7 +54,7 @@ fn crash_run(seed: u64, crash_at: u64) -> Result<(u64, Summary), Box<Failure>> {
                 Ok(arrival) => {
                     assert_eq!(immediate(arrival), (came as u32, 5000));
                     handle.verify(came, &lent.take());
-                    operation.end(&Outcome::Done);
+                    operation.end(&OperationResult::Done);
                     came += 1;
                 }
                 Err(error) => {
@@ -62,7 +62,7 @@ fn crash_run(seed: u64, crash_at: u64) -> Result<(u64, Summary), Box<Failure>> {
                     assert!(
                         matches!(error, FabricError::PeerLost { cause, .. } if expected.contains(&cause))
                     );
-                    operation.end(&Outcome::PeerLost);
+                    operation.end(&OperationResult::PeerLost);
                     // Bytes may still come until the queue pair is drained; then the memory is safe again.
                     to_left.close().await;
                     drop(lent.granted.end(GrantEnd::QueuePairDrained).unwrap());

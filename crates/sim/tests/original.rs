@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use tensorwire_protocol::{Code, Counters, DataType, Mode};
 use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
-use tensorwire_sim::{Handle, Outcome, World};
+use tensorwire_sim::{Handle, OperationResult, World};
 
 use crate::common::builder;
 
@@ -67,7 +67,7 @@ impl Cluster {
         let operation = self.receiver_node.begin(Some(self.sender_node.address()), format!("receive {edge}"));
         let key = self.receiver.key(SENDER_CPU, RECEIVER_CPU, edge).unwrap();
         let result = self.receiver.shared_step(1).recv(&key).await;
-        operation.end(if result.is_ok() { &Outcome::Done } else { &Outcome::Refused });
+        operation.end(if result.is_ok() { &OperationResult::Done } else { &OperationResult::Refused });
         // The last acknowledgement may still be on its way: what was sent must have been received.
         while !self.is_quiet() {
             tick(&self.receiver_node).await;

@@ -11,7 +11,7 @@ use std::time::Duration;
 use futures::future::join;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{CancellationToken, PeerLoss, RecvArgs, Tensor, Worker, WorkerError};
-use tensorwire_sim::{Fault, Handle, Node, Outcome, World};
+use tensorwire_sim::{Fault, Handle, Node, OperationResult, World};
 use tensorwire_verbs_reactor::Runtime;
 
 use crate::common::builder;
@@ -65,8 +65,8 @@ async fn receive_across(
     };
     let (ended, ()) = join(receive, send).await;
     match &ended.0 {
-        Ok(_) => operation.end(&Outcome::Done),
-        Err(error) => operation.end_because(&Outcome::PeerLost, error),
+        Ok(_) => operation.end(&OperationResult::Done),
+        Err(error) => operation.end_because(&OperationResult::PeerLost, error),
     }
     join(receiver.shutdown(), sender.shutdown()).await;
     ended

@@ -7,7 +7,9 @@ use std::{collections::BTreeSet, time::Duration};
 use futures::future::{join, join_all};
 use tensorwire_memory::{GrantEnd, copy::CopyReason};
 use tensorwire_rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder};
-use tensorwire_sim::{Call, Event, Fault, Handle, Node, Outcome, Rng, Summary, Swarm, Violation, World};
+use tensorwire_sim::{
+    Call, Event, Fault, Handle, Node, OperationResult, Rng, Summary, Swarm, Violation, World,
+};
 use tensorwire_verbs_reactor::{FabricError, Immediate, QueuePairConfig, RemoteRange, Runtime, timeout};
 
 use crate::common::{Pair, Side, builder, connect, immediate, pair};
@@ -138,11 +140,11 @@ async fn fetches(worker: &Worker, node: &Node, peer: (&str, &str), attempts: u32
         match peer.fetch("x").await {
             Ok(tensor) => {
                 assert_eq!(tensor.values::<u32>().unwrap(), [7; 4000]);
-                operation.end(&Outcome::Done);
+                operation.end(&OperationResult::Done);
                 return failed;
             }
             Err(error) => {
-                operation.end_because(&Outcome::PeerLost, &error);
+                operation.end_because(&OperationResult::PeerLost, &error);
                 node.runtime().sleep(Duration::from_millis(300)).await;
             }
         }
@@ -198,8 +200,8 @@ fn d_peer_sigstop_is_noticed_and_the_peer_used_again_when_it_goes_on() {
         let fetched = peer.fetch("x").await;
         match &fetched {
             // Its fabric or its own tasks may have answered before the stop.
-            Ok(_) => operation.end(&Outcome::Done),
-            Err(error) => operation.end_because(&Outcome::PeerLost, error),
+            Ok(_) => operation.end(&OperationResult::Done),
+            Err(error) => operation.end_because(&OperationResult::PeerLost, error),
         }
         assert!(handle.now() - began <= Duration::from_secs(61), "{:?}", handle.now() - began);
         handle.inject(Fault::Thaw(two.server_node.id()));
@@ -417,7 +419,7 @@ fn deadlines_may_pass_while_a_process_is_stopped() {
                 let arrival =
                     timeout(runtime.as_ref(), Duration::from_secs(60), pair.to_left.next_arrival()).await;
                 assert!(arrival.is_err());
-                operation.end(&Outcome::Deadline);
+                operation.end(&OperationResult::Deadline);
             };
             world.run(scenario).is_ok()
         })

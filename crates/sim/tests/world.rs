@@ -7,7 +7,7 @@ use std::{collections::BTreeSet, time::Duration};
 use futures::future::{join, join_all};
 use tensorwire_memory::GrantEnd;
 use tensorwire_sim::{
-    Allowed, Completions, Event, Failure, Handle, Outcome, Rng, Summary, Swarm, Violation, World,
+    Allowed, Completions, Event, Failure, Handle, OperationResult, Rng, Summary, Swarm, Violation, World,
 };
 use tensorwire_verbs_reactor::{FabricError, Immediate, PeerViolation, QueuePairConfig, Runtime, timeout};
 
@@ -29,7 +29,7 @@ async fn stream(handle: Handle, count: u64) {
         written.unwrap();
         assert_eq!(immediate(arrival.unwrap()), (value, length as u64));
         handle.verify(transfer, &lent.take());
-        operation.end(&Outcome::Done);
+        operation.end(&OperationResult::Done);
     }
     join(to_right.close(), to_left.close()).await;
 }
@@ -355,7 +355,7 @@ fn an_operation_that_only_a_deadline_can_end_is_stuck() {
         let operation = pair.right.node.begin(Some("left:1"), "receive that nobody answers");
         let runtime = pair.right.node.runtime();
         let _ = timeout(runtime.as_ref(), Duration::from_secs(60), pair.to_left.next_arrival()).await;
-        operation.end(&Outcome::Deadline);
+        operation.end(&OperationResult::Deadline);
     };
     let failure = world.run(scenario).unwrap_err();
     assert!(
@@ -378,7 +378,7 @@ fn a_short_sleep_is_progress_and_a_long_one_with_nothing_open_passes() {
         let node = handle.start_node("a:1").unwrap();
         let operation = node.begin(None, "backs off");
         node.runtime().sleep(Duration::from_millis(900)).await;
-        operation.end(&Outcome::Done);
+        operation.end(&OperationResult::Done);
         node.runtime().sleep(Duration::from_secs(3600)).await;
         handle.now()
     };

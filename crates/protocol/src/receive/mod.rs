@@ -21,17 +21,17 @@ use crate::{
 };
 use admission::Admission;
 
-/// How a value is received.
+/// Options of a receive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Manner {
-    /// Alone: as a copy, or as a view of the peer's memory where that is possible.
+pub struct ReceiveOptions {
+    /// A copy of the value, or a view of the peer's memory where that is possible.
     pub sharing: Sharing,
-    /// One of several receives of one task, which polls them one after the other: their requests travel in as few messages
-    /// as possible. Such a request is posted when its future is polled for the second time, or with the next message.
+    /// True for one of several receives that one task polls one after the other. Their requests share as few messages
+    /// as possible: such a request is posted when its future is polled for the second time, or with the next message.
     pub together: bool,
 }
 
-impl From<Sharing> for Manner {
+impl From<Sharing> for ReceiveOptions {
     fn from(sharing: Sharing) -> Self {
         Self { sharing, together: false }
     }
@@ -54,20 +54,20 @@ pub struct Received<L> {
     check: Check,
 }
 
-/// A received value that was not returned to the caller yet: one of several of one call. Dropping it gives a value of a step
-/// to the next receive of its key.
-pub struct Held<C: Channel> {
+/// Owns a received value that was not returned to the caller yet, because other values of the same call are missing.
+/// Dropping the guard passes the value of a step to the next receive of its key.
+pub struct ReceivedGuard<C: Channel> {
     connection: Arc<Connection<C>>,
     received: Option<Received<C::Lent>>,
 }
 
-impl<C: Channel> std::fmt::Debug for Held<C> {
+impl<C: Channel> std::fmt::Debug for ReceivedGuard<C> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Held").finish_non_exhaustive()
+        f.debug_struct("ReceivedGuard").finish_non_exhaustive()
     }
 }
 
-impl<C: Channel> Held<C> {
+impl<C: Channel> ReceivedGuard<C> {
     /// The value, until it is taken.
     pub fn get(&self) -> Option<&Received<C::Lent>> {
         self.received.as_ref()
@@ -84,7 +84,7 @@ impl<C: Channel> Held<C> {
     }
 }
 
-impl<C: Channel> Drop for Held<C> {
+impl<C: Channel> Drop for ReceivedGuard<C> {
     fn drop(&mut self) {
         let mut state = self.connection.lock();
         state.requests.forget_kept();
@@ -138,10 +138,10 @@ impl<C: Channel> Connection<C> {
         key: &str,
         allocator: &A,
     ) -> Result<Received<C::Lent>, TransferError> {
-        self.receive_with(scope, key, allocator, Manner::default()).await
+        self.receive_with(scope, key, allocator, ReceiveOptions::default()).await
     }
 
-    /// As [`receive`](Self::receive), in another [`Manner`].
+    /// As [`receive`](Self::receive), with `options`.
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
@@ -153,7 +153,7 @@ impl<C: Channel> Connection<C> {
         scope: Scope,
         key: &str,
         allocator: &A,
-        manner: Manner,
+        options: ReceiveOptions,
     ) -> Result<Received<C::Lent>, TransferError> {
         if key.len() > NAME_BYTES_MAX {
             return Err(TransferError::KeyTooLong { length: key.len() });
@@ -165,7 +165,7 @@ impl<C: Channel> Connection<C> {
             Admission::Request(request, Known { key, metadata }) => (request, key, metadata),
             Admission::Kept(key, landed) => return self.hand_out(scope, &key, landed, allocator).await,
         };
-        let pulled = request.pull((scope, &key), known, allocator, manner).await;
+        let pulled = request.pull((scope, &key), known, allocator, options).await;
         let version = request.version;
         drop(request);
         match pulled {
@@ -226,9 +226,9 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Holds a received value until the others of its call are there.
-    pub fn hold(self: &Arc<Self>, received: Received<C::Lent>) -> Held<C> {
+    pub fn hold(self: &Arc<Self>, received: Received<C::Lent>) -> ReceivedGuard<C> {
         self.lock().requests.reserve_kept();
-        Held { connection: self.clone(), received: Some(received) }
+        ReceivedGuard { connection: self.clone(), received: Some(received) }
     }
 
     fn remember(&self, scope: Scope, key: &Arc<str>, metadata: &Metadata) {
@@ -336,18 +336,18 @@ impl<'connection, C: Channel> Request<'connection, C> {
         (scope, key): (Scope, &Arc<str>),
         known: Arc<[Metadata]>,
         allocator: &A,
-        manner: Manner,
+        options: ReceiveOptions,
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
         let known = accepted(known, allocator);
-        let First { known, want, mut lent } = if self.is_view(manner.sharing, &known) {
+        let First { known, want, mut lent } = if self.is_view(options.sharing, &known) {
             First { known, want: Want::View, lent: None }
         } else {
-            let known = if manner.together { of_like_size(known) } else { known };
+            let known = if options.together { of_like_size(known) } else { known };
             self.allocate_first(allocator, scope, known).await?
         };
         let request = TensorRequest { index: self.index, scope, key: key.clone(), known, want };
         // The table has the memory from the first poll on, unless the connection is over.
-        let sent = self.connection.send_request(request, &mut lent, manner.together).await;
+        let sent = self.connection.send_request(request, &mut lent, options.together).await;
         if let Some(lent) = lent {
             self.end_loan(allocator, lent, LentEnd::NeverSent);
         }

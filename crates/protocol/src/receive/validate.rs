@@ -2,7 +2,7 @@
 
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
-use super::{Held, Received};
+use super::{Received, ReceivedGuard};
 use crate::{
     Channel, Checksums, Connection, Damage, LentEnd, TransferError,
     requests::Check,
@@ -99,7 +99,7 @@ fn sent<C: Channel>(received: &Received<C::Lent>, validation: crate::Validation)
     }
 }
 
-impl<C: Channel> Held<C> {
+impl<C: Channel> ReceivedGuard<C> {
     /// The checksum of the bytes that came. Yields to other tasks between pieces.
     async fn sum(&mut self) -> u64 {
         let mut summing = Summing::new(self.connection.agreed().validation);

@@ -7,7 +7,7 @@ use crate::support::{
     STEP,
     Side::{A, B},
     bytes_of, dead,
-    pair::{Outcome, Pair, original, settled, small},
+    pair::{Pair, ReceiveResult, original, settled, small},
     random::Random,
     tasks::Handle,
 };
@@ -154,7 +154,7 @@ fn assert_value_is_kept(pair: &mut Pair, length: u64, fill: u8) {
 }
 
 /// A receive of `k` by a receiver that knows nothing, up to where META_DATA_RESPONSE is posted.
-fn described() -> (Pair, Handle<Outcome>) {
+fn described() -> (Pair, Handle<ReceiveResult>) {
     let mut pair = Pair::new(small());
     pair.b.source.send_bytes(STEP, "k", 24, 2);
     let handle = pair.receive(A, STEP, "k");

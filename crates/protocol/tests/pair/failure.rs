@@ -6,12 +6,12 @@ use crate::support::{
     STEP,
     Side::{self, A, B},
     bytes_of,
-    pair::{Outcome, Pair, original, settled, small},
+    pair::{Pair, ReceiveResult, original, settled, small},
     random::Random,
     tasks::Handle,
 };
 
-fn assert_lost(handle: &Handle<Outcome>) {
+fn assert_lost(handle: &Handle<ReceiveResult>) {
     match settled(handle) {
         Err(TransferError::PeerLost { reason }) => assert_eq!(reason, "the wire was cut"),
         other => panic!("{other:?}"),
@@ -74,7 +74,7 @@ fn the_first_reason_stays_and_drain_gives_once() {
 }
 
 /// A receive whose content has arrived; its task has not run since.
-fn delivered() -> (Pair, Handle<Outcome>) {
+fn delivered() -> (Pair, Handle<ReceiveResult>) {
     let mut pair = Pair::new(small());
     pair.b.source.send_bytes(STEP, "k", 24, 1);
     assert!(pair.pull(STEP, "k").is_ok());

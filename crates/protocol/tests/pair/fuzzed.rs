@@ -21,7 +21,7 @@ use crate::{
         Side, bytes_of,
         channel::{TestChannel, Wire},
         memory::{Lent, Memory},
-        pair::Outcome,
+        pair::ReceiveResult,
         source::TestSource,
         tasks::{Handle, Tasks},
     },
@@ -48,7 +48,7 @@ struct Rig {
     taken: Counts,
     asks: u32,
     answers: u32,
-    receives: Vec<Handle<Outcome>>,
+    receives: Vec<Handle<ReceiveResult>>,
 }
 
 pub(crate) fn connection(data: &[u8]) {
@@ -318,7 +318,7 @@ impl Rig {
 }
 
 /// A receive that has ended gives its memory back.
-fn finish(receive: &Handle<Outcome>) {
+fn finish(receive: &Handle<ReceiveResult>) {
     if let Some(Ok(received)) = receive.take() {
         let length = received.metadata.byte_length as usize;
         received.lent.map(|lent| lent.finish(length));

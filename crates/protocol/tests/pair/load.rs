@@ -227,7 +227,7 @@ fn churn(parameters: Parameters, seed: u64) {
     pair.assert_clean();
 }
 
-pub(crate) type Receive = crate::support::tasks::Handle<crate::support::pair::Outcome>;
+pub(crate) type Receive = crate::support::tasks::Handle<crate::support::pair::ReceiveResult>;
 type Handles = Vec<(Side, Receive)>;
 
 /// Takes what has arrived; each value must be whole. How many there were.

@@ -10,7 +10,7 @@ use crate::support::{
     Side::A,
     bytes_of,
     lone::Lone,
-    pair::{Outcome, Pair, original, settled, small},
+    pair::{Pair, ReceiveResult, original, settled, small},
     tasks::Handle,
 };
 
@@ -148,7 +148,7 @@ fn a_post_for_several_that_fails_ends_them_all() {
 }
 
 /// Four receives whose requests stand in line and are not posted.
-fn gathered(pair: &mut Pair) -> [Handle<Outcome>; 4] {
+fn gathered(pair: &mut Pair) -> [Handle<ReceiveResult>; 4] {
     let handles = ["a", "b", "c", "d"].map(|key| pair.together(STEP, key));
     let before = pair.counters().0.sent;
     handles.iter().for_each(|handle| pair.tasks.poll(handle.task));

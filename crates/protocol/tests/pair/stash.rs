@@ -6,7 +6,7 @@ use crate::support::{
     STEP,
     Side::{A, B},
     bytes_of,
-    pair::{Outcome, Pair, original, settled, small},
+    pair::{Pair, ReceiveResult, original, settled, small},
     random::Random,
     tasks::Handle,
 };
@@ -14,7 +14,7 @@ use crate::support::{
 const STEP_ID: StepId = StepId(7);
 
 /// A pair whose receiver knows `k` to have 24 bytes, and whose sender has a receive of `k` waiting.
-fn waiting() -> (Pair, Handle<Outcome>) {
+fn waiting() -> (Pair, Handle<ReceiveResult>) {
     let mut pair = Pair::new(small());
     pair.b.source.send_bytes(STEP, "k", 24, 1);
     assert!(pair.pull(STEP, "k").is_ok());

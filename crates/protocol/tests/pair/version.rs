@@ -9,7 +9,7 @@ use crate::support::{
     Side::{A, B},
     bytes_of, dead,
     lone::Lone,
-    pair::{Outcome, Pair, original, settled, small},
+    pair::{Pair, ReceiveResult, original, settled, small},
     tasks::Handle,
 };
 
@@ -21,7 +21,7 @@ fn eager() -> Parameters {
 }
 
 /// The version that came, and the value.
-fn versioned(handle: &Handle<Outcome>) -> (Option<u64>, Metadata, Vec<u8>) {
+fn versioned(handle: &Handle<ReceiveResult>) -> (Option<u64>, Metadata, Vec<u8>) {
     let received = handle.take().expect("it has ended").unwrap();
     let length = received.metadata.byte_length as usize;
     let bytes = received.lent.map(|lent| lent.finish(length)).unwrap_or_default();

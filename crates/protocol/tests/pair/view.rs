@@ -10,7 +10,7 @@ use crate::support::{
     Side::{A, B},
     bytes_of, dead,
     lone::Lone,
-    pair::{Outcome, Pair, original, settled, small},
+    pair::{Pair, ReceiveResult, original, settled, small},
     tasks::Handle,
 };
 
@@ -127,7 +127,7 @@ fn s3_6_mode_original_never_asks_for_a_view() {
 }
 
 /// A receiver that waits for a view of `k`, whose metadata it knows or not.
-fn waiting(is_known: bool) -> (Pair, Handle<Outcome>) {
+fn waiting(is_known: bool) -> (Pair, Handle<ReceiveResult>) {
     let mut pair = lending(10);
     if is_known {
         transfer(&mut pair, bytes_of(24), 1);

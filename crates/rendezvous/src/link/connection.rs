@@ -11,8 +11,8 @@ use std::{
 
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{
-    Checksums, Code, Connection, Held, Manner, Metadata, Received, Scope, Sharing, Status, TransferError,
-    wire::control::Parameters,
+    Checksums, Code, Connection, Metadata, ReceiveOptions, Received, ReceivedGuard, Scope, Sharing, Status,
+    TransferError, wire::control::Parameters,
 };
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{BoxFuture, FabricError, FabricKind, LossCause, QueuePair, Runtime, timeout};
@@ -220,9 +220,9 @@ impl DataConnection {
         &self,
         scope: Scope,
         name: Transfer<'_>,
-        manner: Manner,
+        options: ReceiveOptions,
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
-        let received = self.received(scope, name, manner).await?;
+        let received = self.received(scope, name, options).await?;
         let version = self.version(&received);
         Ok((Self::tensor(received)?, version))
     }
@@ -237,13 +237,13 @@ impl DataConnection {
         &self,
         scope: Scope,
         name: Transfer<'_>,
-        manner: Manner,
+        options: ReceiveOptions,
     ) -> Result<Received<Lent>, WorkerError> {
         let may_view = self.queue_pair.capabilities().lend && !self.allocator.enclosure.is_bouncing();
-        let sharing = if may_view { manner.sharing } else { Sharing::Copy };
-        let manner = Manner { sharing, ..manner };
+        let sharing = if may_view { options.sharing } else { Sharing::Copy };
+        let options = ReceiveOptions { sharing, ..options };
         let span = receive_span(name, self.kind);
-        let receive = self.protocol.receive_with(scope, name.key, &self.allocator, manner);
+        let receive = self.protocol.receive_with(scope, name.key, &self.allocator, options);
         let received = receive.instrument(span.clone()).await;
         let received = received.map_err(|error| self.transfer_error(name, error));
         self.meter.ended(&span, received.as_ref().map(|received| received.metadata.byte_length));
@@ -255,9 +255,9 @@ impl DataConnection {
         &self,
         scope: Scope,
         name: Transfer<'_>,
-        manner: Manner,
-    ) -> Result<Held<FabricChannel>, WorkerError> {
-        let received = self.received(scope, name, manner).await?;
+        options: ReceiveOptions,
+    ) -> Result<ReceivedGuard<FabricChannel>, WorkerError> {
+        let received = self.received(scope, name, options).await?;
         Ok(self.protocol.hold(received))
     }
 
@@ -267,11 +267,11 @@ impl DataConnection {
         scope: Scope,
         name: Transfer<'_>,
         target: &Target,
-    ) -> Result<Held<FabricChannel>, WorkerError> {
+    ) -> Result<ReceivedGuard<FabricChannel>, WorkerError> {
         let is_validated = self.protocol.agreed().validation.is_on();
         let allocator = TargetAllocator { receive: &self.allocator, target, is_validated };
         let span = receive_span(name, self.kind);
-        let receive = self.protocol.receive_with(scope, name.key, &allocator, Manner::default());
+        let receive = self.protocol.receive_with(scope, name.key, &allocator, ReceiveOptions::default());
         let received = receive.instrument(span.clone()).await.map_err(|error| {
             let mismatch = match &error {
                 TransferError::Local(status) if status.code == Code::InvalidArgument => target.mismatch(name),
@@ -284,7 +284,7 @@ impl DataConnection {
     }
 
     /// The value as a tensor that shares the bytes of `held`.
-    pub(crate) fn shared_tensor(held: &mut Held<FabricChannel>) -> Result<Tensor, WorkerError> {
+    pub(crate) fn shared_tensor(held: &mut ReceivedGuard<FabricChannel>) -> Result<Tensor, WorkerError> {
         let received = held.get_mut().ok_or_else(WorkerError::handed_out)?;
         let bytes = received.lent.take().map(Lent::received).transpose()?;
         received.lent = bytes.clone().map(Lent::view);

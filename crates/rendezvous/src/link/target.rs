@@ -9,7 +9,7 @@ use std::{
 use futures::poll;
 use tensorwire_memory::{BufMut, GrantEnd, GrantId, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
 use tensorwire_protocol::{
-    Allocator, Channel, Code, DataType, Destination, Held, LentEnd, Metadata, Received, Status,
+    Allocator, Channel, Code, DataType, Destination, LentEnd, Metadata, Received, ReceivedGuard, Status,
 };
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::RemoteRegion;
@@ -84,7 +84,7 @@ impl Target {
     pub(crate) async fn fill(
         &self,
         transfer: Transfer<'_>,
-        held: &mut Held<impl Channel<Lent = Lent>>,
+        held: &mut ReceivedGuard<impl Channel<Lent = Lent>>,
         pool: &Pool,
     ) -> Result<(Metadata, BufMut), WorkerError> {
         let Received { metadata, lent, .. } = held.get().ok_or_else(WorkerError::handed_out)?;

@@ -6,7 +6,7 @@ mod many;
 use std::{future::IntoFuture, pin::pin, time::Duration};
 
 use tensorwire_memory::BufMut;
-use tensorwire_protocol::{DataType, Manner, Scope, Sharing, Wanted};
+use tensorwire_protocol::{DataType, ReceiveOptions, Scope, Sharing, Wanted};
 use tensorwire_verbs_reactor::BoxFuture;
 
 pub use self::many::FetchMany;
@@ -248,8 +248,8 @@ impl Peer {
 
 async fn run(peer: &Peer, name: &str, settings: Settings) -> Result<(Tensor, Option<Version>), WorkerError> {
     let (worker, transfer) = (&peer.worker, transfer(peer, name)?);
-    let manner = Manner { sharing: settings.sharing, together: false };
-    let fetched = pin!(worker.fetch_one(&peer.known, transfer, settings.scope(), manner));
+    let options = ReceiveOptions { sharing: settings.sharing, together: false };
+    let fetched = pin!(worker.fetch_one(&peer.known, transfer, settings.scope(), options));
     worker.timed(Timed::Fetch, settings.limit, || format!("fetching {transfer}"), fetched).await
 }
 
@@ -264,7 +264,7 @@ async fn run_into(
         let transfer = transfer(peer, name)?;
         if worker.node.is_own(&peer.known) {
             let (tensor, version) =
-                worker.fetch_one(&peer.known, transfer, settings.scope(), Manner::default()).await?;
+                worker.fetch_one(&peer.known, transfer, settings.scope(), ReceiveOptions::default()).await?;
             let (metadata, buffer) = target.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
             return Ok(Filled { metadata, buffer, version: version.filter(|_| settings.wanted.is_some()) });
         }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, pin::pin, sync::OnceLock};
 
 use futures::stream::{FuturesUnordered, StreamExt};
-use tensorwire_protocol::{Key, Manner};
+use tensorwire_protocol::{Key, ReceiveOptions};
 
 use crate::{
     error::WorkerError,
@@ -68,9 +68,9 @@ impl Step {
         derived: &OnceLock<WorkerError>,
     ) -> Result<(), WorkerError> {
         self.connect_sources(outputs.keys().copied()).await?;
-        let manner = Manner { sharing: self.worker.operations.defaults.sharing, together: true };
+        let options = ReceiveOptions { sharing: self.worker.operations.defaults.sharing, together: true };
         let receives = outputs.iter_mut().map(|(key, place)| async move {
-            let held = self.receive_held(key, Receiving::As(manner)).await?;
+            let held = self.receive_held(key, Receiving::With(options)).await?;
             if held.is_dead() {
                 return Err(WorkerError::DeadOutput { key: key.to_string() });
             }

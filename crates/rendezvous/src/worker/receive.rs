@@ -4,7 +4,7 @@ use std::{borrow::Cow, future::IntoFuture, pin::pin, time::Duration};
 
 use futures::future::try_join_all;
 use tensorwire_memory::BufMut;
-use tensorwire_protocol::{DataType, Key, Manner, Sharing};
+use tensorwire_protocol::{DataType, Key, ReceiveOptions, Sharing};
 use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::{
@@ -241,7 +241,7 @@ impl<'a> RecvMany<'a> {
         let what = || format!("receiving {} keys of step {}", keys.len(), step.id.0);
         let held = pin!(async {
             step.connect_sources(keys.iter()).await?;
-            let how = Receiving::As(Manner { sharing, together: true });
+            let how = Receiving::With(ReceiveOptions { sharing, together: true });
             try_join_all(keys.iter().map(|key| step.receive_held(key, how))).await
         });
         let held = step.worker.timed(Timed::RecvMany, limit, what, held).await?;

@@ -4,7 +4,7 @@ use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures::future::{Either, select};
 use tensorwire_memory::{BufMut, Pool};
-use tensorwire_protocol::{Code, Held, Key, Manner, Metadata, Scope, Status, StepId};
+use tensorwire_protocol::{Code, Key, Metadata, ReceiveOptions, ReceivedGuard, Scope, Status, StepId};
 use tensorwire_verbs_reactor::timeout;
 use tokio_util::sync::CancellationToken;
 
@@ -178,12 +178,12 @@ impl Step {
     pub(crate) async fn receive_with(
         &self,
         key: &Key,
-        manner: Manner,
+        options: ReceiveOptions,
         limit: Duration,
         args: RecvArgs,
     ) -> Result<Delivered, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let how = Receiving::As(manner);
+        let how = Receiving::With(options);
         let received = pin!(async move {
             let (tensor, send_args) = match self.receive_for(key, how, &args).await? {
                 HeldTensor::Own(mut held) => held.hand_out().ok_or_else(WorkerError::handed_out)?,
@@ -198,7 +198,7 @@ impl Step {
     async fn bring(
         &self,
         key: &Key,
-        mut held: Held<FabricChannel>,
+        mut held: ReceivedGuard<FabricChannel>,
         to: &RecvArgs,
     ) -> Result<Tensor, WorkerError> {
         let copy = if to.device_context.is_some() {
@@ -214,13 +214,13 @@ impl Step {
     pub(crate) async fn receive_within(
         &self,
         key: &Key,
-        manner: Manner,
+        options: ReceiveOptions,
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
         let received = pin!(async {
             let blank = RecvArgs::default();
-            self.receive_for(key, Receiving::As(manner), &blank).await?.into_tensor()
+            self.receive_for(key, Receiving::With(options), &blank).await?.into_tensor()
         });
         self.worker.timed(Timed::Recv, limit, what, received).await
     }
@@ -329,7 +329,7 @@ impl Step {
         }
         let connection = connected?;
         let held = match how {
-            Receiving::As(manner) => connection.receive_held(scope, transfer, manner).await,
+            Receiving::With(options) => connection.receive_held(scope, transfer, options).await,
             Receiving::Into(target) => connection.receive_into(scope, transfer, target).await,
         };
         held.map(HeldTensor::Peers)
@@ -387,8 +387,8 @@ impl Step {
 /// How a value is received.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Receiving<'target> {
-    /// As a tensor.
-    As(Manner),
+    /// As a tensor, with these options.
+    With(ReceiveOptions),
     /// Into the user's buffer.
     Into(&'target Target),
 }
@@ -398,7 +398,7 @@ pub(crate) enum HeldTensor {
     /// From this worker's own table.
     Own(ValueGuard),
     /// From a peer.
-    Peers(Held<FabricChannel>),
+    Peers(ReceivedGuard<FabricChannel>),
 }
 
 impl HeldTensor {

@@ -120,14 +120,14 @@ struct Trial {
 }
 
 /// What came of it: of each round, the throughput with the attack by that without.
-struct Outcome {
+struct Measured {
     ratios: Vec<f64>,
     mib_per_second: f64,
     attackers_cpu: f64,
     own_cpu: (f64, f64),
 }
 
-impl Outcome {
+impl Measured {
     fn median(&self) -> f64 {
         let mut sorted = self.ratios.clone();
         sorted.sort_by(f64::total_cmp);
@@ -162,7 +162,7 @@ impl Parties {
         (fetched as f64 / took, had(cpu(attackers), before.0), had(cpu(None), before.1))
     }
 
-    async fn rounds(&mut self, rounds: usize) -> Outcome {
+    async fn rounds(&mut self, rounds: usize) -> Measured {
         let (mut ratios, mut off_rates) = (Vec::new(), 0.0);
         let (mut attackers_cpu, mut own_cpu) = (0.0, (0.0, 0.0));
         let share = 1.0 / rounds as f64;
@@ -174,11 +174,11 @@ impl Parties {
             attackers_cpu += attackers * share;
             own_cpu = (own_cpu.0 + own_off * share, own_cpu.1 + own_on * share);
         }
-        Outcome { ratios, mib_per_second: off_rates, attackers_cpu, own_cpu }
+        Measured { ratios, mib_per_second: off_rates, attackers_cpu, own_cpu }
     }
 }
 
-async fn measure(trial: &Trial, core: usize, rounds: usize, runtime: Arc<dyn Runtime>) -> Outcome {
+async fn measure(trial: &Trial, core: usize, rounds: usize, runtime: Arc<dyn Runtime>) -> Measured {
     let server = builder(SERVER, FabricKind::TCP).start().await.unwrap();
     let mut buffer = server.pool().try_alloc(BYTES).unwrap();
     buffer.fill(1);
@@ -191,10 +191,10 @@ async fn measure(trial: &Trial, core: usize, rounds: usize, runtime: Arc<dyn Run
     let mut attacker = Other::start(TEST, &role);
     assert_eq!(attacker.hear().await, "up");
     let mut parties = Parties { honest, attacker, runtime };
-    let outcome = parties.rounds(rounds).await;
+    let measured = parties.rounds(rounds).await;
     drop(parties);
     server.shutdown().await;
-    outcome
+    measured
 }
 
 #[test]
@@ -233,16 +233,16 @@ fn e_honest_peers_keep_their_throughput_under_attack() {
         );
         let mut lost = Vec::new();
         for trial in trials.iter().filter(is_wanted) {
-            let outcome = measure(trial, core, rounds, runtime.clone()).await;
-            let (kept, all) = (outcome.median(), &outcome.ratios);
+            let measured = measure(trial, core, rounds, runtime.clone()).await;
+            let (kept, all) = (measured.median(), &measured.ratios);
             println!(
                 "{} x {}: {kept:.2} ({all:.2?}), {:.0} MiB/s, {:.2}, {:.2}/{:.2}",
                 trial.mode,
                 trial.at_once,
-                outcome.mib_per_second,
-                outcome.attackers_cpu,
-                outcome.own_cpu.0,
-                outcome.own_cpu.1
+                measured.mib_per_second,
+                measured.attackers_cpu,
+                measured.own_cpu.0,
+                measured.own_cpu.1
             );
             if kept < KEPT_MIN {
                 lost.push(format!("{}: {kept:.2}", trial.mode));

@@ -13,7 +13,7 @@ use crate::{
 /// How an operation ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Outcome {
+pub enum OperationResult {
     /// It succeeded.
     Done,
     /// Its own side gave it up.
@@ -29,7 +29,7 @@ pub enum Outcome {
     Corrupted,
 }
 
-impl Outcome {
+impl OperationResult {
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Done => "done",
@@ -136,7 +136,7 @@ impl Ledger {
     pub(crate) fn end(
         &mut self,
         id: OperationId,
-        outcome: &Outcome,
+        result: &OperationResult,
         why: Option<String>,
         slack: Duration,
     ) -> Result<(), Violation> {
@@ -144,13 +144,13 @@ impl Ledger {
             // Its node crashed meanwhile.
             return Ok(());
         };
-        match outcome {
-            Outcome::Done => self.done += 1,
+        match result {
+            OperationResult::Done => self.done += 1,
             _ => self.failed += 1,
         }
-        let explained = match outcome {
-            Outcome::PeerLost | Outcome::Deadline => self.explains(&operation, slack),
-            Outcome::Corrupted => {
+        let explained = match result {
+            OperationResult::PeerLost | OperationResult::Deadline => self.explains(&operation, slack),
+            OperationResult::Corrupted => {
                 self.corrupted += 1;
                 self.corrupted <= self.flips
             }
@@ -162,7 +162,7 @@ impl Ledger {
         let OpenOperation { address, peer, what, began, .. } = operation;
         Err(Violation::Unexplained(format!(
             "{id} `{what}` of {address} with {peer:?}, begun at {began:?}, ended with `{}` without a fault: {}",
-            outcome.name(),
+            result.name(),
             why.unwrap_or_default()
         )))
     }
@@ -313,8 +313,11 @@ mod tests {
         let mut ledger = Ledger::default();
         ledger.fault(node("c"), None);
         let (b, c) = (ledger.begin(operation("b", 1)), ledger.begin(operation("c", 1)));
-        assert!(matches!(ledger.end(b, &Outcome::PeerLost, None, SLACK), Err(Violation::Unexplained(_))));
-        assert_eq!(ledger.end(c, &Outcome::PeerLost, None, SLACK), Ok(()));
+        assert!(matches!(
+            ledger.end(b, &OperationResult::PeerLost, None, SLACK),
+            Err(Violation::Unexplained(_))
+        ));
+        assert_eq!(ledger.end(c, &OperationResult::PeerLost, None, SLACK), Ok(()));
         assert_eq!((ledger.done, ledger.failed), (0, 2));
     }
 
@@ -324,8 +327,11 @@ mod tests {
         ledger.fault(node("b"), Some(Duration::from_millis(20)));
         let (alone, part) = (ledger.begin(operation("b", 90)), ledger.begin(operation("b", 90)));
         ledger.part_of(part, Duration::from_millis(19));
-        assert_eq!(ledger.end(part, &Outcome::PeerLost, None, SLACK), Ok(()));
-        assert!(matches!(ledger.end(alone, &Outcome::PeerLost, None, SLACK), Err(Violation::Unexplained(_))));
+        assert_eq!(ledger.end(part, &OperationResult::PeerLost, None, SLACK), Ok(()));
+        assert!(matches!(
+            ledger.end(alone, &OperationResult::PeerLost, None, SLACK),
+            Err(Violation::Unexplained(_))
+        ));
     }
 
     #[test]
@@ -333,8 +339,11 @@ mod tests {
         let mut ledger = Ledger::default();
         ledger.fault(Reach::Between("b".into(), "a".into()), None);
         let (b, c) = (ledger.begin(operation("b", 1)), ledger.begin(operation("c", 1)));
-        assert_eq!(ledger.end(b, &Outcome::Deadline, None, SLACK), Ok(()));
-        assert!(matches!(ledger.end(c, &Outcome::Deadline, None, SLACK), Err(Violation::Unexplained(_))));
+        assert_eq!(ledger.end(b, &OperationResult::Deadline, None, SLACK), Ok(()));
+        assert!(matches!(
+            ledger.end(c, &OperationResult::Deadline, None, SLACK),
+            Err(Violation::Unexplained(_))
+        ));
     }
 
     #[test]
@@ -343,8 +352,11 @@ mod tests {
         ledger.fault(node("b"), None);
         ledger.healed(&node("b"), Duration::from_millis(20));
         let (soon, late) = (ledger.begin(operation("b", 30)), ledger.begin(operation("b", 31)));
-        assert_eq!(ledger.end(soon, &Outcome::Deadline, None, SLACK), Ok(()));
-        assert!(matches!(ledger.end(late, &Outcome::Deadline, None, SLACK), Err(Violation::Unexplained(_))));
+        assert_eq!(ledger.end(soon, &OperationResult::Deadline, None, SLACK), Ok(()));
+        assert!(matches!(
+            ledger.end(late, &OperationResult::Deadline, None, SLACK),
+            Err(Violation::Unexplained(_))
+        ));
     }
 
     #[test]
@@ -352,8 +364,8 @@ mod tests {
         let mut ledger = Ledger::default();
         let ids = [1, 2].map(|began| ledger.begin(operation("b", began)));
         ledger.flips = 1;
-        assert_eq!(ledger.end(ids[0], &Outcome::Corrupted, None, SLACK), Ok(()));
-        let second = ledger.end(ids[1], &Outcome::Corrupted, None, SLACK);
+        assert_eq!(ledger.end(ids[0], &OperationResult::Corrupted, None, SLACK), Ok(()));
+        let second = ledger.end(ids[1], &OperationResult::Corrupted, None, SLACK);
         assert!(matches!(second, Err(Violation::Unexplained(_))));
     }
 

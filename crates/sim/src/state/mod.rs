@@ -31,7 +31,7 @@ pub(crate) use endpoint::{Endpoint, Phase, WireStep};
 pub(crate) use hostility::Hostility;
 pub(crate) use late_packet::LatePacket;
 pub(crate) use leases::{Lease, Leases, LentBytes};
-pub use ledger::{Bounds, Outcome};
+pub use ledger::{Bounds, OperationResult};
 pub(crate) use ledger::{Ledger, OpenOperation, Reach};
 pub(crate) use node::{Frozen, NodeState};
 pub(crate) use outbound::{Ended, Kind, Outbound, Part, Remote, SourceSpan, Write};

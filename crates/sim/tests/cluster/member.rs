@@ -5,7 +5,7 @@ use std::time::Duration;
 use tensorwire_memory::{BufMut, MemoryError, Pool};
 use tensorwire_protocol::{Code, DataType, Mode, Validation};
 use tensorwire_rendezvous::{ClusterSpec, Tensor, Trust, Worker, WorkerError};
-use tensorwire_sim::{Node, Operation, Outcome, Rng, Violation};
+use tensorwire_sim::{Node, Operation, OperationResult, Rng, Violation};
 use tensorwire_verbs_reactor::Runtime;
 
 use super::{Kind, Run, WORKERS_MIN, kinds::LARGE};
@@ -322,7 +322,7 @@ impl Member {
         let entry = self.node.begin(Some(&address(target.peer)), what);
         match operation.await {
             Ok(value) => {
-                entry.end(&Outcome::Done);
+                entry.end(&OperationResult::Done);
                 Some(value)
             }
             Err(error) => {
@@ -344,42 +344,42 @@ impl Member {
         operation: impl Future<Output = Result<T, WorkerError>>,
     ) -> Result<Option<T>, Ended> {
         let entry = self.node.begin(Some(&address(target.peer)), what);
-        let outcome = match polled(polls, operation).await {
+        let result = match polled(polls, operation).await {
             Some(Ok(value)) => {
-                entry.end(&Outcome::Done);
+                entry.end(&OperationResult::Done);
                 return Ok(Some(value));
             }
             Some(Err(error)) => {
                 self.failed(entry, target, &error);
                 return Err(Ended);
             }
-            None => Outcome::Cancelled,
+            None => OperationResult::Cancelled,
         };
-        entry.end(&outcome);
+        entry.end(&result);
         Ok(None)
     }
 
     /// An operation of a step that was over before may say so long after what ended the step.
     fn failed(&self, entry: Operation, target: Target, error: &WorkerError) {
         let entry = if error.is_derived() { entry.part_of(self.run.truth().round_began) } else { entry };
-        entry.end_because(&self.outcome(target, error), error);
+        entry.end_because(&self.result(target, error), error);
     }
 
-    fn outcome(&self, target: Target, error: &WorkerError) -> Outcome {
+    fn result(&self, target: Target, error: &WorkerError) -> OperationResult {
         let life = self.run.truth().incarnations[target.peer];
         match error {
-            WorkerError::DeadlineExceeded { .. } => Outcome::Deadline,
-            WorkerError::Corrupted { .. } => Outcome::Corrupted,
+            WorkerError::DeadlineExceeded { .. } => OperationResult::Deadline,
+            WorkerError::Corrupted { .. } => OperationResult::Corrupted,
             WorkerError::Remote { status, .. }
                 if status.code == Code::Aborted && target.incarnation.is_some_and(|named| named != life) =>
             {
-                Outcome::Refused
+                OperationResult::Refused
             }
             WorkerError::Remote { status, .. } if status.code == Code::NotFound && target.is_fickle => {
-                Outcome::Refused
+                OperationResult::Refused
             }
             // Nothing else may go wrong between healthy workers, so each of these needs a fault as its reason.
-            _ => Outcome::PeerLost,
+            _ => OperationResult::PeerLost,
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use futures::future::{BoxFuture, join_all};
 use tensorwire_protocol::{DataType, Key};
 use tensorwire_rendezvous::{Sharing, Step, Tensor, WorkerError};
-use tensorwire_sim::{Outcome, Rng, Violation};
+use tensorwire_sim::{OperationResult, Rng, Violation};
 use tensorwire_verbs_reactor::Runtime;
 
 use super::{
@@ -267,7 +267,7 @@ pub(super) fn send(member: &Member, to: usize, step: &Step, key: &Key, tensor: T
             let what = format!("send of step {} to worker {to}", step.id());
             let began = member.run.truth().round_began;
             let entry = member.node.begin(Some(&address(to)), what).part_of(began);
-            entry.end_because(&Outcome::PeerLost, &error);
+            entry.end_because(&OperationResult::PeerLost, &error);
         }
         Err(error) => panic!("{error}"),
     }

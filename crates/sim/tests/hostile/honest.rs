@@ -6,7 +6,7 @@ use futures::future::{BoxFuture, join_all};
 use tensorwire_memory::{BufMut, MemoryError};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{ClusterSpec, Sharing, Tensor, Trust, Worker, WorkerError};
-use tensorwire_sim::{Holdings, Node, Outcome, Rng, Violation};
+use tensorwire_sim::{Holdings, Node, OperationResult, Rng, Violation};
 use tensorwire_verbs_reactor::Runtime;
 
 use super::stage::{LIMIT, Stage, address, device, name, rogue_address, rogue_device, rogue_name};
@@ -123,16 +123,16 @@ impl Honest {
         let entry = self.node.begin(Some(&address(peer)), what);
         match operation.await {
             Ok(value) => {
-                entry.end(&Outcome::Done);
+                entry.end(&OperationResult::Done);
                 Some(value)
             }
             Err(error) => {
-                let outcome = match error {
-                    _ if !self.stage.may_rely(self.index, peer) => Outcome::Refused,
-                    WorkerError::DeadlineExceeded { .. } => Outcome::Deadline,
-                    _ => Outcome::PeerLost,
+                let result = match error {
+                    _ if !self.stage.may_rely(self.index, peer) => OperationResult::Refused,
+                    WorkerError::DeadlineExceeded { .. } => OperationResult::Deadline,
+                    _ => OperationResult::PeerLost,
                 };
-                entry.end_because(&outcome, &error);
+                entry.end_because(&result, &error);
                 None
             }
         }
@@ -149,11 +149,11 @@ impl Honest {
         let entry = self.node.begin(Some(&rogue_address(rogue)), what);
         match operation.await {
             Ok(value) => {
-                entry.end(&Outcome::Done);
+                entry.end(&OperationResult::Done);
                 Some(value)
             }
             Err(error) => {
-                entry.end_because(&Outcome::Refused, &error);
+                entry.end_because(&OperationResult::Refused, &error);
                 None
             }
         }

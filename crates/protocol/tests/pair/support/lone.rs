@@ -14,7 +14,7 @@ use super::{
     Side,
     channel::{TestChannel, Wire},
     memory::{Lent, Memory},
-    pair::Outcome,
+    pair::ReceiveResult,
     source::TestSource,
     tasks::{Handle, Tasks},
 };
@@ -73,7 +73,7 @@ impl Lone {
         super::pair::settled(&handle).unwrap();
     }
 
-    pub(crate) fn receive(&mut self, scope: Scope, key: &str) -> Handle<Outcome> {
+    pub(crate) fn receive(&mut self, scope: Scope, key: &str) -> Handle<ReceiveResult> {
         let (connection, memory, key) = (self.connection.clone(), self.memory.clone(), key.to_owned());
         let handle = self.tasks.spawn(async move { connection.receive(scope, &key, &memory).await });
         self.tasks.run();
@@ -81,7 +81,7 @@ impl Lone {
     }
 
     /// As [`receive`](Self::receive), of a view.
-    pub(crate) fn view(&mut self, scope: Scope, key: &str) -> Handle<Outcome> {
+    pub(crate) fn view(&mut self, scope: Scope, key: &str) -> Handle<ReceiveResult> {
         let (connection, memory, key) = (self.connection.clone(), self.memory.clone(), key.to_owned());
         let handle = self
             .tasks

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use tensorwire_protocol::{
-    Agreed, Connection, Counters, Manner, Mode, Parameters, PeerMisbehaved, Received, Scope, Sharing,
+    Agreed, Connection, Counters, Mode, Parameters, PeerMisbehaved, ReceiveOptions, Received, Scope, Sharing,
     TensorRequest, TransferError, Validation,
 };
 
@@ -16,7 +16,7 @@ use super::{
     tasks::{Handle, TaskId, Tasks},
 };
 
-pub(crate) type Outcome = Result<Received<Lent>, TransferError>;
+pub(crate) type ReceiveResult = Result<Received<Lent>, TransferError>;
 
 pub(crate) struct PairEnd {
     pub(crate) connection: Arc<Connection<TestChannel>>,
@@ -107,30 +107,30 @@ impl Pair {
     }
 
     /// Starts a receive at `side`; it runs when tasks run.
-    pub(crate) fn receive(&mut self, side: Side, scope: Scope, key: &str) -> Handle<Outcome> {
+    pub(crate) fn receive(&mut self, side: Side, scope: Scope, key: &str) -> Handle<ReceiveResult> {
         let (connection, memory) = (self.end(side).connection.clone(), self.end(side).memory.clone());
         let key = key.to_owned();
         self.tasks.spawn(async move { connection.receive(scope, &key, &memory).await })
     }
 
     /// As [`receive`](Self::receive) at A, of one of several values that are asked for together.
-    pub(crate) fn together(&mut self, scope: Scope, key: &str) -> Handle<Outcome> {
+    pub(crate) fn together(&mut self, scope: Scope, key: &str) -> Handle<ReceiveResult> {
         let (connection, memory, key) = (self.a.connection.clone(), self.a.memory.clone(), key.to_owned());
-        let manner = Manner { together: true, ..Manner::default() };
-        self.tasks.spawn(async move { connection.receive_with(scope, &key, &memory, manner).await })
+        let options = ReceiveOptions { together: true, ..ReceiveOptions::default() };
+        self.tasks.spawn(async move { connection.receive_with(scope, &key, &memory, options).await })
     }
 
     /// As [`receive`](Self::receive) at A, of all of these at once, by one task.
-    pub(crate) fn receive_many(&mut self, scope: Scope, keys: &[String]) -> Handle<Vec<Outcome>> {
+    pub(crate) fn receive_many(&mut self, scope: Scope, keys: &[String]) -> Handle<Vec<ReceiveResult>> {
         let (connection, memory, keys) = (self.a.connection.clone(), self.a.memory.clone(), keys.to_vec());
-        let manner = Manner { together: true, ..Manner::default() };
+        let options = ReceiveOptions { together: true, ..ReceiveOptions::default() };
         self.tasks.spawn(async move {
-            join_all(keys.iter().map(|key| connection.receive_with(scope, key, &memory, manner))).await
+            join_all(keys.iter().map(|key| connection.receive_with(scope, key, &memory, options))).await
         })
     }
 
     /// As [`receive`](Self::receive) at A, of a view.
-    pub(crate) fn view(&mut self, scope: Scope, key: &str) -> Handle<Outcome> {
+    pub(crate) fn view(&mut self, scope: Scope, key: &str) -> Handle<ReceiveResult> {
         let (connection, memory, key) = (self.a.connection.clone(), self.a.memory.clone(), key.to_owned());
         self.tasks
             .spawn(async move { connection.receive_with(scope, &key, &memory, Sharing::View.into()).await })
@@ -270,7 +270,7 @@ impl Pair {
 
 /// What a receive gave, with its bytes; the loan is ended.
 pub(crate) fn settled(
-    handle: &Handle<Outcome>,
+    handle: &Handle<ReceiveResult>,
 ) -> Result<(tensorwire_protocol::Metadata, Vec<u8>), TransferError> {
     let received = handle.take().expect("the receive has ended")?;
     let length = received.metadata.byte_length as usize;

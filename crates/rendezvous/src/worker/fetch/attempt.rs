@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tensorwire_protocol::{Held, Manner, Scope};
+use tensorwire_protocol::{ReceiveOptions, ReceivedGuard, Scope};
 
 use crate::{
     error::{PeerLoss, Transfer, WorkerError},
@@ -27,7 +27,7 @@ impl Worker {
         peer: &KnownPeer,
         transfer: Transfer<'_>,
         scope: Scope,
-        manner: Manner,
+        options: ReceiveOptions,
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
         if self.node.is_own(peer) {
             let remote = |status| WorkerError::Remote { transfer: transfer.name(), status };
@@ -36,10 +36,10 @@ impl Worker {
             return Ok((tensor, Some(Version { incarnation: self.incarnation(), number: version })));
         }
         let connection = self.node.connected(peer).await?;
-        match connection.receive(scope, transfer, manner).await {
+        match connection.receive(scope, transfer, options).await {
             Err(lost) if is_repeatable(&lost) => {
                 let connection = self.connected_again(peer, &connection, lost).await?;
-                connection.receive(scope, transfer, manner).await
+                connection.receive(scope, transfer, options).await
             }
             ended => ended,
         }
@@ -52,7 +52,7 @@ impl Worker {
         transfer: Transfer<'_>,
         scope: Scope,
         target: &Target,
-    ) -> Result<(Held<FabricChannel>, Option<Version>), WorkerError> {
+    ) -> Result<(ReceivedGuard<FabricChannel>, Option<Version>), WorkerError> {
         let mut connection = self.node.connected(peer).await?;
         let mut ended = connection.receive_into(scope, transfer, target).await;
         if let Err(lost) = ended {

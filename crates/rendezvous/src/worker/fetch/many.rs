@@ -3,7 +3,7 @@
 use std::{future::IntoFuture, marker::PhantomData, pin::pin, time::Duration};
 
 use futures::future::try_join_all;
-use tensorwire_protocol::{Manner, Sharing};
+use tensorwire_protocol::{ReceiveOptions, Sharing};
 use tensorwire_verbs_reactor::BoxFuture;
 
 use super::{Fetched, Settings, fetched, transfer};
@@ -92,13 +92,13 @@ impl<As> FetchMany<'_, As> {
         let worker = &peer.worker;
         let transfers = names.iter().map(|name| transfer(peer, name));
         let transfers = transfers.collect::<Result<Vec<_>, _>>()?;
-        let manner = Manner { sharing: settings.sharing, together: true };
+        let options = ReceiveOptions { sharing: settings.sharing, together: true };
         let fetched = pin!(async {
             // Connects first, so that all requests are queued together and share messages.
             if !worker.node.is_own(&peer.known) {
                 worker.node.connected(&peer.known).await?;
             }
-            let fetch = |transfer| worker.fetch_one(&peer.known, transfer, settings.scope(), manner);
+            let fetch = |transfer| worker.fetch_one(&peer.known, transfer, settings.scope(), options);
             try_join_all(transfers.iter().copied().map(fetch)).await
         });
         let what = || format!("fetching {} tensors from {}", transfers.len(), peer.name());
