@@ -50,7 +50,7 @@ impl End {
     }
 
     /// What the peer's `closed` word means. `peer_depth` is its receive depth.
-    pub(super) fn told_by_peer(code: u64, peer_depth: u32) -> Self {
+    pub(super) fn from_peer(code: u64, peer_depth: u32) -> Self {
         let kind = FabricKind::SHM;
         let error = match (code & 0xFF, violation_of(code)) {
             (CLOSED, _) => lost(LossCause::ClosedByPeer, "the peer closed the queue pair"),

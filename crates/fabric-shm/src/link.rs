@@ -254,7 +254,7 @@ impl ShmLink {
         }
         let closed = connection.peer.closed();
         if closed != 0 {
-            return Err(End::told_by_peer(closed, connection.peer_receive_depth));
+            return Err(End::from_peer(closed, connection.peer_receive_depth));
         }
         if self.died.load(Ordering::Acquire) {
             return Err(End::end_of_file("its process has ended"));

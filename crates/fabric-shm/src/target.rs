@@ -349,7 +349,7 @@ impl Target {
     ) -> Result<(), End> {
         let closed = connection.peer.closed();
         if closed != 0 {
-            return Err(End::told_by_peer(closed, connection.peer_receive_depth));
+            return Err(End::from_peer(closed, connection.peer_receive_depth));
         }
         if let (Some(Job::View(view)), Some(immediate)) = (&execution.job, execution.immediate) {
             return self.hand_over(connection, view, Immediate(immediate));
@@ -413,7 +413,7 @@ impl Target {
             Err(error) => return Err(ended(connection, &format!("the socket broke: {error}"))),
         };
         if packet.length == 0 {
-            return Err(ended(connection, "its end of the socket was closed: its process has ended"));
+            return Err(ended(connection, "its socket is closed: its process has ended"));
         }
         let frame = Frame::decode(packet.bytes.get(..packet.length).unwrap_or_default())?;
         let (Frame::Block { index, length }, [fd]) = (frame, packet.fds.as_slice()) else {
@@ -462,6 +462,6 @@ fn release(connection: &Connection, slot: u32, generation: u64) -> Release {
 pub(super) fn ended(connection: &Connection, detail: &str) -> End {
     match connection.peer.closed() {
         0 => End::end_of_file(detail),
-        code => End::told_by_peer(code, connection.peer_receive_depth),
+        code => End::from_peer(code, connection.peer_receive_depth),
     }
 }

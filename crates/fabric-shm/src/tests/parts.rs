@@ -490,10 +490,10 @@ fn e_a_thread_that_is_held_in_a_bell_is_let_go() {
     // SAFETY: no pointers are involved.
     assert_eq!(unsafe { libc::fcntl(bell.as_raw_fd(), libc::F_SETFL, 0) }, 0);
     let (held, done) = (ringer.clone(), Arc::new(AtomicBool::new(false)));
-    let told = done.clone();
+    let is_done = done.clone();
     let thread = std::thread::spawn(move || {
         held.strike();
-        told.store(true, Ordering::Release);
+        is_done.store(true, Ordering::Release);
     });
     while !ringer.is_ringing() {
         std::thread::yield_now();
@@ -547,21 +547,24 @@ fn every_violation_is_told_to_the_peer_by_name() {
         PeerViolation::BadToken,
     ];
     for violation in all {
-        let told = End::told_by_peer(End::misbehaved(violation).code, 1).error;
-        assert!(matches!(told, FabricError::RemoteRefused { reason, .. } if reason == violation), "{told}");
+        let received = End::from_peer(End::misbehaved(violation).code, 1).error;
+        assert!(
+            matches!(received, FabricError::RemoteRefused { reason, .. } if reason == violation),
+            "{received}"
+        );
     }
 }
 
 #[test]
 fn a_closed_word_says_why_or_is_malformed() {
-    let told = |code| End::told_by_peer(code, 77).error;
+    let received = |code| End::from_peer(code, 77).error;
     let closed = LossCause::ClosedByPeer;
-    assert!(matches!(told(End::closed().code), FabricError::PeerLost { cause, .. } if cause == closed));
+    assert!(matches!(received(End::closed().code), FabricError::PeerLost { cause, .. } if cause == closed));
     let not_ready = End::not_ready(FabricError::Closed).code;
-    assert!(matches!(told(not_ready), FabricError::ReceiverNotReady { depth: 77, .. }));
-    assert!(matches!(told(End::end_of_file("").code), FabricError::PeerLost { .. }));
+    assert!(matches!(received(not_ready), FabricError::ReceiverNotReady { depth: 77, .. }));
+    assert!(matches!(received(End::end_of_file("").code), FabricError::PeerLost { .. }));
     for code in [5, 0xFF, 2, 2 | 99 << 8, u64::MAX, 1 << 40] {
-        let error = told(code);
+        let error = received(code);
         let malformed = PeerViolation::Malformed;
         assert!(matches!(error, FabricError::PeerMisbehaved { violation, .. } if violation == malformed));
     }

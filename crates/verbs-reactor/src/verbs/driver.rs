@@ -67,7 +67,7 @@ pub(super) fn start(
 ) -> Result<Driver<VerbsDriven>, FabricError> {
     let failed = |source| FabricError::device(FabricKind::VERBS, "watching the completion channel", source);
     if tokio::runtime::Handle::try_current().is_err() {
-        return Err(failed(io::Error::other("verbs connect on a tokio runtime only")));
+        return Err(failed(io::Error::other("verbs queue pairs can only be connected on a tokio runtime")));
     }
     let completions = link.completions().ok_or_else(|| link.failure())?;
     let channel = Readable(completions);

@@ -224,7 +224,7 @@ impl Channel for FabricChannel {
     }
 
     async fn set_apart(lent: &mut Lent, bytes: u64) -> Result<(), Status> {
-        let error = |error| Status::new(Code::Internal, format!("lent memory: {error}"));
+        let error = |error| Status::new(Code::Internal, format!("the granted memory: {error}"));
         lent.copy_apart(bytes).await.map_err(error)?;
         lent.leave_exposed();
         Ok(())
@@ -232,7 +232,7 @@ impl Channel for FabricChannel {
 
     fn settle(lent: Lent) -> Result<Lent, Status> {
         let Lent::Granted { granted, has_slot } = lent else { return Ok(lent) };
-        let error = |error| Status::new(Code::Internal, format!("lent memory: {error}"));
+        let error = |error| Status::new(Code::Internal, format!("the granted memory: {error}"));
         let buffer = granted.end(GrantEnd::Content).map_err(error)?;
         let slot = buffer.len().checked_sub(RESULT_SLOT).filter(|_| has_slot);
         let result = slot.and_then(|at| buffer.get(at..)?.first_chunk().copied());
@@ -265,7 +265,9 @@ impl Channel for FabricChannel {
 
     fn lend_content(&self, bytes: &Buf, immediate: u32) -> Option<ContentWrite> {
         let lent = self.queue_pair.lend_now(bytes.clone(), Immediate(immediate));
-        let lent = lent.inspect_err(|error| log!(DEBUG, %error, "a value is copied instead of lent"));
+        let lent = lent.inspect_err(
+            |error| log!(DEBUG, %error, "copying a value, because the peer cannot get a view of it"),
+        );
         lent.ok().map(ContentWrite::Posted)
     }
 
