@@ -51,7 +51,7 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// [`QueuePairCore::mark_drained`](crate::QueuePairCore::mark_drained). Called once, also after a failure.
     fn start_close(&self);
 
-    /// Fails the operation with [`FabricError::Busy`](crate::FabricError::Busy) if it was submitted and cannot be
+    /// Fails the operation with [`FabricError::Busy`] if it was submitted and cannot be
     /// posted yet; it is then never posted. For callers that have an alternative.
     fn withdraw(&self, _key: SlotKey) {}
 
