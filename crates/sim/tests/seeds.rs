@@ -35,7 +35,8 @@ const SEEDS_OF_EVERY_POINT: u64 = 500;
 const MISSED_PART: usize = 10;
 
 /// What some seed must have reached, or the scenario has gone blind; besides every `chance!` and `mark!` in the source.
-const MARKS: [&str; 44] = [
+/// A loan of a dead lender is not among them: some 700 seeds reach one, and the suite `loans` does in every run.
+const MARKS: [&str; 43] = [
     "content",
     "metadata response",
     "error status",
@@ -75,7 +76,6 @@ const MARKS: [&str; 44] = [
     "allocate memory",
     "loan",
     "loan refused",
-    "loan of a dead lender",
     "lease released",
     "lease retired",
     "retired lease released",
@@ -121,10 +121,13 @@ fn promised(report: &Report) -> Result<(), String> {
 ///   effect was taken for a failure without a reason.
 /// - 1391633297877187886, 6919855144895129108: a receive and a send of a step that had been broken before were taken for failures
 ///   without a reason.
-const FOUND: [u64; 11] = [
+/// - 1271: a connection that the peer had begun failed, and the peer connected again before this side was done with the first. Then
+///   the failed connection replaced the live one.
+const FOUND: [u64; 12] = [
     5,
     422,
     1229,
+    1271,
     1504,
     1524,
     1750,

@@ -232,10 +232,15 @@ impl KnownPeer {
         state.accepting -= 1;
         let (mut replaced, mut told) = (None, None);
         if let Some(connection) = accepted {
-            state.accepted = Some(connection.clone());
+            // One that has failed meanwhile replaces no live one: the peer may have connected again since.
+            let replaces = |other: &Arc<DataConnection>| other.is_over() || !connection.is_over();
+            if state.accepted.as_ref().is_none_or(replaces) {
+                state.accepted = Some(connection.clone());
+            }
             let link = match &state.link {
                 // This worker's own attempt will be refused, and will then find `accepted`.
                 Link::Connecting(_) => None,
+                Link::Up { connection: up, .. } if !replaces(up) => None,
                 _ => Some(Link::up(connection)),
             };
             match link.map(|link| std::mem::replace(&mut state.link, link)) {

@@ -147,6 +147,18 @@ async fn a_peer_that_asks_twice_has_lost_its_end() {
 }
 
 #[tokio::test]
+async fn an_attempt_that_ends_late_with_a_failed_connection_replaces_no_live_one() {
+    let (worker, peer) = (worker().await, peer());
+    let (older, newer) = (connection(&worker).await, connection(&worker).await);
+    peer.begin_accept(true).unwrap();
+    peer.begin_accept(true).unwrap();
+    older.expect_end(&gone());
+    assert!(peer.end_accept(Some(&newer)).is_none() && is_up(&peer, &newer));
+    assert!(peer.end_accept(Some(&older)).is_none() && is_up(&peer, &newer));
+    assert!(peer.lock().accepted.as_ref().is_some_and(|accepted| Arc::ptr_eq(accepted, &newer)));
+}
+
+#[tokio::test]
 async fn who_waits_for_the_peers_attempt_is_told_of_its_end() {
     let (worker, peer) = (worker().await, peer());
     let waits = |peer: &KnownPeer| match &peer.lock().link {
