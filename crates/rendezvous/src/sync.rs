@@ -2,7 +2,7 @@
 
 pub(crate) use std::sync::{
     MutexGuard,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicBool, Ordering},
 };
 
 pub(crate) use futures::task::AtomicWaker;

@@ -10,7 +10,7 @@ mod sync {
 
     pub(crate) use loom::sync::{
         Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering, fence},
+        atomic::{AtomicBool, AtomicU64, Ordering, fence},
     };
 
     /// That of `futures`, as a lock.

@@ -2,14 +2,14 @@
 
 use std::{fmt, mem, sync::PoisonError, task::Waker};
 
-use crate::sync::{AtomicU64, AtomicWaker, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicBool, AtomicWaker, Mutex, MutexGuard, Ordering};
 
 /// Work for the connection's task, and the task's waker while it sleeps.
 pub(crate) struct Backlog<W> {
     /// `None` once the task accepts no more.
     work: Mutex<Option<Vec<W>>>,
-    /// 1 if `work` is not empty.
-    has_work: AtomicU64,
+    /// Whether `work` is not empty.
+    has_work: AtomicBool,
     /// Empty while the task is polled. The task checks for new work after it has registered its waker again.
     task: AtomicWaker,
 }
@@ -23,7 +23,7 @@ impl<W> fmt::Debug for Backlog<W> {
 impl<W> Backlog<W> {
     pub(crate) fn new() -> Self {
         let work = Mutex::new(Some(Vec::new()));
-        Self { work, has_work: AtomicU64::new(0), task: AtomicWaker::new() }
+        Self { work, has_work: AtomicBool::new(false), task: AtomicWaker::new() }
     }
 
     /// Queues `work` for the task. Returns it as the error if the task accepts no more.
@@ -32,7 +32,7 @@ impl<W> Backlog<W> {
             Some(waiting) => waiting.push(work),
             None => return Err(work),
         }
-        self.has_work.store(1, Ordering::Release);
+        self.has_work.store(true, Ordering::Release);
         self.wake();
         Ok(())
     }
@@ -60,7 +60,7 @@ impl<W> Backlog<W> {
             return Vec::new();
         }
         let mut work = self.lock();
-        self.has_work.store(0, Ordering::Relaxed);
+        self.has_work.store(false, Ordering::Relaxed);
         work.as_mut().map(mem::take).unwrap_or_default()
     }
 
@@ -80,7 +80,7 @@ impl<W> Backlog<W> {
     }
 
     fn has_work(&self) -> bool {
-        self.has_work.load(Ordering::Acquire) != 0
+        self.has_work.load(Ordering::Acquire)
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<Vec<W>>> {
