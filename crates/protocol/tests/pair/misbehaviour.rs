@@ -7,6 +7,7 @@ use tensorwire_protocol::{
     RequestIndex, Status, TensorReRequest, TensorRequest, TransferError, Want,
 };
 
+use super::rules::RULES;
 use crate::support::{
     STEP, bytes_of,
     lone::Lone,
@@ -294,40 +295,8 @@ fn rules_in_the_source() -> BTreeSet<&'static str> {
 
 #[test]
 fn every_rule_has_its_own_words() {
-    use PeerMisbehaved as Rule;
-    let rules = [
-        Rule::Malformed,
-        Rule::ReservedImmediate,
-        Rule::AcknowledgementUnasked,
-        Rule::AnswerUnasked,
-        Rule::ContentUnasked,
-        Rule::ContentLength,
-        Rule::EagerUnasked,
-        Rule::ChecksumUnfit,
-        Rule::ResultSlotUnfit,
-        Rule::VersionUnasked,
-        Rule::VersionMissing,
-        Rule::LoanUnasked,
-        Rule::MetaDataTwice,
-        Rule::CancelAckUnasked,
-        Rule::DuplicateRequest,
-        Rule::ReRequestUnasked,
-        Rule::DestinationMismatch,
-        Rule::DuplicateCancel,
-        Rule::Flood,
-        Rule::UnknownName,
-        Rule::UnknownRecord,
-        Rule::ReturnedTooMuch,
-        Rule::Overrun,
-        Rule::AskedTwice,
-        Rule::AnswerWithoutAsk,
-        Rule::AnswerShort,
-        Rule::RingOfferedTwice,
-        Rule::RingOfferUnfit,
-        Rule::RingMoveUnasked,
-    ];
-    let names: Vec<_> = rules.iter().map(|rule| format!("{rule:?}")).collect();
+    let names: Vec<_> = RULES.iter().map(|rule| format!("{rule:?}")).collect();
     assert_eq!(names.iter().map(String::as_str).collect::<BTreeSet<_>>(), rules_in_the_source());
-    let words: BTreeSet<_> = rules.iter().map(ToString::to_string).collect();
-    assert_eq!(words.len(), rules.len());
+    let words: BTreeSet<_> = RULES.iter().map(ToString::to_string).collect();
+    assert_eq!(words.len(), RULES.len());
 }

@@ -14,6 +14,8 @@ mod line;
 mod log;
 mod memory_of;
 mod rogue;
+#[path = "../../../protocol/tests/pair/rules.rs"]
+mod rules;
 mod scenario;
 mod stage;
 

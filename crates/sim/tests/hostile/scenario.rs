@@ -3,7 +3,6 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use futures::future::{join, join_all};
-use tensorwire_protocol::PeerMisbehaved;
 use tensorwire_sim::{Bounds, Failure, Handle, Holdings, Rng, Summary, Violation, World};
 use tensorwire_verbs_reactor::Runtime;
 
@@ -11,6 +10,7 @@ use super::{
     honest::{self, Honest},
     log::Log,
     rogue,
+    rules::RULES,
     stage::{Setup, Stage},
 };
 
@@ -192,37 +192,5 @@ fn check_lines(stage: &Stage, lines: u64) {
 
 /// Every rule that a peer can break.
 pub(super) fn all_rules() -> Vec<String> {
-    use PeerMisbehaved as Rule;
-    let all = [
-        Rule::Malformed,
-        Rule::ReservedImmediate,
-        Rule::UnknownName,
-        Rule::UnknownRecord,
-        Rule::ReturnedTooMuch,
-        Rule::Overrun,
-        Rule::AskedTwice,
-        Rule::AnswerWithoutAsk,
-        Rule::AnswerShort,
-        Rule::RingOfferedTwice,
-        Rule::RingOfferUnfit,
-        Rule::RingMoveUnasked,
-        Rule::AcknowledgementUnasked,
-        Rule::AnswerUnasked,
-        Rule::ContentUnasked,
-        Rule::ContentLength,
-        Rule::EagerUnasked,
-        Rule::ChecksumUnfit,
-        Rule::ResultSlotUnfit,
-        Rule::VersionUnasked,
-        Rule::VersionMissing,
-        Rule::LoanUnasked,
-        Rule::MetaDataTwice,
-        Rule::CancelAckUnasked,
-        Rule::DuplicateRequest,
-        Rule::ReRequestUnasked,
-        Rule::DestinationMismatch,
-        Rule::DuplicateCancel,
-        Rule::Flood,
-    ];
-    all.iter().map(ToString::to_string).collect()
+    RULES.iter().map(ToString::to_string).collect()
 }
