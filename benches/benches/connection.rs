@@ -17,7 +17,7 @@ use futures::{
 };
 use tensorwire_protocol::{
     Allocator, Channel, ChannelError, Connection, DataType, Destination, LentEnd, Metadata, Mode, Parameters,
-    RecordSlot, RingSpan, Scope, Shape, Source, Status, Value,
+    RecordSlot, RingSpan, Rings, Scope, Shape, Source, Status, Value,
     limits::{RESULT_BYTES, RING_BYTES_MAX},
 };
 
@@ -49,12 +49,30 @@ struct Memory {
     peer: SharedEnd,
 }
 
+/// Memory that is granted to the peer.
+#[derive(Debug)]
+enum Lent {
+    Content,
+    Ring,
+    Slots,
+}
+
+fn destination(capacity: u64) -> Destination {
+    Destination { region: 1, generation: 1, offset: 0, capacity, result: None }
+}
+
 impl Channel for Memory {
     type Bytes = [u8; 8];
-    type Lent = ();
+    type Lent = Lent;
     type Write = future::Ready<Result<(), ChannelError>>;
 
-    fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError> {
+    fn post_message(
+        &self,
+        _: Destination,
+        first: RingSpan,
+        second: RingSpan,
+        bytes: &[u8],
+    ) -> Result<(), ChannelError> {
         let mut peer = lock(&self.peer);
         let (head, tail) = bytes.split_at(first.length as usize);
         for (span, part) in [(first, head), (second, tail)] {
@@ -89,38 +107,32 @@ impl Channel for Memory {
         future::ready(Ok(()))
     }
 
-    fn settle((): ()) -> Result<(), Status> {
-        Ok(())
+    fn settle(lent: Lent) -> Result<Lent, Status> {
+        Ok(lent)
     }
 
-    fn content((): &()) -> &[u8] {
+    fn content(_: &Lent) -> &[u8] {
         &[]
     }
 
-    fn result((): &()) -> Option<[u8; RESULT_BYTES]> {
+    fn result(_: &Lent) -> Option<[u8; RESULT_BYTES]> {
         None
     }
 
-    fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
-        let start = offset as usize;
-        into.copy_from_slice(&lock(&self.own).ring[start..start + into.len()]);
+    fn read(&self, ring: &Lent, offset: u64, into: &mut [u8]) -> Result<(), ChannelError> {
+        let (own, start) = (lock(&self.own), offset as usize);
+        match ring {
+            Lent::Slots => into.copy_from_slice(&own.slots[usize::from(offset > 0)]),
+            Lent::Content | Lent::Ring => into.copy_from_slice(&own.ring[start..start + into.len()]),
+        }
         Ok(())
     }
 
-    fn read_record(&self, slot: RecordSlot, into: &mut [u8]) -> Result<(), ChannelError> {
-        into.copy_from_slice(&lock(&self.own).slots[slot as usize]);
-        Ok(())
-    }
-
-    async fn make_ring(&self, _: u32) -> Option<Destination> {
+    async fn make_ring(&self, _: u32) -> Option<(Lent, Destination)> {
         None
     }
 
-    fn own_ring_moved(&self) {}
-
-    fn move_to_ring(&self, _: Destination) {}
-
-    fn take_back(&self, (): (), _: LentEnd) {}
+    fn take_back(&self, _: Lent, _: LentEnd) {}
 }
 
 /// Always has a value of 8 bytes, and memory for one.
@@ -132,15 +144,14 @@ fn metadata() -> Metadata {
 }
 
 impl Allocator for Always {
-    type Lent = ();
+    type Lent = Lent;
 
-    async fn allocate(&self, metadata: &Metadata) -> Result<((), Destination), Status> {
-        let capacity = metadata.byte_length;
-        Ok(((), Destination { region: 1, generation: 1, offset: 0, capacity, result: None }))
+    async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
+        Ok((Lent::Content, destination(metadata.byte_length)))
     }
 
-    async fn keep(&self, _: &Metadata, _: &[u8]) -> Result<(), Status> {
-        Ok(())
+    fn copy_eager(&self, _: &Metadata, _: &[u8]) -> Lent {
+        Lent::Content
     }
 }
 
@@ -175,7 +186,9 @@ impl Pair {
         let tasks = FuturesUnordered::new();
         let ends = [0, 1].map(|side| {
             let channel = Memory { own: shared[side].clone(), peer: shared[1 - side].clone() };
-            let connection = Connection::new(channel, parameters, parameters);
+            let peer = destination(RING_BYTES_MAX.into());
+            let rings = Rings { own: Lent::Ring, own_slots: Lent::Slots, peer };
+            let connection = Connection::new(channel, rings, parameters, parameters);
             let housekeeping = connection.clone().housekeeping();
             tasks.push(Box::pin(async move {
                 housekeeping.await;

@@ -4,7 +4,10 @@ use std::{future::Future, pin::pin, sync::Arc, task::Poll};
 
 use futures::poll;
 
-use crate::{Checksums, Destination, Metadata, Scope, Status, limits::RESULT_BYTES};
+use crate::{
+    Checksums, Destination, EagerContent, Metadata, Scope, Status,
+    limits::{RESULT_BYTES, SLOT_BYTES},
+};
 
 /// A contiguous part of the message ring at the peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +27,16 @@ pub enum RecordSlot {
     Answer,
 }
 
+impl RecordSlot {
+    /// Its first byte in the memory of the slots.
+    pub fn offset(self) -> u64 {
+        match self {
+            Self::Ask => 0,
+            Self::Answer => SLOT_BYTES.into(),
+        }
+    }
+}
+
 /// The connection below is over, for the reason in the text. Ends every request and response of the connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
@@ -41,8 +54,10 @@ pub enum LentEnd {
     CancelAck,
     /// Content came after the receive was given up.
     Content,
-    /// The request was never sent.
+    /// The request was never sent, or the ring never offered.
     NeverSent,
+    /// The peer has left the ring for a larger one.
+    RingMoved,
 }
 
 /// One connection to one peer: one-sided writes into it, and the ring that it writes into here.
@@ -60,12 +75,18 @@ pub trait Channel: Send + Sync + 'static {
     /// A content write under way; ends when its bytes may be reused.
     type Write: Future<Output = Result<(), ChannelError>> + Send + 'static;
 
-    /// Writes an encoded message into the peer's ring: all of `bytes` over `first`, then `second` (empty unless
+    /// Writes an encoded message into `ring` at the peer: all of `bytes` over `first`, then `second` (empty unless
     /// the ring wraps inside the message), then immediate `0xFFFF_FFFF`.
     ///
     /// # Errors
     /// The connection is over.
-    fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError>;
+    fn post_message(
+        &self,
+        ring: Destination,
+        first: RingSpan,
+        second: RingSpan,
+        bytes: &[u8],
+    ) -> Result<(), ChannelError>;
 
     /// Posts a bare notification with immediate `0xFFFF_FFFE`: the message in flight was taken. Only in mode
     /// original.
@@ -157,32 +178,20 @@ pub trait Channel: Send + Sync + 'static {
         None
     }
 
-    /// Copies `into.len()` bytes of the own ring, from `offset` on, into `into`.
+    /// Copies `into.len()` bytes of an own ring or of the own slots, from `offset` on, into `into`. Called with the
+    /// connection locked, so that what is read is read once.
     ///
     /// # Errors
-    /// The range leaves the ring.
-    fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError>;
-
-    /// Copies the first bytes of an own slot into `into`, at most [`SLOT_BYTES`](crate::limits::SLOT_BYTES).
-    ///
-    /// # Errors
-    /// The connection is over.
-    fn read_record(&self, slot: RecordSlot, into: &mut [u8]) -> Result<(), ChannelError>;
+    /// The range leaves the memory.
+    fn read(&self, ring: &Self::Lent, offset: u64, into: &mut [u8]) -> Result<(), ChannelError>;
 
     /// A second own ring of `ring_bytes`, registered, announced to the peer and confirmed by it, besides the
     /// one in use. `None` when there is no memory: the connection goes on with the ring it has. At most one is
-    /// made before [`own_ring_moved`](Self::own_ring_moved).
+    /// made before the peer has left the ring in use, which is then [taken back](Self::take_back).
     ///
     /// # Cancel safety
     /// Not called again after its future was dropped.
-    fn make_ring(&self, ring_bytes: u32) -> impl Future<Output = Option<Destination>> + Send;
-
-    /// The peer has written its last byte into the own ring in use: from now on
-    /// [`read_ring`](Self::read_ring) reads the ring made last, and the grant of the other ends.
-    fn own_ring_moved(&self);
-
-    /// Messages posted from now on go into `ring` at the peer.
-    fn move_to_ring(&self, ring: Destination);
+    fn make_ring(&self, ring_bytes: u32) -> impl Future<Output = Option<(Self::Lent, Destination)>> + Send;
 
     /// Whether [`help`](Self::help) may find anything, as of now. Default: `false`.
     fn may_help(&self) -> bool {
@@ -197,8 +206,8 @@ pub trait Channel: Send + Sync + 'static {
     }
 
     /// A copy of a small content, to travel inside a message.
-    fn copy_out(&self, bytes: &Self::Bytes) -> Box<[u8]> {
-        bytes.as_ref().into()
+    fn copy_out(&self, bytes: &Self::Bytes) -> EagerContent {
+        EagerContent::from_slice(bytes.as_ref())
     }
 
     /// Ends the grant of memory whose request was given up or answered without content.
@@ -210,7 +219,8 @@ pub trait Allocator: Send + Sync {
     /// The memory that it allocates.
     type Lent: Send + 'static;
 
-    /// Whether a value of `metadata` is to be received at all; a value that is refused stays with its sender. Default:
+    /// Whether a value of `metadata` is to be received at all; a value that is refused stays with its sender. May be asked
+    /// with the connection locked. Default:
     /// every value is.
     ///
     /// # Errors
@@ -241,19 +251,15 @@ pub trait Allocator: Send + Sync {
         metadata: &Metadata,
     ) -> impl Future<Output = Result<(Self::Lent, Destination), Status>> + Send;
 
-    /// Memory with a copy of `content`, which came inside a message. It is not granted to the peer. Never called for
-    /// contents of no bytes.
-    ///
-    /// # Errors
-    /// As [`allocate`](Self::allocate).
-    ///
-    /// # Cancel safety
-    /// As [`allocate`](Self::allocate).
-    fn keep(
-        &self,
-        metadata: &Metadata,
-        content: &[u8],
-    ) -> impl Future<Output = Result<Self::Lent, Status>> + Send;
+    /// Whether a value that is known to have `metadata` is to come inside a message, without memory that is granted. Asked
+    /// with the connection locked, and only for values that may. Default: `false`.
+    fn prefers_eager(&self, metadata: &Metadata) -> bool {
+        let _ = metadata;
+        false
+    }
+
+    /// Memory with a copy of `content`, which came inside a message. It is not granted to the peer.
+    fn copy_eager(&self, metadata: &Metadata, content: &[u8]) -> Self::Lent;
 
     /// Memory for a value of a step that the sender may not have yet, or `None`: the request then goes out
     /// without a destination, and memory is [allocated](Self::allocate) once the value is there. So receives

@@ -47,14 +47,14 @@ pub mod validation;
 pub mod wire;
 
 pub use channel::{Allocator, Channel, ChannelError, LentEnd, RecordSlot, RingSpan, Source, Value};
-pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE};
+pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE, Rings};
 pub use counters::{Counters, MessageCounts};
 pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError, WireError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
-    Destination, ErrorStatus, Message, MetaDataResponse, Requested, ResultSlot, Scope, Sharing, StepId,
-    TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
+    Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Requested, ResultSlot, Scope, Sharing,
+    StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
 };
 pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
 pub use metadata_cache::MetadataCache;

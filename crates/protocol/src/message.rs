@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use smallvec::SmallVec;
+
 use crate::{Metadata, RequestIndex, Status};
 
 /// One execution of the user's program; sends and receives of different steps never mix.
@@ -121,6 +123,9 @@ pub enum Sharing {
     View,
 }
 
+/// A content inside a message. A short one needs no allocation.
+pub type EagerContent = SmallVec<[u8; 64]>;
+
 /// META_DATA_RESPONSE: the value has none of the known metadata, or its content is in this message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetaDataResponse {
@@ -129,7 +134,7 @@ pub struct MetaDataResponse {
     /// Element type and shape of the value.
     pub metadata: Metadata,
     /// The whole content, if it travels with its metadata; the request is answered then.
-    pub content: Option<Box<[u8]>>,
+    pub content: Option<EagerContent>,
     /// A loan of the content follows, without a TENSOR_RE_REQUEST. Only if the request asked for a view, and never with
     /// content. If the loan fails, a META_DATA_RESPONSE without this follows.
     pub loan_follows: bool,

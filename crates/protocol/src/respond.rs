@@ -8,9 +8,9 @@ use std::{
 };
 
 use crate::{
-    Channel, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse, Metadata,
-    RequestIndex, Source, Status, TensorRequest, Value, VersionNotice, Want, responses::ResponseState,
-    validation::encode_result, wire,
+    Channel, Checksums, Code, Connection, Destination, EagerContent, ErrorStatus, Message, MetaDataResponse,
+    Metadata, RequestIndex, Source, Status, TensorRequest, Value, VersionNotice, Want,
+    responses::ResponseState, validation::encode_result, wire,
 };
 
 /// The response cannot go on: the peer has sent CANCEL, or the connection is over.
@@ -160,7 +160,7 @@ impl<C: Channel> Response<C> {
 
     /// Sends META_DATA_RESPONSE with the content, which answers the request.
     async fn send_eagerly<S: Source>(
-        &self,
+        &mut self,
         metadata: Metadata,
         bytes: Option<C::Bytes>,
         checksum: Option<u64>,
@@ -168,7 +168,8 @@ impl<C: Channel> Response<C> {
     ) {
         let (index, length) = (self.index, metadata.byte_length);
         let bytes = bytes.filter(|_| length > 0);
-        let content = bytes.map_or_else(Box::default, |bytes| self.connection.channel().copy_out(&bytes));
+        let content =
+            bytes.map_or_else(EagerContent::new, |bytes| self.connection.channel().copy_out(&bytes));
         if content.len() as u64 != length {
             taken.put_back();
             return self.refuse(Status::new(Code::Internal, "the sender's value has too few bytes")).await;
@@ -184,6 +185,7 @@ impl<C: Channel> Response<C> {
         });
         let sent = self.unless_cancelled(pin!(sent)).await;
         if let Ok(Ok(())) = sent {
+            self.is_closed = true;
             taken.keep();
         }
     }

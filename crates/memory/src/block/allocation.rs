@@ -2,12 +2,16 @@
 
 use std::{fmt, mem, ops::Range, sync::Arc};
 
+use smallvec::SmallVec;
+use zerocopy::IntoBytes;
+
 use super::{
     Block, JoinedBlock, MemoryObserver, Span,
     stock::{Caller, Stock, Taken},
 };
 use crate::{
     ForeignMemory, MemoryError,
+    copy::{CopyReason, copy_bytes},
     sync::{AtomicBool, AtomicU64, Ordering},
 };
 
@@ -26,7 +30,12 @@ enum Home {
     Pool(PoolRange),
     Joined(JoinedBlock),
     Foreign(Arc<dyn ForeignMemory>),
+    /// Few bytes, aligned for every element type. Never written after they were made.
+    Heap(SmallVec<[u128; HEAP_WORDS]>),
 }
+
+/// Words that need no memory of their own.
+const HEAP_WORDS: usize = 4;
 
 /// A range of a pool; at least as long as the allocation.
 struct PoolRange {
@@ -54,6 +63,7 @@ impl fmt::Debug for Allocation {
             Home::Pool(home) => out.field("block", &home.taken.block.id().get()),
             Home::Joined(home) => out.field("block", &home.block().id().get()),
             Home::Foreign(owner) => out.field("owner", owner),
+            Home::Heap(_) => out.field("home", &"heap"),
         };
         out.field("range", &self.range()).finish()
     }
@@ -92,23 +102,30 @@ impl Allocation {
         Self { home: Home::Foreign(owner), offset: 0, length }
     }
 
+    /// A copy of `bytes` on the heap.
+    pub(crate) fn heap(bytes: &[u8], reason: CopyReason) -> Self {
+        let mut words = SmallVec::from_elem(0, bytes.len().div_ceil(size_of::<u128>()));
+        copy_bytes(words.as_mut_slice().as_mut_bytes(), bytes, reason);
+        Self { home: Home::Heap(words), offset: 0, length: bytes.len() }
+    }
+
     pub(crate) fn block(&self) -> Option<&Block> {
         match &self.home {
             Home::Pool(home) => Some(&home.taken.block),
             Home::Joined(home) => Some(home.block()),
-            Home::Nowhere | Home::Foreign(_) => None,
+            Home::Nowhere | Home::Foreign(_) | Home::Heap(_) => None,
         }
     }
 
     pub(crate) fn joined_block(&self) -> Option<&JoinedBlock> {
         match &self.home {
             Home::Joined(home) => Some(home),
-            Home::Nowhere | Home::Pool(_) | Home::Foreign(_) => None,
+            Home::Nowhere | Home::Pool(_) | Home::Foreign(_) | Home::Heap(_) => None,
         }
     }
 
     pub(crate) fn is_foreign(&self) -> bool {
-        matches!(self.home, Home::Foreign(_))
+        matches!(self.home, Home::Foreign(_) | Home::Heap(_))
     }
 
     pub(crate) fn offset(&self) -> usize {
@@ -130,6 +147,8 @@ impl Allocation {
             Home::Pool(home) => unsafe { home.taken.block.base().as_ptr().add(self.offset) },
             Home::Joined(home) => home.block().base().as_ptr(),
             Home::Foreign(owner) => owner.base().as_ptr(),
+            // Only read: `BufMut`, which writes, is never made of it.
+            Home::Heap(words) => words.as_ptr().cast_mut().cast(),
             Home::Nowhere => std::ptr::without_provenance_mut(crate::ALIGNMENT),
         }
     }

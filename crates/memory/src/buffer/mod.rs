@@ -16,6 +16,7 @@ use bytes::Bytes;
 use crate::{
     Block, ForeignMemory,
     block::{Allocation, JoinedBlock},
+    copy::CopyReason,
 };
 
 pub use exposure::Exposure;
@@ -95,13 +96,19 @@ impl Buf {
         Self::whole(Allocation::foreign(owner))
     }
 
+    /// A copy of a few bytes on the heap, in no pool and aligned for every element type. As
+    /// [`foreign`](Self::foreign) bytes, they are copied before a fabric that needs registered memory sends them.
+    pub fn on_heap(bytes: &[u8], reason: CopyReason) -> Self {
+        Self::whole(Allocation::heap(bytes, reason))
+    }
+
     /// All bytes of an allocation without a writer.
     pub(crate) fn whole(allocation: Allocation) -> Self {
         let length = allocation.length();
         Self { allocation: Arc::new(allocation), range: 0..length }
     }
 
-    /// Whether the bytes lie in no block ([`foreign`](Self::foreign)). A fabric that sends from registered memory
+    /// Whether the bytes lie in no block ([`foreign`](Self::foreign), [`on_heap`](Self::on_heap)). A fabric that sends from registered memory
     /// needs a copy of them in a pool first (`CopyReason::Import`).
     pub fn is_foreign(&self) -> bool {
         self.allocation.is_foreign()

@@ -46,7 +46,7 @@ struct Housekeeping<'connection, C: Channel> {
     position: PositionInLine<'connection, C>,
     /// Size of the ring that is being made.
     ring_bytes: u32,
-    /// The ring that was made and is to be offered.
+    /// Where the ring is that was made and is to be offered.
     made: Option<Destination>,
 }
 
@@ -68,7 +68,7 @@ impl<C: Channel> Connection<C> {
 
 impl<C: Channel> Housekeeping<'_, C> {
     /// Ready once the connection is over.
-    fn poll<F: Future<Output = Option<Destination>>>(
+    fn poll<F: Future<Output = Option<(C::Lent, Destination)>>>(
         &mut self,
         mut ring: Pin<&mut Fuse<F>>,
         make: impl Fn(u32) -> Fuse<F>,
@@ -76,7 +76,7 @@ impl<C: Channel> Housekeeping<'_, C> {
     ) -> Poll<()> {
         loop {
             match ring.as_mut().poll(context) {
-                Poll::Ready(Some(made)) => self.made = Some(made),
+                Poll::Ready(Some((ring, destination))) => self.made(ring, destination),
                 Poll::Ready(None) => self.connection.lock().is_ring_growing = false,
                 Poll::Pending => {}
             }
@@ -93,6 +93,18 @@ impl<C: Channel> Housekeeping<'_, C> {
                     ring.set(make(bytes));
                 }
             }
+        }
+    }
+
+    /// Has the connection hold a ring that was made, unless it is over: then the ring was never sent to the peer.
+    fn made(&mut self, ring: C::Lent, destination: Destination) {
+        let mut state = self.connection.lock();
+        if state.failure().is_ok() {
+            state.rings.offer(ring);
+            self.made = Some(destination);
+        } else {
+            drop(state);
+            self.connection.channel.take_back(ring, LentEnd::NeverSent);
         }
     }
 

@@ -4,8 +4,8 @@ use std::sync::MutexGuard;
 
 use super::{Connection, State};
 use crate::{
-    Agreed, Channel, ChannelError, Destination, Message, MetaDataResponse, Mode, PeerMisbehaved, RecordSlot,
-    Requested, TensorRequest, Want,
+    Agreed, Channel, ChannelError, Destination, LentEnd, Message, MetaDataResponse, Mode, PeerMisbehaved,
+    RecordSlot, Requested, TensorRequest, Want,
     credit::{Counts, RingConsumer},
     names::NameTable,
     requests::Arrived,
@@ -73,7 +73,7 @@ impl<C: Channel> Connection<C> {
     /// `written` bytes were written last: the whole record, or what of it lies at the start of the ring.
     pub(super) fn on_message(&self, written: u64) -> Result<Option<Requested>, ArrivalError> {
         let Some(mut state) = self.lock_open() else { return Ok(None) };
-        let (length, counts, record) = self.read_record(&mut state.inbound, written)?;
+        let (length, counts, record) = self.next_record(&mut state, written)?;
         match self.agreed.mode {
             Mode::Original => self.acknowledge(&mut state)?,
             Mode::Counted => state.flow.take_message(length, counts)?,
@@ -94,37 +94,29 @@ impl<C: Channel> Connection<C> {
     }
 
     /// The next record of the ring, its length and its counts.
-    fn read_record(
+    fn next_record(
         &self,
-        inbound: &mut Inbound,
+        state: &mut State<C::Lent>,
         written: u64,
     ) -> Result<(u32, Counts, Record), ArrivalError> {
-        let Inbound { consumer, bytes, names } = inbound;
+        let State { inbound: Inbound { consumer, bytes, names }, rings, .. } = state;
         let Agreed { mode, requests_per_message, .. } = self.agreed;
         let mut prefix = [0; PREFIX_BYTES];
         // Most records were written at once, and are read at once.
         let at_once = usize::try_from(written).unwrap_or(usize::MAX).clamp(PREFIX_BYTES, bytes.len());
         let at_once = if consumer.place(at_once as u32).is_some() { at_once } else { PREFIX_BYTES };
         let read = bytes.get_mut(..at_once).unwrap_or_default();
-        self.read_ring(consumer, read)?;
+        self.read_ring(rings, consumer, read)?;
         read.iter().zip(&mut prefix).for_each(|(byte, into)| *into = *byte);
         let length = record::record_length(mode, prefix)?;
         let bytes = bytes.get_mut(..length).ok_or(WireError::Truncated { field: "ring" })?;
         if length > at_once {
-            self.read_ring(consumer, bytes)?;
+            self.read_ring(rings, consumer, bytes)?;
         }
         let (counts, record) = record::decode_record(mode, bytes, names, requests_per_message)?;
         let length = length as u32; // at most that of the largest record
         consumer.advance(length);
         Ok((length, counts, record))
-    }
-
-    fn read_ring(&self, consumer: &RingConsumer, into: &mut [u8]) -> Result<(), ChannelError> {
-        let beyond = || ChannelError("the message is longer than the own ring".to_owned());
-        let place = consumer.place(into.len() as u32).ok_or_else(beyond)?;
-        let (head, tail) = into.split_at_mut_checked(place.first.length as usize).ok_or_else(beyond)?;
-        self.channel.read_ring(place.first.offset, head)?;
-        if tail.is_empty() { Ok(()) } else { self.channel.read_ring(place.second.offset, tail) }
     }
 
     /// The acknowledgement of mode original.
@@ -163,7 +155,7 @@ impl<C: Channel> Connection<C> {
     fn on_ask(&self) -> Result<(), ArrivalError> {
         let Some(mut state) = self.lock_open() else { return Ok(()) };
         let mut bytes = [0; ASK_BYTES];
-        self.channel.read_record(RecordSlot::Ask, &mut bytes)?;
+        self.read_record(&state, RecordSlot::Ask, &mut bytes)?;
         let ask = record::decode_ask(bytes);
         let answer = state.flow.take_ask(ask)?;
         state.forget_taken_in();
@@ -183,7 +175,7 @@ impl<C: Channel> Connection<C> {
     fn on_answer(&self) -> Result<(), ArrivalError> {
         let Some(mut state) = self.lock_open() else { return Ok(()) };
         let mut bytes = [0; ANSWER_BYTES];
-        self.channel.read_record(RecordSlot::Answer, &mut bytes)?;
+        self.read_record(&state, RecordSlot::Answer, &mut bytes)?;
         state.flow.take_answer(record::decode_answer(bytes))?;
         state.forget_taken_in();
         state.counters.answers_received += 1;
@@ -206,9 +198,9 @@ impl<C: Channel> Connection<C> {
                 let ring_bytes = state.flow.take_ring_move()?;
                 state.is_ring_growing = false;
                 self.return_if_due(&mut state)?;
-                self.settle(state, None, None);
-                self.channel.own_ring_moved();
-                self.lock().inbound.consumer = RingConsumer::new(ring_bytes);
+                state.inbound.consumer = RingConsumer::new(ring_bytes);
+                let left = state.rings.moved().map(|ring| (ring, LentEnd::RingMoved));
+                self.settle(state, None, left);
                 return Ok(());
             }
         }

@@ -4,6 +4,7 @@ mod housekeeping;
 mod inbound;
 mod outbound;
 mod request_line;
+mod rings;
 mod turn;
 
 use std::{
@@ -16,6 +17,8 @@ use std::{
 use housekeeping::Keeper;
 use inbound::{ArrivalError, Inbound};
 use request_line::RequestLine;
+pub use rings::Rings;
+use rings::RingsInUse;
 use tensorwire_testpoints::sync::Mutex;
 pub(crate) use turn::Turnstile;
 use turn::WaitQueue;
@@ -63,6 +66,7 @@ pub(crate) struct State<L> {
     /// Steps that were under way when it failed. Stored, because each task that the failure wakes gives its requests up.
     under_way_at_end: BTreeSet<StepId>,
     inbound: Inbound,
+    rings: RingsInUse<L>,
     flow: Flow,
     names: Names,
     /// Where messages are encoded.
@@ -144,10 +148,10 @@ impl<L> State<L> {
 }
 
 impl<C: Channel> Connection<C> {
-    /// A connection on `channel` with the offers of both sides. Both [`Parameters`] must be within the limits
+    /// A connection on `channel` and `rings` with the offers of both sides. Both [`Parameters`] must be within the limits
     /// ([`Parameters::check`]), the rings of their [first sizes](Parameters::first_ring_bytes), and the queue pair of the depths of
     /// [`Depths::of`](crate::Depths::of).
-    pub fn new(channel: C, local: Parameters, peer: Parameters) -> Arc<Self> {
+    pub fn new(channel: C, rings: Rings<C::Lent>, local: Parameters, peer: Parameters) -> Arc<Self> {
         let agreed = Agreed::of(&local, &peer);
         let contents_max = contents_max(&local);
         // Mode original knows of one.
@@ -156,6 +160,7 @@ impl<C: Channel> Connection<C> {
             failure: None,
             under_way_at_end: BTreeSet::new(),
             inbound: Inbound::new(local.first_ring_bytes(), agreed.names_max),
+            rings: RingsInUse::new(rings),
             flow: Flow::new(&agreed, peer.first_ring_bytes(), peer.ring_bytes, local.first_ring_bytes()),
             names: Names::new(agreed.names_max),
             scratch: Vec::with_capacity(RECORD_BYTES_MAX),
@@ -336,10 +341,13 @@ impl<C: Channel> Connection<C> {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Takes the lent memory of requests that the connection's failure left open. Call it when the queue pair
-    /// is destroyed and drained, so that no write can still land; that is the evidence to end the loans with.
+    /// Takes the granted memory of requests that the connection's failure left open, and of the own rings. Call it when
+    /// the queue pair is destroyed and drained, so that no write can still land; that is the evidence to end the grants
+    /// with.
     pub fn drain(&self) -> Vec<C::Lent> {
-        self.lock().requests.drain()
+        let mut state = self.lock();
+        let rings = state.rings.drain();
+        state.requests.drain().into_iter().chain(rings).collect()
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State<C::Lent>> {

@@ -60,7 +60,7 @@ impl<C: Channel> Connection<C> {
         message: &Message,
         mut posted: impl FnMut(&mut State<C::Lent>),
     ) -> Result<(), ChannelError> {
-        let sent = self.turn(Turnstile::Messages, |state| {
+        let sent = self.turn(Turnstile::Messages, |state, _| {
             let result = self.try_post(state, message)?;
             posted(state);
             Some(result)
@@ -99,7 +99,7 @@ impl<C: Channel> Connection<C> {
     }
 
     fn post_scratch(&self, state: &State<C::Lent>, place: RingPlace) -> Result<(), ChannelError> {
-        self.channel.post_message(place.first, place.second, &state.scratch)
+        self.channel.post_message(state.rings.peer, place.first, place.second, &state.scratch)
     }
 
     /// Posts a message about flow control if credits and ring allow it now.
@@ -135,7 +135,7 @@ impl<C: Channel> Connection<C> {
             Ok(Ok(())) => {
                 state.counters.rings_moved += 1;
                 if let Some(ring) = state.flow.move_ring() {
-                    self.channel.move_to_ring(ring);
+                    state.rings.peer = ring;
                 }
                 Some(Ok(()))
             }
@@ -153,7 +153,7 @@ impl<C: Channel> Connection<C> {
         &self,
         mut post: impl FnMut(&mut State<C::Lent>) -> T,
     ) -> Result<T, ChannelError> {
-        let turn = self.turn(Turnstile::Contents, |state| {
+        let turn = self.turn(Turnstile::Contents, |state, _| {
             if state.contents_in_flight >= self.contents_max() {
                 return None;
             }

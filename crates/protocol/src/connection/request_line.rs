@@ -45,6 +45,20 @@ impl<C: Channel> Connection<C> {
         poll_fn(|context| asking.poll(together, context)).await
     }
 
+    /// Posts a request if nobody stands in line for a message, and credits and ring allow it.
+    pub(crate) fn try_post_first(
+        &self,
+        state: &mut State<C::Lent>,
+        message: &Message,
+    ) -> Option<Result<(), ChannelError>> {
+        if !state.messages.is_turn(None) {
+            return None;
+        }
+        let posted = self.try_post(state, message)?;
+        state.count_asked(message);
+        Some(posted)
+    }
+
     /// Posts requests as long as there are some at the head of the line, and credits and ring allow it.
     pub(super) fn post_requests_in_line(&self, state: &mut State<C::Lent>) -> Posted {
         let mut done = Posted::default();
@@ -214,11 +228,7 @@ impl<C: Channel> RequestInLine<'_, C> {
         context: &Context<'_>,
     ) -> Option<Result<(), ChannelError>> {
         let message = Message::TensorRequest(request);
-        if !together
-            && state.messages.is_turn(None)
-            && let Some(posted) = self.connection.try_post(state, &message)
-        {
-            state.count_asked(&message);
+        if !together && let Some(posted) = self.connection.try_post_first(state, &message) {
             return Some(posted);
         }
         // A new ticket replaces no waker.

@@ -4,44 +4,93 @@
 use std::{
     future::poll_fn,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
-use super::{Known, Request};
+use super::{Asked, FirstPoll, Known, ReceiveOptions, Request};
 use crate::{
-    Channel, Connection, Scope, TransferError,
-    connection::Turnstile,
+    Allocator, Channel, ChannelError, Connection, Message, RequestIndex, Scope, TensorRequest, TransferError,
+    Want,
+    connection::{State, Turnstile},
     requests::{Landed, StepKey},
 };
 
 /// How a receive begins.
 pub(super) enum Admission<'connection, C: Channel> {
-    /// With a request of its own, and what is known of the value.
-    Request(Request<'connection, C>, Known),
+    /// With a request of its own, which may be posted already, and what is known of the value.
+    Request(Request<'connection, C>, Known, Option<Asked>),
     /// Without a request: with the content of an earlier receive that was given up.
     Kept(Arc<str>, Landed<C::Lent>),
 }
 
 impl<C: Channel> Connection<C> {
-    /// Waits until a receive may begin.
+    /// Waits until a receive may begin. A fetch of a value that is known to be small is asked for under the same lock.
     ///
     /// # Errors
     /// [`TransferError::PeerLost`], [`TransferError::StashFull`].
     ///
     /// # Cancel safety
     /// Dropping the future leaves both lines; nothing was taken then.
-    pub(super) async fn admit(&self, scope: Scope, key: &str) -> Result<Admission<'_, C>, TransferError> {
+    pub(super) async fn admit<A: Allocator>(
+        &self,
+        scope: Scope,
+        key: &str,
+        allocator: &A,
+        options: ReceiveOptions,
+    ) -> Result<Admission<'_, C>, TransferError> {
         let Some(step) = scope.step() else {
-            let opened = self.turn(Turnstile::Requests, |state| {
+            let opened = self.turn(Turnstile::Requests, |state, waker| {
                 let index = state.requests.open(None)?;
-                Some((index, state.known(scope, key)))
+                let known = state.known(scope, key);
+                let is_small = !options.together && self.is_known_to_be_small(&known, allocator);
+                let asked =
+                    if is_small { self.ask_at_once(state, (index, scope), &known, waker) } else { None };
+                Some((index, known, asked))
             });
-            let (index, known) = opened.await?;
-            return Ok(Admission::Request(Request::new(self, index), known));
+            let (index, known, asked) = opened.await?;
+            let request = Request::new(self, index);
+            let asked = asked.map(|asked| asked.inspect_err(|error| self.fail(&error.0))).transpose()?;
+            return Ok(Admission::Request(request, known, asked));
         };
         let step_key = StepKey { step, key: key.into() };
         let mut receive = ReceiveInLine { connection: self, scope, step_key, ticket: None, entry: None };
         poll_fn(|context| receive.poll(context)).await
+    }
+}
+
+impl<C: Channel> Connection<C> {
+    /// Whether each value that was seen is one that the allocator prefers to come inside a message.
+    fn is_known_to_be_small<A: Allocator>(&self, known: &Known, allocator: &A) -> bool {
+        let most = self.agreed().eager_bytes_max.into();
+        let is_small = |bytes: u64| 0 < bytes && bytes <= most;
+        !known.metadata.is_empty()
+            && known.metadata.iter().all(|metadata| {
+                is_small(metadata.byte_length)
+                    && allocator.prefers_eager(metadata)
+                    && allocator.accepts(metadata).is_ok()
+            })
+    }
+
+    /// Posts the request for a small value, if nobody stands before it and credits and ring allow it. A task that will not
+    /// look for the reply leaves its waker under the same lock.
+    fn ask_at_once(
+        &self,
+        state: &mut State<C::Lent>,
+        (index, scope): (RequestIndex, Scope),
+        known: &Known,
+        waker: &Waker,
+    ) -> Option<Result<Asked, ChannelError>> {
+        let (key, known) = (known.key.clone(), known.metadata.clone());
+        let request = TensorRequest { index, scope, key, known, want: Want::Eager };
+        let posted = self.try_post_first(state, &Message::TensorRequest(request))?;
+        let first = if state.requests.may_help(index) && self.channel().may_help() {
+            FirstPoll::Looks
+        } else {
+            // A new request has no waker that this would replace.
+            let _ = state.requests.keep_waker(index, waker);
+            FirstPoll::Sleeps
+        };
+        Some(posted.map(|()| Asked { want: Want::Eager, first }))
     }
 }
 
@@ -83,7 +132,7 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
             drop(state);
             let request = Request::new(connection, index);
             self.leave();
-            return Poll::Ready(Ok(Admission::Request(request, known)));
+            return Poll::Ready(Ok(Admission::Request(request, known, None)));
         }
         let queue = state.queue(Turnstile::Requests);
         // A receive that must wait for a cancel's answer does not hold up those behind it.

@@ -161,11 +161,12 @@ impl<C: Channel> Connection<C> {
         if key.contains(is_active) {
             return Err(TransferError::KeyActive { shown: escaped(key).into_owned() });
         }
-        let (mut request, key, known) = match self.admit(scope, key).await? {
-            Admission::Request(request, Known { key, metadata }) => (request, key, metadata),
-            Admission::Kept(key, landed) => return self.hand_out(scope, &key, landed, allocator).await,
-        };
-        let pulled = request.pull((scope, &key), known, allocator, options).await;
+        let (mut request, Known { key, metadata }, asked) =
+            match self.admit(scope, key, allocator, options).await? {
+                Admission::Request(request, known, asked) => (request, known, asked),
+                Admission::Kept(key, landed) => return self.hand_out(scope, &key, landed, allocator).await,
+            };
+        let pulled = request.pull((scope, &key), metadata, asked, allocator, options).await;
         let version = request.version;
         drop(request);
         match pulled {
@@ -177,8 +178,7 @@ impl<C: Channel> Connection<C> {
         }
     }
 
-    /// Copies an eager content into memory of the allocator. Until then it goes to the next receive of its key if this
-    /// one is dropped.
+    /// Gives a value that has arrived to its receive, after a copy if it came inside a message.
     async fn hand_out<A: Allocator<Lent = C::Lent>>(
         self: &Arc<Self>,
         scope: Scope,
@@ -187,20 +187,12 @@ impl<C: Channel> Connection<C> {
         allocator: &A,
     ) -> Result<Received<C::Lent>, TransferError> {
         let Landed { number, metadata, content, check } = landed;
-        let step_key = StepKey::of(scope, key);
-        let Content::Eager(bytes) = content else {
-            let origin = step_key.map(|step_key| (step_key, number));
-            let lent = content.lent();
-            let received = Received { metadata, lent, checksums: None, version: None, origin, check };
-            return self.validated(received).await;
+        let origin = StepKey::of(scope, key).map(|step_key| (step_key, number));
+        let lent = match content {
+            Content::None => None,
+            Content::Lent(lent) => Some(lent),
+            Content::Eager(bytes) => Some(allocator.copy_eager(&metadata, &bytes)),
         };
-        let mut kept = Kept { connection: self, step_key, number, value: Some((metadata, bytes)), check };
-        kept.reserve();
-        let Some((metadata, bytes)) = &kept.value else { return Err(TransferError::gone()) };
-        let lent = allocator.keep(metadata, bytes).await.map_err(TransferError::Local)?;
-        let Some((metadata, _)) = kept.value.take() else { return Err(TransferError::gone()) };
-        let origin = kept.step_key.take().map(|step_key| (step_key, number));
-        let lent = Some(lent);
         self.validated(Received { metadata, lent, checksums: None, version: None, origin, check }).await
     }
 
@@ -236,38 +228,6 @@ impl<C: Channel> Connection<C> {
     }
 }
 
-/// An eager content that waits for memory. If it is dropped, a value of a step goes to the next receive of its key.
-struct Kept<'connection, C: Channel> {
-    connection: &'connection Connection<C>,
-    step_key: Option<StepKey>,
-    number: u64,
-    value: Option<(Metadata, Box<[u8]>)>,
-    check: Check,
-}
-
-impl<C: Channel> Kept<'_, C> {
-    /// Reserves room in the stash, so that a drop need not allocate.
-    fn reserve(&self) {
-        self.connection.lock().requests.reserve_kept();
-    }
-}
-
-impl<C: Channel> Drop for Kept<'_, C> {
-    fn drop(&mut self) {
-        let mut state = self.connection.lock();
-        state.requests.forget_kept();
-        let next = match (self.step_key.take(), self.value.take()) {
-            (Some(step_key), Some((metadata, bytes))) => {
-                let content = Content::Eager(bytes);
-                let landed = Landed { number: self.number, metadata, content, check: self.check };
-                state.requests.stash_or_give(step_key, landed)
-            }
-            _ => None,
-        };
-        self.connection.settle(state, next, None);
-    }
-}
-
 /// Those of the `known` metadata that the receive accepts.
 fn accepted<A: Allocator>(known: Arc<[Metadata]>, allocator: &A) -> Arc<[Metadata]> {
     those(known, |metadata| allocator.accepts(metadata).is_ok())
@@ -287,6 +247,22 @@ fn those(known: Arc<[Metadata]>, are: impl Fn(&Metadata) -> bool) -> Arc<[Metada
         return known;
     }
     known.iter().filter(|metadata| are(metadata)).cloned().collect()
+}
+
+/// A request that was posted.
+struct Asked {
+    want: Want,
+    first: FirstPoll,
+}
+
+/// How a task waits for the reply to a request that it has just posted.
+enum FirstPoll {
+    /// It polls for the reply before it takes the lock: there was no other request.
+    Looks,
+    /// It sleeps: its waker was left as the request was posted.
+    Sleeps,
+    /// It looks whether the reply has come.
+    Asks,
 }
 
 /// What is known of a value.
@@ -335,29 +311,21 @@ impl<'connection, C: Channel> Request<'connection, C> {
         &mut self,
         (scope, key): (Scope, &Arc<str>),
         known: Arc<[Metadata]>,
+        asked: Option<Asked>,
         allocator: &A,
         options: ReceiveOptions,
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
-        let known = accepted(known, allocator);
-        let First { known, want, mut lent } = if self.is_view(options.sharing, &known) {
-            First { known, want: Want::View, lent: None }
-        } else {
-            let known = if options.together { of_like_size(known) } else { known };
-            self.allocate_first(allocator, scope, known).await?
+        let Asked { want, mut first } = match asked {
+            Some(asked) => asked,
+            None => self.ask((scope, key), known.clone(), allocator, options).await?,
         };
-        let request = TensorRequest { index: self.index, scope, key: key.clone(), known, want };
-        // The table has the memory from the first poll on, unless the connection is over.
-        let sent = self.connection.send_request(request, &mut lent, options.together).await;
-        if let Some(lent) = lent {
-            self.end_loan(allocator, lent, LentEnd::NeverSent);
-        }
-        let mut is_alone = sent?;
         loop {
-            let (reply, unneeded) = self.reply(scope, mem::take(&mut is_alone)).await?;
+            let (reply, unneeded) = self.reply(scope, mem::replace(&mut first, FirstPoll::Asks)).await?;
             match reply {
                 Reply::Content(landed) => {
-                    // The content that came with the metadata.
-                    if want == Want::View || matches!(landed.content, Content::Eager(_) | Content::None) {
+                    let may_be_new =
+                        want == Want::View || matches!(landed.content, Content::Eager(_) | Content::None);
+                    if may_be_new && !known.contains(&landed.metadata) {
                         self.connection.remember(scope, key, &landed.metadata);
                     }
                     if let Some((lent, end)) = unneeded {
@@ -382,6 +350,30 @@ impl<'connection, C: Channel> Request<'connection, C> {
                 }
             }
         }
+    }
+
+    /// Sends TENSOR_REQUEST, with memory for the content where that can be granted before.
+    async fn ask<A: Allocator<Lent = C::Lent>>(
+        &self,
+        (scope, key): (Scope, &Arc<str>),
+        known: Arc<[Metadata]>,
+        allocator: &A,
+        options: ReceiveOptions,
+    ) -> Result<Asked, Stop<C::Lent>> {
+        let known = accepted(known, allocator);
+        let First { known, want, mut lent } = if self.is_view(options.sharing, &known) {
+            First { known, want: Want::View, lent: None }
+        } else {
+            let known = if options.together { of_like_size(known) } else { known };
+            self.allocate_first(allocator, scope, known).await?
+        };
+        let request = TensorRequest { index: self.index, scope, key: key.clone(), known, want };
+        // The table has the memory from the first poll on, unless the connection is over.
+        let sent = self.connection.send_request(request, &mut lent, options.together).await;
+        if let Some(lent) = lent {
+            self.end_loan(allocator, lent, LentEnd::NeverSent);
+        }
+        Ok(Asked { want, first: if sent? { FirstPoll::Looks } else { FirstPoll::Asks } })
     }
 
     /// Whether to ask for a view. A value that is known to be small is copied, because that costs less.
@@ -411,6 +403,9 @@ impl<'connection, C: Channel> Request<'connection, C> {
             return Ok(first(known, None));
         };
         let is_small = metadata.byte_length <= self.connection.agreed().eager_bytes_max.into();
+        if is_small && allocator.prefers_eager(metadata) {
+            return Ok(First { known, want: Want::Eager, lent: None });
+        }
         if scope.is_immediate() && !is_small {
             let allocated = self.allocate(allocator, metadata).await?;
             return Ok(first(known, allocated));
@@ -460,7 +455,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
     ) -> Result<(), ChannelError> {
         let (connection, index) = (self.connection, self.index);
         let message = Message::TensorReRequest(TensorReRequest { index, destination });
-        let posted = connection.turn(Turnstile::Messages, |state| {
+        let posted = connection.turn(Turnstile::Messages, |state, _| {
             if !state.requests.is_told(index) {
                 return Some(Ok(()));
             }
@@ -472,13 +467,16 @@ impl<'connection, C: Channel> Request<'connection, C> {
     }
 
     /// The peer's next answer, and memory that it did not need. An answer that came before the connection failed counts.
-    /// `is_alone` if the request was just posted and there was no other: then the first look takes no lock.
-    async fn reply(&mut self, scope: Scope, mut is_alone: bool) -> Result<Answered<C::Lent>, ChannelError> {
+    async fn reply(&mut self, scope: Scope, mut first: FirstPoll) -> Result<Answered<C::Lent>, ChannelError> {
         poll_fn(|context| {
             let connection = self.connection;
+            let first = mem::replace(&mut first, FirstPoll::Asks);
+            if matches!(first, FirstPoll::Sleeps) {
+                return Poll::Pending;
+            }
             // Before the waker is left: a reply that this task finds itself wakes nobody. One that comes later finds the
             // waker, which is left under the lock that replies are kept under.
-            let is_first = mem::take(&mut is_alone) && connection.channel().may_help();
+            let is_first = matches!(first, FirstPoll::Looks) && connection.channel().may_help();
             let mut may_find = !is_first || connection.channel().help();
             let mut state = connection.lock();
             while may_find && state.requests.may_help(self.index) && connection.channel().may_help() {

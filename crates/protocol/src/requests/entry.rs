@@ -3,7 +3,7 @@
 use std::{sync::Arc, task::Waker};
 
 use super::stash::{Check, Content, Landed, StepKey};
-use crate::{LentEnd, Metadata, PeerMisbehaved, Status};
+use crate::{EagerContent, LentEnd, Metadata, PeerMisbehaved, Status};
 
 /// The state of the exchange with the peer.
 ///
@@ -89,7 +89,7 @@ pub(super) enum Version {
 /// The peer's answer, as the table stores it.
 #[derive(Debug)]
 pub(super) enum StoredAnswer {
-    Content { number: u64, metadata: Metadata, eager: Option<Box<[u8]>>, check: Check },
+    Content { number: u64, metadata: Metadata, eager: Option<EagerContent>, check: Check },
     MetaDataResponse(Metadata),
     ErrorStatus(Status),
 }
@@ -162,7 +162,7 @@ impl<L> RequestEntry<L> {
         &mut self,
         number: u64,
         metadata: Metadata,
-        eager: Option<Box<[u8]>>,
+        eager: Option<EagerContent>,
         check: Check,
     ) -> Landed<L> {
         let content = match eager {

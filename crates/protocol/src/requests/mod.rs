@@ -14,7 +14,7 @@ use std::{
 };
 
 use crate::{
-    Agreed, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status,
+    Agreed, EagerContent, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status,
     limits::{RESULT_BYTES, STASH_MAX},
 };
 use entry::{Cancel, RequestEntry, RequestPhase, StoredAnswer, Version};
@@ -397,7 +397,7 @@ impl<L> Requests<L> {
         &mut self,
         index: RequestIndex,
         metadata: Metadata,
-        content: Option<Box<[u8]>>,
+        content: Option<EagerContent>,
         checksum: Option<u64>,
     ) -> ArrivedResult<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };

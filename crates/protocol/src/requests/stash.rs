@@ -6,7 +6,7 @@ use std::{
     task::Waker,
 };
 
-use crate::{LentEnd, Metadata, Scope, StepId};
+use crate::{EagerContent, LentEnd, Metadata, Scope, StepId};
 
 /// One key of one step, whose values are in order.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,7 +51,7 @@ pub(crate) enum Content<L> {
     /// In the memory that was granted.
     Lent(L),
     /// They came inside META_DATA_RESPONSE.
-    Eager(Box<[u8]>),
+    Eager(EagerContent),
 }
 
 impl<L> Content<L> {

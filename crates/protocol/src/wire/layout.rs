@@ -10,8 +10,9 @@ use super::{
     },
 };
 use crate::{
-    Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, ResultSlot,
-    Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
+    Code, DataType, Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata,
+    RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, VersionNotice,
+    Want, Wanted,
     credit::{Answer, Ask, Counts, Mode},
     limits::{CONTROL_FRAME_BYTES_MAX, SLOT_BYTES, WIRE_VERSION},
     names::{NameForm, NameTable},
@@ -167,7 +168,7 @@ fn requests(page: &mut Page) {
 }
 
 fn answers(page: &mut Page) {
-    let response = |content: Option<Box<[u8]>>, checksum| {
+    let response = |content: Option<EagerContent>, checksum| {
         Message::MetaDataResponse(MetaDataResponse {
             index: INDEX,
             metadata: matrix(),
@@ -183,7 +184,7 @@ fn answers(page: &mut Page) {
         "META_DATA_RESPONSE with content and checksum",
         about,
         &[],
-        &response(Some([7; 24].into()), Some(0xfeed)),
+        &response(Some(EagerContent::from_slice(&[7; 24])), Some(0xfeed)),
     );
     let about = "Comes before the answer to a request of scope 2 or 3, and is about its value.";
     page.record("VERSION", about, &[], &Message::Version(VersionNotice { index: INDEX, version: 4 }));

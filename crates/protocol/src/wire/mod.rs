@@ -21,8 +21,8 @@ pub(crate) use codec::check_metadata;
 use codec::{Reader, Writer};
 
 use crate::{
-    ErrorStatus, Message, MetaDataResponse, Metadata, Scope, StepId, TensorReRequest, TensorRequest,
-    VersionNotice, Want, Wanted,
+    EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Scope, StepId, TensorReRequest,
+    TensorRequest, VersionNotice, Want, Wanted,
     limits::{
         EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, REQUESTS_PER_MESSAGE_MAX,
     },
@@ -335,7 +335,7 @@ fn read_answer(kind: u8, reader: &mut Reader<'_>) -> Result<Message, WireError> 
             let metadata = reader.metadata()?;
             let Content { content, loan_follows, checksum } = read_content(reader)?;
             check_content(&metadata, content, loan_follows)?;
-            let content = content.map(Box::from);
+            let content = content.map(EagerContent::from_slice);
             Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows, checksum })
         }
         TENSOR_RE_REQUEST => {

@@ -156,7 +156,7 @@ fn rings_full_in_both_directions_come_free() {
     assert!(a.sent.total() < 10 && a.message_bytes_sent + 1000 > u64::from(RING_BYTES_MIN));
     pair.run();
     handles.iter().for_each(|handles| assert_all(handles));
-    assert_eq!(pair.wire.rings(A), [RING_BYTES_MIN as usize], "it may not grow");
+    assert_eq!(pair.wire.ring_lengths(A), [RING_BYTES_MIN as usize], "it may not grow");
     pair.assert_clean();
 }
 
@@ -172,11 +172,12 @@ fn a_ring_grows_when_messages_find_no_room_and_stays_within_its_maximum() {
     pair.run();
     assert_all(&handles);
     let first = RING_BYTES_FIRST as usize;
-    assert_eq!(pair.wire.rings(B), [first, 2 * first, 4 * first]);
-    assert_eq!(pair.wire.rings(A), [first], "B's answers are short");
+    assert_eq!(pair.wire.ring_lengths(B), [first, 2 * first, 4 * first]);
+    assert_eq!(pair.wire.ring_lengths(A), [first], "B's answers are short");
     let (a, b) = pair.counters();
     assert_eq!((a.rings_moved, b.rings_offered), (2, 2));
     assert!(a.asks_sent >= 2);
+    assert_eq!(pair.b.memory.rings_ended("RingMoved"), 2, "the rings that A has left are free");
     // The same again finds room at once, more often.
     let handles = receive_long_keys(&mut pair, A, 60);
     pair.run();
@@ -212,7 +213,7 @@ fn rings_grow_on_any_schedule() {
             pair.fire(events[random.below(events.len())]);
         }
         handles.iter().for_each(|handles| assert_all(handles));
-        assert!(pair.wire.rings(A).len() > 1 && pair.wire.rings(B).len() > 1, "seed {seed}");
+        assert!(pair.wire.ring_lengths(A).len() > 1 && pair.wire.ring_lengths(B).len() > 1, "seed {seed}");
         pair.assert_clean();
     }
 }

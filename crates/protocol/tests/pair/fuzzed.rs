@@ -88,7 +88,7 @@ impl Rig {
         let agreed = Agreed::of(&parameters, &parameters);
         let memory = Memory::with_results(BLOCKS, agreed.has_result_slots());
         let wire = Wire::new((parameters, memory.clone()), (parameters, Memory::new(0)));
-        let connection = Connection::new(wire.channel(Side::A), parameters, parameters);
+        let connection = Connection::new(wire.channel(Side::A), wire.rings(Side::A), parameters, parameters);
         let mut tasks = Tasks::default();
         tasks.spawn(connection.clone().housekeeping());
         tasks.run();
@@ -166,7 +166,7 @@ impl Rig {
 
     fn write_record(&mut self, bytes: &[u8]) {
         self.follow_ring();
-        let ring_bytes = self.wire.rings(Side::A)[self.ring];
+        let ring_bytes = self.wire.ring_lengths(Side::A)[self.ring];
         let bytes = &bytes[..bytes.len().min(ring_bytes).min(RECORD_BYTES_MAX + 8)];
         let (head, tail) = bytes.split_at(bytes.len().min(ring_bytes - self.at));
         let parts = [(self.at as u32, head.to_vec()), (0, tail.to_vec())];
@@ -180,8 +180,7 @@ impl Rig {
         let reading = self.wire.reading(Side::A);
         if reading != self.ring {
             (self.ring, self.at) = (reading, 0);
-            let ring = Destination { region: reading as u32, ..at(1) };
-            self.script.move_to_ring(ring);
+            self.wire.forge_into(Side::B, reading);
         }
     }
 

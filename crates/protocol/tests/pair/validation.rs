@@ -1,8 +1,9 @@
 //! Contents that are validated by checksums.
 
 use tensorwire_protocol::{
-    Agreed, Damage, Destination, LentEnd, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved,
-    RequestIndex, ResultSlot, Scope, TensorReRequest, TransferError, Validation, Want, limits::RESULT_BYTES,
+    Agreed, Damage, Destination, EagerContent, LentEnd, Message, MetaDataResponse, Metadata, Parameters,
+    PeerMisbehaved, RequestIndex, ResultSlot, Scope, TensorReRequest, TransferError, Validation, Want,
+    limits::RESULT_BYTES,
 };
 
 use crate::support::{
@@ -266,14 +267,15 @@ fn a_response_cancelled_while_it_sums_puts_its_value_back() {
     pair.assert_clean();
 }
 
-fn described(content: Option<Box<[u8]>>, checksum: Option<u64>) -> Message {
+fn described(content: Option<&[u8; 8]>, checksum: Option<u64>) -> Message {
     let (index, metadata) = (RequestIndex(0), bytes_of(8));
+    let content = content.map(|bytes| EagerContent::from_slice(bytes));
     Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows: false, checksum })
 }
 
 #[test]
 fn s10_checksums_against_the_agreement_are_misbehaviour() {
-    let content = || Some(Box::from([0; 8]));
+    let content = || Some(&[0; 8]);
     let cases = [
         (eager(Validation::Off), described(None, Some(1))),
         (eager(Validation::Off), described(content(), Some(1))),

@@ -1,8 +1,8 @@
 //! Versions of published values: sent before the answer, of exactly the value that comes.
 
 use tensorwire_protocol::{
-    ErrorStatus, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved, RequestIndex, Scope,
-    Status, VersionNotice, Wanted, limits::EAGER_BYTES_MAX,
+    EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved, RequestIndex,
+    Scope, Status, VersionNotice, Wanted, limits::EAGER_BYTES_MAX,
 };
 
 use crate::support::{
@@ -103,8 +103,9 @@ fn notice(version: u64) -> Message {
     Message::Version(VersionNotice { index: RequestIndex(0), version })
 }
 
-fn response(content: Option<Box<[u8]>>, loan_follows: bool) -> Message {
+fn response(content: Option<&[u8; 8]>, loan_follows: bool) -> Message {
     let (index, metadata) = (RequestIndex(0), bytes_of(8));
+    let content = content.map(|bytes| EagerContent::from_slice(bytes));
     Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows, checksum: None })
 }
 
@@ -133,7 +134,7 @@ fn s10_version_that_is_not_due_is_misbehaviour() {
 
 #[test]
 fn s10_a_value_without_the_version_that_was_asked_for_is_misbehaviour() {
-    for message in [response(None, false), response(Some([0; 8].into()), false)] {
+    for message in [response(None, false), response(Some(&[0; 8]), false)] {
         let mut lone = Lone::new(eager());
         let _unversioned = lone.receive(NOW, "k");
         assert_eq!(lone.message(&message), Err(PeerMisbehaved::VersionMissing));

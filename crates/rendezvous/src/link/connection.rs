@@ -11,8 +11,8 @@ use std::{
 
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{
-    Checksums, Code, Connection, Metadata, ReceiveOptions, Received, ReceivedGuard, Scope, Sharing, Status,
-    TransferError, wire::control::Parameters,
+    Checksums, Code, Connection, Metadata, ReceiveOptions, Received, ReceivedGuard, Rings, Scope, Sharing,
+    Status, TransferError, wire::control::Parameters,
 };
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{BoxFuture, FabricError, FabricKind, LossCause, QueuePair, Runtime, timeout};
@@ -33,7 +33,6 @@ use crate::{
         loan::Lent,
         meter::{Meter, receive_span},
         peer_values::PeerValues,
-        ring::OwnRing,
         target::{Target, TargetAllocator},
     },
     values::{SharedValues, published::Version, tensor::Tensor},
@@ -55,7 +54,6 @@ pub(crate) struct DataConnection {
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
-    ring: Arc<OwnRing>,
     pub(crate) backlog: Backlog<Work>,
     /// The peer has broken the protocol: the task ends the connection for this, and arrivals are ignored.
     pub(crate) broken: OnceLock<Lost>,
@@ -74,6 +72,7 @@ pub(crate) struct DataConnection {
 impl DataConnection {
     pub(crate) fn new(
         channel: FabricChannel,
+        rings: Rings<Lent>,
         (own, peers): (Parameters, Parameters),
         allocator: ReceiveAllocator,
         (peer, peer_at): (&Introduction, String),
@@ -81,16 +80,14 @@ impl DataConnection {
         meter: Arc<Meter>,
     ) -> Arc<Self> {
         let queue_pair = channel.queue_pair.clone();
-        let ring = channel.own_ring.clone();
         Arc::new(Self {
             kind: queue_pair.kind(),
             peer_incarnation: peer.incarnation,
             peer_at,
             queue_pair,
-            protocol: Connection::new(channel, own, peers),
+            protocol: Connection::new(channel, rings, own, peers),
             announcer: allocator.announcer.clone(),
             allocator,
-            ring,
             backlog: Backlog::new(),
             broken: OnceLock::new(),
             values: Arc::new(PeerValues::new(values, &peer.worker, meter.clone())),
@@ -145,7 +142,6 @@ impl DataConnection {
         }
         self.queue_pair.close().await;
         self.protocol.drain().into_iter().for_each(Lent::end_drained);
-        self.ring.end();
         self.allocator.enclosure.end();
     }
 

@@ -3,15 +3,11 @@
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures::FutureExt;
-use tensorwire_memory::GrantEnd;
 use tensorwire_protocol::{
-    Agreed, Code, Status,
+    Agreed, Code, Rings, Status,
     credit::Depths,
     limits::SLOT_BYTES,
     wire::control::{Connect, ControlFrame, RingOffer},
@@ -34,7 +30,7 @@ use crate::{
         known_peer::{Attempt, ConnectionOrAttempt, KnownPeer},
         meter::Meter,
         node::{Node, fabric_number},
-        ring::{OwnRing, RingMaker},
+        ring::{RingMaker, UnusedRing},
         session::Session,
     },
     values::{end_signal::unless, latch::LatchSetter},
@@ -47,7 +43,8 @@ const LATE: Duration = Duration::from_millis(20);
 struct Half {
     enclosure: Arc<Enclosure>,
     prepared: Box<dyn Prepared>,
-    ring: Arc<OwnRing>,
+    ring: UnusedRing,
+    slots: UnusedRing,
     ring_at: RingOffer,
     known: Vec<RemoteRegion>,
 }
@@ -195,14 +192,12 @@ impl Node {
         session: &Arc<Session>,
     ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
         let half = self.prepare(fabric)?;
-        let ring = half.ring.clone();
         let lost = |detail: String| FabricError::Connect {
             kind: fabric.kind,
             step: "agreeing with the peer",
             detail,
         };
-        // If the session has ended, the offer was never sent, and the ring can be released.
-        let (number, answered) = session.open().map_err(lost).inspect_err(|_| ring.end())?;
+        let (number, answered) = session.open().map_err(lost)?;
         let opened = async {
             let offer = self.offer(number, fabric, &half);
             session.send(ControlFrame::Connect(offer)).await?;
@@ -218,7 +213,6 @@ impl Node {
         .await;
         if !matches!(opened, Ok(Some(_))) {
             session.forget(number);
-            ring.end();
         }
         if let Err(error) = &opened {
             self.disown(session, number, error).await;
@@ -290,14 +284,9 @@ impl Node {
         half: Half,
         offer: Connect,
     ) -> Result<Arc<DataConnection>, WorkerError> {
-        let ring = half.ring.clone();
-        let opened = async {
-            let answer = self.offer(offer.connection, fabric, &half);
-            session.send(ControlFrame::Connected(answer)).await?;
-            self.join(fabric, session, half, offer, false).await
-        }
-        .await;
-        opened.inspect_err(|_| ring.end())
+        let answer = self.offer(offer.connection, fabric, &half);
+        session.send(ControlFrame::Connected(answer)).await?;
+        self.join(fabric, session, half, offer, false).await
     }
 
     /// The fabric that a peer's Connect requests, and the local side of a connection over it.
@@ -319,17 +308,12 @@ impl Node {
         let config = QueuePairConfig { send_depth: depths.send, receive_depth: depths.receive };
         let enclosure = fabric.enclosure()?;
         let prepared = enclosure.prepare(config)?;
-        let (ring, destination) = enclosure.lend_ring(self.parameters.first_ring_bytes())?;
-        let (record_slots, slots) = match enclosure.lend_ring(2 * SLOT_BYTES) {
-            Ok(lent) => lent,
-            Err(error) => {
-                drop(ring.end(GrantEnd::NeverSent));
-                return Err(error);
-            }
-        };
-        let ring_at = RingOffer { destination, slots };
+        let lend = |bytes| enclosure.lend_ring(bytes).map(|(granted, at)| (UnusedRing::new(granted), at));
+        let (ring, destination) = lend(self.parameters.first_ring_bytes())?;
+        let (slots, slots_at) = lend(2 * SLOT_BYTES)?;
+        let ring_at = RingOffer { destination, slots: slots_at };
         let known = enclosure.regions.all();
-        Ok(Half { enclosure, prepared, ring: OwnRing::new(ring, record_slots), ring_at, known })
+        Ok(Half { enclosure, prepared, ring, slots, ring_at, known })
     }
 
     fn offer(&self, connection: u32, fabric: &LocalFabric, half: &Half) -> Connect {
@@ -353,7 +337,7 @@ impl Node {
         other: Connect,
         asked: bool,
     ) -> Result<Arc<DataConnection>, WorkerError> {
-        let Half { enclosure, prepared, ring, known, .. } = half;
+        let Half { enclosure, prepared, ring, slots, known, .. } = half;
         let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
         let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
         let announcer = Arc::new(announcer);
@@ -379,10 +363,7 @@ impl Node {
         let channel = FabricChannel {
             queue_pair,
             message_pool: self.pools.message.clone(),
-            own_ring: ring,
             ring_maker: RingMaker { enclosure: enclosure.clone(), announcer: announcer.clone() },
-            peer_ring: other.ring.destination,
-            later_ring: OnceLock::new(),
             peer_slots: other.ring.slots,
             import: Import { pool: self.pools.source.clone(), enclosure: enclosure.clone() },
         };
@@ -392,7 +373,12 @@ impl Node {
         let parameters = (self.parameters, other.parameters);
         let meter = Meter::new(self.labels.of(&session.peer.worker), fabric.kind, &self.log);
         let peer = (&session.peer, session.whereabouts());
-        let connection = DataConnection::new(channel, parameters, allocator, peer, &self.values, meter);
+        let (Some(own), Some(own_slots)) = (ring.take(), slots.take()) else {
+            return Err(could_not_connect(fabric.kind, "the own ring was taken already"));
+        };
+        let rings = Rings { own, own_slots, peer: other.ring.destination };
+        let connection =
+            DataConnection::new(channel, rings, parameters, allocator, peer, &self.values, meter);
         connection.start(driver, &self.runtime);
         if tensorwire_testpoints::chance!("a connection is up later at one of its sides") {
             self.runtime.sleep(LATE).await;

@@ -3,10 +3,7 @@
 use std::{pin::pin, sync::Arc, task::Poll};
 
 use futures::poll;
-use tensorwire_memory::{
-    Block, BufMut, MemoryError, Pool,
-    copy::{CopyReason, copy_bytes},
-};
+use tensorwire_memory::{Block, Buf, BufMut, MemoryError, Pool, copy::CopyReason};
 use tensorwire_protocol::{Allocator, Code, Destination, Metadata, ResultSlot, Status};
 use tensorwire_verbs_reactor::RemoteRegion;
 
@@ -15,6 +12,10 @@ use crate::link::{
     enclosure::Enclosure,
     loan::{Lent, RESULT_SLOT},
 };
+
+/// Values of at most so many bytes are requested inside messages: with its record, such a value still fits into one short
+/// write of every fabric.
+const EAGER_BYTES: u64 = 96;
 
 /// Allocates destinations for values of one peer. They are in the receive pool; or in a bounce pool of this connection,
 /// paired with memory of the receive pool that no peer can write.
@@ -157,11 +158,13 @@ pub(crate) fn length_of(metadata: &Metadata) -> Result<usize, Status> {
 impl Allocator for ReceiveAllocator {
     type Lent = Lent;
 
-    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Lent, Status> {
-        let buffer = self.pool.alloc(length_of(metadata)?).await;
-        let mut buffer = buffer.map_err(|error| exhausted(&error))?;
-        copy_bytes(&mut buffer, content, CopyReason::Eager);
-        Ok(Lent::Granted { granted: buffer.grant(), has_slot: false })
+    fn prefers_eager(&self, metadata: &Metadata) -> bool {
+        metadata.byte_length <= EAGER_BYTES
+            && !tensorwire_testpoints::chance!("a small value is asked for with memory")
+    }
+
+    fn copy_eager(&self, _: &Metadata, content: &[u8]) -> Lent {
+        Lent::view(Buf::on_heap(content, CopyReason::Eager))
     }
 
     async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {

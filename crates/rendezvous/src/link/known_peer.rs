@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use arc_swap::ArcSwapOption;
 use tensorwire_protocol::{Code, Counters, Status};
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{QueuePairStats, Runtime, timeout};
@@ -37,6 +38,8 @@ pub(crate) struct KnownPeer {
 struct PeerRecord {
     name: String,
     state: Mutex<PeerState>,
+    /// The connection in use, for callers that take no lock. Changed with the link, under the lock.
+    in_use: ArcSwapOption<DataConnection>,
     /// Notified when an attempt of the peer has ended.
     accepted: Notify,
 }
@@ -110,7 +113,8 @@ impl KnownPeer {
 
     fn of(name: &str, state: PeerState) -> Self {
         let (name, state) = (name.to_owned(), Mutex::new(state));
-        Self { inner: Arc::new(PeerRecord { name, state, accepted: Notify::new() }) }
+        let in_use = ArcSwapOption::empty();
+        Self { inner: Arc::new(PeerRecord { name, state, in_use, accepted: Notify::new() }) }
     }
 
     /// The peer's worker name.
@@ -209,7 +213,7 @@ impl KnownPeer {
             Link::Connecting(_) => first,
             Link::Up { connection, told } if !connection.is_over() => first && !std::mem::replace(told, true),
             Link::Up { .. } | Link::Idle => {
-                state.link = Link::Accepting(Latch::new());
+                self.set_link(&mut state, Link::Accepting(Latch::new()));
                 false
             }
             Link::Accepting(_) => false,
@@ -243,7 +247,7 @@ impl KnownPeer {
                 Link::Up { connection: up, .. } if !replaces(up) => None,
                 _ => Some(Link::up(connection)),
             };
-            match link.map(|link| std::mem::replace(&mut state.link, link)) {
+            match link.map(|link| self.set_link(&mut state, link)) {
                 Some(Link::Accepting(latch)) => told = Some((latch, Some(Ok(connection.clone())))),
                 Some(Link::Up { connection, .. }) => replaced = Some(connection),
                 _ => {}
@@ -253,7 +257,7 @@ impl KnownPeer {
         {
             // Callers that waited for the peer's attempt make their own.
             told = Some((latch.clone(), None));
-            state.link = Link::Idle;
+            self.set_link(&mut state, Link::Idle);
         }
         drop(state);
         if let Some((latch, ended)) = told {
@@ -318,7 +322,7 @@ impl KnownPeer {
         let link = match &state.link {
             Link::Up { connection, .. } if is_it(connection) => {
                 state.former = figures;
-                Some(std::mem::take(&mut state.link))
+                Some(self.set_link(&mut state, Link::Idle))
             }
             _ => None,
         };
@@ -336,11 +340,21 @@ impl KnownPeer {
         }
     }
 
+    /// The connection in use, unless it has failed. Takes no lock.
     fn live_connection(&self) -> Option<Arc<DataConnection>> {
-        match &self.lock().link {
-            Link::Up { connection, .. } if !connection.is_over() => Some(connection.clone()),
+        self.inner.in_use.load_full().filter(|connection| !connection.is_over())
+    }
+
+    /// Replaces the link, which is returned so that a connection is not dropped under the lock.
+    fn set_link(&self, state: &mut PeerState, link: Link) -> Link {
+        let in_use = match &link {
+            Link::Up { connection, .. } => Some(connection.clone()),
             _ => None,
-        }
+        };
+        let former = std::mem::replace(&mut state.link, link);
+        // `former` still refers to the connection that leaves here.
+        self.inner.in_use.store(in_use);
+        former
     }
 
     /// The connection in use, or the attempt to wait for or to make.
@@ -360,8 +374,10 @@ impl KnownPeer {
             Link::Up { .. } | Link::Idle => {}
         }
         let attempt = Latch::new();
-        state.link = Link::Connecting(attempt.clone());
-        state.accepted = None;
+        let former = self.set_link(&mut state, Link::Connecting(attempt.clone()));
+        let accepted = state.accepted.take();
+        drop(state);
+        drop((former, accepted));
         ConnectionOrAttempt::Begun(attempt)
     }
 
@@ -371,7 +387,9 @@ impl KnownPeer {
         let mut state = self.lock();
         let accepted = state.accepted.take().filter(|connection| !connection.is_over());
         let ended = ended.or_else(|error| accepted.ok_or(error));
-        state.link = ended.as_ref().map_or(Link::Idle, Link::up);
+        let former = self.set_link(&mut state, ended.as_ref().map_or(Link::Idle, Link::up));
+        drop(state);
+        drop(former);
         ended
     }
 

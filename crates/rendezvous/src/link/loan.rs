@@ -19,6 +19,7 @@ pub(crate) fn ended(lent: Granted, end: LentEnd) -> Option<BufMut> {
         LentEnd::CancelAck => GrantEnd::CancelAck,
         LentEnd::Content => GrantEnd::Content,
         LentEnd::NeverSent => GrantEnd::NeverSent,
+        LentEnd::RingMoved => GrantEnd::RingMoved,
         // An unknown reason does not prove that the peer can no longer write, so the memory is leaked and counted.
         _ => return None,
     };
@@ -53,7 +54,12 @@ pub(crate) enum Lent {
 }
 
 impl Lent {
-    /// A view of the peer's memory.
+    /// A message ring or the record slots.
+    pub(crate) fn ring(granted: Granted) -> Self {
+        Self::Granted { granted, has_slot: false }
+    }
+
+    /// A view of the peer's memory, or other bytes that no peer can write.
     pub(crate) fn view(bytes: Buf) -> Self {
         Self::Here { bytes, result: None }
     }

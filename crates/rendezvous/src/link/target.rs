@@ -266,11 +266,15 @@ impl Allocator for TargetAllocator<'_> {
         }
     }
 
-    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Lent, Status> {
+    fn prefers_eager(&self, metadata: &Metadata) -> bool {
+        self.receive.prefers_eager(metadata)
+    }
+
+    fn copy_eager(&self, metadata: &Metadata, content: &[u8]) -> Lent {
         let own = if self.target.fits(metadata) && !self.is_validated { self.target.take() } else { None };
-        let Some(mut buffer) = own else { return self.receive.keep(metadata, content).await };
+        let Some(mut buffer) = own else { return self.receive.copy_eager(metadata, content) };
         copy_bytes(&mut buffer, content, CopyReason::Eager);
-        Ok(Lent::Granted { granted: buffer.grant(), has_slot: false })
+        Lent::Granted { granted: buffer.grant(), has_slot: false }
     }
 
     async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {

@@ -10,7 +10,7 @@ use std::{
 
 use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, ChannelError, Depths, Destination, LentEnd,
-    MESSAGE_IMMEDIATE, Message, Mode, Parameters, RecordSlot, RingSpan, Status, WireError,
+    MESSAGE_IMMEDIATE, Message, Mode, Parameters, RecordSlot, RingSpan, Rings, Status, WireError,
     limits::RESULT_BYTES,
     names::NameTable,
     wire::record::{Control, Record, decode_record},
@@ -76,8 +76,8 @@ struct End {
     rings: Vec<Vec<u8>>,
     /// The own ring that is read.
     reading: usize,
-    /// The peer's ring that is written.
-    writing: usize,
+    /// The peer's ring that forged writes go to.
+    forging: usize,
     /// No larger ring can be made.
     is_out_of_rings: bool,
     /// How much this end may still lend; `None` if it can't at all.
@@ -171,7 +171,7 @@ impl Wire {
             depths: Depths::of(local, peer),
             rings: vec![vec![0; local.first_ring_bytes() as usize]],
             reading: 0,
-            writing: 0,
+            forging: 0,
             is_out_of_rings: false,
             loans: None,
             posts: None,
@@ -192,6 +192,14 @@ impl Wire {
 
     pub(crate) fn channel(&self, side: Side) -> TestChannel {
         TestChannel { side, wire: self.clone() }
+    }
+
+    /// The first rings of a connection of `side`.
+    pub(crate) fn rings(&self, side: Side) -> Rings<Lent> {
+        let mut state = self.0.lock().unwrap();
+        let memory = state.end(side).memory.clone();
+        let peer = ring_at(0, state.end(side.other()).rings[0].len());
+        Rings { own: memory.ring(Some(0)), own_slots: memory.ring(None), peer }
     }
 
     /// Something changes on its way.
@@ -220,7 +228,8 @@ impl Wire {
 
     /// As [`forge`](Self::forge), in several places.
     pub(crate) fn forge_parts(&self, side: Side, ring: Vec<(u32, Vec<u8>)>, immediate: u32) {
-        self.post(side, "forged", Write { ring, ..notification(immediate) }).unwrap();
+        let ring_number = self.0.lock().unwrap().end(side).forging;
+        self.post(side, "forged", Write { ring_number, ring, ..notification(immediate) }).unwrap();
     }
 
     pub(crate) fn has_posted(&self, side: Side) -> bool {
@@ -240,8 +249,13 @@ impl Wire {
         self.0.lock().unwrap().end(side).reading
     }
 
+    /// Forged writes of `side` go to this ring of its peer.
+    pub(crate) fn forge_into(&self, side: Side, ring: usize) {
+        self.0.lock().unwrap().end(side).forging = ring;
+    }
+
     /// The rings that `side` has made, in bytes.
-    pub(crate) fn rings(&self, side: Side) -> Vec<usize> {
+    pub(crate) fn ring_lengths(&self, side: Side) -> Vec<usize> {
         self.0.lock().unwrap().end(side).rings.iter().map(Vec::len).collect()
     }
 
@@ -280,7 +294,8 @@ impl Wire {
         // A script says of its rings and receives what it likes.
         let is_script = target.memory.is_script();
         let ring_bytes = write.ring.iter().map(|(_, bytes)| bytes.len() as u32).sum();
-        assert!(is_script || write.ring_number >= target.reading, "a write into a ring that was given back");
+        let is_in_use = write.ring.is_empty() || write.ring_number >= target.reading;
+        assert!(is_script || is_in_use, "a write into a ring that was given back");
         for (offset, bytes) in write.ring {
             let offset = offset as usize;
             let ring = target.rings.get_mut(write.ring_number);
@@ -364,7 +379,6 @@ impl Wire {
         state.wrapped += u64::from(write.entries > 1);
         let has_script = state.end(side.other()).memory.is_script();
         let end = state.end(side);
-        write.ring_number = end.writing;
         end.send_entries += write.entries;
         if end.send_entries > end.depths.send {
             // A script may return what it has not taken yet.
@@ -376,6 +390,12 @@ impl Wire {
         end.posted.push_back(write);
         Ok(())
     }
+}
+
+/// Where a ring is, which is named by its number.
+pub(crate) fn ring_at(region: u32, ring_bytes: usize) -> Destination {
+    let capacity = ring_bytes as u64;
+    Destination { region, generation: 0, offset: 0, capacity, result: None }
 }
 
 /// One end of the wire.
@@ -450,7 +470,13 @@ impl Channel for TestChannel {
     type Lent = Lent;
     type Write = Pin<Box<dyn Future<Output = Result<(), ChannelError>> + Send>>;
 
-    fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError> {
+    fn post_message(
+        &self,
+        ring_at: Destination,
+        first: RingSpan,
+        second: RingSpan,
+        bytes: &[u8],
+    ) -> Result<(), ChannelError> {
         assert_eq!((first.length + second.length) as usize, bytes.len());
         assert!(first.length > 0);
         let (head, tail) = bytes.split_at(first.length as usize);
@@ -469,7 +495,8 @@ impl Channel for TestChannel {
                 Err(error) => panic!("an own message cannot be decoded: {error}"),
             }
         };
-        let write = Write { ring, length, entries, is_eager, ..notification(MESSAGE_IMMEDIATE) };
+        let ring_number = ring_at.region as usize;
+        let write = Write { ring_number, ring, length, entries, is_eager, ..notification(MESSAGE_IMMEDIATE) };
         self.wire.post(self.side, message, write)
     }
 
@@ -527,22 +554,21 @@ impl Channel for TestChannel {
         Some(self.write("loan", Write { loan: Some(bytes.clone()), length, ..notification(immediate) }))
     }
 
-    fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
+    fn read(&self, ring: &Lent, offset: u64, into: &mut [u8]) -> Result<(), ChannelError> {
         let mut state = self.wire.0.lock().unwrap();
-        let offset = offset as usize;
         let end = state.end(self.side);
-        let bytes = end.rings[end.reading].get(offset..offset + into.len());
+        let Some(number) = ring.ring().expect("only rings and slots are read") else {
+            into.copy_from_slice(&end.slots[usize::from(offset > 0)]);
+            return Ok(());
+        };
+        end.reading = number;
+        let offset = offset as usize;
+        let bytes = end.rings[number].get(offset..offset + into.len());
         into.copy_from_slice(bytes.ok_or_else(|| ChannelError("outside the ring".to_owned()))?);
         Ok(())
     }
 
-    fn read_record(&self, slot: RecordSlot, into: &mut [u8]) -> Result<(), ChannelError> {
-        let mut state = self.wire.0.lock().unwrap();
-        into.copy_from_slice(&state.end(self.side).slots[slot as usize]);
-        Ok(())
-    }
-
-    async fn make_ring(&self, ring_bytes: u32) -> Option<Destination> {
+    async fn make_ring(&self, ring_bytes: u32) -> Option<(Lent, Destination)> {
         let mut state = self.wire.0.lock().unwrap();
         let end = state.end(self.side);
         if end.is_out_of_rings {
@@ -550,18 +576,16 @@ impl Channel for TestChannel {
         }
         end.rings.push(vec![0; ring_bytes as usize]);
         let region = end.rings.len() as u32 - 1;
-        Some(Destination { region, generation: 0, offset: 0, capacity: ring_bytes.into(), result: None })
-    }
-
-    fn own_ring_moved(&self) {
-        self.wire.0.lock().unwrap().end(self.side).reading += 1;
-    }
-
-    fn move_to_ring(&self, ring: Destination) {
-        self.wire.0.lock().unwrap().end(self.side).writing = ring.region as usize;
+        let ring = end.memory.ring(Some(region as usize));
+        Some((ring, ring_at(region, ring_bytes as usize)))
     }
 
     fn take_back(&self, lent: Lent, end: LentEnd) {
+        if let Some(Some(number)) = lent.ring()
+            && end == LentEnd::RingMoved
+        {
+            self.wire.0.lock().unwrap().end(self.side).reading = number + 1;
+        }
         lent.end(end);
     }
 }

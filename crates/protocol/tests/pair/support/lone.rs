@@ -12,7 +12,7 @@ use tensorwire_protocol::{
 
 use super::{
     Side,
-    channel::{TestChannel, Wire},
+    channel::{TestChannel, Wire, ring_at},
     memory::{Lent, Memory},
     pair::ReceiveResult,
     source::TestSource,
@@ -41,7 +41,7 @@ impl Lone {
         let agreed = Agreed::of(&parameters, &parameters);
         let memory = Memory::with_results(64, agreed.has_result_slots());
         let wire = Wire::new((parameters, memory.clone()), (parameters, Memory::new(0)));
-        let connection = Connection::new(wire.channel(Side::A), parameters, parameters);
+        let connection = Connection::new(wire.channel(Side::A), wire.rings(Side::A), parameters, parameters);
         let mut tasks = Tasks::default();
         tasks.spawn(connection.clone().housekeeping());
         let ring_bytes = parameters.first_ring_bytes();
@@ -231,7 +231,8 @@ impl Lone {
             self.posted.ring_bytes += bytes.len() as u32;
         }
         let place = self.flow.post_message(bytes.len() as u32).expect("a credit and room");
-        self.script.post_message(place.first, place.second, bytes).unwrap();
+        let ring = ring_at(0, self.wire.ring_lengths(Side::A)[0]);
+        self.script.post_message(ring, place.first, place.second, bytes).unwrap();
     }
 
     /// The script writes a message of these bytes, at the start of the ring.

@@ -17,6 +17,13 @@ const BLOCK_BYTES_MAX: u64 = 1 << 20;
 /// A result slot that was not written.
 const UNWRITTEN: [u8; RESULT_BYTES] = [0xDD; RESULT_BYTES];
 
+/// Those of the memory that a connection was drained of that are no own rings.
+pub(crate) fn values(drained: Vec<Lent>) -> Vec<Lent> {
+    let (rings, values): (Vec<_>, Vec<_>) = drained.into_iter().partition(|lent| lent.ring.is_some());
+    rings.into_iter().for_each(Lent::end_drained);
+    values
+}
+
 /// Lent memory. Must be given back, or is a leak.
 #[derive(Debug)]
 pub(crate) struct Lent {
@@ -24,6 +31,8 @@ pub(crate) struct Lent {
     lease: u32,
     memory: Memory,
     is_settled: bool,
+    /// The number of an own ring, which is no block; `None` in it for the record slots.
+    ring: Option<Option<usize>>,
     /// What was validated.
     copy: (Vec<u8>, Option<[u8; RESULT_BYTES]>),
 }
@@ -56,6 +65,10 @@ impl Lent {
         self.copy.1
     }
 
+    pub(crate) fn ring(&self) -> Option<Option<usize>> {
+        self.ring
+    }
+
     /// The first `length` of its bytes, for a receive that is done.
     pub(crate) fn finish(self, length: usize) -> Vec<u8> {
         let mut bytes = self.memory.0.lock().unwrap().blocks[self.block].bytes.clone();
@@ -66,12 +79,18 @@ impl Lent {
 
     pub(crate) fn end(mut self, end: LentEnd) {
         self.is_settled = true;
+        if self.ring.is_some() {
+            return self.memory.ring_ended(format!("ring {end:?}"));
+        }
         self.memory.clone().free(self.block, self.lease, Some(end));
     }
 
     /// After the queue pair is gone.
     pub(crate) fn end_drained(mut self) {
         self.is_settled = true;
+        if self.ring.is_some() {
+            return self.memory.ring_ended("ring drained".to_owned());
+        }
         self.memory.clone().free(self.block, self.lease, None);
     }
 }
@@ -100,6 +119,7 @@ struct State {
     drained: u64,
     refusal: Option<Status>,
     is_stuck: bool,
+    prefers_eager: bool,
     has_results: bool,
 }
 
@@ -143,6 +163,11 @@ impl Memory {
         self.0.lock().unwrap().refusal = None;
     }
 
+    /// Whether known values that may come inside a message are to.
+    pub(crate) fn prefer_eager(&self, is_preferred: bool) {
+        self.0.lock().unwrap().prefers_eager = is_preferred;
+    }
+
     /// Every later allocation waits, until this is called with false.
     pub(crate) fn stick(&self, is_stuck: bool) {
         let wakers = {
@@ -175,7 +200,23 @@ impl Memory {
         let mut state = self.0.lock().unwrap();
         state.blocks.push(Block { lease: 1, is_lent: true, is_view: true, bytes, result: UNWRITTEN });
         let copy = (Vec::new(), None);
-        Lent { block: state.blocks.len() - 1, lease: 1, memory: self.clone(), is_settled: false, copy }
+        let memory = self.clone();
+        Lent { block: state.blocks.len() - 1, lease: 1, memory, is_settled: false, ring: None, copy }
+    }
+
+    /// An own ring, by its number, or the record slots.
+    pub(crate) fn ring(&self, ring: Option<usize>) -> Lent {
+        let (memory, copy) = (self.clone(), (Vec::new(), None));
+        Lent { block: usize::MAX, lease: 0, memory, is_settled: false, ring: Some(ring), copy }
+    }
+
+    fn ring_ended(&self, why: String) {
+        *self.0.lock().unwrap().ends.entry(why).or_default() += 1;
+    }
+
+    /// How often an own ring, or the slots, were given back for `why`.
+    pub(crate) fn rings_ended(&self, why: &str) -> u64 {
+        self.0.lock().unwrap().ends.get(&format!("ring {why}")).copied().unwrap_or(0)
     }
 
     /// Views that are held.
@@ -249,17 +290,19 @@ impl Memory {
         let result = state.has_results.then_some(ResultSlot { region: 2, generation: lease, offset });
         let destination = Destination { region: 1, generation: lease, offset, capacity, result };
         let copy = (Vec::new(), None);
-        Some((Lent { block, lease, memory: self.clone(), is_settled: false, copy }, destination))
+        Some((Lent { block, lease, memory: self.clone(), is_settled: false, ring: None, copy }, destination))
     }
 }
 
 impl Allocator for Memory {
     type Lent = Lent;
 
-    async fn keep(&self, metadata: &Metadata, content: &[u8]) -> Result<Lent, Status> {
-        let (lent, _) = self.allocate(metadata).await?;
-        self.0.lock().unwrap().blocks[lent.block].bytes.copy_from_slice(content);
-        Ok(lent)
+    fn prefers_eager(&self, _: &Metadata) -> bool {
+        self.0.lock().unwrap().prefers_eager
+    }
+
+    fn copy_eager(&self, _: &Metadata, content: &[u8]) -> Lent {
+        self.view(content.to_vec())
     }
 
     async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {

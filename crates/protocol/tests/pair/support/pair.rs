@@ -11,7 +11,7 @@ use tensorwire_protocol::{
 use super::{
     Side,
     channel::{TestChannel, Wire},
-    memory::{Lent, Memory},
+    memory::{Lent, Memory, values},
     source::TestSource,
     tasks::{Handle, TaskId, Tasks},
 };
@@ -79,7 +79,7 @@ impl Pair {
         let wire = Wire::new((a, memories.0.clone()), (b, memories.1.clone()));
         let mut tasks = Tasks::default();
         let mut end = |side, local, peer, memory| {
-            let connection = Connection::new(wire.channel(side), local, peer);
+            let connection = Connection::new(wire.channel(side), wire.rings(side), local, peer);
             tasks.spawn(connection.clone().housekeeping());
             PairEnd {
                 connection,
@@ -226,7 +226,7 @@ impl Pair {
         }
         self.run();
         for side in Side::BOTH {
-            let drained = self.end(side).connection.drain();
+            let drained = values(self.end(side).connection.drain());
             drained.into_iter().for_each(Lent::end_drained);
         }
     }

@@ -3,7 +3,7 @@
 use std::{
     future::Future,
     pin::Pin,
-    sync::{Arc, OnceLock, PoisonError},
+    sync::Arc,
     task::{Context, Poll},
 };
 
@@ -12,10 +12,9 @@ use tensorwire_memory::{
     copy::{CopyReason, copy_bytes},
 };
 use tensorwire_protocol::{
-    Channel, ChannelError, Code, Destination, LentEnd, RecordSlot, ResultSlot, RingSpan, Status,
-    limits::RESULT_BYTES,
+    Channel, ChannelError, Code, Destination, EagerContent, LentEnd, RecordSlot, ResultSlot, RingSpan,
+    Status, limits::RESULT_BYTES,
 };
-use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{
     FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, Segment,
     WorkRequest,
@@ -24,7 +23,7 @@ use tensorwire_verbs_reactor::{
 use crate::link::{
     import::Import,
     loan::{Lent, RESULT_SLOT, ended},
-    ring::{OwnRing, RingMaker, slot_offset},
+    ring::RingMaker,
 };
 
 /// "A message is in your ring."
@@ -32,16 +31,12 @@ const MESSAGE: Immediate = Immediate(0xFFFF_FFFF);
 /// "I have taken your message", or "an ASK or ANSWER is in its slot".
 const ACKNOWLEDGEMENT: Immediate = Immediate(0xFFFF_FFFE);
 
-/// A queue pair with the peer's ring and the local ring.
+/// A queue pair, and the memory that messages and contents are posted from.
 #[derive(Debug)]
 pub(crate) struct FabricChannel {
     pub(crate) queue_pair: QueuePair,
     pub(crate) message_pool: Pool,
-    pub(crate) own_ring: Arc<OwnRing>,
     pub(crate) ring_maker: RingMaker,
-    pub(crate) peer_ring: Destination,
-    /// The larger ring that the peer has offered to replace `peer_ring`.
-    pub(crate) later_ring: OnceLock<Mutex<Destination>>,
     pub(crate) peer_slots: Destination,
     pub(crate) import: Import,
 }
@@ -142,12 +137,6 @@ impl FabricChannel {
         let Segment { local, remote } = content;
         self.post_awaited(&WorkRequest::Write { local, remote: Some(remote), immediate })
     }
-
-    fn ring_range(&self, span: RingSpan) -> RemoteRange {
-        let later = self.later_ring.get();
-        let ring = later.map_or(self.peer_ring, |ring| *ring.lock().unwrap_or_else(PoisonError::into_inner));
-        range_of(ring, span.offset.into(), span.length.into())
-    }
 }
 
 fn range_of(at: Destination, offset: u64, length: u64) -> RemoteRange {
@@ -168,15 +157,22 @@ impl Channel for FabricChannel {
     type Lent = Lent;
     type Write = ContentWrite;
 
-    fn post_message(&self, first: RingSpan, second: RingSpan, bytes: &[u8]) -> Result<(), ChannelError> {
+    fn post_message(
+        &self,
+        ring: Destination,
+        first: RingSpan,
+        second: RingSpan,
+        bytes: &[u8],
+    ) -> Result<(), ChannelError> {
+        let range = |span: RingSpan| range_of(ring, span.offset.into(), span.length.into());
         let Some((head, tail)) = bytes.split_at_checked(first.length as usize) else {
             return Err(ChannelError("a message is shorter than its span in the ring".to_owned()));
         };
         if tail.is_empty() {
-            return self.post_bytes(head, self.ring_range(first), Some(MESSAGE));
+            return self.post_bytes(head, range(first), Some(MESSAGE));
         }
-        self.post_bytes(head, self.ring_range(first), None)?;
-        self.post_bytes(tail, self.ring_range(second), Some(MESSAGE))
+        self.post_bytes(head, range(first), None)?;
+        self.post_bytes(tail, range(second), Some(MESSAGE))
     }
 
     fn post_acknowledgement(&self) -> Result<(), ChannelError> {
@@ -184,7 +180,7 @@ impl Channel for FabricChannel {
     }
 
     fn post_record(&self, slot: RecordSlot, bytes: &[u8]) -> Result<(), ChannelError> {
-        let remote = range_of(self.peer_slots, slot_offset(slot), bytes.len() as u64);
+        let remote = range_of(self.peer_slots, slot.offset(), bytes.len() as u64);
         self.post_bytes(bytes, remote, Some(ACKNOWLEDGEMENT))
     }
 
@@ -271,27 +267,17 @@ impl Channel for FabricChannel {
         lent.ok().map(ContentWrite::Posted)
     }
 
-    fn read_ring(&self, offset: u32, into: &mut [u8]) -> Result<(), ChannelError> {
-        self.own_ring.read(offset, into)
+    fn read(&self, ring: &Lent, offset: u64, into: &mut [u8]) -> Result<(), ChannelError> {
+        let Lent::Granted { granted, .. } = ring else {
+            return Err(ChannelError("the own ring is not granted memory".to_owned()));
+        };
+        let offset = usize::try_from(offset).unwrap_or(usize::MAX);
+        granted.read_at(offset, into, CopyReason::Message).map_err(|error| ChannelError(error.to_string()))
     }
 
-    fn read_record(&self, slot: RecordSlot, into: &mut [u8]) -> Result<(), ChannelError> {
-        self.own_ring.read_slot(slot, into)
-    }
-
-    async fn make_ring(&self, ring_bytes: u32) -> Option<Destination> {
+    async fn make_ring(&self, ring_bytes: u32) -> Option<(Lent, Destination)> {
         let (granted, destination) = self.ring_maker.make(ring_bytes).await?;
-        self.own_ring.offer(granted);
-        Some(destination)
-    }
-
-    fn own_ring_moved(&self) {
-        self.own_ring.moved();
-    }
-
-    fn move_to_ring(&self, ring: Destination) {
-        let later = self.later_ring.get_or_init(|| Mutex::new(ring));
-        *later.lock().unwrap_or_else(PoisonError::into_inner) = ring;
+        Some((Lent::ring(granted), destination))
     }
 
     fn may_help(&self) -> bool {
@@ -304,10 +290,10 @@ impl Channel for FabricChannel {
         !tensorwire_testpoints::chance!("help declines") && self.queue_pair.help()
     }
 
-    fn copy_out(&self, bytes: &Buf) -> Box<[u8]> {
-        let mut copy = vec![0; bytes.len()];
+    fn copy_out(&self, bytes: &Buf) -> EagerContent {
+        let mut copy = EagerContent::from_elem(0, bytes.len());
         copy_bytes(&mut copy, bytes, CopyReason::Eager);
-        copy.into()
+        copy
     }
 
     fn take_back(&self, lent: Lent, end: LentEnd) {
