@@ -150,8 +150,10 @@ fn values_of_a_step_come_as_views_in_order() {
             let got = here.recv(&key).await.unwrap();
             assert_eq!(got.bytes().len(), bytes);
             assert!(is_pattern(&got, seed as u8));
-            assert_eq!(got.buf().is_foreign(), bytes > 4096, "{bytes}");
+            // A short one is a copy on the heap.
+            assert_eq!(got.buf().is_foreign(), bytes > 0, "{bytes}");
         }
+        assert_eq!(counters(&client).loans_received, 3, "the long ones are views");
         let copy = here.recv(&key).sharing(Sharing::Copy).await.unwrap();
         assert!(is_pattern(&copy, 5) && !copy.buf().is_foreign());
         end(server, client).await;

@@ -2,7 +2,8 @@
 //!
 //! In mode `original` every figure is exact. In the default mode messages and contents are exact, and flow control takes
 //! no more than there. There a content of up to 4,096 bytes whose metadata is unknown comes inside META_DATA_RESPONSE, and
-//! so does what is said of a value without bytes. Known ones are written like any other: there is memory for them here.
+//! so does the metadata of a value without bytes. Known ones of more than 96 bytes are written like any other: there is
+//! memory for them here.
 //!
 //! Contents that are validated cost the same, except in mode original: there each transfer costs what a miss does.
 
@@ -182,10 +183,12 @@ impl Two {
     /// Contents up to the longest that travels inside a message, and beyond.
     async fn small_cases(&self) {
         let hit = self.hit();
-        for length in [1, EAGER_BYTES_MAX as usize] {
+        for (length, again) in
+            [(1, self.short(hit)), (96, self.short(hit)), (97, hit), (EAGER_BYTES_MAX as usize, hit)]
+        {
             let (small, edge) = (self.bytes(length, 4), format!("small {length}"));
             self.one("first small value", &edge, &small, self.short(MISS)).await;
-            self.one("small again", &edge, &small, hit).await;
+            self.one("small again", &edge, &small, again).await;
         }
         let larger = self.bytes(EAGER_BYTES_MAX as usize + 1, 5);
         self.one("first larger value", "larger", &larger, MISS).await;
@@ -206,7 +209,7 @@ impl Two {
     async fn cases_of_several(&self) {
         let peer = self.receiver.peer(SENDER).unwrap();
         let hit = self.hit();
-        let small = (8, FETCHED, self.short(MISS), hit);
+        let small = (8, FETCHED, self.short(MISS), self.short(hit));
         for (length, count, first, again) in [small, (LONG, FETCHED, MISS, hit)] {
             let names: Vec<String> = (0..count).map(|number| format!("{length} {number}")).collect();
             let tensor = self.bytes(length, 6);
