@@ -27,7 +27,7 @@ use crate::{
         enclosure::{Enclosure, LocalFabric},
         frames::{disconnected, record, region},
         import::Import,
-        known_peer::{Attempt, ConnectionOrAttempt, KnownPeer},
+        known_peer::{Attempt, AttemptNumber, ConnectionOrAttempt, KnownPeer},
         meter::Meter,
         node::{Node, fabric_number},
         ring::{RingMaker, UnusedRing},
@@ -223,7 +223,7 @@ impl Node {
     /// Answers the peer's Connect, whose number the session has registered, and sets up the local side.
     pub(crate) async fn accept_data(self: Arc<Self>, session: Arc<Session>, offer: Connect) {
         let number = offer.connection;
-        let (peer, (fabric, half)) = match self.begin_accepting(&session.peer.worker, &offer) {
+        let (peer, attempt, (fabric, half)) = match self.begin_accepting(&session.peer.worker, &offer) {
             Ok(accepting) => accepting,
             Err(status) => {
                 session.forget(number);
@@ -232,7 +232,7 @@ impl Node {
             }
         };
         let opened = self.accept_over(fabric, &session, half, offer).await;
-        let replaced = peer.end_accept(opened.as_ref().ok());
+        let replaced = peer.end_accept(opened.as_ref().ok().map(|connection| (attempt, connection)));
         match opened {
             Ok(connection) => {
                 if let Some(left_out) = self.log.line(peer.name()) {
@@ -269,12 +269,12 @@ impl Node {
         &self,
         peer: &str,
         offer: &Connect,
-    ) -> Result<(KnownPeer, (&LocalFabric, Half)), Status> {
+    ) -> Result<(KnownPeer, AttemptNumber, (&LocalFabric, Half)), Status> {
         let noted = self.note_peer(peer, None);
         let noted = noted.map_err(|full| Status::new(Code::ResourceExhausted, full.remedy(peer)))?;
-        noted.begin_accept(*self.name < *peer)?;
+        let attempt = noted.begin_accept(*self.name < *peer)?;
         let considered = self.consider(offer).inspect_err(|_| drop(noted.end_accept(None)))?;
-        Ok((noted, considered))
+        Ok((noted, attempt, considered))
     }
 
     async fn accept_over(

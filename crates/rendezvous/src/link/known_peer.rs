@@ -56,13 +56,21 @@ struct PeerState {
     not_used: Vec<String>,
     was_connected: bool,
     link: Link,
+    /// The last attempt that began.
+    begun: AttemptNumber,
+    /// The last attempt of this worker.
+    own: AttemptNumber,
     /// How many attempts of the peer are under way.
     accepting: usize,
-    /// The connection of the last of them.
-    accepted: Option<Arc<DataConnection>>,
+    /// The connection of the newest attempt of the peer that gave one.
+    accepted: Option<(AttemptNumber, Arc<DataConnection>)>,
     /// The counters of the last connection that has ended.
     former: (QueuePairStats, Counters),
 }
+
+/// The number of a connection attempt, of either worker. One that begins later has a greater number.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct AttemptNumber(u64);
 
 /// The result of a connection attempt.
 pub(crate) type Attempt = Result<Arc<DataConnection>, WorkerError>;
@@ -78,6 +86,7 @@ enum Link {
     /// An attempt of the peer is under way, and callers wait for it.
     Accepting(Latch<Attempt>),
     Up {
+        attempt: AttemptNumber,
         connection: Arc<DataConnection>,
         /// A Connect of the peer was refused once because of this connection. If the peer sends another, it has lost
         /// its side.
@@ -94,9 +103,16 @@ pub(crate) enum ConnectionOrAttempt {
     Begun(Latch<Attempt>),
 }
 
+impl PeerState {
+    fn begin(&mut self) -> AttemptNumber {
+        self.begun.0 += 1;
+        self.begun
+    }
+}
+
 impl Link {
-    fn up(connection: &Arc<DataConnection>) -> Self {
-        Self::Up { connection: connection.clone(), told: false }
+    fn up(attempt: AttemptNumber, connection: &Arc<DataConnection>) -> Self {
+        Self::Up { attempt, connection: connection.clone(), told: false }
     }
 }
 
@@ -206,12 +222,14 @@ impl KnownPeer {
     ///
     /// # Errors
     /// This worker's own connection or attempt takes precedence.
-    pub(crate) fn begin_accept(&self, first: bool) -> Result<(), Status> {
+    pub(crate) fn begin_accept(&self, first: bool) -> Result<AttemptNumber, Status> {
         self.end_former();
         let mut state = self.lock();
         let counts = match &mut state.link {
             Link::Connecting(_) => first,
-            Link::Up { connection, told } if !connection.is_over() => first && !std::mem::replace(told, true),
+            Link::Up { connection, told, .. } if !connection.is_over() => {
+                first && !std::mem::replace(told, true)
+            }
             Link::Up { .. } | Link::Idle => {
                 self.set_link(&mut state, Link::Accepting(Latch::new()));
                 false
@@ -225,27 +243,33 @@ impl KnownPeer {
             ));
         }
         state.accepting += 1;
-        Ok(())
+        Ok(state.begin())
     }
 
     /// Ends an attempt of the peer. Returns the connection that it replaces: the peer has lost its side of that one, or
     /// it would not have connected again.
     #[must_use]
-    pub(crate) fn end_accept(&self, accepted: Option<&Arc<DataConnection>>) -> Option<Arc<DataConnection>> {
+    pub(crate) fn end_accept(
+        &self,
+        accepted: Option<(AttemptNumber, &Arc<DataConnection>)>,
+    ) -> Option<Arc<DataConnection>> {
         let mut state = self.lock();
         state.accepting -= 1;
         let (mut replaced, mut told) = (None, None);
-        if let Some(connection) = accepted {
-            // One that has failed meanwhile replaces no live one: the peer may have connected again since.
-            let replaces = |other: &Arc<DataConnection>| other.is_over() || !connection.is_over();
-            if state.accepted.as_ref().is_none_or(replaces) {
-                state.accepted = Some(connection.clone());
+        if let Some((attempt, connection)) = accepted {
+            // The peer may have connected again since. A connection of an older attempt, or one that has failed
+            // meanwhile, replaces no live one.
+            let replaces = |than: AttemptNumber, other: &DataConnection| {
+                other.is_over() || (than < attempt && !connection.is_over())
+            };
+            if state.accepted.as_ref().is_none_or(|(than, other)| replaces(*than, other)) {
+                state.accepted = Some((attempt, connection.clone()));
             }
             let link = match &state.link {
                 // This worker's own attempt will be refused, and will then find `accepted`.
                 Link::Connecting(_) => None,
-                Link::Up { connection: up, .. } if !replaces(up) => None,
-                _ => Some(Link::up(connection)),
+                Link::Up { attempt: than, connection: up, .. } if !replaces(*than, up) => None,
+                _ => Some(Link::up(attempt, connection)),
             };
             match link.map(|link| self.set_link(&mut state, link)) {
                 Some(Link::Accepting(latch)) => told = Some((latch, Some(Ok(connection.clone())))),
@@ -278,7 +302,9 @@ impl KnownPeer {
             let ended = self.inner.accepted.notified();
             let under_way = {
                 let state = self.lock();
-                if let Some(connection) = state.accepted.as_ref().filter(|connection| !connection.is_over()) {
+                if let Some((_, connection)) =
+                    state.accepted.as_ref().filter(|(_, connection)| !connection.is_over())
+                {
                     return Some(connection.clone());
                 }
                 state.accepting > 0
@@ -318,7 +344,7 @@ impl KnownPeer {
         let figures = figures(ended);
         let mut state = self.lock();
         let is_it = |connection: &Arc<DataConnection>| Arc::ptr_eq(connection, ended);
-        let accepted = state.accepted.take_if(|accepted| is_it(accepted));
+        let accepted = state.accepted.take_if(|(_, accepted)| is_it(accepted));
         let link = match &state.link {
             Link::Up { connection, .. } if is_it(connection) => {
                 state.former = figures;
@@ -375,22 +401,29 @@ impl KnownPeer {
         }
         let attempt = Latch::new();
         let former = self.set_link(&mut state, Link::Connecting(attempt.clone()));
+        state.own = state.begin();
         let accepted = state.accepted.take();
         drop(state);
         drop((former, accepted));
         ConnectionOrAttempt::Begun(attempt)
     }
 
-    /// Ends an attempt of this worker. If it failed and the peer has connected in the meantime, returns the peer's
-    /// connection.
+    /// Ends an attempt of this worker. Returns the peer's connection instead, if the attempt failed and the peer has
+    /// connected in the meantime, or if the peer's attempt began later.
     pub(crate) fn end_attempt(&self, ended: Attempt) -> Attempt {
         let mut state = self.lock();
-        let accepted = state.accepted.take().filter(|connection| !connection.is_over());
-        let ended = ended.or_else(|error| accepted.ok_or(error));
-        let former = self.set_link(&mut state, ended.as_ref().map_or(Link::Idle, Link::up));
+        let accepted = state.accepted.take().filter(|(_, connection)| !connection.is_over());
+        let own = state.own;
+        let ended = match (ended, accepted) {
+            (Ok(connection), Some((attempt, _))) if attempt < own => Ok((own, connection)),
+            (_, Some(accepted)) => Ok(accepted),
+            (ended, None) => ended.map(|connection| (own, connection)),
+        };
+        let link = ended.as_ref().map_or(Link::Idle, |(attempt, connection)| Link::up(*attempt, connection));
+        let former = self.set_link(&mut state, link);
         drop(state);
         drop(former);
-        ended
+        ended.map(|(_, connection)| connection)
     }
 
     fn lock(&self) -> MutexGuard<'_, PeerState> {

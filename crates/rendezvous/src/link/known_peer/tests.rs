@@ -17,14 +17,24 @@ fn gone() -> Lost {
     Lost::gone("it is gone")
 }
 
+/// Begins an attempt of this worker.
 fn connecting(peer: &KnownPeer) -> Latch<Attempt> {
-    let attempt = Latch::new();
-    peer.lock().link = Link::Connecting(attempt.clone());
-    attempt
+    match peer.connection_or_attempt() {
+        ConnectionOrAttempt::Begun(attempt) => attempt,
+        _ => panic!("{:?}", peer.lock().link),
+    }
+}
+
+fn up(connection: &Arc<DataConnection>) -> Link {
+    Link::up(AttemptNumber::default(), connection)
 }
 
 fn is_up(peer: &KnownPeer, connection: &Arc<DataConnection>) -> bool {
     peer.connection().is_some_and(|up| Arc::ptr_eq(&up, connection))
+}
+
+fn is_accepted(peer: &KnownPeer, connection: &Arc<DataConnection>) -> bool {
+    peer.lock().accepted.as_ref().is_some_and(|(_, accepted)| Arc::ptr_eq(accepted, connection))
 }
 
 fn told(latch: &Latch<Attempt>) -> Option<Option<Attempt>> {
@@ -106,7 +116,7 @@ async fn a_peer_is_idle_without_connections_sessions_and_handles() {
     sessions[1].fail(&gone());
     assert!(peer.is_idle(1));
     let connection = connection(&worker).await;
-    peer.lock().link = Link::up(&connection);
+    peer.lock().link = up(&connection);
     assert!(!peer.is_idle(1));
     connection.expect_end(&gone());
     assert!(!peer.is_idle(1), "its end is not noted");
@@ -125,9 +135,9 @@ async fn of_two_attempts_that_of_the_first_name_counts() {
     let (worker, peer) = (worker().await, peer());
     connecting(&peer);
     assert_eq!(peer.begin_accept(true).unwrap_err().code, Code::AlreadyExists);
-    peer.begin_accept(false).unwrap();
+    let attempt = peer.begin_accept(false).unwrap();
     let theirs = connection(&worker).await;
-    assert!(peer.end_accept(Some(&theirs)).is_none());
+    assert!(peer.end_accept(Some((attempt, &theirs))).is_none());
     assert!(peer.connection().is_none(), "the own attempt goes on, and finds the peer's");
     let ended = peer.end_attempt(Err(WorkerError::ShutDown)).unwrap();
     assert!(Arc::ptr_eq(&ended, &theirs) && is_up(&peer, &theirs));
@@ -139,8 +149,9 @@ async fn a_peer_that_asks_twice_has_lost_its_end() {
     let (one, other) = (connection(&worker).await, connection(&worker).await);
     assert!(Arc::ptr_eq(&peer.end_attempt(Ok(one.clone())).unwrap(), &one));
     assert_eq!(peer.begin_accept(true).unwrap_err().code, Code::AlreadyExists);
-    peer.begin_accept(true).unwrap();
-    assert!(Arc::ptr_eq(&peer.end_accept(Some(&other)).unwrap(), &one), "the connection that it replaces");
+    let attempt = peer.begin_accept(true).unwrap();
+    let replaced = peer.end_accept(Some((attempt, &other))).unwrap();
+    assert!(Arc::ptr_eq(&replaced, &one), "the connection that it replaces");
     assert!(is_up(&peer, &other));
     peer.begin_accept(false).unwrap();
     assert!(peer.end_accept(None).is_none() && is_up(&peer, &other));
@@ -150,12 +161,55 @@ async fn a_peer_that_asks_twice_has_lost_its_end() {
 async fn an_attempt_that_ends_late_with_a_failed_connection_replaces_no_live_one() {
     let (worker, peer) = (worker().await, peer());
     let (older, newer) = (connection(&worker).await, connection(&worker).await);
-    peer.begin_accept(true).unwrap();
-    peer.begin_accept(true).unwrap();
+    let [late, early] = [(); 2].map(|()| peer.begin_accept(true).unwrap());
     older.expect_end(&gone());
-    assert!(peer.end_accept(Some(&newer)).is_none() && is_up(&peer, &newer));
-    assert!(peer.end_accept(Some(&older)).is_none() && is_up(&peer, &newer));
-    assert!(peer.lock().accepted.as_ref().is_some_and(|accepted| Arc::ptr_eq(accepted, &newer)));
+    assert!(peer.end_accept(Some((early, &newer))).is_none() && is_up(&peer, &newer));
+    assert!(peer.end_accept(Some((late, &older))).is_none() && is_up(&peer, &newer));
+    assert!(is_accepted(&peer, &newer));
+    // Nor does one of a newer attempt.
+    let (newest, attempt) = (connection(&worker).await, peer.begin_accept(false).unwrap());
+    newest.expect_end(&gone());
+    assert!(peer.end_accept(Some((attempt, &newest))).is_none() && is_up(&peer, &newer));
+    assert!(is_accepted(&peer, &newer));
+}
+
+#[tokio::test]
+async fn a_connection_of_an_older_attempt_replaces_no_live_one_of_a_newer_attempt() {
+    let (worker, peer) = (worker().await, peer());
+    let [older, newer, own] =
+        [connection(&worker).await, connection(&worker).await, connection(&worker).await];
+    let [first, second, third] = [(); 3].map(|()| peer.begin_accept(true).unwrap());
+    assert!(peer.end_accept(Some((second, &newer))).is_none());
+    assert!(peer.end_accept(Some((first, &older))).is_none() && is_up(&peer, &newer));
+    assert!(is_accepted(&peer, &newer));
+    // An attempt of this worker is newer than those of the peer that began before it.
+    newer.expect_end(&gone());
+    connecting(&peer);
+    assert!(Arc::ptr_eq(&peer.end_attempt(Ok(own.clone())).unwrap(), &own));
+    assert!(peer.end_accept(Some((third, &older))).is_none() && is_up(&peer, &own));
+    // Where the newer one is over, an older one is better than none.
+    let fourth = peer.begin_accept(false).unwrap();
+    own.expect_end(&gone());
+    connecting(&peer);
+    assert!(peer.end_attempt(Ok(own.clone())).is_ok());
+    assert!(Arc::ptr_eq(&peer.end_accept(Some((fourth, &older))).unwrap(), &own) && is_up(&peer, &older));
+}
+
+#[tokio::test]
+async fn of_two_connections_that_are_set_up_at_once_that_of_the_newer_attempt_is_used() {
+    let (worker, peer) = (worker().await, peer());
+    let (own, theirs) = (connection(&worker).await, connection(&worker).await);
+    let older = peer.begin_accept(false).unwrap();
+    assert!(peer.end_accept(None).is_none());
+    connecting(&peer);
+    let newer = peer.begin_accept(false).unwrap();
+    assert!(peer.end_accept(Some((newer, &theirs))).is_none());
+    assert!(Arc::ptr_eq(&peer.end_attempt(Ok(own.clone())).unwrap(), &theirs), "the peer has lost the other");
+    assert!(is_up(&peer, &theirs));
+    peer.lock().link = Link::Idle;
+    connecting(&peer);
+    peer.lock().accepted = Some((older, theirs.clone()));
+    assert!(Arc::ptr_eq(&peer.end_attempt(Ok(own.clone())).unwrap(), &own) && is_up(&peer, &own));
 }
 
 #[tokio::test]
@@ -171,9 +225,9 @@ async fn who_waits_for_the_peers_attempt_is_told_of_its_end() {
     assert!(peer.end_accept(None).is_none() && told(&latch).is_none(), "another is under way");
     assert!(peer.end_accept(None).is_none());
     assert!(matches!(told(&latch), Some(None)) && matches!(peer.lock().link, Link::Idle));
-    peer.begin_accept(true).unwrap();
+    let attempt = peer.begin_accept(true).unwrap();
     let (latch, accepted) = (waits(&peer), connection(&worker).await);
-    assert!(peer.end_accept(Some(&accepted)).is_none() && is_up(&peer, &accepted));
+    assert!(peer.end_accept(Some((attempt, &accepted))).is_none() && is_up(&peer, &accepted));
     assert!(matches!(told(&latch), Some(Some(Ok(connection))) if Arc::ptr_eq(&connection, &accepted)));
 }
 
@@ -183,7 +237,7 @@ async fn the_peers_attempt_is_waited_for_while_there_is_a_sign_of_it() {
     let runtime = TokioRuntime::current().unwrap();
     assert!(peer.accepted(&runtime).await.is_none());
     connecting(&peer);
-    peer.begin_accept(false).unwrap();
+    let attempt = peer.begin_accept(false).unwrap();
     let mut waiting = Box::pin(peer.accepted(&runtime));
     assert!(waiting.as_mut().now_or_never().is_none());
     assert!(
@@ -191,7 +245,7 @@ async fn the_peers_attempt_is_waited_for_while_there_is_a_sign_of_it() {
         "for as long as it is under way"
     );
     let theirs = connection(&worker).await;
-    assert!(peer.end_accept(Some(&theirs)).is_none());
+    assert!(peer.end_accept(Some((attempt, &theirs))).is_none());
     assert!(Arc::ptr_eq(&waiting.await.unwrap(), &theirs));
     assert!(Arc::ptr_eq(&peer.accepted(&runtime).now_or_never().unwrap().unwrap(), &theirs));
     theirs.expect_end(&gone());
@@ -199,9 +253,9 @@ async fn the_peers_attempt_is_waited_for_while_there_is_a_sign_of_it() {
     // One that begins meanwhile is one to wait for.
     let mut waiting = Box::pin(peer.accepted(&runtime));
     assert!(waiting.as_mut().now_or_never().is_none());
-    peer.begin_accept(false).unwrap();
+    let attempt = peer.begin_accept(false).unwrap();
     let theirs = connection(&worker).await;
-    assert!(peer.end_accept(Some(&theirs)).is_none());
+    assert!(peer.end_accept(Some((attempt, &theirs))).is_none());
     assert!(Arc::ptr_eq(&waiting.await.unwrap(), &theirs));
 }
 
@@ -212,9 +266,9 @@ async fn an_attempt_without_a_connection_leaves_none() {
     assert!(peer.end_attempt(Err(WorkerError::ShutDown)).is_err());
     assert!(matches!(peer.lock().link, Link::Idle));
     connecting(&peer);
-    peer.begin_accept(false).unwrap();
+    let attempt = peer.begin_accept(false).unwrap();
     let over = connection(&worker).await;
-    assert!(peer.end_accept(Some(&over)).is_none());
+    assert!(peer.end_accept(Some((attempt, &over))).is_none());
     over.expect_end(&gone());
     assert!(peer.end_attempt(Err(WorkerError::ShutDown)).is_err(), "the peer's is over already");
 }
@@ -223,8 +277,8 @@ async fn an_attempt_without_a_connection_leaves_none() {
 async fn a_connection_whose_end_is_noted_is_let_go_of() {
     let (worker, peer) = (worker().await, peer());
     let (connection, other) = (connection(&worker).await, connection(&worker).await);
-    peer.lock().link = Link::up(&connection);
-    peer.lock().accepted = Some(connection.clone());
+    peer.lock().link = up(&connection);
+    peer.lock().accepted = Some((AttemptNumber::default(), connection.clone()));
     peer.lock().former.0.arrivals = 5;
     peer.let_go(&other);
     assert!(is_up(&peer, &connection) && peer.lock().accepted.is_some());
@@ -238,17 +292,17 @@ async fn a_connection_whose_end_is_noted_is_let_go_of() {
 async fn the_end_of_a_connection_is_noted_before_the_next() {
     let (worker, peer) = (worker().await, peer());
     let over = connection(&worker).await;
-    peer.lock().link = Link::up(&over);
+    peer.lock().link = up(&over);
     peer.end_former();
     assert!(!over.has_ended(), "it is in use");
     over.expect_end(&gone());
     peer.begin_accept(true).unwrap();
     assert!(over.has_ended());
     let over = connection(&worker).await;
-    peer.lock().link = Link::up(&over);
+    peer.lock().link = up(&over);
     assert!(Arc::ptr_eq(&worker.node.connected(&peer).await.unwrap(), &over));
     over.expect_end(&gone());
-    peer.lock().accepted = Some(connection(&worker).await);
+    peer.lock().accepted = Some((AttemptNumber::default(), connection(&worker).await));
     let mut attempt = Box::pin(worker.node.connected(&peer));
     assert!(attempt.as_mut().now_or_never().is_none());
     assert!(over.has_ended() && matches!(peer.lock().link, Link::Connecting(_)), "this end makes a new one");
@@ -281,14 +335,14 @@ async fn who_waited_for_an_attempt_that_failed_waits_for_one_more() {
     second.set(failed("second"));
     let error = waiting.now_or_never().unwrap().unwrap_err();
     assert!(error.to_string().contains("second"), "{error}");
-    // What another attempt would not change is told at once.
+    // An error that another attempt would not change is returned at once.
     let attempt = accepting();
     let mut waiting = Box::pin(worker.node.connected(&peer));
     assert!(waiting.as_mut().now_or_never().is_none());
     let _next = accepting();
     attempt.set(Some(Err(WorkerError::ShutDown)));
     assert!(matches!(waiting.now_or_never(), Some(Err(WorkerError::ShutDown))));
-    // Nor is an attempt of this end, which began for it, made twice.
+    // Nor is an attempt of this worker, which began for this caller, made twice.
     peer.lock().link = Link::Idle;
     let mut waiting = Box::pin(worker.node.connected(&peer));
     assert!(waiting.as_mut().now_or_never().is_none());
