@@ -61,7 +61,7 @@ pub(crate) fn harmless(root: &Path) -> Result<BTreeMap<String, String>, Error> {
     Ok(entries)
 }
 
-/// Prints the result, and says whether every survivor is known to be harmless.
+/// Prints the result, and returns whether every survivor is known to be harmless.
 ///
 /// # Errors
 /// A survivor is not on the list, or an entry of the list has no mutant.

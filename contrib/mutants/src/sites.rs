@@ -11,6 +11,9 @@ use syn::{
 
 use crate::{edit::Edits, mutant::Mutant, text};
 
+/// What asks whether a mutant is switched on, up to the mutant's number.
+pub(crate) const ASKED: &str = "::tensorwire_testpoints::mutant(";
+
 /// What is found in one file.
 pub(crate) struct Sites<'a> {
     file: &'a str,
@@ -20,16 +23,16 @@ pub(crate) struct Sites<'a> {
     /// Mutants that are not to be made, by their key.
     left_out: &'a BTreeSet<String>,
     pub(crate) next_number: usize,
-    /// Types and functions around the present place.
+    /// Types and functions around the present expression.
     path: Vec<String>,
-    /// Whether the present place runs when the program does, in a function.
+    /// Whether the present expression is in a function, and so runs when the program does.
     runs: bool,
     is_async: bool,
     /// Conditions that are made true and false anyway.
     forced: BTreeSet<(usize, usize)>,
     /// Variables that are declared without a value.
     unset: BTreeSet<String>,
-    /// The field that is set at the present place, and the range of its value.
+    /// The field that the present expression sets, and the range of its value.
     field: Option<(String, Range<usize>)>,
     keys: BTreeSet<String>,
     pub(crate) mutants: Vec<Mutant>,
@@ -88,7 +91,7 @@ impl<'a> Sites<'a> {
             return None;
         }
         self.mutants.push(mutant);
-        Some(format!("::testpoints::mutant({number})"))
+        Some(format!("{ASKED}{number})"))
     }
 
     fn text(&self, range: Range<usize>) -> String {

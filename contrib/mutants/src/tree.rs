@@ -14,7 +14,7 @@ use crate::{
     error::{Error, at},
     mutant::Mutant,
     plan::Group,
-    sites::Sites,
+    sites::{ASKED, Sites},
     text,
 };
 
@@ -22,7 +22,6 @@ const SWITCH: &str = include_str!("switch.rs");
 /// What mutants do on purpose; what else is denied by default are errors.
 const LINTS: &str =
     "[workspace.lints.rust]\narithmetic_overflow = \"allow\"\nunconditional_panic = \"allow\"\n";
-const ASKED: &str = "::testpoints::mutant(";
 
 /// The repository, and where the copy and all that comes of it are.
 #[derive(Debug)]
@@ -222,7 +221,7 @@ impl Tree {
         wrong
     }
 
-    /// The mutant that begins last before a place on its line; every one of these lines if there is none.
+    /// The mutant that begins last before the span on its line; every one of these lines if there is none.
     fn numbers_at(&self, span: &Value) -> Vec<usize> {
         let number = |name: &str| span[name].as_u64().unwrap_or_default() as usize;
         let file = self.tree().join(span["file_name"].as_str().unwrap_or_default());
@@ -243,7 +242,7 @@ fn numbers_in(line: &str) -> Vec<usize> {
     parts.filter_map(|part| part.split_once(')')?.0.parse().ok()).collect()
 }
 
-/// The program with tests that a message of cargo tells of.
+/// The program with tests that a message of cargo names.
 fn program(message: &Value) -> Option<(String, Program)> {
     let executable = PathBuf::from(message["executable"].as_str()?);
     let target = &message["target"];
