@@ -95,20 +95,20 @@ impl Processes {
     }
 }
 
-/// What keeps the bytes of a lease unchanged.
+/// The memory of a lease, whose bytes stay unchanged while this exists.
 #[derive(Debug)]
-pub(super) enum Kept {
+pub(super) enum LeasedMemory {
     /// The connection is up: the buffer itself.
-    Lent(Buf),
+    Buffer(Buf),
     /// The connection is over, but the peer may still read the bytes.
     Retired(Retired),
 }
 
-impl Kept {
+impl LeasedMemory {
     /// Gives the memory back, because the peer reads it no more. Buffers go back to their pool, so no lock may be held.
     fn release(self) {
         match self {
-            Self::Lent(buffer) => drop(buffer),
+            Self::Buffer(buffer) => drop(buffer),
             Self::Retired(retired) => retired.release(),
         }
     }
@@ -117,13 +117,13 @@ impl Kept {
 /// Leases that have ended. The caller [settles](Ended::settle) them after it has released its locks.
 #[derive(Debug, Default)]
 pub(super) struct Ended {
-    kept: [Option<Kept>; BATCH],
+    memory: [Option<LeasedMemory>; BATCH],
 }
 
 impl Ended {
     /// Gives the memory back. True if there was any.
     pub(super) fn settle(self) -> bool {
-        self.kept.into_iter().flatten().map(Kept::release).count() > 0
+        self.memory.into_iter().flatten().map(LeasedMemory::release).count() > 0
     }
 }
 
@@ -132,7 +132,7 @@ struct Lease {
     /// Generation of the slot's present use, or of its next one if it is free.
     generation: u64,
     bytes: u64,
-    kept: Option<Kept>,
+    memory: Option<LeasedMemory>,
 }
 
 /// The leases of one connection.
@@ -175,12 +175,12 @@ impl Leases {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
-                self.leases.push(Lease { generation: 1, bytes: 0, kept: None });
+                self.leases.push(Lease { generation: 1, bytes: 0, memory: None });
                 (self.leases.len() - 1) as u32
             }
         };
         let lease = &mut self.leases[slot as usize];
-        (lease.kept, lease.bytes) = (Some(Kept::Lent(buffer)), bytes);
+        (lease.memory, lease.bytes) = (Some(LeasedMemory::Buffer(buffer)), bytes);
         self.open.push(slot);
         Ok((slot, lease.generation))
     }
@@ -200,7 +200,7 @@ impl Leases {
                 0
             }
         };
-        let mut room = ended.kept.iter_mut();
+        let mut room = ended.memory.iter_mut();
         while let Some(&slot) = self.open.get(cursor) {
             let lease = &mut self.leases[slot as usize];
             if peer.lease(slot) != lease.generation {
@@ -211,7 +211,7 @@ impl Leases {
                 self.cursor = Some(cursor);
                 return (ended, true);
             };
-            *entry = lease.kept.take();
+            *entry = lease.memory.take();
             lease.generation += 1;
             self.open.swap_remove(cursor);
             self.free.push(slot);
@@ -225,9 +225,9 @@ impl Leases {
     /// Makes open leases retired ones, because the connection is over.
     pub(super) fn retire(&mut self) {
         for &slot in &self.open {
-            let kept = &mut self.leases[slot as usize].kept;
-            *kept = match kept.take() {
-                Some(Kept::Lent(buffer)) => Some(Kept::Retired(buffer.retire())),
+            let memory = &mut self.leases[slot as usize].memory;
+            *memory = match memory.take() {
+                Some(LeasedMemory::Buffer(buffer)) => Some(LeasedMemory::Retired(buffer.retire())),
                 other => other,
             };
         }
@@ -236,10 +236,10 @@ impl Leases {
     /// Ends leases because the peer's process is dead, at most [`BATCH`] per call. The flag is true if there are more.
     pub(super) fn bury(&mut self, process: Option<&Arc<PeerProcess>>) -> (Ended, bool) {
         let mut ended = Ended::default();
-        for entry in &mut ended.kept {
+        for entry in &mut ended.memory {
             let Some(slot) = self.open.pop() else { break };
             let lease = &mut self.leases[slot as usize];
-            *entry = lease.kept.take();
+            *entry = lease.memory.take();
             if let Some(process) = process {
                 process.give_back(lease.bytes);
             }
