@@ -18,7 +18,7 @@
 //! | `link` | one connection: both halves, and how it ends |
 //! | `closing` | a request to end a connection |
 //! | `door`, `strangers`, `pace` | limits on connections whose peers have not proven themselves |
-//! | [`tls`] | certificates and TLS handshakes (feature `tls`) |
+//! | `tls` | certificates and TLS handshakes (feature `tls`) |
 //! | `driver` | the background task of one connection |
 //! | `protection` | whether streams are encrypted, and the handshake of those that are |
 //! | `sealed` | the records of an encrypted stream (feature `tls`) |

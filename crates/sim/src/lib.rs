@@ -14,7 +14,7 @@
 //! | always | an immediate without a receive, a refused access, a panic, a standstill, an endless run |
 //!
 //! What a scenario injects is a [`Plan`]. A run has two phases: *safety*, in which anything may be injected, and from
-//! [`Fault::Heal`] on *liveness*, in which every operation must end. [`shrink`] makes the plan of a failed run
+//! [`Fault::Heal`] on *liveness*, in which every operation must end. [`shrink()`] makes the plan of a failed run
 //! small.
 //!
 //! ```
