@@ -123,7 +123,9 @@ impl Future for Alloc {
     type Output = Result<BufMut, MemoryError>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if self.ticket.is_none() && tensorwire_testpoints::chance!("an allocation lets others go first") {
+        if self.ticket.is_none()
+            && tensorwire_testpoints::chance!("an allocation yields once before it begins")
+        {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -145,7 +147,7 @@ impl Future for Alloc {
 
 impl Drop for Alloc {
     fn drop(&mut self) {
-        if tensorwire_testpoints::planted!("an allocation that is given up stays in line") {
+        if tensorwire_testpoints::planted!("a cancelled allocation stays in the queue") {
             return;
         }
         if let Some(ticket) = self.ticket.take() {

@@ -155,7 +155,7 @@ impl<C: Channel> Response<C> {
     fn is_eager(&self, metadata: &Metadata) -> bool {
         let most = self.connection.agreed().eager_bytes_max;
         let is_small = most > 0 && metadata.byte_length <= most.into();
-        is_small && !tensorwire_testpoints::chance!("a small content is not sent eagerly")
+        is_small && !tensorwire_testpoints::chance!("small content is not sent eagerly")
     }
 
     /// Sends META_DATA_RESPONSE with the content, which answers the request.
@@ -222,7 +222,9 @@ impl<C: Channel> Response<C> {
     ) -> Result<Lending<C::Write>, Ended> {
         let (connection, index) = (&self.connection, self.index);
         let lendable = bytes.filter(|bytes| connection.channel().can_lend(bytes));
-        let Some(bytes) = lendable.filter(|_| !tensorwire_testpoints::chance!("a value is not lent")) else {
+        let Some(bytes) =
+            lendable.filter(|_| !tensorwire_testpoints::chance!("a value that could be loaned is sent"))
+        else {
             return Ok(Lending::Refused);
         };
         let which = which.filter(|_| checksum.is_none());

@@ -202,7 +202,7 @@ impl QueuePairCore {
             return Err(FabricError::ReceiverNotReady { kind, depth });
         }
         let is_lost =
-            tensorwire_testpoints::planted!("some arrivals wake nobody") && self.stats().arrivals % 8 == 7;
+            tensorwire_testpoints::planted!("some arrivals wake no task") && self.stats().arrivals % 8 == 7;
         if !is_lost {
             self.consumer.wake();
         }
@@ -343,5 +343,5 @@ impl QueuePairCore {
 
 /// Whether the simulator delays queued arrivals by one turn.
 fn is_put_off() -> bool {
-    tensorwire_testpoints::chance!("an arrival is taken a turn later")
+    tensorwire_testpoints::chance!("an arrival is delivered one poll later")
 }

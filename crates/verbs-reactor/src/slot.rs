@@ -180,10 +180,10 @@ impl SlotTable {
         if let Some(failure) = &inner.failure {
             return Reserve::Failed(failure.clone());
         }
-        let must_wait = !inner.waiting.is_empty()
-            && !tensorwire_testpoints::planted!("a post goes past those that are held");
+        let must_wait =
+            !inner.waiting.is_empty() && !tensorwire_testpoints::planted!("a post overtakes posts that wait");
         let waits =
-            must_wait || tensorwire_testpoints::chance!("a post is held though the send queue has room");
+            must_wait || tensorwire_testpoints::chance!("a post waits although the send queue has room");
         if !waits && let Some(key) = self.take_room(&mut inner, request, needed) {
             return Reserve::Reserved(key);
         }

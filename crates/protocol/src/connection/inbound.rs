@@ -237,7 +237,7 @@ impl<C: Channel> Connection<C> {
         }
         let arrived = state.requests.meta_data_response(index, metadata, content, checksum)?;
         if let Some(bytes) = eager.filter(|_| !arrived.is_ignored) {
-            tensorwire_testpoints::mark!("a content came inside a message");
+            tensorwire_testpoints::mark!("content arrived inside a message");
             state.counters.eager_received += 1;
             state.counters.eager_bytes_received += bytes;
         }

@@ -168,7 +168,7 @@ impl<C: Channel> Connection<C> {
     /// After an arrival: returns what was taken in, if that is due and credit and room allow. Else the peer asks.
     pub(super) fn return_if_due(&self, state: &mut State<C::Lent>) -> Result<(), ChannelError> {
         if !state.flow.is_return_due()
-            || tensorwire_testpoints::chance!("nothing is returned until it is asked for")
+            || tensorwire_testpoints::chance!("credits are returned only when the peer asks")
         {
             return Ok(());
         }

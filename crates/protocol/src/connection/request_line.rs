@@ -120,7 +120,7 @@ impl<C: Channel> Connection<C> {
         if request_line.0.is_empty() {
             return Vec::new();
         }
-        let alone = tensorwire_testpoints::chance!("requests travel one by one");
+        let alone = tensorwire_testpoints::chance!("each request is sent in a message of its own");
         let most = if alone { 1 } else { self.agreed.requests_per_message as usize };
         let (mut bytes, mut fresh) = (SEVERAL_BYTES, Some(names.unassigned()));
         let mut next = Vec::new();

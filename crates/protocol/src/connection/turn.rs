@@ -79,7 +79,7 @@ impl<C: Channel> Drop for PositionInLine<'_, C> {
         if self.ticket.is_some() {
             let mut state = self.connection.lock();
             let waker = state.queue(self.turnstile).leave(&mut self.ticket);
-            if !tensorwire_testpoints::planted!("whoever gives a place in line up wakes nobody") {
+            if !tensorwire_testpoints::planted!("a task that leaves the queue does not wake the next") {
                 self.connection.settle(state, None, None);
             }
             drop(waker);

@@ -271,7 +271,9 @@ impl Flow {
     }
 
     fn take(&mut self) -> Result<(), PeerMisbehaved> {
-        if tensorwire_testpoints::planted!("some arrivals are not returned") && self.consumed % 8 == 5 {
+        if tensorwire_testpoints::planted!("the credits of some arrivals are not returned")
+            && self.consumed % 8 == 5
+        {
             return Ok(());
         }
         self.taken += 1;

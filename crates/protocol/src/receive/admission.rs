@@ -113,7 +113,7 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
         }
         let is_first = state.requests.stash.is_first(&self.step_key, self.ticket);
         if is_first && let Some(landed) = state.requests.stash.take(&self.step_key) {
-            tensorwire_testpoints::mark!("a kept content was handed out");
+            tensorwire_testpoints::mark!("stashed content was delivered");
             // There may be room for a request now.
             connection.settle(state, None, None);
             self.leave();

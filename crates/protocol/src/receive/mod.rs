@@ -274,7 +274,7 @@ struct Known {
 impl<L> State<L> {
     /// What the cache has of `key`, so that nothing is allocated for a value that came before.
     fn known(&self, scope: Scope, key: &str) -> Known {
-        let is_forgotten = tensorwire_testpoints::chance!("what is known of a value is forgotten");
+        let is_forgotten = tensorwire_testpoints::chance!("cached metadata of a value is not found");
         match self.cache.entry(scope, key).filter(|_| !is_forgotten) {
             Some((key, metadata)) => Known { key: key.clone(), metadata: metadata.clone() },
             None => Known { key: key.into(), metadata: Arc::default() },
@@ -492,7 +492,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
             drop(state);
             drop(replaced);
             failure?;
-            if tensorwire_testpoints::chance!("a receive is woken for nothing") {
+            if tensorwire_testpoints::chance!("a receive is woken without a reason") {
                 context.waker().wake_by_ref();
             }
             Poll::Pending

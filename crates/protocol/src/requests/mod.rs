@@ -481,7 +481,7 @@ impl<L> Requests<L> {
         let Some(entry) = self.entry(index) else { return Released::default() };
         entry.is_awaited = false;
         let own = entry.waker.take();
-        if tensorwire_testpoints::planted!("a receive's memory goes back while the peer may write it") {
+        if tensorwire_testpoints::planted!("a receive's memory is freed while the peer may write it") {
             entry.end.get_or_insert(LentEnd::CancelAck);
         }
         let step_key = entry.step_key_to_keep();

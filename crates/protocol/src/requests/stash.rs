@@ -112,7 +112,7 @@ impl<L> Stash<L> {
     pub(crate) fn take(&mut self, step_key: &StepKey) -> Option<Landed<L>> {
         let is_same = |other: &StepKey| {
             other == step_key
-                || tensorwire_testpoints::planted!("a kept content is found by its key alone")
+                || tensorwire_testpoints::planted!("stashed content is found by its key alone")
                     && other.key == step_key.key
         };
         let at = self.contents.iter().position(|(other, _)| is_same(other))?;

@@ -72,7 +72,7 @@ impl Announcer {
     /// Why the connection has ended.
     pub(crate) async fn confirmed(&self, region: RemoteRegion) -> Result<(), String> {
         let Some(confirmation) = self.announce(region)? else { return Ok(()) };
-        if tensorwire_testpoints::planted!("a region counts as known once it is announced") {
+        if tensorwire_testpoints::planted!("a region counts as confirmed once it is announced") {
             return Ok(());
         }
         confirmation.await.map_err(|_| self.over())

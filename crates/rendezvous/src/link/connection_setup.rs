@@ -380,7 +380,7 @@ impl Node {
         let connection =
             DataConnection::new(channel, rings, parameters, allocator, peer, &self.values, meter);
         connection.start(driver, &self.runtime);
-        if tensorwire_testpoints::chance!("a connection is up later at one of its sides") {
+        if tensorwire_testpoints::chance!("one side of a connection is up later") {
             self.runtime.sleep(LATE).await;
         }
         match confirm_regions(session, other.connection, &connection).await {

@@ -26,7 +26,7 @@ impl Import {
         if bytes.is_empty() {
             return false;
         }
-        if tensorwire_testpoints::chance!("a value that could be sent in place is copied") {
+        if tensorwire_testpoints::chance!("a value that could be sent without a copy is copied") {
             return true;
         }
         match (kind, bytes.block()) {

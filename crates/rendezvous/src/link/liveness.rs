@@ -63,7 +63,7 @@ impl Node {
         let runtime = &*self.control_runtime;
         let step = self.liveness / STEPS;
         let ping = async {
-            if ask && !tensorwire_testpoints::planted!("a silent peer is not asked whether it lives") {
+            if ask && !tensorwire_testpoints::planted!("a silent peer is not pinged") {
                 // The limit is for a peer that reads nothing, which must not stop the watch.
                 let ping = ControlFrame::Ping { nonce: runtime.random() };
                 let _ = timeout(runtime, step, session.send(ping)).await;

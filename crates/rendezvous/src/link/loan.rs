@@ -118,7 +118,7 @@ impl Lent {
     /// Ends the grant after the connection has ended and the peer can no longer write.
     pub(crate) fn end_drained(self) {
         let (Self::Granted { granted, .. } | Self::Bouncing { exposed: granted, .. }) = self else { return };
-        if tensorwire_testpoints::planted!("memory of a broken connection stays lent") {
+        if tensorwire_testpoints::planted!("memory of a broken connection stays granted") {
             return;
         }
         if let Err(error) = granted.end(GrantEnd::QueuePairDrained) {

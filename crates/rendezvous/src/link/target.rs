@@ -100,7 +100,7 @@ impl Target {
             let Some(Lent::Granted { granted, .. }) = held.take().and_then(|received| received.lent) else {
                 return Err(WorkerError::handed_out());
             };
-            tensorwire_testpoints::mark!("a value lay in the user's buffer without a copy");
+            tensorwire_testpoints::mark!("content was written directly into the user's buffer");
             return Ok((metadata, granted.end(GrantEnd::Content)?));
         }
         if self.lock().buffer.is_none() {

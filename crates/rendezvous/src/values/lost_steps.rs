@@ -76,7 +76,8 @@ impl LostIndex {
 impl LostSteps {
     /// Stores that `steps` have ended with `peer`, and why.
     pub(crate) fn note(&self, steps: &[StepId], peer: &str, why: &str) {
-        if steps.is_empty() || tensorwire_testpoints::planted!("a step whose connection broke goes on") {
+        if steps.is_empty() || tensorwire_testpoints::planted!("a step continues after its connection broke")
+        {
             return;
         }
         let why: Arc<str> = why.into();

@@ -68,7 +68,7 @@ impl Values {
     /// Checks that `key` names this incarnation of the worker.
     pub(crate) fn check_incarnation(&self, key: &Key) -> Result<(), Status> {
         if key.incarnation() == self.incarnation
-            || tensorwire_testpoints::planted!("a key of an earlier life is accepted")
+            || tensorwire_testpoints::planted!("a key of an earlier incarnation is accepted")
         {
             return Ok(());
         }

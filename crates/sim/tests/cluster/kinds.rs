@@ -26,10 +26,10 @@ pub(crate) enum Kind {
 /// Bytes from which on a transfer is large.
 pub(super) const LARGE: usize = 20_000;
 
-/// What the protocol says of a content that travelled inside a message.
-const EAGER: &str = "a content came inside a message";
+/// The protocol's mark of content that arrived inside a message.
+const EAGER: &str = "content arrived inside a message";
 
-/// What the protocol says of a message with several requests.
+/// The protocol's mark of a message with several requests.
 const SEVERAL: &str = "several keys in one message";
 
 impl Kind {

@@ -274,7 +274,7 @@ impl Stock {
         let usable = self.config.cap_bytes.saturating_sub(leaked_bytes).saturating_sub(retired_bytes);
         let share = percent_of(usable, self.config.early_share);
         let is_beyond = early.saturating_add(reserved as u64) > share;
-        if is_beyond || tensorwire_testpoints::chance!("the early share counts as used up") {
+        if is_beyond || tensorwire_testpoints::chance!("the early share counts as full") {
             return Err(MemoryError::EarlyExhausted {
                 pool: self.config.name,
                 requested: length,

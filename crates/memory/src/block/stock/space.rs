@@ -141,7 +141,8 @@ impl Space {
     fn split(&mut self, id: u32, units: u64) {
         let piece = self.pieces[id as usize];
         let (mut start, length) = (piece.start + units, piece.length - units);
-        if tensorwire_testpoints::planted!("what is cut off overlaps what is left") && units > 64 {
+        if tensorwire_testpoints::planted!("a piece overlaps the piece that it was split from") && units > 64
+        {
             start -= 1;
         }
         let rest = self.insert(Piece { start, length, before: id, after: piece.after, ..piece });

@@ -83,7 +83,8 @@ impl DataConnection {
         let response = self.protocol.respond(request, &self.values).instrument(span);
         // A panic in the code of a device context fails this answer only.
         let mut response: Work = Box::pin(AssertUnwindSafe(response).catch_unwind().map(drop));
-        let is_later = tensorwire_testpoints::chance!("the first poll of an answer is left to the task");
+        let is_later =
+            tensorwire_testpoints::chance!("the first poll of an answer is left to the connection's task");
         // This poll needs no waker: if it is pending, the task polls again with its own.
         let mut nobody = Context::from_waker(Waker::noop());
         if is_later || response.as_mut().poll(&mut nobody).is_pending() {

@@ -283,7 +283,7 @@ impl Channel for FabricChannel {
     fn may_help(&self) -> bool {
         // The simulator drives its fabric itself, so there chance decides whether a task polls.
         self.queue_pair.may_help()
-            || tensorwire_testpoints::chance!("a task that waits takes arrivals by itself")
+            || tensorwire_testpoints::chance!("a waiting task polls for arrivals itself")
     }
 
     fn help(&self) -> bool {

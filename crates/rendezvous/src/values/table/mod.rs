@@ -182,7 +182,7 @@ impl StepQueues {
 
     /// Gives a returned value to the oldest receiver, or queues it by its sequence number.
     fn put_back(&self, key: &str, value: Value) {
-        tensorwire_testpoints::mark!("a value was put back");
+        tensorwire_testpoints::mark!("an undelivered value was queued again");
         let inner = self.lock();
         // With `Tolerate`, taking a value does not remove it from the queue.
         if inner.aborted.is_none() && self.duplicates != DuplicatePolicy::Tolerate {

@@ -185,7 +185,7 @@ impl Queues {
             return Offered { given_to, queued: false };
         }
         let mut place = queue.values.partition_point(|queued| queued.sequence < value.sequence);
-        if tensorwire_testpoints::planted!("a value goes back behind later ones") {
+        if tensorwire_testpoints::planted!("an undelivered value is queued behind later ones") {
             place = queue.values.len();
         }
         queue.values.insert(place, value);
