@@ -79,7 +79,7 @@ impl<'data> Input<'data> {
         }
     }
 
-    /// At most `most` bytes, as many as a number before them says.
+    /// At most `most` bytes, with their count before them.
     pub(crate) fn bytes(&mut self, most: usize) -> &'data [u8] {
         let length = self.below(most.saturating_add(1)).min(self.0.len());
         let (head, rest) = self.0.split_at(length);

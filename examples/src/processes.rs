@@ -1,7 +1,7 @@
 //! Child processes on this machine, which are started again when they are killed and never outlive their parent.
 //!
 //! The parent holds the writing end of each child's standard input. When it ends, in whatever way, the kernel closes
-//! that; the child sees the end of its input and ends too.
+//! that; the child reads the end of its input and exits too.
 
 use std::{
     error::Error,

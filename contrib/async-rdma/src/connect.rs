@@ -1,4 +1,4 @@
-//! Preparing and connecting one end.
+//! Preparing and connecting one side.
 
 use std::{
     alloc::Layout,
@@ -22,7 +22,7 @@ use crate::{
     pump::{Ground, Pump},
 };
 
-/// Where the other end writes nothing that is ever read: the immediate is all that an acknowledgement says. The crate
+/// Where the peer writes nothing that is ever read: an acknowledgement is its immediate alone. The crate
 /// has no write of no bytes.
 const ACKNOWLEDGEMENT: usize = 8;
 const LANDING: usize = SLOTS * SLOT + ACKNOWLEDGEMENT;

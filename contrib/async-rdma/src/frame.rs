@@ -9,7 +9,7 @@
 //! | 16..24 | offset in the region |
 //! | 24..32 | bytes of this part |
 //! | 32..40 | bytes of the whole operation |
-//! | 40..44 | 1 if the peer is told an immediate |
+//! | 40..44 | 1 if the peer gets an immediate |
 //! | 44..48 | the immediate, or a refusal's reason |
 
 use tensorwire_verbs_reactor::{Immediate, PeerViolation, RegionGeneration, RegionId, RemoteRange};
@@ -89,7 +89,7 @@ impl Frame {
             Self::Farewell => put(0, &2_u32.to_le_bytes()),
             Self::Refusal(reason) => {
                 put(0, &3_u32.to_le_bytes());
-                // One that has no number is told as a malformed frame.
+                // One that has no number is sent as a malformed frame.
                 let number = REASONS.iter().position(|known| known == reason).unwrap_or(1);
                 put(44, &(number as u32).to_le_bytes());
             }

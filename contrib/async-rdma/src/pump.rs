@@ -68,7 +68,7 @@ struct Written {
     result: std::io::Result<()>,
 }
 
-/// Why a connection is over, and what the peer is told.
+/// Why a connection is over, and the reason that is sent to the peer.
 struct End {
     error: FabricError,
     farewell: Option<Frame>,
@@ -84,14 +84,14 @@ impl End {
         Self { error, farewell: Some(Frame::Refusal(Reason::Violation(violation))) }
     }
 
-    /// A write that async-rdma gave up: it says why in words only.
+    /// A write that async-rdma gave up: its error has only a text.
     fn failed_write(error: &std::io::Error) -> Self {
         let detail = format!("async-rdma: {error}");
         Self::silent(FabricError::PeerLost { kind: KIND, cause: LossCause::RetryExceeded, detail })
     }
 }
 
-/// One connection. Dropped before its end, as when the runtime shuts down, it fails the connection.
+/// One connection. Dropped before it is over, as when the runtime shuts down, it fails the connection.
 pub(crate) struct Pump {
     ground: Ground,
     /// `None` while the crate reads from it.
@@ -215,7 +215,7 @@ impl Pump {
         Ok(())
     }
 
-    /// Tells the peer which slots are empty, unless that is being told.
+    /// Sends the peer which slots are empty, unless that is already being sent.
     fn acknowledge(&mut self) {
         if self.told == self.taken || !self.acknowledging.is_empty() {
             return;

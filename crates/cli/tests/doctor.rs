@@ -208,7 +208,7 @@ impl Drop for Undo {
     }
 }
 
-/// What Tensorwire would use, as `tensorwire devices` tells.
+/// What Tensorwire would use, as `tensorwire devices` prints it.
 struct Chosen {
     name: String,
     interface: String,

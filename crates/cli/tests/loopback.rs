@@ -32,7 +32,7 @@ struct Place(tempfile::TempDir);
 
 impl Place {
     fn new() -> Self {
-        // Where temporary files are kept may be closed to others.
+        // The directory of temporary files may be closed to other users.
         let place = Self(tempfile::tempdir_in("/tmp").unwrap());
         open(place.0.path(), 0o777);
         fs::copy(env!("CARGO_BIN_EXE_tensorwire"), place.path("tensorwire")).unwrap();

@@ -27,7 +27,7 @@ use crate::common::{
 
 const MIB: usize = 1 << 20;
 
-/// A FIFO, held open at both ends so that opening it never waits.
+/// A FIFO, open for reading and writing, so that opening it never waits.
 struct Fifo {
     path: PathBuf,
     file: File,
@@ -69,7 +69,7 @@ fn begin(address: &str, output: &Path, more: &[&str]) -> Process {
     Process(command.args(more).spawn().unwrap())
 }
 
-/// Its exit code, and what it said on standard error.
+/// Its exit code, and what it printed on standard error.
 fn end(mut pull: Process) -> (Option<i32>, String) {
     in_time(move || {
         let mut said = String::new();
@@ -78,7 +78,7 @@ fn end(mut pull: Process) -> (Option<i32>, String) {
     })
 }
 
-/// Writes a checkpoint of tensors with so many MiB each, whose bytes are `fill` and their places.
+/// Writes a checkpoint of tensors with so many MiB each, whose bytes are `fill` and their offsets.
 fn checkpoint_of(path: &Path, mebibytes: impl IntoIterator<Item = usize>, fill: u8) {
     let data: Vec<Vec<u8>> =
         mebibytes.into_iter().enumerate().map(|(place, size)| vec![fill ^ place as u8; size * MIB]).collect();
@@ -409,7 +409,7 @@ fn a_terminal_is_told_what_is_being_done() {
     let mut pull = Process(process);
     let shown = in_time(move || {
         let (mut shown, mut piece) = (Vec::new(), [0; 4096]);
-        // An error: nobody has the other end any more.
+        // An error: no process has the FIFO open for reading any more.
         while let Ok(length @ 1..) = master.read(&mut piece) {
             shown.extend_from_slice(&piece[..length]);
         }

@@ -1,5 +1,5 @@
-//! Programs that must not compile, with what the compiler says of them. After a look at what has changed,
-//! `TRYBUILD=overwrite cargo test -p tensorwire-compile-fail` takes what it says now.
+//! Programs that must not compile, with the compiler's errors. After a look at what has changed,
+//! `TRYBUILD=overwrite cargo test -p tensorwire-compile-fail` stores the present errors.
 //!
 //! What each shows, of what must be impossible by types:
 //!

@@ -46,7 +46,7 @@ pub fn shm_data(data: &[u8]) {
     }
 }
 
-/// Connection data either is no address of this fabric, or is what its address says again.
+/// Connection data either is no address of this fabric, or is printed from the parsed address again.
 fn address(data: &[u8]) {
     let data = ConnectionData(data.to_vec());
     match Address::decode(&data) {
@@ -64,7 +64,7 @@ fn frame(data: &[u8]) {
 }
 
 /// Drives one connection against such a neighbour. Memory that it was not granted never changes; the connection is up,
-/// or is over for a reason, and nothing moves after its end.
+/// or is over for a reason, and nothing moves after that.
 pub fn shm_ring(data: &[u8]) {
     on_a_runtime(|| {
         let mut attack = Attack::new();
@@ -273,14 +273,14 @@ impl Attack {
             assert!(own.iter().all(|&byte| byte == 1), "memory changed that is nobody's but the victim's");
         }
         assert!(self.exposure.buf().iter().all(|&byte| byte == 1), "what may be read was written");
-        // Memory that stayed lent would be leaked, and thousands of inputs run in one process.
+        // Memory that stayed granted would be leaked, and thousands of inputs run in one process.
         let granted = self.granted;
         drop(self.rig);
         granted.into_iter().for_each(|granted| drop(granted.end(GrantEnd::QueuePairDrained).unwrap()));
     }
 }
 
-/// Where the attacker says that the victim may write.
+/// Where the attacker claims that the victim may write.
 fn attackers() -> RemoteRegion {
     RemoteRegion { region: RegionId(9), generation: RegionGeneration(1), base: 0, length: 1 << 20, key: 5 }
 }

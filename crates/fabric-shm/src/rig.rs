@@ -1,4 +1,4 @@
-//! A real end, and in place of its peer what a hostile process would hold.
+//! A real side of a connection, and instead of its peer what a hostile process would hold.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
@@ -38,8 +38,8 @@ const CAPABILITIES: Capabilities = {
 };
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 8, receive_depth: 8 };
 
-/// A real end, and in place of its peer the bare pages and socket that a hostile process would hold. Nothing
-/// runs by itself: a test says when the victim makes progress.
+/// A real side of a connection, and instead of its peer the bare pages and socket that a hostile process would hold.
+/// Nothing runs by itself: a test decides when the victim makes progress.
 pub(super) struct Rig {
     pub(super) victim: QueuePair,
     pub(super) link: Arc<ShmLink>,
@@ -88,7 +88,7 @@ impl Rig {
         Self { victim, link, regions, runtime, pool, page, sees, socket, bell, tail: 0 }
     }
 
-    /// Memory that the victim lends, and what the attacker may say of it: range and key.
+    /// Memory that the victim grants, and how the attacker names it: range and key.
     pub(super) fn lend(&self, length: usize) -> (Granted, RemoteRange, u32) {
         let mut buffer: BufMut = self.pool.try_alloc(length).unwrap();
         buffer.fill(0);

@@ -107,7 +107,7 @@ fn a_target_found_before_the_end_is_dead_after_it_and_for_the_next_loan_too() {
     assert!(is_refused(&old.access(0, 1)));
     assert!(is_refused(&old.access(0, 0)));
     memory.fill(9);
-    // The same bytes, lent again: the old loan's target stays dead.
+    // The same bytes, granted again: the target of the old grant stays invalid.
     let again = memory.grant();
     assert_eq!((again.block().unwrap().id(), again.offset()), place);
     assert!(is_refused(&old.write_at(0, &[8; 64], WHY)));

@@ -40,7 +40,7 @@ type Resource = libc::c_int;
 
 fn set_limit(resource: Resource, soft: u64) {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is a valid place for the answer, and then for the question.
+    // SAFETY: `limit` is a local variable that the system writes, and then reads.
     unsafe {
         assert_eq!(libc::getrlimit(resource, &raw mut limit), 0);
         limit.rlim_cur = soft.min(limit.rlim_max);

@@ -13,7 +13,7 @@ mod models {
     use shuttle::{future::block_on, thread};
     use tensorwire_memory::{Buf, BufMut, GrantEnd, MemoryError, Pool, PoolConfig, copy::CopyReason};
 
-    /// Schedules tried per model: half drawn at random, half with few forced switches at random places.
+    /// Schedules tried per model: half drawn at random, half with few forced switches at random points.
     const SCHEDULES: usize = 4000;
 
     fn explore(model: impl Fn() + Send + Sync + 'static) {

@@ -183,7 +183,7 @@ fn block_on<F: Future + Unpin>(mut future: F) -> F::Output {
     }
 }
 
-/// Counts the blocks it is handed, and refuses while told to.
+/// Counts the blocks that it registers, and refuses them while the test asks for that.
 #[derive(Debug, Default)]
 struct Visitor {
     seen: Mutex<Vec<BlockId>>,

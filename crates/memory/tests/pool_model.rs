@@ -30,7 +30,7 @@ enum Op {
     Wait(usize),
     /// Polls one of the waiting.
     Poll(usize),
-    /// Gives a place in the queue up.
+    /// Cancels a waiting allocation.
     Cancel(usize),
     Drop(usize),
     Freeze(usize),
@@ -42,7 +42,7 @@ enum Op {
     Leak(usize),
     /// For content that does not exist yet.
     Early(usize),
-    /// The peer of a grant says that the content exists.
+    /// The peer of a grant reports that the content was written.
     Answer(usize),
     /// Lets peers read a part of a shared buffer.
     Expose(usize, usize, usize),

@@ -227,9 +227,9 @@ fn a_file_that_strangers_may_change_and_what_is_no_file_are_not_mapped() {
     assert!(error.to_string().contains("regular file"), "{error}");
 }
 
-/// A file under a lease, and another thread that opens it for writing, shortens it and tells.
+/// A file under a lease, and another thread that opens it for writing, shortens it and reports that.
 fn leased_and_shortened(content: &[u8]) -> (tempfile::TempDir, Mapping, mpsc::Receiver<()>) {
-    // The kernel says by SIGIO that somebody waits, which would end this process.
+    // The kernel sends SIGIO when another process waits, which would end this process.
     // SAFETY: ignoring a signal runs no code.
     unsafe { libc::signal(libc::SIGIO, libc::SIG_IGN) };
     let (directory, file) = file(content, 0o644);

@@ -51,9 +51,9 @@ enum Item {
 #[derive(Debug, Clone)]
 struct End {
     flow: Flow,
-    /// Posted here, not taken in at the other end.
+    /// Posted by this side, not consumed by the other.
     wire: VecDeque<Item>,
-    /// Receives that this end has posted.
+    /// Receives that this side has posted.
     receives: usize,
     /// Where in the peer's ring the next message begins.
     written: u32,
@@ -76,7 +76,7 @@ enum Finding {
     Accused(PeerMisbehaved),
     /// A message does not go, or is not looked for, right behind the one before it.
     Misplaced,
-    /// From some state, one end can never post again.
+    /// From some state, one side can never post again.
     Stuck,
     /// Arrivals and flow control can go round for ever with nothing getting through.
     Idling,
@@ -119,7 +119,7 @@ impl World {
                     Item::Ask(ask) => (3, ask.counts, ask.wanted),
                     Item::Answer(answer) => (4, answer.counts, 0),
                 };
-                // How far the counts on this wire are behind what this end has taken in since.
+                // How far the counts on this wire are behind what this side has consumed since.
                 let receives = now.receives.wrapping_sub(counts.receives);
                 let ring_bytes = now.ring_bytes.wrapping_sub(counts.ring_bytes);
                 [kind, receives, ring_bytes, wanted].into_iter().for_each(&mut put);
@@ -179,7 +179,7 @@ impl World {
         }
     }
 
-    /// The other end takes in the oldest of `who`'s.
+    /// The other side consumes the oldest of `who`'s posts.
     fn take(&mut self, who: usize, flaw: Flaw) -> Result<(), Finding> {
         let item = self.ends[who].wire.pop_front().expect("something on the wire");
         let taker = 1 - who;
@@ -249,7 +249,7 @@ struct Graph {
     edges: Vec<Vec<(u32, Through)>>,
 }
 
-/// What each end wants to send without end.
+/// What each side wants to send, without limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Wants {
     messages: bool,

@@ -36,7 +36,7 @@ async fn pair(kind: FabricKind) -> (Worker, Worker, Key) {
 
 async fn end(server: Worker, client: Worker) {
     client.shutdown().await;
-    // The connection's own task gives back what was lent.
+    // The connection's own task returns the granted memory.
     for _ in 0..100_000 {
         if client.receive_memory().used_bytes == 0 {
             break;

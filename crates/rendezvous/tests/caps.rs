@@ -104,7 +104,7 @@ async fn session(plane: &GrpcPlane, name: &str, incarnation: u64, address: &str)
     session
 }
 
-/// Why the other end will not have this session; `None` if it answers a ping on it.
+/// Why the peer refuses this session; `None` if it answers a ping on it.
 async fn refusal(session: &mut ControlSession) -> Option<Status> {
     // It may be refused already.
     let _ = session.sender.send(ControlFrame::Ping { nonce: 7 }.encode()).await;
@@ -155,7 +155,7 @@ fn e_sessions_of_one_peer_beyond_its_cap_are_refused_by_name_until_there_is_room
     });
 }
 
-/// Asks for a data connection over tcp that then never comes, so that the other end waits for it.
+/// Asks for a data connection over tcp that is then never dialled, so that the peer waits for it.
 fn connect(connection: u32) -> ControlFrame {
     let parameters = Parameters::default();
     let capacity = parameters.first_ring_bytes().into();
@@ -212,7 +212,7 @@ fn e_data_connections_of_one_peer_are_counted_over_its_sessions() {
     });
 }
 
-/// Sends `frames` until the other end says why it has had enough.
+/// Sends `frames` until the peer ends the session, and returns its reason.
 async fn outlasted(mut session: ControlSession, frames: impl Iterator<Item = ControlFrame>) -> Status {
     let sending = async {
         for frame in frames {
@@ -239,7 +239,7 @@ fn e_a_peer_that_announces_regions_without_end_loses_its_session() {
         let server = Worker::builder(SERVER).require(FabricKind::TCP).start().await.unwrap();
         let plane = GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap();
         let session = session(&plane, ROGUE, 1, server.address()).await;
-        // A connection that nobody sets up at the other end stays one that is being set up for a while.
+        // A connection that the peer does not set up counts as being set up for a while.
         let region = |region| RegionRecord { region, generation: 0, base: 0, length: 1, key: 0 };
         let add = |number| ControlFrame::RegionAdd { connection: 1, region: region(number) };
         let frames = std::iter::once(connect(1)).chain((0..=REGIONS_MAX as u32).map(add));

@@ -20,7 +20,7 @@ const BYTES: usize = (3 << 20) + 77;
 const PAYLOAD_REASONS: [CopyReason; 4] =
     [CopyReason::Import, CopyReason::ShmPayload, CopyReason::SimPiece, CopyReason::Local];
 
-/// Remembers what was lent to peers, and taken back because the content had come.
+/// Remembers the memory that was granted to peers, and the grants that ended because the content had arrived.
 #[derive(Debug, Default)]
 struct Lent {
     granted: Mutex<Vec<Span>>,

@@ -63,7 +63,7 @@ fn late_values_starve_nobody(kind: FabricKind) {
         client.peer_at(server.address()).await.unwrap();
         let key = |number| server.key(SERVER_CPU, CLIENT_CPU, &format!("edge {number}")).unwrap();
         let keys: Vec<Key> = (0..RECEIVES).map(key).collect();
-        // The first time nothing is known of the values, so no memory is lent early; from then on it is.
+        // The first time the metadata is unknown, so no memory is granted early; from then on it is.
         for step in 0..3 {
             let (tell, received) = watch::channel(0);
             join(produce(&server, step, &keys, received), consume(&client, step, &keys, tell)).await;

@@ -93,7 +93,7 @@ fn d_a_peer_restarted_on_another_port_is_used_again() {
                 0 => known = Some(client.peer_at(server.address()).await.unwrap()),
                 1 => drop(client.set_address(SERVER, server.address()).unwrap()),
                 2 => {
-                    // It says where it is when it connects. The answer shows that it was heard.
+                    // It announces its address when it connects. The answer shows that the announcement was read.
                     let back = server.peer_at(client.address()).await.unwrap();
                     back.list().await.unwrap();
                 }

@@ -182,7 +182,7 @@ fn l2_a_worker_that_does_not_answer_makes_room_for_its_next_life() {
             () = speaking => unreachable!("it never ends"),
         };
         assert_eq!(fetched.unwrap(), 5);
-        // And it is told, should it wake.
+        // It gets the reason, in case it wakes.
         let told = next_frame(&mut stopped, false).await;
         let Some(ControlFrame::Goodbye { status }) = told else { panic!("{told:?}") };
         assert_names_all(&status.message, &["did not answer", next.address()]);

@@ -111,7 +111,7 @@ fn a_recorder_sees_transfers_errors_connects_and_pools() {
         for peer in [SERVER, CLIENT] {
             assert_eq!(at(&format!("tensorwire_connects_total peer={peer} transport={kind}")), 1);
         }
-        // A goodbye is no loss, neither at the end that says it.
+        // A goodbye is no loss, at the side that sends it neither.
         for (goodbye, peer) in [("goodbye", CLIENT), ("shut_down_here", SERVER)] {
             assert_eq!(
                 at(&format!("tensorwire_closes_total kind={goodbye} peer={peer} transport={kind}")),

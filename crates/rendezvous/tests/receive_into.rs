@@ -123,7 +123,7 @@ async fn published(two: &Two) {
         let copied = [local, if is_known { 0 } else { eager }];
         assert_eq!(two.fetch("small", buffer, &small).await, copied);
         let elsewhere = other.alloc(SMALL).await.unwrap();
-        // The first one that would bounce needs a block that the peer is only being told of.
+        // The first one that would bounce needs a block whose region is only now announced to the peer.
         let is_told = is_known || !two.bounces();
         let copied = [once_more(SMALL), if is_told { 0 } else { eager }];
         assert_eq!(two.fetch("small", elsewhere, &small).await, copied);

@@ -1,5 +1,5 @@
-//! Secret mode over real sockets: who gets in, what they are told, and that nothing of a secret is ever logged.
-//! Every line that this process logs, at every level, is kept and searched at the end.
+//! Secret mode over real sockets: who gets in, which errors others get, and that nothing of a secret is ever logged.
+//! Every line that this process logs, at every level, is stored, and searched when the tests are over.
 
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests fails by panicking, as a test does
 
@@ -86,7 +86,7 @@ fn me(plane: &GrpcPlane, name: &str) -> handshake::Introduction {
 
 type Met = Result<handshake::Introduction, ControlError>;
 
-/// Dials and shakes hands, both ends with the secrets given.
+/// Dials and shakes hands, both sides with the secrets given.
 async fn meet(
     dialler: &GrpcPlane,
     acceptor: &GrpcPlane,
@@ -239,7 +239,7 @@ fn e_a_data_connection_goes_where_the_session_does() {
         client.publish("x", Tensor::from_values(client.pool(), &[1], &[1.5f32]).unwrap()).unwrap();
         let server = server.start().await.unwrap();
         let peer = server.set_address(name, &format!("localhost:{port}")).unwrap();
-        // The session is the client's; the server reaches the client's data port where that is, whatever address it was told.
+        // The client opened the session, so the server dials the address that this session proves, not the one that was set.
         client.peer_at(server.address()).await.unwrap();
         server.wait_for_peer(name).await.unwrap();
         assert_eq!(peer.fetch("x").await.unwrap().values::<f32>().unwrap(), [1.5]);
@@ -361,7 +361,7 @@ fn e_an_exposed_secret_file_is_warned_about() {
 fn e_half_a_handshake_keeps_nobody_else_out() {
     bounded(|| async {
         let (a, b) = (plane(), plane());
-        // More sessions than there are places for strangers, all opened and never introduced.
+        // More sessions than the limit of strangers, all opened and never introduced.
         let mut silent = Vec::new();
         for _ in 0..100 {
             silent.push(a.dial(&b.local_address()).await.unwrap());

@@ -118,7 +118,7 @@ impl Member {
     }
 }
 
-/// Writes over all of `regions`, whether they were announced to this end or not. How many writes completed well: over
+/// Writes over all of `regions`, whether they were announced to this worker or not. How many writes completed well: over
 /// verbs they have landed, over tcp they have left.
 async fn spoil(by: &Member, queue_pair: &QueuePair, regions: &[RemoteRegion]) -> usize {
     let mut well = 0;
@@ -148,7 +148,7 @@ async fn until(what: &str, done: impl Fn() -> bool) {
     step(what, waited).await;
 }
 
-/// A peer writes all that it was ever told of, after its tensor was received. Whether the tensor is as it was. Over
+/// A peer writes all regions that were ever announced, after its tensor was received. Whether the tensor is unchanged. Over
 /// verbs it must be able to, or this would show nothing; over tcp it must be refused.
 async fn spoilt_later(kind: FabricKind, trust: Trust) -> bool {
     let bad = Member::start("/job:bad/replica:0/task:0", kind, 1).await;
@@ -173,7 +173,7 @@ async fn spoilt_later(kind: FabricKind, trust: Trust) -> bool {
     is_unharmed
 }
 
-/// A device lets a peer write what is registered for it, whenever it likes; tcp holds every write against what is lent.
+/// A device lets a peer write what is registered for it at any time; tcp checks every write against the granted memory.
 #[test]
 fn e_received_values_stay_what_they_are_whatever_their_sender_writes() {
     bounded(async {
@@ -228,7 +228,7 @@ fn memory_that_peers_could_write_goes_with_their_connections() {
                 let memory = victim.receive_memory();
                 assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0), "{kind}");
             }
-            // Nor does one that could not be set up: the peer offers nothing that this end has.
+            // Nor does one that could not be set up: the peer offers no fabric that this worker has.
             let other = Worker::builder("/job:other/replica:0/task:0").require(FabricKind::SHM);
             let other = other.start().await.unwrap();
             let peer = victim.peer_at(other.address()).await.unwrap();

@@ -129,7 +129,7 @@ fn every_kind_of_value_is_validated() {
     }
 }
 
-/// Passes a TCP stream on, and flips a bit of as many long payloads as it is told.
+/// Passes a TCP stream on, and flips a bit of as many long payloads as the test asks for.
 #[derive(Debug, Default)]
 struct Proxy {
     flips: AtomicU32,

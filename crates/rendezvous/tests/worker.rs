@@ -86,7 +86,7 @@ fn fetch_gives_the_published_bytes_of_every_size() {
     });
 }
 
-/// A session that one end only remembers holds the other's shutdown up until the plane's farewell of 1 s is over.
+/// A session that is over at one side only delays the other side's shutdown until the plane's farewell of 1 s is over.
 #[test]
 fn shutdown_waits_for_no_timer() {
     on_each_fabric(|kind| async move {
@@ -266,7 +266,7 @@ fn d_ends_that_dial_each_other_use_one_connection() {
             let (down, up) =
                 futures::join!(of_server.fetch("x").into_future(), of_client.fetch("x").into_future());
             assert!(down.unwrap().bytes()[0] == 1 && up.unwrap().bytes()[0] == 2);
-            // What one end sent is what the other received: both count the same connection.
+            // What one side sent is what the other received: both count the same connection.
             let (here, there) = (client.peers().remove(0), server.peers().remove(0));
             assert_eq!((here.transport, there.transport), (Some(kind), Some(kind)));
             let requests = (here.counters.sent.tensor_request, here.counters.received.tensor_request);
@@ -297,7 +297,7 @@ fn workers_without_a_common_fabric_are_told_what_was_tried_and_what_to_do() {
     });
 }
 
-/// Posts a receive from both ends, ends the step at one of them, and gives what the receives got.
+/// Posts a receive from both sides, ends the step at one of them, and returns the errors of the receives.
 async fn ended_step(kind: FabricKind, end_it: impl Fn(&Worker)) -> (WorkerError, WorkerError) {
     let (server, client) = pair(kind).await;
     client.peer_at(server.address()).await.unwrap();

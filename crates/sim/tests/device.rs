@@ -1,4 +1,4 @@
-//! A device fails under load, and comes back: workers go on over their next fabric, or say why not.
+//! A device fails under load, and comes back: workers go on over their next fabric, or report why they cannot.
 //!
 //! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one.
 
@@ -14,7 +14,7 @@ use tensorwire_verbs_reactor::{Fabric, FabricKind, Runtime};
 
 use crate::common::builder;
 
-/// Seeds that run unless `SIM_SEEDS` says otherwise.
+/// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 200;
 
 /// Values of the stream, and fetches beside it.
@@ -130,7 +130,7 @@ async fn with_another_fabric(handle: Handle) -> bool {
     };
     let (streamed, ()) = join(story.stream(1), fail).await;
     if let Err(error) = &streamed {
-        // Seen here, or told by the sender.
+        // Found by the receiver, or reported by the sender.
         let is_lost = matches!(error, WorkerError::PeerLost { .. });
         assert!(is_lost || error.code() == Code::Aborted, "{error}");
     }

@@ -9,7 +9,7 @@ use tensorwire_verbs_reactor::{Fabric, Runtime};
 
 use crate::contract::{self, Flavour};
 
-/// Each rule must hold under this many seeds, unless `SIM_CONTRACT_SEEDS` says otherwise.
+/// Each rule must hold under this many seeds, if `SIM_CONTRACT_SEEDS` is not set.
 const SEEDS: u64 = 5;
 
 thread_local! {

@@ -122,7 +122,7 @@ fn d_a_peer_that_comes_back_elsewhere_is_used_again() {
             if life % 2 == 0 {
                 client.set_address(SERVER, &address).unwrap();
             } else {
-                // It says where it is when it connects. The answer shows that it was heard.
+                // It announces its address when it connects. The answer shows that the announcement was read.
                 let back = server.peer_at("client:1").await.unwrap();
                 back.list().await.unwrap();
             }

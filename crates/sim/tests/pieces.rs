@@ -33,7 +33,7 @@ async fn short_queues(handle: Handle) {
     let server = worker(&server_node, "/job:ps/replica:0/task:0").await;
     let client = worker(&client_node, "/job:worker/replica:0/task:0").await;
     let peer = client.peer_at("server:1").await.unwrap();
-    // One place is for a result.
+    // One slot is for a result.
     let most = PIECE * (SEND_DEPTH - 1);
     publish(&server, "fits", most).await;
     publish(&server, "too long", most + 1).await;

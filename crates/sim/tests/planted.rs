@@ -1,8 +1,8 @@
-//! Mistakes of kinds that have been made before, planted one at a time: the same scenario and the same general checks as for
-//! every seed find each. The list of them is what stands in the source (`tensorwire_testpoints::planted!`).
+//! Bugs of kinds that have been made before, planted one at a time: the same scenario and the same general checks as for
+//! every seed find each. They are listed by their points in the source (`tensorwire_testpoints::planted!`).
 //!
 //! Runs only with `--features planted-bugs`. `SIM_PLANTED_SEEDS=2000` tries up to so many seeds for each;
-//! `SIM_PLANTED_FROM=any` begins anywhere (and says where), `SIM_PLANTED_FROM=7` with that seed; `SIM_PLANTED=WORD` plants
+//! `SIM_PLANTED_FROM=any` begins anywhere (and prints where), `SIM_PLANTED_FROM=7` with that seed; `SIM_PLANTED=WORD` plants
 //! only those whose name has the word.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -25,10 +25,10 @@ use crate::{
     points::{Point, in_source},
 };
 
-/// Among so many seeds each must be found, unless `SIM_PLANTED_SEEDS` says otherwise.
+/// Among so many seeds each must be found, if `SIM_PLANTED_SEEDS` is not set.
 const SEEDS: u64 = 256;
 
-/// Mistakes there must be at least, and files that they are in.
+/// The least number of files with planted bugs.
 const FILES_MIN: usize = 10;
 
 /// Seeds that show that nothing is found when nothing is planted.
@@ -42,7 +42,7 @@ fn from() -> u64 {
     }
 }
 
-/// How many seeds it took to find the mistake `name`, and what was found; the same once more when the seed runs again.
+/// How many seeds it took to find the bug `name`, and what was found. The seed runs twice, and must find the same.
 fn found(name: &'static str, from: u64, seeds: u64) -> Option<(u64, Box<Failure>)> {
     let run = |seed| {
         let _planted = plant(name);
@@ -75,7 +75,7 @@ fn every_planted_bug_is_found() {
     let bugs: Vec<_> = all.iter().filter(|point| point.name.contains(&word)).collect();
     eprintln!("{} bugs in {} files, up to {seeds} seeds each from seed {from}", bugs.len(), files.len());
     let (next, missed) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    // What is planted is so for its thread only.
+    // A bug is planted for its thread only.
     thread::scope(|scope| {
         for _ in 0..threads() {
             scope.spawn(|| {

@@ -25,7 +25,7 @@ use crate::{
     shrunk::shrunk,
 };
 
-/// Seeds that run unless `SIM_SEEDS` says otherwise.
+/// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 150;
 
 /// So many seeds reach every point. Fewer may miss one in [`MISSED_PART`] of them.
@@ -82,7 +82,7 @@ const MARKS: [&str; 43] = [
     "leases of a dead holder",
 ];
 
-/// The plan that the environment gives, to run in place of the drawn one.
+/// The plan that the environment gives, to run instead of the drawn one.
 fn plan_given() -> Option<Plan> {
     let text = std::env::var("SIM_PLAN").ok()?;
     Some(text.parse().unwrap_or_else(|error| panic!("SIM_PLAN: {error}")))
@@ -110,14 +110,14 @@ fn promised(report: &Report) -> Result<(), String> {
 
 /// Seeds that once found a bug, with the scenario as it was then; every scenario since has to pass them too:
 /// - 5: a content with a checksum, held because the send queue was full, was waited for without ever sleeping.
-/// - 422: a request was to be posted for others too, the post failed, and they were not told.
+/// - 422: a request was to be posted for others too, the post failed, and they were not woken.
 /// - 1752: the control session broke while a data connection was being set up, and the message ring was given back
 ///   before the connected queue pair was drained.
 /// - 1504, 1524: values that were wanted together lay in memory for the largest that their keys were seen to have, and what
 ///   was left of the pool was too little for those who stood in line before the last of them.
 /// - 2704527014818843954: a worker that had been stopped for longer than connecting may take gave up connecting right after
 ///   that, because the peer was about to.
-/// - 1508661755414332248: what a worker said of its connections when it went on after a stop stood behind six other messages, and its
+/// - 1508661755414332248: the frames that a worker sent about its connections when it went on after a stop stood behind six others, and their
 ///   effect was taken for a failure without a reason.
 /// - 1391633297877187886, 6919855144895129108: a receive and a send of a step that had been broken before were taken for failures
 ///   without a reason.

@@ -14,7 +14,7 @@ use tensorwire_verbs_reactor::Runtime;
 
 use crate::common::builder;
 
-/// Seeds that run unless `SIM_SEEDS` says otherwise.
+/// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 500;
 
 /// Values of each stream.

@@ -1,4 +1,4 @@
-//! Processes that stop, run late, or whose calls fail; connections that only one end has; queues as small as can be.
+//! Processes that stop, run late, or whose calls fail; connections that only one side has; queues of the least depth.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -325,7 +325,7 @@ fn s2_writes_in_pieces_of_one_byte_at_odd_places_touch_their_range_alone() {
                 let lent = right.lend_to(&to_right, 100).await;
                 let before = left.filled(100, 1000 + transfer).await;
                 let fill = to_right.write_imm(before, lent.range, Immediate(0));
-                // Nine parts of at most 13 bytes do not fit into four places.
+                // Nine parts of at most 13 bytes do not fit into four slots.
                 assert!(matches!(fill.await, Err(FabricError::TooManyPieces { pieces: 8, depth: 4 })));
                 let (first, length) = (rng.below(40), rng.below(50));
                 let source = left.filled(100, transfer).await.slice(first..first + length).unwrap();

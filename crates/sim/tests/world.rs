@@ -270,7 +270,7 @@ fn s1_a_write_for_an_earlier_grant_of_the_same_bytes_fails_the_run() {
         let range = lent.range;
         let source = pair.left.filled(1000, 0).await;
         drop(lent.granted.end(GrantEnd::NeverSent).unwrap());
-        // Posted while nothing is lent; the bytes are lent again, for something else, before it lands.
+        // Posted while nothing is granted; the bytes are granted again, for something else, before it lands.
         let write = pair.to_right.write_imm(source, range, Immediate(0));
         let again = pair.right.lend(1000).await;
         assert_eq!(again.range, range);

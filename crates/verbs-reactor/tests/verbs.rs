@@ -73,7 +73,7 @@ fn fabric_of(runtime: Arc<dyn Runtime>, side: Side) -> Arc<dyn Fabric> {
     Arc::new(VerbsFabric::open(runtime, &settings).unwrap())
 }
 
-/// Only the device's retries tell of it: nobody says farewell.
+/// Only the device's retries show it: the peer sends no farewell.
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn d_peer_sigkill_ends_a_write_with_the_devices_retries() {
@@ -91,7 +91,7 @@ fn d_peer_sigkill_ends_a_write_with_the_devices_retries() {
         pair.step("the close", pair.to_right.close()).await;
     };
     let run = AssertUnwindSafe(|| between_processes(Flavour::CurrentThread, test));
-    // The suite's support does not take the end of the other process for granted.
+    // The suite's support fails a test whose other process has ended.
     let message = catch_unwind(run).unwrap_err().downcast::<String>().unwrap();
     assert!(message.contains("the other process has ended"), "{message}");
 }

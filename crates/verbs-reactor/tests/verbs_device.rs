@@ -212,7 +212,7 @@ async fn port_down(runtime: Arc<dyn Runtime>) {
     let (written, arrived) =
         pair.step("the port's end", join(load(&pair, &lent), ended(&pair.to_left))).await;
     down.join().unwrap();
-    // A request may fail a moment before the port says that it is down.
+    // A request may fail a moment before the port reports that it is down.
     is_device_lost(&written);
     is_device_lost(&ended(&pair.to_right).await);
     is_port_down(&arrived);

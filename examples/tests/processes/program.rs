@@ -38,7 +38,7 @@ pub(crate) fn parameter_server(flags: &str) -> Command {
     command
 }
 
-/// Runs to the end of the process and of all its children, which hold its streams.
+/// Runs until the process and all its children, which hold its streams, have exited.
 pub(crate) fn run(mut command: Command) -> Output {
     let child = command.spawn().unwrap();
     let pid = pid_of(child.id());
@@ -118,7 +118,7 @@ impl Running {
         }
     }
 
-    /// Reads standard error to its end: that is, until the last process that has inherited it is gone.
+    /// Reads standard error until the last process that has inherited it is gone.
     pub(crate) fn errors_until_all_are_gone(&mut self) -> String {
         let mut stderr = self.child.stderr.take().unwrap();
         let (done, ended) = mpsc::channel();
@@ -130,7 +130,7 @@ impl Running {
         ended.recv_timeout(*LIMIT).unwrap_or_else(|error| panic!("a process is still there: {error}"))
     }
 
-    /// Waits for the end; gives how it ended, and what it printed that was not read.
+    /// Waits until it exits; returns its status, and what it printed that was not read.
     pub(crate) fn end(mut self) -> (ExitStatus, String) {
         let errors = self.errors_until_all_are_gone();
         let mut text: Vec<String> = Vec::new();

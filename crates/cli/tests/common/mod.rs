@@ -117,12 +117,12 @@ pub(crate) fn tensorwire(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs tensorwire to its end; kills it, and fails, when it takes too long.
+/// Runs tensorwire until it exits; kills it, and fails, when it takes too long.
 pub(crate) fn run(arguments: &[&str]) -> Output {
     finish(tensorwire(arguments), command_max())
 }
 
-/// Runs a command, whose outputs are piped, to its end; kills it, and fails, when it takes longer than `limit`.
+/// Runs a command, whose outputs are piped, until it exits; kills it, and fails, when it takes longer than `limit`.
 pub(crate) fn finish(mut command: Command, limit: Duration) -> Output {
     let mut child = command.spawn().unwrap();
     let (mut stdout, mut stderr) = (child.stdout.take().unwrap(), child.stderr.take().unwrap());
@@ -148,7 +148,7 @@ pub(crate) fn finish(mut command: Command, limit: Duration) -> Output {
     output
 }
 
-/// [`COMMAND_MAX`], as much longer as `TENSORWIRE_TEST_PATIENCE` says: emulated machines are slow.
+/// [`COMMAND_MAX`] times `TENSORWIRE_TEST_PATIENCE`: emulated machines are slow.
 pub(crate) fn command_max() -> Duration {
     let patience = std::env::var("TENSORWIRE_TEST_PATIENCE").ok();
     COMMAND_MAX * patience.map_or(1, |value| value.parse().unwrap())

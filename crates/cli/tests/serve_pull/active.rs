@@ -51,7 +51,7 @@ fn assert_harmless(deed: &str, shown: &str) {
     assert!(!shown.lines().any(|line| line.starts_with("FORGED")), "{deed}: {shown}");
 }
 
-/// What `tensorwire pull` says of a server, with the whole log; it must fail.
+/// What `tensorwire pull` prints about a server, with the whole log; it must fail.
 fn pulled(deed: &str, address: &str, more: &[&str]) -> String {
     let mut pull = tensorwire(&[&["pull", address, "--fabric", "tcp"], more].concat());
     pull.env("RUST_LOG", "tensorwire=trace,warn");
@@ -140,7 +140,7 @@ fn http2(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), content].concat()
 }
 
-/// Answers the first call with these frames, and waits until the other end hangs up.
+/// Answers the first call with these frames, and waits until the peer closes the connection.
 fn answer_call(mut stream: TcpStream, answer: &[u8]) {
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.write_all(&http2(4, 0, 0, &[])).unwrap();
@@ -244,7 +244,7 @@ async fn say(plane: &GrpcPlane, address: &str, deed: &str) {
             session.sender.send(ControlFrame::Goodbye { status: status() }.encode()).await.unwrap();
         }
     }
-    // Until the server has ended it, and so has said what it says.
+    // Until the server has closed it, and so has logged why.
     while let Ok(Some(_)) = session.receiver.recv().await {}
 }
 

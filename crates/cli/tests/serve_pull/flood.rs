@@ -25,7 +25,7 @@ const FLOOD_BYTES: usize = 64 << 10;
 /// How long it waits after that.
 const PATIENCE: Duration = Duration::from_millis(200);
 
-/// What an HTTP/2 client says first: the preface and empty settings.
+/// What an HTTP/2 client sends first: the preface and empty settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {

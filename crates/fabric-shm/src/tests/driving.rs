@@ -149,7 +149,7 @@ fn a_busy_driver_never_says_that_it_sleeps() {
         // The peer's end is seen although the driver never sleeps.
         let Rig { socket, victim, link, .. } = rig;
         drop(socket);
-        link.frames_came(); // What the edge, for which no runtime turns here, would say.
+        link.frames_came(); // What the readiness event would do, which needs a runtime.
         assert!(hand.poll().is_ready());
         assert!(victim.failure().is_some());
     });

@@ -25,7 +25,7 @@ fn target(rig: &Rig, length: usize) -> (tensorwire_memory::Granted, RemoteTarget
     (granted, target)
 }
 
-/// Steps to the end; gives the bytes that the task itself copied.
+/// Steps until all is done; returns the bytes that the task itself copied.
 fn finish(copy: &mut HelpedCopy) -> Result<usize, PeerViolation> {
     let mut own = 0;
     loop {

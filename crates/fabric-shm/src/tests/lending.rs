@@ -26,7 +26,7 @@ impl Rig {
         self.victim.post_now(&WorkRequest::Lend { local, immediate: Immediate(1) }).unwrap()
     }
 
-    /// The attacker says that it has executed `count` descriptors.
+    /// The attacker reports that it has executed `count` descriptors.
     fn execute(&self, count: u64) {
         self.page.forge(CONSUMED_AT, count);
         assert_ne!(self.settle(), Look::Over);
@@ -55,7 +55,7 @@ impl Rig {
         }
     }
 
-    /// What the victim is lent.
+    /// The loan that the victim gets.
     fn view(&self) -> Buf {
         let next = std::pin::pin!(self.victim.next_arrival());
         match futures::FutureExt::now_or_never(next) {

@@ -45,7 +45,7 @@ impl Rig {
         });
     }
 
-    /// The victim's memory, exposed, and what the attacker may say of it.
+    /// The victim's memory, exposed, and how the attacker may name it.
     fn exposes(&self, length: usize) -> (Exposure, RemoteRange, u32) {
         let bytes: Buf = self.pool.try_alloc(length).unwrap().freeze();
         let (block, offset) = (bytes.block().unwrap(), bytes.offset() as u64);
@@ -239,7 +239,7 @@ fn more_reads_than_are_answered_end_the_connection() {
     });
 }
 
-/// What a breaker of rules asks for in place of what it may read.
+/// What an attacker requests instead of what it may read.
 type Change = fn(RemoteRange) -> RemoteRange;
 
 #[test]

@@ -42,7 +42,7 @@ impl Lobby {
         stranger
     }
 
-    /// One more stranger, which says what it has come for.
+    /// One more stranger, which announces the kind of its connection.
     async fn come_for(&mut self, visit: Visit) -> Arc<Stranger> {
         let stranger = self.come().await;
         stranger.note(visit);

@@ -1,4 +1,4 @@
-//! Flow control of one end whose peer says whatever it likes. The end never posts more than it may, and never loses count.
+//! Flow control of one side whose peer sends anything. This side never posts more than it may, and never loses count.
 
 use tensorwire_protocol::{
     Agreed, Destination, Mode, Parameters, PeerMisbehaved,
@@ -46,7 +46,7 @@ fn parameters(input: &mut Input<'_>) -> Parameters {
 }
 
 impl End {
-    /// What this end does of its own.
+    /// This side acts by itself.
     fn acts(&mut self, input: &mut Input<'_>, own_ring_bytes_max: u32) -> Result<(), PeerMisbehaved> {
         match input.below(6) {
             0 | 1 => self.post(1 + input.below(RECORD_BYTES_MAX) as u32),
@@ -95,7 +95,7 @@ impl End {
         self.asks = self.asks.wrapping_add(u32::from(ask.is_some()));
     }
 
-    /// What the peer says.
+    /// The peer sends something.
     fn hears(&mut self, input: &mut Input<'_>) -> Result<(), PeerMisbehaved> {
         let counts = self.counts(input);
         match (self.mode, input.below(8)) {
@@ -135,7 +135,7 @@ impl End {
         }
     }
 
-    /// How many ASKs of the peer this end has answered: it tells in its next ANSWER, so by asking it.
+    /// How many ASKs of the peer this side has answered. It is found by trying: an ASK with another number is refused.
     fn asks_answered(&self) -> u32 {
         let mut copy = self.flow.clone();
         let ask = |answers| Ask { counts: self.posted, answers, wanted: 0 };

@@ -1,5 +1,6 @@
-//! A receive that is given up, in every state: memory stays away until the evidence is there, the value goes
-//! back unless it was written and is kept for the next receive if it was, CANCEL is always answered.
+//! A receive that is cancelled, in every state: its memory is not reused before the peer can no longer write it. A value
+//! that was not written goes back to the sender's queue; one that was written is stashed for the next receive. CANCEL is
+//! always answered.
 
 use tensorwire_protocol::{Code, LentEnd, Metadata, Parameters, Scope, Status, TransferError};
 
@@ -143,7 +144,7 @@ fn before_the_response_has_run() {
     assert_value_is_back(&mut pair, 24, 2);
 }
 
-/// The value that was written is kept here: the next receive gets it and asks for nothing.
+/// The value that was written is stashed here: the next receive gets it and sends no request.
 fn assert_value_is_kept(pair: &mut Pair, length: u64, fill: u8) {
     let sent = pair.counters().0.sent;
     assert_eq!(pair.b.source.stored(STEP, "k"), 0, "it was written");
@@ -205,7 +206,7 @@ fn before_the_re_request_is_sent() {
     while pair.counters().0.received.meta_data_response == 0 {
         assert!(pair.step());
     }
-    // The other request has the window now; the re-request waits with its destination lent.
+    // The other request has the window now; the re-request waits with its destination granted.
     pair.tasks.run();
     assert_eq!((pair.a.memory.lent(), pair.counters().0.sent.tensor_re_request), (1, 0));
     pair.tasks.cancel(handle.task);
@@ -337,7 +338,7 @@ fn while_the_re_requested_content_waits_for_its_turn() {
     pair.tasks.run();
     pair.b.source.send_bytes(STEP, "k", 24, 2);
     pair.tasks.run();
-    // META_DATA_RESPONSE lands, the content behind it does not, and so keeps its place.
+    // META_DATA_RESPONSE lands. The content behind it does not, and so stays posted.
     pair.wire.land(B);
     pair.take(A);
     pair.tasks.run();

@@ -19,7 +19,7 @@ fn assert_lost(handle: &Handle<ReceiveResult>) {
     }
 }
 
-/// After a break-down: every task of both ends is over, all memory is back, nothing can start.
+/// After a failure: every task of both sides is over, all memory is back, nothing can start.
 fn assert_ended(pair: &mut Pair) {
     for side in Side::BOTH {
         let end = pair.end(side);
@@ -152,7 +152,7 @@ fn a_write_that_fails_fails_the_connection() {
     assert_eq!(pair.b.source.stored(STEP, "k"), 0, "whether it was delivered is unknown");
 }
 
-/// Fails both ends after `steps` random events; false once everything had ended by itself.
+/// Fails both sides after `steps` random events; false once everything had ended by itself.
 fn fail_after(parameters: Parameters, steps: usize, seed: u64) -> bool {
     let mut pair = Pair::with(parameters, parameters, 3);
     let mut random = Random::new(seed);

@@ -31,7 +31,7 @@ fn flips_between_known_shapes_cost_nothing() {
     let request = pair.b.requests.last().unwrap();
     assert_eq!(*request.known, shapes);
     assert!(matches!(request.want, Want::Write(Some(destination)) if destination.capacity == 24));
-    // A fifth one takes the place of the first.
+    // A fifth one replaces the first.
     assert!(transfer(&mut pair, bytes_of(30), 1));
     assert!(!transfer(&mut pair, bytes_of(24), 2));
     assert!(transfer(&mut pair, bytes_of(8), 3));

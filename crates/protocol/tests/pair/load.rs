@@ -209,7 +209,7 @@ fn churn(parameters: Parameters, seed: u64) {
     }
     pair.run();
     for side in Side::BOTH {
-        // What was written for receives that were given up is kept; it counts as received.
+        // What was written for cancelled receives is stashed; it counts as received.
         let Scope::Step(step) = STEP else { panic!("a step") };
         pair.end(side).connection.discard(step);
     }

@@ -1,4 +1,4 @@
-//! Contents that come for receives that were given up: kept for the next receive, in order, until the step is over.
+//! Contents that arrive for cancelled receives: stashed for the next receive, in order, until the step is over.
 
 use tensorwire_protocol::{Parameters, Scope, StepId, TransferError, limits::STASH_MAX};
 

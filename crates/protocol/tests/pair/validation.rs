@@ -324,7 +324,7 @@ fn s10_a_content_that_comes_without_its_result_is_damaged() {
     let mut lone = Lone::new(validating(Validation::Xxh3));
     let handle = lone.receive(STEP, "k");
     assert_eq!(lone.message(&described(None, None)), Ok(None));
-    // A fabric that writes in two goes tells of the content alone.
+    // A fabric that writes in two operations reports the content alone.
     assert_eq!(lone.immediate(0, 8), Ok(()));
     let error = settled(&handle).unwrap_err();
     assert!(matches!(error, TransferError::Corrupted { damage: Damage::ResultSlot, .. }), "{error}");

@@ -1,4 +1,4 @@
-//! Views: contents that are lent instead of written.
+//! Views: contents that the peer reads where they are, instead of having them written.
 
 use tensorwire_protocol::{
     Code, ErrorStatus, LentEnd, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved,

@@ -83,7 +83,7 @@ impl Two {
         assert_eq!(code(&unknown), Some(Code::NotFound), "{unknown}");
     }
 
-    /// Versions are published while others are fetched: what comes is the one that it says.
+    /// Versions are published while others are fetched: content and version number of each fetch belong together.
     async fn what_is_replaced_meanwhile_keeps_its_version(&self) {
         let first = self.publish("busy", 0, 3).number();
         let publishing = async {

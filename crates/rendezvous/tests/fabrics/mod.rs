@@ -12,7 +12,7 @@ use tensorwire_verbs_reactor::FabricKind;
 
 use crate::rdma::{End, over_at};
 
-/// `builder` over `kind`, and nothing else; over verbs by turns at one end and the other.
+/// `builder` over `kind` alone; over verbs by turns with one device and the other.
 pub fn over(builder: WorkerBuilder, kind: FabricKind) -> WorkerBuilder {
     static STARTED: AtomicUsize = AtomicUsize::new(0);
     let is_left = STARTED.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);

@@ -64,7 +64,7 @@ fn s2_7_from_the_host_to_a_device_the_receivers_context_copies() {
     // The receiver's attributes, and pinned because the sender's were.
     let attributes = AllocatorAttributes { gpu_compatible: true, nic_compatible: true, on_host: false };
     assert_eq!(device.copies(), [(Way::ToDevice, attributes)]);
-    // What each said stays as it was.
+    // The arguments of each side are unchanged.
     assert_eq!((got.send_args.attributes, got.recv_args.attributes), (PINNED, wanted));
 }
 

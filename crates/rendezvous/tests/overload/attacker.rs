@@ -36,7 +36,7 @@ async fn dial(address: SocketAddr, runtime: &dyn Runtime) -> Option<TcpStream> {
     timeout(runtime, DIAL_LIMIT, TcpStream::connect(address)).await.ok()?.ok()
 }
 
-/// Opens so many connections and says nothing on them, or the beginning of a hello, whatever becomes of them.
+/// Opens so many connections and sends nothing on them, or the beginning of a hello. Whether they are closed is ignored.
 pub(crate) async fn half_open(words: &[String], runtime: Arc<dyn Runtime>) {
     raise_descriptor_limit();
     let (address, count) = (port(&words[1]), words[2].parse::<usize>().unwrap());
@@ -59,10 +59,10 @@ pub(crate) async fn half_open(words: &[String], runtime: Arc<dyn Runtime>) {
     parents_lines().recv().await;
 }
 
-/// The beginning of what a data connection says first.
+/// The first bytes that the dialler of a data connection sends.
 pub(crate) const HALF_A_HELLO: &[u8] = b"twtcp-h\n\x01\0 and so";
 
-/// What an HTTP/2 client says first: the preface and empty settings.
+/// What an HTTP/2 client sends first: the preface and empty settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// A call that opens a session, as HTTP/2 headers of stream 1.
@@ -74,7 +74,7 @@ fn attach() -> Vec<u8> {
     [&[0, 0, block.len() as u8, 1, 4, 0, 0, 0, 1][..], &block].concat()
 }
 
-/// All that a client says until its session is open.
+/// All that a client sends until its session is open.
 pub(crate) fn opening() -> Vec<u8> {
     [PREFACE, &attach()].concat()
 }
@@ -95,7 +95,7 @@ fn stage(name: &str) -> (Vec<u8>, Vec<Vec<u8>>) {
     }
 }
 
-/// Sends until the other end hangs up; true if it did before there was nothing more to send.
+/// Sends until the peer closes the connection. True if it did so before all was sent.
 async fn trickle(address: SocketAddr, stage_name: &str, runtime: &dyn Runtime) -> bool {
     let Some(mut stream) = dial(address, runtime).await else { return false };
     let (first, rest) = stage(stage_name);
@@ -126,7 +126,7 @@ pub(crate) async fn loris(words: &[String], runtime: Arc<dyn Runtime>) {
     parents_lines().recv().await;
 }
 
-/// Bytes that are nothing, until the other end hangs up.
+/// Meaningless bytes, until the peer closes the connection.
 pub(crate) async fn garbage(port_word: &str, runtime: &dyn Runtime) {
     let Some(mut stream) = dial(port(port_word), runtime).await else { return };
     let _may_be_cut = stream.write_all(&[0xA5; 4096]).await;

@@ -37,7 +37,7 @@ const STAY: Duration = Duration::from_secs(100);
 
 const LIMIT: Duration = Duration::from_secs(100);
 
-/// A server with few descriptors left, once it is told so.
+/// A server with few descriptors left, from the parent's line on.
 async fn besieged(_: Arc<dyn Runtime>) {
     let config = GrpcConfig::new("127.0.0.1:0").secret(Secret::new(SECRET)).arrival_limit(STAY);
     let plane = Arc::new(GrpcPlane::bind(config).unwrap());
@@ -62,7 +62,7 @@ async fn besieged(_: Arc<dyn Runtime>) {
     }
 }
 
-/// Connects, says no more than this, and comes back when it is pushed out.
+/// Connects, sends no more than this, and comes back when it is pushed out.
 async fn besiege(port: u16, said: &[u8], came: &AtomicUsize, mut is_on: watch::Receiver<bool>) {
     let coming = async {
         loop {

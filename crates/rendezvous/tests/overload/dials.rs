@@ -20,7 +20,7 @@ use crate::{
 /// How much a worker's process may grow under attack, and what stays of it.
 const GROWTH_MAX: u64 = 32 << 20;
 
-/// Connections of strangers that are kept: 64, and what is on its way.
+/// Connections of strangers that may be open: 64, and those that are being accepted.
 const STRANGERS_MAX: usize = 64 + 24;
 
 /// A worker that is attacked, with an honest peer that is connected and goes on fetching.
@@ -83,7 +83,7 @@ fn e_half_open_dials_for_data_keep_nobody_out() {
     half_open("dials::e_half_open_dials_for_data_keep_nobody_out", "data");
 }
 
-/// A worker whose strangers have a second, so that the test sees the end of it.
+/// A worker whose strangers have one second, so that the test can wait until it is over.
 pub(crate) async fn impatient() -> Worker {
     let second = Duration::from_secs(1);
     let config = GrpcConfig::new("127.0.0.1:0").secret(Secret::new(SECRET)).arrival_limit(second);
@@ -100,12 +100,12 @@ fn slow_loris(test: &'static str, stage: &'static str) {
         );
     }
     let _turn = crate::stage::alone();
-    // More than there are places for strangers.
+    // More than the limit of strangers.
     let count = size("TENSORWIRE_DIALS", 100).min(1000);
     bounded(Duration::from_secs(100), |_| async move {
         let server = impatient().await;
         let attack = |port| (Other::start(test, &format!("loris {port} {stage} {count}")), 2);
-        // Not one of them got to the end of what it had to say.
+        // None of them could send all of its bytes.
         let outcome = |mut attackers: Other| async move {
             assert_eq!(attackers.hear().await, format!("cut {count}"));
             attackers.kill();

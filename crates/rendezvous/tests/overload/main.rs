@@ -1,6 +1,6 @@
 //! Too many peers, and peers that only take: memory and descriptors stay bounded, and honest peers go on.
 //!
-//! Attackers are processes of their own. Sizes are small unless the environment says otherwise: `TENSORWIRE_PEERS` for
+//! Attackers are processes of their own. Sizes are small unless the environment sets others: `TENSORWIRE_PEERS` for
 //! workers, `TENSORWIRE_DIALS` for connections of attackers.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]

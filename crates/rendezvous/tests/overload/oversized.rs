@@ -1,4 +1,4 @@
-//! Every length that a peer tells, at its limit and above, through the real port.
+//! Every length that a peer sends, at its limit and above, through the real port.
 
 use std::{
     io::{Read, Write},
@@ -98,7 +98,7 @@ fn fields() -> Vec<Field> {
     fields
 }
 
-/// The frame with the field at 0, at its limit, above, and as large as can be said.
+/// The frame with the field at 0, at its limit, above, and at its type's maximum.
 fn falsified(field: &Field) -> Vec<Vec<u8>> {
     let values = [0, field.most, field.most + 1, u64::MAX];
     let with = |value: u64| {

@@ -29,7 +29,7 @@ pub(crate) const SECRET: &str = "overload-Zk81-for-these-tests";
 /// What is fetched.
 pub(crate) const BYTES: usize = 20_000;
 
-/// `plain`, unless the environment says otherwise.
+/// `plain`, unless the environment sets another size.
 pub(crate) fn size(variable: &str, plain: usize) -> usize {
     env::var(variable).map_or(plain, |text| text.parse().unwrap())
 }
@@ -131,7 +131,7 @@ pub(crate) async fn until(what: &str, mut done: impl FnMut() -> bool) {
     step(what, waited).await;
 }
 
-/// What the kernel tells of these sockets.
+/// The kernel's figures of these sockets.
 fn lines_of(sockets: &[&String]) -> Vec<String> {
     let tables = ["tcp", "unix"].map(|table| fs::read_to_string(format!("/proc/self/net/{table}")).unwrap());
     let inodes: Vec<&str> =

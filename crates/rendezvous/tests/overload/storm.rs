@@ -23,8 +23,8 @@ fn lives() -> u8 {
     size("TENSORWIRE_LIVES", 4).try_into().unwrap()
 }
 
-/// How much more the process may hold when all are connected to the last life than when all were to the one before. Between lives
-/// it says little: how much the allocator gives back then differed by 70 MiB from run to run.
+/// How much more memory the process may hold when all are connected to the last life than when all were to the one before.
+/// Between lives the figure means little: how much the allocator gives back then differed by 70 MiB from run to run.
 const LAST_GROWTH_MAX: u64 = 8 << 20;
 const LAST_PEER_BYTES_MAX: u64 = 8 << 10;
 
@@ -43,7 +43,7 @@ async fn fetch_at_last(client: &Worker, address: &str, fill: u8) -> usize {
     failures
 }
 
-/// The peers of one process: connect, connect again when told, and leave when told.
+/// The peers of one process: connect, and connect again or leave when the parent sends that.
 async fn peers(words: Vec<String>) {
     raise_descriptor_limit();
     let (fabric, address) = (kind(&words[1]), &words[2]);
@@ -67,7 +67,7 @@ async fn peers(words: Vec<String>) {
     told.recv().await;
 }
 
-/// What all of them say next; `take` may fail the test.
+/// The next line of each of them; `take` may fail the test.
 async fn hear_all(others: &mut [Other], mut take: impl FnMut(String)) {
     for other in others {
         take(other.hear().await);

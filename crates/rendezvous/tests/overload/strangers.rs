@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// How much a worker's process may grow under attack, and what stays of it.
 const GROWTH_MAX: u64 = 32 << 20;
 
-/// Connections of strangers that are kept, and what is on its way.
+/// Connections of strangers that may be open, and those that are being accepted.
 const STRANGERS_MAX: usize = 64 + 24;
 
 fn me(name: &str) -> handshake::Introduction {
@@ -93,7 +93,7 @@ fn e_a_storm_of_wrong_secrets_is_refused_and_keeps_nobody_out() {
         }
         let said = attackers.hear().await;
         let refused: usize = said.strip_prefix("refused ").unwrap().parse().unwrap();
-        // Some may have been pushed out before they were told.
+        // Some may have been pushed out before the refusal was sent.
         assert!(refused > count / 2 && refused <= count, "{said} of {count}");
         attackers.kill();
         before.until_closed("the strangers' end").await;

@@ -35,7 +35,7 @@ const KEPT_MIN: f64 = 0.8;
 
 const TEST: &str = "throughput::e_honest_peers_keep_their_throughput_under_attack";
 
-/// Fetches without rest, and tells how many it did when asked.
+/// Fetches without rest, and reports how many it did when asked.
 async fn honest(address: &str) {
     let worker = builder(HONEST, FabricKind::TCP).start().await.unwrap();
     let peer = worker.peer_at(address).await.unwrap();
@@ -71,7 +71,7 @@ async fn be_busy(is_on: watch::Receiver<bool>) {
     }
 }
 
-/// Attacks while the parent says so.
+/// Attacks until the parent stops it.
 async fn attack(words: &[String], runtime: Arc<dyn Runtime>) {
     raise_descriptor_limit();
     stay_on(&[words[5].parse().unwrap()]);
@@ -98,7 +98,7 @@ async fn attack(words: &[String], runtime: Arc<dyn Runtime>) {
             }
         }
     };
-    // As many at once as the attack says; each begins anew when it was cut.
+    // As many at once as the attack has; each begins anew when it was cut.
     let at_once = words[4].parse().unwrap();
     let attacking = join_all((0..at_once).map(one));
     say("up");

@@ -43,7 +43,7 @@ async fn victim(words: Vec<String>) {
     }
 }
 
-/// Fetches small tensors until told to stop; then tells how many came.
+/// Fetches small tensors until the parent stops it; then reports how many arrived.
 async fn bystander(words: Vec<String>) {
     let worker = builder(BYSTANDER, kind(&words[1])).start().await.unwrap();
     let parent = worker.peer_at(&words[2]).await.unwrap();
@@ -130,7 +130,7 @@ impl Killing<'_> {
         step("the other peer's traffic", more).await;
     }
 
-    /// Nothing is kept for the dead.
+    /// No memory stays in use for dead peers.
     async fn memory_is_back(&self) {
         let back = async {
             while self.worker.receive_memory().used_bytes > 0 {

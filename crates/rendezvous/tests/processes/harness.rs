@@ -125,13 +125,13 @@ impl Drop for Other {
     }
 }
 
-/// In the child: tells the parent.
+/// In the child: sends the parent a line.
 pub(crate) fn say(line: &str) {
     println!("@@ {line}");
     std::io::stdout().flush().unwrap();
 }
 
-/// In the child: what the parent tells, without blocking the runtime.
+/// In the child: the parent's lines, read without blocking the runtime.
 pub(crate) fn parents_lines() -> mpsc::UnboundedReceiver<String> {
     let (found, lines) = mpsc::unbounded_channel();
     thread::spawn(move || {
@@ -156,7 +156,7 @@ pub(crate) fn kind(name: &str) -> FabricKind {
     }
 }
 
-/// Bytes that tell where they belong and which `version` they are of; filled and compared at memory speed.
+/// Bytes that depend on their offset and `version`; filled and compared at memory speed.
 const CHUNK: usize = 64 << 10;
 
 fn chunk_byte(chunk: usize, version: u64) -> u8 {

@@ -16,7 +16,7 @@ use crate::{
 
 const BYSTANDER: &str = "/job:bystander/replica:0/task:0";
 
-/// What the rogue does, and what the error of the transfer with it must say.
+/// What the rogue does, and words that the error of the transfer with it must have.
 const DEEDS: [(&str, &str); 16] = [
     ("malformed", "cannot be decoded"),
     ("endless_record", "cannot be decoded"),
@@ -57,7 +57,7 @@ async fn child(words: Vec<String>, runtime: std::sync::Arc<dyn Runtime>) {
     parents_lines().recv().await;
 }
 
-/// Fetches without rest until told to stop.
+/// Fetches without rest until the parent stops it.
 async fn bystander(words: &[String]) {
     let worker = builder(BYSTANDER, kind(&words[1])).start().await.unwrap();
     let parent = worker.peer_at(&words[2]).await.unwrap();
@@ -105,7 +105,7 @@ impl Suffering<'_> {
         step(what, waited).await;
     }
 
-    /// One rogue, its deed, and the end of the receive that waits for it.
+    /// One rogue, its deed, and the error of the receive that waits for it.
     async fn one(&self, number: i64, deed: &str, words: &str) {
         let mut rogue = self.start(deed);
         assert_eq!(rogue.hear().await, "up", "{deed}");
@@ -143,7 +143,7 @@ fn hostile_members(test: &'static str, fabric: &'static str) {
         let grown = resident_bytes().saturating_sub(resident);
         assert!(cfg!(asan) || grown < GROWTH_MAX, "{grown} bytes more are resident");
         suffering.until("the descriptors' close", || open_descriptors() <= descriptors).await;
-        // One that only asks for too much is refused, and told so.
+        // One that only asks for too much is refused, with the reason.
         let mut rogue = suffering.start("connects_over_the_cap");
         assert_eq!(rogue.hear().await, "up");
         let key = worker.key(ROGUE_CPU, PARENT_CPU, "wanted").unwrap();

@@ -42,7 +42,7 @@ async fn starved(fabric: FabricKind) {
     setrlimit(Resource::Nofile, Rlimit { current: Some(FILES), maximum: limit.maximum }).unwrap();
     let server = builder(SERVER, fabric).start().await.unwrap();
     server.publish("x", tensor(&server, 100_000, 1).await).unwrap();
-    // A worker that can't start says why.
+    // A worker that can't start returns the reason.
     let mut held = use_up();
     let refused = builder(CLIENT, fabric).start().await.map(drop).unwrap_err().to_string();
     assert!(names_the_limit(&refused), "{refused}");
@@ -81,7 +81,7 @@ fn set_limit(resource: Resource, bytes: Option<u64>) {
     setrlimit(resource, Rlimit { current: bytes.or(maximum), maximum }).unwrap();
 }
 
-/// A server that others use. It takes all descriptors, and lets go of them, when told.
+/// A server that others use. It opens all descriptors, and closes them, at the parent's lines.
 async fn starving(fabric: FabricKind) {
     let server = builder(SERVER, fabric).start().await.unwrap();
     server.publish("x", tensor(&server, 100_000, 1).await).unwrap();

@@ -43,7 +43,7 @@ async fn stopped_child(words: Vec<String>) {
     let error = error.unwrap_err();
     assert!(matches!(&error, WorkerError::PeerLost { .. }), "{error}");
     say("lost");
-    // Until told to end; the worker still serves.
+    // Until the parent's next line; the worker still serves.
     lines.recv().await;
 }
 
@@ -62,7 +62,7 @@ async fn child(words: Vec<String>) {
     }
 }
 
-/// Fetches from a peer without rest until told to stop; any error fails the test.
+/// Fetches from a peer without rest until `stop` is set; any error fails the test.
 async fn traffic(worker: &Worker, address: &str, stop: &AtomicBool, fetched: &AtomicU64) {
     let peer = worker.peer_at(address).await.unwrap();
     while !stop.load(Ordering::Relaxed) {
@@ -115,7 +115,7 @@ fn stop_is_noticed(fabric: &'static str) {
         assert!(took > LIVENESS * 8 / 10 && took < LIVENESS * 12 / 10, "noticed after {took:?}");
         let others = fetched.load(Ordering::Relaxed);
         assert!(others > 100, "the other peer's traffic stood still: {others} fetches in {took:?}");
-        // Once it runs again it learns of the end, and is used again.
+        // Once it runs again it learns that the connection is over, and is used again.
         other.signal(Signal::CONT);
         assert_eq!(other.hear().await, "lost");
         let peer = worker.peer_at(&address).await.unwrap();
@@ -137,7 +137,7 @@ fn d_peer_sigstop_ends_requests_at_both_ends_within_the_liveness_bound() {
 /// A short bound, so that three times it is a short test.
 const SHORT: Duration = Duration::from_millis(500);
 
-/// Blocks its only runtime thread for three times the bound, when told to, and then sends what is waited for.
+/// Blocks its only runtime thread for three times the bound, at the parent's line, and then sends what is waited for.
 async fn blocked_child(words: Vec<String>) {
     let worker = builder(CHILD, kind(&words[0])).liveness(SHORT).start().await.unwrap();
     worker.publish("x", tensor(&worker, 1000, 1).await).unwrap();

@@ -51,7 +51,7 @@ fn send_all(worker: &Worker, count: usize) {
     }
 }
 
-/// Sends as many values as it is told to, when it is told to; its runtime stands still until then.
+/// Sends so many values at the parent's line; its runtime stands still until then.
 async fn producer(words: Vec<String>) {
     let worker = builder(CHILD, kind(&words[0])).liveness(Duration::from_secs(1)).start().await.unwrap();
     let count = words[1].parse().unwrap();

@@ -211,7 +211,7 @@ impl Pair {
         }
     }
 
-    /// Nothing is kept of what went wrong.
+    /// No memory stays in use after what went wrong.
     async fn end(self) {
         let held = |worker: &Worker, name: &str| recorded(worker).get(name).copied().unwrap_or(0);
         let back = async {
@@ -275,7 +275,7 @@ async fn harmed(
         let proxy = pair.proxy(is_control);
         proxy.disarm();
         if !is_control && matches!(harm, Harm::Flip(_)) {
-            // A header that says something else can have the peer wait for what nobody sends, until deadlines end that.
+            // A changed header can have the peer wait for bytes that are never sent, until deadlines end that.
             proxy.cut(true);
         }
         pair.recovers(&what).await;

@@ -36,7 +36,7 @@ pub(crate) enum Harm {
     Cut,
     /// This direction ends in order; the other goes on.
     HalfClose,
-    /// The connection is reset at both ends.
+    /// The connection is reset at both sides.
     Reset,
     /// A bit of the byte is flipped.
     Flip(u8),
@@ -183,7 +183,7 @@ impl Shared {
         }
     }
 
-    /// Passes bytes on until their end.
+    /// Passes bytes on until the stream is over.
     fn pump(&self, link: &Link, way: Way) -> io::Result<()> {
         let (mut from, mut to) = match way {
             Way::There => (&link.dialler, &link.listener),

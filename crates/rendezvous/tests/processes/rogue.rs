@@ -132,7 +132,7 @@ async fn greet(
     session
 }
 
-/// Answers what any member answers; gives the answer to its Connect, and tells of every refusal.
+/// Answers what any member answers; returns the answer to its Connect, and passes every refusal on.
 async fn serve(
     session: ControlSession,
     connected: mpsc::UnboundedSender<Connect>,
@@ -343,7 +343,7 @@ impl Rogue {
         }
     }
 
-    /// Waits for a refusal or goodbye that says `words`.
+    /// Waits for a refusal or goodbye that contains `words`.
     pub(crate) async fn refused_with(&mut self, words: &str) -> String {
         let found = async {
             loop {

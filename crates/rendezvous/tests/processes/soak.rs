@@ -23,7 +23,7 @@ const MORTAL: [usize; 2] = [2, CUT_OFF];
 /// The one that nothing at all happens to.
 const UNTOUCHED: usize = LONG_LIVED[0];
 
-/// How often memory is sampled, and progress told.
+/// How often memory is sampled, and progress printed.
 const SAMPLE: Duration = Duration::from_millis(500);
 const PROGRESS: Duration = Duration::from_secs(10);
 
@@ -33,7 +33,7 @@ struct Soak {
     /// With the warm-up.
     lasts: Duration,
     warm_up: Duration,
-    /// Memory under load is the median of the samples of so long. It is told, not asserted: which parts of the mortal's pools
+    /// Memory under load is the median of the samples of so long. It is printed, not asserted: which parts of the mortal's pools
     /// are mapped depends on how long it has lived, and one part of 1 MiB is more than may grow.
     window: Duration,
     /// Of memory at rest, in thousandths.

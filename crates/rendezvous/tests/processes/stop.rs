@@ -21,7 +21,7 @@ const GARBAGE: u64 = 1_000_003;
 /// Long enough that a busy machine does not pass for a stopped one, short enough for many rounds.
 const LIVENESS: Duration = Duration::from_millis(400);
 
-/// Fetches again and again; tells each round's worst result when asked.
+/// Fetches again and again; reports each round's worst result when asked.
 async fn consumer(address: String) {
     let worker = builder(CHILD, FabricKind::SHM).start().await.unwrap();
     let peer = worker.peer_at(&address).await.unwrap();

@@ -38,7 +38,7 @@ const ANON_KIB: u64 = 1 << 10;
 /// What may differ between two times at which as much is going on.
 fn may_differ(name: &str, was: u64, is: u64) -> bool {
     match name {
-        // Besides blocks, which are kept and bounded by the pools' caps, memory is the allocator's.
+        // Besides blocks, which stay in the pools and are bounded by their caps, memory is the allocator's.
         "rss_anon_kib" => is <= was + ANON_KIB,
         "rss_kib" => true,
         _ if name.ends_with("pool_block_bytes") => true,

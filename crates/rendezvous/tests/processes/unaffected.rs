@@ -52,7 +52,8 @@ async fn idle(words: &[String]) {
     parents_lines().recv().await;
 }
 
-/// Fetches from the server for as long as it is told, and tells how often; with much outstanding at the other peer.
+/// Fetches from the server for one round at each of the parent's lines, and reports how often; with much outstanding at
+/// the other peer.
 async fn client(words: &[String], runtime: Arc<dyn Runtime>) {
     let worker =
         builder(CLIENT, kind(&words[1])).timeout(LIVENESS * 60).liveness(LIVENESS).start().await.unwrap();

@@ -14,7 +14,7 @@ use rdma_devices::Ends;
 use tensorwire_rendezvous::WorkerBuilder;
 use tensorwire_verbs_reactor::{FabricKind, verbs::Rdma};
 
-/// `limit`, as much longer as `TENSORWIRE_TEST_PATIENCE` says: emulated machines are slow.
+/// `limit` times `TENSORWIRE_TEST_PATIENCE`: emulated machines are slow.
 pub fn patient(limit: Duration) -> Duration {
     let patience = env::var("TENSORWIRE_TEST_PATIENCE").ok();
     limit * patience.map_or(1, |value| value.parse().expect("TENSORWIRE_TEST_PATIENCE is a number"))

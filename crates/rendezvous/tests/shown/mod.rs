@@ -29,7 +29,7 @@ impl std::io::Write for Shown {
 pub(crate) fn log_everything() {
     let subscriber = tracing_subscriber::fmt()
         .with_max_level(LevelFilter::TRACE)
-        // With their fields; each time that one is entered it would only be said again.
+        // With their fields; a line for each time that a span is entered would only repeat them.
         .with_span_events(FmtSpan::NEW | FmtSpan::CLOSE)
         .with_ansi(false)
         .with_writer(|| Shown);

@@ -1,9 +1,9 @@
 //! What each kind of transfer costs, in messages, content writes and flow control, by whole workers on any fabric.
 //!
 //! In mode `original` every figure is exact. In the default mode messages and contents are exact, and flow control takes
-//! no more than there. There a content of up to 4,096 bytes whose metadata is unknown comes inside META_DATA_RESPONSE, and
-//! so does the metadata of a value without bytes. Known ones of more than 96 bytes are written like any other: there is
-//! memory for them here.
+//! no more than there. There a content of up to 4,096 bytes whose metadata is unknown comes inside META_DATA_RESPONSE,
+//! which also answers for a value without bytes. Content of more than 96 bytes with known metadata is written, because the
+//! receiver has granted memory for it.
 //!
 //! Contents that are validated cost the same, except in mode original: there each transfer costs what a miss does.
 
@@ -25,10 +25,10 @@ const RECEIVER_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
 /// Longer than any content that travels inside a message.
 const LONG: usize = 12_000;
 
-/// How long the ends may take to become quiet.
+/// How long both sides may take until no more messages pass.
 const QUIET_LIMIT: Duration = Duration::from_secs(20);
 
-/// What a transfer cost at both ends together. Messages: TENSOR_REQUEST, META_DATA_RESPONSE, TENSOR_RE_REQUEST,
+/// What a transfer cost at both sides together. Messages: TENSOR_REQUEST, META_DATA_RESPONSE, TENSOR_RE_REQUEST,
 /// ERROR_STATUS, CANCEL, CANCEL_ACK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cost {
@@ -136,7 +136,7 @@ impl Two {
         }
     }
 
-    /// Awaits `transfer`, which must cost what the table says.
+    /// Awaits `transfer`, which must cost what the table has.
     async fn costs<T>(&self, case: &str, expected: Cost, transfer: impl Future<Output = T>) -> T {
         let (before, flow_before) = (self.cost(), self.sum(Counters::flow_control_sent));
         let output = transfer.await;

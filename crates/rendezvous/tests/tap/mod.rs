@@ -1,4 +1,4 @@
-//! A control plane whose sessions are tapped: every frame that is sent or received is kept.
+//! A control plane whose sessions are tapped: every frame that is sent or received is stored.
 
 #![allow(clippy::unwrap_used)] // test support
 
@@ -15,11 +15,11 @@ pub(crate) const MADE_UP: u32 = 5_555;
 
 type Frames = Arc<Mutex<Vec<ControlFrame>>>;
 
-/// What was heard.
+/// The frames that passed.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tap(Frames);
 
-/// The secrets in what was heard.
+/// The secrets in the frames that passed.
 #[derive(Debug, Default)]
 pub(crate) struct Secrets {
     pub(crate) values: Vec<(&'static str, Vec<u8>)>,

@@ -1,4 +1,4 @@
-//! Workers over TLS: who gets in, what they are told, and that nothing falls back or leaks.
+//! Workers over TLS: who gets in, which errors others get, and that nothing falls back or leaks.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
@@ -73,7 +73,7 @@ async fn assert_served(server: WorkerBuilder, client: WorkerBuilder) {
     server.shutdown().await;
 }
 
-/// What the client is told by the control plane, when the two do not meet.
+/// The control plane's error at the client, when no session is opened.
 async fn refusal(server: WorkerBuilder, client: WorkerBuilder) -> ControlError {
     let (server, client) = (serve(server).await, client.start().await.unwrap());
     let refused = fetch(&client, server.address()).await.unwrap_err();

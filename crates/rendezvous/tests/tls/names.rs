@@ -101,7 +101,7 @@ fn e_an_address_alone_is_proven_by_its_host() {
         );
         assert_served(elsewhere(), builder(CLIENT, FabricKind::TCP).tls_names(TlsNames::AnyHost)).await;
 
-        // Who names the worker is told the worker; where it runs does not matter.
+        // With a worker's name the certificate must be that worker's; the host that it runs on does not matter.
         let server = serve(elsewhere()).await;
         let cluster = ClusterSpec::new().worker(SERVER, server.address());
         let client = builder(CLIENT, FabricKind::TCP).cluster(cluster).start().await.unwrap();

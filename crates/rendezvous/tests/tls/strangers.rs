@@ -1,4 +1,4 @@
-//! Ends that are not let in, and what they are told.
+//! Peers that are refused, and the errors that they get.
 
 use std::{
     io::{Read, Write},

@@ -91,7 +91,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, seen: &Mutex<Vec<Vec<u8>>>, flip
     let _ = from.shutdown(Shutdown::Read);
 }
 
-/// What must not be seen: of the content, of the key, of the workers' names, and of what certificates say.
+/// What must not be seen: of the content, of the key, of the workers' names, and of the certificates.
 fn secrets() -> Vec<Vec<u8>> {
     let content: Vec<u8> = values().iter().flat_map(|value| value.to_le_bytes()).collect();
     vec![

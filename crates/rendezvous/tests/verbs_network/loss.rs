@@ -28,7 +28,7 @@ fn only_slower(test: &'static str, how: &'static str, (count, bytes): (u64, usiz
     });
 }
 
-/// A network with which an adapter may give up. Then both ends get an error within their deadlines, and go on with
+/// A network with which an adapter may give up. Then both sides get an error within their deadlines, and go on with
 /// another connection; never wrong bytes.
 fn right_or_an_error(test: &'static str, how: &'static str, (count, bytes): (u64, usize)) {
     if let Some(words) = role() {

@@ -13,7 +13,7 @@ const ENDS: [&str; 2] = ["ve1", "ve2"];
 const PORTS: [&str; 2] =
     ["/sys/class/infiniband/rxe1/ports/1/state", "/sys/class/infiniband/rxe2/ports/1/state"];
 
-/// The kernel tells a port of its link's state up to a second later.
+/// A port's state follows that of its link up to a second later.
 fn becomes_active(port: &str) {
     let (limit, pause) = (patient(Duration::from_secs(10)), Duration::from_millis(10));
     let is_active = || fs::read_to_string(port).unwrap().contains("ACTIVE");

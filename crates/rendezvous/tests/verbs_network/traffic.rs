@@ -1,4 +1,4 @@
-//! Two workers, one here and one in another process, each at an end of the link, that move values both ways.
+//! Two workers, one here and one in another process, each with one device of the link, that move values both ways.
 
 use std::{sync::Arc, time::Duration};
 
@@ -61,7 +61,7 @@ impl Exchange {
                 got.bytes().len() == self.bytes && is_version(got.bytes(), version),
                 "{self:?}: wrong bytes"
             );
-            // Where no more can be sent, no more is received, and the error of a receive tells why.
+            // Where no more can be sent, no more is received, and the error of a receive has the reason.
             if sent.is_ok() && number + AHEAD < self.count {
                 sent = send(number + AHEAD).await;
             }
@@ -89,7 +89,7 @@ impl Fabrics {
     }
 }
 
-/// In the child: does what the parent's lines say, and tells how each exchange ended.
+/// In the child: does what the parent's lines ask for, and reports how each exchange ended.
 pub(crate) async fn child(words: Vec<String>) {
     let fabrics = if words[0] == "tcp" { Fabrics::VerbsThenTcp } else { Fabrics::Verbs };
     let worker = fabrics.worker(CHILD, End::Right).start().await.unwrap();
@@ -146,7 +146,7 @@ impl Traffic {
         traffic
     }
 
-    /// How an exchange ended here, and what the other process says of its half.
+    /// How an exchange ended here, and what the other process reports of its half.
     pub(crate) async fn exchange(&mut self, exchange: Exchange) -> (Result<(), WorkerError>, String) {
         let Exchange { step: id, bytes, count } = exchange;
         self.child.tell(&format!("{id} {bytes} {count}"));
@@ -173,7 +173,7 @@ impl Traffic {
         info(&self.worker, &self.peer)
     }
 
-    /// Orderly: nothing that was lent is kept.
+    /// Orderly: no memory stays granted.
     pub(crate) async fn end(self) {
         let Self { worker, child, runtime, .. } = self;
         let back = async {

@@ -10,7 +10,7 @@ use tensorwire_verbs_reactor::{
     FabricKind, Prepared, QueuePair, QueuePairConfig, RemoteRegion,
 };
 
-/// Is told what is done, and may lead peers elsewhere.
+/// Is called at each step of a fabric, and may lead peers elsewhere.
 pub trait Watcher: Debug + Send + Sync + 'static {
     /// A domain has the block.
     fn registered(&self, _block: BlockId, _access: Access, _region: RemoteRegion) {}
@@ -18,10 +18,10 @@ pub trait Watcher: Debug + Send + Sync + 'static {
     /// A domain has let go of it.
     fn deregistered(&self, _block: BlockId) {}
 
-    /// An end of a connection is about to be prepared.
+    /// The local side of a connection is about to be prepared.
     fn preparing(&self) {}
 
-    /// What the peer is told, who has to connect by it.
+    /// The connection data that the peer gets and connects by.
     fn connection_data(self: Arc<Self>, data: ConnectionData) -> ConnectionData {
         data
     }
@@ -30,7 +30,7 @@ pub trait Watcher: Debug + Send + Sync + 'static {
     fn connected(&self, _queue_pair: &QueuePair) {}
 }
 
-/// One of `inner`, which is a fabric, a domain or an end that is not connected.
+/// Wraps a fabric, a domain, or a prepared side that is not connected.
 #[derive(Debug)]
 pub struct Watched<T, W> {
     inner: T,

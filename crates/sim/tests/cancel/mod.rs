@@ -17,7 +17,7 @@ use std::{future::poll_fn, pin::pin, task::Poll};
 
 use tensorwire_sim::{Rng, Swarm, World};
 
-/// Seeds of each case, unless `SIM_CANCEL_SEEDS` says otherwise.
+/// Seeds of each case, if `SIM_CANCEL_SEEDS` is not set.
 const SEEDS: u64 = 40;
 
 /// No operation takes more polls than this.
@@ -41,7 +41,7 @@ async fn polled<F: Future>(polls: usize, operation: F) -> Option<F::Output> {
     .await
 }
 
-/// Lets `attempt` cancel its operation after 0, 1, 2, … polls until it says that the operation completed.
+/// Lets `attempt` cancel its operation after 0, 1, 2, … polls until it returns that the operation completed.
 async fn for_every_k(what: &str, mut attempt: impl AsyncFnMut(usize) -> bool) {
     for polls in 0..POLLS_MAX {
         if attempt(polls).await {

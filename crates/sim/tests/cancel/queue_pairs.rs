@@ -72,7 +72,7 @@ async fn given_up_operations(
     completed.is_some()
 }
 
-/// At the end nothing is in use at either side.
+/// In the end nothing is in use at either side.
 async fn closed(handle: &Handle, pair: Pair) {
     join(pair.to_right.close(), pair.to_left.close()).await;
     handle.runtime().sleep(Duration::from_millis(500)).await;
@@ -368,7 +368,7 @@ fn s3_a_connect_given_up_leaves_nothing_behind() {
                     join(one.close(), other.close()).await;
                 }
                 (Some(one), Err(_)) => assert!(one.is_err()),
-                // Connected before it was given up: it sees the end.
+                // Connected before it was dropped: it sees that the connection is over.
                 (None, Ok(other)) => {
                     assert!(other.next_arrival().await.is_err());
                     other.close().await;

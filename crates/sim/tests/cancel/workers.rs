@@ -132,7 +132,7 @@ fn every_k_beside_fetches(what: &'static str, operation: &impl AsyncFn(&Two, usi
     }
 }
 
-/// The mode that workers have unless they say otherwise.
+/// The default mode of workers.
 fn builder_mode() -> Mode {
     Mode::Counted
 }

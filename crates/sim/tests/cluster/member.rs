@@ -312,7 +312,7 @@ impl Member {
         }
     }
 
-    /// Awaits one operation and enters its end into the ledger.
+    /// Awaits one operation and enters its result into the ledger.
     pub(super) async fn operation<T>(
         &self,
         target: Target,
@@ -359,7 +359,7 @@ impl Member {
         Ok(None)
     }
 
-    /// An operation of a step that was over before may say so long after what ended the step.
+    /// An operation of a step that was over before may report that long after the step has ended.
     fn failed(&self, entry: Operation, target: Target, error: &WorkerError) {
         let entry = if error.is_derived() { entry.part_of(self.run.truth().round_began) } else { entry };
         entry.end_because(&self.result(target, error), error);

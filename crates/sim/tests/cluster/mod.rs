@@ -1,7 +1,7 @@
 //! A whole cluster of workers in one world: they publish, fetch, send and receive while one of them crashes.
 //!
-//! Every content tells whose it is, every operation is in the ledger, and the scenario gives the oracles nothing
-//! but the truth: what was published and sent. It knows no bug in particular.
+//! Every content names its owner, every operation is in the ledger, and the scenario gives the oracles only what was
+//! published and sent. It knows no bug in particular.
 //!
 //! Two phases: *safety*, in which the faults of a [`Plan`] happen, and *liveness*, from the plan's end on or its `heal`,
 //! in which everything under way must end within a bound (L1) and all new work succeed.
@@ -58,7 +58,7 @@ struct Truth {
     round_began: Duration,
     /// Fetches and receives that ended well.
     transfers: u64,
-    /// Of which kinds they were, as far as the scenario can tell.
+    /// Of which kinds they were, as far as the scenario knows.
     kinds: Kinds,
 }
 
@@ -109,7 +109,7 @@ pub(crate) fn run_long(seed: u64, rounds: u32) -> Result<Report, Box<Failure>> {
     run(seed, None, Some(rounds))
 }
 
-/// As [`run_seed`], with the faults of `plan` in place of those that the seed draws.
+/// As [`run_seed`], with the faults of `plan` instead of those that the seed draws.
 pub(crate) fn run_planned(seed: u64, plan: Option<&Plan>) -> Result<Report, Box<Failure>> {
     run(seed, plan.cloned(), None)
 }

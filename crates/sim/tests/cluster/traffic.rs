@@ -153,7 +153,7 @@ async fn receive(
     Ok(filled.into_tensor())
 }
 
-/// Tensors that are kept for a while, whatever becomes of their senders: their bytes must stay as they are.
+/// Tensors that are held for a while, whatever happens to their senders: their bytes must not change.
 struct Held {
     member: Member,
     tensors: Vec<(Tensor, u64, usize)>,

@@ -54,7 +54,7 @@ pub(crate) struct Side {
     registrar: Arc<Registrar>,
 }
 
-/// Memory lent to the peer.
+/// Memory granted to the peer.
 #[derive(Debug)]
 pub(crate) struct Lent {
     pub(crate) granted: Granted,
@@ -108,7 +108,7 @@ impl Side {
         Lent { granted, range, region }
     }
 
-    /// Lends a buffer and tells `writer` of it.
+    /// Grants a buffer and announces it to `writer`.
     pub(crate) async fn lend_to(&self, writer: &QueuePair, length: usize) -> Lent {
         let lent = self.lend(length).await;
         writer.add_remote_region(lent.region);

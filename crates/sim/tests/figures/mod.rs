@@ -40,7 +40,7 @@ impl Figures {
         format!("@@sums {runs} {well} {otherwise} {events} {crashes} {transfers}\n{marks}")
     }
 
-    /// Adds what a line of another process tells; other lines say nothing.
+    /// Adds the figures of a line of another process; lines without figures are ignored.
     pub(crate) fn hear(&mut self, line: &str) {
         if let Some((count, mark)) = line.strip_prefix("@@mark ").and_then(|line| line.split_once(' ')) {
             *self.marks.entry(mark.to_owned()).or_default() += count.parse::<u64>().unwrap();

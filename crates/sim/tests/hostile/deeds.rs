@@ -351,7 +351,7 @@ fn immediates(line: &Line, rng: &mut Rng) {
     }
 }
 
-/// Touches memory of the honest worker: what it was lent, and what it was not.
+/// Touches memory of the honest worker: what was granted to it, and what was not.
 fn touch(line: &Line, rng: &mut Rng) {
     let mut lent = line.destinations();
     lent.extend([line.peer.ring.destination, line.peer.ring.slots]);
@@ -370,7 +370,7 @@ fn touch(line: &Line, rng: &mut Rng) {
             let beyond = rng.pick([at.capacity, 1 << 20, 1 << 40, u64::MAX - at.offset - 200]);
             let known = line.peer.regions.iter().find(|record| record.region == at.region);
             if let Some(mut region) = known.map(region_of) {
-                // Else this end's own fabric would refuse it.
+                // Else the local fabric would refuse it.
                 region.length = u64::MAX;
                 line.queue_pair.add_remote_region(region);
             }
@@ -410,7 +410,7 @@ fn with_a_wrong_key(line: &Line, range: RemoteRange, junk: &[u8], rng: &mut Rng)
     line.queue_pair.add_remote_region(right);
 }
 
-/// With what another honest worker, or another connection, has told of.
+/// With what another honest worker, or another connection, has announced.
 fn with_anothers_key(line: &Line, junk: &[u8], rng: &mut Rng) {
     let known = line.rogue.regions.lock().unwrap().clone();
     let Some((_, record)) = known.get(rng.below(known.len())) else { return };

@@ -33,7 +33,7 @@ pub(super) struct Line {
     /// The honest worker.
     pub(super) target: usize,
     pub(super) queue_pair: QueuePair,
-    /// What the honest end said.
+    /// What the honest worker sent.
     pub(super) peer: Connect,
     pub(super) agreed: Agreed,
     /// Returns no credits.
@@ -110,7 +110,7 @@ impl Line {
         self.rogue.stage.did(deed);
     }
 
-    /// Was told of by the honest worker just now.
+    /// The honest worker has just announced it.
     fn claim(&self, range: &RemoteRange) {
         let stage = &self.rogue.stage;
         let target = stage.truth().nodes.get(self.target).copied();
@@ -282,7 +282,7 @@ impl Line {
         let (counts, record) = record::decode_record(self.agreed.mode, &bytes, names, requests).ok()?;
         consumer.advance(length as u32);
         if self.agreed.mode == Mode::Counted {
-            // Counts that this end has spoilt by what it sent do not matter.
+            // Counts that this side has made wrong by what it sent do not matter.
             let _ = flow.take_message(length as u32, counts);
         }
         match record {

@@ -51,7 +51,7 @@ impl Registered {
     }
 }
 
-/// `length` bytes from `offset` on of what was lent.
+/// `length` bytes from `offset` on of the granted memory.
 pub(super) fn range_of(at: &Destination, offset: u64, length: u64) -> RemoteRange {
     RemoteRange {
         region: RegionId(at.region),

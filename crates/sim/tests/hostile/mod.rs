@@ -1,6 +1,6 @@
-//! Honest workers beside members of their cluster that do anything: whatever those do, the honest ones' memory is what
-//! they lent, their transfers with each other succeed, every operation of theirs ends, and what they hold stays bounded
-//! and is back when the rogues are gone.
+//! Honest workers beside members of their cluster that do anything. Whatever those do, they change only memory that was
+//! granted to them, transfers between honest workers succeed, every operation of an honest worker ends, and its memory
+//! stays bounded and is free again when the rogues are gone.
 //!
 //! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one and prints its figures.
 
@@ -31,7 +31,7 @@ use std::{
 use scenario::{Report, run_seed};
 use tensorwire_sim::Failure;
 
-/// Seeds that run unless `SIM_SEEDS` says otherwise.
+/// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 40;
 
 /// From so many seeds on, everything must have been done and found.

@@ -46,7 +46,7 @@ pub(super) struct Rogue {
     pub(super) lent: Registered,
     pub(super) source: Registered,
     incarnation: u64,
-    /// Regions that honest workers have told of, with who did.
+    /// Regions that honest workers have announced, with the worker.
     pub(super) regions: Mutex<Vec<(usize, RegionRecord)>>,
 }
 

@@ -1,4 +1,4 @@
-//! Points in the source that tests hear of or interfere at (`testpoints`): the list is what stands there.
+//! Points in the source that report to tests or let them interfere (`tensorwire_testpoints`), listed by reading the source.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 

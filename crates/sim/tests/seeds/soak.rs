@@ -28,10 +28,10 @@ use crate::{
     shrunk::shrunk,
 };
 
-/// How long a soak is unless `SIM_SOAK` says otherwise.
+/// How long a soak is if `SIM_SOAK` is not set.
 const LENGTH: Duration = Duration::from_secs(60);
 
-/// Progress is told so often.
+/// How often progress is printed.
 const PROGRESS: Duration = Duration::from_secs(10);
 
 /// Of so many seeds one has many rounds of faults, so that what leaks a little in each shows.

@@ -36,7 +36,7 @@ pub async fn close_ends_every_outstanding_operation_once(setup: Setup, runtime: 
             assert!(matches!(result, Err(FabricError::Closed)), "unexpected: {result:?}");
         }
         assert_eq!(pair.left.source.pool.stats().used_bytes, 0, "a buffer was kept");
-        // What was told to the peer has landed whole.
+        // What was reported to the peer has landed whole.
         let mut told = 0;
         while pair.step("the end", right_end.next_arrival()).await.is_ok() {
             told += 1;

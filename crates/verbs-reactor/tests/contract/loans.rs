@@ -1,4 +1,4 @@
-//! Views of the peer's memory, where a fabric has them; elsewhere, that it says so.
+//! Views of the peer's memory, where a fabric has them; elsewhere, the error that names it as unsupported.
 
 use std::sync::Arc;
 
@@ -117,7 +117,7 @@ pub async fn lend_of_nothing_or_of_strange_memory_is_refused_alone(setup: Setup,
     let strange = pair.to_right.lend(pair.right.source.filled(LENGTH, 1), Immediate(1));
     let error = pair.step("the refusal", strange).await.unwrap_err();
     assert!(matches!(error, FabricError::NotRegistered { .. }), "{error}");
-    // A view can't be lent on.
+    // A view can't be loaned to a third party.
     let view = lent(&pair, pair.left.source.filled(LENGTH, 1), 1).await;
     let on = pair.to_left.lend(view, Immediate(1));
     let error = pair.step("the refusal", on).await.unwrap_err();

@@ -1,8 +1,8 @@
 //! The fabric contract as tests that every fabric runs under the same names.
 //!
-//! A fabric's test file says how to make the fabric and calls [`contract_suite!`]; each rule then becomes one
+//! A fabric's test file defines how to make the fabric and calls [`contract_suite!`]; each rule then becomes one
 //! test on a current-thread runtime and one on a two-worker runtime. Nothing here knows which fabric it runs on,
-//! except where the contract itself lets a fabric know less (a NIC does not say why it refused).
+//! except where the contract itself lets a fabric know less (a NIC does not report why it refused).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 #![allow(unreachable_pub)] // each test binary compiles this as its own module
@@ -48,7 +48,7 @@ const LISTED: [FabricKind; 5] =
 const SKIPPED: &str = "TENSORWIRE_TEST_SKIPPED";
 
 /// Whether the rule that the test on this thread is about, which needs `ability`, can be tried on the fabric of `pair`.
-/// If not, the rule must be among the exceptions, and the test says that it was skipped.
+/// If not, the rule must be among the exceptions, and the test prints that it was skipped.
 pub fn is_able(pair: &pair::Pair, ability: &str, able: bool) -> bool {
     if !able {
         let test = TEST.get();
@@ -68,7 +68,7 @@ pub fn is_able(pair: &pair::Pair, ability: &str, able: bool) -> bool {
     able
 }
 
-/// Where the rule is not tried and why not, if the file says so.
+/// The fabric on which the rule is not tried, and the reason, if the file has them.
 fn exception(fabric: &str, rule: &str) -> Option<(String, &'static str)> {
     let apart = grants_whole_blocks().then(|| format!("{fabric}-between-processes"));
     let places = apart.into_iter().chain([fabric.to_owned(), format!("{fabric}-adapter")]);
@@ -112,7 +112,7 @@ pub fn grants_whole_blocks() -> bool {
 pub struct Setup {
     /// Makes one process's worth of fabric.
     pub fabric: fn(Arc<dyn Runtime>) -> Arc<dyn Fabric>,
-    /// Where a control connection to the other end was dialled, for fabrics that need an address.
+    /// Where a control connection to the peer was dialled, for fabrics that need an address.
     pub peer_address: Option<SocketAddr>,
 }
 
@@ -121,7 +121,7 @@ pub struct Setup {
 pub enum Flavour {
     /// Everything on the test's own thread.
     CurrentThread,
-    /// Two workers: both ends of a connection really run at once.
+    /// Two workers: both sides of a connection really run at once.
     TwoWorkers,
 }
 

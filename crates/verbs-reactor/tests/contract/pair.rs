@@ -113,7 +113,7 @@ impl RegisteredPool {
     }
 }
 
-/// Memory lent to the peer.
+/// Memory granted to the peer.
 pub struct Lent {
     pub granted: Granted,
     /// As the peer names it.
@@ -162,7 +162,7 @@ impl Side {
     }
 }
 
-/// Two connected ends. The tests write from left to right unless their name says otherwise.
+/// Two connected sides. The tests write from left to right unless their name has another direction.
 pub struct Pair {
     pub runtime: Arc<dyn Runtime>,
     pub left: Side,
@@ -180,7 +180,7 @@ impl Pair {
         Self::with_depths(setup, runtime, DEPTHS).await
     }
 
-    /// Two sides and a connection of the given depths at both ends.
+    /// Two sides and a connection with the given depths at both.
     pub async fn with_depths(setup: Setup, runtime: Arc<dyn Runtime>, depths: QueuePairConfig) -> Self {
         let left = Side::new(setup, runtime.clone());
         let right = Side::new(setup, runtime.clone());

@@ -221,7 +221,7 @@ pub async fn a_dropped_read_keeps_its_destination_until_it_is_over(setup: Setup,
     assert_eq!(small.pool.stats().leaked_bytes, 0);
 }
 
-/// Polls `read` `yields` + 1 times, drops it, and says whether it was still pending.
+/// Polls `read` `yields` + 1 times, drops it, and returns whether it was still pending.
 async fn is_under_way_after<T>(yields: usize, read: impl Future<Output = T>) -> bool {
     let mut read = pin!(read);
     for _ in 0..yields {

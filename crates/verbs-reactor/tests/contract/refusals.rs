@@ -198,8 +198,8 @@ pub async fn memory_of_another_domain_is_refused(setup: Setup, runtime: Arc<dyn 
     refused(&pair, &lent, lent.region, lent.range, PeerViolation::UnknownRegion).await;
 }
 
-/// Writes 64 bytes to `range` on a connection of its own whose left end believes in `claim`; expects that the
-/// target refuses for `reason`, that both ends of that connection fail, that nothing was written or delivered,
+/// Writes 64 bytes to `range` on a connection of its own whose left side believes in `claim`; expects that the
+/// target refuses for `reason`, that both sides of that connection fail, that nothing was written or delivered,
 /// and that the pair's first connection still works.
 async fn refused(pair: &Pair, lent: &Lent, claim: RemoteRegion, range: RemoteRange, reason: PeerViolation) {
     let (left_end, right_end) = pair.connect_again().await;
@@ -218,7 +218,7 @@ async fn refused(pair: &Pair, lent: &Lent, claim: RemoteRegion, range: RemoteRan
     pair.works(&pair.to_right, &pair.to_left).await;
 }
 
-/// What the target says of an access of its peer's that it refused.
+/// The target's error for an access of its peer that it refused.
 pub(super) fn assert_violated(pair: &Pair, error: &FabricError, expected: PeerViolation) {
     match error {
         FabricError::PeerMisbehaved { violation, .. } => {
@@ -228,7 +228,7 @@ pub(super) fn assert_violated(pair: &Pair, error: &FabricError, expected: PeerVi
     }
 }
 
-/// What the requester says of it.
+/// The requester's error for it.
 pub(super) fn assert_refused(pair: &Pair, error: &FabricError, expected: PeerViolation) {
     match error {
         FabricError::RemoteRefused { reason, .. } => {
@@ -249,7 +249,7 @@ pub async fn an_immediate_without_a_receive_fails_both_ends(setup: Setup, runtim
     for value in 0..4 {
         pair.step("a notification", pair.to_right.notify(Immediate(value))).await.unwrap();
     }
-    // The fifth finds no receive. Its own completion may already say so.
+    // The fifth finds no receive. Its own completion may already report that.
     let fifth = pair.step("the fifth", pair.to_right.notify(Immediate(4))).await;
     if let Err(error) = fifth {
         assert_not_ready(&error);

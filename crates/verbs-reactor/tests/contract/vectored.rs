@@ -103,7 +103,7 @@ pub async fn a_plain_vectored_write_is_visible_at_the_next_immediate(
     }
 }
 
-/// A write of `segments` fails with what `is_expected` says, and nothing of it was posted.
+/// A write of `segments` fails with an error that `is_expected` accepts, and nothing of it was posted.
 async fn fails_whole(
     pair: &Pair,
     lent: &Lent,
@@ -177,7 +177,7 @@ pub async fn overlapping_segments_fail_the_whole(setup: Setup, runtime: Arc<dyn 
         let segments = ranges.iter().map(|&(offset, length)| segment(offset, length)).collect();
         fails_whole(&pair, &lent, segments, is_expected).await;
     }
-    // Neighbours touch nothing of each other, and one source may go to many places.
+    // Neighbours touch nothing of each other, and one source may go to many ranges.
     let source = pair.left.source.filled(500, 8);
     let twice = [500, 0].map(|offset| Segment { local: source.clone(), remote: lent.part(offset, 500) });
     let write = pair.to_right.write_vectored(twice, Some(Immediate(3)));

@@ -255,7 +255,7 @@ struct Answering {
     step: u32,
     /// Taken while an arrival is.
     inside: Mutex<()>,
-    /// Where it tells the numbers of arrivals, or `None` for one that comes inside of another.
+    /// Gets the numbers of arrivals, or `None` for one that comes inside of another.
     seen: UnboundedSender<Option<u32>>,
 }
 
@@ -320,14 +320,14 @@ pub async fn a_sink_takes_arrivals_one_at_a_time_and_in_order(setup: Setup, runt
     drop([left, right].map(|sink| sink.queue_pair.lock().unwrap().take()));
 }
 
-/// Writes `rounds` buffers of changing length to `lent` and checks what the other end echoes.
+/// Writes `rounds` buffers of changing length to `lent` and checks what the other side echoes.
 async fn pump(to_peer: &QueuePair, source: &RegisteredPool, lent: &Lent, rounds: u32) {
     for round in 0..rounds {
         let length = lengths(round);
         let bytes = source.filled(length, u64::from(round));
         let write = to_peer.write_imm(bytes, lent.part(0, length as u64), Immediate(round));
         write.await.unwrap();
-        // The peer says that it has checked this round, so that its memory may be written again.
+        // The peer confirms that it has checked this round, so that its memory may be written again.
         while !lent_is_free(to_peer, round).await {}
     }
 }

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 #![allow(dead_code, unreachable_pub)] // the sources are compiled whole
 
-/// What the sources take from here in place of the crate's own.
+/// What the sources take from here instead of the crate's own.
 mod sync {
     use std::task::Waker;
 

@@ -1,4 +1,4 @@
-//! What two processes say to each other over shared words, under every interleaving that loom finds: the fabric's own
+//! What two processes exchange over shared words, under every interleaving that loom finds: the fabric's own
 //! steps, compiled over loom's atomics.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
@@ -121,7 +121,7 @@ fn a_second_sleep_is_rung_again() {
                 }
             })
         };
-        // Sleeps until all work is seen, as the driver does: takes the edges there are, says so, looks again. Where an
+        // Sleeps until all work is seen, as the driver does: takes the edges there are, announces its sleep, looks again. If an
         // edge that is owed does not come, loom's limit of steps ends the model.
         for epoch in 1.. {
             let taken = bell.edges.load(Ordering::Acquire);
@@ -151,7 +151,7 @@ fn a_release_is_seen_or_rung_for_when_the_lender_listens() {
                 }
             })
         };
-        // The lender's pool runs dry: it says that it listens, falls asleep, looks.
+        // The lender's pool runs dry: it announces that it listens, falls asleep, looks.
         bell.listens.store(1, Ordering::Relaxed);
         steps::fall_asleep(&bell.sleep, 1);
         let counted = steps::load(&released);
@@ -209,7 +209,7 @@ struct Payload {
 
 impl Payload {
     fn copy(&self, chunk: u32) {
-        // SAFETY: what is to be shown, and loom tells if it does not hold.
+        // SAFETY: no other thread accesses the bytes meanwhile. That is what the model shows; loom fails if it does not hold.
         self.bytes[chunk as usize].with_mut(|bytes| unsafe { *bytes += 1 });
     }
 

@@ -1,6 +1,6 @@
 //! For tests that break the machine's network: take links down, lose packets, remove devices. Include it with `#[path]`.
 //!
-//! `TENSORWIRE_TEST_NETEM=1` says that the machine is the tests' own: they may do that.
+//! `TENSORWIRE_TEST_NETEM=1` means that the machine is the tests' own: they may do that.
 
 #![allow(unreachable_pub)] // each test binary compiles this as its own module
 

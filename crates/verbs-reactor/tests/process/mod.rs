@@ -1,4 +1,4 @@
-//! A second process, for what only another process can do: die, be stopped, hold descriptors, or say anything at all.
+//! A second process, for what only another process can do: die, be stopped, hold descriptors, or send anything at all.
 //!
 //! It is the test binary again, asked to run the same test with [`CHILD`] set. They talk in lines of text that
 //! begin with `@@`; all else on the child's standard output is the test harness's.
@@ -26,7 +26,7 @@ pub(crate) fn is_child() -> bool {
     env::var_os(CHILD).is_some()
 }
 
-/// What a child was told to be.
+/// The role that the parent gave this child.
 pub(crate) fn part() -> String {
     env::var(CHILD).unwrap_or_default()
 }
@@ -39,7 +39,7 @@ pub(crate) struct Other {
     from: mpsc::Receiver<String>,
 }
 
-/// How long the other process may take to say something.
+/// How long the other process may take to print a line.
 const HEARING_LIMIT: Duration = Duration::from_secs(15);
 
 impl Other {

@@ -1,5 +1,5 @@
 //! A fabric whose work another process does, with devices and queue pairs of its own. What is posted here is posted
-//! there, and what ends, arrives or fails there is told here.
+//! there, and what ends, arrives or fails there is reported here.
 
 use std::{
     collections::HashMap,
@@ -24,7 +24,7 @@ use super::{
     wire::Wire,
 };
 
-/// What is told of a fabric when it is made.
+/// What the other process reports of a fabric that it has made.
 #[derive(Debug, Clone)]
 pub(super) struct Made {
     /// Where it is.
@@ -182,7 +182,7 @@ struct AwayPrepared {
     blocks: Arc<SharedBlocks>,
 }
 
-/// Has the end let go of when it is dropped. One that is connected by then is not concerned.
+/// Has the prepared side dropped when it is dropped itself. One that is connected by then stays.
 #[derive(Debug)]
 struct Abandoned {
     end: Number,

@@ -1,4 +1,4 @@
-//! What the test's process tells the other one, and what that tells it. A frame is its length in 4 bytes, then that.
+//! The messages between the test's process and the other one. A frame is its length in 4 bytes, then the message.
 
 use std::io::{self, Read, Write};
 
@@ -11,7 +11,7 @@ use super::wire::{Wire, enums};
 /// Names something of the other process. The test's process gives the numbers.
 pub(super) type Number = u64;
 
-/// Done in the order in which they are said.
+/// Done in the order in which they are sent.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Answered by a `Made`.
@@ -48,16 +48,16 @@ pub(super) enum Command {
         end: Number,
         config: QueuePairConfig,
     },
-    /// Told of by `Connected`.
+    /// Answered by `Connected`.
     Connect {
         end: Number,
         params: ConnectParams,
     },
-    /// Lets go of an end that is not connected.
+    /// Drops a side that is not connected.
     Abandon {
         end: Number,
     },
-    /// Told of by `Completed`. `regions` are those of the peer that `work` is about.
+    /// Answered by `Completed`. `regions` are those of the peer that `work` is about.
     Submit {
         end: Number,
         key: u64,

@@ -1,9 +1,9 @@
-//! The contract between two processes: the test and left's end are in this one, right's end is in another.
+//! The contract between two processes: the test and the left side are in this one, the right side is in another.
 //!
 //! The other process is the test binary again, with a fabric, domains and queue pairs of its own, and the pages of
-//! right's pools. The tests see right's end through [`away`], whose half of a queue pair stands here and whose device
-//! is there: what they post is posted there, and what happens there is told here. So they are the very tests that run
-//! with both ends in one process.
+//! right's pools. The tests see the right side through [`away`], whose half of a queue pair is here and whose device
+//! is there: what they post is posted there, and what happens there is reported here. So they are the very tests that run
+//! with both sides in one process.
 //!
 //! Who may touch which part of a block is known in the test's process only. Right grants and exposes whole blocks to
 //! the fabric, as an RDMA adapter does, so on every fabric the rules expect no more than of an adapter.
@@ -37,7 +37,7 @@ const OTHER: &str = "TENSORWIRE_TEST_OTHER_PROCESS";
 
 /// The two ends of a test.
 pub(crate) struct Ends {
-    /// Makes the fabric of one end, in the process where that is.
+    /// Makes the fabric of one side, in the process where that is.
     pub(crate) fabric: fn(Arc<dyn Runtime>, Side) -> Arc<dyn Fabric>,
     /// The name of a test that calls [`run`]: the one that the other process runs.
     pub(crate) entrance: &'static str,

@@ -40,7 +40,7 @@ pub(super) struct Other {
     heard: Arc<Heard>,
 }
 
-/// What a thread hears from it.
+/// What a thread has read from it.
 #[derive(Debug, Default)]
 struct Heard {
     /// Who waits for an answer; `None` once the process is gone.
@@ -91,7 +91,7 @@ impl Other {
     /// Says something. Does not wait: the other process reads all the time, and what can be under way fits into the
     /// socket.
     pub(super) fn post(&self, command: &Command) {
-        // Where it is gone, the next call says so.
+        // If it is gone, the next call fails.
         let _gone = say(&*self.to.lock().unwrap(), command);
     }
 

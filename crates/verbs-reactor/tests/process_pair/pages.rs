@@ -1,7 +1,7 @@
 //! Memory that two processes share as the pages under a block of each.
 //!
 //! A pool's memory is sealed against other writers, so neither process can map the other's. Instead both put the same
-//! pages, of a file in memory without seals, in the place of what a new block had; its address stays.
+//! pages, of a file in memory without seals, at the address of a new block, instead of those that it had.
 
 use std::{
     fs::File,
@@ -34,7 +34,7 @@ pub(super) fn of_process(process: u32, descriptor: u32) -> File {
     File::options().read(true).write(true).open(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Maps all of `file` in the place of `block`'s own memory.
+/// Maps all of `file` at the address of `block`, instead of its own memory.
 pub(super) fn put_under(block: &Block, file: &File) {
     assert_eq!(file.metadata().unwrap().len(), block.length() as u64, "the pages do not fit the block");
     let (base, protection) = (block.base().as_ptr(), libc::PROT_READ | libc::PROT_WRITE);

@@ -1,4 +1,4 @@
-//! The other process: it does what it is told with the fabric under test.
+//! The other process: it does what the test's process asks for with the fabric under test.
 
 use std::{
     collections::HashMap,
@@ -36,7 +36,7 @@ use super::{
     wire::Wire,
 };
 
-/// How long a connection may be over before the test's process is told, where nobody there waits for it.
+/// How long a connection may be over before that is reported to the test's process, where nothing there waits for it.
 const TICK: Duration = Duration::from_millis(2);
 
 /// Serves one test after the other until the test's process is gone.
@@ -72,7 +72,7 @@ struct Events(Arc<Mutex<UnixStream>>);
 
 impl Events {
     fn tell(&self, event: &Event) {
-        // Without that process, this one ends too.
+        // If that process is gone, this one ends too.
         let _gone = say(&*self.0.lock().unwrap(), event);
     }
 
@@ -377,7 +377,7 @@ impl Hosted {
         bytes.slice(start..start + usize::try_from(place.length).unwrap()).expect("inside the block")
     }
 
-    /// As much memory as there is at `place`.
+    /// As much memory as `place` has.
     fn staging(&self, place: Place) -> BufMut {
         let mut staging = self.staging.lock().unwrap();
         let pool = staging

@@ -8,7 +8,7 @@ use tensorwire_verbs_reactor::{
     RemoteRegion, Role,
 };
 
-/// What can be said between the two processes.
+/// What can be sent between the two processes.
 pub(super) trait Wire: Sized {
     fn put(&self, out: &mut Vec<u8>);
     fn get(from: &mut &[u8]) -> Self;
@@ -115,7 +115,7 @@ fn unlisted(text: String) -> FabricError {
     FabricError::device(FabricKind::SIM, "what the other process did", std::io::Error::other(text))
 }
 
-/// Enums without fields that may grow: by their place in a list.
+/// Enums without fields that may grow: by their index in a list.
 macro_rules! listed {
     ($($name:ident [$($variant:ident)*])*) => {
         $(impl Wire for $name {

@@ -1,9 +1,9 @@
 //! Which RDMA devices tests use. For every test binary that needs a device, in whatever package: include it with
 //! `#[path]`. Such a test is marked `#[ignore = "needs an RDMA device: …"]`, and fails where it is run without one.
 //!
-//! - `TENSORWIRE_TEST_RDMA=LEFT,RIGHT` names a device for each of a test's two ends, as in the virtual machine,
+//! - `TENSORWIRE_TEST_RDMA=LEFT,RIGHT` names a device for each of a test's two sides, as in the virtual machine,
 //! - `TENSORWIRE_TEST_DEVICE=NAME` names one for both, as on a machine with one NIC,
-//! - and without either both ends use what the fabric chooses by itself.
+//! - and without either both sides use what the fabric chooses by itself.
 
 #![allow(clippy::panic)] // test support: a setting that can't be read is a failed test
 #![allow(unreachable_pub)] // each test binary compiles this as its own module
@@ -18,7 +18,7 @@ pub struct Ends {
     pub right: Option<String>,
 }
 
-/// What the environment says.
+/// The devices that the environment names.
 pub fn ends() -> Ends {
     ends_from(variable(PAIR).as_deref(), variable(DEVICE).as_deref())
         .unwrap_or_else(|problem| panic!("{problem}"))

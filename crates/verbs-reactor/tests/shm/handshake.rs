@@ -164,7 +164,7 @@ fn connection_data_of_another_kind_is_refused_before_anything_is_tried() {
     });
 }
 
-/// A raw socket to the end that `data` describes.
+/// A raw socket to the side that `data` describes.
 fn stranger(data: &ConnectionData) -> std::io::Result<OwnedFd> {
     let hex: String = data.0[2..18].iter().map(|byte| format!("{byte:02x}")).collect();
     let name = format!("tensorwire-shm-{hex}");
@@ -188,7 +188,7 @@ fn strangers_at_the_socket_do_not_keep_the_right_one_out() {
         let domain = domain(&runtime);
         let (dialer, acceptor) = (domain.prepare(DEPTHS).unwrap(), domain.prepare(DEPTHS).unwrap());
         let data = acceptor.connection_data();
-        // One says nothing and leaves, one sends garbage, one sends a packet far too long.
+        // One leaves without a word, one sends garbage, one sends a packet far too long.
         drop(stranger(&data).unwrap());
         for garbage in [vec![0xFF; 20], vec![0; 5000]] {
             let mut socket = std::fs::File::from(stranger(&data).unwrap());
@@ -262,7 +262,7 @@ fn a_stranger_who_only_waits_costs_a_share_of_the_time() {
     });
 }
 
-/// What a dialler says first who has the token of `data`, with descriptors of the right kinds.
+/// The first message of a dialler that has the token of `data`, with descriptors of the right kinds.
 fn say_hello(socket: &OwnedFd, data: &ConnectionData) {
     const HELLO: u8 = 1;
     let (version, token) = (data.0[0], &data.0[18..]);

@@ -120,12 +120,12 @@ fn block_bells(round: u32, bells: impl Iterator<Item = RawFd>) {
     }
 }
 
-/// Sends every memfd there is to whoever holds the other ends of the sockets.
+/// Sends every memfd there is over every socket.
 fn send_descriptors() {
     for socket in descriptors("socket:") {
         for fd in descriptors("memfd:tensorwire") {
             // SAFETY: the message and what it points to live until `sendmsg` has returned, and the control buffer has
-            // the room for one descriptor that its length says. Errors are the victim's good right.
+            // the room for one descriptor that its length names. The victim may refuse any of them.
             unsafe {
                 let mut byte = 0x54_u8;
                 let mut part = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };

@@ -123,7 +123,7 @@ fn a_view_is_not_copied() {
     });
 }
 
-/// The child: takes a view, says so, and does what it is told.
+/// The child: takes a view, reports it, and does what the parent's lines ask for.
 async fn view_and_obey(runtime: Arc<dyn Runtime>) {
     let half = Half::new(runtime.clone());
     let queue_pair = half.dial().await;
@@ -328,7 +328,7 @@ fn a_release_wakes_a_lender_that_sleeps() {
             for _ in 0..RELEASES {
                 let view = loan(&runtime, &queue_pair).await;
                 step(&runtime, "the lender's sleep", until_asleep(&runtime, &lender)).await;
-                // Nothing else tells the lender of it.
+                // Nothing else wakes the lender.
                 drop(view);
             }
             say("released");

@@ -70,7 +70,7 @@ fn pieces_of_writes_that_wait_for_room_stay_together() {
     with_pair(async |pair: Pair| {
         const LENGTH: usize = 5 * PIECE + 3;
         let lents: Vec<_> = (0..12).map(|_| pair.lend_right(LENGTH)).collect();
-        // Six places each: two fit at once, the others wait inside their futures.
+        // Six slots each: two fit at once, the others wait inside their futures.
         let writes = lents.iter().enumerate().map(|(value, lent)| {
             let local = pair.left.source.filled(LENGTH, value as u64);
             pair.to_right.write_imm(local, lent.range, Immediate(value as u32))

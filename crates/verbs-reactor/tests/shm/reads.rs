@@ -79,7 +79,7 @@ fn a_users_own_memory_is_not_readable_by_neighbours() {
     });
 }
 
-/// Exposes a buffer, says how it is named and waits for its end.
+/// Exposes a buffer, prints how a peer names it, and waits until the connection is over.
 async fn be_read(runtime: Arc<dyn Runtime>) {
     let half = Half::new(runtime);
     let pool = RegisteredPool::new(&half.domain, "exposed", Access::READABLE, 256 << 20);

@@ -44,7 +44,7 @@ static STOPS: AtomicU32 = AtomicU32::new(0);
 
 /// Changes the protection of one page.
 fn protect(page: usize, protection: libc::c_int) -> bool {
-    // SAFETY: the page belongs to memory that this process has lent, which nobody unmaps meanwhile.
+    // SAFETY: the page belongs to memory that this process has granted, which stays mapped meanwhile.
     unsafe { libc::mprotect(std::ptr::with_exposed_provenance_mut(page), PAGE, protection) == 0 }
 }
 
@@ -76,7 +76,7 @@ fn install_handler() {
     assert_eq!(installed, 0);
 }
 
-/// The target: says after each round how often it stopped, how many arrivals there were, and the checksum of the last.
+/// The target: reports after each round how often it stopped, how many arrivals there were, and the checksum of the last.
 async fn be_stopped(runtime: Arc<dyn Runtime>) {
     install_handler();
     let half = Half::new(runtime);

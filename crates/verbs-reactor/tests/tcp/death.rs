@@ -176,7 +176,7 @@ fn a_target_killed_in_the_middle_of_64_mib_is_noticed() {
         queue_pair.add_remote_region(region);
         let source = local.source.filled(BYTES, CONTENT);
         let writes: Vec<_> = (0..16).map(|_| queue_pair.write(source.clone(), range)).collect();
-        // The child tells that the first bytes have come, while a GiB is still to be sent.
+        // The child reports that the first bytes have arrived, while a GiB is still to be sent.
         local.step("the child's word", queue_pair.next_arrival()).await.unwrap();
         peer.kill();
         let mut failed = 0;
@@ -201,7 +201,7 @@ fn offset(round: u64) -> u64 {
     (state ^ (state >> 31)) % BYTES as u64
 }
 
-/// Peers that die while they write: what was announced is whole, the end is told, and memory comes back.
+/// Peers that die while they write: what was announced is whole, the loss is reported, and memory comes back.
 #[test]
 fn d_peer_sigkill_of_writers_at_many_offsets() {
     bounded_by(ROUNDS_LIMIT, Flavour::TwoWorkers, |runtime| async move {

@@ -15,7 +15,7 @@ const MIB: u32 = 1 << 20;
 /// One deed on a connection that stands; `u64` is its round.
 pub(crate) type Act = fn(&mut RawPeer, &Known, u64);
 
-/// What the hostile process was told, as any peer would be.
+/// What the hostile process knows, as any peer would.
 pub(crate) struct Known {
     pub(crate) data: ConnectionData,
     pub(crate) region: RemoteRegion,
@@ -85,7 +85,7 @@ impl Known {
         Self { data: unhex(data), region, range, readable, offset: exposed }
     }
 
-    /// A frame that is right: `length` bytes to the start of what was lent.
+    /// A frame that is right: `length` bytes to the start of the granted memory.
     fn write(&self, length: u32) -> Frame {
         Frame {
             kind: 1,
@@ -112,7 +112,7 @@ impl Known {
     }
 }
 
-/// Connects as often as it is told to, and does `act` each time.
+/// Connects at each of the victim's lines, and does `act` each time.
 pub(crate) fn commit(act: Act) {
     loop {
         let line = listen();
@@ -129,7 +129,7 @@ pub(crate) fn commit(act: Act) {
     }
 }
 
-/// Does `act` to the listener it is told of.
+/// Does `act` to the listener of the victim's line.
 pub(crate) fn commit_outside(act: fn(&ConnectionData)) {
     act(&unhex(&listen()));
 }
@@ -317,7 +317,7 @@ pub(crate) fn slow_hello(to: &ConnectionData) {
     say("cut");
 }
 
-/// A thousand streams, of which each says less than a hello.
+/// A thousand streams, of which each sends less than a hello.
 pub(crate) fn half_open(to: &ConnectionData) {
     let hello = hello(to, NONCE);
     let streams: Vec<TcpStream> = (0..1000)

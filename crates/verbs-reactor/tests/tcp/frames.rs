@@ -1,4 +1,4 @@
-//! What a peer may say on the stream, in whatever pieces, and what it may not.
+//! What a peer may send on the stream, in pieces of any size, and what it may not.
 
 use std::{pin::pin, sync::Arc, task::Poll};
 
@@ -101,7 +101,7 @@ async fn assert_works(local: &Local, queue_pair: &QueuePair, raw: &mut RawPeer) 
     assert_eq!(lent.take()[..], *b"fine");
 }
 
-/// The queue pair ends because the peer broke `violation`, and tells the peer so.
+/// The queue pair ends because the peer broke `violation`, and sends the peer that reason.
 async fn assert_refused(local: &Local, queue_pair: &QueuePair, mut raw: RawPeer, violation: PeerViolation) {
     let error = end_of(&local.runtime, queue_pair).await;
     assert!(
@@ -168,7 +168,7 @@ fn a_flipped_bit_in_a_header_never_reaches_memory_outside_the_grant() {
             };
             match error {
                 FabricError::PeerMisbehaved { .. } => ended += 1,
-                // A value that means something else, but is allowed: another immediate, another place in the
+                // A value that means something else, but is allowed: another immediate, another offset in the
                 // grant, a longer or shorter body.
                 FabricError::PeerLost { cause: LossCause::EndOfFile, .. } => assert!(arrivals <= 2),
                 other => panic!("bit {bit}: {other}"),

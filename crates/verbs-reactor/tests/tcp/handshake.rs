@@ -156,7 +156,7 @@ fn silent_streams_are_bounded_in_number_and_time() {
         let prepared = local.prepare();
         let data = prepared.connection_data();
         let greeting = hello(&data, [9; 16]);
-        // Some say nothing, some say all but the last byte.
+        // Some send nothing, some send all but the last byte.
         let mut silent: Vec<_> = (0..20).map(|_| RawPeer::dial(&data)).collect();
         for (index, raw) in silent.iter_mut().enumerate() {
             if index % 2 == 0 {
@@ -333,7 +333,7 @@ fn the_listener_ends_with_its_domain() {
         stats(&local, |stats| stats.accepted == 1).await;
         drop(prepared);
         drop(local);
-        // Also those who had not said hello yet.
+        // Also those whose hello had not arrived yet.
         assert!(aside(&runtime, move || RawPeer { stream: pending }.hear_end()).await.is_empty());
         nobody_listens(&runtime, to).await;
     });

@@ -1,4 +1,4 @@
-//! Peers that break the rules of segments and reads, or hold what they began for ever: each ends, or holds, its own
+//! Peers that break the rules of segments and reads, or never finish what they began: each ends, or stalls, its own
 //! connection only.
 
 use tensorwire_memory::{Buf, Exposure};

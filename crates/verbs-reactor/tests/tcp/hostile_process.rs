@@ -1,4 +1,4 @@
-//! A process that was let in, and then says whatever it likes. It ends its own connection and nothing else: an honest
+//! A process that was let in, and then sends anything. It ends its own connection and nothing else: an honest
 //! one beside it goes on, and memory and descriptors stay bounded.
 //!
 //! Three processes: the test starts the victim, whose memory and descriptors are counted, and the victim starts the
@@ -185,7 +185,7 @@ async fn connect(acceptor: &Local, dialer: &Local) -> (QueuePair, QueuePair) {
     (accepted.unwrap().spawn(&*acceptor.runtime), dialed.unwrap().spawn(&*dialer.runtime))
 }
 
-/// The victim: what the hostile process is told, and what must become of it.
+/// The victim: what the hostile process learns from it, and how its connections must end.
 struct Victim {
     local: Local,
     other: Other,
@@ -229,7 +229,7 @@ impl Victim {
             assert_ends(deed, &error, ends);
         }
         self.local.step("the close", queue_pair.close()).await;
-        // What it still says fills the socket's buffer, until the socket is gone.
+        // What it still sends fills the socket's buffer, until the socket is gone.
         drop(queue_pair);
         honest.goes_on(&self.local.runtime, GOES_ON).await;
         assert_eq!(self.hear(deed).await, "out");
@@ -347,7 +347,7 @@ fn e_a_hello_that_comes_byte_by_byte_is_held_to_its_limit() {
             honest.beside(suffering).await;
             let stats = victim.fabric.listener_stats();
             assert_eq!((stats.timed_out, stats.bad_tokens, stats.malformed), (1, 0, 0));
-            // The place that it wanted to take is still free for whoever has the token.
+            // The connection that it wanted to take is still free for the peer that has the token.
             drop(prepared);
             connect(&victim, &honest.peer).await;
         })
@@ -372,7 +372,7 @@ fn e_a_thousand_half_open_dials_keep_nobody_out() {
             other.tell(&deeds::hex(&prepared.connection_data().0));
             let suffering = pin!(async {
                 let (mut newcomers, mut most) = (0, 0);
-                // The dials go on meanwhile, each in a place of the oldest.
+                // The dials go on meanwhile, each instead of the oldest.
                 while victim.fabric.listener_stats().accepted < 1000 {
                     drop(connect(&victim, &honest.peer).await);
                     newcomers += 1;

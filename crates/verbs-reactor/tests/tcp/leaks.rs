@@ -59,7 +59,7 @@ async fn nothing_is_left_of(runtime: Arc<dyn Runtime>) {
         left.notify(Immediate(1)).await.unwrap();
         drop(left);
         while right.next_arrival().await.is_ok() {}
-        // A failed queue pair that is kept holds a descriptor, but no task.
+        // A failed queue pair that is not dropped holds a descriptor, but no task.
         returns_to(&*runtime, (listening.0 + 1, listening.1), "a failed connection").await;
     }
     returns_to(&*runtime, listening, "dropped connections").await;

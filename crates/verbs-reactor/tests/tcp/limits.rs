@@ -43,7 +43,7 @@ fn child_that_has_no_descriptors_left() {
         let params = |peer| ConnectParams { peer, role: Role::Dialer, peer_address: None, limit: STEP_LIMIT };
         let dialed = left.step("the dial", dialer.connect(params(to.clone()))).await;
         assert_names_the_limit(&dialed.unwrap_err());
-        // With descriptors at hand again, the same process connects.
+        // With free descriptors again, the same process connects.
         drop(files);
         let (dialer, acceptor) = (left.prepare(), right.prepare());
         let accept = ConnectParams { role: Role::Acceptor, ..params(dialer.connection_data()) };

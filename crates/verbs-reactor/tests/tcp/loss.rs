@@ -49,7 +49,7 @@ fn an_end_of_file_is_a_loss_wherever_it_comes() {
             let (queue_pair, mut raw) = local.connect().await;
             raw.say(&bytes[..cut]);
             raw.stream.shutdown(std::net::Shutdown::Write).unwrap();
-            // What came whole before is still told.
+            // What arrived whole before is still reported.
             for expected in [(1, 0, 40), (2, 100, 180)] {
                 if cut >= expected.2 {
                     let arrival = local.step("an arrival", queue_pair.next_arrival()).await.unwrap();

@@ -35,7 +35,7 @@ enum Middle {
     Stop(usize),
 }
 
-/// Passes bytes on until the middle has had enough, or one end has.
+/// Passes bytes on up to the middle's limit, or until one side closes.
 fn pass(mut from: TcpStream, mut to: TcpStream, middle: Middle) {
     let (split, limit) = match middle {
         Middle::Split(split) => (split, usize::MAX),
@@ -65,7 +65,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, middle: Middle) {
     }
 }
 
-/// Connection data that leads to the same place through the middle.
+/// Connection data that leads to the same side through the middle.
 fn through(data: &ConnectionData, middle: Middle) -> ConnectionData {
     let listener = TcpListener::bind((HOST, 0)).unwrap();
     let mut led = data.clone();
@@ -153,7 +153,7 @@ fn a_cut_anywhere_is_a_loss_at_both_ends() {
                 let write = to_right.write_imm(left.source.filled(8 << 20, 3), lent.range, Immediate(1));
                 assert_lost(&end_of(&right.runtime, &to_left).await);
                 let _ended_either_way = left.step("the write", write).await;
-                // The half-closed end hears that its peer has left.
+                // The half-closed side learns that its peer has left.
                 end_of(&left.runtime, &to_right).await;
                 right.step("the close", to_left.close()).await;
                 lent.granted.end(tensorwire_memory::GrantEnd::QueuePairDrained).unwrap();
@@ -181,7 +181,7 @@ fn a_middle_that_takes_nothing_is_a_loss_within_the_stall_limit() {
             "unexpected: {error}"
         );
         assert_eq!(left.source.pool.stats().used_bytes, 0);
-        // The other end heard nothing of it, and can leave all the same.
+        // The other side has not noticed, and can leave all the same.
         right.step("the close", to_left.close()).await;
         lent.granted.end(tensorwire_memory::GrantEnd::QueuePairDrained).unwrap();
     });

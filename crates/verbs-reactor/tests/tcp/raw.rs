@@ -1,4 +1,4 @@
-//! A peer made of a plain `std` stream, which says whatever a test wants it to say.
+//! A peer made of a plain `std` stream, which sends whatever a test wants.
 //!
 //! The bytes are written down here a second time, on purpose: they pin the format.
 
@@ -54,7 +54,7 @@ impl Local {
         self.domain.prepare(DEPTHS).unwrap()
     }
 
-    /// A queue pair whose other end is a raw peer.
+    /// A queue pair whose peer is a raw one.
     pub(crate) async fn connect(&self) -> (QueuePair, RawPeer) {
         self.connect_with(DEPTHS).await
     }
@@ -81,7 +81,7 @@ pub(crate) async fn accept(prepared: Box<dyn Prepared>) -> Result<QueuePair, Fab
     Ok(connected.spawn(&TokioRuntime::current().unwrap()))
 }
 
-/// What connection data says.
+/// The fields of connection data.
 pub(crate) struct Address {
     pub(crate) port: u16,
     pub(crate) ticket: [u8; 8],
@@ -98,7 +98,7 @@ pub(crate) fn address(data: &ConnectionData) -> Address {
     }
 }
 
-/// Connection data of an end that listens on `port` of every address.
+/// Connection data of a side that listens on `port` of every address.
 pub(crate) fn connection_data(port: u16, token: [u8; 16]) -> ConnectionData {
     let mut data = vec![1, 0, 0];
     data.extend([0; 16]);
@@ -126,7 +126,7 @@ pub(crate) struct RawPeer {
 }
 
 impl RawPeer {
-    /// Connects to the listener that `data` names, and says nothing yet.
+    /// Connects to the listener that `data` names, and sends nothing yet.
     pub(crate) fn dial(data: &ConnectionData) -> Self {
         let stream = TcpStream::connect(SocketAddr::new(HOST, address(data).port)).unwrap();
         stream.set_nodelay(true).unwrap();
@@ -149,7 +149,7 @@ impl RawPeer {
         Frame::decode(&self.hear(40))
     }
 
-    /// Waits for the end of the stream and gives what came before it. A reset is an end too.
+    /// Reads until the stream is closed or reset, and returns what came before.
     pub(crate) fn hear_end(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         match self.stream.read_to_end(&mut bytes) {
@@ -187,7 +187,7 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// A whole write of `length` bytes to the start of `lent`.
+    /// A whole write of `length` bytes to the start of the granted memory `lent`.
     pub(crate) fn write(lent: &Lent, length: u32) -> Self {
         Self {
             kind: 1,

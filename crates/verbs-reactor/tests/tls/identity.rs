@@ -1,4 +1,4 @@
-//! Identities: what is wrong with one is said at once, by file and remedy, and nothing of a key is shown.
+//! Identities: what is wrong with one is reported at once, with file and remedy, and nothing of a key is shown.
 
 use std::path::PathBuf;
 

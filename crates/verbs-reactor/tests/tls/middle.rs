@@ -20,7 +20,7 @@ pub(crate) struct Seen {
     pub(crate) from_acceptor: Arc<Mutex<Vec<u8>>>,
 }
 
-/// Connection data that leads to the same place through the middle, which flips a bit of the byte number `flip` from the
+/// Connection data that leads to the same side through the middle, which flips a bit of the byte number `flip` from the
 /// dialer.
 pub(crate) fn through(data: &ConnectionData, flip: Option<usize>) -> (ConnectionData, Seen) {
     let listener = TcpListener::bind((HOST, 0)).unwrap();

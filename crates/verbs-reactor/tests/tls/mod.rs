@@ -86,8 +86,8 @@ impl End {
 
 type Connected = Result<QueuePair, FabricError>;
 
-/// Connects both, each with what it is told of the other. Gives the dialer's end first. An end whose other end fails is
-/// given up.
+/// Connects both, each with the given connection data. Returns the dialer's side first. A side whose peer fails is
+/// dropped.
 async fn connect(
     runtime: &Arc<dyn Runtime>,
     (dialer, told_dialer): (Box<dyn Prepared>, ConnectionData),

@@ -1,4 +1,4 @@
-//! Ends that are not let in, and what they are told.
+//! Peers that are refused, and the errors that they get.
 
 use std::{
     io::{Read, Write},
@@ -41,7 +41,7 @@ fn unchecked(authority: &Authority, change: impl FnOnce(&mut Wanted)) -> TlsIden
     authority.issue(&wanted).unwrap().unchecked().unwrap()
 }
 
-/// A dialer that the acceptor must not let in; what it says contains `told`.
+/// A dialer that the acceptor must refuse, with an error that contains `told`.
 fn is_not_let_in(stranger: TlsIdentity, told: &'static str) {
     bounded(Flavour::CurrentThread, move |runtime| async move {
         let (stranger, b) = (End::new(&runtime, stranger), End::new(&runtime, member("/b")));
@@ -139,7 +139,7 @@ fn e_what_is_not_tls_1_3_with_a_certificate_is_turned_away() {
                 answer
             })
         };
-        // The hello of an end that does not encrypt.
+        // The hello of a peer that does not encrypt.
         let answer = say([&b"twtcp-h\n\x01\x00"[..], &[7; 40]].concat());
         turned_away(&runtime, &b, 1).await;
         assert!(!answer.join().unwrap().starts_with(b"twtcp-w"));
@@ -154,7 +154,7 @@ fn e_what_is_not_tls_1_3_with_a_certificate_is_turned_away() {
     });
 }
 
-/// What a client that trusts the CA, and has no certificate, is told.
+/// The error of a client that trusts the CA, and has no certificate.
 fn without_a_certificate(port: u16) -> String {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(authority().pem().as_bytes()).unwrap()).unwrap();

@@ -103,7 +103,7 @@ fn e_a_replayed_handshake_is_of_no_use() {
         let (_to_b, _to_a) = (to_b.unwrap(), to_a.unwrap());
         let recorded = seen.from_dialer.lock().unwrap().clone();
         let before = b.fabric.listener_stats();
-        // The listener stays while an end of it does.
+        // The listener stays while a side that uses it does.
         let _other = b.prepare();
         let replayed = std::thread::spawn(move || {
             let mut stream = TcpStream::connect((HOST, at)).unwrap();
@@ -128,7 +128,7 @@ fn e_a_stolen_token_is_of_no_use_without_the_key_of_its_certificate() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let (honest, b) = (member("/a"), End::new(&runtime, member("/b")));
         let thief = End::new(&runtime, member("/thief"));
-        // The thief has all that the honest end was told and has said, and a certificate of the same CA.
+        // The thief has all that the honest side has received and sent, and a certificate of the same CA.
         let (dialer, acceptor) = (thief.prepare(), b.prepare());
         let mut stolen = dialer.connection_data();
         stolen.0[CERTIFICATE_AT..].copy_from_slice(&honest.digest());
@@ -138,7 +138,7 @@ fn e_a_stolen_token_is_of_no_use_without_the_key_of_its_certificate() {
         assert!(error.contains("another certificate than that of the worker"), "{error}");
         assert!(dialled.is_err());
 
-        // The other way round: it answers in place of the one that was meant.
+        // The other way round: it answers instead of the peer that was meant.
         let a = End::new(&runtime, honest);
         let (dialer, acceptor) = (a.prepare(), thief.prepare());
         let mut stolen = acceptor.connection_data();

@@ -54,7 +54,7 @@ fn writes_and_reads_around_the_message_limit_arrive_whole() {
             let before = counts_at_left();
             write(&pair, bytes).await;
             let after = counts_at_left();
-            // Pieces, and a message that tells of those before the last.
+            // Pieces, and a message that announces those before the last.
             assert_eq!(after.requests - before.requests, pieces + u64::from(pieces > 1), "{bytes} bytes");
             assert_eq!(after.signals - before.signals, after.posts - before.posts, "one a call");
             read(&pair, bytes).await;

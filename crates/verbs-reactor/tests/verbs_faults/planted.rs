@@ -1,5 +1,5 @@
-//! Bugs that are planted in the ends of queue pairs. These tests pass: it is the address sanitizer that must not let their
-//! processes pass, which `scripts/rxe-vm/asan` wants to see.
+//! Bugs that are planted where queue pairs are destroyed. These tests pass by themselves; under the address sanitizer
+//! their processes must fail, which `scripts/rxe-vm/asan` checks.
 
 use futures::future::join;
 use tensorwire_verbs_reactor::planted::{BadEnd, end_queue_pairs_badly};

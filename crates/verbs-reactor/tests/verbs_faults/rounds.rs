@@ -54,13 +54,13 @@ async fn is_counted(pair: &Pair, exposed: &Exposed, before: &Held) {
         ..held.clone()
     };
     assert_eq!(held, expected, "before: {before:?}");
-    // A completion channel at each end, and the block; how many mappings a queue pair has is the driver's affair.
+    // A completion channel at each side, and the block; how many mappings a queue pair has depends on the driver.
     assert!(held.descriptors >= before.descriptors + 3, "{held:?}, before: {before:?}");
     assert!(held.queues > before.queues, "{held:?}, before: {before:?}");
     round.end().await;
 }
 
-/// What is held comes back to `before`: the last connection's driver may still be at its end.
+/// What is held comes back to `before`: the driver of the last connection may still be running.
 pub(crate) async fn is_back(runtime: &Arc<dyn Runtime>, before: &Held) {
     let back = async {
         while Held::now() != *before {

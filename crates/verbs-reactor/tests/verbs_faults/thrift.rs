@@ -59,7 +59,7 @@ fn adjacent_segments_are_one_request() {
             let before = counts_at_left();
             let write = pair.to_right.write_vectored(segments, Some(Immediate(1)));
             pair.step("the write", write).await.unwrap();
-            // The message that tells of the ranges before the last.
+            // The message that announces the ranges before the last.
             let requests = requests + u64::from(requests > 1);
             assert_eq!(asked(&before), (1, requests, 1), "{count} segments, {gap} bytes apart");
             assert_eq!(pair.arrival_at_right().await, (1, count as u64 * 100));

@@ -57,14 +57,14 @@ fn complete(done: &Completion, result: Result<(), ChannelError>) {
 pub(crate) struct Arrival {
     pub(crate) immediate: u32,
     pub(crate) length: u64,
-    /// Bytes of the message that it tells of.
+    /// Bytes of the message that it announces.
     pub(crate) ring_bytes: u32,
     /// What the peer lends.
     pub(crate) loan: Option<Vec<u8>>,
     posted_at: u64,
 }
 
-/// What one end has.
+/// The state of one side.
 #[derive(Debug)]
 struct End {
     mode: Mode,
@@ -80,15 +80,15 @@ struct End {
     forging: usize,
     /// No larger ring can be made.
     is_out_of_rings: bool,
-    /// How much this end may still lend; `None` if it can't at all.
+    /// How many loans this side may still make; `None` if it can make none at all.
     loans: Option<u32>,
     /// Posts that are left; `None`: any number.
     posts: Option<u32>,
     slots: [Vec<u8>; 2],
     memory: Memory,
-    /// Posted here, not landed at the other end.
+    /// Posted here, not landed at the other side.
     posted: VecDeque<Write>,
-    /// Landed at the other end, completion not reported here.
+    /// Landed at the other side, completion not reported here.
     landed: VecDeque<(u64, u32, Completion)>,
     /// Landed here, not taken.
     arrivals: VecDeque<Arrival>,
@@ -226,7 +226,7 @@ impl Wire {
         self.forge_parts(side, vec![(offset, bytes.to_vec())], immediate);
     }
 
-    /// As [`forge`](Self::forge), in several places.
+    /// As [`forge`](Self::forge), at several offsets.
     pub(crate) fn forge_parts(&self, side: Side, ring: Vec<(u32, Vec<u8>)>, immediate: u32) {
         let ring_number = self.0.lock().unwrap().end(side).forging;
         self.post(side, "forged", Write { ring_number, ring, ..notification(immediate) }).unwrap();
@@ -281,7 +281,7 @@ impl Wire {
         (end.send_entries_seen, end.arrivals_seen)
     }
 
-    /// The oldest write of `side` lands at the other end.
+    /// The oldest write of `side` lands at the other side.
     pub(crate) fn land(&self, side: Side) {
         let mut state = self.0.lock().unwrap();
         let Some(mut write) = state.end(side).posted.pop_front() else { return };
@@ -291,7 +291,7 @@ impl Wire {
         state.now += 1;
         let now = state.now;
         let target = state.end(side.other());
-        // A script says of its rings and receives what it likes.
+        // A script may claim anything of its rings and receives.
         let is_script = target.memory.is_script();
         let ring_bytes = write.ring.iter().map(|(_, bytes)| bytes.len() as u32).sum();
         let is_in_use = write.ring.is_empty() || write.ring_number >= target.reading;

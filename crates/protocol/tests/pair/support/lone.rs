@@ -241,7 +241,7 @@ impl Lone {
         self.arrive()
     }
 
-    /// The script notifies `immediate`; `length` is what the fabric says was written.
+    /// The script notifies `immediate`; `length` is what the fabric reports as written.
     pub(crate) fn immediate(&mut self, immediate: u32, length: u64) -> Result<(), PeerMisbehaved> {
         let result = self.connection.on_immediate(immediate, length);
         self.tasks.run();

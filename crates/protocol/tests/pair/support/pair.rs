@@ -218,7 +218,7 @@ impl Pair {
         while self.take(side.other()) {}
     }
 
-    /// The wire breaks and both ends notice. Tasks run, then the queue pairs are gone and memory comes back.
+    /// The wire breaks and both sides notice. Tasks run, then the queue pairs are gone and memory comes back.
     pub(crate) fn break_down(&mut self) {
         self.wire.cut();
         for side in Side::BOTH {
@@ -231,7 +231,7 @@ impl Pair {
         }
     }
 
-    /// Receives at A what B sends, to the end.
+    /// Receives at A what B sends, until all of it has arrived.
     pub(crate) fn pull(
         &mut self,
         scope: Scope,
@@ -242,7 +242,7 @@ impl Pair {
         settled(&handle)
     }
 
-    /// Nothing misbehaved, nothing is lent, nothing leaked, nothing is owed.
+    /// No rule was broken, no memory is granted or leaked, no message is owed.
     pub(crate) fn assert_clean(&mut self) {
         for side in Side::BOTH {
             let end = self.end(side);

@@ -14,7 +14,7 @@ pub(crate) struct TestValue {
     pub(crate) metadata: Metadata,
     pub(crate) bytes: Vec<u8>,
     place: (Scope, String),
-    /// Its place in its queue, for good.
+    /// Its position in its queue, which never changes.
     sequence: u64,
 }
 
@@ -153,7 +153,7 @@ impl Source for TestSource {
         Value { metadata: taken.metadata.clone(), bytes }
     }
 
-    /// How many were sent to its place up to it.
+    /// How many values were sent under its key, itself included.
     fn version(taken: &TestValue) -> u64 {
         taken.sequence
     }

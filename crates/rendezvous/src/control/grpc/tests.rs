@@ -87,7 +87,7 @@ fn frames_arrive_whole_and_in_order_both_ways() {
         let (here, there) = (one.addresses.unwrap(), other.addresses.unwrap());
         assert_eq!((here.own, here.peer), (there.peer, there.own));
         assert_eq!((here.peer.to_string(), one.peer_host()), (b.local_address(), other.peer_host()));
-        // Both kept until both are through.
+        // Both sessions stay open until both exchanges are done.
         let _kept = futures::future::join(exchange(one), exchange(other)).await;
     });
 }

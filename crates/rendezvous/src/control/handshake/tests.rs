@@ -1,4 +1,4 @@
-//! Two ends, and what somebody between or in place of one of them can try.
+//! Two sides of a handshake, and what an attacker between them, or instead of one of them, can try.
 mod words;
 
 use std::{
@@ -50,7 +50,7 @@ impl FrameReceiver for Receiver {
     }
 }
 
-/// An in-memory session with somebody else at its other end.
+/// An in-memory session whose peer is played by a test.
 struct TestSession {
     session: ControlSession,
     /// What the session's end sends.
@@ -60,7 +60,7 @@ struct TestSession {
     admitted: Arc<AtomicBool>,
 }
 
-/// What an end of a session knows about its connection.
+/// What one side of a session knows about its connection.
 #[derive(Clone, Default)]
 struct Connection {
     addresses: Option<Addresses>,
@@ -125,7 +125,7 @@ async fn accepting(mut session: ControlSession, secret: Option<Secret>, limit: D
 /// Frames that went by, in order; true marks those of the dialling end.
 type Seen = Arc<Mutex<Vec<(bool, Vec<u8>)>>>;
 
-/// A handshake with somebody between the ends who sees every frame and may change it. Both results, what was
+/// A handshake with an attacker between both sides who sees every frame and may change it. Both results, what was
 /// seen, and whether the acceptor admitted its peer.
 async fn between(
     secrets: [Option<Secret>; 2],
@@ -176,7 +176,7 @@ fn unchanged(_: bool, frame: ControlFrame) -> ControlFrame {
     frame
 }
 
-/// What one end answers to `frames`, and how its handshake ends.
+/// What one side answers to `frames`, and how its handshake ends.
 async fn fed(
     frames: &[Vec<u8>],
     end: impl AsyncFnOnce(ControlSession) -> Met,
@@ -375,7 +375,7 @@ type Change = fn(&mut Vec<FabricOffer>, &mut [u8; PROOF_BYTES]);
 #[test]
 fn e_every_field_of_welcome_is_proven() {
     bounded(|| async {
-        // Whoever is between would have the ends go without a fabric, or with those that suit them.
+        // An attacker in between would have the workers use no fabric, or those of its choice.
         let changes: [Change; 6] = [
             |fabrics, _| fabrics.clear(),
             |fabrics, _| drop(fabrics.remove(0)),
@@ -397,7 +397,7 @@ fn e_every_field_of_welcome_is_proven() {
                 let (dialled, accepted, _, admitted) = between([good(), good()], changed).await;
                 let is_wrong = |met: &Met| matches!(met, Err(ControlError::WrongSecret { .. }));
                 assert!(is_wrong(&accepted) && !admitted, "change {number} of {of_dialler}: {accepted:?}");
-                // The last word is the dialling end's: what was made of it is told over the session.
+                // The dialler sends the last message, and learns over the session whether it was accepted.
                 assert_eq!(is_wrong(&dialled), !of_dialler, "change {number}: {dialled:?}");
             }
         }
@@ -464,7 +464,7 @@ fn e_both_ends_must_say_the_same_of_their_connection() {
                 .map(|(own, peer)| Connection::between(own, peer));
         let given = || Secret::new(handed_over().unwrap().expose());
         assert!(meets([given(), given()], [&dialler, &acceptor]).await);
-        // The same bytes, given to one end and handed over to the other.
+        // The same bytes, given to one side and handed over to the other.
         assert!(!meets([given(), handed_over()], [&dialler, &acceptor]).await);
         assert!(!meets([handed_over(), given()], [&dialler, &acceptor]).await);
         // Under TLS it is the TLS connection that counts.
@@ -493,7 +493,7 @@ fn another_wire_version_is_refused_with_both_named() {
             let error = met.unwrap_err().to_string();
             assert!(error.contains(&format!("version {other}")), "{error}");
             assert!(error.contains(&format!("this side {WIRE_VERSION}")), "{error}");
-            // The other end can say the same.
+            // The answer names the local version, so that the peer can print the same error.
             assert!(matches!(answers[..], [ControlFrame::Hello { wire_version: WIRE_VERSION, .. }]));
         }
     });

@@ -5,7 +5,7 @@ use futures::future::join;
 use super::*;
 use crate::{link::session::tests::session_of, worker::Worker};
 
-/// A live connection, whose other end is the worker's too.
+/// A live connection, whose other side is the worker's too.
 pub(crate) async fn connection(worker: &Worker) -> Arc<DataConnection> {
     let node = &worker.node;
     let fabric = &node.fabrics[0];

@@ -160,7 +160,7 @@ pub(crate) async fn s2_9_08_cancel_multiple(ground: Given) {
     }
     let send = async {
         token.cancel();
-        // Until the sender has heard of it, it may well give them a value.
+        // Until the CANCELs have arrived, the sender may still answer with a value.
         until(&ground, || Two::peer_counters(&two.receiver).received.cancel_ack >= 2).await;
         two.send(&key, 5);
         two.send(&key, 6);
@@ -174,7 +174,7 @@ pub(crate) async fn s2_9_08_cancel_multiple(ground: Given) {
     two.end().await;
 }
 
-/// Moves 100 values in random order, from 16 tasks at each end.
+/// Moves 100 values in random order, from 16 tasks at each side.
 pub(crate) async fn s2_9_09_random_send_recv(ground: Given) {
     const TASKS: usize = 16;
     let two = Two::new(&ground).await;

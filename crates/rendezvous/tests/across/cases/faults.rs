@@ -25,7 +25,7 @@ enum Standing {
     New,
     /// The request is out.
     WaitAnswer,
-    /// The sender has told the metadata and waits.
+    /// The sender has sent the metadata and waits.
     WaitReRequest,
     /// The receiver waits for the content.
     WaitContent,
@@ -41,7 +41,7 @@ impl Standing {
         Self::NAMES[self as usize]
     }
 
-    /// Of a transfer of unknown metadata that began when the ends' counters were `before`.
+    /// Of a transfer of unknown metadata that began when the counters of both sides were `before`.
     fn of(before: &[Counters; 2], now: &[Counters; 2]) -> Self {
         let [sender, receiver] = [0, 1].map(|end| {
             let (before, now) = (&before[end], &now[end]);
@@ -82,7 +82,7 @@ async fn length_of_a_transfer(two: &Two) -> Duration {
     longest
 }
 
-/// Aborts step after step, at one end, at each moment of a transfer in it. Another transfer goes on beside it.
+/// Aborts step after step, at one side, at each moment of a transfer in it. Another transfer goes on beside it.
 async fn abort_in_each_state(ground: &Given, at_sender: bool) {
     ground.must_reach(&Standing::NAMES);
     let two = Two::new(ground).await;

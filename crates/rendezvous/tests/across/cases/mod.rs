@@ -165,7 +165,7 @@ impl Two {
         }
     }
 
-    /// Runs until nothing is lent or taken at the receiver, and stops both.
+    /// Runs until no memory of the receiver is granted or in use, and stops both.
     pub(crate) async fn end(self) {
         let used = || self.receiver.receive_memory().used_bytes;
         until(&self.ground, || used() == 0).await;
@@ -190,7 +190,7 @@ pub(crate) fn number(worker: &Worker, value: u64) -> Tensor {
     Tensor::from_values(worker.pool(), &[], &[value]).unwrap()
 }
 
-/// A tensor that does not fit a message, and tells its number.
+/// A tensor that does not fit a message, and contains its number.
 pub(crate) fn long(worker: &Worker, value: u64) -> Tensor {
     Tensor::from_values(worker.pool(), &[LONG as u64], &[value; LONG]).unwrap()
 }

@@ -91,7 +91,7 @@ pub(crate) async fn s2_5_a_root_cause_wins_over_what_follows_from_it(ground: Giv
         if id == 1 {
             assert_eq!((transfer.peer.as_str(), status.code), (two.sender.name(), Code::DataLoss), "{error}");
         } else {
-            // Nothing else has failed, so that is what there is to say; the value that came is kept.
+            // Nothing else has failed, so this is the error; the value that arrived can still be received.
             assert!(transfer.peer == OTHER && error.is_derived(), "{error}");
             assert_eq!(value_of(&step.recv(&keys[1]).await.unwrap()), 1);
         }

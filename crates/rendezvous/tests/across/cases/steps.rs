@@ -210,7 +210,7 @@ pub(crate) async fn s2_8_a_step_ends_with_its_last_clone(ground: Given) {
     here.send(&key, number(&two.sender, 1)).unwrap();
     drop(here);
     assert_eq!(value_of(&there.recv(&key).await.unwrap()), 1);
-    // What nobody has received is dropped, who waits is told, and it does not begin again.
+    // Values that were not received are dropped, receives that wait end, and the step does not begin again.
     clone.send(&key, number(&two.sender, 2)).unwrap();
     let (waiting, ()) = join(there.recv(&other).into_future(), async {
         ground.moment(20, Duration::from_millis(50)).await;

@@ -1,4 +1,4 @@
-//! Values that tell whose they are: each byte is checked by whoever receives them.
+//! Values that name their owner. The receiver checks each byte.
 
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, Worker};

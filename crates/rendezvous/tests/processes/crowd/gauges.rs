@@ -43,7 +43,7 @@ pub(crate) fn status(pid: &str, name: &str) -> Option<u64> {
     line.split_ascii_whitespace().next()?.parse().ok()
 }
 
-/// What the worker tells to whoever collects metrics.
+/// What the worker reports to a metrics recorder.
 pub(crate) fn recorded(worker: &Worker) -> Gauges {
     let recorder = DebuggingRecorder::new();
     let snapshotter = recorder.snapshotter();

@@ -1,5 +1,5 @@
-//! One of the processes: it fetches, views, sends and receives with each of the others at once, without rest, and tells
-//! of each thing that must not be.
+//! One of the processes: it fetches, views, sends and receives with each of the others at once, without rest, and
+//! reports each result that must not be.
 
 mod tour;
 
@@ -76,7 +76,7 @@ struct Member {
     spared: RefCell<Vec<usize>>,
 }
 
-/// In the child: lives until it is killed or told to end.
+/// In the child: lives until it is killed, or until the parent ends it.
 pub(crate) async fn member(settings: Settings, runtime: Arc<dyn Runtime>) {
     let cluster = ClusterSpec::new().tasks_at(JOB, settings.addresses());
     let builder = Worker::builder_for_task(cluster, JOB, settings.index as u32).unwrap();
@@ -152,7 +152,7 @@ impl Member {
         futures::join!(self.republish(), reads, receives, serves);
     }
 
-    /// What the parent says.
+    /// The parent's lines.
     async fn obey(&self) {
         let mut lines = parents_lines();
         while let Some(line) = lines.recv().await {
@@ -188,7 +188,7 @@ impl Member {
                 line => self.spared.replace(numbers(line)).clear(),
             }
         }
-        // Nobody is there any more who could say how this ends.
+        // The parent is gone, so no status is of use.
         std::process::exit(0);
     }
 
@@ -282,7 +282,7 @@ impl Member {
         (0..TOMBSTONES).for_each(|step| self.worker.cleanup(-1 - step));
     }
 
-    /// Puts a value in place of the one before, under each name.
+    /// Replaces the value under each name.
     async fn publish(&self, number: u64) {
         let label = Label { owner: self.settings.index as u64, life: self.worker.incarnation(), number };
         for (name, bytes) in [("small", SMALL), ("large", self.large())] {
@@ -316,7 +316,7 @@ impl Member {
             };
             self.check(peer, name, &got.tensor, got.version, &mut latest[which]);
             if sharing == Sharing::View {
-                // The lease outlives what its owner does meanwhile, its end among that.
+                // The lease outlives whatever its owner does meanwhile, even the owner's death.
                 self.runtime.sleep(Duration::from_millis(self.draw(12))).await;
                 self.check(peer, "view", &got.tensor, got.version, &mut latest[which]);
             }

@@ -207,7 +207,7 @@ impl Crowd {
         self.tell(index, "go");
     }
 
-    /// What it has complained of is heard before.
+    /// Its complaints are read before.
     pub(crate) fn kill(&mut self, index: usize) {
         self.listen();
         if let Some(member) = self.members[index].take() {
@@ -241,7 +241,7 @@ impl Crowd {
         self.living().into_iter().for_each(|index| self.tell(index, line));
     }
 
-    /// What members have said since. None of them may complain, or end by itself.
+    /// Reads the lines of the members. None of them may complain, or end by itself.
     pub(crate) fn listen(&mut self) {
         for (index, member) in self.members.iter_mut().enumerate() {
             let Some(member) = member else { continue };
@@ -335,8 +335,8 @@ impl Crowd {
         held
     }
 
-    /// What member `index` holds is no more than in `before`, at the latest when a step of a test is over. What `may_differ`
-    /// says so of, by its name and both numbers, may.
+    /// What member `index` holds is no more than in `before`, at the latest when a step of a test is over. A gauge may differ
+    /// if `may_differ` returns true for its name and both numbers.
     pub(crate) async fn is_back_at(
         &mut self,
         index: usize,

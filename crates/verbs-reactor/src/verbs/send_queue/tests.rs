@@ -270,7 +270,7 @@ fn what_a_failure_says_about_requests_before_it() {
     }
 }
 
-/// A device that keeps the rules of a reliable connection: requests end in order, only signalled ones say so, and from
+/// A device that follows the rules of a reliable connection: requests end in order, only signalled ones complete, and from
 /// the first failure on all of them do.
 #[derive(Debug, Default)]
 struct Device {

@@ -36,7 +36,7 @@ impl Readers {
         given.into_iter().map(range).collect()
     }
 
-    /// A read of `ranges` fails with what `is_expected` says, and nothing of it was asked for.
+    /// A read of `ranges` fails with an error that `is_expected` accepts, and nothing of it was requested.
     async fn fails_whole(&self, ranges: Ranges, is_expected: impl Fn(&FabricError) -> bool) {
         let before = self.pair.to_right.stats();
         let read = self.pair.to_right.read_vectored(ranges);

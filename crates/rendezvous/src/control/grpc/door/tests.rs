@@ -32,7 +32,7 @@ impl Lobby {
         Self { reception: Arc::new(reception), listener }
     }
 
-    /// One more connection, which says `bytes`, and what becomes of it.
+    /// One more connection, which sends `bytes`, and how the door treats it.
     async fn receive(&self, bytes: &[u8]) -> (TcpStream, Option<GuestStream>) {
         let mut client = TcpStream::connect(self.listener.local_addr().unwrap()).await.unwrap();
         client.write_all(bytes).await.unwrap();
@@ -41,7 +41,7 @@ impl Lobby {
         (client, received.unwrap())
     }
 
-    /// One more connection for a session, which says `bytes`.
+    /// One more connection for a session, which sends `bytes`.
     async fn hear(&self, bytes: &[u8]) -> (TcpStream, GuestStream) {
         let (client, guest) = self.receive(bytes).await;
         (client, guest.unwrap())

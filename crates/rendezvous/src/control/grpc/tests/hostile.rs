@@ -23,7 +23,7 @@ use crate::control::{
     generated::{Frame, control_client::ControlClient},
 };
 
-/// What an HTTP/2 client says first: the preface and empty settings.
+/// What an HTTP/2 client sends first: the preface and empty settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 async fn raw_client(plane: &GrpcPlane) -> ControlClient<Channel> {
@@ -40,7 +40,7 @@ async fn raw_session(plane: &GrpcPlane) -> (mpsc::Sender<Frame>, Streaming<Frame
     (frames, back.unwrap().into_inner(), session.unwrap())
 }
 
-/// Reads until the other end hangs up, which must be within `limit`.
+/// Reads until the peer closes the connection, which must be within `limit`.
 fn assert_hung_up(mut stream: &TcpStream, limit: Duration) {
     stream.set_read_timeout(Some(limit)).unwrap();
     let ended = stream.read_to_end(&mut Vec::new());
@@ -59,14 +59,14 @@ fn e_a_plane_without_tls_meets_nobody_who_has_it_and_says_why() {
             let (mut stream, _) = listener.accept().unwrap();
             stream.read_exact(&mut [0; 24]).unwrap();
             stream.write_all(&[21, 3, 3, 0, 2, 2, 10]).unwrap();
-            // Until the other end hangs up: a reset could overtake the alert.
+            // Until the peer closes the connection: a reset could overtake the alert.
             let _ = stream.read_to_end(&mut Vec::new());
         });
         let error = a.dial(&address).await.unwrap_err();
         assert!(matches!(error, ControlError::Tls { .. }), "{error}");
         assert!(error.to_string().contains("speaks TLS, and this worker does not"), "{error}");
         secured.join().unwrap();
-        // The beginning of a handshake of TLS gets no answer but the end.
+        // The beginning of a TLS handshake gets no answer; the connection is closed.
         let mut client = TcpStream::connect(b.local_address()).unwrap();
         client.write_all(&[22, 3, 1, 0, 4, 1, 0, 0, 0]).unwrap();
         assert_hung_up(&client, Duration::from_secs(5));

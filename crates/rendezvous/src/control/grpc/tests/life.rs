@@ -18,7 +18,7 @@ const ADDRESS: &str = "TENSORWIRE_TEST_ADDRESS";
 pub(super) struct Part(pub(super) Child);
 
 impl Part {
-    /// Starts it with `limit` open files at most and waits until it says a line.
+    /// Starts it with `limit` open files at most and waits until it prints a line.
     pub(super) fn start(part: &str, address: &str, files: u32) -> (Self, String) {
         let mut child = Command::new("sh")
             .args(["-c", &format!("ulimit -n {files}; exec \"$0\" \"$@\"")])
@@ -139,7 +139,7 @@ fn blocked_user_code_is_not_taken_for_dead() {
         let short = config().keepalive(Duration::from_millis(200), Duration::from_millis(1500));
         let (a, b) = (GrpcPlane::bind(short.clone()).unwrap(), GrpcPlane::bind(short).unwrap());
         let (mut one, mut other) = connect(&a, &b).await;
-        // The user code of both ends, blocking its runtime for several keepalive times.
+        // The user code of both sides, blocking its runtime for several keepalive times.
         std::thread::sleep(Duration::from_millis(2500));
         assert_works(&mut one, &mut other).await;
     });

@@ -1,4 +1,4 @@
-//! What a proof is made of, and what ends say of a refusal.
+//! What a proof is made of, and how both sides word a refusal.
 
 use super::*;
 

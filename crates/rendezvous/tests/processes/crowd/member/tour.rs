@@ -19,10 +19,10 @@ fn part(number: usize) -> String {
 }
 
 impl Member {
-    /// Publishes all that is left of the source pool, in parts; says how many.
+    /// Publishes all that is left of the source pool, in parts; returns how many.
     pub(super) fn publish_parts(&self) -> usize {
         let free = std::iter::from_fn(|| self.worker.pool().try_alloc(PART).ok());
-        // All of them first: none takes the place of one that was let go.
+        // All of them first, so that none reuses the memory of another.
         let buffers: Vec<_> = free.collect();
         let parts = buffers.len();
         for (number, mut buffer) in buffers.into_iter().enumerate() {
