@@ -67,10 +67,7 @@ async fn storm(plan: Plan, storm: Storm) {
     crowd.is_still().await;
     let survivors = crowd.living();
     println!("{survivors:?} will survive");
-    let mut before = Vec::new();
-    for index in &survivors {
-        before.push(crowd.settled(*index).await);
-    }
+    let before = crowd.settled(&survivors).await;
     let spared: Vec<String> = survivors.iter().map(usize::to_string).collect();
     crowd.tell_all(&format!("spare {}", spared.join(" ")));
     crowd.tell_all("go");
@@ -79,7 +76,8 @@ async fn storm(plan: Plan, storm: Storm) {
         crowd.restart(victim);
         crowd.run_for(storm.every).await;
     }
-    crowd.run_for(storm.every * 5).await;
+    crowd.goes_right(&survivors, victim, deaths.into()).await;
+    crowd.run_for(storm.every).await;
     crowd.kill(victim);
     crowd.is_still().await;
     for (index, before) in survivors.iter().zip(&before) {

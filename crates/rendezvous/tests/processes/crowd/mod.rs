@@ -269,6 +269,21 @@ impl Crowd {
         self.listen();
     }
 
+    /// The load goes on until each of `members` has done another operation with `peer` that went right, and more than
+    /// `least` in all.
+    pub(crate) async fn goes_right(&mut self, members: &[usize], peer: usize, least: u64) {
+        let runtime = self.runtime.clone();
+        for index in members {
+            let least = least.max(self.tallies(*index).await[peer].right);
+            let more = async {
+                while self.tallies(*index).await[peer].right <= least {
+                    runtime.sleep(Duration::from_millis(20)).await;
+                }
+            };
+            step("an operation that goes right", more).await;
+        }
+    }
+
     /// Nobody does anything any more, and all that was begun has ended.
     pub(crate) async fn is_still(&mut self) {
         for (line, answer) in [("rest", "rests"), ("still", "is still")] {
@@ -312,27 +327,32 @@ impl Crowd {
         heard(&self.expect(index, "gauges").await)
     }
 
-    /// What member `index` holds once that has not changed for a while: what it held for a peer that died is given back
+    /// What each of `members` holds once that has not changed for a while: what it held for a peer that died is given back
     /// when that has been noticed, which takes an emulated adapter long.
-    pub(crate) async fn settled(&mut self, index: usize) -> Gauges {
+    pub(crate) async fn settled(&mut self, members: &[usize]) -> Vec<Gauges> {
         let runtime = self.runtime.clone();
         let (limit, quiet) = (patient(crate::harness::STEP), patient(QUIET));
         let began = runtime.now();
-        let (mut held, mut since) = (self.gauges(index).await, began);
+        let (mut held, mut since) = (self.gauges_of(members).await, began);
         while runtime.now() - since < quiet {
-            assert!(runtime.now() - began < limit, "member {index} does not come to rest:{}", told(&held));
+            let all = || held.iter().map(told).collect::<Vec<_>>().join(";");
+            assert!(runtime.now() - began < limit, "members {members:?} do not come to rest:{}", all());
             runtime.sleep(Duration::from_millis(100)).await;
-            let now = self.gauges(index).await;
-            // Pages and mappings follow what the allocator does.
-            let is_same = |name: &String| {
-                name.starts_with("rss") || name == "mappings" || now.get(name) == held.get(name)
-            };
-            if !now.keys().chain(held.keys()).all(is_same) {
+            let now = self.gauges_of(members).await;
+            if !now.iter().zip(&held).all(|(now, held)| is_same(now, held)) {
                 since = runtime.now();
             }
             held = now;
         }
         held
+    }
+
+    async fn gauges_of(&mut self, members: &[usize]) -> Vec<Gauges> {
+        let mut all = Vec::new();
+        for index in members {
+            all.push(self.gauges(*index).await);
+        }
+        all
     }
 
     /// What member `index` holds is no more than in `before`, at the latest when a step of a test is over. A gauge may differ
@@ -374,6 +394,13 @@ impl Crowd {
             step("the end of a member", self.expect(index, "ended")).await;
         }
     }
+}
+
+/// Whether a member holds the same. Pages and mappings follow what the allocator does.
+fn is_same(now: &Gauges, held: &Gauges) -> bool {
+    let is_same =
+        |name: &String| name.starts_with("rss") || name == "mappings" || now.get(name) == held.get(name);
+    now.keys().chain(held.keys()).all(is_same)
 }
 
 fn complain(index: usize, line: &str) {
