@@ -137,13 +137,13 @@ fn a_recorder_sees_transfers_errors_connects_and_pools() {
 }
 
 /// Name and fields.
-type Kept = (String, BTreeMap<String, String>);
+type SpanRecord = (String, BTreeMap<String, String>);
 
 /// Those that are open, by number, and those that are closed.
-type Spans = Arc<Mutex<(BTreeMap<u64, Kept>, Vec<Kept>)>>;
+type Spans = Arc<Mutex<(BTreeMap<u64, SpanRecord>, Vec<SpanRecord>)>>;
 
-/// Keeps the fields of each span.
-struct Keeping(Spans);
+/// Records the fields of each span.
+struct SpanRecorder(Spans);
 
 struct Fields<'span>(&'span mut BTreeMap<String, String>);
 
@@ -153,7 +153,7 @@ impl Visit for Fields<'_> {
     }
 }
 
-impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for Keeping {
+impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for SpanRecorder {
     fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, _: Context<'_, S>) {
         if attributes.metadata().target() == "tensorwire" {
             let mut fields = BTreeMap::new();
@@ -184,7 +184,7 @@ fn a_subscriber_sees_a_span_of_each_transfer_at_both_ends() {
         let spans = Spans::default();
         // As `RUST_LOG=tensorwire=debug` does.
         let filter = Targets::new().with_target("tensorwire", tracing::Level::DEBUG);
-        let subscriber = tracing_subscriber::registry().with(filter).with(Keeping(spans.clone()));
+        let subscriber = tracing_subscriber::registry().with(filter).with(SpanRecorder(spans.clone()));
         tracing::subscriber::with_default(subscriber, || {
             run(async {
                 let (server, client) = transfers(kind).await;
