@@ -94,7 +94,7 @@ mod tests {
         let response = MetaDataResponse {
             index: RequestIndex(3),
             metadata,
-            content: content.map(Box::from),
+            content: content.map(tensorwire_protocol::EagerContent::from_slice),
             loan_follows: false,
             checksum: content.map(|_| 7),
         };

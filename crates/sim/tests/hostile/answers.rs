@@ -3,8 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use tensorwire_protocol::{
-    Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, ResultSlot,
-    Scope, Shape, Status, TensorReRequest, TensorRequest, Validation, VersionNotice, Want,
+    Code, DataType, Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata,
+    RequestIndex, ResultSlot, Scope, Shape, Status, TensorReRequest, TensorRequest, Validation,
+    VersionNotice, Want,
     limits::{RESULT_BYTES, RESULT_SLOT_BYTES},
 };
 use tensorwire_sim::Rng;
@@ -52,7 +53,7 @@ pub(super) fn response(
     MetaDataResponse {
         index,
         metadata: metadata_of(bytes.len() as u64),
-        content: content.map(Box::from),
+        content: content.map(EagerContent::from_slice),
         loan_follows: false,
         checksum: line.agreed.validation.checksum(bytes).filter(|_| with_sum),
     }
@@ -169,7 +170,8 @@ fn answer(line: &Line, request: &TensorRequest, rng: &mut Rng) {
         2 => {
             line.did("sends a checksum against the agreement");
             let checksum = if line.agreed.validation.is_on() { None } else { Some(5) };
-            let content = Some(Box::from(&bytes[..bytes.len().min(line.agreed.eager_bytes_max as usize)]));
+            let most = bytes.len().min(line.agreed.eager_bytes_max as usize);
+            let content = Some(EagerContent::from_slice(&bytes[..most]));
             line.message(&Message::MetaDataResponse(MetaDataResponse { checksum, content, ..meta(None) }));
         }
         3 => {
