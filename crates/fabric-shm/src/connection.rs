@@ -6,7 +6,9 @@ use tensorwire_verbs_reactor::{QueuePairCore, RegionTable};
 use tokio::io::unix::AsyncFd;
 
 use crate::{
+    catalogue::{NeighbourCatalogue, OwnCatalogue},
     doorbell::Ringer,
+    import::ImportedBlocks,
     lease::PeerProcess,
     ring::{OwnPage, PeerPage},
 };
@@ -29,4 +31,9 @@ pub(super) struct Connection {
     pub(super) peer_receive_depth: u32,
     /// Bytes of the peer's blocks that are mapped.
     pub(super) imported_bytes_max: u64,
+    /// The peer's blocks that are mapped.
+    pub(super) blocks: Arc<ImportedBlocks>,
+    /// The catalogue of this side's domain.
+    pub(super) catalogue: Arc<OwnCatalogue>,
+    pub(super) peer_catalogue: Arc<NeighbourCatalogue>,
 }

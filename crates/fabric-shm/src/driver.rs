@@ -85,7 +85,8 @@ impl ShmDriven {
     /// Waits, after the connection is over, as long as the peer views memory of this side: until it has released
     /// every view, or is dead.
     fn linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        if !self.link.has_leases() {
+        if !self.link.is_viewed() {
+            self.link.forget_reader();
             return Poll::Ready(());
         }
         while let Poll::Ready(Ok(mut edge)) = self.bell.poll_read_ready(context) {
@@ -100,7 +101,11 @@ impl ShmDriven {
                 self.link.reclaim();
             }
         }
-        if self.link.has_leases() { Poll::Pending } else { Poll::Ready(()) }
+        if self.link.is_viewed() {
+            return Poll::Pending;
+        }
+        self.link.forget_reader();
+        Poll::Ready(())
     }
 }
 
@@ -161,7 +166,7 @@ impl Driven for ShmDriven {
         if let Some(act) = self.before_arming.take() {
             act();
         }
-        self.say_asleep(self.link.has_leases());
+        self.say_asleep(self.link.awaits_releases());
     }
 
     fn is_ending(&self) -> bool {

@@ -3,7 +3,7 @@
 use std::{
     io,
     os::{fd::OwnedFd, unix::fs::MetadataExt},
-    sync::Arc,
+    sync::{Arc, OnceLock},
 };
 
 use tensorwire_memory::{Block, BlockId};
@@ -15,10 +15,11 @@ use tensorwire_verbs_reactor::{
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
+    catalogue::{Claims, OwnCatalogue},
     connection::Connection,
     driver::ShmDriven,
     frame::Address,
-    handshake::{self, Offer},
+    handshake::{self, Imported, Offer},
     import::ImportError,
     lease::{LeaseCaps, PeerProcess, Processes},
     limits::{DEPTH_MAX, LEASES_PER_PROCESS, QUIET_MIN, READS_MAX},
@@ -169,6 +170,7 @@ impl Fabric for ShmFabric {
             spinner: self.spinner.clone(),
             processes: self.processes.clone(),
             imported_bytes_max: self.imported_bytes_max,
+            catalogue: Arc::default(),
         };
         Ok(Arc::new(domain))
     }
@@ -183,6 +185,19 @@ struct ShmDomain {
     spinner: Arc<Spinner>,
     processes: Arc<Processes>,
     imported_bytes_max: u64,
+    /// Made for the first connection.
+    catalogue: Arc<OnceLock<Arc<OwnCatalogue>>>,
+}
+
+impl ShmDomain {
+    fn catalogue(&self) -> Result<Arc<OwnCatalogue>, FabricError> {
+        if let Some(catalogue) = self.catalogue.get() {
+            return Ok(catalogue.clone());
+        }
+        let made = Arc::new(OwnCatalogue::new(self.processes.caps()).map_err(device("making a catalogue"))?);
+        // Of two that are made at once, one counts.
+        Ok(self.catalogue.get_or_init(|| made).clone())
+    }
 }
 
 impl Domain for ShmDomain {
@@ -211,7 +226,8 @@ impl Domain for ShmDomain {
         let (page, page_fd) =
             OwnPage::new(config.send_depth + READS_MAX + QUIET_MIN).map_err(device("memfd_create"))?;
         let bell = sys::eventfd().map_err(device("eventfd"))?;
-        let offer = Offer { address, config, listener, page, page_fd, bell };
+        let catalogue = self.catalogue()?;
+        let offer = Offer { address, config, listener, page, page_fd, bell, catalogue };
         Ok(Box::new(ShmPrepared { domain: self.clone(), offer }))
     }
 }
@@ -241,24 +257,30 @@ impl ShmPrepared {
             return Err(FabricError::Connect { kind: KIND, step: "finding the reactor", detail });
         }
         let Self { domain, offer } = *self;
-        let ShmDomain { runtime, regions, capabilities, spinner, processes, imported_bytes_max } = domain;
+        let ShmDomain { runtime, regions, capabilities, spinner, processes, imported_bytes_max, .. } = domain;
         let accepted = handshake::establish(&runtime, &offer, &params).await?;
+        let Imported { page, ringer, blocks, catalogue } = accepted.shared;
         let bell = sys::watch(offer.bell, Interest::READABLE)
             .map_err(|error| refused("registering the doorbell", &error))?;
         let process = accepted.process.map(|(id, pidfd)| processes.join(id, pidfd));
         let death = watch_death(process.as_deref())
             .map_err(|error| refused("watching the peer's process", &error))?;
         let core = Arc::new(QueuePairCore::new(KIND, offer.config, capabilities));
+        let (own, ringer) = (Arc::new(offer.page), Arc::new(ringer));
+        let catalogue = catalogue.with_claims(Claims::new(own.clone(), page.clone(), ringer.clone()));
         let link = Arc::new(ShmLink::new(Connection {
             core: core.clone(),
             regions,
-            own: Arc::new(offer.page),
-            peer: Arc::new(accepted.page),
-            ringer: Arc::new(accepted.ringer),
+            own,
+            peer: page,
+            ringer,
             socket: accepted.socket,
             process,
             peer_receive_depth: accepted.receive_depth,
             imported_bytes_max,
+            blocks,
+            catalogue: offer.catalogue,
+            peer_catalogue: Arc::new(catalogue),
         }));
         let patience = Patience::new(spinner, runtime.clone());
         let driver = Box::pin(Driver::new(ShmDriven::new(link.clone(), bell, death), patience));

@@ -8,7 +8,7 @@ use tensorwire_verbs_reactor::{ConnectionData, FabricError, FabricKind, PeerViol
 use crate::limits::FRAME_BYTES;
 
 /// The one version of connection data, frames and ring layout.
-const VERSION: u8 = 3;
+const VERSION: u8 = 4;
 /// Second byte of connection data. It tells connection data of another fabric from those of another version.
 const DATA_KIND: u8 = b's';
 const NAME_BYTES: usize = 16;
@@ -101,7 +101,8 @@ impl Address {
 /// What the two sides send on their socket.
 #[derive(Debug)]
 pub(super) enum Frame {
-    /// The first frame of each side. Carries the page set's memfd and the eventfd this side sleeps on.
+    /// The first frame of each side. Carries the page set's memfd, the eventfd this side sleeps on, and the memfd of its
+    /// catalogue.
     Hello {
         /// The token of the *receiver* of this frame. Only a process that got its connection data knows it.
         token: Token,
@@ -116,6 +117,8 @@ pub(super) enum Frame {
     Block {
         /// Number of the block, counted from 0 on each connection and side.
         index: u32,
+        /// Number of the block in the sender's process. The sender's catalogue names blocks by it.
+        number: u64,
         /// Its length in bytes.
         length: u64,
     },
@@ -139,9 +142,10 @@ impl Frame {
                 bytes.extend_from_slice(&receive_depth.to_le_bytes());
             }
             Self::Ready => bytes.push(READY),
-            Self::Block { index, length } => {
+            Self::Block { index, number, length } => {
                 bytes.push(BLOCK);
                 bytes.extend_from_slice(&index.to_le_bytes());
+                bytes.extend_from_slice(&number.to_le_bytes());
                 bytes.extend_from_slice(&length.to_le_bytes());
             }
         }
@@ -163,7 +167,7 @@ impl Frame {
                 Self::Hello { token, slots: reader.u32()?, receive_depth: reader.u32()? }
             }
             READY => Self::Ready,
-            BLOCK => Self::Block { index: reader.u32()?, length: u64::from_le_bytes(reader.array()?) },
+            BLOCK => Self::Block { index: reader.u32()?, number: reader.u64()?, length: reader.u64()? },
             _ => return None,
         })
     }
@@ -171,7 +175,7 @@ impl Frame {
     /// How many file descriptors come with the frame.
     pub(super) fn fds(&self) -> usize {
         match self {
-            Self::Hello { .. } => 2,
+            Self::Hello { .. } => 3,
             Self::Ready => 0,
             Self::Block { .. } => 1,
         }
@@ -193,5 +197,9 @@ impl Reader<'_> {
 
     fn u32(&mut self) -> Option<u32> {
         self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_le_bytes)
     }
 }

@@ -194,7 +194,7 @@ impl Attack {
         let fd = if is_right || input.flag() { sealed_block(length) } else { memfd_of_sevens(length) };
         let index = self.blocks.wrapping_add(u32::from(!is_right && input.flag()));
         let length = if is_right { length as u64 } else { input.near(BYTES as u64) };
-        self.speak(&Frame::Block { index, length }.encode(), &[fd.as_fd()]);
+        self.speak(&Frame::Block { index, number: index.into(), length }.encode(), &[fd.as_fd()]);
         self.blocks += u32::from(is_right);
     }
 

@@ -3,8 +3,8 @@
 //! ```text
 //! dialer                                   acceptor (listens since it was prepared)
 //!   connect, check the peer's user          accept, check the peer's user
-//!   Hello {acceptor's token} + 2 fds   --->  token right? check and map the page set
-//!   token right? check and map         <---  Hello {dialer's token} + 2 fds
+//!   Hello {acceptor's token} + 3 fds   --->  token right? check and map the page set
+//!   token right? check and map         <---  Hello {dialer's token} + 3 fds
 //!   Ready                              --->
 //! ```
 //! Abstract names are public. The acceptor refuses a process that connects without the right token, and goes on
@@ -26,9 +26,10 @@ use tensorwire_verbs_reactor::{
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{
+    catalogue::{NeighbourCatalogue, OwnCatalogue},
     doorbell::Ringer,
     frame::{Address, Frame, Token},
-    import::ImportError,
+    import::{ImportError, ImportedBlocks},
     limits::CANDIDATE_SHARE,
     ring::{OwnPage, PeerPage},
     sys::{self, ProcessId},
@@ -50,17 +51,27 @@ pub(super) struct Offer {
     pub(super) page_fd: OwnedFd,
     /// The eventfd this side sleeps on.
     pub(super) bell: OwnedFd,
+    pub(super) catalogue: Arc<OwnCatalogue>,
 }
 
 /// What the peer brought.
 #[derive(Debug)]
 pub(super) struct Accepted {
     pub(super) socket: AsyncFd<OwnedFd>,
-    pub(super) page: PeerPage,
-    pub(super) ringer: Ringer,
+    pub(super) shared: Imported,
     pub(super) receive_depth: u32,
     /// Its process, if this process may see it.
     pub(super) process: Option<(ProcessId, OwnedFd)>,
+}
+
+/// What the peer's descriptors are, checked and mapped.
+#[derive(Debug)]
+pub(super) struct Imported {
+    pub(super) page: Arc<PeerPage>,
+    pub(super) ringer: Ringer,
+    /// None yet.
+    pub(super) blocks: Arc<ImportedBlocks>,
+    pub(super) catalogue: NeighbourCatalogue,
 }
 
 /// Why a handshake failed.
@@ -156,10 +167,10 @@ async fn dial(runtime: &dyn Runtime, offer: &Offer, peer: &Address) -> Result<Ac
         return Err(PeerViolation::BadToken.into());
     }
     let receive_depth = hello.receive_depth;
-    let (page, ringer) = hello.import()?;
+    let shared = hello.import()?;
     send(&socket, &Frame::Ready, &[]).await?;
     let process = sys::peer_process(socket.get_ref().as_fd());
-    Ok(Accepted { socket, page, ringer, receive_depth, process })
+    Ok(Accepted { socket, shared, receive_depth, process })
 }
 
 async fn accept(
@@ -208,12 +219,12 @@ async fn answer(
     hello: Hello,
 ) -> Result<Accepted, Failure> {
     let receive_depth = hello.receive_depth;
-    let (page, ringer) = hello.import()?;
+    let shared = hello.import()?;
     send_hello(&socket, offer, &peer.token).await?;
     match receive(&socket).await? {
         (Frame::Ready, _) => {
             let process = sys::peer_process(socket.get_ref().as_fd());
-            Ok(Accepted { socket, page, ringer, receive_depth, process })
+            Ok(Accepted { socket, shared, receive_depth, process })
         }
         _ => Err(PeerViolation::Malformed.into()),
     }
@@ -238,11 +249,16 @@ struct Hello {
     receive_depth: u32,
     page: OwnedFd,
     bell: OwnedFd,
+    catalogue: OwnedFd,
 }
 
 impl Hello {
-    fn import(self) -> Result<(PeerPage, Ringer), ImportError> {
-        Ok((PeerPage::import(self.page.as_fd(), self.slots)?, Ringer::import(self.bell)?))
+    fn import(self) -> Result<Imported, ImportError> {
+        let page = Arc::new(PeerPage::import(self.page.as_fd(), self.slots)?);
+        let ringer = Ringer::import(self.bell)?;
+        let blocks = Arc::<ImportedBlocks>::default();
+        let catalogue = NeighbourCatalogue::import(self.catalogue.as_fd(), page.clone(), blocks.clone())?;
+        Ok(Imported { page, ringer, blocks, catalogue })
     }
 }
 
@@ -252,16 +268,18 @@ async fn send_hello(socket: &AsyncFd<OwnedFd>, offer: &Offer, token: &Token) -> 
         slots: offer.page.slots(),
         receive_depth: offer.config.receive_depth,
     };
-    send(socket, &frame, &[offer.page_fd.as_fd(), offer.bell.as_fd()]).await
+    send(socket, &frame, &[offer.page_fd.as_fd(), offer.bell.as_fd(), offer.catalogue.fd()]).await
 }
 
 async fn receive_hello(socket: &AsyncFd<OwnedFd>) -> Result<Hello, Failure> {
     let (frame, fds) = receive(socket).await?;
-    let Ok([page, bell]) = <[OwnedFd; 2]>::try_from(fds) else {
+    let Ok([page, bell, catalogue]) = <[OwnedFd; 3]>::try_from(fds) else {
         return Err(PeerViolation::Malformed.into());
     };
     match frame {
-        Frame::Hello { token, slots, receive_depth } => Ok(Hello { token, slots, receive_depth, page, bell }),
+        Frame::Hello { token, slots, receive_depth } => {
+            Ok(Hello { token, slots, receive_depth, page, bell, catalogue })
+        }
         Frame::Ready | Frame::Block { .. } => Err(PeerViolation::Malformed.into()),
     }
 }

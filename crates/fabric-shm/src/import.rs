@@ -1,6 +1,14 @@
 //! Checks and maps the memory that the peer shares.
 
-use std::{io, os::fd::BorrowedFd, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    io,
+    os::fd::BorrowedFd,
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
 
 use tensorwire_verbs_reactor::PeerViolation;
 
@@ -31,21 +39,22 @@ pub(super) fn map_sealed(fd: BorrowedFd<'_>, length: u64) -> Result<Mapping, Imp
     Ok(Mapping::new(fd, length, false)?)
 }
 
-/// One block of the peer.
+/// One block of the peer. The connection's target half and readers of the catalogue share it.
 #[derive(Debug)]
 pub(super) struct ImportedBlock {
     mapping: Arc<Mapping>,
     /// By chunk: whether its pages are known to be in this process's page table.
-    populated: Vec<bool>,
+    populated: Box<[AtomicBool]>,
     /// How many chunks are not.
-    missing: usize,
+    missing: AtomicUsize,
 }
 
 impl ImportedBlock {
     pub(super) fn new(fd: BorrowedFd<'_>, length: u64) -> Result<Self, ImportError> {
         let mapping = Arc::new(map_sealed(fd, length)?);
         let missing = mapping.length().div_ceil(CHUNK_BYTES);
-        Ok(Self { mapping, populated: vec![false; missing], missing })
+        let populated = (0..missing).map(|_| AtomicBool::new(false)).collect();
+        Ok(Self { mapping, populated, missing: AtomicUsize::new(missing) })
     }
 
     /// Whether `offset..offset + length` lies inside the block.
@@ -55,7 +64,7 @@ impl ImportedBlock {
 
     /// The address of `length` bytes from `offset` on, made resident; `None` if they do not lie inside the block. Only
     /// the chunks of the range are populated, so that a small write out of a huge block stays cheap.
-    pub(super) fn resident(&mut self, offset: u64, length: usize) -> io::Result<Option<*const u8>> {
+    pub(super) fn resident(&self, offset: u64, length: usize) -> io::Result<Option<*const u8>> {
         if !self.covers(offset, length as u64) {
             return Ok(None);
         }
@@ -66,26 +75,23 @@ impl ImportedBlock {
     }
 
     /// Makes missing chunks of the range resident, up to `limit` bytes but at least one chunk. Gives how many bytes
-    /// that were, and whether the whole range is resident now.
-    pub(super) fn populate(
-        &mut self,
-        start: usize,
-        length: usize,
-        limit: usize,
-    ) -> io::Result<(usize, bool)> {
+    /// that were, and whether the whole range is resident now. Two threads may do the same chunk, which does no harm.
+    pub(super) fn populate(&self, start: usize, length: usize, limit: usize) -> io::Result<(usize, bool)> {
         let mut bytes = 0;
-        if self.missing == 0 {
+        if self.missing.load(Ordering::Relaxed) == 0 {
             return Ok((bytes, true));
         }
         let end = start.saturating_add(length).div_ceil(CHUNK_BYTES).min(self.populated.len());
         for index in start / CHUNK_BYTES..end {
-            let Some(done) = self.populated.get_mut(index).filter(|done| !**done) else { continue };
+            let missing = self.populated.get(index).filter(|done| !done.load(Ordering::Relaxed));
+            let Some(done) = missing else { continue };
             if bytes >= limit {
                 return Ok((bytes, false));
             }
             self.mapping.populate(index * CHUNK_BYTES, CHUNK_BYTES)?;
-            *done = true;
-            self.missing -= 1;
+            if !done.swap(true, Ordering::Relaxed) {
+                self.missing.fetch_sub(1, Ordering::Relaxed);
+            }
             bytes += CHUNK_BYTES;
         }
         Ok((bytes, true))
@@ -95,13 +101,35 @@ impl ImportedBlock {
     pub(super) fn is_resident(&self, offset: u64, length: usize) -> bool {
         let chunks =
             offset as usize / CHUNK_BYTES..(offset as usize).saturating_add(length).div_ceil(CHUNK_BYTES);
+        let all_done = |range: &[AtomicBool]| range.iter().all(|done| done.load(Ordering::Relaxed));
         self.covers(offset, length as u64)
-            && (self.missing == 0
-                || self.populated.get(chunks).is_some_and(|range| range.iter().all(|done| *done)))
+            && (self.missing.load(Ordering::Relaxed) == 0 || self.populated.get(chunks).is_some_and(all_done))
     }
 
     /// The mapping, for a view that outlives the connection.
     pub(super) fn mapping(&self) -> &Arc<Mapping> {
         &self.mapping
+    }
+}
+
+/// The blocks that a connection's peer has sent, by the peer's own number of the block. Descriptors name a block by its
+/// position on the connection; the catalogue, which all connections of the peer share, by this number.
+#[derive(Debug, Default)]
+pub(super) struct ImportedBlocks(RwLock<BTreeMap<u64, Arc<ImportedBlock>>>);
+
+impl ImportedBlocks {
+    pub(super) fn get(&self, number: u64) -> Option<Arc<ImportedBlock>> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
+    }
+
+    /// False if the peer has sent a block of that number before.
+    pub(super) fn insert(&self, number: u64, block: Arc<ImportedBlock>) -> bool {
+        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(number, block).is_none()
+    }
+
+    /// Drops all blocks, because the connection is over.
+    pub(super) fn clear(&self) {
+        let blocks = std::mem::take(&mut *self.0.write().unwrap_or_else(PoisonError::into_inner));
+        drop(blocks);
     }
 }

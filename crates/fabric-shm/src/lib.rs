@@ -12,6 +12,7 @@
 //! | `ring` | descriptors, and the shared pages they lie in |
 //! | `import` | checking and mapping what the peer shares |
 //! | `doorbell` | waking the peer |
+//! | `catalogue` | published contents that the peer reads by itself |
 //! | `lease`, `loan` | views without a copy: the producer's records, the consumer's half |
 //! | `producer` | the requester's half of a connection |
 //! | `reads` | one-sided reads, both ways |
@@ -19,7 +20,7 @@
 //! | `helper`, `chunks` | a second core for long copies |
 //! | `link`, `driver` | who makes progress, and when |
 //! | `ending` | why a connection ends, and how each side learns of it |
-//! | `words` | the steps on single shared words, for models |
+//! | `words`, `sequence` | the steps on single shared words, for models |
 //! | `sys` | system calls as safe functions |
 
 #[macro_use]
@@ -27,6 +28,7 @@ mod log;
 
 #[cfg(feature = "bench-limits")]
 pub mod bare;
+mod catalogue;
 mod chunks;
 mod connection;
 mod doorbell;
@@ -49,6 +51,7 @@ mod reads;
 #[cfg(any(test, fuzzing))]
 mod rig;
 mod ring;
+mod sequence;
 mod sync;
 mod sys;
 mod target;

@@ -47,6 +47,10 @@ pub(super) const BLOCKS_MAX: usize = 4096;
 /// Leases of one connection. Each has a word on the page of the process that views the memory.
 pub(super) const LEASES_MAX: u32 = 4096;
 
+/// Views out of a peer's catalogue that one connection may hold. Each has a word on the page of the process that views
+/// the memory, and all of them are looked at when a tensor is replaced.
+pub(super) const CLAIMS_MAX: u32 = 256;
+
 /// Leases that one process may hold by default, through all its connections.
 pub(super) const LEASES_PER_PROCESS: u32 = 4096;
 
@@ -54,7 +58,7 @@ pub(super) const LEASES_PER_PROCESS: u32 = 4096;
 pub(super) const FRAME_BYTES: usize = 64;
 
 /// Descriptors that one control frame may carry.
-pub(super) const FRAME_FDS: usize = 2;
+pub(super) const FRAME_FDS: usize = 3;
 
 /// Part of the time limit of a connection attempt, as a divisor: a process that connects to the acceptor's socket has
 /// so much time to show the token.

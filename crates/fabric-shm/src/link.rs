@@ -1,17 +1,20 @@
 //! The fabric's half of a connected queue pair.
 
 use std::sync::{
-    MutexGuard, PoisonError, TryLockError,
+    Arc, MutexGuard, PoisonError, TryLockError,
     atomic::{AtomicBool, AtomicU64, Ordering, fence},
 };
 
 use futures::task::AtomicWaker;
+use tensorwire_memory::Buf;
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{
-    FabricError, FabricKind, Immediate, Link, Look, PeerViolation, RemoteRange, SlotKey, WorkRequest,
+    Catalogue, FabricError, FabricKind, Immediate, Link, Look, PeerCatalogue, PeerViolation, RemoteRange,
+    SlotKey, WorkRequest,
 };
 
 use crate::{
+    catalogue::Reader,
     connection::Connection,
     ending::End,
     producer::{Post, Producer, Returned},
@@ -30,7 +33,9 @@ pub(super) struct ShmLink {
     producer: Mutex<Producer>,
     target: Mutex<Target>,
     /// Wakes this side's driver.
-    pub(super) driver: AtomicWaker,
+    pub(super) driver: Arc<AtomicWaker>,
+    /// The peer as a reader of this side's catalogue; `None` where its process cannot be watched.
+    reader: Option<Arc<Reader>>,
     /// Whether the user closes, or the runtime has dropped the driver.
     closing: AtomicBool,
     /// Whether the socket has something to read.
@@ -59,11 +64,18 @@ pub(super) struct ShmLink {
 
 impl ShmLink {
     pub(super) fn new(connection: Connection) -> Self {
+        let driver = Arc::new(AtomicWaker::new());
+        let reader = connection.process.is_some().then(|| {
+            let reader = connection.catalogue.join(connection.peer.clone(), driver.clone());
+            connection.own.set_claimable();
+            reader
+        });
         Self {
             connection,
+            reader,
             producer: Mutex::default(),
             target: Mutex::default(),
-            driver: AtomicWaker::new(),
+            driver,
             closing: AtomicBool::new(false),
             frames: AtomicBool::new(false),
             owed: AtomicBool::new(false),
@@ -99,9 +111,27 @@ impl ShmLink {
         self.died.store(true, Ordering::Release);
     }
 
-    /// Whether the peer views memory of this side.
+    /// Whether the peer views memory that this side has lent.
     pub(super) fn has_leases(&self) -> bool {
         self.has_lent.load(Ordering::Acquire) && !self.producer().leases().is_empty()
+    }
+
+    /// Whether memory may come back when the peer ends a view.
+    pub(super) fn awaits_releases(&self) -> bool {
+        self.has_leases() || self.connection.catalogue.has_retired()
+    }
+
+    /// Whether the peer of a connection that is over views memory of this side.
+    pub(super) fn is_viewed(&self) -> bool {
+        let catalogue = &self.connection.catalogue;
+        self.has_leases() || self.reader.as_ref().is_some_and(|reader| catalogue.is_viewed_by(reader))
+    }
+
+    /// The connection is over, and its peer views nothing any more.
+    pub(super) fn forget_reader(&self) {
+        if let Some(reader) = &self.reader {
+            drop(self.connection.catalogue.leave(reader));
+        }
     }
 
     /// Reclaims memory that the peer has stopped viewing. Returns whether there was any. Two loads if there was no
@@ -122,6 +152,7 @@ impl ShmLink {
                 break;
             }
         }
+        any |= !self.connection.catalogue.reclaim().is_empty();
         // Only now: a task that finds the counts equal relies on everything having been reclaimed, and may sleep.
         self.released.store(counted, Ordering::Relaxed);
         any
@@ -133,9 +164,10 @@ impl ShmLink {
             let (ended, more) = self.producer().leases().bury(self.connection.process.as_ref());
             ended.settle();
             if !more {
-                return;
+                break;
             }
         }
+        self.forget_reader();
     }
 
     /// Whether operations wait for the socket to become writable.
@@ -372,7 +404,7 @@ impl ShmLink {
         // Every look finds from now on that the connection is over.
         self.closing.store(true, Ordering::Release);
         target.decline_loans(&self.connection);
-        target.end();
+        target.end(&self.connection);
         self.connection.own.set_closed(end.code);
         // Writes that the peer has executed before succeed. An invalid page changes nothing any more.
         let _nonsense_is_ignored = self.reap();
@@ -477,6 +509,19 @@ impl Link for ShmLink {
 
     fn free_threads(&self) {
         self.connection.ringer.free();
+    }
+
+    fn catalogue(&self) -> Option<Arc<dyn Catalogue>> {
+        Some(self.connection.catalogue.clone())
+    }
+
+    fn peer_catalogue(&self) -> Option<Arc<dyn PeerCatalogue>> {
+        Some(self.connection.peer_catalogue.clone())
+    }
+
+    fn share(&self, bytes: &Buf) {
+        // Nobody waits for it: where the block cannot be sent now, the peer asks for the content again.
+        let _shared = self.producer().share_block_of(&self.connection, bytes);
     }
 
     fn start_close(&self) {

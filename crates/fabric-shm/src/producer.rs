@@ -429,6 +429,18 @@ impl Producer {
         &mut self.leases
     }
 
+    /// Sends the peer the memfd of the block that `bytes` lie in, unless it has it.
+    ///
+    /// # Errors
+    /// The bytes lie in no block that the peer can map, or there is a limit.
+    pub(super) fn share_block_of(&mut self, connection: &Connection, bytes: &Buf) -> Result<(), FabricError> {
+        if self.over.is_some() {
+            return Ok(());
+        }
+        let (block, fd) = reachable(connection, bytes)?;
+        self.share(connection, block, fd).map(drop)
+    }
+
     /// The number under which the peer knows `block`. Sends it the block's memfd if this is the block's first use;
     /// `None` while the socket has no room for that.
     fn share(
@@ -445,7 +457,7 @@ impl Producer {
             return Err(FabricError::Unsupported { kind: KIND, what });
         }
         let index = self.blocks.len() as u32;
-        let frame = Frame::Block { index, length: block.length() as u64 };
+        let frame = Frame::Block { index, number: block.id().get(), length: block.length() as u64 };
         match sys::send(connection.socket.get_ref().as_fd(), &frame.encode(), &[fd]) {
             Ok(()) => {
                 self.blocks.insert(block.id(), index);

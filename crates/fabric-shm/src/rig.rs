@@ -15,9 +15,11 @@ use tensorwire_verbs_reactor::{
 use tokio::io::Interest;
 
 use crate::{
+    catalogue::{NeighbourCatalogue, OwnCatalogue},
     connection::Connection,
     doorbell::Ringer,
     frame::{Address, Frame},
+    import::ImportedBlocks,
     lease::{LeaseCaps, Processes},
     link::ShmLink,
     ring::{Descriptor, OwnPage, PeerPage},
@@ -70,17 +72,24 @@ impl Rig {
         let accepted = sys::accept(listener.as_fd()).unwrap();
         let bell = sys::eventfd().unwrap();
         let core = Arc::new(QueuePairCore::new(FabricKind::SHM, DEPTHS, CAPABILITIES));
+        let peer = Arc::new(PeerPage::import(page_fd.as_fd(), page.slots()).unwrap());
+        let (blocks, catalogue) = (Arc::<ImportedBlocks>::default(), OwnCatalogue::new(LEASE_CAPS).unwrap());
+        let peer_catalogue =
+            NeighbourCatalogue::import(catalogue.fd(), peer.clone(), blocks.clone()).unwrap();
         let link = Arc::new(ShmLink::new(Connection {
             core: core.clone(),
             regions: regions.clone(),
             own: Arc::new(own),
-            peer: Arc::new(PeerPage::import(page_fd.as_fd(), page.slots()).unwrap()),
+            peer,
             ringer: Arc::new(Ringer::import(bell.try_clone().unwrap()).unwrap()),
             process: sys::peer_process(socket.as_fd())
                 .map(|(id, fd)| Processes::new(LEASE_CAPS).join(id, fd)),
             socket: sys::watch(accepted, Interest::READABLE | Interest::WRITABLE).unwrap(),
             peer_receive_depth: 5,
             imported_bytes_max: IMPORTED_BYTES_MAX,
+            blocks,
+            catalogue: Arc::new(OwnCatalogue::new(LEASE_CAPS).unwrap()),
+            peer_catalogue: Arc::new(peer_catalogue),
         }));
         let sees = PeerPage::import(own_fd.as_fd(), page.slots()).unwrap();
         let pool = Pool::new(PoolConfig { block_bytes: 1 << 20, ..PoolConfig::new("victim") }).unwrap();
@@ -112,7 +121,7 @@ impl Rig {
     #[cfg_attr(fuzzing, allow(dead_code))] // fuzzed neighbours send to who has hung up, too
     pub(super) fn send_block(&self, index: u32, length: usize) {
         let fd = sealed_block(length);
-        let frame = Frame::Block { index, length: length as u64 }.encode();
+        let frame = Frame::Block { index, number: index.into(), length: length as u64 }.encode();
         sys::send(self.socket.as_fd(), &frame, &[fd.as_fd()]).unwrap();
     }
 

@@ -11,8 +11,10 @@
 //! 144   cpu        1 + the CPU on which this side last published or executed a descriptor
 //! 192   released   how many leases of the peer's memory this side has released
 //! 256   listens    1 while this side wants to be rung for releases
+//! 264   claimable  1 if this side looks at the peer's claims before it reuses memory that its catalogue named
 //! 4096  slots of 256 bytes: sequence word, descriptor of seven words, 192 bytes of inline payload
 //! then  lease words: for each slot of the peer's lease table, the generation that was released last
+//! then  claim words: which contents of the peer's catalogue this side views
 //! ```
 
 use std::{
@@ -24,12 +26,13 @@ use std::{
 use tensorwire_verbs_reactor::{PeerViolation, RegionGeneration, RegionId, RemoteRange};
 
 use crate::{
-    limits::{INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
+    limits::{CLAIMS_MAX, INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
+    sequence,
     sys::{self, Mapping},
     words,
 };
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x04");
+const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x05");
 const MAGIC_AT: usize = 0;
 const SLEEP_AT: usize = 64;
 const CONSUMED_AT: usize = 128;
@@ -37,6 +40,7 @@ const CLOSED_AT: usize = 136;
 const CPU_AT: usize = 144;
 const RELEASED_AT: usize = 192;
 const LISTENS_AT: usize = 256;
+const CLAIMABLE_AT: usize = 264;
 const HEADER_BYTES: usize = 4096;
 const SLOT_BYTES: usize = 256;
 const WORD_BYTES: usize = 8;
@@ -236,7 +240,7 @@ impl Descriptor {
 
 /// Bytes of a page set with `slots` slots.
 pub(super) fn page_bytes(slots: u32) -> usize {
-    (HEADER_BYTES + slots as usize * SLOT_BYTES + LEASES_MAX as usize * WORD_BYTES)
+    (HEADER_BYTES + slots as usize * SLOT_BYTES + (LEASES_MAX + CLAIMS_MAX) as usize * WORD_BYTES)
         .next_multiple_of(rustix::param::page_size())
 }
 
@@ -267,6 +271,12 @@ impl Page {
     /// `slot` is less than [`LEASES_MAX`].
     fn lease_at(&self, slot: u32) -> usize {
         HEADER_BYTES + self.slots as usize * SLOT_BYTES + (slot % LEASES_MAX) as usize * WORD_BYTES
+    }
+
+    /// `slot` is less than [`CLAIMS_MAX`].
+    fn claim(&self, slot: u32) -> &AtomicU64 {
+        let leases = HEADER_BYTES + self.slots as usize * SLOT_BYTES;
+        self.word(leases + (LEASES_MAX + slot % CLAIMS_MAX) as usize * WORD_BYTES)
     }
 
     /// The sequence word that a slot has once `position` is published in it.
@@ -332,6 +342,21 @@ impl OwnPage {
     /// Ends a lease: this process reads the bytes no more.
     pub(super) fn release(&self, slot: u32, generation: u64) {
         words::release(self.page.word(self.page.lease_at(slot)), self.page.word(RELEASED_AT), generation);
+    }
+
+    /// Stores that this side views `content` of the peer's catalogue. Valid only if the cell is unchanged afterwards.
+    pub(super) fn claim(&self, slot: u32, content: u64) {
+        sequence::claim(self.page.claim(slot), content);
+    }
+
+    /// Ends a claim: this process reads the bytes no more.
+    pub(super) fn end_claim(&self, slot: u32) {
+        words::release(self.page.claim(slot), self.page.word(RELEASED_AT), 0);
+    }
+
+    /// Stores that this side looks at the peer's claims from now on.
+    pub(super) fn set_claimable(&self) {
+        self.page.word(CLAIMABLE_AT).store(1, Ordering::Release);
     }
 
     /// Stores whether the peer rings this side after a release. Called before [`set_sleep`](Self::set_sleep).
@@ -437,6 +462,17 @@ impl PeerPage {
     /// The generation of the lease in `slot` that the peer has released last, by its own account.
     pub(super) fn lease(&self, slot: u32) -> u64 {
         self.load(self.page.lease_at(slot))
+    }
+
+    /// Whether the peer looks at this side's claims.
+    pub(super) fn is_claimable(&self) -> bool {
+        self.load(CLAIMABLE_AT) == 1
+    }
+
+    /// What the peer claims of this side's catalogue, by its own account.
+    pub(super) fn claims(&self) -> impl Iterator<Item = u64> {
+        let claimed = (0..CLAIMS_MAX).map(|slot| sequence::claimed(self.page.claim(slot)));
+        claimed.filter(|content| *content != 0)
     }
 
     /// Whether the peer sleeps and was not rung for this sleep. `rung` has the latest epoch that it was rung for. The

@@ -50,7 +50,7 @@ pub(super) struct Target {
     /// Bytes of the finished pieces of the logical write in progress.
     landed: u64,
     /// The peer's blocks, in the order it sent them.
-    blocks: Vec<ImportedBlock>,
+    blocks: Vec<Arc<ImportedBlock>>,
     /// The bytes of all imported blocks.
     imported: u64,
     /// Set once. Then nothing is executed any more.
@@ -116,10 +116,11 @@ impl Target {
     }
 
     /// Stops executing for good, and drops the blocks of the peer.
-    pub(super) fn end(&mut self) {
+    pub(super) fn end(&mut self, connection: &Connection) {
         self.over = true;
         self.current = None;
         self.blocks = Vec::new();
+        connection.blocks.clear();
         self.latest = LatestTargets::default();
     }
 
@@ -286,10 +287,10 @@ impl Target {
 
     /// The peer's block with this number. The peer sends a block before the descriptor that names it, so a block that
     /// is not here yet waits in the socket.
-    fn block(&mut self, connection: &Connection, index: u32) -> Result<&mut ImportedBlock, End> {
+    fn block(&mut self, connection: &Connection, index: u32) -> Result<&ImportedBlock, End> {
         let index = index as usize;
         while index >= self.blocks.len() && self.read_frame(connection)? {}
-        self.blocks.get_mut(index).ok_or_else(|| PeerViolation::Malformed.into())
+        self.blocks.get(index).map(|block| &**block).ok_or_else(|| PeerViolation::Malformed.into())
     }
 
     /// Continues `job` for about `limit` bytes. Returns how many they were, and whether it is done.
@@ -416,7 +417,7 @@ impl Target {
             return Err(ended(connection, "its socket is closed: its process has ended"));
         }
         let frame = Frame::decode(packet.bytes.get(..packet.length).unwrap_or_default())?;
-        let (Frame::Block { index, length }, [fd]) = (frame, packet.fds.as_slice()) else {
+        let (Frame::Block { index, number, length }, [fd]) = (frame, packet.fds.as_slice()) else {
             return Err(PeerViolation::Malformed.into());
         };
         if packet.truncated || index as usize != self.blocks.len() || self.blocks.len() >= BLOCKS_MAX {
@@ -426,7 +427,11 @@ impl Target {
         if shared > most {
             return Err(End::failed(FabricError::ImportedBytesExhausted { shared, most }));
         }
-        self.blocks.push(ImportedBlock::new(fd.as_fd(), length)?);
+        let block = Arc::new(ImportedBlock::new(fd.as_fd(), length)?);
+        if !connection.blocks.insert(number, block.clone()) {
+            return Err(PeerViolation::Malformed.into());
+        }
+        self.blocks.push(block);
         self.imported = shared;
         Ok(true)
     }

@@ -17,8 +17,10 @@ pub enum CopyReason {
     ShmRead,
     /// A shared-memory write into a message ring, executed by its target.
     ShmMessage,
-    /// A tiny payload staged in a shared-memory ring by the process that sends it.
+    /// A tiny payload staged in a shared-memory ring or catalogue by the process that sends it.
     ShmInline,
+    /// A published tensor's bytes, read out of a neighbour's catalogue or memory by the process that fetches them.
+    Catalogue,
     /// A piece of a simulated write.
     SimPiece,
     /// Bytes that reached a message ring over TCP or verbs, or were read out of one.
@@ -33,12 +35,13 @@ pub enum CopyReason {
     Decrypted,
 }
 
-const REASONS: [CopyReason; 11] = [
+const REASONS: [CopyReason; 12] = [
     CopyReason::Import,
     CopyReason::ShmPayload,
     CopyReason::ShmRead,
     CopyReason::ShmMessage,
     CopyReason::ShmInline,
+    CopyReason::Catalogue,
     CopyReason::SimPiece,
     CopyReason::Message,
     CopyReason::Local,
@@ -86,7 +89,8 @@ pub fn copy_bytes(destination: &mut [u8], source: &[u8], reason: CopyReason) -> 
 /// # Safety
 /// `source` is readable and `destination` writable for `length` bytes, and they do not overlap. Where another
 /// process can write `source` meanwhile, the caller must not trust the bytes until it has checked that the
-/// source was still valid: over shared memory, that the peer's `closed` word is not set.
+/// source was still valid: over shared memory, that the peer's `closed` word is not set; for bytes that a catalogue
+/// names, that their cell was not replaced.
 #[allow(clippy::disallowed_methods)] // the counted copy itself
 pub unsafe fn copy_raw(destination: *mut u8, source: *const u8, length: usize, reason: CopyReason) {
     let counter = &COUNTERS[reason as usize];

@@ -8,6 +8,7 @@ mod rdma;
 mod shown;
 mod tap;
 
+mod catalogue;
 mod copies;
 mod costs;
 mod observed;

@@ -11,6 +11,15 @@ use tensorwire_rendezvous::{Tensor, Worker};
 use tensorwire_verbs_reactor::{FabricKind, Wait};
 use tokio::{runtime::Runtime, sync::mpsc::UnboundedReceiver};
 
+/// A name that is too long for a catalogue, so that each pull of it asks the sender.
+const ASKED: &str = concat!(
+    "a name of more than a hundred and twelve bytes, which is the longest that a cell of the catalogue has room for, so ",
+    "that it has no cell"
+);
+
+/// A name that the receiver finds in the catalogue.
+const FOUND: &str = "w";
+
 /// Times that the pulls are counted: what the process and its neighbours do beside them only adds.
 const ROUNDS: usize = 3;
 
@@ -59,7 +68,7 @@ fn worker(name: &str, wait: Wait) -> tensorwire_rendezvous::WorkerBuilder {
 /// Publishes, and counts from one message to the next.
 fn serve(
     wait: Wait,
-    bytes: usize,
+    (name, bytes): (&str, usize),
     pulls: u32,
     address: &mpsc::Sender<String>,
     mut marks: UnboundedReceiver<()>,
@@ -69,7 +78,7 @@ fn serve(
     let server = runtime.block_on(async {
         let server = worker("server", wait).start().await.unwrap();
         server
-            .publish("w", Tensor::from_values(server.pool(), &[bytes as u64], &vec![7u8; bytes]).unwrap())
+            .publish(name, Tensor::from_values(server.pool(), &[bytes as u64], &vec![7u8; bytes]).unwrap())
             .unwrap();
         address.send(server.address().to_owned()).unwrap();
         server
@@ -87,19 +96,19 @@ fn serve(
 }
 
 /// The least costs of a pull at the receiver and at the sender, counted over so many pulls.
-fn costs(wait: Wait, bytes: usize, pulls: u32) -> (Cost, Cost) {
-    let rounds = (0..ROUNDS).map(|_| costs_of_round(wait, bytes, pulls));
+fn costs(wait: Wait, tensor: (&'static str, usize), pulls: u32) -> (Cost, Cost) {
+    let rounds = (0..ROUNDS).map(|_| costs_of_round(wait, tensor, pulls));
     let least = |(receiver, sender): (Cost, Cost), (at_receiver, at_sender)| {
         (receiver.least(at_receiver), sender.least(at_sender))
     };
     rounds.reduce(least).unwrap()
 }
 
-fn costs_of_round(wait: Wait, bytes: usize, pulls: u32) -> (Cost, Cost) {
+fn costs_of_round(wait: Wait, (name, bytes): (&'static str, usize), pulls: u32) -> (Cost, Cost) {
     let (say, address) = mpsc::channel();
     let (mark, marks) = tokio::sync::mpsc::unbounded_channel();
     let (done, spent) = mpsc::channel();
-    let server = thread::spawn(move || serve(wait, bytes, pulls, &say, marks, &done));
+    let server = thread::spawn(move || serve(wait, (name, bytes), pulls, &say, marks, &done));
     let runtime = runtime();
     let address = address.recv().unwrap();
     let (client, peer) = runtime.block_on(async {
@@ -109,7 +118,7 @@ fn costs_of_round(wait: Wait, bytes: usize, pulls: u32) -> (Cost, Cost) {
     });
     let pull = async || {
         for _ in 0..pulls {
-            assert_eq!(peer.fetch("w").await.unwrap().bytes().len(), bytes);
+            assert_eq!(peer.fetch(name).await.unwrap().bytes().len(), bytes);
         }
     };
     runtime.block_on(pull());
@@ -133,7 +142,7 @@ fn a_small_pull_takes_few_locks_and_allocations() {
     // Five on each side. While looking, on a busy machine, a reply may come after the first look: then the task leaves its
     // waker, or looks again.
     for (wait, most, most_sleeps) in [(Wait::Sleep, 5.0, 1.0 + BESIDE), (Wait::Busy, 7.0, 0.0)] {
-        let (receiver, sender) = costs(wait, 8, 100);
+        let (receiver, sender) = costs(wait, (ASKED, 8), 100);
         for (side, cost, locks, allocations) in
             [("receiver", receiver, most, 4.0), ("sender", sender, 5.0, 2.0)]
         {
@@ -147,12 +156,24 @@ fn a_small_pull_takes_few_locks_and_allocations() {
 }
 
 #[test]
+fn a_pull_out_of_the_catalogue_costs_the_sender_nothing() {
+    let _turn = super::turn();
+    for bytes in [8, 64 << 10] {
+        let (receiver, sender) = costs(Wait::Sleep, (FOUND, bytes), 100);
+        println!("{bytes} B out of the catalogue: {receiver:?}, {sender:?}");
+        assert!(receiver.locks < 6.0 + BESIDE && receiver.allocations < 5.0 + BESIDE, "{receiver:?}");
+        assert!(receiver.sleeps < BESIDE, "nothing is waited for: {receiver:?}");
+        assert!(sender.locks < BESIDE && sender.allocations < BESIDE && sender.sleeps < BESIDE, "{sender:?}");
+    }
+}
+
+#[test]
 fn a_large_pull_allocates_nothing_for_a_piece_and_takes_at_most_two_locks_for_it() {
     /// What a poll copies at most.
     const PIECE: usize = 256 << 10;
     const BYTES: usize = 64 << 20;
     let _turn = super::turn();
-    let (receiver, sender) = costs(Wait::Sleep, BYTES, 10);
+    let (receiver, sender) = costs(Wait::Sleep, (ASKED, BYTES), 10);
     println!("64 MiB: {receiver:?}, {sender:?}");
     let pieces = (BYTES / PIECE) as f64;
     // Each poll takes one: those that copy a piece, and those that wait for what the second copier has begun. Beside them are

@@ -65,10 +65,12 @@ fn a_view_is_the_peers_memory_which_comes_back_when_the_view_is_gone() {
     run(async {
         let (server, client) = pair(FabricKind::SHM, Sharing::Copy).await;
         let peer = client.peer_at(server.address()).await.unwrap();
-        server.publish("t", pattern(&server, BYTES, 3)).unwrap();
+        // Too long for a catalogue, so that each view is asked for.
+        let asked = "t".repeat(113);
+        server.publish(&asked, pattern(&server, BYTES, 3)).unwrap();
         let used = server.pool().stats().used_bytes;
-        let view = peer.fetch("t").sharing(Sharing::View).await.unwrap();
-        let again = peer.fetch("t").sharing(Sharing::View).await.unwrap();
+        let view = peer.fetch(&asked).sharing(Sharing::View).await.unwrap();
+        let again = peer.fetch(&asked).sharing(Sharing::View).await.unwrap();
         assert!(view.buf().is_foreign() && is_pattern(&view, 3) && is_pattern(&again, 3));
         assert_eq!(view.metadata(), again.metadata());
         let seen = counters(&client);
@@ -77,7 +79,7 @@ fn a_view_is_the_peers_memory_which_comes_back_when_the_view_is_gone() {
         assert_eq!(counters(&server).loans_sent, 2);
         assert_eq!(client.receive_memory().used_bytes, 0);
         // The peer's tensor is replaced, and the views stay as they were.
-        server.publish("t", pattern(&server, BYTES, 9)).unwrap();
+        server.publish(&asked, pattern(&server, BYTES, 9)).unwrap();
         assert!(is_pattern(&view, 3) && is_pattern(&again, 3));
         assert!(server.pool().stats().used_bytes >= 2 * used, "the lent tensor is still there");
         let part = view.clone();
@@ -85,7 +87,7 @@ fn a_view_is_the_peers_memory_which_comes_back_when_the_view_is_gone() {
         assert!(is_pattern(&part, 3));
         drop(part);
         // The lender learns of it with the next traffic.
-        let newer = peer.fetch("t").sharing(Sharing::View).await.unwrap();
+        let newer = peer.fetch(&asked).sharing(Sharing::View).await.unwrap();
         assert!(is_pattern(&newer, 9));
         until("the replaced tensor is given back", || server.pool().stats().used_bytes == used).await;
         end(server, client).await;

@@ -29,6 +29,7 @@ mod log;
 
 mod arrival_queue;
 mod capabilities;
+mod catalogue;
 mod core;
 mod driver;
 mod error;
@@ -59,6 +60,10 @@ pub mod verbs;
 
 pub use self::core::{ArrivalSink, QueuePairConfig, QueuePairCore, QueuePairStats};
 pub use capabilities::Capabilities;
+pub use catalogue::{
+    CELL_CONTENT_BYTES, CELL_WORDS, Catalogue, CellContent, CellNumber, CellOrigin, CellReading,
+    OfferedCatalogue, PeerCatalogue,
+};
 pub use driver::{Driven, Driver};
 pub use error::{FabricError, LossCause, PeerViolation};
 pub use fabric::{ConnectParams, Connected, ConnectionData, Domain, Fabric, Prepared, Role};

@@ -1,8 +1,12 @@
 //! The fabric's half of a connected queue pair.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
-use crate::{FabricError, Immediate, Look, QueuePairStats, RemoteRange, SlotKey, WorkRequest};
+use tensorwire_memory::Buf;
+
+use crate::{
+    Catalogue, FabricError, Immediate, Look, PeerCatalogue, QueuePairStats, RemoteRange, SlotKey, WorkRequest,
+};
 
 /// The fabric's half of a connected queue pair; [`QueuePair`](crate::QueuePair) is the user's half. Both share a
 /// [`QueuePairCore`](crate::QueuePairCore), on which the fabric reports completions, arrivals and failure.
@@ -64,4 +68,17 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// Releases threads of this process that the peer blocks inside a call of this link, if the fabric allows a peer
     /// to do so. Never blocks.
     fn free_threads(&self) {}
+
+    /// The catalogue of this side, if the fabric has them.
+    fn catalogue(&self) -> Option<Arc<dyn Catalogue>> {
+        None
+    }
+
+    /// The peer's catalogue, if the fabric has them.
+    fn peer_catalogue(&self) -> Option<Arc<dyn PeerCatalogue>> {
+        None
+    }
+
+    /// Lets the peer map the memory of `bytes`, if it lies in a block that can be shared. Never blocks.
+    fn share(&self, _bytes: &Buf) {}
 }

@@ -15,9 +15,9 @@ use std::{
 use tensorwire_memory::{Buf, BufMut};
 
 use crate::{
-    Arrival, ArrivalSink, Capabilities, FabricError, FabricKind, Immediate, Link, QueuePairConfig,
-    QueuePairCore, QueuePairStats, ReadDestination, ReadSegment, RegionId, RemoteRange, RemoteRegion,
-    Segment, SlotKey, WorkRequest,
+    Arrival, ArrivalSink, Capabilities, FabricError, FabricKind, Immediate, Link, OfferedCatalogue,
+    PeerCatalogue, QueuePairConfig, QueuePairCore, QueuePairStats, ReadDestination, ReadSegment, RegionId,
+    RemoteRange, RemoteRegion, Segment, SlotKey, WorkRequest,
     slot::{LinePosition, Reserve},
 };
 
@@ -423,6 +423,18 @@ impl QueuePair {
     /// that is about to end: such a thread may hold locks that ending needs. [`close`](Self::close) does this too.
     pub fn free_threads(&self) {
         self.shared.link.free_threads();
+    }
+
+    /// The catalogue of this side, as this connection offers it to the peer; `None` if the fabric has none.
+    pub fn catalogue(&self) -> Option<OfferedCatalogue> {
+        let link = &self.shared.link;
+        link.catalogue().map(|catalogue| OfferedCatalogue::new(catalogue, link.clone()))
+    }
+
+    /// The peer's catalogue; `None` if the fabric has none. It belongs to this connection: nothing is found in it once
+    /// the connection is over.
+    pub fn peer_catalogue(&self) -> Option<Arc<dyn PeerCatalogue>> {
+        self.shared.link.peer_catalogue()
     }
 
     fn start(&self, request: WorkRequest) -> Operation {

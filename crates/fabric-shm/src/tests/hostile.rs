@@ -243,8 +243,8 @@ fn frames_that_break_the_rules_end_the_connection() {
     on_a_runtime(|| {
         let block = sealed_block(4096);
         let fd = block.as_fd();
-        let good = Frame::Block { index: 0, length: 4096 }.encode();
-        let skipped = Frame::Block { index: 1, length: 4096 }.encode();
+        let good = Frame::Block { index: 0, number: 0, length: 4096 }.encode();
+        let skipped = Frame::Block { index: 1, number: 1, length: 4096 }.encode();
         let longer = [good.as_slice(), &[0; 100]].concat();
         let cases: [(&[u8], &[BorrowedFd<'_>]); 8] = [
             (&good, &[]),
@@ -270,7 +270,7 @@ fn frames_that_break_the_rules_end_the_connection() {
 #[test]
 fn an_unsealed_block_ends_the_connection() {
     on_a_runtime(|| {
-        let frame = Frame::Block { index: 0, length: 4096 }.encode();
+        let frame = Frame::Block { index: 0, number: 0, length: 4096 }.encode();
         let open = memfd_of_sevens(4096);
         let error = sent_on_the_socket(&frame, &[open.as_fd()]);
         let unsealed = PeerViolation::UnsealedBlock;
@@ -287,7 +287,7 @@ fn blocks_without_end_are_refused_at_the_cap() {
         let rig = Rig::new();
         let block = sealed_block(4096);
         for index in 0..=BLOCKS_MAX as u32 {
-            let frame = Frame::Block { index, length: 4096 }.encode();
+            let frame = Frame::Block { index, number: index.into(), length: 4096 }.encode();
             sys::send(rig.socket.as_fd(), &frame, &[block.as_fd()]).unwrap();
             rig.link.frames_came();
             let outcome = rig.settle();
@@ -305,7 +305,7 @@ fn s4_memory_of_a_peer_is_mapped_up_to_the_cap() {
         // The same memory again and again costs the peer nothing, and this side page tables.
         let block = sealed_block(LENGTH as usize);
         let send = |index| {
-            let frame = Frame::Block { index, length: LENGTH }.encode();
+            let frame = Frame::Block { index, number: index.into(), length: LENGTH }.encode();
             sys::send(rig.socket.as_fd(), &frame, &[block.as_fd()]).unwrap();
             rig.link.frames_came();
         };

@@ -24,7 +24,7 @@ use super::{
         ending::End,
         frame::{Address, Frame},
         import::{ImportError, ImportedBlock, map_sealed},
-        limits::{CHUNK_BYTES, FRAME_BYTES, INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
+        limits::{CHUNK_BYTES, CLAIMS_MAX, FRAME_BYTES, INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
         ring::{Descriptor, OwnPage, PeerPage, Source, page_bytes},
         sys,
     },
@@ -101,8 +101,8 @@ proptest! {
     }
 
     #[test]
-    fn a_changed_frame_is_never_taken_for_longer_or_shorter(index in any::<u32>(), length in any::<u64>()) {
-        let bytes = Frame::Block { index, length }.encode();
+    fn a_changed_frame_is_never_taken_for_longer_or_shorter(index in any::<u32>(), number in any::<u64>(), length in any::<u64>()) {
+        let bytes = Frame::Block { index, number, length }.encode();
         for cut in 0..bytes.len() {
             prop_assert!(Frame::decode(&bytes[..cut]).is_err());
         }
@@ -200,8 +200,9 @@ fn a_ring_has_at_least_its_depth_and_a_power_of_two() {
     for (depth, slots) in [(1, 1), (2, 2), (3, 4), (16, 16), (17, 32), (u32::MAX, SLOTS_MAX)] {
         assert_eq!(OwnPage::new(depth).unwrap().0.slots(), slots);
     }
-    // A page of words about the connection, one of slots, and the words of leases: nothing is left over.
-    assert_eq!(page_bytes(32), 3 * 4096 + 8 * LEASES_MAX as usize);
+    // A page of words about the connection, two of slots, and the words of leases and claims, in whole pages.
+    let words = 8 * (LEASES_MAX + CLAIMS_MAX) as usize;
+    assert_eq!(page_bytes(32), 3 * 4096 + words.next_multiple_of(4096));
 }
 
 #[test]
@@ -224,7 +225,7 @@ fn a_page_set_has_at_most_so_many_slots() {
     let length = page_bytes(2 * SLOTS_MAX);
     let fd = sys::memfd(c"too many slots").unwrap();
     sys::allocate(fd.as_fd(), length).unwrap();
-    std::io::Write::write_all(&mut std::fs::File::from(fd.try_clone().unwrap()), b"TWSHM\0\0\x04").unwrap();
+    std::io::Write::write_all(&mut std::fs::File::from(fd.try_clone().unwrap()), b"TWSHM\0\0\x05").unwrap();
     sys::seal(fd.as_fd()).unwrap();
     let refused = PeerPage::import(fd.as_fd(), 2 * SLOTS_MAX).unwrap_err();
     assert!(matches!(refused, ImportError::Refused(PeerViolation::Malformed)));
@@ -436,7 +437,7 @@ fn a_sealed_block_keeps_its_size_and_its_pages() {
 #[test]
 fn an_imported_block_gives_only_what_lies_inside() {
     let length = 3 * CHUNK_BYTES + 4096;
-    let mut block = ImportedBlock::new(sealed_block(length).as_fd(), length as u64).unwrap();
+    let block = ImportedBlock::new(sealed_block(length).as_fd(), length as u64).unwrap();
     let end = length as u64;
     for (offset, bytes) in [(0, 1), (CHUNK_BYTES as u64 - 1, 2), (end - 1, 1), (4096, CHUNK_BYTES)] {
         let pointer = block.resident(offset, bytes).unwrap().expect("inside");

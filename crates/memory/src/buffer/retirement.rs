@@ -29,10 +29,15 @@ impl Retired {
     }
 
     /// The peer is dead: the bytes are free once no other holder is left.
-    pub fn release(mut self) {
-        if let Some(buffer) = self.buffer.take() {
-            buffer.allocation().release();
-        }
+    pub fn release(self) {
+        drop(self.end());
+    }
+
+    /// As [`release`](Self::release), but gives the bytes to the caller, who drops them where that may wake tasks.
+    pub fn end(mut self) -> Option<Buf> {
+        let buffer = self.buffer.take()?;
+        buffer.allocation().release();
+        Some(buffer)
     }
 }
 

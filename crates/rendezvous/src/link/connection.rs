@@ -1,6 +1,7 @@
 //! One data connection: a queue pair with the protocol on it.
 
 pub(crate) mod backlog;
+pub(crate) mod catalogue;
 pub(crate) mod driver;
 pub(crate) mod fabric_channel;
 
@@ -15,7 +16,9 @@ use tensorwire_protocol::{
     Status, TransferError, wire::control::Parameters,
 };
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{BoxFuture, FabricError, FabricKind, LossCause, QueuePair, Runtime, timeout};
+use tensorwire_verbs_reactor::{
+    BoxFuture, FabricError, FabricKind, LossCause, PeerCatalogue, QueuePair, Runtime, timeout,
+};
 use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
 
@@ -51,6 +54,8 @@ pub(crate) struct DataConnection {
     /// The peer's address, for error messages.
     peer_at: String,
     pub(crate) queue_pair: QueuePair,
+    /// The peer's catalogue, if the fabric has them.
+    catalogue: Option<Arc<dyn PeerCatalogue>>,
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
@@ -80,17 +85,19 @@ impl DataConnection {
         meter: Arc<Meter>,
     ) -> Arc<Self> {
         let queue_pair = channel.queue_pair.clone();
+        let values = PeerValues::new(values, &peer.worker, meter.clone(), queue_pair.catalogue());
         Arc::new(Self {
             kind: queue_pair.kind(),
             peer_incarnation: peer.incarnation,
             peer_at,
+            catalogue: queue_pair.peer_catalogue(),
             queue_pair,
             protocol: Connection::new(channel, rings, own, peers),
             announcer: allocator.announcer.clone(),
             allocator,
             backlog: Backlog::new(),
             broken: OnceLock::new(),
-            values: Arc::new(PeerValues::new(values, &peer.worker, meter.clone())),
+            values: Arc::new(values),
             meter,
             lost: OnceLock::new(),
             told: Notify::new(),

@@ -8,7 +8,7 @@ use futures::{
 };
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, Value, Wanted};
-use tensorwire_verbs_reactor::BoxFuture;
+use tensorwire_verbs_reactor::{BoxFuture, CELL_CONTENT_BYTES, OfferedCatalogue};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -16,6 +16,7 @@ use crate::{
     link::meter::Meter,
     values::{
         SharedValues,
+        catalogue::Listing,
         published::Edition,
         steps::StepRef,
         table::{TakenValue, dropped},
@@ -32,12 +33,33 @@ pub(crate) struct PeerValues {
     /// The peer's name, parsed; empty if it is not a worker's name, so that no key matches it.
     device: DeviceName,
     pub(crate) meter: Arc<Meter>,
+    /// The catalogue that the peer reads, if the fabric has them.
+    catalogue: Option<OfferedCatalogue>,
 }
 
 impl PeerValues {
-    pub(crate) fn new(values: &SharedValues, peer: &str, meter: Arc<Meter>) -> Self {
+    pub(crate) fn new(
+        values: &SharedValues,
+        peer: &str,
+        meter: Arc<Meter>,
+        catalogue: Option<OfferedCatalogue>,
+    ) -> Self {
         let device = peer.parse().unwrap_or_default();
-        Self { values: values.clone(), peer: peer.to_owned(), device, meter }
+        Self { values: values.clone(), peer: peer.to_owned(), device, meter, catalogue }
+    }
+
+    /// The published tensor, which the peer reads by itself the next time, if it can.
+    fn published(&self, name: &str) -> Result<Edition, Status> {
+        let edition = self.values.published(name)?;
+        if let Some(catalogue) = self.catalogue.as_ref().filter(|_| edition.listing != Listing::Refused) {
+            if edition.listing == Listing::Unlisted {
+                self.values.published.list(name, catalogue.catalogue());
+            }
+            if edition.tensor.bytes().len() > CELL_CONTENT_BYTES {
+                catalogue.share(edition.tensor.buf());
+            }
+        }
+        Ok(edition)
     }
 
     /// Checks that the source of `key` is a device of this worker and the destination a device of the peer.
@@ -60,7 +82,7 @@ impl PeerValues {
         let values = &self.values;
         let step = match scope {
             Scope::Published | Scope::Versioned(Wanted::Now) => {
-                return Either::Left(ready(values.published(key).map(Taken::Published)));
+                return Either::Left(ready(self.published(key).map(Taken::Published)));
             }
             Scope::Versioned(wanted) => {
                 let (values, name) = (values.clone(), key.to_owned());

@@ -207,7 +207,7 @@ impl Node {
         let more = page.len() > PAGE_ENTRIES;
         page.truncate(PAGE_ENTRIES);
         let mut entries = Vec::with_capacity(page.len());
-        for (name, Edition { version, tensor }) in page {
+        for (name, Edition { version, tensor, .. }) in page {
             // Stored with the tensor, so that repeated requests cost one pass over the bytes.
             let checksum = match with_checksums {
                 true => tensor.checksums().unwrap_or_default().sum(Validation::Xxh3, tensor.bytes()).await,

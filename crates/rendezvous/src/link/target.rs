@@ -59,7 +59,8 @@ impl Target {
         self.lock().refused.take().map(|metadata| self.refusal(transfer, &metadata))
     }
 
-    fn refusal(&self, transfer: Transfer<'_>, metadata: &Metadata) -> WorkerError {
+    /// The error for a value that does not [fit](Self::fits).
+    pub(crate) fn refusal(&self, transfer: Transfer<'_>, metadata: &Metadata) -> WorkerError {
         let transfer = transfer.name();
         if let Some(dtype) = self.dtype.filter(|dtype| metadata.dtype != *dtype) {
             return WorkerError::Mismatch {
@@ -128,7 +129,7 @@ impl Target {
         }
         self.copy(metadata, |offset, into| {
             copy_bytes(into, bytes.get(offset..).unwrap_or_default(), CopyReason::Local);
-            Ok(())
+            Ok::<_, WorkerError>(())
         })
         .await?;
         let buffer = self.take().ok_or_else(WorkerError::handed_out)?;
@@ -137,11 +138,11 @@ impl Target {
 
     /// Copies a value's bytes into the buffer. The buffer stays in `self`, so that it is not lost if the future is
     /// dropped.
-    async fn copy(
+    pub(crate) async fn copy<E>(
         &self,
         metadata: &Metadata,
-        mut read: impl FnMut(usize, &mut [u8]) -> Result<(), MemoryError>,
-    ) -> Result<(), MemoryError> {
+        mut read: impl FnMut(usize, &mut [u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
         let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX).min(self.length);
         for offset in (0..length).step_by(PIECE_BYTES) {
             if offset > 0 {

@@ -1,6 +1,7 @@
 //! The values that a worker offers: values of steps, and published tensors.
 
 pub(crate) mod arguments;
+pub(crate) mod catalogue;
 pub(crate) mod device_context;
 pub(crate) mod device_copy;
 pub(crate) mod duplicates;

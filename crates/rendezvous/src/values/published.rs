@@ -4,18 +4,25 @@ use std::{
     collections::{BTreeMap, btree_map::Entry},
     fmt,
     ops::Bound,
+    ptr,
     sync::{
-        MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard,
+        Arc, MutexGuard, OnceLock, PoisonError, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
 
+use tensorwire_memory::Buf;
 use tensorwire_protocol::{Code, Metadata, Status, Wanted};
 use tensorwire_testpoints::sync::{Mutex, RwLock};
+use tensorwire_verbs_reactor::{Catalogue, CellNumber};
 
 use crate::{
     error::WorkerError,
-    values::{latch::Latch, tensor::Tensor},
+    values::{
+        catalogue::{self, Listing},
+        latch::Latch,
+        tensor::Tensor,
+    },
 };
 
 /// Identifies a publication by the worker's incarnation and a number. The number grows with every publication of that
@@ -77,7 +84,12 @@ pub struct Published {
 pub(crate) struct Edition {
     pub(crate) version: u64,
     pub(crate) tensor: Tensor,
+    /// That of its name.
+    pub(crate) listing: Listing,
 }
+
+/// What a publication replaces, and the memory that the catalogue has let go of.
+type Replaced = (Option<Edition>, Vec<Buf>);
 
 /// The published tensors of this worker.
 #[derive(Debug)]
@@ -88,6 +100,8 @@ pub(crate) struct PublishedSet {
     /// published.
     entries: RwLock<BTreeMap<String, Edition>>,
     versions: AtomicU64,
+    /// The catalogue that neighbours read, once one of them has fetched a tensor. Written with `entries` locked.
+    catalogue: OnceLock<Arc<dyn Catalogue>>,
     waiting: Mutex<WaitLists>,
     /// How many entries were visited to make pages.
     #[cfg(test)]
@@ -145,6 +159,7 @@ impl PublishedSet {
             incarnation,
             entries: RwLock::default(),
             versions: AtomicU64::new(0),
+            catalogue: OnceLock::new(),
             waiting: Mutex::default(),
             #[cfg(test)]
             visited: AtomicU64::new(0),
@@ -160,11 +175,40 @@ impl PublishedSet {
     }
 
     pub(crate) fn withdraw(&self, name: &str) -> bool {
-        let withdrawn = self.entries_mut().remove(name);
-        let was_there = withdrawn.is_some();
+        let withdrawn = {
+            let mut entries = self.entries_mut();
+            let edition = entries.remove(name);
+            let cell = edition.as_ref().and_then(|edition| edition.listing.cell());
+            let unlisted = cell.map(|cell| self.write_cell(cell, None)).unwrap_or_default();
+            (edition, unlisted)
+        };
+        let was_there = withdrawn.0.is_some();
         drop(withdrawn);
         self.tell(name);
         was_there
+    }
+
+    /// Lists `name` in the catalogue that neighbours read, if it has room and `catalogue` is that one.
+    pub(crate) fn list(&self, name: &str, catalogue: &Arc<dyn Catalogue>) {
+        let own = self.catalogue.get_or_init(|| catalogue.clone());
+        if !ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(catalogue)) {
+            return;
+        }
+        let mut entries = self.entries_mut();
+        let Some(edition) = entries.get_mut(name).filter(|edition| edition.listing == Listing::Unlisted)
+        else {
+            return;
+        };
+        edition.listing = own.cell(name).map_or(Listing::Refused, Listing::Cell);
+        let unlisted = edition.listing.cell().map(|cell| self.write_cell(cell, Some(edition)));
+        drop(entries);
+        drop(unlisted);
+    }
+
+    /// Replaces what neighbours read in `cell`. Returns memory to be dropped outside the lock.
+    fn write_cell(&self, cell: CellNumber, edition: Option<&Edition>) -> Vec<Buf> {
+        let Some(catalogue) = self.catalogue.get() else { return Vec::new() };
+        catalogue.write(cell, edition.and_then(catalogue::content))
     }
 
     /// Ends every current and later wait with `status`.
@@ -272,30 +316,32 @@ impl PublishedSet {
         page.map(|(name, edition)| (name.clone(), edition.clone())).collect()
     }
 
-    /// Inserts an edition. Returns its number and the edition that it replaces.
-    fn put(&self, name: &str, tensor: Tensor) -> (u64, Option<Edition>) {
+    /// Inserts an edition. Returns its number and what it replaces.
+    fn put(&self, name: &str, tensor: Tensor) -> (u64, Replaced) {
         let mut entries = self.entries_mut();
         // Numbered under the lock, so that of two concurrent publications the one with the greater number stays.
         let version = self.versions.fetch_add(1, Ordering::Relaxed) + 1;
-        let edition = Edition { version, tensor };
-        let replaced = match entries.entry(name.to_owned()) {
+        let edition = Edition { version, tensor, listing: Listing::Unlisted };
+        match entries.entry(name.to_owned()) {
             Entry::Occupied(mut place) => {
                 if tensorwire_testpoints::planted!(
                     "a version of the same shape does not replace the one before"
                 ) && place.get().tensor.metadata() == edition.tensor.metadata()
                 {
                     place.get_mut().version = version;
-                    None
-                } else {
-                    Some(place.insert(edition))
+                    return (version, (None, Vec::new()));
                 }
+                let edition = Edition { listing: place.get().listing, ..edition };
+                let cell = edition.listing.cell();
+                // Neighbours find the new edition before the memory of the old one can be reused.
+                let unlisted = cell.map(|cell| self.write_cell(cell, Some(&edition))).unwrap_or_default();
+                (version, (Some(place.insert(edition)), unlisted))
             }
             Entry::Vacant(place) => {
                 place.insert(edition);
-                None
+                (version, (None, Vec::new()))
             }
-        };
-        (version, replaced)
+        }
     }
 
     fn entries(&self) -> RwLockReadGuard<'_, BTreeMap<String, Edition>> {
@@ -304,6 +350,16 @@ impl PublishedSet {
 
     fn entries_mut(&self) -> RwLockWriteGuard<'_, BTreeMap<String, Edition>> {
         self.entries.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Neighbours that still have the catalogue find nothing in it from now on, and the memory of the tensors is free.
+impl Drop for PublishedSet {
+    fn drop(&mut self) {
+        let cells = self.entries().values().filter_map(|edition| edition.listing.cell()).collect::<Vec<_>>();
+        for cell in cells {
+            drop(self.write_cell(cell, None));
+        }
     }
 }
 

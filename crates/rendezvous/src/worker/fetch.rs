@@ -9,6 +9,7 @@ use tensorwire_memory::BufMut;
 use tensorwire_protocol::{DataType, ReceiveOptions, Scope, Sharing, Wanted};
 use tensorwire_verbs_reactor::BoxFuture;
 
+use self::attempt::FetchedInto;
 pub use self::many::FetchMany;
 use crate::{
     error::{Transfer, WorkerError},
@@ -268,9 +269,13 @@ async fn run_into(
             let (metadata, buffer) = target.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
             return Ok(Filled { metadata, buffer, version: version.filter(|_| settings.wanted.is_some()) });
         }
-        let (mut held, version) = worker.fetch_held(&peer.known, transfer, settings.scope(), &target).await?;
-        let (metadata, buffer) = target.fill(transfer, &mut held, &worker.node.pools.receive).await?;
-        Ok(Filled { metadata, buffer, version })
+        match worker.fetch_held(&peer.known, transfer, settings.scope(), &target).await? {
+            FetchedInto::Found((metadata, buffer, version)) => Ok(Filled { metadata, buffer, version }),
+            FetchedInto::Held(mut held, version) => {
+                let (metadata, buffer) = target.fill(transfer, &mut held, &worker.node.pools.receive).await?;
+                Ok(Filled { metadata, buffer, version })
+            }
+        }
     };
     let what = || format!("fetching `{name}` from {}", peer.name());
     let filled = worker.timed(Timed::Fetch, settings.limit, what, pin!(fetched)).await;

@@ -12,12 +12,13 @@ use tensorwire_memory::{
 use crate::worker::Worker;
 
 /// The reasons for copies, with their labels.
-const REASONS: [(CopyReason, &str); 10] = [
+const REASONS: [(CopyReason, &str); 11] = [
     (CopyReason::Import, "import"),
     (CopyReason::ShmPayload, "shm_payload"),
     (CopyReason::ShmRead, "shm_read"),
     (CopyReason::ShmMessage, "shm_message"),
     (CopyReason::ShmInline, "shm_inline"),
+    (CopyReason::Catalogue, "catalogue"),
     (CopyReason::Message, "message"),
     (CopyReason::Local, "local"),
     (CopyReason::Eager, "eager"),

@@ -7,7 +7,8 @@ use tensorwire_rendezvous::{Peer, Worker, WorkerError};
 use tensorwire_verbs_reactor::Runtime;
 
 use crate::harness::{
-    Other, PARENT, bounded, builder, info, is_version, kind, parents_lines, role, say, step, tensor,
+    ALWAYS_ASKED, Other, PARENT, bounded, builder, info, is_version, kind, parents_lines, role, say, step,
+    tensor,
 };
 
 /// Of each transfer, in bytes.
@@ -50,7 +51,7 @@ async fn bystander(words: Vec<String>) {
     let mut lines = parents_lines();
     let mut fetched = 0u64;
     while lines.try_recv().is_err() {
-        let got = parent.fetch("small").await.unwrap();
+        let got = parent.fetch(ALWAYS_ASKED).await.unwrap();
         assert!(is_version(got.bytes(), 7));
         fetched += 1;
         if fetched == 1 {
@@ -149,7 +150,7 @@ fn kill_at_random(test: &'static str, fabric: &'static str) {
     bounded(Duration::from_secs(900), |runtime| async move {
         let worker = builder(PARENT, kind(fabric)).start().await.unwrap();
         worker.publish("large", tensor(&worker, LARGE, 0).await).unwrap();
-        worker.publish("small", tensor(&worker, SMALL, 7).await).unwrap();
+        worker.publish(ALWAYS_ASKED, tensor(&worker, SMALL, 7).await).unwrap();
         let mut bystander = Other::start(test, &format!("bystander {fabric} {}", worker.address()));
         assert_eq!(bystander.hear().await, "fetching");
         let neighbour = worker.peer(BYSTANDER).unwrap();
@@ -165,7 +166,7 @@ fn kill_at_random(test: &'static str, fabric: &'static str) {
         bystander.tell("stop");
         assert!(bystander.hear().await.parse::<u64>().unwrap() > rounds());
         worker.withdraw("large");
-        worker.withdraw("small");
+        worker.withdraw(ALWAYS_ASKED);
         worker.shutdown().await;
         assert_eq!(worker.pool().stats().used_bytes, 0, "values are kept for dead peers");
     });

@@ -29,6 +29,12 @@ const CHILD: &str = "TENSORWIRE_WORKER_TEST_CHILD";
 /// How long one step of a test may take that has no bound of its own.
 pub(crate) const STEP: Duration = Duration::from_secs(20);
 
+/// A published name that is too long for a catalogue: over shared memory, too, every fetch of it asks the publisher.
+pub(crate) const ALWAYS_ASKED: &str = concat!(
+    "a name of more than a hundred and twelve bytes, which is the longest that a cell of the catalogue has room for, so ",
+    "that it has no cell"
+);
+
 pub(crate) const PARENT: &str = "/job:parent/replica:0/task:0";
 pub(crate) const PARENT_CPU: &str = "/job:parent/replica:0/task:0/device:CPU:0";
 pub(crate) const CHILD_CPU: &str = "/job:child/replica:0/task:0/device:CPU:0";

@@ -8,8 +8,8 @@ use tensorwire_verbs_reactor::Runtime;
 
 use crate::{
     harness::{
-        Other, PARENT, PARENT_CPU, bounded, builder, info, is_version, kind, parents_lines, role, say, step,
-        tensor,
+        ALWAYS_ASKED, Other, PARENT, PARENT_CPU, bounded, builder, info, is_version, kind, parents_lines,
+        role, say, step, tensor,
     },
     rogue::{ROGUE, ROGUE_CPU, Rogue},
 };
@@ -64,7 +64,7 @@ async fn bystander(words: &[String]) {
     let mut lines = parents_lines();
     let mut said = false;
     while lines.try_recv().is_err() {
-        assert!(is_version(parent.fetch("x").await.unwrap().bytes(), 1));
+        assert!(is_version(parent.fetch(ALWAYS_ASKED).await.unwrap().bytes(), 1));
         if !std::mem::replace(&mut said, true) {
             say("fetching");
         }
@@ -127,7 +127,7 @@ fn hostile_members(test: &'static str, fabric: &'static str) {
     }
     bounded(Duration::from_secs(240), |runtime| async move {
         let worker = builder(PARENT, kind(fabric)).start().await.unwrap();
-        worker.publish("x", tensor(&worker, 50_000, 1).await).unwrap();
+        worker.publish(ALWAYS_ASKED, tensor(&worker, 50_000, 1).await).unwrap();
         let suffering = Suffering { runtime: &*runtime, worker: &worker, test, fabric };
         let mut bystander = suffering.start("bystander");
         assert_eq!(bystander.hear().await, "fetching");

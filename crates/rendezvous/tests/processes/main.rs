@@ -16,6 +16,7 @@ mod proxied;
 mod proxy;
 #[path = "../rdma/mod.rs"]
 mod rdma;
+mod replaced;
 mod restart;
 mod rogue;
 mod soak;

@@ -213,10 +213,12 @@ impl Two {
         for (length, count, first, again) in [small, (LONG, FETCHED, MISS, hit)] {
             let names: Vec<String> = (0..count).map(|number| format!("{length} {number}")).collect();
             let tensor = self.bytes(length, 6);
-            for name in &names {
-                self.sender.publish(name, tensor.clone()).unwrap();
-            }
             for (case, one) in [("first fetch of many", first), ("fetch of many again", again)] {
+                for name in &names {
+                    // Published anew, it is in no catalogue: over shared memory, too, it is asked for.
+                    self.sender.withdraw(name);
+                    self.sender.publish(name, tensor.clone()).unwrap();
+                }
                 let fetched = peer.fetch_many(&names).into_future();
                 let all = self.costs(case, self.together(one, count), fetched).await.unwrap();
                 assert!(all.len() == names.len() && all.iter().all(|got| got.bytes() == tensor.bytes()));

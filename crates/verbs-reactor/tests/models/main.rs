@@ -44,6 +44,8 @@ mod arrival_queue;
 mod backlog;
 #[path = "../../../fabric-shm/src/chunks.rs"]
 mod chunks;
+#[path = "../../../fabric-shm/src/sequence.rs"]
+mod sequence;
 #[path = "../../src/slot.rs"]
 mod slot;
 #[path = "../../src/verbs/submissions.rs"]
@@ -52,6 +54,7 @@ mod submissions;
 mod words;
 
 mod arrivals;
+mod catalogue;
 mod shm;
 mod slots;
 mod verbs;

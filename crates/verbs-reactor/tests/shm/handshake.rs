@@ -270,8 +270,8 @@ fn say_hello(socket: &OwnedFd, data: &ConnectionData) {
     let hello = [b"TWSF", &[version, HELLO][..], token, &depths.to_le_bytes()].concat();
     let page = rustix::fs::memfd_create("page", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     let bell = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).unwrap();
-    let fds = [page.as_fd(), bell.as_fd()];
-    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let fds = [page.as_fd(), bell.as_fd(), page.as_fd()];
+    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
     let mut ancillary = rustix::net::SendAncillaryBuffer::new(&mut space);
     assert!(ancillary.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
     let (parts, flags) = ([std::io::IoSlice::new(&hello)], rustix::net::SendFlags::NOSIGNAL);

@@ -7,7 +7,7 @@ use tensorwire_protocol::{ReceiveOptions, ReceivedGuard, Scope};
 use crate::{
     error::{PeerLoss, Transfer, WorkerError},
     link::{
-        connection::{DataConnection, fabric_channel::FabricChannel},
+        connection::{DataConnection, catalogue::FoundInto, fabric_channel::FabricChannel},
         known_peer::KnownPeer,
         target::Target,
     },
@@ -17,6 +17,14 @@ use crate::{
     },
     worker::Worker,
 };
+
+/// The result of a fetch into a user's buffer.
+pub(super) enum FetchedInto {
+    /// The tensor is in the buffer.
+    Found(FoundInto),
+    /// The tensor is here, in the buffer or elsewhere.
+    Held(ReceivedGuard<FabricChannel>, Option<Version>),
+}
 
 impl Worker {
     /// Fetches one tensor. A tensor that this worker has published itself needs no connection.
@@ -31,15 +39,15 @@ impl Worker {
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
         if self.node.is_own(peer) {
             let remote = |status| WorkerError::Remote { transfer: transfer.name(), status };
-            let Edition { tensor, version } =
+            let Edition { tensor, version, .. } =
                 self.node.values.own(scope, transfer.key).await.map_err(remote)?;
             return Ok((tensor, Some(Version { incarnation: self.incarnation(), number: version })));
         }
         let connection = self.node.connected(peer).await?;
-        match connection.receive(scope, transfer, options).await {
+        match connection.fetch(scope, transfer, options).await {
             Err(lost) if is_repeatable(&lost) => {
                 let connection = self.connected_again(peer, &connection, lost).await?;
-                connection.receive(scope, transfer, options).await
+                connection.fetch(scope, transfer, options).await
             }
             ended => ended,
         }
@@ -52,8 +60,11 @@ impl Worker {
         transfer: Transfer<'_>,
         scope: Scope,
         target: &Target,
-    ) -> Result<(ReceivedGuard<FabricChannel>, Option<Version>), WorkerError> {
+    ) -> Result<FetchedInto, WorkerError> {
         let mut connection = self.node.connected(peer).await?;
+        if let Some(filled) = connection.fill(scope, transfer, target).await {
+            return filled.map(FetchedInto::Found);
+        }
         let mut ended = connection.receive_into(scope, transfer, target).await;
         if let Err(lost) = ended {
             if !is_repeatable(&lost) {
@@ -64,7 +75,7 @@ impl Worker {
         }
         let held = ended?;
         let version = held.get().and_then(|received| connection.version(received));
-        Ok((held, version))
+        Ok(FetchedInto::Held(held, version))
     }
 
     /// A connection that replaces one that broke with `lost`, to the same incarnation of the peer.

@@ -1,0 +1,102 @@
+//! The catalogue: published contents that neighbours read by themselves.
+//!
+//! Each domain makes one memfd and maps it for writing. Peers map it read-only. It has a header page and a fixed number
+//! of cells. A cell belongs to one name for as long as the catalogue lives, so a reader that has found the cell of a name
+//! needs no further check of the name.
+//!
+//! ```text
+//! 0     sequence   odd while the cell is being replaced; each content has an even number of its own
+//! 8     length     of the content in bytes, or EMPTY
+//! 16    words      six words that the fabric does not interpret
+//! 64    block      number of the content's block, if the content is longer than 48 bytes
+//! 72    offset     first byte inside that block
+//! 80    content    if it is not longer than 48 bytes
+//! 128   hash       of the name; 0 while the cell belongs to no name
+//! 136   bytes      length of the name
+//! 144   name       up to 112 bytes, filled up with zeros
+//! ```
+//!
+//! The header has a magic number and how much a peer may view.
+//!
+//! The name decides where its cell is: at the hash, or in one of the next cells. A name is written once, its hash last.
+//! The module `sequence` has the steps of the two sides on a cell.
+
+mod name;
+mod own;
+mod peer;
+mod view;
+
+pub(super) use own::{OwnCatalogue, Reader};
+pub(super) use peer::NeighbourCatalogue;
+pub(super) use view::Claims;
+
+use std::sync::atomic::AtomicU64;
+
+use crate::sys::Mapping;
+
+/// Number of cells, a power of two.
+const CELLS: usize = 4096;
+const CELL_BYTES: usize = 256;
+const HEADER_BYTES: usize = 4096;
+/// Bytes of a catalogue: 1 MiB and a header.
+const CATALOGUE_BYTES: usize = HEADER_BYTES + CELLS * CELL_BYTES;
+
+/// How many cells a name may be in. If all belong to other names, it is not in the catalogue.
+const PROBES: usize = 16;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"TWSCAT\0\x01");
+const MAGIC_AT: usize = 0;
+/// How many views one process may hold, and their bytes.
+const VIEWS_AT: usize = 8;
+const VIEWED_BYTES_AT: usize = 16;
+
+const SEQUENCE_AT: usize = 0;
+const LENGTH_AT: usize = 8;
+const WORDS_AT: usize = 16;
+const BLOCK_AT: usize = 64;
+const OFFSET_AT: usize = 72;
+const CONTENT_AT: usize = 80;
+const HASH_AT: usize = 128;
+const NAME_LENGTH_AT: usize = 136;
+const NAME_AT: usize = 144;
+const WORD_BYTES: usize = 8;
+
+/// The length of the content of an empty cell.
+const EMPTY: u64 = u64::MAX;
+
+/// A claim of the content `edition` of `cell`. Not 0, because the edition of a content is not.
+fn claim_of(cell: u32, edition: u64) -> u64 {
+    edition.wrapping_mul(CELLS as u64) | u64::from(cell) % CELLS as u64
+}
+
+/// A mapping of a catalogue.
+#[derive(Debug)]
+struct Cells {
+    /// Of [`CATALOGUE_BYTES`]: `OwnCatalogue::new` makes it so, and `NeighbourCatalogue::import` checks it.
+    mapping: Mapping,
+}
+
+impl Cells {
+    /// The word at `at`, which is a multiple of 8 below [`CELL_BYTES`], of a cell. `cell` is taken modulo the number of
+    /// cells.
+    fn word(&self, cell: usize, at: usize) -> &AtomicU64 {
+        debug_assert!(at.is_multiple_of(WORD_BYTES) && at < CELL_BYTES);
+        self.at(HEADER_BYTES + cell % CELLS * CELL_BYTES + at)
+    }
+
+    /// The word at `at` of the header page.
+    fn header(&self, at: usize) -> &AtomicU64 {
+        debug_assert!(at.is_multiple_of(WORD_BYTES) && at < HEADER_BYTES);
+        self.at(at)
+    }
+
+    fn at(&self, at: usize) -> &AtomicU64 {
+        // SAFETY: the callers give a multiple of 8 inside the mapping, which lives as long as `self`. All words are
+        // accessed atomically by both processes; readers of a read-only mapping use relaxed loads only, which work on
+        // read-only memory.
+        unsafe { AtomicU64::from_ptr(self.mapping.base().as_ptr().add(at).cast()) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

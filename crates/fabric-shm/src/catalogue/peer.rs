@@ -1,0 +1,169 @@
+//! The catalogue of a connection's peer.
+
+use std::{
+    hint,
+    os::fd::BorrowedFd,
+    sync::{Arc, OnceLock, atomic::Ordering},
+};
+
+use tensorwire_memory::{
+    Buf,
+    copy::{CopyReason, copy_bytes, copy_raw},
+};
+use tensorwire_verbs_reactor::{
+    CELL_CONTENT_BYTES, CELL_WORDS, CellNumber, CellOrigin, CellReading, PeerCatalogue, PeerViolation,
+};
+
+use super::{
+    BLOCK_AT, CATALOGUE_BYTES, CELLS, CONTENT_AT, Cells, EMPTY, HASH_AT, LENGTH_AT, MAGIC, MAGIC_AT, NAME_AT,
+    NAME_LENGTH_AT, OFFSET_AT, PROBES, SEQUENCE_AT, VIEWED_BYTES_AT, VIEWS_AT, WORD_BYTES, WORDS_AT,
+    claim_of,
+    name::Name,
+    view::{Claim, ClaimedView, Claims, ViewCaps},
+};
+use crate::{
+    import::{ImportError, ImportedBlocks, map_sealed},
+    ring::PeerPage,
+    sequence, words,
+};
+
+/// Looks at a cell that is being replaced before the peer is asked instead. Replacing takes some 100 ns.
+const LOOKS: usize = 32;
+
+/// The catalogue of a connection's peer, mapped read-only. Nothing in it is trusted.
+#[derive(Debug)]
+pub(crate) struct NeighbourCatalogue {
+    cells: Cells,
+    page: Arc<PeerPage>,
+    blocks: Arc<ImportedBlocks>,
+    caps: ViewCaps,
+    /// Set before the connection is used.
+    claims: OnceLock<Arc<Claims>>,
+}
+
+impl NeighbourCatalogue {
+    /// Checks and maps the catalogue of the peer that writes `page` and sends `blocks`.
+    pub(crate) fn import(
+        fd: BorrowedFd<'_>,
+        page: Arc<PeerPage>,
+        blocks: Arc<ImportedBlocks>,
+    ) -> Result<Self, ImportError> {
+        let mapping = map_sealed(fd, CATALOGUE_BYTES as u64)?;
+        mapping.populate(0, CATALOGUE_BYTES)?;
+        let cells = Cells { mapping };
+        let load = |at| words::load(cells.header(at));
+        if load(MAGIC_AT) != MAGIC {
+            return Err(PeerViolation::Malformed.into());
+        }
+        let caps = ViewCaps { views: load(VIEWS_AT), bytes: load(VIEWED_BYTES_AT) };
+        Ok(Self { cells, page, blocks, caps, claims: OnceLock::new() })
+    }
+
+    /// Makes views possible.
+    pub(crate) fn with_claims(self, claims: Claims) -> Self {
+        let _first = self.claims.set(Arc::new(claims));
+        self
+    }
+
+    fn cell(&self, name: &Name) -> Option<usize> {
+        for probe in 0..PROBES {
+            let cell = (name.hash() as usize).wrapping_add(probe) % CELLS;
+            match words::load(self.cells.word(cell, HASH_AT)) {
+                0 => return None,
+                hash if hash == name.hash() && self.is_of(cell, name) => return Some(cell),
+                _ => {}
+            }
+        }
+        None
+    }
+
+    fn is_of(&self, cell: usize, name: &Name) -> bool {
+        let load = |at| self.cells.word(cell, at).load(Ordering::Relaxed);
+        let words = (0..).map(|index| load(NAME_AT + index * WORD_BYTES));
+        load(NAME_LENGTH_AT) == name.length()
+            && name.words().iter().copied().zip(words).all(|(own, there)| own == there)
+    }
+
+    /// What the cell contains; `None` if it was replaced meanwhile.
+    fn read(&self, cell: usize) -> Option<CellReading> {
+        let word = |at| self.cells.word(cell, at);
+        let edition = sequence::begin(word(SEQUENCE_AT))?;
+        let load = |at| word(at).load(Ordering::Relaxed);
+        let words: [u64; CELL_WORDS] = std::array::from_fn(|index| load(WORDS_AT + index * WORD_BYTES));
+        let length = load(LENGTH_AT);
+        let mut content = [0; CELL_CONTENT_BYTES];
+        let (mut block, mut offset) = (0, 0);
+        if length <= CELL_CONTENT_BYTES as u64 {
+            let parts = content.as_chunks_mut().0.iter_mut().take((length as usize).div_ceil(WORD_BYTES));
+            for (index, part) in parts.enumerate() {
+                *part = load(CONTENT_AT + index * WORD_BYTES).to_le_bytes();
+            }
+        } else {
+            (block, offset) = (load(BLOCK_AT), load(OFFSET_AT));
+        }
+        let origin = CellOrigin { cell: CellNumber(cell as u32), edition, block, offset };
+        let reading = CellReading { words, length, content, origin };
+        sequence::is_unchanged(word(SEQUENCE_AT), edition).then_some(reading)
+    }
+
+    /// Whether the whole content lies in the cell, or in memory that is mapped here.
+    fn is_here(&self, reading: &CellReading) -> bool {
+        let CellReading { length, origin, .. } = reading;
+        *length <= CELL_CONTENT_BYTES as u64
+            || self.blocks.get(origin.block).is_some_and(|block| block.covers(origin.offset, *length))
+    }
+
+    /// Copies out of the peer's block. `None` if the part does not lie inside it, or cannot be made resident.
+    fn copy_out(&self, origin: &CellOrigin, offset: usize, into: &mut [u8]) -> Option<()> {
+        let block = self.blocks.get(origin.block)?;
+        let offset = origin.offset.checked_add(offset as u64)?;
+        let source = block.resident(offset, into.len()).ok()??;
+        // SAFETY: `resident` promises that `source` is readable for as many bytes; `block` keeps them mapped. `into` is
+        // exclusive memory of this process in another mapping. The peer may replace the content and reuse its memory
+        // meanwhile: the caller uses the copy only if `copy` finds afterwards that the cell is unchanged, which the peer
+        // marks first.
+        unsafe { copy_raw(into.as_mut_ptr(), source, into.len(), CopyReason::Catalogue) };
+        Some(())
+    }
+}
+
+impl PeerCatalogue for NeighbourCatalogue {
+    fn find(&self, name: &str) -> Option<CellReading> {
+        let cell = self.cell(&Name::new(name)?)?;
+        let reading = (0..LOOKS).find_map(|look| {
+            if look > 0 {
+                hint::spin_loop();
+            }
+            self.read(cell)
+        })?;
+        let is_usable = reading.length != EMPTY && self.is_here(&reading) && self.page.closed() == 0;
+        is_usable.then_some(reading)
+    }
+
+    fn copy(&self, reading: &CellReading, offset: usize, into: &mut [u8]) -> bool {
+        let CellReading { length, content, origin, .. } = reading;
+        if *length <= CELL_CONTENT_BYTES as u64 {
+            let content = content.get(..*length as usize).and_then(|content| content.get(offset..));
+            return content.is_some_and(|part| copy_bytes(into, part, CopyReason::Catalogue) == into.len());
+        }
+        let sequence = self.cells.word(origin.cell.0 as usize, SEQUENCE_AT);
+        self.copy_out(origin, offset, into).is_some()
+            && sequence::is_unchanged(sequence, origin.edition)
+            && self.page.closed() == 0
+    }
+
+    fn view(&self, reading: &CellReading) -> Option<Buf> {
+        let CellReading { length, origin, .. } = reading;
+        let (block, claims) = (self.blocks.get(origin.block)?, self.claims.get()?);
+        // Pages that are not there yet are made resident by the connection's driver, piece by piece: the peer is asked.
+        let (at, bytes) = (usize::try_from(origin.offset).ok()?, usize::try_from(*length).ok()?);
+        if bytes <= CELL_CONTENT_BYTES || !block.is_resident(origin.offset, bytes) {
+            return None;
+        }
+        let claim = Claim::new(claims, self.caps, claim_of(origin.cell.0, origin.edition), *length)?;
+        let sequence = self.cells.word(origin.cell.0 as usize, SEQUENCE_AT);
+        let is_valid = sequence::is_unchanged(sequence, origin.edition) && self.page.closed() == 0;
+        let view = is_valid.then(|| ClaimedView { block, offset: at, length: bytes, _claim: claim })?;
+        Some(Buf::foreign(Arc::new(view)))
+    }
+}

@@ -1,0 +1,190 @@
+//! Fetches out of the peer's catalogue: on one host, a published tensor is read without a message to the peer.
+
+use std::sync::Arc;
+
+use tensorwire_memory::{Buf, BufMut, copy::CopyReason};
+use tensorwire_protocol::{Metadata, ReceiveOptions, Scope, Sharing, Wanted};
+use tensorwire_verbs_reactor::{CELL_CONTENT_BYTES, CellReading, PeerCatalogue};
+use tracing::Instrument as _;
+
+use crate::{
+    error::{Transfer, WorkerError},
+    link::{
+        connection::DataConnection,
+        import::{PIECE_BYTES, others_turn},
+        meter::receive_span,
+        target::Target,
+    },
+    values::{catalogue, published::Version, tensor::Tensor},
+};
+
+/// Copies that are begun before the peer is asked. A copy that is overtaken by a new publication is useless.
+const COPIES: usize = 3;
+
+/// A tensor, and its version if that was asked for.
+type Found = (Tensor, Option<Version>);
+
+/// A user's buffer with a tensor, the tensor's metadata, and its version if that was asked for.
+pub(crate) type FoundInto = (Metadata, BufMut, Option<Version>);
+
+/// The content was replaced before all of it was copied.
+struct Overtaken;
+
+impl DataConnection {
+    /// Fetches one published tensor: out of the peer's catalogue if possible, else by asking the peer.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: a published tensor stays published.
+    pub(crate) async fn fetch(
+        &self,
+        scope: Scope,
+        name: Transfer<'_>,
+        options: ReceiveOptions,
+    ) -> Result<Found, WorkerError> {
+        match self.look_up(scope, name, options).await {
+            Some(found) => Ok(found),
+            None => self.receive(scope, name, options).await,
+        }
+    }
+
+    /// The published tensor, out of the peer's catalogue. `None` if the peer must be asked, which gives all errors.
+    async fn look_up(&self, scope: Scope, name: Transfer<'_>, options: ReceiveOptions) -> Option<Found> {
+        let catalogue = &**self.usable_catalogue(scope)?;
+        // A task that fetches in a loop must give way to others, as if it had waited for the peer.
+        tokio::task::coop::consume_budget().await;
+        // Without a span: a fetch that asks the peer has its own.
+        let reading = catalogue.find(name.key)?;
+        let span = receive_span(name, self.kind);
+        let found =
+            self.found(catalogue, (name.key, reading), options.sharing).instrument(span.clone()).await;
+        let (version, metadata, bytes) = found?;
+        self.meter.ended(&span, Ok(metadata.byte_length));
+        Some((Tensor::received(metadata, bytes, None), self.version_of(scope, version)))
+    }
+
+    /// As [`fetch`](Self::fetch), out of the peer's catalogue alone, and into `target`, whose buffer this returns. `None`
+    /// if the peer must be asked.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: the buffer stays in `target`.
+    pub(crate) async fn fill(
+        &self,
+        scope: Scope,
+        name: Transfer<'_>,
+        target: &Target,
+    ) -> Option<Result<FoundInto, WorkerError>> {
+        let catalogue = &**self.usable_catalogue(scope)?;
+        tokio::task::coop::consume_budget().await;
+        let reading = catalogue.find(name.key)?;
+        let span = receive_span(name, self.kind);
+        let filled = self.filled(catalogue, (name, reading), target).instrument(span.clone()).await?;
+        self.meter.ended(&span, filled.as_ref().map(|(_, metadata)| metadata.byte_length));
+        let filled = filled.and_then(|(version, metadata)| {
+            let buffer = target.take().ok_or_else(WorkerError::handed_out)?;
+            Ok((metadata, buffer, self.version_of(scope, version)))
+        });
+        Some(filled)
+    }
+
+    /// The version of a tensor that was found, if it was asked for.
+    fn version_of(&self, scope: Scope, number: u64) -> Option<Version> {
+        let version = Version { incarnation: self.peer_incarnation, number };
+        matches!(scope, Scope::Versioned(_)).then_some(version)
+    }
+
+    /// Version and metadata of `name` at one moment, at which the connection was up, with the content in the buffer of
+    /// `target`.
+    async fn filled(
+        &self,
+        peers: &dyn PeerCatalogue,
+        (name, first): (Transfer<'_>, CellReading),
+        target: &Target,
+    ) -> Option<Result<(u64, Metadata), WorkerError>> {
+        let mut first = Some(first);
+        for _ in 0..COPIES {
+            let reading = first.take().or_else(|| peers.find(name.key))?;
+            let (version, metadata) = catalogue::parse(&reading)?;
+            if !target.fits(&metadata) {
+                return Some(Err(target.refusal(name, &metadata)));
+            }
+            let read =
+                |offset, into: &mut [u8]| peers.copy(&reading, offset, into).then_some(()).ok_or(Overtaken);
+            let copied = target.copy(&metadata, read).await;
+            if self.is_over() {
+                return None;
+            }
+            if let Ok(()) = copied {
+                return Some(Ok((version, metadata)));
+            }
+        }
+        None
+    }
+
+    /// The peer's catalogue, if it may answer a fetch of this scope. Contents that are validated come from the peer with
+    /// their checksums.
+    fn usable_catalogue(&self, scope: Scope) -> Option<&Arc<dyn PeerCatalogue>> {
+        let is_of_now = matches!(scope, Scope::Published | Scope::Versioned(Wanted::Now));
+        let is_validated = || self.protocol.agreed().validation.is_on();
+        self.catalogue.as_ref().filter(|_| is_of_now && !is_validated() && !self.is_over())
+    }
+
+    /// Version, metadata and content of `name` at one moment, at which the connection was up.
+    async fn found(
+        &self,
+        peers: &dyn PeerCatalogue,
+        (name, first): (&str, CellReading),
+        sharing: Sharing,
+    ) -> Option<(u64, Metadata, Buf)> {
+        let (mut spare, mut first) = (None, Some(first));
+        for _ in 0..COPIES {
+            let reading = first.take().or_else(|| peers.find(name))?;
+            let (version, metadata) = catalogue::parse(&reading)?;
+            let bytes = match usize::try_from(reading.length).ok()? {
+                0 => Some(Buf::empty()),
+                length @ 1..=CELL_CONTENT_BYTES => {
+                    Some(Buf::on_heap(reading.content.get(..length)?, CopyReason::Catalogue))
+                }
+                // If it cannot be viewed this way, the peer may lend it.
+                _ if sharing == Sharing::View => Some(peers.view(&reading)?),
+                length => {
+                    let into = match spare.take().filter(|spare: &BufMut| spare.len() == length) {
+                        Some(into) => into,
+                        // If there is no memory, asking the peer gives the error.
+                        None => self.allocator.pool.alloc(length).await.ok()?,
+                    };
+                    copy_in_pieces(peers, &reading, into)
+                        .await
+                        .map_err(|overtaken| spare = Some(overtaken))
+                        .ok()
+                }
+            };
+            if self.is_over() {
+                return None;
+            }
+            if let Some(bytes) = bytes {
+                return Some((version, metadata, bytes));
+            }
+        }
+        None
+    }
+}
+
+/// Copies a content, and lets other tasks have their turn after each piece.
+///
+/// # Errors
+/// The memory, if the content was replaced before all of it was copied.
+async fn copy_in_pieces(
+    peers: &dyn PeerCatalogue,
+    reading: &CellReading,
+    mut into: BufMut,
+) -> Result<Buf, BufMut> {
+    for (index, piece) in into.chunks_mut(PIECE_BYTES).enumerate() {
+        if index > 0 {
+            others_turn().await;
+        }
+        if !peers.copy(reading, index * PIECE_BYTES, piece) {
+            return Err(into);
+        }
+    }
+    Ok(into.freeze())
+}
