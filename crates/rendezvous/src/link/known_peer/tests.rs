@@ -208,7 +208,7 @@ async fn of_two_connections_that_are_set_up_at_once_that_of_the_newer_attempt_is
     assert!(is_up(&peer, &theirs));
     peer.lock().link = Link::Idle;
     connecting(&peer);
-    peer.lock().accepted = Some((older, theirs.clone()));
+    peer.lock().accepted = Some((older, theirs));
     assert!(Arc::ptr_eq(&peer.end_attempt(Ok(own.clone())).unwrap(), &own) && is_up(&peer, &own));
 }
 
