@@ -9,7 +9,6 @@ use tensorwire_memory::BufMut;
 use tensorwire_protocol::{DataType, ReceiveOptions, Scope, Sharing, Wanted};
 use tensorwire_verbs_reactor::BoxFuture;
 
-use self::attempt::FetchedInto;
 pub use self::many::FetchMany;
 use crate::{
     error::{Transfer, WorkerError},
@@ -269,13 +268,9 @@ async fn run_into(
             let (metadata, buffer) = target.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
             return Ok(Filled { metadata, buffer, version: version.filter(|_| settings.wanted.is_some()) });
         }
-        match worker.fetch_held(&peer.known, transfer, settings.scope(), &target).await? {
-            FetchedInto::Found((metadata, buffer, version)) => Ok(Filled { metadata, buffer, version }),
-            FetchedInto::Held(mut held, version) => {
-                let (metadata, buffer) = target.fill(transfer, &mut held, &worker.node.pools.receive).await?;
-                Ok(Filled { metadata, buffer, version })
-            }
-        }
+        let (metadata, buffer, version) =
+            worker.fetch_into(&peer.known, transfer, settings.scope(), &target).await?;
+        Ok(Filled { metadata, buffer, version })
     };
     let what = || format!("fetching `{name}` from {}", peer.name());
     let filled = worker.timed(Timed::Fetch, settings.limit, what, pin!(fetched)).await;

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use tensorwire_protocol::{ReceiveOptions, ReceivedGuard, Scope};
+use tensorwire_protocol::{ReceiveOptions, Scope};
 
 use crate::{
     error::{PeerLoss, Transfer, WorkerError},
     link::{
-        connection::{DataConnection, catalogue::FoundInto, fabric_channel::FabricChannel},
+        connection::{DataConnection, catalogue::FoundInto},
         known_peer::KnownPeer,
         target::Target,
     },
@@ -17,14 +17,6 @@ use crate::{
     },
     worker::Worker,
 };
-
-/// The result of a fetch into a user's buffer.
-pub(super) enum FetchedInto {
-    /// The tensor is in the buffer.
-    Found(FoundInto),
-    /// The tensor is here, in the buffer or elsewhere.
-    Held(ReceivedGuard<FabricChannel>, Option<Version>),
-}
 
 impl Worker {
     /// Fetches one tensor. A tensor that this worker has published itself needs no connection.
@@ -54,16 +46,16 @@ impl Worker {
     }
 
     /// As [`fetch_one`](Self::fetch_one), into `target`.
-    pub(super) async fn fetch_held(
+    pub(super) async fn fetch_into(
         &self,
         peer: &KnownPeer,
         transfer: Transfer<'_>,
         scope: Scope,
         target: &Target,
-    ) -> Result<FetchedInto, WorkerError> {
+    ) -> Result<FoundInto, WorkerError> {
         let mut connection = self.node.connected(peer).await?;
         if let Some(filled) = connection.fill(scope, transfer, target).await {
-            return filled.map(FetchedInto::Found);
+            return filled;
         }
         let mut ended = connection.receive_into(scope, transfer, target).await;
         if let Err(lost) = ended {
@@ -73,9 +65,10 @@ impl Worker {
             connection = self.connected_again(peer, &connection, lost).await?;
             ended = connection.receive_into(scope, transfer, target).await;
         }
-        let held = ended?;
+        let mut held = ended?;
         let version = held.get().and_then(|received| connection.version(received));
-        Ok(FetchedInto::Held(held, version))
+        let (metadata, buffer) = target.fill(transfer, &mut held, &self.node.pools.receive).await?;
+        Ok((metadata, buffer, version))
     }
 
     /// A connection that replaces one that broke with `lost`, to the same incarnation of the peer.
