@@ -45,12 +45,14 @@ impl PeerProcess {
         &self.pidfd
     }
 
-    fn take(&self, bytes: u64) -> Result<(), FabricError> {
+    /// Takes a lease of so many bytes, beside what the process has `claimed` without one.
+    fn take(&self, bytes: u64, claimed: Claimed) -> Result<(), FabricError> {
         let LeaseCaps { leases: cap, bytes: bytes_cap } = self.caps;
-        let more = |held: u32| (held < cap).then_some(held + 1);
+        let more = |held: u32| (held.saturating_add(claimed.contents) < cap).then_some(held + 1);
         let taken = self.held.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
         taken.map_err(|open| FabricError::LeasesExhausted { open, cap })?;
-        let more = |held: u64| held.checked_add(bytes).filter(|sum| *sum <= bytes_cap);
+        let fits = |sum: &u64| sum.saturating_add(claimed.bytes) <= bytes_cap;
+        let more = |held: u64| held.checked_add(bytes).filter(fits);
         let taken = self.bytes.fetch_update(Ordering::AcqRel, Ordering::Acquire, more);
         taken.map(drop).map_err(|held| {
             self.held.fetch_sub(1, Ordering::AcqRel);
@@ -62,6 +64,13 @@ impl PeerProcess {
         self.held.fetch_sub(1, Ordering::AcqRel);
         self.bytes.fetch_sub(bytes, Ordering::AcqRel);
     }
+}
+
+/// Contents of this side's catalogue that a process views.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Claimed {
+    pub(super) contents: u32,
+    pub(super) bytes: u64,
 }
 
 /// The processes that one fabric is connected to.
@@ -161,17 +170,17 @@ impl Leases {
     /// peer's process cannot be watched.
     pub(super) fn lend(
         &mut self,
-        process: Option<&Arc<PeerProcess>>,
+        process: Option<(&Arc<PeerProcess>, Claimed)>,
         buffer: Buf,
     ) -> Result<(u32, u64), FabricError> {
         let what =
             "lend to a process that it cannot watch: run both in one process namespace, or send a copy";
-        let process = process.ok_or(FabricError::Unsupported { kind: FabricKind::SHM, what })?;
+        let (process, claimed) = process.ok_or(FabricError::Unsupported { kind: FabricKind::SHM, what })?;
         if self.open.len() >= LEASES_MAX as usize {
             return Err(FabricError::LeasesExhausted { open: LEASES_MAX, cap: LEASES_MAX });
         }
         let bytes = buffer.len() as u64;
-        process.take(bytes)?;
+        process.take(bytes, claimed)?;
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {

@@ -65,8 +65,8 @@ pub(super) struct ShmLink {
 impl ShmLink {
     pub(super) fn new(connection: Connection) -> Self {
         let driver = Arc::new(AtomicWaker::new());
-        let reader = connection.process.is_some().then(|| {
-            let reader = connection.catalogue.join(connection.peer.clone(), driver.clone());
+        let reader = connection.process.clone().map(|process| {
+            let reader = connection.catalogue.join(connection.peer.clone(), process, driver.clone());
             connection.own.set_claimable();
             reader
         });

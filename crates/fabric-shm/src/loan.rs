@@ -5,6 +5,7 @@ use std::{ptr::NonNull, sync::Arc};
 use tensorwire_memory::ForeignMemory;
 
 use crate::{
+    catalogue::Claims,
     doorbell::Ringer,
     ring::{OwnPage, PeerPage},
     sys::Mapping,
@@ -35,13 +36,23 @@ pub(super) struct Loan {
     offset: usize,
     length: usize,
     release: Release,
+    /// Counts this view beside those out of the peer's catalogue.
+    counted: Option<Arc<Claims>>,
 }
 
 impl Loan {
     /// A view of the range, which must lie inside the mapping and be resident.
-    pub(super) fn new(mapping: Arc<Mapping>, offset: usize, length: usize, release: Release) -> Self {
+    pub(super) fn new(
+        mapping: Arc<Mapping>,
+        (offset, length): (usize, usize),
+        release: Release,
+        counted: Option<Arc<Claims>>,
+    ) -> Self {
         debug_assert!(offset.checked_add(length).is_some_and(|end| end <= mapping.length()));
-        Self { mapping, offset, length, release }
+        if let Some(claims) = &counted {
+            claims.count(length as u64);
+        }
+        Self { mapping, offset, length, release, counted }
     }
 }
 
@@ -63,5 +74,8 @@ unsafe impl ForeignMemory for Loan {
 impl Drop for Loan {
     fn drop(&mut self) {
         self.release.tell();
+        if let Some(claims) = &self.counted {
+            claims.uncount(self.length as u64);
+        }
     }
 }

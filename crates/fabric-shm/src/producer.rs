@@ -419,7 +419,9 @@ impl Producer {
         }
         let (block, fd) = reachable(connection, local)?;
         let Some(index) = self.share(connection, block, fd)? else { return Ok(None) };
-        let (slot, generation) = self.leases.lend(connection.process.as_ref(), local.clone())?;
+        let process = connection.process.as_ref();
+        let process = process.map(|process| (process, connection.catalogue.claimed_by(process)));
+        let (slot, generation) = self.leases.lend(process, local.clone())?;
         let (offset, length) = (local.offset() as u64, local.len() as u64);
         Ok(Some(Source::Lent { index, offset, length, slot, generation }))
     }

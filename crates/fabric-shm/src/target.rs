@@ -384,7 +384,9 @@ impl Target {
     fn hand_over(&mut self, connection: &Connection, view: &View, immediate: Immediate) -> Result<(), End> {
         let mapping = self.block(connection, view.index)?.mapping().clone();
         let release = release(connection, view.slot, view.generation);
-        let buffer = Buf::foreign(Arc::new(Loan::new(mapping, view.offset, view.length, release)));
+        let counted = connection.peer_catalogue.claims().cloned();
+        let loan = Loan::new(mapping, (view.offset, view.length), release, counted);
+        let buffer = Buf::foreign(Arc::new(loan));
         // A view that cannot be delivered is released by its drop.
         connection.core.deliver(Arrival::Loan { immediate, buffer }).map_err(End::not_ready)?;
         self.head += 1;

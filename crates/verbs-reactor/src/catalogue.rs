@@ -3,11 +3,9 @@
 //! A fabric that maps memory between processes may have a catalogue for each domain. The contract names two traits, for
 //! the side that writes it and for the peers that read it; a fabric without one implements neither.
 
-use std::{fmt, sync::Arc};
+use std::fmt;
 
 use tensorwire_memory::Buf;
-
-use crate::Link;
 
 /// Words of a cell that the fabric carries and does not interpret.
 pub const CELL_WORDS: usize = 6;
@@ -83,28 +81,4 @@ pub struct CellOrigin {
     pub block: u64,
     /// First byte inside the block.
     pub offset: u64,
-}
-
-/// The catalogue of this side, as one connection offers it to its peer.
-#[derive(Debug, Clone)]
-pub struct OfferedCatalogue {
-    catalogue: Arc<dyn Catalogue>,
-    link: Arc<dyn Link>,
-}
-
-impl OfferedCatalogue {
-    pub(crate) fn new(catalogue: Arc<dyn Catalogue>, link: Arc<dyn Link>) -> Self {
-        Self { catalogue, link }
-    }
-
-    /// The catalogue, which all connections of the domain share.
-    pub fn catalogue(&self) -> &Arc<dyn Catalogue> {
-        &self.catalogue
-    }
-
-    /// Lets the peer map the memory of `bytes`, so that it can read contents that lie there. Does nothing if that is not
-    /// possible now.
-    pub fn share(&self, bytes: &Buf) {
-        self.link.share(bytes);
-    }
 }

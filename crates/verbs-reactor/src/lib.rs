@@ -62,14 +62,14 @@ pub use self::core::{ArrivalSink, QueuePairConfig, QueuePairCore, QueuePairStats
 pub use capabilities::Capabilities;
 pub use catalogue::{
     CELL_CONTENT_BYTES, CELL_WORDS, Catalogue, CellContent, CellNumber, CellOrigin, CellReading,
-    OfferedCatalogue, PeerCatalogue,
+    PeerCatalogue,
 };
 pub use driver::{Driven, Driver};
 pub use error::{FabricError, LossCause, PeerViolation};
 pub use fabric::{ConnectParams, Connected, ConnectionData, Domain, Fabric, Prepared, Role};
 pub use help::Help;
 pub use kind::FabricKind;
-pub use link::Link;
+pub use link::{Link, OfferedCatalogue};
 pub use look::Look;
 pub use queue_pair::{NextArrival, Operation, QueuePair, ReadOperation, VectoredReadOperation};
 pub use range::{RegionGeneration, RegionId, RemoteRange};

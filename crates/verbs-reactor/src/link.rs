@@ -82,3 +82,27 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// Lets the peer map the memory of `bytes`, if it lies in a block that can be shared. Never blocks.
     fn share(&self, _bytes: &Buf) {}
 }
+
+/// The catalogue of this side, as one connection offers it to its peer.
+#[derive(Debug, Clone)]
+pub struct OfferedCatalogue {
+    catalogue: Arc<dyn Catalogue>,
+    link: Arc<dyn Link>,
+}
+
+impl OfferedCatalogue {
+    pub(crate) fn new(catalogue: Arc<dyn Catalogue>, link: Arc<dyn Link>) -> Self {
+        Self { catalogue, link }
+    }
+
+    /// The catalogue, which all connections of the domain share.
+    pub fn catalogue(&self) -> &Arc<dyn Catalogue> {
+        &self.catalogue
+    }
+
+    /// Lets the peer map the memory of `bytes`, so that it can read contents that lie there. Does nothing if that is not
+    /// possible now.
+    pub fn share(&self, bytes: &Buf) {
+        self.link.share(bytes);
+    }
+}

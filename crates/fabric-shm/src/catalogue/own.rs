@@ -24,7 +24,7 @@ use super::{
     claim_of, name::Name,
 };
 use crate::{
-    lease::LeaseCaps,
+    lease::{Claimed, LeaseCaps, PeerProcess},
     ring::PeerPage,
     sequence,
     sys::{self, Mapping},
@@ -70,6 +70,7 @@ impl State {
 #[derive(Debug)]
 pub(crate) struct Reader {
     page: Arc<PeerPage>,
+    process: Arc<PeerProcess>,
     /// The connection's driver, which watches for the end of claims.
     driver: Arc<AtomicWaker>,
 }
@@ -78,6 +79,10 @@ pub(crate) struct Reader {
 impl Reader {
     pub(super) fn page(&self) -> &Arc<PeerPage> {
         &self.page
+    }
+
+    pub(super) fn process(&self) -> &Arc<PeerProcess> {
+        &self.process
     }
 }
 
@@ -99,8 +104,13 @@ impl OwnCatalogue {
 
     /// Honours the claims of the peer that writes `page`, from now until it [leaves](Self::leave). `driver` is woken when
     /// a content is retired for it.
-    pub(crate) fn join(&self, page: Arc<PeerPage>, driver: Arc<AtomicWaker>) -> Arc<Reader> {
-        let reader = Arc::new(Reader { page, driver });
+    pub(crate) fn join(
+        &self,
+        page: Arc<PeerPage>,
+        process: Arc<PeerProcess>,
+        driver: Arc<AtomicWaker>,
+    ) -> Arc<Reader> {
+        let reader = Arc::new(Reader { page, process, driver });
         self.lock().readers.push(reader.clone());
         reader
     }
@@ -133,11 +143,27 @@ impl OwnCatalogue {
     /// too late, and are about to be withdrawn.
     pub(crate) fn is_viewed_by(&self, reader: &Reader) -> bool {
         let state = self.lock();
-        reader.page.claims().any(|claim| {
-            let cell = (claim % CELLS as u64) as u32;
-            state.named.contains_key(&cell) && self.claim_now(cell) == claim
-                || state.retired.iter().any(|(retired, _)| *retired == claim)
+        reader.page.claims().any(|claim| self.viewed(&state, claim).is_some())
+    }
+
+    /// What the process views, through all its connections.
+    pub(crate) fn claimed_by(&self, process: &Arc<PeerProcess>) -> Claimed {
+        let state = self.lock();
+        let readers = state.readers.iter().filter(|reader| Arc::ptr_eq(&reader.process, process));
+        let viewed = readers.flat_map(|reader| reader.page.claims());
+        let viewed = viewed.filter_map(|claim| self.viewed(&state, claim));
+        viewed.fold(Claimed::default(), |claimed, bytes| Claimed {
+            contents: claimed.contents + 1,
+            bytes: claimed.bytes.saturating_add(bytes),
         })
+    }
+
+    /// The length of a claimed content; `None` if the claim is of none that a cell contains or that is retired.
+    fn viewed(&self, state: &State, claim: u64) -> Option<u64> {
+        let cell = (claim % CELLS as u64) as u32;
+        let now = state.named.get(&cell).filter(|_| self.claim_now(cell) == claim);
+        let retired = || state.retired.iter().find(|(retired, _)| *retired == claim);
+        now.or_else(|| retired()?.1.buf()).map(|bytes| bytes.len() as u64)
     }
 
     /// What a reader claims that views what the cell contains now.

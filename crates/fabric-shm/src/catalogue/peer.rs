@@ -65,6 +65,11 @@ impl NeighbourCatalogue {
         self
     }
 
+    /// The views of the peer's memory.
+    pub(crate) fn claims(&self) -> Option<&Arc<Claims>> {
+        self.claims.get()
+    }
+
     fn cell(&self, name: &Name) -> Option<usize> {
         for probe in 0..PROBES {
             let cell = (name.hash() as usize).wrapping_add(probe) % CELLS;

@@ -22,7 +22,7 @@ use super::{
 use crate::{
     doorbell::Ringer,
     import::{ImportError, ImportedBlock, ImportedBlocks},
-    lease::LeaseCaps,
+    lease::{Claimed, LeaseCaps, PeerProcess, Processes},
     rig::{memfd_of_sevens, sealed_block},
     ring::{OwnPage, PeerPage},
     sys,
@@ -42,11 +42,21 @@ struct Sides {
 
 const CAPS: LeaseCaps = LeaseCaps { leases: 4, bytes: 100_000 };
 
+fn this_process() -> Arc<PeerProcess> {
+    let name = format!("tensorwire-test-{}-{:?}", std::process::id(), thread::current().id());
+    let listener = sys::listen(name.as_bytes(), 1).unwrap();
+    let socket = sys::connect(name.as_bytes()).unwrap();
+    drop(listener);
+    let (id, pidfd) = sys::peer_process(socket.as_fd()).unwrap();
+    Processes::new(CAPS).join(id, pidfd)
+}
+
 fn sides() -> Sides {
     let own = Arc::new(OwnCatalogue::new(CAPS).unwrap());
     let ((page, fd), (reader_page, reader_fd)) = (OwnPage::new(1).unwrap(), OwnPage::new(1).unwrap());
     let seen = Arc::new(PeerPage::import(fd.as_fd(), 1).unwrap());
-    let reader = own.join(Arc::new(PeerPage::import(reader_fd.as_fd(), 1).unwrap()), Arc::default());
+    let seen_reader = Arc::new(PeerPage::import(reader_fd.as_fd(), 1).unwrap());
+    let reader = own.join(seen_reader, this_process(), Arc::default());
     page.set_claimable();
     let blocks = Arc::<ImportedBlocks>::default();
     let peer = NeighbourCatalogue::import(own.fd(), seen.clone(), blocks.clone()).unwrap();
@@ -325,8 +335,17 @@ fn s4_a_reader_views_no_more_than_it_may_and_only_where_its_claims_are_looked_at
     drop(sides.write(cell, 2, bytes));
     let large: Vec<_> = (0..3).map(|_| sides.view("w").unwrap()).collect();
     assert!(sides.view("w").is_none(), "{} bytes are viewed", 4 * 30_000);
+    let process = sides.reader.process();
+    assert_eq!(sides.own.claimed_by(process), Claimed { contents: 3, bytes: 90_000 });
     drop(large);
     assert!(sides.view("w").is_some());
+    // What is lent counts, too.
+    let claims = sides.peer.claims().unwrap();
+    claims.count(80_000);
+    assert!(sides.view("w").is_none());
+    claims.uncount(80_000);
+    assert!(sides.view("w").is_some());
+    assert_eq!(sides.own.claimed_by(process), Claimed::default());
     // A publisher that cannot watch the reader's process does not look at its claims.
     let ((_, fd), (own, _)) = (OwnPage::new(1).unwrap(), OwnPage::new(1).unwrap());
     let unclaimable = Arc::new(PeerPage::import(fd.as_fd(), 1).unwrap());
@@ -355,7 +374,7 @@ fn s1_what_a_reader_views_outlives_its_connection_and_what_it_claims_at_random_h
     assert_eq!(sides.own.leave(&sides.reader).len(), 1);
     assert_eq!(sides.used(), 0);
     // A process that is dead views nothing, whatever it has claimed.
-    let reader = sides.own.join(sides.reader.page().clone(), Arc::default());
+    let reader = sides.own.join(sides.reader.page().clone(), this_process(), Arc::default());
     let _nothing = sides.write(cell, 2, sides.buffer(5000, 2));
     for claim in [1, u64::MAX, u64::from(cell.0)] {
         sides.reader_page.claim(0, claim);

@@ -26,14 +26,32 @@ pub(crate) struct Claims {
     ringer: Arc<Ringer>,
     /// Words without a claim.
     free: Mutex<Vec<u32>>,
-    /// Bytes of all views.
+    /// The peer's memory that this side views over this connection, under claims and under leases.
+    viewed: Viewed,
+}
+
+#[derive(Debug, Default)]
+struct Viewed {
+    views: AtomicU64,
     bytes: AtomicU64,
 }
 
 impl Claims {
     pub(crate) fn new(own: Arc<OwnPage>, peer: Arc<PeerPage>, ringer: Arc<Ringer>) -> Self {
         let free = Mutex::new((0..CLAIMS_MAX).rev().collect());
-        Self { own, peer, ringer, free, bytes: AtomicU64::new(0) }
+        Self { own, peer, ringer, free, viewed: Viewed::default() }
+    }
+
+    /// Counts a view; gives the views before it, and the bytes with it.
+    pub(crate) fn count(&self, bytes: u64) -> (u64, u64) {
+        let views = self.viewed.views.fetch_add(1, Ordering::Relaxed);
+        (views, self.viewed.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes))
+    }
+
+    /// A view that was counted has ended.
+    pub(crate) fn uncount(&self, bytes: u64) {
+        self.viewed.views.fetch_sub(1, Ordering::Relaxed);
+        self.viewed.bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     fn free(&self) -> MutexGuard<'_, Vec<u32>> {
@@ -63,18 +81,11 @@ impl Claim {
         if !claims.peer.is_claimable() {
             return None;
         }
-        let slot = {
-            let mut free = claims.free();
-            let open = u64::from(CLAIMS_MAX) - free.len() as u64;
-            if open >= caps.views {
-                return None;
-            }
-            free.pop()?
-        };
-        let sum = claims.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes);
+        let slot = claims.free().pop()?;
+        let (views, sum) = claims.count(bytes);
         let claim = Self { claims: claims.clone(), slot, bytes };
         // Dropped, it gives back what it took.
-        (sum <= caps.bytes).then(|| {
+        (views < caps.views && sum <= caps.bytes).then(|| {
             claims.own.claim(slot, content);
             claim
         })
@@ -86,7 +97,7 @@ impl Drop for Claim {
         let Self { claims, slot, bytes } = self;
         claims.own.end_claim(*slot);
         claims.ringer.ring_for_release(&claims.peer);
-        claims.bytes.fetch_sub(*bytes, Ordering::Relaxed);
+        claims.uncount(*bytes);
         claims.free().push(*slot);
     }
 }

@@ -3,7 +3,7 @@
 use tensorwire_protocol::{DataType, Metadata, Shape, limits::TENSOR_BYTES_MAX};
 use tensorwire_verbs_reactor::{CELL_WORDS, CellContent, CellNumber, CellReading};
 
-use crate::values::published::Edition;
+use crate::values::tensor::Tensor;
 
 /// The most dimensions of a tensor in a catalogue: version, form and these are the words of a cell.
 const RANK_MAX: usize = CELL_WORDS - 2;
@@ -28,15 +28,15 @@ impl Listing {
     }
 }
 
-/// What the cell of a published tensor contains. `None` for a tensor of too many dimensions: then neighbours ask for it.
-pub(crate) fn content(edition: &Edition) -> Option<CellContent> {
-    let Metadata { dtype, shape, is_dead, .. } = edition.tensor.metadata();
+/// What the cell of a published tensor contains; `number` is that of its version. `None` for a tensor of too many dimensions: then neighbours ask for it.
+pub(crate) fn content(number: u64, tensor: &Tensor) -> Option<CellContent> {
+    let Metadata { dtype, shape, is_dead, .. } = tensor.metadata();
     let mut words = [0; CELL_WORDS];
     let [version, form, dimensions @ ..] = &mut words;
-    *version = edition.version;
+    *version = number;
     *form = *dtype as u64 | (shape.len() as u64) << 32 | u64::from(*is_dead) << 40;
     dimensions.get_mut(..shape.len())?.copy_from_slice(shape.dimensions());
-    Some(CellContent { words, bytes: edition.tensor.buf().clone() })
+    Some(CellContent { words, bytes: tensor.buf().clone() })
 }
 
 /// The version number and the metadata of a cell's content; `None` if they contradict each other.
@@ -63,19 +63,14 @@ mod tests {
     use tensorwire_verbs_reactor::{CELL_CONTENT_BYTES, CellOrigin};
 
     use super::*;
-    use crate::values::tensor::Tensor;
 
     fn reading(words: [u64; CELL_WORDS], length: u64) -> CellReading {
         let origin = CellOrigin { cell: CellNumber(0), edition: 2, block: 0, offset: 0 };
         CellReading { words, length, content: [0; CELL_CONTENT_BYTES], origin }
     }
 
-    fn edition(metadata: Metadata) -> Edition {
-        Edition {
-            version: 7,
-            tensor: Tensor::received(metadata, Buf::empty(), None),
-            listing: Listing::Unlisted,
-        }
+    fn tensor(metadata: Metadata) -> Tensor {
+        Tensor::received(metadata, Buf::empty(), None)
     }
 
     #[test]
@@ -87,14 +82,14 @@ mod tests {
                 let live = Metadata::new(dtype, shape.clone());
                 let live = live.or_else(|| Metadata::encoded(dtype, shape.clone(), 99)).unwrap();
                 for metadata in [live, Metadata::dead(dtype, shape)] {
-                    let written = content(&edition(metadata.clone())).unwrap();
+                    let written = content(7, &tensor(metadata.clone())).unwrap();
                     let read = parse(&reading(written.words, metadata.byte_length));
                     assert_eq!(read, Some((7, metadata)));
                 }
             }
         }
         let many = Metadata::new(DataType::U8, Shape::new([1; 5]).unwrap()).unwrap();
-        assert!(content(&edition(many)).is_none());
+        assert!(content(7, &tensor(many)).is_none());
     }
 
     #[test]

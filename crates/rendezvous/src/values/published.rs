@@ -208,7 +208,8 @@ impl PublishedSet {
     /// Replaces what neighbours read in `cell`. Returns memory to be dropped outside the lock.
     fn write_cell(&self, cell: CellNumber, edition: Option<&Edition>) -> Vec<Buf> {
         let Some(catalogue) = self.catalogue.get() else { return Vec::new() };
-        catalogue.write(cell, edition.and_then(catalogue::content))
+        let content = edition.and_then(|edition| catalogue::content(edition.version, &edition.tensor));
+        catalogue.write(cell, content)
     }
 
     /// Ends every current and later wait with `status`.

@@ -145,7 +145,7 @@ impl DataConnection {
                     Some(Buf::on_heap(reading.content.get(..length)?, CopyReason::Catalogue))
                 }
                 // If it cannot be viewed this way, the peer may lend it.
-                _ if sharing == Sharing::View => Some(peers.view(&reading)?),
+                _ if sharing == Sharing::View => peers.view(&reading),
                 length => {
                     let into = match spare.take().filter(|spare: &BufMut| spare.len() == length) {
                         Some(into) => into,
