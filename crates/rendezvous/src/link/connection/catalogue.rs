@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tensorwire_memory::{Buf, BufMut, copy::CopyReason};
 use tensorwire_protocol::{Metadata, ReceiveOptions, Scope, Sharing, Wanted};
-use tensorwire_verbs_reactor::{CELL_CONTENT_BYTES, CellReading, PeerCatalogue};
+use tensorwire_verbs_reactor::{CellReading, PeerCatalogue};
 use tracing::Instrument as _;
 
 use crate::{
@@ -49,15 +49,22 @@ impl DataConnection {
 
     /// The published tensor, out of the peer's catalogue. `None` if the peer must be asked, which gives all errors.
     async fn look_up(&self, scope: Scope, name: Transfer<'_>, options: ReceiveOptions) -> Option<Found> {
-        let catalogue = &**self.usable_catalogue(scope)?;
+        let peers = &**self.usable_catalogue(scope)?;
         // A task that fetches in a loop must give way to others, as if it had waited for the peer.
         tokio::task::coop::consume_budget().await;
         // Without a span: a fetch that asks the peer has its own.
-        let reading = catalogue.find(name.key)?;
+        let reading = peers.find(name.key)?;
         let span = receive_span(name, self.kind);
-        let found =
-            self.found(catalogue, (name.key, reading), options.sharing).instrument(span.clone()).await;
-        let (version, metadata, bytes) = found?;
+        let (version, metadata, bytes) = match in_cell(&reading).filter(|_| !self.is_over()) {
+            Some(bytes) => {
+                let (version, metadata) = catalogue::parse(&reading)?;
+                (version, metadata, bytes)
+            }
+            None => {
+                let found = self.found(peers, (name.key, reading), options.sharing);
+                found.instrument(span.clone()).await?
+            }
+        };
         self.meter.ended(&span, Ok(metadata.byte_length));
         Some((Tensor::received(metadata, bytes, None), self.version_of(scope, version)))
     }
@@ -73,11 +80,11 @@ impl DataConnection {
         name: Transfer<'_>,
         target: &Target,
     ) -> Option<Result<FoundInto, WorkerError>> {
-        let catalogue = &**self.usable_catalogue(scope)?;
+        let peers = &**self.usable_catalogue(scope)?;
         tokio::task::coop::consume_budget().await;
-        let reading = catalogue.find(name.key)?;
+        let reading = peers.find(name.key)?;
         let span = receive_span(name, self.kind);
-        let filled = self.filled(catalogue, (name, reading), target).instrument(span.clone()).await?;
+        let filled = self.filled(peers, (name, reading), target).instrument(span.clone()).await?;
         self.meter.ended(&span, filled.as_ref().map(|(_, metadata)| metadata.byte_length));
         let filled = filled.and_then(|(version, metadata)| {
             let buffer = target.take().ok_or_else(WorkerError::handed_out)?;
@@ -140,10 +147,6 @@ impl DataConnection {
             let reading = first.take().or_else(|| peers.find(name))?;
             let (version, metadata) = catalogue::parse(&reading)?;
             let bytes = match usize::try_from(reading.length).ok()? {
-                0 => Some(Buf::empty()),
-                length @ 1..=CELL_CONTENT_BYTES => {
-                    Some(Buf::on_heap(reading.content.get(..length)?, CopyReason::Catalogue))
-                }
                 // If it cannot be viewed this way, the peer may lend it.
                 _ if sharing == Sharing::View => peers.view(&reading),
                 length => {
@@ -152,10 +155,8 @@ impl DataConnection {
                         // If there is no memory, asking the peer gives the error.
                         None => self.allocator.pool.alloc(length).await.ok()?,
                     };
-                    copy_in_pieces(peers, &reading, into)
-                        .await
-                        .map_err(|overtaken| spare = Some(overtaken))
-                        .ok()
+                    let copied = copy_in_pieces(peers, &reading, into).await;
+                    copied.map_err(|overtaken| spare = Some(overtaken)).ok()
                 }
             };
             if self.is_over() {
@@ -167,6 +168,12 @@ impl DataConnection {
         }
         None
     }
+}
+
+/// A content that lies in its cell, in memory of the heap. It was read with the cell, so it cannot be overtaken.
+fn in_cell(reading: &CellReading) -> Option<Buf> {
+    let content = reading.content.get(..usize::try_from(reading.length).ok()?)?;
+    Some(if content.is_empty() { Buf::empty() } else { Buf::on_heap(content, CopyReason::Catalogue) })
 }
 
 /// Copies a content, and lets other tasks have their turn after each piece.
