@@ -15,12 +15,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::{Process, fail, run, succeed, tensorwire, text};
 use crate::rdma_devices;
 
-const OPS: [&str; 5] = ["write", "pingpong", "pull", "outstanding", "receives"];
+const OPS: [&str; 7] = ["write", "pingpong", "pull", "outstanding", "list", "receives", "set-up"];
+const SIZED_OPS: [&str; 3] = ["write", "pingpong", "pull"];
 const WAITS: [&str; 3] = ["sleep", "adaptive", "busy"];
-const FIELDS_OF_TEXT: [&str; 8] = ["fabric", "op", "mode", "wait", "validate", "limit", "cpus", "ratio_of"];
-const FIELDS_OF_NUMBERS: [&str; 10] = [
+const FIELDS_OF_TEXT: [&str; 9] =
+    ["fabric", "op", "mode", "wait", "validate", "source", "limit", "cpus", "ratio_of"];
+const FIELDS_OF_NUMBERS: [&str; 13] = [
     "size",
     "median_ns",
+    "mean_ns",
+    "cpu_ns",
+    "limit_mean_ns",
     "p99_ns",
     "bytes_per_s",
     "ops_per_s",
@@ -31,18 +36,20 @@ const FIELDS_OF_NUMBERS: [&str; 10] = [
     "rounds",
 ];
 
-/// Runs one operation over one fabric for a moment, and checks each line.
-fn measures(fabric: &str, op: &str, sizes: &str) {
-    let arguments = ["bench", "--fabric", fabric, "--op", op, "--size", sizes, "--rounds", "2", "--json"];
-    let output = run(&[&arguments[..], &["--round-ms", "2"]].concat());
+/// The lines of JSON that a run prints.
+fn lines_of(arguments: &[&str]) -> Vec<serde_json::Value> {
+    let output = run(&[&["bench", "--json"], arguments].concat());
     assert!(output.status.success(), "{}", text(&output));
     let lines = String::from_utf8(output.stdout).unwrap();
-    let lines: Vec<serde_json::Value> = lines
-        .lines()
-        .map(|line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}")))
-        .collect();
-    let sized = !["outstanding", "receives"].contains(&op);
-    assert_eq!(lines.len(), if sized { sizes.split(',').count() } else { 1 });
+    let parse = |line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
+    lines.lines().map(parse).collect()
+}
+
+/// Runs one operation over one fabric for a moment, and checks each line.
+fn measures(fabric: &str, op: &str, sizes: &str) {
+    let lines =
+        lines_of(&["--fabric", fabric, "--op", op, "--size", sizes, "--rounds", "2", "--round-ms", "2"]);
+    assert_eq!(lines.len(), if SIZED_OPS.contains(&op) { sizes.split(',').count() } else { 1 });
     for line in &lines {
         assert_eq!((&line["fabric"], &line["op"]), (&fabric.into(), &op.into()), "{line}");
         for field in FIELDS_OF_TEXT {
@@ -54,6 +61,7 @@ fn measures(fabric: &str, op: &str, sizes: &str) {
         for field in ["median_ns", "limit_median_ns", "ratio", "bytes_per_s", "limit_bytes_per_s"] {
             assert!(line[field].as_f64() > Some(0.0), "{field}: {line}");
         }
+        assert_eq!(line["row"], serde_json::Value::Null, "only rows of a suite have a name: {line}");
     }
 }
 
@@ -74,12 +82,16 @@ every_op! {
     shm_pingpong_is_measured: "shm" "pingpong" "8,4K";
     shm_pull_is_measured: "shm" "pull" "8,64K,2M";
     shm_outstanding_is_measured: "shm" "outstanding" "8";
+    shm_lists_are_measured: "shm" "list" "8";
     shm_receives_are_measured: "shm" "receives" "8";
+    shm_set_up_is_measured: "shm" "set-up" "8";
     tcp_write_is_measured: "tcp" "write" "8,64K";
     tcp_pingpong_is_measured: "tcp" "pingpong" "8,64K";
     tcp_pull_is_measured: "tcp" "pull" "8,64K";
     tcp_outstanding_is_measured: "tcp" "outstanding" "8";
+    tcp_lists_are_measured: "tcp" "list" "8";
     tcp_receives_are_measured: "tcp" "receives" "8";
+    tcp_set_up_is_measured: "tcp" "set-up" "8";
 }
 
 /// Measures one operation between the devices that tests use, in each way of waiting.
@@ -215,7 +227,7 @@ fn one_cpu_is_enough_for_both_processes() {
 /// Wrong values end with code 2 before anything starts; each message names field, value and remedy.
 #[test]
 fn bad_input_is_refused_by_name() {
-    let cases: [(&[&str], [&str; 3]); 7] = [
+    let cases: [(&[&str], [&str; 3]); 8] = [
         (&["--size", "0"], ["--size", "'0'", "from 1 to 1G"]),
         (&["--size", "8,many"], ["--size", "'many'", "64K"]),
         (&["--size", "2G"], ["--size", "'2G'", "from 1 to 1G"]),
@@ -223,6 +235,7 @@ fn bad_input_is_refused_by_name() {
         (&["--op", "dance"], ["--op", "'dance'", "pingpong"]),
         (&["--wait", "never"], ["--wait", "'never'", "sleep"]),
         (&["--rounds", "0"], ["--rounds", "'0'", "number"]),
+        (&["--suite", "tiny"], ["--suite", "'tiny'", "small, large"]),
     ];
     for (arguments, wanted) in cases {
         let output = run(&[&["bench"][..], arguments].concat());
@@ -234,9 +247,87 @@ fn bad_input_is_refused_by_name() {
     }
 }
 
+/// The limit of each way of waiting, by the fabric and the operation that it is compared with.
+fn limits(fabric: &str, op: &str, cpus: &str) -> Vec<String> {
+    let arguments = ["--fabric", fabric, "--op", op, "--size", "8", "--rounds", "1", "--round-ms", "2"];
+    let lines = lines_of(&[&arguments[..], &["--wait", "sleep,adaptive,busy", "--cpus", cpus]].concat());
+    lines.iter().map(|line| line["limit"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_limit_waits_as_its_row_waits() {
+    let [asleep, looking] = ["eventfd + epoll", "words in shared memory"];
+    for cpus in ["free", "one"] {
+        assert_eq!(limits("shm", "pingpong", cpus), [asleep, looking, looking]);
+    }
+    assert_eq!(limits("shm", "outstanding", "free")[1], format!("{looking}, 64 at once"));
+}
+
+#[test]
+fn no_limit_has_tensorwire_in_it() {
+    assert_eq!(limits("shm", "pull", "free"), ["two messages, copy"; 3]);
+    assert_eq!(limits("tcp", "pull", "free"), ["raw stream"; 3]);
+}
+
+#[test]
+fn a_large_pull_is_compared_with_the_bare_copy_too_and_by_as_many_cores() {
+    for (cpus, copy) in [("one", "copy"), ("free", if cores() > 1 { "copy on two cores" } else { "copy" })] {
+        let arguments = ["--fabric", "shm", "--op", "pull", "--size", "1M", "--cpus", cpus, "--rounds", "1"];
+        for wait in ["sleep", "adaptive"] {
+            let line = &lines_of(&[&arguments[..], &["--round-ms", "2", "--wait", wait]].concat())[0];
+            assert_eq!(line["limit"], format!("two messages, {copy}"), "{line}");
+            assert_eq!(line["bare"], *copy, "{line}");
+            for field in ["bare_mean_ns", "bare_bytes_per_s", "bare_ratio"] {
+                assert!(line[field].as_f64() > Some(0.0), "{field}: {line}");
+            }
+        }
+    }
+}
+
+fn cores() -> usize {
+    thread::available_parallelism().unwrap().get()
+}
+
+#[test]
+fn a_source_as_it_was_and_one_just_rewritten_are_rows_of_their_own() {
+    let arguments = ["--fabric", "shm", "--op", "pull", "--size", "64K", "--rounds", "1", "--round-ms", "2"];
+    let lines = lines_of(&[&arguments[..], &["--source", "as-it-was,rewritten"]].concat());
+    let sources: Vec<_> = lines.iter().map(|line| line["source"].as_str().unwrap()).collect();
+    assert_eq!(sources, ["as-it-was", "rewritten"]);
+}
+
+#[test]
+fn a_suite_measures_its_rows_and_draws_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let chart = folder.path().join("chart.svg");
+    let lines =
+        lines_of(&["--suite", "large", "--rounds", "1", "--ops", "1", "--plot", chart.to_str().unwrap()]);
+    let chart = fs::read_to_string(chart).unwrap();
+    assert!(lines.len() > 10, "{lines:?}");
+    for line in &lines {
+        let name = line["row"].as_str().expect("a name");
+        assert!(chart.contains(name), "the chart lacks {name}");
+        assert_eq!(line.get("goal").is_some(), line["met"].is_boolean(), "{line}");
+        assert!(line["size"].as_u64() >= Some(1 << 20), "{line}");
+    }
+}
+
+#[test]
+fn a_suite_has_no_options_of_rows() {
+    let output = run(&["bench", "--suite", "small", "--size", "8"]);
+    let text = text(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("--suite") && text.contains("--size"), "{text}");
+}
+
 #[test]
 fn what_this_build_cannot_do_is_refused_by_name() {
-    let refused = [("tcp", "--mode", "view"), ("tcp", "--mode", "view-read"), ("verbs", "--mode", "view")];
+    let refused = [
+        ("tcp", "--mode", "view"),
+        ("tcp", "--mode", "view-read"),
+        ("verbs", "--mode", "view"),
+        ("tcp", "--source", "rewritten"),
+    ];
     for (fabric, field, value) in refused {
         let output = fail(&["bench", "--fabric", fabric, "--size", "8", field, value]);
         for word in [field, value, "this build", "use"] {
@@ -347,14 +438,10 @@ fn killed_run_leaves_no_process() {
 
 #[test]
 fn a_pull_is_measured_with_each_checksum_and_a_write_once() {
-    let arguments = ["bench", "--fabric", "shm", "--op", "pull,write", "--size", "4K", "--rounds", "1"];
-    let more = ["--round-ms", "1", "--json", "--validate", "off,crc32c,xxh3"];
-    let output = run(&[&arguments[..], &more].concat());
-    assert!(output.status.success(), "{}", text(&output));
-    let lines = String::from_utf8(output.stdout).unwrap();
-    let measured: Vec<_> = lines
-        .lines()
-        .map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap())
+    let arguments = ["--fabric", "shm", "--op", "pull,write", "--size", "4K", "--rounds", "1"];
+    let more = ["--round-ms", "1", "--validate", "off,crc32c,xxh3"];
+    let measured: Vec<_> = lines_of(&[&arguments[..], &more].concat())
+        .iter()
         .map(|line| (line["op"].as_str().unwrap().to_owned(), line["validate"].as_str().unwrap().to_owned()))
         .collect();
     let expected = [("pull", "off"), ("pull", "crc32c"), ("pull", "xxh3"), ("write", "off")];

@@ -1,6 +1,6 @@
 //! `tensorwire bench`'s part of the command line.
 
-use std::num::NonZeroU32;
+use std::{num::NonZeroU32, path::PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
@@ -11,23 +11,33 @@ use super::Checksum;
 /// Largest size that is measured, in bytes: both processes hold a few buffers of that size.
 const SIZE_MAX: u64 = 1 << 30;
 
+/// What a suite replaces.
+const ROW_OPTIONS: [&str; 8] = ["fabric", "op", "size", "wait", "mode", "validate", "source", "cpus"];
+
 const EXAMPLES: &str = "\
 Examples:
-  tensorwire bench --fabric shm --op pingpong
+  tensorwire bench --suite small
+  tensorwire bench --suite all --plot figures.svg
+  tensorwire bench --fabric shm --op pingpong --wait adaptive
   tensorwire bench --fabric shm,tcp --op pull --size 8,4K,64K,1M,16M,64M
+  tensorwire bench --fabric shm --op pull --size 64K --source as-it-was,rewritten
   tensorwire bench --op all --size 8,1M --json > figures.jsonl
   tensorwire bench --fabric shm --op pingpong --cpus one --rounds 31
   tensorwire bench --fabric verbs --op pingpong,write --size 8,64K --device rxe1 --peer-device rxe2
 
-Each case runs against a second process, started for it, and against what the machine allows without tensorwire, in
-turns: the limit. `ratio` is the median over the rounds; of times for pingpong, outstanding, receives and small pulls
-(below 1 is faster than the limit), of bandwidths for the others (above 1 is faster than the limit). `idle` has no limit:
-its operations are wake-ups, and its median is the time between two of them, 0 if there are none.";
+Each case runs against a second process, started for it, and in turns against its limit: the same work without tensorwire,
+which waits as the case waits and has as many CPUs. `ratio` is the median over the rounds; of times for small operations
+(below 1 is faster than the limit), of bandwidths for the others (above 1 is faster than the limit). `bare` is nothing but
+the copy, or the reading, without a message. Bandwidths and rates are bytes and operations over the time of a round.
+`idle` has no limit: its operations are wake-ups, and its median is the time between two of them, 0 if there are none.";
 
 /// `tensorwire bench`.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Bench {
+    /// Measure the rows of a suite, which have names and goals; `met` says whether a goal is met.
+    #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ROW_OPTIONS)]
+    pub(crate) suite: Option<Suite>,
     /// The transports to measure.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "shm,tcp")]
     pub(crate) fabric: Vec<BenchFabric>,
@@ -46,6 +56,9 @@ pub(crate) struct Bench {
     /// Checksums with which pulls and receives validate tensors.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "off")]
     pub(crate) validate: Vec<Checksum>,
+    /// What happens to the source of a pull before each pull. The limit's source is treated alike.
+    #[arg(long, value_enum, value_delimiter = ',', default_value = "as-it-was")]
+    pub(crate) source: Vec<Source>,
     /// Where the two processes run. `auto` is `two`, but `free` from 16 MiB on, where a second core may help to copy.
     #[arg(long, value_enum, default_value_t = CpuChoice::Auto)]
     pub(crate) cpus: CpuChoice,
@@ -68,6 +81,26 @@ pub(crate) struct Bench {
     /// Print one JSON object per case instead of a table.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Also draw the rows as a chart: the time of an operation, of its limit and of its goal, on one logarithmic scale.
+    #[arg(long, value_name = "FILE.svg")]
+    pub(crate) plot: Option<PathBuf>,
+}
+
+/// Rows that belong together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Suite {
+    /// Up to 64 KiB, over shared memory and TCP.
+    Small,
+    /// From 1 MiB, over shared memory and TCP.
+    Large,
+    /// Shared memory.
+    Shm,
+    /// TCP over loopback.
+    Tcp,
+    /// RDMA: needs a device and perftest.
+    Verbs,
+    /// All but `verbs`.
+    All,
 }
 
 /// Options of the hidden second process; everything else comes over the control stream.
@@ -109,10 +142,14 @@ pub(crate) enum OpChoice {
     Pingpong,
     /// Whole pulls of a published tensor by a worker, one after the other.
     Pull,
-    /// Pulls of 8 bytes with 64 outstanding, per pull, against one at a time.
+    /// Pulls of 8 bytes with 64 outstanding, per pull.
     Outstanding,
-    /// Receives of a step with 10,000 outstanding, per receive, against 10 outstanding.
+    /// Pulls of 8 bytes in lists of 64, per pull.
+    List,
+    /// Receives of a step with 10,000 outstanding, per receive.
     Receives,
+    /// Connecting a new worker and its first fetch.
+    SetUp,
     /// Wake-ups of a connected worker that has nothing to do, without those of its liveness checks.
     Idle,
     /// All of them.
@@ -121,23 +158,33 @@ pub(crate) enum OpChoice {
 
 /// One operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
+#[serde(rename_all = "kebab-case")]
 pub(crate) enum Op {
     Write,
     Pingpong,
     Pull,
     Outstanding,
+    List,
     Receives,
+    SetUp,
     Idle,
 }
 
 impl Op {
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Write, Self::Pingpong, Self::Pull, Self::Outstanding, Self::Receives, Self::Idle];
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Write,
+        Self::Pingpong,
+        Self::Pull,
+        Self::Outstanding,
+        Self::List,
+        Self::Receives,
+        Self::SetUp,
+        Self::Idle,
+    ];
 
     /// Whether it is measured once, and not once per size.
     pub(crate) fn has_own_size(self) -> bool {
-        matches!(self, Self::Outstanding | Self::Receives | Self::Idle)
+        matches!(self, Self::Outstanding | Self::List | Self::Receives | Self::SetUp | Self::Idle)
     }
 }
 
@@ -149,6 +196,8 @@ impl OpChoice {
             Self::Pingpong => &[Op::Pingpong],
             Self::Pull => &[Op::Pull],
             Self::Outstanding => &[Op::Outstanding],
+            Self::List => &[Op::List],
+            Self::SetUp => &[Op::SetUp],
             Self::Receives => &[Op::Receives],
             Self::Idle => &[Op::Idle],
             Self::All => &Op::ALL,
@@ -178,6 +227,16 @@ pub(crate) enum Mode {
     View,
     /// As a view that the puller reads once.
     ViewRead,
+}
+
+/// The source of a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Source {
+    /// Published once, and not touched since.
+    AsItWas,
+    /// Published again, with other bytes, before each pull.
+    Rewritten,
 }
 
 /// Where the two processes run.

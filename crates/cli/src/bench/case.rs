@@ -1,9 +1,9 @@
 //! One case: an operation, its limit, and the processes set up for both.
 
-use std::sync::{Arc, atomic::AtomicI64};
+use std::sync::Arc;
 
 use serde::Serialize;
-use tensorwire::{Key, Runtime, Sharing};
+use tensorwire::{Runtime, Sharing};
 use tensorwire_verbs_reactor::Role;
 
 use super::{
@@ -12,27 +12,27 @@ use super::{
     error::BenchError,
     fabrics::FabricChoice,
     limits::{
+        LimitWait,
+        bare::{Contents, Work},
         perftest::{Perftest, VerbsSide},
+        signal::SIGNALS_MAX,
         stream::{RawStream, listen},
     },
     process::Peer,
     side::{Side, Unconnected},
-    task::{FRESH_PIECES, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
+    task::{Messages, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
     workers::{PULLER, SERVER, device_of, edge_name, start_worker, tensor_name},
 };
 use crate::arguments::{
     Checksum,
-    bench::{BenchFabric, Mode, Op, WaitChoice},
+    bench::{BenchFabric, Mode, Op, Source, WaitChoice},
 };
 
 /// From this size on, pulls are compared by bandwidth.
 const BANDWIDTH_BYTES: u64 = 64 << 10;
-/// Up to this size the source is rewritten before each pull. Larger sources come from main memory anyway.
-const FRESH_BYTES_MAX: u64 = 1 << 20;
-/// Bytes of a header of the TCP fabric, which a raw round trip carries too.
-const TCP_HEADER_BYTES: usize = 40;
-/// Bytes of the pull that a view is compared with.
-const SMALL_PULL_BYTES: usize = 4 << 10;
+/// Most bytes, and most tensors, that are rewritten together before they are pulled one after the other.
+const REWRITTEN_BYTES_MAX: u64 = 64 << 20;
+const REWRITTEN_MAX: u64 = 16;
 /// Bytes of each value when many are outstanding.
 const SMALL_BYTES: u64 = 8;
 
@@ -44,6 +44,7 @@ pub(super) struct Case {
     pub(super) mode: Mode,
     pub(super) wait: WaitChoice,
     pub(super) validate: Checksum,
+    pub(super) source: Source,
     pub(super) size: u64,
 }
 
@@ -72,29 +73,48 @@ pub(super) enum Compares {
     Bandwidth,
 }
 
+/// Something that a row is compared with.
+#[derive(Debug)]
+pub(super) struct Limit {
+    pub(super) name: String,
+    pub(super) task: Task,
+}
+
 /// A case that is set up.
 #[derive(Debug)]
 pub(super) struct Ready {
     pub(super) stage: Stage,
     pub(super) ours: Task,
-    pub(super) limit: Task,
-    pub(super) limit_name: &'static str,
+    /// The same work without tensorwire.
+    pub(super) limit: Limit,
+    /// Nothing but moving the bytes, for a row that has messages, too.
+    pub(super) bare_work: Option<Limit>,
     pub(super) compares: Compares,
     pub(super) outstanding: usize,
+}
+
+/// Our task, its limit, and the bare work.
+type Tasks = (Task, Limit, Option<Limit>);
+
+fn limit(name: &str, task: Task) -> Limit {
+    Limit { name: name.to_owned(), task }
 }
 
 impl Case {
     /// Refuses a case that this build cannot measure, before anything is started.
     pub(super) fn check(&self) -> Result<(), BenchError> {
-        let refused = |value: &str| {
-            let (field, remedy) =
-                ("--mode", "only shared memory can be viewed; use --fabric shm or --mode copy");
+        let refused = |field, value: &str, remedy| {
             Err(BenchError::NotInThisBuild { field, value: value.to_owned(), remedy })
         };
-        match (self.mode, self.fabric) {
-            (Mode::Copy, _) | (_, BenchFabric::Shm) => Ok(()),
-            (Mode::View, _) => refused("view"),
-            (Mode::ViewRead, _) => refused("view-read"),
+        let is_shm = self.fabric == BenchFabric::Shm;
+        let view = "only shared memory can be viewed; use --fabric shm or --mode copy";
+        let rewritten = "only copies over shared memory have such a row; use --fabric shm --mode copy";
+        match (self.mode, self.source) {
+            (Mode::View, _) if !is_shm => refused("--mode", "view", view),
+            (Mode::ViewRead, _) if !is_shm => refused("--mode", "view-read", view),
+            (Mode::Copy, Source::Rewritten) if is_shm => Ok(()),
+            (_, Source::Rewritten) => refused("--source", "rewritten", rewritten),
+            _ => Ok(()),
         }
     }
 
@@ -102,11 +122,17 @@ impl Case {
         usize::try_from(self.size).unwrap_or(usize::MAX)
     }
 
-    fn is_fresh(&self) -> bool {
-        self.op == Op::Pull
-            && self.mode == Mode::Copy
-            && self.fabric == BenchFabric::Shm
-            && (BANDWIDTH_BYTES..=FRESH_BYTES_MAX).contains(&self.size)
+    fn is_rewritten(&self) -> bool {
+        self.source == Source::Rewritten
+    }
+
+    /// Tensors that are pulled one after the other.
+    fn pieces(&self) -> usize {
+        if self.is_rewritten() {
+            (REWRITTEN_BYTES_MAX / self.size.max(1)).clamp(2, REWRITTEN_MAX) as usize
+        } else {
+            1
+        }
     }
 
     /// Starts the second process and connects to it.
@@ -116,22 +142,24 @@ impl Case {
         devices: &DevicePair,
         clock: Arc<dyn Runtime>,
     ) -> Result<Ready, BenchError> {
-        let shared = if self.is_fresh() { FRESH_PIECES * self.bytes() } else { 4096 };
-        let peer = Peer::start(placement.peer, shared)?;
+        let peer = Peer::start(placement.peer, Contents::shared_bytes(self.bytes(), self.pieces()))?;
         let opened = self.choice(devices.own.as_ref()).open(clock.clone())?;
         let mut stage = Stage { peer, clock, opened };
         let order = Order::Open { choice: self.choice(devices.peer.as_ref()) };
         done(stage.peer.ask(&order, "opening the fabric").await?)?;
-        let (ours, limit, limit_name) = match self.op {
-            Op::Pingpong => self.pingpong(&mut stage).await?,
-            Op::Write => self.write(&mut stage).await?,
-            Op::Pull => self.pull(&mut stage).await?,
-            Op::Outstanding => self.outstanding(&mut stage).await?,
-            Op::Receives => self.receives(&mut stage).await?,
+        let order = Order::Fill { value: 7, bytes: self.bytes(), pieces: self.pieces() };
+        done(stage.peer.ask(&order, "filling").await?)?;
+        let (ours, limit, bare_work) = match self.op {
+            Op::Pingpong => self.pingpong(&mut stage, placement).await?,
+            Op::Write => self.write(&mut stage, placement).await?,
+            Op::Pull => self.pull(&mut stage, placement).await?,
+            Op::Outstanding | Op::List => self.outstanding(&mut stage, placement).await?,
+            Op::Receives => self.receives(&mut stage, placement).await?,
+            Op::SetUp => self.set_ups(&mut stage).await?,
             Op::Idle => self.idle(&mut stage).await?,
         };
         let (compares, outstanding) = (self.compares(), self.outstanding_operations());
-        Ok(Ready { stage, ours, limit, limit_name, compares, outstanding })
+        Ok(Ready { stage, ours, limit, bare_work, compares, outstanding })
     }
 
     /// The fabric of a process with this device.
@@ -151,143 +179,186 @@ impl Case {
 
     fn outstanding_operations(&self) -> usize {
         match self.op {
-            Op::Outstanding => PULLED_TENSORS,
+            Op::Outstanding | Op::List => PULLED_TENSORS,
             Op::Receives => RECEIVES,
             _ => 1,
         }
     }
 
-    async fn pingpong(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
+    async fn pingpong(&self, stage: &mut Stage, placement: Placement) -> Result<Tasks, BenchError> {
         let ours = Task::RoundTrips { side: self.connect(stage).await? };
-        Ok(match (self.fabric, self.wait) {
-            (BenchFabric::Shm, WaitChoice::Busy) => (ours, Task::Words, "words in shared memory"),
-            (BenchFabric::Shm, _) => (ours, Task::Bells, "eventfd + epoll"),
-            (BenchFabric::Verbs, WaitChoice::Sleep) => {
-                let (limit, name) = self.perftest(stage, Perftest::SendLatencyEvents)?;
-                (ours, limit, name)
-            }
-            (BenchFabric::Verbs, _) => {
-                let (limit, name) = self.perftest(stage, Perftest::WriteLatency)?;
-                (ours, limit, name)
-            }
-            (BenchFabric::Tcp, _) => {
-                let (stream, bytes) = (open_stream(stage).await?, self.bytes() + TCP_HEADER_BYTES);
-                (ours, Task::StreamRoundTrips { stream, bytes }, "raw stream + epoll")
-            }
-        })
+        let limit = match self.fabric {
+            BenchFabric::Shm => self.signals(placement, 1, 2.0),
+            BenchFabric::Tcp => self.stream_round_trips(stage, placement, (self.bytes(), 2.0)).await?,
+            BenchFabric::Verbs => self.perftest_messages(stage, 1.0)?,
+        };
+        Ok((ours, limit, self.bare_work(Work::Copy, placement)))
     }
 
-    async fn write(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
+    async fn write(&self, stage: &mut Stage, placement: Placement) -> Result<Tasks, BenchError> {
         let side = self.connect(stage).await?;
         let ours = if self.fabric == BenchFabric::Verbs {
             Task::QuietWrites { side }
         } else {
             Task::Writes { side }
         };
-        Ok(match self.fabric {
-            BenchFabric::Verbs => {
-                let (limit, name) = self.perftest(stage, Perftest::WriteBandwidth)?;
-                (ours, limit, name)
-            }
-            BenchFabric::Shm => (ours, self.copies(), "memcpy, resident"),
+        let limit = match self.fabric {
+            BenchFabric::Verbs => self.perftest(stage, Perftest::WriteBandwidth, 1.0)?,
+            BenchFabric::Shm => self.work(Work::Copy, placement),
             BenchFabric::Tcp => {
-                let stream = open_stream(stage).await?;
-                (ours, Task::StreamWrites { stream, bytes: self.bytes() }, "raw blocking stream")
+                let (stream, wait) = (open_stream(stage).await?, self.limit_wait(placement));
+                limit("raw stream", Task::StreamWrites { stream, bytes: self.bytes(), wait })
             }
-        })
+        };
+        Ok((ours, limit, None))
     }
 
-    async fn pull(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
-        let (puller, bytes) = (self.start_workers(stage).await?, self.bytes());
-        if self.mode != Mode::Copy {
-            return self.view(stage, puller).await;
-        }
-        publish(stage, bytes, if self.is_fresh() { FRESH_PIECES } else { 1 }).await?;
-        if self.size < BANDWIDTH_BYTES {
-            let side = self.connect(stage).await?;
-            let ours = pulls(puller);
-            return Ok((ours, Task::TwoWays { side }, "two writes of the fabric"));
-        }
-        Ok(match self.fabric {
-            BenchFabric::Shm if self.is_fresh() => {
-                let ours = Task::FreshPulls { puller, bytes, value: 0 };
-                (ours, Task::FreshCopies { to: vec![1; bytes], value: 0 }, "memcpy, just written elsewhere")
+    async fn pull(&self, stage: &mut Stage, placement: Placement) -> Result<Tasks, BenchError> {
+        let puller = self.start_workers(stage).await?;
+        publish(stage, self.bytes(), self.pieces()).await?;
+        let (bytes, pieces) = (self.bytes(), self.pieces());
+        let ours = match (self.mode, self.source) {
+            (Mode::Copy, Source::AsItWas) => Task::Pulls { puller, sharing: Sharing::Copy, read: false },
+            (Mode::Copy, Source::Rewritten) => Task::FreshPulls { puller, bytes, pieces },
+            (Mode::View, _) => Task::Pulls { puller, sharing: Sharing::View, read: false },
+            (Mode::ViewRead, _) => Task::Pulls { puller, sharing: Sharing::View, read: true },
+        };
+        let work = if self.mode == Mode::ViewRead { Work::Read } else { Work::Copy };
+        let limit = match self.fabric {
+            // Nobody touches the bytes.
+            BenchFabric::Shm if self.mode == Mode::View => {
+                return Ok((
+                    ours,
+                    Limit { name: "two messages".to_owned(), ..self.signals(placement, 1, 1.0) },
+                    None,
+                ));
             }
-            BenchFabric::Shm => (pulls(puller), self.copies(), "memcpy, resident"),
-            BenchFabric::Verbs => {
-                let (limit, name) = self.perftest(stage, Perftest::WriteBandwidth)?;
-                (pulls(puller), limit, name)
-            }
+            BenchFabric::Shm => self.messages_and_work(work, placement),
             BenchFabric::Tcp => {
-                let stream = open_stream(stage).await?;
-                let limit = Task::StreamPulls { stream, bytes };
-                (pulls(puller), limit, "raw blocking stream")
+                let (stream, wait) = (open_stream(stage).await?, self.limit_wait(placement));
+                limit("raw stream", Task::StreamPulls { stream, bytes, wait })
             }
-        })
+            BenchFabric::Verbs if self.size < BANDWIDTH_BYTES => self.perftest_messages(stage, 2.0)?,
+            BenchFabric::Verbs => self.perftest(stage, Perftest::WriteBandwidth, 1.0)?,
+        };
+        Ok((ours, limit, self.bare_work(work, placement)))
     }
 
-    /// A view that is not read is compared with a small pull; a view that is read, with reading the bytes.
-    async fn view(
-        &self,
-        stage: &mut Stage,
-        puller: Puller,
-    ) -> Result<(Task, Task, &'static str), BenchError> {
-        publish(stage, SMALL_PULL_BYTES, 2).await?;
-        publish(stage, self.bytes(), 1).await?;
-        let read = self.mode == Mode::ViewRead;
-        let ours = Task::Pulls { puller: puller.clone(), number: 0, sharing: Sharing::View, read };
-        Ok(if read {
-            (ours, Task::Reads { bytes: vec![7; self.bytes()] }, "reading, resident")
-        } else {
-            let limit = Task::Pulls { puller, number: 1, sharing: Sharing::Copy, read: false };
-            (ours, limit, "pull of 4 KiB")
-        })
-    }
-
-    async fn outstanding(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
+    async fn outstanding(&self, stage: &mut Stage, placement: Placement) -> Result<Tasks, BenchError> {
         let puller = self.start_workers(stage).await?;
         publish(stage, self.bytes(), PULLED_TENSORS).await?;
-        let many = |outstanding| Task::ManyPulls { puller: puller.clone(), outstanding };
-        Ok((many(PULLED_TENSORS), many(1), "one pull at a time"))
+        let ours = match self.op {
+            Op::List => Task::ListPulls { puller },
+            _ => Task::ManyPulls { puller, outstanding: PULLED_TENSORS },
+        };
+        Ok((ours, self.many_messages(stage, placement).await?, None))
     }
 
-    async fn receives(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
+    async fn receives(&self, stage: &mut Stage, placement: Placement) -> Result<Tasks, BenchError> {
         let puller = self.start_workers(stage).await?;
         let (from, to) = (device_of(SERVER), device_of(PULLER));
         let mut keys = Vec::with_capacity(RECEIVES);
         for number in 0..RECEIVES {
             keys.push(puller.worker.key(&from, &to, &edge_name(number))?);
         }
-        let keys: Arc<[Key]> = keys.into();
-        let step = Arc::new(AtomicI64::new(1));
-        let many = |outstanding| Task::Receives {
-            puller: puller.clone(),
-            keys: keys.clone(),
-            outstanding,
-            step: step.clone(),
-        };
-        Ok((many(RECEIVES), many(10), "10 outstanding"))
+        let ours = Task::Receives { puller, keys: keys.into(), step: 1 };
+        Ok((ours, self.many_messages(stage, placement).await?, None))
     }
 
-    async fn idle(&self, stage: &mut Stage) -> Result<(Task, Task, &'static str), BenchError> {
+    async fn set_ups(&self, stage: &mut Stage) -> Result<Tasks, BenchError> {
+        let address = start_server(stage).await?;
+        publish(stage, self.bytes(), 1).await?;
+        let port = match stage.peer.ask(&Order::Listen, "listening").await? {
+            Answer::Port(port) => port,
+            other => return Err(BenchError::Unexpected(format!("{other:?}"))),
+        };
+        let ours = Task::SetUps { address, validation: self.validate.validation(), number: 0 };
+        Ok((ours, limit("TCP connect, round trip", Task::Connects { port }), None))
+    }
+
+    async fn idle(&self, stage: &mut Stage) -> Result<Tasks, BenchError> {
         let puller = self.start_workers(stage).await?;
         publish(stage, self.bytes(), 1).await?;
         // Workers connect when the first tensor moves.
         puller.server.fetch(&tensor_name(0)).await?;
-        Ok((Task::Idle { _puller: puller }, Task::Nothing, "none"))
+        Ok((Task::Idle { _puller: puller }, limit("none", Task::Nothing), None))
     }
 
-    fn copies(&self) -> Task {
-        Task::Copies { from: vec![7; self.bytes()], to: vec![1; self.bytes()] }
+    fn limit_wait(&self, placement: Placement) -> LimitWait {
+        LimitWait::of(self.wait, placement)
     }
 
-    /// A program of perftest between the devices of both processes, and its name.
-    fn perftest(&self, stage: &Stage, test: Perftest) -> Result<(Task, &'static str), BenchError> {
+    /// Bare signals, `width` at once; a round trip counts as `parts` operations.
+    fn signals(&self, placement: Placement, width: usize, parts: f64) -> Limit {
+        let wait = self.limit_wait(placement);
+        let name = if wait == LimitWait::Sleep { "eventfd + epoll" } else { "words in shared memory" };
+        limit(name, Task::Signals { wait, width, parts })
+    }
+
+    /// As many messages at once as there are operations outstanding, and as many answers.
+    async fn many_messages(&self, stage: &mut Stage, placement: Placement) -> Result<Limit, BenchError> {
+        let limit = match self.fabric {
+            BenchFabric::Tcp => {
+                let all = (SIGNALS_MAX * self.bytes(), SIGNALS_MAX as f64);
+                self.stream_round_trips(stage, placement, all).await?
+            }
+            // perftest has no such test.
+            BenchFabric::Shm | BenchFabric::Verbs => self.signals(placement, SIGNALS_MAX, SIGNALS_MAX as f64),
+        };
+        Ok(Limit { name: format!("{}, 64 at once", limit.name), ..limit })
+    }
+
+    async fn stream_round_trips(
+        &self,
+        stage: &mut Stage,
+        placement: Placement,
+        (bytes, parts): (usize, f64),
+    ) -> Result<Limit, BenchError> {
+        let (stream, wait) = (open_stream(stage).await?, self.limit_wait(placement));
+        Ok(limit("raw stream", Task::StreamRoundTrips { stream, bytes, wait, parts }))
+    }
+
+    fn contents(&self, work: Work, placement: Placement, messages: Messages) -> Task {
+        let contents = Contents::new(work, self.bytes(), self.pieces(), placement);
+        let wait = self.limit_wait(placement);
+        Task::Contents { contents, messages, wait, rewritten: self.is_rewritten() }
+    }
+
+    /// Two bare messages, and the work on the bytes after the first.
+    fn messages_and_work(&self, work: Work, placement: Placement) -> Limit {
+        let name = format!("two messages, {}", self.work(work, placement).name);
+        Limit { name, task: self.contents(work, placement, Messages::Two) }
+    }
+
+    /// Nothing but the work on the bytes.
+    fn work(&self, work: Work, placement: Placement) -> Limit {
+        let name = Contents::name(work, self.bytes(), placement);
+        limit(name, self.contents(work, placement, Messages::None))
+    }
+
+    /// The same as a second limit, unless moving so few bytes takes no time to speak of.
+    fn bare_work(&self, work: Work, placement: Placement) -> Option<Limit> {
+        (self.size >= BANDWIDTH_BYTES).then(|| self.work(work, placement))
+    }
+
+    /// Messages of perftest, of which an operation is as many as `parts`.
+    fn perftest_messages(&self, stage: &Stage, parts: f64) -> Result<Limit, BenchError> {
+        let test = match self.wait {
+            WaitChoice::Sleep => Perftest::SendLatencyEvents,
+            WaitChoice::Adaptive | WaitChoice::Busy => Perftest::WriteLatency,
+        };
+        self.perftest(stage, test, parts)
+    }
+
+    /// A program of perftest between the devices of both processes.
+    fn perftest(&self, stage: &Stage, test: Perftest, parts: f64) -> Result<Limit, BenchError> {
         test.check()?;
         let verbs = stage.opened.verbs.as_ref();
         let verbs = verbs.ok_or_else(|| BenchError::Unexpected("no device".to_owned()))?;
         let side = VerbsSide::new(verbs);
-        Ok((Task::Perftest { test, side, bytes: self.bytes() }, test.name()))
+        let name =
+            if parts > 1.0 { format!("{}, two messages", test.name()) } else { test.name().to_owned() };
+        Ok(Limit { name, task: Task::Perftest { test, side, bytes: self.bytes(), parts } })
     }
 
     /// Connects a side in this process with one in the second process.
@@ -308,10 +379,7 @@ impl Case {
 
     /// Starts a worker in each process.
     async fn start_workers(&self, stage: &mut Stage) -> Result<Puller, BenchError> {
-        let address = match stage.peer.ask(&Order::Worker, "starting a worker").await? {
-            Answer::Address(address) => address,
-            other => return Err(BenchError::Unexpected(format!("{other:?}"))),
-        };
+        let address = start_server(stage).await?;
         // It is enough that one of the two workers wants it.
         let worker = start_worker(PULLER, &stage.opened, self.validate.validation()).await?;
         let server = worker.peer_at(&address).await?;
@@ -319,8 +387,12 @@ impl Case {
     }
 }
 
-fn pulls(puller: Puller) -> Task {
-    Task::Pulls { puller, number: 0, sharing: Sharing::Copy, read: false }
+/// Starts the second process's worker; gives its address.
+async fn start_server(stage: &mut Stage) -> Result<String, BenchError> {
+    match stage.peer.ask(&Order::Worker, "starting a worker").await? {
+        Answer::Address(address) => Ok(address),
+        other => Err(BenchError::Unexpected(format!("{other:?}"))),
+    }
 }
 
 async fn publish(stage: &mut Stage, bytes: usize, copies: usize) -> Result<(), BenchError> {
@@ -344,9 +416,9 @@ pub(super) fn cases(arguments: &crate::arguments::bench::Bench) -> Vec<Case> {
             let own = [SMALL_BYTES];
             let sizes = if op.has_own_size() { &own[..] } else { &arguments.size };
             for &wait in &arguments.wait {
-                for &mode in modes(op, &arguments.mode) {
+                for (mode, source) in ways(op, arguments) {
                     for &validate in checksums(op, &arguments.validate) {
-                        let case = |&size| Case { fabric, op, mode, wait, validate, size };
+                        let case = |&size| Case { fabric, op, mode, wait, validate, source, size };
                         cases.extend(sizes.iter().map(case));
                     }
                 }
@@ -361,7 +433,11 @@ fn checksums(op: Op, asked: &[Checksum]) -> &[Checksum] {
     if matches!(op, Op::Write | Op::Pingpong) { &[Checksum::Off] } else { asked }
 }
 
-/// Only pulls have a mode.
-fn modes(op: Op, asked: &[Mode]) -> &[Mode] {
-    if op == Op::Pull { asked } else { &[Mode::Copy] }
+/// Only pulls have a mode and a source.
+fn ways(op: Op, arguments: &crate::arguments::bench::Bench) -> Vec<(Mode, Source)> {
+    if op != Op::Pull {
+        return vec![(Mode::Copy, Source::AsItWas)];
+    }
+    let sources = |&mode| arguments.source.iter().map(move |&source| (mode, source));
+    arguments.mode.iter().flat_map(sources).collect()
 }

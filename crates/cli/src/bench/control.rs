@@ -19,7 +19,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use super::{
     error::{BenchError, system},
     fabrics::FabricChoice,
-    limits::perftest::Perftest,
+    limits::{LimitWait, bare::Answers, perftest::Perftest},
 };
 
 /// Longest line that is read, in bytes.
@@ -28,20 +28,22 @@ const LINE_MAX: usize = 64 << 10;
 /// Orders of the measuring process to the second one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// Answer this many rings of the bell.
-    Bell { count: u64 },
-    /// Answer this many steps of the ring.
-    Ring { count: u64 },
-    /// Write this byte over this many pieces of the shared memory.
+    /// Answer signals in shared memory, and copy.
+    Answer { answers: Answers },
+    /// Make a content of this byte, and write it over this many pieces of the shared memory.
     Fill { value: u8, bytes: usize, pieces: usize },
     /// Connect a raw stream to this port.
     Stream { port: u16 },
-    /// Send back this many messages of the stream, waiting in epoll.
-    StreamEcho { count: u64, bytes: usize },
+    /// Send back this many messages of the stream.
+    StreamEcho { count: u64, bytes: usize, wait: LimitWait },
     /// Read this many messages, and answer with one byte.
-    StreamTake { count: u64, bytes: usize },
-    /// Answer each of this many bytes with a message.
-    StreamServe { count: u64, bytes: usize },
+    StreamTake { count: u64, bytes: usize, wait: LimitWait },
+    /// Answer each of this many small messages with a message of this size.
+    StreamServe { count: u64, asked: usize, bytes: usize, wait: LimitWait },
+    /// Listen for raw connections.
+    Listen,
+    /// Accept this many raw connections, each for one round trip.
+    Accept { count: u64 },
     /// Open this fabric, for later orders.
     Open { choice: FabricChoice },
     /// Make one side of a connection for writes of this many bytes.
@@ -184,11 +186,11 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn messages_arrive_one_by_one_and_the_end_is_told() {
         let (mut ours, theirs) = UnixStream::pair().unwrap();
-        ours.write_all(b"\"Done\"\n{\"Bell\":{\"count\":3}}\n").unwrap();
+        ours.write_all(b"\"Done\"\n{\"Accept\":{\"count\":3}}\n").unwrap();
         drop(ours);
         let mut control = Control::new(theirs).unwrap();
         assert!(matches!(control.receive("test").await.unwrap(), Some(Answer::Done)));
-        assert!(matches!(control.receive("test").await.unwrap(), Some(Order::Bell { count: 3 })));
+        assert!(matches!(control.receive("test").await.unwrap(), Some(Order::Accept { count: 3 })));
         assert!(control.receive::<Answer>("test").await.unwrap().is_none());
     }
 

@@ -14,14 +14,18 @@ pub(super) struct Placement {
     pub(super) name: &'static str,
     pub(super) own: Option<usize>,
     pub(super) peer: Option<usize>,
+    /// Whether two CPUs can work for the case.
+    pub(super) has_two_cpus: bool,
 }
 
 impl Placement {
     /// The placement for a case of `bytes` bytes.
     pub(super) fn choose(choice: CpuChoice, bytes: u64, allowed: &[usize]) -> Result<Self, BenchError> {
-        let free = Self { name: "free", own: None, peer: None };
+        let free = Self { name: "free", own: None, peer: None, has_two_cpus: allowed.len() > 1 };
         let two = match *allowed {
-            [first, second, ..] => Some(Self { name: "two", own: Some(first), peer: Some(second) }),
+            [first, second, ..] => {
+                Some(Self { name: "two", own: Some(first), peer: Some(second), has_two_cpus: true })
+            }
             _ => None,
         };
         match choice {
@@ -31,9 +35,14 @@ impl Placement {
             CpuChoice::Two => two.ok_or(BenchError::Cpus { value: "two", allowed: allowed.len() }),
             CpuChoice::One => {
                 let first = allowed.first().copied();
-                Ok(Self { name: "one", own: first, peer: first })
+                Ok(Self { name: "one", own: first, peer: first, has_two_cpus: false })
             }
         }
+    }
+
+    /// Whether both processes run on the same CPU.
+    pub(super) fn is_one_cpu(self) -> bool {
+        !self.has_two_cpus
     }
 }
 
@@ -96,6 +105,16 @@ fn sleeps(status: &std::io::Result<String>) -> u64 {
     }
     let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
     count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
+}
+
+/// CPU time that the threads of a process have used so far, in nanoseconds; 0 where the kernel does not count it.
+pub(super) fn cpu_ns_of(process: u32) -> u64 {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return 0 };
+    let used = |stat: std::io::Result<String>| stat.ok()?.split_whitespace().next()?.parse().ok();
+    threads
+        .flatten()
+        .map(|thread| used(std::fs::read_to_string(thread.path().join("schedstat"))).unwrap_or(0_u64))
+        .sum()
 }
 
 /// The load average of the last minute: how busy other processes keep the machine.

@@ -1,6 +1,6 @@
 //! Errors of benchmarks.
 
-use std::{io, time::Duration};
+use std::{io, path::PathBuf, time::Duration};
 
 use tensorwire::{FabricError, MemoryError, WorkerError};
 use tensorwire_verbs_reactor::verbs::{SettingError, VerbsError};
@@ -41,6 +41,8 @@ pub(crate) enum BenchError {
     Perftest { program: &'static str, what: String },
     #[error("{program}, which RDMA is measured against, has ended well without a figure in its report")]
     NoFigure { program: &'static str },
+    #[error("{}: the chart can't be written: {source}", file.display())]
+    Plot { file: PathBuf, source: io::Error },
     #[error("a result can't be written: {0}")]
     Output(io::Error),
 }

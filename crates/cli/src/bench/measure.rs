@@ -35,22 +35,48 @@ pub(super) struct Settings {
 struct RoundTimes {
     ours: Phase,
     limit: Phase,
+    bare: Option<Phase>,
+    /// CPU time of both processes in tensorwire's phase, in nanoseconds.
+    cpu_ns: f64,
     steal: f64,
     /// Calls of tensorwire's phase to an RDMA device.
     calls: Option<DeviceCalls>,
+}
+
+/// Times of a limit, and what they are to ours.
+#[derive(Debug, Clone)]
+pub(super) struct Comparison {
+    pub(super) name: String,
+    pub(super) median_ns: f64,
+    /// Time of a round over its operations.
+    pub(super) mean_ns: f64,
+    pub(super) ratio: f64,
+    /// The 90 % bootstrap interval of `ratio`.
+    pub(super) ratio_interval: (f64, f64),
+}
+
+impl Comparison {
+    /// The time of an operation of ours, in nanoseconds, at which `ratio` would have this value.
+    pub(super) fn time_at_ratio(&self, ratio: f64, compares: Compares) -> f64 {
+        match compares {
+            Compares::Time => self.median_ns * ratio,
+            Compares::Bandwidth => self.mean_ns / ratio,
+        }
+    }
 }
 
 /// The result of a case.
 #[derive(Debug, Clone)]
 pub(super) struct Measurement {
     pub(super) median_ns: f64,
+    /// Time of a round over its operations: what rates follow from.
+    pub(super) mean_ns: f64,
     pub(super) p99_ns: f64,
-    pub(super) limit_name: &'static str,
-    pub(super) limit_median_ns: f64,
+    pub(super) limit: Comparison,
+    pub(super) bare: Option<Comparison>,
     pub(super) compares: Compares,
-    pub(super) ratio: f64,
-    /// The 90 % bootstrap interval of `ratio`.
-    pub(super) ratio_interval: (f64, f64),
+    /// CPU time of both processes, an operation.
+    pub(super) cpu_ns: f64,
     pub(super) device_calls: Option<DeviceCalls>,
     /// The largest share of stolen CPU time in a round that counts.
     pub(super) steal: f64,
@@ -61,6 +87,14 @@ pub(super) struct Measurement {
     pub(super) load: f64,
 }
 
+/// The plans of a round's phases.
+#[derive(Debug, Clone, Copy)]
+struct Plans {
+    ours: PhaseLength,
+    limit: PhaseLength,
+    bare: Option<PhaseLength>,
+}
+
 /// Measures a case.
 pub(super) async fn measure(
     mut ready: Ready,
@@ -69,11 +103,16 @@ pub(super) async fn measure(
 ) -> Result<Measurement, BenchError> {
     let load = cpus::load();
     let ours = plan(&mut ready.ours, &mut ready.stage, settings).await?;
-    let limit = plan(&mut ready.limit, &mut ready.stage, settings).await?;
+    let limit = plan(&mut ready.limit.task, &mut ready.stage, settings).await?;
+    let bare = match &mut ready.bare_work {
+        Some(bare) => Some(plan(&mut bare.task, &mut ready.stage, settings).await?),
+        None => None,
+    };
+    let plans = Plans { ours, limit, bare };
     let mut rounds = Rounds::new(settings.rounds as usize);
     while rounds.are_wanted() {
         let limit_first = rounds.begun().is_multiple_of(2);
-        let round = one_round(&mut ready, ours, limit, limit_first).await;
+        let round = one_round(&mut ready, plans, limit_first).await;
         if rounds.take(round)? {
             bar.inc(1);
         }
@@ -197,24 +236,31 @@ async fn run_warm_up(task: &mut Task, stage: &mut Stage, plan: PhaseLength) -> R
     task.run(stage, plan).await
 }
 
-async fn one_round(
-    ready: &mut Ready,
-    ours: PhaseLength,
-    limit: PhaseLength,
-    limit_first: bool,
-) -> Result<RoundTimes, BenchError> {
+async fn one_round(ready: &mut Ready, plans: Plans, limit_first: bool) -> Result<RoundTimes, BenchError> {
     let before = CpuTime::now();
-    let Ready { stage, ours: our_task, limit: limit_task, .. } = ready;
+    let Ready { stage, ours: our_task, limit, bare_work, .. } = ready;
+    let limit_task = &mut limit.task;
     // In turns also within rounds, so that a machine that becomes slower affects both alike.
-    let limit_before = if limit_first { Some(limit_task.run(stage, limit).await?) } else { None };
-    let counts = stage.verbs_counts();
-    let ours = our_task.run(stage, ours).await?;
+    let limit_before = if limit_first { Some(limit_task.run(stage, plans.limit).await?) } else { None };
+    let (counts, cpu) = (stage.verbs_counts(), stage.cpu_ns());
+    let ours = our_task.run(stage, plans.ours).await?;
     let calls = counts.zip(stage.verbs_counts()).map(|(before, after)| DeviceCalls::between(&before, &after));
+    let cpu_ns = stage.cpu_ns().saturating_sub(cpu) as f64;
     let limit = match limit_before {
         Some(limit) => limit,
-        None => limit_task.run(stage, limit).await?,
+        None => limit_task.run(stage, plans.limit).await?,
     };
-    Ok(RoundTimes { ours, limit, steal: CpuTime::now().stolen_since(before), calls })
+    let bare = match (bare_work, plans.bare) {
+        (Some(bare), Some(plan)) => Some(bare.task.run(stage, plan).await?),
+        _ => None,
+    };
+    let steal = CpuTime::now().stolen_since(before);
+    Ok(RoundTimes { ours, limit, bare, cpu_ns, steal, calls })
+}
+
+/// The middle one of `value` over the rounds.
+fn over_rounds(rounds: &[RoundTimes], value: impl Fn(&RoundTimes) -> f64) -> f64 {
+    quantile(&rounds.iter().map(value).collect::<Vec<_>>(), 0.5)
 }
 
 /// Sums up the `wanted` rounds with the least steal.
@@ -223,20 +269,19 @@ fn sum_up(all: Rounds, ready: &Ready, load: f64) -> Measurement {
     let Rounds { measured: mut rounds, wanted, .. } = all;
     rounds.sort_by(|a, b| a.steal.total_cmp(&b.steal));
     rounds.truncate(wanted);
-    let over_rounds =
-        |value: &dyn Fn(&RoundTimes) -> f64| quantile(&rounds.iter().map(value).collect::<Vec<_>>(), 0.5);
-    let ratios: Vec<f64> = rounds.iter().map(|round| ratio(ready.compares, round)).collect();
     let calls = rounds.iter().filter_map(|round| Some((round.calls.as_ref()?, round.ours.ops)));
     let device_calls = DeviceCalls::per_operation(calls);
     let all = rounds.iter().fold(Phase::default(), |all, round| all.and(&round.ours));
+    let compares = ready.compares;
+    let bare = ready.bare_work.as_ref();
     Measurement {
-        median_ns: over_rounds(&|round| round.ours.median_ns()),
+        median_ns: over_rounds(&rounds, |round| round.ours.median_ns()),
+        mean_ns: over_rounds(&rounds, |round| round.ours.mean_ns()),
         p99_ns: quantile(&all.samples, 0.99),
-        limit_name: ready.limit_name,
-        limit_median_ns: over_rounds(&|round| round.limit.median_ns()),
-        compares: ready.compares,
-        ratio: quantile(&ratios, 0.5),
-        ratio_interval: median_interval(&ratios),
+        limit: compare(compares, &ready.limit.name, &rounds, |round| Some(&round.limit)),
+        bare: bare.map(|bare| compare(compares, &bare.name, &rounds, |round| round.bare.as_ref())),
+        compares,
+        cpu_ns: over_rounds(&rounds, |round| round.cpu_ns / round.ours.ops.max(1.0)),
         device_calls,
         steal: rounds.last().map_or(0.0, |round| round.steal),
         rounds: rounds.len(),
@@ -246,15 +291,32 @@ fn sum_up(all: Rounds, ready: &Ready, load: f64) -> Measurement {
     }
 }
 
-fn ratio(compares: Compares, round: &RoundTimes) -> f64 {
-    if round.limit.samples.is_empty() {
+fn compare(
+    compares: Compares,
+    name: &str,
+    rounds: &[RoundTimes],
+    limit: impl Fn(&RoundTimes) -> Option<&Phase>,
+) -> Comparison {
+    let ratios: Vec<f64> =
+        rounds.iter().filter_map(|round| Some(ratio(compares, &round.ours, limit(round)?))).collect();
+    Comparison {
+        name: name.to_owned(),
+        median_ns: over_rounds(rounds, |round| limit(round).map_or(0.0, Phase::median_ns)),
+        mean_ns: over_rounds(rounds, |round| limit(round).map_or(0.0, Phase::mean_ns)),
+        ratio: quantile(&ratios, 0.5),
+        ratio_interval: median_interval(&ratios),
+    }
+}
+
+fn ratio(compares: Compares, ours: &Phase, limit: &Phase) -> f64 {
+    if limit.samples.is_empty() {
         return 0.0;
     }
-    // Medians, since a machine that others use too takes single operations away for milliseconds.
-    let times = round.ours.median_ns() / round.limit.median_ns();
     match compares {
-        Compares::Time => times,
-        Compares::Bandwidth => 1.0 / times,
+        // Medians, since a machine that others use too takes single operations away for milliseconds.
+        Compares::Time => ours.median_ns() / limit.median_ns(),
+        // Bytes over time: what moves slowly now and then is slow.
+        Compares::Bandwidth => limit.mean_ns() / ours.mean_ns(),
     }
 }
 
@@ -264,11 +326,20 @@ mod tests {
 
     fn round(steal: f64) -> Result<RoundTimes, BenchError> {
         let phase = || Phase { samples: vec![1.0], ops: 1.0, spent_ns: 1.0 };
-        Ok(RoundTimes { ours: phase(), limit: phase(), steal, calls: None })
+        Ok(RoundTimes { ours: phase(), limit: phase(), bare: None, cpu_ns: 0.0, steal, calls: None })
     }
 
     fn no_figure() -> Result<RoundTimes, BenchError> {
         Err(BenchError::NoFigure { program: "ib_write_bw" })
+    }
+
+    #[test]
+    fn bandwidths_are_compared_by_all_the_time_that_was_spent() {
+        let ours = Phase { samples: vec![1.0, 1.0, 4.0], ops: 3.0, spent_ns: 6.0 };
+        let limit = Phase { samples: vec![1.0, 1.0, 1.0], ops: 3.0, spent_ns: 3.0 };
+        assert_eq!(ratio(Compares::Bandwidth, &ours, &limit), 0.5);
+        assert_eq!(ratio(Compares::Time, &ours, &limit), 1.0);
+        assert_eq!(ratio(Compares::Time, &ours, &Phase::nothing()), 0.0);
     }
 
     #[test]

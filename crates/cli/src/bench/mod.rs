@@ -11,9 +11,11 @@ mod limits;
 mod measure;
 pub(crate) mod peer;
 mod phase;
+mod plot;
 mod process;
 mod report;
 mod side;
+mod suite;
 mod task;
 mod workers;
 
@@ -26,9 +28,10 @@ use tensorwire_verbs_reactor::timeout;
 
 pub(crate) use self::error::BenchError;
 use self::{
-    case::{Case, DevicePair, cases},
+    case::{Case, DevicePair},
     cpus::Placement,
     measure::{Measurement, Settings, measure},
+    plot::Chart,
     report::Report,
 };
 use crate::arguments::bench::Bench;
@@ -40,9 +43,9 @@ const SET_UP_LIMIT: Duration = Duration::from_secs(120);
 
 /// Measures every case of the command line and prints it when it is done.
 pub(crate) async fn bench(arguments: &Bench) -> Result<(), BenchError> {
-    let cases = cases(arguments);
-    for case in &cases {
-        case.check()?;
+    let rows = suite::rows(arguments)?;
+    for row in &rows {
+        row.case.check()?;
     }
     let allowed = cpus::allowed()?;
     let settings = Settings {
@@ -51,17 +54,23 @@ pub(crate) async fn bench(arguments: &Bench) -> Result<(), BenchError> {
         ops: arguments.ops.map(|ops| ops.get().into()),
     };
     let devices = DevicePair::new(arguments);
-    let bar = bar(cases.len() as u64 * u64::from(settings.rounds));
+    let bar = bar(rows.len() as u64 * u64::from(settings.rounds));
     let mut report = Report::new(arguments.json);
-    for case in cases {
-        let placement = Placement::choose(arguments.cpus, case.size, &allowed)?;
+    let mut chart = Chart::default();
+    for row in rows {
+        let placement = Placement::choose(row.cpus, row.case.size, &allowed)?;
         cpus::pin(&placement.own.map_or_else(|| allowed.clone(), |cpu| vec![cpu]))?;
-        bar.set_message(format!("{case}"));
-        let measured = run((case, devices.clone()), placement, settings, bar.clone()).await?;
-        bar.suspend(|| report.print(&case, placement, &measured))?;
+        bar.set_message(format!("{row}"));
+        let measured = run((row.case, devices.clone()), placement, settings, bar.clone()).await?;
+        bar.suspend(|| report.print(&row, placement, &measured))?;
+        chart.add(&row, &measured);
     }
     bar.finish_and_clear();
-    Ok(())
+    match &arguments.plot {
+        Some(file) => std::fs::write(file, chart.svg())
+            .map_err(|source| BenchError::Plot { file: file.clone(), source }),
+        None => Ok(()),
+    }
 }
 
 /// Measures one case, in a task of its own as a user's program would, with a time limit.

@@ -1,6 +1,6 @@
 //! The second process: executes orders until the control stream ends.
 
-use std::sync::Arc;
+use std::{net::TcpListener, sync::Arc};
 
 use tensorwire::{DataType, Runtime, Tensor, TokioRuntime, Validation, Worker};
 use tensorwire_fabric_shm::bare::BareMemory;
@@ -11,9 +11,11 @@ use super::{
     error::BenchError,
     fabrics::{FabricChoice, Opened},
     limits::{
-        bell::{Bells, Words},
+        LimitWait,
+        bare::{self, Answers},
         perftest::{Perftest, Server, VerbsSide},
-        stream::RawStream,
+        signal::{Bells, Signals, WORDS_BYTES},
+        stream::{RawStream, answer_once, listen},
     },
     process,
     side::{Side, Unconnected},
@@ -29,7 +31,9 @@ pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {
     let mut peer = BenchServer {
         bells,
         memory,
+        content: Vec::new(),
         clock: Arc::new(clock),
+        listener: None,
         stream: None,
         opened: None,
         server: None,
@@ -51,7 +55,10 @@ pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {
 struct BenchServer {
     bells: Bells,
     memory: BareMemory,
+    /// What was filled in last.
+    content: Vec<u8>,
     clock: Arc<dyn Runtime>,
+    listener: Option<TcpListener>,
     stream: Option<RawStream>,
     opened: Option<Opened>,
     server: Option<Server>,
@@ -68,11 +75,18 @@ impl BenchServer {
     /// Executes one order. An order whose effect the other process can see has no answer.
     async fn obey(&mut self, order: Order) -> Result<Option<Answer>, BenchError> {
         match order {
-            Order::Bell { count } => return self.answer_bells(count).map(|()| None),
-            Order::Ring { count } => return self.answer_words(count).map(|()| None),
-            Order::StreamEcho { count, bytes } => return self.echo_stream(count, bytes).map(|()| None),
-            Order::StreamTake { count, bytes } => return self.take_stream(count, bytes).map(|()| None),
-            Order::StreamServe { count, bytes } => return self.serve_stream(count, bytes).map(|()| None),
+            Order::Answer { answers } => return self.answer(answers).map(|()| None),
+            Order::StreamEcho { count, bytes, wait } => {
+                return self.echo_stream(count, bytes, wait).map(|()| None);
+            }
+            Order::StreamTake { count, bytes, wait } => {
+                return self.take_stream(count, bytes, wait).map(|()| None);
+            }
+            Order::StreamServe { count, asked, bytes, wait } => {
+                return self.serve_stream(count, (asked, bytes), wait).map(|()| None);
+            }
+            Order::Listen => return self.listen().map(Some),
+            Order::Accept { count } => return self.accept(count).map(|()| None),
             Order::Echo { count } => return self.side()?.echo(count).await.map(|()| None),
             Order::Take { count } => return self.side()?.take(count).await.map(|()| None),
             Order::Send { to, step, keys } => return self.send(&to, step, keys).map(|()| None),
@@ -98,52 +112,58 @@ impl BenchServer {
         Ok(Some(Answer::Done))
     }
 
-    fn answer_bells(&self, count: u64) -> Result<(), BenchError> {
-        for _ in 0..count {
-            self.bells.wait()?;
-            self.bells.ring()?;
-        }
-        Ok(())
-    }
-
-    fn answer_words(&self, count: u64) -> Result<(), BenchError> {
-        let words = Words::new(&self.memory, false);
-        for value in 1..=count {
-            words.await_value(value, &*self.clock)?;
-            words.store(value);
-        }
-        Ok(())
+    fn answer(&self, answers: Answers) -> Result<(), BenchError> {
+        let signals = Signals::new(&self.memory, &self.bells, &*self.clock, answers.wait, false);
+        bare::answer(signals, &self.memory, &self.content, answers)
     }
 
     fn stream(&self) -> Result<&RawStream, BenchError> {
         self.stream.as_ref().ok_or_else(|| missing("a stream"))
     }
 
-    fn echo_stream(&self, count: u64, bytes: usize) -> Result<(), BenchError> {
+    fn echo_stream(&self, count: u64, bytes: usize, wait: LimitWait) -> Result<(), BenchError> {
         let (stream, mut message) = (self.stream()?, vec![0; bytes]);
-        stream.prepare_message(bytes)?;
+        let wait = stream.prepare(wait, bytes)?;
         for _ in 0..count {
-            stream.read_message(&mut message)?;
-            stream.write(&message)?;
-        }
-        stream.set_blocking(true)
-    }
-
-    fn take_stream(&self, count: u64, bytes: usize) -> Result<(), BenchError> {
-        let (stream, mut message) = (self.stream()?, vec![0; bytes]);
-        for _ in 0..count {
-            stream.read(&mut message)?;
-        }
-        stream.write(&[0])
-    }
-
-    fn serve_stream(&self, count: u64, bytes: usize) -> Result<(), BenchError> {
-        let (stream, message) = (self.stream()?, vec![7; bytes]);
-        for _ in 0..count {
-            stream.read(&mut [0])?;
-            stream.write(&message)?;
+            stream.read(&mut message, wait, &*self.clock)?;
+            stream.write(&message, wait, &*self.clock)?;
         }
         Ok(())
+    }
+
+    fn take_stream(&self, count: u64, bytes: usize, wait: LimitWait) -> Result<(), BenchError> {
+        let (stream, mut message) = (self.stream()?, vec![0; bytes]);
+        let wait = stream.prepare(wait, bytes)?;
+        for _ in 0..count {
+            stream.read(&mut message, wait, &*self.clock)?;
+        }
+        stream.write(&[0], wait, &*self.clock)
+    }
+
+    fn serve_stream(
+        &self,
+        count: u64,
+        (asked, bytes): (usize, usize),
+        wait: LimitWait,
+    ) -> Result<(), BenchError> {
+        let (stream, mut ask, message) = (self.stream()?, vec![0; asked], vec![7; bytes]);
+        let wait = stream.prepare(wait, bytes)?;
+        for _ in 0..count {
+            stream.read(&mut ask, wait, &*self.clock)?;
+            stream.write(&message, wait, &*self.clock)?;
+        }
+        Ok(())
+    }
+
+    fn listen(&mut self) -> Result<Answer, BenchError> {
+        let (listener, port) = listen()?;
+        self.listener = Some(listener);
+        Ok(Answer::Port(port))
+    }
+
+    fn accept(&self, count: u64) -> Result<(), BenchError> {
+        let listener = self.listener.as_ref().ok_or_else(|| missing("a listener"))?;
+        (0..count).try_for_each(|_| answer_once(listener))
     }
 
     fn side(&self) -> Result<&Side, BenchError> {
@@ -175,10 +195,11 @@ impl BenchServer {
         Ok(Answer::Side(data))
     }
 
-    fn fill(&self, value: u8, bytes: usize, pieces: usize) {
-        let content = vec![value; bytes];
+    fn fill(&mut self, value: u8, bytes: usize, pieces: usize) {
+        self.content.clear();
+        self.content.resize(bytes, value);
         for piece in 0..pieces {
-            self.memory.write(piece * bytes, &content);
+            self.memory.write(WORDS_BYTES + piece * bytes, &self.content);
         }
     }
 

@@ -47,6 +47,11 @@ impl Phase {
         quantile(&self.samples, 0.5)
     }
 
+    /// The time of all operations, shared among them.
+    pub(super) fn mean_ns(&self) -> f64 {
+        if self.ops > 0.0 { self.spent_ns / self.ops } else { 0.0 }
+    }
+
     /// The same phase with every operation counted as `parts` equal ones: a round trip as two ways.
     pub(super) fn split(mut self, parts: f64) -> Self {
         self.samples.iter_mut().for_each(|sample| *sample /= parts);
@@ -152,6 +157,6 @@ mod tests {
         let trips = Phase { samples: vec![10.0, 20.0], ops: 2.0, spent_ns: 30.0 };
         let ways = trips.split(2.0);
         assert_eq!(ways, Phase { samples: vec![5.0, 10.0], ops: 4.0, spent_ns: 30.0 });
-        assert_eq!(ways.median_ns(), 5.0);
+        assert_eq!((ways.median_ns(), ways.mean_ns()), (5.0, 7.5));
     }
 }

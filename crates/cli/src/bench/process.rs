@@ -14,7 +14,7 @@ use tensorwire_fabric_shm::bare::BareMemory;
 use super::{
     control::{Answer, Control, Order, receive_descriptors, send_descriptors},
     error::{BenchError, system},
-    limits::bell::{Bells, bell},
+    limits::signal::{Bells, bell},
 };
 use crate::arguments::bench::BenchPeer;
 

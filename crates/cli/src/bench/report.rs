@@ -10,36 +10,50 @@ use super::{
     cpus::Placement,
     device_calls::DeviceCalls,
     error::BenchError,
-    measure::Measurement,
+    measure::{Comparison, Measurement},
+    suite::{Goal, Row},
 };
 use crate::arguments::{
     Checksum,
-    bench::{BenchFabric, Mode, Op, WaitChoice},
+    bench::{BenchFabric, Mode, Op, Source, WaitChoice},
 };
 
-/// One line of `--json`. Times in nanoseconds an operation; rates follow from the medians; shares from 0 to 1.
+/// One line of `--json`. Times in nanoseconds an operation; rates follow from `mean_ns`, all of the time; shares from 0 to 1.
 #[derive(Debug, Serialize)]
-struct Line {
+struct Line<'row> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    row: Option<&'row str>,
     fabric: BenchFabric,
     op: Op,
     mode: Mode,
     wait: WaitChoice,
     validate: Checksum,
+    source: Source,
     size: u64,
     outstanding: usize,
     cpus: &'static str,
     median_ns: f64,
+    mean_ns: f64,
     p99_ns: f64,
     bytes_per_s: f64,
     ops_per_s: f64,
-    limit: &'static str,
+    /// Of both processes.
+    cpu_ns: f64,
+    limit: &'row str,
     limit_median_ns: f64,
+    limit_mean_ns: f64,
     limit_bytes_per_s: f64,
     ratio: f64,
     /// The 90 % bootstrap interval of `ratio`.
     ratio_low: f64,
     ratio_high: f64,
     ratio_of: Compares,
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    bare: Option<Bare<'row>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    goal: Option<&'row Goal>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    met: Option<bool>,
     /// Of this process, an operation.
     #[serde(skip_serializing_if = "Option::is_none")]
     device_calls: Option<DeviceCalls>,
@@ -49,30 +63,47 @@ struct Line {
     load: f64,
 }
 
-impl Line {
-    fn new(case: &Case, placement: Placement, measured: &Measurement) -> Self {
-        let per_second = |ns: f64, what: f64| if ns > 0.0 { (what * 1e9 / ns).round() } else { 0.0 };
-        let bytes = case.size as f64;
+/// Nothing but the work on the bytes.
+#[derive(Debug, Serialize)]
+struct Bare<'row> {
+    bare: &'row str,
+    bare_mean_ns: f64,
+    bare_bytes_per_s: f64,
+    bare_ratio: f64,
+}
+
+impl<'row> Line<'row> {
+    fn new(row: &'row Row, placement: Placement, measured: &'row Measurement) -> Self {
+        let (case, limit, bytes) = (&row.case, &measured.limit, row.case.size as f64);
+        let goal = row.goal.as_ref();
         Self {
+            row: row.name.as_deref(),
             fabric: case.fabric,
             op: case.op,
             mode: case.mode,
             wait: case.wait,
             validate: case.validate,
+            source: case.source,
             size: case.size,
             outstanding: measured.outstanding,
             cpus: placement.name,
             median_ns: tenths(measured.median_ns),
+            mean_ns: tenths(measured.mean_ns),
             p99_ns: tenths(measured.p99_ns),
-            bytes_per_s: per_second(measured.median_ns, bytes),
-            ops_per_s: per_second(measured.median_ns, 1.0),
-            limit: measured.limit_name,
-            limit_median_ns: tenths(measured.limit_median_ns),
-            limit_bytes_per_s: per_second(measured.limit_median_ns, bytes),
-            ratio: four_digits(measured.ratio),
-            ratio_low: four_digits(measured.ratio_interval.0),
-            ratio_high: four_digits(measured.ratio_interval.1),
+            bytes_per_s: per_second(measured.mean_ns, bytes),
+            ops_per_s: per_second(measured.mean_ns, 1.0),
+            cpu_ns: tenths(measured.cpu_ns),
+            limit: &limit.name,
+            limit_median_ns: tenths(limit.median_ns),
+            limit_mean_ns: tenths(finite(limit.mean_ns)),
+            limit_bytes_per_s: per_second(limit.mean_ns, bytes),
+            ratio: four_digits(limit.ratio),
+            ratio_low: four_digits(limit.ratio_interval.0),
+            ratio_high: four_digits(limit.ratio_interval.1),
             ratio_of: measured.compares,
+            bare: measured.bare.as_ref().map(|bare| Bare::new(bare, bytes)),
+            goal,
+            met: goal.map(|goal| goal.is_met(case.size, measured)),
             device_calls: measured.device_calls,
             rounds: measured.rounds,
             repeated: measured.repeated,
@@ -80,6 +111,27 @@ impl Line {
             load: measured.load,
         }
     }
+}
+
+impl<'row> Bare<'row> {
+    fn new(bare: &'row Comparison, bytes: f64) -> Self {
+        Self {
+            bare: &bare.name,
+            bare_mean_ns: tenths(bare.mean_ns),
+            bare_bytes_per_s: per_second(bare.mean_ns, bytes),
+            bare_ratio: four_digits(bare.ratio),
+        }
+    }
+}
+
+/// How much of `what` there is in a second, if an operation takes `ns` and has this much.
+fn per_second(ns: f64, what: f64) -> f64 {
+    if ns > 0.0 { (what * 1e9 / ns).round() } else { 0.0 }
+}
+
+/// JSON has no infinity.
+fn finite(ns: f64) -> f64 {
+    if ns.is_finite() { ns } else { 0.0 }
 }
 
 fn tenths(ns: f64) -> f64 {
@@ -103,19 +155,19 @@ impl Report {
         Self { json, begun: false }
     }
 
-    /// Prints one case.
+    /// Prints one row.
     pub(super) fn print(
         &mut self,
-        case: &Case,
+        row: &Row,
         placement: Placement,
         measured: &Measurement,
     ) -> Result<(), BenchError> {
-        let line = Line::new(case, placement, measured);
+        let line = Line::new(row, placement, measured);
         let text = if self.json {
             serde_json::to_string(&line).map_err(|error| BenchError::Unexpected(error.to_string()))?
         } else {
             let head = if self.begun { String::new() } else { format!("{}\n", head()) };
-            format!("{head}{}", row(case, &line))
+            format!("{head}{}", table_row(row, &line))
         };
         self.begun = true;
         let mut stdout = std::io::stdout().lock();
@@ -125,15 +177,27 @@ impl Report {
 
 fn head() -> String {
     format!(
-        "{:<30} {:>10} {:>10} {:>12}   {:<29} {:>10} {:>12} {:>7}  {:<10} {:>6}",
-        "case", "median", "p99", "bandwidth", "limit", "median", "bandwidth", "ratio", "of", "steal"
+        "{:<56} {:>10} {:>10} {:>12}   {:<34} {:>10} {:>12} {:>7} {:<10} {:>7}  {:<15} {:<4} {:>6}",
+        "case",
+        "median",
+        "p99",
+        "bandwidth",
+        "limit",
+        "median",
+        "bandwidth",
+        "ratio",
+        "of",
+        "bare",
+        "goal",
+        "met",
+        "steal"
     )
 }
 
-fn row(case: &Case, line: &Line) -> String {
+fn table_row(row: &Row, line: &Line<'_>) -> String {
     format!(
-        "{:<30} {:>10} {:>10} {:>12}   {:<29} {:>10} {:>12} {:>7.2}  {:<10} {:>5.1}%",
-        case.to_string(),
+        "{:<56} {:>10} {:>10} {:>12}   {:<34} {:>10} {:>12} {:>7.2} {:<10} {:>7}  {:<15} {:<4} {:>5.1}%",
+        row.to_string(),
         time(line.median_ns),
         time(line.p99_ns),
         bandwidth(line.bytes_per_s),
@@ -145,11 +209,19 @@ fn row(case: &Case, line: &Line) -> String {
             Compares::Time => "times",
             Compares::Bandwidth => "bandwidths",
         },
+        line.bare.as_ref().map_or_else(|| "-".to_owned(), |bare| format!("{:.2}", bare.bare_ratio)),
+        line.goal.map_or_else(|| "-".to_owned(), Goal::to_string),
+        line.met.map_or("-", yes_or_no),
         line.steal * 100.0
     )
 }
 
-fn time(ns: f64) -> String {
+fn yes_or_no(is_met: bool) -> &'static str {
+    if is_met { "yes" } else { "no" }
+}
+
+/// `ns` in the unit it needs.
+pub(super) fn time(ns: f64) -> String {
     match ns {
         ns if ns < 1e3 => format!("{ns:.0} ns"),
         ns if ns < 1e6 => format!("{:.2} µs", ns / 1e3),
@@ -161,12 +233,24 @@ fn bandwidth(bytes_per_s: f64) -> String {
     format!("{:.2} GB/s", bytes_per_s / 1e9)
 }
 
+impl fmt::Display for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => f.write_str(name),
+            None => self.case.fmt(f),
+        }
+    }
+}
+
 impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fabric = self.fabric.kind();
         write!(f, "{fabric} {} {}", name(&self.op), BinaryBytes(self.size))?;
         if self.mode != Mode::Copy {
             write!(f, " {}", name(&self.mode))?;
+        }
+        if self.source != Source::AsItWas {
+            write!(f, " {}", name(&self.source))?;
         }
         write!(f, " {}", name(&self.wait))?;
         if self.validate == Checksum::Off { Ok(()) } else { write!(f, " {}", name(&self.validate)) }
@@ -180,7 +264,7 @@ fn name(value: &impl Serialize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{BenchFabric, Case, Checksum, Mode, Op, WaitChoice, four_digits, time};
+    use super::{BenchFabric, Case, Checksum, Mode, Op, Source, WaitChoice, four_digits, time};
 
     #[test]
     fn case_is_named_as_on_the_command_line() {
@@ -190,11 +274,14 @@ mod tests {
             mode: Mode::ViewRead,
             wait: WaitChoice::Sleep,
             validate: Checksum::Off,
+            source: Source::AsItWas,
             size: 64 << 10,
         };
         assert_eq!(case.to_string(), "shm pull 64.00 KiB view-read sleep");
         let case = Case { validate: Checksum::Xxh3, ..case };
         assert_eq!(case.to_string(), "shm pull 64.00 KiB view-read sleep xxh3");
+        let case = Case { mode: Mode::Copy, source: Source::Rewritten, validate: Checksum::Off, ..case };
+        assert_eq!(case.to_string(), "shm pull 64.00 KiB rewritten sleep");
     }
 
     #[test]

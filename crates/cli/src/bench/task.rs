@@ -3,25 +3,26 @@
 use std::{hint::black_box, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream::FuturesUnordered};
-use tensorwire::{Key, Runtime, Sharing, Worker};
-use tensorwire_memory::copy::{CopyReason, copy_bytes};
+use tensorwire::{Key, Runtime, Sharing, Validation, Worker};
 use tensorwire_verbs_reactor::{Operation, verbs::VerbsCounts};
 
 use super::{
     control::{Answer, Order},
-    cpus::sleeps_of,
+    cpus::{cpu_ns_of, sleeps_of},
     error::BenchError,
     fabrics::Opened,
     limits::{
-        bell::Words,
+        LimitWait,
+        bare::{self, Answers, Contents},
         perftest::{self, Perftest, VerbsSide},
         read_once,
-        stream::RawStream,
+        signal::Signals,
+        stream::{self, RawStream},
     },
     phase::{Phase, PhaseLength, Watch},
     process::Peer,
     side::Side,
-    workers::{PULLER, tensor_name},
+    workers::{PULLER, client_name, start_worker, tensor_name},
 };
 
 /// Writes under way at once when bandwidth is measured.
@@ -31,8 +32,8 @@ const IDLE_TIME: Duration = Duration::from_secs(1);
 /// Bytes of a sample where several operations are under way, and most operations of one.
 const STREAMED_BYTES: usize = 8 << 20;
 const STREAMED_MAX: usize = 1024;
-/// Tensors that are rewritten before they are pulled, or copied, one after the other.
-pub(super) const FRESH_PIECES: usize = 16;
+/// A raw request.
+const ASK: [u8; 8] = [1; 8];
 /// Tensors that pulls with several outstanding take in turns.
 pub(super) const PULLED_TENSORS: usize = 64;
 /// Receives of one step.
@@ -48,6 +49,16 @@ pub(super) struct Stage {
 }
 
 impl Stage {
+    /// This process's side of bare signals.
+    pub(super) fn signals(&self, wait: LimitWait) -> Signals<'_> {
+        Signals::new(&self.peer.memory, &self.peer.bells, &*self.clock, wait, true)
+    }
+
+    /// CPU time of both processes so far, in nanoseconds.
+    pub(super) fn cpu_ns(&self) -> u64 {
+        cpu_ns_of(std::process::id()) + cpu_ns_of(self.peer.id())
+    }
+
     /// The calls of this process to an RDMA device so far.
     pub(super) fn verbs_counts(&self) -> Option<VerbsCounts> {
         Some(self.opened.verbs.as_ref()?.counts())
@@ -66,50 +77,59 @@ pub(super) struct Puller {
 pub(super) enum Task {
     /// Round trips of writes, each counted as two ways.
     RoundTrips { side: Arc<Side> },
-    /// Round trips, each counted as one operation.
-    TwoWays { side: Arc<Side> },
     /// Writes in one direction.
     Writes { side: Arc<Side> },
     /// Writes in one direction, as many under way as perftest has; only the last one has an immediate.
     QuietWrites { side: Arc<Side> },
-    /// A program of perftest.
-    Perftest { test: Perftest, side: VerbsSide, bytes: usize },
-    /// Pulls of the tensor with this number, one after the other.
-    Pulls { puller: Puller, number: usize, sharing: Sharing, read: bool },
-    /// Pulls of tensors that the other process has just written.
-    FreshPulls { puller: Puller, bytes: usize, value: u8 },
+    /// A program of perftest; each operation is as many of its own as `parts`.
+    Perftest { test: Perftest, side: VerbsSide, bytes: usize, parts: f64 },
+    /// Pulls of the first tensor, one after the other.
+    Pulls { puller: Puller, sharing: Sharing, read: bool },
+    /// Pulls of tensors that the other process has just written, so many after each other.
+    FreshPulls { puller: Puller, bytes: usize, pieces: usize },
     /// Pulls with this many outstanding.
     ManyPulls { puller: Puller, outstanding: usize },
-    /// Receives of steps, with this many outstanding.
-    Receives { puller: Puller, keys: Arc<[Key]>, outstanding: usize, step: Arc<std::sync::atomic::AtomicI64> },
+    /// Pulls of lists.
+    ListPulls { puller: Puller },
+    /// Receives of steps, all of a step outstanding at once.
+    Receives { puller: Puller, keys: Arc<[Key]>, step: i64 },
+    /// Connecting and the first fetch, each by a new worker.
+    SetUps { address: String, validation: Validation, number: u64 },
+    /// A new raw stream and one round trip over it.
+    Connects { port: u16 },
     /// Nothing, for a while, with a connection open.
     Idle { _puller: Puller },
     /// Nothing at all.
     Nothing,
-    /// Bare eventfds.
-    Bells,
-    /// Bare words in shared memory.
-    Words,
-    /// Round trips of a raw stream, each counted as two ways.
-    StreamRoundTrips { stream: Arc<RawStream>, bytes: usize },
+    /// Bare signals: round trips of `width` at once, each counted as `parts` operations.
+    Signals { wait: LimitWait, width: usize, parts: f64 },
+    /// Contents of shared memory, copied or read.
+    Contents { contents: Contents, messages: Messages, wait: LimitWait, rewritten: bool },
+    /// Round trips of a raw stream, each counted as `parts` operations.
+    StreamRoundTrips { stream: Arc<RawStream>, bytes: usize, wait: LimitWait, parts: f64 },
     /// A raw stream in one direction.
-    StreamWrites { stream: Arc<RawStream>, bytes: usize },
+    StreamWrites { stream: Arc<RawStream>, bytes: usize, wait: LimitWait },
     /// A raw stream, asked for each message.
-    StreamPulls { stream: Arc<RawStream>, bytes: usize },
-    /// A copy between two buffers of this process.
-    Copies { from: Vec<u8>, to: Vec<u8> },
-    /// A copy from memory that the other process has just written.
-    FreshCopies { to: Vec<u8>, value: u8 },
-    /// Reading a buffer of this process.
-    Reads { bytes: Vec<u8> },
+    StreamPulls { stream: Arc<RawStream>, bytes: usize, wait: LimitWait },
+}
+
+/// Whether a limit has messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Messages {
+    /// Two, one each way.
+    Two,
+    /// None: nothing but the work on the bytes.
+    None,
 }
 
 impl Task {
     /// Operations that must be done together.
     pub(super) fn batch(&self) -> u64 {
         match self {
-            Self::FreshPulls { .. } | Self::FreshCopies { .. } => FRESH_PIECES as u64,
+            Self::FreshPulls { pieces, .. } => *pieces as u64,
+            Self::Contents { contents, rewritten: true, .. } => contents.pieces() as u64,
             Self::ManyPulls { outstanding, .. } => (4 * outstanding) as u64,
+            Self::ListPulls { .. } => PULLED_TENSORS as u64,
             Self::Receives { .. } => RECEIVES as u64,
             Self::QuietWrites { side } => Perftest::WriteBandwidth.batch(side.bytes()),
             Self::Perftest { test, bytes, .. } => test.batch(*bytes),
@@ -121,37 +141,50 @@ impl Task {
     pub(super) async fn run(&mut self, stage: &mut Stage, plan: PhaseLength) -> Result<Phase, BenchError> {
         match self {
             Self::RoundTrips { side } => Ok(round_trips(stage, side, plan).await?.split(2.0)),
-            Self::TwoWays { side } => round_trips(stage, side, plan).await,
             Self::Writes { side } => writes(stage, side, plan).await,
             Self::QuietWrites { side } => quiet_writes(stage, side, plan).await,
-            Self::Perftest { test, side, bytes } => run_perftest(stage, (*test, side), *bytes, plan).await,
-            Self::Pulls { puller, number, sharing, read } => {
-                pulls(stage, puller, (*number, *sharing), *read, plan).await
+            Self::Perftest { test, side, bytes, parts } => {
+                let phase = run_perftest(stage, (*test, side), *bytes, plan).await?;
+                Ok(phase.split(1.0 / *parts))
             }
-            Self::FreshPulls { puller, bytes, value } => {
-                fresh_pulls(stage, puller, *bytes, value, plan).await
+            Self::Pulls { puller, sharing, read } => pulls(stage, puller, *sharing, *read, plan).await,
+            Self::FreshPulls { puller, bytes, pieces } => {
+                fresh_pulls(stage, puller, (*bytes, *pieces), plan).await
             }
             Self::ManyPulls { puller, outstanding } => many_pulls(stage, puller, *outstanding, plan).await,
-            Self::Receives { puller, keys, outstanding, step } => {
-                let next = || step.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Self::ListPulls { puller } => list_pulls(stage, puller, plan).await,
+            Self::Receives { puller, keys, step } => {
                 let mut all = Phase::default();
                 for _ in 0..plan.ops.div_ceil(RECEIVES as u64) {
-                    all = all.and(&receives(stage, puller, keys, *outstanding, next()).await?);
+                    all = all.and(&receives(stage, puller, keys, *step).await?);
+                    *step += 1;
                 }
                 Ok(all)
             }
+            Self::SetUps { address, validation, number } => {
+                set_ups(stage, (address, *validation), number, plan).await
+            }
+            Self::Connects { port } => connects(stage, *port, plan).await,
             Self::Idle { .. } => idle(stage).await,
             Self::Nothing => Ok(Phase::nothing()),
-            Self::Bells => Ok(bells(stage, plan).await?.split(2.0)),
-            Self::Words => Ok(words(stage, plan).await?.split(2.0)),
-            Self::StreamRoundTrips { stream, bytes } => {
-                Ok(stream_round_trips(stage, stream, *bytes, plan).await?.split(2.0))
+            Self::Signals { wait, width, parts } => {
+                Ok(signal_round_trips(stage, *wait, *width, plan).await?.split(*parts))
             }
-            Self::StreamWrites { stream, bytes } => stream_writes(stage, stream, *bytes, plan).await,
-            Self::StreamPulls { stream, bytes } => stream_pulls(stage, stream, *bytes, plan).await,
-            Self::Copies { from, to } => Ok(copies(&*stage.clock, from, to, plan)),
-            Self::FreshCopies { to, value } => fresh_copies(stage, to, value, plan).await,
-            Self::Reads { bytes } => Ok(reads(&*stage.clock, bytes, plan)),
+            Self::Contents { contents, messages, wait, rewritten: false } => {
+                take_contents(stage, contents, (*messages, *wait), plan).await
+            }
+            Self::Contents { contents, messages, wait, rewritten: true } => {
+                take_rewritten(stage, contents, (*messages, *wait), plan).await
+            }
+            Self::StreamRoundTrips { stream, bytes, wait, parts } => {
+                Ok(stream_round_trips(stage, stream, (*bytes, *wait), plan).await?.split(*parts))
+            }
+            Self::StreamWrites { stream, bytes, wait } => {
+                stream_writes(stage, stream, (*bytes, *wait), plan).await
+            }
+            Self::StreamPulls { stream, bytes, wait } => {
+                stream_pulls(stage, stream, (*bytes, *wait), plan).await
+            }
         }
     }
 }
@@ -240,11 +273,11 @@ async fn run_perftest(
 async fn pulls(
     stage: &Stage,
     puller: &Puller,
-    (number, sharing): (usize, Sharing),
+    sharing: Sharing,
     read: bool,
     plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
-    let name = tensor_name(number);
+    let name = tensor_name(0);
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
         let tensor = puller.server.fetch(&name).sharing(sharing).await?;
@@ -261,17 +294,15 @@ async fn pulls(
 async fn fresh_pulls(
     stage: &mut Stage,
     puller: &Puller,
-    bytes: usize,
-    value: &mut u8,
+    (bytes, pieces): (usize, usize),
     plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
-    let names: Vec<String> = (0..FRESH_PIECES).map(tensor_name).collect();
+    let names: Vec<String> = (0..pieces).map(tensor_name).collect();
     let mut all = Phase::default();
-    for _ in 0..plan.ops / FRESH_PIECES as u64 {
-        *value = value.wrapping_add(1);
-        let order = Order::Publish { value: *value, bytes, copies: FRESH_PIECES };
+    for batch in 0..plan.ops / pieces as u64 {
+        let order = Order::Publish { value: value_of(batch), bytes, copies: pieces };
         done(stage.peer.ask(&order, "publishing").await?)?;
-        let mut watch = Watch::start(&*stage.clock, PhaseLength { ops: FRESH_PIECES as u64, group: 1 });
+        let mut watch = Watch::start(&*stage.clock, PhaseLength { ops: pieces as u64, group: 1 });
         for name in &names {
             black_box(puller.server.fetch(name).await?);
             watch.tick();
@@ -279,6 +310,22 @@ async fn fresh_pulls(
         all = all.and(&watch.stop());
     }
     Ok(all)
+}
+
+/// The bytes that a batch is filled with: others than those of the batch before.
+fn value_of(batch: u64) -> u8 {
+    (batch % 251) as u8 + 1
+}
+
+async fn list_pulls(stage: &Stage, puller: &Puller, plan: PhaseLength) -> Result<Phase, BenchError> {
+    let names: Vec<String> = (0..PULLED_TENSORS).map(tensor_name).collect();
+    let lists = PhaseLength { ops: plan.ops / PULLED_TENSORS as u64, group: 1 };
+    let mut watch = Watch::start(&*stage.clock, lists);
+    for _ in 0..lists.ops {
+        black_box(puller.server.fetch_many(&names).await?);
+        watch.tick();
+    }
+    Ok(watch.stop().split(PULLED_TENSORS as f64))
 }
 
 async fn many_pulls(
@@ -304,23 +351,13 @@ async fn many_pulls(
     Ok(watch.stop())
 }
 
-/// One step: all values are sent once the first receives are outstanding, and each receive that ends is followed by the
-/// next.
-async fn receives(
-    stage: &mut Stage,
-    puller: &Puller,
-    keys: &[Key],
-    outstanding: usize,
-    step: i64,
-) -> Result<Phase, BenchError> {
+/// One step: all values are sent once all receives are outstanding.
+async fn receives(stage: &mut Stage, puller: &Puller, keys: &[Key], step: i64) -> Result<Phase, BenchError> {
     let receiving = puller.worker.shared_step(step);
     let order = Order::Send { to: PULLER.to_owned(), step, keys: keys.len() };
     let mut watch =
         Watch::start(&*stage.clock, PhaseLength { ops: keys.len() as u64, group: keys.len() as u64 });
-    let mut turns = keys.iter();
-    let mut open = FuturesUnordered::new();
-    let receive = |key| receiving.recv(key).into_future();
-    open.extend(turns.by_ref().take(outstanding).map(receive));
+    let mut open: FuturesUnordered<_> = keys.iter().map(|key| receiving.recv(key).into_future()).collect();
     let asked = futures::poll!(open.next());
     if asked.is_ready() {
         return Err(BenchError::Unexpected("a value before it was sent".to_owned()));
@@ -329,7 +366,35 @@ async fn receives(
     while let Some(received) = open.next().await {
         black_box(received?);
         watch.tick();
-        open.extend(turns.next().map(receive));
+    }
+    Ok(watch.stop())
+}
+
+async fn set_ups(
+    stage: &Stage,
+    (address, validation): (&str, Validation),
+    number: &mut u64,
+    plan: PhaseLength,
+) -> Result<Phase, BenchError> {
+    let mut all = Phase::default();
+    for _ in 0..plan.ops {
+        *number += 1;
+        let worker = start_worker(&client_name(*number), &stage.opened, validation).await?;
+        let mut watch = Watch::start(&*stage.clock, PhaseLength { ops: 1, group: 1 });
+        black_box(worker.peer_at(address).await?.fetch(&tensor_name(0)).await?);
+        watch.tick();
+        all = all.and(&watch.stop());
+        worker.shutdown().await;
+    }
+    Ok(all)
+}
+
+async fn connects(stage: &mut Stage, port: u16, plan: PhaseLength) -> Result<Phase, BenchError> {
+    stage.peer.order(&Order::Accept { count: plan.ops }, "raw connections").await?;
+    let mut watch = Watch::start(&*stage.clock, plan);
+    for _ in 0..plan.ops {
+        stream::connect_once(port, ASK)?;
+        watch.tick();
     }
     Ok(watch.stop())
 }
@@ -342,125 +407,111 @@ async fn idle(stage: &Stage) -> Result<Phase, BenchError> {
     let wakeups = sleeps_of(stage.peer.id()).saturating_sub(before);
     let spent_ns = IDLE_TIME.as_nanos() as f64;
     let between = if wakeups == 0 { 0.0 } else { spent_ns / wakeups as f64 };
-    Ok(Phase { samples: vec![between], ops: 1.0, spent_ns })
+    Ok(Phase { samples: vec![between], ops: wakeups as f64, spent_ns })
 }
 
-async fn bells(stage: &mut Stage, plan: PhaseLength) -> Result<Phase, BenchError> {
-    stage.peer.order(&Order::Bell { count: plan.ops }, "bells").await?;
-    let mut watch = Watch::start(&*stage.clock, plan);
-    for _ in 0..plan.ops {
-        stage.peer.bells.ring()?;
-        stage.peer.bells.wait()?;
-        watch.tick();
-    }
-    Ok(watch.stop())
+/// Orders the second process to answer the signals of `plan`.
+async fn order_answers(stage: &mut Stage, answers: Answers) -> Result<(), BenchError> {
+    // The second process reads no word before the order.
+    stage.signals(answers.wait).reset();
+    stage.peer.order(&Order::Answer { answers }, "signals").await
 }
 
-async fn words(stage: &mut Stage, plan: PhaseLength) -> Result<Phase, BenchError> {
-    let words = Words::new(&stage.peer.memory, true);
-    // Both start from 0 again; the second process reads nothing before the order.
-    words.reset();
-    stage.peer.order(&Order::Ring { count: plan.ops }, "words").await?;
-    let words = Words::new(&stage.peer.memory, true);
-    let mut watch = Watch::start(&*stage.clock, plan);
-    for value in 1..=plan.ops {
-        words.store(value);
-        words.await_value(value, &*stage.clock)?;
-        watch.tick();
+async fn signal_round_trips(
+    stage: &mut Stage,
+    wait: LimitWait,
+    width: usize,
+    plan: PhaseLength,
+) -> Result<Phase, BenchError> {
+    let plan = PhaseLength { ops: plan.ops.div_ceil(width as u64), ..plan };
+    order_answers(stage, Answers { count: plan.ops, width, wait, copied: None }).await?;
+    bare::round_trips(stage.signals(wait), width, &*stage.clock, plan)
+}
+
+async fn take_contents(
+    stage: &mut Stage,
+    contents: &mut Contents,
+    (messages, wait): (Messages, LimitWait),
+    plan: PhaseLength,
+) -> Result<Phase, BenchError> {
+    if messages == Messages::None {
+        return contents.alone(wait, &stage.peer.memory, &*stage.clock, plan);
     }
-    Ok(watch.stop())
+    let answers = Answers { count: plan.ops, width: 1, wait, copied: contents.copied() };
+    order_answers(stage, answers).await?;
+    contents.between_messages(stage.signals(wait), &stage.peer.memory, &*stage.clock, plan)
+}
+
+/// The other process writes all pieces before each batch.
+async fn take_rewritten(
+    stage: &mut Stage,
+    contents: &mut Contents,
+    how: (Messages, LimitWait),
+    plan: PhaseLength,
+) -> Result<Phase, BenchError> {
+    let (bytes, pieces) = (contents.bytes(), contents.pieces());
+    let mut all = Phase::default();
+    for batch in 0..plan.ops / pieces as u64 {
+        let order = Order::Fill { value: value_of(batch), bytes, pieces };
+        done(stage.peer.ask(&order, "filling").await?)?;
+        let length = PhaseLength { ops: pieces as u64, group: 1 };
+        all = all.and(&take_contents(stage, contents, how, length).await?);
+    }
+    Ok(all)
 }
 
 async fn stream_round_trips(
     stage: &mut Stage,
     stream: &RawStream,
-    bytes: usize,
+    (bytes, wait): (usize, LimitWait),
     plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
-    stage.peer.order(&Order::StreamEcho { count: plan.ops, bytes }, "raw round trips").await?;
-    stream.prepare_message(bytes)?;
-    let mut message = vec![7; bytes];
-    let mut watch = Watch::start(&*stage.clock, plan);
+    stage.peer.order(&Order::StreamEcho { count: plan.ops, bytes, wait }, "raw round trips").await?;
+    let (wait, clock, mut message) = (stream.prepare(wait, bytes)?, &*stage.clock, vec![7; bytes]);
+    let mut watch = Watch::start(clock, plan);
     for _ in 0..plan.ops {
-        stream.write(&message)?;
-        stream.read_message(&mut message)?;
+        stream.write(&message, wait, clock)?;
+        stream.read(&mut message, wait, clock)?;
         watch.tick();
     }
-    stream.set_blocking(true)?;
     Ok(watch.stop())
 }
 
 async fn stream_writes(
     stage: &mut Stage,
     stream: &RawStream,
-    bytes: usize,
+    (bytes, wait): (usize, LimitWait),
     plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
-    stage.peer.order(&Order::StreamTake { count: plan.ops, bytes }, "raw writes").await?;
-    let (message, plan) = (vec![7; bytes], plan.grouped(streamed(bytes)));
-    let mut watch = Watch::start(&*stage.clock, plan);
+    stage.peer.order(&Order::StreamTake { count: plan.ops, bytes, wait }, "raw writes").await?;
+    // Nobody waits for a small message to be read, so that the socket's buffer may be full at any time.
+    let wait = stream.prepare(wait, usize::MAX)?;
+    let (clock, message, plan) = (&*stage.clock, vec![7; bytes], plan.grouped(streamed(bytes)));
+    let mut watch = Watch::start(clock, plan);
     for _ in 0..plan.ops {
-        stream.write(&message)?;
+        stream.write(&message, wait, clock)?;
         watch.tick();
     }
-    stream.read(&mut [0])?;
+    stream.read(&mut [0], wait, clock)?;
     Ok(watch.stop())
 }
 
 async fn stream_pulls(
     stage: &mut Stage,
     stream: &RawStream,
-    bytes: usize,
+    (bytes, wait): (usize, LimitWait),
     plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
-    stage.peer.order(&Order::StreamServe { count: plan.ops, bytes }, "raw pulls").await?;
-    let mut message = vec![0; bytes];
-    let mut watch = Watch::start(&*stage.clock, plan);
+    let (asked, ask) = (ASK.len(), &ASK);
+    stage.peer.order(&Order::StreamServe { count: plan.ops, asked, bytes, wait }, "raw pulls").await?;
+    let (wait, clock, mut message) = (stream.prepare(wait, bytes)?, &*stage.clock, vec![0; bytes]);
+    let mut watch = Watch::start(clock, plan);
     for _ in 0..plan.ops {
-        stream.write(&[1])?;
-        stream.read(&mut message)?;
+        stream.write(ask, wait, clock)?;
+        stream.read(&mut message, wait, clock)?;
         watch.tick();
     }
     Ok(watch.stop())
-}
-
-fn copies(clock: &dyn Runtime, from: &[u8], to: &mut [u8], plan: PhaseLength) -> Phase {
-    let mut watch = Watch::start(clock, plan);
-    for _ in 0..plan.ops {
-        copy_bytes(black_box(to), black_box(from), CopyReason::Local);
-        watch.tick();
-    }
-    watch.stop()
-}
-
-async fn fresh_copies(
-    stage: &mut Stage,
-    to: &mut [u8],
-    value: &mut u8,
-    plan: PhaseLength,
-) -> Result<Phase, BenchError> {
-    let mut all = Phase::default();
-    for _ in 0..plan.ops / FRESH_PIECES as u64 {
-        *value = value.wrapping_add(1);
-        let order = Order::Fill { value: *value, bytes: to.len(), pieces: FRESH_PIECES };
-        done(stage.peer.ask(&order, "filling").await?)?;
-        let mut watch = Watch::start(&*stage.clock, PhaseLength { ops: FRESH_PIECES as u64, group: 1 });
-        for piece in 0..FRESH_PIECES {
-            stage.peer.memory.read(piece * to.len(), black_box(to));
-            watch.tick();
-        }
-        all = all.and(&watch.stop());
-    }
-    Ok(all)
-}
-
-fn reads(clock: &dyn Runtime, bytes: &[u8], plan: PhaseLength) -> Phase {
-    let mut watch = Watch::start(clock, plan);
-    for _ in 0..plan.ops {
-        read_once(black_box(bytes));
-        watch.tick();
-    }
-    watch.stop()
 }
 
 /// Takes an answer that only confirms the order.

@@ -19,6 +19,11 @@ pub(super) async fn start_worker(
     Ok(builder.local_fabrics(vec![opened.fabric.clone()]).start().await?)
 }
 
+/// Name of the `number`th worker that connects.
+pub(super) fn client_name(number: u64) -> String {
+    format!("/job:bench/replica:{number}/task:1")
+}
+
 /// Name of the `copy`th published tensor.
 pub(super) fn tensor_name(copy: usize) -> String {
     format!("tensor {copy}")

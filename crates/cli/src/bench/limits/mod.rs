@@ -1,10 +1,38 @@
-//! The limits: the same work without tensorwire.
+//! The limits: the same work without tensorwire. A limit waits as the row waits that it is compared with, and has as many CPUs.
 
-pub(super) mod bell;
+pub(super) mod bare;
 pub(super) mod perftest;
+pub(super) mod signal;
 pub(super) mod stream;
 
 use std::hint::black_box;
+
+use serde::{Deserialize, Serialize};
+
+use super::cpus::Placement;
+use crate::arguments::bench::WaitChoice;
+
+/// How a limit waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) enum LimitWait {
+    /// Asleep in the kernel.
+    Sleep,
+    /// Looks again and again.
+    Look,
+    /// Looks, and yields its CPU after each look, because the other process runs there too.
+    LookInTurns,
+}
+
+impl LimitWait {
+    /// As a row with `wait` waits. Adaptive rows look, as long as operations follow each other.
+    pub(super) fn of(wait: WaitChoice, placement: Placement) -> Self {
+        match wait {
+            WaitChoice::Sleep => Self::Sleep,
+            _ if placement.is_one_cpu() => Self::LookInTurns,
+            _ => Self::Look,
+        }
+    }
+}
 
 /// Reads all of `bytes` once, as fast as one core can.
 pub(super) fn read_once(bytes: &[u8]) {

@@ -1,4 +1,4 @@
-//! The limits of TCP: one raw stream over loopback, blocking for bandwidth, in epoll for latency.
+//! The limits of TCP: one raw stream over loopback. It looks, or sleeps: in epoll for small messages, in the call itself for large ones.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -12,12 +12,14 @@ use rustix::{
     event::{Timespec, epoll},
     net::sockopt::set_tcp_congestion,
 };
+use tensorwire::Runtime;
 
+use super::{LimitWait, signal::look};
 use crate::bench::error::{BenchError, system};
 
 const DURING: &str = "reading a raw stream";
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// Largest message that is written without blocking.
+/// Largest message whose reader sleeps in epoll: the writer never waits, since it fits the socket's buffer.
 const EPOLL_MESSAGE_MAX: usize = 32 << 10;
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -28,6 +30,17 @@ pub(crate) struct RawStream {
     epoll: OwnedFd,
 }
 
+/// How calls on a stream wait.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StreamWait {
+    /// In the call itself.
+    Blocking,
+    /// In epoll.
+    Epoll,
+    /// By calling again.
+    Looking(LimitWait),
+}
+
 /// A listener for the other process, and its port.
 pub(crate) fn listen() -> Result<(TcpListener, u16), BenchError> {
     let listener = TcpListener::bind((HOST, 0)).map_err(system("bind"))?;
@@ -35,6 +48,27 @@ pub(crate) fn listen() -> Result<(TcpListener, u16), BenchError> {
     let _ = set_tcp_congestion(&listener, "cubic");
     let port = listener.local_addr().map_err(system("getsockname"))?.port();
     Ok((listener, port))
+}
+
+/// Connects, sends `ask`, and reads as many bytes.
+pub(crate) fn connect_once(port: u16, mut ask: [u8; 8]) -> Result<(), BenchError> {
+    let mut stream = TcpStream::connect((HOST, port)).map_err(system("connect"))?;
+    limit_calls(&stream)?;
+    stream.write_all(&ask).and_then(|()| stream.read_exact(&mut ask)).map_err(failed)
+}
+
+/// The other side of [`connect_once`].
+pub(crate) fn answer_once(listener: &TcpListener) -> Result<(), BenchError> {
+    let (mut stream, _) = listener.accept().map_err(system("accept"))?;
+    limit_calls(&stream)?;
+    let mut ask = [0; 8];
+    stream.read_exact(&mut ask).and_then(|()| stream.write_all(&ask)).map_err(failed)
+}
+
+fn limit_calls(stream: &TcpStream) -> Result<(), BenchError> {
+    stream.set_nodelay(true).map_err(system("TCP_NODELAY"))?;
+    stream.set_read_timeout(Some(ANSWER_LIMIT)).map_err(system("SO_RCVTIMEO"))?;
+    stream.set_write_timeout(Some(ANSWER_LIMIT)).map_err(system("SO_SNDTIMEO"))
 }
 
 impl RawStream {
@@ -55,53 +89,80 @@ impl RawStream {
     }
 
     fn new(stream: TcpStream) -> Result<Self, BenchError> {
-        stream.set_nodelay(true).map_err(system("TCP_NODELAY"))?;
         stream.set_nonblocking(false).map_err(system("fcntl"))?;
-        stream.set_read_timeout(Some(ANSWER_LIMIT)).map_err(system("SO_RCVTIMEO"))?;
-        stream.set_write_timeout(Some(ANSWER_LIMIT)).map_err(system("SO_SNDTIMEO"))?;
+        limit_calls(&stream)?;
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll_create"))?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, &stream, epoll::EventData::new_u64(1), flags).map_err(system("epoll_ctl"))?;
         Ok(Self { stream, epoll })
     }
 
-    /// Gets ready for round trips of messages of `bytes` bytes: asleep in epoll, or blocking where a message may
-    /// not fit the socket's buffer.
-    pub(crate) fn prepare_message(&self, bytes: usize) -> Result<(), BenchError> {
-        self.set_blocking(bytes > EPOLL_MESSAGE_MAX)
+    /// Gets ready for messages of `bytes` bytes at most.
+    pub(crate) fn prepare(&self, wait: LimitWait, bytes: usize) -> Result<StreamWait, BenchError> {
+        let wait = match wait {
+            LimitWait::Sleep if bytes > EPOLL_MESSAGE_MAX => StreamWait::Blocking,
+            LimitWait::Sleep => StreamWait::Epoll,
+            looking => StreamWait::Looking(looking),
+        };
+        self.stream.set_nonblocking(wait != StreamWait::Blocking).map_err(system("fcntl"))?;
+        Ok(wait)
     }
 
-    /// Reads a message of a round trip.
-    pub(crate) fn read_message(&self, into: &mut [u8]) -> Result<(), BenchError> {
-        if into.len() > EPOLL_MESSAGE_MAX { self.read(into) } else { self.read_in_epoll(into) }
+    /// Writes all of `bytes`.
+    pub(crate) fn write(
+        &self,
+        mut bytes: &[u8],
+        wait: StreamWait,
+        clock: &dyn Runtime,
+    ) -> Result<(), BenchError> {
+        while !bytes.is_empty() {
+            let wrote = self.retry(wait, clock, || (&self.stream).write(bytes))?;
+            bytes = bytes.get(wrote..).unwrap_or_default();
+        }
+        Ok(())
     }
 
-    /// Whether reads and writes block.
-    pub(crate) fn set_blocking(&self, blocking: bool) -> Result<(), BenchError> {
-        self.stream.set_nonblocking(!blocking).map_err(system("fcntl"))
-    }
-
-    pub(crate) fn write(&self, bytes: &[u8]) -> Result<(), BenchError> {
-        (&self.stream).write_all(bytes).map_err(failed)
-    }
-
-    pub(crate) fn read(&self, into: &mut [u8]) -> Result<(), BenchError> {
-        (&self.stream).read_exact(into).map_err(failed)
-    }
-
-    /// Fills `into`, asleep in epoll while nothing is there.
-    fn read_in_epoll(&self, into: &mut [u8]) -> Result<(), BenchError> {
-        let mut read = 0;
-        while let Some(rest) = into.get_mut(read..).filter(|rest| !rest.is_empty()) {
-            match (&self.stream).read(rest) {
-                Ok(0) => return Err(BenchError::PeerGone { during: DURING }),
-                Ok(bytes) => read += bytes,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.wait()?,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(failed(error)),
+    /// Fills `into`.
+    pub(crate) fn read(
+        &self,
+        into: &mut [u8],
+        wait: StreamWait,
+        clock: &dyn Runtime,
+    ) -> Result<(), BenchError> {
+        let mut filled = 0;
+        while let Some(rest) = into.get_mut(filled..).filter(|rest| !rest.is_empty()) {
+            match self.retry(wait, clock, || (&self.stream).read(rest))? {
+                0 => return Err(BenchError::PeerGone { during: DURING }),
+                bytes => filled += bytes,
             }
         }
         Ok(())
+    }
+
+    /// Calls again while the stream is not ready, waiting as `wait` says.
+    fn retry(
+        &self,
+        wait: StreamWait,
+        clock: &dyn Runtime,
+        mut call: impl FnMut() -> std::io::Result<usize>,
+    ) -> Result<usize, BenchError> {
+        loop {
+            let mut result = call();
+            if let (StreamWait::Looking(looking), true) = (wait, is_not_ready(&result)) {
+                look(looking, clock, || {
+                    result = call();
+                    !is_not_ready(&result)
+                })?;
+            }
+            match result {
+                Ok(bytes) => return Ok(bytes),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock && wait == StreamWait::Epoll => {
+                    self.wait()?;
+                }
+                Err(error) => return Err(failed(error)),
+            }
+        }
     }
 
     fn wait(&self) -> Result<(), BenchError> {
@@ -113,6 +174,10 @@ impl RawStream {
             Err(error) => Err(system("epoll_wait")(error)),
         }
     }
+}
+
+fn is_not_ready(result: &std::io::Result<usize>) -> bool {
+    matches!(result, Err(error) if error.kind() == ErrorKind::WouldBlock)
 }
 
 fn failed(error: std::io::Error) -> BenchError {
