@@ -1,0 +1,386 @@
+"""The rivals: what each needs, and how one measurement of it runs."""
+
+import json
+import os
+import shlex
+import shutil
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+PYTHON = "/usr/bin/python3"
+# Longest that one program may take beyond the time that it measures.
+SLACK_S = 60
+WAIT_OPTIONS = {"look": "busy", "sleep": "sleep"}
+
+
+class Skipped(Exception):
+    """Why a rival is not measured."""
+
+
+class Failed(Exception):
+    """Why a measurement failed."""
+
+
+class Site:
+    """Where programs are built, and where an ordinary user runs them."""
+
+    def __init__(self, root, folder, install):
+        self.root, self.folder, self.install = root, folder, install
+        self.peers = root / "benches/peers"
+        self.bin, self.home = folder / "bin", folder / "home"
+        folder.chmod(0o755)
+        self.bin.mkdir()
+        self.home.mkdir()
+        self.drop, self.crates, self.built, self.failed = [], [], set(), False
+        if os.geteuid() == 0:
+            shutil.chown(self.home, "nobody", "nogroup")
+            self.drop = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "--no-new-privs"]
+
+    def prepare(self, only):
+        """The rivals that can be measured, and the names and reasons of the others."""
+        wanted, skipped = [], []
+        chosen = [rival for rival in ALL if not only or rival.name in only or rival.name == "tensorwire"]
+        self.crates = [rival.name for rival in chosen if isinstance(rival, Crate)]
+        for rival in chosen:
+            try:
+                rival.prepare(self)
+                wanted.append(rival)
+            except Skipped as reason:
+                skipped.append((rival.name, str(reason)))
+        return wanted, skipped
+
+    def need(self, program, *packages):
+        """A program or header, from these packages of Debian where it is missing."""
+        if shutil.which(program) or Path(program).exists():
+            return
+        if self.install and os.geteuid() == 0 and shutil.which("apt-get"):
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            subprocess.run(["apt-get", "update", "-q"], check=False, **quiet)
+            command = ["apt-get", "install", "-q", "-y", "--no-install-recommends", *packages]
+            subprocess.run(command, check=False, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, **quiet)
+        if not (shutil.which(program) or Path(program).exists()):
+            raise Skipped(f"{program} is missing; it is in the packages {' '.join(packages)} of Debian")
+
+    def build(self, *command, cwd=None):
+        """Runs a compiler; its last words are the reason if it fails."""
+        ran = subprocess.run(command, capture_output=True, text=True, cwd=cwd or self.peers, check=False)
+        if ran.returncode != 0:
+            raise Skipped(f"{shlex.join(map(str, command))}: {last_line(ran.stderr)}")
+
+    def build_crates(self, name):
+        """Builds the program of the rivals that are crates: once with all that are wanted, and alone where that fails, so that one
+        that can't be built takes no other with it."""
+        if name in self.built:
+            return
+        together = [name] if self.failed else self.crates
+        try:
+            self.build("cargo", "build", "--locked", "--release", "--no-default-features", "--features", ",".join(together))
+        except Skipped:
+            if self.failed:
+                raise
+            self.failed = True
+            self.build_crates(name)
+            return
+        target = Path(os.environ.get("CARGO_TARGET_DIR", self.peers / "target"))
+        for built in together:
+            self.program(target / "release/tensorwire-peers", f"peers-{built}")
+        self.built.update(together)
+
+    def program(self, built, name):
+        shutil.copy(built, self.bin / name)
+        (self.bin / name).chmod(0o755)
+
+    def command(self, words, cpu=None):
+        """The command line with which the ordinary user runs `words` on one CPU, or wherever the scheduler puts it."""
+        pinned = [] if cpu is None else ["taskset", "-c", str(cpu)]
+        return [*self.drop, *pinned, *map(str, words)]
+
+    def environment(self, extra):
+        return {"PATH": f"{self.bin}:/usr/local/bin:/usr/bin:/bin", "HOME": str(self.home), "TMPDIR": str(self.home), **extra}
+
+    def run(self, command, extra=None, limit=SLACK_S):
+        """Runs a program to its end; gives what it printed."""
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=self.home, env=self.environment(extra or {}), check=False)
+        except subprocess.TimeoutExpired:
+            raise Failed(f"it did not end within {limit} s") from None
+        if ran.returncode != 0:
+            raise Failed(last_line(ran.stderr) or f"code {ran.returncode}")
+        return ran.stdout
+
+    def server(self, command, extra=None):
+        return Server(command, self.home, self.environment(extra or {}))
+
+
+class Server:
+    """A program that prints `ready ADDRESS`, and ends when its input does."""
+
+    def __init__(self, command, folder, environment):
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+    def __enter__(self):
+        for line in self.process.stdout:
+            if line.startswith("ready "):
+                return line.split(maxsplit=1)[1].strip()
+        self.stop()
+        raise Failed("its server did not start")
+
+    def __exit__(self, *_):
+        self.stop()
+
+    def stop(self):
+        self.process.stdin.close()
+        try:
+            self.process.wait(timeout=2)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+
+def last_line(text):
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1].strip() if lines else ""
+
+
+def seconds_of(output, task):
+    """Seconds an operation, from the line `OPERATIONS SECONDS`; half of it where a column is half a round trip."""
+    for line in reversed(output.splitlines()):
+        words = line.split()
+        if len(words) == 2:
+            seconds = float(words[1]) / int(words[0])
+            return seconds / 2 if task.column.is_half else seconds
+    raise Failed("it printed no figure")
+
+
+class Rival:
+    """One rival. `ways` are the pairs of transport and wait that it can do."""
+
+    name = ""
+    ways = ()
+
+    def can(self, task):
+        return (task.transport, task.wait) in self.ways
+
+    def prepare(self, site):
+        """Makes it ready, or raises Skipped."""
+
+    def measure(self, task, site):
+        """Seconds an operation, by the name of the row."""
+        raise NotImplementedError
+
+    def pair(self, site, server, client, task, extra=None):
+        """Runs a server and a client, each on its CPU."""
+        first, second = task.cpus or (None, None)
+        with site.server(site.command(server, second), extra) as address:
+            output = site.run(site.command([*client, address], first), extra, SLACK_S + task.milliseconds / 100)
+        return {self.name: seconds_of(output, task)}
+
+
+class Tensorwire(Rival):
+    """The subject, and the limit that `tensorwire bench` measures in turns with it."""
+
+    name = "tensorwire"
+    ways = [(transport, wait) for transport in ("shm", "tcp") for wait in ("look", "sleep")]
+
+    def prepare(self, site):
+        site.build("cargo", "build", "--locked", "--release", "-p", "tensorwire-cli", cwd=site.root)
+        target = Path(os.environ.get("CARGO_TARGET_DIR", site.root / "target"))
+        site.program(target / "release/tensorwire", "tensorwire")
+
+    def measure(self, task, site):
+        op = "pingpong" if task.column.is_half else "pull"
+        words = ["tensorwire", "bench", "--json", "--fabric", task.transport, "--op", op, "--size", task.bytes]
+        words += ["--wait", WAIT_OPTIONS[task.wait], "--cpus", "two" if task.cpus else "free"]
+        words += ["--rounds", 1, "--round-ms", 2 * task.milliseconds]
+        line = json.loads(site.run(site.command(words), None, 2 * SLACK_S))
+        return {"tensorwire": line["mean_ns"] / 1e9, "limit": line["limit_mean_ns"] / 1e9}
+
+
+class Crate(Rival):
+    """A crate of the Rust registry, in the program of this folder."""
+
+    def __init__(self, name, ways):
+        self.name, self.ways = name, ways
+
+    def prepare(self, site):
+        site.build_crates(self.name)
+
+    def measure(self, task, site):
+        words = [f"peers-{self.name}", self.name, task.transport, task.wait, task.bytes, task.milliseconds]
+        return self.pair(site, words, words, task)
+
+
+class Ucx(Rival):
+    """Tagged messages of UCX."""
+
+    name = "UCX"
+    ways = Tensorwire.ways
+    transports = {"shm": "posix,sysv,cma,self", "tcp": "tcp,self"}
+
+    def prepare(self, site):
+        site.need("/usr/include/ucp/api/ucp.h", "libucx-dev", "ucx-utils", "gcc", "libc6-dev")
+        site.build("gcc", "-O2", "-o", site.bin / "ucx", "native/ucx.c", "-lucp", "-lucs")
+
+    def measure(self, task, site):
+        words = ["ucx", task.wait, task.bytes, task.milliseconds]
+        return self.pair(site, words, words, task, {"UCX_TLS": self.transports[task.transport]})
+
+
+class UcxOneSided(Rival):
+    """A write or a read of the peer's memory by UCX, without a message; measured by its own program, which polls."""
+
+    ways = [("shm", "look")]
+
+    def __init__(self, name, test, measures_half):
+        self.name, self.test, self.measures_half = name, test, measures_half
+
+    def prepare(self, site):
+        site.need("ucx_perftest", "ucx-utils")
+
+    def can(self, task):
+        return super().can(task) and task.column.is_half == self.measures_half
+
+    def measure(self, task, site):
+        per_operation = self.run(task, site, 20)
+        count = max(4, int(task.milliseconds / 1e3 / per_operation))
+        return {self.name: self.run(task, site, count)}
+
+    def run(self, task, site, count):
+        port = free_port()
+        first, second = task.cpus or (None, None)
+        extra = {"UCX_TLS": Ucx.transports["shm"]}
+        server = subprocess.Popen(
+            site.command(["ucx_perftest", "-p", port], second), env=site.environment(extra), cwd=site.home,
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            wait_for_listener(port, server)
+            words = ["ucx_perftest", "127.0.0.1", "-p", port, "-t", self.test, "-s", task.bytes, "-n", count, "-w", max(4, min(count, 1000)), "-f", "-v"]
+            output = site.run(site.command(words, first), extra)
+        finally:
+            server.terminate()
+            server.wait()
+        return average_of_ucx(output)
+
+
+def average_of_ucx(output):
+    """The overall time in the table that `ucx_perftest -f -v` prints, in seconds."""
+    lines = [line.split(",") for line in output.splitlines() if "," in line]
+    for names, values in zip(lines, lines[1:]):
+        if "overall_lat" in names:
+            return float(values[names.index("overall_lat")]) / 1e6
+    raise Failed("ucx_perftest printed no figure")
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for_listener(port, process):
+    """Waits until something listens, without connecting: the program takes the first connection for its client."""
+    wanted, limit = f":{port:04X}", time.monotonic() + 10
+    while time.monotonic() < limit and process.poll() is None:
+        for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+            for line in Path(table).read_text(encoding="utf-8").splitlines()[1:]:
+                fields = line.split()
+                if fields[1].endswith(wanted) and fields[3] == "0A":
+                    return
+        time.sleep(0.005)
+    raise Failed("its server does not listen")
+
+
+class OpenMpi(Rival):
+    """Messages of Open MPI, which always polls."""
+
+    name = "Open MPI"
+    ways = [("shm", "look"), ("tcp", "look")]
+    transports = {"shm": "self,vader", "tcp": "self,tcp"}
+
+    def prepare(self, site):
+        site.need("mpicc", "openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev")
+        site.build("mpicc", "-O2", "-o", site.bin / "mpi", "native/mpi.c")
+
+    def measure(self, task, site):
+        words = ["mpi", task.bytes, task.milliseconds]
+        ranks = [["taskset", "-c", cpu, *words] for cpu in task.cpus] or [words, words]
+        command = ["mpirun", "--bind-to", "none", "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", self.transports[task.transport]]
+        command += ["--mca", "btl_tcp_if_include", "lo", "-np", "1", *ranks[0], ":", "-np", "1", *ranks[1]]
+        return {self.name: seconds_of(site.run(site.command(command)), task)}
+
+
+class Gloo(Rival):
+    """Buffers of a pair of Gloo."""
+
+    name = "Gloo"
+    ways = [("tcp", "look"), ("tcp", "sleep")]
+
+    def prepare(self, site):
+        site.need("/usr/include/gloo/context.h", "libgloo-dev", "g++")
+        site.build("g++", "-O2", "-o", site.bin / "gloo", "native/gloo.cc", "-lgloo", "-lpthread")
+
+    def measure(self, task, site):
+        meeting = site.home / f"gloo-{time.monotonic_ns()}"
+        meeting.mkdir()
+        meeting.chmod(0o777)
+        words = ["gloo", task.wait, task.bytes, task.milliseconds]
+        first, second = task.cpus or (None, None)
+        try:
+            with site.server(site.command([*words, meeting, "server"], second)):
+                output = site.run(site.command([*words, meeting, "client"], first))
+        finally:
+            shutil.rmtree(meeting, ignore_errors=True)
+        return {self.name: seconds_of(output, task)}
+
+
+class Nixl(Rival):
+    """Reads of the peer's memory by NIXL, without a message."""
+
+    name = "NIXL"
+    ways = [("shm", "look"), ("tcp", "look")]
+    # It takes the set-up over TCP in any case.
+    transports = {"shm": "all", "tcp": "tcp,self"}
+
+    def prepare(self, site):
+        site.need(PYTHON, "python3")
+        packages = site.folder / "nixl"
+        if not site.install:
+            raise Skipped("it is installed for each run, and --no-install forbids that")
+        # Without its dependencies, which are only for GPUs.
+        site.build(PYTHON, "-m", "venv", "--without-pip", packages)
+        version = subprocess.run([PYTHON, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=True).stdout.strip()
+        self.path = packages / f"lib/python{version}/site-packages"
+        site.build("python3", "-m", "pip", "install", "-q", "--no-deps", "--only-binary=:all:", "--python-version", version, "--target", self.path, "nixl-cu12", "numpy")
+        site.program(site.peers / "native/nixl_read.py", "nixl_read.py")
+        try:
+            site.run(site.command([PYTHON, "-c", "import nixl_cu12._api"]), {"PYTHONPATH": str(self.path)})
+        except Failed as reason:
+            raise Skipped(f"NIXL can't be loaded: {reason}") from None
+
+    def can(self, task):
+        return super().can(task) and not task.column.is_half
+
+    def measure(self, task, site):
+        words = [PYTHON, site.bin / "nixl_read.py", task.bytes, task.milliseconds]
+        extra = {"PYTHONPATH": str(self.path), "UCX_TLS": self.transports[task.transport], "NIXL_LOG_LEVEL": "ERROR"}
+        return self.pair(site, words, words, task, extra)
+
+
+ALL = [
+    Tensorwire(),
+    Ucx(),
+    UcxOneSided("UCX put", "ucp_put_lat", True),
+    UcxOneSided("UCX get", "ucp_get", False),
+    OpenMpi(),
+    Gloo(),
+    Nixl(),
+    Crate("iceoryx2", [("shm", "look"), ("shm", "sleep")]),
+    Crate("zenoh", [("shm", "sleep"), ("tcp", "sleep")]),
+    Crate("tonic", [("tcp", "sleep")]),
+    Crate("tarpc", [("tcp", "sleep")]),
+    Crate("quinn", [("tcp", "sleep")]),
+]
+NAMES = [rival.name for rival in ALL]

@@ -1,0 +1,115 @@
+"""Rounds: every rival of a column once, in turns; repeated where the machine was busy with other work."""
+
+import statistics
+import sys
+from dataclasses import dataclass
+
+from . import machine
+from .rivals import Failed
+
+KIB, MIB = 1 << 10, 1 << 20
+# From this size on processes are not pinned: a second core may help to copy.
+FREE_BYTES = 16 * MIB
+
+
+@dataclass(frozen=True)
+class Column:
+    name: str
+    bytes: int
+    is_half: bool = False
+
+
+COLUMNS = [
+    Column("8 B half round trip", 8, True),
+    Column("8 B pull", 8),
+    Column("64 KiB pull", 64 * KIB),
+    Column("1 MiB pull", MIB),
+    Column("16 MiB pull", 16 * MIB),
+    Column("64 MiB pull", 64 * MIB),
+]
+COLUMN_NAMES = [column.name for column in COLUMNS]
+WAYS = [(transport, wait) for transport in ("shm", "tcp") for wait in ("look", "sleep")]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One measurement of one rival."""
+
+    transport: str
+    wait: str
+    column: Column
+    milliseconds: int
+    cpus: tuple
+
+    @property
+    def bytes(self):
+        return self.column.bytes
+
+
+@dataclass
+class Figure:
+    """What a rival reached in a column: seconds an operation, in each round that counts."""
+
+    transport: str
+    wait: str
+    column: Column
+    rival: str
+    seconds: list
+    disturbed: int
+
+    @property
+    def median(self):
+        return statistics.median(self.seconds)
+
+
+def measure_all(rivals, site, options):
+    """All figures, and a line on standard error for each."""
+    figures = []
+    for transport, wait in WAYS:
+        if not all(word in (transport, wait) for word in options.way):
+            continue
+        for column in COLUMNS:
+            if options.column and not any(word in column.name for word in options.column):
+                continue
+            pair = machine.cpus()[:2]
+            cpus = tuple(pair) if column.bytes < FREE_BYTES and len(pair) == 2 else ()
+            task = Task(transport, wait, column, options.round_ms, cpus)
+            able = [rival for rival in rivals if rival.can(task)]
+            figures += measure_column(task, able, site, options)
+    return figures
+
+
+def measure_column(task, rivals, site, options):
+    measured, undisturbed = [], 0
+    rivals = list(rivals)
+    while undisturbed < options.rounds and len(measured) < 2 * options.rounds and rivals:
+        rivals.append(rivals.pop(0))
+        share, figures = one_round(task, rivals, site, options)
+        measured.append((share, figures))
+        undisturbed += share <= 1
+    measured.sort(key=lambda one: one[0])
+    counted = measured[: options.rounds]
+    disturbed = sum(share > 1 for share, _ in counted)
+    names = sorted({name for _, figures in counted for name in figures})
+    results = []
+    for name in names:
+        seconds = [figures[name] for _, figures in counted if name in figures]
+        results.append(Figure(task.transport, task.wait, task.column, name, seconds, disturbed))
+        print(f"{task.transport} {task.wait} {task.column.name}: {name}: {results[-1].median * 1e6:.3f} µs", file=sys.stderr)
+    if disturbed:
+        print(f"{task.transport} {task.wait} {task.column.name}: {disturbed} rounds on a busy machine count", file=sys.stderr)
+    return results
+
+
+def one_round(task, rivals, site, options):
+    """The share of the bounds that others used of the CPU, and the seconds of an operation of each rival. A rival that fails is
+    taken out of the column."""
+    before, figures = machine.CpuTime(), {}
+    for rival in list(rivals):
+        try:
+            figures.update(rival.measure(task, site))
+        except Failed as failure:
+            print(f"{task.transport} {task.wait} {task.column.name}: {rival.name} failed: {failure}", file=sys.stderr)
+            rivals.remove(rival)
+    steal, foreign = machine.CpuTime().since(before)
+    return max(steal / options.steal_max, foreign / options.foreign_max), figures

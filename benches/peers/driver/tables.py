@@ -1,0 +1,79 @@
+"""The figures as data, and the tables that are made of them."""
+
+import datetime
+
+MARKS = ("<!-- bench-peers -->", "<!-- bench-peers: until here -->")
+FIELDS = ["transport", "wait", "column", "bytes", "rival", "seconds", "low", "high", "rounds", "disturbed"]
+WAITS = {"look": "looking", "sleep": "asleep"}
+OURS = ("tensorwire", "limit")
+
+
+def data(head, figures):
+    """Tab-separated values below comments that describe the machine. Times are seconds an operation: median, least, most."""
+    lines = [f"# {datetime.date.today()}"] + [f"# {line}" for line in head] + ["\t".join(FIELDS)]
+    for figure in figures:
+        bytes_ = 0 if figure.column.is_half else figure.column.bytes
+        times = (figure.median, min(figure.seconds), max(figure.seconds))
+        cells = [figure.transport, figure.wait, figure.column.name, bytes_, figure.rival, *(f"{time:.4g}" for time in times)]
+        lines.append("\t".join(map(str, [*cells, len(figure.seconds), figure.disturbed])))
+    return "\n".join(lines) + "\n"
+
+
+def rows(text):
+    lines = [line.split("\t") for line in text.splitlines() if line and not line.startswith("#")]
+    return [dict(zip(lines[0], line)) for line in lines[1:]]
+
+
+def columns(text):
+    """For each column, in order: transport, wait, name, and the row of each rival."""
+    found = {}
+    for row in rows(text):
+        found.setdefault((row["transport"], row["wait"], row["column"]), {})[row["rival"]] = row
+    return found
+
+
+def shown(row):
+    if row is None:
+        return "–"
+    seconds, bytes_ = float(row["seconds"]), int(row["bytes"])
+    if bytes_ >= 1 << 20:
+        return f"{bytes_ / seconds / 1e9:.1f} GB/s"
+    return f"{seconds * 1e6:.3g} µs" if seconds < 1e-3 else f"{seconds * 1e3:.3g} ms"
+
+
+def summary(text):
+    """Tensorwire beside the best rival of each column."""
+    lines = ["| one host | Tensorwire | best of the others | Tensorwire's time over its |", "| --- | --- | --- | --- |"]
+    for (transport, wait, name), by_rival in columns(text).items():
+        ours = by_rival.get("tensorwire")
+        others = [row for rival, row in by_rival.items() if rival not in OURS]
+        best = min(others, key=lambda row: float(row["seconds"]), default=None)
+        ratio = f"{float(ours['seconds']) / float(best['seconds']):.2f}" if ours and best else "–"
+        named = f"{best['rival']} {shown(best)}" if best else "–"
+        lines.append(f"| {transport}, {WAITS[wait]}: {name} | {shown(ours)} | {named} | {ratio} |")
+    return "\n".join(lines)
+
+
+def whole(text):
+    """Every figure, one table for each transport and way to wait, below what is known of the machine."""
+    head = [line[2:] for line in text.splitlines() if line.startswith("# ")]
+    by_way = {}
+    for (transport, wait, name), by_rival in columns(text).items():
+        by_way.setdefault((transport, wait), {})[name] = by_rival
+    parts = ["\n".join(f"- {line}" for line in head)]
+    for (transport, wait), by_column in by_way.items():
+        names = sorted({rival for by_rival in by_column.values() for rival in by_rival}, key=lambda name: (name not in OURS, name))
+        lines = [f"| {transport}, {WAITS[wait]} | {' | '.join(names)} |", "| --- " * (len(names) + 1) + "|"]
+        lines += [f"| {column} | {' | '.join(shown(by_rival.get(name)) for name in names)} |" for column, by_rival in by_column.items()]
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def put(file, table, begin=MARKS[0], close=MARKS[1]):
+    """Replaces what stands between the two marks of `file`."""
+    text = file.read_text(encoding="utf-8")
+    before, mark, rest = text.partition(begin)
+    _, end, after = rest.partition(close)
+    if not mark or not end:
+        raise SystemExit(f"{file}: no lines {begin} and {close}")
+    file.write_text(f"{before}{begin}\n\n{table}\n\n{close}{after}", encoding="utf-8")

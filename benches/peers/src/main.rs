@@ -1,0 +1,89 @@
+//! Rivals of Tensorwire that are Rust crates. `scripts/bench-peers` starts this program twice: `serve`, which prints the line
+//! `ready ADDRESS` and ends when its standard input does, and `measure`, which prints the line `OPERATIONS SECONDS`.
+//!
+//! Every rival does the same work: 8 bytes go out, and as many bytes as the plan says come back into private memory. What the rival
+//! hands out as a view of shared memory is copied once.
+
+#![forbid(unsafe_code)]
+// The rules of Tensorwire's own code about clocks and tasks: nothing here is simulated.
+#![allow(clippy::disallowed_methods)]
+
+#[cfg(feature = "iceoryx2")]
+mod iceoryx;
+mod plan;
+#[cfg(feature = "quinn")]
+mod quic;
+#[cfg(feature = "tarpc")]
+mod tarpc_service;
+#[cfg(feature = "tonic")]
+mod tonic_service;
+#[cfg(feature = "zenoh")]
+mod zenoh_session;
+
+use std::process::ExitCode;
+
+use plan::{Fault, Figure, Plan};
+
+fn main() -> ExitCode {
+    match Plan::from_arguments().and_then(|plan| run(&plan)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(fault) => {
+            eprintln!("tensorwire-peers: {fault}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(plan: &Plan) -> Result<(), Fault> {
+    // zenoh starts threads of its own, and wants a runtime that has more than one.
+    let mut builder = match plan.rival.as_str() {
+        "zenoh" => tokio::runtime::Builder::new_multi_thread(),
+        _ => tokio::runtime::Builder::new_current_thread(),
+    };
+    builder.enable_all().build()?.block_on(async {
+        match &plan.address {
+            None => serve(plan).await,
+            Some(address) => {
+                let Figure { operations, seconds } = measure(plan, address).await?;
+                println!("{operations} {seconds:.9}");
+                Ok(())
+            }
+        }
+    })
+}
+
+async fn serve(plan: &Plan) -> Result<(), Fault> {
+    match plan.rival.as_str() {
+        #[cfg(feature = "iceoryx2")]
+        "iceoryx2" => iceoryx::serve(plan),
+        #[cfg(feature = "quinn")]
+        "quinn" => quic::serve(plan).await,
+        #[cfg(feature = "tarpc")]
+        "tarpc" => tarpc_service::serve(plan).await,
+        #[cfg(feature = "tonic")]
+        "tonic" => tonic_service::serve(plan).await,
+        #[cfg(feature = "zenoh")]
+        "zenoh" => zenoh_session::serve(plan).await,
+        other => Err(unknown(other)),
+    }
+}
+
+async fn measure(plan: &Plan, address: &str) -> Result<Figure, Fault> {
+    match plan.rival.as_str() {
+        #[cfg(feature = "iceoryx2")]
+        "iceoryx2" => iceoryx::measure(plan, address).await,
+        #[cfg(feature = "quinn")]
+        "quinn" => quic::measure(plan, address).await,
+        #[cfg(feature = "tarpc")]
+        "tarpc" => tarpc_service::measure(plan, address).await,
+        #[cfg(feature = "tonic")]
+        "tonic" => tonic_service::measure(plan, address).await,
+        #[cfg(feature = "zenoh")]
+        "zenoh" => zenoh_session::measure(plan, address).await,
+        other => Err(unknown(other)),
+    }
+}
+
+fn unknown(rival: &str) -> Fault {
+    format!("{rival}: not a rival of this build; enable the feature of that name").into()
+}
