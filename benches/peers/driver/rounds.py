@@ -63,8 +63,8 @@ class Figure:
 
 
 def measure_all(rivals, site, options):
-    """All figures, and a line on standard error for each."""
-    figures = []
+    """All figures, with a line on standard error for each, and lines about rivals that failed."""
+    figures, failures = [], []
     for transport, wait in WAYS:
         if not all(word in (transport, wait) for word in options.way):
             continue
@@ -75,16 +75,16 @@ def measure_all(rivals, site, options):
             cpus = tuple(pair) if column.bytes < FREE_BYTES and len(pair) == 2 else ()
             task = Task(transport, wait, column, options.round_ms, cpus)
             able = [rival for rival in rivals if rival.can(task)]
-            figures += measure_column(task, able, site, options)
-    return figures
+            figures += measure_column(task, able, site, options, failures)
+    return figures, failures
 
 
-def measure_column(task, rivals, site, options):
+def measure_column(task, rivals, site, options, failures):
     measured, undisturbed = [], 0
     rivals = list(rivals)
     while undisturbed < options.rounds and len(measured) < 2 * options.rounds and rivals:
         rivals.append(rivals.pop(0))
-        share, figures = one_round(task, rivals, site, options)
+        share, figures = one_round(task, rivals, site, options, failures)
         measured.append((share, figures))
         undisturbed += share <= 1
     measured.sort(key=lambda one: one[0])
@@ -101,7 +101,7 @@ def measure_column(task, rivals, site, options):
     return results
 
 
-def one_round(task, rivals, site, options):
+def one_round(task, rivals, site, options, failures):
     """The share of the bounds that others used of the CPU, and the seconds of an operation of each rival. A rival that fails is
     taken out of the column."""
     before, figures = machine.CpuTime(), {}
@@ -109,7 +109,8 @@ def one_round(task, rivals, site, options):
         try:
             figures.update(rival.measure(task, site))
         except Failed as failure:
-            print(f"{task.transport} {task.wait} {task.column.name}: {rival.name} failed: {failure}", file=sys.stderr)
+            failures.append(f"failed: {task.transport} {task.wait} {task.column.name}: {rival.name}: {failure}")
+            print(failures[-1], file=sys.stderr)
             rivals.remove(rival)
     steal, foreign = machine.CpuTime().since(before)
     return max(steal / options.steal_max, foreign / options.foreign_max), figures

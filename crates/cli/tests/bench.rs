@@ -270,22 +270,19 @@ fn no_limit_has_tensorwire_in_it() {
 }
 
 #[test]
-fn a_large_pull_is_compared_with_the_bare_copy_too_and_by_as_many_cores() {
-    for (cpus, copy) in [("one", "copy"), ("free", if cores() > 1 { "copy on two cores" } else { "copy" })] {
+fn a_large_pull_is_compared_with_the_bare_copy_too_and_by_at_most_as_many_cores() {
+    for (cpus, copies) in [("one", &["copy"][..]), ("free", &["copy", "copy on two cores"])] {
         let arguments = ["--fabric", "shm", "--op", "pull", "--size", "1M", "--cpus", cpus, "--rounds", "1"];
         for wait in ["sleep", "adaptive"] {
             let line = &lines_of(&[&arguments[..], &["--round-ms", "2", "--wait", wait]].concat())[0];
-            assert_eq!(line["limit"], format!("two messages, {copy}"), "{line}");
-            assert_eq!(line["bare"], *copy, "{line}");
+            let of_limit = line["limit"].as_str().unwrap().strip_prefix("two messages, ").unwrap();
+            assert!(copies.contains(&of_limit), "{line}");
+            assert!(copies.contains(&line["bare"].as_str().unwrap()), "{line}");
             for field in ["bare_mean_ns", "bare_bytes_per_s", "bare_ratio"] {
                 assert!(line[field].as_f64() > Some(0.0), "{field}: {line}");
             }
         }
     }
-}
-
-fn cores() -> usize {
-    thread::available_parallelism().unwrap().get()
 }
 
 #[test]

@@ -62,7 +62,7 @@ pub(crate) struct Bench {
     /// Where the two processes run. `auto` is `two`, but `free` from 16 MiB on, where a second core may help to copy.
     #[arg(long, value_enum, default_value_t = CpuChoice::Auto)]
     pub(crate) cpus: CpuChoice,
-    /// Rounds of a case; each measures tensorwire and its limit once.
+    /// Rounds of a case; each measures tensorwire and its limits once.
     #[arg(long, value_name = "N", default_value = "9")]
     pub(crate) rounds: NonZeroU32,
     /// Approximate duration of a round, in milliseconds.

@@ -13,7 +13,7 @@ use super::{
     fabrics::FabricChoice,
     limits::{
         LimitWait,
-        bare::{Contents, Work},
+        bare::{COPY_ON_ONE, COPY_ON_TWO, Contents, Work},
         perftest::{Perftest, VerbsSide},
         signal::SIGNALS_MAX,
         stream::{RawStream, listen},
@@ -78,6 +78,16 @@ pub(super) enum Compares {
 pub(super) struct Limit {
     pub(super) name: String,
     pub(super) task: Task,
+}
+
+impl Limit {
+    /// The same limit with one core, if it has two: where copies are short or the machine is busy, one may be faster.
+    pub(super) fn on_one_core(&self) -> Option<Self> {
+        let Task::Contents { contents, messages, wait, rewritten } = &self.task else { return None };
+        let (contents, name) = (contents.on_one_core()?, self.name.replace(COPY_ON_TWO, COPY_ON_ONE));
+        let (messages, wait, rewritten) = (*messages, *wait, *rewritten);
+        Some(Self { name, task: Task::Contents { contents, messages, wait, rewritten } })
+    }
 }
 
 /// A case that is set up.

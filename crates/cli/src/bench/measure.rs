@@ -6,7 +6,7 @@ use indicatif::ProgressBar;
 
 use super::{
     bootstrap::median_interval,
-    case::{Compares, Ready},
+    case::{Compares, Limit, Ready},
     cpus::{self, CpuTime},
     device_calls::DeviceCalls,
     error::BenchError,
@@ -28,6 +28,13 @@ pub(super) struct Settings {
     pub(super) round: Duration,
     /// Operations of a phase, instead of as many as take that time.
     pub(super) ops: Option<u64>,
+}
+
+/// How long to measure one phase of a round.
+#[derive(Debug, Clone, Copy)]
+struct PhaseSettings {
+    length: Duration,
+    ops: Option<u64>,
 }
 
 /// One round.
@@ -102,10 +109,12 @@ pub(super) async fn measure(
     bar: &ProgressBar,
 ) -> Result<Measurement, BenchError> {
     let load = cpus::load();
-    let ours = plan(&mut ready.ours, &mut ready.stage, settings).await?;
-    let limit = plan(&mut ready.limit.task, &mut ready.stage, settings).await?;
+    let phases = if ready.bare_work.is_some() { 3 } else { 2 };
+    let phase = PhaseSettings { length: settings.round / phases, ops: settings.ops };
+    let ours = plan(&mut ready.ours, &mut ready.stage, phase).await?;
+    let limit = plan_limit(&mut ready.limit, &mut ready.stage, phase).await?;
     let bare = match &mut ready.bare_work {
-        Some(bare) => Some(plan(&mut bare.task, &mut ready.stage, settings).await?),
+        Some(bare) => Some(plan_limit(bare, &mut ready.stage, phase).await?),
         None => None,
     };
     let plans = Plans { ours, limit, bare };
@@ -169,8 +178,29 @@ impl Rounds {
     }
 }
 
+/// The plan of a phase of `limit`, which uses one of its two cores from then on if that is faster.
+async fn plan_limit(
+    limit: &mut Limit,
+    stage: &mut Stage,
+    settings: PhaseSettings,
+) -> Result<PhaseLength, BenchError> {
+    let planned = plan(&mut limit.task, stage, settings).await?;
+    let Some(mut alone) = limit.on_one_core() else { return Ok(planned) };
+    let planned_alone = plan(&mut alone.task, stage, settings).await?;
+    let both = limit.task.run(stage, planned).await?.mean_ns();
+    if alone.task.run(stage, planned_alone).await?.mean_ns() >= both {
+        return Ok(planned);
+    }
+    *limit = alone;
+    Ok(planned_alone)
+}
+
 /// The plan of a phase of `task`.
-async fn plan(task: &mut Task, stage: &mut Stage, settings: Settings) -> Result<PhaseLength, BenchError> {
+async fn plan(
+    task: &mut Task,
+    stage: &mut Stage,
+    settings: PhaseSettings,
+) -> Result<PhaseLength, BenchError> {
     let batch = task.batch();
     match settings.ops {
         Some(ops) => {
@@ -180,7 +210,7 @@ async fn plan(task: &mut Task, stage: &mut Stage, settings: Settings) -> Result<
             Ok(plan)
         }
         None => {
-            let mut probe = Probe::new(batch, settings.round.as_nanos() as f64 / 2.0);
+            let mut probe = Probe::new(batch, settings.length.as_nanos() as f64);
             loop {
                 let phase = run_warm_up(task, stage, probe.plan).await?;
                 if let Some(plan) = probe.take(&phase) {

@@ -23,6 +23,10 @@ use crate::bench::{
 /// Up to this size one core copies: a second one would take longer to start than to copy.
 const ONE_CORE_BYTES: usize = 256 << 10;
 
+/// Names of copies.
+pub(crate) const COPY_ON_TWO: &str = "copy on two cores";
+pub(crate) const COPY_ON_ONE: &str = "copy";
+
 /// What the second process does for each of `count` operations: it answers `width` signals at once, and copies the second part of
 /// `copied` bytes, if there is one, while the first process copies the first part.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -133,9 +137,15 @@ impl Contents {
     pub(crate) fn name(work: Work, bytes: usize, placement: Placement) -> &'static str {
         match work {
             Work::Read => "reading",
-            Work::Copy if has_two_cores(bytes, placement) => "copy on two cores",
-            Work::Copy => "copy",
+            Work::Copy if has_two_cores(bytes, placement) => COPY_ON_TWO,
+            Work::Copy => COPY_ON_ONE,
         }
+    }
+
+    /// The same work by one core, if two do it.
+    pub(crate) fn on_one_core(&self) -> Option<Self> {
+        let own = vec![1; self.bytes()];
+        (!self.second.is_empty()).then(|| Self { own, second: Vec::new(), ..*self })
     }
 
     /// Bytes of one piece.
@@ -267,4 +277,26 @@ fn await_count(
         thread::park();
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{COPY_ON_ONE, COPY_ON_TWO, Contents, ONE_CORE_BYTES, Placement, Work};
+
+    #[test]
+    fn two_cores_copy_what_is_large_where_there_are_two() {
+        let two = Placement { name: "two", own: Some(0), peer: Some(1), has_two_cpus: true };
+        let one = Placement { name: "one", own: Some(0), peer: Some(0), has_two_cpus: false };
+        let large = ONE_CORE_BYTES + 3;
+        assert_eq!(Contents::name(Work::Copy, large, two), COPY_ON_TWO);
+        assert_eq!(Contents::name(Work::Copy, large, one), COPY_ON_ONE);
+        assert_eq!(Contents::name(Work::Copy, ONE_CORE_BYTES, two), COPY_ON_ONE);
+        let contents = Contents::new(Work::Copy, large, 1, two);
+        let second = contents.copied().unwrap();
+        assert_eq!((contents.bytes(), second.bytes), (large, large / 2));
+        assert!(second.offset + second.bytes <= Contents::shared_bytes(large, 1));
+        let alone = contents.on_one_core().unwrap();
+        assert!(alone.copied().is_none() && alone.bytes() == large && alone.on_one_core().is_none());
+        assert!(Contents::new(Work::Read, large, 1, two).copied().is_none());
+    }
 }
