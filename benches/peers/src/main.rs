@@ -8,6 +8,12 @@
 // The rules of Tensorwire's own code about clocks and tasks: nothing here is simulated.
 #![allow(clippy::disallowed_methods)]
 
+// The service of the benches of Tensorwire's workspace. Its crate is no dependency, so that this Cargo.lock does not change with
+// Tensorwire's.
+#[cfg(feature = "tonic")]
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../src/grpc.rs"]
+mod grpc;
 #[cfg(feature = "iceoryx2")]
 mod iceoryx;
 mod plan;

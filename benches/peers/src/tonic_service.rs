@@ -2,9 +2,10 @@
 
 use std::hint::black_box;
 
-use tensorwire_benches::grpc;
-
-use crate::plan::{Fault, Figure, Plan, check_length, parent_is_done, ready};
+use crate::{
+    grpc,
+    plan::{Fault, Figure, Plan, check_length, parent_is_done, ready},
+};
 
 pub(crate) async fn serve(plan: &Plan) -> Result<(), Fault> {
     grpc::serve(&[plan.bytes], ready, parent_is_done()).await
