@@ -1,10 +1,11 @@
 //! How many connections with unproven peers a listener admits, and when it admits the next one.
 
 use std::{
-    os::fd::{AsRawFd, BorrowedFd, RawFd},
+    os::fd::{BorrowedFd, RawFd},
     time::Duration,
 };
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use tensorwire_memory::Limit;
 
 use crate::pace::Pace;
@@ -114,9 +115,8 @@ impl StrangerLimit {
 /// Whether a connection waits to be accepted. Without a free descriptor, accepting fails with the same error whether
 /// one waits or not.
 pub(crate) fn connection_waits(listener: BorrowedFd<'_>) -> bool {
-    let mut asked = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-    // SAFETY: `asked` is one valid entry, and the call does not wait.
-    unsafe { libc::poll(&raw mut asked, 1, 0) == 1 }
+    let at_once = Timespec::default();
+    rustix::event::poll(&mut [PollFd::from_borrowed_fd(listener, PollFlags::IN)], Some(&at_once)) == Ok(1)
 }
 
 #[cfg(test)]
