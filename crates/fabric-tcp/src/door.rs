@@ -150,15 +150,17 @@ impl Door {
                     Ok(own) => return self.enter(stream, own, peer),
                     Err(error) => log!(DEBUG, %error, "closed a connection that has no local address"),
                 },
-                Err(error) if is_the_peers_fault(&error) => {}
                 Err(error) => self.recover(listener, &error).await,
             }
         }
     }
 
-    /// Called after accepting failed. If descriptors ran out and a connection waits, evicts strangers. Otherwise
-    /// pauses.
+    /// Called after accepting failed. If the connection failed before it was accepted, the next may come at once. If
+    /// descriptors ran out and a connection waits, evicts strangers. Otherwise pauses.
     async fn recover(&self, listener: &TcpListener, error: &io::Error) {
+        if is_the_peers_fault(error) {
+            return;
+        }
         let is_short = Limit::of_files(error).is_some();
         // Without a free descriptor, accepting fails with the same error whether a connection waits or not.
         if is_short && !connection_waits(listener.as_fd()) {

@@ -5,6 +5,7 @@ use std::{
 };
 
 use futures::FutureExt;
+use rustix::io::Errno;
 use tokio::{io::AsyncWriteExt, runtime::Builder};
 
 use super::*;
@@ -37,7 +38,7 @@ impl Lobby {
         let client = TcpStream::connect(own).await.unwrap();
         let (stream, peer) = self.listener.accept().await.unwrap();
         let newcomer = self.door.enter(stream, own, peer);
-        let stranger = newcomer.0.as_ref().unwrap().1.stranger.clone();
+        let stranger = newcomer.0.as_ref().unwrap().1.stranger().clone();
         self.strangers.push((client, newcomer));
         stranger
     }
@@ -69,7 +70,9 @@ fn who_has_come_least_far_makes_room_and_of_these_the_oldest() {
     alone(async {
         let mut lobby = Lobby::with_limit(5).await;
         let attached = lobby.come().await;
+        assert!(attached.is_arriving());
         assert!(attached.attach() && !attached.attach());
+        assert!(!attached.is_arriving());
         let [older, newer] = [lobby.come().await, lobby.come().await];
         let leaving = lobby.come().await;
         leaving.leave();
@@ -106,7 +109,38 @@ fn e_a_flood_of_one_kind_pushes_out_its_own_and_nobody_of_the_other() {
                 assert!(honest.iter().all(|stranger| !stranger.is_evicted()), "{flood:?}");
             }
             assert!(silent.is_evicted(), "one that has sent nothing goes first");
-            assert_eq!((lobby.inside(), lobby.door.stats().evicted), (8, 45));
+            let stats = lobby.door.stats();
+            assert_eq!((lobby.inside(), stats.accepted, stats.evicted), (8, 53, 45));
+        });
+    }
+}
+
+#[test]
+fn where_no_kind_has_more_strangers_only_progress_and_age_count() {
+    use received::{DATA, NOTHING, SESSION, SOMETHING};
+    // What the older and the newer one have sent, whether each is attached, and whether the older one goes.
+    for (older, newer, attached, older_goes) in [
+        (SESSION, DATA, [false, false], true),
+        (DATA, SESSION, [false, false], true),
+        (SOMETHING, SESSION, [false, false], true),
+        (SESSION, SOMETHING, [false, false], true),
+        (SOMETHING, NOTHING, [false, false], false),
+        (SESSION, DATA, [true, false], false),
+        (DATA, SESSION, [false, true], true),
+    ] {
+        alone(async move {
+            let mut lobby = Lobby::with_limit(2).await;
+            let guests = [lobby.come().await, lobby.come().await];
+            for (guest, (sent, is_attached)) in guests.iter().zip([older, newer].into_iter().zip(attached)) {
+                guest.received.store(sent, Ordering::Release);
+                if is_attached {
+                    guest.attach();
+                }
+            }
+            lobby.clock.pass(ATTACHED_GRACE);
+            lobby.come().await;
+            let gone = guests.map(|guest| guest.is_evicted());
+            assert_eq!(gone, [older_goes, !older_goes], "{older} {newer} {attached:?}");
         });
     }
 }
@@ -170,6 +204,121 @@ fn out_of_descriptors_those_without_grace_make_room() {
     });
 }
 
+/// An error of the operating system.
+fn os(error: Errno) -> io::Error {
+    error.into()
+}
+
+#[test]
+fn a_connection_that_failed_before_it_was_accepted_costs_no_pause() {
+    alone(async {
+        let lobby = Lobby::with_limit(64).await;
+        for error in [Errno::CONNABORTED, Errno::CONNRESET, Errno::INTR] {
+            let recovered = lobby.door.recover(&lobby.listener, &os(error)).now_or_never();
+            assert!(recovered.is_some(), "{error}");
+        }
+        assert_eq!(*lobby.door.complained.lock().unwrap(), None, "the peers did that");
+    });
+}
+
+#[test]
+fn a_failed_accept_is_followed_by_a_pause() {
+    alone(async {
+        // A connection waits or not; what failed; whether that is logged, and whether a stranger goes.
+        for (waits, error, is_logged, makes_room) in [
+            (false, Errno::MFILE, false, false),
+            (true, Errno::MFILE, true, true),
+            (false, Errno::NETDOWN, true, false),
+            (true, Errno::NETDOWN, true, false),
+        ] {
+            let mut lobby = Lobby::with_limit(64).await;
+            let stranger = lobby.come().await;
+            lobby.clock.pass(ARRIVING_GRACE);
+            let own = lobby.listener.local_addr().unwrap();
+            let _waiting = if waits { Some(TcpStream::connect(own).await.unwrap()) } else { None };
+            let door = lobby.door.clone();
+            let error = os(error);
+            let mut pause = Box::pin(door.recover(&lobby.listener, &error));
+            assert!(pause.as_mut().now_or_never().is_none());
+            let complained = door.complained.lock().unwrap().is_some();
+            assert_eq!((complained, stranger.is_evicted()), (is_logged, makes_room), "{waits} {error}");
+            lobby.clock.pass(ACCEPT_PAUSE - Duration::from_millis(1));
+            assert!(pause.as_mut().now_or_never().is_none());
+            lobby.clock.pass(Duration::from_millis(1));
+            assert!(pause.now_or_never().is_some());
+        }
+    });
+}
+
+#[test]
+fn failed_accepts_are_logged_now_and_then() {
+    alone(async {
+        let lobby = Lobby::with_limit(64).await;
+        let start = lobby.clock.now();
+        let complain = || {
+            lobby.door.complain(&os(Errno::NETDOWN));
+            lobby.door.complained.lock().unwrap().unwrap() - start
+        };
+        assert_eq!(complain(), Duration::ZERO);
+        lobby.clock.pass(COMPLAINT - Duration::from_millis(1));
+        assert_eq!(complain(), Duration::ZERO, "one was logged");
+        lobby.clock.pass(Duration::from_millis(1));
+        assert_eq!(complain(), COMPLAINT);
+    });
+}
+
+#[test]
+fn connections_wait_for_room_and_for_a_listener_that_works() {
+    alone(async {
+        let mut lobby = Lobby::with_limit(1).await;
+        lobby.come().await;
+        let (own, door) = (lobby.listener.local_addr().unwrap(), lobby.door.clone());
+        let client = TcpStream::connect(own).await.unwrap();
+        let mut next = Box::pin(door.accept(&lobby.listener));
+        assert!(next.as_mut().now_or_never().is_none());
+        // Whatever the runtime knows of the listener, it knows after a connection to another one.
+        let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let _client = TcpStream::connect(other.local_addr().unwrap()).await.unwrap();
+        other.accept().await.unwrap();
+        assert!(next.as_mut().now_or_never().is_none(), "there is no room");
+        lobby.clock.pass(ARRIVING_GRACE);
+        let newcomer = next.await;
+        let stranger = newcomer.0.as_ref().unwrap().1.stranger();
+        assert_eq!(stranger.peer_address(), client.local_addr().unwrap());
+        lobby.clock.pass(ARRIVING_GRACE);
+        rustix::net::shutdown(&lobby.listener, rustix::net::Shutdown::Both).unwrap();
+        assert!(door.accept(&lobby.listener).now_or_never().is_none());
+        assert!(door.complained.lock().unwrap().is_some(), "it accepts nothing any more");
+    });
+}
+
+#[test]
+fn a_storm_of_peers_is_queued() {
+    // More than the standard library lets wait, and fewer than each system does.
+    const PEERS: usize = 200;
+    let longest = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    let listener = listen(&[(Ipv4Addr::LOCALHOST, 0).into()]).unwrap();
+    assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
+    let own = listener.local_addr().unwrap();
+    let connect = || std::net::TcpStream::connect_timeout(&own, ARRIVAL_LIMIT).unwrap();
+    let waiting: Vec<_> = (0..PEERS.min(longest.trim().parse().unwrap())).map(|_| connect()).collect();
+    for client in waiting {
+        assert_eq!(listener.accept().unwrap().1, client.local_addr().unwrap());
+    }
+}
+
+#[test]
+fn the_congestion_control_is_another_on_loopback_alone() {
+    let congestion = |listener| rustix::net::sockopt::tcp_congestion(listener).unwrap();
+    let plain = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let default = congestion(&plain);
+    // It stays as it was where the system lacks the other one.
+    prefer_cubic(&plain);
+    let [loopback, any] =
+        [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED].map(|host| listen(&[(host, 0).into()]).unwrap());
+    assert_eq!((congestion(&loopback), congestion(&any)), (congestion(&plain), default));
+}
+
 #[test]
 fn near_the_limit_of_descriptors_half_as_many_are_kept() {
     alone(async {
@@ -202,6 +351,8 @@ fn who_is_refused_for_what_it_says_takes_a_place_once() {
             (arriving, true, false, true),
             (arriving, true, true, true),
             (|stranger| _ = stranger.attach(), true, false, true),
+            // Whoever opens a session has sent something.
+            (|stranger| _ = stranger.attach(), false, false, true),
             (|stranger| stranger.leave(), true, false, true),
             (|stranger| stranger.leave(), true, true, true),
             (|stranger| stranger.leave(), false, false, true),
@@ -258,7 +409,10 @@ fn whatever_happens_to_a_stranger_wakes_its_connection() {
             [|it| _ = it.attach(), Stranger::admit, Stranger::leave, Stranger::evict];
         for step in steps {
             let (stranger, woken) = (lobby.come().await, Arc::new(Woken::default()));
-            stranger.waker.register(&Waker::from(woken.clone()));
+            let (_, newcomer) = lobby.strangers.last_mut().unwrap();
+            let (_, presence) = newcomer.0.as_mut().unwrap();
+            let waker = Waker::from(woken.clone());
+            assert!(presence.poll_cut(&mut Context::from_waker(&waker)).is_ok());
             step(&stranger);
             assert_eq!(woken.0.load(Ordering::Relaxed), 1);
         }
