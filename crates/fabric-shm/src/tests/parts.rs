@@ -39,6 +39,27 @@ fn ranges() -> impl Strategy<Value = (RemoteRange, u32)> {
     })
 }
 
+#[test]
+fn a_peer_copies_the_bytes_of_writes_and_answers_alone() {
+    let range =
+        |length| RemoteRange { region: RegionId(1), generation: RegionGeneration(2), offset: 3, length };
+    let (index, offset, tag) = (4, 5, 6);
+    let lent = Source::Lent { index, offset, length: 70, slot: 7, generation: 8 };
+    for (remote, source, copied) in [
+        (None, Source::Nothing, 0),
+        (Some(0), Source::Nothing, 0),
+        (Some(30), Source::Inline, 30),
+        (Some(40), Source::Block { index, offset }, 40),
+        (None, lent, 0),
+        (Some(50), Source::Asked { tag }, 0),
+        (None, Source::Answer { tag, index, offset, length: 60 }, 60),
+    ] {
+        let remote = remote.map(|length| (range(length), 9));
+        let descriptor = Descriptor { immediate: None, continues: false, is_quiet: false, remote, source };
+        assert_eq!(descriptor.copied(), copied, "{descriptor:?}");
+    }
+}
+
 fn descriptors() -> impl Strategy<Value = Descriptor> {
     let inline = (ranges(), 1..=INLINE_BYTES as u64).prop_map(|((mut range, key), length)| {
         range.length = length;
