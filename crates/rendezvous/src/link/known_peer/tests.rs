@@ -29,8 +29,18 @@ fn up(connection: &Arc<DataConnection>) -> Link {
     Link::up(AttemptNumber::default(), connection)
 }
 
+/// Replaces the link, as this peer does.
+fn set_link(peer: &KnownPeer, link: Link) {
+    drop(peer.set_link(&mut peer.lock(), link));
+}
+
+fn in_use(peer: &KnownPeer) -> Option<Arc<DataConnection>> {
+    peer.inner.in_use.load_full()
+}
+
 fn is_up(peer: &KnownPeer, connection: &Arc<DataConnection>) -> bool {
-    peer.connection().is_some_and(|up| Arc::ptr_eq(&up, connection))
+    let is_it = |up: Option<Arc<DataConnection>>| up.is_some_and(|up| Arc::ptr_eq(&up, connection));
+    is_it(peer.connection()) && is_it(in_use(peer))
 }
 
 fn is_accepted(peer: &KnownPeer, connection: &Arc<DataConnection>) -> bool {
@@ -116,14 +126,14 @@ async fn a_peer_is_idle_without_connections_sessions_and_handles() {
     sessions[1].fail(&gone());
     assert!(peer.is_idle(1));
     let connection = connection(&worker).await;
-    peer.lock().link = up(&connection);
+    set_link(&peer, up(&connection));
     assert!(!peer.is_idle(1));
     connection.expect_end(&gone());
     assert!(!peer.is_idle(1), "its end is not noted");
     connection.fail(&gone());
     assert!(peer.is_idle(1));
     peer.begin_accept(true).unwrap();
-    drop(peer.set_link(&mut peer.lock(), Link::Idle));
+    set_link(&peer, Link::Idle);
     assert!(!peer.is_idle(1), "an attempt of the peer's is under way");
     assert!(peer.end_accept(None).is_none() && peer.is_idle(1));
     connecting(&peer);
@@ -206,7 +216,7 @@ async fn of_two_connections_that_are_set_up_at_once_that_of_the_newer_attempt_is
     assert!(peer.end_accept(Some((newer, &theirs))).is_none());
     assert!(Arc::ptr_eq(&peer.end_attempt(Ok(own.clone())).unwrap(), &theirs), "the peer has lost the other");
     assert!(is_up(&peer, &theirs));
-    drop(peer.set_link(&mut peer.lock(), Link::Idle));
+    set_link(&peer, Link::Idle);
     connecting(&peer);
     peer.lock().accepted = Some((older, theirs));
     assert!(Arc::ptr_eq(&peer.end_attempt(Ok(own.clone())).unwrap(), &own) && is_up(&peer, &own));
@@ -277,7 +287,7 @@ async fn an_attempt_without_a_connection_leaves_none() {
 async fn a_connection_whose_end_is_noted_is_let_go_of() {
     let (worker, peer) = (worker().await, peer());
     let (connection, other) = (connection(&worker).await, connection(&worker).await);
-    peer.lock().link = up(&connection);
+    set_link(&peer, up(&connection));
     peer.lock().accepted = Some((AttemptNumber::default(), connection.clone()));
     peer.lock().former.0.arrivals = 5;
     peer.let_go(&other);
@@ -285,6 +295,7 @@ async fn a_connection_whose_end_is_noted_is_let_go_of() {
     assert_eq!(peer.figures().0.arrivals, 0, "of the connection in use");
     peer.let_go(&connection);
     assert!(peer.connection().is_none() && peer.lock().accepted.is_none());
+    assert!(in_use(&peer).is_none());
     assert_eq!(peer.figures().0.arrivals, 0, "of the last one");
 }
 
@@ -292,14 +303,14 @@ async fn a_connection_whose_end_is_noted_is_let_go_of() {
 async fn the_end_of_a_connection_is_noted_before_the_next() {
     let (worker, peer) = (worker().await, peer());
     let over = connection(&worker).await;
-    peer.lock().link = up(&over);
+    set_link(&peer, up(&over));
     peer.end_former();
     assert!(!over.has_ended(), "it is in use");
     over.expect_end(&gone());
     peer.begin_accept(true).unwrap();
     assert!(over.has_ended());
     let over = connection(&worker).await;
-    peer.lock().link = up(&over);
+    set_link(&peer, up(&over));
     assert!(Arc::ptr_eq(&worker.node.connected(&peer).await.unwrap(), &over));
     over.expect_end(&gone());
     peer.lock().accepted = Some((AttemptNumber::default(), connection(&worker).await));
@@ -318,7 +329,7 @@ async fn who_waited_for_an_attempt_that_failed_waits_for_one_more() {
     let (worker, peer) = (worker().await, peer());
     let accepting = || {
         let attempt = Latch::new();
-        drop(peer.set_link(&mut peer.lock(), Link::Accepting(attempt.clone())));
+        set_link(&peer, Link::Accepting(attempt.clone()));
         attempt
     };
     let failed = |detail: &str| {
@@ -343,7 +354,7 @@ async fn who_waited_for_an_attempt_that_failed_waits_for_one_more() {
     attempt.set(Some(Err(WorkerError::ShutDown)));
     assert!(matches!(waiting.now_or_never(), Some(Err(WorkerError::ShutDown))));
     // Nor is an attempt of this worker, which began for this caller, made twice.
-    drop(peer.set_link(&mut peer.lock(), Link::Idle));
+    set_link(&peer, Link::Idle);
     let mut waiting = Box::pin(worker.node.connected(&peer));
     assert!(waiting.as_mut().now_or_never().is_none());
     let own = match &peer.lock().link {
@@ -354,4 +365,25 @@ async fn who_waited_for_an_attempt_that_failed_waits_for_one_more() {
     own.set(failed("own"));
     let error = waiting.now_or_never().unwrap().unwrap_err();
     assert!(error.to_string().contains("own"), "{error}");
+}
+
+#[tokio::test]
+async fn the_connection_in_use_is_found_without_the_lock_and_one_made_meanwhile_with_it() {
+    let (worker, peer) = (worker().await, peer());
+    let connection = connection(&worker).await;
+    let found = || match peer.connection_or_attempt() {
+        ConnectionOrAttempt::Connection(found) => Arc::ptr_eq(&found, &connection),
+        _ => false,
+    };
+    // As another thread finds it that looks before the link is replaced.
+    peer.inner.in_use.store(Some(connection.clone()));
+    assert!(found());
+    peer.inner.in_use.store(None);
+    set_link(&peer, up(&connection));
+    // As one that looked before the connection was up, and locks after it.
+    peer.inner.in_use.store(None);
+    assert!(found());
+    connection.expect_end(&gone());
+    peer.inner.in_use.store(Some(connection.clone()));
+    assert!(peer.live_connection().is_none() && !found(), "it is over");
 }

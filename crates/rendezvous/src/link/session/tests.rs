@@ -190,6 +190,19 @@ async fn s4_regions_are_bounded_in_number_during_set_up_and_after_it() {
 }
 
 #[test]
+fn why_a_peer_gave_a_connection_up_is_known_while_it_is_set_up() {
+    let session = session(true);
+    let (number, _answered) = session.open().unwrap();
+    session.note_disowned(number + 1, "another one".to_owned());
+    let mut disowned = Box::pin(session.disowned(number));
+    assert!(disowned.as_mut().now_or_never().is_none());
+    session.note_disowned(number, "no memory".to_owned());
+    session.note_disowned(number, "again".to_owned());
+    assert_eq!(disowned.now_or_never().unwrap(), "no memory");
+    assert!(session.disowned(number).now_or_never().is_none(), "it is given once");
+}
+
+#[test]
 fn an_answer_goes_to_who_asked() {
     let session = session(true);
     let ((one, first), (other, second)) = (session.open().unwrap(), session.open().unwrap());

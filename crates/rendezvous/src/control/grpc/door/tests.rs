@@ -1,6 +1,6 @@
 #![allow(clippy::disallowed_methods)] // tests of a door run on tokio's own clock
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use tensorwire_verbs_reactor::Runtime;
 use tokio::{
@@ -17,19 +17,25 @@ const LIMIT: Duration = Duration::from_secs(30);
 struct Lobby {
     reception: Arc<Reception>,
     listener: TcpListener,
+    clock: Clock,
 }
 
 impl Lobby {
     async fn new() -> Self {
-        let clock: Arc<dyn Runtime> = Arc::new(Clock::default());
+        Self::with_limit(64).await
+    }
+
+    async fn with_limit(strangers_max: usize) -> Self {
+        let clock = Clock::default();
+        let runtime: Arc<dyn Runtime> = Arc::new(clock.clone());
         let reception = Reception {
-            door: Door::new(64, LIMIT, clock.clone()),
+            door: Door::new(strangers_max, LIMIT, runtime.clone()),
             security: Security::None,
             data: DataPort::new(),
-            log: LogQuota::new(clock),
+            log: LogQuota::new(runtime),
         };
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        Self { reception: Arc::new(reception), listener }
+        Self { reception: Arc::new(reception), listener, clock }
     }
 
     /// One more connection, which sends `bytes`, and how the door treats it.
@@ -70,6 +76,44 @@ async fn a_connection_is_for_what_its_first_bytes_say() {
     let (mut client, guest) = lobby.receive(&hello).await;
     assert!(guest.is_none());
     assert!(matches!(client.read(&mut [0; 1]).await, Ok(0) | Err(_)), "it is closed");
+}
+
+#[tokio::test]
+async fn the_rest_of_a_hello_is_awaited() {
+    let lobby = Lobby::new().await;
+    let mut client = TcpStream::connect(lobby.listener.local_addr().unwrap()).await.unwrap();
+    client.write_all(b"t").await.unwrap();
+    let newcomer = lobby.reception.door.accept(&lobby.listener).await;
+    let mut received = pin!(lobby.reception.clone().receive(newcomer));
+    let early = tokio::time::timeout(Duration::from_millis(50), received.as_mut()).await;
+    assert!(early.is_err(), "it waits for the rest");
+    drop(client);
+    assert!(tokio::time::timeout(LIMIT, received).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn a_session_is_evicted_as_one() {
+    let lobby = Lobby::with_limit(3).await;
+    let (_session, session) = lobby.hear(b"P").await;
+    let mut data = Vec::new();
+    for _ in 0..2 {
+        let client = TcpStream::connect(lobby.listener.local_addr().unwrap()).await.unwrap();
+        let newcomer = lobby.reception.door.accept(&lobby.listener).await;
+        data.push((client, newcomer));
+    }
+    for (client, _) in &mut data {
+        client.write_all(b"t").await.unwrap();
+    }
+    let mut guests = Vec::new();
+    for (client, newcomer) in data {
+        let guest = newcomer.await.unwrap();
+        guest.presence.stranger().note(Visit::Data);
+        guests.push((client, guest));
+    }
+    lobby.clock.pass(LIMIT / 2);
+    let _newest = lobby.hear(b"P").await;
+    let gone: Vec<_> = guests.iter().map(|(_, guest)| guest.presence.stranger().is_evicted()).collect();
+    assert_eq!((gone, session.guest.stranger.is_evicted()), (vec![true, false], false));
 }
 
 #[tokio::test]
