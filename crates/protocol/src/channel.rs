@@ -18,7 +18,7 @@ pub struct RingSpan {
     pub length: u32,
 }
 
-/// A slot of [`SLOT_BYTES`](crate::limits::SLOT_BYTES) outside the ring, for one record.
+/// A slot of [`SLOT_BYTES`] outside the ring, for one record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RecordSlot {
     /// That of ASK.
