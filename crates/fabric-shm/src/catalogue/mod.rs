@@ -30,9 +30,11 @@ pub(super) use own::{OwnCatalogue, Reader};
 pub(super) use peer::NeighbourCatalogue;
 pub(super) use view::Claims;
 
-use std::sync::atomic::AtomicU64;
+use name::Name;
 
-use crate::sys::Mapping;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::{sys::Mapping, words};
 
 /// Number of cells, a power of two.
 const CELLS: usize = 4096;
@@ -88,6 +90,27 @@ impl Cells {
     fn header(&self, at: usize) -> &AtomicU64 {
         debug_assert!(at.is_multiple_of(WORD_BYTES) && at < HEADER_BYTES);
         self.at(at)
+    }
+
+    /// The cell of `name`; `Err` with the first free one that it may have if it has none yet.
+    fn look_up(&self, name: &Name) -> Result<usize, Option<usize>> {
+        for probe in 0..PROBES {
+            let cell = (name.hash() as usize).wrapping_add(probe) % CELLS;
+            match words::load(self.word(cell, HASH_AT)) {
+                0 => return Err(Some(cell)),
+                hash if hash == name.hash() && self.is_of(cell, name) => return Ok(cell),
+                _ => {}
+            }
+        }
+        Err(None)
+    }
+
+    /// Whether the cell belongs to `name`, whose hash it has.
+    fn is_of(&self, cell: usize, name: &Name) -> bool {
+        let load = |at| self.word(cell, at).load(Ordering::Relaxed);
+        let words = (0..).map(|index| load(NAME_AT + index * WORD_BYTES));
+        load(NAME_LENGTH_AT) == name.length()
+            && name.words().iter().copied().zip(words).all(|(own, there)| own == there)
     }
 
     fn at(&self, at: usize) -> &AtomicU64 {

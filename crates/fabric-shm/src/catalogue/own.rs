@@ -20,8 +20,8 @@ use tensorwire_verbs_reactor::{CELL_CONTENT_BYTES, Catalogue, CellContent, CellN
 
 use super::{
     BLOCK_AT, CATALOGUE_BYTES, CELLS, CONTENT_AT, Cells, EMPTY, HASH_AT, LENGTH_AT, MAGIC, MAGIC_AT, NAME_AT,
-    NAME_LENGTH_AT, OFFSET_AT, PROBES, SEQUENCE_AT, VIEWED_BYTES_AT, VIEWS_AT, WORD_BYTES, WORDS_AT,
-    claim_of, name::Name,
+    NAME_LENGTH_AT, OFFSET_AT, SEQUENCE_AT, VIEWED_BYTES_AT, VIEWS_AT, WORD_BYTES, WORDS_AT, claim_of,
+    name::Name,
 };
 use crate::{
     lease::{Claimed, LeaseCaps, PeerProcess},
@@ -196,25 +196,6 @@ impl OwnCatalogue {
         self.fd.as_fd()
     }
 
-    /// The cell of `name`; `Err` with the first free one that it may have if it has none yet.
-    fn look_up(&self, name: &Name) -> Result<usize, Option<usize>> {
-        for probe in 0..PROBES {
-            let cell = (name.hash() as usize).wrapping_add(probe) % CELLS;
-            let load = |at| self.cells.word(cell, at).load(Ordering::Relaxed);
-            match load(HASH_AT) {
-                0 => return Err(Some(cell)),
-                hash if hash == name.hash() && load(NAME_LENGTH_AT) == name.length() => {
-                    let words = (0..).map(|index| load(NAME_AT + index * WORD_BYTES));
-                    if name.words().iter().copied().zip(words).all(|(own, there)| own == there) {
-                        return Ok(cell);
-                    }
-                }
-                _ => {}
-            }
-        }
-        Err(None)
-    }
-
     /// Gives a free cell to `name`.
     fn assign(&self, cell: usize, name: &Name) {
         let store = |at, value| self.cells.word(cell, at).store(value, Ordering::Relaxed);
@@ -267,7 +248,7 @@ impl Catalogue for OwnCatalogue {
     fn cell(&self, name: &str) -> Option<CellNumber> {
         let name = Name::new(name)?;
         let _one_writer = self.lock();
-        let cell = match self.look_up(&name) {
+        let cell = match self.cells.look_up(&name) {
             Ok(cell) => cell,
             Err(free) => {
                 let cell = free?;

@@ -15,9 +15,8 @@ use tensorwire_verbs_reactor::{
 };
 
 use super::{
-    BLOCK_AT, CATALOGUE_BYTES, CELLS, CONTENT_AT, Cells, EMPTY, HASH_AT, LENGTH_AT, MAGIC, MAGIC_AT, NAME_AT,
-    NAME_LENGTH_AT, OFFSET_AT, PROBES, SEQUENCE_AT, VIEWED_BYTES_AT, VIEWS_AT, WORD_BYTES, WORDS_AT,
-    claim_of,
+    BLOCK_AT, CATALOGUE_BYTES, CONTENT_AT, Cells, EMPTY, LENGTH_AT, MAGIC, MAGIC_AT, OFFSET_AT, SEQUENCE_AT,
+    VIEWED_BYTES_AT, VIEWS_AT, WORD_BYTES, WORDS_AT, claim_of,
     name::Name,
     view::{Claim, ClaimedView, Claims, ViewCaps},
 };
@@ -70,25 +69,6 @@ impl NeighbourCatalogue {
         self.claims.get()
     }
 
-    fn cell(&self, name: &Name) -> Option<usize> {
-        for probe in 0..PROBES {
-            let cell = (name.hash() as usize).wrapping_add(probe) % CELLS;
-            match words::load(self.cells.word(cell, HASH_AT)) {
-                0 => return None,
-                hash if hash == name.hash() && self.is_of(cell, name) => return Some(cell),
-                _ => {}
-            }
-        }
-        None
-    }
-
-    fn is_of(&self, cell: usize, name: &Name) -> bool {
-        let load = |at| self.cells.word(cell, at).load(Ordering::Relaxed);
-        let words = (0..).map(|index| load(NAME_AT + index * WORD_BYTES));
-        load(NAME_LENGTH_AT) == name.length()
-            && name.words().iter().copied().zip(words).all(|(own, there)| own == there)
-    }
-
     /// What the cell contains; `None` if it was replaced meanwhile.
     fn read(&self, cell: usize) -> Option<CellReading> {
         let word = |at| self.cells.word(cell, at);
@@ -134,7 +114,7 @@ impl NeighbourCatalogue {
 
 impl PeerCatalogue for NeighbourCatalogue {
     fn find(&self, name: &str) -> Option<CellReading> {
-        let cell = self.cell(&Name::new(name)?)?;
+        let cell = self.cells.look_up(&Name::new(name)?).ok()?;
         let reading = (0..LOOKS).find_map(|look| {
             if look > 0 {
                 hint::spin_loop();

@@ -56,9 +56,7 @@ impl<C: Channel> Connection<C> {
         let mut receive = ReceiveInLine { connection: self, scope, step_key, ticket: None, entry: None };
         poll_fn(|context| receive.poll(context)).await
     }
-}
 
-impl<C: Channel> Connection<C> {
     /// Whether each value that was seen is one that the allocator prefers to come inside a message.
     fn is_known_to_be_small<A: Allocator>(&self, known: &Known, allocator: &A) -> bool {
         let most = self.agreed().eager_bytes_max.into();

@@ -12,14 +12,7 @@ use loom::{
     thread,
 };
 
-use crate::{arrival_queue::ArrivalQueue, backlog::Backlog};
-
-/// Every interleaving with at most three switches that a thread did not ask for.
-fn model(threads: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(threads);
-}
+use crate::{arrival_queue::ArrivalQueue, backlog::Backlog, model};
 
 /// A queue pair with a sink: what was queued before goes to the sink first.
 struct QueuePair {

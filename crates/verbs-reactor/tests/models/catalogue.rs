@@ -10,18 +10,7 @@ use loom::{
     thread,
 };
 
-use crate::{sequence, words};
-
-/// Every interleaving with at most three switches that a thread did not ask for.
-fn model(threads: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(threads);
-}
-
-fn word() -> AtomicU64 {
-    AtomicU64::new(0)
-}
+use crate::{model, sequence, word, words};
 
 /// Two pieces of memory that contents lie in by turns, two words each.
 type Memory = [[AtomicU64; 2]; 2];

@@ -58,3 +58,14 @@ mod catalogue;
 mod shm;
 mod slots;
 mod verbs;
+
+/// Every interleaving with at most three switches that a thread did not ask for.
+fn model(threads: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(threads);
+}
+
+fn word() -> loom::sync::atomic::AtomicU64 {
+    loom::sync::atomic::AtomicU64::new(0)
+}

@@ -12,18 +12,7 @@ use loom::{
     thread,
 };
 
-use crate::{chunks, words as steps};
-
-/// Every interleaving with at most three switches that a thread did not ask for.
-fn model(threads: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(threads);
-}
-
-fn word() -> AtomicU64 {
-    AtomicU64::new(0)
-}
+use crate::{chunks, model, word, words as steps};
 
 #[test]
 fn a_published_descriptor_is_whole_and_no_slot_is_overwritten_unread() {

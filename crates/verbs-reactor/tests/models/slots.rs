@@ -20,14 +20,10 @@ use loom::{
 use tensorwire_memory::Buf;
 use tensorwire_verbs_reactor::{FabricError, Immediate, WorkRequest};
 
-use crate::slot::{LinePosition, Reserve, SlotKey, SlotTable};
-
-/// Every interleaving with at most three switches that a thread did not ask for.
-fn model(threads: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(threads);
-}
+use crate::{
+    model,
+    slot::{LinePosition, Reserve, SlotKey, SlotTable},
+};
 
 fn request() -> WorkRequest {
     WorkRequest::Write { local: Buf::empty(), remote: None, immediate: Some(Immediate(1)) }

@@ -7,7 +7,10 @@ use std::{convert::Infallible, vec::Drain};
 
 use loom::{sync::Arc, thread};
 
-use crate::submissions::{Submissions, Worker};
+use crate::{
+    model,
+    submissions::{Submissions, Worker},
+};
 
 /// A send queue: work that is posted comes back with a completion, which somebody handles.
 #[derive(Debug, Default)]
@@ -68,13 +71,6 @@ fn assert_posted(queue: &Queues, count: u32) {
         assert!(posted.iter().filter(|work| **work % 2 == thread).is_sorted(), "out of order: {posted:?}");
     }
     assert!(queue.take_rest().is_empty());
-}
-
-/// Every interleaving with at most three switches that a thread did not ask for.
-fn model(threads: impl Fn() + Send + Sync + 'static) {
-    let mut builder = loom::model::Builder::new();
-    builder.preemption_bound = Some(3);
-    builder.check(threads);
 }
 
 #[test]
