@@ -52,7 +52,7 @@ struct Arguments {
     /// Where the copy, its build and results.tsv are.
     #[arg(long, default_value = "target/mutants")]
     work: PathBuf,
-    /// Prints the mutants and runs nothing.
+    /// Builds and prints the mutants, and runs no test.
     #[arg(long)]
     list: bool,
 }
