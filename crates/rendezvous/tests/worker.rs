@@ -48,6 +48,18 @@ fn pattern(worker: &Worker, bytes: usize, seed: u8) -> Tensor {
 }
 
 #[test]
+fn workers_peers_and_steps_are_printed_in_a_line() {
+    bounded(Duration::from_secs(60), async {
+        let worker = Worker::client().start().await.unwrap();
+        let peer = worker.peer_at(worker.address()).await.unwrap();
+        for shown in [format!("{worker:?}"), format!("{peer:?}"), format!("{:?}", worker.step(1))] {
+            assert!(shown.contains(worker.name()) && shown.len() < 400, "{shown}");
+        }
+        worker.shutdown().await;
+    });
+}
+
+#[test]
 fn a_name_above_the_limit_is_refused_here_and_the_connection_stays() {
     on_each_fabric(|kind| async move {
         let (server, client) = pair(kind).await;

@@ -387,7 +387,12 @@ impl Ports {
 }
 
 fn bind_error(config: &GrpcConfig, error: &std::io::Error) -> ControlError {
-    let bind = ControlError::Bind { address: config.address.clone(), detail: error.to_string() };
+    let remedy = match error.kind() {
+        std::io::ErrorKind::AddrInUse => "; use another port, or 0 for any free one",
+        std::io::ErrorKind::AddrNotAvailable => "; use an address of this host, or 0.0.0.0 for all of them",
+        _ => "",
+    };
+    let bind = ControlError::Bind { address: config.address.clone(), detail: format!("{error}{remedy}") };
     bind.unless_limit(tensorwire_memory::Limit::of_files(error))
 }
 

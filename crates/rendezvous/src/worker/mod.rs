@@ -17,6 +17,7 @@ mod shutdown;
 pub(crate) mod step;
 
 use std::{
+    fmt,
     pin::Pin,
     sync::{
         Arc,
@@ -59,10 +60,19 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Worker {
     pub(crate) node: Arc<Node>,
     pub(crate) operations: Arc<Operations>,
+}
+
+impl fmt::Debug for Worker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("name", &self.name())
+            .field("address", &self.address())
+            .finish_non_exhaustive()
+    }
 }
 
 /// State shared by all clones of a worker. Dropping it, with the last clone, starts the shutdown.

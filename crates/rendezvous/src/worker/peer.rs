@@ -1,6 +1,6 @@
 //! [`Peer`]: a peer, as users hold it.
 
-use std::pin::pin;
+use std::{fmt, pin::pin};
 
 use crate::{
     control::{cluster::ClusterSpec, name::sought},
@@ -27,10 +27,19 @@ use crate::{
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub struct Peer {
     pub(crate) worker: Worker,
     pub(crate) known: KnownPeer,
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Peer")
+            .field("name", &self.name())
+            .field("address", &self.address())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Peer {

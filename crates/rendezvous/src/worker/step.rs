@@ -1,6 +1,6 @@
 //! [`Step`]: the scope in which users send and receive values.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{fmt, pin::pin, sync::Arc, time::Duration};
 
 use futures::future::{Either, select};
 use tensorwire_memory::{BufMut, Pool};
@@ -51,7 +51,7 @@ const ASKED_AT_ONCE: Duration = Duration::from_secs(5);
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 #[must_use = "the step may end when this is dropped"]
 pub struct Step {
     pub(crate) worker: Worker,
@@ -60,6 +60,15 @@ pub struct Step {
     live: Result<StepRef, Status>,
     /// Shared by all clones; `None` for a step from [`Worker::shared_step`].
     _end: Option<Arc<EndOnDrop>>,
+}
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Step")
+            .field("worker", &self.worker.name())
+            .field("id", &self.id.0)
+            .finish_non_exhaustive()
+    }
 }
 
 /// Ends a step when it is dropped.

@@ -228,5 +228,10 @@ fn an_address_in_use_is_named() {
         let error = GrpcPlane::bind(GrpcConfig::new(first.local_address())).unwrap_err();
         assert!(matches!(error, ControlError::Bind { .. }), "{error}");
         assert!(error.to_string().contains(&first.local_address()));
+        assert!(error.to_string().ends_with("use another port, or 0 for any free one"), "{error}");
+        // Reserved for documentation: no host has it.
+        let secret = crate::control::Secret::new(*b"0123456789abcdef");
+        let error = GrpcPlane::bind(GrpcConfig::new("192.0.2.1:0").secret(secret)).unwrap_err();
+        assert!(error.to_string().contains("use an address of this host"), "{error}");
     });
 }
