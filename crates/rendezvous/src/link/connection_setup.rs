@@ -144,7 +144,10 @@ impl Node {
                     continue;
                 }
                 Some((_, reach)) if *reach != fabric.reach => {
-                    tried.push(format!("{kind}: the peer is on another host, in another container (network namespace), or belongs to another user"));
+                    tried.push(format!(
+                        "{kind}: the peer is on another host, in another container (network namespace), or \
+                         belongs to another user"
+                    ));
                     continue;
                 }
                 Some(_) => {}
