@@ -1,0 +1,111 @@
+//! Operations of which `scripts/check-instructions` counts the instructions of both sides.
+//!
+//! Both workers are in this process and on one thread, and sleep as soon as there is nothing to do. So the runtime steps them in
+//! turns, nobody polls in vain, and a count depends on no clock. Each line that is printed is a case and how many
+//! operations one call of [`counted`] does, in the order of the calls.
+
+#![allow(clippy::expect_used)] // a case that cannot run stops, and the check with it
+
+use std::pin::Pin;
+
+use tensorwire::{FabricKind, Peer, Step, Tensor, Wait, Worker};
+use tokio::runtime::Runtime;
+
+/// A name that the receiver finds in the catalogue.
+const FOUND: &str = "w";
+
+/// A name that is too long for a catalogue, so that each pull of it asks the sender.
+const ASKED: &str = concat!(
+    "a name of more than a hundred and twelve bytes, which is the longest that a cell of the catalogue has room for, so ",
+    "that it has no cell"
+);
+
+/// A name that the receiver finds in the catalogue, of a longer value.
+const LONG: &str = "long";
+const LONG_BYTES: usize = 64 << 10;
+
+/// Operations before the counted ones: connections, memory and everything that is remembered are there then.
+const WARM_UP: usize = 200;
+
+/// Operations that are counted. What a runtime does once in 61 turns, and what grows once in a while, is spread over them.
+const OPERATIONS: usize = 2_000;
+
+/// The counted operations: valgrind counts from here to the return, on this thread.
+#[inline(never)]
+fn counted(runtime: &Runtime, work: Pin<&mut dyn Future<Output = ()>>) {
+    runtime.block_on(work);
+}
+
+/// Two workers on one host, which exchange values over one fabric.
+struct Pair {
+    server: Worker,
+    /// Has a name, since a step is received by the name of the receiver.
+    client: Worker,
+    to_server: Peer,
+    to_client: Peer,
+}
+
+impl Pair {
+    async fn over(fabric: FabricKind) -> Self {
+        let start = async |name: &str| {
+            let builder = Worker::builder(&format!("{name}_{fabric}")).require(fabric).wait(Wait::Sleep);
+            builder.start().await.expect("a worker")
+        };
+        let (server, client) = (start("server").await, start("client").await);
+        for (name, bytes) in [(FOUND, 8), (ASKED, 8), (LONG, LONG_BYTES)] {
+            server.publish(name, tensor(&server, bytes)).expect("a name");
+        }
+        let to_server = client.peer_at(server.address()).await.expect("the server");
+        let to_client = server.peer_at(client.address()).await.expect("the client");
+        Self { server, client, to_server, to_client }
+    }
+
+    /// Pulls of a published value.
+    async fn pull(&self, name: &str, bytes: usize, count: usize) {
+        for _ in 0..count {
+            let pulled = self.to_server.fetch(name).await.expect("a pull");
+            assert_eq!(pulled.bytes().len(), bytes);
+        }
+    }
+
+    /// Receives of a step, each of a value that is there.
+    async fn receive(&self, steps: &(Step, Step), sent: &Tensor, count: usize) {
+        let (sender, receiver) = (steps.0.to(&self.to_client), steps.1.from(&self.to_server));
+        for _ in 0..count {
+            sender.send("gradient", sent.clone()).expect("a send");
+            let received = receiver.recv("gradient").await.expect("a receive");
+            assert_eq!(received.bytes().len(), sent.bytes().len());
+        }
+    }
+
+    async fn shutdown(self) {
+        self.client.shutdown().await;
+        self.server.shutdown().await;
+    }
+}
+
+fn tensor(worker: &Worker, bytes: usize) -> Tensor {
+    Tensor::from_values(worker.pool(), &[bytes as u64], &vec![7u8; bytes]).expect("a tensor")
+}
+
+/// Counts `operations`, a function of how many to do.
+fn case<Done: Future<Output = ()>>(runtime: &Runtime, name: &str, operations: impl Fn(usize) -> Done) {
+    runtime.block_on(operations(WARM_UP));
+    counted(runtime, std::pin::pin!(operations(OPERATIONS)));
+    println!("{name}\t{OPERATIONS}");
+}
+
+fn main() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+    let shm = runtime.block_on(Pair::over(FabricKind::SHM));
+    case(&runtime, "shm, 8 B out of the catalogue", |count| shm.pull(FOUND, 8, count));
+    case(&runtime, "shm, 64 KiB out of the catalogue", |count| shm.pull(LONG, LONG_BYTES, count));
+    case(&runtime, "shm, 8 B by message", |count| shm.pull(ASKED, 8, count));
+    let (steps, sent) = ((shm.server.step(1), shm.client.step(1)), tensor(&shm.server, 8));
+    case(&runtime, "shm, 8 B sent and received in a step", |count| shm.receive(&steps, &sent, count));
+    drop(steps);
+    runtime.block_on(shm.shutdown());
+    let tcp = runtime.block_on(Pair::over(FabricKind::TCP));
+    case(&runtime, "tcp, 8 B", |count| tcp.pull(FOUND, 8, count));
+    runtime.block_on(tcp.shutdown());
+}
