@@ -1,5 +1,5 @@
-//! The same over gRPC: a pull is one unary call that answers with the tensor's bytes, a push one that brings them, as a
-//! service written with tonic has it. The service is written by hand, so that no generator is needed; it does what generated code does.
+//! The same over gRPC: a pull is one unary call that answers with the tensor's bytes, as a service written with tonic has it. The
+//! service is written by hand, so that no generator is needed; it does what generated code does.
 
 use std::{
     convert::Infallible,
@@ -19,15 +19,12 @@ const PATH: &str = "/tensorwire.bench.Pull/Pull";
 /// Largest message.
 const MESSAGE_BYTES_MAX: usize = 128 << 20;
 
-/// Which tensor, or a tensor that is pushed.
+/// Which tensor.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Ask {
     /// Its length in bytes, which names it.
     #[prost(uint64, tag = "1")]
     pub bytes: u64,
-    /// What is pushed; empty in a pull.
-    #[prost(bytes = "bytes", tag = "2")]
-    pub pushed: Bytes,
 }
 
 /// A tensor.
@@ -56,9 +53,6 @@ impl UnaryService<Ask> for PullService {
     type Future = std::future::Ready<Result<Response<Pulled>, Status>>;
 
     fn call(&mut self, request: Request<Ask>) -> Self::Future {
-        if !request.get_ref().pushed.is_empty() {
-            return std::future::ready(Ok(Response::new(Pulled::default())));
-        }
         let wanted = request.get_ref().bytes;
         let found = self.tensors.iter().find(|tensor| tensor.len() as u64 == wanted).cloned();
         let answer = found.map(|content| Response::new(Pulled { content }));
@@ -139,24 +133,10 @@ impl Puller {
     /// # Errors
     /// The call fails.
     pub async fn pull(&mut self, bytes: usize) -> Result<Bytes, StdError> {
-        Ok(self.call(Ask { bytes: bytes as u64, pushed: Bytes::new() }).await?.content)
-    }
-
-    /// Pushes a tensor.
-    ///
-    /// # Errors
-    /// The call fails.
-    pub async fn push(&mut self, tensor: Bytes) -> Result<(), StdError> {
-        self.call(Ask { bytes: tensor.len() as u64, pushed: tensor }).await.map(drop)
-    }
-
-    async fn call(&mut self, ask: Ask) -> Result<Pulled, StdError> {
         self.client.ready().await?;
         let path = http::uri::PathAndQuery::from_static(PATH);
-        Ok(self
-            .client
-            .unary(Request::new(ask), path, ProstCodec::<Ask, Pulled>::default())
-            .await?
-            .into_inner())
+        let ask = Request::new(Ask { bytes: bytes as u64 });
+        let pulled = self.client.unary(ask, path, ProstCodec::<Ask, Pulled>::default()).await?;
+        Ok(pulled.into_inner().content)
     }
 }

@@ -1,0 +1,156 @@
+//! The server and the worker on tensorwire, as in the example of that name: either publishes what it has under names that stay, then
+//! how many times it has done so, and the other one fetches it.
+
+use std::time::Duration;
+
+use tensorwire::{DataType, FabricKind, Peer, Sharing, Tensor, Version, Worker, WorkerBuilder, WorkerError};
+
+use crate::model::{Model, descend};
+
+/// Under this name each side publishes how many times it has published its tensors, after them.
+const PUBLISHED: &str = "published";
+
+/// Idle while the other ways are measured.
+const PATIENCE: Duration = Duration::from_secs(3_600);
+
+/// A way of tensorwire, by what both sides use.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Way {
+    pub(crate) name: &'static str,
+    fabric: FabricKind,
+    sharing: Sharing,
+}
+
+/// All ways of tensorwire.
+pub(crate) const WAYS: [Way; 3] = [
+    Way { name: "shm", fabric: FabricKind::SHM, sharing: Sharing::Copy },
+    Way { name: "shm, views", fabric: FabricKind::SHM, sharing: Sharing::View },
+    Way { name: "tcp", fabric: FabricKind::TCP, sharing: Sharing::Copy },
+];
+
+impl Way {
+    fn builder(self, job: &str) -> WorkerBuilder {
+        let builder = Worker::builder(job).require(self.fabric);
+        builder.sharing(self.sharing).timeout(PATIENCE)
+    }
+}
+
+/// What one side publishes: the parameters, or a gradient.
+struct Published {
+    worker: Worker,
+    names: Vec<String>,
+    tensors: Vec<Tensor>,
+    times: u64,
+}
+
+impl Published {
+    /// A tensor for each of the model's, all of whose floats are `value`. Nothing is published yet.
+    async fn start(way: Way, job: &str, model: Model, value: f32) -> Result<Self, WorkerError> {
+        let worker = way.builder(job).start().await?;
+        let tensor = |bytes: Vec<u8>| {
+            let shape = [(bytes.len() / size_of::<f32>()) as u64];
+            Tensor::from_bytes(worker.pool(), DataType::F32, &shape, &bytes)
+        };
+        let tensors = model.filled(value).map(tensor).collect::<Result<_, _>>()?;
+        Ok(Self { worker, names: model.names(), tensors, times: 0 })
+    }
+
+    fn publish(&mut self) -> Result<(), WorkerError> {
+        for (name, tensor) in self.names.iter().zip(&self.tensors) {
+            self.worker.publish(name, tensor.clone())?;
+        }
+        self.times += 1;
+        let times = Tensor::from_values(self.worker.pool(), &[], &[self.times])?;
+        self.worker.publish(PUBLISHED, times).map(drop)
+    }
+}
+
+/// What the other side publishes.
+struct Followed {
+    peer: Peer,
+    version: Option<Version>,
+}
+
+impl Followed {
+    /// Waits until the peer has published its tensors once more.
+    async fn next(&mut self) -> Result<(), WorkerError> {
+        let fetch = self.peer.fetch(PUBLISHED);
+        let fetch = match self.version {
+            Some(version) => fetch.newer_than(version),
+            None => fetch.wait(),
+        };
+        self.version = Some(fetch.versioned().await?.version);
+        Ok(())
+    }
+}
+
+/// A server whose first parameters are published.
+pub(crate) struct Server {
+    parameters: Published,
+}
+
+impl Server {
+    pub(crate) async fn start(way: Way, model: Model) -> Result<Self, WorkerError> {
+        let mut parameters = Published::start(way, "ps", model, 1.0).await?;
+        parameters.publish()?;
+        Ok(Self { parameters })
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        self.parameters.worker.address()
+    }
+
+    /// Follows one gradient after the other, until the worker is gone.
+    pub(crate) async fn serve(mut self) -> Result<(), WorkerError> {
+        let peer = self.parameters.worker.wait_for_peer("worker").await?;
+        let mut gradients = Followed { peer, version: None };
+        loop {
+            gradients.next().await?;
+            let gradient = gradients.peer.fetch_many(&self.parameters.names).await?;
+            self.follow(&gradient)?;
+            self.parameters.publish()?;
+        }
+    }
+
+    /// Published tensors do not change, since somebody may be reading them: the next ones are made beside them.
+    fn follow(&mut self, gradient: &[Tensor]) -> Result<(), WorkerError> {
+        let Published { worker, tensors, .. } = &mut self.parameters;
+        for (before, slope) in tensors.iter_mut().zip(gradient) {
+            let mut after = worker.pool().try_alloc(before.bytes().len())?;
+            descend(&mut after, before.bytes(), slope.bytes());
+            *before = Tensor::new(after, DataType::F32, before.shape())?;
+        }
+        Ok(())
+    }
+}
+
+/// A worker that is connected.
+pub(crate) struct Client {
+    gradient: Published,
+    server: Followed,
+}
+
+impl Client {
+    pub(crate) async fn connect(way: Way, model: Model, address: &str) -> Result<Self, WorkerError> {
+        let gradient = Published::start(way, "worker", model, 0.5).await?;
+        let peer = gradient.worker.peer_at(address).await?;
+        let mut server = Followed { peer, version: None };
+        server.next().await?;
+        Ok(Self { gradient, server })
+    }
+
+    pub(crate) async fn pull(&mut self) -> Result<usize, WorkerError> {
+        let pulled = self.server.peer.fetch_many(&self.gradient.names).await?;
+        Ok(pulled.iter().map(|tensor| tensor.bytes().len()).sum())
+    }
+
+    /// Publishes the gradient and waits until the parameters have followed it.
+    pub(crate) async fn push(&mut self) -> Result<(), WorkerError> {
+        self.gradient.publish()?;
+        self.server.next().await
+    }
+
+    pub(crate) async fn shutdown(self) {
+        self.gradient.worker.shutdown().await;
+    }
+}
