@@ -27,6 +27,9 @@ pub(super) const BATCH_FRAMES: usize = 16;
 /// The longest payload that is written into the descriptor ring itself. Most messages of the protocol are shorter.
 pub(super) const INLINE_BYTES: usize = 192;
 
+/// The longest payload that is written into the descriptor, so that the peer fetches one cache line.
+pub(super) const SHORT_BYTES: usize = 16;
+
 /// The deepest send queue.
 pub(super) const DEPTH_MAX: u32 = 1 << 16;
 

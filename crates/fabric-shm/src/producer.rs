@@ -209,7 +209,10 @@ impl Producer {
         if self.over.is_some() || !self.waiting.is_empty() || bytes.len() > INLINE_BYTES {
             return None;
         }
-        self.forget_quiet(connection.peer.consumed());
+        // Looked at only when it matters: the peer writes that cache line.
+        if self.quiet >= u64::from(connection.own.slots() / 4) {
+            self.forget_quiet(connection.peer.consumed());
+        }
         let promised = u64::from(connection.core.config().send_depth + READS_MAX);
         if self.quiet + promised >= u64::from(connection.own.slots()) || !self.has_room(connection, 1) {
             return None;
@@ -220,8 +223,8 @@ impl Producer {
             Err(error) => return Some(Err(error)),
         };
         let remote = remote.zip(region).map(|(range, region)| (*range, region.key));
-        let source = if bytes.is_empty() { Source::Nothing } else { Source::Inline };
-        stage(connection, self.tail, bytes);
+        let source = Source::in_ring(bytes);
+        stage(connection, self.tail, source, bytes);
         let immediate = immediate.map(|immediate| immediate.0);
         let descriptor = Descriptor { immediate, continues: false, is_quiet: true, remote, source };
         self.put(connection, &descriptor, Purpose::Quiet);
@@ -390,9 +393,7 @@ impl Producer {
     /// Puts descriptors into the ring; the last one completes the operation.
     fn publish(&mut self, connection: &Connection, posted: Posted, prepared: &[Prepared]) {
         for Prepared { descriptor, local } in prepared {
-            if descriptor.source == Source::Inline {
-                stage(connection, self.tail, local);
-            }
+            stage(connection, self.tail, descriptor.source, local);
             let purpose = if descriptor.continues { Purpose::Part } else { Purpose::Last(posted) };
             self.put(connection, descriptor, purpose);
         }
@@ -406,7 +407,7 @@ impl Producer {
         }
         let (block, fd) = reachable(connection, local)?;
         if local.len() <= INLINE_BYTES {
-            return Ok(Some(Source::Inline));
+            return Ok(Some(Source::in_ring(local)));
         }
         let offset = local.offset() as u64;
         Ok(self.share(connection, block, fd)?.map(|index| Source::Block { index, offset }))
@@ -530,8 +531,11 @@ fn will_be_told(error: &io::Error) -> bool {
     matches!(error.kind(), WouldBlock | Interrupted | BrokenPipe | ConnectionReset | NotConnected)
 }
 
-/// Copies a payload of at most [`INLINE_BYTES`] into the slot of `position`.
-fn stage(connection: &Connection, position: u64, local: &[u8]) {
+/// Copies a payload into the slot of `position`, if it belongs there: it has at most [`INLINE_BYTES`] then.
+fn stage(connection: &Connection, position: u64, source: Source, local: &[u8]) {
+    if source != Source::Inline {
+        return;
+    }
     let length = local.len().min(INLINE_BYTES);
     // SAFETY: the slot has room for `INLINE_BYTES` and is not published, so nobody reads it; `local` is readable
     // for its length and lies in another mapping.

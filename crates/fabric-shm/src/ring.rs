@@ -6,13 +6,14 @@
 //! ```text
 //! 0     magic and version
 //! 64    sleep      epoch of the latest sleep of this side's driver
-//! 128   consumed   descriptors of the peer that this side has executed
+//! 128   consumed   descriptors of the peer that this side has executed. While nobody waits for it, it may be behind
 //! 136   closed     0, or why this side ended the connection
 //! 144   cpu        1 + the CPU on which this side last published or executed a descriptor
 //! 192   released   how many leases of the peer's memory this side has released
 //! 256   listens    1 while this side wants to be rung for releases
 //! 264   claimable  1 if this side looks at the peer's claims before it reuses memory that its catalogue named
-//! 4096  slots of 256 bytes: sequence word, descriptor of seven words, 192 bytes of inline payload
+//! 4096  slots of 256 bytes: sequence word, descriptor of seven words, 192 bytes of inline payload. A payload of up to 16
+//!       bytes is in the last two words of the descriptor instead, and so in the same cache line
 //! then  lease words: for each slot of the peer's lease table, the generation that was released last
 //! then  claim words: which contents of the peer's catalogue this side views
 //! ```
@@ -26,13 +27,13 @@ use std::{
 use tensorwire_verbs_reactor::{PeerViolation, RegionGeneration, RegionId, RemoteRange};
 
 use crate::{
-    limits::{CLAIMS_MAX, INLINE_BYTES, LEASES_MAX, SLOTS_MAX},
+    limits::{CLAIMS_MAX, INLINE_BYTES, LEASES_MAX, SHORT_BYTES, SLOTS_MAX},
     sequence,
     sys::{self, Mapping},
     words,
 };
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x05");
+const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x06");
 const MAGIC_AT: usize = 0;
 const SLEEP_AT: usize = 64;
 const CONSUMED_AT: usize = 128;
@@ -55,8 +56,10 @@ pub(super) type Words = [u64; DESCRIPTOR_WORDS];
 pub(super) enum Source {
     /// The write has none.
     Nothing,
-    /// In the slot of the ring.
+    /// In the slot of the ring, beside the descriptor.
     Inline,
+    /// In the descriptor itself, with zeros behind them.
+    Short([u8; SHORT_BYTES]),
     /// In the writer's block of this number, from this offset on.
     Block { index: u32, offset: u64 },
     /// In the writer's block, too, but they are not copied: the target views them under this lease.
@@ -114,6 +117,22 @@ fn halves(word: u64) -> (u32, u32) {
     (word as u32, (word >> 32) as u32)
 }
 
+impl Source {
+    /// The source of a write whose bytes are in the ring: at most [`INLINE_BYTES`], which the caller copies into the
+    /// slot if they are not in the result.
+    pub(super) fn in_ring(bytes: &[u8]) -> Self {
+        match bytes.len() {
+            0 => Self::Nothing,
+            length @ 1..=SHORT_BYTES => {
+                let mut short = [0; SHORT_BYTES];
+                short[..length].copy_from_slice(bytes);
+                Self::Short(short)
+            }
+            _ => Self::Inline,
+        }
+    }
+}
+
 impl Descriptor {
     pub(super) fn encode(&self) -> Words {
         let mut flags = 0;
@@ -127,7 +146,7 @@ impl Descriptor {
             flags |= IS_QUIET;
         }
         let (mut region, mut generation, mut key, mut offset, mut length) = (0, 0, 0, 0, 0);
-        let mut lease_generation = 0;
+        let mut last = 0;
         if let Some((range, remote_key)) = self.remote {
             flags |= HAS_REMOTE;
             (region, generation, key) = (range.region.0, range.generation.0, remote_key);
@@ -139,13 +158,19 @@ impl Descriptor {
                 flags |= IS_INLINE;
                 (0, 0)
             }
+            Source::Short(bytes) => {
+                flags |= IS_INLINE;
+                let both = u128::from_ne_bytes(bytes);
+                last = (both >> 64) as u64;
+                (0, both as u64)
+            }
             Source::Block { index, offset } => {
                 flags |= IS_BLOCK;
                 (index, offset)
             }
             Source::Lent { index, offset, length: lent, slot, generation } => {
                 flags |= IS_LENT;
-                (region, length, lease_generation) = (slot, lent, generation);
+                (region, length, last) = (slot, lent, generation);
                 (index, offset)
             }
             Source::Asked { tag } => {
@@ -166,13 +191,13 @@ impl Descriptor {
             offset,
             length,
             source_offset,
-            lease_generation,
+            last,
         ]
     }
 
     /// Parses words that the peer wrote.
     pub(super) fn decode(words: &Words) -> Result<Self, PeerViolation> {
-        let [first, region, key, offset, length, source_offset, lease_generation] = *words;
+        let [first, region, key, offset, length, source_offset, last] = *words;
         let (flags, immediate) = halves(first);
         let (region, generation) = halves(region);
         let (key, block) = halves(key);
@@ -184,6 +209,9 @@ impl Descriptor {
         };
         let source = match flags & SOURCES {
             0 if length == 0 => Source::Nothing,
+            IS_INLINE if (1..=SHORT_BYTES as u64).contains(&length) => {
+                Source::Short((u128::from(source_offset) | u128::from(last) << 64).to_ne_bytes())
+            }
             IS_INLINE if (1..=INLINE_BYTES as u64).contains(&length) => Source::Inline,
             IS_BLOCK if length > 0 => Source::Block { index: block, offset: source_offset },
             IS_LENT if length > 0 && range.region.0 < LEASES_MAX => Source::Lent {
@@ -191,7 +219,7 @@ impl Descriptor {
                 offset: source_offset,
                 length,
                 slot: range.region.0,
-                generation: lease_generation,
+                generation: last,
             },
             IS_ASKED => Source::Asked { tag: block },
             IS_ANSWER => Source::Answer { tag: range.region.0, index: block, offset: source_offset, length },
@@ -203,7 +231,7 @@ impl Descriptor {
         let continues = flags & CONTINUES != 0;
         let sound = match source {
             Source::Nothing => true,
-            Source::Inline | Source::Block { .. } => has_remote,
+            Source::Inline | Source::Short(_) | Source::Block { .. } => has_remote,
             Source::Lent { .. } => has_immediate && !has_remote,
             Source::Asked { .. } => has_remote && !has_immediate && !continues,
             Source::Answer { .. } => !has_remote && !has_immediate && !continues,
@@ -225,7 +253,7 @@ impl Descriptor {
         match self.source {
             Source::Answer { length, .. } => length,
             Source::Nothing | Source::Lent { .. } | Source::Asked { .. } => 0,
-            Source::Inline | Source::Block { .. } => self.length(),
+            Source::Inline | Source::Short(_) | Source::Block { .. } => self.length(),
         }
     }
 

@@ -43,6 +43,8 @@ pub(super) enum Progress {
 pub(super) struct Target {
     /// Position of the next descriptor.
     head: u64,
+    /// The value of `head` that the peer knows.
+    reported: u64,
     /// The descriptor that is being executed.
     current: Option<Execution>,
     /// The regions that the peer wrote most recently.
@@ -134,12 +136,22 @@ impl Target {
         let result = self.execute_batch(connection, producer);
         if self.head != before {
             connection.own.set_cpu();
-            connection.own.set_consumed(self.head);
+            self.report(connection);
         }
         match result? {
             true => Ok(Progress::More),
             false if self.head != before => Ok(Progress::Worked),
             false => Ok(Progress::Idle),
+        }
+    }
+
+    /// Stores for the peer what is executed, if it may wait for that, or may soon need the room in its ring. Otherwise
+    /// nothing is stored: each store would take the cache line from the peer, which looks at it.
+    fn report(&mut self, connection: &Connection) {
+        let unreported = self.head - self.reported;
+        if self.is_awaited || unreported >= u64::from(connection.peer.slots() / 8).max(1) {
+            connection.own.set_consumed(self.head);
+            self.reported = self.head;
         }
     }
 
@@ -321,19 +333,21 @@ impl Target {
     /// Copies up to `limit` bytes of `copy` and returns their number.
     fn copy(&mut self, connection: &Connection, copy: &mut Copy, limit: usize) -> Result<usize, End> {
         let length = limit.min(copy.destination.length() - copy.done);
-        let source = match copy.source {
+        let source = match &copy.source {
+            Source::Short(bytes) => bytes.as_ptr().wrapping_add(copy.done),
             // Never past the slot: an inline length is at most its room, and `done` is less.
             Source::Inline => connection.peer.inline_pointer(self.head).wrapping_add(copy.done),
             Source::Block { index, offset } => {
-                let block = self.block(connection, index)?;
-                let resident = block.resident(offset + copy.done as u64, length);
+                let block = self.block(connection, *index)?;
+                let resident = block.resident(*offset + copy.done as u64, length);
                 let resident = resident.map_err(|error| End::device("reading a block of the peer", error))?;
                 resident.ok_or(PeerViolation::OutOfBounds)?
             }
             _ => return Ok(0),
         };
         let access = copy.destination.access(copy.done, length).map_err(|_| PeerViolation::NotGranted)?;
-        // SAFETY: `source` is readable for `length` bytes: `resident` and the slot's layout promise it. `access`
+        // SAFETY: `source` is readable for `length` bytes: `resident`, the slot's layout and, for a short payload, the
+        // decoder promise it. `access`
         // covers `length` bytes of a live grant that no slice of this process aliases, in another mapping. The peer
         // may change the source meanwhile: `finish` checks its `closed` word before the arrival is passed on.
         unsafe { copy_raw(access.pointer(), source, length, copy.reason) };
@@ -359,6 +373,7 @@ impl Target {
             // Before this side may request another read: the peer counts unanswered reads by what this side has
             // executed.
             connection.own.set_consumed(self.head + 1);
+            self.reported = self.head + 1;
             let read = (side == Side::Own).then(|| lock(producer).reads().answered()).flatten();
             if let Some(read) = read {
                 connection.core.complete(read.key, read.length, Ok(()));

@@ -48,6 +48,11 @@ struct Counters {
     bytes_received: AtomicU64,
 }
 
+/// Adds to a counter that one task at a time changes. An atomic addition would cost as much as a lock.
+fn add(counter: &AtomicU64, more: u64) {
+    counter.store(counter.load(Ordering::Relaxed).wrapping_add(more), Ordering::Relaxed);
+}
+
 /// Takes the arrivals of one queue pair in the thread that finds them. See
 /// [`QueuePair::set_sink`](crate::QueuePair::set_sink).
 pub trait ArrivalSink: Send + Sync + fmt::Debug + 'static {
@@ -162,9 +167,9 @@ impl QueuePairCore {
         self.counters.bytes_sent.fetch_add(length, Ordering::Relaxed);
     }
 
-    /// Counts `length` bytes that a write of the peer put into local memory.
+    /// Counts `length` bytes that a write of the peer put into local memory. Calls must not overlap.
     pub fn count_received(&self, length: u64) {
-        self.counters.bytes_received.fetch_add(length, Ordering::Relaxed);
+        add(&self.counters.bytes_received, length);
     }
 
     /// Reports an arrival, which consumes one posted receive. Calls must not overlap, and must follow the peer's
@@ -180,7 +185,7 @@ impl QueuePairCore {
         match self.sink.get() {
             // Earlier arrivals that are queued go to the sink first.
             Some(sink) if self.arrivals_waiting() == 0 => {
-                self.counters.arrivals.fetch_add(1, Ordering::Relaxed);
+                add(&self.counters.arrivals, 1);
                 sink.arrived(arrival);
                 Ok(())
             }
@@ -196,11 +201,10 @@ impl QueuePairCore {
     /// As [`deliver`](Self::deliver).
     pub fn queue_arrival(&self, arrival: Arrival) -> Result<(), FabricError> {
         let (kind, depth) = (self.kind, self.config.receive_depth);
-        self.counters.arrivals.fetch_add(1, Ordering::Relaxed);
         if self.arrivals.push(arrival, depth).is_err() {
-            self.counters.arrivals.fetch_sub(1, Ordering::Relaxed);
             return Err(FabricError::ReceiverNotReady { kind, depth });
         }
+        add(&self.counters.arrivals, 1);
         let is_lost =
             tensorwire_testpoints::planted!("some arrivals wake no task") && self.stats().arrivals % 8 == 7;
         if !is_lost {

@@ -135,8 +135,13 @@ impl<D: Driven> Driver<D> {
             },
             Idle::GiveWay => {
                 thread::yield_now();
-                give_way(context);
-                None
+                // A peer on this CPU has run meanwhile.
+                let look = self.driven.look(context);
+                if look == Look::Idle {
+                    give_way(context);
+                    return None;
+                }
+                Some(look)
             }
             // Arm first, then look: work that comes in between would wake nobody in the other order.
             Idle::Sleep => {

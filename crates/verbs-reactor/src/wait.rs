@@ -195,8 +195,8 @@ impl Patience {
         self.gave_way = None;
     }
 
-    /// Decides what to do when nothing was found. `has_work` is a cheap look. With `in_vain`, polling cannot succeed:
-    /// see [`Link::looks_in_vain`](crate::Link::looks_in_vain).
+    /// Decides what to do when nothing was found. `has_work` is a cheap look. With `in_vain`, it cannot succeed before
+    /// others have had this CPU: see [`Link::looks_in_vain`](crate::Link::looks_in_vain).
     pub fn idle(&mut self, in_vain: bool, has_work: impl Fn() -> bool) -> Idle {
         match self.spinner.wait {
             Wait::Sleep => Idle::Sleep,
@@ -208,10 +208,11 @@ impl Patience {
 
     fn adapt(&mut self, in_vain: bool, has_work: impl Fn() -> bool) -> Idle {
         // This was a wake-up without work, so the sleep continues.
-        if self.slept || self.budget.is_zero() || in_vain || !self.takes_turn() {
+        if self.slept || self.budget.is_zero() || !self.takes_turn() {
             return self.sleep();
         }
-        if self.finds(&has_work) {
+        // In vain: the peer needs this CPU, and gets it at once.
+        if !in_vain && self.finds(&has_work) {
             return Idle::Work;
         }
         let now = self.clock.now();
@@ -409,10 +410,16 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_peer_on_this_cpu_and_a_wake_up_for_nothing_are_not_waited_for() {
+    fn a_peer_on_this_cpu_gets_it_at_once_and_a_wake_up_for_nothing_is_not_waited_for() {
         let (mut patience, clock) = patience(Wait::Adaptive);
         wait(&mut patience, &clock, 3);
-        assert_eq!(patience.idle(true, || panic!("looked")), Idle::Sleep);
+        assert_eq!(patience.idle(true, || panic!("looked")), Idle::GiveWay);
+        clock.advance(BUDGET_MAX.as_micros() as u64);
+        assert_eq!(
+            patience.idle(true, || panic!("looked")),
+            Idle::Sleep,
+            "it has had the CPU for long enough"
+        );
         assert_eq!(patience.idle(false, || panic!("looked")), Idle::Sleep, "woken for nothing");
         patience.worked();
         assert_eq!(patience.idle(false, || false), Idle::GiveWay);

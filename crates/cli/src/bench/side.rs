@@ -1,6 +1,6 @@
 //! One side of a queue pair with its memory: both processes have one.
 
-use std::{sync::Arc, time::Duration};
+use std::{mem, sync::Arc, time::Duration};
 
 use tensorwire::FabricError;
 use tensorwire_memory::{Buf, Granted, MemoryError, Pool, PoolConfig};
@@ -103,6 +103,26 @@ impl Side {
         self.queue_pair.write_imm(self.payload.clone(), self.target, Immediate(1))
     }
 
+    /// As [`write`](Self::write). `None` if the write is complete already, because the fabric has copied the bytes.
+    fn write_inline(&self) -> Option<Operation> {
+        match self.queue_pair.post_inline(&self.payload, Some(&self.target), Some(Immediate(1))) {
+            Some(Ok(())) => None,
+            // The write fails for the same reason.
+            Some(Err(_)) | None => Some(self.write()),
+        }
+    }
+
+    /// Writes, and waits for the answer.
+    pub(super) async fn round_trip(&self) -> Result<(), BenchError> {
+        let write = self.write_inline();
+        self.arrival().await?;
+        // Complete by now, since its answer has come.
+        match write {
+            Some(write) => Ok(write.await?),
+            None => Ok(()),
+        }
+    }
+
     /// Starts one write without immediate.
     pub(super) fn write_quietly(&self) -> Operation {
         self.queue_pair.write(self.payload.clone(), self.target)
@@ -120,7 +140,7 @@ impl Side {
         for _ in 0..count {
             self.arrival().await?;
             // Complete by now, since its answer has come.
-            if let Some(previous) = previous.replace(self.write()) {
+            if let Some(previous) = mem::replace(&mut previous, self.write_inline()) {
                 previous.await?;
             }
         }

@@ -193,10 +193,7 @@ async fn round_trips(stage: &mut Stage, side: &Side, plan: PhaseLength) -> Resul
     stage.peer.order(&Order::Echo { count: plan.ops }, "round trips").await?;
     let mut watch = Watch::start(&*stage.clock, plan);
     for _ in 0..plan.ops {
-        let write = side.write();
-        side.arrival().await?;
-        // Complete by now, since its answer has come.
-        write.await?;
+        side.round_trip().await?;
         watch.tick();
     }
     Ok(watch.stop())

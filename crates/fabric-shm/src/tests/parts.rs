@@ -48,6 +48,7 @@ fn a_peer_copies_the_bytes_of_writes_and_answers_alone() {
     for (remote, source, copied) in [
         (None, Source::Nothing, 0),
         (Some(0), Source::Nothing, 0),
+        (Some(7), Source::in_ring(&[1; 7]), 7),
         (Some(30), Source::Inline, 30),
         (Some(40), Source::Block { index, offset }, 40),
         (None, lent, 0),
@@ -61,9 +62,10 @@ fn a_peer_copies_the_bytes_of_writes_and_answers_alone() {
 }
 
 fn descriptors() -> impl Strategy<Value = Descriptor> {
-    let inline = (ranges(), 1..=INLINE_BYTES as u64).prop_map(|((mut range, key), length)| {
-        range.length = length;
-        (Some((range, key)), Source::Inline)
+    let bytes = proptest::collection::vec(any::<u8>(), 1..=INLINE_BYTES);
+    let inline = (ranges(), bytes).prop_map(|((mut range, key), bytes)| {
+        range.length = bytes.len() as u64;
+        (Some((range, key)), Source::in_ring(&bytes))
     });
     let block = (ranges(), any::<u32>(), any::<u64>()).prop_map(|((mut range, key), index, offset)| {
         range.length = range.length.max(1);
@@ -107,7 +109,8 @@ proptest! {
         words[0] = words[0] >> 32 << 32 | u64::from(flags);
         if let Ok(descriptor) = Descriptor::decode(&words) {
             prop_assert!(descriptor.source != Source::Inline || descriptor.length() <= INLINE_BYTES as u64);
-            let has_payload = matches!(descriptor.source, Source::Inline | Source::Block { .. });
+            let has_payload =
+                matches!(descriptor.source, Source::Inline | Source::Short(_) | Source::Block { .. });
             prop_assert!(has_payload == (descriptor.length() > 0));
             let is_read = matches!(descriptor.source, Source::Asked { .. } | Source::Answer { .. });
             prop_assert!(!is_read || (descriptor.immediate.is_none() && !descriptor.continues));
@@ -160,7 +163,8 @@ fn every_set_of_flags_is_a_descriptor_or_malformed() {
                 assert_eq!(decoded.is_ok(), is_sound(flags, length, region), "{flags:#x} {length} {region}");
                 let Ok(descriptor) = decoded else { continue };
                 assert_eq!(Descriptor::decode(&descriptor.encode()), Ok(descriptor));
-                let is_written = matches!(descriptor.source, Source::Inline | Source::Block { .. });
+                let is_written =
+                    matches!(descriptor.source, Source::Inline | Source::Short(_) | Source::Block { .. });
                 assert_eq!(descriptor.length(), if is_written { length } else { 0 }, "{flags:#x}");
             }
         }
@@ -177,6 +181,8 @@ fn what_a_descriptor_does_not_have_travels_as_zeros() {
     let range: u64 = 3 << 32 | 2;
     assert_eq!(of(None, Source::Nothing), [0; 7]);
     assert_eq!(of(remote, Source::Inline), [2 | 4, range, 4, 5, 6, 0, 0]);
+    let short = Source::in_ring(&[8, 7, 6, 5, 4, 3]);
+    assert_eq!(of(remote, short), [2 | 4, range, 4, 5, 6, u64::from_ne_bytes([8, 7, 6, 5, 4, 3, 0, 0]), 0]);
     let block = of(remote, Source::Block { index: 7, offset: 8 });
     assert_eq!(block, [2 | 8, range, 7 << 32 | 4, 5, 6, 8, 0]);
     let lent = of(None, Source::Lent { index: 7, offset: 8, length: 9, slot: 10, generation: 11 });
