@@ -60,7 +60,7 @@ pub use values::{
 pub use worker::{
     PeerInfo, Worker,
     builder::{Flow, Limits, Memory, WorkerBuilder},
-    fetch::{Fetch, FetchMany, Fetched},
+    fetch::{Fetch, FetchMany, Fetched, RemoteTensor},
     list::List,
     peer::Peer,
     receive::{Recv, RecvMany, StepFrom, StepTo},

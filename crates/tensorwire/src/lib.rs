@@ -51,9 +51,9 @@ pub use tensorwire_rendezvous::{
     AllocatorAttributes, AsDelivered, AsTensor, AsVersioned, CancellationToken, ClusterError, ClusterSpec,
     Damage, Delivered, DeviceContext, DuplicatePolicy, Element, Fetch, FetchMany, Fetched, Filled,
     IntoBuffer, IntraProcessRendezvous, KeyEnd, Limits, List, LocalConfig, LocalRendezvous, Memory, Peer,
-    PeerInfo, PeerLoss, Published, Receive, ReceiveIntoError, Recv, RecvArgs, RecvMany, SendArgs, Sharing,
-    SimpleRendezvous, Step, StepFrom, StepTo, TF_CONFIG, Tensor, TfConfig, TransferName, Trust, Validation,
-    Version, Worker, WorkerBuilder, WorkerError, control,
+    PeerInfo, PeerLoss, Published, Receive, ReceiveIntoError, Recv, RecvArgs, RecvMany, RemoteTensor,
+    SendArgs, Sharing, SimpleRendezvous, Step, StepFrom, StepTo, TF_CONFIG, Tensor, TfConfig, TransferName,
+    Trust, Validation, Version, Worker, WorkerBuilder, WorkerError, control,
 };
 /// Mutual TLS: who a worker is, and what its peers must prove (feature `tls`).
 #[cfg(feature = "tls")]

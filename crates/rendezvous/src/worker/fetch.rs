@@ -2,6 +2,7 @@
 
 mod attempt;
 mod many;
+mod remote_tensor;
 
 use std::{future::IntoFuture, pin::pin, time::Duration};
 
@@ -9,7 +10,7 @@ use tensorwire_memory::BufMut;
 use tensorwire_protocol::{DataType, ReceiveOptions, Scope, Sharing, Wanted};
 use tensorwire_verbs_reactor::BoxFuture;
 
-pub use self::many::FetchMany;
+pub use self::{many::FetchMany, remote_tensor::RemoteTensor};
 use crate::{
     error::{Transfer, WorkerError},
     values::{
@@ -246,8 +247,12 @@ impl Peer {
     }
 }
 
-async fn run(peer: &Peer, name: &str, settings: Settings) -> Result<(Tensor, Option<Version>), WorkerError> {
-    let (worker, transfer) = (&peer.worker, transfer(peer, name)?);
+async fn run(
+    peer: &Peer,
+    transfer: Transfer<'_>,
+    settings: Settings,
+) -> Result<(Tensor, Option<Version>), WorkerError> {
+    let worker = &peer.worker;
     let options = ReceiveOptions { sharing: settings.sharing, together: false };
     let fetched = pin!(worker.fetch_one(&peer.known, transfer, settings.scope(), options));
     worker.timed(Timed::Fetch, settings.limit, || format!("fetching {transfer}"), fetched).await
@@ -255,13 +260,12 @@ async fn run(peer: &Peer, name: &str, settings: Settings) -> Result<(Tensor, Opt
 
 async fn run_into(
     peer: &Peer,
-    name: &str,
+    transfer: Transfer<'_>,
     settings: Settings,
     into: IntoBuffer,
 ) -> Result<Filled, ReceiveIntoError> {
     let (worker, target) = (&peer.worker, into.target());
     let fetched = async {
-        let transfer = transfer(peer, name)?;
         if worker.node.is_own(&peer.known) {
             let (tensor, version) =
                 worker.fetch_one(&peer.known, transfer, settings.scope(), ReceiveOptions::default()).await?;
@@ -272,7 +276,7 @@ async fn run_into(
             worker.fetch_into(&peer.known, transfer, settings.scope(), &target).await?;
         Ok(Filled { metadata, buffer, version })
     };
-    let what = || format!("fetching `{name}` from {}", peer.name());
+    let what = || format!("fetching {transfer}");
     let filled = worker.timed(Timed::Fetch, settings.limit, what, pin!(fetched)).await;
     filled.map_err(|error| ReceiveIntoError { error, buffer: target.take() })
 }
@@ -283,7 +287,7 @@ impl<'a> IntoFuture for Fetch<'a> {
 
     fn into_future(self) -> Self::IntoFuture {
         let Self { peer, name, settings, .. } = self;
-        Box::pin(async move { run(peer, name, settings).await.map(|(tensor, _)| tensor) })
+        Box::pin(async move { run(peer, transfer(peer, name)?, settings).await.map(|(tensor, _)| tensor) })
     }
 }
 
@@ -293,7 +297,7 @@ impl<'a> IntoFuture for Fetch<'a, AsVersioned> {
 
     fn into_future(self) -> Self::IntoFuture {
         let Self { peer, name, settings, .. } = self;
-        Box::pin(async move { run(peer, name, settings).await.and_then(fetched) })
+        Box::pin(async move { run(peer, transfer(peer, name)?, settings).await.and_then(fetched) })
     }
 }
 
@@ -303,6 +307,11 @@ impl<'a> IntoFuture for Fetch<'a, IntoBuffer> {
 
     fn into_future(self) -> Self::IntoFuture {
         let Self { peer, name, settings, gives } = self;
-        Box::pin(run_into(peer, name, settings, gives))
+        Box::pin(async move {
+            match transfer(peer, name) {
+                Ok(transfer) => run_into(peer, transfer, settings, gives).await,
+                Err(error) => Err(gives.given_back(error)),
+            }
+        })
     }
 }
