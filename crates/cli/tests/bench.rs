@@ -15,7 +15,17 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::common::{Process, fail, run, succeed, tensorwire, text};
 use crate::rdma_devices;
 
-const OPS: [&str; 7] = ["write", "pingpong", "pull", "outstanding", "list", "receives", "set-up"];
+const OPS: [&str; 9] = [
+    "write",
+    "pingpong",
+    "pull",
+    "pull-by-handle",
+    "pull-by-message",
+    "outstanding",
+    "list",
+    "receives",
+    "set-up",
+];
 const SIZED_OPS: [&str; 3] = ["write", "pingpong", "pull"];
 const WAITS: [&str; 3] = ["sleep", "adaptive", "busy"];
 const FIELDS_OF_TEXT: [&str; 9] =
@@ -81,6 +91,8 @@ every_op! {
     shm_write_is_measured: "shm" "write" "8,64K";
     shm_pingpong_is_measured: "shm" "pingpong" "8,4K";
     shm_pull_is_measured: "shm" "pull" "8,64K,2M";
+    shm_pulls_by_handle_are_measured: "shm" "pull-by-handle" "8,64K";
+    shm_pulls_by_message_are_measured: "shm" "pull-by-message" "8,64K";
     shm_outstanding_is_measured: "shm" "outstanding" "8";
     shm_lists_are_measured: "shm" "list" "8";
     shm_receives_are_measured: "shm" "receives" "8";

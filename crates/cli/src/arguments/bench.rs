@@ -142,6 +142,10 @@ pub(crate) enum OpChoice {
     Pingpong,
     /// Whole pulls of a published tensor by a worker, one after the other.
     Pull,
+    /// As `pull`, by a handle that is made once.
+    PullByHandle,
+    /// As `pull-by-handle`, of a tensor that is in no catalogue, so that the other process is asked.
+    PullByMessage,
     /// Pulls of 8 bytes with 64 outstanding, per pull.
     Outstanding,
     /// Pulls of 8 bytes in lists of 64, per pull.
@@ -163,6 +167,8 @@ pub(crate) enum Op {
     Write,
     Pingpong,
     Pull,
+    PullByHandle,
+    PullByMessage,
     Outstanding,
     List,
     Receives,
@@ -171,10 +177,12 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Write,
         Self::Pingpong,
         Self::Pull,
+        Self::PullByHandle,
+        Self::PullByMessage,
         Self::Outstanding,
         Self::List,
         Self::Receives,
@@ -195,6 +203,8 @@ impl OpChoice {
             Self::Write => &[Op::Write],
             Self::Pingpong => &[Op::Pingpong],
             Self::Pull => &[Op::Pull],
+            Self::PullByHandle => &[Op::PullByHandle],
+            Self::PullByMessage => &[Op::PullByMessage],
             Self::Outstanding => &[Op::Outstanding],
             Self::List => &[Op::List],
             Self::SetUp => &[Op::SetUp],

@@ -21,7 +21,7 @@ use super::{
     process::Peer,
     side::{Side, Unconnected},
     task::{Messages, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
-    workers::{PULLER, SERVER, device_of, edge_name, start_worker, tensor_name},
+    workers::{Names, PULLER, SERVER, device_of, edge_name, start_worker, tensor_name},
 };
 use crate::arguments::{
     Checksum,
@@ -162,7 +162,7 @@ impl Case {
         let (ours, limit, bare_work) = match self.op {
             Op::Pingpong => self.pingpong(&mut stage, placement).await?,
             Op::Write => self.write(&mut stage, placement).await?,
-            Op::Pull => self.pull(&mut stage, placement).await?,
+            Op::Pull | Op::PullByHandle | Op::PullByMessage => self.pull(&mut stage, placement).await?,
             Op::Outstanding | Op::List => self.outstanding(&mut stage, placement).await?,
             Op::Receives => self.receives(&mut stage, placement).await?,
             Op::SetUp => self.set_ups(&mut stage).await?,
@@ -180,9 +180,11 @@ impl Case {
     fn compares(&self) -> Compares {
         match self.op {
             Op::Write => Compares::Bandwidth,
-            Op::Pull if self.mode == Mode::ViewRead => Compares::Bandwidth,
-            Op::Pull if self.mode == Mode::View => Compares::Time,
-            Op::Pull if self.size >= BANDWIDTH_BYTES => Compares::Bandwidth,
+            Op::Pull | Op::PullByHandle if self.mode == Mode::ViewRead => Compares::Bandwidth,
+            Op::Pull | Op::PullByHandle if self.mode == Mode::View => Compares::Time,
+            Op::Pull | Op::PullByHandle | Op::PullByMessage if self.size >= BANDWIDTH_BYTES => {
+                Compares::Bandwidth
+            }
             _ => Compares::Time,
         }
     }
@@ -225,13 +227,21 @@ impl Case {
 
     async fn pull(&self, stage: &mut Stage, placement: Placement) -> Result<Tasks, BenchError> {
         let puller = self.start_workers(stage).await?;
-        publish(stage, self.bytes(), self.pieces()).await?;
         let (bytes, pieces) = (self.bytes(), self.pieces());
-        let ours = match (self.mode, self.source) {
-            (Mode::Copy, Source::AsItWas) => Task::Pulls { puller, sharing: Sharing::Copy, read: false },
-            (Mode::Copy, Source::Rewritten) => Task::FreshPulls { puller, bytes, pieces },
-            (Mode::View, _) => Task::Pulls { puller, sharing: Sharing::View, read: false },
-            (Mode::ViewRead, _) => Task::Pulls { puller, sharing: Sharing::View, read: true },
+        let names = if self.op == Op::PullByMessage { Names::InNoCatalogue } else { Names::Short };
+        publish(stage, names, bytes, pieces).await?;
+        let (sharing, read) = match self.mode {
+            Mode::Copy => (Sharing::Copy, false),
+            Mode::View => (Sharing::View, false),
+            Mode::ViewRead => (Sharing::View, true),
+        };
+        let ours = match (self.op, self.source) {
+            (Op::Pull, Source::AsItWas) => Task::Pulls { puller, sharing, read },
+            (Op::Pull, Source::Rewritten) => Task::FreshPulls { puller, bytes, pieces },
+            _ => {
+                let tensor = puller.server.tensor(&names.of(0))?.sharing(sharing);
+                Task::HandlePulls { tensor, read, _puller: puller }
+            }
         };
         let work = if self.mode == Mode::ViewRead { Work::Read } else { Work::Copy };
         let limit = match self.fabric {
@@ -256,7 +266,7 @@ impl Case {
 
     async fn outstanding(&self, stage: &mut Stage, placement: Placement) -> Result<Tasks, BenchError> {
         let puller = self.start_workers(stage).await?;
-        publish(stage, self.bytes(), PULLED_TENSORS).await?;
+        publish(stage, Names::Short, self.bytes(), PULLED_TENSORS).await?;
         let ours = match self.op {
             Op::List => Task::ListPulls { puller },
             _ => Task::ManyPulls { puller, outstanding: PULLED_TENSORS },
@@ -277,7 +287,7 @@ impl Case {
 
     async fn set_ups(&self, stage: &mut Stage) -> Result<Tasks, BenchError> {
         let address = start_server(stage).await?;
-        publish(stage, self.bytes(), 1).await?;
+        publish(stage, Names::Short, self.bytes(), 1).await?;
         let port = match stage.peer.ask(&Order::Listen, "listening").await? {
             Answer::Port(port) => port,
             other => return Err(BenchError::Unexpected(format!("{other:?}"))),
@@ -288,7 +298,7 @@ impl Case {
 
     async fn idle(&self, stage: &mut Stage) -> Result<Tasks, BenchError> {
         let puller = self.start_workers(stage).await?;
-        publish(stage, self.bytes(), 1).await?;
+        publish(stage, Names::Short, self.bytes(), 1).await?;
         // Workers connect when the first tensor moves.
         puller.server.fetch(&tensor_name(0)).await?;
         Ok((Task::Idle { _puller: puller }, limit("none", Task::Nothing), None))
@@ -405,8 +415,8 @@ async fn start_server(stage: &mut Stage) -> Result<String, BenchError> {
     }
 }
 
-async fn publish(stage: &mut Stage, bytes: usize, copies: usize) -> Result<(), BenchError> {
-    done(stage.peer.ask(&Order::Publish { value: 7, bytes, copies }, "publishing").await?)
+async fn publish(stage: &mut Stage, names: Names, bytes: usize, copies: usize) -> Result<(), BenchError> {
+    done(stage.peer.ask(&Order::Publish { names, value: 7, bytes, copies }, "publishing").await?)
 }
 
 async fn open_stream(stage: &mut Stage) -> Result<Arc<RawStream>, BenchError> {
@@ -443,11 +453,13 @@ fn checksums(op: Op, asked: &[Checksum]) -> &[Checksum] {
     if matches!(op, Op::Write | Op::Pingpong) { &[Checksum::Off] } else { asked }
 }
 
-/// Only pulls have a mode and a source.
+/// Only pulls have a mode, and only those by name a source that is rewritten.
 fn ways(op: Op, arguments: &crate::arguments::bench::Bench) -> Vec<(Mode, Source)> {
-    if op != Op::Pull {
-        return vec![(Mode::Copy, Source::AsItWas)];
-    }
-    let sources = |&mode| arguments.source.iter().map(move |&source| (mode, source));
+    let sources = match op {
+        Op::Pull => &arguments.source[..],
+        Op::PullByHandle => &[Source::AsItWas],
+        _ => return vec![(Mode::Copy, Source::AsItWas)],
+    };
+    let sources = |&mode| sources.iter().map(move |&source| (mode, source));
     arguments.mode.iter().flat_map(sources).collect()
 }

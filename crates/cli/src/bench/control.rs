@@ -20,6 +20,7 @@ use super::{
     error::{BenchError, system},
     fabrics::FabricChoice,
     limits::{LimitWait, bare::Answers, perftest::Perftest},
+    workers::Names,
 };
 
 /// Longest line that is read, in bytes.
@@ -59,7 +60,7 @@ pub(super) enum Order {
     /// Start a server of this program for one run.
     Perftest { test: Perftest, operations: u64, bytes: usize },
     /// Publish this many tensors again, filled with `value`.
-    Publish { value: u8, bytes: usize, copies: usize },
+    Publish { names: Names, value: u8, bytes: usize, copies: usize },
     /// Send a tensor of 8 bytes under each of this many keys of a step, to the worker of this name.
     Send { to: String, step: i64, keys: usize },
 }

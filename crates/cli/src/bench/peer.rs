@@ -19,7 +19,7 @@ use super::{
     },
     process,
     side::{Side, Unconnected},
-    workers::{SERVER, device_of, edge_name, start_worker, tensor_name},
+    workers::{Names, SERVER, device_of, edge_name, start_worker},
 };
 use crate::arguments::bench::BenchPeer;
 
@@ -107,7 +107,7 @@ impl BenchServer {
                 self.worker = Some(worker);
                 return Ok(Some(Answer::Address(address)));
             }
-            Order::Publish { value, bytes, copies } => self.publish(value, bytes, copies)?,
+            Order::Publish { names, value, bytes, copies } => self.publish(names, value, bytes, copies)?,
         }
         Ok(Some(Answer::Done))
     }
@@ -207,12 +207,12 @@ impl BenchServer {
         self.worker.as_ref().ok_or_else(|| missing("a worker"))
     }
 
-    fn publish(&self, value: u8, bytes: usize, copies: usize) -> Result<(), BenchError> {
+    fn publish(&self, names: Names, value: u8, bytes: usize, copies: usize) -> Result<(), BenchError> {
         let worker = self.worker()?;
         for copy in 0..copies {
             let mut buffer = worker.pool().try_alloc(bytes)?;
             buffer.fill(value);
-            worker.publish(&tensor_name(copy), Tensor::new(buffer, DataType::U8, &[bytes as u64])?)?;
+            worker.publish(&names.of(copy), Tensor::new(buffer, DataType::U8, &[bytes as u64])?)?;
         }
         Ok(())
     }

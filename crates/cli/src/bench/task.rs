@@ -3,7 +3,7 @@
 use std::{hint::black_box, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream::FuturesUnordered};
-use tensorwire::{Key, Runtime, Sharing, Validation, Worker};
+use tensorwire::{Key, RemoteTensor, Runtime, Sharing, Validation, Worker};
 use tensorwire_verbs_reactor::{Operation, verbs::VerbsCounts};
 
 use super::{
@@ -22,7 +22,7 @@ use super::{
     phase::{Phase, PhaseLength, Watch},
     process::Peer,
     side::Side,
-    workers::{PULLER, client_name, start_worker, tensor_name},
+    workers::{Names, PULLER, client_name, start_worker, tensor_name},
 };
 
 /// Writes under way at once when bandwidth is measured.
@@ -85,6 +85,8 @@ pub(super) enum Task {
     Perftest { test: Perftest, side: VerbsSide, bytes: usize, parts: f64 },
     /// Pulls of the first tensor, one after the other.
     Pulls { puller: Puller, sharing: Sharing, read: bool },
+    /// Pulls by a handle, one after the other.
+    HandlePulls { tensor: RemoteTensor, read: bool, _puller: Puller },
     /// Pulls of tensors that the other process has just written, so many after each other.
     FreshPulls { puller: Puller, bytes: usize, pieces: usize },
     /// Pulls with this many outstanding.
@@ -148,6 +150,7 @@ impl Task {
                 Ok(phase.split(1.0 / *parts))
             }
             Self::Pulls { puller, sharing, read } => pulls(stage, puller, *sharing, *read, plan).await,
+            Self::HandlePulls { tensor, read, .. } => handle_pulls(stage, tensor, *read, plan).await,
             Self::FreshPulls { puller, bytes, pieces } => {
                 fresh_pulls(stage, puller, (*bytes, *pieces), plan).await
             }
@@ -288,6 +291,24 @@ async fn pulls(
     Ok(watch.stop())
 }
 
+async fn handle_pulls(
+    stage: &Stage,
+    tensor: &RemoteTensor,
+    read: bool,
+    plan: PhaseLength,
+) -> Result<Phase, BenchError> {
+    let mut watch = Watch::start(&*stage.clock, plan);
+    for _ in 0..plan.ops {
+        let fetched = tensor.fetch().await?;
+        if read {
+            read_once(fetched.bytes());
+        }
+        black_box(fetched);
+        watch.tick();
+    }
+    Ok(watch.stop())
+}
+
 async fn fresh_pulls(
     stage: &mut Stage,
     puller: &Puller,
@@ -297,7 +318,7 @@ async fn fresh_pulls(
     let names: Vec<String> = (0..pieces).map(tensor_name).collect();
     let mut all = Phase::default();
     for batch in 0..plan.ops / pieces as u64 {
-        let order = Order::Publish { value: value_of(batch), bytes, copies: pieces };
+        let order = Order::Publish { names: Names::Short, value: value_of(batch), bytes, copies: pieces };
         done(stage.peer.ask(&order, "publishing").await?)?;
         let mut watch = Watch::start(&*stage.clock, PhaseLength { ops: pieces as u64, group: 1 });
         for name in &names {

@@ -1,5 +1,6 @@
 //! The two workers of pulls and receives.
 
+use serde::{Deserialize, Serialize};
 use tensorwire::{Validation, Worker};
 
 use super::{error::BenchError, fabrics::Opened};
@@ -27,6 +28,25 @@ pub(super) fn client_name(number: u64) -> String {
 /// Name of the `copy`th published tensor.
 pub(super) fn tensor_name(copy: usize) -> String {
     format!("tensor {copy}")
+}
+
+/// The names of published tensors.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) enum Names {
+    /// Those of [`tensor_name`].
+    Short,
+    /// Longer than the names in a catalogue, so that the other process is asked for each tensor.
+    InNoCatalogue,
+}
+
+impl Names {
+    /// Name of the `copy`th published tensor.
+    pub(super) fn of(self, copy: usize) -> String {
+        match self {
+            Self::Short => tensor_name(copy),
+            Self::InNoCatalogue => format!("{:x<128}", tensor_name(copy)),
+        }
+    }
 }
 
 /// Name of the `key`th edge of a step.

@@ -366,6 +366,11 @@ impl KnownPeer {
         }
     }
 
+    /// What `take` finds through the connection in use. Takes no lock.
+    pub(crate) fn find<T>(&self, take: impl FnOnce(&DataConnection) -> Option<T>) -> Option<T> {
+        self.inner.in_use.load().as_deref().and_then(take)
+    }
+
     /// The connection in use, unless it has failed. Takes no lock.
     fn live_connection(&self) -> Option<Arc<DataConnection>> {
         self.inner.in_use.load_full().filter(|connection| !connection.is_over())

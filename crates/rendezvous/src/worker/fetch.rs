@@ -253,6 +253,12 @@ async fn run(
     settings: Settings,
 ) -> Result<(Tensor, Option<Version>), WorkerError> {
     let worker = &peer.worker;
+    // A task that fetches in a loop must give way to others, as if it had waited for the peer.
+    tokio::task::coop::consume_budget().await;
+    let at_once = || peer.known.find(|link| link.take_at_once(settings.scope(), transfer, settings.sharing));
+    if let Some(found) = worker.timed_at_once(Timed::Fetch, at_once) {
+        return Ok(found);
+    }
     let options = ReceiveOptions { sharing: settings.sharing, together: false };
     let fetched = pin!(worker.fetch_one(&peer.known, transfer, settings.scope(), options));
     worker.timed(Timed::Fetch, settings.limit, || format!("fetching {transfer}"), fetched).await
@@ -262,9 +268,17 @@ async fn run_into(
     peer: &Peer,
     transfer: Transfer<'_>,
     settings: Settings,
-    into: IntoBuffer,
+    mut into: IntoBuffer,
 ) -> Result<Filled, ReceiveIntoError> {
-    let (worker, target) = (&peer.worker, into.target());
+    let worker = &peer.worker;
+    tokio::task::coop::consume_budget().await;
+    let at_once = || {
+        peer.known.find(|link| link.fill_at_once(settings.scope(), transfer, (into.dtype, &mut into.buffer)))
+    };
+    if let Some((metadata, version)) = worker.timed_at_once(Timed::Fetch, at_once) {
+        return Ok(Filled { metadata, buffer: into.buffer, version });
+    }
+    let target = into.target();
     let fetched = async {
         if worker.node.is_own(&peer.known) {
             let (tensor, version) =

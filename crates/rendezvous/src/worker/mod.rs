@@ -238,6 +238,17 @@ impl Worker {
         self.operations.refusing.load(Ordering::Acquire) || self.node.is_closing()
     }
 
+    /// What `operation` finds without waiting. Records the time that it took, if it was successful.
+    pub(crate) fn timed_at_once<T>(&self, timed: Timed, operation: impl FnOnce() -> Option<T>) -> Option<T> {
+        if self.is_refusing() {
+            return None;
+        }
+        let begun = self.node.runtime.now();
+        let value = operation()?;
+        self.operations.times.took(timed, self.node.runtime.now().saturating_sub(begun));
+        Some(value)
+    }
+
     /// As [`within`](Self::within). Records the time that a successful operation took.
     pub(crate) async fn timed<T>(
         &self,

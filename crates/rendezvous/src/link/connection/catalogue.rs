@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use tensorwire_memory::{Buf, BufMut, copy::CopyReason};
-use tensorwire_protocol::{Metadata, ReceiveOptions, Scope, Sharing, Wanted};
+use tensorwire_protocol::{DataType, Metadata, ReceiveOptions, Scope, Sharing, Wanted};
 use tensorwire_verbs_reactor::{CellReading, PeerCatalogue};
 use tracing::Instrument as _;
 
@@ -35,6 +35,61 @@ pub(crate) type FoundInto = (Metadata, BufMut, Option<Version>);
 struct Overtaken;
 
 impl DataConnection {
+    /// The published tensor, if all of it can be taken out of the peer's catalogue at once: no content but a view is longer
+    /// than what is copied before other tasks have their turn.
+    pub(crate) fn take_at_once(&self, scope: Scope, name: Transfer<'_>, sharing: Sharing) -> Option<Found> {
+        let peers = &**self.usable_catalogue(scope)?;
+        let reading = peers.find(name.key)?;
+        let (version, metadata) = catalogue::parse(&reading)?;
+        let bytes = match in_cell(&reading) {
+            Some(bytes) => bytes,
+            None if sharing == Sharing::View => peers.view(&reading)?,
+            None => {
+                let length = usize::try_from(reading.length).ok().filter(|length| *length <= PIECE_BYTES)?;
+                let mut into = self.allocator.pool.try_alloc(length).ok()?;
+                peers.copy(&reading, 0, &mut into).then(|| into.freeze())?
+            }
+        };
+        let version = self.taken(scope, name, version, &metadata)?;
+        Some((Tensor::received(metadata, bytes, None), version))
+    }
+
+    /// As [`take_at_once`](Self::take_at_once), into `buffer`, if it fits and has the type `dtype`.
+    pub(crate) fn fill_at_once(
+        &self,
+        scope: Scope,
+        name: Transfer<'_>,
+        (dtype, buffer): (Option<DataType>, &mut BufMut),
+    ) -> Option<(Metadata, Option<Version>)> {
+        let peers = &**self.usable_catalogue(scope)?;
+        let reading = peers.find(name.key)?;
+        let (version, metadata) = catalogue::parse(&reading)?;
+        let length = usize::try_from(reading.length).ok().filter(|length| *length <= PIECE_BYTES)?;
+        let part = buffer.get_mut(..length)?;
+        let is_wanted = dtype.is_none_or(|dtype| dtype == metadata.dtype);
+        if !is_wanted || !peers.copy(&reading, 0, part) {
+            return None;
+        }
+        let version = self.taken(scope, name, version, &metadata)?;
+        Some((metadata, version))
+    }
+
+    /// Counts a content that was taken, and returns its version if that was asked for. `None` if the connection ended
+    /// meanwhile.
+    fn taken(
+        &self,
+        scope: Scope,
+        name: Transfer<'_>,
+        version: u64,
+        metadata: &Metadata,
+    ) -> Option<Option<Version>> {
+        if self.is_over() {
+            return None;
+        }
+        self.meter.ended(&receive_span(name, self.kind), Ok(metadata.byte_length));
+        Some(self.version_of(scope, version))
+    }
+
     /// Fetches one published tensor: out of the peer's catalogue if possible, else by asking the peer.
     ///
     /// # Cancel safety

@@ -8,7 +8,8 @@ use tensorwire_verbs_reactor::BoxFuture;
 
 use super::{Fetched, Settings, fetched, transfer};
 use crate::{
-    error::WorkerError,
+    error::{Transfer, WorkerError},
+    link::connection::DataConnection,
     values::{published::Version, tensor::Tensor},
     worker::{
         metrics::Timed,
@@ -94,12 +95,24 @@ impl<As> FetchMany<'_, As> {
         let transfers = transfers.collect::<Result<Vec<_>, _>>()?;
         let options = ReceiveOptions { sharing: settings.sharing, together: true };
         let fetched = pin!(async {
+            let mut found = Vec::with_capacity(transfers.len());
+            for &transfer in &transfers {
+                tokio::task::coop::consume_budget().await;
+                let take =
+                    |link: &DataConnection| link.take_at_once(settings.scope(), transfer, settings.sharing);
+                found.push(peer.known.find(take));
+            }
             // Connects first, so that all requests are queued together and share messages.
-            if !worker.node.is_own(&peer.known) {
+            if found.iter().any(Option::is_none) && !worker.node.is_own(&peer.known) {
                 worker.node.connected(&peer.known).await?;
             }
-            let fetch = |transfer| worker.fetch_one(&peer.known, transfer, settings.scope(), options);
-            try_join_all(transfers.iter().copied().map(fetch)).await
+            let missing = transfers.iter().zip(&mut found).filter(|(_, found)| found.is_none());
+            let fetch = async |(transfer, found): (&Transfer<'_>, &mut Option<_>)| {
+                *found = Some(worker.fetch_one(&peer.known, *transfer, settings.scope(), options).await?);
+                Ok::<_, WorkerError>(())
+            };
+            try_join_all(missing.map(fetch)).await?;
+            Ok(found.into_iter().flatten().collect())
         });
         let what = || format!("fetching {} tensors from {}", transfers.len(), peer.name());
         worker.timed(Timed::FetchMany, settings.limit, what, fetched).await
