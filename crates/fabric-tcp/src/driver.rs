@@ -164,6 +164,7 @@ impl Driven for TcpDriven {
     /// Receives what readiness has announced, until the waker is registered for the next time. So this also arms.
     fn look(&mut self, context: &mut Context<'_>) -> Look {
         let before = self.link.finds();
+        self.link.flush();
         // Taken first: a later turn that leaves bytes sets it again and wakes this task.
         let holds_bytes = self.link.take_held_bytes();
         let unsettled = (holds_bytes || self.link.wants_settling())
@@ -176,6 +177,7 @@ impl Driven for TcpDriven {
         if unsettled || receiving == Turn::Again || sending == Turn::Again {
             return Look::More;
         }
+        self.link.rest();
         if self.link.finds() == before { Look::Idle } else { Look::Worked }
     }
 

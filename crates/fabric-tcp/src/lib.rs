@@ -1,8 +1,8 @@
 //! One TCP stream per queue pair.
 //!
 //! A write is a header and its payload in one system call, straight from the registered buffer; the target
-//! checks the header and has the kernel put the payload straight into the granted memory. No payload byte is
-//! copied in user space.
+//! checks the header and has the kernel put the payload straight into the granted memory. Only small payloads, and up to
+//! 4 KiB at the beginning of a larger one, are copied in user space: so one system call sends or receives many of them.
 //!
 //! | module | responsibility |
 //! | --- | --- |
@@ -13,7 +13,9 @@
 //! | `frame` | the stream's frames, in bytes |
 //! | `outgoing` | queued writes, requests and answers, and their frames |
 //! | `sender` | posted writes, gathered into as few system calls as possible |
+//! | `gathering` | whether a small write waits for others |
 //! | `reads` | one-sided reads of this side, requested in parts |
+//! | `ahead` | bytes that were read before it is known what they are |
 //! | `receiver` | received frames: their checks, and the copy into granted memory |
 //! | `link` | one connection: both halves, and how it ends |
 //! | `closing` | a request to end a connection |
@@ -56,6 +58,7 @@
 #[macro_use]
 mod log;
 
+mod ahead;
 #[cfg(test)]
 mod clock;
 mod closing;
@@ -66,6 +69,7 @@ mod frame;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+mod gathering;
 mod handshake;
 mod link;
 mod listener;

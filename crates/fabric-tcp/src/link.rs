@@ -16,19 +16,20 @@ use futures::task::AtomicWaker;
 use tensorwire_memory::Block;
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{
-    Capabilities, FabricError, FabricKind, Link, Look, Piece, QueuePair, QueuePairConfig, QueuePairCore,
-    ReadDestination, ReadPart, RegionGeneration, RegionId, RegionTable, RemoteRange, SlotKey, WorkRequest,
+    Capabilities, FabricError, FabricKind, Immediate, Link, Look, Piece, QueuePair, QueuePairConfig,
+    QueuePairCore, ReadDestination, ReadPart, RegionGeneration, RegionId, RegionTable, RemoteRange, SlotKey,
+    WorkRequest,
 };
 use tokio::io::unix::AsyncFd;
 
 use crate::{
     closing::Closing,
-    frame::{Ending, Key},
+    frame::{Ending, Frame, Key, WriteFrame},
     outgoing::{Outgoing, Part},
     protection::Stream,
     reads::{Read, Reads},
     receiver::{Ground, Received, Receiver},
-    sender::{End, Sender, Sent},
+    sender::{End, NotPosted, SMALL_BYTES_MAX, Sender, Sent},
     socket::Socket,
 };
 
@@ -49,8 +50,10 @@ pub(super) struct TcpLink {
     end: AtomicU8,
     /// [`Receiver::finds`] as of the latest turn.
     finds: AtomicU64,
-    /// Whether the socket may have buffered bytes from the kernel, which no readiness announces.
+    /// Whether there may be bytes from the kernel, buffered by the socket or the receiver, which no readiness announces.
     holds_bytes: AtomicBool,
+    /// The driver's latest turn has found the socket empty and armed.
+    rests: AtomicBool,
     driver: AtomicWaker,
 }
 
@@ -88,6 +91,7 @@ impl TcpLink {
             end: AtomicU8::new(EndState::Open as u8),
             finds: AtomicU64::new(0),
             holds_bytes,
+            rests: AtomicBool::new(false),
             driver: AtomicWaker::new(),
         });
         Ok((link.clone(), QueuePair::new(core, link)))
@@ -128,29 +132,37 @@ impl TcpLink {
         self.sender.retry(self.socket.get_ref(), &self.core)
     }
 
+    /// Sends what waits for the driver's turn.
+    pub(super) fn flush(&self) {
+        self.sender.turn();
+        self.sender.flush(self.socket.get_ref(), &self.core, &self.driver);
+    }
+
+    /// Records that the driver has found the socket empty, and is woken by what comes next.
+    pub(super) fn rest(&self) {
+        self.rests.store(true, Ordering::Relaxed);
+    }
+
     /// One turn of receiving.
     pub(super) fn receive(&self) -> Look {
-        let (received, has_posted, has_found) = {
+        let (received, has_found, holds_bytes) = {
             let mut receiver = match self.receiver.try_lock() {
                 Ok(receiver) => receiver,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return Look::Busy,
             };
-            let (socket, table) = (self.socket.get_ref(), &*self.table);
-            let (sender, reads) = (&self.sender, &self.reads);
-            let ground = Ground { socket, table, core: &self.core, sender, reads, closing: &self.closing };
-            let received = receiver.turn(ground);
+            let received = receiver.turn(self.ground());
             let has_found = self.finds.swap(receiver.finds(), Ordering::Relaxed) != receiver.finds();
-            (self.heed_broken(&mut receiver, received), receiver.has_posted(), has_found)
+            (self.heed_broken(&mut receiver, received), has_found, receiver.holds_bytes())
         };
-        if has_posted {
-            self.send();
+        if has_found {
+            self.sender.turn();
         }
         match received {
             Received::Drained if has_found => Look::Worked,
             Received::Drained => Look::Idle,
             Received::More => {
-                self.leave_rest();
+                self.leave_rest(holds_bytes);
                 Look::More
             }
             Received::Stopped => Look::Over,
@@ -161,10 +173,23 @@ impl TcpLink {
         }
     }
 
+    fn ground(&self) -> Ground<'_> {
+        Ground {
+            socket: self.socket.get_ref(),
+            table: &self.table,
+            core: &self.core,
+            sender: &self.sender,
+            reads: &self.reads,
+            closing: &self.closing,
+            driver: &self.driver,
+        }
+    }
+
     /// Called when a turn has ended before everything was received. Readiness announces what is left in the kernel.
-    /// The rest of an encrypted stream may be buffered here, so the driver is woken for it.
-    fn leave_rest(&self) {
-        if !self.socket.get_ref().short_reads_drain() {
+    /// The rest of an encrypted stream may be buffered here, and so may what was read ahead, so the driver is woken for
+    /// it.
+    fn leave_rest(&self, holds_bytes: bool) {
+        if holds_bytes || !self.socket.get_ref().short_reads_drain() {
             self.holds_bytes.store(true, Ordering::Release);
             self.driver.wake();
         }
@@ -211,6 +236,7 @@ impl TcpLink {
 
     /// Ends the connection because the driver is gone and nothing would wake waiting tasks.
     pub(super) fn abandon(&self) {
+        self.flush();
         let mut receiver = match self.receiver.try_lock() {
             Ok(receiver) => receiver,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -260,21 +286,49 @@ impl Link for TcpLink {
             }
         }
         match self.resolve(key, request) {
-            Ok((first, rest)) => {
-                if self.sender.post([first].into_iter().chain(rest)) {
-                    return self.send();
-                }
-                let error = self.core.failure().or_else(|| self.sender.broken());
-                let error = error.unwrap_or(FabricError::Closed);
-                self.core.complete(key, request.length(), Err(error));
-            }
+            Ok((first, rest)) => match self.sender.post([first].into_iter().chain(rest)) {
+                Some(queued) if request.length() <= SMALL_BYTES_MAX as u64 => self.send_small(queued),
+                Some(_) => self.send(),
+                None => self.core.complete(key, request.length(), Err(self.over())),
+            },
             Err(error) => self.core.complete(key, request.length(), Err(error)),
         }
     }
 
+    fn submit_inline(
+        &self,
+        bytes: &[u8],
+        remote: Option<&RemoteRange>,
+        immediate: Option<Immediate>,
+    ) -> Option<Result<(), FabricError>> {
+        if bytes.len() > SMALL_BYTES_MAX {
+            return None;
+        }
+        let (range, key) = match self.aim(bytes.len() as u64, remote) {
+            Ok(target) => target,
+            Err(error) => return Some(Err(error)),
+        };
+        let ending = immediate.map_or(Ending::Plain, Ending::Immediate);
+        let frame = Frame::Write(WriteFrame { range, key, length: bytes.len() as u64, ending });
+        match self.sender.post_copy(&frame.encode(), bytes) {
+            Ok(queued) => {
+                self.send_small(queued);
+                Some(Ok(()))
+            }
+            Err(NotPosted::Full) => None,
+            Err(NotPosted::Over) => Some(Err(self.over())),
+        }
+    }
+
     fn drive(&self) {
+        self.flush();
         if self.sender.state() == Sent::More {
             self.send();
+        }
+        // The task that polls the driver drives the link after that. The socket was empty a moment ago, and what comes
+        // wakes the driver.
+        if self.rests.swap(false, Ordering::Relaxed) {
+            return;
         }
         // The driver does what is left after a turn: readiness wakes it, or the turn did.
         self.receive();
@@ -282,6 +336,7 @@ impl Link for TcpLink {
 
     /// Reads the socket without checking readiness.
     fn look(&self) -> Look {
+        self.flush();
         self.receive()
     }
 
@@ -291,6 +346,7 @@ impl Link for TcpLink {
     }
 
     fn start_close(&self) {
+        self.flush();
         self.closing.by_user();
         if self.receive() == Look::Busy {
             self.driver.wake();
@@ -300,10 +356,27 @@ impl Link for TcpLink {
 
 impl TcpLink {
     fn send(&self) {
-        match self.sender.pump(self.socket.get_ref(), &self.core) {
-            None | Some(Sent::Idle) => {}
-            Some(Sent::More | Sent::Blocked | Sent::Broken | Sent::Finished) => self.driver.wake(),
-        }
+        self.sender.send(self.socket.get_ref(), &self.core, &self.driver);
+    }
+
+    fn send_small(&self, queued: u32) {
+        self.sender.send_small(queued, self.socket.get_ref(), &self.core, &self.driver);
+    }
+
+    /// Why nothing can be posted.
+    fn over(&self) -> FabricError {
+        let error = self.core.failure().or_else(|| self.sender.broken());
+        error.unwrap_or(FabricError::Closed)
+    }
+
+    /// The target of `bytes` bytes on the wire.
+    fn aim(&self, bytes: u64, remote: Option<&RemoteRange>) -> Result<(RemoteRange, Key), FabricError> {
+        let target = self.core.remote_regions().aim(bytes, remote)?;
+        // A write of no bytes names no region on the wire.
+        Ok(match (remote, target) {
+            (Some(range), Some(region)) if bytes > 0 => (*range, Key(region.key)),
+            _ => (NOWHERE, Key(0)),
+        })
     }
 
     /// The checks of a NIC on its own side, for all pieces before the first is posted. Most writes have one piece,
@@ -323,13 +396,7 @@ impl TcpLink {
     fn resolve_piece(&self, operation: Part, piece: Piece, tells: bool) -> Result<Outgoing, FabricError> {
         let Piece { local, remote, immediate, is_last } = piece;
         self.table.check_local(FabricKind::TCP, local.block().map(Block::id))?;
-        let bytes = local.len() as u64;
-        let target = self.core.remote_regions().aim(bytes, remote.as_ref())?;
-        // A write of no bytes names no region on the wire.
-        let (range, remote_key) = match (remote, target) {
-            (Some(range), Some(region)) if bytes > 0 => (range, Key(region.key)),
-            _ => (NOWHERE, Key(0)),
-        };
+        let (range, remote_key) = self.aim(local.len() as u64, remote.as_ref())?;
         let ending = match immediate {
             Some(immediate) => Ending::Immediate(immediate),
             None if tells && !is_last => Ending::Segment,
@@ -360,13 +427,9 @@ impl TcpLink {
         into: &ReadDestination,
     ) -> Result<Read, FabricError> {
         let bytes = into.length();
-        let region = self.core.remote_regions().aim(bytes, Some(remote))?;
+        let (range, remote_key) = self.aim(bytes, Some(remote))?;
         let target = into.target()?;
         self.table.check_local(FabricKind::TCP, target.as_ref().map(|(block, _)| block.id()))?;
-        let (range, remote_key) = match region {
-            Some(region) if bytes > 0 => (*remote, Key(region.key)),
-            _ => (NOWHERE, Key(0)),
-        };
         Ok(Read { operation, range, remote_key, target: target.map(|(_, target)| target) })
     }
 }

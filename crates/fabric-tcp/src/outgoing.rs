@@ -24,9 +24,18 @@ pub(super) struct Outgoing {
 
 #[derive(Debug)]
 enum Form {
-    Write { operation: Part, range: RemoteRange, remote_key: Key, ending: Ending },
+    Write {
+        operation: Part,
+        range: RemoteRange,
+        remote_key: Key,
+        ending: Ending,
+    },
     Request(ReadFrame),
-    Answer { tag: u32 },
+    Answer {
+        tag: u32,
+    },
+    /// Small writes with their headers. They were complete when they were posted.
+    Copied(Vec<u8>),
 }
 
 /// The part of an operation that an item is.
@@ -61,11 +70,24 @@ impl Outgoing {
         Self { local, form: Form::Answer { tag } }
     }
 
-    /// The operation that it is a part of. `None` for a request of a read, and for an answer.
+    /// Small writes, copied to `bytes` in their encoded form.
+    pub(super) fn copied(bytes: Vec<u8>) -> Self {
+        Self { local: Buf::empty(), form: Form::Copied(bytes) }
+    }
+
+    /// The copied writes, if it is such.
+    pub(super) fn copies(&mut self) -> Option<&mut Vec<u8>> {
+        match &mut self.form {
+            Form::Copied(bytes) => Some(bytes),
+            Form::Write { .. } | Form::Request(_) | Form::Answer { .. } => None,
+        }
+    }
+
+    /// The operation that it is a part of. `None` for everything but writes, and for writes that were copied.
     pub(super) fn operation(&self) -> Option<Part> {
         match self.form {
             Form::Write { operation, .. } => Some(operation),
-            Form::Request(_) | Form::Answer { .. } => None,
+            Form::Request(_) | Form::Answer { .. } | Form::Copied(_) => None,
         }
     }
 
@@ -73,10 +95,10 @@ impl Outgoing {
         matches!(self.form, Form::Answer { .. })
     }
 
-    /// The frame of `length` bytes at `start`.
-    fn frame(&self, start: u64, length: u64) -> Frame {
+    /// The header of the frame of `length` bytes at `start`.
+    fn header(&self, start: u64, length: u64) -> Header {
         let rest = self.length() - start;
-        match &self.form {
+        let frame = match &self.form {
             Form::Write { range, remote_key, ending, .. } => {
                 let range = RemoteRange { offset: range.offset + start, length: rest, ..*range };
                 let ending = if length == rest { *ending } else { Ending::Plain };
@@ -84,7 +106,9 @@ impl Outgoing {
             }
             Form::Request(read) => Frame::Read(*read),
             Form::Answer { tag } => Frame::Answer(AnswerFrame { tag: *tag, length, rest }),
-        }
+            Form::Copied(_) => return [0; HEADER_BYTES],
+        };
+        frame.encode()
     }
 
     fn length(&self) -> u64 {
@@ -93,19 +117,26 @@ impl Outgoing {
 
     /// Bytes of all its frames.
     pub(super) fn encoded_length(&self) -> u64 {
+        if let Form::Copied(bytes) = &self.form {
+            return bytes.len() as u64;
+        }
         let frames = self.length().div_ceil(BODY_BYTES_MAX).max(1);
         self.length() + frames * HEADER_BYTES as u64
     }
 
     /// The rest, from `position` of the encoded form on, of the frame that contains it.
     pub(super) fn piece(&self, position: u64) -> Piece<'_> {
+        if let Form::Copied(bytes) = &self.form {
+            let body = &bytes[position as usize..];
+            return Piece { header: [0; HEADER_BYTES], header_sent: HEADER_BYTES, body };
+        }
         let start = position / FRAME_BYTES * BODY_BYTES_MAX;
         let length = (self.length() - start).min(BODY_BYTES_MAX);
-        let frame = self.frame(start, length);
+        let header = self.header(start, length);
         // Less than one frame, so it fits.
         let sent = (position % FRAME_BYTES) as usize;
         let body = (start as usize) + sent.saturating_sub(HEADER_BYTES)..(start + length) as usize;
-        Piece { header: frame.encode(), header_sent: sent.min(HEADER_BYTES), body: &self.local[body] }
+        Piece { header, header_sent: sent.min(HEADER_BYTES), body: &self.local[body] }
     }
 }
 

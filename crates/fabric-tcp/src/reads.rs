@@ -70,7 +70,7 @@ impl Reads {
         let mut posted = false;
         while let Some(request) = inner.next_request() {
             // Under the lock, so that requests leave in the order in which their answers are expected.
-            posted |= sender.post([request]);
+            posted |= sender.post([request]).is_some();
         }
         posted
     }

@@ -2,12 +2,14 @@
 
 use std::io;
 
-use tensorwire_memory::{Buf, RemoteTarget};
+use futures::task::AtomicWaker;
+use tensorwire_memory::{Buf, RemoteAccess, RemoteTarget};
 use tensorwire_verbs_reactor::{
     Arrival, FabricError, FabricKind, LossCause, PeerViolation, QueuePairCore, RegionTable, RemoteRange,
 };
 
 use crate::{
+    ahead::Ahead,
     closing::Closing,
     frame::{AnswerFrame, Ending, Frame, HEADER_BYTES, Header, ReadFrame, Refusal, WriteFrame},
     outgoing::Outgoing,
@@ -16,11 +18,13 @@ use crate::{
     socket::{Socket, loss},
 };
 
-/// The bytes of one turn, over all frames and writes. After them, other tasks get the runtime's thread.
+/// The bytes of one turn, over all frames and writes. After them, other tasks get the runtime's thread. A system call is
+/// not cut short for it: it takes what has come of a frame.
 const TURN_BYTES: usize = 256 << 10;
 
-/// The least that a system call counts as, in bytes, so that a turn of tiny frames is bounded too.
-const CALL_COST: usize = 1 << 10;
+/// The least that a system call, a header or a payload counts as, in bytes, so that a turn of tiny frames is bounded
+/// too.
+const STEP_COST: usize = 1 << 10;
 
 impl End {
     /// The end because this side closes.
@@ -85,21 +89,26 @@ pub(super) struct Ground<'link> {
     pub(super) sender: &'link Sender,
     pub(super) reads: &'link Reads,
     pub(super) closing: &'link Closing,
+    pub(super) driver: &'link AtomicWaker,
+}
+
+impl Ground<'_> {
+    /// Sends what handling the latest frames has posted, as one.
+    fn release(&self) {
+        self.sender.release(self.socket, self.core, self.driver);
+    }
 }
 
 /// The receiving half of a connection. Only the task that has locked it receives bytes of the peer.
 pub(super) struct Receiver {
-    header: Header,
-    /// Bytes of `header` that have arrived.
-    filled: usize,
+    /// Bytes that were read and not handled.
+    ahead: Ahead,
     /// The payload that is being received.
     landing: Option<Landing>,
     /// Bytes of the earlier ranges of the current logical write, if it continues with another range.
     carried: Option<u64>,
     stopped: bool,
-    /// Whether an answer or a request was posted.
-    has_posted: bool,
-    /// Bytes that were received, plus one for the end.
+    /// Changes with everything that is received or handled, and with the end.
     finds: u64,
 }
 
@@ -172,6 +181,14 @@ impl Landing {
         self.before + self.landed
     }
 
+    /// The next `bytes` bytes of the granted memory.
+    fn access(&self, bytes: u64) -> Result<RemoteAccess<'_>, End> {
+        let target = self.target.as_ref().ok_or_else(malformed)?;
+        let length = usize::try_from(bytes).map_err(|_| malformed())?;
+        let offset = usize::try_from(self.offset + self.landed_in_all()).map_err(|_| malformed())?;
+        target.access(offset, length).map_err(|_| End::violation(PeerViolation::NotGranted))
+    }
+
     /// Continues with `next`. `None` if it is not the frame that must follow.
     fn continued_by(&self, next: Body) -> Option<Self> {
         let before = self.landed_in_all();
@@ -182,15 +199,7 @@ impl Landing {
 
 impl Receiver {
     pub(super) fn new() -> Self {
-        Self {
-            header: [0; HEADER_BYTES],
-            filled: 0,
-            landing: None,
-            carried: None,
-            stopped: false,
-            has_posted: false,
-            finds: 0,
-        }
+        Self { ahead: Ahead::new(), landing: None, carried: None, stopped: false, finds: 0 }
     }
 
     /// Stops receiving. Returns false if it was stopped before.
@@ -199,87 +208,130 @@ impl Receiver {
         !std::mem::replace(&mut self.stopped, true)
     }
 
+    /// Whether bytes were read that a turn has not handled. No readiness announces them.
+    pub(super) fn holds_bytes(&self) -> bool {
+        !self.stopped && !self.ahead.is_empty()
+    }
+
     /// One turn of receiving.
     pub(super) fn turn(&mut self, ground: Ground<'_>) -> Received {
         if self.stopped {
             return Received::Stopped;
         }
-        let mut left = TURN_BYTES;
-        while left > 0 {
-            match self.step(ground, left) {
-                Ok(Step { bytes, drained }) => {
-                    self.finds = self.finds.wrapping_add(bytes as u64);
-                    if drained {
-                        return Received::Drained;
-                    }
-                    left = left.saturating_sub(bytes.max(CALL_COST));
-                }
-                Err(ending) => {
-                    self.finds = self.finds.wrapping_add(1);
-                    self.stop();
-                    // A driver that is dropped records that before it shuts the socket down. So that is the reason,
-                    // not what the socket returns from then on.
-                    return Received::Ended(ground.closing.end_without_driver().unwrap_or(ending));
-                }
+        self.steps(ground).unwrap_or_else(|ending| {
+            self.finds = self.finds.wrapping_add(1);
+            self.stop();
+            // A driver that is dropped records that before it shuts the socket down. So that is the reason, not what
+            // the socket returns from then on.
+            Received::Ended(ground.closing.end_without_driver().unwrap_or(ending))
+        })
+    }
+
+    fn steps(&mut self, ground: Ground<'_>) -> Result<Received, End> {
+        let (mut left, mut drained) = (TURN_BYTES, false);
+        let mut has_bytes = !self.ahead.is_empty();
+        loop {
+            if has_bytes {
+                ground.sender.hold();
+                let handled = self.handle(ground, &mut left);
+                ground.release();
+                handled?;
             }
+            if left == 0 {
+                return Ok(Received::More);
+            }
+            if drained {
+                return Ok(Received::Drained);
+            }
+            if let Some(end) = ground.closing.end() {
+                return Err(end);
+            }
+            let step = self.read(ground)?;
+            self.finds = self.finds.wrapping_add(step.bytes as u64);
+            (has_bytes, drained) = (step.bytes > 0, step.drained);
+            left = left.saturating_sub(step.bytes.max(STEP_COST));
         }
-        Received::More
     }
 
-    /// One system call, and the handling of its bytes.
-    fn step(&mut self, ground: Ground<'_>, limit: usize) -> Result<Step, End> {
-        if let Some(end) = ground.closing.end() {
-            return Err(end);
+    /// Handles what was read ahead, until more bytes are needed or nothing of the turn is left.
+    fn handle(&mut self, ground: Ground<'_>, left: &mut usize) -> Result<(), End> {
+        while *left > 0 {
+            if let Some(end) = ground.closing.end() {
+                return Err(end);
+            }
+            if self.is_in_body() {
+                if self.ahead.is_empty() {
+                    return Ok(());
+                }
+                self.land_ahead(ground)?;
+            } else {
+                let Some(header) = self.ahead.take_header() else { return Ok(()) };
+                self.begin_frame(&header, ground)?;
+            }
+            self.finds = self.finds.wrapping_add(1);
+            *left = left.saturating_sub(STEP_COST);
         }
-        let in_body = self.landing.as_ref().is_some_and(|landing| landing.frame_left() > 0);
-        let step = if in_body { self.read_body(ground, limit)? } else { self.read_header(ground)? };
-        if self.filled == HEADER_BYTES {
-            self.filled = 0;
-            self.begin_frame(ground)?;
+        Ok(())
+    }
+
+    fn is_in_body(&self) -> bool {
+        self.landing.as_ref().is_some_and(|landing| landing.frame_left() > 0)
+    }
+
+    /// One system call, when everything that was read is handled but for a part of a header.
+    fn read(&mut self, ground: Ground<'_>) -> Result<Step, End> {
+        if self.is_in_body() {
+            return self.read_body(ground);
         }
+        let room = self.ahead.room();
+        let requested = room.len();
+        let step = Step::of("recv", requested, ground.socket.receive(room), ground.socket)?;
+        self.ahead.filled(step.bytes);
         Ok(step)
     }
 
-    fn read_header(&mut self, ground: Ground<'_>) -> Result<Step, End> {
-        let wanted = &mut self.header[self.filled..];
-        let requested = wanted.len();
-        let step = Step::of("recv", requested, ground.socket.receive(wanted), ground.socket)?;
-        self.filled += step.bytes;
-        Ok(step)
-    }
-
-    /// Receives payload bytes into the granted memory, and the next header behind them, if it has come, into
-    /// `header`.
-    fn read_body(&mut self, ground: Ground<'_>, limit: usize) -> Result<Step, End> {
-        let malformed = || End::violation(PeerViolation::Malformed);
-        let not_granted = |_| End::violation(PeerViolation::NotGranted);
+    /// Receives payload bytes into the granted memory, and what follows them, if it has come: the next header of the same
+    /// range, or anything.
+    fn read_body(&mut self, ground: Ground<'_>) -> Result<Step, End> {
         let landing = self.landing.as_mut().ok_or_else(malformed)?;
-        let target = landing.target.as_ref().ok_or_else(malformed)?;
-        let left = usize::try_from(landing.frame_left()).map_err(|_| malformed())?;
-        let offset = usize::try_from(landing.offset + landing.landed_in_all()).map_err(|_| malformed())?;
-        let wanted = left.min(limit);
-        let next = if wanted == left { &mut self.header[..] } else { &mut [] };
-        let requested = wanted + next.len();
+        let wanted = landing.frame_left();
+        let room = self.ahead.room();
+        let following = if landing.frame.is_last() { room.len() } else { HEADER_BYTES };
+        let next = &mut room[..following];
         // The access lasts for this system call only: the grant may end before the next one.
-        let access = target.access(offset, wanted).map_err(not_granted)?;
+        let access = landing.access(wanted)?;
+        let requested = access.length() + next.len();
         let read = ground.socket.receive_into(&access, next);
         drop(access);
         let step = Step::of("recvmsg", requested, read, ground.socket)?;
-        let landed = step.bytes.min(wanted) as u64;
-        landing.landed += landed;
-        if matches!(landing.frame, Body::Write(_)) {
-            ground.core.count_received(landed);
-        }
-        if landing.frame_left() == 0 {
-            self.filled = step.bytes - wanted;
-            self.end_frame(ground)?;
-        }
+        let landed = (step.bytes as u64).min(wanted);
+        self.ahead.filled(step.bytes - landed as usize);
+        self.landed(landed, ground)?;
         Ok(step)
     }
 
-    fn begin_frame(&mut self, ground: Ground<'_>) -> Result<(), End> {
-        let malformed = || End::violation(PeerViolation::Malformed);
-        let body = match Frame::decode(&self.header).map_err(End::violation)? {
+    /// Copies payload bytes that were read ahead into the granted memory.
+    fn land_ahead(&mut self, ground: Ground<'_>) -> Result<(), End> {
+        let landing = self.landing.as_mut().ok_or_else(malformed)?;
+        let wanted = landing.frame_left().min(self.ahead.payload() as u64);
+        let access = landing.access(wanted)?;
+        self.ahead.copy_out(&access);
+        drop(access);
+        self.landed(wanted, ground)
+    }
+
+    /// Records that `bytes` more of the current frame have landed.
+    fn landed(&mut self, bytes: u64, ground: Ground<'_>) -> Result<(), End> {
+        let landing = self.landing.as_mut().ok_or_else(malformed)?;
+        landing.landed += bytes;
+        if matches!(landing.frame, Body::Write(_)) {
+            ground.core.count_received(bytes);
+        }
+        if landing.frame_left() == 0 { self.end_frame(ground) } else { Ok(()) }
+    }
+
+    fn begin_frame(&mut self, header: &Header, ground: Ground<'_>) -> Result<(), End> {
+        let body = match Frame::decode(header).map_err(End::violation)? {
             Frame::Write(write) => Body::Write(write),
             Frame::Answer(answer) => Body::Answer(answer),
             Frame::Read(read) => return self.answer(&read, ground),
@@ -313,18 +365,12 @@ impl Receiver {
         if !ground.sender.answer(Outgoing::answer(read.tag, source)) {
             return Err(End::violation(PeerViolation::TooManyReads));
         }
-        self.has_posted = true;
         Ok(())
     }
 
-    /// A number that changes whenever bytes, or the end, were received.
+    /// A number that changes whenever bytes were received or handled, and with the end.
     pub(super) fn finds(&self) -> u64 {
         self.finds
-    }
-
-    /// Whether something was posted since the last call.
-    pub(super) fn has_posted(&mut self) -> bool {
-        std::mem::take(&mut self.has_posted)
     }
 
     /// Handles a frame whose payload bytes have all arrived. If it was the last frame of its range, the range is
@@ -335,7 +381,7 @@ impl Receiver {
             Body::Write(write) => write,
             Body::Answer(_) => {
                 ground.reads.answered(ground.core);
-                self.has_posted |= ground.reads.ask(ground.sender);
+                ground.reads.ask(ground.sender);
                 return Ok(());
             }
         };
@@ -354,6 +400,10 @@ impl Receiver {
         }
         Ok(())
     }
+}
+
+fn malformed() -> End {
+    End::violation(PeerViolation::Malformed)
 }
 
 /// Checks the whole range as a NIC does, before a byte of it is received.

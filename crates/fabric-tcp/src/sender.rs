@@ -1,22 +1,27 @@
 //! Posted writes, in order, into the stream.
 //!
-//! A posted write is sent at once, in the poster's own call, if nothing is ahead of it and the socket takes it. The
-//! connection's task sends the rest, so a dropped future never leaves half a frame.
+//! A posted write is sent at once, in the poster's own call, if nothing is ahead of it and the socket takes it, unless it
+//! is [gathered](crate::gathering) with others. The connection's task sends the rest, so a dropped future never leaves
+//! half a frame.
 
 use std::{
     collections::VecDeque,
     io::{self, IoSlice},
+    mem,
     sync::{
         MutexGuard, PoisonError, TryLockError,
-        atomic::{AtomicU8, AtomicU32, Ordering, fence},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicUsize, Ordering, fence},
     },
 };
 
+use futures::task::AtomicWaker;
+use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{FabricError, QueuePairCore};
 
 use crate::{
     frame::{Frame, HEADER_BYTES, Header, READS_MAX},
+    gathering::{Gathering, Next},
     outgoing::{FRAME_BYTES, Outgoing, Pieces},
     socket::{Socket, loss},
 };
@@ -29,6 +34,12 @@ const TURN_FRAMES: usize = 16;
 
 /// The most turns that one thread takes in a row while other threads post.
 const TURNS_MAX: u32 = 16;
+
+/// The most bytes of small writes, headers included, that are copied and not yet with the kernel.
+const COPIED_BYTES_MAX: usize = 64 << 10;
+
+/// The most bytes of a write that may be copied, or wait for others.
+pub(super) const SMALL_BYTES_MAX: usize = 4 << 10;
 
 /// The state of sending.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -59,11 +70,29 @@ pub(super) struct Sender {
     state: AtomicU8,
     /// Answers that are not completely with the kernel.
     answers: AtomicU32,
+    /// Bytes of copied writes that are not completely with the kernel.
+    copied: AtomicUsize,
+    /// Whether there may be posts, or an end, that no task which sends has taken.
+    has_news: AtomicBool,
+    gathering: Gathering,
+}
+
+/// Why a write was not posted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NotPosted {
+    /// There is no room for a copy now.
+    Full,
+    /// Nothing can be posted any more.
+    Over,
 }
 
 #[derive(Debug, Default)]
 struct Posted {
     writes: VecDeque<Outgoing>,
+    /// How many posts `writes` consists of.
+    posts: u32,
+    /// Memory for copied writes.
+    spare: Vec<u8>,
     /// Whether nothing can be posted any more.
     over: bool,
     /// The end that the task which sends has not handled yet.
@@ -87,6 +116,8 @@ enum Sending {
         queue: VecDeque<Outgoing>,
         /// Bytes of the front write's encoded form that are with the kernel.
         position: u64,
+        /// Memory that copied writes no longer use.
+        spare: Vec<u8>,
     },
     /// Finishes the current frame, so that the peer can parse the farewell behind it, and sends the farewell.
     Closing { under_way: Option<(Outgoing, u64)>, error: FabricError, farewell: Header, farewell_sent: usize },
@@ -97,26 +128,62 @@ enum Sending {
 impl Sender {
     pub(super) fn new(depth: u32) -> Self {
         let posted = Posted { writes: VecDeque::with_capacity(depth as usize), ..Posted::default() };
-        let stream = Sending::Open { queue: VecDeque::with_capacity(depth as usize), position: 0 };
-        let state = AtomicU8::new(Sent::Idle as u8);
-        Self { posted: Mutex::new(posted), stream: Mutex::new(stream), state, answers: AtomicU32::new(0) }
+        let queue = VecDeque::with_capacity(depth as usize);
+        let stream = Sending::Open { queue, position: 0, spare: Vec::new() };
+        Self {
+            posted: Mutex::new(posted),
+            stream: Mutex::new(stream),
+            state: AtomicU8::new(Sent::Idle as u8),
+            answers: AtomicU32::new(0),
+            copied: AtomicUsize::new(0),
+            has_news: AtomicBool::new(false),
+            gathering: Gathering::default(),
+        }
     }
 
-    /// Queues all of `writes`, whose number is bounded by the slots' weights. After the end it queues none and
-    /// returns `false`.
-    pub(super) fn post(&self, writes: impl IntoIterator<Item = Outgoing>) -> bool {
+    /// Queues all of `writes`, whose number is bounded by the slots' weights. Returns the number of posts that no task
+    /// has begun to send; after the end it queues none and returns `None`.
+    pub(super) fn post(&self, writes: impl IntoIterator<Item = Outgoing>) -> Option<u32> {
         let mut posted = self.posted();
-        if !posted.over {
-            posted.writes.extend(writes);
+        if posted.over {
+            return None;
         }
-        !posted.over
+        posted.writes.extend(writes);
+        Some(self.note(&mut posted))
+    }
+
+    /// As [`post`](Self::post), for a small write whose bytes are copied, so that it is complete.
+    pub(super) fn post_copy(&self, header: &Header, body: &[u8]) -> Result<u32, NotPosted> {
+        let bytes = HEADER_BYTES + body.len();
+        let mut posted = self.posted();
+        if posted.over {
+            return Err(NotPosted::Over);
+        }
+        if self.copied.load(Ordering::Relaxed) + bytes > COPIED_BYTES_MAX {
+            return Err(NotPosted::Full);
+        }
+        self.copied.fetch_add(bytes, Ordering::Relaxed);
+        if posted.writes.back_mut().and_then(Outgoing::copies).is_none() {
+            let copies = mem::take(&mut posted.spare);
+            posted.writes.push_back(Outgoing::copied(copies));
+        }
+        if let Some(copies) = posted.writes.back_mut().and_then(Outgoing::copies) {
+            append(copies, header, body);
+        }
+        Ok(self.note(&mut posted))
+    }
+
+    fn note(&self, posted: &mut Posted) -> u32 {
+        posted.posts += 1;
+        self.has_news.store(true, Ordering::SeqCst);
+        posted.posts
     }
 
     /// Queues the answer to a read. Returns `false` if the peer has more reads outstanding than it may.
     pub(super) fn answer(&self, answer: Outgoing) -> bool {
         let allowed = self.answers.fetch_add(1, Ordering::Relaxed) < READS_MAX;
         if allowed {
-            self.post([answer]);
+            let _after_the_end = self.post([answer]);
         }
         allowed
     }
@@ -128,6 +195,56 @@ impl Sender {
         let mut posted = self.posted();
         posted.over = true;
         posted.end = Some(end);
+        self.has_news.store(true, Ordering::SeqCst);
+    }
+
+    /// From now on small posts wait until [`release`](Self::release).
+    pub(super) fn hold(&self) {
+        self.gathering.hold();
+    }
+
+    /// Sends what was posted since [`hold`](Self::hold).
+    pub(super) fn release(&self, socket: &Socket, core: &QueuePairCore, driver: &AtomicWaker) {
+        self.gathering.release();
+        self.flush(socket, core, driver);
+    }
+
+    /// Records a turn of the driver, or of a task that received something in its place.
+    pub(super) fn turn(&self) {
+        self.gathering.turn();
+    }
+
+    /// Sends a post that is the `queued`-th which no task has begun to send, now or with others.
+    pub(super) fn send_small(
+        &self,
+        queued: u32,
+        socket: &Socket,
+        core: &QueuePairCore,
+        driver: &AtomicWaker,
+    ) {
+        // As in `pump`: the task that releases what is held checks for posts after that.
+        fence(Ordering::SeqCst);
+        match self.gathering.next(queued) {
+            Next::Send => self.send(socket, core, driver),
+            Next::WakeDriver => driver.wake(),
+            Next::Nothing => {}
+        }
+    }
+
+    /// Sends what was posted and waits for others, unless more will follow.
+    pub(super) fn flush(&self, socket: &Socket, core: &QueuePairCore, driver: &AtomicWaker) {
+        fence(Ordering::SeqCst);
+        if self.has_news.load(Ordering::SeqCst) && !self.gathering.is_held() {
+            self.send(socket, core, driver);
+        }
+    }
+
+    /// One turn of sending. Wakes the driver if something is left.
+    pub(super) fn send(&self, socket: &Socket, core: &QueuePairCore, driver: &AtomicWaker) {
+        match self.pump(socket, core) {
+            None | Some(Sent::Idle) => {}
+            Some(Sent::More | Sent::Blocked | Sent::Broken | Sent::Finished) => driver.wake(),
+        }
     }
 
     /// The state of sending after the last turn.
@@ -144,7 +261,7 @@ impl Sender {
     /// One turn of sending. Returns the state afterwards. `None` if there is nothing to do for the caller: the socket
     /// is full, and [`retry`](Self::retry) follows when it is writable; or another task is sending, and sees what was
     /// posted before this call.
-    pub(super) fn pump(&self, socket: &Socket, core: &QueuePairCore) -> Option<Sent> {
+    fn pump(&self, socket: &Socket, core: &QueuePairCore) -> Option<Sent> {
         // Pairs with the fence in `retry`. A poster may find the stream locked or blocked, and the task that has
         // locked it checks for posts after its turn: at least one of them sees the other.
         fence(Ordering::SeqCst);
@@ -171,6 +288,9 @@ impl Sender {
                 sent
             };
             fence(Ordering::SeqCst);
+            if !self.has_news.load(Ordering::SeqCst) {
+                return Some(sent);
+            }
             let posted = self.posted();
             let news = sent == Sent::Idle && !posted.writes.is_empty();
             if !news && posted.end.is_none() {
@@ -182,9 +302,9 @@ impl Sender {
     /// Takes what was posted and passes as much to the kernel as one turn allows.
     fn step(&self, stream: &mut Sending, socket: &Socket, core: &QueuePairCore) -> Sent {
         self.take_posted(stream, core);
-        let mut turn = Sends { socket, core, answers: &self.answers, left: TURN_BYTES };
+        let mut turn = Sends { socket, core, sender: self, left: TURN_BYTES };
         let result = match stream {
-            Sending::Open { queue, position } => turn.send_writes(queue, position),
+            Sending::Open { queue, position, spare } => turn.send_writes(queue, position, spare),
             Sending::Closing { under_way, error, farewell, farewell_sent } => {
                 turn.send_farewell(under_way, error, farewell, farewell_sent)
             }
@@ -217,10 +337,20 @@ impl Sender {
     }
 
     fn take_posted(&self, stream: &mut Sending, core: &QueuePairCore) {
+        if !self.has_news.load(Ordering::SeqCst) {
+            return;
+        }
         let mut posted = self.posted();
+        self.has_news.store(false, Ordering::SeqCst);
+        posted.posts = 0;
         let mut late = VecDeque::new();
         match stream {
-            Sending::Open { queue, .. } => queue.append(&mut posted.writes),
+            Sending::Open { queue, spare, .. } => {
+                queue.append(&mut posted.writes);
+                if posted.spare.capacity() == 0 {
+                    posted.spare = mem::take(spare);
+                }
+            }
             Sending::Closing { .. } | Sending::Over(_) => late = std::mem::take(&mut posted.writes),
         }
         let end = posted.end.take();
@@ -242,6 +372,13 @@ impl Sender {
     }
 }
 
+fn append(copies: &mut Vec<u8>, header: &Header, body: &[u8]) {
+    copies.extend_from_slice(header);
+    let at = copies.len();
+    copies.resize(at + body.len(), 0);
+    copy_bytes(&mut copies[at..], body, CopyReason::TcpSmall);
+}
+
 /// Fails what is not with the kernel, except for a partly sent frame that a farewell must follow.
 fn take_end(stream: &mut Sending, core: &QueuePairCore, end: End) {
     let End { error, farewell } = end;
@@ -250,7 +387,7 @@ fn take_end(stream: &mut Sending, core: &QueuePairCore, end: End) {
         Sending::Open { .. } | Sending::Closing { .. } => Sent::Finished,
     };
     let (mut queue, position) = match std::mem::replace(stream, Sending::Over(over)) {
-        Sending::Open { queue, position } => (queue, position),
+        Sending::Open { queue, position, .. } => (queue, position),
         Sending::Closing { .. } | Sending::Over(_) => (VecDeque::new(), 0),
     };
     let farewell = farewell.filter(|_| over == Sent::Finished);
@@ -275,20 +412,25 @@ fn take_end(stream: &mut Sending, core: &QueuePairCore, end: End) {
 struct Sends<'link> {
     socket: &'link Socket,
     core: &'link QueuePairCore,
-    answers: &'link AtomicU32,
+    sender: &'link Sender,
     /// Bytes that may still be sent in this turn.
     left: usize,
 }
 
 impl Sends<'_> {
-    fn send_writes(&mut self, queue: &mut VecDeque<Outgoing>, position: &mut u64) -> io::Result<Sent> {
+    fn send_writes(
+        &mut self,
+        queue: &mut VecDeque<Outgoing>,
+        position: &mut u64,
+        spare: &mut Vec<u8>,
+    ) -> io::Result<Sent> {
         while !queue.is_empty() {
             if self.left == 0 {
                 return Ok(Sent::More);
             }
             let sent = self.send_gathered(queue, *position)?;
             self.left = self.left.saturating_sub(sent);
-            self.complete(queue, position, sent as u64);
+            self.complete(queue, position, spare, sent as u64);
         }
         self.socket.flush()?;
         Ok(Sent::Idle)
@@ -310,15 +452,25 @@ impl Sends<'_> {
             }
         }
         let mut slices = [IoSlice::new(&[]); 2 * TURN_FRAMES];
-        for (pair, (header, body)) in slices.chunks_exact_mut(2).zip(headers.iter().zip(bodies)) {
-            pair[0] = IoSlice::new(&header.0[header.1..]);
-            pair[1] = IoSlice::new(body);
+        let mut filled = 0;
+        let pairs = headers[..frames].iter().zip(bodies);
+        for slice in pairs.flat_map(|((header, sent), body)| [&header[*sent..], body]) {
+            if !slice.is_empty() {
+                slices[filled] = IoSlice::new(slice);
+                filled += 1;
+            }
         }
-        self.socket.send(&slices[..2 * frames])
+        self.socket.send(&slices[..filled])
     }
 
     /// Advances by `sent` bytes, and completes the writes that are completely sent.
-    fn complete(&self, queue: &mut VecDeque<Outgoing>, position: &mut u64, mut sent: u64) {
+    fn complete(
+        &self,
+        queue: &mut VecDeque<Outgoing>,
+        position: &mut u64,
+        spare: &mut Vec<u8>,
+        mut sent: u64,
+    ) {
         while let Some(front) = queue.front() {
             let missing = front.encoded_length() - *position;
             if sent < missing {
@@ -327,10 +479,15 @@ impl Sends<'_> {
             }
             sent -= missing;
             *position = 0;
-            if let Some(front) = queue.pop_front() {
+            if let Some(mut front) = queue.pop_front() {
                 let ended = front.operation().filter(|operation| operation.is_last);
                 if front.is_answer() {
-                    self.answers.fetch_sub(1, Ordering::Relaxed);
+                    self.sender.answers.fetch_sub(1, Ordering::Relaxed);
+                }
+                if let Some(copies) = front.copies() {
+                    self.sender.copied.fetch_sub(copies.len(), Ordering::Relaxed);
+                    copies.clear();
+                    *spare = mem::take(copies);
                 }
                 // Dropped before the completion, which means that these bytes are no longer needed.
                 drop(front);

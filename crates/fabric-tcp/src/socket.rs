@@ -150,12 +150,18 @@ impl AsRawFd for BareSocket {
 impl BareSocket {
     /// Hands bytes of `slices`, in order, to the kernel, and returns how many it took.
     fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
+        // Not `write`: that raises SIGPIPE in programs that have not ignored it.
+        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
+        if let [bytes] = slices {
+            // SAFETY: the slice outlives the call, which only reads it.
+            return retry(|| unsafe {
+                libc::send(self.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags)
+            });
+        }
         // SAFETY: all-zero is a valid `msghdr`: null pointers with zero lengths.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = slices.as_ptr().cast::<libc::iovec>().cast_mut();
         message.msg_iovlen = slices.len();
-        // Not `writev`: that raises SIGPIPE in programs that have not ignored it.
-        let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         // SAFETY: `IoSlice` has the layout of `iovec` on Unix (its documentation promises so), and the slices
         // outlive the call, which only reads them.
         retry(|| unsafe { libc::sendmsg(self.as_raw_fd(), &raw const message, flags) })

@@ -97,9 +97,14 @@ impl Hand {
 
     /// The peer writes a notification.
     fn notify(&mut self) {
+        self.notify_often(1);
+    }
+
+    /// The peer writes `count` notifications, as one segment.
+    fn notify_often(&mut self, count: usize) {
         let mut header = [0; HEADER_BYTES];
         header[0] = 2; // a write with immediate
-        self.peer.write_all(&header).unwrap();
+        self.peer.write_all(&header.repeat(count)).unwrap();
     }
 
     /// Runs IO until the driver is woken.
@@ -307,9 +312,7 @@ fn a_task_that_helps_leaves_what_is_left_to_the_driver() {
             hand.receive_one(tokio);
         }
         hand.sleep();
-        for _ in 0..FRAMES {
-            hand.notify();
-        }
+        hand.notify_often(FRAMES);
         while hand.arrivals() == 8 {
             assert!(!hand.queue_pair.help(), "more than it may do is done");
         }

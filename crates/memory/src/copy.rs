@@ -33,9 +33,11 @@ pub enum CopyReason {
     Bounce,
     /// Bytes copied out of the records of an encrypted TCP connection.
     Decrypted,
+    /// Small payloads of TCP writes: gathered for one system call, or read by one together with what is around them.
+    TcpSmall,
 }
 
-const REASONS: [CopyReason; 12] = [
+const REASONS: [CopyReason; 13] = [
     CopyReason::Import,
     CopyReason::ShmPayload,
     CopyReason::ShmRead,
@@ -48,6 +50,7 @@ const REASONS: [CopyReason; 12] = [
     CopyReason::Eager,
     CopyReason::Bounce,
     CopyReason::Decrypted,
+    CopyReason::TcpSmall,
 ];
 
 #[derive(Debug)]

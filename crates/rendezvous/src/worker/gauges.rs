@@ -12,7 +12,7 @@ use tensorwire_memory::{
 use crate::worker::Worker;
 
 /// The reasons for copies, with their labels.
-const REASONS: [(CopyReason, &str); 11] = [
+const REASONS: [(CopyReason, &str); 12] = [
     (CopyReason::Import, "import"),
     (CopyReason::ShmPayload, "shm_payload"),
     (CopyReason::ShmRead, "shm_read"),
@@ -24,6 +24,7 @@ const REASONS: [(CopyReason, &str); 11] = [
     (CopyReason::Eager, "eager"),
     (CopyReason::Bounce, "bounce"),
     (CopyReason::Decrypted, "decrypted"),
+    (CopyReason::TcpSmall, "tcp_small"),
 ];
 
 impl Worker {

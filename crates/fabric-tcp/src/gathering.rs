@@ -1,0 +1,112 @@
+//! Whether a small write is sent at once, by a system call of its own, or together with others.
+//!
+//! A post that is alone is sent at once, because its latency counts. What the handling of one read brings about is sent
+//! after it, as one. Where several small writes are posted between two turns of the driver, those that follow wait for
+//! its next turn.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// So many posts never wait. Then the peer begins to handle them while this side makes the next ones.
+const POSTS_MAX: u32 = 16;
+
+/// What a poster does after a small post.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    /// It sends.
+    Send,
+    /// It wakes the driver, which will send.
+    WakeDriver,
+    /// Another task will send, and needs no waking.
+    Nothing,
+}
+
+/// See the module's documentation. Races between threads cost a system call at most.
+#[derive(Debug, Default)]
+pub(super) struct Gathering {
+    /// Frames are being handled.
+    held: AtomicBool,
+    /// Small posts since the latest turn.
+    posts: AtomicU32,
+    /// The latest turn that had posts had several.
+    had_several: AtomicBool,
+}
+
+impl Gathering {
+    /// From now on posts wait until [`release`](Self::release).
+    pub(super) fn hold(&self) {
+        self.held.store(true, Ordering::SeqCst);
+    }
+
+    pub(super) fn release(&self) {
+        self.held.store(false, Ordering::SeqCst);
+    }
+
+    pub(super) fn is_held(&self) -> bool {
+        self.held.load(Ordering::SeqCst)
+    }
+
+    /// A turn of the driver, or of a task that has received something in its place.
+    pub(super) fn turn(&self) {
+        if self.posts.load(Ordering::Relaxed) > 0 {
+            let posts = self.posts.swap(0, Ordering::Relaxed);
+            self.had_several.store(posts > 1, Ordering::Relaxed);
+        }
+    }
+
+    /// Decides about a small post that is the `queued`-th of those which no task has begun to send.
+    pub(super) fn next(&self, queued: u32) -> Next {
+        if queued >= POSTS_MAX {
+            return Next::Send;
+        }
+        if self.is_held() {
+            return Next::Nothing;
+        }
+        let is_first = self.posts.fetch_add(1, Ordering::Relaxed) == 0;
+        if is_first && !self.had_several.load(Ordering::Relaxed) {
+            Next::Send
+        } else if queued == 1 {
+            Next::WakeDriver
+        } else {
+            Next::Nothing
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_post_that_is_alone_is_sent_at_once_also_after_others() {
+        let gathering = Gathering::default();
+        for _ in 0..3 {
+            assert_eq!(gathering.next(1), Next::Send);
+            gathering.turn();
+            gathering.turn();
+        }
+    }
+
+    #[test]
+    fn neighbours_wait_for_one_turn_and_wake_the_driver_once() {
+        let gathering = Gathering::default();
+        assert_eq!(gathering.next(1), Next::Send);
+        assert_eq!(
+            [gathering.next(1), gathering.next(2), gathering.next(3)],
+            [Next::WakeDriver, Next::Nothing, Next::Nothing]
+        );
+        gathering.turn();
+        assert_eq!(gathering.next(1), Next::WakeDriver, "others will follow");
+        gathering.turn();
+        assert_eq!(gathering.next(1), Next::Send, "none followed");
+    }
+
+    #[test]
+    fn what_the_handling_of_frames_posts_waits_for_its_end_unless_it_is_much() {
+        let gathering = Gathering::default();
+        gathering.hold();
+        assert!((1..POSTS_MAX).all(|queued| gathering.next(queued) == Next::Nothing));
+        assert_eq!(gathering.next(POSTS_MAX), Next::Send);
+        gathering.release();
+        assert_eq!(gathering.next(1), Next::Send);
+    }
+}
