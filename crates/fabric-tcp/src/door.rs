@@ -36,7 +36,7 @@ use tokio::{
 };
 
 use crate::{
-    socket::prefer_cubic,
+    congestion::Congestion,
     strangers::{StrangerLimit, connection_waits},
 };
 
@@ -59,19 +59,17 @@ const ARRIVING_GRACE: Duration = Duration::from_millis(50);
 /// How long a connection that has opened its session may at least take to prove itself.
 const ATTACHED_GRACE: Duration = Duration::from_millis(500);
 
-/// Listens on the first of `addresses` that can be bound, with a long queue. On loopback it disables pacing, which
-/// accepted streams inherit from their first packet on.
+/// Listens on the first of `addresses` that can be bound, with a long queue. Accepted streams inherit `congestion` from
+/// their first packet on.
 ///
 /// # Errors
 /// Those of the operating system.
-pub fn listen(addresses: &[SocketAddr]) -> io::Result<std::net::TcpListener> {
+pub fn listen(addresses: &[SocketAddr], congestion: &Congestion) -> io::Result<std::net::TcpListener> {
     let listener = std::net::TcpListener::bind(addresses)?;
     // Listens again, with a longer queue than the standard library requests.
     rustix::net::listen(&listener, BACKLOG)?;
     listener.set_nonblocking(true)?;
-    if listener.local_addr()?.ip().is_loopback() {
-        prefer_cubic(&listener);
-    }
+    congestion.choose(&listener);
     Ok(listener)
 }
 

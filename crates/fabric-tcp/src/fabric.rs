@@ -16,6 +16,7 @@ use tensorwire_verbs_reactor::{
 use tokio::net::{TcpSocket, TcpStream};
 
 use crate::{
+    congestion::Congestion,
     door::Door,
     driver::start,
     handshake::{
@@ -24,7 +25,7 @@ use crate::{
     listener::Listener,
     port::{DataPort, Ticket},
     protection::{Protection, Stream},
-    socket::{prefer_cubic, watch},
+    socket::watch,
 };
 
 /// How the fabric listens and sends.
@@ -49,6 +50,9 @@ pub struct TcpConfig {
     /// A connection with unacknowledged bytes is lost if the peer's host accepts none of them for this long, even if
     /// the peer is alive and only does not read. Default 2 min.
     pub stall_limit: Duration,
+    /// The congestion control of streams. A listener that the application [listens](crate::listen) on needs it too. Default:
+    /// the system's.
+    pub congestion: Congestion,
 }
 
 impl Default for TcpConfig {
@@ -60,6 +64,7 @@ impl Default for TcpConfig {
             piece_bytes_max: 1 << 30,
             silence_limit: Duration::from_secs(30),
             stall_limit: Duration::from_secs(120),
+            congestion: Congestion::default(),
         }
     }
 }
@@ -198,7 +203,8 @@ impl Listening {
         if let Some(listener) = current.upgrade() {
             return Ok(listener);
         }
-        let started = Listener::start(runtime, config.bind, self.door.clone(), port.clone());
+        let started =
+            Listener::start(runtime, config.bind, &config.congestion, self.door.clone(), port.clone());
         let listener = started.map_err(|error| match remedy(&error) {
             Some(remedy) => {
                 FabricError::refused(FabricKind::TCP, "listen", &error, format!("{error}; {remedy}"))
@@ -285,6 +291,7 @@ impl Domain for TcpDomain {
         let (runtime, spinner, table) = (self.runtime.clone(), self.spinner.clone(), self.table.clone());
         let capabilities = self.config.capabilities(self.port.protection());
         let limits = (self.config.silence_limit, self.config.stall_limit);
+        let congestion = self.config.congestion.clone();
         let protection = self.port.protection().clone();
         Ok(Box::new(TcpPrepared {
             runtime,
@@ -293,6 +300,7 @@ impl Domain for TcpDomain {
             config,
             capabilities,
             limits,
+            congestion,
             address,
             ticket,
             protection,
@@ -311,6 +319,7 @@ struct TcpPrepared {
     capabilities: Capabilities,
     /// The limits on silence and on a stall.
     limits: (Duration, Duration),
+    congestion: Congestion,
     address: Address,
     ticket: Ticket,
     protection: Protection,
@@ -341,15 +350,25 @@ impl TcpPrepared {
         let peer = Address::decode(&params.peer)?;
         self.protection.check(peer.certificate.as_ref())?;
         let Self {
-            runtime, spinner, table, config, capabilities, limits, address, ticket, protection, ..
+            runtime,
+            spinner,
+            table,
+            config,
+            capabilities,
+            limits,
+            congestion,
+            address,
+            ticket,
+            protection,
+            ..
         } = self;
         let stream = match params.role {
             Role::Dialer => {
                 // The ticket is used: no other stream may claim it.
                 drop(ticket);
-                dial(&peer, params.peer_address, address.token, &protection).await?
+                dial(&peer, params.peer_address, address.token, &protection, &congestion).await?
             }
-            Role::Acceptor => accept(ticket, &peer).await?,
+            Role::Acceptor => accept(ticket, &peer, &congestion).await?,
         };
         let tcp = stream.tcp();
         tcp.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error.to_string()))?;
@@ -366,6 +385,7 @@ async fn dial(
     control: Option<SocketAddr>,
     nonce: Token,
     protection: &Protection,
+    congestion: &Congestion,
 ) -> Result<Stream, FabricError> {
     let Some(to) = peer.dialled_at(control) else {
         let detail = "the peer has named no address of its own for data; give the address that the control connection \
@@ -373,7 +393,7 @@ async fn dial(
             .to_owned();
         return Err(failed("finding the peer's address", detail));
     };
-    let stream = open(to).await.map_err(|error| {
+    let stream = open(to, congestion).await.map_err(|error| {
         let remedy = remedy(&error).unwrap_or("is the peer alive, and the port open in its firewall?");
         FabricError::refused(FabricKind::TCP, "connecting", &error, format!("{to}: {error}; {remedy}"))
     })?;
@@ -404,16 +424,14 @@ async fn dial(
     Ok(stream)
 }
 
-async fn open(to: SocketAddr) -> io::Result<TcpStream> {
+async fn open(to: SocketAddr, congestion: &Congestion) -> io::Result<TcpStream> {
     let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    if to.ip().is_loopback() {
-        prefer_cubic(&socket);
-    }
+    congestion.choose(&socket);
     socket.connect(to).await
 }
 
 /// Waits for the stream that shows this side's token, and checks that it is the dialer's.
-async fn accept(mut ticket: Ticket, peer: &Address) -> Result<Stream, FabricError> {
+async fn accept(mut ticket: Ticket, peer: &Address, congestion: &Congestion) -> Result<Stream, FabricError> {
     let Some(visitor) = ticket.visitor().await else {
         return Err(failed(
             "accepting",
@@ -426,10 +444,8 @@ async fn accept(mut ticket: Ticket, peer: &Address) -> Result<Stream, FabricErro
     }
     let mut stream = visitor.stream;
     stream.check_peer(peer.certificate.as_ref())?;
-    if stream.tcp().peer_addr().is_ok_and(|peer| peer.ip().is_loopback()) {
-        // The listener has set this already, unless it is bound to every address.
-        prefer_cubic(stream.tcp());
-    }
+    // Inherited already, unless the listener is not this fabric's.
+    congestion.choose(stream.tcp());
     let answered = stream.write_all(&encode_welcome()).await;
     answered.map_err(|error| failed("the handshake", format!("{error}; the dialer has gone")))?;
     Ok(stream)

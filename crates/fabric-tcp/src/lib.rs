@@ -24,6 +24,7 @@
 //! | `driver` | the background task of one connection |
 //! | `protection` | whether streams are encrypted, and the handshake of those that are |
 //! | `sealed` | the records of an encrypted stream (feature `tls`) |
+//! | `congestion` | the congestion control of streams |
 //! | `socket` | the system calls |
 //!
 //! # The stream
@@ -62,6 +63,7 @@ mod ahead;
 #[cfg(test)]
 mod clock;
 mod closing;
+mod congestion;
 mod door;
 mod driver;
 mod fabric;
@@ -89,6 +91,7 @@ mod tests;
 #[cfg(feature = "tls")]
 pub mod tls;
 
+pub use congestion::Congestion;
 pub use door::{Door, DoorStats, Guest, Newcomer, Presence, Stranger, Visit, listen};
 pub use fabric::{ListenerStats, TcpConfig, TcpFabric};
 pub use pace::Pace;

@@ -7,6 +7,7 @@ use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 use tokio::net::TcpListener;
 
 use crate::{
+    congestion::Congestion,
     door::{Door, Newcomer, listen},
     port::DataPort,
 };
@@ -27,10 +28,11 @@ impl Listener {
     pub(super) fn start(
         runtime: &Arc<dyn Runtime>,
         bind: SocketAddr,
+        congestion: &Congestion,
         door: Arc<Door>,
         port: DataPort,
     ) -> std::io::Result<Arc<Self>> {
-        let socket = listen(&[bind])?;
+        let socket = listen(&[bind], congestion)?;
         let address = socket.local_addr()?;
         let (stop, stopped) = oneshot::channel();
         runtime.spawn("tcp listener", Box::pin(serve(socket, door, port, stopped)));

@@ -13,7 +13,7 @@ use std::{
 use rustls::Connection;
 use tensorwire_memory::{
     RemoteAccess,
-    copy::{CopyReason, copy_raw},
+    copy::{CopyReason, copy_bytes, copy_raw},
 };
 
 /// Bytes read from the socket at once. A record has at most 16 KiB of payload.
@@ -92,7 +92,10 @@ impl Sealed {
         if !records.fill(bare)? {
             return Ok(0);
         }
-        records.connection.reader().read(into)
+        let mut reader = records.connection.reader();
+        let bytes = copy_bytes(into, reader.fill_buf()?, CopyReason::Decrypted);
+        reader.consume(bytes);
+        Ok(bytes)
     }
 
     /// Receives decrypted bytes into granted memory, and what follows them, if it has come, into `next`; 0 at the

@@ -209,26 +209,6 @@ fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     }
 }
 
-/// Selects the congestion control `cubic`. For loopback, where pacing is useless and the pacing of other algorithms
-/// costs a quarter of the bandwidth. Best effort: a kernel without it uses its default. Must be called before
-/// connecting, because pacing does not stop once it has begun.
-pub(crate) fn prefer_cubic(socket: &impl AsRawFd) {
-    let name = b"cubic";
-    // SAFETY: the pointer and the length are those of `name`, which the call only reads.
-    let failed = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_CONGESTION,
-            name.as_ptr().cast(),
-            name.len() as libc::socklen_t,
-        )
-    };
-    if failed != 0 {
-        log!(DEBUG, error = %io::Error::last_os_error(), "the congestion control `cubic` is not available");
-    }
-}
-
 /// Makes the kernel detect a peer whose host is gone. On an idle connection it probes the peer's kernel, which
 /// answers even if the process is stopped, and gives up after `silence`. With unacknowledged bytes it gives up when
 /// the peer's kernel has accepted none of them for `stall`.

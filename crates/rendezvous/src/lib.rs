@@ -59,7 +59,7 @@ pub use values::{
 };
 pub use worker::{
     PeerInfo, Worker,
-    builder::{Flow, Limits, Memory, WorkerBuilder},
+    builder::{Flow, Limits, Memory, Tcp, WorkerBuilder},
     fetch::{Fetch, FetchMany, Fetched, RemoteTensor},
     list::List,
     peer::Peer,

@@ -52,8 +52,8 @@ pub use tensorwire_rendezvous::{
     Damage, Delivered, DeviceContext, DuplicatePolicy, Element, Fetch, FetchMany, Fetched, Filled,
     IntoBuffer, IntraProcessRendezvous, KeyEnd, Limits, List, LocalConfig, LocalRendezvous, Memory, Peer,
     PeerInfo, PeerLoss, Published, Receive, ReceiveIntoError, Recv, RecvArgs, RecvMany, RemoteTensor,
-    SendArgs, Sharing, SimpleRendezvous, Step, StepFrom, StepTo, TF_CONFIG, Tensor, TfConfig, TransferName,
-    Trust, Validation, Version, Worker, WorkerBuilder, WorkerError, control,
+    SendArgs, Sharing, SimpleRendezvous, Step, StepFrom, StepTo, TF_CONFIG, Tcp, Tensor, TfConfig,
+    TransferName, Trust, Validation, Version, Worker, WorkerBuilder, WorkerError, control,
 };
 /// Mutual TLS: who a worker is, and what its peers must prove (feature `tls`).
 #[cfg(feature = "tls")]

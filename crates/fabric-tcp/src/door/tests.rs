@@ -297,7 +297,7 @@ fn a_storm_of_peers_is_queued() {
     // More than the standard library lets wait, and fewer than each system does.
     const PEERS: usize = 200;
     let longest = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
-    let listener = listen(&[(Ipv4Addr::LOCALHOST, 0).into()]).unwrap();
+    let listener = listen(&[(Ipv4Addr::LOCALHOST, 0).into()], &Congestion::default()).unwrap();
     assert_eq!(listener.accept().unwrap_err().kind(), io::ErrorKind::WouldBlock);
     let own = listener.local_addr().unwrap();
     let connect = || std::net::TcpStream::connect_timeout(&own, ARRIVAL_LIMIT).unwrap();
@@ -308,15 +308,38 @@ fn a_storm_of_peers_is_queued() {
 }
 
 #[test]
-fn the_congestion_control_is_another_on_loopback_alone() {
-    let congestion = |listener| rustix::net::sockopt::tcp_congestion(listener).unwrap();
+fn the_congestion_control_is_the_systems_or_the_one_that_is_named() {
+    let congestion =
+        |listener: &std::net::TcpListener| rustix::net::sockopt::tcp_congestion(listener).unwrap();
+    let listening = |named: &Congestion| listen(&[(Ipv4Addr::LOCALHOST, 0).into()], named).unwrap();
     let plain = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let default = congestion(&plain);
-    // It stays as it was where the system lacks the other one.
-    prefer_cubic(&plain);
-    let [loopback, any] =
-        [Ipv4Addr::LOCALHOST, Ipv4Addr::UNSPECIFIED].map(|host| listen(&[(host, 0).into()]).unwrap());
-    assert_eq!((congestion(&loopback), congestion(&any)), (congestion(&plain), default));
+    let default = listening(&Congestion::default());
+    assert_eq!(congestion(&default), congestion(&plain));
+    // Every system has it, and allows it to everyone.
+    let reno = Congestion::named("reno");
+    let listener = listening(&reno);
+    assert_eq!(congestion(&listener), "reno");
+    let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    rustix::event::poll(
+        &mut [rustix::event::PollFd::new(&listener, rustix::event::PollFlags::IN)],
+        Some(&rustix::event::Timespec { tv_sec: 10, tv_nsec: 0 }),
+    )
+    .unwrap();
+    let (accepted, _) = listener.accept().unwrap();
+    assert_eq!(rustix::net::sockopt::tcp_congestion(&accepted).unwrap(), "reno", "inherited");
+    drop(client);
+    assert!(!reno.was_refused());
+}
+
+#[test]
+fn a_refused_congestion_control_leaves_the_systems() {
+    let plain = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let unknown = Congestion::named("no-such");
+    let listener = listen(&[(Ipv4Addr::LOCALHOST, 0).into()], &unknown).unwrap();
+    let congestion =
+        |listener: &std::net::TcpListener| rustix::net::sockopt::tcp_congestion(listener).unwrap();
+    assert_eq!(congestion(&listener), congestion(&plain));
+    assert!(unknown.was_refused());
 }
 
 #[test]

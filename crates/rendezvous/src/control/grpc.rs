@@ -36,7 +36,7 @@ use std::{
     time::Duration,
 };
 
-use tensorwire_fabric_tcp::{DataPort, Door, listen};
+use tensorwire_fabric_tcp::{Congestion, DataPort, Door, listen};
 use tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX;
 use tensorwire_verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 use tokio::sync::{mpsc, watch};
@@ -74,6 +74,7 @@ pub struct GrpcConfig {
     keepalive: Keepalive,
     strangers_max: usize,
     arrival_limit: Duration,
+    congestion: Congestion,
 }
 
 impl GrpcConfig {
@@ -87,7 +88,15 @@ impl GrpcConfig {
             keepalive: Keepalive { interval: Duration::from_secs(10), timeout: Duration::from_secs(20) },
             strangers_max: 64,
             arrival_limit: Duration::from_secs(10),
+            congestion: Congestion::default(),
         }
+    }
+
+    /// The congestion control of accepted streams, sessions and data alike. Default: the system's.
+    #[must_use]
+    pub fn congestion(mut self, congestion: Congestion) -> Self {
+        self.congestion = congestion;
+        self
     }
 
     /// The secret that peers must prove. Without one, only loopback addresses can be bound.
@@ -355,7 +364,7 @@ struct Ports {
 
 impl Ports {
     fn listen(config: &GrpcConfig, addresses: &[SocketAddr]) -> Result<Self, ControlError> {
-        let listener = listen(addresses).map_err(|error| bind_error(config, &error))?;
+        let listener = listen(addresses, &config.congestion).map_err(|error| bind_error(config, &error))?;
         Ok(Self { listener, handover: None })
     }
 

@@ -8,7 +8,7 @@ use futures::{
     future::{Either, join, select},
     stream::FuturesUnordered,
 };
-use tensorwire_fabric_tcp::{DataPort, Door, TcpConfig, TcpFabric, listen};
+use tensorwire_fabric_tcp::{Congestion, DataPort, Door, TcpConfig, TcpFabric, listen};
 use tensorwire_verbs_reactor::{
     ConnectParams, ConnectionData, Fabric, FabricError, Immediate, Prepared, Role, Runtime,
 };
@@ -32,7 +32,7 @@ struct Host {
 
 impl Host {
     fn new(runtime: &Arc<dyn Runtime>, answer: &'static [u8]) -> Self {
-        let listener = listen(&[SocketAddr::new(HOST, 0)]).unwrap();
+        let listener = listen(&[SocketAddr::new(HOST, 0)], &Congestion::default()).unwrap();
         let address = listener.local_addr().unwrap();
         let (data, door) = (DataPort::new(), Door::new(64, Duration::from_secs(5), runtime.clone()));
         let (stop, stopped) = oneshot::channel();

@@ -10,7 +10,6 @@ use std::{
 use rustix::{
     buffer::spare_capacity,
     event::{Timespec, epoll},
-    net::sockopt::set_tcp_congestion,
 };
 use tensorwire::Runtime;
 
@@ -23,7 +22,7 @@ const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const EPOLL_MESSAGE_MAX: usize = 32 << 10;
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
-/// A stream with the same options as the fabric's: NODELAY, and `cubic` where the system has it.
+/// A stream with the same options as the fabric's: NODELAY, and the system's congestion control.
 #[derive(Debug)]
 pub(crate) struct RawStream {
     stream: TcpStream,
@@ -44,8 +43,6 @@ pub(crate) enum StreamWait {
 /// A listener for the other process, and its port.
 pub(crate) fn listen() -> Result<(TcpListener, u16), BenchError> {
     let listener = TcpListener::bind((HOST, 0)).map_err(system("bind"))?;
-    // Inherited by accepted streams. Best effort, as in the fabric.
-    let _ = set_tcp_congestion(&listener, "cubic");
     let port = listener.local_addr().map_err(system("getsockname"))?.port();
     Ok((listener, port))
 }
@@ -82,9 +79,8 @@ impl RawStream {
 
     /// Connects to the other process.
     pub(crate) async fn connect(port: u16) -> Result<Self, BenchError> {
-        let socket = tokio::net::TcpSocket::new_v4().map_err(system("socket"))?;
-        let _ = set_tcp_congestion(&socket, "cubic");
-        let stream = socket.connect(SocketAddr::new(HOST, port)).await.map_err(system("connect"))?;
+        let to = SocketAddr::new(HOST, port);
+        let stream = tokio::net::TcpStream::connect(to).await.map_err(system("connect"))?;
         Self::new(stream.into_std().map_err(system("connect"))?)
     }
 

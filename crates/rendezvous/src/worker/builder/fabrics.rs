@@ -53,7 +53,7 @@ impl WorkerBuilder {
                 #[cfg(feature = "shm")]
                 FabricKind::SHM => self.shm(runtime),
                 #[cfg(feature = "tcp")]
-                FabricKind::TCP => self.tcp(runtime, port),
+                FabricKind::TCP => self.open_tcp(runtime, port),
                 #[cfg(feature = "verbs")]
                 FabricKind::VERBS => self.verbs(runtime, &rdma),
                 other => Err(not_built_in(other)),
@@ -105,7 +105,7 @@ impl WorkerBuilder {
     }
 
     #[cfg(feature = "tcp")]
-    fn tcp(
+    fn open_tcp(
         &self,
         runtime: &Arc<dyn Runtime>,
         port: Option<&DataPort>,
@@ -117,8 +117,9 @@ impl WorkerBuilder {
     /// data connections.
     #[cfg(feature = "tcp")]
     fn tcp_at(&self, runtime: &Arc<dyn Runtime>, port: Option<&DataPort>) -> Result<TcpFabric, WorkerError> {
+        let base = TcpConfig { congestion: self.congestion.clone(), ..TcpConfig::default() };
         let own = |bind| {
-            let config = TcpConfig { bind, ..TcpConfig::default() };
+            let config = TcpConfig { bind, ..base.clone() };
             self.encryption.of_tcp(TcpFabric::new(runtime.clone(), config))
         };
         if let Some(address) = &self.data_bind {
@@ -130,7 +131,7 @@ impl WorkerBuilder {
         match port {
             // A custom plane's port is used only if it encrypts exactly when this worker does.
             Some(port) if self.control.is_none() || port.encrypts() == self.encryption.is_on() => {
-                Ok(TcpFabric::at_port(runtime.clone(), TcpConfig::default(), port.clone()))
+                Ok(TcpFabric::at_port(runtime.clone(), base.clone(), port.clone()))
             }
             _ => {
                 let ip = host_and_port(&self.bind).ok().and_then(|(host, _)| host.parse().ok());

@@ -7,6 +7,7 @@ mod start;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use tensorwire_fabric_tcp::Congestion;
 use tensorwire_memory::MemoryObserver;
 use tensorwire_protocol::{Sharing, Validation};
 #[cfg(feature = "verbs")]
@@ -14,7 +15,7 @@ use tensorwire_verbs_reactor::verbs::Rdma;
 use tensorwire_verbs_reactor::{Fabric, FabricKind, Runtime, Wait};
 
 use self::encryption::Encryption;
-pub use self::settings::{Flow, Limits, Memory};
+pub use self::settings::{Flow, Limits, Memory, Tcp};
 use crate::{
     control::{
         ControlPlane, Secret,
@@ -67,6 +68,9 @@ pub struct WorkerBuilder {
     memory: Memory,
     limits: Limits,
     flow: Flow,
+    tcp: Tcp,
+    /// That of `tcp`. The listener and the fabric share it, so that a refusal is logged once.
+    congestion: Congestion,
     trust: Trust,
     sharing: Sharing,
     validation: Validation,
@@ -179,6 +183,8 @@ impl WorkerBuilder {
             memory: Memory::default(),
             limits: Limits::default(),
             flow: Flow::default(),
+            tcp: Tcp::default(),
+            congestion: Congestion::default(),
             trust: Trust::default(),
             sharing: Sharing::Copy,
             validation: Validation::Off,
@@ -296,6 +302,20 @@ impl WorkerBuilder {
     #[must_use]
     pub fn flow(mut self, set: impl FnOnce(&mut Flow)) -> Self {
         set(&mut self.flow);
+        self
+    }
+
+    /// Sets how streams of tcp send: `set` changes what differs from the defaults.
+    ///
+    /// ```
+    /// use tensorwire_rendezvous::Worker;
+    ///
+    /// let builder = Worker::builder("ps").tcp(|tcp| tcp.congestion = Some("reno".to_owned()));
+    /// ```
+    #[must_use]
+    pub fn tcp(mut self, set: impl FnOnce(&mut Tcp)) -> Self {
+        set(&mut self.tcp);
+        self.congestion = self.tcp.congestion.clone().map(Congestion::named).unwrap_or_default();
         self
     }
 

@@ -1,4 +1,4 @@
-//! Groups of settings: memory, limits and flow.
+//! Groups of settings: memory, limits, flow and tcp.
 
 use std::time::Duration;
 
@@ -149,6 +149,16 @@ impl Default for Flow {
             requests_per_message: 128,
         }
     }
+}
+
+/// The streams of tcp ([`WorkerBuilder::tcp`](crate::WorkerBuilder::tcp)).
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub struct Tcp {
+    /// The congestion control of data connections over tcp, for instance `reno`. It decides how fast this worker sends; a peer
+    /// decides for itself. A name that the system refuses is logged once at level INFO, and the system's default is used: an
+    /// ordinary user may choose those in `net.ipv4.tcp_allowed_congestion_control`. Default: `None`, the system's.
+    pub congestion: Option<String>,
 }
 
 impl Flow {

@@ -225,6 +225,7 @@ impl WorkerBuilder {
         // HTTP/2's keepalive is for sessions that are not served yet; afterwards the worker's own pings decide earlier.
         let keepalive = self.liveness.max(KEEPALIVE_MIN);
         let config = GrpcConfig::new(self.bind.clone()).secret(secret).keepalive(keepalive, keepalive);
+        let config = config.congestion(self.congestion.clone());
         let plane = GrpcPlane::bind(self.encryption.of_plane(config))?;
         let accept = plane.secret().cloned();
         Ok((Arc::new(plane), accept))
