@@ -185,6 +185,10 @@ impl Driven for TcpDriven {
         self.link.finds()
     }
 
+    fn arm(&mut self, _context: &mut Context<'_>) {
+        self.link.arm();
+    }
+
     fn arms_at_once(&self) -> bool {
         true
     }

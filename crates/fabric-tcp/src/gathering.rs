@@ -32,13 +32,10 @@ pub(super) struct Gathering {
 }
 
 impl Gathering {
-    /// From now on posts wait until [`release`](Self::release).
-    pub(super) fn hold(&self) {
+    /// Posts wait while the answer lives. Whoever has it sends them afterwards.
+    pub(super) fn hold(&self) -> Held<'_> {
         self.held.store(true, Ordering::SeqCst);
-    }
-
-    pub(super) fn release(&self) {
-        self.held.store(false, Ordering::SeqCst);
+        Held(self)
     }
 
     pub(super) fn is_held(&self) -> bool {
@@ -51,6 +48,11 @@ impl Gathering {
             let posts = self.posts.swap(0, Ordering::Relaxed);
             self.had_several.store(posts > 1, Ordering::Relaxed);
         }
+    }
+
+    /// The driver falls asleep: a later post has no neighbours.
+    pub(super) fn rest(&self) {
+        self.had_several.store(false, Ordering::Relaxed);
     }
 
     /// Decides about a small post that is the `queued`-th of those which no task has begun to send.
@@ -69,6 +71,16 @@ impl Gathering {
         } else {
             Next::Nothing
         }
+    }
+}
+
+/// See [`Gathering::hold`].
+#[derive(Debug)]
+pub(super) struct Held<'gathering>(&'gathering Gathering);
+
+impl Drop for Held<'_> {
+    fn drop(&mut self) {
+        self.0.held.store(false, Ordering::SeqCst);
     }
 }
 
@@ -98,15 +110,19 @@ mod tests {
         assert_eq!(gathering.next(1), Next::WakeDriver, "others will follow");
         gathering.turn();
         assert_eq!(gathering.next(1), Next::Send, "none followed");
+        assert_eq!(gathering.next(1), Next::WakeDriver);
+        gathering.turn();
+        gathering.rest();
+        assert_eq!(gathering.next(1), Next::Send, "after a sleep");
     }
 
     #[test]
     fn what_the_handling_of_frames_posts_waits_for_its_end_unless_it_is_much() {
         let gathering = Gathering::default();
-        gathering.hold();
+        let held = gathering.hold();
         assert!((1..POSTS_MAX).all(|queued| gathering.next(queued) == Next::Nothing));
         assert_eq!(gathering.next(POSTS_MAX), Next::Send);
-        gathering.release();
+        drop(held);
         assert_eq!(gathering.next(1), Next::Send);
     }
 }

@@ -134,8 +134,13 @@ impl TcpLink {
 
     /// Sends what waits for the driver's turn.
     pub(super) fn flush(&self) {
-        self.sender.turn();
+        self.sender.gathering().turn();
         self.sender.flush(self.socket.get_ref(), &self.core, &self.driver);
+    }
+
+    /// Called before the driver sleeps.
+    pub(super) fn arm(&self) {
+        self.sender.gathering().rest();
     }
 
     /// Records that the driver has found the socket empty, and is woken by what comes next.
@@ -156,7 +161,7 @@ impl TcpLink {
             (self.heed_broken(&mut receiver, received), has_found, receiver.holds_bytes())
         };
         if has_found {
-            self.sender.turn();
+            self.sender.gathering().turn();
         }
         match received {
             Received::Drained if has_found => Look::Worked,

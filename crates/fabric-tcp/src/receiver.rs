@@ -94,8 +94,8 @@ pub(super) struct Ground<'link> {
 
 impl Ground<'_> {
     /// Sends what handling the latest frames has posted, as one.
-    fn release(&self) {
-        self.sender.release(self.socket, self.core, self.driver);
+    fn flush(&self) {
+        self.sender.flush(self.socket, self.core, self.driver);
     }
 }
 
@@ -232,16 +232,17 @@ impl Receiver {
         let mut has_bytes = !self.ahead.is_empty();
         loop {
             if has_bytes {
-                ground.sender.hold();
+                let held = ground.sender.gathering().hold();
                 let handled = self.handle(ground, &mut left);
-                ground.release();
+                drop(held);
+                ground.flush();
                 handled?;
+            }
+            if drained && (left > 0 || self.ahead.is_empty()) {
+                return Ok(Received::Drained);
             }
             if left == 0 {
                 return Ok(Received::More);
-            }
-            if drained {
-                return Ok(Received::Drained);
             }
             if let Some(end) = ground.closing.end() {
                 return Err(end);

@@ -38,6 +38,9 @@ const TURNS_MAX: u32 = 16;
 /// The most bytes of small writes, headers included, that are copied and not yet with the kernel.
 const COPIED_BYTES_MAX: usize = 64 << 10;
 
+/// The most bytes of memory for copied writes that a connection at rest keeps, twice.
+const SPARE_BYTES_MAX: usize = 8 << 10;
+
 /// The most bytes of a write that may be copied, or wait for others.
 pub(super) const SMALL_BYTES_MAX: usize = 4 << 10;
 
@@ -198,20 +201,9 @@ impl Sender {
         self.has_news.store(true, Ordering::SeqCst);
     }
 
-    /// From now on small posts wait until [`release`](Self::release).
-    pub(super) fn hold(&self) {
-        self.gathering.hold();
-    }
-
-    /// Sends what was posted since [`hold`](Self::hold).
-    pub(super) fn release(&self, socket: &Socket, core: &QueuePairCore, driver: &AtomicWaker) {
-        self.gathering.release();
-        self.flush(socket, core, driver);
-    }
-
-    /// Records a turn of the driver, or of a task that received something in its place.
-    pub(super) fn turn(&self) {
-        self.gathering.turn();
+    /// How small posts share system calls.
+    pub(super) fn gathering(&self) -> &Gathering {
+        &self.gathering
     }
 
     /// Sends a post that is the `queued`-th which no task has begun to send, now or with others.
@@ -222,7 +214,7 @@ impl Sender {
         core: &QueuePairCore,
         driver: &AtomicWaker,
     ) {
-        // As in `pump`: the task that releases what is held checks for posts after that.
+        // As in `pump`: the task that holds posts checks for them when it no longer does.
         fence(Ordering::SeqCst);
         match self.gathering.next(queued) {
             Next::Send => self.send(socket, core, driver),
@@ -486,8 +478,10 @@ impl Sends<'_> {
                 }
                 if let Some(copies) = front.copies() {
                     self.sender.copied.fetch_sub(copies.len(), Ordering::Relaxed);
-                    copies.clear();
-                    *spare = mem::take(copies);
+                    if copies.capacity() <= SPARE_BYTES_MAX {
+                        copies.clear();
+                        *spare = mem::take(copies);
+                    }
                 }
                 // Dropped before the completion, which means that these bytes are no longer needed.
                 drop(front);

@@ -5,7 +5,7 @@
 
 use std::{
     future::Future,
-    io::Write,
+    io::{Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
     pin::Pin,
     sync::{
@@ -16,12 +16,11 @@ use std::{
     time::Duration,
 };
 
-#[cfg(feature = "test-certificates")]
 use futures::FutureExt as _;
 #[cfg(feature = "test-certificates")]
 use rustls::ClientConnection;
 use tensorwire_verbs_reactor::{
-    Capabilities, Driver, QueuePair, QueuePairConfig, RegionTable, Spinner, Wait,
+    Capabilities, Driver, Immediate, QueuePair, QueuePairConfig, RegionTable, Spinner, Wait,
 };
 use tokio::runtime::Runtime as Tokio;
 
@@ -298,6 +297,53 @@ fn a_task_that_helps_reads_without_readiness_and_takes_none_from_the_driver() {
         hand.notify();
         hand.turn(tokio);
         hand.look_until(|hand| hand.arrivals() == 10);
+    });
+}
+
+/// Bytes that the peer can read at once.
+fn readable(peer: &mut TcpStream) -> usize {
+    peer.set_nonblocking(true).unwrap();
+    let mut bytes = [0; 64 * HEADER_BYTES];
+    let read = peer.read(&mut bytes);
+    peer.set_nonblocking(false).unwrap();
+    read.unwrap_or(0)
+}
+
+#[test]
+fn small_writes_that_follow_one_leave_with_the_drivers_turn_and_not_more_than_a_few_wait() {
+    on_a_runtime(|_| {
+        let mut hand = Hand::waiting(Wait::Sleep);
+        let post = |hand: &Hand| {
+            let posted = hand.queue_pair.post_inline(&[], None, Some(Immediate(7)));
+            assert!(matches!(posted, Some(Ok(()))));
+        };
+        for _ in 0..2 {
+            hand.sleep();
+            post(&hand);
+            assert_eq!((readable(&mut hand.peer), hand.woken()), (HEADER_BYTES, 0), "alone: at once");
+            (0..5).for_each(|_| post(&hand));
+            assert_eq!((readable(&mut hand.peer), hand.woken()), (0, 1));
+            assert!(hand.poll().is_pending());
+            assert_eq!(readable(&mut hand.peer), 5 * HEADER_BYTES, "as one");
+        }
+        hand.sleep();
+        (0..1 + 16).for_each(|_| post(&hand));
+        assert_eq!(readable(&mut hand.peer), 17 * HEADER_BYTES);
+    });
+}
+
+#[test]
+fn what_waits_for_the_driver_is_sent_before_a_close() {
+    on_a_runtime(|_| {
+        let mut hand = Hand::waiting(Wait::Sleep);
+        hand.sleep();
+        for _ in 0..3 {
+            assert!(matches!(hand.queue_pair.post_inline(&[], None, Some(Immediate(7))), Some(Ok(()))));
+        }
+        let close = hand.queue_pair.close();
+        assert!(Box::pin(close).now_or_never().is_some(), "nothing is outstanding");
+        // And the goodbye.
+        assert_eq!(readable(&mut hand.peer), 4 * HEADER_BYTES);
     });
 }
 

@@ -58,11 +58,12 @@ async fn fetch_once(kind: FabricKind) -> [u64; 4] {
     server.publish("t", sent.clone()).unwrap();
     let peer = client.peer_at(server.address()).await.unwrap();
 
-    let before = copied();
+    let (before, small) = (copied(), count(CopyReason::TcpSmall).bytes);
     let got = peer.fetch("t").await.unwrap();
-    let after = copied();
+    let (after, small) = (copied(), count(CopyReason::TcpSmall).bytes - small);
 
     assert!(got.bytes() == sent.bytes());
+    assert!(small < 16 << 10, "messages, and the beginning of the tensor: {small} bytes");
     let place = Span {
         block: got.buf().block().unwrap().id(),
         range: got.buf().offset()..got.buf().offset() + BYTES,
