@@ -18,13 +18,15 @@ use crate::{
     socket::{Socket, loss},
 };
 
-/// The bytes of one turn, over all frames and writes. After them, other tasks get the runtime's thread. A system call is
-/// not cut short for it: it takes what has come of a frame.
-const TURN_BYTES: usize = 256 << 10;
+/// The bytes of one turn, over all frames and writes. After them, other tasks get the runtime's thread.
+const TURN_BYTES: usize = 1 << 20;
+
+/// The most payload bytes of one system call. The kernel acknowledges what it has received meanwhile only between calls.
+const CALL_BYTES: u64 = 256 << 10;
 
 /// The least that a system call, a header or a payload counts as, in bytes, so that a turn of tiny frames is bounded
 /// too.
-const STEP_COST: usize = 1 << 10;
+const STEP_COST: usize = 4 << 10;
 
 impl End {
     /// The end because this side closes.
@@ -295,9 +297,13 @@ impl Receiver {
     /// range, or anything.
     fn read_body(&mut self, ground: Ground<'_>) -> Result<Step, End> {
         let landing = self.landing.as_mut().ok_or_else(malformed)?;
-        let wanted = landing.frame_left();
+        let wanted = landing.frame_left().min(CALL_BYTES);
         let room = self.ahead.room();
-        let following = if landing.frame.is_last() { room.len() } else { HEADER_BYTES };
+        let following = match landing.frame {
+            _ if wanted < landing.frame_left() => 0,
+            frame if frame.is_last() => room.len(),
+            _ => HEADER_BYTES,
+        };
         let next = &mut room[..following];
         // The access lasts for this system call only: the grant may end before the next one.
         let access = landing.access(wanted)?;
