@@ -1,8 +1,8 @@
 //! The traits through which the protocol posts writes, takes memory and gets values.
 
-use std::{future::Future, pin::pin, sync::Arc, task::Poll};
+use std::{future::Future, sync::Arc};
 
-use futures::poll;
+use futures::FutureExt as _;
 
 use crate::{
     Checksums, Destination, EagerContent, Metadata, Scope, Status,
@@ -268,20 +268,8 @@ pub trait Allocator: Send + Sync {
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
-    ///
-    /// # Cancel safety
-    /// Dropping the future gives back what it has taken.
-    fn allocate_early(
-        &self,
-        metadata: &Metadata,
-    ) -> impl Future<Output = Result<Option<(Self::Lent, Destination)>, Status>> + Send {
-        async {
-            let allocation = pin!(self.allocate(metadata));
-            match poll!(allocation) {
-                Poll::Ready(allocated) => allocated.map(Some),
-                Poll::Pending => Ok(None),
-            }
-        }
+    fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Self::Lent, Destination)>, Status> {
+        self.allocate(metadata).now_or_never().transpose()
     }
 }
 

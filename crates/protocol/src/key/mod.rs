@@ -1,14 +1,16 @@
 //! Keys: the edge of a graph, between two devices, that a value belongs to.
 
 mod device;
+mod hasher;
 
 use std::{fmt, ops::Range, str::FromStr};
 
 pub use device::{DeviceName, InvalidDeviceName};
+pub(crate) use hasher::KeyHash;
 
 use crate::{
     Code, Status,
-    text::{escaped, is_active},
+    text::{escaped, has_active},
 };
 
 /// A five-part key, `source;incarnation;destination;edge;frame:iteration`.
@@ -63,7 +65,7 @@ impl Key {
     }
 
     fn parse_parts(text: &str) -> Option<Self> {
-        if text.contains(is_active) {
+        if has_active(text) {
             return None;
         }
         let mut parts: [Range<usize>; 5] = Default::default();
@@ -138,10 +140,22 @@ impl Key {
     /// The same edge for another incarnation of the source.
     #[must_use]
     pub fn with_incarnation(&self, incarnation: u64) -> Self {
-        let (source, destination, edge) = (self.source(), self.destination(), self.edge());
-        let text = format!("{source};{incarnation:016x};{destination};{edge};{}", self.frame_iteration());
         // The other parts were parsed before, so this parses too.
-        Self::parse(&text).unwrap_or_else(|_| self.clone())
+        Self::parse(&self.text_with_incarnation(incarnation)).unwrap_or_else(|_| self.clone())
+    }
+
+    /// The text of [`with_incarnation`](Self::with_incarnation).
+    pub fn text_with_incarnation(&self, incarnation: u64) -> String {
+        let mut text = String::with_capacity(self.text.len() + 2 * size_of::<u64>());
+        text.push_str(self.source());
+        text.push(';');
+        let digits = (0..u64::BITS).step_by(4).rev().map(|shift| (incarnation >> shift) as u32 & 0xf);
+        text.extend(digits.filter_map(|digit| char::from_digit(digit, 16)));
+        for part in [self.destination(), self.edge(), self.frame_iteration()] {
+            text.push(';');
+            text.push_str(part);
+        }
+        text
     }
 
     /// The key without its incarnation, which is compared separately: `source;destination;edge;frame:iteration`.

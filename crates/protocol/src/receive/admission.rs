@@ -3,7 +3,7 @@
 
 use std::{
     future::poll_fn,
-    sync::Arc,
+    sync::{Arc, MutexGuard},
     task::{Context, Poll, Waker},
 };
 
@@ -42,19 +42,27 @@ impl<C: Channel> Connection<C> {
             let opened = self.turn(Turnstile::Requests, |state, waker| {
                 let index = state.requests.open(None)?;
                 let known = state.known(scope, key);
-                let is_small = !options.together && self.is_known_to_be_small(&known, allocator);
-                let asked =
-                    if is_small { self.ask_at_once(state, (index, scope), &known, waker) } else { None };
+                let asked = self.ask_at_once(state, (index, scope), &known, (allocator, options), waker);
                 Some((index, known, asked))
             });
             let (index, known, asked) = opened.await?;
-            let request = Request::new(self, index);
-            let asked = asked.map(|asked| asked.inspect_err(|error| self.fail(&error.0))).transpose()?;
-            return Ok(Admission::Request(request, known, asked));
+            return self.admitted(index, known, asked);
         };
-        let step_key = StepKey { step, key: key.into() };
+        let step_key = StepKey::new(step, key.into());
         let mut receive = ReceiveInLine { connection: self, scope, step_key, ticket: None, entry: None };
-        poll_fn(|context| receive.poll(context)).await
+        poll_fn(|context| receive.poll((allocator, options), context)).await
+    }
+
+    /// The request `index`, and whether it was posted.
+    fn admitted(
+        &self,
+        index: RequestIndex,
+        known: Known,
+        asked: Option<Result<Asked, ChannelError>>,
+    ) -> Result<Admission<'_, C>, TransferError> {
+        let request = Request::new(self, index);
+        let asked = asked.map(|asked| asked.inspect_err(|error| self.fail(&error.0))).transpose()?;
+        Ok(Admission::Request(request, known, asked))
     }
 
     /// Whether each value that was seen is one that the allocator prefers to come inside a message.
@@ -69,15 +77,19 @@ impl<C: Channel> Connection<C> {
             })
     }
 
-    /// Posts the request for a small value, if nobody stands before it and credits and ring allow it. A task that will not
-    /// look for the reply leaves its waker under the same lock.
-    fn ask_at_once(
+    /// Posts the request for a value that is known to be small, if nobody stands before it and credits and ring allow it. A
+    /// task that will not look for the reply leaves its waker under the same lock.
+    fn ask_at_once<A: Allocator>(
         &self,
         state: &mut State<C::Lent>,
         (index, scope): (RequestIndex, Scope),
         known: &Known,
+        (allocator, options): (&A, ReceiveOptions),
         waker: &Waker,
     ) -> Option<Result<Asked, ChannelError>> {
+        if options.together || !self.is_known_to_be_small(known, allocator) {
+            return None;
+        }
         let (key, known) = (known.key.clone(), known.metadata.clone());
         let request = TensorRequest { index, scope, key, known, want: Want::Eager };
         let posted = self.try_post_first(state, &Message::TensorRequest(request))?;
@@ -103,7 +115,11 @@ struct ReceiveInLine<'connection, C: Channel> {
 }
 
 impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
-    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Result<Admission<'connection, C>, TransferError>> {
+    fn poll<A: Allocator>(
+        &mut self,
+        asking: (&A, ReceiveOptions),
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Admission<'connection, C>, TransferError>> {
         let connection = self.connection;
         let mut state = connection.lock();
         if let Err(over) = state.failure() {
@@ -113,8 +129,7 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
         if is_first && let Some(landed) = state.requests.stash.take(&self.step_key) {
             tensorwire_testpoints::mark!("stashed content was delivered");
             // There may be room for a request now.
-            connection.settle(state, None, None);
-            self.leave();
+            self.leave_both(state);
             return Poll::Ready(Ok(Admission::Kept(self.step_key.key.clone(), landed)));
         }
         let may_ask = is_first && !state.requests.is_unresolved(&self.step_key);
@@ -127,28 +142,23 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
             && let Some(index) = state.requests.open(Some(self.step_key.clone()))
         {
             let known = state.known(self.scope, &self.step_key.key);
-            drop(state);
-            let request = Request::new(connection, index);
-            self.leave();
-            return Poll::Ready(Ok(Admission::Request(request, known, None)));
+            let asked =
+                connection.ask_at_once(&mut state, (index, self.scope), &known, asking, context.waker());
+            self.leave_both(state);
+            return Poll::Ready(connection.admitted(index, known, asked));
         }
         let queue = state.queue(Turnstile::Requests);
         // A receive that must wait for a cancel's answer does not hold up those behind it.
         let replaced =
             if may_ask { queue.wait(&mut self.entry, context.waker()) } else { queue.leave(&mut self.entry) };
-        state.requests.stash.stand(&self.step_key, &mut self.ticket);
-        let own = state.requests.stash.wait(&self.step_key, self.ticket, context.waker());
+        let own = state.requests.stash.wait(&self.step_key, &mut self.ticket, context.waker());
         connection.settle(state, None, None);
         drop((replaced, own));
         Poll::Pending
     }
 
-    /// Leaves both lines and wakes the next receive in each.
-    fn leave(&mut self) {
-        if self.ticket.is_none() && self.entry.is_none() {
-            return;
-        }
-        let mut state = self.connection.lock();
+    /// Leaves both lines, unlocks, and wakes the next receive in each.
+    fn leave_both(&mut self, mut state: MutexGuard<'_, State<C::Lent>>) {
         let waker = state.queue(Turnstile::Requests).leave(&mut self.entry);
         let [own, next] = state.requests.stash.leave(&self.step_key, &mut self.ticket);
         self.connection.settle(state, None, None);
@@ -159,6 +169,9 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
 
 impl<C: Channel> Drop for ReceiveInLine<'_, C> {
     fn drop(&mut self) {
-        self.leave();
+        if self.ticket.is_some() || self.entry.is_some() {
+            let state = self.connection.lock();
+            self.leave_both(state);
+        }
     }
 }

@@ -6,10 +6,12 @@ mod validate;
 use std::{
     future::{Future, poll_fn},
     mem,
-    pin::{Pin, pin},
+    pin::pin,
     sync::{Arc, MutexGuard},
     task::Poll,
 };
+
+use futures::FutureExt as _;
 
 use crate::{
     Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Message, Metadata,
@@ -17,7 +19,7 @@ use crate::{
     connection::{State, Turnstile},
     limits::NAME_BYTES_MAX,
     requests::{Check, Content, Landed, Reply, StepKey},
-    text::{escaped, is_active},
+    text::{escaped, has_active},
 };
 use admission::Admission;
 
@@ -158,7 +160,7 @@ impl<C: Channel> Connection<C> {
         if key.len() > NAME_BYTES_MAX {
             return Err(TransferError::KeyTooLong { length: key.len() });
         }
-        if key.contains(is_active) {
+        if has_active(key) {
             return Err(TransferError::KeyActive { shown: escaped(key).into_owned() });
         }
         let (mut request, Known { key, metadata }, asked) =
@@ -340,16 +342,26 @@ impl<'connection, C: Channel> Request<'connection, C> {
                 Reply::MetaDataResponse(metadata) => {
                     self.take_back(allocator);
                     self.connection.remember(scope, key, &metadata);
-                    allocator.accepts(&metadata).map_err(TransferError::Local)?;
-                    let allocated = self.allocate(allocator, &metadata).await?;
-                    let destination = allocated.as_ref().map(|(_, destination)| *destination);
-                    if let Some((lent, _)) = allocated {
-                        self.keep(allocator, lent)?;
-                    }
-                    self.ask_again(metadata, destination).await?;
+                    // Boxed, because otherwise the future of every receive has room for this one.
+                    Box::pin(self.go_on(metadata, allocator)).await?;
                 }
             }
         }
+    }
+
+    /// Names memory for a content of `metadata`, which the peer has announced.
+    async fn go_on<A: Allocator<Lent = C::Lent>>(
+        &self,
+        metadata: Metadata,
+        allocator: &A,
+    ) -> Result<(), Stop<C::Lent>> {
+        allocator.accepts(&metadata).map_err(TransferError::Local)?;
+        let allocated = self.allocate(allocator, &metadata).await?;
+        let destination = allocated.as_ref().map(|(_, destination)| *destination);
+        if let Some((lent, _)) = allocated {
+            self.keep(allocator, lent)?;
+        }
+        Ok(self.ask_again(metadata, destination).await?)
     }
 
     /// Sends TENSOR_REQUEST, with memory for the content where that can be granted before.
@@ -410,7 +422,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
             let allocated = self.allocate(allocator, metadata).await?;
             return Ok(first(known, allocated));
         }
-        let early = self.unless_over(pin!(allocator.allocate_early(metadata))).await?;
+        let early = allocator.allocate_early(metadata);
         Ok(match early.map_err(TransferError::Local)? {
             None if is_small => First { known, want: Want::Eager, lent: None },
             None => first(Arc::default(), None),
@@ -427,7 +439,11 @@ impl<'connection, C: Channel> Request<'connection, C> {
         if metadata.byte_length == 0 {
             return Ok(None);
         }
-        let allocated = self.unless_over(pin!(allocator.allocate(metadata))).await?;
+        let allocated = match allocator.allocate(metadata).now_or_never() {
+            Some(allocated) => allocated,
+            // Boxed, because otherwise the future of every receive has room for this one.
+            None => Box::pin(self.unless_over(allocator.allocate(metadata))).await?,
+        };
         Ok(Some(allocated.map_err(TransferError::Local)?))
     }
 
@@ -525,7 +541,8 @@ impl<'connection, C: Channel> Request<'connection, C> {
     }
 
     /// Polls `future` until the connection is over, or the request needs no answer any more.
-    async fn unless_over<F: Future>(&self, mut future: Pin<&mut F>) -> Result<F::Output, Stop<C::Lent>> {
+    async fn unless_over<F: Future>(&self, future: F) -> Result<F::Output, Stop<C::Lent>> {
+        let mut future = pin!(future);
         poll_fn(|context| {
             // What need not be waited for needs no waker: whoever uses it finds out whether the connection is over.
             if let Poll::Ready(output) = future.as_mut().poll(context) {

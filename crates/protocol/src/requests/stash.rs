@@ -1,24 +1,38 @@
 //! Contents whose receive was given up, and the receives in line for each key.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{HashMap, VecDeque, hash_map::Entry},
+    hash::{BuildHasher, Hash, Hasher},
+    iter, mem,
     sync::Arc,
     task::Waker,
 };
 
-use crate::{EagerContent, LentEnd, Metadata, Scope, StepId};
+use crate::{EagerContent, LentEnd, Metadata, Scope, StepId, key::KeyHash};
 
 /// One key of one step, whose values are in order.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StepKey {
+    /// Of the other fields, computed once, because a key is long and looked up several times.
+    hash: u64,
     pub(crate) step: StepId,
     pub(crate) key: Arc<str>,
 }
 
 impl StepKey {
+    pub(crate) fn new(step: StepId, key: Arc<str>) -> Self {
+        Self { hash: KeyHash::default().hash_one((step, &*key)), step, key }
+    }
+
     /// `None` for published values: fetches have no order and can be repeated.
     pub(crate) fn of(scope: Scope, key: &Arc<str>) -> Option<Self> {
-        scope.step().map(|step| Self { step, key: key.clone() })
+        scope.step().map(|step| Self::new(step, key.clone()))
+    }
+}
+
+impl Hash for StepKey {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        state.write_u64(self.hash);
     }
 }
 
@@ -76,21 +90,41 @@ impl<L> Landed<L> {
     }
 }
 
-/// Receives of one key that have not sent their request, oldest first.
-#[derive(Debug, Default)]
-struct Line(BTreeMap<u64, Option<Waker>>);
+/// A receive that has not sent its request.
+#[derive(Debug)]
+struct InLine {
+    ticket: u64,
+    waker: Option<Waker>,
+}
+
+/// Such receives of one key, oldest first. Most keys have one, which needs no allocation.
+#[derive(Debug)]
+struct Line {
+    first: InLine,
+    others: VecDeque<InLine>,
+}
+
+impl Line {
+    fn get_mut(&mut self, ticket: u64) -> Option<&mut InLine> {
+        if self.first.ticket == ticket {
+            return Some(&mut self.first);
+        }
+        let at = self.others.binary_search_by_key(&ticket, |other| other.ticket).ok()?;
+        self.others.get_mut(at)
+    }
+}
 
 /// See the module's documentation. Empty as long as no receive is given up while its content is on its way.
 #[derive(Debug)]
 pub(crate) struct Stash<L> {
     contents: VecDeque<(StepKey, Landed<L>)>,
-    lines: BTreeMap<StepKey, Line>,
+    lines: HashMap<StepKey, Line, KeyHash>,
     next_ticket: u64,
 }
 
 impl<L> Stash<L> {
     pub(crate) fn new() -> Self {
-        Self { contents: VecDeque::new(), lines: BTreeMap::new(), next_ticket: 0 }
+        Self { contents: VecDeque::new(), lines: HashMap::default(), next_ticket: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -133,43 +167,59 @@ impl<L> Stash<L> {
         self.contents.iter().map(|(step_key, _)| step_key.step)
     }
 
-    /// Joins the line for `step_key`, at the back unless it has a ticket.
-    pub(crate) fn stand(&mut self, step_key: &StepKey, ticket: &mut Option<u64>) {
-        let ticket = ticket.get_or_insert_with(|| {
-            self.next_ticket += 1;
-            self.next_ticket
-        });
-        self.lines.entry(step_key.clone()).or_default().0.entry(*ticket).or_insert(None);
+    /// Joins the line for `step_key`, at the back unless it has a ticket, and stores the waker. Returns the one that it
+    /// replaces.
+    pub(crate) fn wait(
+        &mut self,
+        step_key: &StepKey,
+        ticket: &mut Option<u64>,
+        waker: &Waker,
+    ) -> Option<Waker> {
+        if let Some(ticket) = *ticket {
+            return self.lines.get_mut(step_key)?.get_mut(ticket)?.waker.replace(waker.clone());
+        }
+        self.next_ticket += 1;
+        *ticket = Some(self.next_ticket);
+        let newcomer = InLine { ticket: self.next_ticket, waker: Some(waker.clone()) };
+        match self.lines.entry(step_key.clone()) {
+            Entry::Occupied(line) => line.into_mut().others.push_back(newcomer),
+            Entry::Vacant(line) => drop(line.insert(Line { first: newcomer, others: VecDeque::new() })),
+        }
+        None
     }
 
     pub(crate) fn is_first(&self, step_key: &StepKey, ticket: Option<u64>) -> bool {
-        let first = self.lines.get(step_key).and_then(|line| line.0.first_key_value());
-        first.is_none_or(|(first, _)| Some(*first) == ticket)
-    }
-
-    /// Stores the waker of a receive in line. Returns the one that it replaces.
-    pub(crate) fn wait(&mut self, step_key: &StepKey, ticket: Option<u64>, waker: &Waker) -> Option<Waker> {
-        self.lines.get_mut(step_key)?.0.get_mut(&ticket?)?.replace(waker.clone())
+        self.lines.get(step_key).is_none_or(|line| Some(line.first.ticket) == ticket)
     }
 
     /// Leaves the line. Returns its own waker and that of the next receive.
     pub(crate) fn leave(&mut self, step_key: &StepKey, ticket: &mut Option<u64>) -> [Option<Waker>; 2] {
         let Some(ticket) = ticket.take() else { return [None, None] };
-        let Some(line) = self.lines.get_mut(step_key) else { return [None, None] };
-        let own = line.0.remove(&ticket).flatten();
-        if line.0.is_empty() {
-            self.lines.remove(step_key);
-        }
-        [own, self.first_in_line(step_key)]
+        let Entry::Occupied(mut found) = self.lines.entry(step_key.clone()) else { return [None, None] };
+        let line = found.get_mut();
+        let left = if line.first.ticket != ticket {
+            let at = line.others.binary_search_by_key(&ticket, |other| other.ticket);
+            at.ok().and_then(|at| line.others.remove(at))
+        } else if let Some(next) = line.others.pop_front() {
+            Some(mem::replace(&mut line.first, next))
+        } else {
+            return [found.remove().first.waker, None];
+        };
+        [left.and_then(|left| left.waker), line.first.waker.take()]
     }
 
     /// The waker of the receive that a content or a cancel's answer for `step_key` concerns.
     pub(crate) fn first_in_line(&mut self, step_key: &StepKey) -> Option<Waker> {
-        self.lines.get_mut(step_key)?.0.values_mut().next()?.take()
+        self.lines.get_mut(step_key)?.first.waker.take()
     }
 
+    /// In the order in which they joined.
     pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
-        self.lines.values_mut().flat_map(|line| line.0.values_mut()).filter_map(Option::take)
+        let lines = self.lines.values_mut();
+        let all = lines.flat_map(|line| iter::once(&mut line.first).chain(&mut line.others));
+        let mut all: Vec<_> = all.filter_map(|one| Some((one.ticket, one.waker.take()?))).collect();
+        all.sort_unstable_by_key(|(ticket, _)| *ticket);
+        all.into_iter().map(|(_, waker)| waker)
     }
 }
 
@@ -178,7 +228,7 @@ mod tests {
     use super::*;
 
     fn step_key(step: i64, key: &str) -> StepKey {
-        StepKey { step: StepId(step), key: key.into() }
+        StepKey::new(StepId(step), key.into())
     }
 
     fn landed(number: u64) -> Landed<u64> {
@@ -207,17 +257,17 @@ mod tests {
         let mut stash: Stash<u64> = Stash::new();
         let step_key = step_key(1, "a");
         let (mut one, mut two) = (None, None);
-        stash.stand(&step_key, &mut one);
-        stash.stand(&step_key, &mut two);
-        stash.stand(&step_key, &mut one);
+        for ticket in [&mut one, &mut two] {
+            assert!(stash.wait(&step_key, ticket, Waker::noop()).is_none());
+        }
+        assert!(stash.wait(&step_key, &mut one, Waker::noop()).is_some(), "it has its position already");
         assert!(
             stash.is_first(&step_key, one)
                 && !stash.is_first(&step_key, two)
                 && !stash.is_first(&step_key, None)
         );
-        stash.wait(&step_key, two, Waker::noop());
         let [own, next] = stash.leave(&step_key, &mut one);
-        assert!(own.is_none() && next.is_some() && one.is_none());
+        assert!(own.is_some() && next.is_some() && one.is_none());
         assert!(stash.is_first(&step_key, two));
         stash.leave(&step_key, &mut two);
         assert!(stash.is_first(&step_key, None));

@@ -6,7 +6,7 @@ use crate::{
     limits::{
         RANK_MAX, RESULT_SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX,
     },
-    text::{escaped_within, is_active},
+    text::{escaped_within, has_active},
 };
 
 const TARGET_NONE: u8 = 0;
@@ -127,12 +127,12 @@ impl<'bytes> Reader<'bytes> {
     }
 
     /// A name, key or address. It is compared and sent back, so it must be safe to show as it is.
-    pub(super) fn name(&mut self, field: &'static str, limit: usize) -> Result<String, WireError> {
+    pub(super) fn name(&mut self, field: &'static str, limit: usize) -> Result<&'bytes str, WireError> {
         let name = self.text(field, limit)?;
-        if name.contains(is_active) {
+        if has_active(name) {
             return Err(WireError::ActiveCharacter { field, shown: escaped_within(name, limit) });
         }
-        Ok(name.to_owned())
+        Ok(name)
     }
 
     pub(super) fn index(&mut self) -> Result<RequestIndex, WireError> {

@@ -445,7 +445,7 @@ fn write_entry(writer: &mut Writer<'_>, entry: &ListEntry) {
 
 fn read_entry(reader: &mut Reader<'_>) -> Result<ListEntry, WireError> {
     Ok(ListEntry {
-        name: reader.name("name", NAME_BYTES_MAX)?,
+        name: reader.name("name", NAME_BYTES_MAX)?.to_owned(),
         metadata: reader.metadata()?,
         version: reader.u64("version")?,
         checksum: reader.option("checksum", |reader| reader.u64("checksum"))?,
@@ -465,10 +465,11 @@ fn read_hello(reader: &mut Reader<'_>) -> Result<ControlFrame, WireError> {
     }
     Ok(ControlFrame::Hello {
         wire_version,
-        worker: reader.name("worker", WORKER_NAME_BYTES_MAX)?,
+        worker: reader.name("worker", WORKER_NAME_BYTES_MAX)?.to_owned(),
         incarnation: reader.u64("incarnation")?,
         listen_address: reader
-            .option("listen address", |reader| reader.name("listen address", ADDRESS_BYTES_MAX))?,
+            .option("listen address", |reader| reader.name("listen address", ADDRESS_BYTES_MAX))?
+            .map(str::to_owned),
         nonce: reader.array("nonce")?,
     })
 }
@@ -497,7 +498,7 @@ fn read_frame(reader: &mut Reader<'_>) -> Result<ControlFrame, WireError> {
         },
         LIST_REQUEST => ControlFrame::ListRequest {
             request: reader.u32("request")?,
-            after: reader.option("after", |reader| reader.name("after", NAME_BYTES_MAX))?,
+            after: reader.option("after", |reader| reader.name("after", NAME_BYTES_MAX))?.map(str::to_owned),
             with_checksums: reader.flag("with_checksums")?,
         },
         LIST_RESPONSE => {

@@ -1,8 +1,8 @@
 //! Allocation of the memory that received values are written into.
 
-use std::{pin::pin, sync::Arc, task::Poll};
+use std::sync::Arc;
 
-use futures::poll;
+use futures::FutureExt as _;
 use tensorwire_memory::{Block, Buf, BufMut, MemoryError, Pool, copy::CopyReason};
 use tensorwire_protocol::{Allocator, Code, Destination, Metadata, ResultSlot, Status};
 use tensorwire_verbs_reactor::RemoteRegion;
@@ -176,7 +176,7 @@ impl Allocator for ReceiveAllocator {
 
     /// Uses the part of the pool for requests whose metadata is not confirmed. If it is exhausted, the request is sent
     /// without a destination.
-    async fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
+    fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
         let bytes = self.lent_bytes(metadata)?;
         let stays = self.pool.try_alloc_early(bytes).map_err(Early::from);
         let room = stays.and_then(|stays| Ok(Room::new(stays, self.bounce_early(bytes)?)));
@@ -184,11 +184,7 @@ impl Allocator for ReceiveAllocator {
             Ok(room) => room,
             Err(early) => return early.without(),
         };
-        let lending = pin!(self.lend(room));
-        match poll!(lending) {
-            Poll::Ready(lent) => lent.map(Some),
-            // The peer has not confirmed the region yet, and waiting would delay the request.
-            Poll::Pending => Ok(None),
-        }
+        // Nothing if the peer has not confirmed the region yet: waiting would delay the request.
+        self.lend(room).now_or_never().transpose()
     }
 }

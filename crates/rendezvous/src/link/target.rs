@@ -1,12 +1,8 @@
 //! Receiving into a user's buffer.
 
-use std::{
-    pin::pin,
-    sync::{MutexGuard, PoisonError},
-    task::Poll,
-};
+use std::sync::{MutexGuard, PoisonError};
 
-use futures::poll;
+use futures::FutureExt as _;
 use tensorwire_memory::{BufMut, GrantEnd, GrantId, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
 use tensorwire_protocol::{
     Allocator, Channel, Code, DataType, Destination, LentEnd, Metadata, Received, ReceivedGuard, Status,
@@ -293,22 +289,19 @@ impl Allocator for TargetAllocator<'_> {
         self.receive.allocate(metadata).await
     }
 
-    async fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
+    fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
         let lent = if let Some(region) = self.region() {
-            poll!(pin!(self.lend(region)))
+            self.lend(region).now_or_never()
         } else if let Some(bytes) = self.bounced(metadata)? {
             match self.receive.bounce_early(bytes) {
-                Ok(Some(exposed)) => poll!(pin!(self.lend_bouncing(exposed))),
-                Ok(None) => Poll::Ready(Ok(None)),
-                Err(early) => Poll::Ready(early.without()),
+                Ok(Some(exposed)) => self.lend_bouncing(exposed).now_or_never(),
+                Ok(None) => None,
+                Err(early) => return early.without(),
             }
         } else {
-            return self.receive.allocate_early(metadata).await;
+            return self.receive.allocate_early(metadata);
         };
-        match lent {
-            Poll::Ready(lent) => lent,
-            // The peer has not confirmed the region yet, and waiting would delay the request.
-            Poll::Pending => Ok(None),
-        }
+        // Nothing if the peer has not confirmed the region yet: waiting would delay the request.
+        lent.unwrap_or(Ok(None))
     }
 }

@@ -1,6 +1,11 @@
 //! Receives of a step, and sends and receives by the name of a peer.
 
-use std::{borrow::Cow, future::IntoFuture, pin::pin, time::Duration};
+use std::{
+    borrow::Cow,
+    future::{IntoFuture, ready},
+    pin::pin,
+    time::Duration,
+};
 
 use futures::future::try_join_all;
 use tensorwire_memory::BufMut;
@@ -153,7 +158,13 @@ impl<'a> IntoFuture for Recv<'a> {
 
     fn into_future(self) -> Self::IntoFuture {
         let Self { step, key, limit, sharing, .. } = self;
-        Box::pin(async move { step.receive_within(&*key?, sharing.into(), limit).await })
+        match key {
+            Ok(Cow::Borrowed(key)) => Box::pin(step.receive_within(key, sharing.into(), limit)),
+            Ok(Cow::Owned(key)) => {
+                Box::pin(async move { step.receive_within(&key, sharing.into(), limit).await })
+            }
+            Err(error) => Box::pin(ready(Err(error))),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`Step`]: the scope in which users send and receive values.
 
-use std::{fmt, pin::pin, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt, pin::pin, sync::Arc, time::Duration};
 
 use futures::future::{Either, select};
 use tensorwire_memory::{BufMut, Pool};
@@ -239,7 +239,7 @@ impl Step {
     pub(crate) async fn connect_sources(&self, keys: impl Iterator<Item = &Key>) -> Result<(), WorkerError> {
         for source in keys.filter_map(|key| key.source_device().worker()) {
             if source != self.worker.name() {
-                self.worker.node.connected(&self.worker.peer(&source)?.known).await?;
+                self.worker.node.connected(&self.worker.node.peer_by_name(&source)?).await?;
             }
         }
         Ok(())
@@ -321,11 +321,11 @@ impl Step {
             key: key.to_string(),
             problem: "its source names no worker: give job, replica and task".to_owned(),
         })?;
-        let peer = self.worker.peer(&source)?.known;
+        let peer = self.worker.node.peer_by_name(&source)?;
         let connected = self.worker.node.connected(&peer).await;
         let key = match (key.incarnation(), &connected) {
-            (0, Ok(connection)) => key.with_incarnation(connection.peer_incarnation).to_string(),
-            _ => key.to_string(),
+            (0, Ok(connection)) => Cow::Owned(key.text_with_incarnation(connection.peer_incarnation)),
+            _ => Cow::Borrowed(key.as_str()),
         };
         let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
         // A step that a broken connection has ended stays ended after a reconnect.
