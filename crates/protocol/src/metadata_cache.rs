@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::{Metadata, Scope, limits::KNOWN_BYTES_MAX};
+use crate::{Metadata, Scope, key::KeyHash, limits::KNOWN_BYTES_MAX};
 
 /// The two name spaces of keys. A key's metadata is the same in every step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,6 +23,8 @@ impl From<Scope> for Kind {
     }
 }
 
+type MetadataByKey = HashMap<Arc<str>, Arc<[Metadata]>, KeyHash>;
+
 /// Metadata by kind of scope and key. Bounded: the oldest entry is dropped for a new one, and so is the oldest of
 /// several metadata of one key. Every lookup is a snapshot: a request names its forms by their position in the list that
 /// it sent, so an update must not change that list while the request is under way.
@@ -30,8 +32,8 @@ impl From<Scope> for Kind {
 pub struct MetadataCache {
     capacity: usize,
     per_key: usize,
-    steps: HashMap<Arc<str>, Arc<[Metadata]>>,
-    published: HashMap<Arc<str>, Arc<[Metadata]>>,
+    steps: MetadataByKey,
+    published: MetadataByKey,
     /// Each entry once, oldest first.
     order: VecDeque<(Kind, Arc<str>)>,
 }
@@ -39,7 +41,8 @@ pub struct MetadataCache {
 impl MetadataCache {
     /// An empty cache of at most `capacity` keys, with at most `per_key` metadata each.
     pub fn new(capacity: usize, per_key: usize) -> Self {
-        Self { capacity, per_key, steps: HashMap::new(), published: HashMap::new(), order: VecDeque::new() }
+        let (steps, published) = (HashMap::default(), HashMap::default());
+        Self { capacity, per_key, steps, published, order: VecDeque::new() }
     }
 
     /// Entries now.
@@ -86,7 +89,7 @@ impl MetadataCache {
         }
     }
 
-    fn entries(&mut self, kind: Kind) -> &mut HashMap<Arc<str>, Arc<[Metadata]>> {
+    fn entries(&mut self, kind: Kind) -> &mut MetadataByKey {
         match kind {
             Kind::Step => &mut self.steps,
             Kind::Published => &mut self.published,

@@ -6,7 +6,9 @@
 //! that was given longest ago. That is safe with requests in flight: a request's key is looked up when its message is
 //! read, and messages are read in order. The step is not part of a name, since it changes all the time.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc};
+
+use crate::key::KeyHash;
 
 /// How a request names its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +33,7 @@ pub struct Defined {
 #[derive(Debug)]
 pub struct Names {
     most: usize,
-    numbers: BTreeMap<Arc<str>, u16>,
+    numbers: HashMap<Arc<str>, u16, KeyHash>,
     /// The key of each number.
     keys: Vec<Arc<str>>,
     /// The number that is given next.
@@ -41,7 +43,7 @@ pub struct Names {
 impl Names {
     /// Without any key, for at most `most` of them.
     pub fn new(most: u32) -> Self {
-        Self { most: bounded(most), numbers: BTreeMap::new(), keys: Vec::new(), next: 0 }
+        Self { most: bounded(most), numbers: HashMap::default(), keys: Vec::new(), next: 0 }
     }
 
     /// Numbers that no key has had yet.
