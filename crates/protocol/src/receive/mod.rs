@@ -163,39 +163,22 @@ impl<C: Channel> Connection<C> {
         if has_active(key) {
             return Err(TransferError::KeyActive { shown: escaped(key).into_owned() });
         }
-        let (mut request, Known { key, metadata }, asked) =
-            match self.admit(scope, key, allocator, options).await? {
-                Admission::Request(request, known, asked) => (request, known, asked),
-                Admission::Kept(key, landed) => return self.hand_out(scope, &key, landed, allocator).await,
-            };
-        let pulled = request.pull((scope, &key), metadata, asked, allocator, options).await;
-        let version = request.version;
-        drop(request);
-        match pulled {
-            Ok(landed) | Err(Stop::Given(landed)) => {
-                let received = self.hand_out(scope, &key, landed, allocator).await?;
-                Ok(Received { version, ..received })
+        let (key, landed, version) = match self.admit(scope, key, allocator, options).await? {
+            Admission::Kept(key, landed) => (key, landed, None),
+            Admission::Request(mut request, Known { key, metadata }, asked) => {
+                let pulled = request.pull((scope, &key), metadata, asked, allocator, options).await;
+                match pulled {
+                    Ok(landed) | Err(Stop::Given(landed)) => (key, landed, request.version),
+                    Err(Stop::Failed(error)) => return Err(error),
+                }
             }
-            Err(Stop::Failed(error)) => Err(error),
-        }
-    }
-
-    /// Gives a value that has arrived to its receive, after a copy if it came inside a message.
-    async fn hand_out<A: Allocator<Lent = C::Lent>>(
-        self: &Arc<Self>,
-        scope: Scope,
-        key: &Arc<str>,
-        landed: Landed<C::Lent>,
-        allocator: &A,
-    ) -> Result<Received<C::Lent>, TransferError> {
-        let Landed { number, metadata, content, check } = landed;
-        let origin = StepKey::of(scope, key).map(|step_key| (step_key, number));
-        let lent = match content {
-            Content::None => None,
-            Content::Lent(lent) => Some(lent),
-            Content::Eager(bytes) => Some(allocator.copy_eager(&metadata, &bytes)),
         };
-        self.validated(Received { metadata, lent, checksums: None, version: None, origin, check }).await
+        let received = Received { version, ..handed_out(scope, &key, landed, allocator) };
+        if received.is_valid::<C>() {
+            return Ok(received);
+        }
+        // Boxed, because otherwise the future of every receive has room for this one.
+        Box::pin(self.validate(received)).await
     }
 
     /// The step is over here: memory of contents that are held for its receives goes back, and none is held from now on.
@@ -228,6 +211,23 @@ impl<C: Channel> Connection<C> {
     fn remember(&self, scope: Scope, key: &Arc<str>, metadata: &Metadata) {
         self.lock().cache.insert(scope, key, metadata.clone());
     }
+}
+
+/// A value that has arrived, for its receive: with a copy of its content if that came inside a message.
+fn handed_out<A: Allocator>(
+    scope: Scope,
+    key: &Arc<str>,
+    landed: Landed<A::Lent>,
+    allocator: &A,
+) -> Received<A::Lent> {
+    let Landed { number, metadata, content, check } = landed;
+    let origin = StepKey::of(scope, key).map(|step_key| (step_key, number));
+    let lent = match content {
+        Content::None => None,
+        Content::Lent(lent) => Some(lent),
+        Content::Eager(bytes) => Some(allocator.copy_eager(&metadata, &bytes)),
+    };
+    Received { metadata, lent, checksums: None, version: None, origin, check }
 }
 
 /// Those of the `known` metadata that the receive accepts.

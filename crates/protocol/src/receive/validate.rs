@@ -21,18 +21,7 @@ impl<C: Channel> Connection<C> {
     ///
     /// # Cancel safety
     /// If the future is dropped, a value of a step goes to the next receive of its key, which validates it again.
-    pub(super) async fn validated(
-        self: &Arc<Self>,
-        received: Received<C::Lent>,
-    ) -> Result<Received<C::Lent>, TransferError> {
-        if received.check == Check::None && !is_exposed::<C>(&received) {
-            return Ok(received);
-        }
-        // Boxed, because otherwise the future of every receive has room for this one.
-        Box::pin(self.validate(received)).await
-    }
-
-    async fn validate(
+    pub(super) async fn validate(
         self: &Arc<Self>,
         received: Received<C::Lent>,
     ) -> Result<Received<C::Lent>, TransferError> {
@@ -79,6 +68,13 @@ impl<C: Channel> Connection<C> {
             C::set_apart(lent, metadata.byte_length).await.map_err(TransferError::Local)?;
         }
         held.take().ok_or_else(TransferError::gone)
+    }
+}
+
+impl<L> Received<L> {
+    /// Whether it needs no validation.
+    pub(super) fn is_valid<C: Channel<Lent = L>>(&self) -> bool {
+        self.check == Check::None && !is_exposed::<C>(self)
     }
 }
 

@@ -1,6 +1,6 @@
 //! [`Step`]: the scope in which users send and receive values.
 
-use std::{borrow::Cow, fmt, pin::pin, sync::Arc, time::Duration};
+use std::{borrow::Cow, fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 
 use futures::future::{Either, select};
 use tensorwire_memory::{BufMut, Pool};
@@ -280,10 +280,7 @@ impl Step {
             return Err(self.wrong_worker(KeyEnd::Destination, key));
         }
         if self.is_from_here(key)? {
-            let taken = step.take_unless(&key.table_key(), args.cancellation.as_ref()).await;
-            let mut held = ValueGuard::new(taken.map_err(|status| self.given_up(key, args, status))?);
-            held.bring(key, args).await.map_err(|status| self.not_here(key, status))?;
-            return Ok(HeldTensor::Own(held));
+            return self.receive_own(step, key, args).await;
         }
         // A value that is available takes precedence over a token that is already cancelled, and only the sender knows
         // whether one is available.
@@ -291,17 +288,11 @@ impl Step {
         let is_now = token.is_some_and(CancellationToken::is_cancelled);
         let scope = if is_now { Scope::StepNow(self.id) } else { Scope::Step(self.id) };
         let received = pin!(self.receive_from_peer(key, scope, how));
-        let received = pin!(step.or_aborted(received));
-        let received = match token.filter(|_| !is_now) {
-            Some(token) => match select(received, pin!(token.cancelled())).await {
-                Either::Left((received, _)) => received,
-                Either::Right(_) => Err(cancelled()),
-            },
-            None if is_now => {
-                let asked = timeout(&*self.worker.node.runtime, ASKED_AT_ONCE, received).await;
-                asked.unwrap_or_else(|_| Err(cancelled()))
-            }
+        let received = step.or_aborted(received);
+        let received = match token {
             None => received.await,
+            // Boxed, because otherwise the future of every receive has room for this one.
+            Some(token) => Box::pin(self.unless_cancelled(received, token, is_now)).await,
         };
         match received.map_err(|status| self.given_up(key, args, status))? {
             Err(WorkerError::Remote { status, .. }) if is_now && status == cancelled() => {
@@ -309,6 +300,37 @@ impl Step {
             }
             received => received,
         }
+    }
+
+    /// The output of `receive`, unless `token` is cancelled first. If it was cancelled before, the sender is asked whether
+    /// it has a value.
+    async fn unless_cancelled<T>(
+        &self,
+        receive: impl Future<Output = Result<T, Status>>,
+        token: &CancellationToken,
+        is_now: bool,
+    ) -> Result<T, Status> {
+        if is_now {
+            let asked = timeout(&*self.worker.node.runtime, ASKED_AT_ONCE, receive).await;
+            return asked.unwrap_or_else(|_| Err(cancelled()));
+        }
+        match select(pin!(receive), pin!(token.cancelled())).await {
+            Either::Left((received, _)) => received,
+            Either::Right(_) => Err(cancelled()),
+        }
+    }
+
+    /// Receives out of this worker's own table.
+    async fn receive_own(
+        &self,
+        step: &StepRef,
+        key: &Key,
+        args: &RecvArgs,
+    ) -> Result<HeldTensor, WorkerError> {
+        let taken = step.take_unless(&key.table_key(), args.cancellation.as_ref()).await;
+        let mut held = ValueGuard::new(taken.map_err(|status| self.given_up(key, args, status))?);
+        held.bring(key, args).await.map_err(|status| self.not_here(key, status))?;
+        Ok(HeldTensor::Own(held))
     }
 
     async fn receive_from_peer(
