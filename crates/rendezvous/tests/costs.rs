@@ -4,9 +4,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::{sync::mpsc, thread};
+use std::{future::IntoFuture, sync::mpsc, thread};
 
 use allocation_counter::measure;
+use futures::{
+    poll,
+    stream::{FuturesUnordered, StreamExt},
+};
+use tensorwire_protocol::Key;
 use tensorwire_rendezvous::{Tensor, Worker};
 use tensorwire_verbs_reactor::{FabricKind, Wait};
 use tokio::{runtime::Runtime, sync::mpsc::UnboundedReceiver};
@@ -133,6 +138,10 @@ fn costs_of_round(wait: Wait, (name, bytes): (&'static str, usize), pulls: u32) 
     (receiver, sender)
 }
 
+/// What a receive of a step costs both sides together.
+const LOCKS_OF_RECEIVE: f64 = 14.0 + BESIDE;
+const ALLOCATIONS_OF_RECEIVE: f64 = 22.5 + BESIDE;
+
 /// What happens beside the pulls once in a while counts too.
 const BESIDE: f64 = 0.5;
 
@@ -221,4 +230,85 @@ fn a_pull_by_handle_allocates_once_and_into_a_buffer_not_at_all() {
         runtime.block_on(client.shutdown());
         server.join().unwrap();
     }
+}
+
+/// Receives of a step that are outstanding at once: many more than the connection has entries for.
+const OUTSTANDING: u32 = 2000;
+
+/// Receives all values of a step, which are sent once all receives are outstanding.
+async fn receive_step(server: &Worker, client: &Worker, keys: &[(Key, Key)], step: i64) {
+    let (here, there) = (client.shared_step(step), server.shared_step(step));
+    let mut open: FuturesUnordered<_> = keys.iter().map(|(key, _)| here.recv(key).into_future()).collect();
+    assert!(poll!(open.next()).is_pending());
+    for (_, key) in keys {
+        there.send(key, Tensor::from_values(server.pool(), &[8], &[7u8; 8]).unwrap()).unwrap();
+    }
+    while let Some(received) = open.next().await {
+        assert_eq!(received.unwrap().bytes(), [7; 8]);
+    }
+}
+
+/// Two workers in one thread, so that all counts are those of both sides.
+async fn two_workers() -> (Worker, Worker) {
+    let server = worker("server", Wait::Sleep).start().await.unwrap();
+    let client = worker("client", Wait::Sleep).start().await.unwrap();
+    client.peer_at(server.address()).await.unwrap();
+    (server, client)
+}
+
+#[test]
+fn a_list_out_of_the_catalogue_pays_once_for_what_its_names_share() {
+    const NAMES: u32 = 64;
+    let _turn = super::turn();
+    let runtime = runtime();
+    let (server, client) = runtime.block_on(two_workers());
+    let names: Vec<_> = (0..NAMES).map(|number| format!("tensor {number}")).collect();
+    for name in &names {
+        let tensor = Tensor::from_values(server.pool(), &[8], &[7u8; 8]).unwrap();
+        server.publish(name, tensor).unwrap();
+    }
+    let mut cost = || {
+        counted(&runtime, NAMES, async {
+            let peer = client.peer_at(server.address()).await.unwrap();
+            assert_eq!(peer.fetch_many(&names).await.unwrap().len(), names.len());
+        })
+    };
+    // The first asks the peer for each.
+    cost();
+    let of_name = (0..ROUNDS).map(|_| cost()).reduce(Cost::least).unwrap();
+    println!("a name of a list: {of_name:?}");
+    assert!(of_name.locks < BESIDE && of_name.allocations < 2.0 + BESIDE, "{of_name:?}");
+    assert!(of_name.sleeps < BESIDE, "nothing is waited for: {of_name:?}");
+    runtime.block_on(async { tokio::join!(client.shutdown(), server.shutdown()) });
+}
+
+#[test]
+fn a_receive_among_thousands_costs_no_more_than_one_among_a_few() {
+    let _turn = super::turn();
+    let runtime = runtime();
+    let (server, client) = runtime.block_on(two_workers());
+    let key = |worker: &Worker, number| {
+        worker.key(server.name(), client.name(), &format!("edge {number}")).unwrap()
+    };
+    let keys: Vec<_> = (0..OUTSTANDING).map(|number| (key(&client, number), key(&server, number))).collect();
+    let mut steps = 0..;
+    let mut least_of = |count: u32| {
+        let mut cost = || {
+            let (step, keys) = (steps.next().unwrap(), &keys[..count as usize]);
+            counted(&runtime, count, receive_step(&server, &client, keys, step))
+        };
+        // The receiver has seen each key, and the tables have grown.
+        cost();
+        (0..ROUNDS).map(|_| cost()).reduce(Cost::least).unwrap()
+    };
+    let (few, many) = (least_of(100), least_of(OUTSTANDING));
+    println!("few outstanding: {few:?}; many: {many:?}");
+    for (count, cost) in [("few", few), ("many", many)] {
+        assert!(
+            cost.locks < LOCKS_OF_RECEIVE && cost.allocations < ALLOCATIONS_OF_RECEIVE,
+            "{count}: {cost:?}"
+        );
+        assert!(cost.sleeps < BESIDE, "{count}: messages wake in batches: {cost:?}");
+    }
+    runtime.block_on(async { tokio::join!(client.shutdown(), server.shutdown()) });
 }
