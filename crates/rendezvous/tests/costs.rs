@@ -267,7 +267,7 @@ fn a_list_out_of_the_catalogue_pays_once_for_what_its_names_share() {
         let tensor = Tensor::from_values(server.pool(), &[8], &[7u8; 8]).unwrap();
         server.publish(name, tensor).unwrap();
     }
-    let mut cost = || {
+    let cost = || {
         counted(&runtime, NAMES, async {
             let peer = client.peer_at(server.address()).await.unwrap();
             assert_eq!(peer.fetch_many(&names).await.unwrap().len(), names.len());

@@ -1,5 +1,7 @@
 //! Views, with a neighbour that breaks the rules on either side.
 
+use std::os::fd::AsFd;
+
 use tensorwire_memory::Buf;
 use tensorwire_verbs_reactor::{
     Access, Arrival, FabricError, Immediate, Link, Look, Operation, PeerViolation, WorkRequest,
@@ -7,8 +9,8 @@ use tensorwire_verbs_reactor::{
 
 use super::{
     super::{
-        limits::{CHUNK_BYTES, LEASES_MAX},
-        ring::{Descriptor, Source},
+        limits::{CHUNK_BYTES, CLAIMS_MAX, LEASES_MAX},
+        ring::{Descriptor, OwnPage, PeerPage, Source},
     },
     LEASES, Rig, on_a_runtime,
 };
@@ -16,7 +18,7 @@ use super::{
 const CONSUMED_AT: usize = 128;
 const RELEASED_AT: usize = 192;
 /// Of a ring of eight slots.
-const LEASES_AT: usize = 4096 + 8 * 128;
+const LEASES_AT: usize = 4096 + 8 * 256;
 
 impl Rig {
     /// The victim lends a page of its own.
@@ -258,4 +260,33 @@ fn more_loans_than_receives_end_the_connection_and_are_released() {
         assert_eq!(rig.sees.lease(8), 7, "what could not be delivered");
         assert_eq!(rig.sees.lease(0), 0, "what was delivered");
     });
+}
+
+#[test]
+fn every_slot_lease_and_claim_has_words_of_its_own() {
+    let (own, fd) = OwnPage::new(64).unwrap();
+    let seen = PeerPage::import(fd.as_fd(), own.slots()).unwrap();
+    let descriptor = |tag| Descriptor {
+        immediate: None,
+        continues: false,
+        is_quiet: false,
+        remote: None,
+        source: Source::Answer { tag, index: 0, offset: u64::MAX, length: u64::MAX },
+    };
+    (0..64).for_each(|position| own.publish(position, &descriptor(position as u32).encode()));
+    (0..LEASES_MAX).for_each(|slot| own.release(slot, 1000 + u64::from(slot)));
+    let claimed = |slot| 9000 + u64::from(slot);
+    (0..CLAIMS_MAX).for_each(|slot| own.claim(slot, claimed(slot)));
+    for position in 0..64 {
+        assert_eq!(seen.descriptor(position), Ok(Some(descriptor(position as u32))));
+    }
+    for slot in 0..LEASES_MAX {
+        assert_eq!(seen.lease(slot), 1000 + u64::from(slot), "lease {slot}");
+    }
+    assert_eq!(seen.lease(LEASES_MAX), 1000, "no slot reaches past the words");
+    assert_eq!((seen.consumed(), seen.closed(), seen.sleep()), (0, 0, 0));
+    assert_eq!(seen.released(), LEASES_MAX.into());
+    assert!(seen.claims().eq((0..CLAIMS_MAX).map(claimed)));
+    (0..CLAIMS_MAX).for_each(|slot| own.end_claim(slot));
+    assert_eq!((seen.claims().count(), seen.released()), (0, (LEASES_MAX + CLAIMS_MAX).into()));
 }

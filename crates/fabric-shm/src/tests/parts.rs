@@ -259,35 +259,6 @@ fn a_page_set_has_at_most_so_many_slots() {
 }
 
 #[test]
-fn every_slot_lease_and_claim_has_words_of_its_own() {
-    let (own, fd) = OwnPage::new(64).unwrap();
-    let seen = PeerPage::import(fd.as_fd(), own.slots()).unwrap();
-    let descriptor = |tag| Descriptor {
-        immediate: None,
-        continues: false,
-        is_quiet: false,
-        remote: None,
-        source: Source::Answer { tag, index: 0, offset: u64::MAX, length: u64::MAX },
-    };
-    (0..64).for_each(|position| own.publish(position, &descriptor(position as u32).encode()));
-    (0..LEASES_MAX).for_each(|slot| own.release(slot, 1000 + u64::from(slot)));
-    let claimed = |slot| 9000 + u64::from(slot);
-    (0..CLAIMS_MAX).for_each(|slot| own.claim(slot, claimed(slot)));
-    for position in 0..64 {
-        assert_eq!(seen.descriptor(position), Ok(Some(descriptor(position as u32))));
-    }
-    for slot in 0..LEASES_MAX {
-        assert_eq!(seen.lease(slot), 1000 + u64::from(slot), "lease {slot}");
-    }
-    assert_eq!(seen.lease(LEASES_MAX), 1000, "no slot reaches past the words");
-    assert_eq!((seen.consumed(), seen.closed(), seen.sleep()), (0, 0, 0));
-    assert_eq!(seen.released(), LEASES_MAX.into());
-    assert!(seen.claims().eq((0..CLAIMS_MAX).map(claimed)));
-    (0..CLAIMS_MAX).for_each(|slot| own.end_claim(slot));
-    assert_eq!((seen.claims().count(), seen.released()), (0, (LEASES_MAX + CLAIMS_MAX).into()));
-}
-
-#[test]
 fn a_page_says_on_which_cpu_its_side_ran_last() {
     let (own, seen) = sleeper();
     assert!(!seen.is_here(), "it has not said");
