@@ -26,7 +26,7 @@ const OPS: [&str; 9] = [
     "receives",
     "set-up",
 ];
-const SIZED_OPS: [&str; 3] = ["write", "pingpong", "pull"];
+const SIZED_OPS: [&str; 5] = ["write", "pingpong", "pull", "pull-by-handle", "pull-by-message"];
 const WAITS: [&str; 3] = ["sleep", "adaptive", "busy"];
 const FIELDS_OF_TEXT: [&str; 9] =
     ["fabric", "op", "mode", "wait", "validate", "source", "limit", "cpus", "ratio_of"];

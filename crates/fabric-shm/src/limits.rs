@@ -41,6 +41,10 @@ pub(super) const READS_MAX: u32 = 16;
 /// complete once it is posted.
 pub(super) const QUIET_MIN: u32 = 16;
 
+/// Descriptors that nobody waits for and that are executed without the peer being told, less one. A ring must have more
+/// room than that for quiet writes.
+pub(super) const UNREPORTED_MAX: u64 = QUIET_MIN as u64 / 2;
+
 /// The most slots of a ring.
 pub(super) const SLOTS_MAX: u32 = (DEPTH_MAX + READS_MAX + QUIET_MIN).next_power_of_two();
 

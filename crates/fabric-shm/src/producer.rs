@@ -209,12 +209,14 @@ impl Producer {
         if self.over.is_some() || !self.waiting.is_empty() || bytes.len() > INLINE_BYTES {
             return None;
         }
+        let promised = u64::from(connection.core.config().send_depth + READS_MAX);
+        let slots = u64::from(connection.own.slots());
+        let room = slots.saturating_sub(promised);
         // Looked at only when it matters: the peer writes that cache line.
-        if self.quiet >= u64::from(connection.own.slots() / 4) {
+        if self.quiet >= room.min(slots / 4) {
             self.forget_quiet(connection.peer.consumed());
         }
-        let promised = u64::from(connection.core.config().send_depth + READS_MAX);
-        if self.quiet + promised >= u64::from(connection.own.slots()) || !self.has_room(connection, 1) {
+        if self.quiet >= room || !self.has_room(connection, 1) {
             return None;
         }
         let known = connection.core.remote_regions();

@@ -19,7 +19,7 @@ use crate::{
     frame::Frame,
     helper::{HelpedCopy, Shared},
     import::ImportedBlock,
-    limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES},
+    limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES, UNREPORTED_MAX},
     loan::{Loan, Release},
     producer::Producer,
     reads::Answer,
@@ -149,7 +149,7 @@ impl Target {
     /// nothing is stored: each store would take the cache line from the peer, which looks at it.
     fn report(&mut self, connection: &Connection) {
         let unreported = self.head - self.reported;
-        if self.is_awaited || unreported >= u64::from(connection.peer.slots() / 8).max(1) {
+        if self.is_awaited || unreported >= UNREPORTED_MAX {
             connection.own.set_consumed(self.head);
             self.reported = self.head;
         }

@@ -21,7 +21,7 @@ use tokio::io::Interest;
 use super::{
     super::{
         driver::ShmDriven,
-        limits::CHUNK_BYTES,
+        limits::{CHUNK_BYTES, UNREPORTED_MAX},
         ring::{Descriptor, OwnPage, PeerPage, Source},
         sys,
     },
@@ -171,6 +171,31 @@ fn work_that_comes_while_the_driver_falls_asleep_is_not_overlooked() {
         assert!(hand.poll().is_pending());
         assert_eq!(hand.woken(), 1, "asleep over work");
         assert_eq!((sees.consumed(), victim.stats().arrivals), (1, 1));
+    });
+}
+
+#[test]
+fn what_nobody_waits_for_is_reported_late() {
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        let quiet = Descriptor { is_quiet: true, ..notification() };
+        for executed in 1..UNREPORTED_MAX {
+            rig.publish(&quiet);
+            rig.settle();
+            assert_eq!((rig.sees.consumed(), rig.victim.stats().arrivals), (0, executed));
+        }
+        rig.publish(&quiet);
+        rig.settle();
+        assert_eq!(rig.sees.consumed(), UNREPORTED_MAX, "the attacker may need the room");
+    });
+    on_a_runtime(|| {
+        let mut rig = Rig::new();
+        rig.publish(&Descriptor { is_quiet: true, ..notification() });
+        rig.settle();
+        assert_eq!(rig.sees.consumed(), 0);
+        rig.publish(&notification());
+        rig.settle();
+        assert_eq!(rig.sees.consumed(), 2, "the attacker may wait for the second");
     });
 }
 

@@ -197,6 +197,7 @@ macro_rules! contract_suite {
                     a_plain_write_is_visible_at_the_next_immediate,
                     immediates_arrive_in_posting_order,
                     a_notification_carries_no_bytes,
+                    posts_that_are_complete_at_once_find_room_while_the_peer_executes_them,
                     bytes_around_a_write_stay_untouched,
                     length_0,
                     length_1,

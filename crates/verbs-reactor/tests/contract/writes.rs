@@ -84,6 +84,24 @@ pub async fn a_notification_carries_no_bytes(setup: Setup, runtime: Arc<dyn Runt
     assert_eq!(pair.to_left.stats().bytes_received, 0);
 }
 
+pub async fn posts_that_are_complete_at_once_find_room_while_the_peer_executes_them(
+    setup: Setup,
+    runtime: Arc<dyn Runtime>,
+) {
+    // As many as leave the least room beside them where a ring has a power of two of slots.
+    let depths = QueuePairConfig { send_depth: 96, receive_depth: 64 };
+    let pair = Pair::with_depths(setup, runtime, depths).await;
+    for value in 0..1000 {
+        match pair.to_right.post_inline(&[], None, Some(Immediate(value))) {
+            Some(posted) => posted.unwrap(),
+            // A fabric that has no such posts.
+            None if value == 0 => return,
+            None => panic!("post {value} found no room, though the peer has executed all before it"),
+        }
+        assert_eq!(pair.arrival_at_right().await, (value, 0));
+    }
+}
+
 pub async fn bytes_around_a_write_stay_untouched(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
     for (offset, length) in [(0, 1), (1, 1), (7, 64), (63, 65), (100, 4096), (1, 300_001)] {
