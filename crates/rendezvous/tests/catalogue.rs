@@ -41,6 +41,8 @@ impl Two {
             if self.messages() == before {
                 return true;
             }
+            // The block that came with the answer is in the socket: the connection's task reads it in its next turn.
+            tokio::task::yield_now().await;
         }
         false
     }
