@@ -93,8 +93,10 @@ impl ShmDriven {
             edge.clear_ready();
         }
         match &self.process {
+            // Nobody ends the claims of a dead process: its page has them as they were.
             Some(process) if matches!(process.poll_read_ready(context), Poll::Ready(Ok(_))) => {
                 self.link.bury();
+                return Poll::Ready(());
             }
             _ => {
                 self.say_asleep(true);

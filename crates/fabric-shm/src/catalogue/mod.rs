@@ -67,7 +67,7 @@ const WORD_BYTES: usize = 8;
 const EMPTY: u64 = u64::MAX;
 
 /// A claim of the content `edition` of `cell`. Not 0, because the edition of a content is not.
-fn claim_of(cell: u32, edition: u64) -> u64 {
+pub(super) fn claim_of(cell: u32, edition: u64) -> u64 {
     edition.wrapping_mul(CELLS as u64) | (u64::from(cell) % CELLS as u64)
 }
 

@@ -2,7 +2,9 @@
 
 use std::{
     future::Future,
+    os::fd::OwnedFd,
     pin::Pin,
+    process::Command,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -11,15 +13,17 @@ use std::{
 };
 
 use futures::FutureExt as _;
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tensorwire_memory::{GrantEnd, GrantId, MemoryObserver, Pool, PoolConfig, Span};
 use tensorwire_verbs_reactor::{
-    Access, Driver, FabricError, Immediate, Link, Look, RegionGeneration, RegionId, RemoteRange,
-    RemoteRegion, Wait, WorkRequest,
+    Access, CELL_WORDS, Catalogue, CellContent, Driver, FabricError, Immediate, Link, Look, RegionGeneration,
+    RegionId, RemoteRange, RemoteRegion, Wait, WorkRequest,
 };
-use tokio::io::Interest;
+use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{
     super::{
+        catalogue::claim_of,
         driver::ShmDriven,
         limits::{CHUNK_BYTES, UNREPORTED_MAX},
         ring::{Descriptor, OwnPage, PeerPage, Source},
@@ -55,11 +59,19 @@ impl Hand {
     }
 
     fn with(rig: &Rig, wait: Wait, before_arming: Option<Box<dyn FnOnce() + Send>>) -> Self {
+        let mut driven = Self::driven(rig, None);
+        driven.before_arming = before_arming;
+        Self::of(rig, wait, driven)
+    }
+
+    fn driven(rig: &Rig, process: Option<AsyncFd<OwnedFd>>) -> ShmDriven {
         let bell = sys::watch(sys::eventfd().unwrap(), Interest::READABLE).unwrap();
+        ShmDriven::new(rig.link.clone(), bell, process)
+    }
+
+    fn of(rig: &Rig, wait: Wait, driven: ShmDriven) -> Self {
         let count = Arc::new(Count::default());
         let waker = Waker::from(count.clone());
-        let mut driven = ShmDriven::new(rig.link.clone(), bell, None);
-        driven.before_arming = before_arming;
         Self { driver: Box::pin(Driver::new(driven, rig.patience(wait))), count, waker }
     }
 
@@ -383,6 +395,31 @@ fn a_dropped_driver_ends_the_connection() {
         assert_ne!(rig.sees.closed(), 0);
         assert!(matches!(rig.victim.failure(), Some(FabricError::Closed)));
     });
+}
+
+/// What is readable once the peer's process is dead, when it is.
+async fn dead_process() -> AsyncFd<OwnedFd> {
+    let mut child = Command::new("true").spawn().unwrap();
+    let pid = Pid::from_child(&child);
+    let process = sys::watch(pidfd_open(pid, PidfdFlags::empty()).unwrap(), Interest::READABLE).unwrap();
+    drop(process.readable().await.unwrap());
+    child.wait().unwrap();
+    process
+}
+
+#[tokio::test]
+async fn d_a_claim_of_a_dead_process_holds_no_connection() {
+    let rig = Rig::new();
+    let catalogue = &rig.link.connection().catalogue;
+    let cell = catalogue.cell("w").unwrap();
+    let bytes = rig.pool.try_alloc(4096).unwrap().freeze();
+    drop(catalogue.write(cell, Some(CellContent { words: [0; CELL_WORDS], bytes })));
+    rig.page.claim(0, claim_of(cell.0, 2));
+    assert!(rig.link.is_viewed());
+    let mut hand = Hand::of(&rig, Wait::Sleep, Hand::driven(&rig, Some(dead_process().await)));
+    // The content is published still, so the claim is as good as ever.
+    assert_eq!(hand.poll(), Poll::Ready(()));
+    assert!(matches!(rig.victim.failure(), Some(FabricError::PeerLost { .. })));
 }
 
 /// Looks at the peer-visible `closed` word whenever memory comes back to the pool.
