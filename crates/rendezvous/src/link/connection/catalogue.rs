@@ -109,21 +109,11 @@ impl DataConnection {
     /// The published tensor, out of the peer's catalogue. `None` if the peer must be asked, which gives all errors.
     async fn look_up(&self, scope: Scope, name: Transfer<'_>, options: ReceiveOptions) -> Option<Found> {
         let peers = &**self.usable_catalogue(scope)?;
-        // A task that fetches in a loop must give way to others, as if it had waited for the peer.
-        tokio::task::coop::consume_budget().await;
         // Without a span: a fetch that asks the peer has its own.
         let reading = peers.find(name.key)?;
         let span = receive_span(name, self.kind);
-        let (version, metadata, bytes) = match in_cell(&reading).filter(|_| !self.is_over()) {
-            Some(bytes) => {
-                let (version, metadata) = catalogue::parse(&reading)?;
-                (version, metadata, bytes)
-            }
-            None => {
-                let found = self.found(peers, (name.key, reading), options.sharing);
-                found.instrument(span.clone()).await?
-            }
-        };
+        let found = self.found(peers, (name.key, reading), options.sharing);
+        let (version, metadata, bytes) = found.instrument(span.clone()).await?;
         self.meter.ended(&span, Ok(metadata.byte_length));
         Some((Tensor::received(metadata, bytes, None), self.version_of(scope, version)))
     }
@@ -140,7 +130,6 @@ impl DataConnection {
         target: &Target,
     ) -> Option<Result<FoundInto, WorkerError>> {
         let peers = &**self.usable_catalogue(scope)?;
-        tokio::task::coop::consume_budget().await;
         let reading = peers.find(name.key)?;
         let span = receive_span(name, self.kind);
         let filled = self.filled(peers, (name, reading), target).instrument(span.clone()).await?;
@@ -208,7 +197,9 @@ impl DataConnection {
         for _ in 0..COPIES {
             let reading = first.take().or_else(|| peers.find(name))?;
             let (version, metadata) = catalogue::parse(&reading)?;
+            let small = in_cell(&reading);
             let bytes = match usize::try_from(reading.length).ok()? {
+                _ if small.is_some() => small,
                 // If it cannot be viewed this way, the peer may lend it.
                 _ if sharing == Sharing::View => peers.view(&reading),
                 length if length >= COPY_BYTES_MAX => return None,
