@@ -20,8 +20,9 @@ step() {
     step_table+=$(printf '%5d s  %-46s %s' "$((SECONDS - begin))" "$name" "$result")$'\n'
 }
 
-# beside FUNCTION: begins the steps of FUNCTION in the background. Their output is shown when `join_steps` waits for them. Only for steps
-# that are all building or reading, in target directories of their own: what measures time runs alone.
+# beside FUNCTION: begins the steps of FUNCTION in the background, where they get a processor while nothing else wants it. Their output is
+# shown when `join_steps` waits for them. Only for steps that are all building or reading, in target directories of their own: what
+# measures time runs alone.
 beside() {
     beside_files=$(mktemp -d)
     (
@@ -33,6 +34,8 @@ beside() {
         echo "$steps_failed" >"$beside_files/failed"
     ) >"$beside_files/output" 2>&1 &
     beside_pid=$!
+    # What it starts inherits that.
+    chrt --idle --pid 0 "$beside_pid" >/dev/null || renice -n 19 -p "$beside_pid" >/dev/null
 }
 
 # join_steps: waits for the steps that `beside` began. If they did not come to their end, that is a failure.
