@@ -27,6 +27,8 @@ beside() {
     beside_files=$(mktemp -d)
     (
         trap - EXIT
+        # What this starts inherits it.
+        chrt --idle --pid 0 "$BASHPID" || renice -n 19 -p "$BASHPID"
         step_log=$beside_files/log step_table="" steps_failed=0
         : >"$step_log"
         "$@"
@@ -34,8 +36,6 @@ beside() {
         echo "$steps_failed" >"$beside_files/failed"
     ) >"$beside_files/output" 2>&1 &
     beside_pid=$!
-    # What it starts inherits that.
-    chrt --idle --pid 0 "$beside_pid" >/dev/null || renice -n 19 -p "$beside_pid" >/dev/null
 }
 
 # join_steps: waits for the steps that `beside` began. If they did not come to their end, that is a failure.
