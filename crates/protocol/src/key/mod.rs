@@ -3,7 +3,7 @@
 mod device;
 mod hasher;
 
-use std::{fmt, ops::Range, str::FromStr};
+use std::{fmt, ops::Range, str::FromStr, sync::Arc};
 
 pub use device::{DeviceName, InvalidDeviceName};
 pub(crate) use hasher::KeyHash;
@@ -37,8 +37,8 @@ pub struct Key {
     /// Source, incarnation, destination, edge, frame:iteration within `text`.
     parts: [Range<usize>; 5],
     incarnation: u64,
-    source: DeviceName,
-    destination: DeviceName,
+    /// Source and destination, which the keys of other edges share.
+    devices: Arc<(DeviceName, DeviceName)>,
 }
 
 /// The text is no key.
@@ -83,9 +83,8 @@ impl Key {
         let hexadecimal =
             incarnation.len() <= 16 && incarnation.bytes().all(|digit| digit.is_ascii_hexdigit());
         let incarnation = hexadecimal.then(|| u64::from_str_radix(incarnation, 16).ok())??;
-        let source = DeviceName::parse(source).ok()?;
-        let destination = DeviceName::parse(destination).ok()?;
-        Some(Self { text: text.to_owned(), parts, incarnation, source, destination })
+        let devices = (DeviceName::parse(source).ok()?, DeviceName::parse(destination).ok()?);
+        Some(Self { text: text.to_owned(), parts, incarnation, devices: Arc::new(devices) })
     }
 
     /// Makes a key from its parts.
@@ -109,7 +108,7 @@ impl Key {
 
     /// The source device. An empty one means this worker.
     pub fn source_device(&self) -> &DeviceName {
-        &self.source
+        &self.devices.0
     }
 
     /// The incarnation of the source that the key was made for.
@@ -124,7 +123,7 @@ impl Key {
 
     /// The destination device.
     pub fn destination_device(&self) -> &DeviceName {
-        &self.destination
+        &self.devices.1
     }
 
     /// The edge.
@@ -135,6 +134,35 @@ impl Key {
     /// `frame:iteration`, as written.
     pub fn frame_iteration(&self) -> &str {
         self.part(4)
+    }
+
+    /// The same key for another edge. Costs less than making it of its parts.
+    ///
+    /// # Errors
+    /// [`InvalidKey`] if `edge` is empty, or has a semicolon or a character that affects what shows it.
+    pub fn with_edge(&self, edge: &str) -> Result<Self, InvalidKey> {
+        let (before, after) = self.around_edge();
+        let text = [before, edge, after].concat();
+        if edge.is_empty() || edge.contains(';') || has_active(edge) {
+            return Err(InvalidKey(text));
+        }
+        let [source, incarnation, destination, _, frame_iteration] = self.parts.clone();
+        let edge = before.len()..before.len() + edge.len();
+        let frame_iteration = edge.end + 1..edge.end + 1 + frame_iteration.len();
+        let parts = [source, incarnation, destination, edge, frame_iteration];
+        Ok(Self { text, parts, incarnation: self.incarnation, devices: self.devices.clone() })
+    }
+
+    /// The key in `text`, if it has the text of this one but for the edge. Costs less than [`parse`](Self::parse).
+    pub fn parse_alike(&self, text: &str) -> Option<Self> {
+        let (before, after) = self.around_edge();
+        self.with_edge(text.strip_prefix(before)?.strip_suffix(after)?).ok()
+    }
+
+    /// The text before the edge, and after it.
+    fn around_edge(&self) -> (&str, &str) {
+        let [_, _, _, edge, _] = &self.parts;
+        (self.text.get(..edge.start).unwrap_or_default(), self.text.get(edge.end..).unwrap_or_default())
     }
 
     /// The same edge for another incarnation of the source.
@@ -149,8 +177,12 @@ impl Key {
         let mut text = String::with_capacity(self.text.len() + 2 * size_of::<u64>());
         text.push_str(self.source());
         text.push(';');
-        let digits = (0..u64::BITS).step_by(4).rev().map(|shift| (incarnation >> shift) as u32 & 0xf);
-        text.extend(digits.filter_map(|digit| char::from_digit(digit, 16)));
+        let mut digits = [b'0'; 2 * size_of::<u64>()];
+        for (digit, shift) in digits.iter_mut().rev().zip((0..).step_by(4)) {
+            let value = (incarnation >> shift) as u8 & 0xf;
+            *digit = if value < 10 { b'0' + value } else { b'a' + value - 10 };
+        }
+        text.push_str(str::from_utf8(&digits).unwrap_or_default());
         for part in [self.destination(), self.edge(), self.frame_iteration()] {
             text.push(';');
             text.push_str(part);
@@ -160,7 +192,9 @@ impl Key {
 
     /// The key without its incarnation, which is compared separately: `source;destination;edge;frame:iteration`.
     pub fn table_key(&self) -> String {
-        [self.source(), self.destination(), self.edge(), self.frame_iteration()].join(";")
+        let [source, incarnation, .., frame_iteration] = &self.parts;
+        let others = self.text.get(incarnation.end..frame_iteration.end);
+        [self.text.get(..source.end), others].map(Option::unwrap_or_default).concat()
     }
 }
 
@@ -355,6 +389,27 @@ mod tests {
     }
 
     #[test]
+    fn s2_2_a_key_of_another_edge_is_as_if_parsed() {
+        let key = Key::parse(&format!("{EXAMPLE};")).unwrap();
+        let other = key.with_edge("w").unwrap();
+        assert_eq!(other.as_str(), format!("{};", EXAMPLE.replace("var0", "w")));
+        assert_eq!((other.edge(), other.frame_iteration()), ("w", "0:0"));
+        for edge in ["", ";", "a;b", "a\nb"] {
+            assert!(key.with_edge(edge).is_err(), "{edge:?}");
+        }
+        let key = Key::parse(EXAMPLE).unwrap();
+        for text in [
+            "",
+            &EXAMPLE.replace("var0", ""),
+            &EXAMPLE.replace("var0", "a;b"),
+            &EXAMPLE.replace("1ed2", "1ed3"),
+            &EXAMPLE.replace("0:0", "0:1"),
+        ] {
+            assert_eq!(key.parse_alike(text), None, "{text}");
+        }
+    }
+
+    #[test]
     fn a_semicolon_inside_a_part_is_refused() {
         assert!(Key::builder().edge("a;b").build().is_err());
         assert!(Key::builder().build().is_err(), "no edge");
@@ -373,6 +428,9 @@ mod tests {
             prop_assert_eq!(again.edge(), &edge);
             prop_assert_eq!(again.source(), &source);
             prop_assert_eq!(again.frame_iteration(), format!("{frame}:{iteration}"));
+            let alike = key.with_edge("another").unwrap().parse_alike(key.as_str()).unwrap();
+            prop_assert_eq!(format!("{:?}", alike.parts), format!("{:?}", again.parts));
+            prop_assert_eq!((&alike.devices, alike.table_key()), (&again.devices, again.table_key()));
         }
 
         #[test]

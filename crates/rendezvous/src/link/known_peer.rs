@@ -4,12 +4,12 @@
 mod tests;
 
 use std::{
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard, OnceLock, PoisonError},
     time::Duration,
 };
 
 use arc_swap::ArcSwapOption;
-use tensorwire_protocol::{Code, Counters, Status};
+use tensorwire_protocol::{Code, Counters, Key, Status};
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{QueuePairStats, Runtime, timeout};
 use tokio::sync::Notify;
@@ -40,6 +40,9 @@ struct PeerRecord {
     state: Mutex<PeerState>,
     /// The connection in use, for callers that take no lock. Changed with the link, under the lock.
     in_use: ArcSwapOption<DataConnection>,
+    /// Keys of a value for the peer and of one from it, once users have sent and received by name. Other keys differ from
+    /// them in the edge alone.
+    keys: [OnceLock<Key>; 2],
     /// Notified when an attempt of the peer has ended.
     accepted: Notify,
 }
@@ -129,13 +132,18 @@ impl KnownPeer {
 
     fn of(name: &str, state: PeerState) -> Self {
         let (name, state) = (name.to_owned(), Mutex::new(state));
-        let in_use = ArcSwapOption::empty();
-        Self { inner: Arc::new(PeerRecord { name, state, in_use, accepted: Notify::new() }) }
+        let (in_use, keys) = (ArcSwapOption::empty(), Default::default());
+        Self { inner: Arc::new(PeerRecord { name, state, in_use, keys, accepted: Notify::new() }) }
     }
 
     /// The peer's worker name.
     pub(crate) fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// A key of a value for the peer, and one of a value from it, once there are some.
+    pub(crate) fn keys(&self) -> &[OnceLock<Key>; 2] {
+        &self.inner.keys
     }
 
     /// The address at which it was dialled, or on which it announced that it listens.

@@ -4,6 +4,7 @@ use std::{
     borrow::Cow,
     future::{IntoFuture, ready},
     pin::pin,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -19,6 +20,7 @@ use crate::{
         tensor::Tensor,
     },
     worker::{
+        Worker,
         metrics::Timed,
         peer::Peer,
         receive_into::{Filled, ReceiveIntoError},
@@ -353,8 +355,10 @@ impl StepTo<'_> {
     /// # Errors
     /// As [`Step::send`]; [`WorkerError::BadKey`] if the name is invalid.
     pub fn send(self, name: &str, tensor: Tensor) -> Result<(), WorkerError> {
-        let worker = &self.step.worker;
-        self.step.send(&worker.key(worker.name(), self.peer.name(), name)?, tensor)
+        let Self { step: Step { worker, .. }, peer } = self;
+        let [sent, _] = peer.known.keys();
+        let key = key_like(sent, (worker, peer), name, || worker.key(worker.name(), peer.name(), name))?;
+        self.step.send(&key, tensor)
     }
 }
 
@@ -390,7 +394,28 @@ impl<'a> StepFrom<'a> {
     }
 
     fn key(&self, name: &str) -> Result<Key, WorkerError> {
-        let worker = &self.step.worker;
-        worker.key(self.peer.name(), worker.name(), name)
+        let Self { step: Step { worker, .. }, peer } = self;
+        let [_, received] = peer.known.keys();
+        key_like(received, (worker, peer), name, || worker.key(peer.name(), worker.name(), name))
     }
+}
+
+/// The key of `name`: like one that was made before, `known` to the peer's worker, or else of its parts.
+fn key_like(
+    known: &OnceLock<Key>,
+    (worker, peer): (&Worker, &Peer),
+    name: &str,
+    of_parts: impl FnOnce() -> Result<Key, WorkerError>,
+) -> Result<Key, WorkerError> {
+    // A step of one worker may be used with a peer of another.
+    let is_of_worker = Arc::ptr_eq(&worker.node, &peer.worker.node);
+    if let Some(Ok(key)) = known.get().filter(|_| is_of_worker).map(|known| known.with_edge(name)) {
+        return Ok(key);
+    }
+    let key = of_parts()?;
+    if is_of_worker {
+        // Another call may have set one, which is as good.
+        let _ = known.set(key.clone());
+    }
+    Ok(key)
 }

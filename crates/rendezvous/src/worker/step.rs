@@ -339,11 +339,7 @@ impl Step {
         scope: Scope,
         how: Receiving<'_>,
     ) -> Result<HeldTensor, WorkerError> {
-        let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
-            key: key.to_string(),
-            problem: "its source names no worker: give job, replica and task".to_owned(),
-        })?;
-        let peer = self.worker.node.peer_by_name(&source)?;
+        let peer = self.source_of(key)?;
         let connected = self.worker.node.connected(&peer).await;
         let key = match (key.incarnation(), &connected) {
             (0, Ok(connection)) => Cow::Owned(key.text_with_incarnation(connection.peer_incarnation)),
@@ -364,6 +360,20 @@ impl Step {
             Receiving::Into(target) => connection.receive_into(scope, transfer, target).await,
         };
         held.map(HeldTensor::Peers)
+    }
+
+    /// The peer that `key` is received from.
+    fn source_of(&self, key: &Key) -> Result<KnownPeer, WorkerError> {
+        let node = &self.worker.node;
+        // Most sources are workers, not devices of theirs.
+        if let Some(peer) = node.known_peer(key.source()) {
+            return Ok(peer);
+        }
+        let source = key.source_device().worker().ok_or_else(|| WorkerError::BadKey {
+            key: key.to_string(),
+            problem: "its source names no worker: give job, replica and task".to_owned(),
+        })?;
+        node.peer_by_name(&source)
     }
 
     /// The step's queues, unless the step has ended.
