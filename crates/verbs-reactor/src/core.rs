@@ -61,7 +61,10 @@ pub trait ArrivalSink: Send + Sync + fmt::Debug + 'static {
     /// Any task that drives the queue pair may call this, and the fabric may hold the lock of its receiving side. So
     /// this must not wait for a lock that is held by a task which drives or closes the queue pair. It may post, poll
     /// operations and close.
-    fn arrived(&self, arrival: Arrival);
+    ///
+    /// Returns true if all that follows from the arrival is done, as for a request that was answered: then the driver
+    /// looks for the next one at once. After false it first lets other tasks run.
+    fn arrived(&self, arrival: Arrival) -> bool;
 }
 
 /// Slots, arrivals and failure of one queue pair. The fabric's [`Link`](crate::Link) reports to it; the user's
@@ -83,6 +86,8 @@ pub struct QueuePairCore {
     consumer: AtomicWaker,
     help: Help,
     counters: Counters,
+    /// Completions, and arrivals with which the sink was not done at once.
+    for_tasks: AtomicU64,
 }
 
 #[derive(Debug, Default)]
@@ -109,6 +114,7 @@ impl QueuePairCore {
             consumer: AtomicWaker::new(),
             help: Help::default(),
             counters: Counters::default(),
+            for_tasks: AtomicU64::new(0),
         }
     }
 
@@ -158,6 +164,7 @@ impl QueuePairCore {
         if result.is_ok() {
             self.count_sent(length);
         }
+        self.concerns_tasks();
         self.slots.complete(key, result);
     }
 
@@ -186,7 +193,9 @@ impl QueuePairCore {
             // Earlier arrivals that are queued go to the sink first.
             Some(sink) if self.arrivals_waiting() == 0 => {
                 add(&self.counters.arrivals, 1);
-                sink.arrived(arrival);
+                if !sink.arrived(arrival) {
+                    self.concerns_tasks();
+                }
                 Ok(())
             }
             _ => self.queue_arrival(arrival),
@@ -205,6 +214,7 @@ impl QueuePairCore {
             return Err(FabricError::ReceiverNotReady { kind, depth });
         }
         add(&self.counters.arrivals, 1);
+        self.concerns_tasks();
         let is_lost =
             tensorwire_testpoints::planted!("some arrivals wake no task") && self.stats().arrivals % 8 == 7;
         if !is_lost {
@@ -224,7 +234,10 @@ impl QueuePairCore {
         let Some(sink) = self.sink.get().filter(|_| self.arrivals_waiting() > 0 && !is_put_off()) else {
             return false;
         };
-        let has_more = self.arrivals.hand_on(self.config.receive_depth, |arrival| sink.arrived(arrival));
+        let has_more = self.arrivals.hand_on(self.config.receive_depth, |arrival| {
+            // Whoever passes it on lets other tasks run.
+            let _is_done = sink.arrived(arrival);
+        });
         if has_more == Some(true) {
             self.consumer.wake();
         }
@@ -234,6 +247,15 @@ impl QueuePairCore {
     /// The number of arrivals so far, taken or not.
     pub(crate) fn arrived(&self) -> u64 {
         self.counters.arrivals.load(Ordering::Relaxed)
+    }
+
+    /// A number that changes whenever something was found that a task may wait for.
+    pub(crate) fn for_tasks(&self) -> u64 {
+        self.for_tasks.load(Ordering::Relaxed)
+    }
+
+    fn concerns_tasks(&self) {
+        self.for_tasks.fetch_add(1, Ordering::Relaxed);
     }
 
     /// The number of arrivals that were not taken yet. Each still uses its receive.

@@ -2,7 +2,8 @@
 //! ([`Driven`]). [`Patience`] decides how long to look.
 //!
 //! The order is: look; after work, let the tasks that it woke run; settle what was deferred until then; look again,
-//! for as long as the fabric's [`Wait`](crate::Wait) allows; arm; look once more; sleep. Users' tasks look when they
+//! for as long as the fabric's [`Wait`](crate::Wait) allows; arm; look once more; sleep. Work that woke nobody, such as
+//! requests that were answered at once, is followed by the next look. Users' tasks look when they
 //! are polled, and completions and arrivals wake them. So the driver is needed only when all of them sleep.
 
 use std::{
@@ -18,6 +19,7 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::{
     Link, Look, QueuePairCore,
+    help::FINDS_MAX,
     wait::{Idle, Patience},
 };
 
@@ -65,6 +67,8 @@ pub struct Driver<D> {
     patience: Option<Patience>,
     /// The last values of [`Driven::finds`] and [`Help::finds`](crate::help::Help::finds).
     finds: (u64, u64),
+    /// The last value of [`QueuePairCore::for_tasks`].
+    for_tasks: u64,
     /// Work was found, and the tasks that it woke, or the tasks that those woke, may not have run yet.
     has_woken: bool,
     /// The runtime has many workers, so waking itself would let another worker steal this task.
@@ -86,19 +90,22 @@ impl<D: Driven> Driver<D> {
             driven,
             patience: Some(patience),
             finds: (0, 0),
+            for_tasks: 0,
             has_woken: false,
             many_workers: !matches!(flavor, Ok(RuntimeFlavor::CurrentThread)),
         }
     }
 
-    /// Ends the current wait if any task found work. Then allows or forbids waiting tasks to help.
-    fn learn(&mut self) {
+    /// Ends the current wait if any task found work. Then allows or forbids waiting tasks to help. Returns whether work
+    /// was found, and concerns no task.
+    fn learn(&mut self) -> bool {
         if self.driven.is_ending() {
             self.patience = None;
         }
-        let help = self.driven.core().help();
-        let finds = (self.driven.finds(), help.finds());
+        let core = self.driven.core();
+        let (finds, for_tasks) = ((self.driven.finds(), core.help().finds()), core.for_tasks());
         let (before, helped_before) = mem::replace(&mut self.finds, finds);
+        let concerns_nobody = mem::replace(&mut self.for_tasks, for_tasks) == for_tasks && finds.0 != before;
         if let Some(patience) = &mut self.patience {
             // Other tasks used the yielded turn for this connection.
             if finds.1 != helped_before {
@@ -107,8 +114,12 @@ impl<D: Driven> Driver<D> {
             if finds.0 != before {
                 patience.worked();
             }
+            if concerns_nobody {
+                patience.look_on();
+            }
         }
-        help.allow(!self.rests());
+        core.help().allow(!self.rests());
+        concerns_nobody
     }
 
     /// Whether the next wait begins with a sleep.
@@ -158,16 +169,21 @@ impl<D: Driven> Future for Driver<D> {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
         self.driven.begin(context);
         let mut look = self.driven.look(context);
-        self.learn();
+        let concerns_nobody = self.learn();
         let sleeps_at_once = self.rests() && self.driven.arms_at_once();
         if look == Look::Idle && mem::take(&mut self.has_woken) && !sleeps_at_once {
             // The second turn after work is for the tasks that the woken tasks woke.
             give_way(context);
             return Poll::Pending;
         }
-        if look == Look::Idle || look == Look::Worked && sleeps_at_once {
+        let mut goes_on = look == Look::Idle || look == Look::Worked && (sleeps_at_once || concerns_nobody);
+        for _ in 0..FINDS_MAX {
+            if !goes_on {
+                break;
+            }
             let Some(found) = self.wait(context) else { return Poll::Pending };
             look = found;
+            goes_on = look == Look::Worked && self.learn();
         }
         match look {
             // Armed. Other tasks may have deferred something since the first look.

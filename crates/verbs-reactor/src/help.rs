@@ -9,10 +9,10 @@ use std::sync::{
 use crate::look::{Look, Looks};
 
 /// How long a task looks, in [rounds](Looks) of about 2 µs.
-const ROUNDS: u32 = 5;
+pub(crate) const ROUNDS: u32 = 5;
 
 /// Consecutive finds after which the runtime's other tasks get a turn.
-const FINDS_MAX: u32 = 64;
+pub(crate) const FINDS_MAX: u32 = 64;
 
 /// State that a connection's driver and its helping tasks share. All of it is heuristic, so races between threads do
 /// no harm.

@@ -1,6 +1,7 @@
 //! How long to look for work before sleeping.
 
 use std::{
+    mem,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -8,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use crate::{Runtime, look::Looks};
+use crate::{Runtime, help::ROUNDS, look::Looks};
 
 /// How a fabric's drivers wait for work. Set when a fabric is made, for all its queue pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -109,6 +110,8 @@ pub struct Patience {
     spinner: Arc<Spinner>,
     clock: Arc<dyn Runtime>,
     looks: Looks,
+    /// How many rounds the driver looks before other tasks have their turn.
+    rounds: u32,
     /// The longest budget of this fabric's drivers.
     budget_max: Duration,
     /// See [`IDLE_GAP`].
@@ -137,6 +140,7 @@ impl Patience {
             spinner,
             clock,
             looks: Looks::LOADS,
+            rounds: 1,
             budget_max: BUDGET_MAX,
             idle_gap: IDLE_GAP,
             budget: Duration::ZERO,
@@ -198,7 +202,8 @@ impl Patience {
     /// Decides what to do when nothing was found. `has_work` is a cheap look. With `in_vain`, it cannot succeed before
     /// others have had this CPU: see [`Link::looks_in_vain`](crate::Link::looks_in_vain).
     pub fn idle(&mut self, in_vain: bool, has_work: impl Fn() -> bool) -> Idle {
-        match self.spinner.wait {
+        let wait = self.spinner.wait;
+        match wait {
             Wait::Sleep => Idle::Sleep,
             Wait::Busy if self.finds(&has_work) => Idle::Work,
             Wait::Busy => Idle::GiveWay,
@@ -236,9 +241,16 @@ impl Patience {
         late
     }
 
-    /// Looks for one round.
-    fn finds(&self, has_work: &impl Fn() -> bool) -> bool {
-        self.looks.find(1, || has_work().then_some(())).is_some()
+    /// What was found concerned no other task, so these need no turn so soon: the next look lasts as long as that of a task
+    /// which awaits the peer. That covers the time that a peer takes for its next request.
+    pub(crate) fn look_on(&mut self) {
+        self.rounds = ROUNDS;
+    }
+
+    /// Looks for one round, or for a few once.
+    fn finds(&mut self, has_work: &impl Fn() -> bool) -> bool {
+        let rounds = mem::replace(&mut self.rounds, 1);
+        self.looks.find(rounds, || has_work().then_some(())).is_some()
     }
 
     fn takes_turn(&mut self) -> bool {
@@ -256,7 +268,7 @@ impl Patience {
     }
 
     fn gives_turn_back(&mut self) {
-        if std::mem::take(&mut self.holds) {
+        if mem::take(&mut self.holds) {
             self.spinner.taken.store(false, Ordering::Release);
         }
     }
@@ -268,7 +280,7 @@ impl Patience {
         if self.spinner.wait != Wait::Adaptive {
             return;
         }
-        let slept = std::mem::take(&mut self.slept);
+        let slept = mem::take(&mut self.slept);
         let Some(since) = since else { return };
         let now = self.clock.now();
         if self.learn_from_turn(now) {

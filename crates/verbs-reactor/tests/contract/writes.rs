@@ -297,13 +297,14 @@ impl Answering {
 }
 
 impl ArrivalSink for Answering {
-    fn arrived(&self, arrival: Arrival) {
+    fn arrived(&self, arrival: Arrival) -> bool {
         let inside = self.inside.try_lock();
         let (value, _) = immediate(arrival);
         if value + self.step < ANSWERED {
             self.post(value + self.step);
         }
         let _test_is_over = self.seen.unbounded_send(inside.is_ok().then_some(value));
+        false
     }
 }
 

@@ -37,20 +37,22 @@ pub(crate) struct Arrivals(pub(crate) Weak<DataConnection>);
 impl ArrivalSink for Arrivals {
     /// Called while the lock of the fabric's receiving side is held. The order of locks is: that one, the protocol's,
     /// those of posting.
-    fn arrived(&self, arrival: Arrival) {
+    fn arrived(&self, arrival: Arrival) -> bool {
         let Some(connection) = self.0.upgrade().filter(|connection| connection.broken.get().is_none()) else {
-            return;
+            return false;
         };
-        if let Err(lost) = connection.take(arrival) {
+        connection.take(arrival).unwrap_or_else(|lost| {
             let _first = connection.broken.set(lost);
             connection.backlog.wake();
-        }
+            false
+        })
     }
 }
 
 impl DataConnection {
-    /// Passes one arrival to the protocol, and answers the requests in it.
-    fn take(&self, arrival: Arrival) -> Result<(), Lost> {
+    /// Passes one arrival to the protocol, and answers the requests in it. Returns whether there were some, and all are
+    /// answered.
+    fn take(&self, arrival: Arrival) -> Result<bool, Lost> {
         let taken = match arrival {
             Arrival::Immediate { immediate, length } => self.protocol.on_immediate(immediate.0, length),
             Arrival::Loan { immediate, buffer } => {
@@ -63,21 +65,25 @@ impl DataConnection {
             }
         };
         match taken {
-            Ok(requests) => requests.into_iter().flatten().for_each(|request| self.respond(request)),
+            Ok(None) => Ok(false),
+            Ok(Some(requests)) => {
+                let answered = requests.into_iter().map(|request| self.respond(request));
+                // Each is answered, also after one that is not.
+                Ok(answered.filter(|is_answered| !is_answered).count() == 0)
+            }
             Err(misbehaved) => {
                 if let Some(left_out) = self.meter.log.line(&self.values.peer) {
                     let peer = &self.values.peer;
                     log!(WARN, %peer, %misbehaved, left_out, "closing the connection of a misbehaving peer");
                 }
-                return Err(Lost::misbehaved(format!("the peer broke the protocol: {misbehaved}")));
+                Err(Lost::misbehaved(format!("the peer broke the protocol: {misbehaved}")))
             }
         }
-        Ok(())
     }
 
     /// Answers `request` here if its value is available and can be sent at once. Otherwise the task completes the
-    /// answer.
-    fn respond(&self, request: TensorRequest) {
+    /// answer. Returns whether it is answered.
+    fn respond(&self, request: TensorRequest) -> bool {
         let step = request.scope.step().map(|step| step.0);
         let span = send_span(&self.values.peer, &request.key, step, self.kind);
         let response = self.protocol.respond(request, &self.values).instrument(span);
@@ -87,10 +93,12 @@ impl DataConnection {
             tensorwire_testpoints::chance!("the first poll of an answer is left to the connection's task");
         // This poll needs no waker: if it is pending, the task polls again with its own.
         let mut nobody = Context::from_waker(Waker::noop());
-        if is_later || response.as_mut().poll(&mut nobody).is_pending() {
+        let is_pending = is_later || response.as_mut().poll(&mut nobody).is_pending();
+        if is_pending {
             // If the connection has ended, the answer is dropped.
             drop(self.backlog.add(response));
         }
+        !is_pending
     }
 }
 
