@@ -38,14 +38,12 @@ impl<C: Channel> Connection<C> {
             let taking = Pin::new(&mut take);
             let taken = response.unless_cancelled(taking).await;
             drop(take);
-            match taken {
-                Ok(Ok(taken)) => {
-                    let mut taken = TakenValue { source: Some(source), taken: Some(taken) };
-                    response.answer(&request, &mut taken).await;
-                }
-                Ok(Err(status)) => response.refuse(status).await,
-                Err(Ended) => {}
-            }
+            let mut taken = match taken {
+                Ok(Ok(taken)) => TakenValue { source: Some(source), taken: Some(taken) },
+                Ok(Err(status)) => return response.refuse(status).await,
+                Err(Ended) => return,
+            };
+            response.answer(&request, &mut taken).await;
         }
     }
 }

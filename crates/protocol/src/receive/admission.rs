@@ -15,12 +15,13 @@ use crate::{
     requests::{Landed, StepKey},
 };
 
-/// How a receive begins.
+/// How a receive begins. It gets a name before it is matched on: a `match` on what a call returns keeps all of that in the
+/// future until its last arm has ended.
 pub(super) enum Admission<'connection, C: Channel> {
     /// With a request of its own, which may be posted already, and what is known of the value.
     Request(Request<'connection, C>, Known, Option<Asked>),
-    /// Without a request: with the content of an earlier receive that was given up.
-    Kept(Arc<str>, Landed<C::Lent>),
+    /// Without a request: with the content of an earlier receive that was given up. Boxed, because it is rare and large.
+    Kept(Arc<str>, Box<Landed<C::Lent>>),
 }
 
 impl<C: Channel> Connection<C> {
@@ -130,7 +131,7 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
             tensorwire_testpoints::mark!("stashed content was delivered");
             // There may be room for a request now.
             self.leave_both(state);
-            return Poll::Ready(Ok(Admission::Kept(self.step_key.key.clone(), landed)));
+            return Poll::Ready(Ok(Admission::Kept(self.step_key.key.clone(), Box::new(landed))));
         }
         let may_ask = is_first && !state.requests.is_unresolved(&self.step_key);
         if may_ask && let Some(kept) = state.requests.kept_in_excess() {

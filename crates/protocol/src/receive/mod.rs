@@ -163,8 +163,9 @@ impl<C: Channel> Connection<C> {
         if has_active(key) {
             return Err(TransferError::KeyActive { shown: escaped(key).into_owned() });
         }
-        let (key, landed, version) = match self.admit(scope, key, allocator, options).await? {
-            Admission::Kept(key, landed) => (key, landed, None),
+        let admission = self.admit(scope, key, allocator, options).await?;
+        let (key, landed, version) = match admission {
+            Admission::Kept(key, landed) => (key, *landed, None),
             Admission::Request(mut request, Known { key, metadata }, asked) => {
                 let pulled = request.pull((scope, &key), metadata, asked, allocator, options).await;
                 match pulled {

@@ -100,15 +100,23 @@ impl DataConnection {
         name: Transfer<'_>,
         options: ReceiveOptions,
     ) -> Result<Found, WorkerError> {
-        match self.look_up(scope, name, options).await {
-            Some(found) => Ok(found),
-            None => self.receive(scope, name, options).await,
+        // Without a catalogue, no future is made to look into one: futures of this size cost time to make.
+        if let Some(peers) = self.usable_catalogue(scope)
+            && let Some(found) = self.look_up(&**peers, scope, name, options).await
+        {
+            return Ok(found);
         }
+        self.receive(scope, name, options).await
     }
 
     /// The published tensor, out of the peer's catalogue. `None` if the peer must be asked, which gives all errors.
-    async fn look_up(&self, scope: Scope, name: Transfer<'_>, options: ReceiveOptions) -> Option<Found> {
-        let peers = &**self.usable_catalogue(scope)?;
+    async fn look_up(
+        &self,
+        peers: &dyn PeerCatalogue,
+        scope: Scope,
+        name: Transfer<'_>,
+        options: ReceiveOptions,
+    ) -> Option<Found> {
         // Without a span: a fetch that asks the peer has its own.
         let reading = peers.find(name.key)?;
         let span = receive_span(name, self.kind);
