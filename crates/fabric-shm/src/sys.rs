@@ -51,6 +51,18 @@ pub(super) fn allocate(fd: BorrowedFd<'_>, length: usize) -> io::Result<()> {
     Ok(rustix::fs::fallocate(fd, FallocateFlags::empty(), 0, length as u64)?)
 }
 
+/// Gives a memfd its size, with zeros in every page. The peer checks for holes, and a page that is allocated and was never
+/// written counts as one until something touches it.
+pub(super) fn fill(fd: BorrowedFd<'_>, length: usize) -> io::Result<()> {
+    static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+    let mut filled = 0;
+    while filled < length {
+        let zeros = &ZEROS[..ZEROS.len().min(length - filled)];
+        filled += rustix::io::retry_on_intr(|| rustix::io::pwrite(fd, zeros, filled as u64))?;
+    }
+    Ok(())
+}
+
 /// Adds [`SEALS`].
 pub(super) fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(fd, SEALS)?)

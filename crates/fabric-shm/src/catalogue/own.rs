@@ -90,10 +90,9 @@ impl OwnCatalogue {
     /// Makes, maps and seals an empty catalogue, of which a process may view so much.
     pub(crate) fn new(caps: LeaseCaps) -> io::Result<Self> {
         let fd = sys::memfd(c"tensorwire-catalogue")?;
-        sys::allocate(fd.as_fd(), CATALOGUE_BYTES)?;
+        // Most pages are never used, so they are not mapped here: that would take longer than making them.
+        sys::fill(fd.as_fd(), CATALOGUE_BYTES)?;
         let mapping = Mapping::new(fd.as_fd(), CATALOGUE_BYTES, true)?;
-        // The peer checks for holes, and pages that were never touched would count as holes.
-        mapping.populate(0, CATALOGUE_BYTES)?;
         sys::seal(fd.as_fd())?;
         let cells = Cells { mapping };
         cells.header(VIEWS_AT).store(caps.leases.into(), Ordering::Relaxed);
