@@ -35,10 +35,15 @@ pub(crate) struct Pools {
     observer: Option<Arc<dyn MemoryObserver>>,
 }
 
-const SMALL_BLOCK_BYTES: usize = 1 << 20;
+/// Block size of the pools for messages and their rings. A new worker's first connection waits for such a block, of which
+/// the system makes some 2 GB in a second.
+const SMALL_BLOCK_BYTES: usize = 256 << 10;
 
 /// Block size of a ring pool for one connection.
 const RING_BLOCK_BYTES: usize = 64 << 10;
+
+/// Block size of a bounce pool.
+const BOUNCE_BLOCK_BYTES: usize = 1 << 20;
 
 impl Pools {
     pub(crate) fn new(
@@ -66,7 +71,7 @@ impl Pools {
 
     /// A bounce pool for one connection.
     pub(crate) fn bounce(&self) -> Result<Pool, MemoryError> {
-        let block = self.caps.block_bytes.min(SMALL_BLOCK_BYTES);
+        let block = self.caps.block_bytes.min(BOUNCE_BLOCK_BYTES);
         new_pool("bounce", self.caps.bounce_bytes, block, self.observer.as_ref())
     }
 }
