@@ -86,7 +86,8 @@ pub struct QueuePairCore {
     consumer: AtomicWaker,
     help: Help,
     counters: Counters,
-    /// Completions, and arrivals with which the sink was not done at once.
+    /// Completions, and arrivals with which the sink was not done at once. Two threads may count one together: the number still
+    /// changes.
     for_tasks: AtomicU64,
 }
 
@@ -255,7 +256,7 @@ impl QueuePairCore {
     }
 
     fn concerns_tasks(&self) {
-        self.for_tasks.fetch_add(1, Ordering::Relaxed);
+        add(&self.for_tasks, 1);
     }
 
     /// The number of arrivals that were not taken yet. Each still uses its receive.
