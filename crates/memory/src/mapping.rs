@@ -111,8 +111,8 @@ impl Mapping {
     /// The mapping is as before then.
     ///
     /// # Aborts
-    /// If the kernel fails to replace the pages: it may have unmapped them already, and readers would read whatever is
-    /// mapped there next.
+    /// If the kernel fails to replace the pages, although it has just moved the copy in the same way: it may have unmapped
+    /// them already, and readers would read whatever is mapped there next.
     pub fn detach(&self) -> Result<Option<Lease>, MemoryError> {
         let mut held = self.lease();
         if let (Some(pages), Some(lease)) = (&self.pages, &*held) {

@@ -59,6 +59,9 @@ impl Pages {
         }
         // SAFETY: `other` is our own mapping, and no reference to it is left.
         unsafe { rustix::mm::mprotect(from.cast(), length, MprotectFlags::READ) }?;
+        // What the kernel refuses, such as one mapping too many, it refuses here as well, where nothing is lost.
+        let other = other.moved_to(reserve(length)?)?;
+        let from = other.base.as_ptr();
         // SAFETY: both ranges are whole mappings of ours. The kernel replaces this one's pages under its own lock, and the
         // caller gives the same bytes, so slices of this mapping stay what they are. A call that fails may have unmapped
         // this mapping's pages already, under those slices; it ends the process, so that nobody reads them.
@@ -69,6 +72,21 @@ impl Pages {
         }
         std::mem::forget(other);
         Ok(())
+    }
+
+    /// Moves these pages to the address space `target`, which is as long and has no memory.
+    fn moved_to(self, target: Self) -> io::Result<Self> {
+        let (from, length, to) = (self.base.as_ptr(), self.length, target.base.as_ptr());
+        // SAFETY: both ranges are whole mappings of ours, and no reference to either is left.
+        let moved =
+            unsafe { rustix::mm::mremap_fixed(from.cast(), length, length, MremapFlags::MAYMOVE, to.cast()) };
+        if let Err(error) = moved {
+            // The kernel may have unmapped it, and another thread may have got its addresses.
+            std::mem::forget(target);
+            return Err(error.into());
+        }
+        std::mem::forget(self);
+        Ok(target)
     }
 
     /// Maps `length` bytes of `fd`, at a multiple of `alignment`.

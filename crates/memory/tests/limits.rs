@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use tensorwire_memory::{Limit, MemoryError, Pool, PoolConfig};
+use tensorwire_memory::{Limit, Mapping, MemoryError, Pool, PoolConfig};
 
 const CHILD: &str = "TENSORWIRE_LIMITS_CHILD";
 const BLOCK: usize = 1 << 20;
@@ -146,4 +146,41 @@ fn locked_memory_is_named_where_mappings_are_locked() {
         return;
     }
     expect_limit(&pool(), BLOCK, Limit::LockedMemory, 64 << 10, "ulimit -l");
+}
+
+/// One page more, which the kernel merges with no other; `None` where the process has as many mappings as it may.
+fn one_mapping(number: usize) -> Option<*mut libc::c_void> {
+    let protection = if number.is_multiple_of(2) { libc::PROT_READ } else { libc::PROT_NONE };
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a fresh mapping at the kernel's choice.
+    let place = unsafe { libc::mmap(std::ptr::null_mut(), 4096, protection, flags, -1, 0) };
+    (place != libc::MAP_FAILED).then_some(place)
+}
+
+#[test]
+fn s5_a_mapped_file_is_replaced_whole_or_not_at_all_where_there_are_too_many_mappings() {
+    if !is_child("s5_a_mapped_file_is_replaced_whole_or_not_at_all_where_there_are_too_many_mappings") {
+        return;
+    }
+    // The kernel's default is 65,530; some systems have no bound that a process reaches.
+    if Limit::Mappings.value().is_none_or(|most| most > 1 << 20) {
+        eprintln!("skipped: vm.max_map_count is too large to be reached");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("file");
+    let content: Vec<u8> = (0..100_000_u32).map(|index| (index % 251) as u8).collect();
+    std::fs::write(&path, &content).unwrap();
+    let mapping = Mapping::leased(&File::open(&path).unwrap()).unwrap();
+    let mut filling: Vec<_> = (0..).map_while(one_mapping).collect();
+    let refused = std::iter::from_fn(|| {
+        let refused = mapping.detach().err()?;
+        assert!(mapping.bytes() == content, "{refused}");
+        // SAFETY: this is one of the mappings above, and nobody reads it.
+        assert_eq!(unsafe { libc::munmap(filling.pop()?, 4096) }, 0);
+        Some(refused.to_string())
+    });
+    let refused: Vec<_> = refused.take(100).collect();
+    assert!(refused.iter().any(|refused| refused.contains("mremap")), "{refused:?}");
+    assert!(refused.len() < 100 && mapping.bytes() == content, "{refused:?}");
 }
