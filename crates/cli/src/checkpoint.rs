@@ -27,6 +27,11 @@ pub(crate) enum CheckpointError {
          {HEADER_BYTES_MAX}: it is no safetensors file, or it is truncated"
     )]
     HeaderLength { path: PathBuf, claimed: u64, file: u64 },
+    #[error(
+        "{path}: it has {file} bytes, fewer than the {PREFIX_BYTES} of the header's length: it is no safetensors file, or \
+         it is truncated"
+    )]
+    TooShort { path: PathBuf, file: u64 },
     #[error("{path}: the header is not valid: {source}; write the file again with a safetensors library")]
     Header { path: PathBuf, source: SafeTensorError },
     #[error("{path}: the header is not UTF-8: it is no safetensors file")]
@@ -88,7 +93,7 @@ impl Checkpoint {
         let path = || path.to_owned();
         let io = |source| CheckpointError::Io { path: path(), source };
         if file_bytes < PREFIX_BYTES as u64 {
-            return Err(CheckpointError::HeaderLength { path: path(), claimed: 0, file: file_bytes });
+            return Err(CheckpointError::TooShort { path: path(), file: file_bytes });
         }
         let mut prefix = [0; PREFIX_BYTES];
         file.read_exact_at(&mut prefix, 0).map_err(io)?;
@@ -179,7 +184,8 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("short");
         fs::write(&path, b"abc").unwrap();
-        assert!(matches!(Checkpoint::open(&path, false), Err(CheckpointError::HeaderLength { .. })));
+        let error = Checkpoint::open(&path, false).unwrap_err();
+        assert!(matches!(error, CheckpointError::TooShort { file: 3, .. }), "{error}");
         let error = Checkpoint::open(&file(&directory, 4, b"\xff\xfe\xfd\xfc"), false).unwrap_err();
         assert!(matches!(error, CheckpointError::HeaderText { .. }), "{error}");
         let error = Checkpoint::open(&file(&directory, 4, b"[]  "), false).unwrap_err();

@@ -378,6 +378,7 @@ fn output_that_cannot_be_written_is_an_error_that_names_it() {
     let server = Server::start(&small_checkpoint(directory.path()), &[]);
     let output = fail(&["pull", &server.address, "-o", "/nonexistent/file"]);
     assert!(output.contains("/nonexistent/file"), "{output}");
+    assert!(!output.contains(".pull."), "a name that the user did not give: {output}");
 }
 
 /// A pull with so many rounds that it runs until it is killed; returns once the first round is done.

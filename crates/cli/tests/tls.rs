@@ -44,12 +44,13 @@ fn e_a_server_and_a_client_prove_themselves_by_certificates() {
     assert!(output.contains("signed by no CA that is trusted here"), "{output}");
     let output = fail(&["pull", &address]);
     assert!(
-        output.contains("speaks TLS, and this worker does not") && output.contains("--tls-cert"),
+        output.contains("speaks TLS, and this worker does not") && output.contains("(--tls-cert)"),
         "{output}"
     );
     let other = member(here, &authority, "/job:worker/replica:0/task:0", "other");
     let output = fail(&with(&["pull", &address, "--tls-names", "any-member"], &other));
     assert!(output.contains("refuses this one"), "{output}");
+    assert!(output.contains("--tls-names any-member") && !output.contains("tls_names"), "{output}");
 }
 
 #[test]

@@ -12,8 +12,9 @@ use std::fmt;
 ///
 /// const KIND: FabricKind = FabricKind::new("ucx");
 /// assert_eq!(KIND.to_string(), "ucx");
+/// assert_eq!(format!("{:?}", Some(KIND)), "Some(ucx)");
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FabricKind(&'static str);
 
 impl FabricKind {
@@ -34,6 +35,13 @@ impl FabricKind {
     /// The name.
     pub const fn name(self) -> &'static str {
         self.0
+    }
+}
+
+/// The name, as in [`Display`](fmt::Display): the whole value, and short where a program prints it.
+impl fmt::Debug for FabricKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

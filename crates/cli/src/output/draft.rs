@@ -134,6 +134,8 @@ fn begin(directory: &Path, mode: u32) -> io::Result<Unfinished> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(directory, flags, Mode::from_raw_mode(mode)) {
         Ok(descriptor) => Ok(Unfinished::Unnamed(File::from(descriptor))),
+        // A file with a name could not be made there either, and that error would show its name.
+        Err(error @ (Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::ROFS)) => Err(error.into()),
         // The file system or the kernel does not support files without a name.
         Err(_) => {
             hidden().permissions(Permissions::from_mode(mode)).tempfile_in(directory).map(Unfinished::Named)

@@ -273,6 +273,9 @@ fn s5_nothing_that_a_member_says_acts_on_the_terminal_or_log_of_a_server() {
     server.0.kill().unwrap();
     let log = log.join().unwrap();
     assert_harmless("any deed", &log);
+    // Messages of statuses are escaped before the log quotes them, which would escape a part of them too.
+    let quoted = SHOWN.replace('\\', r"\\");
+    assert_eq!(log.matches(&format!("sent a goodbye: Internal: {quoted}")).count(), 3, "{log}");
     // Some fields of the log are in quotes, with backslashes doubled.
     assert_eq!(log.replace(r"\\", r"\").matches(SHOWN).count(), DEEDS.len(), "{log}");
 }

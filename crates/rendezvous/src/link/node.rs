@@ -16,6 +16,7 @@ use crate::{
         ControlPlane, Secret,
         cluster::{ClusterSpec, normalise},
         handshake::Introduction,
+        host_and_port,
     },
     error::WorkerError,
     link::{
@@ -123,16 +124,16 @@ impl Node {
         if address == self.address || self.cluster.address(&self.name) == Some(&address) {
             return true;
         }
-        let (Ok(own), Some((host, port))) = (self.address.parse::<SocketAddr>(), address.rsplit_once(':'))
+        let (Ok(own), Ok((host, port))) = (self.address.parse::<SocketAddr>(), host_and_port(&address))
         else {
             return false;
         };
         let is_everywhere = own.ip().is_unspecified();
-        let is_own_host = match host.trim_matches(['[', ']']).parse::<IpAddr>() {
+        let is_own_host = match host.parse::<IpAddr>() {
             Ok(ip) => ip == own.ip() || is_everywhere && ip.is_loopback(),
             Err(_) => host == "localhost" && (is_everywhere || own.ip().is_loopback()),
         };
-        is_own_host && port.parse() == Ok(own.port())
+        is_own_host && port == own.port()
     }
 
     /// The peer with this name, if it is known or in the cluster.

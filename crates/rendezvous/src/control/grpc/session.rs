@@ -370,3 +370,15 @@ impl fmt::Debug for GrpcReceiver {
         f.debug_struct("GrpcReceiver").field("end", &*self.end.borrow()).finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn s5_what_a_peer_says_in_a_status_of_grpc_is_escaped() {
+        let said = Status::unavailable("x\u{1b}[2J\nFORGED\u{202e}");
+        assert_eq!(causes(&said), r"x\u{1b}[2J\nFORGED\u{202e}");
+        assert!(lost_text(&said).ends_with(r": x\u{1b}[2J\nFORGED\u{202e}"));
+    }
+}
