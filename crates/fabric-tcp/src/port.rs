@@ -90,9 +90,12 @@ impl DataPort {
             log!(DEBUG, "a data connection with a wrong or used token was closed");
             return Err(&counters.bad_tokens);
         };
-        if waiting.send(Visitor { stream, nonce: hello.nonce }).is_ok() {
+        // Counted first: whoever has the stream finds it counted.
+        if !waiting.is_canceled() {
             count(&counters.handed_over);
         }
+        // One that gave up meanwhile needs no stream.
+        drop(waiting.send(Visitor { stream, nonce: hello.nonce }));
         Ok(())
     }
 
