@@ -111,12 +111,11 @@ impl From<WorkerError> for Failure {
 }
 
 /// Names of settings in errors of the library, and the corresponding options of the command line.
-const OPTIONS: [(&str, &str); 9] = [
+const OPTIONS: [(&str, &str); 8] = [
     ("require = `", "--fabric = `"),
     ("the setting `liveness`", "--liveness"),
     ("; or allow others with the setting `fabrics`", "; or take another with --fabric"),
     ("the setting `fabrics`", "--fabric"),
-    ("the setting `tls`, --tls-cert", "--tls-cert"),
     ("the setting `tls`", "--tls-cert"),
     ("`tls_names` at AnyMember", "--tls-names any-member"),
     (", or allow unencrypted tensors with the setting `require_encryption` at false", ""),

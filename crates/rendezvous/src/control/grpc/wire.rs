@@ -161,7 +161,7 @@ impl AsyncRead for Wire {
         let checked = if this.inner.was_first(read) && read.first().is_some_and(|byte| begins_tls(*byte)) {
             Err(this.trouble.note(
                 "the peer speaks TLS, and this worker does not: give it a TLS identity of the same CA \
-                 (the setting `tls`, --tls-cert)",
+                 (the setting `tls`)",
             ))
         } else {
             let counted = this.traffic.received(read);
