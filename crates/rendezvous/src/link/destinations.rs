@@ -109,7 +109,7 @@ impl Room {
 
     /// Grants it; `region` is the region of the exposed memory.
     pub(crate) fn lend(self, region: RemoteRegion, has_slot: bool) -> (Lent, Destination) {
-        let granted = self.exposed.grant();
+        let granted = Box::new(self.exposed.grant());
         let (region, generation) = (region.region.0, region.generation.0);
         let offset = granted.offset() as u64;
         let capacity = granted.length().saturating_sub(if has_slot { RESULT_SLOT } else { 0 }) as u64;
@@ -117,7 +117,7 @@ impl Room {
         let result = has_slot.then_some(slot);
         let destination = Destination { region, generation, offset, capacity, result };
         let lent = match self.private {
-            Some(private) => Lent::Bouncing { exposed: granted, private, has_slot },
+            Some(private) => Lent::Bouncing { exposed: granted, private: Box::new(private), has_slot },
             None => Lent::Granted { granted, has_slot },
         };
         (lent, destination)

@@ -12,7 +12,7 @@ use crate::link::import::{PIECE_BYTES, others_turn};
 pub(crate) const RESULT_SLOT: usize = RESULT_SLOT_BYTES as usize;
 
 /// Ends the grant for the reason `end`, and returns the memory.
-pub(crate) fn ended(lent: Granted, end: LentEnd) -> Option<BufMut> {
+pub(crate) fn ended(lent: Box<Granted>, end: LentEnd) -> Option<BufMut> {
     let why = match end {
         LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
         LentEnd::ErrorStatus => GrantEnd::ErrorStatus,
@@ -27,20 +27,21 @@ pub(crate) fn ended(lent: Granted, end: LentEnd) -> Option<BufMut> {
     taken.inspect_err(|error| log!(WARN, %error, "granted memory could not be reclaimed")).ok()
 }
 
-/// The memory of a received value.
+/// The memory of a received value. Every receive moves room for it several times, also one of a value that comes inside a
+/// message, so what is large is boxed.
 #[derive(Debug)]
 pub(crate) enum Lent {
     /// Local memory that the peer may write.
     Granted {
-        granted: Granted,
+        granted: Box<Granted>,
         /// The last bytes are a result slot.
         has_slot: bool,
     },
     /// Local memory of a bounce pool, which the peer can write at any time.
     Bouncing {
-        exposed: Granted,
+        exposed: Box<Granted>,
         /// At least as long; no peer can write it. The content is copied here before it is used.
-        private: BufMut,
+        private: Box<BufMut>,
         /// The last bytes of both are a result slot.
         has_slot: bool,
     },
@@ -56,7 +57,7 @@ pub(crate) enum Lent {
 impl Lent {
     /// A message ring or the record slots.
     pub(crate) fn ring(granted: Granted) -> Self {
-        Self::Granted { granted, has_slot: false }
+        Self::Granted { granted: Box::new(granted), has_slot: false }
     }
 
     /// A view of the peer's memory, or other bytes that no peer can write.
@@ -109,7 +110,7 @@ impl Lent {
         *self = match std::mem::replace(self, here) {
             Self::Bouncing { exposed, private, has_slot } => {
                 drop(ended(exposed, LentEnd::Content));
-                Self::Granted { granted: private.grant(), has_slot }
+                Self::Granted { granted: Box::new(private.grant()), has_slot }
             }
             other => other,
         };

@@ -256,7 +256,7 @@ impl Allocator for TargetAllocator<'_> {
             Lent::Bouncing { exposed, private, .. } if state.lent == Some(exposed.id()) => {
                 state.lent = None;
                 drop(ended(exposed, end));
-                state.buffer = Some(private);
+                state.buffer = Some(*private);
                 None
             }
             other => Some(other),
@@ -271,7 +271,7 @@ impl Allocator for TargetAllocator<'_> {
         let own = if self.target.fits(metadata) && !self.is_validated { self.target.take() } else { None };
         let Some(mut buffer) = own else { return self.receive.copy_eager(metadata, content) };
         copy_bytes(&mut buffer, content, CopyReason::Eager);
-        Lent::Granted { granted: buffer.grant(), has_slot: false }
+        Lent::Granted { granted: Box::new(buffer.grant()), has_slot: false }
     }
 
     async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
