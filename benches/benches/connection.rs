@@ -227,9 +227,11 @@ impl Pair {
         loop {
             let Some((immediate, length)) = lock(end).arrivals.pop_front() else { return };
             self.arrivals += 1;
-            let requests = connection.on_immediate(immediate, length).expect("a peer that keeps the rules");
-            for request in requests.into_iter().flatten() {
-                let response = connection.respond(request, &source);
+            let mut requests = Vec::new();
+            let taken = connection.on_immediate(immediate, length, |request| requests.push(request));
+            taken.expect("a peer that keeps the rules");
+            for request in requests {
+                let response = connection.respond(request, &source).run();
                 self.tasks.push(Box::pin(async move {
                     response.await;
                     false

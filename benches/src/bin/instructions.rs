@@ -6,8 +6,9 @@
 
 #![allow(clippy::expect_used)] // a case that cannot run stops, and the check with it
 
-use std::pin::Pin;
+use std::{future::IntoFuture, pin::Pin};
 
+use futures::stream::{FuturesUnordered, StreamExt};
 use tensorwire::{FabricKind, Peer, Step, Tensor, Wait, Worker};
 use tokio::runtime::Runtime;
 
@@ -29,6 +30,9 @@ const WARM_UP: usize = 200;
 
 /// Operations that are counted. What a runtime does once in 61 turns, and what grows once in a while, is spread over them.
 const OPERATIONS: usize = 2_000;
+
+/// Pulls that are outstanding at once. Divides the numbers of operations.
+const OUTSTANDING: usize = 50;
 
 /// The counted operations: valgrind counts from here to the return, on this thread.
 #[inline(never)]
@@ -65,6 +69,17 @@ impl Pair {
         for _ in 0..count {
             let pulled = self.to_server.fetch(name).await.expect("a pull");
             assert_eq!(pulled.bytes().len(), bytes);
+        }
+    }
+
+    /// Pulls of a published value, [`OUTSTANDING`] at a time.
+    async fn pull_many(&self, name: &str, bytes: usize, count: usize) {
+        for _ in 0..count / OUTSTANDING {
+            let pulls = (0..OUTSTANDING).map(|_| self.to_server.fetch(name).into_future());
+            let mut pulls: FuturesUnordered<_> = pulls.collect();
+            while let Some(pulled) = pulls.next().await {
+                assert_eq!(pulled.expect("a pull").bytes().len(), bytes);
+            }
         }
     }
 
@@ -107,5 +122,6 @@ fn main() {
     runtime.block_on(shm.shutdown());
     let tcp = runtime.block_on(Pair::over(FabricKind::TCP));
     case(&runtime, "tcp, 8 B", |count| tcp.pull(FOUND, 8, count));
+    case(&runtime, "tcp, 8 B, 50 outstanding", |count| tcp.pull_many(FOUND, 8, count));
     runtime.block_on(tcp.shutdown());
 }

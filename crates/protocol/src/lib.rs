@@ -53,12 +53,13 @@ pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError, WireError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
-    Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Requested, ResultSlot, Scope, Sharing,
-    StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
+    Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, ResultSlot, Scope, Sharing, StepId,
+    TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
 };
 pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
 pub use metadata_cache::MetadataCache;
 pub use receive::{ReceiveOptions, Received, ReceivedGuard};
 pub use request_index::RequestIndex;
+pub use respond::Answer;
 pub use status::{Code, Status};
 pub use validation::{Checksums, Damage, Validation};

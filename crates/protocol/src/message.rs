@@ -203,34 +203,3 @@ impl Message {
         }
     }
 }
-
-/// The requests that came in one message: at least one, in the sender's order.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Requested {
-    first: TensorRequest,
-    others: Vec<TensorRequest>,
-}
-
-impl Requested {
-    /// `None` when there are none.
-    pub(crate) fn several(requests: Vec<TensorRequest>) -> Option<Self> {
-        let mut requests = requests.into_iter();
-        let first = requests.next()?;
-        Some(Self { first, others: requests.collect() })
-    }
-}
-
-impl From<TensorRequest> for Requested {
-    fn from(first: TensorRequest) -> Self {
-        Self { first, others: Vec::new() }
-    }
-}
-
-impl IntoIterator for Requested {
-    type Item = TensorRequest;
-    type IntoIter = std::iter::Chain<std::iter::Once<TensorRequest>, std::vec::IntoIter<TensorRequest>>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        std::iter::once(self.first).chain(self.others)
-    }
-}

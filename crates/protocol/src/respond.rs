@@ -1,15 +1,16 @@
 //! The sending side of a transfer.
 
 use std::{
+    fmt,
     future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::Arc,
-    task::{Poll, Waker},
+    task::{Context, Poll, Waker},
 };
 
 use crate::{
     Channel, Checksums, Code, Connection, Destination, EagerContent, ErrorStatus, Message, MetaDataResponse,
-    Metadata, RequestIndex, Source, Status, TensorRequest, Value, VersionNotice, Want,
+    Metadata, RequestIndex, Source, Status, TensorRequest, Value, VersionNotice, Want, connection::State,
     responses::ResponseState, validation::encode_result, wire,
 };
 
@@ -17,33 +18,73 @@ use crate::{
 struct Ended;
 
 impl<C: Channel> Connection<C> {
-    /// Answers `request`, which [`on_immediate`](Self::on_immediate) returned. The request is registered with the source
-    /// when this call returns, so that requests are served in the order of these calls. The returned future does the rest
-    /// and must be run, for instance by spawning it.
+    /// Registers `request`, which [`on_immediate`](Self::on_immediate) returned, with the source, so that requests are
+    /// served in the order of these calls.
     ///
     /// # Cancel safety
-    /// Dropping the future puts a value that was not written back and answers the request with CANCELLED. If
+    /// Dropping the answer or its future puts a value that was not written back and answers the request with CANCELLED. If
     /// the content is being written, the write goes on and counts among the contents under way until the
     /// connection ends.
     pub fn respond<S: Source<Bytes = C::Bytes> + 'static>(
         self: &Arc<Self>,
         request: TensorRequest,
         source: &Arc<S>,
-    ) -> impl Future<Output = ()> + Send + 'static + use<C, S> {
-        let mut take = source.take(request.scope, &request.key);
-        let mut response = Response { connection: self.clone(), index: request.index, is_closed: false };
-        let source = source.clone();
+    ) -> Answer<C, S, impl Future<Output = Result<S::Taken, Status>> + Send + Unpin + 'static + use<C, S>>
+    {
+        let take = source.take(request.scope, &request.key);
+        let response = Response { connection: self.clone(), index: request.index, is_closed: false };
+        Answer { response, request, source: source.clone(), take, taken: None }
+    }
+}
+
+/// The answer to one request. [`send_now`](Self::send_now) may send it; otherwise [`run`](Self::run) does.
+pub struct Answer<C: Channel, S: Source, T> {
+    response: Response<C>,
+    request: TensorRequest,
+    source: Arc<S>,
+    take: T,
+    /// What `take` gave.
+    taken: Option<Result<TakenValue<S>, Status>>,
+}
+
+impl<C: Channel, S: Source, T> fmt::Debug for Answer<C, S, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Answer").field("request", &self.request).finish_non_exhaustive()
+    }
+}
+
+impl<C: Channel, S: Source<Bytes = C::Bytes>, T: Future<Output = Result<S::Taken, Status>> + Unpin>
+    Answer<C, S, T>
+{
+    /// Sends the value if the source has it now, it can travel inside a message, and the message can be posted now. Returns
+    /// whether the request is answered. Call it once.
+    pub fn send_now(&mut self) -> bool {
+        let mut nobody = Context::from_waker(Waker::noop());
+        let Poll::Ready(taken) = Pin::new(&mut self.take).poll(&mut nobody) else { return false };
+        let source = Some(self.source.clone());
+        let taken = self.taken.insert(taken.map(|taken| TakenValue { source, taken: Some(taken) }));
+        let Ok(taken) = taken else { return false };
+        self.response.answer_now(&self.request, taken)
+    }
+
+    /// Sends the value when the source has it, or why it cannot be sent. The future must be run, for instance by spawning
+    /// it.
+    pub fn run(self) -> impl Future<Output = ()> + use<C, S, T> {
+        let Self { mut response, request, source, mut take, taken } = self;
         // A block, because a function would store its parameters twice.
         async move {
-            let taking = Pin::new(&mut take);
-            let taken = response.unless_cancelled(taking).await;
-            drop(take);
-            let mut taken = match taken {
-                Ok(Ok(taken)) => TakenValue { source: Some(source), taken: Some(taken) },
-                Ok(Err(status)) => return response.refuse(status).await,
-                Err(Ended) => return,
+            let taken = match taken {
+                Some(taken) => taken,
+                None => match response.unless_cancelled(Pin::new(&mut take)).await {
+                    Ok(taken) => taken.map(|taken| TakenValue { source: Some(source), taken: Some(taken) }),
+                    Err(Ended) => return,
+                },
             };
-            response.answer(&request, &mut taken).await;
+            drop(take);
+            match taken {
+                Ok(mut taken) => response.answer(&request, &mut taken).await,
+                Err(status) => response.refuse(status).await,
+            }
         }
     }
 }
@@ -65,6 +106,44 @@ struct Response<C: Channel> {
 }
 
 impl<C: Channel> Response<C> {
+    /// Sends a value that can travel inside a message, if the message can be posted now. Returns whether the request is
+    /// answered.
+    fn answer_now<S: Source<Bytes = C::Bytes>>(
+        &mut self,
+        request: &TensorRequest,
+        taken: &mut TakenValue<S>,
+    ) -> bool {
+        if request.scope.is_versioned() || self.connection.agreed().validation.is_on() {
+            return false;
+        }
+        let Some(Value { metadata, bytes }) = taken.value() else { return false };
+        let is_fit = check_value(&metadata, bytes.is_some()).is_ok();
+        if !is_fit || self.is_written(request, &metadata) || !self.is_eager(&metadata) {
+            return false;
+        }
+        let (index, length) = (self.index, metadata.byte_length);
+        let Some(message) = self.eager_message(metadata, bytes, None) else { return false };
+        match self.connection.send_now(&message, |state| state.sent_eagerly(index, length)) {
+            Some(Ok(())) => {
+                self.end_with(taken);
+                true
+            }
+            // The connection is over: the value goes back.
+            Some(Err(_)) => true,
+            None => false,
+        }
+    }
+
+    /// Whether the value has known metadata and a destination, or needs none.
+    fn is_written(&self, request: &TensorRequest, metadata: &Metadata) -> bool {
+        let may_be = match request.want {
+            Want::Write(_) => true,
+            Want::View => metadata.byte_length == 0,
+            Want::Eager => false,
+        };
+        may_be && !self.connection.agreed().tells_first() && request.known.contains(metadata)
+    }
+
     /// Sends the value, or why it cannot be sent.
     async fn answer<S: Source<Bytes = C::Bytes>>(
         &mut self,
@@ -165,27 +244,44 @@ impl<C: Channel> Response<C> {
         taken: &mut TakenValue<S>,
     ) {
         let (index, length) = (self.index, metadata.byte_length);
-        let bytes = bytes.filter(|_| length > 0);
-        let content =
-            bytes.map_or_else(EagerContent::new, |bytes| self.connection.channel().copy_out(&bytes));
-        if content.len() as u64 != length {
+        let Some(message) = self.eager_message(metadata, bytes, checksum) else {
             taken.put_back();
             return self.refuse(Status::new(Code::Internal, "the sender's value has too few bytes")).await;
-        }
-        let content = Some(content);
-        let response = MetaDataResponse { index, metadata, content, loan_follows: false, checksum };
-        let message = Message::MetaDataResponse(response);
-        let sent = self.connection.send(&message, |state| {
-            state.counters.eager_sent += 1;
-            state.counters.eager_bytes_sent += length;
-            state.count_written(index);
-            let _ = state.responses.close(index, true);
-        });
+        };
+        let sent = self.connection.send(&message, |state| state.sent_eagerly(index, length));
         let sent = self.unless_cancelled(pin!(sent)).await;
         if let Ok(Ok(())) = sent {
-            self.is_closed = true;
-            taken.keep();
+            self.end_with(taken);
         }
+    }
+
+    /// META_DATA_RESPONSE with the content. `None` if there are fewer bytes than the metadata says.
+    fn eager_message(
+        &self,
+        metadata: Metadata,
+        bytes: Option<C::Bytes>,
+        checksum: Option<u64>,
+    ) -> Option<Message> {
+        let bytes = bytes.filter(|_| metadata.byte_length > 0);
+        let content =
+            bytes.map_or_else(EagerContent::new, |bytes| self.connection.channel().copy_out(&bytes));
+        let content = Some(content).filter(|content| content.len() as u64 == metadata.byte_length);
+        let index = self.index;
+        content.is_some().then(|| {
+            Message::MetaDataResponse(MetaDataResponse {
+                index,
+                metadata,
+                content,
+                loan_follows: false,
+                checksum,
+            })
+        })
+    }
+
+    /// The request is answered: the value is the peer's.
+    fn end_with<S: Source>(&mut self, taken: &mut TakenValue<S>) {
+        self.is_closed = true;
+        taken.keep();
     }
 
     /// Sends META_DATA_RESPONSE, which either asks for TENSOR_RE_REQUEST or announces a loan.
@@ -374,6 +470,17 @@ impl<C: Channel> Response<C> {
         drop(state);
         drop(replaced);
         if is_over { Err(Ended) } else { Ok(standing) }
+    }
+}
+
+impl<L> State<L> {
+    /// A content of `length` bytes was posted inside the answer to request `index`.
+    fn sent_eagerly(&mut self, index: RequestIndex, length: u64) {
+        self.counters.eager_sent += 1;
+        self.counters.eager_bytes_sent += length;
+        self.count_written(index);
+        // The task of the response is running, so it need not be woken.
+        let _ = self.responses.close(index, true);
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 use super::{Connection, State};
 use crate::{
     Agreed, Channel, ChannelError, Destination, LentEnd, Message, MetaDataResponse, Mode, PeerMisbehaved,
-    RecordSlot, Requested, TensorRequest, Want,
+    RecordSlot, TensorRequest, Want,
     credit::{Counts, RingConsumer},
     names::NameTable,
     requests::Arrived,
@@ -71,8 +71,12 @@ impl<C: Channel> Connection<C> {
     /// carries the new counts.
     ///
     /// `written` bytes were written last: the whole record, or what of it lies at the start of the ring.
-    pub(super) fn on_message(&self, written: u64) -> Result<Option<Requested>, ArrivalError> {
-        let Some(mut state) = self.lock_open() else { return Ok(None) };
+    pub(super) fn on_message(
+        &self,
+        written: u64,
+        requested: impl FnMut(TensorRequest),
+    ) -> Result<(), ArrivalError> {
+        let Some(mut state) = self.lock_open() else { return Ok(()) };
         let (length, counts, record) = self.next_record(&mut state, written)?;
         match self.agreed.mode {
             Mode::Original => self.acknowledge(&mut state)?,
@@ -84,12 +88,9 @@ impl<C: Channel> Connection<C> {
                 state.counters.received.count(&message);
                 state.counters.message_bytes_received += u64::from(length);
                 self.return_if_due(&mut state)?;
-                self.act(state, message)
+                self.act(state, message, requested)
             }
-            Record::Control(control) => {
-                self.on_control(state, control)?;
-                Ok(None)
-            }
+            Record::Control(control) => self.on_control(state, control),
         }
     }
 
@@ -259,12 +260,14 @@ impl<C: Channel> Connection<C> {
         &self,
         mut state: MutexGuard<'_, State<C::Lent>>,
         message: Message,
-    ) -> Result<Option<Requested>, ArrivalError> {
+        mut requested: impl FnMut(TensorRequest),
+    ) -> Result<(), ArrivalError> {
         let arrived = match message {
             Message::TensorRequest(request) => {
                 self.take_request(&mut state, &request)?;
                 self.settle(state, None, None);
-                return Ok(Some(request.into()));
+                requested(request);
+                return Ok(());
             }
             Message::TensorRequests(requests) => {
                 tensorwire_testpoints::mark!("several keys in one message");
@@ -272,19 +275,20 @@ impl<C: Channel> Connection<C> {
                     self.take_request(&mut state, request)?;
                 }
                 self.settle(state, None, None);
-                return Ok(Requested::several(requests));
+                requests.into_iter().for_each(requested);
+                return Ok(());
             }
             Message::TensorReRequest(request) => {
                 self.check_result_slot(request.destination)?;
                 let woken = state.responses.re_request(request.index, request.destination)?;
                 state.counters.ignored += u64::from(woken.is_none());
                 self.settle(state, woken.flatten(), None);
-                return Ok(None);
+                return Ok(());
             }
             Message::Cancel(index) => {
                 let woken = state.responses.cancel(index)?;
                 self.settle(state, woken, None);
-                return Ok(None);
+                return Ok(());
             }
             Message::MetaDataResponse(response) => self.take_meta_data_response(&mut state, response)?,
             Message::ErrorStatus(error) => state.requests.error_status(error.index, error.status)?,
@@ -292,6 +296,6 @@ impl<C: Channel> Connection<C> {
             Message::Version(notice) => state.requests.version_came(notice)?,
         };
         self.settle_arrival(state, arrived);
-        Ok(None)
+        Ok(())
     }
 }

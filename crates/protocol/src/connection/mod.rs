@@ -25,7 +25,7 @@ use turn::WaitQueue;
 
 use crate::{
     Agreed, Channel, ChannelError, Counters, LentEnd, MetadataCache, Mode, Parameters, PeerMisbehaved,
-    RequestIndex, Requested, StepId,
+    RequestIndex, StepId, TensorRequest,
     credit::{Flow, contents_max},
     limits::{KNOWN_METADATA_MAX, METADATA_CACHE_MAX},
     names::{NameForm, Names},
@@ -125,6 +125,12 @@ impl<L> State<L> {
         queue.first().filter(|_| is_open).cloned()
     }
 
+    /// The first of each line, if there may be something for it. `None` if nobody is in line, which is mostly so.
+    fn next_in_lines(&self) -> Option<[Option<Waker>; 3]> {
+        let is_empty = self.messages.is_empty() && self.entries.is_empty() && self.contents.is_empty();
+        (!is_empty).then(|| Turnstile::ALL.map(|turnstile| self.next_in_line(turnstile)))
+    }
+
     /// The bytes of the content of request `index` may be reused. Gives the waker of its response.
     pub(crate) fn end_content(&mut self, index: RequestIndex) -> Option<Waker> {
         self.contents_in_flight -= 1;
@@ -217,22 +223,27 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Takes in one arrival: its immediate, and the bytes written by the (logical) write that it ended. Call
-    /// it for every arrival, in order, from any task. The requests that come of it must be given to
-    /// [`respond`](Self::respond), in order, before the next arrival is taken in.
+    /// it for every arrival, in order, from any task. `requested` is called for each request that comes of it, in order and
+    /// without a lock. It must give them to [`respond`](Self::respond) before the next arrival is taken in.
     ///
     /// # Errors
     /// [`PeerMisbehaved`]: the peer broke a rule. The connection has [failed](Self::fail) then; later arrivals
     /// are ignored.
-    pub fn on_immediate(&self, immediate: u32, length: u64) -> Result<Option<Requested>, PeerMisbehaved> {
+    pub fn on_immediate(
+        &self,
+        immediate: u32,
+        length: u64,
+        requested: impl FnMut(TensorRequest),
+    ) -> Result<(), PeerMisbehaved> {
         let result = match immediate {
-            MESSAGE_IMMEDIATE => self.on_message(length),
-            ACKNOWLEDGEMENT_IMMEDIATE => self.on_return(length).map(|()| None),
+            MESSAGE_IMMEDIATE => self.on_message(length, requested),
+            ACKNOWLEDGEMENT_IMMEDIATE => self.on_return(length),
             _ => match RequestIndex::of_immediate(immediate) {
-                None => self.lock_open().map_or(Ok(None), |_| Err(PeerMisbehaved::ReservedImmediate.into())),
-                Some((index, which)) => self.on_content(index, which, length).map(|()| None),
+                None => self.lock_open().map_or(Ok(()), |_| Err(PeerMisbehaved::ReservedImmediate.into())),
+                Some((index, which)) => self.on_content(index, which, length),
             },
         };
-        result.or_else(|stop| self.stopped(stop).map(|()| None))
+        result.or_else(|stop| self.stopped(stop))
     }
 
     /// Takes in a loan of the peer's, in order with the other arrivals: its immediate, its length in bytes, and the
@@ -368,11 +379,11 @@ impl<C: Channel> Connection<C> {
         wake: Option<Waker>,
         returned: Option<(C::Lent, LentEnd)>,
     ) {
-        let line = Turnstile::ALL.map(|turnstile| state.next_in_line(turnstile));
+        let line = state.next_in_lines();
         let keeper = state.keeper_with_work();
         drop(state);
-        let woken = [wake, keeper].into_iter().chain(line);
-        woken.flatten().for_each(Waker::wake);
+        wake.into_iter().chain(keeper).for_each(Waker::wake);
+        line.into_iter().flatten().flatten().for_each(Waker::wake);
         if let Some((lent, end)) = returned {
             self.channel.take_back(lent, end);
         }

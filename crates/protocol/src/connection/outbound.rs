@@ -68,6 +68,20 @@ impl<C: Channel> Connection<C> {
         self.over_if_failed(sent.await?)
     }
 
+    /// As [`send`](Self::send), without waiting: `None` if it is not the message's turn, or credits or ring do not allow it.
+    pub(crate) fn send_now(
+        &self,
+        message: &Message,
+        posted: impl FnOnce(&mut State<C::Lent>),
+    ) -> Option<Result<(), ChannelError>> {
+        let sent = self.turn_now(Turnstile::Messages, |state| {
+            let result = self.try_post(state, message)?;
+            posted(state);
+            Some(result)
+        })?;
+        Some(sent.and_then(|posted| self.over_if_failed(posted)))
+    }
+
     /// Posts `message` if credits and ring allow it now; else asks the peer for them.
     pub(crate) fn try_post(
         &self,

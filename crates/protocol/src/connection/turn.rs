@@ -51,6 +51,10 @@ impl WaitQueue {
         self.waiting.keys().copied()
     }
 
+    pub(super) fn is_empty(&self) -> bool {
+        self.waiting.is_empty()
+    }
+
     pub(super) fn first(&self) -> Option<&Waker> {
         self.waiting.first_key_value().map(|(_, waker)| waker)
     }
@@ -122,6 +126,26 @@ impl<C: Channel> Connection<C> {
             Poll::Pending
         })
         .await
+    }
+
+    /// As [`turn`](Self::turn), without waiting: `None` if it is not the caller's turn now, or `attempt` gives nothing.
+    pub(crate) fn turn_now<T>(
+        &self,
+        turnstile: Turnstile,
+        attempt: impl FnOnce(&mut State<C::Lent>) -> Option<T>,
+    ) -> Option<Result<T, ChannelError>> {
+        let mut state = self.lock();
+        if let Err(over) = state.failure() {
+            return Some(Err(over));
+        }
+        let asked = self.post_before(turnstile, &mut state);
+        let is_turn = state.queue(turnstile).is_turn(None);
+        let value = if is_turn { attempt(&mut state) } else { None };
+        let settled = self.settle_posted(state, asked, None, value.is_some());
+        match (settled, value) {
+            (Err(over), _) => Some(Err(over)),
+            (Ok(()), value) => value.map(Ok),
+        }
     }
 
     /// Posts the requests that are before a message in line, whose futures may not have been polled.

@@ -174,7 +174,7 @@ impl<C: Channel> Connection<C> {
                 }
             }
         };
-        let received = Received { version, ..handed_out(scope, &key, landed, allocator) };
+        let received = handed_out((scope, &key), landed, version, allocator);
         if received.is_valid::<C>() {
             return Ok(received);
         }
@@ -216,9 +216,9 @@ impl<C: Channel> Connection<C> {
 
 /// A value that has arrived, for its receive: with a copy of its content if that came inside a message.
 fn handed_out<A: Allocator>(
-    scope: Scope,
-    key: &Arc<str>,
+    (scope, key): (Scope, &Arc<str>),
     landed: Landed<A::Lent>,
+    version: Option<u64>,
     allocator: &A,
 ) -> Received<A::Lent> {
     let Landed { number, metadata, content, check } = landed;
@@ -228,7 +228,7 @@ fn handed_out<A: Allocator>(
         Content::Lent(lent) => Some(lent),
         Content::Eager(bytes) => Some(allocator.copy_eager(&metadata, &bytes)),
     };
-    Received { metadata, lent, checksums: None, version: None, origin, check }
+    Received { metadata, lent, checksums: None, version, origin, check }
 }
 
 /// Those of the `known` metadata that the receive accepts.
@@ -320,7 +320,8 @@ impl<'connection, C: Channel> Request<'connection, C> {
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
         let Asked { want, mut first } = match asked {
             Some(asked) => asked,
-            None => self.ask((scope, key), known.clone(), allocator, options).await?,
+            // Boxed, because otherwise the future of every receive has room for this one.
+            None => Box::pin(self.ask((scope, key), known.clone(), allocator, options)).await?,
         };
         loop {
             let (reply, unneeded) = self.reply(scope, mem::replace(&mut first, FirstPoll::Asks)).await?;

@@ -484,9 +484,8 @@ impl<L> Requests<L> {
         if tensorwire_testpoints::planted!("a receive's memory is freed while the peer may write it") {
             entry.end.get_or_insert(LentEnd::CancelAck);
         }
-        let step_key = entry.step_key_to_keep();
-        let given = if step_key.is_some() { entry.given.take() } else { None };
-        let content = if step_key.is_some() { entry.take_content() } else { None };
+        let wake = self.hold_contents(index);
+        let Some(entry) = self.entry(index) else { return Released { own, wake } };
         entry.reply = None;
         let is_returning = entry.has_unwanted();
         entry.is_returning = is_returning;
@@ -498,8 +497,16 @@ impl<L> Requests<L> {
         }
         self.queue_released(index.slot(), is_returning, is_owed);
         self.free_finished(index.slot());
-        let keep = |landed: Option<Landed<L>>| self.stash_or_give(step_key.clone()?, landed?);
-        Released { own, wake: [given, content].map(keep) }
+        Released { own, wake }
+    }
+
+    /// Passes on the contents of a receive of a step that was given up. Most have none.
+    fn hold_contents(&mut self, index: RequestIndex) -> [Option<Waker>; 2] {
+        let entry = self.entry(index).filter(|entry| entry.given.is_some() || entry.reply.is_some());
+        let Some(entry) = entry else { return [None, None] };
+        let Some(step_key) = entry.step_key_to_keep() else { return [None, None] };
+        let (given, content) = (entry.given.take(), entry.take_content());
+        [given, content].map(|landed| self.stash_or_give(step_key.clone(), landed?))
     }
 
     fn queue_released(&mut self, slot: usize, is_returning: bool, is_owed: bool) {

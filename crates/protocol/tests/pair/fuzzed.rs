@@ -197,9 +197,10 @@ impl Rig {
 
     /// An arrival may break a rule; requests that come of it are answered.
     fn take_in(&mut self, immediate: u32, length: u64) {
-        let taken = self.connection.on_immediate(immediate, length);
-        for request in taken.ok().flatten().into_iter().flatten() {
-            self.tasks.spawn(self.connection.respond(request, &self.source));
+        let mut requests = Vec::new();
+        let _broken_rule = self.connection.on_immediate(immediate, length, |request| requests.push(request));
+        for request in requests {
+            self.tasks.spawn(self.connection.respond(request, &self.source).run());
         }
     }
 

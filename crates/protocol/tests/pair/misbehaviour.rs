@@ -261,8 +261,8 @@ fn doubled_answers_before_the_receive_has_run_are_ignored() {
     let mut lone = Lone::new(small());
     let handle = lone.receive(STEP, "k");
     assert_eq!(lone.message(&meta_data_response(0, bytes_of(0))), Ok(None));
-    assert_eq!(lone.connection.on_immediate(0, 0), Ok(None));
-    assert_eq!(lone.connection.on_immediate(0, 0), Ok(None));
+    assert_eq!(lone.taken_in(0, 0), Ok(None));
+    assert_eq!(lone.taken_in(0, 0), Ok(None));
     assert_eq!(lone.message_before_tasks_run(&error_status(0)), Ok(None));
     assert_eq!(lone.message_before_tasks_run(&meta_data_response(0, bytes_of(1))), Ok(None));
     assert_eq!(lone.connection.counters().ignored, 3);

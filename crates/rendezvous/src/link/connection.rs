@@ -6,7 +6,6 @@ pub(crate) mod driver;
 pub(crate) mod fabric_channel;
 
 use std::{
-    pin::pin,
     sync::{Arc, OnceLock, PoisonError},
     time::Duration,
 };
@@ -246,10 +245,15 @@ impl DataConnection {
         let may_view = self.queue_pair.capabilities().lend && !self.allocator.enclosure.is_bouncing();
         let sharing = if may_view { options.sharing } else { Sharing::Copy };
         let options = ReceiveOptions { sharing, ..options };
-        let receive = self.protocol.receive_with(scope, name.key, &self.allocator, options);
-        let mut receive = pin!(receive.instrument(receive_span(name, self.kind)));
-        let received = receive.as_mut().await.map_err(|error| self.transfer_error(name, error));
-        self.meter.ended(receive.span(), received.as_ref().map(|received| received.metadata.byte_length));
+        let receive = || self.protocol.receive_with(scope, name.key, &self.allocator, options);
+        let span = receive_span(name, self.kind);
+        let received = if span.is_disabled() {
+            receive().await
+        } else {
+            Box::pin(receive().instrument(span.clone())).await
+        };
+        let received = received.map_err(|error| self.transfer_error(name, error));
+        self.meter.ended(&span, received.as_ref().map(|received| received.metadata.byte_length));
         received
     }
 

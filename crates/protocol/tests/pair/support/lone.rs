@@ -155,6 +155,19 @@ impl Lone {
         self.taken
     }
 
+    /// An arrival is taken in; the first request that comes of it.
+    pub(crate) fn taken_in(
+        &self,
+        immediate: u32,
+        length: u64,
+    ) -> Result<Option<TensorRequest>, PeerMisbehaved> {
+        let mut first = None;
+        self.connection.on_immediate(immediate, length, |request| {
+            first.get_or_insert(request);
+        })?;
+        Ok(first)
+    }
+
     /// Everything the script has posted is taken in; the last result.
     pub(crate) fn arrive(&mut self) -> Result<Option<TensorRequest>, PeerMisbehaved> {
         let mut last = Ok(None);
@@ -163,8 +176,7 @@ impl Lone {
             self.wire.complete(Side::B);
         }
         while let Some(arrival) = self.wire.take(Side::A) {
-            let taken = self.connection.on_immediate(arrival.immediate, arrival.length);
-            last = taken.map(|requests| requests.and_then(|requests| requests.into_iter().next()));
+            last = self.taken_in(arrival.immediate, arrival.length);
         }
         last
     }
@@ -243,7 +255,7 @@ impl Lone {
 
     /// The script notifies `immediate`; `length` is what the fabric reports as written.
     pub(crate) fn immediate(&mut self, immediate: u32, length: u64) -> Result<(), PeerMisbehaved> {
-        let result = self.connection.on_immediate(immediate, length);
+        let result = self.taken_in(immediate, length);
         self.tasks.run();
         assert!(!matches!(result, Ok(Some(_))));
         result.map(|_| ())
@@ -258,7 +270,7 @@ impl Lone {
     pub(crate) fn request_without_acknowledging(&mut self, request: TensorRequest) {
         let message = Message::TensorRequest(request);
         let request = self.message_without_acknowledging(&message).unwrap().unwrap();
-        let response = self.connection.respond(request, &self.source);
+        let response = self.connection.respond(request, &self.source).run();
         self.tasks.spawn(response);
         self.tasks.run();
     }
@@ -271,7 +283,7 @@ impl Lone {
         self.connection.drain().into_iter().for_each(Lent::end_drained);
         assert_eq!((self.memory.lent(), self.memory.leaked()), (0, 0));
         let ignored = self.connection.counters().ignored;
-        assert_eq!(self.connection.on_immediate(MESSAGE_IMMEDIATE, 0), Ok(None));
+        assert_eq!(self.taken_in(MESSAGE_IMMEDIATE, 0), Ok(None));
         assert_eq!(self.connection.counters().ignored, ignored + 1);
     }
 }

@@ -139,26 +139,25 @@ impl Pair {
     /// The oldest arrival of `side` is taken in; false without one.
     pub(crate) fn take(&mut self, side: Side) -> bool {
         let Some(arrival) = self.wire.take(side) else { return false };
-        let end = self.end(side);
+        let (end, mut requests) = (self.end(side), Vec::new());
         let taken = match arrival.loan {
             Some(bytes) => {
                 let view = end.memory.view(bytes);
-                end.connection.on_loan(arrival.immediate, arrival.length, view).map(|()| None)
+                end.connection.on_loan(arrival.immediate, arrival.length, view)
             }
-            None => end.connection.on_immediate(arrival.immediate, arrival.length),
+            None => end
+                .connection
+                .on_immediate(arrival.immediate, arrival.length, |request| requests.push(request)),
         };
-        match taken {
-            Ok(None) => {}
-            Ok(Some(requests)) => {
-                for request in requests {
-                    let end = self.end(side);
-                    end.requests.push(request.clone());
-                    let response = end.connection.respond(request, &end.source);
-                    let task = self.tasks.spawn(response).task;
-                    self.end(side).responses.push(task);
-                }
-            }
-            Err(rule) => end.misbehaviour = Some(rule),
+        if let Err(rule) = taken {
+            end.misbehaviour = Some(rule);
+        }
+        for request in requests {
+            let end = self.end(side);
+            end.requests.push(request.clone());
+            let response = end.connection.respond(request, &end.source).run();
+            let task = self.tasks.spawn(response).task;
+            self.end(side).responses.push(task);
         }
         true
     }

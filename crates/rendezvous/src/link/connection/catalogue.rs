@@ -100,9 +100,10 @@ impl DataConnection {
         name: Transfer<'_>,
         options: ReceiveOptions,
     ) -> Result<Found, WorkerError> {
-        // Without a catalogue, no future is made to look into one: futures of this size cost time to make.
         if let Some(peers) = self.usable_catalogue(scope)
-            && let Some(found) = self.look_up(&**peers, scope, name, options).await
+            && let Some(reading) = peers.find(name.key)
+            // Boxed, because otherwise the future of every fetch has room for this one.
+            && let Some(found) = Box::pin(self.look_up((&**peers, reading), scope, name, options)).await
         {
             return Ok(found);
         }
@@ -112,13 +113,11 @@ impl DataConnection {
     /// The published tensor, out of the peer's catalogue. `None` if the peer must be asked, which gives all errors.
     async fn look_up(
         &self,
-        peers: &dyn PeerCatalogue,
+        (peers, reading): (&dyn PeerCatalogue, CellReading),
         scope: Scope,
         name: Transfer<'_>,
         options: ReceiveOptions,
     ) -> Option<Found> {
-        // Without a span: a fetch that asks the peer has its own.
-        let reading = peers.find(name.key)?;
         let span = receive_span(name, self.kind);
         let found = self.found(peers, (name.key, reading), options.sharing);
         let (version, metadata, bytes) = found.instrument(span.clone()).await?;

@@ -4,7 +4,7 @@
 
 use std::{
     future::Future,
-    panic::AssertUnwindSafe,
+    panic::{AssertUnwindSafe, catch_unwind},
     pin::Pin,
     sync::{Arc, Weak},
     task::{Context, Poll, Waker},
@@ -53,11 +53,17 @@ impl DataConnection {
     /// Passes one arrival to the protocol, and answers the requests in it. Returns whether there were some, and all are
     /// answered.
     fn take(&self, arrival: Arrival) -> Result<bool, Lost> {
+        let (mut requests, mut answered) = (0, 0);
         let taken = match arrival {
-            Arrival::Immediate { immediate, length } => self.protocol.on_immediate(immediate.0, length),
+            Arrival::Immediate { immediate, length } => {
+                self.protocol.on_immediate(immediate.0, length, |request| {
+                    requests += 1;
+                    answered += u32::from(self.respond(request));
+                })
+            }
             Arrival::Loan { immediate, buffer } => {
                 let length = buffer.len() as u64;
-                self.protocol.on_loan(immediate.0, length, Lent::view(buffer)).map(|()| None)
+                self.protocol.on_loan(immediate.0, length, Lent::view(buffer))
             }
             other => {
                 let detail = format!("an arrival of a kind this version does not know: {other:?}");
@@ -65,12 +71,7 @@ impl DataConnection {
             }
         };
         match taken {
-            Ok(None) => Ok(false),
-            Ok(Some(requests)) => {
-                let answered = requests.into_iter().map(|request| self.respond(request));
-                // Each is answered, also after one that is not.
-                Ok(answered.filter(|is_answered| !is_answered).count() == 0)
-            }
+            Ok(()) => Ok(requests > 0 && answered == requests),
             Err(misbehaved) => {
                 if let Some(left_out) = self.meter.log.line(&self.values.peer) {
                     let peer = &self.values.peer;
@@ -86,11 +87,18 @@ impl DataConnection {
     fn respond(&self, request: TensorRequest) -> bool {
         let step = request.scope.step().map(|step| step.0);
         let span = send_span(&self.values.peer, &request.key, step, self.kind);
-        let response = self.protocol.respond(request, &self.values).instrument(span);
-        // A panic in the code of a device context fails this answer only.
-        let mut response: Work = Box::pin(AssertUnwindSafe(response).catch_unwind().map(drop));
         let is_later =
             tensorwire_testpoints::chance!("the first poll of an answer is left to the connection's task");
+        let entered = span.enter();
+        let mut answer = self.protocol.respond(request, &self.values);
+        // A panic in the code of a device context fails this answer only.
+        let is_sent = !is_later && catch_unwind(AssertUnwindSafe(|| answer.send_now())).unwrap_or(true);
+        if is_sent {
+            return true;
+        }
+        drop(entered);
+        let response = answer.run().instrument(span);
+        let mut response: Work = Box::pin(AssertUnwindSafe(response).catch_unwind().map(drop));
         // This poll needs no waker: if it is pending, the task polls again with its own.
         let mut nobody = Context::from_waker(Waker::noop());
         let is_pending = is_later || response.as_mut().poll(&mut nobody).is_pending();

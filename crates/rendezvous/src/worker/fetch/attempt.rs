@@ -37,9 +37,13 @@ impl Worker {
         }
         let connection = self.node.connected(peer).await?;
         match connection.fetch(scope, transfer, options).await {
+            // Boxed, because otherwise the future of every fetch has room for this one.
             Err(lost) if is_repeatable(&lost) => {
-                let connection = self.connected_again(peer, &connection, lost).await?;
-                connection.fetch(scope, transfer, options).await
+                Box::pin(async {
+                    let connection = self.connected_again(peer, &connection, lost).await?;
+                    connection.fetch(scope, transfer, options).await
+                })
+                .await
             }
             ended => ended,
         }
