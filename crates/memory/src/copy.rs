@@ -3,7 +3,10 @@
 //! Every copy names its [`CopyReason`]; calls and bytes are counted per reason for the whole process. Pointer
 //! copies elsewhere are banned by the workspace's `clippy.toml`.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{
+    Arc, Mutex, MutexGuard, PoisonError,
+    atomic::{AtomicU64, Ordering},
+};
 
 /// Why bytes were copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -59,8 +62,60 @@ struct Counter {
     bytes: AtomicU64,
 }
 
-static COUNTERS: [Counter; REASONS.len()] =
-    [const { Counter { calls: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; REASONS.len()];
+type Counters = [Counter; REASONS.len()];
+
+const fn zeros() -> Counters {
+    [const { Counter { calls: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; REASONS.len()]
+}
+
+/// Copies of threads that have ended.
+static OF_ENDED: Counters = zeros();
+
+/// Copies of each thread that runs.
+static OF_RUNNING: Mutex<Vec<Arc<Counters>>> = Mutex::new(Vec::new());
+
+thread_local! {
+    static OWN: Own = Own::new();
+}
+
+/// The counters that this thread alone changes, so that counting takes no atomic addition, which costs as much as a lock.
+struct Own(Arc<Counters>);
+
+impl Own {
+    fn new() -> Self {
+        let own = Arc::new(zeros());
+        running().push(own.clone());
+        Self(own)
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let mut running = running();
+        running.retain(|other| !Arc::ptr_eq(other, &self.0));
+        for (all, own) in OF_ENDED.iter().zip(&*self.0) {
+            all.add(own.calls.load(Ordering::Relaxed), own.bytes.load(Ordering::Relaxed));
+        }
+    }
+}
+
+impl Counter {
+    /// Of a counter that several threads change.
+    fn add(&self, calls: u64, bytes: u64) {
+        self.calls.fetch_add(calls, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    /// Of a counter that only this thread changes.
+    fn count(&self, bytes: u64) {
+        self.calls.store(self.calls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        self.bytes.store(self.bytes.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
+    }
+}
+
+fn running() -> MutexGuard<'static, Vec<Arc<Counters>>> {
+    OF_RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// How often, and how many bytes, were copied for one reason since the process started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -73,8 +128,12 @@ pub struct CopyCount {
 
 /// The count for `reason`.
 pub fn count(reason: CopyReason) -> CopyCount {
-    let counter = &COUNTERS[reason as usize];
-    CopyCount { calls: counter.calls.load(Ordering::Relaxed), bytes: counter.bytes.load(Ordering::Relaxed) }
+    let running = running();
+    let all = running.iter().map(|counters| &**counters).chain([&OF_ENDED]);
+    all.map(|counters| &counters[reason as usize]).fold(CopyCount::default(), |sum, counter| CopyCount {
+        calls: sum.calls + counter.calls.load(Ordering::Relaxed),
+        bytes: sum.bytes + counter.bytes.load(Ordering::Relaxed),
+    })
 }
 
 /// Copies `source` over the first `source.len()` bytes of `destination` and counts it.
@@ -96,9 +155,11 @@ pub fn copy_bytes(destination: &mut [u8], source: &[u8], reason: CopyReason) -> 
 /// names, that their cell was not replaced.
 #[allow(clippy::disallowed_methods)] // the counted copy itself
 pub unsafe fn copy_raw(destination: *mut u8, source: *const u8, length: usize, reason: CopyReason) {
-    let counter = &COUNTERS[reason as usize];
-    counter.calls.fetch_add(1, Ordering::Relaxed);
-    counter.bytes.fetch_add(length as u64, Ordering::Relaxed);
+    let counted = OWN.try_with(|own| own.0[reason as usize].count(length as u64));
+    if counted.is_err() {
+        // The thread ends, and its counters have.
+        OF_ENDED[reason as usize].add(1, length as u64);
+    }
     // SAFETY: the caller's contract is exactly that of this call.
     unsafe { std::ptr::copy_nonoverlapping(source, destination, length) };
 }
