@@ -233,9 +233,10 @@ impl Worker {
         device.is_same_address_space(&self.node.values.device)
     }
 
-    /// Whether new operations are refused, because a shutdown has started.
+    /// Whether new operations are refused, because a shutdown has started. The node closes only after this was set, or after
+    /// the last worker was dropped.
     pub(crate) fn is_refusing(&self) -> bool {
-        self.operations.refusing.load(Ordering::Acquire) || self.node.is_closing()
+        self.operations.refusing.load(Ordering::Acquire)
     }
 
     /// What `operation` finds without waiting. Records the time that it took, if it was successful.
@@ -243,9 +244,10 @@ impl Worker {
         if self.is_refusing() {
             return None;
         }
-        let begun = self.node.runtime.now();
+        let (times, clock) = (&self.operations.times, &*self.node.runtime);
+        let begun = times.begin(clock);
         let value = operation()?;
-        self.operations.times.took(timed, self.node.runtime.now().saturating_sub(begun));
+        times.end(timed, begun, clock);
         Some(value)
     }
 
@@ -257,9 +259,10 @@ impl Worker {
         what: impl Fn() -> String,
         operation: Pin<&mut (impl Future<Output = Result<T, WorkerError>> + ?Sized)>,
     ) -> Result<T, WorkerError> {
-        let begun = self.node.runtime.now();
+        let (times, clock) = (&self.operations.times, &*self.node.runtime);
+        let begun = times.begin(clock);
         let value = self.within(limit, what, operation).await?;
-        self.operations.times.took(timed, self.node.runtime.now().saturating_sub(begun));
+        times.end(timed, begun, clock);
         Ok(value)
     }
 
