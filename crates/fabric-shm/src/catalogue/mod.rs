@@ -93,7 +93,7 @@ impl Cells {
     }
 
     /// The cell of `name`; `Err` with the first free one that it may have if it has none yet.
-    fn look_up(&self, name: &Name) -> Result<usize, Option<usize>> {
+    fn look_up(&self, name: Name<'_>) -> Result<usize, Option<usize>> {
         for probe in 0..PROBES {
             let cell = (name.hash() as usize).wrapping_add(probe) % CELLS;
             match words::load(self.word(cell, HASH_AT)) {
@@ -106,11 +106,10 @@ impl Cells {
     }
 
     /// Whether the cell belongs to `name`, whose hash it has.
-    fn is_of(&self, cell: usize, name: &Name) -> bool {
+    fn is_of(&self, cell: usize, name: Name<'_>) -> bool {
         let load = |at| self.word(cell, at).load(Ordering::Relaxed);
         let words = (0..).map(|index| load(NAME_AT + index * WORD_BYTES));
-        load(NAME_LENGTH_AT) == name.length()
-            && name.words().iter().copied().zip(words).all(|(own, there)| own == there)
+        load(NAME_LENGTH_AT) == name.length() && name.words().zip(words).all(|(own, there)| own == there)
     }
 
     fn at(&self, at: usize) -> &AtomicU64 {

@@ -196,11 +196,11 @@ impl OwnCatalogue {
     }
 
     /// Gives a free cell to `name`.
-    fn assign(&self, cell: usize, name: &Name) {
+    fn assign(&self, cell: usize, name: Name<'_>) {
         let store = |at, value| self.cells.word(cell, at).store(value, Ordering::Relaxed);
         store(LENGTH_AT, EMPTY);
         store(NAME_LENGTH_AT, name.length());
-        for (index, &word) in name.words().iter().enumerate() {
+        for (index, word) in name.words().enumerate() {
             store(NAME_AT + index * WORD_BYTES, word);
         }
         // Last: a reader that finds the hash finds the name.
@@ -247,11 +247,11 @@ impl Catalogue for OwnCatalogue {
     fn cell(&self, name: &str) -> Option<CellNumber> {
         let name = Name::new(name)?;
         let _one_writer = self.lock();
-        let cell = match self.cells.look_up(&name) {
+        let cell = match self.cells.look_up(name) {
             Ok(cell) => cell,
             Err(free) => {
                 let cell = free?;
-                self.assign(cell, &name);
+                self.assign(cell, name);
                 cell
             }
         };

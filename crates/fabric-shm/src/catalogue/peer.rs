@@ -70,6 +70,7 @@ impl NeighbourCatalogue {
     }
 
     /// What the cell contains; `None` if it was replaced meanwhile.
+    #[inline]
     fn read(&self, cell: usize) -> Option<CellReading> {
         let word = |at| self.cells.word(cell, at);
         let edition = sequence::begin(word(SEQUENCE_AT))?;
@@ -114,15 +115,15 @@ impl NeighbourCatalogue {
 
 impl PeerCatalogue for NeighbourCatalogue {
     fn find(&self, name: &str) -> Option<CellReading> {
-        let cell = self.cells.look_up(&Name::new(name)?).ok()?;
-        let reading = (0..LOOKS).find_map(|look| {
-            if look > 0 {
-                hint::spin_loop();
+        let cell = self.cells.look_up(Name::new(name)?).ok()?;
+        for _ in 0..LOOKS {
+            if let Some(reading) = self.read(cell) {
+                let is_usable = reading.length != EMPTY && self.is_here(&reading) && self.page.closed() == 0;
+                return is_usable.then_some(reading);
             }
-            self.read(cell)
-        })?;
-        let is_usable = reading.length != EMPTY && self.is_here(&reading) && self.page.closed() == 0;
-        is_usable.then_some(reading)
+            hint::spin_loop();
+        }
+        None
     }
 
     fn copy(&self, reading: &CellReading, offset: usize, into: &mut [u8]) -> bool {
