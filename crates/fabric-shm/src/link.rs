@@ -106,6 +106,11 @@ impl ShmLink {
         self.frames.store(true, Ordering::Release);
     }
 
+    /// Whether the socket became readable since the last call. A load if it did not.
+    fn take_frames(&self) -> bool {
+        self.frames.load(Ordering::Relaxed) && self.frames.swap(false, Ordering::AcqRel)
+    }
+
     /// Records that the peer's process has ended, even if another process has its sockets open.
     pub(super) fn peer_died(&self) {
         self.died.store(true, Ordering::Release);
@@ -280,7 +285,7 @@ impl ShmLink {
         let connection = &self.connection;
         let mut worked = self.reap()?;
         let mut more = false;
-        if self.frames.swap(false, Ordering::AcqRel) && target.read_frames(connection)? {
+        if self.take_frames() && target.read_frames(connection)? {
             self.frames_came();
             more = true;
         }

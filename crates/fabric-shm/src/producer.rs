@@ -230,6 +230,7 @@ impl Producer {
         let immediate = immediate.map(|immediate| immediate.0);
         let descriptor = Descriptor { immediate, continues: false, is_quiet: true, remote, source };
         self.put(connection, &descriptor, Purpose::Quiet);
+        connection.core.count_inline(bytes.len() as u64);
         Some(Ok(()))
     }
 

@@ -11,7 +11,9 @@ use tensorwire_memory::{
     copy::{CopyReason, copy_raw},
 };
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{Arrival, FabricError, Immediate, LatestTargets, PeerViolation, Purpose};
+use tensorwire_verbs_reactor::{
+    Arrival, FabricError, Immediate, LatestTargets, PeerViolation, Purpose, RemoteRange,
+};
 
 use crate::{
     connection::Connection,
@@ -100,10 +102,11 @@ struct View {
     generation: u64,
 }
 
-/// A payload that is being copied.
+/// A payload of a block of the peer that is being copied.
 #[derive(Debug)]
 struct Copy {
-    source: Source,
+    index: u32,
+    offset: u64,
     destination: RemoteTarget,
     reason: CopyReason,
     /// Bytes copied so far.
@@ -248,19 +251,39 @@ impl Target {
             return Ok(execution);
         }
         let Some((range, key)) = descriptor.remote else { return Ok(execution) };
-        let (destination, purpose) = self.latest.write_target(&connection.regions, &range, key)?;
-        let reason = match purpose {
-            Purpose::Payload => CopyReason::ShmPayload,
-            Purpose::Messages => CopyReason::ShmMessage,
-        };
-        execution.job = match descriptor.source {
+        match &descriptor.source {
             Source::Block { index, offset } => {
-                Some(Job::Copy(self.copy_out_of(connection, (index, offset), destination, reason)?))
+                let (destination, purpose) = self.latest.write_target(&connection.regions, &range, key)?;
+                let copy = self.copy_out_of(connection, (*index, *offset), destination, reason(purpose))?;
+                execution.job = Some(Job::Copy(copy));
             }
-            Source::Nothing => None,
-            source => Some(Job::Copy(Copy { source, destination, reason, done: 0, helped: None })),
-        };
+            source => self.copy_out_of_ring(connection, source, &range, key)?,
+        }
         Ok(execution)
+    }
+
+    /// Copies a payload that is in the ring, which is at most [`INLINE_BYTES`](crate::limits::INLINE_BYTES).
+    fn copy_out_of_ring(
+        &mut self,
+        connection: &Connection,
+        source: &Source,
+        range: &RemoteRange,
+        key: u32,
+    ) -> Result<(), PeerViolation> {
+        let source = match source {
+            Source::Short(bytes) => bytes.as_ptr(),
+            _ => connection.peer.inline_pointer(self.head),
+        };
+        self.latest.write(&connection.regions, range, key, |access, purpose| {
+            if access.length() == 0 {
+                return;
+            }
+            // SAFETY: `source` is readable for `access.length()` bytes: the decoder has checked the length against the room
+            // in the descriptor or in the slot, and a write without a payload has no length. `access` covers as many bytes of a live
+            // grant that no slice of this process aliases, in another mapping. The peer may change the slot meanwhile:
+            // `finish` checks its `closed` word before the arrival is passed on.
+            unsafe { copy_raw(access.pointer(), source, access.length(), reason(purpose)) };
+        })
     }
 
     /// The copy of `length` bytes of the peer's answer to a read; `None` if there are none.
@@ -293,8 +316,7 @@ impl Target {
             // `covers` has shown that the offset fits the address space.
             HelpedCopy::begin(block.mapping(), offset as usize, &destination, reason)
         });
-        let source = Source::Block { index, offset };
-        Ok(Copy { source, destination, reason, done: 0, helped: helped.flatten() })
+        Ok(Copy { index, offset, destination, reason, done: 0, helped: helped.flatten() })
     }
 
     /// The peer's block with this number. The peer sends a block before the descriptor that names it, so a block that
@@ -333,22 +355,12 @@ impl Target {
     /// Copies up to `limit` bytes of `copy` and returns their number.
     fn copy(&mut self, connection: &Connection, copy: &mut Copy, limit: usize) -> Result<usize, End> {
         let length = limit.min(copy.destination.length() - copy.done);
-        let source = match &copy.source {
-            Source::Short(bytes) => bytes.as_ptr().wrapping_add(copy.done),
-            // Never past the slot: an inline length is at most its room, and `done` is less.
-            Source::Inline => connection.peer.inline_pointer(self.head).wrapping_add(copy.done),
-            Source::Block { index, offset } => {
-                let block = self.block(connection, *index)?;
-                let resident = block.resident(*offset + copy.done as u64, length);
-                let resident = resident.map_err(|error| End::device("reading a block of the peer", error))?;
-                resident.ok_or(PeerViolation::OutOfBounds)?
-            }
-            _ => return Ok(0),
-        };
+        let block = self.block(connection, copy.index)?;
+        let resident = block.resident(copy.offset + copy.done as u64, length);
+        let resident = resident.map_err(|error| End::device("reading a block of the peer", error))?;
+        let source = resident.ok_or(PeerViolation::OutOfBounds)?;
         let access = copy.destination.access(copy.done, length).map_err(|_| PeerViolation::NotGranted)?;
-        // SAFETY: `source` is readable for `length` bytes: `resident`, the slot's layout and, for a short payload, the
-        // decoder promise it. `access`
-        // covers `length` bytes of a live grant that no slice of this process aliases, in another mapping. The peer
+        // SAFETY: `source` is readable for `length` bytes: `resident` promises it. `access` covers `length` bytes of a live grant that no slice of this process aliases, in another mapping. The peer
         // may change the source meanwhile: `finish` checks its `closed` word before the arrival is passed on.
         unsafe { copy_raw(access.pointer(), source, length, copy.reason) };
         copy.done += length;
@@ -451,6 +463,14 @@ impl Target {
         self.blocks.push(block);
         self.imported = shared;
         Ok(true)
+    }
+}
+
+/// How copies into a region are counted.
+fn reason(purpose: Purpose) -> CopyReason {
+    match purpose {
+        Purpose::Payload => CopyReason::ShmPayload,
+        Purpose::Messages => CopyReason::ShmMessage,
     }
 }
 

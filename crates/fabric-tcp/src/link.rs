@@ -317,6 +317,7 @@ impl Link for TcpLink {
         let frame = Frame::Write(WriteFrame { range, key, length: bytes.len() as u64, ending });
         match self.sender.post_copy(&frame.encode(), bytes) {
             Ok(queued) => {
+                self.core.count_sent(bytes.len() as u64);
                 self.send_small(queued);
                 Some(Ok(()))
             }

@@ -44,6 +44,9 @@ pub struct QueuePairStats {
 struct Counters {
     operations: AtomicU64,
     bytes_sent: AtomicU64,
+    /// Those that were complete when they were posted, and their bytes.
+    inline_operations: AtomicU64,
+    inline_bytes: AtomicU64,
     arrivals: AtomicU64,
     bytes_received: AtomicU64,
 }
@@ -153,8 +156,8 @@ impl QueuePairCore {
     pub fn stats(&self) -> QueuePairStats {
         let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         QueuePairStats {
-            operations: read(&self.counters.operations),
-            bytes_sent: read(&self.counters.bytes_sent),
+            operations: read(&self.counters.operations) + read(&self.counters.inline_operations),
+            bytes_sent: read(&self.counters.bytes_sent) + read(&self.counters.inline_bytes),
             arrivals: read(&self.counters.arrivals),
             bytes_received: read(&self.counters.bytes_received),
         }
@@ -169,10 +172,17 @@ impl QueuePairCore {
         self.slots.complete(key, result);
     }
 
-    /// Counts a completed operation of `length` payload bytes.
-    pub(crate) fn count_sent(&self, length: u64) {
+    /// Counts an operation of `length` payload bytes that is complete and has no slot. See
+    /// [`count_inline`](Self::count_inline).
+    pub fn count_sent(&self, length: u64) {
         self.counters.operations.fetch_add(1, Ordering::Relaxed);
         self.counters.bytes_sent.fetch_add(length, Ordering::Relaxed);
+    }
+
+    /// As [`count_sent`](Self::count_sent), for a fabric that posts such writes under a lock: calls must not overlap.
+    pub fn count_inline(&self, length: u64) {
+        add(&self.counters.inline_operations, 1);
+        add(&self.counters.inline_bytes, length);
     }
 
     /// Counts `length` bytes that a write of the peer put into local memory. Calls must not overlap.

@@ -17,8 +17,8 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     fn submit(&self, key: SlotKey, request: &WorkRequest);
 
     /// Posts a write of a few bytes, or a notification alone, that is complete when this returns. The bytes were
-    /// copied, the write takes no slot, and no completion is reported. It is posted behind everything that was
-    /// submitted before. `None` if the fabric does not support such writes, or has no room now.
+    /// copied, the write takes no slot, and no completion is reported: the fabric
+    /// [counts](crate::QueuePairCore::count_sent) it. It is posted behind everything that was submitted before. `None` if the fabric does not support such writes, or has no room now.
     ///
     /// # Errors
     /// The write cannot be posted, and nothing was posted.

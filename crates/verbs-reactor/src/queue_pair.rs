@@ -324,7 +324,6 @@ impl QueuePair {
         let posted = link.submit_inline(bytes, remote, immediate);
         if let Some(Ok(())) = posted {
             core.help().asks();
-            core.count_sent(bytes.len() as u64);
         }
         posted
     }

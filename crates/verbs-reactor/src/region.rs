@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use tensorwire_memory::{Block, BlockId, Buf, RemoteTarget};
+use tensorwire_memory::{Block, BlockId, Buf, RemoteAccess, RemoteTarget};
 use tensorwire_testpoints::sync::{Mutex, RwLock};
 
 use crate::{
@@ -280,6 +280,36 @@ impl LatestTargets {
         range: &RemoteRange,
         key: u32,
     ) -> Result<(RemoteTarget, Purpose), PeerViolation> {
+        self.with_grant(table, range, key, |grant, purpose| {
+            Some((grant.part(range.offset, range.length)?, purpose))
+        })
+    }
+
+    /// As [`write_target`](Self::write_target), for bytes that are `written` at once.
+    ///
+    /// # Errors
+    /// As there. Nothing was written.
+    pub fn write(
+        &mut self,
+        table: &RegionTable,
+        range: &RemoteRange,
+        key: u32,
+        written: impl Fn(&RemoteAccess<'_>, Purpose),
+    ) -> Result<(), PeerViolation> {
+        self.with_grant(table, range, key, |grant, purpose| {
+            written(&grant.access_part(range.offset, range.length)?, purpose);
+            Some(())
+        })
+    }
+
+    /// What `used` makes of the grant around `range`; it gives `None` for another grant, or one that has ended.
+    fn with_grant<T>(
+        &mut self,
+        table: &RegionTable,
+        range: &RemoteRange,
+        key: u32,
+        used: impl Fn(&RemoteTarget, Purpose) -> Option<T>,
+    ) -> Result<T, PeerViolation> {
         let changes = table.changes.load(Ordering::Acquire);
         if self.changes != changes {
             *self = Self { changes, ..Self::default() };
@@ -287,34 +317,34 @@ impl LatestTargets {
         let mut latest = self.regions.iter_mut().flatten();
         let latest =
             latest.find(|latest| latest.region == range.region && range.generation == table.generation);
-        let Some(latest) = latest else { return self.newest_target(table, range, key) };
+        let Some(latest) = latest else { return self.with_newest(table, range, key, used) };
         latest.entry.check(range, key)?;
         let purpose = latest.entry.access.purpose;
-        if let Some(target) = latest.grant.part(range.offset, range.length) {
-            return Ok((target, purpose));
+        if let Some(used) = used(&latest.grant, purpose) {
+            return Ok(used);
         }
         latest.grant = latest.entry.grant(range)?;
-        let target = latest.grant.part(range.offset, range.length);
-        Ok((target.ok_or(PeerViolation::NotGranted)?, purpose))
+        used(&latest.grant, purpose).ok_or(PeerViolation::NotGranted)
     }
 
-    /// As [`write_target`](Self::write_target), of a region that was not written lately.
-    fn newest_target(
+    /// As [`with_grant`](Self::with_grant), of a region that was not written lately.
+    #[cold]
+    fn with_newest<T>(
         &mut self,
         table: &RegionTable,
         range: &RemoteRange,
         key: u32,
-    ) -> Result<(RemoteTarget, Purpose), PeerViolation> {
+        used: impl Fn(&RemoteTarget, Purpose) -> Option<T>,
+    ) -> Result<T, PeerViolation> {
         let (entry, grant) =
             table.with_range(range, key, |entry| Ok((entry.clone(), entry.grant(range)?)))?;
-        let target = grant.part(range.offset, range.length).ok_or(PeerViolation::NotGranted)?;
-        let purpose = entry.access.purpose;
+        let used = used(&grant, entry.access.purpose).ok_or(PeerViolation::NotGranted)?;
         // A user's memory is not kept: its owner waits for the last handle.
         if entry.block.shareable() {
             let newest = LatestTarget { region: range.region, entry, grant };
             self.regions = [Some(newest), self.regions[0].take()];
         }
-        Ok((target, purpose))
+        Ok(used)
     }
 }
 

@@ -44,6 +44,13 @@ impl RemoteTarget {
         (is_inside && !self.state.has_ended()).then_some(part)
     }
 
+    /// An [access](Self::access) to the [part](Self::part) that covers `offset..offset + length` of the block. Counts no
+    /// further handle on the memory.
+    pub fn access_part(&self, offset: u64, length: u64) -> Option<RemoteAccess<'_>> {
+        let range = range_of(offset, length)?;
+        self.access(range.start.checked_sub(self.offset)?, range.len()).ok()
+    }
+
     /// Length in bytes.
     pub fn length(&self) -> usize {
         self.length
