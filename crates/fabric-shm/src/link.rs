@@ -493,8 +493,7 @@ impl Link for ShmLink {
         look
     }
 
-    fn looks_in_vain(&self) -> bool {
-        // A peer that runs on this CPU can do nothing meanwhile.
+    fn peer_is_here(&self) -> bool {
         self.connection.peer.is_here()
     }
 

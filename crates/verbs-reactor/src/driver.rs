@@ -85,7 +85,7 @@ impl<D: Driven> Driver<D> {
     /// A driver for the runtime that this is called on.
     pub fn new(driven: D, patience: Patience) -> Self {
         let flavor = Handle::try_current().map(|handle| handle.runtime_flavor());
-        driven.core().help().begin(patience.looks());
+        driven.core().help().begin(&patience);
         Self {
             driven,
             patience: Some(patience),
@@ -111,6 +111,9 @@ impl<D: Driven> Driver<D> {
             if finds.1 != helped_before {
                 patience.turn_was_used();
             }
+            if core.help().takes_late_turn() {
+                patience.turn_was_late();
+            }
             if finds.0 != before {
                 patience.worked();
             }
@@ -132,7 +135,7 @@ impl<D: Driven> Driver<D> {
         let Some(patience) = &mut self.patience else { return Idle::Sleep };
         self.driven.advise(patience);
         let link = self.driven.link();
-        patience.idle(link.looks_in_vain(), || link.look() != Look::Idle)
+        patience.idle(link.looks_in_vain() || link.peer_is_here(), || link.look() != Look::Idle)
     }
 
     /// Waits after a look that found nothing. `None` if other tasks run first.

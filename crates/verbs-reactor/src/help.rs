@@ -1,15 +1,20 @@
 //! Polling by a task that awaits the peer, in place of the connection's driver: what such a task finds by itself
 //! costs no wake-up. The bounds are the same for all fabrics.
 
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+use std::{
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
 };
 
-use crate::look::{Look, Looks};
-
-/// How long a task looks, in [rounds](Looks) of about 2 µs.
-pub(crate) const ROUNDS: u32 = 5;
+use crate::{
+    Runtime,
+    look::{Look, Looks, ROUNDS},
+    wait::Patience,
+};
 
 /// Consecutive finds after which the runtime's other tasks get a turn.
 pub(crate) const FINDS_MAX: u32 = 64;
@@ -18,8 +23,8 @@ pub(crate) const FINDS_MAX: u32 = 64;
 /// no harm.
 #[derive(Debug, Default)]
 pub struct Help {
-    /// How to look. Unset for a fabric that does not poll.
-    looks: OnceLock<Looks>,
+    /// Unset for a fabric that does not poll.
+    manner: OnceLock<Manner>,
     /// Whether polling pays off now, as the driver has measured.
     pays: AtomicBool,
     /// Consecutive finds.
@@ -28,12 +33,34 @@ pub struct Help {
     finds: AtomicU64,
     /// Whether something was posted since an arrival was last awaited.
     has_asked: AtomicBool,
+    /// Whether a turn that was given to a peer on this CPU took too long, which the driver does not know yet.
+    was_late: AtomicBool,
+}
+
+/// How a fabric's tasks look.
+#[derive(Debug)]
+struct Manner {
+    looks: Looks,
+    clock: Arc<dyn Runtime>,
+    /// A longer turn of others shows that the core is busy.
+    turn_max: Duration,
+}
+
+impl Manner {
+    /// Lets the other processes of this CPU run. Returns whether they took longer than is good.
+    fn gives_way(&self) -> bool {
+        let begun = self.clock.now();
+        thread::yield_now();
+        self.clock.now().saturating_sub(begun) > self.turn_max
+    }
 }
 
 impl Help {
-    pub(crate) fn begin(&self, looks: Looks) {
+    /// Looks as the driver does, which has this `patience`.
+    pub(crate) fn begin(&self, patience: &Patience) {
+        let (looks, clock, turn_max) = patience.manner();
         // A connection has one driver.
-        let _ = self.looks.set(looks);
+        let _ = self.manner.set(Manner { looks, clock, turn_max });
     }
 
     /// Allows or forbids waiting tasks to look.
@@ -62,23 +89,40 @@ impl Help {
     /// arrivals to other tasks awaits the next arrival before those have run. Looking then would be in vain: the next
     /// arrival can only come once they have run.
     pub(crate) fn awaits_answer(&self) -> bool {
-        self.has_asked.load(Ordering::Relaxed) && self.has_asked.swap(false, Ordering::Relaxed)
+        let asked = self.has_asked.load(Ordering::Relaxed);
+        if asked {
+            self.has_asked.store(false, Ordering::Relaxed);
+        }
+        asked
     }
 
-    /// Looks for a few microseconds, if that is allowed. True if it found work and did all of it; otherwise the
-    /// driver does the rest.
-    pub(crate) fn find(&self, mut look: impl FnMut() -> Look) -> bool {
-        let Some(looks) = self.looks.get().filter(|_| self.is_allowed()) else { return false };
+    /// Whether a helping task yielded a turn that took too long, since the last call.
+    pub(crate) fn takes_late_turn(&self) -> bool {
+        self.was_late.load(Ordering::Relaxed) && self.was_late.swap(false, Ordering::Relaxed)
+    }
+
+    /// Looks for a few microseconds, if that is allowed. A peer on this CPU gets it first, and then one look shows what it
+    /// has done. True if it found work and did all of it; otherwise the driver does the rest.
+    pub(crate) fn find(&self, peer_is_here: impl FnOnce() -> bool, mut look: impl FnMut() -> Look) -> bool {
+        let Some(manner) = self.manner.get().filter(|_| self.is_allowed()) else { return false };
         let in_a_row = self.in_a_row.load(Ordering::Relaxed);
         if in_a_row >= FINDS_MAX {
             self.in_a_row.store(0, Ordering::Relaxed);
             return false;
         }
-        let Some(found) = looks.find(ROUNDS, || Some(look()).filter(|look| *look != Look::Idle)) else {
-            return false;
+        let mut finds = || Some(look()).filter(|look| *look != Look::Idle);
+        let found = if peer_is_here() {
+            if manner.gives_way() {
+                self.was_late.store(true, Ordering::Relaxed);
+                self.allow(false);
+            }
+            finds()
+        } else {
+            manner.looks.find(ROUNDS, finds)
         };
+        let Some(found) = found else { return false };
         self.in_a_row.store(in_a_row + 1, Ordering::Relaxed);
-        self.finds.fetch_add(1, Ordering::Relaxed);
+        self.finds.store(self.finds().wrapping_add(1), Ordering::Relaxed);
         found == Look::Worked
     }
 }
@@ -93,11 +137,16 @@ mod tests {
         wait::{Patience, tests::Clock},
     };
 
+    /// The peer has a CPU of its own.
+    fn elsewhere() -> bool {
+        false
+    }
+
     /// Of a fabric that looks six times in a round.
     fn help() -> Help {
         let patience = Patience::new(Spinner::new(Wait::Adaptive), Arc::<Clock>::default());
         let help = Help::default();
-        help.begin(patience.with_looks(6).looks());
+        help.begin(&patience.with_looks(6));
         help.allow(true);
         help
     }
@@ -106,10 +155,10 @@ mod tests {
     fn nobody_looks_unless_that_pays() {
         let help = help();
         help.allow(false);
-        assert!(!help.find(|| panic!("looked")));
-        assert!(!Help::default().find(|| panic!("a fabric without looks")));
+        assert!(!help.find(elsewhere, || panic!("looked")));
+        assert!(!Help::default().find(elsewhere, || panic!("a fabric without looks")));
         help.allow(true);
-        assert!(help.find(|| Look::Worked));
+        assert!(help.find(elsewhere, || Look::Worked));
         assert_eq!(help.finds(), 1);
     }
 
@@ -122,8 +171,8 @@ mod tests {
                 if looks.get() == number { Look::Worked } else { Look::Idle }
             }
         };
-        assert!(help.find(finds_at(6 * ROUNDS)), "the last of its looks");
-        assert!(!help.find(finds_at(u32::MAX)));
+        assert!(help.find(elsewhere, finds_at(6 * ROUNDS)), "the last of its looks");
+        assert!(!help.find(elsewhere, finds_at(u32::MAX)));
         assert_eq!((looks.get(), help.finds()), (2 * 6 * ROUNDS, 1));
     }
 
@@ -135,17 +184,34 @@ mod tests {
                 looks += 1;
                 found
             };
-            assert!(!help.find(look), "{found:?}");
+            assert!(!help.find(elsewhere, look), "{found:?}");
             assert_eq!(looks, 1, "{found:?}");
         }
+    }
+
+    #[test]
+    fn a_peer_on_this_cpu_gets_it_before_the_one_look() {
+        let (help, mut looks) = (help(), 0);
+        let mut find = |found| {
+            help.find(
+                || true,
+                || {
+                    looks += 1;
+                    found
+                },
+            )
+        };
+        assert!(!find(Look::Idle) && find(Look::Worked));
+        assert_eq!((looks, help.finds()), (2, 1));
+        assert!(!help.takes_late_turn(), "the test's clock stands still");
     }
 
     #[test]
     fn others_get_a_turn_however_much_is_found() {
         let help = help();
         for _ in 0..3 {
-            assert!((0..FINDS_MAX).all(|_| help.find(|| Look::Worked)));
-            assert!(!help.find(|| panic!("looked")));
+            assert!((0..FINDS_MAX).all(|_| help.find(elsewhere, || Look::Worked)));
+            assert!(!help.find(elsewhere, || panic!("looked")));
         }
     }
 

@@ -44,9 +44,13 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         Look::Idle
     }
 
-    /// Whether polling by [`look`](Self::look) cannot succeed, for example because the peer needs this CPU to make
-    /// progress.
+    /// Whether polling by [`look`](Self::look) cannot succeed now.
     fn looks_in_vain(&self) -> bool {
+        false
+    }
+
+    /// Whether the peer last ran on this CPU. Then it can do nothing before it gets the CPU, so who looks gives it up first.
+    fn peer_is_here(&self) -> bool {
         false
     }
 

@@ -17,6 +17,9 @@ pub enum Look {
     Over,
 }
 
+/// How long a task that awaits the peer looks, in rounds of about 2 µs.
+pub(crate) const ROUNDS: u32 = 5;
+
 /// The looks of one round: about 2 µs, during which other tasks of the thread wait.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Looks {

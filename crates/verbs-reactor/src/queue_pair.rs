@@ -74,7 +74,7 @@ impl Shared {
     }
 
     fn help(&self) -> bool {
-        !self.link.looks_in_vain() && self.core.help().find(|| self.link.look())
+        !self.link.looks_in_vain() && self.core.help().find(|| self.link.peer_is_here(), || self.link.look())
     }
 
     /// Submits queued posts for which there is room.

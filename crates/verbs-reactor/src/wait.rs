@@ -9,7 +9,10 @@ use std::{
     time::Duration,
 };
 
-use crate::{Runtime, help::ROUNDS, look::Looks};
+use crate::{
+    Runtime,
+    look::{Looks, ROUNDS},
+};
 
 /// How a fabric's drivers wait for work. Set when a fabric is made, for all its queue pairs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -162,8 +165,16 @@ impl Patience {
         self
     }
 
-    pub(crate) fn looks(&self) -> Looks {
-        self.looks
+    /// How this driver looks, its clock, and the longest turn of others that is no sign of a busy core.
+    pub(crate) fn manner(&self) -> (Looks, Arc<dyn Runtime>, Duration) {
+        (self.looks, self.clock.clone(), self.budget_max)
+    }
+
+    /// A turn that a helping task yielded took longer than any budget.
+    pub(crate) fn turn_was_late(&mut self) {
+        if self.spinner.wait == Wait::Adaptive {
+            self.budget = Duration::ZERO;
+        }
     }
 
     /// Limits the budget to `budget_max`.
@@ -200,7 +211,7 @@ impl Patience {
     }
 
     /// Decides what to do when nothing was found. `has_work` is a cheap look. With `in_vain`, it cannot succeed before
-    /// others have had this CPU: see [`Link::looks_in_vain`](crate::Link::looks_in_vain).
+    /// others have had this CPU: see [`Link::peer_is_here`](crate::Link::peer_is_here).
     pub fn idle(&mut self, in_vain: bool, has_work: impl Fn() -> bool) -> Idle {
         let wait = self.spinner.wait;
         match wait {
