@@ -1,6 +1,10 @@
 //! A second core for long copies. One thread per process, the helper, copies chunks from the back of a payload while
 //! the connection's task copies them from the front. Two cores copy at about twice the speed of one.
 //!
+//! The helper is kept off the CPU of the task. It wakes while the task is about to copy and the peer's process still looks
+//! for work on the next core, so that no core is idle, and the kernel may put it behind the task: there it waits until the
+//! copy is over.
+//!
 //! The task does not wait for the helper to begin: if no core is idle, the helper comes late and finds nothing left to
 //! do. The task waits for a chunk that the helper has begun, because a completion means that every byte has landed. If
 //! that wait is long, other work needs the cores, and the next copies are not shared.
@@ -9,12 +13,13 @@ use std::{
     num::NonZeroUsize,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     thread,
 };
 
+use rustix::thread::CpuSet;
 use tensorwire_memory::{
     MemoryError, RemoteTarget,
     copy::{CopyReason, copy_raw},
@@ -24,14 +29,48 @@ use tensorwire_verbs_reactor::PeerViolation;
 use crate::{
     chunks::Chunks,
     limits::{CHUNK_BYTES, HELP_BYTES, HELP_PAUSE, HELP_QUEUE, HELP_WAITS},
-    sys::Mapping,
+    sys::{self, Mapping},
 };
 
-/// The helper's queue; `None` if the process has one core only, or if the thread could not be started.
-static HELPER: OnceLock<Option<SyncSender<Arc<SharedCopy>>>> = OnceLock::new();
+/// `None` if the process has one core only, or if the thread could not be started.
+static HELPER: OnceLock<Option<Helper>> = OnceLock::new();
 
 /// How many of the next copies are not shared, because one had to wait long for the helper.
 static PAUSE: AtomicU32 = AtomicU32::new(0);
+
+/// The thread that helps, and its queue.
+#[derive(Debug)]
+struct Helper {
+    copies: SyncSender<Arc<SharedCopy>>,
+    place: Arc<Place>,
+}
+
+/// Where the helper runs.
+#[derive(Debug)]
+struct Place {
+    /// The helper's thread; 0 until it has begun.
+    thread: AtomicI32,
+    /// The CPUs of the thread that started it.
+    cpus: CpuSet,
+    /// 1 + the CPU that it is kept off.
+    off: AtomicU32,
+}
+
+impl Place {
+    /// Keeps the helper off the CPU of this thread. False if it has no other one.
+    fn leave_this_cpu(&self) -> bool {
+        let cpu = sys::current_cpu();
+        let mut others = self.cpus.clone();
+        if (cpu as usize) < CpuSet::MAX_CPU {
+            others.unset(cpu as usize);
+        }
+        let thread = self.thread.load(Ordering::Relaxed);
+        if thread != 0 && self.off.swap(cpu + 1, Ordering::Relaxed) != cpu + 1 {
+            sys::run_on(thread, &others);
+        }
+        others.count() > 0
+    }
+}
 
 /// A copy of a payload from the peer's memory into granted memory.
 #[derive(Debug)]
@@ -118,9 +157,9 @@ impl HelpedCopy {
         if destination.length() < HELP_BYTES || is_paused() {
             return None;
         }
-        let helper = HELPER.get_or_init(start).as_ref()?;
+        let helper = HELPER.get_or_init(start).as_ref().filter(|helper| helper.place.leave_this_cpu())?;
         let copy = Arc::new(SharedCopy::new(source.clone(), offset, destination.clone(), reason)?);
-        helper.try_send(copy.clone()).ok()?;
+        helper.copies.try_send(copy.clone()).ok()?;
         Some(Self::of(copy))
     }
 
@@ -170,12 +209,17 @@ fn is_paused() -> bool {
     paused > 0
 }
 
-fn start() -> Option<SyncSender<Arc<SharedCopy>>> {
+fn start() -> Option<Helper> {
     thread::available_parallelism().ok().filter(|cores| *cores > NonZeroUsize::MIN)?;
-    let (sender, copies) = sync_channel(HELP_QUEUE);
-    let name = "tensorwire-copy".to_owned();
-    let started = thread::Builder::new().name(name).spawn(move || serve(&copies));
-    started.is_ok().then_some(sender)
+    let (copies, queue) = sync_channel(HELP_QUEUE);
+    let cpus = rustix::thread::sched_getaffinity(None).ok()?;
+    let place = Arc::new(Place { thread: AtomicI32::new(0), cpus, off: AtomicU32::new(0) });
+    let (name, own) = ("tensorwire-copy".to_owned(), place.clone());
+    let started = thread::Builder::new().name(name).spawn(move || {
+        own.thread.store(rustix::thread::gettid().as_raw_pid(), Ordering::Relaxed);
+        serve(&queue);
+    });
+    started.is_ok().then_some(Helper { copies, place })
 }
 
 fn serve(copies: &Receiver<Arc<SharedCopy>>) {

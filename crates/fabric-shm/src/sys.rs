@@ -18,6 +18,7 @@ use rustix::{
         SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
     },
     process::{Pid, PidfdFlags},
+    thread::CpuSet,
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -33,6 +34,12 @@ pub(super) const SEALS: SealFlags =
 pub(super) fn current_cpu() -> u32 {
     // SAFETY: no pointers are involved.
     u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
+}
+
+/// Lets a thread of this process run on these CPUs only. What the kernel refuses stays as it was.
+pub(super) fn run_on(thread: i32, cpus: &CpuSet) {
+    let Some(thread) = Pid::from_raw(thread) else { return };
+    let _may_run_anywhere = rustix::thread::sched_setaffinity(Some(thread), cpus);
 }
 
 /// Bytes of memory that the host has, with swap: no process shares more, each byte once.
