@@ -5,23 +5,21 @@
 
 use std::{
     hint::black_box,
-    sync::{Arc, Mutex, OnceLock, Weak},
-    time::Duration,
+    sync::{Arc, OnceLock, Weak},
 };
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use tensorwire::{Tensor, Worker};
+use tensorwire_benches::fabric_pair::{DEPTHS, FabricPair};
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use tensorwire_memory::{Block, BlockVisitor, Buf, Granted, Pool, PoolConfig, VisitError};
+use tensorwire_memory::{Pool, PoolConfig};
 use tensorwire_protocol::{DataType, Message, RequestIndex, Scope, StepId, TensorRequest, wire};
 use tensorwire_verbs_reactor::{
-    Access, Capabilities, ConnectParams, Domain, Fabric, FabricKind, Immediate, Link, QueuePair,
-    QueuePairConfig, QueuePairCore, RemoteRange, RemoteRegion, Role, Runtime, SlotKey, TokioRuntime,
-    WorkRequest,
+    Capabilities, Fabric, FabricKind, Immediate, Link, QueuePair, QueuePairCore, Runtime, SlotKey,
+    TokioRuntime, WorkRequest,
 };
 
-const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 256 };
 const SMALL: usize = 8;
 const SERVER: &str = "/job:bench/replica:0/task:0";
 const PULLER: &str = "/job:bench/replica:0/task:1";
@@ -92,68 +90,6 @@ fn reactor_layer(criterion: &mut Criterion) {
     });
 }
 
-/// The last region of a pool.
-#[derive(Debug)]
-struct Regions(Arc<dyn Domain>, Access, Mutex<Option<RemoteRegion>>);
-
-impl BlockVisitor for Regions {
-    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
-        let region = self.0.register(block, self.1).map_err(|error| VisitError(Arc::new(error)))?;
-        *self.2.lock().expect("no panic before") = Some(region);
-        Ok(())
-    }
-}
-
-fn pool(domain: &Arc<dyn Domain>, access: Access) -> (Pool, Arc<Regions>) {
-    let pool = Pool::new(PoolConfig::new("bench")).expect("a pool");
-    let regions = Arc::new(Regions(domain.clone(), access, Mutex::default()));
-    pool.add_visitor(regions.clone()).expect("no blocks yet");
-    (pool, regions)
-}
-
-/// Two connected queue pairs, and a write of 8 bytes from the first to the second.
-struct Pair {
-    writer: QueuePair,
-    reader: QueuePair,
-    bytes: Buf,
-    target: RemoteRange,
-    _lent: Granted,
-    _domains: [Arc<dyn Domain>; 2],
-}
-
-impl Pair {
-    async fn connect(fabric: &dyn Fabric, runtime: &dyn Runtime) -> Self {
-        let domains = [(); 2].map(|()| fabric.open_domain().expect("a domain"));
-        let (source, _) = pool(&domains[0], Access::LOCAL);
-        let (receive, regions) = pool(&domains[1], Access::RECEIVE);
-        let bytes = source.try_alloc(SMALL).expect("a buffer").freeze();
-        let lent = receive.try_alloc(SMALL).expect("a buffer").grant();
-        let ends = domains.each_ref().map(|domain| domain.prepare(DEPTHS).expect("a side"));
-        let data = ends.each_ref().map(|end| end.connection_data());
-        let [first, second] = ends;
-        let limit = Duration::from_secs(10);
-        let params = |peer, role| ConnectParams { peer, role, peer_address: None, limit };
-        let [first_data, second_data] = data;
-        let (writer, reader) = futures::join!(
-            first.connect(params(second_data, Role::Dialer)),
-            second.connect(params(first_data, Role::Acceptor))
-        );
-        let [writer, reader] =
-            [writer, reader].map(|connected| connected.expect("a connection").spawn(runtime));
-        let region = regions.2.lock().expect("no panic before").expect("a region");
-        writer.add_remote_region(region);
-        let (region, generation) = (region.region, region.generation);
-        let target = RemoteRange { region, generation, offset: lent.offset() as u64, length: SMALL as u64 };
-        Self { writer, reader, bytes, target, _lent: lent, _domains: domains }
-    }
-
-    async fn write(&self) {
-        let write = self.writer.write_imm(self.bytes.clone(), self.target, Immediate(7));
-        self.reader.next_arrival().await.expect("an arrival");
-        write.await.expect("a completion");
-    }
-}
-
 fn fabric_layer(criterion: &mut Criterion) {
     let runtime = tokio_runtime();
     let _inside = runtime.enter();
@@ -163,7 +99,7 @@ fn fabric_layer(criterion: &mut Criterion) {
         Arc::new(TcpFabric::new(clock.clone(), TcpConfig::default())),
     ];
     for fabric in fabrics {
-        let pair = runtime.block_on(Pair::connect(&*fabric, &*clock));
+        let pair = runtime.block_on(FabricPair::connect(&*fabric, &*clock));
         let name = format!("fabric/write 8 B with immediate, take it, complete, {}", fabric.kind());
         criterion.bench_function(&name, |bencher| bencher.iter(|| runtime.block_on(pair.write())));
     }

@@ -6,10 +6,13 @@
 
 #![allow(clippy::expect_used)] // a case that cannot run stops, and the check with it
 
-use std::{future::IntoFuture, pin::Pin};
+use std::{future::IntoFuture, pin::Pin, sync::Arc};
 
 use futures::stream::{FuturesUnordered, StreamExt};
-use tensorwire::{FabricKind, Peer, Step, Tensor, Wait, Worker};
+use tensorwire::{FabricKind, Peer, RemoteTensor, Step, Tensor, Wait, Worker};
+use tensorwire_benches::fabric_pair::FabricPair;
+use tensorwire_fabric_shm::ShmFabric;
+use tensorwire_verbs_reactor::TokioRuntime;
 use tokio::runtime::Runtime;
 
 /// A name that the receiver finds in the catalogue.
@@ -83,6 +86,14 @@ impl Pair {
         }
     }
 
+    /// Pulls of a published value, by a handle.
+    async fn pull_by(&self, handle: &RemoteTensor, count: usize) {
+        for _ in 0..count {
+            let pulled = handle.fetch().await.expect("a pull");
+            assert_eq!(pulled.bytes().len(), 8);
+        }
+    }
+
     /// Receives of a step, each of a value that is there.
     async fn receive(&self, steps: &(Step, Step), sent: &Tensor, count: usize) {
         let (sender, receiver) = (steps.0.to(&self.to_client), steps.1.from(&self.to_server));
@@ -114,12 +125,25 @@ fn main() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let shm = runtime.block_on(Pair::over(FabricKind::SHM));
     case(&runtime, "shm, 8 B out of the catalogue", |count| shm.pull(FOUND, 8, count));
+    let handle = shm.to_server.tensor(FOUND).expect("a name");
+    case(&runtime, "shm, 8 B out of the catalogue by a handle", |count| shm.pull_by(&handle, count));
     case(&runtime, "shm, 64 KiB out of the catalogue", |count| shm.pull(LONG, LONG_BYTES, count));
     case(&runtime, "shm, 8 B by message", |count| shm.pull(ASKED, 8, count));
     let (steps, sent) = ((shm.server.step(1), shm.client.step(1)), tensor(&shm.server, 8));
     case(&runtime, "shm, 8 B sent and received in a step", |count| shm.receive(&steps, &sent, count));
     drop(steps);
     runtime.block_on(shm.shutdown());
+    drop(handle);
+    let inside = runtime.enter();
+    let clock = Arc::new(TokioRuntime::current().expect("inside a runtime"));
+    let fabric = ShmFabric::new(clock.clone()).expect("shared memory");
+    let alone = runtime.block_on(FabricPair::connect(&fabric, &*clock));
+    case(&runtime, "shm, 8 B written and taken, without a worker", async |count| {
+        for _ in 0..count {
+            alone.write_inline().await;
+        }
+    });
+    drop((alone, fabric, inside));
     let tcp = runtime.block_on(Pair::over(FabricKind::TCP));
     case(&runtime, "tcp, 8 B", |count| tcp.pull(FOUND, 8, count));
     case(&runtime, "tcp, 8 B, 50 outstanding", |count| tcp.pull_many(FOUND, 8, count));

@@ -361,7 +361,8 @@ impl Target {
         let source = resident.ok_or(PeerViolation::OutOfBounds)?;
         let access = copy.destination.access(copy.done, length).map_err(|_| PeerViolation::NotGranted)?;
         // SAFETY: `source` is readable for `length` bytes: `resident` promises it. `access` covers `length` bytes of a live
-        // grant that no slice of this process aliases, in another mapping. The peer may change the source meanwhile: `finish` checks its `closed` word before the arrival is passed on.
+        // grant that no slice of this process aliases, in another mapping. The peer may change the source meanwhile: `finish`
+        // checks its `closed` word before the arrival is passed on.
         unsafe { copy_raw(access.pointer(), source, length, copy.reason) };
         copy.done += length;
         Ok(length)
