@@ -13,7 +13,7 @@
 //! | `frame` | the stream's frames, in bytes |
 //! | `outgoing` | queued writes, requests and answers, and their frames |
 //! | `sender` | posted writes, gathered into as few system calls as possible |
-//! | `gathering` | whether a small write waits for others |
+//! | `gathering` | whether a write waits for others |
 //! | `reads` | one-sided reads of this side, requested in parts |
 //! | `ahead` | bytes that were read before it is known what they are |
 //! | `receiver` | received frames: their checks, and the copy into granted memory |

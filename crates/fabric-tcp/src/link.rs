@@ -25,6 +25,7 @@ use tokio::io::unix::AsyncFd;
 use crate::{
     closing::Closing,
     frame::{Ending, Frame, Key, WriteFrame},
+    gathering::Queued,
     outgoing::{Outgoing, Part},
     protection::Stream,
     reads::{Read, Reads},
@@ -292,8 +293,7 @@ impl Link for TcpLink {
         }
         match self.resolve(key, request) {
             Ok((first, rest)) => match self.sender.post([first].into_iter().chain(rest)) {
-                Some(queued) if request.length() <= SMALL_BYTES_MAX as u64 => self.send_small(queued),
-                Some(_) => self.send(),
+                Some(queued) => self.send_posted(queued),
                 None => self.core.complete(key, request.length(), Err(self.over())),
             },
             Err(error) => self.core.complete(key, request.length(), Err(error)),
@@ -318,7 +318,7 @@ impl Link for TcpLink {
         match self.sender.post_copy(&frame.encode(), bytes) {
             Ok(queued) => {
                 self.core.count_sent(bytes.len() as u64);
-                self.send_small(queued);
+                self.send_posted(queued);
                 Some(Ok(()))
             }
             Err(NotPosted::Full) => None,
@@ -365,8 +365,8 @@ impl TcpLink {
         self.sender.send(self.socket.get_ref(), &self.core, &self.driver);
     }
 
-    fn send_small(&self, queued: u32) {
-        self.sender.send_small(queued, self.socket.get_ref(), &self.core, &self.driver);
+    fn send_posted(&self, queued: Queued) {
+        self.sender.send_posted(queued, self.socket.get_ref(), &self.core, &self.driver);
     }
 
     /// Why nothing can be posted.

@@ -111,7 +111,8 @@ impl Outgoing {
         frame.encode()
     }
 
-    fn length(&self) -> u64 {
+    /// Payload bytes, but for writes that were copied.
+    pub(super) fn length(&self) -> u64 {
         self.local.len() as u64
     }
 

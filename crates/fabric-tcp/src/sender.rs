@@ -21,7 +21,7 @@ use tensorwire_verbs_reactor::{FabricError, QueuePairCore};
 
 use crate::{
     frame::{Frame, HEADER_BYTES, Header, READS_MAX},
-    gathering::{Gathering, Next},
+    gathering::{Gathering, Next, Queued},
     outgoing::{FRAME_BYTES, Outgoing, Pieces},
     socket::{Socket, loss},
 };
@@ -41,7 +41,7 @@ const COPIED_BYTES_MAX: usize = 64 << 10;
 /// The most bytes of memory for copied writes that a connection at rest keeps, twice.
 const SPARE_BYTES_MAX: usize = 8 << 10;
 
-/// The most bytes of a write that may be copied, or wait for others.
+/// The most bytes of a write that may be copied.
 pub(super) const SMALL_BYTES_MAX: usize = 4 << 10;
 
 /// The state of sending.
@@ -92,8 +92,8 @@ pub(super) enum NotPosted {
 #[derive(Debug, Default)]
 struct Posted {
     writes: VecDeque<Outgoing>,
-    /// How many posts `writes` consists of.
-    posts: u32,
+    /// What `writes` consists of.
+    queued: Queued,
     /// Memory for copied writes.
     spare: Vec<u8>,
     /// Whether nothing can be posted any more.
@@ -144,19 +144,20 @@ impl Sender {
         }
     }
 
-    /// Queues all of `writes`, whose number is bounded by the slots' weights. Returns the number of posts that no task
-    /// has begun to send; after the end it queues none and returns `None`.
-    pub(super) fn post(&self, writes: impl IntoIterator<Item = Outgoing>) -> Option<u32> {
+    /// Queues all of `writes`, whose number is bounded by the slots' weights. Returns what no task has begun to send;
+    /// after the end it queues none and returns `None`.
+    pub(super) fn post(&self, writes: impl IntoIterator<Item = Outgoing>) -> Option<Queued> {
         let mut posted = self.posted();
         if posted.over {
             return None;
         }
-        posted.writes.extend(writes);
-        Some(self.note(&mut posted))
+        let mut bytes = 0;
+        posted.writes.extend(writes.into_iter().inspect(|write| bytes += write.length()));
+        Some(self.note(&mut posted, bytes))
     }
 
     /// As [`post`](Self::post), for a small write whose bytes are copied, so that it is complete.
-    pub(super) fn post_copy(&self, header: &Header, body: &[u8]) -> Result<u32, NotPosted> {
+    pub(super) fn post_copy(&self, header: &Header, body: &[u8]) -> Result<Queued, NotPosted> {
         let bytes = HEADER_BYTES + body.len();
         let mut posted = self.posted();
         if posted.over {
@@ -173,13 +174,15 @@ impl Sender {
         if let Some(copies) = posted.writes.back_mut().and_then(Outgoing::copies) {
             append(copies, header, body);
         }
-        Ok(self.note(&mut posted))
+        Ok(self.note(&mut posted, body.len() as u64))
     }
 
-    fn note(&self, posted: &mut Posted) -> u32 {
-        posted.posts += 1;
+    /// Records a post of so many bytes.
+    fn note(&self, posted: &mut Posted, bytes: u64) -> Queued {
+        posted.queued.posts += 1;
+        posted.queued.bytes += bytes;
         self.has_news.store(true, Ordering::SeqCst);
-        posted.posts
+        posted.queued
     }
 
     /// Queues the answer to a read. Returns `false` if the peer has more reads outstanding than it may.
@@ -201,15 +204,15 @@ impl Sender {
         self.has_news.store(true, Ordering::SeqCst);
     }
 
-    /// How small posts share system calls.
+    /// How posts share system calls.
     pub(super) fn gathering(&self) -> &Gathering {
         &self.gathering
     }
 
-    /// Sends a post that is the `queued`-th which no task has begun to send, now or with others.
-    pub(super) fn send_small(
+    /// Sends the latest of the posts that are `queued`, now or with others.
+    pub(super) fn send_posted(
         &self,
-        queued: u32,
+        queued: Queued,
         socket: &Socket,
         core: &QueuePairCore,
         driver: &AtomicWaker,
@@ -334,7 +337,7 @@ impl Sender {
         }
         let mut posted = self.posted();
         self.has_news.store(false, Ordering::SeqCst);
-        posted.posts = 0;
+        posted.queued = Queued::default();
         let mut late = VecDeque::new();
         match stream {
             Sending::Open { queue, spare, .. } => {
