@@ -1,7 +1,7 @@
 //! Whether a write is sent at once, by a system call of its own, or together with others.
 //!
-//! A post that is alone is sent at once, because its latency counts. What the handling of one read brings about is sent
-//! after it, as one. Where several writes are posted between two turns of the driver, those that follow wait for its next
+//! A post that is alone is sent at once, because its latency counts. What the handling of one read brings about, or one poll
+//! of a connection's futures, is sent after it, as one. Where several writes are posted between two turns of the driver, those that follow wait for its next
 //! turn. Nothing waits once much is posted.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -40,8 +40,8 @@ pub(super) enum Next {
 /// See the module's documentation. Races between threads cost a system call at most.
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
-    /// Frames are being handled.
-    held: AtomicBool,
+    /// How many tasks handle frames, or post several in a row.
+    holders: AtomicU32,
     /// Posts since the latest turn that were not much.
     posts: AtomicU32,
     /// The latest turn that had posts had several.
@@ -49,14 +49,23 @@ pub(super) struct Gathering {
 }
 
 impl Gathering {
-    /// Posts wait while the answer lives. Whoever has it sends them afterwards.
-    pub(super) fn hold(&self) -> Held<'_> {
-        self.held.store(true, Ordering::SeqCst);
+    /// Posts wait from now on, until each holder has [released](Self::release) them. Each sends afterwards what waits.
+    pub(super) fn hold(&self) {
+        self.holders.fetch_add(1, Ordering::SeqCst);
+    }
+
+    pub(super) fn release(&self) {
+        self.holders.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// As [`hold`](Self::hold), until the answer is dropped.
+    pub(super) fn held(&self) -> Held<'_> {
+        self.hold();
         Held(self)
     }
 
     pub(super) fn is_held(&self) -> bool {
-        self.held.load(Ordering::SeqCst)
+        self.holders.load(Ordering::SeqCst) > 0
     }
 
     /// A turn of the driver, or of a task that has received something in its place.
@@ -91,13 +100,13 @@ impl Gathering {
     }
 }
 
-/// See [`Gathering::hold`].
+/// See [`Gathering::held`].
 #[derive(Debug)]
 pub(super) struct Held<'gathering>(&'gathering Gathering);
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.0.held.store(false, Ordering::SeqCst);
+        self.0.release();
     }
 }
 
@@ -141,7 +150,8 @@ mod tests {
     #[test]
     fn what_the_handling_of_frames_posts_waits_for_its_end_unless_it_is_much() {
         let gathering = Gathering::default();
-        let held = gathering.hold();
+        let held = gathering.held();
+        drop(gathering.held());
         assert!((1..POSTS_MAX).all(|posts| gathering.next(small(posts)) == Next::Nothing));
         assert_eq!(gathering.next(small(POSTS_MAX)), Next::Send);
         let long = |bytes| Queued { posts: 2, bytes };

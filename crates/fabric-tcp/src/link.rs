@@ -242,7 +242,7 @@ impl TcpLink {
 
     /// Ends the connection because the driver is gone and nothing would wake waiting tasks.
     pub(super) fn abandon(&self) {
-        self.flush();
+        self.send();
         let mut receiver = match self.receiver.try_lock() {
             Ok(receiver) => receiver,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
@@ -326,7 +326,20 @@ impl Link for TcpLink {
         }
     }
 
+    fn hold(&self) {
+        self.sender.gathering().hold();
+    }
+
+    fn release(&self) {
+        self.sender.gathering().release();
+        self.sender.flush(self.socket.get_ref(), &self.core, &self.driver);
+    }
+
     fn drive(&self) {
+        // Whoever holds posts sends them, and the driver looks after that.
+        if self.sender.gathering().is_held() {
+            return;
+        }
         self.flush();
         if self.sender.state() == Sent::More {
             self.send();
@@ -352,7 +365,8 @@ impl Link for TcpLink {
     }
 
     fn start_close(&self) {
-        self.flush();
+        // Also what is held: it was posted before.
+        self.send();
         self.closing.by_user();
         if self.receive() == Look::Busy {
             self.driver.wake();

@@ -234,7 +234,7 @@ impl Receiver {
         let mut has_bytes = !self.ahead.is_empty();
         loop {
             if has_bytes {
-                let held = ground.sender.gathering().hold();
+                let held = ground.sender.gathering().held();
                 let handled = self.handle(ground, &mut left);
                 drop(held);
                 ground.flush();

@@ -348,6 +348,26 @@ fn what_waits_for_the_driver_is_sent_before_a_close() {
 }
 
 #[test]
+fn what_one_task_posts_in_a_row_leaves_together() {
+    on_a_runtime(|_| {
+        let mut hand = Hand::waiting(Wait::Sleep);
+        hand.sleep();
+        let together = hand.queue_pair.together();
+        let mut notices: Vec<_> = (0..3).map(|_| Box::pin(hand.queue_pair.notify(Immediate(7)))).collect();
+        assert!(notices.iter_mut().all(|notice| notice.as_mut().now_or_never().is_none()), "also if awaited");
+        drop(together);
+        assert_eq!((readable(&mut hand.peer), hand.woken()), (3 * HEADER_BYTES, 0));
+        assert!(notices.iter_mut().all(|notice| notice.as_mut().now_or_never().is_some()));
+        let together = hand.queue_pair.together();
+        drop(hand.queue_pair.notify(Immediate(7)));
+        let close = hand.queue_pair.close();
+        assert!(Box::pin(close).now_or_never().is_some(), "nothing is outstanding");
+        assert_eq!(readable(&mut hand.peer), 2 * HEADER_BYTES, "and the goodbye");
+        drop(together);
+    });
+}
+
+#[test]
 fn a_task_that_helps_leaves_what_is_left_to_the_driver() {
     /// More than one turn takes.
     const FRAMES: usize = 400;

@@ -36,6 +36,12 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// that is held there.
     fn drive(&self);
 
+    /// From now on posts may wait for a [`release`](Self::release), so that they leave together. Calls are counted.
+    fn hold(&self) {}
+
+    /// Ends one [`hold`](Self::hold). After the last, what waits is sent.
+    fn release(&self) {}
+
     /// Looks for work from the peer, and does a bounded part of it: about 256 KiB. If more is left, this wakes the
     /// [driver](crate::Driver). Cheap when there is nothing to do. Waits neither for the peer nor for a lock that is
     /// held for long. Called many times in a row while polling pays off, by the driver and by tasks that await the
@@ -85,6 +91,24 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 
     /// Lets the peer map the memory of `bytes`, if it lies in a block that can be shared. Never blocks.
     fn share(&self, _bytes: &Buf) {}
+}
+
+/// Posts of a queue pair may wait while this lives, and leave together when it is dropped.
+#[derive(Debug)]
+#[must_use = "posts leave together while this lives"]
+pub struct Together<'queue_pair>(&'queue_pair dyn Link);
+
+impl<'queue_pair> Together<'queue_pair> {
+    pub(crate) fn new(link: &'queue_pair dyn Link) -> Self {
+        link.hold();
+        Self(link)
+    }
+}
+
+impl Drop for Together<'_> {
+    fn drop(&mut self) {
+        self.0.release();
+    }
 }
 
 /// The catalogue of this side, as one connection offers it to its peer.

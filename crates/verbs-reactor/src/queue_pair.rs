@@ -17,7 +17,7 @@ use tensorwire_memory::{Buf, BufMut};
 use crate::{
     Arrival, ArrivalSink, Capabilities, FabricError, FabricKind, Immediate, Link, OfferedCatalogue,
     PeerCatalogue, QueuePairConfig, QueuePairCore, QueuePairStats, ReadDestination, ReadSegment, RegionId,
-    RemoteRange, RemoteRegion, Segment, SlotKey, WorkRequest,
+    RemoteRange, RemoteRegion, Segment, SlotKey, Together, WorkRequest,
     slot::{LinePosition, Reserve},
 };
 
@@ -326,6 +326,12 @@ impl QueuePair {
             core.help().asks();
         }
         posted
+    }
+
+    /// What is posted while the answer lives may leave together when that is dropped. For a task that posts several and awaits
+    /// none meanwhile.
+    pub fn together(&self) -> Together<'_> {
+        Together::new(&*self.shared.link)
     }
 
     /// The next arrival, in the peer's posting order. One consumer at a time.

@@ -130,11 +130,12 @@ impl Driver {
         Self { connection: Some(connection), is_open: true, fabric: fabric.fuse(), work, runtime }
     }
 
-    /// Polls all futures that can make progress.
+    /// Polls all futures that can make progress. What they post leaves together.
     fn work(&mut self, context: &mut Context<'_>) {
         if let Some(connection) = &self.connection {
             self.work.extend(connection.backlog.take());
         }
+        let _together = self.connection.as_ref().map(|connection| connection.queue_pair.together());
         while let Poll::Ready(Some(())) = self.work.poll_next_unpin(context) {}
     }
 
