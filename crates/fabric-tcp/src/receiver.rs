@@ -24,6 +24,12 @@ const TURN_BYTES: usize = 1 << 20;
 /// The most payload bytes of one system call. The kernel acknowledges what it has received meanwhile only between calls.
 const CALL_BYTES: u64 = 256 << 10;
 
+/// The most bytes of a payload that must have come before readiness announces them. More would delay the copying.
+const ANNOUNCED_BYTES_MAX: u64 = 128 << 10;
+
+/// The fewest bytes for which readiness waits; less is announced as it comes.
+const ANNOUNCED_BYTES_MIN: u64 = 64 << 10;
+
 /// The least that a system call, a header or a payload counts as, in bytes, so that a turn of tiny frames is bounded
 /// too.
 const STEP_COST: usize = 4 << 10;
@@ -110,6 +116,8 @@ pub(super) struct Receiver {
     /// Bytes of the earlier ranges of the current logical write, if it continues with another range.
     carried: Option<u64>,
     stopped: bool,
+    /// From how many bytes on readiness announces them.
+    announced_from: u64,
     /// Changes with everything that is received or handled, and with the end.
     finds: u64,
 }
@@ -201,7 +209,14 @@ impl Landing {
 
 impl Receiver {
     pub(super) fn new() -> Self {
-        Self { ahead: Ahead::new(), landing: None, carried: None, stopped: false, finds: 0 }
+        Self {
+            ahead: Ahead::new(),
+            landing: None,
+            carried: None,
+            stopped: false,
+            announced_from: 1,
+            finds: 0,
+        }
     }
 
     /// Stops receiving. Returns false if it was stopped before.
@@ -220,13 +235,30 @@ impl Receiver {
         if self.stopped {
             return Received::Stopped;
         }
-        self.steps(ground).unwrap_or_else(|ending| {
+        let received = self.steps(ground).unwrap_or_else(|ending| {
             self.finds = self.finds.wrapping_add(1);
             self.stop();
             // A driver that is dropped records that before it shuts the socket down. So that is the reason, not what
             // the socket returns from then on.
             Received::Ended(ground.closing.end_without_driver().unwrap_or(ending))
-        })
+        });
+        self.announce(ground.socket);
+        received
+    }
+
+    /// In a long payload, has readiness announce many bytes at once, so that each segment does not wake the driver. They are at most
+    /// half of what must still come, so that the end is copied while it comes, and an encrypted stream may hold a record back.
+    fn announce(&mut self, socket: &Socket) {
+        let left = self.landing.as_ref().map_or(0, Landing::frame_left);
+        let from = match left / 2 {
+            ANNOUNCED_BYTES_MAX.. => ANNOUNCED_BYTES_MAX,
+            ANNOUNCED_BYTES_MIN.. => ANNOUNCED_BYTES_MIN,
+            _ => 1,
+        };
+        // A system that refuses wakes the driver for each segment.
+        if from != self.announced_from && socket.announce_from(from as libc::c_int).is_ok() {
+            self.announced_from = from;
+        }
     }
 
     fn steps(&mut self, ground: Ground<'_>) -> Result<Received, End> {

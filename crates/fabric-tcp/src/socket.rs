@@ -111,6 +111,12 @@ impl Socket {
         self.bare.receive_into(access, next)
     }
 
+    /// Has readiness announce bytes only once so many have come, or the stream has ended. Reads return what there is all the same.
+    /// The kernel announces fewer if its buffer has no room for so many, and acknowledges them at once.
+    pub(super) fn announce_from(&self, bytes: libc::c_int) -> io::Result<()> {
+        set(&self.bare, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)
+    }
+
     /// Discards up to `limit` received bytes, without touching memory.
     pub(super) fn discard(&self, limit: usize) -> io::Result<usize> {
         self.bare.discard(limit)

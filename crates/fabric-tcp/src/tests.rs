@@ -19,12 +19,20 @@ use std::{
 use futures::FutureExt as _;
 #[cfg(feature = "test-certificates")]
 use rustls::ClientConnection;
+use tensorwire_memory::{GrantEnd, Pool, PoolConfig};
 use tensorwire_verbs_reactor::{
-    Capabilities, Driver, Immediate, QueuePair, QueuePairConfig, RegionTable, Spinner, Wait,
+    Access, Capabilities, Driver, Immediate, QueuePair, QueuePairConfig, RegionTable, RemoteRange, Spinner,
+    Wait,
 };
 use tokio::runtime::Runtime as Tokio;
 
-use crate::{Stream, clock::Clock, driver::TcpDriven, frame::HEADER_BYTES, link::TcpLink};
+use crate::{
+    Stream,
+    clock::Clock,
+    driver::TcpDriven,
+    frame::{Ending, Frame, HEADER_BYTES, Key, WriteFrame},
+    link::TcpLink,
+};
 
 #[cfg(feature = "test-certificates")]
 use crate::tls::{
@@ -49,6 +57,7 @@ impl Wake for Count {
 struct Hand {
     driver: Driver<TcpDriven>,
     queue_pair: QueuePair,
+    table: Arc<RegionTable>,
     peer: TcpStream,
     clock: Clock,
     count: Arc<Count>,
@@ -74,11 +83,11 @@ impl Hand {
         let clock = Clock::default();
         let table = Arc::new(RegionTable::new(&clock));
         let depths = QueuePairConfig { send_depth: 16, receive_depth: 1024 };
-        let (link, queue_pair) = TcpLink::new(table, depths, Capabilities::WRITES, stream).unwrap();
+        let (link, queue_pair) = TcpLink::new(table.clone(), depths, Capabilities::WRITES, stream).unwrap();
         let driver = TcpDriven::start(link, Arc::new(clock.clone()), spinner.clone());
         let count = Arc::new(Count::default());
         let waker = Waker::from(count.clone());
-        Self { driver, queue_pair, peer, clock, count, waker }
+        Self { driver, queue_pair, table, peer, clock, count, waker }
     }
 
     fn poll(&mut self) -> Poll<()> {
@@ -386,6 +395,47 @@ fn a_task_that_helps_leaves_what_is_left_to_the_driver() {
         hand.turn(tokio);
         hand.sleep();
         assert_eq!(hand.arrivals(), 8 + FRAMES as u64);
+    });
+}
+
+#[test]
+fn a_long_payload_wakes_a_sleeping_driver_a_few_times_and_its_end_at_once() {
+    const BYTES: usize = 1 << 20;
+    const PIECE: usize = 32 << 10;
+    on_a_runtime(|tokio| {
+        let mut hand = Hand::waiting(Wait::Sleep);
+        let pool = Pool::new(PoolConfig { block_bytes: BYTES, ..PoolConfig::new("target") }).unwrap();
+        let granted = pool.try_alloc(BYTES).unwrap().grant();
+        let region = hand.table.register(&hand.clock, granted.block().unwrap(), Access::RECEIVE);
+        let range = RemoteRange {
+            region: region.region,
+            generation: region.generation,
+            offset: granted.offset() as u64,
+            length: BYTES as u64,
+        };
+        let ending = Ending::Immediate(Immediate(7));
+        let frame = WriteFrame { range, key: Key(region.key), length: BYTES as u64, ending };
+        hand.sleep();
+        for arrivals in 1..=2 {
+            hand.peer.write_all(&Frame::Write(frame).encode()).unwrap();
+            let mut wake_ups = 0;
+            for _ in 0..BYTES / PIECE {
+                hand.peer.write_all(&[1; PIECE]).unwrap();
+                for _ in 0..10 {
+                    tokio.block_on(tokio::task::yield_now());
+                    if hand.woken() > 0 {
+                        wake_ups += 1;
+                        assert!(hand.poll().is_pending());
+                    }
+                }
+            }
+            assert_eq!(hand.arrivals(), arrivals);
+            assert!((4..20).contains(&wake_ups), "{wake_ups} for {} pieces", BYTES / PIECE);
+        }
+        hand.receive_one(tokio);
+        assert_eq!(hand.arrivals(), 3, "what is short is announced as it comes");
+        drop(hand);
+        assert!(granted.end(GrantEnd::QueuePairDrained).is_ok());
     });
 }
 
