@@ -162,7 +162,7 @@ impl Source for Always {
     fn take(
         &self,
         _: Scope,
-        _: &str,
+        _: &Arc<str>,
     ) -> impl Future<Output = Result<(), Status>> + Send + Unpin + 'static + use<> {
         future::ready(Ok(()))
     }

@@ -300,7 +300,7 @@ pub trait Source: Send + Sync {
     fn take(
         &self,
         scope: Scope,
-        key: &str,
+        key: &Arc<str>,
     ) -> impl Future<Output = Result<Self::Taken, Status>> + Send + Unpin + 'static + use<Self>;
 
     /// What to send for `taken`.

@@ -3,7 +3,7 @@
 mod device;
 mod hasher;
 
-use std::{fmt, ops::Range, str::FromStr, sync::Arc};
+use std::{array, fmt, ops::Range, str::FromStr, sync::Arc};
 
 pub use device::{DeviceName, InvalidDeviceName};
 pub(crate) use hasher::KeyHash;
@@ -33,9 +33,10 @@ use crate::{
 /// ```
 #[derive(Clone)]
 pub struct Key {
-    text: String,
-    /// Source, incarnation, destination, edge, frame:iteration within `text`.
-    parts: [Range<usize>; 5],
+    text: Arc<str>,
+    /// Where source, incarnation, destination, edge and frame:iteration end within `text`. The next one begins behind a
+    /// semicolon.
+    ends: [usize; 5],
     incarnation: u64,
     /// Source and destination, which the keys of other edges share.
     devices: Arc<(DeviceName, DeviceName)>,
@@ -68,15 +69,14 @@ impl Key {
         if has_active(text) {
             return None;
         }
-        let mut parts: [Range<usize>; 5] = Default::default();
+        let (mut parts, mut ends) = ([""; 5], [0; 5]);
         let mut next = 0;
-        for part in &mut parts {
-            let end = text.get(next..)?.find(';').map_or(text.len(), |length| next + length);
-            *part = next..end;
-            next = (end + 1).min(text.len());
+        for (part, end) in parts.iter_mut().zip(&mut ends) {
+            *end = text.get(next..)?.find(';').map_or(text.len(), |length| next + length);
+            *part = text.get(next..*end).unwrap_or_default();
+            next = (*end + 1).min(text.len());
         }
-        let [source, incarnation, destination, edge, frame_iteration] =
-            parts.each_ref().map(|part| text.get(part.clone()).unwrap_or_default());
+        let [source, incarnation, destination, edge, frame_iteration] = parts;
         if next != text.len() || edge.is_empty() || frame_iteration.is_empty() {
             return None;
         }
@@ -84,7 +84,7 @@ impl Key {
             incarnation.len() <= 16 && incarnation.bytes().all(|digit| digit.is_ascii_hexdigit());
         let incarnation = hexadecimal.then(|| u64::from_str_radix(incarnation, 16).ok())??;
         let devices = (DeviceName::parse(source).ok()?, DeviceName::parse(destination).ok()?);
-        Some(Self { text: text.to_owned(), parts, incarnation, devices: Arc::new(devices) })
+        Some(Self { text: text.into(), ends, incarnation, devices: Arc::new(devices) })
     }
 
     /// Makes a key from its parts.
@@ -97,8 +97,15 @@ impl Key {
         &self.text
     }
 
+    /// The text, to be shared.
+    pub fn text(&self) -> &Arc<str> {
+        &self.text
+    }
+
     fn part(&self, part: usize) -> &str {
-        self.parts.get(part).and_then(|range| self.text.get(range.clone())).unwrap_or_default()
+        let before = part.checked_sub(1).and_then(|before| self.ends.get(before));
+        let start = before.map_or(0, |end| end + 1);
+        self.ends.get(part).and_then(|&end| self.text.get(start..end)).unwrap_or_default()
     }
 
     /// The source device, as written.
@@ -143,26 +150,29 @@ impl Key {
     pub fn with_edge(&self, edge: &str) -> Result<Self, InvalidKey> {
         let (before, after) = self.around_edge();
         let text = [before, edge, after].concat();
-        if edge.is_empty() || edge.contains(';') || has_active(edge) {
-            return Err(InvalidKey(text));
-        }
-        let [source, incarnation, destination, _, frame_iteration] = self.parts.clone();
-        let edge = before.len()..before.len() + edge.len();
-        let frame_iteration = edge.end + 1..edge.end + 1 + frame_iteration.len();
-        let parts = [source, incarnation, destination, edge, frame_iteration];
-        Ok(Self { text, parts, incarnation: self.incarnation, devices: self.devices.clone() })
+        if is_edge(edge) { Ok(self.alike(text.into(), edge.len())) } else { Err(InvalidKey(text)) }
     }
 
-    /// The key in `text`, if it has the text of this one but for the edge. Costs less than [`parse`](Self::parse).
-    pub fn parse_alike(&self, text: &str) -> Option<Self> {
+    /// The key in `text`, if it has the text of this one but for the edge. Costs less than [`parse`](Self::parse), and shares
+    /// `text`.
+    pub fn parse_alike(&self, text: &Arc<str>) -> Option<Self> {
         let (before, after) = self.around_edge();
-        self.with_edge(text.strip_prefix(before)?.strip_suffix(after)?).ok()
+        let edge = text.strip_prefix(before)?.strip_suffix(after)?;
+        is_edge(edge).then(|| self.alike(text.clone(), edge.len()))
+    }
+
+    /// The key in `text`, which has the text of this one but for the edge of `edge` bytes.
+    fn alike(&self, text: Arc<str>, edge: usize) -> Self {
+        let [source, incarnation, destination, edge_end, last] = self.ends;
+        let end = destination + 1 + edge;
+        let ends = [source, incarnation, destination, end, end + (last - edge_end)];
+        Self { text, ends, incarnation: self.incarnation, devices: self.devices.clone() }
     }
 
     /// The text before the edge, and after it.
     fn around_edge(&self) -> (&str, &str) {
-        let [_, _, _, edge, _] = &self.parts;
-        (self.text.get(..edge.start).unwrap_or_default(), self.text.get(edge.end..).unwrap_or_default())
+        let [_, _, destination, edge, _] = self.ends;
+        (self.text.get(..=destination).unwrap_or_default(), self.text.get(edge..).unwrap_or_default())
     }
 
     /// The same edge for another incarnation of the source.
@@ -174,28 +184,31 @@ impl Key {
 
     /// The text of [`with_incarnation`](Self::with_incarnation).
     pub fn text_with_incarnation(&self, incarnation: u64) -> String {
-        let mut text = String::with_capacity(self.text.len() + 2 * size_of::<u64>());
-        text.push_str(self.source());
-        text.push(';');
-        let mut digits = [b'0'; 2 * size_of::<u64>()];
-        for (digit, shift) in digits.iter_mut().rev().zip((0..).step_by(4)) {
-            let value = (incarnation >> shift) as u8 & 0xf;
-            *digit = if value < 10 { b'0' + value } else { b'a' + value - 10 };
-        }
-        text.push_str(str::from_utf8(&digits).unwrap_or_default());
-        for part in [self.destination(), self.edge(), self.frame_iteration()] {
-            text.push(';');
-            text.push_str(part);
-        }
-        text
+        let digits: [u8; 2 * size_of::<u64>()] = array::from_fn(|digit| {
+            let value = (incarnation >> (60 - 4 * digit)) as u8 & 0xf;
+            value + if value < 10 { b'0' } else { b'a' - 10 }
+        });
+        let digits = str::from_utf8(&digits).unwrap_or_default();
+        let [source, end, .., last] = self.ends;
+        let part = |range| self.text.get(range).unwrap_or_default();
+        [part(0..source), ";", digits, part(end..last)].concat()
     }
 
     /// The key without its incarnation, which is compared separately: `source;destination;edge;frame:iteration`.
     pub fn table_key(&self) -> String {
-        let [source, incarnation, .., frame_iteration] = &self.parts;
-        let others = self.text.get(incarnation.end..frame_iteration.end);
-        [self.text.get(..source.end), others].map(Option::unwrap_or_default).concat()
+        self.table_key_parts().map(|part| self.text.get(part).unwrap_or_default()).concat()
     }
+
+    /// Where [`table_key`](Self::table_key) lies within the text.
+    pub fn table_key_parts(&self) -> [Range<usize>; 2] {
+        let [source, incarnation, .., last] = self.ends;
+        [0..source, incarnation..last]
+    }
+}
+
+/// Whether `edge` can be the edge of a key.
+fn is_edge(edge: &str) -> bool {
+    !edge.is_empty() && !edge.contains(';') && !has_active(edge)
 }
 
 impl PartialEq for Key {
@@ -405,7 +418,7 @@ mod tests {
             &EXAMPLE.replace("1ed2", "1ed3"),
             &EXAMPLE.replace("0:0", "0:1"),
         ] {
-            assert_eq!(key.parse_alike(text), None, "{text}");
+            assert_eq!(key.parse_alike(&text.into()), None, "{text}");
         }
     }
 
@@ -428,8 +441,8 @@ mod tests {
             prop_assert_eq!(again.edge(), &edge);
             prop_assert_eq!(again.source(), &source);
             prop_assert_eq!(again.frame_iteration(), format!("{frame}:{iteration}"));
-            let alike = key.with_edge("another").unwrap().parse_alike(key.as_str()).unwrap();
-            prop_assert_eq!(format!("{:?}", alike.parts), format!("{:?}", again.parts));
+            let alike = key.with_edge("another").unwrap().parse_alike(key.text()).unwrap();
+            prop_assert_eq!(alike.ends, again.ends);
             prop_assert_eq!((&alike.devices, alike.table_key()), (&again.devices, again.table_key()));
         }
 

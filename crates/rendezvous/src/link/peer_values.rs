@@ -1,13 +1,15 @@
 //! Answers to a peer's requests: values of steps, and published tensors.
 
-use std::{future::Future, sync::Arc};
-
-use futures::{
-    FutureExt as _, TryFutureExt as _,
-    future::{Either, Ready, ready},
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
 };
+
+use futures::{FutureExt as _, TryFutureExt as _};
 use tensorwire_memory::Buf;
-use tensorwire_protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, Value, Wanted};
+use tensorwire_protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, StepId, Value, Wanted};
 use tensorwire_verbs_reactor::{BoxFuture, CELL_CONTENT_BYTES, OfferedCatalogue};
 use tokio_util::sync::CancellationToken;
 
@@ -17,8 +19,9 @@ use crate::{
     values::{
         SharedValues,
         catalogue::Listing,
+        device_copy::is_on_host,
         published::Edition,
-        steps::StepRef,
+        steps::{AskedTake, StepRef},
         table::{TakenValue, dropped},
         tensor::Tensor,
         value_guard::ValueGuard,
@@ -32,7 +35,8 @@ pub(crate) struct PeerValues {
     pub(crate) peer: String,
     /// The peer's name, parsed; empty if it is not a worker's name, so that no key matches it.
     device: DeviceName,
-    /// A key from this worker to the peer. Those that the peer requests differ from it in the edge alone, mostly.
+    /// A key from this worker to the peer. Those that the peer requests differ from it in the edge alone, mostly, and need not
+    /// be parsed and checked then.
     key: Option<Key>,
     pub(crate) meter: Arc<Meter>,
     /// The catalogue that the peer reads, if the fabric has them.
@@ -49,7 +53,10 @@ impl PeerValues {
         let device = peer.parse().unwrap_or_default();
         let key = Key::builder().source(&values.worker).incarnation(values.incarnation).destination(peer);
         let key = key.edge("any").build().ok();
-        Self { values: values.clone(), peer: peer.to_owned(), device, key, meter, catalogue }
+        let mut own =
+            Self { values: values.clone(), peer: peer.to_owned(), device, key: None, meter, catalogue };
+        own.key = key.filter(|key| own.check(key).is_ok());
+        own
     }
 
     /// The published tensor, which the peer reads by itself the next time, if it can.
@@ -81,47 +88,93 @@ impl PeerValues {
         Ok(())
     }
 
+    /// Checks that the peer may receive values of `key`.
+    fn check(&self, key: &Key) -> Result<(), Status> {
+        self.check_ends(key)?;
+        self.values.check_incarnation(key)
+    }
+
+    /// Joins the receivers of `key` in `step`, and takes a value if one is there.
+    fn ask(&self, (step, is_now): (StepId, bool), key: &Arc<str>) -> Result<(Key, AskedTake), Status> {
+        let alike = self.key.as_ref().and_then(|own| own.parse_alike(key));
+        let is_checked = alike.is_some();
+        let key = alike.map_or_else(|| key.parse(), Ok)?;
+        let asked = self.values.steps.ask(step, &self.peer)?;
+        if !is_checked {
+            self.check(&key)?;
+        }
+        self.values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
+        // A request that must not wait is made with a cancelled token.
+        let cancelled = is_now.then(CancellationToken::new);
+        cancelled.iter().for_each(CancellationToken::cancel);
+        let take = asked.take_unless(&key, cancelled.as_ref());
+        Ok((key, take))
+    }
+
+    /// Takes a value of a step.
+    fn of_step(&self, step: (StepId, bool), key: &Arc<str>) -> Taking {
+        let (key, take) = match self.ask(step, key) {
+            Ok(asked) => asked,
+            Err(status) => return Taking::Found(Some(Err(status))),
+        };
+        let is_there = match take.found() {
+            Some(Ok(value)) => is_on_host(&key, &value.send_args),
+            Some(Err(_)) => true,
+            None => false,
+        };
+        if is_there {
+            return Taking::There(Some(take));
+        }
+        Taking::Later(Box::pin(async move {
+            let (value, step) = take.wait().await?;
+            let mut held = ValueGuard::new(value);
+            held.bring_to_host(&key).await?;
+            let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
+            Ok(Taken::Step { value, on_host: on_host.map(Box::new), step })
+        }))
+    }
+
     /// Takes a value. The receiver is queued before this returns.
-    fn taking(&self, scope: Scope, key: &str) -> Taking {
-        let values = &self.values;
-        let step = match scope {
+    fn taking(&self, scope: Scope, key: &Arc<str>) -> Taking {
+        match scope {
             Scope::Published | Scope::Versioned(Wanted::Now) => {
-                return Either::Left(ready(self.published(key).map(Taken::Published)));
+                Taking::Found(Some(self.published(key).map(Taken::Published)))
             }
             Scope::Versioned(wanted) => {
-                let (values, name) = (values.clone(), key.to_owned());
+                let (values, name) = (self.values.clone(), key.clone());
                 let newer = async move { values.published.edition(&name, wanted).await };
-                return Either::Right(newer.map_ok(Taken::Published).boxed());
+                Taking::Later(newer.map_ok(Taken::Published).boxed())
             }
-            Scope::Step(step) | Scope::StepNow(step) => step,
-        };
-        let take = || {
-            let alike = self.key.as_ref().and_then(|own| own.parse_alike(key));
-            let key = alike.map_or_else(|| key.parse(), Ok)?;
-            let asked = values.steps.ask(step, &self.peer)?;
-            self.check_ends(&key)?;
-            values.check_incarnation(&key)?;
-            values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
-            // A request that must not wait is made with a cancelled token.
-            let cancelled = matches!(scope, Scope::StepNow(_)).then(CancellationToken::new);
-            cancelled.iter().for_each(CancellationToken::cancel);
-            Ok((asked.take_unless(&key.table_key(), cancelled.as_ref()), key))
-        };
-        match take() {
-            Ok((take, key)) => Either::Right(Box::pin(async move {
-                let (value, step) = take.await?;
-                let mut held = ValueGuard::new(value);
-                held.bring_to_host(&key).await?;
-                let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
-                Ok(Taken::Step { value, on_host, step })
-            })),
-            Err(status) => Either::Left(ready(Err(status))),
+            Scope::Step(step) => self.of_step((step, false), key),
+            Scope::StepNow(step) => self.of_step((step, true), key),
         }
     }
 }
 
 /// A future of a value. Only one that may have to wait is boxed.
-type Taking = Either<Ready<Result<Taken, Status>>, BoxFuture<'static, Result<Taken, Status>>>;
+enum Taking {
+    /// A published value, or why there is none.
+    Found(Option<Result<Taken, Status>>),
+    /// A value of a step that is there. If this is dropped, the value returns to its queue.
+    There(Option<AskedTake>),
+    Later(BoxFuture<'static, Result<Taken, Status>>),
+}
+
+impl Future for Taking {
+    type Output = Result<Taken, Status>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let found = match self.get_mut() {
+            Self::Found(found) => found.take(),
+            Self::There(take) => take.take().and_then(AskedTake::now).map(|taken| {
+                let (value, step) = taken?;
+                Ok(Taken::Step { value, on_host: None, step })
+            }),
+            Self::Later(taking) => return taking.as_mut().poll(context),
+        };
+        Poll::Ready(found.unwrap_or_else(|| Err(dropped())))
+    }
+}
 
 /// A value taken to answer one request.
 #[derive(Debug)]
@@ -130,7 +183,7 @@ pub(crate) enum Taken {
     Step {
         value: TakenValue,
         /// The copy in host memory, if the value is in device memory.
-        on_host: Option<Tensor>,
+        on_host: Option<Box<Tensor>>,
         /// A reference to the step, so that the value can be put back.
         step: StepRef,
     },
@@ -141,7 +194,7 @@ pub(crate) enum Taken {
 impl Taken {
     pub(crate) fn tensor(&self) -> &Tensor {
         match self {
-            Self::Step { value, on_host, .. } => on_host.as_ref().unwrap_or(&value.value.tensor),
+            Self::Step { value, on_host, .. } => on_host.as_deref().unwrap_or(&value.value.tensor),
             Self::Published(edition) => &edition.tensor,
         }
     }
@@ -154,7 +207,7 @@ impl Source for PeerValues {
     fn take(
         &self,
         scope: Scope,
-        key: &str,
+        key: &Arc<str>,
     ) -> impl Future<Output = Result<Taken, Status>> + Send + Unpin + 'static + use<> {
         let meter = self.meter.clone();
         self.taking(scope, key).inspect_ok(move |taken| meter.sends(taken.tensor().metadata().byte_length))

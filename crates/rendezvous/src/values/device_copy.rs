@@ -46,6 +46,11 @@ pub(crate) async fn copy_for(key: &Key, value: &Value, to: &RecvArgs) -> Result<
     copied(key, &value.tensor, source, destination, attributes).await
 }
 
+/// Whether a value of `key` with these arguments is in host memory.
+pub(crate) fn is_on_host(key: &Key, args: &SendArgs) -> bool {
+    args.device_context.is_none() || matches!(MemorySide::of_sender(key, args), MemorySide::Host)
+}
+
 /// Copies the value to host memory, for another worker. `None` if it is in host memory.
 pub(crate) async fn copy_on_host(key: &Key, value: &Value) -> Result<Option<Tensor>, Status> {
     let gpu_compatible = value.send_args.attributes.gpu_compatible;

@@ -43,7 +43,9 @@ impl Values {
     pub(crate) fn lose(&self, peer: &str, steps: &[StepId], why: &str) {
         self.lost.note(steps, peer, why);
         for &step in steps {
-            self.steps.drop_values(step, |key| destination_worker(key).is_some_and(|worker| worker == peer));
+            self.steps.drop_values(step, |key| {
+                destination_worker(&key.to_string()).is_some_and(|worker| worker == peer)
+            });
         }
     }
 

@@ -176,7 +176,7 @@ impl Step {
         if let Some(status) = receiver.and_then(|receiver| values.lost.status(self.id, &receiver)) {
             return Err(self.aborted(status));
         }
-        let sent = values.steps.send(step, &key.table_key(), args, tensor.remember_checksums());
+        let sent = values.steps.send(step, key, args, tensor.remember_checksums());
         sent.map_err(|refused| match refused {
             SendRefused::Full { waiting, cap } => WorkerError::TableFull { waiting, cap },
             SendRefused::Aborted(status) => self.aborted(status),
@@ -327,7 +327,7 @@ impl Step {
         key: &Key,
         args: &RecvArgs,
     ) -> Result<HeldTensor, WorkerError> {
-        let taken = step.take_unless(&key.table_key(), args.cancellation.as_ref()).await;
+        let taken = step.take_unless(key, args.cancellation.as_ref()).await;
         let mut held = ValueGuard::new(taken.map_err(|status| self.given_up(key, args, status))?);
         held.bring(key, args).await.map_err(|status| self.not_here(key, status))?;
         Ok(HeldTensor::Own(held))

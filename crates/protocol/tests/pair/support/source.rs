@@ -123,9 +123,9 @@ impl Source for TestSource {
     fn take(
         &self,
         scope: Scope,
-        key: &str,
+        key: &Arc<str>,
     ) -> impl Future<Output = Result<TestValue, Status>> + Send + Unpin + 'static + use<> {
-        let place = (scope, key.to_owned());
+        let place = (scope, key.to_string());
         let waiter = SharedWaiter::default();
         {
             let mut table = self.0.lock().unwrap();

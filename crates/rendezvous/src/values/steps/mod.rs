@@ -8,13 +8,14 @@ pub(crate) mod tests;
 use std::{
     collections::VecDeque,
     fmt,
-    future::Future,
+    future::{Future, poll_fn},
     ops::Deref,
     pin::Pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
@@ -27,9 +28,8 @@ use tokio_util::sync::CancellationToken;
 use crate::values::{
     arguments::SendArgs,
     duplicates::DuplicatePolicy,
-    end_signal::unless,
     sharded_map::{ShardedMap, sharded_map},
-    table::{SendRefused, StepQueues, TakenValue, dropped},
+    table::{CancellableTake, QueueKey, SendRefused, StepQueues, TakenValue, Value, Watch},
     tensor::Tensor,
 };
 
@@ -145,7 +145,7 @@ impl StepTable {
     }
 
     /// Drops the values of a step whose keys `is_meant`.
-    pub(crate) fn drop_values(&self, id: StepId, is_meant: impl Fn(&str) -> bool) {
+    pub(crate) fn drop_values(&self, id: StepId, is_meant: impl Fn(&QueueKey) -> bool) {
         let dropped = self.shared.find(id).map(|step| step.drop_values(is_meant));
         // Dropped outside the locks: the last drop of a value frees pool memory, which may wake tasks.
         drop(dropped);
@@ -155,7 +155,7 @@ impl StepTable {
     pub(crate) fn send(
         &self,
         step: &StepQueues,
-        key: &str,
+        key: impl Into<QueueKey>,
         args: SendArgs,
         tensor: Tensor,
     ) -> Result<(), SendRefused> {
@@ -306,13 +306,17 @@ impl StepRef {
     /// The output of `receive`, or the status of the step if the step ends first.
     pub(crate) async fn or_aborted<T>(
         &self,
-        receive: Pin<&mut impl Future<Output = T>>,
+        mut receive: Pin<&mut impl Future<Output = T>>,
     ) -> Result<T, Status> {
         if let Some(status) = self.aborted() {
             return Err(status);
         }
-        let received = unless(self.ended(), receive).await;
-        received.ok_or_else(|| self.aborted().unwrap_or_else(dropped))
+        let mut watch = Watch::new(&self.live.queues);
+        poll_fn(|context| match receive.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Ok(output)),
+            Poll::Pending => watch.poll_aborted(context.waker()).map(Err),
+        })
+        .await
     }
 }
 
@@ -347,25 +351,50 @@ impl fmt::Debug for StepRef {
 
 impl Asked {
     /// Takes the next value of `key`, unless `token` is cancelled; an available value takes precedence over the token.
-    /// The receiver is queued before this returns, so that requests are served in order. The step stays in use until
-    /// the returned [`StepRef`] is dropped.
+    /// The receiver is queued before this returns, so that requests are served in order.
     pub(crate) fn take_unless(
         self,
-        key: &str,
+        key: impl Into<QueueKey>,
         token: Option<&CancellationToken>,
-    ) -> impl Future<Output = Result<(TakenValue, StepRef), Status>> + Send + 'static + use<> {
+    ) -> AskedTake {
         let Self { step, deferred } = self;
-        // The order matters if the future is dropped unpolled: the take must leave the queue first, because dropping
-        // the last reference removes the step only if its queues are empty.
-        let held = (step.take_unless(key, token), step);
-        async move {
-            let (take, step) = held;
-            let taken = match deferred {
-                Some(deferred) => deferred.until_begun(take).await,
-                None => take.await,
-            };
-            taken.map(|taken| (taken, step))
-        }
+        AskedTake { take: step.take_unless(key, token), deferred: deferred.map(Box::new), step }
+    }
+}
+
+/// A peer's receiver in the queue of its key. The order of the fields matters if this is dropped while it waits: the take must
+/// leave the queue first, because dropping the last reference removes the step only if its queues are empty.
+#[derive(Debug)]
+pub(crate) struct AskedTake {
+    take: CancellableTake,
+    /// Boxed, because it is rare.
+    deferred: Option<Box<Deferred>>,
+    step: StepRef,
+}
+
+/// A value with a reference to its step, which stays in use until this is dropped.
+pub(crate) type TakenOfStep = (TakenValue, StepRef);
+
+impl AskedTake {
+    /// The value that [`now`](Self::now) returns, or why there is none; `None` if that must be waited for.
+    pub(crate) fn found(&self) -> Option<Result<&Value, &Status>> {
+        self.take.found()
+    }
+
+    /// The value, or why there is none; `None` if that must be waited for.
+    pub(crate) fn now(self) -> Option<Result<TakenOfStep, Status>> {
+        let Self { mut take, step, .. } = self;
+        Some(take.now()?.map(|taken| (taken, step)))
+    }
+
+    /// The value, once it is there.
+    pub(crate) async fn wait(self) -> Result<TakenOfStep, Status> {
+        let Self { take, deferred, step } = self;
+        let taken = match deferred {
+            Some(deferred) => deferred.until_begun(take).await,
+            None => take.await,
+        };
+        taken.map(|taken| (taken, step))
     }
 }
 
@@ -373,8 +402,8 @@ impl Asked {
 impl Asked {
     fn take(
         self,
-        key: &str,
-    ) -> impl Future<Output = Result<(TakenValue, StepRef), Status>> + Send + 'static + use<> {
-        self.take_unless(key, None)
+        key: impl Into<QueueKey>,
+    ) -> impl Future<Output = Result<TakenOfStep, Status>> + Send + 'static {
+        self.take_unless(key, None).wait()
     }
 }

@@ -74,7 +74,7 @@ fn a_value_put_back_keeps_its_step() {
     value.put_back();
     drop(step);
     assert_eq!(table.live(), [STEP]);
-    table.drop_values(STEP, |key| key == "k");
+    table.drop_values(STEP, |key| *key == "k".into());
     assert_eq!(known(&table), 0);
 }
 
@@ -280,6 +280,37 @@ fn a_step_that_found_a_user_again_stays() {
     assert_eq!(known(&table), 1);
     drop(user);
     assert_eq!(known(&table), 0);
+}
+
+#[test]
+fn a_value_that_was_found_goes_back_if_nobody_takes_it() {
+    let table = table(10);
+    let step = table.begin(STEP).unwrap();
+    send(&table, &step, tensor(1)).unwrap();
+    let ask = || table.ask(STEP, PEER).unwrap().take_unless("k", None);
+    let found = ask();
+    assert!(matches!(found.found(), Some(Ok(_))));
+    assert!(ask().found().is_none(), "the other has it");
+    drop(found);
+    assert_eq!(number(ask().now().unwrap()), 1);
+}
+
+#[test]
+fn a_receive_is_told_when_its_step_is_aborted() {
+    let table = table(10);
+    let step = table.begin(STEP).unwrap();
+    let spoilt = Status::new(Code::DataLoss, "spoilt");
+    let mut receives: Vec<_> = (0..3).map(|_| Box::pin(std::future::pending::<()>())).collect();
+    let mut watched: Vec<_> =
+        receives.iter_mut().map(|receive| Box::pin(step.or_aborted(receive.as_mut()))).collect();
+    for receive in &mut watched {
+        assert!(receive.as_mut().now_or_never().is_none());
+    }
+    drop(watched.remove(1));
+    step.abort(&spoilt);
+    for receive in &mut watched {
+        assert_eq!(receive.as_mut().now_or_never(), Some(Err(spoilt.clone())));
+    }
 }
 
 #[test]

@@ -1,22 +1,27 @@
 //! Matching of sends and receives of a step: in order for each key, without blocking the sender.
 
+mod queue_key;
 mod queues;
 mod take;
 mod waiters;
+mod watch;
 
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::Waker,
 };
 
 use tensorwire_protocol::{Code, Status};
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::take::{CancellableTake, Take};
+pub(crate) use self::{
+    queue_key::QueueKey,
+    take::{CancellableTake, Take},
+    watch::Watch,
+};
 use self::{
     queues::{Found, Offered, Queues},
     take::TakeState,
@@ -38,7 +43,7 @@ pub(crate) struct Value {
 pub(crate) struct TakenValue {
     pub(crate) value: Value,
     step: Arc<StepQueues>,
-    key: Arc<str>,
+    key: QueueKey,
 }
 
 impl TakenValue {
@@ -52,8 +57,8 @@ impl TakenValue {
 #[derive(Debug)]
 pub(crate) struct StepQueues {
     inner: Mutex<LockedQueues>,
-    /// Set by the abort.
-    ended: watch::Sender<bool>,
+    /// Set by the abort, under the lock, for those who ask without it.
+    is_aborted: AtomicBool,
     waiting_values: Arc<AtomicUsize>,
     duplicates: DuplicatePolicy,
 }
@@ -77,7 +82,7 @@ pub(crate) fn cancelled() -> Status {
     Status::new(Code::Cancelled, "RecvAsync is cancelled.").derived()
 }
 
-fn duplicated(what: &str, key: &str) -> Status {
+fn duplicated(what: &str, key: &QueueKey) -> Status {
     Status::new(Code::Aborted, format!("Duplicated {what}: {key}"))
 }
 
@@ -96,17 +101,12 @@ impl StepQueues {
     /// Empty queues. Their values are also counted in `waiting_values`.
     pub(crate) fn new(waiting_values: &Arc<AtomicUsize>, duplicates: DuplicatePolicy) -> Self {
         let waiting_values = waiting_values.clone();
-        Self { inner: Mutex::default(), ended: watch::Sender::new(false), waiting_values, duplicates }
+        Self { inner: Mutex::default(), is_aborted: AtomicBool::new(false), waiting_values, duplicates }
     }
 
     /// The status of the abort, if the step was aborted.
     pub(crate) fn aborted(&self) -> Option<Status> {
-        self.lock().aborted.clone()
-    }
-
-    /// Becomes true with the abort.
-    pub(crate) fn ended(&self) -> watch::Receiver<bool> {
-        self.ended.subscribe()
+        if self.is_aborted.load(Ordering::Acquire) { self.lock().aborted.clone() } else { None }
     }
 
     /// Whether there are no values and no receivers, and the step was not aborted.
@@ -117,56 +117,59 @@ impl StepQueues {
 
     /// Takes the next value of `key`. The receiver is queued before this returns.
     #[cfg(test)]
-    pub(crate) fn take(self: &Arc<Self>, key: &str) -> Take {
-        Take::new(self, self.register(key, None))
+    pub(crate) fn take(self: &Arc<Self>, key: impl Into<QueueKey>) -> Take {
+        Take::new(self, key.into(), None)
     }
 
     /// Takes the next value of `key`, unless `token` is cancelled. The receiver is queued before this returns.
     pub(crate) fn take_unless(
         self: &Arc<Self>,
-        key: &str,
+        key: impl Into<QueueKey>,
         token: Option<&CancellationToken>,
     ) -> CancellableTake {
-        CancellableTake::new(Take::new(self, self.register(key, token)), token)
+        CancellableTake::new(Take::new(self, key.into(), token), token)
     }
 
     /// Takes the next value of `key`, if one is available.
-    pub(crate) fn take_now(self: &Arc<Self>, key: &str) -> Result<Option<TakenValue>, Status> {
+    pub(crate) fn take_now(self: &Arc<Self>, key: impl Into<QueueKey>) -> Result<Option<TakenValue>, Status> {
+        let key = key.into();
         let mut inner = self.lock();
         if let Some(status) = &inner.aborted {
             return Err(status.clone());
         }
-        let taken = inner.queues.pop(self.duplicates, key);
+        let taken = inner.queues.pop(self.duplicates, &key);
         drop(inner);
-        Ok(taken.map(|taken| self.popped(taken)).map(|(key, value)| TakenValue {
-            value,
-            step: self.clone(),
-            key,
-        }))
+        Ok(taken.map(|value| TakenValue { value: self.popped(value), step: self.clone(), key }))
     }
 
-    fn register(&self, key: &str, token: Option<&CancellationToken>) -> TakeState {
+    fn register(&self, key: &QueueKey, token: Option<&CancellationToken>) -> TakeState {
         let mut inner = self.lock();
         if let Some(status) = &inner.aborted {
             return TakeState::Ready(Err(status.clone()));
         }
         match inner.queues.receive(self.duplicates, key, token) {
-            Found::Value(key, value) => TakeState::Ready(Ok(self.popped((key, value)))),
-            Found::Waits(key, place) => TakeState::Waiting(key, place),
+            Found::Value(value) => TakeState::Ready(Ok(self.popped(value))),
+            Found::Waits(place) => TakeState::Waiting(place),
             Found::Cancelled => TakeState::Ready(Err(cancelled())),
             Found::Duplicate => TakeState::Ready(Err(duplicated("recv", key))),
         }
     }
 
-    fn popped(&self, taken: (Arc<str>, Value)) -> (Arc<str>, Value) {
+    fn popped(&self, value: Value) -> Value {
         if self.duplicates != DuplicatePolicy::Tolerate {
             self.waiting_values.fetch_sub(1, Ordering::Relaxed);
         }
-        taken
+        value
     }
 
     /// Gives `tensor` to the oldest receiver of `key`, or queues it.
-    pub(crate) fn send(&self, key: &str, send_args: SendArgs, tensor: Tensor) -> Result<(), Status> {
+    pub(crate) fn send(
+        &self,
+        key: impl Into<QueueKey>,
+        send_args: SendArgs,
+        tensor: Tensor,
+    ) -> Result<(), Status> {
+        let key = &key.into();
         let mut inner = self.lock();
         if let Some(status) = &inner.aborted {
             return Err(status.clone());
@@ -181,7 +184,7 @@ impl StepQueues {
     }
 
     /// Gives a returned value to the oldest receiver, or queues it by its sequence number.
-    fn put_back(&self, key: &str, value: Value) {
+    fn put_back(&self, key: &QueueKey, value: Value) {
         tensorwire_testpoints::mark!("an undelivered value was queued again");
         let inner = self.lock();
         // With `Tolerate`, taking a value does not remove it from the queue.
@@ -190,7 +193,7 @@ impl StepQueues {
         }
     }
 
-    fn offer(&self, mut inner: MutexGuard<'_, LockedQueues>, key: &str, value: Value) {
+    fn offer(&self, mut inner: MutexGuard<'_, LockedQueues>, key: &QueueKey, value: Value) {
         let Offered { given_to, queued } = inner.queues.offer(self.duplicates, key, value);
         self.waiting_values.fetch_add(usize::from(queued), Ordering::Relaxed);
         drop(inner);
@@ -205,15 +208,15 @@ impl StepQueues {
                 return;
             }
             inner.aborted = Some(status.clone());
+            self.is_aborted.store(true, Ordering::Release);
             inner.queues.end()
         };
         self.waiting_values.fetch_sub(ended.values.len(), Ordering::Relaxed);
-        self.ended.send_replace(true);
         ended.waiting.into_iter().for_each(waiters::Waiter::wake);
     }
 
     /// Removes the values whose keys `is_meant`. The caller drops them, outside its own locks.
-    pub(crate) fn drop_values(&self, is_meant: impl Fn(&str) -> bool) -> Vec<Value> {
+    pub(crate) fn drop_values(&self, is_meant: impl Fn(&QueueKey) -> bool) -> Vec<Value> {
         let dropped = self.lock().queues.drain(is_meant);
         self.waiting_values.fetch_sub(dropped.len(), Ordering::Relaxed);
         dropped
@@ -229,7 +232,7 @@ impl StepQueues {
     }
 
     /// Removes the receiver `place` of `key`, and returns its entry.
-    fn leave(&self, key: &str, place: WaiterIndex) -> WaiterEntry {
+    fn leave(&self, key: &QueueKey, place: WaiterIndex) -> WaiterEntry {
         self.lock().queues.leave(key, place)
     }
 

@@ -13,7 +13,7 @@ use tensorwire_protocol::Status;
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::{
-    StepQueues, TakenValue, Value, cancelled, dropped,
+    QueueKey, StepQueues, TakenValue, Value, cancelled, dropped,
     waiters::{WaiterEntry, WaiterIndex},
 };
 
@@ -23,34 +23,36 @@ use super::{
 #[derive(Debug)]
 pub(crate) struct Take {
     step: Arc<StepQueues>,
+    key: QueueKey,
     state: TakeState,
 }
 
 #[derive(Debug)]
 pub(super) enum TakeState {
     /// The value was available, or the receive failed.
-    Ready(Result<(Arc<str>, Value), Status>),
-    Waiting(Arc<str>, WaiterIndex),
+    Ready(Result<Value, Status>),
+    Waiting(WaiterIndex),
     /// The value was returned.
     Over,
 }
 
 impl Take {
-    pub(super) fn new(step: &Arc<StepQueues>, state: TakeState) -> Self {
-        Self { step: step.clone(), state }
+    /// The receiver is queued before this returns, unless a value is available or `token` is cancelled.
+    pub(super) fn new(step: &Arc<StepQueues>, key: QueueKey, token: Option<&CancellationToken>) -> Self {
+        Self { step: step.clone(), state: step.register(&key, token), key }
     }
 
-    pub(super) fn is_waiting(&self) -> bool {
-        matches!(self.state, TakeState::Waiting(..))
+    fn is_waiting(&self) -> bool {
+        matches!(self.state, TakeState::Waiting(_))
     }
 
-    fn taken(&self, key: Arc<str>, value: Value) -> TakenValue {
-        TakenValue { value, step: self.step.clone(), key }
+    fn taken(&self, value: Value) -> TakenValue {
+        TakenValue { value, step: self.step.clone(), key: self.key.clone() }
     }
 
-    fn ended(&self, key: Arc<str>, how: WaiterEntry) -> Result<TakenValue, Status> {
+    fn ended(&self, how: WaiterEntry) -> Result<TakenValue, Status> {
         match how {
-            WaiterEntry::Given(value) => Ok(self.taken(key, value)),
+            WaiterEntry::Given(value) => Ok(self.taken(value)),
             WaiterEntry::Aborted => Err(self.step.aborted().unwrap_or_else(dropped)),
             WaiterEntry::Waiting(_) | WaiterEntry::Cancelled { .. } | WaiterEntry::Free { .. } => {
                 Err(cancelled())
@@ -61,11 +63,8 @@ impl Take {
     /// Ends the wait, unless the receiver was given a value.
     fn cancel(&mut self) -> Result<TakenValue, Status> {
         match mem::replace(&mut self.state, TakeState::Over) {
-            TakeState::Ready(ready) => ready.map(|(key, value)| self.taken(key, value)),
-            TakeState::Waiting(key, place) => {
-                let left = self.step.leave(&key, place);
-                self.ended(key, left)
-            }
+            TakeState::Ready(ready) => ready.map(|value| self.taken(value)),
+            TakeState::Waiting(place) => self.ended(self.step.leave(&self.key, place)),
             TakeState::Over => Err(cancelled()),
         }
     }
@@ -75,26 +74,27 @@ impl Future for Take {
     type Output = Result<TakenValue, Status>;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let (key, place) = match mem::replace(&mut self.state, TakeState::Over) {
-            TakeState::Ready(ready) => return Poll::Ready(ready.map(|(key, value)| self.taken(key, value))),
-            TakeState::Over => return Poll::Ready(Err(dropped())),
-            TakeState::Waiting(key, place) => (key, place),
-        };
-        let Some(ended) = self.step.look(place, context.waker()) else {
-            self.state = TakeState::Waiting(key, place);
-            return Poll::Pending;
-        };
-        Poll::Ready(self.ended(key, ended))
+        match mem::replace(&mut self.state, TakeState::Over) {
+            TakeState::Ready(ready) => Poll::Ready(ready.map(|value| self.taken(value))),
+            TakeState::Over => Poll::Ready(Err(dropped())),
+            TakeState::Waiting(place) => match self.step.look(place, context.waker()) {
+                Some(ended) => Poll::Ready(self.ended(ended)),
+                None => {
+                    self.state = TakeState::Waiting(place);
+                    Poll::Pending
+                }
+            },
+        }
     }
 }
 
 impl Drop for Take {
     fn drop(&mut self) {
         match mem::replace(&mut self.state, TakeState::Over) {
-            TakeState::Ready(Ok((key, value))) => self.step.put_back(&key, value),
-            TakeState::Waiting(key, place) => {
-                if let WaiterEntry::Given(value) = self.step.leave(&key, place) {
-                    self.step.put_back(&key, value);
+            TakeState::Ready(Ok(value)) => self.step.put_back(&self.key, value),
+            TakeState::Waiting(place) => {
+                if let WaiterEntry::Given(value) = self.step.leave(&self.key, place) {
+                    self.step.put_back(&self.key, value);
                 }
             }
             TakeState::Ready(Err(_)) | TakeState::Over => {}
@@ -113,6 +113,19 @@ impl CancellableTake {
     pub(super) fn new(take: Take, token: Option<&CancellationToken>) -> Self {
         let token = token.filter(|_| take.is_waiting());
         Self { cancellation: token.map(|token| Box::pin(token.clone().cancelled_owned())), take }
+    }
+
+    /// The value that [`now`](Self::now) returns, or why there is none; `None` if that must be waited for.
+    pub(crate) fn found(&self) -> Option<Result<&Value, &Status>> {
+        match &self.take.state {
+            TakeState::Ready(ready) => Some(ready.as_ref()),
+            TakeState::Waiting(_) | TakeState::Over => None,
+        }
+    }
+
+    /// The value, or why there is none, once; `None` if that must be waited for.
+    pub(crate) fn now(&mut self) -> Option<Result<TakenValue, Status>> {
+        if self.take.is_waiting() { None } else { Some(self.take.cancel()) }
     }
 }
 
