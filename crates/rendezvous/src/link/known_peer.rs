@@ -380,7 +380,7 @@ impl KnownPeer {
     }
 
     /// The connection in use, unless it has failed. Takes no lock.
-    fn live_connection(&self) -> Option<Arc<DataConnection>> {
+    pub(crate) fn live_connection(&self) -> Option<Arc<DataConnection>> {
         self.inner.in_use.load_full().filter(|connection| !connection.is_over())
     }
 

@@ -70,7 +70,7 @@ impl Step {
         self.connect_sources(outputs.keys().copied()).await?;
         let options = ReceiveOptions { sharing: self.worker.operations.defaults.sharing, together: true };
         let receives = outputs.iter_mut().map(|(key, place)| async move {
-            let held = self.receive_held(key, Receiving::With(options)).await?;
+            let held = self.receive_held(key, Receiving::Held(options)).await?;
             if held.is_dead() {
                 return Err(WorkerError::DeadOutput { key: key.to_string() });
             }

@@ -161,10 +161,7 @@ impl<'a> IntoFuture for Recv<'a> {
     fn into_future(self) -> Self::IntoFuture {
         let Self { step, key, limit, sharing, .. } = self;
         match key {
-            Ok(Cow::Borrowed(key)) => Box::pin(step.receive_within(key, sharing.into(), limit)),
-            Ok(Cow::Owned(key)) => {
-                Box::pin(async move { step.receive_within(&key, sharing.into(), limit).await })
-            }
+            Ok(key) => Box::pin(step.receive_within(key, sharing.into(), limit)),
             Err(error) => Box::pin(ready(Err(error))),
         }
     }
@@ -254,7 +251,7 @@ impl<'a> RecvMany<'a> {
         let what = || format!("receiving {} keys of step {}", keys.len(), step.id.0);
         let held = pin!(async {
             step.connect_sources(keys.iter()).await?;
-            let how = Receiving::With(ReceiveOptions { sharing, together: true });
+            let how = Receiving::Held(ReceiveOptions { sharing, together: true });
             try_join_all(keys.iter().map(|key| step.receive_held(key, how))).await
         });
         let held = step.worker.timed(Timed::RecvMany, limit, what, held).await?;

@@ -12,7 +12,7 @@ use crate::{
     error::{KeyEnd, PeerLoss, Transfer, TransferName, WorkerError},
     link::{
         connection::{DataConnection, fabric_channel::FabricChannel},
-        known_peer::KnownPeer,
+        known_peer::{Attempt, KnownPeer},
         target::Target,
     },
     values::{
@@ -192,11 +192,12 @@ impl Step {
         args: RecvArgs,
     ) -> Result<Delivered, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let how = Receiving::With(options);
+        let how = Receiving::Held(options);
         let received = pin!(async move {
             let (tensor, send_args) = match self.receive_for(key, how, &args).await? {
                 HeldTensor::Own(mut held) => held.hand_out().ok_or_else(WorkerError::handed_out)?,
                 HeldTensor::Peers(held) => (self.bring(key, held, &args).await?, SendArgs::default()),
+                HeldTensor::HandedOut(tensor) => (tensor, SendArgs::default()),
             };
             Ok(Delivered { tensor, send_args, recv_args: args })
         });
@@ -222,16 +223,14 @@ impl Step {
 
     pub(crate) async fn receive_within(
         &self,
-        key: &Key,
+        key: Cow<'_, Key>,
         options: ReceiveOptions,
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let received = pin!(async {
-            let blank = RecvArgs::default();
-            self.receive_for(key, Receiving::With(options), &blank).await?.into_tensor()
-        });
-        self.worker.timed(Timed::Recv, limit, what, received).await
+        let blank = RecvArgs::default();
+        let received = pin!(self.receive_for(&key, Receiving::AtOnce(options), &blank));
+        self.worker.timed(Timed::Recv, limit, what, received).await?.into_tensor()
     }
 
     /// Connects to the workers of the sources of `keys`, so that requests to the same worker are queued together and
@@ -279,21 +278,31 @@ impl Step {
         if !self.worker.is_own(key.destination_device()) {
             return Err(self.wrong_worker(KeyEnd::Destination, key));
         }
+        // What is rare is boxed, because otherwise the future of every receive has room for it.
         if self.is_from_here(key)? {
-            return self.receive_own(step, key, args).await;
+            return Box::pin(self.receive_own(step, key, args)).await;
         }
+        if let Some(token) = &args.cancellation {
+            return Box::pin(self.receive_cancellable(step, key, how, (args, token))).await;
+        }
+        let received = pin!(self.receive_from_peer(key, Scope::Step(self.id), how));
+        step.or_aborted(received).await.map_err(|status| self.given_up(key, args, status))?
+    }
+
+    /// Receives from a peer, unless the token is cancelled.
+    async fn receive_cancellable(
+        &self,
+        step: &StepRef,
+        key: &Key,
+        how: Receiving<'_>,
+        (args, token): (&RecvArgs, &CancellationToken),
+    ) -> Result<HeldTensor, WorkerError> {
         // A value that is available takes precedence over a token that is already cancelled, and only the sender knows
         // whether one is available.
-        let token = args.cancellation.as_ref();
-        let is_now = token.is_some_and(CancellationToken::is_cancelled);
+        let is_now = token.is_cancelled();
         let scope = if is_now { Scope::StepNow(self.id) } else { Scope::Step(self.id) };
         let received = pin!(self.receive_from_peer(key, scope, how));
-        let received = step.or_aborted(received);
-        let received = match token {
-            None => received.await,
-            // Boxed, because otherwise the future of every receive has room for this one.
-            Some(token) => Box::pin(self.unless_cancelled(received, token, is_now)).await,
-        };
+        let received = self.unless_cancelled(step.or_aborted(received), token, is_now).await;
         match received.map_err(|status| self.given_up(key, args, status))? {
             Err(WorkerError::Remote { status, .. }) if is_now && status == cancelled() => {
                 Err(self.given_up(key, args, status))
@@ -340,7 +349,11 @@ impl Step {
         how: Receiving<'_>,
     ) -> Result<HeldTensor, WorkerError> {
         let peer = self.source_of(key)?;
-        let connected = self.worker.node.connected(&peer).await;
+        let connected = match peer.live_connection() {
+            Some(connection) => Ok(connection),
+            // Boxed, because otherwise the future of every receive has room for this one.
+            None => Box::pin(self.worker.node.connected(&peer)).await,
+        };
         let key = match (key.incarnation(), &connected) {
             (0, Ok(connection)) => Cow::Owned(key.text_with_incarnation(connection.peer_incarnation)),
             _ => Cow::Borrowed(key.as_str()),
@@ -348,18 +361,21 @@ impl Step {
         let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
         // A step that a broken connection has ended stays ended after a reconnect.
         if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
-            let transport = connected.map_or("no fabric", |connection| connection.kind.name());
-            let loss = PeerLoss::StepBroken;
-            let address = peer.address().unwrap_or_else(|| "an unknown address".to_owned());
-            let transfer = transfer.name();
-            return Err(WorkerError::PeerLost { transfer, address, transport, loss, detail });
+            return Err(step_broken(transfer, (&peer, connected), detail));
         }
         let connection = connected?;
-        let held = match how {
-            Receiving::With(options) => connection.receive_held(scope, transfer, options).await,
-            Receiving::Into(target) => connection.receive_into(scope, transfer, target).await,
-        };
-        held.map(HeldTensor::Peers)
+        match how {
+            Receiving::AtOnce(options) => connection
+                .receive(scope, transfer, options)
+                .await
+                .map(|(tensor, _)| HeldTensor::HandedOut(tensor)),
+            Receiving::Held(options) => {
+                connection.receive_held(scope, transfer, options).await.map(HeldTensor::Peers)
+            }
+            Receiving::Into(target) => {
+                connection.receive_into(scope, transfer, target).await.map(HeldTensor::Peers)
+            }
+        }
     }
 
     /// The peer that `key` is received from.
@@ -425,11 +441,30 @@ impl Step {
     }
 }
 
+/// The error of a receive of a step that a broken connection has ended.
+fn step_broken(
+    transfer: Transfer<'_>,
+    (peer, connected): (&KnownPeer, Attempt),
+    detail: String,
+) -> WorkerError {
+    let transport = connected.map_or("no fabric", |connection| connection.kind.name());
+    let address = peer.address().unwrap_or_else(|| "an unknown address".to_owned());
+    WorkerError::PeerLost {
+        transfer: transfer.name(),
+        address,
+        transport,
+        loss: PeerLoss::StepBroken,
+        detail,
+    }
+}
+
 /// How a value is received.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Receiving<'target> {
-    /// As a tensor, with these options.
-    With(ReceiveOptions),
+    /// As a tensor, with these options, by a caller that hands it out as soon as it is there.
+    AtOnce(ReceiveOptions),
+    /// As a tensor, with these options, by a caller that waits for something else then.
+    Held(ReceiveOptions),
     /// Into the user's buffer.
     Into(&'target Target),
 }
@@ -440,6 +475,8 @@ pub(crate) enum HeldTensor {
     Own(ValueGuard),
     /// From a peer.
     Peers(ReceivedGuard<FabricChannel>),
+    /// From a peer, and not held: the next receive of its key does not get it.
+    HandedOut(Tensor),
 }
 
 impl HeldTensor {
@@ -448,6 +485,7 @@ impl HeldTensor {
         match self {
             Self::Own(held) => held.tensor().is_some_and(Tensor::is_dead),
             Self::Peers(held) => held.get().is_some_and(|received| received.metadata.is_dead),
+            Self::HandedOut(tensor) => tensor.is_dead(),
         }
     }
 
@@ -467,6 +505,7 @@ impl HeldTensor {
                 drop(held.hand_out());
                 Ok(filled)
             }
+            Self::HandedOut(tensor) => target.fill_with(transfer, tensor.metadata(), tensor.bytes()).await,
         }
     }
 
@@ -476,6 +515,7 @@ impl HeldTensor {
                 held.hand_out().map(|(tensor, _)| tensor).ok_or_else(WorkerError::handed_out)
             }
             Self::Peers(mut held) => DataConnection::tensor(held.take().ok_or_else(WorkerError::handed_out)?),
+            Self::HandedOut(tensor) => Ok(tensor),
         }
     }
 }
