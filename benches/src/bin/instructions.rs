@@ -6,10 +6,13 @@
 
 #![allow(clippy::expect_used)] // a case that cannot run stops, and the check with it
 
-use std::{future::IntoFuture, pin::Pin, sync::Arc};
+use std::{cell::Cell, future::IntoFuture, pin::Pin, sync::Arc};
 
-use futures::stream::{FuturesUnordered, StreamExt};
-use tensorwire::{FabricKind, Peer, RemoteTensor, Step, Tensor, Wait, Worker};
+use futures::{
+    poll,
+    stream::{FuturesUnordered, StreamExt},
+};
+use tensorwire::{FabricKind, Key, Peer, RemoteTensor, Step, Tensor, Wait, Worker};
 use tensorwire_benches::fabric_pair::FabricPair;
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_verbs_reactor::TokioRuntime;
@@ -35,7 +38,10 @@ const WARM_UP: usize = 200;
 const OPERATIONS: usize = 2_000;
 
 /// Pulls that are outstanding at once. Divides the numbers of operations.
-const OUTSTANDING: usize = 50;
+const PULLS_OUTSTANDING: usize = 50;
+
+/// Receives of a step that are outstanding at once.
+const OUTSTANDING: usize = 1_000;
 
 /// The counted operations: valgrind counts from here to the return, on this thread.
 #[inline(never)]
@@ -75,10 +81,10 @@ impl Pair {
         }
     }
 
-    /// Pulls of a published value, [`OUTSTANDING`] at a time.
+    /// Pulls of a published value, [`PULLS_OUTSTANDING`] at a time.
     async fn pull_many(&self, name: &str, bytes: usize, count: usize) {
-        for _ in 0..count / OUTSTANDING {
-            let pulls = (0..OUTSTANDING).map(|_| self.to_server.fetch(name).into_future());
+        for _ in 0..count / PULLS_OUTSTANDING {
+            let pulls = (0..PULLS_OUTSTANDING).map(|_| self.to_server.fetch(name).into_future());
             let mut pulls: FuturesUnordered<_> = pulls.collect();
             while let Some(pulled) = pulls.next().await {
                 assert_eq!(pulled.expect("a pull").bytes().len(), bytes);
@@ -104,6 +110,23 @@ impl Pair {
         }
     }
 
+    /// Steps whose receives are all outstanding before their values are sent.
+    async fn receive_outstanding(&self, keys: &[(Key, Key)], steps: &Cell<i64>, sent: &Tensor, count: usize) {
+        for _ in 0..count.div_ceil(keys.len()) {
+            let number = steps.replace(steps.get() + 1);
+            let (here, there) = (self.client.step(number), self.server.step(number));
+            let mut open: FuturesUnordered<_> =
+                keys.iter().map(|(key, _)| here.recv(key).into_future()).collect();
+            assert!(poll!(open.next()).is_pending());
+            for (_, key) in keys {
+                there.send(key, sent.clone()).expect("a send");
+            }
+            while let Some(received) = open.next().await {
+                assert_eq!(received.expect("a receive").bytes().len(), sent.bytes().len());
+            }
+        }
+    }
+
     async fn shutdown(self) {
         self.client.shutdown().await;
         self.server.shutdown().await;
@@ -112,6 +135,14 @@ impl Pair {
 
 fn tensor(worker: &Worker, bytes: usize) -> Tensor {
     Tensor::from_values(worker.pool(), &[bytes as u64], &vec![7u8; bytes]).expect("a tensor")
+}
+
+/// The keys of one step, as the receiver and the sender make them.
+fn outstanding_keys(pair: &Pair) -> Vec<(Key, Key)> {
+    let key = |worker: &Worker, number| {
+        worker.key(pair.server.name(), pair.client.name(), &format!("edge {number}")).expect("a key")
+    };
+    (0..OUTSTANDING).map(|number| (key(&pair.client, number), key(&pair.server, number))).collect()
 }
 
 /// Counts `operations`, a function of how many to do.
@@ -132,6 +163,11 @@ fn main() {
     let (steps, sent) = ((shm.server.step(1), shm.client.step(1)), tensor(&shm.server, 8));
     case(&runtime, "shm, 8 B sent and received in a step", |count| shm.receive(&steps, &sent, count));
     drop(steps);
+    let keys = outstanding_keys(&shm);
+    let steps = Cell::new(2);
+    case(&runtime, "shm, 8 B received in a step, 1,000 outstanding", |count| {
+        shm.receive_outstanding(&keys, &steps, &sent, count)
+    });
     runtime.block_on(shm.shutdown());
     drop(handle);
     let inside = runtime.enter();
