@@ -60,7 +60,7 @@ impl Place {
     /// Keeps the helper off the CPU of this thread. False if it has no other one.
     fn leave_this_cpu(&self) -> bool {
         let cpu = sys::current_cpu();
-        let mut others = self.cpus.clone();
+        let mut others = self.cpus;
         if (cpu as usize) < CpuSet::MAX_CPU {
             others.unset(cpu as usize);
         }

@@ -12,7 +12,7 @@ use crate::link::import::{PIECE_BYTES, others_turn};
 pub(crate) const RESULT_SLOT: usize = RESULT_SLOT_BYTES as usize;
 
 /// Ends the grant for the reason `end`, and returns the memory.
-pub(crate) fn ended(lent: Box<Granted>, end: LentEnd) -> Option<BufMut> {
+pub(crate) fn ended(lent: Granted, end: LentEnd) -> Option<BufMut> {
     let why = match end {
         LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
         LentEnd::ErrorStatus => GrantEnd::ErrorStatus,
@@ -109,7 +109,7 @@ impl Lent {
         let here = Self::Here { bytes: Buf::empty(), result: None };
         *self = match std::mem::replace(self, here) {
             Self::Bouncing { exposed, private, has_slot } => {
-                drop(ended(exposed, LentEnd::Content));
+                drop(ended(*exposed, LentEnd::Content));
                 Self::Granted { granted: Box::new(private.grant()), has_slot }
             }
             other => other,

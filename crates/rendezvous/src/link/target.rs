@@ -250,12 +250,12 @@ impl Allocator for TargetAllocator<'_> {
         match lent {
             Lent::Granted { granted, .. } if state.lent == Some(granted.id()) => {
                 state.lent = None;
-                state.buffer = ended(granted, end);
+                state.buffer = ended(*granted, end);
                 None
             }
             Lent::Bouncing { exposed, private, .. } if state.lent == Some(exposed.id()) => {
                 state.lent = None;
-                drop(ended(exposed, end));
+                drop(ended(*exposed, end));
                 state.buffer = Some(*private);
                 None
             }

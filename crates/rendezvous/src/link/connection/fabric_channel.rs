@@ -299,7 +299,7 @@ impl Channel for FabricChannel {
     fn take_back(&self, lent: Lent, end: LentEnd) {
         // Memory that is not granted is released by its drop.
         let (Lent::Granted { granted, .. } | Lent::Bouncing { exposed: granted, .. }) = lent else { return };
-        drop(ended(granted, end));
+        drop(ended(*granted, end));
     }
 }
 
