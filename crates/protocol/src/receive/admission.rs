@@ -7,10 +7,10 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::{Asked, FirstPoll, Known, ReceiveOptions, Request};
+use super::{Asked, FirstPoll, ReceiveOptions, Request};
 use crate::{
-    Allocator, Channel, ChannelError, Connection, Message, RequestIndex, Scope, TensorRequest, TransferError,
-    Want,
+    Allocator, Channel, ChannelError, Connection, Message, Metadata, RequestIndex, Scope, TensorRequest,
+    TransferError, Want,
     connection::{State, Turnstile},
     requests::{Landed, StepKey},
 };
@@ -22,6 +22,23 @@ pub(super) enum Admission<'connection, C: Channel> {
     Request(Request<'connection, C>, Known, Option<Asked>),
     /// Without a request: with the content of an earlier receive that was given up. Boxed, because it is rare and large.
     Kept(Arc<str>, Box<Landed<C::Lent>>),
+}
+
+/// What is known of a value.
+pub(super) struct Known {
+    pub(super) key: Arc<str>,
+    pub(super) metadata: Arc<[Metadata]>,
+}
+
+impl<L> State<L> {
+    /// What the cache has of `key`, so that nothing is allocated for a value that came before.
+    fn known(&self, scope: Scope, key: &str) -> Known {
+        let is_forgotten = tensorwire_testpoints::chance!("cached metadata of a value is not found");
+        match self.cache.entry(scope, key).filter(|_| !is_forgotten) {
+            Some((key, metadata)) => Known { key: key.clone(), metadata: metadata.clone() },
+            None => Known { key: key.into(), metadata: Arc::default() },
+        }
+    }
 }
 
 impl<C: Channel> Connection<C> {

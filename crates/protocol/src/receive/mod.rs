@@ -21,7 +21,7 @@ use crate::{
     requests::{Check, Content, Landed, Reply, StepKey},
     text::{escaped, has_active},
 };
-use admission::Admission;
+use admission::{Admission, Known};
 
 /// Options of a receive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -266,23 +266,6 @@ enum FirstPoll {
     Sleeps,
     /// It looks whether the reply has come.
     Asks,
-}
-
-/// What is known of a value.
-struct Known {
-    key: Arc<str>,
-    metadata: Arc<[Metadata]>,
-}
-
-impl<L> State<L> {
-    /// What the cache has of `key`, so that nothing is allocated for a value that came before.
-    fn known(&self, scope: Scope, key: &str) -> Known {
-        let is_forgotten = tensorwire_testpoints::chance!("cached metadata of a value is not found");
-        match self.cache.entry(scope, key).filter(|_| !is_forgotten) {
-            Some((key, metadata)) => Known { key: key.clone(), metadata: metadata.clone() },
-            None => Known { key: key.into(), metadata: Arc::default() },
-        }
-    }
 }
 
 /// One open request. Dropping it gives the request up.

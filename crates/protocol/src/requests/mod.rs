@@ -500,15 +500,6 @@ impl<L> Requests<L> {
         Released { own, wake }
     }
 
-    /// Passes on the contents of a receive of a step that was given up. Most have none.
-    fn hold_contents(&mut self, index: RequestIndex) -> [Option<Waker>; 2] {
-        let entry = self.entry(index).filter(|entry| entry.given.is_some() || entry.reply.is_some());
-        let Some(entry) = entry else { return [None, None] };
-        let Some(step_key) = entry.step_key_to_keep() else { return [None, None] };
-        let (given, content) = (entry.given.take(), entry.take_content());
-        [given, content].map(|landed| self.stash_or_give(step_key.clone(), landed?))
-    }
-
     fn queue_released(&mut self, slot: usize, is_returning: bool, is_owed: bool) {
         if is_returning {
             self.returns.push_back(slot as u32);

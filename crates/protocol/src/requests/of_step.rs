@@ -1,12 +1,23 @@
 //! Operations on all requests, or on those of a step.
 
+use std::task::Waker;
+
 use super::{
     Landed, Requests,
     entry::{RequestEntry, RequestPhase},
 };
-use crate::StepId;
+use crate::{RequestIndex, StepId};
 
 impl<L> Requests<L> {
+    /// Passes on the contents of a receive of a step that was given up. Most have none.
+    pub(super) fn hold_contents(&mut self, index: RequestIndex) -> [Option<Waker>; 2] {
+        let entry = self.entry(index).filter(|entry| entry.given.is_some() || entry.reply.is_some());
+        let Some(entry) = entry else { return [None, None] };
+        let Some(step_key) = entry.step_key_to_keep() else { return [None, None] };
+        let (given, content) = (entry.given.take(), entry.take_content());
+        [given, content].map(|landed| self.stash_or_give(step_key.clone(), landed?))
+    }
+
     /// Whether a value was announced to a receive that has not ended.
     pub(crate) fn is_transferring(&self) -> bool {
         let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
