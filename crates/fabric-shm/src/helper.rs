@@ -50,25 +50,30 @@ struct Helper {
 struct Place {
     /// The helper's thread; 0 until it has begun.
     thread: AtomicI32,
-    /// The CPUs of the thread that started it.
-    cpus: CpuSet,
-    /// 1 + the CPU that it is kept off.
+    /// 1 + the CPU that it is kept off; 0 until there is one.
     off: AtomicU32,
 }
 
 impl Place {
-    /// Keeps the helper off the CPU of this thread. False if it has no other one.
+    /// Keeps the helper off the CPU of this thread, and on the others that this thread may use. False if there are none. Where
+    /// the system does not tell them, the helper runs anywhere.
     fn leave_this_cpu(&self) -> bool {
-        let cpu = sys::current_cpu();
-        let mut others = self.cpus;
+        let (cpu, thread) = (sys::current_cpu(), self.thread.load(Ordering::Relaxed));
+        if self.off.load(Ordering::Relaxed) == cpu + 1 {
+            return true;
+        }
+        let Ok(mut others) = rustix::thread::sched_getaffinity(None) else { return true };
         if (cpu as usize) < CpuSet::MAX_CPU {
             others.unset(cpu as usize);
         }
-        let thread = self.thread.load(Ordering::Relaxed);
-        if thread != 0 && self.off.swap(cpu + 1, Ordering::Relaxed) != cpu + 1 {
+        if others.count() == 0 {
+            return false;
+        }
+        if thread != 0 {
+            self.off.store(cpu + 1, Ordering::Relaxed);
             sys::run_on(thread, &others);
         }
-        others.count() > 0
+        true
     }
 }
 
@@ -212,8 +217,7 @@ fn is_paused() -> bool {
 fn start() -> Option<Helper> {
     thread::available_parallelism().ok().filter(|cores| *cores > NonZeroUsize::MIN)?;
     let (copies, queue) = sync_channel(HELP_QUEUE);
-    let cpus = rustix::thread::sched_getaffinity(None).ok()?;
-    let place = Arc::new(Place { thread: AtomicI32::new(0), cpus, off: AtomicU32::new(0) });
+    let place = Arc::new(Place { thread: AtomicI32::new(0), off: AtomicU32::new(0) });
     let (name, own) = ("tensorwire-copy".to_owned(), place.clone());
     let started = thread::Builder::new().name(name).spawn(move || {
         own.thread.store(rustix::thread::gettid().as_raw_pid(), Ordering::Relaxed);

@@ -4,6 +4,7 @@ use std::{
     io::{self, IoSlice, Read},
     net::{Shutdown, TcpStream},
     os::fd::{AsRawFd, RawFd},
+    sync::LazyLock,
     time::Duration,
 };
 
@@ -113,7 +114,15 @@ impl Socket {
 
     /// Has readiness announce bytes only once so many have come, or the stream has ended. Reads return what there is all the same.
     /// The kernel announces fewer if its buffer has no room for so many, and acknowledges them at once.
+    ///
+    /// # Errors
+    /// [`io::ErrorKind::Unsupported`] before Linux 5.12, which may announce nothing while its buffer is full.
     pub(super) fn announce_from(&self, bytes: libc::c_int) -> io::Result<()> {
+        static ANNOUNCES_WHEN_FULL: LazyLock<bool> =
+            LazyLock::new(|| announces_when_full(&rustix::system::uname().release().to_string_lossy()));
+        if !*ANNOUNCES_WHEN_FULL {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
         set(&self.bare, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)
     }
 
@@ -237,6 +246,12 @@ fn set(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: libc
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Whether a kernel of this release announces what has come when its buffer is full, however many bytes it is to announce.
+fn announces_when_full(release: &str) -> bool {
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+    (numbers.next(), numbers.next()) >= (Some(5), Some(12))
+}
+
 /// The error of a connection after a failed call on its stream.
 pub(super) fn loss(call: &'static str, error: io::Error) -> FabricError {
     let kind = FabricKind::TCP;
@@ -253,4 +268,25 @@ pub(super) fn loss(call: &'static str, error: io::Error) -> FabricError {
         _ => return FabricError::device(kind, call, error),
     };
     FabricError::PeerLost { kind, cause, detail: format!("{call}: {error}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::announces_when_full;
+
+    #[test]
+    fn kernels_that_may_announce_nothing_are_known() {
+        for (release, announces) in [
+            ("5.4.0-204-generic", false),
+            ("5.11.22", false),
+            ("4.18.0-553.el8.x86_64", false),
+            ("unknown", false),
+            ("5.12-rc1", true),
+            ("5.14.0-427.el9.x86_64", true),
+            ("6.1.0-56-amd64", true),
+            ("10.0", true),
+        ] {
+            assert_eq!(announces_when_full(release), announces, "{release}");
+        }
+    }
 }

@@ -18,7 +18,7 @@ use crate::{
 struct Ended;
 
 impl<C: Channel> Connection<C> {
-    /// Registers `request`, which [`on_immediate`](Self::on_immediate) returned, with the source, so that requests are
+    /// Registers `request`, which [`on_immediate`](Self::on_immediate) passed on, with the source, so that requests are
     /// served in the order of these calls.
     ///
     /// # Cancel safety

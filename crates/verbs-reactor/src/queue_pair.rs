@@ -129,8 +129,8 @@ impl QueuePair {
 
     /// Writes `local` to `remote` without a notification at the peer. If the send queue has room and no earlier
     /// operation waits for room, this posts in the order of calls: at once, or, where posting several together costs
-    /// less, no later than when an outstanding operation completes or a task awaits this queue pair. Otherwise the
-    /// operation waits for room from its first poll on. Operations get room in the order in which they began to wait.
+    /// less, no later than when an outstanding operation completes or a task awaits this queue pair, or when the last
+    /// [`together`](Self::together) ends. Otherwise the operation waits for room from its first poll on. Operations get room in the order in which they began to wait.
     /// One that waits and is not polled any more blocks those behind it until it is dropped.
     ///
     /// # Errors

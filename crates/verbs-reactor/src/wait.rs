@@ -210,8 +210,8 @@ impl Patience {
         self.gave_way = None;
     }
 
-    /// Decides what to do when nothing was found. `has_work` is a cheap look. With `in_vain`, it cannot succeed before
-    /// others have had this CPU: see [`Link::peer_is_here`](crate::Link::peer_is_here).
+    /// Decides what to do when nothing was found. `has_work` is a cheap look. With `in_vain`, it cannot succeed now: see
+    /// [`Link::peer_is_here`](crate::Link::peer_is_here) and [`Link::looks_in_vain`](crate::Link::looks_in_vain).
     pub fn idle(&mut self, in_vain: bool, has_work: impl Fn() -> bool) -> Idle {
         let wait = self.spinner.wait;
         match wait {
