@@ -20,10 +20,11 @@ pub(crate) fn cluster(servers: usize, workers: usize, more: &str) -> String {
 }
 
 /// Below the ports that outgoing connections get, and apart from those that a launcher of another test looks at first. No
-/// two tests of this process get the same.
+/// two tests of this process get the same, nor do processes with neighbouring numbers: each test may be one, and a port is free
+/// between its choice and its use.
 fn free_ports() -> impl Iterator<Item = TcpListener> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let start = 32_000 + (std::process::id() % 600) as u16;
+    let start = 32_000 + (std::process::id() % 80) as u16 * 8;
     let ports = iter::repeat_with(move || start + NEXT.fetch_add(1, Ordering::Relaxed));
     ports.filter_map(|port| TcpListener::bind(("127.0.0.1", port)).ok())
 }
