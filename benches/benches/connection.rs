@@ -5,8 +5,8 @@
 
 use std::{
     collections::VecDeque,
-    future::{self, Future},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    future,
+    sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, Waker},
 };
 
@@ -17,7 +17,7 @@ use futures::{
 };
 use tensorwire_protocol::{
     Allocator, Channel, ChannelError, Connection, DataType, Destination, LentEnd, Metadata, Mode, Parameters,
-    RecordSlot, RingSpan, Rings, Scope, Shape, Source, Status, Value,
+    RecordSlot, RingSpan, Rings, Scope, Shape, Source, Status, Take,
     limits::{RESULT_BYTES, RING_BYTES_MAX},
 };
 
@@ -158,17 +158,19 @@ impl Allocator for Always {
 impl Source for Always {
     type Bytes = [u8; 8];
     type Taken = ();
+    type Taking = future::Ready<Result<(), Status>>;
 
-    fn take(
-        &self,
-        _: Scope,
-        _: &Arc<str>,
-    ) -> impl Future<Output = Result<(), Status>> + Send + Unpin + 'static + use<> {
-        future::ready(Ok(()))
+    fn take(&self, _: Scope, _: &Arc<str>) -> Take<(), Self::Taking> {
+        Take::Now(Ok(()))
     }
 
-    fn value((): &()) -> Value<[u8; 8]> {
-        Value { metadata: metadata(), bytes: Some([7; 8]) }
+    fn metadata((): &()) -> &Metadata {
+        static METADATA: LazyLock<Metadata> = LazyLock::new(metadata);
+        &METADATA
+    }
+
+    fn bytes((): &()) -> Option<&[u8; 8]> {
+        Some(&[7; 8])
     }
 
     fn put_back(&self, (): ()) {}

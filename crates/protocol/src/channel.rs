@@ -5,7 +5,7 @@ use std::{future::Future, sync::Arc};
 use futures::FutureExt as _;
 
 use crate::{
-    Checksums, Destination, EagerContent, Metadata, Scope, Status,
+    Checksums, Destination, Metadata, Scope, Status,
     limits::{RESULT_BYTES, SLOT_BYTES},
 };
 
@@ -69,7 +69,7 @@ pub enum LentEnd {
 /// Posts are made with the connection locked, so an implementation must not call back into it.
 pub trait Channel: Send + Sync + 'static {
     /// Bytes of a value, kept alive by the channel until they are written.
-    type Bytes: AsRef<[u8]> + Send + Sync + 'static;
+    type Bytes: AsRef<[u8]> + Clone + Send + Sync + 'static;
     /// Destination memory, granted to the peer; or a view of the peer's memory, which is taken back by dropping it.
     type Lent: Send + 'static;
     /// A content write under way; ends when its bytes may be reused.
@@ -205,9 +205,9 @@ pub trait Channel: Send + Sync + 'static {
         false
     }
 
-    /// A copy of a small content, to travel inside a message.
-    fn copy_out(&self, bytes: &Self::Bytes) -> EagerContent {
-        EagerContent::from_slice(bytes.as_ref())
+    /// Appends a small content to `into`, to travel inside a message. Called with the connection locked.
+    fn copy_out(&self, bytes: &Self::Bytes, into: &mut Vec<u8>) {
+        into.extend_from_slice(bytes.as_ref());
     }
 
     /// Ends the grant of memory whose request was given up or answered without content.
@@ -273,13 +273,13 @@ pub trait Allocator: Send + Sync {
     }
 }
 
-/// A value to be sent.
+/// What a source has for a request.
 #[derive(Debug)]
-pub struct Value<B> {
-    /// Its element type and shape.
-    pub metadata: Metadata,
-    /// Its content; `None` when there are no bytes to send.
-    pub bytes: Option<B>,
+pub enum Take<T, F> {
+    /// A value, or why there is none.
+    Now(Result<T, Status>),
+    /// The future of a value.
+    Later(F),
 }
 
 /// The values that requests are answered with.
@@ -288,23 +288,22 @@ pub trait Source: Send + Sync {
     type Bytes: Send + 'static;
     /// A value that was taken out for one answer. It can be put back as long as it was not written.
     type Taken: Send + 'static;
+    /// The future of a value that is not there yet, or why none will come. Dropping it ends interest; a value that it was
+    /// about to return goes to the next in line.
+    type Taking: Future<Output = Result<Self::Taken, Status>> + Send + Unpin + 'static;
 
-    /// Registers interest *before this returns*, so that requests are served in the order of these calls. The future
-    /// ends with the value when there is one.
+    /// Takes the value if there is one. Otherwise registers interest *before this returns*, so that requests are served in
+    /// the order of these calls.
     ///
     /// # Errors
     /// The status that the requester gets: NOT_FOUND, ABORTED, CANCELLED, …
-    ///
-    /// # Cancel safety
-    /// Dropping the future ends interest; a value that it was about to return goes to the next in line.
-    fn take(
-        &self,
-        scope: Scope,
-        key: &Arc<str>,
-    ) -> impl Future<Output = Result<Self::Taken, Status>> + Send + Unpin + 'static + use<Self>;
+    fn take(&self, scope: Scope, key: &Arc<str>) -> Take<Self::Taken, Self::Taking>;
 
-    /// What to send for `taken`.
-    fn value(taken: &Self::Taken) -> Value<Self::Bytes>;
+    /// Element type and shape of `taken`.
+    fn metadata(taken: &Self::Taken) -> &Metadata;
+
+    /// The content of `taken`; `None` when there are no bytes to send.
+    fn bytes(taken: &Self::Taken) -> Option<&Self::Bytes>;
 
     /// Where the checksums of `taken` are remembered, if anywhere: shared by all sources of the same value.
     fn checksums(taken: &Self::Taken) -> Option<Arc<Checksums>> {

@@ -9,6 +9,9 @@ use crate::limits::RANK_MAX;
 /// Dimensions that are stored without an allocation.
 const INLINE_RANK: usize = 4;
 
+/// Numbers of element types are below this.
+const NUMBERS: usize = 26;
+
 macro_rules! data_types {
     ($($variant:ident = $number:literal, $name:literal, $bits:literal, $doc:literal;)*) => {
         /// Element types. All but [strings](Self::String) can be copied byte by byte. The numbers are TensorFlow's where it
@@ -20,6 +23,13 @@ macro_rules! data_types {
         impl DataType {
             /// Every type.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
+
+            /// The type with each number.
+            const BY_NUMBER: [Option<Self>; NUMBERS] = {
+                let mut types = [None; NUMBERS];
+                $(types[$number] = Some(Self::$variant);)*
+                types
+            };
 
             /// The lower-case name.
             pub fn name(self) -> &'static str {
@@ -66,7 +76,7 @@ impl DataType {
     /// # Errors
     /// [`UnknownDataType`] when there is none.
     pub fn from_number(number: u32) -> Result<Self, UnknownDataType> {
-        let found = Self::ALL.iter().copied().find(|&dtype| dtype as u32 == number);
+        let found = usize::try_from(number).ok().and_then(|at| Self::BY_NUMBER.get(at).copied().flatten());
         found.ok_or(UnknownDataType(number))
     }
 }
@@ -116,8 +126,15 @@ impl Shape {
         rank: usize,
         mut dimension: impl FnMut() -> Result<u64, E>,
     ) -> Result<Option<Self>, E> {
-        let dimensions = (0..rank).map(|_| dimension()).collect::<Result<SmallVec<_>, E>>()?;
-        Ok(Self::checked(dimensions))
+        if rank > INLINE_RANK {
+            let dimensions = (0..rank).map(|_| dimension()).collect::<Result<SmallVec<_>, E>>()?;
+            return Ok(Self::checked(dimensions));
+        }
+        let mut inline = [0; INLINE_RANK];
+        for length in inline.iter_mut().take(rank) {
+            *length = dimension()?;
+        }
+        Ok(Self::checked(SmallVec::from_buf_and_len(inline, rank)))
     }
 
     fn checked(dimensions: SmallVec<[u64; INLINE_RANK]>) -> Option<Self> {

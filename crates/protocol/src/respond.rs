@@ -5,17 +5,23 @@ use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll, Waker},
+    task::{Poll, Waker},
 };
 
 use crate::{
-    Channel, Checksums, Code, Connection, Destination, EagerContent, ErrorStatus, Message, MetaDataResponse,
-    Metadata, RequestIndex, Source, Status, TensorRequest, Value, VersionNotice, Want, connection::State,
-    responses::ResponseState, validation::encode_result, wire,
+    Channel, ChannelError, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse,
+    Metadata, RequestIndex, Source, Status, Take, TensorRequest, VersionNotice, Want,
+    connection::{State, Turnstile},
+    responses::ResponseState,
+    validation::encode_result,
+    wire::{self, EagerResponse},
 };
 
 /// The response cannot go on: the peer has sent CANCEL, or the connection is over.
 struct Ended;
+
+/// What a source gave for a request, with a value that goes back unless it is written.
+type Taking<S> = Take<TakenValue<S>, <S as Source>::Taking>;
 
 impl<C: Channel> Connection<C> {
     /// Registers `request`, which [`on_immediate`](Self::on_immediate) passed on, with the source, so that requests are
@@ -29,58 +35,142 @@ impl<C: Channel> Connection<C> {
         self: &Arc<Self>,
         request: TensorRequest,
         source: &Arc<S>,
-    ) -> Answer<C, S, impl Future<Output = Result<S::Taken, Status>> + Send + Unpin + 'static + use<C, S>>
-    {
-        let take = source.take(request.scope, &request.key);
+    ) -> Answer<C, S> {
+        let taken = source.take(request.scope, &request.key);
+        self.answer_with(request, source, taken)
+    }
+
+    /// As [`respond`](Self::respond), and sends the value if the source has it now, it can travel inside a message, and the
+    /// message can be posted now.
+    ///
+    /// # Errors
+    /// The answer, which must be [run](Answer::run), if it is not sent.
+    pub fn respond_now<S: Source<Bytes = C::Bytes> + 'static>(
+        self: &Arc<Self>,
+        request: TensorRequest,
+        source: &Arc<S>,
+    ) -> Result<(), Box<Answer<C, S>>> {
+        let taken = source.take(request.scope, &request.key);
+        let sent = match &taken {
+            Take::Now(Ok(value)) if self.may_answer_now(&request, S::metadata(value)) => {
+                self.send_eager_now(request.index, S::metadata(value), S::bytes(value))
+            }
+            _ => None,
+        };
+        match sent {
+            Some(Ok(())) => Ok(()),
+            sent => {
+                let answer = self.answer_with(request, source, taken);
+                // If the connection is over, the value goes back.
+                if sent.is_some() { Ok(()) } else { Err(Box::new(answer)) }
+            }
+        }
+    }
+
+    fn answer_with<S: Source<Bytes = C::Bytes> + 'static>(
+        self: &Arc<Self>,
+        request: TensorRequest,
+        source: &Arc<S>,
+        taken: Take<S::Taken, S::Taking>,
+    ) -> Answer<C, S> {
         let response = Response { connection: self.clone(), index: request.index, is_closed: false };
-        Answer { response, request, source: source.clone(), take, taken: None }
+        let source = source.clone();
+        let taking = match taken {
+            Take::Now(taken) => Take::Now(taken.map(|taken| TakenValue::new(source.clone(), taken))),
+            Take::Later(taking) => Take::Later(taking),
+        };
+        Answer { response, request, source, taking }
+    }
+
+    /// Whether a value with this metadata travels inside a message of its own, and nothing precedes it.
+    fn may_answer_now(&self, request: &TensorRequest, metadata: &Metadata) -> bool {
+        !request.scope.is_versioned()
+            && !self.agreed().validation.is_on()
+            && !self.is_written(request, metadata)
+            && self.is_eager(metadata)
+            && wire::check_metadata(metadata).is_ok()
+    }
+
+    /// Whether the value has known metadata and a destination, or needs none.
+    fn is_written(&self, request: &TensorRequest, metadata: &Metadata) -> bool {
+        let may_be = match request.want {
+            Want::Write(_) => true,
+            Want::View => metadata.byte_length == 0,
+            Want::Eager => false,
+        };
+        may_be && !self.agreed().tells_first() && request.known.contains(metadata)
+    }
+
+    /// Whether the content may travel inside META_DATA_RESPONSE.
+    fn is_eager(&self, metadata: &Metadata) -> bool {
+        let most = self.agreed().eager_bytes_max;
+        let is_small = most > 0 && metadata.byte_length <= most.into();
+        is_small && !tensorwire_testpoints::chance!("small content is not sent eagerly")
+    }
+
+    /// Posts META_DATA_RESPONSE with the content, which answers request `index`. `None` if it is not the message's turn, credits
+    /// or ring do not allow it, or there are not as many bytes as the metadata says.
+    fn send_eager_now(
+        &self,
+        index: RequestIndex,
+        metadata: &Metadata,
+        bytes: Option<&C::Bytes>,
+    ) -> Option<Result<(), ChannelError>> {
+        if length_of(bytes) != metadata.byte_length {
+            return None;
+        }
+        let sent = self.turn_now(Turnstile::Messages, |state| {
+            self.try_post_eager(state, index, (metadata, None), bytes)
+        })?;
+        Some(sent.and_then(|posted| self.over_if_failed(posted)))
+    }
+
+    /// Posts META_DATA_RESPONSE with the content if credits and ring allow it now.
+    fn try_post_eager(
+        &self,
+        state: &mut State<C::Lent>,
+        index: RequestIndex,
+        (metadata, checksum): (&Metadata, Option<u64>),
+        bytes: Option<&C::Bytes>,
+    ) -> Option<Result<(), ChannelError>> {
+        let length = metadata.byte_length;
+        let content = EagerResponse { index, metadata, checksum, length };
+        let posted = self.try_post_content(state, content, |into| {
+            bytes.into_iter().for_each(|bytes| self.channel().copy_out(bytes, into));
+        })?;
+        state.sent_eagerly(index, length);
+        Some(posted)
     }
 }
 
-/// The answer to one request. [`send_now`](Self::send_now) may send it; otherwise [`run`](Self::run) does.
-pub struct Answer<C: Channel, S: Source, T> {
+/// The answer to one request, which [`run`](Self::run) sends.
+pub struct Answer<C: Channel, S: Source> {
     response: Response<C>,
     request: TensorRequest,
     source: Arc<S>,
-    take: T,
-    /// What `take` gave.
-    taken: Option<Result<TakenValue<S>, Status>>,
+    taking: Taking<S>,
 }
 
-impl<C: Channel, S: Source, T> fmt::Debug for Answer<C, S, T> {
+impl<C: Channel, S: Source> fmt::Debug for Answer<C, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Answer").field("request", &self.request).finish_non_exhaustive()
     }
 }
 
-impl<C: Channel, S: Source<Bytes = C::Bytes>, T: Future<Output = Result<S::Taken, Status>> + Unpin>
-    Answer<C, S, T>
-{
-    /// Sends the value if the source has it now, it can travel inside a message, and the message can be posted now. Returns
-    /// whether the request is answered. Call it once.
-    pub fn send_now(&mut self) -> bool {
-        let mut nobody = Context::from_waker(Waker::noop());
-        let Poll::Ready(taken) = Pin::new(&mut self.take).poll(&mut nobody) else { return false };
-        let source = Some(self.source.clone());
-        let taken = self.taken.insert(taken.map(|taken| TakenValue { source, taken: Some(taken) }));
-        let Ok(taken) = taken else { return false };
-        self.response.answer_now(&self.request, taken)
-    }
-
+impl<C: Channel, S: Source<Bytes = C::Bytes>> Answer<C, S> {
     /// Sends the value when the source has it, or why it cannot be sent. The future must be run, for instance by spawning
     /// it.
-    pub fn run(self) -> impl Future<Output = ()> + use<C, S, T> {
-        let Self { mut response, request, source, mut take, taken } = self;
+    pub fn run(self) -> impl Future<Output = ()> + use<C, S> {
+        let Self { mut response, request, source, taking } = self;
         // A block, because a function would store its parameters twice.
         async move {
-            let taken = match taken {
-                Some(taken) => taken,
-                None => match response.unless_cancelled(Pin::new(&mut take)).await {
-                    Ok(taken) => taken.map(|taken| TakenValue { source: Some(source), taken: Some(taken) }),
+            let taken = match taking {
+                Take::Now(taken) => taken,
+                Take::Later(mut taking) => match response.unless_cancelled(Pin::new(&mut taking)).await {
+                    Ok(taken) => taken.map(|taken| TakenValue::new(source, taken)),
                     Err(Ended) => return,
                 },
             };
-            drop(take);
             match taken {
                 Ok(mut taken) => response.answer(&request, &mut taken).await,
                 Err(status) => response.refuse(status).await,
@@ -106,51 +196,13 @@ struct Response<C: Channel> {
 }
 
 impl<C: Channel> Response<C> {
-    /// Sends a value that can travel inside a message, if the message can be posted now. Returns whether the request is
-    /// answered.
-    fn answer_now<S: Source<Bytes = C::Bytes>>(
-        &mut self,
-        request: &TensorRequest,
-        taken: &mut TakenValue<S>,
-    ) -> bool {
-        if request.scope.is_versioned() || self.connection.agreed().validation.is_on() {
-            return false;
-        }
-        let Some(Value { metadata, bytes }) = taken.value() else { return false };
-        let is_fit = check_value(&metadata, bytes.is_some()).is_ok();
-        if !is_fit || self.is_written(request, &metadata) || !self.is_eager(&metadata) {
-            return false;
-        }
-        let (index, length) = (self.index, metadata.byte_length);
-        let Some(message) = self.eager_message(metadata, bytes, None) else { return false };
-        match self.connection.send_now(&message, |state| state.sent_eagerly(index, length)) {
-            Some(Ok(())) => {
-                self.end_with(taken);
-                true
-            }
-            // The connection is over: the value goes back.
-            Some(Err(_)) => true,
-            None => false,
-        }
-    }
-
-    /// Whether the value has known metadata and a destination, or needs none.
-    fn is_written(&self, request: &TensorRequest, metadata: &Metadata) -> bool {
-        let may_be = match request.want {
-            Want::Write(_) => true,
-            Want::View => metadata.byte_length == 0,
-            Want::Eager => false,
-        };
-        may_be && !self.connection.agreed().tells_first() && request.known.contains(metadata)
-    }
-
     /// Sends the value, or why it cannot be sent.
     async fn answer<S: Source<Bytes = C::Bytes>>(
         &mut self,
         request: &TensorRequest,
         taken: &mut TakenValue<S>,
     ) {
-        let Some(Value { metadata, bytes }) = taken.value() else { return };
+        let Some((metadata, bytes)) = taken.value() else { return };
         if let Err(status) = check_value(&metadata, bytes.is_some()) {
             taken.keep();
             return self.refuse(status).await;
@@ -164,7 +216,7 @@ impl<C: Channel> Response<C> {
         let (which, destination) = match (which, request.want) {
             (Some(which), Want::Write(destination)) => (which, destination),
             (Some(which), Want::View) if metadata.byte_length == 0 => (which, None),
-            _ if self.is_eager(&metadata) => {
+            _ if self.connection.is_eager(&metadata) => {
                 return self.send_eagerly(metadata, bytes, checksum, taken).await;
             }
             (which, want) => {
@@ -228,13 +280,6 @@ impl<C: Channel> Response<C> {
         let _: Result<_, Ended> = self.unless_cancelled(pin!(sent)).await;
     }
 
-    /// Whether the content may travel inside META_DATA_RESPONSE.
-    fn is_eager(&self, metadata: &Metadata) -> bool {
-        let most = self.connection.agreed().eager_bytes_max;
-        let is_small = most > 0 && metadata.byte_length <= most.into();
-        is_small && !tensorwire_testpoints::chance!("small content is not sent eagerly")
-    }
-
     /// Sends META_DATA_RESPONSE with the content, which answers the request.
     async fn send_eagerly<S: Source>(
         &mut self,
@@ -243,45 +288,21 @@ impl<C: Channel> Response<C> {
         checksum: Option<u64>,
         taken: &mut TakenValue<S>,
     ) {
-        let (index, length) = (self.index, metadata.byte_length);
-        let Some(message) = self.eager_message(metadata, bytes, checksum) else {
+        let (connection, index) = (&self.connection, self.index);
+        if length_of(bytes.as_ref()) != metadata.byte_length {
             taken.put_back();
             return self.refuse(Status::new(Code::Internal, "the sender's value has too few bytes")).await;
-        };
-        let sent = self.connection.send(&message, |state| state.sent_eagerly(index, length));
-        let sent = self.unless_cancelled(pin!(sent)).await;
-        if let Ok(Ok(())) = sent {
-            self.end_with(taken);
         }
-    }
-
-    /// META_DATA_RESPONSE with the content. `None` if there are fewer bytes than the metadata says.
-    fn eager_message(
-        &self,
-        metadata: Metadata,
-        bytes: Option<C::Bytes>,
-        checksum: Option<u64>,
-    ) -> Option<Message> {
-        let bytes = bytes.filter(|_| metadata.byte_length > 0);
-        let content =
-            bytes.map_or_else(EagerContent::new, |bytes| self.connection.channel().copy_out(&bytes));
-        let content = Some(content).filter(|content| content.len() as u64 == metadata.byte_length);
-        let index = self.index;
-        content.is_some().then(|| {
-            Message::MetaDataResponse(MetaDataResponse {
-                index,
-                metadata,
-                content,
-                loan_follows: false,
-                checksum,
-            })
-        })
-    }
-
-    /// The request is answered: the value is the peer's.
-    fn end_with<S: Source>(&mut self, taken: &mut TakenValue<S>) {
-        self.is_closed = true;
-        taken.keep();
+        let sent = connection.turn(Turnstile::Messages, |state, _| {
+            connection.try_post_eager(state, index, (&metadata, checksum), bytes.as_ref())
+        });
+        let sent = self.unless_cancelled(pin!(sent)).await;
+        if let Ok(Ok(posted)) = sent
+            && connection.over_if_failed(posted).is_ok()
+        {
+            self.is_closed = true;
+            taken.keep();
+        }
     }
 
     /// Sends META_DATA_RESPONSE, which either asks for TENSOR_RE_REQUEST or announces a loan.
@@ -504,8 +525,15 @@ struct TakenValue<S: Source> {
 }
 
 impl<S: Source> TakenValue<S> {
-    fn value(&self) -> Option<Value<S::Bytes>> {
-        self.taken.as_ref().map(S::value)
+    fn new(source: Arc<S>, taken: S::Taken) -> Self {
+        Self { source: Some(source), taken: Some(taken) }
+    }
+
+    fn value(&self) -> Option<(Metadata, Option<S::Bytes>)>
+    where
+        S::Bytes: Clone,
+    {
+        self.taken.as_ref().map(|taken| (S::metadata(taken).clone(), S::bytes(taken).cloned()))
     }
 
     fn checksums(&self) -> Option<Arc<Checksums>> {
@@ -533,6 +561,11 @@ impl<S: Source> Drop for TakenValue<S> {
     fn drop(&mut self) {
         self.put_back();
     }
+}
+
+/// The bytes of a content.
+fn length_of<B: AsRef<[u8]>>(bytes: Option<&B>) -> u64 {
+    bytes.map_or(0, |bytes| bytes.as_ref().len() as u64)
 }
 
 /// Whether a value can be sent; if not, the status for the requester.

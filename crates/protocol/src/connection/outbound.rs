@@ -5,7 +5,10 @@ use crate::{
     Channel, ChannelError, Message, Mode, RecordSlot, RequestIndex, TensorRequest,
     credit::{Blocked, RingPlace},
     names::Defined,
-    wire::record::{self, Control},
+    wire::{
+        EagerResponse,
+        record::{self, Control},
+    },
 };
 
 impl<L> State<L> {
@@ -68,48 +71,69 @@ impl<C: Channel> Connection<C> {
         self.over_if_failed(sent.await?)
     }
 
-    /// As [`send`](Self::send), without waiting: `None` if it is not the message's turn, or credits or ring do not allow it.
-    pub(crate) fn send_now(
-        &self,
-        message: &Message,
-        posted: impl FnOnce(&mut State<C::Lent>),
-    ) -> Option<Result<(), ChannelError>> {
-        let sent = self.turn_now(Turnstile::Messages, |state| {
-            let result = self.try_post(state, message)?;
-            posted(state);
-            Some(result)
-        })?;
-        Some(sent.and_then(|posted| self.over_if_failed(posted)))
-    }
-
     /// Posts `message` if credits and ring allow it now; else asks the peer for them.
     pub(crate) fn try_post(
         &self,
         state: &mut State<C::Lent>,
         message: &Message,
     ) -> Option<Result<(), ChannelError>> {
-        if let Err(error) = self.try_move_ring(state)? {
+        if let Err(error) = self.may_post(state)? {
             return Some(Err(error));
-        }
-        if !state.flow.has_credit() {
-            return self.ask(state, Blocked { wanted: 0 });
         }
         let defined = state.name_keys(message.requests());
         let counts = state.flow.counts();
         let counted = (self.agreed.mode != Mode::Original).then_some((counts, &state.forms[..]));
         state.scratch.clear();
         record::encode_message(counted, message, &mut state.scratch);
-        match state.flow.post_message(state.scratch.len() as u32) {
-            Ok(place) => {
+        match self.post_encoded(state) {
+            Ok(posted) => {
                 state.counters.sent.count(message);
-                state.counters.message_bytes_sent += state.scratch.len() as u64;
-                Some(self.post_scratch(state, place))
+                Some(posted)
             }
             Err(blocked) => {
                 defined.into_iter().rev().for_each(|defined| state.names.take_back(defined));
                 self.ask(state, blocked)
             }
         }
+    }
+
+    /// As [`try_post`](Self::try_post), for META_DATA_RESPONSE with a content, which `content` appends.
+    pub(crate) fn try_post_content(
+        &self,
+        state: &mut State<C::Lent>,
+        response: EagerResponse<'_>,
+        content: impl FnOnce(&mut Vec<u8>),
+    ) -> Option<Result<(), ChannelError>> {
+        if let Err(error) = self.may_post(state)? {
+            return Some(Err(error));
+        }
+        let counts = (self.agreed.mode != Mode::Original).then_some(state.flow.counts());
+        state.scratch.clear();
+        record::encode_content(counts, response, content, &mut state.scratch);
+        match self.post_encoded(state) {
+            Ok(posted) => {
+                state.counters.sent.meta_data_response += 1;
+                Some(posted)
+            }
+            Err(blocked) => self.ask(state, blocked),
+        }
+    }
+
+    /// Whether a message may be posted, ring room aside; else asks the peer for credit.
+    fn may_post(&self, state: &mut State<C::Lent>) -> Option<Result<(), ChannelError>> {
+        if state.flow.has_ring_offer()
+            && let Err(error) = self.try_move_ring(state)?
+        {
+            return Some(Err(error));
+        }
+        if state.flow.has_credit() { Some(Ok(())) } else { self.ask(state, Blocked { wanted: 0 }) }
+    }
+
+    /// Posts the message that was encoded last.
+    fn post_encoded(&self, state: &mut State<C::Lent>) -> Result<Result<(), ChannelError>, Blocked> {
+        let place = state.flow.post_message(state.scratch.len() as u32)?;
+        state.counters.message_bytes_sent += state.scratch.len() as u64;
+        Ok(self.post_scratch(state, place))
     }
 
     fn post_scratch(&self, state: &State<C::Lent>, place: RingPlace) -> Result<(), ChannelError> {
@@ -139,12 +163,8 @@ impl<C: Channel> Connection<C> {
         self.channel.post_record(RecordSlot::Ask, &record::encode_ask(ask)).err().map(Err)
     }
 
-    /// Goes over to the larger ring that the peer has offered, if it has: from here on messages go there.
-    /// `None` when that must wait.
+    /// Goes over to the larger ring that the peer has offered: from here on messages go there. `None` when that must wait.
     fn try_move_ring(&self, state: &mut State<C::Lent>) -> Option<Result<(), ChannelError>> {
-        if !state.flow.has_ring_offer() {
-            return Some(Ok(()));
-        }
         match self.try_post_control(state, Control::RingMoved) {
             Ok(Ok(())) => {
                 state.counters.rings_moved += 1;

@@ -286,6 +286,12 @@ impl Writer<'_> {
         self.raw(bytes);
     }
 
+    /// A byte string of `length` bytes, which `append` appends.
+    pub(super) fn appended(&mut self, length: u64, append: impl FnOnce(&mut Vec<u8>)) {
+        self.u16(u16::try_from(length).unwrap_or(u16::MAX));
+        append(self.bytes);
+    }
+
     pub(super) fn text(&mut self, text: &str) {
         self.bytes(text.as_bytes());
     }

@@ -21,8 +21,8 @@ pub(crate) use codec::check_metadata;
 use codec::{Reader, Writer};
 
 use crate::{
-    EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Scope, StepId, TensorReRequest,
-    TensorRequest, VersionNotice, Want, Wanted,
+    EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, Scope, StepId,
+    TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
     limits::{
         EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, REQUESTS_PER_MESSAGE_MAX,
     },
@@ -94,12 +94,7 @@ fn write_message(writer: &mut Writer<'_>, message: &Message, forms: Option<&[Nam
                 write_request(writer, request, form_of(forms, at));
             }
         }
-        Message::MetaDataResponse(response) => {
-            writer.u8(META_DATA_RESPONSE);
-            writer.u32(response.index.0);
-            writer.metadata(&response.metadata);
-            write_content(writer, response);
-        }
+        Message::MetaDataResponse(response) => write_meta_data_response(writer, response),
         Message::TensorReRequest(request) => {
             writer.u8(TENSOR_RE_REQUEST);
             writer.u32(request.index.0);
@@ -176,22 +171,54 @@ fn write_scope(writer: &mut Writer<'_>, scope: Scope) {
     }
 }
 
-/// The content, or how it is sent.
-fn write_content(writer: &mut Writer<'_>, response: &MetaDataResponse) {
-    let how = match &response.content {
-        Some(_) => CONTENT_HERE,
-        None if response.loan_follows => CONTENT_LENT,
-        None => CONTENT_ASKED,
-    };
-    match response.checksum {
+/// META_DATA_RESPONSE with a content, which is not copied before it is encoded.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EagerResponse<'value> {
+    pub(crate) index: RequestIndex,
+    pub(crate) metadata: &'value Metadata,
+    pub(crate) checksum: Option<u64>,
+    /// Bytes of the content, at most [`EAGER_BYTES_MAX`].
+    pub(crate) length: u64,
+}
+
+/// Kind and fields of META_DATA_RESPONSE with the content that `content` appends.
+fn write_eager(writer: &mut Writer<'_>, response: EagerResponse<'_>, content: impl FnOnce(&mut Vec<u8>)) {
+    let EagerResponse { index, metadata, checksum, length } = response;
+    write_described(writer, (index, metadata), CONTENT_HERE, checksum);
+    writer.appended(length, content);
+}
+
+/// Kind and fields of META_DATA_RESPONSE, without the content.
+fn write_described(
+    writer: &mut Writer<'_>,
+    (index, metadata): (RequestIndex, &Metadata),
+    how: u8,
+    checksum: Option<u64>,
+) {
+    writer.u8(META_DATA_RESPONSE);
+    writer.u32(index.0);
+    writer.metadata(metadata);
+    match checksum {
         None => writer.u8(how),
         Some(checksum) => {
             writer.u8(how | CONTENT_CHECKED);
             writer.u64(checksum);
         }
     }
-    if let Some(content) = &response.content {
-        writer.bytes(content);
+}
+
+fn write_meta_data_response(writer: &mut Writer<'_>, response: &MetaDataResponse) {
+    let MetaDataResponse { index, ref metadata, ref content, loan_follows, checksum } = *response;
+    match content {
+        Some(content) => {
+            let length = content.len() as u64;
+            let response = EagerResponse { index, metadata, checksum, length };
+            write_eager(writer, response, |into| into.extend_from_slice(content));
+        }
+        None => {
+            let how = if loan_follows { CONTENT_LENT } else { CONTENT_ASKED };
+            write_described(writer, (index, metadata), how, checksum);
+        }
     }
 }
 

@@ -5,9 +5,9 @@
 //! the fields of that kind. ASK and ANSWER have different fixed lengths, which distinguish them.
 
 use super::{
-    FRAME_BYTES_MIN, WireError,
+    EagerResponse, FRAME_BYTES_MIN, WireError,
     codec::{Reader, Writer, frame},
-    open_frame, read_message, write_message,
+    open_frame, read_message, write_eager, write_message,
 };
 use crate::{
     Destination, Message,
@@ -60,6 +60,20 @@ pub fn encode_message(counted: Option<(Counts, &[NameForm])>, message: &Message,
     frame(into, |writer| {
         write_counts(writer, counted.map(|(counts, _)| counts));
         write_message(writer, message, counted.map(|(_, forms)| forms));
+    });
+}
+
+/// Appends the ring record of META_DATA_RESPONSE with a content, which `content` appends: as many bytes as the response says.
+/// `counts` is `None` in mode original.
+pub(crate) fn encode_content(
+    counts: Option<Counts>,
+    response: EagerResponse<'_>,
+    content: impl FnOnce(&mut Vec<u8>),
+    into: &mut Vec<u8>,
+) {
+    frame(into, |writer| {
+        write_counts(writer, counts);
+        write_eager(writer, response, content);
     });
 }
 

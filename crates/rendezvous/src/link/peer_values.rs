@@ -1,15 +1,11 @@
 //! Answers to a peer's requests: values of steps, and published tensors.
 
-use std::{
-    future::Future,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::sync::Arc;
 
-use futures::{FutureExt as _, TryFutureExt as _};
 use tensorwire_memory::Buf;
-use tensorwire_protocol::{Checksums, Code, DeviceName, Key, Scope, Source, Status, StepId, Value, Wanted};
+use tensorwire_protocol::{
+    Checksums, Code, DeviceName, Key, Metadata, Scope, Source, Status, StepId, Take, Wanted,
+};
 use tensorwire_verbs_reactor::{BoxFuture, CELL_CONTENT_BYTES, OfferedCatalogue};
 use tokio_util::sync::CancellationToken;
 
@@ -112,10 +108,10 @@ impl PeerValues {
     }
 
     /// Takes a value of a step.
-    fn of_step(&self, step: (StepId, bool), key: &Arc<str>) -> Taking {
+    fn of_step(&self, step: (StepId, bool), key: &Arc<str>) -> Take<Taken, Taking> {
         let (key, take) = match self.ask(step, key) {
             Ok(asked) => asked,
-            Err(status) => return Taking::Found(Some(Err(status))),
+            Err(status) => return Take::Now(Err(status)),
         };
         let is_there = match take.found() {
             Some(Ok(value)) => is_on_host(&key, &value.send_args),
@@ -123,58 +119,33 @@ impl PeerValues {
             None => false,
         };
         if is_there {
-            return Taking::There(Some(take));
+            let taken = take.now().unwrap_or_else(|| Err(dropped()));
+            return Take::Now(taken.map(|(value, step)| Taken::Step { value, on_host: None, step }));
         }
-        Taking::Later(Box::pin(async move {
+        let meter = self.meter.clone();
+        Take::Later(Box::pin(async move {
             let (value, step) = take.wait().await?;
             let mut held = ValueGuard::new(value);
             held.bring_to_host(&key).await?;
             let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
-            Ok(Taken::Step { value, on_host: on_host.map(Box::new), step })
+            let taken = Taken::Step { value, on_host: on_host.map(Box::new), step };
+            meter.sends(taken.tensor().metadata().byte_length);
+            Ok(taken)
         }))
     }
 
-    /// Takes a value. The receiver is queued before this returns.
-    fn taking(&self, scope: Scope, key: &Arc<str>) -> Taking {
-        match scope {
-            Scope::Published | Scope::Versioned(Wanted::Now) => {
-                Taking::Found(Some(self.published(key).map(Taken::Published)))
-            }
-            Scope::Versioned(wanted) => {
-                let (values, name) = (self.values.clone(), key.clone());
-                let newer = async move { values.published.edition(&name, wanted).await };
-                Taking::Later(newer.map_ok(Taken::Published).boxed())
-            }
-            Scope::Step(step) => self.of_step((step, false), key),
-            Scope::StepNow(step) => self.of_step((step, true), key),
-        }
+    /// Takes a published tensor, once it is newer than `wanted`.
+    fn newer(&self, wanted: Wanted, name: &Arc<str>) -> Taking {
+        let (values, name, meter) = (self.values.clone(), name.clone(), self.meter.clone());
+        Box::pin(async move {
+            let taken = Taken::Published(values.published.edition(&name, wanted).await?);
+            meter.sends(taken.tensor().metadata().byte_length);
+            Ok(taken)
+        })
     }
 }
 
-/// A future of a value. Only one that may have to wait is boxed.
-enum Taking {
-    /// A published value, or why there is none.
-    Found(Option<Result<Taken, Status>>),
-    /// A value of a step that is there. If this is dropped, the value returns to its queue.
-    There(Option<AskedTake>),
-    Later(BoxFuture<'static, Result<Taken, Status>>),
-}
-
-impl Future for Taking {
-    type Output = Result<Taken, Status>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let found = match self.get_mut() {
-            Self::Found(found) => found.take(),
-            Self::There(take) => take.take().and_then(AskedTake::now).map(|taken| {
-                let (value, step) = taken?;
-                Ok(Taken::Step { value, on_host: None, step })
-            }),
-            Self::Later(taking) => return taking.as_mut().poll(context),
-        };
-        Poll::Ready(found.unwrap_or_else(|| Err(dropped())))
-    }
-}
+type Taking = BoxFuture<'static, Result<Taken, Status>>;
 
 /// A value taken to answer one request.
 #[derive(Debug)]
@@ -203,20 +174,29 @@ impl Taken {
 impl Source for PeerValues {
     type Bytes = Buf;
     type Taken = Taken;
+    type Taking = Taking;
 
-    fn take(
-        &self,
-        scope: Scope,
-        key: &Arc<str>,
-    ) -> impl Future<Output = Result<Taken, Status>> + Send + Unpin + 'static + use<> {
-        let meter = self.meter.clone();
-        self.taking(scope, key).inspect_ok(move |taken| meter.sends(taken.tensor().metadata().byte_length))
+    fn take(&self, scope: Scope, key: &Arc<str>) -> Take<Taken, Taking> {
+        let take = match scope {
+            Scope::Published | Scope::Versioned(Wanted::Now) => {
+                Take::Now(self.published(key).map(Taken::Published))
+            }
+            Scope::Versioned(wanted) => Take::Later(self.newer(wanted, key)),
+            Scope::Step(step) => self.of_step((step, false), key),
+            Scope::StepNow(step) => self.of_step((step, true), key),
+        };
+        if let Take::Now(Ok(taken)) = &take {
+            self.meter.sends(taken.tensor().metadata().byte_length);
+        }
+        take
     }
 
-    fn value(taken: &Taken) -> Value<Buf> {
-        let tensor = taken.tensor();
-        let bytes = (!tensor.bytes().is_empty()).then(|| tensor.buf().clone());
-        Value { metadata: tensor.metadata().clone(), bytes }
+    fn metadata(taken: &Taken) -> &Metadata {
+        taken.tensor().metadata()
+    }
+
+    fn bytes(taken: &Taken) -> Option<&Buf> {
+        Some(taken.tensor().buf()).filter(|bytes| !bytes.is_empty())
     }
 
     fn checksums(taken: &Taken) -> Option<Arc<Checksums>> {

@@ -3,11 +3,12 @@
 use std::{
     collections::{HashMap, VecDeque},
     future::{Future, poll_fn},
+    pin::Pin,
     sync::{Arc, Mutex},
     task::{Poll, Waker},
 };
 
-use tensorwire_protocol::{Metadata, Scope, Source, Status, Value};
+use tensorwire_protocol::{Metadata, Scope, Source, Status, Take};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TestValue {
@@ -119,12 +120,9 @@ impl Drop for Interest {
 impl Source for TestSource {
     type Bytes = Vec<u8>;
     type Taken = TestValue;
+    type Taking = Pin<Box<dyn Future<Output = Result<TestValue, Status>> + Send>>;
 
-    fn take(
-        &self,
-        scope: Scope,
-        key: &Arc<str>,
-    ) -> impl Future<Output = Result<TestValue, Status>> + Send + Unpin + 'static + use<> {
+    fn take(&self, scope: Scope, key: &Arc<str>) -> Take<TestValue, Self::Taking> {
         let place = (scope, key.to_string());
         let waiter = SharedWaiter::default();
         {
@@ -136,7 +134,7 @@ impl Source for TestSource {
             }
         }
         let interest = Interest { source: self.clone(), place, waiter };
-        poll_fn(move |context| {
+        Take::Later(Box::pin(poll_fn(move |context| {
             let mut waiter = interest.waiter.lock().unwrap();
             match waiter.given.take() {
                 Some(given) => Poll::Ready(given),
@@ -145,12 +143,15 @@ impl Source for TestSource {
                     Poll::Pending
                 }
             }
-        })
+        })))
     }
 
-    fn value(taken: &TestValue) -> Value<Vec<u8>> {
-        let bytes = (!taken.bytes.is_empty()).then(|| taken.bytes.clone());
-        Value { metadata: taken.metadata.clone(), bytes }
+    fn metadata(taken: &TestValue) -> &Metadata {
+        &taken.metadata
+    }
+
+    fn bytes(taken: &TestValue) -> Option<&Vec<u8>> {
+        Some(&taken.bytes).filter(|bytes| !bytes.is_empty())
     }
 
     /// How many values were sent under its key, itself included.

@@ -89,14 +89,17 @@ impl DataConnection {
         let span = send_span(&self.values.peer, &request.key, step, self.kind);
         let is_later =
             tensorwire_testpoints::chance!("the first poll of an answer is left to the connection's task");
-        let entered = span.enter();
-        let mut answer = self.protocol.respond(request, &self.values);
-        // A panic in the code of a device context fails this answer only.
-        let is_sent = !is_later && catch_unwind(AssertUnwindSafe(|| answer.send_now())).unwrap_or(true);
-        if is_sent {
+        let answering = || {
+            if is_later {
+                return Err(Box::new(self.protocol.respond(request, &self.values)));
+            }
+            self.protocol.respond_now(request, &self.values)
+        };
+        // A panic in the code of a user's memory fails this answer only.
+        let Err(answer) = catch_unwind(AssertUnwindSafe(|| span.in_scope(answering))).unwrap_or(Ok(()))
+        else {
             return true;
-        }
-        drop(entered);
+        };
         let response = answer.run().instrument(span);
         let mut response: Work = Box::pin(AssertUnwindSafe(response).catch_unwind().map(drop));
         // This poll needs no waker: if it is pending, the task polls again with its own.

@@ -12,8 +12,8 @@ use tensorwire_memory::{
     copy::{CopyReason, copy_bytes},
 };
 use tensorwire_protocol::{
-    Channel, ChannelError, Code, Destination, EagerContent, LentEnd, RecordSlot, ResultSlot, RingSpan,
-    Status, limits::RESULT_BYTES,
+    Channel, ChannelError, Code, Destination, LentEnd, RecordSlot, ResultSlot, RingSpan, Status,
+    limits::RESULT_BYTES,
 };
 use tensorwire_verbs_reactor::{
     FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, Segment,
@@ -290,10 +290,12 @@ impl Channel for FabricChannel {
         !tensorwire_testpoints::chance!("help declines") && self.queue_pair.help()
     }
 
-    fn copy_out(&self, bytes: &Buf) -> EagerContent {
-        let mut copy = EagerContent::from_elem(0, bytes.len());
-        copy_bytes(&mut copy, bytes, CopyReason::Eager);
-        copy
+    fn copy_out(&self, bytes: &Buf, into: &mut Vec<u8>) {
+        let start = into.len();
+        into.resize(start + bytes.len(), 0);
+        if let Some(content) = into.get_mut(start..) {
+            copy_bytes(content, bytes, CopyReason::Eager);
+        }
     }
 
     fn take_back(&self, lent: Lent, end: LentEnd) {
