@@ -38,12 +38,14 @@ pub struct Names {
     keys: Vec<Arc<str>>,
     /// The number that is given next.
     next: usize,
+    /// The number that was looked up last.
+    latest: u16,
 }
 
 impl Names {
     /// Without any key, for at most `most` of them.
     pub fn new(most: u32) -> Self {
-        Self { most: bounded(most), numbers: HashMap::default(), keys: Vec::new(), next: 0 }
+        Self { most: bounded(most), numbers: HashMap::default(), keys: Vec::new(), next: 0, latest: 0 }
     }
 
     /// Numbers that no key has had yet.
@@ -51,10 +53,22 @@ impl Names {
         self.most - self.keys.len()
     }
 
+    /// The number of `key`, if it has one. Mostly a key is asked for again, or keys in the order in which they got their
+    /// numbers; these are found without a hash.
+    fn number(&mut self, key: &Arc<str>) -> Option<u16> {
+        let is_at = |number: &u16| {
+            self.keys.get(usize::from(*number)).is_some_and(|numbered| Arc::ptr_eq(numbered, key))
+        };
+        let guesses = [self.latest, self.latest.wrapping_add(1)];
+        let number = guesses.into_iter().find(is_at).or_else(|| self.numbers.get(key).copied())?;
+        self.latest = number;
+        Some(number)
+    }
+
     /// The form in which a request names `key` now.
-    pub fn form(&self, key: &str) -> NameForm {
-        match (self.numbers.get(key), u16::try_from(self.next)) {
-            (Some(&number), _) => NameForm::Number(number),
+    pub fn form(&mut self, key: &Arc<str>) -> NameForm {
+        match (self.number(key), u16::try_from(self.next)) {
+            (Some(number), _) => NameForm::Number(number),
             (None, Ok(next)) if self.most > 0 => NameForm::Define(next),
             _ => NameForm::Plain,
         }
@@ -139,8 +153,8 @@ mod tests {
     use super::*;
 
     fn request(names: &mut Names, table: &mut NameTable, key: &str) -> NameForm {
-        let form = names.form(key);
         let key: Arc<str> = key.into();
+        let form = names.form(&key);
         names.named(&key, form);
         let seen = match form {
             NameForm::Plain => key.clone(),
@@ -180,9 +194,9 @@ mod tests {
 
     #[test]
     fn what_is_not_posted_changes_nothing() {
-        let names = Names::new(2);
-        assert_eq!(names.form("a"), NameForm::Define(0));
-        assert_eq!(names.form("b"), NameForm::Define(0));
+        let mut names = Names::new(2);
+        assert_eq!(names.form(&"a".into()), NameForm::Define(0));
+        assert_eq!(names.form(&"b".into()), NameForm::Define(0));
     }
 
     #[test]

@@ -293,7 +293,7 @@ impl<C: Channel> Response<C> {
             taken.put_back();
             return self.refuse(Status::new(Code::Internal, "the sender's value has too few bytes")).await;
         }
-        let sent = connection.turn(Turnstile::Messages, |state, _| {
+        let sent = connection.turn(Turnstile::Messages, |state| {
             connection.try_post_eager(state, index, (&metadata, checksum), bytes.as_ref())
         });
         let sent = self.unless_cancelled(pin!(sent)).await;

@@ -71,6 +71,7 @@ impl<C: Channel> Connection<C> {
     /// carries the new counts.
     ///
     /// `written` bytes were written last: the whole record, or what of it lies at the start of the ring.
+    #[inline(always)]
     pub(super) fn on_message(
         &self,
         written: u64,
@@ -95,6 +96,7 @@ impl<C: Channel> Connection<C> {
     }
 
     /// The next record of the ring, its length and its counts.
+    #[inline(always)]
     fn next_record(
         &self,
         state: &mut State<C::Lent>,
@@ -256,6 +258,7 @@ impl<C: Channel> Connection<C> {
         state.responses.open(request.index, request.scope)
     }
 
+    #[inline(always)]
     fn act(
         &self,
         mut state: MutexGuard<'_, State<C::Lent>>,

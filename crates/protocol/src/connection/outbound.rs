@@ -63,7 +63,7 @@ impl<C: Channel> Connection<C> {
         message: &Message,
         mut posted: impl FnMut(&mut State<C::Lent>),
     ) -> Result<(), ChannelError> {
-        let sent = self.turn(Turnstile::Messages, |state, _| {
+        let sent = self.turn(Turnstile::Messages, |state| {
             let result = self.try_post(state, message)?;
             posted(state);
             Some(result)
@@ -187,7 +187,7 @@ impl<C: Channel> Connection<C> {
         &self,
         mut post: impl FnMut(&mut State<C::Lent>) -> T,
     ) -> Result<T, ChannelError> {
-        let turn = self.turn(Turnstile::Contents, |state, _| {
+        let turn = self.turn(Turnstile::Contents, |state| {
             if state.contents_in_flight >= self.contents_max() {
                 return None;
             }

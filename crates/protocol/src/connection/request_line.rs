@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     future::poll_fn,
-    sync::MutexGuard,
+    sync::{Arc, MutexGuard},
     task::{Context, Poll, Waker},
 };
 
@@ -178,8 +178,8 @@ fn message_of(mut requests: Vec<TensorRequest>) -> Option<Message> {
 }
 
 /// What may be written.
-fn expected(request: &TensorRequest) -> std::sync::Arc<[Metadata]> {
-    if request.want == Want::Eager { [].into() } else { request.known.clone() }
+fn expected(request: &TensorRequest) -> Arc<[Metadata]> {
+    if request.want == Want::Eager { Arc::default() } else { request.known.clone() }
 }
 
 impl<C: Channel> RequestInLine<'_, C> {

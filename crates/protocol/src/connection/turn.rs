@@ -93,7 +93,7 @@ impl<C: Channel> Drop for PositionInLine<'_, C> {
 
 impl<C: Channel> Connection<C> {
     /// Waits in line at `turnstile` until `attempt` gives something. `attempt` runs under the connection's
-    /// lock, with the waker of its task, and changes nothing when it gives nothing.
+    /// lock, and changes nothing when it gives nothing.
     ///
     /// # Errors
     /// The connection is over.
@@ -103,7 +103,7 @@ impl<C: Channel> Connection<C> {
     pub(crate) async fn turn<T>(
         &self,
         turnstile: Turnstile,
-        mut attempt: impl FnMut(&mut State<C::Lent>, &Waker) -> Option<T>,
+        mut attempt: impl FnMut(&mut State<C::Lent>) -> Option<T>,
     ) -> Result<T, ChannelError> {
         let mut position = PositionInLine::new(self, turnstile);
         poll_fn(|context| {
@@ -113,7 +113,7 @@ impl<C: Channel> Connection<C> {
             }
             let asked = self.post_before(turnstile, &mut state);
             if state.queue(turnstile).is_turn(position.ticket)
-                && let Some(value) = attempt(&mut state, context.waker())
+                && let Some(value) = attempt(&mut state)
             {
                 let waker = state.queue(turnstile).leave(&mut position.ticket);
                 let settled = self.settle_posted(state, asked, None, true);

@@ -3,8 +3,9 @@
 
 use std::{
     future::poll_fn,
+    mem,
     sync::{Arc, MutexGuard},
-    task::{Context, Poll, Waker},
+    task::{Poll, Waker},
 };
 
 use super::{Asked, FirstPoll, ReceiveOptions, Request};
@@ -12,7 +13,9 @@ use crate::{
     Allocator, Channel, ChannelError, Connection, Message, Metadata, RequestIndex, Scope, TensorRequest,
     TransferError, Want,
     connection::{State, Turnstile},
+    limits::NAME_BYTES_MAX,
     requests::{Landed, StepKey},
+    text::{escaped, has_active},
 };
 
 /// How a receive begins. It gets a name before it is matched on: a `match` on what a call returns keeps all of that in the
@@ -32,43 +35,51 @@ pub(super) struct Known {
 
 impl<L> State<L> {
     /// What the cache has of `key`, so that nothing is allocated for a value that came before.
-    fn known(&self, scope: Scope, key: &str) -> Known {
+    ///
+    /// # Errors
+    /// A key that cannot travel. Keys in the cache have travelled.
+    fn known(&self, scope: Scope, key: &str) -> Result<Known, TransferError> {
         let is_forgotten = tensorwire_testpoints::chance!("cached metadata of a value is not found");
         match self.cache.entry(scope, key).filter(|_| !is_forgotten) {
-            Some((key, metadata)) => Known { key: key.clone(), metadata: metadata.clone() },
-            None => Known { key: key.into(), metadata: Arc::default() },
+            Some((key, metadata)) => Ok(Known { key: key.clone(), metadata: metadata.clone() }),
+            None => {
+                check_key(key)?;
+                Ok(Known { key: key.into(), metadata: Arc::default() })
+            }
         }
     }
 }
 
+fn check_key(key: &str) -> Result<(), TransferError> {
+    if key.len() > NAME_BYTES_MAX {
+        return Err(TransferError::KeyTooLong { length: key.len() });
+    }
+    if has_active(key) {
+        return Err(TransferError::KeyActive { shown: escaped(key).into_owned() });
+    }
+    Ok(())
+}
+
 impl<C: Channel> Connection<C> {
-    /// Waits until a receive may begin. A fetch of a value that is known to be small is asked for under the same lock.
+    /// Begins a receive, or joins the lines for what it must wait for, with `waker`. A value that is known to be small is asked
+    /// for under the same lock.
     ///
     /// # Errors
-    /// [`TransferError::PeerLost`], [`TransferError::StashFull`].
-    ///
-    /// # Cancel safety
-    /// Dropping the future leaves both lines; nothing was taken then.
-    pub(super) async fn admit<A: Allocator>(
+    /// [`TransferError::PeerLost`], [`TransferError::StashFull`], and keys that cannot travel; or, outside, the receive in
+    /// line.
+    pub(super) fn begin<A: Allocator>(
         &self,
         scope: Scope,
         key: &str,
-        allocator: &A,
-        options: ReceiveOptions,
-    ) -> Result<Admission<'_, C>, TransferError> {
-        let Some(step) = scope.step() else {
-            let opened = self.turn(Turnstile::Requests, |state, waker| {
-                let index = state.requests.open(None)?;
-                let known = state.known(scope, key);
-                let asked = self.ask_at_once(state, (index, scope), &known, (allocator, options), waker);
-                Some((index, known, asked))
-            });
-            let (index, known, asked) = opened.await?;
-            return self.admitted(index, known, asked);
-        };
-        let step_key = StepKey::new(step, key.into());
-        let mut receive = ReceiveInLine { connection: self, scope, step_key, ticket: None, entry: None };
-        poll_fn(|context| receive.poll((allocator, options), context)).await
+        asking: (&A, ReceiveOptions),
+        waker: &Waker,
+    ) -> Result<Result<Admission<'_, C>, TransferError>, Box<ReceiveInLine<'_, C>>> {
+        let mut receive = ReceiveInLine { connection: self, scope, line: None };
+        match receive.poll(key, asking, waker) {
+            Poll::Ready(begun) => Ok(begun),
+            // Boxed, because otherwise the future of every receive has room for this one.
+            Poll::Pending => Err(Box::new(receive)),
+        }
     }
 
     /// The request `index`, and whether it was posted.
@@ -122,74 +133,134 @@ impl<C: Channel> Connection<C> {
     }
 }
 
-/// Two positions in line, given up when dropped: one among the receives of the key, for a content or the answer to a cancel,
-/// and, once first there, one for a free entry.
-struct ReceiveInLine<'connection, C: Channel> {
+/// Two positions in line, given up when dropped. Nothing was taken then.
+pub(super) struct ReceiveInLine<'connection, C: Channel> {
     connection: &'connection Connection<C>,
     scope: Scope,
-    step_key: StepKey,
+    /// `None` until the first poll.
+    line: Option<Line>,
+}
+
+/// For a value of a step, a position among the receives of its key, for a content or the answer to a cancel; and, once first
+/// there, a position for a free entry.
+struct Line {
+    step_key: Option<StepKey>,
     ticket: Option<u64>,
     entry: Option<u64>,
 }
 
+impl Line {
+    /// Leaves both lines, unlocks, and wakes the next receive in each.
+    fn leave<C: Channel>(&mut self, connection: &Connection<C>, mut state: StateGuard<'_, C>) {
+        let waker = state.queue(Turnstile::Requests).leave(&mut self.entry);
+        let stash = &mut state.requests.stash;
+        let [own, next] =
+            self.step_key.as_ref().map_or([None, None], |step_key| stash.leave(step_key, &mut self.ticket));
+        connection.settle(state, None, None);
+        drop((waker, own));
+        next.into_iter().for_each(Waker::wake);
+    }
+}
+
+type StateGuard<'connection, C> = MutexGuard<'connection, State<<C as Channel>::Lent>>;
+
+/// How a receive begins, or the lock, and whether nothing but an entry is missing.
+type Attempt<'connection, C> =
+    Result<Result<Admission<'connection, C>, TransferError>, (StateGuard<'connection, C>, bool)>;
+
 impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
-    fn poll<A: Allocator>(
+    fn attempt<A: Allocator>(
         &mut self,
+        mut state: StateGuard<'connection, C>,
+        key: &str,
         asking: (&A, ReceiveOptions),
-        context: &mut Context<'_>,
-    ) -> Poll<Result<Admission<'connection, C>, TransferError>> {
-        let connection = self.connection;
-        let mut state = connection.lock();
+        waker: &Waker,
+    ) -> Attempt<'connection, C> {
+        let (connection, scope) = (self.connection, self.scope);
         if let Err(over) = state.failure() {
-            return Poll::Ready(Err(over.into()));
+            return Ok(Err(over.into()));
         }
-        let is_first = state.requests.stash.is_first(&self.step_key, self.ticket);
-        if is_first && let Some(landed) = state.requests.stash.take(&self.step_key) {
-            tensorwire_testpoints::mark!("stashed content was delivered");
-            // There may be room for a request now.
-            self.leave_both(state);
-            return Poll::Ready(Ok(Admission::Kept(self.step_key.key.clone(), Box::new(landed))));
-        }
-        let may_ask = is_first && !state.requests.is_unresolved(&self.step_key);
-        if may_ask && let Some(kept) = state.requests.kept_in_excess() {
-            return Poll::Ready(Err(TransferError::StashFull { kept }));
+        // The metadata of the key may change while the receive waits.
+        let known = match state.known(scope, key) {
+            Ok(known) => known,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let line = self.line.get_or_insert_with(|| {
+            let step_key = scope.step().map(|step| StepKey::new(step, known.key.clone()));
+            Line { step_key, ticket: None, entry: None }
+        });
+        let mut may_ask = true;
+        if let Some(step_key) = &line.step_key {
+            let is_first = state.requests.stash.is_first(step_key, line.ticket);
+            if is_first && let Some(landed) = state.requests.stash.take(step_key) {
+                tensorwire_testpoints::mark!("stashed content was delivered");
+                // There may be room for a request now.
+                line.leave(connection, state);
+                return Ok(Ok(Admission::Kept(known.key, Box::new(landed))));
+            }
+            may_ask = is_first && !state.requests.is_unresolved(step_key);
+            if may_ask && let Some(kept) = state.requests.kept_in_excess() {
+                return Ok(Err(TransferError::StashFull { kept }));
+            }
         }
         let queue = state.queue(Turnstile::Requests);
         if may_ask
-            && queue.is_turn(self.entry)
-            && let Some(index) = state.requests.open(Some(self.step_key.clone()))
+            && queue.is_turn(line.entry)
+            && let Some(index) = state.requests.open(line.step_key.clone())
         {
-            let known = state.known(self.scope, &self.step_key.key);
-            let asked =
-                connection.ask_at_once(&mut state, (index, self.scope), &known, asking, context.waker());
-            self.leave_both(state);
-            return Poll::Ready(connection.admitted(index, known, asked));
+            let asked = connection.ask_at_once(&mut state, (index, scope), &known, asking, waker);
+            line.leave(connection, state);
+            return Ok(connection.admitted(index, known, asked));
         }
+        Err((state, may_ask))
+    }
+
+    /// Waits until the receive begins. It is in line, with the waker of this task.
+    pub(super) async fn wait<A: Allocator>(
+        &mut self,
+        key: &str,
+        asking: (&A, ReceiveOptions),
+    ) -> Result<Admission<'connection, C>, TransferError> {
+        let mut is_woken = false;
+        poll_fn(|context| {
+            if mem::replace(&mut is_woken, true) {
+                return self.poll(key, asking, context.waker());
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    /// Begins the receive, or stays in line with `waker`.
+    fn poll<A: Allocator>(
+        &mut self,
+        key: &str,
+        asking: (&A, ReceiveOptions),
+        waker: &Waker,
+    ) -> Poll<Result<Admission<'connection, C>, TransferError>> {
+        let connection = self.connection;
+        let (mut state, may_ask) = match self.attempt(connection.lock(), key, asking, waker) {
+            Ok(begun) => return Poll::Ready(begun),
+            Err(waits) => waits,
+        };
+        let Some(line) = &mut self.line else { return Poll::Pending };
         let queue = state.queue(Turnstile::Requests);
         // A receive that must wait for a cancel's answer does not hold up those behind it.
         let replaced =
-            if may_ask { queue.wait(&mut self.entry, context.waker()) } else { queue.leave(&mut self.entry) };
-        let own = state.requests.stash.wait(&self.step_key, &mut self.ticket, context.waker());
+            if may_ask { queue.wait(&mut line.entry, waker) } else { queue.leave(&mut line.entry) };
+        let stash = &mut state.requests.stash;
+        let step_key = line.step_key.as_ref();
+        let own = step_key.and_then(|step_key| stash.wait(step_key, &mut line.ticket, waker));
         connection.settle(state, None, None);
         drop((replaced, own));
         Poll::Pending
-    }
-
-    /// Leaves both lines, unlocks, and wakes the next receive in each.
-    fn leave_both(&mut self, mut state: MutexGuard<'_, State<C::Lent>>) {
-        let waker = state.queue(Turnstile::Requests).leave(&mut self.entry);
-        let [own, next] = state.requests.stash.leave(&self.step_key, &mut self.ticket);
-        self.connection.settle(state, None, None);
-        drop((waker, own));
-        next.into_iter().for_each(std::task::Waker::wake);
     }
 }
 
 impl<C: Channel> Drop for ReceiveInLine<'_, C> {
     fn drop(&mut self) {
-        if self.ticket.is_some() || self.entry.is_some() {
-            let state = self.connection.lock();
-            self.leave_both(state);
+        if let Some(line) = self.line.as_mut().filter(|line| line.ticket.is_some() || line.entry.is_some()) {
+            line.leave(self.connection, self.connection.lock());
         }
     }
 }

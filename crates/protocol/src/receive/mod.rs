@@ -8,7 +8,7 @@ use std::{
     mem,
     pin::pin,
     sync::{Arc, MutexGuard},
-    task::Poll,
+    task::{Context, Poll},
 };
 
 use futures::FutureExt as _;
@@ -17,9 +17,7 @@ use crate::{
     Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Message, Metadata,
     Mode, RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
     connection::{State, Turnstile},
-    limits::NAME_BYTES_MAX,
     requests::{Check, Content, Landed, Reply, StepKey},
-    text::{escaped, has_active},
 };
 use admission::{Admission, Known};
 
@@ -51,8 +49,8 @@ pub struct Received<L> {
     pub checksums: Option<Arc<Checksums>>,
     /// Its version, if that was asked for ([`Scope::Versioned`]).
     pub version: Option<u64>,
-    /// Its key and its number in the order of arrival, with which it goes back if it is not used.
-    origin: Option<(StepKey, u64)>,
+    /// Its step and key and its number in the order of arrival, with which it goes back if it is not used.
+    origin: Option<(StepId, Arc<str>, u64)>,
     check: Check,
 }
 
@@ -93,9 +91,9 @@ impl<C: Channel> Drop for ReceivedGuard<C> {
         let Some(Received { metadata, lent, origin, check, .. }) = self.received.take() else { return };
         let is_over = state.failure().is_err();
         match origin.filter(|_| !is_over) {
-            Some((step_key, number)) => {
+            Some((step, key, number)) => {
                 let landed = Landed { number, metadata, content: lent.into(), check };
-                let next = state.requests.stash_or_give(step_key, landed);
+                let next = state.requests.stash_or_give(StepKey::new(step, key), landed);
                 self.connection.settle(state, next, None);
             }
             None => self.connection.settle(state, None, lent.map(|lent| (lent, LentEnd::Content))),
@@ -157,13 +155,12 @@ impl<C: Channel> Connection<C> {
         allocator: &A,
         options: ReceiveOptions,
     ) -> Result<Received<C::Lent>, TransferError> {
-        if key.len() > NAME_BYTES_MAX {
-            return Err(TransferError::KeyTooLong { length: key.len() });
-        }
-        if has_active(key) {
-            return Err(TransferError::KeyActive { shown: escaped(key).into_owned() });
-        }
-        let admission = self.admit(scope, key, allocator, options).await?;
+        let asking = (allocator, options);
+        let begun = poll_fn(|context| Poll::Ready(self.begin(scope, key, asking, context.waker()))).await;
+        let admission = match begun {
+            Ok(admission) => admission?,
+            Err(mut in_line) => in_line.wait(key, asking).await?,
+        };
         let (key, landed, version) = match admission {
             Admission::Kept(key, landed) => (key, *landed, None),
             Admission::Request(mut request, Known { key, metadata }, asked) => {
@@ -174,7 +171,7 @@ impl<C: Channel> Connection<C> {
                 }
             }
         };
-        let received = handed_out((scope, &key), landed, version, allocator);
+        let received = handed_out((scope, key), landed, version, allocator);
         if received.is_valid::<C>() {
             return Ok(received);
         }
@@ -216,13 +213,13 @@ impl<C: Channel> Connection<C> {
 
 /// A value that has arrived, for its receive: with a copy of its content if that came inside a message.
 fn handed_out<A: Allocator>(
-    (scope, key): (Scope, &Arc<str>),
+    (scope, key): (Scope, Arc<str>),
     landed: Landed<A::Lent>,
     version: Option<u64>,
     allocator: &A,
 ) -> Received<A::Lent> {
     let Landed { number, metadata, content, check } = landed;
-    let origin = StepKey::of(scope, key).map(|step_key| (step_key, number));
+    let origin = scope.step().map(|step| (step, key, number));
     let lent = match content {
         Content::None => None,
         Content::Lent(lent) => Some(lent),
@@ -307,7 +304,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
             None => Box::pin(self.ask((scope, key), known.clone(), allocator, options)).await?,
         };
         loop {
-            let (reply, unneeded) = self.reply(scope, mem::replace(&mut first, FirstPoll::Asks)).await?;
+            let (reply, unneeded) = poll_fn(|context| self.poll_reply(scope, &mut first, context)).await?;
             match reply {
                 Reply::Content(landed) => {
                     let may_be_new =
@@ -456,7 +453,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
     ) -> Result<(), ChannelError> {
         let (connection, index) = (self.connection, self.index);
         let message = Message::TensorReRequest(TensorReRequest { index, destination });
-        let posted = connection.turn(Turnstile::Messages, |state, _| {
+        let posted = connection.turn(Turnstile::Messages, |state| {
             if !state.requests.is_told(index) {
                 return Some(Ok(()));
             }
@@ -468,37 +465,39 @@ impl<'connection, C: Channel> Request<'connection, C> {
     }
 
     /// The peer's next answer, and memory that it did not need. An answer that came before the connection failed counts.
-    async fn reply(&mut self, scope: Scope, mut first: FirstPoll) -> Result<Answered<C::Lent>, ChannelError> {
-        poll_fn(|context| {
-            let connection = self.connection;
-            let first = mem::replace(&mut first, FirstPoll::Asks);
-            if matches!(first, FirstPoll::Sleeps) {
-                return Poll::Pending;
-            }
-            // Before the waker is left: a reply that this task finds itself wakes nobody. One that comes later finds the
-            // waker, which is left under the lock that replies are kept under.
-            let is_first = matches!(first, FirstPoll::Looks) && connection.channel().may_help();
-            let mut may_find = !is_first || connection.channel().help();
-            let mut state = connection.lock();
-            while may_find && state.requests.may_help(self.index) && connection.channel().may_help() {
-                drop(state);
-                may_find = connection.channel().help();
-                state = connection.lock();
-            }
-            let (reply, replaced) = state.requests.poll_reply(self.index, context.waker());
-            let failure = state.failure();
-            if let Poll::Ready(reply) = reply {
-                return Poll::Ready(Ok(self.answered(state, scope, reply)));
-            }
+    fn poll_reply(
+        &mut self,
+        scope: Scope,
+        first: &mut FirstPoll,
+        context: &Context<'_>,
+    ) -> Poll<Result<Answered<C::Lent>, ChannelError>> {
+        let connection = self.connection;
+        let first = mem::replace(first, FirstPoll::Asks);
+        if matches!(first, FirstPoll::Sleeps) {
+            return Poll::Pending;
+        }
+        // Before the waker is left: a reply that this task finds itself wakes nobody. One that comes later finds the
+        // waker, which is left under the lock that replies are kept under.
+        let is_first = matches!(first, FirstPoll::Looks) && connection.channel().may_help();
+        let mut may_find = !is_first || connection.channel().help();
+        let mut state = connection.lock();
+        while may_find && state.requests.may_help(self.index) && connection.channel().may_help() {
             drop(state);
-            drop(replaced);
-            failure?;
-            if tensorwire_testpoints::chance!("a receive is woken without a reason") {
-                context.waker().wake_by_ref();
-            }
-            Poll::Pending
-        })
-        .await
+            may_find = connection.channel().help();
+            state = connection.lock();
+        }
+        let (reply, replaced) = state.requests.poll_reply(self.index, context.waker());
+        let failure = state.failure();
+        if let Poll::Ready(reply) = reply {
+            return Poll::Ready(Ok(self.answered(state, scope, reply)));
+        }
+        drop(state);
+        drop(replaced);
+        failure?;
+        if tensorwire_testpoints::chance!("a receive is woken without a reason") {
+            context.waker().wake_by_ref();
+        }
+        Poll::Pending
     }
 
     /// After a content the request is over.

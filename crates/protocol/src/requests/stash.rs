@@ -8,7 +8,7 @@ use std::{
     task::Waker,
 };
 
-use crate::{EagerContent, LentEnd, Metadata, Scope, StepId, key::KeyHash};
+use crate::{EagerContent, LentEnd, Metadata, StepId, key::KeyHash};
 
 /// One key of one step, whose values are in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,11 +22,6 @@ pub(crate) struct StepKey {
 impl StepKey {
     pub(crate) fn new(step: StepId, key: Arc<str>) -> Self {
         Self { hash: KeyHash::default().hash_one((step, &*key)), step, key }
-    }
-
-    /// `None` for published values: fetches have no order and can be repeated.
-    pub(crate) fn of(scope: Scope, key: &Arc<str>) -> Option<Self> {
-        scope.step().map(|step| Self::new(step, key.clone()))
     }
 }
 

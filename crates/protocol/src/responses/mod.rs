@@ -4,7 +4,8 @@
 mod tests;
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{HashMap, VecDeque},
+    hash::{BuildHasherDefault, Hasher},
     task::Waker,
 };
 
@@ -68,12 +69,36 @@ pub(crate) enum ResponseState {
     Cancelled,
 }
 
+/// Hashes request indices. A peer chooses its own, but their number is bounded. Maps with it have the same order in every
+/// run.
+#[derive(Debug, Default)]
+struct IndexHasher(u64);
+
+/// Of maps by request index.
+type IndexHash = BuildHasherDefault<IndexHasher>;
+
+impl Hasher for IndexHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|&byte| self.write_u32(byte.into()));
+    }
+
+    /// Multiplies by the golden ratio, because a map uses the highest bits of a hash and the lowest.
+    fn write_u32(&mut self, number: u32) {
+        self.0 = (self.0 ^ u64::from(number)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        self.0 ^= self.0 >> 32;
+    }
+}
+
 /// Requests of the peer that are being answered.
 #[derive(Debug)]
 pub(crate) struct Responses {
     /// Most unanswered requests and cancels together.
     unanswered_max: usize,
-    entries: BTreeMap<RequestIndex, ResponseEntry>,
+    entries: HashMap<RequestIndex, ResponseEntry, IndexHash>,
     owed: VecDeque<Owed>,
     /// Entries that the peer still waits for, and owed replies.
     unanswered: usize,
@@ -95,7 +120,7 @@ impl Responses {
     pub(crate) fn new(requests_max: u32) -> Self {
         Self {
             unanswered_max: requests_max as usize + OWED_SLACK,
-            entries: BTreeMap::new(),
+            entries: HashMap::default(),
             owed: VecDeque::new(),
             unanswered: 0,
             written: VecDeque::new(),

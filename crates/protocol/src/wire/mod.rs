@@ -298,6 +298,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message, WireError> {
 
 /// The fields of a message of this kind, with at most so many requests. With `names`, requests name their keys in one
 /// of several forms.
+#[inline(always)]
 fn read_message(
     kind: u8,
     reader: &mut Reader<'_>,
@@ -325,6 +326,7 @@ fn read_requests(
     (0..count).map(|_| read_request(reader, names.as_deref_mut())).collect()
 }
 
+#[inline(always)]
 fn read_request(reader: &mut Reader<'_>, names: Option<&mut NameTable>) -> Result<TensorRequest, WireError> {
     let index = reader.index()?;
     let scope = read_scope(reader)?;
@@ -355,6 +357,7 @@ fn read_scope(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
 }
 
 /// The fields of a message that names one request by its index.
+#[inline(always)]
 fn read_answer(kind: u8, reader: &mut Reader<'_>) -> Result<Message, WireError> {
     let index = reader.index()?;
     Ok(match kind {

@@ -122,6 +122,7 @@ fn record_bytes_max(mode: Mode) -> usize {
 ///
 /// # Errors
 /// [`WireError`] names what is wrong; the peer is faulty or hostile.
+#[inline(always)]
 pub fn decode_record(
     mode: Mode,
     bytes: &[u8],
