@@ -125,6 +125,16 @@ impl<D: Driven> Driver<D> {
         concerns_nobody
     }
 
+    /// Wakes this task again after the tasks that were woken before.
+    fn go_behind_woken(&self, context: &mut Context<'_>) {
+        if self.many_workers {
+            give_way(context);
+        } else {
+            // Unlike a turn that is given way, it makes no system call.
+            context.waker().wake_by_ref();
+        }
+    }
+
     /// Whether the next wait begins with a sleep.
     fn rests(&self) -> bool {
         self.patience.as_ref().is_none_or(Patience::rests)
@@ -176,7 +186,7 @@ impl<D: Driven> Future for Driver<D> {
         let sleeps_at_once = self.rests() && self.driven.arms_at_once();
         if look == Look::Idle && mem::take(&mut self.has_woken) && !sleeps_at_once {
             // The second turn after work is for the tasks that the woken tasks woke.
-            give_way(context);
+            self.go_behind_woken(context);
             return Poll::Pending;
         }
         let mut goes_on = look == Look::Idle || look == Look::Worked && (sleeps_at_once || concerns_nobody);
@@ -195,12 +205,7 @@ impl<D: Driven> Future for Driver<D> {
             Look::Busy => {}
             Look::Worked | Look::More => {
                 self.has_woken = true;
-                // The woken tasks run first.
-                if self.many_workers {
-                    give_way(context);
-                } else {
-                    context.waker().wake_by_ref();
-                }
+                self.go_behind_woken(context);
             }
             Look::Over => return Poll::Ready(()),
         }
