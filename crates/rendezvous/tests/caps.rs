@@ -4,8 +4,9 @@
 
 use std::time::Duration;
 
+use tensorwire_memory::{HugePages, MemoryError};
 use tensorwire_protocol::{
-    Code, Destination, Parameters, Status,
+    Code, DataType, Destination, Parameters, Sharing, Status,
     limits::{REGIONS_MAX, SLOT_BYTES},
     wire::control::{Connect, ControlFrame, RegionRecord, RingOffer},
 };
@@ -283,6 +284,52 @@ fn e_a_peer_that_asks_for_lists_without_end_loses_its_session() {
         }
         let told = told.expect("a word why").to_string();
         assert!(told.contains("more than 64 list requests") && pages < 150, "{pages}, {told}");
+        server.shutdown().await;
+    });
+}
+
+/// Values in huge pages, as far as the system has any, arrive as they are: copied, as a view, and after they were published
+/// again.
+#[cfg(feature = "shm")]
+#[test]
+fn values_in_huge_pages_are_copied_and_viewed_by_a_neighbour() {
+    bounded(LIMIT, async {
+        let start = |name: &str| {
+            let builder = Worker::builder(name).require(FabricKind::SHM);
+            builder.memory(|memory| memory.huge_pages = HugePages::Try).start()
+        };
+        let (server, client) = (start("server").await.unwrap(), start("client").await.unwrap());
+        let peer = client.peer_at(server.address()).await.unwrap();
+        for (seed, sharing) in [(1, Sharing::Copy), (2, Sharing::View), (3, Sharing::Copy)] {
+            let mut buffer = server.pool().try_alloc(5 << 20).unwrap();
+            buffer.fill(seed);
+            server.publish("w", Tensor::new(buffer, DataType::U8, &[5 << 20]).unwrap()).unwrap();
+            let fetched = peer.fetch("w").sharing(sharing).await.unwrap();
+            assert!(fetched.bytes().iter().all(|byte| *byte == seed) && fetched.bytes().len() == 5 << 20);
+        }
+        let stats = server.pool().stats();
+        assert!(stats.huge_bytes <= stats.block_bytes, "{stats:?}");
+        client.shutdown().await;
+        server.shutdown().await;
+    });
+}
+
+/// Either all memory for values is in huge pages, or the error says how to get some.
+#[test]
+fn huge_pages_that_are_required_and_not_there_are_an_error_with_the_remedy() {
+    bounded(LIMIT, async {
+        let builder = Worker::builder("server").memory(|memory| memory.huge_pages = HugePages::Require);
+        let server = builder.start().await.unwrap();
+        match server.pool().try_alloc(1 << 20) {
+            Ok(_) => {
+                let stats = server.pool().stats();
+                assert_eq!(stats.huge_bytes, stats.block_bytes);
+            }
+            Err(error @ MemoryError::HugePages { .. }) => {
+                assert!(error.to_string().contains("vm.nr_hugepages"), "{error}");
+            }
+            Err(error) => panic!("{error}"),
+        }
         server.shutdown().await;
     });
 }

@@ -44,7 +44,7 @@
 /// Element types that Rust has not got: 16-bit floats.
 pub use half::{bf16, f16};
 pub use tensorwire_memory::{
-    Buf, BufMut, Joined, Lease, Limit, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy,
+    Buf, BufMut, HugePages, Joined, Lease, Limit, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy,
 };
 pub use tensorwire_protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
 pub use tensorwire_rendezvous::{

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tensorwire_memory::{MemoryError, MemoryObserver, Pool, PoolConfig, UserMemory};
+use tensorwire_memory::{HugePages, MemoryError, MemoryObserver, Pool, PoolConfig, UserMemory};
 
 /// Maximum sizes of a worker's pools, in bytes.
 #[derive(Debug, Clone, Copy)]
@@ -15,6 +15,8 @@ pub(crate) struct PoolCaps {
     pub(crate) bounce_bytes: u64,
     /// Size of the blocks in which memory is allocated.
     pub(crate) block_bytes: usize,
+    /// For values. Messages and rings have blocks that are smaller than a huge page.
+    pub(crate) huge_pages: HugePages,
 }
 
 /// The pools of a worker. Sources and destinations have separate maximums, so that unsent values do not starve
@@ -50,11 +52,16 @@ impl Pools {
         caps: PoolCaps,
         observer: Option<&Arc<dyn MemoryObserver>>,
     ) -> Result<Self, MemoryError> {
+        let values = |name, cap_bytes| {
+            let huge_pages = caps.huge_pages;
+            let config = PoolConfig { huge_pages, ..config(name, cap_bytes, caps.block_bytes, observer) };
+            Pool::new(config)
+        };
         let pool = |name, cap_bytes, block_bytes| new_pool(name, cap_bytes, block_bytes, observer);
         let small = caps.block_bytes.min(SMALL_BLOCK_BYTES);
         Ok(Self {
-            source: pool("source", caps.source_bytes, caps.block_bytes)?,
-            receive: pool("receive", caps.receive_bytes, caps.block_bytes)?,
+            source: values("source", caps.source_bytes)?,
+            receive: values("receive", caps.receive_bytes)?,
             ring: pool("ring", caps.ring_bytes, small)?,
             message: pool("message", caps.message_bytes, small)?,
             user: UserMemory::new(),
@@ -82,6 +89,14 @@ fn new_pool(
     block_bytes: usize,
     observer: Option<&Arc<dyn MemoryObserver>>,
 ) -> Result<Pool, MemoryError> {
-    let observer = observer.cloned();
-    Pool::new(PoolConfig { cap_bytes, block_bytes, observer, ..PoolConfig::new(name) })
+    Pool::new(config(name, cap_bytes, block_bytes, observer))
+}
+
+fn config(
+    name: &'static str,
+    cap_bytes: u64,
+    block_bytes: usize,
+    observer: Option<&Arc<dyn MemoryObserver>>,
+) -> PoolConfig {
+    PoolConfig { cap_bytes, block_bytes, observer: observer.cloned(), ..PoolConfig::new(name) }
 }

@@ -57,7 +57,7 @@ impl RingMaker {
 mod tests {
     use futures::FutureExt;
     use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-    use tensorwire_memory::{Pool, PoolConfig};
+    use tensorwire_memory::{HugePages, Pool, PoolConfig};
     use tensorwire_verbs_reactor::{Fabric, TokioRuntime};
 
     use super::*;
@@ -96,6 +96,7 @@ mod tests {
             message_bytes: 1 << 20,
             bounce_bytes: 1 << 20,
             block_bytes: 64 << 10,
+            huge_pages: HugePages::Never,
         };
         let fabric = LocalFabric::open(&fabric, &Pools::new(caps, None).unwrap(), Trust::Cluster).unwrap();
         let sender: Arc<dyn FrameSender> = Arc::new(Sent::default());

@@ -58,6 +58,7 @@ fn record_pool(worker: &str, name: &'static str, pool: &Pool) {
     let stats = pool.stats();
     let figures = [
         ("tensorwire_pool_block_bytes", stats.block_bytes),
+        ("tensorwire_pool_huge_bytes", stats.huge_bytes),
         ("tensorwire_pool_used_bytes", stats.used_bytes),
         ("tensorwire_pool_leaked_bytes", stats.leaked_bytes),
         ("tensorwire_pool_retired_bytes", stats.retired_bytes),

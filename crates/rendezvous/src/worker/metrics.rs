@@ -30,8 +30,9 @@ const COUNTERS: [(&str, Unit, &str); 10] = [
     ("tensorwire_copied_bytes_total", Unit::Bytes, "Payload bytes that this process copied"),
 ];
 
-const GAUGES: [(&str, Unit, &str); 8] = [
+const GAUGES: [(&str, Unit, &str); 9] = [
     ("tensorwire_pool_block_bytes", Unit::Bytes, "Memory of the pool taken from the system"),
+    ("tensorwire_pool_huge_bytes", Unit::Bytes, "Memory of the pool in huge pages"),
     ("tensorwire_pool_used_bytes", Unit::Bytes, "Memory of the pool in use"),
     (
         "tensorwire_pool_leaked_bytes",

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use tensorwire_memory::HugePages;
 use tensorwire_protocol::{Mode, Validation, wire::control::Parameters};
 
 use crate::{
@@ -22,6 +23,13 @@ pub struct Memory {
     /// Size of the blocks in which memory is allocated, in bytes. A block stays resident. A larger tensor gets a
     /// separate block. Default 16 MiB.
     pub block_bytes: usize,
+    /// Whether published, sent and received values are in huge pages. A neighbour maps such memory in a hundredth of the time, and
+    /// copies of large values miss fewer address translations. Where the system has reserved none
+    /// (`sysctl vm.nr_hugepages`), a new block takes several times as long to allocate. With
+    /// [`HugePages::Require`], an allocation that gets none fails with
+    /// [`MemoryError::HugePages`](tensorwire_memory::MemoryError::HugePages), which names the remedy. The gauge
+    /// `tensorwire_pool_huge_bytes` shows how much was obtained. Default: [`HugePages::Never`].
+    pub huge_pages: HugePages,
     /// Under [`Trust::Hostile`](crate::Trust::Hostile), maximum memory that the peer of one connection may write values
     /// into, in bytes. At the maximum, receives wait; a longer value cannot be received. Memory is allocated as it is
     /// needed, and freed with the connection. Default 1 GiB.
@@ -42,6 +50,7 @@ impl Default for Memory {
             source_bytes: 64 * GIB,
             receive_bytes: 64 * GIB,
             block_bytes: 16 << 20,
+            huge_pages: HugePages::Never,
             bounce_bytes: GIB,
             viewed_bytes_per_peer_max: None,
             imported_bytes_per_connection_max: None,

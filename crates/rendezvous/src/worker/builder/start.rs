@@ -40,6 +40,7 @@ impl WorkerBuilder {
             message_bytes: GIB,
             bounce_bytes: self.memory.bounce_bytes,
             block_bytes: self.memory.block_bytes,
+            huge_pages: self.memory.huge_pages,
         };
         let pools = Pools::new(caps, self.observer.as_ref())?;
         let (control, accept_secret) = self.pick_control(secret.clone()).await?;
