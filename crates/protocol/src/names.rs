@@ -8,7 +8,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::key::KeyHash;
+use crate::{Metadata, key::KeyHash};
 
 /// How a request names its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,12 +114,14 @@ impl Names {
 pub struct NameTable {
     most: usize,
     keys: Vec<Option<Arc<str>>>,
+    /// The known metadata of the latest request, which most requests share.
+    known: Arc<[Metadata]>,
 }
 
 impl NameTable {
     /// Without any key, for at most `most` of them.
     pub fn new(most: u32) -> Self {
-        Self { most: bounded(most), keys: Vec::new() }
+        Self { most: bounded(most), keys: Vec::new(), known: Arc::default() }
     }
 
     /// Assigns `number` to `key`; false if there is no such number.
@@ -135,6 +137,14 @@ impl NameTable {
             *place = Some(key);
         }
         true
+    }
+
+    /// The known metadata of a request that names only this one. Nothing is allocated if the latest request named it, too.
+    pub(crate) fn known(&mut self, metadata: Metadata) -> Arc<[Metadata]> {
+        if !matches!(&*self.known, [latest] if *latest == metadata) {
+            self.known = Arc::new([metadata]);
+        }
+        self.known.clone()
     }
 
     /// The key that `number` is assigned to, if any.

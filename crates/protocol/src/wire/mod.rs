@@ -327,11 +327,14 @@ fn read_requests(
 }
 
 #[inline(always)]
-fn read_request(reader: &mut Reader<'_>, names: Option<&mut NameTable>) -> Result<TensorRequest, WireError> {
+fn read_request(
+    reader: &mut Reader<'_>,
+    mut names: Option<&mut NameTable>,
+) -> Result<TensorRequest, WireError> {
     let index = reader.index()?;
     let scope = read_scope(reader)?;
-    let key = read_name(reader, names)?;
-    let known = read_known(reader)?;
+    let key = read_name(reader, names.as_deref_mut())?;
+    let known = read_known(reader, names)?;
     let want = match reader.u8("want")? {
         WANT_WRITE => Want::Write(reader.target()?),
         WANT_EAGER => Want::Eager,
@@ -399,15 +402,19 @@ fn read_content<'bytes>(reader: &mut Reader<'bytes>) -> Result<Content<'bytes>, 
     Ok(Content { content, loan_follows, checksum })
 }
 
-fn read_known(reader: &mut Reader<'_>) -> Result<Arc<[Metadata]>, WireError> {
+fn read_known(reader: &mut Reader<'_>, names: Option<&mut NameTable>) -> Result<Arc<[Metadata]>, WireError> {
     let count = usize::from(reader.u8("known metadata")?);
     if count > KNOWN_METADATA_MAX {
         let limit = KNOWN_METADATA_MAX;
         return Err(WireError::TooLong { field: "known metadata", length: count, limit });
     }
     if count == 1 {
-        // One allocation instead of two: most requests name one.
-        return Ok(Arc::new([reader.metadata()?]));
+        // Most requests name one.
+        let metadata = reader.metadata()?;
+        return Ok(match names {
+            Some(names) => names.known(metadata),
+            None => Arc::new([metadata]),
+        });
     }
     (0..count).map(|_| reader.metadata()).collect()
 }
