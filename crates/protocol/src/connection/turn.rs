@@ -1,6 +1,11 @@
 //! Waiting in line: for room for a message, for a request entry, for a position among the contents under way.
 
-use std::{collections::BTreeMap, future::poll_fn, task::Poll, task::Waker};
+use std::{
+    collections::BTreeMap,
+    future::poll_fn,
+    sync::MutexGuard,
+    task::{Poll, Waker},
+};
 
 use super::{Connection, State, request_line::Posted};
 use crate::{Channel, ChannelError};
@@ -83,9 +88,7 @@ impl<C: Channel> Drop for PositionInLine<'_, C> {
         if self.ticket.is_some() {
             let mut state = self.connection.lock();
             let waker = state.queue(self.turnstile).leave(&mut self.ticket);
-            if !tensorwire_testpoints::planted!("a task that leaves the queue does not wake the next") {
-                self.connection.settle(state, None, None);
-            }
+            self.connection.wake_next_in_line(state);
             drop(waker);
         }
     }
@@ -145,6 +148,13 @@ impl<C: Channel> Connection<C> {
         match (settled, value) {
             (Err(over), _) => Some(Err(over)),
             (Ok(()), value) => value.map(Ok),
+        }
+    }
+
+    /// Unlocks after a position in line was given up: whoever is first now may have its turn.
+    pub(crate) fn wake_next_in_line(&self, state: MutexGuard<'_, State<C::Lent>>) {
+        if !tensorwire_testpoints::planted!("a task that leaves the queue does not wake the next") {
+            self.settle(state, None, None);
         }
     }
 

@@ -156,7 +156,7 @@ impl Line {
         let stash = &mut state.requests.stash;
         let [own, next] =
             self.step_key.as_ref().map_or([None, None], |step_key| stash.leave(step_key, &mut self.ticket));
-        connection.settle(state, None, None);
+        connection.wake_next_in_line(state);
         drop((waker, own));
         next.into_iter().for_each(Waker::wake);
     }
