@@ -3,9 +3,9 @@
 use std::{
     collections::BTreeMap,
     io,
-    os::fd::BorrowedFd,
+    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
     sync::{
-        Arc, PoisonError, RwLock,
+        Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
@@ -32,17 +32,23 @@ pub(super) enum ImportError {
 /// seals forbid to resize it and to punch holes into it, and that it has no hole. So reading it cannot fault, and takes
 /// no memory but page tables.
 pub(super) fn map_sealed(fd: BorrowedFd<'_>, length: u64) -> Result<Mapping, ImportError> {
+    Ok(Mapping::new(fd, sealed_length(fd, length)?, false)?)
+}
+
+fn sealed_length(fd: BorrowedFd<'_>, length: u64) -> Result<usize, ImportError> {
     if length == 0 || !sys::is_sealed(fd, length)? {
         return Err(PeerViolation::UnsealedBlock.into());
     }
-    let length = usize::try_from(length).map_err(|_| PeerViolation::Malformed)?;
-    Ok(Mapping::new(fd, length, false)?)
+    Ok(usize::try_from(length).map_err(|_| PeerViolation::Malformed)?)
 }
 
 /// One block of the peer. The connection's target half and readers of the catalogue share it.
 #[derive(Debug)]
 pub(super) struct ImportedBlock {
-    mapping: Arc<Mapping>,
+    mapping: OnceLock<Arc<Mapping>>,
+    /// The block's file, if there was no address space for the block when it came.
+    unmapped: Option<OwnedFd>,
+    length: usize,
     /// By chunk: whether its pages are known to be in this process's page table.
     populated: Box<[AtomicBool]>,
     /// How many chunks are not.
@@ -50,16 +56,25 @@ pub(super) struct ImportedBlock {
 }
 
 impl ImportedBlock {
+    /// Maps the block if there is address space for it. Else it is mapped when it is read: a peer also sends blocks that this
+    /// process never reads, and a process that can't map such a block must not lose its connection.
     pub(super) fn new(fd: BorrowedFd<'_>, length: u64) -> Result<Self, ImportError> {
-        let mapping = Arc::new(map_sealed(fd, length)?);
-        let missing = mapping.length().div_ceil(CHUNK_BYTES);
+        let length = sealed_length(fd, length)?;
+        let (mapping, unmapped) = match Mapping::new(fd, length, false) {
+            Ok(mapping) => (Arc::new(mapping).into(), None),
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => {
+                (OnceLock::new(), Some(fd.try_clone_to_owned()?))
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let missing = length.div_ceil(CHUNK_BYTES);
         let populated = (0..missing).map(|_| AtomicBool::new(false)).collect();
-        Ok(Self { mapping, populated, missing: AtomicUsize::new(missing) })
+        Ok(Self { mapping, unmapped, length, populated, missing: AtomicUsize::new(missing) })
     }
 
     /// Whether `offset..offset + length` lies inside the block.
     pub(super) fn covers(&self, offset: u64, length: u64) -> bool {
-        offset.checked_add(length).is_some_and(|end| end <= self.mapping.length() as u64)
+        offset.checked_add(length).is_some_and(|end| end <= self.length as u64)
     }
 
     /// The address of `length` bytes from `offset` on, made resident; `None` if they do not lie inside the block. Only
@@ -71,7 +86,7 @@ impl ImportedBlock {
         let start = offset as usize;
         self.populate(start, length, usize::MAX)?;
         // SAFETY: `covers` has checked the range against the mapping.
-        Ok(Some(unsafe { self.mapping.base().as_ptr().add(start) }))
+        Ok(Some(unsafe { self.mapping()?.base().as_ptr().add(start) }))
     }
 
     /// Makes missing chunks of the range resident, up to `limit` bytes but at least one chunk. Gives how many bytes
@@ -88,7 +103,7 @@ impl ImportedBlock {
             if bytes >= limit {
                 return Ok((bytes, false));
             }
-            self.mapping.populate(index * CHUNK_BYTES, CHUNK_BYTES)?;
+            self.mapping()?.populate(index * CHUNK_BYTES, CHUNK_BYTES)?;
             if !done.swap(true, Ordering::Relaxed) {
                 self.missing.fetch_sub(1, Ordering::Relaxed);
             }
@@ -106,9 +121,15 @@ impl ImportedBlock {
             && (self.missing.load(Ordering::Relaxed) == 0 || self.populated.get(chunks).is_some_and(all_done))
     }
 
-    /// The mapping, for a view that outlives the connection.
-    pub(super) fn mapping(&self) -> &Arc<Mapping> {
-        &self.mapping
+    /// The mapping, which is tried again if there was no address space for it before.
+    pub(super) fn mapping(&self) -> io::Result<&Arc<Mapping>> {
+        if let Some(mapping) = self.mapping.get() {
+            return Ok(mapping);
+        }
+        let file = self.unmapped.as_ref().ok_or(io::ErrorKind::OutOfMemory)?;
+        // Two threads may both map it: the second mapping is dropped.
+        let mapping = Arc::new(Mapping::new(file.as_fd(), self.length, false)?);
+        Ok(self.mapping.get_or_init(|| mapping))
     }
 }
 

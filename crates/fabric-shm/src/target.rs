@@ -20,7 +20,7 @@ use crate::{
     ending::End,
     frame::Frame,
     helper::{HelpedCopy, Shared},
-    import::ImportedBlock,
+    import::{ImportError, ImportedBlock},
     limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES, UNREPORTED_MAX},
     loan::{Loan, Release},
     producer::Producer,
@@ -312,10 +312,11 @@ impl Target {
             return Err(PeerViolation::OutOfBounds.into());
         }
         // The first copy out of a block is made without help, because it records which pages are resident.
-        let helped = block.is_resident(offset, destination.length()).then(|| {
-            // `covers` has shown that the offset fits the address space.
-            HelpedCopy::begin(block.mapping(), offset as usize, &destination, reason)
-        });
+        let resident =
+            block.is_resident(offset, destination.length()).then(|| block.mapping().ok()).flatten();
+        // `covers` has shown that the offset fits the address space.
+        let helped =
+            resident.map(|mapping| HelpedCopy::begin(mapping, offset as usize, &destination, reason));
         Ok(Copy { index, offset, destination, reason, done: 0, helped: helped.flatten() })
     }
 
@@ -410,7 +411,7 @@ impl Target {
 
     /// Passes the user a view of the peer's memory.
     fn hand_over(&mut self, connection: &Connection, view: &View, immediate: Immediate) -> Result<(), End> {
-        let mapping = self.block(connection, view.index)?.mapping().clone();
+        let mapping = self.block(connection, view.index)?.mapping().map_err(ImportError::from)?.clone();
         let release = release(connection, view.slot, view.generation);
         let counted = connection.peer_catalogue.claims().cloned();
         let loan = Loan::new(mapping, (view.offset, view.length), release, counted);

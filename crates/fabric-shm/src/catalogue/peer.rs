@@ -146,10 +146,11 @@ impl PeerCatalogue for NeighbourCatalogue {
         if bytes <= CELL_CONTENT_BYTES || !block.is_resident(origin.offset, bytes) {
             return None;
         }
+        let mapping = block.mapping().ok()?.clone();
         let claim = Claim::new(claims, self.caps, claim_of(origin.cell.0, origin.edition), *length)?;
         let sequence = self.cells.word(origin.cell.0 as usize, SEQUENCE_AT);
         let is_valid = sequence::is_unchanged(sequence, origin.edition) && self.page.closed() == 0;
-        let view = is_valid.then(|| ClaimedView { block, offset: at, length: bytes, _claim: claim })?;
+        let view = is_valid.then(|| ClaimedView { mapping, offset: at, length: bytes, _claim: claim })?;
         Some(Buf::foreign(Arc::new(view)))
     }
 }

@@ -13,9 +13,9 @@ use tensorwire_testpoints::sync::Mutex;
 
 use crate::{
     doorbell::Ringer,
-    import::ImportedBlock,
     limits::CLAIMS_MAX,
     ring::{OwnPage, PeerPage},
+    sys::Mapping,
 };
 
 /// The claim words of one connection, on this side's page.
@@ -105,7 +105,7 @@ impl Drop for Claim {
 /// A claimed range of the peer's block. Keeps the block mapped, also after the connection has ended.
 #[derive(Debug)]
 pub(super) struct ClaimedView {
-    pub(super) block: Arc<ImportedBlock>,
+    pub(super) mapping: Arc<Mapping>,
     /// First byte inside the block.
     pub(super) offset: usize,
     pub(super) length: usize,
@@ -121,7 +121,7 @@ pub(super) struct ClaimedView {
 unsafe impl ForeignMemory for ClaimedView {
     fn base(&self) -> NonNull<u8> {
         // SAFETY: the range lies inside the mapping, as said above.
-        unsafe { self.block.mapping().base().add(self.offset) }
+        unsafe { self.mapping.base().add(self.offset) }
     }
 
     fn length(&self) -> usize {
