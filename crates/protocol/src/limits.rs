@@ -58,8 +58,15 @@ pub const DEPTH_MAX: u32 = 4096;
 /// Most content writes that one side may have under way.
 pub const CONTENTS_MAX: u32 = 4096;
 
-/// Most keys that have a number, per connection and direction. Each may hold a key of [`NAME_BYTES_MAX`].
-pub const NAMES_MAX: u32 = 4096;
+/// Most keys that have a number, per connection and direction: a step may have ten thousand.
+pub const NAMES_MAX: u32 = 16 << 10;
+
+/// Numbers that any key may have. The others are for keys of at most [`NAMED_BYTES_MAX`], so that those of a peer take less than
+/// 5 MiB.
+pub const LONG_NAMES_MAX: u16 = 1024;
+
+/// See [`LONG_NAMES_MAX`].
+pub const NAMED_BYTES_MAX: usize = 256;
 
 /// Most requests that one side may have outstanding at the other.
 pub const REQUESTS_MAX: u32 = 16 << 10;

@@ -2,13 +2,18 @@
 //! number. Only in mode counted.
 //!
 //! The numbers belong to one connection and one direction. There are as many as was agreed
-//! ([`Agreed::names_max`](crate::Agreed::names_max)); when all are given out, the next new key takes the number
-//! that was given longest ago. That is safe with requests in flight: a request's key is looked up when its message is
-//! read, and messages are read in order. The step is not part of a name, since it changes all the time.
+//! ([`Agreed::names_max`](crate::Agreed::names_max)), most of them for short keys only; when all are given out, the next
+//! new key takes the number that was given longest ago. That is safe with requests in flight: a request's key is looked
+//! up when its message is read, and messages are read in order. The step is not part of a name, since it changes all
+//! the time.
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::{Metadata, key::KeyHash};
+use crate::{
+    Metadata,
+    key::KeyHash,
+    limits::{LONG_NAMES_MAX, NAMED_BYTES_MAX},
+};
 
 /// How a request names its key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -69,7 +74,7 @@ impl Names {
     pub fn form(&mut self, key: &Arc<str>) -> NameForm {
         match (self.number(key), u16::try_from(self.next)) {
             (Some(number), _) => NameForm::Number(number),
-            (None, Ok(next)) if self.most > 0 => NameForm::Define(next),
+            (None, Ok(next)) if self.most > 0 && may_have(next, key) => NameForm::Define(next),
             _ => NameForm::Plain,
         }
     }
@@ -124,10 +129,11 @@ impl NameTable {
         Self { most: bounded(most), keys: Vec::new(), known: Arc::default() }
     }
 
-    /// Assigns `number` to `key`; false if there is no such number.
+    /// Assigns `number` to `key`; false if there is no such number, or the key is too long for it.
     pub fn define(&mut self, number: u16, key: Arc<str>) -> bool {
+        let is_allowed = may_have(number, &key);
         let number = usize::from(number);
-        if number >= self.most {
+        if number >= self.most || !is_allowed {
             return false;
         }
         if number >= self.keys.len() {
@@ -151,6 +157,11 @@ impl NameTable {
     pub fn get(&self, number: u16) -> Option<Arc<str>> {
         self.keys.get(usize::from(number))?.clone()
     }
+}
+
+/// Whether `key` may have this number.
+fn may_have(number: u16, key: &str) -> bool {
+    number < LONG_NAMES_MAX || key.len() <= NAMED_BYTES_MAX
 }
 
 /// Numbers are of 16 bits.
@@ -234,6 +245,22 @@ mod tests {
         assert_eq!(request(&mut names, &mut table, "a"), NameForm::Plain);
         assert_eq!(request(&mut names, &mut table, "a"), NameForm::Plain);
         assert!(!table.define(0, "a".into()));
+    }
+
+    #[test]
+    fn s4_a_thousand_long_keys_have_a_number_and_the_others_are_spelt_out() {
+        let most = u32::from(LONG_NAMES_MAX) + 2;
+        let (mut names, mut table) = (Names::new(most), NameTable::new(most));
+        let key = |number: u32, bytes: usize| format!("{number:->bytes$}");
+        for number in 0..most {
+            let is_long = number < LONG_NAMES_MAX.into();
+            let bytes = if is_long { NAMED_BYTES_MAX + 1 } else { NAMED_BYTES_MAX };
+            if number + 1 == most {
+                assert_eq!(request(&mut names, &mut table, &key(number, bytes + 1)), NameForm::Plain);
+            }
+            assert_eq!(request(&mut names, &mut table, &key(number, bytes)), NameForm::Define(number as u16));
+        }
+        assert!(!table.define(LONG_NAMES_MAX, key(0, NAMED_BYTES_MAX + 1).into()));
     }
 
     #[test]

@@ -178,7 +178,7 @@ impl Flow {
             ring_bytes: self.ring_bytes,
             requests_max: self.requests_max,
             contents_max: self.contents_max,
-            names_max: 1024,
+            names_max: tensorwire_protocol::limits::NAMES_MAX,
             eager_bytes_max: self.eager_bytes_max,
             requests_per_message: self.requests_per_message,
             validation,
