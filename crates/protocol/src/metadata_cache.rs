@@ -36,13 +36,15 @@ pub struct MetadataCache {
     published: MetadataByKey,
     /// Each entry once, oldest first.
     order: VecDeque<(Kind, Arc<str>)>,
+    /// Grows with every change of what a lookup finds.
+    changes: u64,
 }
 
 impl MetadataCache {
     /// An empty cache of at most `capacity` keys, with at most `per_key` metadata each.
     pub fn new(capacity: usize, per_key: usize) -> Self {
         let (steps, published) = (HashMap::default(), HashMap::default());
-        Self { capacity, per_key, steps, published, order: VecDeque::new() }
+        Self { capacity, per_key, steps, published, order: VecDeque::new(), changes: 0 }
     }
 
     /// Entries now.
@@ -53,6 +55,11 @@ impl MetadataCache {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
+    }
+
+    /// Grows with every change: what was found at the same number is still true.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes
     }
 
     /// The metadata that values of `key` had, oldest first.
@@ -75,9 +82,11 @@ impl MetadataCache {
         if let Some(known) = self.entries(kind).get_mut(key) {
             if !known.contains(&metadata) {
                 *known = extended(known, metadata, per_key);
+                self.changes += 1;
             }
             return;
         }
+        self.changes += 1;
         if self.order.len() >= self.capacity
             && let Some((kind, oldest)) = self.order.pop_front()
         {

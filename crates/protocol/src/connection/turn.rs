@@ -1,8 +1,9 @@
 //! Waiting in line: for room for a message, for a request entry, for a position among the contents under way.
 
 use std::{
-    collections::BTreeMap,
+    collections::VecDeque,
     future::poll_fn,
+    mem,
     sync::MutexGuard,
     task::{Poll, Waker},
 };
@@ -29,31 +30,41 @@ impl Turnstile {
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     next_ticket: u64,
-    waiting: BTreeMap<u64, Waker>,
+    /// By ticket. Tasks join at the back and mostly leave at the front, so that thousands in line cost as much as a few.
+    waiting: VecDeque<(u64, Waker)>,
 }
 
 impl WaitQueue {
     /// Whether the holder of `ticket`, or a newcomer without one, is first.
     pub(crate) fn is_turn(&self, ticket: Option<u64>) -> bool {
-        self.waiting.first_key_value().is_none_or(|(&first, _)| Some(first) == ticket)
+        self.waiting.front().is_none_or(|&(first, _)| Some(first) == ticket)
     }
 
     /// Joins the line, or stays in it with a ticket. Returns the waker that is replaced.
     pub(crate) fn wait(&mut self, ticket: &mut Option<u64>, waker: &Waker) -> Option<Waker> {
-        let ticket = ticket.get_or_insert_with(|| {
+        let Some(ticket) = *ticket else {
             self.next_ticket += 1;
-            self.next_ticket
-        });
-        self.waiting.insert(*ticket, waker.clone())
+            *ticket = Some(self.next_ticket);
+            self.waiting.push_back((self.next_ticket, waker.clone()));
+            return None;
+        };
+        match self.place(ticket) {
+            Ok(place) => self.waiting.get_mut(place).map(|(_, own)| mem::replace(own, waker.clone())),
+            Err(place) => {
+                self.waiting.insert(place, (ticket, waker.clone()));
+                None
+            }
+        }
     }
 
     pub(crate) fn leave(&mut self, ticket: &mut Option<u64>) -> Option<Waker> {
-        ticket.take().and_then(|ticket| self.waiting.remove(&ticket))
+        let place = self.place(ticket.take()?).ok()?;
+        self.waiting.remove(place).map(|(_, waker)| waker)
     }
 
     /// The positions in line, first one first.
     pub(super) fn tickets(&self) -> impl Iterator<Item = u64> {
-        self.waiting.keys().copied()
+        self.waiting.iter().map(|(ticket, _)| *ticket)
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -61,11 +72,19 @@ impl WaitQueue {
     }
 
     pub(super) fn first(&self) -> Option<&Waker> {
-        self.waiting.first_key_value().map(|(_, waker)| waker)
+        self.waiting.front().map(|(_, waker)| waker)
     }
 
     pub(super) fn wakers(&self) -> impl Iterator<Item = Waker> {
-        self.waiting.values().cloned()
+        self.waiting.iter().map(|(_, waker)| waker.clone())
+    }
+
+    /// Where the holder of `ticket` stands, or would stand.
+    fn place(&self, ticket: u64) -> Result<usize, usize> {
+        match self.waiting.front() {
+            Some(&(first, _)) if first == ticket => Ok(0),
+            _ => self.waiting.binary_search_by_key(&ticket, |&(other, _)| other),
+        }
     }
 }
 

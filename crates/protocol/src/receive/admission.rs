@@ -33,6 +33,13 @@ pub(super) struct Known {
     pub(super) metadata: Arc<[Metadata]>,
 }
 
+impl Known {
+    /// For the request of a receive that leaves the line.
+    fn take(&mut self) -> Self {
+        Self { key: self.key.clone(), metadata: mem::take(&mut self.metadata) }
+    }
+}
+
 impl<L> State<L> {
     /// What the cache has of `key`, so that nothing is allocated for a value that came before.
     ///
@@ -144,6 +151,9 @@ pub(super) struct ReceiveInLine<'connection, C: Channel> {
 /// For a value of a step, a position among the receives of its key, for a content or the answer to a cancel; and, once first
 /// there, a position for a free entry.
 struct Line {
+    known: Known,
+    /// The number of the cache's changes when it was asked.
+    changes: u64,
     step_key: Option<StepKey>,
     ticket: Option<u64>,
     entry: Option<u64>,
@@ -180,23 +190,19 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
         if let Err(over) = state.failure() {
             return Ok(Err(over.into()));
         }
-        // The metadata of the key may change while the receive waits.
-        let known = match state.known(scope, key) {
-            Ok(known) => known,
+        let line = match self.line(&state, key) {
+            Ok(line) => line,
             Err(refused) => return Ok(Err(refused)),
         };
-        let line = self.line.get_or_insert_with(|| {
-            let step_key = scope.step().map(|step| StepKey::new(step, known.key.clone()));
-            Line { step_key, ticket: None, entry: None }
-        });
         let mut may_ask = true;
         if let Some(step_key) = &line.step_key {
             let is_first = state.requests.stash.is_first(step_key, line.ticket);
             if is_first && let Some(landed) = state.requests.stash.take(step_key) {
                 tensorwire_testpoints::mark!("stashed content was delivered");
                 // There may be room for a request now.
+                let key = line.known.key.clone();
                 line.leave(connection, state);
-                return Ok(Ok(Admission::Kept(known.key, Box::new(landed))));
+                return Ok(Ok(Admission::Kept(key, Box::new(landed))));
             }
             may_ask = is_first && !state.requests.is_unresolved(step_key);
             if may_ask && let Some(kept) = state.requests.kept_in_excess() {
@@ -208,11 +214,31 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
             && queue.is_turn(line.entry)
             && let Some(index) = state.requests.open(line.step_key.clone())
         {
+            let known = line.known.take();
             let asked = connection.ask_at_once(&mut state, (index, scope), &known, asking, waker);
             line.leave(connection, state);
             return Ok(connection.admitted(index, known, asked));
         }
         Err((state, may_ask))
+    }
+
+    /// The receive's positions in line, none at first, with what is known of the value now: that may change while the receive
+    /// waits.
+    fn line(&mut self, state: &State<C::Lent>, key: &str) -> Result<&mut Line, TransferError> {
+        let (scope, changes) = (self.scope, state.cache.changes());
+        match &mut self.line {
+            Some(line) => {
+                if line.changes != changes {
+                    (line.known, line.changes) = (state.known(scope, key)?, changes);
+                }
+                Ok(line)
+            }
+            none => {
+                let known = state.known(scope, key)?;
+                let step_key = scope.step().map(|step| StepKey::new(step, known.key.clone()));
+                Ok(none.insert(Line { known, changes, step_key, ticket: None, entry: None }))
+            }
+        }
     }
 
     /// Waits until the receive begins. It is in line, with the waker of this task.
