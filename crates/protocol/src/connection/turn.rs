@@ -4,7 +4,6 @@ use std::{
     collections::VecDeque,
     future::poll_fn,
     mem,
-    sync::MutexGuard,
     task::{Poll, Waker},
 };
 
@@ -107,7 +106,7 @@ impl<C: Channel> Drop for PositionInLine<'_, C> {
         if self.ticket.is_some() {
             let mut state = self.connection.lock();
             let waker = state.queue(self.turnstile).leave(&mut self.ticket);
-            self.connection.wake_next_in_line(state);
+            self.connection.settle(state, None, None);
             drop(waker);
         }
     }
@@ -167,13 +166,6 @@ impl<C: Channel> Connection<C> {
         match (settled, value) {
             (Err(over), _) => Some(Err(over)),
             (Ok(()), value) => value.map(Ok),
-        }
-    }
-
-    /// Unlocks after a position in line was given up: whoever is first now may have its turn.
-    pub(crate) fn wake_next_in_line(&self, state: MutexGuard<'_, State<C::Lent>>) {
-        if !tensorwire_testpoints::planted!("a task that leaves the queue does not wake the next") {
-            self.settle(state, None, None);
         }
     }
 

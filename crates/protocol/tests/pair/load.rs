@@ -124,6 +124,31 @@ fn messages_are_sent_in_the_order_of_the_receives_whoever_is_polled_first() {
 }
 
 #[test]
+fn housekeeping_that_is_dropped_after_it_was_woken_in_line_leaves_its_turn_to_the_next() {
+    let mut pair = Pair::new(original());
+    let given_up = pair.receive(A, STEP, "a");
+    pair.tasks.run();
+    pair.tasks.cancel(given_up.task);
+    pair.tasks.run();
+    // Housekeeping waits for the window, to send CANCEL, and a request stands behind it.
+    let next = pair.receive(A, STEP, "b");
+    pair.tasks.run();
+    pair.deliver(A);
+    pair.deliver(B);
+    let housekeeping = pair.tasks.first_woken().expect("the first in line is woken");
+    pair.tasks.cancel(housekeeping);
+    pair.run();
+    assert_eq!((pair.counters().0.sent.tensor_request, pair.counters().0.sent.cancel), (2, 0));
+    pair.tasks.spawn(pair.a.connection.clone().housekeeping());
+    pair.run();
+    assert_eq!(pair.counters().0.sent.cancel, 1);
+    pair.b.source.send_bytes(STEP, "b", 8, 1);
+    pair.run();
+    assert_eq!(settled(&next), Ok((bytes_of(8), vec![1; 8])));
+    pair.assert_clean();
+}
+
+#[test]
 fn the_ring_wraps_inside_messages() {
     let parameters = Parameters { ring_bytes: RING_BYTES_MIN, depth: 64, requests_max: 64, ..small() };
     let mut pair = Pair::new(parameters);

@@ -8,6 +8,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 
+mod crowd;
 mod faults;
 mod kinds;
 mod many;
@@ -132,6 +133,9 @@ const HEALING: u64 = 80;
 
 /// The one that decides what each worker is set to for itself.
 const WORKERS: u64 = 81;
+
+/// The ones that decide about crowds, one for each round.
+const CROWDS: u64 = 82;
 
 /// Rounds without faults in which every kind of transfer must have come.
 const CALM_ROUNDS_MAX: i64 = 12;

@@ -9,7 +9,7 @@ use tensorwire_sim::{OperationResult, Rng, Violation};
 use tensorwire_verbs_reactor::Runtime;
 
 use super::{
-    Kind, Run, many,
+    CROWDS, Kind, Run, crowd, many,
     member::{Ended, FICKLE, Member, NAMES, Target, address, any_length, device, name},
 };
 
@@ -43,6 +43,8 @@ pub(super) async fn round(run: &Run, members: &[Member], round: i64, rng: &mut R
         }
     }
     join_all(jobs).await;
+    let mut rng = Rng::new(run.handle.seed()).fork(CROWDS).fork(round.cast_unsigned());
+    join_all(crowd::crowds(members, &mut rng)).await;
     for member in members.iter().filter(|member| member.node.is_alive()) {
         steps.iter().for_each(|step| member.worker.cleanup(*step));
     }
