@@ -3,13 +3,14 @@
 use std::{
     collections::BTreeMap,
     io,
-    os::fd::{AsFd as _, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
+use tensorwire_memory::MemoryError;
 use tensorwire_verbs_reactor::PeerViolation;
 
 use crate::{
@@ -32,9 +33,11 @@ pub(super) enum ImportError {
 /// seals forbid to resize it and to punch holes into it, and that it has no hole. So reading it cannot fault, and takes
 /// no memory but page tables.
 pub(super) fn map_sealed(fd: BorrowedFd<'_>, length: u64) -> Result<Mapping, ImportError> {
-    Ok(Mapping::new(fd, sealed_length(fd, length)?, false)?)
+    let length = sealed_length(fd, length)?;
+    Ok(Mapping::new(fd, length, false)?)
 }
 
+/// Makes the checks of [`map_sealed`].
 fn sealed_length(fd: BorrowedFd<'_>, length: u64) -> Result<usize, ImportError> {
     if length == 0 || !sys::is_sealed(fd, length)? {
         return Err(PeerViolation::UnsealedBlock.into());
@@ -42,12 +45,59 @@ fn sealed_length(fd: BorrowedFd<'_>, length: u64) -> Result<usize, ImportError> 
     Ok(usize::try_from(length).map_err(|_| PeerViolation::Malformed)?)
 }
 
+/// Where a block of the peer is mapped.
+#[derive(Debug)]
+enum Place {
+    Mapped(Arc<Mapping>),
+    /// There was no address space when the block came. It is mapped when it is used: the peer sends blocks that this
+    /// side may never read, and its other blocks can be read meanwhile.
+    Later(OwnedFd, OnceLock<Arc<Mapping>>),
+}
+
+impl Place {
+    fn of(fd: OwnedFd, length: usize) -> io::Result<Self> {
+        match Mapping::new(fd.as_fd(), length, false) {
+            Ok(mapping) => Ok(Self::Mapped(Arc::new(mapping))),
+            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => Ok(Self::Later(fd, OnceLock::new())),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn now(&self) -> Option<&Arc<Mapping>> {
+        match self {
+            Self::Mapped(mapping) => Some(mapping),
+            Self::Later(_, mapping) => mapping.get(),
+        }
+    }
+
+    /// Maps the block if it is not mapped. An error names the limit behind it.
+    fn mapped(&self, length: usize) -> io::Result<&Arc<Mapping>> {
+        match self {
+            Self::Mapped(mapping) => Ok(mapping),
+            Self::Later(fd, mapping) => match mapping.get() {
+                Some(mapping) => Ok(mapping),
+                None => {
+                    let mapped = Mapping::new(fd.as_fd(), length, false);
+                    let mapped = Arc::new(mapped.map_err(|error| named(length, error))?);
+                    // Another thread may have mapped it meanwhile.
+                    Ok(mapping.get_or_init(|| mapped))
+                }
+            },
+        }
+    }
+}
+
+fn named(length: usize, error: io::Error) -> io::Error {
+    match MemoryError::of_mapping("a block of the peer", length, &error) {
+        Some(limit) => io::Error::new(error.kind(), limit),
+        None => error,
+    }
+}
+
 /// One block of the peer. The connection's target half and readers of the catalogue share it.
 #[derive(Debug)]
 pub(super) struct ImportedBlock {
-    mapping: OnceLock<Arc<Mapping>>,
-    /// The block's file, if there was no address space for the block when it came.
-    unmapped: Option<OwnedFd>,
+    place: Place,
     length: usize,
     /// By chunk: whether its pages are known to be in this process's page table.
     populated: Box<[AtomicBool]>,
@@ -56,20 +106,12 @@ pub(super) struct ImportedBlock {
 }
 
 impl ImportedBlock {
-    /// Maps the block if there is address space for it. Else it is mapped when it is read: a peer also sends blocks that this
-    /// process never reads, and a process that can't map such a block must not lose its connection.
-    pub(super) fn new(fd: BorrowedFd<'_>, length: u64) -> Result<Self, ImportError> {
-        let length = sealed_length(fd, length)?;
-        let (mapping, unmapped) = match Mapping::new(fd, length, false) {
-            Ok(mapping) => (Arc::new(mapping).into(), None),
-            Err(error) if error.kind() == io::ErrorKind::OutOfMemory => {
-                (OnceLock::new(), Some(fd.try_clone_to_owned()?))
-            }
-            Err(error) => return Err(error.into()),
-        };
+    /// Checks the block, and maps it if there is address space.
+    pub(super) fn new(fd: OwnedFd, length: u64) -> Result<Self, ImportError> {
+        let length = sealed_length(fd.as_fd(), length)?;
         let missing = length.div_ceil(CHUNK_BYTES);
         let populated = (0..missing).map(|_| AtomicBool::new(false)).collect();
-        Ok(Self { mapping, unmapped, length, populated, missing: AtomicUsize::new(missing) })
+        Ok(Self { place: Place::of(fd, length)?, length, populated, missing: AtomicUsize::new(missing) })
     }
 
     /// Whether `offset..offset + length` lies inside the block.
@@ -85,8 +127,9 @@ impl ImportedBlock {
         }
         let start = offset as usize;
         self.populate(start, length, usize::MAX)?;
-        // SAFETY: `covers` has checked the range against the mapping.
-        Ok(Some(unsafe { self.mapping()?.base().as_ptr().add(start) }))
+        let mapping = self.mapping()?;
+        // SAFETY: `covers` has checked the range against the length, which is the mapping's.
+        Ok(Some(unsafe { mapping.base().as_ptr().add(start) }))
     }
 
     /// Makes missing chunks of the range resident, up to `limit` bytes but at least one chunk. Gives how many bytes
@@ -96,6 +139,7 @@ impl ImportedBlock {
         if self.missing.load(Ordering::Relaxed) == 0 {
             return Ok((bytes, true));
         }
+        let mapping = self.mapping()?;
         let end = start.saturating_add(length).div_ceil(CHUNK_BYTES).min(self.populated.len());
         for index in start / CHUNK_BYTES..end {
             let missing = self.populated.get(index).filter(|done| !done.load(Ordering::Relaxed));
@@ -103,7 +147,7 @@ impl ImportedBlock {
             if bytes >= limit {
                 return Ok((bytes, false));
             }
-            self.mapping()?.populate(index * CHUNK_BYTES, CHUNK_BYTES)?;
+            mapping.populate(index * CHUNK_BYTES, CHUNK_BYTES)?;
             if !done.swap(true, Ordering::Relaxed) {
                 self.missing.fetch_sub(1, Ordering::Relaxed);
             }
@@ -112,24 +156,20 @@ impl ImportedBlock {
         Ok((bytes, true))
     }
 
-    /// Whether the whole range lies inside the block and is known to be resident.
-    pub(super) fn is_resident(&self, offset: u64, length: usize) -> bool {
+    /// The mapping, if the whole range lies inside the block and is known to be resident.
+    pub(super) fn if_resident(&self, offset: u64, length: usize) -> Option<&Arc<Mapping>> {
         let chunks =
             offset as usize / CHUNK_BYTES..(offset as usize).saturating_add(length).div_ceil(CHUNK_BYTES);
         let all_done = |range: &[AtomicBool]| range.iter().all(|done| done.load(Ordering::Relaxed));
-        self.covers(offset, length as u64)
-            && (self.missing.load(Ordering::Relaxed) == 0 || self.populated.get(chunks).is_some_and(all_done))
+        let is_resident = self.covers(offset, length as u64)
+            && (self.missing.load(Ordering::Relaxed) == 0
+                || self.populated.get(chunks).is_some_and(all_done));
+        self.place.now().filter(|_| is_resident)
     }
 
-    /// The mapping, which is tried again if there was no address space for it before.
+    /// The mapping, which is made if the block was not mapped when it came.
     pub(super) fn mapping(&self) -> io::Result<&Arc<Mapping>> {
-        if let Some(mapping) = self.mapping.get() {
-            return Ok(mapping);
-        }
-        let file = self.unmapped.as_ref().ok_or(io::ErrorKind::OutOfMemory)?;
-        // Two threads may both map it: the second mapping is dropped.
-        let mapping = Arc::new(Mapping::new(file.as_fd(), self.length, false)?);
-        Ok(self.mapping.get_or_init(|| mapping))
+        self.place.mapped(self.length)
     }
 }
 

@@ -20,7 +20,7 @@ use crate::{
     ending::End,
     frame::Frame,
     helper::{HelpedCopy, Shared},
-    import::{ImportError, ImportedBlock},
+    import::ImportedBlock,
     limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES, UNREPORTED_MAX},
     loan::{Loan, Release},
     producer::Producer,
@@ -312,12 +312,11 @@ impl Target {
             return Err(PeerViolation::OutOfBounds.into());
         }
         // The first copy out of a block is made without help, because it records which pages are resident.
-        let resident =
-            block.is_resident(offset, destination.length()).then(|| block.mapping().ok()).flatten();
-        // `covers` has shown that the offset fits the address space.
-        let helped =
-            resident.map(|mapping| HelpedCopy::begin(mapping, offset as usize, &destination, reason));
-        Ok(Copy { index, offset, destination, reason, done: 0, helped: helped.flatten() })
+        let helped = block.if_resident(offset, destination.length()).and_then(|mapping| {
+            // `covers` has shown that the offset fits the address space.
+            HelpedCopy::begin(mapping, offset as usize, &destination, reason)
+        });
+        Ok(Copy { index, offset, destination, reason, done: 0, helped })
     }
 
     /// The peer's block with this number. The peer sends a block before the descriptor that names it, so a block that
@@ -348,7 +347,7 @@ impl Target {
             Job::View(view) => {
                 let block = self.block(connection, view.index)?;
                 let populated = block.populate(view.offset, view.length, limit);
-                populated.map_err(|error| End::device("reading a block of the peer", error))
+                populated.map_err(unreadable)
             }
         }
     }
@@ -358,8 +357,7 @@ impl Target {
         let length = limit.min(copy.destination.length() - copy.done);
         let block = self.block(connection, copy.index)?;
         let resident = block.resident(copy.offset + copy.done as u64, length);
-        let resident = resident.map_err(|error| End::device("reading a block of the peer", error))?;
-        let source = resident.ok_or(PeerViolation::OutOfBounds)?;
+        let source = resident.map_err(unreadable)?.ok_or(PeerViolation::OutOfBounds)?;
         let access = copy.destination.access(copy.done, length).map_err(|_| PeerViolation::NotGranted)?;
         // SAFETY: `source` is readable for `length` bytes: `resident` promises it. `access` covers `length` bytes of a live
         // grant that no slice of this process aliases, in another mapping. The peer may change the source meanwhile: `finish`
@@ -411,7 +409,7 @@ impl Target {
 
     /// Passes the user a view of the peer's memory.
     fn hand_over(&mut self, connection: &Connection, view: &View, immediate: Immediate) -> Result<(), End> {
-        let mapping = self.block(connection, view.index)?.mapping().map_err(ImportError::from)?.clone();
+        let mapping = self.block(connection, view.index)?.mapping().map_err(unreadable)?.clone();
         let release = release(connection, view.slot, view.generation);
         let counted = connection.peer_catalogue.claims().cloned();
         let loan = Loan::new(mapping, (view.offset, view.length), release, counted);
@@ -448,7 +446,8 @@ impl Target {
             return Err(ended(connection, "its socket is closed: its process has ended"));
         }
         let frame = Frame::decode(packet.bytes.get(..packet.length).unwrap_or_default())?;
-        let (Frame::Block { index, number, length }, [fd]) = (frame, packet.fds.as_slice()) else {
+        let (Frame::Block { index, number, length }, Ok([fd])) = (frame, <[_; 1]>::try_from(packet.fds))
+        else {
             return Err(PeerViolation::Malformed.into());
         };
         if packet.truncated || index as usize != self.blocks.len() || self.blocks.len() >= BLOCKS_MAX {
@@ -458,7 +457,7 @@ impl Target {
         if shared > most {
             return Err(End::failed(FabricError::ImportedBytesExhausted { shared, most }));
         }
-        let block = Arc::new(ImportedBlock::new(fd.as_fd(), length)?);
+        let block = Arc::new(ImportedBlock::new(fd, length)?);
         if !connection.blocks.insert(number, block.clone()) {
             return Err(PeerViolation::Malformed.into());
         }
@@ -466,6 +465,11 @@ impl Target {
         self.imported = shared;
         Ok(true)
     }
+}
+
+/// The peer's memory cannot be mapped or made resident.
+fn unreadable(error: io::Error) -> End {
+    End::device("reading a block of the peer", error)
 }
 
 /// How copies into a region are counted.

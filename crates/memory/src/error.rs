@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::limits::{Limit, Shown};
+use crate::limits::{self, Limit, Shown};
 
 /// Why memory could not be allocated, granted or taken back.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -153,6 +153,12 @@ pub enum MemoryError {
 }
 
 impl MemoryError {
+    /// [`Limit`](Self::Limit), if one is behind `error`, which `user` got when it mapped `bytes` bytes.
+    pub fn of_mapping(user: &'static str, bytes: usize, error: &std::io::Error) -> Option<Self> {
+        let (limit, value) = limits::behind("mmap", error, bytes as u64)?;
+        Some(Self::Limit { pool: user, bytes, limit, value })
+    }
+
     /// Whether there is no room now, but may be later: [`Exhausted`](Self::Exhausted) or
     /// [`EarlyExhausted`](Self::EarlyExhausted).
     pub fn is_exhausted(&self) -> bool {

@@ -163,9 +163,8 @@ fn check_owner(owner: u32, own: u32) -> io::Result<()> {
 
 fn map(file: &File, length: usize) -> Result<Pages, MemoryError> {
     let mapped = Pages::new(file.as_fd(), length, ProtFlags::READ, MapFlags::PRIVATE, page_size());
-    let mapped = mapped.map_err(|source| match limits::behind("mmap", &source, length as u64) {
-        Some((limit, value)) => MemoryError::Limit { pool: "a mapped file", bytes: length, limit, value },
-        None => failed("mmap")(source),
+    let mapped = mapped.map_err(|source| {
+        MemoryError::of_mapping("a mapped file", length, &source).unwrap_or_else(|| failed("mmap")(source))
     })?;
     // SAFETY: the range is our own mapping; the advice starts reading ahead and changes no byte.
     let _only_advice =

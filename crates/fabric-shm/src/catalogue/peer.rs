@@ -96,7 +96,10 @@ impl NeighbourCatalogue {
     fn is_here(&self, reading: &CellReading) -> bool {
         let CellReading { length, origin, .. } = reading;
         *length <= CELL_CONTENT_BYTES as u64
-            || self.blocks.get(origin.block).is_some_and(|block| block.covers(origin.offset, *length))
+            || self.blocks.get(origin.block).is_some_and(|block| {
+                // What cannot be mapped now is asked for: the answer may be an error that says why.
+                block.covers(origin.offset, *length) && block.mapping().is_ok()
+            })
     }
 
     /// Copies out of the peer's block. `None` if the part does not lie inside it, or cannot be made resident.
@@ -143,10 +146,10 @@ impl PeerCatalogue for NeighbourCatalogue {
         let (block, claims) = (self.blocks.get(origin.block)?, self.claims.get()?);
         // Pages that are not there yet are made resident by the connection's driver, piece by piece: the peer is asked.
         let (at, bytes) = (usize::try_from(origin.offset).ok()?, usize::try_from(*length).ok()?);
-        if bytes <= CELL_CONTENT_BYTES || !block.is_resident(origin.offset, bytes) {
+        if bytes <= CELL_CONTENT_BYTES {
             return None;
         }
-        let mapping = block.mapping().ok()?.clone();
+        let mapping = block.if_resident(origin.offset, bytes)?.clone();
         let claim = Claim::new(claims, self.caps, claim_of(origin.cell.0, origin.edition), *length)?;
         let sequence = self.cells.word(origin.cell.0 as usize, SEQUENCE_AT);
         let is_valid = sequence::is_unchanged(sequence, origin.edition) && self.page.closed() == 0;

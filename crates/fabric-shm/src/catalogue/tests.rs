@@ -77,7 +77,8 @@ impl Sides {
     /// The reader maps the memory of `bytes`.
     fn share(&self, bytes: &Buf) {
         let block = bytes.block().unwrap();
-        let imported = ImportedBlock::new(block.fd().unwrap(), block.length() as u64).unwrap();
+        let fd = block.fd().unwrap().try_clone_to_owned().unwrap();
+        let imported = ImportedBlock::new(fd, block.length() as u64).unwrap();
         self.blocks.insert(block.id().get(), Arc::new(imported));
     }
 

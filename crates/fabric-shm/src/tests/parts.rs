@@ -440,7 +440,7 @@ fn a_sealed_block_keeps_its_size_and_its_pages() {
 #[test]
 fn an_imported_block_gives_only_what_lies_inside() {
     let length = 3 * CHUNK_BYTES + 4096;
-    let block = ImportedBlock::new(sealed_block(length).as_fd(), length as u64).unwrap();
+    let block = ImportedBlock::new(sealed_block(length), length as u64).unwrap();
     let end = length as u64;
     for (offset, bytes) in [(0, 1), (CHUNK_BYTES as u64 - 1, 2), (end - 1, 1), (4096, CHUNK_BYTES)] {
         let pointer = block.resident(offset, bytes).unwrap().expect("inside");

@@ -7,7 +7,7 @@ use rustix::{
     thread::{CapabilitySet, capabilities, set_capabilities},
 };
 use tensorwire_protocol::Code;
-use tensorwire_rendezvous::{Worker, WorkerBuilder};
+use tensorwire_rendezvous::{Sharing, Worker, WorkerBuilder, WorkerError};
 use tensorwire_verbs_reactor::FabricKind;
 
 use crate::{
@@ -155,27 +155,39 @@ const SPACE: u64 = 64 << 20;
 async fn without_address_space(fabric: FabricKind) {
     let server = builder(SERVER, fabric).start().await.unwrap();
     let client = builder(CLIENT, fabric).start().await.unwrap();
-    server.publish("huge", tensor(&server, HUGE, 2).await).unwrap();
+    let huge = tensor(&server, HUGE, 2).await;
     server.publish("x", tensor(&server, 100_000, 1).await).unwrap();
     fetch_once(&server, &client).await.unwrap();
     let used = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = used.split_ascii_whitespace().next().unwrap().parse().unwrap();
     let limit = pages * rustix::param::page_size() as u64 + SPACE;
     set_limit(Resource::As, Some(limit));
+    // Where neighbours map each other's memory, there is no room for this value's.
+    server.publish("huge", huge).unwrap();
     let peer = client.peer(SERVER).unwrap();
     let error = peer.fetch("huge").await.unwrap_err();
     assert_eq!(error.code(), Code::ResourceExhausted, "{error}");
-    for word in ["RLIMIT_AS", &limit.to_string(), "ulimit -v"] {
-        assert!(error.to_string().contains(word), "no `{word}`: {error}");
-    }
-    // What there is room for goes on, and with more room so does the rest.
+    assert_names_space(&error, limit);
+    // What there is room for goes on.
     fetch_once(&server, &client).await.unwrap();
+    let error = peer.fetch("huge").sharing(Sharing::View).await.unwrap_err();
+    assert_names_space(&error, limit);
+    fetch_once(&server, &client).await.unwrap();
+    // With more room so does the rest.
     set_limit(Resource::As, None);
-    assert!(is_version(peer.fetch("huge").await.unwrap().bytes(), 2));
+    for sharing in [Sharing::View, Sharing::Copy] {
+        assert!(is_version(peer.fetch("huge").sharing(sharing).await.unwrap().bytes(), 2));
+    }
     assert_eq!(client.receive_memory().leaked_bytes, 0);
     client.shutdown().await;
     server.shutdown().await;
     say("done");
+}
+
+fn assert_names_space(error: &WorkerError, limit: u64) {
+    for word in ["RLIMIT_AS", &limit.to_string(), "ulimit -v"] {
+        assert!(error.to_string().contains(word), "no `{word}`: {error}");
+    }
 }
 
 #[test]
