@@ -35,7 +35,7 @@ const SLOTS: usize = 8;
 /// Words of a page set, leases aside.
 const WORDS: usize = (4096 + SLOTS * 128) / 8;
 /// Words of the header that mean something, and some of the lease words.
-const KNOWN_WORDS: [usize; 9] = [0, 64, 128, 136, 144, 192, 256, WORDS * 8, WORDS * 8 + 8];
+const KNOWN_WORDS: [usize; 10] = [0, 64, 128, 192, 256, 264, 272, 280, WORDS * 8, WORDS * 8 + 8];
 
 /// Connection data and frames of the socket.
 pub fn shm_data(data: &[u8]) {

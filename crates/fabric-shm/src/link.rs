@@ -9,8 +9,8 @@ use futures::task::AtomicWaker;
 use tensorwire_memory::Buf;
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{
-    Catalogue, FabricError, FabricKind, Immediate, Link, Look, PeerCatalogue, PeerViolation, RemoteRange,
-    SlotKey, WorkRequest,
+    Arrival, Catalogue, FabricError, FabricKind, Immediate, Link, Look, PeerCatalogue, PeerViolation,
+    RemoteRange, SlotKey, WorkRequest,
 };
 
 use crate::{
@@ -58,6 +58,8 @@ pub(super) struct ShmLink {
     has_lent: AtomicBool,
     /// Whether the peer's process is known to be dead.
     died: AtomicBool,
+    /// Whether the peer's count of completions was impossible.
+    lied: AtomicBool,
     /// Whether the driver found the target locked and must be woken when it is free.
     contended: AtomicBool,
 }
@@ -88,6 +90,7 @@ impl ShmLink {
             waits: AtomicBool::new(false),
             has_lent: AtomicBool::new(false),
             died: AtomicBool::new(false),
+            lied: AtomicBool::new(false),
             contended: AtomicBool::new(false),
         }
     }
@@ -139,8 +142,12 @@ impl ShmLink {
         }
     }
 
-    /// Reclaims memory that the peer has stopped viewing. Returns whether there was any. Two loads if there was no
-    /// release.
+    /// Whether the peer has stopped viewing memory since [`reclaim`](Self::reclaim): two loads.
+    fn has_releases(&self) -> bool {
+        self.connection.peer.released() != self.released.load(Ordering::Relaxed)
+    }
+
+    /// Reclaims memory that the peer has stopped viewing. Returns whether there was any.
     pub(super) fn reclaim(&self) -> bool {
         let connection = &self.connection;
         let counted = connection.peer.released();
@@ -186,14 +193,25 @@ impl ShmLink {
         peer.may_have(self.executed.load(Ordering::Relaxed))
             || self.has_completions()
             || peer.closed() != 0
-            || peer.released() != self.released.load(Ordering::Relaxed)
+            || self.has_releases()
     }
 
-    /// Whether the peer has returned completions that matter to this side, or invalid ones.
+    /// Whether the peer has returned completions that matter to this side. While none is awaited, its count is not looked
+    /// at: each change of it takes the cache line from this side.
     fn has_completions(&self) -> bool {
-        let (reaped, consumed) = (self.reaped.load(Ordering::Relaxed), self.connection.peer.consumed());
-        let is_sound = (reaped..=self.posted.load(Ordering::Relaxed)).contains(&consumed);
-        consumed != reaped && (!is_sound || self.awaited.load(Ordering::Relaxed) > reaped)
+        let reaped = self.reaped.load(Ordering::Relaxed);
+        self.awaited.load(Ordering::Relaxed) > reaped && self.connection.peer.consumed() != reaped
+    }
+
+    /// Notes an impossible count of completions. Nothing else looks at it while no completion is awaited.
+    fn check_count(&self) {
+        let known = self.reaped.load(Ordering::Relaxed)..=self.posted.load(Ordering::Relaxed);
+        // What is known without the lock may be older than the peer's count.
+        if !known.contains(&self.connection.peer.consumed())
+            && self.producer().consumed(&self.connection).is_err()
+        {
+            self.lied.store(true, Ordering::Relaxed);
+        }
     }
 
     /// Whether [`progress`](Self::progress) may find anything to do: a few loads.
@@ -203,7 +221,12 @@ impl ShmLink {
             || self.frames.load(Ordering::Relaxed)
             || self.closing.load(Ordering::Relaxed)
             || self.died.load(Ordering::Relaxed)
-            || self.connection.ringer.is_spoilt()
+            || self.is_cheated()
+    }
+
+    /// Whether the peer has broken a rule that only the driver looks after.
+    fn is_cheated(&self) -> bool {
+        self.connection.ringer.is_spoilt() || self.lied.load(Ordering::Relaxed)
     }
 
     /// The bytes that the peer must copy before it can complete everything that this side has posted.
@@ -233,13 +256,24 @@ impl ShmLink {
 
     /// Reaps completions, executes some of the peer's writes, and carries out a close.
     pub(super) fn progress(&self) -> Look {
+        self.progress_for(None)
+    }
+
+    /// As [`progress`](Self::progress). A task that awaits the next arrival gets it in `next`.
+    fn progress_for(&self, mut next: Option<&mut Option<Arrival>>) -> Look {
         loop {
             let mut target = match self.target.try_lock() {
                 Ok(target) => target,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return Look::Busy,
             };
+            if next.is_some() {
+                target.await_next();
+            }
             let look = self.progress_locked(&mut target);
+            if let Some(next) = next.take() {
+                *next = target.take_next();
+            }
             drop(target);
             // Pairs with the fences in `start_close` and `progress_or_be_woken`: a task that found the lock taken
             // meanwhile relies on this one.
@@ -254,8 +288,19 @@ impl ShmLink {
         }
     }
 
+    /// As [`progress`](Self::progress), for a user's task. The driver does the rest of a long copy, so that other tasks get
+    /// their turn.
+    fn progress_a_bit(&self, next: Option<&mut Option<Arrival>>) -> Look {
+        let look = self.progress_for(next);
+        if look == Look::More {
+            self.driver.wake();
+        }
+        look
+    }
+
     /// As [`progress`](Self::progress), for the driver: after `Busy`, the task that has the lock wakes the driver.
     pub(super) fn progress_or_be_woken(&self) -> Look {
+        self.check_count();
         if !self.has_something() {
             return Look::Idle;
         }
@@ -283,7 +328,7 @@ impl ShmLink {
     /// One bounded round of all pending work.
     fn go(&self, target: &mut Target) -> Result<Look, End> {
         let connection = &self.connection;
-        let mut worked = self.reap()?;
+        let mut worked = self.has_completions() && self.reap()?;
         let mut more = false;
         if self.take_frames() && target.read_frames(connection)? {
             self.frames_came();
@@ -296,7 +341,7 @@ impl ShmLink {
         if self.died.load(Ordering::Acquire) {
             return Err(End::end_of_file("its process has ended"));
         }
-        if connection.ringer.is_spoilt() {
+        if self.is_cheated() {
             return Err(PeerViolation::Malformed.into());
         }
         let mut more_reads = false;
@@ -306,7 +351,7 @@ impl ShmLink {
             worked |= served;
             more_reads = may_serve;
         }
-        worked |= self.reclaim();
+        worked |= self.has_releases() && self.reclaim();
         let before = target.executed();
         let run = target.run(connection, &self.producer);
         self.executed.store(target.executed(), Ordering::Relaxed);
@@ -326,7 +371,7 @@ impl ShmLink {
         })
     }
 
-    /// Passes on completions that the peer returned. Returns whether there were any. Two loads if there are none.
+    /// Passes on completions that the peer returned. Returns whether there were any.
     fn reap(&self) -> Result<bool, PeerViolation> {
         let mut any = false;
         // The producer bounds the loop: only descriptors in the ring can be returned.
@@ -462,13 +507,11 @@ impl Link for ShmLink {
         remote: Option<&RemoteRange>,
         immediate: Option<Immediate>,
     ) -> Option<Result<(), FabricError>> {
-        let posted = {
-            let mut producer = self.producer();
-            let posted = producer.submit_inline(&self.connection, bytes, remote, immediate);
-            self.reaped.store(producer.completed(), Ordering::Relaxed);
-            self.posted.store(producer.posted(), Ordering::Relaxed);
-            posted
-        };
+        let mut producer = self.producer();
+        let posted = producer.submit_inline(&self.connection, bytes, remote, immediate);
+        self.reaped.store(producer.completed(), Ordering::Relaxed);
+        self.posted.store(producer.posted(), Ordering::Relaxed);
+        drop(producer);
         if let Some(Ok(())) = posted {
             self.connection.ringer.ring_if_asleep(&self.connection.peer);
         }
@@ -476,21 +519,23 @@ impl Link for ShmLink {
     }
 
     fn drive(&self) {
-        if self.has_something() && self.progress() == Look::More {
-            self.driver.wake();
+        if self.has_something() {
+            self.progress_a_bit(None);
+        }
+    }
+
+    fn drive_for(&self, next: &mut Option<Arrival>) {
+        if self.has_something() {
+            self.progress_a_bit(Some(next));
         }
     }
 
     fn look(&self) -> Look {
-        if !self.may_have_work() {
-            return Look::Idle;
-        }
-        let look = self.progress();
-        if look == Look::More {
-            // The driver does a long copy, so that other tasks get their turn.
-            self.driver.wake();
-        }
-        look
+        if self.may_have_work() { self.progress_a_bit(None) } else { Look::Idle }
+    }
+
+    fn look_for(&self, next: &mut Option<Arrival>) -> Look {
+        if self.may_have_work() { self.progress_a_bit(Some(next)) } else { Look::Idle }
     }
 
     fn peer_is_here(&self) -> bool {

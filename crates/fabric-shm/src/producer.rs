@@ -27,9 +27,10 @@ use crate::{
 
 const KIND: FabricKind = FabricKind::SHM;
 
-/// A descriptor in the ring.
+/// A descriptor in the ring that is not quiet. For a quiet one there is nothing to remember.
 #[derive(Debug)]
 struct Entry {
+    position: u64,
     purpose: Purpose,
     /// Bytes that the peer copies to execute it.
     copied: u64,
@@ -40,8 +41,6 @@ struct Entry {
 enum Purpose {
     /// A part of an operation that others follow, or a read, which its answer completes.
     Part,
-    /// A write that was complete when it was posted.
-    Quiet,
     /// It completes the operation.
     Last(Posted),
     /// It answers a read of the peer. The bytes stay until the peer has executed it.
@@ -86,9 +85,7 @@ pub(super) struct Producer {
     copied_by_peer: u64,
     /// Position after the latest descriptor that is not quiet.
     awaited: u64,
-    /// Number of quiet descriptors in the ring.
-    quiet: u64,
-    /// Descriptors in the ring, oldest first.
+    /// Descriptors in the ring that are not quiet, oldest first.
     posted: VecDeque<Entry>,
     /// Operations that wait for the socket or the ring; at most as many as the send queue is deep.
     waiting: VecDeque<(SlotKey, WorkRequest)>,
@@ -166,19 +163,25 @@ impl Producer {
         self.reads.may_ask() || !self.answers.waiting.is_empty()
     }
 
+    /// How many descriptors the peer has executed.
+    ///
+    /// # Errors
+    /// [`PeerViolation::Malformed`] if the peer's count is impossible.
+    pub(super) fn consumed(&self, connection: &Connection) -> Result<u64, PeerViolation> {
+        let consumed = connection.peer.consumed();
+        let possible = (self.completed..=self.tail).contains(&consumed);
+        possible.then_some(consumed).ok_or(PeerViolation::Malformed)
+    }
+
     /// Takes the next completion that ends an operation or frees bytes.
     ///
     /// # Errors
     /// [`PeerViolation::Malformed`] if the peer's count is impossible.
     pub(super) fn reap(&mut self, connection: &Connection) -> Result<Option<Returned>, PeerViolation> {
-        let consumed = connection.peer.consumed();
-        if consumed < self.completed || consumed > self.tail {
-            return Err(PeerViolation::Malformed);
-        }
-        while self.completed < consumed
-            && let Some(Entry { purpose, copied }) = self.posted.pop_front()
-        {
-            self.completed += 1;
+        let consumed = self.consumed(connection)?;
+        while let Some(oldest) = self.posted.pop_front_if(|oldest| oldest.position < consumed) {
+            let Entry { position, purpose, copied } = oldest;
+            self.completed = position + 1;
             self.copied_by_peer -= copied;
             match purpose {
                 Purpose::Last(posted) => return Ok(Some(Returned::Operation(posted))),
@@ -187,7 +190,6 @@ impl Producer {
                     return Ok(Some(Returned::Bytes(bytes)));
                 }
                 Purpose::Part => {}
-                Purpose::Quiet => self.quiet -= 1,
             }
         }
         self.completed = consumed;
@@ -209,14 +211,7 @@ impl Producer {
         if self.over.is_some() || !self.waiting.is_empty() || bytes.len() > INLINE_BYTES {
             return None;
         }
-        let promised = u64::from(connection.core.config().send_depth + READS_MAX);
-        let slots = u64::from(connection.own.slots());
-        let room = slots.saturating_sub(promised);
-        // Looked at only when it matters: the peer writes that cache line.
-        if self.quiet >= room.min(slots / 4) {
-            self.forget_quiet(connection.peer.consumed());
-        }
-        if self.quiet >= room || !self.has_room(connection, 1) {
+        if !self.has_quiet_room(connection) {
             return None;
         }
         let known = connection.core.remote_regions();
@@ -229,19 +224,32 @@ impl Producer {
         stage(connection, self.tail, source, bytes);
         let immediate = immediate.map(|immediate| immediate.0);
         let descriptor = Descriptor { immediate, continues: false, is_quiet: true, remote, source };
-        self.put(connection, &descriptor, Purpose::Quiet);
+        self.put(connection, &descriptor);
         connection.core.count_inline(bytes.len() as u64);
         Some(Ok(()))
     }
 
+    /// Whether the ring has room for one more quiet descriptor.
+    fn has_quiet_room(&mut self, connection: &Connection) -> bool {
+        let promised = u64::from(connection.core.config().send_depth + READS_MAX);
+        let slots = u64::from(connection.own.slots());
+        let room = slots.saturating_sub(promised);
+        // Looked at only when it matters: the peer writes that cache line.
+        if self.quiet() >= room.min(slots / 4) {
+            self.forget_quiet(connection.peer.consumed());
+        }
+        self.quiet() < room && self.has_room(connection, 1)
+    }
+
+    /// Number of quiet descriptors in the ring.
+    fn quiet(&self) -> u64 {
+        self.tail - self.completed - self.posted.len() as u64
+    }
+
     /// Removes the oldest descriptors, as far as they are quiet and the peer has executed them.
     fn forget_quiet(&mut self, consumed: u64) {
-        while self.completed < consumed.min(self.tail)
-            && self.posted.pop_front_if(|oldest| matches!(oldest.purpose, Purpose::Quiet)).is_some()
-        {
-            self.completed += 1;
-            self.quiet -= 1;
-        }
+        let first_awaited = self.posted.front().map_or(self.tail, |oldest| oldest.position);
+        self.completed = self.completed.max(consumed.min(first_awaited));
     }
 
     /// Refuses everything from now on. Operations in line end when the caller fails their slots. Gives the bytes that
@@ -252,7 +260,7 @@ impl Producer {
         mem::take(&mut self.reads);
         let posted = mem::take(&mut self.posted).into_iter().filter_map(|entry| match entry.purpose {
             Purpose::Answer(bytes) => Some(bytes),
-            Purpose::Part | Purpose::Quiet | Purpose::Last(_) => None,
+            Purpose::Part | Purpose::Last(_) => None,
         });
         let waiting = mem::take(&mut self.answers).waiting.into_iter().map(|answer| answer.bytes);
         posted.chain(waiting).collect()
@@ -286,7 +294,7 @@ impl Producer {
         {
             let Some(answer) = self.answers.waiting.pop_front() else { break };
             self.answers.published(self.tail);
-            self.put(connection, &descriptor, Purpose::Answer(answer.bytes));
+            self.put_awaited(connection, &descriptor, Purpose::Answer(answer.bytes));
         }
         self.ask_reads(connection);
         let returned = connection.peer.consumed() > self.completed;
@@ -297,7 +305,7 @@ impl Producer {
         while self.has_room(connection, 1)
             && let Some(descriptor) = self.reads.ask()
         {
-            self.put(connection, &descriptor, Purpose::Part);
+            self.put_awaited(connection, &descriptor, Purpose::Part);
         }
     }
 
@@ -321,18 +329,19 @@ impl Producer {
         self.tail - self.completed + weight <= u64::from(connection.own.slots())
     }
 
-    fn put(&mut self, connection: &Connection, descriptor: &Descriptor, purpose: Purpose) {
+    fn put(&mut self, connection: &Connection, descriptor: &Descriptor) {
         connection.own.set_cpu();
         connection.own.publish(self.tail, &descriptor.encode());
         self.tail += 1;
-        if descriptor.is_quiet {
-            self.quiet += 1;
-        } else {
-            self.awaited = self.tail;
-        }
-        let copied = if descriptor.is_quiet { 0 } else { descriptor.copied() };
+    }
+
+    /// As [`put`](Self::put), of a descriptor that is not quiet.
+    fn put_awaited(&mut self, connection: &Connection, descriptor: &Descriptor, purpose: Purpose) {
+        let (position, copied) = (self.tail, descriptor.copied());
+        self.put(connection, descriptor);
+        self.awaited = self.tail;
         self.copied_by_peer += copied;
-        self.posted.push_back(Entry { purpose, copied });
+        self.posted.push_back(Entry { position, purpose, copied });
     }
 
     fn post(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
@@ -398,7 +407,7 @@ impl Producer {
         for Prepared { descriptor, local } in prepared {
             stage(connection, self.tail, descriptor.source, local);
             let purpose = if descriptor.continues { Purpose::Part } else { Purpose::Last(posted) };
-            self.put(connection, descriptor, purpose);
+            self.put_awaited(connection, descriptor, purpose);
         }
     }
 

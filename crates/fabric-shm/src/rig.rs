@@ -128,7 +128,7 @@ impl Rig {
     /// Lets the victim work until it has nothing to do, within bounds.
     pub(super) fn settle(&self) -> Look {
         for _ in 0..1000 {
-            match self.link.progress() {
+            match self.link.progress_or_be_woken() {
                 Look::Idle => return Look::Idle,
                 Look::Over => return Look::Over,
                 Look::Worked | Look::More | Look::Busy => {}

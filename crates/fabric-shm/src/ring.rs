@@ -7,16 +7,19 @@
 //! 0     magic and version
 //! 64    sleep      epoch of the latest sleep of this side's driver
 //! 128   consumed   descriptors of the peer that this side has executed. While nobody waits for it, it may be behind
-//! 136   closed     0, or why this side ended the connection
-//! 144   cpu        1 + the CPU on which this side last published or executed a descriptor
 //! 192   released   how many leases of the peer's memory this side has released
 //! 256   listens    1 while this side wants to be rung for releases
 //! 264   claimable  1 if this side looks at the peer's claims before it reuses memory that its catalogue named
+//! 272   closed     0, or why this side ended the connection
+//! 280   cpu        1 + the CPU on which this side last published or executed a descriptor
 //! 4096  slots of 256 bytes: sequence word, descriptor of seven words, 192 bytes of inline payload. A payload of up to 16
 //!       bytes is in the last two words of the descriptor instead, and so in the same cache line
 //! then  lease words: for each slot of the peer's lease table, the generation that was released last
 //! then  claim words: which contents of the peer's catalogue this side views
 //! ```
+//!
+//! A word that changes often has a cache line of its own: the words from 256 on, which the peer reads with every descriptor,
+//! change rarely.
 
 use std::{
     fmt, io,
@@ -33,19 +36,20 @@ use crate::{
     words,
 };
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x06");
+const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x07");
 const MAGIC_AT: usize = 0;
 const SLEEP_AT: usize = 64;
 const CONSUMED_AT: usize = 128;
-const CLOSED_AT: usize = 136;
-const CPU_AT: usize = 144;
 const RELEASED_AT: usize = 192;
 const LISTENS_AT: usize = 256;
 const CLAIMABLE_AT: usize = 264;
+const CLOSED_AT: usize = 272;
+const CPU_AT: usize = 280;
 const HEADER_BYTES: usize = 4096;
 const SLOT_BYTES: usize = 256;
 const WORD_BYTES: usize = 8;
 const DESCRIPTOR_WORDS: usize = 7;
+const SHORT_WORDS: usize = SHORT_BYTES / WORD_BYTES;
 const INLINE_AT: usize = SLOT_BYTES - INLINE_BYTES;
 
 /// The words of a descriptor in a slot.
@@ -58,8 +62,8 @@ pub(super) enum Source {
     Nothing,
     /// In the slot of the ring, beside the descriptor.
     Inline,
-    /// In the descriptor itself, with zeros behind them.
-    Short([u8; SHORT_BYTES]),
+    /// In the descriptor's last words, as they lie in memory, with zeros behind them.
+    Short([u64; SHORT_WORDS]),
     /// In the writer's block of this number, from this offset on.
     Block { index: u32, offset: u64 },
     /// In the writer's block, too, but they are not copied: the target views them under this lease.
@@ -123,14 +127,23 @@ impl Source {
     pub(super) fn in_ring(bytes: &[u8]) -> Self {
         match bytes.len() {
             0 => Self::Nothing,
-            length @ 1..=SHORT_BYTES => {
-                let mut short = [0; SHORT_BYTES];
-                short[..length].copy_from_slice(bytes);
-                Self::Short(short)
-            }
+            1..=SHORT_BYTES => Self::Short(short(bytes)),
             _ => Self::Inline,
         }
     }
+}
+
+/// At most [`SHORT_BYTES`] bytes as words.
+fn short(bytes: &[u8]) -> [u64; SHORT_WORDS] {
+    let both = match (bytes.first_chunk(), bytes.last_chunk()) {
+        // The two may overlap, so no length needs a copy of its own.
+        (Some(first), Some(last)) => {
+            let last = u128::from(u64::from_le_bytes(*last));
+            u128::from(u64::from_le_bytes(*first)) | last << (8 * (bytes.len() - WORD_BYTES))
+        }
+        _ => bytes.iter().rev().fold(0, |word, byte| word << 8 | u128::from(*byte)),
+    };
+    [both as u64, (both >> 64) as u64].map(u64::to_le)
 }
 
 impl Descriptor {
@@ -158,11 +171,10 @@ impl Descriptor {
                 flags |= IS_INLINE;
                 (0, 0)
             }
-            Source::Short(bytes) => {
+            Source::Short([first, second]) => {
                 flags |= IS_INLINE;
-                let both = u128::from_ne_bytes(bytes);
-                last = (both >> 64) as u64;
-                (0, both as u64)
+                last = second;
+                (0, first)
             }
             Source::Block { index, offset } => {
                 flags |= IS_BLOCK;
@@ -196,6 +208,8 @@ impl Descriptor {
     }
 
     /// Parses words that the peer wrote.
+    // Returned in memory, what most descriptors do not have would be copied too.
+    #[inline(always)]
     pub(super) fn decode(words: &Words) -> Result<Self, PeerViolation> {
         let [first, region, key, offset, length, source_offset, last] = *words;
         let (flags, immediate) = halves(first);
@@ -209,9 +223,7 @@ impl Descriptor {
         };
         let source = match flags & SOURCES {
             0 if length == 0 => Source::Nothing,
-            IS_INLINE if (1..=SHORT_BYTES as u64).contains(&length) => {
-                Source::Short((u128::from(source_offset) | u128::from(last) << 64).to_ne_bytes())
-            }
+            IS_INLINE if (1..=SHORT_BYTES as u64).contains(&length) => Source::Short([source_offset, last]),
             IS_INLINE if (1..=INLINE_BYTES as u64).contains(&length) => Source::Inline,
             IS_BLOCK if length > 0 => Source::Block { index: block, offset: source_offset },
             IS_LENT if length > 0 && range.region.0 < LEASES_MAX => Source::Lent {
@@ -246,6 +258,11 @@ impl Descriptor {
             remote: has_remote.then_some((range, key)),
             source,
         })
+    }
+
+    /// Whether its payload, if it has one, is in the ring: then it is executed at once.
+    pub(super) fn is_at_once(&self) -> bool {
+        matches!(self.source, Source::Nothing | Source::Inline | Source::Short(_))
     }
 
     /// Bytes that the side which executes it copies.
@@ -350,7 +367,7 @@ impl OwnPage {
     /// Makes `words` visible to the peer as descriptor number `position`.
     pub(super) fn publish(&self, position: u64, words: &Words) {
         let slot = self.page.slot_at(position);
-        let places = (1..).map(|index| self.page.word(slot + index * WORD_BYTES));
+        let places = (0..DESCRIPTOR_WORDS).map(|index| self.page.word(slot + (1 + index) * WORD_BYTES));
         words::publish(self.page.word(slot), places.zip(words.iter().copied()), Page::sequence(position));
     }
 
@@ -441,6 +458,8 @@ impl PeerPage {
 
     /// Reads descriptor number `position` out of the ring, if it is published. Each word is read once, because the peer
     /// may change it.
+    // As `Descriptor::decode`.
+    #[inline(always)]
     pub(super) fn descriptor(&self, position: u64) -> Result<Option<Descriptor>, PeerViolation> {
         let slot = self.page.slot_at(position);
         let sequence = self.load(slot);
@@ -448,11 +467,8 @@ impl PeerPage {
             let previous = Page::sequence(position).saturating_sub(u64::from(self.page.slots));
             return if sequence == previous { Ok(None) } else { Err(PeerViolation::Malformed) };
         }
-        let mut words = Words::default();
-        for (index, word) in words.iter_mut().enumerate() {
-            *word = self.page.word(slot + (1 + index) * WORD_BYTES).load(Ordering::Relaxed);
-        }
-        Descriptor::decode(&words).map(Some)
+        let word = |index| self.page.word(slot + (1 + index) * WORD_BYTES).load(Ordering::Relaxed);
+        Descriptor::decode(&std::array::from_fn(word)).map(Some)
     }
 
     /// Number of slots.

@@ -63,6 +63,9 @@ pub(super) struct Target {
     reads: bool,
     /// Whether descriptors whose completion the peer may wait for were executed since this was last checked.
     is_awaited: bool,
+    /// Whether the task that has the lock awaits the next arrival, and takes it out of `next`.
+    is_for_task: bool,
+    next: Option<Arrival>,
 }
 
 #[derive(Debug)]
@@ -158,6 +161,28 @@ impl Target {
         }
     }
 
+    /// The next arrival is for the task that has the lock.
+    pub(super) fn await_next(&mut self) {
+        self.is_for_task = true;
+    }
+
+    /// The arrival that is for the task that has the lock. Later ones are not.
+    pub(super) fn take_next(&mut self) -> Option<Arrival> {
+        self.is_for_task = false;
+        self.next.take()
+    }
+
+    /// Passes an arrival on.
+    #[inline]
+    fn deliver(&mut self, connection: &Connection, arrival: Arrival) -> Result<(), End> {
+        if self.is_for_task && connection.core.deliver_to_task() {
+            self.is_for_task = false;
+            self.next = Some(arrival);
+            return Ok(());
+        }
+        connection.core.deliver(arrival).map_err(End::not_ready)
+    }
+
     /// Whether reads were requested or answered since the last call.
     pub(super) fn take_reads(&mut self) -> bool {
         mem::take(&mut self.reads)
@@ -188,36 +213,52 @@ impl Target {
     fn execute_batch(&mut self, connection: &Connection, producer: &Mutex<Producer>) -> Result<bool, End> {
         let mut budget = CHUNK_BYTES;
         for _ in 0..BATCH_DESCRIPTORS {
-            let mut execution = match self.current.take() {
-                Some(execution) => execution,
-                None => match connection.peer.descriptor(self.head)? {
-                    Some(descriptor) => self.begin(connection, producer, &descriptor)?,
-                    None => return Ok(false),
-                },
-            };
-            if let Some(job) = &mut execution.job {
-                let (bytes, is_done) = self.advance(connection, job, budget)?;
-                budget = budget.saturating_sub(bytes);
-                if !is_done {
-                    self.current = Some(execution);
-                    return Ok(true);
+            if self.current.is_none() {
+                let Some(descriptor) = connection.peer.descriptor(self.head)? else { return Ok(false) };
+                if descriptor.is_at_once() {
+                    self.execute(connection, &descriptor)?;
+                    continue;
                 }
+                self.current = Some(self.begin(connection, producer, descriptor)?);
             }
-            self.is_awaited |= !execution.is_quiet;
-            self.finish(connection, producer, &execution)?;
-            if budget == 0 {
+            let is_done = self.go_on(connection, producer, &mut budget)?;
+            if !is_done || budget == 0 {
                 return Ok(true);
             }
         }
         Ok(true)
     }
 
+    /// Executes some more of the current descriptor, within `budget`. Returns whether it is done.
+    // Kept apart, as what takes time has many values to keep, and a short message none of them.
+    #[inline(never)]
+    fn go_on(
+        &mut self,
+        connection: &Connection,
+        producer: &Mutex<Producer>,
+        budget: &mut usize,
+    ) -> Result<bool, End> {
+        let Some(mut execution) = self.current.take() else { return Ok(true) };
+        if let Some(job) = &mut execution.job {
+            let (bytes, is_done) = self.advance(connection, job, *budget)?;
+            *budget = budget.saturating_sub(bytes);
+            if !is_done {
+                self.current = Some(execution);
+                return Ok(false);
+            }
+        }
+        self.is_awaited |= !execution.is_quiet;
+        self.finish(connection, producer, &execution)?;
+        Ok(true)
+    }
+
     /// Checks a descriptor as a NIC would, before any memory is accessed.
+    #[inline(never)]
     fn begin(
         &mut self,
         connection: &Connection,
         producer: &Mutex<Producer>,
-        descriptor: &Descriptor,
+        descriptor: Descriptor,
     ) -> Result<Execution, End> {
         let mut execution = Execution {
             immediate: descriptor.immediate,
@@ -229,7 +270,7 @@ impl Target {
         };
         match descriptor.source {
             Source::Asked { tag } => {
-                answer(connection, producer, descriptor, tag)?;
+                answer(connection, producer, &descriptor, tag)?;
                 execution.read = Some(Side::Peer);
                 return Ok(execution);
             }
@@ -250,16 +291,23 @@ impl Target {
             execution.job = Some(Job::View(View { index, offset, length, slot, generation }));
             return Ok(execution);
         }
-        let Some((range, key)) = descriptor.remote else { return Ok(execution) };
-        match &descriptor.source {
-            Source::Block { index, offset } => {
-                let (destination, purpose) = self.latest.write_target(&connection.regions, &range, key)?;
-                let copy = self.copy_out_of(connection, (*index, *offset), destination, reason(purpose))?;
-                execution.job = Some(Job::Copy(copy));
-            }
-            source => self.copy_out_of_ring(connection, source, &range, key)?,
+        if let (Source::Block { index, offset }, Some((range, key))) = (descriptor.source, descriptor.remote)
+        {
+            let (destination, purpose) = self.latest.write_target(&connection.regions, &range, key)?;
+            let copy = self.copy_out_of(connection, (index, offset), destination, reason(purpose))?;
+            execution.job = Some(Job::Copy(copy));
         }
         Ok(execution)
+    }
+
+    /// Executes a descriptor whose payload is in the ring, with the same checks.
+    fn execute(&mut self, connection: &Connection, descriptor: &Descriptor) -> Result<(), End> {
+        if let Some((range, key)) = &descriptor.remote {
+            self.copy_out_of_ring(connection, &descriptor.source, range, *key)?;
+        }
+        self.is_awaited |= !descriptor.is_quiet;
+        check_open(connection)?;
+        self.end_piece(connection, descriptor.length(), descriptor.continues, descriptor.immediate)
     }
 
     /// Copies a payload that is in the ring, which is at most [`INLINE_BYTES`](crate::limits::INLINE_BYTES).
@@ -270,8 +318,12 @@ impl Target {
         range: &RemoteRange,
         key: u32,
     ) -> Result<(), PeerViolation> {
+        let short;
         let source = match source {
-            Source::Short(bytes) => bytes.as_ptr(),
+            Source::Short(words) => {
+                short = *words;
+                short.as_ptr().cast()
+            }
             _ => connection.peer.inline_pointer(self.head),
         };
         self.latest.write(&connection.regions, range, key, |access, purpose| {
@@ -281,7 +333,7 @@ impl Target {
             // SAFETY: `source` is readable for `access.length()` bytes: the decoder has checked the length against the room
             // in the descriptor or in the slot, and a write without a payload has no length. `access` covers as many bytes of a live
             // grant that no slice of this process aliases, in another mapping. The peer may change the slot meanwhile:
-            // `finish` checks its `closed` word before the arrival is passed on.
+            // `execute` checks its `closed` word before the arrival is passed on.
             unsafe { copy_raw(access.pointer(), source, access.length(), reason(purpose)) };
         })
     }
@@ -374,10 +426,7 @@ impl Target {
         producer: &Mutex<Producer>,
         execution: &Execution,
     ) -> Result<(), End> {
-        let closed = connection.peer.closed();
-        if closed != 0 {
-            return Err(End::from_peer(closed, connection.peer_receive_depth));
-        }
+        check_open(connection)?;
         if let (Some(Job::View(view)), Some(immediate)) = (&execution.job, execution.immediate) {
             return self.hand_over(connection, view, Immediate(immediate));
         }
@@ -394,13 +443,23 @@ impl Target {
             self.head += 1;
             return Ok(());
         }
-        connection.core.count_received(execution.length);
-        self.landed = self.landed.saturating_add(execution.length);
-        if !execution.continues {
+        self.end_piece(connection, execution.length, execution.continues, execution.immediate)
+    }
+
+    /// Passes the arrival of a write on whose last piece has landed, and moves to the next descriptor.
+    fn end_piece(
+        &mut self,
+        connection: &Connection,
+        length: u64,
+        continues: bool,
+        immediate: Option<u32>,
+    ) -> Result<(), End> {
+        connection.core.count_received(length);
+        self.landed = self.landed.saturating_add(length);
+        if !continues {
             let length = mem::take(&mut self.landed);
-            if let Some(immediate) = execution.immediate {
-                let arrival = Arrival::Immediate { immediate: Immediate(immediate), length };
-                connection.core.deliver(arrival).map_err(End::not_ready)?;
+            if let Some(immediate) = immediate {
+                self.deliver(connection, Arrival::Immediate { immediate: Immediate(immediate), length })?;
             }
         }
         self.head += 1;
@@ -415,7 +474,7 @@ impl Target {
         let loan = Loan::new(mapping, (view.offset, view.length), release, counted);
         let buffer = Buf::foreign(Arc::new(loan));
         // A view that cannot be delivered is released by its drop.
-        connection.core.deliver(Arrival::Loan { immediate, buffer }).map_err(End::not_ready)?;
+        self.deliver(connection, Arrival::Loan { immediate, buffer })?;
         self.head += 1;
         Ok(())
     }
@@ -470,6 +529,14 @@ impl Target {
 /// The peer's memory cannot be mapped or made resident.
 fn unreadable(error: io::Error) -> End {
     End::device("reading a block of the peer", error)
+}
+
+/// Whether the peer had not closed until now, so that what was copied out of its memory counts.
+fn check_open(connection: &Connection) -> Result<(), End> {
+    match connection.peer.closed() {
+        0 => Ok(()),
+        closed => Err(End::from_peer(closed, connection.peer_receive_depth)),
+    }
 }
 
 /// How copies into a region are counted.

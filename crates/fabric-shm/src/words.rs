@@ -19,9 +19,7 @@ pub(super) fn publish<'page>(
     words: impl Iterator<Item = (&'page AtomicU64, u64)>,
     value: u64,
 ) {
-    for (word, value) in words {
-        word.store(value, Ordering::Relaxed);
-    }
+    words.for_each(|(word, value)| word.store(value, Ordering::Relaxed));
     sequence.store(value, Ordering::Release);
 }
 

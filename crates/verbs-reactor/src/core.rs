@@ -180,12 +180,14 @@ impl QueuePairCore {
     }
 
     /// As [`count_sent`](Self::count_sent), for a fabric that posts such writes under a lock: calls must not overlap.
+    #[inline]
     pub fn count_inline(&self, length: u64) {
         add(&self.counters.inline_operations, 1);
         add(&self.counters.inline_bytes, length);
     }
 
     /// Counts `length` bytes that a write of the peer put into local memory. Calls must not overlap.
+    #[inline]
     pub fn count_received(&self, length: u64) {
         add(&self.counters.bytes_received, length);
     }
@@ -211,6 +213,19 @@ impl QueuePairCore {
             }
             _ => self.queue_arrival(arrival),
         }
+    }
+
+    /// As [`deliver`](Self::deliver), inside a call of the task that awaits arrivals: true if the caller gives that task the
+    /// arrival, which is counted then. Otherwise a sink takes it, or it stands behind others in the queue, so it must be
+    /// delivered.
+    #[inline]
+    pub fn deliver_to_task(&self) -> bool {
+        let is_next = self.sink.get().is_none() && self.arrivals_waiting() == 0;
+        if is_next {
+            add(&self.counters.arrivals, 1);
+            self.concerns_tasks();
+        }
+        is_next
     }
 
     /// As [`deliver`](Self::deliver), but queues the arrival and wakes the task that awaits arrivals. That task, or

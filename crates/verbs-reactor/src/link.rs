@@ -5,7 +5,8 @@ use std::{fmt, sync::Arc};
 use tensorwire_memory::Buf;
 
 use crate::{
-    Catalogue, FabricError, Immediate, Look, PeerCatalogue, QueuePairStats, RemoteRange, SlotKey, WorkRequest,
+    Arrival, Catalogue, FabricError, Immediate, Look, PeerCatalogue, QueuePairStats, RemoteRange, SlotKey,
+    WorkRequest,
 };
 
 /// The fabric's half of a connected queue pair; [`QueuePair`](crate::QueuePair) is the user's half. Both share a
@@ -36,6 +37,12 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// that is held there.
     fn drive(&self);
 
+    /// As [`drive`](Self::drive), for the task that awaits the next arrival: gives it that arrival in `next`, if it finds
+    /// it. See [`QueuePairCore::deliver_to_task`](crate::QueuePairCore::deliver_to_task).
+    fn drive_for(&self, _next: &mut Option<Arrival>) {
+        self.drive();
+    }
+
     /// From now on posts may wait for a [`release`](Self::release), so that they leave together. Calls are counted.
     fn hold(&self) {}
 
@@ -48,6 +55,12 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// peer. A fabric whose driver does not poll need not implement this.
     fn look(&self) -> Look {
         Look::Idle
+    }
+
+    /// As [`look`](Self::look), for the task that awaits the next arrival: gives it that arrival in `next`, if it finds
+    /// it, and finds no other for it then.
+    fn look_for(&self, _next: &mut Option<Arrival>) -> Look {
+        self.look()
     }
 
     /// Whether polling by [`look`](Self::look) cannot succeed now.

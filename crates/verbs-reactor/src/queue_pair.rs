@@ -15,7 +15,7 @@ use std::{
 use tensorwire_memory::{Buf, BufMut};
 
 use crate::{
-    Arrival, ArrivalSink, Capabilities, FabricError, FabricKind, Immediate, Link, OfferedCatalogue,
+    Arrival, ArrivalSink, Capabilities, FabricError, FabricKind, Immediate, Link, Look, OfferedCatalogue,
     PeerCatalogue, QueuePairConfig, QueuePairCore, QueuePairStats, ReadDestination, ReadSegment, RegionId,
     RemoteRange, RemoteRegion, Segment, SlotKey, Together, WorkRequest,
     slot::{LinePosition, Reserve},
@@ -73,8 +73,8 @@ impl Shared {
         self.link.submit(key, request);
     }
 
-    fn help(&self) -> bool {
-        !self.link.looks_in_vain() && self.core.help().find(|| self.link.peer_is_here(), || self.link.look())
+    fn help(&self, look: impl FnMut() -> Look) -> bool {
+        !self.link.looks_in_vain() && self.core.help().find(|| self.link.peer_is_here(), look)
     }
 
     /// Submits queued posts for which there is room.
@@ -311,6 +311,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// As [`write`](Self::write).
+    #[inline]
     pub fn post_inline(
         &self,
         bytes: &[u8],
@@ -389,7 +390,7 @@ impl QueuePair {
     /// Polls the fabric for a few microseconds and does the work it finds, if polling pays off now. Returns whether
     /// it found any. Arrivals go to the [sink](Self::set_sink).
     pub fn help(&self) -> bool {
-        self.shared.core.hand_on() || self.shared.help()
+        self.shared.core.hand_on() || self.shared.help(|| self.shared.link.look())
     }
 
     /// Makes a region of the peer usable in writes.
@@ -570,11 +571,15 @@ impl Future for NextArrival<'_> {
         if let Some(arrival) = core.take_arrival() {
             return Poll::Ready(Ok(arrival));
         }
-        link.drive();
+        let mut next = None;
+        link.drive_for(&mut next);
         // Before a waker is registered, so that what is found here wakes nobody.
-        if core.help().awaits_answer() {
-            while !core.has_arrival() && self.shared.help() {}
+        if next.is_none() && core.help().awaits_answer() {
+            while next.is_none() && !core.has_arrival() && self.shared.help(|| link.look_for(&mut next)) {}
         }
-        core.poll_arrival(context)
+        match next {
+            Some(arrival) => Poll::Ready(Ok(arrival)),
+            None => core.poll_arrival(context),
+        }
     }
 }

@@ -98,27 +98,46 @@ impl LatestRegions {
     ///
     /// # Errors
     /// As there.
+    #[inline]
     pub fn aim(
         &mut self,
         known: &RemoteRegions,
         bytes: u64,
         range: Option<&RemoteRange>,
     ) -> Result<Option<RemoteRegion>, FabricError> {
+        let Some(range) = range else { return known.aim(bytes, None) };
         let changes = known.changes.load(Ordering::Acquire);
         if self.changes != changes {
             *self = Self { changes, regions: [None; 2] };
         }
-        let latest = self.regions.iter().flatten();
-        let region = range.and_then(|range| latest.clone().find(|region| region.region == range.region));
-        if let (Some(range), Some(region)) = (range, region) {
-            return aim_at(*region, bytes, range).map(Some);
+        let region = self.regions.iter().flatten().find(|region| region.region == range.region);
+        match region {
+            Some(region) if reaches(region, bytes, range) => Ok(Some(*region)),
+            _ => self.look_up(known, bytes, range),
         }
-        let region = known.aim(bytes, range)?;
+    }
+
+    /// As [`aim`](Self::aim), for a region that was not used lately, or a write that is refused.
+    #[cold]
+    fn look_up(
+        &mut self,
+        known: &RemoteRegions,
+        bytes: u64,
+        range: &RemoteRange,
+    ) -> Result<Option<RemoteRegion>, FabricError> {
+        let region = known.aim(bytes, Some(range))?;
         if region.is_some() {
             self.regions = [region, self.regions[0]];
         }
         Ok(region)
     }
+}
+
+/// Whether a write of `bytes` bytes to `range`, which names `region`, passes the checks.
+fn reaches(region: &RemoteRegion, bytes: u64, range: &RemoteRange) -> bool {
+    region.generation == range.generation
+        && range.length == bytes
+        && bytes <= region.length.saturating_sub(range.offset)
 }
 
 /// The checks of a write of `bytes` bytes to `range`, which names `region`.
@@ -236,6 +255,7 @@ struct Entry {
 
 impl Entry {
     /// The checks that every access begins with.
+    #[inline]
     fn check(&self, range: &RemoteRange, key: u32) -> Result<(), PeerViolation> {
         if self.key != key {
             return Err(PeerViolation::WrongKey);
@@ -289,6 +309,7 @@ impl LatestTargets {
     ///
     /// # Errors
     /// As there. Nothing was written.
+    #[inline]
     pub fn write(
         &mut self,
         table: &RegionTable,
@@ -303,6 +324,7 @@ impl LatestTargets {
     }
 
     /// What `used` makes of the grant around `range`; it gives `None` for another grant, or one that has ended.
+    #[inline]
     fn with_grant<T>(
         &mut self,
         table: &RegionTable,

@@ -23,7 +23,7 @@ use super::{
 };
 
 const CONSUMED_AT: usize = 128;
-const CLOSED_AT: usize = 136;
+const CLOSED_AT: usize = 272;
 const FIRST_SLOT_AT: usize = 4096;
 
 fn expect_misbehaved(rig: &Rig, expected: PeerViolation) {

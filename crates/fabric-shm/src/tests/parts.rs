@@ -252,7 +252,7 @@ fn a_page_set_has_at_most_so_many_slots() {
     let length = page_bytes(2 * SLOTS_MAX);
     let fd = sys::memfd(c"too many slots").unwrap();
     sys::allocate(fd.as_fd(), length).unwrap();
-    std::io::Write::write_all(&mut std::fs::File::from(fd.try_clone().unwrap()), b"TWSHM\0\0\x05").unwrap();
+    std::io::Write::write_all(&mut std::fs::File::from(fd.try_clone().unwrap()), b"TWSHM\0\0\x06").unwrap();
     sys::seal(fd.as_fd()).unwrap();
     let refused = PeerPage::import(fd.as_fd(), 2 * SLOTS_MAX).unwrap_err();
     assert!(matches!(refused, ImportError::Refused(PeerViolation::Malformed)));
@@ -271,7 +271,7 @@ fn a_page_says_on_which_cpu_its_side_ran_last() {
         stayed
     });
     assert!(stayed, "the thread never stays on its CPU");
-    own.forge(144, u64::MAX);
+    own.forge(280, u64::MAX);
     assert!(!seen.is_here(), "another CPU");
 }
 

@@ -100,6 +100,7 @@ impl Block {
     }
 
     /// Bytes: whole pages for a block of a pool, any number for a user's.
+    #[inline]
     pub fn length(&self) -> usize {
         match &self.inner.backing {
             Backing::Memfd(memfd) => memfd.length(),
@@ -133,6 +134,7 @@ impl Block {
 
     /// Start of the memory. Forming a reference through it is subject to the buffer types' rules; a device uses
     /// it to register the block. A user's memory may be mapped for reading only.
+    #[inline]
     pub fn base(&self) -> NonNull<u8> {
         match &self.inner.backing {
             Backing::Memfd(memfd) => memfd.base(),

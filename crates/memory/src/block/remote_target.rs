@@ -46,6 +46,7 @@ impl RemoteTarget {
 
     /// An [access](Self::access) to the [part](Self::part) that covers `offset..offset + length` of the block. Counts no
     /// further handle on the memory.
+    #[inline]
     pub fn access_part(&self, offset: u64, length: u64) -> Option<RemoteAccess<'_>> {
         let range = range_of(offset, length)?;
         self.access(range.start.checked_sub(self.offset)?, range.len()).ok()
@@ -76,6 +77,7 @@ impl RemoteTarget {
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
+    #[inline]
     pub fn access(&self, offset: usize, length: usize) -> Result<RemoteAccess<'_>, MemoryError> {
         let refused = || MemoryError::NotGranted {
             block: self.block.id().get(),
@@ -100,18 +102,21 @@ pub struct RemoteAccess<'target> {
 
 impl RemoteAccess<'_> {
     /// First byte of the access, writable for [`length`](Self::length) bytes while this value lives.
+    #[inline]
     pub fn pointer(&self) -> *mut u8 {
         // SAFETY: `offset` was checked against the target, which lies inside the mapped block.
         unsafe { self.target.block.base().as_ptr().add(self.target.offset + self.offset) }
     }
 
     /// Bytes covered.
+    #[inline]
     pub fn length(&self) -> usize {
         self.length
     }
 }
 
 impl Drop for RemoteAccess<'_> {
+    #[inline]
     fn drop(&mut self) {
         self.target.state.leave();
     }
