@@ -143,7 +143,12 @@ impl Frame {
     pub(super) fn decode(header: &Header) -> Result<Self, PeerViolation> {
         let fields = Fields::decode(header).ok_or(PeerViolation::Malformed)?;
         let frame = match fields.kind {
-            KIND_WRITE | KIND_WRITE_IMMEDIATE | KIND_SEGMENT => fields.write(),
+            KIND_WRITE | KIND_WRITE_IMMEDIATE | KIND_SEGMENT => {
+                // As below, but most frames are writes, and encoding them again costs as much as the rest.
+                let immediate = if fields.kind == KIND_WRITE_IMMEDIATE { 0 } else { fields.immediate };
+                let is_exact = header[1..4] == [0; 3] && immediate == 0;
+                return fields.write().filter(|_| is_exact).ok_or(PeerViolation::Malformed);
+            }
             KIND_READ => fields.read(),
             KIND_ANSWER => fields.answer(),
             KIND_GOODBYE => Some(Self::Goodbye),
