@@ -17,26 +17,21 @@ use tensorwire_memory::Block;
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{
     Capabilities, FabricError, FabricKind, Immediate, Link, Look, Piece, QueuePair, QueuePairConfig,
-    QueuePairCore, ReadDestination, ReadPart, RegionGeneration, RegionId, RegionTable, RemoteRange, SlotKey,
-    WorkRequest,
+    QueuePairCore, ReadDestination, ReadPart, RegionTable, RemoteRange, SlotKey, WorkRequest,
 };
 use tokio::io::unix::AsyncFd;
 
 use crate::{
     closing::Closing,
-    frame::{Ending, Frame, Key, WriteFrame},
+    frame::{Ending, Key},
     gathering::Queued,
-    outgoing::{Outgoing, Part},
+    outgoing::{Outgoing, Part, on_the_wire},
     protection::Stream,
     reads::{Read, Reads},
     receiver::{Ground, Received, Receiver},
     sender::{End, NotPosted, SMALL_BYTES_MAX, Sender, Sent},
     socket::Socket,
 };
-
-/// The range of a write of no bytes.
-const NOWHERE: RemoteRange =
-    RemoteRange { region: RegionId(0), generation: RegionGeneration(0), offset: 0, length: 0 };
 
 /// The fabric's half of a queue pair. `Debug` shows no frames, because they carry keys.
 pub(super) struct TcpLink {
@@ -309,20 +304,14 @@ impl Link for TcpLink {
         if bytes.len() > SMALL_BYTES_MAX {
             return None;
         }
-        let (range, key) = match self.aim(bytes.len() as u64, remote) {
-            Ok(target) => target,
-            Err(error) => return Some(Err(error)),
-        };
-        let ending = immediate.map_or(Ending::Plain, Ending::Immediate);
-        let frame = Frame::Write(WriteFrame { range, key, length: bytes.len() as u64, ending });
-        match self.sender.post_copy(&frame.encode(), bytes) {
+        match self.sender.post_copy(&self.core, bytes, remote, immediate) {
             Ok(queued) => {
-                self.core.count_sent(bytes.len() as u64);
                 self.send_posted(queued);
                 Some(Ok(()))
             }
             Err(NotPosted::Full) => None,
             Err(NotPosted::Over) => Some(Err(self.over())),
+            Err(NotPosted::Refused(error)) => Some(Err(error)),
         }
     }
 
@@ -391,12 +380,8 @@ impl TcpLink {
 
     /// The target of `bytes` bytes on the wire.
     fn aim(&self, bytes: u64, remote: Option<&RemoteRange>) -> Result<(RemoteRange, Key), FabricError> {
-        let target = self.core.remote_regions().aim(bytes, remote)?;
-        // A write of no bytes names no region on the wire.
-        Ok(match (remote, target) {
-            (Some(range), Some(region)) if bytes > 0 => (*range, Key(region.key)),
-            _ => (NOWHERE, Key(0)),
-        })
+        let region = self.core.remote_regions().aim(bytes, remote)?;
+        Ok(on_the_wire(bytes, remote, region))
     }
 
     /// The checks of a NIC on its own side, for all pieces before the first is posted. Most writes have one piece,

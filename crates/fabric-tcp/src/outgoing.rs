@@ -6,7 +6,7 @@
 use std::collections::{VecDeque, vec_deque};
 
 use tensorwire_memory::Buf;
-use tensorwire_verbs_reactor::{RemoteRange, SlotKey};
+use tensorwire_verbs_reactor::{RegionGeneration, RegionId, RemoteRange, RemoteRegion, SlotKey};
 
 use crate::frame::{
     AnswerFrame, BODY_BYTES_MAX, Ending, Frame, HEADER_BYTES, Header, Key, ReadFrame, WriteFrame,
@@ -14,6 +14,22 @@ use crate::frame::{
 
 /// A whole frame in its encoded form.
 pub(super) const FRAME_BYTES: u64 = HEADER_BYTES as u64 + BODY_BYTES_MAX;
+
+/// The range of a write of no bytes.
+const NOWHERE: RemoteRange =
+    RemoteRange { region: RegionId(0), generation: RegionGeneration(0), offset: 0, length: 0 };
+
+/// How a write of `bytes` bytes to `range` of `region` names them on the wire. One of no bytes names no region.
+pub(super) fn on_the_wire(
+    bytes: u64,
+    range: Option<&RemoteRange>,
+    region: Option<RemoteRegion>,
+) -> (RemoteRange, Key) {
+    match (range, region) {
+        (Some(range), Some(region)) if bytes > 0 => (*range, Key(region.key)),
+        _ => (NOWHERE, Key(0)),
+    }
+}
 
 /// An item to send, as frames that continue each other.
 #[derive(Debug)]
@@ -190,7 +206,7 @@ mod tests {
     use tensorwire_memory::{Pool, PoolConfig};
 
     use super::*;
-    use tensorwire_verbs_reactor::{Immediate, RegionGeneration, RegionId};
+    use tensorwire_verbs_reactor::Immediate;
 
     const RANGE: RemoteRange =
         RemoteRange { region: RegionId(1), generation: RegionGeneration(2), offset: 100, length: 0 };

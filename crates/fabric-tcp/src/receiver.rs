@@ -3,9 +3,13 @@
 use std::io;
 
 use futures::task::AtomicWaker;
-use tensorwire_memory::{Buf, RemoteAccess, RemoteTarget};
+use tensorwire_memory::{
+    Buf, RemoteAccess, RemoteTarget,
+    copy::{CopyReason, copy_raw},
+};
 use tensorwire_verbs_reactor::{
-    Arrival, FabricError, FabricKind, LossCause, PeerViolation, QueuePairCore, RegionTable, RemoteRange,
+    Arrival, FabricError, FabricKind, LatestTargets, LossCause, PeerViolation, QueuePairCore, RegionTable,
+    RemoteRange,
 };
 
 use crate::{
@@ -113,6 +117,8 @@ pub(super) struct Receiver {
     ahead: Ahead,
     /// The payload that is being received.
     landing: Option<Landing>,
+    /// The regions that the peer wrote most recently.
+    latest: LatestTargets,
     /// Bytes of the earlier ranges of the current logical write, if it continues with another range.
     carried: Option<u64>,
     stopped: bool,
@@ -212,6 +218,7 @@ impl Receiver {
         Self {
             ahead: Ahead::new(),
             landing: None,
+            latest: LatestTargets::default(),
             carried: None,
             stopped: false,
             announced_from: 1,
@@ -221,7 +228,7 @@ impl Receiver {
 
     /// Stops receiving. Returns false if it was stopped before.
     pub(super) fn stop(&mut self) -> bool {
-        self.landing = None;
+        (self.landing, self.latest) = (None, LatestTargets::default());
         !std::mem::replace(&mut self.stopped, true)
     }
 
@@ -379,7 +386,8 @@ impl Receiver {
         };
         let landing = match (&self.landing, body) {
             (Some(landing), body) => landing.continued_by(body).ok_or_else(malformed)?,
-            (None, Body::Write(write)) => begin_write(write, ground.table).map_err(End::violation)?,
+            (None, Body::Write(write)) if self.is_here(&write) => return self.take_small(write, ground),
+            (None, Body::Write(write)) => self.begin_write(write, ground.table).map_err(End::violation)?,
             (None, Body::Answer(answer)) => {
                 // An answer without a request comes from a broken peer; so does one inside a logical write.
                 let expected = ground.reads.expected(&answer).filter(|_| self.carried.is_none());
@@ -389,6 +397,35 @@ impl Receiver {
         };
         self.landing = Some(landing);
         if body.length() == 0 { self.end_frame(ground) } else { Ok(()) }
+    }
+
+    /// Whether all bytes of a range were read with its header.
+    fn is_here(&self, write: &WriteFrame) -> bool {
+        write.is_last() && 0 < write.length && write.length <= self.ahead.payload() as u64
+    }
+
+    /// Handles a write [that is here](Self::is_here).
+    fn take_small(&mut self, write: WriteFrame, ground: Ground<'_>) -> Result<(), End> {
+        let bytes = self.ahead.take(write.length as usize).ok_or_else(malformed)?;
+        let land = |access: &RemoteAccess<'_>| {
+            // SAFETY: a `RemoteAccess` is writable for its length while it lives, which is beyond the call. It is that of the
+            // range, and so is that of `bytes`, which is this side's own memory.
+            unsafe { copy_raw(access.pointer(), bytes.as_ptr(), bytes.len(), CopyReason::TcpSmall) };
+        };
+        let landed = self.latest.write(ground.table, &write.range, write.key.0, |access, _| land(access));
+        landed.map_err(End::violation)?;
+        ground.core.count_received(write.length);
+        self.end_write(write, write.length, ground)
+    }
+
+    /// Checks the whole range as a NIC does, before a byte of it is received.
+    fn begin_write(&mut self, frame: WriteFrame, table: &RegionTable) -> Result<Landing, PeerViolation> {
+        let target = match frame.range.length {
+            // As on a NIC, a write of no bytes names no memory.
+            0 => None,
+            _ => Some(self.latest.write_target(table, &frame.range, frame.key.0)?.0),
+        };
+        Ok(Landing::new(target, 0, Body::Write(frame)))
     }
 
     /// Answers a read of the peer, if it may read that range.
@@ -416,16 +453,20 @@ impl Receiver {
     /// complete.
     fn end_frame(&mut self, ground: Ground<'_>) -> Result<(), End> {
         let Some(landing) = self.landing.take_if(|landing| landing.frame.is_last()) else { return Ok(()) };
-        let write = match landing.frame {
-            Body::Write(write) => write,
+        match landing.frame {
+            Body::Write(write) => self.end_write(write, landing.landed_in_all(), ground),
             Body::Answer(_) => {
                 ground.reads.answered(ground.core);
                 ground.reads.ask(ground.sender);
-                return Ok(());
+                Ok(())
             }
-        };
+        }
+    }
+
+    /// Handles the end of a range, all of whose `landed` bytes have arrived.
+    fn end_write(&mut self, write: WriteFrame, landed: u64, ground: Ground<'_>) -> Result<(), End> {
         let carried = self.carried.take();
-        let length = carried.unwrap_or(0).saturating_add(landing.landed_in_all());
+        let length = carried.unwrap_or(0).saturating_add(landed);
         match write.ending {
             Ending::Segment => self.carried = Some(length),
             Ending::Immediate(immediate) => {
@@ -443,16 +484,6 @@ impl Receiver {
 
 fn malformed() -> End {
     End::violation(PeerViolation::Malformed)
-}
-
-/// Checks the whole range as a NIC does, before a byte of it is received.
-fn begin_write(frame: WriteFrame, table: &RegionTable) -> Result<Landing, PeerViolation> {
-    let target = match frame.range.length {
-        // As on a NIC, a write of no bytes names no memory.
-        0 => None,
-        _ => Some(table.write_target(&frame.range, frame.key.0)?.0),
-    };
-    Ok(Landing::new(target, 0, Body::Write(frame)))
 }
 
 /// The result of a system call.

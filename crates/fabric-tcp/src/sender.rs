@@ -17,12 +17,12 @@ use std::{
 use futures::task::AtomicWaker;
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{FabricError, QueuePairCore};
+use tensorwire_verbs_reactor::{FabricError, Immediate, LatestRegions, QueuePairCore, RemoteRange};
 
 use crate::{
-    frame::{Frame, HEADER_BYTES, Header, READS_MAX},
+    frame::{Ending, Frame, HEADER_BYTES, Header, READS_MAX, WriteFrame},
     gathering::{Gathering, Next, Queued},
-    outgoing::{FRAME_BYTES, Outgoing, Pieces},
+    outgoing::{FRAME_BYTES, Outgoing, Pieces, on_the_wire},
     socket::{Socket, loss},
 };
 
@@ -81,8 +81,10 @@ pub(super) struct Sender {
 }
 
 /// Why a write was not posted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum NotPosted {
+    /// It names no memory of the peer.
+    Refused(FabricError),
     /// There is no room for a copy now.
     Full,
     /// Nothing can be posted any more.
@@ -96,6 +98,8 @@ struct Posted {
     queued: Queued,
     /// Memory for copied writes.
     spare: Vec<u8>,
+    /// Regions of the peer that copied writes used last.
+    latest: LatestRegions,
     /// Whether nothing can be posted any more.
     over: bool,
     /// The end that the task which sends has not handled yet.
@@ -157,9 +161,16 @@ impl Sender {
     }
 
     /// As [`post`](Self::post), for a small write whose bytes are copied, so that it is complete.
-    pub(super) fn post_copy(&self, header: &Header, body: &[u8]) -> Result<Queued, NotPosted> {
-        let bytes = HEADER_BYTES + body.len();
+    pub(super) fn post_copy(
+        &self,
+        core: &QueuePairCore,
+        body: &[u8],
+        remote: Option<&RemoteRange>,
+        immediate: Option<Immediate>,
+    ) -> Result<Queued, NotPosted> {
+        let (bytes, length) = (HEADER_BYTES + body.len(), body.len() as u64);
         let mut posted = self.posted();
+        let region = posted.latest.aim(core.remote_regions(), length, remote).map_err(NotPosted::Refused)?;
         if posted.over {
             return Err(NotPosted::Over);
         }
@@ -167,14 +178,18 @@ impl Sender {
             return Err(NotPosted::Full);
         }
         self.copied.fetch_add(bytes, Ordering::Relaxed);
+        let (range, key) = on_the_wire(length, remote, region);
+        let ending = immediate.map_or(Ending::Plain, Ending::Immediate);
+        let header = Frame::Write(WriteFrame { range, key, length, ending }).encode();
         if posted.writes.back_mut().and_then(Outgoing::copies).is_none() {
             let copies = mem::take(&mut posted.spare);
             posted.writes.push_back(Outgoing::copied(copies));
         }
         if let Some(copies) = posted.writes.back_mut().and_then(Outgoing::copies) {
-            append(copies, header, body);
+            append(copies, &header, body);
         }
-        Ok(self.note(&mut posted, body.len() as u64))
+        core.count_inline(length);
+        Ok(self.note(&mut posted, length))
     }
 
     /// Records a post of so many bytes.
