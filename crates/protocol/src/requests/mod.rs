@@ -78,6 +78,10 @@ pub(crate) struct Requests<L> {
     /// Contents outside the table that may come back: eager ones that wait for memory, and values whose call waits for
     /// others.
     kept: usize,
+    /// Whether several requests were outstanding at a time since there was none.
+    has_several: bool,
+    /// As `has_several`, of the time before there was none.
+    had_several: bool,
     opened: u64,
     landed: u64,
 }
@@ -110,6 +114,8 @@ impl<L> Requests<L> {
             stash: Stash::new(),
             unresolved: 0,
             kept: 0,
+            has_several: false,
+            had_several: false,
             opened: 0,
             landed: 0,
         }
@@ -148,7 +154,12 @@ impl<L> Requests<L> {
             Some(slot) => slot,
             None => self.grow()?,
         };
-        self.stash.reserve(self.slots.len() - self.free.len() + self.kept);
+        let outstanding = self.slots.len() - self.free.len();
+        if outstanding == 1 {
+            self.had_several = self.has_several;
+        }
+        self.has_several = outstanding > 1;
+        self.stash.reserve(outstanding + self.kept);
         self.opened += 1;
         let opened = self.slots.get_mut(slot as usize)?;
         opened.entry = Some(RequestEntry::new(self.opened, step_key));
@@ -233,9 +244,10 @@ impl<L> Requests<L> {
         (Poll::Ready(reply), None)
     }
 
-    /// Whether the task that waits for a reply may poll for it: there is no other request, and no reply has come.
+    /// Whether the task that waits for a reply may poll for it: there is no other request, and no reply has come. After several
+    /// requests at a time others will follow, mostly of the same task, and would wait meanwhile.
     pub(crate) fn may_help(&mut self, index: RequestIndex) -> bool {
-        let is_alone = self.slots.len() - self.free.len() == 1;
+        let is_alone = self.slots.len() - self.free.len() == 1 && !self.had_several;
         is_alone && self.entry(index).is_some_and(|entry| entry.given.is_none() && entry.reply.is_none())
     }
 

@@ -52,6 +52,22 @@ fn arrivals_for_an_earlier_generation_are_ignored() {
     assert!(!requests.error_status(new, status()).unwrap().is_ignored);
 }
 
+#[test]
+fn only_a_request_that_is_alone_after_others_that_were_may_help() {
+    let mut requests: Requests<u32> = Requests::new(agreed(4));
+    let first = requests.open(None).unwrap();
+    assert!(requests.may_help(first));
+    let second = requests.open(None).unwrap();
+    assert!(!requests.may_help(first) && !requests.may_help(second));
+    requests.release(first);
+    requests.release(second);
+    for may_help in [false, true, true] {
+        let next = requests.open(None).unwrap();
+        assert_eq!(requests.may_help(next), may_help, "others may follow the first, but none did");
+        requests.release(next);
+    }
+}
+
 #[derive(Debug, Clone)]
 enum Op {
     Open,
