@@ -26,8 +26,12 @@ use crate::{
     socket::{Socket, loss},
 };
 
-/// The most payload bytes of one system call, and of one turn: more would block a runtime's thread too long.
+/// The most payload bytes of one turn: more would block a runtime's thread too long.
 const TURN_BYTES: usize = 1 << 20;
+
+/// The most payload bytes of one system call. The kernel acts on most acknowledgements that come during a call only when it
+/// ends, so a long call sends what the congestion window lets pass at its beginning, and the rest after all is copied.
+const CALL_BYTES: usize = 256 << 10;
 
 /// The most frames of one system call.
 const TURN_FRAMES: usize = 16;
@@ -450,7 +454,7 @@ impl Sends<'_> {
     fn send_gathered(&self, queue: &VecDeque<Outgoing>, position: u64) -> io::Result<usize> {
         let mut headers = [([0; HEADER_BYTES], 0); TURN_FRAMES];
         let mut bodies = [&[] as &[u8]; TURN_FRAMES];
-        let (mut frames, mut left) = (0, self.left);
+        let (mut frames, mut left) = (0, self.left.min(CALL_BYTES));
         for piece in Pieces::new(queue, position).take(TURN_FRAMES) {
             let body = &piece.body[..piece.body.len().min(left)];
             headers[frames] = (piece.header, piece.header_sent);
