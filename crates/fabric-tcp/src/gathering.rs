@@ -7,7 +7,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 /// So many posts never wait. Then the peer begins to handle them while this side makes the next ones.
-const POSTS_MAX: u32 = 16;
+const POSTS_MAX: u32 = 32;
 
 /// So many bytes never wait: they outweigh a system call.
 const BYTES_MAX: u64 = 64 << 10;

@@ -336,8 +336,8 @@ fn small_writes_that_follow_one_leave_with_the_drivers_turn_and_not_more_than_a_
             assert_eq!(readable(&mut hand.peer), 5 * HEADER_BYTES, "as one");
         }
         hand.sleep();
-        (0..1 + 16).for_each(|_| post(&hand));
-        assert_eq!(readable(&mut hand.peer), 17 * HEADER_BYTES);
+        (0..1 + 32).for_each(|_| post(&hand));
+        assert_eq!(readable(&mut hand.peer), 33 * HEADER_BYTES);
     });
 }
 
