@@ -1,5 +1,6 @@
 //! The receiver's table of requests. It holds granted memory from allocation until there is evidence that the grant is over.
 
+mod company;
 mod entry;
 mod of_step;
 mod stash;
@@ -17,6 +18,7 @@ use crate::{
     Agreed, EagerContent, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status,
     limits::{RESULT_BYTES, STASH_MAX},
 };
+use company::Company;
 use entry::{Cancel, RequestEntry, RequestPhase, StoredAnswer, Version};
 use stash::Stash;
 pub(crate) use stash::{Check, Content, Landed, StepKey};
@@ -78,10 +80,7 @@ pub(crate) struct Requests<L> {
     /// Contents outside the table that may come back: eager ones that wait for memory, and values whose call waits for
     /// others.
     kept: usize,
-    /// Whether several requests were outstanding at a time since there was none.
-    has_several: bool,
-    /// As `has_several`, of the time before there was none.
-    had_several: bool,
+    company: Company,
     opened: u64,
     landed: u64,
 }
@@ -114,8 +113,7 @@ impl<L> Requests<L> {
             stash: Stash::new(),
             unresolved: 0,
             kept: 0,
-            has_several: false,
-            had_several: false,
+            company: Company::default(),
             opened: 0,
             landed: 0,
         }
@@ -155,10 +153,7 @@ impl<L> Requests<L> {
             None => self.grow()?,
         };
         let outstanding = self.slots.len() - self.free.len();
-        if outstanding == 1 {
-            self.had_several = self.has_several;
-        }
-        self.has_several = outstanding > 1;
+        self.company.opened(outstanding);
         self.stash.reserve(outstanding + self.kept);
         self.opened += 1;
         let opened = self.slots.get_mut(slot as usize)?;
@@ -242,13 +237,6 @@ impl<L> Requests<L> {
             None => return (Poll::Pending, entry.waker.replace(waker.clone())),
         };
         (Poll::Ready(reply), None)
-    }
-
-    /// Whether the task that waits for a reply may poll for it: there is no other request, and no reply has come. After several
-    /// requests at a time others will follow, mostly of the same task, and would wait meanwhile.
-    pub(crate) fn may_help(&mut self, index: RequestIndex) -> bool {
-        let is_alone = self.slots.len() - self.free.len() == 1 && !self.had_several;
-        is_alone && self.entry(index).is_some_and(|entry| entry.given.is_none() && entry.reply.is_none())
     }
 
     /// The content of another receive that was assigned to this one, if any.
