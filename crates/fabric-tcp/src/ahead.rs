@@ -50,13 +50,6 @@ impl Ahead {
         self.start += bytes;
     }
 
-    /// The next `bytes` bytes, if they are here.
-    pub(super) fn take(&mut self, bytes: usize) -> Option<&[u8]> {
-        let taken = self.bytes[self.start..self.end].get(..bytes)?;
-        self.start += bytes;
-        Some(taken)
-    }
-
     /// Where to read to, behind what is here.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.start > 0 {

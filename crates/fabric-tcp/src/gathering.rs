@@ -1,8 +1,8 @@
 //! Whether a write is sent at once, by a system call of its own, or together with others.
 //!
 //! A post that is alone is sent at once, because its latency counts. What the handling of one read brings about, or one poll
-//! of a connection's futures, is sent after it, as one. Where several writes are posted between two turns of the driver, those that follow wait for its next
-//! turn. Nothing waits once much is posted.
+//! of a connection's futures, is sent after it, as one. Where several writes are posted between two turns of the driver,
+//! those that follow wait for its next turn. Nothing waits once much is posted.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

@@ -3,10 +3,7 @@
 use std::io;
 
 use futures::task::AtomicWaker;
-use tensorwire_memory::{
-    Buf, RemoteAccess, RemoteTarget,
-    copy::{CopyReason, copy_raw},
-};
+use tensorwire_memory::{Buf, RemoteAccess, RemoteTarget};
 use tensorwire_verbs_reactor::{
     Arrival, FabricError, FabricKind, LatestTargets, LossCause, PeerViolation, QueuePairCore, RegionTable,
     RemoteRange,
@@ -406,13 +403,9 @@ impl Receiver {
 
     /// Handles a write [that is here](Self::is_here).
     fn take_small(&mut self, write: WriteFrame, ground: Ground<'_>) -> Result<(), End> {
-        let bytes = self.ahead.take(write.length as usize).ok_or_else(malformed)?;
-        let land = |access: &RemoteAccess<'_>| {
-            // SAFETY: a `RemoteAccess` is writable for its length while it lives, which is beyond the call. It is that of the
-            // range, and so is that of `bytes`, which is this side's own memory.
-            unsafe { copy_raw(access.pointer(), bytes.as_ptr(), bytes.len(), CopyReason::TcpSmall) };
-        };
-        let landed = self.latest.write(ground.table, &write.range, write.key.0, |access, _| land(access));
+        let Self { latest, ahead, .. } = self;
+        let landed =
+            latest.write(ground.table, &write.range, write.key.0, |access, _| ahead.copy_out(access));
         landed.map_err(End::violation)?;
         ground.core.count_received(write.length);
         self.end_write(write, write.length, ground)

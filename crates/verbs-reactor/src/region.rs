@@ -110,14 +110,14 @@ impl LatestRegions {
         if self.changes != changes {
             *self = Self { changes, regions: [None; 2] };
         }
-        let region = self.regions.iter().flatten().find(|region| region.region == range.region);
-        match region {
-            Some(region) if reaches(region, bytes, range) => Ok(Some(*region)),
-            _ => self.look_up(known, bytes, range),
+        let latest = self.regions.iter().flatten().find(|region| region.region == range.region);
+        match latest {
+            Some(region) => aim_at(*region, bytes, range).map(Some),
+            None => self.look_up(known, bytes, range),
         }
     }
 
-    /// As [`aim`](Self::aim), for a region that was not used lately, or a write that is refused.
+    /// As [`aim`](Self::aim), for a region that was not used lately.
     #[cold]
     fn look_up(
         &mut self,
@@ -131,13 +131,6 @@ impl LatestRegions {
         }
         Ok(region)
     }
-}
-
-/// Whether a write of `bytes` bytes to `range`, which names `region`, passes the checks.
-fn reaches(region: &RemoteRegion, bytes: u64, range: &RemoteRange) -> bool {
-    region.generation == range.generation
-        && range.length == bytes
-        && bytes <= region.length.saturating_sub(range.offset)
 }
 
 /// The checks of a write of `bytes` bytes to `range`, which names `region`.
@@ -315,7 +308,7 @@ impl LatestTargets {
         table: &RegionTable,
         range: &RemoteRange,
         key: u32,
-        written: impl Fn(&RemoteAccess<'_>, Purpose),
+        mut written: impl FnMut(&RemoteAccess<'_>, Purpose),
     ) -> Result<(), PeerViolation> {
         self.with_grant(table, range, key, |grant, purpose| {
             written(&grant.access_part(range.offset, range.length)?, purpose);
@@ -330,7 +323,7 @@ impl LatestTargets {
         table: &RegionTable,
         range: &RemoteRange,
         key: u32,
-        used: impl Fn(&RemoteTarget, Purpose) -> Option<T>,
+        mut used: impl FnMut(&RemoteTarget, Purpose) -> Option<T>,
     ) -> Result<T, PeerViolation> {
         let changes = table.changes.load(Ordering::Acquire);
         if self.changes != changes {
@@ -356,7 +349,7 @@ impl LatestTargets {
         table: &RegionTable,
         range: &RemoteRange,
         key: u32,
-        used: impl Fn(&RemoteTarget, Purpose) -> Option<T>,
+        mut used: impl FnMut(&RemoteTarget, Purpose) -> Option<T>,
     ) -> Result<T, PeerViolation> {
         let (entry, grant) =
             table.with_range(range, key, |entry| Ok((entry.clone(), entry.grant(range)?)))?;
