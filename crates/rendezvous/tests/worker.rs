@@ -2,7 +2,14 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::{future::Future, time::Duration};
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use crate::{
     bounded::bounded,
@@ -287,6 +294,29 @@ fn d_ends_that_dial_each_other_use_one_connection() {
             assert!(here.fabric.arrivals > 0 && there.fabric.arrivals > 0);
             end(server, client).await;
         }
+    });
+}
+
+#[test]
+fn a_peer_that_dials_is_listed_with_its_address_from_the_first() {
+    bounded(Duration::from_secs(60), async {
+        let server = Worker::builder(SERVER).start().await.unwrap();
+        let (watched, over) = (server.clone(), Arc::new(AtomicBool::new(false)));
+        let is_over = over.clone();
+        let watcher = std::thread::spawn(move || {
+            while !is_over.load(Ordering::Relaxed) {
+                watched.peers().iter().for_each(|peer| assert!(peer.address.is_some(), "{peer:?}"));
+            }
+        });
+        for task in 0..40 {
+            let name = format!("/job:worker/replica:0/task:{task}");
+            let client = Worker::builder(&name).start().await.unwrap();
+            client.peer_at(server.address()).await.unwrap();
+            client.shutdown().await;
+        }
+        over.store(true, Ordering::Relaxed);
+        watcher.join().unwrap();
+        server.shutdown().await;
     });
 }
 

@@ -198,7 +198,7 @@ impl KnownPeer {
     ///
     /// # Errors
     /// An open session of another incarnation, which is another worker of the same name.
-    pub(crate) fn note_session(&self, session: &Arc<Session>, is_dialled: bool) -> Result<(), Arc<Session>> {
+    pub(crate) fn note_session(&self, session: &Arc<Session>) -> Result<(), Arc<Session>> {
         let mut state = self.lock();
         let incarnation = session.peer.incarnation;
         state.sessions.retain(|known| !known.is_over());
@@ -208,7 +208,7 @@ impl KnownPeer {
         state.sessions.push(session.clone());
         let is_new_life = state.incarnation.replace(incarnation).is_some_and(|known| known != incarnation);
         let listens = session.listen_address();
-        if !is_dialled && listens.is_some() && (is_new_life || state.address.is_none()) {
+        if !session.is_dialled() && listens.is_some() && (is_new_life || state.address.is_none()) {
             state.address = listens;
         }
         Ok(())

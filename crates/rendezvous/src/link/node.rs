@@ -25,6 +25,7 @@ use crate::{
         meter::Labels,
         peers::Peers,
         pools::Pools,
+        session::Session,
         session_counts::{Full, SessionCounter},
     },
     log::quota::LogQuota,
@@ -88,6 +89,22 @@ impl Node {
     /// The maximum number of peers is known, and each is in use.
     pub(crate) fn note_peer(&self, name: &str, address: Option<&str>) -> Result<KnownPeer, Full> {
         self.lock_peers().note(name, address, self.cluster.address(name).is_some())
+    }
+
+    /// The peer of `session`, which is added on first use, and what adding the session to it gave. Both happen under one
+    /// lock: nobody finds a peer that dialled this worker before its address is known.
+    ///
+    /// # Errors
+    /// As [`note_peer`](Self::note_peer).
+    pub(crate) fn meet_peer(
+        &self,
+        session: &Arc<Session>,
+    ) -> Result<(KnownPeer, Result<(), Arc<Session>>), Full> {
+        let name = &session.peer.worker;
+        let mut peers = self.lock_peers();
+        let peer = peers.note(name, None, self.cluster.address(name).is_some())?;
+        let noted = peer.note_session(session);
+        Ok((peer, noted))
     }
 
     /// The peer `name`, whose address the user has set.

@@ -141,9 +141,12 @@ impl Node {
             self.refuse(sender, receiver, Status::new(Code::AlreadyExists, detail.as_str()));
             return Err(WorkerError::NameTaken { name, detail });
         }
-        let room =
-            self.sessions.serve_one(&name).and_then(|served| Ok((served, self.note_peer(&name, None)?)));
-        let (served, peer) = match room {
+        let room = self.sessions.serve_one(&name).and_then(|served| {
+            let connections = served.connections();
+            let session = Session::new(them, addresses, sender.clone(), dialled.is_some(), connections);
+            Ok((served, self.meet_peer(&session)?, session))
+        });
+        let (served, (peer, noted), session) = match room {
             Ok(room) => room,
             Err(full) => {
                 let remedy = full.remedy(&name);
@@ -152,8 +155,7 @@ impl Node {
                 return Err(WorkerError::Config { field: full.field, value: full.most.to_string(), remedy });
             }
         };
-        let session = Session::new(them, addresses, sender.clone(), dialled.is_some(), served.connections());
-        if let Err(detail) = self.claim_name(&peer, &session, dialled.is_some()).await {
+        if let Err(detail) = self.claim_name(&peer, &session, noted).await {
             self.refuse(sender, receiver, Status::new(Code::AlreadyExists, detail.as_str()));
             return Err(WorkerError::NameTaken { name, detail });
         }
@@ -167,8 +169,8 @@ impl Node {
         Ok((session, peer))
     }
 
-    /// Adds the session to the peer, unless another worker has its name and answers. A worker that does not answer is
-    /// dead, stopped or unreachable, and the new one replaces it.
+    /// Adds the session to the peer if it is not there, unless another worker has its name and answers: `noted` is that
+    /// worker's session. A worker that does not answer is dead, stopped or unreachable, and the new one replaces it.
     ///
     /// # Errors
     /// The addresses of both workers, and what to do.
@@ -176,9 +178,9 @@ impl Node {
         &self,
         peer: &KnownPeer,
         session: &Arc<Session>,
-        is_dialled: bool,
+        mut noted: Result<(), Arc<Session>>,
     ) -> Result<(), String> {
-        while let Err(holder) = peer.note_session(session, is_dialled) {
+        while let Err(holder) = noted {
             let newcomer = session.whereabouts();
             if self.answers(&holder).await {
                 return Err(name_taken(&holder.whereabouts(), &newcomer));
@@ -187,6 +189,7 @@ impl Node {
                 "it did not answer when another worker of its name connected, which is at {newcomer}"
             );
             holder.condemn(Lost::new(PeerLoss::Unresponsive, detail));
+            noted = peer.note_session(session);
         }
         Ok(())
     }

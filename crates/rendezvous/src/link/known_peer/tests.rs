@@ -77,15 +77,15 @@ fn sessions_of_one_life_go_together_and_those_of_two_do_not() {
     let peer = peer();
     let [one, other] = [7, 7].map(|life| session_of(life, None, true));
     assert!(peer.live_session().is_none());
-    peer.note_session(&one, true).unwrap();
-    peer.note_session(&other, true).unwrap();
+    peer.note_session(&one).unwrap();
+    peer.note_session(&other).unwrap();
     let newer = session_of(8, None, true);
-    assert!(Arc::ptr_eq(&peer.note_session(&newer, true).unwrap_err(), &one));
+    assert!(Arc::ptr_eq(&peer.note_session(&newer).unwrap_err(), &one));
     one.fail(&gone());
     assert!(Arc::ptr_eq(&peer.live_session().unwrap(), &other));
-    assert!(Arc::ptr_eq(&peer.note_session(&newer, true).unwrap_err(), &other));
+    assert!(Arc::ptr_eq(&peer.note_session(&newer).unwrap_err(), &other));
     other.fail(&gone());
-    peer.note_session(&newer, true).unwrap();
+    peer.note_session(&newer).unwrap();
     assert_eq!((peer.incarnation(), peer.lock().sessions.len()), (Some(8), 1));
 }
 
@@ -94,7 +94,7 @@ fn a_peer_that_opens_a_session_says_where_it_listens_if_it_may_have_moved() {
     let peer = peer();
     let note = |life, listens, is_dialled| {
         let session = session_of(life, listens, is_dialled);
-        peer.note_session(&session, is_dialled).unwrap();
+        peer.note_session(&session).unwrap();
         session.fail(&gone());
         peer.address()
     };
@@ -119,7 +119,7 @@ async fn a_peer_is_idle_without_connections_sessions_and_handles() {
     assert!(peer.end_accept(None).is_none());
     assert!(peer.is_idle(1));
     let sessions = [7, 7].map(|life| session_of(life, None, true));
-    sessions.iter().for_each(|session| peer.note_session(session, true).unwrap());
+    sessions.iter().for_each(|session| peer.note_session(session).unwrap());
     assert!(!peer.is_idle(1));
     sessions[0].fail(&gone());
     assert!(!peer.is_idle(1), "one is alive");
