@@ -145,6 +145,19 @@ impl Lost {
     pub(crate) fn shut_down_here() -> Self {
         Self::new(PeerLoss::ShutDownHere, "this worker was shut down")
     }
+
+    /// Why the peer says that it has ended a connection.
+    pub(crate) fn told(status: &Status) -> Self {
+        let why = format!("the peer ended the connection: {}", status.message);
+        if status.code == Code::InvalidArgument { Self::misbehaved(why) } else { Self::gone(why) }
+    }
+
+    /// The reason as the peer is told it. The code says whether a rule was broken.
+    pub(crate) fn status(&self) -> Status {
+        let is_broken_rule = self.loss == PeerLoss::Misbehaved;
+        let code = if is_broken_rule { Code::InvalidArgument } else { Code::Unavailable };
+        Status::new(code, self.detail.as_str())
+    }
 }
 
 impl From<FabricError> for Lost {

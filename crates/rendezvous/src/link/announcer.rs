@@ -13,7 +13,8 @@ use tokio::sync::oneshot;
 
 use crate::{
     control::FrameSender,
-    link::frames::{FAREWELL, disconnected, record},
+    error::Lost,
+    link::frames::{FAREWELL, record},
 };
 
 /// The regions of this worker that the peer of one data connection knows.
@@ -134,9 +135,9 @@ impl Announcer {
 
     /// Sends the peer a `Disconnected` frame with the reason `why`. Needed for fabrics whose peer does not notice the
     /// end of the connection by itself. Does nothing if the session has ended.
-    pub(crate) async fn tell_end(&self, why: &str) {
+    pub(crate) async fn tell_end(&self, why: &Lost) {
         let Some(sender) = self.sender.upgrade() else { return };
-        let frame = disconnected(self.connection, why);
+        let frame = ControlFrame::Disconnected { connection: self.connection, status: why.status() };
         // The limit is for a peer that reads nothing, which must not delay the release of memory.
         let told = timeout(&*self.runtime, FAREWELL, sender.send(frame.encode())).await;
         if !matches!(told, Ok(Ok(()))) {

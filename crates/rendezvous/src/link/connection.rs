@@ -4,6 +4,8 @@ pub(crate) mod backlog;
 pub(crate) mod catalogue;
 pub(crate) mod driver;
 pub(crate) mod fabric_channel;
+#[cfg(test)]
+mod tests;
 
 use std::{
     sync::{Arc, OnceLock, PoisonError},
@@ -145,7 +147,7 @@ impl DataConnection {
         log!(DEBUG, peer = %self.values.peer, transport = %self.kind, why = why.detail, "data connection ended");
         self.fail(&why);
         if !self.is_ended_by_peer() && !self.is_shut_down() {
-            self.announcer.tell_end(&why.detail).await;
+            self.announcer.tell_end(&why).await;
         }
         self.queue_pair.close().await;
         self.protocol.drain().into_iter().for_each(Lent::end_drained);
@@ -163,7 +165,7 @@ impl DataConnection {
         self.lost.get().is_some_and(|lost| lost.loss == PeerLoss::ShutDownHere)
     }
 
-    /// The peer closed or dropped the connection. Its reason arrives on the control session, possibly later. If none
+    /// The peer closed, dropped or refused the connection. Its reason arrives on the control session, possibly later. If none
     /// arrives within [`REASON`], `seen` is the reason.
     async fn why_closed(&self, seen: Lost, runtime: &Arc<dyn Runtime>) -> Lost {
         let _ = timeout(&**runtime, REASON, self.told.notified()).await;
@@ -340,9 +342,15 @@ fn received_tensor(metadata: Metadata, bytes: Option<Buf>, checksums: Option<Arc
     Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums)
 }
 
-/// Whether the peer ended the connection, in order or by a reset. Then its reason may follow.
+/// Whether the peer ended the connection, in order, by a reset or by a refusal. Then its reason may follow. A refusal
+/// need not be for a broken rule: of a killed process, the kernel destroys the newest objects first, so that memory
+/// regions may end before the queue pair, and the NIC refuses what is under way.
 fn is_peers_doing(error: &FabricError) -> bool {
-    is_close(error) || matches!(error, FabricError::PeerLost { cause: LossCause::Reset, .. })
+    is_close(error)
+        || matches!(
+            error,
+            FabricError::PeerLost { cause: LossCause::Reset, .. } | FabricError::RemoteRefused { .. }
+        )
 }
 
 /// Whether the peer ended the connection in order.

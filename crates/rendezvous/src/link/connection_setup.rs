@@ -25,7 +25,7 @@ use crate::{
         connection::{DataConnection, REASON, fabric_channel::FabricChannel},
         destinations::ReceiveAllocator,
         enclosure::{Enclosure, LocalFabric},
-        frames::{disconnected, record, region},
+        frames::{record, region},
         import::Import,
         known_peer::{Attempt, AttemptNumber, ConnectionOrAttempt, KnownPeer},
         meter::Meter,
@@ -262,7 +262,8 @@ impl Node {
     /// Sends the peer a `Disconnected` frame, because the local side could not be set up and the peer's side may
     /// already be up.
     async fn disown(&self, session: &Session, number: u32, why: &WorkerError) {
-        let frame = disconnected(number, &why.to_string());
+        let frame =
+            ControlFrame::Disconnected { connection: number, status: Lost::gone(why.to_string()).status() };
         // A failure means that the session has ended, which ends the peer's side, too. The limit is for a peer that
         // reads nothing.
         let _ = timeout(&*self.runtime, REASON, session.send(frame)).await;

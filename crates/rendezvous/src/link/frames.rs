@@ -2,19 +2,11 @@
 
 use std::time::Duration;
 
-use tensorwire_protocol::{
-    Code, Status,
-    wire::control::{ControlFrame, RegionRecord},
-};
+use tensorwire_protocol::wire::control::RegionRecord;
 use tensorwire_verbs_reactor::{RegionGeneration, RegionId, RemoteRegion};
 
 /// How long sending a goodbye may take if the peer reads slowly.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(1);
-
-/// The frame that announces the end of the data connection with this number.
-pub(crate) fn disconnected(connection: u32, why: &str) -> ControlFrame {
-    ControlFrame::Disconnected { connection, status: Status::new(Code::Unavailable, why) }
-}
 
 /// A region in the form in which it is sent.
 pub(crate) fn record(region: &RemoteRegion) -> RegionRecord {

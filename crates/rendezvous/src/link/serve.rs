@@ -123,12 +123,11 @@ impl Node {
 
     /// Sends the peer the reason for the end of the session, unless the peer has ended it.
     async fn say_goodbye(&self, session: &Session, lost: &Lost) {
-        let code = match lost.loss {
+        match lost.loss {
             PeerLoss::Gone | PeerLoss::Goodbye | PeerLoss::NameTaken | PeerLoss::StepBroken => return,
-            PeerLoss::Misbehaved => Code::InvalidArgument,
-            PeerLoss::Unresponsive | PeerLoss::ShutDownHere => Code::Unavailable,
-        };
-        let goodbye = ControlFrame::Goodbye { status: Status::new(code, lost.detail.as_str()) };
+            PeerLoss::Misbehaved | PeerLoss::Unresponsive | PeerLoss::ShutDownHere => {}
+        }
+        let goodbye = ControlFrame::Goodbye { status: lost.status() };
         // The limit is for a peer that reads nothing.
         let _ = timeout(&*self.control_runtime, FAREWELL, session.send(goodbye)).await;
     }
@@ -147,10 +146,7 @@ impl Node {
             ControlFrame::Connected(answer) => session.answer(answer.connection, Ok(answer)),
             ControlFrame::Refused { connection, status } => session.answer(connection, Err(status)),
             ControlFrame::Disconnected { connection, status } => match session.connection(connection) {
-                Some(connection) => {
-                    let why = format!("the peer ended the connection: {}", status.message);
-                    self.follow(connection, Lost::gone(why));
-                }
+                Some(connection) => self.follow(connection, Lost::told(&status)),
                 None => session.note_disowned(connection, status.message),
             },
             ControlFrame::RegionAdd { connection, region } => {
