@@ -17,7 +17,7 @@ use crate::{
         catalogue::Listing,
         device_copy::is_on_host,
         published::Edition,
-        steps::{AskedTake, StepRef},
+        steps::{Asked, StepRef},
         table::{TakenValue, dropped},
         tensor::Tensor,
         value_guard::ValueGuard,
@@ -90,8 +90,8 @@ impl PeerValues {
         self.values.check_incarnation(key)
     }
 
-    /// Joins the receivers of `key` in `step`, and takes a value if one is there.
-    fn ask(&self, (step, is_now): (StepId, bool), key: &Arc<str>) -> Result<(Key, AskedTake), Status> {
+    /// The key, checked, and the step in which it is asked for.
+    fn ask(&self, step: StepId, key: &Arc<str>) -> Result<(Key, Asked), Status> {
         let alike = self.key.as_ref().and_then(|own| own.parse_alike(key));
         let is_checked = alike.is_some();
         let key = alike.map_or_else(|| key.parse(), Ok)?;
@@ -100,38 +100,35 @@ impl PeerValues {
             self.check(&key)?;
         }
         self.values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
-        // A request that must not wait is made with a cancelled token.
-        let cancelled = is_now.then(CancellationToken::new);
-        cancelled.iter().for_each(CancellationToken::cancel);
-        let take = asked.take_unless(&key, cancelled.as_ref());
-        Ok((key, take))
+        Ok((key, asked))
     }
 
     /// Takes a value of a step.
-    fn of_step(&self, step: (StepId, bool), key: &Arc<str>) -> Take<Taken, Taking> {
-        let (key, take) = match self.ask(step, key) {
+    fn of_step(&self, (step, is_now): (StepId, bool), key: &Arc<str>) -> Take<Taken, Taking> {
+        let (key, asked) = match self.ask(step, key) {
             Ok(asked) => asked,
             Err(status) => return Take::Now(Err(status)),
         };
-        let is_there = match take.found() {
-            Some(Ok(value)) => is_on_host(&key, &value.send_args),
-            Some(Err(_)) => true,
-            None => false,
-        };
-        if is_there {
-            let taken = take.now().unwrap_or_else(|| Err(dropped()));
-            return Take::Now(taken.map(|(value, step)| Taken::Step { value, on_host: None, step }));
+        // A request that must not wait is made with a cancelled token.
+        let cancelled = is_now.then(CancellationToken::new);
+        cancelled.iter().for_each(CancellationToken::cancel);
+        match asked.take_or_wait(&key, cancelled.as_ref()) {
+            Ok(Ok((value, step))) if is_on_host(&key, &value.value.send_args) => {
+                Take::Now(Ok(Taken::Step { value, on_host: None, step }))
+            }
+            Ok(Ok((value, step))) => {
+                let held = Held { value: ValueGuard::new(value), step };
+                Take::Later(Box::pin(brought(held, key, self.meter.clone())))
+            }
+            Ok(Err(status)) => Take::Now(Err(status)),
+            Err(take) => {
+                let meter = self.meter.clone();
+                Take::Later(Box::pin(async move {
+                    let (value, step) = take.wait().await?;
+                    brought(Held { value: ValueGuard::new(value), step }, key, meter).await
+                }))
+            }
         }
-        let meter = self.meter.clone();
-        Take::Later(Box::pin(async move {
-            let (value, step) = take.wait().await?;
-            let mut held = ValueGuard::new(value);
-            held.bring_to_host(&key).await?;
-            let (value, on_host) = held.hand_on().ok_or_else(dropped)?;
-            let taken = Taken::Step { value, on_host: on_host.map(Box::new), step };
-            meter.sends(taken.tensor().metadata().byte_length);
-            Ok(taken)
-        }))
     }
 
     /// Takes a published tensor, once it is newer than `wanted`.
@@ -143,6 +140,22 @@ impl PeerValues {
             Ok(taken)
         })
     }
+}
+
+/// A value that is not in an answer yet, and goes back if this is dropped: before its step is let go, which an empty step
+/// does not outlive.
+struct Held {
+    value: ValueGuard,
+    step: StepRef,
+}
+
+/// The value, with a copy in host memory if it is elsewhere.
+async fn brought(mut held: Held, key: Key, meter: Arc<Meter>) -> Result<Taken, Status> {
+    held.value.bring_to_host(&key).await?;
+    let (value, on_host) = held.value.hand_on().ok_or_else(dropped)?;
+    let taken = Taken::Step { value, on_host: on_host.map(Box::new), step: held.step };
+    meter.sends(taken.tensor().metadata().byte_length);
+    Ok(taken)
 }
 
 type Taking = BoxFuture<'static, Result<Taken, Status>>;

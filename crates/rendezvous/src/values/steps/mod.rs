@@ -29,7 +29,7 @@ use crate::values::{
     arguments::SendArgs,
     duplicates::DuplicatePolicy,
     sharded_map::{ShardedMap, sharded_map},
-    table::{CancellableTake, QueueKey, SendRefused, StepQueues, TakenValue, Value, Watch},
+    table::{CancellableTake, QueueKey, SendRefused, StepQueues, TakenValue, Watch},
     tensor::Tensor,
 };
 
@@ -351,14 +351,17 @@ impl fmt::Debug for StepRef {
 
 impl Asked {
     /// Takes the next value of `key`, unless `token` is cancelled; an available value takes precedence over the token.
-    /// The receiver is queued before this returns, so that requests are served in order.
-    pub(crate) fn take_unless(
+    /// If there is none, the receiver is queued before this returns, so that requests are served in order.
+    pub(crate) fn take_or_wait(
         self,
         key: impl Into<QueueKey>,
         token: Option<&CancellationToken>,
-    ) -> AskedTake {
+    ) -> Result<Result<TakenOfStep, Status>, AskedTake> {
         let Self { step, deferred } = self;
-        AskedTake { take: step.take_unless(key, token), deferred: deferred.map(Box::new), step }
+        match step.take_or_wait(key.into(), token) {
+            Ok(taken) => Ok(taken.map(|value| (value, step))),
+            Err(take) => Err(AskedTake { take, deferred: deferred.map(Box::new), step }),
+        }
     }
 }
 
@@ -376,17 +379,6 @@ pub(crate) struct AskedTake {
 pub(crate) type TakenOfStep = (TakenValue, StepRef);
 
 impl AskedTake {
-    /// The value that [`now`](Self::now) returns, or why there is none; `None` if that must be waited for.
-    pub(crate) fn found(&self) -> Option<Result<&Value, &Status>> {
-        self.take.found()
-    }
-
-    /// The value, or why there is none; `None` if that must be waited for.
-    pub(crate) fn now(self) -> Option<Result<TakenOfStep, Status>> {
-        let Self { mut take, step, .. } = self;
-        Some(take.now()?.map(|taken| (taken, step)))
-    }
-
     /// The value, once it is there.
     pub(crate) async fn wait(self) -> Result<TakenOfStep, Status> {
         let Self { take, deferred, step } = self;
@@ -404,6 +396,12 @@ impl Asked {
         self,
         key: impl Into<QueueKey>,
     ) -> impl Future<Output = Result<TakenOfStep, Status>> + Send + 'static {
-        self.take_unless(key, None).wait()
+        let taken = self.take_or_wait(key, None);
+        async {
+            match taken {
+                Ok(taken) => taken,
+                Err(take) => take.wait().await,
+            }
+        }
     }
 }

@@ -283,16 +283,18 @@ fn a_step_that_found_a_user_again_stays() {
 }
 
 #[test]
-fn a_value_that_was_found_goes_back_if_nobody_takes_it() {
+fn a_value_that_is_there_is_taken_without_a_wait_and_can_go_back() {
     let table = table(10);
     let step = table.begin(STEP).unwrap();
     send(&table, &step, tensor(1)).unwrap();
-    let ask = || table.ask(STEP, PEER).unwrap().take_unless("k", None);
-    let found = ask();
-    assert!(matches!(found.found(), Some(Ok(_))));
-    assert!(ask().found().is_none(), "the other has it");
-    drop(found);
-    assert_eq!(number(ask().now().unwrap()), 1);
+    let ask = || table.ask(STEP, PEER).unwrap().take_or_wait("k", None);
+    let Ok(Ok((value, _step))) = ask() else { panic!("the value is there") };
+    let waits = ask();
+    assert!(waits.is_err(), "the other has it");
+    drop(waits);
+    value.put_back();
+    let Ok(taken) = ask() else { panic!("the value is there again") };
+    assert_eq!(number(taken), 1);
 }
 
 #[test]

@@ -130,6 +130,20 @@ impl StepQueues {
         CancellableTake::new(Take::new(self, key.into(), token), token)
     }
 
+    /// As [`take_unless`](Self::take_unless), without a future if the value is there or will never be.
+    pub(crate) fn take_or_wait(
+        self: &Arc<Self>,
+        key: QueueKey,
+        token: Option<&CancellationToken>,
+    ) -> Result<Result<TakenValue, Status>, CancellableTake> {
+        match self.register(&key, token) {
+            TakeState::Ready(Ok(value)) => Ok(Ok(TakenValue { value, step: self.clone(), key })),
+            TakeState::Ready(Err(status)) => Ok(Err(status)),
+            TakeState::Waiting(place) => Err(CancellableTake::new(Take::waiting(self, key, place), token)),
+            TakeState::Over => Ok(Err(dropped())),
+        }
+    }
+
     /// Takes the next value of `key`, if one is available.
     pub(crate) fn take_now(self: &Arc<Self>, key: impl Into<QueueKey>) -> Result<Option<TakenValue>, Status> {
         let key = key.into();
@@ -223,7 +237,7 @@ impl StepQueues {
     }
 
     /// How the wait of the receiver `place` ended, if it has. Then its entry is freed.
-    fn look(&self, place: WaiterIndex, waker: &Waker) -> Option<WaiterEntry> {
+    fn look(&self, place: WaiterIndex, waker: &Waker) -> Option<WaiterEntry<Value>> {
         let look = self.lock().queues.look(place, waker);
         match look {
             Look::Waits(_replaced) => None,
@@ -232,7 +246,7 @@ impl StepQueues {
     }
 
     /// Removes the receiver `place` of `key`, and returns its entry.
-    fn leave(&self, key: &QueueKey, place: WaiterIndex) -> WaiterEntry {
+    fn leave(&self, key: &QueueKey, place: WaiterIndex) -> WaiterEntry<Value> {
         self.lock().queues.leave(key, place)
     }
 

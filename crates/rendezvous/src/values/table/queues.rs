@@ -3,10 +3,7 @@
 
 use std::{collections::VecDeque, mem, task::Waker};
 
-use hashbrown::{
-    HashTable,
-    hash_table::{Entry, OccupiedEntry},
-};
+use hashbrown::{HashTable, hash_table::Entry};
 use tokio_util::sync::CancellationToken;
 
 use super::{
@@ -15,13 +12,25 @@ use super::{
 };
 use crate::values::duplicates::DuplicatePolicy;
 
-/// All keys in use. Each operation computes one hash, because a step may have ten thousand outstanding receives.
+/// All keys in use. A step may have ten thousand, more than a processor's cache has room for: so they are found by a small table,
+/// and those that are used one after the other are neighbours in memory.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
-    by_key: HashTable<Queue>,
-    waiters: Waiters,
+    by_key: HashTable<Place>,
+    queues: Vec<Option<Queue>>,
+    /// Of `queues`, those without a key.
+    free: Vec<usize>,
+    waiters: Waiters<Value>,
     /// Those that wait for the end of the step.
-    watchers: WaiterLine,
+    watchers: Waiters<()>,
+    watching: WaiterLine,
+}
+
+/// Where the queue of a key is. With the key's hash, so that others need not be looked at.
+#[derive(Debug)]
+struct Place {
+    hash: u64,
+    index: usize,
 }
 
 /// The values or the receivers of one key; never both.
@@ -146,33 +155,54 @@ impl Queue {
     }
 }
 
-/// The queue of `key`, which is created if needed.
-fn find_or_make<'table>(
-    by_key: &'table mut HashTable<Queue>,
-    key: &QueueKey,
-) -> OccupiedEntry<'table, Queue> {
-    match by_key.entry(key.hash(), |queue| queue.key == *key, |queue| queue.key.hash()) {
-        Entry::Occupied(queue) => queue,
-        Entry::Vacant(free) => free.insert(Queue::new(key)),
-    }
-}
-
-fn remove_if_unused(queue: OccupiedEntry<'_, Queue>) {
-    if queue.get().is_unused() {
-        queue.remove();
-    }
-}
-
 impl Queues {
     pub(super) fn is_empty(&self) -> bool {
         self.by_key.is_empty()
     }
 
+    fn find(&self, key: &QueueKey) -> Option<usize> {
+        let found = self.by_key.find(key.hash(), |place| is_of(key, place, &self.queues));
+        found.map(|place| place.index)
+    }
+
+    /// The place of the queue of `key`, which is created if needed.
+    fn find_or_make(&mut self, key: &QueueKey) -> usize {
+        let Self { by_key, queues, free, .. } = self;
+        match by_key.entry(key.hash(), |place| is_of(key, place, queues), |place| place.hash) {
+            Entry::Occupied(found) => found.get().index,
+            Entry::Vacant(vacant) => {
+                let made = Some(Queue::new(key));
+                let index = free.pop().unwrap_or(queues.len());
+                match queues.get_mut(index) {
+                    Some(place) => *place = made,
+                    None => queues.push(made),
+                }
+                vacant.insert(Place { hash: key.hash(), index });
+                index
+            }
+        }
+    }
+
+    /// The queue at `index` and the receivers of all, unless there is none.
+    fn at(&mut self, index: usize) -> Option<(&mut Queue, &mut Waiters<Value>)> {
+        let queue = self.queues.get_mut(index)?.as_mut()?;
+        Some((queue, &mut self.waiters))
+    }
+
+    fn remove_if_unused(&mut self, index: usize) {
+        let Some(place) = self.queues.get_mut(index) else { return };
+        let Some(gone) = place.take_if(|queue| queue.is_unused()) else { return };
+        if let Ok(found) = self.by_key.find_entry(gone.key.hash(), |place| place.index == index) {
+            found.remove();
+        }
+        self.free.push(index);
+    }
+
     /// Takes the oldest value of `key`, or clones it with [`DuplicatePolicy::Tolerate`].
     pub(super) fn pop(&mut self, duplicates: DuplicatePolicy, key: &QueueKey) -> Option<Value> {
-        let mut queue = self.find(key)?;
-        let value = queue.get_mut().pop(duplicates)?;
-        remove_if_unused(queue);
+        let index = self.find(key)?;
+        let value = self.at(index)?.0.pop(duplicates)?;
+        self.remove_if_unused(index);
         Some(value)
     }
 
@@ -183,38 +213,48 @@ impl Queues {
         key: &QueueKey,
         token: Option<&CancellationToken>,
     ) -> Found {
-        let Self { by_key, waiters, .. } = self;
-        let mut queue = find_or_make(by_key, key);
-        if let Some(value) = queue.get_mut().pop(duplicates) {
-            remove_if_unused(queue);
+        let index = self.find_or_make(key);
+        let found = self.receive_at(duplicates, index, token);
+        if !matches!(found, Found::Waits(_)) {
+            self.remove_if_unused(index);
+        }
+        found
+    }
+
+    fn receive_at(
+        &mut self,
+        duplicates: DuplicatePolicy,
+        index: usize,
+        token: Option<&CancellationToken>,
+    ) -> Found {
+        let Some((queue, waiters)) = self.at(index) else { return Found::Cancelled };
+        if let Some(value) = queue.pop(duplicates) {
             return Found::Value(value);
         }
         // Checked after the value, because an available value takes precedence.
         if token.is_some_and(CancellationToken::is_cancelled) {
-            remove_if_unused(queue);
             return Found::Cancelled;
         }
-        let Queue { receivers, is_spent, .. } = queue.get_mut();
         let may_have_one = duplicates == DuplicatePolicy::Report;
-        if may_have_one && (*is_spent || waiters.oldest(receivers).is_some()) {
+        if may_have_one && (queue.is_spent || waiters.oldest(&mut queue.receivers).is_some()) {
             return Found::Duplicate;
         }
-        Found::Waits(waiters.join(receivers, token.cloned()))
+        Found::Waits(waiters.join(&mut queue.receivers, token.cloned()))
     }
 
     /// Whether another value of `key` would be a duplicate.
-    pub(super) fn would_duplicate(&mut self, duplicates: DuplicatePolicy, key: &QueueKey) -> bool {
+    pub(super) fn would_duplicate(&self, duplicates: DuplicatePolicy, key: &QueueKey) -> bool {
         let is_taken = |queue: &Queue| queue.is_spent || !queue.values.is_empty();
-        duplicates != DuplicatePolicy::Queue && self.find(key).is_some_and(|queue| is_taken(queue.get()))
+        let queue = |index: usize| self.queues.get(index)?.as_ref();
+        duplicates != DuplicatePolicy::Queue && self.find(key).and_then(queue).is_some_and(is_taken)
     }
 
     /// Gives `value` to the oldest receiver of `key`, or queues it by its sequence number. With
     /// [`DuplicatePolicy::Tolerate`], all receivers get the value, and it is queued, too.
     pub(super) fn offer(&mut self, duplicates: DuplicatePolicy, key: &QueueKey, value: Value) -> Offered {
-        let Self { by_key, waiters, .. } = self;
-        let mut found = find_or_make(by_key, key);
-        let queue = found.get_mut();
+        let index = self.find_or_make(key);
         let mut given_to = Receivers::default();
+        let Some((queue, waiters)) = self.at(index) else { return Offered { given_to, queued: false } };
         while waiters.oldest(&mut queue.receivers).is_some() {
             if duplicates == DuplicatePolicy::Tolerate {
                 given_to.add(waiters.end_first(&mut queue.receivers, WaiterEntry::Given(value.clone())));
@@ -222,7 +262,7 @@ impl Queues {
             }
             given_to.add(waiters.end_first(&mut queue.receivers, WaiterEntry::Given(value)));
             queue.is_spent = duplicates == DuplicatePolicy::Report;
-            remove_if_unused(found);
+            self.remove_if_unused(index);
             return Offered { given_to, queued: false };
         }
         queue.values.insert(value);
@@ -230,40 +270,40 @@ impl Queues {
         Offered { given_to, queued: true }
     }
 
-    pub(super) fn look(&mut self, place: WaiterIndex, waker: &Waker) -> Look {
+    pub(super) fn look(&mut self, place: WaiterIndex, waker: &Waker) -> Look<Value> {
         self.waiters.look(place, waker)
     }
 
     /// Removes the receiver `place` of `key`, and returns its entry.
-    pub(super) fn leave(&mut self, key: &QueueKey, place: WaiterIndex) -> WaiterEntry {
-        let Self { by_key, waiters, .. } = self;
-        let Ok(mut queue) = by_key.find_entry(key.hash(), |queue| queue.key == *key) else {
-            return waiters.leave(None, place);
-        };
-        let left = waiters.leave(Some(&mut queue.get_mut().receivers), place);
-        remove_if_unused(queue);
+    pub(super) fn leave(&mut self, key: &QueueKey, place: WaiterIndex) -> WaiterEntry<Value> {
+        let index = self.find(key);
+        let line = index.and_then(|index| self.queues.get_mut(index)?.as_mut());
+        let left = self.waiters.leave(line.map(|queue| &mut queue.receivers), place);
+        index.into_iter().for_each(|index| self.remove_if_unused(index));
         left
     }
 
     /// Adds a task to those that wait for the end of the step, or replaces its waker. Returns a waker to be dropped outside
     /// the lock.
-    pub(super) fn watch(&mut self, place: &mut Option<WaiterIndex>, waker: &Waker) -> Look {
-        let place = *place.get_or_insert_with(|| self.waiters.join(&mut self.watchers, None));
-        self.waiters.look(place, waker)
+    pub(super) fn watch(&mut self, place: &mut Option<WaiterIndex>, waker: &Waker) -> Look<()> {
+        let place = *place.get_or_insert_with(|| self.watchers.join(&mut self.watching, None));
+        self.watchers.look(place, waker)
     }
 
     /// Removes a task that waited for the end of the step. Returns its entry, to be dropped outside the lock.
-    pub(super) fn stop_watching(&mut self, place: WaiterIndex) -> WaiterEntry {
-        self.waiters.leave(Some(&mut self.watchers), place)
+    pub(super) fn stop_watching(&mut self, place: WaiterIndex) -> WaiterEntry<()> {
+        self.watchers.leave(Some(&mut self.watching), place)
     }
 
     /// Removes the values of the keys that `is_meant`, and returns them in the order in which they were sent.
     pub(super) fn drain(&mut self, is_meant: impl Fn(&QueueKey) -> bool) -> Vec<Value> {
         let mut drained = Vec::new();
-        for queue in self.by_key.iter_mut().filter(|queue| is_meant(&queue.key)) {
-            drained.extend(queue.values.take());
+        for index in 0..self.queues.len() {
+            if let Some((queue, _)) = self.at(index).filter(|(queue, _)| is_meant(&queue.key)) {
+                drained.extend(queue.values.take());
+                self.remove_if_unused(index);
+            }
         }
-        self.by_key.retain(|queue| !queue.is_unused());
         drained.sort_by_key(|value| value.sequence);
         drained
     }
@@ -271,7 +311,9 @@ impl Queues {
     /// Removes all values and receivers.
     pub(super) fn end(&mut self) -> EndedQueues {
         let mut ended = EndedQueues::default();
-        let mut queues: Vec<_> = self.by_key.drain().collect();
+        let mut queues: Vec<_> = mem::take(&mut self.queues).into_iter().flatten().collect();
+        self.by_key.clear();
+        self.free.clear();
         queues.sort_by_cached_key(|queue| queue.key.to_string());
         for mut queue in queues {
             ended.values.extend(queue.values.take());
@@ -279,13 +321,15 @@ impl Queues {
                 ended.waiting.extend(self.waiters.end_first(&mut queue.receivers, WaiterEntry::Aborted));
             }
         }
-        while self.waiters.oldest(&mut self.watchers).is_some() {
-            ended.waiting.extend(self.waiters.end_first(&mut self.watchers, WaiterEntry::Aborted));
+        while self.watchers.oldest(&mut self.watching).is_some() {
+            ended.waiting.extend(self.watchers.end_first(&mut self.watching, WaiterEntry::Aborted));
         }
         ended
     }
+}
 
-    fn find(&mut self, key: &QueueKey) -> Option<OccupiedEntry<'_, Queue>> {
-        self.by_key.find_entry(key.hash(), |queue| queue.key == *key).ok()
-    }
+/// Whether `place` is that of the queue of `key`.
+fn is_of(key: &QueueKey, place: &Place, queues: &[Option<Queue>]) -> bool {
+    let queue = || queues.get(place.index).and_then(Option::as_ref);
+    place.hash == key.hash() && queue().is_some_and(|queue| queue.key == *key)
 }

@@ -42,6 +42,11 @@ impl Take {
         Self { step: step.clone(), state: step.register(&key, token), key }
     }
 
+    /// The wait of the receiver `place` in the queue of `key`.
+    pub(super) fn waiting(step: &Arc<StepQueues>, key: QueueKey, place: WaiterIndex) -> Self {
+        Self { step: step.clone(), key, state: TakeState::Waiting(place) }
+    }
+
     fn is_waiting(&self) -> bool {
         matches!(self.state, TakeState::Waiting(_))
     }
@@ -50,7 +55,7 @@ impl Take {
         TakenValue { value, step: self.step.clone(), key: self.key.clone() }
     }
 
-    fn ended(&self, how: WaiterEntry) -> Result<TakenValue, Status> {
+    fn ended(&self, how: WaiterEntry<Value>) -> Result<TakenValue, Status> {
         match how {
             WaiterEntry::Given(value) => Ok(self.taken(value)),
             WaiterEntry::Aborted => Err(self.step.aborted().unwrap_or_else(dropped)),
@@ -113,19 +118,6 @@ impl CancellableTake {
     pub(super) fn new(take: Take, token: Option<&CancellationToken>) -> Self {
         let token = token.filter(|_| take.is_waiting());
         Self { cancellation: token.map(|token| Box::pin(token.clone().cancelled_owned())), take }
-    }
-
-    /// The value that [`now`](Self::now) returns, or why there is none; `None` if that must be waited for.
-    pub(crate) fn found(&self) -> Option<Result<&Value, &Status>> {
-        match &self.take.state {
-            TakeState::Ready(ready) => Some(ready.as_ref()),
-            TakeState::Waiting(_) | TakeState::Over => None,
-        }
-    }
-
-    /// The value, or why there is none, once; `None` if that must be waited for.
-    pub(crate) fn now(&mut self) -> Option<Result<TakenValue, Status>> {
-        if self.take.is_waiting() { None } else { Some(self.take.cancel()) }
     }
 }
 

@@ -1,20 +1,24 @@
-//! Waiting receivers, as linked lists in one vector, so that a receive needs no allocation of its own.
+//! Tasks that wait, as linked lists in one vector, so that a receive needs no allocation of its own.
 
 use std::{mem, task::Waker};
 
 use tokio_util::sync::CancellationToken;
 
-use super::Value;
-
 /// The index of a receiver's entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WaiterIndex(usize);
 
-/// The receivers of one step.
-#[derive(Debug, Default)]
-pub(super) struct Waiters {
-    entries: Vec<WaiterEntry>,
+/// Those of one step that wait for values, or with `T = ()` for its end.
+#[derive(Debug)]
+pub(super) struct Waiters<T> {
+    entries: Vec<WaiterEntry<T>>,
     free: Option<WaiterIndex>,
+}
+
+impl<T> Default for Waiters<T> {
+    fn default() -> Self {
+        Self { entries: Vec::new(), free: None }
+    }
 }
 
 /// The waiting receivers of one key, oldest first. The links are in [`Waiters`].
@@ -32,7 +36,7 @@ impl WaiterLine {
 
 /// An entry of the vector.
 #[derive(Debug)]
-pub(super) enum WaiterEntry {
+pub(super) enum WaiterEntry<T> {
     Free {
         next: Option<WaiterIndex>,
     },
@@ -43,7 +47,7 @@ pub(super) enum WaiterEntry {
         _dropped_unlocked: Waiter,
     },
     /// The receiver was given a value and was not polled since.
-    Given(Value),
+    Given(T),
     /// The step was aborted.
     Aborted,
 }
@@ -59,14 +63,14 @@ pub(super) struct Waiter {
 
 /// The result of polling a receiver.
 #[derive(Debug)]
-pub(super) enum Look {
+pub(super) enum Look<T> {
     /// It still waits. Contains the replaced waker, to be dropped outside the lock.
     Waits(Option<Waker>),
     /// The wait has ended like this, and the entry is free.
-    Ended(WaiterEntry),
+    Ended(WaiterEntry<T>),
 }
 
-impl Waiters {
+impl<T> Waiters<T> {
     /// Adds a receiver at the end of `line`.
     pub(super) fn join(&mut self, line: &mut WaiterLine, token: Option<CancellationToken>) -> WaiterIndex {
         let entry = WaiterEntry::Waiting(Waiter { before: line.last, after: None, waker: None, token });
@@ -104,7 +108,7 @@ impl Waiters {
 
     /// Ends the wait of the first receiver in `line`. Returns it, to be woken outside the lock.
     #[must_use]
-    pub(super) fn end_first(&mut self, line: &mut WaiterLine, ended: WaiterEntry) -> Option<Waiter> {
+    pub(super) fn end_first(&mut self, line: &mut WaiterLine, ended: WaiterEntry<T>) -> Option<Waiter> {
         let place = line.first?;
         let Ok(WaiterEntry::Waiting(waiting)) = self.replace(place, ended) else {
             line.first = None;
@@ -115,7 +119,7 @@ impl Waiters {
     }
 
     /// The state of the receiver `place`. If it waits, `waker` is stored.
-    pub(super) fn look(&mut self, place: WaiterIndex, waker: &Waker) -> Look {
+    pub(super) fn look(&mut self, place: WaiterIndex, waker: &Waker) -> Look<T> {
         if let Some(waiting) = self.waiting(place) {
             let is_known = waiting.waker.as_ref().is_some_and(|known| known.will_wake(waker));
             return Look::Waits(if is_known { None } else { waiting.waker.replace(waker.clone()) });
@@ -126,7 +130,7 @@ impl Waiters {
     /// Removes the receiver `place` from `line`, the line of its key. Returns its entry, to be dropped outside the
     /// lock.
     #[must_use]
-    pub(super) fn leave(&mut self, line: Option<&mut WaiterLine>, place: WaiterIndex) -> WaiterEntry {
+    pub(super) fn leave(&mut self, line: Option<&mut WaiterLine>, place: WaiterIndex) -> WaiterEntry<T> {
         let left = self.vacate(place);
         if let (Some(line), WaiterEntry::Waiting(waiting)) = (line, &left) {
             self.unlink(line, waiting);
@@ -142,7 +146,11 @@ impl Waiters {
     }
 
     /// Replaces an entry and returns the old one. If the index is out of range, `entry` is returned as the error.
-    fn replace(&mut self, place: WaiterIndex, entry: WaiterEntry) -> Result<WaiterEntry, WaiterEntry> {
+    fn replace(
+        &mut self,
+        place: WaiterIndex,
+        entry: WaiterEntry<T>,
+    ) -> Result<WaiterEntry<T>, WaiterEntry<T>> {
         match self.entries.get_mut(place.0) {
             Some(old) => Ok(mem::replace(old, entry)),
             None => Err(entry),
@@ -158,7 +166,7 @@ impl Waiters {
         }
     }
 
-    fn vacate(&mut self, place: WaiterIndex) -> WaiterEntry {
+    fn vacate(&mut self, place: WaiterIndex) -> WaiterEntry<T> {
         match self.replace(place, WaiterEntry::Free { next: self.free }) {
             Ok(left) => {
                 self.free = Some(place);
