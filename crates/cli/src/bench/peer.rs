@@ -221,8 +221,11 @@ impl BenchServer {
         let worker = self.worker()?;
         let (here, there) = (device_of(worker.name()), device_of(to));
         let step = worker.shared_step(step);
+        let alike = worker.key(&here, &there, &edge_name(0))?;
         for key in 0..keys {
-            let key = worker.key(&here, &there, &edge_name(key))?;
+            let key = alike
+                .with_edge(&edge_name(key))
+                .map_err(|invalid| BenchError::Unexpected(invalid.to_string()))?;
             step.send(&key, Tensor::from_bytes(worker.pool(), DataType::U8, &[8], &[7; 8])?)?;
         }
         Ok(())
