@@ -112,21 +112,18 @@ impl<L> State<L> {
         }
     }
 
-    /// The first in line, if there may be something for it.
-    fn next_in_line(&self, turnstile: Turnstile) -> Option<Waker> {
-        let (queue, is_open) = match turnstile {
-            Turnstile::Messages => (&self.messages, self.flow.may_try_message()),
-            Turnstile::Requests => (&self.entries, self.requests.has_room()),
-            Turnstile::Contents => {
-                let has_place = self.contents_in_flight < self.contents_max;
-                (&self.contents, has_place && self.flow.may_try_content())
-            }
+    /// The first in line, if there may be something for it. It is woken once, until it polls.
+    fn next_in_line(&mut self, turnstile: Turnstile) -> Option<Waker> {
+        let is_open = match turnstile {
+            Turnstile::Messages => self.flow.may_try_message(),
+            Turnstile::Requests => self.requests.has_room(),
+            Turnstile::Contents => self.contents_in_flight < self.contents_max && self.flow.may_try_content(),
         };
-        queue.first().filter(|_| is_open).cloned()
+        if is_open { self.queue(turnstile).take_first() } else { None }
     }
 
     /// The first of each line, if there may be something for it. `None` if nobody is in line, which is mostly so.
-    fn next_in_lines(&self) -> Option<[Option<Waker>; 3]> {
+    fn next_in_lines(&mut self) -> Option<[Option<Waker>; 3]> {
         let is_empty = self.messages.is_empty() && self.entries.is_empty() && self.contents.is_empty();
         (!is_empty).then(|| Turnstile::ALL.map(|turnstile| self.next_in_line(turnstile)))
     }

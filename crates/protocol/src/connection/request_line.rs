@@ -89,9 +89,8 @@ impl<C: Channel> Connection<C> {
         if let Some(error) = &end {
             self.fail(&error.0);
         }
-        for (_, waker) in wakers.into_iter().filter(|(ticket, _)| Some(*ticket) != own) {
-            waker.wake();
-        }
+        let others = wakers.into_iter().filter(|(ticket, _)| Some(*ticket) != own);
+        others.filter_map(|(_, waker)| waker).for_each(Waker::wake);
         end.map_or(Ok(()), Err)
     }
 
@@ -99,7 +98,7 @@ impl<C: Channel> Connection<C> {
     fn try_post_head(
         &self,
         state: &mut State<C::Lent>,
-        wakers: &mut Vec<(u64, Waker)>,
+        wakers: &mut Vec<(u64, Option<Waker>)>,
     ) -> Option<Result<(), ChannelError>> {
         let tickets = self.next_message(state);
         let requests: Vec<_> =
@@ -109,7 +108,7 @@ impl<C: Channel> Connection<C> {
         state.count_asked(&message);
         for ticket in tickets {
             state.request_line.0.remove(&ticket);
-            wakers.extend(state.messages.leave(&mut Some(ticket)).map(|waker| (ticket, waker)));
+            wakers.push((ticket, state.messages.leave(&mut Some(ticket))));
         }
         Some(posted)
     }
@@ -152,8 +151,8 @@ fn form_at_most(form: NameForm, fresh: &mut Option<usize>) -> NameForm {
 /// What became of requests in line.
 #[derive(Default)]
 pub(super) struct Posted {
-    /// Whose left the line.
-    wakers: Vec<(u64, Waker)>,
+    /// Whose left the line. Those who were woken before have no waker here.
+    wakers: Vec<(u64, Option<Waker>)>,
     /// Why the connection is over, if the last post failed.
     end: Option<ChannelError>,
 }

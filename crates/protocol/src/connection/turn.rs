@@ -1,11 +1,6 @@
 //! Waiting in line: for room for a message, for a request entry, for a position among the contents under way.
 
-use std::{
-    collections::VecDeque,
-    future::poll_fn,
-    mem,
-    task::{Poll, Waker},
-};
+use std::{collections::VecDeque, future::poll_fn, task::Poll, task::Waker};
 
 use super::{Connection, State, request_line::Posted};
 use crate::{Channel, ChannelError};
@@ -30,7 +25,8 @@ impl Turnstile {
 pub(crate) struct WaitQueue {
     next_ticket: u64,
     /// By ticket. Tasks join at the back and mostly leave at the front, so that thousands in line cost as much as a few.
-    waiting: VecDeque<(u64, Waker)>,
+    /// Without a waker, a task was woken and has not polled since.
+    waiting: VecDeque<(u64, Option<Waker>)>,
 }
 
 impl WaitQueue {
@@ -44,13 +40,13 @@ impl WaitQueue {
         let Some(ticket) = *ticket else {
             self.next_ticket += 1;
             *ticket = Some(self.next_ticket);
-            self.waiting.push_back((self.next_ticket, waker.clone()));
+            self.waiting.push_back((self.next_ticket, Some(waker.clone())));
             return None;
         };
         match self.place(ticket) {
-            Ok(place) => self.waiting.get_mut(place).map(|(_, own)| mem::replace(own, waker.clone())),
+            Ok(place) => self.waiting.get_mut(place)?.1.replace(waker.clone()),
             Err(place) => {
-                self.waiting.insert(place, (ticket, waker.clone()));
+                self.waiting.insert(place, (ticket, Some(waker.clone())));
                 None
             }
         }
@@ -58,7 +54,7 @@ impl WaitQueue {
 
     pub(crate) fn leave(&mut self, ticket: &mut Option<u64>) -> Option<Waker> {
         let place = self.place(ticket.take()?).ok()?;
-        self.waiting.remove(place).map(|(_, waker)| waker)
+        self.waiting.remove(place)?.1
     }
 
     /// The positions in line, first one first.
@@ -70,12 +66,13 @@ impl WaitQueue {
         self.waiting.is_empty()
     }
 
-    pub(super) fn first(&self) -> Option<&Waker> {
-        self.waiting.front().map(|(_, waker)| waker)
+    /// The waker of the first, unless it was woken and has not polled since.
+    pub(super) fn take_first(&mut self) -> Option<Waker> {
+        self.waiting.front_mut()?.1.take()
     }
 
     pub(super) fn wakers(&self) -> impl Iterator<Item = Waker> {
-        self.waiting.iter().map(|(_, waker)| waker.clone())
+        self.waiting.iter().filter_map(|(_, waker)| waker.clone())
     }
 
     /// Where the holder of `ticket` stands, or would stand.
