@@ -156,22 +156,32 @@ impl<C: Channel> Connection<C> {
         options: ReceiveOptions,
     ) -> Result<Received<C::Lent>, TransferError> {
         let asking = (allocator, options);
-        let begun = poll_fn(|context| Poll::Ready(self.begin(scope, key, asking, context.waker()))).await;
-        let admission = match begun {
-            Ok(admission) => admission?,
-            Err(mut in_line) => in_line.wait(key, asking).await?,
-        };
-        let (key, landed, version) = match admission {
-            Admission::Kept(key, landed) => (key, *landed, None),
-            Admission::Request(mut request, Known { key, metadata }, asked) => {
-                let pulled = request.pull((scope, &key), metadata, asked, allocator, options).await;
-                match pulled {
-                    Ok(landed) | Err(Stop::Given(landed)) => (key, landed, request.version),
-                    Err(Stop::Failed(error)) => return Err(error),
-                }
+        // In blocks of their own, because otherwise the future has room for each of them until its end.
+        let (mut request, Known { key, metadata }, asked) = match {
+            let begun = poll_fn(|context| Poll::Ready(self.begin(scope, key, asking, context.waker()))).await;
+            match begun {
+                Ok(admission) => admission?,
+                Err(mut in_line) => in_line.wait(key, asking).await?,
+            }
+        } {
+            Admission::Request(request, known, asked) => (request, known, asked),
+            Admission::Kept(key, landed) => {
+                return self.checked(handed_out((scope, key), *landed, None, allocator)).await;
             }
         };
-        let received = handed_out((scope, key), landed, version, allocator);
+        let pulled = request.pull((scope, &key), metadata, asked, allocator, options).await;
+        let landed = match pulled {
+            Ok(landed) | Err(Stop::Given(landed)) => landed,
+            Err(Stop::Failed(error)) => return Err(error),
+        };
+        self.checked(handed_out((scope, key), landed, request.version, allocator)).await
+    }
+
+    /// A value that has arrived, once it is valid.
+    async fn checked(
+        self: &Arc<Self>,
+        received: Received<C::Lent>,
+    ) -> Result<Received<C::Lent>, TransferError> {
         if received.is_valid::<C>() {
             return Ok(received);
         }
@@ -304,30 +314,35 @@ impl<'connection, C: Channel> Request<'connection, C> {
             None => Box::pin(self.ask((scope, key), known.clone(), allocator, options)).await?,
         };
         loop {
-            let (reply, unneeded) = poll_fn(|context| self.poll_reply(scope, &mut first, context)).await?;
-            match reply {
-                Reply::Content(landed) => {
-                    let may_be_new =
-                        want == Want::View || matches!(landed.content, Content::Eager(_) | Content::None);
-                    if may_be_new && !known.contains(&landed.metadata) {
-                        self.connection.remember(scope, key, &landed.metadata);
+            // A block, because otherwise the future has room for the reply while it goes on.
+            let going_on = {
+                let (reply, unneeded) =
+                    poll_fn(|context| self.poll_reply(scope, &mut first, context)).await?;
+                match reply {
+                    Reply::Content(landed) => {
+                        let may_be_new =
+                            want == Want::View || matches!(landed.content, Content::Eager(_) | Content::None);
+                        if may_be_new && !known.contains(&landed.metadata) {
+                            self.connection.remember(scope, key, &landed.metadata);
+                        }
+                        if let Some((lent, end)) = unneeded {
+                            self.end_loan(allocator, lent, end);
+                        }
+                        return Ok(landed);
                     }
-                    if let Some((lent, end)) = unneeded {
-                        self.end_loan(allocator, lent, end);
+                    Reply::ErrorStatus(status) => {
+                        self.take_back(allocator);
+                        return Err(TransferError::Remote(status).into());
                     }
-                    return Ok(landed);
+                    Reply::MetaDataResponse(metadata) => {
+                        self.take_back(allocator);
+                        self.connection.remember(scope, key, &metadata);
+                        // Boxed, because otherwise the future of every receive has room for this one.
+                        Box::pin(self.go_on(metadata, allocator))
+                    }
                 }
-                Reply::ErrorStatus(status) => {
-                    self.take_back(allocator);
-                    return Err(TransferError::Remote(status).into());
-                }
-                Reply::MetaDataResponse(metadata) => {
-                    self.take_back(allocator);
-                    self.connection.remember(scope, key, &metadata);
-                    // Boxed, because otherwise the future of every receive has room for this one.
-                    Box::pin(self.go_on(metadata, allocator)).await?;
-                }
-            }
+            };
+            going_on.await?;
         }
     }
 

@@ -161,7 +161,10 @@ impl<'a> IntoFuture for Recv<'a> {
     fn into_future(self) -> Self::IntoFuture {
         let Self { step, key, limit, sharing, .. } = self;
         match key {
-            Ok(key) => Box::pin(step.receive_within(key, sharing.into(), limit)),
+            Ok(Cow::Borrowed(key)) => Box::pin(step.receive_within(key, sharing.into(), limit)),
+            Ok(Cow::Owned(key)) => {
+                Box::pin(async move { step.receive_within(&key, sharing.into(), limit).await })
+            }
             Err(error) => Box::pin(ready(Err(error))),
         }
     }

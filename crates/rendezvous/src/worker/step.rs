@@ -194,9 +194,9 @@ impl Step {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
         let how = Receiving::Held(options);
         let received = pin!(async move {
-            let (tensor, send_args) = match self.receive_for(key, how, &args).await? {
+            let (tensor, send_args) = match self.receive_for(key, how, Some(&args)).await? {
                 HeldTensor::Own(mut held) => held.hand_out().ok_or_else(WorkerError::handed_out)?,
-                HeldTensor::Peers(held) => (self.bring(key, held, &args).await?, SendArgs::default()),
+                HeldTensor::Peers(held) => (self.bring(key, *held, &args).await?, SendArgs::default()),
                 HeldTensor::HandedOut(tensor) => (tensor, SendArgs::default()),
             };
             Ok(Delivered { tensor, send_args, recv_args: args })
@@ -223,13 +223,12 @@ impl Step {
 
     pub(crate) async fn receive_within(
         &self,
-        key: Cow<'_, Key>,
+        key: &Key,
         options: ReceiveOptions,
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let blank = RecvArgs::default();
-        let received = pin!(self.receive_for(&key, Receiving::AtOnce(options), &blank));
+        let received = pin!(self.receive_for(key, Receiving::AtOnce(options), None));
         self.worker.timed(Timed::Recv, limit, what, received).await?.into_tensor()
     }
 
@@ -265,14 +264,14 @@ impl Step {
         key: &Key,
         how: Receiving<'_>,
     ) -> Result<HeldTensor, WorkerError> {
-        self.receive_for(key, how, &RecvArgs::default()).await
+        self.receive_for(key, how, None).await
     }
 
     async fn receive_for(
         &self,
         key: &Key,
         how: Receiving<'_>,
-        args: &RecvArgs,
+        args: Option<&RecvArgs>,
     ) -> Result<HeldTensor, WorkerError> {
         let step = self.live()?;
         if !self.worker.is_own(key.destination_device()) {
@@ -282,11 +281,11 @@ impl Step {
         if self.is_from_here(key)? {
             return Box::pin(self.receive_own(step, key, args)).await;
         }
-        if let Some(token) = &args.cancellation {
-            return Box::pin(self.receive_cancellable(step, key, how, (args, token))).await;
+        if let Some(token) = args.and_then(|args| args.cancellation.as_ref()) {
+            return Box::pin(self.receive_cancellable(step, key, how, token)).await;
         }
         let received = pin!(self.receive_from_peer(key, Scope::Step(self.id), how));
-        step.or_aborted(received).await.map_err(|status| self.given_up(key, args, status))?
+        step.or_aborted(received).await.map_err(|status| self.aborted(status))?
     }
 
     /// Receives from a peer, unless the token is cancelled.
@@ -295,7 +294,7 @@ impl Step {
         step: &StepRef,
         key: &Key,
         how: Receiving<'_>,
-        (args, token): (&RecvArgs, &CancellationToken),
+        token: &CancellationToken,
     ) -> Result<HeldTensor, WorkerError> {
         // A value that is available takes precedence over a token that is already cancelled, and only the sender knows
         // whether one is available.
@@ -303,9 +302,9 @@ impl Step {
         let scope = if is_now { Scope::StepNow(self.id) } else { Scope::Step(self.id) };
         let received = pin!(self.receive_from_peer(key, scope, how));
         let received = self.unless_cancelled(step.or_aborted(received), token, is_now).await;
-        match received.map_err(|status| self.given_up(key, args, status))? {
+        match received.map_err(|status| self.given_up(key, true, status))? {
             Err(WorkerError::Remote { status, .. }) if is_now && status == cancelled() => {
-                Err(self.given_up(key, args, status))
+                Err(self.given_up(key, true, status))
             }
             received => received,
         }
@@ -334,12 +333,15 @@ impl Step {
         &self,
         step: &StepRef,
         key: &Key,
-        args: &RecvArgs,
+        args: Option<&RecvArgs>,
     ) -> Result<HeldTensor, WorkerError> {
-        let taken = step.take_unless(key, args.cancellation.as_ref()).await;
-        let mut held = ValueGuard::new(taken.map_err(|status| self.given_up(key, args, status))?);
+        let blank = RecvArgs::default();
+        let args = args.unwrap_or(&blank);
+        let token = args.cancellation.as_ref();
+        let taken = step.take_unless(key, token).await;
+        let mut held = ValueGuard::new(taken.map_err(|status| self.given_up(key, token.is_some(), status))?);
         held.bring(key, args).await.map_err(|status| self.not_here(key, status))?;
-        Ok(HeldTensor::Own(held))
+        Ok(HeldTensor::Own(Box::new(held)))
     }
 
     async fn receive_from_peer(
@@ -370,10 +372,10 @@ impl Step {
                 .await
                 .map(|(tensor, _)| HeldTensor::HandedOut(tensor)),
             Receiving::Held(options) => {
-                connection.receive_held(scope, transfer, options).await.map(HeldTensor::Peers)
+                connection.receive_held(scope, transfer, options).await.map(HeldTensor::of_peer)
             }
             Receiving::Into(target) => {
-                connection.receive_into(scope, transfer, target).await.map(HeldTensor::Peers)
+                connection.receive_into(scope, transfer, target).await.map(HeldTensor::of_peer)
             }
         }
     }
@@ -423,8 +425,8 @@ impl Step {
     }
 
     /// The error of a receive that the step or its token ended.
-    fn given_up(&self, key: &Key, args: &RecvArgs, status: Status) -> WorkerError {
-        if args.cancellation.is_some() && status == cancelled() {
+    fn given_up(&self, key: &Key, has_token: bool, status: Status) -> WorkerError {
+        if has_token && status == cancelled() {
             return WorkerError::Cancelled { transfer: self.transfer(key), status };
         }
         self.aborted(status)
@@ -469,17 +471,22 @@ pub(crate) enum Receiving<'target> {
     Into(&'target Target),
 }
 
-/// A value that is not returned to the user yet. If it is dropped, the next receive of its key gets the value.
+/// A value that is not returned to the user yet. If it is dropped, the next receive of its key gets the value. What is held
+/// is boxed, because a receive passes this through several futures.
 pub(crate) enum HeldTensor {
     /// From this worker's own table.
-    Own(ValueGuard),
+    Own(Box<ValueGuard>),
     /// From a peer.
-    Peers(ReceivedGuard<FabricChannel>),
+    Peers(Box<ReceivedGuard<FabricChannel>>),
     /// From a peer, and not held: the next receive of its key does not get it.
     HandedOut(Tensor),
 }
 
 impl HeldTensor {
+    fn of_peer(held: ReceivedGuard<FabricChannel>) -> Self {
+        Self::Peers(Box::new(held))
+    }
+
     /// Whether it is the output of a branch that was not taken.
     pub(crate) fn is_dead(&self) -> bool {
         match self {
