@@ -114,6 +114,9 @@ impl<L> State<L> {
 
     /// The first in line, if there may be something for it. It is woken once, until it polls.
     fn next_in_line(&mut self, turnstile: Turnstile) -> Option<Waker> {
+        if !self.queue(turnstile).is_waiting() {
+            return None;
+        }
         let is_open = match turnstile {
             Turnstile::Messages => self.flow.may_try_message(),
             Turnstile::Requests => self.requests.has_room(),

@@ -66,6 +66,11 @@ impl WaitQueue {
         self.waiting.is_empty()
     }
 
+    /// Whether there is a first one that was not woken since it polled.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waiting.front().is_some_and(|(_, waker)| waker.is_some())
+    }
+
     /// The waker of the first, unless it was woken and has not polled since.
     pub(super) fn take_first(&mut self) -> Option<Waker> {
         self.waiting.front_mut()?.1.take()

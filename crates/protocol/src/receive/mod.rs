@@ -166,7 +166,9 @@ impl<C: Channel> Connection<C> {
         } {
             Admission::Request(request, known, asked) => (request, known, asked),
             Admission::Kept(key, landed) => {
-                return self.checked(handed_out((scope, key), *landed, None, allocator)).await;
+                let received = handed_out((scope, key), *landed, None, allocator);
+                let is_valid = received.is_valid::<C>();
+                return if is_valid { Ok(received) } else { Box::pin(self.validate(received)).await };
             }
         };
         let pulled = request.pull((scope, &key), metadata, asked, allocator, options).await;
@@ -174,14 +176,7 @@ impl<C: Channel> Connection<C> {
             Ok(landed) | Err(Stop::Given(landed)) => landed,
             Err(Stop::Failed(error)) => return Err(error),
         };
-        self.checked(handed_out((scope, key), landed, request.version, allocator)).await
-    }
-
-    /// A value that has arrived, once it is valid.
-    async fn checked(
-        self: &Arc<Self>,
-        received: Received<C::Lent>,
-    ) -> Result<Received<C::Lent>, TransferError> {
+        let received = handed_out((scope, key), landed, request.version, allocator);
         if received.is_valid::<C>() {
             return Ok(received);
         }
