@@ -136,7 +136,7 @@ impl<C: Channel> Connection<C> {
             let _ = state.requests.keep_waker(index, waker);
             FirstPoll::Sleeps
         };
-        Some(posted.map(|()| Asked { want: Want::Eager, first }))
+        Some(posted.map(|()| Asked { is_view: false, first }))
     }
 }
 

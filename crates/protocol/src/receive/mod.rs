@@ -256,7 +256,8 @@ fn those(known: Arc<[Metadata]>, are: impl Fn(&Metadata) -> bool) -> Arc<[Metada
 
 /// A request that was posted.
 struct Asked {
-    want: Want,
+    /// A view was asked for.
+    is_view: bool,
     first: FirstPoll,
 }
 
@@ -303,7 +304,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
         allocator: &A,
         options: ReceiveOptions,
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
-        let Asked { want, mut first } = match asked {
+        let Asked { is_view, mut first } = match asked {
             Some(asked) => asked,
             // Boxed, because otherwise the future of every receive has room for this one.
             None => Box::pin(self.ask((scope, key), known.clone(), allocator, options)).await?,
@@ -316,7 +317,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
                 match reply {
                     Reply::Content(landed) => {
                         let may_be_new =
-                            want == Want::View || matches!(landed.content, Content::Eager(_) | Content::None);
+                            is_view || matches!(landed.content, Content::Eager(_) | Content::None);
                         if may_be_new && !known.contains(&landed.metadata) {
                             self.connection.remember(scope, key, &landed.metadata);
                         }
@@ -371,13 +372,14 @@ impl<'connection, C: Channel> Request<'connection, C> {
             let known = if options.together { of_like_size(known) } else { known };
             self.allocate_first(allocator, scope, known).await?
         };
+        let is_view = want == Want::View;
         let request = TensorRequest { index: self.index, scope, key: key.clone(), known, want };
         // The table has the memory from the first poll on, unless the connection is over.
         let sent = self.connection.send_request(request, &mut lent, options.together).await;
         if let Some(lent) = lent {
             self.end_loan(allocator, lent, LentEnd::NeverSent);
         }
-        Ok(Asked { want, first: if sent? { FirstPoll::Looks } else { FirstPoll::Asks } })
+        Ok(Asked { is_view, first: if sent? { FirstPoll::Looks } else { FirstPoll::Asks } })
     }
 
     /// Whether to ask for a view. A value that is known to be small is copied, because that costs less.

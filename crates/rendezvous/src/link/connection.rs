@@ -227,7 +227,7 @@ impl DataConnection {
         name: Transfer<'_>,
         options: ReceiveOptions,
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
-        let received = self.received(scope, name, options).await?;
+        let received = self.received(&scope, &name, &options).await?;
         let version = self.version(&received);
         Ok((Self::tensor(received)?, version))
     }
@@ -237,24 +237,25 @@ impl DataConnection {
         received.version.map(|number| Version { incarnation: self.peer_incarnation, number })
     }
 
-    /// Requests a view only if the fabric supports it and the peer is trusted not to change the memory.
+    /// Requests a view only if the fabric supports it and the peer is trusted not to change the memory. Its arguments stay
+    /// with the caller, because otherwise the future of every receive has them several times.
     async fn received(
         &self,
-        scope: Scope,
-        name: Transfer<'_>,
-        options: ReceiveOptions,
+        scope: &Scope,
+        name: &Transfer<'_>,
+        options: &ReceiveOptions,
     ) -> Result<Received<Lent>, WorkerError> {
         let may_view = self.queue_pair.capabilities().lend && !self.allocator.enclosure.is_bouncing();
         let sharing = if may_view { options.sharing } else { Sharing::Copy };
-        let options = ReceiveOptions { sharing, ..options };
-        let receive = || self.protocol.receive_with(scope, name.key, &self.allocator, options);
-        let span = receive_span(name, self.kind);
+        let options = ReceiveOptions { sharing, ..*options };
+        let span = receive_span(*name, self.kind);
         let received = if span.is_disabled() {
-            receive().await
+            self.protocol.receive_with(*scope, name.key, &self.allocator, options).await
         } else {
-            Box::pin(receive().instrument(span.clone())).await
+            let receive = self.protocol.receive_with(*scope, name.key, &self.allocator, options);
+            Box::pin(receive.instrument(span.clone())).await
         };
-        let received = received.map_err(|error| self.transfer_error(name, error));
+        let received = received.map_err(|error| self.transfer_error(*name, error));
         self.meter.ended(&span, received.as_ref().map(|received| received.metadata.byte_length));
         received
     }
@@ -266,7 +267,7 @@ impl DataConnection {
         name: Transfer<'_>,
         options: ReceiveOptions,
     ) -> Result<ReceivedGuard<FabricChannel>, WorkerError> {
-        let received = self.received(scope, name, options).await?;
+        let received = self.received(&scope, &name, &options).await?;
         Ok(self.protocol.hold(received))
     }
 

@@ -4,6 +4,7 @@
 //! step are defined in the module of that type.
 
 pub(crate) mod builder;
+mod deadline;
 pub(crate) mod fetch;
 mod gauges;
 pub(crate) mod list;
@@ -18,7 +19,6 @@ pub(crate) mod step;
 
 use std::{
     fmt,
-    pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -28,7 +28,7 @@ use std::{
 
 use tensorwire_memory::{Pool, PoolStats, UserMemory};
 use tensorwire_protocol::{Counters, DeviceName, Key, Sharing, text::check_name};
-use tensorwire_verbs_reactor::{FabricKind, QueuePairStats, timeout};
+use tensorwire_verbs_reactor::{FabricKind, QueuePairStats};
 use tokio::sync::watch;
 
 use self::metrics::{Timed, Times};
@@ -249,36 +249,6 @@ impl Worker {
         let value = operation()?;
         times.end(timed, begun, clock);
         Some(value)
-    }
-
-    /// As [`within`](Self::within). Records the time that a successful operation took.
-    pub(crate) async fn timed<T>(
-        &self,
-        timed: Timed,
-        limit: Duration,
-        what: impl Fn() -> String,
-        operation: Pin<&mut (impl Future<Output = Result<T, WorkerError>> + ?Sized)>,
-    ) -> Result<T, WorkerError> {
-        let (times, clock) = (&self.operations.times, &*self.node.runtime);
-        let begun = times.begin(clock);
-        let value = self.within(limit, what, operation).await?;
-        times.end(timed, begun, clock);
-        Ok(value)
-    }
-
-    /// Awaits `operation` for at most `limit`. It is pinned by the caller, because passing a future by value would
-    /// embed a copy of it in each calling future.
-    pub(crate) async fn within<T>(
-        &self,
-        limit: Duration,
-        what: impl Fn() -> String,
-        operation: Pin<&mut (impl Future<Output = Result<T, WorkerError>> + ?Sized)>,
-    ) -> Result<T, WorkerError> {
-        if self.is_refusing() {
-            return Err(WorkerError::ShutDown);
-        }
-        let ended = timeout(&*self.node.runtime, limit, operation).await;
-        ended.unwrap_or_else(|_| Err(WorkerError::DeadlineExceeded { what: what(), limit }))
     }
 }
 

@@ -351,21 +351,25 @@ impl Step {
         how: Receiving<'_>,
     ) -> Result<HeldTensor, WorkerError> {
         let peer = self.source_of(key)?;
-        let connected = match peer.live_connection() {
-            Some(connection) => Ok(connection),
-            // Boxed, because otherwise the future of every receive has room for this one.
-            None => Box::pin(self.worker.node.connected(&peer)).await,
-        };
-        let key = match (key.incarnation(), &connected) {
-            (0, Ok(connection)) => Cow::Owned(key.text_with_incarnation(connection.peer_incarnation)),
-            _ => Cow::Borrowed(key.as_str()),
+        // A block, because otherwise the future has room for both until its end.
+        let (connection, key) = {
+            let connected = match peer.live_connection() {
+                Some(connection) => Ok(connection),
+                // Boxed, because otherwise the future of every receive has room for this one.
+                None => Box::pin(self.worker.node.connected(&peer)).await,
+            };
+            let key = match (key.incarnation(), &connected) {
+                (0, Ok(connection)) => Cow::Owned(key.text_with_incarnation(connection.peer_incarnation)),
+                _ => Cow::Borrowed(key.as_str()),
+            };
+            // A step that a broken connection has ended stays ended after a reconnect.
+            if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
+                let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
+                return Err(step_broken(transfer, (&peer, connected), detail));
+            }
+            (connected?, key)
         };
         let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
-        // A step that a broken connection has ended stays ended after a reconnect.
-        if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
-            return Err(step_broken(transfer, (&peer, connected), detail));
-        }
-        let connection = connected?;
         match how {
             Receiving::AtOnce(options) => connection
                 .receive(scope, transfer, options)

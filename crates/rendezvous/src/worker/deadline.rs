@@ -1,0 +1,80 @@
+//! Operations with a deadline.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use tensorwire_verbs_reactor::BoxFuture;
+
+use crate::{
+    error::WorkerError,
+    worker::{Worker, metrics::Timed},
+};
+
+/// An operation with a deadline, which is recorded if it is `timed`. It is pinned by the caller, because passing a future by
+/// value would embed a copy of it in each calling future. Of its own kind, and not an `async fn`, for the same reason:
+/// thousands may be under way.
+pub(crate) struct Within<'a, Operation: ?Sized, What> {
+    worker: &'a Worker,
+    timed: Option<Timed>,
+    limit: Duration,
+    /// Describes it in the error of a passed deadline.
+    what: What,
+    operation: Pin<&'a mut Operation>,
+    /// `None` before the first poll; when that was, if anybody records it.
+    begun: Option<Option<Duration>>,
+    /// Made when the operation has to wait; most need none.
+    timer: Option<BoxFuture<'static, ()>>,
+}
+
+impl Worker {
+    /// As [`within`](Self::within). Records the time that a successful operation took.
+    pub(crate) fn timed<'a, Operation: ?Sized, What>(
+        &'a self,
+        timed: Timed,
+        limit: Duration,
+        what: What,
+        operation: Pin<&'a mut Operation>,
+    ) -> Within<'a, Operation, What> {
+        Within { timed: Some(timed), ..self.within(limit, what, operation) }
+    }
+
+    /// Awaits `operation` for at most `limit`.
+    pub(crate) fn within<'a, Operation: ?Sized, What>(
+        &'a self,
+        limit: Duration,
+        what: What,
+        operation: Pin<&'a mut Operation>,
+    ) -> Within<'a, Operation, What> {
+        Within { worker: self, timed: None, limit, what, operation, begun: None, timer: None }
+    }
+}
+
+impl<Operation, What, Value> Future for Within<'_, Operation, What>
+where
+    Operation: Future<Output = Result<Value, WorkerError>> + ?Sized,
+    What: Fn() -> String + Unpin,
+{
+    type Output = Result<Value, WorkerError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        let (times, runtime) = (&this.worker.operations.times, &*this.worker.node.runtime);
+        if this.begun.is_none() && this.worker.is_refusing() {
+            return Poll::Ready(Err(WorkerError::ShutDown));
+        }
+        let begun = *this.begun.get_or_insert_with(|| this.timed.and_then(|_| times.begin(runtime)));
+        if let Poll::Ready(ended) = this.operation.as_mut().poll(context) {
+            if let (Ok(_), Some(timed)) = (&ended, this.timed) {
+                times.end(timed, begun, runtime);
+            }
+            return Poll::Ready(ended);
+        }
+        let timer = this.timer.get_or_insert_with(|| runtime.sleep(this.limit));
+        let late = || WorkerError::DeadlineExceeded { what: (this.what)(), limit: this.limit };
+        timer.as_mut().poll(context).map(|()| Err(late()))
+    }
+}
