@@ -140,7 +140,7 @@ fn costs_of_round(wait: Wait, (name, bytes): (&'static str, usize), pulls: u32) 
 
 /// What a receive of a step costs both sides together.
 const LOCKS_OF_RECEIVE: f64 = 12.0 + BESIDE;
-const ALLOCATIONS_OF_RECEIVE: f64 = 10.3 + BESIDE;
+const ALLOCATIONS_OF_RECEIVE: f64 = 8.1 + BESIDE;
 
 /// What happens beside the pulls once in a while counts too.
 const BESIDE: f64 = 0.5;

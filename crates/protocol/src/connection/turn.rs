@@ -1,6 +1,10 @@
 //! Waiting in line: for room for a message, for a request entry, for a position among the contents under way.
 
-use std::{collections::VecDeque, future::poll_fn, task::Poll, task::Waker};
+use std::{
+    collections::VecDeque,
+    future::poll_fn,
+    task::{Poll, Waker},
+};
 
 use super::{Connection, State, request_line::Posted};
 use crate::{Channel, ChannelError};
@@ -25,7 +29,8 @@ impl Turnstile {
 pub(crate) struct WaitQueue {
     next_ticket: u64,
     /// By ticket. Tasks join at the back and mostly leave at the front, so that thousands in line cost as much as a few.
-    /// Without a waker, a task was woken and has not polled since.
+    /// Without a waker, a task was woken and has not polled since. No wake-up is lost by that: its poll leaves a waker again
+    /// or leaves the line, and if it is dropped, that leaves the line too; whoever leaves wakes the next.
     waiting: VecDeque<(u64, Option<Waker>)>,
 }
 

@@ -156,19 +156,20 @@ impl<C: Channel> Connection<C> {
         options: ReceiveOptions,
     ) -> Result<Received<C::Lent>, TransferError> {
         let asking = (allocator, options);
-        // In blocks of their own, because otherwise the future has room for each of them until its end.
-        let (mut request, Known { key, metadata }, asked) = match {
+        // A block, because otherwise the future has room for what it begins with until its end.
+        let (mut request, Known { key, metadata }, asked) = {
             let begun = poll_fn(|context| Poll::Ready(self.begin(scope, key, asking, context.waker()))).await;
-            match begun {
+            let admission = match begun {
                 Ok(admission) => admission?,
                 Err(mut in_line) => in_line.wait(key, asking).await?,
-            }
-        } {
-            Admission::Request(request, known, asked) => (request, known, asked),
-            Admission::Kept(key, landed) => {
-                let received = handed_out((scope, key), *landed, None, allocator);
-                let is_valid = received.is_valid::<C>();
-                return if is_valid { Ok(received) } else { Box::pin(self.validate(received)).await };
+            };
+            match admission {
+                Admission::Request(request, known, asked) => (request, known, asked),
+                Admission::Kept(key, landed) => {
+                    let received = handed_out((scope, key), *landed, None, allocator);
+                    let is_valid = received.is_valid::<C>();
+                    return if is_valid { Ok(received) } else { Box::pin(self.validate(received)).await };
+                }
             }
         };
         let pulled = request.pull((scope, &key), metadata, asked, allocator, options).await;

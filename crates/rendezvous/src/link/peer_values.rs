@@ -113,15 +113,15 @@ impl PeerValues {
         let cancelled = is_now.then(CancellationToken::new);
         cancelled.iter().for_each(CancellationToken::cancel);
         match asked.take_or_wait(&key, cancelled.as_ref()) {
-            Ok(Ok((value, step))) if is_on_host(&key, &value.value.send_args) => {
+            Take::Now(Ok((value, step))) if is_on_host(&key, &value.value.send_args) => {
                 Take::Now(Ok(Taken::Step { value, on_host: None, step }))
             }
-            Ok(Ok((value, step))) => {
+            Take::Now(Ok((value, step))) => {
                 let held = Held { value: ValueGuard::new(value), step };
                 Take::Later(Box::pin(brought(held, key, self.meter.clone())))
             }
-            Ok(Err(status)) => Take::Now(Err(status)),
-            Err(take) => {
+            Take::Now(Err(status)) => Take::Now(Err(status)),
+            Take::Later(take) => {
                 let meter = self.meter.clone();
                 Take::Later(Box::pin(async move {
                     let (value, step) = take.wait().await?;

@@ -14,18 +14,17 @@ use crate::{
     worker::{Worker, metrics::Timed},
 };
 
-/// An operation with a deadline, which is recorded if it is `timed`. It is pinned by the caller, because passing a future by
+/// An operation with a deadline. It is pinned by the caller, because passing a future by
 /// value would embed a copy of it in each calling future. Of its own kind, and not an `async fn`, for the same reason:
 /// thousands may be under way.
 pub(crate) struct Within<'a, Operation: ?Sized, What> {
     worker: &'a Worker,
-    timed: Option<Timed>,
     limit: Duration,
     /// Describes it in the error of a passed deadline.
     what: What,
     operation: Pin<&'a mut Operation>,
-    /// `None` before the first poll; when that was, if anybody records it.
-    begun: Option<Option<Duration>>,
+    /// What it is recorded as, and when it began, if anybody records it.
+    recorded: Option<(Timed, Duration)>,
     /// Made when the operation has to wait; most need none.
     timer: Option<BoxFuture<'static, ()>>,
 }
@@ -39,7 +38,9 @@ impl Worker {
         what: What,
         operation: Pin<&'a mut Operation>,
     ) -> Within<'a, Operation, What> {
-        Within { timed: Some(timed), ..self.within(limit, what, operation) }
+        let begun = self.operations.times.begin(&*self.node.runtime);
+        let recorded = begun.map(|begun| (timed, begun));
+        Within { recorded, ..self.within(limit, what, operation) }
     }
 
     /// Awaits `operation` for at most `limit`.
@@ -49,7 +50,7 @@ impl Worker {
         what: What,
         operation: Pin<&'a mut Operation>,
     ) -> Within<'a, Operation, What> {
-        Within { worker: self, timed: None, limit, what, operation, begun: None, timer: None }
+        Within { worker: self, limit, what, operation, recorded: None, timer: None }
     }
 }
 
@@ -63,13 +64,13 @@ where
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         let (times, runtime) = (&this.worker.operations.times, &*this.worker.node.runtime);
-        if this.begun.is_none() && this.worker.is_refusing() {
+        // An operation that has a timer was under way before the shutdown.
+        if this.timer.is_none() && this.worker.is_refusing() {
             return Poll::Ready(Err(WorkerError::ShutDown));
         }
-        let begun = *this.begun.get_or_insert_with(|| this.timed.and_then(|_| times.begin(runtime)));
         if let Poll::Ready(ended) = this.operation.as_mut().poll(context) {
-            if let (Ok(_), Some(timed)) = (&ended, this.timed) {
-                times.end(timed, begun, runtime);
+            if let (Ok(_), Some((timed, begun))) = (&ended, this.recorded) {
+                times.end(timed, Some(begun), runtime);
             }
             return Poll::Ready(ended);
         }

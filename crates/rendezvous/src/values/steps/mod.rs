@@ -21,7 +21,7 @@ use std::{
 
 use dashmap::Entry;
 use deferral::{Deferral, Deferred, DeferredSteps};
-use tensorwire_protocol::{Code, Status, StepId};
+use tensorwire_protocol::{Code, Status, StepId, Take};
 use tensorwire_verbs_reactor::Runtime;
 use tokio_util::sync::CancellationToken;
 
@@ -356,11 +356,11 @@ impl Asked {
         self,
         key: impl Into<QueueKey>,
         token: Option<&CancellationToken>,
-    ) -> Result<Result<TakenOfStep, Status>, AskedTake> {
+    ) -> Take<TakenOfStep, AskedTake> {
         let Self { step, deferred } = self;
         match step.take_or_wait(key.into(), token) {
-            Ok(taken) => Ok(taken.map(|value| (value, step))),
-            Err(take) => Err(AskedTake { take, deferred: deferred.map(Box::new), step }),
+            Take::Now(taken) => Take::Now(taken.map(|value| (value, step))),
+            Take::Later(take) => Take::Later(AskedTake { take, deferred: deferred.map(Box::new), step }),
         }
     }
 }
@@ -399,8 +399,8 @@ impl Asked {
         let taken = self.take_or_wait(key, None);
         async {
             match taken {
-                Ok(taken) => taken,
-                Err(take) => take.wait().await,
+                Take::Now(taken) => taken,
+                Take::Later(take) => take.wait().await,
             }
         }
     }

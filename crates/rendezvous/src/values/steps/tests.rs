@@ -288,12 +288,12 @@ fn a_value_that_is_there_is_taken_without_a_wait_and_can_go_back() {
     let step = table.begin(STEP).unwrap();
     send(&table, &step, tensor(1)).unwrap();
     let ask = || table.ask(STEP, PEER).unwrap().take_or_wait("k", None);
-    let Ok(Ok((value, _step))) = ask() else { panic!("the value is there") };
+    let Take::Now(Ok((value, _step))) = ask() else { panic!("the value is there") };
     let waits = ask();
-    assert!(waits.is_err(), "the other has it");
+    assert!(matches!(waits, Take::Later(_)), "the other has it");
     drop(waits);
     value.put_back();
-    let Ok(taken) = ask() else { panic!("the value is there again") };
+    let Take::Now(taken) = ask() else { panic!("the value is there again") };
     assert_eq!(number(taken), 1);
 }
 

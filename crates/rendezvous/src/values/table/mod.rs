@@ -14,7 +14,7 @@ use std::{
     task::Waker,
 };
 
-use tensorwire_protocol::{Code, Status};
+use tensorwire_protocol::{Code, Status, Take as NowOrLater};
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::{
@@ -135,12 +135,15 @@ impl StepQueues {
         self: &Arc<Self>,
         key: QueueKey,
         token: Option<&CancellationToken>,
-    ) -> Result<Result<TakenValue, Status>, CancellableTake> {
+    ) -> NowOrLater<TakenValue, CancellableTake> {
         match self.register(&key, token) {
-            TakeState::Ready(Ok(value)) => Ok(Ok(TakenValue { value, step: self.clone(), key })),
-            TakeState::Ready(Err(status)) => Ok(Err(status)),
-            TakeState::Waiting(place) => Err(CancellableTake::new(Take::waiting(self, key, place), token)),
-            TakeState::Over => Ok(Err(dropped())),
+            TakeState::Ready(ready) => {
+                NowOrLater::Now(ready.map(|value| TakenValue { value, step: self.clone(), key }))
+            }
+            state => {
+                let take = Take { step: self.clone(), key, state };
+                NowOrLater::Later(CancellableTake::new(take, token))
+            }
         }
     }
 

@@ -22,9 +22,9 @@ use super::{
 /// Dropping it removes the receiver from the queue. A value that it was already given returns to its position.
 #[derive(Debug)]
 pub(crate) struct Take {
-    step: Arc<StepQueues>,
-    key: QueueKey,
-    state: TakeState,
+    pub(super) step: Arc<StepQueues>,
+    pub(super) key: QueueKey,
+    pub(super) state: TakeState,
 }
 
 #[derive(Debug)]
@@ -40,11 +40,6 @@ impl Take {
     /// The receiver is queued before this returns, unless a value is available or `token` is cancelled.
     pub(super) fn new(step: &Arc<StepQueues>, key: QueueKey, token: Option<&CancellationToken>) -> Self {
         Self { step: step.clone(), state: step.register(&key, token), key }
-    }
-
-    /// The wait of the receiver `place` in the queue of `key`.
-    pub(super) fn waiting(step: &Arc<StepQueues>, key: QueueKey, place: WaiterIndex) -> Self {
-        Self { step: step.clone(), key, state: TakeState::Waiting(place) }
     }
 
     fn is_waiting(&self) -> bool {
