@@ -14,9 +14,8 @@ use crate::{
     worker::{Worker, metrics::Timed},
 };
 
-/// An operation with a deadline. It is pinned by the caller, because passing a future by
-/// value would embed a copy of it in each calling future. Of its own kind, and not an `async fn`, for the same reason:
-/// thousands may be under way.
+/// An operation with a deadline. It is pinned by the caller, because passing a future by value would embed a copy of it in
+/// each calling future. Of its own kind, and not an `async fn`, for the same reason: thousands may be under way.
 pub(crate) struct Within<'a, Operation: ?Sized, What> {
     worker: &'a Worker,
     limit: Duration,
