@@ -37,7 +37,7 @@ async fn fetch(member: &Member, from: usize, is_last: bool, rng: &mut Rng) {
     let (target, what) = (Target::any_life(from), format!("fetch {which} of worker {from} in a crowd"));
     let fetch = peer.fetch(&published).sharing(Sharing::Copy).into_future();
     let fetched = if is_last {
-        member.operation(target, what, fetch).await
+        member.operation(target, what, fetch).await.ok()
     } else {
         member.impatient(target, what, rng.pick([1, 1, 2, 3]), fetch).await.ok().flatten()
     };

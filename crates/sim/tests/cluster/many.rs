@@ -26,7 +26,7 @@ pub(super) async fn fetch(member: &Member, from: usize, rng: &mut Rng) {
     let fetched = if rng.chance(1, 4) {
         member.impatient(target, what, rng.below(12), fetch).await.ok().flatten()
     } else {
-        member.operation(target, what, fetch).await
+        member.operation(target, what, fetch).await.ok()
     };
     for ((which, oldest), tensor) in wanted.iter().zip(oldest).zip(fetched.iter().flatten()) {
         let allowed = member.run.truth().published[from][*which].clone();
@@ -97,16 +97,17 @@ async fn receive(
     keys: &[Key],
     rng: &mut Rng,
 ) -> Result<Vec<Tensor>, Ended> {
-    for attempt in 0.. {
+    let mut attempt = 0;
+    loop {
         let what = format!("attempt {attempt} at {KEYS} keys of step {step} from worker {}", target.peer);
         let step = member.worker.shared_step(step);
         let receive = step.recv_many(keys).into_future();
         if attempt % 4 == 3 || !rng.chance(1, 3) {
-            return member.operation(target, what, receive).await.ok_or(Ended);
+            return member.operation(target, what, receive).await;
         }
         if let Some(tensors) = member.impatient(target, what, rng.below(12), receive).await? {
             return Ok(tensors);
         }
+        attempt += 1;
     }
-    Err(Ended)
 }

@@ -145,9 +145,9 @@ impl Target {
     }
 }
 
-/// An operation ended with an error.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Ended;
+/// How an operation ended with an error, which is in the ledger.
+#[derive(Debug)]
+pub(super) struct Ended(pub(super) OperationResult);
 
 /// One incarnation of one worker.
 #[derive(Debug, Clone)]
@@ -313,22 +313,22 @@ impl Member {
     }
 
     /// Awaits one operation and enters its result into the ledger.
+    ///
+    /// # Errors
+    /// It ended with an error.
     pub(super) async fn operation<T>(
         &self,
         target: Target,
         what: String,
         operation: impl Future<Output = Result<T, WorkerError>>,
-    ) -> Option<T> {
+    ) -> Result<T, Ended> {
         let entry = self.node.begin(Some(&address(target.peer)), what);
         match operation.await {
             Ok(value) => {
                 entry.end(&OperationResult::Done);
-                Some(value)
+                Ok(value)
             }
-            Err(error) => {
-                self.failed(entry, target, &error);
-                None
-            }
+            Err(error) => Err(self.failed(entry, target, &error)),
         }
     }
 
@@ -349,10 +349,7 @@ impl Member {
                 entry.end(&OperationResult::Done);
                 return Ok(Some(value));
             }
-            Some(Err(error)) => {
-                self.failed(entry, target, &error);
-                return Err(Ended);
-            }
+            Some(Err(error)) => return Err(self.failed(entry, target, &error)),
             None => OperationResult::Cancelled,
         };
         entry.end(&result);
@@ -360,9 +357,11 @@ impl Member {
     }
 
     /// An operation of a step that was over before may report that long after the step has ended.
-    fn failed(&self, entry: Operation, target: Target, error: &WorkerError) {
+    fn failed(&self, entry: Operation, target: Target, error: &WorkerError) -> Ended {
         let entry = if error.is_derived() { entry.part_of(self.run.truth().round_began) } else { entry };
-        entry.end_because(&self.result(target, error), error);
+        let result = self.result(target, error);
+        entry.end_because(&result, error);
+        Ended(result)
     }
 
     fn result(&self, target: Target, error: &WorkerError) -> OperationResult {

@@ -92,7 +92,7 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
         let fetched = if rng.chance(1, 4) {
             member.impatient(target, what, rng.below(12), fetch).await.ok().flatten()
         } else {
-            member.operation(target, what, fetch).await
+            member.operation(target, what, fetch).await.ok()
         };
         match fetched {
             Some(tensor) => {
@@ -122,7 +122,7 @@ async fn fetch_into(member: &Member, from: usize, which: usize, rng: &mut Rng) {
     let filled = if rng.chance(1, 4) {
         member.impatient(target, what, rng.below(12), fetch).await.ok().flatten()
     } else {
-        member.operation(target, what, fetch).await
+        member.operation(target, what, fetch).await.ok()
     };
     if let Some(filled) = filled {
         let allowed = member.run.truth().published[from][which].clone();
@@ -193,10 +193,10 @@ async fn list(member: &Member, from: usize) {
     let peer = member.worker.peer(&name(from)).unwrap();
     let (target, what) = (Target::any_life(from), format!("list of worker {from}"));
     let listed = member.operation(target, what, peer.list().into_future()).await;
-    let names: Option<Vec<String>> = listed.map(|list| list.into_iter().map(|entry| entry.name).collect());
+    let names: Result<Vec<String>, _> = listed.map(|list| list.into_iter().map(|entry| entry.name).collect());
     let all: Vec<String> = (0..NAMES).map(|which| member.run.setup.published(which)).collect();
     // The last one may be withdrawn, and a worker that has just started again not have published everything.
-    if names.is_some_and(|names| !all.starts_with(&names)) {
+    if names.is_ok_and(|names| !all.starts_with(&names)) {
         member.run.handle.fail(Violation::Data("a list is out of order or has strange names".into()));
     }
 }
@@ -209,7 +209,8 @@ struct Sent {
     dead: bool,
 }
 
-/// Values under one key of a step, from `peer` to `member`, who must get them whole and in order.
+/// Values under one key of a step, from `peer` to `member`, who must get them whole and in order, and asks once more after
+/// a failure.
 fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, jobs: &mut Vec<Job>) {
     let values: Vec<Sent> = (0..rng.within(3..9))
         .map(|_| {
@@ -231,17 +232,27 @@ fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, j
         let key = key.with_incarnation(incarnation);
         let target = Target { incarnation: Some(incarnation), ..Target::any_life(from) };
         let mut held = Held::new(&member);
-        for (number, sent) in values.iter().enumerate() {
+        let (mut number, mut has_failed) = (0, false);
+        while let Some(sent) = values.get(number) {
             pause(&member, &mut rng).await;
             let step = member.worker.shared_step(step);
             let what = format!("receive {number} of step {} from worker {from}", step.id());
             let received = receive(&member, &step, &key, sent.length, &mut rng);
-            let Some(tensor) = member.operation(target, what, received).await else { return };
-            member.check(&tensor, sent.transfer);
-            member.run.count(Kind::Sent);
-            held.keep(tensor.clone(), sent.transfer, 0, &mut rng);
-            if tensor.is_dead() != sent.dead {
-                member.run.handle.fail(Violation::Data("a value is dead at one end only".into()));
+            match member.operation(target, what, received).await {
+                Ok(tensor) => {
+                    member.check(&tensor, sent.transfer);
+                    member.run.count(Kind::Sent);
+                    held.keep(tensor.clone(), sent.transfer, 0, &mut rng);
+                    if tensor.is_dead() != sent.dead {
+                        member.run.handle.fail(Violation::Data("a value is dead at one end only".into()));
+                    }
+                    number += 1;
+                }
+                // This value alone is lost.
+                Err(Ended(OperationResult::Corrupted)) => number += 1,
+                // If it is lost, so are all after it: none of them may come in its place.
+                Err(_) if !has_failed => has_failed = true,
+                Err(_) => return,
             }
         }
     }));
@@ -310,7 +321,7 @@ fn impatient_stream(
             let polls = rng.below(12);
             let receive = receive(&member, &step, &key, longest, &mut rng);
             let received = if attempt % 8 == 7 {
-                member.operation(target, what, receive).await.map(Some).ok_or(Ended)
+                member.operation(target, what, receive).await.map(Some)
             } else {
                 member.impatient(target, what, polls, receive).await
             };
@@ -324,7 +335,7 @@ fn impatient_stream(
                 }
                 Ok(None) => was_cancelled = true,
                 // What was under way is lost, and the step with it.
-                Err(Ended) => return,
+                Err(_) => return,
             }
         }
     }));
