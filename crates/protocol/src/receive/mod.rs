@@ -167,8 +167,7 @@ impl<C: Channel> Connection<C> {
                 Admission::Request(request, known, asked) => (request, known, asked),
                 Admission::Kept(key, landed) => {
                     let received = handed_out((scope, key), *landed, None, allocator);
-                    let is_valid = received.is_valid::<C>();
-                    return if is_valid { Ok(received) } else { Box::pin(self.validate(received)).await };
+                    return Box::pin(self.validate(received)).await;
                 }
             }
         };
