@@ -79,6 +79,24 @@ fn a_value_put_back_after_its_queue_was_emptied_keeps_its_place() {
 }
 
 #[test]
+fn a_key_has_its_own_values_where_the_queue_of_another_was() {
+    let table = table(10);
+    let step = table.begin(STEP).unwrap();
+    let send = |key, value| table.send(&step, key, SendArgs::default(), tensor(value)).unwrap();
+    send("first", 1);
+    send("second", 2);
+    let taken = step.take("first").now_or_never().unwrap().unwrap();
+    let receiver = step.take("third");
+    taken.put_back();
+    send("third", 3);
+    assert_eq!(number(&receiver.now_or_never().unwrap().unwrap()), 3);
+    for (key, value) in [("first", 1), ("second", 2)] {
+        assert_eq!(take_now(&step, key), Some(Ok(value)));
+        assert_eq!(take_now(&step, key), None);
+    }
+}
+
+#[test]
 fn s2_9_13_after_an_abort_sends_and_receives_get_the_first_status() {
     let table = table(10);
     let step = table.begin(STEP).unwrap();
