@@ -356,9 +356,10 @@ impl Member {
         Ok(None)
     }
 
-    /// An operation of a step that was over before may report that long after the step has ended.
+    /// An operation of a step that was over before, here or at the peer, may report that long after the step has ended.
     fn failed(&self, entry: Operation, target: Target, error: &WorkerError) -> Ended {
-        let entry = if error.is_derived() { entry.part_of(self.run.truth().round_began) } else { entry };
+        let was_over = error.code() == Code::Aborted;
+        let entry = if was_over { entry.part_of(self.run.truth().round_began) } else { entry };
         let result = self.result(target, error);
         entry.end_because(&result, error);
         Ended(result)
