@@ -2,7 +2,7 @@
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
-use tensorwire_verbs_reactor::{QueuePairCore, RegionTable};
+use tensorwire_verbs_reactor::{LatestRegions, QueuePairCore, RegionTable};
 use tokio::io::unix::AsyncFd;
 
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     ring::{OwnPage, PeerPage},
 };
 
-/// The parts of a connection that do not change.
+/// The parts of a connection that need no lock.
 #[derive(Debug)]
 pub(super) struct Connection {
     pub(super) core: Arc<QueuePairCore>,
@@ -36,4 +36,6 @@ pub(super) struct Connection {
     /// The catalogue of this side's domain.
     pub(super) catalogue: Arc<OwnCatalogue>,
     pub(super) peer_catalogue: Arc<NeighbourCatalogue>,
+    /// Regions of the peer that short writes used last.
+    pub(super) latest: LatestRegions,
 }

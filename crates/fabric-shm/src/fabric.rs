@@ -9,8 +9,8 @@ use std::{
 use tensorwire_memory::{Block, BlockId};
 use tensorwire_verbs_reactor::{
     Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Driver, Fabric,
-    FabricError, FabricKind, Patience, Prepared, QueuePair, QueuePairConfig, QueuePairCore, RegionTable,
-    RemoteRegion, Runtime, Spinner, Wait,
+    FabricError, FabricKind, LatestRegions, Patience, Prepared, QueuePair, QueuePairConfig, QueuePairCore,
+    RegionTable, RemoteRegion, Runtime, Spinner, Wait,
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -281,6 +281,7 @@ impl ShmPrepared {
             blocks,
             catalogue: offer.catalogue,
             peer_catalogue: Arc::new(catalogue),
+            latest: LatestRegions::default(),
         }));
         let patience = Patience::new(spinner, runtime.clone());
         let driver = Box::pin(Driver::new(ShmDriven::new(link.clone(), bell, death), patience));

@@ -54,6 +54,7 @@ mod ring;
 mod sequence;
 mod sync;
 mod sys;
+mod tail;
 mod target;
 #[cfg(test)]
 mod tests;

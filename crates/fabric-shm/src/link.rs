@@ -17,7 +17,8 @@ use crate::{
     catalogue::Reader,
     connection::Connection,
     ending::End,
-    producer::{Post, Producer, Returned},
+    limits::INLINE_BYTES,
+    producer::{self, Post, Producer, Returned},
     target::{Progress, Target},
 };
 
@@ -26,7 +27,8 @@ use crate::{
 /// There are two locks. `target` is locked while the peer's writes are executed and their arrivals are passed to the
 /// user. It is only ever *tried*, so no task waits for a copy, and a sink may call back into this link. `producer` is
 /// locked for the few instructions of posting or reaping. `target` comes first where both are locked. `producer` is
-/// not locked while arrivals and completions are passed on.
+/// not locked while arrivals and completions are passed on. A short write that nobody awaits is posted
+/// [without a lock](crate::tail).
 #[derive(Debug)]
 pub(super) struct ShmLink {
     connection: Connection,
@@ -45,9 +47,8 @@ pub(super) struct ShmLink {
     /// Descriptors executed and completions reaped after the latest round. Read without a lock.
     executed: AtomicU64,
     reaped: AtomicU64,
-    /// [`Producer::awaited`] and [`Producer::posted`] after the latest post.
+    /// [`Producer::awaited`] after the latest post.
     awaited: AtomicU64,
-    posted: AtomicU64,
     /// The peer's count of released leases when leases were last reclaimed.
     released: AtomicU64,
     /// [`Producer::copied_by_peer`] after the latest post or completion.
@@ -84,7 +85,6 @@ impl ShmLink {
             executed: AtomicU64::new(0),
             reaped: AtomicU64::new(0),
             awaited: AtomicU64::new(0),
-            posted: AtomicU64::new(0),
             released: AtomicU64::new(0),
             copied_by_peer: AtomicU64::new(0),
             waits: AtomicBool::new(false),
@@ -205,11 +205,11 @@ impl ShmLink {
 
     /// Notes an impossible count of completions. Nothing else looks at it while no completion is awaited.
     fn check_count(&self) {
-        let known = self.reaped.load(Ordering::Relaxed)..=self.posted.load(Ordering::Relaxed);
-        // What is known without the lock may be older than the peer's count.
-        if !known.contains(&self.connection.peer.consumed())
-            && self.producer().consumed(&self.connection).is_err()
-        {
+        let Connection { peer, own, .. } = &self.connection;
+        let consumed = peer.consumed();
+        // Another task may have reaped since.
+        let known = self.reaped.load(Ordering::Relaxed)..=own.tail.next();
+        if !known.contains(&consumed) && self.producer().consumed(&self.connection).is_err() {
             self.lied.store(true, Ordering::Relaxed);
         }
     }
@@ -395,11 +395,19 @@ impl ShmLink {
         Ok(any)
     }
 
+    /// As [`Tail::take_quiet`](crate::tail::Tail::take_quiet), once no more positions are allowed.
+    #[cold]
+    fn take_quiet(&self) -> Option<u64> {
+        let mut producer = self.producer();
+        let position = producer.take_quiet(&self.connection);
+        self.reaped.store(producer.completed(), Ordering::Relaxed);
+        position
+    }
+
     /// Updates the fields that are read without a lock.
     fn note(&self, producer: &Producer) {
         self.copied_by_peer.store(producer.copied_by_peer(), Ordering::Relaxed);
         self.awaited.store(producer.awaited(), Ordering::Relaxed);
-        self.posted.store(producer.posted(), Ordering::Relaxed);
         let waits = producer.is_waiting() || producer.has_reads_waiting();
         self.waits.store(waits, Ordering::Relaxed);
     }
@@ -458,7 +466,7 @@ impl ShmLink {
         self.connection.own.set_closed(end.code);
         // Writes that the peer has executed before succeed. An invalid page changes nothing any more.
         let _nonsense_is_ignored = self.reap();
-        let read_by_peer = self.producer().end(&end.error);
+        let read_by_peer = self.producer().end(&self.connection, &end.error);
         drop(read_by_peer);
         // From here on a lease ends only when the peer releases it, or is dead. The driver waits for either.
         self.connection.own.set_listens(true);
@@ -507,15 +515,21 @@ impl Link for ShmLink {
         remote: Option<&RemoteRange>,
         immediate: Option<Immediate>,
     ) -> Option<Result<(), FabricError>> {
-        let mut producer = self.producer();
-        let posted = producer.submit_inline(&self.connection, bytes, remote, immediate);
-        self.reaped.store(producer.completed(), Ordering::Relaxed);
-        self.posted.store(producer.posted(), Ordering::Relaxed);
-        drop(producer);
-        if let Some(Ok(())) = posted {
-            self.connection.ringer.ring_if_asleep(&self.connection.peer);
+        if bytes.len() > INLINE_BYTES {
+            return None;
         }
-        posted
+        let Connection { core, own, latest, ringer, peer, .. } = &self.connection;
+        let length = bytes.len() as u64;
+        let region = match latest.aim(core.remote_regions(), length, remote) {
+            Ok(region) => region,
+            Err(error) => return Some(Err(error)),
+        };
+        let position = own.tail.take_quiet().or_else(|| self.take_quiet())?;
+        let remote = remote.zip(region).map(|(range, region)| (*range, region.key));
+        producer::put_quiet(&self.connection, position, bytes, remote, immediate);
+        core.count_sent(length);
+        ringer.ring_if_asleep(peer);
+        Some(Ok(()))
     }
 
     fn drive(&self) {

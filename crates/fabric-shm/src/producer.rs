@@ -11,8 +11,8 @@ use tensorwire_memory::{
     copy::{CopyReason, copy_raw},
 };
 use tensorwire_verbs_reactor::{
-    FabricError, FabricKind, Immediate, LatestRegions, PeerViolation, ReadPart, RemoteRange, RemoteRegions,
-    SlotKey, WorkRequest,
+    FabricError, FabricKind, Immediate, PeerViolation, ReadPart, RemoteRange, RemoteRegions, SlotKey,
+    WorkRequest,
 };
 
 use crate::{
@@ -77,14 +77,14 @@ pub(super) enum Post {
 /// The state of the requester's half. The peer cannot write any of it.
 #[derive(Debug, Default)]
 pub(super) struct Producer {
-    /// Position of the next descriptor.
-    tail: u64,
     /// Descriptors whose completion was reaped.
     completed: u64,
     /// Bytes that the peer copies to execute the descriptors in the ring.
     copied_by_peer: u64,
     /// Position after the latest descriptor that is not quiet.
     awaited: u64,
+    /// Where the positions end that quiet descriptors were ever allowed to take.
+    quiet_until: u64,
     /// Descriptors in the ring that are not quiet, oldest first.
     posted: VecDeque<Entry>,
     /// Operations that wait for the socket or the ring; at most as many as the send queue is deep.
@@ -94,8 +94,6 @@ pub(super) struct Producer {
     leases: Leases,
     reads: Reads,
     answers: Answers,
-    /// Regions of the peer that `submit_inline` used last.
-    latest: LatestRegions,
     /// Empty between calls; reused for the descriptors of one operation.
     prepared: Vec<Prepared>,
     /// Set once: nothing is posted any more.
@@ -110,6 +108,8 @@ impl Producer {
         }
         let post = if self.waiting.is_empty() { self.post(connection, key, request) } else { Post::Waiting };
         if matches!(post, Post::Waiting) {
+            // What is posted from now on comes after it.
+            self.allow_quiet(connection, 0);
             self.waiting.push_back((key, request.clone()));
         }
         post
@@ -143,11 +143,6 @@ impl Producer {
         self.copied_by_peer
     }
 
-    /// Position after the latest descriptor.
-    pub(super) fn posted(&self) -> u64 {
-        self.tail
-    }
-
     /// Position after the latest descriptor that is not quiet. There is nothing to reap for the ones after it.
     pub(super) fn awaited(&self) -> u64 {
         self.awaited
@@ -169,7 +164,7 @@ impl Producer {
     /// [`PeerViolation::Malformed`] if the peer's count is impossible.
     pub(super) fn consumed(&self, connection: &Connection) -> Result<u64, PeerViolation> {
         let consumed = connection.peer.consumed();
-        let possible = (self.completed..=self.tail).contains(&consumed);
+        let possible = (self.completed..=connection.own.tail.next()).contains(&consumed);
         possible.then_some(consumed).ok_or(PeerViolation::Malformed)
     }
 
@@ -196,66 +191,45 @@ impl Producer {
         Ok(None)
     }
 
-    /// Posts a quiet write, whose bytes travel in the descriptor. `None` if the bytes are too many, or if the ring has
-    /// no room for it beside that which is reserved for operations and answers.
-    ///
-    /// # Errors
-    /// The checks that a NIC makes before a write leaves.
-    pub(super) fn submit_inline(
-        &mut self,
-        connection: &Connection,
-        bytes: &[u8],
-        remote: Option<&RemoteRange>,
-        immediate: Option<Immediate>,
-    ) -> Option<Result<(), FabricError>> {
-        if self.over.is_some() || !self.waiting.is_empty() || bytes.len() > INLINE_BYTES {
+    /// Allows further quiet descriptors, as far as the ring has room for them beside that which is reserved for operations
+    /// and answers, and takes a position for one. `None` if there is no room, or if operations wait, which were posted
+    /// before.
+    pub(super) fn take_quiet(&mut self, connection: &Connection) -> Option<u64> {
+        if self.over.is_some() || !self.waiting.is_empty() {
             return None;
         }
-        if !self.has_quiet_room(connection) {
-            return None;
-        }
-        let known = connection.core.remote_regions();
-        let region = match self.latest.aim(known, bytes.len() as u64, remote) {
-            Ok(region) => region,
-            Err(error) => return Some(Err(error)),
-        };
-        let remote = remote.zip(region).map(|(range, region)| (*range, region.key));
-        let source = Source::in_ring(bytes);
-        stage(connection, self.tail, source, bytes);
-        let immediate = immediate.map(|immediate| immediate.0);
-        let descriptor = Descriptor { immediate, continues: false, is_quiet: true, remote, source };
-        self.put(connection, &descriptor);
-        connection.core.count_inline(bytes.len() as u64);
-        Some(Ok(()))
-    }
-
-    /// Whether the ring has room for one more quiet descriptor.
-    fn has_quiet_room(&mut self, connection: &Connection) -> bool {
+        self.forget_quiet(connection);
         let promised = u64::from(connection.core.config().send_depth + READS_MAX);
         let slots = u64::from(connection.own.slots());
         let room = slots.saturating_sub(promised);
-        // Looked at only when it matters: the peer writes that cache line.
-        if self.quiet() >= room.min(slots / 4) {
-            self.forget_quiet(connection.peer.consumed());
-        }
-        self.quiet() < room && self.has_room(connection, 1)
+        // The others in the ring are not quiet.
+        let first = self.completed + self.posted.len() as u64;
+        let tail = &connection.own.tail;
+        // The peer writes the cache line of its count: it is looked at again before there is no room any more, and then with
+        // each.
+        let until = (first + room.min(slots / 4)).max(tail.next() + 1).min(first + room);
+        self.allow_quiet(connection, until.min(self.completed + slots));
+        tail.take_quiet()
     }
 
-    /// Number of quiet descriptors in the ring.
-    fn quiet(&self) -> u64 {
-        self.tail - self.completed - self.posted.len() as u64
+    fn allow_quiet(&mut self, connection: &Connection, until: u64) {
+        connection.own.tail.allow_quiet(until);
+        self.quiet_until = self.quiet_until.max(until);
     }
 
     /// Removes the oldest descriptors, as far as they are quiet and the peer has executed them.
-    fn forget_quiet(&mut self, consumed: u64) {
-        let first_awaited = self.posted.front().map_or(self.tail, |oldest| oldest.position);
+    fn forget_quiet(&mut self, connection: &Connection) {
+        let consumed = connection.peer.consumed();
+        let first_awaited =
+            self.posted.front().map_or_else(|| connection.own.tail.next(), |oldest| oldest.position);
         self.completed = self.completed.max(consumed.min(first_awaited));
     }
 
     /// Refuses everything from now on. Operations in line end when the caller fails their slots. Gives the bytes that
     /// the peer may be reading: the caller drops them, without a lock, after it has closed the connection.
-    pub(super) fn end(&mut self, error: &FabricError) -> Vec<Buf> {
+    pub(super) fn end(&mut self, connection: &Connection, error: &FabricError) -> Vec<Buf> {
         self.over = Some(error.clone());
+        self.allow_quiet(connection, 0);
         mem::take(&mut self.waiting);
         mem::take(&mut self.reads);
         let posted = mem::take(&mut self.posted).into_iter().filter_map(|entry| match entry.purpose {
@@ -288,25 +262,30 @@ impl Producer {
     /// # Errors
     /// An answer cannot be given, which ends the connection.
     pub(super) fn serve_reads(&mut self, connection: &Connection) -> Result<(bool, bool), FabricError> {
-        let before = self.tail;
+        let mut any = false;
         while self.has_room(connection, 1)
             && let Some(descriptor) = self.next_answer(connection)?
         {
             let Some(answer) = self.answers.waiting.pop_front() else { break };
-            self.answers.published(self.tail);
-            self.put_awaited(connection, &descriptor, Purpose::Answer(answer.bytes));
+            let position = connection.own.tail.take(1);
+            self.answers.published(position);
+            self.put_awaited(connection, position, &descriptor, Purpose::Answer(answer.bytes));
+            any = true;
         }
-        self.ask_reads(connection);
+        any |= self.ask_reads(connection);
         let returned = connection.peer.consumed() > self.completed;
-        Ok((self.tail != before, self.has_reads_waiting() && returned))
+        Ok((any, self.has_reads_waiting() && returned))
     }
 
-    fn ask_reads(&mut self, connection: &Connection) {
+    fn ask_reads(&mut self, connection: &Connection) -> bool {
+        let mut any = false;
         while self.has_room(connection, 1)
             && let Some(descriptor) = self.reads.ask()
         {
-            self.put_awaited(connection, &descriptor, Purpose::Part);
+            self.put_awaited(connection, connection.own.tail.take(1), &descriptor, Purpose::Part);
+            any = true;
         }
+        any
     }
 
     /// The descriptor of the first waiting answer; `None` while the socket has no room for its block's memfd.
@@ -323,23 +302,25 @@ impl Producer {
         Ok(Some(Descriptor { immediate: None, continues: false, is_quiet: false, remote: None, source }))
     }
 
-    /// Whether `weight` more descriptors fit the ring. Operations have reserved their slots and answers are bounded, so
-    /// that there is room unless completions were not reaped yet. A descriptor is never overwritten before that.
+    /// Whether `weight` more descriptors fit the ring, beside the quiet ones that other threads may post meanwhile.
+    /// Operations have reserved their slots and answers are bounded, so that there is room unless completions were not
+    /// reaped yet. A descriptor is never overwritten before that.
     fn has_room(&self, connection: &Connection, weight: u64) -> bool {
-        self.tail - self.completed + weight <= u64::from(connection.own.slots())
+        let taken = connection.own.tail.next().max(self.quiet_until);
+        taken - self.completed + weight <= u64::from(connection.own.slots())
     }
 
-    fn put(&mut self, connection: &Connection, descriptor: &Descriptor) {
-        connection.own.set_cpu();
-        connection.own.publish(self.tail, &descriptor.encode());
-        self.tail += 1;
-    }
-
-    /// As [`put`](Self::put), of a descriptor that is not quiet.
-    fn put_awaited(&mut self, connection: &Connection, descriptor: &Descriptor, purpose: Purpose) {
-        let (position, copied) = (self.tail, descriptor.copied());
-        self.put(connection, descriptor);
-        self.awaited = self.tail;
+    /// Publishes a descriptor that is not quiet.
+    fn put_awaited(
+        &mut self,
+        connection: &Connection,
+        position: u64,
+        descriptor: &Descriptor,
+        purpose: Purpose,
+    ) {
+        put(connection, position, descriptor);
+        let copied = descriptor.copied();
+        self.awaited = position + 1;
         self.copied_by_peer += copied;
         self.posted.push_back(Entry { position, purpose, copied });
     }
@@ -404,10 +385,12 @@ impl Producer {
 
     /// Puts descriptors into the ring; the last one completes the operation.
     fn publish(&mut self, connection: &Connection, posted: Posted, prepared: &[Prepared]) {
-        for Prepared { descriptor, local } in prepared {
-            stage(connection, self.tail, descriptor.source, local);
+        // All at once: nothing comes between the pieces of a write.
+        let first = connection.own.tail.take(prepared.len() as u64);
+        for (position, Prepared { descriptor, local }) in (first..).zip(prepared) {
+            stage(connection, position, descriptor.source, local);
             let purpose = if descriptor.continues { Purpose::Part } else { Purpose::Last(posted) };
-            self.put_awaited(connection, descriptor, purpose);
+            self.put_awaited(connection, position, descriptor, purpose);
         }
     }
 
@@ -485,6 +468,26 @@ impl Producer {
     }
 }
 
+/// Publishes a quiet write of at most [`INLINE_BYTES`], which travel in the descriptor, in a position that was taken for
+/// it.
+pub(super) fn put_quiet(
+    connection: &Connection,
+    position: u64,
+    bytes: &[u8],
+    remote: Option<(RemoteRange, u32)>,
+    immediate: Option<Immediate>,
+) {
+    let source = Source::in_ring(bytes);
+    stage(connection, position, source, bytes);
+    let immediate = immediate.map(|immediate| immediate.0);
+    put(connection, position, &Descriptor { immediate, continues: false, is_quiet: true, remote, source });
+}
+
+fn put(connection: &Connection, position: u64, descriptor: &Descriptor) {
+    connection.own.set_cpu();
+    connection.own.publish(position, &descriptor.encode());
+}
+
 /// Makes the checks that a NIC makes before a write leaves, for the whole operation before any piece is posted.
 fn aim(connection: &Connection, request: &WorkRequest) -> Result<(), FabricError> {
     let regions = connection.core.remote_regions();
@@ -543,14 +546,15 @@ fn will_be_told(error: &io::Error) -> bool {
     matches!(error.kind(), WouldBlock | Interrupted | BrokenPipe | ConnectionReset | NotConnected)
 }
 
-/// Copies a payload into the slot of `position`, if it belongs there: it has at most [`INLINE_BYTES`] then.
+/// Copies a payload into the slot of `position`, which the caller has taken, if it belongs there: it has at most [`INLINE_BYTES`] then.
 fn stage(connection: &Connection, position: u64, source: Source, local: &[u8]) {
     if source != Source::Inline {
         return;
     }
     let length = local.len().min(INLINE_BYTES);
-    // SAFETY: the slot has room for `INLINE_BYTES` and is not published, so nobody reads it; `local` is readable
-    // for its length and lies in another mapping.
+    // SAFETY: the slot has room for `INLINE_BYTES` and is not published, so nobody reads it; no other thread has taken
+    // `position`, or another of the same slot before the peer executed this one; `local` is readable for its length and
+    // lies in another mapping.
     unsafe {
         copy_raw(connection.own.inline_pointer(position), local.as_ptr(), length, CopyReason::ShmInline);
     };

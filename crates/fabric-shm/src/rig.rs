@@ -9,8 +9,8 @@ use std::{
 
 use tensorwire_memory::{BufMut, Granted, Pool, PoolConfig};
 use tensorwire_verbs_reactor::{
-    Access, Capabilities, FabricKind, Look, QueuePair, QueuePairConfig, QueuePairCore, RegionTable,
-    RemoteRange, Runtime, TokioRuntime,
+    Access, Capabilities, FabricKind, LatestRegions, Look, QueuePair, QueuePairConfig, QueuePairCore,
+    RegionTable, RemoteRange, Runtime, TokioRuntime,
 };
 use tokio::io::Interest;
 
@@ -90,6 +90,7 @@ impl Rig {
             blocks,
             catalogue: Arc::new(OwnCatalogue::new(LEASE_CAPS).unwrap()),
             peer_catalogue: Arc::new(peer_catalogue),
+            latest: LatestRegions::default(),
         }));
         let sees = PeerPage::import(own_fd.as_fd(), page.slots()).unwrap();
         let pool = Pool::new(PoolConfig { block_bytes: 1 << 20, ..PoolConfig::new("victim") }).unwrap();

@@ -33,6 +33,7 @@ use crate::{
     limits::{CLAIMS_MAX, INLINE_BYTES, LEASES_MAX, SHORT_BYTES, SLOTS_MAX},
     sequence,
     sys::{self, Mapping},
+    tail::Tail,
     words,
 };
 
@@ -334,6 +335,8 @@ impl Page {
 #[derive(Debug)]
 pub(super) struct OwnPage {
     page: Page,
+    /// The positions of its ring.
+    pub(super) tail: Tail,
 }
 
 impl OwnPage {
@@ -347,7 +350,7 @@ impl OwnPage {
         // The peer checks for holes, and pages that were never touched would count as holes.
         mapping.populate(0, length)?;
         sys::seal(fd.as_fd())?;
-        let own = Self { page: Page { mapping, slots } };
+        let own = Self { page: Page { mapping, slots }, tail: Tail::new() };
         own.page.word(MAGIC_AT).store(MAGIC, Ordering::Release);
         Ok((own, fd))
     }
@@ -357,8 +360,8 @@ impl OwnPage {
         self.page.slots
     }
 
-    /// The address of the inline payload of `position`: [`INLINE_BYTES`] that this side may write until `position` is
-    /// published.
+    /// The address of the inline payload of `position`: [`INLINE_BYTES`] that the thread which took `position` may write
+    /// until it is published.
     pub(super) fn inline_pointer(&self, position: u64) -> *mut u8 {
         // SAFETY: `slot_at` gives a slot of the page set for any position, and all slots lie inside the mapping.
         unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }

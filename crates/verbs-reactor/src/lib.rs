@@ -41,6 +41,7 @@ mod help;
 mod kind;
 mod link;
 mod look;
+mod noted;
 mod queue_pair;
 mod range;
 mod read;

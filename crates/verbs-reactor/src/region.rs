@@ -14,7 +14,7 @@ use tensorwire_testpoints::sync::{Mutex, RwLock};
 
 use crate::{
     FabricError, FabricKind, PeerViolation, ReadSegment, RegionGeneration, RegionId, RemoteRange, Runtime,
-    Segment,
+    Segment, noted::Noted,
 };
 
 /// What a region is for. Decides only how copies into it are counted.
@@ -84,13 +84,21 @@ pub struct RemoteRegions {
     changes: AtomicU64,
 }
 
-/// A cache of the two regions that were used last, for one thread at a time. Most writes find their region here and
-/// take no lock.
-#[derive(Debug, Default)]
+/// A cache of the two regions that were used last. Most writes find their region here and take no lock.
+#[derive(Debug)]
 pub struct LatestRegions {
-    changes: u64,
-    /// The newest first.
-    regions: [Option<RemoteRegion>; 2],
+    regions: [Noted<NOTED_WORDS>; 2],
+    /// How many were noted.
+    noted: AtomicU64,
+}
+
+/// Words of a region in the cache.
+const NOTED_WORDS: usize = 5;
+
+impl Default for LatestRegions {
+    fn default() -> Self {
+        Self { regions: [Noted::new(), Noted::new()], noted: AtomicU64::new(0) }
+    }
 }
 
 impl LatestRegions {
@@ -100,37 +108,50 @@ impl LatestRegions {
     /// As there.
     #[inline]
     pub fn aim(
-        &mut self,
+        &self,
         known: &RemoteRegions,
         bytes: u64,
         range: Option<&RemoteRange>,
     ) -> Result<Option<RemoteRegion>, FabricError> {
         let Some(range) = range else { return known.aim(bytes, None) };
         let changes = known.changes.load(Ordering::Acquire);
-        if self.changes != changes {
-            *self = Self { changes, regions: [None; 2] };
-        }
-        let latest = self.regions.iter().flatten().find(|region| region.region == range.region);
+        let latest = self.regions.iter().find_map(|noted| {
+            let (of, region) = unpacked(noted.read()?);
+            (of == changes && region.region == range.region).then_some(region)
+        });
         match latest {
-            Some(region) => aim_at(*region, bytes, range).map(Some),
-            None => self.look_up(known, bytes, range),
+            Some(region) => aim_at(region, bytes, range).map(Some),
+            None => self.look_up(known, changes, bytes, range),
         }
     }
 
     /// As [`aim`](Self::aim), for a region that was not used lately.
     #[cold]
     fn look_up(
-        &mut self,
+        &self,
         known: &RemoteRegions,
+        changes: u64,
         bytes: u64,
         range: &RemoteRange,
     ) -> Result<Option<RemoteRegion>, FabricError> {
         let region = known.aim(bytes, Some(range))?;
-        if region.is_some() {
-            self.regions = [region, self.regions[0]];
+        if let Some(region) = region {
+            let oldest = self.noted.fetch_add(1, Ordering::Relaxed) % self.regions.len() as u64;
+            self.regions[oldest as usize].note(packed(changes, region));
         }
         Ok(region)
     }
+}
+
+/// A region, and how often the known ones had changed when it was looked up.
+fn packed(changes: u64, region: RemoteRegion) -> [u64; NOTED_WORDS] {
+    let RemoteRegion { region, generation, base, length, key } = region;
+    [changes, u64::from(region.0) | u64::from(generation.0) << 32, base, length, key.into()]
+}
+
+fn unpacked([changes, name, base, length, key]: [u64; NOTED_WORDS]) -> (u64, RemoteRegion) {
+    let (region, generation) = (RegionId(name as u32), RegionGeneration((name >> 32) as u32));
+    (changes, RemoteRegion { region, generation, base, length, key: key as u32 })
 }
 
 /// The checks of a write of `bytes` bytes to `range`, which names `region`.

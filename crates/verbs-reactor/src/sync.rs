@@ -2,7 +2,7 @@
 
 pub(crate) use std::sync::{
     MutexGuard,
-    atomic::{AtomicU64, Ordering},
+    atomic::{AtomicU64, Ordering, fence},
 };
 
 pub(crate) use tensorwire_testpoints::sync::Mutex;

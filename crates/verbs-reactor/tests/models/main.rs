@@ -44,17 +44,22 @@ mod arrival_queue;
 mod backlog;
 #[path = "../../../fabric-shm/src/chunks.rs"]
 mod chunks;
+#[path = "../../src/noted.rs"]
+mod noted;
 #[path = "../../../fabric-shm/src/sequence.rs"]
 mod sequence;
 #[path = "../../src/slot.rs"]
 mod slot;
 #[path = "../../src/verbs/submissions.rs"]
 mod submissions;
+#[path = "../../../fabric-shm/src/tail.rs"]
+mod tail;
 #[path = "../../../fabric-shm/src/words.rs"]
 mod words;
 
 mod arrivals;
 mod catalogue;
+mod regions;
 mod shm;
 mod slots;
 mod verbs;

@@ -12,7 +12,7 @@ use loom::{
     thread,
 };
 
-use crate::{chunks, model, word, words as steps};
+use crate::{chunks, model, tail::Tail, word, words as steps};
 
 #[test]
 fn a_published_descriptor_is_whole_and_no_slot_is_overwritten_unread() {
@@ -48,6 +48,60 @@ fn a_published_descriptor_is_whole_and_no_slot_is_overwritten_unread() {
             ring.consumed.store(position + 1, Ordering::Release);
         }
         producer.join().unwrap();
+    });
+}
+
+/// Two threads post quiet descriptors into a ring of two slots without a lock, while a third, which has the producer's lock,
+/// posts one that is not quiet and allows more of them.
+#[test]
+fn threads_that_post_side_by_side_never_share_a_slot_or_overwrite_an_unread_one() {
+    const SLOTS: u64 = 2;
+    struct Ring {
+        tail: Tail,
+        slots: [(AtomicU64, UnsafeCell<u64>); SLOTS as usize],
+        consumed: AtomicU64,
+    }
+    impl Ring {
+        fn post(&self, position: u64) {
+            let (sequence, payload) = &self.slots[(position % SLOTS) as usize];
+            // Loom fails the model if anybody else accesses the slot meanwhile.
+            payload.with_mut(|payload| unsafe { *payload = position });
+            steps::publish(sequence, std::iter::empty(), position + 1);
+        }
+    }
+    model(|| {
+        let slots = [0; SLOTS as usize].map(|_| (word(), UnsafeCell::new(0)));
+        let ring = Arc::new(Ring { tail: Tail::new(), slots, consumed: word() });
+        ring.tail.allow_quiet(1);
+        let threads: Vec<_> = (0..2)
+            .map(|_| {
+                let ring = ring.clone();
+                thread::spawn(move || {
+                    let taken = ring.tail.take_quiet();
+                    taken.into_iter().for_each(|position| ring.post(position));
+                    u64::from(taken.is_some())
+                })
+            })
+            .collect();
+        let consumer = {
+            let ring = ring.clone();
+            thread::spawn(move || {
+                let (sequence, payload) = &ring.slots[0];
+                while steps::load(sequence) != 1 {
+                    thread::yield_now();
+                }
+                payload.with(|payload| assert_eq!(unsafe { *payload }, 0));
+                ring.consumed.store(1, Ordering::Release);
+            })
+        };
+        // One slot is left beside the position that a quiet one may take.
+        ring.post(ring.tail.take(1));
+        let consumed = steps::load(&ring.consumed);
+        assert!(consumed <= ring.tail.next(), "no peer can have executed more than was taken");
+        ring.tail.allow_quiet(consumed + SLOTS);
+        let quiet: u64 = threads.into_iter().map(|thread| thread.join().unwrap()).sum();
+        assert_eq!(ring.tail.next(), 1 + quiet);
+        consumer.join().unwrap();
     });
 }
 
