@@ -52,7 +52,7 @@ impl<C: Channel> Connection<C> {
     ) -> Result<(), Box<Answer<C, S>>> {
         let taken = source.take(request.scope, &request.key);
         let sent = match &taken {
-            Take::Now(Ok(value)) if self.may_answer_now(&request, S::metadata(value)) => {
+            Take::Now(Ok(value)) if self.may_answer_now(&request, S::metadata(value), S::bytes(value)) => {
                 self.send_eager_now(request.index, S::metadata(value), S::bytes(value))
             }
             _ => None,
@@ -82,9 +82,15 @@ impl<C: Channel> Connection<C> {
         Answer { response, request, source, taking }
     }
 
-    /// Whether a value with this metadata travels inside a message of its own, and nothing precedes it.
-    fn may_answer_now(&self, request: &TensorRequest, metadata: &Metadata) -> bool {
-        !request.scope.is_versioned()
+    /// Whether a value travels inside a message of its own, and nothing precedes it.
+    pub(crate) fn may_answer_now(
+        &self,
+        request: &TensorRequest,
+        metadata: &Metadata,
+        bytes: Option<&C::Bytes>,
+    ) -> bool {
+        length_of(bytes) == metadata.byte_length
+            && !request.scope.is_versioned()
             && !self.agreed().validation.is_on()
             && !self.is_written(request, metadata)
             && self.is_eager(metadata)
@@ -108,17 +114,14 @@ impl<C: Channel> Connection<C> {
         is_small && !tensorwire_testpoints::chance!("small content is not sent eagerly")
     }
 
-    /// Posts META_DATA_RESPONSE with the content, which answers request `index`. `None` if it is not the message's turn, credits
-    /// or ring do not allow it, or there are not as many bytes as the metadata says.
+    /// Posts META_DATA_RESPONSE with the content, which answers request `index`. `None` if it is not the message's turn, or
+    /// credits or ring do not allow it.
     fn send_eager_now(
         &self,
         index: RequestIndex,
         metadata: &Metadata,
         bytes: Option<&C::Bytes>,
     ) -> Option<Result<(), ChannelError>> {
-        if length_of(bytes) != metadata.byte_length {
-            return None;
-        }
         let sent = self.turn_now(Turnstile::Messages, |state| {
             self.try_post_eager(state, index, (metadata, None), bytes)
         })?;
@@ -126,7 +129,7 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Posts META_DATA_RESPONSE with the content if credits and ring allow it now.
-    fn try_post_eager(
+    pub(crate) fn try_post_eager(
         &self,
         state: &mut State<C::Lent>,
         index: RequestIndex,

@@ -1,5 +1,6 @@
 //! One connection to one peer, both directions.
 
+mod at_once;
 mod housekeeping;
 mod inbound;
 mod outbound;
@@ -235,8 +236,23 @@ impl<C: Channel> Connection<C> {
         length: u64,
         requested: impl FnMut(TensorRequest),
     ) -> Result<(), PeerMisbehaved> {
+        let unlocked = |state: MutexGuard<'_, State<C::Lent>>, _: &TensorRequest| {
+            self.settle(state, None, None);
+            false
+        };
+        self.take_immediate((immediate, length), unlocked, requested)
+    }
+
+    /// `at_once` unlocks after a request that came alone, and returns whether it has answered it.
+    #[inline(always)]
+    fn take_immediate(
+        &self,
+        (immediate, length): (u32, u64),
+        at_once: impl FnOnce(MutexGuard<'_, State<C::Lent>>, &TensorRequest) -> bool,
+        requested: impl FnMut(TensorRequest),
+    ) -> Result<(), PeerMisbehaved> {
         let result = match immediate {
-            MESSAGE_IMMEDIATE => self.on_message(length, requested),
+            MESSAGE_IMMEDIATE => self.on_message(length, at_once, requested),
             ACKNOWLEDGEMENT_IMMEDIATE => self.on_return(length),
             _ => match RequestIndex::of_immediate(immediate) {
                 None => self.lock_open().map_or(Ok(()), |_| Err(PeerMisbehaved::ReservedImmediate.into())),

@@ -226,6 +226,11 @@ impl PublishedSet {
         self.entries().get(name).cloned()
     }
 
+    /// As [`get`](Self::get), if it `is_wanted`.
+    pub(crate) fn get_if(&self, name: &str, is_wanted: impl FnOnce(&Edition) -> bool) -> Option<Edition> {
+        self.entries().get(name).filter(|edition| is_wanted(edition)).cloned()
+    }
+
     /// Waits for the `wanted` edition under `name`.
     ///
     /// # Errors

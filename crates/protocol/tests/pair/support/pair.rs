@@ -33,6 +33,8 @@ pub(crate) struct Pair {
     pub(crate) b: PairEnd,
     pub(crate) wire: Wire,
     pub(crate) tasks: Tasks,
+    /// Values at hand are sent as their request is taken in.
+    pub(crate) answers_at_once: bool,
 }
 
 /// Something that may happen next.
@@ -92,7 +94,7 @@ impl Pair {
         };
         let left = end(Side::A, a, b, memories.0);
         let right = end(Side::B, b, a, memories.1);
-        Self { a: left, b: right, wire, tasks }
+        Self { a: left, b: right, wire, tasks, answers_at_once: false }
     }
 
     pub(crate) fn end(&mut self, side: Side) -> &mut PairEnd {
@@ -139,12 +141,19 @@ impl Pair {
     /// The oldest arrival of `side` is taken in; false without one.
     pub(crate) fn take(&mut self, side: Side) -> bool {
         let Some(arrival) = self.wire.take(side) else { return false };
+        let at_once = self.answers_at_once;
         let (end, mut requests) = (self.end(side), Vec::new());
         let taken = match arrival.loan {
             Some(bytes) => {
                 let view = end.memory.view(bytes);
                 end.connection.on_loan(arrival.immediate, arrival.length, view)
             }
+            None if at_once => end
+                .connection
+                .on_immediate_from(arrival.immediate, arrival.length, &*end.source, |request| {
+                    requests.push(request);
+                })
+                .map(drop),
             None => end
                 .connection
                 .on_immediate(arrival.immediate, arrival.length, |request| requests.push(request)),

@@ -146,6 +146,19 @@ impl Source for TestSource {
         })))
     }
 
+    /// Stays until it is [sent](Source::sent).
+    fn at_hand(&self, scope: Scope, key: &str, bytes_max: u32) -> Option<TestValue> {
+        let table = self.0.lock().unwrap();
+        let queue = table.get(&(scope, key.to_owned())).filter(|_| scope == Scope::Published)?;
+        queue.values.front().filter(|value| value.bytes.len() <= bytes_max as usize).cloned()
+    }
+
+    fn sent(&self, taken: &TestValue) {
+        if let Some(queue) = self.0.lock().unwrap().get_mut(&taken.place) {
+            queue.values.retain(|value| value.sequence != taken.sequence);
+        }
+    }
+
     fn metadata(taken: &TestValue) -> &Metadata {
         &taken.metadata
     }

@@ -21,7 +21,11 @@ use tracing::Instrument as _;
 
 use crate::{
     error::Lost,
-    link::{connection::DataConnection, loan::Lent, meter::send_span},
+    link::{
+        connection::DataConnection,
+        loan::Lent,
+        meter::{are_answers_traced, send_span},
+    },
 };
 
 /// How many times one poll of the task looks for arrivals before it yields.
@@ -56,10 +60,18 @@ impl DataConnection {
         let (mut requests, mut answered) = (0, 0);
         let taken = match arrival {
             Arrival::Immediate { immediate, length } => {
-                self.protocol.on_immediate(immediate.0, length, |request| {
+                let requested = |request| {
                     requests += 1;
                     answered += u32::from(self.respond(request));
-                })
+                };
+                if are_answers_traced() {
+                    self.protocol.on_immediate(immediate.0, length, requested)
+                } else {
+                    match self.protocol.on_immediate_from(immediate.0, length, &*self.values, requested) {
+                        Ok(true) => return Ok(true),
+                        taken => taken.map(drop),
+                    }
+                }
             }
             Arrival::Loan { immediate, buffer } => {
                 let length = buffer.len() as u64;
