@@ -30,6 +30,7 @@ use crate::{
     credit::{Flow, contents_max},
     limits::{KNOWN_METADATA_MAX, METADATA_CACHE_MAX},
     names::{NameForm, Names},
+    reply_cell::ReplyCell,
     requests::{Arrived, Requests},
     responses::Responses,
     wire::record::RECORD_BYTES_MAX,
@@ -51,6 +52,7 @@ pub struct Connection<C: Channel> {
     agreed: Agreed,
     contents_max: u32,
     own_ring_bytes_max: u32,
+    reply_cell: Arc<ReplyCell>,
     state: Mutex<State<C::Lent>>,
 }
 
@@ -163,6 +165,8 @@ impl<C: Channel> Connection<C> {
         let contents_max = contents_max(&local);
         // Mode original knows of one.
         let known_max = if agreed.mode == Mode::Original { 1 } else { KNOWN_METADATA_MAX };
+        let requests = Requests::new(agreed);
+        let reply_cell = requests.cell();
         let state = State {
             failure: None,
             under_way_at_end: BTreeSet::new(),
@@ -171,7 +175,7 @@ impl<C: Channel> Connection<C> {
             flow: Flow::new(&agreed, peer.first_ring_bytes(), peer.ring_bytes, local.first_ring_bytes()),
             names: Names::new(agreed.names_max),
             scratch: Vec::with_capacity(RECORD_BYTES_MAX),
-            requests: Requests::new(agreed),
+            requests,
             responses: Responses::new(agreed.requests_max),
             contents_in_flight: 0,
             contents_max,
@@ -192,6 +196,7 @@ impl<C: Channel> Connection<C> {
             agreed,
             contents_max,
             own_ring_bytes_max: local.ring_bytes,
+            reply_cell,
             state: Mutex::new(state),
         })
     }
@@ -345,6 +350,11 @@ impl<C: Channel> Connection<C> {
         let waker = state.end_content(index);
         self.settle(state, None, None);
         drop(waker);
+    }
+
+    /// Where the content of one request at a time comes.
+    pub(crate) fn reply_cell(&self) -> &ReplyCell {
+        &self.reply_cell
     }
 
     pub(crate) fn contents_max(&self) -> u32 {

@@ -96,8 +96,9 @@ impl<C: Channel> Connection<C> {
         known: Known,
         asked: Option<Result<Asked, ChannelError>>,
     ) -> Result<Admission<'_, C>, TransferError> {
-        let request = Request::new(self, index);
+        let mut request = Request::new(self, index);
         let asked = asked.map(|asked| asked.inspect_err(|error| self.fail(&error.0))).transpose()?;
+        request.is_in_cell = asked.as_ref().is_some_and(|asked| asked.is_in_cell);
         Ok(Admission::Request(request, known, asked))
     }
 
@@ -127,8 +128,14 @@ impl<C: Channel> Connection<C> {
             return None;
         }
         let (key, known) = (known.key.clone(), known.metadata.clone());
-        let request = TensorRequest { index, scope, key, known, want: Want::Eager };
-        let posted = self.try_post_first(state, &Message::TensorRequest(request))?;
+        let message = Message::TensorRequest(TensorRequest { index, scope, key, known, want: Want::Eager });
+        let posted = self.try_post_first(state, &message)?;
+        let is_in_cell = match message {
+            Message::TensorRequest(request) if scope == Scope::Published && posted.is_ok() => {
+                state.requests.answer_in_cell(index, request.known)
+            }
+            _ => false,
+        };
         let first = if state.requests.may_help(index) && self.channel().may_help() {
             FirstPoll::Looks
         } else {
@@ -136,7 +143,7 @@ impl<C: Channel> Connection<C> {
             let _ = state.requests.keep_waker(index, waker);
             FirstPoll::Sleeps
         };
-        Some(posted.map(|()| Asked { is_view: false, first }))
+        Some(posted.map(|()| Asked { is_view: false, is_in_cell, first }))
     }
 }
 

@@ -1,6 +1,8 @@
 //! The receiving side of a transfer.
 
 mod admission;
+mod direct;
+mod known;
 mod validate;
 
 use std::{
@@ -20,6 +22,7 @@ use crate::{
     requests::{Check, Content, Landed, Reply, StepKey},
 };
 use admission::{Admission, Known};
+use known::{accepted, of_like_size};
 
 /// Options of a receive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -233,31 +236,12 @@ fn handed_out<A: Allocator>(
     Received { metadata, lent, checksums: None, version, origin, check }
 }
 
-/// Those of the `known` metadata that the receive accepts.
-fn accepted<A: Allocator>(known: Arc<[Metadata]>, allocator: &A) -> Arc<[Metadata]> {
-    those(known, |metadata| allocator.accepts(metadata).is_ok())
-}
-
-/// The metadata of `known` that fill at least half of the memory for the largest of them, or need none. Each value of one call
-/// holds its memory until the last has come, while other receives wait for memory: a small value must not hold memory for
-/// a large one.
-fn of_like_size(known: Arc<[Metadata]>) -> Arc<[Metadata]> {
-    let largest = known.iter().map(|metadata| metadata.byte_length).max().unwrap_or_default();
-    those(known, |metadata| metadata.byte_length == 0 || metadata.byte_length >= largest / 2)
-}
-
-/// The metadata of `known` for which `are` holds. Nothing is copied if it holds for all.
-fn those(known: Arc<[Metadata]>, are: impl Fn(&Metadata) -> bool) -> Arc<[Metadata]> {
-    if known.iter().all(&are) {
-        return known;
-    }
-    known.iter().filter(|metadata| are(metadata)).cloned().collect()
-}
-
 /// A request that was posted.
 struct Asked {
     /// A view was asked for.
     is_view: bool,
+    /// The cell is this request's.
+    is_in_cell: bool,
     first: FirstPoll,
 }
 
@@ -277,6 +261,8 @@ struct Request<'connection, C: Channel> {
     index: RequestIndex,
     /// That of the value, if it was asked for and the value has come.
     version: Option<u64>,
+    /// The cell is its own: the content comes there.
+    is_in_cell: bool,
     /// The table has let go of it.
     is_released: bool,
 }
@@ -293,7 +279,7 @@ type Answered<L> = (Reply<L>, Option<(L, LentEnd)>);
 
 impl<'connection, C: Channel> Request<'connection, C> {
     fn new(connection: &'connection Connection<C>, index: RequestIndex) -> Self {
-        Self { connection, index, version: None, is_released: false }
+        Self { connection, index, version: None, is_in_cell: false, is_released: false }
     }
 
     async fn pull<A: Allocator<Lent = C::Lent>>(
@@ -304,7 +290,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
         allocator: &A,
         options: ReceiveOptions,
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
-        let Asked { is_view, mut first } = match asked {
+        let Asked { is_view, mut first, .. } = match asked {
             Some(asked) => asked,
             // Boxed, because otherwise the future of every receive has room for this one.
             None => Box::pin(self.ask((scope, key), known.clone(), allocator, options)).await?,
@@ -313,7 +299,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
             // A block, because otherwise the future has room for the reply while it goes on.
             let going_on = {
                 let (reply, unneeded) =
-                    poll_fn(|context| self.poll_reply(scope, &mut first, context)).await?;
+                    poll_fn(|context| self.poll_reply((scope, &known), &mut first, context)).await?;
                 match reply {
                     Reply::Content(landed) => {
                         let may_be_new =
@@ -379,7 +365,11 @@ impl<'connection, C: Channel> Request<'connection, C> {
         if let Some(lent) = lent {
             self.end_loan(allocator, lent, LentEnd::NeverSent);
         }
-        Ok(Asked { is_view, first: if sent? { FirstPoll::Looks } else { FirstPoll::Asks } })
+        Ok(Asked {
+            is_view,
+            is_in_cell: false,
+            first: if sent? { FirstPoll::Looks } else { FirstPoll::Asks },
+        })
     }
 
     /// Whether to ask for a view. A value that is known to be small is copied, because that costs less.
@@ -479,7 +469,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
     /// The peer's next answer, and memory that it did not need. An answer that came before the connection failed counts.
     fn poll_reply(
         &mut self,
-        scope: Scope,
+        (scope, known): (Scope, &[Metadata]),
         first: &mut FirstPoll,
         context: &Context<'_>,
     ) -> Poll<Result<Answered<C::Lent>, ChannelError>> {
@@ -492,11 +482,18 @@ impl<'connection, C: Channel> Request<'connection, C> {
         // waker, which is left under the lock that replies are kept under.
         let is_first = matches!(first, FirstPoll::Looks) && connection.channel().may_help();
         let mut may_find = !is_first || connection.channel().help();
+        if let Some(reply) = self.take_from_cell(known) {
+            return Poll::Ready(Ok((reply, None)));
+        }
         let mut state = connection.lock();
         while may_find && state.requests.may_help(self.index) && connection.channel().may_help() {
             drop(state);
             may_find = connection.channel().help();
             state = connection.lock();
+        }
+        // It may have come before the lock.
+        if let Some(reply) = self.take_from_cell(known) {
+            return Poll::Ready(Ok((reply, None)));
         }
         let (reply, replaced) = state.requests.poll_reply(self.index, context.waker());
         let failure = state.failure();
@@ -580,6 +577,9 @@ impl<C: Channel> Drop for Request<'_, C> {
             return;
         }
         let mut state = self.connection.lock();
+        if self.is_in_cell && self.connection.reply_cell().take().is_some() {
+            return;
+        }
         let released = state.requests.release(self.index);
         // After the connection's end `housekeeping` no longer runs: memory that was never written goes back here, the rest in
         // `drain`.

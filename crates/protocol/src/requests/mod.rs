@@ -1,6 +1,7 @@
 //! The receiver's table of requests. It holds granted memory from allocation until there is evidence that the grant is over.
 
 mod company;
+mod direct;
 mod entry;
 mod of_step;
 mod stash;
@@ -19,6 +20,7 @@ use crate::{
     limits::{RESULT_BYTES, STASH_MAX},
 };
 use company::Company;
+use direct::Direct;
 use entry::{Cancel, RequestEntry, RequestPhase, StoredAnswer, Version};
 use stash::Stash;
 pub(crate) use stash::{Check, Content, Landed, StepKey};
@@ -81,6 +83,7 @@ pub(crate) struct Requests<L> {
     /// others.
     kept: usize,
     company: Company,
+    direct: Direct,
     opened: u64,
     landed: u64,
 }
@@ -114,6 +117,7 @@ impl<L> Requests<L> {
             unresolved: 0,
             kept: 0,
             company: Company::default(),
+            direct: Direct::new(),
             opened: 0,
             landed: 0,
         }
@@ -414,6 +418,12 @@ impl<L> Requests<L> {
             }
         }
         entry.checksum = checksum;
+        if let (Some(content), None) = (&content, checksum)
+            && let Some(arrived) = self.put_in_cell(index, &metadata, content)
+        {
+            return Ok(arrived);
+        }
+        let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         if content.is_some() {
             entry.phase = RequestPhase::Answered;
             self.landed += 1;
@@ -478,6 +488,7 @@ impl<L> Requests<L> {
 
     /// The receive future was dropped. Queues its CANCEL and its memory, and holds a content that has come; allocates nothing.
     pub(crate) fn release(&mut self, index: RequestIndex) -> Released {
+        self.direct.forget(index);
         let Some(entry) = self.entry(index) else { return Released::default() };
         entry.is_awaited = false;
         let own = entry.waker.take();
@@ -531,17 +542,6 @@ impl<L> Requests<L> {
             }
         }
         None
-    }
-
-    /// An eager content waits for memory. Room in the stash is reserved for it.
-    pub(crate) fn reserve_kept(&mut self) {
-        self.kept += 1;
-        self.stash.reserve(self.slots.len() - self.free.len() + self.kept);
-    }
-
-    /// It waits no longer.
-    pub(crate) fn forget_kept(&mut self) {
-        self.kept -= 1;
     }
 
     /// After the connection's end: the next memory to take back, including contents that were held.

@@ -49,6 +49,17 @@ impl<L> Requests<L> {
             .chain(self.stash.steps())
     }
 
+    /// An eager content waits for memory. Room in the stash is reserved for it.
+    pub(crate) fn reserve_kept(&mut self) {
+        self.kept += 1;
+        self.stash.reserve(self.slots.len() - self.free.len() + self.kept);
+    }
+
+    /// It waits no longer.
+    pub(crate) fn forget_kept(&mut self) {
+        self.kept -= 1;
+    }
+
     pub(crate) fn take_kept_of(&mut self, step: StepId) -> Option<Landed<L>> {
         self.stash.take_of_step(step)
     }

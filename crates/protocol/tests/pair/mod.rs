@@ -11,6 +11,7 @@ mod misbehaviour;
 mod rules;
 mod sequences;
 mod several;
+mod short;
 mod stash;
 mod validation;
 mod version;

@@ -46,6 +46,8 @@ mod backlog;
 mod chunks;
 #[path = "../../src/noted.rs"]
 mod noted;
+#[path = "../../../protocol/src/reply_cell.rs"]
+mod reply_cell;
 #[path = "../../../fabric-shm/src/sequence.rs"]
 mod sequence;
 #[path = "../../src/slot.rs"]
@@ -60,6 +62,7 @@ mod words;
 mod arrivals;
 mod catalogue;
 mod regions;
+mod replies;
 mod shm;
 mod slots;
 mod verbs;
