@@ -62,15 +62,21 @@ pub(super) struct Rig {
 
 impl Rig {
     pub(super) fn new() -> Self {
+        Self::with_slots(DEPTHS.send_depth)
+    }
+
+    /// The victim's ring has room for so many descriptors.
+    pub(super) fn with_slots(slots: u32) -> Self {
         let runtime: Arc<dyn Runtime> = Arc::new(TokioRuntime::current().unwrap());
         let regions = Arc::new(RegionTable::new(runtime.as_ref()));
-        let (own, own_fd) = OwnPage::new(DEPTHS.send_depth).unwrap();
+        let (own, own_fd) = OwnPage::new(slots).unwrap();
         let (page, page_fd) = OwnPage::new(DEPTHS.send_depth).unwrap();
         let name = Address::random(runtime.as_ref()).socket_name();
         let listener = sys::listen(&name, 1).unwrap();
         let socket = sys::connect(&name).unwrap();
         let accepted = sys::accept(listener.as_fd()).unwrap();
         let bell = sys::eventfd().unwrap();
+        let own_slots = own.slots();
         let core = Arc::new(QueuePairCore::new(FabricKind::SHM, DEPTHS, CAPABILITIES));
         let peer = Arc::new(PeerPage::import(page_fd.as_fd(), page.slots()).unwrap());
         let (blocks, catalogue) = (Arc::<ImportedBlocks>::default(), OwnCatalogue::new(LEASE_CAPS).unwrap());
@@ -92,7 +98,7 @@ impl Rig {
             peer_catalogue: Arc::new(peer_catalogue),
             latest: LatestRegions::default(),
         }));
-        let sees = PeerPage::import(own_fd.as_fd(), page.slots()).unwrap();
+        let sees = PeerPage::import(own_fd.as_fd(), own_slots).unwrap();
         let pool = Pool::new(PoolConfig { block_bytes: 1 << 20, ..PoolConfig::new("victim") }).unwrap();
         let victim = QueuePair::new(core, link.clone());
         Self { victim, link, regions, runtime, pool, page, sees, socket, bell, tail: 0 }

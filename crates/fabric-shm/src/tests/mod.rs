@@ -5,6 +5,7 @@ mod helping;
 mod hostile;
 mod lending;
 mod parts;
+mod posting;
 mod reading;
 
 use std::os::fd::OwnedFd;

@@ -40,7 +40,7 @@ pub(crate) struct Arrivals(pub(crate) Weak<DataConnection>);
 
 impl ArrivalSink for Arrivals {
     /// Called while the lock of the fabric's receiving side is held. The order of locks is: that one, the protocol's,
-    /// those of posting.
+    /// that of the published tensors, those of posting.
     fn arrived(&self, arrival: Arrival) -> bool {
         let Some(connection) = self.0.upgrade().filter(|connection| connection.broken.get().is_none()) else {
             return false;
