@@ -170,8 +170,8 @@ fn random_traffic(seed: u64) {
         }
     }
     for side in Side::BOTH {
-        for _ in 0..200 {
-            ["k", "l"].map(|key| pair.end(side).source.send_bytes(SCOPE, key, 24, 24));
+        for key in ["k", "l"] {
+            (0..200).for_each(|_| pair.end(side).source.send_bytes(SCOPE, key, 24, 24));
         }
     }
     pair.run();

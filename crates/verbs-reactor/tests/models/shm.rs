@@ -64,7 +64,7 @@ fn threads_that_post_side_by_side_never_share_a_slot_or_overwrite_an_unread_one(
     impl Ring {
         fn post(&self, position: u64) {
             let (sequence, payload) = &self.slots[(position % SLOTS) as usize];
-            // Loom fails the model if anybody else accesses the slot meanwhile.
+            // SAFETY: loom fails the model if anybody else accesses the slot meanwhile.
             payload.with_mut(|payload| unsafe { *payload = position });
             steps::publish(sequence, std::iter::empty(), position + 1);
         }
@@ -90,6 +90,7 @@ fn threads_that_post_side_by_side_never_share_a_slot_or_overwrite_an_unread_one(
                 while steps::load(sequence) != 1 {
                     thread::yield_now();
                 }
+                // SAFETY: as in `post`.
                 payload.with(|payload| assert_eq!(unsafe { *payload }, 0));
                 ring.consumed.store(1, Ordering::Release);
             })
