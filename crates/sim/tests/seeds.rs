@@ -140,7 +140,7 @@ const FOUND: [u64; 12] = [
 
 /// As [`FOUND`], with so many rounds of faults:
 /// - 1778608573879452368: a fetch joined an attempt to connect that had begun before its worker was stopped, and failed with it.
-const FOUND_LONG: [(u64, u32); 1] = [(1_778_608_573_879_452_368, 20)];
+const FOUND_LONG: [(u64, u32); 2] = [(1_778_608_573_879_452_368, 20), (6_191_696_634_148_976_688, 20)];
 
 #[test]
 fn seeds_that_found_a_bug_find_nothing_any_more() {
