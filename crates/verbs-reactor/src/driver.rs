@@ -185,8 +185,13 @@ impl<D: Driven> Future for Driver<D> {
         let concerns_nobody = self.learn();
         let sleeps_at_once = self.rests() && self.driven.arms_at_once();
         if look == Look::Idle && mem::take(&mut self.has_woken) && !sleeps_at_once {
-            // The second turn after work is for the tasks that the woken tasks woke.
-            self.go_behind_woken(context);
+            // The second turn after work is for the tasks that the woken tasks woke, and for a future that the runtime's thread
+            // itself waits for: it runs only between turns.
+            if self.rests() {
+                self.go_behind_woken(context);
+            } else {
+                give_way(context);
+            }
             return Poll::Pending;
         }
         let mut goes_on = look == Look::Idle || look == Look::Worked && (sleeps_at_once || concerns_nobody);
