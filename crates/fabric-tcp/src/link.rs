@@ -324,6 +324,11 @@ impl Link for TcpLink {
         self.sender.flush(self.socket.get_ref(), &self.core, &self.driver);
     }
 
+    fn release_to_driver(&self) {
+        self.sender.gathering().release();
+        self.sender.leave(&self.driver);
+    }
+
     fn drive(&self) {
         // Whoever holds posts sends them, and the driver looks after that.
         if self.sender.gathering().is_held() {

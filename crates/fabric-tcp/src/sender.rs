@@ -253,6 +253,14 @@ impl Sender {
         }
     }
 
+    /// Leaves what was posted and waits to the driver, or to the next who sends.
+    pub(super) fn leave(&self, driver: &AtomicWaker) {
+        fence(Ordering::SeqCst);
+        if self.has_news.load(Ordering::SeqCst) {
+            driver.wake();
+        }
+    }
+
     /// One turn of sending. Wakes the driver if something is left.
     pub(super) fn send(&self, socket: &Socket, core: &QueuePairCore, driver: &AtomicWaker) {
         match self.pump(socket, core) {

@@ -377,6 +377,31 @@ fn what_one_task_posts_in_a_row_leaves_together() {
 }
 
 #[test]
+fn what_is_left_to_the_driver_leaves_with_the_next_post_or_its_turn() {
+    on_a_runtime(|_| {
+        let mut hand = Hand::waiting(Wait::Sleep);
+        let post = |hand: &Hand| {
+            let posted = hand.queue_pair.post_inline(&[], None, Some(Immediate(7)));
+            assert!(matches!(posted, Some(Ok(()))));
+        };
+        for another_follows in [true, false] {
+            hand.sleep();
+            let together = hand.queue_pair.together();
+            (0..2).for_each(|_| post(&hand));
+            together.leave();
+            assert_eq!((readable(&mut hand.peer), hand.woken()), (0, 1));
+            if another_follows {
+                post(&hand);
+                assert_eq!(readable(&mut hand.peer), 3 * HEADER_BYTES, "as one");
+            }
+            assert!(hand.poll().is_pending());
+            let left = if another_follows { 0 } else { 2 };
+            assert_eq!(readable(&mut hand.peer), left * HEADER_BYTES);
+        }
+    });
+}
+
+#[test]
 fn a_task_that_helps_leaves_what_is_left_to_the_driver() {
     /// More than one turn takes.
     const FRAMES: usize = 400;

@@ -11,7 +11,7 @@ use crate::{
     rdma::patient,
 };
 use tensorwire_protocol::{Mode, Validation};
-use tensorwire_rendezvous::Worker;
+use tensorwire_rendezvous::{Tensor, Worker};
 use tensorwire_verbs_reactor::FabricKind;
 
 async fn all_cases(kind: FabricKind, mode: Mode, validation: Validation) {
@@ -54,4 +54,37 @@ fn versions_and_waits_in_mode_original() {
 fn versions_and_waits_over_verbs() {
     run(FabricKind::VERBS, Mode::default(), Validation::Xxh3);
     run(FabricKind::VERBS, Mode::Original, Validation::Off);
+}
+
+/// The fetch waits, and then nobody runs the tasks of the publisher's runtime.
+#[test]
+fn a_publication_is_sent_by_who_publishes() {
+    let runtime = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let start = |name| {
+        let builder = over(Worker::builder(name), FabricKind::SHM);
+        builder.timeout(patient(Duration::from_secs(20))).start()
+    };
+    let of_server = runtime();
+    let server = of_server.block_on(start(SERVER)).unwrap();
+    std::thread::scope(|scope| {
+        let fetched = scope.spawn(|| {
+            runtime().block_on(async {
+                let client = start(CLIENT).await.unwrap();
+                let peer = client.peer_at(server.address()).await.unwrap();
+                let fetched = peer.fetch("awaited").wait().await.unwrap().values::<u8>();
+                client.shutdown().await;
+                fetched
+            })
+        });
+        let requests =
+            || server.peers().iter().map(|peer| peer.counters.received.tensor_request).sum::<u64>();
+        of_server.block_on(async {
+            while requests() == 0 {
+                tokio::task::yield_now().await;
+            }
+        });
+        server.publish("awaited", Tensor::from_values(server.pool(), &[1], &[7u8]).unwrap()).unwrap();
+        assert_eq!(fetched.join().unwrap().unwrap(), [7]);
+    });
+    of_server.block_on(server.shutdown());
 }

@@ -1,6 +1,6 @@
 //! The fabric's half of a connected queue pair.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, mem, sync::Arc};
 
 use tensorwire_memory::Buf;
 
@@ -48,6 +48,12 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 
     /// Ends one [`hold`](Self::hold). After the last, what waits is sent.
     fn release(&self) {}
+
+    /// As [`release`](Self::release), but what waits may also leave with what is posted next. The driver sends it
+    /// otherwise.
+    fn release_to_driver(&self) {
+        self.release();
+    }
 
     /// Looks for work from the peer, and does a bounded part of it: about 256 KiB. If more is left, this wakes the
     /// [driver](crate::Driver). Cheap when there is nothing to do. Waits neither for the peer nor for a lock that is
@@ -115,6 +121,11 @@ impl<'queue_pair> Together<'queue_pair> {
     pub(crate) fn new(link: &'queue_pair dyn Link) -> Self {
         link.hold();
         Self(link)
+    }
+
+    /// Ends it without sending: what was posted leaves with what is posted next, or soon.
+    pub fn leave(self) {
+        mem::ManuallyDrop::new(self).0.release_to_driver();
     }
 }
 

@@ -1,5 +1,6 @@
 //! One data connection: a queue pair with the protocol on it.
 
+mod answers;
 pub(crate) mod backlog;
 pub(crate) mod catalogue;
 pub(crate) mod driver;
@@ -30,6 +31,7 @@ use crate::{
     link::{
         announcer::Announcer,
         connection::{
+            answers::PeerAnswers,
             backlog::Backlog,
             driver::{Arrivals, Driver, Work},
             fabric_channel::FabricChannel,
@@ -62,6 +64,8 @@ pub(crate) struct DataConnection {
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
     pub(crate) backlog: Backlog<Work>,
+    /// Answers that wait for publications.
+    answers: Arc<PeerAnswers>,
     /// The peer has broken the protocol: the task ends the connection for this, and arrivals are ignored.
     pub(crate) broken: OnceLock<Lost>,
     pub(crate) values: Arc<PeerValues>,
@@ -87,7 +91,9 @@ impl DataConnection {
         meter: Arc<Meter>,
     ) -> Arc<Self> {
         let queue_pair = channel.queue_pair.clone();
-        let values = PeerValues::new(values, &peer.worker, meter.clone(), queue_pair.catalogue());
+        let answers = Arc::new(PeerAnswers::new(queue_pair.clone()));
+        let ways = (answers.clone() as _, queue_pair.catalogue());
+        let values = PeerValues::new(values, &peer.worker, meter.clone(), ways);
         Arc::new(Self {
             kind: queue_pair.kind(),
             peer_incarnation: peer.incarnation,
@@ -98,6 +104,7 @@ impl DataConnection {
             announcer: allocator.announcer.clone(),
             allocator,
             backlog: Backlog::new(),
+            answers,
             broken: OnceLock::new(),
             values: Arc::new(values),
             meter,

@@ -16,7 +16,7 @@ use crate::{
         SharedValues,
         catalogue::Listing,
         device_copy::is_on_host,
-        published::Edition,
+        published::{Edition, WaitingAnswers},
         steps::{Asked, StepRef},
         table::{TakenValue, dropped},
         tensor::Tensor,
@@ -37,6 +37,8 @@ pub(crate) struct PeerValues {
     pub(crate) meter: Arc<Meter>,
     /// The catalogue that the peer reads, if the fabric has them.
     catalogue: Option<OfferedCatalogue>,
+    /// The answers that wait for publications.
+    answers: Arc<dyn WaitingAnswers>,
 }
 
 impl PeerValues {
@@ -44,13 +46,20 @@ impl PeerValues {
         values: &SharedValues,
         peer: &str,
         meter: Arc<Meter>,
-        catalogue: Option<OfferedCatalogue>,
+        (answers, catalogue): (Arc<dyn WaitingAnswers>, Option<OfferedCatalogue>),
     ) -> Self {
         let device = peer.parse().unwrap_or_default();
         let key = Key::builder().source(&values.worker).incarnation(values.incarnation).destination(peer);
         let key = key.edge("any").build().ok();
-        let mut own =
-            Self { values: values.clone(), peer: peer.to_owned(), device, key: None, meter, catalogue };
+        let mut own = Self {
+            values: values.clone(),
+            peer: peer.to_owned(),
+            device,
+            key: None,
+            meter,
+            catalogue,
+            answers,
+        };
         own.key = key.filter(|key| own.check(key).is_ok());
         own
     }
@@ -134,8 +143,9 @@ impl PeerValues {
     /// Takes a published tensor, once it is newer than `wanted`.
     fn newer(&self, wanted: Wanted, name: &Arc<str>) -> Taking {
         let (values, name, meter) = (self.values.clone(), name.clone(), self.meter.clone());
+        let answers = self.answers.clone();
         Box::pin(async move {
-            let taken = Taken::Published(values.published.edition(&name, wanted).await?);
+            let taken = Taken::Published(values.published.edition(&name, wanted, Some(&answers)).await?);
             meter.sends(taken.tensor().metadata().byte_length);
             Ok(taken)
         })

@@ -52,7 +52,9 @@ impl Values {
     /// The tensor published under `name`, for this worker's own user.
     pub(crate) async fn own(&self, scope: Scope, name: &str) -> Result<Edition, Status> {
         match scope {
-            Scope::Versioned(wanted @ Wanted::NewerThan { .. }) => self.published.edition(name, wanted).await,
+            Scope::Versioned(wanted @ Wanted::NewerThan { .. }) => {
+                self.published.edition(name, wanted, None).await
+            }
             _ => self.published(name),
         }
     }

@@ -118,11 +118,19 @@ struct WaitLists {
     next: u64,
 }
 
+/// Answers to one peer that wait for publications.
+pub(crate) trait WaitingAnswers: fmt::Debug + Send + Sync {
+    /// Sends those that a publication has woken, as far as that needs no waiting.
+    fn send(&self);
+}
+
 #[derive(Debug)]
 struct WaitList {
     number: u64,
     news: Latch<()>,
     waiting: usize,
+    /// Where those who wait are answers to peers: once for each.
+    answers: Vec<Arc<dyn WaitingAnswers>>,
 }
 
 /// Membership in a wait list, which ends when this is dropped.
@@ -131,6 +139,8 @@ struct WaitListPlace<'set> {
     name: &'set str,
     line: u64,
     news: Latch<()>,
+    /// What it is one of, if it is an answer.
+    answers: Option<Arc<dyn WaitingAnswers>>,
 }
 
 /// The result of a lookup.
@@ -147,6 +157,11 @@ impl Drop for WaitListPlace<'_> {
         let line = waiting.lines.get_mut(self.name).filter(|line| line.number == self.line);
         let Some(line) = line else { return };
         line.waiting -= 1;
+        if let Some(answers) = &self.answers
+            && let Some(index) = line.answers.iter().position(|other| Arc::ptr_eq(other, answers))
+        {
+            line.answers.swap_remove(index);
+        }
         if line.waiting == 0 {
             waiting.lines.remove(self.name);
         }
@@ -231,17 +246,22 @@ impl PublishedSet {
         self.entries().get(name).filter(|edition| is_wanted(edition)).cloned()
     }
 
-    /// Waits for the `wanted` edition under `name`.
+    /// Waits for the `wanted` edition under `name`, for one of the `answers` or a fetch of this worker.
     ///
     /// # Errors
     /// The tensor was withdrawn during the wait, or the worker is shut down.
     ///
     /// # Cancel safety
     /// Cancel-safe.
-    pub(crate) async fn edition(&self, name: &str, wanted: Wanted) -> Result<Edition, Status> {
+    pub(crate) async fn edition(
+        &self,
+        name: &str,
+        wanted: Wanted,
+        answers: Option<&Arc<dyn WaitingAnswers>>,
+    ) -> Result<Edition, Status> {
         let mut was_there = false;
         loop {
-            match self.stand(name, wanted, was_there)? {
+            match self.stand(name, (wanted, answers), was_there)? {
                 Stand::Found(edition) => return Ok(edition),
                 Stand::Waits { place, is_there } => {
                     was_there |= is_there;
@@ -255,7 +275,7 @@ impl PublishedSet {
     fn stand<'set>(
         &'set self,
         name: &'set str,
-        wanted: Wanted,
+        (wanted, answers): (Wanted, Option<&Arc<dyn WaitingAnswers>>),
         was_there: bool,
     ) -> Result<Stand<'set>, Status> {
         let mut waiting = self.waiting();
@@ -276,10 +296,12 @@ impl PublishedSet {
         let WaitLists { lines, next, .. } = &mut *waiting;
         let line = lines.entry(name.to_owned()).or_insert_with(|| {
             *next += 1;
-            WaitList { number: *next, news: Latch::new(), waiting: 0 }
+            WaitList { number: *next, news: Latch::new(), waiting: 0, answers: Vec::new() }
         });
         line.waiting += 1;
-        let place = WaitListPlace { set: self, name, line: line.number, news: line.news.clone() };
+        line.answers.extend(answers.cloned());
+        let (news, answers) = (line.news.clone(), answers.cloned());
+        let place = WaitListPlace { set: self, name, line: line.number, news, answers };
         Ok(Stand::Waits { place, is_there })
     }
 
@@ -292,11 +314,12 @@ impl PublishedSet {
         }
     }
 
-    /// Wakes the tasks that wait for a publication of `name`.
+    /// Wakes the tasks that wait for a publication of `name`, and sends the answers that do.
     fn tell(&self, name: &str) {
         let line = self.waiting().lines.remove(name);
         if let Some(line) = line {
             line.news.set(Some(()));
+            line.answers.iter().for_each(|answers| answers.send());
         }
     }
 
@@ -444,7 +467,8 @@ mod tests {
     fn s4_names_that_nobody_waits_for_any_more_take_no_memory() {
         let set = PublishedSet::new(7);
         for name in ["a", "b", "c"] {
-            let (mut one, mut two) = (Box::pin(set.edition(name, FIRST)), Box::pin(set.edition(name, FIRST)));
+            let (mut one, mut two) =
+                (Box::pin(set.edition(name, FIRST, None)), Box::pin(set.edition(name, FIRST, None)));
             assert!(poll(one.as_mut()).is_pending() && poll(two.as_mut()).is_pending());
             assert!(poll(one.as_mut()).is_pending());
             assert_eq!(set.awaited(), 1);
@@ -464,18 +488,18 @@ mod tests {
     #[test]
     fn a_place_of_an_old_line_leaves_the_new_one_alone() {
         let set = PublishedSet::new(7);
-        let mut old = Box::pin(set.edition("a", FIRST));
+        let mut old = Box::pin(set.edition("a", FIRST, None));
         assert!(poll(old.as_mut()).is_pending());
         let version = set.publish("a", tensor());
         let newer = Wanted::NewerThan { incarnation: 7, version: version.number() };
-        let mut new = pin!(set.edition("a", newer));
+        let mut new = pin!(set.edition("a", newer, None));
         assert!(poll(new.as_mut()).is_pending());
         drop(old);
         assert_eq!(set.awaited(), 1);
         set.close(Status::new(Code::Unavailable, "over"));
         assert!(matches!(poll(new), Poll::Ready(Err(status)) if status.message == "over"));
         // What is there is still given; nothing is waited for.
-        assert!(matches!(poll(pin!(set.edition("a", FIRST))), Poll::Ready(Ok(_))));
-        assert!(matches!(poll(pin!(set.edition("b", FIRST))), Poll::Ready(Err(_))));
+        assert!(matches!(poll(pin!(set.edition("a", FIRST, None))), Poll::Ready(Ok(_))));
+        assert!(matches!(poll(pin!(set.edition("b", FIRST, None))), Poll::Ready(Err(_))));
     }
 }

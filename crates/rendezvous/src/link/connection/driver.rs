@@ -15,7 +15,7 @@ use futures::{
     future::{Fuse, FusedFuture},
     stream::FuturesUnordered,
 };
-use tensorwire_protocol::TensorRequest;
+use tensorwire_protocol::{Scope, TensorRequest, Wanted};
 use tensorwire_verbs_reactor::{Arrival, ArrivalSink, BoxFuture, Runtime};
 use tracing::Instrument as _;
 
@@ -99,6 +99,7 @@ impl DataConnection {
     fn respond(&self, request: TensorRequest) -> bool {
         let step = request.scope.step().map(|step| step.0);
         let span = send_span(&self.values.peer, &request.key, step, self.kind);
+        let waits_for_news = matches!(request.scope, Scope::Versioned(Wanted::NewerThan { .. }));
         let is_later =
             tensorwire_testpoints::chance!("the first poll of an answer is left to the connection's task");
         let answering = || {
@@ -118,8 +119,9 @@ impl DataConnection {
         let mut nobody = Context::from_waker(Waker::noop());
         let is_pending = is_later || response.as_mut().poll(&mut nobody).is_pending();
         if is_pending {
+            let response = if waits_for_news { self.answers.add(response).err() } else { Some(response) };
             // If the connection has ended, the answer is dropped.
-            drop(self.backlog.add(response));
+            drop(response.map(|response| self.backlog.add(response)));
         }
         !is_pending
     }
@@ -133,7 +135,7 @@ pub(crate) struct Driver {
     /// False once the connection has begun to end.
     is_open: bool,
     fabric: Fuse<Work>,
-    /// Pending answers, housekeeping, and finally the closing of the connection.
+    /// Pending answers but those that wait for publications, housekeeping, and finally the closing of the connection.
     work: FuturesUnordered<Work>,
     runtime: Arc<dyn Runtime>,
 }
@@ -150,7 +152,11 @@ impl Driver {
         if let Some(connection) = &self.connection {
             self.work.extend(connection.backlog.take());
         }
-        let _together = self.connection.as_ref().map(|connection| connection.queue_pair.together());
+        let _together = self.connection.as_ref().map(|connection| {
+            let together = connection.queue_pair.together();
+            connection.answers.poll(context);
+            together
+        });
         while let Poll::Ready(Some(())) = self.work.poll_next_unpin(context) {}
     }
 
@@ -185,7 +191,7 @@ impl Driver {
         if self.is_open || !self.work.is_empty() {
             return;
         }
-        if connection.backlog.close_if_empty() {
+        if connection.answers.close_if_empty() && connection.backlog.close_if_empty() {
             self.connection = None;
         }
     }
@@ -223,7 +229,9 @@ impl Future for Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         // Breaks a reference cycle: the queued futures may hold the connection, which holds the queue.
-        let left = self.connection.as_ref().map(|connection| connection.backlog.close());
+        let close =
+            |connection: &Arc<DataConnection>| (connection.answers.close(), connection.backlog.close());
+        let left = self.connection.as_ref().map(close);
         drop(left);
     }
 }
