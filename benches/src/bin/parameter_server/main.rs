@@ -170,29 +170,40 @@ impl Client {
 /// Measures each way once in each round.
 fn measure(runtime: &Runtime, arguments: &Arguments, model: Model) -> Result<Vec<Figures>, Failure> {
     let server = Server::start(model, arguments.threads)?;
+    let (rounds, round) = (arguments.rounds, Duration::from_millis(arguments.round_ms));
     runtime.block_on(async {
         let mut clients = connect(model, &server.addresses).await?;
         clients.retain(|(way, _)| {
             *way == report::TONIC || arguments.way.as_deref().is_none_or(|wanted| wanted == *way)
         });
-        for (_, client) in &mut clients {
-            for _ in 0..WARM_UP {
-                client.steps(model, Duration::ZERO).await?;
-            }
-        }
-        let mut figures: Vec<Figures> = clients.iter().map(|(way, _)| Figures::of(way)).collect();
-        for _ in 0..arguments.rounds {
-            for ((_, client), figures) in clients.iter_mut().zip(&mut figures) {
-                figures.add(client.steps(model, Duration::from_millis(arguments.round_ms)).await?);
-            }
-        }
-        for (_, client) in clients {
-            if let Client::Tensorwire(client) = client {
-                client.shutdown().await;
-            }
-        }
-        Ok(figures)
+        // In a task of its own, as in a service: what arrives need not wake another thread then.
+        tokio::spawn(steps_of_all(clients, model, rounds, round)).await?
     })
+}
+
+async fn steps_of_all(
+    mut clients: Vec<(&'static str, Client)>,
+    model: Model,
+    rounds: u32,
+    round: Duration,
+) -> Result<Vec<Figures>, Failure> {
+    for (_, client) in &mut clients {
+        for _ in 0..WARM_UP {
+            client.steps(model, Duration::ZERO).await?;
+        }
+    }
+    let mut figures: Vec<Figures> = clients.iter().map(|(way, _)| Figures::of(way)).collect();
+    for _ in 0..rounds {
+        for ((_, client), figures) in clients.iter_mut().zip(&mut figures) {
+            figures.add(client.steps(model, round).await?);
+        }
+    }
+    for (_, client) in clients {
+        if let Client::Tensorwire(client) = client {
+            client.shutdown().await;
+        }
+    }
+    Ok(figures)
 }
 
 /// All ways, tonic last.
