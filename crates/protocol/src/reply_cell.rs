@@ -72,20 +72,3 @@ impl ReplyCell {
         Some(InCell { which, bytes, length })
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_content_comes_out_as_it_was_put_in_and_one_that_is_too_long_does_not_go_in() {
-        let cell = ReplyCell::new();
-        let content: Vec<u8> = (1..=CELL_BYTES as u8 + 1).collect();
-        for length in 0..=CELL_BYTES {
-            assert!(cell.is_empty() && cell.put(length % 4, &content[..length]));
-            let taken = cell.take().unwrap();
-            assert_eq!((taken.which, taken.bytes()), (length % 4, &content[..length]));
-        }
-        assert!(!cell.put(0, &content) && cell.take().is_none());
-    }
-}
