@@ -247,18 +247,23 @@ impl Sender {
 
     /// Sends what was posted and waits for others, unless more will follow.
     pub(super) fn flush(&self, socket: &Socket, core: &QueuePairCore, driver: &AtomicWaker) {
-        fence(Ordering::SeqCst);
-        if self.has_news.load(Ordering::SeqCst) && !self.gathering.is_held() {
+        if self.finds_news() && !self.gathering.is_held() {
             self.send(socket, core, driver);
         }
     }
 
     /// Leaves what was posted and waits to the driver, or to the next who sends.
     pub(super) fn leave(&self, driver: &AtomicWaker) {
-        fence(Ordering::SeqCst);
-        if self.has_news.load(Ordering::SeqCst) {
+        if self.finds_news() {
             driver.wake();
         }
+    }
+
+    /// Whether there is something to send, as the task finds it that holds posts no longer.
+    fn finds_news(&self) -> bool {
+        // Pairs with the fence in `send_posted`.
+        fence(Ordering::SeqCst);
+        self.has_news.load(Ordering::SeqCst)
     }
 
     /// One turn of sending. Wakes the driver if something is left.

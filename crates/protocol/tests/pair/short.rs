@@ -24,6 +24,14 @@ fn primed(answers_at_once: bool) -> Pair {
     pair
 }
 
+/// The next arrival of A is taken in, and no task of A has run since.
+fn take_before_its_task(pair: &mut Pair) {
+    while !pair.wire.has_arrivals(A) {
+        assert!(pair.step());
+    }
+    pair.take(A);
+}
+
 #[test]
 fn a_value_at_hand_is_sent_as_its_request_is_taken_in() {
     let mut pair = primed(true);
@@ -71,10 +79,7 @@ fn the_entry_of_a_request_is_free_once_its_content_is_in_the_cell() {
     let first = pair.receive(A, SCOPE, "k");
     pair.tasks.run();
     assert_eq!(pair.b.requests.len(), 1, "that of the first pull");
-    while !pair.wire.has_arrivals(A) {
-        assert!(pair.step());
-    }
-    pair.take(A);
+    take_before_its_task(&mut pair);
     // The next request goes out before the first task has looked; the cell is not free for it.
     pair.b.source.send_bytes(SCOPE, "k", 24, 3);
     let second = pair.receive(A, SCOPE, "k");
@@ -93,10 +98,7 @@ fn a_content_in_the_cell_is_received_though_the_connection_fails() {
     pair.b.source.send_bytes(SCOPE, "k", 24, 2);
     let handle = pair.receive(A, SCOPE, "k");
     pair.tasks.run();
-    while !pair.wire.has_arrivals(A) {
-        assert!(pair.step());
-    }
-    pair.take(A);
+    take_before_its_task(&mut pair);
     pair.a.connection.fail("the cable is cut");
     pair.tasks.run();
     assert_eq!(settled(&handle), Ok((bytes_of(24), vec![2; 24])));

@@ -238,7 +238,7 @@ impl PublishedSet {
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Edition> {
-        self.entries().get(name).cloned()
+        self.get_if(name, |_| true)
     }
 
     /// As [`get`](Self::get), if it `is_wanted`.
