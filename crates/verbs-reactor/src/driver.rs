@@ -11,14 +11,15 @@ use std::{
     future::Future,
     mem,
     pin::{Pin, pin},
-    task::{Context, Poll},
+    sync::Arc,
+    task::{Context, Poll, Waker},
     thread,
 };
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::{
-    Link, Look, QueuePairCore,
+    Alarm, Link, Look, QueuePairCore,
     help::FINDS_MAX,
     wait::{Idle, Patience},
 };
@@ -63,6 +64,10 @@ pub trait Driven: Send + Unpin {
 /// The driver of one connection: the only task that waits for the kernel on its behalf.
 pub struct Driver<D> {
     driven: D,
+    /// What the fabric wakes. It is set while this task sleeps.
+    alarm: Arc<Alarm>,
+    /// Rings `alarm`.
+    rings: Waker,
     /// `None` once the connection ends.
     patience: Option<Patience>,
     /// The last values of [`Driven::finds`] and [`Help::finds`](crate::help::Help::finds).
@@ -83,11 +88,18 @@ impl<D> fmt::Debug for Driver<D> {
 
 impl<D: Driven> Driver<D> {
     /// A driver for the runtime that this is called on.
-    pub fn new(driven: D, patience: Patience) -> Self {
-        let flavor = Handle::try_current().map(|handle| handle.runtime_flavor());
+    pub fn new(driven: D, mut patience: Patience) -> Self {
+        let runtime = Handle::try_current();
+        let flavor = runtime.as_ref().map(Handle::runtime_flavor);
         driven.core().help().begin(&patience);
+        if runtime.as_ref().is_ok_and(|runtime| runtime.metrics().num_workers() > 1) {
+            patience.with_other_workers();
+        }
+        let alarm = Arc::<Alarm>::default();
         Self {
             driven,
+            rings: alarm.waker(),
+            alarm,
             patience: Some(patience),
             finds: (0, 0),
             for_tasks: 0,
@@ -148,8 +160,55 @@ impl<D: Driven> Driver<D> {
         patience.idle(link.looks_in_vain() || link.peer_is_here(), || link.look() != Look::Idle)
     }
 
-    /// Waits after a look that found nothing. `None` if other tasks run first.
-    fn wait(&mut self, context: &mut Context<'_>) -> Option<Look> {
+    /// One poll. `context` rings the alarm, and `task` wakes this task.
+    fn turn(&mut self, context: &mut Context<'_>, task: &mut Context<'_>) -> Poll<()> {
+        self.driven.begin(context);
+        let mut look = self.driven.look(context);
+        let concerns_nobody = self.learn();
+        let sleeps_at_once = self.rests() && self.driven.arms_at_once();
+        if look == Look::Idle && mem::take(&mut self.has_woken) && !sleeps_at_once {
+            // The second turn after work is for the tasks that the woken tasks woke, and for a future that the runtime's thread
+            // itself waits for: it runs only between turns.
+            if self.rests() {
+                self.go_behind_woken(task);
+            } else {
+                give_way(task);
+            }
+            return Poll::Pending;
+        }
+        let mut goes_on = look == Look::Idle || look == Look::Worked && (sleeps_at_once || concerns_nobody);
+        for _ in 0..FINDS_MAX {
+            if !goes_on {
+                break;
+            }
+            let Some(found) = self.wait(context, task) else { return Poll::Pending };
+            look = found;
+            goes_on = look == Look::Worked && self.learn();
+        }
+        if look == Look::Busy {
+            // The task that is looking wakes this one, unless it is done by now.
+            look = match self.look_before_sleep(context, task) {
+                Some(Look::Idle) => Look::Worked,
+                Some(found) => found,
+                None => return Poll::Pending,
+            };
+        }
+        match look {
+            // Armed. Other tasks may have deferred something since the first look.
+            Look::Idle => self.driven.settle(),
+            Look::Busy => {}
+            Look::Worked | Look::More => {
+                self.has_woken = true;
+                self.go_behind_woken(task);
+            }
+            Look::Over => return Poll::Ready(()),
+        }
+        Poll::Pending
+    }
+
+    /// Waits after a look that found nothing. `None` if other tasks run first. `context` rings the alarm, and `task` wakes this
+    /// task.
+    fn wait(&mut self, context: &mut Context<'_>, task: &mut Context<'_>) -> Option<Look> {
         self.driven.settle();
         match self.idle() {
             // Looking found work; this does the rest of it.
@@ -162,7 +221,7 @@ impl<D: Driven> Driver<D> {
                 // A peer on this CPU has run meanwhile.
                 let look = self.driven.look(context);
                 if look == Look::Idle {
-                    give_way(context);
+                    give_way(task);
                     return None;
                 }
                 Some(look)
@@ -170,51 +229,30 @@ impl<D: Driven> Driver<D> {
             // Arm first, then look: work that comes in between would wake nobody in the other order.
             Idle::Sleep => {
                 self.driven.arm(context);
-                Some(self.driven.look(context))
+                self.look_before_sleep(context, task)
             }
         }
+    }
+
+    /// Sets the alarm and looks. `None` if other tasks run first, because it has rung during this poll.
+    fn look_before_sleep(&mut self, context: &mut Context<'_>, task: &mut Context<'_>) -> Option<Look> {
+        if self.alarm.set(task.waker()) {
+            self.go_behind_woken(task);
+            return None;
+        }
+        Some(self.driven.look(context))
     }
 }
 
 impl<D: Driven> Future for Driver<D> {
     type Output = ();
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        self.driven.begin(context);
-        let mut look = self.driven.look(context);
-        let concerns_nobody = self.learn();
-        let sleeps_at_once = self.rests() && self.driven.arms_at_once();
-        if look == Look::Idle && mem::take(&mut self.has_woken) && !sleeps_at_once {
-            // The second turn after work is for the tasks that the woken tasks woke, and for a future that the runtime's thread
-            // itself waits for: it runs only between turns.
-            if self.rests() {
-                self.go_behind_woken(context);
-            } else {
-                give_way(context);
-            }
-            return Poll::Pending;
-        }
-        let mut goes_on = look == Look::Idle || look == Look::Worked && (sleeps_at_once || concerns_nobody);
-        for _ in 0..FINDS_MAX {
-            if !goes_on {
-                break;
-            }
-            let Some(found) = self.wait(context) else { return Poll::Pending };
-            look = found;
-            goes_on = look == Look::Worked && self.learn();
-        }
-        match look {
-            // Armed. Other tasks may have deferred something since the first look.
-            Look::Idle => self.driven.settle(),
-            // The task that is looking wakes this one.
-            Look::Busy => {}
-            Look::Worked | Look::More => {
-                self.has_woken = true;
-                self.go_behind_woken(context);
-            }
-            Look::Over => return Poll::Ready(()),
-        }
-        Poll::Pending
+    fn poll(mut self: Pin<&mut Self>, task: &mut Context<'_>) -> Poll<()> {
+        self.alarm.silence();
+        let rings = mem::replace(&mut self.rings, Waker::noop().clone());
+        let polled = self.turn(&mut Context::from_waker(&rings), task);
+        self.rings = rings;
+        polled
     }
 }
 

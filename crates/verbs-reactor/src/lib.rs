@@ -27,6 +27,7 @@
 #[macro_use]
 mod log;
 
+mod alarm;
 mod arrival_queue;
 mod capabilities;
 mod catalogue;
@@ -60,6 +61,7 @@ pub mod planted;
 pub mod verbs;
 
 pub use self::core::{ArrivalSink, QueuePairConfig, QueuePairCore, QueuePairStats};
+pub use alarm::Alarm;
 pub use capabilities::Capabilities;
 pub use catalogue::{
     CELL_CONTENT_BYTES, CELL_WORDS, Catalogue, CellContent, CellNumber, CellOrigin, CellReading,

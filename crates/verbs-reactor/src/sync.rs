@@ -2,7 +2,8 @@
 
 pub(crate) use std::sync::{
     MutexGuard,
-    atomic::{AtomicU64, Ordering, fence},
+    atomic::{AtomicU8, AtomicU64, Ordering, fence},
 };
 
+pub(crate) use futures::task::AtomicWaker;
 pub(crate) use tensorwire_testpoints::sync::Mutex;

@@ -115,6 +115,8 @@ pub struct Patience {
     looks: Looks,
     /// How many rounds the driver looks before other tasks have their turn.
     rounds: u32,
+    /// What `rounds` is unless the latest find concerned no other task.
+    rounds_of_turn: u32,
     /// The longest budget of this fabric's drivers.
     budget_max: Duration,
     /// See [`IDLE_GAP`].
@@ -144,6 +146,7 @@ impl Patience {
             clock,
             looks: Looks::LOADS,
             rounds: 1,
+            rounds_of_turn: 1,
             budget_max: BUDGET_MAX,
             idle_gap: IDLE_GAP,
             budget: Duration::ZERO,
@@ -258,9 +261,15 @@ impl Patience {
         self.rounds = ROUNDS;
     }
 
-    /// Looks for one round, or for a few once.
+    /// Other threads run the tasks that are ready, so the driver's turns are as long as those of a task that awaits the peer. When
+    /// a turn ends, the runtime wakes another worker.
+    pub(crate) fn with_other_workers(&mut self) {
+        (self.rounds, self.rounds_of_turn) = (ROUNDS, ROUNDS);
+    }
+
+    /// Looks for one turn.
     fn finds(&mut self, has_work: &impl Fn() -> bool) -> bool {
-        let rounds = mem::replace(&mut self.rounds, 1);
+        let rounds = mem::replace(&mut self.rounds, self.rounds_of_turn);
         self.looks.find(rounds, || has_work().then_some(())).is_some()
     }
 

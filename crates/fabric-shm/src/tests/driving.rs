@@ -146,6 +146,41 @@ fn an_idle_driver_costs_nothing_however_it_waits() {
 }
 
 #[test]
+fn a_driver_is_woken_only_while_it_sleeps() {
+    on_a_runtime(|| {
+        let rig = Rig::new();
+        let mut hand = Hand::waiting(&rig, Wait::Busy);
+        assert!(hand.poll().is_pending());
+        assert_eq!(hand.woken(), 1, "others have a turn, then it looks again");
+        rig.link.driver.wake();
+        assert_eq!(hand.woken(), 0, "it looks again in any case");
+    });
+    on_a_runtime(|| {
+        let rig = Rig::new();
+        let mut hand = Hand::new(&rig);
+        hand.sleep();
+        rig.link.driver.wake();
+        assert_eq!(hand.woken(), 1, "it sleeps");
+        rig.link.driver.wake();
+        assert_eq!(hand.woken(), 0, "it was woken");
+    });
+}
+
+#[test]
+fn what_rings_before_a_driver_sleeps_makes_it_look_again() {
+    on_a_runtime(|| {
+        let rig = Rig::new();
+        let link = rig.link.clone();
+        let rings = Box::new(move || link.driver.wake());
+        let mut hand = Hand::with(&rig, Wait::Sleep, Some(rings));
+        assert!(hand.poll().is_pending());
+        assert_eq!(hand.woken(), 1);
+        assert!(hand.poll().is_pending());
+        assert_eq!(hand.woken(), 0, "nothing has rung since");
+    });
+}
+
+#[test]
 fn a_busy_driver_never_says_that_it_sleeps() {
     on_a_runtime(|| {
         let mut rig = Rig::new();

@@ -10,8 +10,10 @@ mod sync {
 
     pub(crate) use loom::sync::{
         Mutex, MutexGuard,
-        atomic::{AtomicBool, AtomicU64, Ordering, fence},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence},
     };
+
+    pub(crate) use crate::alarm_source::Alarm;
 
     /// That of `futures`, as a lock.
     pub(crate) struct AtomicWaker(Mutex<Option<Waker>>);
@@ -38,6 +40,8 @@ mod sync {
 
 pub(crate) use tensorwire_verbs_reactor::{FabricError, WorkRequest};
 
+#[path = "../../src/alarm.rs"]
+mod alarm_source;
 #[path = "../../src/arrival_queue.rs"]
 mod arrival_queue;
 #[path = "../../../rendezvous/src/link/connection/backlog.rs"]
@@ -59,6 +63,7 @@ mod tail;
 #[path = "../../../fabric-shm/src/words.rs"]
 mod words;
 
+mod alarm;
 mod arrivals;
 mod catalogue;
 mod regions;

@@ -1,17 +1,21 @@
 //! Work that other tasks queue for a connection's task.
 
-use std::{fmt, mem, sync::PoisonError, task::Waker};
+use std::{
+    fmt, mem,
+    sync::{Arc, PoisonError},
+    task::Waker,
+};
 
-use crate::sync::{AtomicBool, AtomicWaker, Mutex, MutexGuard, Ordering};
+use crate::sync::{Alarm, AtomicBool, Mutex, MutexGuard, Ordering};
 
-/// Work for the connection's task, and the task's waker while it sleeps.
+/// Work for the connection's task, and what wakes the task while it sleeps.
 pub(crate) struct Backlog<W> {
     /// `None` once the task accepts no more.
     work: Mutex<Option<Vec<W>>>,
     /// Whether `work` is not empty.
     has_work: AtomicBool,
-    /// Empty while the task is polled. The task checks for new work after it has registered its waker again.
-    task: AtomicWaker,
+    /// Silent while the task is polled.
+    alarm: Arc<Alarm>,
 }
 
 impl<W> fmt::Debug for Backlog<W> {
@@ -23,7 +27,7 @@ impl<W> fmt::Debug for Backlog<W> {
 impl<W> Backlog<W> {
     pub(crate) fn new() -> Self {
         let work = Mutex::new(Some(Vec::new()));
-        Self { work, has_work: AtomicBool::new(false), task: AtomicWaker::new() }
+        Self { work, has_work: AtomicBool::new(false), alarm: Arc::default() }
     }
 
     /// Queues `work` for the task. Returns it as the error if the task accepts no more.
@@ -39,19 +43,28 @@ impl<W> Backlog<W> {
 
     /// Wakes the task, unless it is polled now.
     pub(crate) fn wake(&self) {
-        self.task.wake();
+        self.alarm.ring();
     }
 
-    /// Call at the begin of the task's poll. From now on, adding work does not wake the task.
+    /// A waker of the task for the futures that it polls. It wakes the task unless that is polled now.
+    pub(crate) fn waker(&self) -> Waker {
+        self.alarm.waker()
+    }
+
+    /// The task is about to take the work and to poll its futures. What is added or woken from now on does not wake it.
     pub(crate) fn begin_poll(&self) {
-        drop(self.task.take());
+        self.alarm.silence();
     }
 
-    /// Registers the task's waker at the end of its poll. Returns true if work was added during the poll, which woke
-    /// nobody.
-    pub(crate) fn end_poll(&self, waker: &Waker) -> bool {
-        self.task.register(waker);
-        self.has_work()
+    /// Whether work was added, or a future woken, since [`begin_poll`](Self::begin_poll).
+    pub(crate) fn has_more(&self) -> bool {
+        self.alarm.has_rung()
+    }
+
+    /// From now on `task` is woken. Returns true if work was added or a future woken during the poll, which woke nobody.
+    #[must_use]
+    pub(crate) fn end_poll(&self, task: &Waker) -> bool {
+        self.alarm.set(task)
     }
 
     /// Takes all work.

@@ -137,6 +137,8 @@ pub(crate) struct Driver {
     fabric: Fuse<Work>,
     /// Pending answers but those that wait for publications, housekeeping, and finally the closing of the connection.
     work: FuturesUnordered<Work>,
+    /// Wakes this task for what it polls itself, as the backlog does: not during a poll.
+    rings: Waker,
     runtime: Arc<dyn Runtime>,
 }
 
@@ -144,33 +146,36 @@ impl Driver {
     pub(crate) fn new(connection: Arc<DataConnection>, fabric: Work, runtime: Arc<dyn Runtime>) -> Self {
         let work = FuturesUnordered::new();
         work.push(connection.clone().keep_house().boxed());
-        Self { connection: Some(connection), is_open: true, fabric: fabric.fuse(), work, runtime }
+        let rings = connection.backlog.waker();
+        Self { connection: Some(connection), is_open: true, fabric: fabric.fuse(), work, rings, runtime }
     }
 
     /// Polls all futures that can make progress. What they post leaves together.
-    fn work(&mut self, context: &mut Context<'_>) {
-        if let Some(connection) = &self.connection {
-            self.work.extend(connection.backlog.take());
-        }
+    fn work(&mut self) {
+        let mut context = Context::from_waker(&self.rings);
         let _together = self.connection.as_ref().map(|connection| {
+            // All that was queued or woken until now is done here, so it need not wake the task.
+            connection.backlog.begin_poll();
+            self.work.extend(connection.backlog.take());
             let together = connection.queue_pair.together();
-            connection.answers.poll(context);
+            connection.answers.poll(&context);
             together
         });
-        while let Poll::Ready(Some(())) = self.work.poll_next_unpin(context) {}
+        while let Poll::Ready(Some(())) = self.work.poll_next_unpin(&mut context) {}
     }
 
     /// Runs queued work and polls for arrivals, until there are none and the fabric will wake this task for the next
     /// one, or until the task must yield.
     fn make_progress(&mut self, context: &mut Context<'_>) {
         for _ in 0..ROUNDS_PER_POLL {
-            self.work(context);
+            self.work();
             let Some(connection) = self.connection.clone().filter(|_| self.is_open) else { return };
             if let Some(lost) = connection.broken.get().cloned() {
                 self.end(connection.end(Ok(lost), self.runtime.clone()));
                 continue;
             }
-            match connection.queue_pair.poll_progress(context) {
+            match connection.queue_pair.poll_progress(&Context::from_waker(&self.rings)) {
+                Poll::Pending if connection.backlog.has_more() => {}
                 Poll::Pending => return,
                 Poll::Ready(Ok(())) => {}
                 Poll::Ready(Err(failure)) => self.end(connection.end(Err(failure), self.runtime.clone())),
@@ -196,11 +201,9 @@ impl Driver {
         }
     }
 
-    /// Registers the task's waker, which queued work and a failure of the connection wake from now on.
+    /// From now on queued work, a future and a failure of the connection wake the task.
     fn arm(&self, context: &Context<'_>) {
-        let Some(connection) = &self.connection else { return };
-        let has_work = connection.backlog.end_poll(context.waker());
-        if has_work || self.is_open && connection.broken.get().is_some() {
+        if self.connection.as_ref().is_some_and(|connection| connection.backlog.end_poll(context.waker())) {
             context.waker().wake_by_ref();
         }
     }
@@ -210,12 +213,8 @@ impl Future for Driver {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<()> {
-        // Work that is queued during this poll is done in this poll, so it need not wake the task.
-        if let Some(connection) = &self.connection {
-            connection.backlog.begin_poll();
-        }
         // Before the fabric's driver, which may poll for a while.
-        self.work(context);
+        self.work();
         if !self.fabric.is_terminated() {
             let _over = self.fabric.poll_unpin(context);
         }
