@@ -25,7 +25,7 @@ impl<L> State<L> {
     pub(super) fn keeper_with_work(&mut self) -> Option<Waker> {
         let keeper = self.keeper.as_ref()?;
         let owes = !keeper.is_in_line && self.owes_messages();
-        let has_work = owes || self.requests.has_returns() || self.ring_wanted.is_some();
+        let has_work = owes || self.is_line_left || self.requests.has_returns() || self.ring_wanted.is_some();
         if has_work { self.keeper.take().map(|keeper| keeper.waker) } else { None }
     }
 }
@@ -51,7 +51,8 @@ struct Housekeeping<'connection, C: Channel> {
 }
 
 impl<C: Channel> Connection<C> {
-    /// Sends what is owed: CANCEL for receives that were given up, CANCEL_ACK for the peer's; takes back the
+    /// Sends what is owed: CANCEL for receives that were given up, CANCEL_ACK for the peer's; posts requests that wait for
+    /// others of their task; takes back the
     /// memory of receives that were given up; and offers the peer a larger ring when it needs one. Ends when the
     /// connection has failed. Must be kept running.
     ///
@@ -121,13 +122,13 @@ impl<C: Channel> Housekeeping<'_, C> {
             return Poll::Ready(Ok(Chore::MakeRing(bytes)));
         }
         let owes = self.made.is_some() || state.owes_messages();
-        let before = owes.then(|| connection.post_requests_in_line(&mut state));
-        if before.is_some()
+        let before = (owes || state.is_line_left).then(|| connection.post_requests_in_line(&mut state));
+        if owes
             && state.messages.is_turn(self.position.ticket)
             && let Some(posted) = self.post(&mut state)
         {
             let left = state.messages.leave(&mut self.position.ticket);
-            connection.settle_posted(state, before.unwrap_or_default(), None, true)?;
+            connection.settle_posted(state, before.unwrap_or_default(), true)?;
             drop(left);
             return Poll::Ready(posted.map(|()| Chore::Posted));
         }
@@ -138,9 +139,9 @@ impl<C: Channel> Housekeeping<'_, C> {
             drop(replaced);
             return Poll::Pending;
         };
-        let left = state.messages.wait(&mut self.position.ticket, context.waker());
-        connection.settle_posted(state, before, None, false)?;
-        drop((left, replaced));
+        let waits = owes.then(|| state.messages.wait(&mut self.position.ticket, context.waker()));
+        connection.settle_posted(state, before, false)?;
+        drop((waits, replaced));
         Poll::Pending
     }
 

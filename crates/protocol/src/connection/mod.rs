@@ -80,6 +80,9 @@ pub(crate) struct State<L> {
     contents_max: u32,
     messages: WaitQueue,
     request_line: RequestLine,
+    /// Nobody is woken to post the requests at the head of the line: the next request takes them along, or the housekeeping
+    /// task posts them.
+    is_line_left: bool,
     /// Where requests are measured.
     measure: Vec<u8>,
     /// How the requests of a message name their keys.
@@ -121,7 +124,7 @@ impl<L> State<L> {
             return None;
         }
         let is_open = match turnstile {
-            Turnstile::Messages => self.flow.may_try_message(),
+            Turnstile::Messages => !self.is_line_left && self.flow.may_try_message(),
             Turnstile::Requests => self.requests.has_room(),
             Turnstile::Contents => self.contents_in_flight < self.contents_max && self.flow.may_try_content(),
         };
@@ -181,6 +184,7 @@ impl<C: Channel> Connection<C> {
             contents_max,
             messages: WaitQueue::default(),
             request_line: RequestLine::default(),
+            is_line_left: false,
             measure: Vec::new(),
             forms: Vec::new(),
             entries: WaitQueue::default(),

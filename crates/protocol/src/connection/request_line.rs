@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     future::poll_fn,
+    mem,
     sync::{Arc, MutexGuard},
     task::{Context, Poll, Waker},
 };
@@ -61,36 +62,35 @@ impl<C: Channel> Connection<C> {
 
     /// Posts requests as long as there are some at the head of the line, and credits and ring allow it.
     pub(super) fn post_requests_in_line(&self, state: &mut State<C::Lent>) -> Posted {
-        let mut done = Posted::default();
+        // While the line is left, nobody is woken.
+        let has_changed = mem::take(&mut state.is_line_left);
+        let mut done = Posted { has_changed, ..Posted::default() };
         while done.end.is_none()
             && state.flow.may_try_message()
-            && let Some(posted) = self.try_post_head(state, &mut done.wakers)
+            && let Some(posted) = self.try_post_head(state, &mut done)
         {
             done.end = posted.err();
         }
         done
     }
 
-    /// Unlocks, and wakes those whose requests were posted, except the one with ticket `own`, which is running. If
-    /// the line has changed, the task that is first now is woken too. A post that failed ends the connection; the tasks whose
-    /// requests left the line before that are woken all the same.
+    /// Unlocks. If the line has changed, the task that is first now is woken. A post that failed ends the connection.
     pub(super) fn settle_posted(
         &self,
         state: MutexGuard<'_, State<C::Lent>>,
-        Posted { wakers, end }: Posted,
-        own: Option<u64>,
+        posted: Posted,
         has_changed: bool,
     ) -> Result<(), ChannelError> {
-        if has_changed || !wakers.is_empty() {
+        let Posted { replaced, end, .. } = posted;
+        if has_changed || posted.has_changed {
             self.settle(state, None, None);
         } else {
             drop(state);
         }
+        drop(replaced);
         if let Some(error) = &end {
             self.fail(&error.0);
         }
-        let others = wakers.into_iter().filter(|(ticket, _)| Some(*ticket) != own);
-        others.filter_map(|(_, waker)| waker).for_each(Waker::wake);
         end.map_or(Ok(()), Err)
     }
 
@@ -98,7 +98,7 @@ impl<C: Channel> Connection<C> {
     fn try_post_head(
         &self,
         state: &mut State<C::Lent>,
-        wakers: &mut Vec<(u64, Option<Waker>)>,
+        done: &mut Posted,
     ) -> Option<Result<(), ChannelError>> {
         let tickets = self.next_message(state);
         let requests: Vec<_> =
@@ -106,9 +106,13 @@ impl<C: Channel> Connection<C> {
         let message = message_of(requests)?;
         let posted = self.try_post(state, &message)?;
         state.count_asked(&message);
+        done.has_changed = true;
         for ticket in tickets {
-            state.request_line.0.remove(&ticket);
-            wakers.push((ticket, state.messages.leave(&mut Some(ticket))));
+            let request = state.request_line.0.remove(&ticket);
+            // What its task awaits next is the reply, or the connection's end.
+            if let (Some(request), Some(waker)) = (request, state.messages.leave(&mut Some(ticket))) {
+                done.replaced.extend(state.requests.leave_waker(request.index, waker));
+            }
         }
         Some(posted)
     }
@@ -151,8 +155,10 @@ fn form_at_most(form: NameForm, fresh: &mut Option<usize>) -> NameForm {
 /// What became of requests in line.
 #[derive(Default)]
 pub(super) struct Posted {
-    /// Whose left the line. Those who were woken before have no waker here.
-    wakers: Vec<(u64, Option<Waker>)>,
+    /// Another one may be first now.
+    has_changed: bool,
+    /// Dropped without the lock.
+    replaced: Vec<Waker>,
     /// Why the connection is over, if the last post failed.
     end: Option<ChannelError>,
 }
@@ -200,9 +206,11 @@ impl<C: Channel> RequestInLine<'_, C> {
                     return Poll::Ready(connection.over_if_failed(posted).map(|()| is_alone));
                 }
                 None if together => {
+                    // The others of the task are polled before the housekeeping task.
+                    state.is_line_left = true;
+                    let keeper = state.keeper_with_work();
                     drop(state);
-                    // The others of the task are polled before this one is again.
-                    context.waker().wake_by_ref();
+                    keeper.into_iter().for_each(Waker::wake);
                     return Poll::Pending;
                 }
                 None => {}
@@ -211,11 +219,12 @@ impl<C: Channel> RequestInLine<'_, C> {
         let posted = connection.post_requests_in_line(&mut state);
         if self.ticket.is_some_and(|ticket| state.request_line.0.contains_key(&ticket)) {
             let replaced = state.messages.wait(&mut self.ticket, context.waker());
-            connection.settle_posted(state, posted, None, false)?;
+            connection.settle_posted(state, posted, false)?;
             drop(replaced);
             return Poll::Pending;
         }
-        Poll::Ready(connection.settle_posted(state, posted, self.ticket.take(), true).map(|()| false))
+        self.ticket = None;
+        Poll::Ready(connection.settle_posted(state, posted, true).map(|()| false))
     }
 
     /// Posts a request that has nobody before it and waits for nobody, else joins the line.

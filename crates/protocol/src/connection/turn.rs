@@ -145,12 +145,12 @@ impl<C: Channel> Connection<C> {
                 && let Some(value) = attempt(&mut state)
             {
                 let waker = state.queue(turnstile).leave(&mut position.ticket);
-                let settled = self.settle_posted(state, asked, None, true);
+                let settled = self.settle_posted(state, asked, true);
                 drop(waker);
                 return Poll::Ready(settled.map(|()| value));
             }
             let replaced = state.queue(turnstile).wait(&mut position.ticket, context.waker());
-            self.settle_posted(state, asked, None, false)?;
+            self.settle_posted(state, asked, false)?;
             drop(replaced);
             Poll::Pending
         })
@@ -181,7 +181,7 @@ impl<C: Channel> Connection<C> {
         let asked = self.post_before(turnstile, &mut state);
         let is_turn = state.queue(turnstile).is_turn(None);
         let value = if is_turn { attempt(&mut state) } else { None };
-        let settled = self.settle_posted(state, asked, None, has_changed || value.is_some());
+        let settled = self.settle_posted(state, asked, has_changed || value.is_some());
         match (settled, value) {
             (Err(over), _) => Some(Err(over)),
             (Ok(()), value) => value.map(Ok),

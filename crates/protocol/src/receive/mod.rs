@@ -30,7 +30,7 @@ pub struct ReceiveOptions {
     /// A copy of the value, or a view of the peer's memory where that is possible.
     pub sharing: Sharing,
     /// True for one of several receives that one task polls one after the other. Their requests share as few messages
-    /// as possible: such a request is posted when its future is polled for the second time, or with the next message.
+    /// as possible: such a request is posted with the next message, or else by the connection's housekeeping.
     pub together: bool,
 }
 

@@ -250,7 +250,12 @@ impl<L> Requests<L> {
 
     /// Stores `waker` for the connection's end. Returns the waker that it replaces.
     pub(crate) fn keep_waker(&mut self, index: RequestIndex, waker: &Waker) -> Option<Waker> {
-        self.entry(index)?.waker.replace(waker.clone())
+        self.leave_waker(index, waker.clone())
+    }
+
+    /// As [`keep_waker`](Self::keep_waker), with a waker that was left elsewhere before.
+    pub(crate) fn leave_waker(&mut self, index: RequestIndex, waker: Waker) -> Option<Waker> {
+        self.entry(index)?.waker.replace(waker)
     }
 
     /// Whether META_DATA_RESPONSE came and TENSOR_RE_REQUEST is due.
