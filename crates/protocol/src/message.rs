@@ -56,6 +56,16 @@ pub enum Wanted {
     },
 }
 
+impl Wanted {
+    /// Whether version `number` of a publisher's `incarnation` is wanted.
+    pub fn is_met_by(self, incarnation: u64, number: u64) -> bool {
+        match self {
+            Self::Now => true,
+            Self::NewerThan { incarnation: known, version } => incarnation != known || number > version,
+        }
+    }
+}
+
 /// A range of the receiver's memory, granted to the sender for one answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Destination {

@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
-use std::{sync::mpsc, thread, time::Duration};
+use std::{future::IntoFuture, sync::mpsc, thread, time::Duration};
 
 use tensorwire_memory::copy::{CopyReason, count};
 use tensorwire_protocol::{Code, DataType};
@@ -153,6 +153,37 @@ fn a_reader_finds_what_is_published_now_and_its_version() {
         let gone = two.peer.fetch("w").await.unwrap_err();
         assert!(!matches!(gone, WorkerError::Remote { .. }), "{gone}");
         two.client.shutdown().await;
+    });
+}
+
+#[test]
+fn a_list_that_waits_asks_for_its_last_name_alone() {
+    let _turn = crate::turn();
+    run(async {
+        let (two, names) = (Two::start(Validation::Off).await, ["a", "b", "c"]);
+        let publish =
+            |round| names.map(|name| two.server.publish(name, pattern(&two.server, 5000, round)).unwrap());
+        for name in names {
+            two.until_read(name, &pattern(&two.server, 5000, 0)).await;
+        }
+        let mut known = publish(1)[2];
+        for round in 2..5 {
+            let (sent, written) = two.messages();
+            let mut waits = two.peer.fetch_many(names).newer_than(known).versioned().into_future();
+            assert!(futures::poll!(&mut waits).is_pending());
+            assert_eq!(two.messages(), (sent + 1, written), "the request for the last");
+            let latest = publish(round);
+            let found = waits.await.unwrap();
+            assert_eq!(two.messages().0, sent + 1, "the others are read");
+            assert!(found.iter().zip(latest).all(|(found, version)| found.version == version));
+            known = latest[2];
+        }
+        // What is published already is read.
+        let (latest, messages) = (publish(5), two.messages());
+        let found = two.peer.fetch_many(names).newer_than(known).versioned().await.unwrap();
+        assert_eq!(two.messages(), messages);
+        assert!(found.iter().zip(latest).all(|(found, version)| found.version == version));
+        two.end().await;
     });
 }
 

@@ -67,13 +67,8 @@ impl PeerValues {
     /// The published tensor, which the peer reads by itself the next time, if it can.
     fn published(&self, name: &str) -> Result<Edition, Status> {
         let edition = self.values.published(name)?;
-        if let Some(catalogue) = self.catalogue.as_ref().filter(|_| edition.listing != Listing::Refused) {
-            if edition.listing == Listing::Unlisted {
-                self.values.published.list(name, catalogue.catalogue());
-            }
-            if edition.tensor.bytes().len() > CELL_CONTENT_BYTES {
-                catalogue.share(edition.tensor.buf());
-            }
+        if let Some(catalogue) = &self.catalogue {
+            offer(&self.values, catalogue, (name, &edition));
         }
         Ok(edition)
     }
@@ -143,12 +138,28 @@ impl PeerValues {
     /// Takes a published tensor, once it is newer than `wanted`.
     fn newer(&self, wanted: Wanted, name: &Arc<str>) -> Taking {
         let (values, name, meter) = (self.values.clone(), name.clone(), self.meter.clone());
-        let answers = self.answers.clone();
+        let (answers, catalogue) = (self.answers.clone(), self.catalogue.clone());
         Box::pin(async move {
-            let taken = Taken::Published(values.published.edition(&name, wanted, Some(&answers)).await?);
-            meter.sends(taken.tensor().metadata().byte_length);
-            Ok(taken)
+            let edition = values.published.edition(&name, wanted, Some(&answers)).await?;
+            if let Some(catalogue) = &catalogue {
+                offer(&values, catalogue, (&name, &edition));
+            }
+            meter.sends(edition.tensor.metadata().byte_length);
+            Ok(Taken::Published(edition))
         })
+    }
+}
+
+/// Has the peer read the published tensor by itself from now on, if `catalogue` has room for it.
+fn offer(values: &SharedValues, catalogue: &OfferedCatalogue, (name, edition): (&str, &Edition)) {
+    if edition.listing == Listing::Refused {
+        return;
+    }
+    if edition.listing == Listing::Unlisted {
+        values.published.list(name, catalogue.catalogue());
+    }
+    if edition.tensor.bytes().len() > CELL_CONTENT_BYTES {
+        catalogue.share(edition.tensor.buf());
     }
 }
 

@@ -39,6 +39,12 @@ pub(crate) fn content(number: u64, tensor: &Tensor) -> Option<CellContent> {
     Some(CellContent { words, bytes: tensor.buf().clone() })
 }
 
+/// The version number of a cell's content.
+pub(crate) fn version(reading: &CellReading) -> u64 {
+    let [version, ..] = reading.words;
+    version
+}
+
 /// The version number and the metadata of a cell's content; `None` if they contradict each other.
 pub(crate) fn parse(reading: &CellReading) -> Option<(u64, Metadata)> {
     let [version, form, ref dimensions @ ..] = reading.words;

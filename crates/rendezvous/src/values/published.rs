@@ -306,12 +306,7 @@ impl PublishedSet {
     }
 
     fn is_wanted(&self, edition: &Edition, wanted: Wanted) -> bool {
-        match wanted {
-            Wanted::Now => true,
-            Wanted::NewerThan { incarnation, version } => {
-                incarnation != self.incarnation || edition.version > version
-            }
-        }
+        wanted.is_met_by(self.incarnation, edition.version)
     }
 
     /// Wakes the tasks that wait for a publication of `name`, and sends the answers that do.

@@ -57,6 +57,11 @@ impl Settings {
         self.wanted.map_or(Scope::Published, Scope::Versioned)
     }
 
+    /// Whether the fetch may wait for a publication.
+    fn waits(&self) -> bool {
+        matches!(self.wanted, Some(Wanted::NewerThan { .. }))
+    }
+
     fn versioned(&mut self) {
         self.wanted.get_or_insert(Wanted::Now);
     }

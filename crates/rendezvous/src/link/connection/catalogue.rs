@@ -38,8 +38,7 @@ impl DataConnection {
     /// The published tensor, if all of it can be taken out of the peer's catalogue at once: no content but a view is longer
     /// than what is copied before other tasks have their turn.
     pub(crate) fn take_at_once(&self, scope: Scope, name: Transfer<'_>, sharing: Sharing) -> Option<Found> {
-        let peers = &**self.usable_catalogue(scope)?;
-        let reading = peers.find(name.key)?;
+        let (peers, reading) = self.reading(scope, name)?;
         let (version, metadata) = catalogue::parse(&reading)?;
         let bytes = match in_cell(&reading) {
             Some(bytes) => bytes,
@@ -61,8 +60,7 @@ impl DataConnection {
         name: Transfer<'_>,
         (dtype, buffer): (Option<DataType>, &mut BufMut),
     ) -> Option<(Metadata, Option<Version>)> {
-        let peers = &**self.usable_catalogue(scope)?;
-        let reading = peers.find(name.key)?;
+        let (peers, reading) = self.reading(scope, name)?;
         let (version, metadata) = catalogue::parse(&reading)?;
         let length = usize::try_from(reading.length).ok().filter(|length| *length <= PIECE_BYTES)?;
         let part = buffer.get_mut(..length)?;
@@ -100,10 +98,9 @@ impl DataConnection {
         name: Transfer<'_>,
         options: ReceiveOptions,
     ) -> Result<Found, WorkerError> {
-        if let Some(peers) = self.usable_catalogue(scope)
-            && let Some(reading) = peers.find(name.key)
+        if let Some(reading) = self.reading(scope, name)
             // Boxed, because otherwise the future of every fetch has room for this one.
-            && let Some(found) = Box::pin(self.look_up((&**peers, reading), scope, name, options)).await
+            && let Some(found) = Box::pin(self.look_up(reading, scope, name, options)).await
         {
             return Ok(found);
         }
@@ -136,8 +133,7 @@ impl DataConnection {
         name: Transfer<'_>,
         target: &Target,
     ) -> Option<Result<FoundInto, WorkerError>> {
-        let peers = &**self.usable_catalogue(scope)?;
-        let reading = peers.find(name.key)?;
+        let (peers, reading) = self.reading(scope, name)?;
         let span = receive_span(name, self.kind);
         let filled = self.filled(peers, (name, reading), target).instrument(span.clone()).await?;
         self.meter.ended(&span, filled.as_ref().map(|(_, metadata)| metadata.byte_length));
@@ -185,12 +181,29 @@ impl DataConnection {
         None
     }
 
-    /// The peer's catalogue, if it may answer a fetch of this scope. Contents that are validated come from the peer with
-    /// their checksums.
-    fn usable_catalogue(&self, scope: Scope) -> Option<&Arc<dyn PeerCatalogue>> {
-        let is_of_now = matches!(scope, Scope::Published | Scope::Versioned(Wanted::Now));
+    /// The peer's catalogue and what it has under the name now, if that may answer a fetch of this scope. Later editions may
+    /// answer it too, since numbers grow.
+    fn reading(&self, scope: Scope, name: Transfer<'_>) -> Option<(&dyn PeerCatalogue, CellReading)> {
+        let wanted = match scope {
+            Scope::Published => Wanted::Now,
+            Scope::Versioned(wanted) => wanted,
+            Scope::Step(_) | Scope::StepNow(_) => return None,
+        };
+        let peers = self.usable_catalogue()?;
+        let reading = peers.find(name.key)?;
+        let is_wanted = wanted.is_met_by(self.peer_incarnation, catalogue::version(&reading));
+        is_wanted.then_some((&**peers, reading))
+    }
+
+    /// The peer's catalogue, if it may answer fetches. Contents that are validated come from the peer with their checksums.
+    fn usable_catalogue(&self) -> Option<&Arc<dyn PeerCatalogue>> {
         let is_validated = || self.protocol.agreed().validation.is_on();
-        self.catalogue.as_ref().filter(|_| is_of_now && !is_validated() && !self.is_over())
+        self.catalogue.as_ref().filter(|_| !is_validated() && !self.is_over())
+    }
+
+    /// Whether the peer writes a catalogue that may answer fetches.
+    pub(crate) fn has_catalogue(&self) -> bool {
+        self.usable_catalogue().is_some()
     }
 
     /// Version, metadata and content of `name` at one moment, at which the connection was up.

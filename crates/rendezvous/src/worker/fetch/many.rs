@@ -93,30 +93,54 @@ impl<As> FetchMany<'_, As> {
         let worker = &peer.worker;
         let transfers = names.iter().map(|name| transfer(peer, name));
         let transfers = transfers.collect::<Result<Vec<_>, _>>()?;
-        let options = ReceiveOptions { sharing: settings.sharing, together: true };
         let fetched = pin!(async {
-            let mut found = Vec::with_capacity(transfers.len());
-            for &transfer in &transfers {
-                tokio::task::coop::consume_budget().await;
-                let take =
-                    |link: &DataConnection| link.take_at_once(settings.scope(), transfer, settings.sharing);
-                found.push(peer.known.find(take));
+            let mut found: Vec<Option<_>> = transfers.iter().map(|_| None).collect();
+            let take_at_once = async |found: &mut [Option<_>]| {
+                for (&transfer, found) in missing(&transfers, found) {
+                    tokio::task::coop::consume_budget().await;
+                    let take = |link: &DataConnection| {
+                        link.take_at_once(settings.scope(), transfer, settings.sharing)
+                    };
+                    *found = peer.known.find(take);
+                }
+            };
+            let fetch = async |(transfer, found): (&Transfer<'_>, &mut Option<_>), together| {
+                let options = ReceiveOptions { sharing: settings.sharing, together };
+                *found = Some(worker.fetch_one(&peer.known, *transfer, settings.scope(), options).await?);
+                Ok::<_, WorkerError>(())
+            };
+            take_at_once(&mut found).await;
+            let may_be_read = || peer.known.find(|link| link.has_catalogue().then_some(())).is_some();
+            if settings.waits()
+                && may_be_read()
+                && let Some(last) = missing(&transfers, &mut found).last()
+            {
+                // A publisher mostly publishes in the order of the names, and the others are there with the last.
+                fetch(last, false).await?;
+                take_at_once(&mut found).await;
             }
             // Connects first, so that all requests are queued together and share messages.
             if found.iter().any(Option::is_none) && !worker.node.is_own(&peer.known) {
                 worker.node.connected(&peer.known).await?;
             }
-            let missing = transfers.iter().zip(&mut found).filter(|(_, found)| found.is_none());
-            let fetch = async |(transfer, found): (&Transfer<'_>, &mut Option<_>)| {
-                *found = Some(worker.fetch_one(&peer.known, *transfer, settings.scope(), options).await?);
-                Ok::<_, WorkerError>(())
-            };
-            try_join_all(missing.map(fetch)).await?;
+            let left: Vec<_> = missing(&transfers, &mut found).collect();
+            // The last one's request takes those before it along.
+            let before_last = left.len().saturating_sub(1);
+            let fetches = left.into_iter().enumerate().map(|(at, missing)| fetch(missing, at < before_last));
+            try_join_all(fetches).await?;
             Ok(found.into_iter().flatten().collect())
         });
         let what = || format!("fetching {} tensors from {}", transfers.len(), peer.name());
         worker.timed(Timed::FetchMany, settings.limit, what, fetched).await
     }
+}
+
+/// The tensors that are not found yet.
+fn missing<'f, 't, T>(
+    transfers: &'f [Transfer<'t>],
+    found: &'f mut [Option<T>],
+) -> impl DoubleEndedIterator<Item = (&'f Transfer<'t>, &'f mut Option<T>)> {
+    transfers.iter().zip(found).filter(|(_, found)| found.is_none())
 }
 
 impl<'a> IntoFuture for FetchMany<'a> {
