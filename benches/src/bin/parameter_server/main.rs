@@ -143,7 +143,7 @@ impl Client {
 
     async fn push(&mut self) -> Result<(), Failure> {
         match self {
-            Self::Tensorwire(client) => client.push().await?,
+            Self::Tensorwire(client) => client.push()?,
             Self::Tonic(client) => client.push().await?,
         }
         Ok(())

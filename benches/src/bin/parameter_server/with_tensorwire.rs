@@ -7,9 +7,6 @@ use tensorwire::{DataType, FabricKind, Peer, Sharing, Tensor, Version, Worker, W
 
 use crate::model::{Model, descend};
 
-/// Under this name each side publishes how many times it has published its tensors, after them.
-const PUBLISHED: &str = "published";
-
 /// Idle while the other ways are measured.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
@@ -40,7 +37,6 @@ struct Published {
     worker: Worker,
     names: Vec<String>,
     tensors: Vec<Tensor>,
-    times: u64,
 }
 
 impl Published {
@@ -52,16 +48,14 @@ impl Published {
             Tensor::from_bytes(worker.pool(), DataType::F32, &shape, &bytes)
         };
         let tensors = model.filled(value).map(tensor).collect::<Result<_, _>>()?;
-        Ok(Self { worker, names: model.names(), tensors, times: 0 })
+        Ok(Self { worker, names: model.names(), tensors })
     }
 
-    fn publish(&mut self) -> Result<(), WorkerError> {
+    fn publish(&self) -> Result<(), WorkerError> {
         for (name, tensor) in self.names.iter().zip(&self.tensors) {
             self.worker.publish(name, tensor.clone())?;
         }
-        self.times += 1;
-        let times = Tensor::from_values(self.worker.pool(), &[], &[self.times])?;
-        self.worker.publish(PUBLISHED, times).map(drop)
+        Ok(())
     }
 }
 
@@ -72,15 +66,20 @@ struct Followed {
 }
 
 impl Followed {
-    /// Waits until the peer has published its tensors once more.
-    async fn next(&mut self) -> Result<(), WorkerError> {
-        let fetch = self.peer.fetch(PUBLISHED);
+    fn of(peer: Peer) -> Self {
+        Self { peer, version: None }
+    }
+
+    /// All tensors, as the peer publishes them next. It is asked before, and answers as it publishes.
+    async fn next(&mut self, names: &[String]) -> Result<Vec<Tensor>, WorkerError> {
+        let fetch = self.peer.fetch_many(names);
         let fetch = match self.version {
             Some(version) => fetch.newer_than(version),
             None => fetch.wait(),
         };
-        self.version = Some(fetch.versioned().await?.version);
-        Ok(())
+        let fetched = fetch.versioned().await?;
+        self.version = fetched.iter().map(|fetched| fetched.version).max_by_key(|version| version.number());
+        Ok(fetched.into_iter().map(|fetched| fetched.tensor).collect())
     }
 }
 
@@ -91,7 +90,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) async fn start(way: Way, model: Model) -> Result<Self, WorkerError> {
-        let mut parameters = Published::start(way, "ps", model, 1.0).await?;
+        let parameters = Published::start(way, "ps", model, 1.0).await?;
         parameters.publish()?;
         Ok(Self { parameters })
     }
@@ -103,10 +102,9 @@ impl Server {
     /// Follows one gradient after the other, until the worker is gone.
     pub(crate) async fn serve(mut self) -> Result<(), WorkerError> {
         let peer = self.parameters.worker.wait_for_peer("worker").await?;
-        let mut gradients = Followed { peer, version: None };
+        let mut gradients = Followed::of(peer);
         loop {
-            gradients.next().await?;
-            let gradient = gradients.peer.fetch_many(&self.parameters.names).await?;
+            let gradient = gradients.next(&self.parameters.names).await?;
             self.follow(&gradient)?;
             self.parameters.publish()?;
         }
@@ -134,20 +132,17 @@ impl Client {
     pub(crate) async fn connect(way: Way, model: Model, address: &str) -> Result<Self, WorkerError> {
         let gradient = Published::start(way, "worker", model, 0.5).await?;
         let peer = gradient.worker.peer_at(address).await?;
-        let mut server = Followed { peer, version: None };
-        server.next().await?;
-        Ok(Self { gradient, server })
+        Ok(Self { gradient, server: Followed::of(peer) })
     }
 
+    /// Waits for the parameters that have followed the latest gradient.
     pub(crate) async fn pull(&mut self) -> Result<usize, WorkerError> {
-        let pulled = self.server.peer.fetch_many(&self.gradient.names).await?;
+        let pulled = self.server.next(&self.gradient.names).await?;
         Ok(pulled.iter().map(|tensor| tensor.bytes().len()).sum())
     }
 
-    /// Publishes the gradient and waits until the parameters have followed it.
-    pub(crate) async fn push(&mut self) -> Result<(), WorkerError> {
-        self.gradient.publish()?;
-        self.server.next().await
+    pub(crate) fn push(&mut self) -> Result<(), WorkerError> {
+        self.gradient.publish()
     }
 
     pub(crate) async fn shutdown(self) {
