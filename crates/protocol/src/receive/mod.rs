@@ -159,32 +159,37 @@ impl<C: Channel> Connection<C> {
         options: ReceiveOptions,
     ) -> Result<Received<C::Lent>, TransferError> {
         let asking = (allocator, options);
-        // A block, because otherwise the future has room for what it begins with until its end.
-        let (mut request, Known { key, metadata }, asked) = {
-            let begun = poll_fn(|context| Poll::Ready(self.begin(scope, key, asking, context.waker()))).await;
-            let admission = match begun {
-                Ok(admission) => admission?,
-                Err(mut in_line) => in_line.wait(key, asking).await?,
-            };
-            match admission {
-                Admission::Request(request, known, asked) => (request, known, asked),
-                Admission::Kept(key, landed) => {
-                    let received = handed_out((scope, key), *landed, None, allocator);
-                    return Box::pin(self.validate(received)).await;
+        // Blocks, because otherwise the future has room for what it begins with, and for what it has received, until its end.
+        let validating = {
+            let (mut request, Known { key, metadata }, asked) = {
+                let begun =
+                    poll_fn(|context| Poll::Ready(self.begin(scope, key, asking, context.waker()))).await;
+                let admission = match begun {
+                    Ok(admission) => admission?,
+                    // Boxed, because otherwise the future of every receive has room for this one.
+                    Err(mut in_line) => Box::pin(async move { in_line.wait(key, asking).await }).await?,
+                };
+                match admission {
+                    Admission::Request(request, known, asked) => (request, known, asked),
+                    Admission::Kept(key, landed) => {
+                        let received = handed_out((scope, key), *landed, None, allocator);
+                        return Box::pin(self.validate(received)).await;
+                    }
                 }
+            };
+            let pulled = request.pull((&scope, &key), &metadata, asked, asking).await;
+            let landed = match pulled {
+                Ok(landed) | Err(Stop::Given(landed)) => landed,
+                Err(Stop::Failed(error)) => return Err(error),
+            };
+            let received = handed_out((scope, key), landed, request.version, allocator);
+            if received.is_valid::<C>() {
+                return Ok(received);
             }
+            // Boxed as well.
+            Box::pin(self.validate(received))
         };
-        let pulled = request.pull((scope, &key), metadata, asked, allocator, options).await;
-        let landed = match pulled {
-            Ok(landed) | Err(Stop::Given(landed)) => landed,
-            Err(Stop::Failed(error)) => return Err(error),
-        };
-        let received = handed_out((scope, key), landed, request.version, allocator);
-        if received.is_valid::<C>() {
-            return Ok(received);
-        }
-        // Boxed, because otherwise the future of every receive has room for this one.
-        Box::pin(self.validate(received)).await
+        validating.await
     }
 
     /// The step is over here: memory of contents that are held for its receives goes back, and none is held from now on.
@@ -282,30 +287,30 @@ impl<'connection, C: Channel> Request<'connection, C> {
         Self { connection, index, version: None, is_in_cell: false, is_released: false }
     }
 
+    /// Its arguments stay with the caller, because otherwise the future of every receive has them twice.
     async fn pull<A: Allocator<Lent = C::Lent>>(
         &mut self,
-        (scope, key): (Scope, &Arc<str>),
-        known: Arc<[Metadata]>,
+        (scope, key): (&Scope, &Arc<str>),
+        known: &Arc<[Metadata]>,
         asked: Option<Asked>,
-        allocator: &A,
-        options: ReceiveOptions,
+        (allocator, options): (&A, ReceiveOptions),
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
         let Asked { is_view, mut first, .. } = match asked {
             Some(asked) => asked,
             // Boxed, because otherwise the future of every receive has room for this one.
-            None => Box::pin(self.ask((scope, key), known.clone(), allocator, options)).await?,
+            None => Box::pin(self.ask((*scope, key), known.clone(), allocator, options)).await?,
         };
         loop {
             // A block, because otherwise the future has room for the reply while it goes on.
             let going_on = {
                 let (reply, unneeded) =
-                    poll_fn(|context| self.poll_reply((scope, &known), &mut first, context)).await?;
+                    poll_fn(|context| self.poll_reply((*scope, known), &mut first, context)).await?;
                 match reply {
                     Reply::Content(landed) => {
                         let may_be_new =
                             is_view || matches!(landed.content, Content::Eager(_) | Content::None);
                         if may_be_new && !known.contains(&landed.metadata) {
-                            self.connection.remember(scope, key, &landed.metadata);
+                            self.connection.remember(*scope, key, &landed.metadata);
                         }
                         if let Some((lent, end)) = unneeded {
                             self.end_loan(allocator, lent, end);
@@ -318,7 +323,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
                     }
                     Reply::MetaDataResponse(metadata) => {
                         self.take_back(allocator);
-                        self.connection.remember(scope, key, &metadata);
+                        self.connection.remember(*scope, key, &metadata);
                         // Boxed, because otherwise the future of every receive has room for this one.
                         Box::pin(self.go_on(metadata, allocator))
                     }

@@ -227,14 +227,15 @@ impl DataConnection {
         self.queue_pair.close().await;
     }
 
-    /// Receives one value, with its version if `scope` requests it.
+    /// Receives one value, with its version if `scope` requests it. Its arguments stay with the caller, as those of all that a
+    /// receive passes through, because otherwise the future of every receive has them several times.
     pub(crate) async fn receive(
         &self,
-        scope: Scope,
-        name: Transfer<'_>,
-        options: ReceiveOptions,
+        scope: &Scope,
+        name: &Transfer<'_>,
+        options: &ReceiveOptions,
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
-        let received = self.received(&scope, &name, &options).await?;
+        let received = self.received(scope, name, options).await?;
         let version = self.version(&received);
         Ok((Self::tensor(received)?, version))
     }
@@ -244,8 +245,7 @@ impl DataConnection {
         received.version.map(|number| Version { incarnation: self.peer_incarnation, number })
     }
 
-    /// Requests a view only if the fabric supports it and the peer is trusted not to change the memory. Its arguments stay
-    /// with the caller, because otherwise the future of every receive has them several times.
+    /// Requests a view only if the fabric supports it and the peer is trusted not to change the memory.
     async fn received(
         &self,
         scope: &Scope,
@@ -270,31 +270,31 @@ impl DataConnection {
     /// Receives one of several values. It is not lost if the others fail.
     pub(crate) async fn receive_held(
         &self,
-        scope: Scope,
-        name: Transfer<'_>,
-        options: ReceiveOptions,
+        scope: &Scope,
+        name: &Transfer<'_>,
+        options: &ReceiveOptions,
     ) -> Result<ReceivedGuard<FabricChannel>, WorkerError> {
-        let received = self.received(&scope, &name, &options).await?;
+        let received = self.received(scope, name, options).await?;
         Ok(self.protocol.hold(received))
     }
 
     /// Receives one value directly into `target` if possible. [`Target::fill`] completes it.
     pub(crate) async fn receive_into(
         &self,
-        scope: Scope,
-        name: Transfer<'_>,
+        scope: &Scope,
+        name: &Transfer<'_>,
         target: &Target,
     ) -> Result<ReceivedGuard<FabricChannel>, WorkerError> {
         let is_validated = self.protocol.agreed().validation.is_on();
         let allocator = TargetAllocator { receive: &self.allocator, target, is_validated };
-        let span = receive_span(name, self.kind);
-        let receive = self.protocol.receive_with(scope, name.key, &allocator, ReceiveOptions::default());
+        let span = receive_span(*name, self.kind);
+        let receive = self.protocol.receive_with(*scope, name.key, &allocator, ReceiveOptions::default());
         let received = receive.instrument(span.clone()).await.map_err(|error| {
             let mismatch = match &error {
-                TransferError::Local(status) if status.code == Code::InvalidArgument => target.mismatch(name),
+                TransferError::Local(status) if status.code == Code::InvalidArgument => target.mismatch(*name),
                 _ => None,
             };
-            mismatch.unwrap_or_else(|| self.transfer_error(name, error))
+            mismatch.unwrap_or_else(|| self.transfer_error(*name, error))
         });
         self.meter.ended(&span, received.as_ref().map(|received| received.metadata.byte_length));
         received.map(|received| self.protocol.hold(received))

@@ -252,20 +252,21 @@ impl Peer {
     }
 }
 
+/// Its arguments stay with the caller, because otherwise the future of every fetch has them several times.
 async fn run(
     peer: &Peer,
-    transfer: Transfer<'_>,
-    settings: Settings,
+    transfer: &Transfer<'_>,
+    settings: &Settings,
 ) -> Result<(Tensor, Option<Version>), WorkerError> {
     let worker = &peer.worker;
     // A task that fetches in a loop must give way to others, as if it had waited for the peer.
     tokio::task::coop::consume_budget().await;
-    let at_once = || peer.known.find(|link| link.take_at_once(settings.scope(), transfer, settings.sharing));
+    let at_once = || peer.known.find(|link| link.take_at_once(settings.scope(), *transfer, settings.sharing));
     if let Some(found) = worker.timed_at_once(Timed::Fetch, at_once) {
         return Ok(found);
     }
-    let options = ReceiveOptions { sharing: settings.sharing, together: false };
-    let fetched = pin!(worker.fetch_one(&peer.known, transfer, settings.scope(), options));
+    let (scope, options) = (settings.scope(), settings.sharing.into());
+    let fetched = pin!(worker.fetch_one(&peer.known, transfer, &scope, &options));
     worker.timed(Timed::Fetch, settings.limit, || format!("fetching {transfer}"), fetched).await
 }
 
@@ -287,7 +288,7 @@ async fn run_into(
     let fetched = async {
         if worker.node.is_own(&peer.known) {
             let (tensor, version) =
-                worker.fetch_one(&peer.known, transfer, settings.scope(), ReceiveOptions::default()).await?;
+                worker.fetch_one(&peer.known, &transfer, &settings.scope(), &ReceiveOptions::default()).await?;
             let (metadata, buffer) = target.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
             return Ok(Filled { metadata, buffer, version: version.filter(|_| settings.wanted.is_some()) });
         }
@@ -306,7 +307,10 @@ impl<'a> IntoFuture for Fetch<'a> {
 
     fn into_future(self) -> Self::IntoFuture {
         let Self { peer, name, settings, .. } = self;
-        Box::pin(async move { run(peer, transfer(peer, name)?, settings).await.map(|(tensor, _)| tensor) })
+        Box::pin(async move {
+            let transfer = transfer(peer, name)?;
+            run(peer, &transfer, &settings).await.map(|(tensor, _)| tensor)
+        })
     }
 }
 
@@ -316,7 +320,10 @@ impl<'a> IntoFuture for Fetch<'a, AsVersioned> {
 
     fn into_future(self) -> Self::IntoFuture {
         let Self { peer, name, settings, .. } = self;
-        Box::pin(async move { run(peer, transfer(peer, name)?, settings).await.and_then(fetched) })
+        Box::pin(async move {
+            let transfer = transfer(peer, name)?;
+            run(peer, &transfer, &settings).await.and_then(fetched)
+        })
     }
 }
 

@@ -194,7 +194,7 @@ impl Step {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
         let how = Receiving::Held(options);
         let received = pin!(async move {
-            let (tensor, send_args) = match self.receive_for(key, how, Some(&args)).await? {
+            let (tensor, send_args) = match self.receive_for(key, &how, Some(&args)).await? {
                 HeldTensor::Own(mut held) => held.hand_out().ok_or_else(WorkerError::handed_out)?,
                 HeldTensor::Peers(held) => (self.bring(key, *held, &args).await?, SendArgs::default()),
                 HeldTensor::HandedOut(tensor) => (tensor, SendArgs::default()),
@@ -228,7 +228,8 @@ impl Step {
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
         let what = || format!("receiving `{key}` of step {}", self.id.0);
-        let received = pin!(self.receive_for(key, Receiving::AtOnce(options), None));
+        let how = Receiving::AtOnce(options);
+        let received = pin!(self.receive_for(key, &how, None));
         self.worker.timed(Timed::Recv, limit, what, received).await?.into_tensor()
     }
 
@@ -264,13 +265,13 @@ impl Step {
         key: &Key,
         how: Receiving<'_>,
     ) -> Result<HeldTensor, WorkerError> {
-        self.receive_for(key, how, None).await
+        self.receive_for(key, &how, None).await
     }
 
     async fn receive_for(
         &self,
         key: &Key,
-        how: Receiving<'_>,
+        how: &Receiving<'_>,
         args: Option<&RecvArgs>,
     ) -> Result<HeldTensor, WorkerError> {
         let step = self.live()?;
@@ -284,7 +285,8 @@ impl Step {
         if let Some(token) = args.and_then(|args| args.cancellation.as_ref()) {
             return Box::pin(self.receive_cancellable(step, key, how, token)).await;
         }
-        let received = pin!(self.receive_from_peer(key, Scope::Step(self.id), how));
+        let scope = Scope::Step(self.id);
+        let received = pin!(self.receive_from_peer(key, &scope, how));
         step.or_aborted(received).await.map_err(|status| self.aborted(status))?
     }
 
@@ -293,14 +295,14 @@ impl Step {
         &self,
         step: &StepRef,
         key: &Key,
-        how: Receiving<'_>,
+        how: &Receiving<'_>,
         token: &CancellationToken,
     ) -> Result<HeldTensor, WorkerError> {
         // A value that is available takes precedence over a token that is already cancelled, and only the sender knows
         // whether one is available.
         let is_now = token.is_cancelled();
         let scope = if is_now { Scope::StepNow(self.id) } else { Scope::Step(self.id) };
-        let received = pin!(self.receive_from_peer(key, scope, how));
+        let received = pin!(self.receive_from_peer(key, &scope, how));
         let received = self.unless_cancelled(step.or_aborted(received), token, is_now).await;
         match received.map_err(|status| self.given_up(key, true, status))? {
             Err(WorkerError::Remote { status, .. }) if is_now && status == cancelled() => {
@@ -347,8 +349,8 @@ impl Step {
     async fn receive_from_peer(
         &self,
         key: &Key,
-        scope: Scope,
-        how: Receiving<'_>,
+        scope: &Scope,
+        how: &Receiving<'_>,
     ) -> Result<HeldTensor, WorkerError> {
         let peer = self.source_of(key)?;
         // A block, because otherwise the future has room for both until its end.
@@ -372,14 +374,14 @@ impl Step {
         let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
         match how {
             Receiving::AtOnce(options) => connection
-                .receive(scope, transfer, options)
+                .receive(scope, &transfer, options)
                 .await
                 .map(|(tensor, _)| HeldTensor::HandedOut(tensor)),
             Receiving::Held(options) => {
-                connection.receive_held(scope, transfer, options).await.map(HeldTensor::of_peer)
+                connection.receive_held(scope, &transfer, options).await.map(HeldTensor::of_peer)
             }
             Receiving::Into(target) => {
-                connection.receive_into(scope, transfer, target).await.map(HeldTensor::of_peer)
+                connection.receive_into(scope, &transfer, target).await.map(HeldTensor::of_peer)
             }
         }
     }

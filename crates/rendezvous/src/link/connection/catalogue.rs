@@ -94,13 +94,13 @@ impl DataConnection {
     /// Cancel-safe: a published tensor stays published.
     pub(crate) async fn fetch(
         &self,
-        scope: Scope,
-        name: Transfer<'_>,
-        options: ReceiveOptions,
+        scope: &Scope,
+        name: &Transfer<'_>,
+        options: &ReceiveOptions,
     ) -> Result<Found, WorkerError> {
-        if let Some(reading) = self.reading(scope, name)
+        if let Some(reading) = self.reading(*scope, *name)
             // Boxed, because otherwise the future of every fetch has room for this one.
-            && let Some(found) = Box::pin(self.look_up(reading, scope, name, options)).await
+            && let Some(found) = Box::pin(self.look_up(reading, *scope, *name, *options)).await
         {
             return Ok(found);
         }

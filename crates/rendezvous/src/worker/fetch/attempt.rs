@@ -25,28 +25,30 @@ impl Worker {
     pub(super) async fn fetch_one(
         &self,
         peer: &KnownPeer,
-        transfer: Transfer<'_>,
-        scope: Scope,
-        options: ReceiveOptions,
+        transfer: &Transfer<'_>,
+        scope: &Scope,
+        options: &ReceiveOptions,
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
+        // What is rare is boxed, because otherwise the future of every fetch has room for it.
         if self.node.is_own(peer) {
             let remote = |status| WorkerError::Remote { transfer: transfer.name(), status };
-            let Edition { tensor, version, .. } =
-                self.node.values.own(scope, transfer.key).await.map_err(remote)?;
+            let own = Box::pin(self.node.values.own(*scope, transfer.key)).await;
+            let Edition { tensor, version, .. } = own.map_err(remote)?;
             return Ok((tensor, Some(Version { incarnation: self.incarnation(), number: version })));
         }
-        let connection = self.node.connected(peer).await?;
-        match connection.fetch(scope, transfer, options).await {
-            // Boxed, because otherwise the future of every fetch has room for this one.
-            Err(lost) if is_repeatable(&lost) => {
-                Box::pin(async {
-                    let connection = self.connected_again(peer, &connection, lost).await?;
-                    connection.fetch(scope, transfer, options).await
-                })
-                .await
-            }
-            ended => ended,
-        }
+        let connection = match peer.live_connection() {
+            Some(connection) => connection,
+            None => Box::pin(self.node.connected(peer)).await?,
+        };
+        let lost = match connection.fetch(scope, transfer, options).await {
+            Err(lost) if is_repeatable(&lost) => lost,
+            ended => return ended,
+        };
+        Box::pin(async move {
+            let connection = self.connected_again(peer, &connection, lost).await?;
+            connection.fetch(scope, transfer, options).await
+        })
+        .await
     }
 
     /// As [`fetch_one`](Self::fetch_one), into `target`.
@@ -61,13 +63,13 @@ impl Worker {
         if let Some(filled) = connection.fill(scope, transfer, target).await {
             return filled;
         }
-        let mut ended = connection.receive_into(scope, transfer, target).await;
+        let mut ended = connection.receive_into(&scope, &transfer, target).await;
         if let Err(lost) = ended {
             if !is_repeatable(&lost) {
                 return Err(lost);
             }
             connection = self.connected_again(peer, &connection, lost).await?;
-            ended = connection.receive_into(scope, transfer, target).await;
+            ended = connection.receive_into(&scope, &transfer, target).await;
         }
         let mut held = ended?;
         let version = held.get().and_then(|received| connection.version(received));

@@ -106,7 +106,7 @@ impl<As> FetchMany<'_, As> {
             };
             let fetch = async |(transfer, found): (&Transfer<'_>, &mut Option<_>), together| {
                 let options = ReceiveOptions { sharing: settings.sharing, together };
-                *found = Some(worker.fetch_one(&peer.known, *transfer, settings.scope(), options).await?);
+                *found = Some(worker.fetch_one(&peer.known, transfer, &settings.scope(), &options).await?);
                 Ok::<_, WorkerError>(())
             };
             take_at_once(&mut found).await;

@@ -82,7 +82,7 @@ impl RemoteTensor {
     /// # Cancel safety
     /// As [`Peer::fetch`].
     pub async fn fetch(&self) -> Result<Tensor, WorkerError> {
-        run(&self.peer, self.transfer(), self.settings).await.map(|(tensor, _)| tensor)
+        run(&self.peer, &self.transfer(), &self.settings).await.map(|(tensor, _)| tensor)
     }
 
     /// Fetches the tensor into `buffer`. As [`Fetch::into_buffer`](super::Fetch::into_buffer).
