@@ -80,8 +80,8 @@ pub(crate) struct State<L> {
     contents_max: u32,
     messages: WaitQueue,
     request_line: RequestLine,
-    /// Nobody is woken to post the requests at the head of the line: the next request takes them along, or the housekeeping
-    /// task posts them.
+    /// Nobody in line is woken to post the requests at its head: the next request takes them along, or the housekeeping task
+    /// posts them.
     is_line_left: bool,
     /// Where requests are measured.
     measure: Vec<u8>,

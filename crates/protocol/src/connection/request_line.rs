@@ -32,7 +32,8 @@ struct RequestInLine<'connection, C: Channel> {
 impl<C: Channel> Connection<C> {
     /// Has the table hold `lent`, unless the connection is over, and sends TENSOR_REQUEST when it is its turn, in one message
     /// with others that stand next to it in line. One that goes `together` with others of its task lets these take their
-    /// positions first. Returns whether there was no other request, so that its task may poll for the reply.
+    /// positions first. Returns whether there was no other request, so that its task may poll for the reply. If another task
+    /// posts it, this one is woken by the reply.
     ///
     /// # Cancel safety
     /// A request that is not posted when the future is dropped never will be.
@@ -81,13 +82,14 @@ impl<C: Channel> Connection<C> {
         posted: Posted,
         has_changed: bool,
     ) -> Result<(), ChannelError> {
-        let Posted { replaced, end, .. } = posted;
+        let Posted { given, replaced, end, .. } = posted;
         if has_changed || posted.has_changed {
             self.settle(state, None, None);
         } else {
             drop(state);
         }
         drop(replaced);
+        given.into_iter().for_each(Waker::wake);
         if let Some(error) = &end {
             self.fail(&error.0);
         }
@@ -109,9 +111,13 @@ impl<C: Channel> Connection<C> {
         done.has_changed = true;
         for ticket in tickets {
             let request = state.request_line.0.remove(&ticket);
-            // What its task awaits next is the reply, or the connection's end.
-            if let (Some(request), Some(waker)) = (request, state.messages.leave(&mut Some(ticket))) {
-                done.replaced.extend(state.requests.leave_waker(request.index, waker));
+            let Some((request, waker)) = request.zip(state.messages.leave(&mut Some(ticket))) else {
+                continue;
+            };
+            // What its task awaits next is the reply, or the connection's end; no reply if it was given another's content.
+            match state.requests.is_given(request.index) {
+                true => done.given.push(waker),
+                false => done.replaced.extend(state.requests.leave_waker(request.index, waker)),
             }
         }
         Some(posted)
@@ -157,6 +163,8 @@ fn form_at_most(form: NameForm, fresh: &mut Option<usize>) -> NameForm {
 pub(super) struct Posted {
     /// Another one may be first now.
     has_changed: bool,
+    /// Whose have the content of another. Woken without the lock.
+    given: Vec<Waker>,
     /// Dropped without the lock.
     replaced: Vec<Waker>,
     /// Why the connection is over, if the last post failed.
@@ -191,6 +199,11 @@ impl<C: Channel> RequestInLine<'_, C> {
     fn poll(&mut self, together: bool, context: &Context<'_>) -> Poll<Result<bool, ChannelError>> {
         let connection = self.connection;
         let mut state = connection.lock();
+        if self.ticket.is_some_and(|ticket| !state.request_line.0.contains_key(&ticket)) {
+            // Another task has posted it. The reply may have come, and counts even if the connection is over by now.
+            self.ticket = None;
+            return Poll::Ready(Ok(false));
+        }
         if let Err(over) = state.failure() {
             return Poll::Ready(Err(over));
         }

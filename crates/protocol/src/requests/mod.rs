@@ -248,6 +248,11 @@ impl<L> Requests<L> {
         self.entry(index)?.given.take()
     }
 
+    /// Whether another receive's content was assigned to this one.
+    pub(crate) fn is_given(&mut self, index: RequestIndex) -> bool {
+        self.entry(index).is_some_and(|entry| entry.given.is_some())
+    }
+
     /// Stores `waker` for the connection's end. Returns the waker that it replaces.
     pub(crate) fn keep_waker(&mut self, index: RequestIndex, waker: &Waker) -> Option<Waker> {
         self.leave_waker(index, waker.clone())

@@ -7,7 +7,7 @@ use tensorwire_protocol::{
 
 use crate::support::{
     STEP,
-    Side::A,
+    Side::{A, B},
     bytes_of,
     lone::Lone,
     pair::{Pair, ReceiveResult, original, settled, small},
@@ -309,4 +309,42 @@ fn requests_of_one_message_reach_the_source_in_their_order() {
     pair.run();
     let asked: Vec<_> = pair.b.requests.iter().map(|request| request.key.to_string()).collect();
     assert_eq!(asked, keys(4));
+}
+
+/// The housekeeping task has posted both, so their task has not been polled since, when the connection fails.
+#[test]
+fn answers_that_came_before_the_end_count_for_requests_that_another_task_has_posted() {
+    let (mut pair, keys) = (Pair::new(four()), keys(2));
+    let _ = [(); 2].map(|()| cost(&mut pair, &keys));
+    for (fill, key) in (1..).zip(&keys) {
+        pair.b.source.send_bytes(STEP, key, 40, fill);
+    }
+    let both = pair.receive_many(STEP, &keys);
+    pair.tasks.run();
+    pair.deliver(A);
+    pair.tasks.run();
+    pair.deliver(B);
+    assert!(both.is_pending(), "it is not polled yet");
+    pair.a.connection.fail("the wire was cut");
+    pair.tasks.run();
+    for (fill, outcome) in (1..).zip(both.take().unwrap()) {
+        assert_eq!(outcome.unwrap().lent.unwrap().finish(40), vec![fill; 40]);
+    }
+}
+
+#[test]
+fn a_request_in_line_whose_receive_was_given_a_content_is_woken_when_it_is_posted() {
+    let (mut pair, keys) = (Pair::new(four()), keys(1));
+    let _ = [(); 2].map(|()| cost(&mut pair, &keys));
+    let first = pair.receive(A, STEP, &keys[0]);
+    pair.tasks.run();
+    pair.deliver(A);
+    pair.b.source.send_bytes(STEP, &keys[0], 40, 7);
+    pair.tasks.run();
+    let second = pair.together(STEP, &keys[0]);
+    pair.tasks.poll(second.task);
+    pair.deliver(B);
+    pair.tasks.cancel(first.task);
+    pair.run();
+    assert_eq!(settled(&second).unwrap().1, [7; 40]);
 }
