@@ -140,11 +140,23 @@ impl<D: Driven> Driver<D> {
     /// Wakes this task again after the tasks that were woken before.
     fn go_behind_woken(&self, context: &mut Context<'_>) {
         if self.many_workers {
-            give_way(context);
+            self.give_way(context);
         } else {
             // Unlike a turn that is given way, it makes no system call.
             context.waker().wake_by_ref();
         }
+    }
+
+    /// Wakes this task again after the runtime's other tasks and its IO have had a turn.
+    fn give_way(&self, context: &mut Context<'_>) {
+        if self.many_workers {
+            // The turn comes back to this worker only, and its other tasks may keep it for long: then what rings makes another
+            // worker go on.
+            let _is_due_in_any_case = self.alarm.set(context.waker());
+        }
+        // The first poll of this future requests the turn; the future is not needed afterwards.
+        let turn = pin!(tokio::task::yield_now());
+        let _always_pending = turn.poll(context);
     }
 
     /// Whether the next wait begins with a sleep.
@@ -172,7 +184,7 @@ impl<D: Driven> Driver<D> {
             if self.rests() {
                 self.go_behind_woken(task);
             } else {
-                give_way(task);
+                self.give_way(task);
             }
             return Poll::Pending;
         }
@@ -221,7 +233,7 @@ impl<D: Driven> Driver<D> {
                 // A peer on this CPU has run meanwhile.
                 let look = self.driven.look(context);
                 if look == Look::Idle {
-                    give_way(task);
+                    self.give_way(task);
                     return None;
                 }
                 Some(look)
@@ -254,11 +266,4 @@ impl<D: Driven> Future for Driver<D> {
         self.rings = rings;
         polled
     }
-}
-
-/// Wakes this task again after the runtime's other tasks and its IO have had a turn.
-fn give_way(context: &mut Context<'_>) {
-    // The first poll of this future requests the turn; the future is not needed afterwards.
-    let turn = pin!(tokio::task::yield_now());
-    let _always_pending = turn.poll(context);
 }

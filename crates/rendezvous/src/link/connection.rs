@@ -291,7 +291,9 @@ impl DataConnection {
         let receive = self.protocol.receive_with(*scope, name.key, &allocator, ReceiveOptions::default());
         let received = receive.instrument(span.clone()).await.map_err(|error| {
             let mismatch = match &error {
-                TransferError::Local(status) if status.code == Code::InvalidArgument => target.mismatch(*name),
+                TransferError::Local(status) if status.code == Code::InvalidArgument => {
+                    target.mismatch(*name)
+                }
                 _ => None,
             };
             mismatch.unwrap_or_else(|| self.transfer_error(*name, error))

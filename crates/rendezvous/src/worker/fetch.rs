@@ -62,6 +62,12 @@ impl Settings {
         matches!(self.wanted, Some(Wanted::NewerThan { .. }))
     }
 
+    /// Whether a tensor of this version, if it was told, is one that the fetch waits for.
+    fn is_met_by(&self, version: Option<Version>) -> bool {
+        let wanted = self.wanted.unwrap_or(Wanted::Now);
+        version.is_some_and(|Version { incarnation, number }| wanted.is_met_by(incarnation, number))
+    }
+
     fn versioned(&mut self) {
         self.wanted.get_or_insert(Wanted::Now);
     }
@@ -287,8 +293,9 @@ async fn run_into(
     let target = into.target();
     let fetched = async {
         if worker.node.is_own(&peer.known) {
-            let (tensor, version) =
-                worker.fetch_one(&peer.known, &transfer, &settings.scope(), &ReceiveOptions::default()).await?;
+            let (tensor, version) = worker
+                .fetch_one(&peer.known, &transfer, &settings.scope(), &ReceiveOptions::default())
+                .await?;
             let (metadata, buffer) = target.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
             return Ok(Filled { metadata, buffer, version: version.filter(|_| settings.wanted.is_some()) });
         }

@@ -201,9 +201,9 @@ impl DataConnection {
         self.catalogue.as_ref().filter(|_| !is_validated() && !self.is_over())
     }
 
-    /// Whether the peer writes a catalogue that may answer fetches.
-    pub(crate) fn has_catalogue(&self) -> bool {
-        self.usable_catalogue().is_some()
+    /// Whether something is published under the name, and may be read out of the peer's catalogue.
+    pub(crate) fn lists(&self, name: Transfer<'_>) -> bool {
+        self.reading(Scope::Published, name).is_some()
     }
 
     /// Version, metadata and content of `name` at one moment, at which the connection was up.

@@ -3,7 +3,7 @@
 use std::{future::IntoFuture, marker::PhantomData, pin::pin, time::Duration};
 
 use futures::future::try_join_all;
-use tensorwire_protocol::{ReceiveOptions, Sharing};
+use tensorwire_protocol::{ReceiveOptions, Scope, Sharing, Wanted};
 use tensorwire_verbs_reactor::BoxFuture;
 
 use super::{Fetched, Settings, fetched, transfer};
@@ -46,6 +46,9 @@ pub struct FetchMany<'a, As = AsTensor> {
     settings: Settings,
     gives: PhantomData<As>,
 }
+
+/// What is published now, with its version.
+const NOW: Scope = Scope::Versioned(Wanted::Now);
 
 type Editions = Result<Vec<(Tensor, Option<Version>)>, WorkerError>;
 
@@ -94,6 +97,9 @@ impl<As> FetchMany<'_, As> {
         let transfers = names.iter().map(|name| transfer(peer, name));
         let transfers = transfers.collect::<Result<Vec<_>, _>>()?;
         let fetched = pin!(async {
+            let is_listed = |transfer: &Transfer<'_>| {
+                peer.known.find(|link| link.lists(*transfer).then_some(())).is_some()
+            };
             let mut found: Vec<Option<_>> = transfers.iter().map(|_| None).collect();
             let take_at_once = async |found: &mut [Option<_>]| {
                 for (&transfer, found) in missing(&transfers, found) {
@@ -104,19 +110,24 @@ impl<As> FetchMany<'_, As> {
                     *found = peer.known.find(take);
                 }
             };
-            let fetch = async |(transfer, found): (&Transfer<'_>, &mut Option<_>), together| {
+            let fetch = async |(transfer, found): (&Transfer<'_>, &mut Option<_>), together, was_listed| {
                 let options = ReceiveOptions { sharing: settings.sharing, together };
-                *found = Some(worker.fetch_one(&peer.known, transfer, &settings.scope(), &options).await?);
+                let ask = async |scope| worker.fetch_one(&peer.known, transfer, &scope, &options).await;
+                // Withdrawn meanwhile, or published where only the peer can read it: its answer to what is there now says which.
+                if was_listed && !is_listed(transfer) {
+                    *found = Some(ask(NOW).await?).filter(|(_, version)| settings.is_met_by(*version));
+                }
+                if found.is_none() {
+                    *found = Some(ask(settings.scope()).await?);
+                }
                 Ok::<_, WorkerError>(())
             };
             take_at_once(&mut found).await;
-            let may_be_read = || peer.known.find(|link| link.has_catalogue().then_some(())).is_some();
-            if settings.waits()
-                && may_be_read()
-                && let Some(last) = missing(&transfers, &mut found).last()
-            {
+            let all_are_listed =
+                settings.waits() && missing(&transfers, &mut found).all(|(transfer, _)| is_listed(transfer));
+            if all_are_listed && let Some(last) = missing(&transfers, &mut found).last() {
                 // A publisher mostly publishes in the order of the names, and the others are there with the last.
-                fetch(last, false).await?;
+                fetch(last, false, false).await?;
                 take_at_once(&mut found).await;
             }
             // Connects first, so that all requests are queued together and share messages.
@@ -126,7 +137,8 @@ impl<As> FetchMany<'_, As> {
             let left: Vec<_> = missing(&transfers, &mut found).collect();
             // The last one's request takes those before it along.
             let before_last = left.len().saturating_sub(1);
-            let fetches = left.into_iter().enumerate().map(|(at, missing)| fetch(missing, at < before_last));
+            let fetches = left.into_iter().enumerate();
+            let fetches = fetches.map(|(at, missing)| fetch(missing, at < before_last, all_are_listed));
             try_join_all(fetches).await?;
             Ok(found.into_iter().flatten().collect())
         });
