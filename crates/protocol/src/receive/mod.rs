@@ -61,6 +61,8 @@ pub struct Received<L> {
 /// Dropping the guard passes the value of a step to the next receive of its key.
 pub struct ReceivedGuard<C: Channel> {
     connection: Arc<Connection<C>>,
+    /// That of the value, if it is one of a step.
+    step: Option<StepId>,
     received: Option<Received<C::Lent>>,
 }
 
@@ -90,7 +92,9 @@ impl<C: Channel> ReceivedGuard<C> {
 impl<C: Channel> Drop for ReceivedGuard<C> {
     fn drop(&mut self) {
         let mut state = self.connection.lock();
-        state.requests.forget_kept();
+        if let Some(step) = self.step {
+            state.requests.let_go(step);
+        }
         let Some(Received { metadata, lent, origin, check, .. }) = self.received.take() else { return };
         let is_over = state.failure().is_err();
         match origin.filter(|_| !is_over) {
@@ -215,8 +219,11 @@ impl<C: Channel> Connection<C> {
 
     /// Holds a received value until the others of its call are there.
     pub fn hold(self: &Arc<Self>, received: Received<C::Lent>) -> ReceivedGuard<C> {
-        self.lock().requests.reserve_kept();
-        ReceivedGuard { connection: self.clone(), received: Some(received) }
+        let step = received.origin.as_ref().map(|(step, ..)| *step);
+        if let Some(step) = step {
+            self.lock().requests.hold(step);
+        }
+        ReceivedGuard { connection: self.clone(), step, received: Some(received) }
     }
 
     fn remember(&self, scope: Scope, key: &Arc<str>, metadata: &Metadata) {

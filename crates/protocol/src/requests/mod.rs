@@ -16,7 +16,7 @@ use std::{
 };
 
 use crate::{
-    Agreed, EagerContent, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status,
+    Agreed, EagerContent, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status, StepId,
     limits::{RESULT_BYTES, STASH_MAX},
 };
 use company::Company;
@@ -79,9 +79,8 @@ pub(crate) struct Requests<L> {
     pub(crate) stash: Stash<L>,
     /// Entries for which it is not known yet whether a content comes.
     unresolved: usize,
-    /// Contents outside the table that may come back: eager ones that wait for memory, and values whose call waits for
-    /// others.
-    kept: usize,
+    /// Steps of contents outside the table that may come back: values whose call waits for others, or that are validated.
+    held: Vec<StepId>,
     company: Company,
     direct: Direct,
     opened: u64,
@@ -115,7 +114,7 @@ impl<L> Requests<L> {
             returns: VecDeque::new(),
             stash: Stash::new(),
             unresolved: 0,
-            kept: 0,
+            held: Vec::new(),
             company: Company::default(),
             direct: Direct::new(),
             opened: 0,
@@ -158,7 +157,7 @@ impl<L> Requests<L> {
         };
         let outstanding = self.slots.len() - self.free.len();
         self.company.opened(outstanding);
-        self.stash.reserve(outstanding + self.kept);
+        self.stash.reserve(outstanding + self.held.len());
         self.opened += 1;
         let opened = self.slots.get_mut(slot as usize)?;
         opened.entry = Some(RequestEntry::new(self.opened, step_key));

@@ -39,7 +39,8 @@ impl<L> Requests<L> {
         entries.filter(of_step).for_each(|entry| entry.is_discarded = true);
     }
 
-    /// Steps that have a request under way here, or a content that was not returned yet.
+    /// Steps that have a request under way here, or a content that was not returned yet: one that waits for its receive, or is
+    /// [held](crate::ReceivedGuard).
     pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {
         let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
         let sent =
@@ -47,17 +48,20 @@ impl<L> Requests<L> {
         sent.filter_map(|entry| entry.step_key.as_ref())
             .map(|step_key| step_key.step)
             .chain(self.stash.steps())
+            .chain(self.held.iter().copied())
     }
 
-    /// An eager content waits for memory. Room in the stash is reserved for it.
-    pub(crate) fn reserve_kept(&mut self) {
-        self.kept += 1;
-        self.stash.reserve(self.slots.len() - self.free.len() + self.kept);
+    /// A content of `step` is held by who awaits others with it. Room in the stash is reserved for it.
+    pub(crate) fn hold(&mut self, step: StepId) {
+        self.held.push(step);
+        self.stash.reserve(self.slots.len() - self.free.len() + self.held.len());
     }
 
-    /// It waits no longer.
-    pub(crate) fn forget_kept(&mut self) {
-        self.kept -= 1;
+    /// It is held no longer.
+    pub(crate) fn let_go(&mut self, step: StepId) {
+        if let Some(at) = self.held.iter().rposition(|held| *held == step) {
+            self.held.swap_remove(at);
+        }
     }
 
     pub(crate) fn take_kept_of(&mut self, step: StepId) -> Option<Landed<L>> {

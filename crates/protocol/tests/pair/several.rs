@@ -348,3 +348,19 @@ fn a_request_in_line_whose_receive_was_given_a_content_is_woken_when_it_is_poste
     pair.run();
     assert_eq!(settled(&second).unwrap().1, [7; 40]);
 }
+
+/// Who holds it may give it up only then, and it is lost: later receives must not go on behind it.
+#[test]
+fn a_step_of_which_a_value_is_held_was_under_way_when_the_connection_failed() {
+    let (mut pair, keys) = (Pair::new(four()), keys(1));
+    pair.b.source.send_bytes(STEP, &keys[0], 40, 7);
+    let handle = pair.receive(A, STEP, &keys[0]);
+    pair.run();
+    let received = handle.take().unwrap().unwrap();
+    assert_eq!(pair.a.connection.steps_under_way(), []);
+    let held = pair.a.connection.hold(received);
+    assert_eq!(pair.a.connection.steps_under_way(), [STEP.step().unwrap()]);
+    pair.a.connection.fail("the wire was cut");
+    drop(held);
+    assert_eq!(pair.a.connection.steps_under_way(), [STEP.step().unwrap()]);
+}

@@ -1,8 +1,8 @@
 //! What the workers do with each other.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
-use futures::future::{BoxFuture, join_all};
+use futures::future::{BoxFuture, Either, join_all, select};
 use tensorwire_protocol::{DataType, Key};
 use tensorwire_rendezvous::{Sharing, Step, Tensor, WorkerError};
 use tensorwire_sim::{OperationResult, Rng, Violation};
@@ -85,6 +85,10 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
             fetch_into(member, from, which, &mut rng).await;
             continue;
         }
+        if rng.chance(1, 5) {
+            await_newer(member, from, which, &mut rng).await;
+            continue;
+        }
         let (oldest, published) = (member.newest(from, which), member.run.setup.published(which));
         let what = format!("fetch {which} of worker {from}");
         let target = Target { is_fickle: which == FICKLE, ..Target::any_life(from) };
@@ -129,6 +133,42 @@ async fn fetch_into(member: &Member, from: usize, which: usize, rng: &mut Rng) {
         member.check_numbered(&filled.into_tensor(), &allowed, oldest);
         member.run.count(Kind::Published);
         member.run.count(Kind::Into);
+    }
+}
+
+/// Fetches what is published, and waits for a moment for what is published next: by its name, or in a list.
+async fn await_newer(member: &Member, from: usize, which: usize, rng: &mut Rng) {
+    let peer = member.worker.peer(&name(from)).unwrap();
+    let published = member.run.setup.published(which);
+    let target = Target { is_fickle: which == FICKLE, ..Target::any_life(from) };
+    let allowed = || member.run.truth().published[from][which].clone();
+    let (oldest, what) =
+        (member.newest(from, which), format!("fetch {which} of worker {from} and its version"));
+    let known = peer.fetch(&published).versioned().into_future();
+    let Ok(known) = member.operation(target, what, known).await else { return };
+    let number = member.check_numbered(&known.tensor, &allowed(), oldest);
+    let (sharing, in_list) = (sharing(rng), rng.chance(1, 2));
+    let next = async {
+        if in_list {
+            let list = peer.fetch_many([&published]).newer_than(known.version).sharing(sharing).await?;
+            return Ok(list.into_iter().next());
+        }
+        peer.fetch(&published).newer_than(known.version).sharing(sharing).await.map(Some)
+    };
+    let moment = rng.duration(Duration::from_millis(5));
+    let next = async {
+        match select(pin!(next), member.node.runtime().sleep(moment)).await {
+            Either::Left((next, _)) => next,
+            Either::Right(_) => Ok(None),
+        }
+    };
+    let what = format!("await what is newer than {number}, {which} of worker {from}");
+    if let Ok(Some(tensor)) = member.operation(target, what, next).await {
+        // A worker that came back may publish again what it had published.
+        let oldest =
+            if known.version.incarnation() == member.run.truth().incarnations[from] { number + 1 } else { 0 };
+        member.check_numbered(&tensor, &allowed(), oldest);
+        member.run.count(Kind::Published);
     }
 }
 
