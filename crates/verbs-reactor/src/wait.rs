@@ -261,8 +261,8 @@ impl Patience {
         self.rounds = ROUNDS;
     }
 
-    /// Other threads run the tasks that are ready, so the driver's turns are as long as those of a task that awaits the peer. When
-    /// a turn ends, the runtime wakes another worker.
+    /// Other threads run the tasks that are ready, so the driver's turns are as long as a helper's: the end of each wakes another
+    /// worker.
     pub(crate) fn with_other_workers(&mut self) {
         (self.rounds, self.rounds_of_turn) = (ROUNDS, ROUNDS);
     }
@@ -281,9 +281,7 @@ impl Patience {
     fn sleep(&mut self) -> Idle {
         self.gives_turn_back();
         self.slept = true;
-        if self.since.is_none() {
-            self.since = Some(self.clock.now());
-        }
+        self.since.get_or_insert_with(|| self.clock.now());
         Idle::Sleep
     }
 

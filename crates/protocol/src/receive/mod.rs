@@ -2,6 +2,7 @@
 
 mod admission;
 mod direct;
+mod held;
 mod known;
 mod validate;
 
@@ -19,9 +20,10 @@ use crate::{
     Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Message, Metadata,
     Mode, RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
     connection::{State, Turnstile},
-    requests::{Check, Content, Landed, Reply, StepKey},
+    requests::{Check, Content, Landed, Reply},
 };
 use admission::{Admission, Known};
+pub use held::ReceivedGuard;
 use known::{accepted, of_like_size};
 
 /// Options of a receive.
@@ -55,57 +57,6 @@ pub struct Received<L> {
     /// Its step and key and its number in the order of arrival, with which it goes back if it is not used.
     origin: Option<(StepId, Arc<str>, u64)>,
     check: Check,
-}
-
-/// Owns a received value that was not returned to the caller yet, because other values of the same call are missing.
-/// Dropping the guard passes the value of a step to the next receive of its key.
-pub struct ReceivedGuard<C: Channel> {
-    connection: Arc<Connection<C>>,
-    /// That of the value, if it is one of a step.
-    step: Option<StepId>,
-    received: Option<Received<C::Lent>>,
-}
-
-impl<C: Channel> std::fmt::Debug for ReceivedGuard<C> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ReceivedGuard").finish_non_exhaustive()
-    }
-}
-
-impl<C: Channel> ReceivedGuard<C> {
-    /// The value, until it is taken.
-    pub fn get(&self) -> Option<&Received<C::Lent>> {
-        self.received.as_ref()
-    }
-
-    /// As [`get`](Self::get), mutable, so that its bytes can be moved.
-    pub fn get_mut(&mut self) -> Option<&mut Received<C::Lent>> {
-        self.received.as_mut()
-    }
-
-    /// Takes the value out, once.
-    pub fn take(&mut self) -> Option<Received<C::Lent>> {
-        self.received.take()
-    }
-}
-
-impl<C: Channel> Drop for ReceivedGuard<C> {
-    fn drop(&mut self) {
-        let mut state = self.connection.lock();
-        if let Some(step) = self.step {
-            state.requests.let_go(step);
-        }
-        let Some(Received { metadata, lent, origin, check, .. }) = self.received.take() else { return };
-        let is_over = state.failure().is_err();
-        match origin.filter(|_| !is_over) {
-            Some((step, key, number)) => {
-                let landed = Landed { number, metadata, content: lent.into(), check };
-                let next = state.requests.stash_or_give(StepKey::new(step, key), landed);
-                self.connection.settle(state, next, None);
-            }
-            None => self.connection.settle(state, None, lent.map(|lent| (lent, LentEnd::Content))),
-        }
-    }
 }
 
 /// Why a request ends without an answer of its own.
@@ -215,15 +166,6 @@ impl<C: Channel> Connection<C> {
     /// Each once, in order.
     pub fn steps_under_way(&self) -> Vec<StepId> {
         self.lock().steps_under_way().into_iter().collect()
-    }
-
-    /// Holds a received value until the others of its call are there.
-    pub fn hold(self: &Arc<Self>, received: Received<C::Lent>) -> ReceivedGuard<C> {
-        let step = received.origin.as_ref().map(|(step, ..)| *step);
-        if let Some(step) = step {
-            self.lock().requests.hold(step);
-        }
-        ReceivedGuard { connection: self.clone(), step, received: Some(received) }
     }
 
     fn remember(&self, scope: Scope, key: &Arc<str>, metadata: &Metadata) {

@@ -242,16 +242,6 @@ impl<L> Requests<L> {
         (Poll::Ready(reply), None)
     }
 
-    /// The content of another receive that was assigned to this one, if any.
-    pub(crate) fn take_given(&mut self, index: RequestIndex) -> Option<Landed<L>> {
-        self.entry(index)?.given.take()
-    }
-
-    /// Whether another receive's content was assigned to this one.
-    pub(crate) fn is_given(&mut self, index: RequestIndex) -> bool {
-        self.entry(index).is_some_and(|entry| entry.given.is_some())
-    }
-
     /// Stores `waker` for the connection's end. Returns the waker that it replaces.
     pub(crate) fn keep_waker(&mut self, index: RequestIndex, waker: &Waker) -> Option<Waker> {
         self.leave_waker(index, waker.clone())

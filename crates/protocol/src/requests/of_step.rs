@@ -18,6 +18,16 @@ impl<L> Requests<L> {
         [given, content].map(|landed| self.stash_or_give(step_key.clone(), landed?))
     }
 
+    /// The content of another receive that was assigned to this one, if any.
+    pub(crate) fn take_given(&mut self, index: RequestIndex) -> Option<Landed<L>> {
+        self.entry(index)?.given.take()
+    }
+
+    /// Whether another receive's content was assigned to this one.
+    pub(crate) fn is_given(&mut self, index: RequestIndex) -> bool {
+        self.entry(index).is_some_and(|entry| entry.given.is_some())
+    }
+
     /// Whether a value was announced to a receive that has not ended.
     pub(crate) fn is_transferring(&self) -> bool {
         let entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());

@@ -1,0 +1,71 @@
+//! Values that have arrived and are not returned yet, because others of the same call are missing.
+
+use std::{fmt, sync::Arc};
+
+use super::Received;
+use crate::{
+    Channel, Connection, LentEnd, StepId,
+    requests::{Landed, StepKey},
+};
+
+/// Owns a received value that was not returned to the caller yet, because other values of the same call are missing.
+/// Dropping the guard passes the value of a step to the next receive of its key.
+pub struct ReceivedGuard<C: Channel> {
+    pub(super) connection: Arc<Connection<C>>,
+    /// That of the value, if it is one of a step.
+    step: Option<StepId>,
+    pub(super) received: Option<Received<C::Lent>>,
+}
+
+impl<C: Channel> fmt::Debug for ReceivedGuard<C> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReceivedGuard").finish_non_exhaustive()
+    }
+}
+
+impl<C: Channel> ReceivedGuard<C> {
+    /// The value, until it is taken.
+    pub fn get(&self) -> Option<&Received<C::Lent>> {
+        self.received.as_ref()
+    }
+
+    /// As [`get`](Self::get), mutable, so that its bytes can be moved.
+    pub fn get_mut(&mut self) -> Option<&mut Received<C::Lent>> {
+        self.received.as_mut()
+    }
+
+    /// Takes the value out, once.
+    pub fn take(&mut self) -> Option<Received<C::Lent>> {
+        self.received.take()
+    }
+}
+
+impl<C: Channel> Drop for ReceivedGuard<C> {
+    fn drop(&mut self) {
+        let mut state = self.connection.lock();
+        if let Some(step) = self.step {
+            state.requests.let_go(step);
+        }
+        let Some(Received { metadata, lent, origin, check, .. }) = self.received.take() else { return };
+        let is_over = state.failure().is_err();
+        match origin.filter(|_| !is_over) {
+            Some((step, key, number)) => {
+                let landed = Landed { number, metadata, content: lent.into(), check };
+                let next = state.requests.stash_or_give(StepKey::new(step, key), landed);
+                self.connection.settle(state, next, None);
+            }
+            None => self.connection.settle(state, None, lent.map(|lent| (lent, LentEnd::Content))),
+        }
+    }
+}
+
+impl<C: Channel> Connection<C> {
+    /// Holds a received value until the others of its call are there.
+    pub fn hold(self: &Arc<Self>, received: Received<C::Lent>) -> ReceivedGuard<C> {
+        let step = received.origin.as_ref().map(|(step, ..)| *step);
+        if let Some(step) = step {
+            self.lock().requests.hold(step);
+        }
+        ReceivedGuard { connection: self.clone(), step, received: Some(received) }
+    }
+}
