@@ -2,7 +2,6 @@
 //! a free entry.
 
 use std::{
-    future::poll_fn,
     mem,
     sync::{Arc, MutexGuard},
     task::{Poll, Waker},
@@ -252,24 +251,8 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
         }
     }
 
-    /// Waits until the receive begins. It is in line, with the waker of this task.
-    pub(super) async fn wait<A: Allocator>(
-        &mut self,
-        key: &str,
-        asking: (&A, ReceiveOptions),
-    ) -> Result<Admission<'connection, C>, TransferError> {
-        let mut is_woken = false;
-        poll_fn(|context| {
-            if mem::replace(&mut is_woken, true) {
-                return self.poll(key, asking, context.waker());
-            }
-            Poll::Pending
-        })
-        .await
-    }
-
     /// Begins the receive, or stays in line with `waker`.
-    fn poll<A: Allocator>(
+    pub(super) fn poll<A: Allocator>(
         &mut self,
         key: &str,
         asking: (&A, ReceiveOptions),

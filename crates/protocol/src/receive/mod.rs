@@ -117,13 +117,18 @@ impl<C: Channel> Connection<C> {
         // Blocks, because otherwise the future has room for what it begins with, and for what it has received, until its end.
         let validating = {
             let (mut request, Known { key, metadata }, asked) = {
-                let begun =
-                    poll_fn(|context| Poll::Ready(self.begin(scope, key, asking, context.waker()))).await;
-                let admission = match begun {
-                    Ok(admission) => admission?,
-                    // Boxed, because otherwise the future of every receive has room for this one.
-                    Err(mut in_line) => Box::pin(async move { in_line.wait(key, asking).await }).await?,
+                let mut in_line = None;
+                let begin = |context: &mut Context<'_>| match &mut in_line {
+                    None => match self.begin(scope, key, asking, context.waker()) {
+                        Ok(begun) => Poll::Ready(begun),
+                        Err(waits) => {
+                            in_line = Some(waits);
+                            Poll::Pending
+                        }
+                    },
+                    Some(receive) => receive.poll(key, asking, context.waker()),
                 };
+                let admission = poll_fn(begin).await?;
                 match admission {
                     Admission::Request(request, known, asked) => (request, known, asked),
                     Admission::Kept(key, landed) => {
