@@ -18,9 +18,9 @@ const ENTRIES_MAX: usize = 2;
 #[test]
 fn a_planted_bugs_plan_shrinks_and_replays() {
     let _planted = plant("a receive's memory is freed while the peer may write it");
-    let with_many_faults = |seed| run_seed(seed).err().filter(|failure| failure.plan.split(',').count() >= 4);
+    let with_many_faults = |seed| run_seed(seed).err().filter(|failure| failure.plan.split(',').count() >= 5);
     let first = (0..200).find_map(with_many_faults);
-    let first = first.expect("a seed with a plan of four entries finds the bug");
+    let first = first.expect("a seed with a plan of five entries finds the bug");
     let (seed, before) = (first.seed, first.plan.clone());
     let kind = first.violation.kind();
     let shrunk = shrunk(first);
