@@ -1,5 +1,5 @@
-//! The server and the worker on tensorwire, as in the example of that name: either publishes what it has under names that stay, then
-//! how many times it has done so, and the other one fetches it.
+//! The server and the worker on tensorwire: either publishes what it has under names that stay, and asks for what the other one publishes
+//! next.
 
 use std::time::Duration;
 

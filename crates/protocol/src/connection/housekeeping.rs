@@ -52,9 +52,8 @@ struct Housekeeping<'connection, C: Channel> {
 
 impl<C: Channel> Connection<C> {
     /// Sends what is owed: CANCEL for receives that were given up, CANCEL_ACK for the peer's; posts requests that wait for
-    /// others of their task; takes back the
-    /// memory of receives that were given up; and offers the peer a larger ring when it needs one. Ends when the
-    /// connection has failed. Must be kept running.
+    /// others of their task; takes back the memory of receives that were given up; and offers the peer a larger ring when it
+    /// needs one. Ends when the connection has failed. Must be kept running.
     ///
     /// # Cancel safety
     /// Dropping it while it makes a ring loses that ring; nothing else is lost, and a new call goes on where this one was.

@@ -283,7 +283,7 @@ impl PublishedSet {
         // an edition that is missed here wakes the list joined below.
         let edition = self.get(name);
         let is_there = edition.is_some();
-        if let Some(edition) = edition.filter(|edition| self.is_wanted(edition, wanted)) {
+        if let Some(edition) = edition.filter(|edition| wanted.is_met_by(self.incarnation, edition.version)) {
             return Ok(Stand::Found(edition));
         }
         if let Some(status) = &waiting.over {
@@ -303,10 +303,6 @@ impl PublishedSet {
         let (news, answers) = (line.news.clone(), answers.cloned());
         let place = WaitListPlace { set: self, name, line: line.number, news, answers };
         Ok(Stand::Waits { place, is_there })
-    }
-
-    fn is_wanted(&self, edition: &Edition, wanted: Wanted) -> bool {
-        wanted.is_met_by(self.incarnation, edition.version)
     }
 
     /// Wakes the tasks that wait for a publication of `name`, and sends the answers that do.

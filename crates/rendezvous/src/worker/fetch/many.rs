@@ -85,7 +85,8 @@ impl<As> FetchMany<'_, As> {
         self
     }
 
-    /// As [`Fetch::newer_than`](super::Fetch::newer_than), for each of them.
+    /// As [`Fetch::newer_than`](super::Fetch::newer_than), for each of them. On one host the fetch may wait for the last name
+    /// alone, and read the others then: only then it notices that another name was withdrawn.
     pub fn newer_than(mut self, version: Version) -> Self {
         self.settings.newer_than(Some(version));
         self
