@@ -1,0 +1,1 @@
+//! Which rank this process is, by the environment that its launcher made.

@@ -1,0 +1,3 @@
+//! Groups of workers in one process. A suite is a module.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
