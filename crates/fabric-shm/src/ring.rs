@@ -370,8 +370,8 @@ impl OwnPage {
     /// Makes `words` visible to the peer as descriptor number `position`.
     pub(super) fn publish(&self, position: u64, words: &Words) {
         let slot = self.page.slot_at(position);
-        let places = (0..DESCRIPTOR_WORDS).map(|index| self.page.word(slot + (1 + index) * WORD_BYTES));
-        words::publish(self.page.word(slot), places.zip(words.iter().copied()), Page::sequence(position));
+        let place = |(index, word): (usize, &u64)| (self.page.word(slot + (1 + index) * WORD_BYTES), *word);
+        words::publish(self.page.word(slot), words.iter().enumerate().map(place), Page::sequence(position));
     }
 
     /// Stores on which CPU this side runs, as a hint for the peer.

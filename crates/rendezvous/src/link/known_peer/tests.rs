@@ -378,7 +378,9 @@ async fn the_connection_in_use_is_found_without_the_lock_and_one_made_meanwhile_
     // As another thread finds it that looks before the link is replaced.
     peer.inner.in_use.store(Some(connection.clone()));
     assert!(found());
+    assert_eq!(peer.find(|connection| Some(connection.kind)), Some(connection.kind));
     peer.inner.in_use.store(None);
+    assert_eq!(peer.find(|connection| Some(connection.kind)), None);
     set_link(&peer, up(&connection));
     // As one that looked before the connection was up, and locks after it.
     peer.inner.in_use.store(None);
