@@ -1,0 +1,73 @@
+use std::fmt;
+
+/// How the elements of all ranks are combined, and how every rank gets the result. All ranks of a group use the same one for the
+/// same call.
+///
+/// The costs are those of one rank in a group of `P` ranks whose value has `S` bytes. A step is a message and the wait for one:
+/// the steps that follow each other decide the time of a short value, and the bytes decide that of a long one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Algorithm {
+    /// Every rank sends all its elements to every other rank, and combines what it receives in the order of the ranks.
+    ///
+    /// One step, `S·(P-1)` bytes. Good for values of one message in small groups, where nothing counts but the number of steps
+    /// that follow each other. The group does it without a plan.
+    Exchange = 1,
+    /// Every rank reads the elements of the others where they are.
+    ///
+    /// Two steps: each rank combines its part of all values, then it reads the parts of the others. No bytes are sent. Good
+    /// wherever all ranks are on one host, which it needs. The group does it without a plan.
+    Views = 2,
+    /// The ranks are a ring, and each sends to the next one only: see [`ring`](super::ring).
+    ///
+    /// `2·(P-1)` steps, `2·S·(P-1)/P` bytes, which is the least there can be. Good for long values: each rank has two peers, and
+    /// while it combines one segment, the next is under way.
+    Ring = 3,
+    /// Pairs of ranks exchange halves, then quarters, and so on: see [`halving_doubling`](super::halving_doubling).
+    ///
+    /// `2·log2 P` steps, `2·S·(P-1)/P` bytes where `P` is a power of two. Good for values of middle length. Where `P` is none, it
+    /// takes two steps more, and some ranks send up to `S` bytes more.
+    HalvingDoubling = 4,
+    /// As [`HalvingDoubling`](Algorithm::HalvingDoubling), but among more than two ranks at a time: see [`bcube`](super::bcube).
+    ///
+    /// `2·log P` steps to the base of the ranks of a step, `2·S·(P-1)/P` bytes. Good where a rank has several links, which all are
+    /// busy in one step, and for numbers of ranks that are no power of two.
+    Bcube = 5,
+}
+
+impl Algorithm {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 5] = [Self::Exchange, Self::Views, Self::Ring, Self::HalvingDoubling, Self::Bcube];
+
+    /// The one whose number this is, as `self as u8` gives it. Ranks compare these numbers.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for groups, which compare the choices of their ranks"))]
+    pub(crate) fn of_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|algorithm| *algorithm as u8 == number)
+    }
+}
+
+impl fmt::Display for Algorithm {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.pad(match self {
+            Self::Exchange => "exchange",
+            Self::Views => "views",
+            Self::Ring => "ring",
+            Self::HalvingDoubling => "halving_doubling",
+            Self::Bcube => "bcube",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Algorithm;
+
+    #[test]
+    fn numbers_name_algorithms_from_one_without_gaps() {
+        let numbered = (1..).map_while(Algorithm::of_number);
+        assert!(numbered.eq(Algorithm::ALL));
+        assert_eq!(Algorithm::of_number(0), None);
+        assert_eq!(Algorithm::of_number(u8::MAX), None);
+    }
+}
