@@ -9,9 +9,14 @@
 //! can be sent from where they are.
 
 mod algorithm;
+pub mod bcube;
+mod choice;
+pub mod halving_doubling;
 pub mod ring;
+pub mod tree;
 
 pub use algorithm::Algorithm;
+pub use choice::choose;
 
 use std::ops::Range;
 

@@ -1,10 +1,13 @@
 //! Plans, run by a model: all ranks of a group in one thread, whose messages wait in queues. Element `j` of rank `r` starts as
 //! `j·size + r`.
 
+mod bcube;
+mod halving_doubling;
 mod ring;
+mod tree;
 
 use std::{collections::VecDeque, ops::Range};
-use tensorwire_collective::schedule::{Arrival, Plan};
+use tensorwire_collective::schedule::{Arrival, Exchange, Plan};
 
 const COUNTS: [usize; 9] = [0, 1, 4, 7, 13, 64, 100, 1000, 10_007];
 
@@ -50,6 +53,11 @@ fn sent(plan: &Plan) -> usize {
 /// The length of part `index` of balanced parts, as documented.
 fn part_length(count: usize, size: usize, index: usize) -> usize {
     count / size + usize::from(index % size < count % size)
+}
+
+/// The elements for which a position answers when `ranks` have divided them among each other.
+fn held(count: usize, position: usize, ranks: usize) -> usize {
+    count.saturating_sub(position % ranks).div_ceil(ranks)
 }
 
 /// Runs the plans with each rank held back in turn until no other can go on, so that each message is on its way for as long as it
@@ -171,4 +179,29 @@ impl<'a> Model<'a> {
             };
         }
     }
+}
+
+#[test]
+#[should_panic(expected = "waits forever")]
+fn the_model_notices_ranks_that_wait_for_each_other() {
+    let halves = [0..2, 2..4];
+    let waits_first = |rank: usize| Plan {
+        exchanges: vec![
+            Exchange { send: vec![], receive: vec![(1 - rank, halves[rank].clone(), Arrival::Fold)] },
+            Exchange { send: vec![(1 - rank, halves[1 - rank].clone())], receive: vec![] },
+        ],
+    };
+    run(&plans(2, waits_first), 4);
+}
+
+#[test]
+#[should_panic(expected = "which is on its way")]
+fn the_model_notices_that_an_element_changes_while_it_is_on_its_way() {
+    let to_the_next = |rank: usize| Plan {
+        exchanges: vec![
+            Exchange { send: vec![((rank + 1) % 3, 0..4)], receive: vec![] },
+            Exchange { send: vec![], receive: vec![((rank + 2) % 3, 0..4, Arrival::Replace)] },
+        ],
+    };
+    assert_safe_and_same_everywhere(&plans(3, to_the_next), 4, 0..0);
 }

@@ -1,0 +1,49 @@
+//! Only one rank, the root, gets the combination of all. What the other ranks hold afterwards is undefined.
+
+use super::{Arrival, Exchange, Plan, parts, ring};
+use std::iter;
+
+/// A binomial tree, for short values: half of the ranks send all their elements to the other half, which combine them, then half of
+/// those do, and so on (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005).
+///
+/// The root takes `ceil(log2 size)` exchanges, and waits for as many messages that follow each other. Every other rank sends
+/// `count` elements once; the root sends none.
+#[must_use]
+pub fn reduce(rank: usize, size: usize, count: usize, root: usize) -> Plan {
+    let position = (rank + size - root) % size;
+    let rank_at = |position: usize| (position + root) % size;
+    let mut plan = Plan::default();
+    for distance in
+        iter::successors(Some(1), |distance| Some(distance * 2)).take_while(|distance| *distance < size)
+    {
+        if position & distance != 0 {
+            plan.push(Exchange { send: vec![(rank_at(position - distance), 0..count)], receive: vec![] });
+            break;
+        }
+        if position + distance < size {
+            let receive = vec![(rank_at(position + distance), 0..count, Arrival::Fold)];
+            plan.push(Exchange { send: vec![], receive });
+        }
+    }
+    plan
+}
+
+/// For long values: the ring combines a part at each rank, and these send their parts to the root (Rabenseifner, "Optimization
+/// of collective reduction operations", 2004, with a ring in place of halves). Segments are those of [`ring::all_reduce`].
+///
+/// With at least `size` elements and parts of one segment these are `size` exchanges. Every rank sends `count` elements, but the
+/// root: it sends those that are not of its part.
+#[must_use]
+pub fn reduce_long(rank: usize, size: usize, count: usize, root: usize, segment: usize) -> Plan {
+    let parts = parts(0..count, size);
+    let mut plan = ring::combine(rank, &parts, segment);
+    let others = parts.into_iter().enumerate().filter(|(owner, _)| *owner != root);
+    plan.push(if rank == root {
+        let receive = others.map(|(owner, part)| (owner, part, Arrival::Replace)).collect();
+        Exchange { send: vec![], receive }
+    } else {
+        let send = others.filter(|(owner, _)| *owner == rank).map(|(_, part)| (root, part)).collect();
+        Exchange { send, receive: vec![] }
+    });
+    plan
+}
