@@ -1,1 +1,0 @@
-//! Which rank this process is, by the environment that its launcher made.

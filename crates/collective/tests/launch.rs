@@ -1,0 +1,251 @@
+//! Which rank a process is, by what launchers set.
+
+use tensorwire_collective::launch::{Launch, LaunchError, StoreAddress};
+
+type Set = &'static [(&'static str, &'static str)];
+
+const OWN: Set = &[
+    ("TENSORWIRE_RANK", "3"),
+    ("TENSORWIRE_SIZE", "4"),
+    ("TENSORWIRE_STORE", "[fd00::1]:4000"),
+    ("TENSORWIRE_JOB", "mine"),
+];
+
+const TORCHRUN: Set = &[
+    ("RANK", "5"),
+    ("WORLD_SIZE", "8"),
+    ("LOCAL_RANK", "1"),
+    ("LOCAL_WORLD_SIZE", "4"),
+    ("GROUP_RANK", "1"),
+    ("ROLE_RANK", "5"),
+    ("MASTER_ADDR", "node-0.example"),
+    ("MASTER_PORT", "29500"),
+    ("TORCHELASTIC_RUN_ID", "run-7"),
+    ("TORCHELASTIC_RESTART_COUNT", "2"),
+    ("TORCHELASTIC_MAX_RESTARTS", "3"),
+];
+
+const OPEN_MPI: Set = &[
+    ("OMPI_COMM_WORLD_RANK", "2"),
+    ("OMPI_COMM_WORLD_SIZE", "4"),
+    ("OMPI_COMM_WORLD_LOCAL_RANK", "0"),
+    ("OMPI_COMM_WORLD_LOCAL_SIZE", "2"),
+    ("OMPI_COMM_WORLD_NODE_RANK", "0"),
+    ("OMPI_UNIVERSE_SIZE", "4"),
+    ("PMIX_NAMESPACE", "prterun-node0-4711@1"),
+    ("PMIX_RANK", "2"),
+];
+
+const MPICH: Set = &[
+    ("PMI_RANK", "1"),
+    ("PMI_SIZE", "2"),
+    ("PMI_FD", "6"),
+    ("MPI_LOCALRANKID", "1"),
+    ("MPI_LOCALNRANKS", "2"),
+];
+
+const SLURM: Set = &[
+    ("SLURM_PROCID", "9"),
+    ("SLURM_NTASKS", "16"),
+    ("SLURM_STEP_NUM_TASKS", "16"),
+    ("SLURM_LOCALID", "1"),
+    ("SLURM_NODEID", "1"),
+    ("SLURM_JOB_ID", "4242123"),
+    ("SLURM_STEP_ID", "0"),
+    ("SLURM_JOB_NODELIST", "gpu[07-08,11]"),
+    ("SLURM_STEP_NODELIST", "gpu[08,11]"),
+    ("SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1"),
+];
+
+const KUBERNETES: Set = &[
+    ("JOB_COMPLETION_INDEX", "2"),
+    ("TENSORWIRE_SIZE", "3"),
+    ("TENSORWIRE_STORE", "train-0.train:29500"),
+    ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
+];
+
+fn launch(sets: &[Set]) -> Result<Launch, LaunchError> {
+    Launch::from_variables(|name| {
+        sets.iter()
+            .flat_map(|set| set.iter())
+            .find(|(set, _)| *set == name)
+            .map(|(_, value)| (*value).to_owned())
+    })
+}
+
+fn address(host: &str, port: u16) -> Option<StoreAddress> {
+    Some(StoreAddress { host: host.to_owned(), port })
+}
+
+fn expected(rank: usize, size: usize, by: &'static str) -> Launch {
+    Launch { rank, size, local_rank: None, local_size: None, job: None, store: None, by }
+}
+
+#[test]
+fn its_own_variables_are_all_there_is_to_set() {
+    let own = Launch {
+        job: Some("mine".to_owned()),
+        store: address("fd00::1", 4000),
+        ..expected(3, 4, "Tensorwire")
+    };
+    assert_eq!(own.store.as_ref().unwrap().to_string(), "[fd00::1]:4000");
+    assert_eq!(launch(&[OWN]), Ok(own));
+    let least: Set = &[("TENSORWIRE_RANK", "0"), ("TENSORWIRE_SIZE", "1")];
+    assert_eq!(launch(&[least]), Ok(expected(0, 1, "Tensorwire")));
+}
+
+#[test]
+fn torchrun_names_the_attempt_too() {
+    let torchrun = Launch {
+        local_rank: Some(1),
+        local_size: Some(4),
+        job: Some("run-7.2".to_owned()),
+        store: address("node-0.example", 29500),
+        ..expected(5, 8, "torchrun")
+    };
+    assert_eq!(launch(&[TORCHRUN]), Ok(torchrun));
+    let by_hand: Set = &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1"), ("MASTER_PORT", "1")];
+    assert_eq!(launch(&[by_hand]), Ok(Launch { store: address("::1", 1), ..expected(0, 2, "torchrun") }));
+}
+
+#[test]
+fn open_mpi_names_no_store() {
+    let open_mpi = Launch {
+        local_rank: Some(0),
+        local_size: Some(2),
+        job: Some("prterun-node0-4711@1".to_owned()),
+        ..expected(2, 4, "Open MPI")
+    };
+    assert_eq!(launch(&[OPEN_MPI]), Ok(open_mpi.clone()));
+    let exported: Set = &[("MASTER_ADDR", "[::1]"), ("MASTER_PORT", "77")];
+    assert_eq!(launch(&[OPEN_MPI, exported]), Ok(Launch { store: address("::1", 77), ..open_mpi }));
+}
+
+#[test]
+fn mpich_gives_its_ranks_by_pmi() {
+    let mpich = Launch { local_rank: Some(1), local_size: Some(2), ..expected(1, 2, "MPICH") };
+    assert_eq!(launch(&[MPICH]), Ok(mpich));
+}
+
+#[test]
+fn slurm_runs_rank_0_on_the_first_node_of_the_step() {
+    let slurm = Launch {
+        local_rank: Some(1),
+        job: Some("4242123.0".to_owned()),
+        store: address("gpu08", 22123),
+        ..expected(9, 16, "Slurm")
+    };
+    assert_eq!(launch(&[SLURM]), Ok(slurm.clone()));
+    let alone: Set = &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_JOB_ID", "12")];
+    assert_eq!(launch(&[alone]), Ok(Launch { job: Some("12".to_owned()), ..expected(0, 1, "Slurm") }));
+    let by_job: Set = &[("SLURM_JOB_NODELIST", "n[3-9]")];
+    assert_eq!(launch(&[alone, by_job]).unwrap().store, address("n3", 20012));
+    let by_launcher: Set = &[("SLURM_LAUNCH_NODE_IPADDR", "10.0.0.1")];
+    assert_eq!(launch(&[alone, by_launcher]).unwrap().store, address("10.0.0.1", 20012));
+    let by_script: Set = &[("MASTER_ADDR", "n4"), ("MASTER_PORT", "6000")];
+    assert_eq!(launch(&[SLURM, by_script]), Ok(Launch { store: address("n4", 6000), ..slurm }));
+}
+
+#[test]
+fn kubernetes_needs_the_size_and_the_store_from_its_user() {
+    let kubernetes = Launch { store: address("train-0.train", 29500), ..expected(2, 3, "Kubernetes") };
+    assert_eq!(launch(&[KUBERNETES]), Ok(kubernetes));
+}
+
+#[test]
+fn the_launcher_that_started_the_process_comes_first() {
+    let by = |sets: &[Set]| launch(sets).unwrap().by;
+    assert_eq!(by(&[OWN, TORCHRUN, OPEN_MPI, MPICH, SLURM, &[("JOB_COMPLETION_INDEX", "0")]]), "Tensorwire");
+    assert_eq!(by(&[TORCHRUN, OPEN_MPI, MPICH, SLURM, KUBERNETES]), "torchrun");
+    assert_eq!(by(&[OPEN_MPI, MPICH, SLURM, KUBERNETES]), "Open MPI");
+    assert_eq!(by(&[MPICH, SLURM, KUBERNETES]), "MPICH");
+    assert_eq!(by(&[SLURM, KUBERNETES]), "Slurm");
+    let renamed: Set = &[("TENSORWIRE_JOB", "mine"), ("TENSORWIRE_STORE", "h:1")];
+    let torchrun = launch(&[renamed, TORCHRUN]).unwrap();
+    assert_eq!((torchrun.job.as_deref(), torchrun.store), (Some("mine"), address("h", 1)));
+}
+
+#[test]
+fn without_a_launcher_it_says_what_to_start_or_set() {
+    // A shell of a Slurm allocation, and a step's variables that are empty.
+    let shell: Set = &[("SLURM_JOB_ID", "1"), ("SLURM_NTASKS", "4"), ("RANK", ""), ("WORLD_SIZE", " ")];
+    assert_eq!(launch(&[shell]), Err(LaunchError::NotFound));
+    let told = LaunchError::NotFound.to_string();
+    assert!(told.contains("torchrun") && told.contains("TENSORWIRE_RANK"), "{told}");
+    // The environment of the tests has none, or a whole one.
+    assert!(matches!(Launch::from_env(), Ok(_) | Err(LaunchError::NotFound)));
+}
+
+#[test]
+fn half_a_set_of_variables_is_named() {
+    let halves: [(Set, &str, &str); 10] = [
+        (&[("TENSORWIRE_RANK", "0")], "TENSORWIRE_RANK", "TENSORWIRE_SIZE"),
+        (&[("TENSORWIRE_SIZE", "2")], "TENSORWIRE_SIZE", "TENSORWIRE_RANK"),
+        (&[("RANK", "0")], "RANK", "WORLD_SIZE"),
+        (&[("WORLD_SIZE", "2")], "WORLD_SIZE", "RANK"),
+        (&[("OMPI_COMM_WORLD_RANK", "0")], "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        (&[("PMI_SIZE", "2")], "PMI_SIZE", "PMI_RANK"),
+        (&[("SLURM_PROCID", "0")], "SLURM_PROCID", "SLURM_NTASKS"),
+        (&[("JOB_COMPLETION_INDEX", "0")], "JOB_COMPLETION_INDEX", "TENSORWIRE_SIZE"),
+        (&[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "h")], "MASTER_ADDR", "MASTER_PORT"),
+        (&[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_PORT", "1")], "MASTER_PORT", "MASTER_ADDR"),
+    ];
+    for (set, named, lacking) in halves {
+        let error = launch(&[set]).unwrap_err();
+        let LaunchError::Incomplete { given, missing, .. } = &error else { panic!("{set:?}: {error}") };
+        assert_eq!((*given, *missing), (named, lacking));
+        assert!(error.to_string().contains(&format!("set `{lacking}`")), "{error}");
+    }
+}
+
+#[test]
+fn what_is_no_number_is_named_with_its_value() {
+    let sets: [(Set, &str, &str); 5] = [
+        (&[("RANK", "x"), ("WORLD_SIZE", "2")], "RANK", "x"),
+        (&[("RANK", "+1"), ("WORLD_SIZE", "2")], "RANK", "+1"),
+        (&[("RANK", "0"), ("WORLD_SIZE", "-2")], "WORLD_SIZE", "-2"),
+        (&[("RANK", "0"), ("WORLD_SIZE", "2"), ("LOCAL_RANK", "0.5")], "LOCAL_RANK", "0.5"),
+        (
+            &[("TENSORWIRE_RANK", "99999999999999999999"), ("TENSORWIRE_SIZE", "2")],
+            "TENSORWIRE_RANK",
+            "99999999999999999999",
+        ),
+    ];
+    for (set, named, text) in sets {
+        let error = launch(&[set]).unwrap_err();
+        let LaunchError::NotANumber { variable, value, .. } = &error else { panic!("{set:?}: {error}") };
+        assert_eq!((*variable, value.as_str()), (named, text));
+    }
+}
+
+#[test]
+fn a_rank_is_below_the_size_and_there_is_one() {
+    let error = launch(&[&[("RANK", "2"), ("WORLD_SIZE", "2")]]).unwrap_err();
+    let beyond =
+        LaunchError::RankBeyondSize { rank_variable: "RANK", rank: 2, size_variable: "WORLD_SIZE", size: 2 };
+    assert_eq!(error, beyond);
+    assert!(error.to_string().contains("start one process for each rank"));
+    let local: Set = &[("RANK", "0"), ("WORLD_SIZE", "4"), ("LOCAL_RANK", "2"), ("LOCAL_WORLD_SIZE", "1")];
+    assert!(matches!(launch(&[local]), Err(LaunchError::RankBeyondSize { rank_variable: "LOCAL_RANK", .. })));
+    let none = launch(&[&[("RANK", "0"), ("WORLD_SIZE", "0")]]);
+    assert_eq!(none, Err(LaunchError::NoRanks { variable: "WORLD_SIZE" }));
+}
+
+#[test]
+fn an_address_that_is_none_is_named() {
+    const PLACE: Set = &[("RANK", "0"), ("WORLD_SIZE", "1")];
+    let slurm: Set = &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "1"), ("SLURM_JOB_NODELIST", "n[1")];
+    let sets: [(&[Set], &str); 7] = [
+        (&[PLACE, &[("TENSORWIRE_STORE", "host")]], "TENSORWIRE_STORE"),
+        (&[PLACE, &[("TENSORWIRE_STORE", "host:0")]], "TENSORWIRE_STORE"),
+        (&[PLACE, &[("TENSORWIRE_STORE", "::1:5")]], "TENSORWIRE_STORE"),
+        (&[PLACE, &[("MASTER_ADDR", "a b"), ("MASTER_PORT", "1")]], "MASTER_ADDR"),
+        (&[PLACE, &[("MASTER_ADDR", "a"), ("MASTER_PORT", "0")]], "MASTER_PORT"),
+        (&[PLACE, &[("MASTER_ADDR", "a"), ("MASTER_PORT", "70000")]], "MASTER_PORT"),
+        (&[slurm], "SLURM_JOB_NODELIST"),
+    ];
+    for (sets, named) in sets {
+        let error = launch(sets).unwrap_err();
+        assert!(matches!(&error, LaunchError::BadAddress { variable, .. } if *variable == named), "{error}");
+    }
+}
