@@ -4,3 +4,4 @@
 
 mod launch;
 mod schedule;
+mod store;

@@ -2,12 +2,30 @@
 //!
 //! A store holds records of a few hundred bytes: one for each rank and one for each generation of a group. No tensor passes
 //! through it.
+//!
+//! | store | reaches | keeps its keys |
+//! | --- | --- | --- |
+//! | [`TcpStore`] | every process that can connect to the rank that serves | until that rank ends |
+//! | [`MemoryStore`] | the tasks of one process | as long as a clone lives |
+//! | [`PrefixStore`] | what the store below it reaches | as the store below it |
+
+mod board;
+mod memory;
+mod prefix;
+mod rules;
+mod tcp;
 
 use std::{fmt, time::Duration};
 
 use tensorwire_verbs_reactor::BoxFuture;
 
-/// Longest key, in bytes.
+pub use self::{
+    memory::MemoryStore,
+    prefix::PrefixStore,
+    tcp::{TcpLimits, TcpStore},
+};
+
+/// Longest key, in bytes. The shortest has one.
 pub const KEY_BYTES_MAX: usize = 1024;
 
 /// Longest value, in bytes.
@@ -42,10 +60,12 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
         limit: Duration,
     ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, StoreError>>;
 
-    /// Adds `delta` to the number under `key`, which is 0 if there is none. Returns the sum.
+    /// Adds `delta` to the number under `key`, which is 0 if there is none. Returns the sum. Reads of the key give the sum as
+    /// decimal text.
     ///
     /// # Errors
-    /// [`StoreError::NotANumber`] if the value was not written by this call; other [`StoreError`]s.
+    /// [`StoreError::NotANumber`] if the value is not such text; [`StoreError::Overflow`], which changes nothing; other
+    /// [`StoreError`]s.
     fn add<'a>(&'a self, key: &'a str, delta: i64) -> BoxFuture<'a, Result<i64, StoreError>>;
 
     /// Stores `value` under `key` if the value there is `expected` (`None`: if there is none). Returns the value that is there
@@ -82,12 +102,32 @@ pub enum StoreError {
         missing: Vec<String>,
     },
     /// The value under the key is not a number.
-    #[error("`{key}` in {store} is no number: it was not written by `add`")]
+    #[error("`{key}` in {store} is no number: it was not written by `add`; use another key for the number")]
     NotANumber {
         /// Which store.
         store: String,
         /// The key.
         key: String,
+    },
+    /// The sum of the number under the key and what was to be added exceeds 64 bits.
+    #[error("`{key}` in {store}: the sum with {delta} does not fit 64 bits")]
+    Overflow {
+        /// Which store.
+        store: String,
+        /// The key.
+        key: String,
+        /// What was to be added.
+        delta: i64,
+    },
+    /// The store has no room.
+    #[error("{store} is full: it takes at most {limit} {what}")]
+    Full {
+        /// Which store.
+        store: String,
+        /// What there is too much of: `connections`, `keys`, `bytes` or `waits`.
+        what: &'static str,
+        /// How many it takes.
+        limit: usize,
     },
     /// A key or a value that no store takes.
     #[error("{field} of {bytes} bytes: {remedy}")]

@@ -1,0 +1,326 @@
+//! Keys and values in this process, and those who wait for them.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    mem,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use futures::channel::oneshot;
+
+use super::rules::{NoSum, sum};
+
+/// A value. Readers share it.
+pub(super) type Value = Arc<[u8]>;
+
+/// What a board takes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BoardLimits {
+    pub(super) keys: usize,
+    /// Of all keys and values together.
+    pub(super) bytes: usize,
+    /// Waits at one time.
+    pub(super) waits: usize,
+}
+
+impl BoardLimits {
+    pub(super) const NONE: Self = Self { keys: usize::MAX, bytes: usize::MAX, waits: usize::MAX };
+}
+
+/// Why a board does not do what was asked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Refused {
+    NoSum(NoSum),
+    /// There are too many of these.
+    Full(Counted),
+}
+
+/// What is limited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Counted {
+    Connections,
+    Keys,
+    Bytes,
+    Waits,
+}
+
+impl Counted {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Connections => "connections",
+            Self::Keys => "keys",
+            Self::Bytes => "bytes",
+            Self::Waits => "waits",
+        }
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Board {
+    limits: BoardLimits,
+    inner: Mutex<Inner>,
+}
+
+#[derive(Debug, Default)]
+struct Inner {
+    values: HashMap<String, Value>,
+    /// Of `values`, with their keys.
+    bytes: usize,
+    /// Each wait stands at the first of its keys that has no value: a write wakes no others.
+    waits: HashMap<String, BTreeMap<u64, oneshot::Sender<()>>>,
+    waits_count: usize,
+    next_wait: u64,
+}
+
+impl Board {
+    pub(super) fn new(limits: BoardLimits) -> Self {
+        Self { limits, inner: Mutex::default() }
+    }
+
+    pub(super) fn limits(&self) -> &BoardLimits {
+        &self.limits
+    }
+
+    /// # Errors
+    /// [`Refused::Full`].
+    pub(super) fn set(&self, key: &str, value: &[u8]) -> Result<(), Refused> {
+        let woken = self.lock().put(key, value, &self.limits)?;
+        wake(woken);
+        Ok(())
+    }
+
+    pub(super) fn get(&self, keys: &[String]) -> Vec<Option<Value>> {
+        let inner = self.lock();
+        keys.iter().map(|key| inner.values.get(key).cloned()).collect()
+    }
+
+    /// # Errors
+    /// [`Refused`].
+    pub(super) fn add(&self, key: &str, delta: i64) -> Result<i64, Refused> {
+        let mut inner = self.lock();
+        let sum = sum(inner.values.get(key).map(|value| &**value), delta).map_err(Refused::NoSum)?;
+        let woken = inner.put(key, sum.to_string().as_bytes(), &self.limits)?;
+        drop(inner);
+        wake(woken);
+        Ok(sum)
+    }
+
+    /// # Errors
+    /// [`Refused::Full`].
+    pub(super) fn compare_set(
+        &self,
+        key: &str,
+        expected: Option<&[u8]>,
+        value: &[u8],
+    ) -> Result<Option<Value>, Refused> {
+        let mut inner = self.lock();
+        let found = inner.values.get(key);
+        if found.map(|value| &**value) != expected {
+            return Ok(found.cloned());
+        }
+        let woken = inner.put(key, value, &self.limits)?;
+        let stored = inner.values.get(key).cloned();
+        drop(inner);
+        wake(woken);
+        Ok(stored)
+    }
+
+    pub(super) fn delete(&self, key: &str) -> bool {
+        let mut inner = self.lock();
+        let Some(value) = inner.values.remove(key) else { return false };
+        inner.bytes -= key.len() + value.len();
+        true
+    }
+
+    /// Ends when all `keys` have values.
+    ///
+    /// # Errors
+    /// [`Refused::Full`].
+    ///
+    /// # Cancel safety
+    /// Leaves nothing behind.
+    pub(super) async fn wait(&self, keys: &[String]) -> Result<Vec<Value>, Refused> {
+        let mut found = 0;
+        loop {
+            let (wait, woken) = match self.values_or_wait(keys, &mut found)? {
+                Found::All(values) => return Ok(values),
+                Found::Missing(wait, woken) => (wait, woken),
+            };
+            // The sender is dropped only by a wake, as the guard lives until then.
+            let _ = woken.await;
+            drop(wait);
+        }
+    }
+
+    /// The keys that have no value.
+    pub(super) fn missing(&self, keys: &[String]) -> Vec<String> {
+        let inner = self.lock();
+        keys.iter().filter(|key| !inner.values.contains_key(*key)).cloned().collect()
+    }
+
+    /// How many waits there are.
+    pub(super) fn waits(&self) -> usize {
+        let inner = self.lock();
+        debug_assert_eq!(inner.waits.values().map(BTreeMap::len).sum::<usize>(), inner.waits_count);
+        inner.waits_count
+    }
+
+    /// `found` of the keys had values before, and need no look as long as others are missing.
+    fn values_or_wait<'a>(&'a self, keys: &'a [String], found: &mut usize) -> Result<Found<'a>, Refused> {
+        let mut inner = self.lock();
+        let is_missing = |key: &String| !inner.values.contains_key(key);
+        let later = keys[*found..].iter().position(is_missing).map(|at| *found + at);
+        // One of the earlier may have been deleted.
+        let Some(missing) = later.or_else(|| keys.iter().position(is_missing)) else {
+            return Ok(Found::All(keys.iter().filter_map(|key| inner.values.get(key).cloned()).collect()));
+        };
+        *found = missing;
+        let (id, woken) = inner.begin_wait(&keys[missing], self.limits.waits)?;
+        Ok(Found::Missing(Wait { board: self, key: &keys[missing], id }, woken))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+enum Found<'a> {
+    All(Vec<Value>),
+    Missing(Wait<'a>, oneshot::Receiver<()>),
+}
+
+/// Removes the wait when dropped.
+struct Wait<'a> {
+    board: &'a Board,
+    key: &'a str,
+    id: u64,
+}
+
+impl Drop for Wait<'_> {
+    fn drop(&mut self) {
+        self.board.lock().end_wait(self.key, self.id);
+    }
+}
+
+type Woken = BTreeMap<u64, oneshot::Sender<()>>;
+
+/// Runs without the lock: a waker is foreign code.
+fn wake(woken: Woken) {
+    for wait in woken.into_values() {
+        // Its future may have been dropped in between.
+        let _ = wait.send(());
+    }
+}
+
+impl Inner {
+    fn put(&mut self, key: &str, value: &[u8], limits: &BoardLimits) -> Result<Woken, Refused> {
+        let before = self.values.get(key).map(|value| key.len() + value.len());
+        let bytes = self.bytes - before.unwrap_or(0) + key.len() + value.len();
+        if before.is_none() && self.values.len() >= limits.keys {
+            return Err(Refused::Full(Counted::Keys));
+        }
+        if bytes > limits.bytes {
+            return Err(Refused::Full(Counted::Bytes));
+        }
+        self.bytes = bytes;
+        self.values.insert(key.to_owned(), value.into());
+        let woken = self.waits.remove(key).unwrap_or_default();
+        self.waits_count -= woken.len();
+        Ok(woken)
+    }
+
+    fn begin_wait(&mut self, key: &str, max: usize) -> Result<(u64, oneshot::Receiver<()>), Refused> {
+        if self.waits_count >= max {
+            return Err(Refused::Full(Counted::Waits));
+        }
+        let (sender, woken) = oneshot::channel();
+        let next = self.next_wait.wrapping_add(1);
+        let id = mem::replace(&mut self.next_wait, next);
+        self.waits.entry(key.to_owned()).or_default().insert(id, sender);
+        self.waits_count += 1;
+        Ok((id, woken))
+    }
+
+    fn end_wait(&mut self, key: &str, id: u64) {
+        let Some(waits) = self.waits.get_mut(key) else { return };
+        if waits.remove(&id).is_some() {
+            self.waits_count -= 1;
+        }
+        if waits.is_empty() {
+            self.waits.remove(key);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+
+    use super::*;
+
+    fn keys(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
+    #[test]
+    fn a_wait_goes_on_to_the_next_key_and_leaves_nothing_behind() {
+        let board = Board::new(BoardLimits::NONE);
+        let names = keys(&["a", "b", "a"]);
+        let mut wait = Box::pin(board.wait(&names));
+        assert!((&mut wait).now_or_never().is_none());
+        board.set("b", b"2").unwrap();
+        assert!((&mut wait).now_or_never().is_none());
+        assert_eq!(board.waits(), 1);
+        board.set("a", b"1").unwrap();
+        assert_eq!(board.waits(), 0, "a woken wait is counted no more");
+        let values = wait.now_or_never().unwrap().unwrap();
+        assert_eq!(values, [b"1", b"2", b"1"].map(|value| Value::from(&value[..])));
+    }
+
+    #[test]
+    fn a_key_that_is_deleted_meanwhile_is_waited_for_again() {
+        let board = Board::new(BoardLimits::NONE);
+        let names = keys(&["a", "b"]);
+        board.set("a", b"1").unwrap();
+        let mut wait = Box::pin(board.wait(&names));
+        assert!((&mut wait).now_or_never().is_none());
+        assert!(board.delete("a"));
+        board.set("b", b"2").unwrap();
+        assert!((&mut wait).now_or_never().is_none());
+        assert_eq!(board.missing(&names), ["a"]);
+        board.set("a", b"3").unwrap();
+        assert_eq!(&*wait.now_or_never().unwrap().unwrap()[0], b"3");
+    }
+
+    #[test]
+    fn a_dropped_wait_is_forgotten() {
+        let board = Board::new(BoardLimits::NONE);
+        let names = keys(&["a"]);
+        let (mut first, mut second) = (Box::pin(board.wait(&names)), Box::pin(board.wait(&names)));
+        assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
+        drop(first);
+        assert_eq!(board.waits(), 1);
+        drop(second);
+        assert_eq!(board.waits(), 0);
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_and_changes_nothing() {
+        let board = Board::new(BoardLimits { keys: 2, bytes: 8, waits: 1 });
+        board.set("a", b"123").unwrap();
+        board.set("b", b"123").unwrap();
+        assert_eq!(board.set("c", b""), Err(Refused::Full(Counted::Keys)));
+        assert_eq!(board.set("a", b"1234"), Err(Refused::Full(Counted::Bytes)));
+        assert_eq!(board.compare_set("a", Some(b"123"), b"1234"), Err(Refused::Full(Counted::Bytes)));
+        assert_eq!(board.get(&keys(&["a"])), [Some(Value::from(&b"123"[..]))]);
+        board.set("a", b"1").unwrap();
+        board.set("b", b"12345").unwrap();
+        assert!(board.delete("a") && !board.delete("a"));
+        assert_eq!(board.add("n", 10), Err(Refused::Full(Counted::Bytes)));
+        assert_eq!(board.add("n", 1), Ok(1));
+        let names = keys(&["x"]);
+        let mut wait = Box::pin(board.wait(&names));
+        assert!((&mut wait).now_or_never().is_none());
+        assert_eq!(board.wait(&names).now_or_never().unwrap(), Err(Refused::Full(Counted::Waits)));
+    }
+}

@@ -1,0 +1,163 @@
+//! Frames as they arrive.
+
+use std::{io, time::Duration};
+
+use tensorwire_verbs_reactor::{Runtime, timeout};
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+use super::wire::{HELLO_BYTES, LENGTH_BYTES, Malformed, frame_length};
+
+/// The most bytes that are asked for at once. Memory grows as bytes arrive, and not as a length claims.
+const READ_BYTES: usize = 64 << 10;
+
+/// Why no frame comes any more.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Ended {
+    #[error("it closed the connection")]
+    Closed,
+    #[error("it sent a part of a frame, and the rest not within {0:?}")]
+    HalfSent(Duration),
+    #[error("it sent {0}")]
+    Malformed(#[from] Malformed),
+    #[error("the connection failed: {0}")]
+    Failed(#[from] io::Error),
+}
+
+/// Reads frames. A frame that has begun must end within `limit`.
+#[derive(Debug)]
+pub(super) struct FrameReader<R> {
+    stream: R,
+    limit: Duration,
+    /// What has arrived of the frames to come.
+    bytes: Vec<u8>,
+    /// When the first byte of an unfinished frame was seen.
+    begun: Option<Duration>,
+}
+
+impl<R: AsyncRead + Unpin> FrameReader<R> {
+    pub(super) fn new(stream: R, limit: Duration) -> Self {
+        Self { stream, limit, bytes: Vec::new(), begun: None }
+    }
+
+    /// Reads the peer's hello, which must be there within the limit.
+    ///
+    /// # Errors
+    /// [`Ended`].
+    pub(super) async fn hello(&mut self, runtime: &dyn Runtime) -> Result<[u8; HELLO_BYTES], Ended> {
+        let mut hello = [0; HELLO_BYTES];
+        let read = self.stream.read_exact(&mut hello);
+        match timeout(runtime, self.limit, read).await {
+            Ok(Ok(_)) => Ok(hello),
+            Ok(Err(error)) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Ended::Closed),
+            Ok(Err(error)) => Err(error.into()),
+            Err(_) => Err(Ended::HalfSent(self.limit)),
+        }
+    }
+
+    /// The next frame, without its length.
+    ///
+    /// # Errors
+    /// [`Ended`].
+    ///
+    /// # Cancel safety
+    /// Loses nothing.
+    pub(super) async fn next(&mut self, runtime: &dyn Runtime) -> Result<Vec<u8>, Ended> {
+        loop {
+            let missing = match frame_length(&self.bytes)? {
+                Some(length) if self.bytes.len() - LENGTH_BYTES >= length => return Ok(self.take(length)),
+                Some(length) => length + LENGTH_BYTES - self.bytes.len(),
+                None => READ_BYTES,
+            };
+            self.bytes.reserve(missing.min(READ_BYTES));
+            if self.read(runtime).await? == 0 {
+                return Err(Ended::Closed);
+            }
+        }
+    }
+
+    async fn read(&mut self, runtime: &dyn Runtime) -> Result<usize, Ended> {
+        if self.bytes.is_empty() {
+            // Nothing has begun: a peer may be silent for any time.
+            return Ok(self.stream.read_buf(&mut self.bytes).await?);
+        }
+        let now = runtime.now();
+        let left = self.begun.get_or_insert(now).saturating_add(self.limit).saturating_sub(now);
+        let read = self.stream.read_buf(&mut self.bytes);
+        timeout(runtime, left, read).await.map_err(|_| Ended::HalfSent(self.limit))?.map_err(Ended::from)
+    }
+
+    fn take(&mut self, length: usize) -> Vec<u8> {
+        let rest = self.bytes.split_off(LENGTH_BYTES + length);
+        let mut frame = std::mem::replace(&mut self.bytes, rest);
+        frame.drain(..LENGTH_BYTES);
+        self.begun = None;
+        frame
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt;
+    use tensorwire_verbs_reactor::TokioRuntime;
+    use tokio::io::AsyncWriteExt;
+
+    use super::{
+        super::wire::{FRAME_BYTES_MAX, Request},
+        *,
+    };
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn request(value: usize) -> Request {
+        Request::Set { key: "k".to_owned(), value: vec![1; value] }
+    }
+
+    #[tokio::test]
+    async fn frames_come_whole_however_they_were_cut() {
+        let runtime = TokioRuntime::current().unwrap();
+        let sent = [request(3), request(1 << 20), request(0)];
+        let bytes: Vec<u8> = sent.iter().flat_map(|it| it.encode(1)).collect();
+        for part in [1 << 12, bytes.len()] {
+            let (mut writer, stream) = tokio::io::duplex(1 << 16);
+            let mut reader = FrameReader::new(stream, LIMIT);
+            let write = async {
+                for part in bytes.chunks(part) {
+                    writer.write_all(part).await.unwrap();
+                }
+                drop(writer);
+            };
+            let read = async {
+                for sent in &sent {
+                    // A read that is given up in between loses nothing.
+                    let frame = match reader.next(&runtime).now_or_never() {
+                        Some(frame) => frame,
+                        None => reader.next(&runtime).await,
+                    };
+                    assert_eq!(Request::decode(&frame.unwrap()).unwrap(), (1, sent.clone()));
+                }
+                assert!(matches!(reader.next(&runtime).await, Err(Ended::Closed)));
+            };
+            tokio::join!(write, read);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_frame_that_does_not_end_in_time_is_refused_but_silence_is_not() {
+        let runtime = TokioRuntime::current().unwrap();
+        let (mut writer, stream) = tokio::io::duplex(64);
+        let mut reader = FrameReader::new(stream, Duration::from_millis(20));
+        assert!(timeout(&runtime, Duration::from_millis(60), reader.next(&runtime)).await.is_err());
+        writer.write_all(&request(3).encode(1)[..5]).await.unwrap();
+        assert!(matches!(reader.next(&runtime).await, Err(Ended::HalfSent(_))));
+    }
+
+    #[tokio::test]
+    async fn a_claimed_length_alone_takes_no_memory() {
+        let runtime = TokioRuntime::current().unwrap();
+        let (mut writer, stream) = tokio::io::duplex(64);
+        writer.write_all(&(FRAME_BYTES_MAX as u32).to_le_bytes()).await.unwrap();
+        let mut reader = FrameReader::new(stream, LIMIT);
+        assert!(reader.next(&runtime).now_or_never().is_none());
+        assert!(reader.bytes.capacity() <= 2 * READ_BYTES);
+    }
+}

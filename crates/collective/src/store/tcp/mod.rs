@@ -1,0 +1,306 @@
+//! The store that one rank serves to all.
+
+mod client;
+mod driver;
+mod frames;
+mod link;
+mod server;
+mod wire;
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use tensorwire_verbs_reactor::{BoxFuture, Runtime};
+use tokio::net::TcpListener;
+
+use self::{
+    client::Client,
+    server::Server,
+    wire::{Answer, KEYS_BYTES_MAX, KEYS_MAX, Request},
+};
+use super::{
+    Store, StoreError,
+    board::{Board, BoardLimits},
+    memory::MemoryStore,
+    rules::{check_compare, check_key, check_keys, check_value},
+};
+
+/// What the server of a [`TcpStore`] takes. What goes beyond it is refused with an error that names the limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TcpLimits {
+    /// Connections at one time: one for each client. By default 16,384.
+    pub connections: usize,
+    /// Keys. By default 1,048,576.
+    pub keys: usize,
+    /// Bytes of all keys and values together; and of all keys that are waited for. By default 256 MiB.
+    pub bytes: usize,
+    /// Waits at one time, those of the serving rank included. By default 65,536.
+    pub waits: usize,
+    /// How long a client may take for its hello, for the rest of a request that it began, and to read an answer. Its connection is
+    /// closed then. By default 10 s. A client that asks for nothing may be silent for any time.
+    pub request: Duration,
+}
+
+impl Default for TcpLimits {
+    fn default() -> Self {
+        Self {
+            connections: 1 << 14,
+            keys: 1 << 20,
+            bytes: 256 << 20,
+            waits: 1 << 16,
+            request: Duration::from_secs(10),
+        }
+    }
+}
+
+/// A map in the process of one rank, which serves it to the others by TCP. Clones share the connection, or the server.
+///
+/// The server holds its keys in memory. It ends with the last clone of the store that serves, and its keys are gone then. Clients
+/// whose connection breaks connect again, within the limit of each operation. They find an empty store if the server was
+/// started again, and log that as a warning.
+///
+/// # Which writes are repeated
+/// If a connection breaks before the answer, [`set`](Store::set), [`get`](Store::get) and [`wait`](Store::wait) are asked again. A
+/// repeated `set` puts its value in place of one that another rank wrote in between. [`add`](Store::add),
+/// [`compare_set`](Store::compare_set) and [`delete`](Store::delete) are not repeated if the server may have seen them: they
+/// end with [`StoreError::Unreachable`].
+///
+/// # Many keys
+/// Up to 4,096 keys are read in one request, and answered in one if their values have at most 4 MiB. More take several requests:
+/// their values are not of one moment then.
+///
+/// # Trust
+/// The store authenticates nobody and encrypts nothing: whoever can connect can read and write all keys. Let only the job's
+/// processes reach it. Ranks prove to each other who they are when they connect, by the secret of the workers.
+#[derive(Debug, Clone)]
+pub struct TcpStore {
+    side: Side,
+}
+
+#[derive(Debug, Clone)]
+enum Side {
+    Server { memory: MemoryStore, server: Arc<Server> },
+    Client(Arc<Client>),
+}
+
+impl TcpStore {
+    /// Serves a new store at `address` with the default [`TcpLimits`]. `address` is `HOST:PORT`; with port 0 the operating system
+    /// chooses one, and without a host (`:29500`) only processes of this machine can connect. Returns the store and the
+    /// address that it bound.
+    ///
+    /// # Errors
+    /// [`StoreError::Unreachable`] if the address cannot be bound.
+    ///
+    /// # Cancel safety
+    /// Nothing is served if dropped.
+    pub async fn serve(address: &str, runtime: Arc<dyn Runtime>) -> Result<(Self, SocketAddr), StoreError> {
+        Self::serve_within(address, TcpLimits::default(), runtime).await
+    }
+
+    /// As [`serve`](Self::serve), with other limits.
+    ///
+    /// # Errors
+    /// As [`serve`](Self::serve).
+    ///
+    /// # Cancel safety
+    /// As [`serve`](Self::serve).
+    pub async fn serve_within(
+        address: &str,
+        limits: TcpLimits,
+        runtime: Arc<dyn Runtime>,
+    ) -> Result<(Self, SocketAddr), StoreError> {
+        let failed = |error: io::Error| StoreError::Unreachable {
+            store: format!("the store at {address}"),
+            detail: format!(
+                "it cannot be served there: {error}; give an address of this machine with a free port"
+            ),
+        };
+        // Whoever can connect can write: others than this machine's processes must be asked for.
+        let bind = if address.starts_with(':') { format!("127.0.0.1{address}") } else { address.to_owned() };
+        let listener = TcpListener::bind(bind).await.map_err(failed)?;
+        let TcpLimits { keys, bytes, waits, .. } = limits;
+        let board = Arc::new(Board::new(BoardLimits { keys, bytes, waits }));
+        let server = Server::start(listener, Arc::clone(&board), limits, &runtime).map_err(failed)?;
+        let bound = server.address();
+        let memory = MemoryStore::over(&format!("the store served at {bound}"), board, runtime);
+        Ok((Self { side: Side::Server { memory, server: Arc::new(server) } }, bound))
+    }
+
+    /// Connects to the store at `address`, `HOST:PORT`. Tries again for `limit`, as the server may be started later. The same
+    /// limit holds for each later operation that has none of its own, and for making a connection again.
+    ///
+    /// # Errors
+    /// [`StoreError::Unreachable`] if there is no server in time, or if what listens there is none; [`StoreError::Full`] if it has
+    /// too many connections.
+    ///
+    /// # Cancel safety
+    /// Nothing is connected if dropped.
+    pub async fn connect(
+        address: &str,
+        limit: Duration,
+        runtime: Arc<dyn Runtime>,
+    ) -> Result<Self, StoreError> {
+        let client = Arc::new(Client::new(address, limit, runtime));
+        client.ask(Request::Get { keys: Vec::new() }).await?;
+        Ok(Self { side: Side::Client(client) })
+    }
+
+    /// How many clients are connected to this server; `None` for a client.
+    pub fn connections(&self) -> Option<usize> {
+        match &self.side {
+            Side::Server { server, .. } => Some(server.connections()),
+            Side::Client(_) => None,
+        }
+    }
+
+    /// How many waits are under way on this server; `None` for a client.
+    pub fn waits(&self) -> Option<usize> {
+        match &self.side {
+            Side::Server { memory, .. } => Some(memory.waits()),
+            Side::Client(_) => None,
+        }
+    }
+}
+
+impl Client {
+    async fn set(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        check_key(key)?;
+        check_value(value)?;
+        match self.ask(Request::Set { key: key.to_owned(), value: value.to_vec() }).await? {
+            Answer::Done => Ok(()),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    async fn get(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        check_keys(keys)?;
+        let mut found = Vec::with_capacity(keys.len());
+        while found.len() < keys.len() {
+            let part = part(&keys[found.len()..]);
+            match self.ask(Request::Get { keys: part.to_vec() }).await? {
+                Answer::Values(values) if (1..=part.len()).contains(&values.len()) => {
+                    found.extend(values.into_iter().map(|value| value.map(|value| value.to_vec())));
+                }
+                _ => return Err(self.unexpected()),
+            }
+        }
+        Ok(found)
+    }
+
+    async fn wait(&self, keys: &[String], limit: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
+        check_keys(keys)?;
+        let until = self.now().saturating_add(limit);
+        let (mut found, mut missing, mut done) = (Vec::with_capacity(keys.len()), Vec::new(), 0);
+        while done < keys.len() {
+            let part = part(&keys[done..]);
+            match self.ask_wait(part, until).await? {
+                Answer::Values(values) if (1..=part.len()).contains(&values.len()) => {
+                    done += values.len();
+                    found.extend(values.into_iter().flatten().map(|value| value.to_vec()));
+                }
+                Answer::Missing(places) => {
+                    done += part.len();
+                    missing.extend(places.iter().filter_map(|&place| part.get(place as usize)).cloned());
+                }
+                _ => return Err(self.unexpected()),
+            }
+        }
+        if !missing.is_empty() {
+            return Err(StoreError::TimedOut { store: self.store(), limit, missing });
+        }
+        if found.len() == keys.len() { Ok(found) } else { Err(self.unexpected()) }
+    }
+
+    async fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
+        check_key(key)?;
+        match self.ask(Request::Add { key: key.to_owned(), delta }).await? {
+            Answer::Number(sum) => Ok(sum),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    async fn compare_set(
+        &self,
+        key: &str,
+        expected: Option<&[u8]>,
+        value: &[u8],
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        check_compare(key, expected, value)?;
+        let (key, expected) = (key.to_owned(), expected.map(<[u8]>::to_vec));
+        match self.ask(Request::CompareSet { key, expected, value: value.to_vec() }).await? {
+            Answer::Value(value) => Ok(value.map(|value| value.to_vec())),
+            _ => Err(self.unexpected()),
+        }
+    }
+
+    async fn delete(&self, key: &str) -> Result<bool, StoreError> {
+        check_key(key)?;
+        match self.ask(Request::Delete { key: key.to_owned() }).await? {
+            Answer::Deleted(had_one) => Ok(had_one),
+            _ => Err(self.unexpected()),
+        }
+    }
+}
+
+/// The first of `keys` that fit into one request. One always does.
+fn part(keys: &[String]) -> &[String] {
+    let mut bytes = 0;
+    let fits = |key: &&String| {
+        bytes += key.len();
+        bytes <= KEYS_BYTES_MAX
+    };
+    &keys[..keys.iter().take(KEYS_MAX).take_while(fits).count()]
+}
+
+impl Store for TcpStore {
+    fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>> {
+        match &self.side {
+            Side::Server { memory, .. } => memory.set(key, value),
+            Side::Client(client) => client.set(key, value).boxed(),
+        }
+    }
+
+    fn get<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<Vec<Option<Vec<u8>>>, StoreError>> {
+        match &self.side {
+            Side::Server { memory, .. } => memory.get(keys),
+            Side::Client(client) => client.get(keys).boxed(),
+        }
+    }
+
+    fn wait<'a>(
+        &'a self,
+        keys: &'a [String],
+        limit: Duration,
+    ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, StoreError>> {
+        match &self.side {
+            Side::Server { memory, .. } => memory.wait(keys, limit),
+            Side::Client(client) => client.wait(keys, limit).boxed(),
+        }
+    }
+
+    fn add<'a>(&'a self, key: &'a str, delta: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
+        match &self.side {
+            Side::Server { memory, .. } => memory.add(key, delta),
+            Side::Client(client) => client.add(key, delta).boxed(),
+        }
+    }
+
+    fn compare_set<'a>(
+        &'a self,
+        key: &'a str,
+        expected: Option<&'a [u8]>,
+        value: &'a [u8],
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
+        match &self.side {
+            Side::Server { memory, .. } => memory.compare_set(key, expected, value),
+            Side::Client(client) => client.compare_set(key, expected, value).boxed(),
+        }
+    }
+
+    fn delete<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
+        match &self.side {
+            Side::Server { memory, .. } => memory.delete(key),
+            Side::Client(client) => client.delete(key).boxed(),
+        }
+    }
+}

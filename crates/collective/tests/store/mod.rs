@@ -1,0 +1,38 @@
+//! Stores: what all of them do, and what is each one's own.
+
+mod contract;
+mod prefix;
+mod tcp;
+
+use std::{sync::Arc, time::Duration};
+
+use tensorwire_collective::store::Store;
+use tensorwire_verbs_reactor::{Runtime, TokioRuntime};
+
+/// Longer than anything takes on a loaded machine.
+const LONG: Duration = Duration::from_secs(60);
+
+/// For what is expected not to happen.
+const SHORT: Duration = Duration::from_millis(30);
+
+fn runtime() -> Arc<dyn Runtime> {
+    Arc::new(TokioRuntime::current().unwrap())
+}
+
+fn keys<const N: usize>(names: [&str; N]) -> Vec<String> {
+    names.map(str::to_owned).to_vec()
+}
+
+async fn value(store: &dyn Store, key: &str) -> Option<Vec<u8>> {
+    store.get(&keys([key])).await.unwrap().remove(0)
+}
+
+/// Ends when `is_so`. There is no event to wait for.
+async fn until(mut is_so: impl FnMut() -> bool) {
+    let runtime = runtime();
+    let begun = runtime.now();
+    while !is_so() {
+        assert!(runtime.now() - begun < LONG, "it never was so");
+        runtime.sleep(Duration::from_millis(1)).await;
+    }
+}
