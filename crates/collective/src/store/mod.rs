@@ -6,10 +6,12 @@
 //! | store | reaches | keeps its keys |
 //! | --- | --- | --- |
 //! | [`TcpStore`] | every process that can connect to the rank that serves | until that rank ends |
+//! | [`FileStore`] | every process that sees the folder | until the folder is removed |
 //! | [`MemoryStore`] | the tasks of one process | as long as a clone lives |
 //! | [`PrefixStore`] | what the store below it reaches | as the store below it |
 
 mod board;
+mod file;
 mod memory;
 mod prefix;
 mod rules;
@@ -20,6 +22,7 @@ use std::{fmt, time::Duration};
 use tensorwire_verbs_reactor::BoxFuture;
 
 pub use self::{
+    file::FileStore,
     memory::MemoryStore,
     prefix::PrefixStore,
     tcp::{TcpLimits, TcpStore},

@@ -4,7 +4,7 @@ use std::{any::Any, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::join_all};
 use tensorwire_collective::store::{
-    KEY_BYTES_MAX, MemoryStore, PrefixStore, Store, StoreError, TcpStore, VALUE_BYTES_MAX,
+    FileStore, KEY_BYTES_MAX, MemoryStore, PrefixStore, Store, StoreError, TcpStore, VALUE_BYTES_MAX,
 };
 
 use super::{LONG, SHORT, keys, runtime, value};
@@ -43,6 +43,12 @@ async fn tcp_server() -> Subject {
     Subject::new(server, client, 0, ())
 }
 
+async fn files() -> Subject {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || FileStore::open(folder.path(), LONG, runtime()).unwrap();
+    Subject::new(open(), open(), 0, folder)
+}
+
 async fn prefix_of_memory() -> Subject {
     let store: Arc<dyn Store> = Arc::new(MemoryStore::new(runtime()));
     let prefixed = PrefixStore::new(store, "group");
@@ -69,7 +75,7 @@ macro_rules! over {
 }
 
 over! {
-    [memory tcp_clients tcp_server prefix_of_memory prefix_of_prefix_of_tcp]
+    [memory tcp_clients tcp_server files prefix_of_memory prefix_of_prefix_of_tcp]
     [
         a_value_is_set_and_replaced_and_read_everywhere
         several_keys_are_read_together

@@ -1,6 +1,7 @@
 //! Stores: what all of them do, and what is each one's own.
 
 mod contract;
+mod file;
 mod prefix;
 mod tcp;
 

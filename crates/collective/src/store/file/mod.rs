@@ -1,0 +1,209 @@
+//! The store in a folder.
+
+mod folder;
+mod lock;
+mod name;
+mod record;
+
+use std::{
+    path::Path,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use futures::{FutureExt, channel::oneshot};
+use tensorwire_verbs_reactor::{BoxFuture, Runtime};
+
+use self::folder::{Change, Changed, Folder};
+use super::{
+    Store, StoreError,
+    rules::{check_compare, check_key, check_keys, check_value},
+};
+
+/// The pause after which a wait, or a write whose lock is taken, looks again. It doubles up to the most.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(50);
+
+/// A folder that all ranks see, with a file for each key. Clones share it. The folder may be on NFS.
+///
+/// Values are written to a temporary file, which then gets the key's name: no reader sees a part. Each write holds the key's lock
+/// for a moment, which is a file as well, so that writes of several processes come one after the other. A process that ends
+/// in between leaves the lock: later writes of that key fail, with an error that names the lock's file, its owner and its
+/// age. It is removed by hand, or with the folder.
+///
+/// Waits look for their keys with pauses of up to 50 ms. On NFS a value may be seen later than that, by as long as the
+/// client caches; `lookupcache=none` avoids it.
+///
+/// The folder keeps its keys: give each job, and each attempt of it, a folder of its own.
+///
+/// All calls to the file system are made by one thread of the store, so that a slow file server does not stop the runtime.
+/// It ends with the last clone.
+#[derive(Debug, Clone)]
+pub struct FileStore {
+    folder: Arc<Folder>,
+    limit: Duration,
+    runtime: Arc<dyn Runtime>,
+    calls: mpsc::Sender<Call>,
+}
+
+/// What the store's thread is to do.
+type Call = Box<dyn FnOnce(&Folder) + Send>;
+
+impl FileStore {
+    /// Opens the folder at `path`, and makes it if there is none. A write waits for at most `limit` for others of its key.
+    ///
+    /// # Errors
+    /// [`StoreError::Unreachable`].
+    pub fn open(path: &Path, limit: Duration, runtime: Arc<dyn Runtime>) -> Result<Self, StoreError> {
+        let failed = |error: std::io::Error| StoreError::Unreachable {
+            store: format!("the store in {}", path.display()),
+            detail: format!("it cannot be opened: {error}; give a folder that all ranks may write"),
+        };
+        let folder = Arc::new(Folder::open(path, runtime.random()).map_err(failed)?);
+        let (calls, received) = mpsc::channel::<Call>();
+        let own = Arc::clone(&folder);
+        let thread = std::thread::Builder::new().name("tensorwire file store".to_owned());
+        thread.spawn(move || received.iter().for_each(|call| call(&own))).map_err(failed)?;
+        Ok(Self { folder, limit, runtime, calls })
+    }
+
+    /// Runs `call` on the store's thread. A call whose future is dropped is made all the same.
+    async fn on_thread<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Folder) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let (done, result) = oneshot::channel();
+        // The thread ends after the sender. If it does not take the call, the result says so.
+        let _ = self.calls.send(Box::new(move |folder| drop(done.send(call(folder)))));
+        let ended = |_| StoreError::Unreachable {
+            store: self.folder.store(),
+            detail: "its thread ended: open the store again".to_owned(),
+        };
+        result.await.unwrap_or_else(|canceled| Err(ended(canceled)))
+    }
+
+    async fn change(&self, key: &str, change: Change) -> Result<Changed, StoreError> {
+        let change = Arc::new(change);
+        let (begun, mut pause) = (self.runtime.now(), PAUSE_MIN);
+        loop {
+            let (own_key, change) = (key.to_owned(), Arc::clone(&change));
+            if let Some(changed) = self.on_thread(move |folder| folder.try_change(&own_key, &change)).await? {
+                return Ok(changed);
+            }
+            if self.runtime.now().saturating_sub(begun) >= self.limit {
+                let (own_key, limit) = (key.to_owned(), self.limit);
+                return Err(self.on_thread(move |folder| Ok(folder.lock_stays(&own_key, limit))).await?);
+            }
+            self.pause(&mut pause).await;
+        }
+    }
+
+    /// Those that wait for the same look at different moments.
+    async fn pause(&self, pause: &mut Duration) {
+        let part = (self.runtime.random() % 1024) as u32;
+        self.runtime.sleep(*pause / 2 + *pause / 2 * part / 1024).await;
+        *pause = (*pause * 2).min(PAUSE_MAX);
+    }
+
+    async fn read(&self, keys: Vec<String>) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        self.on_thread(move |folder| folder.read_all(&keys)).await
+    }
+
+    async fn wait_for(&self, keys: &[String], limit: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
+        check_keys(keys)?;
+        let (begun, mut pause) = (self.runtime.now(), PAUSE_MIN);
+        let mut found: Vec<Option<Vec<u8>>> = vec![None; keys.len()];
+        loop {
+            let is_last = self.runtime.now().saturating_sub(begun) >= limit;
+            let missing: Vec<usize> = (0..keys.len()).filter(|&at| found[at].is_none()).collect();
+            let values = self.read(missing.iter().map(|&at| keys[at].clone()).collect()).await?;
+            for (at, value) in missing.iter().zip(values) {
+                found[*at] = value;
+            }
+            if found.iter().all(Option::is_some) {
+                return Ok(found.into_iter().flatten().collect());
+            }
+            if is_last {
+                let missing = keys.iter().zip(&found).filter(|(_, value)| value.is_none());
+                let missing = missing.map(|(key, _)| key.clone()).collect();
+                return Err(StoreError::TimedOut { store: self.folder.store(), limit, missing });
+            }
+            let left = limit.saturating_sub(self.runtime.now().saturating_sub(begun));
+            pause = pause.min(left.max(PAUSE_MIN));
+            self.pause(&mut pause).await;
+        }
+    }
+
+    fn unexpected(&self) -> StoreError {
+        StoreError::Unreachable {
+            store: self.folder.store(),
+            detail: "a write did something else".to_owned(),
+        }
+    }
+}
+
+impl Store for FileStore {
+    fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>> {
+        async move {
+            check_key(key)?;
+            check_value(value)?;
+            self.change(key, Change::Set(value.to_vec())).await.map(drop)
+        }
+        .boxed()
+    }
+
+    fn get<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<Vec<Option<Vec<u8>>>, StoreError>> {
+        async move {
+            check_keys(keys)?;
+            self.read(keys.to_vec()).await
+        }
+        .boxed()
+    }
+
+    fn wait<'a>(
+        &'a self,
+        keys: &'a [String],
+        limit: Duration,
+    ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, StoreError>> {
+        self.wait_for(keys, limit).boxed()
+    }
+
+    fn add<'a>(&'a self, key: &'a str, delta: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
+        async move {
+            check_key(key)?;
+            match self.change(key, Change::Add(delta)).await? {
+                Changed::Sum(sum) => Ok(sum),
+                _ => Err(self.unexpected()),
+            }
+        }
+        .boxed()
+    }
+
+    fn compare_set<'a>(
+        &'a self,
+        key: &'a str,
+        expected: Option<&'a [u8]>,
+        value: &'a [u8],
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
+        async move {
+            check_compare(key, expected, value)?;
+            let expected = expected.map(<[u8]>::to_vec);
+            match self.change(key, Change::CompareSet { expected, value: value.to_vec() }).await? {
+                Changed::Value(value) => Ok(value),
+                _ => Err(self.unexpected()),
+            }
+        }
+        .boxed()
+    }
+
+    fn delete<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
+        async move {
+            check_key(key)?;
+            match self.change(key, Change::Delete).await? {
+                Changed::Deleted(had_one) => Ok(had_one),
+                _ => Err(self.unexpected()),
+            }
+        }
+        .boxed()
+    }
+}
