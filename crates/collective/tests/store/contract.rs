@@ -326,6 +326,13 @@ async fn many_keys_and_large_values_come_in_order(subject: Subject) {
     let values = other.get(&large).await.unwrap();
     assert!((0..).zip(&values).all(|(at, value)| value.as_deref() == Some(&vec![at; VALUE_BYTES_MAX][..])));
 
+    // More than one request waits for.
+    let several: Vec<String> = (0..300).map(|at| format!("several/{at}")).collect();
+    for name in &several {
+        store.set(name, name.as_bytes()).await.unwrap();
+    }
+    assert!(several.iter().map(String::as_bytes).eq(other.wait(&several, LONG).await.unwrap()));
+
     // More than one request has room for.
     store.set("last", b"1").await.unwrap();
     let mut names: Vec<String> = (0..5000).map(|at| format!("none/{at}")).collect();

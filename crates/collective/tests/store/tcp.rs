@@ -177,6 +177,20 @@ async fn what_is_half_sent_is_given_up() {
 }
 
 #[tokio::test]
+async fn a_client_that_does_not_read_its_answers_is_closed() {
+    let limits = TcpLimits { request: SHORT, ..TcpLimits::default() };
+    let (store, address) = serve(limits).await;
+    store.set("k", &vec![0; 1 << 20]).await.unwrap();
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let get = [&16u32.to_le_bytes()[..], &[0; 8], &[2], &1u32.to_le_bytes(), &[1, 0], b"k"].concat();
+    stream.write_all(&client_hello().await).await.unwrap();
+    stream.read_exact(&mut [0; 24]).await.unwrap();
+    // The answers are more than sockets hold.
+    stream.write_all(&get.repeat(64)).await.unwrap();
+    until(|| store.connections() == Some(0)).await;
+}
+
+#[tokio::test]
 async fn a_client_that_ends_while_it_waits_is_forgotten() {
     let (store, address) = serve(TcpLimits::default()).await;
     let names = keys(["never"]);

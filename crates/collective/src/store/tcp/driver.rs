@@ -24,6 +24,7 @@ use super::{
     super::{StoreError, board::Counted},
     frames::{Ended, FrameReader},
     link::Link,
+    socket,
     wire::{Answer, HELLO_BYTES, Request, VERSION, Welcome, client_hello},
 };
 
@@ -122,25 +123,22 @@ impl Driver {
                 return Ok(None);
             }
         };
-        Ok(match connected {
-            Ok(Ok((halves, instance))) => {
+        let connected = connected.unwrap_or_else(|_| {
+            Err(Dial::Again(format!("no server of a store answered within {:?}", self.attempt)))
+        });
+        Ok(self.outcome(connected))
+    }
+
+    fn outcome(&mut self, connected: Result<(Halves, u64), Dial>) -> Option<Halves> {
+        match connected {
+            Ok((halves, instance)) => {
                 self.meet(instance);
-                Some(halves)
+                return Some(halves);
             }
-            Ok(Err(Dial::Again(why))) => {
-                self.link.set_trouble(Some(why));
-                None
-            }
-            Ok(Err(Dial::Hopeless(error))) => {
-                self.give_up(&error);
-                None
-            }
-            Err(_) => {
-                let why = format!("no server of a store answered within {attempt:?}");
-                self.link.set_trouble(Some(why));
-                None
-            }
-        })
+            Err(Dial::Again(why)) => self.link.set_trouble(Some(why)),
+            Err(Dial::Hopeless(error)) => self.give_up(&error),
+        }
+        None
     }
 
     async fn take_command(&mut self) -> Result<(), Dropped> {
@@ -249,7 +247,7 @@ impl From<io::Error> for Dial {
 
 async fn dial(link: &Link, runtime: &dyn Runtime, limit: Duration) -> Result<(Halves, u64), Dial> {
     let stream = TcpStream::connect(link.address()).await?;
-    stream.set_nodelay(true)?;
+    socket::prepare(&stream)?;
     let (reader, mut writer) = stream.into_split();
     writer.write_all(&client_hello()).await?;
     let mut reader = FrameReader::new(reader, limit);

@@ -5,6 +5,7 @@ mod driver;
 mod frames;
 mod link;
 mod server;
+mod socket;
 mod wire;
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
@@ -24,6 +25,10 @@ use super::{
     memory::MemoryStore,
     rules::{check_compare, check_key, check_keys, check_value},
 };
+
+/// The most keys that a client waits for in one request. The server holds those of all clients at one time, and each of thousands
+/// of ranks may wait for all of them.
+const WAIT_KEYS_MAX: usize = 256;
 
 /// What the server of a [`TcpStore`] takes. What goes beyond it is refused with an error that names the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,8 +61,8 @@ impl Default for TcpLimits {
 /// A map in the process of one rank, which serves it to the others by TCP. Clones share the connection, or the server.
 ///
 /// The server holds its keys in memory. It ends with the last clone of the store that serves, and its keys are gone then. Clients
-/// whose connection breaks connect again, within the limit of each operation. They find an empty store if the server was
-/// started again, and log that as a warning.
+/// connect again, within the limit of each operation, when their connection breaks, or when the server's machine has confirmed
+/// nothing for half a minute. They find an empty store if the server was started again, and log that as a warning.
 ///
 /// # Which writes are repeated
 /// If a connection breaks before the answer, [`set`](Store::set), [`get`](Store::get) and [`wait`](Store::wait) are asked again. A
@@ -66,8 +71,8 @@ impl Default for TcpLimits {
 /// end with [`StoreError::Unreachable`].
 ///
 /// # Many keys
-/// Up to 4,096 keys are read in one request, and answered in one if their values have at most 4 MiB. More take several requests:
-/// their values are not of one moment then.
+/// Up to 4,096 keys are read in one request, and 256 waited for, if their values have at most 4 MiB. More take several requests,
+/// one after the other: their values are not of one moment then.
 ///
 /// # Trust
 /// The store authenticates nobody and encrypts nothing: whoever can connect can read and write all keys. Let only the job's
@@ -176,7 +181,7 @@ impl Client {
         check_keys(keys)?;
         let mut found = Vec::with_capacity(keys.len());
         while found.len() < keys.len() {
-            let part = part(&keys[found.len()..]);
+            let part = part(&keys[found.len()..], KEYS_MAX);
             match self.ask(Request::Get { keys: part.to_vec() }).await? {
                 Answer::Values(values) if (1..=part.len()).contains(&values.len()) => {
                     found.extend(values.into_iter().map(|value| value.map(|value| value.to_vec())));
@@ -192,7 +197,7 @@ impl Client {
         let until = self.now().saturating_add(limit);
         let (mut found, mut missing, mut done) = (Vec::with_capacity(keys.len()), Vec::new(), 0);
         while done < keys.len() {
-            let part = part(&keys[done..]);
+            let part = part(&keys[done..], WAIT_KEYS_MAX);
             match self.ask_wait(part, until).await? {
                 Answer::Values(values) if (1..=part.len()).contains(&values.len()) => {
                     done += values.len();
@@ -242,14 +247,14 @@ impl Client {
     }
 }
 
-/// The first of `keys` that fit into one request. One always does.
-fn part(keys: &[String]) -> &[String] {
+/// The first of `keys` that fit into one request, at most `max`. One always does.
+fn part(keys: &[String], max: usize) -> &[String] {
     let mut bytes = 0;
     let fits = |key: &&String| {
         bytes += key.len();
         bytes <= KEYS_BYTES_MAX
     };
-    &keys[..keys.iter().take(KEYS_MAX).take_while(fits).count()]
+    &keys[..keys.iter().take(max).take_while(fits).count()]
 }
 
 impl Store for TcpStore {

@@ -30,6 +30,7 @@ use super::{
     super::board::{Board, Counted, Refused},
     TcpLimits,
     frames::{Ended, FrameReader},
+    socket,
     wire::{Answer, Request, VERSION, Welcome, client_version},
 };
 
@@ -170,8 +171,7 @@ impl Hall {
         stream: TcpStream,
         full: Option<u32>,
     ) -> Result<(FrameReader<OwnedReadHalf>, OwnedWriteHalf), Ended> {
-        // Requests are small, and each is waited for.
-        stream.set_nodelay(true)?;
+        socket::prepare(&stream)?;
         let (reader, mut writer) = stream.into_split();
         let mut reader = FrameReader::new(reader, self.limits.request);
         let version = client_version(&reader.hello(&*self.runtime).await?)?;
