@@ -1,1 +1,180 @@
 //! How elements of several ranks are combined.
+
+mod numbers;
+
+use std::{fmt, sync::Arc};
+
+use tensorwire_protocol::DataType;
+
+use self::numbers::{Operation, divide, fold, fold_halves, is_half};
+
+/// Bytes of a block that is combined at a time, so that it stays in the first cache while all inputs pass.
+const BLOCK_BYTES: usize = 4096;
+
+/// How elements are combined.
+///
+/// | reduction | integers | floats | complex | bool |
+/// | --- | --- | --- | --- | --- |
+/// | `Sum`, `Product` | wrap around | yes | yes | or, and |
+/// | `Min`, `Max` | yes | NaN if one is NaN | refused | and, or |
+/// | `Mean` | refused | yes | yes | refused |
+///
+/// 16-bit floats are combined as 32-bit ones: where several values are combined at once, the result is rounded once. 8-bit floats and
+/// strings are refused.
+#[derive(Debug, Clone, Default)]
+#[non_exhaustive]
+pub enum Reduction {
+    /// The sum.
+    #[default]
+    Sum,
+    /// The product.
+    Product,
+    /// The least.
+    Min,
+    /// The greatest.
+    Max,
+    /// The sum, divided by the number of ranks.
+    Mean,
+    /// A function of the user's.
+    User(Arc<dyn Combine>),
+}
+
+/// A function that combines elements. It must be associative and commutative, because the order depends on the algorithm.
+pub trait Combine: Send + Sync + fmt::Debug {
+    /// Combines each element of `into` with that of `from`. Both have the same number of elements of type `dtype`, in the machine's
+    /// byte order, and perhaps unaligned.
+    ///
+    /// # Errors
+    /// Why the elements cannot be combined. This ends the group.
+    fn combine(&self, dtype: DataType, into: &mut [u8], from: &[u8]) -> Result<(), String>;
+}
+
+/// Why elements cannot be combined.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReductionError {
+    /// There is no such reduction of the type.
+    #[error("{reduction} of {dtype}: {remedy}")]
+    Unsupported {
+        /// The reduction's name.
+        reduction: &'static str,
+        /// The element type.
+        dtype: DataType,
+        /// What to do instead.
+        remedy: &'static str,
+    },
+    /// The user's function failed.
+    #[error("the function that combines elements failed: {why}")]
+    User {
+        /// Its error.
+        why: String,
+    },
+}
+
+const NAMES: [&str; 6] = ["sum", "product", "min", "max", "mean", "a function"];
+
+/// The name of the reduction with this number.
+pub(crate) fn name_of_number(number: u8) -> Option<&'static str> {
+    NAMES.get(usize::from(number).checked_sub(1)?).copied()
+}
+
+impl Reduction {
+    /// Its number in a [`Call`](crate::Call).
+    pub(crate) fn number(&self) -> u8 {
+        match self {
+            Self::Sum => 1,
+            Self::Product => 2,
+            Self::Min => 3,
+            Self::Max => 4,
+            Self::Mean => 5,
+            Self::User(_) => 6,
+        }
+    }
+
+    fn operation(&self) -> Result<Operation, &Arc<dyn Combine>> {
+        Ok(match self {
+            Self::Sum | Self::Mean => Operation::Sum,
+            Self::Product => Operation::Product,
+            Self::Min => Operation::Min,
+            Self::Max => Operation::Max,
+            Self::User(function) => return Err(function),
+        })
+    }
+
+    /// Whether elements of `dtype` can be combined so.
+    ///
+    /// # Errors
+    /// [`ReductionError::Unsupported`].
+    pub fn check(&self, dtype: DataType) -> Result<(), ReductionError> {
+        let is_complex = matches!(dtype, DataType::C64 | DataType::C128);
+        let is_float =
+            is_complex || matches!(dtype, DataType::F16 | DataType::Bf16 | DataType::F32 | DataType::F64);
+        let remedy = match (self, dtype) {
+            (_, DataType::String) => "strings are no numbers: gather them",
+            (Self::User(_), _) => return Ok(()),
+            (_, DataType::F8E5M2 | DataType::F8E4M3) => "convert them to a wider type first",
+            (Self::Min | Self::Max, _) if is_complex => "complex numbers have no order",
+            (Self::Mean, _) if !is_float => "take the sum, and divide it as you need",
+            _ => return Ok(()),
+        };
+        let reduction = name_of_number(self.number()).unwrap_or_default();
+        Err(ReductionError::Unsupported { reduction, dtype, remedy })
+    }
+
+    /// Combines each element of `into` with that of `from`, of which there are as many.
+    ///
+    /// # Errors
+    /// [`ReductionError`].
+    pub fn fold(&self, dtype: DataType, into: &mut [u8], from: &[u8]) -> Result<(), ReductionError> {
+        self.check(dtype)?;
+        match self.operation() {
+            Ok(operation) => fold(operation, dtype, into, from),
+            Err(function) => {
+                function.combine(dtype, into, from).map_err(|why| ReductionError::User { why })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores the combination of all `inputs`, in their order, in `into`. Each has as many elements as `into`. For a mean this is
+    /// finished.
+    ///
+    /// # Errors
+    /// [`ReductionError`].
+    pub fn fold_all(&self, dtype: DataType, into: &mut [u8], inputs: &[&[u8]]) -> Result<(), ReductionError> {
+        self.check(dtype)?;
+        for (number, block) in into.chunks_mut(BLOCK_BYTES).enumerate() {
+            let at = number * BLOCK_BYTES..number * BLOCK_BYTES + block.len();
+            let parts = inputs.iter().map(|input| input.get(at.clone()).unwrap_or_default());
+            match self.operation() {
+                Ok(operation) if is_half(dtype) => {
+                    let divisor = matches!(self, Self::Mean).then_some(inputs.len());
+                    fold_halves(operation, dtype, block, parts, divisor);
+                }
+                _ => self.fold_block(dtype, block, parts, inputs.len())?,
+            }
+        }
+        Ok(())
+    }
+
+    fn fold_block<'a>(
+        &self,
+        dtype: DataType,
+        block: &mut [u8],
+        mut parts: impl Iterator<Item = &'a [u8]>,
+        inputs: usize,
+    ) -> Result<(), ReductionError> {
+        let first = parts.next().unwrap_or_default();
+        block.iter_mut().zip(first).for_each(|(place, byte)| *place = *byte);
+        parts.try_for_each(|part| self.fold(dtype, block, part))?;
+        self.finish(dtype, block, inputs);
+        Ok(())
+    }
+
+    /// Divides the sum of `ranks` values, if this is a mean.
+    pub fn finish(&self, dtype: DataType, into: &mut [u8], ranks: usize) {
+        if matches!(self, Self::Mean) {
+            divide(dtype, into, ranks);
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! The arithmetic of each element type. Loops over elements are plain, so that they become vector instructions.
+
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::Element;
+
+use super::BLOCK_BYTES;
+
+/// A combination of two numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Operation {
+    Sum,
+    Product,
+    Min,
+    Max,
+}
+
+/// Numbers that can be combined.
+trait Number: Element {
+    fn sum(self, other: Self) -> Self;
+    fn product(self, other: Self) -> Self;
+    fn least(self, other: Self) -> Self;
+    fn greatest(self, other: Self) -> Self;
+}
+
+macro_rules! integers {
+    ($($integer:ty)*) => {
+        $(impl Number for $integer {
+            fn sum(self, other: Self) -> Self {
+                self.wrapping_add(other)
+            }
+
+            fn product(self, other: Self) -> Self {
+                self.wrapping_mul(other)
+            }
+
+            fn least(self, other: Self) -> Self {
+                self.min(other)
+            }
+
+            fn greatest(self, other: Self) -> Self {
+                self.max(other)
+            }
+        })*
+    };
+}
+
+integers! { i8 i16 i32 i64 u8 u16 u32 u64 }
+
+macro_rules! floats {
+    ($($float:ty)*) => {
+        $(impl Number for $float {
+            fn sum(self, other: Self) -> Self {
+                self + other
+            }
+
+            fn product(self, other: Self) -> Self {
+                self * other
+            }
+
+            // NaN if one is NaN: the methods `min` and `max` would hide it.
+            fn least(self, other: Self) -> Self {
+                if self < other || self.is_nan() { self } else { other }
+            }
+
+            fn greatest(self, other: Self) -> Self {
+                if self > other || self.is_nan() { self } else { other }
+            }
+        })*
+    };
+}
+
+floats! { f32 f64 }
+
+macro_rules! complex {
+    ($($part:ty)*) => {
+        $(impl Number for [$part; 2] {
+            fn sum(self, other: Self) -> Self {
+                [self[0] + other[0], self[1] + other[1]]
+            }
+
+            fn product(self, other: Self) -> Self {
+                let ([a, b], [c, d]) = (self, other);
+                [a * c - b * d, a * d + b * c]
+            }
+
+            // Complex numbers have no order: `Reduction::check` refuses these.
+            fn least(self, _: Self) -> Self {
+                self
+            }
+
+            fn greatest(self, _: Self) -> Self {
+                self
+            }
+        })*
+    };
+}
+
+complex! { f32 f64 }
+
+impl Number for bool {
+    fn sum(self, other: Self) -> Self {
+        self | other
+    }
+
+    fn product(self, other: Self) -> Self {
+        self & other
+    }
+
+    fn least(self, other: Self) -> Self {
+        self & other
+    }
+
+    fn greatest(self, other: Self) -> Self {
+        self | other
+    }
+}
+
+/// Combines each element of `into` with that of `from`. Types that are no numbers are left alone.
+pub(super) fn fold(operation: Operation, dtype: DataType, into: &mut [u8], from: &[u8]) {
+    match dtype {
+        DataType::F32 => fold_as::<f32>(operation, into, from),
+        DataType::F64 => fold_as::<f64>(operation, into, from),
+        DataType::I8 => fold_as::<i8>(operation, into, from),
+        DataType::I16 => fold_as::<i16>(operation, into, from),
+        DataType::I32 => fold_as::<i32>(operation, into, from),
+        DataType::I64 => fold_as::<i64>(operation, into, from),
+        DataType::U8 => fold_as::<u8>(operation, into, from),
+        DataType::U16 => fold_as::<u16>(operation, into, from),
+        DataType::U32 => fold_as::<u32>(operation, into, from),
+        DataType::U64 => fold_as::<u64>(operation, into, from),
+        DataType::Bool => fold_as::<bool>(operation, into, from),
+        DataType::C64 => fold_as::<[f32; 2]>(operation, into, from),
+        DataType::C128 => fold_as::<[f64; 2]>(operation, into, from),
+        DataType::F16 => fold_halves_as::<half::f16>(operation, into, from),
+        DataType::Bf16 => fold_halves_as::<half::bf16>(operation, into, from),
+        _ => {}
+    }
+}
+
+fn fold_as<T: Number>(operation: Operation, into: &mut [u8], from: &[u8]) {
+    match operation {
+        Operation::Sum => each(into, from, T::sum),
+        Operation::Product => each(into, from, T::product),
+        Operation::Min => each(into, from, T::least),
+        Operation::Max => each(into, from, T::greatest),
+    }
+}
+
+fn each<T: Element>(into: &mut [u8], from: &[u8], combine: impl Fn(T, T) -> T) {
+    let width = size_of::<T>();
+    for (place, other) in into.chunks_exact_mut(width).zip(from.chunks_exact(width)) {
+        combine(T::decode(place), T::decode(other)).encode(place);
+    }
+}
+
+/// 16-bit floats.
+trait Half: Element {
+    fn wide(self) -> f32;
+    fn rounded(wide: f32) -> Self;
+}
+
+macro_rules! halves {
+    ($($half:ty)*) => {
+        $(impl Half for $half {
+            fn wide(self) -> f32 {
+                self.to_f32()
+            }
+
+            fn rounded(wide: f32) -> Self {
+                <$half>::from_f32(wide)
+            }
+        })*
+    };
+}
+
+halves! { half::f16 half::bf16 }
+
+pub(super) fn is_half(dtype: DataType) -> bool {
+    matches!(dtype, DataType::F16 | DataType::Bf16)
+}
+
+fn fold_halves_as<T: Half>(operation: Operation, into: &mut [u8], from: &[u8]) {
+    match operation {
+        Operation::Sum => each_wide::<T>(into, from, f32::sum),
+        Operation::Product => each_wide::<T>(into, from, f32::product),
+        Operation::Min => each_wide::<T>(into, from, f32::least),
+        Operation::Max => each_wide::<T>(into, from, f32::greatest),
+    }
+}
+
+fn each_wide<T: Half>(into: &mut [u8], from: &[u8], combine: impl Fn(f32, f32) -> f32) {
+    each::<T>(into, from, |own, other| T::rounded(combine(own.wide(), other.wide())));
+}
+
+/// Stores the combination of a block's `parts` in `block`, divided by `divisor` if there is one. Rounds once.
+pub(super) fn fold_halves<'a>(
+    operation: Operation,
+    dtype: DataType,
+    block: &mut [u8],
+    parts: impl Iterator<Item = &'a [u8]>,
+    divisor: Option<usize>,
+) {
+    match dtype {
+        DataType::F16 => fold_block_of::<half::f16>(operation, block, parts, divisor),
+        DataType::Bf16 => fold_block_of::<half::bf16>(operation, block, parts, divisor),
+        _ => {}
+    }
+}
+
+fn fold_block_of<'a, T: Half>(
+    operation: Operation,
+    block: &mut [u8],
+    parts: impl Iterator<Item = &'a [u8]>,
+    divisor: Option<usize>,
+) {
+    match operation {
+        Operation::Sum => fold_wide::<T>(block, parts, divisor, f32::sum),
+        Operation::Product => fold_wide::<T>(block, parts, divisor, f32::product),
+        Operation::Min => fold_wide::<T>(block, parts, divisor, f32::least),
+        Operation::Max => fold_wide::<T>(block, parts, divisor, f32::greatest),
+    }
+}
+
+fn fold_wide<'a, T: Half>(
+    block: &mut [u8],
+    mut parts: impl Iterator<Item = &'a [u8]>,
+    divisor: Option<usize>,
+    combine: impl Fn(f32, f32) -> f32,
+) {
+    let mut combined = [0f32; BLOCK_BYTES / 2];
+    let elements = |part: &'a [u8]| part.chunks_exact(2).map(|element| T::decode(element).wide());
+    for (place, first) in combined.iter_mut().zip(elements(parts.next().unwrap_or_default())) {
+        *place = first;
+    }
+    for part in parts {
+        for (place, other) in combined.iter_mut().zip(elements(part)) {
+            *place = combine(*place, other);
+        }
+    }
+    let divisor = divisor.map_or(1.0, |divisor| divisor as f32);
+    for (place, wide) in block.chunks_exact_mut(2).zip(combined) {
+        T::rounded(wide / divisor).encode(place);
+    }
+}
+
+/// Divides floats and complex numbers. Other types are left alone.
+pub(super) fn divide(dtype: DataType, into: &mut [u8], divisor: usize) {
+    match dtype {
+        DataType::F32 | DataType::C64 => divide_each(into, |number: f32| number / divisor as f32),
+        DataType::F64 | DataType::C128 => divide_each(into, |number: f64| number / divisor as f64),
+        DataType::F16 => divide_each(into, |number: half::f16| Half::rounded(number.wide() / divisor as f32)),
+        DataType::Bf16 => {
+            divide_each(into, |number: half::bf16| Half::rounded(number.wide() / divisor as f32));
+        }
+        _ => {}
+    }
+}
+
+fn divide_each<T: Element>(into: &mut [u8], divide: impl Fn(T) -> T) {
+    for place in into.chunks_exact_mut(size_of::<T>()) {
+        divide(T::decode(place)).encode(place);
+    }
+}
