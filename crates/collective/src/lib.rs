@@ -1,7 +1,7 @@
 //! Groups of workers and their collectives.
 //!
-//! A group is a number of workers, its ranks, that call the same collectives in the same order. Ranks find each other through a
-//! [`Store`](store::Store); after that the store carries nothing until the membership changes.
+//! A [`Group`] is a number of workers, its ranks, that call the same collectives in the same order. Ranks find each other through a
+//! [`Store`](store::Store); after that the store carries nothing until the group shrinks.
 //!
 //! | module | what it decides |
 //! | --- | --- |
@@ -12,7 +12,18 @@
 
 #![forbid(unsafe_code)]
 
+mod call;
+mod collectives;
+mod error;
+mod group;
 pub mod launch;
 pub mod reduction;
 pub mod schedule;
 pub mod store;
+
+pub use call::{Call, CallKind};
+pub use collectives::{Collective, Reducing};
+pub use error::GroupError;
+pub use group::{CALLS_UNDER_WAY, Group, GroupBuilder};
+pub use reduction::Reduction;
+pub use schedule::Algorithm;

@@ -43,6 +43,8 @@
 
 /// Element types that Rust has not got: 16-bit floats.
 pub use half::{bf16, f16};
+/// Groups of workers and their collectives.
+pub use tensorwire_collective as collective;
 pub use tensorwire_memory::{
     Buf, BufMut, HugePages, Joined, Lease, Limit, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy,
 };
@@ -80,6 +82,8 @@ mod book {
     mod concepts {}
     #[doc = include_str!("../../../docs/src/checksums.md")]
     mod checksums {}
+    #[doc = include_str!("../../../docs/src/groups.md")]
+    mod groups {}
     #[doc = include_str!("../../../docs/src/errors.md")]
     mod errors {}
     #[cfg(feature = "tls")]

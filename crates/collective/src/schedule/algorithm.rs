@@ -41,7 +41,6 @@ impl Algorithm {
     pub const ALL: [Self; 5] = [Self::Exchange, Self::Views, Self::Ring, Self::HalvingDoubling, Self::Bcube];
 
     /// The one whose number this is, as `self as u8` gives it. Ranks compare these numbers.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for groups, which compare the choices of their ranks"))]
     pub(crate) fn of_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|algorithm| *algorithm as u8 == number)
     }

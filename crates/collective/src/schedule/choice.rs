@@ -1,4 +1,4 @@
-use super::{Algorithm, Plan, bcube, halving_doubling, ring};
+use super::{Algorithm, Plan, bcube, halving_doubling, ring, tree};
 
 /// A value of this many bytes travels in one message beside its header. Above, each of the `size-1` copies that
 /// [`Algorithm::Exchange`] sends costs more than the steps that it saves.
@@ -34,7 +34,6 @@ pub fn choose(size: usize, bytes: usize) -> Algorithm {
 
 /// What `rank` does in an all-reduce of `count` elements of `width` bytes. `None` for [`Algorithm::Exchange`] and
 /// [`Algorithm::Views`], for which the group needs no plan.
-#[cfg_attr(not(test), expect(dead_code, reason = "for groups, which run plans"))]
 pub(crate) fn plan(
     algorithm: Algorithm,
     rank: usize,
@@ -47,6 +46,16 @@ pub(crate) fn plan(
         Algorithm::Ring => Some(ring::all_reduce(rank, size, count, SEGMENT_BYTES / width.max(1))),
         Algorithm::HalvingDoubling => Some(halving_doubling::all_reduce(rank, size, count)),
         Algorithm::Bcube => Some(bcube::all_reduce(rank, size, count, BCUBE_BASE)),
+    }
+}
+
+/// What `rank` does in a reduction of `count` elements of `width` bytes to `root`.
+pub(crate) fn reduce_plan(rank: usize, size: usize, count: usize, width: usize, root: usize) -> Plan {
+    // As for an all-reduce, steps weigh more for short values, and bytes for long ones.
+    if count * width <= HALVING_DOUBLING_BYTES_MAX {
+        tree::reduce(rank, size, count, root)
+    } else {
+        tree::reduce_long(rank, size, count, root, SEGMENT_BYTES / width.max(1))
     }
 }
 

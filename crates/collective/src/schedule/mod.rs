@@ -17,6 +17,7 @@ pub mod tree;
 
 pub use algorithm::Algorithm;
 pub use choice::choose;
+pub(crate) use choice::{plan, reduce_plan};
 
 use std::ops::Range;
 

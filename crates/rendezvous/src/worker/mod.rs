@@ -28,7 +28,7 @@ use std::{
 
 use tensorwire_memory::{Pool, PoolStats, UserMemory};
 use tensorwire_protocol::{Counters, DeviceName, Key, Sharing, text::check_name};
-use tensorwire_verbs_reactor::{FabricKind, QueuePairStats};
+use tensorwire_verbs_reactor::{FabricKind, QueuePairStats, Runtime};
 use tokio::sync::watch;
 
 use self::metrics::{Timed, Times};
@@ -161,6 +161,17 @@ impl Worker {
     /// A random number that changes with each start of the worker.
     pub fn incarnation(&self) -> u64 {
         self.node.incarnation
+    }
+
+    /// The runtime that this worker runs on: its tasks, its time and its random numbers.
+    pub fn runtime(&self) -> &Arc<dyn Runtime> {
+        &self.node.runtime
+    }
+
+    /// The fabrics that this worker offers, in its order of preference, each with its
+    /// [reach](tensorwire_verbs_reactor::Fabric::reach). Two workers can use a fabric that both offer with the same reach.
+    pub fn offered_fabrics(&self) -> Vec<(FabricKind, Vec<u8>)> {
+        self.node.fabrics.iter().map(|fabric| (fabric.kind, fabric.reach.clone())).collect()
     }
 
     /// The pool for values to publish and send. A value in another pool is copied into this one each time it is sent to

@@ -1,0 +1,186 @@
+//! What a rank calls, and how the ranks find out that they call the same.
+
+use std::fmt;
+
+use tensorwire_protocol::DataType;
+
+/// Bytes of a [`Call`] in a message.
+pub(crate) const HEADER_BYTES: usize = 32;
+
+/// The first bytes of each header. They change with the format.
+const MAGIC: u32 = 0x5457_4701;
+
+/// For [`Call::root`]: there is none.
+const NO_ROOT: u32 = u32::MAX;
+
+/// A collective.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum CallKind {
+    /// Joining the group.
+    Join = 1,
+    /// [`Group::barrier`](crate::Group::barrier).
+    Barrier = 2,
+    /// [`Group::broadcast`](crate::Group::broadcast).
+    Broadcast = 3,
+    /// [`Group::all_reduce`](crate::Group::all_reduce).
+    AllReduce = 4,
+    /// [`Group::reduce`](crate::Group::reduce).
+    Reduce = 5,
+    /// [`Group::reduce_scatter`](crate::Group::reduce_scatter).
+    ReduceScatter = 6,
+    /// [`Group::all_gather`](crate::Group::all_gather).
+    AllGather = 7,
+    /// [`Group::gather`](crate::Group::gather).
+    Gather = 8,
+    /// [`Group::scatter`](crate::Group::scatter).
+    Scatter = 9,
+    /// [`Group::all_to_all`](crate::Group::all_to_all).
+    AllToAll = 10,
+    /// [`Group::close`](crate::Group::close).
+    Close = 11,
+}
+
+impl CallKind {
+    const ALL: [(Self, &'static str); 11] = [
+        (Self::Join, "join"),
+        (Self::Barrier, "barrier"),
+        (Self::Broadcast, "broadcast"),
+        (Self::AllReduce, "all_reduce"),
+        (Self::Reduce, "reduce"),
+        (Self::ReduceScatter, "reduce_scatter"),
+        (Self::AllGather, "all_gather"),
+        (Self::Gather, "gather"),
+        (Self::Scatter, "scatter"),
+        (Self::AllToAll, "all_to_all"),
+        (Self::Close, "close"),
+    ];
+
+    fn of_number(number: u8) -> Option<Self> {
+        Self::ALL.iter().map(|(kind, _)| *kind).find(|kind| *kind as u8 == number)
+    }
+}
+
+impl fmt::Display for CallKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = Self::ALL.iter().find(|(kind, _)| kind == self).map_or("?", |(_, name)| name);
+        f.write_str(name)
+    }
+}
+
+/// A call of one rank: what must be the same on all ranks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Call {
+    /// Its number within the group, from 0.
+    pub number: u64,
+    /// Which collective.
+    pub kind: CallKind,
+    /// The element type; `None` where values bring their own.
+    pub dtype: Option<DataType>,
+    /// The number of elements; 0 where values bring their own.
+    pub elements: u64,
+    /// The number of the [`Reduction`](crate::Reduction); 0 if nothing is reduced.
+    pub reduction: u8,
+    /// The number of the [`Algorithm`](crate::Algorithm); 0 where there is no choice.
+    pub algorithm: u8,
+    /// The root's rank, where there is one.
+    pub root: Option<u32>,
+}
+
+impl Call {
+    /// A call without elements, reduction or root.
+    pub(crate) fn plain(number: u64, kind: CallKind) -> Self {
+        Self { number, kind, dtype: None, elements: 0, reduction: 0, algorithm: 0, root: None }
+    }
+
+    pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
+        let dtype = self.dtype.map_or(0, |dtype| dtype as u32);
+        let mut bytes = [0; HEADER_BYTES];
+        let fields = MAGIC
+            .to_le_bytes()
+            .into_iter()
+            .chain([self.kind as u8, self.reduction, self.algorithm, 0])
+            .chain(dtype.to_le_bytes())
+            .chain(self.root.unwrap_or(NO_ROOT).to_le_bytes())
+            .chain(self.number.to_le_bytes())
+            .chain(self.elements.to_le_bytes());
+        bytes.iter_mut().zip(fields).for_each(|(place, byte)| *place = byte);
+        bytes
+    }
+
+    /// The call that a header describes. `None` if it is not one of this version.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
+        let word =
+            |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u32::from_le_bytes(*word));
+        let long =
+            |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u64::from_le_bytes(*word));
+        let &[_, _, _, _, kind, reduction, algorithm, _, ..] = bytes;
+        if word(0)? != MAGIC {
+            return None;
+        }
+        let dtype = match word(8)? {
+            0 => None,
+            number => Some(DataType::from_number(number).ok()?),
+        };
+        let root = Some(word(12)?).filter(|root| *root != NO_ROOT);
+        let kind = CallKind::of_number(kind)?;
+        Some(Self { number: long(16)?, kind, dtype, elements: long(24)?, reduction, algorithm, root })
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} #{}", self.kind, self.number)?;
+        if let Some(dtype) = self.dtype {
+            write!(f, " of {} x {dtype}", self.elements)?;
+        }
+        if let Some(reduction) = crate::reduction::name_of_number(self.reduction) {
+            write!(f, ", {reduction}")?;
+        }
+        if let Some(algorithm) = crate::schedule::Algorithm::of_number(self.algorithm) {
+            write!(f, ", {algorithm}")?;
+        }
+        match self.root {
+            Some(root) => write!(f, ", root {root}"),
+            None => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_survives_its_encoding() {
+        for (kind, _) in CallKind::ALL {
+            for dtype in DataType::ALL.iter().copied().map(Some).chain([None]) {
+                let call = Call {
+                    number: u64::MAX,
+                    kind,
+                    dtype,
+                    elements: 7,
+                    reduction: 3,
+                    algorithm: 2,
+                    root: Some(0),
+                };
+                assert_eq!(Call::decode(&call.encode()), Some(call));
+                let call = Call { root: None, ..call };
+                assert_eq!(Call::decode(&call.encode()), Some(call));
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_no_header_is_refused() {
+        let bytes = Call::plain(1, CallKind::Barrier).encode();
+        assert_eq!(Call::decode(&bytes[..HEADER_BYTES - 1]), None);
+        for (at, wrong) in [(0, 0), (4, 0), (4, 200), (8, 255)] {
+            let mut bytes = bytes;
+            bytes[at] = wrong;
+            assert_eq!(Call::decode(&bytes), None, "byte {at} is {wrong}");
+        }
+    }
+}

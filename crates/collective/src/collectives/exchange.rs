@@ -1,0 +1,139 @@
+//! Collectives in which ranks exchange whole tensors: each goes straight from the rank that has it to the one that needs it. So
+//! every rank sends and receives the least bytes that there are, and on one host what arrives is a view.
+
+use futures::future::try_join_all;
+use tensorwire_rendezvous::Tensor;
+
+use crate::{
+    call::{Call, CallKind},
+    collectives::{broadcast::check_giver, collective::Collective},
+    error::GroupError,
+    group::{Group, calling::Calling},
+};
+
+impl Group {
+    /// The tensors of all ranks, in the order of the ranks. They may have different shapes and types. On one host, those of the
+    /// others are views of their memory.
+    ///
+    /// # Errors
+    /// Awaiting it returns a [`GroupError`].
+    ///
+    /// # Cancel safety
+    /// Dropping it ends the group.
+    pub fn all_gather(&self, tensor: Tensor) -> Collective<Vec<Tensor>> {
+        let calling = self.call(|number| Call::plain(number, CallKind::AllGather));
+        Collective::new(calling, move |calling| {
+            Box::pin(async move {
+                let own = calling.rank();
+                for rank in others(calling) {
+                    calling.send_tensor(rank, tensor.clone()).await?;
+                }
+                receive_all(calling, |rank| (rank == own).then(|| tensor.clone())).await
+            })
+        })
+    }
+
+    /// The tensors of all ranks, in the order of the ranks, for `root`; nothing for the other ranks.
+    ///
+    /// # Errors
+    /// Awaiting it returns a [`GroupError`].
+    ///
+    /// # Cancel safety
+    /// Dropping it ends the group.
+    pub fn gather(&self, root: usize, tensor: Tensor) -> Collective<Option<Vec<Tensor>>> {
+        let calling = self.call(|number| rooted(number, CallKind::Gather, root));
+        Collective::new(calling, move |calling| {
+            Box::pin(async move {
+                check_giver(calling, root, calling.rank() == root)?;
+                if calling.rank() != root {
+                    calling.send_tensor(root, tensor).await?;
+                    return Ok(None);
+                }
+                receive_all(calling, |rank| (rank == root).then(|| tensor.clone())).await.map(Some)
+            })
+        })
+    }
+
+    /// Gives each rank one of the tensors of `root`, which alone gives them: as many as there are ranks, in their order.
+    ///
+    /// # Errors
+    /// Awaiting it returns [`GroupError::Argument`] if the root gives another number of tensors, or another rank gives any; other
+    /// [`GroupError`]s.
+    ///
+    /// # Cancel safety
+    /// Dropping it ends the group.
+    pub fn scatter(&self, root: usize, tensors: Option<Vec<Tensor>>) -> Collective<Tensor> {
+        let calling = self.call(|number| rooted(number, CallKind::Scatter, root));
+        Collective::new(calling, move |calling| {
+            Box::pin(async move {
+                check_giver(calling, root, tensors.is_some())?;
+                let Some(tensors) = tensors else { return calling.receive_tensor(root).await };
+                let mut tensors = one_for_each(calling, tensors)?;
+                for rank in others(calling) {
+                    calling.send_tensor(rank, tensors[rank].clone()).await?;
+                }
+                Ok(tensors.swap_remove(root))
+            })
+        })
+    }
+
+    /// Gives each rank one of the tensors of each rank: `tensors` are this rank's for the others, in the order of the ranks, and the
+    /// result is theirs for this one. They may have different shapes and types.
+    ///
+    /// # Errors
+    /// Awaiting it returns [`GroupError::Argument`] if there are not as many tensors as ranks; other [`GroupError`]s.
+    ///
+    /// # Cancel safety
+    /// Dropping it ends the group.
+    pub fn all_to_all(&self, tensors: Vec<Tensor>) -> Collective<Vec<Tensor>> {
+        let calling = self.call(|number| Call::plain(number, CallKind::AllToAll));
+        Collective::new(calling, move |calling| {
+            Box::pin(async move {
+                let tensors = one_for_each(calling, tensors)?;
+                let own = calling.rank();
+                for rank in others(calling) {
+                    calling.send_tensor(rank, tensors[rank].clone()).await?;
+                }
+                receive_all(calling, |rank| (rank == own).then(|| tensors[own].clone())).await
+            })
+        })
+    }
+}
+
+/// The other ranks, beginning behind this one, so that not all send to the same at first.
+pub(super) fn others(calling: &Calling) -> impl Iterator<Item = usize> + use<> {
+    let (rank, size) = (calling.rank(), calling.size());
+    (1..size).map(move |distance| (rank + distance) % size)
+}
+
+/// A tensor of each rank, except those that `known` has.
+async fn receive_all(
+    calling: &Calling,
+    known: impl Fn(usize) -> Option<Tensor>,
+) -> Result<Vec<Tensor>, GroupError> {
+    try_join_all((0..calling.size()).map(|rank| {
+        let known = known(rank);
+        async move {
+            match known {
+                Some(tensor) => Ok(tensor),
+                None => calling.receive_tensor(rank).await,
+            }
+        }
+    }))
+    .await
+}
+
+fn rooted(number: u64, kind: CallKind, root: usize) -> Call {
+    Call { root: u32::try_from(root).ok(), ..Call::plain(number, kind) }
+}
+
+fn one_for_each(calling: &Calling, tensors: Vec<Tensor>) -> Result<Vec<Tensor>, GroupError> {
+    if tensors.len() == calling.size() {
+        return Ok(tensors);
+    }
+    Err(GroupError::Argument {
+        field: "tensors",
+        value: tensors.len().to_string(),
+        remedy: format!("give one for each of the {} ranks", calling.size()),
+    })
+}

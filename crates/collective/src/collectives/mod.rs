@@ -1,0 +1,11 @@
+//! The collectives: how the values of each travel.
+
+pub(crate) mod barrier;
+mod broadcast;
+mod collective;
+mod exchange;
+mod reducing;
+mod running;
+mod views;
+
+pub use self::{collective::Collective, reducing::Reducing};

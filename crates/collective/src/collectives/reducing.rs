@@ -1,0 +1,220 @@
+//! Reductions: elements of all ranks, combined.
+
+use std::{fmt, future::IntoFuture, time::Duration};
+
+use futures::future::try_join_all;
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::Element;
+use tensorwire_verbs_reactor::BoxFuture;
+use zerocopy::{FromBytes, IntoBytes as _};
+
+use super::{
+    exchange::others,
+    running::{Elements, run},
+    views,
+};
+use crate::{
+    call::{Call, CallKind},
+    error::GroupError,
+    group::{Group, calling::Calling},
+    reduction::Reduction,
+    schedule::{self, Algorithm},
+};
+
+/// A call that combines elements of all ranks in place, made by [`Group::all_reduce`] and [`Group::reduce`]. It has its number already, and sends nothing until it is awaited.
+#[must_use = "the group is over if a call is not awaited"]
+pub struct Reducing<'a> {
+    calling: Calling,
+    bytes: &'a mut [u8],
+    dtype: DataType,
+    reduction: Reduction,
+    algorithm: Option<Algorithm>,
+}
+
+impl fmt::Debug for Reducing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Reducing({})", self.calling.call)
+    }
+}
+
+impl Group {
+    /// Combines the values of all ranks, element by element, in place: afterwards all ranks have the same, bit by bit. All ranks give
+    /// as many values of one type. Default: their sum.
+    ///
+    /// No peer reads or writes `values` themselves, so the future may borrow them.
+    ///
+    /// ```no_run
+    /// use tensorwire_collective::Reduction;
+    ///
+    /// # async fn example(group: tensorwire_collective::Group, mut gradient: Vec<f32>)
+    /// # -> Result<(), tensorwire_collective::GroupError> {
+    /// group.all_reduce(&mut gradient).reduction(Reduction::Mean).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Awaiting it returns [`GroupError::Mismatch`] if ranks call different things; [`GroupError::Reduction`] for elements that
+    /// cannot be combined so; other [`GroupError`]s. `values` are undefined afterwards.
+    ///
+    /// # Cancel safety
+    /// Dropping it ends the group.
+    pub fn all_reduce<'a, T: Element + FromBytes>(&self, values: &'a mut [T]) -> Reducing<'a> {
+        self.reducing(CallKind::AllReduce, None, values)
+    }
+
+    /// As [`all_reduce`](Self::all_reduce), for `root` alone. The values of the other ranks are undefined afterwards.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce), and [`GroupError::Argument`] if there is no such root.
+    ///
+    /// # Cancel safety
+    /// Dropping it ends the group.
+    pub fn reduce<'a, T: Element + FromBytes>(&self, root: usize, values: &'a mut [T]) -> Reducing<'a> {
+        self.reducing(CallKind::Reduce, Some(root), values)
+    }
+
+    fn reducing<'a, T: Element + FromBytes>(
+        &self,
+        kind: CallKind,
+        root: Option<usize>,
+        values: &'a mut [T],
+    ) -> Reducing<'a> {
+        let call = |number| Call {
+            dtype: Some(T::DTYPE),
+            elements: values.len() as u64,
+            root: root.map(|root| u32::try_from(root).unwrap_or(u32::MAX - 1)),
+            ..Call::plain(number, kind)
+        };
+        let calling = self.call(call);
+        let bytes = values.as_mut_bytes();
+        Reducing { calling, bytes, dtype: T::DTYPE, reduction: Reduction::default(), algorithm: None }
+    }
+}
+
+impl Reducing<'_> {
+    /// How elements are combined. All ranks must give the same. Default: [`Reduction::Sum`].
+    pub fn reduction(mut self, reduction: Reduction) -> Self {
+        self.reduction = reduction;
+        self
+    }
+
+    /// How elements travel. All ranks must give the same. Default: what suits their number, that of the ranks, and where these are.
+    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = Some(algorithm);
+        self
+    }
+
+    /// How long it may take from when it is awaited. Default: the group's [`timeout`](crate::Group::timeout).
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.calling.set_limit(limit);
+        self
+    }
+}
+
+impl<'a> IntoFuture for Reducing<'a> {
+    type Output = Result<(), GroupError>;
+    type IntoFuture = BoxFuture<'a, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { mut calling, bytes, dtype, reduction, algorithm } = self;
+        let algorithm = algorithm.unwrap_or_else(|| default_algorithm(&calling, bytes.len()));
+        calling.call.reduction = reduction.number();
+        calling.call.algorithm = algorithm as u8;
+        let width = (dtype.bits() / 8) as usize;
+        Box::pin(async move {
+            let opens_with_neighbours = calling.size() == 2 || algorithm == Algorithm::Exchange;
+            let work = async {
+                reduction.check(dtype)?;
+                let how = How { reduction: &reduction, dtype, width };
+                match calling.call.kind {
+                    CallKind::Reduce => how.reduce(&calling, bytes).await,
+                    _ => how.all_reduce(&calling, bytes, algorithm).await,
+                }
+            };
+            calling.complete(opens_with_neighbours, work).await
+        })
+    }
+}
+
+/// Depends on nothing in which ranks differ.
+fn default_algorithm(calling: &Calling, bytes: usize) -> Algorithm {
+    match schedule::choose(calling.size(), bytes) {
+        Algorithm::Exchange => Algorithm::Exchange,
+        _ if calling.is_on_one_host() => Algorithm::Views,
+        other => other,
+    }
+}
+
+/// How elements are combined.
+struct How<'a> {
+    reduction: &'a Reduction,
+    dtype: DataType,
+    width: usize,
+}
+
+impl How<'_> {
+    async fn all_reduce(
+        &self,
+        calling: &Calling,
+        bytes: &mut [u8],
+        algorithm: Algorithm,
+    ) -> Result<(), GroupError> {
+        match algorithm {
+            _ if calling.size() == 1 => {}
+            Algorithm::Exchange => return self.exchange(calling, bytes).await,
+            Algorithm::Views if calling.is_on_one_host() => {
+                let fold_all = |into: &mut [u8], inputs: &[&[u8]]| {
+                    Ok(self.reduction.fold_all(self.dtype, into, inputs)?)
+                };
+                return views::all_reduce(calling, bytes, self.width, fold_all).await;
+            }
+            Algorithm::Views => {
+                return Err(GroupError::Argument {
+                    field: "algorithm",
+                    value: algorithm.to_string(),
+                    remedy: "the ranks do not share memory: they are on several hosts, or a worker does not offer shm".to_owned(),
+                });
+            }
+            _ => {
+                let elements = Elements { bytes: &mut *bytes, width: self.width };
+                let count = elements.bytes.len() / self.width;
+                let plan = schedule::plan(algorithm, calling.rank(), calling.size(), count, self.width);
+                let plan = plan.unwrap_or_default();
+                run(calling, &plan, elements, |into, from| {
+                    Ok(self.reduction.fold(self.dtype, into, from)?)
+                })
+                .await?;
+            }
+        }
+        self.reduction.finish(self.dtype, bytes, calling.size());
+        Ok(())
+    }
+
+    /// Every rank sends all others its elements, and combines all in the order of the ranks.
+    async fn exchange(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
+        for to in others(calling) {
+            calling.send(to, bytes).await?;
+        }
+        let arrived = try_join_all(others(calling).map(|from| calling.receive(from, bytes.len()))).await?;
+        let own = bytes.to_vec();
+        // Those of the ranks behind this one come first.
+        let (behind, before) = arrived.split_at(calling.size() - 1 - calling.rank());
+        let before = before.iter().map(|arrived| arrived.bytes());
+        let behind = behind.iter().map(|arrived| arrived.bytes());
+        let inputs: Vec<&[u8]> = before.chain([own.as_slice()]).chain(behind).collect();
+        Ok(self.reduction.fold_all(self.dtype, bytes, &inputs)?)
+    }
+
+    /// The root gets the parts of the other ranks as they combine them.
+    async fn reduce(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
+        let root = calling.call.root.unwrap_or_default() as usize;
+        super::broadcast::check_giver(calling, root, calling.rank() == root)?;
+        let elements = Elements { bytes: &mut *bytes, width: self.width };
+        let count = elements.bytes.len() / self.width;
+        let plan = schedule::reduce_plan(calling.rank(), calling.size(), count, self.width, root);
+        run(calling, &plan, elements, |into, from| Ok(self.reduction.fold(self.dtype, into, from)?)).await?;
+        self.reduction.finish(self.dtype, bytes, calling.size());
+        Ok(())
+    }
+}

@@ -1,0 +1,140 @@
+//! The errors of groups.
+
+use std::time::Duration;
+
+use tensorwire_protocol::text::escaped;
+use tensorwire_rendezvous::WorkerError;
+
+use crate::{call::Call, reduction::ReductionError, store::StoreError};
+
+/// Why a group cannot be joined, or why a call failed. After an error of a call, the group is over for all its ranks: each gets
+/// an error in its current or next call. [`Group::shrink`](crate::Group::shrink) makes a group of those that are left.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum GroupError {
+    /// An argument that cannot be used. The group is not over.
+    #[error("{field} = `{}`: {remedy}", escaped(value))]
+    Argument {
+        /// The argument.
+        field: &'static str,
+        /// Its value.
+        value: String,
+        /// What to use instead.
+        remedy: String,
+    },
+    /// The elements cannot be reduced so. The group is not over.
+    #[error(transparent)]
+    Reduction(#[from] ReductionError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// Ranks did not join in time.
+    #[error(
+        "group `{group}`: after {limit:?} these ranks of {size} have not joined: {missing:?}; see whether they run, and whether they \
+         use the same store, the same name and the same number of ranks"
+    )]
+    Missing {
+        /// The group's name.
+        group: String,
+        /// The number of ranks.
+        size: usize,
+        /// How long was waited.
+        limit: Duration,
+        /// The ranks without a record.
+        missing: Vec<usize>,
+    },
+    /// Another process has this rank's number.
+    #[error(
+        "group `{group}`: rank {rank} is taken by worker {by}; give each process a rank of its own, and each job a name or a store of \
+         its own"
+    )]
+    RankTaken {
+        /// The group's name.
+        group: String,
+        /// The rank.
+        rank: usize,
+        /// The worker that has it, with its address.
+        by: String,
+    },
+    /// Another process began a run of the group while this one joined.
+    #[error(
+        "group `{group}`: {by} has begun another run under this name; give each job a name or a store of its own"
+    )]
+    OtherRun {
+        /// The group's name.
+        group: String,
+        /// Who began it.
+        by: String,
+    },
+    /// The group was made without this rank.
+    #[error(
+        "group `{group}`: the others went on without rank {rank}, which they did not hear of in time; join a new group, or allow \
+         more time with `timeout`"
+    )]
+    LeftOut {
+        /// The group's name.
+        group: String,
+        /// This rank.
+        rank: usize,
+    },
+    /// Ranks called different things.
+    #[error(
+        "rank {rank} called `{own}` where rank {other} called `{theirs}`: all ranks must make the same calls in the same order"
+    )]
+    Mismatch {
+        /// This rank.
+        rank: usize,
+        /// What it called.
+        own: Box<Call>,
+        /// The other rank.
+        other: usize,
+        /// What that called.
+        theirs: Box<Call>,
+    },
+    /// A call was not complete in time.
+    #[error(
+        "`{call}` was not complete after {limit:?}: {}",
+        if behind.is_empty() { format!("ranks {waiting_for:?} were slow") } else { format!("ranks {behind:?} have not called it") }
+    )]
+    TimedOut {
+        /// The call.
+        call: Box<Call>,
+        /// Its limit.
+        limit: Duration,
+        /// The ranks from which this one awaited something.
+        waiting_for: Vec<usize>,
+        /// The ranks that had not begun the call, as far as they could be asked.
+        behind: Vec<usize>,
+    },
+    /// A rank is lost.
+    #[error("`{call}`: rank {rank} is lost: {error}")]
+    RankLost {
+        /// The call.
+        call: Box<Call>,
+        /// The rank.
+        rank: usize,
+        /// How that was noticed.
+        error: Box<WorkerError>,
+    },
+    /// A rank's call failed, and that ended the group. Also the error of all later calls of a group that is over.
+    #[error("the group is over: {why}")]
+    Over {
+        /// The rank whose call failed first, as far as this one knows.
+        rank: Option<usize>,
+        /// Its error.
+        why: String,
+    },
+    /// A rank broke the rules of groups. Run the same version everywhere.
+    #[error("`{call}`: rank {rank} broke a rule: {rule}")]
+    Misbehaved {
+        /// The call.
+        call: Box<Call>,
+        /// The rank.
+        rank: usize,
+        /// The rule.
+        rule: &'static str,
+    },
+    /// This rank's worker failed.
+    #[error(transparent)]
+    Worker(#[from] WorkerError),
+}

@@ -1,0 +1,110 @@
+//! The settings of a group that is to be joined.
+
+use std::{sync::Arc, time::Duration};
+
+use tensorwire_rendezvous::Worker;
+
+use super::{Group, joining};
+use crate::{error::GroupError, store::Store};
+
+/// The time that joining, and each call, may take unless another is given.
+const LIMIT: Duration = Duration::from_secs(30);
+
+/// Longest name of a group, in bytes.
+const NAME_BYTES_MAX: usize = 128;
+
+/// Settings of a group, made by [`Group::builder`].
+#[derive(Debug, Clone)]
+#[must_use = "nothing is joined until `join` is awaited"]
+pub struct GroupBuilder {
+    pub(super) store: Arc<dyn Store>,
+    pub(super) name: String,
+    pub(super) rank: usize,
+    pub(super) size: usize,
+    pub(super) job: Option<String>,
+    pub(super) limit: Duration,
+}
+
+impl Group {
+    /// A group of `size` ranks, of which this process is `rank`. They find each other through `store`.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    /// use tensorwire_collective::{Group, store::MemoryStore};
+    /// use tensorwire_rendezvous::Worker;
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let worker = Worker::builder("trainer-0").start().await?;
+    /// let store = Arc::new(MemoryStore::new(worker.runtime().clone()));
+    /// let group = Group::builder(store, 0, 1).name("trainers").join(&worker).await?;
+    /// let mut gradient = [1.0f32, 2.0];
+    /// group.all_reduce(&mut gradient).await?;
+    /// group.close().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn builder(store: Arc<dyn Store>, rank: usize, size: usize) -> GroupBuilder {
+        GroupBuilder { store, name: "group".to_owned(), rank, size, job: None, limit: LIMIT }
+    }
+}
+
+impl GroupBuilder {
+    /// The group's name. Groups of different names in one store have nothing to do with each other. Default: `group`.
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// What tells this run from all others, as the launcher's job id ([`Launch::job`](crate::launch::Launch::job)). All ranks must
+    /// give the same, and no earlier run may have had it with this store. Default: rank 0 makes one up and writes it into the
+    /// store, and the other ranks read it there.
+    pub fn job(mut self, job: impl Into<String>) -> Self {
+        self.job = Some(job.into());
+        self
+    }
+
+    /// How long joining may take, and each call of the group. Default: 30 seconds.
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.limit = limit;
+        self
+    }
+
+    /// Joins the group with `worker`: writes this rank's address into the store, reads those of the others, and waits until
+    /// all have joined. Only connections that are needed for that are made; further ones are made when they are first needed.
+    ///
+    /// Records that an earlier run left in the store are not mistaken for those of this one: ranks that read them meet nobody of
+    /// their run there, and look again.
+    ///
+    /// # Errors
+    /// [`GroupError::Missing`] with the ranks that did not come in time; [`GroupError::RankTaken`],
+    /// [`GroupError::OtherRun`], [`GroupError::Store`], [`GroupError::Argument`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the rank up: the others do not complete either. Its record stays in the store, so the rank can be
+    /// joined again only in another run.
+    pub async fn join(self, worker: &Worker) -> Result<Group, GroupError> {
+        self.check()?;
+        joining::join(self, worker).await
+    }
+
+    fn check(&self) -> Result<(), GroupError> {
+        let refuse = |field, value: String, remedy: &str| {
+            Err(GroupError::Argument { field, value, remedy: remedy.to_owned() })
+        };
+        if self.size == 0 || u32::try_from(self.size).is_err() {
+            return refuse("size", self.size.to_string(), "a group has at least one rank");
+        }
+        if self.rank >= self.size {
+            let remedy = format!("ranks are numbered from 0 to {}", self.size - 1);
+            return refuse("rank", self.rank.to_string(), &remedy);
+        }
+        if self.name.is_empty() || self.name.len() > NAME_BYTES_MAX || self.name.contains(char::is_control) {
+            return refuse("name", self.name.clone(), "1 to 128 bytes without control characters");
+        }
+        if self.limit.is_zero() {
+            return refuse("timeout", format!("{:?}", self.limit), "give the ranks time to come");
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,218 @@
+//! Joining a group: how its ranks find each other in the store, and make sure that they are of one run.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::{Either, select};
+use tensorwire_rendezvous::Worker;
+use tensorwire_verbs_reactor::{Runtime, timeout};
+
+use super::{Group, GroupBuilder, GroupState, calling::Calling, member::Member};
+use crate::{
+    call::{Call, CallKind},
+    error::GroupError,
+    store::{Store, StoreError},
+};
+
+/// How often a rank looks whether the run that it joins is still the one that rank 0 has begun.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// What tells one group from all others.
+#[derive(Debug, Clone)]
+pub(crate) struct Identity {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) name: String,
+    /// The run, the same for all generations.
+    pub(crate) run: String,
+    pub(crate) generation: u64,
+    pub(crate) limit: Duration,
+}
+
+impl Identity {
+    /// The step in which the group's messages travel. Two groups have different ones, but for a collision of 63 bits.
+    pub(crate) fn step(&self) -> i64 {
+        let text = format!("{}\n{}\n{}", self.name, self.run, self.generation);
+        // FNV-1a, because all ranks must compute the same, whatever they were built with.
+        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
+        (hash >> 1) as i64
+    }
+
+    /// A key of this generation in the store.
+    pub(crate) fn key(&self, of: &str) -> String {
+        format!("{}/{}/{}/{of}", self.name, self.run, self.generation)
+    }
+}
+
+pub(super) async fn join(settings: GroupBuilder, worker: &Worker) -> Result<Group, GroupError> {
+    let runtime = worker.runtime().clone();
+    let end = runtime.now() + settings.limit;
+    let member = Member::of(worker);
+    if let Some(job) = settings.job.clone() {
+        return attempt(&settings, worker, &member, job, end).await;
+    }
+    let runs = Runs { settings: &settings, runtime: &*runtime, key: format!("{}/run", settings.name) };
+    let mut run = runs.first(&member, end).await?;
+    loop {
+        let replaced = async {
+            let attempt = Box::pin(attempt(&settings, worker, &member, run.nonce.clone(), end));
+            let replaced = Box::pin(runs.replaced(&run));
+            match select(attempt, replaced).await {
+                // Of an earlier run, whose ranks are gone, or one of which had this rank's number.
+                Either::Left((Err(error), replaced))
+                    if settings.rank != 0 && may_be_of_earlier_run(&error) =>
+                {
+                    let left = end.saturating_sub(runtime.now());
+                    timeout(&*runtime, left, replaced).await.map_err(|_| error)?.map(Either::Right)
+                }
+                Either::Left((joined, _)) => joined.map(Either::Left),
+                // The run that this rank read was an earlier one.
+                Either::Right((other, _)) => other.map(Either::Right),
+            }
+        };
+        match replaced.await? {
+            Either::Left(group) => return Ok(group),
+            Either::Right(other) if settings.rank == 0 => {
+                return Err(GroupError::OtherRun { group: settings.name.clone(), by: other.by });
+            }
+            Either::Right(other) => run = other,
+        }
+    }
+}
+
+fn may_be_of_earlier_run(error: &GroupError) -> bool {
+    matches!(
+        error,
+        GroupError::RankLost { .. }
+            | GroupError::RankTaken { .. }
+            | GroupError::Over { .. }
+            | GroupError::Worker(_)
+    )
+}
+
+/// A run of a group, as rank 0 writes it into the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Run {
+    nonce: String,
+    /// The worker that has begun it.
+    by: String,
+}
+
+impl Run {
+    fn decode(record: &[u8]) -> Option<Self> {
+        let (nonce, by) = std::str::from_utf8(record).ok()?.split_once('\n')?;
+        let is_nonce = nonce.len() == 16 && nonce.bytes().all(|byte| byte.is_ascii_hexdigit());
+        is_nonce.then(|| Self { nonce: nonce.to_owned(), by: by.to_owned() })
+    }
+
+    fn encode(&self) -> Vec<u8> {
+        format!("{}\n{}", self.nonce, self.by).into_bytes()
+    }
+}
+
+/// The runs of a group that has no job id.
+struct Runs<'joining> {
+    settings: &'joining GroupBuilder,
+    runtime: &'joining dyn Runtime,
+    key: String,
+}
+
+impl Runs<'_> {
+    /// The run that rank 0 begins, or that another rank finds.
+    async fn first(&self, member: &Member, end: Duration) -> Result<Run, GroupError> {
+        let GroupBuilder { store, rank, .. } = self.settings;
+        if *rank == 0 {
+            let nonce = format!("{:016x}", self.runtime.random());
+            let run = Run { nonce, by: member.whereabouts() };
+            store.set(&self.key, &run.encode()).await?;
+            return Ok(run);
+        }
+        let left = end.saturating_sub(self.runtime.now());
+        let found = store.wait(std::slice::from_ref(&self.key), left).await;
+        let found = found.map_err(|error| missing(self.settings, error, |_| Some(0)))?;
+        self.decode(found.first().map(Vec::as_slice).unwrap_or_default())
+    }
+
+    /// Completes when another run is in the store.
+    async fn replaced(&self, run: &Run) -> Result<Run, GroupError> {
+        loop {
+            self.runtime.sleep(LOOK).await;
+            let found = self.settings.store.get(std::slice::from_ref(&self.key)).await?;
+            if let Some(Some(record)) = found.first() {
+                let found = self.decode(record)?;
+                if found != *run {
+                    return Ok(found);
+                }
+            }
+        }
+    }
+
+    fn decode(&self, record: &[u8]) -> Result<Run, GroupError> {
+        Run::decode(record).ok_or_else(|| foreign(&self.key, record))
+    }
+}
+
+/// The error of a record that no rank has written.
+pub(super) fn foreign(key: &str, record: &[u8]) -> GroupError {
+    GroupError::Argument {
+        field: "store",
+        value: format!("{key}: {} bytes", record.len()),
+        remedy: "the record there is not one of this version: use a store, or a name, that nothing else uses"
+            .to_owned(),
+    }
+}
+
+/// The error of a wait for ranks.
+fn missing(settings: &GroupBuilder, error: StoreError, rank: impl Fn(&str) -> Option<usize>) -> GroupError {
+    let StoreError::TimedOut { missing, .. } = &error else { return error.into() };
+    GroupError::Missing {
+        group: settings.name.clone(),
+        size: settings.size,
+        limit: settings.limit,
+        missing: missing.iter().filter_map(|key| rank(key)).collect(),
+    }
+}
+
+/// Joins the group in one run.
+async fn attempt(
+    settings: &GroupBuilder,
+    worker: &Worker,
+    member: &Member,
+    run: String,
+    end: Duration,
+) -> Result<Group, GroupError> {
+    let GroupBuilder { store, name, rank, size, limit, .. } = settings;
+    let identity = Identity { store: store.clone(), name: name.clone(), run, generation: 0, limit: *limit };
+    let keys: Vec<String> = (0..*size).map(|rank| identity.key(&format!("rank {rank}"))).collect();
+    let own = keys.get(*rank).map(String::as_str).unwrap_or_default();
+    let written = store.compare_set(own, None, &member.encode()).await?.unwrap_or_default();
+    let holder = Member::decode(&written).ok_or_else(|| foreign(own, &written))?;
+    if holder != *member {
+        return Err(GroupError::RankTaken { group: name.clone(), rank: *rank, by: holder.whereabouts() });
+    }
+    let left = end.saturating_sub(worker.runtime().now());
+    let found = store.wait(&keys, left).await;
+    let found = found
+        .map_err(|error| missing(settings, error, |missing| keys.iter().position(|key| key == missing)))?;
+    let members = keys
+        .iter()
+        .zip(&found)
+        .map(|(key, record)| Member::decode(record).ok_or_else(|| foreign(key, record)));
+    let members = members.collect::<Result<Vec<_>, _>>()?;
+    meet(worker, identity, *rank, members, end).await
+}
+
+/// Waits until all members have come, each of which has found the same members.
+pub(super) async fn meet(
+    worker: &Worker,
+    identity: Identity,
+    rank: usize,
+    members: Vec<Member>,
+    end: Duration,
+) -> Result<Group, GroupError> {
+    let state = Arc::new(GroupState::new(worker, identity, rank, members)?);
+    let mut calling = Calling::new(&state, Call::plain(state.next_number(), CallKind::Join));
+    calling.set_limit(end.saturating_sub(worker.runtime().now()));
+    crate::collectives::barrier::run(&calling).await?;
+    Ok(Group { state })
+}

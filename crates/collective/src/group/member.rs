@@ -1,0 +1,94 @@
+//! The record of a rank in the store, and what the ranks have in common.
+
+use tensorwire_rendezvous::Worker;
+use tensorwire_verbs_reactor::FabricKind;
+
+/// The first line of a record. It changes with the format.
+const FORMAT: &str = "tensorwire group 1";
+
+/// What a rank tells the others through the store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Member {
+    /// Its worker's name.
+    pub(crate) worker: String,
+    /// Its worker's address.
+    pub(crate) address: String,
+    pub(crate) incarnation: u64,
+    /// What its shared memory reaches, in hexadecimal digits; empty if it offers none.
+    pub(crate) host: String,
+}
+
+impl Member {
+    pub(crate) fn of(worker: &Worker) -> Self {
+        let shm = worker.offered_fabrics().into_iter().find(|(kind, _)| *kind == FabricKind::SHM);
+        let host = shm.map_or_else(String::new, |(_, reach)| hexadecimal(&reach));
+        Self {
+            worker: worker.name().to_owned(),
+            address: worker.address().to_owned(),
+            incarnation: worker.incarnation(),
+            host,
+        }
+    }
+
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let Self { worker, address, incarnation, host } = self;
+        format!("{FORMAT}\n{worker}\n{address}\n{incarnation:016x}\n{host}\n").into_bytes()
+    }
+
+    /// The member of a record. `None` if it is none of this version.
+    pub(crate) fn decode(record: &[u8]) -> Option<Self> {
+        let mut lines = std::str::from_utf8(record).ok()?.split('\n');
+        if lines.next()? != FORMAT {
+            return None;
+        }
+        let (worker, address) = (lines.next()?.to_owned(), lines.next()?.to_owned());
+        let incarnation = u64::from_str_radix(lines.next()?, 16).ok()?;
+        let host = lines.next()?.to_owned();
+        Some(Self { worker, address, incarnation, host })
+    }
+
+    /// For messages.
+    pub(crate) fn whereabouts(&self) -> String {
+        format!("{} at {}", self.worker, self.address)
+    }
+}
+
+/// Whether all members reach one another by shared memory.
+pub(crate) fn are_on_one_host(members: &[Member]) -> bool {
+    let mut hosts = members.iter().map(|member| member.host.as_str());
+    let first = hosts.next().unwrap_or_default();
+    !first.is_empty() && hosts.all(|host| host == first)
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn member(host: &str) -> Member {
+        Member {
+            worker: "a".to_owned(),
+            address: "127.0.0.1:1".to_owned(),
+            incarnation: 7,
+            host: host.to_owned(),
+        }
+    }
+
+    #[test]
+    fn a_record_survives_its_encoding() {
+        assert_eq!(Member::decode(&member("00ff").encode()), Some(member("00ff")));
+        assert_eq!(Member::decode(b"tensorwire group 0\na\nb\n0\n\n"), None, "of another version");
+        assert_eq!(Member::decode(b"tensorwire group 1\na\nb\nx\n\n"), None, "no incarnation");
+        assert_eq!(Member::decode(b"\xff"), None, "no text");
+    }
+
+    #[test]
+    fn members_without_shared_memory_are_on_no_host() {
+        assert!(are_on_one_host(&[member("a"), member("a")]));
+        assert!(!are_on_one_host(&[member("a"), member("b")]));
+        assert!(!are_on_one_host(&[member(""), member("")]));
+    }
+}

@@ -1,0 +1,166 @@
+//! Calls that move tensors, and barriers.
+
+use std::{
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use futures::future::{join, join_all};
+use tensorwire_verbs_reactor::FabricKind;
+
+use super::{over_fabrics, ranks, tensor, values};
+
+over_fabrics! {
+    a_broadcast_gives_all_ranks_the_roots_tensor,
+    gathers_give_the_tensors_of_all_ranks_in_their_order,
+    a_scatter_gives_each_rank_its_tensor,
+    an_all_to_all_transposes,
+    nobody_leaves_a_barrier_before_all_have_come,
+    several_calls_are_under_way_at_once,
+    many_calls_one_after_the_other_keep_nothing,
+}
+
+async fn a_broadcast_gives_all_ranks_the_roots_tensor(fabric: FabricKind) {
+    for size in [1, 2, 3, 5, 8] {
+        let ranks = ranks(fabric, size).await;
+        for root in 0..size {
+            for length in [0, 1, 1000, 100_000] {
+                let sent: Vec<i32> = (0..length).map(|value| value * 7 + root as i32).collect();
+                let got = ranks.each(async |group| {
+                    let given = (group.rank() == root).then(|| tensor(&group, &sent));
+                    values(&group.broadcast(root, given).await.unwrap())
+                });
+                assert!(
+                    got.await.iter().all(|got| *got == sent),
+                    "{size} ranks, root {root}, {length} values"
+                );
+            }
+        }
+        ranks.shutdown().await;
+    }
+}
+
+async fn gathers_give_the_tensors_of_all_ranks_in_their_order(fabric: FabricKind) {
+    for size in [1, 2, 3, 4, 7] {
+        let ranks = ranks(fabric, size).await;
+        // Of different lengths, one of them empty.
+        let of = |rank: usize| vec![rank as i32; rank * 1000];
+        let all: Vec<Vec<i32>> = (0..size).map(of).collect();
+        let got = ranks.each(async |group| {
+            let gathered = group.all_gather(tensor(&group, &of(group.rank()))).await.unwrap();
+            gathered.iter().map(values).collect::<Vec<_>>()
+        });
+        assert!(got.await.iter().all(|got| *got == all));
+        for root in 0..size {
+            let got = ranks.each(async |group| {
+                let gathered = group.gather(root, tensor(&group, &of(group.rank()))).await.unwrap();
+                gathered.map(|gathered| gathered.iter().map(values).collect::<Vec<_>>())
+            });
+            for (rank, got) in got.await.into_iter().enumerate() {
+                assert_eq!(got, (rank == root).then(|| all.clone()));
+            }
+        }
+        ranks.shutdown().await;
+    }
+}
+
+async fn a_scatter_gives_each_rank_its_tensor(fabric: FabricKind) {
+    for size in [1, 2, 5] {
+        let ranks = ranks(fabric, size).await;
+        for root in 0..size {
+            let of = |rank: usize| vec![(root * 100 + rank) as i32; rank * 700];
+            let got = ranks.each(async |group| {
+                let given =
+                    (group.rank() == root).then(|| (0..size).map(|rank| tensor(&group, &of(rank))).collect());
+                values(&group.scatter(root, given).await.unwrap())
+            });
+            for (rank, got) in got.await.into_iter().enumerate() {
+                assert_eq!(got, of(rank));
+            }
+        }
+        ranks.shutdown().await;
+    }
+}
+
+async fn an_all_to_all_transposes(fabric: FabricKind) {
+    for size in [1, 2, 3, 8] {
+        let ranks = ranks(fabric, size).await;
+        let of = |from: usize, to: usize| vec![(from * 10 + to) as i32; (from + to) * 300];
+        let got = ranks.each(async |group| {
+            let given = (0..size).map(|to| tensor(&group, &of(group.rank(), to))).collect();
+            let got = group.all_to_all(given).await.unwrap();
+            got.iter().map(values).collect::<Vec<_>>()
+        });
+        for (rank, got) in got.await.into_iter().enumerate() {
+            assert_eq!(got, (0..size).map(|from| of(from, rank)).collect::<Vec<_>>());
+        }
+        ranks.shutdown().await;
+    }
+}
+
+async fn nobody_leaves_a_barrier_before_all_have_come(fabric: FabricKind) {
+    for size in [1, 2, 3, 6] {
+        let ranks = ranks(fabric, size).await;
+        for late in 0..size {
+            let come = AtomicUsize::new(0);
+            ranks
+                .each(async |group| {
+                    if group.rank() == late {
+                        tokio::task::yield_now().await;
+                        group.worker().runtime().sleep(Duration::from_millis(10)).await;
+                    }
+                    come.fetch_add(1, Ordering::SeqCst);
+                    group.barrier().await.unwrap();
+                    assert_eq!(come.load(Ordering::SeqCst), size, "rank {late} is late");
+                })
+                .await;
+        }
+        ranks.each(async |group| group.close().await.unwrap()).await;
+        ranks.shutdown().await;
+    }
+}
+
+async fn several_calls_are_under_way_at_once(fabric: FabricKind) {
+    let ranks = ranks(fabric, 3).await;
+    ranks
+        .each(async |group| {
+            // More than may be under way; awaited in another order than they were invoked.
+            let mut calls: Vec<_> =
+                (0..40).map(|call| group.all_gather(tensor(&group, &[call, group.rank() as i32]))).collect();
+            let barrier = group.barrier();
+            calls.rotate_left(group.rank());
+            let (gathered, barrier) =
+                join(join_all(calls.into_iter().map(|call| async move { call.await })), barrier_of(barrier))
+                    .await;
+            barrier.unwrap();
+            for (at, gathered) in gathered.into_iter().enumerate() {
+                let call = ((at + group.rank()) % 40) as i32;
+                let got: Vec<_> = gathered.unwrap().iter().map(values).collect();
+                assert_eq!(got, [[call, 0], [call, 1], [call, 2]]);
+            }
+        })
+        .await;
+    ranks.shutdown().await;
+}
+
+async fn barrier_of(
+    barrier: tensorwire_collective::Collective<()>,
+) -> Result<(), tensorwire_collective::GroupError> {
+    barrier.await
+}
+
+async fn many_calls_one_after_the_other_keep_nothing(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
+    let call = async |group: tensorwire_collective::Group| {
+        for _ in 0..500 {
+            group.barrier().await.unwrap();
+        }
+        group.worker().pool().stats()
+    };
+    let before = ranks.each(call).await;
+    let after = ranks.each(call).await;
+    for (before, after) in before.iter().zip(&after) {
+        assert_eq!(before.block_bytes, after.block_bytes, "memory for messages");
+    }
+    ranks.shutdown().await;
+}

@@ -1,0 +1,120 @@
+//! Calls that fail: every rank gets a typed error, in bounded time.
+
+use std::time::Duration;
+
+use futures::join;
+use tensorwire_collective::{CallKind, GroupError, Reduction};
+use tensorwire_verbs_reactor::FabricKind;
+
+use super::{over_fabrics, ranks, ranks_within};
+
+over_fabrics! {
+    ranks_that_call_different_things_are_told_of_both,
+    ranks_that_give_different_numbers_of_elements_are_told,
+    a_rank_that_does_not_call_is_named_by_the_timeout,
+    a_call_that_is_dropped_ends_the_group_for_all,
+    a_lost_rank_ends_the_group_for_all,
+    a_bad_root_ends_the_group,
+}
+
+const SHORT: Duration = Duration::from_millis(300);
+
+async fn ranks_that_call_different_things_are_told_of_both(fabric: FabricKind) {
+    for size in [2, 3, 5] {
+        let ranks = ranks(fabric, size).await;
+        let errors = ranks.each(async |group| match group.rank() {
+            1 => group.barrier().await.unwrap_err(),
+            _ => group.all_reduce(&mut [1.0f32; 5000]).await.unwrap_err(),
+        });
+        let errors = errors.await;
+        let named = errors.iter().filter(|error| match error {
+            GroupError::Mismatch { own, theirs, .. } => {
+                let kinds = [own.kind, theirs.kind];
+                kinds.contains(&CallKind::Barrier) && kinds.contains(&CallKind::AllReduce)
+            }
+            _ => false,
+        });
+        assert!(named.count() > 0, "{errors:?}");
+        for error in &errors {
+            assert!(matches!(error, GroupError::Mismatch { .. } | GroupError::Over { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("barrier #1") && text.contains("all_reduce #1 of 5000 x f32"), "{text}");
+        }
+        ranks.shutdown().await;
+    }
+}
+
+async fn ranks_that_give_different_numbers_of_elements_are_told(fabric: FabricKind) {
+    for (count, reduction) in [(1000, Reduction::Sum), (1, Reduction::Max)] {
+        let ranks = ranks(fabric, 3).await;
+        let errors = ranks.each(async |group| {
+            let mut values = vec![1i32; if group.rank() == 2 { count } else { 1 }];
+            let reduction = if group.rank() == 2 { reduction.clone() } else { Reduction::Sum };
+            group.all_reduce(&mut values).reduction(reduction).await.unwrap_err()
+        });
+        for error in errors.await {
+            assert!(error.to_string().contains("all ranks must make the same calls"), "{error}");
+        }
+        ranks.shutdown().await;
+    }
+}
+
+async fn a_rank_that_does_not_call_is_named_by_the_timeout(fabric: FabricKind) {
+    let ranks = ranks_within(fabric, 3, Duration::from_secs(20)).await;
+    let runtime = ranks.workers[0].runtime().clone();
+    let begun = runtime.now();
+    let errors = ranks.each(async |group| match group.rank() {
+        2 => None,
+        _ => group.all_reduce(&mut [1.0f32; 5000]).timeout(SHORT).await.err(),
+    });
+    let errors: Vec<_> = errors.await.into_iter().flatten().collect();
+    assert_eq!(errors.len(), 2);
+    assert!(runtime.now() - begun < 10 * SHORT, "{:?}", runtime.now() - begun);
+    let named = |error: &GroupError| matches!(error, GroupError::TimedOut { behind, .. } if *behind == [2]);
+    assert!(errors.iter().any(named), "{errors:?}");
+    // The one that did not call finds out when it calls.
+    let late = ranks.groups[2].barrier().await.unwrap_err();
+    assert!(matches!(late, GroupError::Over { .. } | GroupError::Mismatch { .. }), "{late}");
+    ranks.shutdown().await;
+}
+
+async fn a_call_that_is_dropped_ends_the_group_for_all(fabric: FabricKind) {
+    let ranks = ranks(fabric, 3).await;
+    let errors = ranks.each(async |group| match group.rank() {
+        1 => {
+            drop(group.barrier());
+            group.failure().unwrap()
+        }
+        _ => group.barrier().await.unwrap_err(),
+    });
+    for error in errors.await {
+        match error {
+            GroupError::Over { rank: Some(1), why } => assert!(why.contains("given up"), "{why}"),
+            other => panic!("{other}"),
+        }
+    }
+    let later = ranks.groups[0].barrier().await.unwrap_err();
+    assert!(matches!(later, GroupError::Over { rank: Some(1), .. }), "{later}");
+    ranks.shutdown().await;
+}
+
+async fn a_lost_rank_ends_the_group_for_all(fabric: FabricKind) {
+    let mut ranks = ranks(fabric, 4).await;
+    let lost = ranks.workers.pop().unwrap();
+    drop(ranks.groups.pop());
+    let ((), errors) = join!(lost.shutdown(), ranks.each(async |group| group.barrier().await.unwrap_err()));
+    for error in errors {
+        assert!(matches!(error, GroupError::RankLost { rank: 3, .. } | GroupError::Over { .. }), "{error}");
+        assert!(error.to_string().contains("rank 3"), "{error}");
+    }
+    ranks.shutdown().await;
+}
+
+async fn a_bad_root_ends_the_group(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
+    let errors = ranks.each(async |group| group.broadcast(2, None).await.unwrap_err());
+    for error in errors.await {
+        assert!(error.to_string().contains("ranks are numbered from 0 to 1"), "{error}");
+    }
+    ranks.shutdown().await;
+}

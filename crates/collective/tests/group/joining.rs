@@ -1,0 +1,143 @@
+//! Joining: ranks that are late, missing, doubled, or of another run.
+
+use std::time::Duration;
+
+use futures::{future::join_all, join};
+use tensorwire_collective::{Group, GroupError, store::Store as _};
+use tensorwire_verbs_reactor::FabricKind;
+
+use super::{PATIENCE, over_fabrics, store, worker};
+
+over_fabrics! {
+    ranks_that_are_missing_are_named,
+    a_rank_that_is_taken_names_who_has_it,
+    records_of_an_earlier_run_are_not_mistaken,
+    a_second_run_under_the_name_ends_the_first,
+    groups_of_several_names_share_store_and_workers,
+    ranks_of_a_job_join_in_any_order,
+}
+
+#[tokio::test]
+async fn what_cannot_be_joined_is_refused() {
+    let worker = worker("alone", FabricKind::SHM).await;
+    let group = |rank, size| Group::builder(store(), rank, size);
+    let refused = [
+        (group(0, 0), "size"),
+        (group(2, 2), "rank"),
+        (group(0, 1).name(""), "name"),
+        (group(0, 1).name("a\nb"), "name"),
+        (group(0, 1).timeout(Duration::ZERO), "timeout"),
+    ];
+    for (builder, named) in refused {
+        match builder.join(&worker).await.unwrap_err() {
+            GroupError::Argument { field, .. } => assert_eq!(field, named),
+            other => panic!("{other}"),
+        }
+    }
+    worker.shutdown().await;
+}
+
+async fn ranks_that_are_missing_are_named(fabric: FabricKind) {
+    let (store, worker) = (store(), worker("early", fabric).await);
+    let builder = Group::builder(store, 1, 4).job("a").timeout(Duration::from_millis(50));
+    match builder.join(&worker).await.unwrap_err() {
+        GroupError::Missing { missing, .. } => assert_eq!(missing, [0, 2, 3]),
+        other => panic!("{other}"),
+    }
+    worker.shutdown().await;
+}
+
+async fn a_rank_that_is_taken_names_who_has_it(fabric: FabricKind) {
+    let store = store();
+    let (one, other) = join!(worker("one", fabric), worker("other", fabric));
+    let builder = Group::builder(store, 0, 1).job("a").timeout(PATIENCE);
+    let group = builder.clone().join(&one).await.unwrap();
+    match builder.join(&other).await.unwrap_err() {
+        GroupError::RankTaken { rank: 0, by, .. } => assert!(by.contains("one"), "{by}"),
+        other => panic!("{other}"),
+    }
+    drop(group);
+    join!(one.shutdown(), other.shutdown());
+}
+
+/// The ranks of the later run that come first read the records of the earlier one, whose workers are gone.
+async fn records_of_an_earlier_run_are_not_mistaken(fabric: FabricKind) {
+    let store = store();
+    let run = async |life: &str| {
+        let workers = join!(
+            worker(format!("{life}_0"), fabric),
+            worker(format!("{life}_1"), fabric),
+            worker(format!("{life}_2"), fabric)
+        );
+        let builder = |rank| Group::builder(store.clone(), rank, 3).timeout(PATIENCE);
+        let late = async {
+            // The others have the earlier run's number by then.
+            workers.0.runtime().sleep(Duration::from_millis(20)).await;
+            builder(0).join(&workers.0).await
+        };
+        let groups = join!(late, builder(1).join(&workers.1), builder(2).join(&workers.2));
+        for group in [&groups.0, &groups.1, &groups.2] {
+            let names: Vec<_> = group.as_ref().unwrap().members().map(str::to_owned).collect();
+            assert_eq!(names, [0, 1, 2].map(|rank| format!("/job:{life}_{rank}/replica:0/task:0")));
+        }
+        drop(groups);
+        join!(workers.0.shutdown(), workers.1.shutdown(), workers.2.shutdown());
+    };
+    run("first").await;
+    run("second").await;
+}
+
+async fn a_second_run_under_the_name_ends_the_first(fabric: FabricKind) {
+    let store = store();
+    let (one, other) = join!(worker("one", fabric), worker("other", fabric));
+    let builder = Group::builder(store.clone(), 0, 2).timeout(PATIENCE);
+    let second = async {
+        store.wait(&["group/run".to_owned()], PATIENCE).await.unwrap();
+        builder.clone().timeout(Duration::from_secs(1)).join(&other).await
+    };
+    let (first, second) = join!(builder.clone().join(&one), second);
+    match first.unwrap_err() {
+        GroupError::OtherRun { by, .. } => assert!(by.contains("other"), "{by}"),
+        other => panic!("{other}"),
+    }
+    assert!(matches!(second.unwrap_err(), GroupError::Missing { missing, .. } if missing == [1]));
+    join!(one.shutdown(), other.shutdown());
+}
+
+async fn groups_of_several_names_share_store_and_workers(fabric: FabricKind) {
+    let store = store();
+    let workers = [worker("a", fabric).await, worker("b", fabric).await];
+    let names = ["odd", "even", "third"];
+    let joined = names.map(|name| {
+        let (store, workers) = (store.clone(), &workers);
+        async move {
+            let join = async |rank: usize| {
+                let builder = Group::builder(store.clone(), rank, 2).name(name).timeout(PATIENCE);
+                builder.join(&workers[rank]).await.unwrap()
+            };
+            let (left, right) = join!(join(0), join(1));
+            let (left_barrier, right_barrier) =
+                join!(async { left.barrier().await }, async { right.barrier().await });
+            left_barrier.unwrap();
+            right_barrier.unwrap();
+        }
+    });
+    join_all(joined).await;
+    join_all(workers.iter().map(tensorwire_rendezvous::Worker::shutdown)).await;
+}
+
+async fn ranks_of_a_job_join_in_any_order(fabric: FabricKind) {
+    let store = store();
+    let workers = [worker("a", fabric).await, worker("b", fabric).await];
+    let join = async |rank: usize| {
+        let builder = Group::builder(store.clone(), rank, 2).job("job 7").timeout(PATIENCE);
+        builder.join(&workers[rank]).await
+    };
+    let first = async {
+        workers[0].runtime().sleep(Duration::from_millis(20)).await;
+        join(0).await
+    };
+    let (first, second) = join!(first, join(1));
+    assert_eq!((first.unwrap().rank(), second.unwrap().rank()), (0, 1));
+    join_all(workers.iter().map(tensorwire_rendezvous::Worker::shutdown)).await;
+}

@@ -1,0 +1,83 @@
+//! Groups whose ranks are workers of this process, over shared memory and over TCP.
+
+mod calls;
+mod endings;
+mod joining;
+mod reductions;
+mod shrinking;
+
+use std::{future::Future, sync::Arc, time::Duration};
+
+use futures::future::join_all;
+use tensorwire_collective::{Group, store::MemoryStore};
+use tensorwire_rendezvous::{Tensor, Worker};
+use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
+
+/// Long enough for a busy machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The ranks of a group, and their workers.
+struct Ranks {
+    workers: Vec<Worker>,
+    groups: Vec<Group>,
+}
+
+/// A store of this process.
+fn store() -> Arc<MemoryStore> {
+    let runtime = TokioRuntime::current().expect("inside a runtime");
+    Arc::new(MemoryStore::new(Arc::new(runtime)))
+}
+
+async fn worker(name: impl AsRef<str>, fabric: FabricKind) -> Worker {
+    Worker::builder(name.as_ref()).require(fabric).start().await.expect("a worker")
+}
+
+/// Joins `size` workers, with a limit for each call.
+async fn ranks_within(fabric: FabricKind, size: usize, limit: Duration) -> Ranks {
+    let store = store();
+    let workers = join_all((0..size).map(async |rank| worker(format!("rank_{rank}"), fabric).await)).await;
+    let joining = workers.iter().enumerate().map(async |(rank, worker)| {
+        let builder = Group::builder(store.clone(), rank, size).name("tests").timeout(limit);
+        builder.join(worker).await.expect("a group")
+    });
+    let groups = join_all(joining).await;
+    Ranks { workers, groups }
+}
+
+async fn ranks(fabric: FabricKind, size: usize) -> Ranks {
+    ranks_within(fabric, size, PATIENCE).await
+}
+
+impl Ranks {
+    /// What every rank's `run` returns, in the order of the ranks. They run at the same time.
+    async fn each<T, Running: Future<Output = T>>(&self, run: impl Fn(Group) -> Running) -> Vec<T> {
+        join_all(self.groups.iter().map(|group| run(group.clone()))).await
+    }
+
+    async fn shutdown(self) {
+        let Self { workers, groups, .. } = self;
+        drop(groups);
+        join_all(workers.iter().map(Worker::shutdown)).await;
+    }
+}
+
+fn tensor(group: &Group, values: &[i32]) -> Tensor {
+    Tensor::from_values(group.worker().pool(), &[values.len() as u64], values).expect("a tensor")
+}
+
+fn values(tensor: &Tensor) -> Vec<i32> {
+    tensor.values().expect("numbers")
+}
+
+/// The suites of `$name` over each fabric.
+macro_rules! over_fabrics {
+    ($($name:ident,)*) => {
+        mod shm {
+            $(#[tokio::test] async fn $name() { super::$name(tensorwire_verbs_reactor::FabricKind::SHM).await; })*
+        }
+        mod tcp {
+            $(#[tokio::test] async fn $name() { super::$name(tensorwire_verbs_reactor::FabricKind::TCP).await; })*
+        }
+    };
+}
+use over_fabrics;

@@ -1,0 +1,130 @@
+//! Reductions: every rank has the result that one process would compute.
+
+use half::f16;
+use tensorwire_collective::{Algorithm, Group, GroupError, Reduction};
+use tensorwire_verbs_reactor::FabricKind;
+
+use super::{over_fabrics, ranks};
+
+over_fabrics! {
+    all_algorithms_give_every_element_of_every_rank_once,
+    a_reduction_to_a_root_gives_it_the_result,
+    all_ranks_have_the_same_bits,
+    several_algorithms_in_a_row_share_a_group,
+    what_cannot_be_combined_ends_the_group,
+}
+
+/// Element `at` of `rank`, such that each sum shows what is lost, doubled or misplaced.
+fn value(at: usize, rank: usize, size: usize) -> i64 {
+    (at * size + rank) as i64
+}
+
+fn input(count: usize, rank: usize, size: usize) -> Vec<i64> {
+    (0..count).map(|at| value(at, rank, size)).collect()
+}
+
+fn sum(count: usize, size: usize) -> Vec<i64> {
+    (0..count).map(|at| (0..size).map(|rank| value(at, rank, size)).sum()).collect()
+}
+
+fn algorithms(group: &Group) -> Vec<Option<Algorithm>> {
+    let known = Algorithm::ALL.iter().copied();
+    let usable = known.filter(|algorithm| group.is_on_one_host() || *algorithm != Algorithm::Views);
+    usable.map(Some).chain([None]).collect()
+}
+
+async fn all_reduced(group: Group, count: usize, algorithm: Option<Algorithm>) -> Vec<i64> {
+    let mut values = input(count, group.rank(), group.size());
+    let call = group.all_reduce(&mut values);
+    let call = match algorithm {
+        Some(algorithm) => call.algorithm(algorithm),
+        None => call,
+    };
+    call.await.unwrap_or_else(|error| panic!("{algorithm:?} of {count}: {error}"));
+    values
+}
+
+async fn all_algorithms_give_every_element_of_every_rank_once(fabric: FabricKind) {
+    for size in [1, 2, 3, 4, 5, 8] {
+        let ranks = ranks(fabric, size).await;
+        for algorithm in algorithms(&ranks.groups[0]) {
+            for count in [0, 1, 4, 13, 64, 1000, 10_007] {
+                let got = ranks.each(|group| all_reduced(group, count, algorithm)).await;
+                let expected = sum(count, size);
+                assert!(
+                    got.iter().all(|got| *got == expected),
+                    "{algorithm:?}, {size} ranks, {count} elements"
+                );
+            }
+        }
+        ranks.shutdown().await;
+    }
+}
+
+async fn a_reduction_to_a_root_gives_it_the_result(fabric: FabricKind) {
+    for size in [1, 2, 3, 6] {
+        let ranks = ranks(fabric, size).await;
+        for root in 0..size {
+            for count in [0, 1, 7, 100, 100_003] {
+                let got = ranks.each(async |group| {
+                    let mut values = input(count, group.rank(), size);
+                    group.reduce(root, &mut values).await.unwrap();
+                    values
+                });
+                assert!(got.await[root] == sum(count, size), "{size} ranks, root {root}, {count} elements");
+            }
+        }
+        ranks.shutdown().await;
+    }
+}
+
+async fn all_ranks_have_the_same_bits(fabric: FabricKind) {
+    let ranks = ranks(fabric, 3).await;
+    for algorithm in algorithms(&ranks.groups[0]) {
+        for count in [5, 5000] {
+            let got = ranks.each(async |group| {
+                let thirds = (0..count).map(|at| 1.0 / (at + 3 * group.rank() + 1) as f32);
+                let mut values: Vec<f16> = thirds.map(f16::from_f32).collect();
+                let call = group.all_reduce(&mut values).reduction(Reduction::Mean);
+                let call = algorithm.into_iter().fold(call, |call, algorithm| call.algorithm(algorithm));
+                call.await.unwrap();
+                values
+            });
+            let got = got.await;
+            assert!(got.windows(2).all(|two| two[0] == two[1]), "{algorithm:?}");
+            for (at, value) in got[0].iter().enumerate() {
+                let mean = (0..3).map(|rank| 1.0 / (at + 3 * rank + 1) as f32).sum::<f32>() / 3.0;
+                assert!(
+                    (value.to_f32() - mean).abs() <= mean * 2e-3,
+                    "{algorithm:?}, {at}: {value} for {mean}"
+                );
+            }
+        }
+    }
+    ranks.shutdown().await;
+}
+
+async fn several_algorithms_in_a_row_share_a_group(fabric: FabricKind) {
+    let ranks = ranks(fabric, 4).await;
+    let algorithms = algorithms(&ranks.groups[0]);
+    let got = ranks.each(async |group| {
+        let mut got = Vec::new();
+        for algorithm in algorithms.iter().chain(&algorithms) {
+            got.push(all_reduced(group.clone(), 777, *algorithm).await);
+            group.barrier().await.unwrap();
+        }
+        got
+    });
+    assert!(got.await.iter().flatten().all(|got| *got == sum(777, 4)));
+    ranks.shutdown().await;
+}
+
+async fn what_cannot_be_combined_ends_the_group(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
+    let errors = ranks
+        .each(async |group| group.all_reduce(&mut [1u8, 2]).reduction(Reduction::Mean).await.unwrap_err());
+    for error in errors.await {
+        assert!(matches!(error, GroupError::Reduction(_) | GroupError::Over { .. }), "{error}");
+    }
+    ranks.shutdown().await;
+}

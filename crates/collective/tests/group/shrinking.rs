@@ -1,0 +1,69 @@
+//! Going on without ranks that are lost.
+
+use std::time::Duration;
+
+use futures::join;
+use tensorwire_collective::{Group, GroupError};
+use tensorwire_verbs_reactor::FabricKind;
+
+use super::{over_fabrics, ranks_within};
+
+over_fabrics! {
+    those_that_are_left_go_on_with_the_right_result,
+    a_group_may_shrink_again_and_to_one,
+    a_rank_that_comes_too_late_is_left_out,
+}
+
+const LIMIT: Duration = Duration::from_secs(20);
+
+async fn sum_of_ranks(group: &Group) -> i32 {
+    let mut values = [group.rank() as i32; 100];
+    group.all_reduce(&mut values).await.unwrap();
+    assert!(values.iter().all(|value| *value == values[0]));
+    values[0]
+}
+
+async fn those_that_are_left_go_on_with_the_right_result(fabric: FabricKind) {
+    for lost in 0..4 {
+        let mut ranks = ranks_within(fabric, 4, LIMIT).await;
+        let worker = ranks.workers.remove(lost);
+        drop(ranks.groups.remove(lost));
+        let left = ranks.each(async |group| {
+            group.barrier().await.unwrap_err();
+            group.shrink().await.unwrap()
+        });
+        let ((), left) = join!(worker.shutdown(), left);
+        ranks.groups = left;
+        for (rank, group) in ranks.groups.iter().enumerate() {
+            assert_eq!((group.rank(), group.size(), group.generation()), (rank, 3, 1), "without {lost}");
+        }
+        assert_eq!(ranks.each(async |group| sum_of_ranks(&group).await).await, [3, 3, 3]);
+        ranks.shutdown().await;
+    }
+}
+
+async fn a_group_may_shrink_again_and_to_one(fabric: FabricKind) {
+    let mut ranks = ranks_within(fabric, 3, LIMIT).await;
+    for left in [2, 1] {
+        let worker = ranks.workers.remove(0);
+        drop(ranks.groups.remove(0));
+        let shrunk = ranks.each(async |group| group.shrink().await.unwrap());
+        let ((), shrunk) = join!(worker.shutdown(), shrunk);
+        ranks.groups = shrunk;
+        let sum: i32 = (0..left).sum();
+        assert_eq!(ranks.each(async |group| sum_of_ranks(&group).await).await, vec![sum; left as usize]);
+    }
+    ranks.shutdown().await;
+}
+
+async fn a_rank_that_comes_too_late_is_left_out(fabric: FabricKind) {
+    let ranks = ranks_within(fabric, 3, Duration::from_millis(400)).await;
+    let shrunk = ranks.each(async |group| match group.rank() {
+        2 => None,
+        _ => Some(group.shrink().await.unwrap().size()),
+    });
+    assert_eq!(shrunk.await, [Some(2), Some(2), None], "it answers, but does not come");
+    let late = ranks.groups[2].shrink().await.unwrap_err();
+    assert!(matches!(late, GroupError::LeftOut { rank: 2, .. }), "{late}");
+    ranks.shutdown().await;
+}
