@@ -18,10 +18,11 @@ use crate::{
     error::GroupError,
     group::{Group, calling::Calling},
     reduction::Reduction,
-    schedule::{self, Algorithm},
+    schedule::{self, Algorithm, Plan},
 };
 
-/// A call that combines elements of all ranks in place, made by [`Group::all_reduce`] and [`Group::reduce`]. It has its number already, and sends nothing until it is awaited.
+/// A call that combines elements of all ranks in place, made by [`Group::all_reduce`], [`Group::reduce`] and
+/// [`Group::reduce_scatter`]. It has its number already, and sends nothing until it is awaited.
 #[must_use = "the group is over if a call is not awaited"]
 pub struct Reducing<'a> {
     calling: Calling,
@@ -29,6 +30,8 @@ pub struct Reducing<'a> {
     dtype: DataType,
     reduction: Reduction,
     algorithm: Option<Algorithm>,
+    /// The elements of each rank's part, of a call that gives each rank one.
+    counts: Vec<usize>,
 }
 
 impl fmt::Debug for Reducing<'_> {
@@ -74,6 +77,24 @@ impl Group {
         self.reducing(CallKind::Reduce, Some(root), values)
     }
 
+    /// As [`all_reduce`](Self::all_reduce), for a part of the values each: `counts` has the number of elements of each rank's part, in
+    /// the order of the ranks, the same on all ranks. Afterwards a rank has the result in its part of `values`; the rest is
+    /// undefined.
+    ///
+    /// # Errors
+    /// As [`all_reduce`](Self::all_reduce), and [`GroupError::Argument`] if the counts are not those of all values.
+    ///
+    /// # Cancel safety
+    /// Dropping it ends the group.
+    pub fn reduce_scatter<'a, T: Element + FromBytes>(
+        &self,
+        values: &'a mut [T],
+        counts: &[usize],
+    ) -> Reducing<'a> {
+        let reducing = self.reducing(CallKind::ReduceScatter, None, values);
+        Reducing { counts: counts.to_vec(), ..reducing }
+    }
+
     fn reducing<'a, T: Element + FromBytes>(
         &self,
         kind: CallKind,
@@ -88,7 +109,14 @@ impl Group {
         };
         let calling = self.call(call);
         let bytes = values.as_mut_bytes();
-        Reducing { calling, bytes, dtype: T::DTYPE, reduction: Reduction::default(), algorithm: None }
+        Reducing {
+            calling,
+            bytes,
+            dtype: T::DTYPE,
+            reduction: Reduction::default(),
+            algorithm: None,
+            counts: Vec::new(),
+        }
     }
 }
 
@@ -117,7 +145,7 @@ impl<'a> IntoFuture for Reducing<'a> {
     type IntoFuture = BoxFuture<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Self { mut calling, bytes, dtype, reduction, algorithm } = self;
+        let Self { mut calling, bytes, dtype, reduction, algorithm, counts } = self;
         let algorithm = algorithm.unwrap_or_else(|| default_algorithm(&calling, bytes.len()));
         calling.call.reduction = reduction.number();
         calling.call.algorithm = algorithm as u8;
@@ -129,6 +157,7 @@ impl<'a> IntoFuture for Reducing<'a> {
                 let how = How { reduction: &reduction, dtype, width };
                 match calling.call.kind {
                     CallKind::Reduce => how.reduce(&calling, bytes).await,
+                    CallKind::ReduceScatter => how.reduce_scatter(&calling, bytes, &counts).await,
                     _ => how.all_reduce(&calling, bytes, algorithm).await,
                 }
             };
@@ -161,34 +190,30 @@ impl How<'_> {
         algorithm: Algorithm,
     ) -> Result<(), GroupError> {
         match algorithm {
-            _ if calling.size() == 1 => {}
-            Algorithm::Exchange => return self.exchange(calling, bytes).await,
+            _ if calling.size() == 1 => {
+                self.reduction.finish(self.dtype, bytes, 1);
+                Ok(())
+            }
+            Algorithm::Exchange => self.exchange(calling, bytes).await,
             Algorithm::Views if calling.is_on_one_host() => {
                 let fold_all = |into: &mut [u8], inputs: &[&[u8]]| {
                     Ok(self.reduction.fold_all(self.dtype, into, inputs)?)
                 };
-                return views::all_reduce(calling, bytes, self.width, fold_all).await;
+                views::all_reduce(calling, bytes, self.width, fold_all).await
             }
-            Algorithm::Views => {
-                return Err(GroupError::Argument {
-                    field: "algorithm",
-                    value: algorithm.to_string(),
-                    remedy: "the ranks do not share memory: they are on several hosts, or a worker does not offer shm".to_owned(),
-                });
-            }
+            Algorithm::Views => Err(GroupError::Argument {
+                field: "algorithm",
+                value: algorithm.to_string(),
+                remedy:
+                    "the ranks do not share memory: they are on several hosts, or a worker does not offer shm"
+                        .to_owned(),
+            }),
             _ => {
-                let elements = Elements { bytes: &mut *bytes, width: self.width };
-                let count = elements.bytes.len() / self.width;
+                let count = bytes.len() / self.width;
                 let plan = schedule::plan(algorithm, calling.rank(), calling.size(), count, self.width);
-                let plan = plan.unwrap_or_default();
-                run(calling, &plan, elements, |into, from| {
-                    Ok(self.reduction.fold(self.dtype, into, from)?)
-                })
-                .await?;
+                self.run(calling, &plan.unwrap_or_default(), bytes).await
             }
         }
-        self.reduction.finish(self.dtype, bytes, calling.size());
-        Ok(())
     }
 
     /// Every rank sends all others its elements, and combines all in the order of the ranks.
@@ -210,10 +235,32 @@ impl How<'_> {
     async fn reduce(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
         let root = calling.call.root.unwrap_or_default() as usize;
         super::broadcast::check_giver(calling, root, calling.rank() == root)?;
-        let elements = Elements { bytes: &mut *bytes, width: self.width };
-        let count = elements.bytes.len() / self.width;
+        let count = bytes.len() / self.width;
         let plan = schedule::reduce_plan(calling.rank(), calling.size(), count, self.width, root);
-        run(calling, &plan, elements, |into, from| Ok(self.reduction.fold(self.dtype, into, from)?)).await?;
+        self.run(calling, &plan, bytes).await
+    }
+
+    async fn reduce_scatter(
+        &self,
+        calling: &Calling,
+        bytes: &mut [u8],
+        counts: &[usize],
+    ) -> Result<(), GroupError> {
+        let (elements, size) = (bytes.len() / self.width, calling.size());
+        if counts.len() != size || counts.iter().sum::<usize>() != elements {
+            return Err(GroupError::Argument {
+                field: "counts",
+                value: format!("{counts:?}"),
+                remedy: format!("give {size} numbers, of which the sum is {elements}"),
+            });
+        }
+        let plan = schedule::ring::reduce_scatter(calling.rank(), size, counts);
+        self.run(calling, &plan, bytes).await
+    }
+
+    async fn run(&self, calling: &Calling, plan: &Plan, bytes: &mut [u8]) -> Result<(), GroupError> {
+        let elements = Elements { bytes: &mut *bytes, width: self.width };
+        run(calling, plan, elements, |into, from| Ok(self.reduction.fold(self.dtype, into, from)?)).await?;
         self.reduction.finish(self.dtype, bytes, calling.size());
         Ok(())
     }

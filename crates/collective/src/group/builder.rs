@@ -2,9 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tensorwire_rendezvous::Worker;
-
-use super::{Group, joining};
+use super::Group;
 use crate::{error::GroupError, store::Store};
 
 /// The time that joining, and each call, may take unless another is given.
@@ -70,25 +68,7 @@ impl GroupBuilder {
         self
     }
 
-    /// Joins the group with `worker`: writes this rank's address into the store, reads those of the others, and waits until
-    /// all have joined. Only connections that are needed for that are made; further ones are made when they are first needed.
-    ///
-    /// Records that an earlier run left in the store are not mistaken for those of this one: ranks that read them meet nobody of
-    /// their run there, and look again.
-    ///
-    /// # Errors
-    /// [`GroupError::Missing`] with the ranks that did not come in time; [`GroupError::RankTaken`],
-    /// [`GroupError::OtherRun`], [`GroupError::Store`], [`GroupError::Argument`].
-    ///
-    /// # Cancel safety
-    /// Dropping the future gives the rank up: the others do not complete either. Its record stays in the store, so the rank can be
-    /// joined again only in another run.
-    pub async fn join(self, worker: &Worker) -> Result<Group, GroupError> {
-        self.check()?;
-        joining::join(self, worker).await
-    }
-
-    fn check(&self) -> Result<(), GroupError> {
+    pub(super) fn check(&self) -> Result<(), GroupError> {
         let refuse = |field, value: String, remedy: &str| {
             Err(GroupError::Argument { field, value, remedy: remedy.to_owned() })
         };

@@ -6,7 +6,7 @@ use futures::future::{Either, select};
 use tensorwire_rendezvous::Worker;
 use tensorwire_verbs_reactor::{Runtime, timeout};
 
-use super::{Group, GroupBuilder, GroupState, calling::Calling, member::Member};
+use super::{Group, GroupBuilder, GroupState, calling::Calling, dissemination::disseminate, member::Member};
 use crate::{
     call::{Call, CallKind},
     error::GroupError,
@@ -44,7 +44,27 @@ impl Identity {
     }
 }
 
-pub(super) async fn join(settings: GroupBuilder, worker: &Worker) -> Result<Group, GroupError> {
+impl GroupBuilder {
+    /// Joins the group with `worker`: writes this rank's address into the store, reads those of the others, and waits until
+    /// all have joined. Only connections that are needed for that are made; further ones are made when they are first needed.
+    ///
+    /// Records that an earlier run left in the store are not mistaken for those of this one: ranks that read them meet nobody of
+    /// their run there, and look again.
+    ///
+    /// # Errors
+    /// [`GroupError::Missing`] with the ranks that did not come in time; [`GroupError::RankTaken`],
+    /// [`GroupError::OtherRun`], [`GroupError::Store`], [`GroupError::Argument`].
+    ///
+    /// # Cancel safety
+    /// Dropping the future gives the rank up: the others do not complete either. Its record stays in the store, so the rank can be
+    /// joined again only in another run.
+    pub async fn join(self, worker: &Worker) -> Result<Group, GroupError> {
+        self.check()?;
+        join(self, worker).await
+    }
+}
+
+async fn join(settings: GroupBuilder, worker: &Worker) -> Result<Group, GroupError> {
     let runtime = worker.runtime().clone();
     let end = runtime.now() + settings.limit;
     let member = Member::of(worker);
@@ -213,6 +233,6 @@ pub(super) async fn meet(
     let state = Arc::new(GroupState::new(worker, identity, rank, members)?);
     let mut calling = Calling::new(&state, Call::plain(state.next_number(), CallKind::Join));
     calling.set_limit(end.saturating_sub(worker.runtime().now()));
-    crate::collectives::barrier::run(&calling).await?;
+    calling.complete(true, disseminate(&calling)).await?;
     Ok(Group { state })
 }

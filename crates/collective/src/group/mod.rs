@@ -2,6 +2,7 @@
 
 mod builder;
 pub(crate) mod calling;
+pub(crate) mod dissemination;
 mod joining;
 mod member;
 mod shrinking;

@@ -9,6 +9,7 @@ use super::{over_fabrics, ranks};
 over_fabrics! {
     all_algorithms_give_every_element_of_every_rank_once,
     a_reduction_to_a_root_gives_it_the_result,
+    each_rank_gets_its_part,
     all_ranks_have_the_same_bits,
     several_algorithms_in_a_row_share_a_group,
     what_cannot_be_combined_ends_the_group,
@@ -73,6 +74,25 @@ async fn a_reduction_to_a_root_gives_it_the_result(fabric: FabricKind) {
                 });
                 assert!(got.await[root] == sum(count, size), "{size} ranks, root {root}, {count} elements");
             }
+        }
+        ranks.shutdown().await;
+    }
+}
+
+async fn each_rank_gets_its_part(fabric: FabricKind) {
+    for size in [1, 2, 3, 5] {
+        let ranks = ranks(fabric, size).await;
+        for unit in [0, 1, 500] {
+            // The first part is empty.
+            let counts: Vec<usize> = (0..size).map(|rank| rank * unit).collect();
+            let count = counts.iter().sum();
+            let got = ranks.each(async |group| {
+                let mut values = input(count, group.rank(), size);
+                group.reduce_scatter(&mut values, &counts).await.unwrap();
+                let begin: usize = counts[..group.rank()].iter().sum();
+                values[begin..begin + counts[group.rank()]].to_vec()
+            });
+            assert!(got.await.concat() == sum(count, size), "{size} ranks, {unit}");
         }
         ranks.shutdown().await;
     }
