@@ -74,7 +74,7 @@ async fn without_a_server_the_error_says_what_to_check() {
     let reserved = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = reserved.local_addr().unwrap();
     drop(reserved);
-    let limit = Duration::from_millis(200);
+    let limit = Duration::from_secs(1);
     let error = TcpStore::connect(&address.to_string(), limit, runtime()).await.unwrap_err();
     assert!(error.to_string().contains(&address.to_string()), "{error}");
     assert!(detail(&error).contains("refused") && detail(&error).contains("serves runs"), "{error}");
@@ -127,7 +127,7 @@ async fn a_port_that_closes_connections_is_told_of() {
             let _ = stream.read(&mut [0; 64]).await;
         }
     };
-    let limit = Duration::from_millis(300);
+    let limit = Duration::from_secs(1);
     let error = tokio::select! {
         connected = TcpStore::connect(&address, limit, runtime()) => connected.unwrap_err(),
         () = close => unreachable!(),
@@ -168,8 +168,10 @@ async fn what_is_half_sent_is_given_up() {
     let hello = client_hello().await;
     for bytes in [&b""[..], &hello[..10], &[&hello[..], &[9, 0, 0, 0, 1]].concat()] {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        stream.write_all(bytes).await.unwrap();
-        timeout(&*runtime(), LONG, stream.read_to_end(&mut Vec::new())).await.unwrap().unwrap();
+        // On a loaded machine it may be closed before.
+        let _ = stream.write_all(bytes).await;
+        let ended = timeout(&*runtime(), LONG, stream.read_to_end(&mut Vec::new())).await;
+        assert!(ended.is_ok(), "the server keeps a connection with {} bytes", bytes.len());
     }
     // A client that asks for nothing is kept.
     until(|| store.connections() == Some(1)).await;
@@ -178,15 +180,16 @@ async fn what_is_half_sent_is_given_up() {
 
 #[tokio::test]
 async fn a_client_that_does_not_read_its_answers_is_closed() {
-    let limits = TcpLimits { request: SHORT, ..TcpLimits::default() };
+    let limits = TcpLimits { request: Duration::from_secs(1), ..TcpLimits::default() };
     let (store, address) = serve(limits).await;
     store.set("k", &vec![0; 1 << 20]).await.unwrap();
+    let hello = client_hello().await;
     let mut stream = TcpStream::connect(address).await.unwrap();
-    let get = [&16u32.to_le_bytes()[..], &[0; 8], &[2], &1u32.to_le_bytes(), &[1, 0], b"k"].concat();
-    stream.write_all(&client_hello().await).await.unwrap();
+    stream.write_all(&hello).await.unwrap();
     stream.read_exact(&mut [0; 24]).await.unwrap();
-    // The answers are more than sockets hold.
-    stream.write_all(&get.repeat(64)).await.unwrap();
+    // The answers are more than sockets hold. It may be closed before the last request.
+    let get = [&16u32.to_le_bytes()[..], &[0; 8], &[2], &1u32.to_le_bytes(), &[1, 0], b"k"].concat();
+    let _ = stream.write_all(&get.repeat(64)).await;
     until(|| store.connections() == Some(0)).await;
 }
 
@@ -331,7 +334,7 @@ async fn a_server_that_does_not_answer_ends_the_operation_in_time() {
         stream.write_all(&hello).await.unwrap();
         let _ = stream.read_to_end(&mut Vec::new()).await;
     };
-    let limit = Duration::from_millis(100);
+    let limit = Duration::from_secs(1);
     let (connected, ()) = tokio::join!(TcpStore::connect(&address, limit, runtime()), silent);
     let error = connected.unwrap_err();
     assert!(detail(&error).contains("does not answer"), "{error}");
@@ -405,7 +408,7 @@ async fn the_server_ends_with_its_last_clone() {
     let (store, address) = serve(TcpLimits::default()).await;
     let clone = store.clone();
     drop(store);
-    let limit = Duration::from_millis(200);
+    let limit = Duration::from_secs(1);
     let client = TcpStore::connect(&address.to_string(), limit, runtime()).await.unwrap();
     client.set("a", b"1").await.unwrap();
     drop(clone);
@@ -414,7 +417,7 @@ async fn the_server_ends_with_its_last_clone() {
             break error;
         }
     };
-    assert!(detail(&error).contains("no answer within 200ms"), "{error}");
+    assert!(detail(&error).contains("no answer within 1s"), "{error}");
     let error = client.wait(&keys(["a"]), SHORT).await.unwrap_err();
     assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
 }

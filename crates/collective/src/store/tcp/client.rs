@@ -13,7 +13,7 @@ use tensorwire_verbs_reactor::{Runtime, timeout};
 
 use super::{
     super::{StoreError, board::Refused},
-    driver::{self, Command, Lost, Sent},
+    driver::{self, Command, Lost},
     link::Link,
     wire::{Answer, Request},
 };
@@ -71,7 +71,7 @@ impl Client {
                 return Err(self.late(self.limit));
             };
             match answer {
-                Err(Lost::Broken { sent, why }) => self.check_repeatable(&request, sent, &why)?,
+                Err(Lost::Broken(why)) => self.check_repeatable(&request, &why)?,
                 Err(Lost::Hopeless(error)) => return Err(error),
                 Ok(answer) => return self.check(answer, &request),
             }
@@ -92,10 +92,10 @@ impl Client {
                 return Err(self.late(self.now().saturating_sub(begun)));
             };
             match answer {
-                Err(Lost::Broken { why, .. }) if until <= self.now() => {
+                Err(Lost::Broken(why)) if until <= self.now() => {
                     return Err(self.link.unreachable(why));
                 }
-                Err(Lost::Broken { .. }) => {}
+                Err(Lost::Broken(_)) => {}
                 Err(Lost::Hopeless(error)) => return Err(error),
                 Ok(answer) => return self.check(answer, &request),
             }
@@ -125,8 +125,8 @@ impl Client {
         answered.await.unwrap_or_else(|_| Err(ended()))
     }
 
-    fn check_repeatable(&self, request: &Request, sent: Sent, why: &str) -> Result<(), StoreError> {
-        if sent == Sent::No || request.is_repeatable() {
+    fn check_repeatable(&self, request: &Request, why: &str) -> Result<(), StoreError> {
+        if request.is_repeatable() {
             return Ok(());
         }
         Err(self.link.unreachable(format!(

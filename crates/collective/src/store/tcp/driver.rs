@@ -48,18 +48,11 @@ pub(super) enum Command {
 
 type Answering = oneshot::Sender<Result<Answer, Lost>>;
 
-/// Whether a request may have reached the server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sent {
-    No,
-    Perhaps,
-}
-
 /// Why a request has no answer.
 #[derive(Debug)]
 pub(super) enum Lost {
-    /// The connection broke. The next request makes another.
-    Broken { sent: Sent, why: String },
+    /// The connection broke, and the server may have seen the request. The next one makes another. Says how it broke.
+    Broken(String),
     /// Another attempt would end in the same way.
     Hopeless(StoreError),
 }
@@ -227,7 +220,7 @@ impl Talk {
 
     fn end(self, why: &str) {
         for asked in self.asked.into_values() {
-            let _ = asked.send(Err(Lost::Broken { sent: Sent::Perhaps, why: why.to_owned() }));
+            let _ = asked.send(Err(Lost::Broken(why.to_owned())));
         }
     }
 }
