@@ -51,6 +51,7 @@ type Call = Box<dyn FnOnce(&Folder) + Send>;
 
 impl FileStore {
     /// Opens the folder at `path`, and makes it if there is none. A write waits for at most `limit` for others of its key.
+    /// This call alone uses the file system on the caller's thread.
     ///
     /// # Errors
     /// [`StoreError::Unreachable`].
