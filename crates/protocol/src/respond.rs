@@ -515,7 +515,7 @@ impl<C: Channel> Drop for Response<C> {
         }
         let mut state = self.connection.lock();
         let waker = state.responses.close(self.index, false);
-        self.connection.settle(state, None, None);
+        self.connection.unlock(state);
         drop(waker);
     }
 }

@@ -39,7 +39,7 @@ impl<C: Channel> Connection<C> {
         let may_be_sent =
             |taken: &&S::Taken| self.may_answer_now(request, S::metadata(taken), S::bytes(taken));
         let Some(taken) = at_hand.as_ref().filter(may_be_sent) else {
-            self.settle(state, None, None);
+            self.unlock(state);
             return false;
         };
         let sent = self.turn_locked(state, (Turnstile::Messages, true), |state| {

@@ -21,12 +21,16 @@ pub(super) struct Keeper {
 }
 
 impl<L> State<L> {
+    /// Whether the housekeeping task sleeps and there is work for it.
+    pub(super) fn has_keeper_work(&self) -> bool {
+        let Some(keeper) = &self.keeper else { return false };
+        let owes = !keeper.is_in_line && self.owes_messages();
+        owes || self.is_line_left || self.requests.has_returns() || self.ring_wanted.is_some()
+    }
+
     /// The waker of the housekeeping task, if that sleeps and there is work for it.
     pub(super) fn keeper_with_work(&mut self) -> Option<Waker> {
-        let keeper = self.keeper.as_ref()?;
-        let owes = !keeper.is_in_line && self.owes_messages();
-        let has_work = owes || self.is_line_left || self.requests.has_returns() || self.ring_wanted.is_some();
-        if has_work { self.keeper.take().map(|keeper| keeper.waker) } else { None }
+        if self.has_keeper_work() { self.keeper.take().map(|keeper| keeper.waker) } else { None }
     }
 }
 
@@ -114,7 +118,7 @@ impl<C: Channel> Housekeeping<'_, C> {
         let mut state = connection.lock();
         state.failure()?;
         if let Some((lent, end)) = state.requests.next_return() {
-            connection.settle(state, None, None);
+            connection.unlock(state);
             return Poll::Ready(Ok(Chore::TakeBack(lent, end)));
         }
         if let Some(bytes) = state.ring_wanted.take() {

@@ -151,7 +151,7 @@ impl<C: Channel> Connection<C> {
         let Some(mut state) = self.lock_open() else { return Ok(()) };
         state.flow.acknowledged()?;
         state.counters.acknowledgements_received += 1;
-        self.settle(state, None, None);
+        self.unlock(state);
         Ok(())
     }
 
@@ -172,7 +172,7 @@ impl<C: Channel> Connection<C> {
             state.ring_wanted = Some(ring_bytes);
             state.is_ring_growing = true;
         }
-        self.settle(state, None, None);
+        self.unlock(state);
         Ok(())
     }
 
@@ -183,7 +183,7 @@ impl<C: Channel> Connection<C> {
         state.flow.take_answer(record::decode_answer(bytes))?;
         state.forget_taken_in();
         state.counters.answers_received += 1;
-        self.settle(state, None, None);
+        self.unlock(state);
         Ok(())
     }
 
@@ -208,7 +208,7 @@ impl<C: Channel> Connection<C> {
                 return Ok(());
             }
         }
-        self.settle(state, None, None);
+        self.unlock(state);
         Ok(())
     }
 
@@ -280,7 +280,7 @@ impl<C: Channel> Connection<C> {
                 for request in &requests {
                     self.take_request(&mut state, request)?;
                 }
-                self.settle(state, None, None);
+                self.unlock(state);
                 requests.into_iter().for_each(requested);
                 return Ok(());
             }

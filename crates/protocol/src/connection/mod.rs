@@ -131,10 +131,18 @@ impl<L> State<L> {
         if is_open { self.queue(turnstile).take_first() } else { None }
     }
 
+    /// Whether somebody is in line, or the housekeeping task sleeps and has work.
+    fn has_waiting(&self) -> bool {
+        self.has_lines() || self.has_keeper_work()
+    }
+
+    fn has_lines(&self) -> bool {
+        !(self.messages.is_empty() && self.entries.is_empty() && self.contents.is_empty())
+    }
+
     /// The first of each line, if there may be something for it. `None` if nobody is in line, which is mostly so.
     fn next_in_lines(&mut self) -> Option<[Option<Waker>; 3]> {
-        let is_empty = self.messages.is_empty() && self.entries.is_empty() && self.contents.is_empty();
-        (!is_empty).then(|| Turnstile::ALL.map(|turnstile| self.next_in_line(turnstile)))
+        self.has_lines().then(|| Turnstile::ALL.map(|turnstile| self.next_in_line(turnstile)))
     }
 
     /// The bytes of the content of request `index` may be reused. Gives the waker of its response.
@@ -246,7 +254,7 @@ impl<C: Channel> Connection<C> {
         requested: impl FnMut(TensorRequest),
     ) -> Result<(), PeerMisbehaved> {
         let unlocked = |state: MutexGuard<'_, State<C::Lent>>, _: &TensorRequest| {
-            self.settle(state, None, None);
+            self.unlock(state);
             false
         };
         self.take_immediate((immediate, length), unlocked, requested)
@@ -352,7 +360,7 @@ impl<C: Channel> Connection<C> {
     pub(crate) fn content_written(&self, index: RequestIndex) {
         let mut state = self.lock();
         let waker = state.end_content(index);
-        self.settle(state, None, None);
+        self.unlock(state);
         drop(waker);
     }
 
@@ -402,6 +410,14 @@ impl<C: Channel> Connection<C> {
         next.into_iter().for_each(Waker::wake);
     }
 
+    /// Unlocks, then wakes every task that can go on now. Mostly nobody waits.
+    #[inline]
+    pub(crate) fn unlock(&self, state: MutexGuard<'_, State<C::Lent>>) {
+        if state.has_waiting() {
+            self.settle(state, None, None);
+        }
+    }
+
     /// Unlocks, then wakes `wake` and every other task that can go on now, and takes memory back.
     pub(crate) fn settle(
         &self,
@@ -412,8 +428,15 @@ impl<C: Channel> Connection<C> {
         let line = state.next_in_lines();
         let keeper = state.keeper_with_work();
         drop(state);
-        wake.into_iter().chain(keeper).for_each(Waker::wake);
-        line.into_iter().flatten().flatten().for_each(Waker::wake);
+        if let Some(waker) = wake {
+            waker.wake();
+        }
+        if let Some(keeper) = keeper {
+            keeper.wake();
+        }
+        if let Some(line) = line {
+            line.into_iter().flatten().for_each(Waker::wake);
+        }
         if let Some((lent, end)) = returned {
             self.channel.take_back(lent, end);
         }

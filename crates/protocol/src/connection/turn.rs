@@ -114,7 +114,7 @@ impl<C: Channel> Drop for PositionInLine<'_, C> {
         if self.ticket.is_some() {
             let mut state = self.connection.lock();
             let waker = state.queue(self.turnstile).leave(&mut self.ticket);
-            self.connection.settle(state, None, None);
+            self.connection.unlock(state);
             drop(waker);
         }
     }
