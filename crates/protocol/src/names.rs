@@ -13,6 +13,7 @@ use crate::{
     Metadata,
     key::KeyHash,
     limits::{LONG_NAMES_MAX, NAMED_BYTES_MAX},
+    wire::Repeated,
 };
 
 /// How a request names its key.
@@ -119,14 +120,21 @@ impl Names {
 pub struct NameTable {
     most: usize,
     keys: Vec<Option<Arc<str>>>,
-    /// The known metadata of the latest request, which most requests share.
-    known: Arc<[Metadata]>,
+    /// The known metadata of requests.
+    pub(crate) known: Repeated<Arc<[Metadata]>>,
+    /// The metadata of META_DATA_RESPONSE.
+    pub(crate) described: Repeated<Metadata>,
 }
 
 impl NameTable {
     /// Without any key, for at most `most` of them.
     pub fn new(most: u32) -> Self {
-        Self { most: bounded(most), keys: Vec::new(), known: Arc::default() }
+        Self {
+            most: bounded(most),
+            keys: Vec::new(),
+            known: Repeated::default(),
+            described: Repeated::default(),
+        }
     }
 
     /// Assigns `number` to `key`; false if there is no such number, or the key is too long for it.
@@ -143,14 +151,6 @@ impl NameTable {
             *place = Some(key);
         }
         true
-    }
-
-    /// The known metadata of a request that names only this one. Nothing is allocated if the latest request named it, too.
-    pub(crate) fn known(&mut self, metadata: Metadata) -> Arc<[Metadata]> {
-        if !matches!(&*self.known, [latest] if *latest == metadata) {
-            self.known = Arc::new([metadata]);
-        }
-        self.known.clone()
     }
 
     /// The key that `number` is assigned to, if any.

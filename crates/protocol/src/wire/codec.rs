@@ -40,6 +40,18 @@ impl<'bytes> Reader<'bytes> {
         self.rest.len()
     }
 
+    /// All of them.
+    pub(super) fn rest(&self) -> &'bytes [u8] {
+        self.rest
+    }
+
+    /// Takes `bytes` off, if they are next.
+    pub(super) fn skip(&mut self, bytes: &[u8]) -> bool {
+        let rest = self.rest.strip_prefix(bytes);
+        self.rest = rest.unwrap_or(self.rest);
+        rest.is_some()
+    }
+
     pub(super) fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], WireError> {
         let (array, rest) = self.rest.split_first_chunk().ok_or(WireError::Truncated { field })?;
         self.rest = rest;

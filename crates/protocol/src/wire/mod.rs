@@ -15,10 +15,12 @@ pub mod control;
 #[cfg(test)]
 mod layout;
 pub mod record;
+mod repeated;
 
 pub use crate::WireError;
 pub(crate) use codec::check_metadata;
 use codec::{Reader, Writer};
+pub(crate) use repeated::Repeated;
 
 use crate::{
     EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, Scope, StepId,
@@ -308,7 +310,7 @@ fn read_message(
     match kind {
         TENSOR_REQUEST => read_request(reader, names).map(Message::TensorRequest),
         TENSOR_REQUESTS => read_requests(reader, names, requests_per_message).map(Message::TensorRequests),
-        META_DATA_RESPONSE..=CANCEL_ACK | VERSION => read_answer(kind, reader),
+        META_DATA_RESPONSE..=CANCEL_ACK | VERSION => read_answer(kind, reader, names),
         _ => Err(WireError::Unknown { field: "kind", value: kind.into() }),
     }
 }
@@ -334,7 +336,10 @@ fn read_request(
     let index = reader.index()?;
     let scope = read_scope(reader)?;
     let key = read_name(reader, names.as_deref_mut())?;
-    let known = read_known(reader, names)?;
+    let known = match names {
+        Some(names) => names.known.read(reader, read_known)?,
+        None => read_known(reader)?,
+    };
     let want = match reader.u8("want")? {
         WANT_WRITE => Want::Write(reader.target()?),
         WANT_EAGER => Want::Eager,
@@ -361,11 +366,18 @@ fn read_scope(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
 
 /// The fields of a message that names one request by its index.
 #[inline(always)]
-fn read_answer(kind: u8, reader: &mut Reader<'_>) -> Result<Message, WireError> {
+fn read_answer(
+    kind: u8,
+    reader: &mut Reader<'_>,
+    names: Option<&mut NameTable>,
+) -> Result<Message, WireError> {
     let index = reader.index()?;
     Ok(match kind {
         META_DATA_RESPONSE => {
-            let metadata = reader.metadata()?;
+            let metadata = match names {
+                Some(names) => names.described.read(reader, Reader::metadata)?,
+                None => reader.metadata()?,
+            };
             let Content { content, loan_follows, checksum } = read_content(reader)?;
             check_content(&metadata, content, loan_follows)?;
             let content = content.map(EagerContent::from_slice);
@@ -402,19 +414,15 @@ fn read_content<'bytes>(reader: &mut Reader<'bytes>) -> Result<Content<'bytes>, 
     Ok(Content { content, loan_follows, checksum })
 }
 
-fn read_known(reader: &mut Reader<'_>, names: Option<&mut NameTable>) -> Result<Arc<[Metadata]>, WireError> {
+fn read_known(reader: &mut Reader<'_>) -> Result<Arc<[Metadata]>, WireError> {
     let count = usize::from(reader.u8("known metadata")?);
     if count > KNOWN_METADATA_MAX {
         let limit = KNOWN_METADATA_MAX;
         return Err(WireError::TooLong { field: "known metadata", length: count, limit });
     }
     if count == 1 {
-        // Most requests name one.
-        let metadata = reader.metadata()?;
-        return Ok(match names {
-            Some(names) => names.known(metadata),
-            None => Arc::new([metadata]),
-        });
+        // Most requests name one, which needs no list besides.
+        return Ok(Arc::new([reader.metadata()?]));
     }
     (0..count).map(|_| reader.metadata()).collect()
 }
