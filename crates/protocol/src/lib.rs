@@ -60,7 +60,7 @@ pub use message::{
 };
 pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
 pub use metadata_cache::MetadataCache;
-pub use receive::{ReceiveOptions, Received, ReceivedGuard};
+pub use receive::{ReceiveOptions, Received, ReceivedGuard, Receiving};
 pub use request_index::RequestIndex;
 pub use respond::Answer;
 pub use status::{Code, Status};

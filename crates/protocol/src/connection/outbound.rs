@@ -1,15 +1,20 @@
 //! What is posted: messages, counts, ASK, and the offer of a larger ring.
 
+use std::slice;
+
 use super::{Connection, State, Turnstile};
 use crate::{
     Channel, ChannelError, Message, Mode, RecordSlot, RequestIndex, TensorRequest,
-    credit::{Blocked, RingPlace},
-    names::Defined,
+    credit::{Blocked, Counts, RingPlace},
+    names::{Defined, NameForm},
     wire::{
         EagerResponse,
         record::{self, Control},
     },
 };
+
+/// The counts of a record, and how its requests name their keys.
+type Counted<'a> = (Counts, &'a [NameForm]);
 
 impl<L> State<L> {
     /// How the keys of `requests` are named, one after the other, as if they were posted now. Gives what to take back
@@ -77,19 +82,45 @@ impl<C: Channel> Connection<C> {
         state: &mut State<C::Lent>,
         message: &Message,
     ) -> Option<Result<(), ChannelError>> {
+        let encode =
+            |counted: Option<Counted<'_>>, into: &mut Vec<u8>| record::encode_message(counted, message, into);
+        let posted = self.try_post_naming(state, message.requests(), encode)?;
+        if posted.is_ok() {
+            state.counters.sent.count(message);
+        }
+        Some(posted)
+    }
+
+    /// As [`try_post`](Self::try_post), for one request.
+    pub(super) fn try_post_request(
+        &self,
+        state: &mut State<C::Lent>,
+        request: &TensorRequest,
+    ) -> Option<Result<(), ChannelError>> {
+        let encode =
+            |counted: Option<Counted<'_>>, into: &mut Vec<u8>| record::encode_request(counted, request, into);
+        let posted = self.try_post_naming(state, slice::from_ref(request), encode)?;
+        state.counters.sent.tensor_request += u64::from(posted.is_ok());
+        Some(posted)
+    }
+
+    /// As [`try_post`](Self::try_post), for a message with `requests`, which `encode` appends.
+    fn try_post_naming(
+        &self,
+        state: &mut State<C::Lent>,
+        requests: &[TensorRequest],
+        encode: impl FnOnce(Option<Counted<'_>>, &mut Vec<u8>),
+    ) -> Option<Result<(), ChannelError>> {
         if let Err(error) = self.may_post(state)? {
             return Some(Err(error));
         }
-        let defined = state.name_keys(message.requests());
+        let defined = state.name_keys(requests);
         let counts = state.flow.counts();
-        let counted = (self.agreed.mode != Mode::Original).then_some((counts, &state.forms[..]));
         state.scratch.clear();
-        record::encode_message(counted, message, &mut state.scratch);
+        let counted = (self.agreed.mode != Mode::Original).then_some((counts, &state.forms[..]));
+        encode(counted, &mut state.scratch);
         match self.post_encoded(state) {
-            Ok(posted) => {
-                state.counters.sent.count(message);
-                Some(posted)
-            }
+            Ok(posted) => Some(posted),
             Err(blocked) => {
                 defined.into_iter().rev().for_each(|defined| state.names.take_back(defined));
                 self.ask(state, blocked)

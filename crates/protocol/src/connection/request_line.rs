@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     future::poll_fn,
-    mem,
+    mem, slice,
     sync::{Arc, MutexGuard},
     task::{Context, Poll, Waker},
 };
@@ -51,13 +51,13 @@ impl<C: Channel> Connection<C> {
     pub(crate) fn try_post_first(
         &self,
         state: &mut State<C::Lent>,
-        message: &Message,
+        request: &TensorRequest,
     ) -> Option<Result<(), ChannelError>> {
         if !state.messages.is_turn(None) {
             return None;
         }
-        let posted = self.try_post(state, message)?;
-        state.count_asked(message);
+        let posted = self.try_post_request(state, request)?;
+        state.count_asked(slice::from_ref(request));
         Some(posted)
     }
 
@@ -84,7 +84,7 @@ impl<C: Channel> Connection<C> {
     ) -> Result<(), ChannelError> {
         let Posted { given, replaced, end, .. } = posted;
         if has_changed || posted.has_changed {
-            self.settle(state, None, None);
+            self.unlock(state);
         } else {
             drop(state);
         }
@@ -107,7 +107,7 @@ impl<C: Channel> Connection<C> {
             tickets.iter().filter_map(|ticket| state.request_line.0.get(ticket)).cloned().collect();
         let message = message_of(requests)?;
         let posted = self.try_post(state, &message)?;
-        state.count_asked(&message);
+        state.count_asked(message.requests());
         done.has_changed = true;
         for ticket in tickets {
             let request = state.request_line.0.remove(&ticket);
@@ -172,9 +172,9 @@ pub(super) struct Posted {
 }
 
 impl<L> State<L> {
-    /// The requests of `message` are being posted.
-    fn count_asked(&mut self, message: &Message) {
-        for request in message.requests() {
+    /// `requests` are being posted.
+    fn count_asked(&mut self, requests: &[TensorRequest]) {
+        for request in requests {
             let (is_view, is_versioned) = (request.want == Want::View, request.scope.is_versioned());
             self.requests.asked(request.index, expected(request), is_view, is_versioned);
         }
@@ -191,8 +191,8 @@ fn message_of(mut requests: Vec<TensorRequest>) -> Option<Message> {
 }
 
 /// What may be written.
-fn expected(request: &TensorRequest) -> Arc<[Metadata]> {
-    if request.want == Want::Eager { Arc::default() } else { request.known.clone() }
+fn expected(request: &TensorRequest) -> Option<Arc<[Metadata]>> {
+    if request.want == Want::Eager { None } else { Some(request.known.clone()) }
 }
 
 impl<C: Channel> RequestInLine<'_, C> {
@@ -215,7 +215,7 @@ impl<C: Channel> RequestInLine<'_, C> {
             match self.begin(&mut state, request, together, context) {
                 Some(posted) => {
                     let is_alone = state.requests.may_help(index);
-                    connection.settle(state, None, None);
+                    connection.unlock(state);
                     return Poll::Ready(connection.over_if_failed(posted).map(|()| is_alone));
                 }
                 None if together => {
@@ -248,13 +248,12 @@ impl<C: Channel> RequestInLine<'_, C> {
         together: bool,
         context: &Context<'_>,
     ) -> Option<Result<(), ChannelError>> {
-        let message = Message::TensorRequest(request);
-        if !together && let Some(posted) = self.connection.try_post_first(state, &message) {
+        if !together && let Some(posted) = self.connection.try_post_first(state, &request) {
             return Some(posted);
         }
         // A new ticket replaces no waker.
         let _ = state.messages.wait(&mut self.ticket, context.waker());
-        if let (Message::TensorRequest(request), Some(ticket)) = (message, self.ticket) {
+        if let Some(ticket) = self.ticket {
             state.request_line.0.insert(ticket, request);
         }
         None
@@ -267,7 +266,7 @@ impl<C: Channel> Drop for RequestInLine<'_, C> {
         let mut state = self.connection.lock();
         let request = state.request_line.0.remove(&ticket);
         let waker = state.messages.leave(&mut self.ticket);
-        self.connection.settle(state, None, None);
+        self.connection.unlock(state);
         drop((request, waker));
     }
 }

@@ -2,14 +2,13 @@
 //! a free entry.
 
 use std::{
-    mem,
     sync::{Arc, MutexGuard},
     task::{Poll, Waker},
 };
 
-use super::{Asked, FirstPoll, ReceiveOptions, Request};
+use super::{FirstPoll, ReceiveOptions, Request};
 use crate::{
-    Allocator, Channel, ChannelError, Connection, Message, Metadata, RequestIndex, Scope, TensorRequest,
+    Allocator, Channel, ChannelError, Connection, Metadata, RequestIndex, Scope, TensorRequest,
     TransferError, Want,
     connection::{State, Turnstile},
     limits::NAME_BYTES_MAX,
@@ -17,26 +16,22 @@ use crate::{
     text::{escaped, has_active},
 };
 
-/// How a receive begins. It gets a name before it is matched on: a `match` on what a call returns keeps all of that in the
-/// future until its last arm has ended.
+/// How a receive begins.
 pub(super) enum Admission<'connection, C: Channel> {
-    /// With a request of its own, which may be posted already, and what is known of the value.
-    Request(Request<'connection, C>, Known, Option<Asked>),
+    /// With a request of its own, and what is known of the value. The request may be posted already; its content comes inside a
+    /// message then.
+    Request(Request<'connection, C>, Known, Option<FirstPoll>),
     /// Without a request: with the content of an earlier receive that was given up. Boxed, because it is rare and large.
     Kept(Arc<str>, Box<Landed<C::Lent>>),
 }
+
+/// A request that was posted, if it was: whether the cell is its own, and how its task waits for the reply.
+type Posted = Option<Result<(bool, FirstPoll), ChannelError>>;
 
 /// What is known of a value.
 pub(super) struct Known {
     pub(super) key: Arc<str>,
     pub(super) metadata: Arc<[Metadata]>,
-}
-
-impl Known {
-    /// For the request of a receive that leaves the line.
-    fn take(&mut self) -> Self {
-        Self { key: self.key.clone(), metadata: mem::take(&mut self.metadata) }
-    }
 }
 
 impl<L> State<L> {
@@ -93,12 +88,15 @@ impl<C: Channel> Connection<C> {
         &self,
         index: RequestIndex,
         known: Known,
-        asked: Option<Result<Asked, ChannelError>>,
+        asked: Posted,
     ) -> Result<Admission<'_, C>, TransferError> {
         let mut request = Request::new(self, index);
         let asked = asked.map(|asked| asked.inspect_err(|error| self.fail(&error.0))).transpose()?;
-        request.is_in_cell = asked.as_ref().is_some_and(|asked| asked.is_in_cell);
-        Ok(Admission::Request(request, known, asked))
+        let first = asked.map(|(is_in_cell, first)| {
+            request.is_in_cell = is_in_cell;
+            first
+        });
+        Ok(Admission::Request(request, known, first))
     }
 
     /// Whether each value that was seen is one that the allocator prefers to come inside a message.
@@ -114,27 +112,27 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Posts the request for a value that is known to be small, if nobody stands before it and credits and ring allow it. A
-    /// task that will not look for the reply leaves its waker under the same lock.
+    /// task that will not look for the reply leaves its waker under the same lock. Gives back what is known of
+    /// the value.
     fn ask_at_once<A: Allocator>(
         &self,
         state: &mut State<C::Lent>,
         (index, scope): (RequestIndex, Scope),
-        known: &Known,
+        known: Known,
         (allocator, options): (&A, ReceiveOptions),
         waker: &Waker,
-    ) -> Option<Result<Asked, ChannelError>> {
-        if options.together || !self.is_known_to_be_small(known, allocator) {
-            return None;
+    ) -> (Known, Posted) {
+        if options.together || !self.is_known_to_be_small(&known, allocator) {
+            return (known, None);
         }
-        let (key, known) = (known.key.clone(), known.metadata.clone());
-        let message = Message::TensorRequest(TensorRequest { index, scope, key, known, want: Want::Eager });
-        let posted = self.try_post_first(state, &message)?;
-        let is_in_cell = match message {
-            Message::TensorRequest(request) if scope == Scope::Published && posted.is_ok() => {
-                state.requests.answer_in_cell(index, request.known)
-            }
-            _ => false,
-        };
+        let Known { key, metadata } = known;
+        let request = TensorRequest { index, scope, key, known: metadata, want: Want::Eager };
+        let posted = self.try_post_first(state, &request);
+        let known = Known { key: request.key, metadata: request.known };
+        let Some(posted) = posted else { return (known, None) };
+        let is_in_cell = scope == Scope::Published
+            && posted.is_ok()
+            && state.requests.answer_in_cell(index, &known.metadata);
         let first = if state.requests.may_help(index) && self.channel().may_help() {
             FirstPoll::Looks
         } else {
@@ -142,7 +140,7 @@ impl<C: Channel> Connection<C> {
             let _ = state.requests.keep_waker(index, waker);
             FirstPoll::Sleeps
         };
-        Some(posted.map(|()| Asked { is_view: false, is_in_cell, first }))
+        (known, Some(posted.map(|()| (is_in_cell, first))))
     }
 }
 
@@ -166,19 +164,56 @@ struct Line {
 }
 
 impl Line {
+    /// Begins a request, for which there is room, leaves both lines, and unlocks.
+    fn begin<'connection, C: Channel, A: Allocator>(
+        mut self,
+        connection: &'connection Connection<C>,
+        mut state: StateGuard<'connection, C>,
+        scope: Scope,
+        asking: (&A, ReceiveOptions),
+        waker: &Waker,
+    ) -> Result<Admission<'connection, C>, TransferError> {
+        let left = self.take_out(&mut state);
+        let Self { known, step_key, .. } = self;
+        let Some(index) = state.requests.open(step_key) else { return Err(TransferError::gone()) };
+        let (known, asked) = connection.ask_at_once(&mut state, (index, scope), known, asking, waker);
+        left.settle(connection, state);
+        connection.admitted(index, known, asked)
+    }
+
     /// Leaves both lines, unlocks, and wakes the next receive in each.
     fn leave<C: Channel>(&mut self, connection: &Connection<C>, mut state: StateGuard<'_, C>) {
-        let waker = state.queue(Turnstile::Requests).leave(&mut self.entry);
+        self.take_out(&mut state).settle(connection, state);
+    }
+
+    /// Leaves both lines.
+    fn take_out<L>(&mut self, state: &mut State<L>) -> LeftLine {
+        let entry = state.queue(Turnstile::Requests).leave(&mut self.entry);
         let stash = &mut state.requests.stash;
         let [own, next] =
             self.step_key.as_ref().map_or([None, None], |step_key| stash.leave(step_key, &mut self.ticket));
+        LeftLine { own: [entry, own], next }
+    }
+}
+
+/// The wakers of a receive that has left its lines.
+struct LeftLine {
+    /// Its own, to be dropped.
+    own: [Option<Waker>; 2],
+    /// That of the next receive of its key.
+    next: Option<Waker>,
+}
+
+impl LeftLine {
+    /// Unlocks, and wakes the next receive in each line.
+    fn settle<C: Channel>(self, connection: &Connection<C>, state: StateGuard<'_, C>) {
         if tensorwire_testpoints::planted!("a task that leaves the queue does not wake the next") {
             drop(state);
         } else {
-            connection.settle(state, None, None);
+            connection.unlock(state);
         }
-        drop((waker, own));
-        next.into_iter().for_each(Waker::wake);
+        drop(self.own);
+        self.next.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -219,15 +254,12 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
                 return Ok(Err(TransferError::StashFull { kept }));
             }
         }
-        let queue = state.queue(Turnstile::Requests);
         if may_ask
-            && queue.is_turn(line.entry)
-            && let Some(index) = state.requests.open(line.step_key.clone())
+            && state.queue(Turnstile::Requests).is_turn(line.entry)
+            && state.requests.has_room()
+            && let Some(line) = self.line.take()
         {
-            let known = line.known.take();
-            let asked = connection.ask_at_once(&mut state, (index, scope), &known, asking, waker);
-            line.leave(connection, state);
-            return Ok(connection.admitted(index, known, asked));
+            return Ok(line.begin(connection, state, scope, asking, waker));
         }
         Err((state, may_ask))
     }
@@ -264,14 +296,20 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
             Err(waits) => waits,
         };
         let Some(line) = &mut self.line else { return Poll::Pending };
-        let queue = state.queue(Turnstile::Requests);
-        // A receive that must wait for a cancel's answer does not hold up those behind it.
-        let replaced =
-            if may_ask { queue.wait(&mut line.entry, waker) } else { queue.leave(&mut line.entry) };
         let stash = &mut state.requests.stash;
         let step_key = line.step_key.as_ref();
         let own = step_key.and_then(|step_key| stash.wait(step_key, &mut line.ticket, waker));
-        connection.settle(state, None, None);
+        let queue = state.queue(Turnstile::Requests);
+        let replaced = if may_ask {
+            let replaced = queue.wait(&mut line.entry, waker);
+            drop(state);
+            replaced
+        } else {
+            // A receive that must wait for a cancel's answer does not hold up those behind it.
+            let left = queue.leave(&mut line.entry);
+            connection.unlock(state);
+            left
+        };
         drop((replaced, own));
         Poll::Pending
     }

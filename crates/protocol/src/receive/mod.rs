@@ -4,6 +4,7 @@ mod admission;
 mod direct;
 mod held;
 mod known;
+mod receiving;
 mod validate;
 
 use std::{
@@ -22,9 +23,10 @@ use crate::{
     connection::{State, Turnstile},
     requests::{Check, Content, Landed, Reply},
 };
-use admission::{Admission, Known};
+use admission::Known;
 pub use held::ReceivedGuard;
 use known::{accepted, of_like_size};
+pub use receiving::Receiving;
 
 /// Options of a receive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -106,50 +108,14 @@ impl<C: Channel> Connection<C> {
     ///
     /// # Cancel safety
     /// As [`receive`](Self::receive); a view that is on its way is held like a content.
-    pub async fn receive_with<A: Allocator<Lent = C::Lent>>(
-        self: &Arc<Self>,
+    pub fn receive_with<'a, A: Allocator<Lent = C::Lent>>(
+        self: &'a Arc<Self>,
         scope: Scope,
-        key: &str,
-        allocator: &A,
+        key: &'a str,
+        allocator: &'a A,
         options: ReceiveOptions,
-    ) -> Result<Received<C::Lent>, TransferError> {
-        let asking = (allocator, options);
-        // Blocks, because otherwise the future has room for what it begins with, and for what it has received, until its end.
-        let validating = {
-            let (mut request, Known { key, metadata }, asked) = {
-                let mut in_line = None;
-                let begin = |context: &mut Context<'_>| match &mut in_line {
-                    None => match self.begin(scope, key, asking, context.waker()) {
-                        Ok(begun) => Poll::Ready(begun),
-                        Err(waits) => {
-                            in_line = Some(waits);
-                            Poll::Pending
-                        }
-                    },
-                    Some(receive) => receive.poll(key, asking, context.waker()),
-                };
-                let admission = poll_fn(begin).await?;
-                match admission {
-                    Admission::Request(request, known, asked) => (request, known, asked),
-                    Admission::Kept(key, landed) => {
-                        let received = handed_out((scope, key), *landed, None, allocator);
-                        return Box::pin(self.validate(received)).await;
-                    }
-                }
-            };
-            let pulled = request.pull((&scope, &key), &metadata, asked, asking).await;
-            let landed = match pulled {
-                Ok(landed) | Err(Stop::Given(landed)) => landed,
-                Err(Stop::Failed(error)) => return Err(error),
-            };
-            let received = handed_out((scope, key), landed, request.version, allocator);
-            if received.is_valid::<C>() {
-                return Ok(received);
-            }
-            // Boxed as well.
-            Box::pin(self.validate(received))
-        };
-        validating.await
+    ) -> Receiving<'a, C, A> {
+        Receiving::new(self, scope, key, (allocator, options))
     }
 
     /// The step is over here: memory of contents that are held for its receives goes back, and none is held from now on.
@@ -195,13 +161,11 @@ fn handed_out<A: Allocator>(
     Received { metadata, lent, checksums: None, version, origin, check }
 }
 
-/// A request that was posted.
-struct Asked {
-    /// A view was asked for.
-    is_view: bool,
-    /// The cell is this request's.
-    is_in_cell: bool,
-    first: FirstPoll,
+/// What an answer leads to.
+enum Next<L> {
+    Landed(Landed<L>),
+    /// The value has these metadata, and needs memory.
+    Told(Metadata),
 }
 
 /// How a task waits for the reply to a request that it has just posted.
@@ -241,49 +205,56 @@ impl<'connection, C: Channel> Request<'connection, C> {
         Self { connection, index, version: None, is_in_cell: false, is_released: false }
     }
 
-    /// Its arguments stay with the caller, because otherwise the future of every receive has them twice.
+    /// The content, of a request that was told the metadata of its value, or has asked with `first`.
     async fn pull<A: Allocator<Lent = C::Lent>>(
         &mut self,
-        (scope, key): (&Scope, &Arc<str>),
-        known: &Arc<[Metadata]>,
-        asked: Option<Asked>,
-        (allocator, options): (&A, ReceiveOptions),
+        (scope, known): (Scope, &Known),
+        mut told: Option<Metadata>,
+        (is_view, mut first): (bool, FirstPoll),
+        allocator: &A,
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
-        let Asked { is_view, mut first, .. } = match asked {
-            Some(asked) => asked,
-            // Boxed, because otherwise the future of every receive has room for this one.
-            None => Box::pin(self.ask((*scope, key), known.clone(), allocator, options)).await?,
-        };
         loop {
-            // A block, because otherwise the future has room for the reply while it goes on.
-            let going_on = {
-                let (reply, unneeded) =
-                    poll_fn(|context| self.poll_reply((*scope, known), &mut first, context)).await?;
-                match reply {
-                    Reply::Content(landed) => {
-                        let may_be_new =
-                            is_view || matches!(landed.content, Content::Eager(_) | Content::None);
-                        if may_be_new && !known.contains(&landed.metadata) {
-                            self.connection.remember(*scope, key, &landed.metadata);
-                        }
-                        if let Some((lent, end)) = unneeded {
-                            self.end_loan(allocator, lent, end);
-                        }
-                        return Ok(landed);
-                    }
-                    Reply::ErrorStatus(status) => {
-                        self.take_back(allocator);
-                        return Err(TransferError::Remote(status).into());
-                    }
-                    Reply::MetaDataResponse(metadata) => {
-                        self.take_back(allocator);
-                        self.connection.remember(*scope, key, &metadata);
-                        // Boxed, because otherwise the future of every receive has room for this one.
-                        Box::pin(self.go_on(metadata, allocator))
-                    }
+            if let Some(metadata) = told.take() {
+                self.go_on(metadata, allocator).await?;
+            }
+            let answered =
+                poll_fn(|context| self.poll_reply((scope, &known.metadata), &mut first, context)).await?;
+            match self.follow(answered, (scope, known), is_view, allocator)? {
+                Next::Landed(landed) => return Ok(landed),
+                Next::Told(metadata) => told = Some(metadata),
+            }
+        }
+    }
+
+    /// Remembers what an answer tells of the value, and takes back the memory that it did not need.
+    #[inline(always)] // because otherwise the content is moved once more
+    fn follow<A: Allocator<Lent = C::Lent>>(
+        &self,
+        (reply, unneeded): Answered<C::Lent>,
+        (scope, known): (Scope, &Known),
+        is_view: bool,
+        allocator: &A,
+    ) -> Result<Next<C::Lent>, TransferError> {
+        match reply {
+            Reply::Content(landed) => {
+                let may_be_new = is_view || matches!(landed.content, Content::Eager(_) | Content::None);
+                if may_be_new && !known.metadata.contains(&landed.metadata) {
+                    self.connection.remember(scope, &known.key, &landed.metadata);
                 }
-            };
-            going_on.await?;
+                if let Some((lent, end)) = unneeded {
+                    self.end_loan(allocator, lent, end);
+                }
+                Ok(Next::Landed(landed))
+            }
+            Reply::ErrorStatus(status) => {
+                self.take_back(allocator);
+                Err(TransferError::Remote(status))
+            }
+            Reply::MetaDataResponse(metadata) => {
+                self.take_back(allocator);
+                self.connection.remember(scope, &known.key, &metadata);
+                Ok(Next::Told(metadata))
+            }
         }
     }
 
@@ -302,14 +273,14 @@ impl<'connection, C: Channel> Request<'connection, C> {
         Ok(self.ask_again(metadata, destination).await?)
     }
 
-    /// Sends TENSOR_REQUEST, with memory for the content where that can be granted before.
+    /// Sends TENSOR_REQUEST, with memory for the content where that can be granted before. Returns whether it asks for a view.
     async fn ask<A: Allocator<Lent = C::Lent>>(
         &self,
         (scope, key): (Scope, &Arc<str>),
         known: Arc<[Metadata]>,
         allocator: &A,
         options: ReceiveOptions,
-    ) -> Result<Asked, Stop<C::Lent>> {
+    ) -> Result<(bool, FirstPoll), Stop<C::Lent>> {
         let known = accepted(known, allocator);
         let First { known, want, mut lent } = if self.is_view(options.sharing, &known) {
             First { known, want: Want::View, lent: None }
@@ -324,11 +295,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
         if let Some(lent) = lent {
             self.end_loan(allocator, lent, LentEnd::NeverSent);
         }
-        Ok(Asked {
-            is_view,
-            is_in_cell: false,
-            first: if sent? { FirstPoll::Looks } else { FirstPoll::Asks },
-        })
+        Ok((is_view, if sent? { FirstPoll::Looks } else { FirstPoll::Asks }))
     }
 
     /// Whether to ask for a view. A value that is known to be small is copied, because that costs less.
@@ -454,11 +421,11 @@ impl<'connection, C: Channel> Request<'connection, C> {
         if let Some(reply) = self.take_from_cell(known) {
             return Poll::Ready(Ok((reply, None)));
         }
-        let (reply, replaced) = state.requests.poll_reply(self.index, context.waker());
-        let failure = state.failure();
-        if let Poll::Ready(reply) = reply {
+        if let Some(reply) = state.requests.take_reply(self.index) {
             return Poll::Ready(Ok(self.answered(state, scope, reply)));
         }
+        let replaced = state.requests.keep_waker(self.index, context.waker());
+        let failure = state.failure();
         drop(state);
         drop(replaced);
         failure?;
@@ -487,7 +454,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
         }
         self.is_released = true;
         let released = state.requests.release(self.index);
-        self.connection.settle(state, None, None);
+        self.connection.unlock(state);
         released.wake();
         (reply, unneeded)
     }

@@ -99,8 +99,9 @@ impl<C: Channel> ReceivedGuard<C> {
     /// The checksum of the bytes that came. Yields to other tasks between pieces.
     async fn sum(&mut self) -> u64 {
         let mut summing = Summing::new(self.connection.agreed().validation);
-        poll_fn(|context| {
-            let content = self.received.as_ref().map(content::<C>).unwrap_or_default();
+        let received = &mut self.received;
+        poll_fn(move |context| {
+            let content = received.as_ref().map(content::<C>).unwrap_or_default();
             let sum = summing.as_mut().map_or(Some(0), |summing| summing.go_on(content));
             sum.map_or_else(
                 || {

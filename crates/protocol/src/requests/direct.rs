@@ -33,11 +33,11 @@ impl<L> Requests<L> {
 
     /// Has the content of a published value, which comes inside a message, put into the cell, so that the task of request
     /// `index` takes it without the lock. Returns false if the cell has another content or request.
-    pub(crate) fn answer_in_cell(&mut self, index: RequestIndex, known: Arc<[Metadata]>) -> bool {
+    pub(crate) fn answer_in_cell(&mut self, index: RequestIndex, known: &Arc<[Metadata]>) -> bool {
         let Direct { cell, assigned } = &mut self.direct;
         let is_free = assigned.is_none() && cell.is_empty();
         if is_free {
-            *assigned = Some((index, known));
+            *assigned = Some((index, known.clone()));
         }
         is_free
     }

@@ -19,9 +19,10 @@ use crate::{EagerContent, LentEnd, Metadata, PeerMisbehaved, Status};
 pub(super) enum RequestPhase {
     /// Nothing was posted.
     Unsent,
-    /// TENSOR_REQUEST was posted. A written content is a legal answer if it has one of these metadata.
+    /// TENSOR_REQUEST was posted.
     Asked {
-        known: Arc<[Metadata]>,
+        /// A written content is a legal answer if it has one of these metadata; none is if there are none.
+        known: Option<Arc<[Metadata]>>,
         /// A view was asked for: a content comes as a loan. A content of no bytes comes as a bare notification.
         is_view: bool,
     },

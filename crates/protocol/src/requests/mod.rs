@@ -9,11 +9,7 @@ mod stash;
 mod tests;
 mod version;
 
-use std::{
-    collections::VecDeque,
-    sync::Arc,
-    task::{Poll, Waker},
-};
+use std::{collections::VecDeque, sync::Arc, task::Waker};
 
 use crate::{
     Agreed, EagerContent, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status, StepId,
@@ -99,7 +95,9 @@ pub(crate) struct Released {
 impl Released {
     pub(crate) fn wake(self) {
         drop(self.own);
-        self.wake.into_iter().flatten().for_each(Waker::wake);
+        let [given, content] = self.wake;
+        given.into_iter().for_each(Waker::wake);
+        content.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -202,7 +200,7 @@ impl<L> Requests<L> {
     pub(crate) fn asked(
         &mut self,
         index: RequestIndex,
-        known: Arc<[Metadata]>,
+        known: Option<Arc<[Metadata]>>,
         is_view: bool,
         is_versioned: bool,
     ) {
@@ -221,25 +219,19 @@ impl<L> Requests<L> {
         }
     }
 
-    /// The peer's answer, if it has come; else stores `waker`. Returns the waker that it replaces.
-    pub(crate) fn poll_reply(
-        &mut self,
-        index: RequestIndex,
-        waker: &Waker,
-    ) -> (Poll<Reply<L>>, Option<Waker>) {
-        let Some(entry) = self.entry(index) else { return (Poll::Pending, None) };
+    /// Takes the peer's answer, if it has come.
+    pub(crate) fn take_reply(&mut self, index: RequestIndex) -> Option<Reply<L>> {
+        let entry = self.entry(index)?;
         if let Some(given) = entry.given.take() {
-            return (Poll::Ready(Reply::Content(given)), None);
+            return Some(Reply::Content(given));
         }
-        let reply = match entry.reply.take() {
-            Some(StoredAnswer::Content { number, metadata, eager, check }) => {
+        Some(match entry.reply.take()? {
+            StoredAnswer::Content { number, metadata, eager, check } => {
                 Reply::Content(entry.landed(number, metadata, eager, check))
             }
-            Some(StoredAnswer::MetaDataResponse(metadata)) => Reply::MetaDataResponse(metadata),
-            Some(StoredAnswer::ErrorStatus(status)) => Reply::ErrorStatus(status),
-            None => return (Poll::Pending, entry.waker.replace(waker.clone())),
-        };
-        (Poll::Ready(reply), None)
+            StoredAnswer::MetaDataResponse(metadata) => Reply::MetaDataResponse(metadata),
+            StoredAnswer::ErrorStatus(status) => Reply::ErrorStatus(status),
+        })
     }
 
     /// Stores `waker` for the connection's end. Returns the waker that it replaces.
@@ -276,7 +268,8 @@ impl<L> Requests<L> {
         let metadata = match &mut entry.phase {
             RequestPhase::Asked { .. } if tells_first => return Err(PeerMisbehaved::ContentUnasked),
             RequestPhase::Asked { known, is_view } => {
-                let written = known.get(which).filter(|metadata| !*is_view || metadata.byte_length == 0);
+                let named = known.as_ref().and_then(|known| known.get(which));
+                let written = named.filter(|metadata| !*is_view || metadata.byte_length == 0);
                 written.cloned().ok_or(PeerMisbehaved::ContentUnasked)?
             }
             RequestPhase::ReAsked { metadata } if which == 0 => metadata.clone(),
@@ -308,7 +301,7 @@ impl<L> Requests<L> {
         let metadata = match &entry.phase {
             // The checksum of a loan comes before it, in META_DATA_RESPONSE.
             RequestPhase::Asked { .. } if is_validated => None,
-            RequestPhase::Asked { known, is_view: true } => known.get(which),
+            RequestPhase::Asked { known: Some(known), is_view: true } => known.get(which),
             RequestPhase::Promised { metadata } if which == 0 => Some(metadata),
             RequestPhase::Answered => return Ok(Arrived::IGNORED),
             _ => None,

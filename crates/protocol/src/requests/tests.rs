@@ -47,7 +47,7 @@ fn arrivals_for_an_earlier_generation_are_ignored() {
     requests.release(old);
     let new = requests.open(None).unwrap();
     assert_ne!(old, new);
-    requests.asked(new, Arc::default(), false, false);
+    requests.asked(new, None, false, false);
     assert!(requests.content(old, 0, 0).unwrap().is_ignored);
     assert!(requests.meta_data_response(old, metadata(1), None, None).unwrap().is_ignored);
     assert!(requests.error_status(old, status()).unwrap().is_ignored);
@@ -163,7 +163,7 @@ fn apply(requests: &mut Requests<u32>, model: &mut Model, op: &Op, index: Reques
             requests.keep(index, model.next_lent);
         }
         Op::Ask(length) if known.is_awaited && !known.is_asked => {
-            requests.asked(index, length.map(metadata).into_iter().collect(), false, false);
+            requests.asked(index, Some(length.map(metadata).into_iter().collect()), false, false);
             let known = model.requests.get_mut(&index).unwrap();
             (known.is_asked, known.is_exposed) = (true, known.lent.is_some());
         }
@@ -172,8 +172,9 @@ fn apply(requests: &mut Requests<u32>, model: &mut Model, op: &Op, index: Reques
             model.requests.get_mut(&index).unwrap().is_exposed = known.lent.is_some();
         }
         Op::PollReply if known.is_awaited => {
-            let (reply, _) = requests.poll_reply(index, Waker::noop());
-            if let Poll::Ready(Reply::Content(Landed { content: Content::Lent(lent), .. })) = reply {
+            let reply = requests.take_reply(index);
+            let _ = requests.keep_waker(index, Waker::noop());
+            if let Some(Reply::Content(Landed { content: Content::Lent(lent), .. })) = reply {
                 model.returned(lent);
             }
         }

@@ -82,13 +82,15 @@ pub fn encode_into(message: &Message, into: &mut Vec<u8>) {
     codec::frame(into, |writer| write_message(writer, message, None));
 }
 
+fn write_tensor_request(writer: &mut Writer<'_>, request: &TensorRequest, forms: Option<&[NameForm]>) {
+    writer.u8(TENSOR_REQUEST);
+    write_request(writer, request, form_of(forms, 0));
+}
+
 /// Kind and fields. Requests name their keys in `forms`, one each; without forms, by the key alone.
 fn write_message(writer: &mut Writer<'_>, message: &Message, forms: Option<&[NameForm]>) {
     match message {
-        Message::TensorRequest(request) => {
-            writer.u8(TENSOR_REQUEST);
-            write_request(writer, request, form_of(forms, 0));
-        }
+        Message::TensorRequest(request) => write_tensor_request(writer, request, forms),
         Message::TensorRequests(requests) => {
             writer.u8(TENSOR_REQUESTS);
             writer.count(requests.len());

@@ -1,0 +1,146 @@
+//! A receive, from its first poll to its value.
+
+use std::{
+    fmt,
+    future::Future,
+    mem,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use super::{
+    FirstPoll, Next, ReceiveOptions, Received, Request, Stop,
+    admission::{Admission, Known, ReceiveInLine},
+    handed_out,
+};
+use crate::{Allocator, Channel, Connection, Metadata, Scope, TransferError};
+
+type Outcome<C> = Result<Received<<C as Channel>::Lent>, TransferError>;
+
+/// A receive, made by [`Connection::receive_with`]. Of its own kind, and not an `async fn`: thousands may be under way, and a
+/// value that comes inside a message is moved less often.
+#[must_use = "nothing is received until it is awaited"]
+pub struct Receiving<'a, C: Channel, A> {
+    connection: &'a Arc<Connection<C>>,
+    scope: Scope,
+    key: &'a str,
+    asking: (&'a A, ReceiveOptions),
+    stage: Stage<'a, C>,
+}
+
+/// How far a receive is.
+enum Stage<'a, C: Channel> {
+    /// It was not polled.
+    New,
+    /// It waits for what it must have before its request. Boxed, because otherwise every receive has room for this.
+    InLine(Box<ReceiveInLine<'a, C>>),
+    /// Its request has asked for a content inside a message.
+    Asked(Request<'a, C>, Known, FirstPoll),
+    /// All others. Boxed as well.
+    Rest(Pin<Box<dyn Future<Output = Outcome<C>> + Send + 'a>>),
+    Over,
+}
+
+impl<C: Channel, A> fmt::Debug for Receiving<'_, C, A> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { scope, key, .. } = self;
+        f.debug_struct("Receiving").field("scope", scope).field("key", key).finish_non_exhaustive()
+    }
+}
+
+impl<'a, C: Channel, A: Allocator<Lent = C::Lent>> Receiving<'a, C, A> {
+    pub(super) fn new(
+        connection: &'a Arc<Connection<C>>,
+        scope: Scope,
+        key: &'a str,
+        asking: (&'a A, ReceiveOptions),
+    ) -> Self {
+        Self { connection, scope, key, asking, stage: Stage::New }
+    }
+
+    /// The stage that follows the wait for a request.
+    fn admitted(&self, admission: Admission<'a, C>) -> Stage<'a, C> {
+        match admission {
+            Admission::Request(request, known, Some(first)) => Stage::Asked(request, known, first),
+            Admission::Request(request, known, None) => self.rest(request, known, None),
+            Admission::Kept(key, landed) => {
+                let received = handed_out((self.scope, key), *landed, None, self.asking.0);
+                Stage::Rest(Box::pin(self.connection.validate(received)))
+            }
+        }
+    }
+
+    /// What follows for a request that has not asked, or was told the metadata of its value.
+    fn rest(&self, mut request: Request<'a, C>, known: Known, told: Option<Metadata>) -> Stage<'a, C> {
+        let (connection, scope, (allocator, options)) = (self.connection, self.scope, self.asking);
+        Stage::Rest(Box::pin(async move {
+            let asked = match told {
+                Some(_) => Ok((false, FirstPoll::Asks)),
+                None => request.ask((scope, &known.key), known.metadata.clone(), allocator, options).await,
+            };
+            let pulled = match asked {
+                Ok(asked) => request.pull((scope, &known), told, asked, allocator).await,
+                Err(stop) => Err(stop),
+            };
+            let landed = match pulled {
+                Ok(landed) | Err(Stop::Given(landed)) => landed,
+                Err(Stop::Failed(error)) => return Err(error),
+            };
+            let received = handed_out((scope, known.key), landed, request.version, allocator);
+            connection.validate(received).await
+        }))
+    }
+}
+
+impl<C: Channel, A: Allocator<Lent = C::Lent>> Future for Receiving<'_, C, A> {
+    type Output = Outcome<C>;
+
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome<C>> {
+        let this = self.get_mut();
+        let (scope, key, asking, waker) = (this.scope, this.key, this.asking, context.waker());
+        loop {
+            this.stage = match mem::replace(&mut this.stage, Stage::Over) {
+                Stage::New => match this.connection.begin(scope, key, asking, waker) {
+                    Ok(admission) => this.admitted(admission?),
+                    Err(in_line) => {
+                        this.stage = Stage::InLine(in_line);
+                        return Poll::Pending;
+                    }
+                },
+                Stage::InLine(mut line) => match line.poll(key, asking, waker) {
+                    Poll::Ready(admission) => this.admitted(admission?),
+                    Poll::Pending => {
+                        this.stage = Stage::InLine(line);
+                        return Poll::Pending;
+                    }
+                },
+                Stage::Asked(mut request, known, mut first) => {
+                    let polled = request.poll_reply((scope, &known.metadata), &mut first, context);
+                    let Poll::Ready(answered) = polled else {
+                        this.stage = Stage::Asked(request, known, first);
+                        return Poll::Pending;
+                    };
+                    match request.follow(answered?, (scope, &known), false, asking.0)? {
+                        Next::Landed(landed) => {
+                            let received = handed_out((scope, known.key), landed, request.version, asking.0);
+                            if received.is_valid::<C>() {
+                                return Poll::Ready(Ok(received));
+                            }
+                            Stage::Rest(Box::pin(this.connection.validate(received)))
+                        }
+                        Next::Told(metadata) => this.rest(request, known, Some(metadata)),
+                    }
+                }
+                Stage::Rest(mut rest) => {
+                    let polled = rest.as_mut().poll(context);
+                    if polled.is_pending() {
+                        this.stage = Stage::Rest(rest);
+                    }
+                    return polled;
+                }
+                Stage::Over => return Poll::Ready(Err(TransferError::gone())),
+            };
+        }
+    }
+}
