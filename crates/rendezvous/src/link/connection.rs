@@ -9,6 +9,7 @@ pub(crate) mod fabric_channel;
 mod tests;
 
 use std::{
+    future::Future,
     sync::{Arc, OnceLock, PoisonError},
     time::Duration,
 };
@@ -229,15 +230,16 @@ impl DataConnection {
 
     /// Receives one value, with its version if `scope` requests it. Its arguments stay with the caller, as those of all that a
     /// receive passes through, because otherwise the future of every receive has them several times.
-    pub(crate) async fn receive(
-        &self,
-        scope: &Scope,
-        name: &Transfer<'_>,
-        options: &ReceiveOptions,
-    ) -> Result<(Tensor, Option<Version>), WorkerError> {
-        let received = self.received(scope, name, options).await?;
-        let version = self.version(&received);
-        Ok((Self::tensor(received)?, version))
+    pub(crate) fn receive<'a>(
+        &'a self,
+        scope: &'a Scope,
+        name: &'a Transfer<'a>,
+        options: &'a ReceiveOptions,
+    ) -> impl Future<Output = Result<(Tensor, Option<Version>), WorkerError>> + 'a {
+        self.received(scope, name, options, |received| {
+            let version = self.version(&received);
+            Ok((Self::tensor(received)?, version))
+        })
     }
 
     /// The version of a received value.
@@ -245,13 +247,15 @@ impl DataConnection {
         received.version.map(|number| Version { incarnation: self.peer_incarnation, number })
     }
 
-    /// Requests a view only if the fabric supports it and the peer is trusted not to change the memory.
-    async fn received(
+    /// Receives what `hand_out` makes of the value. Requests a view only if the fabric supports it and the peer is trusted not to
+    /// change the memory.
+    async fn received<T>(
         &self,
         scope: &Scope,
         name: &Transfer<'_>,
         options: &ReceiveOptions,
-    ) -> Result<Received<Lent>, WorkerError> {
+        hand_out: impl FnOnce(Received<Lent>) -> Result<T, WorkerError>,
+    ) -> Result<T, WorkerError> {
         let may_view = self.queue_pair.capabilities().lend && !self.allocator.enclosure.is_bouncing();
         let sharing = if may_view { options.sharing } else { Sharing::Copy };
         let options = ReceiveOptions { sharing, ..*options };
@@ -262,20 +266,27 @@ impl DataConnection {
             let receive = self.protocol.receive_with(*scope, name.key, &self.allocator, options);
             Box::pin(receive.instrument(span.clone())).await
         };
-        let received = received.map_err(|error| self.transfer_error(*name, error));
-        self.meter.ended(&span, received.as_ref().map(|received| received.metadata.byte_length));
-        received
+        match received {
+            Ok(received) => {
+                self.meter.ended(&span, Ok(received.metadata.byte_length));
+                hand_out(received)
+            }
+            Err(error) => {
+                let error = self.transfer_error(*name, error);
+                self.meter.ended(&span, Err(&error));
+                Err(error)
+            }
+        }
     }
 
     /// Receives one of several values. It is not lost if the others fail.
-    pub(crate) async fn receive_held(
-        &self,
-        scope: &Scope,
-        name: &Transfer<'_>,
-        options: &ReceiveOptions,
-    ) -> Result<ReceivedGuard<FabricChannel>, WorkerError> {
-        let received = self.received(scope, name, options).await?;
-        Ok(self.protocol.hold(received))
+    pub(crate) fn receive_held<'a>(
+        &'a self,
+        scope: &'a Scope,
+        name: &'a Transfer<'a>,
+        options: &'a ReceiveOptions,
+    ) -> impl Future<Output = Result<ReceivedGuard<FabricChannel>, WorkerError>> + 'a {
+        self.received(scope, name, options, |received| Ok(self.protocol.hold(received)))
     }
 
     /// Receives one value directly into `target` if possible. [`Target::fill`] completes it.
@@ -348,7 +359,11 @@ impl DataConnection {
 fn received_tensor(metadata: Metadata, bytes: Option<Buf>, checksums: Option<Arc<Checksums>>) -> Tensor {
     // A buffer for a key with several known shapes is as large as the largest of them.
     let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
-    let bytes = bytes.filter(|_| length > 0).and_then(|bytes| bytes.slice(0..length));
+    let bytes = match bytes {
+        Some(bytes) if bytes.len() == length => Some(bytes),
+        Some(bytes) if length > 0 => bytes.slice(0..length),
+        _ => None,
+    };
     Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums)
 }
 
