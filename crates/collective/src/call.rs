@@ -5,7 +5,7 @@ use std::fmt;
 use tensorwire_protocol::DataType;
 
 /// Bytes of a [`Call`] in a message.
-pub(crate) const HEADER_BYTES: usize = 32;
+pub(crate) const HEADER_BYTES: usize = 36;
 
 /// The first bytes of each header. They change with the format.
 const MAGIC: u32 = 0x5457_4701;
@@ -86,12 +86,14 @@ pub struct Call {
     pub algorithm: u8,
     /// The root's rank, where there is one.
     pub root: Option<u32>,
+    /// A hash of the numbers of elements of the ranks' parts; 0 where there are none.
+    pub parts: u32,
 }
 
 impl Call {
     /// A call without elements, reduction or root.
     pub(crate) fn plain(number: u64, kind: CallKind) -> Self {
-        Self { number, kind, dtype: None, elements: 0, reduction: 0, algorithm: 0, root: None }
+        Self { number, kind, dtype: None, elements: 0, reduction: 0, algorithm: 0, root: None, parts: 0 }
     }
 
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
@@ -104,7 +106,8 @@ impl Call {
             .chain(dtype.to_le_bytes())
             .chain(self.root.unwrap_or(NO_ROOT).to_le_bytes())
             .chain(self.number.to_le_bytes())
-            .chain(self.elements.to_le_bytes());
+            .chain(self.elements.to_le_bytes())
+            .chain(self.parts.to_le_bytes());
         bytes.iter_mut().zip(fields).for_each(|(place, byte)| *place = byte);
         bytes
     }
@@ -126,7 +129,16 @@ impl Call {
         };
         let root = Some(word(12)?).filter(|root| *root != NO_ROOT);
         let kind = CallKind::of_number(kind)?;
-        Some(Self { number: long(16)?, kind, dtype, elements: long(24)?, reduction, algorithm, root })
+        Some(Self {
+            number: long(16)?,
+            kind,
+            dtype,
+            elements: long(24)?,
+            reduction,
+            algorithm,
+            root,
+            parts: word(32)?,
+        })
     }
 }
 
@@ -141,6 +153,9 @@ impl fmt::Display for Call {
         }
         if let Some(algorithm) = crate::schedule::Algorithm::of_number(self.algorithm) {
             write!(f, ", {algorithm}")?;
+        }
+        if self.parts != 0 {
+            write!(f, ", parts {:08x}", self.parts)?;
         }
         match self.root {
             Some(root) => write!(f, ", root {root}"),
@@ -165,6 +180,7 @@ mod tests {
                     reduction: 3,
                     algorithm: 2,
                     root: Some(0),
+                    parts: 9,
                 };
                 assert_eq!(Call::decode(&call.encode()), Some(call));
                 let call = Call { root: None, ..call };

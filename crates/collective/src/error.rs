@@ -12,7 +12,7 @@ use crate::{call::Call, reduction::ReductionError, store::StoreError};
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// An argument that cannot be used. The group is not over.
+    /// An argument that cannot be used.
     #[error("{field} = `{}`: {remedy}", escaped(value))]
     Argument {
         /// The argument.
@@ -22,7 +22,7 @@ pub enum GroupError {
         /// What to use instead.
         remedy: String,
     },
-    /// The elements cannot be reduced so. The group is not over.
+    /// The elements cannot be reduced so.
     #[error(transparent)]
     Reduction(#[from] ReductionError),
     /// The store failed.
@@ -92,10 +92,7 @@ pub enum GroupError {
         theirs: Box<Call>,
     },
     /// A call was not complete in time.
-    #[error(
-        "`{call}` was not complete after {limit:?}: {}",
-        if behind.is_empty() { format!("ranks {waiting_for:?} were slow") } else { format!("ranks {behind:?} have not called it") }
-    )]
+    #[error("`{call}` was not complete after {limit:?}: {}", awaited(waiting_for, silent))]
     TimedOut {
         /// The call.
         call: Box<Call>,
@@ -103,8 +100,18 @@ pub enum GroupError {
         limit: Duration,
         /// The ranks from which this one awaited something.
         waiting_for: Vec<usize>,
-        /// The ranks that had not begun the call, as far as they could be asked.
-        behind: Vec<usize>,
+        /// Those of them of which no message of the call had come: they have not called it, or wait for others themselves.
+        silent: Vec<usize>,
+    },
+    /// A rank has left the group: its last clone was dropped.
+    #[error("`{call}`: rank {rank} has left the group ({why}); end with `close`, which waits for the others")]
+    Left {
+        /// The call.
+        call: Box<Call>,
+        /// The rank.
+        rank: usize,
+        /// Its worker's words.
+        why: String,
     },
     /// A rank is lost.
     #[error("`{call}`: rank {rank} is lost: {error}")]
@@ -137,4 +144,12 @@ pub enum GroupError {
     /// This rank's worker failed.
     #[error(transparent)]
     Worker(#[from] WorkerError),
+}
+
+fn awaited(waiting_for: &[usize], silent: &[usize]) -> String {
+    match (waiting_for, silent) {
+        ([], _) => "it waited for an earlier call of its lane, or for memory".to_owned(),
+        (_, []) => format!("it waited for ranks {waiting_for:?}"),
+        _ => format!("no message of it has come from ranks {silent:?}"),
+    }
 }

@@ -25,7 +25,7 @@ impl Group {
         Collective::new(calling, move |calling| {
             Box::pin(async move {
                 let own = calling.rank();
-                for rank in others(calling) {
+                for rank in calling.others() {
                     calling.send_tensor(rank, tensor.clone()).await?;
                 }
                 receive_all(calling, |rank| (rank == own).then(|| tensor.clone())).await
@@ -69,7 +69,7 @@ impl Group {
                 check_giver(calling, root, tensors.is_some())?;
                 let Some(tensors) = tensors else { return calling.receive_tensor(root).await };
                 let mut tensors = one_for_each(calling, tensors)?;
-                for rank in others(calling) {
+                for rank in calling.others() {
                     calling.send_tensor(rank, tensors[rank].clone()).await?;
                 }
                 Ok(tensors.swap_remove(root))
@@ -91,19 +91,13 @@ impl Group {
             Box::pin(async move {
                 let tensors = one_for_each(calling, tensors)?;
                 let own = calling.rank();
-                for rank in others(calling) {
+                for rank in calling.others() {
                     calling.send_tensor(rank, tensors[rank].clone()).await?;
                 }
                 receive_all(calling, |rank| (rank == own).then(|| tensors[own].clone())).await
             })
         })
     }
-}
-
-/// The other ranks, beginning behind this one, so that not all send to the same at first.
-pub(super) fn others(calling: &Calling) -> impl Iterator<Item = usize> + use<> {
-    let (rank, size) = (calling.rank(), calling.size());
-    (1..size).map(move |distance| (rank + distance) % size)
 }
 
 /// A tensor of each rank, except those that `known` has.

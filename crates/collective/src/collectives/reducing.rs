@@ -9,7 +9,6 @@ use tensorwire_verbs_reactor::BoxFuture;
 use zerocopy::{FromBytes, IntoBytes as _};
 
 use super::{
-    exchange::others,
     running::{Elements, run},
     views,
 };
@@ -127,7 +126,7 @@ impl Reducing<'_> {
         self
     }
 
-    /// How elements travel. All ranks must give the same. Default: what suits their number, that of the ranks, and where these are.
+    /// How the elements of an all-reduce travel; of no effect on other calls. All ranks must give the same. Default: what suits their number, that of the ranks, and where these are.
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = Some(algorithm);
         self
@@ -147,11 +146,14 @@ impl<'a> IntoFuture for Reducing<'a> {
     fn into_future(self) -> Self::IntoFuture {
         let Self { mut calling, bytes, dtype, reduction, algorithm, counts } = self;
         let algorithm = algorithm.unwrap_or_else(|| default_algorithm(&calling, bytes.len()));
+        let is_all_reduce = calling.call.kind == CallKind::AllReduce;
         calling.call.reduction = reduction.number();
-        calling.call.algorithm = algorithm as u8;
+        calling.call.algorithm = if is_all_reduce { algorithm as u8 } else { 0 };
+        calling.call.parts = hash(&counts);
         let width = (dtype.bits() / 8) as usize;
         Box::pin(async move {
-            let opens_with_neighbours = calling.size() == 2 || algorithm == Algorithm::Exchange;
+            let opens_with_neighbours =
+                is_all_reduce && (calling.size() == 2 || algorithm == Algorithm::Exchange);
             let work = async {
                 reduction.check(dtype)?;
                 let how = How { reduction: &reduction, dtype, width };
@@ -164,6 +166,13 @@ impl<'a> IntoFuture for Reducing<'a> {
             calling.complete(opens_with_neighbours, work).await
         })
     }
+}
+
+/// What tells other counts from these; 0 for none.
+fn hash(counts: &[usize]) -> u32 {
+    let bytes = counts.iter().flat_map(|count| (*count as u64).to_le_bytes());
+    let hash = bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    if counts.is_empty() { 0 } else { hash }
 }
 
 /// Depends on nothing in which ranks differ.
@@ -218,10 +227,8 @@ impl How<'_> {
 
     /// Every rank sends all others its elements, and combines all in the order of the ranks.
     async fn exchange(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
-        for to in others(calling) {
-            calling.send(to, bytes).await?;
-        }
-        let arrived = try_join_all(others(calling).map(|from| calling.receive(from, bytes.len()))).await?;
+        calling.send_to_all(bytes).await?;
+        let arrived = try_join_all(calling.others().map(|from| calling.receive(from, bytes.len()))).await?;
         let own = bytes.to_vec();
         // Those of the ranks behind this one come first.
         let (behind, before) = arrived.split_at(calling.size() - 1 - calling.rank());
@@ -247,7 +254,8 @@ impl How<'_> {
         counts: &[usize],
     ) -> Result<(), GroupError> {
         let (elements, size) = (bytes.len() / self.width, calling.size());
-        if counts.len() != size || counts.iter().sum::<usize>() != elements {
+        let sum = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+        if counts.len() != size || sum != Some(elements) {
             return Err(GroupError::Argument {
                 field: "counts",
                 value: format!("{counts:?}"),

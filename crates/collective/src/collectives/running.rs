@@ -1,6 +1,6 @@
 //! Runs a plan: sends and receives its elements, and combines what arrives.
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
 use futures::stream::{self, StreamExt as _};
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
@@ -37,6 +37,9 @@ pub(super) async fn run(
     let width = elements.width;
     let receives = plan.exchanges.iter().flat_map(|exchange| exchange.receive.iter());
     let receives: Vec<_> = receives.map(|(from, range, _)| (*from, range.len() * width)).collect();
+    for from in receives.iter().map(|(from, _)| *from).collect::<BTreeSet<_>>() {
+        calling.connect(from).await?;
+    }
     let incoming = receives.into_iter().map(|(from, length)| calling.receive(from, length));
     let mut incoming = Box::pin(stream::iter(incoming).buffered(AHEAD));
     for exchange in &plan.exchanges {

@@ -11,7 +11,7 @@ use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, WorkerError};
 
-use super::{exchange::others, running::replace};
+use super::running::replace;
 use crate::{error::GroupError, group::calling::Calling};
 
 /// Combines `bytes`, elements of `width` bytes, of all ranks. `fold_all` writes the combination of its inputs.
@@ -25,21 +25,22 @@ pub(super) async fn all_reduce(
     let part = |rank: usize| part(bytes.len() / width, size, rank);
     let parts: Vec<Range<usize>> =
         (0..size).map(part).map(|part| part.start * width..part.end * width).collect();
+    let at = parts[rank].clone();
+    // All memory first, so that nobody waits for some while others wait for what it sends.
+    let mut result = calling.pool().alloc(at.len()).await.map_err(WorkerError::from)?;
     // A user's memory is staged once.
     let own = tensor(calling, bytes).await?;
-    for to in others(calling) {
+    for to in calling.others() {
         calling.send_tensor(to, own.clone()).await?;
     }
     let inputs = receive(calling, &own, |_| bytes.len()).await?;
-    let at = parts[rank].clone();
-    let mut result = calling.pool().alloc(at.len()).await.map_err(WorkerError::from)?;
     let slices: Vec<&[u8]> =
         inputs.iter().map(|input| input.bytes().get(at.clone()).unwrap_or_default()).collect();
     fold_all(&mut result, &slices)?;
     drop(slices);
     drop(inputs);
     let result = Tensor::new(result, DataType::U8, &[at.len() as u64])?;
-    for to in others(calling) {
+    for to in calling.others() {
         calling.send_tensor(to, result.clone()).await?;
     }
     let results = receive(calling, &result, |rank| parts[rank].len()).await?;

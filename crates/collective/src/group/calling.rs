@@ -1,8 +1,9 @@
 //! One call of this rank while it is under way: its turn, its limit, and the messages that pass between it and other ranks.
 //!
-//! Messages of a call travel in its lane: a key for each pair of ranks and direction, on which values arrive in the order in which they
-//! were sent. A lane carries one call at a time, so a message belongs to the call that its lane has come to. The first message that
-//! a rank sends another in a call begins with the [`Call`], which the other compares with its own.
+//! Messages of a call travel in its lane: two keys for each pair of ranks and direction, on which values arrive in the order in which
+//! they were sent. A lane carries one call at a time, so a message belongs to the call that its lane has come to. What a rank sends
+//! another in a call begins with the [`Call`], which the other compares with its own. It has a key of its own: what is short is
+//! received into little memory there, and the order between it and longer contents does not matter.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::try_join;
+use futures::future::{Either, select, try_join};
 use tensorwire_memory::{
     Pool,
     copy::{CopyReason, copy_bytes},
@@ -30,6 +31,10 @@ use crate::{
     error::GroupError,
 };
 
+/// The key of calls, and that of contents.
+const CALLS: usize = 0;
+const CONTENTS: usize = 1;
+
 /// The longest content that travels in one message with the call.
 const JOINED_BYTES_MAX: usize = 2048;
 
@@ -38,7 +43,8 @@ pub(crate) struct Calling {
     group: Arc<GroupState>,
     pub(crate) call: Call,
     limit: Duration,
-    lane: String,
+    /// The keys of calls, and of contents that do not travel with one.
+    keys: [String; 2],
     contacts: Mutex<Contacts>,
     is_complete: AtomicBool,
 }
@@ -81,7 +87,7 @@ impl Group {
 impl Calling {
     pub(crate) fn new(group: &Arc<GroupState>, call: Call) -> Self {
         Self {
-            lane: format!("call {}", call.number % CALLS_UNDER_WAY as u64),
+            keys: ["call", "content"].map(|key| format!("{key} {}", call.number % CALLS_UNDER_WAY as u64)),
             group: group.clone(),
             call,
             limit: group.identity.limit,
@@ -135,14 +141,18 @@ impl Calling {
                 self.compare().await?;
                 return Ok(value);
             }
-            // First, because messages between two ranks are received in the order in which they are awaited.
             let ((), value) = try_join(self.compare(), work).await?;
             Ok(value)
         };
         // It lives on, so that what it waits for is known.
         let mut work = pin!(work);
-        let done = timeout(self.group.runtime(), self.limit, work.as_mut()).await;
-        let done = done.unwrap_or_else(|_| Err(self.timed_out()));
+        let ended = pin!(self.group.ended());
+        let done = timeout(self.group.runtime(), self.limit, select(work.as_mut(), ended)).await;
+        let done = match done {
+            Ok(Either::Left((done, _))) => done,
+            Ok(Either::Right((over, _))) => Err(after(&over)),
+            Err(_) => Err(self.timed_out()),
+        };
         self.is_complete.store(true, Ordering::Relaxed);
         match done {
             Ok(value) => {
@@ -174,16 +184,10 @@ impl Calling {
         let hears = !is_alone && contacts.heard.insert(before);
         drop(contacts);
         async move {
-            let hear = async {
-                if hears {
-                    let message = self.next(before).await?;
-                    self.check(before, &message, 0)?;
-                }
-                Ok(())
-            };
+            let hear = async { if hears { self.hear(before).await } else { Ok(()) } };
             let tell = async {
                 if tells {
-                    self.post(behind, self.message(&[], true).await?)?;
+                    self.post(behind, CALLS, self.message(&[], true).await?)?;
                 }
                 Ok(())
             };
@@ -193,24 +197,47 @@ impl Calling {
 
     /// Sends a copy of `bytes`.
     pub(crate) async fn send(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
-        let is_first = self.contacts().told.insert(to);
-        if is_first && bytes.len() > JOINED_BYTES_MAX {
-            self.post(to, self.message(&[], true).await?)?;
-            return self.post(to, self.message(bytes, false).await?);
+        if self.contacts().told.insert(to) {
+            if bytes.len() <= JOINED_BYTES_MAX {
+                return self.post(to, CALLS, self.message(bytes, true).await?);
+            }
+            self.post(to, CALLS, self.message(&[], true).await?)?;
         }
-        if is_first || !bytes.is_empty() {
-            self.post(to, self.message(bytes, is_first).await?)
-        } else {
-            Ok(())
+        if bytes.is_empty() { Ok(()) } else { self.post(to, CONTENTS, self.message(bytes, false).await?) }
+    }
+
+    /// Sends one copy of `bytes` to all others, of whom none was sent anything yet.
+    pub(crate) async fn send_to_all(&self, bytes: &[u8]) -> Result<(), GroupError> {
+        let is_short = bytes.len() <= JOINED_BYTES_MAX;
+        let call = self.message(if is_short { bytes } else { &[] }, true).await?;
+        let content = if is_short { None } else { Some(self.message(bytes, false).await?) };
+        for to in self.others() {
+            self.contacts().told.insert(to);
+            self.post(to, CALLS, call.clone())?;
+            content.iter().try_for_each(|content| self.post(to, CONTENTS, content.clone()))?;
         }
+        Ok(())
     }
 
     /// Sends a tensor as it is.
     pub(crate) async fn send_tensor(&self, to: usize, tensor: Tensor) -> Result<(), GroupError> {
         if self.contacts().told.insert(to) {
-            self.post(to, self.message(&[], true).await?)?;
+            self.post(to, CALLS, self.message(&[], true).await?)?;
         }
-        self.post(to, tensor)
+        self.post(to, CONTENTS, tensor)
+    }
+
+    /// The other ranks, beginning behind this one, so that not all send to the same at first.
+    pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (rank, size) = (self.rank(), self.size());
+        (1..size).map(move |distance| (rank + distance) % size)
+    }
+
+    /// Connects to `rank`. Receives from one rank are requested in the order in which they are polled for the first time only if it is
+    /// connected by then.
+    pub(crate) async fn connect(&self, rank: usize) -> Result<(), GroupError> {
+        let connected = self.peer(rank)?.connect().await;
+        connected.map_err(|error| self.failed(rank, error))
     }
 
     /// `length` bytes, which `from` has [sent](Self::send). Receives from one rank are completed in the order of the calls of this
@@ -222,22 +249,19 @@ impl Calling {
     ) -> impl Future<Output = Result<Arrived, GroupError>> + Send + '_ {
         let is_first = self.contacts().heard.insert(from);
         async move {
-            if is_first && length > JOINED_BYTES_MAX {
-                // Both are asked for at once.
-                let (call, content) = try_join(self.next(from), self.next(from)).await?;
-                self.check(from, &call, 0)?;
-                return self.content(from, content, 0, length);
-            }
-            if is_first {
-                let message = self.next(from).await?;
+            if is_first && length <= JOINED_BYTES_MAX {
+                let message = self.next(from, CALLS).await?;
                 self.check(from, &message, length)?;
                 return self.content(from, message, HEADER_BYTES, length);
             }
-            if length == 0 {
-                return Ok(Arrived::EMPTY);
-            }
-            let message = self.next(from).await?;
-            self.content(from, message, 0, length)
+            let call = async { if is_first { self.hear(from).await } else { Ok(()) } };
+            let content = async {
+                let content = if length == 0 { None } else { Some(self.next(from, CONTENTS).await?) };
+                content.map_or(Ok(Arrived::EMPTY), |content| self.content(from, content, 0, length))
+            };
+            // Both are asked for at once.
+            let (content, ()) = try_join(content, call).await?;
+            Ok(content)
         }
     }
 
@@ -248,13 +272,16 @@ impl Calling {
     ) -> impl Future<Output = Result<Tensor, GroupError>> + Send + '_ {
         let is_first = self.contacts().heard.insert(from);
         async move {
-            if !is_first {
-                return self.next(from).await;
-            }
-            let (call, tensor) = try_join(self.next(from), self.next(from)).await?;
-            self.check(from, &call, 0)?;
+            let call = async { if is_first { self.hear(from).await } else { Ok(()) } };
+            let (tensor, ()) = try_join(self.next(from, CONTENTS), call).await?;
             Ok(tensor)
         }
+    }
+
+    /// Compares the call of `from`, which nothing follows in its message.
+    async fn hear(&self, from: usize) -> Result<(), GroupError> {
+        let message = self.next(from, CALLS).await?;
+        self.check(from, &message, 0)
     }
 
     /// A message with a copy of `bytes`, behind the call if that is to be told.
@@ -269,17 +296,17 @@ impl Calling {
         Ok(Tensor::new(buffer, DataType::U8, &[length as u64])?)
     }
 
-    fn post(&self, to: usize, message: Tensor) -> Result<(), GroupError> {
+    fn post(&self, to: usize, key: usize, message: Tensor) -> Result<(), GroupError> {
         let peer = self.peer(to)?;
-        self.group.step.to(peer).send(&self.lane, message).map_err(|error| self.failed(to, error))
+        self.group.step.to(peer).send(&self.keys[key], message).map_err(|error| self.failed(to, error))
     }
 
-    /// The next message of `from` in the lane.
-    async fn next(&self, from: usize) -> Result<Tensor, GroupError> {
+    /// The next message of `from` under one of the lane's keys.
+    async fn next(&self, from: usize, key: usize) -> Result<Tensor, GroupError> {
         let peer = self.peer(from)?;
         let _awaited = Awaited::begin(self, from);
         // The call's own limit ends it, which knows all that is awaited.
-        let receive = self.group.step.from(peer).recv(&self.lane).timeout(self.limit.saturating_mul(2));
+        let receive = self.group.step.from(peer).recv(&self.keys[key]).timeout(self.limit.saturating_mul(2));
         receive.sharing(Sharing::View).await.map_err(|error| self.failed(from, error))
     }
 
@@ -328,7 +355,7 @@ impl Calling {
     /// The error of a message to or from `rank`.
     fn failed(&self, rank: usize, error: WorkerError) -> GroupError {
         match error {
-            WorkerError::Remote { status, .. } => GroupState::heard(rank, status),
+            WorkerError::Remote { status, .. } => self.group.heard(rank, status, &self.call),
             WorkerError::Aborted { .. } if let Some(over) = self.group.over.get() => after(over),
             // `Aborted`: the connection broke before this message was sent.
             WorkerError::Aborted { .. }
@@ -345,8 +372,8 @@ impl Calling {
     fn timed_out(&self) -> GroupError {
         let contacts = self.contacts();
         let waiting_for: Vec<usize> = contacts.awaited.keys().copied().collect();
-        let behind = waiting_for.iter().copied().filter(|rank| !contacts.known.contains(rank)).collect();
-        GroupError::TimedOut { call: Box::new(self.call), limit: self.limit, waiting_for, behind }
+        let silent = waiting_for.iter().copied().filter(|rank| !contacts.known.contains(rank)).collect();
+        GroupError::TimedOut { call: Box::new(self.call), limit: self.limit, waiting_for, silent }
     }
 
     fn contacts(&self) -> MutexGuard<'_, Contacts> {

@@ -66,7 +66,7 @@ impl GroupBuilder {
 
 async fn join(settings: GroupBuilder, worker: &Worker) -> Result<Group, GroupError> {
     let runtime = worker.runtime().clone();
-    let end = runtime.now() + settings.limit;
+    let end = runtime.now().saturating_add(settings.limit);
     let member = Member::of(worker);
     if let Some(job) = settings.job.clone() {
         return attempt(&settings, worker, &member, job, end).await;
@@ -100,14 +100,26 @@ async fn join(settings: GroupBuilder, worker: &Worker) -> Result<Group, GroupErr
     }
 }
 
+/// Whether records of an earlier run may have caused it: those of ranks that are gone, or were numbered otherwise.
 fn may_be_of_earlier_run(error: &GroupError) -> bool {
     matches!(
         error,
         GroupError::RankLost { .. }
             | GroupError::RankTaken { .. }
             | GroupError::Over { .. }
+            | GroupError::Left { .. }
+            | GroupError::Argument { .. }
             | GroupError::Worker(_)
     )
+}
+
+/// Writes `value` unless another one is there, and returns what is there. Tried again where it is not known whether it was written.
+pub(super) async fn write_once(store: &dyn Store, key: &str, value: &[u8]) -> Result<Vec<u8>, StoreError> {
+    let written = match store.compare_set(key, None, value).await {
+        Err(StoreError::Unreachable { .. }) => store.compare_set(key, None, value).await?,
+        written => written?,
+    };
+    Ok(written.unwrap_or_default())
 }
 
 /// A run of a group, as rank 0 writes it into the store.
@@ -205,7 +217,7 @@ async fn attempt(
     let identity = Identity { store: store.clone(), name: name.clone(), run, generation: 0, limit: *limit };
     let keys: Vec<String> = (0..*size).map(|rank| identity.key(&format!("rank {rank}"))).collect();
     let own = keys.get(*rank).map(String::as_str).unwrap_or_default();
-    let written = store.compare_set(own, None, &member.encode()).await?.unwrap_or_default();
+    let written = write_once(&**store, own, &member.encode()).await?;
     let holder = Member::decode(&written).ok_or_else(|| foreign(own, &written))?;
     if holder != *member {
         return Err(GroupError::RankTaken { group: name.clone(), rank: *rank, by: holder.whereabouts() });

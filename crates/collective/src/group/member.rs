@@ -14,6 +14,8 @@ pub(crate) struct Member {
     /// Its worker's address.
     pub(crate) address: String,
     pub(crate) incarnation: u64,
+    /// Tells this call of `join` from all others, also of the same worker.
+    pub(crate) nonce: u64,
     /// What its shared memory reaches, in hexadecimal digits; empty if it offers none.
     pub(crate) host: String,
 }
@@ -26,13 +28,14 @@ impl Member {
             worker: worker.name().to_owned(),
             address: worker.address().to_owned(),
             incarnation: worker.incarnation(),
+            nonce: worker.runtime().random(),
             host,
         }
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
-        let Self { worker, address, incarnation, host } = self;
-        format!("{FORMAT}\n{worker}\n{address}\n{incarnation:016x}\n{host}\n").into_bytes()
+        let Self { worker, address, incarnation, nonce, host } = self;
+        format!("{FORMAT}\n{worker}\n{address}\n{incarnation:016x}\n{nonce:016x}\n{host}\n").into_bytes()
     }
 
     /// The member of a record. `None` if it is none of this version.
@@ -42,9 +45,10 @@ impl Member {
             return None;
         }
         let (worker, address) = (lines.next()?.to_owned(), lines.next()?.to_owned());
-        let incarnation = u64::from_str_radix(lines.next()?, 16).ok()?;
+        let mut number = || u64::from_str_radix(lines.next()?, 16).ok();
+        let (incarnation, nonce) = (number()?, number()?);
         let host = lines.next()?.to_owned();
-        Some(Self { worker, address, incarnation, host })
+        Some(Self { worker, address, incarnation, nonce, host })
     }
 
     /// For messages.
@@ -73,6 +77,7 @@ mod tests {
             worker: "a".to_owned(),
             address: "127.0.0.1:1".to_owned(),
             incarnation: 7,
+            nonce: 8,
             host: host.to_owned(),
         }
     }
@@ -80,8 +85,8 @@ mod tests {
     #[test]
     fn a_record_survives_its_encoding() {
         assert_eq!(Member::decode(&member("00ff").encode()), Some(member("00ff")));
-        assert_eq!(Member::decode(b"tensorwire group 0\na\nb\n0\n\n"), None, "of another version");
-        assert_eq!(Member::decode(b"tensorwire group 1\na\nb\nx\n\n"), None, "no incarnation");
+        assert_eq!(Member::decode(b"tensorwire group 0\na\nb\n0\n0\n\n"), None, "of another version");
+        assert_eq!(Member::decode(b"tensorwire group 1\na\nb\n0\nx\n\n"), None, "no incarnation");
         assert_eq!(Member::decode(b"\xff"), None, "no text");
     }
 

@@ -10,20 +10,20 @@ mod shrinking;
 use std::{
     fmt,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use tensorwire_protocol::{Code, Status};
-use tensorwire_rendezvous::{Peer, Step, Worker};
+use tensorwire_rendezvous::{DuplicatePolicy, Peer, Step, Worker};
 use tensorwire_verbs_reactor::Runtime;
 use tokio::sync::watch;
 
 pub use self::builder::GroupBuilder;
 use self::{joining::Identity, member::Member};
-use crate::error::GroupError;
+use crate::{call::Call, error::GroupError};
 
 /// Calls of one group that may be under way at a time on a rank. A further call waits for the one that is this many before it.
 pub const CALLS_UNDER_WAY: usize = 16;
@@ -62,6 +62,9 @@ pub(crate) struct GroupState {
     lanes: [watch::Sender<u64>; CALLS_UNDER_WAY],
     /// Why the group is over.
     over: OnceLock<GroupError>,
+    is_over: watch::Sender<bool>,
+    /// The group that this one has shrunk to. The lock is held while the ranks agree.
+    shrunk: tokio::sync::Mutex<Weak<GroupState>>,
 }
 
 impl fmt::Debug for Group {
@@ -129,6 +132,12 @@ impl GroupState {
         rank: usize,
         members: Vec<Member>,
     ) -> Result<Self, GroupError> {
+        if worker.duplicates() != DuplicatePolicy::Queue {
+            let remedy =
+                "a group sends many values under one key: leave the worker's setting at `Queue`".to_owned();
+            let value = format!("{:?}", worker.duplicates());
+            return Err(GroupError::Argument { field: "duplicates", value, remedy });
+        }
         for (at, member) in members.iter().enumerate() {
             if members.iter().take(at).any(|other| other.worker == member.worker) {
                 let remedy = format!(
@@ -158,6 +167,8 @@ impl GroupState {
             next_call: AtomicU64::new(0),
             lanes: std::array::from_fn(|_| watch::Sender::new(0)),
             over: OnceLock::new(),
+            is_over: watch::Sender::new(false),
+            shrunk: tokio::sync::Mutex::default(),
         })
     }
 
@@ -180,6 +191,7 @@ impl GroupState {
             tracing::warn!(group = self.identity.name, rank = self.rank, error = %first, "the group is over");
             // The peers' requests that wait are answered with it, and those that come later.
             self.step.abort(&self.told(first));
+            self.is_over.send_replace(true);
         }
         first.clone()
     }
@@ -193,13 +205,20 @@ impl GroupState {
         Status { code: Code::Unavailable, message: why, details: (rank as u64).to_le_bytes().to_vec() }
     }
 
-    /// The error of a group that `from` has told this status, or has left.
-    fn heard(from: usize, status: Status) -> GroupError {
+    /// The error of a call of which `from` has told this status.
+    fn heard(&self, from: usize, status: Status, call: &Call) -> GroupError {
         let rank = status.details.as_slice().try_into().map(u64::from_le_bytes);
         match rank.ok().and_then(|rank| usize::try_from(rank).ok()) {
             Some(rank) => GroupError::Over { rank: Some(rank), why: status.message },
-            None => GroupError::Over { rank: Some(from), why: format!("rank {from} has left it ({status})") },
+            None => GroupError::Left { call: Box::new(*call), rank: from, why: status.to_string() },
         }
+    }
+
+    /// Completes when the group is over.
+    async fn ended(&self) -> GroupError {
+        // The sender lives as long as the group.
+        let _ = self.is_over.subscribe().wait_for(|is_over| *is_over).await;
+        self.over.get().cloned().unwrap_or(GroupError::Over { rank: None, why: String::new() })
     }
 
     /// The number of a new call.

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use futures::join;
-use tensorwire_collective::{CallKind, GroupError, Reduction};
+use futures::{future::join_all, join};
+use tensorwire_collective::{CALLS_UNDER_WAY, CallKind, GroupError, Reduction};
 use tensorwire_verbs_reactor::FabricKind;
 
-use super::{over_fabrics, ranks, ranks_within};
+use super::{Ranks, over_fabrics, ranks, ranks_within};
 
 over_fabrics! {
     ranks_that_call_different_things_are_told_of_both,
@@ -15,6 +15,9 @@ over_fabrics! {
     a_call_that_is_dropped_ends_the_group_for_all,
     a_lost_rank_ends_the_group_for_all,
     a_bad_root_ends_the_group,
+    a_call_that_waits_for_its_turn_learns_that_the_group_is_over,
+    ranks_that_are_closed_may_go_at_once,
+    other_roots_and_other_parts_are_told,
 }
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -70,7 +73,7 @@ async fn a_rank_that_does_not_call_is_named_by_the_timeout(fabric: FabricKind) {
     let errors: Vec<_> = errors.await.into_iter().flatten().collect();
     assert_eq!(errors.len(), 2);
     assert!(runtime.now() - begun < 10 * SHORT, "{:?}", runtime.now() - begun);
-    let named = |error: &GroupError| matches!(error, GroupError::TimedOut { behind, .. } if *behind == [2]);
+    let named = |error: &GroupError| matches!(error, GroupError::TimedOut { silent, .. } if *silent == [2]);
     assert!(errors.iter().any(named), "{errors:?}");
     // The one that did not call finds out when it calls.
     let late = ranks.groups[2].barrier().await.unwrap_err();
@@ -104,7 +107,11 @@ async fn a_lost_rank_ends_the_group_for_all(fabric: FabricKind) {
     drop(ranks.groups.pop());
     let ((), errors) = join!(lost.shutdown(), ranks.each(async |group| group.barrier().await.unwrap_err()));
     for error in errors {
-        assert!(matches!(error, GroupError::RankLost { rank: 3, .. } | GroupError::Over { .. }), "{error}");
+        let is_named = matches!(
+            error,
+            GroupError::RankLost { rank: 3, .. } | GroupError::Left { rank: 3, .. } | GroupError::Over { .. }
+        );
+        assert!(is_named, "{error}");
         assert!(error.to_string().contains("rank 3"), "{error}");
     }
     ranks.shutdown().await;
@@ -115,6 +122,50 @@ async fn a_bad_root_ends_the_group(fabric: FabricKind) {
     let errors = ranks.each(async |group| group.broadcast(2, None).await.unwrap_err());
     for error in errors.await {
         assert!(error.to_string().contains("ranks are numbered from 0 to 1"), "{error}");
+    }
+    ranks.shutdown().await;
+}
+
+async fn a_call_that_waits_for_its_turn_learns_that_the_group_is_over(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
+    // Rank 1 calls nothing, so the first call stays, and the last waits for its lane.
+    let group = ranks.groups[0].clone();
+    let mut calls: Vec<_> = (0..=CALLS_UNDER_WAY).map(|_| group.barrier()).collect();
+    let last = calls.pop().unwrap();
+    let end = async {
+        ranks.workers[0].runtime().sleep(Duration::from_millis(20)).await;
+        drop(calls);
+    };
+    let (error, ()) = join!(async { last.await.unwrap_err() }, end);
+    assert!(error.to_string().contains("given up"), "{error}");
+    ranks.shutdown().await;
+}
+
+async fn ranks_that_are_closed_may_go_at_once(fabric: FabricKind) {
+    for size in [2, 3, 5] {
+        let Ranks { workers, groups } = ranks(fabric, size).await;
+        let closing = groups.into_iter().zip(&workers).map(async |(group, worker)| {
+            group.close().await.unwrap();
+            worker.shutdown().await;
+        });
+        join_all(closing).await;
+    }
+}
+
+async fn other_roots_and_other_parts_are_told(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
+    let errors = ranks.each(async |group| group.reduce(group.rank(), &mut [1u8; 9]).await.unwrap_err());
+    for error in errors.await {
+        assert!(error.to_string().contains("all ranks must make the same calls"), "{error}");
+    }
+    ranks.shutdown().await;
+    let ranks = super::ranks(fabric, 2).await;
+    let errors = ranks.each(async |group| {
+        let counts = if group.rank() == 0 { [9, 0] } else { [0, 9] };
+        group.reduce_scatter(&mut [1u8; 9], &counts).await.unwrap_err()
+    });
+    for error in errors.await {
+        assert!(error.to_string().contains("all ranks must make the same calls"), "{error}");
     }
     ranks.shutdown().await;
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use futures::{future::join_all, join};
 use tensorwire_collective::{Group, GroupError, store::Store as _};
+use tensorwire_rendezvous::{DuplicatePolicy, Worker};
 use tensorwire_verbs_reactor::FabricKind;
 
 use super::{PATIENCE, over_fabrics, store, worker};
@@ -33,6 +34,16 @@ async fn what_cannot_be_joined_is_refused() {
             GroupError::Argument { field, .. } => assert_eq!(field, named),
             other => panic!("{other}"),
         }
+    }
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn a_worker_that_takes_one_value_of_a_key_cannot_join() {
+    let worker = Worker::builder("one").duplicates(DuplicatePolicy::Report).start().await.unwrap();
+    match Group::builder(store(), 0, 1).join(&worker).await.unwrap_err() {
+        GroupError::Argument { field, .. } => assert_eq!(field, "duplicates"),
+        other => panic!("{other}"),
     }
     worker.shutdown().await;
 }

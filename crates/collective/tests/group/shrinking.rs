@@ -12,6 +12,8 @@ over_fabrics! {
     those_that_are_left_go_on_with_the_right_result,
     a_group_may_shrink_again_and_to_one,
     a_rank_that_comes_too_late_is_left_out,
+    clones_of_one_rank_shrink_to_one_group,
+    a_rank_whose_worker_is_shut_down_does_not_go_on_alone,
 }
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -65,5 +67,32 @@ async fn a_rank_that_comes_too_late_is_left_out(fabric: FabricKind) {
     assert_eq!(shrunk.await, [Some(2), Some(2), None], "it answers, but does not come");
     let late = ranks.groups[2].shrink().await.unwrap_err();
     assert!(matches!(late, GroupError::LeftOut { rank: 2, .. }), "{late}");
+    ranks.shutdown().await;
+}
+
+async fn clones_of_one_rank_shrink_to_one_group(fabric: FabricKind) {
+    let ranks = ranks_within(fabric, 2, LIMIT).await;
+    let sums = ranks.each(async |group| {
+        let (one, other) = join!(group.shrink(), group.shrink());
+        let (one, other) = (one.unwrap(), other.unwrap());
+        let mut values = [[1u32]; 2];
+        let [first, second] = &mut values;
+        let (first, second) = (one.all_reduce(first), other.all_reduce(second));
+        let (first, second) = join!(async { first.await }, async { second.await });
+        first.unwrap();
+        second.unwrap();
+        values
+    });
+    assert_eq!(sums.await, [[[2], [2]]; 2]);
+    ranks.shutdown().await;
+}
+
+async fn a_rank_whose_worker_is_shut_down_does_not_go_on_alone(fabric: FabricKind) {
+    let ranks = ranks_within(fabric, 3, LIMIT).await;
+    ranks.workers[0].shutdown().await;
+    let shrunk = ranks.each(async |group| group.shrink().await.map(|group| group.size()));
+    let shrunk = shrunk.await;
+    assert!(shrunk[0].is_err(), "{shrunk:?}");
+    assert!(shrunk[1..].iter().all(|size| *size.as_ref().unwrap() == 2), "{shrunk:?}");
     ranks.shutdown().await;
 }

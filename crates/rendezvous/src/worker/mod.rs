@@ -37,6 +37,7 @@ use crate::{
     error::WorkerError,
     link::{known_peer::KnownPeer, node::Node},
     values::{
+        duplicates::DuplicatePolicy,
         published::{Version, check_published},
         tensor::Tensor,
     },
@@ -172,6 +173,11 @@ impl Worker {
     /// [reach](tensorwire_verbs_reactor::Fabric::reach). Two workers can use a fabric that both offer with the same reach.
     pub fn offered_fabrics(&self) -> Vec<(FabricKind, Vec<u8>)> {
         self.node.fabrics.iter().map(|fabric| (fabric.kind, fabric.reach.clone())).collect()
+    }
+
+    /// What a second send or receive of a key is ([`WorkerBuilder::duplicates`](crate::WorkerBuilder::duplicates)).
+    pub fn duplicates(&self) -> DuplicatePolicy {
+        self.node.values.steps.duplicates()
     }
 
     /// The pool for values to publish and send. A value in another pool is copied into this one each time it is sent to

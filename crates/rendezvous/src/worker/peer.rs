@@ -57,6 +57,21 @@ impl Peer {
         self.known.address()
     }
 
+    /// Connects, unless a connection is there. Other calls connect by themselves: this is for receives that are to be requested in
+    /// order, of which the first would wait for the connection and a later one may find it.
+    ///
+    /// # Errors
+    /// [`WorkerError::Control`], [`WorkerError::NoFabric`], [`WorkerError::NoAddress`] and the like, as from a fetch.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: an attempt under way continues.
+    pub async fn connect(&self) -> Result<(), WorkerError> {
+        if self.known.live_connection().is_none() && self.name() != self.worker.name() {
+            self.worker.node.connected(&self.known).await?;
+        }
+        Ok(())
+    }
+
     /// Its current incarnation, or the last known one; `None` before the first session.
     pub fn incarnation(&self) -> Option<u64> {
         self.known.incarnation()

@@ -183,6 +183,11 @@ impl StepTable {
         live
     }
 
+    /// What a second send or receive of a key is.
+    pub(crate) fn duplicates(&self) -> DuplicatePolicy {
+        self.shared.settings.duplicates
+    }
+
     /// Ends every step with `status`.
     pub(crate) fn abort_all(&self, status: &Status) {
         for step in self.live().into_iter().filter_map(|id| self.shared.find(id)) {
@@ -233,16 +238,22 @@ impl SharedTable {
     /// lock.
     fn finish(&self, id: StepId) -> Option<Arc<Live>> {
         let at = self.runtime.now();
-        let finished = StepEntry::Finished { at, status: None };
         let was = match self.steps.entry(id) {
             Entry::Occupied(mut entry) => match entry.get() {
                 StepEntry::Finished { at: before, .. } if at.saturating_sub(*before) <= TOMBSTONE_AGE => {
                     return None;
                 }
-                _ => Some(entry.insert(finished)),
+                known => {
+                    // Those that ask later learn why it was aborted.
+                    let status = match known {
+                        StepEntry::Live(live) => live.queues.aborted(),
+                        StepEntry::Finished { .. } => None,
+                    };
+                    Some(entry.insert(StepEntry::Finished { at, status }))
+                }
             },
             Entry::Vacant(entry) => {
-                drop(entry.insert(finished));
+                drop(entry.insert(StepEntry::Finished { at, status: None }));
                 None
             }
         };
