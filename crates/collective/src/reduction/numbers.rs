@@ -1,5 +1,6 @@
 //! The arithmetic of each element type. Loops over elements are plain, so that they become vector instructions.
 
+use half::slice::HalfFloatSliceExt as _;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Element;
 
@@ -153,27 +154,53 @@ fn each<T: Element>(into: &mut [u8], from: &[u8], combine: impl Fn(T, T) -> T) {
     }
 }
 
+/// 16-bit floats that are converted at a time. Whole slices are, because the processor has instructions for them.
+const PIECE: usize = 128;
+
 /// 16-bit floats.
 trait Half: Element {
-    fn wide(self) -> f32;
-    fn rounded(wide: f32) -> Self;
+    const ZERO: Self;
+
+    fn widen(halves: &[Self; PIECE], wide: &mut [f32; PIECE]);
+    fn round(wide: &[f32; PIECE], halves: &mut [Self; PIECE]);
 }
 
 macro_rules! halves {
     ($($half:ty)*) => {
         $(impl Half for $half {
-            fn wide(self) -> f32 {
-                self.to_f32()
+            const ZERO: Self = <$half>::ZERO;
+
+            fn widen(halves: &[Self; PIECE], wide: &mut [f32; PIECE]) {
+                halves.convert_to_f32_slice(wide);
             }
 
-            fn rounded(wide: f32) -> Self {
-                <$half>::from_f32(wide)
+            fn round(wide: &[f32; PIECE], halves: &mut [Self; PIECE]) {
+                halves.convert_from_f32_slice(wide);
             }
         })*
     };
 }
 
 halves! { half::f16 half::bf16 }
+
+/// At most a piece of elements, as 32-bit floats; zeros behind them.
+fn load<T: Half>(from: &[u8]) -> [f32; PIECE] {
+    let (mut halves, mut wide) = ([T::ZERO; PIECE], [0.0; PIECE]);
+    for (place, element) in halves.iter_mut().zip(from.chunks_exact(2)) {
+        *place = T::decode(element);
+    }
+    T::widen(&halves, &mut wide);
+    wide
+}
+
+/// Stores as many elements as `into` has.
+fn store<T: Half>(wide: &[f32; PIECE], into: &mut [u8]) {
+    let mut halves = [T::ZERO; PIECE];
+    T::round(wide, &mut halves);
+    for (place, half) in into.chunks_exact_mut(2).zip(halves) {
+        half.encode(place);
+    }
+}
 
 pub(super) fn is_half(dtype: DataType) -> bool {
     matches!(dtype, DataType::F16 | DataType::Bf16)
@@ -189,7 +216,11 @@ fn fold_halves_as<T: Half>(operation: Operation, into: &mut [u8], from: &[u8]) {
 }
 
 fn each_wide<T: Half>(into: &mut [u8], from: &[u8], combine: impl Fn(f32, f32) -> f32) {
-    each::<T>(into, from, |own, other| T::rounded(combine(own.wide(), other.wide())));
+    for (into, from) in into.chunks_mut(2 * PIECE).zip(from.chunks(2 * PIECE)) {
+        let (mut own, other) = (load::<T>(into), load::<T>(from));
+        own.iter_mut().zip(other).for_each(|(own, other)| *own = combine(*own, other));
+        store::<T>(&own, into);
+    }
 }
 
 /// Stores the combination of a block's `parts` in `block`, divided by `divisor` if there is one. Rounds once.
@@ -227,19 +258,20 @@ fn fold_wide<'a, T: Half>(
     divisor: Option<usize>,
     combine: impl Fn(f32, f32) -> f32,
 ) {
-    let mut combined = [0f32; BLOCK_BYTES / 2];
-    let elements = |part: &'a [u8]| part.chunks_exact(2).map(|element| T::decode(element).wide());
-    for (place, first) in combined.iter_mut().zip(elements(parts.next().unwrap_or_default())) {
+    let mut combined = [[0.0; PIECE]; BLOCK_BYTES / 2 / PIECE];
+    let pieces = |part: &'a [u8]| part.chunks(2 * PIECE).map(load::<T>);
+    for (place, first) in combined.iter_mut().zip(pieces(parts.next().unwrap_or_default())) {
         *place = first;
     }
     for part in parts {
-        for (place, other) in combined.iter_mut().zip(elements(part)) {
-            *place = combine(*place, other);
+        for (own, other) in combined.iter_mut().zip(pieces(part)) {
+            own.iter_mut().zip(other).for_each(|(own, other)| *own = combine(*own, other));
         }
     }
     let divisor = divisor.map_or(1.0, |divisor| divisor as f32);
-    for (place, wide) in block.chunks_exact_mut(2).zip(combined) {
-        T::rounded(wide / divisor).encode(place);
+    for (place, mut wide) in block.chunks_mut(2 * PIECE).zip(combined) {
+        wide.iter_mut().for_each(|wide| *wide /= divisor);
+        store::<T>(&wide, place);
     }
 }
 
@@ -248,10 +280,8 @@ pub(super) fn divide(dtype: DataType, into: &mut [u8], divisor: usize) {
     match dtype {
         DataType::F32 | DataType::C64 => divide_each(into, |number: f32| number / divisor as f32),
         DataType::F64 | DataType::C128 => divide_each(into, |number: f64| number / divisor as f64),
-        DataType::F16 => divide_each(into, |number: half::f16| Half::rounded(number.wide() / divisor as f32)),
-        DataType::Bf16 => {
-            divide_each(into, |number: half::bf16| Half::rounded(number.wide() / divisor as f32));
-        }
+        DataType::F16 => divide_halves::<half::f16>(into, divisor),
+        DataType::Bf16 => divide_halves::<half::bf16>(into, divisor),
         _ => {}
     }
 }
@@ -259,5 +289,11 @@ pub(super) fn divide(dtype: DataType, into: &mut [u8], divisor: usize) {
 fn divide_each<T: Element>(into: &mut [u8], divide: impl Fn(T) -> T) {
     for place in into.chunks_exact_mut(size_of::<T>()) {
         divide(T::decode(place)).encode(place);
+    }
+}
+
+fn divide_halves<T: Half>(into: &mut [u8], divisor: usize) {
+    for place in into.chunks_mut(2 * PIECE) {
+        store::<T>(&load::<T>(place).map(|wide| wide / divisor as f32), place);
     }
 }
