@@ -3,7 +3,10 @@
 use crate::{
     call::{Call, CallKind},
     collectives::collective::Collective,
-    group::{Group, dissemination::disseminate},
+    group::{
+        Group,
+        dissemination::{disseminate, part},
+    },
 };
 
 impl Group {
@@ -16,11 +19,12 @@ impl Group {
     /// # Cancel safety
     /// Dropping it ends the group.
     pub fn barrier(&self) -> Collective<()> {
-        collective(self, CallKind::Barrier)
+        let calling = self.call(|number| Call::plain(number, CallKind::Barrier));
+        Collective::new(calling, |calling| Box::pin(disseminate(calling))).opening_with_neighbours()
     }
 
-    /// Waits until all ranks have called it, so that nobody needs anything of this rank any more, and ends the group. The others'
-    /// clones of the group may be dropped then.
+    /// Waits until all ranks have called it, and until nobody needs anything of this rank any more, and ends the group. All clones
+    /// of the group may be dropped then, and the worker may be shut down. Await the earlier calls before it. Takes twice the messages of a [`barrier`](Self::barrier).
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -28,11 +32,7 @@ impl Group {
     /// # Cancel safety
     /// Dropping it ends the group.
     pub fn close(self) -> Collective<()> {
-        collective(&self, CallKind::Close)
+        let calling = self.call(|number| Call::plain(number, CallKind::Close));
+        Collective::new(calling, |calling| Box::pin(part(calling))).opening_with_neighbours()
     }
-}
-
-fn collective(group: &Group, kind: CallKind) -> Collective<()> {
-    let calling = group.call(|number| Call::plain(number, kind));
-    Collective::new(calling, |calling| Box::pin(disseminate(calling))).opening_with_neighbours()
 }

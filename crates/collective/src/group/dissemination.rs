@@ -1,9 +1,12 @@
 //! How ranks make sure that all have come.
 
-use tensorwire_rendezvous::{PeerLoss, WorkerError};
+use futures::future::join_all;
 
 use super::calling::Calling;
-use crate::{call::CallKind, error::GroupError};
+use crate::error::GroupError;
+
+/// What a rank tells those of which it has heard when it needs nothing any more. An empty message is not sent.
+const RECEIVED: [u8; 1] = [1];
 
 /// Completes when all ranks do this. In each round, a rank tells the one twice as far behind it as in the round before that it has
 /// come, and with that all of whom it has heard: the dissemination barrier (Hensgen, Finkel and Manber 1988).
@@ -12,19 +15,23 @@ pub(crate) async fn disseminate(calling: &Calling) -> Result<(), GroupError> {
     let mut distance = 1;
     while distance < size {
         calling.send((rank + distance) % size, &[]).await?;
-        match calling.receive((rank + size - distance) % size, 0).await {
-            // Who has left after this call knew that all have come.
-            Err(GroupError::Left { .. }) if calling.call.kind == CallKind::Close => {}
-            Err(GroupError::RankLost { error, .. })
-                if calling.call.kind == CallKind::Close && is_goodbye(&error) => {}
-            received => drop(received?),
-        }
+        calling.receive((rank + size - distance) % size, 0).await?;
         distance *= 2;
     }
     Ok(())
 }
 
-/// Whether the rank's worker was shut down in order.
-fn is_goodbye(error: &WorkerError) -> bool {
-    matches!(error, WorkerError::PeerLost { loss: PeerLoss::Goodbye, .. })
+/// As [`disseminate`], and completes once the ranks that this one told have received that: whoever leaves earlier takes messages with
+/// it that others still wait for. They say so once they have heard of all. One that has left itself, or is lost, says nothing,
+/// and needs nothing any more.
+pub(crate) async fn part(calling: &Calling) -> Result<(), GroupError> {
+    disseminate(calling).await?;
+    let (rank, size) = (calling.rank(), calling.size());
+    let distances = std::iter::successors(Some(1), |distance| Some(distance * 2));
+    let told = distances.take_while(|distance| *distance < size).map(|distance| async move {
+        let _ = calling.send((rank + size - distance) % size, &RECEIVED).await;
+        let _ = calling.receive((rank + distance) % size, RECEIVED.len()).await;
+    });
+    join_all(told).await;
+    Ok(())
 }

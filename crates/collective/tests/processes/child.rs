@@ -1,0 +1,135 @@
+//! What a child does: it serves a store, or it is a rank that makes the calls that its parent asks for.
+
+use std::{io::Write, sync::Arc, thread, time::Duration};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use tensorwire_collective::{Group, GroupError, store::TcpStore};
+use tensorwire_rendezvous::Worker;
+use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
+use tokio::sync::mpsc;
+
+/// Rounds of a loop that are reported. What comes after is more than a parent wants to read.
+const ROUNDS: u64 = 10;
+
+/// What the rank with this number, as it was at first, gives to a sum.
+pub(crate) fn share(rank: usize) -> usize {
+    1 << rank
+}
+
+/// Runs to the end of a child. It ends with its parent, however that ends: by a signal, or because its input ends.
+pub(crate) fn run(role: &str) {
+    set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
+    let words: Vec<&str> = role.split(' ').collect();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(async {
+        match words[..] {
+            ["store", address] => serve(address).await,
+            ["rank", ref words @ ..] => Rank::start(words).await.obey().await,
+            _ => panic!("no role of these tests: {role}"),
+        }
+    });
+}
+
+fn say(line: &str) {
+    println!("@@ {}", line.replace('\n', " "));
+    std::io::stdout().flush().unwrap();
+}
+
+/// The parent's lines, read without blocking the runtime.
+fn parents_lines() -> mpsc::UnboundedReceiver<String> {
+    let (found, lines) = mpsc::unbounded_channel();
+    thread::spawn(move || {
+        std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| found.send(line.trim().to_owned()))
+    });
+    lines
+}
+
+async fn serve(address: &str) {
+    let runtime = Arc::new(TokioRuntime::current().unwrap());
+    let (_store, bound) = TcpStore::serve(address, runtime).await.unwrap();
+    say(&bound.to_string());
+    parents_lines().recv().await;
+}
+
+struct Rank {
+    worker: Worker,
+    group: Option<Group>,
+    share: usize,
+}
+
+impl Rank {
+    async fn start(words: &[&str]) -> Self {
+        let [fabric, address, job, rank, size, limit, liveness] = *words else { panic!("{words:?}") };
+        let (rank, size): (usize, usize) = (rank.parse().unwrap(), size.parse().unwrap());
+        let milliseconds = |word: &str| Duration::from_millis(word.parse().unwrap());
+        let limit = milliseconds(limit);
+        let fabric = match fabric {
+            "shm" => FabricKind::SHM,
+            "tcp" => FabricKind::TCP,
+            other => panic!("no fabric of these tests: {other}"),
+        };
+        let worker = Worker::builder(&format!("{job}_{rank}")).require(fabric);
+        let worker = worker.liveness(milliseconds(liveness)).start().await.unwrap();
+        let store = TcpStore::connect(address, limit, worker.runtime().clone()).await.unwrap();
+        say("waiting");
+        let group = Group::builder(Arc::new(store), rank, size).name("tests").timeout(limit);
+        let joined = group.join(&worker).await;
+        Self { worker, group: tell_of("joined", joined), share: share(rank) }
+    }
+
+    /// Does what the parent asks for until it says that this is the end, or ends itself.
+    async fn obey(mut self) {
+        let mut lines = parents_lines();
+        while let Some(line) = lines.recv().await {
+            match line.split(' ').collect::<Vec<_>>()[..] {
+                ["loop", length] => self.reduce(length.parse().unwrap(), u64::MAX).await,
+                ["reduce", length] => self.reduce(length.parse().unwrap(), 1).await,
+                ["shrink"] => {
+                    let shrunk = self.group.as_ref().unwrap().shrink().await;
+                    self.group = tell_of("shrunk to", shrunk).or(self.group);
+                }
+                ["close"] => {
+                    self.group.take().unwrap().close().await.unwrap();
+                    say("closed");
+                }
+                ["end"] => break,
+                _ => panic!("no command of these tests: {line}"),
+            }
+        }
+        drop(self.group);
+        self.worker.shutdown().await;
+        say("ended");
+    }
+
+    /// Adds up what all ranks give, again and again, and reports the sums and how it ends.
+    async fn reduce(&self, length: usize, rounds: u64) {
+        let group = self.group.as_ref().unwrap();
+        let mut values = vec![0f32; length];
+        for round in 1..=rounds {
+            values.fill(self.share as f32);
+            if let Err(error) = group.all_reduce(&mut values).await {
+                return say(&failed(&error));
+            }
+            assert!(values.iter().all(|value| *value == values[0]), "round {round}: elements differ");
+            if round <= ROUNDS {
+                say(&format!("round {round}: {}", values[0]));
+            }
+        }
+    }
+}
+
+/// Reports a group, or why there is none.
+fn tell_of(what: &str, group: Result<Group, GroupError>) -> Option<Group> {
+    match &group {
+        Ok(group) => say(&format!("{what} {} of {}", group.rank(), group.size())),
+        Err(error) => say(&failed(error)),
+    }
+    group.ok()
+}
+
+/// The kind of an error and its text.
+fn failed(error: &GroupError) -> String {
+    let debug = format!("{error:?}");
+    let kind = debug.split(|character: char| !character.is_alphanumeric()).next().unwrap_or_default();
+    format!("failed {kind}: {error}")
+}

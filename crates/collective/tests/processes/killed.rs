@@ -1,0 +1,71 @@
+//! A rank that is killed while all ranks are in calls: the others notice, and go on without it.
+
+use std::time::Instant;
+
+use rustix::process::Signal;
+
+use crate::harness::{LIMIT, Other, close, sum, tell, test};
+
+/// Lengths of values: what travels in a few messages, and what the kill cuts short.
+const LENGTHS: [usize; 2] = [1_000, 1_000_000];
+
+/// What a rank says that notices the loss of `lost` itself, or is told of it.
+fn names_the_lost(error: &str, lost: usize) -> bool {
+    let told = error.strip_prefix("Over: the group is over: ");
+    let noticed = error.strip_prefix("RankLost: ");
+    told.or(noticed).is_some_and(|why| why.contains(&format!("rank {lost} is lost: ")))
+}
+
+/// The ranks in `left`, as they were numbered at first, agree and have the right sum.
+pub(crate) fn go_on(ranks: &[Other], left: &[usize], size: usize) {
+    for (rank, other) in ranks.iter().enumerate() {
+        other.expect(&format!("shrunk to {rank} of {size}"));
+    }
+    for other in ranks {
+        other.expect(&format!("round 1: {}", sum(left.iter().copied())));
+    }
+}
+
+/// Each time another rank, after another round.
+fn killed(name: &'static str, fabric: &'static str, size: usize) {
+    test(name, fabric, LIMIT, |test| {
+        for (at, length) in LENGTHS.into_iter().enumerate() {
+            let mut ranks = test.group(size);
+            let (lost, round) = ((size - 1 + at) % size, 2 + 3 * at);
+            tell(&mut ranks, &[&format!("loop {length}"), "shrink", &format!("reduce {length}")]);
+            for round in 1..=round {
+                ranks[lost].expect(&format!("round {round}: {}", sum(0..size)));
+            }
+            let killed = Instant::now();
+            ranks[lost].signal(Signal::KILL);
+            ranks.remove(lost).kill();
+            for rank in &ranks {
+                let error = rank.failure_until(killed + 2 * LIMIT);
+                assert!(names_the_lost(&error, lost), "without {lost}: {error}");
+            }
+            let noticed = killed.elapsed();
+            let left: Vec<usize> = (0..size).filter(|rank| *rank != lost).collect();
+            go_on(&ranks, &left, size - 1);
+            println!(
+                "{fabric}, {size} ranks, {length} values: errors {noticed:?}, then {:?}",
+                killed.elapsed() - noticed
+            );
+            close(ranks);
+        }
+    });
+}
+
+macro_rules! sizes {
+    ($($name:ident: $fabric:literal, $size:literal;)*) => {
+        $(#[test] fn $name() { killed(concat!("killed::", stringify!($name)), $fabric, $size); })*
+    };
+}
+sizes! {
+    one_of_two_over_shm: "shm", 2;
+    one_of_three_over_shm: "shm", 3;
+    one_of_four_over_shm: "shm", 4;
+    one_of_eight_over_shm: "shm", 8;
+    one_of_two_over_tcp: "tcp", 2;
+    one_of_three_over_tcp: "tcp", 3;
+    one_of_four_over_tcp: "tcp", 4;
+}

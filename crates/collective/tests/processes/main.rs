@@ -1,0 +1,12 @@
+//! Groups whose ranks are processes, which are killed, stopped, late, and started twice by mistake.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::disallowed_methods)] // the parent has no runtime that it could ask for the time
+
+mod child;
+mod harness;
+mod killed;
+mod late;
+mod restarted;
+mod stopped;
+mod two_jobs;

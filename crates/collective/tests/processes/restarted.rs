@@ -1,0 +1,47 @@
+//! A store that ends, and is started again, while ranks are in a group.
+
+use std::time::Instant;
+
+use crate::{
+    harness::{LIMIT, close, serve, sum, tell, test},
+    killed::go_on,
+};
+
+const SIZE: usize = 3;
+
+fn restarted(name: &'static str, fabric: &'static str) {
+    test(name, fabric, LIMIT, |test| {
+        let mut ranks = test.group(SIZE);
+        test.store.kill();
+        tell(&mut ranks, &["reduce 1000", "reduce 1000000"]);
+        for rank in ranks.iter().chain(&ranks) {
+            rank.expect(&format!("round 1: {}", sum(0..SIZE)));
+        }
+        // Nothing listens there: the limit of the store's operations is that of the calls.
+        ranks.remove(1).kill();
+        tell(&mut ranks, &["reduce 1000", "shrink"]);
+        let end = Instant::now() + 4 * LIMIT;
+        for rank in &ranks {
+            let error = rank.failure_until(end);
+            assert!(error.contains("rank 1 is lost: "), "{error}");
+            let error = rank.failure_until(end);
+            assert!(error.starts_with("Store: ") && error.contains(&test.store_address), "{error}");
+        }
+        let (store, address) = serve(name, &test.store_address);
+        assert_eq!(address, test.store_address);
+        tell(&mut ranks, &["shrink", "reduce 1000"]);
+        go_on(&ranks, &[0, 2], SIZE - 1);
+        close(ranks);
+        drop(store);
+    });
+}
+
+#[test]
+fn a_group_goes_on_without_its_store_over_shm() {
+    restarted("restarted::a_group_goes_on_without_its_store_over_shm", "shm");
+}
+
+#[test]
+fn a_group_goes_on_without_its_store_over_tcp() {
+    restarted("restarted::a_group_goes_on_without_its_store_over_tcp", "tcp");
+}
