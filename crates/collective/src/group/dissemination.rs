@@ -1,6 +1,7 @@
 //! How ranks make sure that all have come.
 
-use futures::future::join_all;
+use futures::future::try_join_all;
+use tensorwire_rendezvous::{PeerLoss, WorkerError};
 
 use super::calling::Calling;
 use crate::error::GroupError;
@@ -22,16 +23,29 @@ pub(crate) async fn disseminate(calling: &Calling) -> Result<(), GroupError> {
 }
 
 /// As [`disseminate`], and completes once the ranks that this one told have received that: whoever leaves earlier takes messages with
-/// it that others still wait for. They say so once they have heard of all. One that has left itself, or is lost, says nothing,
-/// and needs nothing any more.
+/// it that others still wait for. They say so once they have heard of all. One that has left itself says nothing, and needs
+/// nothing any more.
 pub(crate) async fn part(calling: &Calling) -> Result<(), GroupError> {
     disseminate(calling).await?;
     let (rank, size) = (calling.rank(), calling.size());
     let distances = std::iter::successors(Some(1), |distance| Some(distance * 2));
     let told = distances.take_while(|distance| *distance < size).map(|distance| async move {
-        let _ = calling.send((rank + size - distance) % size, &RECEIVED).await;
-        let _ = calling.receive((rank + distance) % size, RECEIVED.len()).await;
+        unless_gone(calling.send((rank + size - distance) % size, &RECEIVED).await)?;
+        unless_gone(calling.receive((rank + distance) % size, RECEIVED.len()).await.map(drop))
     });
-    join_all(told).await;
-    Ok(())
+    try_join_all(told).await.map(drop)
+}
+
+/// Nothing, if the other rank has left or was shut down in order.
+fn unless_gone(done: Result<(), GroupError>) -> Result<(), GroupError> {
+    match done {
+        Err(GroupError::Left { .. }) => Ok(()),
+        Err(GroupError::RankLost { error, .. }) if has_parted(&error) => Ok(()),
+        done => done,
+    }
+}
+
+/// Whether the rank's worker was shut down in order.
+fn has_parted(error: &WorkerError) -> bool {
+    matches!(error, WorkerError::PeerLost { loss: PeerLoss::Goodbye | PeerLoss::StepBroken, .. })
 }

@@ -225,6 +225,18 @@ fn an_aborted_step_keeps_its_status_after_its_last_user() {
 }
 
 #[test]
+fn an_aborted_step_that_is_cleaned_up_keeps_its_status() {
+    let table = table(10);
+    let step = table.begin(STEP).unwrap();
+    let why = Status::new(Code::Unavailable, "rank 3 is lost");
+    step.abort(&why);
+    table.cleanup(STEP);
+    assert_eq!(refusal(&table, STEP, PEER), why);
+    drop(step);
+    assert_eq!(table.begin(STEP).unwrap_err(), why);
+}
+
+#[test]
 fn s4_an_aborted_step_is_remembered_no_longer_than_a_finished_one() {
     let (table, clock) = with_clock(10);
     let aborted = |id| {
