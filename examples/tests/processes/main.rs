@@ -20,3 +20,13 @@ fn quickstart_moves_a_tensor_between_two_processes() {
     assert!(output.status.success(), "{text}");
     assert!(text.contains("[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]") && text.contains("over shm"), "{text}");
 }
+
+#[test]
+fn all_reduce_averages_over_four_processes() {
+    let output = run(example("all_reduce"));
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    for rank in 0..4 {
+        assert!(text.contains(&format!("rank {rank} of 4: mean 1.5 of ")), "{text}");
+    }
+}

@@ -33,7 +33,7 @@ impl Group {
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let worker = Worker::builder("trainer-0").start().await?;
+    /// let worker = Worker::builder("trainer_0").start().await?;
     /// let store = Arc::new(MemoryStore::new(worker.runtime().clone()));
     /// let group = Group::builder(store, 0, 1).name("trainers").join(&worker).await?;
     /// let mut gradient = [1.0f32, 2.0];

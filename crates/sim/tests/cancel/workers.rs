@@ -16,7 +16,8 @@ use super::{for_every_k, on_seeds, polled};
 use crate::common::builder;
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 20] = [
+pub(super) const CASES: [&str; 21] = [
+    "connect",
     "fetch",
     "fetch_as",
     "fetch_into",
@@ -406,6 +407,14 @@ fn s3_a_wait_for_a_peer_given_up_leaves_nothing_behind() {
     first_contacts("wait_for_peer", &async |client, polls| {
         let both = async { futures::join!(client.wait_for_peer(SERVER), client.peer_at("server:1")) };
         polled(polls, both).await.map(|(waited, _)| waited.unwrap()).is_some()
+    });
+}
+
+#[test]
+fn s3_a_connection_given_up_leaves_nothing_behind() {
+    first_contacts("connect", &async |client, polls| {
+        let peer = client.peer(SERVER).unwrap();
+        polled(polls, peer.connect()).await.map(Result::unwrap).is_some()
     });
 }
 

@@ -1,0 +1,79 @@
+//! Four processes average a gradient: each is a rank of a group.
+//!
+//! `cargo run --release --example all_reduce` starts itself once for each rank. A launcher may do that instead, for instance
+//! `torchrun --no-python --nproc-per-node 4 target/release/examples/all_reduce`.
+#![forbid(unsafe_code)]
+
+use std::{error::Error, sync::Arc, time::Duration};
+
+use futures::future::try_join_all;
+use tensorwire::{
+    TokioRuntime, Worker,
+    collective::{
+        Group, Reduction,
+        launch::{Launch, LaunchError},
+        store::TcpStore,
+    },
+};
+
+const RANKS: usize = 4;
+const ELEMENTS: usize = 1 << 20;
+const CALLS: u32 = 20;
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    match Launch::from_env() {
+        Ok(launch) => rank(launch).await,
+        Err(LaunchError::NotFound) => launch_all().await,
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Serves the store, and starts this program as each rank.
+async fn launch_all() -> Result<(), Box<dyn Error>> {
+    let runtime = Arc::new(TokioRuntime::current().ok_or("outside a runtime")?);
+    let (_store, address) = TcpStore::serve("127.0.0.1:0", runtime).await?;
+    let this_program = std::env::current_exe()?;
+    let ranks = (0..RANKS).map(|rank| {
+        tokio::process::Command::new(&this_program)
+            .env("TENSORWIRE_RANK", rank.to_string())
+            .env("TENSORWIRE_SIZE", RANKS.to_string())
+            .env("TENSORWIRE_STORE", address.to_string())
+            .kill_on_drop(true)
+            .status()
+    });
+    let ended = try_join_all(ranks).await?;
+    match ended.iter().position(|ended| !ended.success()) {
+        None => Ok(()),
+        Some(rank) => Err(format!("rank {rank} failed").into()),
+    }
+}
+
+async fn rank(launch: Launch) -> Result<(), Box<dyn Error>> {
+    let worker = Worker::builder(&format!("rank_{}", launch.rank)).start().await?;
+    let store = launch.store.ok_or("no store: set TENSORWIRE_STORE to HOST:PORT")?.to_string();
+    let (limit, runtime) = (Duration::from_secs(30), worker.runtime().clone());
+    // Under a launcher, rank 0 serves it.
+    let store = match std::env::var_os("TENSORWIRE_STORE") {
+        None if launch.rank == 0 => TcpStore::serve(&store, runtime).await?.0,
+        _ => TcpStore::connect(&store, limit, runtime).await?,
+    };
+    let group =
+        Group::builder(Arc::new(store), launch.rank, launch.size).name("example").join(&worker).await?;
+
+    let mut gradient = vec![launch.rank as f32; ELEMENTS];
+    let begun = worker.runtime().now();
+    for _ in 0..CALLS {
+        group.all_reduce(&mut gradient).reduction(Reduction::Mean).await?;
+    }
+    let taken = (worker.runtime().now() - begun) / CALLS;
+    println!(
+        "rank {} of {}: mean {} of {ELEMENTS} numbers, {taken:.1?} a call",
+        group.rank(),
+        group.size(),
+        gradient[0]
+    );
+    group.close().await?;
+    worker.shutdown().await;
+    Ok(())
+}
