@@ -37,6 +37,7 @@ pub mod metadata;
 mod metadata_cache;
 pub mod names;
 mod receive;
+mod repeated;
 mod reply_cell;
 mod request_index;
 mod requests;

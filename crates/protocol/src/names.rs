@@ -13,7 +13,7 @@ use crate::{
     Metadata,
     key::KeyHash,
     limits::{LONG_NAMES_MAX, NAMED_BYTES_MAX},
-    wire::Repeated,
+    repeated::Repeated,
 };
 
 /// How a request names its key.

@@ -6,6 +6,7 @@ use crate::{
     limits::{
         RANK_MAX, RESULT_SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, TENSOR_BYTES_MAX,
     },
+    repeated::Repeated,
     text::{escaped_within, has_active},
 };
 
@@ -40,16 +41,29 @@ impl<'bytes> Reader<'bytes> {
         self.rest.len()
     }
 
-    /// All of them.
-    pub(super) fn rest(&self) -> &'bytes [u8] {
-        self.rest
-    }
-
     /// Takes `bytes` off, if they are next.
     pub(super) fn skip(&mut self, bytes: &[u8]) -> bool {
         let rest = self.rest.strip_prefix(bytes);
         self.rest = rest.unwrap_or(self.rest);
         rest.is_some()
+    }
+
+    /// What `read` reads next, unless the bytes are those that `known` remembers.
+    pub(super) fn repeated<T: Clone>(
+        &mut self,
+        known: &mut Repeated<T>,
+        read: impl FnOnce(&mut Self) -> Result<T, WireError>,
+    ) -> Result<T, WireError> {
+        if let Some((encoded, value)) = known.last()
+            && self.skip(encoded)
+        {
+            return Ok(value.clone());
+        }
+        let before = self.rest;
+        let value = read(self)?;
+        let encoded = before.get(..before.len() - self.rest.len()).unwrap_or_default();
+        known.remember(encoded, value.clone());
+        Ok(value)
     }
 
     pub(super) fn array<const N: usize>(&mut self, field: &'static str) -> Result<[u8; N], WireError> {
@@ -345,5 +359,29 @@ impl Writer<'_> {
         self.text(&status.message[..status.message.floor_char_boundary(STATUS_MESSAGE_BYTES_MAX)]);
         let fits = status.details.len() <= STATUS_DETAILS_BYTES_MAX;
         self.bytes(if fits { &status.details } else { &[] });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_bytes_are_read_once_and_others_take_their_place() {
+        let (mut repeated, mut reads) = (Repeated::default(), 0);
+        let mut read = |frame: &[u8]| {
+            let mut reader = Reader::new(frame, frame.len()).unwrap();
+            let value = reader.repeated(&mut repeated, |reader| {
+                reads += 1;
+                reader.u16("field")
+            });
+            (value.ok(), reader.remaining(), reads)
+        };
+        assert_eq!(read(&[0, 0, 0, 0, 7, 0, 1]), (Some(7), 1, 1));
+        assert_eq!(read(&[0, 0, 0, 0, 7, 0]), (Some(7), 0, 1));
+        assert_eq!(read(&[0, 0, 0, 0, 7]), (None, 1, 2));
+        assert_eq!(read(&[0, 0, 0, 0, 7, 0]), (Some(7), 0, 2));
+        assert_eq!(read(&[0, 0, 0, 0, 8, 0]), (Some(8), 0, 3));
+        assert_eq!(read(&[0, 0, 0, 0, 7, 0]), (Some(7), 0, 4));
     }
 }

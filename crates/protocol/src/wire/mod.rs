@@ -15,12 +15,10 @@ pub mod control;
 #[cfg(test)]
 mod layout;
 pub mod record;
-mod repeated;
 
 pub use crate::WireError;
 pub(crate) use codec::check_metadata;
 use codec::{Reader, Writer};
-pub(crate) use repeated::Repeated;
 
 use crate::{
     EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, Scope, StepId,
@@ -339,7 +337,7 @@ fn read_request(
     let scope = read_scope(reader)?;
     let key = read_name(reader, names.as_deref_mut())?;
     let known = match names {
-        Some(names) => names.known.read(reader, read_known)?,
+        Some(names) => reader.repeated(&mut names.known, read_known)?,
         None => read_known(reader)?,
     };
     let want = match reader.u8("want")? {
@@ -377,7 +375,7 @@ fn read_answer(
     Ok(match kind {
         META_DATA_RESPONSE => {
             let metadata = match names {
-                Some(names) => names.described.read(reader, Reader::metadata)?,
+                Some(names) => reader.repeated(&mut names.described, Reader::metadata)?,
                 None => reader.metadata()?,
             };
             let Content { content, loan_follows, checksum } = read_content(reader)?;
