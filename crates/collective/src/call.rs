@@ -96,6 +96,12 @@ impl Call {
         Self { number, kind, dtype: None, elements: 0, reduction: 0, algorithm: 0, root: None, parts: 0 }
     }
 
+    /// A call with a root. One that no rank can have stays one.
+    pub(crate) fn rooted(number: u64, kind: CallKind, root: usize) -> Self {
+        let root = u32::try_from(root).unwrap_or(NO_ROOT).min(NO_ROOT - 1);
+        Self { root: Some(root), ..Self::plain(number, kind) }
+    }
+
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
         let dtype = self.dtype.map_or(0, |dtype| dtype as u32);
         let mut bytes = [0; HEADER_BYTES];
@@ -162,6 +168,13 @@ impl fmt::Display for Call {
             None => Ok(()),
         }
     }
+}
+
+/// A hash that is the same on all ranks, whatever they were built with: FNV-1a.
+pub(crate) fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes
+        .into_iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 #[cfg(test)]

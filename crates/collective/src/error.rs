@@ -146,6 +146,14 @@ pub enum GroupError {
     Worker(#[from] WorkerError),
 }
 
+impl GroupError {
+    /// The error of a number that no rank of `size` has.
+    pub(crate) fn no_such_rank(field: &'static str, rank: usize, size: usize) -> Self {
+        let remedy = format!("ranks are numbered from 0 to {}", size.saturating_sub(1));
+        Self::Argument { field, value: rank.to_string(), remedy }
+    }
+}
+
 fn awaited(waiting_for: &[usize], silent: &[usize]) -> String {
     match (waiting_for, silent) {
         ([], _) => "it waited for an earlier call of its lane, or for memory".to_owned(),

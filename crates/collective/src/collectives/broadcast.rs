@@ -28,9 +28,7 @@ impl Group {
     /// # Cancel safety
     /// Dropping it ends the group.
     pub fn broadcast(&self, root: usize, tensor: Option<Tensor>) -> Collective<Tensor> {
-        let root_number = u32::try_from(root).ok();
-        let calling =
-            self.call(|number| Call { root: root_number, ..Call::plain(number, CallKind::Broadcast) });
+        let calling = self.call(|number| Call::rooted(number, CallKind::Broadcast, root));
         Collective::new(calling, move |calling| Box::pin(broadcast(calling, root, tensor)))
     }
 }
@@ -55,21 +53,19 @@ async fn broadcast(calling: &Calling, root: usize, tensor: Option<Tensor>) -> Re
     Ok(tensor)
 }
 
+/// There is such a root.
+pub(super) fn check_root(calling: &Calling, root: usize) -> Result<(), GroupError> {
+    let size = calling.size();
+    if root < size { Ok(()) } else { Err(GroupError::no_such_rank("root", root, size)) }
+}
+
 /// The root gives a value, and nobody else does.
 pub(super) fn check_giver(calling: &Calling, root: usize, gives: bool) -> Result<(), GroupError> {
-    let refuse = |field, value: String, remedy: String| Err(GroupError::Argument { field, value, remedy });
-    if root >= calling.size() {
-        return refuse(
-            "root",
-            root.to_string(),
-            format!("ranks are numbered from 0 to {}", calling.size() - 1),
-        );
-    }
-    match (calling.rank() == root, gives) {
-        (true, false) => {
-            refuse("value", "none".to_owned(), "this rank is the root: it gives the value".to_owned())
-        }
-        (false, true) => refuse("value", "some".to_owned(), format!("rank {root} alone gives the value")),
-        _ => Ok(()),
-    }
+    check_root(calling, root)?;
+    let (value, remedy) = match (calling.rank() == root, gives) {
+        (true, false) => ("none", "this rank is the root: it gives the value".to_owned()),
+        (false, true) => ("some", format!("rank {root} alone gives the value")),
+        _ => return Ok(()),
+    };
+    Err(GroupError::Argument { field: "value", value: value.to_owned(), remedy })
 }

@@ -6,7 +6,10 @@ use tensorwire_rendezvous::Tensor;
 
 use crate::{
     call::{Call, CallKind},
-    collectives::{broadcast::check_giver, collective::Collective},
+    collectives::{
+        broadcast::{check_giver, check_root},
+        collective::Collective,
+    },
     error::GroupError,
     group::{Group, calling::Calling},
 };
@@ -41,10 +44,10 @@ impl Group {
     /// # Cancel safety
     /// Dropping it ends the group.
     pub fn gather(&self, root: usize, tensor: Tensor) -> Collective<Option<Vec<Tensor>>> {
-        let calling = self.call(|number| rooted(number, CallKind::Gather, root));
+        let calling = self.call(|number| Call::rooted(number, CallKind::Gather, root));
         Collective::new(calling, move |calling| {
             Box::pin(async move {
-                check_giver(calling, root, calling.rank() == root)?;
+                check_root(calling, root)?;
                 if calling.rank() != root {
                     calling.send_tensor(root, tensor).await?;
                     return Ok(None);
@@ -63,7 +66,7 @@ impl Group {
     /// # Cancel safety
     /// Dropping it ends the group.
     pub fn scatter(&self, root: usize, tensors: Option<Vec<Tensor>>) -> Collective<Tensor> {
-        let calling = self.call(|number| rooted(number, CallKind::Scatter, root));
+        let calling = self.call(|number| Call::rooted(number, CallKind::Scatter, root));
         Collective::new(calling, move |calling| {
             Box::pin(async move {
                 check_giver(calling, root, tensors.is_some())?;
@@ -115,10 +118,6 @@ async fn receive_all(
         }
     }))
     .await
-}
-
-fn rooted(number: u64, kind: CallKind, root: usize) -> Call {
-    Call { root: u32::try_from(root).ok(), ..Call::plain(number, kind) }
 }
 
 fn one_for_each(calling: &Calling, tensors: Vec<Tensor>) -> Result<Vec<Tensor>, GroupError> {

@@ -9,11 +9,12 @@ use tensorwire_verbs_reactor::BoxFuture;
 use zerocopy::{FromBytes, IntoBytes as _};
 
 use super::{
+    broadcast::check_root,
     running::{Elements, run},
     views,
 };
 use crate::{
-    call::{Call, CallKind},
+    call::{Call, CallKind, hash},
     error::GroupError,
     group::{Group, calling::Calling},
     reduction::Reduction,
@@ -100,11 +101,10 @@ impl Group {
         root: Option<usize>,
         values: &'a mut [T],
     ) -> Reducing<'a> {
-        let call = |number| Call {
-            dtype: Some(T::DTYPE),
-            elements: values.len() as u64,
-            root: root.map(|root| u32::try_from(root).unwrap_or(u32::MAX - 1)),
-            ..Call::plain(number, kind)
+        let call = |number| {
+            let call =
+                root.map_or_else(|| Call::plain(number, kind), |root| Call::rooted(number, kind, root));
+            Call { dtype: Some(T::DTYPE), elements: values.len() as u64, ..call }
         };
         let calling = self.call(call);
         let bytes = values.as_mut_bytes();
@@ -126,7 +126,8 @@ impl Reducing<'_> {
         self
     }
 
-    /// How the elements of an all-reduce travel; of no effect on other calls. All ranks must give the same. Default: what suits their number, that of the ranks, and where these are.
+    /// How the elements of an all-reduce travel; of no effect on other calls. All ranks must give the same. Default: what suits
+    /// their number, that of the ranks, and where these are.
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = Some(algorithm);
         self
@@ -149,7 +150,9 @@ impl<'a> IntoFuture for Reducing<'a> {
         let is_all_reduce = calling.call.kind == CallKind::AllReduce;
         calling.call.reduction = reduction.number();
         calling.call.algorithm = if is_all_reduce { algorithm as u8 } else { 0 };
-        calling.call.parts = hash(&counts);
+        if !counts.is_empty() {
+            calling.call.parts = hash(counts.iter().flat_map(|count| (*count as u64).to_le_bytes())) as u32;
+        }
         let width = (dtype.bits() / 8) as usize;
         Box::pin(async move {
             let opens_with_neighbours =
@@ -166,13 +169,6 @@ impl<'a> IntoFuture for Reducing<'a> {
             calling.complete(opens_with_neighbours, work).await
         })
     }
-}
-
-/// What tells other counts from these; 0 for none.
-fn hash(counts: &[usize]) -> u32 {
-    let bytes = counts.iter().flat_map(|count| (*count as u64).to_le_bytes());
-    let hash = bytes.fold(0x811c_9dc5, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    if counts.is_empty() { 0 } else { hash }
 }
 
 /// Depends on nothing in which ranks differ.
@@ -241,7 +237,7 @@ impl How<'_> {
     /// The root gets the parts of the other ranks as they combine them.
     async fn reduce(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
         let root = calling.call.root.unwrap_or_default() as usize;
-        super::broadcast::check_giver(calling, root, calling.rank() == root)?;
+        check_root(calling, root)?;
         let count = bytes.len() / self.width;
         let plan = schedule::reduce_plan(calling.rank(), calling.size(), count, self.width, root);
         self.run(calling, &plan, bytes).await

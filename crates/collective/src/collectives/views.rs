@@ -7,12 +7,11 @@
 use std::ops::Range;
 
 use futures::future::try_join_all;
-use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, WorkerError};
 
 use super::running::replace;
-use crate::{error::GroupError, group::calling::Calling};
+use crate::{error::GroupError, group::calling::Calling, schedule};
 
 /// Combines `bytes`, elements of `width` bytes, of all ranks. `fold_all` writes the combination of its inputs.
 pub(super) async fn all_reduce(
@@ -22,14 +21,13 @@ pub(super) async fn all_reduce(
     fold_all: impl Fn(&mut [u8], &[&[u8]]) -> Result<(), GroupError> + Sync,
 ) -> Result<(), GroupError> {
     let (rank, size) = (calling.rank(), calling.size());
-    let part = |rank: usize| part(bytes.len() / width, size, rank);
-    let parts: Vec<Range<usize>> =
-        (0..size).map(part).map(|part| part.start * width..part.end * width).collect();
+    let parts = schedule::parts(0..bytes.len() / width, size).into_iter();
+    let parts: Vec<Range<usize>> = parts.map(|part| part.start * width..part.end * width).collect();
     let at = parts[rank].clone();
     // All memory first, so that nobody waits for some while others wait for what it sends.
     let mut result = calling.pool().alloc(at.len()).await.map_err(WorkerError::from)?;
     // A user's memory is staged once.
-    let own = tensor(calling, bytes).await?;
+    let own = calling.message(bytes, false).await?;
     for to in calling.others() {
         calling.send_tensor(to, own.clone()).await?;
     }
@@ -48,18 +46,6 @@ pub(super) async fn all_reduce(
         replace(bytes.get_mut(at.clone()).unwrap_or_default(), result.bytes());
     }
     Ok(())
-}
-
-/// The elements of `rank`'s part, of `count` that `size` ranks share.
-fn part(count: usize, size: usize, rank: usize) -> Range<usize> {
-    let first = |rank: usize| count / size * rank + rank.min(count % size);
-    first(rank)..first(rank + 1)
-}
-
-async fn tensor(calling: &Calling, bytes: &[u8]) -> Result<Tensor, GroupError> {
-    let mut buffer = calling.pool().alloc(bytes.len()).await.map_err(WorkerError::from)?;
-    copy_bytes(&mut buffer, bytes, CopyReason::Import);
-    Ok(Tensor::new(buffer, DataType::U8, &[bytes.len() as u64])?)
 }
 
 /// The tensors of all ranks, of which `own` is this rank's and the others' have `length` bytes.

@@ -76,8 +76,7 @@ impl GroupBuilder {
             return refuse("size", self.size.to_string(), "a group has at least one rank");
         }
         if self.rank >= self.size {
-            let remedy = format!("ranks are numbered from 0 to {}", self.size - 1);
-            return refuse("rank", self.rank.to_string(), &remedy);
+            return Err(GroupError::no_such_rank("rank", self.rank, self.size));
         }
         if self.name.is_empty() || self.name.len() > NAME_BYTES_MAX || self.name.contains(char::is_control) {
             return refuse("name", self.name.clone(), "1 to 128 bytes without control characters");

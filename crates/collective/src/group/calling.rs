@@ -285,7 +285,7 @@ impl Calling {
     }
 
     /// A message with a copy of `bytes`, behind the call if that is to be told.
-    async fn message(&self, bytes: &[u8], tells_call: bool) -> Result<Tensor, GroupError> {
+    pub(crate) async fn message(&self, bytes: &[u8], tells_call: bool) -> Result<Tensor, GroupError> {
         let header = self.call.encode();
         let header: &[u8] = if tells_call { &header } else { &[] };
         let length = header.len() + bytes.len();
@@ -311,11 +311,7 @@ impl Calling {
     }
 
     fn peer(&self, rank: usize) -> Result<&tensorwire_rendezvous::Peer, GroupError> {
-        self.group.peers.get(rank).ok_or_else(|| GroupError::Argument {
-            field: "rank",
-            value: rank.to_string(),
-            remedy: format!("ranks are numbered from 0 to {}", self.size() - 1),
-        })
+        self.group.peers.get(rank).ok_or_else(|| GroupError::no_such_rank("rank", rank, self.size()))
     }
 
     /// Compares the call at the beginning of a message with the own one. `length` bytes are to follow it.

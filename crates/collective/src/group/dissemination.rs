@@ -36,7 +36,7 @@ pub(crate) async fn part(calling: &Calling) -> Result<(), GroupError> {
     try_join_all(told).await.map(drop)
 }
 
-/// Nothing, if the other rank has left or was shut down in order.
+/// Nothing, if the other rank has left, or its connection has ended.
 fn unless_gone(done: Result<(), GroupError>) -> Result<(), GroupError> {
     match done {
         Err(GroupError::Left { .. }) => Ok(()),
@@ -45,7 +45,7 @@ fn unless_gone(done: Result<(), GroupError>) -> Result<(), GroupError> {
     }
 }
 
-/// Whether the rank's worker was shut down in order.
+/// Whether the rank's worker was shut down in order, or the connection ended before this was asked for.
 fn has_parted(error: &WorkerError) -> bool {
     matches!(error, WorkerError::PeerLost { loss: PeerLoss::Goodbye | PeerLoss::StepBroken, .. })
 }

@@ -8,7 +8,7 @@ use tensorwire_verbs_reactor::{Runtime, timeout};
 
 use super::{Group, GroupBuilder, GroupState, calling::Calling, dissemination::disseminate, member::Member};
 use crate::{
-    call::{Call, CallKind},
+    call::{Call, CallKind, hash},
     error::GroupError,
     store::{Store, StoreError},
 };
@@ -31,11 +31,7 @@ impl Identity {
     /// The step in which the group's messages travel. Two groups have different ones, but for a collision of 63 bits.
     pub(crate) fn step(&self) -> i64 {
         let text = format!("{}\n{}\n{}", self.name, self.run, self.generation);
-        // FNV-1a, because all ranks must compute the same, whatever they were built with.
-        let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-        });
-        (hash >> 1) as i64
+        (hash(text.into_bytes()) >> 1) as i64
     }
 
     /// A key of this generation in the store.

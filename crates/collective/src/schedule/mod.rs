@@ -65,6 +65,6 @@ fn part(whole: &Range<usize>, pieces: usize, index: usize) -> Range<usize> {
     start..start + length + usize::from(index < more)
 }
 
-fn parts(whole: Range<usize>, pieces: usize) -> Vec<Range<usize>> {
+pub(crate) fn parts(whole: Range<usize>, pieces: usize) -> Vec<Range<usize>> {
     (0..pieces).map(|index| part(&whole, pieces, index)).collect()
 }
