@@ -22,6 +22,8 @@ pub struct MessageCounts {
     pub cancel_ack: u64,
     /// VERSION.
     pub version: u64,
+    /// NOTE.
+    pub note: u64,
 }
 
 impl MessageCounts {
@@ -34,6 +36,7 @@ impl MessageCounts {
             + self.cancel
             + self.cancel_ack
             + self.version
+            + self.note
     }
 
     pub(crate) fn count(&mut self, message: &Message) {
@@ -45,6 +48,7 @@ impl MessageCounts {
             Message::Cancel(_) => &mut self.cancel,
             Message::CancelAck(_) => &mut self.cancel_ack,
             Message::Version(_) => &mut self.version,
+            Message::Note(_) => &mut self.note,
         };
         *counter += 1;
     }
@@ -60,6 +64,7 @@ impl fmt::Display for MessageCounts {
             ("CANCEL", self.cancel),
             ("CANCEL_ACK", self.cancel_ack),
             ("VERSION", self.version),
+            ("NOTE", self.note),
         ];
         write!(f, "{} messages", self.total())?;
         let mut separator = " (";

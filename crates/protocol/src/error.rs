@@ -159,6 +159,9 @@ pub enum PeerMisbehaved {
     /// A second CANCEL of one request.
     #[error("the peer cancelled a request twice")]
     DuplicateCancel,
+    /// A note of a lane that its channel does not have, or more notes than a lane may hold.
+    #[error("the peer sent a note for which its channel has no lane or no room")]
+    NoteUnfit,
     /// More requests and cancels outstanding than agreed.
     #[error("the peer has more requests outstanding than agreed")]
     Flood,

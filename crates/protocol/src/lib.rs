@@ -14,6 +14,7 @@
 //! | ERROR_STATUS | sender → receiver | [`ErrorStatus`] |
 //! | CANCEL / CANCEL_ACK | receiver ↔ sender | [`Message::Cancel`], [`Message::CancelAck`] |
 //! | VERSION | sender → receiver | [`VersionNotice`] |
+//! | NOTE | either → other | [`Note`] |
 //!
 //! Content is one logical write whose immediate is the request index. If both peers agree on a checksum, contents are
 //! validated by it ([`validation`]).
@@ -36,6 +37,7 @@ pub mod message;
 pub mod metadata;
 mod metadata_cache;
 pub mod names;
+mod notes;
 mod receive;
 mod repeated;
 mod reply_cell;
@@ -56,8 +58,8 @@ pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError, WireError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
-    Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, ResultSlot, Scope, Sharing, StepId,
-    TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
+    Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Note, ResultSlot, Scope, Sharing,
+    StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
 };
 pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
 pub use metadata_cache::MetadataCache;

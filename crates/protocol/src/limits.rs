@@ -3,7 +3,7 @@
 //! A peer that exceeds one is refused. A user who exceeds one gets an error that names it.
 
 /// Version of the wire format. Both peers must have the same one.
-pub const WIRE_VERSION: u16 = 5;
+pub const WIRE_VERSION: u16 = 6;
 
 /// Longest key or published name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
@@ -28,6 +28,15 @@ pub const KNOWN_BYTES_MAX: usize = 6 << 10;
 
 /// Longest content that travels inside META_DATA_RESPONSE, in bytes.
 pub const EAGER_BYTES_MAX: u32 = 4 << 10;
+
+/// Longest note, in bytes.
+pub const NOTE_BYTES_MAX: usize = 4 << 10;
+
+/// Most lanes of one channel of notes.
+pub const NOTE_LANES_MAX: u16 = 64;
+
+/// Most notes of one lane that were not taken. A peer that sends more breaks a rule.
+pub const NOTES_UNTAKEN_MAX: usize = 64;
 
 /// Largest encoded ring message, in bytes: the longest name with a list of metadata, or the longest eager content with
 /// the highest rank, and all fixed fields.

@@ -181,6 +181,17 @@ pub struct ErrorStatus {
     pub status: Status,
 }
 
+/// NOTE: a short message that no request asked for. Nothing answers it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Note {
+    /// The channel that both sides have opened. A note of another one is ignored.
+    pub channel: u64,
+    /// The lane of the channel. Notes of one lane keep their order.
+    pub lane: u16,
+    /// What it says, at most [`NOTE_BYTES_MAX`](crate::limits::NOTE_BYTES_MAX).
+    pub bytes: EagerContent,
+}
+
 /// A message of the ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
@@ -201,6 +212,8 @@ pub enum Message {
     CancelAck(RequestIndex),
     /// Sender → receiver: the version of the value that will be the answer.
     Version(VersionNotice),
+    /// Either → other.
+    Note(Note),
 }
 
 impl Message {

@@ -296,6 +296,12 @@ impl<C: Channel> Connection<C> {
                 self.settle(state, woken, None);
                 return Ok(());
             }
+            Message::Note(note) => {
+                let woken = state.notes.arrived(note)?;
+                state.counters.ignored += u64::from(woken.is_none());
+                self.settle(state, woken.flatten(), None);
+                return Ok(());
+            }
             Message::MetaDataResponse(response) => self.take_meta_data_response(&mut state, response)?,
             Message::ErrorStatus(error) => state.requests.error_status(error.index, error.status)?,
             Message::CancelAck(index) => state.requests.cancel_ack(index)?,

@@ -3,6 +3,7 @@
 mod at_once;
 mod housekeeping;
 mod inbound;
+mod noting;
 mod outbound;
 mod request_line;
 mod rings;
@@ -30,6 +31,7 @@ use crate::{
     credit::{Flow, contents_max},
     limits::{KNOWN_METADATA_MAX, METADATA_CACHE_MAX},
     names::{NameForm, Names},
+    notes::NoteChannels,
     reply_cell::ReplyCell,
     requests::{Arrived, Requests},
     responses::Responses,
@@ -76,6 +78,7 @@ pub(crate) struct State<L> {
     scratch: Vec<u8>,
     pub(crate) requests: Requests<L>,
     pub(crate) responses: Responses,
+    notes: NoteChannels,
     pub(crate) contents_in_flight: u32,
     contents_max: u32,
     messages: WaitQueue,
@@ -159,6 +162,7 @@ impl<L> State<L> {
     fn wakers(&mut self) -> Vec<Waker> {
         let mut wakers: Vec<Waker> = self.requests.wakers().collect();
         wakers.extend(self.responses.wakers());
+        wakers.extend(self.notes.wakers());
         for turnstile in Turnstile::ALL {
             wakers.extend(self.queue(turnstile).wakers());
         }
@@ -188,6 +192,7 @@ impl<C: Channel> Connection<C> {
             scratch: Vec::with_capacity(RECORD_BYTES_MAX),
             requests,
             responses: Responses::new(agreed.requests_max),
+            notes: NoteChannels::default(),
             contents_in_flight: 0,
             contents_max,
             messages: WaitQueue::default(),

@@ -10,7 +10,7 @@ use super::{
     },
 };
 use crate::{
-    Code, DataType, Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata,
+    Code, DataType, Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Note,
     RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, VersionNotice,
     Want, Wanted,
     credit::{Answer, Ask, Counts, Mode},
@@ -188,6 +188,10 @@ fn answers(page: &mut Page) {
     );
     let about = "Comes before the answer to a request of scope 2 or 3, and is about its value.";
     page.record("VERSION", about, &[], &Message::Version(VersionNotice { index: INDEX, version: 4 }));
+    let about =
+        "A short message that no request asked for, in lane 3 of a channel that both sides have opened.";
+    let note = Note { channel: 7, lane: 3, bytes: EagerContent::from_slice(&[7; 8]) };
+    page.record("NOTE", about, &[], &Message::Note(note));
     let status = Status::new(Code::NotFound, "no such tensor");
     let about = "There is no value.";
     page.record("ERROR_STATUS", about, &[], &Message::ErrorStatus(ErrorStatus { index: INDEX, status }));

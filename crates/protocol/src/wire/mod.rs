@@ -21,10 +21,11 @@ pub(crate) use codec::check_metadata;
 use codec::{Reader, Writer};
 
 use crate::{
-    EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, RequestIndex, Scope, StepId,
+    EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Note, RequestIndex, Scope, StepId,
     TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
     limits::{
-        EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, REQUESTS_PER_MESSAGE_MAX,
+        EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NOTE_BYTES_MAX,
+        REQUESTS_PER_MESSAGE_MAX,
     },
     names::{NameForm, NameTable},
 };
@@ -38,6 +39,7 @@ const CANCEL_ACK: u8 = 6;
 /// TENSOR_REQUEST with several keys: a `u32` count, then the fields of each.
 const TENSOR_REQUESTS: u8 = 7;
 const VERSION: u8 = 8;
+const NOTE: u8 = 9;
 
 /// Bytes of the shortest request: index, scope, a key by its number, no metadata, and how it wants the content.
 const REQUEST_BYTES_MIN: usize = 4 + 1 + 3 + 1 + 1;
@@ -119,6 +121,12 @@ fn write_message(writer: &mut Writer<'_>, message: &Message, forms: Option<&[Nam
             writer.u8(VERSION);
             writer.u32(notice.index.0);
             writer.u64(notice.version);
+        }
+        Message::Note(note) => {
+            writer.u8(NOTE);
+            writer.u64(note.channel);
+            writer.u16(note.lane);
+            writer.bytes(&note.bytes);
         }
     }
 }
@@ -311,6 +319,7 @@ fn read_message(
         TENSOR_REQUEST => read_request(reader, names).map(Message::TensorRequest),
         TENSOR_REQUESTS => read_requests(reader, names, requests_per_message).map(Message::TensorRequests),
         META_DATA_RESPONSE..=CANCEL_ACK | VERSION => read_answer(kind, reader, names),
+        NOTE => read_note(reader).map(Message::Note),
         _ => Err(WireError::Unknown { field: "kind", value: kind.into() }),
     }
 }
@@ -392,6 +401,12 @@ fn read_answer(
         VERSION => Message::Version(VersionNotice { index, version: reader.u64("version")? }),
         _ => Message::CancelAck(index),
     })
+}
+
+fn read_note(reader: &mut Reader<'_>) -> Result<Note, WireError> {
+    let (channel, lane) = (reader.u64("channel")?, reader.u16("lane")?);
+    let bytes = EagerContent::from_slice(reader.bytes("note", NOTE_BYTES_MAX)?);
+    Ok(Note { channel, lane, bytes })
 }
 
 /// How META_DATA_RESPONSE describes the content.

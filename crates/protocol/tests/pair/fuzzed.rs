@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Code, Connection, DataType, Destination, ErrorStatus,
-    MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Parameters, RecordSlot, RequestIndex,
+    MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Note, Parameters, RecordSlot, RequestIndex,
     ResultSlot, Scope, Shape, Sharing, Status, StepId, TensorReRequest, TensorRequest, Validation,
     VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts},
@@ -395,7 +395,11 @@ fn message(kind: usize, input: &mut Input<'_>) -> Message {
             let status = Status::new(Code::NotFound, "no such thing");
             Message::ErrorStatus(ErrorStatus { index: index(input), status })
         }
-        9 | 10 => Message::Cancel(index(input)),
+        9 => Message::Cancel(index(input)),
+        10 => {
+            let bytes = vec![5; input.below(70)].into();
+            Message::Note(Note { channel: input.below(2) as u64, lane: input.below(3) as u16, bytes })
+        }
         11 => Message::CancelAck(index(input)),
         _ => Message::Version(VersionNotice { index: index(input), version: input.number() }),
     }

@@ -8,6 +8,7 @@ mod fuzzed;
 mod known;
 mod load;
 mod misbehaviour;
+mod notes;
 mod rules;
 mod sequences;
 mod several;

@@ -3,7 +3,7 @@
 use tensorwire_protocol::PeerMisbehaved as Rule;
 
 /// All of them: `every_rule_has_its_own_words` compares this list with the source.
-pub(crate) const RULES: [Rule; 29] = [
+pub(crate) const RULES: [Rule; 30] = [
     Rule::Malformed,
     Rule::ReservedImmediate,
     Rule::AcknowledgementUnasked,
@@ -33,4 +33,5 @@ pub(crate) const RULES: [Rule; 29] = [
     Rule::RingOfferedTwice,
     Rule::RingOfferUnfit,
     Rule::RingMoveUnasked,
+    Rule::NoteUnfit,
 ];

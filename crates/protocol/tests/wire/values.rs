@@ -2,13 +2,13 @@
 
 use proptest::prelude::*;
 use tensorwire_protocol::{
-    Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Parameters,
+    Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Note, Parameters,
     RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Validation,
     VersionNotice, Want, Wanted,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
-        REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN,
-        SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, WIRE_VERSION,
+        NOTE_BYTES_MAX, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX,
+        RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, WIRE_VERSION,
     },
     text::escaped,
     wire::{
@@ -140,6 +140,9 @@ pub(crate) fn message() -> impl Strategy<Value = Message> {
         index().prop_map(Message::CancelAck),
         (index(), any::<u64>())
             .prop_map(|(index, version)| Message::Version(VersionNotice { index, version })),
+        (any::<u64>(), any::<u16>(), 0..=NOTE_BYTES_MAX).prop_map(|(channel, lane, length)| {
+            Message::Note(Note { channel, lane, bytes: vec![7; length].into() })
+        }),
     ]
 }
 

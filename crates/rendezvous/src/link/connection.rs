@@ -326,7 +326,7 @@ impl DataConnection {
         Ok(received_tensor(metadata, lent.map(Lent::received).transpose()?, checksums))
     }
 
-    fn lost_error(&self, transfer: Box<TransferName>, seen: String) -> WorkerError {
+    pub(crate) fn lost_error(&self, transfer: Box<TransferName>, seen: String) -> WorkerError {
         let Lost { loss, detail } = self.lost.get().cloned().unwrap_or_else(|| Lost::gone(seen));
         let (address, transport) = (self.peer_at.clone(), self.kind.name());
         WorkerError::PeerLost { transfer, address, transport, loss, detail }

@@ -9,6 +9,7 @@ pub(crate) mod fetch;
 mod gauges;
 pub(crate) mod list;
 mod metrics;
+pub(crate) mod notes;
 mod outputs;
 pub(crate) mod peer;
 pub(crate) mod receive;

@@ -442,6 +442,7 @@ fn name(record: &Record) -> &'static str {
         Message::Cancel(_) => "CANCEL",
         Message::CancelAck(_) => "CANCEL_ACK",
         Message::Version(_) => "VERSION",
+        Message::Note(_) => "NOTE",
         other => panic!("{other:?}"),
     }
 }

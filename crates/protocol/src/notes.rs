@@ -1,0 +1,121 @@
+//! Notes that have come and were not taken.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    task::Waker,
+};
+
+use crate::{EagerContent, Note, PeerMisbehaved, limits::NOTES_UNTAKEN_MAX};
+
+/// The channels that this side has open, by number. A peer cannot open one, so what it may cost is bounded by what this side has
+/// opened.
+#[derive(Debug, Default)]
+pub(crate) struct NoteChannels(BTreeMap<u64, Box<[Lane]>>);
+
+#[derive(Debug, Default)]
+struct Lane {
+    untaken: VecDeque<EagerContent>,
+    /// The task that waits for the next.
+    waker: Option<Waker>,
+}
+
+impl NoteChannels {
+    /// False if the channel is open already.
+    pub(crate) fn open(&mut self, channel: u64, lanes: u16) -> bool {
+        let is_new = !self.0.contains_key(&channel);
+        if is_new {
+            self.0.insert(channel, (0..lanes).map(|_| Lane::default()).collect());
+        }
+        is_new
+    }
+
+    /// Gives what was not taken, to be dropped without the lock.
+    pub(crate) fn close(&mut self, channel: u64) -> impl Sized + use<> {
+        self.0.remove(&channel)
+    }
+
+    /// A note has come. Gives the waker of the task that waits for it, if one does; `None` if the channel is not open.
+    pub(crate) fn arrived(&mut self, note: Note) -> Result<Option<Option<Waker>>, PeerMisbehaved> {
+        let Some(lanes) = self.0.get_mut(&note.channel) else { return Ok(None) };
+        let lane = lanes.get_mut(usize::from(note.lane)).ok_or(PeerMisbehaved::NoteUnfit)?;
+        if lane.untaken.len() >= NOTES_UNTAKEN_MAX {
+            return Err(PeerMisbehaved::NoteUnfit);
+        }
+        lane.untaken.push_back(note.bytes);
+        Ok(Some(lane.waker.take()))
+    }
+
+    pub(crate) fn take(&mut self, channel: u64, lane: u16) -> Option<EagerContent> {
+        self.lane(channel, lane)?.untaken.pop_front()
+    }
+
+    /// Leaves the waker of the task that waits for the next note of a lane. Returns the one that is replaced.
+    pub(crate) fn wait(&mut self, channel: u64, lane: u16, waker: &Waker) -> Option<Waker> {
+        let lane = self.lane(channel, lane)?;
+        match &lane.waker {
+            Some(known) if known.will_wake(waker) => None,
+            _ => lane.waker.replace(waker.clone()),
+        }
+    }
+
+    pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
+        self.0.values_mut().flatten().filter_map(|lane| lane.waker.take())
+    }
+
+    fn lane(&mut self, channel: u64, lane: u16) -> Option<&mut Lane> {
+        self.0.get_mut(&channel)?.get_mut(usize::from(lane))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note(lane: u16, byte: u8) -> Note {
+        Note { channel: 7, lane, bytes: EagerContent::from_slice(&[byte]) }
+    }
+
+    #[test]
+    fn notes_of_a_lane_are_taken_in_order_and_lanes_are_apart() {
+        let mut notes = NoteChannels::default();
+        assert!(notes.open(7, 2) && !notes.open(7, 1), "a channel is open once");
+        for (lane, byte) in [(1, 1), (0, 2), (1, 3)] {
+            assert!(notes.arrived(note(lane, byte)).unwrap().is_some());
+        }
+        let mut taken = |lane| notes.take(7, lane).map(|bytes| bytes[0]);
+        assert_eq!([taken(1), taken(0), taken(1), taken(1)], [Some(1), Some(2), Some(3), None]);
+    }
+
+    #[test]
+    fn notes_of_a_channel_that_is_not_open_are_ignored_and_of_no_lane_refused() {
+        let mut notes = NoteChannels::default();
+        assert!(notes.arrived(note(0, 1)).unwrap().is_none());
+        notes.open(7, 1);
+        assert_eq!(notes.arrived(note(1, 1)).unwrap_err(), PeerMisbehaved::NoteUnfit);
+        drop(notes.close(7));
+        assert!(notes.arrived(note(1, 1)).unwrap().is_none());
+        assert!(notes.take(7, 0).is_none());
+    }
+
+    #[test]
+    fn a_lane_holds_a_bounded_number_of_notes() {
+        let mut notes = NoteChannels::default();
+        notes.open(7, 2);
+        for _ in 0..NOTES_UNTAKEN_MAX {
+            notes.arrived(note(0, 1)).unwrap();
+        }
+        assert_eq!(notes.arrived(note(0, 1)).unwrap_err(), PeerMisbehaved::NoteUnfit);
+        assert!(notes.arrived(note(1, 1)).is_ok(), "the other lane has room");
+    }
+
+    #[test]
+    fn a_task_that_waits_is_woken_by_the_next_note_once() {
+        let mut notes = NoteChannels::default();
+        notes.open(7, 1);
+        assert!(notes.wait(7, 0, Waker::noop()).is_none());
+        assert!(notes.arrived(note(0, 1)).unwrap().flatten().is_some());
+        assert!(notes.arrived(note(0, 2)).unwrap().flatten().is_none());
+        notes.wait(7, 0, Waker::noop());
+        assert_eq!(notes.wakers().count(), 1);
+    }
+}
