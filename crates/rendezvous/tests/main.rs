@@ -21,6 +21,7 @@ mod half_pool;
 mod life;
 mod message_tables;
 mod names;
+mod notes;
 mod published;
 #[cfg(feature = "test-certificates")]
 mod tls;

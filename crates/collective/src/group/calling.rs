@@ -1,13 +1,13 @@
 //! One call of this rank while it is under way: its turn, its limit, and the messages that pass between it and other ranks.
 //!
-//! Messages of a call travel in its lane: two keys for each pair of ranks and direction, on which values arrive in the order in which
-//! they were sent. A lane carries one call at a time, so a message belongs to the call that its lane has come to. What a rank sends
-//! another in a call begins with the [`Call`], which the other compares with its own. It has a key of its own: what is short is
-//! received into little memory there, and the order between it and longer contents does not matter.
+//! Messages of a call travel in its lane, in the order in which they were sent. A lane carries one call at a time, so a message
+//! belongs to the call that its lane has come to. What a rank sends another in a call begins with the [`Call`], which the other
+//! compares with its own, and what is short goes with it: in a [note](super::telling), or under a key of the group's step. Longer
+//! contents have another key, and the order between them and calls does not matter.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
     future::Future,
+    mem,
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -17,15 +17,16 @@ use std::{
 };
 
 use futures::future::{Either, select, try_join};
+use smallvec::SmallVec;
 use tensorwire_memory::{
     Pool,
     copy::{CopyReason, copy_bytes},
 };
-use tensorwire_protocol::{DataType, Sharing};
+use tensorwire_protocol::{DataType, EagerContent, Sharing};
 use tensorwire_rendezvous::{Tensor, WorkerError};
 use tensorwire_verbs_reactor::timeout;
 
-use super::{CALLS_UNDER_WAY, Group, GroupState};
+use super::{CALLS_UNDER_WAY, Group, GroupState, telling::end_of};
 use crate::{
     call::{Call, HEADER_BYTES},
     error::GroupError,
@@ -43,37 +44,54 @@ pub(crate) struct Calling {
     group: Arc<GroupState>,
     pub(crate) call: Call,
     limit: Duration,
-    /// The keys of calls, and of contents that do not travel with one.
-    keys: [String; 2],
     contacts: Mutex<Contacts>,
     is_complete: AtomicBool,
 }
 
-/// The ranks with which messages were exchanged.
-#[derive(Default)]
-struct Contacts {
-    /// Which have this rank's call.
-    told: BTreeSet<usize>,
-    /// Whose call this rank has, or awaits with an earlier receive.
-    heard: BTreeSet<usize>,
-    /// Whose call has come.
-    known: BTreeSet<usize>,
-    /// How many messages are awaited from each rank.
-    awaited: BTreeMap<usize, usize>,
+/// What was exchanged with each rank. Most groups are small.
+type Contacts = SmallVec<[Contact; 8]>;
+
+#[derive(Clone, Copy, Default)]
+struct Contact {
+    /// It has this rank's call.
+    is_told: bool,
+    /// This rank has its call, or awaits it with an earlier receive.
+    is_heard: bool,
+    /// Its call has come.
+    is_known: bool,
+    /// How many messages of it are awaited.
+    awaited: u32,
 }
 
 /// The content of a message.
 pub(crate) struct Arrived {
-    tensor: Option<Tensor>,
+    message: Received,
     /// Where the content begins.
     at: usize,
 }
 
+/// A message as it has come.
+enum Received {
+    Nothing,
+    Value(Tensor),
+    Note(EagerContent),
+}
+
+impl Received {
+    fn bytes(&self) -> &[u8] {
+        match self {
+            Self::Nothing => &[],
+            Self::Value(tensor) => tensor.bytes(),
+            Self::Note(note) => note,
+        }
+    }
+}
+
 impl Arrived {
-    pub(crate) const EMPTY: Self = Self { tensor: None, at: 0 };
+    pub(crate) const EMPTY: Self = Self { message: Received::Nothing, at: 0 };
 
     pub(crate) fn bytes(&self) -> &[u8] {
-        self.tensor.as_ref().and_then(|tensor| tensor.bytes().get(self.at..)).unwrap_or_default()
+        self.message.bytes().get(self.at..).unwrap_or_default()
     }
 }
 
@@ -87,11 +105,10 @@ impl Group {
 impl Calling {
     pub(crate) fn new(group: &Arc<GroupState>, call: Call) -> Self {
         Self {
-            keys: ["call", "content"].map(|key| format!("{key} {}", call.number % CALLS_UNDER_WAY as u64)),
             group: group.clone(),
             call,
             limit: group.identity.limit,
-            contacts: Mutex::default(),
+            contacts: Mutex::new(SmallVec::from_elem(Contact::default(), group.size())),
             is_complete: AtomicBool::new(false),
         }
     }
@@ -156,64 +173,76 @@ impl Calling {
         self.is_complete.store(true, Ordering::Relaxed);
         match done {
             Ok(value) => {
-                self.lane().send_modify(|complete| *complete += 1);
+                self.group.lane(&self.call).complete.send_modify(|complete| *complete += 1);
                 Ok(value)
             }
             Err(error) => Err(self.group.fail(error)),
         }
     }
 
-    fn lane(&self) -> &tokio::sync::watch::Sender<u64> {
-        let at = (self.call.number % CALLS_UNDER_WAY as u64) as usize;
-        &self.group.lanes[at]
-    }
-
     /// Waits until the lane's earlier calls are complete.
     async fn turn(&self) {
         let turn = self.call.number / CALLS_UNDER_WAY as u64;
-        // The sender lives as long as the group.
-        let _ = self.lane().subscribe().wait_for(|complete| *complete == turn).await;
+        let complete = &self.group.lane(&self.call).complete;
+        if *complete.borrow() != turn {
+            // The sender lives as long as the group.
+            let _ = complete.subscribe().wait_for(|complete| *complete == turn).await;
+        }
     }
 
     /// Tells the neighbour behind this rank what it calls, and awaits what the one before calls, unless that was done already.
     fn compare(&self) -> impl Future<Output = Result<(), GroupError>> + Send + '_ {
         let (before, behind) = self.neighbours();
         let is_alone = self.size() == 1;
-        let mut contacts = self.contacts();
-        let tells = !is_alone && contacts.told.insert(behind);
-        let hears = !is_alone && contacts.heard.insert(before);
-        drop(contacts);
+        let (tells, hears) = (!is_alone && self.tells(behind), !is_alone && self.hears(before));
         async move {
             let hear = async { if hears { self.hear(before).await } else { Ok(()) } };
-            let tell = async {
-                if tells {
-                    self.post(behind, CALLS, self.message(&[], true).await?)?;
-                }
-                Ok(())
-            };
+            let tell = async { if tells { self.tell(behind, &[]).await } else { Ok(()) } };
             try_join(hear, tell).await.map(drop)
+        }
+    }
+
+    /// Whether `to` was not told the call yet. The caller tells it.
+    fn tells(&self, to: usize) -> bool {
+        let mut contacts = self.contacts();
+        contacts.get_mut(to).is_some_and(|contact| !mem::replace(&mut contact.is_told, true))
+    }
+
+    /// Whether nobody awaits the call of `from` yet. The caller does.
+    fn hears(&self, from: usize) -> bool {
+        let mut contacts = self.contacts();
+        contacts.get_mut(from).is_some_and(|contact| !mem::replace(&mut contact.is_heard, true))
+    }
+
+    /// Sends the call, and a short content with it.
+    async fn tell(&self, to: usize, content: &[u8]) -> Result<(), GroupError> {
+        match self.group.notes(to) {
+            Some(notes) => {
+                let (lane, call) = (self.group.lane(&self.call).number, self.call.encode());
+                notes.send(lane, &[&call, content]).await.map_err(|error| self.failed(to, error))
+            }
+            None => self.post(to, CALLS, self.message(content, true).await?),
         }
     }
 
     /// Sends a copy of `bytes`.
     pub(crate) async fn send(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
-        if self.contacts().told.insert(to) {
+        if self.tells(to) {
             if bytes.len() <= JOINED_BYTES_MAX {
-                return self.post(to, CALLS, self.message(bytes, true).await?);
+                return self.tell(to, bytes).await;
             }
-            self.post(to, CALLS, self.message(&[], true).await?)?;
+            self.tell(to, &[]).await?;
         }
         if bytes.is_empty() { Ok(()) } else { self.post(to, CONTENTS, self.message(bytes, false).await?) }
     }
 
-    /// Sends one copy of `bytes` to all others, of whom none was sent anything yet.
+    /// Sends `bytes` to all others, of whom none was sent anything yet. What is long is copied once.
     pub(crate) async fn send_to_all(&self, bytes: &[u8]) -> Result<(), GroupError> {
         let is_short = bytes.len() <= JOINED_BYTES_MAX;
-        let call = self.message(if is_short { bytes } else { &[] }, true).await?;
         let content = if is_short { None } else { Some(self.message(bytes, false).await?) };
         for to in self.others() {
-            self.contacts().told.insert(to);
-            self.post(to, CALLS, call.clone())?;
+            self.tells(to);
+            self.tell(to, if is_short { bytes } else { &[] }).await?;
             content.iter().try_for_each(|content| self.post(to, CONTENTS, content.clone()))?;
         }
         Ok(())
@@ -221,8 +250,8 @@ impl Calling {
 
     /// Sends a tensor as it is.
     pub(crate) async fn send_tensor(&self, to: usize, tensor: Tensor) -> Result<(), GroupError> {
-        if self.contacts().told.insert(to) {
-            self.post(to, CALLS, self.message(&[], true).await?)?;
+        if self.tells(to) {
+            self.tell(to, &[]).await?;
         }
         self.post(to, CONTENTS, tensor)
     }
@@ -247,17 +276,17 @@ impl Calling {
         from: usize,
         length: usize,
     ) -> impl Future<Output = Result<Arrived, GroupError>> + Send + '_ {
-        let is_first = self.contacts().heard.insert(from);
+        let is_first = self.hears(from);
         async move {
             if is_first && length <= JOINED_BYTES_MAX {
-                let message = self.next(from, CALLS).await?;
-                self.check(from, &message, length)?;
-                return self.content(from, message, HEADER_BYTES, length);
+                let message = self.next_call(from).await?;
+                self.check(from, message.bytes(), length)?;
+                return Ok(Arrived { message, at: HEADER_BYTES });
             }
             let call = async { if is_first { self.hear(from).await } else { Ok(()) } };
             let content = async {
                 let content = if length == 0 { None } else { Some(self.next(from, CONTENTS).await?) };
-                content.map_or(Ok(Arrived::EMPTY), |content| self.content(from, content, 0, length))
+                content.map_or(Ok(Arrived::EMPTY), |content| self.content(from, content, length))
             };
             // Both are asked for at once.
             let (content, ()) = try_join(content, call).await?;
@@ -270,7 +299,7 @@ impl Calling {
         &self,
         from: usize,
     ) -> impl Future<Output = Result<Tensor, GroupError>> + Send + '_ {
-        let is_first = self.contacts().heard.insert(from);
+        let is_first = self.hears(from);
         async move {
             let call = async { if is_first { self.hear(from).await } else { Ok(()) } };
             let (tensor, ()) = try_join(self.next(from, CONTENTS), call).await?;
@@ -280,8 +309,8 @@ impl Calling {
 
     /// Compares the call of `from`, which nothing follows in its message.
     async fn hear(&self, from: usize) -> Result<(), GroupError> {
-        let message = self.next(from, CALLS).await?;
-        self.check(from, &message, 0)
+        let message = self.next_call(from).await?;
+        self.check(from, message.bytes(), 0)
     }
 
     /// A message with a copy of `bytes`, behind the call if that is to be told.
@@ -298,7 +327,22 @@ impl Calling {
 
     fn post(&self, to: usize, key: usize, message: Tensor) -> Result<(), GroupError> {
         let peer = self.peer(to)?;
-        self.group.step.to(peer).send(&self.keys[key], message).map_err(|error| self.failed(to, error))
+        let key = &self.group.lane(&self.call).keys[key];
+        self.group.step.to(peer).send(key, message).map_err(|error| self.failed(to, error))
+    }
+
+    /// The next message of `from` that begins with a call.
+    async fn next_call(&self, from: usize) -> Result<Received, GroupError> {
+        let Some(notes) = self.group.notes(from) else {
+            return self.next(from, CALLS).await.map(Received::Value);
+        };
+        let _awaited = Awaited::begin(self, from);
+        let note = notes.recv(self.group.lane(&self.call).number).await;
+        let note = note.map_err(|error| self.failed(from, error))?;
+        match end_of(&note) {
+            Some(status) => Err(self.group.heard(from, status, &self.call)),
+            None => Ok(Received::Note(note)),
+        }
     }
 
     /// The next message of `from` under one of the lane's keys.
@@ -306,7 +350,8 @@ impl Calling {
         let peer = self.peer(from)?;
         let _awaited = Awaited::begin(self, from);
         // The call's own limit ends it, which knows all that is awaited.
-        let receive = self.group.step.from(peer).recv(&self.keys[key]).timeout(self.limit.saturating_mul(2));
+        let key = &self.group.lane(&self.call).keys[key];
+        let receive = self.group.step.from(peer).recv(key).timeout(self.limit.saturating_mul(2));
         receive.sharing(Sharing::View).await.map_err(|error| self.failed(from, error))
     }
 
@@ -315,11 +360,13 @@ impl Calling {
     }
 
     /// Compares the call at the beginning of a message with the own one. `length` bytes are to follow it.
-    fn check(&self, from: usize, message: &Tensor, length: usize) -> Result<(), GroupError> {
-        let theirs = Call::decode(message.bytes());
+    fn check(&self, from: usize, message: &[u8], length: usize) -> Result<(), GroupError> {
+        let theirs = Call::decode(message);
         let theirs = theirs
             .ok_or_else(|| self.misbehaved(from, "the first message of a call begins with the call"))?;
-        self.contacts().known.insert(from);
+        if let Some(contact) = self.contacts().get_mut(from) {
+            contact.is_known = true;
+        }
         if theirs != self.call {
             return Err(GroupError::Mismatch {
                 rank: self.rank(),
@@ -328,7 +375,7 @@ impl Calling {
                 theirs: Box::new(theirs),
             });
         }
-        match message.bytes().len() == HEADER_BYTES + length {
+        match message.len() == HEADER_BYTES + length {
             true => Ok(()),
             false => {
                 Err(self
@@ -337,11 +384,11 @@ impl Calling {
         }
     }
 
-    fn content(&self, from: usize, tensor: Tensor, at: usize, length: usize) -> Result<Arrived, GroupError> {
-        if tensor.bytes().len() != at + length {
+    fn content(&self, from: usize, tensor: Tensor, length: usize) -> Result<Arrived, GroupError> {
+        if tensor.bytes().len() != length {
             return Err(self.misbehaved(from, "a message has the length that the call gives it"));
         }
-        Ok(Arrived { tensor: Some(tensor), at })
+        Ok(Arrived { message: Received::Value(tensor), at: 0 })
     }
 
     pub(crate) fn misbehaved(&self, rank: usize, rule: &'static str) -> GroupError {
@@ -367,8 +414,9 @@ impl Calling {
 
     fn timed_out(&self) -> GroupError {
         let contacts = self.contacts();
-        let waiting_for: Vec<usize> = contacts.awaited.keys().copied().collect();
-        let silent = waiting_for.iter().copied().filter(|rank| !contacts.known.contains(rank)).collect();
+        let awaited = contacts.iter().enumerate().filter(|(_, contact)| contact.awaited > 0);
+        let silent = awaited.clone().filter(|(_, contact)| !contact.is_known).map(|(rank, _)| rank).collect();
+        let waiting_for = awaited.map(|(rank, _)| rank).collect();
         GroupError::TimedOut { call: Box::new(self.call), limit: self.limit, waiting_for, silent }
     }
 
@@ -402,19 +450,17 @@ struct Awaited<'calling> {
 
 impl<'calling> Awaited<'calling> {
     fn begin(calling: &'calling Calling, from: usize) -> Self {
-        *calling.contacts().awaited.entry(from).or_default() += 1;
+        if let Some(contact) = calling.contacts().get_mut(from) {
+            contact.awaited += 1;
+        }
         Self { calling, from }
     }
 }
 
 impl Drop for Awaited<'_> {
     fn drop(&mut self) {
-        let mut contacts = self.calling.contacts();
-        if let Some(count) = contacts.awaited.get_mut(&self.from) {
-            *count -= 1;
-            if *count == 0 {
-                contacts.awaited.remove(&self.from);
-            }
+        if let Some(contact) = self.calling.contacts().get_mut(self.from) {
+            contact.awaited -= 1;
         }
     }
 }

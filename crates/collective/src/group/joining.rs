@@ -241,6 +241,11 @@ pub(super) async fn meet(
     let state = Arc::new(GroupState::new(worker, identity, rank, members)?);
     let mut calling = Calling::new(&state, Call::plain(state.next_number(), CallKind::Join));
     calling.set_limit(end.saturating_sub(worker.runtime().now()));
-    calling.complete(true, disseminate(&calling)).await?;
+    let met = async {
+        // Before the barrier: after it, any rank may send.
+        state.open_channels().await?;
+        disseminate(&calling).await
+    };
+    calling.complete(true, met).await?;
     Ok(Group { state })
 }

@@ -6,6 +6,7 @@ pub(crate) mod dissemination;
 mod joining;
 mod member;
 mod shrinking;
+mod telling;
 
 use std::{
     fmt,
@@ -17,12 +18,12 @@ use std::{
 };
 
 use tensorwire_protocol::{Code, Status};
-use tensorwire_rendezvous::{DuplicatePolicy, Peer, Step, Worker};
+use tensorwire_rendezvous::{DuplicatePolicy, Notes, Peer, Step, Worker};
 use tensorwire_verbs_reactor::Runtime;
 use tokio::sync::watch;
 
 pub use self::builder::GroupBuilder;
-use self::{joining::Identity, member::Member};
+use self::{joining::Identity, member::Member, telling::Telling};
 use crate::{call::Call, error::GroupError};
 
 /// Calls of one group that may be under way at a time on a rank. A further call waits for the one that is this many before it.
@@ -58,13 +59,30 @@ pub(crate) struct GroupState {
     is_on_one_host: bool,
     step: Step,
     next_call: AtomicU64,
-    /// For each lane, how many of its calls are complete.
-    lanes: [watch::Sender<u64>; CALLS_UNDER_WAY],
+    lanes: [Lane; CALLS_UNDER_WAY],
+    /// What small groups have besides the step, once all ranks have joined.
+    telling: OnceLock<Arc<Telling>>,
     /// Why the group is over.
     over: OnceLock<GroupError>,
     is_over: watch::Sender<bool>,
     /// The group that this one has shrunk to. The lock is held while the ranks agree.
     shrunk: tokio::sync::Mutex<Weak<GroupState>>,
+}
+
+/// What the calls have that are under way one after the other.
+pub(crate) struct Lane {
+    pub(crate) number: u16,
+    /// How many of its calls are complete.
+    pub(crate) complete: watch::Sender<u64>,
+    /// The keys of calls, and of contents that do not travel with one.
+    pub(crate) keys: [String; 2],
+}
+
+impl Lane {
+    fn new(number: usize) -> Self {
+        let keys = ["call", "content"].map(|key| format!("{key} {number}"));
+        Self { number: number as u16, complete: watch::Sender::new(0), keys }
+    }
 }
 
 impl fmt::Debug for Group {
@@ -165,7 +183,8 @@ impl GroupState {
             is_on_one_host,
             step,
             next_call: AtomicU64::new(0),
-            lanes: std::array::from_fn(|_| watch::Sender::new(0)),
+            lanes: std::array::from_fn(Lane::new),
+            telling: OnceLock::new(),
             over: OnceLock::new(),
             is_over: watch::Sender::new(false),
             shrunk: tokio::sync::Mutex::default(),
@@ -190,10 +209,32 @@ impl GroupState {
         if is_first {
             tracing::warn!(group = self.identity.name, rank = self.rank, error = %first, "the group is over");
             // The peers' requests that wait are answered with it, and those that come later.
-            self.step.abort(&self.told(first));
+            let status = self.told(first);
+            self.step.abort(&status);
+            if let Some(telling) = self.telling.get() {
+                telling.tell_end(&status, self.runtime());
+            }
             self.is_over.send_replace(true);
         }
         first.clone()
+    }
+
+    /// Opens channels to the other ranks, if the group is small.
+    pub(crate) async fn open_channels(&self) -> Result<(), GroupError> {
+        if let Some(telling) = Telling::open(self).await? {
+            let _first = self.telling.set(telling);
+        }
+        Ok(())
+    }
+
+    /// The channel with another rank.
+    pub(crate) fn notes(&self, rank: usize) -> Option<&Notes> {
+        self.telling.get()?.with(rank)
+    }
+
+    /// The lane of a call.
+    pub(crate) fn lane(&self, call: &Call) -> &Lane {
+        &self.lanes[(call.number % CALLS_UNDER_WAY as u64) as usize]
     }
 
     /// What the other ranks are told: whose error ended the group, and its text.
@@ -224,5 +265,15 @@ impl GroupState {
     /// The number of a new call.
     pub(crate) fn next_number(&self) -> u64 {
         self.next_call.fetch_add(1, Ordering::Relaxed)
+    }
+}
+
+impl Drop for GroupState {
+    /// The end of the step tells those that wait for a value of it, and this those that wait for a note.
+    fn drop(&mut self) {
+        if let Some(telling) = self.telling.get().filter(|_| self.over.get().is_none()) {
+            let why = format!("rank {} has dropped its last clone", self.rank);
+            telling.tell_end(&Status::new(Code::Aborted, why), self.runtime());
+        }
     }
 }

@@ -16,7 +16,7 @@ use super::{for_every_k, on_seeds, polled};
 use crate::common::builder;
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 21] = [
+pub(super) const CASES: [&str; 22] = [
     "connect",
     "fetch",
     "fetch_as",
@@ -27,6 +27,7 @@ pub(super) const CASES: [&str; 21] = [
     "fetch_versioned",
     "list",
     "list_with_checksums",
+    "notes",
     "peer_at",
     "recv",
     "recv_as",
@@ -415,6 +416,16 @@ fn s3_a_connection_given_up_leaves_nothing_behind() {
     first_contacts("connect", &async |client, polls| {
         let peer = client.peer(SERVER).unwrap();
         polled(polls, peer.connect()).await.map(Result::unwrap).is_some()
+    });
+}
+
+#[test]
+fn s3_a_channel_of_notes_given_up_is_not_open() {
+    first_contacts("notes", &async |client, polls| {
+        let peer = client.peer(SERVER).unwrap();
+        let completed = polled(polls, peer.notes(7, 1)).await.map(Result::unwrap).is_some();
+        assert!(peer.notes(7, 1).await.is_ok(), "it can be opened again");
+        completed
     });
 }
 

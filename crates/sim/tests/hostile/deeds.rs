@@ -3,9 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use tensorwire_protocol::{
-    Code, Destination, ErrorStatus, Message, RequestIndex, ResultSlot, Scope, Status, StepId,
+    Code, Destination, ErrorStatus, Message, Note, RequestIndex, ResultSlot, Scope, Status, StepId,
     TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts},
+    limits::NOTES_UNTAKEN_MAX,
     names::NameForm,
     wire::record::{self, Control},
 };
@@ -17,7 +18,7 @@ use super::{
     line::{ACKNOWLEDGEMENT, Line, MESSAGE},
     memory_of::{range_of, region_of},
     rogue::Talk,
-    stage::{device, rogue_device},
+    stage::{NOTES, device, rogue_device},
 };
 
 /// Does the deeds of one session.
@@ -179,7 +180,7 @@ async fn flood(line: &Line, rng: &mut Rng) {
 fn message(line: &Line, rng: &mut Rng) {
     let index = index(line, rng);
     let (metadata, value) = Line::value(rng);
-    let message = match rng.below(9) {
+    let message = match rng.below(10) {
         0 => {
             line.did("uses an index again");
             let request = TensorRequest { index: RequestIndex(0), ..request(line, rng) };
@@ -214,6 +215,15 @@ fn message(line: &Line, rng: &mut Rng) {
         7 => {
             line.did("cancels what may not be");
             Message::Cancel(index)
+        }
+        8 => {
+            line.did("sends notes");
+            let lane = rng.below(4) as u16;
+            let note = Message::Note(Note { channel: NOTES, lane, bytes: vec![1; rng.below(100)].into() });
+            for _ in 0..rng.below(2 * NOTES_UNTAKEN_MAX) {
+                line.message(&note);
+            }
+            note
         }
         _ => {
             line.did("tells a version of what may not be");

@@ -2,14 +2,17 @@
 
 use std::time::Duration;
 
-use futures::future::{BoxFuture, join_all};
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, join_all},
+};
 use tensorwire_memory::{BufMut, MemoryError};
 use tensorwire_protocol::DataType;
-use tensorwire_rendezvous::{ClusterSpec, Sharing, Tensor, Trust, Worker, WorkerError};
+use tensorwire_rendezvous::{ClusterSpec, Notes, Sharing, Tensor, Trust, Worker, WorkerError};
 use tensorwire_sim::{Holdings, Node, OperationResult, Rng, Violation};
 use tensorwire_verbs_reactor::Runtime;
 
-use super::stage::{LIMIT, Stage, address, device, name, rogue_address, rogue_device, rogue_name};
+use super::stage::{LIMIT, NOTES, Stage, address, device, name, rogue_address, rogue_device, rogue_name};
 
 use crate::common::builder;
 
@@ -298,6 +301,19 @@ impl Honest {
         }
     }
 
+    /// Has a channel of notes open with a rogue for a while, and takes what has come.
+    async fn has_notes_of(self, rogue: usize, mut rng: Rng) {
+        let peer = self.worker.peer(&rogue_name(rogue)).unwrap();
+        let what = format!("notes with rogue {rogue}");
+        let Some(notes) = self.with_rogue(rogue, what, peer.notes(NOTES, 2)).await else { return };
+        for _ in 0..3 {
+            self.pause(&mut rng, Duration::from_millis(300)).await;
+            while let Some(Ok(note)) = notes.recv(0).now_or_never() {
+                assert!(note.len() <= Notes::BYTES_MAX);
+            }
+        }
+    }
+
     pub(super) fn holdings(&self) -> Holdings {
         self.stage.handle.holdings(self.node.id())
     }
@@ -348,6 +364,7 @@ pub(super) async fn round(stage: &Stage, members: &[Honest], round: i64, with_ro
                 jobs.push(member.spawn(rng, move |member, rng| member.takes_from(rogue, step, rng)));
             }
             jobs.push(member.spawn(rng, move |member, rng| member.sends_to_rogue(rogue, step, rng)));
+            jobs.push(member.spawn(rng, move |member, rng| member.has_notes_of(rogue, rng)));
         }
     }
     join_all(jobs).await;

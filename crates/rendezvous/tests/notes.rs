@@ -1,0 +1,108 @@
+//! Notes over shm, tcp and verbs.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Duration;
+
+use futures::future::join;
+use tensorwire_rendezvous::{Notes, Peer, Worker, WorkerError};
+use tensorwire_verbs_reactor::FabricKind;
+
+use crate::{
+    bounded::bounded,
+    editions::{CLIENT, SERVER},
+    fabrics::over,
+    rdma::patient,
+};
+
+const CHANNEL: u64 = 7;
+const ROUNDS: u8 = 100;
+
+struct Two {
+    server: Worker,
+    client: Worker,
+    /// The server, as the client knows it.
+    peer: Peer,
+    notes: [Notes; 2],
+}
+
+async fn two(kind: FabricKind) -> Two {
+    let start = |name| over(Worker::builder(name), kind).timeout(patient(Duration::from_secs(20))).start();
+    let (server, client) = (start(SERVER).await.unwrap(), start(CLIENT).await.unwrap());
+    let peer = client.peer_at(server.address()).await.unwrap();
+    peer.connect().await.unwrap();
+    let back = server.peer(client.name()).unwrap();
+    let (notes, answers) = join(peer.notes(CHANNEL, 2), back.notes(CHANNEL, 2)).await;
+    Two { server, client, peer, notes: [notes.unwrap(), answers.unwrap()] }
+}
+
+/// Both sides send in both lanes, and take what the other one has sent, in order.
+async fn exchange(kind: FabricKind) {
+    let Two { server, client, notes: [notes, answers], .. } = two(kind).await;
+    let long = vec![9; Notes::BYTES_MAX - 1];
+    for round in 0..ROUNDS {
+        for notes in [&notes, &answers] {
+            notes.send(0, &[&[round], b" in ", b"parts"]).await.unwrap();
+            notes.send(1, &[&[round], &long]).await.unwrap();
+        }
+        for notes in [&notes, &answers] {
+            assert_eq!(notes.recv(1).await.unwrap()[..], [&[round], long.as_slice()].concat());
+            assert_eq!(notes.recv(0).await.unwrap()[..], *[&[round], &b" in parts"[..]].concat());
+        }
+    }
+    drop((notes, answers));
+    client.shutdown().await;
+    server.shutdown().await;
+}
+
+fn run(kind: FabricKind) {
+    bounded(patient(Duration::from_secs(60)), exchange(kind));
+}
+
+#[test]
+fn notes_over_shm() {
+    run(FabricKind::SHM);
+}
+
+#[test]
+fn notes_over_tcp() {
+    run(FabricKind::TCP);
+}
+
+#[test]
+#[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+fn notes_over_verbs() {
+    run(FabricKind::VERBS);
+}
+
+#[test]
+fn a_channel_ends_with_its_connection() {
+    bounded(Duration::from_secs(60), async {
+        let Two { server, client, notes: [notes, _answers], .. } = two(FabricKind::SHM).await;
+        let (waited, ()) = join(notes.recv(0), server.shutdown()).await;
+        assert!(matches!(waited, Err(WorkerError::PeerLost { .. })), "{waited:?}");
+        let sent = notes.send(0, &[b"late"]).await;
+        assert!(matches!(sent, Err(WorkerError::PeerLost { .. })), "{sent:?}");
+        client.shutdown().await;
+    });
+}
+
+#[test]
+fn what_a_channel_cannot_be_is_refused_by_name() {
+    bounded(Duration::from_secs(60), async {
+        let Two { client, peer, notes: [notes, _answers], .. } = two(FabricKind::SHM).await;
+        let itself = client.peer(client.name()).unwrap();
+        let refused = [
+            ("channel", peer.notes(CHANNEL, 1).await.unwrap_err()),
+            ("lanes", peer.notes(8, 0).await.unwrap_err()),
+            ("lanes", peer.notes(8, Notes::LANES_MAX + 1).await.unwrap_err()),
+            ("peer", itself.notes(8, 1).await.unwrap_err()),
+            ("note", notes.send(0, &[&[0; Notes::BYTES_MAX], &[0]]).await.unwrap_err()),
+        ];
+        for (expected, error) in refused {
+            assert!(matches!(error, WorkerError::Config { field, .. } if field == expected), "{error}");
+        }
+        drop(notes);
+        assert!(peer.notes(CHANNEL, 1).await.is_ok(), "it was closed");
+    });
+}
