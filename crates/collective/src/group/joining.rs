@@ -6,7 +6,10 @@ use futures::future::{Either, select};
 use tensorwire_rendezvous::Worker;
 use tensorwire_verbs_reactor::{Runtime, timeout};
 
-use super::{Group, GroupBuilder, GroupState, calling::Calling, dissemination::disseminate, member::Member};
+use super::{
+    Group, GroupBuilder, GroupState, calling::Calling, dissemination::disseminate, member::Member,
+    telling::Telling,
+};
 use crate::{
     call::{Call, CallKind, hash},
     error::GroupError,
@@ -242,10 +245,13 @@ pub(super) async fn meet(
     let mut calling = Calling::new(&state, Call::plain(state.next_number(), CallKind::Join));
     calling.set_limit(end.saturating_sub(worker.runtime().now()));
     let met = async {
-        // Before the barrier: after it, any rank may send.
-        state.open_channels().await?;
-        disseminate(&calling).await
+        // Before the barrier, which itself needs none: after it, any rank may use them.
+        let telling = Telling::open(&state).await?;
+        disseminate(&calling).await?;
+        Ok(telling)
     };
-    calling.complete(true, met).await?;
+    if let Some(telling) = calling.complete(true, met).await? {
+        let _is_first = state.telling.set(telling);
+    }
     Ok(Group { state })
 }

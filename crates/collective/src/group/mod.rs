@@ -219,14 +219,6 @@ impl GroupState {
         first.clone()
     }
 
-    /// Opens channels to the other ranks, if the group is small.
-    pub(crate) async fn open_channels(&self) -> Result<(), GroupError> {
-        if let Some(telling) = Telling::open(self).await? {
-            let _first = self.telling.set(telling);
-        }
-        Ok(())
-    }
-
     /// The channel with another rank.
     pub(crate) fn notes(&self, rank: usize) -> Option<&Notes> {
         self.telling.get()?.with(rank)
