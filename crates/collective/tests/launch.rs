@@ -1,6 +1,9 @@
 //! Which rank a process is, by what launchers set.
 
-use tensorwire_collective::launch::{Launch, LaunchError, StoreAddress};
+use tensorwire_collective::{
+    launch::{Launch, LaunchError},
+    store::StoreUrl,
+};
 
 type Set = &'static [(&'static str, &'static str)];
 
@@ -73,8 +76,8 @@ fn launch(sets: &[Set]) -> Result<Launch, LaunchError> {
     })
 }
 
-fn address(host: &str, port: u16) -> Option<StoreAddress> {
-    Some(StoreAddress { host: host.to_owned(), port })
+fn address(host: &str, port: u16) -> Option<StoreUrl> {
+    Some(StoreUrl::tcp(host, port))
 }
 
 fn expected(rank: usize, size: usize, by: &'static str) -> Launch {
@@ -88,7 +91,7 @@ fn its_own_variables_are_all_there_is_to_set() {
         store: address("fd00::1", 4000),
         ..expected(3, 4, "Tensorwire")
     };
-    assert_eq!(own.store.as_ref().unwrap().to_string(), "[fd00::1]:4000");
+    assert_eq!(own.store.as_ref().unwrap().to_string(), "tcp://[fd00::1]:4000");
     assert_eq!(launch(&[OWN]), Ok(own));
     let least: Set = &[("TENSORWIRE_RANK", "0"), ("TENSORWIRE_SIZE", "1")];
     assert_eq!(launch(&[least]), Ok(expected(0, 1, "Tensorwire")));
