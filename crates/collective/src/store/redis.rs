@@ -147,13 +147,13 @@ impl Shared {
                         return Err(Failed::Unknown(error));
                     }
                 }
-                answer => return answer.map_err(Failed::Redis),
+                answer => return answer.and_then(redis::Value::extract_error).map_err(Failed::Redis),
             }
         }
         let mut connection = self.connect().await.map_err(Failed::Redis)?;
         self.set_connection(Some(connection.clone()));
         let answer = connection.send_packed_command(command).await;
-        answer.map_err(|error| {
+        answer.and_then(redis::Value::extract_error).map_err(|error| {
             let lost = error.is_io_error();
             if lost {
                 self.set_connection(None);

@@ -1,6 +1,9 @@
 //! Stores in servers of Redis and etcd: what happens when these refuse, end, or stop.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use futures::future::join_all;
 use rustix::process::Signal;
@@ -120,7 +123,7 @@ async fn a_server_that_stops_ends_every_call_in_time(service: Service) {
     let Some(server) = Server::start(service) else { return };
     let store = open(&server, LIMIT).await;
     server.signal(Signal::STOP);
-    let begun = runtime().now();
+    let begun = Instant::now();
     let named = keys(["a"]);
     let (set, get, add, compared, deleted, wait) = tokio::join!(
         store.set("a", b""),
@@ -139,7 +142,7 @@ async fn a_server_that_stops_ends_every_call_in_time(service: Service) {
         wait.unwrap_err(),
         server.url().open(LIMIT, runtime()).await.unwrap_err(),
     ];
-    assert!(runtime().now() - begun < LONG / 2);
+    assert!(begun.elapsed() < LONG / 2);
     for error in errors {
         assert!(detail(&error, &server).contains("stopped or overloaded"), "{error}");
     }
@@ -197,7 +200,18 @@ async fn three_ranks_join_and_two_go_on(service: Service) {
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn redis_knows_users_passwords_and_databases() {
-    let options = ["--requirepass", "s3cret", "--user", "alice on >won/der ~job* +@all", "--databases", "4"];
+    let options = [
+        "--requirepass",
+        "s3cret",
+        "--databases",
+        "4",
+        "--user",
+        "alice",
+        "on",
+        ">won/der",
+        "~job*",
+        "+@all",
+    ];
     let Some(server) = Server::start_with(Service::Redis, &options) else { return };
     let open =
         async |credentials: &str, path: &str| server.url_with(credentials, path).open(LONG, runtime()).await;

@@ -92,15 +92,19 @@ impl Client {
         Answer: prost::Message + Default + 'static,
     {
         let call = async {
-            match self.call_once(method, asked).await {
-                // Nothing happened then.
-                Err(status) if self.forget_token(&status) => self.call_once(method, asked).await,
-                // The server was started again, or another one is there now.
-                Err(status) if is_lost(&status) && repeated == Repeated::AsNeeded => {
-                    self.call_once(method, asked).await
+            let mut answer = self.call_once(method, asked).await;
+            // The server was started again, or another one is there now: it does not know the token either.
+            for _ in 0..2 {
+                let again = answer.as_ref().is_err_and(|status| {
+                    // Nothing happened without a token.
+                    self.forget_token(status) || is_lost(status) && repeated == Repeated::AsNeeded
+                });
+                if !again {
+                    break;
                 }
-                answer => answer,
+                answer = self.call_once(method, asked).await;
             }
+            answer
         };
         let answer = timeout(&*self.runtime, self.limit, call.boxed()).await.map_err(|_| Failed::Silent)?;
         answer.map_err(|status| match repeated {
