@@ -218,7 +218,7 @@ impl Shared {
     fn error(&self, why: &Failed) -> StoreError {
         let detail = match why {
             Failed::Silent => format!(
-                "it did not answer within {:?}; check that Redis runs there, and is not stopped or overloaded",
+                "it did not answer within {:?}, and may do what it was asked later; check that Redis runs there, and is not stopped or overloaded",
                 self.limit
             ),
             Failed::Unknown(error) => format!(

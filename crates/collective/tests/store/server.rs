@@ -1,9 +1,8 @@
 //! Servers of Redis and etcd that tests start for themselves, on loopback.
 
 use std::{
-    fs::File,
-    io::{BufRead, BufReader, Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
+    io::{BufRead, BufReader, Read},
+    net::{SocketAddr, TcpListener},
     process::{Child, Command, Stdio},
     sync::mpsc::{Receiver, channel},
     thread,
@@ -14,9 +13,7 @@ use tempfile::TempDir;
 use tensorwire_collective::store::StoreUrl;
 
 use super::LONG;
-
-/// Names a file that gets a line for each test that was skipped.
-const SKIPPED: &str = "TENSORWIRE_TEST_SKIPPED";
+use crate::skipped::installed;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Service {
@@ -43,19 +40,14 @@ impl Server {
 
     /// As [`start`](Self::start), with further options.
     pub(super) fn start_with(service: Service, options: &[&str]) -> Option<Self> {
+        installed(service.program(), service.package(), service.scheme())?;
         let folder = tempfile::tempdir().unwrap();
         let options: Vec<_> = options.iter().map(|option| (*option).to_owned()).collect();
         // Others may take the port that was free.
         for _ in 0..10 {
             let address = free_address();
-            match launch(service, address, &folder, &options) {
-                Ok(Some(process)) => return Some(Self { service, options, folder, address, process }),
-                Ok(None) => {}
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    tell_skip(service);
-                    return None;
-                }
-                Err(error) => panic!("{}: {error}", service.program()),
+            if let Some(process) = launch(service, address, &folder, &options).unwrap() {
+                return Some(Self { service, options, folder, address, process });
             }
         }
         panic!("{} does not start", service.program());
@@ -89,7 +81,8 @@ impl Server {
     /// Posts JSON to the server, which answers with 200.
     #[cfg(feature = "etcd")]
     pub(super) fn post(&self, path: &str, json: &str) {
-        let mut stream = TcpStream::connect(self.address).unwrap();
+        use std::io::Write as _;
+        let mut stream = std::net::TcpStream::connect(self.address).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
         let length = json.len();
         write!(
@@ -126,6 +119,15 @@ impl Service {
             Self::Redis => "redis-server",
             #[cfg(feature = "etcd")]
             Self::Etcd => "etcd",
+        }
+    }
+
+    fn package(self) -> &'static str {
+        match self {
+            #[cfg(feature = "redis")]
+            Self::Redis => "redis-server",
+            #[cfg(feature = "etcd")]
+            Self::Etcd => "etcd-server",
         }
     }
 
@@ -203,15 +205,4 @@ fn lines_of(output: impl Read + Send + 'static) -> Receiver<String> {
 
 fn free_address() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
-fn tell_skip(service: Service) {
-    let (place, program, thread) = (service.scheme(), service.program(), thread::current());
-    let test = thread.name().unwrap_or("a test");
-    let package = if program == "etcd" { "etcd-server" } else { program };
-    let line = format!("SKIPPED: {place} {test} {program} is not on the PATH: install {package}\n");
-    print!("{line}");
-    if let Some(path) = std::env::var_os(SKIPPED) {
-        File::options().create(true).append(true).open(path).unwrap().write_all(line.as_bytes()).unwrap();
-    }
 }

@@ -192,7 +192,7 @@ impl Client {
     pub(super) fn error(&self, why: &Failed) -> StoreError {
         self.unreachable(match why {
             Failed::Silent => format!(
-                "it did not answer within {:?}; check that etcd runs there, has a leader, and is not stopped or overloaded",
+                "it did not answer within {:?}, and may do what it was asked later; check that etcd runs there, has a leader, and is not stopped or overloaded",
                 self.limit
             ),
             Failed::Unknown(status) => format!(
