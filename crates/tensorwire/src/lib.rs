@@ -86,6 +86,10 @@ mod book {
     mod checksums {}
     #[doc = include_str!("../../../docs/src/groups.md")]
     mod groups {}
+    #[doc = include_str!("../../../docs/src/stores.md")]
+    mod stores {}
+    #[doc = include_str!("../../../docs/src/launchers.md")]
+    mod launchers {}
     #[doc = include_str!("../../../docs/src/errors.md")]
     mod errors {}
     #[cfg(feature = "tls")]

@@ -19,6 +19,7 @@ mod board;
 mod etcd;
 mod file;
 mod memory;
+mod open;
 mod prefix;
 #[cfg(feature = "redis")]
 mod redis;

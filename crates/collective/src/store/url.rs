@@ -1,40 +1,35 @@
 //! Where a store is, as text.
 
-use std::{fmt, path::PathBuf, str::FromStr, sync::Arc, time::Duration};
+use std::{fmt, path::PathBuf, str::FromStr};
 
 use percent_encoding::percent_decode_str;
 use tensorwire_rendezvous::control::host_and_port;
-use tensorwire_verbs_reactor::Runtime;
 
-#[cfg(feature = "etcd")]
-use super::EtcdStore;
-#[cfg(feature = "redis")]
-use super::RedisStore;
-use super::{FileStore, MemoryStore, PrefixStore, Store, StoreError, TcpStore};
+use super::StoreError;
 
-const REDIS: (&str, u16) = ("redis", 6379);
-const ETCD: (&str, u16) = ("etcd", 2379);
+pub(super) const REDIS: (&str, u16) = ("redis", 6379);
+pub(super) const ETCD: (&str, u16) = ("etcd", 2379);
 
 /// Where a store is.
 ///
 /// | text | store |
 /// | --- | --- |
-/// | `tcp://HOST:PORT`, or `HOST:PORT` | [`TcpStore`] |
-/// | `file:///FOLDER` | [`FileStore`] |
+/// | `tcp://HOST:PORT`, or `HOST:PORT` | [`TcpStore`](super::TcpStore) |
+/// | `file:///FOLDER` | [`FileStore`](super::FileStore) |
 /// | `redis://USER:PASSWORD@HOST:PORT/DATABASE` | `RedisStore`, with the feature `redis` |
 /// | `etcd://USER:PASSWORD@HOST:PORT/PREFIX` | `EtcdStore`, with the feature `etcd` |
-/// | `memory:` | [`MemoryStore`] |
+/// | `memory:` | [`MemoryStore`](super::MemoryStore) |
 ///
 /// Of the services `USER:PASSWORD@`, `:PORT` (6379 and 2379) and what follows the port may be left out; Redis knows a password without
 /// a user too (`:PASSWORD@`). Characters of users, passwords and folders that are none of a URL are written as `%` with two hexadecimal
-/// digits: `/` as `%2F`, `%` as `%25`. A prefix is that of a [`PrefixStore`].
+/// digits: `/` as `%2F`, `%` as `%25`. A prefix is that of a [`PrefixStore`](super::PrefixStore).
 ///
 /// Its text, also that for debugging, has `…` in place of a password.
 #[derive(Clone, PartialEq, Eq)]
-pub struct StoreUrl(Place);
+pub struct StoreUrl(pub(super) Place);
 
 #[derive(Clone, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     Memory,
     Tcp { host: String, port: u16 },
     File(PathBuf),
@@ -61,73 +56,12 @@ impl StoreUrl {
         Self(Place::Tcp { host: host.to_owned(), port })
     }
 
-    /// `HOST:PORT` of a [`TcpStore`]; `None` for other stores.
+    /// `HOST:PORT` of a [`TcpStore`](super::TcpStore); `None` for other stores.
     pub fn tcp_address(&self) -> Option<String> {
         match &self.0 {
             Place::Tcp { host, port } => Some(address(host, *port)),
             _ => None,
         }
-    }
-
-    /// Opens the store, or connects to it. `limit` is that of the store's own constructor: how long an operation takes which has no
-    /// limit itself. Each call for `memory:` makes another store.
-    ///
-    /// # Errors
-    /// [`StoreError`] of the store's own constructor; [`StoreError::Unreachable`] where the program was built without the store.
-    ///
-    /// # Cancel safety
-    /// Nothing is connected if dropped.
-    pub async fn open(
-        &self,
-        limit: Duration,
-        runtime: Arc<dyn Runtime>,
-    ) -> Result<Arc<dyn Store>, StoreError> {
-        Ok(match &self.0 {
-            Place::Memory => Arc::new(MemoryStore::new(runtime)),
-            Place::Tcp { host, port } => {
-                Arc::new(TcpStore::connect(&address(host, *port), limit, runtime).await?)
-            }
-            Place::File(folder) => Arc::new(FileStore::open(folder, limit, runtime)?),
-            Place::Redis(..) => self.open_redis(limit, runtime).await?,
-            Place::Etcd(_, prefix) if prefix.is_empty() => self.open_etcd(limit, runtime).await?,
-            Place::Etcd(_, prefix) => {
-                Arc::new(PrefixStore::new(self.open_etcd(limit, runtime).await?, prefix))
-            }
-        })
-    }
-
-    #[cfg(feature = "redis")]
-    async fn open_redis(
-        &self,
-        limit: Duration,
-        runtime: Arc<dyn Runtime>,
-    ) -> Result<Arc<dyn Store>, StoreError> {
-        Ok(Arc::new(RedisStore::connect(self, limit, runtime).await?))
-    }
-
-    #[cfg(not(feature = "redis"))]
-    async fn open_redis(&self, _: Duration, _: Arc<dyn Runtime>) -> Result<Arc<dyn Store>, StoreError> {
-        Err(self.not_built(REDIS.0))
-    }
-
-    #[cfg(feature = "etcd")]
-    async fn open_etcd(
-        &self,
-        limit: Duration,
-        runtime: Arc<dyn Runtime>,
-    ) -> Result<Arc<dyn Store>, StoreError> {
-        Ok(Arc::new(EtcdStore::connect(self, limit, runtime).await?))
-    }
-
-    #[cfg(not(feature = "etcd"))]
-    async fn open_etcd(&self, _: Duration, _: Arc<dyn Runtime>) -> Result<Arc<dyn Store>, StoreError> {
-        Err(self.not_built(ETCD.0))
-    }
-
-    #[cfg(not(all(feature = "redis", feature = "etcd")))]
-    fn not_built(&self, feature: &str) -> StoreError {
-        let detail = format!("this program is built without the feature `{feature}`: build it with that");
-        StoreError::Unreachable { store: format!("the store at {self}"), detail }
     }
 
     /// The server and the database of a store in Redis.
@@ -238,7 +172,7 @@ fn without_password(text: &str) -> String {
 }
 
 /// `HOST:PORT`, with brackets around an IPv6 address.
-fn address(host: &str, port: u16) -> String {
+pub(super) fn address(host: &str, port: u16) -> String {
     if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 

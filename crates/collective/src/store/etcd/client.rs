@@ -9,7 +9,7 @@ use std::{
 use futures::{FutureExt, StreamExt, stream};
 use tensorwire_verbs_reactor::{Runtime, timeout};
 use tonic::{
-    Code, Request, Status, Streaming,
+    Code, ConnectError, Request, Status, Streaming,
     client::Grpc,
     codegen::http::uri::PathAndQuery,
     metadata::{Ascii, MetadataValue},
@@ -216,34 +216,20 @@ fn is_lost(status: &Status) -> bool {
 
 /// Whether there was no connection on which the call could be sent.
 fn never_sent(status: &Status) -> bool {
-    let mut cause = status.source();
-    while let Some(error) = cause {
-        if error.downcast_ref::<std::io::Error>().is_some_and(|error| {
-            matches!(
-                error.kind(),
-                std::io::ErrorKind::ConnectionRefused
-                    | std::io::ErrorKind::HostUnreachable
-                    | std::io::ErrorKind::NetworkUnreachable
-            )
-        }) {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+    causes(status).any(<dyn Error>::is::<ConnectError>)
+}
+
+fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    std::iter::successors(status.source(), |error| error.source())
 }
 
 /// What was answered, or why nothing was.
 fn told(status: &Status) -> String {
-    let mut causes = vec![status.message().to_owned()];
-    let mut cause = status.source();
-    while let Some(error) = cause {
-        causes.push(error.to_string());
-        cause = error.source();
-    }
+    let mut told = vec![status.message().to_owned()];
+    told.extend(causes(status).map(ToString::to_string));
     // Errors that contain others tell of them too.
-    causes.dedup();
-    causes.join(": ")
+    told.dedup();
+    told.join(": ")
 }
 
 fn remedy(status: &Status) -> &'static str {
