@@ -46,8 +46,7 @@ pub(super) enum Failed {
     Unknown(Status),
 }
 
-/// A connection to a server, which all calls share. It is made when a call needs it.
-#[derive(Debug)]
+/// A connection to a server, which all calls share. It is made when a call needs it. Not to be printed: it has the password.
 pub(super) struct Client {
     /// What errors call the store; without a password.
     pub(super) name: String,
@@ -220,7 +219,7 @@ fn never_sent(status: &Status) -> bool {
 }
 
 fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
-    std::iter::successors(status.source(), |error| error.source())
+    std::iter::successors(status.source(), |&error| error.source())
 }
 
 /// What was answered, or why nothing was.
