@@ -188,7 +188,9 @@ async fn three_ranks_join_and_two_go_on(service: Service) {
         let shrunk = group.shrink().await.unwrap();
         let mut values = [10 + shrunk.rank() as i32];
         shrunk.all_reduce(&mut values).await.unwrap();
-        (shrunk.size(), values[0])
+        let size = shrunk.size();
+        shrunk.close().await.unwrap();
+        (size, values[0])
     }));
     let ((), shrunk) = tokio::join!(lost.shutdown(), shrinking);
     assert_eq!(shrunk, [(2, 21), (2, 21)]);

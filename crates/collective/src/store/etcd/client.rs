@@ -225,9 +225,12 @@ fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
 /// What was answered, or why nothing was.
 fn told(status: &Status) -> String {
     let mut told = vec![status.message().to_owned()];
-    told.extend(causes(status).map(ToString::to_string));
-    // Errors that contain others tell of them too.
-    told.dedup();
+    for cause in causes(status).map(ToString::to_string) {
+        // Errors that contain others tell of them too.
+        if !told.contains(&cause) {
+            told.push(cause);
+        }
+    }
     told.join(": ")
 }
 
