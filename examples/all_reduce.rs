@@ -1,7 +1,8 @@
 //! Four processes average a gradient: each is a rank of a group.
 //!
 //! `cargo run --release --example all_reduce` starts itself once for each rank. A launcher may do that instead, for instance
-//! `torchrun --no-python --nproc-per-node 4 target/release/examples/all_reduce`.
+//! `torchrun --no-python --nproc-per-node 4 target/release/examples/all_reduce`. `TENSORWIRE_STORE` names another store than the
+//! launcher does: `redis://HOST` if it is built with `--features tensorwire/redis`.
 #![forbid(unsafe_code)]
 
 use std::{error::Error, sync::Arc, time::Duration};
@@ -51,15 +52,8 @@ async fn launch_all() -> Result<(), Box<dyn Error>> {
 
 async fn rank(launch: Launch) -> Result<(), Box<dyn Error>> {
     let worker = Worker::builder(&format!("rank_{}", launch.rank)).start().await?;
-    let store = launch.store.ok_or("no store: set TENSORWIRE_STORE to HOST:PORT")?.to_string();
-    let (limit, runtime) = (Duration::from_secs(30), worker.runtime().clone());
-    // Under a launcher, rank 0 serves it.
-    let store = match std::env::var_os("TENSORWIRE_STORE") {
-        None if launch.rank == 0 => TcpStore::serve(&store, runtime).await?.0,
-        _ => TcpStore::connect(&store, limit, runtime).await?,
-    };
-    let group =
-        Group::builder(Arc::new(store), launch.rank, launch.size).name("example").join(&worker).await?;
+    let store = launch.open_store(Duration::from_secs(30), worker.runtime().clone()).await?;
+    let group = Group::builder(store, launch.rank, launch.size).name("example").join(&worker).await?;
 
     let mut gradient = vec![launch.rank as f32; ELEMENTS];
     let begun = worker.runtime().now();

@@ -24,6 +24,21 @@ install_packages() {
     $sudo apt-get update -q && $sudo apt-get install -q -y --no-install-recommends "$@"
 }
 
+# need_services: the programs that tests of stores and launchers start. Missing ones are installed as root, or where sudo asks for no password;
+# a test whose program is not there tells that it was skipped. Where an init system runs, Debian starts redis-server and etcd; tests
+# start their own, on other ports.
+need_services() {
+    local missing=() entry
+    for entry in redis-server=redis-server etcd=etcd-server mpirun=openmpi-bin; do
+        command -v "${entry%=*}" >/dev/null || missing+=("${entry#*=}")
+    done
+    [ "${#missing[@]}" -gt 0 ] || return 0
+    if [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; then
+        (install_packages "${missing[@]}") && return
+    fi
+    echo "not installed: ${missing[*]}; tests that need them are skipped"
+}
+
 # count_tests LOG: adds up the closing lines of nextest, cargo test and scripts/rxe-vm/suite in LOG, each test once: what the
 # virtual machine ran was skipped by a plain run before, and what tell_skips counts in LOG passed and tried nothing. Prints
 # `N passed, N failed, N skipped`, alone on its line.
@@ -53,7 +68,7 @@ count_tests() {
         END {
             skipped = (skipped > begun ? skipped - begun : 0) + rules
             if (verbs > 0) printf "%d of the tests ran over verbs, in the virtual machine.\n", verbs
-            if (rules > 0) printf "%d of the tests that were skipped are rules of the contract, listed above.\n", rules
+            if (rules > 0) printf "%d of the tests that were skipped told so themselves, as listed above.\n", rules
             printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped
         }'
 }
@@ -85,7 +100,7 @@ list_ignored_tests() {
     sed -E 's/^([^:]+):([0-9]+):.*\[ignore( = "(.*)")?\].*/  \1:\2  \4/' <<<"$found"
 }
 
-# The one set of features that the whole workspace's tests are built with: TLS, and bugs that do nothing unless a test plants them. The
+# The one set of features that the whole workspace's tests are built with: TLS, stores in Redis and etcd, and bugs that do nothing unless a test plants them. The
 # code without TLS is what scripts/check-stub-build builds and .ci/run's second clippy reads.
 # shellcheck disable=SC2034  # used by the scripts that source this
-test_features=(--features "$(printf '%s,' tensorwire-{verbs-reactor,rendezvous,cli}/test-certificates)tensorwire/tls,tensorwire-sim/planted-bugs")
+test_features=(--features "$(printf '%s,' tensorwire-{verbs-reactor,rendezvous,cli}/test-certificates)tensorwire/tls,tensorwire/redis,tensorwire/etcd,tensorwire-sim/planted-bugs")

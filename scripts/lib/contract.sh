@@ -35,7 +35,7 @@ tell_skips() {
     local count
     count=$(sort -u "$1" | wc -l)
     [ "$count" -gt 0 ] || return 0
-    echo "Rules of the contract that were skipped ($contract_exceptions):"
+    echo "Rules of the contract that were skipped ($contract_exceptions), and tests whose program is not installed:"
     sort -u "$1" | sed -E 's/^SKIPPED: ([^ ]+) [^ ]+ (.*)/\1: \2/' | sort | uniq -c
     echo "contract: $count tests skipped their rule"
 }

@@ -1,6 +1,15 @@
 //! Which rank a process is, by what launchers set.
 
-use tensorwire_collective::launch::{Launch, LaunchError, StoreAddress};
+use std::{sync::Arc, time::Duration};
+
+use tensorwire_collective::{
+    launch::{Launch, LaunchError},
+    store::StoreUrl,
+};
+use tensorwire_verbs_reactor::{Runtime, TokioRuntime};
+
+/// Longer than anything takes on a loaded machine.
+const LIMIT: Duration = Duration::from_secs(60);
 
 type Set = &'static [(&'static str, &'static str)];
 
@@ -73,8 +82,8 @@ fn launch(sets: &[Set]) -> Result<Launch, LaunchError> {
     })
 }
 
-fn address(host: &str, port: u16) -> Option<StoreAddress> {
-    Some(StoreAddress { host: host.to_owned(), port })
+fn address(host: &str, port: u16) -> Option<StoreUrl> {
+    Some(StoreUrl::tcp(host, port))
 }
 
 fn expected(rank: usize, size: usize, by: &'static str) -> Launch {
@@ -88,7 +97,7 @@ fn its_own_variables_are_all_there_is_to_set() {
         store: address("fd00::1", 4000),
         ..expected(3, 4, "Tensorwire")
     };
-    assert_eq!(own.store.as_ref().unwrap().to_string(), "[fd00::1]:4000");
+    assert_eq!(own.store.as_ref().unwrap().to_string(), "tcp://[fd00::1]:4000");
     assert_eq!(launch(&[OWN]), Ok(own));
     let least: Set = &[("TENSORWIRE_RANK", "0"), ("TENSORWIRE_SIZE", "1")];
     assert_eq!(launch(&[least]), Ok(expected(0, 1, "Tensorwire")));
@@ -106,6 +115,73 @@ fn torchrun_names_the_attempt_too() {
     assert_eq!(launch(&[TORCHRUN]), Ok(torchrun));
     let by_hand: Set = &[("RANK", "0"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "::1"), ("MASTER_PORT", "1")];
     assert_eq!(launch(&[by_hand]), Ok(Launch { store: address("::1", 1), ..expected(0, 2, "torchrun") }));
+}
+
+#[test]
+fn where_torchrun_serves_a_store_itself_the_next_port_is_meant() {
+    const PLACE: Set = &[("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "h")];
+    let store = |sets: [Set; 2]| launch(&[PLACE, sets[0], sets[1]]).unwrap().store;
+    let (usual, last): (Set, Set) = (&[("MASTER_PORT", "29500")], &[("MASTER_PORT", "65535")]);
+    assert_eq!(store([usual, &[("TORCHELASTIC_USE_AGENT_STORE", "True")]]), address("h", 29501));
+    assert_eq!(store([last, &[("TORCHELASTIC_USE_AGENT_STORE", "True")]]), address("h", 65534));
+    assert_eq!(store([usual, &[("TORCHELASTIC_USE_AGENT_STORE", "False")]]), address("h", 29500));
+}
+
+#[test]
+fn a_store_may_be_any_and_its_password_is_not_shown() {
+    let named = |url: &'static str| {
+        let set: [(&str, &str); 3] = [("RANK", "0"), ("WORLD_SIZE", "1"), ("TENSORWIRE_STORE", url)];
+        Launch::from_variables(|name| Some(set.iter().find(|(set, _)| *set == name)?.1.to_owned()))
+    };
+    for url in ["redis://h:1/2", "etcd://h:1/jobs", "file:///a/b", "tcp://h:1", "memory:"] {
+        assert_eq!(named(url).unwrap().store.unwrap().to_string(), url);
+    }
+    let shown = format!("{:?}", named("redis://user:s3cret@h").unwrap());
+    assert!(shown.contains("redis://user:…@h:6379/0") && !shown.contains("s3cret"), "{shown}");
+    let refused = named("redis://user:s3cret@h/x").unwrap_err().to_string();
+    assert!(refused.contains("TENSORWIRE_STORE") && !refused.contains("s3cret"), "{refused}");
+}
+
+fn of_rank(rank: usize, size: usize, store: Option<&str>, job: Option<&str>) -> Launch {
+    let store = store.map(|url| url.parse().unwrap());
+    Launch { store, job: job.map(str::to_owned), ..expected(rank, size, "Open MPI") }
+}
+
+#[tokio::test]
+async fn rank_0_serves_the_store_unless_another_process_does() {
+    let runtime = || -> Arc<dyn Runtime> { Arc::new(TokioRuntime::current().unwrap()) };
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let open =
+        async |rank, job| of_rank(rank, 2, Some(&free), job).open_store(LIMIT, runtime()).await.unwrap();
+    let (first, second) = (open(0, Some("a")).await, open(1, Some("a")).await);
+    first.set("k", b"1").await.unwrap();
+    assert_eq!(second.wait(&["k".to_owned()], LIMIT).await.unwrap(), [b"1"]);
+    // Rank 0 of another job, whose store is the same.
+    let other = open(0, Some("b")).await;
+    assert!(!other.delete("k").await.unwrap(), "it has keys of its own");
+    let below = open(0, None).await;
+    assert!(below.delete("a/k").await.unwrap());
+}
+
+#[tokio::test]
+async fn a_store_that_cannot_be_opened_says_what_to_set() {
+    let runtime = || -> Arc<dyn Runtime> { Arc::new(TokioRuntime::current().unwrap()) };
+    let open = async |rank, size, store, limit| {
+        of_rank(rank, size, store, None).open_store(limit, runtime()).await.map(drop)
+    };
+    open(0, 1, None, LIMIT).await.unwrap();
+    open(0, 1, Some("memory:"), LIMIT).await.unwrap();
+    let short = Duration::from_millis(100);
+    // An address for documentation, which is no machine's.
+    let refused = [
+        (open(1, 2, None, LIMIT).await, "Open MPI sets none; set TENSORWIRE_STORE"),
+        (open(0, 2, Some("memory:"), LIMIT).await, "the job has 2; set TENSORWIRE_STORE"),
+        (open(0, 2, Some("192.0.2.1:7"), short).await, "give an address of this machine"),
+    ];
+    for (opened, told) in refused {
+        let error = opened.unwrap_err();
+        assert!(error.to_string().contains(told), "{error}");
+    }
 }
 
 #[test]

@@ -6,4 +6,6 @@ mod group;
 mod launch;
 mod reduction;
 mod schedule;
+#[cfg(any(feature = "redis", feature = "etcd"))]
+mod skipped;
 mod store;

@@ -35,6 +35,8 @@
 //! | `verbs` | yes | RDMA, where libibverbs is installed (found at run time) |
 //! | `metrics` | yes | counts for the recorder of the `metrics` crate |
 //! | `tls` | no | mutual TLS; needs a C compiler |
+//! | `redis` | no | groups whose ranks meet in Redis |
+//! | `etcd` | no | groups whose ranks meet in etcd |
 //!
 //! Where the program was built without a fabric, [`Worker::peers`] shows that, and [`WorkerBuilder::require`] of that fabric is
 //! an error.
@@ -84,6 +86,10 @@ mod book {
     mod checksums {}
     #[doc = include_str!("../../../docs/src/groups.md")]
     mod groups {}
+    #[doc = include_str!("../../../docs/src/stores.md")]
+    mod stores {}
+    #[doc = include_str!("../../../docs/src/launchers.md")]
+    mod launchers {}
     #[doc = include_str!("../../../docs/src/errors.md")]
     mod errors {}
     #[cfg(feature = "tls")]

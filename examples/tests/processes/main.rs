@@ -5,10 +5,13 @@
 mod by_hand;
 mod endings;
 mod faults;
+mod launchers;
 mod program;
 mod rdma;
 #[path = "../../../crates/verbs-reactor/tests/rdma_devices/mod.rs"]
 mod rdma_devices;
+#[path = "../../../crates/collective/tests/skipped.rs"]
+mod skipped;
 mod training;
 
 use program::{example, run, text};

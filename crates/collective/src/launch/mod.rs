@@ -16,8 +16,9 @@
 //!
 //! `TENSORWIRE_JOB` comes before the launcher's job. Where the store is, is said by the first of these:
 //!
-//! 1. `TENSORWIRE_STORE`, as `HOST:PORT`.
-//! 2. `MASTER_ADDR` and `MASTER_PORT`, which torchrun sets, and scripts for other launchers.
+//! 1. `TENSORWIRE_STORE`, as `HOST:PORT` or as another [`StoreUrl`].
+//! 2. `MASTER_ADDR` and `MASTER_PORT`, which torchrun sets, and scripts for other launchers. Where torchrun serves a store of its own at
+//!    this port (`TORCHELASTIC_USE_AGENT_STORE` is `True`), the next port.
 //! 3. With Slurm: the first node of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, where rank 0 runs, or else
 //!    `SLURM_LAUNCH_NODE_IPADDR`. The port is from 20,000 to 29,999 and follows from the job's and the step's number, so that all ranks find the same.
 //!
@@ -26,9 +27,12 @@
 mod nodes;
 mod variables;
 
-use tensorwire_rendezvous::control::host_and_port;
+use std::{sync::Arc, time::Duration};
+
+use tensorwire_verbs_reactor::Runtime;
 
 use self::variables::Variables;
+use crate::store::{PrefixStore, Store, StoreError, StoreUrl, TcpStore};
 
 /// What a launcher told this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,29 +47,10 @@ pub struct Launch {
     pub local_size: Option<usize>,
     /// What tells this job from others, and from itself when it was started again.
     pub job: Option<String>,
-    /// Where rank 0 serves the store.
-    pub store: Option<StoreAddress>,
+    /// Where the store is.
+    pub store: Option<StoreUrl>,
     /// The launcher's name.
     pub by: &'static str,
-}
-
-/// Where a store is served.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StoreAddress {
-    /// A host name or an IP address; IPv6 without brackets.
-    pub host: String,
-    /// Its port, from 1.
-    pub port: u16,
-}
-
-impl std::fmt::Display for StoreAddress {
-    /// As `HOST:PORT`, with brackets around an IPv6 address.
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self.host.contains(':') {
-            true => write!(f, "[{}]:{}", self.host, self.port),
-            false => write!(f, "{}:{}", self.host, self.port),
-        }
-    }
 }
 
 /// Why the environment does not say which rank this process is.
@@ -117,7 +102,7 @@ pub enum LaunchError {
         /// The launcher.
         by: &'static str,
     },
-    /// A variable is no address of a store.
+    /// A variable names no store, or no address of one.
     #[error("`{variable}` is `{value}`: {remedy}")]
     BadAddress {
         /// The variable.
@@ -158,6 +143,63 @@ impl Launch {
         }
         Err(LaunchError::NotFound)
     }
+
+    /// Opens the job's store, for keys with the job's name as their prefix if it has one: jobs and attempts of a job that share a store are
+    /// kept apart. Of a store at `HOST:PORT` rank 0 is the server; if it cannot listen there, because another process serves the store or
+    /// the machine is another one, it connects as all others do. A job of one rank that has no store gets one in memory. `limit` is
+    /// that of [`StoreUrl::open`].
+    ///
+    /// # Errors
+    /// [`StoreError::BadUrl`] if the job has no store, or one that other processes do not reach; those of [`StoreUrl::open`].
+    ///
+    /// # Cancel safety
+    /// Nothing is opened if dropped.
+    pub async fn open_store(
+        &self,
+        limit: Duration,
+        runtime: Arc<dyn Runtime>,
+    ) -> Result<Arc<dyn Store>, StoreError> {
+        let url = self.reachable_store()?;
+        let store = match url.tcp_address() {
+            Some(address) if self.rank == 0 => serve_or_connect(&address, limit, runtime).await?,
+            _ => url.open(limit, runtime).await?,
+        };
+        Ok(match &self.job {
+            Some(job) => Arc::new(PrefixStore::new(store, job)),
+            None => store,
+        })
+    }
+
+    fn reachable_store(&self) -> Result<StoreUrl, StoreError> {
+        const REMEDY: &str = "set TENSORWIRE_STORE for all ranks, to HOST:PORT on rank 0's machine or to another URL of a store";
+        match &self.store {
+            None if self.size == 1 => Ok(StoreUrl::MEMORY),
+            None => Err(StoreError::BadUrl {
+                url: String::new(),
+                remedy: format!("{} sets none; {REMEDY}", self.by),
+            }),
+            Some(url) if *url == StoreUrl::MEMORY && self.size > 1 => {
+                let remedy = format!("it is of one process, and the job has {}; {REMEDY}", self.size);
+                Err(StoreError::BadUrl { url: url.to_string(), remedy })
+            }
+            Some(url) => Ok(url.clone()),
+        }
+    }
+}
+
+async fn serve_or_connect(
+    address: &str,
+    limit: Duration,
+    runtime: Arc<dyn Runtime>,
+) -> Result<Arc<dyn Store>, StoreError> {
+    let unserved = match TcpStore::serve(address, Arc::clone(&runtime)).await {
+        Ok((store, _)) => return Ok(Arc::new(store)),
+        Err(error) => error,
+    };
+    tracing::info!(%unserved, "rank 0 cannot serve the job's store, and connects to it instead");
+    // Why it cannot be served tells more than that nobody else serves it.
+    let connected = TcpStore::connect(address, limit, runtime).await;
+    connected.map(|store| Arc::new(store) as Arc<dyn Store>).map_err(|_| unserved)
 }
 
 /// A launcher, by its variables.
@@ -293,12 +335,12 @@ impl Launcher {
         own.or_else(|| Some(part.map_or(job.clone()?, |part| format!("{}.{part}", job.unwrap_or_default()))))
     }
 
-    fn store(&self, variables: Variables<'_>) -> Result<Option<StoreAddress>, LaunchError> {
-        if let Some(address) = variables.get("TENSORWIRE_STORE") {
-            return store_address("TENSORWIRE_STORE", address).map(Some);
+    fn store(&self, variables: Variables<'_>) -> Result<Option<StoreUrl>, LaunchError> {
+        if let Some(url) = variables.get("TENSORWIRE_STORE") {
+            return store_url("TENSORWIRE_STORE", &url).map(Some);
         }
-        if let Some(address) = master(variables, self.name)? {
-            return Ok(Some(address));
+        if let Some(url) = master(variables, self.name)? {
+            return Ok(Some(url));
         }
         if self.name == SLURM { nodes::slurm(variables) } else { Ok(None) }
     }
@@ -315,16 +357,14 @@ fn check_place(rank: Named, size: Named) -> Result<(), LaunchError> {
     Ok(())
 }
 
-fn store_address(variable: &'static str, value: String) -> Result<StoreAddress, LaunchError> {
-    let address = match host_and_port(&value) {
-        Ok((_, 0)) => Err("its port is not a number from 1 to 65535"),
-        Ok((host, port)) => Ok(StoreAddress { host: host.to_owned(), port }),
-        Err(why) => Err(why),
-    };
-    address.map_err(|why| LaunchError::BadAddress { variable, value, remedy: why.to_owned() })
+fn store_url(variable: &'static str, text: &str) -> Result<StoreUrl, LaunchError> {
+    text.parse().map_err(|error| match error {
+        StoreError::BadUrl { url, remedy } => LaunchError::BadAddress { variable, value: url, remedy },
+        other => LaunchError::BadAddress { variable, value: String::new(), remedy: other.to_string() },
+    })
 }
 
-fn master(variables: Variables<'_>, by: &'static str) -> Result<Option<StoreAddress>, LaunchError> {
+fn master(variables: Variables<'_>, by: &'static str) -> Result<Option<StoreUrl>, LaunchError> {
     const HOST: &str = "MASTER_ADDR";
     const PORT: &str = "MASTER_PORT";
     let incomplete = |given, value, missing| Err(LaunchError::Incomplete { given, value, missing, by });
@@ -338,13 +378,18 @@ fn master(variables: Variables<'_>, by: &'static str) -> Result<Option<StoreAddr
                 }
             };
             let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
-            let host = bracketed.unwrap_or(&host).to_owned();
-            let address = StoreAddress { host, port };
+            let url = StoreUrl::tcp(bracketed.unwrap_or(&host), free_port(variables, port));
             // The host has the same rules in both forms.
-            store_address(HOST, address.to_string()).map(|_| Some(address))
+            store_url(HOST, &url.to_string()).map(Some)
         }
         (Some(host), None) => incomplete(HOST, host, PORT),
         (None, Some(port)) => incomplete(PORT, port, HOST),
         (None, None) => Ok(None),
     }
+}
+
+/// The agent of torchrun has a store of its own, and mostly serves it at the port that it gives to the processes.
+fn free_port(variables: Variables<'_>, port: u16) -> u16 {
+    let is_taken = variables.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
+    if is_taken { port.checked_add(1).unwrap_or(port - 1) } else { port }
 }

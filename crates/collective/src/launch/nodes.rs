@@ -1,19 +1,20 @@
 //! Where Slurm runs rank 0.
 
-use super::{LaunchError, StoreAddress, variables::Variables};
+use super::{LaunchError, variables::Variables};
+use crate::store::StoreUrl;
 
 /// The ports that follow from a job: below those that operating systems give to connections.
 const PORT_MIN: u16 = 20_000;
 const PORTS: u64 = 10_000;
 
 /// Slurm names nodes, but no port. The node from which a job was launched may be another than that of rank 0.
-pub(super) fn slurm(variables: Variables<'_>) -> Result<Option<StoreAddress>, LaunchError> {
+pub(super) fn slurm(variables: Variables<'_>) -> Result<Option<StoreUrl>, LaunchError> {
     let host = match first_of_list(variables)? {
         Some(host) => Some(host),
         None => variables.get("SLURM_LAUNCH_NODE_IPADDR"),
     };
     let (Some(host), Some(job)) = (host, number(variables, "SLURM_JOB_ID")) else { return Ok(None) };
-    Ok(Some(StoreAddress { host, port: port(job, number(variables, "SLURM_STEP_ID").unwrap_or(0)) }))
+    Ok(Some(StoreUrl::tcp(&host, port(job, number(variables, "SLURM_STEP_ID").unwrap_or(0)))))
 }
 
 /// Job numbers that are none leave the store to others to name.

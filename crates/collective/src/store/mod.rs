@@ -7,25 +7,41 @@
 //! | --- | --- | --- |
 //! | [`TcpStore`] | every process that can connect to the rank that serves | until that rank ends |
 //! | [`FileStore`] | every process that sees the folder | until the folder is removed |
+//! | `RedisStore` (feature `redis`) | every process that can connect to the server of Redis | as the server does |
+//! | `EtcdStore` (feature `etcd`) | every process that can connect to the server of etcd | until they are removed |
 //! | [`MemoryStore`] | the tasks of one process | as long as a clone lives |
 //! | [`PrefixStore`] | what the store below it reaches | as the store below it |
+//!
+//! [`StoreUrl`] is the text that names one of them, as for users and launchers.
 
 mod board;
+#[cfg(feature = "etcd")]
+mod etcd;
 mod file;
 mod memory;
+mod open;
 mod prefix;
+#[cfg(feature = "redis")]
+mod redis;
 mod rules;
 mod tcp;
+mod url;
+mod wanted;
 
 use std::{fmt, time::Duration};
 
 use tensorwire_verbs_reactor::BoxFuture;
 
+#[cfg(feature = "etcd")]
+pub use self::etcd::EtcdStore;
+#[cfg(feature = "redis")]
+pub use self::redis::RedisStore;
 pub use self::{
     file::FileStore,
     memory::MemoryStore,
     prefix::PrefixStore,
     tcp::{TcpLimits, TcpStore},
+    url::StoreUrl,
 };
 
 /// Longest key, in bytes. The shortest has one.
@@ -142,7 +158,15 @@ pub enum StoreError {
         /// What is allowed.
         remedy: String,
     },
-    /// The store cannot be reached, or broke its protocol.
+    /// The text names no store.
+    #[error("`{url}` names no store: {remedy}")]
+    BadUrl {
+        /// The text, without a password.
+        url: String,
+        /// What is wrong, and what to write.
+        remedy: String,
+    },
+    /// The store cannot be reached, refuses what it is asked, or broke its protocol.
     #[error("{store}: {detail}")]
     Unreachable {
         /// Which store.

@@ -7,6 +7,8 @@ use tensorwire_collective::store::{
     FileStore, KEY_BYTES_MAX, MemoryStore, PrefixStore, Store, StoreError, TcpStore, VALUE_BYTES_MAX,
 };
 
+#[cfg(any(feature = "redis", feature = "etcd"))]
+use super::server::{Server, Service};
 use super::{LONG, SHORT, keys, runtime, value};
 
 /// A store under test.
@@ -24,6 +26,25 @@ impl Subject {
     fn new(store: impl Store, other: impl Store, prefix: usize, kept: impl Any + Send) -> Self {
         Self { store: Arc::new(store), other: Arc::new(other), prefix, _kept: Box::new(kept) }
     }
+}
+
+/// A server of its own for each test; `None` where it is not installed.
+#[cfg(any(feature = "redis", feature = "etcd"))]
+async fn service(service: Service) -> Option<Subject> {
+    let server = Server::start(service)?;
+    let open = async || server.url().open(LONG, runtime()).await.unwrap();
+    let (store, other) = (open().await, open().await);
+    Some(Subject { store, other, prefix: 0, _kept: Box::new(server) })
+}
+
+#[cfg(feature = "redis")]
+async fn redis() -> Option<Subject> {
+    service(Service::Redis).await
+}
+
+#[cfg(feature = "etcd")]
+async fn etcd() -> Option<Subject> {
+    service(Service::Etcd).await
 }
 
 async fn memory() -> Subject {
@@ -63,12 +84,21 @@ async fn prefix_of_prefix_of_tcp() -> Subject {
 
 macro_rules! over {
     ($stores:tt $tests:tt) => { over!(@each $stores $tests); };
-    (@each [$($store:ident)*] $tests:tt) => { $(over!(@one $store $tests);)* };
+    (@each [$($store:ident)*] $tests:tt) => {
+        $(over!(@one $store $tests);)*
+        // Of services that are installed.
+        #[cfg(feature = "redis")]
+        over!(@one redis $tests);
+        #[cfg(feature = "etcd")]
+        over!(@one etcd $tests);
+    };
     (@one $store:ident [$($test:ident)*]) => {
         mod $store {
             $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
             async fn $test() {
-                super::$test(super::$store().await).await;
+                if let Some(subject) = Option::<super::Subject>::from(super::$store().await) {
+                    super::$test(subject).await;
+                }
             })*
         }
     };

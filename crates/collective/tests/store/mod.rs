@@ -3,6 +3,10 @@
 mod contract;
 mod file;
 mod prefix;
+#[cfg(any(feature = "redis", feature = "etcd"))]
+mod server;
+#[cfg(any(feature = "redis", feature = "etcd"))]
+mod services;
 mod tcp;
 
 use std::{sync::Arc, time::Duration};

@@ -18,6 +18,7 @@ use self::folder::{Change, Changed, Folder};
 use super::{
     Store, StoreError,
     rules::{check_compare, check_key, check_keys, check_value},
+    wanted::{Pause, look_for},
 };
 
 /// The pause after which a wait, or a write whose lock is taken, looks again. It doubles up to the most.
@@ -85,7 +86,7 @@ impl FileStore {
 
     async fn change(&self, key: &str, change: Change) -> Result<Changed, StoreError> {
         let change = Arc::new(change);
-        let (begun, mut pause) = (self.runtime.now(), PAUSE_MIN);
+        let (begun, mut pause) = (self.runtime.now(), Pause::new(PAUSE_MIN, PAUSE_MAX));
         loop {
             let (own_key, change) = (key.to_owned(), Arc::clone(&change));
             if let Some(changed) = self.on_thread(move |folder| folder.try_change(&own_key, &change)).await? {
@@ -95,15 +96,8 @@ impl FileStore {
                 let (own_key, limit) = (key.to_owned(), self.limit);
                 return Err(self.on_thread(move |folder| Ok(folder.lock_stays(&own_key, limit))).await?);
             }
-            self.pause(&mut pause).await;
+            pause.sleep(&*self.runtime, PAUSE_MAX).await;
         }
-    }
-
-    /// Those that wait for the same look at different moments.
-    async fn pause(&self, pause: &mut Duration) {
-        let part = (self.runtime.random() % 1024) as u32;
-        self.runtime.sleep(*pause / 2 + *pause / 2 * part / 1024).await;
-        *pause = (*pause * 2).min(PAUSE_MAX);
     }
 
     async fn read(&self, keys: Vec<String>) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
@@ -112,27 +106,8 @@ impl FileStore {
 
     async fn wait_for(&self, keys: &[String], limit: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
         check_keys(keys)?;
-        let (begun, mut pause) = (self.runtime.now(), PAUSE_MIN);
-        let mut found: Vec<Option<Vec<u8>>> = vec![None; keys.len()];
-        loop {
-            let is_last = self.runtime.now().saturating_sub(begun) >= limit;
-            let missing: Vec<usize> = (0..keys.len()).filter(|&at| found[at].is_none()).collect();
-            let values = self.read(missing.iter().map(|&at| keys[at].clone()).collect()).await?;
-            for (at, value) in missing.iter().zip(values) {
-                found[*at] = value;
-            }
-            if found.iter().all(Option::is_some) {
-                return Ok(found.into_iter().flatten().collect());
-            }
-            if is_last {
-                let missing = keys.iter().zip(&found).filter(|(_, value)| value.is_none());
-                let missing = missing.map(|(key, _)| key.clone()).collect();
-                return Err(StoreError::TimedOut { store: self.folder.store(), limit, missing });
-            }
-            let left = limit.saturating_sub(self.runtime.now().saturating_sub(begun));
-            pause = pause.min(left.max(PAUSE_MIN));
-            self.pause(&mut pause).await;
-        }
+        let looking = (&*self.runtime, Pause::new(PAUSE_MIN, PAUSE_MAX));
+        look_for(keys, limit, looking, || self.folder.store(), |missing| self.read(missing)).await
     }
 
     fn unexpected(&self) -> StoreError {

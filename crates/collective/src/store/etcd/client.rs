@@ -1,0 +1,252 @@
+//! Calls to a server of etcd.
+
+use std::{
+    error::Error,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use futures::{FutureExt, StreamExt, stream};
+use tensorwire_verbs_reactor::{Runtime, timeout};
+use tonic::{
+    Code, ConnectError, Request, Status, Streaming,
+    client::Grpc,
+    codegen::http::uri::PathAndQuery,
+    metadata::{Ascii, MetadataValue},
+    transport::{Channel, Endpoint},
+};
+use tonic_prost::ProstCodec;
+
+use super::{
+    super::{KEY_BYTES_MAX, StoreError, VALUE_BYTES_MAX, url::Service},
+    KEYS_MAX,
+    messages::{Authenticate, Authenticated, Transaction, TransactionDone, WatchRequest, Watched},
+};
+
+/// The most bytes of an answer: that to a read of `KEYS_MAX` keys, with what surrounds each.
+const ANSWER_BYTES_MAX: usize = KEYS_MAX * (VALUE_BYTES_MAX + KEY_BYTES_MAX + 1024);
+
+/// A connection on which calls are under way is asked for a sign of life after this, and given up after the same time. Servers refuse
+/// clients that ask more often than every 5 s.
+const SILENT_MAX: Duration = Duration::from_secs(15);
+
+/// Whether a call may happen twice.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Repeated {
+    Once,
+    AsNeeded,
+}
+
+/// Why a call has no answer.
+#[derive(Debug)]
+pub(super) enum Failed {
+    Silent,
+    Status(Status),
+    /// The server may have seen the call.
+    Unknown(Status),
+}
+
+/// A connection to a server, which all calls share. It is made when a call needs it. Not to be printed: it has the password.
+pub(super) struct Client {
+    /// What errors call the store; without a password.
+    pub(super) name: String,
+    pub(super) limit: Duration,
+    pub(super) runtime: Arc<dyn Runtime>,
+    channel: Channel,
+    /// The user and the password, if the URL has them.
+    credentials: Option<Authenticate>,
+    /// What the server gave for them. It forgets tokens that are not used for some minutes, and all when it is started again.
+    token: Mutex<Option<MetadataValue<Ascii>>>,
+}
+
+impl Client {
+    /// Must be made inside the runtime of tokio, in which the connection has its tasks.
+    pub(super) fn new(
+        name: String,
+        service: &Service,
+        limit: Duration,
+        runtime: Arc<dyn Runtime>,
+    ) -> Result<Self, StoreError> {
+        let endpoint = Endpoint::from_shared(format!("http://{}", service.address()));
+        let endpoint = endpoint.map_err(|error| StoreError::Unreachable {
+            store: name.clone(),
+            detail: format!("{error}: check the host in the URL"),
+        })?;
+        let endpoint = endpoint.connect_timeout(limit).http2_keep_alive_interval(SILENT_MAX);
+        let channel = endpoint.keep_alive_timeout(SILENT_MAX).connect_lazy();
+        let password = service.password.clone();
+        let credentials = password.map(|password| Authenticate { name: service.user.clone(), password });
+        Ok(Self { name, limit, runtime, channel, credentials, token: Mutex::new(None) })
+    }
+
+    /// Calls `method` of the service of keys and values, within the limit.
+    pub(super) async fn call<Asked, Answer>(
+        &self,
+        method: &'static str,
+        asked: &Asked,
+        repeated: Repeated,
+    ) -> Result<Answer, Failed>
+    where
+        Asked: prost::Message + Clone + 'static,
+        Answer: prost::Message + Default + 'static,
+    {
+        let call = async {
+            let mut answer = self.call_once(method, asked).await;
+            // The server was started again, or another one is there now: it does not know the token either.
+            for _ in 0..2 {
+                let again = answer.as_ref().is_err_and(|status| {
+                    // Nothing happened without a token.
+                    self.forget_token(status) || is_lost(status) && repeated == Repeated::AsNeeded
+                });
+                if !again {
+                    break;
+                }
+                answer = self.call_once(method, asked).await;
+            }
+            answer
+        };
+        let answer = timeout(&*self.runtime, self.limit, call.boxed()).await.map_err(|_| Failed::Silent)?;
+        answer.map_err(|status| match repeated {
+            Repeated::Once if is_lost(&status) && !never_sent(&status) => Failed::Unknown(status),
+            _ => Failed::Status(status),
+        })
+    }
+
+    pub(super) async fn transact(
+        &self,
+        transaction: &Transaction,
+        repeated: Repeated,
+    ) -> Result<TransactionDone, Failed> {
+        self.call("/etcdserverpb.KV/Txn", transaction, repeated).await
+    }
+
+    /// What the server tells of a watch. It ends when dropped.
+    pub(super) async fn watch(&self, request: WatchRequest) -> Result<Streaming<Watched>, Status> {
+        let mut grpc = self.grpc().await?;
+        // The watch lasts as long as this side may ask for more.
+        let requests = stream::iter([request]).chain(stream::pending());
+        let request = self.with_token(requests).await?;
+        let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
+        let streaming = grpc.streaming(request, path, ProstCodec::<WatchRequest, Watched>::default());
+        Ok(streaming.await?.into_inner())
+    }
+
+    async fn call_once<Asked, Answer>(&self, method: &'static str, asked: &Asked) -> Result<Answer, Status>
+    where
+        Asked: prost::Message + Clone + 'static,
+        Answer: prost::Message + Default + 'static,
+    {
+        let request = self.with_token(asked.clone()).await?;
+        self.unary(method, request).await
+    }
+
+    async fn unary<Asked, Answer>(
+        &self,
+        method: &'static str,
+        request: Request<Asked>,
+    ) -> Result<Answer, Status>
+    where
+        Asked: prost::Message + 'static,
+        Answer: prost::Message + Default + 'static,
+    {
+        let codec = ProstCodec::<Asked, Answer>::default();
+        let answer = self.grpc().await?.unary(request, PathAndQuery::from_static(method), codec).await?;
+        Ok(answer.into_inner())
+    }
+
+    async fn grpc(&self) -> Result<Grpc<Channel>, Status> {
+        let mut grpc = Grpc::new(self.channel.clone()).max_decoding_message_size(ANSWER_BYTES_MAX);
+        grpc.ready().await.map_err(|error| Status::from_error(error.into()))?;
+        Ok(grpc)
+    }
+
+    /// With what proves the user, for which the server is asked if there is none.
+    async fn with_token<T>(&self, message: T) -> Result<Request<T>, Status> {
+        let mut request = Request::new(message);
+        let Some(credentials) = &self.credentials else { return Ok(request) };
+        let known = self.token.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let token = match known {
+            Some(token) => token,
+            None => self.authenticate(credentials).await?,
+        };
+        request.metadata_mut().insert("token", token);
+        Ok(request)
+    }
+
+    async fn authenticate(&self, credentials: &Authenticate) -> Result<MetadataValue<Ascii>, Status> {
+        let request = Request::new(credentials.clone());
+        let answer: Authenticated = self.unary("/etcdserverpb.Auth/Authenticate", request).await?;
+        let token = MetadataValue::try_from(answer.token);
+        let token = token.map_err(|_| Status::internal("it gave a token that is no text"))?;
+        *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
+        Ok(token)
+    }
+
+    /// Whether the server does not know the token any more, so that another one is to be had.
+    fn forget_token(&self, status: &Status) -> bool {
+        let is_old = status.code() == Code::Unauthenticated || status.message().contains("auth store is old");
+        is_old && self.token.lock().unwrap_or_else(PoisonError::into_inner).take().is_some()
+    }
+
+    pub(super) fn error(&self, why: &Failed) -> StoreError {
+        self.unreachable(match why {
+            Failed::Silent => format!(
+                "it did not answer within {:?}, and may do what it was asked later; check that etcd runs there, has a leader, and is not stopped or overloaded",
+                self.limit
+            ),
+            Failed::Unknown(status) => format!(
+                "{} before it answered: whether the write happened is unknown; read the key before it is repeated",
+                told(status)
+            ),
+            Failed::Status(status) => format!("{}; {}", told(status), remedy(status)),
+        })
+    }
+
+    pub(super) fn unreachable(&self, detail: String) -> StoreError {
+        StoreError::Unreachable { store: self.name.clone(), detail }
+    }
+}
+
+/// Whether the connection broke, or another server must be asked.
+fn is_lost(status: &Status) -> bool {
+    // What the server itself answers has no cause.
+    status.code() == Code::Unavailable || status.source().is_some()
+}
+
+/// Whether there was no connection on which the call could be sent.
+fn never_sent(status: &Status) -> bool {
+    causes(status).any(<dyn Error>::is::<ConnectError>)
+}
+
+fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
+    std::iter::successors(status.source(), |&error| error.source())
+}
+
+/// What was answered, or why nothing was.
+fn told(status: &Status) -> String {
+    let mut told = vec![status.message().to_owned()];
+    for cause in causes(status).map(ToString::to_string) {
+        // Errors that contain others tell of them too.
+        if !told.contains(&cause) {
+            told.push(cause);
+        }
+    }
+    told.join(": ")
+}
+
+fn remedy(status: &Status) -> &'static str {
+    let said = status.message();
+    if said.contains("invalid user ID or password") {
+        "check the user and the password in the URL"
+    } else if said.contains("authentication is not enabled") {
+        "leave the user and the password out of the URL"
+    } else if said.contains("user name is empty") {
+        "give a user in the URL: etcd://USER:PASSWORD@HOST:PORT"
+    } else if said.contains("permission denied") {
+        "grant the user a role that reads and writes the job's keys"
+    } else if said.contains("space exceeded") {
+        "the server is full: compact and defragment it, disarm its alarm, or raise `--quota-backend-bytes`"
+    } else {
+        "check that etcd runs there, and that the URL names its host and the port for clients"
+    }
+}

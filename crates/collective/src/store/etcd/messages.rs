@@ -1,0 +1,160 @@
+//! The part of etcd's protocol that the store uses. Names and numbers of fields are those of its `rpc.proto` and `kv.proto`,
+//! which have not changed since version 3.0; fields that are not needed are left out.
+
+/// The revision of the whole map, which each write raises by one.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(super) struct Header {
+    #[prost(int64, tag = "3")]
+    pub(super) revision: i64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct KeyValue {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    /// That of the last write. 0 where there is no key.
+    #[prost(int64, tag = "3")]
+    pub(super) mod_revision: i64,
+    #[prost(bytes = "vec", tag = "5")]
+    pub(super) value: Vec<u8>,
+}
+
+/// One key, as there is no end of a range.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Range {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Ranged {
+    #[prost(message, repeated, tag = "2")]
+    pub(super) kvs: Vec<KeyValue>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Put {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) value: Vec<u8>,
+}
+
+/// An answer of which nothing is read.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(super) struct Done {}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Delete {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(super) struct Deleted {
+    #[prost(int64, tag = "2")]
+    pub(super) deleted: i64,
+}
+
+/// That the key's last write is the one of this revision.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Compare {
+    /// 2, which compares `mod_revision`; what is left out says that both are equal.
+    #[prost(int32, tag = "2")]
+    pub(super) target: i32,
+    #[prost(bytes = "vec", tag = "3")]
+    pub(super) key: Vec<u8>,
+    /// Sent even if it is 0, for a key that must not be there.
+    #[prost(int64, optional, tag = "6")]
+    pub(super) mod_revision: Option<i64>,
+}
+
+/// One of its fields.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Operation {
+    #[prost(message, optional, tag = "1")]
+    pub(super) range: Option<Range>,
+    #[prost(message, optional, tag = "2")]
+    pub(super) put: Option<Put>,
+}
+
+/// All operations of one list happen at one moment: of `success` if all comparisons hold.
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Transaction {
+    #[prost(message, repeated, tag = "1")]
+    pub(super) compare: Vec<Compare>,
+    #[prost(message, repeated, tag = "2")]
+    pub(super) success: Vec<Operation>,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) failure: Vec<Operation>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Outcome {
+    #[prost(message, optional, tag = "1")]
+    pub(super) range: Option<Ranged>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct TransactionDone {
+    #[prost(message, optional, tag = "1")]
+    pub(super) header: Option<Header>,
+    #[prost(bool, tag = "2")]
+    pub(super) succeeded: bool,
+    #[prost(message, repeated, tag = "3")]
+    pub(super) responses: Vec<Outcome>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct WatchRequest {
+    #[prost(message, optional, tag = "1")]
+    pub(super) create: Option<WatchCreate>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct WatchCreate {
+    #[prost(bytes = "vec", tag = "1")]
+    pub(super) key: Vec<u8>,
+    /// The first key that is not watched any more.
+    #[prost(bytes = "vec", tag = "2")]
+    pub(super) range_end: Vec<u8>,
+    #[prost(int64, tag = "3")]
+    pub(super) start_revision: i64,
+    /// 1 leaves out deletions.
+    #[prost(int32, repeated, tag = "5")]
+    pub(super) filters: Vec<i32>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Watched {
+    #[prost(bool, tag = "4")]
+    pub(super) canceled: bool,
+    /// Why it was cancelled, if not because of a compaction.
+    #[prost(string, tag = "6")]
+    pub(super) cancel_reason: String,
+    /// Above 0 if the revision at which the watch begins is forgotten.
+    #[prost(int64, tag = "5")]
+    pub(super) compact_revision: i64,
+    #[prost(message, repeated, tag = "11")]
+    pub(super) events: Vec<Event>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Event {
+    #[prost(message, optional, tag = "2")]
+    pub(super) kv: Option<KeyValue>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Authenticate {
+    #[prost(string, tag = "1")]
+    pub(super) name: String,
+    #[prost(string, tag = "2")]
+    pub(super) password: String,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(super) struct Authenticated {
+    #[prost(string, tag = "2")]
+    pub(super) token: String,
+}

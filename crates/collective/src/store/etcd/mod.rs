@@ -1,0 +1,302 @@
+//! The store in etcd.
+
+mod client;
+mod messages;
+
+use std::{fmt, sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
+use tonic::{Code, Status};
+
+use self::{
+    client::{Client, Failed, Repeated},
+    messages::{
+        Compare, Delete, Deleted, Done, KeyValue, Operation, Put, Range, Transaction, WatchCreate,
+        WatchRequest,
+    },
+};
+use super::{
+    Store, StoreError,
+    rules::{check_compare, check_key, check_keys, check_value, sum},
+    url::StoreUrl,
+    wanted::Wanted,
+};
+
+/// The most keys that are read by one transaction: as many as servers take by default (`--max-txn-ops`).
+const KEYS_MAX: usize = 128;
+
+/// `Compare` compares the revision of the last write.
+const MOD_REVISION: i32 = 2;
+
+/// A watch leaves out deletions.
+const NO_DELETIONS: i32 = 1;
+
+/// A map in a server of etcd, of version 3.4 or later. Clones share the connection.
+///
+/// Keys are those of the caller: give each job a [`PrefixStore`](super::PrefixStore), which the path of the URL is. A user who is restricted
+/// needs a role that reads and writes the keys with this prefix. They stay until somebody removes them.
+///
+/// Waits are told of writes by a watch; nothing polls.
+///
+/// # What happens when the connection breaks
+/// The next call makes another. [`set`](Store::set) and [`get`](Store::get) try that once themselves, since they may happen twice.
+/// [`add`](Store::add), [`compare_set`](Store::compare_set) and [`delete`](Store::delete) end with [`StoreError::Unreachable`] if the server
+/// may have seen them, and so does a [`wait`](Store::wait) whose connection breaks. A call that the server does not answer within the
+/// limit ends with the same. A wait asks once more when its own limit is over, so a server that is silent ends it one limit of the
+/// store later.
+///
+/// # Trust
+/// The connection is not encrypted: the password and all keys can be read on the way.
+#[derive(Clone)]
+pub struct EtcdStore {
+    client: Arc<Client>,
+}
+
+impl fmt::Debug for EtcdStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "EtcdStore({})", self.client.name)
+    }
+}
+
+impl EtcdStore {
+    /// Connects to the server at `url`, which begins with `etcd://`. Its prefix is not used: [`StoreUrl::open`] adds it. `limit` holds for
+    /// this call, and for each later operation that has none of its own. Must be called on a runtime of tokio.
+    ///
+    /// # Errors
+    /// [`StoreError::Unreachable`] if there is no server, if it does not take the user or the password, or if it does not answer within
+    /// `limit`; [`StoreError::BadUrl`].
+    ///
+    /// # Cancel safety
+    /// Nothing is connected if dropped.
+    pub async fn connect(
+        url: &StoreUrl,
+        limit: Duration,
+        runtime: Arc<dyn Runtime>,
+    ) -> Result<Self, StoreError> {
+        let service = url.etcd()?;
+        let name = format!("the store at {url}");
+        let store = Self { client: Arc::new(Client::new(name, service, limit, runtime)?) };
+        // A key that is none's; users that may not read it are known all the same.
+        match store.client.transact(&read(&[]), Repeated::AsNeeded).await {
+            Ok(_) => Ok(store),
+            Err(Failed::Status(status)) if status.code() == Code::PermissionDenied => Ok(store),
+            Err(why) => Err(store.client.error(&why)),
+        }
+    }
+
+    /// The values of `keys`, and a revision of the map before which no write is missing in them.
+    async fn read(&self, keys: &[String]) -> Result<(Vec<Option<KeyValue>>, i64), StoreError> {
+        let (mut found, mut revision) = (Vec::with_capacity(keys.len()), None);
+        for part in keys.chunks(KEYS_MAX) {
+            let done = self.client.transact(&read(part), Repeated::AsNeeded).await;
+            let done = done.map_err(|why| self.client.error(&why))?;
+            if done.responses.len() != part.len() {
+                return Err(self.unexpected());
+            }
+            revision = revision.or(done.header.map(|header| header.revision));
+            let values =
+                done.responses.into_iter().map(|outcome| outcome.range.unwrap_or_default().kvs.pop());
+            found.extend(values);
+        }
+        Ok((found, revision.unwrap_or_default()))
+    }
+
+    async fn values(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
+        let (found, _) = self.read(keys).await?;
+        Ok(found.into_iter().map(|found| found.map(|found| found.value)).collect())
+    }
+
+    async fn wait_for(&self, keys: &[String], limit: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
+        check_keys(keys)?;
+        let runtime = &*self.client.runtime;
+        let end = runtime.now().saturating_add(limit);
+        let mut wanted = Wanted::new(keys);
+        loop {
+            let left = end.saturating_sub(runtime.now());
+            let (found, revision) = self.read(&wanted.missing()).await?;
+            wanted.fill(found.into_iter().map(|found| found.map(|found| found.value)).collect());
+            if wanted.is_complete() {
+                return Ok(wanted.into_values());
+            }
+            if left.is_zero() {
+                return Err(wanted.timed_out(self.client.name.clone(), limit));
+            }
+            // When the time is up, the next read tells what is missing, or that the server is silent.
+            if let Ok(ended) = timeout(runtime, left, self.watch(&mut wanted, revision + 1).boxed()).await {
+                ended.map_err(|status| self.client.error(&Failed::Status(status)))?;
+            }
+        }
+    }
+
+    /// Takes the values that are written from `revision` on, until none is missing, or until the server has forgotten what was
+    /// written since then.
+    async fn watch(&self, wanted: &mut Wanted<'_>, revision: i64) -> Result<(), Status> {
+        let missing = wanted.missing();
+        let bounds = (missing.iter().min(), missing.iter().max());
+        let (Some(first), Some(last)) = bounds else { return Ok(()) };
+        let create = WatchCreate {
+            key: first.clone().into_bytes(),
+            range_end: [last.as_bytes(), &[0]].concat(),
+            start_revision: revision,
+            filters: vec![NO_DELETIONS],
+        };
+        let mut watched = self.client.watch(WatchRequest { create: Some(create) }).await?;
+        while let Some(told) = watched.message().await? {
+            if told.canceled && told.compact_revision == 0 {
+                return Err(Status::aborted(told.cancel_reason));
+            }
+            for written in told.events.into_iter().filter_map(|event| event.kv) {
+                wanted.put(&written.key, &written.value);
+            }
+            if told.canceled || wanted.is_complete() {
+                return Ok(());
+            }
+        }
+        Err(Status::unavailable("it ended the watch"))
+    }
+
+    /// Writes `value` under `key` if the last write of the key is `seen` (`None`: if there is no key). Returns what is there, if that is
+    /// something else.
+    async fn replace(
+        &self,
+        key: &str,
+        seen: Option<&KeyValue>,
+        value: &[u8],
+    ) -> Result<Result<(), Option<KeyValue>>, StoreError> {
+        let key = key.as_bytes().to_vec();
+        let put = Put { key: key.clone(), value: value.to_vec() };
+        let revision = seen.map_or(0, |seen| seen.mod_revision);
+        let transaction = Transaction {
+            compare: vec![Compare { target: MOD_REVISION, key: key.clone(), mod_revision: Some(revision) }],
+            success: vec![Operation { put: Some(put), range: None }],
+            failure: vec![Operation { range: Some(Range { key }), put: None }],
+        };
+        let done = self.client.transact(&transaction, Repeated::Once).await;
+        let mut done = done.map_err(|why| self.client.error(&why))?;
+        if done.succeeded {
+            return Ok(Ok(()));
+        }
+        let range =
+            done.responses.pop().and_then(|outcome| outcome.range).ok_or_else(|| self.unexpected())?;
+        Ok(Err(range.kvs.into_iter().next()))
+    }
+
+    /// Writes what `next` makes of the value that is there, which others may change meanwhile. `None` leaves it, and returns it.
+    async fn update<Refused>(
+        &self,
+        key: &str,
+        mut there: Option<KeyValue>,
+        next: impl Fn(Option<&[u8]>) -> Result<Option<Vec<u8>>, Refused>,
+    ) -> Result<Result<Option<Vec<u8>>, Refused>, StoreError> {
+        loop {
+            let value = match next(there.as_ref().map(|there| &*there.value)) {
+                Ok(Some(value)) => value,
+                Ok(None) => return Ok(Ok(there.map(|there| there.value))),
+                Err(refused) => return Ok(Err(refused)),
+            };
+            match self.replace(key, there.as_ref(), &value).await? {
+                Ok(()) => return Ok(Ok(Some(value))),
+                Err(other) => there = other,
+            }
+        }
+    }
+
+    async fn add_to(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
+        check_key(key)?;
+        let (mut found, _) = self.read(&[key.to_owned()]).await?;
+        let next = |value: Option<&[u8]>| sum(value, delta).map(|sum| Some(sum.to_string().into_bytes()));
+        let written = self.update(key, found.pop().flatten(), next).await?;
+        let written = written.map_err(|why| why.error(self.client.name.clone(), key, delta))?;
+        sum(written.as_deref(), 0).map_err(|why| why.error(self.client.name.clone(), key, delta))
+    }
+
+    async fn compare_and_set(
+        &self,
+        key: &str,
+        expected: Option<&[u8]>,
+        value: &[u8],
+    ) -> Result<Option<Vec<u8>>, StoreError> {
+        check_compare(key, expected, value)?;
+        // Where no value is expected, the write itself tells whether there is one.
+        let found = match expected {
+            Some(_) => self.read(&[key.to_owned()]).await?.0.pop().flatten(),
+            None => None,
+        };
+        let next = |there: Option<&[u8]>| Ok::<_, ()>((there == expected).then(|| value.to_vec()));
+        let written = self.update(key, found, next).await?;
+        Ok(written.unwrap_or_default())
+    }
+
+    /// Ends `call`, of several requests, after the store's limit.
+    async fn within_limit<T>(
+        &self,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let call = std::pin::pin!(call);
+        let ended = timeout(&*self.client.runtime, self.client.limit, call).await;
+        ended.unwrap_or_else(|_| Err(self.client.error(&Failed::Silent)))
+    }
+
+    fn unexpected(&self) -> StoreError {
+        self.client.unreachable("it answers what was not asked: is it etcd 3.4 or later?".to_owned())
+    }
+}
+
+/// Reads `keys` at one moment.
+fn read(keys: &[String]) -> Transaction {
+    let range = |key: &String| Operation { range: Some(Range { key: key.clone().into_bytes() }), put: None };
+    Transaction { compare: Vec::new(), success: keys.iter().map(range).collect(), failure: Vec::new() }
+}
+
+impl Store for EtcdStore {
+    fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>> {
+        async move {
+            check_key(key)?;
+            check_value(value)?;
+            let put = Put { key: key.as_bytes().to_vec(), value: value.to_vec() };
+            let done = self.client.call("/etcdserverpb.KV/Put", &put, Repeated::AsNeeded).await;
+            done.map(|Done {}| ()).map_err(|why| self.client.error(&why))
+        }
+        .boxed()
+    }
+
+    fn get<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<Vec<Option<Vec<u8>>>, StoreError>> {
+        async move {
+            check_keys(keys)?;
+            self.values(keys).await
+        }
+        .boxed()
+    }
+
+    fn wait<'a>(
+        &'a self,
+        keys: &'a [String],
+        limit: Duration,
+    ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, StoreError>> {
+        self.wait_for(keys, limit).boxed()
+    }
+
+    fn add<'a>(&'a self, key: &'a str, delta: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
+        self.within_limit(self.add_to(key, delta)).boxed()
+    }
+
+    fn compare_set<'a>(
+        &'a self,
+        key: &'a str,
+        expected: Option<&'a [u8]>,
+        value: &'a [u8],
+    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
+        self.within_limit(self.compare_and_set(key, expected, value)).boxed()
+    }
+
+    fn delete<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
+        async move {
+            check_key(key)?;
+            let delete = Delete { key: key.as_bytes().to_vec() };
+            let done = self.client.call("/etcdserverpb.KV/DeleteRange", &delete, Repeated::Once).await;
+            done.map(|Deleted { deleted }| deleted > 0).map_err(|why| self.client.error(&why))
+        }
+        .boxed()
+    }
+}

@@ -1,0 +1,326 @@
+//! Stores in servers of Redis and etcd: what happens when these refuse, end, or stop.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::join_all;
+use rustix::process::Signal;
+use tensorwire_collective::{
+    Group,
+    store::{Store, StoreError},
+};
+use tensorwire_rendezvous::Worker;
+use tensorwire_verbs_reactor::{FabricKind, timeout};
+
+use super::{
+    LONG, SHORT, keys, runtime,
+    server::{Server, Service},
+    value,
+};
+
+/// The limit of stores whose server does not answer.
+const LIMIT: Duration = Duration::from_secs(1);
+
+macro_rules! over_services {
+    ($($test:ident)*) => {
+        #[cfg(feature = "redis")]
+        mod redis {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() { super::$test(super::Service::Redis).await; })*
+        }
+        #[cfg(feature = "etcd")]
+        mod etcd {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $test() { super::$test(super::Service::Etcd).await; })*
+        }
+    };
+}
+
+over_services! {
+    a_server_that_is_not_there_is_named
+    another_server_is_none
+    a_server_that_restarts_is_connected_to_again
+    a_server_that_stops_ends_a_wait_in_time
+    a_server_that_stops_ends_every_call_in_time
+    a_wait_goes_on_while_others_use_the_store
+    three_ranks_join_and_two_go_on
+}
+
+async fn open(server: &Server, limit: Duration) -> Arc<dyn Store> {
+    server.url().open(limit, runtime()).await.unwrap()
+}
+
+/// What the error says, which names the server.
+#[track_caller]
+fn detail(error: &StoreError, server: &Server) -> String {
+    let StoreError::Unreachable { store, detail } = error else { panic!("{error}") };
+    assert!(store.contains(&server.address.to_string()), "{error}");
+    detail.clone()
+}
+
+async fn a_server_that_is_not_there_is_named(service: Service) {
+    let Some(mut server) = Server::start(service) else { return };
+    server.kill();
+    let opened = timeout(&*runtime(), LONG, server.url().open(LONG, runtime())).await;
+    let error = opened.expect("at once").unwrap_err();
+    let told = detail(&error, &server);
+    assert!(told.contains("refused") && told.contains("runs there"), "{told}");
+}
+
+/// It greets, and says nothing that a server of the kind says.
+async fn another_server_is_none(service: Service) {
+    let Some(server) = Server::start(service) else { return };
+    let (_other, address) =
+        tensorwire_collective::store::TcpStore::serve("127.0.0.1:0", runtime()).await.unwrap();
+    let url = server.url().to_string().replace(&server.address.to_string(), &address.to_string());
+    let url: tensorwire_collective::store::StoreUrl = url.parse().unwrap();
+    let error = url.open(LONG, runtime()).await.unwrap_err();
+    let StoreError::Unreachable { store, detail } = &error else { panic!("{error}") };
+    assert!(store.contains(&address.to_string()) && detail.contains("check that"), "{error}");
+}
+
+async fn a_server_that_restarts_is_connected_to_again(service: Service) {
+    let Some(mut server) = Server::start(service) else { return };
+    let store = open(&server, LONG).await;
+    store.set("a", b"1").await.unwrap();
+    server.kill();
+    for error in [
+        store.get(&keys(["a"])).await.unwrap_err(),
+        store.set("a", b"2").await.unwrap_err(),
+        store.add("n", 1).await.unwrap_err(),
+        store.wait(&keys(["b"]), LONG).await.unwrap_err(),
+    ] {
+        assert!(detail(&error, &server).contains("check that"), "{error}");
+    }
+    server.restart();
+    store.set("a", b"3").await.unwrap();
+    assert_eq!(value(&*store, "a").await.unwrap(), b"3");
+    assert_eq!(store.add("n", 1).await.unwrap(), 1);
+
+    // The connection is old again; what may happen twice does not tell.
+    server.kill();
+    server.restart();
+    store.get(&keys(["a"])).await.unwrap();
+}
+
+async fn a_server_that_stops_ends_a_wait_in_time(service: Service) {
+    let Some(server) = Server::start(service) else { return };
+    let store = open(&server, LIMIT).await;
+    let names = keys(["never"]);
+    let mut wait = store.wait(&names, Duration::from_secs(2));
+    assert!(timeout(&*runtime(), SHORT, &mut wait).await.is_err(), "it waits");
+    server.signal(Signal::STOP);
+    let ended = timeout(&*runtime(), LONG / 2, wait).await.expect("bounded").unwrap_err();
+    assert!(detail(&ended, &server).contains("did not answer within 1s"), "{ended}");
+    server.signal(Signal::CONT);
+    store.set("never", b"1").await.unwrap();
+    assert_eq!(store.wait(&names, LONG).await.unwrap(), [b"1"]);
+}
+
+async fn a_server_that_stops_ends_every_call_in_time(service: Service) {
+    let Some(server) = Server::start(service) else { return };
+    let store = open(&server, LIMIT).await;
+    server.signal(Signal::STOP);
+    let clock = runtime();
+    let begun = clock.now();
+    let named = keys(["a"]);
+    let (set, get, add, compared, deleted, wait) = tokio::join!(
+        store.set("a", b""),
+        store.get(&named),
+        store.add("a", 1),
+        store.compare_set("a", None, b""),
+        store.delete("a"),
+        store.wait(&named, Duration::ZERO),
+    );
+    let errors = [
+        set.unwrap_err(),
+        get.unwrap_err(),
+        add.unwrap_err(),
+        compared.unwrap_err(),
+        deleted.unwrap_err(),
+        wait.unwrap_err(),
+        server.url().open(LIMIT, runtime()).await.unwrap_err(),
+    ];
+    assert!(clock.now() - begun < LONG / 2);
+    for error in errors {
+        assert!(detail(&error, &server).contains("stopped or overloaded"), "{error}");
+    }
+    server.signal(Signal::CONT);
+    store.set("b", b"").await.unwrap();
+}
+
+async fn a_wait_goes_on_while_others_use_the_store(service: Service) {
+    let Some(server) = Server::start(service) else { return };
+    let store = open(&server, LONG).await;
+    let names = keys(["k/1", "k/3"]);
+    let others = async {
+        for round in 0..200 {
+            store.set("k/2", &[round]).await.unwrap();
+            store.delete("k/2").await.unwrap();
+        }
+        store.set("k/3", b"3").await.unwrap();
+        store.set("k/1", b"1").await.unwrap();
+    };
+    let (waited, ()) = tokio::join!(store.wait(&names, LONG), others);
+    assert_eq!(waited.unwrap(), [b"1", b"3"]);
+}
+
+async fn three_ranks_join_and_two_go_on(service: Service) {
+    let Some(server) = Server::start(service) else { return };
+    let joining = (0..3usize).map(async |rank| {
+        let worker = Worker::builder(&format!("rank_{rank}")).require(FabricKind::SHM).start().await.unwrap();
+        let store = open(&server, LONG).await;
+        let group =
+            Group::builder(store, rank, 3).name("services").timeout(LONG).join(&worker).await.unwrap();
+        (worker, group)
+    });
+    let mut ranks = join_all(joining).await;
+    let sums = join_all(ranks.iter().map(async |(_, group)| {
+        let mut values = [group.rank() as i32; 100];
+        group.all_reduce(&mut values).await.unwrap();
+        values[99]
+    }));
+    assert_eq!(sums.await, [3, 3, 3]);
+
+    let (lost, group) = ranks.remove(1);
+    drop(group);
+    let shrinking = join_all(ranks.iter().map(async |(_, group)| {
+        group.barrier().await.unwrap_err();
+        let shrunk = group.shrink().await.unwrap();
+        let mut values = [10 + shrunk.rank() as i32];
+        shrunk.all_reduce(&mut values).await.unwrap();
+        let size = shrunk.size();
+        shrunk.close().await.unwrap();
+        (size, values[0])
+    }));
+    let ((), shrunk) = tokio::join!(lost.shutdown(), shrinking);
+    assert_eq!(shrunk, [(2, 21), (2, 21)]);
+    join_all(ranks.iter().map(|(worker, _)| worker.shutdown())).await;
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn redis_knows_users_passwords_and_databases() {
+    let options = [
+        "--requirepass",
+        "s3cret",
+        "--databases",
+        "4",
+        "--user",
+        "alice",
+        "on",
+        ">won/der",
+        "~job*",
+        "+@all",
+    ];
+    let Some(server) = Server::start_with(Service::Redis, &options) else { return };
+    let open =
+        async |credentials: &str, path: &str| server.url_with(credentials, path).open(LONG, runtime()).await;
+    let (first, other) = (open(":s3cret@", "/3").await.unwrap(), open("alice:won%2Fder@", "").await.unwrap());
+    first.set("job", b"1").await.unwrap();
+    assert_eq!(value(&*other, "job").await, None, "it is in another database");
+    other.set("job", b"2").await.unwrap();
+    assert_eq!(value(&*first, "job").await.unwrap(), b"1");
+
+    let refused = [
+        (open("", "").await.unwrap_err(), "give the password in the URL"),
+        (open(":wr0ng@", "").await.unwrap_err(), "check the user and the password"),
+        (open("bob:s3cret@", "").await.unwrap_err(), "check the user and the password"),
+        (open(":s3cret@", "/4").await.unwrap_err(), "no such database"),
+        (other.set("another", b"").await.unwrap_err(), "let the user call"),
+        (other.compare_set("another", None, b"").await.unwrap_err(), "let the user call"),
+    ];
+    for (error, told) in refused {
+        assert!(detail(&error, &server).contains(told), "{error}");
+        let told = format!("{error}{error:?}{first:?}{other:?}");
+        assert!(!told.contains("s3cret") && !told.contains("wr0ng") && !told.contains("won"), "{told}");
+    }
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn a_value_of_another_type_is_no_number() {
+    let Some(server) = Server::start(Service::Redis) else { return };
+    let store = open(&server, LONG).await;
+    let client = ::redis::Client::open(format!("redis://{}", server.address)).unwrap();
+    let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+    let _: i64 = ::redis::cmd("LPUSH").arg("list").arg("x").query_async(&mut connection).await.unwrap();
+    let error = store.add("list", 1).await.unwrap_err();
+    assert!(matches!(&error, StoreError::NotANumber { key, .. } if key == "list"), "{error}");
+    assert_eq!(value(&*store, "list").await, None);
+}
+
+#[cfg(feature = "etcd")]
+#[tokio::test]
+async fn etcd_knows_users_and_passwords() {
+    let Some(mut server) = Server::start(Service::Etcd) else { return };
+    let open = async |server: &Server, credentials: &str, path: &str| {
+        server.url_with(credentials, path).open(LONG, runtime()).await
+    };
+    let early = open(&server, "root:s3cret@", "").await.unwrap_err();
+    assert!(detail(&early, &server).contains("leave the user and the password out"), "{early}");
+    let before = open(&server, "", "").await.unwrap();
+    for (path, json) in [
+        ("/v3/auth/role/add", r#"{"name":"root"}"#),
+        ("/v3/auth/user/add", r#"{"name":"root","password":"s3cret"}"#),
+        ("/v3/auth/user/grant", r#"{"user":"root","role":"root"}"#),
+        ("/v3/auth/role/add", r#"{"name":"jobs"}"#),
+        // `job/` to `job0`, in base 64.
+        (
+            "/v3/auth/role/grant",
+            r#"{"name":"jobs","perm":{"permType":"READWRITE","key":"am9iLw==","range_end":"am9iMA=="}}"#,
+        ),
+        ("/v3/auth/user/add", r#"{"name":"alice","password":"won/der"}"#),
+        ("/v3/auth/user/grant", r#"{"user":"alice","role":"jobs"}"#),
+        ("/v3/auth/enable", "{}"),
+    ] {
+        server.post(path, json);
+    }
+    let root = open(&server, "root:s3cret@", "").await.unwrap();
+    let alice = open(&server, "alice:won%2Fder@", "/job").await.unwrap();
+    alice.set("a", b"1").await.unwrap();
+    assert_eq!(value(&*root, "job/a").await.unwrap(), b"1", "the path is a prefix");
+    let names = keys(["b", "c"]);
+    let (waited, set) = tokio::join!(alice.wait(&names, LONG), async {
+        root.set("job/c", b"").await?;
+        root.set("job/b", b"").await
+    });
+    set.unwrap();
+    assert_eq!(waited.unwrap(), [b"", b""]);
+
+    let elsewhere = open(&server, "alice:won%2Fder@", "").await.unwrap();
+    let refused = [
+        (before.set("a", b"").await.unwrap_err(), "give a user in the URL"),
+        (open(&server, "root:wr0ng@", "").await.unwrap_err(), "check the user and the password"),
+        (open(&server, "bob:s3cret@", "").await.unwrap_err(), "check the user and the password"),
+        (elsewhere.set("a", b"").await.unwrap_err(), "grant the user a role"),
+        (elsewhere.wait(&keys(["a"]), LONG).await.unwrap_err(), "grant the user a role"),
+    ];
+    for (error, told) in refused {
+        assert!(detail(&error, &server).contains(told), "{error}");
+        let told = format!("{error}{error:?}{root:?}{alice:?}");
+        assert!(!told.contains("s3cret") && !told.contains("wr0ng") && !told.contains("won"), "{told}");
+    }
+
+    // The server forgets the tokens that it gave.
+    server.kill();
+    server.restart();
+    root.set("job/a", b"2").await.unwrap();
+    assert_eq!(alice.add("n", 1).await.unwrap(), 1);
+}
+
+#[cfg(feature = "etcd")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_outlives_a_compaction() {
+    let Some(server) = Server::start(Service::Etcd) else { return };
+    let store = open(&server, LONG).await;
+    for round in 0..20 {
+        store.set("k/2", &[round]).await.unwrap();
+    }
+    let names = keys(["k/1"]);
+    let mut wait = store.wait(&names, LONG);
+    assert!(timeout(&*runtime(), SHORT, &mut wait).await.is_err(), "it waits");
+    server.post("/v3/kv/compaction", r#"{"revision":"20"}"#);
+    let (waited, set) = tokio::join!(wait, store.set("k/1", b"1"));
+    set.unwrap();
+    assert_eq!(waited.unwrap(), [b"1"]);
+}
