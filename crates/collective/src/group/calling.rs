@@ -27,7 +27,7 @@ use tensorwire_verbs_reactor::timeout;
 
 use super::{CALLS_UNDER_WAY, Group, GroupState};
 use crate::{
-    call::{Call, HEADER_BYTES},
+    call::{Call, CallKind, HEADER_BYTES},
     error::GroupError,
 };
 
@@ -168,11 +168,16 @@ impl Calling {
         &self.group.lanes[at]
     }
 
-    /// Waits until the lane's earlier calls are complete.
+    /// Waits until the lane's earlier calls are complete; before the group is closed, those of all lanes.
     async fn turn(&self) {
-        let turn = self.call.number / CALLS_UNDER_WAY as u64;
-        // The sender lives as long as the group.
-        let _ = self.lane().subscribe().wait_for(|complete| *complete == turn).await;
+        let lanes = CALLS_UNDER_WAY as u64;
+        for (lane, complete) in (0..lanes).zip(&self.group.lanes) {
+            if self.call.kind == CallKind::Close || lane == self.call.number % lanes {
+                let earlier = (self.call.number + lanes - 1 - lane) / lanes;
+                // The sender lives as long as the group.
+                let _ = complete.subscribe().wait_for(|complete| *complete >= earlier).await;
+            }
+        }
     }
 
     /// Tells the neighbour behind this rank what it calls, and awaits what the one before calls, unless that was done already.
