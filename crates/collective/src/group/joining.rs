@@ -246,7 +246,7 @@ async fn attempt(
         .zip(&found)
         .map(|(key, record)| Member::decode(record).ok_or_else(|| foreign(key, record)));
     let members = members.collect::<Result<Vec<_>, _>>()?;
-    let state = Arc::new(GroupState::new(worker, identity, *rank, members, None)?);
+    let state = Arc::new(GroupState::new(worker, identity, *rank, members, Vec::new())?);
     meet(&state, end.saturating_sub(worker.runtime().now())).await?;
     Ok(Group { state })
 }

@@ -69,8 +69,8 @@ pub(crate) struct GroupState {
     is_over: watch::Sender<bool>,
     /// What this rank says of the next generation.
     register: Arc<OwnRegister>,
-    /// What it said of this one, for ranks of the last one that ask late.
-    _before: Option<Arc<OwnRegister>>,
+    /// What it said of this one and those before, the latest first, for ranks that ask late.
+    before: Vec<Arc<OwnRegister>>,
     /// The lock is held while the ranks agree.
     following: tokio::sync::Mutex<Following>,
 }
@@ -139,7 +139,7 @@ impl GroupState {
         identity: Identity,
         rank: usize,
         members: Vec<Member>,
-        before: Option<Arc<OwnRegister>>,
+        before: Vec<Arc<OwnRegister>>,
     ) -> Result<Self, GroupError> {
         if worker.duplicates() != DuplicatePolicy::Queue {
             let remedy =
@@ -179,7 +179,7 @@ impl GroupState {
             over: OnceLock::new(),
             is_over: watch::Sender::new(false),
             register,
-            _before: before,
+            before,
             following: tokio::sync::Mutex::default(),
         })
     }

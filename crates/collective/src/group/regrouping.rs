@@ -9,6 +9,9 @@ use super::{
 };
 use crate::{error::GroupError, store::StoreError};
 
+/// How many decisions a rank remembers for those that come late.
+const REMEMBERED: usize = 8;
+
 /// The generation that follows a group's, as far as this rank has come with it.
 #[derive(Default)]
 pub(super) struct Following {
@@ -161,7 +164,7 @@ async fn agree(last: &Arc<GroupState>, admits: bool) -> Result<Arc<GroupState>, 
     let (generation, considered) = (last.identity.generation + 1, roster.considered);
     let identity = Identity { generation, considered, ..last.identity.clone() };
     // Those that come late are told what was decided.
-    let before = Some(last.register.clone());
+    let before = [&last.register].into_iter().chain(&last.before).take(REMEMBERED).cloned().collect();
     Ok(Arc::new(GroupState::new(&last.worker, identity, rank, last.members_of(&roster), before)?))
 }
 
@@ -178,7 +181,7 @@ fn admitted(
     let rank = rank.ok_or_else(|| joining::foreign(&key, told))?;
     let [generation, considered] = numbers;
     let identity = Identity { generation, considered, ..identity };
-    Ok(Arc::new(GroupState::new(worker, identity, rank, members, None)?))
+    Ok(Arc::new(GroupState::new(worker, identity, rank, members, Vec::new())?))
 }
 
 /// Whether another generation may succeed.
