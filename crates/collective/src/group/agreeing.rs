@@ -346,7 +346,11 @@ impl<'group> Agreeing<'group> {
         let incarnation = self.group.members.get(rank).map(|member| member.incarnation);
         let register = Register::decode(fetched.tensor.bytes(), self.group.size());
         let Some(register) = register.filter(|_| incarnation == Some(fetched.version.incarnation())) else {
-            tracing::warn!(group = self.group.identity.name, rank, "what a rank says of the next generation is ignored");
+            tracing::warn!(
+                group = self.group.identity.name,
+                rank,
+                "what a rank says of the next generation is ignored"
+            );
             return Ok(());
         };
         self.own().heed(&register)?;

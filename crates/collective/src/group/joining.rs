@@ -229,7 +229,14 @@ async fn attempt(
     end: Duration,
 ) -> Result<Group, GroupError> {
     let GroupBuilder { store, name, rank, size, limit, .. } = settings;
-    let identity = Identity { store: store.clone(), name: name.clone(), run, generation: 0, considered: 0, limit: *limit };
+    let identity = Identity {
+        store: store.clone(),
+        name: name.clone(),
+        run,
+        generation: 0,
+        considered: 0,
+        limit: *limit,
+    };
     let keys: Vec<String> = (0..*size).map(|rank| identity.key(&format!("rank {rank}"))).collect();
     let own = keys.get(*rank).map(String::as_str).unwrap_or_default();
     let written = write_once(&**store, own, &member.encode()).await?;

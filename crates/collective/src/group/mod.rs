@@ -26,7 +26,9 @@ use tensorwire_verbs_reactor::Runtime;
 use tokio::sync::watch;
 
 pub use self::builder::GroupBuilder;
-use self::{agreeing::OwnRegister, joining::Identity, member::Member, register::Roster, regrouping::Following};
+use self::{
+    agreeing::OwnRegister, joining::Identity, member::Member, register::Roster, regrouping::Following,
+};
 use crate::{call::Call, error::GroupError};
 
 /// Calls of one group that may be under way at a time on a rank. A further call waits for the one that is this many before it.

@@ -86,7 +86,11 @@ pub(super) async fn tell(group: &GroupState, roster: &Roster) {
 
 /// A generation of the ranks in `staying` and, if it admits any, of those that wait in the store and answer. If the store cannot
 /// be read, nobody is admitted.
-pub(super) async fn roster(group: &GroupState, staying: Vec<usize>, admits: bool) -> Result<Roster, GroupError> {
+pub(super) async fn roster(
+    group: &GroupState,
+    staying: Vec<usize>,
+    admits: bool,
+) -> Result<Roster, GroupError> {
     let identity = &group.identity;
     let mut roster = Roster { staying, newcomers: Vec::new(), considered: identity.considered };
     if !admits {
@@ -106,7 +110,8 @@ pub(super) async fn roster(group: &GroupState, staying: Vec<usize>, admits: bool
     come.reverse();
     let limit = identity.limit;
     let alive = try_join_all(come.iter().map(|member| answers(&group.worker, member, limit))).await?;
-    roster.newcomers = come.into_iter().zip(alive).filter_map(|(member, alive)| alive.then_some(member)).collect();
+    roster.newcomers =
+        come.into_iter().zip(alive).filter_map(|(member, alive)| alive.then_some(member)).collect();
     Ok(roster)
 }
 

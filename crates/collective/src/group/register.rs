@@ -149,7 +149,11 @@ impl Register {
         while lines.peek().is_some() {
             newcomers.push(Member::take(&mut lines)?);
         }
-        Some(Self { promised, accepted: Some((ballot, Roster { staying, newcomers, considered })), is_decided })
+        Some(Self {
+            promised,
+            accepted: Some((ballot, Roster { staying, newcomers, considered })),
+            is_decided,
+        })
     }
 }
 
@@ -218,13 +222,25 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Event {
         /// A rank reads what a register, or the store's, was at some earlier time.
-        Read { by: usize, of: usize, age: usize },
-        Stand { rank: usize },
+        Read {
+            by: usize,
+            of: usize,
+            age: usize,
+        },
+        Stand {
+            rank: usize,
+        },
         /// A rank that leads looks whether it has enough votes to go on.
-        Count { rank: usize },
+        Count {
+            rank: usize,
+        },
         /// A rank writes its register into the store, and reads what is there then.
-        Store { by: usize },
-        Die { rank: usize },
+        Store {
+            by: usize,
+        },
+        Die {
+            rank: usize,
+        },
     }
 
     fn events() -> impl Strategy<Value = (usize, Vec<Event>)> {
@@ -291,7 +307,8 @@ mod tests {
                 own.decide(ballot);
                 self.decided.extend(own.decided().cloned());
             } else {
-                let found = self.known[rank].iter().filter_map(Register::accepted).max_by_key(|(ballot, _)| *ballot);
+                let found =
+                    self.known[rank].iter().filter_map(Register::accepted).max_by_key(|(ballot, _)| *ballot);
                 // What each would propose is its own.
                 let proposed = found.map_or(roster(vec![rank]), |(_, roster)| roster.clone());
                 own.propose(ballot, proposed);

@@ -5,7 +5,8 @@ use std::sync::{Arc, Weak};
 use tensorwire_rendezvous::{Worker, WorkerError};
 
 use super::{
-    Group, GroupBuilder, GroupState, agreeing::Agreeing, joining, joining::Identity, member::Member, newcomers,
+    Group, GroupBuilder, GroupState, agreeing::Agreeing, joining, joining::Identity, member::Member,
+    newcomers,
 };
 use crate::{error::GroupError, store::StoreError};
 
@@ -131,7 +132,8 @@ impl GroupBuilder {
 /// The next generation of `state` whose ranks all meet.
 async fn regroup(state: &Arc<GroupState>, admits: bool) -> Result<Group, GroupError> {
     // Those that still wait in this group come to know that it is over.
-    let over = || GroupError::Over { rank: Some(state.rank), why: "the next generation is being formed".to_owned() };
+    let over =
+        || GroupError::Over { rank: Some(state.rank), why: "the next generation is being formed".to_owned() };
     state.fail(over());
     let mut following = state.following.lock().await;
     if let Some(formed) = &following.formed {

@@ -124,15 +124,15 @@ async fn too_few_are_told_so(fabric: FabricKind) {
             rank.store.cut_after(if is_cut { 0 } else { usize::MAX });
             rank.group.shrink().await.unwrap_err()
         });
-        for error in join_all(errors).await {
-            match &error {
-                GroupError::NoMajority { size: of, come, store, .. } => {
-                    assert_eq!((*of, come.len()), (size, left), "{error}");
-                    assert_eq!(store.is_some(), is_cut && 2 * left == size, "{error}");
-                }
-                other => panic!("{other}"),
+        let is_stores = join_all(errors).await.into_iter().map(|error| match &error {
+            GroupError::NoMajority { size: of, come, store, .. } => {
+                assert_eq!((*of, come.len()), (size, left), "{error}");
+                store.is_some()
             }
-        }
+            other => panic!("{other}"),
+        });
+        let is_stores = is_stores.collect::<Vec<_>>();
+        assert_eq!(is_stores.contains(&true), is_cut && 2 * left == size, "{is_stores:?}");
         let took = runtime.now() - begun;
         assert!(took < 6 * SHORT, "{took:?}");
         end(ranks).await;
@@ -165,6 +165,16 @@ impl<F: Future> Future for Polled<F> {
     }
 }
 
+/// Shrinks until the group works. Where a rank is lost while the ranks meet, some have met already.
+async fn go_on(rank: &mut Rank) {
+    loop {
+        rank.group = rank.group.shrink().await.unwrap();
+        if rank.group.all_reduce(&mut [1u8; 8]).await.is_ok() {
+            return;
+        }
+    }
+}
+
 /// The first, which leads, and the one that leads after it: each after so many steps of its shrinking.
 async fn ranks_that_lead_may_die_at_any_moment(fabric: FabricKind) {
     for polls in (0..14).chain([16, 20, 25, 30, 40]) {
@@ -176,18 +186,10 @@ async fn ranks_that_lead_may_die_at_any_moment(fabric: FabricKind) {
             drop(shrunk);
             rank.die().await;
         });
-        join!(join_all(dying), async {
-            join_all(left.iter_mut().map(async |rank| rank.group = rank.group.shrink().await.unwrap())).await;
-        });
-        // Those that died late may have formed a group with the others.
-        if left[0].group.size() > 3 {
-            join_all(left.iter_mut().map(async |rank| rank.group = rank.group.shrink().await.unwrap())).await;
-        }
+        join!(join_all(dying), join_all(left.iter_mut().map(go_on)));
         let [three, rest @ ..] = &left[..] else { panic!() };
         assert_eq!(three.group.size(), 3, "after {polls} steps");
         assert!(rest.iter().all(|rank| rank.group.generation() == three.group.generation()));
-        let sums = join_all(left.iter().map(|rank| sum_of_ranks(&rank.group))).await;
-        assert_eq!(sums, [3; 3], "after {polls} steps");
         end(left).await;
     }
 }
@@ -211,19 +213,15 @@ async fn a_shrink_that_is_given_up_goes_on_where_it_was(fabric: FabricKind) {
         let mut ranks = ranks(fabric, 3, LIMIT).await;
         ranks.iter().for_each(|rank| rank.store.cut_after(0));
         let shrinking = ranks.iter_mut().enumerate().map(async |(at, rank)| {
-            let first = match at {
-                1 => polled(rank.group.shrink(), polls).await,
-                _ => None,
-            };
-            let group = match first {
-                Some(shrunk) => shrunk,
-                None => rank.group.shrink().await,
-            };
-            rank.group = group.unwrap();
+            if at == 1
+                && let Some(shrunk) = polled(rank.group.shrink(), polls).await
+            {
+                rank.group = shrunk.unwrap();
+            }
+            go_on(rank).await;
         });
         join_all(shrinking).await;
-        let sums = join_all(ranks.iter().map(|rank| sum_of_ranks(&rank.group))).await;
-        assert_eq!(sums, [3; 3], "given up after {polls} steps");
+        assert!(ranks.iter().all(|rank| rank.group.size() == 3), "given up after {polls} steps");
         end(ranks).await;
     }
 }
