@@ -187,7 +187,7 @@ fn of_store(error: Option<&StoreError>) -> String {
 
 fn awaited(waiting_for: &[usize], silent: &[usize]) -> String {
     match (waiting_for, silent) {
-        ([], _) => "it waited for an earlier call of its lane, or for memory".to_owned(),
+        ([], _) => "it waited for earlier calls, which must be awaited as well, or for memory".to_owned(),
         (_, []) => format!("it waited for ranks {waiting_for:?}"),
         _ => format!("no message of it has come from ranks {silent:?}"),
     }

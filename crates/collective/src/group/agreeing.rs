@@ -367,13 +367,17 @@ impl<'group> Agreeing<'group> {
         let incarnation = self.group.members.get(rank).map_or(0, |member| member.incarnation);
         loop {
             let is_alive = is_alive(peer, incarnation, self.limit()).await?;
-            let mut known = self.known();
-            let has_changed = if is_alive { known.lost.remove(&rank) } else { known.lost.insert(rank) };
-            drop(known);
-            if has_changed {
-                self.changed.send_replace(());
-            }
+            self.note(rank, is_alive);
             self.group.runtime().sleep(RETRY).await;
+        }
+    }
+
+    fn note(&self, rank: usize, is_alive: bool) {
+        let mut known = self.known();
+        let has_changed = if is_alive { known.lost.remove(&rank) } else { known.lost.insert(rank) };
+        drop(known);
+        if has_changed {
+            self.changed.send_replace(());
         }
     }
 

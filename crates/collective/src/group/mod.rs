@@ -12,6 +12,7 @@ mod register;
 mod regrouping;
 
 use std::{
+    collections::HashSet,
     fmt,
     sync::{
         Arc, OnceLock,
@@ -149,8 +150,9 @@ impl GroupState {
             let value = format!("{:?}", worker.duplicates());
             return Err(GroupError::Argument { field: "duplicates", value, remedy });
         }
+        let mut names = HashSet::new();
         for (at, member) in members.iter().enumerate() {
-            if members.iter().take(at).any(|other| other.worker == member.worker) {
+            if !names.insert(member.worker.as_str()) {
                 let remedy = format!(
                     "rank {at} has the worker name of another rank: give each worker a name of its own"
                 );

@@ -219,7 +219,7 @@ mod tests {
     }
 
     /// One thing that happens in an agreement of several ranks.
-    #[derive(Debug, Clone)]
+    #[derive(Debug, Clone, Copy)]
     enum Event {
         /// A rank reads what a register, or the store's, was at some earlier time.
         Read {

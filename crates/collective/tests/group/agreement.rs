@@ -12,7 +12,7 @@ use std::{
 use futures::{future::join_all, join};
 use tensorwire_collective::{Group, GroupError};
 use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_verbs_reactor::{FabricKind, timeout};
 
 use super::{PATIENCE, cut_store::CutStore, over_fabrics, shrinking::sum_of_ranks, store, worker};
 
@@ -269,9 +269,11 @@ async fn no_generation_has_two_groups(fabric: FabricKind) {
     for seed in 0..16 {
         let mut numbers = Numbers(seed);
         let size = 2 + numbers.below(6);
-        let lives = ranks(fabric, size, SHORT).await.into_iter();
-        let lives = lives.enumerate().map(|(at, rank)| random_life(rank, seed * 1000 + at as u64));
-        let lives = tokio::time::timeout(PATIENCE, join_all(lives)).await.expect("each call ends in time");
+        let ranks = ranks(fabric, size, SHORT).await;
+        let runtime = ranks[0].worker.runtime().clone();
+        let lives =
+            ranks.into_iter().enumerate().map(|(at, rank)| random_life(rank, seed * 1000 + at as u64));
+        let lives = timeout(&*runtime, PATIENCE, join_all(lives)).await.expect("each call ends in time");
         let mut generations = BTreeMap::new();
         for (generation, members) in lives.into_iter().flatten() {
             let first = generations.entry(generation).or_insert_with(|| members.clone());
