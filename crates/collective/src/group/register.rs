@@ -244,18 +244,18 @@ mod tests {
     }
 
     fn events() -> impl Strategy<Value = (usize, Vec<Event>)> {
-        let size = prop_oneof![4 => 2..5usize, 1 => 1..8usize];
+        let size = prop_oneof![4 => 2..4usize, 1 => 1..8usize];
         size.prop_flat_map(|size| {
             let rank = 0..size;
             let reads = (rank.clone(), rank.clone(), 0..3usize);
             let event = prop_oneof![
                 200 => reads.prop_map(|(by, of, age)| Event::Read { by, of, age }),
-                20 => rank.clone().prop_map(|rank| Event::Stand { rank }),
-                120 => rank.clone().prop_map(|rank| Event::Count { rank }),
+                6 => rank.clone().prop_map(|rank| Event::Stand { rank }),
+                150 => rank.clone().prop_map(|rank| Event::Count { rank }),
                 20 => rank.clone().prop_map(|by| Event::Store { by }),
                 1 => rank.prop_map(|rank| Event::Die { rank }),
             ];
-            (Just(size), prop::collection::vec(event, 0..300))
+            (Just(size), prop::collection::vec(event, 0..400))
         })
     }
 
