@@ -23,7 +23,7 @@ use super::{
     joining::Identity,
     newcomers,
     probing::{is_alive, others_error},
-    register::{Ballot, Register, Roster, are_enough},
+    register::{Ballot, Register, Roster, are_enough, bound},
 };
 use crate::{error::GroupError, store::StoreError};
 
@@ -277,10 +277,10 @@ impl<'group> Agreeing<'group> {
             let store = known.store.iter().flatten();
             let own = self.own().read(Register::clone);
             let registers = known.registers.values().chain(store).chain([&own]);
-            let accepted = registers.filter_map(Register::accepted).max_by_key(|(ballot, _)| *ballot);
+            let accepted = bound(registers).cloned();
             let come = known.registers.iter().filter(|(_, register)| register.has_promised(ballot));
             let come: BTreeSet<usize> = come.map(|(rank, _)| *rank).chain([self.group.rank]).collect();
-            (accepted.map(|(_, roster)| roster.clone()), come)
+            (accepted, come)
         };
         match accepted {
             Some(roster) => Ok(roster),

@@ -64,10 +64,6 @@ impl Register {
         self.accepted.as_ref().is_some_and(|(accepted, _)| *accepted == ballot)
     }
 
-    pub(super) fn accepted(&self) -> Option<&(Ballot, Roster)> {
-        self.accepted.as_ref()
-    }
-
     pub(super) fn decided(&self) -> Option<&Roster> {
         self.accepted.as_ref().filter(|_| self.is_decided).map(|(_, roster)| roster)
     }
@@ -167,6 +163,12 @@ impl Ballot {
         let rank = lines.next()?.parse().ok().filter(|rank| *rank < size)?;
         Some(Self { round, rank })
     }
+}
+
+/// What a leader must propose that has seen these registers: what was accepted under the highest ballot. `None` if it is free.
+pub(super) fn bound<'seen>(registers: impl IntoIterator<Item = &'seen Register>) -> Option<&'seen Roster> {
+    let accepted = registers.into_iter().filter_map(|register| register.accepted.as_ref());
+    accepted.max_by_key(|(ballot, _)| *ballot).map(|(_, roster)| roster)
 }
 
 /// Whether a proposal is decided that `ranks` of `size` have accepted, and the store or not.
@@ -309,11 +311,9 @@ mod tests {
                 own.decide(ballot);
                 self.decided.extend(own.decided().cloned());
             } else {
-                let found =
-                    self.known[rank].iter().filter_map(Register::accepted).max_by_key(|(ballot, _)| *ballot);
                 // Whatever is proposed anew is like nothing before.
                 let fresh = Roster { considered: self.registers[rank].len() as u64, ..roster(vec![rank]) };
-                let proposed = found.map_or(fresh, |(_, roster)| roster.clone());
+                let proposed = bound(&self.known[rank]).cloned().unwrap_or(fresh);
                 own.propose(ballot, proposed);
                 self.leads[rank] = Some((ballot, true));
             }
