@@ -68,14 +68,41 @@ pub enum GroupError {
     },
     /// The group was made without this rank.
     #[error(
-        "group `{group}`: the others went on without rank {rank}, which they did not hear of in time; join a new group, or allow \
-         more time with `timeout`"
+        "group `{group}`: the others went on without rank {rank}, which they did not hear of in time; come back with \
+         `rejoin`, or allow more time with `timeout`"
     )]
     LeftOut {
         /// The group's name.
         group: String,
         /// This rank.
         rank: usize,
+    },
+    /// Too few ranks are left to go on: others may have gone on without them.
+    #[error(
+        "group `{group}`: only ranks {come:?} of {size} have come, and to go on takes more than half, or half and the store{}; start \
+         the job again, or come back with `rejoin` if others went on",
+        of_store(store.as_deref())
+    )]
+    NoMajority {
+        /// The group's name.
+        group: String,
+        /// The number of its ranks.
+        size: usize,
+        /// Those that have come, as far as this one knows.
+        come: Vec<usize>,
+        /// Why the store did not decide between two halves, if it was asked.
+        store: Option<Box<StoreError>>,
+    },
+    /// The ranks of a group did not admit this one in time.
+    #[error(
+        "group `{group}`: nobody has admitted this rank after {limit:?}; see whether the group's ranks call `admit`, and whether they use \
+         the same store, name and job"
+    )]
+    NotAdmitted {
+        /// The group's name.
+        group: String,
+        /// How long was waited.
+        limit: Duration,
     },
     /// Ranks called different things.
     #[error(
@@ -154,9 +181,13 @@ impl GroupError {
     }
 }
 
+fn of_store(error: Option<&StoreError>) -> String {
+    error.map_or_else(String::new, |error| format!(", which cannot be asked ({error})"))
+}
+
 fn awaited(waiting_for: &[usize], silent: &[usize]) -> String {
     match (waiting_for, silent) {
-        ([], _) => "it waited for an earlier call of its lane, or for memory".to_owned(),
+        ([], _) => "it waited for earlier calls, which must be awaited as well, or for memory".to_owned(),
         (_, []) => format!("it waited for ranks {waiting_for:?}"),
         _ => format!("no message of it has come from ranks {silent:?}"),
     }

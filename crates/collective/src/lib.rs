@@ -1,7 +1,7 @@
 //! Groups of workers and their collectives.
 //!
 //! A [`Group`] is a number of workers, its ranks, that call the same collectives in the same order. Ranks find each other through a
-//! [`Store`](store::Store); after that the store carries nothing until the group shrinks.
+//! [`Store`](store::Store); after that the store carries nothing until the group shrinks or admits others.
 //!
 //! | module | what it decides |
 //! | --- | --- |

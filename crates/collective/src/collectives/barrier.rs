@@ -24,8 +24,8 @@ impl Group {
     }
 
     /// Waits until all ranks have called it, and until nobody needs anything of this rank any more, and ends the group. All clones
-    /// of the group may be dropped then, and the worker may be shut down. Await the earlier calls before it. Takes twice the messages
-    /// of a [`barrier`](Self::barrier).
+    /// of the group may be dropped then, and the worker may be shut down. Waits for this rank's earlier calls, which must be awaited too:
+    /// before this, or at the same time. Takes twice the messages of a [`barrier`](Self::barrier).
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).

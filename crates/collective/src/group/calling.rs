@@ -28,7 +28,7 @@ use tensorwire_verbs_reactor::timeout;
 
 use super::{CALLS_UNDER_WAY, Group, GroupState, telling::end_of};
 use crate::{
-    call::{Call, HEADER_BYTES},
+    call::{Call, CallKind, HEADER_BYTES},
     error::GroupError,
 };
 
@@ -180,13 +180,17 @@ impl Calling {
         }
     }
 
-    /// Waits until the lane's earlier calls are complete.
+    /// Waits until the lane's earlier calls are complete; before the group is closed, those of all lanes.
     async fn turn(&self) {
-        let turn = self.call.number / CALLS_UNDER_WAY as u64;
-        let complete = &self.group.lane(&self.call).complete;
-        if *complete.borrow() != turn {
-            // The sender lives as long as the group.
-            let _ = complete.subscribe().wait_for(|complete| *complete == turn).await;
+        let lanes = CALLS_UNDER_WAY as u64;
+        let own = self.call.number % lanes;
+        let is_awaited = |at: u64| at == own || self.call.kind == CallKind::Close;
+        for (at, lane) in (0..lanes).zip(&self.group.lanes).filter(|(at, _)| is_awaited(*at)) {
+            let earlier = (self.call.number + lanes - 1 - at) / lanes;
+            if *lane.complete.borrow() < earlier {
+                // The sender lives as long as the group.
+                let _ = lane.complete.subscribe().wait_for(|complete| *complete >= earlier).await;
+            }
         }
     }
 

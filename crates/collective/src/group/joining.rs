@@ -27,6 +27,8 @@ pub(crate) struct Identity {
     /// The run, the same for all generations.
     pub(crate) run: String,
     pub(crate) generation: u64,
+    /// How many of the run's newcomers were considered.
+    pub(crate) considered: u64,
     pub(crate) limit: Duration,
 }
 
@@ -61,6 +63,14 @@ impl GroupBuilder {
         self.check()?;
         join(self, worker).await
     }
+
+    /// The run that others have begun.
+    pub(super) async fn run(&self, runtime: &dyn Runtime, end: Duration) -> Result<String, GroupError> {
+        match &self.job {
+            Some(job) => Ok(job.clone()),
+            None => Ok(Runs::of(self, runtime).found(end).await?.nonce),
+        }
+    }
 }
 
 async fn join(settings: GroupBuilder, worker: &Worker) -> Result<Group, GroupError> {
@@ -70,7 +80,7 @@ async fn join(settings: GroupBuilder, worker: &Worker) -> Result<Group, GroupErr
     if let Some(job) = settings.job.clone() {
         return attempt(&settings, worker, &member, job, end).await;
     }
-    let runs = Runs { settings: &settings, runtime: &*runtime, key: format!("{}/run", settings.name) };
+    let runs = Runs::of(&settings, &*runtime);
     let mut run = runs.first(&member, end).await?;
     loop {
         let replaced = async {
@@ -148,7 +158,11 @@ struct Runs<'joining> {
     key: String,
 }
 
-impl Runs<'_> {
+impl<'joining> Runs<'joining> {
+    fn of(settings: &'joining GroupBuilder, runtime: &'joining dyn Runtime) -> Self {
+        Self { settings, runtime, key: format!("{}/run", settings.name) }
+    }
+
     /// The run that rank 0 begins, or that another rank finds.
     async fn first(&self, member: &Member, end: Duration) -> Result<Run, GroupError> {
         let GroupBuilder { store, rank, .. } = self.settings;
@@ -158,8 +172,13 @@ impl Runs<'_> {
             store.set(&self.key, &run.encode()).await?;
             return Ok(run);
         }
+        self.found(end).await
+    }
+
+    /// The run that is in the store, once one is.
+    async fn found(&self, end: Duration) -> Result<Run, GroupError> {
         let left = end.saturating_sub(self.runtime.now());
-        let found = store.wait(std::slice::from_ref(&self.key), left).await;
+        let found = self.settings.store.wait(std::slice::from_ref(&self.key), left).await;
         let found = found.map_err(|error| missing(self.settings, error, |_| Some(0)))?;
         self.decode(found.first().map(Vec::as_slice).unwrap_or_default())
     }
@@ -213,7 +232,14 @@ async fn attempt(
     end: Duration,
 ) -> Result<Group, GroupError> {
     let GroupBuilder { store, name, rank, size, limit, .. } = settings;
-    let identity = Identity { store: store.clone(), name: name.clone(), run, generation: 0, limit: *limit };
+    let identity = Identity {
+        store: store.clone(),
+        name: name.clone(),
+        run,
+        generation: 0,
+        considered: 0,
+        limit: *limit,
+    };
     let keys: Vec<String> = (0..*size).map(|rank| identity.key(&format!("rank {rank}"))).collect();
     let own = keys.get(*rank).map(String::as_str).unwrap_or_default();
     let written = write_once(&**store, own, &member.encode()).await?;
@@ -230,28 +256,23 @@ async fn attempt(
         .zip(&found)
         .map(|(key, record)| Member::decode(record).ok_or_else(|| foreign(key, record)));
     let members = members.collect::<Result<Vec<_>, _>>()?;
-    meet(worker, identity, *rank, members, end).await
+    let state = Arc::new(GroupState::new(worker, identity, *rank, members, Vec::new())?);
+    meet(&state, end.saturating_sub(worker.runtime().now())).await?;
+    Ok(Group { state })
 }
 
 /// Waits until all members have come, each of which has found the same members.
-pub(super) async fn meet(
-    worker: &Worker,
-    identity: Identity,
-    rank: usize,
-    members: Vec<Member>,
-    end: Duration,
-) -> Result<Group, GroupError> {
-    let state = Arc::new(GroupState::new(worker, identity, rank, members)?);
-    let mut calling = Calling::new(&state, Call::plain(state.next_number(), CallKind::Join));
-    calling.set_limit(end.saturating_sub(worker.runtime().now()));
+pub(super) async fn meet(state: &Arc<GroupState>, limit: Duration) -> Result<(), GroupError> {
+    let mut calling = Calling::new(state, Call::plain(state.next_number(), CallKind::Join));
+    calling.set_limit(limit);
     let met = async {
         // Before the barrier, which itself needs none: after it, any rank may use them.
-        let telling = Telling::open(&state).await?;
+        let telling = Telling::open(state).await?;
         disseminate(&calling).await?;
         Ok(telling)
     };
     if let Some(telling) = calling.complete(true, met).await? {
         let _is_first = state.telling.set(telling);
     }
-    Ok(Group { state })
+    Ok(())
 }

@@ -34,13 +34,22 @@ impl Member {
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
+        self.text().into_bytes()
+    }
+
+    /// The lines of its record.
+    pub(crate) fn text(&self) -> String {
         let Self { worker, address, incarnation, nonce, host } = self;
-        format!("{FORMAT}\n{worker}\n{address}\n{incarnation:016x}\n{nonce:016x}\n{host}\n").into_bytes()
+        format!("{FORMAT}\n{worker}\n{address}\n{incarnation:016x}\n{nonce:016x}\n{host}\n")
     }
 
     /// The member of a record. `None` if it is none of this version.
     pub(crate) fn decode(record: &[u8]) -> Option<Self> {
-        let mut lines = std::str::from_utf8(record).ok()?.split('\n');
+        Self::take(&mut std::str::from_utf8(record).ok()?.split('\n'))
+    }
+
+    /// The member that the next lines describe.
+    pub(crate) fn take<'text>(lines: &mut impl Iterator<Item = &'text str>) -> Option<Self> {
         if lines.next()? != FORMAT {
             return None;
         }

@@ -1,17 +1,22 @@
 //! A group: its ranks, its generation, and the calls that are under way.
 
+mod agreeing;
 mod builder;
 pub(crate) mod calling;
 pub(crate) mod dissemination;
 mod joining;
 mod member;
-mod shrinking;
+mod newcomers;
+mod probing;
+mod register;
+mod regrouping;
 mod telling;
 
 use std::{
+    collections::HashSet,
     fmt,
     sync::{
-        Arc, OnceLock, Weak,
+        Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -23,7 +28,10 @@ use tensorwire_verbs_reactor::Runtime;
 use tokio::sync::watch;
 
 pub use self::builder::GroupBuilder;
-use self::{joining::Identity, member::Member, telling::Telling};
+use self::{
+    agreeing::OwnRegister, joining::Identity, member::Member, register::Roster, regrouping::Following,
+    telling::Telling,
+};
 use crate::{call::Call, error::GroupError};
 
 /// Calls of one group that may be under way at a time on a rank. A further call waits for the one that is this many before it.
@@ -38,7 +46,7 @@ pub const CALLS_UNDER_WAY: usize = 16;
 /// # Failures
 /// A call that fails, runs out of time or is dropped before it is complete ends the group for all ranks, because its other ranks
 /// cannot complete either: each of them gets a [`GroupError`], those that wait at once. [`shrink`](Self::shrink) makes a group of
-/// the ranks that are left.
+/// the ranks that are left, and [`admit`](Self::admit) takes in those that come back.
 ///
 /// # The end
 /// Values that a rank sent and another has not received yet are dropped with the last clone. [`close`](Self::close) waits for
@@ -65,8 +73,12 @@ pub(crate) struct GroupState {
     /// Why the group is over.
     over: OnceLock<GroupError>,
     is_over: watch::Sender<bool>,
-    /// The group that this one has shrunk to. The lock is held while the ranks agree.
-    shrunk: tokio::sync::Mutex<Weak<GroupState>>,
+    /// What this rank says of the next generation.
+    register: Arc<OwnRegister>,
+    /// What it said of this one and those before, the latest first, for ranks that ask late.
+    before: Vec<Arc<OwnRegister>>,
+    /// The lock is held while the ranks agree.
+    following: tokio::sync::Mutex<Following>,
 }
 
 /// What the calls have that are under way one after the other.
@@ -117,7 +129,7 @@ impl Group {
         self.state.members.len()
     }
 
-    /// How often the group has shrunk.
+    /// How often the group was formed anew, by [`shrink`](Self::shrink) or [`admit`](Self::admit).
     pub fn generation(&self) -> u64 {
         self.state.identity.generation
     }
@@ -144,11 +156,12 @@ impl Group {
 }
 
 impl GroupState {
-    pub(crate) fn new(
+    fn new(
         worker: &Worker,
         identity: Identity,
         rank: usize,
         members: Vec<Member>,
+        before: Vec<Arc<OwnRegister>>,
     ) -> Result<Self, GroupError> {
         if worker.duplicates() != DuplicatePolicy::Queue {
             let remedy =
@@ -156,8 +169,9 @@ impl GroupState {
             let value = format!("{:?}", worker.duplicates());
             return Err(GroupError::Argument { field: "duplicates", value, remedy });
         }
+        let mut names = HashSet::new();
         for (at, member) in members.iter().enumerate() {
-            if members.iter().take(at).any(|other| other.worker == member.worker) {
+            if !names.insert(member.worker.as_str()) {
                 let remedy = format!(
                     "rank {at} has the worker name of another rank: give each worker a name of its own"
                 );
@@ -174,6 +188,7 @@ impl GroupState {
         let peers = peers.collect::<Result<Vec<_>, _>>()?;
         let is_on_one_host = member::are_on_one_host(&members);
         let step = worker.step(identity.step());
+        let register = Arc::new(OwnRegister::new(worker, &identity));
         Ok(Self {
             worker: worker.clone(),
             identity,
@@ -187,7 +202,9 @@ impl GroupState {
             telling: OnceLock::new(),
             over: OnceLock::new(),
             is_over: watch::Sender::new(false),
-            shrunk: tokio::sync::Mutex::default(),
+            register,
+            before,
+            following: tokio::sync::Mutex::default(),
         })
     }
 
@@ -197,6 +214,12 @@ impl GroupState {
 
     pub(crate) fn size(&self) -> usize {
         self.members.len()
+    }
+
+    /// The members of the next generation.
+    fn members_of(&self, roster: &Roster) -> Vec<Member> {
+        let staying = roster.staying.iter().filter_map(|rank| self.members.get(*rank));
+        staying.chain(&roster.newcomers).cloned().collect()
     }
 
     /// Ends the group with the error of this rank's call. The first error counts; returns it.

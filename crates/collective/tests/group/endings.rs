@@ -17,6 +17,7 @@ over_fabrics! {
     a_bad_root_ends_the_group,
     a_call_that_waits_for_its_turn_learns_that_the_group_is_over,
     ranks_that_are_closed_may_go_at_once,
+    a_group_is_closed_once_earlier_calls_are_complete,
     other_roots_and_other_parts_are_told,
 }
 
@@ -168,4 +169,25 @@ async fn other_roots_and_other_parts_are_told(fabric: FabricKind) {
         assert!(error.to_string().contains("all ranks must make the same calls"), "{error}");
     }
     ranks.shutdown().await;
+}
+
+async fn a_group_is_closed_once_earlier_calls_are_complete(fabric: FabricKind) {
+    let Ranks { workers, groups } = ranks(fabric, 3).await;
+    let closing = groups.into_iter().zip(&workers).map(async |(group, worker)| {
+        let earlier = [group.barrier(), group.barrier()];
+        let rank = group.rank() as u64;
+        let earlier = async {
+            // Another lane's turn, in which the closing would be over long before.
+            worker.runtime().sleep(Duration::from_millis(30 * rank)).await;
+            for call in earlier {
+                call.await.unwrap();
+            }
+        };
+        let close = async {
+            group.close().await.unwrap();
+            worker.shutdown().await;
+        };
+        join!(earlier, close)
+    });
+    join_all(closing).await;
 }

@@ -1,8 +1,11 @@
 //! Groups whose ranks are workers of this process, over shared memory and over TCP.
 
+mod agreement;
 mod calls;
+mod cut_store;
 mod endings;
 mod joining;
+mod newcomers;
 mod reductions;
 mod shrinking;
 

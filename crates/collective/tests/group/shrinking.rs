@@ -18,7 +18,7 @@ over_fabrics! {
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-async fn sum_of_ranks(group: &Group) -> i32 {
+pub(super) async fn sum_of_ranks(group: &Group) -> i32 {
     let mut values = [group.rank() as i32; 100];
     group.all_reduce(&mut values).await.unwrap();
     assert!(values.iter().all(|value| *value == values[0]));

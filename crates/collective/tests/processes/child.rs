@@ -3,7 +3,7 @@
 use std::{io::Write, sync::Arc, thread, time::Duration};
 
 use rustix::process::{Signal, set_parent_process_death_signal};
-use tensorwire_collective::{Group, GroupError, store::TcpStore};
+use tensorwire_collective::{Group, GroupBuilder, GroupError, store::TcpStore};
 use tensorwire_rendezvous::Worker;
 use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 use tokio::sync::mpsc;
@@ -24,7 +24,8 @@ pub(crate) fn run(role: &str) {
     runtime.block_on(async {
         match words[..] {
             ["store", address] => serve(address).await,
-            ["rank", ref words @ ..] => Rank::start(words).await.obey().await,
+            ["rank", ref words @ ..] => Rank::start(words, false).await.obey().await,
+            ["newcomer", ref words @ ..] => Rank::start(words, true).await.obey().await,
             _ => panic!("no role of these tests: {role}"),
         }
     });
@@ -51,14 +52,18 @@ async fn serve(address: &str) {
     parents_lines().recv().await;
 }
 
+/// The address of a store that the rank itself serves.
+pub(crate) const OWN_STORE: &str = "own";
+
 struct Rank {
     worker: Worker,
+    builder: GroupBuilder,
     group: Option<Group>,
     share: usize,
 }
 
 impl Rank {
-    async fn start(words: &[&str]) -> Self {
+    async fn start(words: &[&str], is_newcomer: bool) -> Self {
         let [fabric, address, job, rank, size, limit, liveness] = *words else { panic!("{words:?}") };
         let (rank, size): (usize, usize) = (rank.parse().unwrap(), size.parse().unwrap());
         let milliseconds = |word: &str| Duration::from_millis(word.parse().unwrap());
@@ -70,11 +75,20 @@ impl Rank {
         };
         let worker = Worker::builder(&format!("{job}_{rank}")).require(fabric);
         let worker = worker.liveness(milliseconds(liveness)).start().await.unwrap();
-        let store = TcpStore::connect(address, limit, worker.runtime().clone()).await.unwrap();
+        let runtime = worker.runtime().clone();
+        let store = match address {
+            OWN_STORE => {
+                let (store, bound) = TcpStore::serve("127.0.0.1:0", runtime).await.unwrap();
+                say(&bound.to_string());
+                store
+            }
+            address => TcpStore::connect(address, limit, runtime).await.unwrap(),
+        };
         say("waiting");
-        let group = Group::builder(Arc::new(store), rank, size).name("tests").timeout(limit);
-        let joined = group.join(&worker).await;
-        Self { worker, group: tell_of("joined", joined), share: share(rank) }
+        let builder = Group::builder(Arc::new(store), rank, size).name("tests").timeout(limit);
+        let joining = builder.clone();
+        let joined = if is_newcomer { joining.rejoin(&worker).await } else { joining.join(&worker).await };
+        Self { worker, builder, group: tell_of("joined", joined), share: share(rank) }
     }
 
     /// Does what the parent asks for until it says that this is the end, or ends itself.
@@ -87,6 +101,18 @@ impl Rank {
                 ["shrink"] => {
                     let shrunk = self.group.as_ref().unwrap().shrink().await;
                     self.group = tell_of("shrunk to", shrunk).or(self.group);
+                }
+                ["admit"] => {
+                    let group = self.group.as_ref().unwrap();
+                    while group.waiting().await.unwrap() == 0 {
+                        self.worker.runtime().sleep(Duration::from_millis(10)).await;
+                    }
+                    let grown = group.admit().await;
+                    self.group = tell_of("grown to", grown).or(self.group);
+                }
+                ["rejoin"] => {
+                    self.group = None;
+                    self.group = tell_of("joined", self.builder.clone().rejoin(&self.worker).await);
                 }
                 ["close"] => {
                     self.group.take().unwrap().close().await.unwrap();

@@ -142,17 +142,37 @@ pub(crate) fn serve(test: &str, address: &str) -> (Other, String) {
 impl Test {
     /// Starts a rank of `job`. It says `waiting` before it joins.
     pub(crate) fn rank(&self, job: &str, rank: usize, size: usize) -> Other {
-        let Self { name, fabric, limit, liveness, store_address, .. } = self;
+        self.start("rank", &self.store_address, job, rank, size)
+    }
+
+    /// Starts a rank that is to be admitted to the group that the others are in.
+    pub(crate) fn newcomer(&self, rank: usize, size: usize) -> Other {
+        self.start("newcomer", &self.store_address, "job", rank, size)
+    }
+
+    fn start(&self, role: &str, store: &str, job: &str, rank: usize, size: usize) -> Other {
+        let Self { name, fabric, limit, liveness, .. } = self;
         let (limit, liveness) = (limit.as_millis(), liveness.as_millis());
-        Other::start(name, format!("rank {fabric} {store_address} {job} {rank} {size} {limit} {liveness}"))
+        Other::start(name, format!("{role} {fabric} {store} {job} {rank} {size} {limit} {liveness}"))
+    }
+
+    /// As [`group`](Self::group), with a store that rank 0 serves.
+    pub(crate) fn group_with_own_store(&self, size: usize) -> Vec<Other> {
+        let first = self.start("rank", child::OWN_STORE, "job", 0, size);
+        let address = first.hear();
+        let others = (1..size).map(|rank| self.start("rank", &address, "job", rank, size));
+        Self::joined([first].into_iter().chain(others).collect())
     }
 
     /// Starts all ranks of a group, and waits until they have joined.
     pub(crate) fn group(&self, size: usize) -> Vec<Other> {
-        let ranks: Vec<_> = (0..size).map(|rank| self.rank("job", rank, size)).collect();
+        Self::joined((0..size).map(|rank| self.rank("job", rank, size)).collect())
+    }
+
+    fn joined(ranks: Vec<Other>) -> Vec<Other> {
         for (rank, other) in ranks.iter().enumerate() {
             other.expect("waiting");
-            other.expect(&format!("joined {rank} of {size}"));
+            other.expect(&format!("joined {rank} of {}", ranks.len()));
         }
         ranks
     }

@@ -7,6 +7,8 @@ mod child;
 mod harness;
 mod killed;
 mod late;
+mod rejoined;
 mod restarted;
+mod served;
 mod stopped;
 mod two_jobs;

@@ -1,0 +1,416 @@
+//! How ranks come to agree on the next generation: who reads whose [register](super::register), who leads, and for how long.
+//!
+//! The lowest rank that answers leads. The others read its register and those of the next ones, which take over if it is lost. A rank
+//! that leads reads the registers of all. Registers are published tensors, so nothing is lost with a connection, and what a rank has
+//! said stays there for those that ask late.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    convert::Infallible,
+    future::{Future, pending},
+    pin::pin,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use futures::future::{Either, select, try_join, try_join_all};
+use tensorwire_rendezvous::{Fetched, Peer, Tensor, Worker};
+use tensorwire_verbs_reactor::timeout;
+use tokio::sync::watch;
+
+use super::{
+    GroupState, joining,
+    joining::Identity,
+    newcomers,
+    probing::{is_alive, others_error},
+    register::{Ballot, Register, Roster, are_enough, bound},
+};
+use crate::{error::GroupError, store::StoreError};
+
+/// How often a rank that leads looks again, if it hears nothing.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The pause before a rank that could not be read is read again, and before one that answers is asked again whether it does.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// How many of the ranks before it a rank reads while it does not lead.
+const FOLLOWED: usize = 3;
+
+/// This rank's register for the generation after its own, which its worker publishes until this is dropped.
+#[derive(Debug)]
+pub(super) struct OwnRegister {
+    worker: Worker,
+    /// All ranks of the generation publish theirs under this name.
+    name: String,
+    register: Mutex<Register>,
+}
+
+impl OwnRegister {
+    pub(super) fn new(worker: &Worker, identity: &Identity) -> Self {
+        let name = format!("tensorwire: agreement of the group in step {}", identity.step());
+        Self { worker: worker.clone(), name, register: Mutex::default() }
+    }
+
+    fn read<T>(&self, of: impl FnOnce(&Register) -> T) -> T {
+        of(&self.lock())
+    }
+
+    fn write<T>(&self, change: impl FnOnce(&mut Register) -> T) -> Result<T, GroupError> {
+        let mut register = self.lock();
+        let done = change(&mut register);
+        let bytes = register.encode();
+        drop(register);
+        let tensor = Tensor::from_vec(self.worker.user_memory(), &[bytes.len() as u64], bytes)?;
+        self.worker.publish(&self.name, tensor)?;
+        Ok(done)
+    }
+
+    /// Follows another register.
+    fn heed(&self, other: &Register) -> Result<(), GroupError> {
+        let mut heeded = self.read(Register::clone);
+        if heeded.heed(other) { self.write(|register| *register = heeded) } else { Ok(()) }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Register> {
+        self.register.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for OwnRegister {
+    fn drop(&mut self) {
+        self.worker.withdraw(&self.name);
+    }
+}
+
+/// This rank's part in an agreement, while it takes part. It may be given up and begun again: the register stays.
+pub(super) struct Agreeing<'group> {
+    group: &'group GroupState,
+    /// Whether those that wait in the store are admitted, if this rank leads.
+    admits: bool,
+    begun: Duration,
+    known: Mutex<Known>,
+    changed: watch::Sender<()>,
+}
+
+/// What is known of the others.
+#[derive(Default)]
+struct Known {
+    /// Those of the ranks that have come.
+    registers: BTreeMap<usize, Register>,
+    /// Ranks that do not answer.
+    lost: BTreeSet<usize>,
+    store: Option<Result<Register, StoreError>>,
+}
+
+/// The votes for a ballot.
+struct Tally {
+    votes: usize,
+    /// How many others answer and have not voted.
+    awaited: usize,
+}
+
+impl<'group> Agreeing<'group> {
+    pub(super) fn new(group: &'group GroupState, admits: bool) -> Self {
+        let begun = group.runtime().now();
+        Self { group, admits, begun, known: Mutex::default(), changed: watch::Sender::new(()) }
+    }
+
+    /// Who forms the next generation, as all agree.
+    ///
+    /// # Errors
+    /// [`GroupError::NoMajority`]; [`GroupError::Worker`] if this rank's worker was shut down.
+    pub(super) async fn roster(&self) -> Result<Roster, GroupError> {
+        // It shows that this rank has come.
+        self.own().write(|_| ())?;
+        self.follow().await?;
+        let others: Vec<usize> = (0..self.group.size()).filter(|rank| *rank != self.group.rank).collect();
+        self.while_watching(&others, self.lead()).await
+    }
+
+    /// Leaves it to a lower rank, as long as one answers.
+    async fn follow(&self) -> Result<(), GroupError> {
+        loop {
+            let is_left = |rank: &usize| !self.known().lost.contains(rank);
+            let lower: Vec<usize> = (0..self.group.rank).filter(is_left).take(FOLLOWED).collect();
+            let patience = self.patience(&lower);
+            if lower.is_empty() || self.is_decided() || self.now() >= patience {
+                return Ok(());
+            }
+            let is_lost = || lower.iter().any(|rank| self.known().lost.contains(rank));
+            let ended = async {
+                self.until(patience, || self.is_decided() || is_lost()).await;
+                Ok(())
+            };
+            self.while_watching(&lower, ended).await?;
+        }
+    }
+
+    /// Until when one of these ranks may lead. One that has come waits for others itself.
+    fn patience(&self, ranks: &[usize]) -> Duration {
+        let known = self.known();
+        let has_come = ranks.iter().any(|rank| known.registers.contains_key(rank));
+        self.begun.saturating_add(self.limit().saturating_mul(if has_come { 2 } else { 1 }))
+    }
+
+    async fn lead(&self) -> Result<Roster, GroupError> {
+        let waits_until = self.now().saturating_add(self.limit());
+        loop {
+            if let Some(decided) = self.own().read(|own| own.decided().cloned()) {
+                return Ok(decided);
+            }
+            let ballot = self.own().write(|own| own.stand(self.group.rank))?;
+            if self.has_votes(ballot, Register::has_promised, waits_until).await? {
+                let roster = self.proposal(ballot).await?;
+                self.own().write(|own| own.propose(ballot, roster.clone()))?;
+                // Nobody is waited for.
+                if self.has_votes(ballot, Register::has_accepted, Duration::ZERO).await? {
+                    newcomers::tell(self.group, &roster).await;
+                    self.own().write(|own| own.decide(ballot))?;
+                    continue;
+                }
+            }
+            self.give_way().await;
+        }
+    }
+
+    /// Another rank leads. A lower one is given the time that it needs.
+    async fn give_way(&self) {
+        let leader = self.own().read(Register::promised).rank();
+        let part = Duration::from_millis(self.group.runtime().random() % 64);
+        let until = match leader < self.group.rank {
+            true => self.patience(&[leader]),
+            false => self.now().saturating_add(LOOK + part),
+        };
+        self.until(until, || self.is_decided() || self.known().lost.contains(&leader)).await;
+    }
+
+    /// Waits until enough have voted for `ballot`: all that answer, or, after `waits_until`, as many as are needed. `false` if this
+    /// rank has promised a higher one meanwhile, or knows what is decided.
+    async fn has_votes(
+        &self,
+        ballot: Ballot,
+        has_voted: fn(&Register, Ballot) -> bool,
+        waits_until: Duration,
+    ) -> Result<bool, GroupError> {
+        let size = self.group.size();
+        let mut changes = self.changed.subscribe();
+        loop {
+            changes.borrow_and_update();
+            if self.own().read(|own| own.promised() != ballot || own.decided().is_some()) {
+                return Ok(false);
+            }
+            let Tally { votes, awaited } = self.tally(ballot, has_voted);
+            if awaited == 0 || self.now() >= waits_until {
+                if are_enough(votes, false, size) {
+                    return Ok(true);
+                }
+                if are_enough(votes, true, size) && self.has_vote_of_store(ballot, has_voted).await? {
+                    return Ok(true);
+                }
+            }
+            // Ranks that come may bring more.
+            let limits = if awaited == 0 { 1 } else { 3 };
+            if self.now() >= self.begun.saturating_add(self.limit().saturating_mul(limits)) {
+                return Err(self.no_majority());
+            }
+            let _ = timeout(self.group.runtime(), LOOK, changes.changed()).await;
+        }
+    }
+
+    fn tally(&self, ballot: Ballot, has_voted: fn(&Register, Ballot) -> bool) -> Tally {
+        let known = self.known();
+        let voters: BTreeSet<usize> = known
+            .registers
+            .iter()
+            .filter(|(_, register)| has_voted(register, ballot))
+            .map(|(rank, _)| *rank)
+            .collect();
+        let others = (0..self.group.size()).filter(|rank| *rank != self.group.rank);
+        let awaited = others.filter(|rank| !voters.contains(rank) && !known.lost.contains(rank)).count();
+        Tally { votes: 1 + voters.len(), awaited }
+    }
+
+    /// Asks the store for its vote. It has none while it is not reached.
+    async fn has_vote_of_store(
+        &self,
+        ballot: Ballot,
+        has_voted: fn(&Register, Ballot) -> bool,
+    ) -> Result<bool, GroupError> {
+        let asked = match self.ask_store().await {
+            Ok(register) => Ok(register),
+            Err(GroupError::Store(error)) => Err(error),
+            Err(error) => return Err(error),
+        };
+        let is_for = asked.as_ref().is_ok_and(|register| has_voted(register, ballot));
+        if let Ok(register) = &asked {
+            self.own().heed(register)?;
+        }
+        self.known().store = Some(asked);
+        Ok(is_for)
+    }
+
+    /// Lets the store's register follow the own one. Returns it.
+    async fn ask_store(&self) -> Result<Register, GroupError> {
+        let (store, key) = (&self.group.identity.store, self.group.identity.key("agreement"));
+        let mut known = store.get(std::slice::from_ref(&key)).await?.pop().flatten();
+        loop {
+            let register = known.as_deref().map(|record| {
+                Register::decode(record, self.group.size()).ok_or_else(|| joining::foreign(&key, record))
+            });
+            let mut register = register.transpose()?.unwrap_or_default();
+            if !self.own().read(|own| register.heed(own)) {
+                return Ok(register);
+            }
+            let written = register.encode();
+            let there = store.compare_set(&key, known.as_deref(), &written).await?;
+            if there.as_ref() == Some(&written) {
+                return Ok(register);
+            }
+            known = there;
+        }
+    }
+
+    /// What was accepted before, or those that have come.
+    async fn proposal(&self, ballot: Ballot) -> Result<Roster, GroupError> {
+        let (accepted, come) = {
+            let known = self.known();
+            let store = known.store.iter().flatten();
+            let own = self.own().read(Register::clone);
+            let registers = known.registers.values().chain(store).chain([&own]);
+            let accepted = bound(registers).cloned();
+            let come = known.registers.iter().filter(|(_, register)| register.has_promised(ballot));
+            let come: BTreeSet<usize> = come.map(|(rank, _)| *rank).chain([self.group.rank]).collect();
+            (accepted, come)
+        };
+        match accepted {
+            Some(roster) => Ok(roster),
+            None => newcomers::roster(self.group, come.into_iter().collect(), self.admits).await,
+        }
+    }
+
+    fn no_majority(&self) -> GroupError {
+        let known = self.known();
+        let come = known.registers.keys().copied().chain([self.group.rank]).collect::<BTreeSet<_>>();
+        GroupError::NoMajority {
+            group: self.group.identity.name.clone(),
+            size: self.group.size(),
+            come: come.into_iter().collect(),
+            store: known.store.as_ref().and_then(|asked| asked.as_ref().err().cloned()).map(Box::new),
+        }
+    }
+
+    /// Does `work`, and reads what these ranks say meanwhile.
+    async fn while_watching<T>(
+        &self,
+        ranks: &[usize],
+        work: impl Future<Output = Result<T, GroupError>>,
+    ) -> Result<T, GroupError> {
+        let watching = async {
+            try_join_all(ranks.iter().map(|rank| self.watch(*rank))).await?;
+            pending::<Result<T, GroupError>>().await
+        };
+        match select(pin!(work), pin!(watching)).await {
+            Either::Left((ended, _)) | Either::Right((ended, _)) => ended,
+        }
+    }
+
+    async fn watch(&self, rank: usize) -> Result<Infallible, GroupError> {
+        let Some(peer) = self.group.peers.get(rank) else { return pending().await };
+        let (never, _) = try_join(self.hear(rank, peer), self.probe(rank, peer)).await?;
+        Ok(never)
+    }
+
+    /// Reads a rank's register whenever it changes.
+    async fn hear(&self, rank: usize, peer: &Peer) -> Result<Infallible, GroupError> {
+        let mut seen = None;
+        loop {
+            let fetch = peer.fetch(&self.own().name).timeout(self.limit());
+            let fetch = match seen {
+                Some(version) => fetch.newer_than(version),
+                None => fetch.wait(),
+            };
+            match fetch.versioned().await {
+                Ok(fetched) => {
+                    seen = Some(fetched.version);
+                    self.heard(rank, &fetched)?;
+                }
+                Err(error) => {
+                    others_error(error)?;
+                    self.group.runtime().sleep(RETRY).await;
+                }
+            }
+        }
+    }
+
+    fn heard(&self, rank: usize, fetched: &Fetched) -> Result<(), GroupError> {
+        let incarnation = self.group.members.get(rank).map(|member| member.incarnation);
+        let register = Register::decode(fetched.tensor.bytes(), self.group.size());
+        let Some(register) = register.filter(|_| incarnation == Some(fetched.version.incarnation())) else {
+            tracing::warn!(
+                group = self.group.identity.name,
+                rank,
+                "what a rank says of the next generation is ignored"
+            );
+            return Ok(());
+        };
+        self.own().heed(&register)?;
+        let mut known = self.known();
+        known.registers.insert(rank, register);
+        known.lost.remove(&rank);
+        drop(known);
+        self.changed.send_replace(());
+        Ok(())
+    }
+
+    /// Asks again and again whether a rank answers.
+    async fn probe(&self, rank: usize, peer: &Peer) -> Result<Infallible, GroupError> {
+        let incarnation = self.group.members.get(rank).map_or(0, |member| member.incarnation);
+        loop {
+            let is_alive = is_alive(peer, incarnation, self.limit()).await?;
+            self.note(rank, is_alive);
+            self.group.runtime().sleep(RETRY).await;
+        }
+    }
+
+    fn note(&self, rank: usize, is_alive: bool) {
+        let mut known = self.known();
+        let has_changed = if is_alive { known.lost.remove(&rank) } else { known.lost.insert(rank) };
+        drop(known);
+        if has_changed {
+            self.changed.send_replace(());
+        }
+    }
+
+    /// Waits until `is_met`, at most until this moment.
+    async fn until(&self, end: Duration, is_met: impl Fn() -> bool) {
+        let mut changes = self.changed.subscribe();
+        loop {
+            changes.borrow_and_update();
+            let left = end.saturating_sub(self.now());
+            if is_met() || left.is_zero() {
+                return;
+            }
+            let _ = timeout(self.group.runtime(), left, changes.changed()).await;
+        }
+    }
+
+    fn own(&self) -> &'group OwnRegister {
+        &self.group.register
+    }
+
+    fn is_decided(&self) -> bool {
+        self.own().read(|own| own.decided().is_some())
+    }
+
+    fn now(&self) -> Duration {
+        self.group.runtime().now()
+    }
+
+    fn limit(&self) -> Duration {
+        self.group.identity.limit
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
