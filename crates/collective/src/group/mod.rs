@@ -5,6 +5,7 @@ pub(crate) mod calling;
 pub(crate) mod dissemination;
 mod joining;
 mod member;
+mod pairing;
 mod shrinking;
 
 use std::{
@@ -23,7 +24,7 @@ use tokio::sync::watch;
 
 pub use self::builder::GroupBuilder;
 use self::{joining::Identity, member::Member};
-use crate::{call::Call, error::GroupError};
+use crate::{error::GroupError, pair::Pairs};
 
 /// Calls of one group that may be under way at a time on a rank. A further call waits for the one that is this many before it.
 pub const CALLS_UNDER_WAY: usize = 16;
@@ -57,6 +58,8 @@ pub(crate) struct GroupState {
     peers: Vec<Peer>,
     is_on_one_host: bool,
     step: Step,
+    /// What ranks send each other outside the calls. Buffers of the user outlive the group.
+    pub(crate) pairs: Arc<Pairs>,
     next_call: AtomicU64,
     /// For each lane, how many of its calls are complete.
     lanes: [watch::Sender<u64>; CALLS_UNDER_WAY],
@@ -156,6 +159,7 @@ impl GroupState {
         let peers = peers.collect::<Result<Vec<_>, _>>()?;
         let is_on_one_host = member::are_on_one_host(&members);
         let step = worker.step(identity.step());
+        let pairs = Arc::new(Pairs::new(worker, &peers, rank, identity.step(), identity.limit));
         Ok(Self {
             worker: worker.clone(),
             identity,
@@ -164,6 +168,7 @@ impl GroupState {
             peers,
             is_on_one_host,
             step,
+            pairs,
             next_call: AtomicU64::new(0),
             lanes: std::array::from_fn(|_| watch::Sender::new(0)),
             over: OnceLock::new(),
@@ -190,7 +195,9 @@ impl GroupState {
         if is_first {
             tracing::warn!(group = self.identity.name, rank = self.rank, error = %first, "the group is over");
             // The peers' requests that wait are answered with it, and those that come later.
-            self.step.abort(&self.told(first));
+            let told = self.told(first);
+            self.step.abort(&told);
+            self.pairs.end(&calling::after(first), &told);
             self.is_over.send_replace(true);
         }
         first.clone()
@@ -203,15 +210,6 @@ impl GroupState {
             error => (self.rank, error.to_string()),
         };
         Status { code: Code::Unavailable, message: why, details: (rank as u64).to_le_bytes().to_vec() }
-    }
-
-    /// The error of a call of which `from` has told this status.
-    fn heard(&self, from: usize, status: Status, call: &Call) -> GroupError {
-        let rank = status.details.as_slice().try_into().map(u64::from_le_bytes);
-        match rank.ok().and_then(|rank| usize::try_from(rank).ok()) {
-            Some(rank) => GroupError::Over { rank: Some(rank), why: status.message },
-            None => GroupError::Left { call: Box::new(*call), rank: from, why: status.to_string() },
-        }
     }
 
     /// Completes when the group is over.
