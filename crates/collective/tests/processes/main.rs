@@ -7,6 +7,7 @@ mod child;
 mod harness;
 mod killed;
 mod late;
+mod pairs;
 mod restarted;
 mod stopped;
 mod two_jobs;
