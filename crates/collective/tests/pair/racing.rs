@@ -67,7 +67,7 @@ async fn no_message_is_lost_or_doubled_when_receives_race(fabric: FabricKind) {
             content[0] = at as i32;
             let sent = group.send(0, 6, tensor(group, &content)).unwrap();
             // Bursts and pauses.
-            if mixed(at as u64) % 4 == 0 {
+            if mixed(at as u64).is_multiple_of(4) {
                 sent.await.unwrap();
             }
         }

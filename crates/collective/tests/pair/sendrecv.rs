@@ -336,7 +336,7 @@ async fn a_timeout_ends_one_wait_alone(fabric: FabricKind) {
     // All of it goes on.
     assert_eq!(values(&one.recv(0, 8).await.unwrap().tensor), [3]);
     sent.await.unwrap();
-    two.send(0, 8, tensor(two, &[4])).unwrap();
+    drop(two.send(0, 8, tensor(two, &[4])).unwrap());
     assert_eq!(zero.recv([1, 2], 8).await.unwrap().rank, 2);
     ranks.each(async |group| group.barrier().await.unwrap()).await;
     ranks.shutdown().await;
