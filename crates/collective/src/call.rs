@@ -13,7 +13,7 @@ const MAGIC: u32 = 0x5457_4701;
 /// For [`Call::root`]: there is none.
 const NO_ROOT: u32 = u32::MAX;
 
-/// A collective.
+/// A collective, or an operation between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
@@ -40,10 +40,24 @@ pub enum CallKind {
     AllToAll = 10,
     /// [`Group::close`](crate::Group::close).
     Close = 11,
+    /// [`Group::send`](crate::Group::send).
+    Send = 12,
+    /// [`Group::recv`](crate::Group::recv).
+    Receive = 13,
+    /// [`SendBuffer::send`](crate::pair::SendBuffer::send).
+    SlotSend = 14,
+    /// [`SendBuffer::wait_send`](crate::pair::SendBuffer::wait_send).
+    WaitSend = 15,
+    /// [`RecvBuffer::wait_recv`](crate::pair::RecvBuffer::wait_recv).
+    WaitReceive = 16,
+    /// [`Group::get`](crate::Group::get).
+    Get = 17,
+    /// [`Group::put`](crate::Group::put).
+    Put = 18,
 }
 
 impl CallKind {
-    const ALL: [(Self, &'static str); 11] = [
+    const ALL: [(Self, &'static str); 18] = [
         (Self::Join, "join"),
         (Self::Barrier, "barrier"),
         (Self::Broadcast, "broadcast"),
@@ -55,6 +69,13 @@ impl CallKind {
         (Self::Scatter, "scatter"),
         (Self::AllToAll, "all_to_all"),
         (Self::Close, "close"),
+        (Self::Send, "send"),
+        (Self::Receive, "recv"),
+        (Self::SlotSend, "slot_send"),
+        (Self::WaitSend, "wait_send"),
+        (Self::WaitReceive, "wait_recv"),
+        (Self::Get, "get"),
+        (Self::Put, "put"),
     ];
 
     fn of_number(number: u8) -> Option<Self> {
@@ -72,7 +93,7 @@ impl fmt::Display for CallKind {
 /// A call of one rank: what must be the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
-    /// Its number within the group, from 0.
+    /// Its number within the group, from 0; the tag, slot or export of an operation between two ranks.
     pub number: u64,
     /// Which collective.
     pub kind: CallKind,

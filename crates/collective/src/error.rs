@@ -2,13 +2,14 @@
 
 use std::time::Duration;
 
-use tensorwire_protocol::text::escaped;
+use tensorwire_protocol::{Status, text::escaped};
 use tensorwire_rendezvous::WorkerError;
 
 use crate::{call::Call, reduction::ReductionError, store::StoreError};
 
 /// Why a group cannot be joined, or why a call failed. After an error of a call, the group is over for all its ranks: each gets
-/// an error in its current or next call. [`Group::shrink`](crate::Group::shrink) makes a group of those that are left.
+/// an error in its current or next call. [`Group::shrink`](crate::Group::shrink) makes a group of those that are left. An error of an
+/// operation between [pairs](crate::pair) of ranks ends that operation alone.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
@@ -168,6 +169,22 @@ pub enum GroupError {
         /// The rule.
         rule: &'static str,
     },
+    /// An [`AbortHandle`](crate::pair::AbortHandle) ended this operation between ranks. The group and later operations go on.
+    #[error("`{call}` was aborted by its handle; the next one may be awaited")]
+    Aborted {
+        /// The operation.
+        call: Box<Call>,
+    },
+    /// A rank has dropped what an operation needs: a buffer or an export.
+    #[error("`{call}`: rank {rank} has dropped its {what}; use one that it still has")]
+    Gone {
+        /// The operation.
+        call: Box<Call>,
+        /// The rank.
+        rank: usize,
+        /// What it has dropped.
+        what: &'static str,
+    },
     /// This rank's worker failed.
     #[error(transparent)]
     Worker(#[from] WorkerError),
@@ -178,6 +195,31 @@ impl GroupError {
     pub(crate) fn no_such_rank(field: &'static str, rank: usize, size: usize) -> Self {
         let remedy = format!("ranks are numbered from 0 to {}", size.saturating_sub(1));
         Self::Argument { field, value: rank.to_string(), remedy }
+    }
+
+    /// The error of a message to or from `rank`.
+    pub(crate) fn of_message(call: &Call, rank: usize, error: WorkerError) -> Self {
+        match error {
+            WorkerError::Remote { status, .. } => Self::told(call, rank, status),
+            // `Aborted`: the connection broke before this message was sent.
+            WorkerError::Aborted { .. }
+            | WorkerError::PeerLost { .. }
+            | WorkerError::NoFabric { .. }
+            | WorkerError::NoAddress { .. }
+            | WorkerError::Control(_) => {
+                Self::RankLost { call: Box::new(*call), rank, error: Box::new(error) }
+            }
+            error => error.into(),
+        }
+    }
+
+    /// The error of a call of which `from` has told this status.
+    fn told(call: &Call, from: usize, status: Status) -> Self {
+        let rank = status.details.as_slice().try_into().map(u64::from_le_bytes);
+        match rank.ok().and_then(|rank| usize::try_from(rank).ok()) {
+            Some(rank) => Self::Over { rank: Some(rank), why: status.message },
+            None => Self::Left { call: Box::new(*call), rank: from, why: status.to_string() },
+        }
     }
 }
 

@@ -7,6 +7,7 @@
 //! | --- | --- |
 //! | [`store`] | where ranks write their addresses, and read those of the others |
 //! | [`launch`] | which rank this process is, by the variables of the program that started it |
+//! | [`pair`] | what two ranks send each other outside the collectives |
 //! | [`reduction`] | how elements are combined |
 //! | [`schedule`] | who sends which part of a value to whom, and when |
 
@@ -17,6 +18,7 @@ mod collectives;
 mod error;
 mod group;
 pub mod launch;
+pub mod pair;
 pub mod reduction;
 pub mod schedule;
 pub mod store;

@@ -4,6 +4,7 @@
 
 mod group;
 mod launch;
+mod pair;
 mod reduction;
 mod schedule;
 #[cfg(any(feature = "redis", feature = "etcd"))]

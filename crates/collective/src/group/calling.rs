@@ -402,17 +402,8 @@ impl Calling {
     /// The error of a message to or from `rank`.
     fn failed(&self, rank: usize, error: WorkerError) -> GroupError {
         match error {
-            WorkerError::Remote { status, .. } => self.group.heard(rank, status, &self.call),
             WorkerError::Aborted { .. } if let Some(over) = self.group.over.get() => after(over),
-            // `Aborted`: the connection broke before this message was sent.
-            WorkerError::Aborted { .. }
-            | WorkerError::PeerLost { .. }
-            | WorkerError::NoFabric { .. }
-            | WorkerError::NoAddress { .. }
-            | WorkerError::Control(_) => {
-                GroupError::RankLost { call: Box::new(self.call), rank, error: Box::new(error) }
-            }
-            error => error.into(),
+            error => GroupError::of_message(&self.call, rank, error),
         }
     }
 
@@ -439,7 +430,7 @@ impl Drop for Calling {
 }
 
 /// The error of a call of a group that is over already.
-fn after(over: &GroupError) -> GroupError {
+pub(super) fn after(over: &GroupError) -> GroupError {
     match over {
         GroupError::Over { .. } => over.clone(),
         first => GroupError::Over { rank: None, why: first.to_string() },

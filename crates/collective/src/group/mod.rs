@@ -7,6 +7,7 @@ pub(crate) mod dissemination;
 mod joining;
 mod member;
 mod newcomers;
+mod pairing;
 mod probing;
 mod register;
 mod regrouping;
@@ -32,7 +33,7 @@ use self::{
     agreeing::OwnRegister, joining::Identity, member::Member, register::Roster, regrouping::Following,
     telling::Telling,
 };
-use crate::{call::Call, error::GroupError};
+use crate::{call::Call, error::GroupError, pair::Pairs};
 
 /// Calls of one group that may be under way at a time on a rank. A further call waits for the one that is this many before it.
 pub const CALLS_UNDER_WAY: usize = 16;
@@ -66,6 +67,8 @@ pub(crate) struct GroupState {
     peers: Vec<Peer>,
     is_on_one_host: bool,
     step: Step,
+    /// What ranks send each other outside the calls. Buffers of the user outlive the group.
+    pub(crate) pairs: Arc<Pairs>,
     next_call: AtomicU64,
     lanes: [Lane; CALLS_UNDER_WAY],
     /// What small groups have besides the step, once all ranks have joined.
@@ -189,6 +192,7 @@ impl GroupState {
         let is_on_one_host = member::are_on_one_host(&members);
         let step = worker.step(identity.step());
         let register = Arc::new(OwnRegister::new(worker, &identity));
+        let pairs = Arc::new(Pairs::new(worker, &peers, rank, identity.step(), identity.limit));
         Ok(Self {
             worker: worker.clone(),
             identity,
@@ -197,6 +201,7 @@ impl GroupState {
             peers,
             is_on_one_host,
             step,
+            pairs,
             next_call: AtomicU64::new(0),
             lanes: std::array::from_fn(Lane::new),
             telling: OnceLock::new(),
@@ -234,6 +239,7 @@ impl GroupState {
             // The peers' requests that wait are answered with it, and those that come later.
             let status = self.told(first);
             self.step.abort(&status);
+            self.pairs.end(&calling::after(first), &status);
             if let Some(telling) = self.telling.get() {
                 telling.tell_end(&status, self.runtime());
             }
@@ -259,15 +265,6 @@ impl GroupState {
             error => (self.rank, error.to_string()),
         };
         Status { code: Code::Unavailable, message: why, details: (rank as u64).to_le_bytes().to_vec() }
-    }
-
-    /// The error of a call of which `from` has told this status.
-    fn heard(&self, from: usize, status: Status, call: &Call) -> GroupError {
-        let rank = status.details.as_slice().try_into().map(u64::from_le_bytes);
-        match rank.ok().and_then(|rank| usize::try_from(rank).ok()) {
-            Some(rank) => GroupError::Over { rank: Some(rank), why: status.message },
-            None => GroupError::Left { call: Box::new(*call), rank: from, why: status.to_string() },
-        }
     }
 
     /// Completes when the group is over.

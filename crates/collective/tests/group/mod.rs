@@ -17,12 +17,12 @@ use tensorwire_rendezvous::{Tensor, Worker};
 use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 
 /// Long enough for a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The ranks of a group, and their workers.
-struct Ranks {
-    workers: Vec<Worker>,
-    groups: Vec<Group>,
+pub(crate) struct Ranks {
+    pub(crate) workers: Vec<Worker>,
+    pub(crate) groups: Vec<Group>,
 }
 
 /// A store of this process.
@@ -36,7 +36,7 @@ async fn worker(name: impl AsRef<str>, fabric: FabricKind) -> Worker {
 }
 
 /// Joins `size` workers, with a limit for each call.
-async fn ranks_within(fabric: FabricKind, size: usize, limit: Duration) -> Ranks {
+pub(crate) async fn ranks_within(fabric: FabricKind, size: usize, limit: Duration) -> Ranks {
     let store = store();
     let workers = join_all((0..size).map(async |rank| worker(format!("rank_{rank}"), fabric).await)).await;
     let joining = workers.iter().enumerate().map(async |(rank, worker)| {
@@ -47,28 +47,31 @@ async fn ranks_within(fabric: FabricKind, size: usize, limit: Duration) -> Ranks
     Ranks { workers, groups }
 }
 
-async fn ranks(fabric: FabricKind, size: usize) -> Ranks {
+pub(crate) async fn ranks(fabric: FabricKind, size: usize) -> Ranks {
     ranks_within(fabric, size, PATIENCE).await
 }
 
 impl Ranks {
     /// What every rank's `run` returns, in the order of the ranks. They run at the same time.
-    async fn each<T, Running: Future<Output = T>>(&self, run: impl Fn(Group) -> Running) -> Vec<T> {
+    pub(crate) async fn each<T, Running: Future<Output = T>>(
+        &self,
+        run: impl Fn(Group) -> Running,
+    ) -> Vec<T> {
         join_all(self.groups.iter().map(|group| run(group.clone()))).await
     }
 
-    async fn shutdown(self) {
+    pub(crate) async fn shutdown(self) {
         let Self { workers, groups, .. } = self;
         drop(groups);
         join_all(workers.iter().map(Worker::shutdown)).await;
     }
 }
 
-fn tensor(group: &Group, values: &[i32]) -> Tensor {
+pub(crate) fn tensor(group: &Group, values: &[i32]) -> Tensor {
     Tensor::from_values(group.worker().pool(), &[values.len() as u64], values).expect("a tensor")
 }
 
-fn values(tensor: &Tensor) -> Vec<i32> {
+pub(crate) fn values(tensor: &Tensor) -> Vec<i32> {
     tensor.values().expect("numbers")
 }
 
@@ -83,4 +86,4 @@ macro_rules! over_fabrics {
         }
     };
 }
-use over_fabrics;
+pub(crate) use over_fabrics;

@@ -8,8 +8,10 @@ use tensorwire_rendezvous::Worker;
 use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 use tokio::sync::mpsc;
 
+use crate::pairs;
+
 /// Rounds of a loop that are reported. What comes after is more than a parent wants to read.
-const ROUNDS: u64 = 10;
+pub(crate) const ROUNDS: u64 = 10;
 
 /// What the rank with this number, as it was at first, gives to a sum.
 pub(crate) fn share(rank: usize) -> usize {
@@ -31,7 +33,7 @@ pub(crate) fn run(role: &str) {
     });
 }
 
-fn say(line: &str) {
+pub(crate) fn say(line: &str) {
     println!("@@ {}", line.replace('\n', " "));
     std::io::stdout().flush().unwrap();
 }
@@ -98,6 +100,9 @@ impl Rank {
             match line.split(' ').collect::<Vec<_>>()[..] {
                 ["loop", length] => self.reduce(length.parse().unwrap(), u64::MAX).await,
                 ["reduce", length] => self.reduce(length.parse().unwrap(), 1).await,
+                ["pair", what, length] => {
+                    pairs::run(self.group.as_ref().unwrap(), what, length.parse().unwrap()).await;
+                }
                 ["shrink"] => {
                     let shrunk = self.group.as_ref().unwrap().shrink().await;
                     self.group = tell_of("shrunk to", shrunk).or(self.group);
@@ -154,7 +159,7 @@ fn tell_of(what: &str, group: Result<Group, GroupError>) -> Option<Group> {
 }
 
 /// The kind of an error and its text.
-fn failed(error: &GroupError) -> String {
+pub(crate) fn failed(error: &GroupError) -> String {
     let debug = format!("{error:?}");
     let kind = debug.split(|character: char| !character.is_alphanumeric()).next().unwrap_or_default();
     format!("failed {kind}: {error}")

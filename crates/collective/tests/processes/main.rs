@@ -7,6 +7,7 @@ mod child;
 mod harness;
 mod killed;
 mod late;
+mod pairs;
 mod rejoined;
 mod restarted;
 mod served;

@@ -1,0 +1,163 @@
+//! What a group offers two of its ranks.
+
+use std::ops::RangeBounds;
+
+use tensorwire_rendezvous::{Element, Tensor};
+use zerocopy::FromBytes;
+
+use super::Group;
+use crate::{
+    error::GroupError,
+    pair::{self, Export, ExportKey, Message, RecvBuffer, SendBuffer, Sent, Source, Wait},
+};
+
+impl Group {
+    /// Sends `tensor` to the rank `to`, which receives it with [`recv`](Self::recv). It stays on this rank until it is received: there
+    /// are no unexpected messages. Those with one tag to one rank are received in the order in which they were sent.
+    ///
+    /// ```no_run
+    /// use tensorwire_collective::{Group, GroupError};
+    /// use tensorwire_rendezvous::Tensor;
+    ///
+    /// # async fn example(group: Group) -> Result<(), GroupError> {
+    /// const WORK: u64 = 1;
+    /// const RESULT: u64 = 2;
+    /// if group.rank() == 0 {
+    ///     for _ in 1..group.size() {
+    ///         let result = group.recv(.., RESULT).await?;
+    ///         println!("rank {} has {:?}", result.rank, result.tensor);
+    ///     }
+    /// } else {
+    ///     let tensor = Tensor::from_values(group.worker().pool(), &[2], &[1.5f32, 2.5])?;
+    ///     group.send(0, RESULT, tensor)?.await?;
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`GroupError::Argument`] if there is no such rank; [`GroupError::RankLost`], [`GroupError::Over`]; [`GroupError::Worker`] if too
+    /// many sent values wait on this worker ([`Limits::values_max`](tensorwire_rendezvous::Limits::values_max)).
+    pub fn send(&self, to: usize, tag: u64, tensor: Tensor) -> Result<Sent, GroupError> {
+        pair::send(&self.state.pairs, to, tag, tensor)
+    }
+
+    /// Receives the next message with this tag: from one rank, the first of several (`[1, 2]`), or of any (`..`). Ranks that send all
+    /// the time do not hold up the others.
+    ///
+    /// A message of no bytes is one like all others. The loss of one of the ranks ends the receive: leave it out of the next one.
+    ///
+    /// # Errors
+    /// Awaiting it returns [`GroupError::Argument`] if there is no such rank; [`GroupError::TimedOut`], [`GroupError::Aborted`],
+    /// [`GroupError::RankLost`], [`GroupError::Left`], [`GroupError::Over`].
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: no message is lost, doubled or reordered, however many receives from several ranks are dropped.
+    pub fn recv(&self, from: impl Into<Source>, tag: u64) -> Wait<'static, Message> {
+        pair::recv(&self.state.pairs, from.into(), tag)
+    }
+
+    /// As [`recv`](Self::recv), into memory of your own, by one copy. Returns the rank that sent it. No peer writes `values`, so the
+    /// future may borrow them.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv), and [`GroupError::Argument`] if the message has another type or number of elements. Then it is dropped,
+    /// and `values` are untouched.
+    ///
+    /// # Cancel safety
+    /// As [`recv`](Self::recv).
+    pub fn recv_into<'a, T: Element + FromBytes>(
+        &self,
+        from: impl Into<Source>,
+        tag: u64,
+        values: &'a mut [T],
+    ) -> Wait<'a, usize> {
+        pair::recv_into(&self.state.pairs, from.into(), tag, values)
+    }
+
+    /// Memory of `length` bytes, parts of which are sent into the [receive buffer](Self::recv_buffer) that the rank `to` has for this
+    /// rank and slot, of the same length. On both sides, the buffers of a slot belong together in the order in which they are made.
+    ///
+    /// ```no_run
+    /// # async fn example(group: tensorwire_collective::Group) -> Result<(), tensorwire_collective::GroupError> {
+    /// let other = 1 - group.rank();
+    /// let (mut outgoing, mut incoming) = (group.send_buffer(other, 0, 4096)?, group.recv_buffer(other, 0, 4096)?);
+    /// for round in 0..100 {
+    ///     outgoing.bytes_mut()[..8].fill(round);
+    ///     // The first 8 bytes, to the 16th and those after it.
+    ///     outgoing.send(0, 8, 16).await?;
+    ///     outgoing.wait_send().await?;
+    ///     let landed = incoming.wait_recv().await?;
+    ///     assert_eq!(incoming.bytes()[landed], [round; 8]);
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`GroupError::Argument`] if there is no such rank, or the slot is in use.
+    pub fn send_buffer(&self, to: usize, slot: u64, length: usize) -> Result<SendBuffer, GroupError> {
+        pair::send_buffer(&self.state.pairs, to, slot, length)
+    }
+
+    /// Memory of `length` bytes, into which the [send buffer](Self::send_buffer) is sent that the rank `from` has for this rank and
+    /// slot.
+    ///
+    /// # Errors
+    /// [`GroupError::Argument`] if there is no such rank, the slot is in use, or there are
+    /// [too many](crate::pair::RECV_BUFFERS_MAX) receive buffers.
+    pub fn recv_buffer(&self, from: usize, slot: u64, length: usize) -> Result<RecvBuffer, GroupError> {
+        pair::recv_buffer(&self.state.pairs, from, slot, length)
+    }
+
+    /// Lets all ranks of the group read and write the bytes of `tensor` by the key of the returned export, until that is dropped. The
+    /// tensor itself does not change: each write makes a new version.
+    ///
+    /// ```no_run
+    /// use tensorwire_collective::{Group, GroupError, pair::ExportKey};
+    /// use tensorwire_rendezvous::Tensor;
+    ///
+    /// # async fn example(group: Group, tensor: Tensor) -> Result<(), GroupError> {
+    /// let export = group.export(tensor)?;
+    /// let bytes = Tensor::from_values(group.worker().pool(), &[40], &export.key().encode())?;
+    /// let keys = group.all_gather(bytes).await?;
+    /// let key = ExportKey::decode(keys[1].bytes())?;
+    /// group.put(&key, 0, &[1, 2, 3]).await?;
+    /// let read = group.get(&key, 1..3).await?;
+    /// group.barrier().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`GroupError::Argument`] if its elements are not plain numbers.
+    pub fn export(&self, tensor: Tensor) -> Result<Export, GroupError> {
+        pair::export(&self.state.pairs, tensor)
+    }
+
+    /// Reads bytes of another rank's export, as they are now. On one host they are a view of that rank's memory, and no message is
+    /// needed. Over a network the whole export travels.
+    ///
+    /// # Errors
+    /// Awaiting it returns [`GroupError::Argument`], before anything is sent, if the range leaves the export or the key is of another
+    /// group, run or generation; [`GroupError::Gone`] if the export was dropped; [`GroupError::TimedOut`], [`GroupError::Aborted`],
+    /// [`GroupError::RankLost`], [`GroupError::Over`].
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub fn get(&self, key: &ExportKey, range: impl RangeBounds<usize>) -> Wait<'static, Tensor> {
+        pair::get(&self.state.pairs, key, range)
+    }
+
+    /// Writes `bytes` into another rank's export, from `offset` on. Completes once whoever reads it finds them there. Writes of one
+    /// rank are applied in their order. The owner copies the whole export for each.
+    ///
+    /// # Errors
+    /// As [`get`](Self::get).
+    ///
+    /// # Cancel safety
+    /// If it is dropped, the bytes may be written or not.
+    pub fn put<'a>(&self, key: &ExportKey, offset: usize, bytes: &'a [u8]) -> Wait<'a, ()> {
+        pair::put(&self.state.pairs, key, offset, bytes)
+    }
+}

@@ -1,0 +1,360 @@
+//! Memory that other ranks read and write by a key.
+//!
+//! What is exported is a published tensor: a read is a fetch, which needs no message on one host. A write is a message to the owner,
+//! where one task makes a new version of the tensor. So whoever reads has one version or another, and never parts of two.
+
+use std::{
+    collections::BTreeMap,
+    fmt,
+    ops::{Bound, Range, RangeBounds},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+};
+
+use futures::stream::{FuturesUnordered, StreamExt as _};
+use tensorwire_memory::copy::{CopyReason, copy_bytes};
+use tensorwire_protocol::{Code, DataType, Sharing};
+use tensorwire_rendezvous::{Peer, Tensor, WorkerError};
+
+use super::{
+    Core, NO_LIMIT, Pairs,
+    sending::part_of,
+    wait::Wait,
+    wire::{Frame, Lane, Receipt},
+};
+use crate::{
+    call::{Call, CallKind, hash},
+    error::GroupError,
+};
+
+/// Bytes of an encoded [`ExportKey`].
+pub const KEY_BYTES: usize = 40;
+
+/// The first bytes of each key. They change with the format.
+const MAGIC: u32 = 0x5457_4b01;
+
+/// The exported tensors of a rank, by the number of the export.
+#[derive(Debug, Default)]
+pub(super) struct Exports {
+    tensors: Mutex<BTreeMap<u64, Tensor>>,
+}
+
+impl Exports {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Tensor>> {
+        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Names an [`Export`]. It can be sent as [bytes](Self::encode).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExportKey {
+    /// The step of the group's operations between ranks, which tells groups, runs and generations apart.
+    group: i64,
+    rank: u32,
+    /// Random, so that no other export has it.
+    export: u64,
+    length: u64,
+}
+
+impl ExportKey {
+    /// The rank that has the export.
+    pub fn rank(&self) -> usize {
+        self.rank as usize
+    }
+
+    /// Bytes that it has.
+    pub fn length(&self) -> usize {
+        usize::try_from(self.length).unwrap_or(usize::MAX)
+    }
+
+    /// Its bytes, which [`decode`](Self::decode) reads.
+    pub fn encode(&self) -> [u8; KEY_BYTES] {
+        let mut bytes = [0; KEY_BYTES];
+        let fields = MAGIC.to_le_bytes().into_iter().chain(self.rank.to_le_bytes());
+        let fields = fields.chain(self.group.to_le_bytes()).chain(self.export.to_le_bytes());
+        let fields = fields.chain(self.length.to_le_bytes());
+        let fields = fields.clone().chain(hash(fields).to_le_bytes());
+        bytes.iter_mut().zip(fields).for_each(|(place, byte)| *place = byte);
+        bytes
+    }
+
+    /// The key of these bytes.
+    ///
+    /// # Errors
+    /// [`GroupError::Argument`] if they are none, or were damaged.
+    pub fn decode(bytes: &[u8]) -> Result<Self, GroupError> {
+        Self::of_bytes(bytes).ok_or_else(|| GroupError::Argument {
+            field: "key",
+            value: format!("{} bytes", bytes.len()),
+            remedy: format!("give the {KEY_BYTES} bytes of `ExportKey::encode` of this version"),
+        })
+    }
+
+    fn of_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; KEY_BYTES] = bytes.try_into().ok()?;
+        let word =
+            |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u32::from_le_bytes(*word));
+        let long =
+            |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u64::from_le_bytes(*word));
+        let is_whole = hash(bytes.iter().copied().take(KEY_BYTES - 8)) == long(KEY_BYTES - 8)?;
+        let key =
+            Self { rank: word(4)?, group: long(8)?.cast_signed(), export: long(16)?, length: long(24)? };
+        (word(0)? == MAGIC && is_whole).then_some(key)
+    }
+
+    /// The name under which the tensor is published.
+    fn name(&self) -> String {
+        format!("tensorwire export {:016x} {:016x}", self.group, self.export)
+    }
+
+    fn call(&self, kind: CallKind) -> Call {
+        Call::plain(self.export, kind)
+    }
+}
+
+impl fmt::Display for ExportKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "export {:016x} of rank {}, {} bytes", self.export, self.rank, self.length)
+    }
+}
+
+/// Memory of this rank that all ranks of the group may read and write while this lives. Made by
+/// [`Group::export`](crate::Group::export).
+#[must_use = "nobody can use the key once this is dropped"]
+pub struct Export {
+    pairs: Arc<Pairs>,
+    key: ExportKey,
+}
+
+impl Export {
+    /// Its key, for the other ranks.
+    pub fn key(&self) -> ExportKey {
+        self.key
+    }
+
+    /// Its content now. Later writes do not change the returned tensor.
+    ///
+    /// # Errors
+    /// None while this lives.
+    pub fn tensor(&self) -> Result<Tensor, GroupError> {
+        let tensor = self.pairs.core.exports.lock().get(&self.key.export).cloned();
+        tensor.ok_or_else(|| self.pairs.core.gone(&self.key, CallKind::Get))
+    }
+}
+
+impl fmt::Debug for Export {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Export({})", self.key)
+    }
+}
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        let core = &self.pairs.core;
+        let mut tensors = core.exports.lock();
+        let tensor = tensors.remove(&self.key.export);
+        // Under the lock, so that no write publishes it again.
+        core.worker.withdraw(&self.key.name());
+        drop(tensors);
+        drop(tensor);
+    }
+}
+
+/// As [`Group::export`](crate::Group::export).
+pub(crate) fn export(pairs: &Arc<Pairs>, tensor: Tensor) -> Result<Export, GroupError> {
+    if !tensor.dtype().is_plain() || tensor.is_dead() {
+        return Err(GroupError::Argument {
+            field: "tensor",
+            value: format!("{tensor:?}"),
+            remedy: "export numbers, whose bytes can be written one by one".to_owned(),
+        });
+    }
+    let core = &pairs.core;
+    let key = ExportKey {
+        group: core.step.id(),
+        rank: u32::try_from(core.rank).unwrap_or(u32::MAX),
+        export: core.runtime().random(),
+        length: tensor.bytes().len() as u64,
+    };
+    core.exports.lock().insert(key.export, tensor.clone());
+    let export = Export { pairs: pairs.clone(), key };
+    core.worker.publish(&key.name(), tensor)?;
+    if !core.serves.swap(true, Ordering::Relaxed) {
+        core.spawn("exports", Box::pin(core.clone().serve()));
+    }
+    Ok(export)
+}
+
+/// As [`Group::get`](crate::Group::get).
+pub(crate) fn get(
+    pairs: &Arc<Pairs>,
+    key: &ExportKey,
+    range: impl RangeBounds<usize>,
+) -> Wait<'static, Tensor> {
+    let (core, key, call) = (pairs.core.clone(), *key, key.call(CallKind::Get));
+    let checked = core.checked(&key).and_then(|peer| Ok((peer.clone(), part_of_range(range, key.length())?)));
+    let (peer, range) = match checked {
+        Ok(checked) => checked,
+        Err(error) => return Wait::failed(pairs, call, error),
+    };
+    Wait::new(pairs, call, vec![key.rank()], async move {
+        let name = key.name();
+        let fetched = peer.fetch(&name).timeout(NO_LIMIT).sharing(Sharing::View).await;
+        let tensor = fetched.map_err(|error| match error {
+            WorkerError::Remote { status, .. } if status.code == Code::NotFound => {
+                core.gone(&key, CallKind::Get)
+            }
+            error => GroupError::of_message(&call, key.rank(), error),
+        })?;
+        let (shape, part) = ([range.len() as u64], tensor.buf().slice(range));
+        let rule = "an export has the length of its key";
+        let part = part.ok_or(GroupError::Misbehaved { call: Box::new(call), rank: key.rank(), rule })?;
+        Ok(Tensor::shared(part, DataType::U8, &shape)?)
+    })
+}
+
+/// As [`Group::put`](crate::Group::put).
+pub(crate) fn put<'a>(pairs: &Arc<Pairs>, key: &ExportKey, offset: usize, bytes: &'a [u8]) -> Wait<'a, ()> {
+    let (core, key, call) = (pairs.core.clone(), *key, key.call(CallKind::Put));
+    let part = part_of(("offset", offset), bytes.len(), key.length());
+    if let Err(error) = core.checked(&key).and_then(|_| part.map(drop)) {
+        return Wait::failed(pairs, call, error);
+    }
+    Wait::new(pairs, call, vec![key.rank()], async move {
+        let frame = Frame::Put { at: offset as u64, export: key.export };
+        let message = core.framed(frame, bytes).await?;
+        match core.post(key.rank(), Lane::Puts, message, &call)?.receipt(&call).await? {
+            Receipt::Taken => Ok(()),
+            Receipt::Gone => Err(core.gone(&key, CallKind::Put)),
+            Receipt::Outside(_) => {
+                let rule = "an export has the length of its key";
+                Err(GroupError::Misbehaved { call: Box::new(call), rank: key.rank(), rule })
+            }
+        }
+    })
+}
+
+/// The part of `whole` bytes that `range` names.
+fn part_of_range(range: impl RangeBounds<usize>, whole: usize) -> Result<Range<usize>, GroupError> {
+    let start = match range.start_bound() {
+        Bound::Included(start) => *start,
+        Bound::Excluded(before) => before.saturating_add(1),
+        Bound::Unbounded => 0,
+    };
+    let end = match range.end_bound() {
+        Bound::Included(last) => last.saturating_add(1),
+        Bound::Excluded(end) => *end,
+        Bound::Unbounded => whole.max(start),
+    };
+    match end.checked_sub(start) {
+        Some(length) => part_of(("offset", start), length, whole),
+        None => Err(GroupError::Argument {
+            field: "range",
+            value: format!("{start}..{end}"),
+            remedy: "its end must not be before its start".to_owned(),
+        }),
+    }
+}
+
+impl Core {
+    /// The rank that has an export of this group.
+    fn checked(&self, key: &ExportKey) -> Result<&Peer, GroupError> {
+        if key.group != self.step.id() {
+            return Err(GroupError::Argument {
+                field: "key",
+                value: key.to_string(),
+                remedy: "it is of another group, run or generation: export again here, and send the new key"
+                    .to_owned(),
+            });
+        }
+        self.peer(key.rank())
+    }
+
+    fn gone(&self, key: &ExportKey, kind: CallKind) -> GroupError {
+        GroupError::Gone { call: Box::new(key.call(kind)), rank: key.rank(), what: "export" }
+    }
+
+    /// Applies the writes of all ranks, one after the other: one of each rank is asked for at a time, so the others wait there.
+    async fn serve(self: Arc<Self>) {
+        let key = Lane::Puts.key();
+        let ask = async |rank, peer| (rank, peer, self.next(peer, &key).await);
+        let mut asked: FuturesUnordered<_> =
+            self.peers.iter().enumerate().map(|(rank, peer)| ask(rank, peer)).collect();
+        while let Some((rank, peer, message)) = asked.next().await {
+            match message {
+                Ok(message) => {
+                    let receipt = self.apply(&message).await;
+                    self.acknowledge(rank, Lane::Puts, receipt);
+                    asked.push(ask(rank, peer));
+                }
+                // It is lost for good: it writes nothing any more.
+                Err(error) => tracing::debug!(rank, %error, "no more writes to exports come"),
+            }
+        }
+    }
+
+    /// Makes a new version of an export, with the content of `message`.
+    async fn apply(&self, message: &Tensor) -> Receipt {
+        let Some((Frame::Put { at, export }, content)) = Frame::decode(message.bytes()) else {
+            return Receipt::Gone;
+        };
+        let known = self.exports.lock().get(&export).cloned();
+        let Some(tensor) = known else { return Receipt::Gone };
+        let whole = tensor.bytes().len();
+        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        let Ok(part) = part_of(("offset", at), content.len(), whole) else {
+            return Receipt::Outside(whole as u64);
+        };
+        let Ok(mut buffer) = self.worker.pool().alloc(whole).await else { return Receipt::Gone };
+        copy_bytes(&mut buffer, tensor.bytes(), CopyReason::Local);
+        if let Some(place) = buffer.get_mut(part) {
+            copy_bytes(place, content, CopyReason::Local);
+        }
+        let next = Tensor::new(buffer, tensor.dtype(), tensor.shape());
+        if next.is_ok_and(|next| self.replace(export, next)) { Receipt::Taken } else { Receipt::Gone }
+    }
+
+    /// Publishes the next version of an export, unless it was dropped.
+    fn replace(&self, export: u64, next: Tensor) -> bool {
+        let key = ExportKey { group: self.step.id(), rank: 0, export, length: 0 };
+        let mut tensors = self.exports.lock();
+        let Some(tensor) = tensors.get_mut(&export) else { return false };
+        let before = std::mem::replace(tensor, next.clone());
+        let published = self.worker.publish(&key.name(), next);
+        drop(tensors);
+        drop(before);
+        published.is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: ExportKey = ExportKey { group: -7, rank: 3, export: u64::MAX, length: 4096 };
+
+    #[test]
+    fn a_key_survives_its_encoding_and_a_damaged_one_is_refused() {
+        let bytes = KEY.encode();
+        assert_eq!(ExportKey::decode(&bytes).unwrap(), KEY);
+        for at in 0..KEY_BYTES {
+            let mut damaged = bytes;
+            damaged[at] ^= 1;
+            assert!(ExportKey::decode(&damaged).is_err(), "byte {at}");
+        }
+        let error = ExportKey::decode(&bytes[1..]).unwrap_err().to_string();
+        assert_eq!(error, "key = `39 bytes`: give the 40 bytes of `ExportKey::encode` of this version");
+    }
+
+    #[test]
+    fn ranges_are_those_of_slices() {
+        assert_eq!(part_of_range(.., 8).unwrap(), 0..8);
+        assert_eq!(part_of_range(2..=7, 8).unwrap(), 2..8);
+        assert_eq!(part_of_range(8.., 8).unwrap(), 8..8);
+        for (range, field) in
+            [((9, 9), "offset"), ((0, 9), "length"), ((3, 2), "range"), ((9, usize::MAX), "offset")]
+        {
+            let error = part_of_range(range.0..range.1, 8).unwrap_err().to_string();
+            assert!(error.starts_with(field), "{range:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,170 @@
+//! What two ranks of a group send each other outside the collectives: tagged messages, buffers of fixed length, and memory that is
+//! read and written by a key.
+//!
+//! All of it travels in a step of its own, so that it never mixes with the calls. No operation here ends the group when it fails, is
+//! dropped or runs out of time. The loss of a rank ends the operations with that rank alone.
+//!
+//! | module | what it decides |
+//! | --- | --- |
+//! | `wait` | the limit and the end of each operation |
+//! | `tagged` | tagged messages, also from whichever rank sends first |
+//! | `sending`, `receiving` | buffers that two ranks bind to a slot |
+//! | `exporting` | memory that is read and written by a key |
+//! | `receipts` | how a sender learns that a message was taken |
+//! | `slots` | which slots are in use |
+//! | `wire` | the bytes of it |
+
+mod exporting;
+mod receipts;
+mod receiving;
+mod sending;
+mod slots;
+mod tagged;
+mod wait;
+mod wire;
+
+use std::{
+    fmt,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize},
+    },
+    time::Duration,
+};
+
+use tensorwire_protocol::{Sharing, Status};
+use tensorwire_rendezvous::{Peer, Step, Tensor, Worker, WorkerError};
+use tensorwire_verbs_reactor::{BoxFuture, Runtime};
+use tokio::sync::watch;
+
+use self::{exporting::Exports, receipts::Outgoing, slots::Slots};
+pub use self::{
+    exporting::{Export, ExportKey, KEY_BYTES},
+    receiving::{AHEAD, RECV_BUFFERS_MAX, RecvBuffer},
+    sending::{SENDS_UNDER_WAY, SendBuffer},
+    tagged::{Message, Sent, Source},
+    wait::{AbortHandle, Wait},
+};
+pub(crate) use self::{
+    exporting::{export, get, put},
+    receiving::recv_buffer,
+    sending::send_buffer,
+    tagged::{recv, recv_into, send},
+};
+use crate::{call::hash, error::GroupError};
+
+/// For receives whose limit is that of the operation they belong to, or that wait as long as the group lives: a hundred years.
+const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// One rank's operations with other ranks. The group and all buffers, sends and exports of the user share it. The tasks in the
+/// background share its core alone, and end with it.
+pub(crate) struct Pairs {
+    core: Arc<Core>,
+}
+
+impl Pairs {
+    /// Those of `rank`, for a group whose calls travel in the step `calls`.
+    pub(crate) fn new(worker: &Worker, peers: &[Peer], rank: usize, calls: i64, limit: Duration) -> Self {
+        let number = (hash(calls.to_le_bytes().into_iter().chain(*b"pairs")) >> 1) as i64;
+        let core = Core {
+            worker: worker.clone(),
+            peers: peers.to_vec(),
+            rank,
+            limit,
+            step: worker.step(number),
+            over: watch::Sender::new(None),
+            outgoing: peers.iter().map(|_| Mutex::default()).collect(),
+            turn: AtomicUsize::new(0),
+            slots: Mutex::default(),
+            exports: Exports::default(),
+            serves: AtomicBool::new(false),
+        };
+        Self { core: Arc::new(core) }
+    }
+
+    /// Ends all operations with `error`. Other ranks that wait for this one are told `status`.
+    pub(crate) fn end(&self, error: &GroupError, status: &Status) {
+        self.core.over(error);
+        self.core.step.abort(status);
+    }
+}
+
+impl fmt::Debug for Pairs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pairs").field("rank", &self.core.rank).finish_non_exhaustive()
+    }
+}
+
+/// The tasks in the background end, and with the last of them the step.
+impl Drop for Pairs {
+    fn drop(&mut self) {
+        self.core
+            .over(&GroupError::Over { rank: Some(self.core.rank), why: "the group was left".to_owned() });
+    }
+}
+
+/// A rank, and what its operations have in common.
+struct Core {
+    worker: Worker,
+    /// One for each rank; that of this rank is the worker itself.
+    peers: Vec<Peer>,
+    rank: usize,
+    /// How long an operation may take unless it is given another limit.
+    limit: Duration,
+    step: Step,
+    /// Why the group is over, if it is.
+    over: watch::Sender<Option<GroupError>>,
+    /// For each rank, the messages to it that were not taken yet.
+    outgoing: Vec<Mutex<Outgoing>>,
+    /// With which rank the next receive from several begins.
+    turn: AtomicUsize,
+    slots: Mutex<Slots>,
+    exports: Exports,
+    /// Whether a task serves the exports.
+    serves: AtomicBool,
+}
+
+impl Core {
+    fn runtime(&self) -> &dyn Runtime {
+        &**self.worker.runtime()
+    }
+
+    fn peer(&self, rank: usize) -> Result<&Peer, GroupError> {
+        self.peers.get(rank).ok_or_else(|| GroupError::no_such_rank("rank", rank, self.peers.len()))
+    }
+
+    /// The next message that `from` sends under `key`.
+    async fn next(&self, from: &Peer, key: &str) -> Result<Tensor, WorkerError> {
+        self.step.from(from).recv(key).timeout(NO_LIMIT).sharing(Sharing::View).await
+    }
+
+    fn slots(&self) -> MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends all operations with `error`, unless they have ended.
+    fn over(&self, error: &GroupError) {
+        self.over.send_if_modified(|over| {
+            let is_first = over.is_none();
+            over.get_or_insert_with(|| error.clone());
+            is_first
+        });
+    }
+
+    /// Completes when all operations end.
+    async fn ended(&self) -> GroupError {
+        let mut over = self.over.subscribe();
+        // The sender lives as long as this.
+        let ended = over.wait_for(Option::is_some).await.ok().and_then(|over| over.clone());
+        ended.unwrap_or(GroupError::Over { rank: None, why: String::new() })
+    }
+
+    /// Runs `task` in the background until it is done or all operations end.
+    fn spawn(self: &Arc<Self>, name: &'static str, task: BoxFuture<'static, ()>) {
+        let core = self.clone();
+        let until_end = async move {
+            futures::future::select(task, std::pin::pin!(core.ended())).await;
+        };
+        self.worker.runtime().spawn(name, Box::pin(until_end));
+    }
+}

@@ -1,0 +1,206 @@
+//! [`RecvBuffer`]: memory into which another rank's send buffer of the same slot is written.
+
+use std::{fmt, ops::Range, sync::Arc};
+
+use tensorwire_memory::copy::{CopyReason, copy_bytes};
+use tensorwire_rendezvous::{Peer, Tensor};
+use tokio::sync::{mpsc, oneshot};
+
+use super::{
+    Core, Pairs,
+    sending::{other_length, part_of},
+    slots::{Opened, Place},
+    wait::Wait,
+    wire::{FRAME_BYTES, Frame, Lane, Receipt},
+};
+use crate::{
+    call::{Call, CallKind},
+    error::GroupError,
+};
+
+/// Messages that a receive buffer takes in before its user waits for them. The sender's `wait_send` completes with that, so two ranks
+/// may both send, wait for their sends, and receive then.
+pub const AHEAD: usize = 4;
+
+/// Receive buffers of one rank at a time. Each has a request under way, and those of one connection are
+/// [limited](tensorwire_rendezvous::Flow::requests_max): the others are left to everything else.
+pub const RECV_BUFFERS_MAX: usize = 128;
+
+/// Memory of a fixed length, into which the [`SendBuffer`](super::SendBuffer) of the same slot and length on another rank is sent. Made
+/// by [`Group::recv_buffer`](crate::Group::recv_buffer).
+///
+/// Nobody writes the memory but [`wait_recv`](Self::wait_recv): up to [`AHEAD`] messages that have come wait beside it.
+///
+/// Dropping it gives the messages up that nobody has waited for. The slot is free again when the send buffer is dropped, too: until
+/// then, another receive buffer of the slot waits.
+pub struct RecvBuffer {
+    pairs: Arc<Pairs>,
+    from: usize,
+    slot: u64,
+    buffer: u64,
+    memory: Vec<u8>,
+    arrived: mpsc::Receiver<Result<Landing, GroupError>>,
+    /// Why no more messages come.
+    failed: Option<GroupError>,
+}
+
+/// A message that has arrived, and where its content belongs.
+#[derive(Debug)]
+struct Landing {
+    range: Range<usize>,
+    message: Tensor,
+}
+
+/// As [`Group::recv_buffer`](crate::Group::recv_buffer).
+pub(crate) fn recv_buffer(
+    pairs: &Arc<Pairs>,
+    from: usize,
+    slot: u64,
+    length: usize,
+) -> Result<RecvBuffer, GroupError> {
+    let core = &pairs.core;
+    let peer = core.peer(from)?.clone();
+    let Opened { buffer, running, before } = core.slots().open_receiving((from, slot), RECV_BUFFERS_MAX)?;
+    let (room, arrived) = mpsc::channel(AHEAD);
+    let intake =
+        Intake { core: core.clone(), place: (from, slot), peer, buffer, length, room, _running: running };
+    core.spawn("receive buffer", Box::pin(intake.run(before)));
+    let memory = vec![0; length];
+    Ok(RecvBuffer { pairs: pairs.clone(), from, slot, buffer, memory, arrived, failed: None })
+}
+
+impl RecvBuffer {
+    /// The memory: zeros, and what [`wait_recv`](Self::wait_recv) has returned.
+    pub fn bytes(&self) -> &[u8] {
+        &self.memory
+    }
+
+    /// The memory, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory
+    }
+
+    /// Waits for one more message, and puts its content in place: returns where it is. Each message is counted: as many calls as
+    /// there were sends complete, in their order.
+    ///
+    /// # Errors
+    /// Awaiting it returns [`GroupError::Argument`] if the send buffer has another length; [`GroupError::Gone`] once the send buffer
+    /// was dropped and all its messages have come; [`GroupError::TimedOut`], [`GroupError::Aborted`], [`GroupError::RankLost`],
+    /// [`GroupError::Left`], [`GroupError::Over`], [`GroupError::Misbehaved`].
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: a message is counted only if this completes.
+    pub fn wait_recv(&mut self) -> Wait<'_, Range<usize>> {
+        let (pairs, from) = (self.pairs.clone(), self.from);
+        let call = Call::plain(self.slot, CallKind::WaitReceive);
+        Wait::new(&pairs, call, vec![from], async move {
+            let gone = || GroupError::Gone { call: Box::new(call), rank: from, what: "send buffer" };
+            match self.arrived.recv().await {
+                Some(Ok(Landing { range, message })) => {
+                    let content = message.bytes().get(FRAME_BYTES..).unwrap_or_default();
+                    if let Some(place) = self.memory.get_mut(range.clone()) {
+                        copy_bytes(place, content, CopyReason::Local);
+                    }
+                    Ok(range)
+                }
+                Some(Err(error)) => Err(self.failed.insert(error).clone()),
+                None => Err(self.failed.clone().unwrap_or_else(gone)),
+            }
+        })
+    }
+}
+
+impl fmt::Debug for RecvBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RecvBuffer({} bytes, slot {}, from {})", self.memory.len(), self.slot, self.from)
+    }
+}
+
+impl Drop for RecvBuffer {
+    fn drop(&mut self) {
+        self.pairs.core.slots().close_receiving((self.from, self.slot), self.buffer);
+    }
+}
+
+/// What takes the messages of one send buffer in, to its end.
+struct Intake {
+    core: Arc<Core>,
+    place: Place,
+    peer: Peer,
+    /// The number of the receive buffer.
+    buffer: u64,
+    /// Its length in bytes.
+    length: usize,
+    room: mpsc::Sender<Result<Landing, GroupError>>,
+    /// The task of the slot's next buffer waits for the drop.
+    _running: oneshot::Sender<()>,
+}
+
+impl Drop for Intake {
+    fn drop(&mut self) {
+        self.core.slots().task_ended(self.place, self.buffer);
+    }
+}
+
+impl Intake {
+    /// Completes with the send buffer that belongs to this receive buffer: also if the user drops the receive buffer before, because
+    /// what is left would be taken for messages of the slot's next send buffer.
+    async fn run(self, before: Option<oneshot::Receiver<()>>) {
+        if let Some(before) = before {
+            // Dropped at its end, and never sent.
+            let _ = before.await;
+        }
+        let lane = Lane::Slot(self.place.1);
+        let key = lane.key();
+        loop {
+            let room = self.room.reserve().await.ok();
+            let arrived = match self.next(&key, lane).await {
+                Ok(Some(arrived)) => arrived,
+                Ok(None) => return,
+                Err(error) => {
+                    room.into_iter().for_each(|room| room.send(Err(error.clone())));
+                    return;
+                }
+            };
+            // Without room, the user has dropped the buffer.
+            if let Some(room) = room {
+                room.send(arrived);
+            }
+        }
+    }
+
+    /// The next message, for which the sender has its receipt; `None` at the end.
+    ///
+    /// # Errors
+    /// No more messages come.
+    async fn next(&self, key: &str, lane: Lane) -> Result<Option<Result<Landing, GroupError>>, GroupError> {
+        let (rank, slot) = self.place;
+        let call = Call::plain(slot, CallKind::WaitReceive);
+        let message = self.core.next(&self.peer, key).await;
+        let message = message.map_err(|error| GroupError::of_message(&call, rank, error))?;
+        let (at, whole, length) = match Frame::decode(message.bytes()) {
+            Some((Frame::Content { at, whole }, content)) => (at, whole, content.len()),
+            Some((Frame::End, [])) => return Ok(None),
+            _ => {
+                let rule = "a message to a buffer begins with its frame";
+                return Err(GroupError::Misbehaved { call: Box::new(call), rank, rule });
+            }
+        };
+        let landing = self.place_of(at, whole, length);
+        let receipt = match &landing {
+            _ if self.room.is_closed() => Receipt::Gone,
+            Ok(_) => Receipt::Taken,
+            Err(_) => Receipt::Outside(self.length as u64),
+        };
+        self.core.acknowledge(rank, lane, receipt);
+        Ok(Some(landing.map(|range| Landing { range, message })))
+    }
+
+    /// Where a content of `length` bytes belongs, of a send buffer of `whole` bytes.
+    fn place_of(&self, at: u64, whole: u64, length: usize) -> Result<Range<usize>, GroupError> {
+        if whole != self.length as u64 {
+            return Err(other_length(self.length, self.place.0, whole));
+        }
+        part_of(("roffset", usize::try_from(at).unwrap_or(usize::MAX)), length, self.length)
+    }
+}

@@ -1,0 +1,256 @@
+//! [`SendBuffer`]: memory whose parts are sent to the receive buffer of the same slot on another rank.
+
+use std::{collections::VecDeque, fmt, sync::Arc};
+
+use tensorwire_memory::{
+    Buf,
+    copy::{CopyReason, copy_bytes},
+};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{Tensor, WorkerError};
+
+use super::{
+    Core, Pairs,
+    receipts::Pending,
+    wait::Wait,
+    wire::{FRAME_BYTES, Frame, Lane, Receipt},
+};
+use crate::{
+    call::{Call, CallKind},
+    error::GroupError,
+};
+
+/// Sends of one buffer that may be under way. A further one waits for the oldest.
+pub const SENDS_UNDER_WAY: usize = 8;
+
+/// Memory of a fixed length, parts of which are sent into the [`RecvBuffer`](super::RecvBuffer) of the same slot and length on another
+/// rank. Made by [`Group::send_buffer`](crate::Group::send_buffer).
+///
+/// A send copies its part, so the memory may be written again as soon as [`send`](Self::send) has completed.
+///
+/// Dropping it frees the slot here at once; the other rank's is free when its buffer is dropped, too. What was sent still arrives.
+pub struct SendBuffer {
+    pairs: Arc<Pairs>,
+    to: usize,
+    slot: u64,
+    memory: Vec<u8>,
+    /// Sends that were not received yet, oldest first.
+    under_way: VecDeque<Pending>,
+    /// Sends that were received, and not waited for yet.
+    completed: u64,
+    /// Why no more can be sent.
+    failed: Option<GroupError>,
+}
+
+/// As [`Group::send_buffer`](crate::Group::send_buffer).
+pub(crate) fn send_buffer(
+    pairs: &Arc<Pairs>,
+    to: usize,
+    slot: u64,
+    length: usize,
+) -> Result<SendBuffer, GroupError> {
+    pairs.core.peer(to)?;
+    pairs.core.slots().open_sending((to, slot))?;
+    Ok(SendBuffer {
+        pairs: pairs.clone(),
+        to,
+        slot,
+        memory: vec![0; length],
+        under_way: VecDeque::new(),
+        completed: 0,
+        failed: None,
+    })
+}
+
+impl SendBuffer {
+    /// The memory.
+    pub fn bytes(&self) -> &[u8] {
+        &self.memory
+    }
+
+    /// The memory, to be written. All zero at first.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.memory
+    }
+
+    /// Sends the `length` bytes from `offset` on to the place `roffset` of the receive buffer. Completes once they are on their way;
+    /// waits while [`SENDS_UNDER_WAY`] are.
+    ///
+    /// # Errors
+    /// Awaiting it returns [`GroupError::Argument`] if one of the two parts does not lie inside the buffers; errors of
+    /// [`wait_send`](Self::wait_send) for an earlier send.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: if it is dropped before it completes, nothing is sent.
+    pub fn send(&mut self, offset: usize, length: usize, roffset: usize) -> Wait<'_, ()> {
+        let (pairs, to) = (self.pairs.clone(), self.to);
+        let call = Call::plain(self.slot, CallKind::SlotSend);
+        Wait::new(&pairs, call, vec![to], async move {
+            let part = part_of(("offset", offset), length, self.memory.len())?;
+            part_of(("roffset", roffset), length, self.memory.len())?;
+            self.ready()?;
+            if self.under_way.len() >= SENDS_UNDER_WAY {
+                self.oldest(&call).await?;
+            }
+            let frame = Frame::Content { at: roffset as u64, whole: self.memory.len() as u64 };
+            let core = &self.pairs.core;
+            let message = core.framed(frame, self.memory.get(part).unwrap_or_default()).await?;
+            let sent = core.post(self.to, Lane::Slot(self.slot), message, &call);
+            self.under_way.push_back(sent?);
+            Ok(())
+        })
+    }
+
+    /// Waits for one more send to be received: each completed send is counted, and this takes one. A send is received once the other
+    /// rank has a receive buffer with room for [`AHEAD`](super::AHEAD) more than its user has waited for, and the message has come.
+    ///
+    /// # Errors
+    /// Awaiting it returns [`GroupError::Argument`] if all sends were waited for, or the receive buffer has another length;
+    /// [`GroupError::Gone`] if the receive buffer was dropped; [`GroupError::TimedOut`], [`GroupError::Aborted`],
+    /// [`GroupError::RankLost`], [`GroupError::Left`], [`GroupError::Over`].
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub fn wait_send(&mut self) -> Wait<'_, ()> {
+        let (pairs, to) = (self.pairs.clone(), self.to);
+        let call = Call::plain(self.slot, CallKind::WaitSend);
+        Wait::new(&pairs, call, vec![to], async move {
+            if self.completed == 0 {
+                self.ready()?;
+                self.oldest(&call).await?;
+            }
+            self.completed -= 1;
+            Ok(())
+        })
+    }
+
+    /// Waits for the oldest send under way, and counts it.
+    async fn oldest(&mut self, call: &Call) -> Result<(), GroupError> {
+        let Some(oldest) = self.under_way.front_mut() else {
+            return Err(GroupError::Argument {
+                field: "wait_send",
+                value: "no send".to_owned(),
+                remedy: "wait at most once for each send of this buffer".to_owned(),
+            });
+        };
+        let receipt = oldest.receipt(call).await;
+        self.under_way.pop_front();
+        match receipt.and_then(|receipt| self.accepted(receipt, call)) {
+            Ok(()) => {
+                self.completed += 1;
+                Ok(())
+            }
+            Err(error) => Err(self.failed.insert(error).clone()),
+        }
+    }
+
+    fn accepted(&self, receipt: Receipt, call: &Call) -> Result<(), GroupError> {
+        match receipt {
+            Receipt::Taken => Ok(()),
+            Receipt::Gone => {
+                Err(GroupError::Gone { call: Box::new(*call), rank: self.to, what: "receive buffer" })
+            }
+            Receipt::Outside(theirs) => Err(other_length(self.memory.len(), self.to, theirs)),
+        }
+    }
+
+    fn ready(&self) -> Result<(), GroupError> {
+        self.failed.clone().map_or(Ok(()), Err)
+    }
+}
+
+impl fmt::Debug for SendBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SendBuffer({} bytes, slot {}, to {})", self.memory.len(), self.slot, self.to)
+    }
+}
+
+impl Drop for SendBuffer {
+    fn drop(&mut self) {
+        let core = &self.pairs.core;
+        core.end_slot(self.to, self.slot);
+        core.slots().close_sending((self.to, self.slot));
+    }
+}
+
+/// The range of `length` from `at` on, which lies inside `whole`.
+pub(super) fn part_of(
+    (field, at): (&'static str, usize),
+    length: usize,
+    whole: usize,
+) -> Result<std::ops::Range<usize>, GroupError> {
+    let refuse = |field, value: usize, most: usize| GroupError::Argument {
+        field,
+        value: value.to_string(),
+        remedy: format!("there are {whole} bytes: give at most {most}"),
+    };
+    if at > whole {
+        return Err(refuse(field, at, whole));
+    }
+    if length > whole - at {
+        // Which of the two is to blame is not known: the one that would fit alone is not.
+        let (field, value, most) =
+            if length > whole { ("length", length, whole - at) } else { (field, at, whole - length) };
+        return Err(refuse(field, value, most));
+    }
+    Ok(at..at + length)
+}
+
+/// The error of two buffers of one slot that differ in their lengths.
+pub(super) fn other_length(own: usize, rank: usize, theirs: u64) -> GroupError {
+    GroupError::Argument {
+        field: "length",
+        value: own.to_string(),
+        remedy: format!(
+            "the buffer of this slot on rank {rank} has {theirs} bytes: give both the same length"
+        ),
+    }
+}
+
+impl Core {
+    /// A message with a copy of `bytes` behind `frame`.
+    pub(super) async fn framed(&self, frame: Frame, bytes: &[u8]) -> Result<Tensor, GroupError> {
+        let length = FRAME_BYTES + bytes.len();
+        let mut buffer = self.worker.pool().alloc(length).await.map_err(WorkerError::from)?;
+        let (place, rest) = buffer.split_at_mut(FRAME_BYTES);
+        copy_bytes(place, &frame.encode(), CopyReason::Import);
+        copy_bytes(rest, bytes, CopyReason::Import);
+        Ok(Tensor::new(buffer, DataType::U8, &[length as u64])?)
+    }
+
+    /// Tells the receive buffer of the slot that no more messages come.
+    fn end_slot(&self, to: usize, slot: u64) {
+        let bytes = Buf::on_heap(&Frame::End.encode(), CopyReason::Import);
+        let sent = self.peer(to).and_then(|peer| {
+            let end = Tensor::shared(bytes, DataType::U8, &[FRAME_BYTES as u64])?;
+            Ok(self.step.to(peer).send(&Lane::Slot(slot).key(), end)?)
+        });
+        if let Err(error) = sent {
+            // The receiver finds out by itself that the two are parted.
+            tracing::debug!(rank = to, slot, %error, "the end of a send buffer was not sent");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn refused(at: usize, length: usize, whole: usize) -> String {
+        part_of(("offset", at), length, whole).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn parts_lie_inside() {
+        assert_eq!(part_of(("offset", 0), 0, 0).unwrap(), 0..0);
+        assert_eq!(part_of(("offset", 3), 5, 8).unwrap(), 3..8);
+        assert_eq!(part_of(("offset", 8), 0, 8).unwrap(), 8..8);
+        assert_eq!(refused(9, 0, 8), "offset = `9`: there are 8 bytes: give at most 8");
+        assert_eq!(refused(1, 9, 8), "length = `9`: there are 8 bytes: give at most 7");
+        assert_eq!(refused(4, 5, 8), "offset = `4`: there are 8 bytes: give at most 3");
+        assert_eq!(
+            refused(usize::MAX, usize::MAX, 8).split(':').next(),
+            Some("offset = `18446744073709551615`")
+        );
+    }
+}

@@ -1,0 +1,160 @@
+//! The bytes of messages between ranks: of the frames before contents, of receipts and of keys.
+
+/// Bytes of a [`Frame`].
+pub(super) const FRAME_BYTES: usize = 24;
+
+/// Bytes of a receipt.
+pub(super) const RECEIPT_BYTES: usize = 24;
+
+/// The first bytes of each. They change with the format.
+const MAGIC: u32 = 0x5457_5001;
+
+/// Where the messages of one kind to one rank wait, in their order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Lane {
+    /// Messages with this tag.
+    Tag(u64),
+    /// Those of the buffers of this slot.
+    Slot(u64),
+    /// Writes to exports.
+    Puts,
+}
+
+impl Lane {
+    /// The key of its messages.
+    pub(super) fn key(self) -> String {
+        match self {
+            Self::Tag(tag) => format!("tag {tag:x}"),
+            Self::Slot(slot) => format!("slot {slot:x}"),
+            Self::Puts => "puts".to_owned(),
+        }
+    }
+}
+
+/// What a rank did with a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Receipt {
+    /// It has taken it.
+    Taken,
+    /// It lies outside the memory it is for, which has this many bytes.
+    Outside(u64),
+    /// What it is for was dropped.
+    Gone,
+}
+
+/// What stands before the content of a message to a buffer or an export.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Frame {
+    /// For a receive buffer, from `at` on. The send buffer has `whole` bytes.
+    Content { at: u64, whole: u64 },
+    /// The send buffer was dropped.
+    End,
+    /// For an export, from `at` on.
+    Put { at: u64, export: u64 },
+}
+
+pub(super) fn encode_receipt(lane: Lane, receipt: Receipt) -> [u8; RECEIPT_BYTES] {
+    let (kind, number) = match lane {
+        Lane::Tag(tag) => (1, tag),
+        Lane::Slot(slot) => (2, slot),
+        Lane::Puts => (3, 0),
+    };
+    let (code, bytes) = match receipt {
+        Receipt::Taken => (1, 0),
+        Receipt::Outside(bytes) => (2, bytes),
+        Receipt::Gone => (3, 0),
+    };
+    encode(kind << 8 | code, number, bytes)
+}
+
+/// `None` if it is not one of this version.
+pub(super) fn decode_receipt(bytes: &[u8]) -> Option<(Lane, Receipt)> {
+    let (kind, number, length) = decode(bytes)?;
+    let lane = match kind >> 8 {
+        1 => Lane::Tag(number),
+        2 => Lane::Slot(number),
+        3 => Lane::Puts,
+        _ => return None,
+    };
+    let receipt = match kind & 0xff {
+        1 => Receipt::Taken,
+        2 => Receipt::Outside(length),
+        3 => Receipt::Gone,
+        _ => return None,
+    };
+    Some((lane, receipt))
+}
+
+impl Frame {
+    pub(super) fn encode(self) -> [u8; FRAME_BYTES] {
+        match self {
+            Self::Content { at, whole } => encode(1, at, whole),
+            Self::End => encode(2, 0, 0),
+            Self::Put { at, export } => encode(3, at, export),
+        }
+    }
+
+    /// The frame and the content behind it. `None` if it is not one of this version.
+    pub(super) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let (frame, content) = bytes.split_at_checked(FRAME_BYTES)?;
+        let frame = match decode(frame)? {
+            (1, at, whole) => Self::Content { at, whole },
+            (2, 0, 0) => Self::End,
+            (3, at, export) => Self::Put { at, export },
+            _ => return None,
+        };
+        Some((frame, content))
+    }
+}
+
+fn encode(kind: u32, first: u64, second: u64) -> [u8; 24] {
+    let mut bytes = [0; 24];
+    let fields = MAGIC.to_le_bytes().into_iter().chain(kind.to_le_bytes());
+    let fields = fields.chain(first.to_le_bytes()).chain(second.to_le_bytes());
+    bytes.iter_mut().zip(fields).for_each(|(place, byte)| *place = byte);
+    bytes
+}
+
+fn decode(bytes: &[u8]) -> Option<(u32, u64, u64)> {
+    let bytes: &[u8; 24] = bytes.try_into().ok()?;
+    let word =
+        |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u32::from_le_bytes(*word));
+    let long =
+        |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u64::from_le_bytes(*word));
+    if word(0)? != MAGIC {
+        return None;
+    }
+    Some((word(4)?, long(8)?, long(16)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn receipts_and_frames_survive_their_encoding() {
+        for lane in [Lane::Tag(u64::MAX), Lane::Slot(7), Lane::Puts] {
+            for receipt in [Receipt::Taken, Receipt::Outside(u64::MAX), Receipt::Gone] {
+                assert_eq!(decode_receipt(&encode_receipt(lane, receipt)), Some((lane, receipt)));
+            }
+        }
+        for frame in [Frame::Content { at: 1, whole: u64::MAX }, Frame::End, Frame::Put { at: 9, export: 3 }]
+        {
+            let mut bytes = frame.encode().to_vec();
+            bytes.extend([5, 6]);
+            assert_eq!(Frame::decode(&bytes), Some((frame, &[5, 6][..])));
+        }
+    }
+
+    #[test]
+    fn what_is_none_of_them_is_refused() {
+        let frame = Frame::End.encode();
+        assert_eq!(Frame::decode(&frame[..FRAME_BYTES - 1]), None);
+        assert_eq!(decode_receipt(&frame), None);
+        for at in [0, 4, 5, 8] {
+            let mut bytes = frame;
+            bytes[at] ^= 0x80;
+            assert_eq!(Frame::decode(&bytes), None, "byte {at}");
+        }
+    }
+}

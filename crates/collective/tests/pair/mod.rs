@@ -1,0 +1,30 @@
+//! What two ranks send each other outside the collectives, in one process, over shared memory and over TCP. Suites are named after
+//! those of Gloo that check the same.
+
+mod aborted;
+mod buffers;
+mod exports;
+mod many;
+mod racing;
+mod sendrecv;
+
+use std::time::Duration;
+
+use tensorwire_collective::pair::Sent;
+
+use crate::group::{over_fabrics, ranks, ranks_within, tensor, values};
+
+/// Short enough to wait for, and far more than a message takes.
+const SHORT: Duration = Duration::from_millis(200);
+
+/// Waits until all of them are received.
+async fn all_received(sent: Vec<Sent>) {
+    for sent in sent {
+        sent.await.expect("a receipt");
+    }
+}
+
+/// The element `at` that `from` sends `to` in a message of a test: any that is lost, doubled or misplaced shows.
+fn element(from: usize, to: usize, at: usize) -> i32 {
+    (from * 1_000_000 + to * 10_000 + at) as i32
+}
