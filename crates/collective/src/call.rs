@@ -40,10 +40,12 @@ pub enum CallKind {
     AllToAll = 10,
     /// [`Group::close`](crate::Group::close).
     Close = 11,
+    /// [`Group::derive`](crate::Group::derive) and [`Group::subgroup`](crate::Group::subgroup).
+    Derive = 12,
 }
 
 impl CallKind {
-    const ALL: [(Self, &'static str); 11] = [
+    const ALL: [(Self, &'static str); 12] = [
         (Self::Join, "join"),
         (Self::Barrier, "barrier"),
         (Self::Broadcast, "broadcast"),
@@ -55,6 +57,7 @@ impl CallKind {
         (Self::Scatter, "scatter"),
         (Self::AllToAll, "all_to_all"),
         (Self::Close, "close"),
+        (Self::Derive, "derive"),
     ];
 
     fn of_number(number: u8) -> Option<Self> {
@@ -86,7 +89,7 @@ pub struct Call {
     pub algorithm: u8,
     /// The root's rank, where there is one.
     pub root: Option<u32>,
-    /// A hash of the numbers of elements of the ranks' parts; 0 where there are none.
+    /// A hash of the numbers of elements of the ranks' parts, or of a derived group's name and ranks; 0 where there are none.
     pub parts: u32,
 }
 

@@ -4,6 +4,8 @@
 
 mod group;
 mod launch;
+#[path = "../../rendezvous/tests/rdma/mod.rs"]
+mod rdma;
 mod reduction;
 mod schedule;
 mod store;

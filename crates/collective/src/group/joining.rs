@@ -34,6 +34,14 @@ impl Identity {
         (hash(text.into_bytes()) >> 1) as i64
     }
 
+    /// That of a group that call `number` of this one derives. Its run is a hash, so that it stays as short however deep groups are
+    /// derived from one another.
+    pub(crate) fn derived(&self, name: &str, number: u64) -> Self {
+        let text = format!("{}\n{}\n{}\n{number}", self.name, self.run, self.generation);
+        let run = format!("{:016x}", hash(text.into_bytes()));
+        Self { store: self.store.clone(), name: name.to_owned(), run, generation: 0, limit: self.limit }
+    }
+
     /// A key of this generation in the store.
     pub(crate) fn key(&self, of: &str) -> String {
         format!("{}/{}/{}/{of}", self.name, self.run, self.generation)

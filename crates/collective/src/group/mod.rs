@@ -154,9 +154,37 @@ impl GroupState {
             }
         });
         let peers = peers.collect::<Result<Vec<_>, _>>()?;
+        Ok(Self::with(worker, identity, rank, members, peers))
+    }
+
+    /// A group of some of this one's ranks, in this order, among which it is number `rank`. `number` is that of the call which makes it.
+    ///
+    /// # Errors
+    /// [`GroupError::Argument`] for a name that no group may have.
+    pub(crate) fn derived(
+        &self,
+        name: &str,
+        number: u64,
+        ranks: &[usize],
+        rank: usize,
+    ) -> Result<Self, GroupError> {
+        builder::check_name(name)?;
+        let identity = self.identity.derived(name, number);
+        let members = ranks.iter().filter_map(|rank| self.members.get(*rank)).cloned().collect();
+        let peers = ranks.iter().filter_map(|rank| self.peers.get(*rank)).cloned().collect();
+        Ok(Self::with(&self.worker, identity, rank, members, peers))
+    }
+
+    fn with(
+        worker: &Worker,
+        identity: Identity,
+        rank: usize,
+        members: Vec<Member>,
+        peers: Vec<Peer>,
+    ) -> Self {
         let is_on_one_host = member::are_on_one_host(&members);
         let step = worker.step(identity.step());
-        Ok(Self {
+        Self {
             worker: worker.clone(),
             identity,
             rank,
@@ -169,7 +197,7 @@ impl GroupState {
             over: OnceLock::new(),
             is_over: watch::Sender::new(false),
             shrunk: tokio::sync::Mutex::default(),
-        })
+        }
     }
 
     pub(crate) fn runtime(&self) -> &dyn Runtime {
