@@ -352,6 +352,8 @@ impl Calling {
     fn failed(&self, rank: usize, error: WorkerError) -> GroupError {
         match error {
             WorkerError::Remote { status, .. } => self.group.heard(rank, status, &self.call),
+            // A process that was stopped finds all limits over at once.
+            WorkerError::DeadlineExceeded { .. } => self.timed_out(),
             WorkerError::Aborted { .. } if let Some(over) = self.group.over.get() => after(over),
             // `Aborted`: the connection broke before this message was sent.
             WorkerError::Aborted { .. }

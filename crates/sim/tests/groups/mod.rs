@@ -79,6 +79,15 @@ struct Truth {
     given_up: BTreeSet<u64>,
     /// Processes that are stopped for a while.
     stopped: BTreeSet<usize>,
+    /// Whether connections between two ranks are broken. All the others hear of that, so it excuses more than calls of these two.
+    are_links_broken: bool,
+}
+
+impl Truth {
+    /// Whether a call may fail though nothing happens to its rank's own process, or to one of another rank.
+    fn is_excused(&self) -> bool {
+        self.are_links_broken || !self.given_up.is_empty()
+    }
 }
 
 /// Shared by all ranks.
@@ -136,7 +145,9 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Vec<usize> {
 
 /// A new group of all processes that live.
 async fn calm(run: &Run, left: &[Rank], rng: &mut Rng) {
-    *run.truth() = Truth { sizes: run.truth().sizes.clone(), ..Truth::default() };
+    // What was given up, and who was stopped, explains nothing any more.
+    let sizes = std::mem::take(&mut *run.truth()).sizes;
+    run.truth().sizes = sizes;
     let (size, calls) = (left.len(), 6);
     let salt = rng.next_u64();
     let lives = left.iter().enumerate().map(async |(at, rank)| {
@@ -154,8 +165,12 @@ async fn calm(run: &Run, left: &[Rank], rng: &mut Rng) {
 fn arrange(run: &Run, ranks: &[Rank], plan: &Plan) {
     let ids: Vec<_> = ranks.iter().map(|rank| rank.node.id()).collect();
     for entry in &plan.entries {
-        if let Disturbance::Pause(place, _) = entry.what {
-            run.truth().stopped.insert(place);
+        match entry.what {
+            Disturbance::Pause(place, _) => drop(run.truth().stopped.insert(place)),
+            Disturbance::LoseLink(..) | Disturbance::LoseControl(..) | Disturbance::HalfOpen(..) => {
+                run.truth().are_links_broken = true;
+            }
+            _ => {}
         }
         run.handle.arrange(entry, &ids);
     }
@@ -170,6 +185,7 @@ fn faults(size: usize, rng: &mut Rng) -> Vec<Entry> {
         let call = rng.pick([Step::Register, Step::Prepare, Step::Post, Step::Allocate]);
         let longest = Duration::from_millis(rng.pick([2, 200, 20_000]));
         let length = Duration::from_micros(rng.duration(longest).as_micros() as u64);
+        let successes = rng.below(60) as u64;
         let what = rng.pick([
             Disturbance::Crash(one, Duration::ZERO),
             Disturbance::Crash(one, Duration::ZERO),
@@ -178,7 +194,7 @@ fn faults(size: usize, rng: &mut Rng) -> Vec<Entry> {
             Disturbance::HalfOpen(one, other),
             Disturbance::Slow(one),
             Disturbance::Pause(one, length),
-            Disturbance::Fail(one, call, rng.below(60) as u64),
+            Disturbance::Fail(one, call, successes),
         ]);
         let is_at_once = matches!(what, Disturbance::Slow(_) | Disturbance::Fail(..));
         let after = if is_at_once { 0 } else { 1 + rng.below(6000) as u64 };

@@ -191,8 +191,8 @@ impl Rank {
         if is_wrong(error) {
             self.run.handle.fail(Violation::Scenario(format!("rank {}: {error}", self.index)));
         }
-        let given_up = !self.run.truth().given_up.is_empty();
-        let result = if given_up { OperationResult::Refused } else { OperationResult::PeerLost };
+        let result =
+            if self.run.truth().is_excused() { OperationResult::Refused } else { OperationResult::PeerLost };
         operation.end_because(&result, error);
     }
 

@@ -6,7 +6,7 @@ use tensorwire_rendezvous::Element;
 use tensorwire_verbs_reactor::FabricKind;
 use zerocopy::FromBytes;
 
-use super::{COUNTS, input, possible, sum};
+use super::{COUNTS, SIZES, input, possible, sum};
 use crate::group::{over_fabrics_and_verbs, ranks};
 
 over_fabrics_and_verbs! {
@@ -78,7 +78,7 @@ async fn allreduce_exchange(fabric: FabricKind) {
 
 /// On one host, the ranks view each other's memory.
 async fn allreduce_default(fabric: FabricKind) {
-    sums(fabric, 1..=16, &COUNTS, None).await;
+    sums(fabric, SIZES, &COUNTS, None).await;
 }
 
 /// One rank alone, whatever the algorithm.

@@ -29,6 +29,9 @@ fn sum(count: usize, size: usize) -> Vec<i64> {
     (0..count).map(|at| (0..size).map(|rank| value(at, rank, size)).sum()).collect()
 }
 
+/// Numbers of ranks: powers of two, primes, and one more and one less than such.
+const SIZES: [usize; 8] = [1, 2, 3, 4, 5, 8, 13, 16];
+
 /// Those of `sizes` that the fabric's machine has the power for. That with RDMA devices is emulated.
 fn possible(fabric: FabricKind, sizes: impl IntoIterator<Item = usize>) -> impl Iterator<Item = usize> {
     let most = if fabric == FabricKind::VERBS { 4 } else { usize::MAX };

@@ -1,6 +1,6 @@
 //! One rank alone calls a collective, with a short limit: it is told in time whom it waited for.
 
-use std::{future::IntoFuture, time::Duration};
+use std::time::Duration;
 
 use tensorwire_collective::{Collective, Group, GroupError};
 use tensorwire_verbs_reactor::FabricKind;
