@@ -174,10 +174,12 @@ fn s3_a_shrink_given_up_may_be_called_again() {
             };
             let ((completed, one), other) = join(shrunk, other.shrink()).await;
             let (one, other) = (one.unwrap(), other.unwrap());
-            assert_eq!((one.size(), other.size()), (2, 2), "after {polls} polls");
+            // The other may have had all that it needs of the one that was given up. Then it is alone, and is told so.
+            let are_together = one.size() == 2;
+            assert!(are_together || !completed, "after {polls} polls");
             let (one, other) = join(call("barrier", one), call("barrier", other)).await;
             one.unwrap();
-            other.unwrap();
+            assert_eq!(other.is_ok(), are_together, "after {polls} polls: {other:?}");
             completed
         })
         .await;

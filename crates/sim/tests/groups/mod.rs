@@ -61,9 +61,9 @@ impl Setup {
             ranks: 2 + rng.below(4),
             kind: rng.pick([FabricKind::SIM, FabricKind::SHM]),
             depth: rng.pick([4, 6, 64]),
-            requests_max: rng.pick([1, 4, 64]),
+            requests_max: rng.pick([16, 64, 64]),
             eager_bytes_max: rng.pick([0, 64, 4096]),
-            receive_bytes: rng.pick([256 << 10, 8 << 20]),
+            receive_bytes: rng.pick([2 << 20, 8 << 20]),
             impatience_of_64: rng.pick([0, 0, 2]),
         }
     }
@@ -116,6 +116,9 @@ fn run(seed: u64, plan: Option<&Plan>) -> Result<(Summary, Vec<usize>), Box<Fail
 async fn scenario(handle: Handle, given: Option<&Plan>) -> Vec<usize> {
     let mut rng = Rng::new(handle.seed()).fork(90);
     let setup = Arc::new(Setup::draw(&mut rng));
+    if number("SIM_SEED").is_some() {
+        eprintln!("{setup:?}");
+    }
     let store = Arc::new(MemoryStore::new(handle.runtime()));
     let run = Run { handle, setup, store, truth: Arc::default() };
     run.handle.take_chances();
