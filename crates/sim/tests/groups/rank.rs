@@ -98,7 +98,7 @@ impl Rank {
             let patience = gives_up.then(|| rng.duration(Duration::from_micros(300)));
             self.together(group, &calls, patience, began).await?;
         }
-        let operation = self.begin(group, "close".to_owned(), began);
+        let operation = self.begin(group, "close", began);
         let closing = self.run.handle.now();
         let closed = group.clone().close().await;
         self.ended(operation, &closed, closing);
@@ -126,7 +126,7 @@ impl Rank {
     }
 
     async fn one(&self, group: &Group, call: Call, began: Duration) -> Result<(), GroupError> {
-        let operation = Some(self.begin(group, format!("{call:?}"), began));
+        let operation = Some(self.begin(group, &format!("{call:?}"), began));
         let mut entry = Entry { rank: self, operation };
         let calling = self.run.handle.now();
         let made = call.make(&self.run.handle, group).await;
@@ -139,7 +139,7 @@ impl Rank {
     }
 
     async fn shrink(&self, group: &Group, began: Duration) -> Result<Group, GroupError> {
-        let operation = self.begin(group, "shrink".to_owned(), began);
+        let operation = self.begin(group, "shrink", began);
         let calling = self.run.handle.now();
         let shrunk = group.shrink().await;
         self.ended_within(operation, &shrunk, calling, SHRINK_MAX);
@@ -165,7 +165,7 @@ impl Rank {
         }
     }
 
-    fn begin(&self, group: &Group, what: String, began: Duration) -> Operation {
+    fn begin(&self, group: &Group, what: &str, began: Duration) -> Operation {
         let what = format!("{what} of rank {} in generation {}", group.rank(), group.generation());
         self.node.begin(None, what).part_of(began)
     }
