@@ -54,10 +54,12 @@ pub enum CallKind {
     Get = 17,
     /// [`Group::put`](crate::Group::put).
     Put = 18,
+    /// [`Group::derive`](crate::Group::derive) and [`Group::subgroup`](crate::Group::subgroup).
+    Derive = 19,
 }
 
 impl CallKind {
-    const ALL: [(Self, &'static str); 18] = [
+    const ALL: [(Self, &'static str); 19] = [
         (Self::Join, "join"),
         (Self::Barrier, "barrier"),
         (Self::Broadcast, "broadcast"),
@@ -76,6 +78,7 @@ impl CallKind {
         (Self::WaitReceive, "wait_recv"),
         (Self::Get, "get"),
         (Self::Put, "put"),
+        (Self::Derive, "derive"),
     ];
 
     fn of_number(number: u8) -> Option<Self> {
@@ -107,7 +110,7 @@ pub struct Call {
     pub algorithm: u8,
     /// The root's rank, where there is one.
     pub root: Option<u32>,
-    /// A hash of the numbers of elements of the ranks' parts; 0 where there are none.
+    /// A hash of the numbers of elements of the ranks' parts, or of a derived group's name and ranks; 0 where there are none.
     pub parts: u32,
 }
 

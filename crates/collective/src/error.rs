@@ -214,7 +214,7 @@ impl GroupError {
     }
 
     /// The error of a call of which `from` has told this status.
-    fn told(call: &Call, from: usize, status: Status) -> Self {
+    pub(crate) fn told(call: &Call, from: usize, status: Status) -> Self {
         let rank = status.details.as_slice().try_into().map(u64::from_le_bytes);
         match rank.ok().and_then(|rank| usize::try_from(rank).ok()) {
             Some(rank) => Self::Over { rank: Some(rank), why: status.message },

@@ -5,6 +5,8 @@
 mod group;
 mod launch;
 mod pair;
+#[path = "../../rendezvous/tests/rdma/mod.rs"]
+mod rdma;
 mod reduction;
 mod schedule;
 #[cfg(any(feature = "redis", feature = "etcd"))]

@@ -25,7 +25,8 @@ struct Asked(Arc<Shared>);
 
 impl tensorwire_testpoints::World for Asked {
     fn chance(&self, name: &'static str) -> bool {
-        let is_taken = lock(&self.0.chances).as_mut().is_some_and(|chances| chances.take(name));
+        let now = self.0.now();
+        let is_taken = lock(&self.0.chances).as_mut().is_some_and(|chances| chances.take(name, now));
         if is_taken {
             self.reached(name);
         }

@@ -3,6 +3,7 @@
 pub(crate) mod barrier;
 mod broadcast;
 mod collective;
+mod deriving;
 mod exchange;
 mod reducing;
 mod running;

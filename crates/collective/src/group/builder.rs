@@ -78,12 +78,22 @@ impl GroupBuilder {
         if self.rank >= self.size {
             return Err(GroupError::no_such_rank("rank", self.rank, self.size));
         }
-        if self.name.is_empty() || self.name.len() > NAME_BYTES_MAX || self.name.contains(char::is_control) {
-            return refuse("name", self.name.clone(), "1 to 128 bytes without control characters");
-        }
+        check_name(&self.name)?;
         if self.limit.is_zero() {
             return refuse("timeout", format!("{:?}", self.limit), "give the ranks time to come");
         }
         Ok(())
     }
+}
+
+/// A group may be called so.
+pub(super) fn check_name(name: &str) -> Result<(), GroupError> {
+    if !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(char::is_control) {
+        return Ok(());
+    }
+    Err(GroupError::Argument {
+        field: "name",
+        value: name.to_owned(),
+        remedy: "1 to 128 bytes without control characters".to_owned(),
+    })
 }

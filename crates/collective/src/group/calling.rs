@@ -344,7 +344,7 @@ impl Calling {
         let note = notes.recv(self.group.lane(&self.call).number).await;
         let note = note.map_err(|error| self.failed(from, error))?;
         match end_of(&note) {
-            Some(status) => Err(self.group.heard(from, status, &self.call)),
+            Some(status) => Err(GroupError::told(&self.call, from, status)),
             None => Ok(Received::Note(note)),
         }
     }
@@ -402,6 +402,8 @@ impl Calling {
     /// The error of a message to or from `rank`.
     fn failed(&self, rank: usize, error: WorkerError) -> GroupError {
         match error {
+            // A process that was stopped finds all limits over at once.
+            WorkerError::DeadlineExceeded { .. } => self.timed_out(),
             WorkerError::Aborted { .. } if let Some(over) = self.group.over.get() => after(over),
             error => GroupError::of_message(&self.call, rank, error),
         }

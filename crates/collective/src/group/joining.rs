@@ -6,10 +6,7 @@ use futures::future::{Either, select};
 use tensorwire_rendezvous::Worker;
 use tensorwire_verbs_reactor::{Runtime, timeout};
 
-use super::{
-    Group, GroupBuilder, GroupState, calling::Calling, dissemination::disseminate, member::Member,
-    telling::Telling,
-};
+use super::{Group, GroupBuilder, GroupState, calling::Calling, dissemination::disseminate, member::Member};
 use crate::{
     call::{Call, CallKind, hash},
     error::GroupError,
@@ -37,6 +34,15 @@ impl Identity {
     pub(crate) fn step(&self) -> i64 {
         let text = format!("{}\n{}\n{}", self.name, self.run, self.generation);
         (hash(text.into_bytes()) >> 1) as i64
+    }
+
+    /// That of a group that call `number` of this one derives. Its run is a hash, so that it stays as short however deep groups are
+    /// derived from one another.
+    pub(crate) fn derived(&self, name: &str, number: u64) -> Self {
+        let text = format!("{}\n{}\n{}\n{number}", self.name, self.run, self.generation);
+        let run = format!("{:016x}", hash(text.into_bytes()));
+        let Self { store, limit, .. } = self.clone();
+        Self { store, name: name.to_owned(), run, generation: 0, considered: 0, limit }
     }
 
     /// A key of this generation in the store.
@@ -265,14 +271,5 @@ async fn attempt(
 pub(super) async fn meet(state: &Arc<GroupState>, limit: Duration) -> Result<(), GroupError> {
     let mut calling = Calling::new(state, Call::plain(state.next_number(), CallKind::Join));
     calling.set_limit(limit);
-    let met = async {
-        // Before the barrier, which itself needs none: after it, any rank may use them.
-        let telling = Telling::open(state).await?;
-        disseminate(&calling).await?;
-        Ok(telling)
-    };
-    if let Some(telling) = calling.complete(true, met).await? {
-        let _is_first = state.telling.set(telling);
-    }
-    Ok(())
+    calling.complete(true, state.open_channels(disseminate(&calling))).await
 }

@@ -189,11 +189,41 @@ impl GroupState {
             }
         });
         let peers = peers.collect::<Result<Vec<_>, _>>()?;
+        let mut state = Self::with(worker, identity, rank, members, peers);
+        state.before = before;
+        Ok(state)
+    }
+
+    /// A group of some of this one's ranks, in this order, among which it is number `rank`. `number` is that of the call which makes it.
+    ///
+    /// # Errors
+    /// [`GroupError::Argument`] for a name that no group may have.
+    pub(crate) fn derived(
+        &self,
+        name: &str,
+        number: u64,
+        ranks: &[usize],
+        rank: usize,
+    ) -> Result<Self, GroupError> {
+        builder::check_name(name)?;
+        let identity = self.identity.derived(name, number);
+        let members = ranks.iter().filter_map(|rank| self.members.get(*rank)).cloned().collect();
+        let peers = ranks.iter().filter_map(|rank| self.peers.get(*rank)).cloned().collect();
+        Ok(Self::with(&self.worker, identity, rank, members, peers))
+    }
+
+    fn with(
+        worker: &Worker,
+        identity: Identity,
+        rank: usize,
+        members: Vec<Member>,
+        peers: Vec<Peer>,
+    ) -> Self {
         let is_on_one_host = member::are_on_one_host(&members);
         let step = worker.step(identity.step());
         let register = Arc::new(OwnRegister::new(worker, &identity));
         let pairs = Arc::new(Pairs::new(worker, &peers, rank, identity.step(), identity.limit));
-        Ok(Self {
+        Self {
             worker: worker.clone(),
             identity,
             rank,
@@ -208,9 +238,9 @@ impl GroupState {
             over: OnceLock::new(),
             is_over: watch::Sender::new(false),
             register,
-            before,
+            before: Vec::new(),
             following: tokio::sync::Mutex::default(),
-        })
+        }
     }
 
     pub(crate) fn runtime(&self) -> &dyn Runtime {
@@ -246,6 +276,20 @@ impl GroupState {
             self.is_over.send_replace(true);
         }
         first.clone()
+    }
+
+    /// Opens the channels to the other ranks, if the group is small. `barrier` waits until all ranks have done so, and uses none of
+    /// them: what comes before a channel is open is lost.
+    pub(crate) async fn open_channels(
+        &self,
+        barrier: impl Future<Output = Result<(), GroupError>>,
+    ) -> Result<(), GroupError> {
+        let telling = Telling::open(self).await?;
+        barrier.await?;
+        if let Some(telling) = telling {
+            let _is_first = self.telling.set(telling);
+        }
+        Ok(())
     }
 
     /// The channel with another rank.

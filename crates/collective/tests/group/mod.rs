@@ -1,20 +1,31 @@
-//! Groups whose ranks are workers of this process, over shared memory and over TCP.
+//! Groups whose ranks are workers of this process, over shared memory and over TCP, and some where there is an RDMA device.
 
 mod agreement;
 mod calls;
 mod cut_store;
+mod deriving;
 mod endings;
+mod gloo;
 mod joining;
 mod newcomers;
 mod reductions;
 mod shrinking;
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use futures::future::join_all;
 use tensorwire_collective::{Group, store::MemoryStore};
 use tensorwire_rendezvous::{Tensor, Worker};
 use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
+
+use crate::rdma::{End, over_at, patient};
 
 /// Long enough for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,8 +42,13 @@ fn store() -> Arc<MemoryStore> {
     Arc::new(MemoryStore::new(Arc::new(runtime)))
 }
 
+/// Over verbs, workers take turns at the devices.
 async fn worker(name: impl AsRef<str>, fabric: FabricKind) -> Worker {
-    Worker::builder(name.as_ref()).require(fabric).start().await.expect("a worker")
+    static STARTED: AtomicUsize = AtomicUsize::new(0);
+    let is_left = STARTED.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
+    let builder =
+        over_at(Worker::builder(name.as_ref()), fabric, if is_left { End::Left } else { End::Right });
+    builder.start().await.expect("a worker")
 }
 
 /// Joins `size` workers, with a limit for each call.
@@ -48,7 +64,7 @@ pub(crate) async fn ranks_within(fabric: FabricKind, size: usize, limit: Duratio
 }
 
 pub(crate) async fn ranks(fabric: FabricKind, size: usize) -> Ranks {
-    ranks_within(fabric, size, PATIENCE).await
+    ranks_within(fabric, size, patient(PATIENCE)).await
 }
 
 impl Ranks {
@@ -87,3 +103,19 @@ macro_rules! over_fabrics {
     };
 }
 pub(crate) use over_fabrics;
+
+/// As [`over_fabrics`], and over verbs where there is a device.
+macro_rules! over_fabrics_and_verbs {
+    ($($name:ident,)*) => {
+        crate::group::over_fabrics! { $($name,)* }
+
+        mod verbs {
+            $(
+                #[tokio::test]
+                #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+                async fn $name() { super::$name(tensorwire_verbs_reactor::FabricKind::VERBS).await; }
+            )*
+        }
+    };
+}
+use over_fabrics_and_verbs;

@@ -6,14 +6,14 @@ use std::{
     path::Path,
 };
 
-use super::{local, queue_pairs, workers};
+use super::{groups, local, queue_pairs, workers};
 
 /// Packages whose public operations users call.
-const PACKAGES: [&str; 6] =
-    ["fabric-shm", "fabric-tcp", "memory", "rendezvous", "tensorwire", "verbs-reactor"];
+const PACKAGES: [&str; 7] =
+    ["collective", "fabric-shm", "fabric-tcp", "memory", "rendezvous", "tensorwire", "verbs-reactor"];
 
 /// Types that are awaited.
-const AWAITED: [&str; 11] = [
+const AWAITED: [&str; 13] = [
     "Operation",
     "NextArrival",
     "Alloc",
@@ -25,6 +25,8 @@ const AWAITED: [&str; 11] = [
     "List<",
     "Recv<",
     "RecvMany<",
+    "Collective<",
+    "Reducing<",
 ];
 
 fn files(folder: &Path, found: &mut Vec<String>) {
@@ -103,8 +105,12 @@ fn every_public_operation_is_cancelled_somewhere() {
     );
     let gone: Vec<_> = names.difference(&sources).collect();
     assert!(gone.is_empty(), "in tests/cancel/operations.txt, but not in the sources: {gone:?}");
-    let cases: BTreeSet<&str> =
-        workers::CASES.into_iter().chain(queue_pairs::CASES).chain(local::CASES).collect();
+    let cases: BTreeSet<&str> = workers::CASES
+        .into_iter()
+        .chain(queue_pairs::CASES)
+        .chain(local::CASES)
+        .chain(groups::cases())
+        .collect();
     let unknown: Vec<_> =
         listed.values().filter(|case| *case != "-" && !cases.contains(case.as_str())).collect();
     assert!(unknown.is_empty(), "cases that do not exist: {unknown:?}");

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use tensorwire_sim::{Failure, Shrunk, shrink};
+use tensorwire_sim::{Failure, Plan, Shrunk, shrink};
 
 use crate::cluster::run_planned;
 
@@ -14,13 +14,19 @@ const RUNS_MAX: u32 = 200;
 /// Time that it may take.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Shrinks what made `failure` happen.
+/// Shrinks what made `failure` of the cluster happen.
 pub(crate) fn shrunk(failure: Box<Failure>) -> Shrunk {
+    let seed = failure.seed;
+    shrunk_by(failure, |plan| run_planned(seed, Some(plan)).err())
+}
+
+/// Shrinks what made `failure` happen. `run` runs another plan with its seed.
+pub(crate) fn shrunk_by(failure: Box<Failure>, run: impl FnMut(&Plan) -> Option<Box<Failure>>) -> Shrunk {
     let seed = failure.seed;
     let plan = failure.plan.parse().unwrap();
     let began = now();
     let may_go_on = || now() - began < TIME_MAX;
-    let shrunk = shrink(failure, plan, RUNS_MAX, may_go_on, |plan| run_planned(seed, Some(plan)).err());
+    let shrunk = shrink(failure, plan, RUNS_MAX, may_go_on, run);
     eprintln!("seed {seed}: {} entries are left after {} runs", shrunk.plan.entries.len(), shrunk.runs);
     shrunk
 }

@@ -1,0 +1,97 @@
+//! Groups of the ranks of a group, without a store: all members are known.
+
+use std::sync::Arc;
+
+use crate::{
+    call::{Call, CallKind, hash},
+    collectives::collective::Collective,
+    error::GroupError,
+    group::{Group, GroupState, calling::Calling, dissemination::disseminate},
+};
+
+impl Group {
+    /// Another group of the same ranks, whose calls and failures have nothing to do with those of this one. No store is asked, and the
+    /// connections are the same. Takes the messages of a [`barrier`](Self::barrier). Any number of groups may have one name.
+    ///
+    /// ```no_run
+    /// # async fn example(group: tensorwire_collective::Group) -> Result<(), tensorwire_collective::GroupError> {
+    /// // While a long call is under way in the one, short ones go on in the other.
+    /// let short = group.derive("short").await?;
+    /// short.barrier().await?;
+    /// short.close().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Awaiting it returns [`GroupError::Argument`] for a name that no group may have; [`GroupError::Mismatch`] if ranks give
+    /// different names; other [`GroupError`]s.
+    ///
+    /// # Cancel safety
+    /// Dropping it ends this group.
+    pub fn derive(&self, name: &str) -> Collective<Group> {
+        let derived = Derived { name: name.to_owned(), ranks: (0..self.size()).collect() };
+        let (calling, group) = (self.call(|number| derived.call(number)), self.state.clone());
+        Collective::new(calling, move |calling| {
+            Box::pin(async move { derived.make(calling, &group, calling.rank()).await })
+        })
+        .opening_with_neighbours()
+    }
+
+    /// As [`derive`](Self::derive), of some of the ranks: `ranks` are their numbers here, in the order of the numbers that they get
+    /// there. All ranks of this group call it, and give the same. `None` for those that are not among them.
+    ///
+    /// # Errors
+    /// As [`derive`](Self::derive), and [`GroupError::Argument`] if `ranks` is empty, or names a rank twice or one that there is not.
+    ///
+    /// # Cancel safety
+    /// Dropping it ends this group.
+    pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Collective<Option<Group>> {
+        let derived = Derived { name: name.to_owned(), ranks: ranks.to_vec() };
+        let (calling, group) = (self.call(|number| derived.call(number)), self.state.clone());
+        Collective::new(calling, move |calling| {
+            Box::pin(async move {
+                derived.check(calling)?;
+                match derived.ranks.iter().position(|rank| *rank == calling.rank()) {
+                    Some(rank) => derived.make(calling, &group, rank).await.map(Some),
+                    None => disseminate(calling).await.map(|()| None),
+                }
+            })
+        })
+        .opening_with_neighbours()
+    }
+}
+
+/// What all ranks say of a group that they derive.
+struct Derived {
+    name: String,
+    ranks: Vec<usize>,
+}
+
+impl Derived {
+    fn call(&self, number: u64) -> Call {
+        let ranks = self.ranks.iter().flat_map(|rank| (*rank as u64).to_le_bytes());
+        let parts = hash(self.name.bytes().chain([b'\n']).chain(ranks)) as u32;
+        Call { parts, ..Call::plain(number, CallKind::Derive) }
+    }
+
+    fn check(&self, calling: &Calling) -> Result<(), GroupError> {
+        let Self { ranks, .. } = self;
+        if let Some(rank) = ranks.iter().find(|rank| **rank >= calling.size()) {
+            return Err(GroupError::no_such_rank("ranks", *rank, calling.size()));
+        }
+        let is_doubled = |at: usize| ranks.iter().take(at).any(|rank| Some(rank) == ranks.get(at));
+        if !ranks.is_empty() && !(0..ranks.len()).any(is_doubled) {
+            return Ok(());
+        }
+        let remedy = "give at least one rank, and each once".to_owned();
+        Err(GroupError::Argument { field: "ranks", value: format!("{ranks:?}"), remedy })
+    }
+
+    /// The group, in which this rank is number `rank`. It is there before the others are told, who may use it at once then.
+    async fn make(&self, calling: &Calling, group: &GroupState, rank: usize) -> Result<Group, GroupError> {
+        let state = group.derived(&self.name, calling.call.number, &self.ranks, rank)?;
+        state.open_channels(disseminate(calling)).await?;
+        Ok(Group { state: Arc::new(state) })
+    }
+}

@@ -1,0 +1,271 @@
+//! Groups in many worlds: random calls of all kinds, while connections break, processes die and calls are given up.
+//!
+//! Every call ends in bounded time, with the right result or an error that has a reason. Ranks that are left shrink their group, of
+//! which all have the same idea, and get right results again. Once faults have ended, a new group of all processes works. In the end
+//! no memory is in use.
+//!
+//! `SIM_SEEDS=2000` runs as many seeds, `SIM_FROM=7` begins with that one, `SIM_SEED=7` runs one and prints its settings, with `SIM_PLAN="0@512 crash 1 0us"` under these
+//! faults instead of its own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+mod calls;
+mod rank;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use futures::future::join_all;
+use rank::Rank;
+use tensorwire_collective::store::MemoryStore;
+use tensorwire_sim::{Call as Step, Disturbance, Entry, Failure, Handle, Plan, Rng, Summary, World};
+use tensorwire_verbs_reactor::{FabricKind, Runtime};
+
+use crate::{
+    figures::{number, threads},
+    shrunk::shrunk_by,
+};
+
+/// Seeds that run if `SIM_SEEDS` is not set.
+const SEEDS: u64 = 60;
+
+/// After that, all processes have seen what was lost.
+const SEEN: Duration = Duration::from_secs(5);
+
+/// Settings that the seed draws for all ranks.
+#[derive(Debug)]
+struct Setup {
+    ranks: usize,
+    kind: FabricKind,
+    depth: u32,
+    requests_max: u32,
+    eager_bytes_max: u32,
+    receive_bytes: u64,
+    /// Of 64 times that a rank makes calls, how often it gives them up.
+    impatience_of_64: u32,
+}
+
+impl Setup {
+    fn draw(rng: &mut Rng) -> Self {
+        Self {
+            ranks: 2 + rng.below(4),
+            kind: rng.pick([FabricKind::SIM, FabricKind::SHM]),
+            depth: rng.pick([4, 6, 64]),
+            requests_max: rng.pick([16, 64, 64]),
+            eager_bytes_max: rng.pick([0, 64, 4096]),
+            receive_bytes: rng.pick([2 << 20, 8 << 20]),
+            impatience_of_64: rng.pick([0, 0, 2]),
+        }
+    }
+}
+
+/// What the scenario knows.
+#[derive(Debug, Default)]
+struct Truth {
+    /// Of each generation, the workers that are its ranks.
+    members: BTreeMap<u64, Vec<String>>,
+    sizes: BTreeMap<u64, usize>,
+    /// Generations in which a rank has given a call up.
+    given_up: BTreeSet<u64>,
+    /// Processes that are stopped for a while.
+    stopped: BTreeSet<usize>,
+    /// Whether connections between two ranks are broken. All the others hear of that, so it excuses more than calls of these two.
+    are_links_broken: bool,
+}
+
+impl Truth {
+    /// Whether a call may fail though nothing happens to its rank's own process, or to one of another rank.
+    fn is_excused(&self) -> bool {
+        self.are_links_broken || !self.given_up.is_empty()
+    }
+}
+
+/// Shared by all ranks.
+#[derive(Debug, Clone)]
+struct Run {
+    handle: Handle,
+    setup: Arc<Setup>,
+    store: Arc<MemoryStore>,
+    truth: Arc<Mutex<Truth>>,
+}
+
+impl Run {
+    fn truth(&self) -> MutexGuard<'_, Truth> {
+        self.truth.lock().unwrap()
+    }
+}
+
+fn run(seed: u64, plan: Option<&Plan>) -> Result<(Summary, Vec<usize>), Box<Failure>> {
+    let world = World::new(seed);
+    world.replayed_by("groups");
+    let sizes = world.run(scenario(world.handle(), plan))?;
+    Ok((world.finish()?, sizes))
+}
+
+/// Gives the numbers of ranks of the generations.
+async fn scenario(handle: Handle, given: Option<&Plan>) -> Vec<usize> {
+    let mut rng = Rng::new(handle.seed()).fork(90);
+    let setup = Arc::new(Setup::draw(&mut rng));
+    if number("SIM_SEED").is_some() {
+        eprintln!("{setup:?}");
+    }
+    let store = Arc::new(MemoryStore::new(handle.runtime()));
+    let run = Run { handle, setup, store, truth: Arc::default() };
+    run.handle.take_chances();
+    let ranks = join_all((0..run.setup.ranks).map(|index| Rank::start(&run, index))).await;
+    let size = ranks.len();
+    let groups = join_all(ranks.iter().map(|rank| rank.join("ranks", rank.index, size))).await;
+
+    let drawn = Plan { entries: faults(size, &mut rng) };
+    let plan = given.unwrap_or(&drawn);
+    run.handle.note_plan(plan, given.is_some());
+    arrange(&run, &ranks, plan);
+    let lives = ranks.iter().zip(groups).map(|(rank, group)| {
+        let life = rank.clone().live(group, rng.fork(rank.index as u64));
+        rank.node.run("rank", life)
+    });
+    join_all(lives.collect::<Vec<_>>()).await;
+
+    // Whoever has a group now is done with it. From here on everything must succeed.
+    run.handle.heal();
+    run.handle.runtime().sleep(SEEN).await;
+    let left: Vec<Rank> = ranks.into_iter().filter(|rank| rank.node.is_alive()).collect();
+    calm(&run, &left, &mut rng).await;
+    join_all(left.iter().map(Rank::stop)).await;
+    std::mem::take(&mut run.truth().sizes).into_values().collect()
+}
+
+/// A new group of all processes that live.
+async fn calm(run: &Run, left: &[Rank], rng: &mut Rng) {
+    // What was given up, and who was stopped, explains nothing any more.
+    let sizes = std::mem::take(&mut *run.truth()).sizes;
+    run.truth().sizes = sizes;
+    let (size, calls) = (left.len(), 6);
+    let salt = rng.next_u64();
+    let lives = left.iter().enumerate().map(async |(at, rank)| {
+        let group = rank.join("calm", at, size).await;
+        let mut drawn = Rng::new(salt);
+        for _ in 0..calls {
+            let call = calls::Call::draw(&mut drawn, size, group.is_on_one_host());
+            call.make(&run.handle, &group).await.unwrap_or_else(|error| panic!("{call:?}: {error}"));
+        }
+        group.close().await.unwrap();
+    });
+    join_all(lives).await;
+}
+
+fn arrange(run: &Run, ranks: &[Rank], plan: &Plan) {
+    let ids: Vec<_> = ranks.iter().map(|rank| rank.node.id()).collect();
+    for entry in &plan.entries {
+        match entry.what {
+            Disturbance::Pause(place, _) => drop(run.truth().stopped.insert(place)),
+            Disturbance::LoseLink(..) | Disturbance::LoseControl(..) | Disturbance::HalfOpen(..) => {
+                run.truth().are_links_broken = true;
+            }
+            _ => {}
+        }
+        run.handle.arrange(entry, &ids);
+    }
+}
+
+/// What happens to the ranks, who are not started again.
+fn faults(size: usize, rng: &mut Rng) -> Vec<Entry> {
+    let mut entries = Vec::new();
+    for _ in 0..rng.pick([0, 1, 1, 2, 3]) {
+        let one = rng.below(size);
+        let other = (one + 1 + rng.below(size - 1)) % size;
+        let call = rng.pick([Step::Register, Step::Prepare, Step::Post, Step::Allocate]);
+        let longest = Duration::from_millis(rng.pick([2, 200, 20_000]));
+        let length = Duration::from_micros(rng.duration(longest).as_micros() as u64);
+        let successes = rng.below(60) as u64;
+        let what = rng.pick([
+            Disturbance::Crash(one, Duration::ZERO),
+            Disturbance::Crash(one, Duration::ZERO),
+            Disturbance::LoseLink(one, other),
+            Disturbance::LoseControl(one, other),
+            Disturbance::HalfOpen(one, other),
+            Disturbance::Slow(one),
+            Disturbance::Pause(one, length),
+            Disturbance::Fail(one, call, successes),
+        ]);
+        let is_at_once = matches!(what, Disturbance::Slow(_) | Disturbance::Fail(..));
+        let after = if is_at_once { 0 } else { 1 + rng.below(6000) as u64 };
+        entries.push(Entry { round: 0, after, what });
+    }
+    entries
+}
+
+/// The plan that the environment gives, to run instead of the drawn one.
+fn plan_given() -> Option<Plan> {
+    let text = std::env::var("SIM_PLAN").ok()?;
+    Some(text.parse().unwrap_or_else(|error| panic!("SIM_PLAN: {error}")))
+}
+
+/// One seed, twice.
+fn check(seed: u64) -> Result<(Summary, Vec<usize>), Box<Failure>> {
+    let again = |plan: &Plan| run(seed, Some(plan)).err();
+    let first = run(seed, None).map_err(|failure| shrunk_by(failure, again).failure)?;
+    assert_eq!(first, run(seed, None)?, "seed {seed} gave two different runs");
+    assert_eq!(first.0.leaks, 0, "seed {seed}");
+    Ok(first)
+}
+
+/// What some seed must have come to, or the scenario has gone blind.
+#[derive(Debug, Default)]
+struct Reached {
+    calls: u64,
+    failed: u64,
+    crashes: u64,
+    /// Runs in which a group shrank, and in which it did so with fewer ranks.
+    shrank: u64,
+    lost: u64,
+}
+
+impl Reached {
+    fn add(&mut self, (summary, sizes): &(Summary, Vec<usize>)) {
+        self.calls += summary.operations_done;
+        self.failed += summary.operations_failed;
+        self.crashes += summary.crashes;
+        self.shrank += u64::from(sizes.len() > 1);
+        self.lost += u64::from(sizes.windows(2).any(|sizes| sizes[1] < sizes[0]));
+    }
+
+    fn is_all(&self) -> bool {
+        let Self { calls, failed, crashes, shrank, lost } = self;
+        [calls, failed, crashes, shrank, lost].into_iter().all(|count| *count > 0)
+    }
+}
+
+#[test]
+fn every_group_keeps_every_promise_twice() {
+    if let Some(seed) = number("SIM_SEED") {
+        eprintln!("{:?}", plan_given().map_or_else(|| check(seed), |plan| run(seed, Some(&plan))).unwrap());
+        return;
+    }
+    let (from, seeds) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(SEEDS));
+    let (next, reached) = (AtomicU64::new(0), Mutex::new(Reached::default()));
+    thread::scope(|scope| {
+        for _ in 0..threads() {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= seeds {
+                        return;
+                    }
+                    let ended = check(from.wrapping_add(index)).unwrap();
+                    reached.lock().unwrap().add(&ended);
+                }
+            });
+        }
+    });
+    let reached = reached.into_inner().unwrap();
+    eprintln!("{seeds} seeds from {from}, twice each: {reached:?}");
+    assert!(seeds < SEEDS || reached.is_all(), "{reached:?}");
+}
