@@ -5,6 +5,7 @@
 
 mod child;
 mod harness;
+mod isolated;
 mod killed;
 mod late;
 mod restarted;
