@@ -132,12 +132,13 @@ impl Stage<'_> {
 
     /// The median times of a call of each size, while a rank of a group with this process, or with the bystander, is disturbed.
     fn disturbed(&mut self, case: Case, is_here: bool, calls: u32) -> Result<[f64; 2], Failure> {
-        let mut rank = self.new_rank(case, is_here)?;
+        let mut disturbed = self.new_rank(case, is_here)?;
         match case {
-            Case::Stopped => rank.signal(Signal::STOP)?,
-            Case::Hostile => rank.tell(&format!("flood {}", self.victim(is_here)))?,
+            Case::Stopped => disturbed.signal(Signal::STOP)?,
+            Case::Hostile => disturbed.tell(&format!("flood {}", self.victim(is_here)))?,
             Case::Idle | Case::Killed => {}
         }
+        let mut rank = Some(disturbed);
         let mut times = [0.0; SIZES.len()];
         for ((bytes, fewer), time) in SIZES.iter().zip(&mut times) {
             self.begin(*bytes, calls / fewer)?;
@@ -148,8 +149,9 @@ impl Stage<'_> {
                 if let Some(time) = self.measured.hear_within(KILLED_AFTER)? {
                     break time.parse()?;
                 }
-                // The process ends with this value.
-                rank = self.new_rank(case, is_here)?;
+                // It is killed first.
+                drop(rank.take());
+                rank = Some(self.new_rank(case, is_here)?);
             };
             self.partner.hear()?;
         }
