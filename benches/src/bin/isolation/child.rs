@@ -1,10 +1,18 @@
 //! A process of the measurement: it joins groups, times calls, or floods another one.
 
-use std::{io::Write, sync::Arc, thread, time::Duration};
+use std::{
+    io::Write,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    thread,
+    time::Duration,
+};
 
-use futures::future::{join_all, try_join_all};
+use futures::future::try_join_all;
 use tensorwire::{
-    FabricKind, Wait, Worker,
+    FabricKind, Wait, Worker, WorkerError,
     collective::{Group, GroupError, store::TcpStore},
 };
 use tokio::{sync::mpsc, time::Instant};
@@ -36,7 +44,7 @@ pub(crate) fn run(role: &str) -> Result<(), Failure> {
         let kind = if fabric == "shm" { FabricKind::SHM } else { FabricKind::TCP };
         let worker = Worker::builder(name).require(kind).wait(Wait::Sleep).start().await?;
         let store = TcpStore::connect(store, LIMIT, worker.runtime().clone()).await?;
-        Member { worker, store: Arc::new(store), group: None }.obey().await
+        Member { worker, store: Arc::new(store), group: None, refused: Arc::default() }.obey().await
     })
 }
 
@@ -44,6 +52,8 @@ struct Member {
     worker: Worker,
     store: Arc<TcpStore>,
     group: Option<Group>,
+    /// Requests that a victim of this process has refused.
+    refused: Arc<AtomicU64>,
 }
 
 impl Member {
@@ -63,7 +73,11 @@ impl Member {
                     let (group, calls) = (self.joining(name, 0, 2), calls.parse()?);
                     tokio::spawn(aside(group, calls));
                 }
-                ["flood", victim] => self.flood(victim).await?,
+                ["flood", victim] => {
+                    self.flood(victim).await?;
+                    say("flooding")?;
+                }
+                ["refused"] => say(&self.refused.load(Ordering::Relaxed).to_string())?,
                 _ => return Err(format!("not understood: {line}").into()),
             }
         }
@@ -94,16 +108,31 @@ impl Member {
         Ok(times[times.len() / 2])
     }
 
+    /// Asks for tensors that the victim does not have, as often as it can. Counts the requests that it has refused.
     async fn flood(&self, victim: &str) -> Result<(), Failure> {
         let peer = self.worker.peer(victim)?;
         let names: Vec<String> = (0..LIST).map(|number| format!("nothing {number}")).collect();
-        join_all((0..LISTS).map(async |_| {
-            loop {
-                let _none = peer.fetch_many(&names).await;
-            }
-        }))
-        .await;
+        refused(peer.fetch_many(&names).await)?;
+        let refused_count = self.refused.clone();
+        tokio::spawn(async move {
+            let flooding = (0..LISTS).map(async |_| {
+                loop {
+                    refused(peer.fetch_many(&names).await)?;
+                    refused_count.fetch_add(LIST as u64, Ordering::Relaxed);
+                }
+            });
+            let ended: Result<Vec<()>, WorkerError> = try_join_all(flooding).await;
+            eprintln!("the flood has ended: {ended:?}");
+        });
         Ok(())
+    }
+}
+
+/// Nothing but a refusal of the victim itself is work for it.
+fn refused<T>(answer: Result<T, WorkerError>) -> Result<(), WorkerError> {
+    match answer {
+        Ok(_) | Err(WorkerError::Remote { .. }) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

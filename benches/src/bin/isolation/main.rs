@@ -9,7 +9,10 @@
 mod child;
 mod process;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use clap::{Parser, ValueEnum};
 use rustix::{
@@ -88,6 +91,7 @@ fn main() -> Result<(), Failure> {
             start: Box::new(move |name| start(name, noisy, 1)),
             fabric,
             groups: 0,
+            refused: Vec::new(),
         };
         stage.measure_all(&arguments)?;
     }
@@ -102,6 +106,8 @@ struct Stage<'run> {
     start: Box<dyn Fn(&str) -> Result<Process, Failure> + 'run>,
     fabric: &'run str,
     groups: u32,
+    /// Requests in a second that the measured process refused to the hostile rank, in each round.
+    refused: Vec<f64>,
 }
 
 impl Stage<'_> {
@@ -127,6 +133,13 @@ impl Stage<'_> {
                 print(self.fabric, *bytes, *case, times);
             }
         }
+        if !self.refused.is_empty() {
+            eprintln!(
+                "{}: {:.0} requests/s of the hostile rank refused",
+                self.fabric,
+                quantile(self.refused.clone(), 0.5)
+            );
+        }
         Ok(())
     }
 
@@ -135,10 +148,13 @@ impl Stage<'_> {
         let mut disturbed = self.new_rank(case, is_here)?;
         match case {
             Case::Stopped => disturbed.signal(Signal::STOP)?,
-            Case::Hostile => disturbed.tell(&format!("flood {}", self.victim(is_here)))?,
+            Case::Hostile => {
+                disturbed.tell(&format!("flood {}", self.victim(is_here)))?;
+                disturbed.hear()?;
+            }
             Case::Idle | Case::Killed => {}
         }
-        let mut rank = Some(disturbed);
+        let (mut rank, begun) = (Some(disturbed), Instant::now());
         let mut times = [0.0; SIZES.len()];
         for ((bytes, fewer), time) in SIZES.iter().zip(&mut times) {
             self.begin(*bytes, calls / fewer)?;
@@ -154,6 +170,10 @@ impl Stage<'_> {
                 rank = Some(self.new_rank(case, is_here)?);
             };
             self.partner.hear()?;
+        }
+        if let (Case::Hostile, true, Some(rank)) = (case, is_here, &mut rank) {
+            rank.tell("refused")?;
+            self.refused.push(rank.hear()?.parse::<f64>()? / begun.elapsed().as_secs_f64());
         }
         Ok(times)
     }

@@ -5,7 +5,7 @@ use std::{io::Write, sync::Arc, thread, time::Duration};
 use futures::future::join_all;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tensorwire_collective::{Group, GroupError, store::TcpStore};
-use tensorwire_rendezvous::Worker;
+use tensorwire_rendezvous::{Worker, WorkerError};
 use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 use tokio::{sync::mpsc, task::JoinHandle};
 
@@ -142,14 +142,12 @@ impl Rank {
     async fn flood(&self, victim: &str) {
         let peer = self.worker.peer(victim).unwrap();
         let names: Vec<String> = (0..LIST).map(|number| format!("nothing {number}")).collect();
-        let _none = peer.fetch_many(&names).await;
+        // Only what the victim itself has refused was work for it.
+        let is_refused = async || matches!(peer.fetch_many(&names).await, Err(WorkerError::Remote { .. }));
+        assert!(is_refused().await);
         say("flooding");
-        let flooding = (0..LISTS).map(async |_| {
-            loop {
-                let _none = peer.fetch_many(&names).await;
-            }
-        });
-        join_all(flooding).await;
+        join_all((0..LISTS).map(async |_| while is_refused().await {})).await;
+        say("no longer flooding");
     }
 
     /// Adds up what all ranks give, again and again, and reports the sums and how it ends.

@@ -1,6 +1,6 @@
 //! A process with two groups: what a rank of one does, or does no more, does not reach the calls of the other.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 
@@ -46,6 +46,9 @@ fn isolated(name: &'static str, fabric: &'static str, disturbance: &Disturbance)
             Disturbance::Differs => other.tell("reduce 11"),
         }
         rounds_are_right(&mut ranks);
+        if matches!(disturbance, Disturbance::Floods) {
+            assert!(other.is_silent_for(Duration::ZERO), "it floods still");
+        }
         ranks[0].tell("end aside");
         let error = ranks[0].failure_until(begun + 2 * LIMIT);
         let kinds: &[&str] = match disturbance {
