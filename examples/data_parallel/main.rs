@@ -3,8 +3,7 @@
 //! - A **rank** computes its part's gradient layer by layer, the last one first, on a thread of its own. As soon as a layer's
 //!   part is computed, an all-reduce adds up those of all ranks, while the thread goes on with the layer before. Then each rank
 //!   follows the whole gradient, so all keep the same parameters and nobody serves them.
-//! - The **launcher** serves the store in which the ranks find each other, and starts them on this machine. torchrun, mpirun or
-//!   srun can do that instead.
+//! - The **launcher** serves the store in which the ranks find each other, and starts them; torchrun or srun can do that, too.
 //!
 //! If a rank is killed, the others shrink the group, agree on the step that is furthest, and go on. Begin with `rank.rs`.
 #![forbid(unsafe_code)]
@@ -33,8 +32,7 @@ type Failure = Box<dyn Error>;
 
 fn main() -> ExitCode {
     let (flags, launch) = (Flags::parse(), Launch::from_env());
-    let who =
-        launch.as_ref().map_or_else(|_| "data_parallel".to_owned(), |launch| format!("rank {}", launch.rank));
+    let who = launch.as_ref().map_or("data_parallel".to_owned(), |launch| format!("rank {}", launch.rank));
     match run(&flags, launch) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tensorwire::{
     FabricKind, Tensor, Worker,
-    collective::{Group, GroupError, launch::Launch, store::TcpStore},
+    collective::{Group, GroupBuilder, GroupError, launch::Launch, store::TcpStore},
 };
 use tensorwire_examples::{
     command_line::DataParallel as Flags,
@@ -39,11 +39,9 @@ async fn join(worker: &Worker, launch: Launch, limit: Duration) -> Result<Group,
         None if launch.rank == 0 => TcpStore::serve(&address, runtime).await?.0,
         _ => TcpStore::connect(&address, limit, runtime).await?,
     };
-    let mut group =
+    let group =
         Group::builder(Arc::new(store), launch.rank, launch.size).name("data_parallel").timeout(limit);
-    if let Some(job) = launch.job {
-        group = group.job(job);
-    }
+    let group = launch.job.into_iter().fold(group, GroupBuilder::job);
     Ok(group.join(worker).await?)
 }
 
@@ -51,8 +49,7 @@ async fn join(worker: &Worker, launch: Launch, limit: Duration) -> Result<Group,
 async fn train(flags: &Flags, mut group: Group) -> Result<(usize, Trained), Failure> {
     let (plan, mut trainee) = (flags.plan(), Trainee::new(flags.seed));
     let shown = |group: &Group| Progress::new("training", flags.steps, group.rank() == 0 && !flags.json);
-    let (mut progress, mut step, began) = (shown(&group), 0, Instant::now());
-    let mut seconds = 0.0;
+    let (mut progress, mut step, mut seconds, began) = (shown(&group), 0, 0.0, Instant::now());
     let (moved, transport) = loop {
         let error = if step == plan.steps {
             match finish(&group).await {
@@ -72,23 +69,24 @@ async fn train(flags: &Flags, mut group: Group) -> Result<(usize, Trained), Fail
                 Err(error) => error,
             }
         };
-        (group, step) = go_on(&group, error, step, &mut trainee.parameters).await?;
+        (group, step) = go_on(group, error, step, &mut trainee.parameters).await?;
         progress = shown(&group);
         progress.print(&format!("going on     with {} ranks after {step} steps", group.size()));
     };
     progress.finish();
-    let parameters = trainee.parameters;
-    Ok((group.rank(), Trained { parameters, steps: plan.steps, seconds, moved, transport }))
+    Ok((
+        group.rank(),
+        Trained { parameters: trainee.parameters, steps: plan.steps, seconds, moved, transport },
+    ))
 }
 
 /// The group without the ranks that are lost, and the step at which it goes on. If none is lost, the error ends the training.
 async fn go_on(
-    group: &Group,
+    mut group: Group,
     mut error: GroupError,
     step: u64,
     parameters: &mut Vec<Vec<f32>>,
 ) -> Result<(Group, u64), Failure> {
-    let mut group = group.clone();
     loop {
         eprintln!("rank {} of {}, after {step} steps: {error}", group.rank(), group.size());
         let smaller = group.shrink().await?;
@@ -116,8 +114,7 @@ async fn newest(
     let mut steps = vec![0; group.size()];
     steps[group.rank()] = step;
     group.all_reduce(&mut steps).await?;
-    let furthest = steps.iter().copied().max().unwrap_or(step);
-    let root = steps.iter().position(|step| *step == furthest).unwrap_or(0);
+    let (root, furthest) = steps.into_iter().enumerate().max_by_key(|(_, step)| *step).unwrap_or((0, step));
     let mut newest = Vec::new();
     for values in parameters {
         let own = (group.rank() == root).then(|| Tensor::from_values(pool, &[values.len() as u64], values));

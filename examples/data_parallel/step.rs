@@ -44,8 +44,7 @@ impl Trainee {
             self.compute(samples, share, finished);
             self
         });
-        // All ranks have the buckets in the same order, so they call in the same order. Each call is polled as soon as its bucket is
-        // there, so it is under way while the next one is computed.
+        // All ranks have the buckets, and so the calls, in one order. Each is under way while the next bucket is computed.
         let reducing = computed.map(|bucket| sum_of_all(group, bucket)).buffered(layers).try_collect();
         let reduced: Result<Vec<Bucket>, GroupError> = reducing.await;
         self = computing.await?;

@@ -53,7 +53,7 @@ fn the_fabric_is_the_one_that_was_asked_for() {
 
 /// A training whose rank `lost` of three is killed after some steps. Gives what was printed after that.
 fn trained_without(lost: usize, fabric: &str) -> String {
-    let mut training = Running::start(data_parallel(&format!("--ranks 3 --steps 300 --fabric {fabric}")));
+    let training = Running::start(data_parallel(&format!("--ranks 3 --steps 300 --fabric {fabric}")));
     let mut pids = Vec::new();
     for rank in 0..3 {
         let line = training.line(|line| line.starts_with(&format!("rank {rank} ")));
