@@ -67,7 +67,8 @@ impl Member {
                     say("joined")?;
                 }
                 ["reduce", bytes, calls] => {
-                    say(&self.median_ns(bytes.parse()?, calls.parse()?).await?.to_string())?;
+                    let [median, mean] = self.times_ns(bytes.parse()?, calls.parse()?).await?;
+                    say(&format!("{median} {mean}"))?;
                 }
                 ["aside", name, calls] => {
                     let (group, calls) = (self.joining(name, 0, 2), calls.parse()?);
@@ -95,7 +96,8 @@ impl Member {
         async move { builder.join(&worker).await }
     }
 
-    async fn median_ns(&self, bytes: usize, calls: u32) -> Result<u128, Failure> {
+    /// Median and mean of a call.
+    async fn times_ns(&self, bytes: usize, calls: u32) -> Result<[u128; 2], Failure> {
         let group = self.group.as_ref().ok_or("in no group")?;
         let mut values = vec![1f32; bytes / size_of::<f32>()];
         let mut times = Vec::new();
@@ -105,7 +107,7 @@ impl Member {
             times.push(begun.elapsed().as_nanos());
         }
         times.sort_unstable();
-        Ok(times[times.len() / 2])
+        Ok([times[times.len() / 2], times.iter().sum::<u128>() / u128::from(calls.max(1))])
     }
 
     /// Asks for tensors that the victim does not have, as often as it can. Counts the requests that it has refused.

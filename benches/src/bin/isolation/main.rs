@@ -64,8 +64,14 @@ enum Case {
     Hostile,
 }
 
-/// Nanoseconds of a call: with the bystander in group B, and with the measured process, in each round.
-type Times = Vec<(f64, f64)>;
+/// Nanoseconds of a call: the median and the mean of those that are timed at once.
+type Time = [f64; 2];
+
+/// In each round: with the bystander in group B, and with the measured process.
+type Times = Vec<(Time, Time)>;
+
+/// Starts a process of this name.
+type Start<'run> = Box<dyn Fn(&str) -> Result<Process, Failure> + 'run>;
 
 fn main() -> Result<(), Failure> {
     if let Some(role) = process::role() {
@@ -79,8 +85,10 @@ fn main() -> Result<(), Failure> {
         let runtime = Arc::new(TokioRuntime::current().ok_or("outside a runtime")?);
         Ok::<_, Failure>(TcpStore::serve("127.0.0.1:0", runtime).await?)
     })?;
-    println!("| fabric | all_reduce | group B's rank | elsewhere | in this process | ratio | from, to |");
-    println!("| --- | --- | --- | --- | --- | --- | --- |");
+    println!(
+        "| fabric | all_reduce | group B's rank | elsewhere | in this process | ratio | from, to | of means |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     for fabric in &arguments.fabrics {
         let start =
             |name: &str, cpu, threads| Process::start(&format!("{fabric} {name} {store} {cpu} {threads}"));
@@ -103,7 +111,7 @@ struct Stage<'run> {
     measured: Process,
     partner: Process,
     bystander: Process,
-    start: Box<dyn Fn(&str) -> Result<Process, Failure> + 'run>,
+    start: Start<'run>,
     fabric: &'run str,
     groups: u32,
     /// Requests in a second that the measured process refused to the hostile rank, in each round.
@@ -143,8 +151,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// The median times of a call of each size, while a rank of a group with this process, or with the bystander, is disturbed.
-    fn disturbed(&mut self, case: Case, is_here: bool, calls: u32) -> Result<[f64; 2], Failure> {
+    /// The times of a call of each size, while a rank of a group with this process, or with the bystander, is disturbed.
+    fn disturbed(&mut self, case: Case, is_here: bool, calls: u32) -> Result<[Time; SIZES.len()], Failure> {
         let mut disturbed = self.new_rank(case, is_here)?;
         match case {
             Case::Stopped => disturbed.signal(Signal::STOP)?,
@@ -155,15 +163,15 @@ impl Stage<'_> {
             Case::Idle | Case::Killed => {}
         }
         let (mut rank, begun) = (Some(disturbed), Instant::now());
-        let mut times = [0.0; SIZES.len()];
+        let mut times = [Time::default(); SIZES.len()];
         for ((bytes, fewer), time) in SIZES.iter().zip(&mut times) {
             self.begin(*bytes, calls / fewer)?;
             *time = loop {
                 if case != Case::Killed {
-                    break self.measured.hear()?.parse()?;
+                    break parsed(&self.measured.hear()?)?;
                 }
                 if let Some(time) = self.measured.hear_within(KILLED_AFTER)? {
-                    break time.parse()?;
+                    break parsed(&time)?;
                 }
                 // It is killed first.
                 drop(rank.take());
@@ -207,15 +215,21 @@ impl Stage<'_> {
 }
 
 fn print(fabric: &str, bytes: usize, case: Case, times: &Times) {
-    let median = |values: Vec<f64>| quantile(values, 0.5) / 1e3;
-    let [elsewhere, here] = [|both: &(f64, f64)| both.0, |both: &(f64, f64)| both.1]
-        .map(|side| median(times.iter().map(side).collect()));
-    let ratios: Vec<f64> = times.iter().map(|(elsewhere, here)| here / elsewhere).collect();
-    let [low, ratio, high] = [0.25, 0.5, 0.75].map(|share| quantile(ratios.clone(), share));
+    let [elsewhere, here] = [|both: &(Time, Time)| both.0[0], |both: &(Time, Time)| both.1[0]]
+        .map(|side| quantile(times.iter().map(side).collect(), 0.5) / 1e3);
+    let ratios = |at: usize| times.iter().map(|(elsewhere, here)| here[at] / elsewhere[at]).collect();
+    let [low, ratio, high] = [0.25, 0.5, 0.75].map(|share| quantile(ratios(0), share));
+    let of_means = quantile(ratios(1), 0.5);
     let case = format!("{case:?}").to_lowercase();
     println!(
-        "| {fabric} | {bytes} B | {case} | {elsewhere:.1} µs | {here:.1} µs | {ratio:.2} | {low:.2}, {high:.2} |"
+        "| {fabric} | {bytes} B | {case} | {elsewhere:.1} µs | {here:.1} µs | {ratio:.2} | {low:.2}, {high:.2} | {of_means:.2} |"
     );
+}
+
+/// What a child says of its calls.
+fn parsed(line: &str) -> Result<Time, Failure> {
+    let (median, mean) = line.split_once(' ').ok_or_else(|| format!("no times: {line}"))?;
+    Ok([median.parse()?, mean.parse()?])
 }
 
 fn quantile(mut values: Vec<f64>, share: f64) -> f64 {
