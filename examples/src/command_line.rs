@@ -1,10 +1,10 @@
-//! The flags of the parameter server example, and which process they make this one.
+//! The flags of the examples that train a network, and which process of a parameter server they make this one.
 
 use std::{fmt, path::PathBuf};
 
 use clap::{Parser, ValueEnum};
 
-use crate::training::Plan;
+use crate::training::{Model, Plan};
 
 /// Trains a network with parameter servers and workers, each a process of its own.
 ///
@@ -75,7 +75,8 @@ impl Flags {
 
     /// What is trained, by so many workers.
     pub fn plan(&self, workers: u32) -> Plan {
-        Plan { steps: self.steps, workers: workers.into(), rate: self.learning_rate, seed: self.seed }
+        let batch = u64::from(workers) * Model::BATCH;
+        Plan { steps: self.steps, batch, rate: self.learning_rate, seed: self.seed }
     }
 }
 
@@ -110,5 +111,47 @@ impl Job {
             Self::Ps => "ps",
             Self::Worker => "worker",
         }
+    }
+}
+
+/// Trains a network on handwritten digits with several ranks, which average their gradients.
+///
+/// Starts its ranks on this host, unless a launcher (torchrun, mpirun, srun) has started this process as one of them.
+#[derive(Debug, Clone, Parser)]
+#[command(name = "data_parallel", max_term_width = 100)]
+pub struct DataParallel {
+    /// How many ranks to start. Of no effect if a launcher starts them.
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub ranks: u16,
+    /// How often the parameters are updated.
+    #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps: u64,
+    /// Samples of each update, of all ranks together.
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=65_536))]
+    pub batch: u64,
+    /// How far the parameters follow a gradient.
+    #[arg(long, alias = "learning_rate", value_name = "RATE", default_value_t = 0.2)]
+    pub learning_rate: f32,
+    /// Fixes the first parameters and the order of the samples.
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub seed: u64,
+    /// How gradients travel. `auto` takes shared memory on one host.
+    #[arg(long, default_value = "auto", value_parser = ["auto", "shm", "tcp", "verbs"])]
+    pub fabric: String,
+    /// How many seconds the ranks may take to come, and each of their calls.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub patience: u64,
+    /// Print the summary as one line of JSON.
+    #[arg(long)]
+    pub json: bool,
+    /// Started by this program's launcher, and ends with it.
+    #[arg(long, hide = true)]
+    pub launched: bool,
+}
+
+impl DataParallel {
+    /// What is trained.
+    pub fn plan(&self) -> Plan {
+        Plan { steps: self.steps, batch: self.batch, rate: self.learning_rate, seed: self.seed }
     }
 }

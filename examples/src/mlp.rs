@@ -88,19 +88,39 @@ impl Mlp {
         batch: &Samples,
         gradients: &mut [G],
     ) -> f32 {
+        self.backward(parameters, batch, |layer| {
+            if let [weights, bias] = &mut gradients[2 * layer.index..2 * layer.index + 2] {
+                layer.write(weights.as_mut(), bias.as_mut());
+            }
+        })
+    }
+
+    /// Mean loss over `batch`. Hands each layer to `each` as soon as its derivatives can be written, the last layer first, so that
+    /// the caller can send those of one while those of the next are computed.
+    pub fn backward<P: AsRef<[f32]>>(
+        &mut self,
+        parameters: &[P],
+        batch: &Samples,
+        mut each: impl FnMut(LayerGradient<'_>),
+    ) -> f32 {
         self.forward(parameters, batch);
         let loss = self.loss_and_last_delta(batch);
-        for layer in (0..self.deltas.len()).rev() {
-            let width = Width { inputs: self.widths[layer], outputs: self.widths[layer + 1] };
-            let (before, after) = self.deltas.split_at_mut(layer);
-            let (delta, input) = (&after[0], &self.activations[layer]);
-            weight_gradient(input, delta, width, gradients[2 * layer].as_mut());
-            bias_gradient(delta, gradients[2 * layer + 1].as_mut());
+        for index in (0..self.deltas.len()).rev() {
+            let width = Width { inputs: self.widths[index], outputs: self.widths[index + 1] };
+            let (before, after) = self.deltas.split_at_mut(index);
+            let (delta, input) = (&after[0], &self.activations[index]);
+            each(LayerGradient { index, loss, input, delta, width });
             if let Some(previous) = before.last_mut() {
-                input_delta(delta, parameters[2 * layer].as_ref(), input, width, previous);
+                input_delta(delta, parameters[2 * index].as_ref(), input, width, previous);
             }
         }
         loss
+    }
+
+    /// Mean loss over `samples`.
+    pub fn loss<P: AsRef<[f32]>>(&mut self, parameters: &[P], samples: &Samples) -> f32 {
+        self.forward(parameters, samples);
+        self.loss_and_last_delta(samples)
     }
 
     /// Fraction of `samples` whose most probable class is the right one.
@@ -154,6 +174,26 @@ impl Mlp {
             row.iter_mut().for_each(|value| *value *= scale);
         }
         loss * scale
+    }
+}
+
+/// One layer in the backward pass of a network.
+#[derive(Debug)]
+pub struct LayerGradient<'pass> {
+    /// Which one, from 0. Its weights are tensor `2 * index`, its bias the one behind.
+    pub index: usize,
+    /// Mean loss of the batch.
+    pub loss: f32,
+    input: &'pass [f32],
+    delta: &'pass [f32],
+    width: Width,
+}
+
+impl LayerGradient<'_> {
+    /// Overwrites `weights` and `bias` with the derivatives of the loss by the layer's weights and bias.
+    pub fn write(&self, weights: &mut [f32], bias: &mut [f32]) {
+        weight_gradient(self.input, self.delta, self.width, weights);
+        bias_gradient(self.delta, bias);
     }
 }
 

@@ -13,7 +13,10 @@ use std::{
     time::Duration,
 };
 
-use futures::future::select_all;
+use futures::{
+    future::select_all,
+    stream::{FuturesUnordered, StreamExt as _},
+};
 use tokio::{
     process::{Child, ChildStdin, Command},
     sync::oneshot,
@@ -130,4 +133,40 @@ impl<'run> Children<'run> {
         }
         Ok(())
     }
+}
+
+/// Starts this program once for each rank, with the environment that `variables` gives it and `--launched`, and waits for all. Ranks
+/// that are killed are no failure as long as one ends well: the others go on without them.
+///
+/// # Errors
+/// A rank cannot be started, or ends with an error, or all are killed.
+pub async fn run_ranks<const COUNT: usize>(
+    ranks: u16,
+    variables: impl Fn(u16) -> [(&'static str, String); COUNT],
+    is_shown: bool,
+) -> Result<(), Box<dyn Error>> {
+    let this_program = std::env::current_exe()?;
+    let mut running = FuturesUnordered::new();
+    for rank in 0..ranks {
+        let mut command = Command::new(&this_program);
+        command.args(std::env::args_os().skip(1)).arg("--launched").envs(variables(rank));
+        let mut child = command.stdin(Stdio::piped()).kill_on_drop(true).spawn()?;
+        if is_shown {
+            println!("{:<12} pid {}", format!("rank {rank}"), child.id().unwrap_or(0));
+        }
+        running.push(async move {
+            // `wait` would close the child's input, which lives as long as this process.
+            let _pipe = child.stdin.take();
+            (rank, child.wait().await)
+        });
+    }
+    let mut ended_well = false;
+    while let Some((rank, status)) = running.next().await {
+        match status? {
+            status if status.success() => ended_well = true,
+            status if status.code().is_none() => eprintln!("rank {rank} was killed: {status}"),
+            status => return Err(format!("rank {rank} failed: {status}").into()),
+        }
+    }
+    if ended_well { Ok(()) } else { Err("no rank is left".into()) }
 }

@@ -80,33 +80,44 @@ impl Trained {
         let alone = train(&mut model, plan, |step, loss| progress.show(step, loss));
         progress.finish();
         let accuracy = [&self.parameters, &alone].map(|parameters| model.accuracy(parameters) * 100.0);
+        let loss = [&self.parameters, &alone].map(|parameters| model.loss(parameters));
         let difference = largest_difference(&self.parameters, &alone);
         if is_json {
-            self.print_json(accuracy, difference);
+            self.print_json(accuracy, loss, difference);
         } else {
-            self.print_words(accuracy, difference, model.held_out());
+            self.print_words(accuracy, loss, difference, model.held_out());
         }
     }
 
-    fn print_words(&self, [accuracy, alone]: [f64; 2], difference: f32, held_out: usize) {
+    fn print_words(&self, accuracy: [f64; 2], loss: [f32; 2], difference: f32, held_out: usize) {
         let bytes = self.parameters.iter().flatten().count() * size_of::<f32>();
-        println!("\naccuracy     {accuracy:.1} % of {held_out} held-out digits");
-        println!("one process  {alone:.1} % of {held_out} held-out digits");
+        let words =
+            |at: usize| format!("{:.1} % of {held_out} held-out digits, loss {:.4}", accuracy[at], loss[at]);
+        println!("\naccuracy     {}", words(0));
+        println!("one process  {}", words(1));
         match difference {
             0.0 => println!("difference   none: equal bit for bit"),
             largest => println!("difference   {largest:.1e} at most, in any parameter"),
         }
         println!("fingerprint  {:016x}", fingerprint(&self.parameters));
-        println!("steps/s      {:.0} ({} steps in {:.1} s)", self.rate(), self.steps, self.seconds);
+        let step = 1e3 / self.rate();
+        println!(
+            "steps/s      {:.0} ({step:.2} ms each; {} steps in {:.1} s)",
+            self.rate(),
+            self.steps,
+            self.seconds
+        );
         let (moved, human) = (HumanCount(self.moved), BinaryBytes(self.moved));
         println!("bytes moved  {moved} ({human}; parameters are {} bytes)", HumanCount(bytes as u64));
         println!("transport    {}", self.transport);
     }
 
-    fn print_json(&self, [accuracy, alone]: [f64; 2], difference: f32) {
+    fn print_json(&self, [accuracy, alone]: [f64; 2], [loss, loss_alone]: [f32; 2], difference: f32) {
         let summary = serde_json::json!({
             "accuracy": accuracy,
             "one_process": alone,
+            "loss": loss,
+            "one_process_loss": loss_alone,
             "difference": difference,
             "fingerprint": format!("{:016x}", fingerprint(&self.parameters)),
             "steps_per_s": self.rate(),

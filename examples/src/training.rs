@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use crate::{
     digits::{Batches, Digits, Samples},
-    mlp::{Mlp, TensorSpec},
+    mlp::{LayerGradient, Mlp, TensorSpec},
 };
 
 /// The network, and the samples that it learns from.
@@ -45,6 +45,22 @@ impl Model {
         (loss, gradients)
     }
 
+    /// Mean loss over the samples with these numbers. Hands each layer to `each`, the last one first, as
+    /// [`Mlp::backward`] does.
+    pub fn backward(
+        &mut self,
+        parameters: &[Vec<f32>],
+        samples: Range<u64>,
+        each: impl FnMut(LayerGradient<'_>),
+    ) -> f32 {
+        self.mlp.backward(parameters, self.batches.range(samples), each)
+    }
+
+    /// Mean loss over the held-out samples.
+    pub fn loss(&mut self, parameters: &[Vec<f32>]) -> f32 {
+        self.mlp.loss(parameters, &self.held_out)
+    }
+
     /// Fraction of the held-out samples, which no training sees, that are read rightly.
     pub fn accuracy(&mut self, parameters: &[Vec<f32>]) -> f64 {
         self.mlp.accuracy(parameters, &self.held_out)
@@ -68,18 +84,18 @@ pub fn descend(values: &mut [f32], gradient: &[f32], rate: f32) {
 pub struct Plan {
     /// How many updates.
     pub steps: u64,
-    /// Gradients for each of them, one from each worker.
-    pub workers: u64,
+    /// Samples for each of them, of all processes together.
+    pub batch: u64,
     /// How far the parameters follow a gradient.
     pub rate: f32,
     /// Fixes the first parameters and the order of the samples.
     pub seed: u64,
 }
 
-/// Trains in this process, each step from the samples of all workers. Gives the last parameters. `progress` is called
+/// Trains in this process, each step from the samples of all processes. Gives the last parameters. `progress` is called
 /// after each step with its number from 1 and the loss.
 pub fn train(model: &mut Model, plan: &Plan, mut progress: impl FnMut(u64, f32)) -> Vec<Vec<f32>> {
-    let (mut parameters, batch) = (model.initial_parameters(), plan.workers * Model::BATCH);
+    let (mut parameters, batch) = (model.initial_parameters(), plan.batch);
     for step in 0..plan.steps {
         let (loss, gradients) = model.gradients(&parameters, step * batch..(step + 1) * batch);
         for (values, gradient) in parameters.iter_mut().zip(&gradients) {
@@ -95,7 +111,7 @@ mod tests {
     use super::{Model, Plan, train};
 
     fn plan(steps: u64, seed: u64) -> Plan {
-        Plan { steps, workers: 1, rate: 0.2, seed }
+        Plan { steps, batch: Model::BATCH, rate: 0.2, seed }
     }
 
     #[test]

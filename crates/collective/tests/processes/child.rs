@@ -2,16 +2,24 @@
 
 use std::{io::Write, sync::Arc, thread, time::Duration};
 
+use futures::future::join_all;
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tensorwire_collective::{Group, GroupBuilder, GroupError, store::TcpStore};
-use tensorwire_rendezvous::Worker;
+use tensorwire_rendezvous::{Worker, WorkerError};
 use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinHandle};
 
 use crate::pairs;
 
 /// Rounds of a loop that are reported. What comes after is more than a parent wants to read.
 pub(crate) const ROUNDS: u64 = 10;
+
+/// Elements of a call in the other group of a rank.
+const ASIDE: usize = 10;
+
+/// Lists of requests of one who floods that are under way, and how many each has.
+const LISTS: usize = 16;
+const LIST: usize = 64;
 
 /// What the rank with this number, as it was at first, gives to a sum.
 pub(crate) fn share(rank: usize) -> usize {
@@ -61,6 +69,11 @@ struct Rank {
     worker: Worker,
     builder: GroupBuilder,
     group: Option<Group>,
+    /// Another group of two, in which it is the first.
+    aside: Option<Group>,
+    /// A call there.
+    reducing: Option<JoinHandle<Result<(), GroupError>>>,
+    limit: Duration,
     share: usize,
 }
 
@@ -90,7 +103,8 @@ impl Rank {
         let builder = Group::builder(Arc::new(store), rank, size).name("tests").timeout(limit);
         let joining = builder.clone();
         let joined = if is_newcomer { joining.rejoin(&worker).await } else { joining.join(&worker).await };
-        Self { worker, builder, group: tell_of("joined", joined), share: share(rank) }
+        let group = tell_of("joined", joined);
+        Self { worker, builder, group, aside: None, reducing: None, limit, share: share(rank) }
     }
 
     /// Does what the parent asks for until it says that this is the end, or ends itself.
@@ -99,6 +113,10 @@ impl Rank {
         while let Some(line) = lines.recv().await {
             match line.split(' ').collect::<Vec<_>>()[..] {
                 ["loop", length] => self.reduce(length.parse().unwrap(), u64::MAX).await,
+                ["join", "aside", address] => self.join_aside(address).await,
+                ["reduce", "aside"] => self.reduce_aside(),
+                ["end", "aside"] => self.end_aside().await,
+                ["flood", victim] => self.flood(victim).await,
                 ["reduce", length] => self.reduce(length.parse().unwrap(), 1).await,
                 ["pair", what, length] => {
                     pairs::run(self.group.as_ref().unwrap(), what, length.parse().unwrap()).await;
@@ -127,9 +145,40 @@ impl Rank {
                 _ => panic!("no command of these tests: {line}"),
             }
         }
-        drop(self.group);
+        drop((self.group, self.aside));
         self.worker.shutdown().await;
         say("ended");
+    }
+
+    async fn join_aside(&mut self, address: &str) {
+        let store = TcpStore::connect(address, self.limit, self.worker.runtime().clone()).await.unwrap();
+        let group = Group::builder(Arc::new(store), 0, 2).name("tests").timeout(self.limit);
+        self.aside = tell_of("joined", group.join(&self.worker).await);
+    }
+
+    /// Begins a call there, which is polled while this rank makes others.
+    fn reduce_aside(&mut self) {
+        let group = self.aside.clone().unwrap();
+        self.reducing = Some(tokio::spawn(async move { group.all_reduce(&mut [0f32; ASIDE]).await }));
+    }
+
+    async fn end_aside(&mut self) {
+        match self.reducing.take().unwrap().await.unwrap() {
+            Ok(()) => say("done"),
+            Err(error) => say(&failed(&error)),
+        }
+    }
+
+    /// Asks for tensors that the victim does not have, as often as it can, until this process is killed.
+    async fn flood(&self, victim: &str) {
+        let peer = self.worker.peer(victim).unwrap();
+        let names: Vec<String> = (0..LIST).map(|number| format!("nothing {number}")).collect();
+        // Only what the victim itself has refused was work for it.
+        let is_refused = async || matches!(peer.fetch_many(&names).await, Err(WorkerError::Remote { .. }));
+        assert!(is_refused().await);
+        say("flooding");
+        join_all((0..LISTS).map(async |_| while is_refused().await {})).await;
+        say("no longer flooding");
     }
 
     /// Adds up what all ranks give, again and again, and reports the sums and how it ends.

@@ -6,6 +6,7 @@
 mod child;
 mod growth;
 mod harness;
+mod isolated;
 mod killed;
 mod late;
 mod pairs;

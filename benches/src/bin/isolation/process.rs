@@ -1,0 +1,77 @@
+//! The processes of the measurement: this program again, which is told what to do in lines, and answers in lines.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, channel},
+    thread,
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::Failure;
+
+/// Set in the environment of a child: what it is.
+const ROLE: &str = "TENSORWIRE_BENCH_ISOLATION";
+
+/// Longer than anything takes.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// What this process is, if it is a child.
+pub(crate) fn role() -> Option<String> {
+    std::env::var(ROLE).ok()
+}
+
+/// A child; killed with this value.
+pub(crate) struct Process {
+    child: Child,
+    to: ChildStdin,
+    lines: Receiver<String>,
+    role: String,
+}
+
+impl Process {
+    pub(crate) fn start(role: &str) -> Result<Self, Failure> {
+        let mut command = Command::new(std::env::current_exe()?);
+        let mut child = command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err("a child without pipes".into());
+        };
+        let (found, lines) = channel();
+        thread::spawn(move || {
+            BufReader::new(from).lines().map_while(Result::ok).try_for_each(|line| found.send(line))
+        });
+        Ok(Self { child, to, lines, role: role.to_owned() })
+    }
+
+    pub(crate) fn tell(&mut self, line: &str) -> Result<(), Failure> {
+        Ok(writeln!(self.to, "{line}")?)
+    }
+
+    /// Its next line.
+    pub(crate) fn hear(&self) -> Result<String, Failure> {
+        self.hear_within(LIMIT)?.ok_or_else(|| format!("`{}` did not answer in {LIMIT:?}", self.role).into())
+    }
+
+    /// Its next line, if that comes within this time.
+    pub(crate) fn hear_within(&self, limit: Duration) -> Result<Option<String>, Failure> {
+        match self.lines.recv_timeout(limit) {
+            Ok(line) => Ok(Some(line)),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(format!("`{}` has ended", self.role).into()),
+        }
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) -> Result<(), Failure> {
+        let pid = Pid::from_raw(self.child.id().cast_signed()).ok_or("a child without a number")?;
+        Ok(kill_process(pid, signal)?)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}

@@ -1,0 +1,66 @@
+//! Data-parallel training: ranks that hold the same network, each compute the gradient of a part of every batch, and average.
+//!
+//! - A **rank** computes its part's gradient layer by layer, the last one first, on a thread of its own. As soon as a layer's
+//!   part is computed, an all-reduce adds up those of all ranks, while the thread goes on with the layer before. Then each rank
+//!   follows the whole gradient, so all keep the same parameters and nobody serves them.
+//! - The **launcher** serves the store in which the ranks find each other, and starts them; torchrun or srun can do that, too.
+//!
+//! If a rank is killed, the others shrink the group, agree on the step that is furthest, and go on. Begin with `rank.rs`.
+#![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods, reason = "this is a user's program: it has tokio's clock")]
+
+mod rank;
+mod step;
+
+use std::{error::Error, process::ExitCode, sync::Arc};
+
+use clap::Parser;
+use tensorwire::{
+    TokioRuntime,
+    collective::{
+        launch::{Launch, LaunchError},
+        store::TcpStore,
+    },
+};
+use tensorwire_examples::{
+    command_line::DataParallel as Flags,
+    processes::{parent_lets_go, run_ranks},
+};
+
+/// Why a process ends early.
+type Failure = Box<dyn Error>;
+
+fn main() -> ExitCode {
+    let (flags, launch) = (Flags::parse(), Launch::from_env());
+    let who = launch.as_ref().map_or("data_parallel".to_owned(), |launch| format!("rank {}", launch.rank));
+    match run(&flags, launch) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("{who}: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn run(flags: &Flags, launch: Result<Launch, LaunchError>) -> Result<(), Failure> {
+    match launch {
+        Ok(launch) => tokio::select! {
+            ended = rank::run(flags, launch) => ended,
+            () = parent_lets_go(), if flags.launched => Ok(()),
+        },
+        Err(LaunchError::NotFound) => start_ranks(flags).await,
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Serves the store, and starts this program as each rank.
+async fn start_ranks(flags: &Flags) -> Result<(), Failure> {
+    let runtime = Arc::new(TokioRuntime::current().ok_or("outside a runtime")?);
+    let (_store, address) = TcpStore::serve("127.0.0.1:0", runtime).await?;
+    let variables = |rank: u16| {
+        let [rank, size] = [rank, flags.ranks].map(|number| number.to_string());
+        [("TENSORWIRE_RANK", rank), ("TENSORWIRE_SIZE", size), ("TENSORWIRE_STORE", address.to_string())]
+    };
+    run_ranks(flags.ranks, variables, !flags.json).await
+}

@@ -1,0 +1,98 @@
+//! One step of training: the backward pass on a thread, and the all-reduces of what it has computed meanwhile.
+
+use std::ops::Range;
+
+use futures::{
+    channel::mpsc,
+    stream::{StreamExt as _, TryStreamExt as _},
+};
+use tensorwire::collective::{Group, GroupError};
+use tensorwire_examples::training::{Model, Plan, descend};
+
+use crate::Failure;
+
+/// What a rank has learned. The same on all ranks after the same step.
+pub(crate) struct Trainee {
+    model: Model,
+    /// Weights and bias of each layer, in turns.
+    pub(crate) parameters: Vec<Vec<f32>>,
+    /// Memory of the last step's buckets, for the next one's.
+    buckets: Vec<Bucket>,
+}
+
+/// A layer's gradients in one piece, those of the weights first, and behind them the loss.
+type Bucket = Vec<f32>;
+
+impl Trainee {
+    pub(crate) fn new(seed: u64) -> Self {
+        let model = Model::new(seed);
+        Self { parameters: model.initial_parameters(), model, buckets: Vec::new() }
+    }
+
+    /// Does one step of all ranks. Returns the loss; or the error of a call, and then the parameters are those of before.
+    pub(crate) async fn step(
+        mut self,
+        group: &Group,
+        plan: &Plan,
+        step: u64,
+    ) -> Result<(Self, Result<f32, GroupError>), Failure> {
+        let samples = samples(plan.batch, step, group.rank() as u64, group.size() as u64);
+        let share = (samples.end - samples.start) as f32 / plan.batch as f32;
+        let layers = self.parameters.len() / 2;
+        let (finished, computed) = mpsc::channel(layers);
+        let computing = tokio::task::spawn_blocking(move || {
+            self.compute(samples, share, finished);
+            self
+        });
+        // All ranks have the buckets, and so the calls, in one order. Each is under way while the next bucket is computed.
+        let reducing = computed.map(|bucket| sum_of_all(group, bucket)).buffered(layers).try_collect();
+        let reduced: Result<Vec<Bucket>, GroupError> = reducing.await;
+        self = computing.await?;
+        let followed = reduced.map(|buckets| self.follow(buckets, plan.rate));
+        Ok((self, followed))
+    }
+
+    /// Computes this rank's share of the gradient, the last layer's first.
+    fn compute(&mut self, samples: Range<u64>, share: f32, mut finished: mpsc::Sender<Bucket>) {
+        let mut memory = std::mem::take(&mut self.buckets).into_iter();
+        let parameters = &self.parameters;
+        self.model.backward(parameters, samples, |layer| {
+            let [weights, bias] = [0, 1].map(|tensor| parameters[2 * layer.index + tensor].len());
+            let mut bucket = memory.next().unwrap_or_default();
+            bucket.resize(weights + bias + 1, 0.0);
+            let (weights, rest) = bucket.split_at_mut(weights);
+            let (bias, loss) = rest.split_at_mut(bias);
+            layer.write(weights, bias);
+            loss.fill(layer.loss);
+            // With it the sum of all ranks is the mean of the whole batch, also where ranks have different numbers of samples.
+            bucket.iter_mut().for_each(|slope| *slope *= share);
+            // There is room for all. Nobody receives any more if a call has failed.
+            let _ = finished.try_send(bucket);
+        });
+    }
+
+    /// Moves the parameters along the gradient of the whole batch. Returns its loss.
+    fn follow(&mut self, buckets: Vec<Bucket>, rate: f32) -> f32 {
+        for (layer, bucket) in self.parameters.chunks_exact_mut(2).rev().zip(&buckets) {
+            let mut rest = bucket.as_slice();
+            for values in layer {
+                let (gradient, behind) = rest.split_at(values.len());
+                descend(values, gradient, rate);
+                rest = behind;
+            }
+        }
+        self.buckets = buckets;
+        self.buckets.first().and_then(|bucket| bucket.last()).copied().unwrap_or(f32::NAN)
+    }
+}
+
+async fn sum_of_all(group: &Group, mut bucket: Bucket) -> Result<Bucket, GroupError> {
+    group.all_reduce(&mut bucket).await?;
+    Ok(bucket)
+}
+
+/// The part of a step's samples that a rank takes. Which samples a step has does not depend on the number of ranks.
+fn samples(batch: u64, step: u64, rank: u64, size: u64) -> Range<u64> {
+    let begin = |rank: u64| step * batch + batch * rank / size;
+    begin(rank)..begin(rank + 1)
+}
