@@ -324,7 +324,7 @@ impl Case {
     /// Starts the other ranks, and joins a group with all of them.
     async fn join(&self, stage: &mut Stage, placement: Placement, open: &Order) -> Result<Task, BenchError> {
         for rank in 2..self.ranks as usize {
-            let mut other = Peer::start(placement.of_rank(rank), 0)?;
+            let mut other = Peer::start(placement.of_rank(rank), Contents::shared_bytes(0, 0))?;
             done(other.ask(open, "opening the fabric").await?)?;
             stage.others.push(other);
         }

@@ -97,27 +97,25 @@ pub(super) async fn calls_of_all(
         Ok(watch.stop())
     };
     match measured.await {
-        Ok(phase) => answers(stage).await.map(|()| phase),
-        Err(error) => Err(reason(stage, error).await),
+        Ok(phase) => answers(stage, rank.group.timeout()).await.map(|()| phase),
+        // A rank that failed on its own says why at once; the error of this one may be no more than that its group is over.
+        Err(error) => match answers(stage, REASON_LIMIT).await {
+            Ok(()) | Err(BenchError::PeerSilent { .. }) => Err(error),
+            Err(reason) => Err(reason),
+        },
     }
 }
 
-/// Awaits the answers of all other ranks, which have nothing more to do.
-async fn answers(stage: &mut Stage) -> Result<(), BenchError> {
-    let answered = stage
-        .peers()
-        .enumerate()
-        .map(|(at, peer)| async move { of_rank(at + 1, peer.answer("collectives").await.and_then(done)) });
-    try_join_all(answered).await.map(drop)
-}
-
-/// The error of the rank that failed on its own, where `error` is only that this rank's group is over.
-async fn reason(stage: &mut Stage, error: BenchError) -> BenchError {
-    let clock = stage.clock.clone();
-    match timeout(&*clock, REASON_LIMIT, answers(stage)).await {
-        Ok(Err(reason)) => reason,
-        _ => error,
-    }
+/// Awaits the answers of all other ranks.
+async fn answers(stage: &mut Stage, limit: Duration) -> Result<(), BenchError> {
+    let (during, clock) = ("collectives", stage.clock.clone());
+    let answered = try_join_all(
+        stage
+            .peers()
+            .enumerate()
+            .map(|(at, peer)| async move { of_rank(at + 1, peer.answer(during).await.and_then(done)) }),
+    );
+    timeout(&*clock, limit, answered).await.map_err(|_| BenchError::PeerSilent { during, limit })?.map(drop)
 }
 
 impl Rank {
