@@ -1,5 +1,6 @@
 """The rivals: what each needs, and how one measurement of it runs."""
 
+import contextlib
 import json
 import os
 import shlex
@@ -9,9 +10,13 @@ import subprocess
 import time
 from pathlib import Path
 
+from . import machine
+
 PYTHON = "/usr/bin/python3"
 # A round of `tensorwire bench` also measures two limits.
 PHASES = 3
+# One of collectives measures nothing beside them.
+COLLECTIVE_PHASES = 2
 # Longest that one program may take beyond the time that it measures.
 SLACK_S = 60
 # Adaptive waiting looks while operations follow each other, and is what programs get that set nothing.
@@ -44,8 +49,8 @@ class Site:
     def prepare(self, only):
         """The rivals that can be measured, and the names and reasons of the others."""
         wanted, skipped = [], []
-        chosen = [rival for rival in ALL if not only or rival.name in only or rival.name == "tensorwire"]
-        self.crates = [rival.name for rival in chosen if isinstance(rival, Crate)]
+        chosen = [rival for rival in ALL if not only or rival.name in only or isinstance(rival, (Tensorwire, Bound))]
+        self.crates = [rival.name for rival in chosen if isinstance(rival, (Crate, Bound))]
         for rival in chosen:
             try:
                 rival.prepare(self)
@@ -113,6 +118,20 @@ class Site:
             raise Failed(last_line(ran.stderr) or f"code {ran.returncode}")
         return ran.stdout
 
+    def run_ranks(self, words, ranks, cpus):
+        """Runs a program once for each rank, with the rank and their number behind its words; gives what rank 0 printed."""
+        commands = [self.command([*words, rank, ranks], cpus[rank % len(cpus)] if cpus else None) for rank in range(ranks)]
+        others = [
+            subprocess.Popen(command, cwd=self.home, env=self.environment({}), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            for command in commands[1:]
+        ]
+        try:
+            return self.run(commands[0])
+        finally:
+            for other in others:
+                other.kill()
+                other.wait()
+
     def server(self, command, extra=None):
         return Server(command, self.home, self.environment(extra or {}))
 
@@ -163,9 +182,11 @@ class Rival:
 
     name = ""
     ways = ()
+    # The ways of all-reduce.
+    collective_ways = ()
 
     def can(self, task):
-        return (task.transport, task.wait) in self.ways
+        return (task.transport, task.wait) in (self.collective_ways if task.column.ranks else self.ways)
 
     def prepare(self, site):
         """Makes it ready, or raises Skipped."""
@@ -188,6 +209,7 @@ class Tensorwire(Rival):
 
     name = "tensorwire"
     ways = [(transport, wait) for transport in ("shm", "tcp") for wait in ("look", "sleep")]
+    collective_ways = ways
 
     def prepare(self, site):
         site.build("cargo", "build", "--locked", "--release", "-p", "tensorwire-cli", cwd=site.root)
@@ -195,12 +217,30 @@ class Tensorwire(Rival):
         site.program(target / "release/tensorwire", "tensorwire")
 
     def measure(self, task, site):
-        op = "pingpong" if task.column.is_half else "pull"
+        ranks = task.column.ranks
+        op = "all-reduce" if ranks else "pingpong" if task.column.is_half else "pull"
         words = ["tensorwire", "bench", "--json", "--fabric", task.transport, "--op", op, "--size", task.bytes]
         words += ["--wait", WAIT_OPTIONS[task.wait], "--cpus", "two" if task.cpus else "free"]
-        words += ["--rounds", 1, "--round-ms", PHASES * task.milliseconds]
+        words += ["--rounds", 1, "--round-ms", (COLLECTIVE_PHASES if ranks else PHASES) * task.milliseconds]
+        words += ["--ranks", ranks] if ranks else []
         line = json.loads(site.run(site.command(words), None, 2 * SLACK_S))
-        return {"tensorwire": line["mean_ns"] / 1e9, "limit": line["limit_mean_ns"] / 1e9}
+        ours = {"tensorwire": line["mean_ns"] / 1e9}
+        return ours if ranks else {**ours, "limit": line["limit_mean_ns"] / 1e9}
+
+
+class Bound(Rival):
+    """What memory allows an all-reduce: one process, in which a thread for each rank reads all inputs of its part once, and writes
+    it into all results once."""
+
+    name = "bound"
+    collective_ways = [("shm", "look"), ("shm", "sleep")]
+
+    def prepare(self, site):
+        site.build_crates(self.name)
+
+    def measure(self, task, site):
+        words = ["peers-bound", self.name, task.column.ranks, task.bytes, task.milliseconds]
+        return {"limit": seconds_of(site.run(site.command(words)), task)}
 
 
 class Crate(Rival):
@@ -299,46 +339,71 @@ def wait_for_listener(port, process):
 
 
 class OpenMpi(Rival):
-    """Messages of Open MPI, which always polls."""
+    """Messages and collectives of Open MPI, which always polls. It gives its CPU away between two looks where others shall sleep, and
+    where there are more ranks than CPUs."""
 
     name = "Open MPI"
     ways = [("shm", "look"), ("tcp", "look")]
+    collective_ways = Tensorwire.ways
     transports = {"shm": "self,vader", "tcp": "self,tcp"}
 
     def prepare(self, site):
         site.need("mpicc", "openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev")
-        site.build("mpicc", "-O2", "-o", site.bin / "mpi", "native/mpi.c")
+        for program in ("mpi", "mpi_reduce"):
+            site.build("mpicc", "-O2", "-o", site.bin / program, f"native/{program}.c")
 
     def measure(self, task, site):
-        words = ["mpi", task.bytes, task.milliseconds]
-        ranks = [["taskset", "-c", cpu, *words] for cpu in task.cpus] or [words, words]
+        ranks = task.column.ranks or 2
+        words = ["mpi_reduce" if task.column.ranks else "mpi", task.bytes, task.milliseconds]
+        yields = task.wait == "sleep" or ranks > len(machine.cpus())
         command = ["mpirun", "--bind-to", "none", "--oversubscribe", "--mca", "pml", "ob1", "--mca", "btl", self.transports[task.transport]]
-        command += ["--mca", "btl_tcp_if_include", "lo", "-np", "1", *ranks[0], ":", "-np", "1", *ranks[1]]
+        command += ["--mca", "btl_tcp_if_include", "lo", "--mca", "mpi_yield_when_idle", int(yields)]
+        for rank in range(ranks):
+            pinned = ["taskset", "-c", task.cpus[rank % len(task.cpus)]] if task.cpus else []
+            command += [*([":"] if rank else []), "-np", "1", *pinned, *words]
         return {self.name: seconds_of(site.run(site.command(command)), task)}
 
 
 class Gloo(Rival):
-    """Buffers of a pair of Gloo."""
+    """Buffers of a pair of Gloo, and the best of its all-reduces."""
 
     name = "Gloo"
     ways = [("tcp", "look"), ("tcp", "sleep")]
+    collective_ways = ways
+    algorithms = ("ring", "chunked", "halving", "bcube")
 
     def prepare(self, site):
         site.need("/usr/include/gloo/context.h", "libgloo-dev", "g++")
-        site.build("g++", "-O2", "-o", site.bin / "gloo", "native/gloo.cc", "-lgloo", "-lpthread")
+        for program in ("gloo", "gloo_reduce"):
+            site.build("g++", "-O2", "-o", site.bin / program, f"native/{program}.cc", "-lgloo", "-lpthread")
 
     def measure(self, task, site):
-        meeting = site.home / f"gloo-{time.monotonic_ns()}"
-        meeting.mkdir()
-        meeting.chmod(0o777)
+        if task.column.ranks:
+            return {self.name: min(self.reduce(task, site, algorithm) for algorithm in self.algorithms)}
         words = ["gloo", task.wait, task.bytes, task.milliseconds]
         first, second = task.cpus or (None, None)
-        try:
-            with site.server(site.command([*words, meeting, "server"], second)):
-                output = site.run(site.command([*words, meeting, "client"], first))
-        finally:
-            shutil.rmtree(meeting, ignore_errors=True)
+        with meeting(site) as folder, site.server(site.command([*words, folder, "server"], second)):
+            output = site.run(site.command([*words, folder, "client"], first))
         return {self.name: seconds_of(output, task)}
+
+    def reduce(self, task, site, algorithm):
+        # Pairs that look block in a send: two of which both send more than the sockets hold would wait for each other.
+        wait = task.wait if task.cpus else "sleep"
+        with meeting(site) as folder:
+            words = ["gloo_reduce", wait, task.bytes, task.milliseconds, folder, algorithm]
+            return seconds_of(site.run_ranks(words, task.column.ranks, task.cpus), task)
+
+
+@contextlib.contextmanager
+def meeting(site):
+    """A folder in which processes find each other."""
+    folder = site.home / f"gloo-{time.monotonic_ns()}"
+    folder.mkdir()
+    folder.chmod(0o777)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 class Nixl(Rival):
@@ -376,6 +441,7 @@ class Nixl(Rival):
 
 ALL = [
     Tensorwire(),
+    Bound(),
     Ucx(),
     UcxOneSided("UCX put", "ucp_put_lat", True),
     UcxOneSided("UCX get", "ucp_get", False),

@@ -17,6 +17,8 @@ class Column:
     name: str
     bytes: int
     is_half: bool = False
+    # Ranks of an all-reduce of 32-bit floats; 0 is a transfer between two processes.
+    ranks: int = 0
 
 
 COLUMNS = [
@@ -26,6 +28,12 @@ COLUMNS = [
     Column("1 MiB pull", MIB),
     Column("16 MiB pull", 16 * MIB),
     Column("64 MiB pull", 64 * MIB),
+    Column("8 B all-reduce, 2 ranks", 8, ranks=2),
+    *(
+        Column(f"{mebibytes} MiB all-reduce, {ranks} ranks", mebibytes * MIB, ranks=ranks)
+        for mebibytes in (1, 16, 64)
+        for ranks in (2, 4)
+    ),
 ]
 COLUMN_NAMES = [column.name for column in COLUMNS]
 WAYS = [(transport, wait) for transport in ("shm", "tcp") for wait in ("look", "sleep")]

@@ -66,7 +66,30 @@ def whole(text):
         lines = [f"| {transport}, {WAITS[wait]} | {' | '.join(names)} |", "| --- " * (len(names) + 1) + "|"]
         lines += [f"| {column} | {' | '.join(shown(by_rival.get(name)) for name in names)} |" for column, by_rival in by_column.items()]
         parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+    return "\n\n".join(filter(None, [*parts, goals(text)]))
+
+
+def goals_of(transport, wait, name):
+    """What each rival's time of an all-reduce shall be at least, over Tensorwire's."""
+    if "all-reduce" not in name:
+        return ()
+    if name.startswith("8 B"):
+        return (("Open MPI", 1 / 1.2),) if wait == "look" else ()
+    if transport == "shm":
+        return (("Open MPI", 2.0 if name.endswith("2 ranks") else 1.5),)
+    return (("Gloo", 1.2), ("Open MPI", 1.0))
+
+
+def goals(text):
+    """The goals of all-reduce, and whether each is reached."""
+    lines = ["| all-reduce | rival | its time over Tensorwire's | goal |", "| --- | --- | --- | --- |"]
+    for (transport, wait, name), by_rival in columns(text).items():
+        for rival, least in goals_of(transport, wait, name):
+            if rival in by_rival and "tensorwire" in by_rival:
+                ratio = float(by_rival[rival]["seconds"]) / float(by_rival["tensorwire"]["seconds"])
+                verdict = "reached" if ratio >= least else "missed"
+                lines.append(f"| {transport}, {WAITS[wait]}: {name} | {rival} | {ratio:.2f} | ≥ {least:.2g}: {verdict} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def put(file, table, begin=MARKS[0], close=MARKS[1]):

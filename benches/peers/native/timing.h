@@ -6,21 +6,21 @@
 #include <stdlib.h>
 #include <time.h>
 
-static double seconds_now(void) {
+static inline double seconds_now(void) {
     struct timespec now;
     clock_gettime(CLOCK_MONOTONIC, &now);
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
 /* Ends the process with a message. */
-static void fail(const char *what) {
+static inline void fail(const char *what) {
     fprintf(stderr, "%s\n", what);
     exit(1);
 }
 
 /* Times `operation`, one at a time, after a warm-up that also finds out how many operations fill the time; prints operations and
    seconds. The clock is read at the start and at the finish only. */
-static void time_and_print(void (*operation)(void), double length) {
+static inline void time_and_print(void (*operation)(void), double length) {
     double rate = 0;
     for (int warm_up = 0; warm_up < 2; warm_up++) {
         double begin = seconds_now();
@@ -39,6 +39,31 @@ static void time_and_print(void (*operation)(void), double length) {
     }
     printf("%ld %.9f\n", operations, seconds_now() - begin);
     fflush(stdout);
+}
+
+/* As `time_and_print`, of an operation that takes part of all processes: `first_says` gives every process the number that the first has.
+   Each process executes as many operations, and the first one prints. */
+static inline void time_together(void (*operation)(void), long (*first_says)(long), int is_first, double length) {
+    long operations = 2;
+    double spent = 0;
+    for (long is_enough = 0; !is_enough; operations *= is_enough ? 1 : 2) {
+        double begin = seconds_now();
+        for (long done = 0; done < operations; done++) {
+            operation();
+        }
+        spent = seconds_now() - begin;
+        is_enough = first_says(spent > length / 8);
+    }
+    double wanted = (double)operations / spent * length;
+    operations = first_says(wanted < 4 ? 4 : (long)wanted);
+    double begin = seconds_now();
+    for (long done = 0; done < operations; done++) {
+        operation();
+    }
+    if (is_first) {
+        printf("%ld %.9f\n", operations, seconds_now() - begin);
+        fflush(stdout);
+    }
 }
 
 #endif

@@ -3,6 +3,8 @@
 //!
 //! Every rival does the same work: 8 bytes go out, and as many bytes as the plan says come back into private memory. What the rival
 //! hands out as a view of shared memory is copied once.
+//!
+//! `bound RANKS BYTES MILLISECONDS` measures what memory allows an all-reduce, in this process alone.
 
 #![forbid(unsafe_code)]
 // The rules of Tensorwire's own code about clocks and tasks: nothing here is simulated.
@@ -14,6 +16,8 @@
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/grpc.rs"]
 mod grpc;
+#[cfg(feature = "bound")]
+mod bound;
 #[cfg(feature = "iceoryx2")]
 mod iceoryx;
 mod plan;
@@ -31,7 +35,15 @@ use std::process::ExitCode;
 use plan::{Fault, Figure, Plan};
 
 fn main() -> ExitCode {
-    match Plan::from_arguments().and_then(|plan| run(&plan)) {
+    #[cfg(feature = "bound")]
+    if let Some(words) = plan::words_of("bound") {
+        return end(bound::measure(&words).map(|figure| figure.print()));
+    }
+    end(Plan::from_arguments().and_then(|plan| run(&plan)))
+}
+
+fn end(done: Result<(), Fault>) -> ExitCode {
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(fault) => {
             eprintln!("tensorwire-peers: {fault}");
@@ -50,8 +62,7 @@ fn run(plan: &Plan) -> Result<(), Fault> {
         match &plan.address {
             None => serve(plan).await,
             Some(address) => {
-                let Figure { operations, seconds } = measure(plan, address).await?;
-                println!("{operations} {seconds:.9}");
+                measure(plan, address).await?.print();
                 Ok(())
             }
         }

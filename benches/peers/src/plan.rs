@@ -33,6 +33,20 @@ pub(crate) struct Figure {
     pub(crate) seconds: f64,
 }
 
+impl Figure {
+    /// Prints it as scripts/bench-peers reads it.
+    pub(crate) fn print(&self) {
+        println!("{} {:.9}", self.operations, self.seconds);
+    }
+}
+
+/// The words behind `name`, if that is the first one of the command line.
+#[cfg(feature = "bound")]
+pub(crate) fn words_of(name: &str) -> Option<Vec<String>> {
+    let mut words = std::env::args().skip(1);
+    (words.next()? == name).then(|| words.collect())
+}
+
 impl Plan {
     /// Reads the process's arguments.
     pub(crate) fn from_arguments() -> Result<Self, Fault> {

@@ -106,6 +106,59 @@ every_op! {
     tcp_set_up_is_measured: "tcp" "set-up" "8";
 }
 
+/// Measures a collective of a group for a moment, and checks each line.
+fn measures_collective(fabric: &str, op: &str, ranks: &str, more: &[&str]) -> Vec<serde_json::Value> {
+    // 12 bytes are 3 numbers: with more ranks, some have no part.
+    let arguments = ["--fabric", fabric, "--op", op, "--ranks", ranks, "--size", "12,256K", "--rounds", "1"];
+    let lines = lines_of(&[&arguments[..], &["--round-ms", "2"], more].concat());
+    for line in &lines {
+        assert_eq!((&line["fabric"], &line["op"]), (&fabric.into(), &op.replace('_', "-").into()), "{line}");
+        assert!(line["ranks"].as_u64().is_some_and(|count| ranks.contains(&count.to_string())), "{line}");
+        for field in ["median_ns", "p99_ns", "ops_per_s", "cpu_ns"] {
+            assert!(line[field].as_f64() > Some(0.0), "{field}: {line}");
+        }
+        assert_eq!(line["bytes_per_s"].as_f64() > Some(0.0), op != "barrier", "{line}");
+        assert_eq!(line["limit"], "none", "{line}");
+    }
+    lines
+}
+
+macro_rules! every_collective {
+    ($($name:ident: $fabric:literal $op:literal $ranks:literal $lines:literal;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                assert_eq!(measures_collective($fabric, $op, $ranks, &[]).len(), $lines);
+            }
+        )*
+    };
+}
+
+every_collective! {
+    all_reduce_over_shm_is_measured: "shm" "all_reduce" "2,5" 4;
+    all_reduce_over_tcp_is_measured: "tcp" "all-reduce" "2,4" 4;
+    reduce_is_measured: "shm" "reduce" "3" 2;
+    reduce_scatter_is_measured: "shm" "reduce-scatter" "2,4" 4;
+    all_gather_is_measured: "tcp" "all-gather" "3" 2;
+    broadcast_is_measured: "shm" "broadcast" "2,4" 4;
+    all_to_all_is_measured: "shm" "all-to-all" "3" 2;
+    barrier_is_measured: "tcp" "barrier" "2,4" 2;
+}
+
+#[test]
+fn an_all_reduce_is_measured_with_each_algorithm() {
+    let algorithms = "exchange,views,ring,halving-doubling,bcube";
+    let lines = measures_collective("shm", "all-reduce", "4", &["--algorithm", algorithms]);
+    let measured: Vec<_> = lines.iter().map(|line| line["algorithm"].as_str().unwrap()).step_by(2).collect();
+    assert_eq!(measured.join(","), algorithms);
+}
+
+#[test]
+fn ranks_wait_in_each_way() {
+    let lines = measures_collective("shm", "all-reduce", "2", &["--wait", "sleep,adaptive,busy"]);
+    assert_eq!(lines.len(), 2 * WAITS.len());
+}
+
 /// Measures one operation between the devices that tests use, in each way of waiting.
 fn measures_rdma(op: &str, sizes: &str) {
     let ends = rdma_devices::ends();
@@ -239,7 +292,7 @@ fn one_cpu_is_enough_for_both_processes() {
 /// Wrong values end with code 2 before anything starts; each message names field, value and remedy.
 #[test]
 fn bad_input_is_refused_by_name() {
-    let cases: [(&[&str], [&str; 3]); 8] = [
+    let cases: [(&[&str], [&str; 3]); 11] = [
         (&["--size", "0"], ["--size", "'0'", "from 1 to 1G"]),
         (&["--size", "8,many"], ["--size", "'many'", "64K"]),
         (&["--size", "2G"], ["--size", "'2G'", "from 1 to 1G"]),
@@ -248,6 +301,9 @@ fn bad_input_is_refused_by_name() {
         (&["--wait", "never"], ["--wait", "'never'", "sleep"]),
         (&["--rounds", "0"], ["--rounds", "'0'", "number"]),
         (&["--suite", "tiny"], ["--suite", "'tiny'", "small, large"]),
+        (&["--ranks", "1"], ["--ranks", "1", "2..=8"]),
+        (&["--ranks", "2,9"], ["--ranks", "9", "2..=8"]),
+        (&["--algorithm", "magic"], ["--algorithm", "'magic'", "halving-doubling"]),
     ];
     for (arguments, wanted) in cases {
         let output = run(&[&["bench"][..], arguments].concat());
@@ -346,6 +402,17 @@ fn what_this_build_cannot_do_is_refused_by_name() {
 }
 
 #[test]
+fn a_collective_that_is_not_possible_is_refused_by_name() {
+    let refused = [("tcp", "--algorithm", "views"), ("shm", "--size", "6")];
+    for (fabric, field, value) in refused {
+        let output = fail(&["bench", "--fabric", fabric, "--op", "all-reduce", field, value]);
+        for word in [field, value, "use"] {
+            assert!(output.contains(word), "without {word}: {output}");
+        }
+    }
+}
+
+#[test]
 fn help_has_examples() {
     let output = succeed(&["bench", "--help"]);
     assert!(output.contains("Examples:") && output.contains("tensorwire bench --fabric shm --op pingpong"));
@@ -384,15 +451,21 @@ fn until(what: &str, mut done: impl FnMut() -> bool) {
 
 /// A benchmark that would run for hours, and its second process, once it measures.
 fn endless(fabric: &str, op: &str) -> (Process, u32) {
-    let arguments = ["bench", "--fabric", fabric, "--op", op, "--size", "8", "--rounds", "100000"];
-    let child = tensorwire(&arguments).args(["--round-ms", "200"]).stderr(Stdio::piped()).spawn().unwrap();
-    let bench = Process(child);
-    let mut children = Vec::new();
-    until("a second process", || {
-        children = children_of(bench.0.id());
-        !children.is_empty()
-    });
+    let (bench, children) = endless_ranks(fabric, op, 2);
     (bench, children[0])
+}
+
+/// A benchmark that would run for hours, and its other processes.
+fn endless_ranks(fabric: &str, op: &str, ranks: usize) -> (Process, Vec<u32>) {
+    let arguments = ["bench", "--fabric", fabric, "--op", op, "--size", "8", "--rounds", "100000"];
+    let arguments = [&arguments[..], &["--round-ms", "200", "--ranks", &ranks.to_string()]].concat();
+    let bench = Process(tensorwire(&arguments).stderr(Stdio::piped()).spawn().unwrap());
+    let mut children = Vec::new();
+    until("the other processes", || {
+        children = children_of(bench.0.id());
+        children.len() == ranks - 1
+    });
+    (bench, children)
 }
 
 fn kill(process: u32) {
@@ -401,9 +474,16 @@ fn kill(process: u32) {
 
 /// Kills the second process once it has slept that often: while it is set up, or while it measures.
 fn killed_peer_ends_the_run(fabric: &str, op: &str, sleeps: u64) {
-    let (mut bench, peer) = endless(fabric, op);
+    let (bench, peer) = endless(fabric, op);
     until("sleeps of the second process", || sleeps_of(peer) >= sleeps);
     kill(peer);
+    // Less than what a process waits for another to connect.
+    fails_within(bench, Duration::from_secs(9));
+    assert_eq!(state_of(peer), None, "the second process is not reaped");
+}
+
+/// Awaits the end of a run that cannot go on; gives what it said.
+fn fails_within(mut bench: Process, limit: Duration) -> String {
     let mut stderr = bench.0.stderr.take().unwrap();
     let (told, heard) = mpsc::channel();
     thread::spawn(move || {
@@ -411,11 +491,43 @@ fn killed_peer_ends_the_run(fabric: &str, op: &str, sleeps: u64) {
         std::io::Read::read_to_string(&mut stderr, &mut text).unwrap();
         told.send(text).unwrap();
     });
-    // Less than what a process waits for another to connect.
-    let text = heard.recv_timeout(Duration::from_secs(9)).expect("the run goes on without its peer");
+    let text = heard.recv_timeout(limit).expect("the run goes on without its peer");
     assert_eq!(bench.0.wait().unwrap().code(), Some(1), "{text}");
     assert!(text.contains("tensorwire: "), "{text}");
-    assert_eq!(state_of(peer), None, "the second process is not reaped");
+    text
+}
+
+/// Kills one of four ranks once it has slept that often: while they join, or while they call.
+fn a_killed_rank_ends_the_run(fabric: &str, killed: usize, sleeps: u64) {
+    let (bench, ranks) = endless_ranks(fabric, "all-reduce", 4);
+    until("sleeps of a rank", || sleeps_of(ranks[killed]) >= sleeps);
+    kill(ranks[killed]);
+    // The others may wait for it as long as joining may take.
+    let text = fails_within(bench, Duration::from_secs(20));
+    assert!(text.contains("rank"), "{text}");
+    for rank in ranks {
+        assert_eq!(state_of(rank), None, "a rank is not reaped");
+    }
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_a_run_over_shm() {
+    a_killed_rank_ends_the_run("shm", 0, 30);
+    a_killed_rank_ends_the_run("shm", 2, 2_000);
+}
+
+#[test]
+fn a_rank_that_is_killed_ends_a_run_over_tcp() {
+    a_killed_rank_ends_the_run("tcp", 1, 2_000);
+}
+
+#[test]
+fn a_rank_that_stops_ends_the_run_within_the_limit_of_a_call() {
+    let (bench, ranks) = endless_ranks("shm", "all-reduce", 3);
+    until("sleeps of a rank", || sleeps_of(ranks[1]) >= 2_000);
+    kill_process(Pid::from_raw(i32::try_from(ranks[1]).unwrap()).unwrap(), Signal::STOP).unwrap();
+    let text = fails_within(bench, Duration::from_secs(30));
+    assert!(text.contains("rank 2"), "{text}");
 }
 
 #[test]

@@ -4,15 +4,19 @@ use std::{num::NonZeroU32, path::PathBuf};
 
 use clap::{Args, ValueEnum};
 use serde::{Deserialize, Serialize};
-use tensorwire::FabricKind;
+use tensorwire::{FabricKind, collective::Algorithm};
 
 use super::Checksum;
+
+/// Bytes of each value when many are outstanding.
+const SMALL_BYTES: u64 = 8;
 
 /// Largest size that is measured, in bytes: both processes hold a few buffers of that size.
 const SIZE_MAX: u64 = 1 << 30;
 
 /// What a suite replaces.
-const ROW_OPTIONS: [&str; 8] = ["fabric", "op", "size", "wait", "mode", "validate", "source", "cpus"];
+const ROW_OPTIONS: [&str; 10] =
+    ["fabric", "op", "size", "wait", "mode", "validate", "source", "cpus", "ranks", "algorithm"];
 
 const EXAMPLES: &str = "\
 Examples:
@@ -24,12 +28,17 @@ Examples:
   tensorwire bench --op all --size 8,1M --json > figures.jsonl
   tensorwire bench --fabric shm --op pingpong --cpus one --rounds 31
   tensorwire bench --fabric verbs --op pingpong,write --size 8,64K --device rxe1 --peer-device rxe2
+  tensorwire bench --fabric shm,tcp --op all-reduce --ranks 2,4 --size 8,1M,64M --wait adaptive
+  tensorwire bench --fabric tcp --op all-reduce --ranks 4 --size 1M --algorithm ring,halving-doubling
 
 Each case runs against a second process, started for it, and in turns against its limit: the same work without tensorwire,
 which waits as the case waits and has as many CPUs. `ratio` is the median over the rounds; of times for small operations
 (below 1 is faster than the limit), of bandwidths for the others (above 1 is faster than the limit). `bare` is nothing but
 the copy, or the reading, without a message. Bandwidths and rates are bytes and operations over the time of a round.
-`idle` has no limit: its operations are wake-ups, and its median is the time between two of them, 0 if there are none.";
+`idle` has no limit: its operations are wake-ups, and its median is the time between two of them, 0 if there are none.
+
+Collectives have no limit, either. Each rank is a process, and times are those of rank 0. `--size` is what a rank gives (of a
+broadcast: the root), and the bandwidth is that over the time. The first call of each round is checked, number by number.";
 
 /// `tensorwire bench`.
 #[derive(Debug, Clone, Args)]
@@ -59,7 +68,14 @@ pub(crate) struct Bench {
     /// What happens to the source of a pull before each pull. The limit's source is treated alike.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "as-it-was")]
     pub(crate) source: Vec<Source>,
-    /// Where the two processes run. `auto` is `two`, but `free` from 16 MiB on, where a second core may help to copy.
+    /// The numbers of ranks of a collective.
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "2", value_parser = clap::value_parser!(u32).range(2..=8))]
+    pub(crate) ranks: Vec<u32>,
+    /// How the elements of an all-reduce travel; by default what suits their number and the ranks.
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub(crate) algorithm: Vec<AlgorithmChoice>,
+    /// Where the processes run. `auto` is `two`, but `free` from 16 MiB on, where a second core may help to copy. With `two`, the
+    /// ranks of a collective take turns on two CPUs.
     #[arg(long, value_enum, default_value_t = CpuChoice::Auto)]
     pub(crate) cpus: CpuChoice,
     /// Rounds of a case; each measures tensorwire and its limits once.
@@ -156,12 +172,30 @@ pub(crate) enum OpChoice {
     SetUp,
     /// Wake-ups of a connected worker that has nothing to do, without those of its liveness checks.
     Idle,
-    /// All of them.
+    /// All of the above.
     All,
+    /// The sum of the 32-bit floats of all ranks, for all ranks.
+    #[value(alias = "all_reduce")]
+    AllReduce,
+    /// The same for rank 0 alone.
+    Reduce,
+    /// The same, of which each rank gets its part.
+    #[value(alias = "reduce_scatter")]
+    ReduceScatter,
+    /// The tensors of all ranks, for all ranks.
+    #[value(alias = "all_gather")]
+    AllGather,
+    /// The tensor of rank 0, for all ranks.
+    Broadcast,
+    /// A part of each rank's tensor for each rank.
+    #[value(alias = "all_to_all")]
+    AllToAll,
+    /// Nobody goes on before all have come.
+    Barrier,
 }
 
 /// One operation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Op {
     Write,
@@ -174,10 +208,18 @@ pub(crate) enum Op {
     Receives,
     SetUp,
     Idle,
+    AllReduce,
+    Reduce,
+    ReduceScatter,
+    AllGather,
+    Broadcast,
+    AllToAll,
+    Barrier,
 }
 
 impl Op {
-    pub(crate) const ALL: [Self; 10] = [
+    /// Those between two processes.
+    pub(crate) const PAIRS: [Self; 10] = [
         Self::Write,
         Self::Pingpong,
         Self::Pull,
@@ -190,9 +232,24 @@ impl Op {
         Self::Idle,
     ];
 
-    /// Whether it is measured once, and not once per size.
-    pub(crate) fn has_own_size(self) -> bool {
-        matches!(self, Self::Outstanding | Self::List | Self::Receives | Self::SetUp | Self::Idle)
+    /// Its bytes, if it is measured once, and not once per size.
+    pub(crate) fn own_size(self) -> Option<u64> {
+        match self {
+            Self::Outstanding | Self::List | Self::Receives | Self::SetUp | Self::Idle => Some(SMALL_BYTES),
+            Self::Barrier => Some(0),
+            _ => None,
+        }
+    }
+
+    /// Whether the ranks of a group do it together.
+    pub(crate) fn is_collective(self) -> bool {
+        self.is_reduction()
+            || matches!(self, Self::AllGather | Self::Broadcast | Self::AllToAll | Self::Barrier)
+    }
+
+    /// Whether it combines the numbers of all ranks.
+    pub(crate) fn is_reduction(self) -> bool {
+        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
     }
 }
 
@@ -210,7 +267,43 @@ impl OpChoice {
             Self::SetUp => &[Op::SetUp],
             Self::Receives => &[Op::Receives],
             Self::Idle => &[Op::Idle],
-            Self::All => &Op::ALL,
+            Self::All => &Op::PAIRS,
+            Self::AllReduce => &[Op::AllReduce],
+            Self::Reduce => &[Op::Reduce],
+            Self::ReduceScatter => &[Op::ReduceScatter],
+            Self::AllGather => &[Op::AllGather],
+            Self::Broadcast => &[Op::Broadcast],
+            Self::AllToAll => &[Op::AllToAll],
+            Self::Barrier => &[Op::Barrier],
+        }
+    }
+}
+
+/// How the elements of an all-reduce travel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum AlgorithmChoice {
+    /// Each rank sends all others all its elements.
+    Exchange,
+    /// Each rank reads the others' where they are: over shared memory only.
+    Views,
+    /// Around a ring.
+    Ring,
+    /// Between pairs: halves, then quarters, and so on.
+    #[value(alias = "halving_doubling")]
+    HalvingDoubling,
+    /// As `halving-doubling`, among more than two at a time.
+    Bcube,
+}
+
+impl AlgorithmChoice {
+    pub(crate) fn algorithm(self) -> Algorithm {
+        match self {
+            Self::Exchange => Algorithm::Exchange,
+            Self::Views => Algorithm::Views,
+            Self::Ring => Algorithm::Ring,
+            Self::HalvingDoubling => Algorithm::HalvingDoubling,
+            Self::Bcube => Algorithm::Bcube,
         }
     }
 }

@@ -19,13 +19,14 @@ use super::{
         stream::{RawStream, listen},
     },
     process::Peer,
+    ranks::{self, Values},
     side::{Side, Unconnected},
     task::{Messages, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
     workers::{Names, PULLER, SERVER, device_of, edge_name, start_worker, tensor_name},
 };
 use crate::arguments::{
     Checksum,
-    bench::{BenchFabric, Mode, Op, Source, WaitChoice},
+    bench::{AlgorithmChoice, BenchFabric, Mode, Op, Source, WaitChoice},
 };
 
 /// From this size on, pulls are compared by bandwidth.
@@ -33,8 +34,8 @@ const BANDWIDTH_BYTES: u64 = 64 << 10;
 /// Most bytes, and most tensors, that are rewritten together before they are pulled one after the other.
 const REWRITTEN_BYTES_MAX: u64 = 64 << 20;
 const REWRITTEN_MAX: u64 = 16;
-/// Bytes of each value when many are outstanding.
-const SMALL_BYTES: u64 = 8;
+/// Bytes of the numbers that collectives combine.
+const NUMBER_BYTES: u64 = size_of::<f32>() as u64;
 
 /// The subject of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +47,9 @@ pub(super) struct Case {
     pub(super) validate: Checksum,
     pub(super) source: Source,
     pub(super) size: u64,
+    /// Processes that take part.
+    pub(super) ranks: u32,
+    pub(super) algorithm: Option<AlgorithmChoice>,
 }
 
 /// The RDMA devices of both processes, as far as they are named.
@@ -119,6 +123,13 @@ impl Case {
         let is_shm = self.fabric == BenchFabric::Shm;
         let view = "only shared memory can be viewed; use --fabric shm or --mode copy";
         let rewritten = "only copies over shared memory have such a row; use --fabric shm --mode copy";
+        if self.algorithm == Some(AlgorithmChoice::Views) && !is_shm {
+            return refused("--algorithm", "views", "only shared memory can be viewed; use --fabric shm");
+        }
+        if self.op.is_reduction() && !self.size.is_multiple_of(NUMBER_BYTES) {
+            let remedy = "numbers of 4 bytes are combined; use a multiple of 4 bytes";
+            return refused("--size", &self.size.to_string(), remedy);
+        }
         match (self.mode, self.source) {
             (Mode::View, _) if !is_shm => refused("--mode", "view", view),
             (Mode::ViewRead, _) if !is_shm => refused("--mode", "view-read", view),
@@ -154,9 +165,14 @@ impl Case {
     ) -> Result<Ready, BenchError> {
         let peer = Peer::start(placement.peer, Contents::shared_bytes(self.bytes(), self.pieces()))?;
         let opened = self.choice(devices.own.as_ref()).open(clock.clone())?;
-        let mut stage = Stage { peer, clock, opened };
-        let order = Order::Open { choice: self.choice(devices.peer.as_ref()) };
-        done(stage.peer.ask(&order, "opening the fabric").await?)?;
+        let mut stage = Stage { peer, others: Vec::new(), clock, opened };
+        let open = Order::Open { choice: self.choice(devices.peer.as_ref()) };
+        done(stage.peer.ask(&open, "opening the fabric").await?)?;
+        if self.op.is_collective() {
+            let ours = self.join(&mut stage, placement, &open).await?;
+            let (limit, compares) = (limit("none", Task::Nothing), Compares::Time);
+            return Ok(Ready { stage, ours, limit, bare_work: None, compares, outstanding: 1 });
+        }
         let order = Order::Fill { value: 7, bytes: self.bytes(), pieces: self.pieces() };
         done(stage.peer.ask(&order, "filling").await?)?;
         let (ours, limit, bare_work) = match self.op {
@@ -166,7 +182,8 @@ impl Case {
             Op::Outstanding | Op::List => self.outstanding(&mut stage, placement).await?,
             Op::Receives => self.receives(&mut stage, placement).await?,
             Op::SetUp => self.set_ups(&mut stage).await?,
-            Op::Idle => self.idle(&mut stage).await?,
+            // Collectives have been set up above.
+            _ => self.idle(&mut stage).await?,
         };
         let (compares, outstanding) = (self.compares(), self.outstanding_operations());
         Ok(Ready { stage, ours, limit, bare_work, compares, outstanding })
@@ -304,6 +321,17 @@ impl Case {
         Ok((Task::Idle { _puller: puller }, limit("none", Task::Nothing), None))
     }
 
+    /// Starts the other ranks, and joins a group with all of them.
+    async fn join(&self, stage: &mut Stage, placement: Placement, open: &Order) -> Result<Task, BenchError> {
+        for rank in 2..self.ranks as usize {
+            let mut other = Peer::start(placement.of_rank(rank), Contents::shared_bytes(0, 0))?;
+            done(other.ask(open, "opening the fabric").await?)?;
+            stage.others.push(other);
+        }
+        let values = Values { op: self.op, bytes: self.bytes(), algorithm: self.algorithm };
+        Ok(Task::Collectives { rank: Box::new(ranks::join_all(stage, values).await?) })
+    }
+
     fn limit_wait(&self, placement: Placement) -> LimitWait {
         LimitWait::of(self.wait, placement)
     }
@@ -433,13 +461,25 @@ pub(super) fn cases(arguments: &crate::arguments::bench::Bench) -> Vec<Case> {
     let mut cases = Vec::new();
     for &fabric in &arguments.fabric {
         for op in arguments.op.iter().flat_map(|choice| choice.ops().iter().copied()) {
-            let own = [SMALL_BYTES];
-            let sizes = if op.has_own_size() { &own[..] } else { &arguments.size };
+            let own: Vec<u64> = op.own_size().into_iter().collect();
+            let sizes = if own.is_empty() { &arguments.size } else { &own };
             for &wait in &arguments.wait {
                 for (mode, source) in ways(op, arguments) {
                     for &validate in checksums(op, &arguments.validate) {
-                        let case = |&size| Case { fabric, op, mode, wait, validate, source, size };
-                        cases.extend(sizes.iter().map(case));
+                        for (ranks, algorithm) in groups(op, arguments) {
+                            let case = |&size| Case {
+                                fabric,
+                                op,
+                                mode,
+                                wait,
+                                validate,
+                                source,
+                                size,
+                                ranks,
+                                algorithm,
+                            };
+                            cases.extend(sizes.iter().map(case));
+                        }
                     }
                 }
             }
@@ -448,9 +488,21 @@ pub(super) fn cases(arguments: &crate::arguments::bench::Bench) -> Vec<Case> {
     cases
 }
 
+/// Numbers of ranks, which only collectives have, and algorithms, which only all-reduce has.
+fn groups(op: Op, arguments: &crate::arguments::bench::Bench) -> Vec<(u32, Option<AlgorithmChoice>)> {
+    let algorithms: Vec<_> = match op {
+        Op::AllReduce if !arguments.algorithm.is_empty() => {
+            arguments.algorithm.iter().copied().map(Some).collect()
+        }
+        _ => vec![None],
+    };
+    let ranks = if op.is_collective() { &arguments.ranks[..] } else { &[2] };
+    ranks.iter().flat_map(|&ranks| algorithms.iter().map(move |&algorithm| (ranks, algorithm))).collect()
+}
+
 /// Only workers validate.
 fn checksums(op: Op, asked: &[Checksum]) -> &[Checksum] {
-    if matches!(op, Op::Write | Op::Pingpong) { &[Checksum::Off] } else { asked }
+    if op.is_collective() || matches!(op, Op::Write | Op::Pingpong) { &[Checksum::Off] } else { asked }
 }
 
 /// Only pulls have a mode, and only those by name a source that is rewritten.

@@ -20,6 +20,7 @@ use super::{
     error::{BenchError, system},
     fabrics::FabricChoice,
     limits::{LimitWait, bare::Answers, perftest::Perftest},
+    ranks::{Seat, Values},
     workers::Names,
 };
 
@@ -63,6 +64,10 @@ pub(super) enum Order {
     Publish { names: Names, value: u8, bytes: usize, copies: usize },
     /// Send a tensor of 8 bytes under each of this many keys of a step, to the worker of this name.
     Send { to: String, step: i64, keys: usize },
+    /// Join a group, for calls of these values.
+    Join { seat: Seat, values: Values },
+    /// Call this many collectives, after one whose result is checked.
+    Collectives { count: u64 },
 }
 
 /// Answers of the second process.

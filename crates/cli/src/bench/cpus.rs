@@ -40,6 +40,11 @@ impl Placement {
         }
     }
 
+    /// The CPU of a rank of a group, of which this process is rank 0.
+    pub(super) fn of_rank(self, rank: usize) -> Option<usize> {
+        if rank.is_multiple_of(2) { self.own } else { self.peer }
+    }
+
     /// Whether both processes run on the same CPU.
     pub(super) fn is_one_cpu(self) -> bool {
         !self.has_two_cpus

@@ -2,7 +2,10 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
-use tensorwire::{FabricError, MemoryError, WorkerError};
+use tensorwire::{
+    FabricError, MemoryError, WorkerError,
+    collective::{GroupError, store::StoreError},
+};
 use tensorwire_verbs_reactor::verbs::{SettingError, VerbsError};
 
 /// A failure of `tensorwire bench`; its text is what the user sees.
@@ -13,15 +16,23 @@ pub(crate) enum BenchError {
     NotInThisBuild { field: &'static str, value: String, remedy: &'static str },
     #[error("--cpus {value}: this process may run on {allowed} CPU: give it more, or use --cpus one or free")]
     Cpus { value: &'static str, allowed: usize },
-    #[error("the second process can't be started: {0}")]
+    #[error("another process can't be started: {0}")]
     Spawn(io::Error),
-    #[error("the second process has ended in the middle of a measurement ({during})")]
+    #[error("the other process has ended in the middle of a measurement ({during})")]
     PeerGone { during: &'static str },
-    #[error("the second process did not answer within {limit:?} ({during})")]
+    #[error("the other process did not answer within {limit:?} ({during})")]
     PeerSilent { during: &'static str, limit: Duration },
-    #[error("the second process failed: {0}")]
+    #[error("rank {rank}: {error}")]
+    Rank { rank: usize, error: Box<BenchError> },
+    #[error("{op} gives rank {rank} a wrong result at {at}: {what}")]
+    WrongResult { op: String, rank: usize, at: usize, what: String },
+    #[error(transparent)]
+    Group(Box<GroupError>),
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("the other process failed: {0}")]
     PeerFailed(String),
-    #[error("the second process sent an unexpected message: {0}")]
+    #[error("the other process sent an unexpected message: {0}")]
     Unexpected(String),
     #[error("{call}: {source}")]
     System { call: &'static str, source: io::Error },
@@ -51,6 +62,12 @@ impl From<WorkerError> for BenchError {
     fn from(error: WorkerError) -> Self {
         // Boxed, since it is several times as large as everything else here.
         Self::Worker(Box::new(error))
+    }
+}
+
+impl From<GroupError> for BenchError {
+    fn from(error: GroupError) -> Self {
+        Self::Group(Box::new(error))
     }
 }
 

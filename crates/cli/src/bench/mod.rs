@@ -13,6 +13,7 @@ pub(crate) mod peer;
 mod phase;
 mod plot;
 mod process;
+mod ranks;
 mod report;
 mod side;
 mod suite;

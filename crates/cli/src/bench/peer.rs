@@ -18,6 +18,7 @@ use super::{
         stream::{RawStream, answer_once, listen},
     },
     process,
+    ranks::Rank,
     side::{Side, Unconnected},
     workers::{Names, SERVER, device_of, edge_name, start_worker},
 };
@@ -40,6 +41,7 @@ pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {
         unconnected: None,
         side: None,
         worker: None,
+        rank: None,
     };
     while let Some(order) = control.receive::<Order>("the next order").await? {
         let answer = peer.obey(order).await.unwrap_or_else(|error| Some(Answer::Failed(error.to_string())));
@@ -65,6 +67,7 @@ struct BenchServer {
     unconnected: Option<Unconnected>,
     side: Option<Side>,
     worker: Option<Worker>,
+    rank: Option<Rank>,
 }
 
 fn missing(what: &str) -> BenchError {
@@ -108,6 +111,10 @@ impl BenchServer {
                 return Ok(Some(Answer::Address(address)));
             }
             Order::Publish { names, value, bytes, copies } => self.publish(names, value, bytes, copies)?,
+            Order::Join { seat, values } => {
+                self.rank = Some(Rank::join(self.opened()?, &seat, values, self.clock.clone()).await?);
+            }
+            Order::Collectives { count } => self.collectives(count).await?,
         }
         Ok(Some(Answer::Done))
     }
@@ -214,6 +221,17 @@ impl BenchServer {
             buffer.fill(value);
             worker.publish(&names.of(copy), Tensor::new(buffer, DataType::U8, &[bytes as u64])?)?;
         }
+        Ok(())
+    }
+
+    /// A rank that fails leaves the group, so that the others need not wait for it.
+    async fn collectives(&mut self, count: u64) -> Result<(), BenchError> {
+        let mut rank = self.rank.take().ok_or_else(|| missing("a group"))?;
+        rank.check().await?;
+        for _ in 0..count {
+            rank.call().await?;
+        }
+        self.rank = Some(rank);
         Ok(())
     }
 

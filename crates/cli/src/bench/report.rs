@@ -15,7 +15,7 @@ use super::{
 };
 use crate::arguments::{
     Checksum,
-    bench::{BenchFabric, Mode, Op, Source, WaitChoice},
+    bench::{AlgorithmChoice, BenchFabric, Mode, Op, Source, WaitChoice},
 };
 
 /// One line of `--json`. Times in nanoseconds an operation; rates follow from `mean_ns`, all of the time; shares from 0 to 1.
@@ -30,6 +30,11 @@ struct Line<'row> {
     validate: Checksum,
     source: Source,
     size: u64,
+    /// Only collectives have them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ranks: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    algorithm: Option<AlgorithmChoice>,
     outstanding: usize,
     cpus: &'static str,
     median_ns: f64,
@@ -37,7 +42,7 @@ struct Line<'row> {
     p99_ns: f64,
     bytes_per_s: f64,
     ops_per_s: f64,
-    /// Of both processes.
+    /// Of all processes.
     cpu_ns: f64,
     limit: &'row str,
     limit_median_ns: f64,
@@ -85,6 +90,8 @@ impl<'row> Line<'row> {
             validate: case.validate,
             source: case.source,
             size: case.size,
+            ranks: case.op.is_collective().then_some(case.ranks),
+            algorithm: case.algorithm,
             outstanding: measured.outstanding,
             cpus: placement.name,
             median_ns: tenths(measured.median_ns),
@@ -246,6 +253,12 @@ impl fmt::Display for Case {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let fabric = self.fabric.kind();
         write!(f, "{fabric} {} {}", name(&self.op), BinaryBytes(self.size))?;
+        if self.op.is_collective() {
+            write!(f, " {} ranks", self.ranks)?;
+        }
+        if let Some(algorithm) = self.algorithm {
+            write!(f, " {}", name(&algorithm))?;
+        }
         if self.mode != Mode::Copy {
             write!(f, " {}", name(&self.mode))?;
         }
@@ -258,13 +271,15 @@ impl fmt::Display for Case {
 }
 
 /// The name a value has on the command line.
-fn name(value: &impl Serialize) -> String {
+pub(super) fn name(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{BenchFabric, Case, Checksum, Mode, Op, Source, WaitChoice, four_digits, time};
+    use super::{
+        AlgorithmChoice, BenchFabric, Case, Checksum, Mode, Op, Source, WaitChoice, four_digits, time,
+    };
 
     #[test]
     fn case_is_named_as_on_the_command_line() {
@@ -276,12 +291,18 @@ mod tests {
             validate: Checksum::Off,
             source: Source::AsItWas,
             size: 64 << 10,
+            ranks: 2,
+            algorithm: None,
         };
         assert_eq!(case.to_string(), "shm pull 64.00 KiB view-read sleep");
         let case = Case { validate: Checksum::Xxh3, ..case };
         assert_eq!(case.to_string(), "shm pull 64.00 KiB view-read sleep xxh3");
         let case = Case { mode: Mode::Copy, source: Source::Rewritten, validate: Checksum::Off, ..case };
         assert_eq!(case.to_string(), "shm pull 64.00 KiB rewritten sleep");
+        let op = Op::AllReduce;
+        let case =
+            Case { op, ranks: 4, algorithm: Some(AlgorithmChoice::Ring), source: Source::AsItWas, ..case };
+        assert_eq!(case.to_string(), "shm all-reduce 64.00 KiB 4 ranks ring sleep");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The tasks that are timed: tensorwire's operations and their limits.
 
-use std::{hint::black_box, sync::Arc, time::Duration};
+use std::{hint::black_box, iter, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream::FuturesUnordered};
 use tensorwire::{Key, RemoteTensor, Runtime, Sharing, Validation, Worker};
@@ -21,6 +21,7 @@ use super::{
     },
     phase::{Phase, PhaseLength, Watch},
     process::Peer,
+    ranks::{self, Rank},
     side::Side,
     workers::{Names, PULLER, client_name, start_worker, tensor_name},
 };
@@ -43,6 +44,8 @@ pub(super) const RECEIVES: usize = 10_000;
 #[derive(Debug)]
 pub(super) struct Stage {
     pub(super) peer: Peer,
+    /// The other ranks of a group, from rank 2 on: `peer` is rank 1, and this process is rank 0.
+    pub(super) others: Vec<Peer>,
     pub(super) clock: Arc<dyn Runtime>,
     /// This process's fabric.
     pub(super) opened: Opened,
@@ -54,9 +57,15 @@ impl Stage {
         Signals::new(&self.peer.memory, &self.peer.bells, &*self.clock, wait, true)
     }
 
-    /// CPU time of both processes so far, in nanoseconds.
+    /// The other processes.
+    pub(super) fn peers(&mut self) -> impl Iterator<Item = &mut Peer> {
+        iter::once(&mut self.peer).chain(&mut self.others)
+    }
+
+    /// CPU time of all processes so far, in nanoseconds.
     pub(super) fn cpu_ns(&self) -> u64 {
-        cpu_ns_of(std::process::id()) + cpu_ns_of(self.peer.id())
+        let peers = iter::once(&self.peer).chain(&self.others).map(|peer| cpu_ns_of(peer.id()));
+        cpu_ns_of(std::process::id()) + peers.sum::<u64>()
     }
 
     /// The calls of this process to an RDMA device so far.
@@ -99,6 +108,8 @@ pub(super) enum Task {
     SetUps { address: String, validation: Validation, number: u64 },
     /// A new raw stream and one round trip over it.
     Connects { port: u16 },
+    /// Calls of a group.
+    Collectives { rank: Box<Rank> },
     /// Nothing, for a while, with a connection open.
     Idle { _puller: Puller },
     /// Nothing at all.
@@ -168,6 +179,7 @@ impl Task {
                 set_ups(stage, (address, *validation), number, plan).await
             }
             Self::Connects { port } => connects(stage, *port, plan).await,
+            Self::Collectives { rank } => ranks::calls_of_all(stage, rank, plan).await,
             Self::Idle { .. } => idle(stage).await,
             Self::Nothing => Ok(Phase::nothing()),
             Self::Signals { wait, width, parts } => {

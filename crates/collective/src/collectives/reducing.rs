@@ -10,7 +10,7 @@ use zerocopy::{FromBytes, IntoBytes as _};
 
 use super::{
     broadcast::check_root,
-    running::{Elements, run},
+    running::{Elements, in_order_of_ranks, run},
     views,
 };
 use crate::{
@@ -226,11 +226,7 @@ impl How<'_> {
         calling.send_to_all(bytes).await?;
         let arrived = try_join_all(calling.others().map(|from| calling.receive(from, bytes.len()))).await?;
         let own = bytes.to_vec();
-        // Those of the ranks behind this one come first.
-        let (behind, before) = arrived.split_at(calling.size() - 1 - calling.rank());
-        let before = before.iter().map(|arrived| arrived.bytes());
-        let behind = behind.iter().map(|arrived| arrived.bytes());
-        let inputs: Vec<&[u8]> = before.chain([own.as_slice()]).chain(behind).collect();
+        let inputs = in_order_of_ranks(calling, &own, &arrived);
         Ok(self.reduction.fold_all(self.dtype, bytes, &inputs)?)
     }
 

@@ -11,7 +11,8 @@ use crate::{
     schedule::{Arrival, Plan},
 };
 
-/// How many messages are awaited ahead of those that are combined: while one is, the next ones arrive.
+/// How many messages are awaited ahead of those that are combined, and how many exchanges those that are sent: while one is combined,
+/// the next ones are on their way in both directions.
 const AHEAD: usize = 4;
 
 /// The elements of a call, as bytes, and how they are combined.
@@ -42,10 +43,13 @@ pub(super) async fn run(
     }
     let incoming = receives.into_iter().map(|(from, length)| calling.receive(from, length));
     let mut incoming = Box::pin(stream::iter(incoming).buffered(AHEAD));
-    for exchange in &plan.exchanges {
-        for (to, range) in &exchange.send {
-            let sent = elements.bytes.get(elements.range(range)).unwrap_or_default();
-            calling.send(*to, sent).await?;
+    let mut unsent = plan.exchanges.iter().enumerate().peekable();
+    for (number, exchange) in plan.exchanges.iter().enumerate() {
+        while let Some((_, next)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {
+            for (to, range) in &next.send {
+                let sent = elements.bytes.get(elements.range(range)).unwrap_or_default();
+                calling.send(*to, sent).await?;
+            }
         }
         for (_, range, arrival) in &exchange.receive {
             let arrived = incoming.next().await.unwrap_or(Ok(Arrived::EMPTY))?;
@@ -60,9 +64,50 @@ pub(super) async fn run(
     Ok(())
 }
 
+/// Whether the elements that exchange `next` sends are what they shall be once the exchanges before `current` are over.
+fn may_be_sent(plan: &Plan, current: usize, next: usize) -> bool {
+    let unfinished = plan.exchanges.get(current..next).unwrap_or_default();
+    let changes = |(_, sent): &(usize, Range<usize>)| {
+        let mut received = unfinished.iter().flat_map(|exchange| &exchange.receive);
+        received.any(|(_, range, _)| range.start < sent.end && sent.start < range.end)
+    };
+    next <= current + AHEAD && !plan.exchanges[next].send.iter().any(changes)
+}
+
 /// Puts what has arrived in place of `own`, which is as long.
 pub(super) fn replace(own: &mut [u8], arrived: &[u8]) {
     if own.len() == arrived.len() {
         copy_bytes(own, arrived, CopyReason::Local);
+    }
+}
+
+/// The elements of all ranks in their order: what has arrived of the others, in the order of [`Calling::others`], and `own`.
+pub(super) fn in_order_of_ranks<'a>(
+    calling: &Calling,
+    own: &'a [u8],
+    arrived: &'a [Arrived],
+) -> Vec<&'a [u8]> {
+    // Those of the ranks behind this one come first.
+    let (behind, before) = arrived.split_at(calling.size() - 1 - calling.rank());
+    let bytes = |arrived: &'a [Arrived]| arrived.iter().map(Arrived::bytes);
+    bytes(before).chain([own]).chain(bytes(behind)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AHEAD, may_be_sent};
+    use crate::schedule::{halving_doubling, ring};
+
+    #[test]
+    fn segments_of_a_ring_are_sent_ahead_and_halves_are_not() {
+        // Two ranks: a step has 8 segments, and each segment of the second step is one that arrives in the first.
+        let ring = ring::all_reduce(0, 2, 1600, 100);
+        assert!(may_be_sent(&ring, 0, 0) && may_be_sent(&ring, 0, AHEAD) && may_be_sent(&ring, 3, 3 + AHEAD));
+        assert!(!may_be_sent(&ring, 0, AHEAD + 1));
+        assert!(may_be_sent(&ring, 5, 5 + AHEAD), "segment 1 of the second step, which has arrived");
+        let short = ring::all_reduce(0, 2, 200, 100);
+        assert!(may_be_sent(&short, 1, 1) && !may_be_sent(&short, 0, 1), "it sends what is still to arrive");
+        let halves = halving_doubling::all_reduce(0, 4, 1000);
+        assert!((1..halves.exchanges.len()).all(|next| !may_be_sent(&halves, next - 1, next)));
     }
 }

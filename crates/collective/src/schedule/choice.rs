@@ -1,4 +1,6 @@
-use super::{Algorithm, Plan, bcube, halving_doubling, ring, tree};
+use std::ops::Range;
+
+use super::{Algorithm, Plan, bcube, halving_doubling, parts, ring, tree};
 
 /// A value of this many bytes travels in one message beside its header. Above, each of the `size-1` copies that
 /// [`Algorithm::Exchange`] sends costs more than the steps that it saves.
@@ -14,6 +16,10 @@ const HALVING_DOUBLING_BYTES_MAX: usize = 256 << 10;
 /// What of a part is combined while the next is under way. A shorter segment has more messages and more waits for them. A longer
 /// one is no longer in the processor's cache when it is combined, and leaves more to combine after the last receive.
 const SEGMENT_BYTES: usize = 256 << 10;
+
+/// What all ranks of [`Algorithm::Views`] combine together before they go on. A longer segment leaves the processor's cache before its
+/// results are read; a shorter one has more messages for the same bytes.
+const VIEW_SEGMENT_BYTES: usize = 2 << 20;
 
 /// Ranks of a group of [`Algorithm::Bcube`]. More take fewer steps, but have more messages under way in each. Four halve the steps
 /// that pairs take, and three peers in a step are as many as most hosts have links.
@@ -49,6 +55,14 @@ pub(crate) fn plan(
     }
 }
 
+/// The segments of [`Algorithm::Views`] for `bytes` bytes, elements of `width` bytes: of each the part of every rank, as bytes.
+pub(crate) fn view_segments(bytes: usize, width: usize, size: usize) -> Vec<Vec<Range<usize>>> {
+    let (count, segment) = (bytes / width, VIEW_SEGMENT_BYTES / width);
+    let segments = (0..count).step_by(segment).map(|start| start..(start + segment).min(count));
+    let in_bytes = |part: Range<usize>| part.start * width..part.end * width;
+    segments.map(|segment| parts(segment, size).into_iter().map(in_bytes).collect()).collect()
+}
+
 /// What `rank` does in a reduction of `count` elements of `width` bytes to `root`.
 pub(crate) fn reduce_plan(rank: usize, size: usize, count: usize, width: usize, root: usize) -> Plan {
     // As for an all-reduce, steps weigh more for short values, and bytes for long ones.
@@ -61,7 +75,7 @@ pub(crate) fn reduce_plan(rank: usize, size: usize, count: usize, width: usize, 
 
 #[cfg(test)]
 mod tests {
-    use super::{Algorithm, choose, plan};
+    use super::{Algorithm, VIEW_SEGMENT_BYTES, choose, plan, view_segments};
     use crate::schedule::{bcube, halving_doubling, ring};
 
     #[test]
@@ -79,6 +93,21 @@ mod tests {
         for width in [1, 2, 4, 8, 16] {
             let plan = plan(Algorithm::Ring, 0, 2, 1 << 22, width).unwrap();
             assert_eq!(plan.exchanges[0].send[0].1.len() * width, 256 << 10);
+        }
+    }
+
+    #[test]
+    fn segments_of_views_cover_every_byte_once_and_give_each_rank_a_part() {
+        for (count, size) in [(0, 3), (1, 3), (1000, 4), (VIEW_SEGMENT_BYTES, 3)] {
+            let segments = view_segments(count * 4, 4, size);
+            assert_eq!(segments.len(), (count * 4).div_ceil(VIEW_SEGMENT_BYTES));
+            assert!(segments.iter().all(|parts| parts.len() == size));
+            let mut end = 0;
+            for part in segments.iter().flatten() {
+                assert_eq!((part.start, part.len() % 4), (end, 0));
+                end = part.end;
+            }
+            assert_eq!(end, count * 4);
         }
     }
 

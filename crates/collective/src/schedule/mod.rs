@@ -17,7 +17,7 @@ pub mod tree;
 
 pub use algorithm::Algorithm;
 pub use choice::choose;
-pub(crate) use choice::{plan, reduce_plan};
+pub(crate) use choice::{plan, reduce_plan, view_segments};
 
 use std::ops::Range;
 
@@ -65,6 +65,6 @@ fn part(whole: &Range<usize>, pieces: usize, index: usize) -> Range<usize> {
     start..start + length + usize::from(index < more)
 }
 
-pub(crate) fn parts(whole: Range<usize>, pieces: usize) -> Vec<Range<usize>> {
+fn parts(whole: Range<usize>, pieces: usize) -> Vec<Range<usize>> {
     (0..pieces).map(|index| part(&whole, pieces, index)).collect()
 }

@@ -8,6 +8,7 @@ use super::{over_fabrics, ranks};
 
 over_fabrics! {
     all_algorithms_give_every_element_of_every_rank_once,
+    long_values_travel_in_segments,
     a_reduction_to_a_root_gives_it_the_result,
     each_rank_gets_its_part,
     all_ranks_have_the_same_bits,
@@ -57,6 +58,20 @@ async fn all_algorithms_give_every_element_of_every_rank_once(fabric: FabricKind
                     "{algorithm:?}, {size} ranks, {count} elements"
                 );
             }
+        }
+        ranks.shutdown().await;
+    }
+}
+
+async fn long_values_travel_in_segments(fabric: FabricKind) {
+    // More than two segments of each algorithm that has any, and a last one that is shorter.
+    let count = (5 << 20) / 8 + 3;
+    for size in [2, 3] {
+        let ranks = ranks(fabric, size).await;
+        for algorithm in algorithms(&ranks.groups[0]) {
+            let got = ranks.each(|group| all_reduced(group, count, algorithm)).await;
+            let expected = sum(count, size);
+            assert!(got.iter().all(|got| *got == expected), "{algorithm:?}, {size} ranks");
         }
         ranks.shutdown().await;
     }

@@ -1,0 +1,274 @@
+//! Collectives: each process is a rank of a group, and this one is rank 0.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::try_join_all;
+use serde::{Deserialize, Serialize};
+use tensorwire::{
+    DataType, Runtime, Tensor, Validation, Worker,
+    collective::{Group, GroupError, store::TcpStore},
+};
+use tensorwire_verbs_reactor::timeout;
+
+use super::{
+    control::Order,
+    error::BenchError,
+    fabrics::Opened,
+    phase::{Phase, PhaseLength, Watch},
+    report::name,
+    task::{Stage, done},
+    workers::start_worker,
+};
+use crate::arguments::bench::{AlgorithmChoice, Op};
+
+/// Time for joining, and for a call that moves no bytes.
+const CALL_LIMIT: Duration = Duration::from_secs(8);
+/// What a call may move in a second, of all ranks together, before it counts as stuck.
+const BYTES_PER_S_MIN: usize = 32 << 20;
+/// How long a rank whose group is over may take to say why.
+const REASON_LIMIT: Duration = Duration::from_secs(1);
+/// Numbers that are checked repeat after so many. Their sums are exact, whatever the order.
+const PATTERN: usize = 251;
+
+/// What is called, with which values.
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
+pub(super) struct Values {
+    pub(super) op: Op,
+    /// What a rank gives.
+    pub(super) bytes: usize,
+    pub(super) algorithm: Option<AlgorithmChoice>,
+}
+
+/// Which rank a process is, and where all meet.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(super) struct Seat {
+    rank: usize,
+    ranks: usize,
+    store: String,
+}
+
+/// This process's rank of a group, with its values.
+#[derive(Debug)]
+pub(super) struct Rank {
+    group: Group,
+    values: Values,
+    /// What reductions combine.
+    numbers: Vec<f32>,
+    /// The elements of each rank's part.
+    counts: Vec<usize>,
+    /// What this rank gives in other calls.
+    tensors: Vec<Tensor>,
+}
+
+/// Joins a group with all other processes, which have opened their fabrics.
+pub(super) async fn join_all(stage: &mut Stage, values: Values) -> Result<Rank, BenchError> {
+    let (store, address) = TcpStore::serve("127.0.0.1:0", stage.clock.clone()).await?;
+    let ranks = 2 + stage.others.len();
+    let seat = |rank| Seat { rank, ranks, store: address.to_string() };
+    let opened = stage.opened.clone();
+    let others = try_join_all(stage.peers().enumerate().map(|(at, peer)| async move {
+        done(of_rank(at + 1, peer.ask(&Order::Join { seat: seat(at + 1), values }, "joining").await)?)
+    }));
+    let own = seat(0);
+    let (rank, _) = futures::try_join!(Rank::join_with(&opened, &own, values, store), others)?;
+    Ok(rank)
+}
+
+fn of_rank<T>(rank: usize, result: Result<T, BenchError>) -> Result<T, BenchError> {
+    result.map_err(|error| BenchError::Rank { rank, error: Box::new(error) })
+}
+
+/// Executes the calls of `plan` on all ranks, and times them on this one.
+pub(super) async fn calls_of_all(
+    stage: &mut Stage,
+    rank: &mut Rank,
+    plan: PhaseLength,
+) -> Result<Phase, BenchError> {
+    for peer in stage.peers() {
+        peer.order(&Order::Collectives { count: plan.ops }, "collectives").await?;
+    }
+    let measured = async {
+        rank.check().await?;
+        let mut watch = Watch::start(&*stage.clock, plan);
+        for _ in 0..plan.ops {
+            rank.call().await?;
+            watch.tick();
+        }
+        Ok(watch.stop())
+    };
+    match measured.await {
+        Ok(phase) => answers(stage, rank.group.timeout()).await.map(|()| phase),
+        // A rank that failed on its own says why at once; the error of this one may be no more than that its group is over.
+        Err(error) => match answers(stage, REASON_LIMIT).await {
+            Ok(()) | Err(BenchError::PeerSilent { .. }) => Err(error),
+            Err(reason) => Err(reason),
+        },
+    }
+}
+
+/// Awaits the answers of all other ranks.
+async fn answers(stage: &mut Stage, limit: Duration) -> Result<(), BenchError> {
+    let (during, clock) = ("collectives", stage.clock.clone());
+    let answered = try_join_all(
+        stage
+            .peers()
+            .enumerate()
+            .map(|(at, peer)| async move { of_rank(at + 1, peer.answer(during).await.and_then(done)) }),
+    );
+    timeout(&*clock, limit, answered).await.map_err(|_| BenchError::PeerSilent { during, limit })?.map(drop)
+}
+
+impl Rank {
+    /// Joins the group whose store rank 0 serves.
+    pub(super) async fn join(
+        opened: &Opened,
+        seat: &Seat,
+        values: Values,
+        clock: Arc<dyn Runtime>,
+    ) -> Result<Self, BenchError> {
+        let store = TcpStore::connect(&seat.store, CALL_LIMIT, clock).await?;
+        Self::join_with(opened, seat, values, store).await
+    }
+
+    async fn join_with(
+        opened: &Opened,
+        seat: &Seat,
+        values: Values,
+        store: TcpStore,
+    ) -> Result<Self, BenchError> {
+        let worker = start_worker(&format!("rank_{}", seat.rank), opened, Validation::Off).await?;
+        let moved = values.bytes.saturating_mul(seat.ranks);
+        let limit = CALL_LIMIT + Duration::from_secs((moved / BYTES_PER_S_MIN) as u64);
+        let builder = Group::builder(Arc::new(store), seat.rank, seat.ranks).name("bench").timeout(limit);
+        let group = builder.join(&worker).await?;
+        let numbers = if values.op.is_reduction() { values.bytes / size_of::<f32>() } else { 0 };
+        Ok(Self {
+            counts: parts(numbers, seat.ranks),
+            tensors: values.tensors(&worker, seat)?,
+            numbers: vec![0.0; numbers],
+            values,
+            group,
+        })
+    }
+
+    /// Calls once.
+    pub(super) async fn call(&mut self) -> Result<(), BenchError> {
+        if self.values.op.is_reduction() {
+            self.reduce().await?
+        } else {
+            drop(self.exchange().await?)
+        }
+        Ok(())
+    }
+
+    /// Calls once, with values of which the result is known, and compares it.
+    pub(super) async fn check(&mut self) -> Result<(), BenchError> {
+        if !self.values.op.is_reduction() {
+            return self.check_tensors(&self.exchange().await?);
+        }
+        let rank = self.group.rank();
+        self.numbers.iter_mut().enumerate().for_each(|(at, number)| *number = own_number(rank, at));
+        self.reduce().await?;
+        self.check_sums()?;
+        // Sums of zeros stay what they are, however many calls follow.
+        self.numbers.fill(0.0);
+        Ok(())
+    }
+
+    async fn reduce(&mut self) -> Result<(), GroupError> {
+        let numbers = &mut self.numbers[..];
+        match (self.values.op, self.values.algorithm) {
+            (Op::Reduce, _) => self.group.reduce(0, numbers).await,
+            (Op::ReduceScatter, _) => self.group.reduce_scatter(numbers, &self.counts).await,
+            (_, None) => self.group.all_reduce(numbers).await,
+            (_, Some(choice)) => self.group.all_reduce(numbers).algorithm(choice.algorithm()).await,
+        }
+    }
+
+    /// Compares the elements whose result this rank has.
+    fn check_sums(&self) -> Result<(), BenchError> {
+        let (rank, ranks) = (self.group.rank(), self.group.size());
+        let before: usize = self.counts.iter().take(rank).sum();
+        let has = match self.values.op {
+            Op::ReduceScatter => before..before + self.counts[rank],
+            Op::Reduce if rank > 0 => 0..0,
+            _ => 0..self.numbers.len(),
+        };
+        for (at, got) in self.numbers.iter().enumerate().take(has.end).skip(has.start) {
+            let wanted: f32 = (0..ranks).map(|rank| own_number(rank, at)).sum();
+            if *got != wanted {
+                return Err(self.wrong(at, format!("{got} instead of {wanted}")));
+            }
+        }
+        Ok(())
+    }
+
+    /// A call whose values are tensors; gives those that this rank has got.
+    async fn exchange(&self) -> Result<Vec<Tensor>, GroupError> {
+        let mut own = self.tensors.iter().cloned();
+        Ok(match (self.values.op, own.next()) {
+            (Op::Broadcast, first) => vec![self.group.broadcast(0, first).await?],
+            (Op::AllGather, Some(first)) => self.group.all_gather(first).await?,
+            (Op::AllToAll, _) => self.group.all_to_all(self.tensors.clone()).await?,
+            _ => {
+                self.group.barrier().await?;
+                Vec::new()
+            }
+        })
+    }
+
+    /// Compares the tensors of a call: each has the byte of the rank that gave it.
+    fn check_tensors(&self, arrived: &[Tensor]) -> Result<(), BenchError> {
+        let wanted = match self.values.op {
+            Op::AllToAll => parts(self.values.bytes, self.group.size())[self.group.rank()],
+            _ => self.values.bytes,
+        };
+        for (from, tensor) in arrived.iter().enumerate() {
+            if tensor.bytes().len() != wanted {
+                return Err(self.wrong(from, format!("{} bytes instead of {wanted}", tensor.bytes().len())));
+            }
+            if let Some(byte) = tensor.bytes().iter().find(|byte| **byte != byte_of(from)) {
+                return Err(self.wrong(from, format!("a byte {byte} instead of {}", byte_of(from))));
+            }
+        }
+        Ok(())
+    }
+
+    fn wrong(&self, at: usize, what: String) -> BenchError {
+        BenchError::WrongResult { op: name(&self.values.op), rank: self.group.rank(), at, what }
+    }
+}
+
+impl Values {
+    /// What a rank gives, if that is no numbers.
+    fn tensors(&self, worker: &Worker, seat: &Seat) -> Result<Vec<Tensor>, BenchError> {
+        let sizes = match self.op {
+            Op::Broadcast if seat.rank > 0 => Vec::new(),
+            Op::Broadcast | Op::AllGather => vec![self.bytes],
+            Op::AllToAll => parts(self.bytes, seat.ranks),
+            _ => Vec::new(),
+        };
+        let tensor = |bytes: usize| {
+            let mut buffer = worker.pool().try_alloc(bytes)?;
+            buffer.fill(byte_of(seat.rank));
+            Ok(Tensor::new(buffer, DataType::U8, &[bytes as u64])?)
+        };
+        sizes.into_iter().map(tensor).collect()
+    }
+}
+
+/// The sizes of as many parts as there are ranks.
+fn parts(whole: usize, ranks: usize) -> Vec<usize> {
+    let end = |rank: usize| (whole as u128 * rank as u128 / ranks as u128) as usize;
+    (0..ranks).map(|rank| end(rank + 1) - end(rank)).collect()
+}
+
+/// What a rank gives to a sum that is checked.
+fn own_number(rank: usize, at: usize) -> f32 {
+    ((at % PATTERN) * (rank + 1)) as f32
+}
+
+/// What a rank's tensors consist of.
+fn byte_of(rank: usize) -> u8 {
+    rank as u8 + 1
+}
