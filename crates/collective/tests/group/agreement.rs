@@ -29,8 +29,8 @@ over_fabrics! {
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// As long as a test waits for what does not come.
-const SHORT: Duration = Duration::from_millis(700);
+/// As long as a test waits for what does not come. Also on a busy machine the ranks join in this time.
+const SHORT: Duration = Duration::from_secs(3);
 
 /// A rank that can be cut off from the store.
 struct Rank {
@@ -115,28 +115,31 @@ async fn a_part_that_reaches_the_store_and_one_that_does_not_agree(fabric: Fabri
 
 async fn too_few_are_told_so(fabric: FabricKind) {
     // Half without the store, and fewer with it.
-    for (size, left, is_cut) in [(2, 1, true), (4, 2, true), (3, 1, true), (3, 1, false), (6, 2, false)] {
-        let mut ranks = ranks(fabric, size, SHORT).await;
-        join_all(ranks.drain(left..).map(Rank::die)).await;
-        let runtime = ranks[0].worker.runtime().clone();
-        let begun = runtime.now();
-        let errors = ranks.iter().map(async |rank| {
-            rank.store.cut_after(if is_cut { 0 } else { usize::MAX });
-            rank.group.shrink().await.unwrap_err()
-        });
-        let is_stores = join_all(errors).await.into_iter().map(|error| match &error {
-            GroupError::NoMajority { size: of, come, store, .. } => {
-                assert_eq!((*of, come.len()), (size, left), "{error}");
-                store.is_some()
-            }
-            other => panic!("{other}"),
-        });
-        let is_stores = is_stores.collect::<Vec<_>>();
-        assert_eq!(is_stores.contains(&true), is_cut && 2 * left == size, "{is_stores:?}");
-        let took = runtime.now() - begun;
-        assert!(took < 6 * SHORT, "{took:?}");
-        end(ranks).await;
-    }
+    let cases = [(2, 1, true), (4, 2, true), (3, 1, true), (3, 1, false), (6, 2, false)];
+    join_all(cases.map(|(size, left, is_cut)| too_few(fabric, size, left, is_cut))).await;
+}
+
+async fn too_few(fabric: FabricKind, size: usize, left: usize, is_cut: bool) {
+    let mut ranks = ranks(fabric, size, SHORT).await;
+    join_all(ranks.drain(left..).map(Rank::die)).await;
+    let runtime = ranks[0].worker.runtime().clone();
+    let begun = runtime.now();
+    let errors = ranks.iter().map(async |rank| {
+        rank.store.cut_after(if is_cut { 0 } else { usize::MAX });
+        rank.group.shrink().await.unwrap_err()
+    });
+    let is_stores = join_all(errors).await.into_iter().map(|error| match &error {
+        GroupError::NoMajority { size: of, come, store, .. } => {
+            assert_eq!((*of, come.len()), (size, left), "{error}");
+            store.is_some()
+        }
+        other => panic!("{other}"),
+    });
+    let is_stores = is_stores.collect::<Vec<_>>();
+    assert_eq!(is_stores.contains(&true), is_cut && 2 * left == size, "{is_stores:?}");
+    let took = runtime.now() - begun;
+    assert!(took < 5 * SHORT, "{took:?}");
+    end(ranks).await;
 }
 
 /// Ends after its future was polled so many times.
@@ -266,18 +269,19 @@ async fn random_life(rank: Rank, seed: u64) -> Groups {
 }
 
 async fn no_generation_has_two_groups(fabric: FabricKind) {
-    for seed in 0..16 {
-        let mut numbers = Numbers(seed);
-        let size = 2 + numbers.below(6);
-        let ranks = ranks(fabric, size, SHORT).await;
-        let runtime = ranks[0].worker.runtime().clone();
-        let lives =
-            ranks.into_iter().enumerate().map(|(at, rank)| random_life(rank, seed * 1000 + at as u64));
-        let lives = timeout(&*runtime, PATIENCE, join_all(lives)).await.expect("each call ends in time");
-        let mut generations = BTreeMap::new();
-        for (generation, members) in lives.into_iter().flatten() {
-            let first = generations.entry(generation).or_insert_with(|| members.clone());
-            assert_eq!(*first, members, "generation {generation} of seed {seed}");
-        }
+    for seeds in [0..4, 4..8, 8..12] {
+        join_all(seeds.map(|seed| one_world(fabric, seed))).await;
+    }
+}
+
+async fn one_world(fabric: FabricKind, seed: u64) {
+    let ranks = ranks(fabric, 2 + Numbers(seed).below(6), SHORT).await;
+    let runtime = ranks[0].worker.runtime().clone();
+    let lives = ranks.into_iter().enumerate().map(|(at, rank)| random_life(rank, seed * 1000 + at as u64));
+    let lives = timeout(&*runtime, PATIENCE, join_all(lives)).await.expect("each call ends in time");
+    let mut generations = BTreeMap::new();
+    for (generation, members) in lives.into_iter().flatten() {
+        let first = generations.entry(generation).or_insert_with(|| members.clone());
+        assert_eq!(*first, members, "generation {generation} of seed {seed}");
     }
 }
