@@ -53,8 +53,13 @@ async fn worker(name: impl AsRef<str>, fabric: FabricKind) -> Worker {
 
 /// Joins `size` workers, with a limit for each call.
 pub(crate) async fn ranks_within(fabric: FabricKind, size: usize, limit: Duration) -> Ranks {
-    let store = store();
     let workers = join_all((0..size).map(async |rank| worker(format!("rank_{rank}"), fabric).await)).await;
+    joined(workers, limit).await
+}
+
+/// Joins these workers.
+pub(crate) async fn joined(workers: Vec<Worker>, limit: Duration) -> Ranks {
+    let (store, size) = (store(), workers.len());
     let joining = workers.iter().enumerate().map(async |(rank, worker)| {
         let builder = Group::builder(store.clone(), rank, size).name("tests").timeout(limit);
         builder.join(worker).await.expect("a group")
