@@ -458,7 +458,8 @@ fn endless(fabric: &str, op: &str) -> (Process, u32) {
 /// A benchmark that would run for hours, and its other processes.
 fn endless_ranks(fabric: &str, op: &str, ranks: usize) -> (Process, Vec<u32>) {
     let arguments = ["bench", "--fabric", fabric, "--op", op, "--size", "8", "--rounds", "100000"];
-    let arguments = [&arguments[..], &["--round-ms", "200", "--ranks", &ranks.to_string()]].concat();
+    let count = ranks.to_string();
+    let arguments = [&arguments[..], &["--round-ms", "200", "--ranks", &count]].concat();
     let bench = Process(tensorwire(&arguments).stderr(Stdio::piped()).spawn().unwrap());
     let mut children = Vec::new();
     until("the other processes", || {
