@@ -3,7 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::try_join_all;
-use tensorwire::{Runtime, collective::store::TcpStore};
+use tensorwire::{
+    Runtime,
+    collective::{GroupError, store::TcpStore},
+};
 use tensorwire_verbs_reactor::timeout;
 
 use super::{
@@ -52,11 +55,16 @@ pub(super) async fn calls(
     }
     match own_calls(rank, clock, plan).await {
         Ok(phase) => answers(peers, clock, rank.limit()).await.map(|()| phase),
-        // A rank that failed on its own says why at once; the error of this one may be no more than that its group is over.
-        Err(error) => match answers(peers, clock, REASON_LIMIT).await {
-            Ok(()) | Err(BenchError::PeerSilent { .. }) => Err(error),
-            Err(reason) => Err(reason),
-        },
+        // The group is over because of another rank, which says why at once.
+        Err(BenchError::Group(over))
+            if matches!(*over, GroupError::Over { .. } | GroupError::Left { .. }) =>
+        {
+            match answers(peers, clock, REASON_LIMIT).await {
+                Ok(()) | Err(BenchError::PeerSilent { .. }) => Err(BenchError::Group(over)),
+                Err(reason) => Err(reason),
+            }
+        }
+        Err(error) => Err(error),
     }
 }
 
