@@ -9,15 +9,26 @@
 #![forbid(unsafe_code)]
 // The rules of Tensorwire's own code about clocks and tasks: nothing here is simulated.
 #![allow(clippy::disallowed_methods)]
+// `bound` alone has no server.
+#![cfg_attr(
+    not(any(
+        feature = "iceoryx2",
+        feature = "quinn",
+        feature = "tarpc",
+        feature = "tonic",
+        feature = "zenoh"
+    )),
+    allow(dead_code, unused_imports, unused_variables)
+)]
 
 // The service of the benches of Tensorwire's workspace. Its crate is no dependency, so that this Cargo.lock does not change with
 // Tensorwire's.
+#[cfg(feature = "bound")]
+mod bound;
 #[cfg(feature = "tonic")]
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/grpc.rs"]
 mod grpc;
-#[cfg(feature = "bound")]
-mod bound;
 #[cfg(feature = "iceoryx2")]
 mod iceoryx;
 mod plan;

@@ -458,7 +458,8 @@ fn endless(fabric: &str, op: &str) -> (Process, u32) {
 /// A benchmark that would run for hours, and its other processes.
 fn endless_ranks(fabric: &str, op: &str, ranks: usize) -> (Process, Vec<u32>) {
     let arguments = ["bench", "--fabric", fabric, "--op", op, "--size", "8", "--rounds", "100000"];
-    let arguments = [&arguments[..], &["--round-ms", "200", "--ranks", &ranks.to_string()]].concat();
+    let count = ranks.to_string();
+    let arguments = [&arguments[..], &["--round-ms", "200", "--ranks", &count]].concat();
     let bench = Process(tensorwire(&arguments).stderr(Stdio::piped()).spawn().unwrap());
     let mut children = Vec::new();
     until("the other processes", || {
@@ -527,7 +528,8 @@ fn a_rank_that_stops_ends_the_run_within_the_limit_of_a_call() {
     until("sleeps of a rank", || sleeps_of(ranks[1]) >= 2_000);
     kill_process(Pid::from_raw(i32::try_from(ranks[1]).unwrap()).unwrap(), Signal::STOP).unwrap();
     let text = fails_within(bench, Duration::from_secs(30));
-    assert!(text.contains("rank 2"), "{text}");
+    // Those that are missed end with it: a rank that waits for more of them may be the first to tell.
+    assert!(text.contains("was not complete after 8s") && text.contains("2]"), "{text}");
 }
 
 #[test]

@@ -38,7 +38,7 @@ the copy, or the reading, without a message. Bandwidths and rates are bytes and 
 `idle` has no limit: its operations are wake-ups, and its median is the time between two of them, 0 if there are none.
 
 Collectives have no limit, either. Each rank is a process, and times are those of rank 0. `--size` is what a rank gives (of a
-broadcast: the root), and the bandwidth is that over the time. The first call of each round is checked, number by number.";
+broadcast: the root), and the bandwidth is that over the time. The first call is checked, number by number.";
 
 /// `tensorwire bench`.
 #[derive(Debug, Clone, Args)]

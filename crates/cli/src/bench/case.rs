@@ -7,10 +7,11 @@ use tensorwire::{Runtime, Sharing};
 use tensorwire_verbs_reactor::Role;
 
 use super::{
-    control::{Answer, Order},
+    control::{Answer, Order, done},
     cpus::Placement,
     error::BenchError,
     fabrics::FabricChoice,
+    group,
     limits::{
         LimitWait,
         bare::{COPY_ON_ONE, COPY_ON_TWO, Contents, Work},
@@ -19,9 +20,9 @@ use super::{
         stream::{RawStream, listen},
     },
     process::Peer,
-    ranks::{self, Values},
+    ranks::Values,
     side::{Side, Unconnected},
-    task::{Messages, PULLED_TENSORS, Puller, RECEIVES, Stage, Task, done},
+    task::{Messages, PULLED_TENSORS, Puller, RECEIVES, Stage, Task},
     workers::{Names, PULLER, SERVER, device_of, edge_name, start_worker, tensor_name},
 };
 use crate::arguments::{
@@ -329,7 +330,9 @@ impl Case {
             stage.others.push(other);
         }
         let values = Values { op: self.op, bytes: self.bytes(), algorithm: self.algorithm };
-        Ok(Task::Collectives { rank: Box::new(ranks::join_all(stage, values).await?) })
+        let (opened, clock) = (stage.opened.clone(), stage.clock.clone());
+        let rank = group::join(stage.peers(), &opened, values, clock).await?;
+        Ok(Task::Collectives { rank: Box::new(rank) })
     }
 
     fn limit_wait(&self, placement: Placement) -> LimitWait {

@@ -66,7 +66,7 @@ pub(super) enum Order {
     Send { to: String, step: i64, keys: usize },
     /// Join a group, for calls of these values.
     Join { seat: Seat, values: Values },
-    /// Call this many collectives, after one whose result is checked.
+    /// Call this many collectives, after one that is not timed.
     Collectives { count: u64 },
 }
 
@@ -83,6 +83,14 @@ pub(super) enum Answer {
     Port(u16),
     /// Why the order was not executed.
     Failed(String),
+}
+
+/// Takes an answer that only confirms the order.
+pub(super) fn done(answer: Answer) -> Result<(), BenchError> {
+    match answer {
+        Answer::Done => Ok(()),
+        other => Err(BenchError::Unexpected(format!("{other:?}"))),
+    }
 }
 
 /// What one side of a connection must know of the other.

@@ -24,8 +24,8 @@ pub(crate) enum BenchError {
     PeerSilent { during: &'static str, limit: Duration },
     #[error("rank {rank}: {error}")]
     Rank { rank: usize, error: Box<BenchError> },
-    #[error("{op} gives rank {rank} a wrong result at {at}: {what}")]
-    WrongResult { op: String, rank: usize, at: usize, what: String },
+    #[error("the collective gives rank {rank} a wrong result at {at}: {what}")]
+    WrongResult { rank: usize, at: usize, what: String },
     #[error(transparent)]
     Group(Box<GroupError>),
     #[error(transparent)]

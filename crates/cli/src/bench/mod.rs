@@ -7,6 +7,7 @@ mod cpus;
 mod device_calls;
 mod error;
 mod fabrics;
+mod group;
 mod limits;
 mod measure;
 pub(crate) mod peer;

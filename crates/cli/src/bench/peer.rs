@@ -227,7 +227,7 @@ impl BenchServer {
     /// A rank that fails leaves the group, so that the others need not wait for it.
     async fn collectives(&mut self, count: u64) -> Result<(), BenchError> {
         let mut rank = self.rank.take().ok_or_else(|| missing("a group"))?;
-        rank.check().await?;
+        rank.begin().await?;
         for _ in 0..count {
             rank.call().await?;
         }

@@ -1,32 +1,19 @@
-//! Collectives: each process is a rank of a group, and this one is rank 0.
+//! One rank of a group, and the collectives that it calls.
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::try_join_all;
+use super::{error::BenchError, fabrics::Opened, workers::start_worker};
+use crate::arguments::bench::{AlgorithmChoice, Op};
 use serde::{Deserialize, Serialize};
 use tensorwire::{
     DataType, Runtime, Tensor, Validation, Worker,
     collective::{Group, GroupError, store::TcpStore},
 };
-use tensorwire_verbs_reactor::timeout;
-
-use super::{
-    control::Order,
-    error::BenchError,
-    fabrics::Opened,
-    phase::{Phase, PhaseLength, Watch},
-    report::name,
-    task::{Stage, done},
-    workers::start_worker,
-};
-use crate::arguments::bench::{AlgorithmChoice, Op};
 
 /// Time for joining, and for a call that moves no bytes.
 const CALL_LIMIT: Duration = Duration::from_secs(8);
 /// What a call may move in a second, of all ranks together, before it counts as stuck.
 const BYTES_PER_S_MIN: usize = 32 << 20;
-/// How long a rank whose group is over may take to say why.
-const REASON_LIMIT: Duration = Duration::from_secs(1);
 /// Numbers that are checked repeat after so many. Their sums are exact, whatever the order.
 const PATTERN: usize = 251;
 
@@ -42,9 +29,10 @@ pub(super) struct Values {
 /// Which rank a process is, and where all meet.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Seat {
-    rank: usize,
-    ranks: usize,
-    store: String,
+    pub(super) rank: usize,
+    pub(super) ranks: usize,
+    /// The address of the store that rank 0 serves.
+    pub(super) store: String,
 }
 
 /// This process's rank of a group, with its values.
@@ -58,64 +46,7 @@ pub(super) struct Rank {
     counts: Vec<usize>,
     /// What this rank gives in other calls.
     tensors: Vec<Tensor>,
-}
-
-/// Joins a group with all other processes, which have opened their fabrics.
-pub(super) async fn join_all(stage: &mut Stage, values: Values) -> Result<Rank, BenchError> {
-    let (store, address) = TcpStore::serve("127.0.0.1:0", stage.clock.clone()).await?;
-    let ranks = 2 + stage.others.len();
-    let seat = |rank| Seat { rank, ranks, store: address.to_string() };
-    let opened = stage.opened.clone();
-    let others = try_join_all(stage.peers().enumerate().map(|(at, peer)| async move {
-        done(of_rank(at + 1, peer.ask(&Order::Join { seat: seat(at + 1), values }, "joining").await)?)
-    }));
-    let own = seat(0);
-    let (rank, _) = futures::try_join!(Rank::join_with(&opened, &own, values, store), others)?;
-    Ok(rank)
-}
-
-fn of_rank<T>(rank: usize, result: Result<T, BenchError>) -> Result<T, BenchError> {
-    result.map_err(|error| BenchError::Rank { rank, error: Box::new(error) })
-}
-
-/// Executes the calls of `plan` on all ranks, and times them on this one.
-pub(super) async fn calls_of_all(
-    stage: &mut Stage,
-    rank: &mut Rank,
-    plan: PhaseLength,
-) -> Result<Phase, BenchError> {
-    for peer in stage.peers() {
-        peer.order(&Order::Collectives { count: plan.ops }, "collectives").await?;
-    }
-    let measured = async {
-        rank.check().await?;
-        let mut watch = Watch::start(&*stage.clock, plan);
-        for _ in 0..plan.ops {
-            rank.call().await?;
-            watch.tick();
-        }
-        Ok(watch.stop())
-    };
-    match measured.await {
-        Ok(phase) => answers(stage, rank.group.timeout()).await.map(|()| phase),
-        // A rank that failed on its own says why at once; the error of this one may be no more than that its group is over.
-        Err(error) => match answers(stage, REASON_LIMIT).await {
-            Ok(()) | Err(BenchError::PeerSilent { .. }) => Err(error),
-            Err(reason) => Err(reason),
-        },
-    }
-}
-
-/// Awaits the answers of all other ranks.
-async fn answers(stage: &mut Stage, limit: Duration) -> Result<(), BenchError> {
-    let (during, clock) = ("collectives", stage.clock.clone());
-    let answered = try_join_all(
-        stage
-            .peers()
-            .enumerate()
-            .map(|(at, peer)| async move { of_rank(at + 1, peer.answer(during).await.and_then(done)) }),
-    );
-    timeout(&*clock, limit, answered).await.map_err(|_| BenchError::PeerSilent { during, limit })?.map(drop)
+    is_checked: bool,
 }
 
 impl Rank {
@@ -130,7 +61,8 @@ impl Rank {
         Self::join_with(opened, seat, values, store).await
     }
 
-    async fn join_with(
+    /// Joins with a store that is there already.
+    pub(super) async fn join_with(
         opened: &Opened,
         seat: &Seat,
         values: Values,
@@ -146,23 +78,37 @@ impl Rank {
             counts: parts(numbers, seat.ranks),
             tensors: values.tensors(&worker, seat)?,
             numbers: vec![0.0; numbers],
+            is_checked: false,
             values,
             group,
         })
     }
 
+    /// How long a call may take.
+    pub(super) fn limit(&self) -> Duration {
+        self.group.timeout()
+    }
+
     /// Calls once.
     pub(super) async fn call(&mut self) -> Result<(), BenchError> {
         if self.values.op.is_reduction() {
-            self.reduce().await?
+            self.reduce().await?;
         } else {
-            drop(self.exchange().await?)
+            drop(self.exchange().await?);
         }
         Ok(())
     }
 
+    /// Calls once before calls are timed, so that all ranks begin together. The first time, the result is checked.
+    pub(super) async fn begin(&mut self) -> Result<(), BenchError> {
+        match std::mem::replace(&mut self.is_checked, true) {
+            false => self.check().await,
+            true => self.call().await,
+        }
+    }
+
     /// Calls once, with values of which the result is known, and compares it.
-    pub(super) async fn check(&mut self) -> Result<(), BenchError> {
+    async fn check(&mut self) -> Result<(), BenchError> {
         if !self.values.op.is_reduction() {
             return self.check_tensors(&self.exchange().await?);
         }
@@ -235,7 +181,7 @@ impl Rank {
     }
 
     fn wrong(&self, at: usize, what: String) -> BenchError {
-        BenchError::WrongResult { op: name(&self.values.op), rank: self.group.rank(), at, what }
+        BenchError::WrongResult { rank: self.group.rank(), at, what }
     }
 }
 

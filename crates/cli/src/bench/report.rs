@@ -271,7 +271,7 @@ impl fmt::Display for Case {
 }
 
 /// The name a value has on the command line.
-pub(super) fn name(value: &impl Serialize) -> String {
+fn name(value: &impl Serialize) -> String {
     serde_json::to_value(value).ok().and_then(|value| value.as_str().map(str::to_owned)).unwrap_or_default()
 }
 

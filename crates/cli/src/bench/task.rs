@@ -7,10 +7,11 @@ use tensorwire::{Key, RemoteTensor, Runtime, Sharing, Validation, Worker};
 use tensorwire_verbs_reactor::{Operation, verbs::VerbsCounts};
 
 use super::{
-    control::{Answer, Order},
+    control::{Answer, Order, done},
     cpus::{cpu_ns_of, sleeps_of},
     error::BenchError,
     fabrics::Opened,
+    group,
     limits::{
         LimitWait,
         bare::{self, Answers, Contents},
@@ -21,7 +22,7 @@ use super::{
     },
     phase::{Phase, PhaseLength, Watch},
     process::Peer,
-    ranks::{self, Rank},
+    ranks::Rank,
     side::Side,
     workers::{Names, PULLER, client_name, start_worker, tensor_name},
 };
@@ -58,8 +59,8 @@ impl Stage {
     }
 
     /// The other processes.
-    pub(super) fn peers(&mut self) -> impl Iterator<Item = &mut Peer> {
-        iter::once(&mut self.peer).chain(&mut self.others)
+    pub(super) fn peers(&mut self) -> Vec<&mut Peer> {
+        iter::once(&mut self.peer).chain(&mut self.others).collect()
     }
 
     /// CPU time of all processes so far, in nanoseconds.
@@ -179,7 +180,10 @@ impl Task {
                 set_ups(stage, (address, *validation), number, plan).await
             }
             Self::Connects { port } => connects(stage, *port, plan).await,
-            Self::Collectives { rank } => ranks::calls_of_all(stage, rank, plan).await,
+            Self::Collectives { rank } => {
+                let clock = stage.clock.clone();
+                group::calls(stage.peers(), rank, &*clock, plan).await
+            }
             Self::Idle { .. } => idle(stage).await,
             Self::Nothing => Ok(Phase::nothing()),
             Self::Signals { wait, width, parts } => {
@@ -542,12 +546,4 @@ async fn stream_pulls(
         watch.tick();
     }
     Ok(watch.stop())
-}
-
-/// Takes an answer that only confirms the order.
-pub(super) fn done(answer: Answer) -> Result<(), BenchError> {
-    match answer {
-        Answer::Done => Ok(()),
-        other => Err(BenchError::Unexpected(format!("{other:?}"))),
-    }
 }

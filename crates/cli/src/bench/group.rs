@@ -1,0 +1,91 @@
+//! All ranks of a group, as the measuring process uses them: it is rank 0.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::future::try_join_all;
+use tensorwire::{
+    Runtime,
+    collective::{GroupError, store::TcpStore},
+};
+use tensorwire_verbs_reactor::timeout;
+
+use super::{
+    control::{Order, done},
+    error::BenchError,
+    fabrics::Opened,
+    phase::{Phase, PhaseLength, Watch},
+    process::Peer,
+    ranks::{Rank, Seat, Values},
+};
+
+/// How long a rank whose group is over may take to say why.
+const REASON_LIMIT: Duration = Duration::from_secs(1);
+
+/// Joins a group with all other processes, which have opened their fabrics.
+pub(super) async fn join(
+    peers: Vec<&mut Peer>,
+    opened: &Opened,
+    values: Values,
+    clock: Arc<dyn Runtime>,
+) -> Result<Rank, BenchError> {
+    let (store, address) = TcpStore::serve("127.0.0.1:0", clock).await?;
+    let ranks = 1 + peers.len();
+    let seat = |rank| Seat { rank, ranks, store: address.to_string() };
+    let others = try_join_all(peers.into_iter().enumerate().map(|(at, peer)| async move {
+        done(of_rank(at + 1, peer.ask(&Order::Join { seat: seat(at + 1), values }, "joining").await)?)
+    }));
+    let own = seat(0);
+    let (rank, _) = futures::try_join!(Rank::join_with(opened, &own, values, store), others)?;
+    Ok(rank)
+}
+
+fn of_rank<T>(rank: usize, result: Result<T, BenchError>) -> Result<T, BenchError> {
+    result.map_err(|error| BenchError::Rank { rank, error: Box::new(error) })
+}
+
+/// Executes the calls of `plan` on all ranks, and times them on this one.
+pub(super) async fn calls(
+    mut peers: Vec<&mut Peer>,
+    rank: &mut Rank,
+    clock: &dyn Runtime,
+    plan: PhaseLength,
+) -> Result<Phase, BenchError> {
+    for peer in &mut peers {
+        peer.order(&Order::Collectives { count: plan.ops }, "collectives").await?;
+    }
+    match own_calls(rank, clock, plan).await {
+        Ok(phase) => answers(peers, clock, rank.limit()).await.map(|()| phase),
+        // The group is over because of another rank, which says why at once.
+        Err(BenchError::Group(over))
+            if matches!(*over, GroupError::Over { .. } | GroupError::Left { .. }) =>
+        {
+            match answers(peers, clock, REASON_LIMIT).await {
+                Ok(()) | Err(BenchError::PeerSilent { .. }) => Err(BenchError::Group(over)),
+                Err(reason) => Err(reason),
+            }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+async fn own_calls(rank: &mut Rank, clock: &dyn Runtime, plan: PhaseLength) -> Result<Phase, BenchError> {
+    rank.begin().await?;
+    let mut watch = Watch::start(clock, plan);
+    for _ in 0..plan.ops {
+        rank.call().await?;
+        watch.tick();
+    }
+    Ok(watch.stop())
+}
+
+/// Awaits the answers of all other ranks.
+async fn answers(peers: Vec<&mut Peer>, clock: &dyn Runtime, limit: Duration) -> Result<(), BenchError> {
+    let during = "collectives";
+    let answered = try_join_all(
+        peers
+            .into_iter()
+            .enumerate()
+            .map(|(at, peer)| async move { of_rank(at + 1, peer.answer(during).await.and_then(done)) }),
+    );
+    timeout(clock, limit, answered).await.map_err(|_| BenchError::PeerSilent { during, limit })?.map(drop)
+}
