@@ -115,12 +115,15 @@ async fn a_part_that_reaches_the_store_and_one_that_does_not_agree(fabric: Fabri
 
 async fn too_few_are_told_so(fabric: FabricKind) {
     // Half without the store, and fewer with it.
-    let cases = [(2, 1, true), (4, 2, true), (3, 1, true), (3, 1, false), (6, 2, false)];
-    join_all(cases.map(|(size, left, is_cut)| too_few(fabric, size, left, is_cut))).await;
+    let mut cases = Vec::new();
+    for (size, left, is_cut) in [(2, 1, true), (4, 2, true), (3, 1, true), (3, 1, false), (6, 2, false)] {
+        cases.push((ranks(fabric, size, SHORT).await, left, is_cut));
+    }
+    join_all(cases.into_iter().map(|(ranks, left, is_cut)| too_few(ranks, left, is_cut))).await;
 }
 
-async fn too_few(fabric: FabricKind, size: usize, left: usize, is_cut: bool) {
-    let mut ranks = ranks(fabric, size, SHORT).await;
+async fn too_few(mut ranks: Vec<Rank>, left: usize, is_cut: bool) {
+    let size = ranks.len();
     join_all(ranks.drain(left..).map(Rank::die)).await;
     let runtime = ranks[0].worker.runtime().clone();
     let begun = runtime.now();
@@ -270,12 +273,16 @@ async fn random_life(rank: Rank, seed: u64) -> Groups {
 
 async fn no_generation_has_two_groups(fabric: FabricKind) {
     for seeds in [0..4, 4..8, 8..12] {
-        join_all(seeds.map(|seed| one_world(fabric, seed))).await;
+        // They join one after the other, as each must within its limit.
+        let mut worlds = Vec::new();
+        for seed in seeds {
+            worlds.push((ranks(fabric, 2 + Numbers(seed).below(6), SHORT).await, seed));
+        }
+        join_all(worlds.into_iter().map(|(ranks, seed)| one_world(ranks, seed))).await;
     }
 }
 
-async fn one_world(fabric: FabricKind, seed: u64) {
-    let ranks = ranks(fabric, 2 + Numbers(seed).below(6), SHORT).await;
+async fn one_world(ranks: Vec<Rank>, seed: u64) {
     let runtime = ranks[0].worker.runtime().clone();
     let lives = ranks.into_iter().enumerate().map(|(at, rank)| random_life(rank, seed * 1000 + at as u64));
     let lives = timeout(&*runtime, PATIENCE, join_all(lives)).await.expect("each call ends in time");
