@@ -3,15 +3,35 @@
 use std::fmt;
 
 use tensorwire_protocol::DataType;
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U32, U64},
+};
 
 /// Bytes of a [`Call`] in a message.
-pub(crate) const HEADER_BYTES: usize = 36;
+pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 
 /// The first bytes of each header. They change with the format.
-const MAGIC: u32 = 0x5457_4701;
+const MAGIC: [u8; 4] = *b"TWG2";
 
 /// For [`Call::root`]: there is none.
 const NO_ROOT: u32 = u32::MAX;
+
+/// A [`Call`] as it travels.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Header {
+    magic: [u8; 4],
+    kind: u8,
+    reduction: u8,
+    algorithm: u8,
+    unused: u8,
+    dtype: U32,
+    root: U32,
+    number: U64,
+    elements: U64,
+    parts: U32,
+}
 
 /// A collective, or an operation between two ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -127,47 +147,40 @@ impl Call {
     }
 
     pub(crate) fn encode(&self) -> [u8; HEADER_BYTES] {
-        let dtype = self.dtype.map_or(0, |dtype| dtype as u32);
-        let mut bytes = [0; HEADER_BYTES];
-        let fields = MAGIC
-            .to_le_bytes()
-            .into_iter()
-            .chain([self.kind as u8, self.reduction, self.algorithm, 0])
-            .chain(dtype.to_le_bytes())
-            .chain(self.root.unwrap_or(NO_ROOT).to_le_bytes())
-            .chain(self.number.to_le_bytes())
-            .chain(self.elements.to_le_bytes())
-            .chain(self.parts.to_le_bytes());
-        bytes.iter_mut().zip(fields).for_each(|(place, byte)| *place = byte);
-        bytes
+        let header = Header {
+            magic: MAGIC,
+            kind: self.kind as u8,
+            reduction: self.reduction,
+            algorithm: self.algorithm,
+            unused: 0,
+            dtype: self.dtype.map_or(0, |dtype| dtype as u32).into(),
+            root: self.root.unwrap_or(NO_ROOT).into(),
+            number: self.number.into(),
+            elements: self.elements.into(),
+            parts: self.parts.into(),
+        };
+        zerocopy::transmute!(header)
     }
 
     /// The call that a header describes. `None` if it is not one of this version.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; HEADER_BYTES] = bytes.first_chunk()?;
-        let word =
-            |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u32::from_le_bytes(*word));
-        let long =
-            |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u64::from_le_bytes(*word));
-        let &[_, _, _, _, kind, reduction, algorithm, _, ..] = bytes;
-        if word(0)? != MAGIC {
+        let (header, _content) = Header::ref_from_prefix(bytes).ok()?;
+        if header.magic != MAGIC {
             return None;
         }
-        let dtype = match word(8)? {
+        let dtype = match header.dtype.get() {
             0 => None,
             number => Some(DataType::from_number(number).ok()?),
         };
-        let root = Some(word(12)?).filter(|root| *root != NO_ROOT);
-        let kind = CallKind::of_number(kind)?;
         Some(Self {
-            number: long(16)?,
-            kind,
+            number: header.number.get(),
+            kind: CallKind::of_number(header.kind)?,
             dtype,
-            elements: long(24)?,
-            reduction,
-            algorithm,
-            root,
-            parts: word(32)?,
+            elements: header.elements.get(),
+            reduction: header.reduction,
+            algorithm: header.algorithm,
+            root: Some(header.root.get()).filter(|root| *root != NO_ROOT),
+            parts: header.parts.get(),
         })
     }
 }

@@ -128,7 +128,8 @@ pub enum GroupError {
         limit: Duration,
         /// The ranks from which this one awaited something.
         waiting_for: Vec<usize>,
-        /// Those of them of which no message of the call had come: they have not called it, or wait for others themselves.
+        /// Those of them of which no message of the call had come, or else fewer than of others: they have not called it, or wait for
+        /// others themselves.
         silent: Vec<usize>,
     },
     /// A rank has left the group: its last clone was dropped.
@@ -231,6 +232,7 @@ fn awaited(waiting_for: &[usize], silent: &[usize]) -> String {
     match (waiting_for, silent) {
         ([], _) => "it waited for earlier calls, which must be awaited as well, or for memory".to_owned(),
         (_, []) => format!("it waited for ranks {waiting_for:?}"),
-        _ => format!("no message of it has come from ranks {silent:?}"),
+        _ if waiting_for == silent => format!("no message of it has come from ranks {silent:?}"),
+        _ => format!("it waited for ranks {waiting_for:?}, and has heard least of ranks {silent:?}"),
     }
 }

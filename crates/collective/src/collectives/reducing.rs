@@ -3,7 +3,8 @@
 use std::{fmt, future::IntoFuture, time::Duration};
 
 use futures::future::try_join_all;
-use tensorwire_protocol::DataType;
+use smallvec::SmallVec;
+use tensorwire_protocol::{DataType, EagerContent};
 use tensorwire_rendezvous::Element;
 use tensorwire_verbs_reactor::BoxFuture;
 use zerocopy::{FromBytes, IntoBytes as _};
@@ -16,7 +17,10 @@ use super::{
 use crate::{
     call::{Call, CallKind, hash},
     error::GroupError,
-    group::{Group, calling::Calling},
+    group::{
+        Group,
+        calling::{Arrived, Calling},
+    },
     reduction::Reduction,
     schedule::{self, Algorithm, Plan},
 };
@@ -160,10 +164,14 @@ impl<'a> IntoFuture for Reducing<'a> {
             let work = async {
                 reduction.check(dtype)?;
                 let how = How { reduction: &reduction, dtype, width };
+                // All but the shortest are boxed: a future with room for them is moved longer than a short call takes.
                 match calling.call.kind {
-                    CallKind::Reduce => how.reduce(&calling, bytes).await,
-                    CallKind::ReduceScatter => how.reduce_scatter(&calling, bytes, &counts).await,
-                    _ => how.all_reduce(&calling, bytes, algorithm).await,
+                    CallKind::Reduce => Box::pin(how.reduce(&calling, bytes)).await,
+                    CallKind::ReduceScatter => Box::pin(how.reduce_scatter(&calling, bytes, &counts)).await,
+                    _ if algorithm == Algorithm::Exchange && calling.is_short(bytes.len()) => {
+                        how.exchange_short(&calling, bytes).await
+                    }
+                    _ => Box::pin(how.all_reduce(&calling, bytes, algorithm)).await,
                 }
             };
             calling.complete(opens_with_neighbours, work).await
@@ -222,6 +230,24 @@ impl How<'_> {
     }
 
     /// Every rank sends all others its elements, and combines all in the order of the ranks.
+    /// As [`exchange`](Self::exchange), where the elements travel with the call.
+    async fn exchange_short(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
+        for to in calling.others() {
+            calling.send_short(to, bytes).await?;
+        }
+        let mut arrived: SmallVec<[Arrived; 1]> = SmallVec::new();
+        match calling.size() {
+            2 => arrived.push(calling.receive_short(1 - calling.rank(), bytes.len()).await?),
+            _ => {
+                let receives = calling.others().map(|from| calling.receive_short(from, bytes.len()));
+                arrived.extend(try_join_all(receives).await?);
+            }
+        }
+        let own = EagerContent::from_slice(bytes);
+        let inputs = in_order_of_ranks(calling, &own, &arrived);
+        Ok(self.reduction.fold_all(self.dtype, bytes, &inputs)?)
+    }
+
     async fn exchange(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
         calling.send_to_all(bytes).await?;
         let arrived = try_join_all(calling.others().map(|from| calling.receive(from, bytes.len()))).await?;

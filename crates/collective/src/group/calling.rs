@@ -57,8 +57,8 @@ struct Contact {
     is_told: bool,
     /// This rank has its call, or awaits it with an earlier receive.
     is_heard: bool,
-    /// Its call has come.
-    is_known: bool,
+    /// How many messages of it have come.
+    messages: u32,
     /// How many messages of it are awaited.
     awaited: u32,
 }
@@ -173,7 +173,7 @@ impl Calling {
         self.is_complete.store(true, Ordering::Relaxed);
         match done {
             Ok(value) => {
-                self.group.lane(&self.call).complete.send_modify(|complete| *complete += 1);
+                self.group.lane(&self.call).end_call();
                 Ok(value)
             }
             Err(error) => Err(self.group.fail(error)),
@@ -186,11 +186,7 @@ impl Calling {
         let own = self.call.number % lanes;
         let is_awaited = |at: u64| at == own || self.call.kind == CallKind::Close;
         for (at, lane) in (0..lanes).zip(&self.group.lanes).filter(|(at, _)| is_awaited(*at)) {
-            let earlier = (self.call.number + lanes - 1 - at) / lanes;
-            if *lane.complete.borrow() < earlier {
-                // The sender lives as long as the group.
-                let _ = lane.complete.subscribe().wait_for(|complete| *complete >= earlier).await;
-            }
+            lane.wait_for((self.call.number + lanes - 1 - at) / lanes).await;
         }
     }
 
@@ -232,7 +228,7 @@ impl Calling {
     /// Sends a copy of `bytes`.
     pub(crate) async fn send(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
         if self.tells(to) {
-            if bytes.len() <= JOINED_BYTES_MAX {
+            if self.is_short(bytes.len()) {
                 return self.tell(to, bytes).await;
             }
             self.tell(to, &[]).await?;
@@ -240,9 +236,28 @@ impl Calling {
         if bytes.is_empty() { Ok(()) } else { self.post(to, CONTENTS, self.message(bytes, false).await?) }
     }
 
+    /// Whether a content of this many bytes travels with the call, if it is the first one.
+    pub(crate) fn is_short(&self, bytes: usize) -> bool {
+        bytes <= JOINED_BYTES_MAX
+    }
+
+    /// Sends `bytes`, which are [short](Self::is_short), with the call: `to` was sent nothing yet.
+    pub(crate) async fn send_short(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
+        self.tells(to);
+        self.tell(to, bytes).await
+    }
+
+    /// `length` bytes that `from` has [sent](Self::send_short) with the call.
+    pub(crate) async fn receive_short(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
+        self.hears(from);
+        let message = self.next_call(from).await?;
+        self.check(from, message.bytes(), length)?;
+        Ok(Arrived { message, at: HEADER_BYTES })
+    }
+
     /// Sends `bytes` to all others, of whom none was sent anything yet. What is long is copied once.
     pub(crate) async fn send_to_all(&self, bytes: &[u8]) -> Result<(), GroupError> {
-        let is_short = bytes.len() <= JOINED_BYTES_MAX;
+        let is_short = self.is_short(bytes.len());
         let content = if is_short { None } else { Some(self.message(bytes, false).await?) };
         for to in self.others() {
             self.tells(to);
@@ -282,10 +297,8 @@ impl Calling {
     ) -> impl Future<Output = Result<Arrived, GroupError>> + Send + '_ {
         let is_first = self.hears(from);
         async move {
-            if is_first && length <= JOINED_BYTES_MAX {
-                let message = self.next_call(from).await?;
-                self.check(from, message.bytes(), length)?;
-                return Ok(Arrived { message, at: HEADER_BYTES });
+            if is_first && self.is_short(length) {
+                return self.receive_short(from, length).await;
             }
             let call = async { if is_first { self.hear(from).await } else { Ok(()) } };
             let content = async {
@@ -343,6 +356,7 @@ impl Calling {
         let _awaited = Awaited::begin(self, from);
         let note = notes.recv(self.group.lane(&self.call).number).await;
         let note = note.map_err(|error| self.failed(from, error))?;
+        self.has_come(from);
         match end_of(&note) {
             Some(status) => Err(GroupError::told(&self.call, from, status)),
             None => Ok(Received::Note(note)),
@@ -356,7 +370,9 @@ impl Calling {
         // The call's own limit ends it, which knows all that is awaited.
         let key = &self.group.lane(&self.call).keys[key];
         let receive = self.group.step.from(peer).recv(key).timeout(self.limit.saturating_mul(2));
-        receive.sharing(Sharing::View).await.map_err(|error| self.failed(from, error))
+        let received = receive.sharing(Sharing::View).await.map_err(|error| self.failed(from, error))?;
+        self.has_come(from);
+        Ok(received)
     }
 
     fn peer(&self, rank: usize) -> Result<&tensorwire_rendezvous::Peer, GroupError> {
@@ -368,9 +384,6 @@ impl Calling {
         let theirs = Call::decode(message);
         let theirs = theirs
             .ok_or_else(|| self.misbehaved(from, "the first message of a call begins with the call"))?;
-        if let Some(contact) = self.contacts().get_mut(from) {
-            contact.is_known = true;
-        }
         if theirs != self.call {
             return Err(GroupError::Mismatch {
                 rank: self.rank(),
@@ -412,9 +425,19 @@ impl Calling {
     fn timed_out(&self) -> GroupError {
         let contacts = self.contacts();
         let awaited = contacts.iter().enumerate().filter(|(_, contact)| contact.awaited > 0);
-        let silent = awaited.clone().filter(|(_, contact)| !contact.is_known).map(|(rank, _)| rank).collect();
+        let messages = awaited.clone().map(|(_, contact)| contact.messages);
+        let (fewest, most) = (messages.clone().min().unwrap_or_default(), messages.max().unwrap_or_default());
+        let is_silent = |contact: &Contact| contact.messages == fewest && (fewest == 0 || fewest < most);
+        let silent =
+            awaited.clone().filter(|(_, contact)| is_silent(contact)).map(|(rank, _)| rank).collect();
         let waiting_for = awaited.map(|(rank, _)| rank).collect();
         GroupError::TimedOut { call: Box::new(self.call), limit: self.limit, waiting_for, silent }
+    }
+
+    fn has_come(&self, from: usize) {
+        if let Some(contact) = self.contacts().get_mut(from) {
+            contact.messages += 1;
+        }
     }
 
     fn contacts(&self) -> MutexGuard<'_, Contacts> {

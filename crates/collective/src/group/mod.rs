@@ -16,6 +16,7 @@ mod telling;
 use std::{
     collections::HashSet,
     fmt,
+    pin::pin,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicU64, Ordering},
@@ -26,7 +27,7 @@ use std::{
 use tensorwire_protocol::{Code, Status};
 use tensorwire_rendezvous::{DuplicatePolicy, Notes, Peer, Step, Worker};
 use tensorwire_verbs_reactor::Runtime;
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 pub use self::builder::GroupBuilder;
 use self::{
@@ -88,7 +89,8 @@ pub(crate) struct GroupState {
 pub(crate) struct Lane {
     pub(crate) number: u16,
     /// How many of its calls are complete.
-    pub(crate) complete: watch::Sender<u64>,
+    complete: AtomicU64,
+    completed: Notify,
     /// The keys of calls, and of contents that do not travel with one.
     pub(crate) keys: [String; 2],
 }
@@ -96,7 +98,24 @@ pub(crate) struct Lane {
 impl Lane {
     fn new(number: usize) -> Self {
         let keys = ["call", "content"].map(|key| format!("{key} {number}"));
-        Self { number: number as u16, complete: watch::Sender::new(0), keys }
+        Self { number: number as u16, complete: AtomicU64::new(0), completed: Notify::new(), keys }
+    }
+
+    pub(crate) fn end_call(&self) {
+        self.complete.fetch_add(1, Ordering::Release);
+        self.completed.notify_waiters();
+    }
+
+    /// Waits until so many calls are complete.
+    pub(crate) async fn wait_for(&self, calls: u64) {
+        while self.complete.load(Ordering::Acquire) < calls {
+            let mut completed = pin!(self.completed.notified());
+            completed.as_mut().enable();
+            // One that ended before this task was in line told nobody.
+            if self.complete.load(Ordering::Acquire) < calls {
+                completed.await;
+            }
+        }
     }
 }
 

@@ -10,8 +10,8 @@ use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 /// How often each is done, after an eighth as often to warm up.
 const TIMES: usize = 10_000;
 
-/// What the process may grow by meanwhile: a worker notes of each of the last steps that it has ended.
-const GROWTH_BYTES_MAX: u64 = 4 << 20;
+/// What the process may grow by meanwhile: a worker remembers the last 65,536 steps that it has ended, and a group has two.
+const GROWTH_BYTES_MAX: u64 = 8 << 20;
 
 /// Pages of this process that are in memory, in bytes.
 fn resident() -> u64 {

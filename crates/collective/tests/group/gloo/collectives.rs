@@ -1,6 +1,6 @@
 //! The collectives in function form: each value arrives whole, at the ranks that are to have it, whatever its length.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tensorwire_collective::Group;
 use tensorwire_rendezvous::Tensor;
@@ -100,17 +100,19 @@ async fn barrier_new_default(fabric: FabricKind) {
     for size in possible(fabric, [2, 3, 4, 5, 8, 13, 16]) {
         let ranks = ranks(fabric, size).await;
         for late in 0..size {
-            let waited = ranks.each(async |group| {
-                let runtime = group.worker().runtime().clone();
-                let began = runtime.now();
+            // When each rank came, and when it went on.
+            let times = ranks.each(async |group| {
                 if group.rank() == late {
-                    runtime.sleep(LATE).await;
+                    group.worker().runtime().sleep(LATE).await;
                 }
+                let came = Instant::now();
                 group.barrier().await.unwrap();
-                runtime.now() - began
+                (came, Instant::now())
             });
-            for (rank, waited) in waited.await.into_iter().enumerate() {
-                assert!(waited >= LATE, "rank {rank} went on after {waited:?}, when {late} had not come");
+            let times = times.await;
+            let (came, _) = times[late];
+            for (rank, (_, went_on)) in times.iter().enumerate() {
+                assert!(*went_on >= came, "rank {rank} went on before {late} had come");
             }
         }
         ranks.shutdown().await;
