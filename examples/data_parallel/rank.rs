@@ -1,10 +1,10 @@
 //! A rank: it joins the group, trains, and goes on without ranks that are lost.
 
-use std::{collections::BTreeSet, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, time::Duration};
 
 use tensorwire::{
     FabricKind, Tensor, Worker,
-    collective::{Group, GroupBuilder, GroupError, launch::Launch, store::TcpStore},
+    collective::{Group, GroupBuilder, GroupError, launch::Launch},
 };
 use tensorwire_examples::{
     command_line::DataParallel as Flags,
@@ -32,15 +32,8 @@ pub(crate) async fn run(flags: &Flags, launch: Launch) -> Result<(), Failure> {
 }
 
 async fn join(worker: &Worker, launch: Launch, limit: Duration) -> Result<Group, Failure> {
-    let address = launch.store.ok_or("no store: set TENSORWIRE_STORE to HOST:PORT")?.to_string();
-    let runtime = worker.runtime().clone();
-    // Without one that somebody else serves, rank 0 does; then the others cannot go on without it.
-    let store = match std::env::var_os("TENSORWIRE_STORE") {
-        None if launch.rank == 0 => TcpStore::serve(&address, runtime).await?.0,
-        _ => TcpStore::connect(&address, limit, runtime).await?,
-    };
-    let group =
-        Group::builder(Arc::new(store), launch.rank, launch.size).name("data_parallel").timeout(limit);
+    let store = launch.open_store(limit, worker.runtime().clone()).await?;
+    let group = Group::builder(store, launch.rank, launch.size).name("data_parallel").timeout(limit);
     let group = launch.job.into_iter().fold(group, GroupBuilder::job);
     Ok(group.join(worker).await?)
 }

@@ -137,5 +137,8 @@ pub(super) fn rogue_address(rogue: usize) -> String {
     format!("rogue{rogue}:1")
 }
 
+/// The channel of notes that honest workers open with rogues.
+pub(super) const NOTES: u64 = 7;
+
 /// Deadline of each operation of an honest worker.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);

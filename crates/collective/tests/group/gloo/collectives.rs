@@ -1,10 +1,10 @@
 //! The collectives in function form: each value arrives whole, at the ranks that are to have it, whatever its length.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tensorwire_collective::Group;
 use tensorwire_rendezvous::Tensor;
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_verbs_reactor::{FabricKind, Runtime as _, TokioRuntime};
 
 use super::{COUNTS, FEW_COUNTS, SIZES, input, possible, sum, tensor, value, values};
 use crate::group::{over_fabrics_and_verbs, ranks};
@@ -97,6 +97,7 @@ async fn alltoallv(fabric: FabricKind) {
 /// Each rank in turn is late, and nobody has gone on before.
 async fn barrier_new_default(fabric: FabricKind) {
     const LATE: Duration = Duration::from_millis(10);
+    let clock = &TokioRuntime::current().unwrap();
     for size in possible(fabric, [2, 3, 4, 5, 8, 13, 16]) {
         let ranks = ranks(fabric, size).await;
         for late in 0..size {
@@ -105,9 +106,9 @@ async fn barrier_new_default(fabric: FabricKind) {
                 if group.rank() == late {
                     group.worker().runtime().sleep(LATE).await;
                 }
-                let came = Instant::now();
+                let came = clock.now();
                 group.barrier().await.unwrap();
-                (came, Instant::now())
+                (came, clock.now())
             });
             let times = times.await;
             let (came, _) = times[late];
