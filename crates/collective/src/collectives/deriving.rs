@@ -91,7 +91,8 @@ impl Derived {
     /// The group, in which this rank is number `rank`. It is there before the others are told, who may use it at once then.
     async fn make(&self, calling: &Calling, group: &GroupState, rank: usize) -> Result<Group, GroupError> {
         let state = group.derived(&self.name, calling.call.number, &self.ranks, rank)?;
-        state.open_channels(disseminate(calling)).await?;
+        let lost = |at: usize, error| calling.failed(self.ranks.get(at).copied().unwrap_or(at), error);
+        state.open_channels(lost, disseminate(calling)).await?;
         Ok(Group { state: Arc::new(state) })
     }
 }

@@ -14,6 +14,8 @@ use std::{
 };
 
 use futures::future::{Either, select, try_join, try_join_all};
+use tensorwire_memory::{Buf, copy::CopyReason};
+use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Fetched, Peer, Tensor, Worker};
 use tensorwire_verbs_reactor::timeout;
 use tokio::sync::watch;
@@ -60,7 +62,9 @@ impl OwnRegister {
         let done = change(&mut register);
         let bytes = register.encode();
         drop(register);
-        let tensor = Tensor::from_vec(self.worker.user_memory(), &[bytes.len() as u64], bytes)?;
+        // No memory of the pool: a rank says its word also when that is used up.
+        let content = Buf::on_heap(&bytes, CopyReason::Import);
+        let tensor = Tensor::shared(content, DataType::U8, &[bytes.len() as u64])?;
         self.worker.publish(&self.name, tensor)?;
         Ok(done)
     }
@@ -145,25 +149,30 @@ impl<'group> Agreeing<'group> {
         }
     }
 
-    /// Until when one of these ranks may lead. One that has come waits for others itself.
+    /// Until when one of these ranks may lead. One that has come waits for others itself, until twice the limit is over, and needs
+    /// time to propose then: whoever stood beside it would take its votes.
     fn patience(&self, ranks: &[usize]) -> Duration {
         let known = self.known();
         let has_come = ranks.iter().any(|rank| known.registers.contains_key(rank));
-        self.begun.saturating_add(self.limit().saturating_mul(if has_come { 2 } else { 1 }))
+        let half_limits = if has_come { 5 } else { 2 };
+        self.begun.saturating_add(self.limit().saturating_mul(half_limits) / 2)
     }
 
     async fn lead(&self) -> Result<Roster, GroupError> {
-        let waits_until = self.now().saturating_add(self.limit());
+        // Nobody is waited for a second time: one who leads late has waited already, and reads the others only.
+        let waits_until = self.begun.saturating_add(self.limit().saturating_mul(2));
+        let waits_until = waits_until.max(self.now().saturating_add(2 * LOOK));
         loop {
             if let Some(decided) = self.own().read(|own| own.decided().cloned()) {
                 return Ok(decided);
             }
             let ballot = self.own().write(|own| own.stand(self.group.rank))?;
-            if self.has_votes(ballot, Register::has_promised, waits_until).await? {
+            if self.has_votes(ballot, Register::has_promised, waits_until, Duration::ZERO).await? {
                 let roster = self.proposal(ballot).await?;
                 self.own().write(|own| own.propose(ballot, roster.clone()))?;
-                // Nobody is waited for.
-                if self.has_votes(ballot, Register::has_accepted, Duration::ZERO).await? {
+                // Nobody is waited for. Those that have promised are given time to accept, also at the end.
+                let end = self.now().saturating_add(self.limit() / 2);
+                if self.has_votes(ballot, Register::has_accepted, Duration::ZERO, end).await? {
                     newcomers::tell(self.group, &roster).await;
                     self.own().write(|own| own.decide(ballot))?;
                     continue;
@@ -177,20 +186,21 @@ impl<'group> Agreeing<'group> {
     async fn give_way(&self) {
         let leader = self.own().read(Register::promised).rank();
         let part = Duration::from_millis(self.group.runtime().random() % 64);
-        let until = match leader < self.group.rank {
-            true => self.patience(&[leader]),
-            false => self.now().saturating_add(LOOK + part),
-        };
+        // Two that stand at the same time part by chance.
+        let pause = self.now().saturating_add(LOOK + part);
+        let until = if leader < self.group.rank { self.patience(&[leader]).max(pause) } else { pause };
         self.until(until, || self.is_decided() || self.known().lost.contains(&leader)).await;
     }
 
     /// Waits until enough have voted for `ballot`: all that answer, or, after `waits_until`, as many as are needed. `false` if this
-    /// rank has promised a higher one meanwhile, or knows what is decided.
+    /// rank has promised a higher one meanwhile, or knows what is decided. Gives up when the agreement's time is over, and not before
+    /// `earliest_end`.
     async fn has_votes(
         &self,
         ballot: Ballot,
         has_voted: fn(&Register, Ballot) -> bool,
         waits_until: Duration,
+        earliest_end: Duration,
     ) -> Result<bool, GroupError> {
         let size = self.group.size();
         let mut changes = self.changed.subscribe();
@@ -210,7 +220,8 @@ impl<'group> Agreeing<'group> {
             }
             // Ranks that come may bring more.
             let limits = if awaited == 0 { 1 } else { 3 };
-            if self.now() >= self.begun.saturating_add(self.limit().saturating_mul(limits)) {
+            let end = self.begun.saturating_add(self.limit().saturating_mul(limits)).max(earliest_end);
+            if self.now() >= end {
                 return Err(self.no_majority());
             }
             let _ = timeout(self.group.runtime(), LOOK, changes.changed()).await;
@@ -278,7 +289,9 @@ impl<'group> Agreeing<'group> {
             let own = self.own().read(Register::clone);
             let registers = known.registers.values().chain(store).chain([&own]);
             let accepted = bound(registers).cloned();
-            let come = known.registers.iter().filter(|(_, register)| register.has_promised(ballot));
+            let come = known.registers.iter();
+            let come = come.filter(|(rank, _)| !known.lost.contains(rank));
+            let come = come.filter(|(_, register)| register.has_promised(ballot));
             let come: BTreeSet<usize> = come.map(|(rank, _)| *rank).chain([self.group.rank]).collect();
             (accepted, come)
         };

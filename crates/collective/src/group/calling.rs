@@ -7,7 +7,7 @@
 
 use std::{
     future::Future,
-    mem,
+    iter, mem,
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -16,14 +16,17 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{Either, select, try_join};
+use futures::{
+    FutureExt as _,
+    future::{Either, select, try_join},
+};
 use smallvec::SmallVec;
 use tensorwire_memory::{
     Pool,
     copy::{CopyReason, copy_bytes},
 };
 use tensorwire_protocol::{DataType, EagerContent, Sharing};
-use tensorwire_rendezvous::{Tensor, WorkerError};
+use tensorwire_rendezvous::{Notes, Tensor, WorkerError};
 use tensorwire_verbs_reactor::timeout;
 
 use super::{CALLS_UNDER_WAY, Group, GroupState, telling::end_of};
@@ -219,10 +222,19 @@ impl Calling {
         match self.group.notes(to) {
             Some(notes) => {
                 let (lane, call) = (self.group.lane(&self.call).number, self.call.encode());
-                notes.send(lane, &[&call, content]).await.map_err(|error| self.failed(to, error))
+                let sent = notes.send(lane, &[&call, content]).await;
+                // Why the other has gone may lie there already.
+                sent.map_err(|error| self.end_told(to, notes).unwrap_or_else(|| self.failed(to, error)))
             }
             None => self.post(to, CALLS, self.message(content, true).await?),
         }
+    }
+
+    /// The end of the group, if that is among the notes that `from` has sent before its connection ended.
+    fn end_told(&self, from: usize, notes: &Notes) -> Option<GroupError> {
+        let lane = self.group.lane(&self.call).number;
+        let mut left = iter::from_fn(|| notes.recv(lane).now_or_never()?.ok());
+        left.find_map(|note| end_of(&note)).map(|status| GroupError::told(&self.call, from, status))
     }
 
     /// Sends a copy of `bytes`.
@@ -306,7 +318,8 @@ impl Calling {
                 content.map_or(Ok(Arrived::EMPTY), |content| self.content(from, content, length))
             };
             // Both are asked for at once.
-            let (content, ()) = try_join(content, call).await?;
+            // The call is compared first, as it tells why a content has another length.
+            let ((), content) = try_join(call, content).await?;
             Ok(content)
         }
     }
@@ -319,7 +332,7 @@ impl Calling {
         let is_first = self.hears(from);
         async move {
             let call = async { if is_first { self.hear(from).await } else { Ok(()) } };
-            let (tensor, ()) = try_join(self.next(from, CONTENTS), call).await?;
+            let ((), tensor) = try_join(call, self.next(from, CONTENTS)).await?;
             Ok(tensor)
         }
     }
@@ -413,7 +426,7 @@ impl Calling {
     }
 
     /// The error of a message to or from `rank`.
-    fn failed(&self, rank: usize, error: WorkerError) -> GroupError {
+    pub(crate) fn failed(&self, rank: usize, error: WorkerError) -> GroupError {
         match error {
             // A process that was stopped finds all limits over at once.
             WorkerError::DeadlineExceeded { .. } => self.timed_out(),

@@ -271,5 +271,7 @@ async fn attempt(
 pub(super) async fn meet(state: &Arc<GroupState>, limit: Duration) -> Result<(), GroupError> {
     let mut calling = Calling::new(state, Call::plain(state.next_number(), CallKind::Join));
     calling.set_limit(limit);
-    calling.complete(true, state.open_channels(disseminate(&calling))).await
+    calling
+        .complete(true, state.open_channels(|rank, error| calling.failed(rank, error), disseminate(&calling)))
+        .await
 }

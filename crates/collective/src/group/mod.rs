@@ -19,13 +19,13 @@ use std::{
     pin::pin,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use tensorwire_protocol::{Code, Status};
-use tensorwire_rendezvous::{DuplicatePolicy, Notes, Peer, Step, Worker};
+use tensorwire_rendezvous::{DuplicatePolicy, Notes, Peer, Step, Worker, WorkerError};
 use tensorwire_verbs_reactor::Runtime;
 use tokio::sync::{Notify, watch};
 
@@ -72,8 +72,10 @@ pub(crate) struct GroupState {
     pub(crate) pairs: Arc<Pairs>,
     next_call: AtomicU64,
     lanes: [Lane; CALLS_UNDER_WAY],
-    /// What small groups have besides the step, once all ranks have joined.
+    /// What small groups have besides the step.
     telling: OnceLock<Arc<Telling>>,
+    /// Whether all ranks have joined, so that calls may be told.
+    has_met: AtomicBool,
     /// Why the group is over.
     over: OnceLock<GroupError>,
     is_over: watch::Sender<bool>,
@@ -254,6 +256,7 @@ impl GroupState {
             next_call: AtomicU64::new(0),
             lanes: std::array::from_fn(Lane::new),
             telling: OnceLock::new(),
+            has_met: AtomicBool::new(false),
             over: OnceLock::new(),
             is_over: watch::Sender::new(false),
             register,
@@ -298,22 +301,25 @@ impl GroupState {
     }
 
     /// Opens the channels to the other ranks, if the group is small. `barrier` waits until all ranks have done so, and uses none of
-    /// them: what comes before a channel is open is lost.
+    /// them: what comes before a channel is open is lost. An end is told in them from the beginning, since others may have met.
+    /// `lost` is the error of a rank that cannot be reached.
     pub(crate) async fn open_channels(
         &self,
+        lost: impl Fn(usize, WorkerError) -> GroupError,
         barrier: impl Future<Output = Result<(), GroupError>>,
     ) -> Result<(), GroupError> {
-        let telling = Telling::open(self).await?;
-        barrier.await?;
+        let telling = Telling::open(self).await.map_err(|(rank, error)| lost(rank, error))?;
         if let Some(telling) = telling {
             let _is_first = self.telling.set(telling);
         }
+        barrier.await?;
+        self.has_met.store(true, Ordering::Release);
         Ok(())
     }
 
     /// The channel with another rank.
     pub(crate) fn notes(&self, rank: usize) -> Option<&Notes> {
-        self.telling.get()?.with(rank)
+        self.telling.get().filter(|_| self.has_met.load(Ordering::Acquire))?.with(rank)
     }
 
     /// The lane of a call.

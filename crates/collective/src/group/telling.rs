@@ -24,7 +24,10 @@ pub(super) struct Telling(Vec<Option<Notes>>);
 
 impl Telling {
     /// Opens a channel with each other rank. `None` for a group that has none.
-    pub(super) async fn open(group: &GroupState) -> Result<Option<Arc<Self>>, WorkerError> {
+    ///
+    /// # Errors
+    /// The rank with which that failed.
+    pub(super) async fn open(group: &GroupState) -> Result<Option<Arc<Self>>, (usize, WorkerError)> {
         if group.size() > RANKS_MAX {
             return Ok(None);
         }
@@ -33,7 +36,7 @@ impl Telling {
             if at == group.rank {
                 Ok(None)
             } else {
-                peer.notes(channel, CALLS_UNDER_WAY as u16).await.map(Some)
+                peer.notes(channel, CALLS_UNDER_WAY as u16).await.map(Some).map_err(|error| (at, error))
             }
         });
         try_join_all(open).await.map(|notes| Some(Arc::new(Self(notes))))

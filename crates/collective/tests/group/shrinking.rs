@@ -12,6 +12,7 @@ over_fabrics! {
     those_that_are_left_go_on_with_the_right_result,
     a_group_may_shrink_again_and_to_one,
     a_rank_that_comes_too_late_is_left_out,
+    the_first_rank_may_be_the_one_that_answers_and_does_not_come,
     clones_of_one_rank_shrink_to_one_group,
     a_rank_whose_worker_is_shut_down_does_not_go_on_alone,
 }
@@ -59,7 +60,7 @@ async fn a_group_may_shrink_again_and_to_one(fabric: FabricKind) {
 }
 
 async fn a_rank_that_comes_too_late_is_left_out(fabric: FabricKind) {
-    let ranks = ranks_within(fabric, 3, Duration::from_millis(400)).await;
+    let ranks = ranks_within(fabric, 3, Duration::from_secs(1)).await;
     let shrunk = ranks.each(async |group| match group.rank() {
         2 => None,
         _ => Some(group.shrink().await.unwrap().size()),
@@ -68,6 +69,22 @@ async fn a_rank_that_comes_too_late_is_left_out(fabric: FabricKind) {
     let late = ranks.groups[2].shrink().await.unwrap_err();
     assert!(matches!(late, GroupError::LeftOut { rank: 2, .. }), "{late}");
     ranks.shutdown().await;
+}
+
+/// Those behind it do not stand beside each other when its time is over.
+async fn the_first_rank_may_be_the_one_that_answers_and_does_not_come(fabric: FabricKind) {
+    for size in [3, 5] {
+        let ranks = ranks_within(fabric, size, Duration::from_secs(1)).await;
+        let shrunk = ranks.each(async |group| match group.rank() {
+            0 => None,
+            _ => Some(group.shrink().await.map(|group| group.size())),
+        });
+        let shrunk = shrunk.await;
+        let expected = |rank: usize| (rank > 0).then_some(size - 1);
+        let sizes = shrunk.into_iter().map(|shrunk| shrunk.map(|shrunk| shrunk.unwrap()));
+        assert!(sizes.eq((0..size).map(expected)), "{size} ranks");
+        ranks.shutdown().await;
+    }
 }
 
 async fn clones_of_one_rank_shrink_to_one_group(fabric: FabricKind) {

@@ -121,9 +121,10 @@ fn s3_a_call_given_up_ends_its_group_and_nothing_else() {
         let case = CALLS[handle.seed() as usize % CALLS.len()];
         for_every_k(case, async |polls| {
             let (one, other) = two.group().await;
-            let given_up = polled(polls, call(case, one));
-            let (given_up, ended) = join(given_up, call(case, other)).await;
-            let Some(completed) = given_up else {
+            // Who has completed stays until both have ended: what it has sent and the other has not received goes with its group.
+            let stays = async |group: Group| (call(case, group.clone()).await, group);
+            let (given_up, (ended, _other)) = join(polled(polls, stays(one)), stays(other)).await;
+            let Some((completed, _one)) = given_up else {
                 // The other may have had all that it needs by then.
                 let is_told = |error: &GroupError| {
                     matches!(
