@@ -8,19 +8,13 @@
 
 mod soak;
 
-use std::{
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
-};
+use std::sync::Mutex;
 
 use tensorwire_sim::{Failure, Plan};
 
 use crate::{
     cluster::{Report, TRANSFERS_MIN, WORKERS_MIN, run_long, run_planned, run_seed},
-    figures::{Figures, now, number, threads},
+    figures::{Figures, for_each_below, now, number},
     points,
     shrunk::shrunk,
 };
@@ -170,21 +164,10 @@ fn every_seed_keeps_every_promise_twice() {
         return;
     }
     let (from, seeds) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(SEEDS));
-    let (next, figures, began) = (AtomicU64::new(0), Mutex::new(Figures::default()), now());
-    // Worlds share nothing, so each thread runs its own.
-    thread::scope(|scope| {
-        for _ in 0..threads() {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= seeds {
-                        return;
-                    }
-                    let report = check(from.wrapping_add(index)).unwrap();
-                    figures.lock().unwrap().add(&report);
-                }
-            });
-        }
+    let (figures, began) = (Mutex::new(Figures::default()), now());
+    for_each_below(seeds, |index| {
+        let report = check(from.wrapping_add(index)).unwrap();
+        figures.lock().unwrap().add(&report);
     });
     let figures = figures.into_inner().unwrap();
     eprintln!("seeds from {from}: {figures}, twice each\n{}", figures.progress(now() - began));

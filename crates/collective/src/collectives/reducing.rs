@@ -4,7 +4,7 @@ use std::{fmt, future::IntoFuture, time::Duration};
 
 use futures::future::try_join_all;
 use smallvec::SmallVec;
-use tensorwire_protocol::{DataType, EagerContent};
+use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Element;
 use tensorwire_verbs_reactor::BoxFuture;
 use zerocopy::{FromBytes, IntoBytes as _};
@@ -230,29 +230,33 @@ impl How<'_> {
     }
 
     /// Every rank sends all others its elements, and combines all in the order of the ranks.
+    async fn exchange(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
+        let own = calling.message(bytes, false).await?;
+        for to in calling.others() {
+            calling.send_tensor(to, own.clone()).await?;
+        }
+        let arrived = try_join_all(calling.others().map(|from| calling.receive(from, bytes.len()))).await?;
+        self.combine(calling, bytes, &arrived)
+    }
+
     /// As [`exchange`](Self::exchange), where the elements travel with the call.
     async fn exchange_short(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
         for to in calling.others() {
             calling.send_short(to, bytes).await?;
         }
-        let mut arrived: SmallVec<[Arrived; 1]> = SmallVec::new();
-        match calling.size() {
-            2 => arrived.push(calling.receive_short(1 - calling.rank(), bytes.len()).await?),
-            _ => {
-                let receives = calling.others().map(|from| calling.receive_short(from, bytes.len()));
-                arrived.extend(try_join_all(receives).await?);
-            }
+        if calling.size() == 2 {
+            let arrived = calling.receive_short(1 - calling.rank(), bytes.len()).await?;
+            return self.combine(calling, bytes, &[arrived]);
         }
-        let own = EagerContent::from_slice(bytes);
-        let inputs = in_order_of_ranks(calling, &own, &arrived);
-        Ok(self.reduction.fold_all(self.dtype, bytes, &inputs)?)
+        let receives = calling.others().map(|from| calling.receive_short(from, bytes.len()));
+        let arrived = try_join_all(receives).await?;
+        self.combine(calling, bytes, &arrived)
     }
 
-    async fn exchange(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
-        calling.send_to_all(bytes).await?;
-        let arrived = try_join_all(calling.others().map(|from| calling.receive(from, bytes.len()))).await?;
-        let own = bytes.to_vec();
-        let inputs = in_order_of_ranks(calling, &own, &arrived);
+    /// Combines the own elements with those that have `arrived` of the others, in the order of the ranks.
+    fn combine(&self, calling: &Calling, bytes: &mut [u8], arrived: &[Arrived]) -> Result<(), GroupError> {
+        let own: SmallVec<[u8; 64]> = SmallVec::from_slice(bytes);
+        let inputs = in_order_of_ranks(calling, &own, arrived);
         Ok(self.reduction.fold_all(self.dtype, bytes, &inputs)?)
     }
 

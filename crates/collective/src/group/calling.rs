@@ -267,18 +267,6 @@ impl Calling {
         Ok(Arrived { message, at: HEADER_BYTES })
     }
 
-    /// Sends `bytes` to all others, of whom none was sent anything yet. What is long is copied once.
-    pub(crate) async fn send_to_all(&self, bytes: &[u8]) -> Result<(), GroupError> {
-        let is_short = self.is_short(bytes.len());
-        let content = if is_short { None } else { Some(self.message(bytes, false).await?) };
-        for to in self.others() {
-            self.tells(to);
-            self.tell(to, if is_short { bytes } else { &[] }).await?;
-            content.iter().try_for_each(|content| self.post(to, CONTENTS, content.clone()))?;
-        }
-        Ok(())
-    }
-
     /// Sends a tensor as it is.
     pub(crate) async fn send_tensor(&self, to: usize, tensor: Tensor) -> Result<(), GroupError> {
         if self.tells(to) {

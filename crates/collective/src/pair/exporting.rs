@@ -14,6 +14,10 @@ use futures::stream::{FuturesUnordered, StreamExt as _};
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use tensorwire_protocol::{Code, DataType, Sharing};
 use tensorwire_rendezvous::{Peer, Tensor, WorkerError};
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{I64, U32, U64},
+};
 
 use super::{
     Core, NO_LIMIT, Pairs,
@@ -27,7 +31,7 @@ use crate::{
 };
 
 /// Bytes of an encoded [`ExportKey`].
-pub const KEY_BYTES: usize = 40;
+pub const KEY_BYTES: usize = size_of::<EncodedKey>();
 
 /// The first bytes of each key. They change with the format.
 const MAGIC: u32 = 0x5457_4b01;
@@ -55,6 +59,26 @@ pub struct ExportKey {
     length: u64,
 }
 
+/// What a key tells, as it travels.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Fields {
+    magic: U32,
+    rank: U32,
+    group: I64,
+    export: U64,
+    length: U64,
+}
+
+/// A key as it travels.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct EncodedKey {
+    fields: Fields,
+    /// A hash of the fields.
+    sum: U64,
+}
+
 impl ExportKey {
     /// The rank that has the export.
     pub fn rank(&self) -> usize {
@@ -68,13 +92,15 @@ impl ExportKey {
 
     /// Its bytes, which [`decode`](Self::decode) reads.
     pub fn encode(&self) -> [u8; KEY_BYTES] {
-        let mut bytes = [0; KEY_BYTES];
-        let fields = MAGIC.to_le_bytes().into_iter().chain(self.rank.to_le_bytes());
-        let fields = fields.chain(self.group.to_le_bytes()).chain(self.export.to_le_bytes());
-        let fields = fields.chain(self.length.to_le_bytes());
-        let fields = fields.clone().chain(hash(fields).to_le_bytes());
-        bytes.iter_mut().zip(fields).for_each(|(place, byte)| *place = byte);
-        bytes
+        let fields = Fields {
+            magic: MAGIC.into(),
+            rank: self.rank.into(),
+            group: self.group.into(),
+            export: self.export.into(),
+            length: self.length.into(),
+        };
+        let sum = hash(fields.as_bytes().iter().copied()).into();
+        zerocopy::transmute!(EncodedKey { fields, sum })
     }
 
     /// The key of these bytes.
@@ -90,15 +116,15 @@ impl ExportKey {
     }
 
     fn of_bytes(bytes: &[u8]) -> Option<Self> {
-        let bytes: &[u8; KEY_BYTES] = bytes.try_into().ok()?;
-        let word =
-            |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u32::from_le_bytes(*word));
-        let long =
-            |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u64::from_le_bytes(*word));
-        let is_whole = hash(bytes.iter().copied().take(KEY_BYTES - 8)) == long(KEY_BYTES - 8)?;
-        let key =
-            Self { rank: word(4)?, group: long(8)?.cast_signed(), export: long(16)?, length: long(24)? };
-        (word(0)? == MAGIC && is_whole).then_some(key)
+        let EncodedKey { fields, sum } = EncodedKey::ref_from_bytes(bytes).ok()?;
+        let is_whole = *sum == hash(fields.as_bytes().iter().copied());
+        let key = Self {
+            rank: fields.rank.get(),
+            group: fields.group.get(),
+            export: fields.export.get(),
+            length: fields.length.get(),
+        };
+        (fields.magic == MAGIC && is_whole).then_some(key)
     }
 
     /// The name under which the tensor is published.

@@ -1,10 +1,15 @@
 //! The bytes of messages between ranks: of the frames before contents, of receipts and of keys.
 
+use zerocopy::{
+    FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
+    little_endian::{U32, U64},
+};
+
 /// Bytes of a [`Frame`].
-pub(super) const FRAME_BYTES: usize = 24;
+pub(super) const FRAME_BYTES: usize = size_of::<Encoded>();
 
 /// Bytes of a receipt.
-pub(super) const RECEIPT_BYTES: usize = 24;
+pub(super) const RECEIPT_BYTES: usize = size_of::<Encoded>();
 
 /// The first bytes of each. They change with the format.
 const MAGIC: u32 = 0x5457_5001;
@@ -107,24 +112,25 @@ impl Frame {
     }
 }
 
-fn encode(kind: u32, first: u64, second: u64) -> [u8; 24] {
-    let mut bytes = [0; 24];
-    let fields = MAGIC.to_le_bytes().into_iter().chain(kind.to_le_bytes());
-    let fields = fields.chain(first.to_le_bytes()).chain(second.to_le_bytes());
-    bytes.iter_mut().zip(fields).for_each(|(place, byte)| *place = byte);
-    bytes
+/// A frame or a receipt as it travels.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Encoded {
+    magic: U32,
+    kind: U32,
+    first: U64,
+    second: U64,
+}
+
+fn encode(kind: u32, first: u64, second: u64) -> [u8; size_of::<Encoded>()] {
+    let encoded =
+        Encoded { magic: MAGIC.into(), kind: kind.into(), first: first.into(), second: second.into() };
+    zerocopy::transmute!(encoded)
 }
 
 fn decode(bytes: &[u8]) -> Option<(u32, u64, u64)> {
-    let bytes: &[u8; 24] = bytes.try_into().ok()?;
-    let word =
-        |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u32::from_le_bytes(*word));
-    let long =
-        |at: usize| bytes.get(at..).and_then(<[u8]>::first_chunk).map(|word| u64::from_le_bytes(*word));
-    if word(0)? != MAGIC {
-        return None;
-    }
-    Some((word(4)?, long(8)?, long(16)?))
+    let encoded = Encoded::ref_from_bytes(bytes).ok().filter(|encoded| encoded.magic == MAGIC)?;
+    Some((encoded.kind.get(), encoded.first.get(), encoded.second.get()))
 }
 
 #[cfg(test)]

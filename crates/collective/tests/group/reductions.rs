@@ -16,16 +16,16 @@ over_fabrics! {
     what_cannot_be_combined_ends_the_group,
 }
 
-/// Element `at` of `rank`, such that each sum shows what is lost, doubled or misplaced.
-fn value(at: usize, rank: usize, size: usize) -> i64 {
+/// Element `at` of `rank`, by Gloo's rule: whatever is lost, doubled or misplaced changes a result.
+pub(super) fn value(at: usize, rank: usize, size: usize) -> i64 {
     (at * size + rank) as i64
 }
 
-fn input(count: usize, rank: usize, size: usize) -> Vec<i64> {
+pub(super) fn input(count: usize, rank: usize, size: usize) -> Vec<i64> {
     (0..count).map(|at| value(at, rank, size)).collect()
 }
 
-fn sum(count: usize, size: usize) -> Vec<i64> {
+pub(super) fn sum(count: usize, size: usize) -> Vec<i64> {
     (0..count).map(|at| (0..size).map(|rank| value(at, rank, size)).sum()).collect()
 }
 
@@ -94,6 +94,14 @@ async fn a_reduction_to_a_root_gives_it_the_result(fabric: FabricKind) {
     }
 }
 
+/// The part of this rank, of which `counts` tells how many elements those of all ranks have.
+pub(super) async fn part(group: Group, counts: &[usize]) -> Vec<i64> {
+    let mut values = input(counts.iter().sum(), group.rank(), group.size());
+    group.reduce_scatter(&mut values, counts).await.unwrap();
+    let begin: usize = counts[..group.rank()].iter().sum();
+    values[begin..begin + counts[group.rank()]].to_vec()
+}
+
 async fn each_rank_gets_its_part(fabric: FabricKind) {
     for size in [1, 2, 3, 5] {
         let ranks = ranks(fabric, size).await;
@@ -101,12 +109,7 @@ async fn each_rank_gets_its_part(fabric: FabricKind) {
             // The first part is empty.
             let counts: Vec<usize> = (0..size).map(|rank| rank * unit).collect();
             let count = counts.iter().sum();
-            let got = ranks.each(async |group| {
-                let mut values = input(count, group.rank(), size);
-                group.reduce_scatter(&mut values, &counts).await.unwrap();
-                let begin: usize = counts[..group.rank()].iter().sum();
-                values[begin..begin + counts[group.rank()]].to_vec()
-            });
+            let got = ranks.each(async |group| part(group, &counts).await);
             assert!(got.await.concat() == sum(count, size), "{size} ranks, {unit}");
         }
         ranks.shutdown().await;

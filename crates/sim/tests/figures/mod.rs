@@ -2,7 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 
-use std::{collections::BTreeMap, fmt, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    sync::atomic::{AtomicU64, Ordering},
+    thread,
+    time::Duration,
+};
 
 use crate::cluster::{Kinds, Report};
 
@@ -102,6 +108,24 @@ pub(crate) fn number(name: &str) -> Option<u64> {
 
 /// Threads to run worlds on.
 pub(crate) fn threads() -> usize {
-    let all = std::thread::available_parallelism().map_or(1, |threads| threads.get().min(8));
+    let all = thread::available_parallelism().map_or(1, |threads| threads.get().min(8));
     number("SIM_THREADS").map_or(all, |threads| threads as usize)
+}
+
+/// Calls `run` with each number below `count`, on several [`threads`]: worlds share nothing.
+pub(crate) fn for_each_below(count: u64, run: impl Fn(u64) + Sync) {
+    let next = AtomicU64::new(0);
+    thread::scope(|scope| {
+        for _ in 0..threads() {
+            scope.spawn(|| {
+                loop {
+                    let index = next.fetch_add(1, Ordering::Relaxed);
+                    if index >= count {
+                        return;
+                    }
+                    run(index);
+                }
+            });
+        }
+    });
 }

@@ -14,11 +14,7 @@ mod rank;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Arc, Mutex, MutexGuard,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -29,7 +25,7 @@ use tensorwire_sim::{Call as Step, Disturbance, Entry, Failure, Handle, Plan, Rn
 use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
-    figures::{number, threads},
+    figures::{for_each_below, number},
     shrunk::shrunk_by,
 };
 
@@ -250,20 +246,10 @@ fn every_group_keeps_every_promise_twice() {
         return;
     }
     let (from, seeds) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(SEEDS));
-    let (next, reached) = (AtomicU64::new(0), Mutex::new(Reached::default()));
-    thread::scope(|scope| {
-        for _ in 0..threads() {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= seeds {
-                        return;
-                    }
-                    let ended = check(from.wrapping_add(index)).unwrap();
-                    reached.lock().unwrap().add(&ended);
-                }
-            });
-        }
+    let reached = Mutex::new(Reached::default());
+    for_each_below(seeds, |index| {
+        let ended = check(from.wrapping_add(index)).unwrap();
+        reached.lock().unwrap().add(&ended);
     });
     let reached = reached.into_inner().unwrap();
     eprintln!("{seeds} seeds from {from}, twice each: {reached:?}");

@@ -21,15 +21,13 @@ mod stage;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{
-        Mutex,
-        atomic::{AtomicU64, Ordering},
-    },
-    thread,
+    sync::Mutex,
 };
 
 use scenario::{Report, run_seed};
 use tensorwire_sim::Failure;
+
+use crate::figures::{for_each_below, number};
 
 /// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 40;
@@ -39,10 +37,6 @@ const SEEDS_FOR_ALL: u64 = 1000;
 
 /// Seeds that once found a bug. What rogues found that did less than these has a test of its own: `misdirected`.
 const FOUND: [u64; 0] = [];
-
-fn number(name: &str) -> Option<u64> {
-    std::env::var(name).ok().map(|text| text.parse().unwrap())
-}
 
 /// One seed; every eighth one twice.
 fn check(seed: u64) -> Result<Report, Box<Failure>> {
@@ -68,23 +62,10 @@ fn s1_s6_a_hostile_peer_breaks_no_promise_to_the_honest() {
     }
     let seeds = number("SIM_SEEDS").unwrap_or(SEEDS);
     let first = number("SIM_FIRST").unwrap_or(0);
-    let next = AtomicU64::new(first);
     let reports = Mutex::new(Vec::new());
-    let threads = thread::available_parallelism().map_or(1, |threads| threads.get().min(8));
-    // Worlds share nothing, so each thread runs its own.
-    thread::scope(|scope| {
-        for _ in 0..threads {
-            scope.spawn(|| {
-                loop {
-                    let seed = next.fetch_add(1, Ordering::Relaxed);
-                    if seed >= first + seeds {
-                        return;
-                    }
-                    let report = check(seed).unwrap();
-                    reports.lock().unwrap().push(report);
-                }
-            });
-        }
+    for_each_below(seeds, |index| {
+        let report = check(first + index).unwrap();
+        reports.lock().unwrap().push(report);
     });
     let reports = reports.into_inner().unwrap();
     assert_eq!(reports.len() as u64, seeds);

@@ -6,7 +6,7 @@ use tensorwire_collective::Group;
 use tensorwire_rendezvous::Tensor;
 use tensorwire_verbs_reactor::{FabricKind, Runtime as _, TokioRuntime};
 
-use super::{COUNTS, FEW_COUNTS, SIZES, input, possible, sum, tensor, value, values};
+use super::{COUNTS, FEW_COUNTS, SIZES, input, part, possible, sum, tensor, value, values};
 use crate::group::{over_fabrics_and_verbs, ranks};
 
 over_fabrics_and_verbs! {
@@ -195,12 +195,7 @@ async fn reduce_scatter(fabric: FabricKind) {
             for shape in shapes {
                 let counts: Vec<usize> = (0..size).map(|rank| shape(rank, each)).collect();
                 let count = counts.iter().sum();
-                let got = ranks.each(async |group| {
-                    let mut values = input(count, group.rank(), size);
-                    group.reduce_scatter(&mut values, &counts).await.unwrap();
-                    let begin: usize = counts[..group.rank()].iter().sum();
-                    values[begin..begin + counts[group.rank()]].to_vec()
-                });
+                let got = ranks.each(async |group| part(group, &counts).await);
                 assert!(got.await.concat() == sum(count, size), "{counts:?}");
             }
         }

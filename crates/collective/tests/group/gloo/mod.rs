@@ -1,4 +1,4 @@
-//! What Gloo's own tests see to, as tests of groups. Each has the name of its row in `docs/src/gloo-rows.md`, where it also stands which
+//! What Gloo's own tests see to, as tests of groups. Each has the name of its row in `docs/src/promises.md`, where it also stands which
 //! rows have none.
 
 mod all_reduce;
@@ -10,24 +10,13 @@ use tensorwire_collective::Group;
 use tensorwire_rendezvous::Tensor;
 use tensorwire_verbs_reactor::FabricKind;
 
+use super::reductions::{input, part, sum, value};
+
 /// Elements of a value. The primes divide into no equal parts.
 const COUNTS: [usize; 14] = [0, 1, 2, 3, 4, 5, 13, 64, 100, 127, 997, 1000, 10_000, 10_007];
 
 /// Those of a value of many messages.
 const FEW_COUNTS: [usize; 6] = [0, 1, 4, 100, 1000, 10_007];
-
-/// Element `at` of `rank`, by Gloo's rule: whatever is lost, doubled or misplaced changes a result.
-fn value(at: usize, rank: usize, size: usize) -> i64 {
-    (at * size + rank) as i64
-}
-
-fn input(count: usize, rank: usize, size: usize) -> Vec<i64> {
-    (0..count).map(|at| value(at, rank, size)).collect()
-}
-
-fn sum(count: usize, size: usize) -> Vec<i64> {
-    (0..count).map(|at| (0..size).map(|rank| value(at, rank, size)).sum()).collect()
-}
 
 /// Numbers of ranks: powers of two, primes, and one more and one less than such.
 const SIZES: [usize; 8] = [1, 2, 3, 4, 5, 8, 13, 16];
