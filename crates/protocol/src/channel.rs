@@ -2,7 +2,7 @@
 
 use std::{future::Future, sync::Arc};
 
-use futures::FutureExt as _;
+use futures::{FutureExt as _, future::BoxFuture};
 
 use crate::{
     Checksums, Destination, Metadata, Scope, Status,
@@ -304,6 +304,13 @@ pub trait Source: Send + Sync {
     /// wait, call into the connection or run code of users. Default: `None`, so that the value is [taken](Self::take).
     fn at_hand(&self, scope: Scope, key: &str, bytes_max: u32) -> Option<Self::Taken> {
         let _ = (scope, key, bytes_max);
+        None
+    }
+
+    /// What a request is to wait for before it is refused, because the peer has many refused. It counts among those that the
+    /// peer has outstanding until then, also if the peer cancels it. Asked once for each request that gets no value, without the
+    /// connection's lock. Default: `None`, so that it is refused at once.
+    fn before_refusal(&self) -> Option<BoxFuture<'static, ()>> {
         None
     }
 

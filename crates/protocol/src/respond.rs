@@ -168,15 +168,24 @@ impl<C: Channel, S: Source<Bytes = C::Bytes>> Answer<C, S> {
         // A block, because a function would store its parameters twice.
         async move {
             let taken = match taking {
-                Take::Now(taken) => taken,
+                Take::Now(taken) => taken.map_err(|status| (status, source)),
                 Take::Later(mut taking) => match response.unless_cancelled(Pin::new(&mut taking)).await {
-                    Ok(taken) => taken.map(|taken| TakenValue::new(source, taken)),
+                    Ok(Ok(taken)) => Ok(TakenValue::new(source, taken)),
+                    Ok(Err(status)) => Err((status, source)),
                     Err(Ended) => return,
                 },
             };
             match taken {
                 Ok(mut taken) => response.answer(&request, &mut taken).await,
-                Err(status) => response.refuse(status).await,
+                Err((status, source)) => {
+                    // A CANCEL does not shorten it, or the peer would have its next request refused the sooner.
+                    if let Some(mut turn) = source.before_refusal()
+                        && response.unless_over(Pin::new(&mut turn)).await.is_err()
+                    {
+                        return;
+                    }
+                    response.refuse(status).await
+                }
             }
         }
     }

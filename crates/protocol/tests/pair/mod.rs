@@ -9,6 +9,7 @@ mod known;
 mod load;
 mod misbehaviour;
 mod notes;
+mod refusals;
 mod rules;
 mod sequences;
 mod several;

@@ -16,8 +16,8 @@ use std::{
 
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{
-    Checksums, Code, Connection, Metadata, ReceiveOptions, Received, ReceivedGuard, Rings, Scope, Sharing,
-    Status, TransferError, wire::control::Parameters,
+    Agreed, Checksums, Code, Connection, Metadata, ReceiveOptions, Received, ReceivedGuard, Rings, Scope,
+    Sharing, Status, TransferError, wire::control::Parameters,
 };
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{
@@ -41,6 +41,7 @@ use crate::{
         loan::Lent,
         meter::{Meter, receive_span},
         peer_values::PeerValues,
+        refusals::Refusals,
         target::{Target, TargetAllocator},
     },
     values::{SharedValues, published::Version, tensor::Tensor},
@@ -88,13 +89,14 @@ impl DataConnection {
         (own, peers): (Parameters, Parameters),
         allocator: ReceiveAllocator,
         (peer, peer_at): (&Introduction, String),
-        values: &SharedValues,
+        (values, runtime): (&SharedValues, &Arc<dyn Runtime>),
         meter: Arc<Meter>,
     ) -> Arc<Self> {
         let queue_pair = channel.queue_pair.clone();
         let answers = Arc::new(PeerAnswers::new(queue_pair.clone()));
         let ways = (answers.clone() as _, queue_pair.catalogue());
-        let values = PeerValues::new(values, &peer.worker, meter.clone(), ways);
+        let refusals = Refusals::new(runtime.clone(), Agreed::of(&own, &peers).requests_max);
+        let values = PeerValues::new(values, &peer.worker, meter.clone(), ways, refusals);
         Arc::new(Self {
             kind: queue_pair.kind(),
             peer_incarnation: peer.incarnation,

@@ -381,8 +381,8 @@ impl Node {
             return Err(could_not_connect(fabric.kind, "the own ring was taken already"));
         };
         let rings = Rings { own, own_slots, peer: other.ring.destination };
-        let connection =
-            DataConnection::new(channel, rings, parameters, allocator, peer, &self.values, meter);
+        let values = (&self.values, &self.runtime);
+        let connection = DataConnection::new(channel, rings, parameters, allocator, peer, values, meter);
         connection.start(driver, &self.runtime);
         if tensorwire_testpoints::chance!("one side of a connection is up later") {
             self.runtime.sleep(LATE).await;

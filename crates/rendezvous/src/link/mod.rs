@@ -15,6 +15,7 @@ pub(crate) mod node;
 pub(crate) mod peer_values;
 pub(crate) mod peers;
 pub(crate) mod pools;
+pub(crate) mod refusals;
 pub(crate) mod ring;
 mod serve;
 pub(crate) mod session;

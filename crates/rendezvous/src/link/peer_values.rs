@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::KeyEnd,
-    link::meter::Meter,
+    link::{meter::Meter, refusals::Refusals},
     values::{
         SharedValues,
         catalogue::Listing,
@@ -39,6 +39,7 @@ pub(crate) struct PeerValues {
     catalogue: Option<OfferedCatalogue>,
     /// The answers that wait for publications.
     answers: Arc<dyn WaitingAnswers>,
+    refusals: Refusals,
 }
 
 impl PeerValues {
@@ -47,6 +48,7 @@ impl PeerValues {
         peer: &str,
         meter: Arc<Meter>,
         (answers, catalogue): (Arc<dyn WaitingAnswers>, Option<OfferedCatalogue>),
+        refusals: Refusals,
     ) -> Self {
         let device = peer.parse().unwrap_or_default();
         let key = Key::builder().source(&values.worker).incarnation(values.incarnation).destination(peer);
@@ -59,6 +61,7 @@ impl PeerValues {
             meter,
             catalogue,
             answers,
+            refusals,
         };
         own.key = key.filter(|key| own.check(key).is_ok());
         own
@@ -240,6 +243,10 @@ impl Source for PeerValues {
             is_settled && bytes <= bytes_max as usize && !tensor.buf().is_foreign()
         });
         edition.map(Taken::Published)
+    }
+
+    fn before_refusal(&self) -> Option<BoxFuture<'static, ()>> {
+        self.refusals.turn()
     }
 
     fn sent(&self, taken: &Taken) {

@@ -8,6 +8,7 @@ use std::{
     task::{Poll, Waker},
 };
 
+use futures::{FutureExt, channel::oneshot, future::BoxFuture};
 use tensorwire_protocol::{Metadata, Scope, Source, Status, Take};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,13 +36,17 @@ struct Queue {
 }
 
 #[derive(Debug, Clone, Default)]
-pub(crate) struct TestSource(Arc<Mutex<HashMap<(Scope, String), Queue>>>);
+pub(crate) struct TestSource {
+    table: Arc<Mutex<HashMap<(Scope, String), Queue>>>,
+    /// What the next refusals wait for.
+    turns: Arc<Mutex<VecDeque<oneshot::Receiver<()>>>>,
+}
 
 impl TestSource {
     pub(crate) fn send(&self, scope: Scope, key: &str, metadata: Metadata, bytes: Vec<u8>) {
         let place = (scope, key.to_owned());
         let sequence = {
-            let mut table = self.0.lock().unwrap();
+            let mut table = self.table.lock().unwrap();
             let queue = table.entry(place.clone()).or_default();
             queue.sent += 1;
             queue.sent
@@ -57,25 +62,32 @@ impl TestSource {
     /// The oldest waiter for `key` gets `status`; false without one.
     pub(crate) fn refuse(&self, scope: Scope, key: &str, status: Status) -> bool {
         let waiter =
-            self.0.lock().unwrap().get_mut(&(scope, key.to_owned())).and_then(|q| q.waiters.pop_front());
+            self.table.lock().unwrap().get_mut(&(scope, key.to_owned())).and_then(|q| q.waiters.pop_front());
         waiter.is_some_and(|waiter| {
             settle(&waiter, Err(status));
             true
         })
     }
 
+    /// The next refusal that has no turn yet waits for this one.
+    pub(crate) fn hold_refusal(&self) -> oneshot::Sender<()> {
+        let (give, turn) = oneshot::channel();
+        self.turns.lock().unwrap().push_back(turn);
+        give
+    }
+
     /// Values that nobody has taken.
     pub(crate) fn stored(&self, scope: Scope, key: &str) -> usize {
-        self.0.lock().unwrap().get(&(scope, key.to_owned())).map_or(0, |queue| queue.values.len())
+        self.table.lock().unwrap().get(&(scope, key.to_owned())).map_or(0, |queue| queue.values.len())
     }
 
     /// Takes that wait.
     pub(crate) fn waiting(&self, scope: Scope, key: &str) -> usize {
-        self.0.lock().unwrap().get(&(scope, key.to_owned())).map_or(0, |queue| queue.waiters.len())
+        self.table.lock().unwrap().get(&(scope, key.to_owned())).map_or(0, |queue| queue.waiters.len())
     }
 
     fn give(&self, value: TestValue) {
-        let mut table = self.0.lock().unwrap();
+        let mut table = self.table.lock().unwrap();
         let queue = table.entry(value.place.clone()).or_default();
         match queue.waiters.pop_front() {
             Some(waiter) => {
@@ -107,7 +119,7 @@ struct Interest {
 
 impl Drop for Interest {
     fn drop(&mut self) {
-        if let Some(queue) = self.source.0.lock().unwrap().get_mut(&self.place) {
+        if let Some(queue) = self.source.table.lock().unwrap().get_mut(&self.place) {
             queue.waiters.retain(|waiter| !Arc::ptr_eq(waiter, &self.waiter));
         }
         let given = self.waiter.lock().unwrap().given.take();
@@ -126,7 +138,7 @@ impl Source for TestSource {
         let place = (scope, key.to_string());
         let waiter = SharedWaiter::default();
         {
-            let mut table = self.0.lock().unwrap();
+            let mut table = self.table.lock().unwrap();
             let queue = table.entry(place.clone()).or_default();
             match queue.values.pop_front() {
                 Some(value) => waiter.lock().unwrap().given = Some(Ok(value)),
@@ -146,15 +158,20 @@ impl Source for TestSource {
         })))
     }
 
+    fn before_refusal(&self) -> Option<BoxFuture<'static, ()>> {
+        let turn = self.turns.lock().unwrap().pop_front()?;
+        Some(turn.map(drop).boxed())
+    }
+
     /// Stays until it is [sent](Source::sent).
     fn at_hand(&self, scope: Scope, key: &str, bytes_max: u32) -> Option<TestValue> {
-        let table = self.0.lock().unwrap();
+        let table = self.table.lock().unwrap();
         let queue = table.get(&(scope, key.to_owned())).filter(|_| scope == Scope::Published)?;
         queue.values.front().filter(|value| value.bytes.len() <= bytes_max as usize).cloned()
     }
 
     fn sent(&self, taken: &TestValue) {
-        if let Some(queue) = self.0.lock().unwrap().get_mut(&taken.place) {
+        if let Some(queue) = self.table.lock().unwrap().get_mut(&taken.place) {
             queue.values.retain(|value| value.sequence != taken.sequence);
         }
     }
