@@ -33,6 +33,7 @@ mod pieces;
 mod planted;
 mod published;
 mod reconnect;
+mod refusals;
 mod seeds;
 mod select;
 #[cfg(feature = "planted-bugs")]
