@@ -184,7 +184,7 @@ impl<C: Channel, S: Source<Bytes = C::Bytes>> Answer<C, S> {
                     {
                         return;
                     }
-                    response.refuse(status).await
+                    response.refuse(status).await;
                 }
             }
         }
