@@ -35,6 +35,9 @@ pub const NOTE_BYTES_MAX: usize = 4 << 10;
 /// Most lanes of one channel of notes.
 pub const NOTE_LANES_MAX: u16 = 64;
 
+/// The lane of a note that comes in every lane of its channel.
+pub const NOTE_EVERY_LANE: u16 = u16::MAX;
+
 /// Most notes of one lane that were not taken. A peer that sends more breaks a rule.
 pub const NOTES_UNTAKEN_MAX: usize = 64;
 

@@ -186,7 +186,8 @@ pub struct ErrorStatus {
 pub struct Note {
     /// The channel that both sides have opened. A note of another one is ignored.
     pub channel: u64,
-    /// The lane of the channel. Notes of one lane keep their order.
+    /// The lane of the channel. Notes of one lane keep their order. One for [every lane](crate::limits::NOTE_EVERY_LANE) comes in each
+    /// of them.
     pub lane: u16,
     /// What it says, at most [`NOTE_BYTES_MAX`](crate::limits::NOTE_BYTES_MAX).
     pub bytes: EagerContent,

@@ -5,7 +5,12 @@ use std::{
     task::Waker,
 };
 
-use crate::{EagerContent, Note, PeerMisbehaved, limits::NOTES_UNTAKEN_MAX};
+use smallvec::SmallVec;
+
+use crate::{
+    EagerContent, Note, PeerMisbehaved,
+    limits::{NOTE_EVERY_LANE, NOTES_UNTAKEN_MAX},
+};
 
 /// The channels that this side has open, by number. A peer cannot open one, so what it may cost is bounded by what this side has
 /// opened.
@@ -17,6 +22,20 @@ struct Lane {
     untaken: VecDeque<EagerContent>,
     /// The task that waits for the next.
     waker: Option<Waker>,
+}
+
+/// Tasks that can go on. Mostly it is one.
+pub(crate) type Woken = SmallVec<[Waker; 1]>;
+
+impl Lane {
+    /// Gives the waker of the task that waits for the note.
+    fn take_in(&mut self, bytes: EagerContent) -> Result<Option<Waker>, PeerMisbehaved> {
+        if self.untaken.len() >= NOTES_UNTAKEN_MAX {
+            return Err(PeerMisbehaved::NoteUnfit);
+        }
+        self.untaken.push_back(bytes);
+        Ok(self.waker.take())
+    }
 }
 
 impl NoteChannels {
@@ -34,15 +53,16 @@ impl NoteChannels {
         self.0.remove(&channel)
     }
 
-    /// A note has come. Gives the waker of the task that waits for it, if one does; `None` if the channel is not open.
-    pub(crate) fn arrived(&mut self, note: Note) -> Result<Option<Option<Waker>>, PeerMisbehaved> {
+    /// A note has come. Gives the wakers of the tasks that wait for it; `None` if the channel is not open.
+    pub(crate) fn arrived(&mut self, note: Note) -> Result<Option<Woken>, PeerMisbehaved> {
         let Some(lanes) = self.0.get_mut(&note.channel) else { return Ok(None) };
-        let lane = lanes.get_mut(usize::from(note.lane)).ok_or(PeerMisbehaved::NoteUnfit)?;
-        if lane.untaken.len() >= NOTES_UNTAKEN_MAX {
-            return Err(PeerMisbehaved::NoteUnfit);
+        if note.lane == NOTE_EVERY_LANE {
+            let woken = lanes.iter_mut().map(|lane| lane.take_in(note.bytes.clone()));
+            let woken = woken.collect::<Result<Vec<_>, _>>()?;
+            return Ok(Some(woken.into_iter().flatten().collect()));
         }
-        lane.untaken.push_back(note.bytes);
-        Ok(Some(lane.waker.take()))
+        let lane = lanes.get_mut(usize::from(note.lane)).ok_or(PeerMisbehaved::NoteUnfit)?;
+        Ok(Some(lane.take_in(note.bytes)?.into_iter().collect()))
     }
 
     pub(crate) fn take(&mut self, channel: u64, lane: u16) -> Option<EagerContent> {
@@ -109,12 +129,28 @@ mod tests {
     }
 
     #[test]
+    fn a_note_for_every_lane_comes_behind_those_of_each() {
+        let mut notes = NoteChannels::default();
+        notes.open(7, 3);
+        notes.arrived(note(1, 1)).unwrap();
+        assert!(notes.wait(7, 0, Waker::noop()).is_none() && notes.wait(7, 2, Waker::noop()).is_none());
+        let woken = notes.arrived(note(NOTE_EVERY_LANE, 2)).unwrap();
+        assert_eq!(woken.map(|woken| woken.len()), Some(2));
+        let mut taken = |lane| notes.take(7, lane).map(|bytes| bytes[0]);
+        assert_eq!([taken(0), taken(1), taken(1), taken(2)], [Some(2), Some(1), Some(2), Some(2)]);
+        for _ in 0..NOTES_UNTAKEN_MAX {
+            notes.arrived(note(2, 1)).unwrap();
+        }
+        assert_eq!(notes.arrived(note(NOTE_EVERY_LANE, 1)).unwrap_err(), PeerMisbehaved::NoteUnfit);
+    }
+
+    #[test]
     fn a_task_that_waits_is_woken_by_the_next_note_once() {
         let mut notes = NoteChannels::default();
         notes.open(7, 1);
         assert!(notes.wait(7, 0, Waker::noop()).is_none());
-        assert!(notes.arrived(note(0, 1)).unwrap().flatten().is_some());
-        assert!(notes.arrived(note(0, 2)).unwrap().flatten().is_none());
+        assert_eq!(notes.arrived(note(0, 1)).unwrap().map(|woken| woken.len()), Some(1));
+        assert_eq!(notes.arrived(note(0, 2)).unwrap().map(|woken| woken.len()), Some(0));
         notes.wait(7, 0, Waker::noop());
         assert_eq!(notes.wakers().count(), 1);
     }

@@ -19,6 +19,7 @@ mod device;
 mod fabric;
 mod faults;
 mod flips;
+mod group_end;
 mod groups;
 mod half_pool;
 mod hostile;

@@ -6,26 +6,28 @@
 //! contents have another key, and the order between them and calls does not matter.
 
 use std::{
-    future::Future,
+    future::{Future, poll_fn},
     iter, mem,
     pin::pin,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
+    task::Poll,
     time::Duration,
 };
 
 use futures::{
-    FutureExt as _,
-    future::{Either, select, try_join},
+    FutureExt as _, StreamExt as _,
+    future::{select, try_join},
+    stream::FuturesUnordered,
 };
 use smallvec::SmallVec;
 use tensorwire_memory::{
     Pool,
     copy::{CopyReason, copy_bytes},
 };
-use tensorwire_protocol::{DataType, EagerContent, Sharing};
+use tensorwire_protocol::{Code, DataType, EagerContent, Sharing};
 use tensorwire_rendezvous::{Notes, Tensor, WorkerError};
 use tensorwire_verbs_reactor::timeout;
 
@@ -38,6 +40,12 @@ use crate::{
 /// The key of calls, and that of contents.
 const CALLS: usize = 0;
 const CONTENTS: usize = 1;
+
+/// The key of the end, for those that ask for it.
+const END: &str = "end";
+
+/// A call that takes longer asks for the end of the group.
+const SHORT: Duration = Duration::from_millis(250);
 
 /// The longest content that travels in one message with the call.
 const JOINED_BYTES_MAX: usize = 2048;
@@ -165,21 +173,71 @@ impl Calling {
             Ok(value)
         };
         // It lives on, so that what it waits for is known.
-        let mut work = pin!(work);
-        let ended = pin!(self.group.ended());
-        let done = timeout(self.group.runtime(), self.limit, select(work.as_mut(), ended)).await;
-        let done = match done {
-            Ok(Either::Left((done, _))) => done,
-            Ok(Either::Right((over, _))) => Err(after(&over)),
-            Err(_) => Err(self.timed_out()),
+        let (work, ended) = (pin!(work), pin!(async { Err(after(&self.group.ended().await)) }));
+        let mut done = pin!(async { select(work, ended).await.factor_first().0 });
+        let short = self.limit.min(SHORT);
+        let done = match timeout(self.group.runtime(), short, done.as_mut()).await {
+            Ok(done) => done,
+            Err(_) => Box::pin(self.complete_long(done, self.limit - short)).await,
         };
         self.is_complete.store(true, Ordering::Relaxed);
         match done {
             Ok(value) => {
                 self.group.lane(&self.call).end_call();
+                if self.call.kind == CallKind::Close {
+                    self.group.is_closed.store(true, Ordering::Release);
+                }
                 Ok(value)
             }
             Err(error) => Err(self.group.fail(error)),
+        }
+    }
+
+    /// A call that takes long asks for the end of the group as well.
+    async fn complete_long<T>(
+        &self,
+        done: impl Future<Output = Result<T, GroupError>>,
+        limit: Duration,
+    ) -> Result<T, GroupError> {
+        let (done, asked) = (pin!(done), pin!(self.asked_end()));
+        let done = timeout(self.group.runtime(), limit, select(done, asked)).await;
+        let Ok(done) = done else { return Err(self.timed_out()) };
+        done.factor_first().0
+    }
+
+    /// Completes with the end of the group, once a rank from which something is awaited answers that it is over there. A rank that is
+    /// awaited in the group's step answers so by itself; one that is awaited in a channel of notes may have sent its end before the
+    /// channel was open, or over another connection.
+    async fn asked_end<T>(&self) -> Result<T, GroupError> {
+        let has_notes = |rank: &usize| self.group.notes(*rank).is_some();
+        let mut asked: FuturesUnordered<_> =
+            self.others().filter(has_notes).map(|rank| self.end_of(rank)).collect();
+        let mut ends = Vec::new();
+        // Polled whenever the work is, which may have come to await a rank whose end is known.
+        poll_fn(|context| {
+            while let Poll::Ready(Some(end)) = asked.poll_next_unpin(context) {
+                ends.push(end);
+            }
+            let contacts = self.contacts();
+            let is_awaited = |rank: usize| contacts.get(rank).is_some_and(|contact| contact.awaited > 0);
+            let end = ends.iter().find(|(rank, _)| is_awaited(*rank));
+            end.map_or(Poll::Pending, |(_, end): &(usize, GroupError)| Poll::Ready(Err(end.clone())))
+        })
+        .await
+    }
+
+    /// The end of the group on another rank, in whose step nobody ever sends anything under this key.
+    async fn end_of(&self, rank: usize) -> (usize, GroupError) {
+        loop {
+            if let Ok(peer) = self.peer(rank)
+                && let Err(WorkerError::Remote { status, .. }) =
+                    self.group.step.from(peer).recv(END).timeout(self.limit).await
+                && (status.code == Code::Aborted || !status.details.is_empty())
+            {
+                return (rank, GroupError::told(&self.call, rank, status));
+            }
+            // The connection broke, or the rank is gone, which those notice that wait for it.
+            self.group.runtime().sleep(SHORT).await;
         }
     }
 

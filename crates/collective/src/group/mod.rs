@@ -76,6 +76,8 @@ pub(crate) struct GroupState {
     telling: OnceLock<Arc<Telling>>,
     /// Whether all ranks have joined, so that calls may be told.
     has_met: AtomicBool,
+    /// Whether all ranks have closed it, and need nothing of this one.
+    pub(crate) is_closed: AtomicBool,
     /// Why the group is over.
     over: OnceLock<GroupError>,
     is_over: watch::Sender<bool>,
@@ -257,6 +259,7 @@ impl GroupState {
             lanes: std::array::from_fn(Lane::new),
             telling: OnceLock::new(),
             has_met: AtomicBool::new(false),
+            is_closed: AtomicBool::new(false),
             over: OnceLock::new(),
             is_over: watch::Sender::new(false),
             register,
@@ -292,9 +295,7 @@ impl GroupState {
             let status = self.told(first);
             self.step.abort(&status);
             self.pairs.end(&calling::after(first), &status);
-            if let Some(telling) = self.telling.get() {
-                telling.tell_end(&status, self.runtime());
-            }
+            self.tell_end(&status);
             self.is_over.send_replace(true);
         }
         first.clone()
@@ -320,6 +321,13 @@ impl GroupState {
     /// The channel with another rank.
     pub(crate) fn notes(&self, rank: usize) -> Option<&Notes> {
         self.telling.get().filter(|_| self.has_met.load(Ordering::Acquire))?.with(rank)
+    }
+
+    /// Tells those that wait for a note of this rank. Behind a close nobody does.
+    fn tell_end(&self, status: &Status) {
+        if let Some(telling) = self.telling.get().filter(|_| !self.is_closed.load(Ordering::Acquire)) {
+            telling.tell_end(status, self.runtime());
+        }
     }
 
     /// The lane of a call.
@@ -352,9 +360,9 @@ impl GroupState {
 impl Drop for GroupState {
     /// The end of the step tells those that wait for a value of it, and this those that wait for a note.
     fn drop(&mut self) {
-        if let Some(telling) = self.telling.get().filter(|_| self.over.get().is_none()) {
+        if self.over.get().is_none() {
             let why = format!("rank {} has dropped its last clone", self.rank);
-            telling.tell_end(&Status::new(Code::Aborted, why), self.runtime());
+            self.tell_end(&Status::new(Code::Aborted, why));
         }
     }
 }

@@ -3,6 +3,9 @@
 //!
 //! A rank has few notes that it did not take: every call is compared along the ring of ranks, so none is further ahead of another
 //! than one call of a lane for each rank between them.
+//!
+//! The end comes in every lane, because calls wait in any of them. It does not come if the other rank has its channel in another
+//! connection, or not yet; so a call that takes long [asks](super::calling) for it as well.
 
 use std::sync::Arc;
 
@@ -46,17 +49,15 @@ impl Telling {
         self.0.get(rank)?.as_ref()
     }
 
-    /// Tells all other ranks that the group is over for `status`, in every lane, because calls wait in any of them.
+    /// Tells all other ranks that the group is over for `status`.
     pub(super) fn tell_end(self: &Arc<Self>, status: &Status, runtime: &dyn Runtime) {
         let note = encode(status);
         for rank in 0..self.0.len() {
             let (telling, note) = (self.clone(), note.clone());
             let mut told = Box::pin(async move {
                 let Some(notes) = telling.with(rank) else { return };
-                for lane in 0..CALLS_UNDER_WAY as u16 {
-                    // One that cannot be told is lost, and whoever waits for this rank notices that.
-                    let _told = notes.send(lane, &[&note]).await;
-                }
+                // One that cannot be told asks when its call takes long.
+                let _told = notes.send(Notes::EVERY_LANE, &[&note]).await;
             });
             if told.as_mut().now_or_never().is_none() {
                 runtime.spawn("tell the end of a group", told);

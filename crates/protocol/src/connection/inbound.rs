@@ -1,6 +1,6 @@
 //! What arrives: ring records, ASK and ANSWER.
 
-use std::sync::MutexGuard;
+use std::{sync::MutexGuard, task::Waker};
 
 use super::{Connection, State};
 use crate::{
@@ -299,7 +299,9 @@ impl<C: Channel> Connection<C> {
             Message::Note(note) => {
                 let woken = state.notes.arrived(note)?;
                 state.counters.ignored += u64::from(woken.is_none());
-                self.settle(state, woken.flatten(), None);
+                let mut woken = woken.unwrap_or_default().into_iter();
+                self.settle(state, woken.next(), None);
+                woken.for_each(Waker::wake);
                 return Ok(());
             }
             Message::MetaDataResponse(response) => self.take_meta_data_response(&mut state, response)?,

@@ -9,7 +9,7 @@ use std::{
 
 use tensorwire_protocol::{
     ChannelError, EagerContent, Message, Note,
-    limits::{NOTE_BYTES_MAX, NOTE_LANES_MAX},
+    limits::{NOTE_BYTES_MAX, NOTE_EVERY_LANE, NOTE_LANES_MAX},
 };
 
 use crate::{
@@ -72,6 +72,8 @@ impl Notes {
     pub const BYTES_MAX: usize = NOTE_BYTES_MAX;
     /// Most lanes of a channel.
     pub const LANES_MAX: u16 = NOTE_LANES_MAX;
+    /// A note that is sent in this lane comes in every lane.
+    pub const EVERY_LANE: u16 = NOTE_EVERY_LANE;
     /// Most notes of a lane that its receiver has not taken.
     pub const UNTAKEN_MAX: usize = tensorwire_protocol::limits::NOTES_UNTAKEN_MAX;
 
