@@ -80,8 +80,8 @@ pub enum GroupError {
     },
     /// Too few ranks are left to go on: others may have gone on without them.
     #[error(
-        "group `{group}`: only ranks {come:?} of {size} have come, and to go on takes more than half, or half and the store{}; start \
-         the job again, or come back with `rejoin` if others went on",
+        "group `{group}`: only ranks {come:?} of {size} have come, and to go on takes more than half, or half and the store{}, also of \
+         newcomers that were admitted; start the job again, or come back with `rejoin` if others went on",
         of_store(store.as_deref())
     )]
     NoMajority {
@@ -185,6 +185,14 @@ pub enum GroupError {
         rank: usize,
         /// What it has dropped.
         what: &'static str,
+    },
+    /// A rank has no memory for what it was sent. What was there before is unchanged.
+    #[error("`{call}`: rank {rank} has no memory for it; give its worker more, or drop what it holds")]
+    NoMemory {
+        /// The operation.
+        call: Box<Call>,
+        /// The rank.
+        rank: usize,
     },
     /// This rank's worker failed.
     #[error(transparent)]

@@ -140,7 +140,8 @@ impl Group {
     ///
     /// # Errors
     /// Awaiting it returns [`GroupError::Argument`], before anything is sent, if the range leaves the export or the key is of another
-    /// group, run or generation; [`GroupError::Gone`] if the export was dropped; [`GroupError::TimedOut`], [`GroupError::Aborted`],
+    /// group, run or generation; [`GroupError::Gone`] if the export was dropped; [`GroupError::NoMemory`] if the owner has none to send
+    /// it from, or to write it; [`GroupError::TimedOut`], [`GroupError::Aborted`],
     /// [`GroupError::RankLost`], [`GroupError::Over`].
     ///
     /// # Cancel safety

@@ -8,6 +8,7 @@ use std::{
     fmt,
     ops::{Bound, Range, RangeBounds},
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
+    time::Duration,
 };
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
@@ -35,6 +36,10 @@ pub const KEY_BYTES: usize = size_of::<EncodedKey>();
 
 /// The first bytes of each key. They change with the format.
 const MAGIC: u32 = 0x5457_4b01;
+
+/// The pause before a rank that could not be asked for writes is asked again: the first one, and the longest.
+const PAUSE_MIN: Duration = Duration::from_millis(250);
+const PAUSE_MAX: Duration = Duration::from_secs(4);
 
 /// The exported tensors of a rank, by the number of the export.
 #[derive(Debug, Default)]
@@ -229,6 +234,9 @@ pub(crate) fn get(
             WorkerError::Remote { status, .. } if status.code == Code::NotFound => {
                 core.gone(&key, CallKind::Get)
             }
+            WorkerError::Remote { status, .. } if status.code == Code::ResourceExhausted => {
+                GroupError::NoMemory { call: Box::new(call), rank: key.rank() }
+            }
             error => GroupError::of_message(&call, key.rank(), error),
         })?;
         let (shape, part) = ([range.len() as u64], tensor.buf().slice(range));
@@ -251,6 +259,7 @@ pub(crate) fn put<'a>(pairs: &Arc<Pairs>, key: &ExportKey, offset: usize, bytes:
         match core.post(key.rank(), Lane::Puts, message, &call)?.receipt(&call).await? {
             Receipt::Taken => Ok(()),
             Receipt::Gone => Err(core.gone(&key, CallKind::Put)),
+            Receipt::NoMemory => Err(GroupError::NoMemory { call: Box::new(call), rank: key.rank() }),
             Receipt::Outside(_) => {
                 let rule = "an export has the length of its key";
                 Err(GroupError::Misbehaved { call: Box::new(call), rank: key.rank(), rule })
@@ -302,7 +311,7 @@ impl Core {
     /// Applies the writes of all ranks, one after the other: one of each rank is asked for at a time, so the others wait there.
     async fn serve(self: Arc<Self>) {
         let key = Lane::Puts.key();
-        let ask = async |rank, peer| (rank, peer, self.next(peer, &key).await);
+        let ask = async |rank, peer| (rank, peer, self.next_put(peer, &key).await);
         let mut asked: FuturesUnordered<_> =
             self.peers.iter().enumerate().map(|(rank, peer)| ask(rank, peer)).collect();
         while let Some((rank, peer, message)) = asked.next().await {
@@ -312,9 +321,23 @@ impl Core {
                     self.acknowledge(rank, Lane::Puts, receipt);
                     asked.push(ask(rank, peer));
                 }
-                // It is lost for good: it writes nothing any more.
+                // It has left the group, or its connection broke, and the step between the two with it; or this worker ends.
                 Err(error) => tracing::debug!(rank, %error, "no more writes to exports come"),
             }
+        }
+    }
+
+    /// The next write of a rank. One that cannot be connected to is asked again, after longer and longer pauses.
+    async fn next_put(&self, peer: &Peer, key: &str) -> Result<Tensor, WorkerError> {
+        let mut pause = PAUSE_MIN;
+        loop {
+            match self.next(peer, key).await {
+                Err(WorkerError::NoFabric { .. } | WorkerError::Control(_)) => {
+                    self.runtime().sleep(pause).await;
+                }
+                ended => return ended,
+            }
+            pause = PAUSE_MAX.min(2 * pause);
         }
     }
 
@@ -330,25 +353,29 @@ impl Core {
         let Ok(part) = part_of(("offset", at), content.len(), whole) else {
             return Receipt::Outside(whole as u64);
         };
-        let Ok(mut buffer) = self.worker.pool().alloc(whole).await else { return Receipt::Gone };
+        let Ok(mut buffer) = self.worker.pool().alloc(whole).await else { return Receipt::NoMemory };
         copy_bytes(&mut buffer, tensor.bytes(), CopyReason::Local);
         if let Some(place) = buffer.get_mut(part) {
             copy_bytes(place, content, CopyReason::Local);
         }
-        let next = Tensor::new(buffer, tensor.dtype(), tensor.shape());
-        if next.is_ok_and(|next| self.replace(export, next)) { Receipt::Taken } else { Receipt::Gone }
+        match Tensor::new(buffer, tensor.dtype(), tensor.shape()) {
+            Ok(next) => self.replace(export, next),
+            Err(_) => Receipt::NoMemory,
+        }
     }
 
     /// Publishes the next version of an export, unless it was dropped.
-    fn replace(&self, export: u64, next: Tensor) -> bool {
+    fn replace(&self, export: u64, next: Tensor) -> Receipt {
         let key = ExportKey { group: self.step.id(), rank: 0, export, length: 0 };
         let mut tensors = self.exports.lock();
-        let Some(tensor) = tensors.get_mut(&export) else { return false };
-        let before = std::mem::replace(tensor, next.clone());
-        let published = self.worker.publish(&key.name(), next);
+        let Some(tensor) = tensors.get_mut(&export) else { return Receipt::Gone };
+        if self.worker.publish(&key.name(), next.clone()).is_err() {
+            return Receipt::NoMemory;
+        }
+        let before = std::mem::replace(tensor, next);
         drop(tensors);
         drop(before);
-        published.is_ok()
+        Receipt::Taken
     }
 }
 

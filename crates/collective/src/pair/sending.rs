@@ -150,6 +150,7 @@ impl SendBuffer {
             Receipt::Gone => {
                 Err(GroupError::Gone { call: Box::new(*call), rank: self.to, what: "receive buffer" })
             }
+            Receipt::NoMemory => Err(GroupError::NoMemory { call: Box::new(*call), rank: self.to }),
             Receipt::Outside(theirs) => Err(other_length(self.memory.len(), self.to, theirs)),
         }
     }

@@ -45,6 +45,8 @@ pub(super) enum Receipt {
     Outside(u64),
     /// What it is for was dropped.
     Gone,
+    /// The rank has no memory for it.
+    NoMemory,
 }
 
 /// What stands before the content of a message to a buffer or an export.
@@ -68,6 +70,7 @@ pub(super) fn encode_receipt(lane: Lane, receipt: Receipt) -> [u8; RECEIPT_BYTES
         Receipt::Taken => (1, 0),
         Receipt::Outside(bytes) => (2, bytes),
         Receipt::Gone => (3, 0),
+        Receipt::NoMemory => (4, 0),
     };
     encode(kind << 8 | code, number, bytes)
 }
@@ -85,6 +88,7 @@ pub(super) fn decode_receipt(bytes: &[u8]) -> Option<(Lane, Receipt)> {
         1 => Receipt::Taken,
         2 => Receipt::Outside(length),
         3 => Receipt::Gone,
+        4 => Receipt::NoMemory,
         _ => return None,
     };
     Some((lane, receipt))
@@ -140,7 +144,7 @@ mod tests {
     #[test]
     fn receipts_and_frames_survive_their_encoding() {
         for lane in [Lane::Tag(u64::MAX), Lane::Slot(7), Lane::Puts] {
-            for receipt in [Receipt::Taken, Receipt::Outside(u64::MAX), Receipt::Gone] {
+            for receipt in [Receipt::Taken, Receipt::Outside(u64::MAX), Receipt::Gone, Receipt::NoMemory] {
                 assert_eq!(decode_receipt(&encode_receipt(lane, receipt)), Some((lane, receipt)));
             }
         }
