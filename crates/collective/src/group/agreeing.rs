@@ -24,6 +24,7 @@ use super::{
     GroupState, joining,
     joining::Identity,
     newcomers,
+    newcomers::silent,
     probing::{is_alive, others_error},
     register::{Ballot, Register, Roster, are_enough, bound},
 };
@@ -155,7 +156,17 @@ impl<'group> Agreeing<'group> {
         let known = self.known();
         let has_come = ranks.iter().any(|rank| known.registers.contains_key(rank));
         let half_limits = if has_come { 5 } else { 2 };
-        self.begun.saturating_add(self.limit().saturating_mul(half_limits) / 2)
+        self.half_limits(half_limits)
+    }
+
+    /// When so many halves of the limit are over.
+    fn half_limits(&self, count: u32) -> Duration {
+        self.begun.saturating_add(self.limit().saturating_mul(count) / 2)
+    }
+
+    /// When all ends. Whoever has the votes after three limits has half a limit to propose.
+    fn last_end(&self) -> Duration {
+        self.half_limits(7)
     }
 
     async fn lead(&self) -> Result<Roster, GroupError> {
@@ -168,15 +179,19 @@ impl<'group> Agreeing<'group> {
             }
             let ballot = self.own().write(|own| own.stand(self.group.rank))?;
             if self.has_votes(ballot, Register::has_promised, waits_until, Duration::ZERO).await? {
-                let roster = self.proposal(ballot).await?;
-                self.own().write(|own| own.propose(ballot, roster.clone()))?;
                 // Nobody is waited for. Those that have promised are given time to accept, also at the end.
-                let end = self.now().saturating_add(self.limit() / 2);
+                let end = self.now().saturating_add(self.limit() / 2).min(self.last_end());
+                let roster = self.proposal(ballot, end.saturating_sub(self.now()) / 2).await?;
+                self.own().write(|own| own.propose(ballot, roster.clone()))?;
                 if self.has_votes(ballot, Register::has_accepted, Duration::ZERO, end).await? {
-                    newcomers::tell(self.group, &roster).await;
+                    let left = self.last_end().saturating_sub(self.now());
+                    newcomers::tell(self.group, &roster, left.min(self.limit() / 2)).await;
                     self.own().write(|own| own.decide(ballot))?;
                     continue;
                 }
+            }
+            if self.now() >= self.last_end() {
+                return Err(self.no_majority());
             }
             self.give_way().await;
         }
@@ -214,14 +229,14 @@ impl<'group> Agreeing<'group> {
                 if are_enough(votes, false, size) {
                     return Ok(true);
                 }
-                if are_enough(votes, true, size) && self.has_vote_of_store(ballot, has_voted).await? {
+                let end = self.half_limits(6).max(earliest_end);
+                if are_enough(votes, true, size) && self.has_vote_of_store(ballot, has_voted, end).await? {
                     return Ok(true);
                 }
             }
             // Ranks that come may bring more.
-            let limits = if awaited == 0 { 1 } else { 3 };
-            let end = self.begun.saturating_add(self.limit().saturating_mul(limits)).max(earliest_end);
-            if self.now() >= end {
+            let half_limits = if awaited == 0 { 2 } else { 6 };
+            if self.now() >= self.half_limits(half_limits).max(earliest_end) {
                 return Err(self.no_majority());
             }
             let _ = timeout(self.group.runtime(), LOOK, changes.changed()).await;
@@ -241,16 +256,23 @@ impl<'group> Agreeing<'group> {
         Tally { votes: 1 + voters.len(), awaited }
     }
 
-    /// Asks the store for its vote. It has none while it is not reached.
+    /// Asks the store for its vote. It has none while it is not reached, and none any more once it has lost its data. It is not
+    /// waited for beyond `end`, or once it is not needed.
     async fn has_vote_of_store(
         &self,
         ballot: Ballot,
         has_voted: fn(&Register, Ballot) -> bool,
+        end: Duration,
     ) -> Result<bool, GroupError> {
-        let asked = match self.ask_store().await {
-            Ok(register) => Ok(register),
-            Err(GroupError::Store(error)) => Err(error),
-            Err(error) => return Err(error),
+        let is_over = || self.own().read(|own| own.promised() != ballot || own.decided().is_some());
+        let is_settled =
+            || is_over() || are_enough(self.tally(ballot, has_voted).votes, false, self.group.size());
+        let (asking, settled) = (pin!(self.ask_store()), pin!(self.until(end, is_settled)));
+        let asked = match select(asking, settled).await {
+            Either::Left((Ok(register), _)) => Ok(register),
+            Either::Left((Err(GroupError::Store(error)), _)) => Err(error),
+            Either::Left((Err(error), _)) => return Err(error),
+            Either::Right(_) => Err(silent(self.group)),
         };
         let is_for = asked.as_ref().is_ok_and(|register| has_voted(register, ballot));
         if let Ok(register) = &asked {
@@ -260,29 +282,33 @@ impl<'group> Agreeing<'group> {
         Ok(is_for)
     }
 
-    /// Lets the store's register follow the own one. Returns it.
+    /// Lets the store's register follow the own one. Returns it, if the store has kept it since the group was joined.
     async fn ask_store(&self) -> Result<Register, GroupError> {
-        let (store, key) = (&self.group.identity.store, self.group.identity.key("agreement"));
+        let Identity { store, witness, .. } = &self.group.identity;
+        let key = self.group.identity.agreement();
         let mut known = store.get(std::slice::from_ref(&key)).await?.pop().flatten();
-        loop {
+        let register = loop {
             let register = known.as_deref().map(|record| {
                 Register::decode(record, self.group.size()).ok_or_else(|| joining::foreign(&key, record))
             });
             let mut register = register.transpose()?.unwrap_or_default();
             if !self.own().read(|own| register.heed(own)) {
-                return Ok(register);
+                break register;
             }
             let written = register.encode();
             let there = store.compare_set(&key, known.as_deref(), &written).await?;
             if there.as_ref() == Some(&written) {
-                return Ok(register);
+                break register;
             }
             known = there;
-        }
+        };
+        // Behind the vote: what was lost before it, or between, makes it worth nothing.
+        witness.check(&**store).await?;
+        Ok(register)
     }
 
     /// What was accepted before, or those that have come.
-    async fn proposal(&self, ballot: Ballot) -> Result<Roster, GroupError> {
+    async fn proposal(&self, ballot: Ballot, limit: Duration) -> Result<Roster, GroupError> {
         let (accepted, come) = {
             let known = self.known();
             let store = known.store.iter().flatten();
@@ -297,7 +323,7 @@ impl<'group> Agreeing<'group> {
         };
         match accepted {
             Some(roster) => Ok(roster),
-            None => newcomers::roster(self.group, come.into_iter().collect(), self.admits).await,
+            None => newcomers::roster(self.group, come.into_iter().collect(), self.admits, limit).await,
         }
     }
 

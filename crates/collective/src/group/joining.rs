@@ -27,6 +27,26 @@ pub(crate) struct Identity {
     /// How many of the run's newcomers were considered.
     pub(crate) considered: u64,
     pub(crate) limit: Duration,
+    /// This rank's own record in the store, under its key.
+    pub(crate) witness: Witness,
+}
+
+/// What this rank has written into the store once, before it was in any generation. While it is there, the store has lost nothing that
+/// was written since.
+#[derive(Debug, Clone)]
+pub(crate) struct Witness {
+    pub(crate) key: String,
+    pub(crate) record: Vec<u8>,
+}
+
+impl Witness {
+    /// # Errors
+    /// [`StoreError::Lost`] if the store has lost its data; the store's own.
+    pub(super) async fn check(&self, store: &dyn Store) -> Result<(), StoreError> {
+        let found = store.get(std::slice::from_ref(&self.key)).await?.pop().flatten();
+        let is_there = found.as_ref() == Some(&self.record);
+        if is_there { Ok(()) } else { Err(StoreError::Lost { key: self.key.clone() }) }
+    }
 }
 
 impl Identity {
@@ -41,14 +61,18 @@ impl Identity {
     pub(crate) fn derived(&self, name: &str, number: u64) -> Self {
         let text = format!("{}\n{}\n{}\n{number}", self.name, self.run, self.generation);
         let run = format!("{:016x}", hash(text.into_bytes()));
-        let Self { store, limit, .. } = self.clone();
-        Self { store, name: name.to_owned(), run, generation: 0, considered: 0, limit }
+        Self { name: name.to_owned(), run, generation: 0, considered: 0, ..self.clone() }
     }
 
-    /// A key of this generation in the store.
-    pub(crate) fn key(&self, of: &str) -> String {
-        format!("{}/{}/{}/{of}", self.name, self.run, self.generation)
+    /// The key of this generation's agreement in the store.
+    pub(super) fn agreement(&self) -> String {
+        key(&self.name, &self.run, self.generation, "agreement")
     }
+}
+
+/// A key of a generation in the store.
+fn key(group: &str, run: &str, generation: u64, of: &str) -> String {
+    format!("{group}/{run}/{generation}/{of}")
 }
 
 impl GroupBuilder {
@@ -68,6 +92,12 @@ impl GroupBuilder {
     pub async fn join(self, worker: &Worker) -> Result<Group, GroupError> {
         self.check()?;
         join(self, worker).await
+    }
+
+    /// That of the first generation.
+    pub(super) fn identity(&self, run: String, witness: Witness) -> Identity {
+        let (store, name, limit) = (self.store.clone(), self.name.clone(), self.limit);
+        Identity { store, name, run, generation: 0, considered: 0, limit, witness }
     }
 
     /// The run that others have begun.
@@ -237,19 +267,12 @@ async fn attempt(
     run: String,
     end: Duration,
 ) -> Result<Group, GroupError> {
-    let GroupBuilder { store, name, rank, size, limit, .. } = settings;
-    let identity = Identity {
-        store: store.clone(),
-        name: name.clone(),
-        run,
-        generation: 0,
-        considered: 0,
-        limit: *limit,
-    };
-    let keys: Vec<String> = (0..*size).map(|rank| identity.key(&format!("rank {rank}"))).collect();
-    let own = keys.get(*rank).map(String::as_str).unwrap_or_default();
-    let written = write_once(&**store, own, &member.encode()).await?;
-    let holder = Member::decode(&written).ok_or_else(|| foreign(own, &written))?;
+    let GroupBuilder { store, name, rank, size, .. } = settings;
+    let keys: Vec<String> = (0..*size).map(|rank| key(name, &run, 0, &format!("rank {rank}"))).collect();
+    let own = keys.get(*rank).cloned().unwrap_or_default();
+    let witness = Witness { key: own.clone(), record: member.encode() };
+    let written = write_once(&**store, &own, &witness.record).await?;
+    let holder = Member::decode(&written).ok_or_else(|| foreign(&own, &written))?;
     if holder != *member {
         return Err(GroupError::RankTaken { group: name.clone(), rank: *rank, by: holder.whereabouts() });
     }
@@ -262,6 +285,7 @@ async fn attempt(
         .zip(&found)
         .map(|(key, record)| Member::decode(record).ok_or_else(|| foreign(key, record)));
     let members = members.collect::<Result<Vec<_>, _>>()?;
+    let identity = settings.identity(run, witness);
     let state = Arc::new(GroupState::new(worker, identity, *rank, members, Vec::new())?);
     meet(&state, end.saturating_sub(worker.runtime().now())).await?;
     Ok(Group { state })

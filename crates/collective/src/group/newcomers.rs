@@ -5,16 +5,27 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use futures::future::try_join_all;
+use futures::future::{join_all, try_join_all};
 use tensorwire_rendezvous::Worker;
+use tensorwire_verbs_reactor::timeout;
 
 use super::{
-    Group, GroupState, joining, joining::Identity, member::Member, probing::is_alive, register::Roster,
+    Group, GroupBuilder, GroupState, joining,
+    joining::{Identity, Witness},
+    member::Member,
+    probing::is_alive,
+    register::Roster,
 };
-use crate::error::GroupError;
+use crate::{error::GroupError, store::StoreError};
 
 /// Places of the list that are looked at together; so many are admitted to one generation at most.
 const PLACES: u64 = 64;
+
+/// Places that one newcomer takes, one after the other, if it is passed over each time.
+const PLACES_OF_ONE: u32 = 10;
+
+/// What a newcomer is told that did not answer.
+const PASSED_OVER: &[u8] = b"passed over";
 
 impl Identity {
     /// The next places of the list.
@@ -44,17 +55,49 @@ impl Group {
     }
 }
 
-/// Writes the newcomer into the first free place.
-pub(super) async fn take_place(identity: &Identity, newcomer: &Member) -> Result<String, GroupError> {
-    let record = newcomer.encode();
+/// Waits in the store until the group's ranks admit `worker`. Returns what it was told, and whom the ranks know it as.
+///
+/// One that was passed over, because it did not answer, takes another place: nobody looks at its first one again.
+pub(super) async fn wait(
+    settings: &GroupBuilder,
+    worker: &Worker,
+    run: &str,
+    end: Duration,
+) -> Result<(Identity, Member, Vec<u8>), GroupError> {
+    loop {
+        let newcomer = Member::of(worker);
+        let witness = Witness { key: String::new(), record: newcomer.encode() };
+        let mut identity = settings.identity(run.to_owned(), witness);
+        take_place(&mut identity).await?;
+        let left = end.saturating_sub(worker.runtime().now());
+        let told = match identity.store.wait(&[identity.told(&newcomer)], left).await {
+            Err(StoreError::TimedOut { .. }) => {
+                // So that nobody waits for it. If this fails, they find out by themselves.
+                let _ = identity.store.set(&identity.witness.key, b"").await;
+                return Err(GroupError::NotAdmitted { group: identity.name, limit: settings.limit });
+            }
+            told => told?.pop().unwrap_or_default(),
+        };
+        if told != PASSED_OVER {
+            return Ok((identity, newcomer, told));
+        }
+        // One that no rank can reach does not keep them busy.
+        worker.runtime().sleep(settings.limit / PLACES_OF_ONE).await;
+    }
+}
+
+/// Writes the newcomer's record into the first free place.
+async fn take_place(identity: &mut Identity) -> Result<(), GroupError> {
     let mut considered = 0;
     loop {
         let places = identity.places(considered);
         let found = identity.store.get(&places).await?;
         let free = places.into_iter().zip(&found).filter(|(_, taken)| taken.is_none());
         for (place, _) in free {
-            if joining::write_once(&*identity.store, &place, &record).await? == record {
-                return Ok(place);
+            let record = &identity.witness.record;
+            if joining::write_once(&*identity.store, &place, record).await? == *record {
+                identity.witness.key = place;
+                return Ok(());
             }
         }
         considered += PLACES;
@@ -72,46 +115,81 @@ pub(super) fn decode(told: &[u8]) -> Option<([u64; 2], Vec<Member>)> {
     Some((numbers, members))
 }
 
-/// Tells those that a decision admits. If the store fails, they do not come, and the others go on without them.
-pub(super) async fn tell(group: &GroupState, roster: &Roster) {
+/// Tells those that a decision admits, within `limit`. If the store fails, they do not come, and the others go on without them.
+pub(super) async fn tell(group: &GroupState, roster: &Roster, limit: Duration) {
     let Roster { newcomers, considered, .. } = roster;
     let members: String = group.members_of(roster).iter().map(Member::text).collect();
     let told = format!("{}\n{considered}\n{members}", group.identity.generation + 1);
-    for newcomer in newcomers {
-        if let Err(error) = group.identity.store.set(&group.identity.told(newcomer), told.as_bytes()).await {
-            tracing::warn!(group = group.identity.name, newcomer = newcomer.worker, %error, "a rank cannot be admitted");
+    tell_each(group, newcomers, told.as_bytes(), limit).await;
+}
+
+async fn tell_each(group: &GroupState, newcomers: &[Member], told: &[u8], limit: Duration) {
+    let telling = newcomers.iter().map(async |newcomer| {
+        let (identity, key) = (&group.identity, group.identity.told(newcomer));
+        let told = within(group, limit, identity.store.set(&key, told)).await;
+        if let Err(error) = told {
+            tracing::warn!(group = identity.name, newcomer = newcomer.worker, %error, "a rank cannot be told whether it is admitted");
         }
+    });
+    join_all(telling).await;
+}
+
+/// What the store answers within `limit`.
+async fn within<T>(
+    group: &GroupState,
+    limit: Duration,
+    asked: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    timeout(group.runtime(), limit, asked).await.unwrap_or_else(|_| Err(silent(group)))
+}
+
+/// The error of a store that does not answer.
+pub(super) fn silent(group: &GroupState) -> StoreError {
+    let store = format!("the store of group `{}`", group.identity.name);
+    StoreError::Unreachable {
+        store,
+        detail: "it has not answered in time; see whether it can be reached".to_owned(),
     }
 }
 
-/// A generation of the ranks in `staying` and, if it admits any, of those that wait in the store and answer. If the store cannot
-/// be read, nobody is admitted.
+/// A generation of the ranks in `staying` and, if it admits any, of those that wait in the store and answer: of as many as there are
+/// ranks, so that these can go on if all of them vanish. The others wait for the next generation. If the store cannot be read within
+/// half of `limit`, nobody is admitted.
 pub(super) async fn roster(
     group: &GroupState,
     staying: Vec<usize>,
     admits: bool,
+    limit: Duration,
 ) -> Result<Roster, GroupError> {
     let identity = &group.identity;
     let mut roster = Roster { staying, newcomers: Vec::new(), considered: identity.considered };
     if !admits {
         return Ok(roster);
     }
-    let found = identity.store.get(&identity.places(identity.considered)).await.unwrap_or_else(|error| {
+    let places = identity.places(identity.considered);
+    let found = within(group, limit / 2, identity.store.get(&places)).await.unwrap_or_else(|error| {
         tracing::warn!(group = identity.name, %error, "nobody is admitted, as the store cannot be read");
         Vec::new()
     });
     let records: Vec<Vec<u8>> = found.into_iter().map_while(|record| record).collect();
-    roster.considered += records.len() as u64;
     let mut names: BTreeSet<String> =
         group.members_of(&roster).into_iter().map(|member| member.worker).collect();
     // Of a worker that has come several times, the last counts.
-    let come = records.iter().rev().filter_map(|record| Member::decode(record));
-    let mut come: Vec<Member> = come.filter(|member| names.insert(member.worker.clone())).collect();
+    let come =
+        records.iter().enumerate().rev().filter_map(|(at, record)| Some((at, Member::decode(record)?)));
+    let mut come: Vec<(usize, Member)> =
+        come.filter(|(_, member)| names.insert(member.worker.clone())).collect();
     come.reverse();
-    let limit = identity.limit;
-    let alive = try_join_all(come.iter().map(|member| answers(&group.worker, member, limit))).await?;
-    roster.newcomers =
-        come.into_iter().zip(alive).filter_map(|(member, alive)| alive.then_some(member)).collect();
+    let alive = come.iter().map(|(_, member)| answers(&group.worker, member, limit / 2));
+    let alive = try_join_all(alive).await?;
+    let (come, silent): (Vec<_>, Vec<_>) = come.into_iter().zip(alive).partition(|(_, alive)| *alive);
+    let room = roster.staying.len();
+    let considered = come.get(room).map_or(records.len(), |((at, _), _)| *at);
+    roster.considered += considered as u64;
+    roster.newcomers = come.into_iter().take(room).map(|((_, member), _)| member).collect();
+    let silent = silent.into_iter().filter(|((at, _), _)| *at < considered);
+    let silent: Vec<Member> = silent.map(|((_, member), _)| member).collect();
+    tell_each(group, &silent, PASSED_OVER, limit / 2).await;
     Ok(roster)
 }
 

@@ -17,6 +17,14 @@
 //! - A ballot contains its leader's rank, and a rank never stands twice with one number, so a ballot has one proposal.
 //! - A register lives as long as the group, or the next generation. A rank that has lost it, because its process ended or it dropped
 //!   both, says nothing more under this incarnation of its worker, and others take no other incarnation's word.
+//! - The store's register lives as long as the store's data. A store that was started again without them would vote twice. So each rank
+//!   has a [witness](super::joining::Witness) in it: its own record, which it wrote under a key of its own before it was in the group,
+//!   with a number that it drew for that, only where nothing was, and never again. A rank counts the store's vote only if it finds its
+//!   witness there *after* the vote was written. Then the store has lost nothing since the witness was written, so its register is the one
+//!   that it has had since then, and holds the vote. All votes that count, of whichever rank, were asked for after all ranks had come,
+//!   and therefore after all witnesses were written: so between any two of them the store has lost nothing. What it loses
+//!   between the vote and the look at the witness takes the witness with it, and the vote does not count. A store that comes back with
+//!   an older state of its data, which has the witness and not the vote, is one that no rank can tell from one that lost nothing.
 
 use super::member::Member;
 
@@ -240,6 +248,12 @@ mod tests {
         Store {
             by: usize,
         },
+        /// The rank looks whether its witness is in the store.
+        Look {
+            by: usize,
+        },
+        /// The store is started again without its data.
+        Lose,
         Die {
             rank: usize,
         },
@@ -255,6 +269,8 @@ mod tests {
                 6 => rank.clone().prop_map(|rank| Event::Stand { rank }),
                 150 => rank.clone().prop_map(|rank| Event::Count { rank }),
                 20 => rank.clone().prop_map(|by| Event::Store { by }),
+                40 => rank.clone().prop_map(|by| Event::Look { by }),
+                2 => Just(Event::Lose),
                 1 => rank.prop_map(|rank| Event::Die { rank }),
             ];
             (Just(size), prop::collection::vec(event, 0..400))
@@ -267,6 +283,9 @@ mod tests {
         /// Of each rank, and of the store at last: all that its register ever was.
         registers: Vec<Vec<Register>>,
         known: Vec<Vec<Register>>,
+        /// What the store's register was when each rank has asked it, and has not looked at its witness yet.
+        asked: Vec<Option<Register>>,
+        has_witnesses: bool,
         leads: Vec<Option<(Ballot, bool)>>,
         is_alive: Vec<bool>,
         decided: Vec<Roster>,
@@ -278,6 +297,8 @@ mod tests {
                 size,
                 registers: vec![vec![Register::default()]; size + 1],
                 known: vec![vec![Register::default(); size + 1]; size],
+                asked: vec![None; size],
+                has_witnesses: true,
                 leads: vec![None; size],
                 is_alive: vec![true; size],
                 decided: Vec::new(),
@@ -337,7 +358,17 @@ mod tests {
                     let mut store = self.now(self.size);
                     store.heed(&self.now(by));
                     self.registers[self.size].push(store.clone());
-                    self.hear(by, self.size, store);
+                    self.asked[by] = Some(store);
+                }
+                Event::Look { by } if self.is_alive[by] => {
+                    let asked = self.asked[by].take();
+                    if let Some(store) = asked.filter(|_| self.has_witnesses) {
+                        self.hear(by, self.size, store);
+                    }
+                }
+                Event::Lose => {
+                    self.registers[self.size].push(Register::default());
+                    self.has_witnesses = false;
                 }
                 Event::Die { rank } => self.is_alive[rank] = false,
                 _ => {}

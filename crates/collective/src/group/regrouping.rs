@@ -8,7 +8,7 @@ use super::{
     Group, GroupBuilder, GroupState, agreeing::Agreeing, joining, joining::Identity, member::Member,
     newcomers,
 };
-use crate::{error::GroupError, store::StoreError};
+use crate::error::GroupError;
 
 /// How many decisions a rank remembers for those that come late.
 const REMEMBERED: usize = 8;
@@ -32,9 +32,10 @@ impl Group {
     /// [`timeout`](Self::timeout). If a rank is lost meanwhile, those that are left of the new generation begin again.
     ///
     /// # Errors
-    /// [`GroupError::NoMajority`] if too few are left, after three times the timeout at most; [`GroupError::LeftOut`] if the others
-    /// went on without this rank, which may [`rejoin`](crate::GroupBuilder::rejoin); [`GroupError::Worker`] if this rank's worker was
-    /// shut down; another [`GroupError`] if ranks are lost again and again.
+    /// [`GroupError::NoMajority`] if too few are left, after three and a half times the timeout at most; [`GroupError::LeftOut`] if the
+    /// others went on without this rank, which may [`rejoin`](crate::GroupBuilder::rejoin); [`GroupError::Worker`] if this rank's worker
+    /// was shut down; another [`GroupError`] if ranks are lost again and again, after eight and a half times the timeout at most. The
+    /// numbers of the first two are those of this group, also if a generation in between has not met.
     ///
     /// # Cancel safety
     /// May be dropped and called again, as long as the others have not agreed without this rank.
@@ -43,7 +44,8 @@ impl Group {
     }
 
     /// The next generation of this group: the ranks that are left, and behind them the workers that wait in the store
-    /// ([`rejoin`](crate::GroupBuilder::rejoin)), in the order in which they came. All ranks must call this at the same point. Earlier
+    /// ([`rejoin`](crate::GroupBuilder::rejoin)), in the order in which they came. As many come at a time as there are ranks; the others wait
+    /// for the next `admit`. All ranks must call this at the same point. Earlier
     /// calls are completed first, as by [`close`](Self::close); if one fails, or ranks are lost, this is a [`shrink`](Self::shrink)
     /// that admits others as well. Where nobody waits, or the store is gone, the ranks stay as they are.
     ///
@@ -107,21 +109,9 @@ impl GroupBuilder {
         self.check()?;
         let end = worker.runtime().now().saturating_add(self.limit);
         let run = self.run(worker.runtime().as_ref(), end).await?;
-        let GroupBuilder { store, name, limit, .. } = self;
-        let identity = Identity { store, name, run, generation: 0, considered: 0, limit };
-        let newcomer = Member::of(worker);
-        let place = newcomers::take_place(&identity, &newcomer).await?;
-        let left = end.saturating_sub(worker.runtime().now());
-        let told = match identity.store.wait(&[identity.told(&newcomer)], left).await {
-            Err(StoreError::TimedOut { .. }) => {
-                // So that nobody waits for it. If this fails, they find out by themselves.
-                let _ = identity.store.set(&place, b"").await;
-                return Err(GroupError::NotAdmitted { group: identity.name, limit });
-            }
-            told => told?.pop().unwrap_or_default(),
-        };
+        let (identity, newcomer, told) = newcomers::wait(&self, worker, &run, end).await?;
         let state = admitted(worker, identity, &newcomer, &told)?;
-        match joining::meet(&state, limit).await {
+        match joining::meet(&state, self.limit).await {
             Ok(()) => Ok(Group { state }),
             Err(error) if is_of_lost_rank(&error) => regroup(&state, false).await,
             Err(error) => Err(error),
@@ -143,7 +133,10 @@ async fn regroup(state: &Arc<GroupState>, admits: bool) -> Result<Group, GroupEr
     let end = state.runtime().now().saturating_add(state.identity.limit.saturating_mul(4));
     loop {
         let last = following.forming.clone().unwrap_or_else(|| state.clone());
-        let next = agree(&last, admits).await?;
+        // Those that come are admitted to the first generation, and not to one that makes up for losses.
+        let next = agree(&last, admits && following.forming.is_none())
+            .await
+            .map_err(|error| in_numbers_of(state, &last, error))?;
         // If this is dropped meanwhile, the next call goes on from there.
         following.forming = Some(next.clone());
         match joining::meet(&next, state.identity.limit).await {
@@ -168,6 +161,24 @@ async fn agree(last: &Arc<GroupState>, admits: bool) -> Result<Arc<GroupState>, 
     // Those that come late are told what was decided.
     let before = [&last.register].into_iter().chain(&last.before).take(REMEMBERED).cloned().collect();
     Ok(Arc::new(GroupState::new(&last.worker, identity, rank, last.members_of(&roster), before)?))
+}
+
+/// The error of an agreement in the generation `last`, with the numbers of the one that the caller has.
+fn in_numbers_of(held: &GroupState, last: &GroupState, error: GroupError) -> GroupError {
+    match error {
+        GroupError::LeftOut { group, .. } => GroupError::LeftOut { group, rank: held.rank },
+        GroupError::NoMajority { group, come, store, .. } => {
+            let members = come.iter().filter_map(|rank| last.members.get(*rank));
+            let number = |member| held.members.iter().position(|known| known == member);
+            GroupError::NoMajority {
+                group,
+                size: held.size(),
+                come: members.filter_map(number).collect(),
+                store,
+            }
+        }
+        error => error,
+    }
 }
 
 /// The generation that has admitted this newcomer, as it was told.

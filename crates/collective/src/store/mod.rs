@@ -148,6 +148,15 @@ pub enum StoreError {
         /// How many it takes.
         limit: usize,
     },
+    /// The store was started again without its data.
+    #[error(
+        "the store has lost its data: `{key}` is not there any more, or another value is; use one that keeps it (etcd, Redis with \
+         persistence, a folder)"
+    )]
+    Lost {
+        /// A key that was written and is never removed.
+        key: String,
+    },
     /// A key or a value that no store takes.
     #[error("{field} of {bytes} bytes: {remedy}")]
     Invalid {

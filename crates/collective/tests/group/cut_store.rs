@@ -1,9 +1,10 @@
 //! A store that some ranks cannot reach any more.
 
 use std::{
+    future::pending,
     sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -15,23 +16,37 @@ use tensorwire_verbs_reactor::BoxFuture;
 /// One rank's way to the store, which breaks after some calls.
 #[derive(Debug)]
 pub(super) struct CutStore {
-    below: Arc<MemoryStore>,
+    below: Mutex<Arc<MemoryStore>>,
     calls_left: AtomicUsize,
+    is_silent: AtomicBool,
 }
 
 impl CutStore {
     pub(super) fn new(below: &Arc<MemoryStore>) -> Arc<Self> {
-        Arc::new(Self { below: below.clone(), calls_left: AtomicUsize::new(usize::MAX) })
+        let (calls_left, is_silent) = (AtomicUsize::new(usize::MAX), AtomicBool::new(false));
+        Arc::new(Self { below: Mutex::new(below.clone()), calls_left, is_silent })
     }
 
     pub(super) fn cut_after(&self, calls: usize) {
         self.calls_left.store(calls, Ordering::Relaxed);
     }
 
-    fn reach(&self) -> Result<&MemoryStore, StoreError> {
+    /// The store is another one from now on, as after a restart.
+    pub(super) fn lead_to(&self, below: &Arc<MemoryStore>) {
+        *self.below.lock().unwrap() = below.clone();
+    }
+
+    /// Nothing is answered any more after so many calls, as if packets were lost.
+    pub(super) fn silent_after(&self, calls: usize) {
+        self.is_silent.store(true, Ordering::Relaxed);
+        self.cut_after(calls);
+    }
+
+    async fn reach(&self) -> Result<Arc<MemoryStore>, StoreError> {
         let counted = |left: usize| if left == usize::MAX { Some(left) } else { left.checked_sub(1) };
         match self.calls_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, counted) {
-            Ok(_) => Ok(&self.below),
+            Ok(_) => Ok(self.below.lock().unwrap().clone()),
+            Err(_) if self.is_silent.load(Ordering::Relaxed) => pending().await,
             Err(_) => Err(StoreError::Unreachable {
                 store: "the store of this test".to_owned(),
                 detail: "it is cut off".to_owned(),
@@ -42,11 +57,11 @@ impl CutStore {
 
 impl Store for CutStore {
     fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>> {
-        async move { self.reach()?.set(key, value).await }.boxed()
+        async move { self.reach().await?.set(key, value).await }.boxed()
     }
 
     fn get<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<Vec<Option<Vec<u8>>>, StoreError>> {
-        async move { self.reach()?.get(keys).await }.boxed()
+        async move { self.reach().await?.get(keys).await }.boxed()
     }
 
     fn wait<'a>(
@@ -54,11 +69,11 @@ impl Store for CutStore {
         keys: &'a [String],
         limit: Duration,
     ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, StoreError>> {
-        async move { self.reach()?.wait(keys, limit).await }.boxed()
+        async move { self.reach().await?.wait(keys, limit).await }.boxed()
     }
 
     fn add<'a>(&'a self, key: &'a str, delta: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
-        async move { self.reach()?.add(key, delta).await }.boxed()
+        async move { self.reach().await?.add(key, delta).await }.boxed()
     }
 
     fn compare_set<'a>(
@@ -67,10 +82,10 @@ impl Store for CutStore {
         expected: Option<&'a [u8]>,
         value: &'a [u8],
     ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
-        async move { self.reach()?.compare_set(key, expected, value).await }.boxed()
+        async move { self.reach().await?.compare_set(key, expected, value).await }.boxed()
     }
 
     fn delete<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
-        async move { self.reach()?.delete(key).await }.boxed()
+        async move { self.reach().await?.delete(key).await }.boxed()
     }
 }

@@ -5,11 +5,15 @@ mod calls;
 mod cut_store;
 mod deriving;
 mod endings;
+mod forgetful_store;
 mod gloo;
 mod joining;
+mod many_newcomers;
 mod newcomers;
 mod reductions;
 mod shrinking;
+mod silent_store;
+mod written;
 
 use std::{
     future::Future,
