@@ -209,6 +209,10 @@ impl GroupError {
     /// The error of a message to or from `rank`.
     pub(crate) fn of_message(call: &Call, rank: usize, error: WorkerError) -> Self {
         match error {
+            // The other has noticed that a connection broke.
+            error if error.is_step_broken() => {
+                Self::RankLost { call: Box::new(*call), rank, error: Box::new(error) }
+            }
             WorkerError::Remote { status, .. } => Self::told(call, rank, status),
             // `Aborted`: the connection broke before this message was sent.
             WorkerError::Aborted { .. }

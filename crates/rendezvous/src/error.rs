@@ -8,6 +8,9 @@ use tensorwire_verbs_reactor::{FabricError, LossCause};
 
 use crate::control::{ControlError, cluster::ClusterError};
 
+/// The details of a status that a broken connection is the reason of.
+pub(crate) const BROKEN: &[u8] = b"connection broke";
+
 /// Identifies a transfer in errors, by peer, key and step.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TransferName {
@@ -441,6 +444,18 @@ impl WorkerError {
             | Self::Cancelled { status, .. }
             | Self::Remote { status, .. }
             | Self::Local { status, .. } => status.is_derived(),
+            Self::PeerLost { loss, .. } => *loss == PeerLoss::StepBroken,
+            _ => false,
+        }
+    }
+
+    /// Whether the step is over between the two workers because a connection between them broke while values of it were under way.
+    /// Either of them may have noticed that.
+    pub fn is_step_broken(&self) -> bool {
+        match self {
+            Self::Aborted { status, .. } | Self::Remote { status, .. } => {
+                status.code == Code::Aborted && status.details == BROKEN
+            }
             Self::PeerLost { loss, .. } => *loss == PeerLoss::StepBroken,
             _ => false,
         }

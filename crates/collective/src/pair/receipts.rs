@@ -84,7 +84,9 @@ impl Core {
         let mut outgoing = self.outgoing(to)?;
         // Sent under the lock: the messages of a lane are in the same order here and there.
         let sent = self.step.to(peer).send(&lane.key(), message);
-        sent.map_err(|error| GroupError::of_message(call, to, error))?;
+        // What the end of the group has caused is told with its reason.
+        let over = || self.over.borrow().clone();
+        sent.map_err(|error| over().unwrap_or_else(|| GroupError::of_message(call, to, error)))?;
         outgoing.lanes.entry(lane).or_default().push_back(sender);
         let is_first = !std::mem::replace(&mut outgoing.is_awaiting, true);
         drop(outgoing);

@@ -117,7 +117,8 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// Completes once the receiver has the message.
+    /// Completes once the receiver has the message. Receipts are counted: where several receives of one tag race, as many of the messages
+    /// as are complete here were handed out there, and which ones depends on the race.
     ///
     /// # Errors
     /// Awaiting it returns [`GroupError::TimedOut`], [`GroupError::Aborted`], after which it may be called again;

@@ -11,6 +11,8 @@ use std::{
 use tensorwire_protocol::{Code, Status, StepId};
 use tensorwire_testpoints::sync::Mutex;
 
+use crate::error::BROKEN;
+
 /// Maximum number of pairs of step and peer that are stored. A new one replaces the oldest.
 const LOST_MAX: usize = 65_536;
 
@@ -101,7 +103,8 @@ impl LostSteps {
 
     /// As [`why`](Self::why), as a status to send to the peer.
     pub(crate) fn status(&self, step: StepId, peer: &str) -> Option<Status> {
-        self.why(step, peer).map(|why| Status::new(Code::Aborted, why))
+        let details = BROKEN.to_vec();
+        self.why(step, peer).map(|message| Status { code: Code::Aborted, message, details })
     }
 
     /// Whether no step is stored. Cheaper than a lookup.
@@ -131,6 +134,7 @@ impl LostSteps {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::WorkerError;
 
     #[test]
     fn a_step_is_lost_with_one_peer_until_it_is_finished() {
@@ -140,6 +144,12 @@ mod tests {
         lost.note(&[StepId(1)], "a", "something later");
         assert!(lost.why(StepId(1), "a").is_some_and(|why| why.contains("the cable")));
         assert_eq!((lost.why(StepId(1), "b"), lost.why(StepId(2), "a")), (None, None));
+        let told = |status| WorkerError::Aborted { step: 1, status }.is_step_broken();
+        assert!(
+            lost.status(StepId(1), "a").is_some_and(told),
+            "it is told apart from a step that was aborted"
+        );
+        assert!(!told(Status::new(Code::Aborted, "enough")));
         lost.forget(StepId(1));
         assert!(lost.is_empty() && lost.why(StepId(1), "a").is_none());
     }
