@@ -1,4 +1,5 @@
-//! Groups in many worlds: random calls of all kinds, while connections break, processes die and calls are given up.
+//! Groups in many worlds: random calls of all kinds, while connections break, processes die and calls are given up. What ranks send one
+//! another outside the calls is in `pairs`, and how others come to a group in `joins`.
 //!
 //! Every call ends in bounded time, with the right result or an error that has a reason. Ranks that are left shrink their group, of
 //! which all have the same idea, and get right results again. Once faults have ended, a new group of all processes works. In the end
@@ -10,10 +11,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod calls;
+mod joins;
+mod pairs;
 mod rank;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    fmt,
     sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
@@ -93,27 +97,42 @@ struct Run {
 }
 
 impl Run {
+    fn new(handle: Handle, setup: Setup) -> Self {
+        if number("SIM_SEED").is_some() {
+            eprintln!("{setup:?}");
+        }
+        let store = Arc::new(MemoryStore::new(handle.runtime()));
+        Self { handle, setup: Arc::new(setup), store, truth: Arc::default() }
+    }
+
     fn truth(&self) -> MutexGuard<'_, Truth> {
         self.truth.lock().unwrap()
     }
 }
 
-fn run(seed: u64, plan: Option<&Plan>) -> Result<(Summary, Vec<usize>), Box<Failure>> {
+fn run(seed: u64, plan: Option<&Plan>) -> Result<Ended<Vec<usize>>, Box<Failure>> {
+    in_world("groups", seed, |handle| scenario(handle, plan))
+}
+
+/// How a run ended, and what its scenario tells.
+type Ended<T> = (Summary, T);
+
+/// Runs a scenario that the test called `name` replays.
+fn in_world<T, Running: Future<Output = T>>(
+    name: &'static str,
+    seed: u64,
+    scenario: impl FnOnce(Handle) -> Running,
+) -> Result<Ended<T>, Box<Failure>> {
     let world = World::new(seed);
-    world.replayed_by("groups");
-    let sizes = world.run(scenario(world.handle(), plan))?;
-    Ok((world.finish()?, sizes))
+    world.replayed_by(name);
+    let told = world.run(scenario(world.handle()))?;
+    Ok((world.finish()?, told))
 }
 
 /// Gives the numbers of ranks of the generations.
 async fn scenario(handle: Handle, given: Option<&Plan>) -> Vec<usize> {
     let mut rng = Rng::new(handle.seed()).fork(90);
-    let setup = Arc::new(Setup::draw(&mut rng));
-    if number("SIM_SEED").is_some() {
-        eprintln!("{setup:?}");
-    }
-    let store = Arc::new(MemoryStore::new(handle.runtime()));
-    let run = Run { handle, setup, store, truth: Arc::default() };
+    let run = Run::new(handle, Setup::draw(&mut rng));
     run.handle.take_chances();
     let ranks = join_all((0..run.setup.ranks).map(|index| Rank::start(&run, index))).await;
     let size = ranks.len();
@@ -204,13 +223,35 @@ fn plan_given() -> Option<Plan> {
     Some(text.parse().unwrap_or_else(|error| panic!("SIM_PLAN: {error}")))
 }
 
-/// One seed, twice.
-fn check(seed: u64) -> Result<(Summary, Vec<usize>), Box<Failure>> {
+/// Runs one seed twice.
+fn check<T: fmt::Debug + PartialEq>(seed: u64, run: Running<T>) -> Result<Ended<T>, Box<Failure>> {
     let again = |plan: &Plan| run(seed, Some(plan)).err();
     let first = run(seed, None).map_err(|failure| shrunk_by(failure, again).failure)?;
     assert_eq!(first, run(seed, None)?, "seed {seed} gave two different runs");
     assert_eq!(first.0.leaks, 0, "seed {seed}");
     Ok(first)
+}
+
+/// What runs a seed, with the given plan instead of its own.
+type Running<T> = fn(u64, Option<&Plan>) -> Result<Ended<T>, Box<Failure>>;
+
+/// Runs the seeds that the environment names, or the first `seeds`, and gives how each ended to `ended`. Returns how many these are, if they are more than one.
+fn each_seed<T: fmt::Debug + PartialEq>(
+    seeds: u64,
+    run: Running<T>,
+    ended: impl Fn(&Ended<T>) + Sync,
+) -> Option<u64> {
+    if let Some(seed) = number("SIM_SEED") {
+        eprintln!(
+            "{:?}",
+            plan_given().map_or_else(|| check(seed, run), |plan| run(seed, Some(&plan))).unwrap()
+        );
+        return None;
+    }
+    let (from, seeds) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(seeds));
+    for_each_below(seeds, |index| ended(&check(from.wrapping_add(index), run).unwrap()));
+    eprintln!("{seeds} seeds from {from}, twice each");
+    Some(seeds)
 }
 
 /// What some seed must have come to, or the scenario has gone blind.
@@ -241,17 +282,9 @@ impl Reached {
 
 #[test]
 fn every_group_keeps_every_promise_twice() {
-    if let Some(seed) = number("SIM_SEED") {
-        eprintln!("{:?}", plan_given().map_or_else(|| check(seed), |plan| run(seed, Some(&plan))).unwrap());
-        return;
-    }
-    let (from, seeds) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(SEEDS));
     let reached = Mutex::new(Reached::default());
-    for_each_below(seeds, |index| {
-        let ended = check(from.wrapping_add(index)).unwrap();
-        reached.lock().unwrap().add(&ended);
-    });
+    let Some(seeds) = each_seed(SEEDS, run, |ended| reached.lock().unwrap().add(ended)) else { return };
     let reached = reached.into_inner().unwrap();
-    eprintln!("{seeds} seeds from {from}, twice each: {reached:?}");
+    eprintln!("{reached:?}");
     assert!(seeds < SEEDS || reached.is_all(), "{reached:?}");
 }

@@ -18,10 +18,10 @@ use crate::common::builder;
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
 /// What a call may take beyond its limit: time also passes between two steps of a process.
-const BEYOND: Duration = Duration::from_secs(1);
+pub(super) const BEYOND: Duration = Duration::from_secs(1);
 
 /// What agreeing on who is left may take: four attempts, the last of which begins just before the time for them is up.
-const SHRINK_MAX: Duration = Duration::from_secs(8 * LIMIT.as_secs());
+pub(super) const SHRINK_MAX: Duration = Duration::from_secs(8 * LIMIT.as_secs());
 
 /// Calls of each generation.
 const CALLS: usize = 16;
@@ -39,7 +39,7 @@ pub(super) struct Rank {
     pub(super) index: usize,
     pub(super) node: Node,
     pub(super) worker: Worker,
-    run: Run,
+    pub(super) run: Run,
 }
 
 impl Rank {
@@ -147,7 +147,7 @@ impl Rank {
     }
 
     /// All ranks of a generation must be of the same group.
-    fn note(&self, group: &Group) {
+    pub(super) fn note(&self, group: &Group) {
         let members: Vec<String> = group.members().map(str::to_owned).collect();
         let mut truth = self.run.truth();
         truth.sizes.insert(group.generation(), group.size());
@@ -182,11 +182,7 @@ impl Rank {
         began: Duration,
         bound: Duration,
     ) {
-        let took = self.run.handle.now() - began;
-        if took > bound && !self.run.truth().stopped.contains(&self.index) {
-            let what = format!("rank {}: a call took {took:?}, and {bound:?} is the most", self.index);
-            self.run.handle.fail(Violation::Late { promise: "L1", what });
-        }
+        self.check_bound(began, bound);
         let Err(error) = result else { return operation.end(&OperationResult::Done) };
         if is_wrong(error) {
             self.run.handle.fail(Violation::Scenario(format!("rank {}: {error}", self.index)));
@@ -194,6 +190,15 @@ impl Rank {
         let result =
             if self.run.truth().is_excused() { OperationResult::Refused } else { OperationResult::PeerLost };
         operation.end_because(&result, error);
+    }
+
+    /// What began then must have ended within `bound`, unless the process was stopped.
+    pub(super) fn check_bound(&self, began: Duration, bound: Duration) {
+        let took = self.run.handle.now() - began;
+        if took > bound && !self.run.truth().stopped.contains(&self.index) {
+            let what = format!("rank {}: a call took {took:?}, and {bound:?} is the most", self.index);
+            self.run.handle.fail(Violation::Late { promise: "L1", what });
+        }
     }
 
     /// Ends the worker, and checks that all its memory is back.
@@ -209,7 +214,7 @@ impl Rank {
 }
 
 /// Ranks that make the same calls, with the same arguments, never get these.
-fn is_wrong(error: &GroupError) -> bool {
+pub(super) fn is_wrong(error: &GroupError) -> bool {
     matches!(
         error,
         GroupError::Argument { .. }

@@ -1,0 +1,229 @@
+//! What ranks send one another outside the calls, in many worlds: tagged messages, buffers of a slot, and memory that is read and
+//! written by a key, while connections break, processes die or stop, and waits are aborted, dropped or run out of their limits.
+//!
+//! Every wait ends within its limit, with the right content or an error that has a reason in its own pair of ranks. A message is handed
+//! out once and in its order; a sender that was told so has been received; no wait of two ranks that nothing has happened to is left
+//! to its limit. Once faults have ended, a new group of all processes does the same without any error.
+
+mod exports;
+mod life;
+mod slots;
+mod tags;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use futures::future::{join, join_all};
+use life::Life;
+use tensorwire_collective::Group;
+use tensorwire_sim::{Disturbance, Failure, Handle, Plan, Rng};
+use tensorwire_verbs_reactor::{FabricKind, Runtime};
+
+use super::{Ended, Run, SEEN, Setup, arrange, each_seed, faults, in_world, rank::Rank};
+
+/// Seeds that run if `SIM_SEEDS` is not set.
+const SEEDS: u64 = 20;
+
+/// Of 8 runs, in how many a rank ends the group.
+const ENDED_OF_8: u32 = 1;
+
+/// What the ranks have seen, each of its own side.
+#[derive(Debug, Default)]
+struct Books {
+    /// Of each sender, receiver and tag, the messages that were handed out.
+    handed: BTreeMap<(usize, usize, u64), BTreeSet<u32>>,
+    /// Of each sender, receiver and tag, how many messages the sender knows to be received.
+    acknowledged: BTreeMap<(usize, usize, u64), usize>,
+    /// Of each sender, receiver and round of a slot, the sends that were acknowledged, and those that were waited for.
+    landed: BTreeMap<(usize, usize, u32), (usize, usize)>,
+    /// When processes were found dead.
+    deaths: BTreeMap<usize, Duration>,
+    reached: Reached,
+}
+
+/// What some seed must have come to, or the scenario has gone blind.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+struct Reached {
+    received: u64,
+    from_several: u64,
+    acknowledged: u64,
+    landed: u64,
+    written: u64,
+    read: u64,
+    aborted: u64,
+    dropped: u64,
+    brief: u64,
+    lost: u64,
+    over: u64,
+    gone: u64,
+}
+
+impl Reached {
+    fn counts(&mut self) -> [&mut u64; 12] {
+        let Self { received, from_several, acknowledged, landed, written, read, aborted, .. } = self;
+        let Self { dropped, brief, lost, over, gone, .. } = self;
+        [
+            received,
+            from_several,
+            acknowledged,
+            landed,
+            written,
+            read,
+            aborted,
+            dropped,
+            brief,
+            lost,
+            over,
+            gone,
+        ]
+    }
+
+    fn add(&mut self, mut other: Self) {
+        self.counts().into_iter().zip(other.counts()).for_each(|(sum, count)| *sum += *count);
+    }
+}
+
+/// What the faults of a plan can have an effect on.
+#[derive(Debug, Default)]
+struct Touched {
+    processes: BTreeSet<usize>,
+    pairs: BTreeSet<(usize, usize)>,
+}
+
+impl Touched {
+    fn by(plan: &Plan) -> Self {
+        let mut touched = Self::default();
+        for entry in &plan.entries {
+            match entry.what {
+                Disturbance::LoseLink(one, other)
+                | Disturbance::LoseControl(one, other)
+                | Disturbance::HalfOpen(one, other) => {
+                    touched.pairs.extend([(one, other), (other, one)]);
+                }
+                Disturbance::Crash(one, _)
+                | Disturbance::Slow(one)
+                | Disturbance::Pause(one, _)
+                | Disturbance::Fail(one, ..) => {
+                    touched.processes.insert(one);
+                }
+                _ => {}
+            }
+        }
+        touched
+    }
+
+    fn has(&self, one: usize, other: usize) -> bool {
+        self.processes.contains(&one) || self.processes.contains(&other) || self.pairs.contains(&(one, other))
+    }
+}
+
+fn run(seed: u64, plan: Option<&Plan>) -> Result<Ended<Reached>, Box<Failure>> {
+    in_world("groups::pairs", seed, |handle| scenario(handle, plan))
+}
+
+/// Gives what the ranks have come to.
+async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
+    let mut rng = Rng::new(handle.seed()).fork(91);
+    let setup = Setup {
+        ranks: 2 + rng.below(3),
+        kind: rng.pick([FabricKind::SIM, FabricKind::SHM]),
+        depth: rng.pick([4, 6, 64]),
+        requests_max: rng.pick([32, 64, 256]),
+        eager_bytes_max: rng.pick([0, 64, 4096]),
+        receive_bytes: rng.pick([2 << 20, 8 << 20]),
+        impatience_of_64: rng.pick([0, 8]),
+    };
+    let run = Run::new(handle, setup);
+    run.handle.take_chances();
+    let ranks = join_all((0..run.setup.ranks).map(|index| Rank::start(&run, index))).await;
+    let size = ranks.len();
+    let groups = join_all(ranks.iter().map(|rank| rank.join("ranks", rank.index, size))).await;
+
+    let drawn = Plan { entries: faults(size, &mut rng) };
+    let plan = given.unwrap_or(&drawn);
+    run.handle.note_plan(plan, given.is_some());
+    arrange(&run, &ranks, plan);
+    let ends = rng.chance(ENDED_OF_8, 8).then(|| (rng.below(size), rng.duration(Duration::from_millis(20))));
+    let reached = phase(&run, &ranks, groups, Touched::by(plan), ends).await;
+
+    run.handle.heal();
+    run.handle.runtime().sleep(SEEN).await;
+    *run.truth() = super::Truth::default();
+    let left: Vec<Rank> = ranks.into_iter().filter(|rank| rank.node.is_alive()).collect();
+    let joining = left.iter().enumerate().map(|(at, rank)| rank.join("calm", at, left.len()));
+    let groups = join_all(joining.collect::<Vec<_>>()).await;
+    let calm = phase(&run, &left, groups, Touched::default(), None).await;
+    assert_eq!((calm.lost, calm.over), (0, 0), "{calm:?}");
+    join_all(left.iter().map(Rank::stop)).await;
+    reached
+}
+
+/// All ranks do what they do. `ends` says which of them ends the group, and when.
+async fn phase(
+    run: &Run,
+    ranks: &[Rank],
+    groups: Vec<Group>,
+    touched: Touched,
+    ends: Option<(usize, Duration)>,
+) -> Reached {
+    let books: Arc<Mutex<Books>> = Arc::default();
+    let members: Arc<Vec<usize>> = Arc::new(ranks.iter().map(|rank| rank.index).collect());
+    let (touched, begun) = (Arc::new(touched), run.handle.now());
+    let lives = ranks.iter().zip(groups).map(|(rank, group)| {
+        let life = Life {
+            rank: rank.clone(),
+            group,
+            books: books.clone(),
+            touched: touched.clone(),
+            members: members.clone(),
+            begun,
+        };
+        let after = ends.filter(|(at, _)| *at == life.group.rank()).map(|(_, after)| after);
+        let (books, index) = (books.clone(), rank.index);
+        let living = rank.node.run("rank", life.live(after));
+        async move {
+            let group = living.await;
+            if group.is_none() {
+                books.lock().unwrap().deaths.insert(index, run.handle.now());
+            }
+            group
+        }
+    });
+    // Nobody leaves before all are done.
+    let groups = join_all(lives.collect::<Vec<_>>()).await;
+    drop(groups);
+    let reached = books.lock().unwrap().reached;
+    reached
+}
+
+impl Life {
+    /// Everything at the same time. Gives the group back: whoever drops it leaves.
+    async fn live(self, ends_after: Option<Duration>) -> Group {
+        let size = self.group.size();
+        let tags = join_all((0..size).map(|to| self.send_tagged(to)));
+        let received = join_all(tags::TAGS.map(|tag| self.receive_tagged(tag)));
+        let slots = join_all((0..size).map(|other| join(self.send_slot(other), self.receive_slot(other))));
+        let exports = join(self.export(), join_all((0..size).map(|owner| self.use_export(owner))));
+        let end = async {
+            let Some(after) = ends_after else { return };
+            self.rank.worker.runtime().sleep(after).await;
+            self.rank.run.truth().given_up.insert(self.group.generation());
+            drop(self.group.barrier());
+        };
+        futures::join!(tags, received, slots, exports, end);
+        self.group
+    }
+}
+
+#[test]
+fn pairs_keep_every_promise_twice() {
+    let reached = Mutex::new(Reached::default());
+    let Some(seeds) = each_seed(SEEDS, run, |(_, ended)| reached.lock().unwrap().add(*ended)) else { return };
+    let mut reached = reached.into_inner().unwrap();
+    eprintln!("{reached:?}");
+    let is_all = reached.counts().into_iter().all(|count| *count > 0);
+    assert!(seeds < SEEDS || is_all, "{reached:?}");
+}
