@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use tensorwire_collective::{Group, GroupError, Reduction};
 use tensorwire_sim::{OperationResult, Rng, Violation};
-use tensorwire_verbs_reactor::Runtime;
 
 use super::{
     super::rank::{BEYOND, LIMIT, Rank, SHRINK_MAX, is_wrong},
@@ -129,7 +128,7 @@ impl Life {
                 self.scene.run.handle.fail(Violation::Data(what));
             }
             *done += 1;
-            if *done % LOOK_EVERY == 0 && self.is_awaited(group).await? {
+            if done.is_multiple_of(LOOK_EVERY) && self.is_awaited(group).await? {
                 return Ok(false);
             }
         }

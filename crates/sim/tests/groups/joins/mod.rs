@@ -147,8 +147,7 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
     let left: Vec<Rank> = left.into_iter().flatten().filter(|rank| rank.node.is_alive()).collect();
     calm(&scene, &left).await;
     join_all(left.iter().map(Rank::stop)).await;
-    let reached = scene.known().reached;
-    reached
+    scene.known().reached
 }
 
 /// One process, which is started again if it dies. Gives the one that is left.

@@ -36,6 +36,8 @@ pub(super) struct Life {
     /// The process of each rank.
     pub(super) members: Arc<Vec<usize>>,
     pub(super) begun: Duration,
+    /// Whether nothing happens any more.
+    pub(super) is_calm: bool,
 }
 
 /// How a wait is given up, and when. The next one must work.
@@ -86,7 +88,7 @@ impl Life {
     }
 
     /// A finding about contents.
-    pub(super) fn fail_data(&self, what: String) {
+    pub(super) fn fail_data(&self, what: &str) {
         self.rank.run.handle.fail(Violation::Data(format!("rank {}: {what}", self.own())));
     }
 

@@ -3,9 +3,10 @@
 //!
 //! Every wait ends within its limit, with the right content or an error that has a reason in its own pair of ranks. A message is handed
 //! out once and in its order; a sender that was told so has been received; no wait of two ranks that nothing has happened to is left
-//! to its limit. Once faults have ended, a new group of all processes does the same without any error.
+//! to its limit. Once faults have ended, a new group of all processes does the same without any error, and a flood of one rank holds up nobody.
 
 mod exports;
+mod flood;
 mod life;
 mod slots;
 mod tags;
@@ -147,7 +148,7 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
     run.handle.note_plan(plan, given.is_some());
     arrange(&run, &ranks, plan);
     let ends = rng.chance(ENDED_OF_8, 8).then(|| (rng.below(size), rng.duration(Duration::from_millis(20))));
-    let reached = phase(&run, &ranks, groups, Touched::by(plan), ends).await;
+    let reached = phase(&run, &ranks, groups, Some(plan), ends).await;
 
     run.handle.heal();
     run.handle.runtime().sleep(SEEN).await;
@@ -155,23 +156,24 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
     let left: Vec<Rank> = ranks.into_iter().filter(|rank| rank.node.is_alive()).collect();
     let joining = left.iter().enumerate().map(|(at, rank)| rank.join("calm", at, left.len()));
     let groups = join_all(joining.collect::<Vec<_>>()).await;
-    let calm = phase(&run, &left, groups, Touched::default(), None).await;
+    let calm = phase(&run, &left, groups, None, None).await;
     assert_eq!((calm.lost, calm.over), (0, 0), "{calm:?}");
     join_all(left.iter().map(Rank::stop)).await;
     reached
 }
 
-/// All ranks do what they do. `ends` says which of them ends the group, and when.
+/// All ranks do what they do, under a plan if there is one. `ends` says which of them ends the group, and when.
 async fn phase(
     run: &Run,
     ranks: &[Rank],
     groups: Vec<Group>,
-    touched: Touched,
+    plan: Option<&Plan>,
     ends: Option<(usize, Duration)>,
 ) -> Reached {
     let books: Arc<Mutex<Books>> = Arc::default();
     let members: Arc<Vec<usize>> = Arc::new(ranks.iter().map(|rank| rank.index).collect());
-    let (touched, begun) = (Arc::new(touched), run.handle.now());
+    let touched = Arc::new(plan.map(Touched::by).unwrap_or_default());
+    let (begun, is_calm) = (run.handle.now(), plan.is_none());
     let lives = ranks.iter().zip(groups).map(|(rank, group)| {
         let life = Life {
             rank: rank.clone(),
@@ -180,6 +182,7 @@ async fn phase(
             touched: touched.clone(),
             members: members.clone(),
             begun,
+            is_calm,
         };
         let after = ends.filter(|(at, _)| *at == life.group.rank()).map(|(_, after)| after);
         let (books, index) = (books.clone(), rank.index);
@@ -195,8 +198,7 @@ async fn phase(
     // Nobody leaves before all are done.
     let groups = join_all(lives.collect::<Vec<_>>()).await;
     drop(groups);
-    let reached = books.lock().unwrap().reached;
-    reached
+    books.lock().unwrap().reached
 }
 
 impl Life {
@@ -214,6 +216,9 @@ impl Life {
             drop(self.group.barrier());
         };
         futures::join!(tags, received, slots, exports, end);
+        if self.is_calm {
+            self.flood().await;
+        }
         self.group
     }
 }

@@ -92,7 +92,7 @@ impl Life {
         let further = buffer.wait_send().await;
         let is_counted = matches!(further, Err(GroupError::Argument { field: "wait_send", .. }));
         if !is_counted && self.group.failure().is_none() {
-            self.fail_data(format!("one send more was received than there were: {further:?}"));
+            self.fail_data(&format!("one send more was received than there were: {further:?}"));
         }
         Ok(())
     }
@@ -150,7 +150,7 @@ impl Life {
             };
             let [_, length, roffset] = round.parts[at];
             if landed != (roffset..roffset + length) || buffer.bytes()[landed.clone()] != round.content(at) {
-                self.fail_data(format!("part {at} of round {number} from {from} landed at {landed:?}"));
+                self.fail_data(&format!("part {at} of round {number} from {from} landed at {landed:?}"));
             }
             self.books().reached.landed += 1;
             self.note_landed((from, self.own(), number), None, Some(at + 1), round);
@@ -165,7 +165,7 @@ impl Life {
             match end {
                 Err(GroupError::Gone { .. }) => {}
                 Err(error) => return Err(error),
-                Ok(landed) => self.fail_data(format!("more parts of {from} than it sent: {landed:?}")),
+                Ok(landed) => self.fail_data(&format!("more parts of {from} than it sent: {landed:?}")),
             }
         }
         Ok(())
@@ -186,7 +186,7 @@ impl Life {
         let (acknowledged, taken) = *known;
         drop(books);
         if round.is_whole() && acknowledged > taken + AHEAD {
-            self.fail_data(format!("{acknowledged} parts of {place:?} are said to be there, of {taken}"));
+            self.fail_data(&format!("{acknowledged} parts of {place:?} are said to be there, of {taken}"));
         }
     }
 }

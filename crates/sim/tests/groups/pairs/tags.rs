@@ -125,7 +125,7 @@ impl Life {
         let is_true = if is_racing { acknowledged <= handed.len() } else { handed.contains(&number) };
         drop(books);
         if !is_true {
-            self.fail_data(format!("message {number} of tag {tag} to {to} was not received, as it says"));
+            self.fail_data(&format!("message {number} of tag {tag} to {to} was not received, as it says"));
         }
     }
 
@@ -176,7 +176,7 @@ impl Life {
                     self.books().reached.from_several += u64::from(sources.len() > 1);
                     if self.hand_out(tag, message.rank, &message.tensor, is_alone, &mut inbox).is_none() {
                         let what = format!("of {}, tag {tag}: {:?}", message.rank, message.tensor);
-                        return self.fail_data(what);
+                        return self.fail_data(&what);
                     }
                 }
                 Some(Err(error)) => self.note_lost(&error, &sources, &mut inbox),

@@ -1,0 +1,76 @@
+//! A rank that sends without end holds up nobody else's messages.
+
+use std::{collections::BTreeSet, future::IntoFuture as _};
+
+use futures::future::{Either, join, select};
+
+use super::life::Life;
+
+const FLOOD: u64 = 200;
+const ENOUGH: u64 = 201;
+
+/// Whose messages all come to, and who sends without end.
+const RECEIVER: usize = 0;
+const FLOODER: usize = 1;
+
+/// Sends of the flood that are under way together.
+const TOGETHER: usize = 4;
+
+/// Messages of the flood that may be received before one of each other rank. Some pass while the others are on their way.
+const MOST: u32 = 400;
+
+impl Life {
+    /// While nothing else happens.
+    pub(super) async fn flood(&self) {
+        if self.group.size() <= FLOODER {
+            return;
+        }
+        let sends = async {
+            match self.own() {
+                FLOODER => self.send_until_enough().await,
+                _ => self.tell(RECEIVER, FLOOD, &[0]),
+            }
+        };
+        let receives = async {
+            if self.own() == RECEIVER {
+                self.receive_of_all().await;
+            }
+        };
+        join(sends, receives).await;
+    }
+
+    async fn send_until_enough(&self) {
+        let flooding = async {
+            loop {
+                let sent = [(); TOGETHER].map(|()| self.group.send(RECEIVER, FLOOD, self.tensor(&[0u8])));
+                for sent in sent {
+                    sent.unwrap().await.unwrap();
+                }
+            }
+        };
+        let enough = self.group.recv(RECEIVER, ENOUGH);
+        match select(enough.into_future(), Box::pin(flooding)).await {
+            Either::Left((enough, _)) => drop(enough.unwrap()),
+            Either::Right((never, _)) => never,
+        }
+    }
+
+    async fn receive_of_all(&self) {
+        let mut rng = self.private([11]);
+        let all: Vec<usize> = (0..self.group.size()).collect();
+        let mut awaited: BTreeSet<usize> = all.iter().copied().filter(|rank| *rank != FLOODER).collect();
+        let mut flooded = 0;
+        while !awaited.is_empty() && flooded <= MOST {
+            match self.wait(&mut rng, "receive of any", &all, self.group.recv(.., FLOOD)).await {
+                None => {}
+                Some(Ok(message)) if message.rank == FLOODER => flooded += 1,
+                Some(Ok(message)) => drop(awaited.remove(&message.rank)),
+                Some(Err(_)) => break,
+            }
+        }
+        if !awaited.is_empty() {
+            self.fail_data(&format!("{flooded} messages of rank {FLOODER} came before those of {awaited:?}"));
+        }
+        self.tell(FLOODER, ENOUGH, &[]);
+    }
+}
