@@ -113,11 +113,9 @@ macro_rules! over_fabrics {
 }
 pub(crate) use over_fabrics;
 
-/// As [`over_fabrics`], and over verbs where there is a device.
-macro_rules! over_fabrics_and_verbs {
+/// The suites of `$name` over verbs, where there is a device.
+macro_rules! over_verbs {
     ($($name:ident,)*) => {
-        crate::group::over_fabrics! { $($name,)* }
-
         mod verbs {
             $(
                 #[tokio::test]
@@ -127,4 +125,22 @@ macro_rules! over_fabrics_and_verbs {
         }
     };
 }
+pub(crate) use over_verbs;
+
+/// As [`over_fabrics`] and [`over_verbs`].
+macro_rules! over_fabrics_and_verbs {
+    ($($name:ident,)*) => {
+        crate::group::over_fabrics! { $($name,)* }
+        crate::group::over_verbs! { $($name,)* }
+    };
+}
 use over_fabrics_and_verbs;
+
+/// Those of `sizes` that the fabric's machine has the power for. That with RDMA devices is emulated.
+pub(crate) fn possible(
+    fabric: FabricKind,
+    sizes: impl IntoIterator<Item = usize>,
+) -> impl Iterator<Item = usize> {
+    let most = if fabric == FabricKind::VERBS { 4 } else { usize::MAX };
+    sizes.into_iter().filter(move |size| *size <= most)
+}

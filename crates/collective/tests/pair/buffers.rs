@@ -6,7 +6,7 @@ use tensorwire_collective::{
 };
 use tensorwire_verbs_reactor::FabricKind;
 
-use super::{SHORT, over_fabrics, ranks};
+use super::{SHORT, over_fabrics, over_verbs, possible, ranks};
 
 over_fabrics! {
     remote_offset,
@@ -20,9 +20,14 @@ over_fabrics! {
     long_contents_land_in_place,
 }
 
+over_verbs! {
+    remote_offset,
+    waits_are_counted,
+}
+
 /// Both sides write at their rank's place, and both end up with the same.
 async fn remote_offset(fabric: FabricKind) {
-    for size in 2..=8 {
+    for size in possible(fabric, 2..=8) {
         let ranks = ranks(fabric, size).await;
         ranks
             .each(async |group| {

@@ -8,7 +8,7 @@ use tensorwire_collective::{
 use tensorwire_rendezvous::Tensor;
 use tensorwire_verbs_reactor::FabricKind;
 
-use super::{over_fabrics, ranks};
+use super::{over_fabrics, over_verbs, possible, ranks};
 
 over_fabrics! {
     remote_key_get,
@@ -16,6 +16,11 @@ over_fabrics! {
     what_leaves_an_export_is_refused_before_anything_is_sent,
     keys_of_others_and_of_what_was_dropped_are_refused,
     writes_of_one_rank_keep_their_order,
+}
+
+over_verbs! {
+    remote_key_get,
+    remote_key_put,
 }
 
 const LENGTHS: [usize; 3] = [0, 1024, 1_000_000];
@@ -36,7 +41,7 @@ fn content(rank: usize, length: usize) -> Vec<u8> {
 }
 
 async fn remote_key_get(fabric: FabricKind) {
-    for size in [2, 4] {
+    for size in possible(fabric, [2, 4]) {
         let ranks = ranks(fabric, size).await;
         for length in LENGTHS {
             ranks
@@ -61,7 +66,7 @@ async fn remote_key_get(fabric: FabricKind) {
 
 /// Each rank writes its part of every export.
 async fn remote_key_put(fabric: FabricKind) {
-    for size in [2, 4] {
+    for size in possible(fabric, [2, 4]) {
         let ranks = ranks(fabric, size).await;
         for length in LENGTHS {
             ranks

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tensorwire_collective::pair::Sent;
 
-use crate::group::{over_fabrics, ranks, ranks_within, tensor, values};
+use crate::group::{over_fabrics, over_verbs, possible, ranks, ranks_within, tensor, values};
 
 /// Short enough to wait for, and far more than a message takes.
 const SHORT: Duration = Duration::from_millis(200);

@@ -6,8 +6,8 @@ use tensorwire_rendezvous::Element;
 use tensorwire_verbs_reactor::FabricKind;
 use zerocopy::FromBytes;
 
-use super::{COUNTS, SIZES, input, possible, sum};
-use crate::group::{over_fabrics_and_verbs, ranks};
+use super::{COUNTS, SIZES, input, sum};
+use crate::group::{over_fabrics_and_verbs, possible, ranks};
 
 over_fabrics_and_verbs! {
     allreduce_ring,

@@ -6,8 +6,8 @@ use tensorwire_collective::Group;
 use tensorwire_rendezvous::Tensor;
 use tensorwire_verbs_reactor::{FabricKind, Runtime as _, TokioRuntime};
 
-use super::{COUNTS, FEW_COUNTS, SIZES, input, part, possible, sum, tensor, value, values};
-use crate::group::{over_fabrics_and_verbs, ranks};
+use super::{COUNTS, FEW_COUNTS, SIZES, input, part, sum, tensor, value, values};
+use crate::group::{over_fabrics_and_verbs, possible, ranks};
 
 over_fabrics_and_verbs! {
     allgather,

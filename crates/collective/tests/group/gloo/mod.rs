@@ -3,12 +3,12 @@
 
 mod all_reduce;
 mod collectives;
+mod large;
 mod slots;
 mod time_limits;
 
 use tensorwire_collective::Group;
 use tensorwire_rendezvous::Tensor;
-use tensorwire_verbs_reactor::FabricKind;
 
 use super::reductions::{input, part, sum, value};
 
@@ -20,12 +20,6 @@ const FEW_COUNTS: [usize; 6] = [0, 1, 4, 100, 1000, 10_007];
 
 /// Numbers of ranks: powers of two, primes, and one more and one less than such.
 const SIZES: [usize; 8] = [1, 2, 3, 4, 5, 8, 13, 16];
-
-/// Those of `sizes` that the fabric's machine has the power for. That with RDMA devices is emulated.
-fn possible(fabric: FabricKind, sizes: impl IntoIterator<Item = usize>) -> impl Iterator<Item = usize> {
-    let most = if fabric == FabricKind::VERBS { 4 } else { usize::MAX };
-    sizes.into_iter().filter(move |size| *size <= most)
-}
 
 /// A tensor with the values of one rank.
 fn tensor(group: &Group, values: &[i64]) -> Tensor {
