@@ -36,8 +36,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// [`GroupError::Argument`] if there is no such rank; [`GroupError::RankLost`], [`GroupError::Over`]; [`GroupError::Worker`] if too
-    /// many sent values wait on this worker ([`Limits::values_max`](tensorwire_rendezvous::Limits::values_max)).
+    /// [`GroupError::Argument`] if there is no such rank; [`GroupError::RankLost`], also after a connection with it has broken while
+    /// messages to it were not received yet; [`GroupError::Over`]; [`GroupError::Worker`] if too many sent values wait on this worker ([`Limits::values_max`](tensorwire_rendezvous::Limits::values_max)).
     pub fn send(&self, to: usize, tag: u64, tensor: Tensor) -> Result<Sent, GroupError> {
         pair::send(&self.state.pairs, to, tag, tensor)
     }
@@ -105,7 +105,8 @@ impl Group {
     ///
     /// # Errors
     /// [`GroupError::Argument`] if there is no such rank, the slot is in use, or there are
-    /// [too many](crate::pair::RECV_BUFFERS_MAX) receive buffers.
+    /// [too many](crate::pair::RECV_BUFFERS_MAX) receive buffers; what has ended an earlier one for this rank, such as
+    /// [`GroupError::RankLost`], because it is not known which send buffer comes next.
     pub fn recv_buffer(&self, from: usize, slot: u64, length: usize) -> Result<RecvBuffer, GroupError> {
         pair::recv_buffer(&self.state.pairs, from, slot, length)
     }

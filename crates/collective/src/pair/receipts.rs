@@ -4,6 +4,9 @@
 //! message out, all under one key. While a rank has messages under way to another, a task awaits the other's receipts: one request at
 //! a time, however many messages there are. It also notices the loss of the other rank. A sender that does not wait for its receipt
 //! leaves nothing behind.
+//!
+//! Receipts are not numbered, as messages are tensors of the user without a frame. Once those of a rank cannot be received, the next one
+//! could be that of a message that was given up. So nothing more is sent to such a rank.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -36,6 +39,16 @@ enum Lost {
     Rule(&'static str),
 }
 
+impl Lost {
+    /// The error of `call`, of a message to the rank `to`.
+    fn error(&self, call: &Call, to: usize) -> GroupError {
+        match self {
+            Self::Connection(error) => GroupError::of_message(call, to, error.clone()),
+            Self::Rule(rule) => GroupError::Misbehaved { call: Box::new(*call), rank: to, rule },
+        }
+    }
+}
+
 /// The messages to one rank that were not taken yet.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
@@ -43,6 +56,8 @@ pub(super) struct Outgoing {
     lanes: BTreeMap<Lane, VecDeque<oneshot::Sender<Known>>>,
     /// Whether a task awaits receipts.
     is_awaiting: bool,
+    /// Why no more receipts come.
+    lost: Option<Lost>,
 }
 
 /// Where the receipt of one message arrives.
@@ -60,10 +75,7 @@ impl Pending {
     pub(super) async fn receipt(&mut self, call: &Call) -> Result<Receipt, GroupError> {
         match (&mut self.known).await {
             Ok(Ok(receipt)) => Ok(receipt),
-            Ok(Err(Lost::Connection(error))) => Err(GroupError::of_message(call, self.to, error)),
-            Ok(Err(Lost::Rule(rule))) => {
-                Err(GroupError::Misbehaved { call: Box::new(*call), rank: self.to, rule })
-            }
+            Ok(Err(lost)) => Err(lost.error(call, self.to)),
             // Only the end of all operations drops it.
             Err(_) => Err(GroupError::Over { rank: None, why: "the group was left".to_owned() }),
         }
@@ -81,11 +93,14 @@ impl Core {
     ) -> Result<Pending, GroupError> {
         let peer = self.peer(to)?;
         let (sender, known) = oneshot::channel();
-        let mut outgoing = self.outgoing(to)?;
-        // Sent under the lock: the messages of a lane are in the same order here and there.
-        let sent = self.step.to(peer).send(&lane.key(), message);
         // What the end of the group has caused is told with its reason.
         let over = || self.over.borrow().clone();
+        let mut outgoing = self.outgoing(to)?;
+        if let Some(lost) = &outgoing.lost {
+            return Err(over().unwrap_or_else(|| lost.error(call, to)));
+        }
+        // Sent under the lock: the messages of a lane are in the same order here and there.
+        let sent = self.step.to(peer).send(&lane.key(), message);
         sent.map_err(|error| over().unwrap_or_else(|| GroupError::of_message(call, to, error)))?;
         outgoing.lanes.entry(lane).or_default().push_back(sender);
         let is_first = !std::mem::replace(&mut outgoing.is_awaiting, true);
@@ -148,6 +163,7 @@ impl Core {
     fn give_up(&self, from: usize, lost: &Lost) {
         let Ok(mut outgoing) = self.outgoing(from) else { return };
         outgoing.is_awaiting = false;
+        outgoing.lost = Some(lost.clone());
         let lanes = std::mem::take(&mut outgoing.lanes);
         drop(outgoing);
         for waiting in lanes.into_values().flatten() {

@@ -158,6 +158,7 @@ impl Intake {
                 Ok(Some(arrived)) => arrived,
                 Ok(None) => return,
                 Err(error) => {
+                    self.core.slots().lose(self.place.0, &error);
                     room.into_iter().for_each(|room| room.send(Err(error.clone())));
                     return;
                 }

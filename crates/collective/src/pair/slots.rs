@@ -18,6 +18,9 @@ pub(super) struct Slots {
     tasks: BTreeMap<usize, usize>,
     /// How many receive buffers there were.
     buffers: u64,
+    /// Ranks of which no more messages to buffers come, and why. It is not known which of their send buffers have ended, so the next
+    /// receive buffer of a slot could take messages of an earlier one.
+    lost: BTreeMap<usize, GroupError>,
 }
 
 /// The latest receive buffer of a slot.
@@ -53,6 +56,9 @@ impl Slots {
 
     /// Takes the slot for a receive buffer.
     pub(super) fn open_receiving(&mut self, place: Place, most: usize) -> Result<Opened, GroupError> {
+        if let Some(lost) = self.lost.get(&place.0) {
+            return Err(lost.clone());
+        }
         let tasks = self.tasks.get(&place.0).copied().unwrap_or_default();
         if tasks >= most {
             return Err(GroupError::Argument {
@@ -75,6 +81,11 @@ impl Slots {
         self.receiving.insert(place, Receiving { buffer, is_held: true, ended: Some(ended) });
         *self.tasks.entry(place.0).or_default() += 1;
         Ok(Opened { buffer, running, before })
+    }
+
+    /// No more messages to buffers come from a rank.
+    pub(super) fn lose(&mut self, rank: usize, why: &GroupError) {
+        self.lost.entry(rank).or_insert_with(|| why.clone());
     }
 
     /// The user has dropped a receive buffer.
@@ -151,6 +162,14 @@ mod tests {
             }
             assert!(slots.is_empty(), "{slots:?}");
         }
+    }
+
+    #[test]
+    fn a_rank_that_is_lost_has_no_more_receive_buffers() {
+        let mut slots = Slots::default();
+        slots.lose(PLACE.0, &in_use(PLACE));
+        assert!(slots.open_receiving((PLACE.0, 99), 2).is_err() && slots.is_empty());
+        slots.open_receiving((PLACE.0 + 1, PLACE.1), 2).unwrap();
     }
 
     #[test]

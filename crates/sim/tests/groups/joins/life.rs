@@ -7,7 +7,7 @@ use tensorwire_sim::{OperationResult, Rng, Violation};
 
 use super::{
     super::rank::{BEYOND, LIMIT, Rank, SHRINK_MAX, is_wrong},
-    Reached, Scene,
+    CALM_LIMIT, Reached, Scene,
 };
 
 /// Steps of the work that all do together.
@@ -37,7 +37,8 @@ impl Life {
 
     /// Joins a new group, while there are no faults.
     pub(super) async fn join(&self, name: &str, rank: usize, size: usize) -> Group {
-        let joined = self.scene.builder(name, rank, size).join(&self.rank.worker).await;
+        let limit = if name == "calm" { CALM_LIMIT } else { LIMIT };
+        let joined = self.scene.builder(name, rank, size).timeout(limit).join(&self.rank.worker).await;
         self.count(|reached| reached.joined += 1);
         joined.unwrap_or_else(|error| panic!("rank {rank} of `{name}`: {error}"))
     }

@@ -25,6 +25,9 @@ use super::{
     rank::{LIMIT, Rank},
 };
 
+/// The limit of what must succeed, where each byte of a message may take its own time.
+const CALM_LIMIT: Duration = Duration::from_secs(60);
+
 /// How often a process that has died is started again.
 const STARTS: u32 = 2;
 
@@ -190,7 +193,7 @@ async fn calm(scene: &Scene, left: &[Rank]) {
     });
     let come = coming.iter().map(async |rank| {
         // The store has a run to come to only once rank 0 has begun it.
-        scene.builder("calm", 0, 1).rejoin(&rank.worker).await.unwrap()
+        scene.builder("calm", 0, 1).timeout(CALM_LIMIT).rejoin(&rank.worker).await.unwrap()
     });
     let (joined, come) = join(join_all(joined.collect::<Vec<_>>()), join_all(come.collect::<Vec<_>>())).await;
     let groups: Vec<Group> = joined.into_iter().chain(come).collect();

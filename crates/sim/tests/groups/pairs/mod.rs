@@ -223,6 +223,13 @@ impl Life {
     }
 }
 
+/// A connection that broke before its first value left messages whose receipts were taken for those of later ones.
+#[test]
+fn receipts_are_not_taken_for_those_of_messages_that_were_given_up() {
+    let plan = "0@1 pause 0 12us, 0@1 lose-link 1 0".parse().unwrap();
+    run(1064, Some(&plan)).unwrap();
+}
+
 #[test]
 fn pairs_keep_every_promise_twice() {
     let reached = Mutex::new(Reached::default());
