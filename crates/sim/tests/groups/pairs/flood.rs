@@ -1,10 +1,10 @@
 //! A rank that sends without end holds up nobody else's messages.
 
-use std::{collections::BTreeSet, future::IntoFuture as _};
+use std::{collections::BTreeSet, future::IntoFuture as _, time::Duration};
 
 use futures::future::{Either, join, select};
 
-use super::life::Life;
+use super::life::{LIMIT, Life};
 
 const FLOOD: u64 = 200;
 const ENOUGH: u64 = 201;
@@ -16,6 +16,8 @@ const FLOODER: usize = 1;
 /// Sends of the flood that are under way together.
 const TOGETHER: usize = 4;
 
+const PAUSE: Duration = Duration::from_millis(1);
+
 /// Messages of the flood that may be received before one of each other rank. Some pass while the others are on their way.
 const MOST: u32 = 400;
 
@@ -26,9 +28,13 @@ impl Life {
             return;
         }
         let sends = async {
-            match self.own() {
-                FLOODER => self.send_until_enough().await,
-                _ => self.tell(RECEIVER, FLOOD, &[0]),
+            if self.own() != FLOODER {
+                self.tell(RECEIVER, FLOOD, &[0]);
+            }
+            // The others' messages are there before the flood begins.
+            self.group.barrier().timeout(LIMIT).await.unwrap();
+            if self.own() == FLOODER {
+                self.send_until_enough().await;
             }
         };
         let receives = async {
@@ -42,13 +48,15 @@ impl Life {
     async fn send_until_enough(&self) {
         let flooding = async {
             loop {
+                // Where messages take no time, none would pass for what the others wait for.
+                self.rank.worker.runtime().sleep(PAUSE).await;
                 let sent = [(); TOGETHER].map(|()| self.group.send(RECEIVER, FLOOD, self.tensor(&[0u8])));
                 for sent in sent {
-                    sent.unwrap().await.unwrap();
+                    sent.unwrap().wait().timeout(LIMIT).await.unwrap();
                 }
             }
         };
-        let enough = self.group.recv(RECEIVER, ENOUGH);
+        let enough = self.group.recv(RECEIVER, ENOUGH).timeout(LIMIT);
         match select(enough.into_future(), Box::pin(flooding)).await {
             Either::Left((enough, _)) => drop(enough.unwrap()),
             Either::Right((never, _)) => never,

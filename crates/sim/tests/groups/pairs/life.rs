@@ -20,7 +20,7 @@ use super::{
 };
 
 /// The limit of a wait. Where each byte of a message takes its own time, all that passes between two ranks takes a minute.
-const LIMIT: Duration = Duration::from_secs(600);
+pub(super) const LIMIT: Duration = Duration::from_secs(600);
 
 /// After a process has died, a wait for it ends in that time.
 const DEATH_SEEN: Duration = Duration::from_secs(3);
