@@ -1,7 +1,7 @@
 //! What the machine's memory allows an all-reduce: the sum of 32-bit floats of all ranks, without any messages.
 //!
-//! A thread for each rank sums its part of all ranks' values, a block at a time, and writes it into every rank's result. So all values
-//! are read once, and all results written once, which no all-reduce can do without.
+//! A thread for each rank sums its part of all ranks' values, a block at a time, and writes it in place of each of them. So all values
+//! are read once, and all results written once, which no all-reduce in place can do without.
 
 use std::{
     hint::black_box,
@@ -20,13 +20,11 @@ const USAGE: &str = "usage: tensorwire-peers bound RANKS BYTES MILLISECONDS";
 /// Numbers of a block, which stays in the first cache until it is in all results.
 const BLOCK: usize = 1024;
 
-/// The part of each result that one rank writes. No two ranks write the same one at the same time.
+/// The values of one rank, by the rank that combines them. No two ranks use the same part at the same time.
 type Parts = Vec<Mutex<Vec<f32>>>;
 
 struct Bound {
-    inputs: Vec<Vec<f32>>,
-    /// By result, then by part.
-    results: Vec<Parts>,
+    values: Vec<Parts>,
     /// Between two operations.
     barrier: Barrier,
     /// How many operations all ranks do next; nothing more if it is 0.
@@ -39,11 +37,10 @@ pub(crate) fn measure(words: &[String]) -> Result<Figure, Fault> {
     let (ranks, count): (usize, usize) = (ranks.parse()?, bytes.parse::<usize>()? / size_of::<f32>());
     let length = Duration::from_millis(milliseconds.parse()?);
     let part = |rank: usize| count * (rank + 1) / ranks - count * rank / ranks;
-    let result = || (0..ranks).map(|rank| Mutex::new(vec![0.0; part(rank)])).collect();
+    // Sums of zeros stay what they are, and the first operation writes every page.
+    let values = || (0..ranks).map(|rank| Mutex::new(vec![0.0; part(rank)])).collect();
     let bound = Bound {
-        // Not zeros, which may all be one page.
-        inputs: vec![vec![1.0; count]; ranks],
-        results: (0..ranks).map(|_| result()).collect(),
+        values: (0..ranks).map(|_| values()).collect(),
         barrier: Barrier::new(ranks),
         operations: AtomicU64::new(0),
     };
@@ -91,20 +88,18 @@ impl Bound {
     }
 
     fn combine(&self, rank: usize) {
-        let before: usize = self.results[0][..rank].iter().map(|part| lock(part).len()).sum();
-        let mut results: Vec<_> = self.results.iter().map(|parts| lock(&parts[rank])).collect();
-        let count = results[0].len();
+        let mut values: Vec<_> = self.values.iter().map(|parts| lock(&parts[rank])).collect();
+        let count = values[0].len();
         for start in (0..count).step_by(BLOCK) {
             let at = start..(start + BLOCK).min(count);
             let mut sums = [0.0; BLOCK];
             let sums = &mut sums[..at.len()];
-            for input in &self.inputs {
-                let input = &input[before + at.start..before + at.end];
-                sums.iter_mut().zip(input).for_each(|(sum, number)| *sum += number);
+            for values in &values {
+                sums.iter_mut().zip(&values[at.clone()]).for_each(|(sum, number)| *sum += number);
             }
-            results.iter_mut().for_each(|result| result[at.clone()].copy_from_slice(sums));
+            values.iter_mut().for_each(|values| values[at.clone()].copy_from_slice(sums));
         }
-        black_box(&results);
+        black_box(&values);
     }
 }
 

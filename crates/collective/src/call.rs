@@ -76,10 +76,12 @@ pub enum CallKind {
     Put = 18,
     /// [`Group::derive`](crate::Group::derive) and [`Group::subgroup`](crate::Group::subgroup).
     Derive = 19,
+    /// [`Group::all_reduce_tensors`](crate::Group::all_reduce_tensors).
+    AllReduceTensors = 20,
 }
 
 impl CallKind {
-    const ALL: [(Self, &'static str); 19] = [
+    const ALL: [(Self, &'static str); 20] = [
         (Self::Join, "join"),
         (Self::Barrier, "barrier"),
         (Self::Broadcast, "broadcast"),
@@ -99,6 +101,7 @@ impl CallKind {
         (Self::Get, "get"),
         (Self::Put, "put"),
         (Self::Derive, "derive"),
+        (Self::AllReduceTensors, "all_reduce_tensors"),
     ];
 
     fn of_number(number: u8) -> Option<Self> {
@@ -130,7 +133,8 @@ pub struct Call {
     pub algorithm: u8,
     /// The root's rank, where there is one.
     pub root: Option<u32>,
-    /// A hash of the numbers of elements of the ranks' parts, or of a derived group's name and ranks; 0 where there are none.
+    /// A hash of the numbers of elements of the ranks' parts, or of a derived group's name and ranks; how many tensors each rank gives;
+    /// 0 where there are none.
     pub parts: u32,
 }
 

@@ -177,9 +177,12 @@ pub(crate) enum OpChoice {
     /// The sum of the 32-bit floats of all ranks, for all ranks.
     #[value(alias = "all_reduce")]
     AllReduce,
-    /// The same for rank 0 alone.
+    /// The same of tensors in the memory of the pool, which are not copied to be lent.
+    #[value(alias = "all_reduce_tensors")]
+    AllReduceTensors,
+    /// The sum for rank 0 alone.
     Reduce,
-    /// The same, of which each rank gets its part.
+    /// The sum, of which each rank gets its part.
     #[value(alias = "reduce_scatter")]
     ReduceScatter,
     /// The tensors of all ranks, for all ranks.
@@ -209,6 +212,7 @@ pub(crate) enum Op {
     SetUp,
     Idle,
     AllReduce,
+    AllReduceTensors,
     Reduce,
     ReduceScatter,
     AllGather,
@@ -249,7 +253,7 @@ impl Op {
 
     /// Whether it combines the numbers of all ranks.
     pub(crate) fn is_reduction(self) -> bool {
-        matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter)
+        matches!(self, Self::AllReduce | Self::AllReduceTensors | Self::Reduce | Self::ReduceScatter)
     }
 }
 
@@ -269,6 +273,7 @@ impl OpChoice {
             Self::Idle => &[Op::Idle],
             Self::All => &Op::PAIRS,
             Self::AllReduce => &[Op::AllReduce],
+            Self::AllReduceTensors => &[Op::AllReduceTensors],
             Self::Reduce => &[Op::Reduce],
             Self::ReduceScatter => &[Op::ReduceScatter],
             Self::AllGather => &[Op::AllGather],

@@ -494,7 +494,7 @@ pub(super) fn cases(arguments: &crate::arguments::bench::Bench) -> Vec<Case> {
 /// Numbers of ranks, which only collectives have, and algorithms, which only all-reduce has.
 fn groups(op: Op, arguments: &crate::arguments::bench::Bench) -> Vec<(u32, Option<AlgorithmChoice>)> {
     let algorithms: Vec<_> = match op {
-        Op::AllReduce if !arguments.algorithm.is_empty() => {
+        Op::AllReduce | Op::AllReduceTensors if !arguments.algorithm.is_empty() => {
             arguments.algorithm.iter().copied().map(Some).collect()
         }
         _ => vec![None],

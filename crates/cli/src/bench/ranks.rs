@@ -114,6 +114,9 @@ impl Rank {
         }
         let rank = self.group.rank();
         self.numbers.iter_mut().enumerate().for_each(|(at, number)| *number = own_number(rank, at));
+        if self.values.op == Op::AllReduceTensors {
+            return self.check_reduced_tensor().await;
+        }
         self.reduce().await?;
         self.check_sums()?;
         // Sums of zeros stay what they are, however many calls follow.
@@ -121,7 +124,33 @@ impl Rank {
         Ok(())
     }
 
+    /// As [`check`](Self::check), of the call whose values are a tensor. Later calls combine what the calls before gave: zeros.
+    async fn check_reduced_tensor(&mut self) -> Result<(), BenchError> {
+        let pool = self.group.worker().pool().clone();
+        let tensor = |numbers: &[f32]| Tensor::from_values(&pool, &[numbers.len() as u64], numbers);
+        self.tensors = vec![tensor(&self.numbers)?];
+        self.reduce().await?;
+        self.numbers.copy_from_slice(self.tensors[0].as_slice()?);
+        self.check_sums()?;
+        self.numbers.fill(0.0);
+        self.tensors = vec![tensor(&self.numbers)?];
+        Ok(())
+    }
+
+    async fn reduce_tensors(&mut self) -> Result<(), GroupError> {
+        let call = self.group.all_reduce_tensors(self.tensors.drain(..));
+        let reduced = match self.values.algorithm {
+            None => call.await?,
+            Some(choice) => call.algorithm(choice.algorithm()).await?,
+        };
+        self.tensors.push(reduced);
+        Ok(())
+    }
+
     async fn reduce(&mut self) -> Result<(), GroupError> {
+        if self.values.op == Op::AllReduceTensors {
+            return self.reduce_tensors().await;
+        }
         let numbers = &mut self.numbers[..];
         match (self.values.op, self.values.algorithm) {
             (Op::Reduce, _) => self.group.reduce(0, numbers).await,

@@ -7,6 +7,7 @@ mod deriving;
 mod exchange;
 mod reducing;
 mod running;
+mod tensors;
 mod views;
 
-pub use self::{collective::Collective, reducing::Reducing};
+pub use self::{collective::Collective, reducing::Reducing, tensors::ReducingTensors};

@@ -164,14 +164,10 @@ impl<'a> IntoFuture for Reducing<'a> {
             let work = async {
                 reduction.check(dtype)?;
                 let how = How { reduction: &reduction, dtype, width };
-                // All but the shortest are boxed: a future with room for them is moved longer than a short call takes.
                 match calling.call.kind {
                     CallKind::Reduce => Box::pin(how.reduce(&calling, bytes)).await,
                     CallKind::ReduceScatter => Box::pin(how.reduce_scatter(&calling, bytes, &counts)).await,
-                    _ if algorithm == Algorithm::Exchange && calling.is_short(bytes.len()) => {
-                        how.exchange_short(&calling, bytes).await
-                    }
-                    _ => Box::pin(how.all_reduce(&calling, bytes, algorithm)).await,
+                    _ => how.all_reduce(&calling, bytes, algorithm).await,
                 }
             };
             calling.complete(opens_with_neighbours, work).await
@@ -180,7 +176,7 @@ impl<'a> IntoFuture for Reducing<'a> {
 }
 
 /// Depends on nothing in which ranks differ.
-fn default_algorithm(calling: &Calling, bytes: usize) -> Algorithm {
+pub(super) fn default_algorithm(calling: &Calling, bytes: usize) -> Algorithm {
     match schedule::choose(calling.size(), bytes) {
         Algorithm::Exchange => Algorithm::Exchange,
         _ if calling.is_on_one_host() => Algorithm::Views,
@@ -189,14 +185,29 @@ fn default_algorithm(calling: &Calling, bytes: usize) -> Algorithm {
 }
 
 /// How elements are combined.
-struct How<'a> {
-    reduction: &'a Reduction,
-    dtype: DataType,
-    width: usize,
+pub(super) struct How<'a> {
+    pub(super) reduction: &'a Reduction,
+    pub(super) dtype: DataType,
+    /// Bytes of an element.
+    pub(super) width: usize,
 }
 
 impl How<'_> {
-    async fn all_reduce(
+    /// Combines `bytes` of all ranks in place.
+    pub(super) async fn all_reduce(
+        &self,
+        calling: &Calling,
+        bytes: &mut [u8],
+        algorithm: Algorithm,
+    ) -> Result<(), GroupError> {
+        if algorithm == Algorithm::Exchange && calling.is_short(bytes.len()) {
+            return self.exchange_short(calling, bytes).await;
+        }
+        // A future with room for these is moved longer than a short call takes.
+        Box::pin(self.all_reduce_long(calling, bytes, algorithm)).await
+    }
+
+    async fn all_reduce_long(
         &self,
         calling: &Calling,
         bytes: &mut [u8],
@@ -208,19 +219,7 @@ impl How<'_> {
                 Ok(())
             }
             Algorithm::Exchange => self.exchange(calling, bytes).await,
-            Algorithm::Views if calling.is_on_one_host() => {
-                let fold_all = |into: &mut [u8], inputs: &[&[u8]]| {
-                    Ok(self.reduction.fold_all(self.dtype, into, inputs)?)
-                };
-                views::all_reduce(calling, bytes, self.width, fold_all).await
-            }
-            Algorithm::Views => Err(GroupError::Argument {
-                field: "algorithm",
-                value: algorithm.to_string(),
-                remedy:
-                    "the ranks do not share memory: they are on several hosts, or a worker does not offer shm"
-                        .to_owned(),
-            }),
+            Algorithm::Views => views::all_reduce(calling, self, bytes).await,
             _ => {
                 let count = bytes.len() / self.width;
                 let plan = schedule::plan(algorithm, calling.rank(), calling.size(), count, self.width);
@@ -256,8 +255,13 @@ impl How<'_> {
     /// Combines the own elements with those that have `arrived` of the others, in the order of the ranks.
     fn combine(&self, calling: &Calling, bytes: &mut [u8], arrived: &[Arrived]) -> Result<(), GroupError> {
         let own: SmallVec<[u8; 64]> = SmallVec::from_slice(bytes);
-        let inputs = in_order_of_ranks(calling, &own, arrived);
-        Ok(self.reduction.fold_all(self.dtype, bytes, &inputs)?)
+        let inputs = in_order_of_ranks(calling, &own, arrived, 0..own.len());
+        self.fold_all(bytes, &inputs)
+    }
+
+    /// Stores the combination of all `inputs`, in their order, in `into`.
+    pub(super) fn fold_all(&self, into: &mut [u8], inputs: &[&[u8]]) -> Result<(), GroupError> {
+        Ok(self.reduction.fold_all(self.dtype, into, inputs)?)
     }
 
     /// The root gets the parts of the other ranks as they combine them.

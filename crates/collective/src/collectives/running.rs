@@ -1,8 +1,12 @@
 //! Runs a plan: sends and receives its elements, and combines what arrives.
 
-use std::{collections::BTreeSet, ops::Range};
+use std::{collections::BTreeSet, ops::Range, pin::Pin};
 
-use futures::stream::{self, StreamExt as _};
+use futures::{
+    poll,
+    stream::{self, Peekable, Stream, StreamExt as _},
+};
+use smallvec::SmallVec;
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
 
 use crate::{
@@ -14,6 +18,21 @@ use crate::{
 /// How many messages are awaited ahead of those that are combined, and how many exchanges those that are sent: while one is combined,
 /// the next ones are on their way in both directions.
 const AHEAD: usize = 4;
+
+/// What other ranks send this one, as it comes.
+pub(super) type Incoming<'a> = Peekable<Pin<Box<dyn Stream<Item = Result<Arrived, GroupError>> + Send + 'a>>>;
+
+/// The results of `receives` in their order, of which `ahead` are awaited at a time. The first ones are requested here: a rank that has the
+/// requests before it sends need not look for them afterwards, when it may be busy with combining.
+pub(super) async fn request<'a, R>(receives: impl Stream<Item = R> + Send + 'a, ahead: usize) -> Incoming<'a>
+where
+    R: Future<Output = Result<Arrived, GroupError>> + Send + 'a,
+{
+    let receives: Pin<Box<dyn Stream<Item = _> + Send + 'a>> = Box::pin(receives.buffered(ahead));
+    let mut incoming = receives.peekable();
+    let _ = poll!(Pin::new(&mut incoming).peek());
+    incoming
+}
 
 /// The elements of a call, as bytes, and how they are combined.
 pub(super) struct Elements<'a> {
@@ -41,8 +60,8 @@ pub(super) async fn run(
     for from in receives.iter().map(|(from, _)| *from).collect::<BTreeSet<_>>() {
         calling.connect(from).await?;
     }
-    let incoming = receives.into_iter().map(|(from, length)| calling.receive(from, length));
-    let mut incoming = Box::pin(stream::iter(incoming).buffered(AHEAD));
+    let receives = receives.into_iter().map(|(from, length)| calling.receive(from, length));
+    let mut incoming = request(stream::iter(receives), AHEAD).await;
     let mut unsent = plan.exchanges.iter().enumerate().peekable();
     for (number, exchange) in plan.exchanges.iter().enumerate() {
         while let Some((_, next)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {
@@ -81,16 +100,18 @@ pub(super) fn replace(own: &mut [u8], arrived: &[u8]) {
     }
 }
 
-/// The elements of all ranks in their order: what has arrived of the others, in the order of [`Calling::others`], and `own`.
+/// The bytes `at` of the elements of all ranks in their order: of what has arrived of the others, in the order of
+/// [`Calling::others`], and of `own`.
 pub(super) fn in_order_of_ranks<'a>(
     calling: &Calling,
     own: &'a [u8],
-    arrived: &'a [Arrived],
-) -> Vec<&'a [u8]> {
+    arrived: &'a [impl AsRef<[u8]>],
+    at: Range<usize>,
+) -> SmallVec<[&'a [u8]; 8]> {
     // Those of the ranks behind this one come first.
     let (behind, before) = arrived.split_at(calling.size() - 1 - calling.rank());
-    let bytes = |arrived: &'a [Arrived]| arrived.iter().map(Arrived::bytes);
-    bytes(before).chain([own]).chain(bytes(behind)).collect()
+    let all = before.iter().map(AsRef::as_ref).chain([own]).chain(behind.iter().map(AsRef::as_ref));
+    all.map(|bytes| bytes.get(at.clone()).unwrap_or_default()).collect()
 }
 
 #[cfg(test)]

@@ -8,56 +8,114 @@
 //! A segment is short enough to stay in the processor's cache from when it is lent until it is read. The next one is lent before this one
 //! is combined, so that nobody waits for it then.
 
-use std::{ops::Range, pin::Pin};
+use std::ops::Range;
 
 use futures::stream::{self, Stream, StreamExt as _, TryStreamExt as _};
 use tensorwire_memory::BufMut;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, WorkerError};
 
-use super::running::{in_order_of_ranks, replace};
+use super::{
+    reducing::How,
+    running::{Incoming, in_order_of_ranks, replace, request},
+};
 use crate::{
     error::GroupError,
     group::calling::{Arrived, Calling},
-    schedule,
+    reduction::BLOCK_BYTES,
+    schedule::{self, Algorithm},
 };
 
-/// What all other ranks send this one, as it comes.
-type Incoming<'a> = Pin<Box<dyn Stream<Item = Result<Arrived, GroupError>> + Send + 'a>>;
+/// Combines `bytes` of all ranks in place. They are copied once to be lent.
+pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8]) -> Result<(), GroupError> {
+    begin(calling).await?;
+    let segments = schedule::view_segments(bytes.len(), how.width, calling.size());
+    // Beside what is awaited: the results of the segment before, the values of the next one, and the own results.
+    let ahead = 3 * (calling.size() - 1);
+    let mut incoming = request(receives(calling, &segments), ahead).await;
+    lend(calling, bytes, segments.first()).await?;
+    for (number, parts) in segments.iter().enumerate() {
+        lend(calling, bytes, segments.get(number + 1)).await?;
+        let arrived = next_of_all(calling, &mut incoming).await?;
+        let own = bytes.get_mut(parts[calling.rank()].clone()).unwrap_or_default();
+        let result = combine(calling, how, None, &arrived, own).await?;
+        drop(arrived);
+        lend_result(calling, result).await?;
+        take_results(calling, &mut incoming, bytes, &segments, number).await?;
+    }
+    Ok(())
+}
 
-/// Combines `bytes`, elements of `width` bytes, of all ranks. `fold_all` writes the combination of its inputs.
-pub(super) async fn all_reduce(
+/// Stores the combination of `input` of all ranks in `output`, which is as long. The others read `input` where it is.
+pub(super) async fn all_reduce_lent(
     calling: &Calling,
-    bytes: &mut [u8],
-    width: usize,
-    fold_all: impl Fn(&mut [u8], &[&[u8]]) -> Result<(), GroupError> + Sync,
+    how: &How<'_>,
+    input: &Tensor,
+    output: &mut [u8],
 ) -> Result<(), GroupError> {
+    begin(calling).await?;
+    let segments = schedule::view_segments(output.len(), how.width, calling.size());
+    let length = output.len();
+    let whole = calling.others().map(move |from| (from, length));
+    let receives = whole.chain(segments.iter().flat_map(|parts| results_of(calling, parts)));
+    let receives = stream::iter(receives.map(|(from, length)| calling.receive(from, length)));
+    // The results of the segment before, and those of this one.
+    let mut incoming = request(receives, 2 * (calling.size() - 1)).await;
+    for to in calling.others() {
+        match calling.is_short(output.len()) {
+            true => calling.send(to, input.bytes()).await?,
+            false => calling.send_tensor(to, input.clone()).await?,
+        }
+    }
+    let whole = next_of_all(calling, &mut incoming).await?;
+    for (number, parts) in segments.iter().enumerate() {
+        let part = parts[calling.rank()].clone();
+        let arrived: Vec<_> =
+            whole.iter().map(|whole| whole.bytes().get(part.clone()).unwrap_or_default()).collect();
+        let own = input.bytes().get(part.clone()).unwrap_or_default();
+        let result = combine(calling, how, Some(own), &arrived, &mut output[part]).await?;
+        lend_result(calling, result).await?;
+        take_results(calling, &mut incoming, output, &segments, number).await?;
+    }
+    Ok(())
+}
+
+/// Combines `own`, which is `place` itself if it is `None`, with what has arrived of the others. Stores it in `place`, and returns a
+/// copy that can be lent.
+async fn combine(
+    calling: &Calling,
+    how: &How<'_>,
+    own: Option<&[u8]>,
+    arrived: &[impl AsRef<[u8]>],
+    place: &mut [u8],
+) -> Result<BufMut, GroupError> {
+    let mut result = calling.pool().alloc(place.len()).await.map_err(WorkerError::from)?;
+    for start in (0..place.len()).step_by(BLOCK_BYTES) {
+        let at = start..(start + BLOCK_BYTES).min(place.len());
+        let inputs = in_order_of_ranks(calling, own.unwrap_or(place), arrived, at.clone());
+        how.fold_all(&mut result[at.clone()], &inputs)?;
+        drop(inputs);
+        // While the block is in the first cache.
+        replace(&mut place[at.clone()], &result[at]);
+    }
+    Ok(result)
+}
+
+async fn begin(calling: &Calling) -> Result<(), GroupError> {
+    if !calling.is_on_one_host() {
+        return Err(GroupError::Argument {
+            field: "algorithm",
+            value: Algorithm::Views.to_string(),
+            remedy:
+                "the ranks do not share memory: they are on several hosts, or a worker does not offer shm"
+                    .to_owned(),
+        });
+    }
     // Receives are requested in the order of the sends only from ranks that are connected.
     for other in calling.others() {
         calling.connect(other).await?;
     }
-    let segments = schedule::view_segments(bytes.len(), width, calling.size());
-    // Beside what is awaited: the results of the segment before, the values of the next one, and the own results.
-    let ahead = 3 * (calling.size() - 1);
-    let mut incoming: Incoming<'_> = Box::pin(receives(calling, &segments).buffered(ahead));
-    lend(calling, bytes, segments.first()).await?;
-    for (number, parts) in segments.iter().enumerate() {
-        lend(calling, bytes, segments.get(number + 1)).await?;
-        let own = bytes.get_mut(parts[calling.rank()].clone()).unwrap_or_default();
-        let arrived = next_of_all(calling, &mut incoming).await?;
-        let mut result = calling.pool().alloc(own.len()).await.map_err(WorkerError::from)?;
-        fold_all(&mut result, &in_order_of_ranks(calling, own, &arrived))?;
-        drop(arrived);
-        replace(own, &result);
-        lend_result(calling, result).await?;
-        if let Some(before) = number.checked_sub(1) {
-            take_results(calling, &mut incoming, bytes, &segments[before]).await?;
-        }
-    }
-    match segments.last() {
-        Some(last) => take_results(calling, &mut incoming, bytes, last).await,
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// All that this rank receives, in the order in which each other rank sends it: it lends the next segment before a result.
@@ -70,10 +128,14 @@ fn receives<'a>(
         let values = segments.get(number).into_iter();
         let values = values.flat_map(move |parts| calling.others().map(move |from| (from, parts[own].len())));
         let results = number.checked_sub(1).and_then(|before| segments.get(before)).into_iter();
-        let results = results.flat_map(|parts| calling.others().map(|from| (from, parts[from].len())));
-        values.chain(results)
+        values.chain(results.flat_map(|parts| results_of(calling, parts)))
     }))
     .map(|(from, length)| calling.receive(from, length))
+}
+
+/// The results of a segment that this rank receives: of whom, and how long.
+fn results_of(calling: &Calling, parts: &[Range<usize>]) -> impl Iterator<Item = (usize, usize)> {
+    calling.others().map(|from| (from, parts[from].len()))
 }
 
 /// Lends each other rank its part of a segment.
@@ -107,16 +169,21 @@ async fn next_of_all(calling: &Calling, incoming: &mut Incoming<'_>) -> Result<V
     incoming.take(calling.size() - 1).try_collect().await
 }
 
-/// Puts the combinations of the other ranks in their places.
+/// Puts the combinations of the other ranks in their places: those of the segment before `number`, and behind the last segment also its
+/// own.
 async fn take_results(
     calling: &Calling,
     incoming: &mut Incoming<'_>,
     bytes: &mut [u8],
-    parts: &[Range<usize>],
+    segments: &[Vec<Range<usize>>],
+    number: usize,
 ) -> Result<(), GroupError> {
-    let arrived = next_of_all(calling, incoming).await?;
-    for (from, arrived) in calling.others().zip(&arrived) {
-        replace(bytes.get_mut(parts[from].clone()).unwrap_or_default(), arrived.bytes());
+    let end = if number + 1 == segments.len() { segments.len() } else { number };
+    for parts in segments.get(number.saturating_sub(1)..end).unwrap_or_default() {
+        let arrived = next_of_all(calling, incoming).await?;
+        for (from, arrived) in calling.others().zip(&arrived) {
+            replace(bytes.get_mut(parts[from].clone()).unwrap_or_default(), arrived.bytes());
+        }
     }
     Ok(())
 }

@@ -106,6 +106,12 @@ impl Arrived {
     }
 }
 
+impl AsRef<[u8]> for Arrived {
+    fn as_ref(&self) -> &[u8] {
+        self.bytes()
+    }
+}
+
 impl Group {
     /// A new call, which has its number from here on.
     pub(crate) fn call(&self, call: impl FnOnce(u64) -> Call) -> Calling {

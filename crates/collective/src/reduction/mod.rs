@@ -6,10 +6,10 @@ use std::{fmt, sync::Arc};
 
 use tensorwire_protocol::DataType;
 
-use self::numbers::{Operation, divide, fold, fold_halves, is_half};
+use self::numbers::{Operation, combine, divide, fold, fold_halves, is_half};
 
 /// Bytes of a block that is combined at a time, so that it stays in the first cache while all inputs pass.
-const BLOCK_BYTES: usize = 4096;
+pub(crate) const BLOCK_BYTES: usize = 4096;
 
 /// How elements are combined.
 ///
@@ -165,7 +165,13 @@ impl Reduction {
         inputs: usize,
     ) -> Result<(), ReductionError> {
         let first = parts.next().unwrap_or_default();
-        block.iter_mut().zip(first).for_each(|(place, byte)| *place = *byte);
+        match (self.operation(), parts.next()) {
+            (Ok(operation), Some(second)) => combine(operation, dtype, block, Some(first), second),
+            (_, second) => {
+                block.iter_mut().zip(first).for_each(|(place, byte)| *place = *byte);
+                second.map_or(Ok(()), |second| self.fold(dtype, block, second))?;
+            }
+        }
         parts.try_for_each(|part| self.fold(dtype, block, part))?;
         self.finish(dtype, block, inputs);
         Ok(())

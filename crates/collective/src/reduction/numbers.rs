@@ -26,18 +26,22 @@ trait Number: Element {
 macro_rules! integers {
     ($($integer:ty)*) => {
         $(impl Number for $integer {
+            #[inline]
             fn sum(self, other: Self) -> Self {
                 self.wrapping_add(other)
             }
 
+            #[inline]
             fn product(self, other: Self) -> Self {
                 self.wrapping_mul(other)
             }
 
+            #[inline]
             fn least(self, other: Self) -> Self {
                 self.min(other)
             }
 
+            #[inline]
             fn greatest(self, other: Self) -> Self {
                 self.max(other)
             }
@@ -50,19 +54,23 @@ integers! { i8 i16 i32 i64 u8 u16 u32 u64 }
 macro_rules! floats {
     ($($float:ty)*) => {
         $(impl Number for $float {
+            #[inline]
             fn sum(self, other: Self) -> Self {
                 self + other
             }
 
+            #[inline]
             fn product(self, other: Self) -> Self {
                 self * other
             }
 
             // NaN if one is NaN: the methods `min` and `max` would hide it.
+            #[inline]
             fn least(self, other: Self) -> Self {
                 if self < other || self.is_nan() { self } else { other }
             }
 
+            #[inline]
             fn greatest(self, other: Self) -> Self {
                 if self > other || self.is_nan() { self } else { other }
             }
@@ -75,20 +83,24 @@ floats! { f32 f64 }
 macro_rules! complex {
     ($($part:ty)*) => {
         $(impl Number for [$part; 2] {
+            #[inline]
             fn sum(self, other: Self) -> Self {
                 [self[0] + other[0], self[1] + other[1]]
             }
 
+            #[inline]
             fn product(self, other: Self) -> Self {
                 let ([a, b], [c, d]) = (self, other);
                 [a * c - b * d, a * d + b * c]
             }
 
             // Complex numbers have no order: `Reduction::check` refuses these.
+            #[inline]
             fn least(self, _: Self) -> Self {
                 self
             }
 
+            #[inline]
             fn greatest(self, _: Self) -> Self {
                 self
             }
@@ -99,18 +111,22 @@ macro_rules! complex {
 complex! { f32 f64 }
 
 impl Number for bool {
+    #[inline]
     fn sum(self, other: Self) -> Self {
         self | other
     }
 
+    #[inline]
     fn product(self, other: Self) -> Self {
         self & other
     }
 
+    #[inline]
     fn least(self, other: Self) -> Self {
         self & other
     }
 
+    #[inline]
     fn greatest(self, other: Self) -> Self {
         self | other
     }
@@ -119,38 +135,58 @@ impl Number for bool {
 /// Combines each element of `into` with that of `from`. Types that are no numbers are left alone.
 pub(super) fn fold(operation: Operation, dtype: DataType, into: &mut [u8], from: &[u8]) {
     match dtype {
-        DataType::F32 => fold_as::<f32>(operation, into, from),
-        DataType::F64 => fold_as::<f64>(operation, into, from),
-        DataType::I8 => fold_as::<i8>(operation, into, from),
-        DataType::I16 => fold_as::<i16>(operation, into, from),
-        DataType::I32 => fold_as::<i32>(operation, into, from),
-        DataType::I64 => fold_as::<i64>(operation, into, from),
-        DataType::U8 => fold_as::<u8>(operation, into, from),
-        DataType::U16 => fold_as::<u16>(operation, into, from),
-        DataType::U32 => fold_as::<u32>(operation, into, from),
-        DataType::U64 => fold_as::<u64>(operation, into, from),
-        DataType::Bool => fold_as::<bool>(operation, into, from),
-        DataType::C64 => fold_as::<[f32; 2]>(operation, into, from),
-        DataType::C128 => fold_as::<[f64; 2]>(operation, into, from),
         DataType::F16 => fold_halves_as::<half::f16>(operation, into, from),
         DataType::Bf16 => fold_halves_as::<half::bf16>(operation, into, from),
+        _ => combine(operation, dtype, into, None, from),
+    }
+}
+
+/// Stores the combination of each element of `first` with that of `second` in `into`, which has the first itself if there is none.
+/// 16-bit floats and types that are no numbers are left alone.
+pub(super) fn combine(
+    operation: Operation,
+    dtype: DataType,
+    into: &mut [u8],
+    first: Option<&[u8]>,
+    second: &[u8],
+) {
+    match dtype {
+        DataType::F32 => combine_as::<f32>(operation, into, first, second),
+        DataType::F64 => combine_as::<f64>(operation, into, first, second),
+        DataType::I8 => combine_as::<i8>(operation, into, first, second),
+        DataType::I16 => combine_as::<i16>(operation, into, first, second),
+        DataType::I32 => combine_as::<i32>(operation, into, first, second),
+        DataType::I64 => combine_as::<i64>(operation, into, first, second),
+        DataType::U8 => combine_as::<u8>(operation, into, first, second),
+        DataType::U16 => combine_as::<u16>(operation, into, first, second),
+        DataType::U32 => combine_as::<u32>(operation, into, first, second),
+        DataType::U64 => combine_as::<u64>(operation, into, first, second),
+        DataType::Bool => combine_as::<bool>(operation, into, first, second),
+        DataType::C64 => combine_as::<[f32; 2]>(operation, into, first, second),
+        DataType::C128 => combine_as::<[f64; 2]>(operation, into, first, second),
         _ => {}
     }
 }
 
-fn fold_as<T: Number>(operation: Operation, into: &mut [u8], from: &[u8]) {
+fn combine_as<T: Number>(operation: Operation, into: &mut [u8], first: Option<&[u8]>, second: &[u8]) {
     match operation {
-        Operation::Sum => each(into, from, T::sum),
-        Operation::Product => each(into, from, T::product),
-        Operation::Min => each(into, from, T::least),
-        Operation::Max => each(into, from, T::greatest),
+        Operation::Sum => each(into, first, second, T::sum),
+        Operation::Product => each(into, first, second, T::product),
+        Operation::Min => each(into, first, second, T::least),
+        Operation::Max => each(into, first, second, T::greatest),
     }
 }
 
-fn each<T: Element>(into: &mut [u8], from: &[u8], combine: impl Fn(T, T) -> T) {
+// Inlined with its `combine`, also where nothing is optimised across the parts of a crate.
+#[inline]
+fn each<T: Element>(into: &mut [u8], first: Option<&[u8]>, second: &[u8], combine: impl Fn(T, T) -> T) {
     let width = size_of::<T>();
-    for (place, other) in into.chunks_exact_mut(width).zip(from.chunks_exact(width)) {
-        combine(T::decode(place), T::decode(other)).encode(place);
+    let places = into.chunks_exact_mut(width).zip(second.chunks_exact(width));
+    match first {
+        None => places.for_each(|(place, other)| combine(T::decode(place), T::decode(other)).encode(place)),
+        Some(first) => places.zip(first.chunks_exact(width)).for_each(|((place, other), first)| {
+            combine(T::decode(first), T::decode(other)).encode(place);
+        }),
     }
 }
 

@@ -2,6 +2,8 @@
 
 use half::f16;
 use tensorwire_collective::{Algorithm, Group, GroupError, Reduction};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::Tensor;
 use tensorwire_verbs_reactor::FabricKind;
 
 use super::{over_fabrics, ranks};
@@ -14,6 +16,9 @@ over_fabrics! {
     all_ranks_have_the_same_bits,
     several_algorithms_in_a_row_share_a_group,
     what_cannot_be_combined_ends_the_group,
+    a_mean_of_tensors_is_that_of_all_tensors,
+    tensors_that_are_unlike_are_refused,
+    tensors_and_values_are_different_calls,
 }
 
 /// Element `at` of `rank`, by Gloo's rule: whatever is lost, doubled or misplaced changes a result.
@@ -164,5 +169,61 @@ async fn what_cannot_be_combined_ends_the_group(fabric: FabricKind) {
     for error in errors.await {
         assert!(matches!(error, GroupError::Reduction(_) | GroupError::Over { .. }), "{error}");
     }
+    ranks.shutdown().await;
+}
+
+async fn a_mean_of_tensors_is_that_of_all_tensors(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
+    let got = ranks.each(async |group| {
+        let own = [0.0, 1.0].map(|at| 2.0 * group.rank() as f32 + at);
+        let tensor = |value| Tensor::from_values(group.worker().pool(), &[600, 2], &[value; 1200]).unwrap();
+        let mean = group.all_reduce_tensors(own.map(tensor)).reduction(Reduction::Mean).await.unwrap();
+        assert_eq!(mean.shape(), [600, 2]);
+        mean.values::<f32>().unwrap()
+    });
+    assert!(got.await.concat().iter().all(|mean| *mean == 1.5));
+    ranks.shutdown().await;
+}
+
+async fn tensors_that_are_unlike_are_refused(fabric: FabricKind) {
+    let tensor = |group: &Group, shape: &[u64]| {
+        let values = vec![1.0f64; shape.iter().product::<u64>() as usize];
+        Tensor::from_values(group.worker().pool(), shape, &values).unwrap()
+    };
+    for given in ["none", "shapes", "types", "dead"] {
+        let ranks = ranks(fabric, 2).await;
+        let errors = ranks.each(async |group| {
+            let first = tensor(&group, &[2, 3]);
+            let inputs = match given {
+                "none" => Vec::new(),
+                "shapes" => vec![first, tensor(&group, &[3, 2])],
+                "types" => {
+                    vec![first, Tensor::from_values(group.worker().pool(), &[2, 3], &[1i64; 6]).unwrap()]
+                }
+                _ => vec![Tensor::dead(DataType::F64, &[2, 3]).unwrap()],
+            };
+            group.all_reduce_tensors(inputs).await.unwrap_err()
+        });
+        let errors = errors.await;
+        let is_named = |error: &GroupError| matches!(error, GroupError::Argument { field: "inputs", .. });
+        assert!(errors.iter().any(is_named), "{given}: {errors:?}");
+        ranks.shutdown().await;
+    }
+}
+
+async fn tensors_and_values_are_different_calls(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
+    let errors = ranks.each(async |group| {
+        let mut own = [1i64; 5000];
+        match group.rank() {
+            0 => group.all_reduce(&mut own).await.unwrap_err(),
+            _ => {
+                let own = Tensor::from_values(group.worker().pool(), &[5000], &own).unwrap();
+                group.all_reduce_tensors([own]).await.unwrap_err()
+            }
+        }
+    });
+    let errors = errors.await;
+    assert!(errors.iter().any(|error| matches!(error, GroupError::Mismatch { .. })), "{errors:?}");
     ranks.shutdown().await;
 }

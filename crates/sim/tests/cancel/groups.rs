@@ -18,10 +18,11 @@ use super::{for_every_k, on_seeds, polled};
 use crate::common::builder;
 
 /// Calls that end the group when they are given up.
-const CALLS: [&str; 12] = [
+const CALLS: [&str; 13] = [
     "barrier",
     "broadcast",
     "all_reduce",
+    "all_reduce_tensors",
     "reduce",
     "reduce_scatter",
     "all_gather",
@@ -101,6 +102,7 @@ async fn call(case: &str, group: Group) -> Result<(), GroupError> {
         "barrier" => group.barrier().await,
         "broadcast" => group.broadcast(0, is_root.then(|| tensor(&group))).await.map(drop),
         "all_reduce" => group.all_reduce(&mut values).await,
+        "all_reduce_tensors" => group.all_reduce_tensors([tensor(&group)]).await.map(drop),
         "reduce" => group.reduce(0, &mut values).await,
         "reduce_scatter" => group.reduce_scatter(&mut values, &[LENGTH, 0]).await,
         "all_gather" => group.all_gather(tensor(&group)).await.map(drop),

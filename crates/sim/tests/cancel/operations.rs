@@ -13,7 +13,7 @@ const PACKAGES: [&str; 7] =
     ["collective", "fabric-shm", "fabric-tcp", "memory", "rendezvous", "tensorwire", "verbs-reactor"];
 
 /// Types that are awaited.
-const AWAITED: [&str; 13] = [
+const AWAITED: [&str; 14] = [
     "Operation",
     "NextArrival",
     "Alloc",
@@ -27,6 +27,7 @@ const AWAITED: [&str; 13] = [
     "RecvMany<",
     "Collective<",
     "Reducing<",
+    "ReducingTensors",
 ];
 
 fn files(folder: &Path, found: &mut Vec<String>) {

@@ -6,7 +6,7 @@ use tensorwire_rendezvous::Element;
 use tensorwire_verbs_reactor::FabricKind;
 use zerocopy::FromBytes;
 
-use super::{COUNTS, SIZES, input, sum};
+use super::{COUNTS, FEW_COUNTS, SIZES, input, sum, tensor, values};
 use crate::group::{over_fabrics_and_verbs, possible, ranks};
 
 over_fabrics_and_verbs! {
@@ -17,6 +17,7 @@ over_fabrics_and_verbs! {
     allreduce_exchange,
     allreduce_default,
     allreduce_local,
+    allreduce_several_inputs,
     allreduce_element_functions,
     half_precision,
 }
@@ -85,6 +86,35 @@ async fn allreduce_default(fabric: FabricKind) {
 async fn allreduce_local(fabric: FabricKind) {
     for algorithm in Algorithm::ALL {
         sums(fabric, [1], &COUNTS, Some(algorithm)).await;
+    }
+}
+
+/// Each rank gives several tensors, which stay as they are. Their result is that of as many ranks that give one each.
+async fn allreduce_several_inputs(fabric: FabricKind) {
+    for (size, inputs) in [(1, 2), (2, 1), (2, 3), (3, 2), (5, 2)] {
+        let ranks = ranks(fabric, size).await;
+        let known = Algorithm::ALL.into_iter();
+        let usable = known.filter(|known| ranks.groups[0].is_on_one_host() || *known != Algorithm::Views);
+        for (algorithm, count) in
+            usable.map(Some).chain([None]).flat_map(|algorithm| FEW_COUNTS.map(|count| (algorithm, count)))
+        {
+            let got = ranks.each(async |group| {
+                let given = |at| input(count, group.rank() * inputs + at, size * inputs);
+                let tensors: Vec<_> = (0..inputs).map(|at| tensor(&group, &given(at))).collect();
+                let call = group.all_reduce_tensors(tensors.clone());
+                let call = algorithm.into_iter().fold(call, |call, algorithm| call.algorithm(algorithm));
+                let reduced = call.await.unwrap_or_else(|error| panic!("{algorithm:?}: {error}"));
+                assert!(tensors.iter().enumerate().all(|(at, kept)| values(kept) == given(at)));
+                assert_eq!(reduced.shape(), [count as u64]);
+                values(&reduced)
+            });
+            let expected = sum(count, size * inputs);
+            assert!(
+                got.await.iter().all(|got| *got == expected),
+                "{algorithm:?}, {size} ranks, {inputs} inputs, {count} elements"
+            );
+        }
+        ranks.shutdown().await;
     }
 }
 

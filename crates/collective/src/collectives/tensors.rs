@@ -1,0 +1,165 @@
+//! All-reduce of tensors: what is given stays as it is, and the result is a tensor of its own.
+
+use std::{fmt, future::IntoFuture, time::Duration};
+
+use tensorwire_memory::copy::{CopyReason, copy_bytes};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{Tensor, WorkerError};
+use tensorwire_verbs_reactor::BoxFuture;
+
+use super::{
+    reducing::{How, default_algorithm},
+    views,
+};
+use crate::{
+    call::{Call, CallKind},
+    error::GroupError,
+    group::{Group, calling::Calling},
+    reduction::Reduction,
+    schedule::Algorithm,
+};
+
+/// A call that combines tensors of all ranks, made by [`Group::all_reduce_tensors`]. It has its number already, and sends nothing
+/// until it is awaited.
+#[must_use = "the group is over if a call is not awaited"]
+pub struct ReducingTensors {
+    calling: Calling,
+    inputs: Vec<Tensor>,
+    reduction: Reduction,
+    algorithm: Option<Algorithm>,
+}
+
+impl fmt::Debug for ReducingTensors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "ReducingTensors({})", self.calling.call)
+    }
+}
+
+impl Group {
+    /// Combines all tensors of all ranks, element by element: all ranks get the same result, bit by bit. Each rank gives one tensor, or
+    /// several, which it combines itself at first; all ranks give as many, of one type and shape. Default: their sum.
+    ///
+    /// On one host the other ranks read a tensor where it is. So one that lies in [`Worker::pool`](tensorwire_rendezvous::Worker::pool)
+    /// is not copied, where [`all_reduce`](Self::all_reduce) copies what it is given once.
+    ///
+    /// ```no_run
+    /// use tensorwire_rendezvous::Tensor;
+    ///
+    /// # async fn example(group: tensorwire_collective::Group, first: Tensor, second: Tensor)
+    /// # -> Result<(), tensorwire_collective::GroupError> {
+    /// let sum: Tensor = group.all_reduce_tensors([first, second]).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// Awaiting it returns [`GroupError::Argument`] if there is no tensor, or they differ in type or shape, or one is dead;
+    /// [`GroupError::Mismatch`] if ranks call different things; [`GroupError::Reduction`] for elements that cannot be combined so;
+    /// other [`GroupError`]s.
+    ///
+    /// # Cancel safety
+    /// Dropping it ends the group.
+    pub fn all_reduce_tensors(&self, inputs: impl IntoIterator<Item = Tensor>) -> ReducingTensors {
+        let inputs: Vec<_> = inputs.into_iter().collect();
+        let calling = self.call(|number| {
+            let call = Call::plain(number, CallKind::AllReduceTensors);
+            let elements = |tensor: &Tensor| tensor.shape().iter().product();
+            Call {
+                dtype: inputs.first().map(Tensor::dtype),
+                elements: inputs.first().map_or(0, elements),
+                parts: inputs.len() as u32,
+                ..call
+            }
+        });
+        ReducingTensors { calling, inputs, reduction: Reduction::default(), algorithm: None }
+    }
+}
+
+impl ReducingTensors {
+    /// How elements are combined. All ranks must give the same. Default: [`Reduction::Sum`].
+    pub fn reduction(mut self, reduction: Reduction) -> Self {
+        self.reduction = reduction;
+        self
+    }
+
+    /// How the elements travel. All ranks must give the same. Default: what suits their number, that of the ranks, and where these
+    /// are.
+    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = Some(algorithm);
+        self
+    }
+
+    /// How long it may take from when it is awaited. Default: the group's [`timeout`](crate::Group::timeout).
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.calling.set_limit(limit);
+        self
+    }
+}
+
+impl IntoFuture for ReducingTensors {
+    type Output = Result<Tensor, GroupError>;
+    type IntoFuture = BoxFuture<'static, Self::Output>;
+
+    fn into_future(self) -> Self::IntoFuture {
+        let Self { mut calling, inputs, reduction, algorithm } = self;
+        let bytes = inputs.first().map_or(0, |input| input.bytes().len());
+        let algorithm = algorithm.unwrap_or_else(|| default_algorithm(&calling, bytes));
+        calling.call.reduction = reduction.number();
+        calling.call.algorithm = algorithm as u8;
+        Box::pin(async move {
+            let opens_with_neighbours = calling.size() == 2 || algorithm == Algorithm::Exchange;
+            let work = async {
+                let dtype = check(&inputs)?;
+                reduction.check(dtype)?;
+                let how = How { reduction: &reduction, dtype, width: (dtype.bits() / 8) as usize };
+                reduce(&calling, &how, inputs, algorithm).await
+            };
+            calling.complete(opens_with_neighbours, work).await
+        })
+    }
+}
+
+/// The type of the elements. Tensors of strings are refused with the reduction.
+fn check(inputs: &[Tensor]) -> Result<DataType, GroupError> {
+    let wrong = |value: String, remedy: &str| GroupError::Argument {
+        field: "inputs",
+        value,
+        remedy: remedy.to_owned(),
+    };
+    let Some(first) = inputs.first() else {
+        return Err(wrong("none".to_owned(), "give at least one tensor"));
+    };
+    let like_first = |input: &&Tensor| input.dtype() == first.dtype() && input.shape() == first.shape();
+    match inputs.iter().find(|input| input.is_dead() || !like_first(input)) {
+        Some(unlike) if unlike.is_dead() => Err(wrong(format!("{unlike:?}"), "give tensors with elements")),
+        Some(unlike) => Err(wrong(format!("{first:?} and {unlike:?}"), "give tensors of one type and shape")),
+        None => Ok(first.dtype()),
+    }
+}
+
+async fn reduce(
+    calling: &Calling,
+    how: &How<'_>,
+    mut inputs: Vec<Tensor>,
+    algorithm: Algorithm,
+) -> Result<Tensor, GroupError> {
+    let (shape, bytes) = (inputs[0].shape().to_vec(), inputs[0].bytes().len());
+    let buffer = async || calling.pool().alloc(bytes).await.map_err(WorkerError::from);
+    if inputs.len() > 1 {
+        let mut own = buffer().await?;
+        how.fold_all(&mut own, &inputs.iter().map(Tensor::bytes).collect::<Vec<_>>())?;
+        inputs = vec![Tensor::new(own, how.dtype, &shape)?];
+    }
+    let own = inputs.swap_remove(0);
+    if calling.size() == 1 {
+        return Ok(own);
+    }
+    let mut output = buffer().await?;
+    if algorithm == Algorithm::Views {
+        views::all_reduce_lent(calling, how, &own, &mut output).await?;
+    } else {
+        copy_bytes(&mut output, own.bytes(), CopyReason::Local);
+        how.all_reduce(calling, &mut output, algorithm).await?;
+    }
+    Ok(Tensor::new(output, how.dtype, &shape)?)
+}
