@@ -5,6 +5,7 @@ mod broadcast;
 mod collective;
 mod deriving;
 mod exchange;
+mod how;
 mod reducing;
 mod running;
 mod tensors;

@@ -11,6 +11,7 @@ use zerocopy::{FromBytes, IntoBytes as _};
 
 use super::{
     broadcast::check_root,
+    how::How,
     running::{Elements, in_order_of_ranks, run},
     views,
 };
@@ -184,14 +185,6 @@ pub(super) fn default_algorithm(calling: &Calling, bytes: usize) -> Algorithm {
     }
 }
 
-/// How elements are combined.
-pub(super) struct How<'a> {
-    pub(super) reduction: &'a Reduction,
-    pub(super) dtype: DataType,
-    /// Bytes of an element.
-    pub(super) width: usize,
-}
-
 impl How<'_> {
     /// Combines `bytes` of all ranks in place.
     pub(super) async fn all_reduce(
@@ -257,11 +250,6 @@ impl How<'_> {
         let own: SmallVec<[u8; 64]> = SmallVec::from_slice(bytes);
         let inputs = in_order_of_ranks(calling, &own, arrived, 0..own.len());
         self.fold_all(bytes, &inputs)
-    }
-
-    /// Stores the combination of all `inputs`, in their order, in `into`.
-    pub(super) fn fold_all(&self, into: &mut [u8], inputs: &[&[u8]]) -> Result<(), GroupError> {
-        Ok(self.reduction.fold_all(self.dtype, into, inputs)?)
     }
 
     /// The root gets the parts of the other ranks as they combine them.

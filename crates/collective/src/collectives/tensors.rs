@@ -7,10 +7,7 @@ use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, WorkerError};
 use tensorwire_verbs_reactor::BoxFuture;
 
-use super::{
-    reducing::{How, default_algorithm},
-    views,
-};
+use super::{how::How, reducing::default_algorithm, views};
 use crate::{
     call::{Call, CallKind},
     error::GroupError,

@@ -16,7 +16,7 @@ use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, WorkerError};
 
 use super::{
-    reducing::How,
+    how::How,
     running::{Incoming, in_order_of_ranks, replace, request},
 };
 use crate::{

@@ -1,0 +1,20 @@
+//! How the elements of a call are combined.
+
+use tensorwire_protocol::DataType;
+
+use crate::{error::GroupError, reduction::Reduction};
+
+/// How elements are combined.
+pub(super) struct How<'a> {
+    pub(super) reduction: &'a Reduction,
+    pub(super) dtype: DataType,
+    /// Bytes of an element.
+    pub(super) width: usize,
+}
+
+impl How<'_> {
+    /// Stores the combination of all `inputs`, in their order, in `into`.
+    pub(super) fn fold_all(&self, into: &mut [u8], inputs: &[&[u8]]) -> Result<(), GroupError> {
+        Ok(self.reduction.fold_all(self.dtype, into, inputs)?)
+    }
+}
