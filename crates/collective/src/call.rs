@@ -133,8 +133,8 @@ pub struct Call {
     pub algorithm: u8,
     /// The root's rank, where there is one.
     pub root: Option<u32>,
-    /// A hash of the numbers of elements of the ranks' parts, or of a derived group's name and ranks; how many tensors each rank gives;
-    /// 0 where there are none.
+    /// A hash of the numbers of elements of the ranks' parts, or of a derived group's name and ranks; of how
+    /// many tensors each rank gives and their shape; 0 where there are none.
     pub parts: u32,
 }
 

@@ -57,6 +57,10 @@ impl NoteChannels {
     pub(crate) fn arrived(&mut self, note: Note) -> Result<Option<Woken>, PeerMisbehaved> {
         let Some(lanes) = self.0.get_mut(&note.channel) else { return Ok(None) };
         if note.lane == NOTE_EVERY_LANE {
+            // Nothing is taken in, and no waker taken out, of a note that not every lane has room for.
+            if lanes.iter().any(|lane| lane.untaken.len() >= NOTES_UNTAKEN_MAX) {
+                return Err(PeerMisbehaved::NoteUnfit);
+            }
             let woken = lanes.iter_mut().map(|lane| lane.take_in(note.bytes.clone()));
             let woken = woken.collect::<Result<Vec<_>, _>>()?;
             return Ok(Some(woken.into_iter().flatten().collect()));
@@ -141,7 +145,13 @@ mod tests {
         for _ in 0..NOTES_UNTAKEN_MAX {
             notes.arrived(note(2, 1)).unwrap();
         }
+        notes.wait(7, 1, Waker::noop());
         assert_eq!(notes.arrived(note(NOTE_EVERY_LANE, 1)).unwrap_err(), PeerMisbehaved::NoteUnfit);
+        assert_eq!(
+            notes.wakers().count(),
+            1,
+            "who waits is still known, to be woken by the connection's end"
+        );
     }
 
     #[test]

@@ -2,14 +2,17 @@
 
 use std::{fmt, future::IntoFuture, time::Duration};
 
-use tensorwire_memory::copy::{CopyReason, copy_bytes};
+use tensorwire_memory::{
+    Block,
+    copy::{CopyReason, copy_bytes},
+};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, WorkerError};
 use tensorwire_verbs_reactor::BoxFuture;
 
 use super::{how::How, reducing::default_algorithm, views};
 use crate::{
-    call::{Call, CallKind},
+    call::{Call, CallKind, hash},
     error::GroupError,
     group::{Group, calling::Calling},
     reduction::Reduction,
@@ -37,7 +40,7 @@ impl Group {
     /// several, which it combines itself at first; all ranks give as many, of one type and shape. Default: their sum.
     ///
     /// On one host the other ranks read a tensor where it is. So one that lies in [`Worker::pool`](tensorwire_rendezvous::Worker::pool)
-    /// is not copied, where [`all_reduce`](Self::all_reduce) copies what it is given once.
+    /// is not copied, where [`all_reduce`](Self::all_reduce) copies what it is given once. One that others cannot map is copied once, too.
     ///
     /// ```no_run
     /// use tensorwire_rendezvous::Tensor;
@@ -64,7 +67,7 @@ impl Group {
             Call {
                 dtype: inputs.first().map(Tensor::dtype),
                 elements: inputs.first().map_or(0, elements),
-                parts: inputs.len() as u32,
+                parts: shape_hash(&inputs),
                 ..call
             }
         });
@@ -116,6 +119,13 @@ impl IntoFuture for ReducingTensors {
     }
 }
 
+/// A hash of how many tensors there are, and of their shape.
+fn shape_hash(inputs: &[Tensor]) -> u32 {
+    let shape = inputs.first().map_or(&[][..], Tensor::shape);
+    let numbers = [inputs.len() as u64].into_iter().chain(shape.iter().copied());
+    hash(numbers.flat_map(u64::to_le_bytes)) as u32
+}
+
 /// The type of the elements. Tensors of strings are refused with the reduction.
 fn check(inputs: &[Tensor]) -> Result<DataType, GroupError> {
     let wrong = |value: String, remedy: &str| GroupError::Argument {
@@ -142,7 +152,10 @@ async fn reduce(
 ) -> Result<Tensor, GroupError> {
     let (shape, bytes) = (inputs[0].shape().to_vec(), inputs[0].bytes().len());
     let buffer = async || calling.pool().alloc(bytes).await.map_err(WorkerError::from);
-    if inputs.len() > 1 {
+    let is_lent = algorithm == Algorithm::Views && calling.size() > 1;
+    // What others cannot map would be copied for each of them.
+    let is_copied = is_lent && !inputs[0].buf().block().is_some_and(Block::shareable);
+    if inputs.len() > 1 || is_copied {
         let mut own = buffer().await?;
         how.fold_all(&mut own, &inputs.iter().map(Tensor::bytes).collect::<Vec<_>>())?;
         inputs = vec![Tensor::new(own, how.dtype, &shape)?];

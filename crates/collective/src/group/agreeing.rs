@@ -23,6 +23,7 @@ use tokio::sync::watch;
 use super::{
     GroupState, joining,
     joining::Identity,
+    member::Member,
     newcomers,
     newcomers::silent,
     probing::{is_alive, others_error},
@@ -181,11 +182,12 @@ impl<'group> Agreeing<'group> {
             if self.has_votes(ballot, Register::has_promised, waits_until, Duration::ZERO).await? {
                 // Nobody is waited for. Those that have promised are given time to accept, also at the end.
                 let end = self.now().saturating_add(self.limit() / 2).min(self.last_end());
-                let roster = self.proposal(ballot, end.saturating_sub(self.now()) / 2).await?;
+                let (roster, silent) = self.proposal(ballot, end.saturating_sub(self.now()) / 2).await?;
                 self.own().write(|own| own.propose(ballot, roster.clone()))?;
                 if self.has_votes(ballot, Register::has_accepted, Duration::ZERO, end).await? {
-                    let left = self.last_end().saturating_sub(self.now());
-                    newcomers::tell(self.group, &roster, left.min(self.limit() / 2)).await;
+                    let left = self.last_end().saturating_sub(self.now()).min(self.limit() / 2);
+                    newcomers::tell(self.group, &roster, left / 2).await;
+                    newcomers::pass_over(self.group, &silent, left / 2).await;
                     self.own().write(|own| own.decide(ballot))?;
                     continue;
                 }
@@ -307,8 +309,8 @@ impl<'group> Agreeing<'group> {
         Ok(register)
     }
 
-    /// What was accepted before, or those that have come.
-    async fn proposal(&self, ballot: Ballot, limit: Duration) -> Result<Roster, GroupError> {
+    /// What was accepted before, or those that have come; and the newcomers that are passed over.
+    async fn proposal(&self, ballot: Ballot, limit: Duration) -> Result<(Roster, Vec<Member>), GroupError> {
         let (accepted, come) = {
             let known = self.known();
             let store = known.store.iter().flatten();
@@ -322,7 +324,7 @@ impl<'group> Agreeing<'group> {
             (accepted, come)
         };
         match accepted {
-            Some(roster) => Ok(roster),
+            Some(roster) => Ok((roster, Vec::new())),
             None => newcomers::roster(self.group, come.into_iter().collect(), self.admits, limit).await,
         }
     }

@@ -236,11 +236,11 @@ impl Calling {
     async fn end_of(&self, rank: usize) -> (usize, GroupError) {
         loop {
             if let Ok(peer) = self.peer(rank)
-                && let Err(WorkerError::Remote { status, .. }) =
-                    self.group.step.from(peer).recv(END).timeout(self.limit).await
+                && let Err(error) = self.group.step.from(peer).recv(END).timeout(self.limit).await
+                && let WorkerError::Remote { status, .. } = &error
                 && (status.code == Code::Aborted || !status.details.is_empty())
             {
-                return (rank, GroupError::told(&self.call, rank, status));
+                return (rank, GroupError::of_message(&self.call, rank, error));
             }
             // The connection broke, or the rank is gone, which those notice that wait for it.
             self.group.runtime().sleep(SHORT).await;

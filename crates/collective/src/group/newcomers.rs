@@ -123,6 +123,11 @@ pub(super) async fn tell(group: &GroupState, roster: &Roster, limit: Duration) {
     tell_each(group, newcomers, told.as_bytes(), limit).await;
 }
 
+/// Tells newcomers that they are passed over. Only once that is decided: another leader may hear them.
+pub(super) async fn pass_over(group: &GroupState, silent: &[Member], limit: Duration) {
+    tell_each(group, silent, PASSED_OVER, limit).await;
+}
+
 async fn tell_each(group: &GroupState, newcomers: &[Member], told: &[u8], limit: Duration) {
     let telling = newcomers.iter().map(async |newcomer| {
         let (identity, key) = (&group.identity, group.identity.told(newcomer));
@@ -154,17 +159,17 @@ pub(super) fn silent(group: &GroupState) -> StoreError {
 
 /// A generation of the ranks in `staying` and, if it admits any, of those that wait in the store and answer: of as many as there are
 /// ranks, so that these can go on if all of them vanish. The others wait for the next generation. If the store cannot be read within
-/// half of `limit`, nobody is admitted.
+/// half of `limit`, nobody is admitted. Also gives those that are passed over, because they do not answer.
 pub(super) async fn roster(
     group: &GroupState,
     staying: Vec<usize>,
     admits: bool,
     limit: Duration,
-) -> Result<Roster, GroupError> {
+) -> Result<(Roster, Vec<Member>), GroupError> {
     let identity = &group.identity;
     let mut roster = Roster { staying, newcomers: Vec::new(), considered: identity.considered };
     if !admits {
-        return Ok(roster);
+        return Ok((roster, Vec::new()));
     }
     let places = identity.places(identity.considered);
     let found = within(group, limit / 2, identity.store.get(&places)).await.unwrap_or_else(|error| {
@@ -188,9 +193,7 @@ pub(super) async fn roster(
     roster.considered += considered as u64;
     roster.newcomers = come.into_iter().take(room).map(|((_, member), _)| member).collect();
     let silent = silent.into_iter().filter(|((at, _), _)| *at < considered);
-    let silent: Vec<Member> = silent.map(|((_, member), _)| member).collect();
-    tell_each(group, &silent, PASSED_OVER, limit / 2).await;
-    Ok(roster)
+    Ok((roster, silent.map(|((_, member), _)| member).collect()))
 }
 
 async fn answers(worker: &Worker, newcomer: &Member, limit: Duration) -> Result<bool, GroupError> {

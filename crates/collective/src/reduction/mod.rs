@@ -33,7 +33,7 @@ pub enum Reduction {
     Min,
     /// The greatest.
     Max,
-    /// The sum, divided by the number of ranks.
+    /// The sum, divided by the number of ranks, or of all tensors where each rank gives several.
     Mean,
     /// A function of the user's.
     User(Arc<dyn Combine>),

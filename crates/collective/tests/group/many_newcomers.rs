@@ -22,7 +22,7 @@ over_fabrics! {
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// As long as those are waited for that do not come.
-const SHORT: Duration = Duration::from_secs(2);
+const SHORT: Duration = Duration::from_secs(4);
 
 /// Waits until so many wait.
 async fn until_waiting(group: &Group, count: usize) {

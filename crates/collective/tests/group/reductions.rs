@@ -19,6 +19,8 @@ over_fabrics! {
     a_mean_of_tensors_is_that_of_all_tensors,
     tensors_that_are_unlike_are_refused,
     tensors_and_values_are_different_calls,
+    tensors_of_other_shapes_are_different_calls,
+    tensors_outside_the_pool_are_combined,
 }
 
 /// Element `at` of `rank`, by Gloo's rule: whatever is lost, doubled or misplaced changes a result.
@@ -209,6 +211,33 @@ async fn tensors_that_are_unlike_are_refused(fabric: FabricKind) {
         assert!(errors.iter().any(is_named), "{given}: {errors:?}");
         ranks.shutdown().await;
     }
+}
+
+async fn tensors_of_other_shapes_are_different_calls(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
+    let errors = ranks.each(async |group| {
+        let shape = if group.rank() == 0 { [2, 3] } else { [3, 2] };
+        let own = Tensor::from_values(group.worker().pool(), &shape, &[1i64; 6]).unwrap();
+        group.all_reduce_tensors([own]).await.unwrap_err()
+    });
+    let errors = errors.await;
+    assert!(errors.iter().any(|error| matches!(error, GroupError::Mismatch { .. })), "{errors:?}");
+    ranks.shutdown().await;
+}
+
+/// Of memory that others cannot map, and of a view of another rank's.
+async fn tensors_outside_the_pool_are_combined(fabric: FabricKind) {
+    let ranks = ranks(fabric, 3).await;
+    let got = ranks.each(async |group| {
+        let own = input(50_000, group.rank(), 3);
+        let own = Tensor::from_vec(group.worker().user_memory(), &[50_000], own).unwrap();
+        let sum = group.all_reduce_tensors([own.clone()]).await.unwrap();
+        let all = group.all_gather(own).await.unwrap();
+        let again = group.all_reduce_tensors([all[(group.rank() + 1) % 3].clone()]).await.unwrap();
+        [sum, again].map(|sum| sum.values::<i64>().unwrap())
+    });
+    assert!(got.await.iter().flatten().all(|got| *got == sum(50_000, 3)));
+    ranks.shutdown().await;
 }
 
 async fn tensors_and_values_are_different_calls(fabric: FabricKind) {

@@ -20,8 +20,8 @@ pub(super) const LIMIT: Duration = Duration::from_secs(5);
 /// What a call may take beyond its limit: time also passes between two steps of a process.
 pub(super) const BEYOND: Duration = Duration::from_secs(1);
 
-/// What agreeing on who is left may take: four attempts, the last of which begins just before the time for them is up.
-pub(super) const SHRINK_MAX: Duration = Duration::from_secs(8 * LIMIT.as_secs());
+/// What agreeing on who is left may take: attempts until four times the limit are over, and one of four and a half that begins just before.
+pub(super) const SHRINK_MAX: Duration = Duration::from_millis(8_500 * LIMIT.as_secs());
 
 /// Calls of each generation.
 const CALLS: usize = 16;

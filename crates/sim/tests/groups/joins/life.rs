@@ -20,10 +20,10 @@ const LOOK_EVERY: u64 = 2;
 const COMES: u32 = 3;
 
 /// A call and the end of an earlier group, and what agreeing takes.
-const ADMIT_MAX: Duration = Duration::from_secs(LIMIT.as_secs() + SHRINK_MAX.as_secs());
+const ADMIT_MAX: Duration = Duration::from_millis(1_000 * LIMIT.as_secs() + SHRINK_MAX.as_millis() as u64);
 
 /// Waiting to be admitted, meeting, and agreeing without those that are lost meanwhile.
-const COME_MAX: Duration = Duration::from_secs(2 * LIMIT.as_secs() + SHRINK_MAX.as_secs());
+const COME_MAX: Duration = Duration::from_millis(2_000 * LIMIT.as_secs() + SHRINK_MAX.as_millis() as u64);
 
 pub(super) struct Life {
     scene: Scene,
