@@ -6,7 +6,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::program::{Running, parameter_server, pid_of, summary_value, trained};
 
-const FLAGS: &str = "--steps 120 --workers 2 --servers 2";
+const FLAGS: &str = "--steps 60 --workers 2 --servers 2";
 
 /// A training whose processes are killed from outside.
 struct Training {
@@ -72,8 +72,8 @@ fn ends_with_the_very_parameters_after(kills: &[&[(u64, &[&str])]]) {
 fn d_peer_sigkill_a_worker_killed_at_any_step_changes_nothing() {
     ends_with_the_very_parameters_after(&[
         &[(1, &["worker 1"])],
-        &[(36, &["worker 1"]), (84, &["worker 1"])],
-        &[(24, &["worker 0"]), (60, &["worker 1"])],
+        &[(18, &["worker 1"]), (42, &["worker 1"])],
+        &[(12, &["worker 0"]), (30, &["worker 1"])],
     ]);
 }
 
@@ -81,8 +81,8 @@ fn d_peer_sigkill_a_worker_killed_at_any_step_changes_nothing() {
 fn d_peer_sigkill_a_server_killed_at_any_step_changes_nothing() {
     ends_with_the_very_parameters_after(&[
         &[(1, &["ps 1"])],
-        &[(48, &["ps 0"])],
-        &[(24, &["ps 0"]), (72, &["ps 1"])],
+        &[(24, &["ps 0"])],
+        &[(12, &["ps 0"]), (36, &["ps 1"])],
     ]);
 }
 
@@ -90,7 +90,7 @@ fn d_peer_sigkill_a_server_killed_at_any_step_changes_nothing() {
 fn d_peer_sigkill_a_server_killed_while_a_worker_is_stopped_changes_nothing() {
     let undisturbed = trained(FLAGS);
     let mut training = Training::start(FLAGS);
-    training.reach(36);
+    training.reach(18);
     // The other worker waits at the server that is left, while this one has not sent that anything.
     training.send("worker 1", Signal::STOP);
     training.kill(&["ps 0"]);
@@ -100,10 +100,10 @@ fn d_peer_sigkill_a_server_killed_while_a_worker_is_stopped_changes_nothing() {
 
 #[test]
 fn d_peer_sigkill_server_and_worker_together_go_on_from_the_copy_of_the_other_worker() {
-    ends_with_the_very_parameters_after(&[&[(48, &["ps 0", "worker 0"])], &[(48, &["worker 1", "ps 1"])]]);
+    ends_with_the_very_parameters_after(&[&[(24, &["ps 0", "worker 0"])], &[(24, &["worker 1", "ps 1"])]]);
 }
 
 #[test]
 fn d_peer_sigkill_both_servers_together_changes_nothing() {
-    ends_with_the_very_parameters_after(&[&[(60, &["ps 0", "ps 1"])]]);
+    ends_with_the_very_parameters_after(&[&[(30, &["ps 0", "ps 1"])]]);
 }
