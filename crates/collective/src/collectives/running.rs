@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeSet, ops::Range, pin::Pin};
 
-use futures::{
-    poll,
-    stream::{self, Peekable, Stream, StreamExt as _},
-};
+use futures::stream::{self, Stream, StreamExt as _};
 use smallvec::SmallVec;
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
 
@@ -20,19 +17,7 @@ use crate::{
 const AHEAD: usize = 4;
 
 /// What other ranks send this one, as it comes.
-pub(super) type Incoming<'a> = Peekable<Pin<Box<dyn Stream<Item = Result<Arrived, GroupError>> + Send + 'a>>>;
-
-/// The results of `receives` in their order, of which `ahead` are awaited at a time. The first ones are requested here: a rank that has the
-/// requests before it sends need not look for them afterwards, when it may be busy with combining.
-pub(super) async fn request<'a, R>(receives: impl Stream<Item = R> + Send + 'a, ahead: usize) -> Incoming<'a>
-where
-    R: Future<Output = Result<Arrived, GroupError>> + Send + 'a,
-{
-    let receives: Pin<Box<dyn Stream<Item = _> + Send + 'a>> = Box::pin(receives.buffered(ahead));
-    let mut incoming = receives.peekable();
-    let _ = poll!(Pin::new(&mut incoming).peek());
-    incoming
-}
+pub(super) type Incoming<'a> = Pin<Box<dyn Stream<Item = Result<Arrived, GroupError>> + Send + 'a>>;
 
 /// The elements of a call, as bytes, and how they are combined.
 pub(super) struct Elements<'a> {
@@ -61,7 +46,7 @@ pub(super) async fn run(
         calling.connect(from).await?;
     }
     let receives = receives.into_iter().map(|(from, length)| calling.receive(from, length));
-    let mut incoming = request(stream::iter(receives), AHEAD).await;
+    let mut incoming: Incoming<'_> = Box::pin(stream::iter(receives).buffered(AHEAD));
     let mut unsent = plan.exchanges.iter().enumerate().peekable();
     for (number, exchange) in plan.exchanges.iter().enumerate() {
         while let Some((_, next)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {

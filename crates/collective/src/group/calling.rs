@@ -234,11 +234,13 @@ impl Calling {
 
     /// The end of the group on another rank, in whose step nobody ever sends anything under this key.
     async fn end_of(&self, rank: usize) -> (usize, GroupError) {
+        // One that has closed the group has no step any more, and its messages of that call may be under way.
+        let closes = self.call.kind == CallKind::Close;
         loop {
             if let Ok(peer) = self.peer(rank)
                 && let Err(error) = self.group.step.from(peer).recv(END).timeout(self.limit).await
                 && let WorkerError::Remote { status, .. } = &error
-                && (status.code == Code::Aborted || !status.details.is_empty())
+                && (!status.details.is_empty() || status.code == Code::Aborted && !closes)
             {
                 return (rank, GroupError::of_message(&self.call, rank, error));
             }
