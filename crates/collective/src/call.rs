@@ -218,6 +218,11 @@ pub(crate) fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
         .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
+/// A hash of numbers, for [`Call::parts`].
+pub(crate) fn hash_of_numbers(numbers: impl IntoIterator<Item = u64>) -> u32 {
+    hash(numbers.into_iter().flat_map(u64::to_le_bytes)) as u32
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -28,13 +28,14 @@ struct Lane {
 pub(crate) type Woken = SmallVec<[Waker; 1]>;
 
 impl Lane {
+    fn is_full(&self) -> bool {
+        self.untaken.len() >= NOTES_UNTAKEN_MAX
+    }
+
     /// Gives the waker of the task that waits for the note.
-    fn take_in(&mut self, bytes: EagerContent) -> Result<Option<Waker>, PeerMisbehaved> {
-        if self.untaken.len() >= NOTES_UNTAKEN_MAX {
-            return Err(PeerMisbehaved::NoteUnfit);
-        }
+    fn take_in(&mut self, bytes: EagerContent) -> Option<Waker> {
         self.untaken.push_back(bytes);
-        Ok(self.waker.take())
+        self.waker.take()
     }
 }
 
@@ -58,15 +59,16 @@ impl NoteChannels {
         let Some(lanes) = self.0.get_mut(&note.channel) else { return Ok(None) };
         if note.lane == NOTE_EVERY_LANE {
             // Nothing is taken in, and no waker taken out, of a note that not every lane has room for.
-            if lanes.iter().any(|lane| lane.untaken.len() >= NOTES_UNTAKEN_MAX) {
+            if lanes.iter().any(Lane::is_full) {
                 return Err(PeerMisbehaved::NoteUnfit);
             }
-            let woken = lanes.iter_mut().map(|lane| lane.take_in(note.bytes.clone()));
-            let woken = woken.collect::<Result<Vec<_>, _>>()?;
-            return Ok(Some(woken.into_iter().flatten().collect()));
+            let woken = lanes.iter_mut().filter_map(|lane| lane.take_in(note.bytes.clone()));
+            return Ok(Some(woken.collect()));
         }
-        let lane = lanes.get_mut(usize::from(note.lane)).ok_or(PeerMisbehaved::NoteUnfit)?;
-        Ok(Some(lane.take_in(note.bytes)?.into_iter().collect()))
+        match lanes.get_mut(usize::from(note.lane)) {
+            Some(lane) if !lane.is_full() => Ok(Some(lane.take_in(note.bytes).into_iter().collect())),
+            _ => Err(PeerMisbehaved::NoteUnfit),
+        }
     }
 
     pub(crate) fn take(&mut self, channel: u64, lane: u16) -> Option<EagerContent> {

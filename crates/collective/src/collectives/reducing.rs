@@ -16,7 +16,7 @@ use super::{
     views,
 };
 use crate::{
-    call::{Call, CallKind, hash},
+    call::{Call, CallKind, hash_of_numbers},
     error::GroupError,
     group::{
         Group,
@@ -156,7 +156,7 @@ impl<'a> IntoFuture for Reducing<'a> {
         calling.call.reduction = reduction.number();
         calling.call.algorithm = if is_all_reduce { algorithm as u8 } else { 0 };
         if !counts.is_empty() {
-            calling.call.parts = hash(counts.iter().flat_map(|count| (*count as u64).to_le_bytes())) as u32;
+            calling.call.parts = hash_of_numbers(counts.iter().map(|count| *count as u64));
         }
         let width = (dtype.bits() / 8) as usize;
         Box::pin(async move {

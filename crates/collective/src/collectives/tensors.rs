@@ -12,7 +12,7 @@ use tensorwire_verbs_reactor::BoxFuture;
 
 use super::{how::How, reducing::default_algorithm, views};
 use crate::{
-    call::{Call, CallKind, hash},
+    call::{Call, CallKind, hash_of_numbers},
     error::GroupError,
     group::{Group, calling::Calling},
     reduction::Reduction,
@@ -123,7 +123,7 @@ impl IntoFuture for ReducingTensors {
 fn shape_hash(inputs: &[Tensor]) -> u32 {
     let shape = inputs.first().map_or(&[][..], Tensor::shape);
     let numbers = [inputs.len() as u64].into_iter().chain(shape.iter().copied());
-    hash(numbers.flat_map(u64::to_le_bytes)) as u32
+    hash_of_numbers(numbers)
 }
 
 /// The type of the elements. Tensors of strings are refused with the reduction.

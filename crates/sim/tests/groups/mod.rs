@@ -105,6 +105,19 @@ impl Run {
         Self { handle, setup: Arc::new(setup), store, truth: Arc::default() }
     }
 
+    /// Starts all ranks.
+    async fn start(&self) -> Vec<Rank> {
+        join_all((0..self.setup.ranks).map(|index| Rank::start(self, index))).await
+    }
+
+    /// The faults that are given, or those of the seed, which draws some in any case. A failure tells them.
+    fn plan(&self, given: Option<&Plan>, rng: &mut Rng) -> Plan {
+        let drawn = Plan { entries: faults(self.setup.ranks, rng) };
+        let plan = given.cloned().unwrap_or(drawn);
+        self.handle.note_plan(&plan, given.is_some());
+        plan
+    }
+
     fn truth(&self) -> MutexGuard<'_, Truth> {
         self.truth.lock().unwrap()
     }
@@ -134,13 +147,11 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Vec<usize> {
     let mut rng = Rng::new(handle.seed()).fork(90);
     let run = Run::new(handle, Setup::draw(&mut rng));
     run.handle.take_chances();
-    let ranks = join_all((0..run.setup.ranks).map(|index| Rank::start(&run, index))).await;
+    let ranks = run.start().await;
     let size = ranks.len();
     let groups = join_all(ranks.iter().map(|rank| rank.join("ranks", rank.index, size))).await;
 
-    let drawn = Plan { entries: faults(size, &mut rng) };
-    let plan = given.unwrap_or(&drawn);
-    run.handle.note_plan(plan, given.is_some());
+    let plan = &run.plan(given, &mut rng);
     arrange(&run, &ranks, plan);
     let lives = ranks.iter().zip(groups).map(|(rank, group)| {
         let life = rank.clone().live(group, rng.fork(rank.index as u64));

@@ -21,7 +21,7 @@ use tensorwire_sim::{Disturbance, Failure, Handle, Plan, Rng};
 use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
 use super::{
-    Ended, Run, SEEDS, SEEN, Setup, arrange, each_seed, faults, in_world,
+    Ended, Run, SEEDS, SEEN, Setup, arrange, each_seed, in_world,
     rank::{LIMIT, Rank},
 };
 
@@ -118,11 +118,9 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
     let run = Run::new(handle.clone(), setup);
     run.handle.take_chances();
     let store = FailingStore::new(&run.store, &handle, rng.fork(1));
-    let ranks = join_all((0..size).map(|index| Rank::start(&run, index))).await;
+    let ranks = run.start().await;
 
-    let drawn = Plan { entries: faults(size, &mut rng) };
-    let plan = given.unwrap_or(&drawn);
-    run.handle.note_plan(plan, given.is_some());
+    let plan = &run.plan(given, &mut rng);
     let outage = rng.chance(1, 3).then(|| FailingStore::draw_outage(&mut rng));
     let is_disturbed = outage.is_some() || !plan.entries.is_empty();
     let scene = Scene { run, store, known: Arc::default(), is_disturbed };

@@ -23,7 +23,7 @@ use tensorwire_collective::Group;
 use tensorwire_sim::{Disturbance, Failure, Handle, Plan, Rng};
 use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
-use super::{Ended, Run, SEEN, Setup, arrange, each_seed, faults, in_world, rank::Rank};
+use super::{Ended, Run, SEEN, Setup, arrange, each_seed, in_world, rank::Rank};
 
 /// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 20;
@@ -139,13 +139,11 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
     };
     let run = Run::new(handle, setup);
     run.handle.take_chances();
-    let ranks = join_all((0..run.setup.ranks).map(|index| Rank::start(&run, index))).await;
+    let ranks = run.start().await;
     let size = ranks.len();
     let groups = join_all(ranks.iter().map(|rank| rank.join("ranks", rank.index, size))).await;
 
-    let drawn = Plan { entries: faults(size, &mut rng) };
-    let plan = given.unwrap_or(&drawn);
-    run.handle.note_plan(plan, given.is_some());
+    let plan = &run.plan(given, &mut rng);
     arrange(&run, &ranks, plan);
     let ends = rng.chance(ENDED_OF_8, 8).then(|| (rng.below(size), rng.duration(Duration::from_millis(20))));
     let reached = phase(&run, &ranks, groups, Some(plan), ends).await;
