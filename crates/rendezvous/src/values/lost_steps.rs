@@ -103,8 +103,8 @@ impl LostSteps {
 
     /// As [`why`](Self::why), as a status to send to the peer.
     pub(crate) fn status(&self, step: StepId, peer: &str) -> Option<Status> {
-        let details = BROKEN.to_vec();
-        self.why(step, peer).map(|message| Status { code: Code::Aborted, message, details })
+        let status = |message| Status { code: Code::Aborted, message, details: BROKEN.to_vec() };
+        self.why(step, peer).map(status)
     }
 
     /// Whether no step is stored. Cheaper than a lookup.
