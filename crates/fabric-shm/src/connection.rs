@@ -6,6 +6,7 @@ use tensorwire_verbs_reactor::{LatestRegions, QueuePairCore, RegionTable};
 use tokio::io::unix::AsyncFd;
 
 use crate::{
+    board::ShmBoard,
     catalogue::{NeighbourCatalogue, OwnCatalogue},
     doorbell::Ringer,
     import::ImportedBlocks,
@@ -38,4 +39,10 @@ pub(super) struct Connection {
     pub(super) peer_catalogue: Arc<NeighbourCatalogue>,
     /// Regions of the peer that short writes used last.
     pub(super) latest: LatestRegions,
+}
+
+impl Connection {
+    pub(super) fn board(&self) -> ShmBoard {
+        ShmBoard::new(self.own.clone(), self.peer.clone())
+    }
 }

@@ -12,6 +12,7 @@
 //! | `ring` | descriptors, and the shared pages they lie in |
 //! | `import` | checking and mapping what the peer shares |
 //! | `doorbell` | waking the peer |
+//! | `board` | words that the peer reads by itself |
 //! | `catalogue` | published contents that the peer reads by itself |
 //! | `lease`, `loan` | views without a copy: the producer's records, the consumer's half |
 //! | `producer` | the requester's half of a connection |
@@ -28,6 +29,7 @@ mod log;
 
 #[cfg(feature = "bench-limits")]
 pub mod bare;
+mod board;
 mod catalogue;
 mod chunks;
 mod connection;

@@ -9,7 +9,7 @@ use futures::task::AtomicWaker;
 use tensorwire_memory::Buf;
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{
-    Arrival, Catalogue, FabricError, FabricKind, Immediate, Link, Look, PeerCatalogue, PeerViolation,
+    Arrival, Board, Catalogue, FabricError, FabricKind, Immediate, Link, Look, PeerCatalogue, PeerViolation,
     RemoteRange, SlotKey, WorkRequest,
 };
 
@@ -24,11 +24,10 @@ use crate::{
 
 /// One side of a connection. Tasks that await it and one [driver](super::driver) task drive it.
 ///
-/// There are two locks. `target` is locked while the peer's writes are executed and their arrivals are passed to the
-/// user. It is only ever *tried*, so no task waits for a copy, and a sink may call back into this link. `producer` is
-/// locked for the few instructions of posting or reaping. `target` comes first where both are locked. `producer` is
-/// not locked while arrivals and completions are passed on. A short write that nobody awaits is posted
-/// [without a lock](crate::tail).
+/// There are two locks. `target` is locked while the peer's writes are executed and their arrivals are passed to the user. It is only
+/// ever *tried*, so no task waits for a copy, and a sink may call back into this link. `producer` is locked for the few instructions
+/// of posting or reaping. `target` comes first where both are locked. `producer` is not locked while arrivals and completions are
+/// passed on. A short write that nobody awaits is posted [without a lock](crate::tail).
 #[derive(Debug)]
 pub(super) struct ShmLink {
     connection: Connection,
@@ -165,7 +164,7 @@ impl ShmLink {
             }
         }
         any |= !self.connection.catalogue.reclaim().is_empty();
-        // Only now: a task that finds the counts equal relies on everything having been reclaimed, and may sleep.
+        // Only now: a task that finds the counts equal may sleep.
         self.released.store(counted, Ordering::Relaxed);
         any
     }
@@ -246,8 +245,7 @@ impl ShmLink {
 
     /// Rings the peer for completions that it was not rung for.
     ///
-    /// The driver rings for completions only when the user's tasks that arrivals woke have run. If one of them
-    /// answers, the answer rings as well, and the peer wakes once for both.
+    /// The driver rings for them when the user's tasks that arrivals woke have run: an answer of one of them rings for both.
     pub(super) fn settle(&self) {
         if self.owed.swap(false, Ordering::AcqRel) {
             self.connection.ringer.ring_if_asleep(&self.connection.peer);
@@ -479,7 +477,7 @@ impl ShmLink {
         self.driver.wake();
     }
 
-    /// Prevents other tasks from executing writes, as a long copy on another thread would.
+    /// As a long copy on another thread, which no other task disturbs.
     #[cfg(test)]
     pub(super) fn hold_target(&self) -> MutexGuard<'_, Target> {
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
@@ -557,7 +555,6 @@ impl Link for ShmLink {
     }
 
     fn withdraw(&self, key: SlotKey) {
-        // A statement of its own, so that completions are passed on without the lock.
         let withdrawn = {
             let mut producer = self.producer();
             let withdrawn = producer.withdraw(key);
@@ -580,6 +577,10 @@ impl Link for ShmLink {
 
     fn peer_catalogue(&self) -> Option<Arc<dyn PeerCatalogue>> {
         Some(self.connection.peer_catalogue.clone())
+    }
+
+    fn board(&self) -> Option<Arc<dyn Board>> {
+        Some(Arc::new(self.connection.board()))
     }
 
     fn share(&self, bytes: &Buf) {

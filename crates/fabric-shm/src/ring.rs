@@ -16,6 +16,7 @@
 //!       bytes is in the last two words of the descriptor instead, and so in the same cache line
 //! then  lease words: for each slot of the peer's lease table, the generation that was released last
 //! then  claim words: which contents of the peer's catalogue this side views
+//! then  the board
 //! ```
 //!
 //! A word that changes often has a cache line of its own: the words from 256 on, which the peer reads with every descriptor,
@@ -27,7 +28,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use tensorwire_verbs_reactor::{PeerViolation, RegionGeneration, RegionId, RemoteRange};
+use tensorwire_verbs_reactor::{BOARD_WORDS, PeerViolation, RegionGeneration, RegionId, RemoteRange};
 
 use crate::{
     limits::{CLAIMS_MAX, INLINE_BYTES, LEASES_MAX, SHORT_BYTES, SLOTS_MAX},
@@ -37,7 +38,7 @@ use crate::{
     words,
 };
 
-const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x07");
+const MAGIC: u64 = u64::from_le_bytes(*b"TWSHM\0\0\x08");
 const MAGIC_AT: usize = 0;
 const SLEEP_AT: usize = 64;
 const CONSUMED_AT: usize = 128;
@@ -286,7 +287,9 @@ impl Descriptor {
 
 /// Bytes of a page set with `slots` slots.
 pub(super) fn page_bytes(slots: u32) -> usize {
-    (HEADER_BYTES + slots as usize * SLOT_BYTES + (LEASES_MAX + CLAIMS_MAX) as usize * WORD_BYTES)
+    (HEADER_BYTES
+        + slots as usize * SLOT_BYTES
+        + (LEASES_MAX as usize + CLAIMS_MAX as usize + BOARD_WORDS) * WORD_BYTES)
         .next_multiple_of(rustix::param::page_size())
 }
 
@@ -323,6 +326,12 @@ impl Page {
     fn claim(&self, slot: u32) -> &AtomicU64 {
         let leases = HEADER_BYTES + self.slots as usize * SLOT_BYTES;
         self.word(leases + (LEASES_MAX + slot % CLAIMS_MAX) as usize * WORD_BYTES)
+    }
+
+    /// A word of the board.
+    fn board(&self, at: usize) -> &AtomicU64 {
+        let leases = HEADER_BYTES + self.slots as usize * SLOT_BYTES;
+        self.word(leases + ((LEASES_MAX + CLAIMS_MAX) as usize + at % BOARD_WORDS) * WORD_BYTES)
     }
 
     /// The sequence word that a slot has once `position` is published in it.
@@ -425,6 +434,11 @@ impl OwnPage {
     /// which were written later sees the mark, by [`PeerPage::closed`].
     pub(super) fn set_closed(&self, code: u64) {
         words::close(self.page.word(CLOSED_AT), code);
+    }
+
+    /// A word of the own board.
+    pub(super) fn board(&self, at: usize) -> &AtomicU64 {
+        self.page.board(at)
     }
 
     /// Writes any word of the page, as a hostile peer would.
@@ -543,6 +557,11 @@ impl PeerPage {
     #[cfg(test)]
     pub(super) fn listens(&self) -> bool {
         self.page.word(LISTENS_AT).load(Ordering::Relaxed) != 0
+    }
+
+    /// A word of the peer's board, for relaxed loads alone.
+    pub(super) fn board(&self, at: usize) -> &AtomicU64 {
+        self.page.board(at)
     }
 
     /// Why the peer ended the connection; 0 while it has not.

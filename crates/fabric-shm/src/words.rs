@@ -41,6 +41,13 @@ pub(super) fn must_ring(sleep: &AtomicU64, rung: &AtomicU64) -> bool {
     rung.load(Ordering::Relaxed) < epoch && rung.fetch_max(epoch, Ordering::AcqRel) < epoch
 }
 
+/// What the peer has announced by [`fall_asleep`] or the like. Called after work was published.
+pub(super) fn announced(word: &AtomicU64) -> u64 {
+    // Pairs with the fence in `fall_asleep`.
+    fence(Ordering::SeqCst);
+    word.load(Ordering::Relaxed)
+}
+
 /// Ends a lease: this process reads its bytes no more.
 pub(super) fn release(lease: &AtomicU64, released: &AtomicU64, generation: u64) {
     lease.store(generation, Ordering::Release);

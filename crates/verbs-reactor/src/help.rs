@@ -19,6 +19,9 @@ use crate::{
 /// Consecutive finds after which the runtime's other tasks get a turn.
 pub(crate) const FINDS_MAX: u32 = 64;
 
+/// As [`FINDS_MAX`], for finds on a board, which take a fraction of the time.
+const BOARD_FINDS_MAX: u32 = 4 * FINDS_MAX;
+
 /// State that a connection's driver and its helping tasks share. All of it is heuristic, so races between threads do
 /// no harm.
 #[derive(Debug, Default)]
@@ -29,6 +32,8 @@ pub struct Help {
     pays: AtomicBool,
     /// Consecutive finds.
     in_a_row: AtomicU32,
+    /// Finds on the board since other tasks had a turn.
+    on_board: AtomicU32,
     /// All finds.
     finds: AtomicU64,
     /// Whether something was posted since an arrival was last awaited.
@@ -110,20 +115,58 @@ impl Help {
             self.in_a_row.store(0, Ordering::Relaxed);
             return false;
         }
-        let mut finds = || Some(look()).filter(|look| *look != Look::Idle);
-        let found = if peer_is_here() {
-            if manner.gives_way() {
-                self.was_late.store(true, Ordering::Relaxed);
-                self.allow(false);
-            }
-            finds()
-        } else {
-            manner.looks.find(ROUNDS, finds)
+        let Some(found) = self.look(manner, peer_is_here, || Some(look()).filter(|look| *look != Look::Idle))
+        else {
+            return false;
         };
-        let Some(found) = found else { return false };
         self.in_a_row.store(in_a_row + 1, Ordering::Relaxed);
-        self.finds.store(self.finds().wrapping_add(1), Ordering::Relaxed);
+        self.count_find();
         found == Look::Worked
+    }
+
+    /// As [`find`](Self::find), for what comes on the board.
+    pub(crate) fn find_on_board(
+        &self,
+        peer_is_here: impl FnOnce() -> bool,
+        mut found: impl FnMut() -> bool,
+    ) -> bool {
+        let Some(manner) = self.manner.get().filter(|_| self.is_allowed()) else { return false };
+        self.look(manner, peer_is_here, || found().then_some(())).is_some()
+    }
+
+    /// Something was found on the board.
+    pub(crate) fn found_on_board(&self) {
+        self.on_board.store(self.on_board.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.count_find();
+    }
+
+    /// Whether other tasks should have a turn before a task looks at the board again.
+    pub(crate) fn is_others_turn(&self) -> bool {
+        let is_due = self.on_board.load(Ordering::Relaxed) >= BOARD_FINDS_MAX;
+        if is_due {
+            self.on_board.store(0, Ordering::Relaxed);
+        }
+        is_due
+    }
+
+    fn count_find(&self) {
+        self.finds.store(self.finds().wrapping_add(1), Ordering::Relaxed);
+    }
+
+    fn look<T>(
+        &self,
+        manner: &Manner,
+        peer_is_here: impl FnOnce() -> bool,
+        mut finds: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        if !peer_is_here() {
+            return manner.looks.find(ROUNDS, finds);
+        }
+        if manner.gives_way() {
+            self.was_late.store(true, Ordering::Relaxed);
+            self.allow(false);
+        }
+        finds()
     }
 }
 

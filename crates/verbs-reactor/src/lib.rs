@@ -29,6 +29,7 @@ mod log;
 
 mod alarm;
 mod arrival_queue;
+mod board;
 mod capabilities;
 mod catalogue;
 mod core;
@@ -62,6 +63,7 @@ pub mod verbs;
 
 pub use self::core::{ArrivalSink, QueuePairConfig, QueuePairCore, QueuePairStats};
 pub use alarm::Alarm;
+pub use board::{BOARD_WORDS, Board, LINE_WORDS};
 pub use capabilities::Capabilities;
 pub use catalogue::{
     CELL_CONTENT_BYTES, CELL_WORDS, Catalogue, CellContent, CellNumber, CellOrigin, CellReading,

@@ -5,8 +5,8 @@ use std::{fmt, mem, sync::Arc};
 use tensorwire_memory::Buf;
 
 use crate::{
-    Arrival, Catalogue, FabricError, Immediate, Look, PeerCatalogue, QueuePairStats, RemoteRange, SlotKey,
-    WorkRequest,
+    Arrival, Board, Catalogue, FabricError, Immediate, Look, PeerCatalogue, QueuePairStats, RemoteRange,
+    SlotKey, WorkRequest,
 };
 
 /// The fabric's half of a connected queue pair; [`QueuePair`](crate::QueuePair) is the user's half. Both share a
@@ -105,6 +105,11 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 
     /// The peer's catalogue, if the fabric has them.
     fn peer_catalogue(&self) -> Option<Arc<dyn PeerCatalogue>> {
+        None
+    }
+
+    /// The boards of this side and of the peer, if the fabric has them.
+    fn board(&self) -> Option<Arc<dyn Board>> {
         None
     }
 

@@ -1,5 +1,6 @@
 //! The user's half of a connected queue pair.
 
+mod boards;
 mod reads;
 
 use std::{

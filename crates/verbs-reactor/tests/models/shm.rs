@@ -150,6 +150,90 @@ fn no_wake_up_is_lost_between_two_ringers_and_one_sleeper() {
     });
 }
 
+/// The sender of a note in a fast box, which looks later whether its receiver sleeps, and the receiver.
+#[test]
+fn a_note_in_a_box_is_found_or_its_receiver_is_woken() {
+    const ASLEEP: u64 = 1;
+    struct Lane {
+        state: AtomicU64,
+        note: [AtomicU64; 2],
+        woken: AtomicU64,
+    }
+    model(|| {
+        let lane = Arc::new(Lane { state: word(), note: [word(), word()], woken: word() });
+        let sender = {
+            let lane = lane.clone();
+            thread::spawn(move || {
+                steps::publish(&lane.note[0], [(&lane.note[1], 7)].into_iter(), 1);
+                if steps::announced(&lane.state) == ASLEEP {
+                    lane.woken.store(1, Ordering::Release);
+                }
+            })
+        };
+        steps::fall_asleep(&lane.state, ASLEEP);
+        let is_found = steps::load(&lane.note[0]) == 1;
+        if is_found {
+            assert_eq!(lane.note[1].load(Ordering::Relaxed), 7, "the note is whole");
+        }
+        sender.join().unwrap();
+        assert!(is_found || lane.woken.load(Ordering::Acquire) == 1, "it sleeps, and nobody wakes it");
+    });
+}
+
+/// Two sides exchange notes, each in two boxes. A note says how many its sender has taken.
+#[test]
+fn no_box_is_filled_again_before_its_note_was_taken() {
+    const NOTES: u64 = 3;
+    struct Side([[AtomicU64; 2]; 2]);
+    fn exchange(own: &Side, peer: &Side) {
+        let mut taken_by_peer = 0;
+        for number in 1..=NOTES {
+            assert!(number - taken_by_peer <= 2, "the note before the last was taken");
+            let [first, content] = &own.0[number as usize % 2];
+            steps::publish(first, [(content, 10 * number)].into_iter(), number | (number - 1) << 32);
+            let [first, content] = &peer.0[number as usize % 2];
+            let mut found = steps::load(first);
+            while found & 0xffff != number {
+                thread::yield_now();
+                found = steps::load(first);
+            }
+            assert_eq!(content.load(Ordering::Relaxed), 10 * number);
+            taken_by_peer = found >> 32;
+        }
+    }
+    model(|| {
+        let side = || Side([[word(), word()], [word(), word()]]);
+        let sides = Arc::new((side(), side()));
+        let other = {
+            let sides = sides.clone();
+            thread::spawn(move || exchange(&sides.1, &sides.0))
+        };
+        exchange(&sides.0, &sides.1);
+        other.join().unwrap();
+    });
+}
+
+/// A side begins to read a set of boxes while its owner closes that and would use it again.
+#[test]
+fn no_set_of_boxes_is_used_again_while_it_is_read() {
+    model(|| {
+        let set = Arc::new((word(), word()));
+        set.0.store(1, Ordering::Release);
+        let reader = {
+            let set = set.clone();
+            thread::spawn(move || {
+                let (opening, reads) = &*set;
+                steps::fall_asleep(reads, 1);
+                steps::load(opening) == 1
+            })
+        };
+        let (opening, reads) = &*set;
+        steps::fall_asleep(opening, 0);
+        let is_read = steps::announced(reads) == 1;
+        assert!(!reader.join().unwrap() || is_read);
+    });
+}
+
 #[test]
 fn a_second_sleep_is_rung_again() {
     model(|| {
