@@ -71,6 +71,10 @@ impl NoteChannels {
         }
     }
 
+    pub(crate) fn has(&mut self, channel: u64, lane: u16) -> bool {
+        self.lane(channel, lane).is_some_and(|lane| !lane.untaken.is_empty())
+    }
+
     pub(crate) fn take(&mut self, channel: u64, lane: u16) -> Option<EagerContent> {
         self.lane(channel, lane)?.untaken.pop_front()
     }

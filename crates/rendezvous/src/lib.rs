@@ -62,7 +62,7 @@ pub use worker::{
     builder::{Flow, Limits, Memory, Tcp, WorkerBuilder},
     fetch::{Fetch, FetchMany, Fetched, RemoteTensor},
     list::List,
-    notes::Notes,
+    notes::{BoxedNote, NoteExchange, Notes},
     peer::Peer,
     receive::{Recv, RecvMany, StepFrom, StepTo},
     receive_into::{Filled, ReceiveIntoError},

@@ -75,6 +75,28 @@ fn notes_over_verbs() {
     run(FabricKind::VERBS);
 }
 
+/// Whoever waits is polled first, so it has said that it sleeps when the other sends; and so has that one, when it is answered.
+#[test]
+fn a_side_that_sleeps_is_woken_for_each_note() {
+    bounded(Duration::from_secs(60), async {
+        let Two { server, client, notes: [notes, answers], .. } = two(FabricKind::SHM).await;
+        for round in 0..ROUNDS {
+            let waits = async {
+                let note = answers.recv(0).await.unwrap();
+                answers.send(0, &[&note]).await.unwrap();
+            };
+            let asks = async {
+                notes.send(0, &[&[round]]).await.unwrap();
+                assert_eq!(notes.recv(0).await.unwrap()[..], [round]);
+            };
+            join(waits, asks).await;
+        }
+        drop((notes, answers));
+        client.shutdown().await;
+        server.shutdown().await;
+    });
+}
+
 #[test]
 fn a_channel_ends_with_its_connection() {
     bounded(Duration::from_secs(60), async {
@@ -98,6 +120,7 @@ fn what_a_channel_cannot_be_is_refused_by_name() {
             ("lanes", peer.notes(8, Notes::LANES_MAX + 1).await.unwrap_err()),
             ("peer", itself.notes(8, 1).await.unwrap_err()),
             ("note", notes.send(0, &[&[0; Notes::BYTES_MAX], &[0]]).await.unwrap_err()),
+            ("note", notes.send(0, &[&[], &[]]).await.unwrap_err()),
         ];
         for (expected, error) in refused {
             assert!(matches!(error, WorkerError::Config { field, .. } if field == expected), "{error}");

@@ -8,6 +8,7 @@ mod outbound;
 mod request_line;
 mod rings;
 mod turn;
+mod untaken;
 
 use std::{
     collections::BTreeSet,

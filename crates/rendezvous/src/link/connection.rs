@@ -38,6 +38,7 @@ use crate::{
             fabric_channel::FabricChannel,
         },
         destinations::ReceiveAllocator,
+        fast_boxes::FastBoxes,
         loan::Lent,
         meter::{Meter, receive_span},
         peer_values::PeerValues,
@@ -62,6 +63,8 @@ pub(crate) struct DataConnection {
     pub(crate) queue_pair: QueuePair,
     /// The peer's catalogue, if the fabric has them.
     catalogue: Option<Arc<dyn PeerCatalogue>>,
+    /// Where short notes travel, if the fabric has boards.
+    pub(crate) fast_boxes: Option<Arc<FastBoxes>>,
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
@@ -102,6 +105,7 @@ impl DataConnection {
             peer_incarnation: peer.incarnation,
             peer_at,
             catalogue: queue_pair.peer_catalogue(),
+            fast_boxes: queue_pair.board().map(FastBoxes::new),
             queue_pair,
             protocol: Connection::new(channel, rings, own, peers),
             announcer: allocator.announcer.clone(),

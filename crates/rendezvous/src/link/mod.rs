@@ -5,6 +5,7 @@ pub(crate) mod connection;
 pub(crate) mod connection_setup;
 pub(crate) mod destinations;
 pub(crate) mod enclosure;
+pub(crate) mod fast_boxes;
 pub(crate) mod frames;
 pub(crate) mod import;
 pub(crate) mod known_peer;

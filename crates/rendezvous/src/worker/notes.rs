@@ -3,6 +3,7 @@
 use std::{
     fmt,
     future::poll_fn,
+    ops::Range,
     sync::Arc,
     task::{Context, Poll},
 };
@@ -12,9 +13,13 @@ use tensorwire_protocol::{
     limits::{NOTE_BYTES_MAX, NOTE_EVERY_LANE, NOTE_LANES_MAX},
 };
 
+pub use crate::link::fast_boxes::BoxedNote;
 use crate::{
     error::{Transfer, WorkerError},
-    link::connection::DataConnection,
+    link::{
+        connection::DataConnection,
+        fast_boxes::{ChannelBoxes, Exchange},
+    },
     worker::peer::Peer,
 };
 
@@ -31,6 +36,9 @@ pub struct Notes {
     peer: Peer,
     connection: Arc<DataConnection>,
     channel: u64,
+    lanes: u16,
+    /// Where short notes travel between workers of one host.
+    boxes: Option<ChannelBoxes>,
 }
 
 impl fmt::Debug for Notes {
@@ -63,7 +71,8 @@ impl Peer {
                 "the channel is open with this peer already: take another number, or drop its `Notes`";
             return Err(refused("channel", channel.to_string(), remedy.to_owned()));
         }
-        Ok(Notes { peer: self.clone(), connection, channel })
+        let boxes = connection.fast_boxes.as_ref().and_then(|boxes| boxes.open(channel));
+        Ok(Notes { peer: self.clone(), connection, channel, lanes, boxes })
     }
 }
 
@@ -87,16 +96,66 @@ impl Notes {
     /// # Cancel safety
     /// Dropping the future before it is ready sends nothing.
     pub async fn send(&self, lane: u16, parts: &[&[u8]]) -> Result<(), WorkerError> {
+        if !self.connection.is_over()
+            && let Some(note) = BoxedNote::of(parts)
+            && let Some(mut exchange) = self.exchange(lane)
+        {
+            exchange.put(&note);
+            return Ok(());
+        }
         let note = self.note(lane, parts)?;
+        let in_line = self.boxes.as_ref().map(|boxes| boxes.begin_message(self.lanes_of(lane)));
+        self.send_message(&note).await.map_err(|error| self.lost(lane, error))?;
+        if let Some(in_line) = in_line {
+            in_line.sent();
+        }
+        Ok(())
+    }
+
+    /// Begins an exchange of one short note each way, without a message: each lies where the other side looks. `None` if a note
+    /// must be [sent](Self::send) now.
+    pub fn exchange(&self, lane: u16) -> Option<NoteExchange<'_>> {
+        let exchange = self.boxes.as_ref()?.exchange(lane)?;
+        Some(NoteExchange { notes: self, lane, exchange: Some(exchange) })
+    }
+
+    /// Whether the runtime's other tasks should have a turn before the next exchange, because many were complete without any.
+    pub fn is_others_turn(&self) -> bool {
+        self.connection.queue_pair.is_others_turn()
+    }
+
+    fn wake(&self, lane: u16) {
+        let Ok(wake_up) = self.message(lane, &[]) else { return };
+        if self.connection.protocol.send_note_now(&wake_up).is_none() {
+            let connection = self.connection.clone();
+            let woken = async move { drop(connection.protocol.send_note(&wake_up).await) };
+            self.peer.worker.runtime().spawn("wake the receiver of a note", Box::pin(woken));
+        }
+    }
+
+    async fn send_message(&self, note: &Message) -> Result<(), ChannelError> {
         let protocol = &self.connection.protocol;
-        let sent = match protocol.send_note_now(&note) {
+        match protocol.send_note_now(note) {
             Some(sent) => sent,
-            None => protocol.send_note(&note).await,
-        };
-        sent.map_err(|error| self.lost(lane, error))
+            None => protocol.send_note(note).await,
+        }
+    }
+
+    fn lanes_of(&self, lane: u16) -> Range<u16> {
+        if lane == Self::EVERY_LANE { 0..self.lanes } else { lane..lane.saturating_add(1) }
     }
 
     fn note(&self, lane: u16, parts: &[&[u8]]) -> Result<Message, WorkerError> {
+        if parts.iter().all(|part| part.is_empty()) {
+            let remedy =
+                "a note of no bytes wakes its receiver for one that lies in a fast box: send at least one"
+                    .to_owned();
+            return Err(WorkerError::Config { field: "note", value: "0".to_owned(), remedy });
+        }
+        self.message(lane, parts)
+    }
+
+    fn message(&self, lane: u16, parts: &[&[u8]]) -> Result<Message, WorkerError> {
         Note::of(self.channel, lane, parts).ok_or_else(|| {
             let value = parts.iter().map(|part| part.len()).sum::<usize>().to_string();
             let remedy = format!("a note has at most {NOTE_BYTES_MAX} bytes: send longer values in a step");
@@ -120,14 +179,124 @@ impl Notes {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn poll_recv(&self, lane: u16, context: &Context<'_>) -> Poll<Result<EagerContent, WorkerError>> {
-        let polled = self.connection.protocol.poll_note(self.channel, lane, context);
+        let polled = match &self.boxes {
+            Some(boxes) => self.poll_boxes(boxes, lane, context),
+            None => self.connection.protocol.poll_note(self.channel, lane, context),
+        };
         polled.map_err(|error| self.lost(lane, error))
+    }
+
+    /// The next note, in a box or by message.
+    fn poll_boxes(
+        &self,
+        boxes: &ChannelBoxes,
+        lane: u16,
+        context: &Context<'_>,
+    ) -> Poll<Result<EagerContent, ChannelError>> {
+        let DataConnection { protocol, queue_pair, .. } = &*self.connection;
+        let mut may_look = queue_pair.may_help();
+        let mut may_wait = false;
+        // A peer that wakes this side without end does not keep it here.
+        for _ in 0..=Self::UNTAKEN_MAX {
+            let mut earlier = boxes.take(lane);
+            if let Some(note) = earlier {
+                return Poll::Ready(Ok(note.into()));
+            }
+            let waits = may_wait.then_some(context);
+            let has_earlier = || {
+                earlier = boxes.take(lane);
+                earlier.is_some()
+            };
+            match protocol.poll_untaken(self.channel, lane, waits, has_earlier) {
+                Poll::Ready(Ok(Some(note))) if note.is_empty() => {
+                    // The peer woke this side for a note in a box.
+                }
+                Poll::Ready(Ok(Some(note))) => {
+                    boxes.took_message(lane);
+                    return Poll::Ready(Ok(note));
+                }
+                Poll::Ready(Ok(None)) => {
+                    return Poll::Ready(Ok(earlier.map(EagerContent::from).unwrap_or_default()));
+                }
+                // What was put before the connection's end comes before it.
+                Poll::Ready(Err(error)) => {
+                    return Poll::Ready(boxes.take(lane).map(EagerContent::from).ok_or(error));
+                }
+                Poll::Pending if std::mem::take(&mut may_look) => {
+                    let _found = queue_pair.look_for_both(|| boxes.peek(lane).is_some());
+                }
+                Poll::Pending if !may_wait => {
+                    may_wait = true;
+                    boxes.fall_asleep(lane);
+                }
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
     }
 
     fn lost(&self, lane: u16, error: ChannelError) -> WorkerError {
         let key = format!("note in lane {lane} of channel {}", self.channel);
         let transfer = Transfer { peer: self.peer.name(), key: &key, step: None };
         self.connection.lost_error(transfer.name(), error.0)
+    }
+}
+
+/// A note that lies where the peer looks, and the one that the peer leaves in the same lane. Nobody else sends or receives in the lane
+/// while this lives, and the peer may sleep until it is dropped: so keep it for some microseconds.
+#[must_use = "the peer may sleep until it is dropped"]
+pub struct NoteExchange<'notes> {
+    notes: &'notes Notes,
+    lane: u16,
+    /// Until it is dropped.
+    exchange: Option<Exchange<'notes>>,
+}
+
+impl fmt::Debug for NoteExchange<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("NoteExchange").field("lane", &self.lane).finish_non_exhaustive()
+    }
+}
+
+impl NoteExchange<'_> {
+    /// Puts this side's note. Once.
+    pub fn put(&mut self, note: &BoxedNote) {
+        if let Some(exchange) = &mut self.exchange {
+            exchange.put(note);
+        }
+    }
+
+    /// Copies the peer's next note into `note`, if it has come in the same way. It stays the next until it is
+    /// [taken](Self::take).
+    pub fn peek(&self, note: &mut BoxedNote) -> bool {
+        self.exchange.as_ref().is_some_and(|exchange| exchange.peek(note))
+    }
+
+    /// Looks for a few microseconds, if that pays off now, until `found` is true. Returns whether it is.
+    pub fn look_for(&self, found: impl FnMut() -> bool) -> bool {
+        self.notes.connection.queue_pair.look_for(found)
+    }
+
+    /// Whether the peer seems to sleep: then nothing comes before this is dropped.
+    pub fn seems_asleep(&self) -> bool {
+        self.exchange.as_ref().is_some_and(Exchange::seems_asleep)
+    }
+
+    /// Takes the note that [`peek`](Self::peek) gave.
+    pub fn take(&mut self, note: &BoxedNote) {
+        if let Some(exchange) = &mut self.exchange {
+            exchange.take(note);
+            self.notes.connection.queue_pair.found_on_board();
+        }
+    }
+}
+
+impl Drop for NoteExchange<'_> {
+    fn drop(&mut self) {
+        if self.exchange.take().is_some_and(Exchange::settle) {
+            self.notes.wake(self.lane);
+        }
     }
 }
 

@@ -1,0 +1,33 @@
+//! Notes that have come, for sides that look for notes elsewhere, too.
+
+use std::task::{Context, Poll};
+
+use super::Connection;
+use crate::{Channel, ChannelError, EagerContent};
+
+impl<C: Channel> Connection<C> {
+    /// The next note of the peer in a lane, as far as it has come; `None` if `has_earlier` says that one before it lies elsewhere,
+    /// which is asked only when a note has come. Looks for no arrivals. Without a note, the task of `context`, if there is one, is
+    /// woken by the next.
+    ///
+    /// # Errors
+    /// The connection is over, and all notes were taken.
+    pub fn poll_untaken(
+        &self,
+        channel: u64,
+        lane: u16,
+        context: Option<&Context<'_>>,
+        has_earlier: impl FnOnce() -> bool,
+    ) -> Poll<Result<Option<EagerContent>, ChannelError>> {
+        let mut state = self.lock();
+        if state.notes.has(channel, lane) {
+            let note = if has_earlier() { None } else { state.notes.take(channel, lane) };
+            return Poll::Ready(Ok(note));
+        }
+        let replaced = context.and_then(|context| state.notes.wait(channel, lane, context.waker()));
+        let failure = state.failure();
+        drop(state);
+        drop(replaced);
+        failure.map_or_else(|error| Poll::Ready(Err(error)), |()| Poll::Pending)
+    }
+}

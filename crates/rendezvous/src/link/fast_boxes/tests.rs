@@ -1,0 +1,207 @@
+//! Two sides in one process, whose boards are words of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use super::*;
+
+const CHANNEL: u64 = 7;
+
+/// What a side writes.
+type Words = Arc<[AtomicU64]>;
+
+#[derive(Debug)]
+struct Side {
+    own: Words,
+    peer: Words,
+}
+
+impl Board for Side {
+    fn publish(&self, at: usize, words: &[u64]) {
+        for (index, word) in words.iter().enumerate().rev() {
+            self.own[(at + index) % BOARD_WORDS].store(*word, Ordering::SeqCst);
+        }
+    }
+
+    fn announce(&self, at: usize, word: u64) {
+        self.publish(at, &[word]);
+    }
+
+    fn peer(&self, at: usize) -> u64 {
+        self.peer[at % BOARD_WORDS].load(Ordering::SeqCst)
+    }
+
+    fn peer_after_own(&self, at: usize) -> u64 {
+        self.peer(at)
+    }
+}
+
+fn words() -> Words {
+    (0..BOARD_WORDS).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn two() -> [Arc<FastBoxes>; 2] {
+    let (one, other) = (words(), words());
+    [(one.clone(), other.clone()), (other, one)]
+        .map(|(own, peer)| FastBoxes::new(Arc::new(Side { own, peer })))
+}
+
+/// Both sides have opened the channel, and know each other's set.
+fn met() -> [ChannelBoxes; 2] {
+    let open = two().map(|boxes| boxes.open(CHANNEL).unwrap());
+    open.iter().for_each(|boxes| assert!(boxes.peek(0).is_none()));
+    open
+}
+
+fn note(text: &[u8]) -> BoxedNote {
+    BoxedNote::of(&[text]).unwrap()
+}
+
+/// Whether the note was put into a box, and the peer must be woken.
+fn put(boxes: &ChannelBoxes, text: &[u8]) -> Option<bool> {
+    let mut exchange = boxes.exchange(0)?;
+    exchange.put(&note(text));
+    Some(exchange.settle())
+}
+
+fn taken(boxes: &ChannelBoxes) -> Option<Vec<u8>> {
+    boxes.take(0).map(|note| note.bytes().to_vec())
+}
+
+#[test]
+fn a_note_of_any_length_that_fits_comes_as_it_was_sent() {
+    let [one, other] = met();
+    for length in 0..=BYTES_MAX {
+        let text: Vec<u8> = (0..length as u8).collect();
+        assert_eq!((put(&one, &text), taken(&other)), (Some(false), Some(text.clone())));
+        assert_eq!((put(&other, &text), taken(&one)), (Some(false), Some(text)));
+    }
+    assert!(BoxedNote::of(&[&[0; BYTES_MAX], &[0]]).is_none());
+}
+
+#[test]
+fn a_box_is_not_filled_again_before_its_note_was_taken() {
+    let [one, other] = met();
+    assert_eq!([put(&one, b"1"), put(&one, b"2"), put(&one, b"3")], [Some(false), Some(false), None]);
+    assert_eq!(taken(&other).unwrap(), b"1");
+    assert_eq!(put(&one, b"3"), None, "nobody has said so yet");
+    assert_eq!(taken(&other).unwrap(), b"2");
+    assert_eq!([put(&one, b"3"), put(&one, b"4")], [Some(false), Some(false)], "the state says so");
+    assert_eq!(
+        [taken(&other), taken(&other), taken(&other)],
+        [Some(b"3".to_vec()), Some(b"4".to_vec()), None]
+    );
+}
+
+#[test]
+fn notes_keep_their_order_whichever_way_they_travel() {
+    let [one, other] = met();
+    assert!(put(&one, b"1").is_some());
+    let in_line = one.begin_message(0..2);
+    assert!(put(&one, b"2").is_none(), "it would overtake the message");
+    in_line.sent();
+    drop(one.begin_message(0..1));
+    assert_eq!(taken(&other).unwrap(), b"1");
+    assert!(other.peek(0).is_none(), "the message is the next");
+    other.took_message(0);
+    assert!(put(&one, b"3").is_some(), "what was not sent does not count");
+    assert_eq!(taken(&other).unwrap(), b"3");
+}
+
+#[test]
+fn a_sleeper_is_woken_once_for_each_note() {
+    let [one, other] = met();
+    other.fall_asleep(0);
+    assert_eq!([put(&one, b"1"), put(&one, b"2")], [Some(true), Some(false)]);
+    assert_eq!(taken(&other).unwrap(), b"1");
+    assert_eq!(taken(&other).unwrap(), b"2");
+    assert_eq!(put(&one, b"3"), Some(false), "it is awake");
+    other.fall_asleep(0);
+    assert_eq!(put(&one, b"4"), Some(true), "the third lies there, and it sleeps");
+}
+
+#[test]
+fn numbers_go_on_behind_the_last() {
+    let [one, other] = met();
+    for boxes in [&one, &other] {
+        let mut lane = boxes.lane(0).unwrap();
+        (lane.sent, lane.taken, lane.taken_by_peer) = (u32::MAX - 2, u32::MAX - 2, u32::MAX - 2);
+    }
+    for round in 0..6u8 {
+        assert!(put(&one, &[round]).is_some() && put(&other, &[round]).is_some());
+        assert_eq!([taken(&one), taken(&other)], [Some(vec![round]), Some(vec![round])]);
+    }
+}
+
+#[test]
+fn notes_are_put_for_a_side_that_has_the_channel_open_alone() {
+    let [ours, theirs] = two();
+    let one = ours.open(CHANNEL).unwrap();
+    assert!(put(&one, b"early").is_none());
+    let other = theirs.open(CHANNEL + 1).unwrap();
+    assert!(other.peek(0).is_none() && put(&one, b"another channel").is_none());
+    let met = theirs.open(CHANNEL).unwrap();
+    assert!(put(&one, b"not read yet").is_none());
+    assert!(met.peek(0).is_none() && put(&one, b"1").is_some());
+    drop(met);
+    assert!(put(&one, b"closed").is_none());
+    let again = theirs.open(CHANNEL).unwrap();
+    assert!(again.peek(0).is_none(), "what was put for the one before");
+    assert!(
+        put(&one, b"2").is_none() && put(&again, b"2").is_none(),
+        "it counts otherwise than the one before"
+    );
+}
+
+#[test]
+fn a_set_is_used_again_when_the_peer_reads_it_no_more() {
+    let [ours, theirs] = two();
+    let other = theirs.open(CHANNEL).unwrap();
+    let one = ours.open(CHANNEL).unwrap();
+    assert!(other.peek(0).is_none() && put(&one, b"last").is_some());
+    drop(one);
+    let open: Vec<_> = (0..SETS as u64).map(|more| ours.open(100 + more)).collect();
+    assert_eq!(open.iter().flatten().count(), SETS - 1, "the first is read");
+    assert_eq!(taken(&other).unwrap(), b"last");
+    drop((other, open));
+    for more in 0..10_000 {
+        assert_eq!(ours.open(more).iter().count(), 1, "however many are opened one after the other");
+    }
+    let open: Vec<_> = (0..SETS as u64).map(|more| ours.open(more)).collect();
+    assert_eq!(open.iter().flatten().count(), SETS);
+    assert!(ours.open(1000).is_none());
+}
+
+#[test]
+fn a_hostile_board_gives_bounded_notes_and_refuses_its_own_only() {
+    let (own, peer) = (words(), words());
+    let ours = FastBoxes::new(Arc::new(Side { own, peer: peer.clone() }));
+    let boxes = ours.open(CHANNEL).unwrap();
+    let mut seed = 1u64;
+    let mut random = || {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        seed >> 20 ^ seed << 40
+    };
+    peer[super::CHANNEL].store(CHANNEL, Ordering::SeqCst);
+    peer[READS].store(boxes.opening, Ordering::SeqCst);
+    peer[OPENING].store(u64::MAX, Ordering::SeqCst);
+    let mut found = 0;
+    for round in 0..20_000u32 {
+        // Each word of the first lane, and now and then the number that is awaited, with any length.
+        (STATES..BOXES_AT + BOXES * BOX_WORDS).for_each(|at| peer[at].store(random(), Ordering::SeqCst));
+        if round % 2 == 0 {
+            let number = boxes.lane(0).unwrap().taken.wrapping_add(1);
+            let first = u64::from(number) | random() << 32;
+            peer[box_at(0, 0, number)].store(first, Ordering::SeqCst);
+        }
+        if let Some(note) = boxes.take(0) {
+            found += 1;
+            assert!(note.bytes().len() <= BYTES_MAX);
+        }
+        let before = boxes.lane(0).unwrap().sent;
+        let sent = put(&boxes, b"mine").is_some();
+        assert_eq!(boxes.lane(0).unwrap().sent, before + u32::from(sent));
+        boxes.fall_asleep(0);
+    }
+    assert!(found >= 10_000, "{found}");
+    assert!(boxes.exchange(LANES as u16).is_none() && boxes.take(u16::MAX).is_none());
+}
