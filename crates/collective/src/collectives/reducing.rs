@@ -1,6 +1,12 @@
 //! Reductions: elements of all ranks, combined.
 
-use std::{fmt, future::IntoFuture, time::Duration};
+use std::{
+    fmt,
+    future::IntoFuture,
+    pin::Pin,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use futures::future::try_join_all;
 use smallvec::SmallVec;
@@ -18,13 +24,13 @@ use super::{
 use crate::{
     call::{Call, CallKind, hash_of_numbers},
     error::GroupError,
-    group::{
-        Group,
-        calling::{Arrived, Calling},
-    },
+    group::{Group, calling::Calling},
     reduction::Reduction,
     schedule::{self, Algorithm, Plan},
 };
+
+/// The longest values that are exchanged at once, if the other ranks are as quick.
+const SHORTEST_BYTES_MAX: usize = 64;
 
 /// A call that combines elements of all ranks in place, made by [`Group::all_reduce`], [`Group::reduce`] and
 /// [`Group::reduce_scatter`]. It has its number already, and sends nothing until it is awaited.
@@ -147,17 +153,85 @@ impl Reducing<'_> {
 
 impl<'a> IntoFuture for Reducing<'a> {
     type Output = Result<(), GroupError>;
-    type IntoFuture = BoxFuture<'a, Self::Output>;
+    type IntoFuture = ReducingFuture<'a>;
 
-    fn into_future(self) -> Self::IntoFuture {
-        let Self { mut calling, bytes, dtype, reduction, algorithm, counts } = self;
-        let algorithm = algorithm.unwrap_or_else(|| default_algorithm(&calling, bytes.len()));
-        let is_all_reduce = calling.call.kind == CallKind::AllReduce;
+    fn into_future(mut self) -> Self::IntoFuture {
+        let Self { calling, bytes, reduction, algorithm, counts, .. } = &mut self;
+        let chosen = algorithm.unwrap_or_else(|| default_algorithm(calling, bytes.len()));
+        *algorithm = Some(chosen);
         calling.call.reduction = reduction.number();
-        calling.call.algorithm = if is_all_reduce { algorithm as u8 } else { 0 };
+        calling.call.algorithm = if calling.call.kind == CallKind::AllReduce { chosen as u8 } else { 0 };
         if !counts.is_empty() {
             calling.call.parts = hash_of_numbers(counts.iter().map(|count| *count as u64));
         }
+        ReducingFuture(State::Begins(self))
+    }
+}
+
+/// A [`Reducing`] that is awaited.
+#[must_use = "the group is over if a call is not awaited"]
+pub struct ReducingFuture<'a>(State<'a>);
+
+// A call that is done at once is not boxed: that would take as long as the rest of it.
+#[allow(clippy::large_enum_variant)]
+enum State<'a> {
+    Begins(Reducing<'a>),
+    UnderWay(BoxFuture<'a, Result<(), GroupError>>),
+    Done,
+}
+
+impl fmt::Debug for ReducingFuture<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ReducingFuture").finish_non_exhaustive()
+    }
+}
+
+impl Future for ReducingFuture<'_> {
+    type Output = Result<(), GroupError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let State::Begins(reducing) = &mut self.0 {
+            if reducing.calling.is_others_turn() {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            if let Some(done) = reducing.at_once() {
+                self.0 = State::Done;
+                return Poll::Ready(done);
+            }
+            if let State::Begins(reducing) = std::mem::replace(&mut self.0, State::Done) {
+                self.0 = State::UnderWay(reducing.under_way());
+            }
+        }
+        match &mut self.0 {
+            State::UnderWay(future) => future.as_mut().poll(context),
+            State::Begins(_) | State::Done => Poll::Pending,
+        }
+    }
+}
+
+impl<'a> Reducing<'a> {
+    /// A short all-reduce whose notes come while this side looks takes neither memory nor a timer.
+    fn at_once(&mut self) -> Option<Result<(), GroupError>> {
+        let Self { calling, bytes, dtype, reduction, algorithm, .. } = self;
+        let is_short = calling.call.kind == CallKind::AllReduce
+            && *algorithm == Some(Algorithm::Exchange)
+            && bytes.len() <= SHORTEST_BYTES_MAX;
+        if !is_short || reduction.check(*dtype).is_err() {
+            return None;
+        }
+        let own: SmallVec<[u8; SHORTEST_BYTES_MAX]> = SmallVec::from_slice(bytes);
+        let how = How { reduction, dtype: *dtype, width: 0 };
+        calling.exchange_at_once(&own, |arrived| {
+            let inputs = in_order_of_ranks(calling, &own, arrived, 0..own.len());
+            how.fold_all(bytes, &inputs)
+        })
+    }
+
+    fn under_way(self) -> BoxFuture<'a, Result<(), GroupError>> {
+        let Self { calling, bytes, dtype, reduction, algorithm, counts } = self;
+        let algorithm = algorithm.unwrap_or_else(|| default_algorithm(&calling, bytes.len()));
+        let is_all_reduce = calling.call.kind == CallKind::AllReduce;
         let width = (dtype.bits() / 8) as usize;
         Box::pin(async move {
             let opens_with_neighbours =
@@ -246,7 +320,12 @@ impl How<'_> {
     }
 
     /// Combines the own elements with those that have `arrived` of the others, in the order of the ranks.
-    fn combine(&self, calling: &Calling, bytes: &mut [u8], arrived: &[Arrived]) -> Result<(), GroupError> {
+    fn combine(
+        &self,
+        calling: &Calling,
+        bytes: &mut [u8],
+        arrived: &[impl AsRef<[u8]>],
+    ) -> Result<(), GroupError> {
         let own: SmallVec<[u8; 64]> = SmallVec::from_slice(bytes);
         let inputs = in_order_of_ranks(calling, &own, arrived, 0..own.len());
         self.fold_all(bytes, &inputs)

@@ -5,6 +5,8 @@
 //! compares with its own, and what is short goes with it: in a [note](super::telling), or under a key of the group's step. Longer
 //! contents have another key, and the order between them and calls does not matter.
 
+mod at_once;
+
 use std::{
     future::{Future, poll_fn},
     iter, mem,
@@ -186,6 +188,10 @@ impl Calling {
             Ok(done) => done,
             Err(_) => Box::pin(self.complete_long(done, self.limit - short)).await,
         };
+        self.end(done)
+    }
+
+    fn end<T>(&self, done: Result<T, GroupError>) -> Result<T, GroupError> {
         self.is_complete.store(true, Ordering::Relaxed);
         match done {
             Ok(value) => {
@@ -321,8 +327,7 @@ impl Calling {
 
     /// Sends `bytes`, which are [short](Self::is_short), with the call: `to` was sent nothing yet.
     pub(crate) async fn send_short(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
-        self.tells(to);
-        self.tell(to, bytes).await
+        if self.tells(to) { self.tell(to, bytes).await } else { Ok(()) }
     }
 
     /// `length` bytes that `from` has [sent](Self::send_short) with the call.

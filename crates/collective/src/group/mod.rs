@@ -19,7 +19,7 @@ use std::{
     pin::pin,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -95,6 +95,8 @@ pub(crate) struct Lane {
     /// How many of its calls are complete.
     complete: AtomicU64,
     completed: Notify,
+    /// How many tasks wait for that.
+    waiting: AtomicUsize,
     /// The keys of calls, and of contents that do not travel with one.
     pub(crate) keys: [String; 2],
 }
@@ -102,24 +104,53 @@ pub(crate) struct Lane {
 impl Lane {
     fn new(number: usize) -> Self {
         let keys = ["call", "content"].map(|key| format!("{key} {number}"));
-        Self { number: number as u16, complete: AtomicU64::new(0), completed: Notify::new(), keys }
+        Self {
+            number: number as u16,
+            complete: AtomicU64::new(0),
+            completed: Notify::new(),
+            waiting: AtomicUsize::new(0),
+            keys,
+        }
     }
 
     pub(crate) fn end_call(&self) {
-        self.complete.fetch_add(1, Ordering::Release);
-        self.completed.notify_waiters();
+        self.complete.fetch_add(1, Ordering::SeqCst);
+        // Whoever counts as waiting later than this finds the call complete.
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            self.completed.notify_waiters();
+        }
     }
 
     /// Waits until so many calls are complete.
     pub(crate) async fn wait_for(&self, calls: u64) {
-        while self.complete.load(Ordering::Acquire) < calls {
+        if self.complete.load(Ordering::Acquire) >= calls {
+            return;
+        }
+        let _waiting = Waiting::begin(&self.waiting);
+        while self.complete.load(Ordering::SeqCst) < calls {
             let mut completed = pin!(self.completed.notified());
             completed.as_mut().enable();
             // One that ended before this task was in line told nobody.
-            if self.complete.load(Ordering::Acquire) < calls {
+            if self.complete.load(Ordering::SeqCst) < calls {
                 completed.await;
             }
         }
+    }
+}
+
+/// Counts a task while it waits.
+struct Waiting<'lane>(&'lane AtomicUsize);
+
+impl<'lane> Waiting<'lane> {
+    fn begin(waiting: &'lane AtomicUsize) -> Self {
+        waiting.fetch_add(1, Ordering::SeqCst);
+        Self(waiting)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

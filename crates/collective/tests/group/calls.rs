@@ -17,6 +17,7 @@ over_fabrics! {
     an_all_to_all_transposes,
     nobody_leaves_a_barrier_before_all_have_come,
     several_calls_are_under_way_at_once,
+    short_calls_of_all_lanes_follow_each_other_for_long,
     many_calls_one_after_the_other_keep_nothing,
 }
 
@@ -116,6 +117,33 @@ async fn nobody_leaves_a_barrier_before_all_have_come(fabric: FabricKind) {
                 .await;
         }
         ranks.each(async |group| group.close().await.unwrap()).await;
+        ranks.shutdown().await;
+    }
+}
+
+/// Each lane carries hundreds of calls, which all travel in the same few boxes where there are any. Between them, longer ones do not.
+async fn short_calls_of_all_lanes_follow_each_other_for_long(fabric: FabricKind) {
+    const ROUNDS: i64 = 625;
+    for size in [2, 3] {
+        let ranks = ranks(fabric, size).await;
+        ranks
+            .each(async |group| {
+                let rank = group.rank() as i64;
+                for round in 0..ROUNDS {
+                    let length = if round % 50 == 49 { 100 } else { 1 };
+                    let mut values: Vec<_> =
+                        (0..16).map(|call| vec![round * 16 + call + rank; length]).collect();
+                    let calls: Vec<_> = values.iter_mut().map(|values| group.all_reduce(values)).collect();
+                    let done = join_all(calls.into_iter().map(|call| async move { call.await })).await;
+                    done.into_iter().for_each(|done| done.unwrap());
+                    let size = size as i64;
+                    for (call, values) in (0..).zip(values) {
+                        let sum = (round * 16 + call) * size + size * (size - 1) / 2;
+                        assert!(values.iter().all(|value| *value == sum), "{values:?} instead of {sum}");
+                    }
+                }
+            })
+            .await;
         ranks.shutdown().await;
     }
 }

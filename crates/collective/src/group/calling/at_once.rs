@@ -1,0 +1,94 @@
+//! Short calls between ranks of one host that come to the call together: each puts its note where the others look, and finds theirs
+//! there. Such a call takes no message, no memory and no timer. All else is as in any other call, which this one becomes if something
+//! is missing: another rank is late, a note differs, or does not fit into a box.
+
+use std::sync::atomic::Ordering;
+
+use smallvec::SmallVec;
+use tensorwire_rendezvous::{BoxedNote, NoteExchange, Notes};
+
+use super::Calling;
+use crate::{
+    call::{CallKind, HEADER_BYTES},
+    error::GroupError,
+    group::CALLS_UNDER_WAY,
+};
+
+/// The notes of a call that were put where the other ranks look. Mostly it is one.
+type Exchanges<'notes> = SmallVec<[NoteExchange<'notes>; 1]>;
+
+/// The content of a note that came at once.
+#[derive(Clone)]
+pub(crate) struct ShortArrived(BoxedNote);
+
+impl AsRef<[u8]> for ShortArrived {
+    fn as_ref(&self) -> &[u8] {
+        self.0.bytes().get(HEADER_BYTES..).unwrap_or_default()
+    }
+}
+
+impl Calling {
+    /// Exchanges `bytes` with all other ranks and completes the call with what `work` makes of theirs, in the order of
+    /// [`others`](Self::others), if it is its turn, and all notes travel in fast boxes and come while this side looks. `None` if the
+    /// call goes on as any other: what was told stays told, and nothing was taken.
+    pub(crate) fn exchange_at_once<T>(
+        &self,
+        bytes: &[u8],
+        work: impl FnOnce(&[ShortArrived]) -> Result<T, GroupError>,
+    ) -> Option<Result<T, GroupError>> {
+        if self.size() < 2 || self.group.over.get().is_some() || !self.is_turn() {
+            return None;
+        }
+        let own = BoxedNote::of(&[&self.call.encode(), bytes])?;
+        let lane = self.group.lane(&self.call).number;
+        let exchange = |to: usize| self.group.notes(to)?.exchange(lane);
+        let mut exchanges: Exchanges<'_> = self.others().map_while(exchange).collect();
+        if exchanges.len() + 1 < self.size() {
+            return None;
+        }
+        let mut arrived: SmallVec<[ShortArrived; 1]> =
+            SmallVec::from_elem(ShortArrived(BoxedNote::EMPTY), exchanges.len());
+        exchanges.iter_mut().for_each(|exchange| exchange.put(&own));
+        if !hear_all(&exchanges, &own, &mut arrived) {
+            drop(exchanges);
+            self.others().for_each(|to| {
+                self.tells(to);
+            });
+            return None;
+        }
+        exchanges.iter_mut().zip(&arrived).for_each(|(exchange, note)| exchange.take(&note.0));
+        drop(exchanges);
+        Some(self.end(work(&arrived)))
+    }
+
+    /// Whether the runtime's other tasks should have a turn before the call is exchanged at once.
+    pub(crate) fn is_others_turn(&self) -> bool {
+        self.others().next().and_then(|rank| self.group.notes(rank)).is_some_and(Notes::is_others_turn)
+    }
+
+    /// Whether the lane's earlier calls are complete.
+    fn is_turn(&self) -> bool {
+        let lane = self.group.lane(&self.call);
+        self.call.kind != CallKind::Close
+            && lane.complete.load(Ordering::Acquire) >= self.call.number / CALLS_UNDER_WAY as u64
+    }
+}
+
+/// Whether the notes of all other ranks come while this side looks, each with the same call as `own`, and as long.
+fn hear_all(exchanges: &[NoteExchange<'_>], own: &BoxedNote, arrived: &mut [ShortArrived]) -> bool {
+    let mut left = exchanges.iter().zip(arrived).peekable();
+    let mut is_same = true;
+    let mut hear = || {
+        while let Some((exchange, note)) = left.peek_mut() {
+            if !exchange.peek(&mut note.0) {
+                return false;
+            }
+            is_same &= note.0.is_like(own, HEADER_BYTES);
+            left.next();
+        }
+        true
+    };
+    // One that sleeps is woken first.
+    let may_look = |_: &&NoteExchange<'_>| !exchanges.iter().any(NoteExchange::seems_asleep);
+    (hear() || exchanges.first().filter(may_look).is_some_and(|exchange| exchange.look_for(hear))) && is_same
+}
