@@ -3,9 +3,9 @@
 mod at_once;
 mod housekeeping;
 mod inbound;
+mod message_line;
 mod noting;
 mod outbound;
-mod request_line;
 mod rings;
 mod turn;
 
@@ -18,7 +18,8 @@ use std::{
 
 use housekeeping::Keeper;
 use inbound::{ArrivalError, Inbound};
-use request_line::RequestLine;
+use message_line::MessageLine;
+pub(crate) use message_line::Waiting;
 pub use rings::Rings;
 use rings::RingsInUse;
 use tensorwire_testpoints::sync::Mutex;
@@ -82,7 +83,7 @@ pub(crate) struct State<L> {
     pub(crate) contents_in_flight: u32,
     contents_max: u32,
     messages: WaitQueue,
-    request_line: RequestLine,
+    message_line: MessageLine,
     /// Nobody in line is woken to post the requests at its head: the next request takes them along, or the housekeeping task
     /// posts them.
     is_line_left: bool,
@@ -196,7 +197,7 @@ impl<C: Channel> Connection<C> {
             contents_in_flight: 0,
             contents_max,
             messages: WaitQueue::default(),
-            request_line: RequestLine::default(),
+            message_line: MessageLine::default(),
             is_line_left: false,
             measure: Vec::new(),
             forms: Vec::new(),
@@ -430,9 +431,12 @@ impl<C: Channel> Connection<C> {
         wake: Option<Waker>,
         returned: Option<(C::Lent, LentEnd)>,
     ) {
+        let posted = self.post_line_unless_left(&mut state);
         let line = state.next_in_lines();
         let keeper = state.keeper_with_work();
         drop(state);
+        // If a post has failed, the connection is over, and all its tasks are woken.
+        let _ = self.finish_posted(posted);
         if let Some(waker) = wake {
             waker.wake();
         }

@@ -91,7 +91,7 @@ impl Notes {
         let protocol = &self.connection.protocol;
         let sent = match protocol.send_note_now(&note) {
             Some(sent) => sent,
-            None => protocol.send_note(&note).await,
+            None => protocol.send_note(note).await,
         };
         sent.map_err(|error| self.lost(lane, error))
     }

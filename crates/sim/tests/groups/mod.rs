@@ -299,3 +299,9 @@ fn every_group_keeps_every_promise_twice() {
     eprintln!("{reached:?}");
     assert!(seeds < SEEDS || reached.is_all(), "{reached:?}");
 }
+
+/// Calls under way together stood still: a message in line was that of a receive which its call does not poll while it sends.
+#[test]
+fn calls_under_way_together_do_not_wait_for_a_receive_that_is_not_polled() {
+    run(378, Some(&Plan { entries: Vec::new() })).unwrap();
+}
