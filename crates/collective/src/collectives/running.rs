@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, ops::Range, pin::Pin};
 
-use futures::stream::{self, Stream, StreamExt as _};
+use futures::{
+    poll,
+    stream::{self, BoxStream, Peekable, Stream, StreamExt as _},
+};
 use smallvec::SmallVec;
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
 
@@ -14,10 +17,25 @@ use crate::{
 
 /// How many messages are awaited ahead of those that are combined, and how many exchanges those that are sent: while one is combined,
 /// the next ones are on their way in both directions.
-const AHEAD: usize = 4;
+pub(crate) const AHEAD: usize = 4;
 
 /// What other ranks send this one, as it comes.
-pub(super) type Incoming<'a> = Pin<Box<dyn Stream<Item = Result<Arrived, GroupError>> + Send + 'a>>;
+pub(super) type Incoming<'a> = Peekable<BoxStream<'a, Result<Arrived, GroupError>>>;
+
+/// What `receives` give, in their order. `ahead` of them are requested now, before this rank sends anything: a request that comes while the
+/// other rank combines waits until that is done.
+pub(super) async fn requested<'a, F>(
+    receives: impl Stream<Item = F> + Send + 'a,
+    ahead: usize,
+) -> Incoming<'a>
+where
+    F: Future<Output = Result<Arrived, GroupError>> + Send + 'a,
+{
+    let mut incoming = receives.buffered(ahead).boxed().peekable();
+    // What has come already is taken later.
+    let _ = poll!(Pin::new(&mut incoming).peek());
+    incoming
+}
 
 /// The elements of a call, as bytes, and how they are combined.
 pub(super) struct Elements<'a> {
@@ -46,7 +64,7 @@ pub(super) async fn run(
         calling.connect(from).await?;
     }
     let receives = receives.into_iter().map(|(from, length)| calling.receive(from, length));
-    let mut incoming: Incoming<'_> = Box::pin(stream::iter(receives).buffered(AHEAD));
+    let mut incoming = requested(stream::iter(receives), AHEAD).await;
     let mut unsent = plan.exchanges.iter().enumerate().peekable();
     for (number, exchange) in plan.exchanges.iter().enumerate() {
         while let Some((_, next)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {

@@ -17,7 +17,7 @@ use tensorwire_rendezvous::{Tensor, WorkerError};
 
 use super::{
     how::How,
-    running::{Incoming, in_order_of_ranks, replace},
+    running::{Incoming, in_order_of_ranks, replace, requested},
 };
 use crate::{
     error::GroupError,
@@ -32,7 +32,7 @@ pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8
     let segments = schedule::view_segments(bytes.len(), how.width, calling.size());
     // Beside what is awaited: the results of the segment before, the values of the next one, and the own results.
     let ahead = 3 * (calling.size() - 1);
-    let mut incoming: Incoming<'_> = Box::pin(receives(calling, &segments).buffered(ahead));
+    let mut incoming = requested(receives(calling, &segments), ahead).await;
     lend(calling, bytes, segments.first()).await?;
     for (number, parts) in segments.iter().enumerate() {
         lend(calling, bytes, segments.get(number + 1)).await?;
@@ -60,7 +60,7 @@ pub(super) async fn all_reduce_lent(
     let receives = whole.chain(segments.iter().flat_map(|parts| results_of(calling, parts)));
     let receives = stream::iter(receives.map(|(from, length)| calling.receive(from, length)));
     // The results of the segment before, and those of this one.
-    let mut incoming: Incoming<'_> = Box::pin(receives.buffered(2 * (calling.size() - 1)));
+    let mut incoming = requested(receives, 2 * (calling.size() - 1)).await;
     for to in calling.others() {
         match calling.is_short(output.len()) {
             true => calling.send(to, input.bytes()).await?,

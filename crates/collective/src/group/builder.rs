@@ -2,11 +2,22 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::Group;
-use crate::{error::GroupError, store::Store};
+use tensorwire_rendezvous::{DuplicatePolicy, Worker};
+
+use super::{CALLS_UNDER_WAY, Group};
+use crate::{collectives::AHEAD, error::GroupError, pair::RECV_BUFFERS_MAX, store::Store};
 
 /// The time that joining, and each call, may take unless another is given.
 const LIMIT: Duration = Duration::from_secs(30);
+
+/// A group needs as many receives outstanding at a rank: those of its receive buffers, and those of its calls. Calls under way together
+/// would otherwise wait for one another, because a receive that waits for the next rank has what another call's receive needs.
+const REQUESTS_MIN: u32 = 256;
+
+/// Receives of one call that are outstanding at a rank: contents, and two more, for the call itself and for the group's end.
+const REQUESTS_OF_CALL: usize = AHEAD + 2;
+
+const _: () = assert!(RECV_BUFFERS_MAX + CALLS_UNDER_WAY * REQUESTS_OF_CALL <= REQUESTS_MIN as usize);
 
 /// Longest name of a group, in bytes.
 const NAME_BYTES_MAX: usize = 128;
@@ -29,7 +40,7 @@ impl Group {
     /// ```
     /// use std::sync::Arc;
     /// use tensorwire_collective::{Group, store::MemoryStore};
-    /// use tensorwire_rendezvous::Worker;
+    /// use tensorwire_rendezvous::{DuplicatePolicy, Worker};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -68,7 +79,7 @@ impl GroupBuilder {
         self
     }
 
-    pub(super) fn check(&self) -> Result<(), GroupError> {
+    pub(super) fn check(&self, worker: &Worker) -> Result<(), GroupError> {
         let refuse = |field, value: String, remedy: &str| {
             Err(GroupError::Argument { field, value, remedy: remedy.to_owned() })
         };
@@ -79,6 +90,15 @@ impl GroupBuilder {
             return Err(GroupError::no_such_rank("rank", self.rank, self.size));
         }
         check_name(&self.name)?;
+        if worker.duplicates() != DuplicatePolicy::Queue {
+            let remedy = "a group sends many values under one key: leave the worker's setting at `Queue`";
+            return refuse("duplicates", format!("{:?}", worker.duplicates()), remedy);
+        }
+        let requests_max = worker.requests_max();
+        if requests_max < REQUESTS_MIN {
+            let remedy = format!("give the workers of all ranks at least {REQUESTS_MIN}");
+            return refuse("requests_max", requests_max.to_string(), &remedy);
+        }
         if self.limit.is_zero() {
             return refuse("timeout", format!("{:?}", self.limit), "give the ranks time to come");
         }

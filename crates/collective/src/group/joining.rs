@@ -84,13 +84,14 @@ impl GroupBuilder {
     ///
     /// # Errors
     /// [`GroupError::Missing`] with the ranks that did not come in time; [`GroupError::RankTaken`],
-    /// [`GroupError::OtherRun`], [`GroupError::Store`], [`GroupError::Argument`].
+    /// [`GroupError::OtherRun`], [`GroupError::Store`]; [`GroupError::Argument`], also if the worker's
+    /// [`requests_max`](tensorwire_rendezvous::Flow::requests_max) is below 256.
     ///
     /// # Cancel safety
     /// Dropping the future gives the rank up: the others do not complete either. Its record stays in the store, so the rank can be
     /// joined again only in another run.
     pub async fn join(self, worker: &Worker) -> Result<Group, GroupError> {
-        self.check()?;
+        self.check(worker)?;
         join(self, worker).await
     }
 

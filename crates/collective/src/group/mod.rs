@@ -25,7 +25,7 @@ use std::{
 };
 
 use tensorwire_protocol::{Code, Status};
-use tensorwire_rendezvous::{DuplicatePolicy, Notes, Peer, Step, Worker, WorkerError};
+use tensorwire_rendezvous::{Notes, Peer, Step, Worker, WorkerError};
 use tensorwire_verbs_reactor::Runtime;
 use tokio::sync::{Notify, watch};
 
@@ -189,12 +189,6 @@ impl GroupState {
         members: Vec<Member>,
         before: Vec<Arc<OwnRegister>>,
     ) -> Result<Self, GroupError> {
-        if worker.duplicates() != DuplicatePolicy::Queue {
-            let remedy =
-                "a group sends many values under one key: leave the worker's setting at `Queue`".to_owned();
-            let value = format!("{:?}", worker.duplicates());
-            return Err(GroupError::Argument { field: "duplicates", value, remedy });
-        }
         let mut names = HashSet::new();
         for (at, member) in members.iter().enumerate() {
             if !names.insert(member.worker.as_str()) {

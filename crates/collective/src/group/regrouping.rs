@@ -106,7 +106,7 @@ impl GroupBuilder {
     /// # Cancel safety
     /// May be dropped and called again. The ranks may admit what was dropped, and go on without it after their timeout.
     pub async fn rejoin(self, worker: &Worker) -> Result<Group, GroupError> {
-        self.check()?;
+        self.check(worker)?;
         let end = worker.runtime().now().saturating_add(self.limit);
         let run = self.run(worker.runtime().as_ref(), end).await?;
         let (identity, newcomer, told) = newcomers::wait(&self, worker, &run, end).await?;

@@ -39,6 +39,17 @@ async fn what_cannot_be_joined_is_refused() {
 }
 
 #[tokio::test]
+async fn a_worker_of_few_requests_is_refused() {
+    let worker = Worker::builder("one").flow(|flow| flow.requests_max = 255).start().await.unwrap();
+    match Group::builder(store(), 0, 1).join(&worker).await.unwrap_err() {
+        GroupError::Argument { field: "requests_max", value, remedy } => {
+            assert!(value == "255" && remedy.contains("256"), "{value}: {remedy}");
+        }
+        error => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
 async fn a_worker_that_takes_one_value_of_a_key_cannot_join() {
     let worker = Worker::builder("one").duplicates(DuplicatePolicy::Report).start().await.unwrap();
     match Group::builder(store(), 0, 1).join(&worker).await.unwrap_err() {
