@@ -5,7 +5,7 @@ use crate::{
     collectives::collective::Collective,
     group::{
         Group,
-        dissemination::{disseminate, part},
+        dissemination::{disseminate, disseminate_acknowledged},
     },
 };
 
@@ -34,6 +34,7 @@ impl Group {
     /// Dropping it ends the group.
     pub fn close(self) -> Collective<()> {
         let calling = self.call(|number| Call::plain(number, CallKind::Close));
-        Collective::new(calling, |calling| Box::pin(part(calling))).opening_with_neighbours()
+        Collective::new(calling, |calling| Box::pin(disseminate_acknowledged(calling)))
+            .opening_with_neighbours()
     }
 }

@@ -1,11 +1,11 @@
-//! The settings of a group that is to be joined.
+//! The settings with which a worker joins a group.
 
 use std::{sync::Arc, time::Duration};
 
 use super::Group;
 use crate::{error::GroupError, store::Store};
 
-/// The time that joining, and each call, may take unless another is given.
+/// The default time limit of joining, and of each call.
 const LIMIT: Duration = Duration::from_secs(30);
 
 /// Longest name of a group, in bytes.
@@ -24,7 +24,7 @@ pub struct GroupBuilder {
 }
 
 impl Group {
-    /// A group of `size` ranks, of which this process is `rank`. They find each other through `store`.
+    /// A group of `size` ranks, of which this process is `rank`. The ranks find each other through `store`.
     ///
     /// ```
     /// use std::sync::Arc;
@@ -48,21 +48,21 @@ impl Group {
 }
 
 impl GroupBuilder {
-    /// The group's name. Groups of different names in one store have nothing to do with each other. Default: `group`.
+    /// The group's name. Groups with different names in one store are independent. Default: `group`.
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.name = name.into();
         self
     }
 
-    /// What tells this run from all others, as the launcher's job id ([`Launch::job`](crate::launch::Launch::job)). All ranks must
-    /// give the same, and no earlier run may have had it with this store. Default: rank 0 makes one up and writes it into the
-    /// store, and the other ranks read it there.
+    /// The id of this run, as the launcher's job id ([`Launch::job`](crate::launch::Launch::job)). It must be the same on all
+    /// ranks, and different from that of any earlier run with this store. Default: rank 0 draws an id and writes it into the
+    /// store, where the others read it.
     pub fn job(mut self, job: impl Into<String>) -> Self {
         self.job = Some(job.into());
         self
     }
 
-    /// How long joining may take, and each call of the group. Default: 30 seconds.
+    /// The time limit of joining, and of each call of the group. Default: 30 seconds.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
@@ -73,20 +73,20 @@ impl GroupBuilder {
             Err(GroupError::Argument { field, value, remedy: remedy.to_owned() })
         };
         if self.size == 0 || u32::try_from(self.size).is_err() {
-            return refuse("size", self.size.to_string(), "a group has at least one rank");
+            return refuse("size", self.size.to_string(), "a group has 1 to 2^32 - 1 ranks");
         }
         if self.rank >= self.size {
             return Err(GroupError::no_such_rank("rank", self.rank, self.size));
         }
         check_name(&self.name)?;
         if self.limit.is_zero() {
-            return refuse("timeout", format!("{:?}", self.limit), "give the ranks time to come");
+            return refuse("timeout", format!("{:?}", self.limit), "must be more than zero");
         }
         Ok(())
     }
 }
 
-/// A group may be called so.
+/// Checks the name of a group.
 pub(super) fn check_name(name: &str) -> Result<(), GroupError> {
     if !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(char::is_control) {
         return Ok(());

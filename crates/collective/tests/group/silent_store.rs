@@ -39,7 +39,7 @@ async fn half_without_an_answer_of_the_store_are_told_so_in_time(fabric: FabricK
     let error = shrunk.expect("in time").unwrap_err();
     let GroupError::NoMajority { size: 2, come, store: Some(store), .. } = &error else { panic!("{error}") };
     assert_eq!(*come, [0]);
-    assert!(store.to_string().contains("has not answered in time"), "{store}");
+    assert!(store.to_string().contains("no answer in time"), "{store}");
     workers[0].shutdown().await;
 }
 
