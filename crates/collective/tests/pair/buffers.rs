@@ -89,7 +89,7 @@ async fn waits_are_counted(fabric: FabricKind) {
         outgoing.wait_send().await.unwrap();
     }
     let none = outgoing.wait_send().await.unwrap_err().to_string();
-    assert_eq!(none, "wait_send = `no send`: wait at most once for each send of this buffer");
+    assert_eq!(none, "wait_send = `no send in progress`: wait at most once for each send of this buffer");
     for at in 0..3 {
         assert_eq!(incoming.wait_recv().await.unwrap(), at..at + 1);
     }
