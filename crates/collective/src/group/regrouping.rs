@@ -28,7 +28,7 @@ impl Group {
     ///
     /// The ranks that are left must agree: more than half of this group's ranks, or half of them and the store, which decides
     /// between two halves. So the store may be lost, and two parts of a broken network never both go on. A rank that answers but
-    /// does not call this is awaited for the group's [`timeout`](Self::timeout). If a rank is lost meanwhile, the ranks that are
+    /// does not call this is awaited for twice the group's [`timeout`](Self::timeout). If a rank is lost meanwhile, the ranks that are
     /// left of the new generation begin again.
     ///
     /// # Errors

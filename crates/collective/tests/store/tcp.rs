@@ -77,7 +77,7 @@ async fn without_a_server_the_error_says_what_to_check() {
     let limit = Duration::from_secs(1);
     let error = TcpStore::connect(&address.to_string(), limit, runtime()).await.unwrap_err();
     assert!(error.to_string().contains(&address.to_string()), "{error}");
-    assert!(detail(&error).contains("refused") && detail(&error).contains("serves runs"), "{error}");
+    assert!(detail(&error).contains("refused") && detail(&error).contains("serving rank runs"), "{error}");
 }
 
 /// Answers the first connection with `bytes`.
@@ -96,7 +96,7 @@ async fn answer_with(bytes: &[u8]) -> StoreError {
 #[tokio::test]
 async fn a_wrong_port_is_told_at_once() {
     let error = answer_with(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
-    assert!(detail(&error).contains("is no store"), "{error}");
+    assert!(detail(&error).contains("another program"), "{error}");
     let error = answer_with(b"SSH-2.0-OpenSSH_9.6p1 Debian\r\n").await;
     assert!(detail(&error).contains("give the port"), "{error}");
 }
@@ -132,7 +132,7 @@ async fn a_port_that_closes_connections_is_told_of() {
         connected = TcpStore::connect(&address, limit, runtime()) => connected.unwrap_err(),
         () = close => unreachable!(),
     };
-    assert!(detail(&error).contains("not as a store"), "{error}");
+    assert!(detail(&error).contains("does not answer as a store"), "{error}");
 }
 
 #[tokio::test]
