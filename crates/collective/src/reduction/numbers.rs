@@ -184,7 +184,7 @@ fn each<T: Element>(into: &mut [u8], first: Option<&[u8]>, second: &[u8], combin
     let targets = into.chunks_exact_mut(width).zip(second.chunks_exact(width));
     match first {
         None => {
-            targets.for_each(|(target, other)| combine(T::decode(target), T::decode(other)).encode(target))
+            targets.for_each(|(target, other)| combine(T::decode(target), T::decode(other)).encode(target));
         }
         Some(first) => targets.zip(first.chunks_exact(width)).for_each(|((target, other), first)| {
             combine(T::decode(first), T::decode(other)).encode(target);
