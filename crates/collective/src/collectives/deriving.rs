@@ -15,7 +15,7 @@ impl Group {
     ///
     /// ```no_run
     /// # async fn example(group: tensorwire_collective::Group) -> Result<(), tensorwire_collective::GroupError> {
-    /// Short calls of one group do not wait for a long call of the other.
+    /// // Short calls of one group do not wait for a long call of the other.
     /// let short = group.derive("short").await?;
     /// short.barrier().await?;
     /// short.close().await?;

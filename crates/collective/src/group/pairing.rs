@@ -84,7 +84,7 @@ impl Group {
     /// let (mut outgoing, mut incoming) = (group.send_buffer(other, 0, 4096)?, group.recv_buffer(other, 0, 4096)?);
     /// for round in 0..100 {
     ///     outgoing.bytes_mut()[..8].fill(round);
-    /// The first 8 bytes, to the offset 16.
+    ///     // The first 8 bytes, to the offset 16.
     ///     outgoing.send(0, 8, 16).await?;
     ///     outgoing.wait_send().await?;
     ///     let landed = incoming.wait_recv().await?;

@@ -66,14 +66,14 @@ impl Group {
     ///     while epoch < 10 {
     ///         match group.all_reduce(&mut gradient).await {
     ///             Ok(()) => epoch += 1,
-    /// Load the values of the last checkpoint.
+    ///             // Load the values of the last checkpoint.
     ///             Err(_) => group = group.shrink().await?,
     ///         }
-    /// Rank 0 decides, so that all ranks do the same.
+    ///         // Rank 0 decides, so that all ranks do the same.
     ///         let mut waiting = [if group.rank() == 0 { group.waiting().await.unwrap_or(0) as u64 } else { 0 }];
     ///         if group.all_reduce(&mut waiting).await.is_err() || waiting[0] > 0 {
     ///             group = group.admit().await?;
-    /// Rank 0 broadcasts the epoch and the values to the newcomers.
+    ///             // Rank 0 broadcasts the epoch and the values to the newcomers.
     ///         }
     ///     }
     ///     group.close().await

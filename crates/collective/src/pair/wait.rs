@@ -107,7 +107,7 @@ impl<'a, T: Send + 'a> IntoFuture for Wait<'a, T> {
 /// let waiting = group.recv(1, 7).abort_by(&handle);
 /// handle.abort();
 /// assert!(matches!(waiting.await, Err(GroupError::Aborted { .. })));
-/// A later operation with the handle waits again.
+/// // A later operation with the handle waits again.
 /// let message = group.recv(1, 7).abort_by(&handle).await?;
 /// # Ok(())
 /// # }
