@@ -261,13 +261,13 @@ impl Calling {
 
     /// Sends the call header to the next rank and compares that of the previous rank, unless `work` has claimed these.
     fn compare(&self) -> impl Future<Output = Result<(), GroupError>> + Send + '_ {
-        let (before, behind) = self.neighbours();
+        let (previous, next) = self.neighbours();
         let is_alone = self.size() == 1;
         let (must_send, must_receive) =
-            (!is_alone && self.claim_send(behind), !is_alone && self.claim_receive(before));
+            (!is_alone && self.claim_send(next), !is_alone && self.claim_receive(previous));
         async move {
-            let receive = async { if must_receive { self.receive_call(before).await } else { Ok(()) } };
-            let send = async { if must_send { self.send_call(behind, &[]).await } else { Ok(()) } };
+            let receive = async { if must_receive { self.receive_call(previous).await } else { Ok(()) } };
+            let send = async { if must_send { self.send_call(next, &[]).await } else { Ok(()) } };
             try_join(receive, send).await.map(drop)
         }
     }

@@ -25,7 +25,7 @@
 //!   and holds the vote. All votes that count, of whichever rank, were requested after all ranks had joined, and so after all
 //!   witnesses were written: between any two of them the store has lost nothing. If the store loses its data between the vote and
 //!   the check, the witness is lost too, and the vote does not count. A store that restores an older state of its data, with the
-//!   witness and without the vote, cannot be told from one that lost nothing.
+//!   witness and without the vote, cannot be distinguished from one that lost nothing.
 
 use super::member::Member;
 

@@ -212,8 +212,8 @@ async fn receive(core: &Core, from: &[usize], call: &Call) -> Result<Message, Gr
     let lane = Lane::Tag(call.number);
     let key = lane.key();
     let turn = core.turn.load(Ordering::Relaxed);
-    let (before, behind) = from.split_at(from.partition_point(|rank| *rank < turn));
-    let asked = behind.iter().chain(before).filter_map(|rank| {
+    let (before, after) = from.split_at(from.partition_point(|rank| *rank < turn));
+    let asked = after.iter().chain(before).filter_map(|rank| {
         let (key, peer) = (&key, core.peers.get(*rank)?);
         Some(async move { (*rank, core.next(peer, key).await) })
     });
