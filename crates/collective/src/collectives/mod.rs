@@ -1,4 +1,4 @@
-//! The collectives: how the values of each travel.
+//! The collectives.
 
 pub(crate) mod barrier;
 mod broadcast;

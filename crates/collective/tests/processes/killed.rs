@@ -6,17 +6,17 @@ use rustix::process::Signal;
 
 use crate::harness::{LIMIT, Other, close, sum, tell, test};
 
-/// Lengths of values: what travels in a few messages, and what the kill cuts short.
+/// Lengths of values: of a few messages, and long enough for the kill to interrupt.
 const LENGTHS: [usize; 2] = [1_000, 1_000_000];
 
-/// What a rank says that notices the loss of `lost` itself, or is told of it.
+/// The errors of a rank that notices the loss of `lost` itself, or receives it from another.
 fn names_the_lost(error: &str, lost: usize) -> bool {
-    let told = error.strip_prefix("Over: the group is over: ");
+    let received = error.strip_prefix("Over: the group is over: ");
     let noticed = error.strip_prefix("RankLost: ");
-    told.or(noticed).is_some_and(|why| why.contains(&format!("rank {lost} is lost: ")))
+    received.or(noticed).is_some_and(|why| why.contains(&format!("rank {lost} is lost: ")))
 }
 
-/// The ranks in `left`, as they were numbered at first, agree and have the right sum.
+/// The ranks in `left`, by their original numbers, agree and get the right sum.
 pub(crate) fn go_on(ranks: &[Other], left: &[usize], size: usize) {
     for (rank, other) in ranks.iter().enumerate() {
         other.expect(&format!("shrunk to {rank} of {size}"));
