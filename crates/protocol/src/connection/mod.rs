@@ -82,6 +82,8 @@ pub(crate) struct State<L> {
     notes: NoteChannels,
     pub(crate) contents_in_flight: u32,
     contents_max: u32,
+    /// The first content in line had its turn, and there was no credit: the next one is left to it.
+    is_content_due: bool,
     messages: WaitQueue,
     message_line: MessageLine,
     /// Nobody in line is woken to post the requests at its head: the next request takes them along, or the housekeeping task
@@ -133,6 +135,13 @@ impl<L> State<L> {
             Turnstile::Contents => self.contents_in_flight < self.contents_max && self.flow.may_try_content(),
         };
         if is_open { self.queue(turnstile).take_first() } else { None }
+    }
+
+    /// Whether messages leave the last credit to a content. Messages are woken first, so that contents would wait as long as there
+    /// are messages: where receives are given up all the time, each brings a CANCEL_ACK.
+    fn is_credit_for_content(&self) -> bool {
+        let may_be_posted = self.contents_in_flight < self.contents_max && !self.contents.is_empty();
+        self.is_content_due && may_be_posted && self.flow.is_last_credit()
     }
 
     /// Whether somebody is in line, or the housekeeping task sleeps and has work.
@@ -196,6 +205,7 @@ impl<C: Channel> Connection<C> {
             notes: NoteChannels::default(),
             contents_in_flight: 0,
             contents_max,
+            is_content_due: false,
             messages: WaitQueue::default(),
             message_line: MessageLine::default(),
             is_line_left: false,
