@@ -9,7 +9,10 @@ use tensorwire_rendezvous::{Worker, WorkerError};
 use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use crate::pairs;
+use crate::{
+    pairs,
+    rdma::{End, over_at},
+};
 
 /// How many rounds of a loop are reported: as many as a parent reads.
 pub(crate) const ROUNDS: u64 = 10;
@@ -86,9 +89,12 @@ impl Rank {
         let fabric = match fabric {
             "shm" => FabricKind::SHM,
             "tcp" => FabricKind::TCP,
+            "verbs" => FabricKind::VERBS,
             other => panic!("no fabric of these tests: {other}"),
         };
-        let worker = Worker::builder(&format!("{job}_{rank}")).require(fabric);
+        // Over verbs, ranks take turns at the devices.
+        let end = if rank.is_multiple_of(2) { End::Left } else { End::Right };
+        let worker = over_at(Worker::builder(&format!("{job}_{rank}")), fabric, end);
         let worker = worker.liveness(milliseconds(liveness)).start().await.unwrap();
         let runtime = worker.runtime().clone();
         let store = match address {

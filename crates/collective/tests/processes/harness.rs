@@ -14,12 +14,12 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::child;
+use crate::{child, rdma::patient};
 
 /// The arguments of a child, from its parent.
 pub(crate) const CHILD: &str = "TENSORWIRE_COLLECTIVE_TEST_CHILD";
 
-/// How long a step of a test may take that has no limit of its own.
+/// How long a step of a test may take that has no limit of its own, before [`patient`] makes it longer.
 pub(crate) const STEP: Duration = Duration::from_secs(30);
 
 /// The limit of each call of a group whose ranks fail.
@@ -37,7 +37,10 @@ impl Other {
     /// Starts `test` (`module::name`) in a process of its own, which [`child::run`] runs with `role`.
     fn start(test: &str, role: String) -> Self {
         let mut command = Command::new(env::current_exe().unwrap());
-        command.args([test, "--exact", "--nocapture"]).env(CHILD, &role).env_remove("TENSORWIRE_SECRET_FILE");
+        command
+            .args([test, "--exact", "--nocapture", "--include-ignored"])
+            .env(CHILD, &role)
+            .env_remove("TENSORWIRE_SECRET_FILE");
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (to, from) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
         let (found, lines) = channel();
@@ -62,7 +65,7 @@ impl Other {
     }
 
     pub(crate) fn hear(&self) -> String {
-        self.hear_until(Instant::now() + STEP)
+        self.hear_until(Instant::now() + patient(STEP))
     }
 
     #[track_caller]
@@ -130,7 +133,8 @@ pub(crate) fn test(name: &'static str, fabric: &'static str, limit: Duration, bo
         return child::run(&role);
     }
     let (store, store_address) = serve(name, "127.0.0.1:0");
-    body(Test { name, fabric, limit, liveness: Duration::from_secs(10), store, store_address });
+    let liveness = patient(Duration::from_secs(10));
+    body(Test { name, fabric, limit, liveness, store, store_address });
 }
 
 /// Starts a store in a process of its own. Returns it with its address.

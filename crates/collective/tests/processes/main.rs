@@ -10,6 +10,8 @@ mod isolated;
 mod killed;
 mod late;
 mod pairs;
+#[path = "../../../rendezvous/tests/rdma/mod.rs"]
+mod rdma;
 mod rejoined;
 mod restarted;
 mod served;
