@@ -1,8 +1,8 @@
 //! Four processes average a gradient: each is a rank of a group.
 //!
 //! `cargo run --release --example all_reduce` starts itself once for each rank. A launcher may do that instead, for instance
-//! `torchrun --no-python --nproc-per-node 4 target/release/examples/all_reduce`. `TENSORWIRE_STORE` names another store than the
-//! launcher does: `redis://HOST` if it is built with `--features tensorwire/redis`.
+//! `torchrun --no-python --nproc-per-node 4 target/release/examples/all_reduce`. `TENSORWIRE_STORE` overrides the launcher's
+//! store: for example `redis://HOST`, if built with `--features tensorwire/redis`.
 #![forbid(unsafe_code)]
 
 use std::{error::Error, sync::Arc, time::Duration};

@@ -1,11 +1,12 @@
-//! Data-parallel training: ranks that hold the same network, each compute the gradient of a part of every batch, and average.
+//! Data-parallel training: all ranks have the same network. Each computes the gradient of a part of every batch, and they
+//! average.
 //!
-//! - A **rank** computes its part's gradient layer by layer, the last one first, on a thread of its own. As soon as a layer's
-//!   part is computed, an all-reduce adds up those of all ranks, while the thread goes on with the layer before. Then each rank
-//!   follows the whole gradient, so all keep the same parameters and nobody serves them.
+//! - A **rank** computes its gradient layer by layer, the last layer first, on its own thread. As soon as a layer's gradient is
+//!   computed, an all-reduce adds up those of all ranks, while the thread computes the layer before. Then each rank applies the
+//!   whole gradient, so all have the same parameters without a server.
 //! - The **launcher** serves the store in which the ranks find each other, and starts them; torchrun or srun can do that, too.
 //!
-//! If a rank is killed, the others shrink the group, agree on the step that is furthest, and go on. Begin with `rank.rs`.
+//! If a rank is killed, the others shrink the group, take the parameters of the furthest step, and go on. Begin with `rank.rs`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "this is a user's program: it has tokio's clock")]
 

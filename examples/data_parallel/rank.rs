@@ -1,4 +1,4 @@
-//! A rank: it joins the group, trains, and goes on without ranks that are lost.
+//! A rank: it joins the group, trains, and goes on if other ranks are lost.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 
 use crate::{Failure, step::Trainee};
 
-/// Trains until all steps are done. The first rank that is left prints the result.
+/// Trains until all steps are done. Rank 0 of the last group prints the result.
 pub(crate) async fn run(flags: &Flags, launch: Launch) -> Result<(), Failure> {
     let mut builder = Worker::builder(&format!("rank_{}", launch.rank));
     let named = [FabricKind::SHM, FabricKind::TCP, FabricKind::VERBS];
@@ -38,7 +38,7 @@ async fn join(worker: &Worker, launch: Launch, limit: Duration) -> Result<Group,
     Ok(group.join(worker).await?)
 }
 
-/// Returns this rank's number at the end, and what it has learned.
+/// Returns this rank's last number, and the training result.
 async fn train(flags: &Flags, mut group: Group) -> Result<(usize, Trained), Failure> {
     let (plan, mut trainee) = (flags.plan(), Trainee::new(flags.seed));
     let shown = |group: &Group| Progress::new("training", flags.steps, group.rank() == 0 && !flags.json);
@@ -73,7 +73,7 @@ async fn train(flags: &Flags, mut group: Group) -> Result<(usize, Trained), Fail
     ))
 }
 
-/// The group without the ranks that are lost, and the step at which it goes on. If none is lost, the error ends the training.
+/// Shrinks the group. Returns it with the step at which it goes on. If no rank is lost, the error ends the training.
 async fn go_on(
     mut group: Group,
     mut error: GroupError,
@@ -97,7 +97,7 @@ async fn go_on(
     }
 }
 
-/// The furthest step of any rank, with its parameters: some ranks may have completed a step in which others failed.
+/// The furthest step of any rank, with its parameters: some ranks may have completed a step that failed on others.
 async fn newest(
     group: &Group,
     step: u64,
@@ -116,7 +116,7 @@ async fn newest(
     Ok((furthest, newest))
 }
 
-/// Ends the group. Returns how many bytes all ranks have sent and received, as the fabrics count them, and by which transports.
+/// Ends the group. Returns how many bytes all ranks have sent and received by the fabrics' counters, and the transports.
 async fn finish(group: &Group) -> Result<(u64, String), GroupError> {
     let peers = group.worker().peers();
     let mut moved =

@@ -1,4 +1,4 @@
-//! One step of training: the backward pass on a thread, and the all-reduces of what it has computed meanwhile.
+//! One step of training: the backward pass on a thread, and the all-reduces of its results meanwhile.
 
 use std::ops::Range;
 
@@ -11,16 +11,16 @@ use tensorwire_examples::training::{Model, Plan, descend};
 
 use crate::Failure;
 
-/// What a rank has learned. The same on all ranks after the same step.
+/// The state of training on a rank, the same on all ranks after the same step.
 pub(crate) struct Trainee {
     model: Model,
-    /// Weights and bias of each layer, in turns.
+    /// Weights and bias of each layer, alternating.
     pub(crate) parameters: Vec<Vec<f32>>,
-    /// Memory of the last step's buckets, for the next one's.
+    /// The last step's buckets, whose memory the next step reuses.
     buckets: Vec<Bucket>,
 }
 
-/// A layer's gradients in one piece, those of the weights first, and behind them the loss.
+/// A layer's gradients, those of the weights first, followed by the loss.
 type Bucket = Vec<f32>;
 
 impl Trainee {
@@ -29,7 +29,7 @@ impl Trainee {
         Self { parameters: model.initial_parameters(), model, buckets: Vec::new() }
     }
 
-    /// Does one step of all ranks. Returns the loss; or the error of a call, and then the parameters are those of before.
+    /// Does one step together with all ranks. Returns the loss, or the error of a call, after which the parameters are unchanged.
     pub(crate) async fn step(
         mut self,
         group: &Group,
@@ -44,7 +44,8 @@ impl Trainee {
             self.compute(samples, share, finished);
             self
         });
-        // All ranks have the buckets, and so the calls, in one order. Each is under way while the next bucket is computed.
+        // All ranks make the calls in the same order, that of the buckets. A call is in progress while the next bucket is
+        // computed.
         let reducing = computed.map(|bucket| sum_of_all(group, bucket)).buffered(layers).try_collect();
         let reduced: Result<Vec<Bucket>, GroupError> = reducing.await;
         self = computing.await?;
@@ -64,14 +65,14 @@ impl Trainee {
             let (bias, loss) = rest.split_at_mut(bias);
             layer.write(weights, bias);
             loss.fill(layer.loss);
-            // With it the sum of all ranks is the mean of the whole batch, also where ranks have different numbers of samples.
+            // With this factor the sum over all ranks is the mean of the batch, also if ranks have different numbers of samples.
             bucket.iter_mut().for_each(|slope| *slope *= share);
-            // There is room for all. Nobody receives any more if a call has failed.
+            // The channel has room for all buckets. It is closed if a call has failed.
             let _ = finished.try_send(bucket);
         });
     }
 
-    /// Moves the parameters along the gradient of the whole batch. Returns its loss.
+    /// Applies the gradient of the whole batch. Returns its loss.
     fn follow(&mut self, buckets: Vec<Bucket>, rate: f32) -> f32 {
         for (layer, bucket) in self.parameters.chunks_exact_mut(2).rev().zip(&buckets) {
             let mut rest = bucket.as_slice();
@@ -91,7 +92,7 @@ async fn sum_of_all(group: &Group, mut bucket: Bucket) -> Result<Bucket, GroupEr
     Ok(bucket)
 }
 
-/// The part of a step's samples that a rank takes. Which samples a step has does not depend on the number of ranks.
+/// The part of a step's samples for a rank. The samples of a step do not depend on the number of ranks.
 fn samples(batch: u64, step: u64, rank: u64, size: u64) -> Range<u64> {
     let begin = |rank: u64| step * batch + batch * rank / size;
     begin(rank)..begin(rank + 1)

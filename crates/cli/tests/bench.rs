@@ -201,6 +201,7 @@ needs_a_device! {
     verbs_write_is_measured: "write" "64K";
     verbs_pingpong_is_measured: "pingpong" "8";
     verbs_pull_is_measured: "pull" "8";
+    verbs_all_reduce_is_measured: "all-reduce" "512K";
 }
 
 #[test]

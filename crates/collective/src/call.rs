@@ -1,4 +1,4 @@
-//! What a rank calls, and how the ranks find out that they call the same.
+//! What a rank calls, and the header by which ranks compare their calls.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-/// Bytes of a [`Call`] in a message.
+/// The length of an encoded [`Call`].
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 
 /// The first bytes of each header. They change with the format.
 const MAGIC: [u8; 4] = *b"TWG2";
 
-/// For [`Call::root`]: there is none.
+/// [`Call::root`] of a call without a root.
 const NO_ROOT: u32 = u32::MAX;
 
-/// A [`Call`] as it travels.
+/// An encoded [`Call`].
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Header {
@@ -116,25 +116,25 @@ impl fmt::Display for CallKind {
     }
 }
 
-/// A call of one rank: what must be the same on all ranks.
+/// A call of one rank. Every field must be the same on all ranks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Call {
     /// Its number within the group, from 0; the tag, slot or export of an operation between two ranks.
     pub number: u64,
     /// Which collective.
     pub kind: CallKind,
-    /// The element type; `None` where values bring their own.
+    /// The element type. `None` if each value has its own.
     pub dtype: Option<DataType>,
-    /// The number of elements; 0 where values bring their own.
+    /// The number of elements. 0 if each value has its own.
     pub elements: u64,
-    /// The number of the [`Reduction`](crate::Reduction); 0 if nothing is reduced.
+    /// The number of the [`Reduction`](crate::Reduction). 0 if nothing is reduced.
     pub reduction: u8,
-    /// The number of the [`Algorithm`](crate::Algorithm); 0 where there is no choice.
+    /// The number of the [`Algorithm`](crate::Algorithm). 0 if there is no choice.
     pub algorithm: u8,
-    /// The root's rank, where there is one.
+    /// The root's rank, if there is one.
     pub root: Option<u32>,
-    /// A hash of the numbers of elements of the ranks' parts, or of a derived group's name and ranks; of how
-    /// many tensors each rank gives and their shape; 0 where there are none.
+    /// A hash of the number of elements of each rank's part; of the name and ranks of a derived group; or of the number and shape
+    /// of each rank's tensors. 0 if there are none.
     pub parts: u32,
 }
 
@@ -144,7 +144,7 @@ impl Call {
         Self { number, kind, dtype: None, elements: 0, reduction: 0, algorithm: 0, root: None, parts: 0 }
     }
 
-    /// A call with a root. One that no rank can have stays one.
+    /// A call with a root. A root too large for the field becomes another invalid one.
     pub(crate) fn rooted(number: u64, kind: CallKind, root: usize) -> Self {
         let root = u32::try_from(root).unwrap_or(NO_ROOT).min(NO_ROOT - 1);
         Self { root: Some(root), ..Self::plain(number, kind) }
@@ -166,7 +166,7 @@ impl Call {
         zerocopy::transmute!(header)
     }
 
-    /// The call that a header describes. `None` if it is not one of this version.
+    /// Decodes a header. `None` if it is of another version or invalid.
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let (header, _content) = Header::ref_from_prefix(bytes).ok()?;
         if header.magic != MAGIC {
@@ -211,7 +211,7 @@ impl fmt::Display for Call {
     }
 }
 
-/// A hash that is the same on all ranks, whatever they were built with: FNV-1a.
+/// FNV-1a: a hash that does not depend on the build.
 pub(crate) fn hash(bytes: impl IntoIterator<Item = u8>) -> u64 {
     bytes
         .into_iter()

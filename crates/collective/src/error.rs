@@ -7,13 +7,13 @@ use tensorwire_rendezvous::WorkerError;
 
 use crate::{call::Call, reduction::ReductionError, store::StoreError};
 
-/// Why a group cannot be joined, or why a call failed. After an error of a call, the group is over for all its ranks: each gets
-/// an error in its current or next call. [`Group::shrink`](crate::Group::shrink) makes a group of those that are left. An error of an
+/// Why a group cannot be joined, or why a call failed. An error of a call ends the group for all its ranks: each gets an error in
+/// its current or next call. [`Group::shrink`](crate::Group::shrink) makes a group of those that are left. An error of an
 /// operation between [pairs](crate::pair) of ranks ends that operation alone.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
-    /// An argument that cannot be used.
+    /// An invalid argument.
     #[error("{field} = `{}`: {remedy}", escaped(value))]
     Argument {
         /// The argument.
@@ -23,7 +23,7 @@ pub enum GroupError {
         /// What to use instead.
         remedy: String,
     },
-    /// The elements cannot be reduced so.
+    /// The elements cannot be reduced this way.
     #[error(transparent)]
     Reduction(#[from] ReductionError),
     /// The store failed.
@@ -31,7 +31,7 @@ pub enum GroupError {
     Store(#[from] StoreError),
     /// Ranks did not join in time.
     #[error(
-        "group `{group}`: after {limit:?} these ranks of {size} have not joined: {missing:?}; see whether they run, and whether they \
+        "group `{group}`: ranks {missing:?} of {size} have not joined after {limit:?}; check that they run, and that they \
          use the same store, the same name and the same number of ranks"
     )]
     Missing {
@@ -39,7 +39,7 @@ pub enum GroupError {
         group: String,
         /// The number of ranks.
         size: usize,
-        /// How long was waited.
+        /// The time limit.
         limit: Duration,
         /// The ranks without a record.
         missing: Vec<usize>,
@@ -64,12 +64,12 @@ pub enum GroupError {
     OtherRun {
         /// The group's name.
         group: String,
-        /// Who began it.
+        /// The worker that began it.
         by: String,
     },
-    /// The group was made without this rank.
+    /// The others formed a group without this rank.
     #[error(
-        "group `{group}`: the others went on without rank {rank}, which they did not hear of in time; come back with \
+        "group `{group}`: the others went on without rank {rank}, which did not answer in time; come back with \
          `rejoin`, or allow more time with `timeout`"
     )]
     LeftOut {
@@ -78,9 +78,9 @@ pub enum GroupError {
         /// This rank.
         rank: usize,
     },
-    /// Too few ranks are left to go on: others may have gone on without them.
+    /// Too few ranks are left to go on. Others may have gone on without them.
     #[error(
-        "group `{group}`: only ranks {come:?} of {size} have come, and to go on takes more than half, or half and the store{}, also of \
+        "group `{group}`: only ranks {come:?} of {size} have come; to go on, more than half must, or half and the store{}, also of \
          newcomers that were admitted; start the job again, or come back with `rejoin` if others went on",
         of_store(store.as_deref())
     )]
@@ -89,34 +89,34 @@ pub enum GroupError {
         group: String,
         /// The number of its ranks.
         size: usize,
-        /// Those that have come, as far as this one knows.
+        /// The ranks that have come, as far as this one knows.
         come: Vec<usize>,
-        /// Why the store did not decide between two halves, if it was asked.
+        /// Why the store did not decide between two halves, if it was asked to.
         store: Option<Box<StoreError>>,
     },
-    /// The ranks of a group did not admit this one in time.
+    /// The group's ranks did not admit this worker in time.
     #[error(
-        "group `{group}`: nobody has admitted this rank after {limit:?}; see whether the group's ranks call `admit`, and whether they use \
+        "group `{group}`: not admitted after {limit:?}; check that the group's ranks call `admit`, and that they use \
          the same store, name and job"
     )]
     NotAdmitted {
         /// The group's name.
         group: String,
-        /// How long was waited.
+        /// The time limit.
         limit: Duration,
     },
-    /// Ranks called different things.
+    /// Ranks made different calls.
     #[error(
         "rank {rank} called `{own}` where rank {other} called `{theirs}`: all ranks must make the same calls in the same order"
     )]
     Mismatch {
         /// This rank.
         rank: usize,
-        /// What it called.
+        /// Its call.
         own: Box<Call>,
         /// The other rank.
         other: usize,
-        /// What that called.
+        /// The other rank's call.
         theirs: Box<Call>,
     },
     /// A call was not complete in time.
@@ -126,10 +126,10 @@ pub enum GroupError {
         call: Box<Call>,
         /// Its limit.
         limit: Duration,
-        /// The ranks from which this one awaited something.
+        /// The ranks from which this one awaited a message.
         waiting_for: Vec<usize>,
-        /// Those of them of which no message of the call had come, or else fewer than of others: they have not called it, or wait for
-        /// others themselves.
+        /// Those of them that have sent no message of the call, or fewer than others: they have not called it, or wait for other
+        /// ranks.
         silent: Vec<usize>,
     },
     /// A rank has left the group: its last clone was dropped.
@@ -139,7 +139,7 @@ pub enum GroupError {
         call: Box<Call>,
         /// The rank.
         rank: usize,
-        /// Its worker's words.
+        /// The reason that its worker gave.
         why: String,
     },
     /// A rank is lost.
@@ -149,10 +149,10 @@ pub enum GroupError {
         call: Box<Call>,
         /// The rank.
         rank: usize,
-        /// How that was noticed.
+        /// The error that showed it.
         error: Box<WorkerError>,
     },
-    /// A rank's call failed, and that ended the group. Also the error of all later calls of a group that is over.
+    /// A rank's call failed, and that ended the group. Also the error of all later calls of the group.
     #[error("the group is over: {why}")]
     Over {
         /// The rank whose call failed first, as far as this one knows.
@@ -160,7 +160,7 @@ pub enum GroupError {
         /// Its error.
         why: String,
     },
-    /// A rank broke the rules of groups. Run the same version everywhere.
+    /// A rank broke a rule of the protocol between ranks. Run the same version on all.
     #[error("`{call}`: rank {rank} broke a rule: {rule}")]
     Misbehaved {
         /// The call.
@@ -171,7 +171,7 @@ pub enum GroupError {
         rule: &'static str,
     },
     /// An [`AbortHandle`](crate::pair::AbortHandle) ended this operation between ranks. The group and later operations go on.
-    #[error("`{call}` was aborted by its handle; the next one may be awaited")]
+    #[error("`{call}` was aborted by its handle; later operations work")]
     Aborted {
         /// The operation.
         call: Box<Call>,
@@ -186,7 +186,7 @@ pub enum GroupError {
         /// What it has dropped.
         what: &'static str,
     },
-    /// A rank has no memory for what it was sent. What was there before is unchanged.
+    /// A rank has no memory for what it received. Its export is unchanged.
     #[error("`{call}`: rank {rank} has no memory for it; give its worker more, or drop what it holds")]
     NoMemory {
         /// The operation.
@@ -200,7 +200,7 @@ pub enum GroupError {
 }
 
 impl GroupError {
-    /// The error of a number that no rank of `size` has.
+    /// The error of a rank number outside `0..size`.
     pub(crate) fn no_such_rank(field: &'static str, rank: usize, size: usize) -> Self {
         let remedy = format!("ranks are numbered from 0 to {}", size.saturating_sub(1));
         Self::Argument { field, value: rank.to_string(), remedy }
@@ -209,11 +209,11 @@ impl GroupError {
     /// The error of a message to or from `rank`.
     pub(crate) fn of_message(call: &Call, rank: usize, error: WorkerError) -> Self {
         match error {
-            // The other has noticed that a connection broke.
+            // The peer has noticed that the connection broke.
             error if error.is_step_broken() => {
                 Self::RankLost { call: Box::new(*call), rank, error: Box::new(error) }
             }
-            WorkerError::Remote { status, .. } => Self::told(call, rank, status),
+            WorkerError::Remote { status, .. } => Self::of_status(call, rank, status),
             // `Aborted`: the connection broke before this message was sent.
             WorkerError::Aborted { .. }
             | WorkerError::PeerLost { .. }
@@ -226,8 +226,8 @@ impl GroupError {
         }
     }
 
-    /// The error of a call of which `from` has told this status.
-    pub(crate) fn told(call: &Call, from: usize, status: Status) -> Self {
+    /// The error of a call to which `from` answered with this status.
+    pub(crate) fn of_status(call: &Call, from: usize, status: Status) -> Self {
         let rank = status.details.as_slice().try_into().map(u64::from_le_bytes);
         match rank.ok().and_then(|rank| usize::try_from(rank).ok()) {
             Some(rank) => Self::Over { rank: Some(rank), why: status.message },
@@ -237,14 +237,14 @@ impl GroupError {
 }
 
 fn of_store(error: Option<&StoreError>) -> String {
-    error.map_or_else(String::new, |error| format!(", which cannot be asked ({error})"))
+    error.map_or_else(String::new, |error| format!(", which did not vote ({error})"))
 }
 
 fn awaited(waiting_for: &[usize], silent: &[usize]) -> String {
     match (waiting_for, silent) {
         ([], _) => "it waited for earlier calls, which must be awaited as well, or for memory".to_owned(),
         (_, []) => format!("it waited for ranks {waiting_for:?}"),
-        _ if waiting_for == silent => format!("no message of it has come from ranks {silent:?}"),
-        _ => format!("it waited for ranks {waiting_for:?}, and has heard least of ranks {silent:?}"),
+        _ if waiting_for == silent => format!("ranks {silent:?} have sent no message of it"),
+        _ => format!("it waited for ranks {waiting_for:?}, and received least from ranks {silent:?}"),
     }
 }

@@ -1,14 +1,15 @@
 //! Groups of workers and their collectives.
 //!
-//! A [`Group`] is a number of workers, its ranks, that call the same collectives in the same order. Ranks find each other through a
-//! [`Store`](store::Store); after that the store carries nothing until the group shrinks or admits others.
+//! A [`Group`] is a number of workers, its ranks, that call the same collectives in the same order. The ranks find each other
+//! through a [`Store`](store::Store). They need it again only when the group shrinks or admits others.
 //!
-//! | module | what it decides |
+//! | module | what it contains |
 //! | --- | --- |
-//! | [`store`] | where ranks write their addresses, and read those of the others |
-//! | [`launch`] | which rank this process is, by the variables of the program that started it |
-//! | [`pair`] | what two ranks send each other outside the collectives |
+//! | [`store`] | where ranks write their addresses and read those of the others |
+//! | [`launch`] | which rank this process is, from the variables of its launcher |
+//! | [`pair`] | sends, receives and shared memory between two ranks |
 //! | [`reduction`] | how elements are combined |
+//! | [`schedule`] | which rank sends which part of a value to which other, and when |
 //! | [`schedule`] | who sends which part of a value to whom, and when |
 
 #![forbid(unsafe_code)]
@@ -24,7 +25,7 @@ pub mod schedule;
 pub mod store;
 
 pub use call::{Call, CallKind};
-pub use collectives::{Collective, Reducing, ReducingTensors};
+pub use collectives::{Collective, Reducing, ReducingFuture, ReducingTensors};
 pub use error::GroupError;
 pub use group::{CALLS_UNDER_WAY, Group, GroupBuilder};
 pub use reduction::Reduction;

@@ -1,4 +1,4 @@
-//! Which rank a process is, by what launchers set.
+//! The rank of a process, from the variables that launchers set.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,7 +8,7 @@ use tensorwire_collective::{
 };
 use tensorwire_verbs_reactor::{Runtime, TokioRuntime};
 
-/// Longer than anything takes on a loaded machine.
+/// Longer than any step takes on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 type Set = &'static [(&'static str, &'static str)];
@@ -156,7 +156,7 @@ async fn rank_0_serves_the_store_unless_another_process_does() {
     let (first, second) = (open(0, Some("a")).await, open(1, Some("a")).await);
     first.set("k", b"1").await.unwrap();
     assert_eq!(second.wait(&["k".to_owned()], LIMIT).await.unwrap(), [b"1"]);
-    // Rank 0 of another job, whose store is the same.
+    // Rank 0 of another job with the same store.
     let other = open(0, Some("b")).await;
     assert!(!other.delete("k").await.unwrap(), "it has keys of its own");
     let below = open(0, None).await;
@@ -172,15 +172,15 @@ async fn a_store_that_cannot_be_opened_says_what_to_set() {
     open(0, 1, None, LIMIT).await.unwrap();
     open(0, 1, Some("memory:"), LIMIT).await.unwrap();
     let short = Duration::from_millis(100);
-    // An address for documentation, which is no machine's.
+    // An address for documentation, which no machine has.
     let refused = [
-        (open(1, 2, None, LIMIT).await, "Open MPI sets none; set TENSORWIRE_STORE"),
-        (open(0, 2, Some("memory:"), LIMIT).await, "the job has 2; set TENSORWIRE_STORE"),
+        (open(1, 2, None, LIMIT).await, "Open MPI sets no store; set TENSORWIRE_STORE"),
+        (open(0, 2, Some("memory:"), LIMIT).await, "the job has 2 processes; set TENSORWIRE_STORE"),
         (open(0, 2, Some("192.0.2.1:7"), short).await, "give an address of this machine"),
     ];
-    for (opened, told) in refused {
+    for (opened, text) in refused {
         let error = opened.unwrap_err();
-        assert!(error.to_string().contains(told), "{error}");
+        assert!(error.to_string().contains(text), "{error}");
     }
 }
 
@@ -243,12 +243,12 @@ fn the_launcher_that_started_the_process_comes_first() {
 
 #[test]
 fn without_a_launcher_it_says_what_to_start_or_set() {
-    // A shell of a Slurm allocation, and a step's variables that are empty.
+    // A shell of a Slurm allocation, and empty variables of a step.
     let shell: Set = &[("SLURM_JOB_ID", "1"), ("SLURM_NTASKS", "4"), ("RANK", ""), ("WORLD_SIZE", " ")];
     assert_eq!(launch(&[shell]), Err(LaunchError::NotFound));
-    let told = LaunchError::NotFound.to_string();
-    assert!(told.contains("torchrun") && told.contains("TENSORWIRE_RANK"), "{told}");
-    // The environment of the tests has none, or a whole one.
+    let text = LaunchError::NotFound.to_string();
+    assert!(text.contains("torchrun") && text.contains("TENSORWIRE_RANK"), "{text}");
+    // The environment of the tests has either no launcher's variables or all of them.
     assert!(matches!(Launch::from_env(), Ok(_) | Err(LaunchError::NotFound)));
 }
 

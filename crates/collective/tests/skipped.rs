@@ -1,18 +1,19 @@
-//! Tests that need a program which is not installed: they pass, and tell that they tried nothing.
+//! Tests that need a program that is not installed: they pass, and report that they tested nothing.
 
 use std::{env, fs::File, io::Write, path::PathBuf, thread};
 
-/// Names a file that gets a line for each test that was skipped.
+/// The name of a file that gets a line for each skipped test.
 const SKIPPED: &str = "TENSORWIRE_TEST_SKIPPED";
 
-/// The path of `program`. If it is not installed, tells that the test on this thread, which is about `place`, is skipped, and what to install.
-pub(crate) fn installed(program: &str, package: &str, place: &str) -> Option<PathBuf> {
+/// The path of `program`. If it is not installed, reports that the test of this thread, in the file `file`, is skipped, and what
+/// to install.
+pub(crate) fn installed(program: &str, package: &str, file: &str) -> Option<PathBuf> {
     let folders = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file());
     if found.is_none() {
         let thread = thread::current();
         let test = thread.name().unwrap_or("a test");
-        let line = format!("SKIPPED: {place} {test} {program} is not on the PATH: install {package}\n");
+        let line = format!("SKIPPED: {file} {test} {program} is not on the PATH: install {package}\n");
         print!("{line}");
         if let Some(path) = env::var_os(SKIPPED) {
             File::options().create(true).append(true).open(path).unwrap().write_all(line.as_bytes()).unwrap();

@@ -37,8 +37,10 @@ which waits as the case waits and has as many CPUs. `ratio` is the median over t
 the copy, or the reading, without a message. Bandwidths and rates are bytes and operations over the time of a round.
 `idle` has no limit: its operations are wake-ups, and its median is the time between two of them, 0 if there are none.
 
-Collectives have no limit, either. Each rank is a process, and times are those of rank 0. `--size` is what a rank gives (of a
-broadcast: the root), and the bandwidth is that over the time. The first call is checked, number by number.";
+Collectives have no limit, either, but for an all-reduce of two ranks over verbs: the fabric's own writes of as many bytes, in
+both directions at once, between the same two processes. Each rank is a process, and times are those of rank 0. `--size` is
+what a rank gives (of a broadcast: the root), and the bandwidth is that over the time. The first call is checked, number by
+number.";
 
 /// `tensorwire bench`.
 #[derive(Debug, Clone, Args)]

@@ -171,7 +171,7 @@ impl Case {
         done(stage.peer.ask(&open, "opening the fabric").await?)?;
         if self.op.is_collective() {
             let ours = self.join(&mut stage, placement, &open).await?;
-            let (limit, compares) = (limit("none", Task::Nothing), Compares::Time);
+            let (limit, compares) = self.limit_of_collective(&mut stage).await?;
             return Ok(Ready { stage, ours, limit, bare_work: None, compares, outstanding: 1 });
         }
         let order = Order::Fill { value: 7, bytes: self.bytes(), pieces: self.pieces() };
@@ -333,6 +333,16 @@ impl Case {
         let (opened, clock) = (stage.opened.clone(), stage.clock.clone());
         let rank = group::join(stage.peers(), &opened, values, clock).await?;
         Ok(Task::Collectives { rank: Box::new(rank) })
+    }
+
+    /// Two ranks over RDMA, whose all-reduce sends as many bytes each way as a rank gives, are compared with the fabric's own writes.
+    async fn limit_of_collective(&self, stage: &mut Stage) -> Result<(Limit, Compares), BenchError> {
+        let is_all_reduce = matches!(self.op, Op::AllReduce | Op::AllReduceTensors);
+        if self.fabric != BenchFabric::Verbs || !is_all_reduce || self.ranks != 2 {
+            return Ok((limit("none", Task::Nothing), Compares::Time));
+        }
+        let side = self.connect(stage).await?;
+        Ok((limit("writes both ways", Task::WritesBothWays { side }), Compares::Bandwidth))
     }
 
     fn limit_wait(&self, placement: Placement) -> LimitWait {

@@ -56,6 +56,8 @@ pub(super) enum Order {
     Echo { count: u64 },
     /// Take this many writes, then answer one.
     Take { count: u64 },
+    /// Meet the other process, and then write everything this many times while it does the same.
+    WriteBothWays { count: u64 },
     /// Start a worker.
     Worker,
     /// Start a server of this program for one run.

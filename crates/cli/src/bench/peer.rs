@@ -92,6 +92,11 @@ impl BenchServer {
             Order::Accept { count } => return self.accept(count).map(|()| None),
             Order::Echo { count } => return self.side()?.echo(count).await.map(|()| None),
             Order::Take { count } => return self.side()?.take(count).await.map(|()| None),
+            Order::WriteBothWays { count } => {
+                let side = self.side()?;
+                side.meet().await?;
+                return side.write_both_ways(count).await.map(|()| None);
+            }
             Order::Send { to, step, keys } => return self.send(&to, step, keys).map(|()| None),
             Order::Fill { value, bytes, pieces } => self.fill(value, bytes, pieces),
             Order::Stream { port } => self.stream = Some(RawStream::connect(port).await?),

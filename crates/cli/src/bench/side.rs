@@ -1,6 +1,6 @@
 //! One side of a queue pair with its memory: both processes have one.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
 
 use tensorwire::FabricError;
 use tensorwire_memory::{Buf, Granted, MemoryError, Pool, PoolConfig};
@@ -9,10 +9,12 @@ use tensorwire_verbs_reactor::{
     QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, TokioRuntime,
 };
 
-use super::{control::SideData, error::BenchError, fabrics::Opened};
+use super::{control::SideData, error::BenchError, fabrics::Opened, limits::perftest::WRITES_OPEN};
 use crate::registered_pool::RegisteredPool;
 
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 1024 };
+/// Bytes of a write of many that move one value: the ring's segments have as many.
+const PIECE_BYTES: usize = 256 << 10;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
 /// One side before it is connected.
@@ -123,9 +125,33 @@ impl Side {
         }
     }
 
-    /// Starts one write without immediate.
-    pub(super) fn write_quietly(&self) -> Operation {
-        self.queue_pair.write(self.payload.clone(), self.target)
+    /// Writes `count` times, as many under way as perftest has; only the last one has an immediate. `ended` is called when one has.
+    pub(super) async fn write_many(&self, count: u64, mut ended: impl FnMut()) -> Result<(), BenchError> {
+        let quietly = || self.queue_pair.write(self.payload.clone(), self.target);
+        let writes = (1..=count).map(|number| if number == count { self.write() } else { quietly() });
+        windowed(writes, &mut ended).await
+    }
+
+    /// Writes everything `count` times in pieces, while the other side does the same, and ends when both have.
+    pub(super) async fn write_both_ways(&self, count: u64) -> Result<(), BenchError> {
+        let writes = (0..count).flat_map(|_| self.pieces());
+        windowed(writes, &mut || {}).await?;
+        self.meet().await
+    }
+
+    /// Starts a write without immediate of each piece.
+    fn pieces(&self) -> impl Iterator<Item = Operation> + '_ {
+        (0..self.bytes()).step_by(PIECE_BYTES).filter_map(|start| {
+            let piece = self.payload.slice(start..self.bytes().min(start + PIECE_BYTES))?;
+            let (offset, length) = (self.target.offset + start as u64, piece.len() as u64);
+            Some(self.queue_pair.write(piece, RemoteRange { offset, length, ..self.target }))
+        })
+    }
+
+    /// Waits until the other side calls this, too.
+    pub(super) async fn meet(&self) -> Result<(), BenchError> {
+        self.queue_pair.notify(Immediate(1)).await?;
+        self.arrival().await
     }
 
     /// Waits for one write of the other side.
@@ -158,6 +184,28 @@ impl Side {
         drop(self.queue_pair.notify(Immediate(2)));
         Ok(())
     }
+}
+
+/// Awaits `writes`, as many under way as perftest has, and calls `ended` at the end of each.
+async fn windowed(
+    writes: impl Iterator<Item = Operation>,
+    ended: &mut impl FnMut(),
+) -> Result<(), BenchError> {
+    let mut open = VecDeque::<Operation>::with_capacity(WRITES_OPEN as usize);
+    for write in writes {
+        open.push_back(write);
+        if open.len() as u64 == WRITES_OPEN
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.await?;
+            ended();
+        }
+    }
+    for rest in open {
+        rest.await?;
+        ended();
+    }
+    Ok(())
 }
 
 /// A pool of one block for a buffer of `bytes` bytes.

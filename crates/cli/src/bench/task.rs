@@ -91,6 +91,8 @@ pub(super) enum Task {
     Writes { side: Arc<Side> },
     /// Writes in one direction, as many under way as perftest has; only the last one has an immediate.
     QuietWrites { side: Arc<Side> },
+    /// Writes in both directions at once, in pieces; each operation is all bytes of both sides.
+    WritesBothWays { side: Arc<Side> },
     /// A program of perftest; each operation is as many of its own as `parts`.
     Perftest { test: Perftest, side: VerbsSide, bytes: usize, parts: f64 },
     /// Pulls of the first tensor, one after the other.
@@ -157,6 +159,7 @@ impl Task {
             Self::RoundTrips { side } => Ok(round_trips(stage, side, plan).await?.split(2.0)),
             Self::Writes { side } => writes(stage, side, plan).await,
             Self::QuietWrites { side } => quiet_writes(stage, side, plan).await,
+            Self::WritesBothWays { side } => writes_both_ways(stage, side, plan).await,
             Self::Perftest { test, side, bytes, parts } => {
                 let phase = run_perftest(stage, (*test, side), *bytes, plan).await?;
                 Ok(phase.split(1.0 / *parts))
@@ -250,24 +253,20 @@ async fn quiet_writes(stage: &mut Stage, side: &Side, plan: PhaseLength) -> Resu
     stage.peer.order(&Order::Take { count: 1 }, "writes").await?;
     // One sample, as perftest's average is one.
     let mut watch = Watch::start(&*stage.clock, plan.grouped(plan.ops));
-    let mut open = std::collections::VecDeque::<Operation>::with_capacity(perftest::WRITES_OPEN as usize);
-    for number in 1..=plan.ops {
-        if open.len() as u64 == perftest::WRITES_OPEN
-            && let Some(oldest) = open.pop_front()
-        {
-            oldest.await?;
-            watch.tick();
-        }
-        open.push_back(if number == plan.ops { side.write() } else { side.write_quietly() });
-    }
-    for rest in open {
-        rest.await?;
-        watch.tick();
-    }
+    side.write_many(plan.ops, || watch.tick()).await?;
     let phase = watch.stop();
     // The answer belongs to no sample, because perftest's writes end with their completions too.
     side.arrival().await?;
     Ok(phase)
+}
+
+async fn writes_both_ways(stage: &mut Stage, side: &Side, plan: PhaseLength) -> Result<Phase, BenchError> {
+    stage.peer.order(&Order::WriteBothWays { count: plan.ops }, "writes both ways").await?;
+    side.meet().await?;
+    let mut watch = Watch::start(&*stage.clock, plan.grouped(plan.ops));
+    side.write_both_ways(plan.ops).await?;
+    (0..plan.ops).for_each(|_| watch.tick());
+    Ok(watch.stop())
 }
 
 async fn run_perftest(

@@ -1,16 +1,16 @@
-//! Barriers: nobody goes on before all have come.
+//! Barriers: no rank goes on before all have called them.
 
 use crate::{
     call::{Call, CallKind},
     collectives::collective::Collective,
     group::{
         Group,
-        dissemination::{disseminate, part},
+        dissemination::{disseminate, disseminate_acknowledged},
     },
 };
 
 impl Group {
-    /// Completes when all ranks have called it. Takes ⌈log₂ size⌉ messages of each rank, one after the other: the dissemination
+    /// Completes when all ranks have called it. Each rank sends ⌈log₂ size⌉ messages, one after the other: the dissemination
     /// barrier (Hensgen, Finkel and Manber 1988).
     ///
     /// # Errors
@@ -23,9 +23,9 @@ impl Group {
         Collective::new(calling, |calling| Box::pin(disseminate(calling))).opening_with_neighbours()
     }
 
-    /// Waits until all ranks have called it, and until nobody needs anything of this rank any more, and ends the group. All clones
-    /// of the group may be dropped then, and the worker may be shut down. Waits for this rank's earlier calls, which must be awaited too:
-    /// before this, or at the same time. Takes twice the messages of a [`barrier`](Self::barrier).
+    /// Completes when all ranks have called it and no rank needs anything more from this one. The group is over then: all its
+    /// clones may be dropped, and the worker may be shut down. Waits for this rank's earlier calls, which must be awaited before
+    /// this or at the same time. Takes twice as many messages as a [`barrier`](Self::barrier).
     ///
     /// # Errors
     /// As [`barrier`](Self::barrier).
@@ -34,6 +34,7 @@ impl Group {
     /// Dropping it ends the group.
     pub fn close(self) -> Collective<()> {
         let calling = self.call(|number| Call::plain(number, CallKind::Close));
-        Collective::new(calling, |calling| Box::pin(part(calling))).opening_with_neighbours()
+        Collective::new(calling, |calling| Box::pin(disseminate_acknowledged(calling)))
+            .opening_with_neighbours()
     }
 }

@@ -1,4 +1,4 @@
-//! Broadcasts: a value of one rank for all.
+//! Broadcasts: one rank's tensor for all.
 
 use tensorwire_rendezvous::Tensor;
 
@@ -10,8 +10,8 @@ use crate::{
 };
 
 impl Group {
-    /// Gives all ranks the tensor of `root`, which alone gives one. On one host the others get views of the root's memory, without
-    /// a copy. The tensor travels along a binomial tree: at most ⌈log₂ size⌉ transfers, one after the other.
+    /// Gives all ranks the tensor of `root`, which alone passes one. On one host the others get views of the root's memory,
+    /// without a copy. The tensor travels along a binomial tree: at most ⌈log₂ size⌉ transfers, one after the other.
     ///
     /// ```no_run
     /// # async fn example(group: tensorwire_collective::Group, weights: tensorwire_rendezvous::Tensor)
@@ -22,8 +22,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// Awaiting it returns [`GroupError::Argument`] if there is no such root, or the root gives no tensor, or another rank gives one;
-    /// other [`GroupError`]s.
+    /// Awaiting it returns [`GroupError::Argument`] if there is no such root, the root passes no tensor, or another rank passes
+    /// one; other [`GroupError`]s.
     ///
     /// # Cancel safety
     /// Dropping it ends the group.
@@ -36,10 +36,10 @@ impl Group {
 async fn broadcast(calling: &Calling, root: usize, tensor: Option<Tensor>) -> Result<Tensor, GroupError> {
     check_giver(calling, root, tensor.is_some())?;
     let size = calling.size();
-    // As if the root were rank 0.
+    // Relative to the root, which is number 0.
     let rank = (calling.rank() + size - root) % size;
     let real = |rank: usize| (rank + root) % size;
-    // A rank gets the tensor from the one whose number lacks its highest bit, and gives it to those that have one bit more.
+    // A rank receives the tensor from the number without its own highest bit, and sends it to the numbers with one higher bit.
     let highest = rank.checked_ilog2().map_or(0, |bit| 1 << bit);
     let tensor = match tensor {
         Some(tensor) => tensor,
@@ -53,18 +53,18 @@ async fn broadcast(calling: &Calling, root: usize, tensor: Option<Tensor>) -> Re
     Ok(tensor)
 }
 
-/// There is such a root.
+/// Checks that there is such a root.
 pub(super) fn check_root(calling: &Calling, root: usize) -> Result<(), GroupError> {
     let size = calling.size();
     if root < size { Ok(()) } else { Err(GroupError::no_such_rank("root", root, size)) }
 }
 
-/// The root gives a value, and nobody else does.
+/// Checks that the root passes a value, and no other rank does.
 pub(super) fn check_giver(calling: &Calling, root: usize, gives: bool) -> Result<(), GroupError> {
     check_root(calling, root)?;
     let (value, remedy) = match (calling.rank() == root, gives) {
-        (true, false) => ("none", "this rank is the root: it gives the value".to_owned()),
-        (false, true) => ("some", format!("rank {root} alone gives the value")),
+        (true, false) => ("none", "this rank is the root: pass the value".to_owned()),
+        (false, true) => ("some", format!("only rank {root} passes the value")),
         _ => return Ok(()),
     };
     Err(GroupError::Argument { field: "value", value: value.to_owned(), remedy })

@@ -1,4 +1,4 @@
-//! [`Collective`]: a call that has its number and is not awaited yet.
+//! [`Collective`]: a call that has its number and is not yet awaited.
 
 use std::{fmt, future::IntoFuture, time::Duration};
 
@@ -6,10 +6,10 @@ use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::{error::GroupError, group::calling::Calling};
 
-/// What a call does once it is awaited.
+/// The work of a call.
 type Work<T> = Box<dyn for<'call> FnOnce(&'call Calling) -> BoxFuture<'call, Result<T, GroupError>> + Send>;
 
-/// A call of a [`Group`](crate::Group), which has its number already and sends nothing until it is awaited. Dropping it before it is
+/// A call of a [`Group`](crate::Group). It has its number, and sends nothing until it is awaited. Dropping it before it is
 /// complete ends the group.
 #[must_use = "the group is over if a call is not awaited"]
 pub struct Collective<T> {
@@ -19,7 +19,7 @@ pub struct Collective<T> {
 }
 
 impl<T> Collective<T> {
-    /// A call with messages of its own to compare it.
+    /// A call that is compared by messages of its own.
     pub(super) fn new(
         calling: Calling,
         work: impl for<'call> FnOnce(&'call Calling) -> BoxFuture<'call, Result<T, GroupError>> + Send + 'static,
@@ -27,12 +27,12 @@ impl<T> Collective<T> {
         Self { calling, opens_with_neighbours: false, work: Box::new(work) }
     }
 
-    /// A call whose work begins with messages to and from the neighbours.
+    /// A call whose work begins with messages to the next rank and from the previous one.
     pub(super) fn opening_with_neighbours(self) -> Self {
         Self { opens_with_neighbours: true, ..self }
     }
 
-    /// How long it may take from when it is awaited. Default: the group's [`timeout`](crate::Group::timeout).
+    /// The time limit, counted from when the call is awaited. Default: the group's [`timeout`](crate::Group::timeout).
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.calling.set_limit(limit);
         self

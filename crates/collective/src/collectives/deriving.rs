@@ -1,4 +1,4 @@
-//! Groups of the ranks of a group, without a store: all members are known.
+//! Groups of some or all ranks of a group. They need no store, because all members are known.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use crate::{
 };
 
 impl Group {
-    /// Another group of the same ranks, whose calls and failures have nothing to do with those of this one. No store is asked, and the
-    /// connections are the same. Takes the messages of a [`barrier`](Self::barrier). Any number of groups may have one name.
+    /// Makes another group of the same ranks, with independent calls and failures. It uses no store, and the same connections.
+    /// Takes the messages of a [`barrier`](Self::barrier). Any number of groups may have one name.
     ///
     /// ```no_run
     /// # async fn example(group: tensorwire_collective::Group) -> Result<(), tensorwire_collective::GroupError> {
-    /// // While a long call is under way in the one, short ones go on in the other.
+    /// // Short calls of one group do not wait for a long call of the other.
     /// let short = group.derive("short").await?;
     /// short.barrier().await?;
     /// short.close().await?;
@@ -24,8 +24,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// Awaiting it returns [`GroupError::Argument`] for a name that no group may have; [`GroupError::Mismatch`] if ranks give
-    /// different names; other [`GroupError`]s.
+    /// Awaiting it returns [`GroupError::Argument`] for an invalid name; [`GroupError::Mismatch`] if ranks give different names;
+    /// other [`GroupError`]s.
     ///
     /// # Cancel safety
     /// Dropping it ends this group.
@@ -38,11 +38,12 @@ impl Group {
         .opening_with_neighbours()
     }
 
-    /// As [`derive`](Self::derive), of some of the ranks: `ranks` are their numbers here, in the order of the numbers that they get
-    /// there. All ranks of this group call it, and give the same. `None` for those that are not among them.
+    /// As [`derive`](Self::derive), with some of the ranks. `ranks` are their numbers in this group, in the order of their new
+    /// numbers. All ranks of this group call it with the same arguments. `None` for a rank that is not among them.
     ///
     /// # Errors
-    /// As [`derive`](Self::derive), and [`GroupError::Argument`] if `ranks` is empty, or names a rank twice or one that there is not.
+    /// As [`derive`](Self::derive), and [`GroupError::Argument`] if `ranks` is empty, repeats a rank or has one that does not
+    /// exist.
     ///
     /// # Cancel safety
     /// Dropping it ends this group.
@@ -62,7 +63,7 @@ impl Group {
     }
 }
 
-/// What all ranks say of a group that they derive.
+/// The arguments of a derivation, the same on all ranks.
 struct Derived {
     name: String,
     ranks: Vec<usize>,
@@ -84,11 +85,12 @@ impl Derived {
         if !ranks.is_empty() && !(0..ranks.len()).any(is_doubled) {
             return Ok(());
         }
-        let remedy = "give at least one rank, and each once".to_owned();
+        let remedy = "give at least one rank, and none twice".to_owned();
         Err(GroupError::Argument { field: "ranks", value: format!("{ranks:?}"), remedy })
     }
 
-    /// The group, in which this rank is number `rank`. It is there before the others are told, who may use it at once then.
+    /// The derived group, in which this rank has number `rank`. Made before the barrier, after which other ranks may use the
+    /// group at once.
     async fn make(&self, calling: &Calling, group: &GroupState, rank: usize) -> Result<Group, GroupError> {
         let state = group.derived(&self.name, calling.call.number, &self.ranks, rank)?;
         let lost = |at: usize, error| calling.failed(self.ranks.get(at).copied().unwrap_or(at), error);

@@ -1,5 +1,5 @@
-//! Collectives in which ranks exchange whole tensors: each goes straight from the rank that has it to the one that needs it. So
-//! every rank sends and receives the least bytes that there are, and on one host what arrives is a view.
+//! Collectives of whole tensors. Each tensor goes from the rank that has it directly to those that need it, so every rank sends
+//! and receives the fewest bytes possible. On one host the received tensors are views.
 
 use futures::future::try_join_all;
 use tensorwire_rendezvous::Tensor;
@@ -15,8 +15,8 @@ use crate::{
 };
 
 impl Group {
-    /// The tensors of all ranks, in the order of the ranks. They may have different shapes and types. On one host, those of the
-    /// others are views of their memory.
+    /// Gives all ranks the tensors of all ranks, in the order of the ranks. They may have different shapes and types. On one
+    /// host, the tensors of the other ranks are views of their memory.
     ///
     /// # Errors
     /// Awaiting it returns a [`GroupError`].
@@ -36,7 +36,7 @@ impl Group {
         })
     }
 
-    /// The tensors of all ranks, in the order of the ranks, for `root`; nothing for the other ranks.
+    /// Gives `root` the tensors of all ranks, in the order of the ranks, and `None` to the others.
     ///
     /// # Errors
     /// Awaiting it returns a [`GroupError`].
@@ -57,11 +57,12 @@ impl Group {
         })
     }
 
-    /// Gives each rank one of the tensors of `root`, which alone gives them: as many as there are ranks, in their order.
+    /// Gives each rank one tensor of `root`. The root passes one for each rank, in the order of the ranks; the others pass
+    /// `None`.
     ///
     /// # Errors
-    /// Awaiting it returns [`GroupError::Argument`] if the root gives another number of tensors, or another rank gives any; other
-    /// [`GroupError`]s.
+    /// Awaiting it returns [`GroupError::Argument`] if the root passes another number of tensors, or another rank passes any;
+    /// other [`GroupError`]s.
     ///
     /// # Cancel safety
     /// Dropping it ends the group.
@@ -80,8 +81,8 @@ impl Group {
         })
     }
 
-    /// Gives each rank one of the tensors of each rank: `tensors` are this rank's for the others, in the order of the ranks, and the
-    /// result is theirs for this one. They may have different shapes and types.
+    /// Gives each rank one tensor of each rank. `tensors` has one for each rank, in the order of the ranks; the result has those
+    /// that the ranks passed for this one. They may have different shapes and types.
     ///
     /// # Errors
     /// Awaiting it returns [`GroupError::Argument`] if there are not as many tensors as ranks; other [`GroupError`]s.
@@ -103,7 +104,7 @@ impl Group {
     }
 }
 
-/// A tensor of each rank, except those that `known` has.
+/// The tensors of all ranks: those that `known` returns, and the others received.
 async fn receive_all(
     calling: &Calling,
     known: impl Fn(usize) -> Option<Tensor>,

@@ -4,11 +4,11 @@ use tensorwire_protocol::DataType;
 
 use crate::{error::GroupError, reduction::Reduction};
 
-/// How elements are combined.
+/// The reduction of a call, and its elements.
 pub(super) struct How<'a> {
     pub(super) reduction: &'a Reduction,
     pub(super) dtype: DataType,
-    /// Bytes of an element.
+    /// The length of an element in bytes.
     pub(super) width: usize,
 }
 

@@ -1,4 +1,4 @@
-//! The collectives: how the values of each travel.
+//! The collectives.
 
 pub(crate) mod barrier;
 mod broadcast;
@@ -11,4 +11,9 @@ mod running;
 mod tensors;
 mod views;
 
-pub use self::{collective::Collective, reducing::Reducing, tensors::ReducingTensors};
+pub(crate) use self::running::AHEAD;
+pub use self::{
+    collective::Collective,
+    reducing::{Reducing, ReducingFuture},
+    tensors::ReducingTensors,
+};

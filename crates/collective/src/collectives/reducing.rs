@@ -1,4 +1,4 @@
-//! Reductions: elements of all ranks, combined.
+//! Reductions: elements of all ranks, combined in place.
 
 use std::{
     fmt,
@@ -33,7 +33,7 @@ use crate::{
 const SHORTEST_BYTES_MAX: usize = 64;
 
 /// A call that combines elements of all ranks in place, made by [`Group::all_reduce`], [`Group::reduce`] and
-/// [`Group::reduce_scatter`]. It has its number already, and sends nothing until it is awaited.
+/// [`Group::reduce_scatter`]. It has its number, and sends nothing until it is awaited.
 #[must_use = "the group is over if a call is not awaited"]
 pub struct Reducing<'a> {
     calling: Calling,
@@ -41,7 +41,7 @@ pub struct Reducing<'a> {
     dtype: DataType,
     reduction: Reduction,
     algorithm: Option<Algorithm>,
-    /// The elements of each rank's part, of a call that gives each rank one.
+    /// The number of elements of each rank's part, for `reduce_scatter`.
     counts: Vec<usize>,
 }
 
@@ -52,10 +52,10 @@ impl fmt::Debug for Reducing<'_> {
 }
 
 impl Group {
-    /// Combines the values of all ranks, element by element, in place: afterwards all ranks have the same, bit by bit. All ranks give
-    /// as many values of one type. Default: their sum.
+    /// Combines the values of all ranks, element by element, in place: all ranks get the same result, bit by bit. All ranks pass
+    /// the same number of values, of one type. Default: the sum.
     ///
-    /// No peer reads or writes `values` themselves, so the future may borrow them.
+    /// No peer reads or writes `values`, so the future may borrow them.
     ///
     /// ```no_run
     /// use tensorwire_collective::Reduction;
@@ -68,8 +68,8 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// Awaiting it returns [`GroupError::Mismatch`] if ranks call different things; [`GroupError::Reduction`] for elements that
-    /// cannot be combined so; other [`GroupError`]s. `values` are undefined afterwards.
+    /// Awaiting it returns [`GroupError::Mismatch`] if ranks make different calls; [`GroupError::Reduction`] for elements that
+    /// this reduction cannot combine; other [`GroupError`]s. After an error, `values` are undefined.
     ///
     /// # Cancel safety
     /// Dropping it ends the group.
@@ -77,7 +77,7 @@ impl Group {
         self.reducing(CallKind::AllReduce, None, values)
     }
 
-    /// As [`all_reduce`](Self::all_reduce), for `root` alone. The values of the other ranks are undefined afterwards.
+    /// As [`all_reduce`](Self::all_reduce), for `root` alone. On the other ranks `values` are undefined afterwards.
     ///
     /// # Errors
     /// As [`all_reduce`](Self::all_reduce), and [`GroupError::Argument`] if there is no such root.
@@ -88,12 +88,13 @@ impl Group {
         self.reducing(CallKind::Reduce, Some(root), values)
     }
 
-    /// As [`all_reduce`](Self::all_reduce), for a part of the values each: `counts` has the number of elements of each rank's part, in
-    /// the order of the ranks, the same on all ranks. Afterwards a rank has the result in its part of `values`; the rest is
-    /// undefined.
+    /// As [`all_reduce`](Self::all_reduce), but each rank gets only its part of the result. `counts` has the number of elements
+    /// of each rank's part, in the order of the ranks, the same on all ranks. A rank's part of `values` has the result; the rest
+    /// is undefined afterwards.
     ///
     /// # Errors
-    /// As [`all_reduce`](Self::all_reduce), and [`GroupError::Argument`] if the counts are not those of all values.
+    /// As [`all_reduce`](Self::all_reduce), and [`GroupError::Argument`] unless there is one count for each rank and they add up
+    /// to the number of values.
     ///
     /// # Cancel safety
     /// Dropping it ends the group.
@@ -131,20 +132,20 @@ impl Group {
 }
 
 impl Reducing<'_> {
-    /// How elements are combined. All ranks must give the same. Default: [`Reduction::Sum`].
+    /// How elements are combined, the same on all ranks. Default: [`Reduction::Sum`].
     pub fn reduction(mut self, reduction: Reduction) -> Self {
         self.reduction = reduction;
         self
     }
 
-    /// How the elements of an all-reduce travel; of no effect on other calls. All ranks must give the same. Default: what suits
-    /// their number, that of the ranks, and where these are.
+    /// The algorithm of an all-reduce, the same on all ranks; other calls ignore it. Default: chosen by the number of bytes and
+    /// ranks, and whether all are on one host.
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = Some(algorithm);
         self
     }
 
-    /// How long it may take from when it is awaited. Default: the group's [`timeout`](crate::Group::timeout).
+    /// The time limit, counted from when the call is awaited. Default: the group's [`timeout`](crate::Group::timeout).
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.calling.set_limit(limit);
         self
@@ -250,7 +251,7 @@ impl<'a> Reducing<'a> {
     }
 }
 
-/// Depends on nothing in which ranks differ.
+/// Depends only on what is the same on all ranks.
 pub(super) fn default_algorithm(calling: &Calling, bytes: usize) -> Algorithm {
     match schedule::choose(calling.size(), bytes) {
         Algorithm::Exchange => Algorithm::Exchange,
@@ -270,7 +271,7 @@ impl How<'_> {
         if algorithm == Algorithm::Exchange && calling.is_short(bytes.len()) {
             return self.exchange_short(calling, bytes).await;
         }
-        // A future with room for these is moved longer than a short call takes.
+        // Boxed: moving a future large enough for these would take longer than a short call.
         Box::pin(self.all_reduce_long(calling, bytes, algorithm)).await
     }
 
@@ -295,7 +296,7 @@ impl How<'_> {
         }
     }
 
-    /// Every rank sends all others its elements, and combines all in the order of the ranks.
+    /// Every rank sends its elements to all others, and combines all in the order of the ranks.
     async fn exchange(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
         let own = calling.message(bytes, false).await?;
         for to in calling.others() {
@@ -305,7 +306,7 @@ impl How<'_> {
         self.combine(calling, bytes, &arrived)
     }
 
-    /// As [`exchange`](Self::exchange), where the elements travel with the call.
+    /// As [`exchange`](Self::exchange), with the elements in the message of the call header.
     async fn exchange_short(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
         for to in calling.others() {
             calling.send_short(to, bytes).await?;
@@ -319,7 +320,7 @@ impl How<'_> {
         self.combine(calling, bytes, &arrived)
     }
 
-    /// Combines the own elements with those that have `arrived` of the others, in the order of the ranks.
+    /// Combines the own elements with those that have `arrived` from the others, in the order of the ranks.
     fn combine(
         &self,
         calling: &Calling,
@@ -331,7 +332,7 @@ impl How<'_> {
         self.fold_all(bytes, &inputs)
     }
 
-    /// The root gets the parts of the other ranks as they combine them.
+    /// The root receives the parts that the other ranks combine.
     async fn reduce(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
         let root = calling.call.root.unwrap_or_default() as usize;
         check_root(calling, root)?;
@@ -352,7 +353,7 @@ impl How<'_> {
             return Err(GroupError::Argument {
                 field: "counts",
                 value: format!("{counts:?}"),
-                remedy: format!("give {size} numbers, of which the sum is {elements}"),
+                remedy: format!("give {size} counts that add up to {elements}"),
             });
         }
         let plan = schedule::ring::reduce_scatter(calling.rank(), size, counts);

@@ -1,8 +1,11 @@
-//! Runs a plan: sends and receives its elements, and combines what arrives.
+//! Runs a plan: sends and receives its elements, and combines those that arrive.
 
 use std::{collections::BTreeSet, ops::Range, pin::Pin};
 
-use futures::stream::{self, Stream, StreamExt as _};
+use futures::{
+    poll,
+    stream::{self, BoxStream, Peekable, Stream, StreamExt as _},
+};
 use smallvec::SmallVec;
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
 
@@ -12,17 +15,32 @@ use crate::{
     schedule::{Arrival, Plan},
 };
 
-/// How many messages are awaited ahead of those that are combined, and how many exchanges those that are sent: while one is combined,
-/// the next ones are on their way in both directions.
-const AHEAD: usize = 4;
+/// How many messages are requested, and how many exchanges sent, ahead of the one that is combined: while it is combined, the
+/// next ones are in flight in both directions.
+pub(crate) const AHEAD: usize = 4;
 
-/// What other ranks send this one, as it comes.
-pub(super) type Incoming<'a> = Pin<Box<dyn Stream<Item = Result<Arrived, GroupError>> + Send + 'a>>;
+/// The messages of the other ranks, in the order in which they are requested.
+pub(super) type Incoming<'a> = Peekable<BoxStream<'a, Result<Arrived, GroupError>>>;
 
-/// The elements of a call, as bytes, and how they are combined.
+/// The messages of `receives`, in this order. Requests the first `ahead` of them at once, before this rank sends anything: a
+/// rank that combines answers no request until it is done.
+pub(super) async fn requested<'a, F>(
+    receives: impl Stream<Item = F> + Send + 'a,
+    ahead: usize,
+) -> Incoming<'a>
+where
+    F: Future<Output = Result<Arrived, GroupError>> + Send + 'a,
+{
+    let mut incoming = receives.buffered(ahead).boxed().peekable();
+    // A message that has arrived already stays in the stream.
+    let _ = poll!(Pin::new(&mut incoming).peek());
+    incoming
+}
+
+/// The elements of a call, as bytes.
 pub(super) struct Elements<'a> {
     pub(super) bytes: &'a mut [u8],
-    /// Bytes of an element.
+    /// The length of an element in bytes.
     pub(super) width: usize,
 }
 
@@ -46,7 +64,7 @@ pub(super) async fn run(
         calling.connect(from).await?;
     }
     let receives = receives.into_iter().map(|(from, length)| calling.receive(from, length));
-    let mut incoming: Incoming<'_> = Box::pin(stream::iter(receives).buffered(AHEAD));
+    let mut incoming = requested(stream::iter(receives), AHEAD).await;
     let mut unsent = plan.exchanges.iter().enumerate().peekable();
     for (number, exchange) in plan.exchanges.iter().enumerate() {
         while let Some((_, next)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {
@@ -68,7 +86,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Whether the elements that exchange `next` sends are what they shall be once the exchanges before `current` are over.
+/// Whether exchange `next` may be sent while `current` is not complete: none of the exchanges between changes what it sends.
 fn may_be_sent(plan: &Plan, current: usize, next: usize) -> bool {
     let unfinished = plan.exchanges.get(current..next).unwrap_or_default();
     let changes = |(_, sent): &(usize, Range<usize>)| {
@@ -78,22 +96,22 @@ fn may_be_sent(plan: &Plan, current: usize, next: usize) -> bool {
     next <= current + AHEAD && !plan.exchanges[next].send.iter().any(changes)
 }
 
-/// Puts what has arrived in place of `own`, which is as long.
+/// Copies `arrived` over `own`, which has the same length.
 pub(super) fn replace(own: &mut [u8], arrived: &[u8]) {
     if own.len() == arrived.len() {
         copy_bytes(own, arrived, CopyReason::Local);
     }
 }
 
-/// The bytes `at` of the elements of all ranks in their order: of what has arrived of the others, in the order of
-/// [`Calling::others`], and of `own`.
+/// The bytes `at` of all ranks' elements, in the order of the ranks. `arrived` has those of the others, in the order of
+/// [`Calling::others`].
 pub(super) fn in_order_of_ranks<'a>(
     calling: &Calling,
     own: &'a [u8],
     arrived: &'a [impl AsRef<[u8]>],
     at: Range<usize>,
 ) -> SmallVec<[&'a [u8]; 8]> {
-    // Those of the ranks behind this one come first.
+    // `arrived` begins with the ranks after this one.
     let (behind, before) = arrived.split_at(calling.size() - 1 - calling.rank());
     let all = before.iter().map(AsRef::as_ref).chain([own]).chain(behind.iter().map(AsRef::as_ref));
     all.map(|bytes| bytes.get(at.clone()).unwrap_or_default()).collect()

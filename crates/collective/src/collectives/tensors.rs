@@ -1,4 +1,4 @@
-//! All-reduce of tensors: what is given stays as it is, and the result is a tensor of its own.
+//! All-reduce of tensors. The inputs do not change, and the result is a new tensor.
 
 use std::{fmt, future::IntoFuture, time::Duration};
 
@@ -19,8 +19,8 @@ use crate::{
     schedule::Algorithm,
 };
 
-/// A call that combines tensors of all ranks, made by [`Group::all_reduce_tensors`]. It has its number already, and sends nothing
-/// until it is awaited.
+/// A call that combines tensors of all ranks, made by [`Group::all_reduce_tensors`]. It has its number, and sends nothing until
+/// it is awaited.
 #[must_use = "the group is over if a call is not awaited"]
 pub struct ReducingTensors {
     calling: Calling,
@@ -36,11 +36,12 @@ impl fmt::Debug for ReducingTensors {
 }
 
 impl Group {
-    /// Combines all tensors of all ranks, element by element: all ranks get the same result, bit by bit. Each rank gives one tensor, or
-    /// several, which it combines itself at first; all ranks give as many, of one type and shape. Default: their sum.
+    /// Combines all tensors of all ranks, element by element: all ranks get the same result, bit by bit. Each rank passes one
+    /// tensor or several; all pass the same number, of one type and shape. Default: the sum.
     ///
-    /// On one host the other ranks read a tensor where it is. So one that lies in [`Worker::pool`](tensorwire_rendezvous::Worker::pool)
-    /// is not copied, where [`all_reduce`](Self::all_reduce) copies what it is given once. One that others cannot map is copied once, too.
+    /// On one host the other ranks read a tensor without a copy if it is in the worker's
+    /// [pool](tensorwire_rendezvous::Worker::pool). Other tensors are copied once, as [`all_reduce`](Self::all_reduce) copies its
+    /// values.
     ///
     /// ```no_run
     /// use tensorwire_rendezvous::Tensor;
@@ -53,9 +54,9 @@ impl Group {
     /// ```
     ///
     /// # Errors
-    /// Awaiting it returns [`GroupError::Argument`] if there is no tensor, or they differ in type or shape, or one is dead;
-    /// [`GroupError::Mismatch`] if ranks call different things; [`GroupError::Reduction`] for elements that cannot be combined so;
-    /// other [`GroupError`]s.
+    /// Awaiting it returns [`GroupError::Argument`] if there is no tensor, they differ in type or shape, or one is dead;
+    /// [`GroupError::Mismatch`] if ranks make different calls; [`GroupError::Reduction`] for elements that this reduction cannot
+    /// combine; other [`GroupError`]s.
     ///
     /// # Cancel safety
     /// Dropping it ends the group.
@@ -76,20 +77,19 @@ impl Group {
 }
 
 impl ReducingTensors {
-    /// How elements are combined. All ranks must give the same. Default: [`Reduction::Sum`].
+    /// How elements are combined, the same on all ranks. Default: [`Reduction::Sum`].
     pub fn reduction(mut self, reduction: Reduction) -> Self {
         self.reduction = reduction;
         self
     }
 
-    /// How the elements travel. All ranks must give the same. Default: what suits their number, that of the ranks, and where these
-    /// are.
+    /// The algorithm, the same on all ranks. Default: chosen by the number of bytes and ranks, and whether all are on one host.
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = Some(algorithm);
         self
     }
 
-    /// How long it may take from when it is awaited. Default: the group's [`timeout`](crate::Group::timeout).
+    /// The time limit, counted from when the call is awaited. Default: the group's [`timeout`](crate::Group::timeout).
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.calling.set_limit(limit);
         self
@@ -119,14 +119,14 @@ impl IntoFuture for ReducingTensors {
     }
 }
 
-/// A hash of how many tensors there are, and of their shape.
+/// A hash of the number of tensors and of their shape.
 fn shape_hash(inputs: &[Tensor]) -> u32 {
     let shape = inputs.first().map_or(&[][..], Tensor::shape);
     let numbers = [inputs.len() as u64].into_iter().chain(shape.iter().copied());
     hash_of_numbers(numbers)
 }
 
-/// The type of the elements. Tensors of strings are refused with the reduction.
+/// The type of the elements. Strings pass here, and `Reduction::check` rejects them.
 fn check(inputs: &[Tensor]) -> Result<DataType, GroupError> {
     let wrong = |value: String, remedy: &str| GroupError::Argument {
         field: "inputs",
@@ -152,9 +152,9 @@ async fn reduce(
 ) -> Result<Tensor, GroupError> {
     let (shape, bytes) = (inputs[0].shape().to_vec(), inputs[0].bytes().len());
     let buffer = async || calling.pool().alloc(bytes).await.map_err(WorkerError::from);
-    let is_lent = algorithm == Algorithm::Views && calling.size() > 1;
-    // What others cannot map would be copied for each of them.
-    let is_copied = is_lent && !inputs[0].buf().block().is_some_and(Block::shareable);
+    let is_shared = algorithm == Algorithm::Views && calling.size() > 1;
+    // Memory that the others cannot map would be copied once for each of them.
+    let is_copied = is_shared && !inputs[0].buf().block().is_some_and(Block::shareable);
     if inputs.len() > 1 || is_copied {
         let mut own = buffer().await?;
         how.fold_all(&mut own, &inputs.iter().map(Tensor::bytes).collect::<Vec<_>>())?;
@@ -166,7 +166,7 @@ async fn reduce(
     }
     let mut output = buffer().await?;
     if algorithm == Algorithm::Views {
-        views::all_reduce_lent(calling, how, &own, &mut output).await?;
+        views::all_reduce_shared(calling, how, &own, &mut output).await?;
     } else {
         copy_bytes(&mut output, own.bytes(), CopyReason::Local);
         how.all_reduce(calling, &mut output, algorithm).await?;

@@ -1,12 +1,12 @@
-//! All-reduce on one host: each rank reads the others' elements where they are.
+//! All-reduce on one host: each rank reads the others' elements in place.
 //!
-//! The value is cut into segments, and each segment has a part for each rank. Every rank lends each other one a view of that one's part;
-//! it combines its own part of all ranks' values, and lends the others the result. So each rank reads all inputs of its part once and
-//! writes it once, and copies the other parts. All ranks have the same result, bit by bit, because each element is combined once, in the
-//! order of the ranks.
+//! The value is cut into segments, and each segment has a part for each rank. Every rank sends each other rank a view of that
+//! rank's part, combines its own part of all ranks' values, and sends the others a view of the result. So each rank reads all
+//! inputs of its part once, writes its part once, and copies the other parts. All ranks get the same result, bit by bit, because
+//! each element is combined once, in the order of the ranks.
 //!
-//! A segment is short enough to stay in the processor's cache from when it is lent until it is read. The next one is lent before this one
-//! is combined, so that nobody waits for it then.
+//! A segment is short enough to stay in the processor's cache between its write and its read. The next segment is sent before
+//! this one is combined, so that no rank waits for it then.
 
 use std::ops::Range;
 
@@ -17,7 +17,7 @@ use tensorwire_rendezvous::{Tensor, WorkerError};
 
 use super::{
     how::How,
-    running::{Incoming, in_order_of_ranks, replace},
+    running::{Incoming, in_order_of_ranks, replace, requested},
 };
 use crate::{
     error::GroupError,
@@ -26,28 +26,28 @@ use crate::{
     schedule::{self, Algorithm},
 };
 
-/// Combines `bytes` of all ranks in place. They are copied once to be lent.
+/// Combines `bytes` of all ranks in place. They are copied once, into memory that the others can map.
 pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8]) -> Result<(), GroupError> {
     begin(calling).await?;
     let segments = schedule::view_segments(bytes.len(), how.width, calling.size());
-    // Beside what is awaited: the results of the segment before, the values of the next one, and the own results.
+    // Requested at a time: the results of the previous segment, the values of the next one, and the results of this one.
     let ahead = 3 * (calling.size() - 1);
-    let mut incoming: Incoming<'_> = Box::pin(receives(calling, &segments).buffered(ahead));
-    lend(calling, bytes, segments.first()).await?;
+    let mut incoming = requested(receives(calling, &segments), ahead).await;
+    send_parts(calling, bytes, segments.first()).await?;
     for (number, parts) in segments.iter().enumerate() {
-        lend(calling, bytes, segments.get(number + 1)).await?;
+        send_parts(calling, bytes, segments.get(number + 1)).await?;
         let arrived = next_of_all(calling, &mut incoming).await?;
         let own = bytes.get_mut(parts[calling.rank()].clone()).unwrap_or_default();
         let result = combine(calling, how, None, &arrived, own).await?;
         drop(arrived);
-        lend_result(calling, result).await?;
+        send_result(calling, result).await?;
         take_results(calling, &mut incoming, bytes, &segments, number).await?;
     }
     Ok(())
 }
 
-/// Stores the combination of `input` of all ranks in `output`, which is as long. The others read `input` where it is.
-pub(super) async fn all_reduce_lent(
+/// Stores the combination of all ranks' `input` in `output`, which has the same length. The others read `input` in place.
+pub(super) async fn all_reduce_shared(
     calling: &Calling,
     how: &How<'_>,
     input: &Tensor,
@@ -59,8 +59,8 @@ pub(super) async fn all_reduce_lent(
     let whole = calling.others().map(move |from| (from, length));
     let receives = whole.chain(segments.iter().flat_map(|parts| results_of(calling, parts)));
     let receives = stream::iter(receives.map(|(from, length)| calling.receive(from, length)));
-    // The results of the segment before, and those of this one.
-    let mut incoming: Incoming<'_> = Box::pin(receives.buffered(2 * (calling.size() - 1)));
+    // Requested at a time: the results of the previous segment and of this one.
+    let mut incoming = requested(receives, 2 * (calling.size() - 1)).await;
     for to in calling.others() {
         match calling.is_short(output.len()) {
             true => calling.send(to, input.bytes()).await?,
@@ -74,29 +74,29 @@ pub(super) async fn all_reduce_lent(
             whole.iter().map(|whole| whole.bytes().get(part.clone()).unwrap_or_default()).collect();
         let own = input.bytes().get(part.clone()).unwrap_or_default();
         let result = combine(calling, how, Some(own), &arrived, &mut output[part]).await?;
-        lend_result(calling, result).await?;
+        send_result(calling, result).await?;
         take_results(calling, &mut incoming, output, &segments, number).await?;
     }
     Ok(())
 }
 
-/// Combines `own`, which is `place` itself if it is `None`, with what has arrived of the others. Stores it in `place`, and returns a
-/// copy that can be lent.
+/// Combines `own`, or `output` itself if that is `None`, with the others' bytes. Stores the result in `output`, and returns a
+/// copy that the others can map.
 async fn combine(
     calling: &Calling,
     how: &How<'_>,
     own: Option<&[u8]>,
     arrived: &[impl AsRef<[u8]>],
-    place: &mut [u8],
+    output: &mut [u8],
 ) -> Result<BufMut, GroupError> {
-    let mut result = calling.pool().alloc(place.len()).await.map_err(WorkerError::from)?;
-    for start in (0..place.len()).step_by(BLOCK_BYTES) {
-        let at = start..(start + BLOCK_BYTES).min(place.len());
-        let inputs = in_order_of_ranks(calling, own.unwrap_or(place), arrived, at.clone());
+    let mut result = calling.pool().alloc(output.len()).await.map_err(WorkerError::from)?;
+    for start in (0..output.len()).step_by(BLOCK_BYTES) {
+        let at = start..(start + BLOCK_BYTES).min(output.len());
+        let inputs = in_order_of_ranks(calling, own.unwrap_or(output), arrived, at.clone());
         how.fold_all(&mut result[at.clone()], &inputs)?;
         drop(inputs);
-        // While the block is in the first cache.
-        replace(&mut place[at.clone()], &result[at]);
+        // Copied while the block is in the first cache.
+        replace(&mut output[at.clone()], &result[at]);
     }
     Ok(result)
 }
@@ -118,7 +118,7 @@ async fn begin(calling: &Calling) -> Result<(), GroupError> {
     Ok(())
 }
 
-/// All that this rank receives, in the order in which each other rank sends it: it lends the next segment before a result.
+/// All receives, in the order in which each other rank sends: the values of the next segment before the results of this one.
 fn receives<'a>(
     calling: &'a Calling,
     segments: &'a [Vec<Range<usize>>],
@@ -133,13 +133,13 @@ fn receives<'a>(
     .map(|(from, length)| calling.receive(from, length))
 }
 
-/// The results of a segment that this rank receives: of whom, and how long.
+/// The ranks and lengths of the results of a segment that this rank receives.
 fn results_of(calling: &Calling, parts: &[Range<usize>]) -> impl Iterator<Item = (usize, usize)> {
     calling.others().map(|from| (from, parts[from].len()))
 }
 
-/// Lends each other rank its part of a segment.
-async fn lend(
+/// Sends each other rank its part of a segment.
+async fn send_parts(
     calling: &Calling,
     bytes: &[u8],
     segment: Option<&Vec<Range<usize>>>,
@@ -151,8 +151,8 @@ async fn lend(
     Ok(())
 }
 
-/// Lends all others the combination of this rank's part.
-async fn lend_result(calling: &Calling, result: BufMut) -> Result<(), GroupError> {
+/// Sends the combination of this rank's part to all others.
+async fn send_result(calling: &Calling, result: BufMut) -> Result<(), GroupError> {
     let length = result.len() as u64;
     if length == 0 {
         return Ok(());
@@ -169,8 +169,8 @@ async fn next_of_all(calling: &Calling, incoming: &mut Incoming<'_>) -> Result<V
     incoming.take(calling.size() - 1).try_collect().await
 }
 
-/// Puts the combinations of the other ranks in their places: those of the segment before `number`, and behind the last segment also its
-/// own.
+/// Copies the results of the other ranks into `bytes`: those of the segment before `number`, and after the last segment its own
+/// too.
 async fn take_results(
     calling: &Calling,
     incoming: &mut Incoming<'_>,

@@ -1,8 +1,8 @@
-//! How ranks come to agree on the next generation: who reads whose [register](super::register), who leads, and for how long.
+//! How the ranks agree on the next generation: who reads whose [register](super::register), who leads, and for how long.
 //!
-//! The lowest rank that answers leads. The others read its register and those of the next ones, which take over if it is lost. A rank
-//! that leads reads the registers of all. Registers are published tensors, so nothing is lost with a connection, and what a rank has
-//! said stays there for those that ask late.
+//! The lowest rank that answers leads, and reads the registers of all others. A rank that does not lead reads those of the lowest
+//! ranks below it, and takes over when they are lost. Registers are published tensors: they survive broken connections, and a
+//! late rank can still read them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -26,25 +26,25 @@ use super::{
     member::Member,
     newcomers,
     newcomers::silent,
-    probing::{is_alive, others_error},
-    register::{Ballot, Register, Roster, are_enough, bound},
+    probing::{is_alive, own_error},
+    register::{Ballot, Register, Roster, highest_accepted, is_quorum},
 };
 use crate::{error::GroupError, store::StoreError};
 
-/// How often a rank that leads looks again, if it hears nothing.
-const LOOK: Duration = Duration::from_millis(100);
+/// How often a leader checks its votes if no register changes.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// The pause before a rank that could not be read is read again, and before one that answers is asked again whether it does.
+/// The pause before reading a rank's register again after an error, and between two probes of a rank.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// How many of the ranks before it a rank reads while it does not lead.
+/// How many lower ranks a rank reads while it does not lead.
 const FOLLOWED: usize = 3;
 
-/// This rank's register for the generation after its own, which its worker publishes until this is dropped.
+/// This rank's register for the next generation. Its worker publishes it until this is dropped.
 #[derive(Debug)]
 pub(super) struct OwnRegister {
     worker: Worker,
-    /// All ranks of the generation publish theirs under this name.
+    /// The name of the published tensor, the same on all ranks of the generation.
     name: String,
     register: Mutex<Register>,
 }
@@ -64,17 +64,17 @@ impl OwnRegister {
         let done = change(&mut register);
         let bytes = register.encode();
         drop(register);
-        // No memory of the pool: a rank says its word also when that is used up.
+        // On the heap: the register can also be published when the pool is exhausted.
         let content = Buf::on_heap(&bytes, CopyReason::Import);
         let tensor = Tensor::shared(content, DataType::U8, &[bytes.len() as u64])?;
         self.worker.publish(&self.name, tensor)?;
         Ok(done)
     }
 
-    /// Follows another register.
-    fn heed(&self, other: &Register) -> Result<(), GroupError> {
-        let mut heeded = self.read(Register::clone);
-        if heeded.heed(other) { self.write(|register| *register = heeded) } else { Ok(()) }
+    /// Takes over what another register has promised, accepted or decided.
+    fn merge(&self, other: &Register) -> Result<(), GroupError> {
+        let mut merged = self.read(Register::clone);
+        if merged.merge(other) { self.write(|register| *register = merged) } else { Ok(()) }
     }
 
     fn lock(&self) -> MutexGuard<'_, Register> {
@@ -88,20 +88,20 @@ impl Drop for OwnRegister {
     }
 }
 
-/// This rank's part in an agreement, while it takes part. It may be given up and begun again: the register stays.
+/// One attempt of this rank to agree. It may be dropped and begun again: the register stays.
 pub(super) struct Agreeing<'group> {
     group: &'group GroupState,
-    /// Whether those that wait in the store are admitted, if this rank leads.
+    /// Whether newcomers that wait in the store are admitted if this rank leads.
     admits: bool,
     begun: Duration,
     known: Mutex<Known>,
     changed: watch::Sender<()>,
 }
 
-/// What is known of the others.
+/// What this rank knows of the others.
 #[derive(Default)]
 struct Known {
-    /// Those of the ranks that have come.
+    /// The register of each rank that has published one.
     registers: BTreeMap<usize, Register>,
     /// Ranks that do not answer.
     lost: BTreeSet<usize>,
@@ -111,7 +111,7 @@ struct Known {
 /// The votes for a ballot.
 struct Tally {
     votes: usize,
-    /// How many others answer and have not voted.
+    /// The other ranks that answer and have not voted.
     awaited: usize,
 }
 
@@ -121,97 +121,97 @@ impl<'group> Agreeing<'group> {
         Self { group, admits, begun, known: Mutex::default(), changed: watch::Sender::new(()) }
     }
 
-    /// Who forms the next generation, as all agree.
+    /// The next generation's roster, on which all ranks agree.
     ///
     /// # Errors
     /// [`GroupError::NoMajority`]; [`GroupError::Worker`] if this rank's worker was shut down.
     pub(super) async fn roster(&self) -> Result<Roster, GroupError> {
-        // It shows that this rank has come.
+        // Published: the other ranks see that this one takes part.
         self.own().write(|_| ())?;
         self.follow().await?;
         let others: Vec<usize> = (0..self.group.size()).filter(|rank| *rank != self.group.rank).collect();
         self.while_watching(&others, self.lead()).await
     }
 
-    /// Leaves it to a lower rank, as long as one answers.
+    /// Waits while a lower rank answers and may still lead.
     async fn follow(&self) -> Result<(), GroupError> {
         loop {
             let is_left = |rank: &usize| !self.known().lost.contains(rank);
             let lower: Vec<usize> = (0..self.group.rank).filter(is_left).take(FOLLOWED).collect();
-            let patience = self.patience(&lower);
-            if lower.is_empty() || self.is_decided() || self.now() >= patience {
+            let leader_deadline = self.leader_deadline(&lower);
+            if lower.is_empty() || self.is_decided() || self.now() >= leader_deadline {
                 return Ok(());
             }
             let is_lost = || lower.iter().any(|rank| self.known().lost.contains(rank));
             let ended = async {
-                self.until(patience, || self.is_decided() || is_lost()).await;
+                self.wait_until(leader_deadline, || self.is_decided() || is_lost()).await;
                 Ok(())
             };
             self.while_watching(&lower, ended).await?;
         }
     }
 
-    /// Until when one of these ranks may lead. One that has come waits for others itself, until twice the limit is over, and needs
-    /// time to propose then: whoever stood beside it would take its votes.
-    fn patience(&self, ranks: &[usize]) -> Duration {
+    /// Until when one of these ranks may lead. A rank with a register waits for others until two limits are over, and then needs
+    /// time to propose. A second leader beside it would take its votes.
+    fn leader_deadline(&self, ranks: &[usize]) -> Duration {
         let known = self.known();
         let has_come = ranks.iter().any(|rank| known.registers.contains_key(rank));
         let half_limits = if has_come { 5 } else { 2 };
         self.half_limits(half_limits)
     }
 
-    /// When so many halves of the limit are over.
+    /// The time at which `count` halves of the limit are over.
     fn half_limits(&self, count: u32) -> Duration {
         self.begun.saturating_add(self.limit().saturating_mul(count) / 2)
     }
 
-    /// When all ends. Whoever has the votes after three limits has half a limit to propose.
-    fn last_end(&self) -> Duration {
+    /// When the agreement ends. A leader that has the votes after three limits has half a limit more to propose.
+    fn deadline(&self) -> Duration {
         self.half_limits(7)
     }
 
     async fn lead(&self) -> Result<Roster, GroupError> {
-        // Nobody is waited for a second time: one who leads late has waited already, and reads the others only.
+        // A late leader has waited already: it only reads the registers.
         let waits_until = self.begun.saturating_add(self.limit().saturating_mul(2));
-        let waits_until = waits_until.max(self.now().saturating_add(2 * LOOK));
+        let waits_until = waits_until.max(self.now().saturating_add(2 * POLL_INTERVAL));
         loop {
             if let Some(decided) = self.own().read(|own| own.decided().cloned()) {
                 return Ok(decided);
             }
-            let ballot = self.own().write(|own| own.stand(self.group.rank))?;
+            let ballot = self.own().write(|own| own.start_ballot(self.group.rank))?;
             if self.has_votes(ballot, Register::has_promised, waits_until, Duration::ZERO).await? {
-                // Nobody is waited for. Those that have promised are given time to accept, also at the end.
-                let end = self.now().saturating_add(self.limit() / 2).min(self.last_end());
+                // Accepting waits for no further ranks. Those that have promised get time to accept, also at the deadline.
+                let end = self.now().saturating_add(self.limit() / 2).min(self.deadline());
                 let (roster, silent) = self.proposal(ballot, end.saturating_sub(self.now()) / 2).await?;
                 self.own().write(|own| own.propose(ballot, roster.clone()))?;
                 if self.has_votes(ballot, Register::has_accepted, Duration::ZERO, end).await? {
-                    let left = self.last_end().saturating_sub(self.now()).min(self.limit() / 2);
-                    newcomers::tell(self.group, &roster, left / 2).await;
+                    let left = self.deadline().saturating_sub(self.now()).min(self.limit() / 2);
+                    newcomers::announce_admission(self.group, &roster, left / 2).await;
                     newcomers::pass_over(self.group, &silent, left / 2).await;
                     self.own().write(|own| own.decide(ballot))?;
                     continue;
                 }
             }
-            if self.now() >= self.last_end() {
+            if self.now() >= self.deadline() {
                 return Err(self.no_majority());
             }
             self.give_way().await;
         }
     }
 
-    /// Another rank leads. A lower one is given the time that it needs.
+    /// Waits because another rank leads. A lower leader gets all the time it needs.
     async fn give_way(&self) {
         let leader = self.own().read(Register::promised).rank();
         let part = Duration::from_millis(self.group.runtime().random() % 64);
-        // Two that stand at the same time part by chance.
-        let pause = self.now().saturating_add(LOOK + part);
-        let until = if leader < self.group.rank { self.patience(&[leader]).max(pause) } else { pause };
-        self.until(until, || self.is_decided() || self.known().lost.contains(&leader)).await;
+        // Random, so that two ranks that lead at the same time separate.
+        let pause = self.now().saturating_add(POLL_INTERVAL + part);
+        let until = if leader < self.group.rank { self.leader_deadline(&[leader]).max(pause) } else { pause };
+        self.wait_until(until, || self.is_decided() || self.known().lost.contains(&leader)).await;
     }
 
-    /// Waits until enough have voted for `ballot`: all that answer, or, after `waits_until`, as many as are needed. `false` if this
-    /// rank has promised a higher one meanwhile, or knows what is decided. Gives up when the agreement's time is over, and not before
-    /// `earliest_end`.
+    /// Waits for a quorum of votes for `ballot`: the votes of all ranks that answer or, after `waits_until`, of just a quorum.
+    /// `false` if this rank has promised a higher ballot meanwhile or knows a decision. Gives up at the end of the agreement, but
+    /// not before `earliest_end`.
     async fn has_votes(
         &self,
         ballot: Ballot,
@@ -228,20 +228,20 @@ impl<'group> Agreeing<'group> {
             }
             let Tally { votes, awaited } = self.tally(ballot, has_voted);
             if awaited == 0 || self.now() >= waits_until {
-                if are_enough(votes, false, size) {
+                if is_quorum(votes, false, size) {
                     return Ok(true);
                 }
                 let end = self.half_limits(6).max(earliest_end);
-                if are_enough(votes, true, size) && self.has_vote_of_store(ballot, has_voted, end).await? {
+                if is_quorum(votes, true, size) && self.has_vote_of_store(ballot, has_voted, end).await? {
                     return Ok(true);
                 }
             }
-            // Ranks that come may bring more.
+            // Ranks that still join may complete a quorum.
             let half_limits = if awaited == 0 { 2 } else { 6 };
             if self.now() >= self.half_limits(half_limits).max(earliest_end) {
                 return Err(self.no_majority());
             }
-            let _ = timeout(self.group.runtime(), LOOK, changes.changed()).await;
+            let _ = timeout(self.group.runtime(), POLL_INTERVAL, changes.changed()).await;
         }
     }
 
@@ -258,8 +258,8 @@ impl<'group> Agreeing<'group> {
         Tally { votes: 1 + voters.len(), awaited }
     }
 
-    /// Asks the store for its vote. It has none while it is not reached, and none any more once it has lost its data. It is not
-    /// waited for beyond `end`, or once it is not needed.
+    /// Whether the store votes for `ballot`. An unreachable store and one that lost its data do not. Stops waiting at `end`, or
+    /// when the vote is no longer needed.
     async fn has_vote_of_store(
         &self,
         ballot: Ballot,
@@ -268,8 +268,8 @@ impl<'group> Agreeing<'group> {
     ) -> Result<bool, GroupError> {
         let is_over = || self.own().read(|own| own.promised() != ballot || own.decided().is_some());
         let is_settled =
-            || is_over() || are_enough(self.tally(ballot, has_voted).votes, false, self.group.size());
-        let (asking, settled) = (pin!(self.ask_store()), pin!(self.until(end, is_settled)));
+            || is_over() || is_quorum(self.tally(ballot, has_voted).votes, false, self.group.size());
+        let (asking, settled) = (pin!(self.ask_store()), pin!(self.wait_until(end, is_settled)));
         let asked = match select(asking, settled).await {
             Either::Left((Ok(register), _)) => Ok(register),
             Either::Left((Err(GroupError::Store(error)), _)) => Err(error),
@@ -278,13 +278,14 @@ impl<'group> Agreeing<'group> {
         };
         let is_for = asked.as_ref().is_ok_and(|register| has_voted(register, ballot));
         if let Ok(register) = &asked {
-            self.own().heed(register)?;
+            self.own().merge(register)?;
         }
         self.known().store = Some(asked);
         Ok(is_for)
     }
 
-    /// Lets the store's register follow the own one. Returns it, if the store has kept it since the group was joined.
+    /// Merges the own register into the store's. Returns the store's register if the store has lost nothing since the group was
+    /// joined.
     async fn ask_store(&self) -> Result<Register, GroupError> {
         let Identity { store, witness, .. } = &self.group.identity;
         let key = self.group.identity.agreement();
@@ -294,29 +295,29 @@ impl<'group> Agreeing<'group> {
                 Register::decode(record, self.group.size()).ok_or_else(|| joining::foreign(&key, record))
             });
             let mut register = register.transpose()?.unwrap_or_default();
-            if !self.own().read(|own| register.heed(own)) {
+            if !self.own().read(|own| register.merge(own)) {
                 break register;
             }
             let written = register.encode();
-            let there = store.compare_set(&key, known.as_deref(), &written).await?;
-            if there.as_ref() == Some(&written) {
+            let stored = store.compare_set(&key, known.as_deref(), &written).await?;
+            if stored.as_ref() == Some(&written) {
                 break register;
             }
-            known = there;
+            known = stored;
         };
-        // Behind the vote: what was lost before it, or between, makes it worth nothing.
+        // Checked after the vote was written: a store that lost data before has no valid vote.
         witness.check(&**store).await?;
         Ok(register)
     }
 
-    /// What was accepted before, or those that have come; and the newcomers that are passed over.
+    /// The roster to propose: the one accepted before, or the ranks that have come. Also the newcomers that are passed over.
     async fn proposal(&self, ballot: Ballot, limit: Duration) -> Result<(Roster, Vec<Member>), GroupError> {
         let (accepted, come) = {
             let known = self.known();
             let store = known.store.iter().flatten();
             let own = self.own().read(Register::clone);
             let registers = known.registers.values().chain(store).chain([&own]);
-            let accepted = bound(registers).cloned();
+            let accepted = highest_accepted(registers).cloned();
             let come = known.registers.iter();
             let come = come.filter(|(rank, _)| !known.lost.contains(rank));
             let come = come.filter(|(_, register)| register.has_promised(ballot));
@@ -340,7 +341,7 @@ impl<'group> Agreeing<'group> {
         }
     }
 
-    /// Does `work`, and reads what these ranks say meanwhile.
+    /// Runs `work` while reading the registers of these ranks.
     async fn while_watching<T>(
         &self,
         ranks: &[usize],
@@ -357,12 +358,12 @@ impl<'group> Agreeing<'group> {
 
     async fn watch(&self, rank: usize) -> Result<Infallible, GroupError> {
         let Some(peer) = self.group.peers.get(rank) else { return pending().await };
-        let (never, _) = try_join(self.hear(rank, peer), self.probe(rank, peer)).await?;
+        let (never, _) = try_join(self.read_register(rank, peer), self.probe(rank, peer)).await?;
         Ok(never)
     }
 
     /// Reads a rank's register whenever it changes.
-    async fn hear(&self, rank: usize, peer: &Peer) -> Result<Infallible, GroupError> {
+    async fn read_register(&self, rank: usize, peer: &Peer) -> Result<Infallible, GroupError> {
         let mut seen = None;
         loop {
             let fetch = peer.fetch(&self.own().name).timeout(self.limit());
@@ -373,28 +374,28 @@ impl<'group> Agreeing<'group> {
             match fetch.versioned().await {
                 Ok(fetched) => {
                     seen = Some(fetched.version);
-                    self.heard(rank, &fetched)?;
+                    self.record_register(rank, &fetched)?;
                 }
                 Err(error) => {
-                    others_error(error)?;
+                    own_error(error)?;
                     self.group.runtime().sleep(RETRY).await;
                 }
             }
         }
     }
 
-    fn heard(&self, rank: usize, fetched: &Fetched) -> Result<(), GroupError> {
+    fn record_register(&self, rank: usize, fetched: &Fetched) -> Result<(), GroupError> {
         let incarnation = self.group.members.get(rank).map(|member| member.incarnation);
         let register = Register::decode(fetched.tensor.bytes(), self.group.size());
         let Some(register) = register.filter(|_| incarnation == Some(fetched.version.incarnation())) else {
             tracing::warn!(
                 group = self.group.identity.name,
                 rank,
-                "what a rank says of the next generation is ignored"
+                "ignored a register of another version or incarnation"
             );
             return Ok(());
         };
-        self.own().heed(&register)?;
+        self.own().merge(&register)?;
         let mut known = self.known();
         known.registers.insert(rank, register);
         known.lost.remove(&rank);
@@ -403,17 +404,17 @@ impl<'group> Agreeing<'group> {
         Ok(())
     }
 
-    /// Asks again and again whether a rank answers.
+    /// Checks again and again whether a rank answers.
     async fn probe(&self, rank: usize, peer: &Peer) -> Result<Infallible, GroupError> {
         let incarnation = self.group.members.get(rank).map_or(0, |member| member.incarnation);
         loop {
             let is_alive = is_alive(peer, incarnation, self.limit()).await?;
-            self.note(rank, is_alive);
+            self.record_liveness(rank, is_alive);
             self.group.runtime().sleep(RETRY).await;
         }
     }
 
-    fn note(&self, rank: usize, is_alive: bool) {
+    fn record_liveness(&self, rank: usize, is_alive: bool) {
         let mut known = self.known();
         let has_changed = if is_alive { known.lost.remove(&rank) } else { known.lost.insert(rank) };
         drop(known);
@@ -422,8 +423,8 @@ impl<'group> Agreeing<'group> {
         }
     }
 
-    /// Waits until `is_met`, at most until this moment.
-    async fn until(&self, end: Duration, is_met: impl Fn() -> bool) {
+    /// Waits until `is_met`, at most until `end`.
+    async fn wait_until(&self, end: Duration, is_met: impl Fn() -> bool) {
         let mut changes = self.changed.subscribe();
         loop {
             changes.borrow_and_update();

@@ -1,9 +1,9 @@
-//! One call of this rank while it is under way: its turn, its limit, and the messages that pass between it and other ranks.
+//! One call of this rank while it is in progress: its turn, its time limit, and its messages to and from other ranks.
 //!
-//! Messages of a call travel in its lane, in the order in which they were sent. A lane carries one call at a time, so a message
-//! belongs to the call that its lane has come to. What a rank sends another in a call begins with the [`Call`], which the other
-//! compares with its own, and what is short goes with it: in a [note](super::telling), or under a key of the group's step. Longer
-//! contents have another key, and the order between them and calls does not matter.
+//! A call's messages travel in its lane, in the order they are sent. A lane carries one call at a time, so a message belongs to
+//! the lane's current call. The first message a rank sends another in a call begins with the [`Call`] header, which the receiver
+//! compares with its own, and a short content follows in the same message: in a [note](super::channels), or under a key of the
+//! group's step. A longer content has a key of its own, and may arrive before or after the header.
 
 mod at_once;
 
@@ -33,26 +33,26 @@ use tensorwire_protocol::{Code, DataType, EagerContent, Sharing};
 use tensorwire_rendezvous::{Notes, Tensor, WorkerError};
 use tensorwire_verbs_reactor::timeout;
 
-use super::{CALLS_UNDER_WAY, Group, GroupState, telling::end_of};
+use super::{CALLS_UNDER_WAY, Group, GroupState, channels::decode_end};
 use crate::{
     call::{Call, CallKind, HEADER_BYTES},
     error::GroupError,
 };
 
-/// The key of calls, and that of contents.
+/// Indices of `Lane::keys`.
 const CALLS: usize = 0;
 const CONTENTS: usize = 1;
 
-/// The key of the end, for those that ask for it.
+/// The key under which a peer requests the end of the group. Nothing is ever sent under it.
 const END: &str = "end";
 
-/// A call that takes longer asks for the end of the group.
+/// A call that takes longer than this also requests the end of the group from the other ranks.
 const SHORT: Duration = Duration::from_millis(250);
 
-/// The longest content that travels in one message with the call.
+/// The longest content, in bytes, that travels in the message of the call header.
 const JOINED_BYTES_MAX: usize = 2048;
 
-/// A call that is under way. If it is dropped before it is complete, the group is over.
+/// A call in progress. Dropping it before it is complete ends the group.
 pub(crate) struct Calling {
     group: Arc<GroupState>,
     pub(crate) call: Call,
@@ -61,29 +61,29 @@ pub(crate) struct Calling {
     is_complete: AtomicBool,
 }
 
-/// What was exchanged with each rank. Most groups are small.
+/// The state of the exchange with each rank, inline for most groups.
 type Contacts = SmallVec<[Contact; 8]>;
 
 #[derive(Clone, Copy, Default)]
 struct Contact {
-    /// It has this rank's call.
-    is_told: bool,
-    /// This rank has its call, or awaits it with an earlier receive.
-    is_heard: bool,
-    /// How many messages of it have come.
+    /// This rank has sent its call header, or a caller has claimed to.
+    is_call_sent: bool,
+    /// A receive of that rank's call header is done, or a caller has claimed it.
+    is_call_requested: bool,
+    /// Messages received.
     messages: u32,
-    /// How many messages of it are awaited.
+    /// Messages awaited now.
     awaited: u32,
 }
 
-/// The content of a message.
+/// The content of a received message.
 pub(crate) struct Arrived {
     message: Received,
-    /// Where the content begins.
+    /// The offset of the content.
     at: usize,
 }
 
-/// A message as it has come.
+/// A received message.
 enum Received {
     Nothing,
     Value(Tensor),
@@ -115,7 +115,7 @@ impl AsRef<[u8]> for Arrived {
 }
 
 impl Group {
-    /// A new call, which has its number from here on.
+    /// A new call. Its number is assigned here.
     pub(crate) fn call(&self, call: impl FnOnce(u64) -> Call) -> Calling {
         Calling::new(&self.state, call(self.state.next_number()))
     }
@@ -152,15 +152,15 @@ impl Calling {
         self.group.worker.pool()
     }
 
-    /// The neighbour before this rank, and that behind it.
+    /// The previous and the next rank of the ring.
     pub(crate) fn neighbours(&self) -> (usize, usize) {
         let (rank, size) = (self.rank(), self.size());
         ((rank + size - 1) % size, (rank + 1) % size)
     }
 
-    /// Does `work` in the call's turn and within its limit. Every call is compared along the ring of ranks, so that one that differs
-    /// is noticed, whatever the ranks do then. Work that `opens_with_neighbours` sends to the one behind and receives from the one
-    /// before at first, if it has anything for them: then the comparison takes no message of its own.
+    /// Runs `work` in the call's turn and within its limit. Each rank compares every call with its neighbours in the ring, so a
+    /// mismatch is found whatever `work` does. If `opens_with_neighbours`, the first message of `work` to the next rank and its
+    /// first receive from the previous one carry the header, so the comparison needs no message of its own.
     pub(crate) async fn complete<T>(
         &self,
         opens_with_neighbours: bool,
@@ -180,7 +180,7 @@ impl Calling {
             let ((), value) = try_join(self.compare(), work).await?;
             Ok(value)
         };
-        // It lives on, so that what it waits for is known.
+        // `work` must outlive the time limit, because `timed_out` reads what it awaits.
         let (work, ended) = (pin!(work), pin!(async { Err(after(&self.group.ended().await)) }));
         let mut done = pin!(async { select(work, ended).await.factor_first().0 });
         let short = self.limit.min(SHORT);
@@ -205,27 +205,27 @@ impl Calling {
         }
     }
 
-    /// A call that takes long asks for the end of the group as well.
+    /// Also requests the end of the group.
     async fn complete_long<T>(
         &self,
         done: impl Future<Output = Result<T, GroupError>>,
         limit: Duration,
     ) -> Result<T, GroupError> {
-        let (done, asked) = (pin!(done), pin!(self.asked_end()));
+        let (done, asked) = (pin!(done), pin!(self.requested_end()));
         let done = timeout(self.group.runtime(), limit, select(done, asked)).await;
         let Ok(done) = done else { return Err(self.timed_out()) };
         done.factor_first().0
     }
 
-    /// Completes with the end of the group, once a rank from which something is awaited answers that it is over there. A rank that is
-    /// awaited in the group's step answers so by itself; one that is awaited in a channel of notes may have sent its end before the
-    /// channel was open, or over another connection.
-    async fn asked_end<T>(&self) -> Result<T, GroupError> {
+    /// Completes with the end of the group when a rank answers with it while something is awaited from that rank. A receive in
+    /// the group's step fails with the end by itself. A receive from a channel of notes may miss it: the end may have been sent
+    /// before the channel was open, or over another connection.
+    async fn requested_end<T>(&self) -> Result<T, GroupError> {
         let has_notes = |rank: &usize| self.group.notes(*rank).is_some();
         let mut asked: FuturesUnordered<_> =
             self.others().filter(has_notes).map(|rank| self.end_of(rank)).collect();
         let mut ends = Vec::new();
-        // Polled whenever the work is, which may have come to await a rank whose end is known.
+        // Polled whenever `work` is, because `work` may have begun to await a rank whose end is already known.
         poll_fn(|context| {
             while let Poll::Ready(Some(end)) = asked.poll_next_unpin(context) {
                 ends.push(end);
@@ -238,9 +238,9 @@ impl Calling {
         .await
     }
 
-    /// The end of the group on another rank, in whose step nobody ever sends anything under this key.
+    /// The end of the group on another rank, with which the receive of `END` fails.
     async fn end_of(&self, rank: usize) -> (usize, GroupError) {
-        // One that has closed the group has no step any more, and its messages of that call may be under way.
+        // A rank that has completed `close` aborts its step while its last messages may still be in flight: that is no end.
         let closes = self.call.kind == CallKind::Close;
         loop {
             if let Ok(peer) = self.peer(rank)
@@ -250,12 +250,12 @@ impl Calling {
             {
                 return (rank, GroupError::of_message(&self.call, rank, error));
             }
-            // The connection broke, or the rank is gone, which those notice that wait for it.
+            // The connection broke or the rank is gone. The receives of `work` report that.
             self.group.runtime().sleep(SHORT).await;
         }
     }
 
-    /// Waits until the lane's earlier calls are complete; before the group is closed, those of all lanes.
+    /// Waits until the lane's earlier calls are complete, and for `close` those of all lanes.
     async fn turn(&self) {
         let lanes = CALLS_UNDER_WAY as u64;
         let own = self.call.number % lanes;
@@ -265,151 +265,150 @@ impl Calling {
         }
     }
 
-    /// Tells the neighbour behind this rank what it calls, and awaits what the one before calls, unless that was done already.
+    /// Sends the call header to the next rank and compares that of the previous rank, unless `work` has claimed these.
     fn compare(&self) -> impl Future<Output = Result<(), GroupError>> + Send + '_ {
-        let (before, behind) = self.neighbours();
+        let (previous, next) = self.neighbours();
         let is_alone = self.size() == 1;
-        let (tells, hears) = (!is_alone && self.tells(behind), !is_alone && self.hears(before));
+        let (must_send, must_receive) =
+            (!is_alone && self.claim_send(next), !is_alone && self.claim_receive(previous));
         async move {
-            let hear = async { if hears { self.hear(before).await } else { Ok(()) } };
-            let tell = async { if tells { self.tell(behind, &[]).await } else { Ok(()) } };
-            try_join(hear, tell).await.map(drop)
+            let receive = async { if must_receive { self.receive_call(previous).await } else { Ok(()) } };
+            let send = async { if must_send { self.send_call(next, &[]).await } else { Ok(()) } };
+            try_join(receive, send).await.map(drop)
         }
     }
 
-    /// Whether `to` was not told the call yet. The caller tells it.
-    fn tells(&self, to: usize) -> bool {
+    /// Whether the call header has still to be sent to `to`. If so, the caller must send it.
+    fn claim_send(&self, to: usize) -> bool {
         let mut contacts = self.contacts();
-        contacts.get_mut(to).is_some_and(|contact| !mem::replace(&mut contact.is_told, true))
+        contacts.get_mut(to).is_some_and(|contact| !mem::replace(&mut contact.is_call_sent, true))
     }
 
-    /// Whether nobody awaits the call of `from` yet. The caller does.
-    fn hears(&self, from: usize) -> bool {
+    /// Whether the call header of `from` has still to be received. If so, the caller must receive it.
+    fn claim_receive(&self, from: usize) -> bool {
         let mut contacts = self.contacts();
-        contacts.get_mut(from).is_some_and(|contact| !mem::replace(&mut contact.is_heard, true))
+        contacts.get_mut(from).is_some_and(|contact| !mem::replace(&mut contact.is_call_requested, true))
     }
 
-    /// Sends the call, and a short content with it.
-    async fn tell(&self, to: usize, content: &[u8]) -> Result<(), GroupError> {
+    /// Sends the call header, and a short content with it.
+    async fn send_call(&self, to: usize, content: &[u8]) -> Result<(), GroupError> {
         match self.group.notes(to) {
             Some(notes) => {
                 let (lane, call) = (self.group.lane(&self.call).number, self.call.encode());
                 let sent = notes.send(lane, &[&call, content]).await;
-                // Why the other has gone may lie there already.
-                sent.map_err(|error| self.end_told(to, notes).unwrap_or_else(|| self.failed(to, error)))
+                // The peer may have sent the end of the group before its connection ended.
+                sent.map_err(|error| self.received_end(to, notes).unwrap_or_else(|| self.failed(to, error)))
             }
             None => self.post(to, CALLS, self.message(content, true).await?),
         }
     }
 
-    /// The end of the group, if that is among the notes that `from` has sent before its connection ended.
-    fn end_told(&self, from: usize, notes: &Notes) -> Option<GroupError> {
+    /// The end of the group, if a note received from `from` contains it.
+    fn received_end(&self, from: usize, notes: &Notes) -> Option<GroupError> {
         let lane = self.group.lane(&self.call).number;
         let mut left = iter::from_fn(|| notes.recv(lane).now_or_never()?.ok());
-        left.find_map(|note| end_of(&note)).map(|status| GroupError::told(&self.call, from, status))
+        left.find_map(|note| decode_end(&note)).map(|status| GroupError::of_status(&self.call, from, status))
     }
 
     /// Sends a copy of `bytes`.
     pub(crate) async fn send(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
-        if self.tells(to) {
+        if self.claim_send(to) {
             if self.is_short(bytes.len()) {
-                return self.tell(to, bytes).await;
+                return self.send_call(to, bytes).await;
             }
-            self.tell(to, &[]).await?;
+            self.send_call(to, &[]).await?;
         }
         if bytes.is_empty() { Ok(()) } else { self.post(to, CONTENTS, self.message(bytes, false).await?) }
     }
 
-    /// Whether a content of this many bytes travels with the call, if it is the first one.
+    /// Whether a content of this many bytes travels with the call header, if it is the first one.
     pub(crate) fn is_short(&self, bytes: usize) -> bool {
         bytes <= JOINED_BYTES_MAX
     }
 
-    /// Sends `bytes`, which are [short](Self::is_short), with the call: `to` was sent nothing yet.
+    /// Sends `bytes`, which are [short](Self::is_short), with the call header. Nothing was sent to `to` before.
     pub(crate) async fn send_short(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
-        if self.tells(to) { self.tell(to, bytes).await } else { Ok(()) }
+        if self.claim_send(to) { self.send_call(to, bytes).await } else { Ok(()) }
     }
 
-    /// `length` bytes that `from` has [sent](Self::send_short) with the call.
+    /// Receives `length` bytes that `from` sent with [`send_short`](Self::send_short).
     pub(crate) async fn receive_short(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
-        self.hears(from);
+        self.claim_receive(from);
         let message = self.next_call(from).await?;
         self.check(from, message.bytes(), length)?;
         Ok(Arrived { message, at: HEADER_BYTES })
     }
 
-    /// Sends a tensor as it is.
+    /// Sends a tensor without a copy.
     pub(crate) async fn send_tensor(&self, to: usize, tensor: Tensor) -> Result<(), GroupError> {
-        if self.tells(to) {
-            self.tell(to, &[]).await?;
+        if self.claim_send(to) {
+            self.send_call(to, &[]).await?;
         }
         self.post(to, CONTENTS, tensor)
     }
 
-    /// The other ranks, beginning behind this one, so that not all send to the same at first.
+    /// The other ranks, beginning with the next one, so that the ranks do not all send to the same one first.
     pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, size) = (self.rank(), self.size());
         (1..size).map(move |distance| (rank + distance) % size)
     }
 
-    /// Connects to `rank`. Receives from one rank are requested in the order in which they are polled for the first time only if it is
-    /// connected by then.
+    /// Connects to `rank`. Receives from a rank are requested in the order of their first polls only if it is connected by then.
     pub(crate) async fn connect(&self, rank: usize) -> Result<(), GroupError> {
         let connected = self.peer(rank)?.connect().await;
         connected.map_err(|error| self.failed(rank, error))
     }
 
-    /// `length` bytes, which `from` has [sent](Self::send). Receives from one rank are completed in the order of the calls of this
-    /// method, if they are polled for the first time in that order.
+    /// Receives `length` bytes that `from` sent with [`send`](Self::send). Receives from one rank complete in the order of the
+    /// calls of this method, if they are first polled in that order.
     pub(crate) fn receive(
         &self,
         from: usize,
         length: usize,
     ) -> impl Future<Output = Result<Arrived, GroupError>> + Send + '_ {
-        let is_first = self.hears(from);
+        let is_first = self.claim_receive(from);
         async move {
             if is_first && self.is_short(length) {
                 return self.receive_short(from, length).await;
             }
-            let call = async { if is_first { self.hear(from).await } else { Ok(()) } };
+            let call = async { if is_first { self.receive_call(from).await } else { Ok(()) } };
             let content = async {
                 let content = if length == 0 { None } else { Some(self.next(from, CONTENTS).await?) };
                 content.map_or(Ok(Arrived::EMPTY), |content| self.content(from, content, length))
             };
-            // Both are asked for at once.
-            // The call is compared first, as it tells why a content has another length.
+            // Both are requested at once. The header is compared first, because a mismatch explains a content of another length.
             let ((), content) = try_join(call, content).await?;
             Ok(content)
         }
     }
 
-    /// A tensor that `from` has [sent](Self::send_tensor).
+    /// Receives a tensor that `from` sent with [`send_tensor`](Self::send_tensor).
     pub(crate) fn receive_tensor(
         &self,
         from: usize,
     ) -> impl Future<Output = Result<Tensor, GroupError>> + Send + '_ {
-        let is_first = self.hears(from);
+        let is_first = self.claim_receive(from);
         async move {
-            let call = async { if is_first { self.hear(from).await } else { Ok(()) } };
+            let call = async { if is_first { self.receive_call(from).await } else { Ok(()) } };
             let ((), tensor) = try_join(call, self.next(from, CONTENTS)).await?;
             Ok(tensor)
         }
     }
 
-    /// Compares the call of `from`, which nothing follows in its message.
-    async fn hear(&self, from: usize) -> Result<(), GroupError> {
+    /// Receives the call header of `from` without a content, and compares it.
+    async fn receive_call(&self, from: usize) -> Result<(), GroupError> {
         let message = self.next_call(from).await?;
         self.check(from, message.bytes(), 0)
     }
 
-    /// A message with a copy of `bytes`, behind the call if that is to be told.
-    pub(crate) async fn message(&self, bytes: &[u8], tells_call: bool) -> Result<Tensor, GroupError> {
+    /// A message with a copy of `bytes`, after the call header if `with_call`.
+    pub(crate) async fn message(&self, bytes: &[u8], with_call: bool) -> Result<Tensor, GroupError> {
         let header = self.call.encode();
-        let header: &[u8] = if tells_call { &header } else { &[] };
+        let header: &[u8] = if with_call { &header } else { &[] };
         let length = header.len() + bytes.len();
         let mut buffer = self.pool().alloc(length).await.map_err(WorkerError::from)?;
-        let (place, rest) = buffer.split_at_mut(header.len());
-        copy_bytes(place, header, CopyReason::Import);
+        let (front, rest) = buffer.split_at_mut(header.len());
+        copy_bytes(front, header, CopyReason::Import);
         copy_bytes(rest, bytes, CopyReason::Import);
         Ok(Tensor::new(buffer, DataType::U8, &[length as u64])?)
     }
@@ -420,7 +419,7 @@ impl Calling {
         self.group.step.to(peer).send(key, message).map_err(|error| self.failed(to, error))
     }
 
-    /// The next message of `from` that begins with a call.
+    /// The next message of `from` that begins with a call header.
     async fn next_call(&self, from: usize) -> Result<Received, GroupError> {
         let Some(notes) = self.group.notes(from) else {
             return self.next(from, CALLS).await.map(Received::Value);
@@ -429,8 +428,8 @@ impl Calling {
         let note = notes.recv(self.group.lane(&self.call).number).await;
         let note = note.map_err(|error| self.failed(from, error))?;
         self.has_come(from);
-        match end_of(&note) {
-            Some(status) => Err(GroupError::told(&self.call, from, status)),
+        match decode_end(&note) {
+            Some(status) => Err(GroupError::of_status(&self.call, from, status)),
             None => Ok(Received::Note(note)),
         }
     }
@@ -439,7 +438,7 @@ impl Calling {
     async fn next(&self, from: usize, key: usize) -> Result<Tensor, GroupError> {
         let peer = self.peer(from)?;
         let _awaited = Awaited::begin(self, from);
-        // The call's own limit ends it, which knows all that is awaited.
+        // The call's own limit is over first. Its error lists everything that was awaited.
         let key = &self.group.lane(&self.call).keys[key];
         let receive = self.group.step.from(peer).recv(key).timeout(self.limit.saturating_mul(2));
         let received = receive.sharing(Sharing::View).await.map_err(|error| self.failed(from, error))?;
@@ -451,7 +450,7 @@ impl Calling {
         self.group.peers.get(rank).ok_or_else(|| GroupError::no_such_rank("rank", rank, self.size()))
     }
 
-    /// Compares the call at the beginning of a message with the own one. `length` bytes are to follow it.
+    /// Compares the call header of a message with this rank's call. `length` bytes must follow it.
     fn check(&self, from: usize, message: &[u8], length: usize) -> Result<(), GroupError> {
         let theirs = Call::decode(message);
         let theirs = theirs
@@ -487,7 +486,7 @@ impl Calling {
     /// The error of a message to or from `rank`.
     pub(crate) fn failed(&self, rank: usize, error: WorkerError) -> GroupError {
         match error {
-            // A process that was stopped finds all limits over at once.
+            // In a process that was stopped, this limit and the call's may both be over.
             WorkerError::DeadlineExceeded { .. } => self.timed_out(),
             WorkerError::Aborted { .. } if let Some(over) = self.group.over.get() => after(over),
             error => GroupError::of_message(&self.call, rank, error),
@@ -526,7 +525,7 @@ impl Drop for Calling {
     }
 }
 
-/// The error of a call of a group that is over already.
+/// The error of a call in a group that is already over.
 pub(super) fn after(over: &GroupError) -> GroupError {
     match over {
         GroupError::Over { .. } => over.clone(),
@@ -534,7 +533,7 @@ pub(super) fn after(over: &GroupError) -> GroupError {
     }
 }
 
-/// Counts an awaited message while it lives.
+/// Counts an awaited message until it is dropped.
 struct Awaited<'calling> {
     calling: &'calling Calling,
     from: usize,

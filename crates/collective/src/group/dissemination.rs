@@ -1,4 +1,4 @@
-//! How ranks make sure that all have come.
+//! Dissemination: how each rank learns that all others have come.
 
 use futures::future::try_join_all;
 use tensorwire_rendezvous::{PeerLoss, WorkerError};
@@ -6,11 +6,12 @@ use tensorwire_rendezvous::{PeerLoss, WorkerError};
 use super::calling::Calling;
 use crate::error::GroupError;
 
-/// What a rank tells those of which it has heard when it needs nothing any more. An empty message is not sent.
+/// The acknowledgement of a message. Not empty, because an empty content is not sent.
 const RECEIVED: [u8; 1] = [1];
 
-/// Completes when all ranks do this. In each round, a rank tells the one twice as far behind it as in the round before that it has
-/// come, and with that all of whom it has heard: the dissemination barrier (Hensgen, Finkel and Manber 1988).
+/// Completes when all ranks have called it: the dissemination barrier (Hensgen, Finkel and Manber 1988). In each round a rank
+/// sends to the rank twice as far ahead as in the round before. Its message means that it and all ranks of which it has received
+/// have come.
 pub(crate) async fn disseminate(calling: &Calling) -> Result<(), GroupError> {
     let (rank, size) = (calling.rank(), calling.size());
     let mut distance = 1;
@@ -22,21 +23,21 @@ pub(crate) async fn disseminate(calling: &Calling) -> Result<(), GroupError> {
     Ok(())
 }
 
-/// As [`disseminate`], and completes once the ranks that this one told have received that: whoever leaves earlier takes messages with
-/// it that others still wait for. They say so once they have heard of all. One that has left itself says nothing, and needs
-/// nothing any more.
-pub(crate) async fn part(calling: &Calling) -> Result<(), GroupError> {
+/// As [`disseminate`], and completes once the ranks to which this one sent have acknowledged it, because a rank that leaves drops
+/// messages that others still wait for. A rank acknowledges once `disseminate` is complete. A rank that has left acknowledges
+/// nothing, and needs no acknowledgement.
+pub(crate) async fn disseminate_acknowledged(calling: &Calling) -> Result<(), GroupError> {
     disseminate(calling).await?;
     let (rank, size) = (calling.rank(), calling.size());
     let distances = std::iter::successors(Some(1), |distance| Some(distance * 2));
-    let told = distances.take_while(|distance| *distance < size).map(|distance| async move {
+    let acknowledged = distances.take_while(|distance| *distance < size).map(|distance| async move {
         unless_gone(calling.send((rank + size - distance) % size, &RECEIVED).await)?;
         unless_gone(calling.receive((rank + distance) % size, RECEIVED.len()).await.map(drop))
     });
-    try_join_all(told).await.map(drop)
+    try_join_all(acknowledged).await.map(drop)
 }
 
-/// Nothing, if the other rank has left, or its connection has ended.
+/// Ignores the error if the other rank has left or its connection has ended.
 fn unless_gone(done: Result<(), GroupError>) -> Result<(), GroupError> {
     match done {
         Err(GroupError::Left { .. }) => Ok(()),
@@ -45,7 +46,7 @@ fn unless_gone(done: Result<(), GroupError>) -> Result<(), GroupError> {
     }
 }
 
-/// Whether the rank's worker was shut down in order, or the connection ended before this was asked for.
+/// Whether the rank's worker shut down in order, or its connection ended before the receive was requested.
 fn has_parted(error: &WorkerError) -> bool {
     matches!(error, WorkerError::PeerLost { loss: PeerLoss::Goodbye | PeerLoss::StepBroken, .. })
 }

@@ -1,4 +1,4 @@
-//! Joining a group: how its ranks find each other in the store, and make sure that they are of one run.
+//! Joining a group: how its ranks find each other in the store, and make sure that they belong to one run.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,26 +13,26 @@ use crate::{
     store::{Store, StoreError},
 };
 
-/// How often a rank looks whether the run that it joins is still the one that rank 0 has begun.
-const LOOK: Duration = Duration::from_millis(200);
+/// How often a rank checks whether another run has replaced the one that it joins.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
 
-/// What tells one group from all others.
+/// What distinguishes a group from all others.
 #[derive(Debug, Clone)]
 pub(crate) struct Identity {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) name: String,
-    /// The run, the same for all generations.
+    /// The id of the run, the same for all generations.
     pub(crate) run: String,
     pub(crate) generation: u64,
-    /// How many of the run's newcomers were considered.
+    /// How many entries of the run's waiting list have been considered.
     pub(crate) considered: u64,
     pub(crate) limit: Duration,
-    /// This rank's own record in the store, under its key.
+    /// This rank's record in the store.
     pub(crate) witness: Witness,
 }
 
-/// What this rank has written into the store once, before it was in any generation. While it is there, the store has lost nothing that
-/// was written since.
+/// This rank's record in the store, written once, before it was in any generation. While the store has it, the store has lost
+/// nothing that was written later.
 #[derive(Debug, Clone)]
 pub(crate) struct Witness {
     pub(crate) key: String,
@@ -41,7 +41,7 @@ pub(crate) struct Witness {
 
 impl Witness {
     /// # Errors
-    /// [`StoreError::Lost`] if the store has lost its data; the store's own.
+    /// [`StoreError::Lost`] if the record is not there any more; other errors of the store.
     pub(super) async fn check(&self, store: &dyn Store) -> Result<(), StoreError> {
         let found = store.get(std::slice::from_ref(&self.key)).await?.pop().flatten();
         let is_there = found.as_ref() == Some(&self.record);
@@ -50,14 +50,14 @@ impl Witness {
 }
 
 impl Identity {
-    /// The step in which the group's messages travel. Two groups have different ones, but for a collision of 63 bits.
+    /// The step in which the group's messages travel: a hash of 63 bits.
     pub(crate) fn step(&self) -> i64 {
         let text = format!("{}\n{}\n{}", self.name, self.run, self.generation);
         (hash(text.into_bytes()) >> 1) as i64
     }
 
-    /// That of a group that call `number` of this one derives. Its run is a hash, so that it stays as short however deep groups are
-    /// derived from one another.
+    /// The identity of a group that call `number` of this one derives. Its run is a hash, so that its length does not grow with
+    /// each derivation.
     pub(crate) fn derived(&self, name: &str, number: u64) -> Self {
         let text = format!("{}\n{}\n{}\n{number}", self.name, self.run, self.generation);
         let run = format!("{:016x}", hash(text.into_bytes()));
@@ -76,31 +76,32 @@ fn key(group: &str, run: &str, generation: u64, of: &str) -> String {
 }
 
 impl GroupBuilder {
-    /// Joins the group with `worker`: writes this rank's address into the store, reads those of the others, and waits until
-    /// all have joined. Only connections that are needed for that are made; further ones are made when they are first needed.
+    /// Joins the group with `worker`: writes this rank's address into the store, reads those of the others, and waits until all
+    /// have joined. Makes only the connections that this needs. Others are made when they are first used; a group of up to 8
+    /// ranks needs all of them.
     ///
-    /// Records that an earlier run left in the store are not mistaken for those of this one: ranks that read them meet nobody of
-    /// their run there, and look again.
+    /// Ranks recognise the records of an earlier run: nobody of their run answers there, and they read the store again.
     ///
     /// # Errors
-    /// [`GroupError::Missing`] with the ranks that did not come in time; [`GroupError::RankTaken`],
-    /// [`GroupError::OtherRun`], [`GroupError::Store`], [`GroupError::Argument`].
+    /// [`GroupError::Missing`] with the ranks that did not come in time; [`GroupError::RankTaken`], [`GroupError::OtherRun`],
+    /// [`GroupError::Store`]; [`GroupError::Argument`], also if the worker's
+    /// [`requests_max`](tensorwire_rendezvous::Flow::requests_max) is below 256.
     ///
     /// # Cancel safety
-    /// Dropping the future gives the rank up: the others do not complete either. Its record stays in the store, so the rank can be
-    /// joined again only in another run.
+    /// Dropping the future gives up the rank, and the others cannot complete the join either. Its record stays in the store, so
+    /// the rank can join again only in another run.
     pub async fn join(self, worker: &Worker) -> Result<Group, GroupError> {
-        self.check()?;
+        self.check(worker)?;
         join(self, worker).await
     }
 
-    /// That of the first generation.
+    /// The identity of the first generation.
     pub(super) fn identity(&self, run: String, witness: Witness) -> Identity {
         let (store, name, limit) = (self.store.clone(), self.name.clone(), self.limit);
         Identity { store, name, run, generation: 0, considered: 0, limit, witness }
     }
 
-    /// The run that others have begun.
+    /// The id of the run: the launcher's job, or the one that rank 0 wrote into the store.
     pub(super) async fn run(&self, runtime: &dyn Runtime, end: Duration) -> Result<String, GroupError> {
         match &self.job {
             Some(job) => Ok(job.clone()),
@@ -123,7 +124,7 @@ async fn join(settings: GroupBuilder, worker: &Worker) -> Result<Group, GroupErr
             let attempt = Box::pin(attempt(&settings, worker, &member, run.nonce.clone(), end));
             let replaced = Box::pin(runs.replaced(&run));
             match select(attempt, replaced).await {
-                // Of an earlier run, whose ranks are gone, or one of which had this rank's number.
+                // The records may be of an earlier run.
                 Either::Left((Err(error), replaced))
                     if settings.rank != 0 && may_be_of_earlier_run(&error) =>
                 {
@@ -145,7 +146,7 @@ async fn join(settings: GroupBuilder, worker: &Worker) -> Result<Group, GroupErr
     }
 }
 
-/// Whether records of an earlier run may have caused it: those of ranks that are gone, or were numbered otherwise.
+/// Whether records of an earlier run may have caused `error`: their ranks are gone, or had other numbers.
 fn may_be_of_earlier_run(error: &GroupError) -> bool {
     matches!(
         error,
@@ -158,7 +159,8 @@ fn may_be_of_earlier_run(error: &GroupError) -> bool {
     )
 }
 
-/// Writes `value` unless another one is there, and returns what is there. Tried again where it is not known whether it was written.
+/// Writes `value` unless the key has one, and returns the stored value. Retries once if it is unknown whether the value was
+/// written.
 pub(super) async fn write_once(store: &dyn Store, key: &str, value: &[u8]) -> Result<Vec<u8>, StoreError> {
     let written = match store.compare_set(key, None, value).await {
         Err(StoreError::Unreachable { .. }) => store.compare_set(key, None, value).await?,
@@ -171,7 +173,7 @@ pub(super) async fn write_once(store: &dyn Store, key: &str, value: &[u8]) -> Re
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     nonce: String,
-    /// The worker that has begun it.
+    /// The worker that began it.
     by: String,
 }
 
@@ -199,7 +201,7 @@ impl<'joining> Runs<'joining> {
         Self { settings, runtime, key: format!("{}/run", settings.name) }
     }
 
-    /// The run that rank 0 begins, or that another rank finds.
+    /// Begins a run on rank 0, and finds it on the others.
     async fn first(&self, member: &Member, end: Duration) -> Result<Run, GroupError> {
         let GroupBuilder { store, rank, .. } = self.settings;
         if *rank == 0 {
@@ -211,7 +213,7 @@ impl<'joining> Runs<'joining> {
         self.found(end).await
     }
 
-    /// The run that is in the store, once one is.
+    /// Waits until the store has a run.
     async fn found(&self, end: Duration) -> Result<Run, GroupError> {
         let left = end.saturating_sub(self.runtime.now());
         let found = self.settings.store.wait(std::slice::from_ref(&self.key), left).await;
@@ -219,10 +221,10 @@ impl<'joining> Runs<'joining> {
         self.decode(found.first().map(Vec::as_slice).unwrap_or_default())
     }
 
-    /// Completes when another run is in the store.
+    /// Waits until the store has another run.
     async fn replaced(&self, run: &Run) -> Result<Run, GroupError> {
         loop {
-            self.runtime.sleep(LOOK).await;
+            self.runtime.sleep(POLL_INTERVAL).await;
             let found = self.settings.store.get(std::slice::from_ref(&self.key)).await?;
             if let Some(Some(record)) = found.first() {
                 let found = self.decode(record)?;
@@ -238,13 +240,14 @@ impl<'joining> Runs<'joining> {
     }
 }
 
-/// The error of a record that no rank has written.
+/// The error of a record that is not of this version.
 pub(super) fn foreign(key: &str, record: &[u8]) -> GroupError {
     GroupError::Argument {
         field: "store",
         value: format!("{key}: {} bytes", record.len()),
-        remedy: "the record there is not one of this version: use a store, or a name, that nothing else uses"
-            .to_owned(),
+        remedy:
+            "this record is of another version or program: use a store or a group name that nothing else uses"
+                .to_owned(),
     }
 }
 
@@ -259,7 +262,7 @@ fn missing(settings: &GroupBuilder, error: StoreError, rank: impl Fn(&str) -> Op
     }
 }
 
-/// Joins the group in one run.
+/// Joins the group in the run `run`.
 async fn attempt(
     settings: &GroupBuilder,
     worker: &Worker,
@@ -291,7 +294,7 @@ async fn attempt(
     Ok(Group { state })
 }
 
-/// Waits until all members have come, each of which has found the same members.
+/// Waits until all members have joined. Each has found the same members.
 pub(super) async fn meet(state: &Arc<GroupState>, limit: Duration) -> Result<(), GroupError> {
     let mut calling = Calling::new(state, Call::plain(state.next_number(), CallKind::Join));
     calling.set_limit(limit);

@@ -1,4 +1,4 @@
-//! The record of a rank in the store, and what the ranks have in common.
+//! The record of a rank in the store.
 
 use tensorwire_rendezvous::Worker;
 use tensorwire_verbs_reactor::FabricKind;
@@ -6,7 +6,7 @@ use tensorwire_verbs_reactor::FabricKind;
 /// The first line of a record. It changes with the format.
 const FORMAT: &str = "tensorwire group 1";
 
-/// What a rank tells the others through the store.
+/// What the other ranks read about a rank in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Member {
     /// Its worker's name.
@@ -14,9 +14,9 @@ pub(crate) struct Member {
     /// Its worker's address.
     pub(crate) address: String,
     pub(crate) incarnation: u64,
-    /// Tells this call of `join` from all others, also of the same worker.
+    /// A random number of this call of `join` or `rejoin`, so that two calls of one worker differ.
     pub(crate) nonce: u64,
-    /// What its shared memory reaches, in hexadecimal digits; empty if it offers none.
+    /// The reach of its shared memory in hexadecimal digits: equal on two workers that can share memory. Empty if it offers none.
     pub(crate) host: String,
 }
 
@@ -43,12 +43,12 @@ impl Member {
         format!("{FORMAT}\n{worker}\n{address}\n{incarnation:016x}\n{nonce:016x}\n{host}\n")
     }
 
-    /// The member of a record. `None` if it is none of this version.
+    /// Decodes a record. `None` if it is of another version or invalid.
     pub(crate) fn decode(record: &[u8]) -> Option<Self> {
         Self::take(&mut std::str::from_utf8(record).ok()?.split('\n'))
     }
 
-    /// The member that the next lines describe.
+    /// Decodes a member from the next lines.
     pub(crate) fn take<'text>(lines: &mut impl Iterator<Item = &'text str>) -> Option<Self> {
         if lines.next()? != FORMAT {
             return None;
@@ -60,7 +60,7 @@ impl Member {
         Some(Self { worker, address, incarnation, nonce, host })
     }
 
-    /// For messages.
+    /// Name and address, for error messages.
     pub(crate) fn whereabouts(&self) -> String {
         format!("{} at {}", self.worker, self.address)
     }

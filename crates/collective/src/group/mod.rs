@@ -1,8 +1,9 @@
-//! A group: its ranks, its generation, and the calls that are under way.
+//! A group: its ranks, its generation, and its calls in progress.
 
 mod agreeing;
 mod builder;
 pub(crate) mod calling;
+mod channels;
 pub(crate) mod dissemination;
 mod joining;
 mod member;
@@ -11,7 +12,6 @@ mod pairing;
 mod probing;
 mod register;
 mod regrouping;
-mod telling;
 
 use std::{
     collections::HashSet,
@@ -25,34 +25,35 @@ use std::{
 };
 
 use tensorwire_protocol::{Code, Status};
-use tensorwire_rendezvous::{DuplicatePolicy, Notes, Peer, Step, Worker, WorkerError};
+use tensorwire_rendezvous::{Notes, Peer, Step, Worker, WorkerError};
 use tensorwire_verbs_reactor::Runtime;
 use tokio::sync::{Notify, watch};
 
 pub use self::builder::GroupBuilder;
 use self::{
-    agreeing::OwnRegister, joining::Identity, member::Member, register::Roster, regrouping::Following,
-    telling::Telling,
+    agreeing::OwnRegister, channels::Channels, joining::Identity, member::Member, register::Roster,
+    regrouping::Following,
 };
 use crate::{call::Call, error::GroupError, pair::Pairs};
 
-/// Calls of one group that may be under way at a time on a rank. A further call waits for the one that is this many before it.
+/// How many calls of one group may be in progress at a time on a rank. A further call waits for the one that is this many before
+/// it.
 pub const CALLS_UNDER_WAY: usize = 16;
 
-/// A number of workers that make the same calls in the same order. Cheap to clone; all clones are one rank.
+/// A number of workers, its ranks, that make the same calls in the same order. Cheap to clone; all clones are one rank.
 ///
-/// [`Group::builder`] joins one. Each method makes one call: it takes the call's number at once, in the order in which the methods
-/// are invoked, and does the rest when it is awaited. So several calls may be under way at the same time, at most
-/// [`CALLS_UNDER_WAY`], as long as all ranks invoke them in the same order.
+/// [`Group::builder`] joins one. Each method makes one call. The call gets its number when the method is invoked, and does the
+/// rest when it is awaited. So several calls may be in progress at the same time, at most [`CALLS_UNDER_WAY`], as long as all
+/// ranks invoke them in the same order.
 ///
 /// # Failures
-/// A call that fails, runs out of time or is dropped before it is complete ends the group for all ranks, because its other ranks
-/// cannot complete either: each of them gets a [`GroupError`], those that wait at once. [`shrink`](Self::shrink) makes a group of
-/// the ranks that are left, and [`admit`](Self::admit) takes in those that come back.
+/// A call that fails, runs out of time or is dropped before it is complete ends the group for all ranks, because the other ranks
+/// cannot complete it either. Each gets a [`GroupError`], at once if it is waiting. [`shrink`](Self::shrink) makes a group of the
+/// ranks that are left, and [`admit`](Self::admit) takes in ranks that come back.
 ///
 /// # The end
-/// Values that a rank sent and another has not received yet are dropped with the last clone. [`close`](Self::close) waits for
-/// the others first.
+/// Dropping the last clone drops the values that this rank sent and another has not received yet. [`close`](Self::close) waits
+/// for the others first.
 #[derive(Clone)]
 pub struct Group {
     pub(crate) state: Arc<GroupState>,
@@ -64,40 +65,40 @@ pub(crate) struct GroupState {
     pub(crate) identity: Identity,
     pub(crate) rank: usize,
     members: Vec<Member>,
-    /// One for each member; that of this rank is the worker itself.
+    /// One for each member. That of this rank is its own worker.
     peers: Vec<Peer>,
     is_on_one_host: bool,
     step: Step,
-    /// What ranks send each other outside the calls. Buffers of the user outlive the group.
+    /// Sends and receives between pairs of ranks, outside the calls. The user's buffers may outlive the group.
     pub(crate) pairs: Arc<Pairs>,
     next_call: AtomicU64,
     lanes: [Lane; CALLS_UNDER_WAY],
-    /// What small groups have besides the step.
-    telling: OnceLock<Arc<Telling>>,
-    /// Whether all ranks have joined, so that calls may be told.
+    /// The channels of notes, in small groups.
+    channels: OnceLock<Arc<Channels>>,
+    /// Whether all ranks have joined, so that notes may carry calls.
     has_met: AtomicBool,
-    /// Whether all ranks have closed it, and need nothing of this one.
+    /// Whether all ranks have closed the group and need nothing more from this one.
     pub(crate) is_closed: AtomicBool,
     /// Why the group is over.
     over: OnceLock<GroupError>,
     is_over: watch::Sender<bool>,
-    /// What this rank says of the next generation.
+    /// This rank's register in the agreement on the next generation.
     register: Arc<OwnRegister>,
-    /// What it said of this one and those before, the latest first, for ranks that ask late.
+    /// Its registers of earlier generations, the latest first, for ranks that read them late.
     before: Vec<Arc<OwnRegister>>,
-    /// The lock is held while the ranks agree.
+    /// Locked while the ranks agree.
     following: tokio::sync::Mutex<Following>,
 }
 
-/// What the calls have that are under way one after the other.
+/// The state shared by the calls that follow each other, every sixteenth.
 pub(crate) struct Lane {
     pub(crate) number: u16,
-    /// How many of its calls are complete.
+    /// The number of its complete calls.
     complete: AtomicU64,
     completed: Notify,
-    /// How many tasks wait for that.
+    /// The number of tasks that wait for that.
     waiting: AtomicUsize,
-    /// The keys of calls, and of contents that do not travel with one.
+    /// The keys of call headers, and of contents that travel separately.
     pub(crate) keys: [String; 2],
 }
 
@@ -121,7 +122,7 @@ impl Lane {
         }
     }
 
-    /// Waits until so many calls are complete.
+    /// Waits until `calls` calls are complete.
     pub(crate) async fn wait_for(&self, calls: u64) {
         if self.complete.load(Ordering::Acquire) >= calls {
             return;
@@ -130,7 +131,7 @@ impl Lane {
         while self.complete.load(Ordering::SeqCst) < calls {
             let mut completed = pin!(self.completed.notified());
             completed.as_mut().enable();
-            // One that ended before this task was in line told nobody.
+            // `enable` came after the first check: a call that completed in between woke nobody.
             if self.complete.load(Ordering::SeqCst) < calls {
                 completed.await;
             }
@@ -166,12 +167,12 @@ impl fmt::Debug for Group {
 }
 
 impl Group {
-    /// The worker that is this rank.
+    /// This rank's worker.
     pub fn worker(&self) -> &Worker {
         &self.state.worker
     }
 
-    /// Its name.
+    /// The group's name.
     pub fn name(&self) -> &str {
         &self.state.identity.name
     }
@@ -186,17 +187,17 @@ impl Group {
         self.state.members.len()
     }
 
-    /// How often the group was formed anew, by [`shrink`](Self::shrink) or [`admit`](Self::admit).
+    /// How many times the group was formed anew by [`shrink`](Self::shrink) or [`admit`](Self::admit).
     pub fn generation(&self) -> u64 {
         self.state.identity.generation
     }
 
-    /// The worker's name of each rank.
+    /// The worker names of all ranks, in their order.
     pub fn members(&self) -> impl Iterator<Item = &str> {
         self.state.members.iter().map(|member| member.worker.as_str())
     }
 
-    /// Whether all ranks reach one another by shared memory.
+    /// Whether all ranks reach one another over shared memory.
     pub fn is_on_one_host(&self) -> bool {
         self.state.is_on_one_host
     }
@@ -206,7 +207,7 @@ impl Group {
         self.state.over.get().cloned()
     }
 
-    /// The time that a call may take unless it is given another.
+    /// The time limit of a call that sets none.
     pub fn timeout(&self) -> Duration {
         self.state.identity.limit
     }
@@ -220,17 +221,11 @@ impl GroupState {
         members: Vec<Member>,
         before: Vec<Arc<OwnRegister>>,
     ) -> Result<Self, GroupError> {
-        if worker.duplicates() != DuplicatePolicy::Queue {
-            let remedy =
-                "a group sends many values under one key: leave the worker's setting at `Queue`".to_owned();
-            let value = format!("{:?}", worker.duplicates());
-            return Err(GroupError::Argument { field: "duplicates", value, remedy });
-        }
         let mut names = HashSet::new();
         for (at, member) in members.iter().enumerate() {
             if !names.insert(member.worker.as_str()) {
                 let remedy = format!(
-                    "rank {at} has the worker name of another rank: give each worker a name of its own"
+                    "rank {at} has the same worker name as another rank: give each worker its own name"
                 );
                 return Err(GroupError::Argument { field: "worker", value: member.worker.clone(), remedy });
             }
@@ -248,10 +243,11 @@ impl GroupState {
         Ok(state)
     }
 
-    /// A group of some of this one's ranks, in this order, among which it is number `rank`. `number` is that of the call which makes it.
+    /// The state of a group of some of this group's ranks, in this order, in which this worker is rank `rank`. `number` is that
+    /// of the call that derives it.
     ///
     /// # Errors
-    /// [`GroupError::Argument`] for a name that no group may have.
+    /// [`GroupError::Argument`] for an invalid name.
     pub(crate) fn derived(
         &self,
         name: &str,
@@ -288,7 +284,7 @@ impl GroupState {
             pairs,
             next_call: AtomicU64::new(0),
             lanes: std::array::from_fn(Lane::new),
-            telling: OnceLock::new(),
+            channels: OnceLock::new(),
             has_met: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             over: OnceLock::new(),
@@ -313,7 +309,7 @@ impl GroupState {
         staying.chain(&roster.newcomers).cloned().collect()
     }
 
-    /// Ends the group with the error of this rank's call. The first error counts; returns it.
+    /// Ends the group with the error of this rank's call. Returns the error that ended it, which is the first one.
     pub(crate) fn fail(&self, error: GroupError) -> GroupError {
         let mut is_first = false;
         let first = self.over.get_or_init(|| {
@@ -322,42 +318,43 @@ impl GroupState {
         });
         if is_first {
             tracing::warn!(group = self.identity.name, rank = self.rank, error = %first, "the group is over");
-            // The peers' requests that wait are answered with it, and those that come later.
-            let status = self.told(first);
+            // Fails the peers' requests in this step, those that wait and later ones.
+            let status = self.end_status(first);
             self.step.abort(&status);
             self.pairs.end(&calling::after(first), &status);
-            self.tell_end(&status);
+            self.announce_end(&status);
             self.is_over.send_replace(true);
         }
         first.clone()
     }
 
-    /// Opens the channels to the other ranks, if the group is small. `barrier` waits until all ranks have done so, and uses none of
-    /// them: what comes before a channel is open is lost. An end is told in them from the beginning, since others may have met.
-    /// `lost` is the error of a rank that cannot be reached.
+    /// Opens the channels to the other ranks if the group is small. `barrier` waits until all ranks have done so. It uses no
+    /// channel, because a note that arrives before its channel is open is lost. An end of the group may be sent and received in
+    /// the channels before `barrier` completes, because other ranks may have completed it. `lost` makes the error of a rank that
+    /// cannot be reached.
     pub(crate) async fn open_channels(
         &self,
         lost: impl Fn(usize, WorkerError) -> GroupError,
         barrier: impl Future<Output = Result<(), GroupError>>,
     ) -> Result<(), GroupError> {
-        let telling = Telling::open(self).await.map_err(|(rank, error)| lost(rank, error))?;
-        if let Some(telling) = telling {
-            let _is_first = self.telling.set(telling);
+        let channels = Channels::open(self).await.map_err(|(rank, error)| lost(rank, error))?;
+        if let Some(channels) = channels {
+            let _is_first = self.channels.set(channels);
         }
         barrier.await?;
         self.has_met.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// The channel with another rank.
+    /// The channel to another rank, once all ranks have joined.
     pub(crate) fn notes(&self, rank: usize) -> Option<&Notes> {
-        self.telling.get().filter(|_| self.has_met.load(Ordering::Acquire))?.with(rank)
+        self.channels.get().filter(|_| self.has_met.load(Ordering::Acquire))?.with(rank)
     }
 
-    /// Tells those that wait for a note of this rank. Behind a close nobody does.
-    fn tell_end(&self, status: &Status) {
-        if let Some(telling) = self.telling.get().filter(|_| !self.is_closed.load(Ordering::Acquire)) {
-            telling.tell_end(status, self.runtime());
+    /// Sends the end of the group to all ranks that have a channel. After `close` no rank waits for one.
+    fn announce_end(&self, status: &Status) {
+        if let Some(channels) = self.channels.get().filter(|_| !self.is_closed.load(Ordering::Acquire)) {
+            channels.announce_end(status, self.runtime());
         }
     }
 
@@ -366,8 +363,8 @@ impl GroupState {
         &self.lanes[(call.number % CALLS_UNDER_WAY as u64) as usize]
     }
 
-    /// What the other ranks are told: whose error ended the group, and its text.
-    fn told(&self, error: &GroupError) -> Status {
+    /// The status that the other ranks receive: the rank whose error ended the group, and its text.
+    fn end_status(&self, error: &GroupError) -> Status {
         let (rank, why) = match error {
             GroupError::Over { rank: Some(rank), why } => (*rank, why.clone()),
             error => (self.rank, error.to_string()),
@@ -377,23 +374,23 @@ impl GroupState {
 
     /// Completes when the group is over.
     async fn ended(&self) -> GroupError {
-        // The sender lives as long as the group.
+        // Cannot fail: the sender lives as long as the group.
         let _ = self.is_over.subscribe().wait_for(|is_over| *is_over).await;
         self.over.get().cloned().unwrap_or(GroupError::Over { rank: None, why: String::new() })
     }
 
-    /// The number of a new call.
+    /// Assigns the number of a new call.
     pub(crate) fn next_number(&self) -> u64 {
         self.next_call.fetch_add(1, Ordering::Relaxed)
     }
 }
 
 impl Drop for GroupState {
-    /// The end of the step tells those that wait for a value of it, and this those that wait for a note.
+    /// Dropping the step fails requests for its values. This ends waits for notes.
     fn drop(&mut self) {
         if self.over.get().is_none() {
             let why = format!("rank {} has dropped its last clone", self.rank);
-            self.tell_end(&Status::new(Code::Aborted, why));
+            self.announce_end(&Status::new(Code::Aborted, why));
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Ranks that come to a group that is there already: they wait in the store until its ranks admit them.
+//! Workers that join an existing group: they wait in the store until its ranks admit them.
 //!
-//! A newcomer writes itself into the first free place of a list, and waits for its own key. Whoever leads the agreement on the next
-//! generation reads the list from where the last one stopped, and tells those that are admitted before the others learn of it.
+//! A newcomer writes its record into the first free entry of a waiting list, and waits for a key of its own. The rank that leads
+//! the agreement on the next generation reads the list from where the previous generation stopped. It writes the newcomers' keys
+//! before the other ranks learn the decision.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -18,46 +19,47 @@ use super::{
 };
 use crate::{error::GroupError, store::StoreError};
 
-/// Places of the list that are looked at together; so many are admitted to one generation at most.
-const PLACES: u64 = 64;
+/// How many entries of the waiting list are read at a time. No more newcomers are admitted to one generation.
+const ENTRIES: u64 = 64;
 
-/// Places that one newcomer takes, one after the other, if it is passed over each time.
-const PLACES_OF_ONE: u32 = 10;
+/// A newcomer that is passed over pauses so that it writes at most this many entries within its time limit.
+const ENTRIES_OF_ONE: u32 = 10;
 
-/// What a newcomer is told that did not answer.
+/// What the key of a newcomer contains that was passed over because it did not answer.
 const PASSED_OVER: &[u8] = b"passed over";
 
 impl Identity {
-    /// The next places of the list.
-    fn places(&self, considered: u64) -> Vec<String> {
-        let places = considered.saturating_add(1)..=considered.saturating_add(PLACES);
-        places.map(|place| format!("{}/{}/waiting/{place}", self.name, self.run)).collect()
+    /// The keys of the next [`ENTRIES`] entries of the waiting list.
+    fn entries(&self, considered: u64) -> Vec<String> {
+        let entries = considered.saturating_add(1)..=considered.saturating_add(ENTRIES);
+        entries.map(|entry| format!("{}/{}/waiting/{entry}", self.name, self.run)).collect()
     }
 
-    /// Where a newcomer is told that it is admitted.
-    pub(super) fn told(&self, newcomer: &Member) -> String {
+    /// The key under which a newcomer learns whether it is admitted.
+    pub(super) fn admission_key(&self, newcomer: &Member) -> String {
         format!("{}/{}/admitted/{:016x}", self.name, self.run, newcomer.nonce)
     }
 }
 
 impl Group {
-    /// How many workers wait in the store to be admitted, at most 64. One read of the store.
+    /// The number of workers that wait in the store to be admitted, at most 64. Reads the store once.
     ///
     /// # Errors
-    /// [`GroupError::Store`]: without the store nobody can be admitted.
+    /// [`GroupError::Store`] if the store cannot be read.
     ///
     /// # Cancel safety
-    /// May be dropped.
+    /// Cancel-safe.
     pub async fn waiting(&self) -> Result<usize, GroupError> {
         let identity = &self.state.identity;
-        let found = identity.store.get(&identity.places(identity.considered)).await?;
+        let found = identity.store.get(&identity.entries(identity.considered)).await?;
         Ok(found.iter().flatten().filter(|record| Member::decode(record).is_some()).count())
     }
 }
 
-/// Waits in the store until the group's ranks admit `worker`. Returns what it was told, and whom the ranks know it as.
+/// Waits in the store until the group's ranks admit `worker`. Returns the newcomer's identity, its record as the ranks know it,
+/// and what they wrote under its key.
 ///
-/// One that was passed over, because it did not answer, takes another place: nobody looks at its first one again.
+/// A newcomer that was passed over writes a further entry, because its earlier one is never read again.
 pub(super) async fn wait(
     settings: &GroupBuilder,
     worker: &Worker,
@@ -68,45 +70,45 @@ pub(super) async fn wait(
         let newcomer = Member::of(worker);
         let witness = Witness { key: String::new(), record: newcomer.encode() };
         let mut identity = settings.identity(run.to_owned(), witness);
-        take_place(&mut identity).await?;
+        take_entry(&mut identity).await?;
         let left = end.saturating_sub(worker.runtime().now());
-        let told = match identity.store.wait(&[identity.told(&newcomer)], left).await {
+        let reply = match identity.store.wait(&[identity.admission_key(&newcomer)], left).await {
             Err(StoreError::TimedOut { .. }) => {
-                // So that nobody waits for it. If this fails, they find out by themselves.
+                // The empty record takes it off the list. If this fails, the ranks find out that it does not answer.
                 let _ = identity.store.set(&identity.witness.key, b"").await;
                 return Err(GroupError::NotAdmitted { group: identity.name, limit: settings.limit });
             }
-            told => told?.pop().unwrap_or_default(),
+            reply => reply?.pop().unwrap_or_default(),
         };
-        if told != PASSED_OVER {
-            return Ok((identity, newcomer, told));
+        if reply != PASSED_OVER {
+            return Ok((identity, newcomer, reply));
         }
-        // One that no rank can reach does not keep them busy.
-        worker.runtime().sleep(settings.limit / PLACES_OF_ONE).await;
+        // The pause limits the work of the ranks if none of them can reach this newcomer.
+        worker.runtime().sleep(settings.limit / ENTRIES_OF_ONE).await;
     }
 }
 
-/// Writes the newcomer's record into the first free place.
-async fn take_place(identity: &mut Identity) -> Result<(), GroupError> {
+/// Writes the newcomer's record into the first free entry.
+async fn take_entry(identity: &mut Identity) -> Result<(), GroupError> {
     let mut considered = 0;
     loop {
-        let places = identity.places(considered);
-        let found = identity.store.get(&places).await?;
-        let free = places.into_iter().zip(&found).filter(|(_, taken)| taken.is_none());
-        for (place, _) in free {
+        let entries = identity.entries(considered);
+        let found = identity.store.get(&entries).await?;
+        let free = entries.into_iter().zip(&found).filter(|(_, taken)| taken.is_none());
+        for (entry, _) in free {
             let record = &identity.witness.record;
-            if joining::write_once(&*identity.store, &place, record).await? == *record {
-                identity.witness.key = place;
+            if joining::write_once(&*identity.store, &entry, record).await? == *record {
+                identity.witness.key = entry;
                 return Ok(());
             }
         }
-        considered += PLACES;
+        considered += ENTRIES;
     }
 }
 
-/// A generation's number, how many newcomers were considered, and its members.
-pub(super) fn decode(told: &[u8]) -> Option<([u64; 2], Vec<Member>)> {
-    let mut lines = std::str::from_utf8(told).ok()?.strip_suffix('\n')?.split('\n').peekable();
+/// Decodes a generation's number, how many entries were considered, and the generation's members.
+pub(super) fn decode(reply: &[u8]) -> Option<([u64; 2], Vec<Member>)> {
+    let mut lines = std::str::from_utf8(reply).ok()?.strip_suffix('\n')?.split('\n').peekable();
     let numbers = [lines.next()?.parse().ok()?, lines.next()?.parse().ok()?];
     let mut members = Vec::new();
     while lines.peek().is_some() {
@@ -115,31 +117,31 @@ pub(super) fn decode(told: &[u8]) -> Option<([u64; 2], Vec<Member>)> {
     Some((numbers, members))
 }
 
-/// Tells those that a decision admits, within `limit`. If the store fails, they do not come, and the others go on without them.
-pub(super) async fn tell(group: &GroupState, roster: &Roster, limit: Duration) {
+/// Writes to the admitted newcomers, within `limit`. If the store fails, they do not come, and the ranks go on without them.
+pub(super) async fn announce_admission(group: &GroupState, roster: &Roster, limit: Duration) {
     let Roster { newcomers, considered, .. } = roster;
     let members: String = group.members_of(roster).iter().map(Member::text).collect();
-    let told = format!("{}\n{considered}\n{members}", group.identity.generation + 1);
-    tell_each(group, newcomers, told.as_bytes(), limit).await;
+    let reply = format!("{}\n{considered}\n{members}", group.identity.generation + 1);
+    write_each(group, newcomers, reply.as_bytes(), limit).await;
 }
 
-/// Tells newcomers that they are passed over. Only once that is decided: another leader may hear them.
+/// Writes to newcomers that they are passed over. Only after the decision, because another leader may reach them.
 pub(super) async fn pass_over(group: &GroupState, silent: &[Member], limit: Duration) {
-    tell_each(group, silent, PASSED_OVER, limit).await;
+    write_each(group, silent, PASSED_OVER, limit).await;
 }
 
-async fn tell_each(group: &GroupState, newcomers: &[Member], told: &[u8], limit: Duration) {
-    let telling = newcomers.iter().map(async |newcomer| {
-        let (identity, key) = (&group.identity, group.identity.told(newcomer));
-        let told = within(group, limit, identity.store.set(&key, told)).await;
-        if let Err(error) = told {
-            tracing::warn!(group = identity.name, newcomer = newcomer.worker, %error, "a rank cannot be told whether it is admitted");
+async fn write_each(group: &GroupState, newcomers: &[Member], reply: &[u8], limit: Duration) {
+    let writing = newcomers.iter().map(async |newcomer| {
+        let (identity, key) = (&group.identity, group.identity.admission_key(newcomer));
+        let written = within(group, limit, identity.store.set(&key, reply)).await;
+        if let Err(error) = written {
+            tracing::warn!(group = identity.name, newcomer = newcomer.worker, %error, "cannot write to the store whether this newcomer is admitted");
         }
     });
-    join_all(telling).await;
+    join_all(writing).await;
 }
 
-/// What the store answers within `limit`.
+/// The store's answer, or an error after `limit`.
 async fn within<T>(
     group: &GroupState,
     limit: Duration,
@@ -153,13 +155,14 @@ pub(super) fn silent(group: &GroupState) -> StoreError {
     let store = format!("the store of group `{}`", group.identity.name);
     StoreError::Unreachable {
         store,
-        detail: "it has not answered in time; see whether it can be reached".to_owned(),
+        detail: "no answer in time; check that the store can be reached".to_owned(),
     }
 }
 
-/// A generation of the ranks in `staying` and, if it admits any, of those that wait in the store and answer: of as many as there are
-/// ranks, so that these can go on if all of them vanish. The others wait for the next generation. If the store cannot be read within
-/// half of `limit`, nobody is admitted. Also gives those that are passed over, because they do not answer.
+/// The roster of the ranks in `staying` and, if `admits`, of the newcomers that answer. At most as many newcomers as there are
+/// ranks: so the ranks are half of the new generation, and can go on with the store if all newcomers are lost. The others wait for the next
+/// generation. Nobody is admitted if the store cannot be read within half of `limit`. Also returns the newcomers that are passed
+/// over because they do not answer.
 pub(super) async fn roster(
     group: &GroupState,
     staying: Vec<usize>,
@@ -171,15 +174,15 @@ pub(super) async fn roster(
     if !admits {
         return Ok((roster, Vec::new()));
     }
-    let places = identity.places(identity.considered);
-    let found = within(group, limit / 2, identity.store.get(&places)).await.unwrap_or_else(|error| {
-        tracing::warn!(group = identity.name, %error, "nobody is admitted, as the store cannot be read");
+    let entries = identity.entries(identity.considered);
+    let found = within(group, limit / 2, identity.store.get(&entries)).await.unwrap_or_else(|error| {
+        tracing::warn!(group = identity.name, %error, "cannot read the store, so no newcomer is admitted");
         Vec::new()
     });
     let records: Vec<Vec<u8>> = found.into_iter().map_while(|record| record).collect();
     let mut names: BTreeSet<String> =
         group.members_of(&roster).into_iter().map(|member| member.worker).collect();
-    // Of a worker that has come several times, the last counts.
+    // If a worker has several entries, the last one counts.
     let come =
         records.iter().enumerate().rev().filter_map(|(at, record)| Some((at, Member::decode(record)?)));
     let mut come: Vec<(usize, Member)> =
@@ -199,7 +202,7 @@ pub(super) async fn roster(
 async fn answers(worker: &Worker, newcomer: &Member, limit: Duration) -> Result<bool, GroupError> {
     match worker.set_address(&newcomer.worker, &newcomer.address) {
         Ok(peer) => is_alive(&peer, newcomer.incarnation, limit).await,
-        // No name or address of a worker.
+        // Not a valid name or address of a worker.
         Err(_) => Ok(false),
     }
 }

@@ -1,4 +1,4 @@
-//! What a group offers two of its ranks.
+//! The group's operations between two ranks.
 
 use std::ops::RangeBounds;
 
@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl Group {
-    /// Sends `tensor` to the rank `to`, which receives it with [`recv`](Self::recv). It stays on this rank until it is received: there
-    /// are no unexpected messages. Those with one tag to one rank are received in the order in which they were sent.
+    /// Sends `tensor` to the rank `to`, which receives it with [`recv`](Self::recv). The tensor stays on this rank until the
+    /// receiver requests it. Messages to one rank with one tag are received in the order in which they were sent.
     ///
     /// ```no_run
     /// use tensorwire_collective::{Group, GroupError};
@@ -42,10 +42,10 @@ impl Group {
         pair::send(&self.state.pairs, to, tag, tensor)
     }
 
-    /// Receives the next message with this tag: from one rank, the first of several (`[1, 2]`), or of any (`..`). Ranks that send all
-    /// the time do not hold up the others.
+    /// Receives the next message with this tag: from one rank, the first of several (`[1, 2]`), or of any (`..`). A rank that
+    /// sends without pause does not delay the others.
     ///
-    /// A message of no bytes is one like all others. The loss of one of the ranks ends the receive: leave it out of the next one.
+    /// A message may be empty. If one of the ranks is lost, the receive fails: leave that rank out of the next one.
     ///
     /// # Errors
     /// Awaiting it returns [`GroupError::Argument`] if there is no such rank; [`GroupError::TimedOut`], [`GroupError::Aborted`],
@@ -57,12 +57,12 @@ impl Group {
         pair::recv(&self.state.pairs, from.into(), tag)
     }
 
-    /// As [`recv`](Self::recv), into memory of your own, by one copy. Returns the rank that sent it. No peer writes `values`, so the
-    /// future may borrow them.
+    /// As [`recv`](Self::recv), into `values`, by one copy. Returns the rank that sent the message. No peer writes to `values`,
+    /// so the future may borrow them.
     ///
     /// # Errors
-    /// As [`recv`](Self::recv), and [`GroupError::Argument`] if the message has another type or number of elements. Then it is dropped,
-    /// and `values` are untouched.
+    /// As [`recv`](Self::recv), and [`GroupError::Argument`] if the message has another type or number of elements. Then the
+    /// message is dropped, and `values` are unchanged.
     ///
     /// # Cancel safety
     /// As [`recv`](Self::recv).
@@ -75,8 +75,8 @@ impl Group {
         pair::recv_into(&self.state.pairs, from.into(), tag, values)
     }
 
-    /// Memory of `length` bytes, parts of which are sent into the [receive buffer](Self::recv_buffer) that the rank `to` has for this
-    /// rank and slot, of the same length. On both sides, the buffers of a slot belong together in the order in which they are made.
+    /// A buffer of `length` bytes, parts of which this rank sends into the [receive buffer](Self::recv_buffer) of the rank `to`
+    /// for this rank and slot, which has the same length. The n-th send buffer of a slot belongs to its n-th receive buffer.
     ///
     /// ```no_run
     /// # async fn example(group: tensorwire_collective::Group) -> Result<(), tensorwire_collective::GroupError> {
@@ -84,7 +84,7 @@ impl Group {
     /// let (mut outgoing, mut incoming) = (group.send_buffer(other, 0, 4096)?, group.recv_buffer(other, 0, 4096)?);
     /// for round in 0..100 {
     ///     outgoing.bytes_mut()[..8].fill(round);
-    ///     // The first 8 bytes, to the 16th and those after it.
+    ///     // The first 8 bytes, to the offset 16.
     ///     outgoing.send(0, 8, 16).await?;
     ///     outgoing.wait_send().await?;
     ///     let landed = incoming.wait_recv().await?;
@@ -100,19 +100,19 @@ impl Group {
         pair::send_buffer(&self.state.pairs, to, slot, length)
     }
 
-    /// Memory of `length` bytes, into which the [send buffer](Self::send_buffer) is sent that the rank `from` has for this rank and
+    /// A buffer of `length` bytes, into which the rank `from` sends from its [send buffer](Self::send_buffer) for this rank and
     /// slot.
     ///
     /// # Errors
-    /// [`GroupError::Argument`] if there is no such rank, the slot is in use, or there are
-    /// [too many](crate::pair::RECV_BUFFERS_MAX) receive buffers; what has ended an earlier one for this rank, such as
-    /// [`GroupError::RankLost`], because it is not known which send buffer comes next.
+    /// [`GroupError::Argument`] if there is no such rank, the slot is in use, or there are [too
+    /// many](crate::pair::RECV_BUFFERS_MAX) receive buffers; the error that ended an earlier buffer of this slot, such as
+    /// [`GroupError::RankLost`], because it is then unknown which send buffer comes next.
     pub fn recv_buffer(&self, from: usize, slot: u64, length: usize) -> Result<RecvBuffer, GroupError> {
         pair::recv_buffer(&self.state.pairs, from, slot, length)
     }
 
-    /// Lets all ranks of the group read and write the bytes of `tensor` by the key of the returned export, until that is dropped. The
-    /// tensor itself does not change: each write makes a new version.
+    /// Lets all ranks of the group read and write the bytes of `tensor` by the key of the returned export, until the export is
+    /// dropped. The tensor itself does not change: each write makes a new version.
     ///
     /// ```no_run
     /// use tensorwire_collective::{Group, GroupError, pair::ExportKey};
@@ -136,13 +136,13 @@ impl Group {
         pair::export(&self.state.pairs, tensor)
     }
 
-    /// Reads bytes of another rank's export, as they are now. On one host they are a view of that rank's memory, and no message is
-    /// needed. Over a network the whole export travels.
+    /// Reads bytes of another rank's current export. On one host the result is a view of that rank's memory, and no message is
+    /// needed. Over a network the whole export is transferred.
     ///
     /// # Errors
-    /// Awaiting it returns [`GroupError::Argument`], before anything is sent, if the range leaves the export or the key is of another
-    /// group, run or generation; [`GroupError::Gone`] if the export was dropped; [`GroupError::NoMemory`] if the owner has none to send
-    /// it from, or to write it; [`GroupError::TimedOut`], [`GroupError::Aborted`],
+    /// Awaiting it returns [`GroupError::Argument`], before anything is sent, if the range exceeds the export or the key is of
+    /// another group, run or generation; [`GroupError::Gone`] if the export was dropped; [`GroupError::NoMemory`] if the owner
+    /// has no memory to send it from, or to write it; [`GroupError::TimedOut`], [`GroupError::Aborted`],
     /// [`GroupError::RankLost`], [`GroupError::Over`].
     ///
     /// # Cancel safety
@@ -151,8 +151,8 @@ impl Group {
         pair::get(&self.state.pairs, key, range)
     }
 
-    /// Writes `bytes` into another rank's export, from `offset` on. Completes once whoever reads it finds them there. Writes of one
-    /// rank are applied in their order. The owner copies the whole export for each.
+    /// Writes `bytes` into another rank's export, beginning at `offset`. Completes once readers see them. Writes of one rank are
+    /// applied in order. The owner copies the whole export for each.
     ///
     /// # Errors
     /// As [`get`](Self::get).

@@ -6,27 +6,27 @@ use tensorwire_rendezvous::{Peer, WorkerError};
 
 use crate::error::GroupError;
 
-/// How long a rank may take to answer before it counts as lost.
+/// How long a rank may take to answer a probe before it counts as lost.
 const PROBE: Duration = Duration::from_secs(2);
 
-/// The name of a tensor that no worker publishes: a rank that says so is alive.
+/// The name of a tensor that no worker publishes. A rank that answers that it has none is alive.
 const PROBED: &str = "tensorwire: is this rank alive?";
 
 /// Whether this incarnation of a worker answers.
 ///
 /// # Errors
-/// This rank's own worker cannot ask.
+/// An error of this rank's own worker.
 pub(super) async fn is_alive(peer: &Peer, incarnation: u64, limit: Duration) -> Result<bool, GroupError> {
     match peer.fetch(PROBED).timeout(PROBE.min(limit)).await {
-        // Another process may have its name by now.
+        // The answer may come from a later process with the same name.
         Ok(_) | Err(WorkerError::Remote { .. }) => Ok(peer.incarnation() == Some(incarnation)),
-        Err(error) => others_error(error).map(|()| false),
+        Err(error) => own_error(error).map(|()| false),
     }
 }
 
 /// # Errors
-/// The error is one of this rank's own worker.
-pub(super) fn others_error(error: WorkerError) -> Result<(), GroupError> {
+/// Returns `error` if this rank's own worker has failed, and not the peer.
+pub(super) fn own_error(error: WorkerError) -> Result<(), GroupError> {
     match error {
         WorkerError::ShutDown | WorkerError::Limit { .. } => Err(error.into()),
         _ => Ok(()),

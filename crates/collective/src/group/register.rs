@@ -1,30 +1,31 @@
-//! Who forms the next generation, as the ranks agree on it: the synod of Lamport's *The Part-Time Parliament* (1998), for one decree.
+//! The register of a rank in the agreement on the next generation. The agreement is the synod of Lamport's *The Part-Time
+//! Parliament* (1998), for one decree.
 //!
-//! Every rank has a [`Register`], which it alone writes and all others read. A rank that leads promises itself a [`Ballot`] of its own.
-//! The others that see it promise it too, and it proposes once enough have. A proposal that enough have accepted is decided.
-//! Whoever reads a register [heeds](Register::heed) what it says, also what its owner has from others: so it does not matter whom a rank
-//! hears, how often, or how late.
+//! Every rank has a [`Register`], which it alone writes and all others read. A leader promises a [`Ballot`] of its own in its
+//! register. The others promise it too when they read it, and the leader proposes when a quorum has. A proposal that a quorum has
+//! accepted is decided. A rank [merges](Register::merge) each register that it reads into its own, which passes on what its owner
+//! has merged. So nothing depends on whose register a rank reads, how often, or how late.
 //!
 //! # Why there is one decision
 //!
-//! - *Enough* is more than half of the old generation's ranks, or half of them and the store, whose vote is one more register. Two such
-//!   sets have a rank or the store in common: two sets of more than half of the ranks have a rank in common, and so have one of more
-//!   than half and one of half; two of half both have the store. So those who reach the store and those who do not cannot decide
-//!   differently, and no record in the store decides anything by itself.
-//! - A register accepts nothing below the ballot that it has promised. A leader proposes what was accepted under the highest ballot that
-//!   it sees in the registers which have promised its own. With the rule above, a later leader finds what was decided, and
+//! - A *quorum* is more than half of the old generation's ranks, or half of them and the store, whose vote is one more register.
+//!   Any two quorums share a rank or the store: two of more than half share a rank, and so do one of more than half and one of
+//!   half; two of half share the store. So ranks that reach the store and ranks that do not cannot decide differently, and no
+//!   record in the store decides anything by itself.
+//! - A register accepts nothing below the ballot that it has promised. A leader proposes what was accepted under the highest
+//!   ballot in the registers that have promised its own. Because quorums overlap, a later leader finds what was decided and
 //!   proposes the same.
-//! - A ballot contains its leader's rank, and a rank never stands twice with one number, so a ballot has one proposal.
-//! - A register lives as long as the group, or the next generation. A rank that has lost it, because its process ended or it dropped
-//!   both, says nothing more under this incarnation of its worker, and others take no other incarnation's word.
-//! - The store's register lives as long as the store's data. A store that was started again without them would vote twice. So each rank
-//!   has a [witness](super::joining::Witness) in it: its own record, which it wrote under a key of its own before it was in the group,
-//!   with a number that it drew for that, only where nothing was, and never again. A rank counts the store's vote only if it finds its
-//!   witness there *after* the vote was written. Then the store has lost nothing since the witness was written, so its register is the one
-//!   that it has had since then, and holds the vote. All votes that count, of whichever rank, were asked for after all ranks had come,
-//!   and therefore after all witnesses were written: so between any two of them the store has lost nothing. What it loses
-//!   between the vote and the look at the witness takes the witness with it, and the vote does not count. A store that comes back with
-//!   an older state of its data, which has the witness and not the vote, is one that no rank can tell from one that lost nothing.
+//! - A ballot contains its leader's rank, and a rank never uses a ballot number twice, so a ballot has one proposal.
+//! - A register lives as long as the group or the next generation. A rank that lost it, because its process ended or it dropped
+//!   both, publishes none again under this incarnation of its worker, and the others ignore any other incarnation.
+//! - The store's register lives as long as the store's data. A store that restarts without its data would vote twice. So each
+//!   rank has a [witness](super::joining::Witness) in the store: its own record with a random number, written before it was in
+//!   the group, once, under a key of its own that was empty. A rank counts the store's vote only if it finds its witness *after*
+//!   the vote was written. Then the store has lost nothing since the witness was written, so its register is still the same one
+//!   and holds the vote. All votes that count, of whichever rank, were requested after all ranks had joined, and so after all
+//!   witnesses were written: between any two of them the store has lost nothing. If the store loses its data between the vote and
+//!   the check, the witness is lost too, and the vote does not count. A store that restores an older state of its data, with the
+//!   witness and without the vote, cannot be distinguished from one that lost nothing.
 
 use super::member::Member;
 
@@ -35,27 +36,27 @@ const FORMAT: &str = "tensorwire agreement 1";
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Ballot {
     round: u64,
-    /// Who leads.
+    /// The leader.
     rank: usize,
 }
 
-/// A generation that is proposed.
+/// The proposed next generation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Roster {
     /// The old generation's ranks that stay, in their order.
     pub(super) staying: Vec<usize>,
-    /// Those that come behind them.
+    /// The members that follow them.
     pub(super) newcomers: Vec<Member>,
-    /// How many of those that have waited in the store were considered, from the beginning of the run.
+    /// How many entries of the run's waiting list have been considered so far.
     pub(super) considered: u64,
 }
 
-/// What a rank, or the store, has said in the agreement.
+/// The state of a rank, or of the store, in the agreement.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Register {
     promised: Ballot,
     accepted: Option<(Ballot, Roster)>,
-    /// Whether what is accepted is decided.
+    /// Whether the accepted roster is decided.
     is_decided: bool,
 }
 
@@ -76,26 +77,26 @@ impl Register {
         self.accepted.as_ref().filter(|_| self.is_decided).map(|(_, roster)| roster)
     }
 
-    /// Promises a ballot of `rank`, which this register's rank never had.
-    pub(super) fn stand(&mut self, rank: usize) -> Ballot {
+    /// Promises a new ballot of `rank`, which owns this register.
+    pub(super) fn start_ballot(&mut self, rank: usize) -> Ballot {
         self.promised = Ballot { round: self.promised.round.saturating_add(1), rank };
         self.promised
     }
 
-    /// Proposes `roster`, unless a higher ballot was promised meanwhile. Once for each ballot.
+    /// Proposes `roster`, unless a higher ballot was promised meanwhile. At most once for each ballot.
     pub(super) fn propose(&mut self, ballot: Ballot, roster: Roster) {
         if self.promised == ballot && !self.is_decided {
             self.accepted = Some((ballot, roster));
         }
     }
 
-    /// Enough have accepted what was proposed with this ballot.
+    /// Marks the roster of `ballot` as decided: a quorum has accepted it.
     pub(super) fn decide(&mut self, ballot: Ballot) {
         self.is_decided |= self.has_accepted(ballot);
     }
 
-    /// Follows what another register says. Returns whether this one has changed.
-    pub(super) fn heed(&mut self, other: &Self) -> bool {
+    /// Takes over what another register has promised, accepted or decided. Returns whether this one has changed.
+    pub(super) fn merge(&mut self, other: &Self) -> bool {
         if self.is_decided {
             return false;
         }
@@ -128,7 +129,7 @@ impl Register {
         text.into_bytes()
     }
 
-    /// The register that a rank of `size`, or the store, has written. `None` if it is none of this version.
+    /// Decodes the register of a rank of `size`, or of the store. `None` if it is of another version or invalid.
     pub(super) fn decode(bytes: &[u8], size: usize) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         let mut lines = text.strip_suffix('\n')?.split('\n');
@@ -173,14 +174,16 @@ impl Ballot {
     }
 }
 
-/// What a leader must propose that has seen these registers: what was accepted under the highest ballot. `None` if it is free.
-pub(super) fn bound<'seen>(registers: impl IntoIterator<Item = &'seen Register>) -> Option<&'seen Roster> {
+/// The roster that was accepted under the highest ballot, which the leader must propose. `None` if it is free to choose.
+pub(super) fn highest_accepted<'seen>(
+    registers: impl IntoIterator<Item = &'seen Register>,
+) -> Option<&'seen Roster> {
     let accepted = registers.into_iter().filter_map(|register| register.accepted.as_ref());
     accepted.max_by_key(|(ballot, _)| *ballot).map(|(_, roster)| roster)
 }
 
-/// Whether a proposal is decided that `ranks` of `size` have accepted, and the store or not.
-pub(super) fn are_enough(ranks: usize, has_store: bool, size: usize) -> bool {
+/// Whether `ranks` of `size`, with or without the store, are a quorum.
+pub(super) fn is_quorum(ranks: usize, has_store: bool, size: usize) -> bool {
     2 * ranks + usize::from(has_store) > size
 }
 
@@ -198,7 +201,7 @@ mod tests {
     fn a_register_survives_its_encoding() {
         let mut register = Register::default();
         assert_eq!(Register::decode(&register.encode(), 3), Some(register.clone()));
-        let ballot = register.stand(2);
+        let ballot = register.start_ballot(2);
         let member = Member {
             worker: "a".to_owned(),
             address: "127.0.0.1:1".to_owned(),
@@ -218,48 +221,48 @@ mod tests {
     #[test]
     fn a_decision_is_final() {
         let (mut one, mut other) = (Register::default(), Register::default());
-        let ballot = one.stand(0);
+        let ballot = one.start_ballot(0);
         one.propose(ballot, roster(vec![0]));
         one.decide(ballot);
-        let higher = other.stand(1);
-        let higher = other.stand(1).max(higher);
+        let higher = other.start_ballot(1);
+        let higher = other.start_ballot(1).max(higher);
         other.propose(higher, roster(vec![1]));
-        assert!(!one.heed(&other) && other.heed(&one), "only the one without a decision learns");
+        assert!(!one.merge(&other) && other.merge(&one), "only the one without a decision changes");
         assert_eq!((one.decided(), other.decided()), (Some(&roster(vec![0])), Some(&roster(vec![0]))));
     }
 
-    /// One thing that happens in an agreement of several ranks.
+    /// One event in an agreement of several ranks.
     #[derive(Debug, Clone, Copy)]
     enum Event {
-        /// A rank reads what a register, or the store's, was at some earlier time.
+        /// A rank reads an earlier state of a rank's register, or of the store's.
         Read {
             by: usize,
             of: usize,
             age: usize,
         },
-        Stand {
+        Lead {
             rank: usize,
         },
-        /// A rank that leads looks whether it has enough votes to go on.
+        /// A leader checks whether it has the votes to go on.
         Count {
             rank: usize,
         },
-        /// A rank writes its register into the store, and reads what is there then.
+        /// A rank merges its register into the store's and reads the result.
         Store {
             by: usize,
         },
-        /// The rank looks whether its witness is in the store.
+        /// The rank checks whether its witness is in the store.
         Look {
             by: usize,
         },
-        /// The store is started again without its data.
+        /// The store restarts without its data.
         Lose,
         Die {
             rank: usize,
         },
     }
 
-    /// How many ranks, whether two halves of them do not see each other, and what happens.
+    /// The number of ranks, whether two halves of them cannot reach each other, and the events.
     fn events() -> impl Strategy<Value = (usize, bool, Vec<Event>)> {
         let size = prop_oneof![4 => 2..4usize, 1 => 1..8usize];
         size.prop_flat_map(|size| {
@@ -267,7 +270,7 @@ mod tests {
             let reads = (rank.clone(), rank.clone(), 0..3usize);
             let event = prop_oneof![
                 200 => reads.prop_map(|(by, of, age)| Event::Read { by, of, age }),
-                6 => rank.clone().prop_map(|rank| Event::Stand { rank }),
+                6 => rank.clone().prop_map(|rank| Event::Lead { rank }),
                 150 => rank.clone().prop_map(|rank| Event::Count { rank }),
                 20 => rank.clone().prop_map(|by| Event::Store { by }),
                 40 => rank.clone().prop_map(|by| Event::Look { by }),
@@ -278,14 +281,14 @@ mod tests {
         })
     }
 
-    /// Ranks that see each other's registers, and what each knows of the others.
+    /// Ranks that read each other's registers, and what each knows of the others.
     struct World {
         size: usize,
         is_in_halves: bool,
-        /// Of each rank, and of the store at last: all that its register ever was.
+        /// The history of each rank's register, and of the store's at last.
         registers: Vec<Vec<Register>>,
         known: Vec<Vec<Register>>,
-        /// What the store's register was when each rank has asked it, and has not looked at its witness yet.
+        /// The store's register as each rank has read it, until the rank checks its witness.
         asked: Vec<Option<Register>>,
         has_witnesses: bool,
         leads: Vec<Option<(Ballot, bool)>>,
@@ -312,9 +315,9 @@ mod tests {
             self.registers[at].last().unwrap().clone()
         }
 
-        fn hear(&mut self, by: usize, of: usize, register: Register) {
+        fn read(&mut self, by: usize, of: usize, register: Register) {
             let mut own = self.now(by);
-            own.heed(&register);
+            own.merge(&register);
             self.registers[by].push(own);
             self.known[by][of] = register;
         }
@@ -328,23 +331,23 @@ mod tests {
                 false => register.has_promised(ballot),
             };
             let ranks = self.known[rank][..self.size].iter().filter(|register| has_voted(register)).count();
-            if !are_enough(ranks, has_voted(&self.known[rank][self.size]), self.size) {
+            if !is_quorum(ranks, has_voted(&self.known[rank][self.size]), self.size) {
                 return;
             }
             if has_proposed {
                 own.decide(ballot);
                 self.decided.extend(own.decided().cloned());
             } else {
-                // Whatever is proposed anew is like nothing before.
+                // Every new proposal differs from all before it.
                 let fresh = Roster { considered: self.registers[rank].len() as u64, ..roster(vec![rank]) };
-                let proposed = bound(&self.known[rank]).cloned().unwrap_or(fresh);
+                let proposed = highest_accepted(&self.known[rank]).cloned().unwrap_or(fresh);
                 own.propose(ballot, proposed);
                 self.leads[rank] = Some((ballot, true));
             }
             self.registers[rank].push(own);
         }
 
-        /// Whether one rank sees the other.
+        /// Whether rank `by` can read the register of `of`.
         fn sees(&self, by: usize, of: usize) -> bool {
             by != of && !(self.is_in_halves && (2 * by < self.size) != (2 * of < self.size))
         }
@@ -354,24 +357,24 @@ mod tests {
                 Event::Read { by, of, age } if self.is_alive[by] && self.sees(by, of) => {
                     let all = &self.registers[of];
                     let register = all[all.len().saturating_sub(1 + age)].clone();
-                    self.hear(by, of, register);
+                    self.read(by, of, register);
                 }
-                Event::Stand { rank } if self.is_alive[rank] && self.now(rank).decided().is_none() => {
+                Event::Lead { rank } if self.is_alive[rank] && self.now(rank).decided().is_none() => {
                     let mut own = self.now(rank);
-                    self.leads[rank] = Some((own.stand(rank), false));
+                    self.leads[rank] = Some((own.start_ballot(rank), false));
                     self.registers[rank].push(own);
                 }
                 Event::Count { rank } if self.is_alive[rank] => self.count(rank),
                 Event::Store { by } if self.is_alive[by] => {
                     let mut store = self.now(self.size);
-                    store.heed(&self.now(by));
+                    store.merge(&self.now(by));
                     self.registers[self.size].push(store.clone());
                     self.asked[by] = Some(store);
                 }
                 Event::Look { by } if self.is_alive[by] => {
                     let asked = self.asked[by].take();
                     if let Some(store) = asked.filter(|_| self.has_witnesses) {
-                        self.hear(by, self.size, store);
+                        self.read(by, self.size, store);
                     }
                 }
                 Event::Lose => {
@@ -387,7 +390,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4_000))]
 
-        /// Whatever is read late, twice or never, and whoever leads or dies at whatever time.
+        /// However late, often or rarely registers are read, and whichever ranks lead or die.
         #[test]
         fn ranks_never_decide_two_things((size, is_in_halves, events) in events()) {
             let mut world = World::new(size, is_in_halves);

@@ -1,4 +1,4 @@
-//! Going on in another generation: without ranks that are lost, and with ranks that have come.
+//! The next generation of a group: without ranks that are lost, and with newcomers.
 
 use std::sync::{Arc, Weak};
 
@@ -10,32 +10,33 @@ use super::{
 };
 use crate::error::GroupError;
 
-/// How many decisions a rank remembers for those that come late.
+/// How many earlier registers a rank publishes for ranks that come late.
 const REMEMBERED: usize = 8;
 
-/// The generation that follows a group's, as far as this rank has come with it.
+/// How far this rank has come with the generation that follows.
 #[derive(Default)]
 pub(super) struct Following {
-    /// Agreed on, but its ranks have not met.
+    /// Agreed on, but not all its ranks have joined it.
     forming: Option<Arc<GroupState>>,
-    /// Its ranks have met.
+    /// All its ranks have joined it.
     formed: Option<Weak<GroupState>>,
 }
 
 impl Group {
-    /// A group of the ranks that are left, after a call has failed. All of them must call this. Ranks keep their order: the lowest
-    /// that is left becomes rank 0. Calls of several clones of one rank return the same group.
+    /// Makes a group of the ranks that are left, after a call has failed. All of them must call this. The ranks keep their order:
+    /// the lowest that is left becomes rank 0. If several clones of one rank call it, they get the same group.
     ///
-    /// Those that are left agree among themselves: more than half of this group's ranks must be, or half of them if the
-    /// store can be reached, whose word then decides between two halves. So the store may be gone, and two parts of a network that
-    /// broke apart never both go on. They wait for a rank that answers and does not come for the group's
-    /// [`timeout`](Self::timeout). If a rank is lost meanwhile, those that are left of the new generation begin again.
+    /// The ranks that are left must agree: more than half of this group's ranks, or half of them and the store, which decides
+    /// between two halves. So the store may be lost, and two parts of a broken network never both go on. A rank that answers but
+    /// does not call this is awaited for twice the group's [`timeout`](Self::timeout). If a rank is lost meanwhile, the ranks that are
+    /// left of the new generation begin again.
     ///
     /// # Errors
-    /// [`GroupError::NoMajority`] if too few are left, after three and a half times the timeout at most; [`GroupError::LeftOut`] if the
-    /// others went on without this rank, which may [`rejoin`](crate::GroupBuilder::rejoin); [`GroupError::Worker`] if this rank's worker
-    /// was shut down; another [`GroupError`] if ranks are lost again and again, after eight and a half times the timeout at most. The
-    /// numbers of the first two are those of this group, also if a generation in between has not met.
+    /// [`GroupError::NoMajority`] if too few ranks are left, after three and a half times the timeout at most;
+    /// [`GroupError::LeftOut`] if the others went on without this rank, which may then [`rejoin`](crate::GroupBuilder::rejoin);
+    /// [`GroupError::Worker`] if this rank's worker was shut down; another [`GroupError`] if ranks are lost again and again,
+    /// after eight and a half times the timeout at most. `NoMajority` and `LeftOut` give the rank numbers of this group, also if
+    /// a generation in between did not complete its join.
     ///
     /// # Cancel safety
     /// May be dropped and called again, as long as the others have not agreed without this rank.
@@ -43,14 +44,14 @@ impl Group {
         regroup(&self.state, false).await
     }
 
-    /// The next generation of this group: the ranks that are left, and behind them the workers that wait in the store
-    /// ([`rejoin`](crate::GroupBuilder::rejoin)), in the order in which they came. As many come at a time as there are ranks; the others wait
-    /// for the next `admit`. All ranks must call this at the same point. Earlier
-    /// calls are completed first, as by [`close`](Self::close); if one fails, or ranks are lost, this is a [`shrink`](Self::shrink)
-    /// that admits others as well. Where nobody waits, or the store is gone, the ranks stay as they are.
+    /// Makes the next generation of this group: the ranks that are left, followed by the workers that wait in the store
+    /// ([`rejoin`](crate::GroupBuilder::rejoin)), in the order in which they came. At most as many are admitted as there are
+    /// ranks; the others wait for the next `admit`. All ranks must call this at the same point. Earlier calls are completed
+    /// first, as by [`close`](Self::close). If one fails or ranks are lost, this [shrinks](Self::shrink) the group and admits
+    /// newcomers at once. If no worker waits or the store is lost, the ranks stay as they are.
     ///
-    /// A trainer that goes on whatever ranks are lost, and takes them back at the end of an epoch. Under torchrun or srun, a process that is
-    /// started again rejoins:
+    /// A trainer that survives the loss of ranks, and takes them back at the end of an epoch. Under torchrun or srun, a process
+    /// that is started again rejoins:
     ///
     /// ```no_run
     /// use std::sync::Arc;
@@ -65,14 +66,14 @@ impl Group {
     ///     while epoch < 10 {
     ///         match group.all_reduce(&mut gradient).await {
     ///             Ok(()) => epoch += 1,
-    ///             // The values are those of the last checkpoint again.
+    ///             // Load the values of the last checkpoint.
     ///             Err(_) => group = group.shrink().await?,
     ///         }
-    ///         // One rank looks, so that all do the same.
+    ///         // Rank 0 decides, so that all ranks do the same.
     ///         let mut waiting = [if group.rank() == 0 { group.waiting().await.unwrap_or(0) as u64 } else { 0 }];
     ///         if group.all_reduce(&mut waiting).await.is_err() || waiting[0] > 0 {
     ///             group = group.admit().await?;
-    ///             // Rank 0 broadcasts the epoch and the values to those that have come.
+    ///             // Rank 0 broadcasts the epoch and the values to the newcomers.
     ///         }
     ///     }
     ///     group.close().await
@@ -83,7 +84,7 @@ impl Group {
     /// As [`shrink`](Self::shrink).
     ///
     /// # Cancel safety
-    /// Dropping it ends the group. It may be called again.
+    /// Dropping it ends this group. It may be called again.
     pub async fn admit(&self) -> Result<Group, GroupError> {
         if self.state.over.get().is_none()
             && let Err(error) = self.clone().close().await
@@ -95,22 +96,22 @@ impl Group {
 }
 
 impl GroupBuilder {
-    /// Joins a group that is there already, and waits until its ranks [admit](Group::admit) this one: a worker that comes back after its
-    /// process was restarted, or after [`GroupError::LeftOut`], or one that was never there. It gets the highest rank; the rank
-    /// and size that the builder was given are not used. Name, store and job are those of the others.
+    /// Joins an existing group, and waits until its ranks [admit](Group::admit) this worker: one whose process was restarted, one
+    /// that got [`GroupError::LeftOut`], or a new one. It gets the highest rank; the builder's rank and size are not used. Name,
+    /// store and job must be those of the group.
     ///
     /// # Errors
-    /// [`GroupError::NotAdmitted`] if that takes longer than the builder's timeout; [`GroupError::Store`], without which nobody is
-    /// admitted; [`GroupError::Argument`].
+    /// [`GroupError::NotAdmitted`] if that takes longer than the builder's timeout; [`GroupError::Store`] if the store fails;
+    /// [`GroupError::Argument`].
     ///
     /// # Cancel safety
-    /// May be dropped and called again. The ranks may admit what was dropped, and go on without it after their timeout.
+    /// May be dropped and called again. The ranks may admit the dropped one, and go on without it after their timeout.
     pub async fn rejoin(self, worker: &Worker) -> Result<Group, GroupError> {
-        self.check()?;
+        self.check(worker)?;
         let end = worker.runtime().now().saturating_add(self.limit);
         let run = self.run(worker.runtime().as_ref(), end).await?;
-        let (identity, newcomer, told) = newcomers::wait(&self, worker, &run, end).await?;
-        let state = admitted(worker, identity, &newcomer, &told)?;
+        let (identity, newcomer, reply) = newcomers::wait(&self, worker, &run, end).await?;
+        let state = admitted(worker, identity, &newcomer, &reply)?;
         match joining::meet(&state, self.limit).await {
             Ok(()) => Ok(Group { state }),
             Err(error) if is_of_lost_rank(&error) => regroup(&state, false).await,
@@ -119,25 +120,25 @@ impl GroupBuilder {
     }
 }
 
-/// The next generation of `state` whose ranks all meet.
+/// The next generation that all its ranks join.
 async fn regroup(state: &Arc<GroupState>, admits: bool) -> Result<Group, GroupError> {
-    // Those that still wait in this group come to know that it is over.
+    // Ends the calls of this group that still wait.
     let over =
         || GroupError::Over { rank: Some(state.rank), why: "the next generation is being formed".to_owned() };
     state.fail(over());
     let mut following = state.following.lock().await;
     if let Some(formed) = &following.formed {
-        // Its step cannot begin again.
+        // A second group of this generation would need its step, which is over.
         return formed.upgrade().map(|state| Group { state }).ok_or_else(over);
     }
     let end = state.runtime().now().saturating_add(state.identity.limit.saturating_mul(4));
     loop {
         let last = following.forming.clone().unwrap_or_else(|| state.clone());
-        // Those that come are admitted to the first generation, and not to one that makes up for losses.
+        // Newcomers are admitted to the first generation only, and not to one that makes up for losses.
         let next = agree(&last, admits && following.forming.is_none())
             .await
             .map_err(|error| in_numbers_of(state, &last, error))?;
-        // If this is dropped meanwhile, the next call goes on from there.
+        // If this future is dropped, the next call goes on from here.
         following.forming = Some(next.clone());
         match joining::meet(&next, state.identity.limit).await {
             Ok(()) => {
@@ -150,7 +151,7 @@ async fn regroup(state: &Arc<GroupState>, admits: bool) -> Result<Group, GroupEr
     }
 }
 
-/// The generation behind that of `last`, as its ranks agree on it.
+/// Agrees on the generation after `last`.
 async fn agree(last: &Arc<GroupState>, admits: bool) -> Result<Arc<GroupState>, GroupError> {
     let roster = Agreeing::new(last, admits).roster().await?;
     let Some(rank) = roster.staying.iter().position(|rank| *rank == last.rank) else {
@@ -158,12 +159,12 @@ async fn agree(last: &Arc<GroupState>, admits: bool) -> Result<Arc<GroupState>, 
     };
     let (generation, considered) = (last.identity.generation + 1, roster.considered);
     let identity = Identity { generation, considered, ..last.identity.clone() };
-    // Those that come late are told what was decided.
+    // Ranks that come late read the decisions in these.
     let before = [&last.register].into_iter().chain(&last.before).take(REMEMBERED).cloned().collect();
     Ok(Arc::new(GroupState::new(&last.worker, identity, rank, last.members_of(&roster), before)?))
 }
 
-/// The error of an agreement in the generation `last`, with the numbers of the one that the caller has.
+/// Translates the error of an agreement in `last` into the rank numbers of the caller's group.
 fn in_numbers_of(held: &GroupState, last: &GroupState, error: GroupError) -> GroupError {
     match error {
         GroupError::LeftOut { group, .. } => GroupError::LeftOut { group, rank: held.rank },
@@ -181,23 +182,23 @@ fn in_numbers_of(held: &GroupState, last: &GroupState, error: GroupError) -> Gro
     }
 }
 
-/// The generation that has admitted this newcomer, as it was told.
+/// The generation that admits this newcomer, from what the ranks wrote under its key.
 fn admitted(
     worker: &Worker,
     identity: Identity,
     newcomer: &Member,
-    told: &[u8],
+    reply: &[u8],
 ) -> Result<Arc<GroupState>, GroupError> {
-    let key = identity.told(newcomer);
-    let (numbers, members) = newcomers::decode(told).ok_or_else(|| joining::foreign(&key, told))?;
+    let key = identity.admission_key(newcomer);
+    let (numbers, members) = newcomers::decode(reply).ok_or_else(|| joining::foreign(&key, reply))?;
     let rank = members.iter().position(|member| member == newcomer);
-    let rank = rank.ok_or_else(|| joining::foreign(&key, told))?;
+    let rank = rank.ok_or_else(|| joining::foreign(&key, reply))?;
     let [generation, considered] = numbers;
     let identity = Identity { generation, considered, ..identity };
     Ok(Arc::new(GroupState::new(worker, identity, rank, members, Vec::new())?))
 }
 
-/// Whether another generation may succeed.
+/// Whether a further generation may succeed.
 fn is_of_lost_rank(error: &GroupError) -> bool {
     match error {
         GroupError::Worker(error) => !matches!(error, WorkerError::ShutDown),

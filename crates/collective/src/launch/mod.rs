@@ -1,8 +1,8 @@
-//! Which rank this process is, by the environment that its launcher made.
+//! The rank of this process, from the environment variables of its launcher.
 //!
-//! The first launcher of this table whose rank or number of ranks is set is asked, and no other:
+//! The first launcher of this table whose rank or size variable is set is used, and no other:
 //!
-//! | launcher | rank and number of ranks | others |
+//! | launcher | rank and size | others |
 //! | --- | --- | --- |
 //! | Tensorwire | `TENSORWIRE_RANK`, `TENSORWIRE_SIZE` | |
 //! | torchrun | `RANK`, `WORLD_SIZE` | `LOCAL_RANK`, `LOCAL_WORLD_SIZE`; job: `TORCHELASTIC_RUN_ID` with `TORCHELASTIC_RESTART_COUNT` |
@@ -11,18 +11,19 @@
 //! | Slurm | `SLURM_PROCID`, and `SLURM_STEP_NUM_TASKS` or `SLURM_NTASKS` | `SLURM_LOCALID`; job: `SLURM_JOB_ID` with `SLURM_STEP_ID` |
 //! | Kubernetes (indexed Job) | `JOB_COMPLETION_INDEX`, `TENSORWIRE_SIZE` | |
 //!
-//! Slurm sets its number of tasks for shells too, and Kubernetes needs `TENSORWIRE_SIZE`: these alone choose no launcher.
-//! `torchrun` and `mpirun` within a Slurm job come before Slurm, as they start the processes.
+//! Slurm also sets its number of tasks for shells, and Kubernetes needs `TENSORWIRE_SIZE`: these variables alone choose no
+//! launcher. `torchrun` and `mpirun` within a Slurm job come before Slurm, because they start the processes.
 //!
-//! `TENSORWIRE_JOB` comes before the launcher's job. Where the store is, is said by the first of these:
+//! `TENSORWIRE_JOB` overrides the launcher's job. The first of these variables gives the store:
 //!
-//! 1. `TENSORWIRE_STORE`, as `HOST:PORT` or as another [`StoreUrl`].
-//! 2. `MASTER_ADDR` and `MASTER_PORT`, which torchrun sets, and scripts for other launchers. Where torchrun serves a store of its own at
-//!    this port (`TORCHELASTIC_USE_AGENT_STORE` is `True`), the next port.
-//! 3. With Slurm: the first node of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, where rank 0 runs, or else
-//!    `SLURM_LAUNCH_NODE_IPADDR`. The port is from 20,000 to 29,999 and follows from the job's and the step's number, so that all ranks find the same.
+//! 1. `TENSORWIRE_STORE`, as `HOST:PORT` or another [`StoreUrl`].
+//! 2. `MASTER_ADDR` and `MASTER_PORT`, which torchrun sets, and scripts for other launchers. If torchrun serves its own store at
+//!    this port (`TORCHELASTIC_USE_AGENT_STORE` is `True`), the next port is used.
+//! 3. With Slurm, the first node of `SLURM_STEP_NODELIST` or `SLURM_JOB_NODELIST`, where rank 0 runs, or else
+//!    `SLURM_LAUNCH_NODE_IPADDR`. The port, from 20,000 to 29,999, is computed from the numbers of the job and the step, so all
+//!    ranks find the same.
 //!
-//! A variable that is empty counts as not set.
+//! An empty variable counts as not set.
 
 mod nodes;
 mod variables;
@@ -34,31 +35,31 @@ use tensorwire_verbs_reactor::Runtime;
 use self::variables::Variables;
 use crate::store::{PrefixStore, Store, StoreError, StoreUrl, TcpStore};
 
-/// What a launcher told this process.
+/// What the launcher's variables say about this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launch {
-    /// This process among all of the job, from 0.
+    /// The number of this process in the job, from 0.
     pub rank: usize,
-    /// How many processes the job has. Above `rank`.
+    /// The number of processes in the job, more than `rank`.
     pub size: usize,
-    /// This process among those of its machine, from 0.
+    /// The number of this process on its machine, from 0.
     pub local_rank: Option<usize>,
-    /// How many processes of the job run on this machine. Above `local_rank`.
+    /// The number of the job's processes on this machine, more than `local_rank`.
     pub local_size: Option<usize>,
-    /// What tells this job from others, and from itself when it was started again.
+    /// An id of this job that differs from those of other jobs, and after each restart of this one.
     pub job: Option<String>,
-    /// Where the store is.
+    /// The store.
     pub store: Option<StoreUrl>,
     /// The launcher's name.
     pub by: &'static str,
 }
 
-/// Why the environment does not say which rank this process is.
+/// Why the environment does not give a rank.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
-    /// A variable is not a whole number from 0.
-    #[error("`{variable}` is `{value}`: {by} sets it to a whole number from 0; set it so, or unset it")]
+    /// A variable is not a whole number.
+    #[error("`{variable}` is `{value}`: {by} sets it to a whole number from 0; set it to one, or unset it")]
     NotANumber {
         /// The variable.
         variable: &'static str,
@@ -67,10 +68,10 @@ pub enum LaunchError {
         /// The launcher.
         by: &'static str,
     },
-    /// There are too few ranks for this one.
+    /// The rank is not below the size.
     #[error(
-        "`{rank_variable}` is {rank}, and `{size_variable}` is {size}: ranks are numbered from 0, so that the size is above \
-         each of them; start one process for each rank"
+        "`{rank_variable}` is {rank}, and `{size_variable}` is {size}: ranks are numbered from 0, so the size must be more than \
+         each rank; start one process for each rank"
     )]
     RankBeyondSize {
         /// The rank's variable.
@@ -82,13 +83,13 @@ pub enum LaunchError {
         /// Its value.
         size: usize,
     },
-    /// There are no ranks.
+    /// The size is 0.
     #[error("`{variable}` is 0: set it to the number of processes of the job")]
     NoRanks {
         /// The size's variable.
         variable: &'static str,
     },
-    /// A variable is set without the one that belongs to it.
+    /// A variable is set without another that it needs.
     #[error(
         "`{given}` is `{value}`, but `{missing}` is not set: {by} needs both; set `{missing}`, or unset `{given}`"
     )]
@@ -102,7 +103,7 @@ pub enum LaunchError {
         /// The launcher.
         by: &'static str,
     },
-    /// A variable names no store, or no address of one.
+    /// A variable is not the address or URL of a store.
     #[error("`{variable}` is `{value}`: {remedy}")]
     BadAddress {
         /// The variable.
@@ -112,7 +113,7 @@ pub enum LaunchError {
         /// What is wrong, and what to do.
         remedy: String,
     },
-    /// No launcher set its variables.
+    /// No launcher's variables are set.
     #[error(
         "no launcher's variables are set: start the job with torchrun, mpirun, srun or an indexed Job, or set TENSORWIRE_RANK \
          and TENSORWIRE_SIZE for each process"
@@ -121,39 +122,39 @@ pub enum LaunchError {
 }
 
 impl Launch {
-    /// Asks the environment of this process.
+    /// Reads the environment of this process.
     ///
     /// # Errors
     /// [`LaunchError`].
     pub fn from_env() -> Result<Self, LaunchError> {
-        // What is not Unicode is shown by the error about it.
+        // The error shows a value that is not Unicode.
         Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// Asks `variable` for the values of variables; `None` for those that are not set.
+    /// Reads variables by `variable`, which returns `None` for those that are not set.
     ///
     /// # Errors
     /// [`LaunchError`].
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self, LaunchError> {
         let variables = Variables(&variable);
         for launcher in &LAUNCHERS {
-            if let Some((rank, size)) = launcher.place(variables)? {
+            if let Some((rank, size)) = launcher.rank_and_size(variables)? {
                 return launcher.launch(variables, rank, size);
             }
         }
         Err(LaunchError::NotFound)
     }
 
-    /// Opens the job's store, for keys with the job's name as their prefix if it has one: jobs and attempts of a job that share a store are
-    /// kept apart. Of a store at `HOST:PORT` rank 0 is the server; if it cannot listen there, because another process serves the store or
-    /// the machine is another one, it connects as all others do. A job of one rank that has no store gets one in memory. `limit` is
-    /// that of [`StoreUrl::open`].
+    /// Opens the job's store. If the job has an id, its keys have this prefix, so jobs and attempts of a job that share a store
+    /// are separate. If the store is `HOST:PORT`, rank 0 serves it. If rank 0 cannot listen there, because another process serves
+    /// the store or runs on that machine, it connects like the other ranks. A job of one rank without a store gets one in memory.
+    /// `limit` is that of [`StoreUrl::open`].
     ///
     /// # Errors
-    /// [`StoreError::BadUrl`] if the job has no store, or one that other processes do not reach; those of [`StoreUrl::open`].
+    /// [`StoreError::BadUrl`] if the job has no store, or one that other processes cannot reach; those of [`StoreUrl::open`].
     ///
     /// # Cancel safety
-    /// Nothing is opened if dropped.
+    /// If dropped, nothing is opened.
     pub async fn open_store(
         &self,
         limit: Duration,
@@ -176,10 +177,11 @@ impl Launch {
             None if self.size == 1 => Ok(StoreUrl::MEMORY),
             None => Err(StoreError::BadUrl {
                 url: String::new(),
-                remedy: format!("{} sets none; {REMEDY}", self.by),
+                remedy: format!("{} sets no store; {REMEDY}", self.by),
             }),
             Some(url) if *url == StoreUrl::MEMORY && self.size > 1 => {
-                let remedy = format!("it is of one process, and the job has {}; {REMEDY}", self.size);
+                let remedy =
+                    format!("it is within one process, and the job has {} processes; {REMEDY}", self.size);
                 Err(StoreError::BadUrl { url: url.to_string(), remedy })
             }
             Some(url) => Ok(url.clone()),
@@ -196,8 +198,8 @@ async fn serve_or_connect(
         Ok((store, _)) => return Ok(Arc::new(store)),
         Err(error) => error,
     };
-    tracing::info!(%unserved, "rank 0 cannot serve the job's store, and connects to it instead");
-    // Why it cannot be served tells more than that nobody else serves it.
+    tracing::info!(%unserved, "rank 0 cannot serve the job's store and connects to it");
+    // The error of serving explains more than that of connecting.
     let connected = TcpStore::connect(address, limit, runtime).await;
     connected.map(|store| Arc::new(store) as Arc<dyn Store>).map_err(|_| unserved)
 }
@@ -206,13 +208,13 @@ async fn serve_or_connect(
 struct Launcher {
     name: &'static str,
     rank: &'static str,
-    /// The first that is set.
+    /// Its size variables; the first that is set counts.
     sizes: &'static [&'static str],
-    /// Whether a size alone means that this launcher started the process, and forgot the rank.
+    /// Whether the size without a rank is an error of this launcher.
     owns_size: bool,
     local_rank: Option<&'static str>,
     local_size: Option<&'static str>,
-    /// The job, and its part or its attempt.
+    /// The job, and its step or attempt.
     job: [Option<&'static str>; 2],
 }
 
@@ -276,12 +278,12 @@ const LAUNCHERS: [Launcher; 6] = [
     },
 ];
 
-/// A number, and the variable that has it.
+/// A number, and its variable.
 type Named = (&'static str, usize);
 
 impl Launcher {
-    /// The rank and the size; `None` if this launcher did not start the process.
-    fn place(&self, variables: Variables<'_>) -> Result<Option<(Named, Named)>, LaunchError> {
+    /// The rank and the size. `None` if this launcher did not start the process.
+    fn rank_and_size(&self, variables: Variables<'_>) -> Result<Option<(Named, Named)>, LaunchError> {
         let size = self.sizes.iter().find_map(|name| Some((*name, variables.get(name)?)));
         match (variables.get(self.rank), size) {
             (None, Some((given, value))) if self.owns(given, variables) => {
@@ -289,7 +291,7 @@ impl Launcher {
             }
             (None, _) => Ok(None),
             (Some(value), None) => {
-                // Older ones, for which others stand as well, come last.
+                // The last is the oldest, which all versions set.
                 let missing = self.sizes.last().copied().unwrap_or_default();
                 Err(LaunchError::Incomplete { given: self.rank, value, missing, by: self.name })
             }
@@ -300,14 +302,14 @@ impl Launcher {
         }
     }
 
-    /// Whether this launcher needs `size`, which is set, for itself.
+    /// Whether `size`, which is set, belongs to this launcher.
     fn owns(&self, size: &str, variables: Variables<'_>) -> bool {
         let is_kubernetes = size == "TENSORWIRE_SIZE" && variables.get(JOB_COMPLETION_INDEX).is_some();
         self.owns_size && !is_kubernetes
     }
 
     fn launch(&self, variables: Variables<'_>, rank: Named, size: Named) -> Result<Launch, LaunchError> {
-        check_place(rank, size)?;
+        check_rank(rank, size)?;
         let number = |name: Option<&'static str>| {
             let Some((name, value)) = name.and_then(|name| Some((name, variables.get(name)?))) else {
                 return Ok(None);
@@ -316,7 +318,7 @@ impl Launcher {
         };
         let (local_rank, local_size) = (number(self.local_rank)?, number(self.local_size)?);
         if let (Some(rank), Some(size)) = (local_rank, local_size) {
-            check_place(rank, size)?;
+            check_rank(rank, size)?;
         }
         Ok(Launch {
             rank: rank.1,
@@ -346,7 +348,7 @@ impl Launcher {
     }
 }
 
-fn check_place(rank: Named, size: Named) -> Result<(), LaunchError> {
+fn check_rank(rank: Named, size: Named) -> Result<(), LaunchError> {
     let ((rank_variable, rank), (size_variable, size)) = (rank, size);
     if size == 0 {
         return Err(LaunchError::NoRanks { variable: size_variable });
@@ -379,7 +381,7 @@ fn master(variables: Variables<'_>, by: &'static str) -> Result<Option<StoreUrl>
             };
             let bracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
             let url = StoreUrl::tcp(bracketed.unwrap_or(&host), free_port(variables, port));
-            // The host has the same rules in both forms.
+            // Checked by the rules for URLs.
             store_url(HOST, &url.to_string()).map(Some)
         }
         (Some(host), None) => incomplete(HOST, host, PORT),
@@ -388,7 +390,7 @@ fn master(variables: Variables<'_>, by: &'static str) -> Result<Option<StoreUrl>
     }
 }
 
-/// The agent of torchrun has a store of its own, and mostly serves it at the port that it gives to the processes.
+/// torchrun's agent usually serves its own store at the port that it gives to the processes.
 fn free_port(variables: Variables<'_>, port: u16) -> u16 {
     let is_taken = variables.get("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value == "True");
     if is_taken { port.checked_add(1).unwrap_or(port - 1) } else { port }

@@ -1,13 +1,13 @@
-//! Where Slurm runs rank 0.
+//! The address of the store in a Slurm job.
 
 use super::{LaunchError, variables::Variables};
 use crate::store::StoreUrl;
 
-/// The ports that follow from a job: below those that operating systems give to connections.
+/// The ports computed from a job: below the range from which operating systems assign ports.
 const PORT_MIN: u16 = 20_000;
 const PORTS: u64 = 10_000;
 
-/// Slurm names nodes, but no port. The node from which a job was launched may be another than that of rank 0.
+/// Slurm gives nodes, but no port. The node from which a job was launched may not be the node of rank 0.
 pub(super) fn slurm(variables: Variables<'_>) -> Result<Option<StoreUrl>, LaunchError> {
     let host = match first_of_list(variables)? {
         Some(host) => Some(host),
@@ -17,23 +17,23 @@ pub(super) fn slurm(variables: Variables<'_>) -> Result<Option<StoreUrl>, Launch
     Ok(Some(StoreUrl::tcp(&host, port(job, number(variables, "SLURM_STEP_ID").unwrap_or(0)))))
 }
 
-/// Job numbers that are none leave the store to others to name.
+/// `None` if the variable is not a number: then other variables give the store.
 fn number(variables: Variables<'_>, name: &str) -> Option<u64> {
     variables.get(name)?.parse().ok()
 }
 
-/// Jobs that follow each other have other ports, and so have the steps of a job.
+/// Different for jobs that follow each other, and for the steps of a job.
 fn port(job: u64, step: u64) -> u16 {
-    let place = job.wrapping_add(step.wrapping_mul(101)) % PORTS;
+    let offset = job.wrapping_add(step.wrapping_mul(101)) % PORTS;
     // Below 10,000.
-    PORT_MIN + place as u16
+    PORT_MIN + offset as u16
 }
 
 fn first_of_list(variables: Variables<'_>) -> Result<Option<String>, LaunchError> {
     for variable in ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"] {
         let Some(value) = variables.get(variable) else { continue };
         let remedy =
-            || "it is no list of nodes such as `node[01-04,7],other`; set TENSORWIRE_STORE".to_owned();
+            || "it is not a list of nodes such as `node[01-04,7],other`; set TENSORWIRE_STORE".to_owned();
         return match first_node(&value) {
             Some(node) => Ok(Some(node)),
             None => Err(LaunchError::BadAddress { variable, value, remedy: remedy() }),
@@ -42,7 +42,7 @@ fn first_of_list(variables: Variables<'_>) -> Result<Option<String>, LaunchError
     Ok(None)
 }
 
-/// The first node of a list: of each bracket the first number, up to the comma that ends the first name.
+/// The first node of a list: its text up to the first comma, with the first number of each bracket.
 fn first_node(list: &str) -> Option<String> {
     let (mut node, mut rest) = (String::new(), list);
     loop {

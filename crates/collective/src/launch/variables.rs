@@ -1,4 +1,4 @@
-//! Variables of an environment.
+//! Environment variables.
 
 use super::LaunchError;
 
@@ -7,14 +7,14 @@ use super::LaunchError;
 pub(super) struct Variables<'a>(pub(super) &'a dyn Fn(&str) -> Option<String>);
 
 impl Variables<'_> {
-    /// The variable's value without spaces around it, if it has one. Scripts set empty ones for those that they do not have.
+    /// The variable's value, trimmed. `None` if it is empty, because scripts set empty variables for unknown values.
     pub(super) fn get(self, name: &str) -> Option<String> {
         let value = self.0(name)?.trim().to_owned();
         (!value.is_empty()).then_some(value)
     }
 }
 
-/// The number that `variable` has.
+/// Parses the value of `variable`.
 ///
 /// # Errors
 /// [`LaunchError::NotANumber`].

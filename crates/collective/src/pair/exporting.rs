@@ -1,7 +1,7 @@
 //! Memory that other ranks read and write by a key.
 //!
-//! What is exported is a published tensor: a read is a fetch, which needs no message on one host. A write is a message to the owner,
-//! where one task makes a new version of the tensor. So whoever reads has one version or another, and never parts of two.
+//! An export is a published tensor. A read fetches it, which needs no message on one host. A write is a message to the owner,
+//! where one task makes a new version of the tensor. So a reader gets one version or another, and never parts of two.
 
 use std::{
     collections::BTreeMap,
@@ -37,11 +37,11 @@ pub const KEY_BYTES: usize = size_of::<EncodedKey>();
 /// The first bytes of each key. They change with the format.
 const MAGIC: u32 = 0x5457_4b01;
 
-/// The pause before a rank that could not be asked for writes is asked again: the first one, and the longest.
+/// The shortest and longest pause before a rank is asked for writes again, after it could not be reached.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 
-/// The exported tensors of a rank, by the number of the export.
+/// A rank's exported tensors, by the number of the export.
 #[derive(Debug, Default)]
 pub(super) struct Exports {
     tensors: Mutex<BTreeMap<u64, Tensor>>,
@@ -53,18 +53,18 @@ impl Exports {
     }
 }
 
-/// Names an [`Export`]. It can be sent as [bytes](Self::encode).
+/// The key of an [`Export`]. It can be sent as [bytes](Self::encode).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ExportKey {
-    /// The step of the group's operations between ranks, which tells groups, runs and generations apart.
+    /// The step of the group's operations between ranks. It differs between groups, runs and generations.
     group: i64,
     rank: u32,
-    /// Random, so that no other export has it.
+    /// A random number, different for each export.
     export: u64,
     length: u64,
 }
 
-/// What a key tells, as it travels.
+/// The encoded fields of a key.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Fields {
@@ -75,7 +75,7 @@ struct Fields {
     length: U64,
 }
 
-/// A key as it travels.
+/// An encoded key.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct EncodedKey {
@@ -90,12 +90,12 @@ impl ExportKey {
         self.rank as usize
     }
 
-    /// Bytes that it has.
+    /// The length of the export in bytes.
     pub fn length(&self) -> usize {
         usize::try_from(self.length).unwrap_or(usize::MAX)
     }
 
-    /// Its bytes, which [`decode`](Self::decode) reads.
+    /// Encodes the key for [`decode`](Self::decode).
     pub fn encode(&self) -> [u8; KEY_BYTES] {
         let fields = Fields {
             magic: MAGIC.into(),
@@ -108,10 +108,10 @@ impl ExportKey {
         zerocopy::transmute!(EncodedKey { fields, sum })
     }
 
-    /// The key of these bytes.
+    /// Decodes a key.
     ///
     /// # Errors
-    /// [`GroupError::Argument`] if they are none, or were damaged.
+    /// [`GroupError::Argument`] if the bytes are no key of this version, or were changed.
     pub fn decode(bytes: &[u8]) -> Result<Self, GroupError> {
         Self::of_bytes(bytes).ok_or_else(|| GroupError::Argument {
             field: "key",
@@ -148,7 +148,7 @@ impl fmt::Display for ExportKey {
     }
 }
 
-/// Memory of this rank that all ranks of the group may read and write while this lives. Made by
+/// Memory of this rank that all ranks of the group may read and write until this is dropped. Made by
 /// [`Group::export`](crate::Group::export).
 #[must_use = "nobody can use the key once this is dropped"]
 pub struct Export {
@@ -162,7 +162,7 @@ impl Export {
         self.key
     }
 
-    /// Its content now. Later writes do not change the returned tensor.
+    /// Its current content. Later writes do not change the returned tensor.
     ///
     /// # Errors
     /// None while this lives.
@@ -183,7 +183,7 @@ impl Drop for Export {
         let core = &self.pairs.core;
         let mut tensors = core.exports.lock();
         let tensor = tensors.remove(&self.key.export);
-        // Under the lock, so that no write publishes it again.
+        // Under the lock, so that `replace` cannot publish it again.
         core.worker.withdraw(&self.key.name());
         drop(tensors);
         drop(tensor);
@@ -196,7 +196,7 @@ pub(crate) fn export(pairs: &Arc<Pairs>, tensor: Tensor) -> Result<Export, Group
         return Err(GroupError::Argument {
             field: "tensor",
             value: format!("{tensor:?}"),
-            remedy: "export numbers, whose bytes can be written one by one".to_owned(),
+            remedy: "export a tensor of numbers".to_owned(),
         });
     }
     let core = &pairs.core;
@@ -268,7 +268,7 @@ pub(crate) fn put<'a>(pairs: &Arc<Pairs>, key: &ExportKey, offset: usize, bytes:
     })
 }
 
-/// The part of `whole` bytes that `range` names.
+/// The part of `whole` bytes that `range` selects.
 fn part_of_range(range: impl RangeBounds<usize>, whole: usize) -> Result<Range<usize>, GroupError> {
     let start = match range.start_bound() {
         Bound::Included(start) => *start,
@@ -285,19 +285,19 @@ fn part_of_range(range: impl RangeBounds<usize>, whole: usize) -> Result<Range<u
         None => Err(GroupError::Argument {
             field: "range",
             value: format!("{start}..{end}"),
-            remedy: "its end must not be before its start".to_owned(),
+            remedy: "the end must not be before the start".to_owned(),
         }),
     }
 }
 
 impl Core {
-    /// The rank that has an export of this group.
+    /// The rank of an export, which must belong to this group.
     fn checked(&self, key: &ExportKey) -> Result<&Peer, GroupError> {
         if key.group != self.step.id() {
             return Err(GroupError::Argument {
                 field: "key",
                 value: key.to_string(),
-                remedy: "it is of another group, run or generation: export again here, and send the new key"
+                remedy: "the key is of another group, run or generation: export again in this group, and send the new key"
                     .to_owned(),
             });
         }
@@ -308,7 +308,8 @@ impl Core {
         GroupError::Gone { call: Box::new(key.call(kind)), rank: key.rank(), what: "export" }
     }
 
-    /// Applies the writes of all ranks, one after the other: one of each rank is asked for at a time, so the others wait there.
+    /// Applies the writes of all ranks, one after the other. One write of each rank is requested at a time; further ones wait on
+    /// their ranks.
     async fn serve(self: Arc<Self>) {
         let key = Lane::Puts.key();
         let ask = async |rank, peer| (rank, peer, self.next_put(peer, &key).await);
@@ -321,13 +322,13 @@ impl Core {
                     self.acknowledge(rank, Lane::Puts, receipt);
                     asked.push(ask(rank, peer));
                 }
-                // It has left the group, or its connection broke, and the step between the two with it; or this worker ends.
-                Err(error) => tracing::debug!(rank, %error, "no more writes to exports come"),
+                // The rank has left the group, its connection broke and ended the step between the two, or this worker ends.
+                Err(error) => tracing::debug!(rank, %error, "this rank sends no more writes to exports"),
             }
         }
     }
 
-    /// The next write of a rank. One that cannot be connected to is asked again, after longer and longer pauses.
+    /// The next write of a rank. Requested again after growing pauses while the rank cannot be reached.
     async fn next_put(&self, peer: &Peer, key: &str) -> Result<Tensor, WorkerError> {
         let mut pause = PAUSE_MIN;
         loop {
@@ -341,7 +342,7 @@ impl Core {
         }
     }
 
-    /// Makes a new version of an export, with the content of `message`.
+    /// Makes a new version of an export with the content of `message`.
     async fn apply(&self, message: &Tensor) -> Receipt {
         let Some((Frame::Put { at, export }, content)) = Frame::decode(message.bytes()) else {
             return Receipt::Gone;
@@ -355,8 +356,8 @@ impl Core {
         };
         let Ok(mut buffer) = self.worker.pool().alloc(whole).await else { return Receipt::NoMemory };
         copy_bytes(&mut buffer, tensor.bytes(), CopyReason::Local);
-        if let Some(place) = buffer.get_mut(part) {
-            copy_bytes(place, content, CopyReason::Local);
+        if let Some(target) = buffer.get_mut(part) {
+            copy_bytes(target, content, CopyReason::Local);
         }
         match Tensor::new(buffer, tensor.dtype(), tensor.shape()) {
             Ok(next) => self.replace(export, next),

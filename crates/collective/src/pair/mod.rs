@@ -1,18 +1,18 @@
-//! What two ranks of a group send each other outside the collectives: tagged messages, buffers of fixed length, and memory that is
+//! Operations between two ranks of a group, outside the collectives: tagged messages, buffers of fixed length, and memory that is
 //! read and written by a key.
 //!
-//! All of it travels in a step of its own, so that it never mixes with the calls. No operation here ends the group when it fails, is
-//! dropped or runs out of time. The loss of a rank ends the operations with that rank alone.
+//! They use a step of their own, separate from the calls. An operation that fails, times out or is dropped does not end the
+//! group. The loss of a rank ends only the operations with that rank.
 //!
-//! | module | what it decides |
+//! | module | what it contains |
 //! | --- | --- |
-//! | `wait` | the limit and the end of each operation |
-//! | `tagged` | tagged messages, also from whichever rank sends first |
+//! | `wait` | the time limit and the abort of an operation |
+//! | `tagged` | tagged messages, from one rank or from any |
 //! | `sending`, `receiving` | buffers that two ranks bind to a slot |
 //! | `exporting` | memory that is read and written by a key |
-//! | `receipts` | how a sender learns that a message was taken |
-//! | `slots` | which slots are in use |
-//! | `wire` | the bytes of it |
+//! | `receipts` | how a sender learns that a message was received |
+//! | `slots` | the slots in use |
+//! | `wire` | the encoding of frames and receipts |
 
 mod exporting;
 mod receipts;
@@ -53,17 +53,17 @@ pub(crate) use self::{
 };
 use crate::{call::hash, error::GroupError};
 
-/// For receives whose limit is that of the operation they belong to, or that wait as long as the group lives: a hundred years.
+/// A hundred years: the limit of receives inside an operation with its own limit, and of receives that last as long as the group.
 const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 86_400);
 
-/// One rank's operations with other ranks. The group and all buffers, sends and exports of the user share it. The tasks in the
-/// background share its core alone, and end with it.
+/// One rank's operations with other ranks, shared by the group and by the user's buffers, sends and exports. Background tasks
+/// hold only its core, and end when this is dropped.
 pub(crate) struct Pairs {
     core: Arc<Core>,
 }
 
 impl Pairs {
-    /// Those of `rank`, for a group whose calls travel in the step `calls`.
+    /// The operations of `rank` in a group whose calls use the step `calls`.
     pub(crate) fn new(worker: &Worker, peers: &[Peer], rank: usize, calls: i64, limit: Duration) -> Self {
         let number = (hash(calls.to_le_bytes().into_iter().chain(*b"pairs")) >> 1) as i64;
         let core = Core {
@@ -82,7 +82,7 @@ impl Pairs {
         Self { core: Arc::new(core) }
     }
 
-    /// Ends all operations with `error`. Other ranks that wait for this one are told `status`.
+    /// Ends all operations with `error`. Other ranks that wait for this one receive `status`.
     pub(crate) fn end(&self, error: &GroupError, status: &Status) {
         self.core.over(error);
         self.core.step.abort(status);
@@ -95,7 +95,7 @@ impl fmt::Debug for Pairs {
     }
 }
 
-/// The tasks in the background end, and with the last of them the step.
+/// Ends the background tasks. The step ends with the last of them.
 impl Drop for Pairs {
     fn drop(&mut self) {
         self.core
@@ -103,20 +103,20 @@ impl Drop for Pairs {
     }
 }
 
-/// A rank, and what its operations have in common.
+/// A rank, and what its operations share.
 struct Core {
     worker: Worker,
-    /// One for each rank; that of this rank is the worker itself.
+    /// One for each rank. That of this rank is its own worker.
     peers: Vec<Peer>,
     rank: usize,
-    /// How long an operation may take unless it is given another limit.
+    /// The time limit of an operation that sets none.
     limit: Duration,
     step: Step,
     /// Why the group is over, if it is.
     over: watch::Sender<Option<GroupError>>,
-    /// For each rank, the messages to it that were not taken yet.
+    /// For each rank, the sent messages without a receipt.
     outgoing: Vec<Mutex<Outgoing>>,
-    /// With which rank the next receive from several begins.
+    /// The first rank that the next receive from several ranks requests from.
     turn: AtomicUsize,
     slots: Mutex<Slots>,
     exports: Exports,
@@ -142,7 +142,7 @@ impl Core {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends all operations with `error`, unless they have ended.
+    /// Ends all operations with `error`, unless they have ended before.
     fn over(&self, error: &GroupError) {
         self.over.send_if_modified(|over| {
             let is_first = over.is_none();
@@ -154,7 +154,7 @@ impl Core {
     /// Completes when all operations end.
     async fn ended(&self) -> GroupError {
         let mut over = self.over.subscribe();
-        // The sender lives as long as this.
+        // Cannot fail: the sender lives as long as `self`.
         let ended = over.wait_for(Option::is_some).await.ok().and_then(|over| over.clone());
         ended.unwrap_or(GroupError::Over { rank: None, why: String::new() })
     }

@@ -1,11 +1,12 @@
-//! How a sender learns that a message was taken.
+//! How a sender learns that a message was received.
 //!
-//! Messages of a lane are taken in the order in which they were sent. For each, the receiver sends a receipt back when it hands the
-//! message out, all under one key. While a rank has messages under way to another, a task awaits the other's receipts: one request at
-//! a time, however many messages there are. It also notices the loss of the other rank. A sender that does not wait for its receipt
-//! leaves nothing behind.
+//! Messages of a lane are received in the order in which they were sent. The receiver sends a receipt for each when it hands the
+//! message to its user, all under one key. While a rank has messages in progress to another, one task awaits the other's
+//! receipts: one request, however many messages there are. The task also notices the loss of the other rank. A sender that does
+//! not wait for its receipt leaves nothing behind.
 //!
-//! Receipts are not numbered, as messages are tensors of the user without a frame. Once those of a rank cannot be received, the next one
+//! Receipts have no numbers, because a message is the user's tensor without a frame. When a rank's receipts cannot be received
+//! any more, the next one might belong to an earlier message. So nothing more is sent to that rank.
 //! could be that of a message that was given up. So nothing more is sent to such a rank.
 
 use std::{
@@ -27,7 +28,7 @@ use crate::{call::Call, error::GroupError};
 /// The key of receipts.
 const RECEIPTS: &str = "receipts";
 
-/// What is known about a message: its receipt, or how its receiver was lost.
+/// The receipt of a message, or how its receiver was lost.
 type Known = Result<Receipt, Lost>;
 
 /// How a receiver was lost.
@@ -40,7 +41,7 @@ enum Lost {
 }
 
 impl Lost {
-    /// The error of `call`, of a message to the rank `to`.
+    /// The error of `call` for a message to the rank `to`.
     fn error(&self, call: &Call, to: usize) -> GroupError {
         match self {
             Self::Connection(error) => GroupError::of_message(call, to, error.clone()),
@@ -49,10 +50,10 @@ impl Lost {
     }
 }
 
-/// The messages to one rank that were not taken yet.
+/// The sent messages to one rank without a receipt.
 #[derive(Debug, Default)]
 pub(super) struct Outgoing {
-    /// For each lane the messages under way, oldest first. Empty ones are removed.
+    /// The messages of each lane, oldest first. Empty lanes are removed.
     lanes: BTreeMap<Lane, VecDeque<oneshot::Sender<Known>>>,
     /// Whether a task awaits receipts.
     is_awaiting: bool,
@@ -60,7 +61,7 @@ pub(super) struct Outgoing {
     lost: Option<Lost>,
 }
 
-/// Where the receipt of one message arrives.
+/// Awaits the receipt of one message.
 #[derive(Debug)]
 pub(super) struct Pending {
     known: oneshot::Receiver<Known>,
@@ -76,14 +77,14 @@ impl Pending {
         match (&mut self.known).await {
             Ok(Ok(receipt)) => Ok(receipt),
             Ok(Err(lost)) => Err(lost.error(call, self.to)),
-            // Only the end of all operations drops it.
+            // Dropped only when all operations end.
             Err(_) => Err(GroupError::Over { rank: None, why: "the group was left".to_owned() }),
         }
     }
 }
 
 impl Core {
-    /// Sends a message, whose receipt the returned value awaits.
+    /// Sends a message. The returned value awaits its receipt.
     pub(super) fn post(
         self: &Arc<Self>,
         to: usize,
@@ -93,13 +94,13 @@ impl Core {
     ) -> Result<Pending, GroupError> {
         let peer = self.peer(to)?;
         let (sender, known) = oneshot::channel();
-        // What the end of the group has caused is told with its reason.
+        // If the group is over, its error explains that of the operation.
         let over = || self.over.borrow().clone();
         let mut outgoing = self.outgoing(to)?;
         if let Some(lost) = &outgoing.lost {
             return Err(over().unwrap_or_else(|| lost.error(call, to)));
         }
-        // Sent under the lock: the messages of a lane are in the same order here and there.
+        // Sent under the lock, so that `outgoing` has the order in which the messages are sent.
         let sent = self.step.to(peer).send(&lane.key(), message);
         sent.map_err(|error| over().unwrap_or_else(|| GroupError::of_message(call, to, error)))?;
         outgoing.lanes.entry(lane).or_default().push_back(sender);
@@ -119,12 +120,12 @@ impl Core {
             Ok(self.step.to(peer).send(RECEIPTS, receipt)?)
         });
         if let Err(error) = sent {
-            // The sender finds out by itself that the two are parted.
-            tracing::debug!(rank = to, %error, "a receipt was not sent");
+            // The sender notices the broken connection itself.
+            tracing::debug!(rank = to, %error, "could not send a receipt");
         }
     }
 
-    /// Awaits receipts of `from` until no message to it is under way.
+    /// Awaits receipts of `from` until every message to it has one.
     async fn await_receipts(self: Arc<Self>, from: usize) {
         let Ok(peer) = self.peer(from) else { return };
         loop {
@@ -140,7 +141,7 @@ impl Core {
         }
     }
 
-    /// Gives a receipt to whom it is for. Returns whether more are to come.
+    /// Passes a receipt to the oldest message of its lane. Returns whether more receipts are due.
     fn settle(&self, from: usize, receipt: &[u8]) -> Result<bool, Lost> {
         let (lane, receipt) =
             decode_receipt(receipt).ok_or(Lost::Rule("a receipt is one of this version"))?;
@@ -154,12 +155,12 @@ impl Core {
         let more = !outgoing.lanes.is_empty();
         outgoing.is_awaiting = more;
         drop(outgoing);
-        // Nobody may wait for it.
+        // Its sender may not wait for it.
         let _ = oldest.send(Ok(receipt));
         Ok(more)
     }
 
-    /// No more receipts come from `from`.
+    /// Fails all messages to `from`, because no more receipts come.
     fn give_up(&self, from: usize, lost: &Lost) {
         let Ok(mut outgoing) = self.outgoing(from) else { return };
         outgoing.is_awaiting = false;

@@ -1,4 +1,4 @@
-//! [`RecvBuffer`]: memory into which another rank's send buffer of the same slot is written.
+//! [`RecvBuffer`]: memory into which another rank sends from its send buffer of the same slot.
 
 use std::{fmt, ops::Range, sync::Arc};
 
@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::{
     Core, Pairs,
     sending::{other_length, part_of},
-    slots::{Opened, Place},
+    slots::{Opened, SlotId},
     wait::Wait,
     wire::{FRAME_BYTES, Frame, Lane, Receipt},
 };
@@ -18,21 +18,21 @@ use crate::{
     error::GroupError,
 };
 
-/// Messages that a receive buffer takes in before its user waits for them. The sender's `wait_send` completes with that, so two ranks
-/// may both send, wait for their sends, and receive then.
+/// How many messages a receive buffer receives before its user waits for them. They complete the sender's `wait_send`, so two
+/// ranks may both send, wait for their sends, and receive after that.
 pub const AHEAD: usize = 4;
 
-/// Receive buffers of one rank at a time. Each has a request under way, and those of one connection are
-/// [limited](tensorwire_rendezvous::Flow::requests_max): the others are left to everything else.
+/// How many receive buffers there may be for one rank. Each has a request in progress, and a connection's requests are
+/// [limited](tensorwire_rendezvous::Flow::requests_max): the rest are left for everything else.
 pub const RECV_BUFFERS_MAX: usize = 128;
 
-/// Memory of a fixed length, into which the [`SendBuffer`](super::SendBuffer) of the same slot and length on another rank is sent. Made
-/// by [`Group::recv_buffer`](crate::Group::recv_buffer).
+/// Memory of a fixed length, into which another rank sends from its [`SendBuffer`](super::SendBuffer) of the same slot and
+/// length. Made by [`Group::recv_buffer`](crate::Group::recv_buffer).
 ///
-/// Nobody writes the memory but [`wait_recv`](Self::wait_recv): up to [`AHEAD`] messages that have come wait beside it.
+/// Only [`wait_recv`](Self::wait_recv) writes to the memory. Up to [`AHEAD`] messages that have arrived wait outside it.
 ///
-/// Dropping it gives the messages up that nobody has waited for. The slot is free again when the send buffer is dropped, too: until
-/// then, another receive buffer of the slot waits.
+/// Dropping it drops the messages that the user has not waited for. The slot is free again once the send buffer is dropped too:
+/// until then, another receive buffer of the slot receives nothing.
 pub struct RecvBuffer {
     pairs: Arc<Pairs>,
     from: usize,
@@ -40,11 +40,11 @@ pub struct RecvBuffer {
     buffer: u64,
     memory: Vec<u8>,
     arrived: mpsc::Receiver<Result<Landing, GroupError>>,
-    /// Why no more messages come.
+    /// The error of all further receives.
     failed: Option<GroupError>,
 }
 
-/// A message that has arrived, and where its content belongs.
+/// A message that has arrived, and the range for its content.
 #[derive(Debug)]
 struct Landing {
     range: Range<usize>,
@@ -63,33 +63,33 @@ pub(crate) fn recv_buffer(
     let Opened { buffer, running, before } = core.slots().open_receiving((from, slot), RECV_BUFFERS_MAX)?;
     let (room, arrived) = mpsc::channel(AHEAD);
     let intake =
-        Intake { core: core.clone(), place: (from, slot), peer, buffer, length, room, _running: running };
+        Intake { core: core.clone(), id: (from, slot), peer, buffer, length, room, _running: running };
     core.spawn("receive buffer", Box::pin(intake.run(before)));
     let memory = vec![0; length];
     Ok(RecvBuffer { pairs: pairs.clone(), from, slot, buffer, memory, arrived, failed: None })
 }
 
 impl RecvBuffer {
-    /// The memory: zeros, and what [`wait_recv`](Self::wait_recv) has returned.
+    /// The memory: zeros, and what [`wait_recv`](Self::wait_recv) has written.
     pub fn bytes(&self) -> &[u8] {
         &self.memory
     }
 
-    /// The memory, to be written.
+    /// The memory, for writing.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.memory
     }
 
-    /// Waits for one more message, and puts its content in place: returns where it is. Each message is counted: as many calls as
-    /// there were sends complete, in their order.
+    /// Waits for one more message, and copies its content into the memory. Returns its range. Each call returns one message, in
+    /// the order of the sends.
     ///
     /// # Errors
-    /// Awaiting it returns [`GroupError::Argument`] if the send buffer has another length; [`GroupError::Gone`] once the send buffer
-    /// was dropped and all its messages have come; [`GroupError::TimedOut`], [`GroupError::Aborted`], [`GroupError::RankLost`],
-    /// [`GroupError::Left`], [`GroupError::Over`], [`GroupError::Misbehaved`].
+    /// Awaiting it returns [`GroupError::Argument`] if the send buffer has another length; [`GroupError::Gone`] once the send
+    /// buffer was dropped and all its messages were returned; [`GroupError::TimedOut`], [`GroupError::Aborted`],
+    /// [`GroupError::RankLost`], [`GroupError::Left`], [`GroupError::Over`], [`GroupError::Misbehaved`].
     ///
     /// # Cancel safety
-    /// Cancel-safe: a message is counted only if this completes.
+    /// Cancel-safe: a message that this does not return is returned by the next call.
     pub fn wait_recv(&mut self) -> Wait<'_, Range<usize>> {
         let (pairs, from) = (self.pairs.clone(), self.from);
         let call = Call::plain(self.slot, CallKind::WaitReceive);
@@ -98,8 +98,8 @@ impl RecvBuffer {
             match self.arrived.recv().await {
                 Some(Ok(Landing { range, message })) => {
                     let content = message.bytes().get(FRAME_BYTES..).unwrap_or_default();
-                    if let Some(place) = self.memory.get_mut(range.clone()) {
-                        copy_bytes(place, content, CopyReason::Local);
+                    if let Some(target) = self.memory.get_mut(range.clone()) {
+                        copy_bytes(target, content, CopyReason::Local);
                     }
                     Ok(range)
                 }
@@ -122,35 +122,35 @@ impl Drop for RecvBuffer {
     }
 }
 
-/// What takes the messages of one send buffer in, to its end.
+/// The task that receives the messages of one send buffer.
 struct Intake {
     core: Arc<Core>,
-    place: Place,
+    id: SlotId,
     peer: Peer,
     /// The number of the receive buffer.
     buffer: u64,
     /// Its length in bytes.
     length: usize,
     room: mpsc::Sender<Result<Landing, GroupError>>,
-    /// The task of the slot's next buffer waits for the drop.
+    /// Its drop starts the task of the slot's next buffer.
     _running: oneshot::Sender<()>,
 }
 
 impl Drop for Intake {
     fn drop(&mut self) {
-        self.core.slots().task_ended(self.place, self.buffer);
+        self.core.slots().task_ended(self.id, self.buffer);
     }
 }
 
 impl Intake {
-    /// Completes with the send buffer that belongs to this receive buffer: also if the user drops the receive buffer before, because
-    /// what is left would be taken for messages of the slot's next send buffer.
+    /// Runs until the send buffer ends, also if the user drops the receive buffer before: otherwise the slot's next receive
+    /// buffer would receive its remaining messages.
     async fn run(self, before: Option<oneshot::Receiver<()>>) {
         if let Some(before) = before {
-            // Dropped at its end, and never sent.
+            // Dropped when the task ends, and never sent.
             let _ = before.await;
         }
-        let lane = Lane::Slot(self.place.1);
+        let lane = Lane::Slot(self.id.1);
         let key = lane.key();
         loop {
             let room = self.room.reserve().await.ok();
@@ -158,24 +158,24 @@ impl Intake {
                 Ok(Some(arrived)) => arrived,
                 Ok(None) => return,
                 Err(error) => {
-                    self.core.slots().lose(self.place.0, &error);
+                    self.core.slots().lose(self.id.0, &error);
                     room.into_iter().for_each(|room| room.send(Err(error.clone())));
                     return;
                 }
             };
-            // Without room, the user has dropped the buffer.
+            // `None` if the user has dropped the buffer.
             if let Some(room) = room {
                 room.send(arrived);
             }
         }
     }
 
-    /// The next message, for which the sender has its receipt; `None` at the end.
+    /// Receives and acknowledges the next message. `None` at the end of the send buffer.
     ///
     /// # Errors
-    /// No more messages come.
+    /// No more messages can be received.
     async fn next(&self, key: &str, lane: Lane) -> Result<Option<Result<Landing, GroupError>>, GroupError> {
-        let (rank, slot) = self.place;
+        let (rank, slot) = self.id;
         let call = Call::plain(slot, CallKind::WaitReceive);
         let message = self.core.next(&self.peer, key).await;
         let message = message.map_err(|error| GroupError::of_message(&call, rank, error))?;
@@ -187,7 +187,7 @@ impl Intake {
                 return Err(GroupError::Misbehaved { call: Box::new(call), rank, rule });
             }
         };
-        let landing = self.place_of(at, whole, length);
+        let landing = self.range_of(at, whole, length);
         let receipt = match &landing {
             _ if self.room.is_closed() => Receipt::Gone,
             Ok(_) => Receipt::Taken,
@@ -197,10 +197,10 @@ impl Intake {
         Ok(Some(landing.map(|range| Landing { range, message })))
     }
 
-    /// Where a content of `length` bytes belongs, of a send buffer of `whole` bytes.
-    fn place_of(&self, at: u64, whole: u64, length: usize) -> Result<Range<usize>, GroupError> {
+    /// The range for a content of `length` bytes at `at`, from a send buffer of `whole` bytes.
+    fn range_of(&self, at: u64, whole: u64, length: usize) -> Result<Range<usize>, GroupError> {
         if whole != self.length as u64 {
-            return Err(other_length(self.length, self.place.0, whole));
+            return Err(other_length(self.length, self.id.0, whole));
         }
         part_of(("roffset", usize::try_from(at).unwrap_or(usize::MAX)), length, self.length)
     }

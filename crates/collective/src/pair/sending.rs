@@ -1,4 +1,4 @@
-//! [`SendBuffer`]: memory whose parts are sent to the receive buffer of the same slot on another rank.
+//! [`SendBuffer`]: memory whose parts are sent into the receive buffer of the same slot on another rank.
 
 use std::{collections::VecDeque, fmt, sync::Arc};
 
@@ -20,25 +20,26 @@ use crate::{
     error::GroupError,
 };
 
-/// Sends of one buffer that may be under way. A further one waits for the oldest.
+/// How many sends of one buffer may be in progress. A further one waits for the oldest.
 pub const SENDS_UNDER_WAY: usize = 8;
 
-/// Memory of a fixed length, parts of which are sent into the [`RecvBuffer`](super::RecvBuffer) of the same slot and length on another
+/// Memory of a fixed length. Its parts are sent into the [`RecvBuffer`](super::RecvBuffer) of the same slot and length on another
 /// rank. Made by [`Group::send_buffer`](crate::Group::send_buffer).
 ///
 /// A send copies its part, so the memory may be written again as soon as [`send`](Self::send) has completed.
 ///
-/// Dropping it frees the slot here at once; the other rank's is free when its buffer is dropped, too. What was sent still arrives.
+/// Dropping it frees the slot on this rank at once, and on the other rank once its buffer is dropped too. Messages sent before
+/// still arrive.
 pub struct SendBuffer {
     pairs: Arc<Pairs>,
     to: usize,
     slot: u64,
     memory: Vec<u8>,
-    /// Sends that were not received yet, oldest first.
+    /// Sends without a receipt, oldest first.
     under_way: VecDeque<Pending>,
-    /// Sends that were received, and not waited for yet.
+    /// Sends with a receipt that `wait_send` has not counted yet.
     completed: u64,
-    /// Why no more can be sent.
+    /// The error of all further sends.
     failed: Option<GroupError>,
 }
 
@@ -68,18 +69,17 @@ impl SendBuffer {
         &self.memory
     }
 
-    /// The memory, to be written. All zero at first.
+    /// The memory, for writing. All zero at first.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.memory
     }
 
-    /// Sends the `length` bytes from `offset` on to the place `roffset` of the receive buffer. Completes once they are on their way;
-    /// waits while [`SENDS_UNDER_WAY`] are.
+    /// Sends the `length` bytes at `offset` to the offset `roffset` of the receive buffer. Completes once they are sent; waits
+    /// while [`SENDS_UNDER_WAY`] sends are in progress.
     ///
     /// # Errors
-    /// Awaiting it returns [`GroupError::Argument`] if one of the two parts does not lie inside the buffers; errors of
-    /// [`wait_send`](Self::wait_send) for an earlier send.
-    ///
+    /// Awaiting it returns [`GroupError::Argument`] if a part exceeds its buffer; the errors of [`wait_send`](Self::wait_send)
+    /// for an earlier send.
     /// # Cancel safety
     /// Cancel-safe: if it is dropped before it completes, nothing is sent.
     pub fn send(&mut self, offset: usize, length: usize, roffset: usize) -> Wait<'_, ()> {
@@ -101,11 +101,12 @@ impl SendBuffer {
         })
     }
 
-    /// Waits for one more send to be received: each completed send is counted, and this takes one. A send is received once the other
-    /// rank has a receive buffer with room for [`AHEAD`](super::AHEAD) more than its user has waited for, and the message has come.
+    /// Waits until one more send is received. It counts sends: each call counts one that was received. A send is received when
+    /// its message has arrived and the receive buffer has fewer than [`AHEAD`](super::AHEAD) messages that its user has not
+    /// waited for.
     ///
     /// # Errors
-    /// Awaiting it returns [`GroupError::Argument`] if all sends were waited for, or the receive buffer has another length;
+    /// Awaiting it returns [`GroupError::Argument`] if all sends were counted, or the receive buffer has another length;
     /// [`GroupError::Gone`] if the receive buffer was dropped; [`GroupError::TimedOut`], [`GroupError::Aborted`],
     /// [`GroupError::RankLost`], [`GroupError::Left`], [`GroupError::Over`].
     ///
@@ -124,12 +125,12 @@ impl SendBuffer {
         })
     }
 
-    /// Waits for the oldest send under way, and counts it.
+    /// Waits for the receipt of the oldest send, and counts it.
     async fn oldest(&mut self, call: &Call) -> Result<(), GroupError> {
         let Some(oldest) = self.under_way.front_mut() else {
             return Err(GroupError::Argument {
                 field: "wait_send",
-                value: "no send".to_owned(),
+                value: "no send in progress".to_owned(),
                 remedy: "wait at most once for each send of this buffer".to_owned(),
             });
         };
@@ -174,7 +175,7 @@ impl Drop for SendBuffer {
     }
 }
 
-/// The range of `length` from `at` on, which lies inside `whole`.
+/// The range of `length` at `at`, which must lie inside `whole`.
 pub(super) fn part_of(
     (field, at): (&'static str, usize),
     length: usize,
@@ -189,7 +190,7 @@ pub(super) fn part_of(
         return Err(refuse(field, at, whole));
     }
     if length > whole - at {
-        // Which of the two is to blame is not known: the one that would fit alone is not.
+        // The error names the argument that is too large even alone.
         let (field, value, most) =
             if length > whole { ("length", length, whole - at) } else { (field, at, whole - length) };
         return Err(refuse(field, value, most));
@@ -197,7 +198,7 @@ pub(super) fn part_of(
     Ok(at..at + length)
 }
 
-/// The error of two buffers of one slot that differ in their lengths.
+/// The error of two buffers of one slot with different lengths.
 pub(super) fn other_length(own: usize, rank: usize, theirs: u64) -> GroupError {
     GroupError::Argument {
         field: "length",
@@ -209,17 +210,17 @@ pub(super) fn other_length(own: usize, rank: usize, theirs: u64) -> GroupError {
 }
 
 impl Core {
-    /// A message with a copy of `bytes` behind `frame`.
+    /// A message with a copy of `bytes` after `frame`.
     pub(super) async fn framed(&self, frame: Frame, bytes: &[u8]) -> Result<Tensor, GroupError> {
         let length = FRAME_BYTES + bytes.len();
         let mut buffer = self.worker.pool().alloc(length).await.map_err(WorkerError::from)?;
-        let (place, rest) = buffer.split_at_mut(FRAME_BYTES);
-        copy_bytes(place, &frame.encode(), CopyReason::Import);
+        let (front, rest) = buffer.split_at_mut(FRAME_BYTES);
+        copy_bytes(front, &frame.encode(), CopyReason::Import);
         copy_bytes(rest, bytes, CopyReason::Import);
         Ok(Tensor::new(buffer, DataType::U8, &[length as u64])?)
     }
 
-    /// Tells the receive buffer of the slot that no more messages come.
+    /// Sends the receive buffer of the slot the end of this send buffer.
     fn end_slot(&self, to: usize, slot: u64) {
         let bytes = Buf::on_heap(&Frame::End.encode(), CopyReason::Import);
         let sent = self.peer(to).and_then(|peer| {
@@ -227,8 +228,8 @@ impl Core {
             Ok(self.step.to(peer).send(&Lane::Slot(slot).key(), end)?)
         });
         if let Err(error) = sent {
-            // The receiver finds out by itself that the two are parted.
-            tracing::debug!(rank = to, slot, %error, "the end of a send buffer was not sent");
+            // The receiver notices the broken connection itself.
+            tracing::debug!(rank = to, slot, %error, "could not send the end of a send buffer");
         }
     }
 }

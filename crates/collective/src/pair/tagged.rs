@@ -1,4 +1,4 @@
-//! Messages with a tag, from one rank, several, or whichever sends first.
+//! Tagged messages, received from one rank, one of several, or any.
 
 use std::{
     fmt,
@@ -24,7 +24,7 @@ use crate::{
     error::GroupError,
 };
 
-/// From whom a message is wanted. A rank's number, a list of numbers, and `..` for any rank convert into it.
+/// The ranks from which a message may come. Converts from a rank's number, several numbers, and `..` for any rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Source {
@@ -88,13 +88,13 @@ impl Source {
             None => Err(GroupError::Argument {
                 field: "from",
                 value: "no ranks".to_owned(),
-                remedy: "give at least one, or `..` for any".to_owned(),
+                remedy: "give at least one rank, or `..` for any".to_owned(),
             }),
         }
     }
 }
 
-/// A message that was received.
+/// A received message.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Message {
@@ -104,7 +104,7 @@ pub struct Message {
     pub tensor: Tensor,
 }
 
-/// A message that was sent. It may be dropped: the message is received all the same.
+/// A sent message. It is received even if this is dropped.
 ///
 /// Awaiting it, or [`wait`](Self::wait), completes once the receiver has the message.
 #[must_use = "whether the message was received is known once this is awaited; drop it if that does not matter"]
@@ -117,12 +117,13 @@ pub struct Sent {
 }
 
 impl Sent {
-    /// Completes once the receiver has the message. Receipts are counted: where several receives of one tag race, as many of the messages
-    /// as are complete here were handed out there, and which ones depends on the race.
+    /// Completes once the receiver has the message. Receipts are counted: if several receives of one tag race, it is known how
+    /// many messages were received, but not which.
     ///
     /// # Errors
-    /// Awaiting it returns [`GroupError::TimedOut`], [`GroupError::Aborted`], after which it may be called again;
-    /// [`GroupError::RankLost`], [`GroupError::Left`], [`GroupError::Over`]: then it is not known whether the message was received.
+    /// Awaiting it returns [`GroupError::TimedOut`] or [`GroupError::Aborted`], after which it may be called again;
+    /// [`GroupError::RankLost`], [`GroupError::Left`] or [`GroupError::Over`], after which it is unknown whether the message was
+    /// received.
     ///
     /// # Cancel safety
     /// Cancel-safe.
@@ -194,7 +195,7 @@ pub(crate) fn recv_into<'a, T: Element + FromBytes>(
                 field: "values",
                 value: format!("{elements} x {}", T::DTYPE),
                 remedy: format!(
-                    "rank {rank} sent {tensor:?}, which is dropped: receive into as many of that type"
+                    "rank {rank} sent {tensor:?}, which is dropped: receive into that many of that type"
                 ),
             });
         }
@@ -203,15 +204,16 @@ pub(crate) fn recv_into<'a, T: Element + FromBytes>(
     })
 }
 
-/// The first message of one of the ranks. Each is asked; those that have one too keep it, or it is held here for the next receive.
+/// Receives the first message of one of the ranks. All are requested. Messages of the others stay on their senders, or wait here
+/// for the next receive.
 ///
-/// The ranks behind the one that was served last are asked first, so that none starves.
+/// The ranks after the one that was received from last are requested first, so that none starves.
 async fn receive(core: &Core, from: &[usize], call: &Call) -> Result<Message, GroupError> {
     let lane = Lane::Tag(call.number);
     let key = lane.key();
     let turn = core.turn.load(Ordering::Relaxed);
-    let (before, behind) = from.split_at(from.partition_point(|rank| *rank < turn));
-    let asked = behind.iter().chain(before).filter_map(|rank| {
+    let (before, after) = from.split_at(from.partition_point(|rank| *rank < turn));
+    let asked = after.iter().chain(before).filter_map(|rank| {
         let (key, peer) = (&key, core.peers.get(*rank)?);
         Some(async move { (*rank, core.next(peer, key).await) })
     });
@@ -223,7 +225,7 @@ async fn receive(core: &Core, from: &[usize], call: &Call) -> Result<Message, Gr
     if from.len() > 1 {
         core.turn.store(rank + 1, Ordering::Relaxed);
     }
-    // Nothing is awaited from here on: the message is handed out.
+    // No await follows: the message will be returned.
     core.acknowledge(rank, lane, Receipt::Taken);
     Ok(Message { rank, tensor })
 }

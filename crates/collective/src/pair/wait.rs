@@ -1,4 +1,4 @@
-//! [`Wait`]: an operation that is not awaited yet, with its limit; and [`AbortHandle`], which ends one.
+//! [`Wait`]: an operation with a time limit that is not yet awaited. [`AbortHandle`] ends one.
 
 use std::{
     fmt,
@@ -15,13 +15,13 @@ use tokio::sync::Notify;
 use super::Pairs;
 use crate::{call::Call, error::GroupError};
 
-/// An operation between ranks. Nothing happens until it is awaited. It ends with its result or a [`GroupError`], at the latest after
-/// its [`timeout`](Self::timeout); an error ends neither the group nor later operations.
+/// An operation between ranks. Nothing happens until it is awaited. It ends with its result or a [`GroupError`], at the latest
+/// after its [`timeout`](Self::timeout). An error ends neither the group nor later operations.
 #[must_use = "nothing happens until it is awaited"]
 pub struct Wait<'a, T> {
     pairs: Arc<Pairs>,
     call: Call,
-    /// Those of which one is waited for.
+    /// The ranks that it waits for; one of them suffices.
     ranks: Vec<usize>,
     limit: Duration,
     abort: Option<AbortHandle>,
@@ -39,18 +39,18 @@ impl<'a, T: Send + 'a> Wait<'a, T> {
         Self { pairs: pairs.clone(), call, ranks, limit, abort: None, work: Box::pin(work) }
     }
 
-    /// One that fails.
+    /// An operation that fails with `error`.
     pub(super) fn failed(pairs: &Arc<Pairs>, call: Call, error: GroupError) -> Self {
         Self::new(pairs, call, Vec::new(), ready(Err(error)))
     }
 
-    /// How long it may take from when it is awaited. Default: the group's [`timeout`](crate::Group::timeout).
+    /// The time limit, counted from when it is awaited. Default: the group's [`timeout`](crate::Group::timeout).
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// Lets `handle` end it.
+    /// Lets `handle` end this operation.
     pub fn abort_by(mut self, handle: &AbortHandle) -> Self {
         self.abort = Some(handle.clone());
         self
@@ -64,10 +64,10 @@ impl<'a, T: Send + 'a> Wait<'a, T> {
             return Err(over);
         }
         let (ended, aborted) = (pin!(core.ended()), pin!(requested(abort)));
-        // Work comes first: a message that has arrived is returned, whatever else has happened.
+        // `work` is polled first: a message that has arrived is returned even if the group has ended or the handle was used.
         let done = timeout(core.runtime(), limit, select(work, select(ended, aborted))).await;
         match done {
-            // What the end of the group has caused is told with its reason.
+            // If the group is over, its error explains that of the operation.
             Ok(Either::Left((Err(error), _))) => Err(core.over.borrow().clone().unwrap_or(error)),
             Ok(Either::Left((done, _))) => done,
             Ok(Either::Right((Either::Left((over, _)), _))) => Err(over),
@@ -107,7 +107,7 @@ impl<'a, T: Send + 'a> IntoFuture for Wait<'a, T> {
 /// let waiting = group.recv(1, 7).abort_by(&handle);
 /// handle.abort();
 /// assert!(matches!(waiting.await, Err(GroupError::Aborted { .. })));
-/// // The next one waits.
+/// // A later operation with the handle waits again.
 /// let message = group.recv(1, 7).abort_by(&handle).await?;
 /// # Ok(())
 /// # }
@@ -118,19 +118,19 @@ pub struct AbortHandle {
 }
 
 impl AbortHandle {
-    /// One that has ended nothing yet.
+    /// A new handle, not yet used.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Ends one operation that was given this handle and waits, with [`GroupError::Aborted`]. If none waits, the next one that has to
-    /// wait ends at once. Several calls before that count as one.
+    /// Ends one operation that waits with this handle, with [`GroupError::Aborted`]. If none waits, the next one that would wait
+    /// ends at once. Several calls before that count as one.
     pub fn abort(&self) {
         self.requests.notify_one();
     }
 }
 
-/// Completes when `handle` is asked to end one operation.
+/// Completes when `handle` ends one operation.
 async fn requested(handle: Option<AbortHandle>) {
     match handle {
         Some(handle) => handle.requests.notified().await,

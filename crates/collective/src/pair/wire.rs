@@ -1,25 +1,25 @@
-//! The bytes of messages between ranks: of the frames before contents, of receipts and of keys.
+//! The encoding of frames, which precede contents, and of receipts.
 
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U32, U64},
 };
 
-/// Bytes of a [`Frame`].
+/// The length of an encoded [`Frame`].
 pub(super) const FRAME_BYTES: usize = size_of::<Encoded>();
 
-/// Bytes of a receipt.
+/// The length of an encoded receipt.
 pub(super) const RECEIPT_BYTES: usize = size_of::<Encoded>();
 
-/// The first bytes of each. They change with the format.
+/// The first bytes of a frame or receipt. They change with the format.
 const MAGIC: u32 = 0x5457_5001;
 
-/// Where the messages of one kind to one rank wait, in their order.
+/// A queue of messages of one kind to one rank.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Lane {
     /// Messages with this tag.
     Tag(u64),
-    /// Those of the buffers of this slot.
+    /// Messages of the buffers of this slot.
     Slot(u64),
     /// Writes to exports.
     Puts,
@@ -39,24 +39,24 @@ impl Lane {
 /// What a rank did with a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Receipt {
-    /// It has taken it.
+    /// It has received it.
     Taken,
-    /// It lies outside the memory it is for, which has this many bytes.
+    /// The message exceeds its destination, which has this many bytes.
     Outside(u64),
-    /// What it is for was dropped.
+    /// The destination was dropped.
     Gone,
     /// The rank has no memory for it.
     NoMemory,
 }
 
-/// What stands before the content of a message to a buffer or an export.
+/// The frame before the content of a message to a buffer or an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Frame {
-    /// For a receive buffer, from `at` on. The send buffer has `whole` bytes.
+    /// For a receive buffer, at the offset `at`. The send buffer has `whole` bytes.
     Content { at: u64, whole: u64 },
     /// The send buffer was dropped.
     End,
-    /// For an export, from `at` on.
+    /// For an export, at the offset `at`.
     Put { at: u64, export: u64 },
 }
 
@@ -75,7 +75,7 @@ pub(super) fn encode_receipt(lane: Lane, receipt: Receipt) -> [u8; RECEIPT_BYTES
     encode(kind << 8 | code, number, bytes)
 }
 
-/// `None` if it is not one of this version.
+/// `None` if it is of another version or invalid.
 pub(super) fn decode_receipt(bytes: &[u8]) -> Option<(Lane, Receipt)> {
     let (kind, number, length) = decode(bytes)?;
     let lane = match kind >> 8 {
@@ -103,7 +103,7 @@ impl Frame {
         }
     }
 
-    /// The frame and the content behind it. `None` if it is not one of this version.
+    /// The frame and the content after it. `None` if it is of another version or invalid.
     pub(super) fn decode(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (frame, content) = bytes.split_at_checked(FRAME_BYTES)?;
         let frame = match decode(frame)? {
@@ -116,7 +116,7 @@ impl Frame {
     }
 }
 
-/// A frame or a receipt as it travels.
+/// An encoded frame or receipt.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Encoded {

@@ -8,7 +8,7 @@ use tensorwire_protocol::DataType;
 
 use self::numbers::{Operation, combine, divide, fold, fold_halves, is_half};
 
-/// Bytes of a block that is combined at a time, so that it stays in the first cache while all inputs pass.
+/// How many bytes are combined at a time, so that the result stays in the first cache while all inputs pass.
 pub(crate) const BLOCK_BYTES: usize = 4096;
 
 /// How elements are combined.
@@ -16,11 +16,11 @@ pub(crate) const BLOCK_BYTES: usize = 4096;
 /// | reduction | integers | floats | complex | bool |
 /// | --- | --- | --- | --- | --- |
 /// | `Sum`, `Product` | wrap around | yes | yes | or, and |
-/// | `Min`, `Max` | yes | NaN if one is NaN | refused | and, or |
-/// | `Mean` | refused | yes | yes | refused |
+/// | `Min`, `Max` | yes | NaN if one is NaN | rejected | and, or |
+/// | `Mean` | rejected | yes | yes | rejected |
 ///
-/// 16-bit floats are combined as 32-bit ones: where several values are combined at once, the result is rounded once. 8-bit floats and
-/// strings are refused.
+/// 16-bit floats are combined as 32-bit floats: if several values are combined at once, the result is rounded once. 8-bit floats
+/// and strings are rejected.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum Reduction {
@@ -29,23 +29,23 @@ pub enum Reduction {
     Sum,
     /// The product.
     Product,
-    /// The least.
+    /// The minimum.
     Min,
-    /// The greatest.
+    /// The maximum.
     Max,
-    /// The sum, divided by the number of ranks, or of all tensors where each rank gives several.
+    /// The sum divided by the number of ranks, or of all tensors if each rank gives several.
     Mean,
-    /// A function of the user's.
+    /// A function of the user.
     User(Arc<dyn Combine>),
 }
 
 /// A function that combines elements. It must be associative and commutative, because the order depends on the algorithm.
 pub trait Combine: Send + Sync + fmt::Debug {
-    /// Combines each element of `into` with that of `from`. Both have the same number of elements of type `dtype`, in the machine's
-    /// byte order, and perhaps unaligned.
+    /// Combines each element of `into` with that of `from`. Both have the same number of elements of type `dtype`, in the
+    /// machine's byte order. They may be unaligned.
     ///
     /// # Errors
-    /// Why the elements cannot be combined. This ends the group.
+    /// The reason why the elements cannot be combined. It ends the group.
     fn combine(&self, dtype: DataType, into: &mut [u8], from: &[u8]) -> Result<(), String>;
 }
 
@@ -53,7 +53,7 @@ pub trait Combine: Send + Sync + fmt::Debug {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReductionError {
-    /// There is no such reduction of the type.
+    /// This reduction cannot combine this type.
     #[error("{reduction} of {dtype}: {remedy}")]
     Unsupported {
         /// The reduction's name.
@@ -101,7 +101,7 @@ impl Reduction {
         })
     }
 
-    /// Whether elements of `dtype` can be combined so.
+    /// Checks that this reduction can combine elements of `dtype`.
     ///
     /// # Errors
     /// [`ReductionError::Unsupported`].
@@ -110,7 +110,7 @@ impl Reduction {
         let is_float =
             is_complex || matches!(dtype, DataType::F16 | DataType::Bf16 | DataType::F32 | DataType::F64);
         let remedy = match (self, dtype) {
-            (_, DataType::String) => "strings are no numbers: gather them",
+            (_, DataType::String) => "strings are not numbers: use `gather`",
             (Self::User(_), _) => return Ok(()),
             (_, DataType::F8E5M2 | DataType::F8E4M3) => "convert them to a wider type first",
             (Self::Min | Self::Max, _) if is_complex => "complex numbers have no order",
@@ -121,7 +121,7 @@ impl Reduction {
         Err(ReductionError::Unsupported { reduction, dtype, remedy })
     }
 
-    /// Combines each element of `into` with that of `from`, of which there are as many.
+    /// Combines each element of `into` with that of `from`, which has the same length.
     ///
     /// # Errors
     /// [`ReductionError`].
@@ -136,8 +136,8 @@ impl Reduction {
         Ok(())
     }
 
-    /// Stores the combination of all `inputs`, in their order, in `into`. Each has as many elements as `into`. For a mean this is
-    /// finished.
+    /// Stores the combination of all `inputs`, in their order, in `into`. All have the same length. A mean is complete after
+    /// this.
     ///
     /// # Errors
     /// [`ReductionError`].
@@ -168,7 +168,7 @@ impl Reduction {
         match (self.operation(), parts.next()) {
             (Ok(operation), Some(second)) => combine(operation, dtype, block, Some(first), second),
             (_, second) => {
-                block.iter_mut().zip(first).for_each(|(place, byte)| *place = *byte);
+                block.iter_mut().zip(first).for_each(|(target, byte)| *target = *byte);
                 second.map_or(Ok(()), |second| self.fold(dtype, block, second))?;
             }
         }

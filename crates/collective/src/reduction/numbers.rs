@@ -1,4 +1,4 @@
-//! The arithmetic of each element type. Loops over elements are plain, so that they become vector instructions.
+//! The arithmetic of each element type. Loops over elements are simple, so that the compiler can vectorise them.
 
 use half::slice::HalfFloatSliceExt as _;
 use tensorwire_protocol::DataType;
@@ -6,7 +6,7 @@ use tensorwire_rendezvous::Element;
 
 use super::BLOCK_BYTES;
 
-/// A combination of two numbers.
+/// An operation on two numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Operation {
     Sum,
@@ -64,7 +64,7 @@ macro_rules! floats {
                 self * other
             }
 
-            // NaN if one is NaN: the methods `min` and `max` would hide it.
+            // NaN if one is NaN. The methods `min` and `max` would ignore it.
             #[inline]
             fn least(self, other: Self) -> Self {
                 if self < other || self.is_nan() { self } else { other }
@@ -94,7 +94,7 @@ macro_rules! complex {
                 [a * c - b * d, a * d + b * c]
             }
 
-            // Complex numbers have no order: `Reduction::check` refuses these.
+            // Not reached: `Reduction::check` rejects these.
             #[inline]
             fn least(self, _: Self) -> Self {
                 self
@@ -132,7 +132,7 @@ impl Number for bool {
     }
 }
 
-/// Combines each element of `into` with that of `from`. Types that are no numbers are left alone.
+/// Combines each element of `into` with that of `from`. Leaves types that are not numbers unchanged.
 pub(super) fn fold(operation: Operation, dtype: DataType, into: &mut [u8], from: &[u8]) {
     match dtype {
         DataType::F16 => fold_halves_as::<half::f16>(operation, into, from),
@@ -141,8 +141,8 @@ pub(super) fn fold(operation: Operation, dtype: DataType, into: &mut [u8], from:
     }
 }
 
-/// Stores the combination of each element of `first` with that of `second` in `into`, which has the first itself if there is none.
-/// 16-bit floats and types that are no numbers are left alone.
+/// Stores the combination of each element of `first` with that of `second` in `into`. Without `first`, `into` has the first
+/// elements. Leaves 16-bit floats and types that are not numbers unchanged.
 pub(super) fn combine(
     operation: Operation,
     dtype: DataType,
@@ -177,20 +177,22 @@ fn combine_as<T: Number>(operation: Operation, into: &mut [u8], first: Option<&[
     }
 }
 
-// Inlined with its `combine`, also where nothing is optimised across the parts of a crate.
+// Inlined with its `combine`, also in builds without optimisation across codegen units.
 #[inline]
 fn each<T: Element>(into: &mut [u8], first: Option<&[u8]>, second: &[u8], combine: impl Fn(T, T) -> T) {
     let width = size_of::<T>();
-    let places = into.chunks_exact_mut(width).zip(second.chunks_exact(width));
+    let targets = into.chunks_exact_mut(width).zip(second.chunks_exact(width));
     match first {
-        None => places.for_each(|(place, other)| combine(T::decode(place), T::decode(other)).encode(place)),
-        Some(first) => places.zip(first.chunks_exact(width)).for_each(|((place, other), first)| {
-            combine(T::decode(first), T::decode(other)).encode(place);
+        None => {
+            targets.for_each(|(target, other)| combine(T::decode(target), T::decode(other)).encode(target));
+        }
+        Some(first) => targets.zip(first.chunks_exact(width)).for_each(|((target, other), first)| {
+            combine(T::decode(first), T::decode(other)).encode(target);
         }),
     }
 }
 
-/// 16-bit floats that are converted at a time. Whole slices are, because the processor has instructions for them.
+/// How many 16-bit floats are converted at a time: a whole slice, for which processors have instructions.
 const PIECE: usize = 128;
 
 /// 16-bit floats.
@@ -219,11 +221,11 @@ macro_rules! halves {
 
 halves! { half::f16 half::bf16 }
 
-/// At most a piece of elements, as 32-bit floats; zeros behind them.
+/// Up to `PIECE` elements as 32-bit floats, followed by zeros.
 fn load<T: Half>(from: &[u8]) -> [f32; PIECE] {
     let (mut halves, mut wide) = ([T::ZERO; PIECE], [0.0; PIECE]);
-    for (place, element) in halves.iter_mut().zip(from.chunks_exact(2)) {
-        *place = T::decode(element);
+    for (target, element) in halves.iter_mut().zip(from.chunks_exact(2)) {
+        *target = T::decode(element);
     }
     T::widen(&halves, &mut wide);
     wide
@@ -233,8 +235,8 @@ fn load<T: Half>(from: &[u8]) -> [f32; PIECE] {
 fn store<T: Half>(wide: &[f32; PIECE], into: &mut [u8]) {
     let mut halves = [T::ZERO; PIECE];
     T::round(wide, &mut halves);
-    for (place, half) in into.chunks_exact_mut(2).zip(halves) {
-        half.encode(place);
+    for (target, half) in into.chunks_exact_mut(2).zip(halves) {
+        half.encode(target);
     }
 }
 
@@ -296,8 +298,8 @@ fn fold_wide<'a, T: Half>(
 ) {
     let mut combined = [[0.0; PIECE]; BLOCK_BYTES / 2 / PIECE];
     let pieces = |part: &'a [u8]| part.chunks(2 * PIECE).map(load::<T>);
-    for (place, first) in combined.iter_mut().zip(pieces(parts.next().unwrap_or_default())) {
-        *place = first;
+    for (target, first) in combined.iter_mut().zip(pieces(parts.next().unwrap_or_default())) {
+        *target = first;
     }
     for part in parts {
         for (own, other) in combined.iter_mut().zip(pieces(part)) {
@@ -305,13 +307,13 @@ fn fold_wide<'a, T: Half>(
         }
     }
     let divisor = divisor.map_or(1.0, |divisor| divisor as f32);
-    for (place, mut wide) in block.chunks_mut(2 * PIECE).zip(combined) {
+    for (target, mut wide) in block.chunks_mut(2 * PIECE).zip(combined) {
         wide.iter_mut().for_each(|wide| *wide /= divisor);
-        store::<T>(&wide, place);
+        store::<T>(&wide, target);
     }
 }
 
-/// Divides floats and complex numbers. Other types are left alone.
+/// Divides floats and complex numbers. Leaves other types unchanged.
 pub(super) fn divide(dtype: DataType, into: &mut [u8], divisor: usize) {
     match dtype {
         DataType::F32 | DataType::C64 => divide_each(into, |number: f32| number / divisor as f32),
@@ -323,13 +325,13 @@ pub(super) fn divide(dtype: DataType, into: &mut [u8], divisor: usize) {
 }
 
 fn divide_each<T: Element>(into: &mut [u8], divide: impl Fn(T) -> T) {
-    for place in into.chunks_exact_mut(size_of::<T>()) {
-        divide(T::decode(place)).encode(place);
+    for target in into.chunks_exact_mut(size_of::<T>()) {
+        divide(T::decode(target)).encode(target);
     }
 }
 
 fn divide_halves<T: Half>(into: &mut [u8], divisor: usize) {
-    for place in into.chunks_mut(2 * PIECE) {
-        store::<T>(&load::<T>(place).map(|wide| wide / divisor as f32), place);
+    for target in into.chunks_mut(2 * PIECE) {
+        store::<T>(&load::<T>(target).map(|wide| wide / divisor as f32), target);
     }
 }

@@ -1,46 +1,46 @@
 use std::fmt;
 
-/// How the elements of all ranks are combined, and how every rank gets the result. All ranks of a group use the same one for the
-/// same call.
+/// How the elements of all ranks are combined, and how every rank gets the result. All ranks of a group use the same algorithm
+/// for a call.
 ///
-/// The costs are those of one rank in a group of `P` ranks whose value has `S` bytes. A step is a message and the wait for one:
-/// the steps that follow each other decide the time of a short value, and the bytes decide that of a long one.
+/// The costs are those of one rank in a group of `P` ranks whose value has `S` bytes. A step sends one message and waits for one.
+/// The number of steps in sequence decides the time of a short value, and the bytes that of a long one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]
 pub enum Algorithm {
     /// Every rank sends all its elements to every other rank, and combines what it receives in the order of the ranks.
     ///
-    /// One step, `S·(P-1)` bytes. Good for values of one message in small groups, where nothing counts but the number of steps
-    /// that follow each other. The group does it without a plan.
+    /// One step, `S·(P-1)` bytes. For values of one message in small groups, whose time depends only on the number of steps in
+    /// sequence. Uses no plan.
     Exchange = 1,
-    /// Every rank reads the elements of the others where they are.
+    /// Every rank reads the elements of the others in place.
     ///
-    /// Two steps: each rank combines its part of all values, then it reads the parts of the others. No bytes are sent. Good
-    /// wherever all ranks are on one host, which it needs. The group does it without a plan.
+    /// Two steps: each rank combines its part of all values, then it reads the parts of the others. No bytes are sent. For all
+    /// ranks on one host, which it needs. Uses no plan.
     Views = 2,
-    /// The ranks are a ring, and each sends to the next one only: see [`ring`](super::ring).
+    /// The ranks form a ring, and each sends only to the next one: see [`ring`](super::ring).
     ///
-    /// `2·(P-1)` steps, `2·S·(P-1)/P` bytes, which is the least there can be. Good for long values: each rank has two peers, and
-    /// while it combines one segment, the next is under way.
+    /// `2·(P-1)` steps, `2·S·(P-1)/P` bytes, which is the minimum. For long values: each rank has two peers, and combines one
+    /// segment while the next is in flight.
     Ring = 3,
     /// Pairs of ranks exchange halves, then quarters, and so on: see [`halving_doubling`](super::halving_doubling).
     ///
-    /// `2·log2 P` steps, `2·S·(P-1)/P` bytes where `P` is a power of two. Good for values of middle length. Where `P` is none, it
-    /// takes two steps more, and some ranks send up to `S` bytes more.
+    /// `2·log2 P` steps, `2·S·(P-1)/P` bytes if `P` is a power of two. For values of middle length. If `P` is not a power of two,
+    /// it takes two more steps, and some ranks send up to `S` more bytes.
     HalvingDoubling = 4,
     /// As [`HalvingDoubling`](Algorithm::HalvingDoubling), but among more than two ranks at a time: see [`bcube`](super::bcube).
     ///
-    /// `2·log P` steps to the base of the ranks of a step, `2·S·(P-1)/P` bytes. Good where a rank has several links, which all are
-    /// busy in one step, and for numbers of ranks that are no power of two.
+    /// `2·log P` steps to the base of the ranks in a step, `2·S·(P-1)/P` bytes. For ranks with several links, all of which are
+    /// busy in one step, and for numbers of ranks that are not a power of two.
     Bcube = 5,
 }
 
 impl Algorithm {
-    /// All of them, in the order of their numbers.
+    /// All algorithms, in the order of their numbers.
     pub const ALL: [Self; 5] = [Self::Exchange, Self::Views, Self::Ring, Self::HalvingDoubling, Self::Bcube];
 
-    /// The one whose number this is, as `self as u8` gives it. Ranks compare these numbers.
+    /// The algorithm with this number. Ranks compare these numbers.
     pub(crate) fn of_number(number: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|algorithm| *algorithm as u8 == number)
     }

@@ -1,33 +1,33 @@
-//! Groups of several ranks in each step, of which each takes its part of what the group has: halving and doubling, but by more than
-//! two.
+//! Halving and doubling with more than two ranks in a group: in each step, groups of several ranks divide the elements that they
+//! have.
 //!
 //! The ranks are the corners of a cube: the position of a rank has a digit for each step, and the ranks of a step's group differ
-//! in that digit only. Combining, they divide what they hold into a part for each, and everyone sends the parts of the others.
-//! Collecting, the same groups in the opposite order send their parts to each other (Guo et al., "BCube: a high performance,
-//! server-centric network architecture for modular data centers", 2009; Gloo has this algorithm under that name).
+//! only in that digit. When they combine, they divide their elements into a part for each, and every rank sends the parts of the
+//! others. When they collect, the same groups in the opposite order send their parts to each other (Guo et al., "BCube: a high
+//! performance, server-centric network architecture for modular data centers", 2009; Gloo has this algorithm under that name).
 //!
-//! The first digit is the lowest, so what travels farthest between ranks is shortest. Each element is combined in one order, and all
-//! ranks get copies of that result: they end with the same bits.
+//! The first digit is the lowest, so the shortest messages travel between the most distant ranks. Each element is combined in one
+//! order, and all ranks get copies of that result: their bits are equal.
 
 use super::{Arrival, Exchange, Plan, part};
 use std::ops::Range;
 
-/// Every rank gets the combination of all, in steps of groups of at most `base` ranks (2 at least). A number of ranks that is no
-/// power of `base` has smaller groups in some steps. One that has a prime factor above `base` has a step with groups of that many
-/// ranks; so a prime number of ranks has only one step in either half, in which each sends to all others.
+/// Every rank gets the combination of all, in steps of groups of at most `base` ranks (at least 2). If the number of ranks is not
+/// a power of `base`, some steps have smaller groups. If it has a prime factor above `base`, one step has groups of that many
+/// ranks; so a prime number of ranks has only one step in either half, in which each rank sends to all others.
 ///
-/// For `k` groups of `f1`, `f2`, .. ranks these are `2·k` steps of a message each way to `f-1` ranks. A step of combining is `f-1`
-/// exchanges, since its receives are of the same elements; all its sends are in the first. A step of collecting is one exchange.
-/// `size = base^k` thus takes `k·base` exchanges.
+/// For `k` groups of `f1`, `f2`, .. ranks these are `2·k` steps of a message each way to `f-1` ranks. A step of combining is
+/// `f-1` exchanges, because its receives are of the same elements; all its sends are in the first. A step of collecting is one
+/// exchange. So `size = base^k` takes `k·base` exchanges.
 ///
-/// Rank `r` holds `h(i) = ceil((count - r mod Fi) / Fi)` elements after `i` steps, with `Fi = f1·..·fi`. It sends
-/// `count - h(k) + Σ (fi-1)·h(i)` elements in all, which is `2·count·(size-1)/size` where `size` divides `count`.
+/// Rank `r` has `h(i) = ceil((count - r mod Fi) / Fi)` elements after `i` steps, with `Fi = f1·..·fi`. In all it sends `count -
+/// h(k) + Σ (fi-1)·h(i)` elements, which is `2·count·(size-1)/size` if `size` divides `count`.
 #[must_use]
 pub fn all_reduce(rank: usize, size: usize, count: usize, base: usize) -> Plan {
     Cube { position: rank, factors: factors(size, base), rank_at: |position| position }.all_reduce(count)
 }
 
-/// The ranks of a group of each step: their product is `size`. Each is the largest that `base` allows.
+/// The number of ranks in the groups of each step, whose product is `size`. Each is the largest that `base` allows.
 fn factors(size: usize, base: usize) -> Vec<usize> {
     let mut factors = vec![];
     let mut rest = size;
@@ -41,24 +41,24 @@ fn factors(size: usize, base: usize) -> Vec<usize> {
     factors
 }
 
-/// A rank's place among the ranks that take part.
+/// The position of a rank among the ranks that take part.
 pub(super) struct Cube<RankAt> {
     pub(super) position: usize,
-    /// The ranks of a group, for each step.
+    /// The number of ranks in the groups of each step.
     pub(super) factors: Vec<usize>,
-    /// Which rank has a position.
+    /// The rank at a position.
     pub(super) rank_at: RankAt,
 }
 
 /// A step of a rank.
 struct Step {
-    /// What the group has, of which each rank has its part.
+    /// The elements that the group divides.
     whole: Range<usize>,
-    /// The ranks of the group.
+    /// The number of ranks in the group.
     ranks: usize,
-    /// The positions of two neighbours differ by this.
+    /// The difference of two neighbours' positions.
     distance: usize,
-    /// Which rank of the group this one is.
+    /// The index of this rank in the group.
     digit: usize,
 }
 
@@ -87,7 +87,7 @@ impl<RankAt: Fn(usize) -> usize> Cube<RankAt> {
         self.factors.iter().map(step).collect()
     }
 
-    /// All sends are under way at once. The receives are of one range, so each has an exchange.
+    /// All sends happen at once. All receives are of one range, so each has its own exchange.
     fn combine(&self, step: &Step, plan: &mut Plan) {
         let mut send: Vec<_> =
             step.others().map(|digit| (self.peer(step, digit), step.part(digit))).collect();
@@ -116,7 +116,7 @@ impl Step {
         part(&self.whole, self.ranks, digit)
     }
 
-    /// The other ranks of the group, from the next one on: so the ranks of a group do not all send to the same one first.
+    /// The other ranks of the group, beginning with the next one, so that they do not all send to the same rank first.
     fn others(&self) -> impl Iterator<Item = usize> {
         (1..self.ranks).map(|ahead| (self.digit + ahead) % self.ranks)
     }

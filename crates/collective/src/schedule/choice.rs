@@ -2,31 +2,32 @@ use std::ops::Range;
 
 use super::{Algorithm, Plan, bcube, halving_doubling, parts, ring, tree};
 
-/// A value of this many bytes travels in one message beside its header. Above, each of the `size-1` copies that
+/// A value up to this size travels in one message beside its header. Above it, each of the `size-1` copies that
 /// [`Algorithm::Exchange`] sends costs more than the steps that it saves.
 const EXCHANGE_BYTES_MAX: usize = 2 << 10;
 
-/// With one rank more, sending to each of the others takes longer than the three steps each way that pairs of eight ranks take.
+/// With one more rank, sending to each of the others takes longer than the three steps each way that pairs of eight ranks take.
 const EXCHANGE_RANKS_MAX: usize = 8;
 
-/// Up to here the number of steps that follow each other weighs more: [`Algorithm::HalvingDoubling`] takes `2·log2 P`, and the ring
-/// `2·(P-1)`. Above, the bytes do, which are the same for both, and the ring combines one segment while it receives the next.
+/// Up to this size the number of steps in sequence counts more: [`Algorithm::HalvingDoubling`] takes `2·log2 P`, and the ring
+/// `2·(P-1)`. Above it the bytes count more, which are the same for both, and the ring combines one segment while it receives the
+/// next.
 const HALVING_DOUBLING_BYTES_MAX: usize = 256 << 10;
 
-/// What of a part is combined while the next is under way. A shorter segment has more messages and more waits for them. A longer
-/// one is no longer in the processor's cache when it is combined, and leaves more to combine after the last receive.
+/// The segment that is combined while the next is in flight. Shorter segments need more messages and more waits. Longer ones
+/// leave the processor's cache before they are combined, and leave more to combine after the last receive.
 const SEGMENT_BYTES: usize = 256 << 10;
 
-/// What all ranks of [`Algorithm::Views`] combine together before they go on. A longer segment leaves the processor's cache before its
-/// results are read; a shorter one has more messages for the same bytes.
+/// The segment that all ranks of [`Algorithm::Views`] combine before they go on. A longer one leaves the processor's cache before
+/// its results are read; a shorter one needs more messages for the same bytes.
 const VIEW_SEGMENT_BYTES: usize = 2 << 20;
 
-/// Ranks of a group of [`Algorithm::Bcube`]. More take fewer steps, but have more messages under way in each. Four halve the steps
-/// that pairs take, and three peers in a step are as many as most hosts have links.
+/// The ranks in a group of [`Algorithm::Bcube`]. More ranks take fewer steps, but have more messages in flight in each. Four
+/// halve the steps of pairs, and most hosts have no more than three links for the three peers of a step.
 const BCUBE_BASE: usize = 4;
 
-/// The algorithm for an all-reduce of `bytes` bytes among `size` ranks that may be on several hosts, when nobody has chosen one.
-/// All ranks of a group choose the same.
+/// The default algorithm for an all-reduce of `bytes` bytes among `size` ranks that may be on several hosts. The same on all
+/// ranks.
 #[must_use]
 pub fn choose(size: usize, bytes: usize) -> Algorithm {
     if bytes <= EXCHANGE_BYTES_MAX && size <= EXCHANGE_RANKS_MAX {
@@ -38,8 +39,8 @@ pub fn choose(size: usize, bytes: usize) -> Algorithm {
     }
 }
 
-/// What `rank` does in an all-reduce of `count` elements of `width` bytes. `None` for [`Algorithm::Exchange`] and
-/// [`Algorithm::Views`], for which the group needs no plan.
+/// The plan of `rank` for an all-reduce of `count` elements of `width` bytes. `None` for [`Algorithm::Exchange`] and
+/// [`Algorithm::Views`], which use no plan.
 pub(crate) fn plan(
     algorithm: Algorithm,
     rank: usize,
@@ -55,7 +56,8 @@ pub(crate) fn plan(
     }
 }
 
-/// The segments of [`Algorithm::Views`] for `bytes` bytes, elements of `width` bytes: of each the part of every rank, as bytes.
+/// The segments of [`Algorithm::Views`] for `bytes` bytes with elements of `width` bytes: in each, the part of every rank as a
+/// range of bytes.
 pub(crate) fn view_segments(bytes: usize, width: usize, size: usize) -> Vec<Vec<Range<usize>>> {
     let (count, segment) = (bytes / width, VIEW_SEGMENT_BYTES / width);
     let segments = (0..count).step_by(segment).map(|start| start..(start + segment).min(count));
@@ -63,9 +65,9 @@ pub(crate) fn view_segments(bytes: usize, width: usize, size: usize) -> Vec<Vec<
     segments.map(|segment| parts(segment, size).into_iter().map(in_bytes).collect()).collect()
 }
 
-/// What `rank` does in a reduction of `count` elements of `width` bytes to `root`.
+/// The plan of `rank` for a reduction of `count` elements of `width` bytes to `root`.
 pub(crate) fn reduce_plan(rank: usize, size: usize, count: usize, width: usize, root: usize) -> Plan {
-    // As for an all-reduce, steps weigh more for short values, and bytes for long ones.
+    // As in an all-reduce, steps count more for short values, and bytes for long ones.
     if count * width <= HALVING_DOUBLING_BYTES_MAX {
         tree::reduce(rank, size, count, root)
     } else {

@@ -3,23 +3,23 @@
 //!
 //! This is recursive vector halving with distance doubling, then vector doubling with distance halving: the longest messages are
 //! between neighbours (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005).
-//! Each element is combined in one order, and all ranks get copies of that result: they end with the same bits.
+//! Each element is combined in one order, and all ranks get copies of that result: their bits are equal.
 //!
-//! The pairs need a power of two of ranks. The surplus ranks take no part, as in the same paper: each sends its value to a
+//! The pairs need a power of two of ranks. The surplus ranks do not take part, as in the same paper: each sends its value to a
 //! neighbour before, and gets the result after. Gloo's binary blocks divide the surplus ranks into smaller powers of two, so that
-//! the longest wait is shorter. They have more to get wrong; [`bcube`](super::bcube) is what suits such groups better.
+//! the longest wait is shorter. They are more complex, and [`bcube`](super::bcube) suits such groups better.
 
 use super::{Arrival, Exchange, Plan, bcube::Cube};
 
 /// Every rank gets the combination of all.
 ///
-/// Where `size` is a power of two, these are `2·log2 size` exchanges of a message each way, with at least `size` elements. Rank `r`
-/// holds `h(i) = ceil((count - r mod 2^i) / 2^i)` elements after `i` exchanges, and sends `count + h(1) + .. + h(k-1)` elements in
-/// all, with `k = log2 size`. This is `2·count·(size-1)/size` where `size` divides `count`.
+/// If `size` is a power of two and there are at least `size` elements, these are `2·log2 size` exchanges of a message each way.
+/// Rank `r` has `h(i) = ceil((count - r mod 2^i) / 2^i)` elements after `i` exchanges, and in all sends `count + h(1) + .. +
+/// h(k-1)` elements, with `k = log2 size`. This is `2·count·(size-1)/size` if `size` divides `count`.
 ///
-/// Otherwise let `surplus` be the ranks above the largest power of two. The even ones of the first `2·surplus` ranks send all
-/// elements to the next rank, and receive all elements at the end: two exchanges, `count` elements sent. The odd ones take these
-/// two exchanges in addition, and send `count` elements more. Nobody else does more, but everyone waits for those two.
+/// Otherwise let `surplus` be the number of ranks above the largest power of two. The even ones of the first `2·surplus` ranks
+/// send all elements to the next rank, and receive all elements at the end: two exchanges, `count` elements sent. The odd ones
+/// have these two exchanges in addition, and send `count` more elements. The other ranks do no more, but all wait for those two.
 #[must_use]
 pub fn all_reduce(rank: usize, size: usize, count: usize) -> Plan {
     let log = size.max(1).ilog2();
@@ -42,7 +42,7 @@ pub fn all_reduce(rank: usize, size: usize, count: usize) -> Plan {
     plan
 }
 
-/// Of a rank that takes no part, and leaves its elements to another one.
+/// The plan of a rank that does not take part, and leaves its elements to another one.
 fn spare(neighbour: usize, count: usize) -> Plan {
     let mut plan = Plan::default();
     plan.push(Exchange { send: vec![(neighbour, 0..count)], receive: vec![] });

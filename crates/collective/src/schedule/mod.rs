@@ -1,12 +1,11 @@
-//! Who sends which elements to whom, and when: the algorithms of collectives as plans, without any communication.
+//! The algorithms of collectives as plans: which rank sends which elements to which other, and when. Plans do not communicate.
 //!
-//! A plan is computed by every rank for itself. Two ranks that compute the plans of one collective agree on what passes between
-//! them, because a plan depends on nothing but the number of ranks, the rank and the number of elements. Every function that makes
-//! one takes a `rank` below `size`.
+//! Every rank computes its own plan. It depends only on the rank, the number of ranks and the number of elements, so the plans of
+//! two ranks match. Every function that makes a plan requires a `rank` below `size`.
 //!
-//! Between two ranks messages are received in the order in which they are sent, with the same ranges on both sides. No element is
-//! changed while it is on its way: a rank receives into a range that it has sent only after the message was received. So elements
-//! can be sent from where they are.
+//! Messages between two ranks are received in the order in which they are sent, with the same ranges on both sides. No element
+//! changes while it is in flight: a rank receives into a range that it has sent only after the message was received. So elements
+//! can be sent without a copy.
 
 mod algorithm;
 pub mod bcube;
@@ -21,26 +20,27 @@ pub(crate) use choice::{plan, reduce_plan, view_segments};
 
 use std::ops::Range;
 
-/// What a rank does with elements that it receives.
+/// What a rank does with received elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// Combines them with its own.
+    /// Combine them with its own.
     Fold,
-    /// Puts them in place of its own.
+    /// Replace its own.
     Replace,
 }
 
-/// One step of one rank. Both parts are under way at the same time. The elements that are sent are those before this step's
-/// receive changes any. A step is over when its receives are: its sends may still be on their way, and nobody waits for them.
+/// One step of one rank. Sends and receives happen at the same time. The sent elements are those before this step's receives
+/// change any. A step is over when its receives are complete; its sends may still be in flight.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Exchange {
-    /// To whom, and which elements. Never empty.
+    /// The receiving rank and the elements. No range is empty.
     pub send: Vec<(usize, Range<usize>)>,
-    /// From whom, which elements, and what is done with them. Never empty; the ranges of one exchange do not overlap.
+    /// The sending rank, the elements, and what is done with them. No range is empty, and the ranges of one exchange do not
+    /// overlap.
     pub receive: Vec<(usize, Range<usize>, Arrival)>,
 }
 
-/// What one rank does in a collective, in order. Steps in which it does nothing are left out.
+/// The steps of one rank in a collective, in order. Empty steps are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Plan {
     /// The steps.
@@ -48,7 +48,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Adds a step without its empty ranges. The other side leaves them out as well, since it has the same ones.
+    /// Adds a step without its empty ranges. The other rank leaves them out too, because it computes the same ranges.
     fn push(&mut self, mut exchange: Exchange) {
         exchange.send.retain(|(_, range)| !range.is_empty());
         exchange.receive.retain(|(_, range, _)| !range.is_empty());
@@ -58,7 +58,7 @@ impl Plan {
     }
 }
 
-/// Part `index` of `pieces` parts of a range. The first ones have one element more where the range can't be divided.
+/// Part `index` of `pieces` parts of a range. If the range cannot be divided evenly, the first parts have one more element.
 fn part(whole: &Range<usize>, pieces: usize, index: usize) -> Range<usize> {
     let (length, more) = (whole.len() / pieces, whole.len() % pieces);
     let start = whole.start + index * length + index.min(more);

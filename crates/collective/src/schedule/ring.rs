@@ -1,21 +1,21 @@
-//! The ring: each rank sends to the next one, and receives from the one before it.
+//! The ring: each rank sends to the next one, and receives from the previous one.
 //!
 //! The value has a part for each rank. To combine, a part travels once around the ring, and each rank adds its elements; after
-//! `P-1` steps it is complete at its own rank. To collect, each complete part travels around once more. A rank sends each part but
-//! one in either half, which is the least that any algorithm can do (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
+//! `P-1` steps it is complete at its own rank. To collect, each complete part travels around once more. In either half, a rank
+//! sends all parts but one, which is the minimum of any algorithm (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
 //! for clusters of workstations", 2009).
 //!
-//! Each part is combined along one path, and all ranks get copies of that result: they end with the same bits.
+//! Each part is combined along one path, and all ranks get copies of that result: their bits are equal.
 
 use super::{Arrival, Exchange, Plan, parts};
 use std::{iter, ops::Range};
 
-/// Every rank gets the combination of all. Parts differ by at most one element. What travels in a step is cut into segments of at
-/// most `segment` elements (0 counts as 1), each in an exchange of its own. Segment `k` of a step depends on nothing but the
-/// receive of segment `k` of the step before, so one can be under way while another is combined.
+/// Every rank gets the combination of all. Parts differ by at most one element. The part of a step is cut into segments of at
+/// most `segment` elements (0 counts as 1), each in its own exchange. Segment `k` of a step depends only on the receive of
+/// segment `k` of the step before, so one can be in flight while another is combined.
 ///
-/// With at least `size` elements and parts of one segment these are `2·(size-1)` exchanges. Rank `r` sends
-/// `2·count - |part r| - |part r+1|` elements, which is `2·count·(size-1)/size` where parts are equal.
+/// With at least `size` elements and parts of one segment these are `2·(size-1)` exchanges. Rank `r` sends `2·count - |part r| -
+/// |part r+1|` elements, which is `2·count·(size-1)/size` if parts are equal.
 #[must_use]
 pub fn all_reduce(rank: usize, size: usize, count: usize, segment: usize) -> Plan {
     let parts = parts(0..count, size);
@@ -24,8 +24,9 @@ pub fn all_reduce(rank: usize, size: usize, count: usize, segment: usize) -> Pla
     plan
 }
 
-/// The elements are those of rank 0, then those of rank 1, and so on: `counts[r]` of rank `r`, of which some may have none. Each rank
-/// gets the combination of its own. The other elements are undefined afterwards.
+/// Each rank gets the combination of its own elements: `counts[0]` elements for rank 0, then `counts[1]` for rank 1, and so on. A
+/// count may be
+/// 0. The other elements are undefined afterwards.
 ///
 /// At most `size-1` exchanges. Rank `r` sends all elements but its own.
 #[must_use]
@@ -33,7 +34,7 @@ pub fn reduce_scatter(rank: usize, size: usize, counts: &[usize]) -> Plan {
     combine(rank, &parts_of_counts(size, counts), usize::MAX)
 }
 
-/// The elements are as in [`reduce_scatter`]. Each rank brings its own, and gets those of all others.
+/// Each rank gives its own elements, laid out as in [`reduce_scatter`], and gets those of all others.
 ///
 /// At most `size-1` exchanges. Rank `r` sends all elements but those of rank `r+1`.
 #[must_use]
@@ -41,18 +42,18 @@ pub fn all_gather(rank: usize, size: usize, counts: &[usize]) -> Plan {
     collect(rank, &parts_of_counts(size, counts), usize::MAX)
 }
 
-/// Part `r` is complete at rank `r` afterwards: it starts at the rank behind `r`.
+/// Afterwards part `r` is complete at rank `r`. It starts at rank `r+1`.
 pub(super) fn combine(rank: usize, parts: &[Range<usize>], segment: usize) -> Plan {
     around(rank, parts, 1, segment, Arrival::Fold)
 }
 
-/// Part `r` starts at rank `r`, and is at all others afterwards.
+/// Part `r` starts at rank `r`, and is at all ranks afterwards.
 fn collect(rank: usize, parts: &[Range<usize>], segment: usize) -> Plan {
     around(rank, parts, 0, segment, Arrival::Replace)
 }
 
-/// Each part travels to all ranks but one. In the first step a rank sends the part `lag` before its own, and in each later step the one
-/// that it has just received.
+/// Each part travels to all ranks but one. In the first step a rank sends the part `lag` before its own, and in each later step
+/// the one it has just received.
 fn around(rank: usize, parts: &[Range<usize>], lag: usize, segment: usize, arrival: Arrival) -> Plan {
     let size = parts.len();
     let mut plan = Plan::default();
@@ -74,7 +75,7 @@ fn around(rank: usize, parts: &[Range<usize>], lag: usize, segment: usize, arriv
     plan
 }
 
-/// Pieces of at most `segment` elements, none of them empty.
+/// Segments of at most `segment` elements, none of them empty.
 fn segments(part: &Range<usize>, segment: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     let (end, segment) = (part.end, segment.max(1));
     part.clone().step_by(segment).map(move |start| start..start.saturating_add(segment).min(end))

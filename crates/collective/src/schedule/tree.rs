@@ -1,13 +1,13 @@
-//! Only one rank, the root, gets the combination of all. What the other ranks hold afterwards is undefined.
+//! Reductions: only one rank, the root, gets the combination of all. The elements of the other ranks are undefined afterwards.
 
 use super::{Arrival, Exchange, Plan, parts, ring};
 use std::iter;
 
-/// A binomial tree, for short values: half of the ranks send all their elements to the other half, which combine them, then half of
-/// those do, and so on (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005).
+/// A binomial tree, for short values: half of the ranks send all their elements to the other half, which combine them, then half
+/// of those do, and so on (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005).
 ///
-/// The root takes `ceil(log2 size)` exchanges, and waits for as many messages that follow each other. Every other rank sends
-/// `count` elements once; the root sends none.
+/// The root takes `ceil(log2 size)` exchanges, and waits for as many messages in sequence. Every other rank sends `count`
+/// elements once; the root sends none.
 #[must_use]
 pub fn reduce(rank: usize, size: usize, count: usize, root: usize) -> Plan {
     let position = (rank + size - root) % size;
@@ -28,11 +28,12 @@ pub fn reduce(rank: usize, size: usize, count: usize, root: usize) -> Plan {
     plan
 }
 
-/// For long values: the ring combines a part at each rank, and these send their parts to the root (Rabenseifner, "Optimization
-/// of collective reduction operations", 2004, with a ring in place of halves). Segments are those of [`ring::all_reduce`].
+/// For long values: the ring combines a part at each rank, and the ranks send their parts to the root (Rabenseifner,
+/// "Optimization of collective reduction operations", 2004, with a ring instead of halves). Segments are those of
+/// [`ring::all_reduce`].
 ///
-/// With at least `size` elements and parts of one segment these are `size` exchanges. Every rank sends `count` elements, but the
-/// root: it sends those that are not of its part.
+/// With at least `size` elements and parts of one segment these are `size` exchanges. Every rank sends `count` elements, except
+/// the root, which sends those outside its part.
 #[must_use]
 pub fn reduce_long(rank: usize, size: usize, count: usize, root: usize, segment: usize) -> Plan {
     let parts = parts(0..count, size);

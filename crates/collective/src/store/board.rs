@@ -1,4 +1,4 @@
-//! Keys and values in this process, and those who wait for them.
+//! A map in memory, and the waits for its keys.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,16 +10,16 @@ use futures::channel::oneshot;
 
 use super::rules::{NoSum, sum};
 
-/// A value. Readers share it.
+/// A value, shared with its readers.
 pub(super) type Value = Arc<[u8]>;
 
-/// What a board takes.
+/// The limits of a board.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BoardLimits {
     pub(super) keys: usize,
-    /// Of all keys and values together.
+    /// The total of all keys and values.
     pub(super) bytes: usize,
-    /// Waits at one time.
+    /// Waits at a time.
     pub(super) waits: usize,
 }
 
@@ -27,11 +27,11 @@ impl BoardLimits {
     pub(super) const NONE: Self = Self { keys: usize::MAX, bytes: usize::MAX, waits: usize::MAX };
 }
 
-/// Why a board does not do what was asked.
+/// Why a board rejects a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Refused {
     NoSum(NoSum),
-    /// There are too many of these.
+    /// A limit is reached.
     Full(Counted),
 }
 
@@ -64,9 +64,9 @@ pub(super) struct Board {
 #[derive(Debug, Default)]
 struct Inner {
     values: HashMap<String, Value>,
-    /// Of `values`, with their keys.
+    /// The total of `values` and their keys.
     bytes: usize,
-    /// Each wait stands at the first of its keys that has no value: a write wakes no others.
+    /// Each wait is registered under the first of its keys that has no value, so that a write wakes no other waits.
     waits: HashMap<String, BTreeMap<u64, oneshot::Sender<()>>>,
     waits_count: usize,
     next_wait: u64,
@@ -132,13 +132,13 @@ impl Board {
         true
     }
 
-    /// Ends when all `keys` have values.
+    /// Completes when all `keys` have values.
     ///
     /// # Errors
     /// [`Refused::Full`].
     ///
     /// # Cancel safety
-    /// Leaves nothing behind.
+    /// A dropped wait is removed.
     pub(super) async fn wait(&self, keys: &[String]) -> Result<Vec<Value>, Refused> {
         let mut found = 0;
         loop {
@@ -146,31 +146,31 @@ impl Board {
                 Found::All(values) => return Ok(values),
                 Found::Missing(wait, woken) => (wait, woken),
             };
-            // The sender is dropped only by a wake, as the guard lives until then.
+            // The sender is dropped only by a wake: the guard lives until then.
             let _ = woken.await;
             drop(wait);
         }
     }
 
-    /// The keys that have no value.
+    /// The keys without a value.
     pub(super) fn missing(&self, keys: &[String]) -> Vec<String> {
         let inner = self.lock();
         keys.iter().filter(|key| !inner.values.contains_key(*key)).cloned().collect()
     }
 
-    /// How many waits there are.
+    /// The number of waits.
     pub(super) fn waits(&self) -> usize {
         let inner = self.lock();
         debug_assert_eq!(inner.waits.values().map(BTreeMap::len).sum::<usize>(), inner.waits_count);
         inner.waits_count
     }
 
-    /// `found` of the keys had values before, and need no look as long as others are missing.
+    /// The first `found` keys had values when they were last checked, and are checked again only at the end.
     fn values_or_wait<'a>(&'a self, keys: &'a [String], found: &mut usize) -> Result<Found<'a>, Refused> {
         let mut inner = self.lock();
         let is_missing = |key: &String| !inner.values.contains_key(key);
         let later = keys[*found..].iter().position(is_missing).map(|at| *found + at);
-        // One of the earlier may have been deleted.
+        // An earlier key may have been deleted.
         let Some(missing) = later.or_else(|| keys.iter().position(is_missing)) else {
             return Ok(Found::All(keys.iter().filter_map(|key| inner.values.get(key).cloned()).collect()));
         };
@@ -204,10 +204,10 @@ impl Drop for Wait<'_> {
 
 type Woken = BTreeMap<u64, oneshot::Sender<()>>;
 
-/// Runs without the lock: a waker is foreign code.
+/// Called without the lock, because wakers are foreign code.
 fn wake(woken: Woken) {
     for wait in woken.into_values() {
-        // Its future may have been dropped in between.
+        // Its future may have been dropped meanwhile.
         let _ = wait.send(());
     }
 }

@@ -1,4 +1,4 @@
-//! The store of one process.
+//! The store within one process.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use super::{
 
 /// A map in this process, for groups whose ranks are tasks of one process. Clones share it.
 ///
-/// Waits are woken by the write that ends them; nothing polls. Keys and bytes are limited by the memory alone.
+/// A write wakes the waits for its key; nothing polls. Keys and bytes are limited only by the available memory.
 #[derive(Debug, Clone)]
 pub struct MemoryStore {
     name: Arc<str>,
@@ -22,17 +22,17 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// An empty map. `runtime` measures the limits of waits.
+    /// An empty map. `runtime` measures the time limits of waits.
     pub fn new(runtime: Arc<dyn Runtime>) -> Self {
         Self::over("the store in memory", Arc::new(Board::new(BoardLimits::NONE)), runtime)
     }
 
-    /// A view of `board`, called `name` in errors.
+    /// A store of `board`, called `name` in errors.
     pub(super) fn over(name: &str, board: Arc<Board>, runtime: Arc<dyn Runtime>) -> Self {
         Self { name: name.into(), board, runtime }
     }
 
-    /// How many waits are under way, over all clones.
+    /// The number of waits in progress, over all clones.
     pub fn waits(&self) -> usize {
         self.board.waits()
     }
@@ -49,7 +49,7 @@ impl MemoryStore {
 
     fn get_now(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         check_keys(keys)?;
-        // The bytes are copied when the lock is free again.
+        // Copied after the lock is released.
         Ok(self.board.get(keys).iter().map(|value| value.as_deref().map(<[u8]>::to_vec)).collect())
     }
 
@@ -83,7 +83,7 @@ impl MemoryStore {
         Ok(values.iter().map(|value| value.to_vec()).collect())
     }
 
-    /// The last key may have come with the end of the limit.
+    /// The last value may have come just at the end of the limit.
     fn found_late(&self, keys: &[String], limit: Duration) -> Result<Vec<Value>, StoreError> {
         let values: Option<Vec<Value>> = self.board.get(keys).into_iter().collect();
         values.ok_or_else(|| StoreError::TimedOut {
@@ -108,7 +108,7 @@ impl MemoryStore {
             Counted::Keys => limits.keys,
             Counted::Bytes => limits.bytes,
             Counted::Waits => limits.waits,
-            // A board has none.
+            // A board has no connections.
             Counted::Connections => 0,
         }
     }

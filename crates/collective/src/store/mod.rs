@@ -1,18 +1,18 @@
-//! Stores: small services from keys to bytes, through which the ranks of a group find each other.
+//! Stores: small maps from keys to bytes, through which the ranks of a group find each other.
 //!
-//! A store holds records of a few hundred bytes: one for each rank and one for each generation of a group. No tensor passes
-//! through it.
+//! A store holds records of a few hundred bytes: one for each rank and one for each generation of a group. It never holds
+//! tensors.
 //!
-//! | store | reaches | keeps its keys |
+//! | store | who can reach it | lifetime of its keys |
 //! | --- | --- | --- |
-//! | [`TcpStore`] | every process that can connect to the rank that serves | until that rank ends |
-//! | [`FileStore`] | every process that sees the folder | until the folder is removed |
-//! | `RedisStore` (feature `redis`) | every process that can connect to the server of Redis | as the server does |
-//! | `EtcdStore` (feature `etcd`) | every process that can connect to the server of etcd | until they are removed |
-//! | [`MemoryStore`] | the tasks of one process | as long as a clone lives |
-//! | [`PrefixStore`] | what the store below it reaches | as the store below it |
+//! | [`TcpStore`] | processes that can connect to the rank that serves it | until that rank ends |
+//! | [`FileStore`] | processes that can access the folder | until the folder is removed |
+//! | `RedisStore` (feature `redis`) | processes that can connect to the Redis server | that of the server's data |
+//! | `EtcdStore` (feature `etcd`) | processes that can connect to the etcd server | until they are removed |
+//! | [`MemoryStore`] | the tasks of one process | as long as a clone |
+//! | [`PrefixStore`] | as the store below it | as in the store below it |
 //!
-//! [`StoreUrl`] is the text that names one of them, as for users and launchers.
+//! [`StoreUrl`] names one of them as text, for users and launchers.
 
 mod board;
 #[cfg(feature = "etcd")]
@@ -44,51 +44,50 @@ pub use self::{
     url::StoreUrl,
 };
 
-/// Longest key, in bytes. The shortest has one.
+/// The longest key, in bytes. A key has at least one byte.
 pub const KEY_BYTES_MAX: usize = 1024;
 
-/// Longest value, in bytes.
+/// The longest value, in bytes.
 pub const VALUE_BYTES_MAX: usize = 1 << 20;
 
-/// A map from keys to bytes that all ranks of a group reach.
+/// A map from keys to bytes that all ranks of a group can reach.
 ///
-/// Every operation ends within its limit, or within the store's own limit if it has no parameter for one.
+/// Every operation ends within its limit, or within the store's own limit if it has no such parameter.
 ///
 /// # Cancel safety
-/// All futures may be dropped. Whether a write that was dropped happens is not known then.
+/// All futures may be dropped. A dropped write may or may not take effect.
 pub trait Store: Send + Sync + fmt::Debug + 'static {
-    /// Stores `value` under `key`, in place of an earlier one.
+    /// Stores `value` under `key`, and replaces an earlier value.
     ///
     /// # Errors
     /// [`StoreError`].
     fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>>;
 
-    /// The values of `keys`, in their order; `None` where there is none. Reads them together.
+    /// The values of `keys`, in their order; `None` for a key without a value. Reads them together.
     ///
     /// # Errors
     /// [`StoreError`].
     fn get<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<Vec<Option<Vec<u8>>>, StoreError>>;
 
-    /// Waits until all `keys` have values, and returns these in the order of the keys.
+    /// Waits until all `keys` have values, and returns the values in the order of the keys.
     ///
     /// # Errors
-    /// [`StoreError::TimedOut`] after `limit`, which names the keys that are missing; other [`StoreError`]s.
+    /// [`StoreError::TimedOut`] after `limit`, with the missing keys; other [`StoreError`]s.
     fn wait<'a>(
         &'a self,
         keys: &'a [String],
         limit: Duration,
     ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, StoreError>>;
 
-    /// Adds `delta` to the number under `key`, which is 0 if there is none. Returns the sum. Reads of the key give the sum as
-    /// decimal text.
+    /// Adds `delta` to the number under `key`, or to 0 if there is none. Returns the sum, and stores it as decimal text.
     ///
     /// # Errors
-    /// [`StoreError::NotANumber`] if the value is not such text; [`StoreError::Overflow`], which changes nothing; other
+    /// [`StoreError::NotANumber`] if the value is not such text; [`StoreError::Overflow`], in which case nothing changes; other
     /// [`StoreError`]s.
     fn add<'a>(&'a self, key: &'a str, delta: i64) -> BoxFuture<'a, Result<i64, StoreError>>;
 
-    /// Stores `value` under `key` if the value there is `expected` (`None`: if there is none). Returns the value that is there
-    /// afterwards: `value`, or the one that was not expected. `None` if there is none, though one was expected.
+    /// Stores `value` under `key` if the current value is `expected` (`None`: no value). Returns the current value after that:
+    /// `value`, or the one that differed from `expected`. `None` if there is none although one was expected.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -113,74 +112,74 @@ pub enum StoreError {
     /// Keys had no value in time.
     #[error("after {limit:?} these keys are missing from {store}: {}", missing.join(", "))]
     TimedOut {
-        /// Which store.
+        /// The store.
         store: String,
-        /// How long was waited.
+        /// The time limit.
         limit: Duration,
         /// The keys without a value.
         missing: Vec<String>,
     },
     /// The value under the key is not a number.
-    #[error("`{key}` in {store} is no number: it was not written by `add`; use another key for the number")]
+    #[error("`{key}` in {store} is not a number: it was not written by `add`; use another key")]
     NotANumber {
-        /// Which store.
+        /// The store.
         store: String,
         /// The key.
         key: String,
     },
-    /// The sum of the number under the key and what was to be added exceeds 64 bits.
+    /// The sum exceeds 64 bits.
     #[error("`{key}` in {store}: the sum with {delta} does not fit 64 bits")]
     Overflow {
-        /// Which store.
+        /// The store.
         store: String,
         /// The key.
         key: String,
-        /// What was to be added.
+        /// The number to add.
         delta: i64,
     },
-    /// The store has no room.
+    /// The store has reached a limit.
     #[error("{store} is full: it takes at most {limit} {what}")]
     Full {
-        /// Which store.
+        /// The store.
         store: String,
-        /// What there is too much of: `connections`, `keys`, `bytes` or `waits`.
+        /// What it has too many of: `connections`, `keys`, `bytes` or `waits`.
         what: &'static str,
-        /// How many it takes.
+        /// The limit.
         limit: usize,
     },
-    /// The store was started again without its data.
+    /// The store was restarted without its data.
     #[error(
-        "the store has lost its data: `{key}` is not there any more, or another value is; use one that keeps it (etcd, Redis with \
+        "the store has lost its data: `{key}` is missing or has another value; use a store that persists it (etcd, Redis with \
          persistence, a folder)"
     )]
     Lost {
-        /// A key that was written and is never removed.
+        /// A key that was written and never removed.
         key: String,
     },
-    /// A key or a value that no store takes.
+    /// A key or a value of invalid length.
     #[error("{field} of {bytes} bytes: {remedy}")]
     Invalid {
         /// `key` or `value`.
         field: &'static str,
         /// Its length.
         bytes: usize,
-        /// What is allowed.
+        /// The valid lengths.
         remedy: String,
     },
-    /// The text names no store.
-    #[error("`{url}` names no store: {remedy}")]
+    /// The text is not the URL of a store.
+    #[error("`{url}` is not the URL of a store: {remedy}")]
     BadUrl {
         /// The text, without a password.
         url: String,
         /// What is wrong, and what to write.
         remedy: String,
     },
-    /// The store cannot be reached, refuses what it is asked, or broke its protocol.
+    /// The store cannot be reached, rejected the request, or broke its protocol.
     #[error("{store}: {detail}")]
     Unreachable {
-        /// Which store.
+        /// The store.
         store: String,
-        /// What was observed, and what to do.
+        /// What happened, and what to do.
         detail: String,
     },
 }

@@ -1,4 +1,4 @@
-//! From a URL to the store that it names.
+//! Opens the store of a URL.
 
 use std::{sync::Arc, time::Duration};
 
@@ -18,32 +18,33 @@ use super::{
     memory::MemoryStore,
     prefix::PrefixStore,
     tcp::TcpStore,
-    url::{Place, StoreUrl, address},
+    url::{Location, StoreUrl, address},
 };
 
 impl StoreUrl {
-    /// Opens the store, or connects to it. `limit` is that of the store's own constructor: how long an operation takes which has no
-    /// limit itself. Each call for `memory:` makes another store.
+    /// Opens or connects to the store. `limit` is passed to the store's constructor: the time limit of operations without one of
+    /// their own. Each call for `memory:` makes a new store.
     ///
     /// # Errors
-    /// [`StoreError`] of the store's own constructor; [`StoreError::Unreachable`] where the program was built without the store.
+    /// [`StoreError`] of the store's constructor; [`StoreError::Unreachable`] if the program was built without this kind of
+    /// store.
     ///
     /// # Cancel safety
-    /// Nothing is connected if dropped.
+    /// If dropped, nothing is connected.
     pub async fn open(
         &self,
         limit: Duration,
         runtime: Arc<dyn Runtime>,
     ) -> Result<Arc<dyn Store>, StoreError> {
         Ok(match &self.0 {
-            Place::Memory => Arc::new(MemoryStore::new(runtime)),
-            Place::Tcp { host, port } => {
+            Location::Memory => Arc::new(MemoryStore::new(runtime)),
+            Location::Tcp { host, port } => {
                 Arc::new(TcpStore::connect(&address(host, *port), limit, runtime).await?)
             }
-            Place::File(folder) => Arc::new(FileStore::open(folder, limit, runtime)?),
-            Place::Redis(..) => self.open_redis(limit, runtime).await?,
-            Place::Etcd(_, prefix) if prefix.is_empty() => self.open_etcd(limit, runtime).await?,
-            Place::Etcd(_, prefix) => {
+            Location::File(folder) => Arc::new(FileStore::open(folder, limit, runtime)?),
+            Location::Redis(..) => self.open_redis(limit, runtime).await?,
+            Location::Etcd(_, prefix) if prefix.is_empty() => self.open_etcd(limit, runtime).await?,
+            Location::Etcd(_, prefix) => {
                 Arc::new(PrefixStore::new(self.open_etcd(limit, runtime).await?, prefix))
             }
         })
@@ -79,7 +80,8 @@ impl StoreUrl {
 
     #[cfg(not(all(feature = "redis", feature = "etcd")))]
     fn not_built(&self, feature: &str) -> StoreError {
-        let detail = format!("this program is built without the feature `{feature}`: build it with that");
+        let detail =
+            format!("this program was built without the feature `{feature}`: enable it and build again");
         StoreError::Unreachable { store: format!("the store at {self}"), detail }
     }
 }

@@ -10,11 +10,11 @@ use super::{
     rules::{check_key, check_keys},
 };
 
-/// The keys of another store that begin with `prefix/`, without it. Several parts of a program share a store by it: each has
-/// keys of its own.
+/// The keys of another store that begin with `prefix/`, without this prefix. So several users of one store each have their own
+/// keys.
 ///
-/// Prefixes nest: key `k` of a prefix `b` over a prefix `a` is `a/b/k` in the store below. A key that has a `/` can thus be in
-/// two prefixes; names without one are kept apart. The longest key is shorter by the prefixes.
+/// Prefixes nest: key `k` of a prefix `b` over a prefix `a` is `a/b/k` in the store below. So a key that contains `/` can belong
+/// to two prefixes. Prefixes count towards the length of a key.
 #[derive(Debug, Clone)]
 pub struct PrefixStore {
     below: Arc<dyn Store>,
@@ -28,7 +28,7 @@ impl PrefixStore {
         Self { below: store, prefix: format!("{prefix}/") }
     }
 
-    /// An empty key would be `prefix/` below, which is none.
+    /// The empty key is invalid here, although `prefix/` is valid below.
     fn joined(&self, key: &str) -> Result<String, StoreError> {
         check_key(key)?;
         Ok(format!("{}{key}", self.prefix))
@@ -39,7 +39,7 @@ impl PrefixStore {
         Ok(keys.iter().map(|key| format!("{}{key}", self.prefix)).collect())
     }
 
-    /// Names keys as the caller does, and this store in place of the one below.
+    /// Translates keys, and the name of the store, from those of the store below.
     fn own(&self, error: StoreError) -> StoreError {
         let store = |store: String| format!("`{}` of {store}", self.prefix);
         let key = |key: String| key.strip_prefix(&self.prefix).map_or(key.clone(), str::to_owned);

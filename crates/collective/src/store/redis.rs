@@ -20,46 +20,46 @@ use super::{
     wanted::{Pause, look_for},
 };
 
-/// The most keys that are read by one command. Their values have at most 128 MiB.
+/// The most keys read by one command. Their values have at most 128 MiB together.
 const KEYS_MAX: usize = 128;
 
-/// The pause after which a wait looks again. It doubles up to the most.
+/// The pause before a wait reads its keys again. It doubles from the first to the second.
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(100);
 
-/// Sets the key to the first argument if its value is the second one, or if it has none and there is no second one. Returns
-/// the value that is there afterwards. A script runs alone on the server.
-const COMPARE_SET: &str = "local there = redis.call('GET', KEYS[1]) \
-    if there ~= (ARGV[2] or false) then return there end \
+/// Sets the key to the first argument if its value is the second one, or if it has none and there is no second one. Returns the
+/// value after that. Scripts are atomic on the server.
+const COMPARE_SET: &str = "local stored = redis.call('GET', KEYS[1]) \
+    if stored ~= (ARGV[2] or false) then return stored end \
     redis.call('SET', KEYS[1], ARGV[1]) \
     return ARGV[1]";
 
-/// A map in a server of Redis, or in one that speaks its protocol. Clones share the connection.
+/// A map in a Redis server, or one with the same protocol. Clones share the connection.
 ///
-/// The server needs version 2.6 and no configuration. A user who is restricted needs the commands `GET`, `SET`, `MGET`, `INCRBY`, `DEL`
-/// and `EVAL`. Keys are those of the caller: give each job a [`PrefixStore`](super::PrefixStore), or a database. They stay until somebody
-/// removes them.
+/// The server must have version 2.6 or later, and needs no configuration. A restricted user needs the commands `GET`, `SET`,
+/// `MGET`, `INCRBY`, `DEL` and `EVAL`. Keys are used unchanged: give each job a [`PrefixStore`](super::PrefixStore) or a
+/// database. They stay until they are removed.
 ///
-/// Waits look for their keys with pauses of up to 100 ms: a server tells of writes only if it is configured to.
+/// Waits poll their keys, with pauses of up to 100 ms, because a server reports writes only if it is configured to.
 ///
 /// # What happens when the connection breaks
-/// The next call makes another. [`set`](Store::set), [`get`](Store::get) and [`wait`](Store::wait) try that once themselves, since they may
-/// happen twice. [`add`](Store::add), [`compare_set`](Store::compare_set) and [`delete`](Store::delete) end with
-/// [`StoreError::Unreachable`] if the server may have seen them. A call that the server does not answer within the limit ends with
-/// the same, and so does a wait.
+/// The next call reconnects. [`set`](Store::set), [`get`](Store::get) and [`wait`](Store::wait) retry once themselves, because
+/// they may happen twice. [`add`](Store::add), [`compare_set`](Store::compare_set) and [`delete`](Store::delete) end with
+/// [`StoreError::Unreachable`] if the server may have received them. So does any call, or wait, that the server does not answer
+/// within the limit.
 ///
 /// # Trust
-/// The connection is not encrypted: the password and all keys can be read on the way.
+/// The connection is not encrypted: others on the network can read the password and all keys.
 #[derive(Clone)]
 pub struct RedisStore {
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    /// What errors call the store; without a password.
+    /// The store's name in errors, without a password.
     name: String,
     client: Client,
-    /// The connection that all calls share, once there is one.
+    /// The connection that all calls share, if there is one.
     connection: Mutex<Option<MultiplexedConnection>>,
     limit: Duration,
     runtime: Arc<dyn Runtime>,
@@ -79,15 +79,15 @@ enum Repeated {
 }
 
 impl RedisStore {
-    /// Connects to the server at `url`, which begins with `redis://`. `limit` holds for this call, and for each later operation that has
-    /// none of its own.
+    /// Connects to the server at `url`, which begins with `redis://`. `limit` is the time limit of this call, and of each later
+    /// operation without its own.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`] if there is no server, if it does not take the user, the password or the database, or if it does not
-    /// answer within `limit`; [`StoreError::BadUrl`].
+    /// [`StoreError::Unreachable`] if there is no server, it rejects the user, password or database, or it does not answer within
+    /// `limit`; [`StoreError::BadUrl`].
     ///
     /// # Cancel safety
-    /// Nothing is connected if dropped.
+    /// If dropped, nothing is connected.
     pub async fn connect(
         url: &StoreUrl,
         limit: Duration,
@@ -123,15 +123,15 @@ impl RedisStore {
 enum Failed {
     Silent,
     Redis(RedisError),
-    /// The server may have seen the command.
+    /// The server may have received the command.
     Unknown(RedisError),
 }
 
 impl Shared {
-    /// Asks the server, within the limit.
+    /// Sends a command, within the limit.
     async fn ask<T: FromRedisValue>(&self, command: &Cmd, repeated: Repeated) -> Result<T, Failed> {
         let Ok(answer) = timeout(&*self.runtime, self.limit, self.ask_now(command, repeated)).await else {
-            // It may never answer: the next call has another connection.
+            // The answer may never come, and would delay later ones: the next call reconnects.
             self.set_connection(None);
             return Err(Failed::Silent);
         };
@@ -163,7 +163,7 @@ impl Shared {
     }
 
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {
-        // The limit of the call is that of both.
+        // The limit of the call applies to both.
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
         self.client.get_multiplexed_async_connection_with_config(&config).await
     }
@@ -218,11 +218,11 @@ impl Shared {
     fn error(&self, why: &Failed) -> StoreError {
         let detail = match why {
             Failed::Silent => format!(
-                "it did not answer within {:?}, and may do what it was asked later; check that Redis runs there, and is not stopped or overloaded",
+                "it did not answer within {:?}, and the request may still take effect; check that Redis runs there, and is not stopped or overloaded",
                 self.limit
             ),
             Failed::Unknown(error) => format!(
-                "{error} before it answered: whether the write happened is unknown; read the key before it is repeated"
+                "{error} before it answered: whether the write happened is unknown; read the key before you repeat it"
             ),
             Failed::Redis(error) => format!("{error}; {}", remedy(error)),
         };
@@ -230,32 +230,32 @@ impl Shared {
     }
 }
 
-/// What `INCRBY` answers where it does not add.
+/// Why `INCRBY` did not add, if the error says so.
 fn no_sum(why: &Failed) -> Option<NoSum> {
     let Failed::Redis(error) = why else { return None };
-    let said = error.detail().unwrap_or_default();
-    if said.contains("would overflow") {
+    let message = error.detail().unwrap_or_default();
+    if message.contains("would overflow") {
         Some(NoSum::Overflow)
-    } else if said.contains("not an integer") || error.code() == Some("WRONGTYPE") {
+    } else if message.contains("not an integer") || error.code() == Some("WRONGTYPE") {
         Some(NoSum::NotANumber)
     } else {
         None
     }
 }
 
-/// What to do about what the server answered, or about its silence.
+/// The remedy for an error.
 fn remedy(error: &RedisError) -> &'static str {
-    let said = error.to_string();
+    let message = error.to_string();
     match error.code() {
-        _ if error.kind() == ErrorKind::AuthenticationFailed || said.contains("WRONGPASS") => {
+        _ if error.kind() == ErrorKind::AuthenticationFailed || message.contains("WRONGPASS") => {
             "check the user and the password in the URL"
         }
         Some("NOAUTH") => "give the password in the URL: redis://:PASSWORD@HOST:PORT",
         Some("NOPERM") => "let the user call GET, SET, MGET, INCRBY, DEL and EVAL for the job's keys",
         Some("OOM") => "the server is full: remove keys, or raise its `maxmemory`",
         Some("READONLY") => "it is a replica: give the address of the primary server",
-        _ if said.contains("DB index") || said.contains("database") => {
-            "the server has no such database: give one below its `databases`, of which there are 16 unless configured"
+        _ if message.contains("DB index") || message.contains("database") => {
+            "the server has no such database: give a number below its setting `databases` (default 16)"
         }
         _ => "check that Redis runs there, and that the URL names its host and port",
     }

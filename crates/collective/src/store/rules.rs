@@ -1,4 +1,4 @@
-//! What every store asks of keys and values.
+//! The rules for keys and values that all stores share.
 
 use super::{KEY_BYTES_MAX, StoreError, VALUE_BYTES_MAX};
 
@@ -29,17 +29,17 @@ pub(super) fn check_value(value: &[u8]) -> Result<(), StoreError> {
 }
 
 /// # Errors
-/// As [`check_key`] and [`check_value`]. An expected value that no store takes is one as well.
+/// As [`check_key`] and [`check_value`], also for the expected value.
 pub(super) fn check_compare(key: &str, expected: Option<&[u8]>, value: &[u8]) -> Result<(), StoreError> {
     check_key(key)?;
     check_value(expected.unwrap_or_default())?;
     check_value(value)
 }
 
-/// Why a store does not add.
+/// Why a store cannot add.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoSum {
-    /// The value is no number.
+    /// The value is not a number.
     NotANumber,
     /// The sum exceeds 64 bits.
     Overflow,
@@ -55,7 +55,7 @@ impl NoSum {
     }
 }
 
-/// The sum of `delta` and the number in `value`, which is 0 if there is none.
+/// The sum of `delta` and the number in `value`, or 0 without a value.
 ///
 /// # Errors
 /// [`NoSum`].
@@ -64,7 +64,7 @@ pub(super) fn sum(value: Option<&[u8]>, delta: i64) -> Result<i64, NoSum> {
     number.checked_add(delta).ok_or(NoSum::Overflow)
 }
 
-/// The number that `add` wrote as `value`. Text that `add` does not write, such as `+1`, is none.
+/// The number that `add` wrote as `value`. Text that `add` never writes, such as `+1`, is not a number.
 fn number(value: &[u8]) -> Option<i64> {
     let number: i64 = std::str::from_utf8(value).ok()?.parse().ok()?;
     (number.to_string().as_bytes() == value).then_some(number)

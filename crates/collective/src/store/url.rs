@@ -1,4 +1,4 @@
-//! Where a store is, as text.
+//! The URL of a store.
 
 use std::{fmt, path::PathBuf, str::FromStr};
 
@@ -10,7 +10,7 @@ use super::StoreError;
 pub(super) const REDIS: (&str, u16) = ("redis", 6379);
 pub(super) const ETCD: (&str, u16) = ("etcd", 2379);
 
-/// Where a store is.
+/// The URL of a store.
 ///
 /// | text | store |
 /// | --- | --- |
@@ -20,16 +20,16 @@ pub(super) const ETCD: (&str, u16) = ("etcd", 2379);
 /// | `etcd://USER:PASSWORD@HOST:PORT/PREFIX` | `EtcdStore`, with the feature `etcd` |
 /// | `memory:` | [`MemoryStore`](super::MemoryStore) |
 ///
-/// Of the services `USER:PASSWORD@`, `:PORT` (6379 and 2379) and what follows the port may be left out; Redis knows a password without
-/// a user too (`:PASSWORD@`). Characters of users, passwords and folders that are none of a URL are written as `%` with two hexadecimal
-/// digits: `/` as `%2F`, `%` as `%25`. A prefix is that of a [`PrefixStore`](super::PrefixStore).
+/// `USER:PASSWORD@`, `:PORT` (default 6379 and 2379) and the path may be left out. Redis also accepts a password without a user
+/// (`:PASSWORD@`). In users, passwords, folders and prefixes, other characters than those of a URL are written as `%` with two
+/// hexadecimal digits: `/` as `%2F`, `%` as `%25`. The prefix is that of a [`PrefixStore`](super::PrefixStore).
 ///
-/// Its text, also that for debugging, has `…` in place of a password.
+/// Its `Display` and `Debug` text has `…` in place of a password.
 #[derive(Clone, PartialEq, Eq)]
-pub struct StoreUrl(pub(super) Place);
+pub struct StoreUrl(pub(super) Location);
 
 #[derive(Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Location {
     Memory,
     Tcp { host: String, port: u16 },
     File(PathBuf),
@@ -37,7 +37,7 @@ pub(super) enum Place {
     Etcd(Service, String),
 }
 
-/// How a service is reached that runs already.
+/// The address and credentials of a server.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Service {
     pub(super) user: String,
@@ -48,43 +48,43 @@ pub(super) struct Service {
 }
 
 impl StoreUrl {
-    /// A store of this process alone.
-    pub const MEMORY: Self = Self(Place::Memory);
+    /// A store within this process.
+    pub const MEMORY: Self = Self(Location::Memory);
 
-    /// A store that is served at `host` and `port`.
+    /// A [`TcpStore`](super::TcpStore) served at `host` and `port`.
     pub fn tcp(host: &str, port: u16) -> Self {
-        Self(Place::Tcp { host: host.to_owned(), port })
+        Self(Location::Tcp { host: host.to_owned(), port })
     }
 
     /// `HOST:PORT` of a [`TcpStore`](super::TcpStore); `None` for other stores.
     pub fn tcp_address(&self) -> Option<String> {
         match &self.0 {
-            Place::Tcp { host, port } => Some(address(host, *port)),
+            Location::Tcp { host, port } => Some(address(host, *port)),
             _ => None,
         }
     }
 
-    /// The server and the database of a store in Redis.
+    /// The server and the database, for Redis.
     #[cfg(feature = "redis")]
     pub(super) fn redis(&self) -> Result<(&Service, i64), StoreError> {
         match &self.0 {
-            Place::Redis(service, database) => Ok((service, *database)),
+            Location::Redis(service, database) => Ok((service, *database)),
             _ => Err(self.of_another_store("redis://HOST:PORT/DATABASE")),
         }
     }
 
-    /// The server of a store in etcd.
+    /// The server, for etcd.
     #[cfg(feature = "etcd")]
     pub(super) fn etcd(&self) -> Result<&Service, StoreError> {
         match &self.0 {
-            Place::Etcd(service, _) => Ok(service),
+            Location::Etcd(service, _) => Ok(service),
             _ => Err(self.of_another_store("etcd://HOST:PORT")),
         }
     }
 
     #[cfg(any(feature = "redis", feature = "etcd"))]
     fn of_another_store(&self, form: &str) -> StoreError {
-        StoreError::BadUrl { url: self.to_string(), remedy: format!("it must be of the form {form} here") }
+        StoreError::BadUrl { url: self.to_string(), remedy: format!("use the form {form} here") }
     }
 }
 
@@ -95,41 +95,41 @@ impl FromStr for StoreUrl {
     /// [`StoreError::BadUrl`].
     fn from_str(text: &str) -> Result<Self, StoreError> {
         let bad = |remedy: String| StoreError::BadUrl { url: without_password(text), remedy };
-        place(text).map(Self).map_err(bad)
+        location(text).map(Self).map_err(bad)
     }
 }
 
-fn place(text: &str) -> Result<Place, String> {
+fn location(text: &str) -> Result<Location, String> {
     const SCHEMES: &str = "begin it with tcp://, file:///, redis:// or etcd://, or write HOST:PORT";
     if text == "memory:" {
-        return Ok(Place::Memory);
+        return Ok(Location::Memory);
     }
     let Some((scheme, rest)) = text.split_once("://") else { return tcp(text) };
     match scheme {
         "tcp" => tcp(rest),
-        "file" if rest.starts_with('/') => Ok(Place::File(decoded(rest)?.into())),
+        "file" if rest.starts_with('/') => Ok(Location::File(decoded(rest)?.into())),
         "file" => Err("the folder is not absolute: write file:///FOLDER".to_owned()),
         "redis" => service(rest, REDIS.1).and_then(redis),
-        "etcd" => service(rest, ETCD.1).map(|(service, path)| Place::Etcd(service, path)),
+        "etcd" => service(rest, ETCD.1).map(|(service, path)| Location::Etcd(service, path)),
         _ => Err(SCHEMES.to_owned()),
     }
 }
 
-fn tcp(text: &str) -> Result<Place, String> {
+fn tcp(text: &str) -> Result<Location, String> {
     let (host, port) = host_with_port(text)?;
-    Ok(Place::Tcp { host, port })
+    Ok(Location::Tcp { host, port })
 }
 
-fn redis((service, path): (Service, String)) -> Result<Place, String> {
+fn redis((service, path): (Service, String)) -> Result<Location, String> {
     let database = if path.is_empty() { "0" } else { &path };
     let digits = database.bytes().all(|digit| digit.is_ascii_digit());
     match database.parse() {
-        Ok(number) if digits => Ok(Place::Redis(service, number)),
-        _ => Err(format!("its database `{database}` is no whole number from 0: write redis://HOST:PORT/0")),
+        Ok(number) if digits => Ok(Location::Redis(service, number)),
+        _ => Err(format!("the database `{database}` is not a whole number: write redis://HOST:PORT/0")),
     }
 }
 
-/// `USER:PASSWORD@HOST:PORT/PATH`, and the path.
+/// Parses `USER:PASSWORD@HOST:PORT/PATH` into the server and the path.
 fn service(text: &str, usual_port: u16) -> Result<(Service, String), String> {
     if text.contains(['?', '#']) {
         return Err("it has a `?` or a `#`: leave out what follows, or write them as %3F and %23".to_owned());
@@ -158,10 +158,10 @@ fn host_with_port(text: &str) -> Result<(String, u16), String> {
 
 fn decoded(text: &str) -> Result<String, String> {
     let decoded = percent_decode_str(text).decode_utf8();
-    decoded.map(Into::into).map_err(|_| "what its `%` stand for is no UTF-8".to_owned())
+    decoded.map(Into::into).map_err(|_| "its `%` escapes are not valid UTF-8".to_owned())
 }
 
-/// The text of a URL that may be none, without what may be a password.
+/// The text, which may not be a valid URL, without what may be a password.
 fn without_password(text: &str) -> String {
     let Some((before, host)) = text.rsplit_once('@') else { return text.to_owned() };
     let user_at = before.find("://").map_or(0, |at| at + 3);
@@ -195,12 +195,12 @@ impl fmt::Display for Service {
 impl fmt::Display for StoreUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Place::Memory => f.write_str("memory:"),
-            Place::Tcp { host, port } => write!(f, "tcp://{}", address(host, *port)),
-            Place::File(folder) => write!(f, "file://{}", folder.display()),
-            Place::Redis(service, database) => write!(f, "{}://{service}/{database}", REDIS.0),
-            Place::Etcd(service, prefix) if prefix.is_empty() => write!(f, "{}://{service}", ETCD.0),
-            Place::Etcd(service, prefix) => write!(f, "{}://{service}/{prefix}", ETCD.0),
+            Location::Memory => f.write_str("memory:"),
+            Location::Tcp { host, port } => write!(f, "tcp://{}", address(host, *port)),
+            Location::File(folder) => write!(f, "file://{}", folder.display()),
+            Location::Redis(service, database) => write!(f, "{}://{service}/{database}", REDIS.0),
+            Location::Etcd(service, prefix) if prefix.is_empty() => write!(f, "{}://{service}", ETCD.0),
+            Location::Etcd(service, prefix) => write!(f, "{}://{service}/{prefix}", ETCD.0),
         }
     }
 }
@@ -236,7 +236,7 @@ mod tests {
         for (url, shown) in taken {
             assert_eq!(text(url), shown);
         }
-        let Ok(StoreUrl(Place::Redis(service, 15))) = "redis://u%3A:p%40%2F:@h:1/15".parse() else {
+        let Ok(StoreUrl(Location::Redis(service, 15))) = "redis://u%3A:p%40%2F:@h:1/15".parse() else {
             unreachable!("it is one of Redis")
         };
         assert_eq!((&*service.user, service.password.as_deref()), ("u:", Some("p@/:")));
@@ -250,16 +250,16 @@ mod tests {
             ("http://h:1", "begin it with tcp://"),
             ("rediss://h:1", "begin it with tcp://"),
             ("file://folder", "file:///FOLDER"),
-            ("redis://h:1/one", "`one` is no whole number"),
-            ("redis://h:1/-1", "`-1` is no whole number"),
+            ("redis://h:1/one", "`one` is not a whole number"),
+            ("redis://h:1/-1", "`-1` is not a whole number"),
             ("redis://h:1/0?x=1", "`?`"),
             ("redis://u:p/q@h:1", "1 to 65535"),
             ("etcd://a,b:1", "host names"),
             ("etcd://u:%ff@h:1", "UTF-8"),
             ("redis://", "no host"),
         ];
-        for (url, told) in refused {
-            assert!(text(url).contains(told), "{url}: {}", text(url));
+        for (url, expected) in refused {
+            assert!(text(url).contains(expected), "{url}: {}", text(url));
         }
         let secret = text("http://user:secret@host:1/x");
         assert!(secret.contains("`http://user:…@host:1/x`") && !secret.contains("secret"), "{secret}");

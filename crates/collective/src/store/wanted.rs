@@ -1,4 +1,4 @@
-//! What a wait has found of its keys, and how a store is asked again that tells nobody of writes.
+//! The state of a wait for several keys, and polling for stores without notifications.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use tensorwire_verbs_reactor::Runtime;
 
 use super::StoreError;
 
-/// The keys of a wait, and the values that were found.
+/// The keys of a wait, and the values found so far.
 #[derive(Debug)]
 pub(super) struct Wanted<'a> {
     keys: &'a [String],
@@ -28,17 +28,17 @@ impl<'a> Wanted<'a> {
         missing.map(|(key, _)| key.clone()).collect()
     }
 
-    /// Takes the values of the keys that were [`missing`](Self::missing).
+    /// Stores the values of the [`missing`](Self::missing) keys.
     pub(super) fn fill(&mut self, values: Vec<Option<Vec<u8>>>) {
         let missing = self.found.iter_mut().filter(|value| value.is_none());
-        missing.zip(values).for_each(|(place, value)| *place = value);
+        missing.zip(values).for_each(|(entry, value)| *entry = value);
     }
 
-    /// Takes the value of `key`, if it is wanted.
+    /// Stores the value of `key`, if it is one of the keys.
     #[cfg(feature = "etcd")]
     pub(super) fn put(&mut self, key: &[u8], value: &[u8]) {
         let wanted = self.keys.iter().zip(&mut self.found).filter(|(wanted, _)| wanted.as_bytes() == key);
-        wanted.for_each(|(_, place)| *place = Some(value.to_vec()));
+        wanted.for_each(|(_, entry)| *entry = Some(value.to_vec()));
     }
 
     /// The values, in the order of the keys.
@@ -51,7 +51,8 @@ impl<'a> Wanted<'a> {
     }
 }
 
-/// Pauses between looks at a store. Each is up to twice as long as the one before, and those of several ranks differ.
+/// The pauses between polls. Each is up to twice as long as the one before, with a random part so that ranks do not poll
+/// together.
 #[derive(Debug)]
 pub(super) struct Pause {
     next: Duration,
@@ -72,8 +73,7 @@ impl Pause {
     }
 }
 
-/// Looks for `keys` until all are found: reads those that are missing by `read`, with pauses in between, and a last time when
-/// `limit` is over.
+/// Polls for `keys` until all have values. `read` reads the missing ones. Reads once more when `limit` is over.
 ///
 /// # Errors
 /// [`StoreError::TimedOut`] of `store`; those of `read`.

@@ -1,4 +1,4 @@
-//! Agreement without the store, with ranks that die meanwhile, and by ranks of which each sees something else.
+//! Agreement without the store, with ranks that die meanwhile, and among ranks that see different parts of the group.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ over_fabrics! {
     more_than_half_go_on_without_the_store,
     half_go_on_with_the_store_alone,
     a_part_that_reaches_the_store_and_one_that_does_not_agree,
-    too_few_are_told_so,
+    too_few_get_an_error,
     ranks_that_lead_may_die_at_any_moment,
     a_rank_that_was_away_for_two_generations_is_left_out,
     a_shrink_that_is_given_up_goes_on_where_it_was,
@@ -29,7 +29,7 @@ over_fabrics! {
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// As long as a test waits for what does not come. Also on a busy machine the ranks join in this time.
+/// How long a test waits for ranks that do not come. Enough for a busy machine to join in.
 const SHORT: Duration = Duration::from_secs(3);
 
 /// A rank that can be cut off from the store.
@@ -77,7 +77,7 @@ async fn more_than_half_go_on_without_the_store(fabric: FabricKind) {
     for size in 2..=7 {
         let mut ranks = ranks(fabric, size, LIMIT).await;
         ranks.iter().for_each(|rank| rank.store.cut_after(0));
-        // Also the new group's ranks go on without it.
+        // The ranks of the new group can go on without the store, too.
         while (ranks.len() - 1) / 2 > 0 {
             let lost = (ranks.len() - 1) / 2;
             let first = size % 2 * (ranks.len() - lost);
@@ -113,8 +113,8 @@ async fn a_part_that_reaches_the_store_and_one_that_does_not_agree(fabric: Fabri
     }
 }
 
-async fn too_few_are_told_so(fabric: FabricKind) {
-    // Half without the store, and fewer with it.
+async fn too_few_get_an_error(fabric: FabricKind) {
+    // Half of the ranks without the store, and then fewer with it.
     let mut cases = Vec::new();
     for (size, left, is_cut) in [(2, 1, true), (4, 2, true), (3, 1, true), (3, 1, false), (6, 2, false)] {
         cases.push((ranks(fabric, size, SHORT).await, left, is_cut));
@@ -145,7 +145,7 @@ async fn too_few(mut ranks: Vec<Rank>, left: usize, is_cut: bool) {
     end(ranks).await;
 }
 
-/// Ends after its future was polled so many times.
+/// Ends after its future was polled this many times.
 struct Polled<F> {
     future: Pin<Box<F>>,
     left: usize,
@@ -171,7 +171,7 @@ impl<F: Future> Future for Polled<F> {
     }
 }
 
-/// Shrinks until the group works. Where a rank is lost while the ranks meet, some have met already.
+/// Shrinks until the group works. If a rank is lost while the ranks join, some have joined already.
 async fn go_on(rank: &mut Rank) {
     loop {
         rank.group = rank.group.shrink().await.unwrap();
@@ -181,7 +181,7 @@ async fn go_on(rank: &mut Rank) {
     }
 }
 
-/// The first, which leads, and the one that leads after it: each after so many steps of its shrinking.
+/// Kills the leader, and the next leader, each after this many polls of its shrink.
 async fn ranks_that_lead_may_die_at_any_moment(fabric: FabricKind) {
     for polls in (0..14).chain([16, 20, 25, 30, 40]) {
         let mut ranks = ranks(fabric, 5, LIMIT).await;
@@ -232,7 +232,7 @@ async fn a_shrink_that_is_given_up_goes_on_where_it_was(fabric: FabricKind) {
     }
 }
 
-/// Numbers that follow from a seed: SplitMix64.
+/// Numbers from a seed: SplitMix64.
 struct Numbers(u64);
 
 impl Numbers {
@@ -244,10 +244,10 @@ impl Numbers {
     }
 }
 
-/// The groups that a rank has been in: generations with their members.
+/// The groups of a rank: generations with their members.
 type Groups = Vec<(u64, Vec<String>)>;
 
-/// A rank that comes late, gives up and begins again, loses the store and dies, each or none.
+/// A rank that comes late, gives up and begins again, loses the store, dies, or none of these.
 async fn random_life(rank: Rank, seed: u64) -> Groups {
     let mut numbers = Numbers(seed);
     if numbers.below(2) == 0 {
@@ -273,7 +273,7 @@ async fn random_life(rank: Rank, seed: u64) -> Groups {
 
 async fn no_generation_has_two_groups(fabric: FabricKind) {
     for seeds in [0..4, 4..8, 8..12] {
-        // They join one after the other, as each must within its limit.
+        // One after the other, because each must join within its limit.
         let mut worlds = Vec::new();
         for seed in seeds {
             worlds.push((ranks(fabric, 2 + Numbers(seed).below(6), SHORT).await, seed));

@@ -152,7 +152,7 @@ async fn several_calls_are_under_way_at_once(fabric: FabricKind) {
     let ranks = ranks(fabric, 3).await;
     ranks
         .each(async |group| {
-            // More than may be under way; awaited in another order than they were invoked.
+            // More than may be in progress, awaited in another order than invoked.
             let mut calls: Vec<_> =
                 (0..40).map(|call| group.all_gather(tensor(&group, &[call, group.rank() as i32]))).collect();
             let barrier = group.barrier();

@@ -1,4 +1,4 @@
-//! A store that some ranks cannot reach any more.
+//! A store that some ranks can no longer reach.
 
 use std::{
     future::pending,
@@ -13,7 +13,7 @@ use futures::FutureExt;
 use tensorwire_collective::store::{MemoryStore, Store, StoreError};
 use tensorwire_verbs_reactor::BoxFuture;
 
-/// One rank's way to the store, which breaks after some calls.
+/// One rank's access to the store, which fails after some calls.
 #[derive(Debug)]
 pub(super) struct CutStore {
     below: Mutex<Arc<MemoryStore>>,
@@ -31,12 +31,12 @@ impl CutStore {
         self.calls_left.store(calls, Ordering::Relaxed);
     }
 
-    /// The store is another one from now on, as after a restart.
+    /// Replaces the store by another one, as after a restart.
     pub(super) fn lead_to(&self, below: &Arc<MemoryStore>) {
         *self.below.lock().unwrap() = below.clone();
     }
 
-    /// Nothing is answered any more after so many calls, as if packets were lost.
+    /// Answers nothing after this many calls, as if packets were lost.
     pub(super) fn silent_after(&self, calls: usize) {
         self.is_silent.store(true, Ordering::Relaxed);
         self.cut_after(calls);

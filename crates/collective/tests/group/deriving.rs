@@ -1,4 +1,4 @@
-//! Groups that are made from a group, without its store.
+//! Groups derived from a group, without its store.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ over_fabrics! {
     a_derived_group_outlives_the_one_that_it_is_of,
     a_failure_stays_in_its_group,
     a_subgroup_has_the_ranks_that_are_named_in_their_order,
-    ranks_that_derive_different_groups_are_told,
+    ranks_that_derive_different_groups_get_an_error,
     groups_that_cannot_be_derived_are_refused,
     a_derived_group_shrinks,
 }
@@ -74,7 +74,7 @@ async fn a_subgroup_has_the_ranks_that_are_named_in_their_order(fabric: FabricKi
     ranks.shutdown().await;
 }
 
-async fn ranks_that_derive_different_groups_are_told(fabric: FabricKind) {
+async fn ranks_that_derive_different_groups_get_an_error(fabric: FabricKind) {
     let ranks = ranks(fabric, 2).await;
     let errors = ranks.each(async |group| {
         let name = if group.rank() == 0 { "one" } else { "other" };
@@ -103,7 +103,7 @@ async fn groups_that_cannot_be_derived_are_refused(fabric: FabricKind) {
     ranks.shutdown().await;
 }
 
-/// It meets in the store of the group that it is of.
+/// Its ranks join in the store of the group from which it is derived.
 async fn a_derived_group_shrinks(fabric: FabricKind) {
     let mut ranks = super::ranks_within(fabric, 3, Duration::from_secs(20)).await;
     ranks.groups = ranks.each(async |group| group.derive("derived").await.unwrap()).await;

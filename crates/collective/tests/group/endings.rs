@@ -9,8 +9,8 @@ use tensorwire_verbs_reactor::FabricKind;
 use super::{Ranks, over_fabrics, ranks, ranks_within};
 
 over_fabrics! {
-    ranks_that_call_different_things_are_told_of_both,
-    ranks_that_give_different_numbers_of_elements_are_told,
+    ranks_that_call_different_things_get_an_error_that_names_both,
+    ranks_that_give_different_numbers_of_elements_get_an_error,
     a_rank_that_does_not_call_is_named_by_the_timeout,
     a_call_that_is_dropped_ends_the_group_for_all,
     a_lost_rank_ends_the_group_for_all,
@@ -18,12 +18,12 @@ over_fabrics! {
     a_call_that_waits_for_its_turn_learns_that_the_group_is_over,
     ranks_that_are_closed_may_go_at_once,
     a_group_is_closed_once_earlier_calls_are_complete,
-    other_roots_and_other_parts_are_told,
+    other_roots_and_other_parts_are_errors,
 }
 
 const SHORT: Duration = Duration::from_millis(300);
 
-async fn ranks_that_call_different_things_are_told_of_both(fabric: FabricKind) {
+async fn ranks_that_call_different_things_get_an_error_that_names_both(fabric: FabricKind) {
     for size in [2, 3, 5] {
         let ranks = ranks(fabric, size).await;
         let errors = ranks.each(async |group| match group.rank() {
@@ -48,7 +48,7 @@ async fn ranks_that_call_different_things_are_told_of_both(fabric: FabricKind) {
     }
 }
 
-async fn ranks_that_give_different_numbers_of_elements_are_told(fabric: FabricKind) {
+async fn ranks_that_give_different_numbers_of_elements_get_an_error(fabric: FabricKind) {
     for (count, reduction) in [(1000, Reduction::Sum), (1, Reduction::Max)] {
         let ranks = ranks(fabric, 3).await;
         let errors = ranks.each(async |group| {
@@ -76,7 +76,7 @@ async fn a_rank_that_does_not_call_is_named_by_the_timeout(fabric: FabricKind) {
     assert!(runtime.now() - begun < 10 * SHORT, "{:?}", runtime.now() - begun);
     let named = |error: &GroupError| matches!(error, GroupError::TimedOut { silent, .. } if *silent == [2]);
     assert!(errors.iter().any(named), "{errors:?}");
-    // The one that did not call finds out when it calls.
+    // The rank that did not call gets the error when it calls.
     let late = ranks.groups[2].barrier().await.unwrap_err();
     assert!(matches!(late, GroupError::Over { .. } | GroupError::Mismatch { .. }), "{late}");
     ranks.shutdown().await;
@@ -129,7 +129,7 @@ async fn a_bad_root_ends_the_group(fabric: FabricKind) {
 
 async fn a_call_that_waits_for_its_turn_learns_that_the_group_is_over(fabric: FabricKind) {
     let ranks = ranks(fabric, 2).await;
-    // Rank 1 calls nothing, so the first call stays, and the last waits for its lane.
+    // Rank 1 makes no call, so the first call cannot complete, and the last waits for its lane.
     let group = ranks.groups[0].clone();
     let mut calls: Vec<_> = (0..=CALLS_UNDER_WAY).map(|_| group.barrier()).collect();
     let last = calls.pop().unwrap();
@@ -153,7 +153,7 @@ async fn ranks_that_are_closed_may_go_at_once(fabric: FabricKind) {
     }
 }
 
-async fn other_roots_and_other_parts_are_told(fabric: FabricKind) {
+async fn other_roots_and_other_parts_are_errors(fabric: FabricKind) {
     let ranks = ranks(fabric, 2).await;
     let errors = ranks.each(async |group| group.reduce(group.rank(), &mut [1u8; 9]).await.unwrap_err());
     for error in errors.await {
@@ -177,7 +177,7 @@ async fn a_group_is_closed_once_earlier_calls_are_complete(fabric: FabricKind) {
         let earlier = [group.barrier(), group.barrier()];
         let rank = group.rank() as u64;
         let earlier = async {
-            // Another lane's turn, in which the closing would be over long before.
+            // In another lane, where the close would have completed long before.
             worker.runtime().sleep(Duration::from_millis(30 * rank)).await;
             for call in earlier {
                 call.await.unwrap();

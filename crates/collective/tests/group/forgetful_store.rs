@@ -1,4 +1,4 @@
-//! A store that is started again without its data while a group breaks into halves.
+//! A store that restarts without its data while a group breaks into halves.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ over_fabrics! {
     a_store_that_has_kept_its_data_votes_for_newcomers,
 }
 
-/// As long as those wait that go on alone.
+/// How long the ranks of one half wait for the other.
 const SHORT: Duration = Duration::from_secs(2);
 
 struct Rank {
@@ -25,7 +25,7 @@ struct Rank {
 }
 
 impl Rank {
-    /// Its half of the group goes on without the other one, and is gone with all that it knows.
+    /// One half goes on without the other, and is lost with all that it knows.
     async fn goes_on_and_dies(self) {
         let shrunk = self.group.shrink().await.unwrap();
         assert_eq!(shrunk.size(), 1);
@@ -33,7 +33,7 @@ impl Rank {
         self.worker.shutdown().await;
     }
 
-    /// The error of a shrink that has half of the votes, and none of the store.
+    /// The error of a shrink with half of the votes and without that of the store.
     async fn does_not_go_on(self) {
         let error = self.group.shrink().await.unwrap_err();
         let GroupError::NoMajority { come, store: Some(store), .. } = &error else { panic!("{error}") };
@@ -65,7 +65,7 @@ async fn admitted(fabric: FabricKind) -> [Rank; 2] {
         while alone.waiting().await.unwrap() == 0 {
             old.runtime().sleep(Duration::from_millis(5)).await;
         }
-        // A newcomer that a busy machine keeps from answering is passed over, and comes again.
+        // A busy machine may keep a newcomer from answering. It is passed over, and tries again.
         let mut group = alone.admit().await.unwrap();
         while group.size() < 2 {
             group = group.admit().await.unwrap();
@@ -78,7 +78,7 @@ async fn admitted(fabric: FabricKind) -> [Rank; 2] {
     [old, Rank { worker: new, store: second, group: come.unwrap() }]
 }
 
-/// The half of `first` goes on, and the other one asks a store that knows nothing of that any more.
+/// Half of `first` goes on; the other half asks a store that knows nothing of that.
 async fn one_half_and_the_other(ranks: [Rank; 2], first: usize) {
     let mut ranks = Vec::from(ranks);
     let (one, other) = (ranks.remove(first), ranks.remove(0));

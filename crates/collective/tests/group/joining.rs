@@ -1,4 +1,4 @@
-//! Joining: ranks that are late, missing, doubled, or of another run.
+//! Joining: ranks that are late, missing, duplicated, or of another run.
 
 use std::time::Duration;
 
@@ -39,6 +39,17 @@ async fn what_cannot_be_joined_is_refused() {
 }
 
 #[tokio::test]
+async fn a_worker_of_few_requests_is_refused() {
+    let worker = Worker::builder("one").flow(|flow| flow.requests_max = 255).start().await.unwrap();
+    match Group::builder(store(), 0, 1).join(&worker).await.unwrap_err() {
+        GroupError::Argument { field: "requests_max", value, remedy } => {
+            assert!(value == "255" && remedy.contains("256"), "{value}: {remedy}");
+        }
+        error => panic!("{error}"),
+    }
+}
+
+#[tokio::test]
 async fn a_worker_that_takes_one_value_of_a_key_cannot_join() {
     let worker = Worker::builder("one").duplicates(DuplicatePolicy::Report).start().await.unwrap();
     match Group::builder(store(), 0, 1).join(&worker).await.unwrap_err() {
@@ -71,7 +82,7 @@ async fn a_rank_that_is_taken_names_who_has_it(fabric: FabricKind) {
     join!(one.shutdown(), other.shutdown());
 }
 
-/// The ranks of the later run that come first read the records of the earlier one, whose workers are gone.
+/// The first ranks of the later run read the records of the earlier one, whose workers are gone.
 async fn records_of_an_earlier_run_are_not_mistaken(fabric: FabricKind) {
     let store = store();
     let run = async |life: &str| {
@@ -82,7 +93,7 @@ async fn records_of_an_earlier_run_are_not_mistaken(fabric: FabricKind) {
         );
         let builder = |rank| Group::builder(store.clone(), rank, 3).timeout(PATIENCE);
         let late = async {
-            // The others have the earlier run's number by then.
+            // The others have read the id of the earlier run by now.
             workers.0.runtime().sleep(Duration::from_millis(20)).await;
             builder(0).join(&workers.0).await
         };

@@ -1,4 +1,4 @@
-//! Newcomers that are as many as the ranks, or more, and some that vanish, or do not answer at first.
+//! As many newcomers as ranks, or more, some of which are lost, or do not answer at first.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -21,17 +21,17 @@ over_fabrics! {
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// As long as those are waited for that do not come.
+/// How long ranks that do not come are awaited.
 const SHORT: Duration = Duration::from_secs(4);
 
-/// Waits until so many wait.
+/// Waits until this many workers wait.
 async fn until_waiting(group: &Group, count: usize) {
     while group.waiting().await.unwrap() < count {
         group.worker().runtime().sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Admits others until all are there, and adds the ranks' numbers then.
+/// Admits newcomers until all have joined, and then adds up the ranks' numbers.
 async fn grow(mut group: Group, size: usize) -> (u64, i32) {
     while group.size() < size {
         group = group.admit().await.unwrap();
@@ -52,13 +52,13 @@ async fn as_many_newcomers_come_at_a_time_as_there_are_ranks(fabric: FabricKind)
         grow(alone.clone(), workers.len()).await
     };
     let (come, first) = join(join_all(coming), admitting).await;
-    // One rank became two, and these four.
+    // One rank became two, and then these four.
     assert_eq!(first, (2, 6));
     assert_eq!(come, [first; 3]);
     join_all(workers.iter().map(Worker::shutdown)).await;
 }
 
-/// Writes itself into the list, and never asks whether it was admitted.
+/// Writes a record into the waiting list, and never reads whether it was admitted.
 async fn comes_and_vanishes(builder: &GroupBuilder, worker: &Worker, group: &Group, before: usize) {
     tokio::select! {
         come = builder.clone().rejoin(worker) => panic!("nobody admits it: {come:?}"),
@@ -75,7 +75,7 @@ async fn newcomers_that_outnumber_the_ranks_may_vanish(fabric: FabricKind) {
     for (before, newcomer) in [&one, &other].into_iter().enumerate() {
         comes_and_vanishes(&builder, newcomer, &group, before).await;
     }
-    // They answer, as their workers live.
+    // They answer, because their workers run.
     let admitted = group.admit().await.unwrap();
     assert_eq!((admitted.size(), admitted.generation()), (1, 2));
     join_all([&alone, &one, &other].map(Worker::shutdown)).await;
@@ -88,7 +88,7 @@ async fn errors_of_a_generation_that_has_not_met_have_the_numbers_of_the_own_one
     let builder = Group::builder(below, 0, 1).timeout(SHORT);
     let group = Group::builder(store.clone(), 0, 1).timeout(SHORT).join(&alone).await.unwrap();
     comes_and_vanishes(&builder, &newcomer, &group, 0).await;
-    // The list is read, and the newcomer told. Then it does not come, and the store is needed to go on without it.
+    // The list is read, and the newcomer's key written. Then it does not come, and the ranks need the store to go on without it.
     store.cut_after(2);
     let error = group.admit().await.unwrap_err();
     let GroupError::NoMajority { size, come, store: Some(_), .. } = &error else { panic!("{error}") };
@@ -96,7 +96,7 @@ async fn errors_of_a_generation_that_has_not_met_have_the_numbers_of_the_own_one
     join_all([&alone, &newcomer].map(Worker::shutdown)).await;
 }
 
-/// A process that comes to the group, and is stopped while it waits, until it is told to go on.
+/// A process that comes to the group, and is paused while it waits, until it is resumed.
 fn stopped_newcomer(
     store: &Arc<MemoryStore>,
     fabric: FabricKind,
@@ -109,7 +109,7 @@ fn stopped_newcomer(
         runtime.block_on(async {
             let newcomer = worker("newcomer", fabric).await;
             let mut rejoining = Box::pin(builder.rejoin(&newcomer));
-            // The first poll writes it into the list of a store that needs no time.
+            // The first poll writes its record, because this store answers at once.
             assert!(futures::poll!(&mut rejoining).is_pending());
             waits.send(()).unwrap();
             goes_on.recv().unwrap();
@@ -139,6 +139,6 @@ async fn a_newcomer_that_does_not_answer_at_first_is_admitted_later(fabric: Fabr
     assert_eq!(sum_of_ranks(&group).await, 1);
     group.close().await.unwrap();
     alone.shutdown().await;
-    // It needs nothing of this thread any more.
+    // It needs nothing more of this thread.
     assert_eq!(running.join().unwrap(), 1);
 }

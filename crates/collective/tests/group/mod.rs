@@ -1,4 +1,4 @@
-//! Groups whose ranks are workers of this process, over shared memory and over TCP, and some where there is an RDMA device.
+//! Groups whose ranks are workers of this process, over shared memory and TCP, and some over RDMA if there is a device.
 
 mod agreement;
 mod calls;
@@ -31,7 +31,7 @@ use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 
 use crate::rdma::{End, over_at, patient};
 
-/// Long enough for a busy machine.
+/// Enough for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The ranks of a group, and their workers.
@@ -113,7 +113,7 @@ macro_rules! over_fabrics {
 }
 pub(crate) use over_fabrics;
 
-/// The suites of `$name` over verbs, where there is a device.
+/// The suites of `$name` over verbs, if there is a device.
 macro_rules! over_verbs {
     ($($name:ident,)*) => {
         mod verbs {
@@ -136,7 +136,7 @@ macro_rules! over_fabrics_and_verbs {
 }
 use over_fabrics_and_verbs;
 
-/// Those of `sizes` that the fabric's machine has the power for. That with RDMA devices is emulated.
+/// The sizes for which the fabric's machine is fast enough. The machine with RDMA devices is emulated.
 pub(crate) fn possible(
     fabric: FabricKind,
     sizes: impl IntoIterator<Item = usize>,

@@ -1,4 +1,4 @@
-//! Ranks that come to a group that is there already.
+//! Workers that join an existing group.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ over_fabrics! {
 
 const LIMIT: Duration = Duration::from_secs(20);
 
-/// Also on a busy machine the ranks join in this time.
+/// Enough for a busy machine to join in.
 const SHORT: Duration = Duration::from_secs(3);
 
 struct Members {
@@ -47,14 +47,14 @@ impl Members {
         Group::builder(self.store.clone(), 0, 1).timeout(self.limit)
     }
 
-    /// Waits until so many wait.
+    /// Waits until this many workers wait.
     async fn until_waiting(&self, count: usize) {
         while self.groups[0].waiting().await.unwrap() < count {
             self.workers[0].runtime().sleep(Duration::from_millis(5)).await;
         }
     }
 
-    /// The newcomers, and all that are there once these wait, form a group.
+    /// Forms a group of the ranks and the newcomers, once these wait.
     async fn admit(&mut self, newcomers: Vec<Worker>) {
         let builder = self.builder();
         let coming = join_all(newcomers.iter().map(|worker| builder.clone().rejoin(worker)));
@@ -168,7 +168,7 @@ async fn a_newcomer_that_is_gone_is_not_waited_for(fabric: FabricKind) {
         gone.shutdown().await;
     };
     waiting.await;
-    // This one says that it does not wait any more.
+    // This one withdraws from the waiting list.
     let error = builder.timeout(Duration::from_millis(50)).rejoin(&late).await.unwrap_err();
     assert!(matches!(error, GroupError::NotAdmitted { .. }), "{error}");
     assert_eq!(members.groups[0].waiting().await.unwrap(), 1);
@@ -195,7 +195,7 @@ async fn ranks_that_are_lost_are_left_out_while_others_are_admitted(fabric: Fabr
 async fn earlier_calls_are_completed_before_others_are_admitted(fabric: FabricKind) {
     let mut members = Members::join(fabric, 3, LIMIT).await;
     let admitted = members.groups.iter().map(async |group| {
-        // The slow ones still need messages of those that admit others already.
+        // The slow ranks still need messages of ranks that admit newcomers already.
         let sum = sum_of_ranks(group).await;
         group.worker().runtime().sleep(Duration::from_millis(20 * group.rank() as u64)).await;
         let slow = group.barrier();

@@ -1,4 +1,4 @@
-//! Reductions: every rank has the result that one process would compute.
+//! Reductions: every rank gets the result that one process would compute.
 
 use half::f16;
 use tensorwire_collective::{Algorithm, Group, GroupError, Reduction};
@@ -23,7 +23,7 @@ over_fabrics! {
     tensors_outside_the_pool_are_combined,
 }
 
-/// Element `at` of `rank`, by Gloo's rule: whatever is lost, doubled or misplaced changes a result.
+/// Element `at` of `rank`, by Gloo's rule: a lost, duplicated or misplaced element changes a result.
 pub(super) fn value(at: usize, rank: usize, size: usize) -> i64 {
     (at * size + rank) as i64
 }
@@ -71,7 +71,7 @@ async fn all_algorithms_give_every_element_of_every_rank_once(fabric: FabricKind
 }
 
 async fn long_values_travel_in_segments(fabric: FabricKind) {
-    // More than two segments of each algorithm that has any, and a last one that is shorter.
+    // More than two segments of each algorithm that has segments, the last one shorter.
     let count = (5 << 20) / 8 + 3;
     for size in [2, 3] {
         let ranks = ranks(fabric, size).await;
@@ -101,7 +101,7 @@ async fn a_reduction_to_a_root_gives_it_the_result(fabric: FabricKind) {
     }
 }
 
-/// The part of this rank, of which `counts` tells how many elements those of all ranks have.
+/// The part of this rank. `counts` has the number of elements of all ranks' parts.
 pub(super) async fn part(group: Group, counts: &[usize]) -> Vec<i64> {
     let mut values = input(counts.iter().sum(), group.rank(), group.size());
     group.reduce_scatter(&mut values, counts).await.unwrap();
@@ -225,7 +225,7 @@ async fn tensors_of_other_shapes_are_different_calls(fabric: FabricKind) {
     ranks.shutdown().await;
 }
 
-/// Of memory that others cannot map, and of a view of another rank's.
+/// Tensors in memory that others cannot map, and views of another rank's.
 async fn tensors_outside_the_pool_are_combined(fabric: FabricKind) {
     let ranks = ranks(fabric, 3).await;
     let got = ranks.each(async |group| {

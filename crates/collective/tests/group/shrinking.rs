@@ -71,7 +71,7 @@ async fn a_rank_that_comes_too_late_is_left_out(fabric: FabricKind) {
     ranks.shutdown().await;
 }
 
-/// Those behind it do not stand beside each other when its time is over.
+/// The ranks behind it do not lead at the same time when its time is over.
 async fn the_first_rank_may_be_the_one_that_answers_and_does_not_come(fabric: FabricKind) {
     for size in [3, 5] {
         let ranks = ranks_within(fabric, size, Duration::from_secs(1)).await;

@@ -1,4 +1,4 @@
-//! Writes to another rank's export for which that rank has no memory.
+//! Writes to an export of a rank that has no memory for them.
 
 use std::time::Duration;
 
@@ -12,13 +12,13 @@ use super::{joined, over_fabrics, worker};
 use crate::rdma::{End, over_at};
 
 over_fabrics! {
-    a_rank_without_memory_says_so,
+    a_rank_without_memory_answers_that,
 }
 
 /// More than a worker has.
 const LENGTH: usize = 3 << 20;
 
-async fn a_rank_without_memory_says_so(fabric: FabricKind) {
+async fn a_rank_without_memory_answers_that(fabric: FabricKind) {
     let small = over_at(Worker::builder("small"), fabric, End::Left);
     let small = small.memory(|memory| memory.source_bytes = 2 << 20).start().await.unwrap();
     let other = worker("other", fabric).await;
@@ -30,7 +30,7 @@ async fn a_rank_without_memory_says_so(fabric: FabricKind) {
     assert!(matches!(error, GroupError::NoMemory { rank: 0, .. }), "{error}");
     assert!(export.tensor().unwrap().bytes().iter().all(|byte| *byte == 7), "nothing was written");
     if fabric == FabricKind::SHM {
-        // To be read there, it must be copied into memory that others see.
+        // Other ranks can read it only after a copy into memory that they can map.
         let error = writer.get(&export.key(), 0..3).await.unwrap_err();
         assert!(matches!(error, GroupError::NoMemory { rank: 0, .. }), "{error}");
     }

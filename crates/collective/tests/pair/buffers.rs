@@ -25,7 +25,7 @@ over_verbs! {
     waits_are_counted,
 }
 
-/// Both sides write at their rank's place, and both end up with the same.
+/// Both ranks write at their own offset, and end with the same bytes.
 async fn remote_offset(fabric: FabricKind) {
     for size in possible(fabric, 2..=8) {
         let ranks = ranks(fabric, size).await;
@@ -68,7 +68,7 @@ async fn empty_then_non_empty(fabric: FabricKind) {
     assert_eq!(incoming.bytes(), [0; 4]);
     assert_eq!(incoming.wait_recv().await.unwrap(), 1..3);
     assert_eq!(incoming.bytes(), [0, 3, 3, 0]);
-    // Buffers without bytes.
+    // Buffers of length 0.
     let (mut nothing, mut of_it) = (zero.send_buffer(1, 1, 0).unwrap(), one.recv_buffer(0, 1, 0).unwrap());
     nothing.send(0, 0, 0).await.unwrap();
     assert_eq!(of_it.wait_recv().await.unwrap(), 0..0);
@@ -89,7 +89,7 @@ async fn waits_are_counted(fabric: FabricKind) {
         outgoing.wait_send().await.unwrap();
     }
     let none = outgoing.wait_send().await.unwrap_err().to_string();
-    assert_eq!(none, "wait_send = `no send`: wait at most once for each send of this buffer");
+    assert_eq!(none, "wait_send = `no send in progress`: wait at most once for each send of this buffer");
     for at in 0..3 {
         assert_eq!(incoming.wait_recv().await.unwrap(), at..at + 1);
     }
@@ -194,7 +194,7 @@ async fn bounds_are_checked_on_both_sides(fabric: FabricKind) {
         let error = refused.unwrap_err().to_string();
         assert!(error.starts_with(expected), "{error}");
     }
-    // The two lengths differ, which both sides find out.
+    // The two lengths differ, and both ranks get the error.
     outgoing.send(0, 8, 0).await.unwrap();
     let theirs = outgoing.wait_send().await.unwrap_err().to_string();
     assert!(theirs.starts_with("length = `8`: the buffer of this slot on rank 1 has 6 bytes"), "{theirs}");
@@ -214,7 +214,7 @@ async fn receive_buffers_are_bounded(fabric: FabricKind) {
         error.starts_with("slot = `128`: 128 receive buffers await rank 0, the maximum is 128"),
         "{error}"
     );
-    // Everything else goes on beside them.
+    // Other operations go on meanwhile.
     ranks.each(async |group| group.barrier().await.unwrap()).await;
     for (slot, incoming) in buffers.iter_mut().enumerate() {
         let mut outgoing = zero.send_buffer(1, slot as u64, 4).unwrap();

@@ -1,4 +1,4 @@
-//! ManySlotsNoLeaks: ever new tags, slots and exports leave nothing behind.
+//! ManySlotsNoLeaks: many new tags, slots and exports leave nothing behind.
 
 use std::ops::Range;
 
@@ -21,12 +21,12 @@ const MANY: u64 = 10_000;
 /// How many are used at the same time.
 const TOGETHER: usize = 100;
 
-/// Values that may wait on a worker: what [`TOGETHER`] need. If one of each were left behind, a send would soon be refused, and a
-/// request left behind would soon hold up the others.
+/// Values that may wait on a worker: what [`TOGETHER`] need. If each left one behind, a send would soon be rejected, and a
+/// request left behind would soon block the others.
 const VALUES_MAX: usize = 4 * TOGETHER;
 
-/// What all may add to the process. A connection remembers the names and element types of a bounded number of keys, and both of
-/// its sides are here; what is more than that is a leak.
+/// How much all of them may add to the process. A connection stores the names and element types of a bounded number of keys, and
+/// both its ranks are in this process; anything more is a leak.
 const GROWTH_BYTES_MAX: usize = 1000 * MANY as usize;
 
 fn resident_bytes() -> usize {
@@ -46,7 +46,7 @@ async fn leaves_nothing(fabric: FabricKind, use_some: impl AsyncFn(&Group, &Grou
     let mut before = 0;
     for first in (0..MANY).step_by(TOGETHER) {
         use_some(zero, one, first..first + TOGETHER as u64).await;
-        // From here on, all memory that is used again is there.
+        // From here on, all memory that is reused exists.
         before = if first == 0 { resident_bytes() } else { before };
     }
     let grown = resident_bytes().saturating_sub(before);
@@ -76,13 +76,13 @@ async fn many_slots(fabric: FabricKind) {
     leaves_nothing(fabric, async |zero, one, slots| {
         let buffers =
             slots.map(|slot| (zero.send_buffer(1, slot, 4).unwrap(), one.recv_buffer(0, slot, 4).unwrap()));
-        // All at once, so that not each waits for the messages of the one before.
+        // All at once, so that each does not wait for the messages of the one before.
         join_all(buffers.map(async |(mut outgoing, mut incoming)| {
             outgoing.send(0, 4, 0).await.unwrap();
             assert_eq!(incoming.wait_recv().await.unwrap(), 0..4);
             outgoing.wait_send().await.unwrap();
             drop(outgoing);
-            // The task of the receive buffer has ended with that.
+            // This ends the task of the receive buffer.
             incoming.wait_recv().await.unwrap_err();
         }))
         .await;

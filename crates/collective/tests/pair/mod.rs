@@ -1,5 +1,5 @@
-//! What two ranks send each other outside the collectives, in one process, over shared memory and over TCP. Suites are named after
-//! those of Gloo that check the same.
+//! Operations between two ranks outside the collectives, in one process, over shared memory and TCP. Suites have the names of
+//! Gloo's tests that check the same.
 
 mod aborted;
 mod buffers;
@@ -14,7 +14,7 @@ use tensorwire_collective::pair::Sent;
 
 use crate::group::{over_fabrics, over_verbs, possible, ranks, ranks_within, tensor, values};
 
-/// Short enough to wait for, and far more than a message takes.
+/// Short, and far more than a message takes.
 const SHORT: Duration = Duration::from_millis(200);
 
 /// Waits until all of them are received.
@@ -24,7 +24,7 @@ async fn all_received(sent: Vec<Sent>) {
     }
 }
 
-/// The element `at` that `from` sends `to` in a message of a test: any that is lost, doubled or misplaced shows.
+/// Element `at` of a test message from `from` to `to`: lost, duplicated or misplaced elements change it.
 fn element(from: usize, to: usize, at: usize) -> i32 {
     (from * 1_000_000 + to * 10_000 + at) as i32
 }

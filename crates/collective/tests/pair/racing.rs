@@ -1,4 +1,4 @@
-//! Receives from any that race, are dropped and time out: no message is lost or doubled.
+//! Receives from any rank that race, are dropped and time out: no message is lost or duplicated.
 
 use std::time::Duration;
 
@@ -17,16 +17,16 @@ over_fabrics! {
 const EACH: usize = 300;
 const SIZE: usize = 5;
 
-/// Lengths, so that some travel inside messages and others are written.
+/// Lengths: some travel inside messages, and others are written.
 const LENGTHS: [usize; 4] = [1, 40, 3000, 20_000];
 
-/// A number that looks random.
+/// A pseudo-random number.
 fn mixed(number: u64) -> u64 {
     let number = (number ^ (number >> 31)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     number ^ (number >> 29)
 }
 
-/// Receives until all messages are there, with receives that are given up after times which differ.
+/// Receives until all messages have come, with receives that are given up after different times.
 async fn receiver(group: &Group, seed: u64, left: &std::cell::Cell<usize>) -> Vec<Message> {
     let mut received = Vec::new();
     let runtime = group.worker().runtime().clone();
@@ -38,7 +38,7 @@ async fn receiver(group: &Group, seed: u64, left: &std::cell::Cell<usize>) -> Ve
         let limit = Duration::from_micros(random % 400);
         let wanted = group.recv(1..SIZE, 6);
         let message = match random >> 60 {
-            // By its own limit, by a drop, and in good time.
+            // Ended by its own limit, by a drop, or by a message.
             0..5 => wanted.timeout(limit).await,
             5..10 => match select(wanted.into_future(), runtime.sleep(limit)).await {
                 Either::Left((received, _)) => received,
@@ -80,7 +80,7 @@ async fn no_message_is_lost_or_doubled_when_receives_race(fabric: FabricKind) {
         of_rank.sort_unstable();
         assert!(of_rank == (0..EACH as i32).collect::<Vec<_>>(), "of rank {rank}: {of_rank:?}");
     }
-    // Nothing is left behind either.
+    // Nothing is left behind.
     let nothing = ranks.groups[0].recv(1..SIZE, 6).timeout(Duration::from_millis(50)).await;
     assert!(matches!(nothing, Err(GroupError::TimedOut { .. })), "{nothing:?}");
     drop(received);
@@ -92,7 +92,7 @@ async fn a_receive_that_is_dropped_as_its_message_arrives_leaves_it(fabric: Fabr
     let [to, senders @ ..] = &ranks.groups[..] else { unreachable!("three ranks") };
     for round in 0..200 {
         let waiting = to.recv([1, 2], round).into_future();
-        // Asked for, and dropped while the answers may be on their way.
+        // Requested, and dropped while the answers may be in flight.
         let asked = select(waiting, Box::pin(tokio::task::yield_now())).await;
         senders
             .iter()

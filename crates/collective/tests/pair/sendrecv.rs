@@ -62,7 +62,7 @@ async fn all_to_all(fabric: FabricKind) {
     }
 }
 
-/// All send parts of one tensor, and receive into parts of one buffer.
+/// All ranks send parts of one tensor, and receive into parts of one buffer.
 async fn all_to_all_offset(fabric: FabricKind) {
     const PART: usize = 3000;
     for size in 2..=8 {
@@ -174,7 +174,7 @@ async fn recv_from_any_offset(fabric: FabricKind) {
     ranks.shutdown().await;
 }
 
-/// Two receives from any are under way at a time.
+/// Two receives from any rank are in progress at a time.
 async fn recv_from_any_pipeline(fabric: FabricKind) {
     let ranks = ranks(fabric, 3).await;
     ranks
@@ -200,7 +200,7 @@ async fn recv_from_any_pipeline(fabric: FabricKind) {
     ranks.shutdown().await;
 }
 
-/// Requests from any, answered to the one that asked, on the same tag.
+/// Requests from any rank, answered to the sender with the same tag.
 async fn recv_from_any_rpc(fabric: FabricKind) {
     const ROUNDS: usize = 10;
     for size in [3, 8] {
@@ -228,7 +228,7 @@ async fn recv_from_any_rpc(fabric: FabricKind) {
     }
 }
 
-/// A notice of no bytes from any, then a content from the one that sent it, on the same tag.
+/// An empty message from any rank, then a content from its sender, with the same tag.
 async fn recv_from_any_rpc_empty_then_non_empty(fabric: FabricKind) {
     let ranks = ranks(fabric, 3).await;
     ranks
@@ -274,7 +274,7 @@ async fn a_flood_of_one_rank_does_not_starve_the_others(fabric: FabricKind) {
     const FLOOD: usize = 300;
     let ranks = ranks(fabric, 4).await;
     let [to, others @ ..] = &ranks.groups[..] else { unreachable!("four ranks") };
-    // All is there before the first receive.
+    // All messages were sent before the first receive.
     for group in others {
         let count = if group.rank() == 1 { FLOOD } else { 3 };
         (0..count).for_each(|at| drop(group.send(0, 1, tensor(group, &[at as i32])).unwrap()));
@@ -329,7 +329,7 @@ async fn a_message_of_another_type_is_refused_and_dropped(fabric: FabricKind) {
     ranks.shutdown().await;
 }
 
-/// UnboundIoTimeout and UnboundIoTimeoutOverride: at least half of the limit, of the group or the operation.
+/// UnboundIoTimeout and UnboundIoTimeoutOverride: at least half of the limit of the group or the operation.
 async fn a_timeout_ends_one_wait_alone(fabric: FabricKind) {
     let ranks = ranks_within(fabric, 3, PATIENCE).await;
     let [zero, one, two] = &ranks.groups[..] else { unreachable!("three ranks") };
@@ -341,7 +341,7 @@ async fn a_timeout_ends_one_wait_alone(fabric: FabricKind) {
     assert!(matches!(&error, GroupError::TimedOut { silent, .. } if *silent == [1, 2]), "{error}");
     let mut sent = zero.send(1, 8, tensor(zero, &[3])).unwrap();
     assert!(matches!(sent.wait().timeout(SHORT).await, Err(GroupError::TimedOut { .. })));
-    // All of it goes on.
+    // All of it still works.
     assert_eq!(values(&one.recv(0, 8).await.unwrap().tensor), [3]);
     sent.await.unwrap();
     drop(two.send(0, 8, tensor(two, &[4])).unwrap());
@@ -350,7 +350,7 @@ async fn a_timeout_ends_one_wait_alone(fabric: FabricKind) {
     ranks.shutdown().await;
 }
 
-/// UnboundIoErrors: the others go on with each other.
+/// UnboundIoErrors: the other ranks go on with each other.
 async fn a_receive_fails_with_the_loss_of_its_rank_alone(fabric: FabricKind) {
     let mut ranks = ranks(fabric, 3).await;
     let (lost, lost_group) = (ranks.workers.pop().unwrap(), ranks.groups.pop().unwrap());
@@ -402,7 +402,7 @@ async fn the_end_of_the_group_ends_all_that_waits(fabric: FabricKind) {
     ranks.shutdown().await;
 }
 
-/// UnboundNoErrors: what is dropped first does not matter.
+/// UnboundNoErrors: the order of drops does not matter.
 async fn what_was_received_outlives_group_and_worker(fabric: FabricKind) {
     let Ranks { workers, mut groups } = ranks(fabric, 2).await;
     let (one, zero) = (groups.pop().unwrap(), groups.pop().unwrap());

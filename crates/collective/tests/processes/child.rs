@@ -1,4 +1,4 @@
-//! What a child does: it serves a store, or it is a rank that makes the calls that its parent asks for.
+//! The roles of a child process: it serves a store, or is a rank that makes the calls that its parent requests.
 
 use std::{io::Write, sync::Arc, thread, time::Duration};
 
@@ -9,24 +9,27 @@ use tensorwire_rendezvous::{Worker, WorkerError};
 use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 use tokio::{sync::mpsc, task::JoinHandle};
 
-use crate::pairs;
+use crate::{
+    pairs,
+    rdma::{End, over_at},
+};
 
-/// Rounds of a loop that are reported. What comes after is more than a parent wants to read.
+/// How many rounds of a loop are reported: as many as a parent reads.
 pub(crate) const ROUNDS: u64 = 10;
 
-/// Elements of a call in the other group of a rank.
+/// Elements of a call in the rank's other group.
 const ASIDE: usize = 10;
 
-/// Lists of requests of one who floods that are under way, and how many each has.
+/// How many lists of requests a flooding rank has in progress, and how long each is.
 const LISTS: usize = 16;
 const LIST: usize = 64;
 
-/// What the rank with this number, as it was at first, gives to a sum.
+/// What the rank with this original number adds to a sum.
 pub(crate) fn share(rank: usize) -> usize {
     1 << rank
 }
 
-/// Runs to the end of a child. It ends with its parent, however that ends: by a signal, or because its input ends.
+/// Runs a child to its end. It ends with its parent: by a signal, or because its input ends.
 pub(crate) fn run(role: &str) {
     set_parent_process_death_signal(Some(Signal::KILL)).unwrap();
     let words: Vec<&str> = role.split(' ').collect();
@@ -62,16 +65,16 @@ async fn serve(address: &str) {
     parents_lines().recv().await;
 }
 
-/// The address of a store that the rank itself serves.
+/// The address of a store that the rank serves.
 pub(crate) const OWN_STORE: &str = "own";
 
 struct Rank {
     worker: Worker,
     builder: GroupBuilder,
     group: Option<Group>,
-    /// Another group of two, in which it is the first.
+    /// Another group of two, in which it is the first rank.
     aside: Option<Group>,
-    /// A call there.
+    /// A call in that group.
     reducing: Option<JoinHandle<Result<(), GroupError>>>,
     limit: Duration,
     share: usize,
@@ -86,9 +89,12 @@ impl Rank {
         let fabric = match fabric {
             "shm" => FabricKind::SHM,
             "tcp" => FabricKind::TCP,
+            "verbs" => FabricKind::VERBS,
             other => panic!("no fabric of these tests: {other}"),
         };
-        let worker = Worker::builder(&format!("{job}_{rank}")).require(fabric);
+        // Over verbs, ranks take turns at the devices.
+        let end = if rank.is_multiple_of(2) { End::Left } else { End::Right };
+        let worker = over_at(Worker::builder(&format!("{job}_{rank}")), fabric, end);
         let worker = worker.liveness(milliseconds(liveness)).start().await.unwrap();
         let runtime = worker.runtime().clone();
         let store = match address {
@@ -103,11 +109,11 @@ impl Rank {
         let builder = Group::builder(Arc::new(store), rank, size).name("tests").timeout(limit);
         let joining = builder.clone();
         let joined = if is_newcomer { joining.rejoin(&worker).await } else { joining.join(&worker).await };
-        let group = tell_of("joined", joined);
+        let group = report_group("joined", joined);
         Self { worker, builder, group, aside: None, reducing: None, limit, share: share(rank) }
     }
 
-    /// Does what the parent asks for until it says that this is the end, or ends itself.
+    /// Does what the parent requests, until the parent ends it or ends.
     async fn obey(mut self) {
         let mut lines = parents_lines();
         while let Some(line) = lines.recv().await {
@@ -123,7 +129,7 @@ impl Rank {
                 }
                 ["shrink"] => {
                     let shrunk = self.group.as_ref().unwrap().shrink().await;
-                    self.group = tell_of("shrunk to", shrunk).or(self.group);
+                    self.group = report_group("shrunk to", shrunk).or(self.group);
                 }
                 ["admit"] => {
                     let group = self.group.as_ref().unwrap();
@@ -131,11 +137,11 @@ impl Rank {
                         self.worker.runtime().sleep(Duration::from_millis(10)).await;
                     }
                     let grown = group.admit().await;
-                    self.group = tell_of("grown to", grown).or(self.group);
+                    self.group = report_group("grown to", grown).or(self.group);
                 }
                 ["rejoin"] => {
                     self.group = None;
-                    self.group = tell_of("joined", self.builder.clone().rejoin(&self.worker).await);
+                    self.group = report_group("joined", self.builder.clone().rejoin(&self.worker).await);
                 }
                 ["close"] => {
                     self.group.take().unwrap().close().await.unwrap();
@@ -153,10 +159,10 @@ impl Rank {
     async fn join_aside(&mut self, address: &str) {
         let store = TcpStore::connect(address, self.limit, self.worker.runtime().clone()).await.unwrap();
         let group = Group::builder(Arc::new(store), 0, 2).name("tests").timeout(self.limit);
-        self.aside = tell_of("joined", group.join(&self.worker).await);
+        self.aside = report_group("joined", group.join(&self.worker).await);
     }
 
-    /// Begins a call there, which is polled while this rank makes others.
+    /// Begins a call in the other group, which is polled while this rank makes other calls.
     fn reduce_aside(&mut self) {
         let group = self.aside.clone().unwrap();
         self.reducing = Some(tokio::spawn(async move { group.all_reduce(&mut [0f32; ASIDE]).await }));
@@ -169,11 +175,11 @@ impl Rank {
         }
     }
 
-    /// Asks for tensors that the victim does not have, as often as it can, until this process is killed.
+    /// Requests tensors that the victim does not have, as often as possible, until this process is killed.
     async fn flood(&self, victim: &str) {
         let peer = self.worker.peer(victim).unwrap();
         let names: Vec<String> = (0..LIST).map(|number| format!("nothing {number}")).collect();
-        // Only what the victim itself has refused was work for it.
+        // Only rejections by the victim itself were work for it.
         let is_refused = async || matches!(peer.fetch_many(&names).await, Err(WorkerError::Remote { .. }));
         assert!(is_refused().await);
         say("flooding");
@@ -181,7 +187,7 @@ impl Rank {
         say("no longer flooding");
     }
 
-    /// Adds up what all ranks give, again and again, and reports the sums and how it ends.
+    /// Adds up the ranks' values again and again, and reports the sums and the error at the end.
     async fn reduce(&self, length: usize, rounds: u64) {
         let group = self.group.as_ref().unwrap();
         let mut values = vec![0f32; length];
@@ -198,8 +204,8 @@ impl Rank {
     }
 }
 
-/// Reports a group, or why there is none.
-fn tell_of(what: &str, group: Result<Group, GroupError>) -> Option<Group> {
+/// Reports a group, or the error.
+fn report_group(what: &str, group: Result<Group, GroupError>) -> Option<Group> {
     match &group {
         Ok(group) => say(&format!("{what} {} of {}", group.rank(), group.size())),
         Err(error) => say(&failed(error)),

@@ -1,4 +1,4 @@
-//! Thousands of calls, and thousands of groups: the process stays as large as it is. A process of its own, as its size is looked at.
+//! Thousands of calls and thousands of groups: the process does not grow. In a process of its own, because its size is measured.
 
 use std::{fs, sync::Arc, time::Duration};
 
@@ -10,17 +10,17 @@ use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 /// How often each is done, after an eighth as often to warm up.
 const TIMES: usize = 10_000;
 
-/// What the process may grow by meanwhile: a worker remembers the last 65,536 steps that it has ended, and a group has two.
+/// How much the process may grow: a worker remembers the last 65,536 steps that ended, and a group has two.
 const GROWTH_BYTES_MAX: u64 = 8 << 20;
 
-/// Pages of this process that are in memory, in bytes.
+/// The resident memory of this process, in bytes.
 fn resident() -> u64 {
     let pages = fs::read_to_string("/proc/self/statm").unwrap();
     let pages: u64 = pages.split(' ').nth(1).unwrap().parse().unwrap();
     pages * rustix::param::page_size() as u64
 }
 
-/// Two ranks do `once` again and again. Pools and process are as large afterwards as before.
+/// Two ranks do `once` many times. After that, pools and process have the same size as before.
 async fn stays_as_large(fabric: FabricKind, once: impl AsyncFn(&Group)) {
     let store = Arc::new(MemoryStore::new(Arc::new(TokioRuntime::current().unwrap())));
     let worker = async |name| Worker::builder(name).require(fabric).start().await.unwrap();

@@ -1,6 +1,7 @@
-//! Processes of the test: this test binary again, asked to run the same test with [`CHILD`] set.
+//! Child processes of a test: this test binary, run with the same test and [`CHILD`] set.
 //!
-//! Parent and child talk in lines of text. The child's begin with `@@`; all else on its standard output is the test harness's.
+//! Parent and child exchange lines of text. The child's lines begin with `@@`; other lines on its standard output are the test
+//! harness's.
 
 use std::{
     env,
@@ -13,18 +14,18 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::child;
+use crate::{child, rdma::patient};
 
-/// The words that a child gets from its parent.
+/// The arguments of a child, from its parent.
 pub(crate) const CHILD: &str = "TENSORWIRE_COLLECTIVE_TEST_CHILD";
 
-/// How long one step of a test may take that has no bound of its own.
+/// How long a step of a test may take that has no limit of its own, before [`patient`] makes it longer.
 pub(crate) const STEP: Duration = Duration::from_secs(30);
 
-/// The time that each call of a group may take whose ranks fail.
+/// The limit of each call of a group whose ranks fail.
 pub(crate) const LIMIT: Duration = Duration::from_secs(3);
 
-/// Another process. Killed when dropped.
+/// A child process. Killed when dropped.
 pub(crate) struct Other {
     process: std::process::Child,
     to: ChildStdin,
@@ -36,7 +37,10 @@ impl Other {
     /// Starts `test` (`module::name`) in a process of its own, which [`child::run`] runs with `role`.
     fn start(test: &str, role: String) -> Self {
         let mut command = Command::new(env::current_exe().unwrap());
-        command.args([test, "--exact", "--nocapture"]).env(CHILD, &role).env_remove("TENSORWIRE_SECRET_FILE");
+        command
+            .args([test, "--exact", "--nocapture", "--include-ignored"])
+            .env(CHILD, &role)
+            .env_remove("TENSORWIRE_SECRET_FILE");
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (to, from) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
         let (found, lines) = channel();
@@ -54,14 +58,14 @@ impl Other {
         writeln!(self.to, "{line}").unwrap();
     }
 
-    /// The next line, which comes before `end`.
+    /// The next line, which must come before `end`.
     pub(crate) fn hear_until(&self, end: Instant) -> String {
         let line = self.lines.recv_timeout(end.saturating_duration_since(Instant::now()));
         line.unwrap_or_else(|error| panic!("no line of `{}` in time: {error}", self.what))
     }
 
     pub(crate) fn hear(&self) -> String {
-        self.hear_until(Instant::now() + STEP)
+        self.hear_until(Instant::now() + patient(STEP))
     }
 
     #[track_caller]
@@ -69,12 +73,12 @@ impl Other {
         assert_eq!(self.hear(), line, "of `{}`", self.what);
     }
 
-    /// Whether it says nothing for this time.
+    /// Whether it prints nothing for this time.
     pub(crate) fn is_silent_for(&self, time: Duration) -> bool {
         self.lines.recv_timeout(time).is_err()
     }
 
-    /// The error of a call, which it reports before `end`, after some rounds that were right.
+    /// The error of a call, reported before `end`, after some correct rounds.
     pub(crate) fn failure_until(&self, end: Instant) -> String {
         loop {
             let line = self.hear_until(end);
@@ -95,7 +99,7 @@ impl Other {
         self.process.wait().unwrap();
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Requests it to end, and waits until it has.
     pub(crate) fn end(mut self) {
         self.tell("end");
         self.expect("ended");
@@ -111,28 +115,29 @@ impl Drop for Other {
     }
 }
 
-/// One test: the processes that it starts, and the store that these use.
+/// One test: its processes, and their store.
 pub(crate) struct Test {
     /// `module::name`.
     pub(crate) name: &'static str,
     pub(crate) fabric: &'static str,
-    /// The time that joining, and each call, may take.
+    /// The limit of joining, and of each call.
     pub(crate) limit: Duration,
     pub(crate) liveness: Duration,
     pub(crate) store: Other,
     pub(crate) store_address: String,
 }
 
-/// Runs `body` in the parent, with a store in a process of its own. In a child, does what that was started for.
+/// Runs `body` in the parent, with a store in a process of its own. In a child, runs its role.
 pub(crate) fn test(name: &'static str, fabric: &'static str, limit: Duration, body: impl FnOnce(Test)) {
     if let Ok(role) = env::var(CHILD) {
         return child::run(&role);
     }
     let (store, store_address) = serve(name, "127.0.0.1:0");
-    body(Test { name, fabric, limit, liveness: Duration::from_secs(10), store, store_address });
+    let liveness = patient(Duration::from_secs(10));
+    body(Test { name, fabric, limit, liveness, store, store_address });
 }
 
-/// Starts a store in a process of its own; returns it with its address.
+/// Starts a store in a process of its own. Returns it with its address.
 pub(crate) fn serve(test: &str, address: &str) -> (Other, String) {
     let store = Other::start(test, format!("store {address}"));
     let address = store.hear();
@@ -140,12 +145,12 @@ pub(crate) fn serve(test: &str, address: &str) -> (Other, String) {
 }
 
 impl Test {
-    /// Starts a rank of `job`. It says `waiting` before it joins.
+    /// Starts a rank of `job`. It prints `waiting` before it joins.
     pub(crate) fn rank(&self, job: &str, rank: usize, size: usize) -> Other {
         self.start("rank", &self.store_address, job, rank, size)
     }
 
-    /// Starts a rank that is to be admitted to the group that the others are in.
+    /// Starts a rank that the group of the others is to admit.
     pub(crate) fn newcomer(&self, rank: usize, size: usize) -> Other {
         self.start("newcomer", &self.store_address, "job", rank, size)
     }
@@ -178,7 +183,7 @@ impl Test {
     }
 }
 
-/// The sum of what these ranks give in each round.
+/// The sum of these ranks' values in each round.
 pub(crate) fn sum(ranks: impl IntoIterator<Item = usize>) -> usize {
     ranks.into_iter().map(child::share).sum()
 }

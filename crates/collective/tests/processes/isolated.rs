@@ -1,4 +1,4 @@
-//! A process with two groups: what a rank of one does, or does no more, does not reach the calls of the other.
+//! A process with two groups: a rank that fails or misbehaves in one does not disturb the calls of the other.
 
 use std::time::{Duration, Instant};
 
@@ -6,23 +6,23 @@ use rustix::process::Signal;
 
 use crate::harness::{LIMIT, Other, Test, close, serve, sum, tell, test};
 
-/// What travels with the call, and what travels in several messages.
+/// A length that travels with the call header, and one of several messages.
 const LENGTHS: [usize; 2] = [10, 300_000];
 
 /// Rounds of each length while the other group is disturbed.
 const ROUNDS: usize = 20;
 
-/// What the rank of the other group does, once a call of that is under way.
+/// What the rank of the other group does while a call of that group is in progress.
 enum Disturbance {
     Stopped,
     Killed,
-    /// Asks for what is not there, as often as it can.
+    /// Requests tensors that do not exist, as often as possible.
     Floods,
-    /// Calls something else.
+    /// Makes another call.
     Differs,
 }
 
-/// Ranks 0 and 1 are a group. Rank 0 is in another one, too, with a process that is disturbed.
+/// Ranks 0 and 1 are a group. Rank 0 is also in another group, with a process that is disturbed.
 fn isolated(name: &'static str, fabric: &'static str, disturbance: &Disturbance) {
     test(name, fabric, LIMIT, |test| {
         let mut ranks = test.group(2);

@@ -4,19 +4,22 @@ use std::time::Instant;
 
 use rustix::process::Signal;
 
-use crate::harness::{LIMIT, Other, close, sum, tell, test};
+use crate::{
+    harness::{LIMIT, Other, close, sum, tell, test},
+    rdma::patient,
+};
 
-/// Lengths of values: what travels in a few messages, and what the kill cuts short.
+/// Lengths of values: of a few messages, and long enough for the kill to interrupt.
 const LENGTHS: [usize; 2] = [1_000, 1_000_000];
 
-/// What a rank says that notices the loss of `lost` itself, or is told of it.
+/// The errors of a rank that notices the loss of `lost` itself, or receives it from another.
 fn names_the_lost(error: &str, lost: usize) -> bool {
-    let told = error.strip_prefix("Over: the group is over: ");
+    let received = error.strip_prefix("Over: the group is over: ");
     let noticed = error.strip_prefix("RankLost: ");
-    told.or(noticed).is_some_and(|why| why.contains(&format!("rank {lost} is lost: ")))
+    received.or(noticed).is_some_and(|why| why.contains(&format!("rank {lost} is lost: ")))
 }
 
-/// The ranks in `left`, as they were numbered at first, agree and have the right sum.
+/// The ranks in `left`, by their original numbers, agree and get the right sum.
 pub(crate) fn go_on(ranks: &[Other], left: &[usize], size: usize) {
     for (rank, other) in ranks.iter().enumerate() {
         other.expect(&format!("shrunk to {rank} of {size}"));
@@ -28,7 +31,7 @@ pub(crate) fn go_on(ranks: &[Other], left: &[usize], size: usize) {
 
 /// Each time another rank, after another round.
 fn killed(name: &'static str, fabric: &'static str, size: usize) {
-    test(name, fabric, LIMIT, |test| {
+    test(name, fabric, patient(LIMIT), |test| {
         for (at, length) in LENGTHS.into_iter().enumerate() {
             let mut ranks = test.group(size);
             let (lost, round) = ((size - 1 + at) % size, 2 + 3 * at);
@@ -40,7 +43,7 @@ fn killed(name: &'static str, fabric: &'static str, size: usize) {
             ranks[lost].signal(Signal::KILL);
             ranks.remove(lost).kill();
             for rank in &ranks {
-                let error = rank.failure_until(killed + 2 * LIMIT);
+                let error = rank.failure_until(killed + 2 * test.limit);
                 assert!(names_the_lost(&error, lost), "without {lost}: {error}");
             }
             let noticed = killed.elapsed();
@@ -56,8 +59,8 @@ fn killed(name: &'static str, fabric: &'static str, size: usize) {
 }
 
 macro_rules! sizes {
-    ($($name:ident: $fabric:literal, $size:literal;)*) => {
-        $(#[test] fn $name() { killed(concat!("killed::", stringify!($name)), $fabric, $size); })*
+    ($($(#[$mark:meta])? $name:ident: $fabric:literal, $size:literal;)*) => {
+        $(#[test] $(#[$mark])? fn $name() { killed(concat!("killed::", stringify!($name)), $fabric, $size); })*
     };
 }
 sizes! {
@@ -68,4 +71,10 @@ sizes! {
     one_of_two_over_tcp: "tcp", 2;
     one_of_three_over_tcp: "tcp", 3;
     one_of_four_over_tcp: "tcp", 4;
+    #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+    one_of_two_over_verbs: "verbs", 2;
+    #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+    one_of_three_over_verbs: "verbs", 3;
+    #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
+    one_of_four_over_verbs: "verbs", 4;
 }

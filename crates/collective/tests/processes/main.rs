@@ -1,4 +1,4 @@
-//! Groups whose ranks are processes, which are killed, stopped, late, and started twice by mistake.
+//! Groups whose ranks are processes that are killed, stopped, late, or started twice by mistake.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(clippy::disallowed_methods)] // the parent has no runtime that it could ask for the time
@@ -10,6 +10,8 @@ mod isolated;
 mod killed;
 mod late;
 mod pairs;
+#[path = "../../../rendezvous/tests/rdma/mod.rs"]
+mod rdma;
 mod rejoined;
 mod restarted;
 mod served;

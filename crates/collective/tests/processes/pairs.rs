@@ -1,5 +1,5 @@
-//! TransportMultiProc IoErrors and IoTimeouts: rank 0 is killed or stopped at defined points of its exchanges with the others. Each of
-//! these gets an error that names it, in bounded time, and they go on with each other.
+//! TransportMultiProc IoErrors and IoTimeouts: rank 0 is killed or stopped at defined points of its exchanges with the others.
+//! Each of these gets an error that names rank 0, in bounded time, and they go on with each other.
 
 use std::time::{Duration, Instant};
 
@@ -13,19 +13,19 @@ use crate::{
     harness::{LIMIT, Other, STEP, Test, tell, test},
 };
 
-/// Lengths of messages, in bytes: what travels inside a message, and what nearly does not.
+/// Lengths of messages, in bytes: one that travels inside a message, and one that almost does not.
 const LENGTHS: [usize; 2] = [4, 4000];
 
-/// What the others do with rank 0: they receive what it never sends, send what it never receives, receive from whichever sends, and
-/// exchange messages and contents of buffers with it all the time.
+/// What the others do with rank 0: receive what it never sends, send what it never receives, receive from any rank, and exchange
+/// messages and contents of buffers all the time.
 const EXCHANGES: [&str; 5] = ["recv", "send", "any", "messages", "buffers"];
 
-/// In which round rank 0 is lost that takes part in the exchanges.
+/// The round in which rank 0 is lost during the exchanges.
 const LOST_IN: [u64; 2] = [1, 5];
 
 const TAG: u64 = 7;
 
-/// In a child: does `what` until it fails, and reports that.
+/// In a child: does `what` until it fails, and reports the error.
 pub(crate) async fn run(group: &Group, what: &str, length: usize) {
     let others = (1..group.size()).filter(|rank| *rank != group.rank());
     say("round 0: begun");
@@ -98,7 +98,7 @@ async fn swap(group: &Group, rank: usize, length: usize) -> Result<(), GroupErro
     Ok(())
 }
 
-/// Rank 0 exchanges with several, and reports the rounds with the first.
+/// Rank 0 exchanges with several ranks, and reports the rounds with the first.
 fn report_first(group: &Group, rank: usize, round: u64) {
     if group.rank() != 0 || rank == 1 {
         report(round);
@@ -111,7 +111,7 @@ fn report(round: u64) {
     }
 }
 
-/// Rank 0 and the others, all of which are in the exchange: rank 0 in the round in which it will be lost.
+/// Rank 0 and the others, all in the exchange: rank 0 in the round in which it will be lost.
 fn begun(test: &Test, size: usize, what: &str, length: usize, round: u64) -> (Other, Vec<Other>) {
     let mut ranks = test.group(size);
     let takes_part = ["messages", "buffers"].contains(&what);
@@ -126,7 +126,7 @@ fn begun(test: &Test, size: usize, what: &str, length: usize, round: u64) -> (Ot
     (ranks.remove(0), ranks)
 }
 
-/// The others exchange messages among themselves.
+/// The others exchange messages with each other.
 fn go_on(mut others: Vec<Other>) {
     tell(&mut others, &["pair others 1000"]);
     for other in &others {
@@ -203,7 +203,7 @@ macro_rules! stops {
     };
 }
 
-/// Shorter than [`LIMIT`], and longer than a busy machine makes a rank wait.
+/// Shorter than [`LIMIT`], and longer than a busy machine delays a rank.
 const NOTICED: Duration = Duration::from_secs(2);
 
 stops! {

@@ -1,4 +1,4 @@
-//! Ranks that come back: a process that is started again, and one that was stopped for too long.
+//! Ranks that come back: a restarted process, and one that was stopped for too long.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::{
 
 const SIZE: usize = 3;
 
-/// All ranks, of which the last has come back, are in one group, and have the right sum.
+/// All ranks are in one group, the last of which has come back, and get the right sum.
 fn are_whole(mut ranks: Vec<Other>) {
     for (rank, other) in ranks[..SIZE - 1].iter().enumerate() {
         other.expect(&format!("grown to {rank} of {SIZE}"));
@@ -24,10 +24,10 @@ fn are_whole(mut ranks: Vec<Other>) {
     close(ranks);
 }
 
-/// `lost` is killed, and started again once the others have gone on without it, or before they notice.
+/// `lost` is killed, and restarted after the others went on without it, or before they notice.
 fn started_again(name: &'static str, fabric: &'static str, lost: usize, go_on_first: bool) {
     test(name, fabric, LIMIT, |mut test| {
-        // A process takes its time to start on a busy machine.
+        // A process starts slowly on a busy machine.
         test.limit = STEP;
         let mut ranks = test.group(SIZE);
         ranks.remove(lost).kill();

@@ -1,4 +1,4 @@
-//! A store that ends, and is started again, while ranks are in a group.
+//! A store that ends and restarts while ranks are in a group.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-//! A store that a rank of the group serves, and ends with it; and ranks that are too few to go on.
+//! A store that a rank of the group serves, and that ends with the rank; and too few ranks to go on.
 
 use std::time::Instant;
 
@@ -81,7 +81,7 @@ fn two_halves_without_the_store_are_both_too_few() {
     });
 }
 
-/// The half that has the store goes on, also if it is the one that was stopped. The other one is left out.
+/// The half with the store goes on, also if it was the stopped one. The other half is left out.
 #[test]
 fn the_half_that_serves_the_store_goes_on() {
     test("served::the_half_that_serves_the_store_goes_on", "shm", LIMIT, |test| {

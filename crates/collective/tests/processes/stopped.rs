@@ -1,4 +1,4 @@
-//! A rank that is stopped while all ranks are in calls: the others go on without it, and it is told so when it goes on.
+//! A rank that is stopped while all ranks are in calls: the others go on without it, and it gets the error when it resumes.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use crate::{
     killed::go_on,
 };
 
-/// Kinds of errors of a call that waits for a stopped rank.
+/// The errors of a call that waits for a stopped rank.
 const KINDS: [&str; 3] = ["TimedOut", "RankLost", "Over"];
 
-/// Longer than a busy machine makes a rank wait, and shorter than [`LIMIT`].
+/// Longer than a busy machine delays a rank, and shorter than [`LIMIT`].
 const NOTICED: Duration = Duration::from_secs(2);
 
-/// How long the others may take from their errors to a right result: they ask the stopped rank whether it is alive.
+/// How long the others may take from their errors to a right result: they probe whether the stopped rank is alive.
 const SHRUNK: Duration = Duration::from_secs(6);
 
 fn kind(error: &str) -> &str {
@@ -54,7 +54,7 @@ fn stopped(name: &'static str, fabric: &'static str, size: usize, is_noticed: bo
             let error = lost_rank.failure_until(Instant::now() + STEP);
             let expected = format!("LeftOut: group `tests`: the others went on without rank {lost}, ");
             assert!(error.starts_with(&expected), "{error}");
-            // What it called after that, in a group that is over.
+            // Its calls after that, in a group that is over.
             assert_eq!(kind(&lost_rank.failure_until(Instant::now() + STEP)), "Over");
             lost_rank.end();
             close(ranks);

@@ -1,10 +1,10 @@
-//! Two jobs that use one name in one store by mistake, and two processes with one rank's number.
+//! Two jobs that use one name in one store by mistake, and two processes with one rank.
 
 use std::time::Instant;
 
 use crate::harness::{LIMIT, Other, close, sum, tell, test};
 
-/// What the errors advise.
+/// The remedies in the errors.
 const REMEDIES: [&str; 2] = ["a name or a store of its own", "the same name and the same number of ranks"];
 
 #[test]
@@ -12,7 +12,7 @@ fn another_run_under_the_same_name_ends_the_first() {
     test("two_jobs::another_run_under_the_same_name_ends_the_first", "shm", LIMIT, |test| {
         let first = test.rank("first", 0, 2);
         first.expect("waiting");
-        // It looks for another run at times, once it has written its own.
+        // It checks for another run from time to time, after it wrote its own.
         let second = test.rank("second", 0, 2);
         second.expect("waiting");
         let error = [&first, &second].map(Other::hear).into_iter();
@@ -40,7 +40,7 @@ fn all_ranks_of_two_jobs_at_once_end_in_time() {
         };
         assert!(said.iter().all(is_clear), "{said:#?}");
         let joined = said.iter().filter(|line| line.starts_with("joined ")).count();
-        // All of a run or none. If one run is complete before the other begins, both are.
+        // All ranks of a run succeed, or none. If one run is complete before the other begins, both succeed.
         assert!(joined.is_multiple_of(3), "{said:#?}");
         ranks.into_iter().for_each(Other::end);
     });

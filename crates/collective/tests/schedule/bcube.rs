@@ -3,7 +3,7 @@
 use super::{assert_safe_and_same_everywhere, assert_sums, held, plans, run, sent, shapes};
 use tensorwire_collective::schedule::bcube;
 
-/// The groups of each step with at most four ranks each, unless a prime number of ranks needs more.
+/// The groups of each step, with at most four ranks each unless a prime factor needs more.
 const GROUPS_OF_FOUR: [(usize, &[usize]); 18] = [
     (1, &[]),
     (2, &[2]),
@@ -57,7 +57,7 @@ fn a_power_of_the_base_has_groups_of_the_base() {
         for rank in 0..size {
             let plan = bcube::all_reduce(rank, size, 3 * size, base);
             assert_eq!(plan.exchanges.len(), power as usize * base);
-            // The steps, each of which begins with sends: the other exchanges only receive.
+            // Steps begin with their sends: the other exchanges only receive.
             let steps = plan.exchanges.iter().filter(|exchange| !exchange.send.is_empty());
             assert_eq!(steps.count(), 2 * power as usize);
             assert_eq!(sent(&plan), 2 * 3 * (size - 1));
@@ -73,7 +73,7 @@ fn assert_costs(rank: usize, size: usize, count: usize, base: usize, groups: &[u
         ranks *= group;
         let after = held(count, rank, ranks);
         elements += before - after + (group - 1) * after;
-        // A rank whose part is empty has no receives in its first half; one whose group has nothing has nothing to do.
+        // A rank with an empty part has no receives in its first half. A rank whose group has no elements does nothing.
         exchanges += usize::from(before > 0) * (1 + if after > 0 { group - 1 } else { 1 });
     }
     assert_eq!(ranks, size);

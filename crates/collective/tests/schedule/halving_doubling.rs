@@ -55,7 +55,7 @@ fn surplus_ranks_send_all_once_and_their_neighbours_send_all_once_more() {
     }
 }
 
-/// The costs of a rank that takes part at a position, beside which it sends and does something more.
+/// The costs of a rank that takes part at a position, in addition to what its surplus neighbour needs.
 fn assert_part_taken(
     rank: usize,
     position: usize,

@@ -1,5 +1,5 @@
-//! Plans, run by a model: all ranks of a group in one thread, whose messages wait in queues. Element `j` of rank `r` starts as
-//! `j·size + r`.
+//! Plans run by a model: all ranks of a group in one thread, with queues of messages. Element `j` of rank `r` starts as `j·size +
+//! r`.
 
 mod bcube;
 mod halving_doubling;
@@ -28,7 +28,7 @@ fn plans(size: usize, plan: impl Fn(usize) -> Plan) -> Vec<Plan> {
     (0..size).map(plan).collect()
 }
 
-/// What the ranks hold after their plans, which are checked before: every rank takes its steps strictly in order.
+/// The elements of the ranks after their plans, which are checked first. Every rank takes its steps in order.
 fn run(plans: &[Plan], count: usize) -> Vec<Vec<i64>> {
     check(plans, count);
     let mut model = Model::new(plans, count, |own, other| own + other);
@@ -55,13 +55,13 @@ fn part_length(count: usize, size: usize, index: usize) -> usize {
     count / size + usize::from(index % size < count % size)
 }
 
-/// The elements for which a position answers when `ranks` have divided them among each other.
+/// The elements of a position after `ranks` have divided them among each other.
 fn held(count: usize, position: usize, ranks: usize) -> usize {
     count.saturating_sub(position % ranks).div_ceil(ranks)
 }
 
-/// Runs the plans with each rank held back in turn until no other can go on, so that each message is on its way for as long as it
-/// can be. The way of combining tells any two orders apart. All `owners` must end with the same.
+/// Runs the plans with each rank delayed in turn until no other can go on, so that each message is in flight as long as possible.
+/// The combination distinguishes any two orders. All `owners` must get the same result.
 fn assert_safe_and_same_everywhere(plans: &[Plan], count: usize, owners: Range<usize>) {
     check(plans, count);
     let ends: Vec<_> = (0..plans.len())
@@ -81,7 +81,7 @@ fn assert_safe_and_same_everywhere(plans: &[Plan], count: usize, owners: Range<u
     }
 }
 
-/// What two ranks expect of each other is the same, and all of it is possible.
+/// What two ranks expect of each other matches, and is possible.
 fn check(plans: &[Plan], count: usize) {
     let mut sent = vec![vec![vec![]; plans.len()]; plans.len()];
     let mut expected = sent.clone();
@@ -108,7 +108,7 @@ fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
-/// What has been sent and not yet received from one rank to another.
+/// The messages sent and not yet received from one rank to another.
 type Wire = VecDeque<(Range<usize>, Vec<i64>)>;
 
 struct Model<'a> {

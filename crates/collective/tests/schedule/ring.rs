@@ -37,7 +37,8 @@ fn an_all_reduce_sends_all_twice_but_its_own_part_and_the_next_one() {
     }
 }
 
-/// In each step but the last of either half a rank receives what it sends next, and what is sent and received has two neighbouring parts.
+/// In each step but the last of either half a rank receives what it sends next, and its sends and receives are two neighbouring
+/// parts.
 #[test]
 fn an_all_reduce_takes_an_exchange_for_each_segment_of_each_step() {
     for (size, count) in shapes() {
@@ -45,7 +46,7 @@ fn an_all_reduce_takes_an_exchange_for_each_segment_of_each_step() {
         {
             let plan = ring::all_reduce(rank, size, count, segment);
             let pieces = |part| part_length(count, size, part + size).div_ceil(segment);
-            // What two neighbouring parts take, for all pairs of neighbours but one in either half.
+            // The cost of two neighbouring parts, for all pairs of neighbours but one in either half.
             let pair = |part| std::cmp::max(pieces(part), pieces(part + size - 1));
             let all: usize = (0..size).map(pair).sum();
             let exchanges = if size == 1 { 0 } else { 2 * all - pair(rank) - pair(rank + 1) };
@@ -61,7 +62,7 @@ fn an_all_reduce_takes_an_exchange_for_each_segment_of_each_step() {
     }
 }
 
-/// A segment is sent on as soon as it is there: nothing of the exchanges between is needed.
+/// A segment is sent on as soon as it has come: it does not depend on the exchanges in between.
 #[test]
 fn a_segment_depends_on_the_same_segment_of_the_step_before_only() {
     let (size, count, segment) = (4, 1000, 50);
@@ -82,7 +83,7 @@ fn a_segment_of_no_elements_counts_as_one() {
     assert_eq!(ring::all_reduce(1, 3, 10, 0), ring::all_reduce(1, 3, 10, 1));
 }
 
-/// Of all shapes: even, some empty, all at one rank, and none at all.
+/// All shapes: even, some empty, all at one rank, and no elements.
 fn counts_of_ranks(size: usize) -> impl Iterator<Item = Vec<usize>> {
     let uneven = (0..size).map(|rank| (rank * 7 + 3) % 5 * 11).collect();
     let first = (0..size).map(|rank| if rank == 0 { 100 } else { 0 }).collect();

@@ -15,7 +15,7 @@ fn every_root_gets_every_sum_of_a_short_value() {
     }
 }
 
-/// All roots with long segments, and all segments with one root: only the ring has segments, and it is the same for all roots.
+/// All roots with long segments, and all segments with one root: only the ring has segments, and they are the same for all roots.
 #[test]
 fn every_root_gets_every_sum_of_a_long_value() {
     for (size, count) in shapes() {
@@ -28,7 +28,7 @@ fn every_root_gets_every_sum_of_a_long_value() {
     }
 }
 
-/// A rank receives from one rank for each low zero bit of its distance from the root, as far as there are such ranks.
+/// A rank receives from one rank for each low zero bit of its distance from the root, if there are such ranks.
 #[test]
 fn a_tree_takes_the_logarithm_and_sends_all_once() {
     for (size, root) in sizes().flat_map(|size| (0..size).map(move |root| (size, root))) {

@@ -1,4 +1,4 @@
-//! What all stores do alike.
+//! What all stores have in common.
 
 use std::{any::Any, sync::Arc, time::Duration};
 
@@ -14,11 +14,11 @@ use super::{LONG, SHORT, keys, runtime, value};
 /// A store under test.
 struct Subject {
     store: Arc<dyn Store>,
-    /// Another way to the same keys.
+    /// Another client of the same keys.
     other: Arc<dyn Store>,
-    /// Bytes of each key that are not the caller's.
+    /// The bytes of the prefix of each key.
     prefix: usize,
-    /// What the stores need.
+    /// What the stores use.
     _kept: Box<dyn Any + Send>,
 }
 
@@ -28,7 +28,7 @@ impl Subject {
     }
 }
 
-/// A server of its own for each test; `None` where it is not installed.
+/// A server for each test. `None` if it is not installed.
 #[cfg(any(feature = "redis", feature = "etcd"))]
 async fn service(service: Service) -> Option<Subject> {
     let server = Server::start(service)?;
@@ -86,7 +86,7 @@ macro_rules! over {
     ($stores:tt $tests:tt) => { over!(@each $stores $tests); };
     (@each [$($store:ident)*] $tests:tt) => {
         $(over!(@one $store $tests);)*
-        // Of services that are installed.
+        // Of installed services.
         #[cfg(feature = "redis")]
         over!(@one redis $tests);
         #[cfg(feature = "etcd")]
@@ -231,7 +231,7 @@ async fn a_value_is_compared_before_it_is_set(subject: Subject) {
     assert_eq!(other.compare_set("a", Some(b"2"), b"3").await.unwrap().unwrap(), b"1");
     assert_eq!(other.compare_set("a", Some(b"1"), b"3").await.unwrap().unwrap(), b"3");
     assert_eq!(value(&**store, "a").await.unwrap(), b"3");
-    // An empty value is one.
+    // An empty value is a value.
     assert_eq!(store.compare_set("empty", Some(b""), b"1").await.unwrap(), None);
     assert_eq!(store.compare_set("empty", None, b"").await.unwrap().unwrap(), b"");
     assert_eq!(store.compare_set("empty", Some(b""), b"1").await.unwrap().unwrap(), b"1");
@@ -337,7 +337,7 @@ async fn a_dropped_wait_leaves_nothing_behind(subject: Subject) {
         assert!(store.wait(&names, LONG).now_or_never().is_none());
     }
     drop(store.wait(&names, LONG));
-    // The store answers as before, and a wait for the same keys ends.
+    // The store answers as before, and a wait for the same keys completes.
     other.set("later", b"1").await.unwrap();
     let (waited, set) = tokio::join!(store.wait(&names, LONG), other.set("never", b"2"));
     set.unwrap();
@@ -346,7 +346,7 @@ async fn a_dropped_wait_leaves_nothing_behind(subject: Subject) {
 
 async fn many_keys_and_large_values_come_in_order(subject: Subject) {
     let Subject { store, other, .. } = &subject;
-    // More than one answer has room for.
+    // More than fit into one answer.
     let large: Vec<String> = (0..6).map(|at| format!("large/{at}")).collect();
     for (at, name) in (0..).zip(&large) {
         store.set(name, &vec![at; VALUE_BYTES_MAX]).await.unwrap();
@@ -363,7 +363,7 @@ async fn many_keys_and_large_values_come_in_order(subject: Subject) {
     }
     assert!(several.iter().map(String::as_bytes).eq(other.wait(&several, LONG).await.unwrap()));
 
-    // More than one request has room for.
+    // More than fit into one request.
     store.set("last", b"1").await.unwrap();
     let mut names: Vec<String> = (0..5000).map(|at| format!("none/{at}")).collect();
     names[4999] = "last".to_owned();

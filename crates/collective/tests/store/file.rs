@@ -7,7 +7,7 @@ use tensorwire_verbs_reactor::timeout;
 
 use super::{LONG, SHORT, keys, runtime, value};
 
-/// Tells a process of these tests which folder it shares.
+/// The variable with the folder that a process of these tests shares.
 const FOLDER: &str = "TENSORWIRE_TEST_STORE_FOLDER";
 
 const ADDED_EACH: usize = 100;
@@ -16,7 +16,7 @@ fn open(folder: &Path) -> FileStore {
     FileStore::open(folder, LONG, runtime()).unwrap()
 }
 
-/// The files in `folder` that are no keys'.
+/// The files in `folder` that are not of keys.
 fn hidden(folder: &Path) -> Vec<String> {
     let names = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     names.filter(|name| name.starts_with('.')).collect()
@@ -27,7 +27,7 @@ fn detail(error: &StoreError) -> &str {
     detail
 }
 
-/// What each of two processes does.
+/// The work of each of two processes.
 async fn count_and_race(store: &FileStore) {
     for _ in 0..ADDED_EACH {
         store.add("count", 1).await.unwrap();
@@ -79,12 +79,12 @@ async fn a_lock_that_stays_is_named_with_its_owner_and_what_to_do() {
     let lock = folder.path().canonicalize().unwrap().join(".lock-a%2fb");
     fs::write(&lock, "process 7 on node3, writer 1, lock 0").unwrap();
     for error in [store.set("a/b", b"").await.unwrap_err(), store.add("a/b", 1).await.unwrap_err()] {
-        let told = detail(&error);
+        let text = detail(&error);
         for part in ["`a/b`", lock.to_str().unwrap(), "process 7 on node3", "since", "remove the file"] {
-            assert!(told.contains(part), "{part}: {error}");
+            assert!(text.contains(part), "{part}: {error}");
         }
     }
-    // Others are free, and reads need no lock.
+    // Other keys are free, and reads need no lock.
     store.set("b", b"1").await.unwrap();
     assert_eq!(value(&store, "a/b").await, None);
     fs::remove_file(&lock).unwrap();
@@ -131,7 +131,7 @@ async fn a_folder_is_made_and_keeps_its_keys() {
 }
 
 #[tokio::test]
-async fn a_folder_that_is_gone_is_told_of_at_once() {
+async fn a_missing_folder_fails_at_once() {
     let folder = tempfile::tempdir().unwrap();
     let store = open(folder.path());
     drop(folder);

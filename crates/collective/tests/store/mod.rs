@@ -1,4 +1,4 @@
-//! Stores: what all of them do, and what is each one's own.
+//! Stores: what all have in common, and what is special to each.
 
 mod contract;
 mod file;
@@ -14,10 +14,10 @@ use std::{sync::Arc, time::Duration};
 use tensorwire_collective::store::Store;
 use tensorwire_verbs_reactor::{Runtime, TokioRuntime};
 
-/// Longer than anything takes on a loaded machine.
+/// Longer than any step takes on a loaded machine.
 const LONG: Duration = Duration::from_secs(60);
 
-/// For what is expected not to happen.
+/// How long to wait for what must not happen.
 const SHORT: Duration = Duration::from_millis(30);
 
 fn runtime() -> Arc<dyn Runtime> {
@@ -32,7 +32,7 @@ async fn value(store: &dyn Store, key: &str) -> Option<Vec<u8>> {
     store.get(&keys([key])).await.unwrap().remove(0)
 }
 
-/// Ends when `is_so`. There is no event to wait for.
+/// Completes when `is_so`. There is no event to wait for.
 async fn until(mut is_so: impl FnMut() -> bool) {
     let runtime = runtime();
     let begun = runtime.now();

@@ -1,4 +1,4 @@
-//! Parts of a store.
+//! Prefixes of a store.
 
 use std::sync::Arc;
 
@@ -31,8 +31,8 @@ async fn errors_name_keys_as_the_caller_does_and_the_prefix() {
     let below: Arc<dyn Store> = Arc::new(MemoryStore::new(runtime()));
     let nested = PrefixStore::new(Arc::new(PrefixStore::new(below, "a")), "b");
     let error = nested.wait(&keys(["b/x"]), SHORT).await.unwrap_err();
-    let told = "after 30ms these keys are missing from `b/` of `a/` of the store in memory: b/x";
-    assert_eq!(error.to_string(), told);
+    let text = "after 30ms these keys are missing from `b/` of `a/` of the store in memory: b/x";
+    assert_eq!(error.to_string(), text);
     nested.set("x", b"text").await.unwrap();
     let error = nested.add("x", 1).await.unwrap_err();
     assert!(matches!(error, StoreError::NotANumber { key, .. } if key == "x"));

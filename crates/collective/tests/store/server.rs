@@ -1,4 +1,4 @@
-//! Servers of Redis and etcd that tests start for themselves, on loopback.
+//! Servers of Redis and etcd that tests start on loopback.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -23,7 +23,7 @@ pub(super) enum Service {
     Etcd,
 }
 
-/// A server with a folder of its own. Killed when dropped.
+/// A server with its own folder. Killed when dropped.
 pub(super) struct Server {
     service: Service,
     options: Vec<String>,
@@ -33,7 +33,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// A new server; `None` where it is not installed, which the test tells.
+    /// A new server. `None`, with a report, if it is not installed.
     pub(super) fn start(service: Service) -> Option<Self> {
         Self::start_with(service, &[])
     }
@@ -43,7 +43,7 @@ impl Server {
         installed(service.program(), service.package(), service.scheme())?;
         let folder = tempfile::tempdir().unwrap();
         let options: Vec<_> = options.iter().map(|option| (*option).to_owned()).collect();
-        // Others may take the port that was free.
+        // Another process may take the free port.
         for _ in 0..10 {
             let address = free_address();
             if let Some(process) = launch(service, address, &folder, &options).unwrap() {
@@ -53,7 +53,7 @@ impl Server {
         panic!("{} does not start", service.program());
     }
 
-    /// Its URL, with `USER:PASSWORD@` and `/PATH`, or without these.
+    /// Its URL, with `USER:PASSWORD@` and `/PATH` or without.
     pub(super) fn url_with(&self, credentials: &str, path: &str) -> StoreUrl {
         format!("{}://{credentials}{}{path}", self.service.scheme(), self.address).parse().unwrap()
     }
@@ -68,7 +68,7 @@ impl Server {
         let _ = self.process.wait();
     }
 
-    /// Starts it again at the same address, after [`kill`](Self::kill).
+    /// Restarts it at the same address, after [`kill`](Self::kill).
     pub(super) fn restart(&mut self) {
         let started = launch(self.service, self.address, &self.folder, &self.options).unwrap();
         self.process = started.expect("the port is still free");
@@ -78,7 +78,7 @@ impl Server {
         kill_process(Pid::from_raw(self.process.id().cast_signed()).unwrap(), signal).unwrap();
     }
 
-    /// Posts JSON to the server, which answers with 200.
+    /// Posts JSON to the server, which must answer with 200.
     #[cfg(feature = "etcd")]
     pub(super) fn post(&self, path: &str, json: &str) {
         use std::io::Write as _;
@@ -143,7 +143,7 @@ impl Service {
                 let [url, peer] =
                     [address.to_string(), "127.0.0.1:1".to_owned()].map(|at| format!("http://{at}"));
                 command.args(["--listen-client-urls", &url, "--advertise-client-urls", &url]);
-                // It is alone, and is never asked by a peer.
+                // A single member, which no peer connects to.
                 command.args([
                     "--listen-peer-urls",
                     "http://127.0.0.1:0",
@@ -159,7 +159,7 @@ impl Service {
         command
     }
 
-    /// What it logs by the time it answers.
+    /// What it has logged by the time it answers.
     fn ready(self) -> &'static [&'static str] {
         match self {
             #[cfg(feature = "redis")]
@@ -170,7 +170,7 @@ impl Service {
     }
 }
 
-/// Starts the server and waits until it answers. `None` if it ended before, as it does where the port is taken.
+/// Starts the server and waits until it answers. `None` if it ended before, as if the port is taken.
 fn launch(
     service: Service,
     address: SocketAddr,
@@ -191,12 +191,12 @@ fn launch(
     Ok(Some(process))
 }
 
-/// The lines of `output`, which is read to its end in any case.
+/// The lines of `output`, which is always read to its end.
 fn lines_of(output: impl Read + Send + 'static) -> Receiver<String> {
     let (found, lines) = channel();
     thread::spawn(move || {
         for line in BufReader::new(output).lines().map_while(Result::ok) {
-            // Nobody listens any more once the server is ready.
+            // Nobody receives any more once the server is ready.
             let _ = found.send(line);
         }
     });

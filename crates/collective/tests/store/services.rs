@@ -1,4 +1,4 @@
-//! Stores in servers of Redis and etcd: what happens when these refuse, end, or stop.
+//! Stores in servers of Redis and etcd: what happens when these reject requests, end, or stop.
 
 use std::{sync::Arc, time::Duration};
 
@@ -49,7 +49,7 @@ async fn open(server: &Server, limit: Duration) -> Arc<dyn Store> {
     server.url().open(limit, runtime()).await.unwrap()
 }
 
-/// What the error says, which names the server.
+/// The text of the error, which names the server.
 #[track_caller]
 fn detail(error: &StoreError, server: &Server) -> String {
     let StoreError::Unreachable { store, detail } = error else { panic!("{error}") };
@@ -62,11 +62,11 @@ async fn a_server_that_is_not_there_is_named(service: Service) {
     server.kill();
     let opened = timeout(&*runtime(), LONG, server.url().open(LONG, runtime())).await;
     let error = opened.expect("at once").unwrap_err();
-    let told = detail(&error, &server);
-    assert!(told.contains("refused") && told.contains("runs there"), "{told}");
+    let text = detail(&error, &server);
+    assert!(text.contains("refused") && text.contains("runs there"), "{text}");
 }
 
-/// It greets, and says nothing that a server of the kind says.
+/// It sends a greeting that no such server sends.
 async fn another_server_is_none(service: Service) {
     let Some(server) = Server::start(service) else { return };
     let (_other, address) =
@@ -96,7 +96,7 @@ async fn a_server_that_restarts_is_connected_to_again(service: Service) {
     assert_eq!(value(&*store, "a").await.unwrap(), b"3");
     assert_eq!(store.add("n", 1).await.unwrap(), 1);
 
-    // The connection is old again; what may happen twice does not tell.
+    // The connection is an old one again; calls that may happen twice do not notice.
     server.kill();
     server.restart();
     store.get(&keys(["a"])).await.unwrap();
@@ -229,10 +229,10 @@ async fn redis_knows_users_passwords_and_databases() {
         (other.set("another", b"").await.unwrap_err(), "let the user call"),
         (other.compare_set("another", None, b"").await.unwrap_err(), "let the user call"),
     ];
-    for (error, told) in refused {
-        assert!(detail(&error, &server).contains(told), "{error}");
-        let told = format!("{error}{error:?}{first:?}{other:?}");
-        assert!(!told.contains("s3cret") && !told.contains("wr0ng") && !told.contains("won"), "{told}");
+    for (error, text) in refused {
+        assert!(detail(&error, &server).contains(text), "{error}");
+        let text = format!("{error}{error:?}{first:?}{other:?}");
+        assert!(!text.contains("s3cret") && !text.contains("wr0ng") && !text.contains("won"), "{text}");
     }
 }
 
@@ -295,13 +295,13 @@ async fn etcd_knows_users_and_passwords() {
         (elsewhere.set("a", b"").await.unwrap_err(), "grant the user a role"),
         (elsewhere.wait(&keys(["a"]), LONG).await.unwrap_err(), "grant the user a role"),
     ];
-    for (error, told) in refused {
-        assert!(detail(&error, &server).contains(told), "{error}");
-        let told = format!("{error}{error:?}{root:?}{alice:?}");
-        assert!(!told.contains("s3cret") && !told.contains("wr0ng") && !told.contains("won"), "{told}");
+    for (error, text) in refused {
+        assert!(detail(&error, &server).contains(text), "{error}");
+        let text = format!("{error}{error:?}{root:?}{alice:?}");
+        assert!(!text.contains("s3cret") && !text.contains("wr0ng") && !text.contains("won"), "{text}");
     }
 
-    // The server forgets the tokens that it gave.
+    // The server forgets its tokens.
     server.kill();
     server.restart();
     root.set("job/a", b"2").await.unwrap();

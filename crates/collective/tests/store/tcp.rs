@@ -77,7 +77,7 @@ async fn without_a_server_the_error_says_what_to_check() {
     let limit = Duration::from_secs(1);
     let error = TcpStore::connect(&address.to_string(), limit, runtime()).await.unwrap_err();
     assert!(error.to_string().contains(&address.to_string()), "{error}");
-    assert!(detail(&error).contains("refused") && detail(&error).contains("serves runs"), "{error}");
+    assert!(detail(&error).contains("refused") && detail(&error).contains("serving rank runs"), "{error}");
 }
 
 /// Answers the first connection with `bytes`.
@@ -94,9 +94,9 @@ async fn answer_with(bytes: &[u8]) -> StoreError {
 }
 
 #[tokio::test]
-async fn a_wrong_port_is_told_at_once() {
+async fn a_wrong_port_fails_at_once() {
     let error = answer_with(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
-    assert!(detail(&error).contains("is no store"), "{error}");
+    assert!(detail(&error).contains("another program"), "{error}");
     let error = answer_with(b"SSH-2.0-OpenSSH_9.6p1 Debian\r\n").await;
     assert!(detail(&error).contains("give the port"), "{error}");
 }
@@ -107,7 +107,7 @@ async fn another_version_is_named_with_the_own() {
     hello[8] = 9;
     let error = answer_with(&hello).await;
     assert!(detail(&error).contains("version 9") && detail(&error).contains("version 1"), "{error}");
-    // A server answers a client of another version with its own.
+    // A server answers a client of another version with its own hello.
     let (_store, address) = serve(TcpLimits::default()).await;
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(&hello).await.unwrap();
@@ -117,12 +117,12 @@ async fn another_version_is_named_with_the_own() {
 }
 
 #[tokio::test]
-async fn a_port_that_closes_connections_is_told_of() {
+async fn a_port_that_closes_connections_fails() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let close = async {
         loop {
-            // What the client sent is read, or the connection would be reset.
+            // The client's bytes are read, because the connection would be reset otherwise.
             let (mut stream, _) = listener.accept().await.unwrap();
             let _ = stream.read(&mut [0; 64]).await;
         }
@@ -132,7 +132,7 @@ async fn a_port_that_closes_connections_is_told_of() {
         connected = TcpStore::connect(&address, limit, runtime()) => connected.unwrap_err(),
         () = close => unreachable!(),
     };
-    assert!(detail(&error).contains("not as a store"), "{error}");
+    assert!(detail(&error).contains("does not answer as a store"), "{error}");
 }
 
 #[tokio::test]
@@ -150,7 +150,7 @@ async fn garbage_closes_its_own_connection_alone() {
     ];
     for bytes in garbage {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        // The server may close before all is written.
+        // The server may close the connection before all is written.
         let _ = stream.write_all(&bytes).await;
         let ended = timeout(&*runtime(), LONG, stream.read_to_end(&mut Vec::new())).await;
         assert!(ended.is_ok(), "the server keeps a connection with garbage");
@@ -168,12 +168,12 @@ async fn what_is_half_sent_is_given_up() {
     let hello = client_hello().await;
     for bytes in [&b""[..], &hello[..10], &[&hello[..], &[9, 0, 0, 0, 1]].concat()] {
         let mut stream = TcpStream::connect(address).await.unwrap();
-        // On a loaded machine it may be closed before.
+        // On a loaded machine the connection may be closed before.
         let _ = stream.write_all(bytes).await;
         let ended = timeout(&*runtime(), LONG, stream.read_to_end(&mut Vec::new())).await;
         assert!(ended.is_ok(), "the server keeps a connection with {} bytes", bytes.len());
     }
-    // A client that asks for nothing is kept.
+    // An idle client stays connected.
     until(|| store.connections() == Some(1)).await;
     client.set("a", b"").await.unwrap();
 }
@@ -187,7 +187,7 @@ async fn a_client_that_does_not_read_its_answers_is_closed() {
     let mut stream = TcpStream::connect(address).await.unwrap();
     stream.write_all(&hello).await.unwrap();
     stream.read_exact(&mut [0; 24]).await.unwrap();
-    // The answers are more than sockets hold. It may be closed before the last request.
+    // The answers are more than the sockets' buffers hold. The connection may be closed before the last request.
     let get = [&16u32.to_le_bytes()[..], &[0; 8], &[2], &1u32.to_le_bytes(), &[1, 0], b"k"].concat();
     let _ = stream.write_all(&get.repeat(64)).await;
     until(|| store.connections() == Some(0)).await;
@@ -201,7 +201,7 @@ async fn a_client_that_ends_while_it_waits_is_forgotten() {
     let mut wait = client.wait(&names, LONG);
     assert!((&mut wait).now_or_never().is_none());
     until(|| store.waits() == Some(1)).await;
-    // A wait that is dropped ends on the server, and its connection stays.
+    // A dropped wait ends on the server, and its connection stays.
     drop(wait);
     until(|| store.waits() == Some(0)).await;
     assert_eq!(store.connections(), Some(1));
@@ -225,7 +225,7 @@ async fn a_server_that_restarts_has_lost_its_keys_and_is_found_again() {
     until(|| store.waits() == Some(1)).await;
     drop(store);
     let again = async {
-        // The port is free when the task of the first has ended.
+        // The port is free when the task of the first server has ended.
         loop {
             if let Ok((store, _)) = TcpStore::serve(&address.to_string(), runtime()).await {
                 until(|| store.waits() == Some(1)).await;
@@ -242,7 +242,7 @@ async fn a_server_that_restarts_has_lost_its_keys_and_is_found_again() {
     assert_eq!(value(&store, "a").await.unwrap(), b"3");
 }
 
-/// Forwards one connection until `cut` ends, and the ones after it for good. Counts them.
+/// Forwards one connection until `cut` ends, and all later ones. Counts them.
 async fn forward(listener: TcpListener, to: SocketAddr, cut: impl Future<Output = ()>, count: &Cell<usize>) {
     let (mut near, _) = listener.accept().await.unwrap();
     let mut far = TcpStream::connect(to).await.unwrap();
@@ -288,7 +288,7 @@ async fn a_connection_that_breaks_is_made_again() {
     }
 }
 
-/// Answers the hello and takes one request, which it does not answer.
+/// Answers the hello and reads one request, without an answer.
 async fn swallow(listener: &TcpListener, hello: &[u8]) {
     let (mut stream, _) = listener.accept().await.unwrap();
     stream.read_exact(&mut [0; 24]).await.unwrap();
@@ -301,7 +301,7 @@ async fn a_write_that_may_have_happened_is_not_repeated() {
     let hello = client_hello().await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    // The request of `connect` is repeated: it reads.
+    // The request of `connect` is repeated, because it reads.
     let answer_connect = async {
         swallow(&listener, &hello).await;
         let (mut stream, _) = listener.accept().await.unwrap();

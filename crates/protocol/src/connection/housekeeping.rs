@@ -125,7 +125,7 @@ impl<C: Channel> Housekeeping<'_, C> {
             return Poll::Ready(Ok(Chore::MakeRing(bytes)));
         }
         let owes = self.made.is_some() || state.owes_messages();
-        let before = (owes || state.is_line_left).then(|| connection.post_requests_in_line(&mut state));
+        let before = (owes || state.is_line_left).then(|| connection.post_line(&mut state));
         if owes
             && state.messages.is_turn(self.position.ticket)
             && let Some(posted) = self.post(&mut state)

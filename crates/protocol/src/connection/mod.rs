@@ -3,9 +3,9 @@
 mod at_once;
 mod housekeeping;
 mod inbound;
+mod message_line;
 mod noting;
 mod outbound;
-mod request_line;
 mod rings;
 mod turn;
 mod untaken;
@@ -19,7 +19,8 @@ use std::{
 
 use housekeeping::Keeper;
 use inbound::{ArrivalError, Inbound};
-use request_line::RequestLine;
+use message_line::MessageLine;
+pub(crate) use message_line::Waiting;
 pub use rings::Rings;
 use rings::RingsInUse;
 use tensorwire_testpoints::sync::Mutex;
@@ -82,8 +83,10 @@ pub(crate) struct State<L> {
     notes: NoteChannels,
     pub(crate) contents_in_flight: u32,
     contents_max: u32,
+    /// The first content in line had its turn, and there was no credit: the next one is left to it.
+    is_content_due: bool,
     messages: WaitQueue,
-    request_line: RequestLine,
+    message_line: MessageLine,
     /// Nobody in line is woken to post the requests at its head: the next request takes them along, or the housekeeping task
     /// posts them.
     is_line_left: bool,
@@ -133,6 +136,13 @@ impl<L> State<L> {
             Turnstile::Contents => self.contents_in_flight < self.contents_max && self.flow.may_try_content(),
         };
         if is_open { self.queue(turnstile).take_first() } else { None }
+    }
+
+    /// Whether messages leave the last credit to a content. Messages are woken first, so that contents would wait as long as there
+    /// are messages: where receives are given up all the time, each brings a CANCEL_ACK.
+    fn is_credit_for_content(&self) -> bool {
+        let may_be_posted = self.contents_in_flight < self.contents_max && !self.contents.is_empty();
+        self.is_content_due && may_be_posted && self.flow.is_last_credit()
     }
 
     /// Whether somebody is in line, or the housekeeping task sleeps and has work.
@@ -196,8 +206,9 @@ impl<C: Channel> Connection<C> {
             notes: NoteChannels::default(),
             contents_in_flight: 0,
             contents_max,
+            is_content_due: false,
             messages: WaitQueue::default(),
-            request_line: RequestLine::default(),
+            message_line: MessageLine::default(),
             is_line_left: false,
             measure: Vec::new(),
             forms: Vec::new(),
@@ -431,9 +442,12 @@ impl<C: Channel> Connection<C> {
         wake: Option<Waker>,
         returned: Option<(C::Lent, LentEnd)>,
     ) {
+        let posted = self.post_line_unless_left(&mut state);
         let line = state.next_in_lines();
         let keeper = state.keeper_with_work();
         drop(state);
+        // If a post has failed, the connection is over, and all its tasks are woken.
+        let _ = self.finish_posted(posted);
         if let Some(waker) = wake {
             waker.wake();
         }

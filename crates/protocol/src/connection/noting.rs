@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::{Connection, Turnstile};
+use super::{Connection, Turnstile, Waiting};
 use crate::{
     Channel, ChannelError, EagerContent, Message, Note,
     limits::{NOTE_BYTES_MAX, NOTE_LANES_MAX},
@@ -41,8 +41,8 @@ impl<C: Channel> Connection<C> {
     ///
     /// # Cancel safety
     /// Dropping the future before it is ready sends nothing.
-    pub async fn send_note(&self, note: &Message) -> Result<(), ChannelError> {
-        self.send(note, |_| {}).await
+    pub async fn send_note(&self, note: Message) -> Result<(), ChannelError> {
+        self.send_in_line(Waiting::Note(note)).await
     }
 
     /// The next note of the peer in a lane. One task at a time.

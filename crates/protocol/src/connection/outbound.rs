@@ -34,6 +34,7 @@ impl<L> State<L> {
     pub(crate) fn count_content(&mut self, index: RequestIndex) {
         // It was found possible under this lock.
         let _ = self.flow.post_content();
+        self.is_content_due = false;
         self.contents_in_flight += 1;
         self.count_written(index);
     }
@@ -157,7 +158,8 @@ impl<C: Channel> Connection<C> {
         {
             return Some(Err(error));
         }
-        if state.flow.has_credit() { Some(Ok(())) } else { self.ask(state, Blocked { wanted: 0 }) }
+        let may_post = state.flow.has_credit() && !state.is_credit_for_content();
+        if may_post { Some(Ok(())) } else { self.ask(state, Blocked { wanted: 0 }) }
     }
 
     /// Posts the message that was encoded last.
@@ -223,6 +225,7 @@ impl<C: Channel> Connection<C> {
                 return None;
             }
             if !state.flow.has_content_credit() {
+                state.is_content_due = true;
                 return self.ask(state, Blocked { wanted: 0 });
             }
             Some(Ok(post(state)))

@@ -7,7 +7,7 @@ use std::{
     task::{Poll, Waker},
 };
 
-use super::{Connection, State, request_line::Posted};
+use super::{Connection, State, message_line::Posted};
 use crate::{Channel, ChannelError};
 
 /// What can be waited for in line.
@@ -188,8 +188,8 @@ impl<C: Channel> Connection<C> {
         }
     }
 
-    /// Posts the requests that are before a message in line, whose futures may not have been polled.
+    /// Posts what is before a message in line, whose futures may not be polled.
     fn post_before(&self, turnstile: Turnstile, state: &mut State<C::Lent>) -> Posted {
-        if turnstile == Turnstile::Messages { self.post_requests_in_line(state) } else { Posted::default() }
+        if turnstile == Turnstile::Messages { self.post_line(state) } else { Posted::default() }
     }
 }

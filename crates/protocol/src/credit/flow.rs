@@ -147,6 +147,11 @@ impl Flow {
         self.sent - self.returned < u64::from(self.credits)
     }
 
+    /// Whether one more message or content may be posted, and no second one. Never in mode original, which does not count contents.
+    pub fn is_last_credit(&self) -> bool {
+        self.mode == Mode::Counted && self.sent - self.returned + 1 == u64::from(self.credits)
+    }
+
     /// Whether a content may be posted. In mode original it always may.
     pub fn has_content_credit(&self) -> bool {
         self.mode == Mode::Original || self.has_credit()

@@ -18,9 +18,9 @@ use std::{
 use futures::FutureExt as _;
 
 use crate::{
-    Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Message, Metadata,
-    Mode, RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
-    connection::{State, Turnstile},
+    Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Metadata, Mode,
+    RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
+    connection::{State, Waiting},
     requests::{Check, Content, Landed, Reply},
 };
 use admission::Known;
@@ -379,17 +379,8 @@ impl<'connection, C: Channel> Request<'connection, C> {
         metadata: Metadata,
         destination: Option<Destination>,
     ) -> Result<(), ChannelError> {
-        let (connection, index) = (self.connection, self.index);
-        let message = Message::TensorReRequest(TensorReRequest { index, destination });
-        let posted = connection.turn(Turnstile::Messages, |state| {
-            if !state.requests.is_told(index) {
-                return Some(Ok(()));
-            }
-            let posted = connection.try_post(state, &message)?;
-            state.requests.asked_again(index, metadata.clone());
-            Some(posted)
-        });
-        connection.over_if_failed(posted.await?)
+        let request = TensorReRequest { index: self.index, destination };
+        self.connection.send_in_line(Waiting::ReRequest(request, metadata)).await
     }
 
     /// The peer's next answer, and memory that it did not need. An answer that came before the connection failed counts.

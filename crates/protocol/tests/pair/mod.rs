@@ -15,6 +15,7 @@ mod sequences;
 mod several;
 mod short;
 mod stash;
+mod unpolled;
 mod validation;
 mod version;
 mod view;

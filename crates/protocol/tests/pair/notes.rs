@@ -25,7 +25,7 @@ fn open(pair: &mut Pair) {
 
 fn send(pair: &mut Pair, side: Side, note: Message) -> Handle<bool> {
     let connection = pair.end(side).connection.clone();
-    pair.tasks.spawn(async move { connection.send_note(&note).await.is_ok() })
+    pair.tasks.spawn(async move { connection.send_note(note).await.is_ok() })
 }
 
 fn next(pair: &mut Pair, side: Side, lane: u16) -> Handle<Option<EagerContent>> {

@@ -181,6 +181,12 @@ impl Worker {
         self.node.values.steps.duplicates()
     }
 
+    /// How many receives may be outstanding at one peer ([`Flow::requests_max`](crate::Flow::requests_max)). Of the settings of two
+    /// workers, the smaller applies.
+    pub fn requests_max(&self) -> u32 {
+        self.node.parameters.requests_max
+    }
+
     /// The pool for values to publish and send. A value in another pool is copied into this one each time it is sent to
     /// another worker.
     pub fn pool(&self) -> &Pool {

@@ -105,7 +105,7 @@ impl Notes {
         }
         let note = self.note(lane, parts)?;
         let in_line = self.boxes.as_ref().map(|boxes| boxes.begin_message(self.lanes_of(lane)));
-        self.send_message(&note).await.map_err(|error| self.lost(lane, error))?;
+        self.send_message(note).await.map_err(|error| self.lost(lane, error))?;
         if let Some(in_line) = in_line {
             in_line.sent();
         }
@@ -128,14 +128,14 @@ impl Notes {
         let Ok(wake_up) = self.message(lane, &[]) else { return };
         if self.connection.protocol.send_note_now(&wake_up).is_none() {
             let connection = self.connection.clone();
-            let woken = async move { drop(connection.protocol.send_note(&wake_up).await) };
+            let woken = async move { drop(connection.protocol.send_note(wake_up).await) };
             self.peer.worker.runtime().spawn("wake the receiver of a note", Box::pin(woken));
         }
     }
 
-    async fn send_message(&self, note: &Message) -> Result<(), ChannelError> {
+    async fn send_message(&self, note: Message) -> Result<(), ChannelError> {
         let protocol = &self.connection.protocol;
-        match protocol.send_note_now(note) {
+        match protocol.send_note_now(&note) {
             Some(sent) => sent,
             None => protocol.send_note(note).await,
         }

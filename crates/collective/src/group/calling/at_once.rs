@@ -52,7 +52,7 @@ impl Calling {
         if !hear_all(&exchanges, &own, &mut arrived) {
             drop(exchanges);
             self.others().for_each(|to| {
-                self.tells(to);
+                self.claim_send(to);
             });
             return None;
         }

@@ -1,4 +1,4 @@
-//! Calls to a server of etcd.
+//! Calls to an etcd server.
 
 use std::{
     error::Error,
@@ -23,11 +23,11 @@ use super::{
     messages::{Authenticate, Authenticated, Transaction, TransactionDone, WatchRequest, Watched},
 };
 
-/// The most bytes of an answer: that to a read of `KEYS_MAX` keys, with what surrounds each.
+/// The largest answer in bytes: that to a read of `KEYS_MAX` keys, with some room for each.
 const ANSWER_BYTES_MAX: usize = KEYS_MAX * (VALUE_BYTES_MAX + KEY_BYTES_MAX + 1024);
 
-/// A connection on which calls are under way is asked for a sign of life after this, and given up after the same time. Servers refuse
-/// clients that ask more often than every 5 s.
+/// How long a connection with calls in progress may be idle before a keep-alive ping, and how long the ping may stay unanswered.
+/// Servers reject clients that ping more often than every 5 s.
 const SILENT_MAX: Duration = Duration::from_secs(15);
 
 /// Whether a call may happen twice.
@@ -42,25 +42,25 @@ pub(super) enum Repeated {
 pub(super) enum Failed {
     Silent,
     Status(Status),
-    /// The server may have seen the call.
+    /// The server may have received the call.
     Unknown(Status),
 }
 
-/// A connection to a server, which all calls share. It is made when a call needs it. Not to be printed: it has the password.
+/// A connection to a server, which all calls share, made by the first call. Not printed, because it has the password.
 pub(super) struct Client {
-    /// What errors call the store; without a password.
+    /// The store's name in errors, without a password.
     pub(super) name: String,
     pub(super) limit: Duration,
     pub(super) runtime: Arc<dyn Runtime>,
     channel: Channel,
     /// The user and the password, if the URL has them.
     credentials: Option<Authenticate>,
-    /// What the server gave for them. It forgets tokens that are not used for some minutes, and all when it is started again.
+    /// The server's token for the credentials. The server forgets tokens unused for some minutes, and all when it restarts.
     token: Mutex<Option<MetadataValue<Ascii>>>,
 }
 
 impl Client {
-    /// Must be made inside the runtime of tokio, in which the connection has its tasks.
+    /// Must be called on a tokio runtime, in which the connection has its tasks.
     pub(super) fn new(
         name: String,
         service: &Service,
@@ -79,7 +79,7 @@ impl Client {
         Ok(Self { name, limit, runtime, channel, credentials, token: Mutex::new(None) })
     }
 
-    /// Calls `method` of the service of keys and values, within the limit.
+    /// Calls `method` of the key-value service, within the limit.
     pub(super) async fn call<Asked, Answer>(
         &self,
         method: &'static str,
@@ -92,10 +92,10 @@ impl Client {
     {
         let call = async {
             let mut answer = self.call_once(method, asked).await;
-            // The server was started again, or another one is there now: it does not know the token either.
+            // Twice: after a broken connection, a restarted server does not know the token either.
             for _ in 0..2 {
                 let again = answer.as_ref().is_err_and(|status| {
-                    // Nothing happened without a token.
+                    // Without a valid token nothing happened.
                     self.forget_token(status) || is_lost(status) && repeated == Repeated::AsNeeded
                 });
                 if !again {
@@ -120,10 +120,10 @@ impl Client {
         self.call("/etcdserverpb.KV/Txn", transaction, repeated).await
     }
 
-    /// What the server tells of a watch. It ends when dropped.
+    /// The events of a watch. It ends when dropped.
     pub(super) async fn watch(&self, request: WatchRequest) -> Result<Streaming<Watched>, Status> {
         let mut grpc = self.grpc().await?;
-        // The watch lasts as long as this side may ask for more.
+        // The watch lasts as long as its stream of requests.
         let requests = stream::iter([request]).chain(stream::pending());
         let request = self.with_token(requests).await?;
         let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
@@ -160,7 +160,7 @@ impl Client {
         Ok(grpc)
     }
 
-    /// With what proves the user, for which the server is asked if there is none.
+    /// Adds the token to a request. Requests one from the server if there is none.
     async fn with_token<T>(&self, message: T) -> Result<Request<T>, Status> {
         let mut request = Request::new(message);
         let Some(credentials) = &self.credentials else { return Ok(request) };
@@ -177,12 +177,12 @@ impl Client {
         let request = Request::new(credentials.clone());
         let answer: Authenticated = self.unary("/etcdserverpb.Auth/Authenticate", request).await?;
         let token = MetadataValue::try_from(answer.token);
-        let token = token.map_err(|_| Status::internal("it gave a token that is no text"))?;
+        let token = token.map_err(|_| Status::internal("its token is not text"))?;
         *self.token.lock().unwrap_or_else(PoisonError::into_inner) = Some(token.clone());
         Ok(token)
     }
 
-    /// Whether the server does not know the token any more, so that another one is to be had.
+    /// Whether the server does not know the token. If so, forgets it.
     fn forget_token(&self, status: &Status) -> bool {
         let is_old = status.code() == Code::Unauthenticated || status.message().contains("auth store is old");
         is_old && self.token.lock().unwrap_or_else(PoisonError::into_inner).take().is_some()
@@ -191,14 +191,14 @@ impl Client {
     pub(super) fn error(&self, why: &Failed) -> StoreError {
         self.unreachable(match why {
             Failed::Silent => format!(
-                "it did not answer within {:?}, and may do what it was asked later; check that etcd runs there, has a leader, and is not stopped or overloaded",
+                "it did not answer within {:?}, and the request may still take effect; check that etcd runs there, has a leader, and is not stopped or overloaded",
                 self.limit
             ),
             Failed::Unknown(status) => format!(
-                "{} before it answered: whether the write happened is unknown; read the key before it is repeated",
-                told(status)
+                "{} before it answered: whether the write happened is unknown; read the key before you repeat it",
+                describe(status)
             ),
-            Failed::Status(status) => format!("{}; {}", told(status), remedy(status)),
+            Failed::Status(status) => format!("{}; {}", describe(status), remedy(status)),
         })
     }
 
@@ -207,13 +207,13 @@ impl Client {
     }
 }
 
-/// Whether the connection broke, or another server must be asked.
+/// Whether the connection broke, or the server says to try another one.
 fn is_lost(status: &Status) -> bool {
-    // What the server itself answers has no cause.
+    // A status that the server itself sent has no source.
     status.code() == Code::Unavailable || status.source().is_some()
 }
 
-/// Whether there was no connection on which the call could be sent.
+/// Whether there was no connection to send the call on.
 fn never_sent(status: &Status) -> bool {
     causes(status).any(<dyn Error>::is::<ConnectError>)
 }
@@ -222,29 +222,29 @@ fn causes(status: &Status) -> impl Iterator<Item = &(dyn Error + 'static)> {
     std::iter::successors(status.source(), |&error| error.source())
 }
 
-/// What was answered, or why nothing was.
-fn told(status: &Status) -> String {
-    let mut told = vec![status.message().to_owned()];
+/// The error's message, with its causes.
+fn describe(status: &Status) -> String {
+    let mut parts = vec![status.message().to_owned()];
     for cause in causes(status).map(ToString::to_string) {
-        // Errors that contain others tell of them too.
-        if !told.contains(&cause) {
-            told.push(cause);
+        // Some errors include the text of their cause.
+        if !parts.contains(&cause) {
+            parts.push(cause);
         }
     }
-    told.join(": ")
+    parts.join(": ")
 }
 
 fn remedy(status: &Status) -> &'static str {
-    let said = status.message();
-    if said.contains("invalid user ID or password") {
+    let message = status.message();
+    if message.contains("invalid user ID or password") {
         "check the user and the password in the URL"
-    } else if said.contains("authentication is not enabled") {
+    } else if message.contains("authentication is not enabled") {
         "leave the user and the password out of the URL"
-    } else if said.contains("user name is empty") {
+    } else if message.contains("user name is empty") {
         "give a user in the URL: etcd://USER:PASSWORD@HOST:PORT"
-    } else if said.contains("permission denied") {
+    } else if message.contains("permission denied") {
         "grant the user a role that reads and writes the job's keys"
-    } else if said.contains("space exceeded") {
+    } else if message.contains("space exceeded") {
         "the server is full: compact and defragment it, disarm its alarm, or raise `--quota-backend-bytes`"
     } else {
         "check that etcd runs there, and that the URL names its host and the port for clients"

@@ -1,7 +1,7 @@
 //! The part of etcd's protocol that the store uses. Names and numbers of fields are those of its `rpc.proto` and `kv.proto`,
-//! which have not changed since version 3.0; fields that are not needed are left out.
+//! unchanged since version 3.0. Unused fields are left out.
 
-/// The revision of the whole map, which each write raises by one.
+/// The revision of the whole map. Each write increments it.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(super) struct Header {
     #[prost(int64, tag = "3")]
@@ -12,14 +12,14 @@ pub(super) struct Header {
 pub(super) struct KeyValue {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
-    /// That of the last write. 0 where there is no key.
+    /// The revision of the last write; 0 without a key.
     #[prost(int64, tag = "3")]
     pub(super) mod_revision: i64,
     #[prost(bytes = "vec", tag = "5")]
     pub(super) value: Vec<u8>,
 }
 
-/// One key, as there is no end of a range.
+/// One key, because it has no end of a range.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Range {
     #[prost(bytes = "vec", tag = "1")]
@@ -40,7 +40,7 @@ pub(super) struct Put {
     pub(super) value: Vec<u8>,
 }
 
-/// An answer of which nothing is read.
+/// An answer without fields that are read.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 pub(super) struct Done {}
 
@@ -56,20 +56,20 @@ pub(super) struct Deleted {
     pub(super) deleted: i64,
 }
 
-/// That the key's last write is the one of this revision.
+/// The condition that the key's last write has this revision.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Compare {
-    /// 2, which compares `mod_revision`; what is left out says that both are equal.
+    /// 2: compare `mod_revision`. The omitted field `result` then means equal.
     #[prost(int32, tag = "2")]
     pub(super) target: i32,
     #[prost(bytes = "vec", tag = "3")]
     pub(super) key: Vec<u8>,
-    /// Sent even if it is 0, for a key that must not be there.
+    /// Sent even if it is 0, which means that the key must not exist.
     #[prost(int64, optional, tag = "6")]
     pub(super) mod_revision: Option<i64>,
 }
 
-/// One of its fields.
+/// Exactly one field is set.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Operation {
     #[prost(message, optional, tag = "1")]
@@ -78,7 +78,7 @@ pub(super) struct Operation {
     pub(super) put: Option<Put>,
 }
 
-/// All operations of one list happen at one moment: of `success` if all comparisons hold.
+/// Executes `success` atomically if all comparisons hold, otherwise `failure`.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Transaction {
     #[prost(message, repeated, tag = "1")]
@@ -90,7 +90,7 @@ pub(super) struct Transaction {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct Outcome {
+pub(super) struct Response {
     #[prost(message, optional, tag = "1")]
     pub(super) range: Option<Ranged>,
 }
@@ -102,7 +102,7 @@ pub(super) struct TransactionDone {
     #[prost(bool, tag = "2")]
     pub(super) succeeded: bool,
     #[prost(message, repeated, tag = "3")]
-    pub(super) responses: Vec<Outcome>,
+    pub(super) responses: Vec<Response>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -115,12 +115,12 @@ pub(super) struct WatchRequest {
 pub(super) struct WatchCreate {
     #[prost(bytes = "vec", tag = "1")]
     pub(super) key: Vec<u8>,
-    /// The first key that is not watched any more.
+    /// The exclusive end of the watched keys.
     #[prost(bytes = "vec", tag = "2")]
     pub(super) range_end: Vec<u8>,
     #[prost(int64, tag = "3")]
     pub(super) start_revision: i64,
-    /// 1 leaves out deletions.
+    /// 1: no deletions.
     #[prost(int32, repeated, tag = "5")]
     pub(super) filters: Vec<i32>,
 }
@@ -129,10 +129,10 @@ pub(super) struct WatchCreate {
 pub(super) struct Watched {
     #[prost(bool, tag = "4")]
     pub(super) canceled: bool,
-    /// Why it was cancelled, if not because of a compaction.
+    /// Why it was cancelled, unless by a compaction.
     #[prost(string, tag = "6")]
     pub(super) cancel_reason: String,
-    /// Above 0 if the revision at which the watch begins is forgotten.
+    /// More than 0 if the history since the watch's first revision was compacted.
     #[prost(int64, tag = "5")]
     pub(super) compact_revision: i64,
     #[prost(message, repeated, tag = "11")]

@@ -23,31 +23,31 @@ use super::{
     wanted::Wanted,
 };
 
-/// The most keys that are read by one transaction: as many as servers take by default (`--max-txn-ops`).
+/// The most keys read by one transaction: the default of servers (`--max-txn-ops`).
 const KEYS_MAX: usize = 128;
 
-/// `Compare` compares the revision of the last write.
+/// The target of a `Compare`: the revision of the last write.
 const MOD_REVISION: i32 = 2;
 
-/// A watch leaves out deletions.
+/// A filter of watches: no deletions.
 const NO_DELETIONS: i32 = 1;
 
-/// A map in a server of etcd, of version 3.4 or later. Clones share the connection.
+/// A map in an etcd server of version 3.4 or later. Clones share the connection.
 ///
-/// Keys are those of the caller: give each job a [`PrefixStore`](super::PrefixStore), which the path of the URL is. A user who is restricted
-/// needs a role that reads and writes the keys with this prefix. They stay until somebody removes them.
+/// Keys are used unchanged: give each job a [`PrefixStore`](super::PrefixStore), which the path of the URL makes. A restricted
+/// user needs a role that reads and writes the keys with this prefix. They stay until they are removed.
 ///
-/// Waits are told of writes by a watch; nothing polls.
+/// A watch reports writes to waits; nothing polls.
 ///
 /// # What happens when the connection breaks
-/// The next call makes another. [`set`](Store::set) and [`get`](Store::get) try that once themselves, since they may happen twice.
-/// [`add`](Store::add), [`compare_set`](Store::compare_set) and [`delete`](Store::delete) end with [`StoreError::Unreachable`] if the server
-/// may have seen them, and so does a [`wait`](Store::wait) whose connection breaks. A call that the server does not answer within the
-/// limit ends with the same. A wait asks once more when its own limit is over, so a server that is silent ends it one limit of the
-/// store later.
+/// The next call reconnects. [`set`](Store::set) and [`get`](Store::get) retry once themselves, because they may happen twice.
+/// [`add`](Store::add), [`compare_set`](Store::compare_set) and [`delete`](Store::delete) end with [`StoreError::Unreachable`] if
+/// the server may have received them. So does a [`wait`](Store::wait) whose connection breaks, and any call that the server does
+/// not answer within the limit. A wait reads its keys once more when its own limit is over, so a server that does not answer ends
+/// it one limit of the store later.
 ///
 /// # Trust
-/// The connection is not encrypted: the password and all keys can be read on the way.
+/// The connection is not encrypted: others on the network can read the password and all keys.
 #[derive(Clone)]
 pub struct EtcdStore {
     client: Arc<Client>,
@@ -60,15 +60,15 @@ impl fmt::Debug for EtcdStore {
 }
 
 impl EtcdStore {
-    /// Connects to the server at `url`, which begins with `etcd://`. Its prefix is not used: [`StoreUrl::open`] adds it. `limit` holds for
-    /// this call, and for each later operation that has none of its own. Must be called on a runtime of tokio.
+    /// Connects to the server at `url`, which begins with `etcd://`. Ignores its prefix, which [`StoreUrl::open`] adds. `limit`
+    /// is the time limit of this call, and of each later operation without its own. Must be called on a tokio runtime.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`] if there is no server, if it does not take the user or the password, or if it does not answer within
-    /// `limit`; [`StoreError::BadUrl`].
+    /// [`StoreError::Unreachable`] if there is no server, it rejects the user or password, or it does not answer within `limit`;
+    /// [`StoreError::BadUrl`].
     ///
     /// # Cancel safety
-    /// Nothing is connected if dropped.
+    /// If dropped, nothing is connected.
     pub async fn connect(
         url: &StoreUrl,
         limit: Duration,
@@ -77,7 +77,7 @@ impl EtcdStore {
         let service = url.etcd()?;
         let name = format!("the store at {url}");
         let store = Self { client: Arc::new(Client::new(name, service, limit, runtime)?) };
-        // A key that is none's; users that may not read it are known all the same.
+        // Reads no key, which also a user without any permission may do.
         match store.client.transact(&read(&[]), Repeated::AsNeeded).await {
             Ok(_) => Ok(store),
             Err(Failed::Status(status)) if status.code() == Code::PermissionDenied => Ok(store),
@@ -85,7 +85,7 @@ impl EtcdStore {
         }
     }
 
-    /// The values of `keys`, and a revision of the map before which no write is missing in them.
+    /// The values of `keys`, and a revision of the map: later writes to `keys` have higher ones.
     async fn read(&self, keys: &[String]) -> Result<(Vec<Option<KeyValue>>, i64), StoreError> {
         let (mut found, mut revision) = (Vec::with_capacity(keys.len()), None);
         for part in keys.chunks(KEYS_MAX) {
@@ -96,7 +96,7 @@ impl EtcdStore {
             }
             revision = revision.or(done.header.map(|header| header.revision));
             let values =
-                done.responses.into_iter().map(|outcome| outcome.range.unwrap_or_default().kvs.pop());
+                done.responses.into_iter().map(|response| response.range.unwrap_or_default().kvs.pop());
             found.extend(values);
         }
         Ok((found, revision.unwrap_or_default()))
@@ -122,15 +122,15 @@ impl EtcdStore {
             if left.is_zero() {
                 return Err(wanted.timed_out(self.client.name.clone(), limit));
             }
-            // When the time is up, the next read tells what is missing, or that the server is silent.
+            // After the limit, the next read finds which keys are missing, or fails because the server does not answer.
             if let Ok(ended) = timeout(runtime, left, self.watch(&mut wanted, revision + 1).boxed()).await {
                 ended.map_err(|status| self.client.error(&Failed::Status(status)))?;
             }
         }
     }
 
-    /// Takes the values that are written from `revision` on, until none is missing, or until the server has forgotten what was
-    /// written since then.
+    /// Stores the values written at `revision` or later, until none is missing, or until the server has discarded the history
+    /// since then.
     async fn watch(&self, wanted: &mut Wanted<'_>, revision: i64) -> Result<(), Status> {
         let missing = wanted.missing();
         let bounds = (missing.iter().min(), missing.iter().max());
@@ -141,23 +141,23 @@ impl EtcdStore {
             start_revision: revision,
             filters: vec![NO_DELETIONS],
         };
-        let mut watched = self.client.watch(WatchRequest { create: Some(create) }).await?;
-        while let Some(told) = watched.message().await? {
-            if told.canceled && told.compact_revision == 0 {
-                return Err(Status::aborted(told.cancel_reason));
+        let mut stream = self.client.watch(WatchRequest { create: Some(create) }).await?;
+        while let Some(watched) = stream.message().await? {
+            if watched.canceled && watched.compact_revision == 0 {
+                return Err(Status::aborted(watched.cancel_reason));
             }
-            for written in told.events.into_iter().filter_map(|event| event.kv) {
+            for written in watched.events.into_iter().filter_map(|event| event.kv) {
                 wanted.put(&written.key, &written.value);
             }
-            if told.canceled || wanted.is_complete() {
+            if watched.canceled || wanted.is_complete() {
                 return Ok(());
             }
         }
         Err(Status::unavailable("it ended the watch"))
     }
 
-    /// Writes `value` under `key` if the last write of the key is `seen` (`None`: if there is no key). Returns what is there, if that is
-    /// something else.
+    /// Writes `value` under `key` if the key's last write is `seen` (`None`: if there is no key). Otherwise returns the stored
+    /// value.
     async fn replace(
         &self,
         key: &str,
@@ -178,26 +178,27 @@ impl EtcdStore {
             return Ok(Ok(()));
         }
         let range =
-            done.responses.pop().and_then(|outcome| outcome.range).ok_or_else(|| self.unexpected())?;
+            done.responses.pop().and_then(|response| response.range).ok_or_else(|| self.unexpected())?;
         Ok(Err(range.kvs.into_iter().next()))
     }
 
-    /// Writes what `next` makes of the value that is there, which others may change meanwhile. `None` leaves it, and returns it.
+    /// Writes what `next` makes of the stored value, again if others change it meanwhile. If `next` returns `None`, returns the
+    /// stored value.
     async fn update<Refused>(
         &self,
         key: &str,
-        mut there: Option<KeyValue>,
+        mut stored: Option<KeyValue>,
         next: impl Fn(Option<&[u8]>) -> Result<Option<Vec<u8>>, Refused>,
     ) -> Result<Result<Option<Vec<u8>>, Refused>, StoreError> {
         loop {
-            let value = match next(there.as_ref().map(|there| &*there.value)) {
+            let value = match next(stored.as_ref().map(|stored| &*stored.value)) {
                 Ok(Some(value)) => value,
-                Ok(None) => return Ok(Ok(there.map(|there| there.value))),
+                Ok(None) => return Ok(Ok(stored.map(|stored| stored.value))),
                 Err(refused) => return Ok(Err(refused)),
             };
-            match self.replace(key, there.as_ref(), &value).await? {
+            match self.replace(key, stored.as_ref(), &value).await? {
                 Ok(()) => return Ok(Ok(Some(value))),
-                Err(other) => there = other,
+                Err(other) => stored = other,
             }
         }
     }
@@ -218,17 +219,17 @@ impl EtcdStore {
         value: &[u8],
     ) -> Result<Option<Vec<u8>>, StoreError> {
         check_compare(key, expected, value)?;
-        // Where no value is expected, the write itself tells whether there is one.
+        // If no value is expected, the write itself shows whether there is one.
         let found = match expected {
             Some(_) => self.read(&[key.to_owned()]).await?.0.pop().flatten(),
             None => None,
         };
-        let next = |there: Option<&[u8]>| Ok::<_, ()>((there == expected).then(|| value.to_vec()));
+        let next = |stored: Option<&[u8]>| Ok::<_, ()>((stored == expected).then(|| value.to_vec()));
         let written = self.update(key, found, next).await?;
         Ok(written.unwrap_or_default())
     }
 
-    /// Ends `call`, of several requests, after the store's limit.
+    /// Ends `call`, which makes several requests, after the store's limit.
     async fn within_limit<T>(
         &self,
         call: impl Future<Output = Result<T, StoreError>>,
@@ -239,11 +240,11 @@ impl EtcdStore {
     }
 
     fn unexpected(&self) -> StoreError {
-        self.client.unreachable("it answers what was not asked: is it etcd 3.4 or later?".to_owned())
+        self.client.unreachable("unexpected answer: check that the server is etcd 3.4 or later".to_owned())
     }
 }
 
-/// Reads `keys` at one moment.
+/// Reads `keys` in one transaction.
 fn read(keys: &[String]) -> Transaction {
     let range = |key: &String| Operation { range: Some(Range { key: key.clone().into_bytes() }), put: None };
     Transaction { compare: Vec::new(), success: keys.iter().map(range).collect(), failure: Vec::new() }

@@ -1,4 +1,4 @@
-//! The calls to the file system: each ends as soon as the file system answers, and none waits for another process.
+//! The calls to the file system. None waits for another process.
 
 use std::{
     fs, io,
@@ -14,21 +14,21 @@ use super::{
     record,
 };
 
-/// How often a file is opened again that another process replaced at that moment.
+/// How often a file is opened again that another process has replaced meanwhile.
 const STALE_MAX: usize = 16;
 
 /// A folder of records.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    /// Tells this store from all others that write into the folder.
+    /// A random number that distinguishes this store from others that write into the folder.
     writer: u64,
-    /// Names this process to people.
+    /// The process, for error messages.
     process: String,
     next_file: AtomicU64,
 }
 
-/// What a write does under its key's lock.
+/// A write under its key's lock.
 #[derive(Debug)]
 pub(super) enum Change {
     Set(Vec<u8>),
@@ -37,7 +37,7 @@ pub(super) enum Change {
     Delete,
 }
 
-/// What came of a [`Change`].
+/// The result of a [`Change`].
 #[derive(Debug)]
 pub(super) enum Changed {
     Set,
@@ -54,7 +54,7 @@ impl Folder {
         let host =
             fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "an unknown host".to_owned());
         let process = format!("process {} on {}", std::process::id(), host.trim());
-        // Another folder would be meant after the process changed its own.
+        // An absolute path: the process may change its working folder.
         let path = path.canonicalize()?;
         Ok(Self { path, writer, process, next_file: AtomicU64::new(0) })
     }
@@ -68,13 +68,13 @@ impl Folder {
     /// # Errors
     /// [`StoreError::Unreachable`].
     pub(super) fn read_all(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        // An NFS client asks the server again which files there are when a folder is opened. Otherwise it may believe for half a
-        // minute that a file is missing.
+        // When a folder is opened, an NFS client asks the server for its files again. Otherwise it may report a file as missing
+        // for half a minute.
         fs::read_dir(&self.path).map_err(|error| self.failed(&self.path, &error))?;
         keys.iter().map(|key| self.read(key)).collect()
     }
 
-    /// Does `change` under the lock of `key`; `None` if another process has it.
+    /// Makes `change` under the lock of `key`. `None` if another process has the lock.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -97,13 +97,13 @@ impl Folder {
         changed.map(Some)
     }
 
-    /// What to say of the lock of `key` that stays.
+    /// The error if the lock of `key` is not released.
     pub(super) fn lock_stays(&self, key: &str, limit: Duration) -> StoreError {
         let path = self.lock_path(key);
         let held = match lock::holder(&path, &self.own_path()) {
             Some((owner, Some(age))) => format!("held by {owner} since {age:.1?}"),
             Some((owner, None)) => format!("held by {owner}"),
-            None => "held by one process after the other".to_owned(),
+            None => "held by several processes in turn".to_owned(),
         };
         let detail = format!(
             "`{key}` cannot be written: its lock {} was not free within {limit:?} ({held}); if that process has ended, remove \
@@ -131,7 +131,7 @@ impl Folder {
         record::decode(file, key).map(Some).map_err(bad)
     }
 
-    /// No reader sees a part: the file is whole when it gets its name.
+    /// Writes a temporary file and renames it, so that no reader sees a part.
     fn write(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
         let (path, own) = (self.path_of(key), self.own_path());
         let written = fs::write(&own, record::encode(key, value)).and_then(|()| fs::rename(&own, &path));
@@ -158,14 +158,14 @@ impl Folder {
         self.path.join(format!(".lock-{}", file_name(key)))
     }
 
-    /// A name that nobody else uses.
+    /// A new name for a temporary file.
     fn own_path(&self) -> PathBuf {
         let number = self.next_file.fetch_add(1, Ordering::Relaxed);
         self.path.join(format!(".new-{:016x}-{number}", self.writer))
     }
 
     fn failed(&self, path: &Path, error: &io::Error) -> StoreError {
-        self.unreachable(format!("{}: {error}; check the folder and its rights", path.display()))
+        self.unreachable(format!("{}: {error}; check the folder and its permissions", path.display()))
     }
 
     fn unreachable(&self, detail: String) -> StoreError {
@@ -173,7 +173,7 @@ impl Folder {
     }
 }
 
-/// On NFS, a file that is replaced after it was opened cannot be read any more.
+/// On NFS, reading a file fails if it was replaced after it was opened.
 fn read_again(path: &Path) -> io::Result<Vec<u8>> {
     for _ in 1..STALE_MAX {
         match fs::read(path) {

@@ -1,11 +1,10 @@
-//! Who may write a key.
+//! The lock of a key.
 //!
-//! A lock is a file that links to one that its owner has written before. Making a link fails on every file system, NFS
-//! included, if the name is taken. As the answer to it may be lost there, the number of links of the own file says whether it
-//! was made.
+//! A lock is a file that is a hard link to a temporary file of its owner. Creating a link fails if the name exists, on every file
+//! system, NFS included. NFS may lose the reply, so the link count of the temporary file shows whether the link was created.
 //!
-//! No lock is taken from its owner: a process that was stopped for a while would go on with its write. Locks are held for
-//! milliseconds, so that one that stays was left by a process that ended in between, and its error says to remove it.
+//! A lock is never taken from its owner, because a process that was stopped for a while would go on with its write. Locks are
+//! held for milliseconds. One that stays was left by a process that ended, and the error says to remove it.
 
 use std::{
     fs::{self, OpenOptions},
@@ -15,15 +14,15 @@ use std::{
     time::Duration,
 };
 
-/// A key's lock. Gives it back when dropped.
+/// The lock of a key, released when dropped.
 #[derive(Debug)]
 pub(super) struct Lock {
     path: PathBuf,
-    /// What the lock's file says, which no other says.
+    /// The content of the lock's file, different for each lock.
     owner: String,
 }
 
-/// Takes the lock at `path` for `owner`; `None` if another has it. `own` is a name for a temporary file.
+/// Takes the lock at `path` for `owner`. `None` if another has it. `own` is a name for a temporary file.
 ///
 /// # Errors
 /// Those of the file system.
@@ -34,7 +33,7 @@ pub(super) fn take(path: &Path, own: &Path, owner: String) -> io::Result<Option<
         Ok(()) => Ok(true),
         Err(error) if has_no_links(error) => create(path, &owner),
         Err(error) if is_linked(own) => {
-            tracing::debug!(%error, "a lock was taken, and its answer lost");
+            tracing::debug!(%error, "created a lock although the reply was lost");
             Ok(true)
         }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -44,14 +43,14 @@ pub(super) fn take(path: &Path, own: &Path, owner: String) -> io::Result<Option<
     Ok(taken?.then(|| Lock { path: path.to_owned(), owner }))
 }
 
-/// Who has the lock, and for how long; `None` if nobody has it any more. `own` is a name for a temporary file.
+/// The owner of the lock, and for how long it has had it. `None` if the lock is free. `own` is a name for a temporary file.
 pub(super) fn holder(path: &Path, own: &Path) -> Option<(String, Option<Duration>)> {
     let owner = fs::read(path).ok()?;
     let owner = String::from_utf8_lossy(&owner).escape_debug().take(200).collect();
     Some((owner, age(path, own).ok()))
 }
 
-/// By the clock of the file server alone: those of two machines differ.
+/// Measured by the clock of the file server alone, because the clocks of two machines differ.
 fn age(path: &Path, own: &Path) -> io::Result<Duration> {
     fs::write(own, [])?;
     let now = fs::metadata(own).and_then(|own| own.modified());
@@ -63,7 +62,7 @@ fn is_linked(own: &Path) -> bool {
     fs::metadata(own).is_ok_and(|own| own.nlink() == 2)
 }
 
-/// Some file systems have none, such as those of memory cards and of object stores.
+/// Some file systems have no hard links, such as those of memory cards and object stores.
 fn has_no_links(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied)
 }
@@ -78,11 +77,11 @@ fn create(path: &Path, owner: &str) -> io::Result<bool> {
 
 impl Drop for Lock {
     fn drop(&mut self) {
-        // Somebody may have removed it and another taken it.
+        // Someone may have removed it, and another process taken it.
         if fs::read(&self.path).is_ok_and(|owner| owner == self.owner.as_bytes())
             && let Err(error) = fs::remove_file(&self.path)
         {
-            tracing::warn!(lock = %self.path.display(), %error, "a lock cannot be given back: remove its file");
+            tracing::warn!(lock = %self.path.display(), %error, "cannot release a lock: remove its file");
         }
     }
 }
@@ -102,7 +101,7 @@ mod tests {
         drop(first);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
         assert!(holder(&path, &own).is_none());
-        // Where there are no links.
+        // The fallback for file systems without hard links.
         assert!(create(&path, "first").unwrap() && !create(&path, "second").unwrap());
     }
 

@@ -21,24 +21,24 @@ use super::{
     wanted::{Pause, look_for},
 };
 
-/// The pause after which a wait, or a write whose lock is taken, looks again. It doubles up to the most.
+/// The pause before a wait, or a write whose lock is taken, tries again. It doubles from the first to the second.
 const PAUSE_MIN: Duration = Duration::from_millis(1);
 const PAUSE_MAX: Duration = Duration::from_millis(50);
 
-/// A folder that all ranks see, with a file for each key. Clones share it. The folder may be on NFS.
+/// A folder that all ranks can access, with a file for each key. Clones share it. The folder may be on NFS.
 ///
-/// Values are written to a temporary file, which then gets the key's name: no reader sees a part. Each write holds the key's lock
-/// for a moment, which is a file as well, so that writes of several processes come one after the other. A process that ends
-/// in between leaves the lock: later writes of that key fail, with an error that names the lock's file, its owner and its
-/// age. It is removed by hand, or with the folder.
+/// A value is written to a temporary file, which is then renamed, so no reader sees a part of it. Each write holds the key's
+/// lock, which is a file too, so that writes of several processes happen one after the other. A process that ends in between
+/// leaves its lock: later writes of the key fail, with an error that names the lock's file, its owner and its age. Remove that
+/// file, or the folder.
 ///
-/// Waits look for their keys with pauses of up to 50 ms. On NFS a value may be seen later than that, by as long as the
-/// client caches; `lookupcache=none` avoids it.
+/// Waits poll their keys, with pauses of up to 50 ms. On NFS a value may be seen later than that, by as long as the client
+/// caches; the mount option `lookupcache=none` avoids it.
 ///
-/// The folder keeps its keys: give each job, and each attempt of it, a folder of its own.
+/// The keys stay in the folder: give each job, and each attempt of it, its own folder.
 ///
-/// All calls to the file system are made by one thread of the store, so that a slow file server does not stop the runtime.
-/// It ends with the last clone.
+/// One thread of the store makes all calls to the file system, so that a slow file server does not block the runtime. It ends
+/// with the last clone.
 #[derive(Debug, Clone)]
 pub struct FileStore {
     folder: Arc<Folder>,
@@ -47,19 +47,19 @@ pub struct FileStore {
     calls: mpsc::Sender<Call>,
 }
 
-/// What the store's thread is to do.
+/// A task for the store's thread.
 type Call = Box<dyn FnOnce(&Folder) + Send>;
 
 impl FileStore {
-    /// Opens the folder at `path`, and makes it if there is none. A write waits for at most `limit` for others of its key.
-    /// This call alone uses the file system on the caller's thread.
+    /// Opens the folder at `path`, and creates it if it does not exist. `limit` is how long a write waits for others of its key.
+    /// This call uses the file system on the caller's thread; no other does.
     ///
     /// # Errors
     /// [`StoreError::Unreachable`].
     pub fn open(path: &Path, limit: Duration, runtime: Arc<dyn Runtime>) -> Result<Self, StoreError> {
         let failed = |error: std::io::Error| StoreError::Unreachable {
             store: format!("the store in {}", path.display()),
-            detail: format!("it cannot be opened: {error}; give a folder that all ranks may write"),
+            detail: format!("cannot open it: {error}; give a folder that all ranks may write to"),
         };
         let folder = Arc::new(Folder::open(path, runtime.random()).map_err(failed)?);
         let (calls, received) = mpsc::channel::<Call>();
@@ -69,13 +69,13 @@ impl FileStore {
         Ok(Self { folder, limit, runtime, calls })
     }
 
-    /// Runs `call` on the store's thread. A call whose future is dropped is made all the same.
+    /// Runs `call` on the store's thread. It also runs if the future is dropped.
     async fn on_thread<T: Send + 'static>(
         &self,
         call: impl FnOnce(&Folder) -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
         let (done, result) = oneshot::channel();
-        // The thread ends after the sender. If it does not take the call, the result says so.
+        // The thread outlives the sender. If it has ended nevertheless, `result` fails.
         let _ = self.calls.send(Box::new(move |folder| drop(done.send(call(folder)))));
         let ended = |_| StoreError::Unreachable {
             store: self.folder.store(),
@@ -113,7 +113,7 @@ impl FileStore {
     fn unexpected(&self) -> StoreError {
         StoreError::Unreachable {
             store: self.folder.store(),
-            detail: "a write did something else".to_owned(),
+            detail: "internal error: a write returned another kind of result".to_owned(),
         }
     }
 }

@@ -2,16 +2,17 @@
 
 use std::fmt::Write;
 
-/// The most bytes of a name that spells its key. With what locks and temporary files add, file systems take it.
+/// The longest name, in bytes, that spells its key. With the additions of locks and temporary files it fits all file systems.
 const SPELLED_MAX: usize = 180;
 
-/// How much of a longer key its name spells, for those who look at the folder.
+/// How many bytes of a longer key its name spells, for people who look at the folder.
 const BEGINNING: usize = 100;
 
-/// The name of `key`'s file. Lower-case letters, digits, `-` and `_` stand for themselves, and other bytes as `%` with two
-/// digits, as some file systems take `a` and `A` for the same. No name begins with a dot.
+/// The name of `key`'s file. Lower-case letters, digits, `-` and `_` stand for themselves, and other bytes become `%` with two
+/// digits, because some file systems do not distinguish `a` from `A`. No name begins with a dot.
 ///
-/// The name of a long key ends in `%%` and a hash, which no other has. The file tells keys of one hash apart.
+/// The name of a long key ends in `%%` and a hash. No other name contains `%%`. The file contains the key, in case two have the
+/// same hash.
 pub(super) fn file_name(key: &str) -> String {
     let mut name = String::with_capacity(key.len());
     for byte in key.bytes() {
@@ -28,7 +29,7 @@ pub(super) fn file_name(key: &str) -> String {
     name
 }
 
-/// FNV-1a of 128 bits: the same for every release and machine. Nobody gains by two keys of one hash.
+/// FNV-1a of 128 bits, the same in every release and on every machine. A collision on purpose would gain nothing.
 fn hash(bytes: &[u8]) -> u128 {
     const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;

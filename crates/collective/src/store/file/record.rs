@@ -4,7 +4,7 @@ const MAGIC: [u8; 4] = *b"TWR1";
 
 const HEADER_BYTES: usize = 12;
 
-/// Magic, the lengths of key and value, both little-endian, and both. Key and value have been checked.
+/// A magic number, the little-endian lengths of key and value, and both. Their lengths have been checked.
 pub(super) fn encode(key: &str, value: &[u8]) -> Vec<u8> {
     let lengths = [key.len() as u32, value.len() as u32].map(u32::to_le_bytes);
     [&MAGIC, lengths.as_flattened(), key.as_bytes(), value].concat()
@@ -16,19 +16,19 @@ pub(super) fn encode(key: &str, value: &[u8]) -> Vec<u8> {
 /// What is wrong with the file, and what to do.
 pub(super) fn decode(mut file: Vec<u8>, key: &str) -> Result<Vec<u8>, &'static str> {
     let Some((header, rest)) = file.split_first_chunk::<HEADER_BYTES>() else {
-        return Err("it is no record of a store: give the store a folder of its own");
+        return Err("not a record of a store: give the store its own folder");
     };
     if header[..4] != MAGIC {
-        return Err("it is no record of a store: give the store a folder of its own");
+        return Err("not a record of a store: give the store its own folder");
     }
     let length =
         |at: usize| header[at..at + 4].iter().rev().fold(0, |sum, &byte| sum << 8 | usize::from(byte));
     let (key_bytes, value_bytes) = (length(4), length(8));
     if key_bytes.checked_add(value_bytes) != Some(rest.len()) {
-        return Err("it was not written to its end: the file system may be full; remove it");
+        return Err("incomplete: the file system may be full; remove the file");
     }
     if &rest[..key_bytes] != key.as_bytes() {
-        return Err("it holds another key of the same hash: rename one of the keys");
+        return Err("it has another key with the same hash: rename one of the keys");
     }
     Ok(file.split_off(HEADER_BYTES + key_bytes))
 }
@@ -46,7 +46,7 @@ mod tests {
             assert!(decode([&file[..], b"x"].concat(), "key").is_err());
             assert!(decode(file, "kez").unwrap_err().contains("another key"));
         }
-        assert!(decode(b"something else altogether".to_vec(), "key").unwrap_err().contains("no record"));
+        assert!(decode(b"something else altogether".to_vec(), "key").unwrap_err().contains("not a record"));
         let overflow = [&MAGIC[..], &[0xff; 8], b"key"].concat();
         assert!(decode(overflow, "key").is_err());
     }

@@ -1,4 +1,4 @@
-//! What a client of the store asks, and how often it asks again.
+//! The requests of a client, and how they are repeated.
 
 use std::{
     sync::{
@@ -18,18 +18,18 @@ use super::{
     wire::{Answer, Request},
 };
 
-/// Talks to a server over one connection, which all futures share. The connection ends with this.
+/// A client. All its futures share one connection, which ends with it.
 #[derive(Debug)]
 pub(super) struct Client {
     link: Arc<Link>,
-    /// How long an operation may take, if it has no limit of its own, and how long the server may take to answer a wait.
+    /// The time limit of operations without their own. Also how long the server may take to answer a wait after its limit.
     limit: Duration,
     runtime: Arc<dyn Runtime>,
     commands: mpsc::UnboundedSender<Command>,
     next_number: AtomicU64,
 }
 
-/// Tells the driver that nobody waits for the answer any more, when dropped.
+/// Cancels its request when dropped.
 struct Ticket<'a> {
     client: &'a Client,
     number: u64,
@@ -37,7 +37,7 @@ struct Ticket<'a> {
 
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
-        // The driver ends after the client.
+        // Cannot fail: the driver outlives the client.
         let _ = self.client.commands.unbounded_send(Command::Forget(self.number));
     }
 }
@@ -59,10 +59,10 @@ impl Client {
         self.link.store()
     }
 
-    /// Asks, and asks again after the connection broke if the request may happen twice.
+    /// Sends a request. Sends it again after the connection broke, if it may happen twice.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`] without an answer within the limit; what the server refuses.
+    /// [`StoreError::Unreachable`] without an answer within the limit; the error that the server answers.
     pub(super) async fn ask(&self, request: Request) -> Result<Answer, StoreError> {
         let until = self.now().saturating_add(self.limit);
         loop {
@@ -81,7 +81,7 @@ impl Client {
     /// Waits for `keys` until `until`, on this runtime's clock.
     ///
     /// # Errors
-    /// As [`ask`](Self::ask). The server has the store's own limit to say what is missing, when the time is up.
+    /// As [`ask`](Self::ask). After `until`, the server has the store's own limit to answer which keys are missing.
     pub(super) async fn ask_wait(&self, keys: &[String], until: Duration) -> Result<Answer, StoreError> {
         let begun = self.now();
         loop {
@@ -102,7 +102,7 @@ impl Client {
         }
     }
 
-    /// The server measures the limit of a wait itself, and its answer comes later. Without a connection none will come.
+    /// The server measures the limit of a wait, so its answer comes after the limit. Without a connection none comes.
     async fn within<T>(&self, limit: Duration, answer: impl Future<Output = T>) -> Option<T> {
         let mut answer = std::pin::pin!(answer);
         if let Ok(answer) = timeout(&*self.runtime, limit, answer.as_mut()).await {
@@ -118,7 +118,7 @@ impl Client {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let (answer, answered) = oneshot::channel();
         let ended =
-            || Lost::Hopeless(self.link.unreachable("the runtime that it was made on ended".to_owned()));
+            || Lost::Hopeless(self.link.unreachable("the runtime on which it was made has ended".to_owned()));
         let command = Command::Ask { number, frame: request.encode(number), answer };
         let _ticket = Ticket { client: self, number };
         self.commands.unbounded_send(command).map_err(|_| ended())?;
@@ -130,7 +130,7 @@ impl Client {
             return Ok(());
         }
         Err(self.link.unreachable(format!(
-            "{why} before it answered: whether the write happened is unknown; read the key before it is repeated"
+            "{why} before it answered: whether the write happened is unknown; read the key before you repeat it"
         )))
     }
 
@@ -147,15 +147,16 @@ impl Client {
         })
     }
 
-    /// An answer to another question.
+    /// The error of an answer to another kind of request.
     pub(super) fn unexpected(&self) -> StoreError {
-        self.link.unreachable("it answers what was not asked: is it a store of the same version?".to_owned())
+        self.link
+            .unreachable("unexpected answer: check that the server is a store of the same version".to_owned())
     }
 
     fn late(&self, limit: Duration) -> StoreError {
-        let why = self.link.trouble().unwrap_or_else(|| "it is connected, and does not answer".to_owned());
+        let why = self.link.trouble().unwrap_or_else(|| "it is connected but does not answer".to_owned());
         self.link.unreachable(format!(
-            "no answer within {limit:?}: {why}; check that the rank that serves runs, and that the address is its own"
+            "no answer within {limit:?}: {why}; check that the serving rank runs, and that this is its address"
         ))
     }
 }

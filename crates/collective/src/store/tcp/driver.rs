@@ -28,10 +28,10 @@ use super::{
     wire::{Answer, HELLO_BYTES, Request, VERSION, Welcome, client_hello},
 };
 
-/// The most time that one attempt to connect takes, and that a frame of the server may be unfinished.
+/// The longest that one attempt to connect may take, and that a frame of the server may stay incomplete.
 const ATTEMPT_MAX: Duration = Duration::from_secs(10);
 
-/// The first pause between attempts. The next ones are twice as long, to `PAUSE_MAX`.
+/// The first pause between attempts. It doubles up to `PAUSE_MAX`.
 const PAUSE_MIN: Duration = Duration::from_millis(5);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
@@ -42,7 +42,7 @@ pub(super) enum Command {
         frame: Vec<u8>,
         answer: Answering,
     },
-    /// Nobody waits for the answer to the request of this number.
+    /// The answer to the request of this number is not needed any more.
     Forget(u64),
 }
 
@@ -51,9 +51,9 @@ type Answering = oneshot::Sender<Result<Answer, Lost>>;
 /// Why a request has no answer.
 #[derive(Debug)]
 pub(super) enum Lost {
-    /// The connection broke, and the server may have seen the request. The next one makes another. Says how it broke.
+    /// The connection broke, with the reason. The server may have received the request. The next request reconnects.
     Broken(String),
-    /// Another attempt would end in the same way.
+    /// Another attempt would fail too.
     Hopeless(StoreError),
 }
 
@@ -75,7 +75,7 @@ struct Driver {
     commands: mpsc::UnboundedReceiver<Command>,
     /// Requests that were never sent.
     queue: VecDeque<(u64, Vec<u8>, Answering)>,
-    /// The server of the last connection.
+    /// The instance number of the last server.
     instance: Option<u64>,
 }
 
@@ -90,13 +90,13 @@ impl Driver {
         while let Ok(halves) = self.connect(&mut pause).await {
             let Some(halves) = halves else { continue };
             self.link.set_trouble(None);
-            if self.converse(halves, &mut pause).await.is_err() {
+            if self.exchange(halves, &mut pause).await.is_err() {
                 return;
             }
         }
     }
 
-    /// Connects as long as there are requests. `None` if there are none any more, or if an attempt was hopeless.
+    /// Connects while there are requests. `None` if none is left, or if another attempt would fail too.
     async fn connect(&mut self, pause: &mut Duration) -> Result<Option<Halves>, Dropped> {
         while self.queue.is_empty() {
             self.take_command().await?;
@@ -119,13 +119,13 @@ impl Driver {
         let connected = connected.unwrap_or_else(|_| {
             Err(Dial::Again(format!("no server of a store answered within {:?}", self.attempt)))
         });
-        Ok(self.outcome(connected))
+        Ok(self.connected(connected))
     }
 
-    fn outcome(&mut self, connected: Result<(Halves, u64), Dial>) -> Option<Halves> {
+    fn connected(&mut self, connected: Result<(Halves, u64), Dial>) -> Option<Halves> {
         match connected {
             Ok((halves, instance)) => {
-                self.meet(instance);
+                self.check_instance(instance);
                 return Some(halves);
             }
             Err(Dial::Again(why)) => self.link.set_trouble(Some(why)),
@@ -142,61 +142,61 @@ impl Driver {
         Ok(())
     }
 
-    fn meet(&mut self, instance: u64) {
+    fn check_instance(&mut self, instance: u64) {
         let before = self.instance.replace(instance);
         if before.is_some_and(|before| before != instance) {
-            tracing::warn!(store = self.link.address(), "the store was started again: its keys are gone");
+            tracing::warn!(store = self.link.address(), "the store was restarted: its keys are lost");
         }
     }
 
     fn give_up(&mut self, error: &StoreError) {
         self.link.set_trouble(Some(error.to_string()));
         for (.., answer) in self.queue.drain(..) {
-            // Nobody may wait for it.
+            // The caller may not wait for it any more.
             let _ = answer.send(Err(Lost::Hopeless(error.clone())));
         }
     }
 
     /// Sends and receives until the connection ends.
-    async fn converse(&mut self, halves: Halves, pause: &mut Duration) -> Result<(), Dropped> {
+    async fn exchange(&mut self, halves: Halves, pause: &mut Duration) -> Result<(), Dropped> {
         let (mut reader, mut writer) = halves;
-        let mut talk = Talk::default();
+        let mut in_flight = InFlight::default();
         for (number, frame, answer) in self.queue.drain(..) {
-            talk.ask(number, &frame, answer);
+            in_flight.ask(number, &frame, answer);
         }
         let ended = loop {
             tokio::select! {
-                frame = reader.next(&*self.runtime) => match frame.and_then(|frame| talk.answer(&frame)) {
+                frame = reader.next(&*self.runtime) => match frame.and_then(|frame| in_flight.answer(&frame)) {
                     Ok(()) => *pause = Duration::ZERO,
                     Err(ended) => break ended,
                 },
-                command = self.commands.next() => talk.command(command.ok_or(Dropped)?),
-                written = writer.write(&talk.unsent), if !talk.unsent.is_empty() => match written {
-                    Ok(count) => drop(talk.unsent.drain(..count)),
+                command = self.commands.next() => in_flight.command(command.ok_or(Dropped)?),
+                written = writer.write(&in_flight.unsent), if !in_flight.unsent.is_empty() => match written {
+                    Ok(count) => drop(in_flight.unsent.drain(..count)),
                     Err(error) => break error.into(),
                 },
             }
         };
         let why = ended.to_string();
         self.link.set_trouble(Some(why.clone()));
-        talk.end(&why);
+        in_flight.end(&why);
         Ok(())
     }
 }
 
-/// What is under way on one connection.
+/// The requests in progress on one connection.
 #[derive(Default)]
-struct Talk {
-    /// Grows with the futures under way alone: each has one request.
+struct InFlight {
+    /// Bounded by the futures in progress: each has one request.
     unsent: Vec<u8>,
     asked: HashMap<u64, Answering>,
 }
 
-impl Talk {
+impl InFlight {
     fn command(&mut self, command: Command) {
         match command {
             Command::Ask { number, frame, answer } => self.ask(number, &frame, answer),
-            // The answer came before, mostly.
+            // Usually the answer has come already.
             Command::Forget(number) if self.asked.remove(&number).is_some() => {
                 self.unsent.extend_from_slice(&Request::Cancel.encode(number));
             }
@@ -211,7 +211,7 @@ impl Talk {
 
     fn answer(&mut self, frame: &[u8]) -> Result<(), Ended> {
         let (number, answer) = Answer::decode(frame)?;
-        // It may have crossed with the cancellation.
+        // The request may have been cancelled meanwhile.
         if let Some(asked) = self.asked.remove(&number) {
             let _ = asked.send(Ok(answer));
         }
@@ -227,14 +227,14 @@ impl Talk {
 
 /// Why there is no connection.
 enum Dial {
-    /// The server may come yet.
+    /// The server may start later.
     Again(String),
     Hopeless(StoreError),
 }
 
 impl From<io::Error> for Dial {
     fn from(error: io::Error) -> Self {
-        Self::Again(format!("it cannot be connected to: {error}"))
+        Self::Again(format!("cannot connect: {error}"))
     }
 }
 
@@ -245,7 +245,9 @@ async fn dial(link: &Link, runtime: &dyn Runtime, limit: Duration) -> Result<(Ha
     writer.write_all(&client_hello()).await?;
     let mut reader = FrameReader::new(reader, limit);
     let hello = reader.hello(runtime).await.map_err(|ended| {
-        Dial::Again(format!("it answers connections, but not as a store ({ended}): is this its port?"))
+        Dial::Again(format!(
+            "it accepts connections, but does not answer as a store ({ended}): check the port"
+        ))
     })?;
     let instance = welcome(link, &hello)?;
     Ok(((reader, writer), instance))
@@ -255,7 +257,7 @@ fn welcome(link: &Link, hello: &[u8; HELLO_BYTES]) -> Result<u64, Dial> {
     let unreachable = |detail| Dial::Hopeless(link.unreachable(detail));
     let welcome = Welcome::decode(hello).map_err(|why| {
         unreachable(format!(
-            "what listens there is no store ({why}): give the port that the serving rank bound"
+            "another program listens there ({why}): give the port that the serving rank bound"
         ))
     })?;
     if welcome.version != VERSION {

@@ -1,4 +1,4 @@
-//! Frames as they arrive.
+//! Reads frames.
 
 use std::{io, time::Duration};
 
@@ -7,15 +7,15 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::wire::{HELLO_BYTES, LENGTH_BYTES, Malformed, frame_length};
 
-/// The most bytes that are asked for at once. Memory grows as bytes arrive, and not as a length claims.
+/// The most bytes read at once. Memory grows as bytes arrive, and not as a frame's length claims.
 const READ_BYTES: usize = 64 << 10;
 
-/// Why no frame comes any more.
+/// Why no further frame comes.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Ended {
     #[error("it closed the connection")]
     Closed,
-    #[error("it sent a part of a frame, and the rest not within {0:?}")]
+    #[error("it did not complete a frame within {0:?}")]
     HalfSent(Duration),
     #[error("it sent {0}")]
     Malformed(#[from] Malformed),
@@ -23,14 +23,14 @@ pub(super) enum Ended {
     Failed(#[from] io::Error),
 }
 
-/// Reads frames. A frame that has begun must end within `limit`.
+/// Reads frames. A frame that has begun must be complete within `limit`.
 #[derive(Debug)]
 pub(super) struct FrameReader<R> {
     stream: R,
     limit: Duration,
-    /// What has arrived of the frames to come.
+    /// Received bytes that were not returned yet.
     bytes: Vec<u8>,
-    /// When the first byte of an unfinished frame was seen.
+    /// When the first byte of the incomplete frame was seen.
     begun: Option<Duration>,
 }
 
@@ -39,7 +39,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         Self { stream, limit, bytes: Vec::new(), begun: None }
     }
 
-    /// Reads the peer's hello, which must be there within the limit.
+    /// Reads the peer's hello, which must arrive within the limit.
     ///
     /// # Errors
     /// [`Ended`].
@@ -60,7 +60,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// [`Ended`].
     ///
     /// # Cancel safety
-    /// Loses nothing.
+    /// No bytes are lost.
     pub(super) async fn next(&mut self, runtime: &dyn Runtime) -> Result<Vec<u8>, Ended> {
         loop {
             let missing = match frame_length(&self.bytes)? {
@@ -77,7 +77,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 
     async fn read(&mut self, runtime: &dyn Runtime) -> Result<usize, Ended> {
         if self.bytes.is_empty() {
-            // Nothing has begun: a peer may be silent for any time.
+            // No frame has begun: an idle peer may stay connected.
             return Ok(self.stream.read_buf(&mut self.bytes).await?);
         }
         let now = runtime.now();
@@ -128,7 +128,7 @@ mod tests {
             };
             let read = async {
                 for sent in &sent {
-                    // A read that is given up in between loses nothing.
+                    // A dropped read loses nothing.
                     let frame = match reader.next(&runtime).now_or_never() {
                         Some(frame) => frame,
                         None => reader.next(&runtime).await,

@@ -1,10 +1,10 @@
-//! What a client's futures and its connection's driver tell each other besides requests.
+//! The state that a client's futures share with its connection's driver.
 
 use std::sync::{Mutex, PoisonError};
 
 use super::super::StoreError;
 
-/// What the connection's driver tells those that wait for it.
+/// The state of a client's connection.
 #[derive(Debug)]
 pub(super) struct Link {
     address: String,
@@ -14,7 +14,7 @@ pub(super) struct Link {
 
 impl Link {
     pub(super) fn new(address: &str) -> Self {
-        let trouble = Mutex::new(Some("nothing there has answered as a store yet".to_owned()));
+        let trouble = Mutex::new(Some("no store has answered there yet".to_owned()));
         Self { address: address.to_owned(), trouble }
     }
 

@@ -26,23 +26,23 @@ use super::{
     rules::{check_compare, check_key, check_keys, check_value},
 };
 
-/// The most keys that a client waits for in one request. The server holds those of all clients at one time, and each of thousands
-/// of ranks may wait for all of them.
+/// The most keys that a client waits for in one request. The server holds the keys of all waits, and each of thousands of ranks
+/// may wait for all ranks.
 const WAIT_KEYS_MAX: usize = 256;
 
-/// What the server of a [`TcpStore`] takes. What goes beyond it is refused with an error that names the limit.
+/// The limits of the server of a [`TcpStore`]. Beyond them it rejects requests with an error that names the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpLimits {
-    /// Connections at one time: one for each client. By default 16,384.
+    /// Connections at a time, one for each client. Default: 16,384.
     pub connections: usize,
-    /// Keys. By default 1,048,576.
+    /// Keys. Default: 1,048,576.
     pub keys: usize,
-    /// Bytes of all keys and values together; and of all keys that are waited for. By default 256 MiB.
+    /// Bytes of all keys and values; also of the keys of all waits. Default: 256 MiB.
     pub bytes: usize,
-    /// Waits at one time, those of the serving rank included. By default 65,536.
+    /// Waits at a time, including those of the serving rank. Default: 65,536.
     pub waits: usize,
-    /// How long a client may take for its hello, for the rest of a request that it began, and to read an answer. Its connection is
-    /// closed then. By default 10 s. A client that asks for nothing may be silent for any time.
+    /// How long a client may take for its hello, for the rest of a request that it began, and for reading an answer, before its
+    /// connection is closed. Default: 10 s. An idle client may stay connected.
     pub request: Duration,
 }
 
@@ -58,25 +58,25 @@ impl Default for TcpLimits {
     }
 }
 
-/// A map in the process of one rank, which serves it to the others by TCP. Clones share the connection, or the server.
+/// A map in the process of one rank, which serves it to the others over TCP. Clones share the connection, or the server.
 ///
-/// The server holds its keys in memory. It ends with the last clone of the store that serves, and its keys are gone then. Clients
-/// connect again, within the limit of each operation, when their connection breaks, or when the server's machine has confirmed
-/// nothing for half a minute. They find an empty store if the server was started again, and log that as a warning.
+/// The server holds its keys in memory. It ends with the last clone of the serving store, and its keys are lost. Clients
+/// reconnect, within the limit of each operation, when their connection breaks, or when the server's machine has not responded
+/// for half a minute. If the server was restarted, they find an empty store, and log a warning.
 ///
 /// # Which writes are repeated
-/// If a connection breaks before the answer, [`set`](Store::set), [`get`](Store::get) and [`wait`](Store::wait) are asked again. A
-/// repeated `set` puts its value in place of one that another rank wrote in between. [`add`](Store::add),
-/// [`compare_set`](Store::compare_set) and [`delete`](Store::delete) are not repeated if the server may have seen them: they
-/// end with [`StoreError::Unreachable`].
+/// If a connection breaks before the answer, [`set`](Store::set), [`get`](Store::get) and [`wait`](Store::wait) are repeated. A
+/// repeated `set` overwrites a value that another rank wrote in between. [`add`](Store::add), [`compare_set`](Store::compare_set)
+/// and [`delete`](Store::delete) are not repeated if the server may have received them: they end with
+/// [`StoreError::Unreachable`].
 ///
 /// # Many keys
-/// Up to 4,096 keys are read in one request, and 256 waited for, if their values have at most 4 MiB. More take several requests,
-/// one after the other: their values are not of one moment then.
+/// One request reads up to 4,096 keys, or waits for up to 256, with values of at most 4 MiB together. More keys take several
+/// requests, one after the other, so their values may be of different times.
 ///
 /// # Trust
-/// The store authenticates nobody and encrypts nothing: whoever can connect can read and write all keys. Let only the job's
-/// processes reach it. Ranks prove to each other who they are when they connect, by the secret of the workers.
+/// The store neither authenticates nor encrypts: any process that can connect can read and write all keys. Let only the job's
+/// processes reach it. Ranks authenticate each other when they connect, by the secret of the workers.
 #[derive(Debug, Clone)]
 pub struct TcpStore {
     side: Side,
@@ -89,15 +89,15 @@ enum Side {
 }
 
 impl TcpStore {
-    /// Serves a new store at `address` with the default [`TcpLimits`]. `address` is `HOST:PORT`; with port 0 the operating system
-    /// chooses one, and without a host (`:29500`) only processes of this machine can connect. Returns the store and the
-    /// address that it bound.
+    /// Serves a new store at `address` with the default [`TcpLimits`]. `address` is `HOST:PORT`. With port 0 the operating system
+    /// chooses one; without a host (`:29500`) only processes of this machine can connect. Returns the store and the address that
+    /// it bound.
     ///
     /// # Errors
     /// [`StoreError::Unreachable`] if the address cannot be bound.
     ///
     /// # Cancel safety
-    /// Nothing is served if dropped.
+    /// If dropped, nothing is served.
     pub async fn serve(address: &str, runtime: Arc<dyn Runtime>) -> Result<(Self, SocketAddr), StoreError> {
         Self::serve_within(address, TcpLimits::default(), runtime).await
     }
@@ -116,11 +116,9 @@ impl TcpStore {
     ) -> Result<(Self, SocketAddr), StoreError> {
         let failed = |error: io::Error| StoreError::Unreachable {
             store: format!("the store at {address}"),
-            detail: format!(
-                "it cannot be served there: {error}; give an address of this machine with a free port"
-            ),
+            detail: format!("cannot serve it: {error}; give an address of this machine with a free port"),
         };
-        // Whoever can connect can write: others than this machine's processes must be asked for.
+        // Any process that can connect can write, so other machines are admitted only on request.
         let bind = if address.starts_with(':') { format!("127.0.0.1{address}") } else { address.to_owned() };
         let listener = TcpListener::bind(bind).await.map_err(failed)?;
         let TcpLimits { keys, bytes, waits, .. } = limits;
@@ -131,15 +129,15 @@ impl TcpStore {
         Ok((Self { side: Side::Server { memory, server: Arc::new(server) } }, bound))
     }
 
-    /// Connects to the store at `address`, `HOST:PORT`. Tries again for `limit`, as the server may be started later. The same
-    /// limit holds for each later operation that has none of its own, and for making a connection again.
+    /// Connects to the store at `address`, `HOST:PORT`. Tries again for `limit`, because the server may start later. `limit` also
+    /// holds for each later operation without its own, and for reconnecting.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`] if there is no server in time, or if what listens there is none; [`StoreError::Full`] if it has
-    /// too many connections.
+    /// [`StoreError::Unreachable`] if no server answers in time, or another program listens there; [`StoreError::Full`] if the
+    /// server has too many connections.
     ///
     /// # Cancel safety
-    /// Nothing is connected if dropped.
+    /// If dropped, nothing is connected.
     pub async fn connect(
         address: &str,
         limit: Duration,
@@ -150,7 +148,7 @@ impl TcpStore {
         Ok(Self { side: Side::Client(client) })
     }
 
-    /// How many clients are connected to this server; `None` for a client.
+    /// The number of clients connected to this server; `None` for a client.
     pub fn connections(&self) -> Option<usize> {
         match &self.side {
             Side::Server { server, .. } => Some(server.connections()),
@@ -158,7 +156,7 @@ impl TcpStore {
         }
     }
 
-    /// How many waits are under way on this server; `None` for a client.
+    /// The number of waits in progress on this server; `None` for a client.
     pub fn waits(&self) -> Option<usize> {
         match &self.side {
             Side::Server { memory, .. } => Some(memory.waits()),
@@ -203,9 +201,9 @@ impl Client {
                     done += values.len();
                     found.extend(values.into_iter().flatten().map(|value| value.to_vec()));
                 }
-                Answer::Missing(places) => {
+                Answer::Missing(indices) => {
                     done += part.len();
-                    missing.extend(places.iter().filter_map(|&place| part.get(place as usize)).cloned());
+                    missing.extend(indices.iter().filter_map(|&index| part.get(index as usize)).cloned());
                 }
                 _ => return Err(self.unexpected()),
             }
@@ -247,7 +245,7 @@ impl Client {
     }
 }
 
-/// The first of `keys` that fit into one request, at most `max`. One always does.
+/// The first of `keys` that fit into one request, at most `max` and at least one.
 fn part(keys: &[String], max: usize) -> &[String] {
     let mut bytes = 0;
     let fits = |key: &&String| {

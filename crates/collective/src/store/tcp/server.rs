@@ -1,4 +1,4 @@
-//! The rank that serves.
+//! The server of the store.
 
 use std::{
     collections::HashMap,
@@ -34,13 +34,13 @@ use super::{
     wire::{Answer, Request, VERSION, Welcome, client_version},
 };
 
-/// The most clients at one time that are told that there are too many. Others are closed without a word.
+/// How many clients at a time receive the error that there are too many connections. Further ones are closed at once.
 const REFUSED_MAX: usize = 64;
 
-/// After this the listener tries again, when the process had no descriptor for a connection.
+/// The pause after a failed `accept`, as when the process has no free file descriptor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// Serves as long as it lives.
+/// Serves until it is dropped.
 #[derive(Debug)]
 pub(super) struct Server {
     address: SocketAddr,
@@ -51,25 +51,25 @@ pub(super) struct Server {
 
 /// What all connections of a server share.
 #[derive(Debug)]
-struct Hall {
+struct Shared {
     board: Arc<Board>,
     limits: TcpLimits,
     runtime: Arc<dyn Runtime>,
-    /// Tells clients that the server is another one.
+    /// A random number by which clients notice a restart.
     instance: u64,
-    /// Of the keys that are waited for.
+    /// The bytes of the keys of all waits.
     wait_bytes: AtomicUsize,
 }
 
-/// Memory for the keys of a wait.
+/// The share of `Shared::wait_bytes` that one wait holds.
 struct WaitBytes<'a> {
-    hall: &'a Hall,
+    shared: &'a Shared,
     bytes: usize,
 }
 
 impl Drop for WaitBytes<'_> {
     fn drop(&mut self) {
-        self.hall.wait_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.shared.wait_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -87,14 +87,14 @@ impl Server {
         let address = listener.local_addr()?;
         let (stop, stopped) = oneshot::channel();
         let connections = Arc::default();
-        let hall = Hall {
+        let shared = Shared {
             board,
             limits,
             runtime: Arc::clone(runtime),
             instance: runtime.random(),
             wait_bytes: AtomicUsize::new(0),
         };
-        runtime.spawn("store server", Box::pin(serve(listener, hall, Arc::clone(&connections), stopped)));
+        runtime.spawn("store server", Box::pin(serve(listener, shared, Arc::clone(&connections), stopped)));
         Ok(Self { address, connections, _stop: stop })
     }
 
@@ -102,34 +102,34 @@ impl Server {
         self.address
     }
 
-    /// How many clients are connected.
+    /// The number of connected clients.
     pub(super) fn connections(&self) -> usize {
         self.connections.load(Ordering::Relaxed)
     }
 }
 
-/// Everything ends with this future: clients see their connections close.
+/// Owns all connections: when it ends, clients see them close.
 async fn serve(
     listener: TcpListener,
-    hall: Hall,
+    shared: Shared,
     count: Arc<AtomicUsize>,
     mut stopped: oneshot::Receiver<()>,
 ) {
-    let mut guests: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
+    let mut clients: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
     let mut refused: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
-    let mut streams = pin!(stream::repeat(()).then(|()| accept(&listener, &*hall.runtime)));
+    let mut streams = pin!(stream::repeat(()).then(|()| accept(&listener, &*shared.runtime)));
     loop {
-        count.store(guests.len(), Ordering::Relaxed);
+        count.store(clients.len(), Ordering::Relaxed);
         tokio::select! {
             biased;
             _ = &mut stopped => return,
-            Some(()) = guests.next() => {}
+            Some(()) = clients.next() => {}
             Some(()) = refused.next() => {}
             Some(stream) = streams.next() => {
-                if guests.len() < hall.limits.connections {
-                    guests.push(Box::pin(hall.receive(stream)));
+                if clients.len() < shared.limits.connections {
+                    clients.push(Box::pin(shared.receive(stream)));
                 } else if refused.len() < REFUSED_MAX {
-                    refused.push(Box::pin(hall.refuse(stream)));
+                    refused.push(Box::pin(shared.refuse(stream)));
                 }
             }
         }
@@ -141,17 +141,17 @@ async fn accept(listener: &TcpListener, runtime: &dyn Runtime) -> TcpStream {
         match listener.accept().await {
             Ok((stream, _)) => return stream,
             Err(error) => {
-                tracing::warn!(%error, "the store cannot take a connection: it tries again");
+                tracing::warn!(%error, "the store cannot accept a connection and will try again");
                 runtime.sleep(ACCEPT_PAUSE).await;
             }
         }
     }
 }
 
-impl Hall {
+impl Shared {
     async fn receive(&self, stream: TcpStream) {
-        let ended = match self.greet(stream, None).await {
-            Ok((mut reader, mut writer)) => self.converse(&mut reader, &mut writer).await,
+        let ended = match self.handshake(stream, None).await {
+            Ok((mut reader, mut writer)) => self.serve_client(&mut reader, &mut writer).await,
             Err(ended) => ended,
         };
         if !matches!(ended, Ended::Closed) {
@@ -161,12 +161,12 @@ impl Hall {
 
     async fn refuse(&self, stream: TcpStream) {
         let limit = u32::try_from(self.limits.connections).unwrap_or(u32::MAX);
-        let _ = self.greet(stream, Some(limit)).await;
-        tracing::warn!(limit, "a client was refused: the store has as many connections as it takes");
+        let _ = self.handshake(stream, Some(limit)).await;
+        tracing::warn!(limit, "rejected a client: the store has reached its limit of connections");
     }
 
-    /// Exchanges hellos. A client of another version gets the server's, and no more.
-    async fn greet(
+    /// Exchanges hellos. A client of another version receives the server's hello and is closed.
+    async fn handshake(
         &self,
         stream: TcpStream,
         full: Option<u32>,
@@ -181,7 +181,11 @@ impl Hall {
     }
 
     /// Answers requests until the connection ends. Its waits end with it.
-    async fn converse(&self, reader: &mut FrameReader<OwnedReadHalf>, writer: &mut OwnedWriteHalf) -> Ended {
+    async fn serve_client(
+        &self,
+        reader: &mut FrameReader<OwnedReadHalf>,
+        writer: &mut OwnedWriteHalf,
+    ) -> Ended {
         let mut waits = Waits::default();
         loop {
             let turn = tokio::select! {
@@ -200,7 +204,7 @@ impl Hall {
         }
     }
 
-    /// Does what the frame asks for. The answer, unless there is none yet.
+    /// Executes a request. `None` if it has no answer yet.
     fn request<'a>(&'a self, frame: &[u8], waits: &mut Waits<'a>) -> Result<Option<Vec<u8>>, Ended> {
         let (number, request) = Request::decode(frame)?;
         let answer = match request {
@@ -234,16 +238,16 @@ impl Hall {
                 Answer::Value(board.compare_set(&key, expected.as_deref(), &value)?)
             }
             Request::Delete { key } => Answer::Deleted(board.delete(&key)),
-            // Those have no answer at once.
+            // Handled by `request`.
             Request::Wait { .. } | Request::Cancel => Answer::Done,
         })
     }
 
-    /// The keys of all waits take at most as many bytes as those on the board.
+    /// Reserves bytes for the keys of a wait. All waits together may have as many bytes as the board.
     fn wait_bytes(&self, keys: &[String]) -> Result<WaitBytes<'_>, Refused> {
         let bytes = keys.iter().map(|key| size_of::<String>() + key.len()).sum();
         let before = self.wait_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let room = WaitBytes { hall: self, bytes };
+        let room = WaitBytes { shared: self, bytes };
         if before + bytes > self.limits.bytes { Err(Refused::Full(Counted::Bytes)) } else { Ok(room) }
     }
 
@@ -256,11 +260,11 @@ impl Hall {
         (number, answer.encode(number))
     }
 
-    /// The last key may have come with the end of the limit.
+    /// The last value may have come just at the end of the limit.
     fn late(&self, keys: &[String]) -> Answer {
         let values = self.board.get(keys);
         let missing = (0..).zip(&values).filter(|(_, value)| value.is_none());
-        let missing: Vec<u32> = missing.map(|(place, _)| place).collect();
+        let missing: Vec<u32> = missing.map(|(index, _)| index).collect();
         if missing.is_empty() { Answer::values(values) } else { Answer::Missing(missing) }
     }
 
@@ -275,7 +279,7 @@ impl Hall {
         Answer::Refused(why, limit as u64)
     }
 
-    /// A client that does not read what it asked for would hold memory.
+    /// Limited in time: the answers to a client that does not read them would hold memory.
     async fn write(&self, writer: &mut OwnedWriteHalf, bytes: &[u8]) -> Result<(), Ended> {
         let limit = self.limits.request;
         match timeout(&*self.runtime, limit, writer.write_all(bytes)).await {
@@ -291,12 +295,12 @@ type Answered = (u64, Vec<u8>);
 #[derive(Default)]
 struct Waits<'a> {
     running: FuturesUnordered<BoxFuture<'a, Option<Answered>>>,
-    /// Ends a wait when dropped.
+    /// Dropping a sender ends its wait.
     stops: HashMap<u64, oneshot::Sender<()>>,
 }
 
 impl<'a> Waits<'a> {
-    /// A client that gives two requests the same number loses the first.
+    /// If a client uses a number twice, the first wait ends without an answer.
     fn begin(&mut self, number: u64, wait: BoxFuture<'a, Answered>) {
         let (stop, stopped) = oneshot::channel::<()>();
         self.stops.insert(number, stop);
@@ -313,7 +317,7 @@ impl<'a> Waits<'a> {
         self.stops.remove(&number);
     }
 
-    /// The next answer; `None` if nothing is waited for.
+    /// The next answer; `None` if there are no waits.
     async fn next(&mut self) -> Option<Vec<u8>> {
         loop {
             if let Some((number, answer)) = self.running.next().await? {

@@ -1,22 +1,22 @@
-//! What is asked of a connection of the store.
+//! The options of the store's sockets.
 
 use std::{io, time::Duration};
 
 use rustix::net::sockopt;
 use tokio::net::TcpStream;
 
-/// A silent peer is asked after this for a sign of life.
+/// How long a connection may be idle before keep-alive probes.
 const SILENT_MAX: Duration = Duration::from_secs(10);
 
-/// How often it is asked again, and the pause in between.
+/// The number of probes, and the pause between them.
 const PROBES: u32 = 4;
 const PROBE_PAUSE: Duration = Duration::from_secs(5);
 
-/// How long the peer's machine may not confirm what was sent, in milliseconds.
+/// How long sent data may stay unacknowledged, in milliseconds.
 const UNCONFIRMED_MAX: u32 = 30_000;
 
-/// Requests are small, and each is waited for: none waits for more to send. A connection ends half a minute after its peer's
-/// machine crashed or cannot be reached any more, of which nothing else tells.
+/// Sends small requests at once. Ends a connection half a minute after the peer's machine crashed or became unreachable, which
+/// nothing else would report.
 ///
 /// # Errors
 /// Those of the operating system.

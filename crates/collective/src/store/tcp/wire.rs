@@ -1,4 +1,4 @@
-//! What client and server say to each other.
+//! The protocol between client and server.
 //!
 //! All numbers are little-endian. A connection begins with a hello of each side, the client's first:
 //!
@@ -6,12 +6,12 @@
 //! | --- | --- | --- |
 //! | 8 | magic | magic |
 //! | 2 | version | version |
-//! | 2 | 0 | 0: welcome; 1: there are too many connections |
-//! | 4 | 0 | how many connections there may be |
+//! | 2 | 0 | 0: accepted; 1: too many connections |
+//! | 4 | 0 | the limit of connections |
 //! | 8 | 0 | a random number of this server |
 //!
-//! Frames follow: 4 bytes with the length of the rest, 8 with the request's number, 1 with the kind, and what the kind has. A
-//! server answers requests in any order, and each at most once. Keys have 2 bytes for their length, values 4.
+//! Frames follow: 4 bytes with the length of the rest, 8 with the request's number, 1 with the kind, and the fields of the kind.
+//! A server answers requests in any order, and each at most once. A key has 2 bytes for its length, a value 4.
 
 use super::super::{
     KEY_BYTES_MAX, VALUE_BYTES_MAX,
@@ -21,16 +21,16 @@ use super::super::{
 
 pub(super) const HELLO_BYTES: usize = 24;
 
-/// The most bytes of a frame, without its length.
+/// The longest frame in bytes, without its length field.
 pub(super) const FRAME_BYTES_MAX: usize = 4 << 20;
 
-/// The least: a number and a kind.
+/// The shortest frame: a number and a kind.
 pub(super) const FRAME_BYTES_MIN: usize = 9;
 
-/// Bytes of a frame's length.
+/// The length of a frame's length field.
 pub(super) const LENGTH_BYTES: usize = 4;
 
-/// The most keys of one request.
+/// The most keys in one request.
 pub(super) const KEYS_MAX: usize = 4096;
 
 /// The most bytes of keys in one request. `KEYS_MAX` short keys fit.
@@ -38,7 +38,7 @@ pub(super) const KEYS_BYTES_MAX: usize = 1 << 20;
 
 pub(super) const VERSION: u16 = 1;
 
-// A line of text that no protocol begins with.
+// No text protocol begins with these bytes.
 const MAGIC: [u8; 8] = *b"\x89TWSTO\r\n";
 
 const SET: u8 = 1;
@@ -57,7 +57,7 @@ const VALUE: u8 = 133;
 const DELETED: u8 = 134;
 const REFUSED: u8 = 135;
 
-/// Bytes that are none of this protocol. Says what is wrong with them.
+/// Why bytes are not valid in this protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(super) struct Malformed(pub(super) &'static str);
@@ -66,13 +66,13 @@ const fn malformed<T>(what: &'static str) -> Result<T, Malformed> {
     Err(Malformed(what))
 }
 
-/// What the server says first.
+/// The hello of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Welcome {
     pub(super) version: u16,
     /// The limit, if there are too many connections.
     pub(super) full: Option<u32>,
-    /// Another one after a restart.
+    /// Changes with each restart of the server.
     pub(super) instance: u64,
 }
 
@@ -100,7 +100,7 @@ impl Welcome {
     }
 
     /// # Errors
-    /// [`Malformed`]. A later version has the same magic and the same place for its version.
+    /// [`Malformed`]. A later version has the same magic number, and its version in the same bytes.
     pub(super) fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, Malformed> {
         let mut fields = Fields(bytes);
         if fields.array()? != MAGIC {
@@ -139,31 +139,31 @@ pub(super) enum Request {
     Delete {
         key: String,
     },
-    /// The client does not need the answer to the request of this number. This has no answer itself.
+    /// The answer to the request of this number is not needed. Has no answer itself.
     Cancel,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Answer {
     Done,
-    /// Of the request's first keys: the others fit into no frame.
+    /// The values of the request's first keys, as many as fit into a frame.
     Values(Vec<Option<Value>>),
-    /// Which of the keys waited for, by their places in the request.
+    /// Which of the awaited keys are missing, as indices into the request.
     Missing(Vec<u32>),
     Number(i64),
     Value(Option<Value>),
     Deleted(bool),
-    /// Why, and the limit that was met.
+    /// The reason, and the limit that was reached.
     Refused(Refused, u64),
 }
 
 impl Request {
-    /// Whether it may happen twice: it reads, or it writes the same again.
+    /// Whether it may happen twice: it reads, or writes the same value again.
     pub(super) fn is_repeatable(&self) -> bool {
         matches!(self, Self::Set { .. } | Self::Get { .. } | Self::Wait { .. })
     }
 
-    /// A whole frame. Keys and values have been checked.
+    /// The whole frame. Keys and values have been checked.
     pub(super) fn encode(&self, number: u64) -> Vec<u8> {
         let mut frame = Frame::new(number, self.kind());
         match self {
@@ -180,7 +180,7 @@ impl Request {
         frame.end()
     }
 
-    /// The request, and its number, of a frame without its length.
+    /// The number and the request of a frame without its length field.
     ///
     /// # Errors
     /// [`Malformed`] for everything that [`encode`](Self::encode) does not produce.
@@ -219,7 +219,7 @@ impl Request {
 }
 
 impl Answer {
-    /// The first of `values` that fit into a frame. One always does.
+    /// The first of `values` that fit into a frame, at least one.
     pub(super) fn values(mut values: Vec<Option<Value>>) -> Self {
         let mut room = FRAME_BYTES_MAX - FRAME_BYTES_MIN - 4;
         let mut fits = |value: &Option<Value>| {
@@ -231,7 +231,7 @@ impl Answer {
         Self::Values(values)
     }
 
-    /// A whole frame.
+    /// The whole frame.
     pub(super) fn encode(&self, number: u64) -> Vec<u8> {
         let mut frame = Frame::new(number, self.kind());
         match self {
@@ -240,9 +240,9 @@ impl Answer {
                 frame.count(values.len());
                 values.iter().fold(&mut frame, |frame, value| frame.option(value.as_deref()))
             }
-            Self::Missing(places) => {
-                frame.count(places.len());
-                places.iter().fold(&mut frame, |frame, place| frame.u32(*place))
+            Self::Missing(indices) => {
+                frame.count(indices.len());
+                indices.iter().fold(&mut frame, |frame, index| frame.u32(*index))
             }
             Self::Number(sum) => frame.u64(sum.cast_unsigned()),
             Self::Value(value) => frame.option(value.as_deref()),
@@ -252,7 +252,7 @@ impl Answer {
         frame.end()
     }
 
-    /// The answer, and the number of its request, of a frame without its length.
+    /// The request's number and the answer of a frame without its length field.
     ///
     /// # Errors
     /// [`Malformed`] for everything that [`encode`](Self::encode) does not produce.
@@ -316,10 +316,10 @@ fn why(code: u8) -> Result<Refused, Malformed> {
     }
 }
 
-/// The length of the frame that `bytes` begin with, without the bytes of the length itself. `None` if that is not there yet.
+/// The length of the frame at the start of `bytes`, without its length field. `None` if that is incomplete.
 ///
 /// # Errors
-/// [`Malformed`] if no frame is so long or so short.
+/// [`Malformed`] if the length is out of range.
 pub(super) fn frame_length(bytes: &[u8]) -> Result<Option<usize>, Malformed> {
     let Some(length) = bytes.first_chunk::<LENGTH_BYTES>() else { return Ok(None) };
     let length = u32::from_le_bytes(*length) as usize;
@@ -329,7 +329,7 @@ pub(super) fn frame_length(bytes: &[u8]) -> Result<Option<usize>, Malformed> {
     Ok(Some(length))
 }
 
-/// A frame that is written.
+/// A frame being written.
 struct Frame(Vec<u8>);
 
 impl Frame {
@@ -355,14 +355,14 @@ impl Frame {
     }
 
     fn key(&mut self, key: &str) -> &mut Self {
-        // At most `KEY_BYTES_MAX`.
+        // At most `KEY_BYTES_MAX`, which fits `u16`.
         self.0.extend_from_slice(&(key.len() as u16).to_le_bytes());
         self.0.extend_from_slice(key.as_bytes());
         self
     }
 
     fn count(&mut self, count: usize) -> &mut Self {
-        // At most `KEYS_MAX`, or `VALUE_BYTES_MAX`.
+        // At most `KEYS_MAX` or `VALUE_BYTES_MAX`, which fit `u32`.
         self.u32(count as u32)
     }
 
@@ -385,14 +385,14 @@ impl Frame {
     }
 
     fn end(mut self) -> Vec<u8> {
-        // At most `FRAME_BYTES_MAX`.
+        // At most `FRAME_BYTES_MAX`, which fits `u32`.
         let length = (self.0.len() - LENGTH_BYTES) as u32;
         self.0[..LENGTH_BYTES].copy_from_slice(&length.to_le_bytes());
         self.0
     }
 }
 
-/// What is left of a frame that is read. Every length is compared with that before anything is allocated.
+/// The rest of a frame being read. Every length is compared with it before anything is allocated.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {

@@ -59,7 +59,7 @@ async fn allreduce_ring(fabric: FabricKind) {
     sums(fabric, 1..=16, &COUNTS, Some(Algorithm::Ring)).await;
 }
 
-/// Parts of several segments each, the last of them shorter.
+/// Several segments in each part, the last of them shorter.
 async fn allreduce_ring_chunked(fabric: FabricKind) {
     sums(fabric, 2..=4, &[300_007, 400_000], Some(Algorithm::Ring)).await;
 }
@@ -77,19 +77,19 @@ async fn allreduce_exchange(fabric: FabricKind) {
     sums(fabric, [1, 2, 3, 5, 8, 16], &COUNTS, Some(Algorithm::Exchange)).await;
 }
 
-/// On one host, the ranks view each other's memory.
+/// On one host, the ranks read each other's memory in place.
 async fn allreduce_default(fabric: FabricKind) {
     sums(fabric, SIZES, &COUNTS, None).await;
 }
 
-/// One rank alone, whatever the algorithm.
+/// One rank alone, with every algorithm.
 async fn allreduce_local(fabric: FabricKind) {
     for algorithm in Algorithm::ALL {
         sums(fabric, [1], &COUNTS, Some(algorithm)).await;
     }
 }
 
-/// Each rank gives several tensors, which stay as they are. Their result is that of as many ranks that give one each.
+/// Each rank passes several tensors, which do not change. The result is as if as many ranks passed one each.
 async fn allreduce_several_inputs(fabric: FabricKind) {
     for (size, inputs) in [(1, 2), (2, 1), (2, 3), (3, 2), (5, 2)] {
         let ranks = ranks(fabric, size).await;

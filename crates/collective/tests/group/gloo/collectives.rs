@@ -1,4 +1,4 @@
-//! The collectives in function form: each value arrives whole, at the ranks that are to have it, whatever its length.
+//! The collectives as functions: each value arrives complete at the right ranks, for every length.
 
 use std::time::Duration;
 
@@ -26,12 +26,12 @@ over_fabrics_and_verbs! {
     unbound_no_errors,
 }
 
-/// Elements of rank `rank` where ranks give different numbers of them, some none.
+/// Elements of rank `rank` if ranks have different numbers of them, some none.
 fn uneven(rank: usize, count: usize) -> usize {
     (rank % 3) * count
 }
 
-/// What every rank has of all ranks, of which `count` tells how many elements they give.
+/// What every rank receives of all ranks. `count` gives the number of elements of each.
 async fn gathered(
     fabric: FabricKind,
     sizes: impl IntoIterator<Item = usize>,
@@ -60,7 +60,7 @@ async fn allgatherv(fabric: FabricKind) {
     gathered(fabric, SIZES, uneven).await;
 }
 
-/// What each rank has of each other, of which `count` tells how many elements the one gives the other.
+/// What each rank receives of each other. `count` gives the number of elements from one rank to another.
 async fn transposed(
     fabric: FabricKind,
     sizes: impl IntoIterator<Item = usize>,
@@ -94,7 +94,7 @@ async fn alltoallv(fabric: FabricKind) {
     transposed(fabric, [1, 2, 3, 5, 8], uneven).await;
 }
 
-/// Each rank in turn is late, and nobody has gone on before.
+/// Each rank in turn is late, and no rank goes on before it.
 async fn barrier_new_default(fabric: FabricKind) {
     const LATE: Duration = Duration::from_millis(10);
     let clock = &TokioRuntime::current().unwrap();
@@ -137,7 +137,7 @@ async fn broadcast(fabric: FabricKind) {
     }
 }
 
-/// What each root has of all ranks.
+/// What each root receives of all ranks.
 async fn gathered_at_root(
     fabric: FabricKind,
     sizes: impl IntoIterator<Item = usize>,
@@ -221,7 +221,7 @@ async fn scatter(fabric: FabricKind) {
     }
 }
 
-/// In step `step`, ranks whose numbers differ in that bit exchange values, and nobody else exchanges anything.
+/// In step `step`, ranks whose numbers differ in that bit exchange values, and no others.
 async fn pairwise_exchange(fabric: FabricKind) {
     for size in possible(fabric, [2, 4, 8]) {
         let ranks = ranks(fabric, size).await;
@@ -242,7 +242,7 @@ async fn pairwise_exchange(fabric: FabricKind) {
     }
 }
 
-/// Empty values and others follow each other on every lane, and keep their order.
+/// Empty and other values follow each other in every lane, in order.
 async fn empty_then_non_empty(fabric: FabricKind) {
     const ROUNDS: usize = 80;
     let of = |round: usize, rank: usize| {
@@ -267,7 +267,7 @@ async fn empty_then_non_empty(fabric: FabricKind) {
     ranks.shutdown().await;
 }
 
-/// What has arrived stays when the group and its workers are gone.
+/// Received tensors stay valid after the group and its workers are dropped.
 async fn unbound_no_errors(fabric: FabricKind) {
     let ranks = ranks(fabric, 3).await;
     let gathered = ranks

@@ -22,13 +22,13 @@ mod tcp {
     }
 }
 
-/// Bytes that are compared together.
+/// Bytes that are compared at a time.
 const PART: usize = 1 << 20;
 
-/// 2 GiB, and a part that is not a whole one.
+/// 2 GiB, and an incomplete part.
 const BYTES: usize = 2048 * PART + 12;
 
-/// Makes part `number` of another one: each page of it begins with a number of its own.
+/// Makes part `number` distinct: each of its pages begins with its own number.
 fn fill(part: &mut [u8], number: usize) {
     for (at, page) in part.chunks_mut(4096).enumerate() {
         let number = (number << 16 | at) as u64;

@@ -1,4 +1,4 @@
-//! One group used again and again, and groups derived from it: nothing of an earlier call is taken for a later one's.
+//! One group used many times, and groups derived from it: no message of an earlier call is received by a later one.
 
 use futures::future::join_all;
 use tensorwire_collective::{Algorithm, Group};
@@ -19,7 +19,7 @@ async fn reduced(group: &Group, count: usize, algorithm: Algorithm) {
     assert!(values == sum(count, group.size()), "{algorithm} of {count}");
 }
 
-/// Four algorithms one after the other in one group, each twice, without a barrier in between.
+/// Four algorithms in sequence in one group, each twice, without a barrier in between.
 async fn multiple_algorithms(fabric: FabricKind) {
     for size in [2, 3, 4] {
         let ranks = ranks(fabric, size).await;
@@ -34,7 +34,7 @@ async fn multiple_algorithms(fabric: FabricKind) {
     }
 }
 
-/// Ten groups in a row, of one and of one another, each with a barrier and an all-reduce.
+/// Ten groups in sequence, derived from one group and from one another, each with a barrier and an all-reduce.
 async fn context_factory_run_algo(fabric: FabricKind) {
     let ranks = ranks(fabric, 4).await;
     let derive = async |group: Group| {
@@ -54,7 +54,7 @@ async fn context_factory_run_algo(fabric: FabricKind) {
     ranks.shutdown().await;
 }
 
-/// Calls of several groups of the same workers are under way at the same time.
+/// Calls of several groups of the same workers are in progress at the same time.
 async fn several_groups_at_once(fabric: FabricKind) {
     let ranks = ranks(fabric, 3).await;
     let calls = async |group: Group| {

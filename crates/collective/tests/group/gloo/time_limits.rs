@@ -1,4 +1,4 @@
-//! One rank alone calls a collective, with a short limit: it is told in time whom it waited for.
+//! One rank alone calls a collective with a short limit: the error names in time the ranks for which it waited.
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ over_fabrics_and_verbs! {
 /// The limit of the call.
 const LIMIT: Duration = Duration::from_millis(10);
 
-/// What rank 1 of three gets when it calls alone, which it does in the time that it gave.
+/// What rank 1 of three gets when it calls alone, within the limit that it set.
 async fn alone<T>(fabric: FabricKind, call: impl AsyncFn(Group) -> Result<T, GroupError>) {
     let ranks = ranks(fabric, 3).await;
     let group = ranks.groups[1].clone();
@@ -72,7 +72,7 @@ async fn barrier_test_timeout(fabric: FabricKind) {
 
 async fn broadcast_test_timeout(fabric: FabricKind) {
     alone(fabric, async |group| limited(group.broadcast(0, None)).await).await;
-    // The root too waits until it knows that the others call the same.
+    // The root waits too, until it has compared the call of the other ranks.
     alone(fabric, async |group| limited(group.broadcast(1, Some(tensor(&group, &[1])))).await).await;
 }
 
@@ -108,7 +108,7 @@ async fn derive_test_timeout(fabric: FabricKind) {
     alone(fabric, async |group| limited(group.derive("derived")).await).await;
 }
 
-/// A call's own limit counts, also where it is longer than the group's.
+/// A call's own limit counts, also if it is longer than the group's.
 async fn unbound_timeout_override(fabric: FabricKind) {
     let ranks = crate::group::ranks_within(fabric, 2, patient(Duration::from_secs(1))).await;
     let long = patient(Duration::from_millis(1500));

@@ -110,7 +110,7 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
         ranks: size,
         kind: rng.pick([FabricKind::SIM, FabricKind::SHM]),
         depth: rng.pick([4, 64]),
-        requests_max: rng.pick([16, 64]),
+        requests_max: rng.pick([256, 1024]),
         eager_bytes_max: rng.pick([0, 4096]),
         receive_bytes: 2 << 20,
         impatience_of_64: 0,

@@ -208,6 +208,10 @@ impl Life {
             }
             // Who drops an export then has had such an error.
             GroupError::Over { .. } | GroupError::Gone { .. } if self.is_over() => books.reached.over += 1,
+            GroupError::NoMemory { rank, .. } if with.contains(rank) => {
+                drop(books);
+                self.blame(what, *rank, error);
+            }
             GroupError::Worker(_) | GroupError::Gone { .. } => {
                 drop(books);
                 self.blame(what, with[0], error);

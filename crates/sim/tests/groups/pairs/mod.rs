@@ -132,7 +132,7 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
         ranks: 2 + rng.below(3),
         kind: rng.pick([FabricKind::SIM, FabricKind::SHM]),
         depth: rng.pick([4, 6, 64]),
-        requests_max: rng.pick([32, 64, 256]),
+        requests_max: rng.pick([256, 256, 1024]),
         eager_bytes_max: rng.pick([0, 64, 4096]),
         receive_bytes: rng.pick([2 << 20, 8 << 20]),
         impatience_of_64: rng.pick([0, 8]),

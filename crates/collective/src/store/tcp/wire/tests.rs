@@ -42,7 +42,7 @@ fn answers() -> Vec<Answer> {
     answers
 }
 
-/// Where to cut a frame: everywhere, but few places within long values.
+/// Where to cut a frame: everywhere, but few positions within long values.
 fn cuts(frame: &[u8]) -> impl Iterator<Item = usize> {
     let length = frame.len();
     (0..length.min(64)).chain((64..length).step_by(65_537)).chain(length.saturating_sub(8).max(64)..length)
@@ -119,8 +119,8 @@ fn a_request_has_at_most_so_many_keys() {
         let get = Request::decode(&body(GET, &[&(count as u32).to_le_bytes(), &keys])).map(drop);
         let values = vec![0; count];
         let values = Answer::decode(&body(VALUES, &[&(count as u32).to_le_bytes(), &values])).map(drop);
-        let places = vec![0; 4 * count];
-        (get, values, Answer::decode(&body(MISSING, &[&(count as u32).to_le_bytes(), &places])).map(drop))
+        let indices = vec![0; 4 * count];
+        (get, values, Answer::decode(&body(MISSING, &[&(count as u32).to_le_bytes(), &indices])).map(drop))
     };
     let too_many = Err(Malformed("more keys than a request has"));
     assert_eq!(of(0), (Ok(()), Ok(()), Ok(())));

@@ -1,11 +1,11 @@
-//! What ranks tell each other in [`Notes`]: each other's calls, with what is short, and the end of the group. A small group has
-//! a channel of notes between any two ranks. In a larger one, all this travels as values of the group's step.
+//! The channels of [`Notes`] between the ranks of a small group. They carry call headers with short contents, and the end of the
+//! group. In a larger group these travel as values of the group's step.
 //!
-//! A rank has few notes that it did not take: every call is compared along the ring of ranks, so none is further ahead of another
-//! than one call of a lane for each rank between them.
+//! A rank has few notes that it has not received: every call is compared along the ring of ranks, so a rank is ahead of another
+//! by at most one call of a lane for each rank between them.
 //!
-//! The end comes in every lane, because calls wait in any of them. It does not come if the other rank has its channel in another
-//! connection, or not yet; so a call that takes long [asks](super::calling) for it as well.
+//! The end is sent in every lane, because calls wait in any of them. It does not arrive if the other rank has its channel in
+//! another connection, or has not opened it; so a call that takes long also [requests](super::calling) it.
 
 use std::sync::Arc;
 
@@ -16,20 +16,20 @@ use tensorwire_verbs_reactor::Runtime;
 
 use super::{CALLS_UNDER_WAY, GroupState};
 
-/// Ranks of the largest group that has channels, for which each rank connects to all others.
+/// The size of the largest group that has channels. Each of its ranks connects to all others.
 const RANKS_MAX: usize = 8;
 
-/// The first bytes of the end of the group. The call has others.
+/// The first bytes of a note with the end of the group. A call header begins with others.
 const END: [u8; 4] = *b"TWGe";
 
-/// The channels of this rank, in the order of the ranks.
-pub(super) struct Telling(Vec<Option<Notes>>);
+/// This rank's channels, in the order of the ranks. Its own entry is empty.
+pub(super) struct Channels(Vec<Option<Notes>>);
 
-impl Telling {
-    /// Opens a channel with each other rank. `None` for a group that has none.
+impl Channels {
+    /// Opens a channel to each other rank. `None` for a group that is too large.
     ///
     /// # Errors
-    /// The rank with which that failed.
+    /// The rank whose channel could not be opened.
     pub(super) async fn open(group: &GroupState) -> Result<Option<Arc<Self>>, (usize, WorkerError)> {
         if group.size() > RANKS_MAX {
             return Ok(None);
@@ -49,18 +49,18 @@ impl Telling {
         self.0.get(rank)?.as_ref()
     }
 
-    /// Tells all other ranks that the group is over for `status`.
-    pub(super) fn tell_end(self: &Arc<Self>, status: &Status, runtime: &dyn Runtime) {
+    /// Sends `status`, the end of the group, to all other ranks.
+    pub(super) fn announce_end(self: &Arc<Self>, status: &Status, runtime: &dyn Runtime) {
         let note = encode(status);
         for rank in 0..self.0.len() {
-            let (telling, note) = (self.clone(), note.clone());
-            let mut told = Box::pin(async move {
-                let Some(notes) = telling.with(rank) else { return };
-                // One that cannot be told asks when its call takes long.
-                let _told = notes.send(Notes::EVERY_LANE, &[&note]).await;
+            let (channels, note) = (self.clone(), note.clone());
+            let mut sent = Box::pin(async move {
+                let Some(notes) = channels.with(rank) else { return };
+                // A rank that it does not reach requests the end when a call takes long.
+                let _sent = notes.send(Notes::EVERY_LANE, &[&note]).await;
             });
-            if told.as_mut().now_or_never().is_none() {
-                runtime.spawn("tell the end of a group", told);
+            if sent.as_mut().now_or_never().is_none() {
+                runtime.spawn("announce the end of a group", sent);
             }
         }
     }
@@ -76,8 +76,8 @@ fn encode(status: &Status) -> Vec<u8> {
     note
 }
 
-/// Why the group is over, if that is what a note tells.
-pub(super) fn end_of(note: &[u8]) -> Option<Status> {
+/// The end of the group, if the note contains it.
+pub(super) fn decode_end(note: &[u8]) -> Option<Status> {
     let (length, rest) = note.strip_prefix(&END)?.split_first()?;
     let (details, message) = rest.split_at_checked(usize::from(*length))?;
     let (details, message) = (details.to_vec(), String::from_utf8_lossy(message));
@@ -91,10 +91,10 @@ mod tests {
     #[test]
     fn the_end_survives_its_encoding_and_a_call_is_none() {
         let status = Status { code: Code::Unavailable, message: "why".to_owned(), details: vec![7; 8] };
-        assert_eq!(end_of(&encode(&status)), Some(status.clone()));
+        assert_eq!(decode_end(&encode(&status)), Some(status.clone()));
         let long = Status { message: "w".repeat(9_000), ..status };
         assert_eq!(encode(&long).len(), Notes::BYTES_MAX);
-        assert_eq!(end_of(&[1; 40]), None);
-        assert_eq!(end_of(&[END.as_slice(), &[9, 1]].concat()), None, "cut off");
+        assert_eq!(decode_end(&[1; 40]), None);
+        assert_eq!(decode_end(&[END.as_slice(), &[9, 1]].concat()), None, "cut off");
     }
 }

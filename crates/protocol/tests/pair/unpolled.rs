@@ -1,0 +1,99 @@
+//! A future that waits in line for a message and is not polled delays no other.
+
+use std::{
+    pin::{Pin, pin},
+    task::{Context, Waker},
+};
+
+use tensorwire_protocol::{Message, Note, Parameters};
+
+use crate::support::{
+    STEP,
+    Side::{A, B},
+    bytes_of,
+    pair::{Pair, small},
+};
+
+const CHANNEL: u64 = 7;
+
+fn note(text: &[u8]) -> Message {
+    Note::of(CHANNEL, 0, &[text]).unwrap()
+}
+
+/// Two credits on each side, and a channel for notes.
+fn pair() -> Pair {
+    let pair = Pair::new(Parameters { depth: 4, ..small() });
+    assert!(pair.a.connection.open_notes(CHANNEL, 1) && pair.b.connection.open_notes(CHANNEL, 1));
+    pair
+}
+
+/// Sends notes until A has no credit left. Returns how many.
+fn use_credits(pair: &Pair) -> usize {
+    (0..).take_while(|_| pair.a.connection.send_note_now(&note(b"first")).is_some()).count()
+}
+
+/// Polls by hand, once. What wakes the future then polls it no more.
+fn is_pending<F: Future>(future: Pin<&mut F>) -> bool {
+    future.poll(&mut Context::from_waker(Waker::noop())).is_pending()
+}
+
+/// Sends one more note by a task, and returns how many B has, one way or another, once all is still.
+fn notes_behind(pair: &mut Pair) -> u64 {
+    let connection = pair.a.connection.clone();
+    let last = pair.tasks.spawn(async move { connection.send_note(note(b"last")).await.is_ok() });
+    pair.run();
+    assert_eq!(last.take(), Some(true), "it is delayed by what is not polled");
+    pair.counters().1.received.note
+}
+
+#[test]
+fn a_note_in_line_is_posted_though_its_future_is_not_polled() {
+    let mut pair = pair();
+    let used = use_credits(&pair);
+    let connection = pair.a.connection.clone();
+    let mut unpolled = pin!(connection.send_note(note(b"unpolled")));
+    assert!(is_pending(unpolled.as_mut()));
+    assert_eq!(notes_behind(&mut pair), used as u64 + 2);
+    assert!(!is_pending(unpolled), "it was posted");
+}
+
+#[test]
+fn a_request_in_line_is_posted_though_its_receive_is_not_polled() {
+    let mut pair = pair();
+    use_credits(&pair);
+    let (connection, memory) = (pair.a.connection.clone(), pair.a.memory.clone());
+    let mut unpolled = pin!(connection.receive(STEP, "k", &memory));
+    assert!(is_pending(unpolled.as_mut()));
+    notes_behind(&mut pair);
+    assert_eq!(pair.counters().1.received.tensor_request, 1);
+}
+
+#[test]
+fn a_request_for_described_memory_is_posted_though_its_receive_is_not_polled() {
+    let mut pair = pair();
+    let (connection, memory) = (pair.a.connection.clone(), pair.a.memory.clone());
+    let mut unpolled = pin!(connection.receive(STEP, "k", &memory));
+    assert!(is_pending(unpolled.as_mut()));
+    pair.b.source.send(STEP, "k", bytes_of(24), vec![7; 24]);
+    pair.run();
+    assert_eq!(pair.counters().0.received.meta_data_response, 1);
+    use_credits(&pair);
+    assert!(is_pending(unpolled.as_mut()), "it has memory now, and waits to ask again");
+    notes_behind(&mut pair);
+    assert_eq!(pair.counters().1.received.tensor_re_request, 1);
+    assert!(!is_pending(unpolled), "the content has come");
+}
+
+#[test]
+fn a_message_in_line_whose_future_is_dropped_is_not_posted() {
+    let mut pair = pair();
+    let used = use_credits(&pair);
+    let connection = pair.a.connection.clone();
+    {
+        let mut dropped = pin!(connection.send_note(note(b"dropped")));
+        assert!(is_pending(dropped.as_mut()));
+    }
+    assert_eq!(notes_behind(&mut pair), used as u64 + 1);
+    assert_eq!(pair.end(B).connection.failure(), None);
+    pair.end(A).connection.close_notes(CHANNEL);
+}
