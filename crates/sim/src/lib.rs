@@ -34,6 +34,7 @@
 
 #![forbid(unsafe_code)]
 
+mod board;
 mod control;
 mod descriptors;
 mod fabric;

@@ -52,6 +52,7 @@ pub enum Event {
     Released { lease: LeaseId, retired: bool },
     Retired { lease: LeaseId },
     Buried { node: NodeId, leases: usize },
+    Stored { endpoint: EndpointId, at: usize, content: u64 },
     Asked { endpoint: EndpointId, read: u64, length: u64 },
     Sampled { endpoint: EndpointId, read: u64, offset: usize, length: usize },
     Returned { endpoint: EndpointId, read: u64, offset: usize, length: usize },

@@ -12,6 +12,7 @@ mod points;
 mod shrunk;
 
 mod across;
+mod boards;
 mod both_dial;
 mod cancel;
 mod control;

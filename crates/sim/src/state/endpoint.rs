@@ -6,7 +6,10 @@ use futures::channel::oneshot;
 use tensorwire_verbs_reactor::{FabricError, QueuePair, QueuePairConfig, QueuePairCore, Role};
 
 use super::{domain::DomainShared, outbound::Outbound};
-use crate::ids::{EndpointId, NodeId};
+use crate::{
+    board::Words,
+    ids::{EndpointId, NodeId},
+};
 
 /// The state of a side.
 ///
@@ -61,6 +64,8 @@ pub(crate) struct Endpoint {
     /// Whether the user has dropped the queue pair.
     pub(crate) is_dropped: bool,
     pub(crate) outbound: Outbound,
+    /// What its board holds, if it has one.
+    pub(crate) words: Words,
 }
 
 impl Endpoint {

@@ -5,11 +5,12 @@ use std::{ops::Range, sync::Arc};
 use futures::channel::oneshot;
 use tensorwire_memory::Span;
 use tensorwire_verbs_reactor::{
-    FabricError, FabricKind, Link, LossCause, QueuePair, QueuePairCore, Role, SlotKey, WorkRequest,
+    Board, FabricError, FabricKind, Link, LossCause, QueuePair, QueuePairCore, Role, SlotKey, WorkRequest,
 };
 
 use crate::{
     Violation,
+    board::Words,
     ids::{EndpointId, NodeId},
     shared::Shared,
     state::{Action, DomainShared, Ended, Endpoint, Outbound, Phase, Reach, State},
@@ -52,6 +53,10 @@ impl Link for SimLink {
     fn start_close(&self) {
         self.shared.start_close(self.endpoint);
     }
+
+    fn board(&self) -> Option<Arc<dyn Board>> {
+        self.shared.board(self.endpoint)
+    }
 }
 
 /// What two sides must agree on to be connected.
@@ -89,6 +94,7 @@ impl Shared {
             completes_after_reading: false,
             is_dropped: false,
             outbound: Outbound::default(),
+            words: Words::default(),
         });
         id
     }

@@ -30,6 +30,7 @@ use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
     figures::{for_each_below, number},
+    points::{Point, in_source},
     shrunk::shrunk_by,
 };
 
@@ -274,6 +275,7 @@ struct Reached {
     /// Runs in which a group shrank, and in which it did so with fewer ranks.
     shrank: u64,
     lost: u64,
+    marks: BTreeMap<&'static str, u64>,
 }
 
 impl Reached {
@@ -283,11 +285,14 @@ impl Reached {
         self.crashes += summary.crashes;
         self.shrank += u64::from(sizes.len() > 1);
         self.lost += u64::from(sizes.windows(2).any(|sizes| sizes[1] < sizes[0]));
+        summary.marks.iter().for_each(|(mark, count)| *self.marks.entry(mark).or_default() += count);
     }
 
     fn is_all(&self) -> bool {
-        let Self { calls, failed, crashes, shrank, lost } = self;
+        let Self { calls, failed, crashes, shrank, lost, marks } = self;
+        let points = ["chance", "mark"].into_iter().flat_map(in_source).filter(Point::is_of_groups);
         [calls, failed, crashes, shrank, lost].into_iter().all(|count| *count > 0)
+            && points.into_iter().all(|point| marks.contains_key(point.name.as_str()))
     }
 }
 

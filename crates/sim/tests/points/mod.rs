@@ -15,6 +15,13 @@ pub(crate) struct Point {
     pub(crate) file: PathBuf,
 }
 
+impl Point {
+    /// Whether only groups can reach it.
+    pub(crate) fn is_of_groups(&self) -> bool {
+        self.file.starts_with("collective")
+    }
+}
+
 /// All uses of the macro `kind` in the source of the crates under test, by name.
 pub(crate) fn in_source(kind: &str) -> Vec<Point> {
     let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();

@@ -50,12 +50,14 @@ impl Calling {
             SmallVec::from_elem(ShortArrived(BoxedNote::EMPTY), exchanges.len());
         exchanges.iter_mut().for_each(|exchange| exchange.put(&own));
         if !hear_all(&exchanges, &own, &mut arrived) {
+            tensorwire_testpoints::mark!("a call went on whose notes were put at once");
             drop(exchanges);
             self.others().for_each(|to| {
                 self.claim_send(to);
             });
             return None;
         }
+        tensorwire_testpoints::mark!("a call was exchanged at once");
         exchanges.iter_mut().zip(&arrived).for_each(|(exchange, note)| exchange.take(&note.0));
         drop(exchanges);
         Some(self.end(work(&arrived)))

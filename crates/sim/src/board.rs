@@ -1,0 +1,116 @@
+//! Boards: words of each side of a connection of kind shm that the other side reads by itself.
+//!
+//! The rules are those of mapped memory. What was stored stays when the connection is over, and when its process is dead. A store
+//! becomes visible after those before it; the seed decides when, at each look of the peer. It is visible at the latest when its side
+//! announces something, or looks for what the peer has announced.
+
+use std::{
+    collections::VecDeque,
+    hash::{Hash, Hasher},
+    sync::Arc,
+};
+
+use tensorwire_verbs_reactor::{BOARD_WORDS, Board, FabricKind};
+
+use crate::{
+    ids::EndpointId,
+    shared::Shared,
+    trace::{Event, Fnv},
+};
+
+/// What one side has stored.
+#[derive(Debug, Default)]
+pub(crate) struct Words {
+    /// What the peer sees. Without any, all are 0.
+    visible: Vec<u64>,
+    /// Stores that it does not see yet, oldest first.
+    hidden: VecDeque<(usize, Box<[u64]>)>,
+}
+
+impl Words {
+    fn store(&mut self, at: usize, words: &[u64]) {
+        self.hidden.push_back((at, words.into()));
+    }
+
+    fn show_oldest(&mut self) {
+        let Some((at, words)) = self.hidden.pop_front() else { return };
+        self.visible.resize(BOARD_WORDS, 0);
+        for (index, word) in words.iter().enumerate() {
+            self.visible[(at + index) % BOARD_WORDS] = *word;
+        }
+    }
+
+    fn show_all(&mut self) {
+        while !self.hidden.is_empty() {
+            self.show_oldest();
+        }
+    }
+
+    fn at(&self, at: usize) -> u64 {
+        self.visible.get(at % BOARD_WORDS).copied().unwrap_or_default()
+    }
+}
+
+#[derive(Debug)]
+struct SimBoard {
+    shared: Arc<Shared>,
+    own: EndpointId,
+    peer: EndpointId,
+}
+
+impl Shared {
+    /// The boards of `id`, which is connected, and of its peer.
+    pub(crate) fn board(&self, id: EndpointId) -> Option<Arc<dyn Board>> {
+        let (kind, peer) = {
+            let state = self.state();
+            let endpoint = state.endpoints.get(id.index())?;
+            (endpoint.domain.kind, endpoint.peer?)
+        };
+        let shared = self.strong().filter(|_| kind == FabricKind::SHM)?;
+        Some(Arc::new(SimBoard { shared, own: id, peer }))
+    }
+}
+
+impl SimBoard {
+    fn store(&self, at: usize, words: &[u64], is_announced: bool) {
+        let mut state = self.shared.state();
+        // The destructors of a dead process run here, and do nothing there.
+        let is_alive = state.endpoints.get(self.own.index()).is_some_and(|own| state.is_alive(own.node));
+        let Some(own) = state.endpoints.get_mut(self.own.index()).filter(|_| is_alive) else { return };
+        own.words.store(at, words);
+        if is_announced {
+            own.words.show_all();
+        }
+        drop(state);
+        let mut content = Fnv::new();
+        words.hash(&mut content);
+        self.shared.record(Event::Stored { endpoint: self.own, at, content: content.finish() });
+    }
+}
+
+impl Board for SimBoard {
+    fn publish(&self, at: usize, words: &[u64]) {
+        self.store(at, words, false);
+    }
+
+    fn announce(&self, at: usize, word: u64) {
+        self.store(at, &[word], true);
+    }
+
+    fn peer(&self, at: usize) -> u64 {
+        let state = &mut *self.shared.state();
+        // After the run there is none.
+        let Some(peer) = state.endpoints.get_mut(self.peer.index()) else { return 0 };
+        while !peer.words.hidden.is_empty() && state.rng.chance(1, 2) {
+            peer.words.show_oldest();
+        }
+        peer.words.at(at)
+    }
+
+    fn peer_after_own(&self, at: usize) -> u64 {
+        if let Some(own) = self.shared.state().endpoints.get_mut(self.own.index()) {
+            own.words.show_all();
+        }
+        self.peer(at)
+    }
+}
