@@ -3,6 +3,9 @@
 //! The rules are those of mapped memory. What was stored stays when the connection is over, and when its process is dead. A store
 //! becomes visible after those before it; the seed decides when, at each look of the peer. It is visible at the latest when its side
 //! announces something, or looks for what the peer has announced.
+//!
+//! The peer's process runs at the same time: before each access the seed may let it poll some of its tasks, in the middle of a poll of
+//! this side's. Those of a third process, or of this one, wait.
 
 use std::{
     collections::VecDeque,
@@ -13,7 +16,7 @@ use std::{
 use tensorwire_verbs_reactor::{BOARD_WORDS, Board, FabricKind};
 
 use crate::{
-    ids::EndpointId,
+    ids::{EndpointId, TaskId},
     shared::Shared,
     trace::{Event, Fnv},
 };
@@ -72,7 +75,30 @@ impl Shared {
 }
 
 impl SimBoard {
+    /// Lets the peer's process run, while this side is in the middle of a poll.
+    fn let_peer_run(&self) {
+        while let Some(task) = self.begin_turn() {
+            self.shared.record(Event::RanMeanwhile { endpoint: self.own, task });
+            self.shared.poll_task(task);
+            self.shared.state().is_in_turn = false;
+        }
+    }
+
+    fn begin_turn(&self) -> Option<TaskId> {
+        let chance = self.shared.swarm.turns_of_256;
+        let mut state = self.shared.state();
+        let node_of = |id: EndpointId| Some(state.endpoints.get(id.index())?.node);
+        let (own, peer) = node_of(self.own).zip(node_of(self.peer))?;
+        if state.is_in_turn || own == peer || !state.is_alive(own) {
+            return None;
+        }
+        let task = state.take_task_of(peer, chance)?;
+        state.is_in_turn = true;
+        Some(task)
+    }
+
     fn store(&self, at: usize, words: &[u64], is_announced: bool) {
+        self.let_peer_run();
         let mut state = self.shared.state();
         // The destructors of a dead process run here, and do nothing there.
         let is_alive = state.endpoints.get(self.own.index()).is_some_and(|own| state.is_alive(own.node));
@@ -98,6 +124,7 @@ impl Board for SimBoard {
     }
 
     fn peer(&self, at: usize) -> u64 {
+        self.let_peer_run();
         let state = &mut *self.shared.state();
         // After the run there is none.
         let Some(peer) = state.endpoints.get_mut(self.peer.index()) else { return 0 };
@@ -108,6 +135,7 @@ impl Board for SimBoard {
     }
 
     fn peer_after_own(&self, at: usize) -> u64 {
+        self.let_peer_run();
         if let Some(own) = self.shared.state().endpoints.get_mut(self.own.index()) {
             own.words.show_all();
         }

@@ -58,6 +58,8 @@ pub struct Swarm {
     pub jitter_of_256: u32,
     /// Longest time that such a step lets pass.
     pub jitter_max: Duration,
+    /// Of 256 accesses to a board, before how many the peer's process polls one of its tasks.
+    pub turns_of_256: u32,
     /// Depths for the harness to use.
     pub depths: QueuePairConfig,
     /// Views of one process's memory that another may hold at once, through all their connections.
@@ -103,6 +105,7 @@ impl Swarm {
                 receive_depth: rng.pick([4, 5, 7, 16, 64]),
             },
             leases_max: rng.pick([0, 1, 3, 64]),
+            turns_of_256: rng.pick([0, 16, 128]),
             deadline_at_least: Duration::from_secs(1),
             events_max: 5_000_000,
         }
@@ -131,6 +134,7 @@ impl Swarm {
             jitter_max: Duration::ZERO,
             depths: QueuePairConfig { send_depth: 8, receive_depth: 8 },
             leases_max: 64,
+            turns_of_256: 0,
             deadline_at_least: Duration::from_secs(1),
             events_max: 5_000_000,
         }

@@ -52,6 +52,7 @@ pub enum Event {
     Released { lease: LeaseId, retired: bool },
     Retired { lease: LeaseId },
     Buried { node: NodeId, leases: usize },
+    RanMeanwhile { endpoint: EndpointId, task: TaskId },
     Stored { endpoint: EndpointId, at: usize, content: u64 },
     Asked { endpoint: EndpointId, read: u64, length: u64 },
     Sampled { endpoint: EndpointId, read: u64, offset: usize, length: usize },
@@ -111,6 +112,7 @@ impl Event {
             Self::HostileRefused { why, .. } => Some(why),
             Self::NoReceive { .. } => Some("hostile: no receive"),
             Self::Torn { .. } => Some("write torn by a crash"),
+            Self::RanMeanwhile { .. } => Some("a peer ran in the middle of a poll"),
             Self::Reached { name } => Some(name),
             _ => None,
         }

@@ -39,7 +39,7 @@ impl tensorwire_testpoints::World for Asked {
 }
 
 impl Shared {
-    fn poll_task(&self, id: TaskId) {
+    pub(crate) fn poll_task(&self, id: TaskId) {
         let Some(mut polling) = self.state().tasks.begin_poll(id) else { return };
         let waker = polling.waker;
         let finished = self.poll(id, || polling.future.as_mut().poll(&mut Context::from_waker(&waker)));

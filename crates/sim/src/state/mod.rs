@@ -79,6 +79,8 @@ pub(crate) struct State {
     pub(crate) flips_of_65536: u32,
     /// Hostile nodes.
     pub(crate) hostility: Hostility,
+    /// Whether a task is polled in the middle of another process's poll.
+    pub(crate) is_in_turn: bool,
 }
 
 impl State {
@@ -99,6 +101,7 @@ impl State {
             leases: Leases::default(),
             flips_of_65536: swarm.flips_of_65536,
             hostility: Hostility::default(),
+            is_in_turn: false,
         }
     }
 

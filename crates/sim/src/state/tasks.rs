@@ -33,6 +33,19 @@ impl ReadyQueue {
         Some(task)
     }
 
+    /// Takes one of those for which `is_wanted`, as `pick` chooses among so many.
+    pub(crate) fn take_of(
+        &self,
+        is_wanted: impl Fn(TaskId) -> bool,
+        pick: impl FnOnce(usize) -> Option<usize>,
+    ) -> Option<TaskId> {
+        let mut ready = lock(&self.0);
+        let wanted: Vec<TaskId> = ready.iter().copied().filter(|task| is_wanted(*task)).collect();
+        let task = *wanted.get(pick(wanted.len())?)?;
+        ready.remove(&task);
+        Some(task)
+    }
+
     /// Puts a task back that was taken and not polled.
     pub(crate) fn put(&self, task: TaskId) {
         lock(&self.0).insert(task);

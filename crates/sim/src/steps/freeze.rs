@@ -91,6 +91,16 @@ pub(crate) enum DuePoll {
 }
 
 impl State {
+    /// Takes, with a chance of that many in 256, one of the woken tasks of `node`, if that runs.
+    pub(crate) fn take_task_of(&mut self, node: NodeId, of_256: u32) -> Option<TaskId> {
+        let Self { nodes, rng, tasks, .. } = self;
+        let process = nodes.get(node.index()).filter(|process| process.alive && process.frozen.is_none())?;
+        let runs_at_speed = process.slow_of_256 == 0;
+        let is_of_node = |task| tasks.node_of(task) == Some(node);
+        let pick = |count| (count > 0 && runs_at_speed && rng.chance(of_256, 256)).then(|| rng.below(count));
+        tasks.ready.take_of(is_of_node, pick)
+    }
+
     /// Takes one of the woken tasks.
     pub(crate) fn take_task(&mut self, index: usize) -> DuePoll {
         let Some(task) = self.tasks.ready.take(index) else { return DuePoll::Void };

@@ -293,6 +293,7 @@ impl Reached {
         let points = ["chance", "mark"].into_iter().flat_map(in_source).filter(Point::is_of_groups);
         [calls, failed, crashes, shrank, lost].into_iter().all(|count| *count > 0)
             && points.into_iter().all(|point| marks.contains_key(point.name.as_str()))
+            && marks.contains_key("a peer ran in the middle of a poll")
     }
 }
 
