@@ -28,6 +28,7 @@ mod life;
 mod loans;
 mod message_tables;
 mod misdirected;
+mod notes;
 mod original;
 mod outage;
 mod pieces;

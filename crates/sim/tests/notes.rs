@@ -1,0 +1,126 @@
+//! Notes between two workers of one host: those that lie in fast boxes and those that go by message come in order, whatever happens
+//! between two stores, and channels are opened again and again.
+//!
+//! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one.
+
+use std::time::Duration;
+
+use futures::future::{join, join_all};
+use tensorwire_rendezvous::{Notes, Peer, Worker};
+use tensorwire_sim::{Handle, Node, Rng, Summary, Violation, World};
+use tensorwire_verbs_reactor::{FabricKind, Runtime};
+
+use crate::{
+    common::builder,
+    figures::{for_each_below, number},
+};
+
+/// Seeds that run if `SIM_SEEDS` is not set.
+const SEEDS: u64 = 100;
+
+/// Channels that are open at a time, and how often each is opened.
+const CHANNELS: u64 = 3;
+const OPENINGS: usize = 4;
+const LANES: u16 = 2;
+
+/// Bytes of a note: in a box, just so, and by message.
+const LENGTHS: [usize; 4] = [2, 60, 120, 121];
+
+async fn worker(node: &Node, kind: FabricKind) -> Worker {
+    let builder = builder(node, &format!("/job:{}/replica:0/task:0", &node.address()[..4]));
+    let started = builder.local_fabrics(vec![node.fabric_as(kind)]).start();
+    node.run("start", started).await.unwrap().unwrap()
+}
+
+/// One side of an opening: it sends and takes `count` notes in each lane.
+struct Side {
+    handle: Handle,
+    node: Node,
+    notes: Notes,
+    count: u8,
+}
+
+impl Side {
+    async fn live(self, mut rng: Rng) {
+        let lanes = (0..LANES).map(|lane| {
+            let (sends, takes) = (rng.fork(2 * u64::from(lane)), rng.fork(2 * u64::from(lane) + 1));
+            join(self.send(lane, sends), self.take(lane, takes))
+        });
+        join_all(lanes.collect::<Vec<_>>()).await;
+        self.pause(&mut rng).await;
+    }
+
+    async fn send(&self, lane: u16, mut rng: Rng) {
+        for number in 0..self.count {
+            self.pause(&mut rng).await;
+            let rest = vec![number; rng.pick(LENGTHS) - 2];
+            self.notes.send(lane, &[&[lane as u8, number], &rest]).await.unwrap();
+        }
+    }
+
+    async fn take(&self, lane: u16, mut rng: Rng) {
+        for number in 0..self.count {
+            self.pause(&mut rng).await;
+            let note = self.notes.recv(lane).await.unwrap();
+            let is_right = note[..2] == [lane as u8, number] && note[2..].iter().all(|byte| *byte == number);
+            if !is_right || !LENGTHS.contains(&note.len()) {
+                self.handle.fail(Violation::Data(format!("note {number} of lane {lane}: {:?}", &note[..])));
+            }
+        }
+    }
+
+    async fn pause(&self, rng: &mut Rng) {
+        if rng.chance(1, 4) {
+            self.node.runtime().sleep(rng.duration(Duration::from_micros(100))).await;
+        }
+    }
+}
+
+async fn channel(handle: &Handle, nodes: &[Node; 2], peers: &[Peer; 2], channel: u64, mut rng: Rng) {
+    for _ in 0..OPENINGS {
+        let [one, other] = peers;
+        let (one, other) = join(one.notes(channel, LANES), other.notes(channel, LANES)).await;
+        let count = rng.pick([0, 1, 7]);
+        let lives = nodes.iter().zip([one, other]).map(|(node, notes)| {
+            let side = Side { handle: handle.clone(), node: node.clone(), notes: notes.unwrap(), count };
+            node.run("side", side.live(rng.fork(u64::from(node.address() == "left:1"))))
+        });
+        join_all(lives.collect::<Vec<_>>()).await;
+    }
+}
+
+async fn scenario(handle: Handle) {
+    let mut rng = Rng::new(handle.seed()).fork(92);
+    let kind = rng.pick([FabricKind::SHM, FabricKind::SHM, FabricKind::SHM, FabricKind::SIM]);
+    handle.take_chances();
+    let nodes = ["left:1", "rite:1"].map(|address| handle.start_node(address).unwrap());
+    let (left, right) = join(worker(&nodes[0], kind), worker(&nodes[1], kind)).await;
+    let peer = left.peer_at("rite:1").await.unwrap();
+    peer.connect().await.unwrap();
+    let peers = [peer, right.peer(left.name()).unwrap()];
+    let channels = (0..CHANNELS).map(|number| channel(&handle, &nodes, &peers, number, rng.fork(number)));
+    join_all(channels.collect::<Vec<_>>()).await;
+    for (node, worker) in nodes.iter().zip([left, right]) {
+        node.run("shutdown", async move { worker.shutdown().await }).await.unwrap();
+    }
+}
+
+fn run(seed: u64) -> Summary {
+    let world = World::new(seed);
+    world.replayed_by("notes");
+    world.run(scenario(world.handle())).unwrap_or_else(|failure| panic!("{failure}"));
+    world.finish().unwrap_or_else(|failure| panic!("{failure}"))
+}
+
+#[test]
+fn notes_come_in_order_twice() {
+    if let Some(seed) = number("SIM_SEED") {
+        eprintln!("{:?}", run(seed));
+        return;
+    }
+    let (from, seeds) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(SEEDS));
+    for_each_below(seeds, |index| {
+        let seed = from.wrapping_add(index);
+        assert_eq!(run(seed), run(seed), "seed {seed} gave two different runs");
+    });
+}
