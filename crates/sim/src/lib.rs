@@ -34,7 +34,6 @@
 
 #![forbid(unsafe_code)]
 
-mod board;
 mod control;
 mod descriptors;
 mod fabric;

@@ -5,11 +5,8 @@ use std::{sync::Arc, time::Duration};
 use futures::channel::oneshot;
 use tensorwire_verbs_reactor::{FabricError, QueuePair, QueuePairConfig, QueuePairCore, Role};
 
-use super::{domain::DomainShared, outbound::Outbound};
-use crate::{
-    board::Words,
-    ids::{EndpointId, NodeId},
-};
+use super::{board::Words, domain::DomainShared, outbound::Outbound};
+use crate::ids::{EndpointId, NodeId};
 
 /// The state of a side.
 ///

@@ -1,6 +1,7 @@
 //! What a world consists of, as plain data. Everything that happens to it is in `steps`.
 
 mod agenda;
+mod board;
 mod chances;
 mod domain;
 mod endpoint;
@@ -25,6 +26,7 @@ use crate::{
 };
 
 pub(crate) use agenda::{Action, Agenda};
+pub(crate) use board::Words;
 pub(crate) use chances::Chances;
 pub(crate) use domain::DomainShared;
 pub(crate) use endpoint::{Endpoint, Phase, WireStep};

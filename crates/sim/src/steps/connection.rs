@@ -10,10 +10,9 @@ use tensorwire_verbs_reactor::{
 
 use crate::{
     Violation,
-    board::Words,
     ids::{EndpointId, NodeId},
     shared::Shared,
-    state::{Action, DomainShared, Ended, Endpoint, Outbound, Phase, Reach, State},
+    state::{Action, DomainShared, Ended, Endpoint, Outbound, Phase, Reach, State, Words},
     swarm::Completions,
     trace::Event,
 };

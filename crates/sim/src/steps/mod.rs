@@ -1,5 +1,6 @@
 //! What can happen to a world, one event at a time: methods of the shared world that change its state.
 
+mod boards;
 mod calls;
 mod connection;
 mod device;

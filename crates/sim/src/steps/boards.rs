@@ -8,51 +8,17 @@
 //! this side's. Those of a third process, or of this one, wait.
 
 use std::{
-    collections::VecDeque,
     hash::{Hash, Hasher},
     sync::Arc,
 };
 
-use tensorwire_verbs_reactor::{BOARD_WORDS, Board, FabricKind};
+use tensorwire_verbs_reactor::{Board, FabricKind};
 
 use crate::{
     ids::{EndpointId, TaskId},
     shared::Shared,
     trace::{Event, Fnv},
 };
-
-/// What one side has stored.
-#[derive(Debug, Default)]
-pub(crate) struct Words {
-    /// What the peer sees. Without any, all are 0.
-    visible: Vec<u64>,
-    /// Stores that it does not see yet, oldest first.
-    hidden: VecDeque<(usize, Box<[u64]>)>,
-}
-
-impl Words {
-    fn store(&mut self, at: usize, words: &[u64]) {
-        self.hidden.push_back((at, words.into()));
-    }
-
-    fn show_oldest(&mut self) {
-        let Some((at, words)) = self.hidden.pop_front() else { return };
-        self.visible.resize(BOARD_WORDS, 0);
-        for (index, word) in words.iter().enumerate() {
-            self.visible[(at + index) % BOARD_WORDS] = *word;
-        }
-    }
-
-    fn show_all(&mut self) {
-        while !self.hidden.is_empty() {
-            self.show_oldest();
-        }
-    }
-
-    fn at(&self, at: usize) -> u64 {
-        self.visible.get(at % BOARD_WORDS).copied().unwrap_or_default()
-    }
-}
 
 #[derive(Debug)]
 struct SimBoard {
@@ -128,7 +94,7 @@ impl Board for SimBoard {
         let state = &mut *self.shared.state();
         // After the run there is none.
         let Some(peer) = state.endpoints.get_mut(self.peer.index()) else { return 0 };
-        while !peer.words.hidden.is_empty() && state.rng.chance(1, 2) {
+        while peer.words.is_hidden() && state.rng.chance(1, 2) {
             peer.words.show_oldest();
         }
         peer.words.at(at)
