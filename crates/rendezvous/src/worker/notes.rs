@@ -94,7 +94,8 @@ impl Notes {
     /// over. That a note was sent does not mean that the peer has it.
     ///
     /// # Cancel safety
-    /// Dropping the future before it is ready sends nothing.
+    /// If the future is dropped before it is ready, the note may have been sent: a message that waits for room is posted by whoever finds
+    /// it.
     pub async fn send(&self, lane: u16, parts: &[&[u8]]) -> Result<(), WorkerError> {
         if !self.connection.is_over()
             && let Some(note) = BoxedNote::of(parts)
