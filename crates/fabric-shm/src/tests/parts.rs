@@ -14,8 +14,8 @@ use std::{
 use proptest::prelude::*;
 use rustix::fs::FallocateFlags;
 use tensorwire_verbs_reactor::{
-    ConnectionData, FabricError, LossCause, PeerViolation, RegionGeneration, RegionId, RemoteRange,
-    TokioRuntime,
+    BOARD_WORDS, ConnectionData, FabricError, LossCause, PeerViolation, RegionGeneration, RegionId,
+    RemoteRange, TokioRuntime,
 };
 
 use super::{
@@ -227,8 +227,8 @@ fn a_ring_has_at_least_its_depth_and_a_power_of_two() {
     for (depth, slots) in [(1, 1), (2, 2), (3, 4), (16, 16), (17, 32), (u32::MAX, SLOTS_MAX)] {
         assert_eq!(OwnPage::new(depth).unwrap().0.slots(), slots);
     }
-    // A page of words about the connection, two of slots, and the words of leases and claims, in whole pages.
-    let words = 8 * (LEASES_MAX + CLAIMS_MAX) as usize;
+    // A page of words about the connection, two of slots, and the words of leases, claims and the board, in whole pages.
+    let words = 8 * ((LEASES_MAX + CLAIMS_MAX) as usize + BOARD_WORDS);
     assert_eq!(page_bytes(32), 3 * 4096 + words.next_multiple_of(4096));
 }
 

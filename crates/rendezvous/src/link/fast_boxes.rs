@@ -90,7 +90,7 @@ struct Lane {
     taken: u32,
     /// How many of the sent ones the peer has taken, as far as it has said.
     taken_by_peer: u32,
-    /// Messages that are being sent.
+    /// Messages that are being sent, or were given up.
     in_line: u32,
     /// The peer was not told of notes that were taken since.
     is_untold: bool,
@@ -389,7 +389,8 @@ impl Lane {
     }
 }
 
-/// A note that is sent by message. It counts when it is sent.
+/// A note that is sent by message. It counts when it is sent. If it is given up before, it may have been sent by another task, so
+/// the lane's numbers may differ from the peer's: from then on all its notes go by messages, which need none.
 pub(crate) struct MessageInLine<'boxes> {
     boxes: &'boxes ChannelBoxes,
     lanes: std::ops::Range<u16>,
@@ -404,9 +405,12 @@ impl MessageInLine<'_> {
 
 impl Drop for MessageInLine<'_> {
     fn drop(&mut self) {
+        if !self.is_sent {
+            return;
+        }
         for mut state in self.lanes.clone().filter_map(|lane| self.boxes.lane(lane)) {
             state.in_line -= 1;
-            state.sent = state.sent.wrapping_add(u32::from(self.is_sent));
+            state.sent = state.sent.wrapping_add(1);
         }
     }
 }
