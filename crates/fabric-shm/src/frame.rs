@@ -8,7 +8,7 @@ use tensorwire_verbs_reactor::{ConnectionData, FabricError, FabricKind, PeerViol
 use crate::limits::FRAME_BYTES;
 
 /// The one version of connection data, frames and ring layout.
-const VERSION: u8 = 4;
+const VERSION: u8 = 5;
 /// Second byte of connection data. It tells connection data of another fabric from those of another version.
 const DATA_KIND: u8 = b's';
 const NAME_BYTES: usize = 16;

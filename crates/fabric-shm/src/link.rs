@@ -155,8 +155,8 @@ impl ShmLink {
         }
         let mut any = false;
         loop {
-            let (ended, more) =
-                self.producer().leases().released(&connection.peer, connection.process.as_ref());
+            let process = connection.process.as_ref();
+            let (ended, more) = self.producer().leases().released(&connection.peer, process);
             any |= ended.settle();
             // Open leases bound the loop.
             if !more {
@@ -164,7 +164,7 @@ impl ShmLink {
             }
         }
         any |= !self.connection.catalogue.reclaim().is_empty();
-        // Only now: a task that finds the counts equal may sleep.
+        // Only now: a task that finds the counts equal relies on everything having been reclaimed, and may sleep.
         self.released.store(counted, Ordering::Relaxed);
         any
     }
@@ -243,9 +243,8 @@ impl ShmLink {
         self.owed.load(Ordering::Relaxed)
     }
 
-    /// Rings the peer for completions that it was not rung for.
-    ///
-    /// The driver rings for them when the user's tasks that arrivals woke have run: an answer of one of them rings for both.
+    /// Rings the peer for completions that it was not rung for. The driver does so only when the user's tasks that arrivals woke
+    /// have run. If one of them answers, the answer rings as well, and the peer wakes once for both.
     pub(super) fn settle(&self) {
         if self.owed.swap(false, Ordering::AcqRel) {
             self.connection.ringer.ring_if_asleep(&self.connection.peer);
@@ -477,7 +476,7 @@ impl ShmLink {
         self.driver.wake();
     }
 
-    /// As a long copy on another thread, which no other task disturbs.
+    /// Prevents other tasks from executing writes, as a long copy on another thread would.
     #[cfg(test)]
     pub(super) fn hold_target(&self) -> MutexGuard<'_, Target> {
         self.target.lock().unwrap_or_else(PoisonError::into_inner)
@@ -555,6 +554,7 @@ impl Link for ShmLink {
     }
 
     fn withdraw(&self, key: SlotKey) {
+        // A statement of its own, so that completions are passed on without the lock.
         let withdrawn = {
             let mut producer = self.producer();
             let withdrawn = producer.withdraw(key);

@@ -25,7 +25,8 @@ pub(super) fn publish<'page>(
 
 /// Announces that the caller is about to sleep for the `epoch`th time. It must look for work once more after this.
 pub(super) fn fall_asleep(sleep: &AtomicU64, epoch: u64) {
-    sleep.store(epoch, Ordering::Relaxed);
+    // Released, because a word of a board also says which boxes of the peer were read, and it fills those again.
+    sleep.store(epoch, Ordering::Release);
     // Pairs with the fence in `must_ring`: either the ringer sees the epoch, or the sleeper sees the ringer's work.
     fence(Ordering::SeqCst);
 }
@@ -45,7 +46,7 @@ pub(super) fn must_ring(sleep: &AtomicU64, rung: &AtomicU64) -> bool {
 pub(super) fn announced(word: &AtomicU64) -> u64 {
     // Pairs with the fence in `fall_asleep`.
     fence(Ordering::SeqCst);
-    word.load(Ordering::Relaxed)
+    load(word)
 }
 
 /// Ends a lease: this process reads its bytes no more.

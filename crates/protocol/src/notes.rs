@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    mem,
     task::Waker,
 };
 
@@ -22,19 +23,26 @@ struct Lane {
     untaken: VecDeque<EagerContent>,
     /// The task that waits for the next.
     waker: Option<Waker>,
+    /// A note of no bytes has come.
+    is_woken: bool,
 }
 
 /// Tasks that can go on. Mostly it is one.
 pub(crate) type Woken = SmallVec<[Waker; 1]>;
 
 impl Lane {
-    fn is_full(&self) -> bool {
-        self.untaken.len() >= NOTES_UNTAKEN_MAX
+    /// Whether there is room for a note. One of no bytes takes none.
+    fn fits(&self, bytes: &EagerContent) -> bool {
+        bytes.is_empty() || self.untaken.len() < NOTES_UNTAKEN_MAX
     }
 
     /// Gives the waker of the task that waits for the note.
     fn take_in(&mut self, bytes: EagerContent) -> Option<Waker> {
-        self.untaken.push_back(bytes);
+        if bytes.is_empty() {
+            self.is_woken = true;
+        } else {
+            self.untaken.push_back(bytes);
+        }
         self.waker.take()
     }
 }
@@ -54,25 +62,26 @@ impl NoteChannels {
         self.0.remove(&channel)
     }
 
-    /// A note has come. Gives the wakers of the tasks that wait for it; `None` if the channel is not open.
+    /// A note has come. One of no bytes wakes whoever waits in its lane, and is never taken. Gives the wakers of the tasks that wait for it; `None` if the channel is not open.
     pub(crate) fn arrived(&mut self, note: Note) -> Result<Option<Woken>, PeerMisbehaved> {
         let Some(lanes) = self.0.get_mut(&note.channel) else { return Ok(None) };
         if note.lane == NOTE_EVERY_LANE {
             // Nothing is taken in, and no waker taken out, of a note that not every lane has room for.
-            if lanes.iter().any(Lane::is_full) {
+            if !lanes.iter().all(|lane| lane.fits(&note.bytes)) {
                 return Err(PeerMisbehaved::NoteUnfit);
             }
             let woken = lanes.iter_mut().filter_map(|lane| lane.take_in(note.bytes.clone()));
             return Ok(Some(woken.collect()));
         }
         match lanes.get_mut(usize::from(note.lane)) {
-            Some(lane) if !lane.is_full() => Ok(Some(lane.take_in(note.bytes).into_iter().collect())),
+            Some(lane) if lane.fits(&note.bytes) => Ok(Some(lane.take_in(note.bytes).into_iter().collect())),
             _ => Err(PeerMisbehaved::NoteUnfit),
         }
     }
 
-    pub(crate) fn has(&mut self, channel: u64, lane: u16) -> bool {
-        self.lane(channel, lane).is_some_and(|lane| !lane.untaken.is_empty())
+    /// Whether there is a note, or one of no bytes has come since this was last asked.
+    pub(crate) fn has_news(&mut self, channel: u64, lane: u16) -> bool {
+        self.lane(channel, lane).is_some_and(|lane| mem::take(&mut lane.is_woken) || !lane.untaken.is_empty())
     }
 
     pub(crate) fn take(&mut self, channel: u64, lane: u16) -> Option<EagerContent> {
@@ -169,5 +178,23 @@ mod tests {
         assert_eq!(notes.arrived(note(0, 2)).unwrap().map(|woken| woken.len()), Some(0));
         notes.wait(7, 0, Waker::noop());
         assert_eq!(notes.wakers().count(), 1);
+    }
+
+    #[test]
+    fn a_note_of_no_bytes_wakes_and_is_not_taken_however_many_come() {
+        let mut notes = NoteChannels::default();
+        notes.open(7, 2);
+        notes.wait(7, 0, Waker::noop());
+        let empty = |lane| Note { channel: 7, lane, bytes: EagerContent::default() };
+        assert_eq!(notes.arrived(empty(0)).unwrap().map(|woken| woken.len()), Some(1));
+        assert!(notes.has_news(7, 0) && !notes.has_news(7, 0) && !notes.has_news(7, 1));
+        for _ in 0..NOTES_UNTAKEN_MAX {
+            notes.arrived(note(0, 1)).unwrap();
+        }
+        assert!(notes.arrived(empty(0)).is_ok() && notes.arrived(empty(NOTE_EVERY_LANE)).is_ok());
+        for _ in 0..NOTES_UNTAKEN_MAX {
+            assert!(notes.has_news(7, 0) && notes.take(7, 0).is_some());
+        }
+        assert!(notes.take(7, 0).is_none() && !notes.has_news(7, 0) && notes.has_news(7, 1));
     }
 }

@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use futures::future::join;
+use futures::{FutureExt as _, future::join};
 use tensorwire_rendezvous::{Notes, Peer, Worker, WorkerError};
 use tensorwire_verbs_reactor::FabricKind;
 
@@ -50,6 +50,8 @@ async fn exchange(kind: FabricKind) {
             assert_eq!(notes.recv(0).await.unwrap()[..], *[&[round], &b" in parts"[..]].concat());
         }
     }
+    let empty = notes.send(0, &[b"", b""]).await;
+    assert!(matches!(empty, Err(WorkerError::Config { field: "note", .. })), "{empty:?}");
     drop((notes, answers));
     client.shutdown().await;
     server.shutdown().await;
@@ -97,14 +99,47 @@ fn a_side_that_sleeps_is_woken_for_each_note() {
     });
 }
 
+/// Each note lies in its box when it is looked for, so a task that takes many of them would never wait.
+#[test]
+fn other_tasks_get_a_turn_however_many_notes_lie_there() {
+    bounded(Duration::from_secs(60), async {
+        let Two { server, client, notes: [notes, answers], .. } = two(FabricKind::SHM).await;
+        let mut turns = 0;
+        for round in 0..1000u16 {
+            let text = round.to_le_bytes();
+            notes.send(0, &[&text]).await.unwrap();
+            let received = match answers.recv(0).now_or_never() {
+                Some(received) => received,
+                None => {
+                    turns += 1;
+                    answers.recv(0).await
+                }
+            };
+            assert_eq!(received.unwrap()[..], text);
+            answers.send(0, &[&text]).await.unwrap();
+            assert_eq!(notes.recv(0).await.unwrap()[..], text);
+        }
+        assert!((3..20).contains(&turns), "{turns}");
+        drop((notes, answers));
+        client.shutdown().await;
+        server.shutdown().await;
+    });
+}
+
 #[test]
 fn a_channel_ends_with_its_connection() {
     bounded(Duration::from_secs(60), async {
-        let Two { server, client, notes: [notes, _answers], .. } = two(FabricKind::SHM).await;
+        let Two { server, client, notes: [notes, answers], .. } = two(FabricKind::SHM).await;
+        for [from, to] in [[&notes, &answers], [&answers, &notes]] {
+            from.send(0, &[b"met"]).await.unwrap();
+            to.recv(0).await.unwrap();
+        }
+        assert!(notes.exchange(0).is_some());
         let (waited, ()) = join(notes.recv(0), server.shutdown()).await;
         assert!(matches!(waited, Err(WorkerError::PeerLost { .. })), "{waited:?}");
         let sent = notes.send(0, &[b"late"]).await;
         assert!(matches!(sent, Err(WorkerError::PeerLost { .. })), "{sent:?}");
+        assert!(notes.exchange(0).is_none());
         client.shutdown().await;
     });
 }

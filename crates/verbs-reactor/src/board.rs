@@ -18,7 +18,7 @@ pub trait Board: Send + Sync + fmt::Debug + 'static {
     /// the others, too. No two threads write a word at a time.
     fn publish(&self, at: usize, words: &[u64]);
 
-    /// Stores an own word, and looks for what the peer has done only afterwards: either the peer
+    /// Stores an own word when all that this side has read of the peer's before was read, and looks for what the peer has done only afterwards: either the peer
     /// [sees](Self::peer_after_own) this word, or [`peer`](Self::peer) sees from now on what the peer had published before it
     /// looked.
     fn announce(&self, at: usize, word: u64);

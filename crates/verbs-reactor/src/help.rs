@@ -136,7 +136,7 @@ impl Help {
 
     /// Something was found on the board.
     pub(crate) fn found_on_board(&self) {
-        self.on_board.store(self.on_board.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
+        self.on_board.store(self.on_board.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
         self.count_find();
     }
 
@@ -256,6 +256,21 @@ mod tests {
             assert!((0..FINDS_MAX).all(|_| help.find(elsewhere, || Look::Worked)));
             assert!(!help.find(elsewhere, || panic!("looked")));
         }
+    }
+
+    #[test]
+    fn others_get_a_turn_after_many_finds_on_a_board_and_then_it_begins_anew() {
+        let help = help();
+        for _ in 0..2 {
+            for _ in 0..BOARD_FINDS_MAX {
+                assert!(!help.is_others_turn());
+                help.found_on_board();
+            }
+            assert!(help.is_others_turn());
+        }
+        help.on_board.store(u32::MAX, Ordering::Relaxed);
+        help.found_on_board();
+        assert!(help.is_others_turn(), "nobody has asked for long");
     }
 
     #[test]

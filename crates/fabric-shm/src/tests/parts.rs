@@ -14,8 +14,8 @@ use std::{
 use proptest::prelude::*;
 use rustix::fs::FallocateFlags;
 use tensorwire_verbs_reactor::{
-    ConnectionData, FabricError, LossCause, PeerViolation, RegionGeneration, RegionId, RemoteRange,
-    TokioRuntime,
+    BOARD_WORDS, ConnectionData, FabricError, LossCause, PeerViolation, RegionGeneration, RegionId,
+    RemoteRange, TokioRuntime,
 };
 
 use super::{
@@ -227,8 +227,8 @@ fn a_ring_has_at_least_its_depth_and_a_power_of_two() {
     for (depth, slots) in [(1, 1), (2, 2), (3, 4), (16, 16), (17, 32), (u32::MAX, SLOTS_MAX)] {
         assert_eq!(OwnPage::new(depth).unwrap().0.slots(), slots);
     }
-    // A page of words about the connection, two of slots, and the words of leases and claims, in whole pages.
-    let words = 8 * (LEASES_MAX + CLAIMS_MAX) as usize;
+    // A page of words about the connection, two of slots, and the words of leases, claims and the board, in whole pages.
+    let words = 8 * ((LEASES_MAX + CLAIMS_MAX) as usize + BOARD_WORDS);
     assert_eq!(page_bytes(32), 3 * 4096 + words.next_multiple_of(4096));
 }
 
@@ -325,9 +325,10 @@ fn connection_data_of_another_version_length_or_fabric_is_refused_by_name() {
     let _guard = runtime.enter();
     let data = Address::random(&TokioRuntime::current().unwrap()).encode().0;
     let refused = |data: Vec<u8>| Address::decode(&ConnectionData(data)).unwrap_err().to_string();
-    let mut newer = data.clone();
-    newer[0] = 9;
-    assert!(refused(newer).contains("version 9"));
+    let of_version = |version| [&[version], &data[1..]].concat();
+    assert!(refused(of_version(9)).contains("version 9"));
+    // Its pages had no board.
+    assert!(refused(of_version(4)).contains("version 4, this side 5: run the same release on both"));
     let mut other = data.clone();
     other[1] = b't';
     assert!(refused(other).contains("not that of a shared-memory queue pair"));

@@ -40,7 +40,8 @@ impl<C: Channel> Connection<C> {
     /// The connection is over.
     ///
     /// # Cancel safety
-    /// Dropping the future before it is ready sends nothing.
+    /// If the future is dropped before it is ready, the note may have been sent: a message that waits for room is posted by whoever finds
+    /// it.
     pub async fn send_note(&self, note: Message) -> Result<(), ChannelError> {
         self.send_in_line(Waiting::Note(note)).await
     }

@@ -7,7 +7,7 @@ use crate::{Channel, ChannelError, EagerContent};
 
 impl<C: Channel> Connection<C> {
     /// The next note of the peer in a lane, as far as it has come; `None` if `has_earlier` says that one before it lies elsewhere,
-    /// which is asked only when a note has come. Looks for no arrivals. Without a note, the task of `context`, if there is one, is
+    /// which is asked only when a note has come, be it one of no bytes. Looks for no arrivals. Without a note, the task of `context`, if there is one, is
     /// woken by the next.
     ///
     /// # Errors
@@ -20,9 +20,13 @@ impl<C: Channel> Connection<C> {
         has_earlier: impl FnOnce() -> bool,
     ) -> Poll<Result<Option<EagerContent>, ChannelError>> {
         let mut state = self.lock();
-        if state.notes.has(channel, lane) {
-            let note = if has_earlier() { None } else { state.notes.take(channel, lane) };
-            return Poll::Ready(Ok(note));
+        if state.notes.has_news(channel, lane) {
+            if has_earlier() {
+                return Poll::Ready(Ok(None));
+            }
+            if let Some(note) = state.notes.take(channel, lane) {
+                return Poll::Ready(Ok(Some(note)));
+            }
         }
         let replaced = context.and_then(|context| state.notes.wait(channel, lane, context.waker()));
         let failure = state.failure();

@@ -8,7 +8,8 @@
 //!
 //! **Order.** The notes of a lane have numbers from 1, whichever way they travel. A box has its note's number; a message has none,
 //! but everything before it was in a box before the message was posted. So the receiver looks for the number that is next in its box;
-//! if it is not there, the next message is that note.
+//! if it is not there, the next message is that note. Both sides must count alike for that. So a lane goes by messages for ever once
+//! it is not known whether the peer counts a message: one that was given up, or was sent before the peer's set was known.
 //!
 //! **Sleep.** A receiver that is about to sleep says so in the lane's state and looks once more; a sender looks at that state after
 //! it has put a note. Either sees what the other did, so a note is found, or its sender wakes the receiver, by a message of no bytes.
@@ -16,27 +17,32 @@
 //!
 //! **Which sets belong together.** Each opening of a channel has a number. A side fills boxes only once the peer's set says that it
 //! reads this opening. It reads a set of the same channel that reads its own, or none yet, and no other as long as its channel is
-//! open: two openings that have met count alike. A set is used again when it is closed and the peer does not read it: the peer
-//! says that it reads a set before it looks whether that is open, and the owner closes it before it looks whether it is read.
+//! open. It reads each opening of the peer once: two openings that have met count alike. A set is used again when it is closed and
+//! the peer does not read it: the peer says that it reads a set before it looks whether that is open, and the owner closes it before
+//! it looks whether it is read.
 
 #[cfg(test)]
 mod tests;
 
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 
-use tensorwire_protocol::EagerContent;
+use tensorwire_protocol::{EagerContent, limits::NOTE_EVERY_LANE};
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{BOARD_WORDS, Board, LINE_WORDS};
 use zerocopy::IntoBytes as _;
 
 /// Lanes that have boxes.
-const LANES: usize = 16;
-/// Words of a box: its first has the note's number, its length, and how many notes its sender has taken.
+pub(crate) const LANES: usize = 16;
+/// Words of a box, which are two cache lines. The header of a call and 8 bytes fit into the first.
 const BOX_WORDS: usize = 2 * LINE_WORDS;
+/// Words of a box before the note's bytes: the note's number; and its length above how many notes its sender has taken.
+const BOX_HEADER: usize = 2;
+/// Where the length begins in the second word. No lane has as many notes as the bits below can count.
+const LENGTH_SHIFT: u32 = 56;
 /// Boxes of a lane.
 const BOXES: usize = 2;
 /// The longest note that travels in a box.
-const BYTES_MAX: usize = (BOX_WORDS - 1) * size_of::<u64>();
+const BYTES_MAX: usize = (BOX_WORDS - BOX_HEADER) * size_of::<u64>();
 
 /// Words of a set's first line: the number of the opening, or 0; its channel; and the opening of the peer that it reads.
 const OPENING: usize = 0;
@@ -49,10 +55,8 @@ const SET_WORDS: usize = BOXES_AT + LANES * BOXES * BOX_WORDS;
 /// Channels of a connection that have boxes.
 const SETS: usize = BOARD_WORDS / SET_WORDS;
 
-/// In a lane's state, besides how many notes were taken: the receiver sleeps.
-const ASLEEP: u64 = 1 << 32;
-/// How many notes were taken, in the first word of a box.
-const TAKEN_MASK: u32 = (1 << 24) - 1;
+/// In a lane's state: the receiver sleeps. The bits above say how many notes were taken.
+const ASLEEP: u64 = 1;
 
 /// The boxes of a connection.
 #[derive(Debug)]
@@ -67,6 +71,8 @@ struct Sets {
     openings: u64,
     /// The latest opening of each set, and whether that is open.
     latest: [(u64, bool); SETS],
+    /// The opening of the peer that was read last in each of its sets.
+    read: [u64; SETS],
 }
 
 /// The boxes of a channel, while it is open.
@@ -85,19 +91,21 @@ pub(crate) struct ChannelBoxes {
 #[derive(Debug, Default)]
 struct Lane {
     /// Notes sent, in boxes and by messages.
-    sent: u32,
+    sent: u64,
     /// Notes taken.
-    taken: u32,
+    taken: u64,
     /// How many of the sent ones the peer has taken, as far as it has said.
-    taken_by_peer: u32,
-    /// Messages that are being sent.
-    in_line: u32,
+    taken_by_peer: u64,
+    /// Messages that are being sent, or of which nobody knows whether the peer counts them.
+    in_line: u64,
+    /// Boxed notes taken after the connection's end.
+    taken_at_end: usize,
     /// The peer was not told of notes that were taken since.
     is_untold: bool,
     /// The peer was told that this side sleeps.
     is_asleep: bool,
     /// The note that a sleeping peer was woken for.
-    woken_for: u32,
+    woken_for: u64,
 }
 
 /// A note as it lies in a box.
@@ -113,21 +121,20 @@ impl BoxedNote {
     /// A note of all `parts`, one behind the other. `None` if it is too long for a box.
     pub fn of(parts: &[&[u8]]) -> Option<Self> {
         let mut note = Self::EMPTY;
-        let (first, content) = note.words.split_first_mut()?;
-        let content = content.as_mut_bytes();
+        let content = note.words.get_mut(BOX_HEADER..)?.as_mut_bytes();
         let mut length = 0;
         for part in parts {
             content.get_mut(length..length + part.len())?.copy_from_slice(part);
             length += part.len();
         }
-        *first = first_word(0, 0, length);
+        note.words[1] = second_word(0, length);
         Some(note)
     }
 
     /// Its bytes.
     pub fn bytes(&self) -> &[u8] {
-        let (first, content) = self.words.split_at(1);
-        content.as_bytes().get(..length_of(first[0])).unwrap_or_default()
+        let content = self.words.split_at(BOX_HEADER).1.as_bytes();
+        content.get(..self.length()).unwrap_or_default()
     }
 
     /// Whether it is as long as `other`, and begins with the same `bytes` bytes. Compares words: what was just stored as words
@@ -135,32 +142,29 @@ impl BoxedNote {
     pub fn is_like(&self, other: &Self, bytes: usize) -> bool {
         let (whole, rest) = (bytes / size_of::<u64>(), bytes % size_of::<u64>());
         let difference = |(own, other): (&u64, &u64)| u64::from_le(own ^ other);
-        let mut differences = self.words.iter().zip(&other.words).skip(1).map(difference);
-        length_of(self.words[0]) == length_of(other.words[0])
+        let mut differences = self.words.iter().zip(&other.words).skip(BOX_HEADER).map(difference);
+        self.length() == other.length()
             && differences.by_ref().take(whole).all(|difference| difference == 0)
             && differences.next().is_none_or(|difference| difference & ((1 << (8 * rest)) - 1) == 0)
     }
 
+    fn length(&self) -> usize {
+        ((self.words[1] >> LENGTH_SHIFT) as usize).min(BYTES_MAX)
+    }
+
+    /// How many notes its sender has taken.
+    fn taken(&self) -> u64 {
+        self.words[1] & ((1 << LENGTH_SHIFT) - 1)
+    }
+
     /// The words that are used.
     fn used(&self) -> usize {
-        1 + length_of(self.words[0]).div_ceil(size_of::<u64>())
+        BOX_HEADER + self.length().div_ceil(size_of::<u64>())
     }
 }
 
-fn first_word(number: u32, taken: u32, length: usize) -> u64 {
-    u64::from(number) | u64::from(taken & TAKEN_MASK) << 32 | (length as u64) << 56
-}
-
-fn number_of(first: u64) -> u32 {
-    first as u32
-}
-
-fn taken_of(first: u64) -> u32 {
-    (first >> 32) as u32 & TAKEN_MASK
-}
-
-fn length_of(first: u64) -> usize {
-    ((first >> 56) as usize).min(BYTES_MAX)
+fn second_word(taken: u64, length: usize) -> u64 {
+    taken | (length as u64) << LENGTH_SHIFT
 }
 
 impl FastBoxes {
@@ -213,7 +217,7 @@ impl ChannelBoxes {
             return None;
         }
         if !state.has_room() {
-            state.taken_by_peer = board.peer(peer + STATES + usize::from(lane)) as u32;
+            state.peer_took(board.peer(peer + STATES + usize::from(lane)) >> 1);
             if !state.has_room() {
                 return None;
             }
@@ -221,22 +225,24 @@ impl ChannelBoxes {
         Some(Exchange { boxes: self, lane, peer, state })
     }
 
-    /// The next note of the peer, if it lies in a box. It stays there until it is [taken](Self::take).
-    pub(crate) fn peek(&self, lane: u16) -> Option<BoxedNote> {
-        let state = self.lane(lane)?;
+    /// Whether the next note of the peer lies in a box.
+    pub(crate) fn peek(&self, lane: u16) -> bool {
+        let Some((peer, state)) = self.peer().zip(self.lane(lane)) else { return false };
         let mut note = BoxedNote::EMPTY;
-        self.next(self.peer()?, lane, &state, &mut note).then_some(note)
+        self.next(peer, lane, &state, &mut note)
     }
 
-    /// The next note of the peer, if it lies in a box.
-    pub(crate) fn take(&self, lane: u16) -> Option<BoxedNote> {
-        let mut state = self.lane(lane)?;
+    /// The next note of the peer, if it lies in a box. Once the connection `is_over`, those are given that may have lain there, but
+    /// not what a peer puts there without end.
+    pub(crate) fn take(&self, lane: u16, is_over: bool) -> Option<BoxedNote> {
+        let (peer, mut state) = self.peer().zip(self.lane(lane))?;
         let mut note = BoxedNote::EMPTY;
-        let is_here = self.next(self.peer()?, lane, &state, &mut note);
-        is_here.then(|| {
-            self.took_boxed(lane, &mut state, &note);
-            note
-        })
+        if is_over && state.taken_at_end >= BOXES || !self.next(peer, lane, &state, &mut note) {
+            return None;
+        }
+        state.taken_at_end += usize::from(is_over);
+        self.took_boxed(lane, &mut state, &note);
+        Some(note)
     }
 
     /// A note that came by message was taken.
@@ -250,41 +256,43 @@ impl ChannelBoxes {
     pub(crate) fn fall_asleep(&self, lane: u16) {
         let Some(mut state) = self.lane(lane) else { return };
         (state.is_asleep, state.is_untold) = (true, false);
-        self.boxes.board.announce(self.state_at(lane), u64::from(state.taken) | ASLEEP);
+        self.boxes.board.announce(self.state_at(lane), state.taken << 1 | ASLEEP);
     }
 
-    /// A note goes by message, in `lane` or in all: until that is sent, no other of the lane is put into a box.
-    pub(crate) fn begin_message(&self, lanes: std::ops::Range<u16>) -> MessageInLine<'_> {
+    /// A note goes by message, in `lane` or in every: until that is [sent](MessageInLine::sent), no other of the lane is put into a
+    /// box. `None` if it goes before the peer's set is known, so that the peer may ignore it: then none is put there any more.
+    pub(crate) fn begin_message(&self, lane: u16) -> Option<MessageInLine<'_>> {
+        let is_known = self.peer().is_some();
+        let lanes = if lane == NOTE_EVERY_LANE { 0..LANES as u16 } else { lane..lane.saturating_add(1) };
         lanes.clone().filter_map(|lane| self.lane(lane)).for_each(|mut state| state.in_line += 1);
-        MessageInLine { boxes: self, lanes, is_sent: false }
+        is_known.then_some(MessageInLine { boxes: self, lanes })
     }
 
     fn took_boxed(&self, lane: u16, state: &mut Lane, note: &BoxedNote) {
-        state.taken_by_peer = taken_of(note.words[0]);
+        state.peer_took(note.taken());
         self.took(lane, state);
     }
 
     fn took(&self, lane: u16, state: &mut Lane) {
-        state.taken = state.taken.wrapping_add(1);
+        state.taken += 1;
         // Mostly the next note says so.
         if std::mem::replace(&mut state.is_untold, true) || state.is_asleep {
             state.is_asleep = false;
-            self.boxes.board.publish(self.state_at(lane), &[u64::from(state.taken)]);
+            self.boxes.board.publish(self.state_at(lane), &[state.taken << 1]);
         }
     }
 
     /// Copies the next note of the peer into `note`, if it lies in a box. Each word is read once, because the peer may change it.
     #[inline]
     fn next(&self, peer: usize, lane: u16, state: &Lane, note: &mut BoxedNote) -> bool {
-        let (board, number) = (&*self.boxes.board, state.taken.wrapping_add(1));
+        let (board, number) = (&*self.boxes.board, state.taken + 1);
         let at = box_at(peer, lane, number);
-        let first = board.peer(at);
-        if number_of(first) != number {
+        if board.peer(at) != number {
             return false;
         }
-        note.words[0] = first;
+        note.words[1] = board.peer(at + 1);
         let used = note.used();
-        let content = note.words.iter_mut().enumerate().take(used).skip(1);
+        let content = note.words.iter_mut().enumerate().take(used).skip(BOX_HEADER);
         content.for_each(|(index, word)| *word = board.peer(at + index));
         true
     }
@@ -296,25 +304,37 @@ impl ChannelBoxes {
 
     #[cold]
     fn find_peer(&self) -> Option<usize> {
-        let _one_at_a_time = self.boxes.sets();
-        let board = &*self.boxes.board;
-        for set in (0..SETS).map(|set| set * SET_WORDS) {
-            let opening = board.peer(set + OPENING);
-            let reads = board.peer(set + READS);
-            if opening == 0
-                || board.peer(set + CHANNEL) != self.channel
-                || reads != 0 && reads != self.opening
-            {
-                continue;
-            }
-            board.announce(self.own + READS, opening);
-            if board.peer(set + OPENING) == opening {
-                let _first = self.peer.set(set);
-                return Some(set);
-            }
-            board.announce(self.own + READS, 0);
+        let mut sets = self.boxes.sets();
+        // Another thread may have found it before this one had the lock.
+        if let Some(peer) = self.peer.get() {
+            return Some(*peer);
         }
-        None
+        let mut known = sets.read.iter_mut().enumerate();
+        let found =
+            known.find_map(|(set, read)| self.reads(set * SET_WORDS, read).then_some(set * SET_WORDS));
+        found.map(|set| *self.peer.get_or_init(|| set))
+    }
+
+    /// Begins to read a set of the peer, if it belongs to this channel and its opening was not `read` before: an earlier opening of
+    /// this side may have counted notes of it.
+    fn reads(&self, set: usize, read: &mut u64) -> bool {
+        let board = &*self.boxes.board;
+        let opening = board.peer(set + OPENING);
+        let reads = board.peer(set + READS);
+        if opening == 0
+            || opening == *read
+            || board.peer(set + CHANNEL) != self.channel
+            || reads != 0 && reads != self.opening
+        {
+            return false;
+        }
+        board.announce(self.own + READS, opening);
+        if board.peer(set + OPENING) != opening {
+            board.announce(self.own + READS, 0);
+            return false;
+        }
+        *read = opening;
+        true
     }
 
     fn state_at(&self, lane: u16) -> usize {
@@ -340,9 +360,9 @@ impl Exchange<'_> {
     /// Puts a note into the box for which there is room. Once.
     #[inline]
     pub(crate) fn put(&mut self, note: &BoxedNote) {
-        let number = self.state.sent.wrapping_add(1);
+        let number = self.state.sent + 1;
         let mut words = note.words;
-        words[0] = first_word(number, self.state.taken, length_of(words[0]));
+        (words[0], words[1]) = (number, second_word(self.state.taken, note.length()));
         (self.state.sent, self.state.is_untold) = (number, false);
         let words = words.get(..note.used()).unwrap_or_default();
         self.boxes.boxes.board.publish(box_at(self.boxes.own, self.lane, number), words);
@@ -370,9 +390,8 @@ impl Exchange<'_> {
         if word & ASLEEP == 0 {
             return false;
         }
-        let awaited = (word as u32).wrapping_add(1);
-        let is_sent = self.state.sent.wrapping_sub(awaited) < u32::MAX / 2;
-        is_sent && std::mem::replace(&mut self.state.woken_for, awaited) != awaited
+        let awaited = (word >> 1) + 1;
+        self.state.sent >= awaited && std::mem::replace(&mut self.state.woken_for, awaited) != awaited
     }
 }
 
@@ -383,36 +402,37 @@ impl Drop for ChannelBoxes {
 }
 
 impl Lane {
-    /// Whether the note that lies in the next box was taken.
+    /// Whether the note that lies in the next box was taken. Not for a peer that has taken more than was sent.
     fn has_room(&self) -> bool {
-        self.sent.wrapping_sub(self.taken_by_peer) & TAKEN_MASK < BOXES as u32
+        self.sent.wrapping_sub(self.taken_by_peer) < BOXES as u64
+    }
+
+    /// The peer says how many notes it has taken. What it said before may be more than what lies in an older place.
+    fn peer_took(&mut self, taken: u64) {
+        self.taken_by_peer = self.taken_by_peer.max(taken);
     }
 }
 
-/// A note that is sent by message. It counts when it is sent.
+/// A note that is sent by message. Nothing is done when this is dropped: a message in line may have been posted by another task though
+/// its future was dropped, so nobody knows whether the peer counts it, and from then on the lane's notes go by messages.
+#[must_use = "the lane goes by messages until it is sent"]
 pub(crate) struct MessageInLine<'boxes> {
     boxes: &'boxes ChannelBoxes,
     lanes: std::ops::Range<u16>,
-    is_sent: bool,
 }
 
 impl MessageInLine<'_> {
-    pub(crate) fn sent(mut self) {
-        self.is_sent = true;
-    }
-}
-
-impl Drop for MessageInLine<'_> {
-    fn drop(&mut self) {
-        for mut state in self.lanes.clone().filter_map(|lane| self.boxes.lane(lane)) {
+    /// It was sent, so it counts.
+    pub(crate) fn sent(self) {
+        for mut state in self.lanes.filter_map(|lane| self.boxes.lane(lane)) {
             state.in_line -= 1;
-            state.sent = state.sent.wrapping_add(u32::from(self.is_sent));
+            state.sent += 1;
         }
     }
 }
 
 /// Where a note's box begins.
-fn box_at(set: usize, lane: u16, number: u32) -> usize {
+fn box_at(set: usize, lane: u16, number: u64) -> usize {
     set + BOXES_AT + (usize::from(lane) * BOXES + number as usize % BOXES) * BOX_WORDS
 }
 

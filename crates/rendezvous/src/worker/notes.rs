@@ -3,8 +3,10 @@
 use std::{
     fmt,
     future::poll_fn,
-    ops::Range,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     task::{Context, Poll},
 };
 
@@ -18,7 +20,7 @@ use crate::{
     error::{Transfer, WorkerError},
     link::{
         connection::DataConnection,
-        fast_boxes::{ChannelBoxes, Exchange},
+        fast_boxes::{self, ChannelBoxes, Exchange},
     },
     worker::peer::Peer,
 };
@@ -36,9 +38,32 @@ pub struct Notes {
     peer: Peer,
     connection: Arc<DataConnection>,
     channel: u64,
-    lanes: u16,
     /// Where short notes travel between workers of one host.
     boxes: Option<ChannelBoxes>,
+    /// Of each lane that has boxes.
+    wakes: [Arc<WakesInLine>; fast_boxes::LANES],
+}
+
+/// Wake-ups of a lane that have no room yet: one task sends a message for all of them. So a peer that takes no messages, and says
+/// that it sleeps, costs no more than that.
+#[derive(Debug, Default)]
+struct WakesInLine(AtomicU64);
+
+impl WakesInLine {
+    /// Whether the caller must see to it that they are sent.
+    fn add(&self) -> bool {
+        self.0.fetch_add(1, Ordering::AcqRel) == 0
+    }
+
+    /// How many the next message is for.
+    fn count(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
+
+    /// A message was sent for `count` of them. Whether others came meanwhile, which it may have been too early for.
+    fn are_left_after(&self, count: u64) -> bool {
+        self.0.fetch_sub(count, Ordering::AcqRel) > count
+    }
 }
 
 impl fmt::Debug for Notes {
@@ -72,7 +97,8 @@ impl Peer {
             return Err(refused("channel", channel.to_string(), remedy.to_owned()));
         }
         let boxes = connection.fast_boxes.as_ref().and_then(|boxes| boxes.open(channel));
-        Ok(Notes { peer: self.clone(), connection, channel, lanes, boxes })
+        let wakes = std::array::from_fn(|_| Arc::default());
+        Ok(Notes { peer: self.clone(), connection, channel, boxes, wakes })
     }
 }
 
@@ -90,21 +116,22 @@ impl Notes {
     /// message.
     ///
     /// # Errors
-    /// [`WorkerError::Config`] if it is longer than [`BYTES_MAX`](Self::BYTES_MAX); [`WorkerError::PeerLost`] once the connection is
-    /// over. That a note was sent does not mean that the peer has it.
+    /// [`WorkerError::Config`] if it has no bytes, or more than [`BYTES_MAX`](Self::BYTES_MAX); [`WorkerError::PeerLost`] once the
+    /// connection is over. That a note was sent does not mean that the peer has it.
     ///
     /// # Cancel safety
-    /// Dropping the future before it is ready sends nothing.
+    /// If the future is dropped before it is ready, the note may have been sent: a message that waits for room is posted by whoever finds
+    /// it.
     pub async fn send(&self, lane: u16, parts: &[&[u8]]) -> Result<(), WorkerError> {
-        if !self.connection.is_over()
-            && let Some(note) = BoxedNote::of(parts)
+        Self::check_is_some(parts)?;
+        if let Some(note) = BoxedNote::of(parts)
             && let Some(mut exchange) = self.exchange(lane)
         {
             exchange.put(&note);
             return Ok(());
         }
-        let note = self.note(lane, parts)?;
-        let in_line = self.boxes.as_ref().map(|boxes| boxes.begin_message(self.lanes_of(lane)));
+        let note = self.message(lane, parts)?;
+        let in_line = self.boxes.as_ref().and_then(|boxes| boxes.begin_message(lane));
         self.send_message(note).await.map_err(|error| self.lost(lane, error))?;
         if let Some(in_line) = in_line {
             in_line.sent();
@@ -113,9 +140,9 @@ impl Notes {
     }
 
     /// Begins an exchange of one short note each way, without a message: each lies where the other side looks. `None` if a note
-    /// must be [sent](Self::send) now.
+    /// must be [sent](Self::send) now, or the connection is over.
     pub fn exchange(&self, lane: u16) -> Option<NoteExchange<'_>> {
-        let exchange = self.boxes.as_ref()?.exchange(lane)?;
+        let exchange = self.boxes.as_ref().filter(|_| !self.connection.is_over())?.exchange(lane)?;
         Some(NoteExchange { notes: self, lane, exchange: Some(exchange) })
     }
 
@@ -126,11 +153,22 @@ impl Notes {
 
     fn wake(&self, lane: u16) {
         let Ok(wake_up) = self.message(lane, &[]) else { return };
-        if self.connection.protocol.send_note_now(&wake_up).is_none() {
-            let connection = self.connection.clone();
-            let woken = async move { drop(connection.protocol.send_note(wake_up).await) };
-            self.peer.worker.runtime().spawn("wake the receiver of a note", Box::pin(woken));
+        if self.connection.protocol.send_note_now(&wake_up).is_some() {
+            return;
         }
+        let Some(wakes) = self.wakes.get(usize::from(lane)).filter(|wakes| wakes.add()).cloned() else {
+            return;
+        };
+        let connection = self.connection.clone();
+        let woken = async move {
+            let mut count = wakes.count();
+            // After an error the connection is over, and wakes whoever waits.
+            while connection.protocol.send_note(wake_up.clone()).await.is_ok() && wakes.are_left_after(count)
+            {
+                count = wakes.count();
+            }
+        };
+        self.peer.worker.runtime().spawn("wake the receiver of a note", Box::pin(woken));
     }
 
     async fn send_message(&self, note: Message) -> Result<(), ChannelError> {
@@ -141,18 +179,13 @@ impl Notes {
         }
     }
 
-    fn lanes_of(&self, lane: u16) -> Range<u16> {
-        if lane == Self::EVERY_LANE { 0..self.lanes } else { lane..lane.saturating_add(1) }
-    }
-
-    fn note(&self, lane: u16, parts: &[&[u8]]) -> Result<Message, WorkerError> {
-        if parts.iter().all(|part| part.is_empty()) {
-            let remedy =
-                "a note of no bytes wakes its receiver for one that lies in a fast box: send at least one"
-                    .to_owned();
-            return Err(WorkerError::Config { field: "note", value: "0".to_owned(), remedy });
+    fn check_is_some(parts: &[&[u8]]) -> Result<(), WorkerError> {
+        if !parts.iter().all(|part| part.is_empty()) {
+            return Ok(());
         }
-        self.message(lane, parts)
+        let remedy =
+            "a note of no bytes wakes its receiver for one that lies in a fast box: send at least one";
+        Err(WorkerError::Config { field: "note", value: "0".to_owned(), remedy: remedy.to_owned() })
     }
 
     fn message(&self, lane: u16, parts: &[&[u8]]) -> Result<Message, WorkerError> {
@@ -193,47 +226,58 @@ impl Notes {
         lane: u16,
         context: &Context<'_>,
     ) -> Poll<Result<EagerContent, ChannelError>> {
-        let DataConnection { protocol, queue_pair, .. } = &*self.connection;
-        let mut may_look = queue_pair.may_help();
-        let mut may_wait = false;
-        // A peer that wakes this side without end does not keep it here.
-        for _ in 0..=Self::UNTAKEN_MAX {
-            let mut earlier = boxes.take(lane);
-            if let Some(note) = earlier {
-                return Poll::Ready(Ok(note.into()));
-            }
-            let waits = may_wait.then_some(context);
-            let has_earlier = || {
-                earlier = boxes.take(lane);
-                earlier.is_some()
-            };
-            match protocol.poll_untaken(self.channel, lane, waits, has_earlier) {
-                Poll::Ready(Ok(Some(note))) if note.is_empty() => {
-                    // The peer woke this side for a note in a box.
-                }
-                Poll::Ready(Ok(Some(note))) => {
-                    boxes.took_message(lane);
-                    return Poll::Ready(Ok(note));
-                }
-                Poll::Ready(Ok(None)) => {
-                    return Poll::Ready(Ok(earlier.map(EagerContent::from).unwrap_or_default()));
-                }
-                // What was put before the connection's end comes before it.
-                Poll::Ready(Err(error)) => {
-                    return Poll::Ready(boxes.take(lane).map(EagerContent::from).ok_or(error));
-                }
-                Poll::Pending if std::mem::take(&mut may_look) => {
-                    let _found = queue_pair.look_for_both(|| boxes.peek(lane).is_some());
-                }
-                Poll::Pending if !may_wait => {
-                    may_wait = true;
-                    boxes.fall_asleep(lane);
-                }
-                Poll::Pending => return Poll::Pending,
+        let queue_pair = &self.connection.queue_pair;
+        // What is left after the end is bounded.
+        if !self.connection.is_over() && queue_pair.is_others_turn() {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let taken = self.take(boxes, lane, None);
+        if taken.is_ready() {
+            return taken;
+        }
+        if queue_pair.may_help() {
+            let _found = queue_pair.look_for_both(|| boxes.peek(lane));
+            let taken = self.take(boxes, lane, None);
+            if taken.is_ready() {
+                return taken;
             }
         }
-        context.waker().wake_by_ref();
-        Poll::Pending
+        boxes.fall_asleep(lane);
+        self.take(boxes, lane, Some(context))
+    }
+
+    /// The next note, if it has come. Without one, the task of `waits`, if there is one, is woken by the next.
+    fn take(
+        &self,
+        boxes: &ChannelBoxes,
+        lane: u16,
+        waits: Option<&Context<'_>>,
+    ) -> Poll<Result<EagerContent, ChannelError>> {
+        let DataConnection { protocol, queue_pair, .. } = &*self.connection;
+        let boxed = || {
+            let note = boxes.take(lane, self.connection.is_over())?;
+            queue_pair.found_on_board();
+            Some(EagerContent::from(note))
+        };
+        let mut note = boxed();
+        if let Some(note) = note {
+            return Poll::Ready(Ok(note));
+        }
+        let has_earlier = || {
+            note = boxed();
+            note.is_some()
+        };
+        match protocol.poll_untaken(self.channel, lane, waits, has_earlier) {
+            Poll::Ready(Ok(Some(message))) => {
+                boxes.took_message(lane);
+                Poll::Ready(Ok(message))
+            }
+            Poll::Ready(Ok(None)) => Poll::Ready(Ok(note.unwrap_or_default())),
+            // What was put before the connection's end comes before it.
+            Poll::Ready(Err(error)) => Poll::Ready(boxed().ok_or(error)),
+            Poll::Pending => Poll::Pending,
+        }
     }
 
     fn lost(&self, lane: u16, error: ChannelError) -> WorkerError {
@@ -303,5 +347,22 @@ impl Drop for NoteExchange<'_> {
 impl Drop for Notes {
     fn drop(&mut self) {
         self.connection.protocol.close_notes(self.channel);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_task_sends_all_wake_ups_that_have_no_room() {
+        let wakes = WakesInLine::default();
+        assert!(wakes.add() && !wakes.add());
+        let count = wakes.count();
+        assert!(!wakes.add(), "it came when the message may have been posted");
+        assert!(wakes.are_left_after(count));
+        let count = wakes.count();
+        assert!(!wakes.are_left_after(count));
+        assert!(wakes.add(), "the task has ended");
     }
 }

@@ -48,7 +48,7 @@ fn two() -> [Arc<FastBoxes>; 2] {
 /// Both sides have opened the channel, and know each other's set.
 fn met() -> [ChannelBoxes; 2] {
     let open = two().map(|boxes| boxes.open(CHANNEL).unwrap());
-    open.iter().for_each(|boxes| assert!(boxes.peek(0).is_none()));
+    open.iter().for_each(|boxes| assert!(!boxes.peek(0)));
     open
 }
 
@@ -64,7 +64,7 @@ fn put(boxes: &ChannelBoxes, text: &[u8]) -> Option<bool> {
 }
 
 fn taken(boxes: &ChannelBoxes) -> Option<Vec<u8>> {
-    boxes.take(0).map(|note| note.bytes().to_vec())
+    boxes.take(0, false).map(|note| note.bytes().to_vec())
 }
 
 #[test]
@@ -96,15 +96,87 @@ fn a_box_is_not_filled_again_before_its_note_was_taken() {
 fn notes_keep_their_order_whichever_way_they_travel() {
     let [one, other] = met();
     assert!(put(&one, b"1").is_some());
-    let in_line = one.begin_message(0..2);
+    let in_line = one.begin_message(0).unwrap();
     assert!(put(&one, b"2").is_none(), "it would overtake the message");
     in_line.sent();
-    drop(one.begin_message(0..1));
     assert_eq!(taken(&other).unwrap(), b"1");
-    assert!(other.peek(0).is_none(), "the message is the next");
+    assert!(!other.peek(0), "the message is the next");
     other.took_message(0);
-    assert!(put(&one, b"3").is_some(), "what was not sent does not count");
+    assert!(put(&one, b"3").is_some());
     assert_eq!(taken(&other).unwrap(), b"3");
+}
+
+#[test]
+fn after_a_message_that_was_given_up_and_may_have_been_sent_all_go_by_messages() {
+    let [one, other] = met();
+    assert!(put(&one, b"1").is_some());
+    drop(one.begin_message(0).unwrap());
+    assert!(put(&one, b"2").is_none(), "its number is not known");
+    one.begin_message(NOTE_EVERY_LANE).unwrap().sent();
+    assert!(put(&one, b"3").is_none());
+    assert_eq!(taken(&other).unwrap(), b"1");
+    assert!(put(&other, b"1").is_some(), "the other direction has its own numbers");
+    let lanes = 0..LANES as u16;
+    assert_eq!(lanes.filter(|lane| one.exchange(*lane).is_some()).count(), LANES - 1, "the others count all");
+}
+
+#[test]
+fn after_a_message_that_the_peer_may_have_ignored_all_of_its_lane_go_by_messages() {
+    let [ours, theirs] = two();
+    let one = ours.open(CHANNEL).unwrap();
+    assert!(one.begin_message(0).is_none(), "the peer has not opened the channel");
+    let other = theirs.open(CHANNEL).unwrap();
+    assert!(!other.peek(0) && one.begin_message(0).is_some());
+    assert!(put(&one, b"1").is_none() && one.exchange(1).is_some());
+    assert!(put(&other, b"1").is_some() && taken(&one).is_some());
+}
+
+#[test]
+fn an_opening_of_the_peer_is_read_once() {
+    let [ours, theirs] = two();
+    let other = theirs.open(CHANNEL).unwrap();
+    let one = ours.open(CHANNEL).unwrap();
+    one.begin_message(0).unwrap().sent();
+    other.took_message(0);
+    drop(one);
+    let again = ours.open(CHANNEL).unwrap();
+    assert!(!again.peek(0) && !other.peek(0));
+    assert!(put(&again, b"1").is_none() && put(&other, b"1").is_none(), "they count differently");
+    drop((other, again));
+    let (other, again) = (theirs.open(CHANNEL).unwrap(), ours.open(CHANNEL).unwrap());
+    assert!(!other.peek(0) && !again.peek(0));
+    assert!(put(&again, b"1").is_some() && put(&other, b"1").is_some());
+}
+
+#[test]
+fn two_threads_that_find_the_peer_find_the_same_set() {
+    let (own, peer) = (words(), words());
+    let ours = FastBoxes::new(Arc::new(Side { own: own.clone(), peer: peer.clone() }));
+    let boxes = ours.open(CHANNEL).unwrap();
+    for set in 0..SETS {
+        peer[set * SET_WORDS + super::CHANNEL].store(CHANNEL, Ordering::SeqCst);
+        peer[set * SET_WORDS + OPENING].store(100 + set as u64, Ordering::SeqCst);
+    }
+    let found = (boxes.find_peer(), boxes.find_peer());
+    assert_eq!(found, (Some(0), Some(0)));
+    assert_eq!(own[READS].load(Ordering::SeqCst), 100, "and it says so");
+}
+
+#[test]
+fn a_lane_counts_however_long_its_state_is_not_told() {
+    let [one, other] = met();
+    for sent in [1 << 24, 1 << 32, 1 << 40] {
+        one.lane(0).unwrap().sent = sent;
+        assert_eq!(put(&one, b"1"), None, "the peer has taken none");
+    }
+    drop(other);
+}
+
+#[test]
+fn after_the_end_no_more_is_taken_than_may_have_lain_there() {
+    let [one, other] = met();
+    let put_and_take = || (put(&one, b"1").is_some(), other.take(0, true).is_some());
+    assert_eq!([put_and_take(), put_and_take(), put_and_take()], [(true, true), (true, true), (true, false)]);
 }
 
 #[test]
@@ -124,7 +196,7 @@ fn numbers_go_on_behind_the_last() {
     let [one, other] = met();
     for boxes in [&one, &other] {
         let mut lane = boxes.lane(0).unwrap();
-        (lane.sent, lane.taken, lane.taken_by_peer) = (u32::MAX - 2, u32::MAX - 2, u32::MAX - 2);
+        (lane.sent, lane.taken, lane.taken_by_peer) = [(1 << 32) - 3; 3].into();
     }
     for round in 0..6u8 {
         assert!(put(&one, &[round]).is_some() && put(&other, &[round]).is_some());
@@ -138,14 +210,14 @@ fn notes_are_put_for_a_side_that_has_the_channel_open_alone() {
     let one = ours.open(CHANNEL).unwrap();
     assert!(put(&one, b"early").is_none());
     let other = theirs.open(CHANNEL + 1).unwrap();
-    assert!(other.peek(0).is_none() && put(&one, b"another channel").is_none());
+    assert!(!other.peek(0) && put(&one, b"another channel").is_none());
     let met = theirs.open(CHANNEL).unwrap();
     assert!(put(&one, b"not read yet").is_none());
-    assert!(met.peek(0).is_none() && put(&one, b"1").is_some());
+    assert!(!met.peek(0) && put(&one, b"1").is_some());
     drop(met);
     assert!(put(&one, b"closed").is_none());
     let again = theirs.open(CHANNEL).unwrap();
-    assert!(again.peek(0).is_none(), "what was put for the one before");
+    assert!(!again.peek(0), "what was put for the one before");
     assert!(
         put(&one, b"2").is_none() && put(&again, b"2").is_none(),
         "it counts otherwise than the one before"
@@ -157,7 +229,7 @@ fn a_set_is_used_again_when_the_peer_reads_it_no_more() {
     let [ours, theirs] = two();
     let other = theirs.open(CHANNEL).unwrap();
     let one = ours.open(CHANNEL).unwrap();
-    assert!(other.peek(0).is_none() && put(&one, b"last").is_some());
+    assert!(!other.peek(0) && put(&one, b"last").is_some());
     drop(one);
     let open: Vec<_> = (0..SETS as u64).map(|more| ours.open(100 + more)).collect();
     assert_eq!(open.iter().flatten().count(), SETS - 1, "the first is read");
@@ -189,19 +261,18 @@ fn a_hostile_board_gives_bounded_notes_and_refuses_its_own_only() {
         // Each word of the first lane, and now and then the number that is awaited, with any length.
         (STATES..BOXES_AT + BOXES * BOX_WORDS).for_each(|at| peer[at].store(random(), Ordering::SeqCst));
         if round % 2 == 0 {
-            let number = boxes.lane(0).unwrap().taken.wrapping_add(1);
-            let first = u64::from(number) | random() << 32;
-            peer[box_at(0, 0, number)].store(first, Ordering::SeqCst);
+            let number = boxes.lane(0).unwrap().taken + 1;
+            peer[box_at(0, 0, number)].store(number, Ordering::SeqCst);
         }
-        if let Some(note) = boxes.take(0) {
+        if let Some(note) = boxes.take(0, false) {
             found += 1;
             assert!(note.bytes().len() <= BYTES_MAX);
         }
         let before = boxes.lane(0).unwrap().sent;
         let sent = put(&boxes, b"mine").is_some();
-        assert_eq!(boxes.lane(0).unwrap().sent, before + u32::from(sent));
+        assert_eq!(boxes.lane(0).unwrap().sent, before + u64::from(sent));
         boxes.fall_asleep(0);
     }
     assert!(found >= 10_000, "{found}");
-    assert!(boxes.exchange(LANES as u16).is_none() && boxes.take(u16::MAX).is_none());
+    assert!(boxes.exchange(LANES as u16).is_none() && boxes.take(u16::MAX, false).is_none());
 }
