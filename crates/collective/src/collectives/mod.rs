@@ -11,5 +11,4 @@ mod running;
 mod tensors;
 mod views;
 
-pub(crate) use self::running::AHEAD;
 pub use self::{collective::Collective, reducing::Reducing, tensors::ReducingTensors};
