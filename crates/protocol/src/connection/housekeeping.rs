@@ -63,8 +63,8 @@ impl<C: Channel> Drop for Housekeeping<'_, C> {
 }
 
 impl<C: Channel> Connection<C> {
-    /// Sends what is owed: CANCEL for receives that were given up, CANCEL_ACK for the peer's; posts requests that wait for
-    /// others of their task; takes back the memory of receives that were given up; and offers the peer a larger ring when it
+    /// Sends what is owed: CANCEL for receives that were given up, CANCEL_ACK for the peer's; posts messages in line that wait for
+    /// credits, or for others of their task; takes back the memory of receives that were given up; and offers the peer a larger ring when it
     /// needs one. Ends when the connection has failed. Must be kept running.
     ///
     /// # Cancel safety
