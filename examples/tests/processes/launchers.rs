@@ -66,7 +66,7 @@ fn without_a_store_ranks_of_mpirun_say_what_to_set() {
     let output = run(command);
     let text = text(&output);
     assert!(!output.status.success(), "{text}");
-    assert!(text.contains("Open MPI sets none; set TENSORWIRE_STORE"), "{text}");
+    assert!(text.contains("Open MPI sets no store; set TENSORWIRE_STORE"), "{text}");
 }
 
 /// The agent of torchrun serves its own store at the port that it gives to the ranks, if it chose none itself.

@@ -11,7 +11,6 @@ mod running;
 mod tensors;
 mod views;
 
-pub(crate) use self::running::AHEAD;
 pub use self::{
     collective::Collective,
     reducing::{Reducing, ReducingFuture},

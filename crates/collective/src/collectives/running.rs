@@ -12,12 +12,8 @@ use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use crate::{
     error::GroupError,
     group::calling::{Arrived, Calling},
-    schedule::{Arrival, Plan},
+    schedule::{AHEAD, Arrival, Plan},
 };
-
-/// How many messages are requested, and how many exchanges sent, ahead of the one that is combined: while it is combined, the
-/// next ones are in flight in both directions.
-pub(crate) const AHEAD: usize = 4;
 
 /// The messages of the other ranks, in the order in which they are requested.
 pub(super) type Incoming<'a> = Peekable<BoxStream<'a, Result<Arrived, GroupError>>>;

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tensorwire_rendezvous::{DuplicatePolicy, Worker};
 
 use super::{CALLS_UNDER_WAY, Group};
-use crate::{collectives::AHEAD, error::GroupError, pair::RECV_BUFFERS_MAX, store::Store};
+use crate::{error::GroupError, pair::RECV_BUFFERS_MAX, schedule::AHEAD, store::Store};
 
 /// The default time limit of joining, and of each call.
 const LIMIT: Duration = Duration::from_secs(30);

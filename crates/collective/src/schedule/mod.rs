@@ -20,6 +20,10 @@ pub(crate) use choice::{plan, reduce_plan, view_segments};
 
 use std::ops::Range;
 
+/// How many messages are requested, and how many exchanges sent, ahead of the one that is combined: while it is combined, the
+/// next ones are in flight in both directions.
+pub(crate) const AHEAD: usize = 4;
+
 /// What a rank does with received elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {

@@ -54,9 +54,17 @@ struct Housekeeping<'connection, C: Channel> {
     made: Option<Destination>,
 }
 
+impl<C: Channel> Drop for Housekeeping<'_, C> {
+    fn drop(&mut self) {
+        // Nothing is left to a task that does not run.
+        let keeper = self.connection.lock().keeper.take();
+        drop(keeper);
+    }
+}
+
 impl<C: Channel> Connection<C> {
-    /// Sends what is owed: CANCEL for receives that were given up, CANCEL_ACK for the peer's; posts requests that wait for
-    /// others of their task; takes back the memory of receives that were given up; and offers the peer a larger ring when it
+    /// Sends what is owed: CANCEL for receives that were given up, CANCEL_ACK for the peer's; posts messages in line that wait for
+    /// credits, or for others of their task; takes back the memory of receives that were given up; and offers the peer a larger ring when it
     /// needs one. Ends when the connection has failed. Must be kept running.
     ///
     /// # Cancel safety
@@ -125,7 +133,8 @@ impl<C: Channel> Housekeeping<'_, C> {
             return Poll::Ready(Ok(Chore::MakeRing(bytes)));
         }
         let owes = self.made.is_some() || state.owes_messages();
-        let before = (owes || state.is_line_left).then(|| connection.post_line(&mut state));
+        let has_line = state.is_line_left || state.is_message_next();
+        let before = (owes || has_line).then(|| connection.post_line(&mut state));
         if owes
             && state.messages.is_turn(self.position.ticket)
             && let Some(posted) = self.post(&mut state)

@@ -1,4 +1,7 @@
 //! Messages in line whose futures a user may leave unpolled: requests, and notes. Neighbouring requests travel together.
+//!
+//! When credits come, the line is *left* to whoever posts next, or else to the housekeeping task, which runs later than the tasks
+//! that are about to join the line. So many requests share a message, and none depends on a future of a user being polled.
 
 use std::{
     collections::BTreeMap,
@@ -15,8 +18,8 @@ use crate::{
     wire::record::{RECORD_BYTES_MAX, SEVERAL_BYTES},
 };
 
-/// Messages that are not posted, by their position in line. Whoever finds credit and ring room posts those at the head of the
-/// line, also those of other tasks, so that a future that is not polled delays no other.
+/// Messages that are not posted, by their position in line. A task that finds some at the head of the line posts them, also those of
+/// other tasks, so that a future that is not polled delays no other.
 #[derive(Debug, Default)]
 pub(super) struct MessageLine(BTreeMap<u64, Waiting>);
 
@@ -110,18 +113,10 @@ impl<C: Channel> Connection<C> {
         Some(posted)
     }
 
-    /// Posts what may be posted of the line, unless that is left to others. For whoever unlocks after room may have come: the
-    /// futures of these messages may not be polled.
-    pub(super) fn post_line_unless_left(&self, state: &mut State<C::Lent>) -> Posted {
-        let is_idle = state.message_line.0.is_empty() || state.is_line_left || state.failure.is_some();
-        if is_idle { Posted::default() } else { self.post_line(state) }
-    }
-
     /// Posts messages as long as there are some at the head of the line, and credits and ring allow it.
     pub(super) fn post_line(&self, state: &mut State<C::Lent>) -> Posted {
-        // While the line is left, nobody is woken.
-        let has_changed = mem::take(&mut state.is_line_left);
-        let mut done = Posted { has_changed, ..Posted::default() };
+        let was_left = mem::take(&mut state.is_line_left);
+        let mut done = Posted::default();
         while done.end.is_none()
             && state.flow.may_try_message()
             && let Some(posted) = self.try_post_head(state, &mut done)
@@ -129,6 +124,8 @@ impl<C: Channel> Connection<C> {
             done.has_changed = true;
             done.end = posted.err();
         }
+        // While the line was left, nobody was woken. A message that must wait is left again when something changes.
+        done.has_changed |= was_left && !state.is_message_next();
         done
     }
 
@@ -139,17 +136,12 @@ impl<C: Channel> Connection<C> {
         posted: Posted,
         has_changed: bool,
     ) -> Result<(), ChannelError> {
-        if has_changed || posted.has_changed {
+        let Posted { given, replaced, end, has_changed: has_posted } = posted;
+        if has_changed || has_posted {
             self.unlock(state);
         } else {
             drop(state);
         }
-        self.finish_posted(posted)
-    }
-
-    /// Wakes the tasks of messages that were posted. Called without the lock.
-    pub(super) fn finish_posted(&self, posted: Posted) -> Result<(), ChannelError> {
-        let Posted { given, replaced, end, .. } = posted;
         drop(replaced);
         given.into_iter().for_each(Waker::wake);
         end.map_or(Ok(()), |error| self.over_if_failed(Err(error)))
@@ -202,6 +194,10 @@ impl<C: Channel> Connection<C> {
         state: &mut State<C::Lent>,
         done: &mut Posted,
     ) -> Option<Result<(), ChannelError>> {
+        // Before anything is allocated for it.
+        if let Err(error) = self.may_post(state)? {
+            return Some(Err(error));
+        }
         let tickets = self.next_message(state);
         let requests: Vec<_> =
             tickets.iter().filter_map(|ticket| state.message_line.request(*ticket)).cloned().collect();
@@ -275,6 +271,11 @@ pub(super) struct Posted {
 }
 
 impl<L> State<L> {
+    /// Whether the first in line is a message, and not a task.
+    pub(super) fn is_message_next(&self) -> bool {
+        self.messages.tickets().next().is_some_and(|ticket| self.message_line.0.contains_key(&ticket))
+    }
+
     /// `requests` are being posted.
     fn count_asked(&mut self, requests: &[TensorRequest]) {
         for request in requests {

@@ -87,7 +87,7 @@ pub(crate) struct State<L> {
     is_content_due: bool,
     messages: WaitQueue,
     message_line: MessageLine,
-    /// Nobody in line is woken to post the requests at its head: the next request takes them along, or the housekeeping task
+    /// Nobody in line is woken to post the messages at its head: the next message takes them along, or the housekeeping task
     /// posts them.
     is_line_left: bool,
     /// Where requests are measured.
@@ -125,7 +125,8 @@ impl<L> State<L> {
         }
     }
 
-    /// The first in line, if there may be something for it. It is woken once, until it polls.
+    /// The first in line, if there may be something for it. It is woken once, until it polls. A message is left to
+    /// others, if the housekeeping task sleeps: one that is awake looks at the line by itself.
     fn next_in_line(&mut self, turnstile: Turnstile) -> Option<Waker> {
         if !self.queue(turnstile).is_waiting() {
             return None;
@@ -135,6 +136,10 @@ impl<L> State<L> {
             Turnstile::Requests => self.requests.has_room(),
             Turnstile::Contents => self.contents_in_flight < self.contents_max && self.flow.may_try_content(),
         };
+        if is_open && turnstile == Turnstile::Messages && self.keeper.is_some() && self.is_message_next() {
+            self.is_line_left = true;
+            return None;
+        }
         if is_open { self.queue(turnstile).take_first() } else { None }
     }
 
@@ -442,12 +447,9 @@ impl<C: Channel> Connection<C> {
         wake: Option<Waker>,
         returned: Option<(C::Lent, LentEnd)>,
     ) {
-        let posted = self.post_line_unless_left(&mut state);
         let line = state.next_in_lines();
         let keeper = state.keeper_with_work();
         drop(state);
-        // If a post has failed, the connection is over, and all its tasks are woken.
-        let _ = self.finish_posted(posted);
         if let Some(waker) = wake {
             waker.wake();
         }

@@ -152,7 +152,7 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Whether a message may be posted, ring room aside; else asks the peer for credit.
-    fn may_post(&self, state: &mut State<C::Lent>) -> Option<Result<(), ChannelError>> {
+    pub(super) fn may_post(&self, state: &mut State<C::Lent>) -> Option<Result<(), ChannelError>> {
         if state.flow.has_ring_offer()
             && let Err(error) = self.try_move_ring(state)?
         {
