@@ -393,7 +393,8 @@ pub async fn traffic_both_ways_under_load_keeps_its_checksums(setup: Setup, runt
         let (pair, checked) = (pair.clone(), lent.clone());
         let checking = async move {
             check(&checker, &checked, ROUNDS).await;
-            let _ = sender.send(());
+            // Not closed here: the last write may have landed and not be complete, and would fail then.
+            let _ = sender.send(checker);
         };
         runtime.spawn("checker", Box::pin(checking));
         tasks.push(async move {
