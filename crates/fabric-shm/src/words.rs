@@ -27,7 +27,7 @@ pub(super) fn publish<'page>(
 pub(super) fn fall_asleep(sleep: &AtomicU64, epoch: u64) {
     // Released, because a word of a board also says which boxes of the peer were read, and it fills those again.
     sleep.store(epoch, Ordering::Release);
-    // Pairs with the fence in `must_ring`: either the ringer sees the epoch, or the sleeper sees the ringer's work.
+    // Pairs with the fences in `must_ring` and `announced`: either the ringer sees the epoch, or the sleeper sees the ringer's work.
     fence(Ordering::SeqCst);
 }
 

@@ -62,7 +62,8 @@ impl NoteChannels {
         self.0.remove(&channel)
     }
 
-    /// A note has come. One of no bytes wakes whoever waits in its lane, and is never taken. Gives the wakers of the tasks that wait for it; `None` if the channel is not open.
+    /// A note has come. One of no bytes wakes whoever waits in its lane, and is never taken; it may come late, to a channel that has
+    /// fewer lanes now. Gives the wakers of the tasks that wait for it; `None` if the channel is not open.
     pub(crate) fn arrived(&mut self, note: Note) -> Result<Option<Woken>, PeerMisbehaved> {
         let Some(lanes) = self.0.get_mut(&note.channel) else { return Ok(None) };
         if note.lane == NOTE_EVERY_LANE {
@@ -75,6 +76,7 @@ impl NoteChannels {
         }
         match lanes.get_mut(usize::from(note.lane)) {
             Some(lane) if lane.fits(&note.bytes) => Ok(Some(lane.take_in(note.bytes).into_iter().collect())),
+            None if note.bytes.is_empty() => Ok(None),
             _ => Err(PeerMisbehaved::NoteUnfit),
         }
     }
@@ -196,5 +198,9 @@ mod tests {
             assert!(notes.has_news(7, 0) && notes.take(7, 0).is_some());
         }
         assert!(notes.take(7, 0).is_none() && !notes.has_news(7, 0) && notes.has_news(7, 1));
+        assert!(
+            notes.arrived(empty(2)).unwrap().is_none(),
+            "the channel had this lane when it was open before"
+        );
     }
 }

@@ -164,3 +164,33 @@ fn what_a_channel_cannot_be_is_refused_by_name() {
         assert!(peer.notes(CHANNEL, 1).await.is_ok(), "it was closed");
     });
 }
+
+/// A message has its channel's number alone, so the later opening takes it for one of its own.
+#[test]
+fn notes_come_in_order_after_both_sides_opened_the_channel_again_beside_a_message() {
+    bounded(Duration::from_secs(60), async {
+        let Two { server, client, peer, notes: [notes, answers] } = two(FabricKind::SHM).await;
+        for [from, to] in [[&notes, &answers], [&answers, &notes]] {
+            from.send(0, &[b"met"]).await.unwrap();
+            to.recv(0).await.unwrap();
+        }
+        let too_long_for_a_box = [1; 200];
+        notes.send(0, &[&too_long_for_a_box]).await.unwrap();
+        drop(answers);
+        let answers = server.peer(client.name()).unwrap().notes(CHANNEL, 2).await.unwrap();
+        let earlier = answers.recv(0).now_or_never();
+        drop(notes);
+        let notes = peer.notes(CHANNEL, 2).await.unwrap();
+        let mut received = Vec::from_iter(earlier.map(Result::unwrap));
+        for round in 0..4 {
+            notes.send(0, &[&[round]]).await.unwrap();
+            while received.last().is_none_or(|note| note[..] != [round]) {
+                received.push(answers.recv(0).await.unwrap());
+            }
+        }
+        assert_eq!(received.iter().filter(|note| note.len() == 1).count(), 4, "{received:?}");
+        drop((notes, answers));
+        client.shutdown().await;
+        server.shutdown().await;
+    });
+}

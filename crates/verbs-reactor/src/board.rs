@@ -18,12 +18,11 @@ pub trait Board: Send + Sync + fmt::Debug + 'static {
     /// the others, too. No two threads write a word at a time.
     fn publish(&self, at: usize, words: &[u64]);
 
-    /// Stores an own word when all that this side has read of the peer's before was read, and looks for what the peer has done only afterwards: either the peer
-    /// [sees](Self::peer_after_own) this word, or [`peer`](Self::peer) sees from now on what the peer had published before it
-    /// looked.
+    /// Stores an own word: after what this side has read of the peer's board so far, and before what it reads from now on. So either
+    /// the peer [sees](Self::peer_after_own) this word, or [`peer`](Self::peer) sees what the peer had published before it looked.
     fn announce(&self, at: usize, word: u64);
 
-    /// A word of the peer, which was published before what is read of the peer's after this.
+    /// A word of the peer. What the peer had published before it is seen by later reads.
     fn peer(&self, at: usize) -> u64;
 
     /// A word of the peer that it may have [announced](Self::announce), looked at after all that this side has published.

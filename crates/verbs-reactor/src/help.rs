@@ -32,7 +32,7 @@ pub struct Help {
     pays: AtomicBool,
     /// Consecutive finds.
     in_a_row: AtomicU32,
-    /// Finds on the board since other tasks had a turn.
+    /// Finds on the board since a task was last told to give others a turn.
     on_board: AtomicU32,
     /// All finds.
     finds: AtomicU64,

@@ -6,9 +6,9 @@ use super::Connection;
 use crate::{Channel, ChannelError, EagerContent};
 
 impl<C: Channel> Connection<C> {
-    /// The next note of the peer in a lane, as far as it has come; `None` if `has_earlier` says that one before it lies elsewhere,
-    /// which is asked only when a note has come, be it one of no bytes. Looks for no arrivals. Without a note, the task of `context`, if there is one, is
-    /// woken by the next.
+    /// The next note of the peer in a lane, if it has come by message. `has_earlier` says whether one before it lies elsewhere: then
+    /// it is `None`. That is asked only when a message has come, also one of no bytes. Looks for no arrivals. Without a note, the task
+    /// of `context`, if there is one, is woken by the next.
     ///
     /// # Errors
     /// The connection is over, and all notes were taken.

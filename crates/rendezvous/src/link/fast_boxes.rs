@@ -17,14 +17,18 @@
 //!
 //! **Which sets belong together.** Each opening of a channel has a number. A side fills boxes only once the peer's set says that it
 //! reads this opening. It reads a set of the same channel that reads its own, or none yet, and no other as long as its channel is
-//! open. It reads each opening of the peer once: two openings that have met count alike. A set is used again when it is closed and
-//! the peer does not read it: the peer says that it reads a set before it looks whether that is open, and the owner closes it before
-//! it looks whether it is read.
+//! open. A message has only its channel's number, so one that was sent to an earlier opening of the channel may come to a later one,
+//! which would count it. So a channel that was open before has no boxes. A set is used again when it is closed and the peer does not
+//! read it: the peer says that it reads a set before it looks whether that is open, and the owner closes it before it looks whether
+//! it is read.
 
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, MutexGuard, OnceLock, PoisonError},
+};
 
 use tensorwire_protocol::{EagerContent, limits::NOTE_EVERY_LANE};
 use tensorwire_testpoints::sync::Mutex;
@@ -54,6 +58,8 @@ const BOXES_AT: usize = STATES + LANES.next_multiple_of(LINE_WORDS);
 const SET_WORDS: usize = BOXES_AT + LANES * BOXES * BOX_WORDS;
 /// Channels of a connection that have boxes.
 const SETS: usize = BOARD_WORDS / SET_WORDS;
+/// Channels that a connection gives boxes to, one after the other.
+const CHANNELS_MAX: usize = 4096;
 
 /// In a lane's state: the receiver sleeps. The bits above say how many notes were taken.
 const ASLEEP: u64 = 1;
@@ -71,8 +77,8 @@ struct Sets {
     openings: u64,
     /// The latest opening of each set, and whether that is open.
     latest: [(u64, bool); SETS],
-    /// The opening of the peer that was read last in each of its sets.
-    read: [u64; SETS],
+    /// The channels that had boxes.
+    channels: BTreeSet<u64>,
 }
 
 /// The boxes of a channel, while it is open.
@@ -85,7 +91,7 @@ pub(crate) struct ChannelBoxes {
     own: usize,
     /// Where the peer's set begins, once it is known.
     peer: OnceLock<usize>,
-    lanes: [Mutex<Lane>; LANES],
+    lanes: Box<[Mutex<Lane>]>,
 }
 
 #[derive(Debug, Default)]
@@ -152,11 +158,6 @@ impl BoxedNote {
         ((self.words[1] >> LENGTH_SHIFT) as usize).min(BYTES_MAX)
     }
 
-    /// How many notes its sender has taken.
-    fn taken(&self) -> u64 {
-        self.words[1] & ((1 << LENGTH_SHIFT) - 1)
-    }
-
     /// The words that are used.
     fn used(&self) -> usize {
         BOX_HEADER + self.length().div_ceil(size_of::<u64>())
@@ -172,11 +173,15 @@ impl FastBoxes {
         Arc::new(Self { board, sets: Mutex::default() })
     }
 
-    /// Opens boxes for a channel; `None` if all sets are in use.
-    pub(crate) fn open(self: &Arc<Self>, channel: u64) -> Option<ChannelBoxes> {
+    /// Opens boxes for a channel of `lanes` lanes; `None` if it was open before, or all sets are in use.
+    pub(crate) fn open(self: &Arc<Self>, channel: u64, lanes: u16) -> Option<ChannelBoxes> {
         let mut sets = self.sets();
+        if sets.channels.len() >= CHANNELS_MAX || sets.channels.contains(&channel) {
+            return None;
+        }
         let is_free = |(latest, is_open): (u64, bool)| !is_open && !self.is_read(latest);
         let set = sets.latest.iter().position(|latest| is_free(*latest))?;
+        sets.channels.insert(channel);
         sets.openings += 1;
         let opening = sets.openings;
         sets.latest[set] = (opening, true);
@@ -184,7 +189,7 @@ impl FastBoxes {
         self.board.publish(own, &[0; SET_WORDS]);
         self.board.publish(own + OPENING, &[opening, channel, 0]);
         drop(sets);
-        let lanes = std::array::from_fn(|_| Mutex::default());
+        let lanes = (0..lanes.min(LANES as u16)).map(|_| Mutex::default()).collect();
         Some(ChannelBoxes { boxes: self.clone(), channel, opening, own, peer: OnceLock::new(), lanes })
     }
 
@@ -222,7 +227,7 @@ impl ChannelBoxes {
                 return None;
             }
         }
-        Some(Exchange { boxes: self, lane, peer, state })
+        Some(Exchange { boxes: self, lane, peer, state, is_put: false })
     }
 
     /// Whether the next note of the peer lies in a box.
@@ -241,7 +246,7 @@ impl ChannelBoxes {
             return None;
         }
         state.taken_at_end += usize::from(is_over);
-        self.took_boxed(lane, &mut state, &note);
+        self.took_boxed(lane, &mut state, note.words[1]);
         Some(note)
     }
 
@@ -268,8 +273,9 @@ impl ChannelBoxes {
         is_known.then_some(MessageInLine { boxes: self, lanes })
     }
 
-    fn took_boxed(&self, lane: u16, state: &mut Lane, note: &BoxedNote) {
-        state.peer_took(note.taken());
+    /// The next note was taken from its box, where its second word says how many notes the peer has taken.
+    fn took_boxed(&self, lane: u16, state: &mut Lane, second_word: u64) {
+        state.peer_took(second_word & ((1 << LENGTH_SHIFT) - 1));
         self.took(lane, state);
     }
 
@@ -285,16 +291,21 @@ impl ChannelBoxes {
     /// Copies the next note of the peer into `note`, if it lies in a box. Each word is read once, because the peer may change it.
     #[inline]
     fn next(&self, peer: usize, lane: u16, state: &Lane, note: &mut BoxedNote) -> bool {
-        let (board, number) = (&*self.boxes.board, state.taken + 1);
-        let at = box_at(peer, lane, number);
-        if board.peer(at) != number {
-            return false;
-        }
-        note.words[1] = board.peer(at + 1);
+        let Some((at, second)) = self.next_header(peer, lane, state) else { return false };
+        note.words[1] = second;
+        let board = &*self.boxes.board;
         let used = note.used();
         let content = note.words.iter_mut().enumerate().take(used).skip(BOX_HEADER);
         content.for_each(|(index, word)| *word = board.peer(at + index));
         true
+    }
+
+    /// Where the next note of the peer begins, and its second word, if it lies in a box.
+    #[inline]
+    fn next_header(&self, peer: usize, lane: u16, state: &Lane) -> Option<(usize, u64)> {
+        let (board, number) = (&*self.boxes.board, state.taken + 1);
+        let at = box_at(peer, lane, number);
+        (board.peer(at) == number).then(|| (at, board.peer(at + 1)))
     }
 
     /// Where the peer's set begins, which this side reads.
@@ -304,28 +315,21 @@ impl ChannelBoxes {
 
     #[cold]
     fn find_peer(&self) -> Option<usize> {
-        let mut sets = self.boxes.sets();
+        let _sets = self.boxes.sets();
         // Another thread may have found it before this one had the lock.
         if let Some(peer) = self.peer.get() {
             return Some(*peer);
         }
-        let mut known = sets.read.iter_mut().enumerate();
-        let found =
-            known.find_map(|(set, read)| self.reads(set * SET_WORDS, read).then_some(set * SET_WORDS));
+        let found = (0..SETS).map(|set| set * SET_WORDS).find(|set| self.reads(*set));
         found.map(|set| *self.peer.get_or_init(|| set))
     }
 
-    /// Begins to read a set of the peer, if it belongs to this channel and its opening was not `read` before: an earlier opening of
-    /// this side may have counted notes of it.
-    fn reads(&self, set: usize, read: &mut u64) -> bool {
+    /// Begins to read a set of the peer, if it belongs to this channel.
+    fn reads(&self, set: usize) -> bool {
         let board = &*self.boxes.board;
         let opening = board.peer(set + OPENING);
         let reads = board.peer(set + READS);
-        if opening == 0
-            || opening == *read
-            || board.peer(set + CHANNEL) != self.channel
-            || reads != 0 && reads != self.opening
-        {
+        if opening == 0 || board.peer(set + CHANNEL) != self.channel || reads != 0 && reads != self.opening {
             return false;
         }
         board.announce(self.own + READS, opening);
@@ -333,7 +337,6 @@ impl ChannelBoxes {
             board.announce(self.own + READS, 0);
             return false;
         }
-        *read = opening;
         true
     }
 
@@ -341,25 +344,30 @@ impl ChannelBoxes {
         self.own + STATES + usize::from(lane)
     }
 
+    /// A lane that the channel has, and has boxes for.
     fn lane(&self, lane: u16) -> Option<MutexGuard<'_, Lane>> {
         Some(self.lanes.get(usize::from(lane))?.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-/// A note that is put into a box, and the one that the peer puts for it. Nobody else sends or takes in the lane while this lives, which
-/// is short. The peer may sleep until [`settle`](Self::settle).
+/// A note that is put into a box, and the one that the peer puts for it. A thread that sends or takes in the lane waits until this is
+/// dropped. The peer may sleep until [`settle`](Self::settle).
 #[must_use = "the peer may sleep"]
 pub(crate) struct Exchange<'boxes> {
     boxes: &'boxes ChannelBoxes,
     lane: u16,
     peer: usize,
     state: MutexGuard<'boxes, Lane>,
+    is_put: bool,
 }
 
 impl Exchange<'_> {
-    /// Puts a note into the box for which there is room. Once.
+    /// Puts a note into the box for which there is room. Does nothing the second time.
     #[inline]
     pub(crate) fn put(&mut self, note: &BoxedNote) {
+        if std::mem::replace(&mut self.is_put, true) {
+            return;
+        }
         let number = self.state.sent + 1;
         let mut words = note.words;
         (words[0], words[1]) = (number, second_word(self.state.taken, note.length()));
@@ -379,12 +387,16 @@ impl Exchange<'_> {
         self.boxes.boxes.board.peer(self.peer + STATES + usize::from(self.lane)) & ASLEEP != 0
     }
 
-    /// Takes the note that [`peek`](Self::peek) gave.
-    pub(crate) fn take(&mut self, note: &BoxedNote) {
-        self.boxes.took_boxed(self.lane, &mut self.state, note);
+    /// Takes the next note of the peer. Whether it lies in a box.
+    pub(crate) fn take(&mut self) -> bool {
+        let Some((_, second)) = self.boxes.next_header(self.peer, self.lane, &self.state) else {
+            return false;
+        };
+        self.boxes.took_boxed(self.lane, &mut self.state, second);
+        true
     }
 
-    /// Ends it. Whether the peer sleeps, and must be woken for what was put. Each note is asked for once.
+    /// Ends it. Whether the peer sleeps, and must be woken for what was put. It is woken once for each note.
     pub(crate) fn settle(mut self) -> bool {
         let word = self.boxes.boxes.board.peer_after_own(self.peer + STATES + usize::from(self.lane));
         if word & ASLEEP == 0 {

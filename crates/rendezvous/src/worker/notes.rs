@@ -26,7 +26,9 @@ use crate::{
 };
 
 /// A channel of short messages between this worker and one peer, over the connection that they have when it is opened. A note takes
-/// one message, where a value of a step takes a request and an answer.
+/// one message, where a value of a step takes a request and an answer. Between two workers of one host, notes of up to 112 bytes in
+/// the first 16 lanes take none: the receiver finds them in shared memory. That holds for seven channels of a connection at a time,
+/// and not for a channel that was open before.
 ///
 /// [`Peer::notes`] opens it. Both sides open it, with the same number, before either sends: a note of a channel that is not open is
 /// ignored. Notes are for sides that know how far the other one is, as the ranks of a group do: a lane holds
@@ -96,7 +98,7 @@ impl Peer {
                 "the channel is open with this peer already: take another number, or drop its `Notes`";
             return Err(refused("channel", channel.to_string(), remedy.to_owned()));
         }
-        let boxes = connection.fast_boxes.as_ref().and_then(|boxes| boxes.open(channel));
+        let boxes = connection.fast_boxes.as_ref().and_then(|boxes| boxes.open(channel, lanes));
         let wakes = std::array::from_fn(|_| Arc::default());
         Ok(Notes { peer: self.clone(), connection, channel, boxes, wakes })
     }
@@ -109,7 +111,7 @@ impl Notes {
     pub const LANES_MAX: u16 = NOTE_LANES_MAX;
     /// A note that is sent in this lane comes in every lane.
     pub const EVERY_LANE: u16 = NOTE_EVERY_LANE;
-    /// Most notes of a lane that its receiver has not taken.
+    /// Most notes of a lane that have come by message and that its receiver has not taken.
     pub const UNTAKEN_MAX: usize = tensorwire_protocol::limits::NOTES_UNTAKEN_MAX;
 
     /// Sends a note of all `parts`, one behind the other, in `lane`. Ready at once, but for a connection that has no room for a
@@ -140,13 +142,14 @@ impl Notes {
     }
 
     /// Begins an exchange of one short note each way, without a message: each lies where the other side looks. `None` if a note
-    /// must be [sent](Self::send) now, or the connection is over.
+    /// cannot lie there now, so that it must be [sent](Self::send), or if the connection is over.
     pub fn exchange(&self, lane: u16) -> Option<NoteExchange<'_>> {
         let exchange = self.boxes.as_ref().filter(|_| !self.connection.is_over())?.exchange(lane)?;
         Some(NoteExchange { notes: self, lane, exchange: Some(exchange) })
     }
 
-    /// Whether the runtime's other tasks should have a turn before the next exchange, because many were complete without any.
+    /// Whether the runtime's other tasks should have a turn before the next exchange, because many notes were found without a wait
+    /// since this was last true. The caller gives them one: this is false when it is asked again.
     pub fn is_others_turn(&self) -> bool {
         self.connection.queue_pair.is_others_turn()
     }
@@ -232,16 +235,14 @@ impl Notes {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
-        let taken = self.take(boxes, lane, None);
-        if taken.is_ready() {
-            return taken;
-        }
-        if queue_pair.may_help() {
-            let _found = queue_pair.look_for_both(|| boxes.peek(lane));
+        // Again if something else was found.
+        let mut may_find = true;
+        while may_find {
             let taken = self.take(boxes, lane, None);
             if taken.is_ready() {
                 return taken;
             }
+            may_find = queue_pair.may_help() && queue_pair.look_for_both(|| boxes.peek(lane));
         }
         boxes.fall_asleep(lane);
         self.take(boxes, lane, Some(context))
@@ -287,8 +288,9 @@ impl Notes {
     }
 }
 
-/// A note that lies where the peer looks, and the one that the peer leaves in the same lane. Nobody else sends or receives in the lane
-/// while this lives, and the peer may sleep until it is dropped: so keep it for some microseconds.
+/// A note that lies where the peer looks, and the one that the peer leaves in the same lane. The peer may sleep until this is dropped.
+/// A thread that sends or receives in the lane, or sends in every lane, is blocked until this is dropped; the thread that has it would
+/// wait for ever. So keep it for some microseconds, and make no other call of these notes meanwhile.
 #[must_use = "the peer may sleep until it is dropped"]
 pub struct NoteExchange<'notes> {
     notes: &'notes Notes,
@@ -304,7 +306,7 @@ impl fmt::Debug for NoteExchange<'_> {
 }
 
 impl NoteExchange<'_> {
-    /// Puts this side's note. Once.
+    /// Puts this side's note. Does nothing the second time.
     pub fn put(&mut self, note: &BoxedNote) {
         if let Some(exchange) = &mut self.exchange {
             exchange.put(note);
@@ -327,12 +329,13 @@ impl NoteExchange<'_> {
         self.exchange.as_ref().is_some_and(Exchange::seems_asleep)
     }
 
-    /// Takes the note that [`peek`](Self::peek) gave.
-    pub fn take(&mut self, note: &BoxedNote) {
-        if let Some(exchange) = &mut self.exchange {
-            exchange.take(note);
+    /// Takes the note that [`peek`](Self::peek) gives; false if there is none.
+    pub fn take(&mut self) -> bool {
+        let is_taken = self.exchange.as_mut().is_some_and(Exchange::take);
+        if is_taken {
             self.notes.connection.queue_pair.found_on_board();
         }
+        is_taken
     }
 }
 

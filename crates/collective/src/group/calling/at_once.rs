@@ -14,7 +14,7 @@ use crate::{
     group::CALLS_UNDER_WAY,
 };
 
-/// The notes of a call that were put where the other ranks look. Mostly it is one.
+/// The notes of a call that were put where the other ranks look.
 type Exchanges<'notes> = SmallVec<[NoteExchange<'notes>; 1]>;
 
 /// The content of a note that came at once.
@@ -58,7 +58,9 @@ impl Calling {
             return None;
         }
         tensorwire_testpoints::mark!("a call was exchanged at once");
-        exchanges.iter_mut().zip(&arrived).for_each(|(exchange, note)| exchange.take(&note.0));
+        exchanges.iter_mut().for_each(|exchange| {
+            exchange.take();
+        });
         drop(exchanges);
         Some(self.end(work(&arrived)))
     }
