@@ -25,7 +25,7 @@ pub mod schedule;
 pub mod store;
 
 pub use call::{Call, CallKind};
-pub use collectives::{Collective, Reducing, ReducingFuture, ReducingTensors};
+pub use collectives::{Collective, Reducing, ReducingTensors};
 pub use error::GroupError;
 pub use group::{CALLS_UNDER_WAY, Group, GroupBuilder};
 pub use reduction::Reduction;

@@ -11,8 +11,4 @@ mod running;
 mod tensors;
 mod views;
 
-pub use self::{
-    collective::Collective,
-    reducing::{Reducing, ReducingFuture},
-    tensors::ReducingTensors,
-};
+pub use self::{collective::Collective, reducing::Reducing, tensors::ReducingTensors};

@@ -1,8 +1,7 @@
 //! Reductions: elements of all ranks, combined in place.
 
 use std::{
-    fmt,
-    future::IntoFuture,
+    fmt, mem,
     pin::Pin,
     task::{Context, Poll},
     time::Duration,
@@ -33,9 +32,19 @@ use crate::{
 const SHORTEST_BYTES_MAX: usize = 64;
 
 /// A call that combines elements of all ranks in place, made by [`Group::all_reduce`], [`Group::reduce`] and
-/// [`Group::reduce_scatter`]. It has its number, and sends nothing until it is awaited.
+/// [`Group::reduce_scatter`]. It has its number, and sends nothing until it is awaited. Only before that can it be changed.
 #[must_use = "the group is over if a call is not awaited"]
-pub struct Reducing<'a> {
+pub struct Reducing<'a>(State<'a>);
+
+// A call that is complete at once is not boxed: that would take as long as the rest of it.
+#[allow(clippy::large_enum_variant)]
+enum State<'a> {
+    Requested(Request<'a>),
+    UnderWay(BoxFuture<'a, Result<(), GroupError>>),
+    Done,
+}
+
+struct Request<'a> {
     calling: Calling,
     bytes: &'a mut [u8],
     dtype: DataType,
@@ -47,7 +56,10 @@ pub struct Reducing<'a> {
 
 impl fmt::Debug for Reducing<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Reducing({})", self.calling.call)
+        match &self.0 {
+            State::Requested(request) => write!(f, "Reducing({})", request.calling.call),
+            State::UnderWay(_) | State::Done => f.write_str("Reducing"),
+        }
     }
 }
 
@@ -104,7 +116,7 @@ impl Group {
         counts: &[usize],
     ) -> Reducing<'a> {
         let reducing = self.reducing(CallKind::ReduceScatter, None, values);
-        Reducing { counts: counts.to_vec(), ..reducing }
+        reducing.changed(|request| request.counts = counts.to_vec())
     }
 
     fn reducing<'a, T: Element + FromBytes>(
@@ -120,44 +132,71 @@ impl Group {
         };
         let calling = self.call(call);
         let bytes = values.as_mut_bytes();
-        Reducing {
+        Reducing(State::Requested(Request {
             calling,
             bytes,
             dtype: T::DTYPE,
             reduction: Reduction::default(),
             algorithm: None,
             counts: Vec::new(),
-        }
+        }))
     }
 }
 
-impl Reducing<'_> {
+impl<'a> Reducing<'a> {
     /// How elements are combined, the same on all ranks. Default: [`Reduction::Sum`].
-    pub fn reduction(mut self, reduction: Reduction) -> Self {
-        self.reduction = reduction;
-        self
+    pub fn reduction(self, reduction: Reduction) -> Self {
+        self.changed(|request| request.reduction = reduction)
     }
 
     /// The algorithm of an all-reduce, the same on all ranks; other calls ignore it. Default: chosen by the number of bytes and
     /// ranks, and whether all are on one host.
-    pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
-        self.algorithm = Some(algorithm);
-        self
+    pub fn algorithm(self, algorithm: Algorithm) -> Self {
+        self.changed(|request| request.algorithm = Some(algorithm))
     }
 
     /// The time limit, counted from when the call is awaited. Default: the group's [`timeout`](crate::Group::timeout).
-    pub fn timeout(mut self, limit: Duration) -> Self {
-        self.calling.set_limit(limit);
+    pub fn timeout(self, limit: Duration) -> Self {
+        self.changed(|request| request.calling.set_limit(limit))
+    }
+
+    fn changed(mut self, change: impl FnOnce(&mut Request<'a>)) -> Self {
+        if let State::Requested(request) = &mut self.0 {
+            change(request);
+        }
         self
     }
 }
 
-impl<'a> IntoFuture for Reducing<'a> {
+impl Future for Reducing<'_> {
     type Output = Result<(), GroupError>;
-    type IntoFuture = ReducingFuture<'a>;
 
-    fn into_future(mut self) -> Self::IntoFuture {
-        let Self { calling, bytes, reduction, algorithm, counts, .. } = &mut self;
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if let State::Requested(request) = &mut self.0 {
+            if request.calling.is_others_turn() {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            request.choose();
+            if let Some(done) = request.at_once() {
+                self.0 = State::Done;
+                return Poll::Ready(done);
+            }
+            if let State::Requested(request) = mem::replace(&mut self.0, State::Done) {
+                self.0 = State::UnderWay(request.under_way());
+            }
+        }
+        match &mut self.0 {
+            State::UnderWay(future) => future.as_mut().poll(context),
+            State::Requested(_) | State::Done => Poll::Pending,
+        }
+    }
+}
+
+impl<'a> Request<'a> {
+    /// Sets what the call header says.
+    fn choose(&mut self) {
+        let Self { calling, bytes, reduction, algorithm, counts, .. } = self;
         let chosen = algorithm.unwrap_or_else(|| default_algorithm(calling, bytes.len()));
         *algorithm = Some(chosen);
         calling.call.reduction = reduction.number();
@@ -165,54 +204,9 @@ impl<'a> IntoFuture for Reducing<'a> {
         if !counts.is_empty() {
             calling.call.parts = hash_of_numbers(counts.iter().map(|count| *count as u64));
         }
-        ReducingFuture(State::Begins(self))
     }
-}
 
-/// A [`Reducing`] that is awaited.
-#[must_use = "the group is over if a call is not awaited"]
-pub struct ReducingFuture<'a>(State<'a>);
-
-// A call that is done at once is not boxed: that would take as long as the rest of it.
-#[allow(clippy::large_enum_variant)]
-enum State<'a> {
-    Begins(Reducing<'a>),
-    UnderWay(BoxFuture<'a, Result<(), GroupError>>),
-    Done,
-}
-
-impl fmt::Debug for ReducingFuture<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ReducingFuture").finish_non_exhaustive()
-    }
-}
-
-impl Future for ReducingFuture<'_> {
-    type Output = Result<(), GroupError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let State::Begins(reducing) = &mut self.0 {
-            if reducing.calling.is_others_turn() {
-                context.waker().wake_by_ref();
-                return Poll::Pending;
-            }
-            if let Some(done) = reducing.at_once() {
-                self.0 = State::Done;
-                return Poll::Ready(done);
-            }
-            if let State::Begins(reducing) = std::mem::replace(&mut self.0, State::Done) {
-                self.0 = State::UnderWay(reducing.under_way());
-            }
-        }
-        match &mut self.0 {
-            State::UnderWay(future) => future.as_mut().poll(context),
-            State::Begins(_) | State::Done => Poll::Pending,
-        }
-    }
-}
-
-impl<'a> Reducing<'a> {
-    /// A short all-reduce whose notes come while this side looks takes neither memory nor a timer.
+    /// Completes a short all-reduce, if the notes of the others come while this side looks: that takes no timer.
     fn at_once(&mut self) -> Option<Result<(), GroupError>> {
         let Self { calling, bytes, dtype, reduction, algorithm, .. } = self;
         let is_short = calling.call.kind == CallKind::AllReduce

@@ -134,7 +134,7 @@ async fn short_calls_of_all_lanes_follow_each_other_for_long(fabric: FabricKind)
                     let mut values: Vec<_> =
                         (0..16).map(|call| vec![round * 16 + call + rank; length]).collect();
                     let calls: Vec<_> = values.iter_mut().map(|values| group.all_reduce(values)).collect();
-                    let done = join_all(calls.into_iter().map(|call| async move { call.await })).await;
+                    let done = join_all(calls).await;
                     done.into_iter().for_each(|done| done.unwrap());
                     let size = size as i64;
                     for (call, values) in (0..).zip(values) {

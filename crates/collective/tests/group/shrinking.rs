@@ -95,7 +95,7 @@ async fn clones_of_one_rank_shrink_to_one_group(fabric: FabricKind) {
         let mut values = [[1u32]; 2];
         let [first, second] = &mut values;
         let (first, second) = (one.all_reduce(first), other.all_reduce(second));
-        let (first, second) = join!(async { first.await }, async { second.await });
+        let (first, second) = join!(first, second);
         first.unwrap();
         second.unwrap();
         values

@@ -364,15 +364,14 @@ pub(crate) struct Exchange<'boxes> {
 impl Exchange<'_> {
     /// Puts a note into the box for which there is room. Does nothing the second time.
     #[inline]
-    pub(crate) fn put(&mut self, note: &BoxedNote) {
+    pub(crate) fn put(&mut self, note: &mut BoxedNote) {
         if std::mem::replace(&mut self.is_put, true) {
             return;
         }
         let number = self.state.sent + 1;
-        let mut words = note.words;
-        (words[0], words[1]) = (number, second_word(self.state.taken, note.length()));
+        (note.words[0], note.words[1]) = (number, second_word(self.state.taken, note.length()));
         (self.state.sent, self.state.is_untold) = (number, false);
-        let words = words.get(..note.used()).unwrap_or_default();
+        let words = note.words.get(..note.used()).unwrap_or_default();
         self.boxes.boxes.board.publish(box_at(self.boxes.own, self.lane, number), words);
     }
 

@@ -126,10 +126,10 @@ impl Notes {
     /// it.
     pub async fn send(&self, lane: u16, parts: &[&[u8]]) -> Result<(), WorkerError> {
         Self::check_is_some(parts)?;
-        if let Some(note) = BoxedNote::of(parts)
+        if let Some(mut note) = BoxedNote::of(parts)
             && let Some(mut exchange) = self.exchange(lane)
         {
-            exchange.put(&note);
+            exchange.put(&mut note);
             return Ok(());
         }
         let note = self.message(lane, parts)?;
@@ -306,8 +306,8 @@ impl fmt::Debug for NoteExchange<'_> {
 }
 
 impl NoteExchange<'_> {
-    /// Puts this side's note. Does nothing the second time.
-    pub fn put(&mut self, note: &BoxedNote) {
+    /// Puts this side's note, after writing its number into it. Does nothing the second time.
+    pub fn put(&mut self, note: &mut BoxedNote) {
         if let Some(exchange) = &mut self.exchange {
             exchange.put(note);
         }

@@ -39,7 +39,7 @@ impl Calling {
         if self.size() < 2 || self.group.over.get().is_some() || !self.is_turn() {
             return None;
         }
-        let own = BoxedNote::of(&[&self.call.encode(), bytes])?;
+        let mut own = BoxedNote::of(&[&self.call.encode(), bytes])?;
         let lane = self.group.lane(&self.call).number;
         let exchange = |to: usize| self.group.notes(to)?.exchange(lane);
         let mut exchanges: Exchanges<'_> = self.others().map_while(exchange).collect();
@@ -48,7 +48,7 @@ impl Calling {
         }
         let mut arrived: SmallVec<[ShortArrived; 1]> =
             SmallVec::from_elem(ShortArrived(BoxedNote::EMPTY), exchanges.len());
-        exchanges.iter_mut().for_each(|exchange| exchange.put(&own));
+        exchanges.iter_mut().for_each(|exchange| exchange.put(&mut own));
         if !hear_all(&exchanges, &own, &mut arrived) {
             tensorwire_testpoints::mark!("a call went on whose notes were put at once");
             drop(exchanges);

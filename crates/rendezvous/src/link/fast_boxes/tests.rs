@@ -63,7 +63,7 @@ fn note(text: &[u8]) -> BoxedNote {
 /// Whether the note was put into a box, and the peer must be woken.
 fn put(boxes: &ChannelBoxes, text: &[u8]) -> Option<bool> {
     let mut exchange = boxes.exchange(0)?;
-    exchange.put(&note(text));
+    exchange.put(&mut note(text));
     Some(exchange.settle())
 }
 
@@ -158,8 +158,8 @@ fn an_exchange_puts_one_note_and_takes_what_lies_there() {
     let [one, other] = met();
     let mut exchange = one.exchange(0).unwrap();
     assert!(!exchange.take());
-    exchange.put(&note(b"1"));
-    exchange.put(&note(b"not sent"));
+    exchange.put(&mut note(b"1"));
+    exchange.put(&mut note(b"not sent"));
     drop(exchange);
     let mut exchange = other.exchange(0).unwrap();
     assert!(exchange.take() && !exchange.take());
