@@ -22,7 +22,7 @@
 //! it looks whether it is read.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::sync::{Arc, MutexGuard, OnceLock, PoisonError};
 
