@@ -3,12 +3,12 @@
 //!
 //! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
 use tensorwire_rendezvous::{Notes, Peer, Worker};
 use tensorwire_sim::{Handle, Node, Rng, Summary, Violation, World};
-use tensorwire_verbs_reactor::{FabricKind, Runtime};
+use tensorwire_verbs_reactor::{BoxFuture, FabricKind, Runtime};
 
 use crate::{
     common::builder,
@@ -21,7 +21,7 @@ const SEEDS: u64 = 100;
 /// Channels that are open at a time, and how often each is opened.
 const CHANNELS: u64 = 3;
 const OPENINGS: usize = 4;
-const LANES: u16 = 2;
+const LANES: u16 = 3;
 
 /// Bytes of a note: in a box, just so, and by message.
 const LENGTHS: [usize; 4] = [2, 60, 120, 121];
@@ -32,40 +32,67 @@ async fn worker(node: &Node, kind: FabricKind) -> Worker {
     node.run("start", started).await.unwrap().unwrap()
 }
 
-/// One side of an opening: it sends and takes `count` notes in each lane.
+/// One side of an opening: it sends and takes `count` notes in each lane. In the last, a side that does not begin answers each
+/// note, so that none comes after one that is not found.
 struct Side {
     handle: Handle,
     node: Node,
     notes: Notes,
     count: u8,
+    begins: bool,
 }
 
 impl Side {
     async fn live(self, mut rng: Rng) {
-        let lanes = (0..LANES).map(|lane| {
-            let (sends, takes) = (rng.fork(2 * u64::from(lane)), rng.fork(2 * u64::from(lane) + 1));
-            join(self.send(lane, sends), self.take(lane, takes))
-        });
-        join_all(lanes.collect::<Vec<_>>()).await;
-        self.pause(&mut rng).await;
+        let side = Arc::new(self);
+        let mut tasks = Vec::new();
+        // Each is a task of its own: what wakes one lets no other look.
+        let mut run = |task: BoxFuture<'static, ()>| tasks.push(side.node.run("lane", task));
+        for lane in 0..LANES - 1 {
+            run(Box::pin(side.clone().send_all(lane, rng.fork(2 * u64::from(lane)))));
+            run(Box::pin(side.clone().take_all(lane, rng.fork(2 * u64::from(lane) + 1))));
+        }
+        run(Box::pin(side.clone().take_turns(LANES - 1, rng.fork(2 * u64::from(LANES - 1)))));
+        join_all(tasks).await;
+        side.pause(&mut rng).await;
     }
 
-    async fn send(&self, lane: u16, mut rng: Rng) {
+    async fn send_all(self: Arc<Self>, lane: u16, mut rng: Rng) {
         for number in 0..self.count {
-            self.pause(&mut rng).await;
-            let rest = vec![number; rng.pick(LENGTHS) - 2];
-            self.notes.send(lane, &[&[lane as u8, number], &rest]).await.unwrap();
+            self.send(lane, number, &mut rng).await;
         }
     }
 
-    async fn take(&self, lane: u16, mut rng: Rng) {
+    async fn take_all(self: Arc<Self>, lane: u16, mut rng: Rng) {
         for number in 0..self.count {
-            self.pause(&mut rng).await;
-            let note = self.notes.recv(lane).await.unwrap();
-            let is_right = note[..2] == [lane as u8, number] && note[2..].iter().all(|byte| *byte == number);
-            if !is_right || !LENGTHS.contains(&note.len()) {
-                self.handle.fail(Violation::Data(format!("note {number} of lane {lane}: {:?}", &note[..])));
+            self.take(lane, number, &mut rng).await;
+        }
+    }
+
+    async fn take_turns(self: Arc<Self>, lane: u16, mut rng: Rng) {
+        for number in 0..self.count {
+            if self.begins {
+                self.send(lane, number, &mut rng).await;
             }
+            self.take(lane, number, &mut rng).await;
+            if !self.begins {
+                self.send(lane, number, &mut rng).await;
+            }
+        }
+    }
+
+    async fn send(&self, lane: u16, number: u8, rng: &mut Rng) {
+        self.pause(rng).await;
+        let rest = vec![number; rng.pick(LENGTHS) - 2];
+        self.notes.send(lane, &[&[lane as u8, number], &rest]).await.unwrap();
+    }
+
+    async fn take(&self, lane: u16, number: u8, rng: &mut Rng) {
+        self.pause(rng).await;
+        let note = self.notes.recv(lane).await.unwrap();
+        let is_right = note[..2] == [lane as u8, number] && note[2..].iter().all(|byte| *byte == number);
+        if !is_right || !LENGTHS.contains(&note.len()) {
+            self.handle.fail(Violation::Data(format!("note {number} of lane {lane}: {:?}", &note[..])));
         }
     }
 
@@ -82,8 +109,9 @@ async fn channel(handle: &Handle, nodes: &[Node; 2], peers: &[Peer; 2], channel:
         let (one, other) = join(one.notes(channel, LANES), other.notes(channel, LANES)).await;
         let count = rng.pick([0, 1, 7]);
         let lives = nodes.iter().zip([one, other]).map(|(node, notes)| {
-            let side = Side { handle: handle.clone(), node: node.clone(), notes: notes.unwrap(), count };
-            node.run("side", side.live(rng.fork(u64::from(node.address() == "left:1"))))
+            let (handle, begins) = (handle.clone(), node.address() == "left:1");
+            let side = Side { handle, node: node.clone(), notes: notes.unwrap(), count, begins };
+            node.run("side", side.live(rng.fork(u64::from(begins))))
         });
         join_all(lives.collect::<Vec<_>>()).await;
     }

@@ -16,14 +16,13 @@
 //! A sender may look later than it puts, if it looks before its task sleeps or goes on: then the store is not waited for.
 //!
 //! **Which sets belong together.** Each opening of a channel has a number. A side fills boxes only once the peer's set says that it
-//! reads this opening. It reads a set of the same channel that reads its own, or none yet, and no other as long as its channel is
-//! open. A message has only its channel's number, so one that was sent to an earlier opening of the channel may come to a later one,
-//! which would count it. So a channel that was open before has no boxes. A set is used again when it is closed and the peer does not
-//! read it: the peer says that it reads a set before it looks whether that is open, and the owner closes it before it looks whether
-//! it is read.
+//! reads this opening. It reads a set of the same channel, and no other as long as its channel is open. A message has only its
+//! channel's number: one that was sent to an earlier opening of the channel may come to a later one, which would count it. So a
+//! channel that was open before has no boxes. A set is used again when it is closed and the peer does not read it: the peer says that
+//! it reads a set before it looks whether that is open, and the owner closes it before it looks whether it is read.
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::{
     collections::BTreeSet,
@@ -328,8 +327,7 @@ impl ChannelBoxes {
     fn reads(&self, set: usize) -> bool {
         let board = &*self.boxes.board;
         let opening = board.peer(set + OPENING);
-        let reads = board.peer(set + READS);
-        if opening == 0 || board.peer(set + CHANNEL) != self.channel || reads != 0 && reads != self.opening {
+        if opening == 0 || board.peer(set + CHANNEL) != self.channel {
             return false;
         }
         board.announce(self.own + READS, opening);

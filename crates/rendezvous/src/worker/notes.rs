@@ -1,5 +1,8 @@
 //! [`Notes`]: short messages to and from one peer that nobody asks for.
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     fmt,
     future::poll_fn,
@@ -350,22 +353,5 @@ impl Drop for NoteExchange<'_> {
 impl Drop for Notes {
     fn drop(&mut self) {
         self.connection.protocol.close_notes(self.channel);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn one_task_sends_all_wake_ups_that_have_no_room() {
-        let wakes = WakesInLine::default();
-        assert!(wakes.add() && !wakes.add());
-        let count = wakes.count();
-        assert!(!wakes.add(), "it came when the message may have been posted");
-        assert!(wakes.are_left_after(count));
-        let count = wakes.count();
-        assert!(!wakes.are_left_after(count));
-        assert!(wakes.add(), "the task has ended");
     }
 }

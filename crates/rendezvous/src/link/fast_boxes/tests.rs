@@ -13,13 +13,53 @@ type Words = Arc<[AtomicU64]>;
 struct Side {
     own: Words,
     peer: Words,
+    meanwhile: Meanwhile,
+}
+
+/// What the peer does between two steps of a side, of which each is a look or a store.
+#[derive(Clone, Default)]
+pub(crate) struct Meanwhile(Arc<Mutex<Option<Planned>>>);
+
+/// After so many steps, once.
+type Planned = (usize, Box<dyn FnOnce() + Send>);
+
+impl Meanwhile {
+    pub(crate) fn plan(&self, after: usize, act: impl FnOnce() + Send + 'static) {
+        *self.0.lock().unwrap() = Some((after, Box::new(act)));
+    }
+
+    /// Whether it was to come after more steps than there were. Then it never comes.
+    pub(crate) fn is_left(&self) -> bool {
+        self.0.lock().unwrap().take().is_some()
+    }
+
+    fn step(&self) {
+        let due = match &mut *self.0.lock().unwrap() {
+            Some((after @ 1.., _)) => {
+                *after -= 1;
+                None
+            }
+            due => due.take(),
+        };
+        if let Some((_, act)) = due {
+            act();
+        }
+    }
+}
+
+impl std::fmt::Debug for Meanwhile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Meanwhile").finish_non_exhaustive()
+    }
 }
 
 impl Board for Side {
     fn publish(&self, at: usize, words: &[u64]) {
+        self.meanwhile.step();
         for (index, word) in words.iter().enumerate().rev() {
             self.own[(at + index) % BOARD_WORDS].store(*word, Ordering::SeqCst);
         }
+        self.meanwhile.step();
     }
 
     fn announce(&self, at: usize, word: u64) {
@@ -27,7 +67,10 @@ impl Board for Side {
     }
 
     fn peer(&self, at: usize) -> u64 {
-        self.peer[at % BOARD_WORDS].load(Ordering::SeqCst)
+        self.meanwhile.step();
+        let word = self.peer[at % BOARD_WORDS].load(Ordering::SeqCst);
+        self.meanwhile.step();
+        word
     }
 
     fn peer_after_own(&self, at: usize) -> u64 {
@@ -39,10 +82,19 @@ fn words() -> Words {
     (0..BOARD_WORDS).map(|_| AtomicU64::new(0)).collect()
 }
 
+fn alone(own: Words, peer: Words) -> Arc<FastBoxes> {
+    FastBoxes::new(Arc::new(Side { own, peer, meanwhile: Meanwhile::default() }))
+}
+
+/// Two sides, and what the second does between two steps of the first.
+pub(crate) fn two_and_meanwhile() -> ([Arc<FastBoxes>; 2], Meanwhile) {
+    let (one, other, meanwhile) = (words(), words(), Meanwhile::default());
+    let interrupted = Side { own: one.clone(), peer: other.clone(), meanwhile: meanwhile.clone() };
+    ([FastBoxes::new(Arc::new(interrupted)), alone(other, one)], meanwhile)
+}
+
 fn two() -> [Arc<FastBoxes>; 2] {
-    let (one, other) = (words(), words());
-    [(one.clone(), other.clone()), (other, one)]
-        .map(|(own, peer)| FastBoxes::new(Arc::new(Side { own, peer })))
+    two_and_meanwhile().0
 }
 
 fn opened(boxes: &Arc<FastBoxes>, channel: u64) -> Option<ChannelBoxes> {
@@ -62,7 +114,11 @@ fn note(text: &[u8]) -> BoxedNote {
 
 /// Whether the note was put into a box, and the peer must be woken.
 fn put(boxes: &ChannelBoxes, text: &[u8]) -> Option<bool> {
-    let mut exchange = boxes.exchange(0)?;
+    put_in(boxes, 0, text)
+}
+
+fn put_in(boxes: &ChannelBoxes, lane: u16, text: &[u8]) -> Option<bool> {
+    let mut exchange = boxes.exchange(lane)?;
     exchange.put(&mut note(text));
     Some(exchange.settle())
 }
@@ -80,6 +136,19 @@ fn a_note_of_any_length_that_fits_comes_as_it_was_sent() {
         assert_eq!((put(&other, &text), taken(&one)), (Some(false), Some(text)));
     }
     assert!(BoxedNote::of(&[&[0; BYTES_MAX], &[0]]).is_none());
+}
+
+#[test]
+fn notes_are_alike_that_are_as_long_and_begin_alike() {
+    let text = [7; 20];
+    for at in 0..text.len() {
+        let mut other = text;
+        other[at] = 8;
+        let alike = (0..=text.len()).filter(|bytes| note(&text).is_like(&note(&other), *bytes));
+        assert_eq!(alike.max(), Some(at), "they differ in byte {at}");
+    }
+    assert!(note(&text).is_like(&note(&text), text.len()));
+    assert!(!note(&text).is_like(&note(&text[1..]), 8), "they are not as long");
 }
 
 #[test]
@@ -111,15 +180,33 @@ fn notes_keep_their_order_whichever_way_they_travel() {
 }
 
 #[test]
+fn a_message_for_every_lane_counts_in_each() {
+    let [one, other] = met();
+    let in_line = one.begin_message(NOTE_EVERY_LANE).unwrap();
+    let lanes = 0..LANES as u16;
+    assert!(
+        lanes.clone().all(|lane| put_in(&one, lane, b"early").is_none()),
+        "it would overtake the message"
+    );
+    in_line.sent();
+    for lane in lanes {
+        assert!(put_in(&one, lane, b"2").is_some() && !other.peek(lane), "the message is the next");
+        other.took_message(lane);
+        assert!(other.take(lane, false).is_some());
+    }
+}
+
+#[test]
 fn after_a_message_that_was_given_up_and_may_have_been_sent_all_go_by_messages() {
     let [one, other] = met();
     assert!(put(&one, b"1").is_some());
     drop(one.begin_message(0).unwrap());
-    assert!(put(&one, b"2").is_none(), "its number is not known");
-    one.begin_message(NOTE_EVERY_LANE).unwrap().sent();
-    assert!(put(&one, b"3").is_none());
     assert_eq!(taken(&other).unwrap(), b"1");
     assert!(put(&other, b"1").is_some(), "the other direction has its own numbers");
+    assert!(taken(&one).is_some() && put(&one, b"2").is_none(), "there is room, but its number is not known");
+    one.begin_message(NOTE_EVERY_LANE).unwrap().sent();
+    (0..LANES as u16).for_each(|lane| other.took_message(lane));
+    assert!(put(&one, b"3").is_none());
     let lanes = 0..LANES as u16;
     assert_eq!(lanes.filter(|lane| one.exchange(*lane).is_some()).count(), LANES - 1, "the others count all");
 }
@@ -130,8 +217,10 @@ fn after_a_message_that_the_peer_may_have_ignored_all_of_its_lane_go_by_messages
     let one = opened(&ours, CHANNEL).unwrap();
     assert!(one.begin_message(0).is_none(), "the peer has not opened the channel");
     let other = opened(&theirs, CHANNEL).unwrap();
-    assert!(!other.peek(0) && one.begin_message(0).is_some());
+    assert!(!other.peek(0) && !one.peek(0));
     assert!(put(&one, b"1").is_none() && one.exchange(1).is_some());
+    one.begin_message(0).unwrap().sent();
+    assert!(put(&one, b"1").is_none());
     assert!(put(&other, b"1").is_some() && taken(&one).is_some());
 }
 
@@ -169,9 +258,47 @@ fn an_exchange_puts_one_note_and_takes_what_lies_there() {
 }
 
 #[test]
+fn nothing_is_left_in_a_set_that_is_used_again() {
+    let [ours, theirs] = two();
+    for channel in 0..3 {
+        let (one, other) = (opened(&ours, channel).unwrap(), opened(&theirs, channel).unwrap());
+        assert!(!one.peek(0) && !other.peek(0), "what lay there was put for another opening");
+        assert_eq!([one.own, other.own], [0, 0]);
+        assert_eq!((put(&one, b"1"), put(&one, b"2")), (Some(false), Some(false)), "nobody sleeps");
+        other.fall_asleep(0);
+    }
+}
+
+/// The first side finds the set of the second, which closes it after any of the steps of that, and opens others.
+#[test]
+fn a_set_that_is_closed_meanwhile_is_not_read_when_it_is_another() {
+    let mut reused = 0;
+    for after in 0.. {
+        let ([ours, theirs], meanwhile) = two_and_meanwhile();
+        let (one, other) = (opened(&ours, CHANNEL).unwrap(), opened(&theirs, CHANNEL).unwrap());
+        let next = Arc::new(OnceLock::new());
+        meanwhile.plan(after, {
+            let next = next.clone();
+            move || {
+                drop(other);
+                next.set(opened(&theirs, CHANNEL + 1).unwrap()).unwrap();
+            }
+        });
+        let found = one.find_peer();
+        if meanwhile.is_left() {
+            break;
+        }
+        let another = next.get().unwrap();
+        assert_ne!(found, Some(another.own), "after {after} steps");
+        reused += usize::from(another.own == 0);
+    }
+    assert!(reused > 0, "the set was always read when it was closed");
+}
+
+#[test]
 fn two_threads_that_find_the_peer_find_the_same_set() {
     let (own, peer) = (words(), words());
-    let ours = FastBoxes::new(Arc::new(Side { own: own.clone(), peer: peer.clone() }));
+    let ours = alone(own.clone(), peer.clone());
     let boxes = opened(&ours, CHANNEL).unwrap();
     for set in 0..SETS {
         peer[set * SET_WORDS + super::CHANNEL].store(CHANNEL, Ordering::SeqCst);
@@ -203,8 +330,10 @@ fn after_the_end_no_more_is_taken_than_may_have_lain_there() {
 fn a_sleeper_is_woken_once_for_each_note() {
     let [one, other] = met();
     other.fall_asleep(0);
+    assert!(!one.exchange(0).unwrap().settle(), "there is nothing to wake it for");
     assert_eq!([put(&one, b"1"), put(&one, b"2")], [Some(true), Some(false)]);
     assert_eq!(taken(&other).unwrap(), b"1");
+    assert!(!one.exchange(0).unwrap().seems_asleep());
     assert_eq!(taken(&other).unwrap(), b"2");
     assert_eq!(put(&one, b"3"), Some(false), "it is awake");
     other.fall_asleep(0);
@@ -260,7 +389,7 @@ fn a_set_is_used_again_when_the_peer_reads_it_no_more() {
 #[test]
 fn a_hostile_board_gives_bounded_notes_and_refuses_its_own_only() {
     let (own, peer) = (words(), words());
-    let ours = FastBoxes::new(Arc::new(Side { own, peer: peer.clone() }));
+    let ours = alone(own, peer.clone());
     let boxes = opened(&ours, CHANNEL).unwrap();
     let mut seed = 1u64;
     let mut random = || {
