@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes as _};
 use super::{
     broadcast::check_root,
     how::How,
-    running::{Elements, in_order_of_ranks, run},
+    running::{in_order_of_ranks, run},
     views,
 };
 use crate::{
@@ -355,8 +355,7 @@ impl How<'_> {
     }
 
     async fn run(&self, calling: &Calling, plan: &Plan, bytes: &mut [u8]) -> Result<(), GroupError> {
-        let elements = Elements { bytes: &mut *bytes, width: self.width };
-        run(calling, plan, elements, |into, from| Ok(self.reduction.fold(self.dtype, into, from)?)).await?;
+        run(calling, self, plan, bytes).await?;
         self.reduction.finish(self.dtype, bytes, calling.size());
         Ok(())
     }

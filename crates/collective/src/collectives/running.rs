@@ -1,6 +1,10 @@
 //! Runs a plan: sends and receives its elements, and combines those that arrive.
 
-use std::{collections::BTreeSet, ops::Range, pin::Pin};
+use std::{
+    collections::{BTreeSet, HashMap},
+    ops::Range,
+    pin::Pin,
+};
 
 use futures::{
     poll,
@@ -8,7 +12,10 @@ use futures::{
 };
 use smallvec::SmallVec;
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{Tensor, WorkerError};
 
+use super::how::How;
 use crate::{
     error::GroupError,
     group::calling::{Arrived, Calling},
@@ -33,27 +40,44 @@ where
     incoming
 }
 
-/// The elements of a call, as bytes.
-pub(super) struct Elements<'a> {
-    pub(super) bytes: &'a mut [u8],
-    /// The length of an element in bytes.
-    pub(super) width: usize,
+/// Messages that have come, or that were made of those, and hold what a later exchange sends: that takes no copy.
+struct Kept {
+    messages: Vec<(Range<usize>, Tensor)>,
+    /// The last exchange that sends a range.
+    last_sends: HashMap<Range<usize>, usize>,
 }
 
-impl Elements<'_> {
-    fn range(&self, elements: &Range<usize>) -> Range<usize> {
-        elements.start * self.width..elements.end * self.width
+impl Kept {
+    fn of(plan: &Plan) -> Self {
+        let exchanges = plan.exchanges.iter().enumerate();
+        let sends = exchanges.flat_map(|(number, exchange)| exchange.send.iter().map(move |send| (number, send)));
+        let last_sends = sends.map(|(number, (_, range))| (range.clone(), number)).collect();
+        Self { messages: Vec::new(), last_sends }
+    }
+
+    /// What exchange `number` sends of `range`, if that was kept. Nothing is kept longer than it is sent.
+    fn sent(&mut self, number: usize, range: &Range<usize>) -> Option<Tensor> {
+        let at = self.messages.iter().position(|(kept, _)| kept == range)?;
+        let is_last = self.last_sends.get(range) == Some(&number);
+        Some(if is_last { self.messages.swap_remove(at).1 } else { self.messages[at].1.clone() })
+    }
+
+    /// Exchange `number` has changed `range`. `message` has its elements.
+    fn changed(&mut self, number: usize, range: &Range<usize>, message: Option<Tensor>) {
+        self.messages.retain(|(kept, _)| kept.end <= range.start || range.end <= kept.start);
+        let is_sent = self.last_sends.get(range).is_some_and(|last| *last > number);
+        self.messages.extend(message.filter(|_| is_sent).map(|message| (range.clone(), message)));
     }
 }
 
-/// Runs `plan` on `elements`. `fold` combines its first argument with its second.
+/// Runs `plan` on `bytes`, the elements of a call.
 pub(super) async fn run(
     calling: &Calling,
+    how: &How<'_>,
     plan: &Plan,
-    elements: Elements<'_>,
-    fold: impl Fn(&mut [u8], &[u8]) -> Result<(), GroupError> + Sync,
+    bytes: &mut [u8],
 ) -> Result<(), GroupError> {
-    let width = elements.width;
+    let width = how.width;
     let receives = plan.exchanges.iter().flat_map(|exchange| exchange.receive.iter());
     let receives: Vec<_> = receives.map(|(from, range, _)| (*from, range.len() * width)).collect();
     for from in receives.iter().map(|(from, _)| *from).collect::<BTreeSet<_>>() {
@@ -61,25 +85,49 @@ pub(super) async fn run(
     }
     let receives = receives.into_iter().map(|(from, length)| calling.receive(from, length));
     let mut incoming = requested(stream::iter(receives), AHEAD).await;
+    let mut kept = Kept::of(plan);
     let mut unsent = plan.exchanges.iter().enumerate().peekable();
     for (number, exchange) in plan.exchanges.iter().enumerate() {
-        while let Some((_, next)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {
-            for (to, range) in &next.send {
-                let sent = elements.bytes.get(elements.range(range)).unwrap_or_default();
-                calling.send(*to, sent).await?;
+        while let Some((next, exchange)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {
+            for (to, range) in &exchange.send {
+                let own = bytes.get(range.start * width..range.end * width).unwrap_or_default();
+                match kept.sent(next, range) {
+                    Some(message) if !calling.is_short(own.len()) => calling.send_tensor(*to, message).await?,
+                    Some(message) => calling.send(*to, message.bytes()).await?,
+                    None => calling.send(*to, own).await?,
+                }
             }
         }
         for (_, range, arrival) in &exchange.receive {
             let arrived = incoming.next().await.unwrap_or(Ok(Arrived::EMPTY))?;
-            let range = elements.range(range);
-            let own = elements.bytes.get_mut(range).unwrap_or_default();
-            match arrival {
-                Arrival::Fold => fold(own, arrived.bytes())?,
-                Arrival::Replace => replace(own, arrived.bytes()),
-            }
+            let own = bytes.get_mut(range.start * width..range.end * width).unwrap_or_default();
+            let message = match arrival {
+                Arrival::Fold => {
+                    how.reduction.fold(how.dtype, own, arrived.bytes())?;
+                    None
+                }
+                Arrival::Pass => Some(combined(calling, how, own, arrived.bytes()).await?),
+                Arrival::Replace => {
+                    replace(own, arrived.bytes());
+                    arrived.into_own_tensor()
+                }
+            };
+            kept.changed(number, range, message);
         }
     }
     Ok(())
+}
+
+/// A message with the combination of `own` and what has `arrived`.
+async fn combined(
+    calling: &Calling,
+    how: &How<'_>,
+    own: &[u8],
+    arrived: &[u8],
+) -> Result<Tensor, GroupError> {
+    let mut buffer = calling.pool().alloc(own.len()).await.map_err(WorkerError::from)?;
+    how.reduction.fold_into(how.dtype, &mut buffer, own, arrived)?;
+    Ok(Tensor::new(buffer, DataType::U8, &[own.len() as u64])?)
 }
 
 /// Whether exchange `next` may be sent while `current` is not complete: none of the exchanges between changes what it sends.

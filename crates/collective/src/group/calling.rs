@@ -106,6 +106,14 @@ impl Arrived {
     pub(crate) fn bytes(&self) -> &[u8] {
         self.message.bytes().get(self.at..).unwrap_or_default()
     }
+
+    /// The message, if it has nothing but the content, and lies in memory of this process.
+    pub(crate) fn into_own_tensor(self) -> Option<Tensor> {
+        match self.message {
+            Received::Value(tensor) if self.at == 0 && !tensor.buf().is_foreign() => Some(tensor),
+            _ => None,
+        }
+    }
 }
 
 impl AsRef<[u8]> for Arrived {

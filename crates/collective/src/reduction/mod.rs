@@ -142,16 +142,38 @@ impl Reduction {
     /// # Errors
     /// [`ReductionError`].
     pub fn fold_all(&self, dtype: DataType, into: &mut [u8], inputs: &[&[u8]]) -> Result<(), ReductionError> {
+        self.fold_inputs(dtype, into, inputs, matches!(self, Self::Mean).then_some(inputs.len()))
+    }
+
+    /// As [`fold`](Self::fold) of `own`, which does not change: stores the combination in `into`.
+    ///
+    /// # Errors
+    /// [`ReductionError`].
+    pub fn fold_into(
+        &self,
+        dtype: DataType,
+        into: &mut [u8],
+        own: &[u8],
+        from: &[u8],
+    ) -> Result<(), ReductionError> {
+        self.fold_inputs(dtype, into, &[own, from], None)
+    }
+
+    /// Divides the combination by `divisor`, if there is one.
+    fn fold_inputs(
+        &self,
+        dtype: DataType,
+        into: &mut [u8],
+        inputs: &[&[u8]],
+        divisor: Option<usize>,
+    ) -> Result<(), ReductionError> {
         self.check(dtype)?;
         for (number, block) in into.chunks_mut(BLOCK_BYTES).enumerate() {
             let at = number * BLOCK_BYTES..number * BLOCK_BYTES + block.len();
             let parts = inputs.iter().map(|input| input.get(at.clone()).unwrap_or_default());
             match self.operation() {
-                Ok(operation) if is_half(dtype) => {
-                    let divisor = matches!(self, Self::Mean).then_some(inputs.len());
-                    fold_halves(operation, dtype, block, parts, divisor);
-                }
-                _ => self.fold_block(dtype, block, parts, inputs.len())?,
+                Ok(operation) if is_half(dtype) => fold_halves(operation, dtype, block, parts, divisor),
+                _ => self.fold_block(dtype, block, parts, divisor)?,
             }
         }
         Ok(())
@@ -162,7 +184,7 @@ impl Reduction {
         dtype: DataType,
         block: &mut [u8],
         mut parts: impl Iterator<Item = &'a [u8]>,
-        inputs: usize,
+        divisor: Option<usize>,
     ) -> Result<(), ReductionError> {
         let first = parts.next().unwrap_or_default();
         match (self.operation(), parts.next()) {
@@ -173,7 +195,9 @@ impl Reduction {
             }
         }
         parts.try_for_each(|part| self.fold(dtype, block, part))?;
-        self.finish(dtype, block, inputs);
+        if let Some(divisor) = divisor {
+            divide(dtype, block, divisor);
+        }
         Ok(())
     }
 

@@ -29,6 +29,9 @@ pub(crate) const AHEAD: usize = 4;
 pub enum Arrival {
     /// Combine them with its own.
     Fold,
+    /// Combine them with its own in a message, which is what the next exchange that sends exactly these elements sends. Its own are
+    /// undefined until they are replaced.
+    Pass,
     /// Replace its own.
     Replace,
 }

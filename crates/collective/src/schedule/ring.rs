@@ -44,20 +44,27 @@ pub fn all_gather(rank: usize, size: usize, counts: &[usize]) -> Plan {
 
 /// Afterwards part `r` is complete at rank `r`. It starts at rank `r+1`.
 pub(super) fn combine(rank: usize, parts: &[Range<usize>], segment: usize) -> Plan {
-    around(rank, parts, 1, segment, Arrival::Fold)
+    around(rank, parts, 1, segment, |is_last| if is_last { Arrival::Fold } else { Arrival::Pass })
 }
 
 /// Part `r` starts at rank `r`, and is at all ranks afterwards.
 fn collect(rank: usize, parts: &[Range<usize>], segment: usize) -> Plan {
-    around(rank, parts, 0, segment, Arrival::Replace)
+    around(rank, parts, 0, segment, |_is_last| Arrival::Replace)
 }
 
 /// Each part travels to all ranks but one. In the first step a rank sends the part `lag` before its own, and in each later step
-/// the one it has just received.
-fn around(rank: usize, parts: &[Range<usize>], lag: usize, segment: usize, arrival: Arrival) -> Plan {
+/// the one it has just received. `arrival` is told whether the step is the last.
+fn around(
+    rank: usize,
+    parts: &[Range<usize>],
+    lag: usize,
+    segment: usize,
+    arrival: impl Fn(bool) -> Arrival,
+) -> Plan {
     let size = parts.len();
     let mut plan = Plan::default();
     for step in 0..size.saturating_sub(1) {
+        let arrival = arrival(step + 2 == size);
         let sent = (rank + 2 * size - lag - step) % size;
         let received = (sent + size - 1) % size;
         let (Some(sent), Some(received)) = (parts.get(sent), parts.get(received)) else { continue };

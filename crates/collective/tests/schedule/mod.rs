@@ -108,6 +108,9 @@ fn overlap(one: &Range<usize>, other: &Range<usize>) -> bool {
     one.start < other.end && other.start < one.end
 }
 
+/// The value of elements that were combined in a message.
+const UNDEFINED: i64 = i64::MIN;
+
 /// The messages sent and not yet received from one rank to another.
 type Wire = VecDeque<(Range<usize>, Vec<i64>)>;
 
@@ -115,6 +118,8 @@ struct Model<'a> {
     plans: &'a [Plan],
     combine: fn(i64, i64) -> i64,
     values: Vec<Vec<i64>>,
+    /// The messages of each rank that are passed on.
+    passed: Vec<Vec<(Range<usize>, Vec<i64>)>>,
     /// The exchange of each rank, whether it has sent, and how many of its messages it has received.
     at: Vec<(usize, bool, usize)>,
     wires: Vec<Vec<Wire>>,
@@ -129,6 +134,7 @@ impl<'a> Model<'a> {
             plans,
             combine,
             values,
+            passed: vec![Vec::new(); size],
             at: vec![(0, false, 0); size],
             wires: vec![vec![Wire::new(); size]; size],
         }
@@ -148,7 +154,7 @@ impl<'a> Model<'a> {
         while let Some(exchange) = self.plans[rank].exchanges.get(self.at[rank].0) {
             if !self.at[rank].1 {
                 for (to, range) in &exchange.send {
-                    let elements = self.values[rank][range.clone()].to_vec();
+                    let elements = self.sent(rank, range);
                     self.wires[rank][*to].push_back((range.clone(), elements));
                 }
                 self.at[rank].1 = true;
@@ -172,12 +178,28 @@ impl<'a> Model<'a> {
             under_way.all(|(sent, _)| !overlap(sent, range)),
             "rank {rank} changes {range:?}, which is on its way"
         );
-        for (own, other) in self.values[rank][range.clone()].iter_mut().zip(elements) {
-            *own = match arrival {
-                Arrival::Fold => (self.combine)(*own, *other),
-                Arrival::Replace => *other,
-            };
+        let all = self.values[rank][range.clone()].iter_mut().zip(elements);
+        let combined = all.map(|(own, other)| match arrival {
+            Arrival::Fold | Arrival::Pass => (self.combine)(*own, *other),
+            Arrival::Replace => *other,
+        });
+        let mut combined: Vec<_> = combined.collect();
+        if arrival == Arrival::Pass {
+            self.passed[rank].push((range.clone(), combined.clone()));
+            combined.fill(UNDEFINED);
         }
+        self.values[rank][range.clone()].copy_from_slice(&combined);
+    }
+
+    /// What `rank` sends of `range`.
+    fn sent(&mut self, rank: usize, range: &Range<usize>) -> Vec<i64> {
+        let passed = &mut self.passed[rank];
+        let elements = match passed.iter().position(|(passed, _)| passed == range) {
+            Some(at) => passed.swap_remove(at).1,
+            None => self.values[rank][range.clone()].to_vec(),
+        };
+        assert!(!elements.contains(&UNDEFINED), "rank {rank} sends {range:?}, which is undefined");
+        elements
     }
 }
 
