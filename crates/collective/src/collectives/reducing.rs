@@ -23,7 +23,10 @@ use super::{
 use crate::{
     call::{Call, CallKind, hash_of_numbers},
     error::GroupError,
-    group::{Group, calling::Calling},
+    group::{
+        Group,
+        calling::{Arrived, Calling},
+    },
     reduction::Reduction,
     schedule::{self, Algorithm, Plan},
 };
@@ -215,12 +218,7 @@ impl<'a> Request<'a> {
         if !is_short || reduction.check(*dtype).is_err() {
             return None;
         }
-        let own: SmallVec<[u8; SHORTEST_BYTES_MAX]> = SmallVec::from_slice(bytes);
-        let how = How { reduction, dtype: *dtype, width: 0 };
-        calling.exchange_at_once(&own, |arrived| {
-            let inputs = in_order_of_ranks(calling, &own, arrived, 0..own.len());
-            how.fold_all(bytes, &inputs)
-        })
+        calling.exchange_at_once(bytes, |into, inputs| Ok(reduction.fold_all(*dtype, into, inputs)?))
     }
 
     fn under_way(self) -> BoxFuture<'a, Result<(), GroupError>> {
@@ -315,12 +313,7 @@ impl How<'_> {
     }
 
     /// Combines the own elements with those that have `arrived` from the others, in the order of the ranks.
-    fn combine(
-        &self,
-        calling: &Calling,
-        bytes: &mut [u8],
-        arrived: &[impl AsRef<[u8]>],
-    ) -> Result<(), GroupError> {
+    fn combine(&self, calling: &Calling, bytes: &mut [u8], arrived: &[Arrived]) -> Result<(), GroupError> {
         let own: SmallVec<[u8; 64]> = SmallVec::from_slice(bytes);
         let inputs = in_order_of_ranks(calling, &own, arrived, 0..own.len());
         self.fold_all(bytes, &inputs)

@@ -50,7 +50,8 @@ struct Kept {
 impl Kept {
     fn of(plan: &Plan) -> Self {
         let exchanges = plan.exchanges.iter().enumerate();
-        let sends = exchanges.flat_map(|(number, exchange)| exchange.send.iter().map(move |send| (number, send)));
+        let sends =
+            exchanges.flat_map(|(number, exchange)| exchange.send.iter().map(move |send| (number, send)));
         let last_sends = sends.map(|(number, (_, range))| (range.clone(), number)).collect();
         Self { messages: Vec::new(), last_sends }
     }
@@ -92,7 +93,9 @@ pub(super) async fn run(
             for (to, range) in &exchange.send {
                 let own = bytes.get(range.start * width..range.end * width).unwrap_or_default();
                 match kept.sent(next, range) {
-                    Some(message) if !calling.is_short(own.len()) => calling.send_tensor(*to, message).await?,
+                    Some(message) if !calling.is_short(own.len()) => {
+                        calling.send_tensor(*to, message).await?
+                    }
                     Some(message) => calling.send(*to, message.bytes()).await?,
                     None => calling.send(*to, own).await?,
                 }

@@ -358,7 +358,7 @@ impl Calling {
     /// The other ranks, beginning with the next one, so that the ranks do not all send to the same one first.
     pub(crate) fn others(&self) -> impl Iterator<Item = usize> + use<> {
         let (rank, size) = (self.rank(), self.size());
-        (1..size).map(move |distance| (rank + distance) % size)
+        (rank + 1..rank + size).map(move |at| if at < size { at } else { at - size })
     }
 
     /// Connects to `rank`. Receives from a rank are requested in the order of their first polls only if it is connected by then.

@@ -14,28 +14,21 @@ use crate::{
     group::CALLS_UNDER_WAY,
 };
 
-/// The notes of a call that were put where the other ranks look.
+/// The notes of a call that were put where the other ranks look, in the order of [`Calling::others`].
 type Exchanges<'notes> = SmallVec<[NoteExchange<'notes>; 1]>;
 
-/// The content of a note that came at once.
-#[derive(Clone)]
-pub(crate) struct ShortArrived(BoxedNote);
-
-impl AsRef<[u8]> for ShortArrived {
-    fn as_ref(&self) -> &[u8] {
-        self.0.bytes().get(HEADER_BYTES..).unwrap_or_default()
-    }
-}
+/// What the other ranks have put.
+type Arrived = SmallVec<[BoxedNote; 1]>;
 
 impl Calling {
-    /// Exchanges `bytes` with all other ranks and completes the call with what `work` makes of theirs, in the order of
-    /// [`others`](Self::others), if it is its turn, and all notes travel in fast boxes and come while this side looks. `None` if the
-    /// call goes on as any other: what was told stays told, and nothing was taken.
-    pub(crate) fn exchange_at_once<T>(
+    /// Exchanges `bytes` with all other ranks and completes the call with `combine`, if it is its turn, and all notes travel in fast
+    /// boxes and come while this side looks. `combine` has the bytes of all ranks, in their order. `None` if the call goes on as any
+    /// other: what was sent stays sent, and nothing was taken.
+    pub(crate) fn exchange_at_once(
         &self,
-        bytes: &[u8],
-        work: impl FnOnce(&[ShortArrived]) -> Result<T, GroupError>,
-    ) -> Option<Result<T, GroupError>> {
+        bytes: &mut [u8],
+        combine: impl FnOnce(&mut [u8], &[&[u8]]) -> Result<(), GroupError>,
+    ) -> Option<Result<(), GroupError>> {
         if self.size() < 2 || self.group.over.get().is_some() || !self.is_turn() {
             return None;
         }
@@ -46,10 +39,9 @@ impl Calling {
         if exchanges.len() + 1 < self.size() {
             return None;
         }
-        let mut arrived: SmallVec<[ShortArrived; 1]> =
-            SmallVec::from_elem(ShortArrived(BoxedNote::EMPTY), exchanges.len());
+        let mut arrived: Arrived = exchanges.iter().map(|_| BoxedNote::EMPTY).collect();
         exchanges.iter_mut().for_each(|exchange| exchange.put(&mut own));
-        if !hear_all(&exchanges, &own, &mut arrived) {
+        if !have_all_come(&exchanges, &own, &mut arrived) {
             tensorwire_testpoints::mark!("a call went on whose notes were put at once");
             drop(exchanges);
             self.others().for_each(|to| {
@@ -62,7 +54,10 @@ impl Calling {
             exchange.take();
         });
         drop(exchanges);
-        Some(self.end(work(&arrived)))
+        // `arrived` begins with the ranks after this one.
+        let (behind, before) = arrived.split_at(self.size() - 1 - self.rank());
+        let inputs = before.iter().chain([&own]).chain(behind).map(content);
+        Some(self.end(combine(bytes, &inputs.collect::<SmallVec<[&[u8]; 8]>>())))
     }
 
     /// Whether the runtime's other tasks should have a turn before the call is exchanged at once.
@@ -78,21 +73,26 @@ impl Calling {
     }
 }
 
+/// The bytes behind the call header.
+fn content(note: &BoxedNote) -> &[u8] {
+    note.bytes().get(HEADER_BYTES..).unwrap_or_default()
+}
+
 /// Whether the notes of all other ranks come while this side looks, each with the same call as `own`, and as long.
-fn hear_all(exchanges: &[NoteExchange<'_>], own: &BoxedNote, arrived: &mut [ShortArrived]) -> bool {
+fn have_all_come(exchanges: &[NoteExchange<'_>], own: &BoxedNote, arrived: &mut Arrived) -> bool {
     let mut left = exchanges.iter().zip(arrived).peekable();
     let mut is_same = true;
-    let mut hear = || {
+    let mut look = || {
         while let Some((exchange, note)) = left.peek_mut() {
-            if !exchange.peek(&mut note.0) {
+            if !exchange.peek(note) {
                 return false;
             }
-            is_same &= note.0.is_like(own, HEADER_BYTES);
+            is_same &= note.is_like(own, HEADER_BYTES);
             left.next();
         }
         true
     };
     // One that sleeps is woken first.
     let may_look = |_: &&NoteExchange<'_>| !exchanges.iter().any(NoteExchange::seems_asleep);
-    (hear() || exchanges.first().filter(may_look).is_some_and(|exchange| exchange.look_for(hear))) && is_same
+    (look() || exchanges.first().filter(may_look).is_some_and(|exchange| exchange.look_for(look))) && is_same
 }
