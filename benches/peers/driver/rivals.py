@@ -19,6 +19,8 @@ PHASES = 3
 COLLECTIVE_PHASES = 2
 # Longest that one program may take beyond the time that it measures.
 SLACK_S = 60
+# How long the distance of two CPUs is measured.
+DISTANCE_MS = 10
 # Adaptive waiting looks while operations follow each other, and is what programs get that set nothing.
 WAIT_OPTIONS = {"look": "adaptive", "sleep": "sleep"}
 
@@ -131,6 +133,13 @@ class Site:
             for other in others:
                 other.kill()
                 other.wait()
+
+    def distance(self):
+        """Seconds that a line of memory takes between two CPUs; None without the program that measures it."""
+        if "bound" not in self.built:
+            return None
+        words = self.run(self.command(["peers-bound", "distance", DISTANCE_MS])).split()
+        return float(words[1]) / int(words[0])
 
     def server(self, command, extra=None):
         return Server(command, self.home, self.environment(extra or {}))

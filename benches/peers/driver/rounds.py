@@ -64,6 +64,8 @@ class Figure:
     rival: str
     seconds: list
     disturbed: int
+    # Seconds that a line of memory took between two CPUs, in these rounds; None if that was not measured.
+    distance: float | None = None
 
     @property
     def median(self):
@@ -92,17 +94,19 @@ def measure_column(task, rivals, site, options, failures):
     rivals = list(rivals)
     while undisturbed < options.rounds and len(measured) < 2 * options.rounds and rivals:
         rivals.append(rivals.pop(0))
-        share, figures = one_round(task, rivals, site, options, failures)
-        measured.append((share, figures))
+        share, figures, distance = one_round(task, rivals, site, options, failures)
+        measured.append((share, figures, distance))
         undisturbed += share <= 1
     measured.sort(key=lambda one: one[0])
     counted = measured[: options.rounds]
-    disturbed = sum(share > 1 for share, _ in counted)
-    names = sorted({name for _, figures in counted for name in figures})
+    disturbed = sum(share > 1 for share, _, _ in counted)
+    names = sorted({name for _, figures, _ in counted for name in figures})
+    distances = [distance for _, _, distance in counted if distance]
+    distance = statistics.median(distances) if distances else None
     results = []
     for name in names:
-        seconds = [figures[name] for _, figures in counted if name in figures]
-        results.append(Figure(task.transport, task.wait, task.column, name, seconds, disturbed))
+        seconds = [figures[name] for _, figures, _ in counted if name in figures]
+        results.append(Figure(task.transport, task.wait, task.column, name, seconds, disturbed, distance))
         print(f"{task.transport} {task.wait} {task.column.name}: {name}: {results[-1].median * 1e6:.3f} µs", file=sys.stderr)
     if disturbed:
         print(f"{task.transport} {task.wait} {task.column.name}: {disturbed} rounds on a busy machine count", file=sys.stderr)
@@ -110,9 +114,9 @@ def measure_column(task, rivals, site, options, failures):
 
 
 def one_round(task, rivals, site, options, failures):
-    """The share of the bounds that others used of the CPU, and the seconds of an operation of each rival. A rival that fails is
-    taken out of the column."""
-    before, figures = machine.CpuTime(), {}
+    """How much was disturbed, as a share of the bounds; the seconds of an operation of each rival; and how far the CPUs were from
+    each other. A rival that fails is taken out of the column."""
+    before, figures, distances = machine.CpuTime(), {}, [site.distance()]
     for rival in list(rivals):
         try:
             figures.update(rival.measure(task, site))
@@ -120,5 +124,9 @@ def one_round(task, rivals, site, options, failures):
             failures.append(f"failed: {task.transport} {task.wait} {task.column.name}: {rival.name}: {failure}")
             print(failures[-1], file=sys.stderr)
             rivals.remove(rival)
+        distances.append(site.distance())
     steal, foreign = machine.CpuTime().since(before)
-    return max(steal / options.steal_max, foreign / options.foreign_max), figures
+    known = [distance for distance in distances if distance]
+    moved = max(known) / min(known) if known else 0
+    share = max(steal / options.steal_max, foreign / options.foreign_max, moved / options.moved_max)
+    return share, figures, statistics.median(known) if known else None

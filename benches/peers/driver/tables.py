@@ -3,19 +3,20 @@
 import datetime
 
 MARKS = ("<!-- bench-peers -->", "<!-- bench-peers: until here -->")
-FIELDS = ["transport", "wait", "column", "bytes", "rival", "seconds", "low", "high", "rounds", "disturbed"]
+FIELDS = ["transport", "wait", "column", "bytes", "rival", "seconds", "low", "high", "rounds", "disturbed", "distance"]
 WAITS = {"look": "looking", "sleep": "asleep"}
 OURS = ("tensorwire", "limit")
 
 
 def data(head, figures):
-    """Tab-separated values below comments that describe the machine. Times are seconds an operation: median, least, most."""
+    """Tab-separated values below comments that describe the machine. Times are seconds an operation: median, least, most. The distance
+    is the time that a line of memory takes between two CPUs; 0 if that is not known."""
     lines = [f"# {datetime.date.today()}"] + [f"# {line}" for line in head] + ["\t".join(FIELDS)]
     for figure in figures:
         bytes_ = 0 if figure.column.is_half else figure.column.bytes
         times = (figure.median, min(figure.seconds), max(figure.seconds))
         cells = [figure.transport, figure.wait, figure.column.name, bytes_, figure.rival, *(f"{time:.4g}" for time in times)]
-        lines.append("\t".join(map(str, [*cells, len(figure.seconds), figure.disturbed])))
+        lines.append("\t".join(map(str, [*cells, len(figure.seconds), figure.disturbed, f"{figure.distance or 0:.3g}"])))
     return "\n".join(lines) + "\n"
 
 

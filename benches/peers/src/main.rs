@@ -4,7 +4,8 @@
 //! Every rival does the same work: 8 bytes go out, and as many bytes as the plan says come back into private memory. What the rival
 //! hands out as a view of shared memory is copied once.
 //!
-//! `bound RANKS BYTES MILLISECONDS` measures what memory allows an all-reduce, in this process alone.
+//! `bound RANKS BYTES MILLISECONDS` measures what memory allows an all-reduce, in this process alone; `distance MILLISECONDS` how far
+//! two CPUs are from each other.
 
 #![forbid(unsafe_code)]
 // The rules of Tensorwire's own code about clocks and tasks: nothing here is simulated.
@@ -25,6 +26,8 @@
 // Tensorwire's.
 #[cfg(feature = "bound")]
 mod bound;
+#[cfg(feature = "bound")]
+mod distance;
 #[cfg(feature = "tonic")]
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/grpc.rs"]
@@ -47,8 +50,13 @@ use plan::{Fault, Figure, Plan};
 
 fn main() -> ExitCode {
     #[cfg(feature = "bound")]
-    if let Some(words) = plan::words_of("bound") {
-        return end(bound::measure(&words).map(|figure| figure.print()));
+    {
+        if let Some(words) = plan::words_of("bound") {
+            return end(bound::measure(&words).map(|figure| figure.print()));
+        }
+        if let Some(words) = plan::words_of("distance") {
+            return end(distance::measure(&words).map(|figure| figure.print()));
+        }
     }
     end(Plan::from_arguments().and_then(|plan| run(&plan)))
 }
