@@ -56,11 +56,15 @@ impl Kept {
         Self { messages: Vec::new(), last_sends }
     }
 
-    /// What exchange `number` sends of `range`, if that was kept. Nothing is kept longer than it is sent.
-    fn sent(&mut self, number: usize, range: &Range<usize>) -> Option<Tensor> {
-        let at = self.messages.iter().position(|(kept, _)| kept == range)?;
-        let is_last = self.last_sends.get(range) == Some(&number);
-        Some(if is_last { self.messages.swap_remove(at).1 } else { self.messages[at].1.clone() })
+    /// The message with exactly the elements of `range`, if there is one.
+    fn message(&self, range: &Range<usize>) -> Option<&Tensor> {
+        self.messages.iter().find(|(kept, _)| kept == range).map(|(_, message)| message)
+    }
+
+    /// Exchange `number` was sent: drops what no later one sends.
+    fn sent(&mut self, number: usize) {
+        let Self { messages, last_sends } = self;
+        messages.retain(|(range, _)| last_sends.get(range).is_some_and(|last| *last > number));
     }
 
     /// Exchange `number` has changed `range`. `message` has its elements.
@@ -68,6 +72,16 @@ impl Kept {
         self.messages.retain(|(kept, _)| kept.end <= range.start || range.end <= kept.start);
         let is_sent = self.last_sends.get(range).is_some_and(|last| *last > number);
         self.messages.extend(message.filter(|_| is_sent).map(|message| (range.clone(), message)));
+    }
+}
+
+/// Sends elements to `to`: those of `message`, if there is one, and otherwise `own`.
+async fn send(calling: &Calling, to: usize, own: &[u8], message: Option<&Tensor>) -> Result<(), GroupError> {
+    match message {
+        // A short one may have to travel with the call header.
+        Some(message) if !calling.is_short(own.len()) => calling.send_tensor(to, message.clone()).await,
+        Some(message) => calling.send(to, message.bytes()).await,
+        None => calling.send(to, own).await,
     }
 }
 
@@ -92,14 +106,9 @@ pub(super) async fn run(
         while let Some((next, exchange)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {
             for (to, range) in &exchange.send {
                 let own = bytes.get(range.start * width..range.end * width).unwrap_or_default();
-                match kept.sent(next, range) {
-                    Some(message) if !calling.is_short(own.len()) => {
-                        calling.send_tensor(*to, message).await?
-                    }
-                    Some(message) => calling.send(*to, message.bytes()).await?,
-                    None => calling.send(*to, own).await?,
-                }
+                send(calling, *to, own, kept.message(range)).await?;
             }
+            kept.sent(next);
         }
         for (_, range, arrival) in &exchange.receive {
             let arrived = incoming.next().await.unwrap_or(Ok(Arrived::EMPTY))?;
@@ -166,8 +175,29 @@ pub(super) fn in_order_of_ranks<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::{AHEAD, may_be_sent};
-    use crate::schedule::{halving_doubling, ring};
+    use super::{AHEAD, Kept, may_be_sent};
+    use crate::schedule::{Exchange, Plan, halving_doubling, ring};
+    use tensorwire_protocol::DataType;
+    use tensorwire_rendezvous::Tensor;
+
+    #[test]
+    fn a_message_is_kept_until_the_last_exchange_that_sends_just_its_elements() {
+        let sends = [vec![], vec![(1, 0..4), (2, 0..4)], vec![(3, 0..4)], vec![(1, 4..6)]];
+        let exchanges = sends.map(|send| Exchange { send, receive: vec![] }).into();
+        let mut kept = Kept::of(&Plan { exchanges });
+        let message = || Some(Tensor::dead(DataType::U8, &[4]).unwrap());
+        kept.changed(0, &(0..4), message());
+        assert!(kept.message(&(0..4)).is_some() && kept.message(&(0..2)).is_none());
+        kept.sent(1);
+        assert!(kept.message(&(0..4)).is_some(), "exchange 2 sends it, too");
+        kept.sent(2);
+        assert!(kept.message(&(0..4)).is_none());
+        kept.changed(0, &(0..4), message());
+        kept.changed(1, &(3..5), message());
+        assert!(kept.messages.is_empty(), "one has changed in part, and no exchange sends just the other");
+        kept.changed(2, &(0..4), message());
+        assert!(kept.messages.is_empty(), "no later exchange sends it");
+    }
 
     #[test]
     fn segments_of_a_ring_are_sent_ahead_and_halves_are_not() {
