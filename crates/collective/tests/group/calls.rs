@@ -18,6 +18,7 @@ over_fabrics! {
     nobody_leaves_a_barrier_before_all_have_come,
     several_calls_are_under_way_at_once,
     short_calls_of_all_lanes_follow_each_other_for_long,
+    short_calls_of_a_lane_keep_their_order_whichever_is_polled_first,
     many_calls_one_after_the_other_keep_nothing,
 }
 
@@ -175,6 +176,26 @@ async fn barrier_of(
     barrier: tensorwire_collective::Collective<()>,
 ) -> Result<(), tensorwire_collective::GroupError> {
     barrier.await
+}
+
+/// The second rank polls the later calls of each lane first: they wait for their turn, though their notes could be exchanged at once.
+async fn short_calls_of_a_lane_keep_their_order_whichever_is_polled_first(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
+    ranks
+        .each(async |group| {
+            group.all_reduce(&mut [0i64]).await.unwrap();
+            for round in 0..20 {
+                let mut values: Vec<_> = (0..48).map(|call| [round * 48 + call]).collect();
+                let mut calls: Vec<_> = values.iter_mut().map(|value| group.all_reduce(value)).collect();
+                if group.rank() == 1 {
+                    calls.reverse();
+                }
+                join_all(calls).await.into_iter().for_each(|done| done.unwrap());
+                assert!((0..).zip(&values).all(|(call, value)| *value == [2 * (round * 48 + call)]));
+            }
+        })
+        .await;
+    ranks.shutdown().await;
 }
 
 async fn many_calls_one_after_the_other_keep_nothing(fabric: FabricKind) {

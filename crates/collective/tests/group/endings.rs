@@ -11,6 +11,7 @@ use super::{Ranks, over_fabrics, ranks, ranks_within};
 over_fabrics! {
     ranks_that_call_different_things_get_an_error_that_names_both,
     ranks_that_give_different_numbers_of_elements_get_an_error,
+    a_short_call_that_differs_is_an_error_also_after_many_that_did_not,
     a_rank_that_does_not_call_is_named_by_the_timeout,
     a_call_that_is_dropped_ends_the_group_for_all,
     a_lost_rank_ends_the_group_for_all,
@@ -54,6 +55,29 @@ async fn ranks_that_give_different_numbers_of_elements_get_an_error(fabric: Fabr
         let errors = ranks.each(async |group| {
             let mut values = vec![1i32; if group.rank() == 2 { count } else { 1 }];
             let reduction = if group.rank() == 2 { reduction.clone() } else { Reduction::Sum };
+            group.all_reduce(&mut values).reduction(reduction).await.unwrap_err()
+        });
+        for error in errors.await {
+            assert!(error.to_string().contains("all ranks must make the same calls"), "{error}");
+        }
+        ranks.shutdown().await;
+    }
+}
+
+/// Once the ranks have met, short calls are exchanged at once where they can be: then the last rank finds what differs in its first
+/// poll.
+async fn a_short_call_that_differs_is_an_error_also_after_many_that_did_not(fabric: FabricKind) {
+    for (size, last_count, last_reduction) in
+        [(2, 1, Reduction::Max), (2, 2, Reduction::Sum), (3, 1, Reduction::Max)]
+    {
+        let ranks = ranks(fabric, size).await;
+        let errors = ranks.each(async |group| {
+            for _ in 0..20 {
+                group.all_reduce(&mut [1i32]).await.unwrap();
+            }
+            let is_last = group.rank() + 1 == size;
+            let mut values = vec![1i32; if is_last { last_count } else { 1 }];
+            let reduction = if is_last { last_reduction.clone() } else { Reduction::Sum };
             group.all_reduce(&mut values).reduction(reduction).await.unwrap_err()
         });
         for error in errors.await {
