@@ -7,6 +7,7 @@ import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -135,11 +136,14 @@ class Site:
                 other.wait()
 
     def distance(self):
-        """Seconds that a line of memory takes between two CPUs; None without the program that measures it."""
+        """Seconds that a line of memory takes between two CPUs; None if that could not be measured."""
         if "bound" not in self.built:
             return None
-        words = self.run(self.command(["peers-bound", "distance", DISTANCE_MS])).split()
-        return float(words[1]) / int(words[0])
+        try:
+            return seconds_in(self.run(self.command(["peers-bound", "distance", DISTANCE_MS])))
+        except Failed as failure:
+            print(f"the distance of the CPUs is not known: {failure}", file=sys.stderr)
+            return None
 
     def server(self, command, extra=None):
         return Server(command, self.home, self.environment(extra or {}))
@@ -177,12 +181,16 @@ def last_line(text):
 
 
 def seconds_of(output, task):
-    """Seconds an operation, from the line `OPERATIONS SECONDS`; half of it where a column is half a round trip."""
+    """Seconds an operation; half of it where a column is half a round trip."""
+    return seconds_in(output) / (2 if task.column.is_half else 1)
+
+
+def seconds_in(output):
+    """Seconds an operation, from the line `OPERATIONS SECONDS`."""
     for line in reversed(output.splitlines()):
         words = line.split()
         if len(words) == 2:
-            seconds = float(words[1]) / int(words[0])
-            return seconds / 2 if task.column.is_half else seconds
+            return float(words[1]) / int(words[0])
     raise Failed("it printed no figure")
 
 

@@ -93,6 +93,7 @@ pub(super) async fn run(
     bytes: &mut [u8],
 ) -> Result<(), GroupError> {
     let width = how.width;
+    let in_bytes = |elements: &Range<usize>| elements.start * width..elements.end * width;
     let receives = plan.exchanges.iter().flat_map(|exchange| exchange.receive.iter());
     let receives: Vec<_> = receives.map(|(from, range, _)| (*from, range.len() * width)).collect();
     for from in receives.iter().map(|(from, _)| *from).collect::<BTreeSet<_>>() {
@@ -105,14 +106,14 @@ pub(super) async fn run(
     for (number, exchange) in plan.exchanges.iter().enumerate() {
         while let Some((next, exchange)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {
             for (to, range) in &exchange.send {
-                let own = bytes.get(range.start * width..range.end * width).unwrap_or_default();
+                let own = bytes.get(in_bytes(range)).unwrap_or_default();
                 send(calling, *to, own, kept.message(range)).await?;
             }
             kept.sent(next);
         }
         for (_, range, arrival) in &exchange.receive {
             let arrived = incoming.next().await.unwrap_or(Ok(Arrived::EMPTY))?;
-            let own = bytes.get_mut(range.start * width..range.end * width).unwrap_or_default();
+            let own = bytes.get_mut(in_bytes(range)).unwrap_or_default();
             let message = match arrival {
                 Arrival::Fold => {
                     how.reduction.fold(how.dtype, own, arrived.bytes())?;
@@ -167,8 +168,7 @@ pub(super) fn in_order_of_ranks<'a>(
     arrived: &'a [impl AsRef<[u8]>],
     at: Range<usize>,
 ) -> SmallVec<[&'a [u8]; 8]> {
-    // `arrived` begins with the ranks after this one.
-    let (behind, before) = arrived.split_at(calling.size() - 1 - calling.rank());
+    let (before, behind) = calling.before_and_behind(arrived);
     let all = before.iter().map(AsRef::as_ref).chain([own]).chain(behind.iter().map(AsRef::as_ref));
     all.map(|bytes| bytes.get(at.clone()).unwrap_or_default()).collect()
 }

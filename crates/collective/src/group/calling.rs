@@ -361,6 +361,13 @@ impl Calling {
         (rank + 1..rank + size).map(move |at| if at < size { at } else { at - size })
     }
 
+    /// What came from the ranks before this one, and from those behind it. `arrived` has an item for each of the
+    /// [others](Self::others), in their order.
+    pub(crate) fn before_and_behind<'a, T>(&self, arrived: &'a [T]) -> (&'a [T], &'a [T]) {
+        let (behind, before) = arrived.split_at(self.size() - 1 - self.rank());
+        (before, behind)
+    }
+
     /// Connects to `rank`. Receives from a rank are requested in the order of their first polls only if it is connected by then.
     pub(crate) async fn connect(&self, rank: usize) -> Result<(), GroupError> {
         let connected = self.peer(rank)?.connect().await;

@@ -46,7 +46,7 @@ pub struct Notes {
     /// Where short notes travel between workers of one host.
     boxes: Option<ChannelBoxes>,
     /// Of each lane that has boxes.
-    wakes: [Arc<WakesInLine>; fast_boxes::LANES],
+    wakes: Arc<[WakesInLine; fast_boxes::LANES]>,
 }
 
 /// Wake-ups of a lane that have no room yet: one task sends a message for all of them. So a peer that takes no messages, and says
@@ -102,8 +102,7 @@ impl Peer {
             return Err(refused("channel", channel.to_string(), remedy.to_owned()));
         }
         let boxes = connection.fast_boxes.as_ref().and_then(|boxes| boxes.open(channel, lanes));
-        let wakes = std::array::from_fn(|_| Arc::default());
-        Ok(Notes { peer: self.clone(), connection, channel, boxes, wakes })
+        Ok(Notes { peer: self.clone(), connection, channel, boxes, wakes: Arc::default() })
     }
 }
 
@@ -162,11 +161,12 @@ impl Notes {
         if self.connection.protocol.send_note_now(&wake_up).is_some() {
             return;
         }
-        let Some(wakes) = self.wakes.get(usize::from(lane)).filter(|wakes| wakes.add()).cloned() else {
+        if !self.wakes.get(usize::from(lane)).is_some_and(WakesInLine::add) {
             return;
-        };
-        let connection = self.connection.clone();
+        }
+        let (connection, wakes) = (self.connection.clone(), self.wakes.clone());
         let woken = async move {
+            let Some(wakes) = wakes.get(usize::from(lane)) else { return };
             let mut count = wakes.count();
             // After an error the connection is over, and wakes whoever waits.
             while connection.protocol.send_note(wake_up.clone()).await.is_ok() && wakes.are_left_after(count)

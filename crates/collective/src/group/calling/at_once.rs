@@ -54,8 +54,7 @@ impl Calling {
             exchange.take();
         });
         drop(exchanges);
-        // `arrived` begins with the ranks after this one.
-        let (behind, before) = arrived.split_at(self.size() - 1 - self.rank());
+        let (before, behind) = self.before_and_behind(&arrived);
         let inputs = before.iter().chain([&own]).chain(behind).map(content);
         Some(self.end(combine(bytes, &inputs.collect::<SmallVec<[&[u8]; 8]>>())))
     }
