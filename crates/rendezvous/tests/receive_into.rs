@@ -45,8 +45,11 @@ struct Two {
 impl Two {
     async fn start(case: Case) -> Self {
         let Case { kind, validation, trust } = case;
-        let builder =
-            |name| over(Worker::builder(name), kind).validation(validation).timeout(patient(LIMIT * 60));
+        // All that a test allocates is in one block: of another one, the peer would not know the region yet.
+        let builder = |name| {
+            let builder = over(Worker::builder(name), kind).memory(|memory| memory.block_bytes = 16 << 20);
+            builder.validation(validation).timeout(patient(LIMIT * 60))
+        };
         let (server, client) = (builder(SERVER), builder(CLIENT).trust(trust));
         let (server, client) = (server.start().await.unwrap(), client.start().await.unwrap());
         let peer = client.peer_at(server.address()).await.unwrap();

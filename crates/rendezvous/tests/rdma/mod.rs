@@ -27,8 +27,12 @@ pub enum End {
     Right,
 }
 
+/// The blocks in which most tests allocate memory: to make those of 16 MiB, as by default, takes longer than most tests.
+const BLOCK_BYTES: usize = 1 << 20;
+
 /// `builder` over `kind`, and nothing else; over verbs at `end`.
 pub fn over_at(builder: WorkerBuilder, kind: FabricKind, end: End) -> WorkerBuilder {
+    let builder = builder.memory(|memory| memory.block_bytes = BLOCK_BYTES);
     builder.require(kind).rdma(|rdma| *rdma = device_at(end))
 }
 
