@@ -4,6 +4,7 @@ mod numbers;
 
 use std::{fmt, sync::Arc};
 
+use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use tensorwire_protocol::DataType;
 
 use self::numbers::{Operation, combine, divide, fold, fold_halves, is_half};
@@ -190,7 +191,8 @@ impl Reduction {
         match (self.operation(), parts.next()) {
             (Ok(operation), Some(second)) => combine(operation, dtype, block, Some(first), second),
             (_, second) => {
-                block.iter_mut().zip(first).for_each(|(target, byte)| *target = *byte);
+                let length = block.len().min(first.len());
+                copy_bytes(&mut block[..length], &first[..length], CopyReason::Local);
                 second.map_or(Ok(()), |second| self.fold(dtype, block, second))?;
             }
         }
