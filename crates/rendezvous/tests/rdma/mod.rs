@@ -30,7 +30,7 @@ pub enum End {
 /// The blocks in which most tests allocate memory: to make those of 16 MiB, as by default, takes longer than most tests.
 const BLOCK_BYTES: usize = 1 << 20;
 
-/// `builder` over `kind`, and nothing else; over verbs at `end`.
+/// `builder` over `kind`, and nothing else; over verbs at `end`. It allocates memory in small blocks.
 pub fn over_at(builder: WorkerBuilder, kind: FabricKind, end: End) -> WorkerBuilder {
     let builder = builder.memory(|memory| memory.block_bytes = BLOCK_BYTES);
     builder.require(kind).rdma(|rdma| *rdma = device_at(end))

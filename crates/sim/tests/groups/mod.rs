@@ -251,13 +251,13 @@ type Running<T> = fn(u64, Option<&Plan>) -> Result<Ended<T>, Box<Failure>>;
 /// may miss by chance, and each commit begins with others.
 const TRIES: u64 = 16;
 
-/// Runs the seeds that the environment names, or the first `seeds` and as many again until `is_all` holds, and gives how each ended to
-/// `ended`. Fewer seeds than `seeds` need not reach anything.
-fn each_seed<T: fmt::Debug + PartialEq>(
+/// Runs the seeds that the environment names, or the first `seeds` and as many again until they have reached all, and adds up how they
+/// ended. Fewer seeds than `seeds` need not reach anything.
+fn each_seed<T: fmt::Debug + PartialEq, R: fmt::Debug + Default + Send>(
     seeds: u64,
     run: Running<T>,
-    ended: impl Fn(&Ended<T>) + Sync,
-    is_all: impl Fn() -> bool,
+    add: impl Fn(&mut R, &Ended<T>) + Sync,
+    is_all: impl Fn(&mut R) -> bool,
 ) {
     if let Some(seed) = number("SIM_SEED") {
         eprintln!(
@@ -267,15 +267,20 @@ fn each_seed<T: fmt::Debug + PartialEq>(
         return;
     }
     let (from, given) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(seeds));
+    let reached = Mutex::new(R::default());
     for at in 0..TRIES {
         let from = from.wrapping_add(at * given);
-        for_each_below(given, |index| ended(&check(from.wrapping_add(index), run).unwrap()));
-        eprintln!("{given} seeds from {from}, twice each");
-        if given < seeds || is_all() {
+        for_each_below(given, |index| {
+            let ended = check(from.wrapping_add(index), run).unwrap();
+            add(&mut reached.lock().unwrap(), &ended);
+        });
+        let mut reached = reached.lock().unwrap();
+        eprintln!("{given} seeds from {from}, twice each: {reached:?}");
+        if given < seeds || is_all(&mut reached) {
             return;
         }
     }
-    panic!("{} seeds did not reach what some must reach", TRIES * given);
+    panic!("{} seeds did not reach what some must reach: {reached:?}", TRIES * given);
 }
 
 /// What some seed must have come to, or the scenario has gone blind.
@@ -311,13 +316,7 @@ impl Reached {
 
 #[test]
 fn every_group_keeps_every_promise_twice() {
-    let reached = Mutex::new(Reached::default());
-    let is_all = || {
-        let reached = reached.lock().unwrap();
-        eprintln!("{reached:?}");
-        reached.is_all()
-    };
-    each_seed(SEEDS, run, |ended| reached.lock().unwrap().add(ended), is_all);
+    each_seed(SEEDS, run, Reached::add, |reached| reached.is_all());
 }
 
 /// Calls under way together stood still: a message in line was that of a receive which its call does not poll while it sends.

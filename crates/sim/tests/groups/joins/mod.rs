@@ -204,12 +204,13 @@ async fn calm(scene: &Scene, left: &[Rank]) {
 
 #[test]
 fn groups_that_grow_and_shrink_keep_every_promise_twice() {
-    let reached = Mutex::new(Reached::default());
-    let is_all = || {
-        let mut reached = reached.lock().unwrap();
-        eprintln!("{reached:?}");
-        let [most @ .., _left_out, _no_majority] = reached.counts();
-        most.into_iter().all(|count| *count > 0)
-    };
-    each_seed(SEEDS, run, |(_, ended)| reached.lock().unwrap().add(*ended), is_all);
+    each_seed(
+        SEEDS,
+        run,
+        |reached: &mut Reached, (_, ended)| reached.add(*ended),
+        |reached| {
+            let [most @ .., _left_out, _no_majority] = reached.counts();
+            most.into_iter().all(|count| *count > 0)
+        },
+    );
 }

@@ -230,11 +230,10 @@ fn receipts_are_not_taken_for_those_of_messages_that_were_given_up() {
 
 #[test]
 fn pairs_keep_every_promise_twice() {
-    let reached = Mutex::new(Reached::default());
-    let is_all = || {
-        let mut reached = reached.lock().unwrap();
-        eprintln!("{reached:?}");
-        reached.counts().into_iter().all(|count| *count > 0)
-    };
-    each_seed(SEEDS, run, |(_, ended)| reached.lock().unwrap().add(*ended), is_all);
+    each_seed(
+        SEEDS,
+        run,
+        |reached: &mut Reached, (_, ended)| reached.add(*ended),
+        |reached| reached.counts().into_iter().all(|count| *count > 0),
+    );
 }
