@@ -10,7 +10,6 @@
 //! | [`pair`] | sends, receives and shared memory between two ranks |
 //! | [`reduction`] | how elements are combined |
 //! | [`schedule`] | which rank sends which part of a value to which other, and when |
-//! | [`schedule`] | who sends which part of a value to whom, and when |
 
 #![forbid(unsafe_code)]
 

@@ -114,6 +114,14 @@ impl ShmFabric {
         self
     }
 
+    /// Shares memory only with fabrics that have the same name (default: none), as if the others were on other hosts. Tests and
+    /// benchmarks of several hosts use it on one.
+    #[must_use]
+    pub fn with_host(mut self, name: &str) -> Self {
+        self.reach.extend_from_slice(format!(":host {name}").as_bytes());
+        self
+    }
+
     /// How drivers wait. At most one driver of this fabric spins at a time; clones of connections share theirs.
     #[must_use]
     pub fn with_wait(mut self, wait: Wait) -> Self {

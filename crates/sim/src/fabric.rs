@@ -27,11 +27,13 @@ pub struct SimFabric {
     shared: Arc<Shared>,
     node: NodeId,
     kind: FabricKind,
+    /// It reaches only fabrics of the same host.
+    host: usize,
 }
 
 impl SimFabric {
-    pub(crate) fn new(shared: Arc<Shared>, node: NodeId, kind: FabricKind) -> Self {
-        Self { shared, node, kind }
+    pub(crate) fn new(shared: Arc<Shared>, node: NodeId, kind: FabricKind, host: usize) -> Self {
+        Self { shared, node, kind, host }
     }
 }
 
@@ -45,7 +47,7 @@ impl Fabric for SimFabric {
     }
 
     fn reach(&self) -> Vec<u8> {
-        self.shared.seed.to_le_bytes().to_vec()
+        [self.shared.seed, self.host as u64].map(u64::to_le_bytes).concat()
     }
 
     fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {

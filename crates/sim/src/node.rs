@@ -51,7 +51,12 @@ impl Node {
     /// A fabric of the node that simulates one of `kind`, on a device of its own: with two kinds there are two paths to a
     /// peer.
     pub fn fabric_as(&self, kind: FabricKind) -> Arc<SimFabric> {
-        Arc::new(SimFabric::new(self.shared.clone(), self.id, kind))
+        self.fabric_on_host(kind, 0)
+    }
+
+    /// As [`fabric_as`](Self::fabric_as), but it reaches only those of the same host.
+    pub fn fabric_on_host(&self, kind: FabricKind, host: usize) -> Arc<SimFabric> {
+        Arc::new(SimFabric::new(self.shared.clone(), self.id, kind, host))
     }
 
     /// Its control plane. Listens from the first call on; use one per node.

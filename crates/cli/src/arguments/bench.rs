@@ -301,6 +301,9 @@ pub(crate) enum AlgorithmChoice {
     HalvingDoubling,
     /// As `halving-doubling`, among more than two at a time.
     Bcube,
+    /// Within each host, then around a ring of hosts. The ranks that are measured are on one host over shared memory, and each on
+    /// a host of its own over other fabrics.
+    Hierarchical,
 }
 
 impl AlgorithmChoice {
@@ -311,6 +314,7 @@ impl AlgorithmChoice {
             Self::Ring => Algorithm::Ring,
             Self::HalvingDoubling => Algorithm::HalvingDoubling,
             Self::Bcube => Algorithm::Bcube,
+            Self::Hierarchical => Algorithm::Hierarchical,
         }
     }
 }

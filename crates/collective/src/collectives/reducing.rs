@@ -152,8 +152,8 @@ impl<'a> Reducing<'a> {
         self.changed(|request| request.reduction = reduction)
     }
 
-    /// The algorithm of an all-reduce, the same on all ranks; other calls ignore it. Default: chosen by the number of bytes and
-    /// ranks, and whether all are on one host.
+    /// The algorithm of an all-reduce, the same on all ranks; other calls ignore it. Default:
+    /// [`Group::default_algorithm`].
     pub fn algorithm(self, algorithm: Algorithm) -> Self {
         self.changed(|request| request.algorithm = Some(algorithm))
     }
@@ -200,7 +200,7 @@ impl<'a> Request<'a> {
     /// Sets what the call header says.
     fn choose(&mut self) {
         let Self { calling, bytes, reduction, algorithm, counts, .. } = self;
-        let chosen = algorithm.unwrap_or_else(|| default_algorithm(calling, bytes.len()));
+        let chosen = algorithm.unwrap_or_else(|| calling.default_algorithm(bytes.len()));
         *algorithm = Some(chosen);
         calling.call.reduction = reduction.number();
         calling.call.algorithm = if calling.call.kind == CallKind::AllReduce { chosen as u8 } else { 0 };
@@ -223,7 +223,7 @@ impl<'a> Request<'a> {
 
     fn under_way(self) -> BoxFuture<'a, Result<(), GroupError>> {
         let Self { calling, bytes, dtype, reduction, algorithm, counts } = self;
-        let algorithm = algorithm.unwrap_or_else(|| default_algorithm(&calling, bytes.len()));
+        let algorithm = algorithm.unwrap_or_else(|| calling.default_algorithm(bytes.len()));
         let is_all_reduce = calling.call.kind == CallKind::AllReduce;
         let width = (dtype.bits() / 8) as usize;
         Box::pin(async move {
@@ -240,15 +240,6 @@ impl<'a> Request<'a> {
             };
             calling.complete(opens_with_neighbours, work).await
         })
-    }
-}
-
-/// Depends only on what is the same on all ranks.
-pub(super) fn default_algorithm(calling: &Calling, bytes: usize) -> Algorithm {
-    match schedule::choose(calling.size(), bytes) {
-        Algorithm::Exchange => Algorithm::Exchange,
-        _ if calling.is_on_one_host() => Algorithm::Views,
-        other => other,
     }
 }
 
@@ -282,7 +273,7 @@ impl How<'_> {
             Algorithm::Views => views::all_reduce(calling, self, bytes).await,
             _ => {
                 let count = bytes.len() / self.width;
-                let plan = schedule::plan(algorithm, calling.rank(), calling.size(), count, self.width);
+                let plan = schedule::plan(algorithm, calling.rank(), calling.hosts(), count, self.width);
                 self.run(calling, &plan.unwrap_or_default(), bytes).await
             }
         }

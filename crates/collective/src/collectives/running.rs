@@ -75,14 +75,28 @@ impl Kept {
     }
 }
 
-/// Sends elements to `to`: those of `message`, if there is one, and otherwise `own`.
-async fn send(calling: &Calling, to: usize, own: &[u8], message: Option<&Tensor>) -> Result<(), GroupError> {
-    match message {
-        // A short one may have to travel with the call header.
-        Some(message) if !calling.is_short(own.len()) => calling.send_tensor(to, message.clone()).await,
-        Some(message) => calling.send(to, message.bytes()).await,
-        None => calling.send(to, own).await,
+/// Sends elements to several ranks: those of `message`, if there is one, and otherwise one copy of `own`.
+async fn send(
+    calling: &Calling,
+    sends: &[(usize, Range<usize>)],
+    own: &[u8],
+    message: Option<&Tensor>,
+) -> Result<(), GroupError> {
+    // A short one may have to travel with the call header.
+    if calling.is_short(own.len()) {
+        for (to, _) in sends {
+            calling.send(*to, message.map_or(own, Tensor::bytes)).await?;
+        }
+        return Ok(());
     }
+    let message = match message {
+        Some(message) => message.clone(),
+        None => calling.message(own, false).await?,
+    };
+    for (to, _) in sends {
+        calling.send_tensor(*to, message.clone()).await?;
+    }
+    Ok(())
 }
 
 /// Runs `plan` on `bytes`, the elements of a call.
@@ -105,9 +119,10 @@ pub(super) async fn run(
     let mut unsent = plan.exchanges.iter().enumerate().peekable();
     for (number, exchange) in plan.exchanges.iter().enumerate() {
         while let Some((next, exchange)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {
-            for (to, range) in &exchange.send {
-                let own = bytes.get(in_bytes(range)).unwrap_or_default();
-                send(calling, *to, own, kept.message(range)).await?;
+            for sends in exchange.send.chunk_by(|(_, one), (_, other)| one == other) {
+                let own = sends.first().and_then(|(_, range)| bytes.get(in_bytes(range)));
+                let kept = sends.first().and_then(|(_, range)| kept.message(range));
+                send(calling, sends, own.unwrap_or_default(), kept).await?;
             }
             kept.sent(next);
         }

@@ -10,7 +10,7 @@ use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, WorkerError};
 use tensorwire_verbs_reactor::BoxFuture;
 
-use super::{how::How, reducing::default_algorithm, views};
+use super::{how::How, views};
 use crate::{
     call::{Call, CallKind, hash_of_numbers},
     error::GroupError,
@@ -83,7 +83,7 @@ impl ReducingTensors {
         self
     }
 
-    /// The algorithm, the same on all ranks. Default: chosen by the number of bytes and ranks, and whether all are on one host.
+    /// The algorithm, the same on all ranks. Default: [`Group::default_algorithm`].
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
         self.algorithm = Some(algorithm);
         self
@@ -103,7 +103,7 @@ impl IntoFuture for ReducingTensors {
     fn into_future(self) -> Self::IntoFuture {
         let Self { mut calling, inputs, reduction, algorithm } = self;
         let bytes = inputs.first().map_or(0, |input| input.bytes().len());
-        let algorithm = algorithm.unwrap_or_else(|| default_algorithm(&calling, bytes));
+        let algorithm = algorithm.unwrap_or_else(|| calling.default_algorithm(bytes));
         calling.call.reduction = reduction.number();
         calling.call.algorithm = algorithm as u8;
         Box::pin(async move {

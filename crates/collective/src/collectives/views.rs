@@ -102,7 +102,7 @@ async fn combine(
 }
 
 async fn begin(calling: &Calling) -> Result<(), GroupError> {
-    if !calling.is_on_one_host() {
+    if calling.hosts().len() > 1 {
         return Err(GroupError::Argument {
             field: "algorithm",
             value: Algorithm::Views.to_string(),

@@ -37,6 +37,7 @@ use super::{CALLS_UNDER_WAY, Group, GroupState, channels::decode_end};
 use crate::{
     call::{Call, CallKind, HEADER_BYTES},
     error::GroupError,
+    schedule::Algorithm,
 };
 
 /// Indices of `Lane::keys`.
@@ -144,8 +145,13 @@ impl Calling {
         self.limit = limit;
     }
 
-    pub(crate) fn is_on_one_host(&self) -> bool {
-        self.group.is_on_one_host
+    /// The ranks on each host.
+    pub(crate) fn hosts(&self) -> &[Vec<usize>] {
+        &self.group.hosts
+    }
+
+    pub(crate) fn default_algorithm(&self, bytes: usize) -> Algorithm {
+        self.group.default_algorithm(bytes)
     }
 
     pub(crate) fn rank(&self) -> usize {

@@ -1,5 +1,7 @@
 //! The record of a rank in the store.
 
+use std::collections::HashMap;
+
 use tensorwire_rendezvous::Worker;
 use tensorwire_verbs_reactor::FabricKind;
 
@@ -66,11 +68,20 @@ impl Member {
     }
 }
 
-/// Whether all members reach one another by shared memory.
-pub(crate) fn are_on_one_host(members: &[Member]) -> bool {
-    let mut hosts = members.iter().map(|member| member.host.as_str());
-    let first = hosts.next().unwrap_or_default();
-    !first.is_empty() && hosts.all(|host| host == first)
+/// The ranks on each host. Ranks are on one host if they reach each other by shared memory. A rank that offers none is on a host of
+/// its own. Hosts are in the order of their first ranks, so that they are the same on all ranks.
+pub(crate) fn hosts(members: &[Member]) -> Vec<Vec<usize>> {
+    let mut hosts: Vec<Vec<usize>> = Vec::new();
+    let mut shared = HashMap::new();
+    for (rank, member) in members.iter().enumerate() {
+        let next = hosts.len();
+        let host = if member.host.is_empty() { next } else { *shared.entry(&member.host).or_insert(next) };
+        match hosts.get_mut(host) {
+            Some(ranks) => ranks.push(rank),
+            None => hosts.push(vec![rank]),
+        }
+    }
+    hosts
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
@@ -100,9 +111,9 @@ mod tests {
     }
 
     #[test]
-    fn members_without_shared_memory_are_on_no_host() {
-        assert!(are_on_one_host(&[member("a"), member("a")]));
-        assert!(!are_on_one_host(&[member("a"), member("b")]));
-        assert!(!are_on_one_host(&[member(""), member("")]));
+    fn members_that_share_memory_are_on_one_host() {
+        let of = |reaches: &[&str]| hosts(&reaches.iter().map(|reach| member(reach)).collect::<Vec<_>>());
+        assert_eq!(of(&["a", "a"]), [vec![0, 1]]);
+        assert_eq!(of(&["b", "a", "b", "", "a", ""]), [vec![0, 2], vec![1, 4], vec![3], vec![5]]);
     }
 }

@@ -34,7 +34,12 @@ use self::{
     agreeing::OwnRegister, channels::Channels, joining::Identity, member::Member, register::Roster,
     regrouping::Following,
 };
-use crate::{call::Call, error::GroupError, pair::Pairs};
+use crate::{
+    call::Call,
+    error::GroupError,
+    pair::Pairs,
+    schedule::{self, Algorithm},
+};
 
 /// How many calls of one group may be in progress at a time on a rank. A further call waits for the one that is this many before
 /// it.
@@ -67,7 +72,8 @@ pub(crate) struct GroupState {
     members: Vec<Member>,
     /// One for each member. That of this rank is its own worker.
     peers: Vec<Peer>,
-    is_on_one_host: bool,
+    /// The ranks on each host.
+    hosts: Vec<Vec<usize>>,
     step: Step,
     /// Sends and receives between pairs of ranks, outside the calls. The user's buffers may outlive the group.
     pub(crate) pairs: Arc<Pairs>,
@@ -197,9 +203,16 @@ impl Group {
         self.state.members.iter().map(|member| member.worker.as_str())
     }
 
-    /// Whether all ranks reach one another over shared memory.
-    pub fn is_on_one_host(&self) -> bool {
-        self.state.is_on_one_host
+    /// The ranks on each host, the same on all ranks: those that reach one another over shared memory. A worker that does not offer
+    /// it is on a host of its own.
+    pub fn hosts(&self) -> &[Vec<usize>] {
+        &self.state.hosts
+    }
+
+    /// The algorithm of an [`all_reduce`](Self::all_reduce) of `bytes` bytes that names none. It depends on the number of ranks and
+    /// on their [`hosts`](Self::hosts).
+    pub fn default_algorithm(&self, bytes: usize) -> Algorithm {
+        self.state.default_algorithm(bytes)
     }
 
     /// Why the group is over, if it is.
@@ -269,7 +282,7 @@ impl GroupState {
         members: Vec<Member>,
         peers: Vec<Peer>,
     ) -> Self {
-        let is_on_one_host = member::are_on_one_host(&members);
+        let hosts = member::hosts(&members);
         let step = worker.step(identity.step());
         let register = Arc::new(OwnRegister::new(worker, &identity));
         let pairs = Arc::new(Pairs::new(worker, &peers, rank, identity.step(), identity.limit));
@@ -279,7 +292,7 @@ impl GroupState {
             rank,
             members,
             peers,
-            is_on_one_host,
+            hosts,
             step,
             pairs,
             next_call: AtomicU64::new(0),
@@ -301,6 +314,10 @@ impl GroupState {
 
     pub(crate) fn size(&self) -> usize {
         self.members.len()
+    }
+
+    pub(crate) fn default_algorithm(&self, bytes: usize) -> Algorithm {
+        schedule::choose(self.size(), self.hosts.len(), bytes)
     }
 
     /// The members of the next generation.

@@ -34,11 +34,17 @@ pub enum Algorithm {
     /// `2·log P` steps to the base of the ranks in a step, `2·S·(P-1)/P` bytes. For ranks with several links, all of which are
     /// busy in one step, and for numbers of ranks that are not a power of two.
     Bcube = 5,
+    /// The ranks of each host combine, then the hosts in a ring: see [`hierarchical`](super::hierarchical).
+    ///
+    /// `2·H` steps for `H` hosts, of which `2` are within hosts. A host sends `2·S·(H-1)/H` bytes, which is the minimum, and uses a
+    /// connection for each of its ranks at the same time. For long values of several ranks on each of several hosts.
+    Hierarchical = 6,
 }
 
 impl Algorithm {
     /// All algorithms, in the order of their numbers.
-    pub const ALL: [Self; 5] = [Self::Exchange, Self::Views, Self::Ring, Self::HalvingDoubling, Self::Bcube];
+    pub const ALL: [Self; 6] =
+        [Self::Exchange, Self::Views, Self::Ring, Self::HalvingDoubling, Self::Bcube, Self::Hierarchical];
 
     /// The algorithm with this number. Ranks compare these numbers.
     pub(crate) fn of_number(number: u8) -> Option<Self> {
@@ -54,6 +60,7 @@ impl fmt::Display for Algorithm {
             Self::Ring => "ring",
             Self::HalvingDoubling => "halving_doubling",
             Self::Bcube => "bcube",
+            Self::Hierarchical => "hierarchical",
         })
     }
 }

@@ -1,6 +1,6 @@
 use std::ops::Range;
 
-use super::{Algorithm, Plan, bcube, halving_doubling, parts, ring, tree};
+use super::{Algorithm, Plan, bcube, halving_doubling, hierarchical, parts, ring, tree};
 
 /// A value up to this size travels in one message beside its header. Above it, each of the `size-1` copies that
 /// [`Algorithm::Exchange`] sends costs more than the steps that it saves.
@@ -26,33 +26,38 @@ const VIEW_SEGMENT_BYTES: usize = 2 << 20;
 /// halve the steps of pairs, and most hosts have no more than three links for the three peers of a step.
 const BCUBE_BASE: usize = 4;
 
-/// The default algorithm for an all-reduce of `bytes` bytes among `size` ranks that may be on several hosts. The same on all
-/// ranks.
+/// The default algorithm for an all-reduce of `bytes` bytes among `size` ranks on `hosts` hosts. The same on all ranks.
 #[must_use]
-pub fn choose(size: usize, bytes: usize) -> Algorithm {
+pub fn choose(size: usize, hosts: usize, bytes: usize) -> Algorithm {
     if bytes <= EXCHANGE_BYTES_MAX && size <= EXCHANGE_RANKS_MAX {
         Algorithm::Exchange
+    } else if hosts == 1 {
+        Algorithm::Views
     } else if bytes <= HALVING_DOUBLING_BYTES_MAX {
         Algorithm::HalvingDoubling
-    } else {
+    } else if hosts == size {
         Algorithm::Ring
+    } else {
+        Algorithm::Hierarchical
     }
 }
 
-/// The plan of `rank` for an all-reduce of `count` elements of `width` bytes. `None` for [`Algorithm::Exchange`] and
-/// [`Algorithm::Views`], which use no plan.
+/// The plan of `rank` for an all-reduce of `count` elements of `width` bytes among the ranks of `hosts`. `None` for
+/// [`Algorithm::Exchange`] and [`Algorithm::Views`], which use no plan.
 pub(crate) fn plan(
     algorithm: Algorithm,
     rank: usize,
-    size: usize,
+    hosts: &[Vec<usize>],
     count: usize,
     width: usize,
 ) -> Option<Plan> {
+    let (size, segment) = (hosts.iter().map(Vec::len).sum(), SEGMENT_BYTES / width.max(1));
     match algorithm {
         Algorithm::Exchange | Algorithm::Views => None,
-        Algorithm::Ring => Some(ring::all_reduce(rank, size, count, SEGMENT_BYTES / width.max(1))),
+        Algorithm::Ring => Some(ring::all_reduce(rank, size, count, segment)),
         Algorithm::HalvingDoubling => Some(halving_doubling::all_reduce(rank, size, count)),
         Algorithm::Bcube => Some(bcube::all_reduce(rank, size, count, BCUBE_BASE)),
+        Algorithm::Hierarchical => Some(hierarchical::all_reduce(rank, hosts, count, segment)),
     }
 }
 
@@ -78,22 +83,25 @@ pub(crate) fn reduce_plan(rank: usize, size: usize, count: usize, width: usize, 
 #[cfg(test)]
 mod tests {
     use super::{Algorithm, VIEW_SEGMENT_BYTES, choose, plan, view_segments};
-    use crate::schedule::{bcube, halving_doubling, ring};
+    use crate::schedule::{bcube, halving_doubling, hierarchical, ring};
 
     #[test]
     fn a_plan_is_that_of_its_algorithm() {
-        let of = |algorithm| plan(algorithm, 3, 6, 1_000_000, 4);
+        let hosts = [vec![0, 1, 2], vec![3, 4, 5]];
+        let of = |algorithm| plan(algorithm, 3, &hosts, 1_000_000, 4);
         assert_eq!(of(Algorithm::Exchange), None);
         assert_eq!(of(Algorithm::Views), None);
         assert_eq!(of(Algorithm::Ring), Some(ring::all_reduce(3, 6, 1_000_000, 65_536)));
         assert_eq!(of(Algorithm::HalvingDoubling), Some(halving_doubling::all_reduce(3, 6, 1_000_000)));
         assert_eq!(of(Algorithm::Bcube), Some(bcube::all_reduce(3, 6, 1_000_000, 4)));
+        let two_levels = hierarchical::all_reduce(3, &hosts, 1_000_000, 65_536);
+        assert_eq!(of(Algorithm::Hierarchical), Some(two_levels));
     }
 
     #[test]
     fn a_segment_of_the_ring_has_256_kib_whatever_its_elements() {
         for width in [1, 2, 4, 8, 16] {
-            let plan = plan(Algorithm::Ring, 0, 2, 1 << 22, width).unwrap();
+            let plan = plan(Algorithm::Ring, 0, &[vec![0], vec![1]], 1 << 22, width).unwrap();
             assert_eq!(plan.exchanges[0].send[0].1.len() * width, 256 << 10);
         }
     }
@@ -115,11 +123,21 @@ mod tests {
 
     #[test]
     fn short_values_are_exchanged_in_small_groups_and_long_ones_go_around() {
-        assert_eq!(choose(8, 2048), Algorithm::Exchange);
-        assert_eq!(choose(9, 2048), Algorithm::HalvingDoubling);
-        assert_eq!(choose(8, 2049), Algorithm::HalvingDoubling);
-        assert_eq!(choose(2, 256 << 10), Algorithm::HalvingDoubling);
-        assert_eq!(choose(2, (256 << 10) + 1), Algorithm::Ring);
-        assert_eq!(choose(1000, usize::MAX), Algorithm::Ring);
+        assert_eq!(choose(8, 8, 2048), Algorithm::Exchange);
+        assert_eq!(choose(9, 9, 2048), Algorithm::HalvingDoubling);
+        assert_eq!(choose(8, 8, 2049), Algorithm::HalvingDoubling);
+        assert_eq!(choose(2, 2, 256 << 10), Algorithm::HalvingDoubling);
+        assert_eq!(choose(2, 2, (256 << 10) + 1), Algorithm::Ring);
+        assert_eq!(choose(1000, 1000, usize::MAX), Algorithm::Ring);
+    }
+
+    #[test]
+    fn ranks_that_share_a_host_use_its_memory() {
+        assert_eq!(choose(8, 1, 2048), Algorithm::Exchange);
+        assert_eq!(choose(9, 1, 2048), Algorithm::Views);
+        assert_eq!(choose(8, 1, usize::MAX), Algorithm::Views);
+        assert_eq!(choose(8, 2, 256 << 10), Algorithm::HalvingDoubling);
+        assert_eq!(choose(8, 2, usize::MAX), Algorithm::Hierarchical);
+        assert_eq!(choose(8, 7, usize::MAX), Algorithm::Hierarchical);
     }
 }

@@ -11,6 +11,7 @@ mod algorithm;
 pub mod bcube;
 mod choice;
 pub mod halving_doubling;
+pub mod hierarchical;
 pub mod ring;
 pub mod tree;
 

@@ -7,6 +7,7 @@ mod deriving;
 mod endings;
 mod forgetful_store;
 mod gloo;
+mod hosts;
 mod joining;
 mod many_newcomers;
 mod newcomers;

@@ -38,7 +38,7 @@ pub(super) fn sum(count: usize, size: usize) -> Vec<i64> {
 
 fn algorithms(group: &Group) -> Vec<Option<Algorithm>> {
     let known = Algorithm::ALL.iter().copied();
-    let usable = known.filter(|algorithm| group.is_on_one_host() || *algorithm != Algorithm::Views);
+    let usable = known.filter(|algorithm| group.hosts().len() == 1 || *algorithm != Algorithm::Views);
     usable.map(Some).chain([None]).collect()
 }
 

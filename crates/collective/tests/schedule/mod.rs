@@ -3,6 +3,7 @@
 
 mod bcube;
 mod halving_doubling;
+mod hierarchical;
 mod ring;
 mod tree;
 

@@ -43,6 +43,7 @@ impl Call {
             Some(Algorithm::Ring),
             Some(Algorithm::HalvingDoubling),
             Some(Algorithm::Bcube),
+            Some(Algorithm::Hierarchical),
             is_on_one_host.then_some(Algorithm::Views),
         ]);
         let what = rng.pick([

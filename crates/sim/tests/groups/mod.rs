@@ -25,8 +25,8 @@ use std::{
 use futures::future::join_all;
 use rank::Rank;
 use tensorwire_collective::store::MemoryStore;
-use tensorwire_sim::{Call as Step, Disturbance, Entry, Failure, Handle, Plan, Rng, Summary, World};
-use tensorwire_verbs_reactor::{FabricKind, Runtime};
+use tensorwire_sim::{Call as Step, Disturbance, Entry, Failure, Handle, Node, Plan, Rng, Summary, World};
+use tensorwire_verbs_reactor::{Fabric, FabricKind, Runtime};
 
 use crate::{
     figures::{for_each_below, number},
@@ -44,7 +44,8 @@ const SEEN: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 struct Setup {
     ranks: usize,
-    kind: FabricKind,
+    /// How many hosts they are on. With none, they share no memory.
+    hosts: usize,
     depth: u32,
     requests_max: u32,
     eager_bytes_max: u32,
@@ -57,13 +58,22 @@ impl Setup {
     fn draw(rng: &mut Rng) -> Self {
         Self {
             ranks: 2 + rng.below(4),
-            kind: rng.pick([FabricKind::SIM, FabricKind::SHM]),
+            hosts: rng.pick([0, 1, 2, 3]),
             depth: rng.pick([4, 6, 64]),
             requests_max: rng.pick([256, 1024, 1024]),
             eager_bytes_max: rng.pick([0, 64, 4096]),
             receive_bytes: rng.pick([2 << 20, 8 << 20]),
             impatience_of_64: rng.pick([0, 0, 2]),
         }
+    }
+}
+
+impl Setup {
+    /// The fabrics of a rank. Between hosts it uses the second one.
+    fn fabrics(&self, node: &Node, rank: usize) -> Vec<Arc<dyn Fabric>> {
+        let within = rank.checked_rem(self.hosts).map(|host| node.fabric_on_host(FabricKind::SHM, host));
+        let between = (self.hosts != 1).then(|| node.fabric());
+        within.into_iter().chain(between).map(|fabric| fabric as Arc<dyn Fabric>).collect()
     }
 }
 
@@ -180,7 +190,7 @@ async fn calm(run: &Run, left: &[Rank], rng: &mut Rng) {
         let group = rank.join("calm", at, size).await;
         let mut drawn = Rng::new(salt);
         for _ in 0..calls {
-            let call = calls::Call::draw(&mut drawn, size, group.is_on_one_host());
+            let call = calls::Call::draw(&mut drawn, size, group.hosts().len() == 1);
             call.make(&run.handle, &group).await.unwrap_or_else(|error| panic!("{call:?}: {error}"));
         }
         group.close().await.unwrap();

@@ -47,7 +47,7 @@ impl Rank {
         let node = run.handle.start_node(&address(index)).unwrap();
         let setup = &run.setup;
         let builder = builder(&node, &format!("/job:r/replica:0/task:{index}"))
-            .local_fabrics(vec![node.fabric_as(setup.kind)])
+            .local_fabrics(setup.fabrics(&node, index))
             .memory(|memory| memory.receive_bytes = setup.receive_bytes)
             .flow(|flow| {
                 flow.depth = setup.depth;
@@ -90,7 +90,7 @@ impl Rank {
         while left > 0 {
             let together = (1 + drawn.below(4)).min(left);
             left -= together;
-            let draw = |_| Call::draw(&mut drawn, group.size(), group.is_on_one_host());
+            let draw = |_| Call::draw(&mut drawn, group.size(), group.hosts().len() == 1);
             let calls: Vec<Call> = (0..together).map(draw).collect();
             self.pause(rng).await;
             let gives_up =

@@ -18,7 +18,7 @@ use life::Life;
 use outage::FailingStore;
 use tensorwire_collective::{Group, GroupBuilder};
 use tensorwire_sim::{Disturbance, Failure, Handle, Plan, Rng};
-use tensorwire_verbs_reactor::{FabricKind, Runtime};
+use tensorwire_verbs_reactor::Runtime;
 
 use super::{
     Ended, Run, SEEDS, SEEN, Setup, arrange, each_seed, in_world,
@@ -108,7 +108,7 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
     let size = first + 1 + rng.below(2);
     let setup = Setup {
         ranks: size,
-        kind: rng.pick([FabricKind::SIM, FabricKind::SHM]),
+        hosts: rng.pick([0, 1, 2]),
         depth: rng.pick([4, 64]),
         requests_max: rng.pick([256, 1024]),
         eager_bytes_max: rng.pick([0, 4096]),

@@ -21,7 +21,7 @@ use futures::future::{join, join_all};
 use life::Life;
 use tensorwire_collective::Group;
 use tensorwire_sim::{Disturbance, Failure, Handle, Plan, Rng};
-use tensorwire_verbs_reactor::{FabricKind, Runtime};
+use tensorwire_verbs_reactor::Runtime;
 
 use super::{Ended, Run, SEEN, Setup, arrange, each_seed, in_world, rank::Rank};
 
@@ -130,7 +130,7 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
     let mut rng = Rng::new(handle.seed()).fork(91);
     let setup = Setup {
         ranks: 2 + rng.below(3),
-        kind: rng.pick([FabricKind::SIM, FabricKind::SHM]),
+        hosts: rng.pick([0, 1]),
         depth: rng.pick([4, 6, 64]),
         requests_max: rng.pick([256, 256, 1024]),
         eager_bytes_max: rng.pick([0, 64, 4096]),
