@@ -345,26 +345,28 @@ impl<T> Plain for T where
 {
 }
 
+/// Fewer than `N` bytes, and zeros.
+#[cold]
+fn padded<const N: usize>(from: &[u8]) -> [u8; N] {
+    std::array::from_fn(|at| from.get(at).copied().unwrap_or_default())
+}
+
 macro_rules! elements {
     ($($rust:ty => $dtype:ident,)*) => {
         $(impl Element for $rust {
             const DTYPE: DataType = DataType::$dtype;
 
-            // Inlined, so that loops over elements become vector instructions in the caller's crate.
+            // Inlined, and of all bytes at once, so that loops over elements become vector instructions in the caller's crate.
             #[inline]
             fn encode(self, into: &mut [u8]) {
-                for (place, byte) in into.iter_mut().zip(self.to_le_bytes()) {
-                    *place = byte;
+                if let Some(place) = into.first_chunk_mut() {
+                    *place = self.to_le_bytes();
                 }
             }
 
             #[inline]
             fn decode(from: &[u8]) -> Self {
-                let mut bytes = [0; size_of::<Self>()];
-                for (place, &byte) in bytes.iter_mut().zip(from) {
-                    *place = byte;
-                }
-                Self::from_le_bytes(bytes)
+                Self::from_le_bytes(from.first_chunk().copied().unwrap_or_else(|| padded(from)))
             }
         })*
     };
