@@ -146,6 +146,52 @@ pub fn copy_bytes(destination: &mut [u8], source: &[u8], reason: CopyReason) -> 
     length
 }
 
+/// As [`copy_bytes`], but past the processor's caches where it can do that (x86-64): what is in them stays, and the lines that are
+/// written need not be read first. For bytes that nobody reads soon. A reader finds them in memory, and not in a cache.
+pub fn copy_past_caches(destination: &mut [u8], source: &[u8], reason: CopyReason) -> usize {
+    let length = destination.len().min(source.len());
+    let (destination, source) = (&mut destination[..length], &source[..length]);
+    record(reason, length);
+    stream(destination, source);
+    length
+}
+
+/// Copies `source` to `destination`, which has the same length.
+#[cfg(target_arch = "x86_64")]
+fn stream(destination: &mut [u8], source: &[u8]) {
+    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
+
+    /// A line of the caches. Its stores come after all loads, so that the processor writes the line as a whole: if loads come between,
+    /// it takes four times as long.
+    #[repr(align(64))]
+    struct Line([__m128i; 4]);
+
+    // SAFETY: any bytes are a valid `Line`.
+    let (before, lines, _) = unsafe { destination.align_to_mut::<Line>() };
+    let (head, rest) = source.split_at(before.len());
+    before.copy_from_slice(head);
+    for (to, from) in lines.iter_mut().zip(rest.chunks_exact(size_of::<Line>())) {
+        let from: *const __m128i = from.as_ptr().cast();
+        // SAFETY: `from` has 64 bytes, `to` is aligned, and every x86-64 processor has SSE2.
+        unsafe {
+            let from = [0, 1, 2, 3].map(|at| _mm_loadu_si128(from.add(at)));
+            for (to, from) in to.0.iter_mut().zip(from) {
+                _mm_stream_si128(to, from);
+            }
+        }
+    }
+    let streamed = before.len() + size_of_val(lines);
+    destination[streamed..].copy_from_slice(&source[streamed..]);
+    // SAFETY: every x86-64 processor has SSE. Such stores are not ordered with later ones by themselves: whoever is told of the
+    // bytes must find them.
+    unsafe { _mm_sfence() };
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn stream(destination: &mut [u8], source: &[u8]) {
+    destination.copy_from_slice(source);
+}
+
 /// Copies `length` bytes between raw ranges and counts it.
 ///
 /// # Safety
@@ -155,11 +201,15 @@ pub fn copy_bytes(destination: &mut [u8], source: &[u8], reason: CopyReason) -> 
 /// names, that their cell was not replaced.
 #[allow(clippy::disallowed_methods)] // the counted copy itself
 pub unsafe fn copy_raw(destination: *mut u8, source: *const u8, length: usize, reason: CopyReason) {
+    record(reason, length);
+    // SAFETY: the caller's contract is exactly that of this call.
+    unsafe { std::ptr::copy_nonoverlapping(source, destination, length) };
+}
+
+fn record(reason: CopyReason, length: usize) {
     let counted = OWN.try_with(|own| own.0[reason as usize].count(length as u64));
     if counted.is_err() {
         // The thread ends, and its counters have.
         OF_ENDED[reason as usize].add(1, length as u64);
     }
-    // SAFETY: the caller's contract is exactly that of this call.
-    unsafe { std::ptr::copy_nonoverlapping(source, destination, length) };
 }

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use tensorwire_memory::{
     ALIGNMENT, Block, BlockId, BlockVisitor, Buf, BufMut, GrantEnd, MemoryError, Pool, PoolConfig,
     VisitError,
-    copy::{CopyReason, copy_bytes, count},
+    copy::{CopyReason, copy_bytes, copy_past_caches, count},
 };
 
 fn pool(cap_bytes: u64) -> Pool {
@@ -473,4 +473,34 @@ fn copies_are_counted_by_reason_and_cut_to_the_shorter_side() {
     assert_eq!(into, [2, 2, 1, 1, 1]);
     let after = count(CopyReason::ShmInline);
     assert_eq!((after.calls - before.calls, after.bytes - before.bytes), (3, 7));
+}
+
+/// At every distance from a line, and with every rest.
+#[test]
+fn copies_past_the_caches_copy_every_byte_and_no_other() {
+    let source: Vec<u8> = (0..300).map(|at| at as u8 | 1).collect();
+    for (start, length) in
+        (0..66).flat_map(|start| [0, 1, 15, 16, 17, 63, 64, 100, 200].map(|length| (start, length)))
+    {
+        let mut into = vec![0; 300];
+        let from = &source[start / 3..][..length];
+        let copied = copy_past_caches(&mut into[start..start + length], from, CopyReason::SimPiece);
+        assert_eq!(copied, length);
+        assert_eq!(&into[start..start + length], from, "{length} at {start}");
+        assert!(
+            into[..start].iter().chain(&into[start + length..]).all(|byte| *byte == 0),
+            "{length} at {start}"
+        );
+    }
+}
+
+#[test]
+fn copies_past_the_caches_are_counted_and_cut_to_the_shorter_side() {
+    // No other test of this binary copies for this reason.
+    let (before, mut into) = (count(CopyReason::Decrypted), [0; 5]);
+    assert_eq!(copy_past_caches(&mut into, &[1; 9], CopyReason::Decrypted), 5);
+    assert_eq!(copy_past_caches(&mut into, &[2; 2], CopyReason::Decrypted), 2);
+    assert_eq!(into, [2, 2, 1, 1, 1]);
+    let after = count(CopyReason::Decrypted);
+    assert_eq!((after.calls - before.calls, after.bytes - before.bytes), (2, 7));
 }

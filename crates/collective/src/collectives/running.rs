@@ -11,7 +11,7 @@ use futures::{
     stream::{self, BoxStream, Peekable, Stream, StreamExt as _},
 };
 use smallvec::SmallVec;
-use tensorwire_memory::copy::{CopyReason, copy_bytes};
+use tensorwire_memory::copy::{CopyReason, copy_bytes, copy_past_caches};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, WorkerError};
 
@@ -21,6 +21,11 @@ use crate::{
     group::calling::{Arrived, Calling},
     schedule::{AHEAD, Arrival, Plan},
 };
+
+/// Results of this size, of all ranks of a host together, and larger ones leave the last cache before the call is complete. They are
+/// written past the caches, so that these keep what is still to be combined and sent. Measured with a cache of 32 MiB, which the
+/// values and the messages share: half of the size takes longer that way, and the double less.
+const CACHED_BYTES_MAX: usize = 16 << 20;
 
 /// The messages of the other ranks, in the order in which they are requested.
 pub(super) type Incoming<'a> = Peekable<BoxStream<'a, Result<Arrived, GroupError>>>;
@@ -106,7 +111,7 @@ pub(super) async fn run(
     plan: &Plan,
     bytes: &mut [u8],
 ) -> Result<(), GroupError> {
-    let width = how.width;
+    let (width, are_cached) = (how.width, are_cached(calling, bytes.len()));
     let in_bytes = |elements: &Range<usize>| elements.start * width..elements.end * width;
     let receives = plan.exchanges.iter().flat_map(|exchange| exchange.receive.iter());
     let receives: Vec<_> = receives.map(|(from, range, _)| (*from, range.len() * width)).collect();
@@ -136,7 +141,7 @@ pub(super) async fn run(
                 }
                 Arrival::Pass => Some(combined(calling, how, own, arrived.bytes()).await?),
                 Arrival::Replace => {
-                    replace(own, arrived.bytes());
+                    replace(are_cached, own, arrived.bytes());
                     arrived.into_own_tensor()
                 }
             };
@@ -168,10 +173,17 @@ fn may_be_sent(plan: &Plan, current: usize, next: usize) -> bool {
     next <= current + AHEAD && !plan.exchanges[next].send.iter().any(changes)
 }
 
-/// Copies `arrived` over `own`, which has the same length.
-pub(super) fn replace(own: &mut [u8], arrived: &[u8]) {
+/// Whether results of `bytes` bytes in all stay in the caches until the call is complete.
+pub(super) fn are_cached(calling: &Calling, bytes: usize) -> bool {
+    let host = calling.hosts().iter().find(|ranks| ranks.contains(&calling.rank()));
+    bytes.saturating_mul(host.map_or(1, Vec::len)) < CACHED_BYTES_MAX
+}
+
+/// Copies a part of the results over `own`, which has the same length.
+pub(super) fn replace(are_cached: bool, own: &mut [u8], arrived: &[u8]) {
     if own.len() == arrived.len() {
-        copy_bytes(own, arrived, CopyReason::Local);
+        let copy = if are_cached { copy_bytes } else { copy_past_caches };
+        copy(own, arrived, CopyReason::Local);
     }
 }
 

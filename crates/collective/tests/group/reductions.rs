@@ -11,6 +11,7 @@ use super::{over_fabrics, ranks};
 over_fabrics! {
     all_algorithms_give_every_element_of_every_rank_once,
     long_values_travel_in_segments,
+    values_larger_than_the_caches_are_combined,
     a_reduction_to_a_root_gives_it_the_result,
     each_rank_gets_its_part,
     all_ranks_have_the_same_bits,
@@ -82,6 +83,22 @@ async fn long_values_travel_in_segments(fabric: FabricKind) {
         }
         ranks.shutdown().await;
     }
+}
+
+/// Their results are written past the caches.
+async fn values_larger_than_the_caches_are_combined(fabric: FabricKind) {
+    let (count, size) = ((16 << 20) / 8 + 3, 2);
+    let ranks = ranks(fabric, size).await;
+    let expected = sum(count, size);
+    let got = ranks.each(|group| all_reduced(group, count, None)).await;
+    assert!(got.iter().all(|got| *got == expected), "values");
+    let got = ranks.each(async |group| {
+        let own = input(count, group.rank(), size);
+        let own = Tensor::from_values(group.worker().pool(), &[count as u64], &own).unwrap();
+        group.all_reduce_tensors([own]).await.unwrap()
+    });
+    assert!(got.await.iter().all(|got| got.values::<i64>().unwrap() == expected), "tensors");
+    ranks.shutdown().await;
 }
 
 async fn a_reduction_to_a_root_gives_it_the_result(fabric: FabricKind) {
