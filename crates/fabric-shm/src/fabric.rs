@@ -114,8 +114,8 @@ impl ShmFabric {
         self
     }
 
-    /// Shares memory only with fabrics that have the same name (default: none), as if the others were on other hosts. Tests and
-    /// benchmarks of several hosts use it on one.
+    /// Shares memory only with fabrics that were given the same name, as if the others were on other hosts (default: no name). Tests
+    /// and benchmarks of several hosts use it on one. Call it once.
     #[must_use]
     pub fn with_host(mut self, name: &str) -> Self {
         self.reach.extend_from_slice(format!(":host {name}").as_bytes());

@@ -161,12 +161,11 @@ pub fn copy_past_caches(destination: &mut [u8], source: &[u8], reason: CopyReaso
 fn stream(destination: &mut [u8], source: &[u8]) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
-    /// A line of the caches. Its stores come after all loads, so that the processor writes the line as a whole: if loads come between,
-    /// it takes four times as long.
+    /// A line of the caches. All its loads come before its stores, so that the processor can write it as a whole.
     #[repr(align(64))]
     struct Line([__m128i; 4]);
 
-    // SAFETY: any bytes are a valid `Line`.
+    // SAFETY: any bytes are a valid `Line`, and it has no padding.
     let (before, lines, _) = unsafe { destination.align_to_mut::<Line>() };
     let (head, rest) = source.split_at(before.len());
     before.copy_from_slice(head);
@@ -182,8 +181,8 @@ fn stream(destination: &mut [u8], source: &[u8]) {
     }
     let streamed = before.len() + size_of_val(lines);
     destination[streamed..].copy_from_slice(&source[streamed..]);
-    // SAFETY: every x86-64 processor has SSE. Such stores are not ordered with later ones by themselves: whoever is told of the
-    // bytes must find them.
+    // SAFETY: every x86-64 processor has SSE. The intrinsic requires a fence before any other access to these bytes, also of those
+    // who are told of them.
     unsafe { _mm_sfence() };
 }
 

@@ -22,10 +22,10 @@ use crate::{
     schedule::{AHEAD, Arrival, Plan},
 };
 
-/// Results of this size, of all ranks of a host together, and larger ones leave the last cache before the call is complete. They are
+/// From this size on, counted for all ranks of a host together, results leave the last cache before the call is complete. They are
 /// written past the caches, so that these keep what is still to be combined and sent. Measured with a cache of 32 MiB, which the
-/// values and the messages share: half of the size takes longer that way, and the double less.
-const CACHED_BYTES_MAX: usize = 16 << 20;
+/// values and the messages share: 8 MiB take longer that way, and 16 MiB less time.
+const PAST_CACHES_BYTES_MIN: usize = 16 << 20;
 
 /// The messages of the other ranks, in the order in which they are requested.
 pub(super) type Incoming<'a> = Peekable<BoxStream<'a, Result<Arrived, GroupError>>>;
@@ -111,7 +111,7 @@ pub(super) async fn run(
     plan: &Plan,
     bytes: &mut [u8],
 ) -> Result<(), GroupError> {
-    let (width, are_cached) = (how.width, are_cached(calling, bytes.len()));
+    let (width, are_cached) = (how.width, stay_cached(calling, bytes.len()));
     let in_bytes = |elements: &Range<usize>| elements.start * width..elements.end * width;
     let receives = plan.exchanges.iter().flat_map(|exchange| exchange.receive.iter());
     let receives: Vec<_> = receives.map(|(from, range, _)| (*from, range.len() * width)).collect();
@@ -174,9 +174,9 @@ fn may_be_sent(plan: &Plan, current: usize, next: usize) -> bool {
 }
 
 /// Whether results of `bytes` bytes in all stay in the caches until the call is complete.
-pub(super) fn are_cached(calling: &Calling, bytes: usize) -> bool {
+pub(super) fn stay_cached(calling: &Calling, bytes: usize) -> bool {
     let host = calling.hosts().iter().find(|ranks| ranks.contains(&calling.rank()));
-    bytes.saturating_mul(host.map_or(1, Vec::len)) < CACHED_BYTES_MAX
+    bytes.saturating_mul(host.map_or(1, Vec::len)) < PAST_CACHES_BYTES_MIN
 }
 
 /// Copies a part of the results over `own`, which has the same length.

@@ -17,7 +17,7 @@ use tensorwire_rendezvous::{Tensor, WorkerError};
 
 use super::{
     how::How,
-    running::{Incoming, are_cached, in_order_of_ranks, replace, requested},
+    running::{Incoming, in_order_of_ranks, replace, requested, stay_cached},
 };
 use crate::{
     error::GroupError,
@@ -38,6 +38,7 @@ pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8
         send_parts(calling, bytes, segments.get(number + 1)).await?;
         let arrived = next_of_all(calling, &mut incoming).await?;
         let own = bytes.get_mut(parts[calling.rank()].clone()).unwrap_or_default();
+        // The combination has just read them, so they are in the caches.
         let result = combine(calling, how, None, &arrived, own, true).await?;
         drop(arrived);
         send_result(calling, result).await?;
@@ -55,7 +56,7 @@ pub(super) async fn all_reduce_shared(
 ) -> Result<(), GroupError> {
     begin(calling).await?;
     let segments = schedule::view_segments(output.len(), how.width, calling.size());
-    let (length, is_cached) = (output.len(), are_cached(calling, output.len()));
+    let (length, are_cached) = (output.len(), stay_cached(calling, output.len()));
     let whole = calling.others().map(move |from| (from, length));
     let receives = whole.chain(segments.iter().flat_map(|parts| results_of(calling, parts)));
     let receives = stream::iter(receives.map(|(from, length)| calling.receive(from, length)));
@@ -73,22 +74,22 @@ pub(super) async fn all_reduce_shared(
         let arrived: Vec<_> =
             whole.iter().map(|whole| whole.bytes().get(part.clone()).unwrap_or_default()).collect();
         let own = input.bytes().get(part.clone()).unwrap_or_default();
-        let result = combine(calling, how, Some(own), &arrived, &mut output[part], is_cached).await?;
+        let result = combine(calling, how, Some(own), &arrived, &mut output[part], are_cached).await?;
         send_result(calling, result).await?;
         take_results(calling, &mut incoming, output, &segments, number).await?;
     }
     Ok(())
 }
 
-/// Combines `own`, or `output` itself if that is `None`, with the others' bytes. Stores the result in `output`, past the caches if
-/// that is not in them, and returns a copy that the others can map.
+/// Combines `own`, or `output` itself if that is `None`, with the others' bytes. Stores the result in `output`, past the caches
+/// unless `are_cached`, and returns a copy that the others can map.
 async fn combine(
     calling: &Calling,
     how: &How<'_>,
     own: Option<&[u8]>,
     arrived: &[impl AsRef<[u8]>],
     output: &mut [u8],
-    is_output_cached: bool,
+    are_cached: bool,
 ) -> Result<BufMut, GroupError> {
     let mut result = calling.pool().alloc(output.len()).await.map_err(WorkerError::from)?;
     for start in (0..output.len()).step_by(BLOCK_BYTES) {
@@ -97,7 +98,7 @@ async fn combine(
         how.fold_all(&mut result[at.clone()], &inputs)?;
         drop(inputs);
         // Copied while the block is in the first cache.
-        replace(is_output_cached, &mut output[at.clone()], &result[at]);
+        replace(are_cached, &mut output[at.clone()], &result[at]);
     }
     Ok(result)
 }
@@ -179,7 +180,7 @@ async fn take_results(
     segments: &[Vec<Range<usize>>],
     number: usize,
 ) -> Result<(), GroupError> {
-    let are_cached = are_cached(calling, bytes.len());
+    let are_cached = stay_cached(calling, bytes.len());
     let end = if number + 1 == segments.len() { segments.len() } else { number };
     for parts in segments.get(number.saturating_sub(1)..end).unwrap_or_default() {
         let arrived = next_of_all(calling, incoming).await?;

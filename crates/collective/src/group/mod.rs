@@ -203,14 +203,14 @@ impl Group {
         self.state.members.iter().map(|member| member.worker.as_str())
     }
 
-    /// The ranks on each host, the same on all ranks: those that reach one another over shared memory. A worker that does not offer
-    /// it is on a host of its own.
+    /// The ranks of each host, the same on all ranks. Ranks share a host if they reach one another over shared memory. A rank whose
+    /// worker does not offer it is on a host of its own. Hosts are in the order of their first ranks.
     pub fn hosts(&self) -> &[Vec<usize>] {
         &self.state.hosts
     }
 
-    /// The algorithm of an [`all_reduce`](Self::all_reduce) of `bytes` bytes that names none. It depends on the number of ranks and
-    /// on their [`hosts`](Self::hosts).
+    /// The algorithm of an [`all_reduce`](Self::all_reduce), or of [tensors](Self::all_reduce_tensors), of `bytes` bytes that names
+    /// none. It depends on the bytes, the number of ranks and their [`hosts`](Self::hosts).
     pub fn default_algorithm(&self, bytes: usize) -> Algorithm {
         self.state.default_algorithm(bytes)
     }
@@ -317,7 +317,7 @@ impl GroupState {
     }
 
     pub(crate) fn default_algorithm(&self, bytes: usize) -> Algorithm {
-        schedule::choose(self.size(), self.hosts.len(), bytes)
+        schedule::choose(self.size(), &self.hosts, bytes)
     }
 
     /// The members of the next generation.

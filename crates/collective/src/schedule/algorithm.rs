@@ -36,8 +36,8 @@ pub enum Algorithm {
     Bcube = 5,
     /// The ranks of each host combine, then the hosts in a ring: see [`hierarchical`](super::hierarchical).
     ///
-    /// `2·H` steps for `H` hosts, of which `2` are within hosts. A host sends `2·S·(H-1)/H` bytes, which is the minimum, and uses a
-    /// connection for each of its ranks at the same time. For long values of several ranks on each of several hosts.
+    /// `2·H` steps for `H` hosts, of which `2` are within hosts. A *host* sends the others `2·S·(H-1)/H` bytes, which is the
+    /// minimum, over as many connections as the smallest host has ranks. For long values of several ranks on each of several hosts.
     Hierarchical = 6,
 }
 

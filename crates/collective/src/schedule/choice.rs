@@ -26,20 +26,28 @@ const VIEW_SEGMENT_BYTES: usize = 2 << 20;
 /// halve the steps of pairs, and most hosts have no more than three links for the three peers of a step.
 const BCUBE_BASE: usize = 4;
 
-/// The default algorithm for an all-reduce of `bytes` bytes among `size` ranks on `hosts` hosts. The same on all ranks.
+/// The default algorithm for an all-reduce of `bytes` bytes among `size` ranks. `hosts` has the ranks of each host. The same on all
+/// ranks.
 #[must_use]
-pub fn choose(size: usize, hosts: usize, bytes: usize) -> Algorithm {
+pub fn choose(size: usize, hosts: &[Vec<usize>], bytes: usize) -> Algorithm {
     if bytes <= EXCHANGE_BYTES_MAX && size <= EXCHANGE_RANKS_MAX {
         Algorithm::Exchange
-    } else if hosts == 1 {
+    } else if hosts.len() == 1 {
         Algorithm::Views
     } else if bytes <= HALVING_DOUBLING_BYTES_MAX {
         Algorithm::HalvingDoubling
-    } else if hosts == size {
-        Algorithm::Ring
-    } else {
+    } else if hosts.len() < size && are_alike(hosts) {
         Algorithm::Hierarchical
+    } else {
+        Algorithm::Ring
     }
+}
+
+/// Whether no host has more than twice the ranks of another. The parts of [`Algorithm::Hierarchical`] are as many as the smallest host
+/// has ranks: on a much larger host few ranks would combine for many.
+fn are_alike(hosts: &[Vec<usize>]) -> bool {
+    let lengths = || hosts.iter().map(Vec::len);
+    lengths().max() <= lengths().min().map(|fewest| 2 * fewest)
 }
 
 /// The plan of `rank` for an all-reduce of `count` elements of `width` bytes among the ranks of `hosts`. `None` for
@@ -123,21 +131,28 @@ mod tests {
 
     #[test]
     fn short_values_are_exchanged_in_small_groups_and_long_ones_go_around() {
-        assert_eq!(choose(8, 8, 2048), Algorithm::Exchange);
-        assert_eq!(choose(9, 9, 2048), Algorithm::HalvingDoubling);
-        assert_eq!(choose(8, 8, 2049), Algorithm::HalvingDoubling);
-        assert_eq!(choose(2, 2, 256 << 10), Algorithm::HalvingDoubling);
-        assert_eq!(choose(2, 2, (256 << 10) + 1), Algorithm::Ring);
-        assert_eq!(choose(1000, 1000, usize::MAX), Algorithm::Ring);
+        let apart = |size: usize| (0..size).map(|rank| vec![rank]).collect::<Vec<_>>();
+        assert_eq!(choose(8, &apart(8), 2048), Algorithm::Exchange);
+        assert_eq!(choose(9, &apart(9), 2048), Algorithm::HalvingDoubling);
+        assert_eq!(choose(8, &apart(8), 2049), Algorithm::HalvingDoubling);
+        assert_eq!(choose(2, &apart(2), 256 << 10), Algorithm::HalvingDoubling);
+        assert_eq!(choose(2, &apart(2), (256 << 10) + 1), Algorithm::Ring);
+        assert_eq!(choose(1000, &apart(1000), usize::MAX), Algorithm::Ring);
     }
 
     #[test]
     fn ranks_that_share_a_host_use_its_memory() {
-        assert_eq!(choose(8, 1, 2048), Algorithm::Exchange);
-        assert_eq!(choose(9, 1, 2048), Algorithm::Views);
-        assert_eq!(choose(8, 1, usize::MAX), Algorithm::Views);
-        assert_eq!(choose(8, 2, 256 << 10), Algorithm::HalvingDoubling);
-        assert_eq!(choose(8, 2, usize::MAX), Algorithm::Hierarchical);
-        assert_eq!(choose(8, 7, usize::MAX), Algorithm::Hierarchical);
+        let (one, two) = ([(0..9).collect()], [vec![0, 2, 4, 6], vec![1, 3, 5, 7]]);
+        assert_eq!(choose(8, &[(0..8).collect()], 2048), Algorithm::Exchange);
+        assert_eq!(choose(9, &one, 2048), Algorithm::Views);
+        assert_eq!(choose(9, &one, usize::MAX), Algorithm::Views);
+        assert_eq!(choose(8, &two, 256 << 10), Algorithm::HalvingDoubling);
+        assert_eq!(choose(8, &two, usize::MAX), Algorithm::Hierarchical);
+    }
+
+    #[test]
+    fn a_host_with_few_ranks_does_not_leave_all_work_to_few_of_another() {
+        assert_eq!(choose(3, &[vec![0], vec![1, 2]], usize::MAX), Algorithm::Hierarchical);
+        assert_eq!(choose(4, &[vec![0], vec![1, 2, 3]], usize::MAX), Algorithm::Ring);
     }
 }

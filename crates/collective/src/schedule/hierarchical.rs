@@ -5,7 +5,7 @@
 //! hosts combine it in a ring. When they collect, an owner also sends each complete piece to the other ranks of its host.
 //!
 //! So all owners use the network at the same time, and a host sends as little as one rank of a ring with a rank for each host
-//! (Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective operation performance", 2000, has
+//! (Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective operation performance", 2000, describes
 //! the levels; the division into parts is that of a [`bcube`](super::bcube) whose first step is within hosts). If each host has one
 //! rank, this is the [`ring`](super::ring).
 //!
@@ -14,8 +14,8 @@
 use super::{Arrival, Exchange, Plan, parts};
 use std::ops::Range;
 
-/// Every rank gets the combination of all. `hosts` has the ranks of each host. All ranks pass the same. A rank that is on none of them
-/// does nothing.
+/// Every rank gets the combination of all. `hosts` has the ranks of each host, and no host is empty. All ranks pass the same. A rank
+/// that is on none of them does nothing.
 ///
 /// Parts differ by at most one element, and so do the pieces of a part, one for each host. A piece is cut into segments of at
 /// most `segment` elements (0 counts as 1), each in its own exchanges.
@@ -23,8 +23,7 @@ use std::ops::Range;
 /// Let there be `H` hosts. An owner whose part has `p` elements, of which the pieces of its own and of the next host have `o` and
 /// `n`, sends `2·p - o - n` elements to the next host. So a host sends `2·count·(H-1)/H` elements if pieces are equal, which is the
 /// minimum. On a host of `r` ranks an owner also sends the others `count - p` elements to combine and `(r-1)·p` to
-/// collect. Ranks that own nothing send `count`,
-/// at once: nothing that they could wait for comes before the result.
+/// collect. Ranks that own nothing send `count`: they receive only results, so they send all without waiting.
 #[must_use]
 pub fn all_reduce(rank: usize, hosts: &[Vec<usize>], count: usize, segment: usize) -> Plan {
     let owners = hosts.iter().map(Vec::len).min().unwrap_or_default();

@@ -1,7 +1,7 @@
 //! The algorithms of collectives as plans: which rank sends which elements to which other, and when. Plans do not communicate.
 //!
-//! Every rank computes its own plan. It depends only on the rank, the number of ranks and the number of elements, so the plans of
-//! two ranks match. Every function that makes a plan requires a `rank` below `size`.
+//! Every rank computes its own plan. It depends only on the rank, the number of ranks and of elements, and the hosts of the ranks, so the
+//! plans of two ranks match. Every function that makes a plan requires a `rank` below `size`.
 //!
 //! Messages between two ranks are received in the order in which they are sent, with the same ranges on both sides. No element
 //! changes while it is in flight: a rank receives into a range that it has sent only after the message was received. So elements

@@ -58,7 +58,7 @@ fn sent_over(worker: &Worker, kind: FabricKind) -> u64 {
     peers.iter().filter(|peer| peer.transport == Some(kind)).map(|peer| peer.fabric.bytes_sent).sum()
 }
 
-/// Each host sends the others the minimum, and a little more: the messages of the connections.
+/// Each host sends the others the minimum, plus the messages of the connections.
 #[tokio::test]
 async fn two_levels_send_little_over_the_network() {
     for hosts in ["aabb", "abab", "aab", "aaabb", "aabbc"] {
