@@ -13,8 +13,8 @@
 //! [`Granted::end`] → `BufMut`. A grant ends only with evidence ([`GrantEnd`]) that no write of the peer can
 //! still land; without it the memory is leaked and counted, never reused.
 //!
-//! Payload bytes are copied by [`copy::copy_bytes`] (and its raw twin) only, so that tests can assert how
-//! often a tensor was copied.
+//! Payload bytes are copied by the functions of [`copy`] only, so that tests can assert how often a tensor was
+//! copied.
 //!
 //! ```
 //! use tensorwire_memory::{Pool, PoolConfig};

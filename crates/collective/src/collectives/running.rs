@@ -125,9 +125,9 @@ pub(super) async fn run(
     for (number, exchange) in plan.exchanges.iter().enumerate() {
         while let Some((next, exchange)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {
             for sends in exchange.send.chunk_by(|(_, one), (_, other)| one == other) {
-                let own = sends.first().and_then(|(_, range)| bytes.get(in_bytes(range)));
-                let kept = sends.first().and_then(|(_, range)| kept.message(range));
-                send(calling, sends, own.unwrap_or_default(), kept).await?;
+                let Some((_, range)) = sends.first() else { continue };
+                let own = bytes.get(in_bytes(range)).unwrap_or_default();
+                send(calling, sends, own, kept.message(range)).await?;
             }
             kept.sent(next);
         }

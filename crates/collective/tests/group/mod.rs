@@ -26,7 +26,7 @@ use std::{
 };
 
 use futures::future::join_all;
-use tensorwire_collective::{Group, store::MemoryStore};
+use tensorwire_collective::{Algorithm, Group, store::MemoryStore};
 use tensorwire_rendezvous::{Tensor, Worker};
 use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 
@@ -91,6 +91,12 @@ impl Ranks {
         drop(groups);
         join_all(workers.iter().map(Worker::shutdown)).await;
     }
+}
+
+/// The algorithms that the group's ranks can use.
+pub(crate) fn algorithms(group: &Group) -> impl Iterator<Item = Algorithm> + use<> {
+    let is_on_one_host = group.hosts().len() == 1;
+    Algorithm::ALL.into_iter().filter(move |algorithm| is_on_one_host || *algorithm != Algorithm::Views)
 }
 
 pub(crate) fn tensor(group: &Group, values: &[i32]) -> Tensor {

@@ -6,7 +6,7 @@ use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Tensor;
 use tensorwire_verbs_reactor::FabricKind;
 
-use super::{over_fabrics, ranks};
+use super::{algorithms, over_fabrics, ranks};
 
 over_fabrics! {
     all_algorithms_give_every_element_of_every_rank_once,
@@ -37,10 +37,9 @@ pub(super) fn sum(count: usize, size: usize) -> Vec<i64> {
     (0..count).map(|at| (0..size).map(|rank| value(at, rank, size)).sum()).collect()
 }
 
-fn algorithms(group: &Group) -> Vec<Option<Algorithm>> {
-    let known = Algorithm::ALL.iter().copied();
-    let usable = known.filter(|algorithm| group.hosts().len() == 1 || *algorithm != Algorithm::Views);
-    usable.map(Some).chain([None]).collect()
+/// Those that can be named, and the default.
+fn choices(group: &Group) -> impl Iterator<Item = Option<Algorithm>> + use<> {
+    algorithms(group).map(Some).chain([None])
 }
 
 async fn all_reduced(group: Group, count: usize, algorithm: Option<Algorithm>) -> Vec<i64> {
@@ -57,7 +56,7 @@ async fn all_reduced(group: Group, count: usize, algorithm: Option<Algorithm>) -
 async fn all_algorithms_give_every_element_of_every_rank_once(fabric: FabricKind) {
     for size in [1, 2, 3, 4, 5, 8] {
         let ranks = ranks(fabric, size).await;
-        for algorithm in algorithms(&ranks.groups[0]) {
+        for algorithm in choices(&ranks.groups[0]) {
             for count in [0, 1, 4, 13, 64, 1000, 10_007] {
                 let got = ranks.each(|group| all_reduced(group, count, algorithm)).await;
                 let expected = sum(count, size);
@@ -76,7 +75,7 @@ async fn long_values_travel_in_segments(fabric: FabricKind) {
     let count = (5 << 20) / 8 + 3;
     for size in [2, 3] {
         let ranks = ranks(fabric, size).await;
-        for algorithm in algorithms(&ranks.groups[0]) {
+        for algorithm in choices(&ranks.groups[0]) {
             let got = ranks.each(|group| all_reduced(group, count, algorithm)).await;
             let expected = sum(count, size);
             assert!(got.iter().all(|got| *got == expected), "{algorithm:?}, {size} ranks");
@@ -142,7 +141,7 @@ async fn each_rank_gets_its_part(fabric: FabricKind) {
 
 async fn all_ranks_have_the_same_bits(fabric: FabricKind) {
     let ranks = ranks(fabric, 3).await;
-    for algorithm in algorithms(&ranks.groups[0]) {
+    for algorithm in choices(&ranks.groups[0]) {
         for count in [5, 5000] {
             let got = ranks.each(async |group| {
                 let thirds = (0..count).map(|at| 1.0 / (at + 3 * group.rank() + 1) as f32);
@@ -168,7 +167,7 @@ async fn all_ranks_have_the_same_bits(fabric: FabricKind) {
 
 async fn several_algorithms_in_a_row_share_a_group(fabric: FabricKind) {
     let ranks = ranks(fabric, 4).await;
-    let algorithms = algorithms(&ranks.groups[0]);
+    let algorithms: Vec<_> = choices(&ranks.groups[0]).collect();
     let got = ranks.each(async |group| {
         let mut got = Vec::new();
         for algorithm in algorithms.iter().chain(&algorithms) {

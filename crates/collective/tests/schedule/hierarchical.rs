@@ -19,6 +19,11 @@ fn layouts() -> Vec<Vec<Vec<usize>>> {
     ]
 }
 
+/// Each layout with each number of elements.
+fn cases(counts: &[usize]) -> impl Iterator<Item = (Vec<Vec<usize>>, usize)> {
+    layouts().into_iter().flat_map(move |hosts| counts.iter().map(move |count| (hosts.clone(), *count)))
+}
+
 fn size(hosts: &[Vec<usize>]) -> usize {
     hosts.iter().map(Vec::len).sum()
 }
@@ -29,7 +34,7 @@ fn all(hosts: &[Vec<usize>], count: usize, segment: usize) -> Vec<Plan> {
 
 #[test]
 fn every_rank_gets_every_sum() {
-    for (hosts, count) in layouts().into_iter().flat_map(|hosts| COUNTS.map(|count| (hosts.clone(), count))) {
+    for (hosts, count) in cases(&COUNTS) {
         for segment in segments(count).chain([0]).filter(|segment| *segment > 0 || count <= 100) {
             for values in run(&all(&hosts, count, segment), count) {
                 let what = format!("hosts {hosts:?}, count {count}, segment {segment}");
@@ -41,9 +46,7 @@ fn every_rank_gets_every_sum() {
 
 #[test]
 fn slow_ranks_change_no_result_and_no_element_on_its_way() {
-    for (hosts, count) in
-        layouts().into_iter().flat_map(|hosts| [3, 13, 100].map(|count| (hosts.clone(), count)))
-    {
+    for (hosts, count) in cases(&[3, 13, 100]) {
         for segment in [3, usize::MAX] {
             assert_safe_and_same_everywhere(&all(&hosts, count, segment), count, 0..size(&hosts));
         }
@@ -58,7 +61,7 @@ fn sent(plan: &Plan, is_counted: impl Fn(usize) -> bool) -> usize {
 
 #[test]
 fn what_a_rank_sends_is_as_documented() {
-    for (hosts, count) in layouts().into_iter().flat_map(|hosts| COUNTS.map(|count| (hosts.clone(), count))) {
+    for (hosts, count) in cases(&COUNTS) {
         let owners = hosts.iter().map(Vec::len).min().unwrap();
         let all = all(&hosts, count, 64);
         for (host, ranks) in hosts.iter().enumerate() {

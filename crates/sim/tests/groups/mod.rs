@@ -66,9 +66,7 @@ impl Setup {
             impatience_of_64: rng.pick([0, 0, 2]),
         }
     }
-}
 
-impl Setup {
     /// The fabrics of a rank. Between hosts it uses the second one.
     fn fabrics(&self, node: &Node, rank: usize) -> Vec<Arc<dyn Fabric>> {
         let within = rank.checked_rem(self.hosts).map(|host| node.fabric_on_host(FabricKind::SHM, host));

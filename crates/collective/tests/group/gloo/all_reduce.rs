@@ -7,7 +7,7 @@ use tensorwire_verbs_reactor::FabricKind;
 use zerocopy::FromBytes;
 
 use super::{COUNTS, FEW_COUNTS, SIZES, input, sum, tensor, values};
-use crate::group::{over_fabrics_and_verbs, possible, ranks};
+use crate::group::{algorithms, over_fabrics_and_verbs, possible, ranks};
 
 over_fabrics_and_verbs! {
     allreduce_ring,
@@ -93,8 +93,7 @@ async fn allreduce_local(fabric: FabricKind) {
 async fn allreduce_several_inputs(fabric: FabricKind) {
     for (size, inputs) in [(1, 2), (2, 1), (2, 3), (3, 2), (5, 2)] {
         let ranks = ranks(fabric, size).await;
-        let known = Algorithm::ALL.into_iter();
-        let usable = known.filter(|known| ranks.groups[0].hosts().len() == 1 || *known != Algorithm::Views);
+        let usable = algorithms(&ranks.groups[0]);
         for (algorithm, count) in
             usable.map(Some).chain([None]).flat_map(|algorithm| FEW_COUNTS.map(|count| (algorithm, count)))
         {
@@ -126,7 +125,7 @@ async fn allreduce_element_functions(fabric: FabricKind) {
         (Reduction::Min, [1, 2]),
         (Reduction::Max, [5, 6]),
     ] {
-        for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::Views) {
+        for algorithm in algorithms(&ranks.groups[0]) {
             let got = ranks.each(async |group| {
                 let own = [1, 2].map(|value| value + 2 * group.rank() as i32);
                 let integers = reduced(&group, own.to_vec(), reduction.clone(), Some(algorithm)).await;

@@ -5,7 +5,7 @@ use tensorwire_collective::{Algorithm, Group};
 use tensorwire_verbs_reactor::FabricKind;
 
 use super::{input, sum};
-use crate::group::{over_fabrics_and_verbs, ranks};
+use crate::group::{algorithms, over_fabrics_and_verbs, ranks};
 
 over_fabrics_and_verbs! {
     multiple_algorithms,
@@ -19,12 +19,12 @@ async fn reduced(group: &Group, count: usize, algorithm: Algorithm) {
     assert!(values == sum(count, group.size()), "{algorithm} of {count}");
 }
 
-/// Four algorithms in sequence in one group, each twice, without a barrier in between.
+/// All algorithms in sequence in one group, each twice, without a barrier in between.
 async fn multiple_algorithms(fabric: FabricKind) {
     for size in [2, 3, 4] {
         let ranks = ranks(fabric, size).await;
         let calls = async |group: Group| {
-            for algorithm in Algorithm::ALL.into_iter().filter(|algorithm| *algorithm != Algorithm::Views) {
+            for algorithm in algorithms(&group) {
                 reduced(&group, 1000, algorithm).await;
                 reduced(&group, 10_007, algorithm).await;
             }
