@@ -15,8 +15,40 @@ pub(super) enum Operation {
     Max,
 }
 
+/// Elements as arrays, whose length the compiler knows in any build. A loop over slices of the same length becomes vector code only
+/// if everything in it is inlined.
+trait Chunked: Element {
+    /// An encoded element.
+    type Bytes: AsRef<[u8]> + AsMut<[u8]>;
+
+    /// The encoded elements, without an incomplete one at the end.
+    fn chunks(bytes: &[u8]) -> &[Self::Bytes];
+    /// As [`chunks`](Self::chunks).
+    fn chunks_mut(bytes: &mut [u8]) -> &mut [Self::Bytes];
+}
+
+macro_rules! chunked {
+    ($($element:ty)*) => {
+        $(impl Chunked for $element {
+            type Bytes = [u8; size_of::<$element>()];
+
+            #[inline]
+            fn chunks(bytes: &[u8]) -> &[Self::Bytes] {
+                bytes.as_chunks().0
+            }
+
+            #[inline]
+            fn chunks_mut(bytes: &mut [u8]) -> &mut [Self::Bytes] {
+                bytes.as_chunks_mut().0
+            }
+        })*
+    };
+}
+
+chunked! { i8 i16 i32 i64 u8 u16 u32 u64 f32 f64 [f32; 2] [f64; 2] bool half::f16 half::bf16 }
+
 /// Numbers that can be combined.
-trait Number: Element {
+trait Number: Chunked {
     fn sum(self, other: Self) -> Self;
     fn product(self, other: Self) -> Self;
     fn least(self, other: Self) -> Self;
@@ -179,16 +211,20 @@ fn combine_as<T: Number>(operation: Operation, into: &mut [u8], first: Option<&[
 
 // Inlined with its `combine`, also in builds without optimisation across codegen units.
 #[inline]
-fn each<T: Element>(into: &mut [u8], first: Option<&[u8]>, second: &[u8], combine: impl Fn(T, T) -> T) {
-    let width = size_of::<T>();
-    let targets = into.chunks_exact_mut(width).zip(second.chunks_exact(width));
+fn each<T: Number>(into: &mut [u8], first: Option<&[u8]>, second: &[u8], combine: impl Fn(T, T) -> T) {
+    let (into, second) = (T::chunks_mut(into), T::chunks(second));
+    let decode = |bytes: &T::Bytes| T::decode(bytes.as_ref());
     match first {
         None => {
-            targets.for_each(|(target, other)| combine(T::decode(target), T::decode(other)).encode(target));
+            for (target, other) in into.iter_mut().zip(second) {
+                combine(decode(target), decode(other)).encode(target.as_mut());
+            }
         }
-        Some(first) => targets.zip(first.chunks_exact(width)).for_each(|((target, other), first)| {
-            combine(T::decode(first), T::decode(other)).encode(target);
-        }),
+        Some(first) => {
+            for ((target, other), first) in into.iter_mut().zip(second).zip(T::chunks(first)) {
+                combine(decode(first), decode(other)).encode(target.as_mut());
+            }
+        }
     }
 }
 
@@ -196,7 +232,7 @@ fn each<T: Element>(into: &mut [u8], first: Option<&[u8]>, second: &[u8], combin
 const PIECE: usize = 128;
 
 /// 16-bit floats.
-trait Half: Element {
+trait Half: Chunked {
     const ZERO: Self;
 
     fn widen(halves: &[Self; PIECE], wide: &mut [f32; PIECE]);
@@ -224,8 +260,8 @@ halves! { half::f16 half::bf16 }
 /// Up to `PIECE` elements as 32-bit floats, followed by zeros.
 fn load<T: Half>(from: &[u8]) -> [f32; PIECE] {
     let (mut halves, mut wide) = ([T::ZERO; PIECE], [0.0; PIECE]);
-    for (target, element) in halves.iter_mut().zip(from.chunks_exact(2)) {
-        *target = T::decode(element);
+    for (target, element) in halves.iter_mut().zip(T::chunks(from)) {
+        *target = T::decode(element.as_ref());
     }
     T::widen(&halves, &mut wide);
     wide
@@ -235,8 +271,8 @@ fn load<T: Half>(from: &[u8]) -> [f32; PIECE] {
 fn store<T: Half>(wide: &[f32; PIECE], into: &mut [u8]) {
     let mut halves = [T::ZERO; PIECE];
     T::round(wide, &mut halves);
-    for (target, half) in into.chunks_exact_mut(2).zip(halves) {
-        half.encode(target);
+    for (target, half) in T::chunks_mut(into).iter_mut().zip(halves) {
+        half.encode(target.as_mut());
     }
 }
 
@@ -324,9 +360,9 @@ pub(super) fn divide(dtype: DataType, into: &mut [u8], divisor: usize) {
     }
 }
 
-fn divide_each<T: Element>(into: &mut [u8], divide: impl Fn(T) -> T) {
-    for target in into.chunks_exact_mut(size_of::<T>()) {
-        divide(T::decode(target)).encode(target);
+fn divide_each<T: Chunked>(into: &mut [u8], divide: impl Fn(T) -> T) {
+    for target in T::chunks_mut(into) {
+        divide(T::decode(target.as_ref())).encode(target.as_mut());
     }
 }
 
