@@ -63,6 +63,7 @@ pub use worker::{
     fetch::{Fetch, FetchMany, Fetched, RemoteTensor},
     list::List,
     notes::{BoxedNote, NoteExchange, Notes},
+    offer::{Offer, Ticket},
     peer::Peer,
     receive::{Recv, RecvMany, StepFrom, StepTo},
     receive_into::{Filled, ReceiveIntoError},

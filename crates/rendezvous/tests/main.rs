@@ -22,6 +22,7 @@ mod life;
 mod message_tables;
 mod names;
 mod notes;
+mod offers;
 mod published;
 #[cfg(feature = "test-certificates")]
 mod tls;

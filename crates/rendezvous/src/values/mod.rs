@@ -8,6 +8,7 @@ pub(crate) mod duplicates;
 pub(crate) mod end_signal;
 pub(crate) mod latch;
 pub(crate) mod lost_steps;
+pub(crate) mod offers;
 pub(crate) mod published;
 mod sharded_map;
 pub(crate) mod steps;
@@ -22,6 +23,7 @@ use tensorwire_protocol::{Code, DeviceName, Key, Scope, Status, StepId, Wanted};
 
 use self::{
     lost_steps::LostSteps,
+    offers::OfferNumbers,
     published::{Edition, PublishedSet},
     steps::StepTable,
 };
@@ -36,6 +38,7 @@ pub(crate) struct Values {
     pub(crate) steps: StepTable,
     pub(crate) published: PublishedSet,
     pub(crate) lost: LostSteps,
+    pub(crate) offers: OfferNumbers,
 }
 
 impl Values {

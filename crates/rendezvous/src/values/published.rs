@@ -21,6 +21,7 @@ use crate::{
     values::{
         catalogue::{self, Listing},
         latch::Latch,
+        offers::is_offer,
         tensor::Tensor,
     },
 };
@@ -324,11 +325,12 @@ impl PublishedSet {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Up to `most` entries with names after `after`, sorted by name. Visits no other entry.
+    /// Up to `most` entries with names after `after`, sorted by name, without offers. Visits no other entry.
     pub(crate) fn page(&self, after: Option<&str>, most: usize) -> Vec<(String, Edition)> {
         let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
         let entries = self.entries();
-        let page = entries.range::<str, _>((begin, Bound::Unbounded)).take(most);
+        let page = entries.range::<str, _>((begin, Bound::Unbounded));
+        let page = page.filter(|(name, _)| !is_offer(name)).take(most);
         #[cfg(test)]
         let page = page.inspect(|_| {
             self.visited.fetch_add(1, Ordering::Relaxed);
@@ -383,12 +385,13 @@ impl Drop for PublishedSet {
     }
 }
 
-/// Checks that `name` can be the name of a published tensor.
+/// Checks that `name` can be the name of a tensor that a user publishes.
 pub(crate) fn check_published(name: &str) -> Result<(), WorkerError> {
     let most = tensorwire_protocol::limits::NAME_BYTES_MAX;
-    let checked = match (1..=most).contains(&name.len()) {
-        true => tensorwire_protocol::text::check_name(name),
-        false => Err(format!("a published name has 1 to {most} bytes")),
+    let checked = match name {
+        _ if !(1..=most).contains(&name.len()) => Err(format!("a published name has 1 to {most} bytes")),
+        _ if is_offer(name) => Err("offers have such names: take another".to_owned()),
+        _ => tensorwire_protocol::text::check_name(name),
     };
     checked.map_err(|remedy| WorkerError::Config { field: "published name", value: name.to_owned(), remedy })
 }

@@ -38,10 +38,10 @@ pub struct Fetched {
 
 /// The options of a fetch.
 #[derive(Debug, Clone, Copy)]
-struct Settings {
-    limit: Duration,
-    sharing: Sharing,
-    wanted: Option<Wanted>,
+pub(super) struct Settings {
+    pub(super) limit: Duration,
+    pub(super) sharing: Sharing,
+    pub(super) wanted: Option<Wanted>,
 }
 
 impl Settings {
@@ -259,7 +259,7 @@ impl Peer {
 }
 
 /// Its arguments stay with the caller, because otherwise the future of every fetch has them several times.
-async fn run(
+pub(super) async fn run(
     peer: &Peer,
     transfer: &Transfer<'_>,
     settings: &Settings,

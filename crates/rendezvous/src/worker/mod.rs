@@ -10,6 +10,7 @@ mod gauges;
 pub(crate) mod list;
 mod metrics;
 pub(crate) mod notes;
+pub(crate) mod offer;
 mod outputs;
 pub(crate) mod peer;
 pub(crate) mod receive;

@@ -16,13 +16,14 @@ use super::{for_every_k, on_seeds, polled};
 use crate::common::builder;
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 22] = [
+pub(super) const CASES: [&str; 23] = [
     "connect",
     "fetch",
     "fetch_as",
     "fetch_into",
     "fetch_many",
     "fetch_many_versioned",
+    "fetch_offered",
     "fetch_timeout",
     "fetch_versioned",
     "list",
@@ -156,6 +157,16 @@ fn fetches_of_many_and_of_views_given_up_leave_nothing_behind() {
     every_k_beside_fetches("fetch_as", &async |two, polls| {
         let fetched = polled(polls, two.peer.fetch("x").sharing(Sharing::View).into_future()).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
+    });
+}
+
+#[test]
+fn s3_a_fetch_of_an_offer_given_up_leaves_nothing_behind() {
+    every_k_beside_fetches("fetch_offered", &async |two, polls| {
+        let offer = two.server.offer(two.tensor(2));
+        let limit = Duration::from_secs(30);
+        let fetched = polled(polls, two.peer.fetch_offered(offer.ticket(), limit)).await;
+        fetched.map(|tensor| two.handle.verify(2, tensor.unwrap().unwrap().bytes())).is_some()
     });
 }
 

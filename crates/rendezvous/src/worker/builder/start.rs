@@ -23,7 +23,9 @@ use crate::{
         session_counts::SessionCounter,
     },
     log::quota::LogQuota,
-    values::{Values, lost_steps::LostSteps, published::PublishedSet, steps::StepTable},
+    values::{
+        Values, lost_steps::LostSteps, offers::OfferNumbers, published::PublishedSet, steps::StepTable,
+    },
     worker::{Defaults, Worker, metrics::describe},
 };
 
@@ -55,6 +57,7 @@ impl WorkerBuilder {
             steps: StepTable::new(&name, self.limits.of_steps(self.duplicates), runtime.clone()),
             published: PublishedSet::new(incarnation),
             lost: LostSteps::default(),
+            offers: OfferNumbers::default(),
         });
         let log = Arc::new(LogQuota::new(runtime.clone()));
         describe();

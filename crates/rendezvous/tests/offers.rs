@@ -1,0 +1,151 @@
+//! Offered tensors, between two workers of one process.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::{future::Future, time::Duration};
+
+use tensorwire_protocol::DataType;
+use tensorwire_rendezvous::{Peer, Tensor, Ticket, Worker, WorkerError};
+use tensorwire_verbs_reactor::FabricKind;
+use zerocopy::{FromBytes as _, IntoBytes as _};
+
+use crate::{
+    bounded::bounded,
+    fabrics::{kinds, over, over_verbs},
+    rdma::patient,
+};
+
+const LIMIT: Duration = Duration::from_secs(20);
+const BYTES: usize = 100_000;
+
+fn run(test: impl Future<Output = ()>) {
+    bounded(patient(Duration::from_secs(60)), test);
+}
+
+struct Two {
+    server: Worker,
+    client: Worker,
+    peer: Peer,
+}
+
+impl Two {
+    async fn start(kind: FabricKind) -> Self {
+        let start = |name| over(Worker::builder(name), kind).start();
+        let (server, client) = (start("server").await.unwrap(), start("client").await.unwrap());
+        let peer = client.peer_at(server.address()).await.unwrap();
+        Self { server, client, peer }
+    }
+
+    fn tensor(&self, seed: u8) -> Tensor {
+        let mut buffer = self.server.pool().try_alloc(BYTES).unwrap();
+        buffer.fill(seed);
+        Tensor::new(buffer, DataType::U8, &[BYTES as u64]).unwrap()
+    }
+
+    async fn fetch(&self, ticket: Ticket) -> Option<Tensor> {
+        self.peer.fetch_offered(ticket, patient(LIMIT)).await.unwrap()
+    }
+
+    /// Messages that the client has sent, and what the server has written.
+    fn messages(&self) -> (u64, u64) {
+        let of = |worker: &Worker| worker.peers().iter().map(|peer| peer.fabric.operations).sum();
+        (of(&self.client), of(&self.server))
+    }
+
+    async fn end(self) {
+        self.client.shutdown().await;
+        self.server.shutdown().await;
+    }
+}
+
+fn holds(tensor: Option<&Tensor>, seed: u8) -> bool {
+    tensor.is_some_and(|tensor| {
+        tensor.bytes().len() == BYTES && tensor.bytes().iter().all(|byte| *byte == seed)
+    })
+}
+
+const USUAL: &[FabricKind] = &[FabricKind::SHM, FabricKind::TCP];
+
+#[test]
+fn an_offer_is_read_by_its_ticket_until_it_ends() {
+    for kind in kinds(USUAL) {
+        run(async {
+            let two = Two::start(*kind).await;
+            let offer = two.server.offer(two.tensor(1));
+            // It travels as bytes.
+            let bytes = offer.ticket().as_bytes().to_vec();
+            let ticket = Ticket::read_from_bytes(&bytes).unwrap();
+            let first = two.fetch(ticket).await;
+            assert!(holds(first.as_ref(), 1) && holds(two.fetch(ticket).await.as_ref(), 1));
+            drop(offer);
+            assert!(two.fetch(ticket).await.is_none());
+            // The next one takes the same number, and another ticket.
+            let other = two.server.offer(two.tensor(2));
+            assert!(two.fetch(ticket).await.is_none());
+            assert!(holds(two.fetch(other.ticket()).await.as_ref(), 2));
+            assert!(holds(first.as_ref(), 1), "what was read stays");
+            two.end().await;
+        });
+    }
+}
+
+#[test]
+fn offers_of_one_after_the_other_are_views_without_a_message() {
+    run(async {
+        let two = Two::start(FabricKind::SHM).await;
+        let (mut before, mut in_sequence) = (two.messages(), 0);
+        // The first ones are asked for: the client gets the memory that they lie in.
+        for number in 0..10_000 {
+            let offer = two.server.offer(two.tensor(number as u8));
+            let tensor = two.fetch(offer.ticket()).await;
+            assert!(holds(tensor.as_ref(), number as u8) && tensor.unwrap().buf().is_foreign());
+            let now = two.messages();
+            in_sequence = if now == before { in_sequence + 1 } else { 0 };
+            before = now;
+            if in_sequence == 100 {
+                assert!(
+                    two.server.pool().stats().used_bytes <= 2 * BYTES as u64,
+                    "ended offers hold no memory"
+                );
+                return two.end().await;
+            }
+            tokio::task::yield_now().await;
+        }
+        panic!("there are messages for every offer");
+    });
+}
+
+#[test]
+fn an_offer_that_ends_holds_its_memory_while_it_is_viewed() {
+    run(async {
+        let two = Two::start(FabricKind::SHM).await;
+        let offers = [two.server.offer(two.tensor(1)), two.server.offer(two.tensor(2))];
+        let views = [two.fetch(offers[0].ticket()).await, two.fetch(offers[1].ticket()).await];
+        drop(offers);
+        let used = two.server.pool().stats().used_bytes;
+        assert!(used >= 2 * BYTES as u64 && holds(views[0].as_ref(), 1) && holds(views[1].as_ref(), 2));
+        drop(views);
+        while two.server.pool().stats().used_bytes > 0 {
+            tokio::task::yield_now().await;
+        }
+        two.end().await;
+    });
+}
+
+#[test]
+fn offers_are_not_listed_and_their_names_are_reserved() {
+    run(async {
+        let two = Two::start(FabricKind::TCP).await;
+        let _offers = [1, 2, 3].map(|seed| two.server.offer(two.tensor(seed)));
+        two.server.publish("between", two.tensor(4)).unwrap();
+        let listed = two.peer.list().await.unwrap();
+        assert_eq!(listed.iter().map(|entry| &*entry.name).collect::<Vec<_>>(), ["between"]);
+        for name in ["tensorwire offer 0", "tensorwire offer x"] {
+            let refused = two.server.publish(name, two.tensor(5)).unwrap_err();
+            assert!(matches!(refused, WorkerError::Config { field: "published name", .. }), "{refused}");
+        }
+        two.end().await;
+    });
+}
+
+over_verbs! { an_offer_is_read_by_its_ticket_until_it_ends }
