@@ -227,8 +227,8 @@ impl<'a> Request<'a> {
         let is_all_reduce = calling.call.kind == CallKind::AllReduce;
         let width = (dtype.bits() / 8) as usize;
         Box::pin(async move {
-            let opens_with_neighbours =
-                is_all_reduce && (calling.size() == 2 || algorithm == Algorithm::Exchange);
+            let opens_with_neighbours = is_all_reduce
+                && (calling.size() == 2 || matches!(algorithm, Algorithm::Exchange | Algorithm::Views));
             let work = async {
                 reduction.check(dtype)?;
                 let how = How { reduction: &reduction, dtype, width };

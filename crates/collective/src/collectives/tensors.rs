@@ -107,7 +107,8 @@ impl IntoFuture for ReducingTensors {
         calling.call.reduction = reduction.number();
         calling.call.algorithm = algorithm as u8;
         Box::pin(async move {
-            let opens_with_neighbours = calling.size() == 2 || algorithm == Algorithm::Exchange;
+            let opens_with_neighbours =
+                calling.size() == 2 || matches!(algorithm, Algorithm::Exchange | Algorithm::Views);
             let work = async {
                 let dtype = check(&inputs)?;
                 reduction.check(dtype)?;

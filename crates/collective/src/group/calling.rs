@@ -6,6 +6,9 @@
 //! group's step. A longer content has a key of its own, and may arrive before or after the header.
 
 mod at_once;
+mod offering;
+
+pub(crate) use offering::Offers;
 
 use std::{
     future::{Future, poll_fn},
@@ -307,14 +310,16 @@ impl Calling {
     /// Sends the call header, and a short content with it.
     async fn send_call(&self, to: usize, content: &[u8]) -> Result<(), GroupError> {
         match self.group.notes(to) {
-            Some(notes) => {
-                let (lane, call) = (self.group.lane(&self.call).number, self.call.encode());
-                let sent = notes.send(lane, &[&call, content]).await;
-                // The peer may have sent the end of the group before its connection ended.
-                sent.map_err(|error| self.received_end(to, notes).unwrap_or_else(|| self.failed(to, error)))
-            }
+            Some(notes) => self.note(to, notes, &[&self.call.encode(), content]).await,
             None => self.post(to, CALLS, self.message(content, true).await?),
         }
+    }
+
+    /// Sends a note of all `parts`.
+    async fn note(&self, to: usize, notes: &Notes, parts: &[&[u8]]) -> Result<(), GroupError> {
+        let sent = notes.send(self.group.lane(&self.call).number, parts).await;
+        // The peer may have sent the end of the group before its connection ended.
+        sent.map_err(|error| self.received_end(to, notes).unwrap_or_else(|| self.failed(to, error)))
     }
 
     /// The end of the group, if a note received from `from` contains it.
@@ -348,7 +353,7 @@ impl Calling {
     /// Receives `length` bytes that `from` sent with [`send_short`](Self::send_short).
     pub(crate) async fn receive_short(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
         self.claim_receive(from);
-        let message = self.next_call(from).await?;
+        let message = self.next_short(from, CALLS).await?;
         self.check(from, message.bytes(), length)?;
         Ok(Arrived { message, at: HEADER_BYTES })
     }
@@ -418,7 +423,7 @@ impl Calling {
 
     /// Receives the call header of `from` without a content, and compares it.
     async fn receive_call(&self, from: usize) -> Result<(), GroupError> {
-        let message = self.next_call(from).await?;
+        let message = self.next_short(from, CALLS).await?;
         self.check(from, message.bytes(), 0)
     }
 
@@ -440,10 +445,10 @@ impl Calling {
         self.group.step.to(peer).send(key, message).map_err(|error| self.failed(to, error))
     }
 
-    /// The next message of `from` that begins with a call header.
-    async fn next_call(&self, from: usize) -> Result<Received, GroupError> {
+    /// The next note of `from`. Without a channel, its next message under a key of the lane.
+    async fn next_short(&self, from: usize, key: usize) -> Result<Received, GroupError> {
         let Some(notes) = self.group.notes(from) else {
-            return self.next(from, CALLS).await.map(Received::Value);
+            return self.next(from, key).await.map(Received::Value);
         };
         let _awaited = Awaited::begin(self, from);
         let note = notes.recv(self.group.lane(&self.call).number).await;

@@ -8,6 +8,7 @@ pub(crate) mod dissemination;
 mod joining;
 mod member;
 mod newcomers;
+mod offers;
 mod pairing;
 mod probing;
 mod register;
@@ -31,8 +32,8 @@ use tokio::sync::{Notify, watch};
 
 pub use self::builder::GroupBuilder;
 use self::{
-    agreeing::OwnRegister, channels::Channels, joining::Identity, member::Member, register::Roster,
-    regrouping::Following,
+    agreeing::OwnRegister, channels::Channels, joining::Identity, member::Member, offers::KeptOffers,
+    register::Roster, regrouping::Following,
 };
 use crate::{
     call::Call,
@@ -79,6 +80,7 @@ pub(crate) struct GroupState {
     pub(crate) pairs: Arc<Pairs>,
     next_call: AtomicU64,
     lanes: [Lane; CALLS_UNDER_WAY],
+    offers: KeptOffers,
     /// The channels of notes, in small groups.
     channels: OnceLock<Arc<Channels>>,
     /// Whether all ranks have joined, so that notes may carry calls.
@@ -282,7 +284,7 @@ impl GroupState {
         members: Vec<Member>,
         peers: Vec<Peer>,
     ) -> Self {
-        let hosts = member::hosts(&members);
+        let (hosts, size) = (member::hosts(&members), members.len());
         let step = worker.step(identity.step());
         let register = Arc::new(OwnRegister::new(worker, &identity));
         let pairs = Arc::new(Pairs::new(worker, &peers, rank, identity.step(), identity.limit));
@@ -297,6 +299,7 @@ impl GroupState {
             pairs,
             next_call: AtomicU64::new(0),
             lanes: std::array::from_fn(Lane::new),
+            offers: KeptOffers::new(rank, size),
             channels: OnceLock::new(),
             has_met: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),

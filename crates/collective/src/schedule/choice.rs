@@ -1,6 +1,4 @@
-use std::ops::Range;
-
-use super::{Algorithm, Plan, bcube, halving_doubling, hierarchical, parts, ring, tree};
+use super::{Algorithm, Plan, bcube, halving_doubling, hierarchical, ring, tree};
 
 /// A value up to this size travels in one message beside its header. Above it, each of the `size-1` copies that
 /// [`Algorithm::Exchange`] sends costs more than the steps that it saves.
@@ -17,10 +15,6 @@ const HALVING_DOUBLING_BYTES_MAX: usize = 256 << 10;
 /// The segment that is combined while the next is in flight. Shorter segments need more messages and more waits. Longer ones
 /// leave the processor's cache before they are combined, and leave more to combine after the last receive.
 const SEGMENT_BYTES: usize = 256 << 10;
-
-/// The segment that all ranks of [`Algorithm::Views`] combine before they go on. A longer one leaves the processor's cache before
-/// its results are read; a shorter one needs more messages for the same bytes.
-const VIEW_SEGMENT_BYTES: usize = 2 << 20;
 
 /// The ranks in a group of [`Algorithm::Bcube`]. More ranks take fewer steps, but have more messages in flight in each. Four
 /// halve the steps of pairs, and most hosts have no more than three links for the three peers of a step.
@@ -69,15 +63,6 @@ pub(crate) fn plan(
     }
 }
 
-/// The segments of [`Algorithm::Views`] for `bytes` bytes with elements of `width` bytes: in each, the part of every rank as a
-/// range of bytes.
-pub(crate) fn view_segments(bytes: usize, width: usize, size: usize) -> Vec<Vec<Range<usize>>> {
-    let (count, segment) = (bytes / width, VIEW_SEGMENT_BYTES / width);
-    let segments = (0..count).step_by(segment).map(|start| start..(start + segment).min(count));
-    let in_bytes = |part: Range<usize>| part.start * width..part.end * width;
-    segments.map(|segment| parts(segment, size).into_iter().map(in_bytes).collect()).collect()
-}
-
 /// The plan of `rank` for a reduction of `count` elements of `width` bytes to `root`.
 pub(crate) fn reduce_plan(rank: usize, size: usize, count: usize, width: usize, root: usize) -> Plan {
     // As in an all-reduce, steps count more for short values, and bytes for long ones.
@@ -90,7 +75,7 @@ pub(crate) fn reduce_plan(rank: usize, size: usize, count: usize, width: usize, 
 
 #[cfg(test)]
 mod tests {
-    use super::{Algorithm, VIEW_SEGMENT_BYTES, choose, plan, view_segments};
+    use super::{Algorithm, choose, plan};
     use crate::schedule::{bcube, halving_doubling, hierarchical, ring};
 
     #[test]
@@ -111,21 +96,6 @@ mod tests {
         for width in [1, 2, 4, 8, 16] {
             let plan = plan(Algorithm::Ring, 0, &[vec![0], vec![1]], 1 << 22, width).unwrap();
             assert_eq!(plan.exchanges[0].send[0].1.len() * width, 256 << 10);
-        }
-    }
-
-    #[test]
-    fn segments_of_views_cover_every_byte_once_and_give_each_rank_a_part() {
-        for (count, size) in [(0, 3), (1, 3), (1000, 4), (VIEW_SEGMENT_BYTES, 3)] {
-            let segments = view_segments(count * 4, 4, size);
-            assert_eq!(segments.len(), (count * 4).div_ceil(VIEW_SEGMENT_BYTES));
-            assert!(segments.iter().all(|parts| parts.len() == size));
-            let mut end = 0;
-            for part in segments.iter().flatten() {
-                assert_eq!((part.start, part.len() % 4), (end, 0));
-                end = part.end;
-            }
-            assert_eq!(end, count * 4);
         }
     }
 

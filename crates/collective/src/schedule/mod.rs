@@ -14,10 +14,12 @@ pub mod halving_doubling;
 pub mod hierarchical;
 pub mod ring;
 pub mod tree;
+mod views;
 
 pub use algorithm::Algorithm;
 pub use choice::choose;
-pub(crate) use choice::{plan, reduce_plan, view_segments};
+pub(crate) use choice::{plan, reduce_plan};
+pub(crate) use views::Segments;
 
 use std::ops::Range;
 

@@ -11,6 +11,7 @@ mod hosts;
 mod joining;
 mod many_newcomers;
 mod newcomers;
+mod offered;
 mod reductions;
 mod shrinking;
 mod silent_store;

@@ -1,0 +1,124 @@
+//! Contents that all other ranks read where they lie.
+//!
+//! The sender [offers](tensorwire_rendezvous::Offer) a tensor, and tells each other rank its ticket in a message of the call. So a content
+//! needs no request, and is there once for all ranks.
+
+use std::collections::VecDeque;
+
+use futures::future::try_join_all;
+use tensorwire_rendezvous::{Offer, Tensor, Ticket};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U64};
+
+use super::{Arrived, Awaited, CONTENTS, Calling};
+use crate::{error::GroupError, group::CALLS_UNDER_WAY};
+
+/// What the other ranks are told.
+#[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct Told {
+    ticket: Ticket,
+    /// All calls of the sender below this number are complete.
+    complete: U64,
+}
+
+/// The offers of one call, in a sequence in which each rank offers its next content after it has received those before from all others.
+pub(crate) struct Offers<'calling> {
+    calling: &'calling Calling,
+    /// Those that another rank may still read.
+    unread: VecDeque<Offer>,
+}
+
+impl<'calling> Offers<'calling> {
+    pub(crate) fn new(calling: &'calling Calling) -> Self {
+        Self { calling, unread: VecDeque::new() }
+    }
+
+    /// Offers the next content.
+    pub(crate) async fn offer(&mut self, content: Tensor) -> Result<(), GroupError> {
+        self.unread.push_back(self.calling.offer(content).await?);
+        Ok(())
+    }
+
+    /// The next contents of the other ranks. Before they offered these they had received the last but one of this rank, and needed
+    /// none before that.
+    pub(crate) async fn next(&mut self, length: impl Fn(usize) -> usize) -> Result<Vec<Arrived>, GroupError> {
+        let arrived = self.calling.next_offered(length).await?;
+        while self.unread.len() > 2 {
+            self.unread.pop_front();
+        }
+        Ok(arrived)
+    }
+
+    /// This rank has received everything. The others may still read its last content.
+    pub(crate) fn end(mut self) {
+        if let Some(last) = self.unread.pop_back() {
+            self.calling.group.offers.keep(self.calling.call.number, last);
+        }
+    }
+}
+
+impl Calling {
+    /// Lets all other ranks read `content` until the offer is dropped.
+    pub(crate) async fn offer(&self, content: Tensor) -> Result<Offer, GroupError> {
+        let offer = self.group.worker.offer(content);
+        let told = Told { ticket: offer.ticket(), complete: self.complete_below().into() };
+        for to in self.others() {
+            self.tell(to, told.as_bytes()).await?;
+        }
+        Ok(offer)
+    }
+
+    /// The next content of each other rank, in the order of [`others`](Self::others). `length` gives that of each rank.
+    pub(crate) async fn next_offered(
+        &self,
+        length: impl Fn(usize) -> usize,
+    ) -> Result<Vec<Arrived>, GroupError> {
+        try_join_all(self.others().map(|from| self.next_offered_by(from, length(from)))).await
+    }
+
+    async fn next_offered_by(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
+        let told = self.told(from, size_of::<Told>()).await?;
+        let Ok(&Told { ticket, complete }) = Told::ref_from_bytes(told.bytes()) else {
+            return Err(self.misbehaved(from, "an offer comes with its ticket"));
+        };
+        self.group.offers.are_complete(from, complete.get());
+        let awaited = Awaited::begin(self, from);
+        let fetched = self.peer(from)?.fetch_offered(ticket, self.limit.saturating_mul(2)).await;
+        drop(awaited);
+        match fetched.map_err(|error| self.failed(from, error))? {
+            Some(content) => self.content(from, content, length),
+            // The group is over on that rank. It says so behind all that it has told before.
+            None => loop {
+                self.next_short(from, CONTENTS).await?;
+            },
+        }
+    }
+
+    /// Sends short `bytes` with the call header, or behind it.
+    async fn tell(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
+        if self.claim_send(to) {
+            return self.send_call(to, bytes).await;
+        }
+        match self.group.notes(to) {
+            Some(notes) => self.note(to, notes, &[bytes]).await,
+            None => self.post(to, CONTENTS, self.message(bytes, false).await?),
+        }
+    }
+
+    /// Receives what `from` sent with [`tell`](Self::tell): `length` bytes, if they come with the call header.
+    async fn told(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
+        if self.claim_receive(from) {
+            return self.receive_short(from, length).await;
+        }
+        Ok(Arrived { message: self.next_short(from, CONTENTS).await?, at: 0 })
+    }
+
+    /// All calls of this rank below this number are complete.
+    fn complete_below(&self) -> u64 {
+        let incomplete = (0..).zip(&self.group.lanes).map(|(at, lane)| {
+            let complete = lane.complete.load(std::sync::atomic::Ordering::Acquire);
+            at + complete * CALLS_UNDER_WAY as u64
+        });
+        incomplete.min().unwrap_or_default()
+    }
+}
