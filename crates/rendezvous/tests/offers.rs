@@ -136,14 +136,16 @@ fn an_offer_that_ends_holds_its_memory_while_it_is_viewed() {
 fn offers_are_not_listed_and_their_names_are_reserved() {
     run(async {
         let two = Two::start(FabricKind::TCP).await;
-        let _offers = [1, 2, 3].map(|seed| two.server.offer(two.tensor(seed)));
+        let offers = [1, 2, 3].map(|seed| two.server.offer(two.tensor(seed)));
         two.server.publish("between", two.tensor(4)).unwrap();
         let listed = two.peer.list().await.unwrap();
         assert_eq!(listed.iter().map(|entry| &*entry.name).collect::<Vec<_>>(), ["between"]);
         for name in ["tensorwire offer 0", "tensorwire offer x"] {
             let refused = two.server.publish(name, two.tensor(5)).unwrap_err();
             assert!(matches!(refused, WorkerError::Config { field: "published name", .. }), "{refused}");
+            assert!(!two.server.withdraw(name));
         }
+        assert!(holds(two.fetch(offers[0].ticket()).await.as_ref(), 1));
         two.end().await;
     });
 }

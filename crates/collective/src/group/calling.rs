@@ -3,7 +3,8 @@
 //! A call's messages travel in its lane, in the order they are sent. A lane carries one call at a time, so a message belongs to
 //! the lane's current call. The first message a rank sends another in a call begins with the [`Call`] header, which the receiver
 //! compares with its own, and a short content follows in the same message: in a [note](super::channels), or under a key of the
-//! group's step. A longer content has a key of its own, and may arrive before or after the header.
+//! group's step. A longer content has a key of its own, and may arrive before or after the header; or it is [offered](offering), and
+//! a later note has its ticket.
 
 mod at_once;
 mod offering;
@@ -214,6 +215,7 @@ impl Calling {
             Ok(value) => {
                 self.group.lane(&self.call).end_call();
                 if self.call.kind == CallKind::Close {
+                    self.group.offers.end();
                     self.group.is_closed.store(true, Ordering::Release);
                 }
                 Ok(value)

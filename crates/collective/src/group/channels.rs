@@ -1,5 +1,5 @@
-//! The channels of [`Notes`] between the ranks of a small group. They carry call headers with short contents, and the end of the
-//! group. In a larger group these travel as values of the group's step.
+//! The channels of [`Notes`] between the ranks of a small group. They carry call headers with short contents, tickets of longer ones, and
+//! the end of the group. In a larger group these travel as values of the group's step.
 //!
 //! A rank has few notes that it has not received: every call is compared along the ring of ranks, so a rank is ahead of another
 //! by at most one call of a lane for each rank between them.
@@ -19,7 +19,7 @@ use super::{CALLS_UNDER_WAY, GroupState};
 /// The size of the largest group that has channels. Each of its ranks connects to all others.
 const RANKS_MAX: usize = 8;
 
-/// The first bytes of a note with the end of the group. A call header begins with others.
+/// The first bytes of a note with the end of the group. Call headers and tickets begin with others.
 const END: [u8; 4] = *b"TWGe";
 
 /// This rank's channels, in the order of the ranks. Its own entry is empty.

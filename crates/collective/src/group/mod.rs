@@ -299,7 +299,7 @@ impl GroupState {
             pairs,
             next_call: AtomicU64::new(0),
             lanes: std::array::from_fn(Lane::new),
-            offers: KeptOffers::new(rank, size),
+            offers: KeptOffers::new(rank, size, CALLS_UNDER_WAY),
             channels: OnceLock::new(),
             has_met: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
@@ -341,6 +341,7 @@ impl GroupState {
             // Fails the peers' requests in this step, those that wait and later ones.
             let status = self.end_status(first);
             self.step.abort(&status);
+            self.offers.end();
             self.pairs.end(&calling::after(first), &status);
             self.announce_end(&status);
             self.is_over.send_replace(true);

@@ -1,31 +1,40 @@
 //! Offers of calls that are complete on this rank, and may not be on others.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{
+    iter, mem,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
 
 use tensorwire_rendezvous::Offer;
 
-/// The last offer of each call that another rank may still have to read.
+/// The last offer of each call that another rank may still have to read, at most one for each lane.
 #[derive(Debug)]
 pub(crate) struct KeptOffers(Mutex<Kept>);
 
 #[derive(Debug)]
 struct Kept {
-    /// With the number of the call.
-    offers: Vec<(u64, Offer)>,
+    /// For each lane, with the number of the call.
+    offers: Vec<Option<(u64, Offer)>>,
     /// For each rank, the number below which all its calls are complete, as far as it has said.
     complete: Vec<u64>,
 }
 
 impl KeptOffers {
-    /// For rank `rank` of `size` ranks.
-    pub(super) fn new(rank: usize, size: usize) -> Self {
+    /// For rank `rank` of `size` ranks, whose calls have `lanes` lanes.
+    pub(super) fn new(rank: usize, size: usize, lanes: usize) -> Self {
         let complete = (0..size).map(|at| if at == rank { u64::MAX } else { 0 }).collect();
-        Self(Mutex::new(Kept { offers: Vec::new(), complete }))
+        Self(Mutex::new(Kept { offers: iter::repeat_with(|| None).take(lanes).collect(), complete }))
     }
 
-    /// Keeps an offer until all other ranks have said that call `number` is complete.
+    /// Keeps an offer of call `number` until all other ranks have said that this call is complete. Ends that of the lane's call
+    /// before: all ranks have begun this one.
     pub(crate) fn keep(&self, number: u64, offer: Offer) {
-        self.lock().offers.push((number, offer));
+        let mut kept = self.lock();
+        let lane = (number % kept.offers.len() as u64) as usize;
+        let before = kept.offers.get_mut(lane).map(|place| place.replace((number, offer)));
+        drop(kept);
+        // Without the lock: ending an offer may wake tasks.
+        drop(before);
     }
 
     /// All calls of `rank` below `number` are complete.
@@ -36,10 +45,15 @@ impl KeptOffers {
             *known = number.max(*known);
         }
         let below = complete.iter().copied().min().unwrap_or_default();
-        // Calls may be completed in any order.
-        let ended: Vec<_> = offers.extract_if(.., |(number, _)| *number < below).collect();
+        let ended = offers.iter_mut().map(|place| place.take_if(|(number, _)| *number < below));
+        let ended: Vec<_> = ended.flatten().collect();
         drop(kept);
-        // Without the lock: ending an offer may wake tasks.
+        drop(ended);
+    }
+
+    /// Nobody reads them any more.
+    pub(super) fn end(&self) {
+        let ended: Vec<_> = self.lock().offers.iter_mut().map(mem::take).collect();
         drop(ended);
     }
 

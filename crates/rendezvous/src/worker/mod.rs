@@ -40,6 +40,7 @@ use crate::{
     link::{known_peer::KnownPeer, node::Node},
     values::{
         duplicates::DuplicatePolicy,
+        offers::is_offer,
         published::{Version, check_published},
         tensor::Tensor,
     },
@@ -225,7 +226,7 @@ impl Worker {
 
     /// Withdraws a published tensor. Returns false if nothing was published under `name`.
     pub fn withdraw(&self, name: &str) -> bool {
-        self.node.values.published.withdraw(name)
+        !is_offer(name) && self.node.values.published.withdraw(name)
     }
 
     /// The key of `edge` from `source_device` to `destination_device` (`/job:ps/replica:0/task:0/device:CPU:0`, or a

@@ -78,7 +78,7 @@ impl Worker {
     pub fn offer(&self, tensor: Tensor) -> Offer {
         let values = self.node.values.clone();
         let number = values.offers.take();
-        let version = values.published.publish(&name_of(number), tensor);
+        let version = values.published.publish(&name_of(number), tensor.remember_checksums());
         let ticket = Ticket {
             incarnation: version.incarnation().into(),
             version: version.number().into(),

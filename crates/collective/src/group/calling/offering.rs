@@ -12,46 +12,50 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_e
 use super::{Arrived, Awaited, CONTENTS, Calling};
 use crate::{error::GroupError, group::CALLS_UNDER_WAY};
 
+/// The first bytes of what the other ranks are told. The end of the group begins with others.
+const MAGIC: [u8; 4] = *b"TWGo";
+
 /// What the other ranks are told.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Told {
+    magic: [u8; 4],
     ticket: Ticket,
     /// All calls of the sender below this number are complete.
     complete: U64,
 }
 
-/// The offers of one call, in a sequence in which each rank offers its next content after it has received those before from all others.
+/// The contents that a rank offers in one call. Each rank offers its next content after it has received those before from all others, and
+/// has dropped its views of them except for the last of each rank.
 pub(crate) struct Offers<'calling> {
     calling: &'calling Calling,
-    /// Those that another rank may still read.
-    unread: VecDeque<Offer>,
+    recent: VecDeque<Offer>,
 }
 
 impl<'calling> Offers<'calling> {
     pub(crate) fn new(calling: &'calling Calling) -> Self {
-        Self { calling, unread: VecDeque::new() }
+        Self { calling, recent: VecDeque::new() }
     }
 
     /// Offers the next content.
     pub(crate) async fn offer(&mut self, content: Tensor) -> Result<(), GroupError> {
-        self.unread.push_back(self.calling.offer(content).await?);
+        self.recent.push_back(self.calling.offer(content).await?);
         Ok(())
     }
 
-    /// The next contents of the other ranks. Before they offered these they had received the last but one of this rank, and needed
-    /// none before that.
+    /// The next contents of the other ranks. Before they offered these they had received all contents of this rank but the last, and
+    /// dropped their views of all but the last two. So no offer ends that is unread, and none that is viewed.
     pub(crate) async fn next(&mut self, length: impl Fn(usize) -> usize) -> Result<Vec<Arrived>, GroupError> {
         let arrived = self.calling.next_offered(length).await?;
-        while self.unread.len() > 2 {
-            self.unread.pop_front();
+        while self.recent.len() > 2 {
+            self.recent.pop_front();
         }
         Ok(arrived)
     }
 
     /// This rank has received everything. The others may still read its last content.
     pub(crate) fn end(mut self) {
-        if let Some(last) = self.unread.pop_back() {
+        if let Some(last) = self.recent.pop_back() {
             self.calling.group.offers.keep(self.calling.call.number, last);
         }
     }
@@ -61,7 +65,7 @@ impl Calling {
     /// Lets all other ranks read `content` until the offer is dropped.
     pub(crate) async fn offer(&self, content: Tensor) -> Result<Offer, GroupError> {
         let offer = self.group.worker.offer(content);
-        let told = Told { ticket: offer.ticket(), complete: self.complete_below().into() };
+        let told = Told { magic: MAGIC, ticket: offer.ticket(), complete: self.complete_below().into() };
         for to in self.others() {
             self.tell(to, told.as_bytes()).await?;
         }
@@ -78,7 +82,7 @@ impl Calling {
 
     async fn next_offered_by(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
         let told = self.told(from, size_of::<Told>()).await?;
-        let Ok(&Told { ticket, complete }) = Told::ref_from_bytes(told.bytes()) else {
+        let Ok(&Told { magic: MAGIC, ticket, complete }) = Told::ref_from_bytes(told.bytes()) else {
             return Err(self.misbehaved(from, "an offer comes with its ticket"));
         };
         self.group.offers.are_complete(from, complete.get());
