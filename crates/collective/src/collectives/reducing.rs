@@ -282,6 +282,9 @@ impl How<'_> {
     /// Every rank sends its elements to all others, and combines all in the order of the ranks.
     async fn exchange(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
         let own = calling.message(bytes, false).await?;
+        if calling.hosts().len() == 1 {
+            return views::exchange(calling, self, own, bytes).await;
+        }
         for to in calling.others() {
             calling.send_tensor(to, own.clone()).await?;
         }

@@ -153,7 +153,9 @@ async fn reduce(
 ) -> Result<Tensor, GroupError> {
     let (shape, bytes) = (inputs[0].shape().to_vec(), inputs[0].bytes().len());
     let buffer = async || calling.pool().alloc(bytes).await.map_err(WorkerError::from);
-    let is_shared = algorithm == Algorithm::Views && calling.size() > 1;
+    let is_exchanged =
+        algorithm == Algorithm::Exchange && calling.hosts().len() == 1 && !calling.is_short(bytes);
+    let is_shared = (is_exchanged || algorithm == Algorithm::Views) && calling.size() > 1;
     // Memory that the others cannot map would be copied once for each of them.
     let is_copied = is_shared && !inputs[0].buf().block().is_some_and(Block::shareable);
     if inputs.len() > 1 || is_copied {
@@ -168,6 +170,8 @@ async fn reduce(
     let mut output = buffer().await?;
     if algorithm == Algorithm::Views {
         views::all_reduce_shared(calling, how, &own, &mut output).await?;
+    } else if is_exchanged {
+        views::exchange(calling, how, own, &mut output).await?;
     } else {
         copy_bytes(&mut output, own.bytes(), CopyReason::Local);
         how.all_reduce(calling, &mut output, algorithm).await?;

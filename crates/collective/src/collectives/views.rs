@@ -1,6 +1,6 @@
 //! All-reduce on one host: each rank reads the others' elements in place.
 //!
-//! Every rank offers the others their parts of its value, combines its own part of all ranks' values, and offers the others the result;
+//! In [`exchange`] every rank reads all values of the others, in one step. In the rest every rank offers the others their parts of its value, combines its own part of all ranks' values, and offers the others the result;
 //! [`Segments`] has the order. So each rank reads all inputs of its part once, writes its part once, and copies the other parts. All ranks
 //! get the same result, bit by bit, because each element is combined once, in the order of the ranks.
 //!
@@ -26,6 +26,21 @@ use crate::{
     reduction::BLOCK_BYTES,
     schedule::{Algorithm, Segments},
 };
+
+/// Stores the combination of all ranks' `own` in `output`, which has the same length. Each rank reads the others' in place.
+pub(super) async fn exchange(
+    calling: &Calling,
+    how: &How<'_>,
+    own: Tensor,
+    output: &mut [u8],
+) -> Result<(), GroupError> {
+    let mut offers = Offers::new(calling);
+    offers.offer(own.clone()).await?;
+    let arrived = offers.next(|_| output.len()).await?;
+    how.fold_all(output, &in_order_of_ranks(calling, own.bytes(), &arrived, 0..output.len()))?;
+    offers.end();
+    Ok(())
+}
 
 /// Combines `bytes` of all ranks in place. They are copied once, into memory that the others can map.
 pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8]) -> Result<(), GroupError> {

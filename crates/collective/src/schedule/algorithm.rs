@@ -12,7 +12,7 @@ pub enum Algorithm {
     /// Every rank sends all its elements to every other rank, and combines what it receives in the order of the ranks.
     ///
     /// One step, `S·(P-1)` bytes. For values of one message in small groups, whose time depends only on the number of steps in
-    /// sequence. Uses no plan.
+    /// sequence. Ranks on one host read longer values in place. Uses no plan.
     Exchange = 1,
     /// Every rank reads the elements of the others in place.
     ///

@@ -4,6 +4,10 @@ use super::{Algorithm, Plan, bcube, halving_doubling, hierarchical, ring, tree};
 /// [`Algorithm::Exchange`] sends costs more than the steps that it saves.
 const EXCHANGE_BYTES_MAX: usize = 2 << 10;
 
+/// Up to this size, counted for all ranks together, ranks of one host read all values of the others in one step. Above it, reading and
+/// combining so many bytes takes longer than the second step of [`Algorithm::Views`].
+const SHARED_EXCHANGE_BYTES_MAX: usize = 512 << 10;
+
 /// With one more rank, sending to each of the others takes longer than the three steps each way that pairs of eight ranks take.
 const EXCHANGE_RANKS_MAX: usize = 8;
 
@@ -27,7 +31,8 @@ pub fn choose(size: usize, hosts: &[Vec<usize>], bytes: usize) -> Algorithm {
     if bytes <= EXCHANGE_BYTES_MAX && size <= EXCHANGE_RANKS_MAX {
         Algorithm::Exchange
     } else if hosts.len() == 1 {
-        Algorithm::Views
+        let is_short = bytes.saturating_mul(size) <= SHARED_EXCHANGE_BYTES_MAX;
+        if is_short { Algorithm::Exchange } else { Algorithm::Views }
     } else if bytes <= HALVING_DOUBLING_BYTES_MAX {
         Algorithm::HalvingDoubling
     } else if hosts.len() < size && are_alike(hosts) {
@@ -114,7 +119,8 @@ mod tests {
     fn ranks_that_share_a_host_use_its_memory() {
         let (one, two) = ([(0..9).collect()], [vec![0, 2, 4, 6], vec![1, 3, 5, 7]]);
         assert_eq!(choose(8, &[(0..8).collect()], 2048), Algorithm::Exchange);
-        assert_eq!(choose(9, &one, 2048), Algorithm::Views);
+        assert_eq!(choose(9, &one, (512 << 10) / 9), Algorithm::Exchange);
+        assert_eq!(choose(9, &one, (512 << 10) / 9 + 1), Algorithm::Views);
         assert_eq!(choose(9, &one, usize::MAX), Algorithm::Views);
         assert_eq!(choose(8, &two, 256 << 10), Algorithm::HalvingDoubling);
         assert_eq!(choose(8, &two, usize::MAX), Algorithm::Hierarchical);

@@ -14,10 +14,10 @@ fn used(group: &Group) -> usize {
 }
 
 /// Sums `count` numbers of each rank in place.
-async fn reduce(group: &Group, count: usize) {
+async fn reduce(group: &Group, algorithm: Algorithm, count: usize) {
     let (size, rank) = (group.size(), group.rank());
     let mut values: Vec<_> = (0..count).map(|at| (at * size + rank) as i64).collect();
-    group.all_reduce(&mut values).algorithm(Algorithm::Views).await.unwrap();
+    group.all_reduce(&mut values).algorithm(algorithm).await.unwrap();
     let sum = |at: usize| (0..size).map(|rank| (at * size + rank) as i64).sum::<i64>();
     assert!(values.iter().enumerate().all(|(at, value)| *value == sum(at)), "{count}");
 }
@@ -29,21 +29,28 @@ async fn the_next_call_frees_what_one_has_left_for_the_other_ranks() {
     // The last result of a call is a part of 1 MiB.
     let kept = MIB / 3 + (64 << 10);
     for _ in 0..40 {
-        ranks.each(async |group: Group| reduce(&group, MIB / 8).await).await;
-    }
-    ranks.each(async |group: Group| join_all([MIB / 8; 8].map(|count| reduce(&group, count))).await).await;
-    ranks.each(async |group: Group| reduce(&group, MIB / 8).await).await;
-    for (group, before) in ranks.groups.iter().zip(&before) {
-        assert!(used(group) <= before + kept, "{} bytes after {before}", used(group));
+        ranks.each(async |group: Group| reduce(&group, Algorithm::Views, MIB / 8).await).await;
     }
     ranks
         .each(async |group: Group| {
-            let tensor = Tensor::from_values(group.worker().pool(), &[4], &[1i32; 4]).unwrap();
-            for _ in 0..3 {
-                group.all_reduce_tensors([tensor.clone()]).algorithm(Algorithm::Views).await.unwrap();
-            }
+            join_all([MIB / 8; 8].map(|count| reduce(&group, Algorithm::Views, count))).await
         })
         .await;
+    ranks.each(async |group: Group| reduce(&group, Algorithm::Views, MIB / 8).await).await;
+    for (group, before) in ranks.groups.iter().zip(&before) {
+        assert!(used(group) <= before + kept, "{} bytes after {before}", used(group));
+    }
+    for algorithm in [Algorithm::Exchange, Algorithm::Views] {
+        ranks
+            .each(async |group: Group| {
+                let tensor = Tensor::from_values(group.worker().pool(), &[1000], &[1i32; 1000]).unwrap();
+                for _ in 0..3 {
+                    let sum = group.all_reduce_tensors([tensor.clone()]).algorithm(algorithm).await.unwrap();
+                    assert_eq!(sum.values::<i32>().unwrap(), [3; 1000]);
+                }
+            })
+            .await;
+    }
     let workers: Vec<_> = ranks.groups.iter().map(|group| group.worker().clone()).collect();
     ranks.each(async |group: Group| group.close().await.unwrap()).await;
     drop(ranks);
@@ -54,7 +61,8 @@ async fn the_next_call_frees_what_one_has_left_for_the_other_ranks() {
 #[tokio::test]
 async fn a_group_without_channels_of_notes_combines_long_values() {
     let ranks = ranks(FabricKind::SHM, 9).await;
+    ranks.each(async |group: Group| reduce(&group, Algorithm::Exchange, 1000).await).await;
     // Three segments, of which the last has fewer elements than there are ranks.
-    ranks.each(async |group: Group| reduce(&group, 2 * MIB / 8 + 5).await).await;
+    ranks.each(async |group: Group| reduce(&group, Algorithm::Views, 2 * MIB / 8 + 5).await).await;
     ranks.shutdown().await;
 }
