@@ -215,7 +215,7 @@ impl Calling {
             Ok(value) => {
                 self.group.lane(&self.call).end_call();
                 if self.call.kind == CallKind::Close {
-                    self.group.offers.end();
+                    drop(self.group.offers.take());
                     self.group.is_closed.store(true, Ordering::Release);
                 }
                 Ok(value)

@@ -9,7 +9,10 @@
 
 use std::sync::Arc;
 
-use futures::{FutureExt as _, future::try_join_all};
+use futures::{
+    FutureExt as _,
+    future::{join_all, try_join_all},
+};
 use tensorwire_protocol::{Code, Status, text::escaped};
 use tensorwire_rendezvous::{Notes, WorkerError};
 use tensorwire_verbs_reactor::Runtime;
@@ -47,6 +50,16 @@ impl Channels {
 
     pub(super) fn with(&self, rank: usize) -> Option<&Notes> {
         self.0.get(rank)?.as_ref()
+    }
+
+    /// Completes when every other rank has sent the end of the group, or is lost.
+    pub(super) async fn all_have_left(&self) {
+        let left = self.0.iter().flatten().map(|notes| async {
+            while let Ok(note) = notes.recv(0).await
+                && decode_end(&note).is_none()
+            {}
+        });
+        join_all(left).await;
     }
 
     /// Sends `status`, the end of the group, to all other ranks.

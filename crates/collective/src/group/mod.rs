@@ -17,6 +17,7 @@ mod regrouping;
 use std::{
     collections::HashSet,
     fmt,
+    future::pending,
     pin::pin,
     sync::{
         Arc, OnceLock,
@@ -27,7 +28,7 @@ use std::{
 
 use tensorwire_protocol::{Code, Status};
 use tensorwire_rendezvous::{Notes, Peer, Step, Worker, WorkerError};
-use tensorwire_verbs_reactor::Runtime;
+use tensorwire_verbs_reactor::{Runtime, timeout};
 use tokio::sync::{Notify, watch};
 
 pub use self::builder::GroupBuilder;
@@ -59,7 +60,8 @@ pub const CALLS_UNDER_WAY: usize = 16;
 ///
 /// # The end
 /// Dropping the last clone drops the values that this rank sent and another has not received yet. [`close`](Self::close) waits
-/// for the others first.
+/// for the others first. Only results of an all-reduce on one host stay readable, until the other ranks have left, too, at most for
+/// the group's [`timeout`](Self::timeout).
 #[derive(Clone)]
 pub struct Group {
     pub(crate) state: Arc<GroupState>,
@@ -341,7 +343,7 @@ impl GroupState {
             // Fails the peers' requests in this step, those that wait and later ones.
             let status = self.end_status(first);
             self.step.abort(&status);
-            self.offers.end();
+            drop(self.offers.take());
             self.pairs.end(&calling::after(first), &status);
             self.announce_end(&status);
             self.is_over.send_replace(true);
@@ -379,6 +381,27 @@ impl GroupState {
         }
     }
 
+    /// Lets ranks that are slower read the last results of this one, until they have left the group, too.
+    fn leave_last_results(&self) {
+        let offers = self.offers.take();
+        if offers.is_empty() {
+            return;
+        }
+        let (runtime, channels) = (self.worker.runtime().clone(), self.channels.get().cloned());
+        let limit = self.identity.limit;
+        let leave = async move {
+            let all_have_left = async {
+                match channels {
+                    Some(channels) => channels.all_have_left().await,
+                    None => pending().await,
+                }
+            };
+            let _ = timeout(&*runtime, limit, all_have_left).await;
+            drop(offers);
+        };
+        self.runtime().spawn("leave last results for slower ranks", Box::pin(leave));
+    }
+
     /// The lane of a call.
     pub(crate) fn lane(&self, call: &Call) -> &Lane {
         &self.lanes[(call.number % CALLS_UNDER_WAY as u64) as usize]
@@ -412,6 +435,7 @@ impl Drop for GroupState {
         if self.over.get().is_none() {
             let why = format!("rank {} has dropped its last clone", self.rank);
             self.announce_end(&Status::new(Code::Aborted, why));
+            self.leave_last_results();
         }
     }
 }

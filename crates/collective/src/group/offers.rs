@@ -1,7 +1,7 @@
 //! Offers of calls that are complete on this rank, and may not be on others.
 
 use std::{
-    iter, mem,
+    iter,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
@@ -51,10 +51,10 @@ impl KeptOffers {
         drop(ended);
     }
 
-    /// Nobody reads them any more.
-    pub(super) fn end(&self) {
-        let ended: Vec<_> = self.lock().offers.iter_mut().map(mem::take).collect();
-        drop(ended);
+    /// Takes out all of them.
+    pub(super) fn take(&self) -> Vec<Offer> {
+        let offers: Vec<_> = self.lock().offers.iter_mut().filter_map(Option::take).collect();
+        offers.into_iter().map(|(_, offer)| offer).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, Kept> {

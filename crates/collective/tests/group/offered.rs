@@ -66,3 +66,24 @@ async fn a_group_without_channels_of_notes_combines_long_values() {
     ranks.each(async |group: Group| reduce(&group, Algorithm::Views, 2 * MIB / 8 + 5).await).await;
     ranks.shutdown().await;
 }
+
+#[tokio::test]
+async fn a_rank_may_drop_the_group_when_its_last_call_is_complete() {
+    let ranks = ranks(FabricKind::SHM, 3).await;
+    let before: Vec<_> = ranks.groups.iter().map(used).collect();
+    for algorithm in [Algorithm::Exchange, Algorithm::Views].repeat(20) {
+        ranks
+            .each(async |group: Group| {
+                let derived = group.derive("short").await.unwrap();
+                reduce(&derived, algorithm, 1000).await;
+            })
+            .await;
+    }
+    // Once all have left, nothing is left behind.
+    for (group, before) in ranks.groups.iter().zip(before) {
+        while used(group) > before {
+            tokio::task::yield_now().await;
+        }
+    }
+    ranks.shutdown().await;
+}
