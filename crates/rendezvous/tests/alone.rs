@@ -7,6 +7,7 @@ mod fabrics;
 mod rdma;
 mod shown;
 mod tap;
+mod two;
 
 mod catalogue;
 mod copies;

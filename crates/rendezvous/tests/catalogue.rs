@@ -6,10 +6,10 @@ use std::{future::IntoFuture, sync::mpsc, thread, time::Duration};
 
 use tensorwire_memory::copy::{CopyReason, count};
 use tensorwire_protocol::{Code, DataType};
-use tensorwire_rendezvous::{Peer, Sharing, Tensor, Validation, Worker, WorkerError};
+use tensorwire_rendezvous::{Sharing, Tensor, Validation, Worker, WorkerError};
 use tensorwire_verbs_reactor::FabricKind;
 
-use crate::{bounded::bounded, rdma::patient};
+use crate::{bounded::bounded, rdma::patient, two::Two};
 
 const LARGE: usize = (1 << 20) + 5;
 
@@ -17,18 +17,9 @@ fn run(test: impl Future<Output = ()>) {
     bounded(patient(Duration::from_secs(60)), test);
 }
 
-struct Two {
-    server: Worker,
-    client: Worker,
-    peer: Peer,
-}
-
 impl Two {
     async fn start(validation: Validation) -> Self {
-        let start = |name| Worker::builder(name).require(FabricKind::SHM).validation(validation).start();
-        let (server, client) = (start("server").await.unwrap(), start("client").await.unwrap());
-        let peer = client.peer_at(server.address()).await.unwrap();
-        Self { server, client, peer }
+        Self::of(|name| Worker::builder(name).require(FabricKind::SHM).validation(validation)).await
     }
 
     /// Publishes `tensor` under `name`, and fetches it until the peer is not asked any more: until the client has the block
@@ -57,17 +48,6 @@ impl Two {
         let got = self.peer.fetch(name).await.unwrap();
         assert!(got.bytes() == tensor.bytes() && got.metadata() == tensor.metadata(), "{name}");
         self.messages() != before
-    }
-
-    /// Messages that the client has sent and what the server has written.
-    fn messages(&self) -> (u64, u64) {
-        let of = |worker: &Worker| worker.peers().iter().map(|peer| peer.fabric.operations).sum();
-        (of(&self.client), of(&self.server))
-    }
-
-    async fn end(self) {
-        self.client.shutdown().await;
-        self.server.shutdown().await;
     }
 }
 

@@ -8,6 +8,7 @@ mod editions;
 mod fabrics;
 mod rdma;
 mod tables;
+mod two;
 #[cfg(feature = "test-certificates")]
 mod watchdog;
 mod watched;

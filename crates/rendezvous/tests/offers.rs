@@ -5,7 +5,7 @@
 use std::{future::Future, time::Duration};
 
 use tensorwire_protocol::DataType;
-use tensorwire_rendezvous::{Peer, Tensor, Ticket, Worker, WorkerError};
+use tensorwire_rendezvous::{Tensor, Ticket, Worker, WorkerError};
 use tensorwire_verbs_reactor::FabricKind;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
@@ -13,6 +13,7 @@ use crate::{
     bounded::bounded,
     fabrics::{kinds, over, over_verbs},
     rdma::patient,
+    two::Two,
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
@@ -22,18 +23,9 @@ fn run(test: impl Future<Output = ()>) {
     bounded(patient(Duration::from_secs(60)), test);
 }
 
-struct Two {
-    server: Worker,
-    client: Worker,
-    peer: Peer,
-}
-
 impl Two {
     async fn start(kind: FabricKind) -> Self {
-        let start = |name| over(Worker::builder(name), kind).start();
-        let (server, client) = (start("server").await.unwrap(), start("client").await.unwrap());
-        let peer = client.peer_at(server.address()).await.unwrap();
-        Self { server, client, peer }
+        Self::of(|name| over(Worker::builder(name), kind)).await
     }
 
     fn tensor(&self, seed: u8) -> Tensor {
@@ -44,17 +36,6 @@ impl Two {
 
     async fn fetch(&self, ticket: Ticket) -> Option<Tensor> {
         self.peer.fetch_offered(ticket, patient(LIMIT)).await.unwrap()
-    }
-
-    /// Messages that the client has sent, and what the server has written.
-    fn messages(&self) -> (u64, u64) {
-        let of = |worker: &Worker| worker.peers().iter().map(|peer| peer.fabric.operations).sum();
-        (of(&self.client), of(&self.server))
-    }
-
-    async fn end(self) {
-        self.client.shutdown().await;
-        self.server.shutdown().await;
     }
 }
 

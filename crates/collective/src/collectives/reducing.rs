@@ -227,8 +227,7 @@ impl<'a> Request<'a> {
         let is_all_reduce = calling.call.kind == CallKind::AllReduce;
         let width = (dtype.bits() / 8) as usize;
         Box::pin(async move {
-            let opens_with_neighbours = is_all_reduce
-                && (calling.size() == 2 || matches!(algorithm, Algorithm::Exchange | Algorithm::Views));
+            let opens_with_neighbours = is_all_reduce && calling.opens_with_neighbours(algorithm);
             let work = async {
                 reduction.check(dtype)?;
                 let how = How { reduction: &reduction, dtype, width };
@@ -282,14 +281,14 @@ impl How<'_> {
     /// Every rank sends its elements to all others, and combines all in the order of the ranks.
     async fn exchange(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
         let own = calling.message(bytes, false).await?;
-        if calling.hosts().len() == 1 {
+        if calling.is_on_one_host() {
             return views::exchange(calling, self, own, bytes).await;
         }
         for to in calling.others() {
             calling.send_tensor(to, own.clone()).await?;
         }
         let arrived = try_join_all(calling.others().map(|from| calling.receive(from, bytes.len()))).await?;
-        self.combine(calling, bytes, &arrived)
+        self.fold_all(bytes, &in_order_of_ranks(calling, own.bytes(), &arrived, 0..bytes.len()))
     }
 
     /// As [`exchange`](Self::exchange), with the elements in the message of the call header.

@@ -12,13 +12,12 @@ use futures::{
 };
 use smallvec::SmallVec;
 use tensorwire_memory::copy::{CopyReason, copy_bytes, copy_past_caches};
-use tensorwire_protocol::DataType;
-use tensorwire_rendezvous::{Tensor, WorkerError};
+use tensorwire_rendezvous::Tensor;
 
 use super::how::How;
 use crate::{
     error::GroupError,
-    group::calling::{Arrived, Calling},
+    group::calling::{Arrived, Calling, message_of},
     schedule::{AHEAD, Arrival, Plan},
 };
 
@@ -28,14 +27,11 @@ use crate::{
 const PAST_CACHES_BYTES_MIN: usize = 16 << 20;
 
 /// The messages of the other ranks, in the order in which they are requested.
-pub(super) type Incoming<'a> = Peekable<BoxStream<'a, Result<Arrived, GroupError>>>;
+type Incoming<'a> = Peekable<BoxStream<'a, Result<Arrived, GroupError>>>;
 
 /// The messages of `receives`, in this order. Requests the first `ahead` of them at once, before this rank sends anything: a
 /// rank that combines answers no request until it is done.
-pub(super) async fn requested<'a, F>(
-    receives: impl Stream<Item = F> + Send + 'a,
-    ahead: usize,
-) -> Incoming<'a>
+async fn requested<'a, F>(receives: impl Stream<Item = F> + Send + 'a, ahead: usize) -> Incoming<'a>
 where
     F: Future<Output = Result<Arrived, GroupError>> + Send + 'a,
 {
@@ -158,9 +154,9 @@ async fn combined(
     own: &[u8],
     arrived: &[u8],
 ) -> Result<Tensor, GroupError> {
-    let mut buffer = calling.pool().alloc(own.len()).await.map_err(WorkerError::from)?;
+    let mut buffer = calling.buffer(own.len()).await?;
     how.reduction.fold_into(how.dtype, &mut buffer, own, arrived)?;
-    Ok(Tensor::new(buffer, DataType::U8, &[own.len() as u64])?)
+    message_of(buffer)
 }
 
 /// Whether exchange `next` may be sent while `current` is not complete: none of the exchanges between changes what it sends.

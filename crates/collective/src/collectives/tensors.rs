@@ -7,7 +7,7 @@ use tensorwire_memory::{
     copy::{CopyReason, copy_bytes},
 };
 use tensorwire_protocol::DataType;
-use tensorwire_rendezvous::{Tensor, WorkerError};
+use tensorwire_rendezvous::Tensor;
 use tensorwire_verbs_reactor::BoxFuture;
 
 use super::{how::How, views};
@@ -107,8 +107,7 @@ impl IntoFuture for ReducingTensors {
         calling.call.reduction = reduction.number();
         calling.call.algorithm = algorithm as u8;
         Box::pin(async move {
-            let opens_with_neighbours =
-                calling.size() == 2 || matches!(algorithm, Algorithm::Exchange | Algorithm::Views);
+            let opens_with_neighbours = calling.opens_with_neighbours(algorithm);
             let work = async {
                 let dtype = check(&inputs)?;
                 reduction.check(dtype)?;
@@ -152,14 +151,13 @@ async fn reduce(
     algorithm: Algorithm,
 ) -> Result<Tensor, GroupError> {
     let (shape, bytes) = (inputs[0].shape().to_vec(), inputs[0].bytes().len());
-    let buffer = async || calling.pool().alloc(bytes).await.map_err(WorkerError::from);
     let is_exchanged =
-        algorithm == Algorithm::Exchange && calling.hosts().len() == 1 && !calling.is_short(bytes);
+        algorithm == Algorithm::Exchange && calling.is_on_one_host() && !calling.is_short(bytes);
     let is_shared = (is_exchanged || algorithm == Algorithm::Views) && calling.size() > 1;
     // Memory that the others cannot map would be copied once for each of them.
     let is_copied = is_shared && !inputs[0].buf().block().is_some_and(Block::shareable);
     if inputs.len() > 1 || is_copied {
-        let mut own = buffer().await?;
+        let mut own = calling.buffer(bytes).await?;
         how.fold_all(&mut own, &inputs.iter().map(Tensor::bytes).collect::<Vec<_>>())?;
         inputs = vec![Tensor::new(own, how.dtype, &shape)?];
     }
@@ -167,7 +165,7 @@ async fn reduce(
     if calling.size() == 1 {
         return Ok(own);
     }
-    let mut output = buffer().await?;
+    let mut output = calling.buffer(bytes).await?;
     if algorithm == Algorithm::Views {
         views::all_reduce_shared(calling, how, &own, &mut output).await?;
     } else if is_exchanged {

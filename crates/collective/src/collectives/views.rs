@@ -1,20 +1,18 @@
 //! All-reduce on one host: each rank reads the others' elements in place.
 //!
-//! In [`exchange`] every rank reads all values of the others, in one step. In the rest every rank offers the others their parts of its value, combines its own part of all ranks' values, and offers the others the result;
-//! [`Segments`] has the order. So each rank reads all inputs of its part once, writes its part once, and copies the other parts. All ranks
-//! get the same result, bit by bit, because each element is combined once, in the order of the ranks.
+//! In [`exchange`] every rank reads all values of the others, in one step.
+//!
+//! In the rest every rank offers the others their parts of its value, combines its own part of all ranks' values, and offers the others the
+//! result; [`Segments`] has the order. So each rank reads all inputs of its part once, writes its part once, and copies the other parts. All
+//! ranks get the same result, bit by bit, because each element is combined once, in the order of the ranks.
 //!
 //! A rank drops its views of a content before it offers the content by which the others know that. So memory is free when an offer
 //! ends, and no rank is woken for it.
 
-use std::mem;
+use std::ops::Range;
 
-use tensorwire_memory::{
-    BufMut,
-    copy::{CopyReason, copy_bytes},
-};
-use tensorwire_protocol::DataType;
-use tensorwire_rendezvous::{Tensor, WorkerError};
+use tensorwire_memory::copy::{CopyReason, copy_bytes};
+use tensorwire_rendezvous::Tensor;
 
 use super::{
     how::How,
@@ -22,7 +20,7 @@ use super::{
 };
 use crate::{
     error::GroupError,
-    group::calling::{Arrived, Calling, Offers},
+    group::calling::{Arrived, Calling, Offers, message_of},
     reduction::BLOCK_BYTES,
     schedule::{Algorithm, Segments},
 };
@@ -50,12 +48,12 @@ pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8
     if count == 0 {
         return Ok(());
     }
-    let mut content = allocate(calling, segments.content_bytes(0, own)).await?;
+    let mut content = calling.buffer(segments.content_bytes(0, own)).await?;
     copy_values(&segments, (0, own), bytes, &mut content);
-    offers.offer(tensor(content)?).await?;
+    offers.offer(message_of(content)?).await?;
     let mut values = offers.next(|from| segments.content_bytes(0, from)).await?;
     for number in 0..count {
-        let mut content = allocate(calling, segments.content_bytes(number + 1, own)).await?;
+        let mut content = calling.buffer(segments.content_bytes(number + 1, own)).await?;
         let part = &mut bytes[segments.part(number, own)];
         let others = calling.others().zip(&values);
         let others: Vec<_> =
@@ -68,9 +66,9 @@ pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8
             take_results(calling, &segments, number - 1, &values, bytes);
         }
         if number + 1 == count {
-            drop(mem::take(&mut values));
+            values.clear();
         }
-        offers.offer(tensor(content)?).await?;
+        offers.offer(message_of(content)?).await?;
     }
     let results = offers.next(|from| segments.content_bytes(count, from)).await?;
     take_results(calling, &segments, count - 1, &results, bytes);
@@ -96,7 +94,7 @@ pub(super) async fn all_reduce_shared(
     let mut values = calling.next_offered(|_| input.bytes().len()).await?;
     for number in 0..count {
         let part = segments.part(number, own);
-        let mut result = allocate(calling, part.len()).await?;
+        let mut result = calling.buffer(part.len()).await?;
         let others: Vec<_> = values.iter().map(|value| bytes_at(value, part.clone())).collect();
         let input = input.bytes().get(part.clone());
         combine(calling, how, (input, &others), (&mut output[part], &mut result), are_cached)?;
@@ -105,9 +103,9 @@ pub(super) async fn all_reduce_shared(
             take_results(calling, &segments, number - 1, &results, output);
         }
         if number + 1 == count {
-            drop(mem::take(&mut values));
+            values.clear();
         }
-        offers.offer(tensor(result)?).await?;
+        offers.offer(message_of(result)?).await?;
     }
     let results = offers.next(|from| segments.result_bytes(count, from)).await?;
     drop(whole);
@@ -137,7 +135,7 @@ fn combine(
 }
 
 fn check_host(calling: &Calling) -> Result<(), GroupError> {
-    if calling.hosts().len() > 1 {
+    if !calling.is_on_one_host() {
         return Err(GroupError::Argument {
             field: "algorithm",
             value: Algorithm::Views.to_string(),
@@ -149,16 +147,7 @@ fn check_host(calling: &Calling) -> Result<(), GroupError> {
     Ok(())
 }
 
-async fn allocate(calling: &Calling, bytes: usize) -> Result<BufMut, GroupError> {
-    Ok(calling.pool().alloc(bytes).await.map_err(WorkerError::from)?)
-}
-
-fn tensor(content: BufMut) -> Result<Tensor, GroupError> {
-    let length = content.len() as u64;
-    Ok(Tensor::new(content, DataType::U8, &[length])?)
-}
-
-fn bytes_at(content: &Arrived, at: std::ops::Range<usize>) -> &[u8] {
+fn bytes_at(content: &Arrived, at: Range<usize>) -> &[u8] {
     content.bytes().get(at).unwrap_or_default()
 }
 

@@ -6,10 +6,9 @@
 //! group's step. A longer content has a key of its own, and may arrive before or after the header; or it is [offered](offering), and
 //! a later note has its ticket.
 
+mod arrived;
 mod at_once;
 mod offering;
-
-pub(crate) use offering::Offers;
 
 use std::{
     future::{Future, poll_fn},
@@ -30,13 +29,15 @@ use futures::{
 };
 use smallvec::SmallVec;
 use tensorwire_memory::{
-    Pool,
+    BufMut,
     copy::{CopyReason, copy_bytes},
 };
-use tensorwire_protocol::{Code, DataType, EagerContent, Sharing};
+use tensorwire_protocol::{Code, DataType, Sharing};
 use tensorwire_rendezvous::{Notes, Tensor, WorkerError};
 use tensorwire_verbs_reactor::timeout;
 
+use self::arrived::Received;
+pub(crate) use self::{arrived::Arrived, offering::Offers};
 use super::{CALLS_UNDER_WAY, Group, GroupState, channels::decode_end};
 use crate::{
     call::{Call, CallKind, HEADER_BYTES},
@@ -81,52 +82,6 @@ struct Contact {
     awaited: u32,
 }
 
-/// The content of a received message.
-pub(crate) struct Arrived {
-    message: Received,
-    /// The offset of the content.
-    at: usize,
-}
-
-/// A received message.
-enum Received {
-    Nothing,
-    Value(Tensor),
-    Note(EagerContent),
-}
-
-impl Received {
-    fn bytes(&self) -> &[u8] {
-        match self {
-            Self::Nothing => &[],
-            Self::Value(tensor) => tensor.bytes(),
-            Self::Note(note) => note,
-        }
-    }
-}
-
-impl Arrived {
-    pub(crate) const EMPTY: Self = Self { message: Received::Nothing, at: 0 };
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        self.message.bytes().get(self.at..).unwrap_or_default()
-    }
-
-    /// The message, if it has nothing but the content, and lies in memory of this process.
-    pub(crate) fn into_own_tensor(self) -> Option<Tensor> {
-        match self.message {
-            Received::Value(tensor) if self.at == 0 && !tensor.buf().is_foreign() => Some(tensor),
-            _ => None,
-        }
-    }
-}
-
-impl AsRef<[u8]> for Arrived {
-    fn as_ref(&self) -> &[u8] {
-        self.bytes()
-    }
-}
-
 impl Group {
     /// A new call. Its number is assigned here.
     pub(crate) fn call(&self, call: impl FnOnce(u64) -> Call) -> Calling {
@@ -166,8 +121,20 @@ impl Calling {
         self.group.size()
     }
 
-    pub(crate) fn pool(&self) -> &Pool {
-        self.group.worker.pool()
+    /// Whether the ranks share memory.
+    pub(crate) fn is_on_one_host(&self) -> bool {
+        self.hosts().len() == 1
+    }
+
+    /// Whether an all-reduce by `algorithm` begins with a message to the next rank and one from the previous rank, so that these carry
+    /// the header.
+    pub(crate) fn opens_with_neighbours(&self, algorithm: Algorithm) -> bool {
+        self.size() == 2 || matches!(algorithm, Algorithm::Exchange | Algorithm::Views)
+    }
+
+    /// Memory that ranks of the same host can map.
+    pub(crate) async fn buffer(&self, bytes: usize) -> Result<BufMut, GroupError> {
+        Ok(self.group.worker.pool().alloc(bytes).await.map_err(WorkerError::from)?)
     }
 
     /// The previous and the next rank of the ring.
@@ -434,11 +401,11 @@ impl Calling {
         let header = self.call.encode();
         let header: &[u8] = if with_call { &header } else { &[] };
         let length = header.len() + bytes.len();
-        let mut buffer = self.pool().alloc(length).await.map_err(WorkerError::from)?;
+        let mut buffer = self.buffer(length).await?;
         let (front, rest) = buffer.split_at_mut(header.len());
         copy_bytes(front, header, CopyReason::Import);
         copy_bytes(rest, bytes, CopyReason::Import);
-        Ok(Tensor::new(buffer, DataType::U8, &[length as u64])?)
+        message_of(buffer)
     }
 
     fn post(&self, to: usize, key: usize, message: Tensor) -> Result<(), GroupError> {
@@ -551,6 +518,12 @@ impl Drop for Calling {
             self.group.fail(GroupError::Over { rank: Some(self.group.rank), why });
         }
     }
+}
+
+/// A message with these bytes.
+pub(crate) fn message_of(bytes: BufMut) -> Result<Tensor, GroupError> {
+    let length = bytes.len() as u64;
+    Ok(Tensor::new(bytes, DataType::U8, &[length])?)
 }
 
 /// The error of a call in a group that is already over.

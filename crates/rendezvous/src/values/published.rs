@@ -388,10 +388,12 @@ impl Drop for PublishedSet {
 /// Checks that `name` can be the name of a tensor that a user publishes.
 pub(crate) fn check_published(name: &str) -> Result<(), WorkerError> {
     let most = tensorwire_protocol::limits::NAME_BYTES_MAX;
-    let checked = match name {
-        _ if !(1..=most).contains(&name.len()) => Err(format!("a published name has 1 to {most} bytes")),
-        _ if is_offer(name) => Err("offers have such names: take another".to_owned()),
-        _ => tensorwire_protocol::text::check_name(name),
+    let checked = if !(1..=most).contains(&name.len()) {
+        Err(format!("a published name has 1 to {most} bytes"))
+    } else if is_offer(name) {
+        Err("offers have such names: take another".to_owned())
+    } else {
+        tensorwire_protocol::text::check_name(name)
     };
     checked.map_err(|remedy| WorkerError::Config { field: "published name", value: name.to_owned(), remedy })
 }

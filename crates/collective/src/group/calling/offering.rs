@@ -3,7 +3,7 @@
 //! The sender [offers](tensorwire_rendezvous::Offer) a tensor, and tells each other rank its ticket in a message of the call. So a content
 //! needs no request, and is there once for all ranks.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::atomic::Ordering};
 
 use futures::future::try_join_all;
 use tensorwire_rendezvous::{Offer, Tensor, Ticket};
@@ -120,7 +120,7 @@ impl Calling {
     /// All calls of this rank below this number are complete.
     fn complete_below(&self) -> u64 {
         let incomplete = (0..).zip(&self.group.lanes).map(|(at, lane)| {
-            let complete = lane.complete.load(std::sync::atomic::Ordering::Acquire);
+            let complete = lane.complete.load(Ordering::Acquire);
             at + complete * CALLS_UNDER_WAY as u64
         });
         incomplete.min().unwrap_or_default()
