@@ -17,7 +17,7 @@ use zerocopy::{FromBytes, IntoBytes as _};
 use super::{
     broadcast::check_root,
     how::How,
-    running::{in_order_of_ranks, run},
+    running::{exchange, in_order_of_ranks, run},
     views,
 };
 use crate::{
@@ -268,7 +268,11 @@ impl How<'_> {
                 self.reduction.finish(self.dtype, bytes, 1);
                 Ok(())
             }
-            Algorithm::Exchange => self.exchange(calling, bytes).await,
+            Algorithm::Exchange if calling.is_on_one_host() => {
+                let own = calling.message(bytes, false).await?;
+                views::exchange(calling, self, own, bytes).await
+            }
+            Algorithm::Exchange => exchange(calling, self, None, bytes).await,
             Algorithm::Views => views::all_reduce(calling, self, bytes).await,
             _ => {
                 let count = bytes.len() / self.width;
@@ -278,20 +282,7 @@ impl How<'_> {
         }
     }
 
-    /// Every rank sends its elements to all others, and combines all in the order of the ranks.
-    async fn exchange(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
-        let own = calling.message(bytes, false).await?;
-        if calling.is_on_one_host() {
-            return views::exchange(calling, self, own, bytes).await;
-        }
-        for to in calling.others() {
-            calling.send_tensor(to, own.clone()).await?;
-        }
-        let arrived = try_join_all(calling.others().map(|from| calling.receive(from, bytes.len()))).await?;
-        self.fold_all(bytes, &in_order_of_ranks(calling, own.bytes(), &arrived, 0..bytes.len()))
-    }
-
-    /// As [`exchange`](Self::exchange), with the elements in the message of the call header.
+    /// As [`exchange`], with the elements in the message of the call header.
     async fn exchange_short(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
         for to in calling.others() {
             calling.send_short(to, bytes).await?;

@@ -1,7 +1,7 @@
 //! Runs a plan: sends and receives its elements, and combines those that arrive.
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeSet, HashMap, VecDeque},
     ops::Range,
     pin::Pin,
 };
@@ -11,14 +11,17 @@ use futures::{
     stream::{self, BoxStream, Peekable, Stream, StreamExt as _},
 };
 use smallvec::SmallVec;
-use tensorwire_memory::copy::{CopyReason, copy_bytes, copy_past_caches};
+use tensorwire_memory::{
+    Buf,
+    copy::{CopyReason, copy_bytes, copy_past_caches},
+};
 use tensorwire_rendezvous::Tensor;
 
 use super::how::How;
 use crate::{
     error::GroupError,
     group::calling::{Arrived, Calling, message_of},
-    schedule::{AHEAD, Arrival, Plan},
+    schedule::{AHEAD, Arrival, Plan, SEGMENT_BYTES},
 };
 
 /// From this size on, counted for all ranks of a host together, results leave the last cache before the call is complete. They are
@@ -147,6 +150,53 @@ pub(super) async fn run(
     Ok(())
 }
 
+/// Every rank sends its elements to all others, a segment at a time, and combines all in the order of the ranks: into `bytes`. Its
+/// own elements are those of `own`, which are sent without a copy, or else those of `bytes`.
+pub(super) async fn exchange(
+    calling: &Calling,
+    how: &How<'_>,
+    own: Option<&Tensor>,
+    bytes: &mut [u8],
+) -> Result<(), GroupError> {
+    let segments = || segments(bytes.len());
+    for other in calling.others() {
+        calling.connect(other).await?;
+    }
+    let receives = segments().flat_map(|at| calling.others().map(move |from| (from, at.len())));
+    let receives = receives.map(|(from, length)| calling.receive(from, length));
+    let others = calling.size() - 1;
+    let mut incoming = requested(stream::iter(receives.collect::<Vec<_>>()), AHEAD * others).await;
+    let (mut unsent, mut sent) = (segments(), VecDeque::new());
+    for at in segments() {
+        while sent.len() < AHEAD
+            && let Some(next) = unsent.next()
+        {
+            let message = match own {
+                Some(own) => message_of(own.buf().slice(next).unwrap_or_else(Buf::empty))?,
+                None => calling.message(&bytes[next], false).await?,
+            };
+            for to in calling.others() {
+                calling.send_tensor(to, message.clone()).await?;
+            }
+            sent.push_back(message);
+        }
+        let mut arrived = SmallVec::<[Arrived; 8]>::new();
+        for _ in 0..others {
+            arrived.push(incoming.next().await.unwrap_or(Ok(Arrived::EMPTY))?);
+        }
+        let own = sent.pop_front();
+        let own = own.as_ref().map(Tensor::bytes).unwrap_or_default();
+        let inputs = in_order_of_ranks(calling, own, &arrived, 0..own.len());
+        how.fold_all(&mut bytes[at], &inputs)?;
+    }
+    Ok(())
+}
+
+/// The bytes of each segment of a value of `bytes` bytes.
+fn segments(bytes: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..bytes).step_by(SEGMENT_BYTES).map(move |start| start..bytes.min(start + SEGMENT_BYTES))
+}
+
 /// A message with the combination of `own` and what has `arrived`.
 async fn combined(
     calling: &Calling,
@@ -156,7 +206,7 @@ async fn combined(
 ) -> Result<Tensor, GroupError> {
     let mut buffer = calling.buffer(own.len()).await?;
     how.reduction.fold_into(how.dtype, &mut buffer, own, arrived)?;
-    message_of(buffer)
+    message_of(buffer.freeze())
 }
 
 /// Whether exchange `next` may be sent while `current` is not complete: none of the exchanges between changes what it sends.

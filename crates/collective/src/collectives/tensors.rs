@@ -10,7 +10,7 @@ use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Tensor;
 use tensorwire_verbs_reactor::BoxFuture;
 
-use super::{how::How, views};
+use super::{how::How, running::exchange, views};
 use crate::{
     call::{Call, CallKind, hash_of_numbers},
     error::GroupError,
@@ -151,11 +151,10 @@ async fn reduce(
     algorithm: Algorithm,
 ) -> Result<Tensor, GroupError> {
     let (shape, bytes) = (inputs[0].shape().to_vec(), inputs[0].bytes().len());
-    let is_exchanged =
-        algorithm == Algorithm::Exchange && calling.is_on_one_host() && !calling.is_short(bytes);
-    let is_shared = (is_exchanged || algorithm == Algorithm::Views) && calling.size() > 1;
+    let is_exchanged = algorithm == Algorithm::Exchange && !calling.is_short(bytes);
+    let is_shared = is_exchanged && calling.is_on_one_host() || algorithm == Algorithm::Views;
     // Memory that the others cannot map would be copied once for each of them.
-    let is_copied = is_shared && !inputs[0].buf().block().is_some_and(Block::shareable);
+    let is_copied = is_shared && calling.size() > 1 && !inputs[0].buf().block().is_some_and(Block::shareable);
     if inputs.len() > 1 || is_copied {
         let mut own = calling.buffer(bytes).await?;
         how.fold_all(&mut own, &inputs.iter().map(Tensor::bytes).collect::<Vec<_>>())?;
@@ -168,8 +167,10 @@ async fn reduce(
     let mut output = calling.buffer(bytes).await?;
     if algorithm == Algorithm::Views {
         views::all_reduce_shared(calling, how, &own, &mut output).await?;
-    } else if is_exchanged {
+    } else if is_exchanged && is_shared {
         views::exchange(calling, how, own, &mut output).await?;
+    } else if is_exchanged {
+        exchange(calling, how, Some(&own), &mut output).await?;
     } else {
         copy_bytes(&mut output, own.bytes(), CopyReason::Local);
         how.all_reduce(calling, &mut output, algorithm).await?;

@@ -50,7 +50,7 @@ pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8
     }
     let mut content = calling.buffer(segments.content_bytes(0, own)).await?;
     copy_values(&segments, (0, own), bytes, &mut content);
-    offers.offer(message_of(content)?).await?;
+    offers.offer(message_of(content.freeze())?).await?;
     let mut values = offers.next(|from| segments.content_bytes(0, from)).await?;
     for number in 0..count {
         let mut content = calling.buffer(segments.content_bytes(number + 1, own)).await?;
@@ -68,7 +68,7 @@ pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8
         if number + 1 == count {
             values.clear();
         }
-        offers.offer(message_of(content)?).await?;
+        offers.offer(message_of(content.freeze())?).await?;
     }
     let results = offers.next(|from| segments.content_bytes(count, from)).await?;
     take_results(calling, &segments, count - 1, &results, bytes);
@@ -105,7 +105,7 @@ pub(super) async fn all_reduce_shared(
         if number + 1 == count {
             values.clear();
         }
-        offers.offer(message_of(result)?).await?;
+        offers.offer(message_of(result.freeze())?).await?;
     }
     let results = offers.next(|from| segments.result_bytes(count, from)).await?;
     drop(whole);

@@ -29,10 +29,10 @@ use futures::{
 };
 use smallvec::SmallVec;
 use tensorwire_memory::{
-    BufMut,
+    Buf, BufMut,
     copy::{CopyReason, copy_bytes},
 };
-use tensorwire_protocol::{Code, DataType, Sharing};
+use tensorwire_protocol::{Code, DataType, EagerContent, Sharing};
 use tensorwire_rendezvous::{Notes, Tensor, WorkerError};
 use tensorwire_verbs_reactor::timeout;
 
@@ -390,9 +390,13 @@ impl Calling {
         }
     }
 
-    /// Receives the call header of `from` without a content, and compares it.
+    /// Receives the call header of `from` without a content, and compares it. Contents are sent and awaited at the same time, so this
+    /// never looks for the header.
     async fn receive_call(&self, from: usize) -> Result<(), GroupError> {
-        let message = self.next_short(from, CALLS).await?;
+        let message = match self.group.notes(from) {
+            Some(notes) => self.note_of(from, notes.recv_beside(self.group.lane(&self.call).number)).await?,
+            None => self.next(from, CALLS).await.map(Received::Value)?,
+        };
         self.check(from, message.bytes(), 0)
     }
 
@@ -405,7 +409,7 @@ impl Calling {
         let (front, rest) = buffer.split_at_mut(header.len());
         copy_bytes(front, header, CopyReason::Import);
         copy_bytes(rest, bytes, CopyReason::Import);
-        message_of(buffer)
+        message_of(buffer.freeze())
     }
 
     fn post(&self, to: usize, key: usize, message: Tensor) -> Result<(), GroupError> {
@@ -416,12 +420,19 @@ impl Calling {
 
     /// The next note of `from`. Without a channel, its next message under a key of the lane.
     async fn next_short(&self, from: usize, key: usize) -> Result<Received, GroupError> {
-        let Some(notes) = self.group.notes(from) else {
-            return self.next(from, key).await.map(Received::Value);
-        };
+        match self.group.notes(from) {
+            Some(notes) => self.note_of(from, notes.recv(self.group.lane(&self.call).number)).await,
+            None => self.next(from, key).await.map(Received::Value),
+        }
+    }
+
+    async fn note_of(
+        &self,
+        from: usize,
+        note: impl Future<Output = Result<EagerContent, WorkerError>>,
+    ) -> Result<Received, GroupError> {
         let _awaited = Awaited::begin(self, from);
-        let note = notes.recv(self.group.lane(&self.call).number).await;
-        let note = note.map_err(|error| self.failed(from, error))?;
+        let note = note.await.map_err(|error| self.failed(from, error))?;
         self.has_come(from);
         match decode_end(&note) {
             Some(status) => Err(GroupError::of_status(&self.call, from, status)),
@@ -436,7 +447,8 @@ impl Calling {
         // The call's own limit is over first. Its error lists everything that was awaited.
         let key = &self.group.lane(&self.call).keys[key];
         let receive = self.group.step.from(peer).recv(key).timeout(self.limit.saturating_mul(2));
-        let received = receive.sharing(Sharing::View).await.map_err(|error| self.failed(from, error))?;
+        let received =
+            receive.sharing(Sharing::View).beside().await.map_err(|error| self.failed(from, error))?;
         self.has_come(from);
         Ok(received)
     }
@@ -521,9 +533,9 @@ impl Drop for Calling {
 }
 
 /// A message with these bytes.
-pub(crate) fn message_of(bytes: BufMut) -> Result<Tensor, GroupError> {
+pub(crate) fn message_of(bytes: Buf) -> Result<Tensor, GroupError> {
     let length = bytes.len() as u64;
-    Ok(Tensor::new(bytes, DataType::U8, &[length])?)
+    Ok(Tensor::shared(bytes, DataType::U8, &[length])?)
 }
 
 /// The error of a call in a group that is already over.

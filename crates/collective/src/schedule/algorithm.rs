@@ -11,8 +11,9 @@ use std::fmt;
 pub enum Algorithm {
     /// Every rank sends all its elements to every other rank, and combines what it receives in the order of the ranks.
     ///
-    /// One step, `S·(P-1)` bytes. For values of one message in small groups, whose time depends only on the number of steps in
-    /// sequence. Ranks on one host read longer values in place. Uses no plan.
+    /// One step, `S·(P-1)` bytes. For two ranks this is the minimum, and one segment is combined while the next is in flight. For
+    /// short values in small groups, whose time depends only on the number of steps in sequence. Ranks on one host read the values
+    /// in place. Uses no plan.
     Exchange = 1,
     /// Every rank reads the elements of the others in place.
     ///

@@ -1,24 +1,34 @@
 use super::{Algorithm, Plan, bcube, halving_doubling, hierarchical, ring, tree};
 
-/// A value up to this size travels in one message beside its header. Above it, each of the `size-1` copies that
-/// [`Algorithm::Exchange`] sends costs more than the steps that it saves.
-const EXCHANGE_BYTES_MAX: usize = 2 << 10;
+/// The longest value that `size` ranks on several hosts [exchange](Algorithm::Exchange). Two ranks send no more bytes than by any other
+/// algorithm, and combine in one step. For more ranks the steps that it saves must be worth the bytes that it adds: measured with four
+/// ranks over TCP, it takes half the time of [`Algorithm::HalvingDoubling`] at 64 KiB, and more time from 256 KiB on. With eight, the
+/// messages of one step take as long as those of six steps unless the value travels beside the call header.
+fn exchange_bytes_max(size: usize) -> usize {
+    match size {
+        ..=2 => usize::MAX,
+        3..=4 => 64 << 10,
+        5..=8 => 2 << 10,
+        _ => 0,
+    }
+}
 
 /// Up to this size, counted for all ranks together, ranks of one host read all values of the others in one step. Above it, reading and
 /// combining so many bytes takes longer than the second step of [`Algorithm::Views`].
 const SHARED_EXCHANGE_BYTES_MAX: usize = 512 << 10;
 
-/// With one more rank, sending to each of the others takes longer than the three steps each way that pairs of eight ranks take.
-const EXCHANGE_RANKS_MAX: usize = 8;
-
 /// Up to this size the number of steps in sequence counts more: [`Algorithm::HalvingDoubling`] takes `2·log2 P`, and the ring
 /// `2·(P-1)`. Above it the bytes count more, which are the same for both, and the ring combines one segment while it receives the
 /// next.
-const HALVING_DOUBLING_BYTES_MAX: usize = 256 << 10;
+const HALVING_DOUBLING_BYTES_MAX: usize = 2 << 20;
+
+/// Up to this size the number of steps counts more for a reduce, too, and where ranks share hosts. Above it, a root combines while it
+/// receives, and a host sends fewer bytes by [`Algorithm::Hierarchical`].
+const SHORT_BYTES_MAX: usize = 256 << 10;
 
 /// The segment that is combined while the next is in flight. Shorter segments need more messages and more waits. Longer ones
 /// leave the processor's cache before they are combined, and leave more to combine after the last receive.
-const SEGMENT_BYTES: usize = 256 << 10;
+pub(crate) const SEGMENT_BYTES: usize = 256 << 10;
 
 /// The ranks in a group of [`Algorithm::Bcube`]. More ranks take fewer steps, but have more messages in flight in each. Four
 /// halve the steps of pairs, and most hosts have no more than three links for the three peers of a step.
@@ -28,15 +38,15 @@ const BCUBE_BASE: usize = 4;
 /// ranks.
 #[must_use]
 pub fn choose(size: usize, hosts: &[Vec<usize>], bytes: usize) -> Algorithm {
-    if bytes <= EXCHANGE_BYTES_MAX && size <= EXCHANGE_RANKS_MAX {
-        Algorithm::Exchange
-    } else if hosts.len() == 1 {
+    if hosts.len() == 1 {
         let is_short = bytes.saturating_mul(size) <= SHARED_EXCHANGE_BYTES_MAX;
         if is_short { Algorithm::Exchange } else { Algorithm::Views }
+    } else if bytes <= exchange_bytes_max(size) {
+        Algorithm::Exchange
+    } else if bytes > SHORT_BYTES_MAX && hosts.len() < size && are_alike(hosts) {
+        Algorithm::Hierarchical
     } else if bytes <= HALVING_DOUBLING_BYTES_MAX {
         Algorithm::HalvingDoubling
-    } else if hosts.len() < size && are_alike(hosts) {
-        Algorithm::Hierarchical
     } else {
         Algorithm::Ring
     }
@@ -71,7 +81,7 @@ pub(crate) fn plan(
 /// The plan of `rank` for a reduction of `count` elements of `width` bytes to `root`.
 pub(crate) fn reduce_plan(rank: usize, size: usize, count: usize, width: usize, root: usize) -> Plan {
     // As in an all-reduce, steps count more for short values, and bytes for long ones.
-    if count * width <= HALVING_DOUBLING_BYTES_MAX {
+    if count * width <= SHORT_BYTES_MAX {
         tree::reduce(rank, size, count, root)
     } else {
         tree::reduce_long(rank, size, count, root, SEGMENT_BYTES / width.max(1))
@@ -107,11 +117,14 @@ mod tests {
     #[test]
     fn short_values_are_exchanged_in_small_groups_and_long_ones_go_around() {
         let apart = |size: usize| (0..size).map(|rank| vec![rank]).collect::<Vec<_>>();
-        assert_eq!(choose(8, &apart(8), 2048), Algorithm::Exchange);
-        assert_eq!(choose(9, &apart(9), 2048), Algorithm::HalvingDoubling);
-        assert_eq!(choose(8, &apart(8), 2049), Algorithm::HalvingDoubling);
-        assert_eq!(choose(2, &apart(2), 256 << 10), Algorithm::HalvingDoubling);
-        assert_eq!(choose(2, &apart(2), (256 << 10) + 1), Algorithm::Ring);
+        for (size, longest) in [(3, 64 << 10), (4, 64 << 10), (5, 2 << 10), (8, 2 << 10)] {
+            assert_eq!(choose(size, &apart(size), longest), Algorithm::Exchange, "{size}");
+            assert_eq!(choose(size, &apart(size), longest + 1), Algorithm::HalvingDoubling, "{size}");
+        }
+        assert_eq!(choose(9, &apart(9), 1), Algorithm::HalvingDoubling);
+        assert_eq!(choose(2, &apart(2), usize::MAX), Algorithm::Exchange);
+        assert_eq!(choose(4, &apart(4), 2 << 20), Algorithm::HalvingDoubling);
+        assert_eq!(choose(4, &apart(4), (2 << 20) + 1), Algorithm::Ring);
         assert_eq!(choose(1000, &apart(1000), usize::MAX), Algorithm::Ring);
     }
 

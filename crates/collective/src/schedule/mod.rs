@@ -18,7 +18,7 @@ mod views;
 
 pub use algorithm::Algorithm;
 pub use choice::choose;
-pub(crate) use choice::{plan, reduce_plan};
+pub(crate) use choice::{SEGMENT_BYTES, plan, reduce_plan};
 pub(crate) use views::Segments;
 
 use std::ops::Range;

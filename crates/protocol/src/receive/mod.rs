@@ -33,14 +33,26 @@ pub use receiving::Receiving;
 pub struct ReceiveOptions {
     /// A copy of the value, or a view of the peer's memory where that is possible.
     pub sharing: Sharing,
-    /// True for one of several receives that one task polls one after the other. Their requests share as few messages
-    /// as possible: such a request is posted with the next message, or else by the connection's housekeeping.
-    pub together: bool,
+    /// What its task does beside it.
+    pub company: Company,
+}
+
+/// What a task does beside a receive.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Company {
+    /// Nothing: a poll may look for the reply.
+    #[default]
+    Alone,
+    /// It sends, or polls other receives: a poll never looks for the reply, which would hold these up.
+    Beside,
+    /// It polls several receives one after the other. Their requests share as few messages as possible: such a request is posted with
+    /// the next message, or else by the connection's housekeeping. A poll never looks.
+    Together,
 }
 
 impl From<Sharing> for ReceiveOptions {
     fn from(sharing: Sharing) -> Self {
-        Self { sharing, together: false }
+        Self { sharing, company: Company::Alone }
     }
 }
 
@@ -282,20 +294,22 @@ impl<'connection, C: Channel> Request<'connection, C> {
         options: ReceiveOptions,
     ) -> Result<(bool, FirstPoll), Stop<C::Lent>> {
         let known = accepted(known, allocator);
+        let is_together = options.company == Company::Together;
         let First { known, want, mut lent } = if self.is_view(options.sharing, &known) {
             First { known, want: Want::View, lent: None }
         } else {
-            let known = if options.together { of_like_size(known) } else { known };
+            let known = if is_together { of_like_size(known) } else { known };
             self.allocate_first(allocator, scope, known).await?
         };
         let is_view = want == Want::View;
         let request = TensorRequest { index: self.index, scope, key: key.clone(), known, want };
         // The table has the memory from the first poll on, unless the connection is over.
-        let sent = self.connection.send_request(request, &mut lent, options.together).await;
+        let sent = self.connection.send_request(request, &mut lent, is_together).await;
         if let Some(lent) = lent {
             self.end_loan(allocator, lent, LentEnd::NeverSent);
         }
-        Ok((is_view, if sent? { FirstPoll::Looks } else { FirstPoll::Asks }))
+        let may_look = sent? && options.company == Company::Alone;
+        Ok((is_view, if may_look { FirstPoll::Looks } else { FirstPoll::Asks }))
     }
 
     /// Whether to ask for a view. A value that is known to be small is copied, because that costs less.

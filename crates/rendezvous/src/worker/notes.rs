@@ -213,6 +213,28 @@ impl Notes {
         poll_fn(|context| self.poll_recv(lane, context)).await
     }
 
+    /// As [`recv`](Self::recv), for a task that awaits something else, too: polling it never looks for the note, which would hold up
+    /// the rest.
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    ///
+    /// # Cancel safety
+    /// As [`recv`](Self::recv).
+    pub async fn recv_beside(&self, lane: u16) -> Result<EagerContent, WorkerError> {
+        let protocol = &self.connection.protocol;
+        let next = |context: &mut Context<'_>| match &self.boxes {
+            Some(boxes) => match self.take(boxes, lane, None) {
+                Poll::Pending => self.take_or_sleep(boxes, lane, context),
+                taken => taken,
+            },
+            None => protocol
+                .poll_untaken(self.channel, lane, Some(context), || false)
+                .map_ok(Option::unwrap_or_default),
+        };
+        poll_fn(next).await.map_err(|error| self.lost(lane, error))
+    }
+
     /// As [`recv`](Self::recv), for futures that are written by hand.
     ///
     /// # Errors
@@ -247,6 +269,15 @@ impl Notes {
             }
             may_find = queue_pair.may_help() && queue_pair.look_for_both(|| boxes.peek(lane));
         }
+        self.take_or_sleep(boxes, lane, context)
+    }
+
+    fn take_or_sleep(
+        &self,
+        boxes: &ChannelBoxes,
+        lane: u16,
+        context: &Context<'_>,
+    ) -> Poll<Result<EagerContent, ChannelError>> {
         boxes.fall_asleep(lane);
         self.take(boxes, lane, Some(context))
     }

@@ -10,7 +10,7 @@ use std::{
 
 use futures::future::try_join_all;
 use tensorwire_memory::BufMut;
-use tensorwire_protocol::{DataType, Key, ReceiveOptions, Sharing};
+use tensorwire_protocol::{Company, DataType, Key, ReceiveOptions, Sharing};
 use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::{
@@ -39,15 +39,14 @@ pub struct Recv<'a, As = AsTensor> {
     step: &'a Step,
     key: Result<Cow<'a, Key>, WorkerError>,
     limit: Duration,
-    sharing: Sharing,
+    options: ReceiveOptions,
     gives: As,
 }
 
 impl<'a> Recv<'a> {
     fn new(step: &'a Step, key: Result<Cow<'a, Key>, WorkerError>) -> Self {
-        let (limit, sharing) =
-            (step.worker.operations.defaults.limit, step.worker.operations.defaults.sharing);
-        Self { step, key, limit, sharing, gives: AsTensor::new() }
+        let defaults = &step.worker.operations.defaults;
+        Self { step, key, limit: defaults.limit, options: defaults.sharing.into(), gives: AsTensor::new() }
     }
 
     /// Receives into `buffer`, which must be long enough. This takes no copy if the buffer is from
@@ -136,13 +135,21 @@ impl<'a, As> Recv<'a, As> {
     /// filled by a copy. A receive that gets the value of an earlier, dropped receive gets it in the form that the
     /// earlier one requested.
     pub fn sharing(mut self, sharing: Sharing) -> Self {
-        self.sharing = sharing;
+        self.options.sharing = sharing;
+        self
+    }
+
+    /// For a receive that its task polls beside sends or other receives: polling it never looks for the value, which would hold these
+    /// up. Default: where [`Wait`](crate::Wait) lets tasks look, the poll that requests a value also looks for it, if no other request
+    /// is outstanding.
+    pub fn beside(mut self) -> Self {
+        self.options.company = Company::Beside;
         self
     }
 
     fn giving<Other>(self, gives: Other) -> Recv<'a, Other> {
-        let Self { step, key, limit, sharing, .. } = self;
-        Recv { step, key, limit, sharing, gives }
+        let Self { step, key, limit, options, .. } = self;
+        Recv { step, key, limit, options, gives }
     }
 }
 
@@ -159,12 +166,10 @@ impl<'a> IntoFuture for Recv<'a> {
     type IntoFuture = BoxFuture<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Self { step, key, limit, sharing, .. } = self;
+        let Self { step, key, limit, options, .. } = self;
         match key {
-            Ok(Cow::Borrowed(key)) => Box::pin(step.receive_within(key, sharing.into(), limit)),
-            Ok(Cow::Owned(key)) => {
-                Box::pin(async move { step.receive_within(&key, sharing.into(), limit).await })
-            }
+            Ok(Cow::Borrowed(key)) => Box::pin(step.receive_within(key, options, limit)),
+            Ok(Cow::Owned(key)) => Box::pin(async move { step.receive_within(&key, options, limit).await }),
             Err(error) => Box::pin(ready(Err(error))),
         }
     }
@@ -175,8 +180,8 @@ impl<'a> IntoFuture for Recv<'a, AsDelivered> {
     type IntoFuture = BoxFuture<'a, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Self { step, key, limit, sharing, gives } = self;
-        Box::pin(async move { step.receive_with(&*key?, sharing.into(), limit, gives.args).await })
+        let Self { step, key, limit, options, gives } = self;
+        Box::pin(async move { step.receive_with(&*key?, options, limit, gives.args).await })
     }
 }
 
@@ -254,7 +259,7 @@ impl<'a> RecvMany<'a> {
         let what = || format!("receiving {} keys of step {}", keys.len(), step.id.0);
         let held = pin!(async {
             step.connect_sources(keys.iter()).await?;
-            let how = Receiving::Held(ReceiveOptions { sharing, together: true });
+            let how = Receiving::Held(ReceiveOptions { sharing, company: Company::Together });
             try_join_all(keys.iter().map(|key| step.receive_held(key, how))).await
         });
         let held = step.worker.timed(Timed::RecvMany, limit, what, held).await?;

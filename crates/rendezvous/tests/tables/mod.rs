@@ -234,6 +234,11 @@ impl Two {
             .costs("many keys at once", self.together(hit, MANY), step.recv_many(&keys).into_future())
             .await;
         assert!(all.unwrap().iter().all(|got| got.bytes() == tensor.bytes()));
+        edges.iter().for_each(|edge| self.send(edge, &tensor));
+        let step = self.receiver.shared_step(1);
+        let each = join_all(keys.iter().map(|key| step.recv(key).beside().into_future()));
+        let all = self.costs("many keys, each beside the others", times(hit, MANY), each).await;
+        assert!(all.into_iter().all(|got| got.unwrap().bytes() == tensor.bytes()));
     }
 
     /// Asks for a value that is not there and gives up once the request is out.
