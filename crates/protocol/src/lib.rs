@@ -63,7 +63,7 @@ pub use message::{
 };
 pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
 pub use metadata_cache::MetadataCache;
-pub use receive::{Company, ReceiveOptions, Received, ReceivedGuard, Receiving};
+pub use receive::{Awaiting, ReceiveOptions, Received, ReceivedGuard, Receiving};
 pub use request_index::RequestIndex;
 pub use respond::Answer;
 pub use status::{Code, Status};

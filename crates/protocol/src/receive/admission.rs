@@ -6,7 +6,7 @@ use std::{
     task::{Poll, Waker},
 };
 
-use super::{Company, FirstPoll, ReceiveOptions, Request};
+use super::{Awaiting, FirstPoll, ReceiveOptions, Request};
 use crate::{
     Allocator, Channel, ChannelError, Connection, Metadata, RequestIndex, Scope, TensorRequest,
     TransferError, Want,
@@ -122,7 +122,7 @@ impl<C: Channel> Connection<C> {
         (allocator, options): (&A, ReceiveOptions),
         waker: &Waker,
     ) -> (Known, Posted) {
-        if options.company == Company::Together || !self.is_known_to_be_small(&known, allocator) {
+        if options.awaiting == Awaiting::Together || !self.is_known_to_be_small(&known, allocator) {
             return (known, None);
         }
         let Known { key, metadata } = known;
@@ -133,8 +133,8 @@ impl<C: Channel> Connection<C> {
         let is_in_cell = scope == Scope::Published
             && posted.is_ok()
             && state.requests.answer_in_cell(index, &known.metadata);
-        let is_alone = options.company == Company::Alone;
-        let first = if is_alone && state.requests.may_help(index) && self.channel().may_help() {
+        let may_look = options.awaiting != Awaiting::Beside;
+        let first = if may_look && state.requests.may_help(index) && self.channel().may_help() {
             FirstPoll::Looks
         } else {
             // A new request has no waker that this would replace.

@@ -33,26 +33,26 @@ pub use receiving::Receiving;
 pub struct ReceiveOptions {
     /// A copy of the value, or a view of the peer's memory where that is possible.
     pub sharing: Sharing,
-    /// What its task does beside it.
-    pub company: Company,
+    /// How its task awaits it.
+    pub awaiting: Awaiting,
 }
 
-/// What a task does beside a receive.
+/// How a task awaits a receive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Company {
-    /// Nothing: a poll may look for the reply.
+pub enum Awaiting {
+    /// Alone: a poll may look for the reply.
     #[default]
     Alone,
-    /// It sends, or polls other receives: a poll never looks for the reply, which would hold these up.
+    /// Beside sends or other receives: a poll never looks for the reply, which would hold these up.
     Beside,
-    /// It polls several receives one after the other. Their requests share as few messages as possible: such a request is posted with
-    /// the next message, or else by the connection's housekeeping. A poll never looks.
+    /// With other receives that it polls one after the other. Their requests share as few messages as possible: such a request is
+    /// posted with the next message, or else by the connection's housekeeping.
     Together,
 }
 
 impl From<Sharing> for ReceiveOptions {
     fn from(sharing: Sharing) -> Self {
-        Self { sharing, company: Company::Alone }
+        Self { sharing, awaiting: Awaiting::Alone }
     }
 }
 
@@ -200,6 +200,8 @@ struct Request<'connection, C: Channel> {
     is_in_cell: bool,
     /// The table has let go of it.
     is_released: bool,
+    /// Whether polls may look for the reply.
+    may_look: bool,
 }
 
 /// What a request asks for first, and memory for that, of which the table does not know yet.
@@ -214,7 +216,7 @@ type Answered<L> = (Reply<L>, Option<(L, LentEnd)>);
 
 impl<'connection, C: Channel> Request<'connection, C> {
     fn new(connection: &'connection Connection<C>, index: RequestIndex) -> Self {
-        Self { connection, index, version: None, is_in_cell: false, is_released: false }
+        Self { connection, index, version: None, is_in_cell: false, is_released: false, may_look: true }
     }
 
     /// The content, of a request that was told the metadata of its value, or has asked with `first`.
@@ -294,7 +296,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
         options: ReceiveOptions,
     ) -> Result<(bool, FirstPoll), Stop<C::Lent>> {
         let known = accepted(known, allocator);
-        let is_together = options.company == Company::Together;
+        let is_together = options.awaiting == Awaiting::Together;
         let First { known, want, mut lent } = if self.is_view(options.sharing, &known) {
             First { known, want: Want::View, lent: None }
         } else {
@@ -308,8 +310,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
         if let Some(lent) = lent {
             self.end_loan(allocator, lent, LentEnd::NeverSent);
         }
-        let may_look = sent? && options.company == Company::Alone;
-        Ok((is_view, if may_look { FirstPoll::Looks } else { FirstPoll::Asks }))
+        Ok((is_view, if sent? { FirstPoll::Looks } else { FirstPoll::Asks }))
     }
 
     /// Whether to ask for a view. A value that is known to be small is copied, because that costs less.
@@ -412,7 +413,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
         // Before the waker is left: a reply that this task finds itself wakes nobody. One that comes later finds the
         // waker, which is left under the lock that replies are kept under.
         let is_first = matches!(first, FirstPoll::Looks) && connection.channel().may_help();
-        let mut may_find = !is_first || connection.channel().help();
+        let mut may_find = self.may_look && (!is_first || connection.channel().help());
         if let Some(reply) = self.take_from_cell(known) {
             return Poll::Ready(Ok((reply, None)));
         }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    FirstPoll, Next, ReceiveOptions, Received, Request, Stop,
+    Awaiting, FirstPoll, Next, ReceiveOptions, Received, Request, Stop,
     admission::{Admission, Known, ReceiveInLine},
     handed_out,
 };
@@ -62,8 +62,13 @@ impl<'a, C: Channel, A: Allocator<Lent = C::Lent>> Receiving<'a, C, A> {
     /// The stage that follows the wait for a request.
     fn admitted(&self, admission: Admission<'a, C>) -> Stage<'a, C> {
         match admission {
-            Admission::Request(request, known, Some(first)) => Stage::Asked(request, known, first),
-            Admission::Request(request, known, None) => self.rest(request, known, None),
+            Admission::Request(mut request, known, first) => {
+                request.may_look = self.asking.1.awaiting != Awaiting::Beside;
+                match first {
+                    Some(first) => Stage::Asked(request, known, first),
+                    None => self.rest(request, known, None),
+                }
+            }
             Admission::Kept(key, landed) => {
                 let received = handed_out((self.scope, key), *landed, None, self.asking.0);
                 Stage::Rest(Box::pin(self.connection.validate(received)))

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, pin::pin, sync::OnceLock};
 
 use futures::stream::{FuturesUnordered, StreamExt};
-use tensorwire_protocol::{Company, Key, ReceiveOptions};
+use tensorwire_protocol::{Awaiting, Key, ReceiveOptions};
 
 use crate::{
     error::WorkerError,
@@ -69,7 +69,7 @@ impl Step {
     ) -> Result<(), WorkerError> {
         self.connect_sources(outputs.keys().copied()).await?;
         let options =
-            ReceiveOptions { sharing: self.worker.operations.defaults.sharing, company: Company::Together };
+            ReceiveOptions { sharing: self.worker.operations.defaults.sharing, awaiting: Awaiting::Together };
         let receives = outputs.iter_mut().map(|(key, place)| async move {
             let held = self.receive_held(key, Receiving::Held(options)).await?;
             if held.is_dead() {

@@ -10,7 +10,7 @@ use std::{
 
 use futures::future::try_join_all;
 use tensorwire_memory::BufMut;
-use tensorwire_protocol::{Company, DataType, Key, ReceiveOptions, Sharing};
+use tensorwire_protocol::{Awaiting, DataType, Key, ReceiveOptions, Sharing};
 use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::{
@@ -143,7 +143,7 @@ impl<'a, As> Recv<'a, As> {
     /// up. Default: where [`Wait`](crate::Wait) lets tasks look, the poll that requests a value also looks for it, if no other request
     /// is outstanding.
     pub fn beside(mut self) -> Self {
-        self.options.company = Company::Beside;
+        self.options.awaiting = Awaiting::Beside;
         self
     }
 
@@ -259,7 +259,7 @@ impl<'a> RecvMany<'a> {
         let what = || format!("receiving {} keys of step {}", keys.len(), step.id.0);
         let held = pin!(async {
             step.connect_sources(keys.iter()).await?;
-            let how = Receiving::Held(ReceiveOptions { sharing, company: Company::Together });
+            let how = Receiving::Held(ReceiveOptions { sharing, awaiting: Awaiting::Together });
             try_join_all(keys.iter().map(|key| step.receive_held(key, how))).await
         });
         let held = step.worker.timed(Timed::RecvMany, limit, what, held).await?;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use tensorwire_protocol::{
-    Agreed, Company, Connection, Counters, Mode, Parameters, PeerMisbehaved, ReceiveOptions, Received, Scope,
-    Sharing, TensorRequest, TransferError, Validation,
+    Agreed, Awaiting, Connection, Counters, Mode, Parameters, PeerMisbehaved, ReceiveOptions, Received,
+    Scope, Sharing, TensorRequest, TransferError, Validation,
 };
 
 use super::{
@@ -118,14 +118,14 @@ impl Pair {
     /// As [`receive`](Self::receive) at A, of one of several values that are asked for together.
     pub(crate) fn together(&mut self, scope: Scope, key: &str) -> Handle<ReceiveResult> {
         let (connection, memory, key) = (self.a.connection.clone(), self.a.memory.clone(), key.to_owned());
-        let options = ReceiveOptions { company: Company::Together, ..ReceiveOptions::default() };
+        let options = ReceiveOptions { awaiting: Awaiting::Together, ..ReceiveOptions::default() };
         self.tasks.spawn(async move { connection.receive_with(scope, &key, &memory, options).await })
     }
 
     /// As [`receive`](Self::receive) at A, of all of these at once, by one task.
     pub(crate) fn receive_many(&mut self, scope: Scope, keys: &[String]) -> Handle<Vec<ReceiveResult>> {
         let (connection, memory, keys) = (self.a.connection.clone(), self.a.memory.clone(), keys.to_vec());
-        let options = ReceiveOptions { company: Company::Together, ..ReceiveOptions::default() };
+        let options = ReceiveOptions { awaiting: Awaiting::Together, ..ReceiveOptions::default() };
         self.tasks.spawn(async move {
             join_all(keys.iter().map(|key| connection.receive_with(scope, key, &memory, options))).await
         })

@@ -3,7 +3,7 @@
 use std::{future::IntoFuture, marker::PhantomData, pin::pin, time::Duration};
 
 use futures::future::try_join_all;
-use tensorwire_protocol::{Company, ReceiveOptions, Scope, Sharing, Wanted};
+use tensorwire_protocol::{Awaiting, ReceiveOptions, Scope, Sharing, Wanted};
 use tensorwire_verbs_reactor::BoxFuture;
 
 use super::{Fetched, Settings, fetched, transfer};
@@ -111,8 +111,8 @@ impl<As> FetchMany<'_, As> {
                     *found = peer.known.find(take);
                 }
             };
-            let fetch = async |(transfer, found): (&Transfer<'_>, &mut Option<_>), company, was_listed| {
-                let options = ReceiveOptions { sharing: settings.sharing, company };
+            let fetch = async |(transfer, found): (&Transfer<'_>, &mut Option<_>), awaiting, was_listed| {
+                let options = ReceiveOptions { sharing: settings.sharing, awaiting };
                 let ask = async |scope| worker.fetch_one(&peer.known, transfer, &scope, &options).await;
                 // Withdrawn meanwhile, or published where only the peer can read it: its answer to what is there now says which.
                 if was_listed && !is_listed(transfer) {
@@ -128,7 +128,7 @@ impl<As> FetchMany<'_, As> {
                 settings.waits() && missing(&transfers, &mut found).all(|(transfer, _)| is_listed(transfer));
             if all_are_listed && let Some(last) = missing(&transfers, &mut found).last() {
                 // A publisher mostly publishes in the order of the names, and the others are there with the last.
-                fetch(last, Company::Alone, false).await?;
+                fetch(last, Awaiting::Alone, false).await?;
                 take_at_once(&mut found).await;
             }
             // Connects first, so that all requests are queued together and share messages.
@@ -140,8 +140,8 @@ impl<As> FetchMany<'_, As> {
             let before_last = left.len().saturating_sub(1);
             let fetches = left.into_iter().enumerate();
             let fetches = fetches.map(|(at, missing)| {
-                let company = if at < before_last { Company::Together } else { Company::Alone };
-                fetch(missing, company, all_are_listed)
+                let awaiting = if at < before_last { Awaiting::Together } else { Awaiting::Alone };
+                fetch(missing, awaiting, all_are_listed)
             });
             try_join_all(fetches).await?;
             Ok(found.into_iter().flatten().collect())
