@@ -7,6 +7,7 @@ mod flow;
 mod fuzzed;
 mod known;
 mod load;
+mod looking;
 mod misbehaviour;
 mod notes;
 mod refusals;

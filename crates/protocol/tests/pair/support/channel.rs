@@ -17,7 +17,7 @@ use tensorwire_protocol::{
 };
 
 use super::{
-    Side,
+    Side, looks,
     memory::{Lent, Memory},
 };
 
@@ -579,6 +579,14 @@ impl Channel for TestChannel {
         let region = end.rings.len() as u32 - 1;
         let ring = end.memory.ring(Some(region as usize));
         Some((ring, ring_at(region, ring_bytes as usize)))
+    }
+
+    fn may_help(&self) -> bool {
+        looks::are_allowed()
+    }
+
+    fn help(&self) -> bool {
+        looks::finds()
     }
 
     fn take_back(&self, lent: Lent, end: LentEnd) {
