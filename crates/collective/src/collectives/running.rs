@@ -1,4 +1,4 @@
-//! Runs a plan: sends and receives its elements, and combines those that arrive.
+//! Runs a plan, or an exchange, which needs none: sends and receives elements, and combines those that arrive.
 
 use std::{
     collections::{BTreeSet, HashMap, VecDeque},
@@ -21,7 +21,7 @@ use super::how::How;
 use crate::{
     error::GroupError,
     group::calling::{Arrived, Calling, message_of},
-    schedule::{AHEAD, Arrival, Plan, SEGMENT_BYTES},
+    schedule::{AHEAD, Arrival, Plan, SEGMENT_BYTES, segments},
 };
 
 /// From this size on, counted for all ranks of a host together, results leave the last cache before the call is complete. They are
@@ -158,7 +158,8 @@ pub(super) async fn exchange(
     own: Option<&Tensor>,
     bytes: &mut [u8],
 ) -> Result<(), GroupError> {
-    let segments = || segments(bytes.len());
+    let length = bytes.len();
+    let segments = || segments(&(0..length), SEGMENT_BYTES);
     for other in calling.others() {
         calling.connect(other).await?;
     }
@@ -190,11 +191,6 @@ pub(super) async fn exchange(
         how.fold_all(&mut bytes[at], &inputs)?;
     }
     Ok(())
-}
-
-/// The bytes of each segment of a value of `bytes` bytes.
-fn segments(bytes: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..bytes).step_by(SEGMENT_BYTES).map(move |start| start..bytes.min(start + SEGMENT_BYTES))
 }
 
 /// A message with the combination of `own` and what has `arrived`.

@@ -78,3 +78,9 @@ fn part(whole: &Range<usize>, pieces: usize, index: usize) -> Range<usize> {
 fn parts(whole: Range<usize>, pieces: usize) -> Vec<Range<usize>> {
     (0..pieces).map(|index| part(&whole, pieces, index)).collect()
 }
+
+/// Segments of at most `segment` elements (0 counts as 1), none of them empty.
+pub(crate) fn segments(whole: &Range<usize>, segment: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    let (end, segment) = (whole.end, segment.max(1));
+    whole.clone().step_by(segment).map(move |start| start..start.saturating_add(segment).min(end))
+}

@@ -7,7 +7,7 @@
 //!
 //! Each part is combined along one path, and all ranks get copies of that result: their bits are equal.
 
-use super::{Arrival, Exchange, Plan, parts};
+use super::{Arrival, Exchange, Plan, parts, segments};
 use std::{iter, ops::Range};
 
 /// Every rank gets the combination of all. Parts differ by at most one element. The part of a step is cut into segments of at
@@ -80,12 +80,6 @@ fn around(
         }
     }
     plan
-}
-
-/// Segments of at most `segment` elements, none of them empty.
-fn segments(part: &Range<usize>, segment: usize) -> impl Iterator<Item = Range<usize>> + use<> {
-    let (end, segment) = (part.end, segment.max(1));
-    part.clone().step_by(segment).map(move |start| start..start.saturating_add(segment).min(end))
 }
 
 fn parts_of_counts(size: usize, counts: &[usize]) -> Vec<Range<usize>> {

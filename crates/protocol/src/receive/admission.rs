@@ -133,8 +133,7 @@ impl<C: Channel> Connection<C> {
         let is_in_cell = scope == Scope::Published
             && posted.is_ok()
             && state.requests.answer_in_cell(index, &known.metadata);
-        let may_look = options.awaiting != Awaiting::Beside;
-        let first = if may_look && state.requests.may_help(index) && self.channel().may_help() {
+        let first = if options.may_look() && state.requests.may_help(index) && self.channel().may_help() {
             FirstPoll::Looks
         } else {
             // A new request has no waker that this would replace.

@@ -50,6 +50,13 @@ pub enum Awaiting {
     Together,
 }
 
+impl ReceiveOptions {
+    /// Whether polls may look for the reply.
+    fn may_look(self) -> bool {
+        self.awaiting != Awaiting::Beside
+    }
+}
+
 impl From<Sharing> for ReceiveOptions {
     fn from(sharing: Sharing) -> Self {
         Self { sharing, awaiting: Awaiting::Alone }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::{
-    Awaiting, FirstPoll, Next, ReceiveOptions, Received, Request, Stop,
+    FirstPoll, Next, ReceiveOptions, Received, Request, Stop,
     admission::{Admission, Known, ReceiveInLine},
     handed_out,
 };
@@ -63,7 +63,7 @@ impl<'a, C: Channel, A: Allocator<Lent = C::Lent>> Receiving<'a, C, A> {
     fn admitted(&self, admission: Admission<'a, C>) -> Stage<'a, C> {
         match admission {
             Admission::Request(mut request, known, first) => {
-                request.may_look = self.asking.1.awaiting != Awaiting::Beside;
+                request.may_look = self.asking.1.may_look();
                 match first {
                     Some(first) => Stage::Asked(request, known, first),
                     None => self.rest(request, known, None),

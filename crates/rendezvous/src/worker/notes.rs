@@ -222,17 +222,7 @@ impl Notes {
     /// # Cancel safety
     /// As [`recv`](Self::recv).
     pub async fn recv_beside(&self, lane: u16) -> Result<EagerContent, WorkerError> {
-        let protocol = &self.connection.protocol;
-        let next = |context: &mut Context<'_>| match &self.boxes {
-            Some(boxes) => match self.take(boxes, lane, None) {
-                Poll::Pending => self.take_or_sleep(boxes, lane, context),
-                taken => taken,
-            },
-            None => protocol
-                .poll_untaken(self.channel, lane, Some(context), || false)
-                .map_ok(Option::unwrap_or_default),
-        };
-        poll_fn(next).await.map_err(|error| self.lost(lane, error))
+        poll_fn(|context| self.poll_next(lane, context, false)).await
     }
 
     /// As [`recv`](Self::recv), for futures that are written by hand.
@@ -240,9 +230,22 @@ impl Notes {
     /// # Errors
     /// As [`recv`](Self::recv).
     pub fn poll_recv(&self, lane: u16, context: &Context<'_>) -> Poll<Result<EagerContent, WorkerError>> {
+        self.poll_next(lane, context, true)
+    }
+
+    fn poll_next(
+        &self,
+        lane: u16,
+        context: &Context<'_>,
+        may_look: bool,
+    ) -> Poll<Result<EagerContent, WorkerError>> {
+        let protocol = &self.connection.protocol;
         let polled = match &self.boxes {
-            Some(boxes) => self.poll_boxes(boxes, lane, context),
-            None => self.connection.protocol.poll_note(self.channel, lane, context),
+            Some(boxes) => self.poll_boxes(boxes, lane, context, may_look),
+            None if may_look => protocol.poll_note(self.channel, lane, context),
+            None => protocol
+                .poll_untaken(self.channel, lane, Some(context), || false)
+                .map_ok(Option::unwrap_or_default),
         };
         polled.map_err(|error| self.lost(lane, error))
     }
@@ -253,6 +256,7 @@ impl Notes {
         boxes: &ChannelBoxes,
         lane: u16,
         context: &Context<'_>,
+        may_look: bool,
     ) -> Poll<Result<EagerContent, ChannelError>> {
         let queue_pair = &self.connection.queue_pair;
         // What is left after the end is bounded.
@@ -267,17 +271,8 @@ impl Notes {
             if taken.is_ready() {
                 return taken;
             }
-            may_find = queue_pair.may_help() && queue_pair.look_for_both(|| boxes.peek(lane));
+            may_find = may_look && queue_pair.may_help() && queue_pair.look_for_both(|| boxes.peek(lane));
         }
-        self.take_or_sleep(boxes, lane, context)
-    }
-
-    fn take_or_sleep(
-        &self,
-        boxes: &ChannelBoxes,
-        lane: u16,
-        context: &Context<'_>,
-    ) -> Poll<Result<EagerContent, ChannelError>> {
         boxes.fall_asleep(lane);
         self.take(boxes, lane, Some(context))
     }

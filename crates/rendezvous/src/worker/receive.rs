@@ -140,8 +140,8 @@ impl<'a, As> Recv<'a, As> {
     }
 
     /// For a receive that its task polls beside sends or other receives: polling it never looks for the value, which would hold these
-    /// up. Default: where [`Wait`](tensorwire_verbs_reactor::Wait) lets tasks look, the poll that requests a value also looks for it, if no other request
-    /// is outstanding.
+    /// up. Default: where [`Wait`](tensorwire_verbs_reactor::Wait) lets tasks look, a poll also looks for the value, if no other
+    /// request is outstanding.
     pub fn beside(mut self) -> Self {
         self.options.awaiting = Awaiting::Beside;
         self
