@@ -1,7 +1,17 @@
 //! The store in a folder.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{
+    fs::{self, File, Permissions},
+    os::unix::fs::{PermissionsExt, chown, symlink},
+    path::Path,
+    process::Command,
+    time::Duration,
+};
 
+use rustix::{
+    fs::{CWD, FileType, Mode, mknodat},
+    process::geteuid,
+};
 use tensorwire_collective::store::{FileStore, Store, StoreError};
 use tensorwire_verbs_reactor::timeout;
 
@@ -138,4 +148,117 @@ async fn a_missing_folder_fails_at_once() {
     assert!(detail(&store.get(&keys(["a"])).await.unwrap_err()).contains("check the folder"));
     assert!(detail(&store.set("a", b"").await.unwrap_err()).contains("check the folder"));
     assert!(detail(&store.wait(&keys(["a"]), Duration::MAX).await.unwrap_err()).contains("check the folder"));
+}
+
+fn mode(path: &Path) -> u32 {
+    path.metadata().unwrap().permissions().mode() & 0o7777
+}
+
+fn allow(folder: &Path, mode: u32) {
+    fs::set_permissions(folder, Permissions::from_mode(mode)).unwrap();
+}
+
+#[tokio::test]
+async fn s5_a_folder_into_which_others_may_write_is_refused_with_the_remedy() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(folder.path());
+    store.set("a", b"1").await.unwrap();
+    let path = folder.path().canonicalize().unwrap();
+    for shared in [0o770, 0o707, 0o777, 0o1777] {
+        allow(&path, shared);
+        // Also one that was opened before.
+        let errors = [
+            FileStore::open(&path, LONG, runtime()).unwrap_err(),
+            store.get(&keys(["a"])).await.unwrap_err(),
+            store.wait(&keys(["a"]), LONG).await.unwrap_err(),
+            store.set("a", b"2").await.unwrap_err(),
+            store.delete("a").await.unwrap_err(),
+        ];
+        let (chmod, job) = (format!("`chmod go-w {}`", path.display()), format!("{}/job", path.display()));
+        for error in errors {
+            let text = detail(&error);
+            for part in ["other users may write", &format!("{shared:o}"), &job] {
+                assert!(text.contains(part), "{part}: {error}");
+            }
+            // Nobody should change `/tmp`.
+            assert_eq!(text.contains(&chmod), shared != 0o1777, "{error}");
+        }
+    }
+    allow(&path, 0o755);
+    assert_eq!(value(&store, "a").await.unwrap(), b"1");
+}
+
+#[tokio::test]
+async fn s5_a_folder_of_another_user_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    // Who is not root cannot give a folder away, nor write into that of root.
+    let (path, part) = if geteuid().is_root() {
+        chown(folder.path(), Some(12_345), None).unwrap();
+        (folder.path(), "is of user 12345, and this process is user 0")
+    } else {
+        (Path::new("/usr"), "cannot open it")
+    };
+    let error = FileStore::open(path, LONG, runtime()).unwrap_err();
+    assert!(detail(&error).contains(part), "{error}");
+    assert_eq!(hidden(path), [""; 0], "nothing is left behind");
+}
+
+#[tokio::test]
+async fn s5_what_the_store_makes_is_for_its_user_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let below = folder.path().join("job/1");
+    open(&below).set("a", b"1").await.unwrap();
+    assert_eq!([mode(&below), mode(below.parent().unwrap())], [0o700; 2]);
+    assert_eq!(mode(&below.join("a")), 0o600);
+}
+
+#[tokio::test]
+async fn s5_links_under_the_names_of_keys_and_locks_are_not_followed() {
+    let (folder, victims) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let store = FileStore::open(folder.path(), SHORT, runtime()).unwrap();
+    let victim = victims.path().join("victim");
+    fs::write(&victim, "secret").unwrap();
+    for target in [&*victim, Path::new("/dev/zero"), Path::new("missing")] {
+        symlink(target, folder.path().join("a")).unwrap();
+        for error in [
+            store.get(&keys(["a"])).await.unwrap_err(),
+            store.wait(&keys(["a"]), LONG).await.unwrap_err(),
+            store.add("a", 1).await.unwrap_err(),
+            store.compare_set("a", None, b"1").await.unwrap_err(),
+        ] {
+            assert!(detail(&error).contains("/a: it is a link: remove it"), "{error}");
+        }
+        store.set("a", b"1").await.unwrap();
+        assert_eq!(value(&store, "a").await.unwrap(), b"1");
+        store.delete("a").await.unwrap();
+
+        symlink(target, folder.path().join(".lock-a")).unwrap();
+        let error = store.set("a", b"1").await.unwrap_err();
+        assert!(detail(&error).contains("it is a link"), "{error}");
+        fs::remove_file(folder.path().join(".lock-a")).unwrap();
+    }
+    assert_eq!(fs::read(&victim).unwrap(), b"secret");
+    assert_eq!(fs::read_dir(victims.path()).unwrap().count(), 1);
+}
+
+#[tokio::test]
+async fn s5_files_that_block_or_do_not_end_are_named_and_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = FileStore::open(folder.path(), LONG, runtime()).unwrap();
+    let [pipe, sparse, lock] = ["pipe", "sparse", ".lock-b"].map(|name| folder.path().join(name));
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    File::create(&sparse).unwrap().set_len(1 << 40).unwrap();
+    for (key, part) in [("pipe", "not a regular file"), ("sparse", "longer than any record")] {
+        for read in [store.get(&keys([key])).await.map(drop), store.wait(&keys([key]), LONG).await.map(drop)]
+        {
+            let error = read.unwrap_err();
+            assert!(detail(&error).contains(&format!("/{key}: it is {part}: remove it")), "{error}");
+        }
+        store.set(key, b"1").await.unwrap();
+        assert_eq!(value(&store, key).await.unwrap(), b"1");
+    }
+    mknodat(CWD, &lock, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
+    let store = FileStore::open(folder.path(), SHORT, runtime()).unwrap();
+    let error = store.set("b", b"1").await.unwrap_err();
+    assert!(detail(&error).contains(".lock-b") && detail(&error).contains("not a regular file"), "{error}");
 }

@@ -1,16 +1,22 @@
 //! The calls to the file system. None waits for another process.
 
 use std::{
-    fs, io,
+    fs::{self, DirBuilder},
+    io,
+    os::unix::fs::DirBuilderExt,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::Arc,
     time::Duration,
 };
 
+use tensorwire_protocol::text::escaped;
+use tensorwire_verbs_reactor::Runtime;
+
 use super::{
     super::{StoreError, rules::sum},
-    lock::{self, Lock},
+    lock,
     name::file_name,
+    open_folder::{OpenFolder, explained},
     record,
 };
 
@@ -21,11 +27,10 @@ const STALE_MAX: usize = 16;
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
-    /// A random number that distinguishes this store from others that write into the folder.
-    writer: u64,
     /// The process, for error messages.
     process: String,
-    next_file: AtomicU64,
+    /// Draws the names of temporary files.
+    runtime: Arc<dyn Runtime>,
 }
 
 /// A write under its key's lock.
@@ -47,16 +52,19 @@ pub(super) enum Changed {
 }
 
 impl Folder {
+    /// Opens the folder at `path`, and makes it for the user of this process alone if it does not exist.
+    ///
     /// # Errors
-    /// Those of the file system.
-    pub(super) fn open(path: &Path, writer: u64) -> io::Result<Self> {
-        fs::create_dir_all(path)?;
+    /// Those of the file system. One with a remedy if other users may write into the folder.
+    pub(super) fn open(path: &Path, runtime: Arc<dyn Runtime>) -> io::Result<Self> {
+        DirBuilder::new().recursive(true).mode(0o700).create(path)?;
         let host =
             fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_else(|_| "an unknown host".to_owned());
         let process = format!("process {} on {}", std::process::id(), host.trim());
         // An absolute path: the process may change its working folder.
-        let path = path.canonicalize()?;
-        Ok(Self { path, writer, process, next_file: AtomicU64::new(0) })
+        let folder = Self { path: path.canonicalize()?, process, runtime };
+        OpenFolder::open(&folder.path)?.check_owner(&folder.own_name())?;
+        Ok(folder)
     }
 
     pub(super) fn store(&self) -> String {
@@ -68,10 +76,8 @@ impl Folder {
     /// # Errors
     /// [`StoreError::Unreachable`].
     pub(super) fn read_all(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        // When a folder is opened, an NFS client asks the server for its files again. Otherwise it may report a file as missing
-        // for half a minute.
-        fs::read_dir(&self.path).map_err(|error| self.failed(&self.path, &error))?;
-        keys.iter().map(|key| self.read(key)).collect()
+        let folder = self.opened()?;
+        keys.iter().map(|key| self.read(&folder, key)).collect()
     }
 
     /// Makes `change` under the lock of `key`. `None` if another process has the lock.
@@ -79,107 +85,108 @@ impl Folder {
     /// # Errors
     /// [`StoreError`].
     pub(super) fn try_change(&self, key: &str, change: &Change) -> Result<Option<Changed>, StoreError> {
-        let Some(_lock) = self.lock(key)? else { return Ok(None) };
-        let found = if matches!(change, Change::Set(_)) { None } else { self.read(key)? };
+        let (folder, name) = (self.opened()?, lock_name(key));
+        let owner = format!("{}, lock {:016x}", self.process, self.runtime.random());
+        let lock = lock::take(&folder, &name, &self.own_name(), owner);
+        let Some(_lock) = lock.map_err(|error| self.failed(&name, &error))? else { return Ok(None) };
+        let found = if matches!(change, Change::Set(_)) { None } else { self.read(&folder, key)? };
         let changed = match change {
-            Change::Set(value) => self.write(key, value).map(|()| Changed::Set),
+            Change::Set(value) => self.write(&folder, key, value).map(|()| Changed::Set),
             Change::Add(delta) => {
                 let sum =
                     sum(found.as_deref(), *delta).map_err(|why| why.error(self.store(), key, *delta))?;
-                self.write(key, sum.to_string().as_bytes()).map(|()| Changed::Sum(sum))
+                self.write(&folder, key, sum.to_string().as_bytes()).map(|()| Changed::Sum(sum))
             }
             Change::CompareSet { expected, value } if found == *expected => {
-                self.write(key, value).map(|()| Changed::Value(Some(value.clone())))
+                self.write(&folder, key, value).map(|()| Changed::Value(Some(value.clone())))
             }
             Change::CompareSet { .. } => Ok(Changed::Value(found)),
-            Change::Delete => self.remove(key).map(Changed::Deleted),
+            Change::Delete => self.remove(&folder, key).map(Changed::Deleted),
         };
         changed.map(Some)
     }
 
     /// The error if the lock of `key` is not released.
-    pub(super) fn lock_stays(&self, key: &str, limit: Duration) -> StoreError {
-        let path = self.lock_path(key);
-        let held = match lock::holder(&path, &self.own_path()) {
-            Some((owner, Some(age))) => format!("held by {owner} since {age:.1?}"),
-            Some((owner, None)) => format!("held by {owner}"),
-            None => "held by several processes in turn".to_owned(),
+    ///
+    /// # Errors
+    /// As [`try_change`](Self::try_change).
+    pub(super) fn lock_stays(&self, key: &str, limit: Duration) -> Result<StoreError, StoreError> {
+        let (folder, name) = (self.opened()?, lock_name(key));
+        let held = match lock::holder(&folder, &name, &self.own_name()) {
+            Ok((owner, Some(age))) => format!("held by {owner} since {age:.1?}"),
+            Ok((owner, None)) => format!("held by {owner}"),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                "held by several processes in turn".to_owned()
+            }
+            Err(error) => error.to_string(),
         };
-        let detail = format!(
-            "`{key}` cannot be written: its lock {} was not free within {limit:?} ({held}); if that process has ended, remove \
-             the file",
-            path.display()
-        );
-        StoreError::Unreachable { store: self.store(), detail }
+        Ok(self.unreachable(format!(
+            "`{}` cannot be written: its lock {} was not free within {limit:?} ({held}); if that process has ended, remove the file",
+            escaped(key),
+            self.path.join(name).display()
+        )))
     }
 
-    fn lock(&self, key: &str) -> Result<Option<Lock>, StoreError> {
-        let (path, own) = (self.lock_path(key), self.own_path());
-        let number = self.next_file.load(Ordering::Relaxed);
-        let owner = format!("{}, writer {:016x}, lock {number}", self.process, self.writer);
-        lock::take(&path, &own, owner).map_err(|error| self.failed(&path, &error))
+    fn opened(&self) -> Result<OpenFolder, StoreError> {
+        OpenFolder::open(&self.path).map_err(|error| self.failed("", &error))
     }
 
-    fn read(&self, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
-        let path = self.path_of(key);
-        let file = match read_again(&path) {
+    fn read(&self, folder: &OpenFolder, key: &str) -> Result<Option<Vec<u8>>, StoreError> {
+        let name = file_name(key);
+        let file = match read_again(folder, &name) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(self.failed(&path, &error)),
+            Err(error) => return Err(self.failed(&name, &error)),
         };
-        let bad = |why| self.unreachable(format!("{}: {why}", path.display()));
+        let bad = |why| self.unreachable(format!("{}: {why}", self.path.join(&name).display()));
         record::decode(file, key).map(Some).map_err(bad)
     }
 
     /// Writes a temporary file and renames it, so that no reader sees a part.
-    fn write(&self, key: &str, value: &[u8]) -> Result<(), StoreError> {
-        let (path, own) = (self.path_of(key), self.own_path());
-        let written = fs::write(&own, record::encode(key, value)).and_then(|()| fs::rename(&own, &path));
-        written.map_err(|error| {
-            let _ = fs::remove_file(&own);
-            self.failed(&path, &error)
+    fn write(&self, folder: &OpenFolder, key: &str, value: &[u8]) -> Result<(), StoreError> {
+        let (name, own) = (file_name(key), self.own_name());
+        let written = folder.create(&own, &record::encode(key, value));
+        written.and_then(|()| folder.rename(&own, &name)).map_err(|error| {
+            let _ = folder.remove(&own);
+            self.failed(&name, &error)
         })
     }
 
-    fn remove(&self, key: &str) -> Result<bool, StoreError> {
-        let path = self.path_of(key);
-        match fs::remove_file(&path) {
+    fn remove(&self, folder: &OpenFolder, key: &str) -> Result<bool, StoreError> {
+        let name = file_name(key);
+        match folder.remove(&name) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(self.failed(&path, &error)),
+            Err(error) => Err(self.failed(&name, &error)),
         }
     }
 
-    fn path_of(&self, key: &str) -> PathBuf {
-        self.path.join(file_name(key))
+    /// A new name for a temporary file, which nobody can guess.
+    fn own_name(&self) -> String {
+        format!(".new-{:016x}{:016x}", self.runtime.random(), self.runtime.random())
     }
 
-    fn lock_path(&self, key: &str) -> PathBuf {
-        self.path.join(format!(".lock-{}", file_name(key)))
+    fn failed(&self, name: &str, error: &io::Error) -> StoreError {
+        let why = explained(error, "check the folder and its permissions");
+        self.unreachable(format!("{}: {why}", self.path.join(name).display()))
     }
 
-    /// A new name for a temporary file.
-    fn own_path(&self) -> PathBuf {
-        let number = self.next_file.fetch_add(1, Ordering::Relaxed);
-        self.path.join(format!(".new-{:016x}-{number}", self.writer))
-    }
-
-    fn failed(&self, path: &Path, error: &io::Error) -> StoreError {
-        self.unreachable(format!("{}: {error}; check the folder and its permissions", path.display()))
-    }
-
-    fn unreachable(&self, detail: String) -> StoreError {
+    pub(super) fn unreachable(&self, detail: String) -> StoreError {
         StoreError::Unreachable { store: self.store(), detail }
     }
 }
 
+fn lock_name(key: &str) -> String {
+    format!(".lock-{}", file_name(key))
+}
+
 /// On NFS, reading a file fails if it was replaced after it was opened.
-fn read_again(path: &Path) -> io::Result<Vec<u8>> {
+fn read_again(folder: &OpenFolder, name: &str) -> io::Result<Vec<u8>> {
     for _ in 1..STALE_MAX {
-        match fs::read(path) {
+        match folder.read(name) {
             Err(error) if error.kind() == io::ErrorKind::StaleNetworkFileHandle => {}
             other => return other,
         }
     }
-    fs::read(path)
+    folder.read(name)
 }

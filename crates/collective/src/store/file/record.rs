@@ -1,8 +1,13 @@
 //! The content of a key's file.
 
+use super::super::{KEY_BYTES_MAX, VALUE_BYTES_MAX};
+
 const MAGIC: [u8; 4] = *b"TWR1";
 
 const HEADER_BYTES: usize = 12;
+
+/// The longest file.
+pub(super) const RECORD_BYTES_MAX: usize = HEADER_BYTES + KEY_BYTES_MAX + VALUE_BYTES_MAX;
 
 /// A magic number, the little-endian lengths of key and value, and both. Their lengths have been checked.
 pub(super) fn encode(key: &str, value: &[u8]) -> Vec<u8> {
