@@ -5,7 +5,14 @@ use std::{
     env, fs,
     io::{self, Read, Write},
     net::{IpAddr, TcpListener, TcpStream, ToSocketAddrs},
-    os::unix::{fs::PermissionsExt, process::CommandExt},
+    os::{
+        linux::net::SocketAddrExt,
+        unix::{
+            fs::PermissionsExt,
+            net::{SocketAddr, UnixStream},
+            process::CommandExt,
+        },
+    },
     path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{
@@ -13,14 +20,21 @@ use std::{
         atomic::{AtomicU64, Ordering},
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use rustix::process::geteuid;
 
-use crate::common::{Process, small_checkpoint, succeed_as};
+use crate::{
+    common::{Process, small_checkpoint, succeed_as},
+    skipped::skip,
+};
 
 /// In the relay: where the server listens, and where the relay does.
 const RELAY: &str = "TENSORWIRE_TEST_RELAY";
+
+/// In the flood: the port of the server.
+const FLOOD: &str = "TENSORWIRE_TEST_FLOOD";
 
 /// Whose server and client are, and whose the relay is. Only root can become them; else all are one user, and the relay,
 /// which uses no right of any, still must get nothing.
@@ -99,6 +113,61 @@ fn pass(mut from: TcpStream, mut into: TcpStream, counted: &AtomicU64) {
             break;
         }
     }
+}
+
+/// In the flood: connects to the socket on which the server at `port` hands its secret over, for ever, and closes at once.
+fn flood(port: &str) {
+    let name = SocketAddr::from_abstract_name(format!("tensorwire-{port}")).unwrap();
+    let connect = || {
+        loop {
+            let _ = UnixStream::connect_addr(&name);
+        }
+    };
+    thread::scope(|scope| {
+        scope.spawn(connect);
+        scope.spawn(connect);
+        println!("\nfloods ");
+    });
+}
+
+/// The time that a process has used so far, in hundredths of a second.
+fn used(process: u32) -> u64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).unwrap();
+    let (_, after_name) = stat.rsplit_once(") ").unwrap();
+    let fields: Vec<&str> = after_name.split(' ').collect();
+    fields[11..13].iter().map(|ticks| ticks.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn e_another_users_flood_at_the_hand_over_socket_keeps_nobody_out_and_costs_little() {
+    if let Ok(port) = env::var(FLOOD) {
+        return flood(&port);
+    }
+    if !geteuid().is_root() {
+        return skip(file!(), "only root can become another user");
+    }
+    let place = Place::new();
+    let file = small_checkpoint(place.0.path());
+    open(&file, 0o644);
+    let serve = ["serve", file.to_str().unwrap(), "--bind", "127.0.0.1:0"];
+    let mut server =
+        Process(place.run(OWNER, "tensorwire", &serve).stderr(Stdio::inherit()).spawn().unwrap());
+    let address = server.line_after("address ");
+    let (_, port) = address.rsplit_once(':').unwrap();
+    let test = "loopback::e_another_users_flood_at_the_hand_over_socket_keeps_nobody_out_and_costs_little";
+    let mut flood = place.run(OTHER, "relay", &[test, "--exact", "--nocapture"]);
+    let mut flood = Process(flood.env(FLOOD, port).stderr(Stdio::inherit()).spawn().unwrap());
+    flood.line_after("floods ");
+    let (began, used_before) = (Instant::now(), used(server.0.id()));
+    let copy = place.path("copy");
+    for _ in 0..3 {
+        let pull = ["pull", &address, "-o", copy.to_str().unwrap(), "--verify"];
+        succeed_as(place.run(OWNER, "tensorwire", &pull));
+    }
+    let (took, used) = (began.elapsed(), used(server.0.id()) - used_before);
+    assert!(flood.0.try_wait().unwrap().is_none(), "the flood went on");
+    println!("{used} hundredths of a second in {took:?}");
+    assert!(Duration::from_millis(10 * used) < took / 4, "{used} hundredths of a second in {took:?}");
 }
 
 #[test]

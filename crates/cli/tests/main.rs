@@ -7,6 +7,8 @@ mod common;
 mod own_network;
 #[path = "../../verbs-reactor/tests/rdma_devices/mod.rs"]
 mod rdma_devices;
+#[path = "../../collective/tests/skipped.rs"]
+mod skipped;
 
 mod bench;
 mod doctor;
@@ -15,3 +17,4 @@ mod pull;
 mod serve_pull;
 #[cfg(feature = "test-certificates")]
 mod tls;
+mod unmapped;

@@ -1,4 +1,4 @@
-//! Tests that need a program that is not installed: they pass, and report that they tested nothing.
+//! Tests that need what is not there, such as a program: they pass, and report that they tested nothing.
 
 use std::{env, fs::File, io::Write, path::PathBuf, thread};
 
@@ -11,13 +11,17 @@ pub(crate) fn installed(program: &str, package: &str, file: &str) -> Option<Path
     let folders = env::var_os("PATH").unwrap_or_default();
     let found = env::split_paths(&folders).map(|folder| folder.join(program)).find(|path| path.is_file());
     if found.is_none() {
-        let thread = thread::current();
-        let test = thread.name().unwrap_or("a test");
-        let line = format!("SKIPPED: {file} {test} {program} is not on the PATH: install {package}\n");
-        print!("{line}");
-        if let Some(path) = env::var_os(SKIPPED) {
-            File::options().create(true).append(true).open(path).unwrap().write_all(line.as_bytes()).unwrap();
-        }
+        skip(file, &format!("{program} is not on the PATH: install {package}"));
     }
     found
+}
+
+/// Reports that the test of this thread, in the file `file`, is skipped.
+pub(crate) fn skip(file: &str, reason: &str) {
+    let thread = thread::current();
+    let line = format!("SKIPPED: {file} {} {reason}\n", thread.name().unwrap_or("a test"));
+    print!("{line}");
+    if let Some(path) = env::var_os(SKIPPED) {
+        File::options().create(true).append(true).open(path).unwrap().write_all(line.as_bytes()).unwrap();
+    }
 }

@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use tensorwire_memory::{Block, BlockId};
+use tensorwire_memory::{Block, BlockId, check_own_user_is_certain};
 use tensorwire_verbs_reactor::{
     Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Driver, Fabric,
     FabricError, FabricKind, LatestRegions, Patience, Prepared, QueuePair, QueuePairConfig, QueuePairCore,
@@ -64,8 +64,8 @@ impl ShmFabric {
     /// and the runtime that connections are awaited on must be tokio with IO enabled.
     ///
     /// # Errors
-    /// [`FabricError::Device`] when sealed memfds or pre-faulted mappings can't be had (Linux before 5.14), or
-    /// when the host's identity can't be read.
+    /// [`FabricError::Device`] when sealed memfds or pre-faulted mappings can't be had (Linux before 5.14), when
+    /// the host's identity can't be read, or when this process's user cannot be told from others in its user namespace.
     pub fn new(runtime: Arc<dyn Runtime>) -> Result<Self, FabricError> {
         let reach = reach().map_err(device("reading the host's identity"))?;
         probe()?;
@@ -148,6 +148,7 @@ fn probe() -> Result<(), FabricError> {
 /// What two sides must have in common: the running kernel, the network namespace (which holds abstract socket names),
 /// the user, and the namespace that gives the user's number its meaning.
 fn reach() -> io::Result<Vec<u8>> {
+    check_own_user_is_certain().map_err(io::Error::other)?;
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let net = std::fs::metadata("/proc/self/ns/net")?;
     let user = std::fs::metadata("/proc/self/ns/user")?;

@@ -20,6 +20,7 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_memory::{NotOwnUser, check_own_user};
 use tensorwire_verbs_reactor::{
     ConnectParams, FabricError, FabricKind, LossCause, PeerViolation, QueuePairConfig, Role, Runtime, timeout,
 };
@@ -80,7 +81,7 @@ enum Failure {
     System(&'static str, io::Error),
     Violation(PeerViolation),
     EndOfFile,
-    OtherUser(u32),
+    OtherUser(NotOwnUser),
 }
 
 impl From<PeerViolation> for Failure {
@@ -111,13 +112,9 @@ impl From<Failure> for FabricError {
                     "it closed the socket during the handshake: it gave up, or this side's token was wrong"
                         .into(),
             },
-            Failure::OtherUser(uid) => connect(
-                "checking the peer's user",
-                format!(
-                    "it runs as user {uid}, this process as {}: run both as the same user",
-                    rustix::process::geteuid().as_raw()
-                ),
-            ),
+            Failure::OtherUser(why) => {
+                connect("checking the peer's user", format!("{why}: run both as the same user"))
+            }
         }
     }
 }
@@ -233,7 +230,7 @@ async fn answer(
 fn check_user(socket: BorrowedFd<'_>) -> Result<(), Failure> {
     let credentials = sys::peer_credentials(socket);
     let uid = credentials.map_err(|error| Failure::System("getting the peer's user", error))?.uid;
-    if uid == rustix::process::geteuid().as_raw() { Ok(()) } else { Err(Failure::OtherUser(uid)) }
+    check_own_user(uid).map_err(Failure::OtherUser)
 }
 
 fn register(socket: OwnedFd) -> Result<AsyncFd<OwnedFd>, Failure> {

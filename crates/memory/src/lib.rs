@@ -37,6 +37,7 @@ mod lease;
 mod limits;
 mod mapping;
 mod memfd;
+mod owner;
 mod pages;
 mod pool;
 mod sync;
@@ -53,6 +54,7 @@ pub use huge::HugePages;
 pub use lease::Lease;
 pub use limits::Limit;
 pub use mapping::Mapping;
+pub use owner::{NotOwnUser, check_own_user, check_own_user_is_certain};
 pub use pool::{Alloc, Pool};
 pub use user::{Joined, UserMemory};
 

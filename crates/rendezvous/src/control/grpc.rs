@@ -37,6 +37,7 @@ use std::{
 };
 
 use tensorwire_fabric_tcp::{Congestion, DataPort, Door, listen};
+use tensorwire_memory::check_own_user_is_certain;
 use tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX;
 use tensorwire_verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 use tokio::sync::{mpsc, watch};
@@ -180,6 +181,10 @@ impl GrpcPlane {
             return Err(ControlError::SecretNeeded { address: config.address });
         }
         let ports = if needs_secret {
+            check_own_user_is_certain().map_err(|why| {
+                let detail = format!("no secret can be handed over: {why}, or give a secret file");
+                ControlError::Bind { address: config.address.clone(), detail }
+            })?;
             Ports::listen_with_handover(&config, &addresses)
         } else {
             Ports::listen(&config, &addresses)

@@ -1,7 +1,8 @@
 //! Secrets from files, and secrets that planes generate.
 //!
 //! A secret file contains one secret of 16 to 4096 bytes, without surrounding white space. It should be random (`head
-//! -c 32 /dev/urandom | base64 > FILE`) and readable only by its owner (`chmod 600 FILE`).
+//! -c 32 /dev/urandom | base64 > FILE`) and of its owner alone (`chmod 600 FILE`):
+//! whoever reads it can connect, and whoever writes it lets in whom they choose.
 
 use std::{
     fs::File,
@@ -23,7 +24,7 @@ const FILE_BYTES_MAX: u64 = 4096;
 const HANDED_OVER_BYTES: usize = 32;
 
 /// Reads the secret in `path`, without surrounding white space. Logs a warning if users other than its owner can read
-/// the file.
+/// or write the file.
 ///
 /// # Errors
 /// [`ControlError::SecretFile`]: the file cannot be read, or is too short or too long.
@@ -45,7 +46,7 @@ pub fn read_secret_file(path: &Path) -> Result<Secret, ControlError> {
         log!(
             WARN,
             path = %path.display(), mode,
-            "users other than its owner can read the secret file: run chmod 600 on it"
+            "users other than its owner can read or write the secret file: run chmod 600 on it, and make another secret if they did"
         );
     }
     Ok(secret)
@@ -72,9 +73,9 @@ fn read(path: &Path) -> io::Result<(Vec<u8>, u32)> {
     Ok((bytes, metadata.permissions().mode()))
 }
 
-/// Whether group or others can read a file of this mode.
+/// Whether group or others can read or write a file of this mode.
 fn is_exposed(mode: u32) -> bool {
-    mode & 0o044 != 0
+    mode & 0o066 != 0
 }
 
 impl Secret {
@@ -146,11 +147,12 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_others_can_read_is_told_apart() {
-        for (mode, exposed) in [(0o600, false), (0o400, false), (0o622, false), (0o640, true), (0o604, true)]
+    fn a_file_that_others_can_read_or_write_is_told_apart() {
+        for (mode, exposed) in [(0o600, false), (0o400, false), (0o711, false), (0o640, true), (0o604, true)]
         {
             assert_eq!(is_exposed(0o100_000 | mode), exposed, "{mode:o}");
         }
+        assert!([0o620, 0o602, 0o622].into_iter().all(is_exposed), "others could set the secret");
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("secret");
         let mut options = std::fs::OpenOptions::new();

@@ -2,7 +2,8 @@
 //!
 //! A plane that listens on loopback without a user's secret generates a random one. It gives the secret to every
 //! process of the same user that connects to the abstract Unix socket `tensorwire-<port>`; the kernel reports the user
-//! id (`SO_PEERCRED`). So nothing is on disk, and a crash leaves nothing behind.
+//! id (`SO_PEERCRED`). So nothing is on disk, and a crash leaves nothing behind. In a user namespace in which the
+//! id of this process may be that of any unmapped user, nothing is handed over or taken.
 //!
 //! ```text
 //!   dials localhost:4242                               listens on 127.0.0.1:4242, user 1000
@@ -27,7 +28,7 @@ use std::{
     time::Duration,
 };
 
-use tensorwire_memory::Limit;
+use tensorwire_memory::{Limit, NotOwnUser, check_own_user};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{UnixListener, UnixStream},
@@ -39,8 +40,15 @@ use crate::control::{ControlError, Secret, address::parts};
 /// Maximum time of a hand-over, on either side.
 const LIMIT: Duration = Duration::from_secs(2);
 
-/// Pause before another attempt if the socket's queue is full.
-const PAUSE: Duration = Duration::from_millis(20);
+/// Pause before another attempt to connect.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// After so many refused processes, which may come at once, there is a [`REFUSAL_PAUSE`]. As many as the socket's queue has:
+/// after a pause there is room in it, also for an honest process, however many others fill it.
+const REFUSALS_AT_ONCE: u32 = 128;
+
+/// The pause after [`REFUSALS_AT_ONCE`] refused processes.
+const REFUSAL_PAUSE: Duration = Duration::from_millis(20);
 
 /// Maximum number of bytes that are read; a hand-over has fewer.
 const HANDED_OVER_BYTES_MAX: u64 = 128;
@@ -49,8 +57,10 @@ const HANDED_OVER_BYTES_MAX: u64 = 128;
 pub(super) struct Handover {
     listener: net::UnixListener,
     secret: Secret,
-    user: u32,
 }
+
+/// Checks a user id that the kernel reports.
+type Check = fn(u32) -> Result<(), NotOwnUser>;
 
 impl Handover {
     /// Binds the name for the port of a plane that listens on `address`, and generates a secret.
@@ -59,7 +69,7 @@ impl Handover {
         let listener = net::UnixListener::bind_addr(&name)?;
         listener.set_nonblocking(true)?;
         let secret = Secret::generate(address).map_err(io::Error::other)?;
-        Ok(Self { listener, secret, user: own_user()? })
+        Ok(Self { listener, secret })
     }
 
     /// The secret.
@@ -69,22 +79,31 @@ impl Handover {
 
     /// Hands the secret over to processes of the same user, one after the other.
     pub(super) async fn serve(self) {
+        self.serve_those(check_own_user).await;
+    }
+
+    async fn serve_those(self, check: Check) {
+        let mut refused = 0;
         let listener = match UnixListener::from_std(self.listener) {
             Ok(listener) => listener,
             Err(error) => return log!(ERROR, %error, "the secret cannot be handed over"),
         };
         loop {
             let answered = match listener.accept().await {
-                Ok((stream, _)) => within(LIMIT, give(stream, &self.secret, self.user)).await,
+                Ok((stream, _)) => within(LIMIT, give(stream, &self.secret, check)).await,
                 Err(error) => {
-                    let _ = within(PAUSE, std::future::pending::<()>()).await;
+                    pause(REFUSAL_PAUSE).await;
                     Ok(Err(error))
                 }
             };
             match answered {
-                Ok(Ok(())) => {}
+                Ok(Ok(())) => continue,
                 Ok(Err(error)) => log!(DEBUG, %error, "the secret was not handed over"),
                 Err(_) => log!(DEBUG, "the secret was not handed over: the other process does not read it"),
+            }
+            refused += 1;
+            if refused % REFUSALS_AT_ONCE == 0 {
+                pause(REFUSAL_PAUSE).await;
             }
         }
     }
@@ -96,16 +115,19 @@ pub(super) async fn ask(address: &str) -> Result<Option<Secret>, ControlError> {
     if !is_loopback_host(host) {
         return Ok(None);
     }
-    let fail = |detail: String| ControlError::Misbehaved { address: address.to_owned(), detail };
+    let fail = |detail: String| ControlError::Unreachable { address: address.to_owned(), detail };
     let refused = |error: io::Error| fail(error.to_string()).unless_limit(Limit::of_files(&error));
     let asked = within(LIMIT, async {
-        let user = own_user().map_err(refused)?;
         let stream = connect(port).await.map_err(refused)?;
         let Some(stream) = stream else { return Ok(None) };
-        take(stream, user).await.map(Some).map_err(fail)
+        take(stream, check_own_user).await.map(Some).map_err(|refusal| match refusal {
+            Refusal::Untrue(detail) => ControlError::Misbehaved { address: address.to_owned(), detail },
+            Refusal::Other(detail) => fail(detail),
+        })
     });
-    let asked =
-        asked.await.unwrap_or_else(|_| Err(fail("it did not hand over its secret in time".to_owned())))?;
+    let late =
+        "it did not hand over its secret in time: its process is stopped, or its machine is overloaded";
+    let asked = asked.await.unwrap_or_else(|_| Err(fail(late.to_owned())))?;
     match asked.as_ref().and_then(Secret::listening_address) {
         Some(listens_on) if !is_at(listens_on, host, port) => {
             let detail = format!("the worker with that port listens on {listens_on}: use that address");
@@ -116,57 +138,63 @@ pub(super) async fn ask(address: &str) -> Result<Option<Secret>, ControlError> {
 }
 
 async fn connect(port: u16) -> io::Result<Option<UnixStream>> {
+    use io::ErrorKind::{ConnectionRefused, ConnectionReset, WouldBlock};
     loop {
         match UnixStream::connect(format!("\0{}", name(port))).await {
             Ok(stream) => return Ok(Some(stream)),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => return Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                let _ = within(PAUSE, std::future::pending::<()>()).await;
-            }
+            Err(error) if error.kind() == ConnectionRefused => return Ok(None),
+            // The queue is full, or the process has ended since: then the next attempt is refused.
+            Err(error) if matches!(error.kind(), WouldBlock | ConnectionReset) => pause(PAUSE).await,
             Err(error) => return Err(error),
         }
     }
 }
 
-/// Sends `secret` to the other process if its user is `user`.
-async fn give(mut stream: UnixStream, secret: &Secret, user: u32) -> io::Result<()> {
-    let asking = stream.peer_cred()?.uid();
-    if asking != user {
-        let refused = format!("user {asking} asked, this process belongs to user {user}");
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, refused));
-    }
+async fn pause(length: Duration) {
+    let _ = within(length, std::future::pending::<()>()).await;
+}
+
+/// Sends `secret` to the other process if `check` accepts its user.
+async fn give(mut stream: UnixStream, secret: &Secret, check: Check) -> io::Result<()> {
+    let refused = |why| io::Error::new(io::ErrorKind::PermissionDenied, why);
+    check(stream.peer_cred()?.uid()).map_err(refused)?;
     stream.write_all(&secret.to_handed_over()).await?;
     stream.shutdown().await
 }
 
-/// Reads a secret from the other process if its user is `user`. The error is a message for users.
-async fn take(stream: UnixStream, user: u32) -> Result<Secret, String> {
-    let giving = stream.peer_cred().map_err(|error| error.to_string())?.uid();
-    if giving != user {
-        return Err(format!(
-            "the socket that hands over its secret belongs to user {giving}, this process to user {user}; \
-             give both workers the same secret file"
-        ));
-    }
+/// Why no secret was taken, as a message for users.
+#[derive(Debug)]
+enum Refusal {
+    /// The other process broke a rule.
+    Untrue(String),
+    Other(String),
+}
+
+/// Reads a secret from the other process if `check` accepts its user.
+async fn take(stream: UnixStream, check: Check) -> Result<Secret, Refusal> {
+    let giving = stream.peer_cred().map_err(|error| Refusal::Other(error.to_string()))?.uid();
+    check(giving).map_err(|why| {
+        let remedy = "give both workers the same secret file";
+        Refusal::Other(format!("no secret is taken from the socket that hands it over: {why}; {remedy}"))
+    })?;
     let mut bytes = Vec::new();
     let read = stream.take(HANDED_OVER_BYTES_MAX).read_to_end(&mut bytes).await;
-    read.map_err(|error| format!("it did not hand over its secret: {error}"))?;
+    // Its user is the own one, so it refuses nobody: it is gone.
+    let gone = |why| Refusal::Other(format!("its process ended before it handed over its secret{why}"));
+    read.map_err(|error| gone(format!(": {error}")))?;
+    if bytes.is_empty() {
+        return Err(gone(String::new()));
+    }
     Secret::from_handed_over(&bytes).ok_or_else(|| {
         let count = bytes.len();
-        format!(
+        Refusal::Untrue(format!(
             "it handed over {count} bytes, which are not a secret with its address: does it have another version?"
-        )
+        ))
     })
 }
 
 fn name(port: u16) -> String {
     format!("tensorwire-{port}")
-}
-
-/// The user id that other processes see for this one, obtained in the same way.
-fn own_user() -> io::Result<u32> {
-    let (one, _other) = UnixStream::pair()?;
-    Ok(one.peer_cred()?.uid())
 }
 
 /// The host name for every loopback address.
@@ -194,13 +222,16 @@ mod tests {
         Secret::from_handed_over(&[&[7; 32][..], b"127.0.0.1:4242"].concat()).unwrap()
     }
 
+    fn no_one(theirs: u32) -> Result<(), NotOwnUser> {
+        Err(NotOwnUser::Other { theirs, own: theirs + 1 })
+    }
+
     #[test]
     fn e_another_user_is_not_given_the_secret() {
         bounded(|| async {
-            let user = own_user().unwrap();
             let secret = secret();
             let (giver, mut taker) = UnixStream::pair().unwrap();
-            let refused = give(giver, &secret, user + 1).await.unwrap_err();
+            let refused = give(giver, &secret, no_one).await.unwrap_err();
             assert_eq!(refused.kind(), io::ErrorKind::PermissionDenied);
             let mut bytes = Vec::new();
             taker.read_to_end(&mut bytes).await.unwrap();
@@ -211,11 +242,11 @@ mod tests {
     #[test]
     fn e_a_secret_of_another_user_is_not_taken() {
         bounded(|| async {
-            let user = own_user().unwrap();
             let secret = secret();
             let (giver, taker) = UnixStream::pair().unwrap();
-            give(giver, &secret, user).await.unwrap();
-            let refused = take(taker, user + 1).await.unwrap_err();
+            let user = taker.peer_cred().unwrap().uid();
+            give(giver, &secret, check_own_user).await.unwrap();
+            let Refusal::Other(refused) = take(taker, no_one).await.unwrap_err() else { panic!("a rule") };
             assert!(refused.contains(&format!("belongs to user {user}")), "{refused}");
         });
     }
@@ -223,7 +254,6 @@ mod tests {
     #[test]
     fn e_only_a_whole_secret_is_taken() {
         bounded(|| async {
-            let user = own_user().unwrap();
             let whole = secret().to_handed_over();
             let cut = [0, 1, 31, 32, 33, whole.len() - 1].map(|length| whole[..length].to_vec());
             let (mut longer, mut other) = (whole.clone(), whole.clone());
@@ -239,7 +269,7 @@ mod tests {
                     let _ = giver.write_all(&bytes).await;
                     drop(giver);
                 };
-                let (taken, ()) = futures::future::join(take(taker, user), giving).await;
+                let (taken, ()) = futures::future::join(take(taker, check_own_user), giving).await;
                 assert_eq!(taken.is_ok(), readable(&bytes), "{} bytes", bytes.len());
                 assert_eq!(
                     taken.is_ok_and(|taken| taken == secret()),
@@ -260,6 +290,59 @@ mod tests {
             let _silent = net::UnixListener::bind_addr(&name).unwrap();
             let error = ask(&address.to_string()).await.unwrap_err();
             assert!(error.to_string().contains("in time"), "{error}");
+        });
+    }
+
+    #[test]
+    fn e_a_process_that_ends_before_it_hands_over_is_gone_and_broke_no_rule() {
+        bounded(|| async {
+            let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = tcp.local_addr().unwrap();
+            let named = || net::SocketAddr::from_abstract_name(name(address.port())).unwrap();
+            // It ends with a connection in its queue, or after it has accepted one.
+            for accepts in [false, true] {
+                let listener = net::UnixListener::bind_addr(&named()).unwrap();
+                listener.set_nonblocking(true).unwrap();
+                let listener = UnixListener::from_std(listener).unwrap();
+                let dies = async move {
+                    if accepts {
+                        drop(listener.accept().await.unwrap());
+                    }
+                };
+                let address = address.to_string();
+                let (asked, ()) = futures::future::join(ask(&address), dies).await;
+                let error = match asked {
+                    Ok(None) if !accepts => continue,
+                    asked => asked.unwrap_err(),
+                };
+                assert!(matches!(error, ControlError::Unreachable { .. }), "{error}");
+                assert!(error.to_string().contains("its process ended before"), "{error}");
+            }
+        });
+    }
+
+    #[test]
+    fn e_those_who_are_refused_are_looked_at_at_a_pace() {
+        bounded(|| async {
+            let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            let address = tcp.local_addr().unwrap();
+            let handover = Handover::bind(address).unwrap();
+            let name = net::SocketAddr::from_abstract_name(name(address.port())).unwrap();
+            let began = std::time::Instant::now();
+            let strangers = std::thread::spawn(move || {
+                for _ in 0..=10 * REFUSALS_AT_ONCE {
+                    let stream = net::UnixStream::connect_addr(&name).unwrap();
+                    let _ = io::Read::read(&mut &stream, &mut [0]);
+                }
+            });
+            let served = std::pin::pin!(handover.serve_those(no_one));
+            let over = async {
+                while !strangers.is_finished() {
+                    pause(PAUSE).await;
+                }
+            };
+            futures::future::select(served, std::pin::pin!(over)).await;
+            assert!(began.elapsed() >= 10 * REFUSAL_PAUSE, "{:?}", began.elapsed());
         });
     }
 
