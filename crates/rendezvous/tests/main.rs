@@ -17,6 +17,7 @@ mod across;
 mod bad_input;
 mod cancel;
 mod caps;
+mod durations;
 mod family;
 mod half_pool;
 mod life;
@@ -24,6 +25,7 @@ mod message_tables;
 mod names;
 mod notes;
 mod offers;
+mod outside;
 mod published;
 #[cfg(feature = "test-certificates")]
 mod tls;

@@ -3,7 +3,7 @@
 use std::{
     fmt,
     future::{Future, poll_fn},
-    io,
+    io, panic,
     pin::pin,
     task::Poll,
     time::Duration,
@@ -79,6 +79,22 @@ impl TokioRuntime {
         let handle = tokio::runtime::Handle::try_current().ok()?;
         Some(Self { handle, start: std::time::Instant::now() })
     }
+
+    /// Checks that the runtime has drivers for sockets and for time.
+    ///
+    /// # Errors
+    /// Which one it lacks, and the remedy.
+    #[allow(clippy::disallowed_methods)] // as in `sleep`
+    pub fn check_drivers(&self) -> io::Result<()> {
+        let _context = self.handle.enter();
+        // Tokio says that a driver is missing by a panic, and in no other way.
+        let socket = panic::catch_unwind(|| drop(tokio::net::UnixDatagram::unbound()));
+        let timer = panic::catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO)));
+        let missing =
+            |driver| io::Error::other(format!("its {driver} driver is off: build it with enable_all()"));
+        socket.map_err(|_| missing("io"))?;
+        timer.map_err(|_| missing("time"))
+    }
 }
 
 impl Runtime for TokioRuntime {
@@ -89,6 +105,8 @@ impl Runtime for TokioRuntime {
 
     #[allow(clippy::disallowed_methods)] // the one place that sleeps
     fn sleep(&self, duration: Duration) -> BoxFuture<'static, ()> {
+        // The caller may be awaited outside of tokio.
+        let _context = self.handle.enter();
         Box::pin(tokio::time::sleep(duration))
     }
 

@@ -58,6 +58,10 @@ const ON_THE_WIRE_MAX: usize = CONTROL_FRAME_BYTES_MAX + 16;
 /// HTTP/2 flow control window: how many bytes a peer may send before they are read.
 const WINDOW_BYTES: u32 = 256 << 10;
 
+/// The bounds of both times of [`Keepalive`].
+const KEEPALIVE_SHORTEST: Duration = Duration::from_millis(1);
+const KEEPALIVE_LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 /// Interval of HTTP/2 pings, and how long an answer may take.
 #[derive(Debug, Clone, Copy)]
 struct Keepalive {
@@ -124,9 +128,12 @@ impl GrpcConfig {
     }
 
     /// After `interval` without data from a peer it is pinged; if no answer arrives within `timeout`, its sessions are
-    /// lost. Defaults 10 s and 20 s: a host that has vanished is noticed within 30 s.
+    /// lost. Defaults 10 s and 20 s: a host that has vanished is noticed within 30 s. Both are at least a millisecond and at
+    /// most a year: HTTP/2 adds them to the time of day, which has an end.
     #[must_use]
     pub fn keepalive(mut self, interval: Duration, timeout: Duration) -> Self {
+        let [interval, timeout] =
+            [interval, timeout].map(|length| length.clamp(KEEPALIVE_SHORTEST, KEEPALIVE_LONGEST));
         self.keepalive = Keepalive { interval, timeout };
         self
     }

@@ -417,7 +417,8 @@ impl WorkerBuilder {
         self
     }
 
-    /// Starts the worker. It listens at once, and connects to peers on first use.
+    /// Starts the worker, on a tokio runtime with its io and time drivers. It listens at once, and connects to peers on first
+    /// use. While that runtime runs, the futures of the worker may be awaited on any executor.
     ///
     /// # Errors
     /// [`WorkerError::Config`] for an invalid setting, [`WorkerError::Control`] if the address cannot be bound,

@@ -189,7 +189,10 @@ impl WorkerBuilder {
     fn pick_runtime(&self) -> Result<Arc<dyn Runtime>, WorkerError> {
         let runtime: Arc<dyn Runtime> = match (&self.runtime, TokioRuntime::current()) {
             (Some(runtime), _) => runtime.clone(),
-            (None, Some(runtime)) => Arc::new(runtime),
+            (None, Some(runtime)) => {
+                runtime.check_drivers().map_err(|why| config("runtime", "tokio", &why.to_string()))?;
+                Arc::new(runtime)
+            }
             (None, None) => {
                 let remedy = "start the worker inside a tokio runtime, or give it one";
                 return Err(config("runtime", "none", remedy));
