@@ -184,7 +184,7 @@ impl GrpcPlane {
     pub fn bind(config: GrpcConfig) -> Result<Self, ControlError> {
         let addresses = resolve(&config.address)?;
         let needs_secret = config.secret.is_none() && !config.security.encrypts();
-        if needs_secret && !addresses.iter().all(is_loopback) {
+        if needs_secret && !are_loopback(&addresses) {
             return Err(ControlError::SecretNeeded { address: config.address });
         }
         let ports = if needs_secret {
@@ -463,6 +463,7 @@ fn resolve(address: &str) -> Result<Vec<SocketAddr>, ControlError> {
     if found.is_empty() { Err(failed("the name has no address".to_owned())) } else { Ok(found) }
 }
 
-fn is_loopback(address: &SocketAddr) -> bool {
-    address.ip().to_canonical().is_loopback()
+/// Whether a host with these addresses is this one, and no other host reaches it at them.
+fn are_loopback(addresses: &[SocketAddr]) -> bool {
+    !addresses.is_empty() && addresses.iter().all(|address| address.ip().to_canonical().is_loopback())
 }

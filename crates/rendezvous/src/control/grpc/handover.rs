@@ -50,6 +50,9 @@ const REFUSALS_AT_ONCE: u32 = 128;
 /// The pause after [`REFUSALS_AT_ONCE`] refused processes.
 const REFUSAL_PAUSE: Duration = Duration::from_millis(20);
 
+/// Maximum time to resolve the name of a host.
+const LOOKUP_LIMIT: Duration = Duration::from_secs(10);
+
 /// Maximum number of bytes that are read; a hand-over has fewer.
 const HANDED_OVER_BYTES_MAX: u64 = 128;
 
@@ -112,7 +115,7 @@ impl Handover {
 /// Requests the secret of the plane that listens on `address`. `None` if no plane hands one over there.
 pub(super) async fn ask(address: &str) -> Result<Option<Secret>, ControlError> {
     let (host, port) = parts(address)?;
-    if !is_loopback_host(host) {
+    if !is_loopback_host(host, port).await {
         return Ok(None);
     }
     let fail = |detail: String| ControlError::Unreachable { address: address.to_owned(), detail };
@@ -197,20 +200,19 @@ fn name(port: u16) -> String {
     format!("tensorwire-{port}")
 }
 
-/// The host name for every loopback address.
-const LOCALHOST: &str = "localhost";
-
-fn is_loopback_host(host: &str) -> bool {
-    host == LOCALHOST || host.parse().is_ok_and(|ip| super::is_loopback(&SocketAddr::new(ip, 0)))
+/// Whether `host` is this one, by its addresses. A host that has none is not: dialling it gives the reason.
+async fn is_loopback_host(host: &str, port: u16) -> bool {
+    match within(LOOKUP_LIMIT, tokio::net::lookup_host((host, port))).await {
+        Ok(Ok(addresses)) => super::are_loopback(&addresses.collect::<Vec<_>>()),
+        _ => false,
+    }
 }
 
-/// Whether a plane that listens on `address` is the one at `host` and `port`. Planes hand their secret over only on
-/// loopback addresses.
+/// Whether a plane that listens on `address` is the one at `host`, which is loopback, and `port`. A name stands for every
+/// loopback address. Planes hand their secret over only on loopback addresses.
 fn is_at(address: SocketAddr, host: &str, port: u16) -> bool {
     let is_host = |ip: IpAddr| ip.to_canonical() == address.ip().to_canonical();
-    super::is_loopback(&address)
-        && address.port() == port
-        && (host == LOCALHOST || host.parse().is_ok_and(is_host))
+    super::are_loopback(&[address]) && address.port() == port && host.parse().map_or(true, is_host)
 }
 
 #[cfg(test)]
@@ -375,7 +377,7 @@ mod tests {
 
     #[test]
     fn only_loopback_is_asked() {
-        for (host, expected) in [
+        let hosts = [
             ("127.0.0.1", true),
             ("127.9.9.9", true),
             ("::1", true),
@@ -383,9 +385,17 @@ mod tests {
             ("localhost", true),
             ("10.0.0.1", false),
             ("0.0.0.0", false),
-            ("example.org", false),
-        ] {
-            assert_eq!(is_loopback_host(host), expected, "{host}");
-        }
+            ("no such host", false),
+        ];
+        bounded(move || async move {
+            for (host, expected) in hosts {
+                assert_eq!(is_loopback_host(host, 4242).await, expected, "{host}");
+            }
+        });
+        // A name may have several addresses.
+        let addresses = |all: &[&str]| all.iter().map(|one| one.parse().unwrap()).collect::<Vec<_>>();
+        assert!(super::super::are_loopback(&addresses(&["127.0.1.1:1", "[::1]:1"])));
+        assert!(!super::super::are_loopback(&addresses(&["127.0.1.1:1", "10.0.0.1:1"])));
+        assert!(!super::super::are_loopback(&[]));
     }
 }
