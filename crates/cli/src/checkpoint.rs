@@ -1,18 +1,20 @@
 //! A safetensors file on disk, read tensor by tensor.
 
 use std::{
-    fs::File,
+    fs::{self, File, FileType},
     io,
     ops::Range,
-    os::unix::fs::FileExt,
+    os::unix::fs::{FileExt, FileTypeExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use safetensors::SafeTensorError;
 use tensorwire::{Mapping, MemoryError};
 
-use crate::header::{Entry, HEADER_BYTES_MAX, Header, PREFIX_BYTES};
+use crate::header::{Entry, HEADER_BYTES_MAX, Header, HeaderError, PREFIX_BYTES};
+
+/// The remedy where a user names a whole checkpoint.
+const ONE_OF_A_SET: &str = "sets of files cannot be served: serve one of its .safetensors files";
 
 /// Why a file can't be served.
 #[derive(Debug, thiserror::Error)]
@@ -20,6 +22,8 @@ use crate::header::{Entry, HEADER_BYTES_MAX, Header, PREFIX_BYTES};
 pub(crate) enum CheckpointError {
     #[error("{path}: {source}")]
     Io { path: PathBuf, source: io::Error },
+    #[error("{path}: it is a {kind}: {remedy}")]
+    Kind { path: PathBuf, kind: &'static str, remedy: &'static str },
     #[error("{path}: {source}; or serve it without --mmap")]
     Map { path: PathBuf, source: Box<MemoryError> },
     #[error(
@@ -33,7 +37,7 @@ pub(crate) enum CheckpointError {
     )]
     TooShort { path: PathBuf, file: u64 },
     #[error("{path}: the header is not valid: {source}; write the file again with a safetensors library")]
-    Header { path: PathBuf, source: SafeTensorError },
+    Header { path: PathBuf, source: HeaderError },
     #[error("{path}: the header is not UTF-8: it is no safetensors file")]
     HeaderText { path: PathBuf },
     #[error(
@@ -69,6 +73,8 @@ impl Checkpoint {
     pub(crate) fn open(path: &Path, map: bool) -> Result<Self, CheckpointError> {
         let path = path.to_owned();
         let io = |source| CheckpointError::Io { path: path.clone(), source };
+        // First, because opening a FIFO waits for its writer.
+        check_kind(&path, fs::metadata(&path).map_err(io)?.file_type())?;
         let file = File::open(&path).map_err(io)?;
         // Before the checks, because the file cannot change under the lease.
         let access = if map { Self::map(&path, &file)? } else { Access::Read };
@@ -98,6 +104,10 @@ impl Checkpoint {
         let mut prefix = [0; PREFIX_BYTES];
         file.read_exact_at(&mut prefix, 0).map_err(io)?;
         let claimed = u64::from_le_bytes(prefix);
+        // Read as text it is the length of no file.
+        if prefix.starts_with(b"{") && claimed > file_bytes {
+            return Err(CheckpointError::Kind { path: path(), kind: "JSON text", remedy: ONE_OF_A_SET });
+        }
         let fits = claimed <= file_bytes - PREFIX_BYTES as u64;
         let length = match usize::try_from(claimed) {
             Ok(length) if fits && length <= HEADER_BYTES_MAX => length,
@@ -138,6 +148,16 @@ impl Checkpoint {
     }
 }
 
+fn check_kind(path: &Path, kind: FileType) -> Result<(), CheckpointError> {
+    let (kind, remedy) = match kind {
+        kind if kind.is_file() => return Ok(()),
+        kind if kind.is_dir() => ("folder", ONE_OF_A_SET),
+        kind if kind.is_fifo() => ("FIFO", "write it into a file first"),
+        _ => ("device or socket", "write it into a file first"),
+    };
+    Err(CheckpointError::Kind { path: path.to_owned(), kind, remedy })
+}
+
 #[cfg(test)]
 mod tests {
     use std::{fs, path::PathBuf};
@@ -176,6 +196,23 @@ mod tests {
         for claimed in [HEADER.len() as u64 + 1, 100_000_001, u64::MAX] {
             let error = Checkpoint::open(&file(&directory, claimed, HEADER.as_bytes()), false).unwrap_err();
             assert!(matches!(error, CheckpointError::HeaderLength { .. }), "{claimed}: {error}");
+        }
+    }
+
+    #[test]
+    fn whole_checkpoints_are_refused_with_the_remedy_and_what_is_no_file_at_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let index = directory.path().join("model.safetensors.index.json");
+        fs::write(&index, "{\n  \"weight_map\": {}\n}").unwrap();
+        for path in [directory.path(), &index] {
+            let error = Checkpoint::open(path, false).unwrap_err().to_string();
+            assert!(error.contains("serve one of its .safetensors files"), "{error}");
+        }
+        let fifo = directory.path().join("fifo");
+        rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
+        for path in [fifo.as_path(), "/dev/null".as_ref()] {
+            let error = Checkpoint::open(path, false).unwrap_err();
+            assert!(matches!(error, CheckpointError::Kind { .. }), "{error}");
         }
     }
 

@@ -2,13 +2,12 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
-use safetensors::SafeTensorError;
 use tensorwire::{Code, MemoryError, WorkerError};
 
 use crate::{
     bench::BenchError,
     checkpoint::CheckpointError,
-    header::{HEADER_BYTES_MAX, HEADER_NAME},
+    header::{HEADER_BYTES_MAX, HEADER_NAME, HeaderError},
     output::OutputError,
 };
 
@@ -41,8 +40,8 @@ pub(crate) enum Failure {
     Unmapped { path: PathBuf, problem: String },
     #[error("the thread that verifies and writes the tensors has ended early")]
     WriterGone,
-    #[error("a tensor of the file is called `{HEADER_NAME}`, which the server itself publishes: rename it")]
-    ReservedName,
+    #[error("published name = `{name}`: {path} has a tensor of this name: {remedy}; rename it in the file")]
+    TensorName { path: PathBuf, name: String, remedy: String },
     #[error(
         "{option} = `{value}`: this program was built without TLS: build it with --features tls, or leave the option and \
          the variable {variable} out"
@@ -59,7 +58,7 @@ pub(crate) enum Failure {
     #[error("the server has published nothing that could be pulled")]
     NothingPublished,
     #[error("what the server publishes does not make a safetensors file: {0}")]
-    Header(SafeTensorError),
+    Header(HeaderError),
     #[error(
         "the server at {address} publishes a file header (`{HEADER_NAME}`) of {bytes} bytes, and one has at most \
          {HEADER_BYTES_MAX}: pull from `tensorwire serve`"

@@ -10,12 +10,28 @@ use safetensors::{
 /// Longest header that is read, in bytes: the format's own limit.
 pub(crate) const HEADER_BYTES_MAX: usize = 100_000_000;
 
+/// Values in a header at most: tensors, their fields and dimensions, and pairs of metadata. A tensor of two dimensions has 8 of
+/// them. The parser takes up to 300 bytes for each.
+pub(crate) const VALUES_MAX: usize = 1 << 20;
+
 /// Bytes before the header: its length.
 pub(crate) const PREFIX_BYTES: usize = 8;
 
 /// Name under which a server publishes the text of its file's header, as bytes. With it a client writes exactly the file
 /// that is served, with its metadata, and with element types that the wire has no name for.
 pub(crate) const HEADER_NAME: &str = "tensorwire:header";
+
+/// Why a text is no header.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum HeaderError {
+    #[error(transparent)]
+    Format(#[from] SafeTensorError),
+    #[error(
+        "it has more than {VALUES_MAX} values (tensors, their fields and dimensions, pairs of metadata): divide the file into \
+         smaller ones"
+    )]
+    Values,
+}
 
 /// One tensor of a file.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,19 +53,20 @@ impl Entry {
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Header {
     text: String,
-    metadata: Option<HashMap<String, String>>,
     entries: Vec<Entry>,
 }
 
 impl Header {
     /// Parses the JSON text of a header, of at most [`HEADER_BYTES_MAX`] bytes. The length of the file that it describes
     /// fits 64 bits, so every position in it does.
-    pub(crate) fn parse(text: String) -> Result<Self, SafeTensorError> {
+    pub(crate) fn parse(text: String) -> Result<Self, HeaderError> {
         if text.len() > HEADER_BYTES_MAX {
-            return Err(SafeTensorError::HeaderTooLarge);
+            return Err(SafeTensorError::HeaderTooLarge.into());
         }
-        let parsed: Metadata =
-            serde_json::from_str(&text).map_err(SafeTensorError::InvalidHeaderDeserialization)?;
+        if values(&text) > VALUES_MAX {
+            return Err(HeaderError::Values);
+        }
+        let parsed = metadata(&text)?;
         let mut infos = parsed.tensors();
         let mut entries = Vec::with_capacity(infos.len());
         for name in parsed.offset_keys() {
@@ -67,7 +84,7 @@ impl Header {
             let place = |entry: &Entry| (entry.range.start, entry.range.end);
             place(one).cmp(&place(other)).then_with(|| one.name.cmp(&other.name))
         });
-        let header = Self { text, metadata: parsed.metadata().clone(), entries };
+        let header = Self { text, entries };
         header.data_start().checked_add(header.data_bytes()).ok_or(SafeTensorError::ValidationOverflow)?;
         Ok(header)
     }
@@ -76,7 +93,7 @@ impl Header {
     pub(crate) fn of(
         metadata: Option<HashMap<String, String>>,
         entries: &[Entry],
-    ) -> Result<Self, SafeTensorError> {
+    ) -> Result<Self, HeaderError> {
         let mut start = 0usize;
         let mut infos = Vec::with_capacity(entries.len());
         for entry in entries {
@@ -98,9 +115,9 @@ impl Header {
     }
 
     /// The same file with the tensors that `keep` accepts.
-    pub(crate) fn subset(&self, keep: impl Fn(&Entry) -> bool) -> Result<Self, SafeTensorError> {
+    pub(crate) fn subset(&self, keep: impl Fn(&Entry) -> bool) -> Result<Self, HeaderError> {
         let kept: Vec<Entry> = self.entries.iter().filter(|entry| keep(entry)).cloned().collect();
-        Self::of(self.metadata.clone(), &kept)
+        Self::of(metadata(&self.text)?.metadata().clone(), &kept)
     }
 
     /// The JSON text, with its padding.
@@ -136,6 +153,25 @@ impl Header {
     }
 }
 
+fn metadata(text: &str) -> Result<Metadata, SafeTensorError> {
+    serde_json::from_str(text).map_err(SafeTensorError::InvalidHeaderDeserialization)
+}
+
+/// The values of a JSON text, or more: each but the first begins a list or an object, or follows a comma.
+fn values(text: &str) -> usize {
+    let (mut values, mut is_string, mut is_escaped) = (0, false, false);
+    for byte in text.bytes() {
+        match byte {
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = is_string,
+            b'"' => is_string = !is_string,
+            b',' | b'[' | b'{' => values += usize::from(!is_string),
+            _ => {}
+        }
+    }
+    values
+}
+
 // By its path, because the fuzz target takes this file in by its path, too.
 #[cfg(any(test, fuzzing))]
 #[path = "header/fuzzing.rs"]
@@ -143,7 +179,7 @@ pub(crate) mod fuzzing;
 
 #[cfg(test)]
 mod tests {
-    use super::{HEADER_BYTES_MAX, Header, SafeTensorError};
+    use super::{HEADER_BYTES_MAX, Header, HeaderError, SafeTensorError, VALUES_MAX};
 
     const TEXT: &str = r#"{"__metadata__":{"format":"pt"},
         "b":{"dtype":"BF16","shape":[2,3],"data_offsets":[0,12]},
@@ -187,14 +223,39 @@ mod tests {
         let text = |count| format!("{{{}}}", (0..count).map(tensor).collect::<Vec<_>>().join(","));
         let header = Header::parse(text(7)).unwrap();
         assert_eq!(header.file_bytes(), header.data_start() + 7 * ((1 << 61) - 1));
-        assert!(matches!(Header::parse(text(8)), Err(SafeTensorError::ValidationOverflow)));
+        let refused = Header::parse(text(8));
+        assert!(matches!(refused, Err(HeaderError::Format(SafeTensorError::ValidationOverflow))));
     }
 
     #[test]
     fn s4_a_header_that_is_too_long_is_refused_before_it_is_parsed() {
         let text = format!("{TEXT}{}", " ".repeat(HEADER_BYTES_MAX - TEXT.len()));
         assert!(Header::parse(text.clone()).is_ok());
-        assert!(matches!(Header::parse(text + " "), Err(SafeTensorError::HeaderTooLarge)));
+        let refused = Header::parse(text + " ");
+        assert!(matches!(refused, Err(HeaderError::Format(SafeTensorError::HeaderTooLarge))));
+    }
+
+    #[test]
+    fn s4_a_header_with_too_many_values_is_refused_before_it_is_parsed() {
+        let shape = |dimensions: usize| {
+            let shape = vec!["1"; dimensions].join(",");
+            format!(r#"{{"a\\\"[,[":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,1]}}}}"#)
+        };
+        let metadata = |pairs: usize| {
+            let pairs = (0..pairs).map(|number| format!(r#""{number}":"""#)).collect::<Vec<_>>().join(",");
+            format!(r#"{{"__metadata__":{{{pairs}}}}}"#)
+        };
+        // Beside the dimensions there are six, and beside the pairs one.
+        assert!(Header::parse(shape(VALUES_MAX - 6)).is_ok());
+        for text in [shape(VALUES_MAX - 5), metadata(VALUES_MAX)] {
+            let error = Header::parse(text).unwrap_err().to_string();
+            assert!(
+                error.contains("more than 1048576 values") && error.contains("divide the file"),
+                "{error}"
+            );
+        }
+        let error = Header::parse("[".repeat(VALUES_MAX + 1)).unwrap_err();
+        assert!(matches!(error, HeaderError::Values), "{error}");
     }
 
     #[test]

@@ -56,7 +56,7 @@ impl Link {
             drop((worker, server));
             (worker, server) = connect(arguments, least).await?;
         }
-        let plan = Plan::make(&server, listing, arguments).await?;
+        let plan = Plan::make(&server, &listing, arguments).await?;
         let link = Self { worker, server, life, plan: Arc::new(plan) };
         link.check_life(arguments)?;
         if before.is_some_and(|before| !before.is_same(&link.plan)) {

@@ -22,6 +22,7 @@ mod reachable_address;
 mod registered_pool;
 mod round;
 mod serve;
+mod signals;
 mod sink;
 mod size;
 mod tls;
@@ -39,6 +40,7 @@ use tracing_subscriber::EnvFilter;
 use crate::{
     arguments::{Arguments, Command},
     failure::Failure,
+    signals::{AtSignal, at_signal},
 };
 
 /// The log filter unless `RUST_LOG` is set. The HTTP/2 library warns of unexpected frames as often as peers send them, so its
@@ -67,6 +69,9 @@ fn has_colours(is_terminal: bool, no_color: Option<OsString>) -> bool {
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    if std::process::id() == 1 {
+        at_signal(AtSignal::End).map_err(Failure::Runtime)?;
+    }
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(Failure::Runtime)?;
     runtime.block_on(async {

@@ -28,6 +28,8 @@ pub(crate) enum OutputError {
     NoName { path: PathBuf },
     #[error("--output = `{path}`: it is a {kind}: {remedy}")]
     Kind { path: PathBuf, kind: &'static str, remedy: &'static str },
+    #[error("--output = `-`: standard output is closed: redirect it into a file or a pipe, or name a file")]
+    Closed,
     #[error("--output = `{path}`: it is there already: name another file, or leave --no-clobber out")]
     Exists { path: PathBuf },
     #[error(
@@ -64,6 +66,9 @@ impl Output {
     pub(crate) fn open(path: &Path, no_clobber: bool) -> Result<Self, OutputError> {
         let failed = |source| OutputError::Io { path: path.to_owned(), source };
         let place = if path == Path::new(STDOUT) {
+            if is_closed(io::stdout()).map_err(|error| failed(error.into()))? {
+                return Err(OutputError::Closed);
+            }
             let file = io::stdout().as_fd().try_clone_to_owned().map(File::from).map_err(failed)?;
             Place::Stream { file, written: 0 }
         } else {
@@ -140,6 +145,14 @@ impl Output {
     fn failed(&self, source: io::Error) -> OutputError {
         OutputError::Io { path: self.path.clone(), source }
     }
+}
+
+/// Whether the process was started without this stream. Rust opens `/dev/null` for reading and writing in its place; shells
+/// that redirect a stream there open it for writing.
+fn is_closed(stream: impl AsFd) -> rustix::io::Result<bool> {
+    let null = rustix::fs::makedev(1, 3);
+    let is_null = rustix::fs::fstat(&stream)?.st_rdev == null;
+    Ok(is_null && rustix::fs::fcntl_getfl(&stream)? & OFlags::ACCMODE == OFlags::RDWR)
 }
 
 /// Opens a target that is not a regular file for writing, without creating, truncating or replacing anything.

@@ -1,7 +1,5 @@
 //! The tensors that a pull fetches, and their positions in the file.
 
-use std::collections::BTreeMap;
-
 use tensorwire::{Peer, Published, Version};
 
 use crate::{
@@ -14,9 +12,9 @@ use crate::{
 /// Names listed in an error, at most.
 const NAMES_SHOWN: usize = 5;
 
-/// The tensors that a server lists, by name.
+/// The tensors that a server lists, in the order of their names.
 #[derive(Debug)]
-pub(crate) struct Listing(BTreeMap<String, Published>);
+pub(crate) struct Listing(Vec<Published>);
 
 impl Listing {
     /// Asks the server.
@@ -27,24 +25,28 @@ impl Listing {
         } else {
             server.list().await?
         };
-        let listed: BTreeMap<String, Published> =
-            listed.into_iter().map(|published| (published.name.clone(), published)).collect();
-        if let Some(header) = listed.get(HEADER_NAME) {
+        let listing = Self(listed);
+        if let Some(header) = listing.find(HEADER_NAME) {
             check_length(header.metadata.byte_length, &arguments.address)?;
         }
-        Ok(Self(listed))
+        Ok(listing)
     }
 
     /// Whether there is the header of a file, which a server publishes last.
     pub(crate) fn is_file(&self) -> bool {
-        self.0.contains_key(HEADER_NAME)
+        self.find(HEADER_NAME).is_some()
     }
 
     /// Bytes of the largest tensor that `arguments` want, the header among them.
     pub(crate) fn largest(&self, arguments: &Pull) -> u64 {
         let is_wanted = |name: &str| name == HEADER_NAME || wants(arguments, name);
-        let wanted = self.0.values().filter(|published| is_wanted(&published.name));
+        let wanted = self.0.iter().filter(|published| is_wanted(&published.name));
         wanted.map(|published| published.metadata.byte_length).max().unwrap_or(0)
+    }
+
+    fn find(&self, name: &str) -> Option<&Published> {
+        let place = self.0.binary_search_by(|published| published.name.as_str().cmp(name)).ok()?;
+        self.0.get(place)
     }
 }
 
@@ -62,18 +64,16 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Picks what `arguments` name from what is `listed`.
-    pub(crate) async fn make(
-        server: &Peer,
-        Listing(mut listed): Listing,
-        arguments: &Pull,
-    ) -> Result<Self, Failure> {
-        let is_file = listed.remove(HEADER_NAME).is_some();
+    pub(crate) async fn make(server: &Peer, listing: &Listing, arguments: &Pull) -> Result<Self, Failure> {
+        let is_file = listing.is_file();
         let whole = match is_file {
             true => published_header(server, &arguments.address).await?,
-            false => header_of(&listed, arguments)?,
+            false => header_of(listing, arguments)?,
         };
-        let header = pick(whole, &arguments.tensor, &arguments.address)?;
-        let of = |entry: &Entry| listed.get(&entry.name);
+        let (names, address) = (&arguments.tensor, &arguments.address);
+        // A file may have no tensors.
+        let header = if is_file && names.is_empty() { whole } else { pick(whole, names, address)? };
+        let of = |entry: &Entry| listing.find(&entry.name);
         let checksums = header.entries().iter().map(|entry| of(entry)?.checksum).collect();
         let versions = header.entries().iter().map(|entry| of(entry).map(|known| known.version)).collect();
         Ok(Self { header, checksums, versions, is_file })
@@ -110,9 +110,9 @@ fn check_length(bytes: u64, address: &str) -> Result<(), Failure> {
 }
 
 /// A header for tensors that another program than `tensorwire serve` has published.
-fn header_of(listed: &BTreeMap<String, Published>, arguments: &Pull) -> Result<Header, Failure> {
+fn header_of(Listing(listed): &Listing, arguments: &Pull) -> Result<Header, Failure> {
     let mut entries = Vec::new();
-    for published in listed.values().filter(|published| !published.metadata.is_dead) {
+    for published in listed.iter().filter(|published| !published.metadata.is_dead) {
         let (name, metadata) = (&published.name, &published.metadata);
         let Some(dtype) = dtype::for_file(metadata.dtype) else {
             // A tensor that is not wanted need not fit the format.

@@ -34,7 +34,7 @@ pub(crate) async fn pull(arguments: &Pull) -> Result<(), Failure> {
         output.finish()
     };
     written?;
-    report(is_stream, &format!("wrote {}\n", escaped(&path.display().to_string())))
+    report(true, is_stream, &format!("wrote {}\n", escaped(&path.display().to_string())))
 }
 
 /// Opens the output before the server is contacted, so that an unusable output fails at once.
@@ -76,7 +76,7 @@ async fn pull_with(
         if arguments.stats {
             text.push_str(&format!("\n  memory   {} bytes", link.memory_bytes()));
         }
-        report(is_stream, &format!("{text}\n"))?;
+        report(task.output.is_some(), is_stream, &format!("{text}\n"))?;
         output = task.output;
     }
     Ok((link, output))
@@ -155,14 +155,18 @@ async fn fetch_until_lost(
     Ok((sink.finish().await?, lost))
 }
 
-/// Prints a message for the user; on standard error where the output may be standard output.
-fn report(is_stream: bool, text: &str) -> Result<(), Failure> {
+/// Prints a message for the user; on standard error where the output may be standard output. Beside an output it is not the
+/// result, and is dropped if it cannot be written.
+fn report(has_output: bool, is_stream: bool, text: &str) -> Result<(), Failure> {
     if is_stream {
-        // A message that cannot be written is dropped.
         let _ = std::io::stderr().write_all(text.as_bytes());
         return Ok(());
     }
-    print(text)
+    match print(text) {
+        Err(failure) if has_output => tracing::warn!(%failure, "the file is not affected"),
+        printed => printed?,
+    }
+    Ok(())
 }
 
 #[cfg(test)]

@@ -4,8 +4,11 @@ use std::future::pending;
 
 use indicatif::BinaryBytes;
 use tensorwire::{Buf, DataType, Tensor, Worker, WorkerError};
-use tensorwire_protocol::text::escaped;
-use tokio::signal::unix::{SignalKind, signal};
+use tensorwire_protocol::{
+    limits::NAME_BYTES_MAX,
+    text::{check_name, escaped},
+};
+use tokio::sync::oneshot;
 
 use crate::{
     arguments::Serve,
@@ -17,6 +20,7 @@ use crate::{
     print,
     progress::byte_bar,
     reachable_address::instead_of_all,
+    signals::{AtSignal, at_signal},
     tls,
 };
 
@@ -28,6 +32,7 @@ pub(crate) async fn serve(arguments: &Serve) -> Result<(), Failure> {
     // Before the lease: the kernel announces a change by a signal.
     let changes = arguments.mmap.then(Changes::listen).transpose()?;
     let checkpoint = Checkpoint::open(&arguments.file, arguments.mmap)?;
+    check_names(&checkpoint)?;
     let mut builder = Worker::builder(NAME).bind(&arguments.bind);
     builder = builder
         .validation(arguments.validate.checksum.validation())
@@ -47,9 +52,26 @@ pub(crate) async fn serve(arguments: &Serve) -> Result<(), Failure> {
         _ => None,
     };
     publish_all(&worker, &checkpoint, mapped.as_ref()).await?;
+    // Before a client learns the address.
+    let (wake, woken) = oneshot::channel();
+    at_signal(AtSignal::Wake(wake)).map_err(Failure::Runtime)?;
     announce(&worker, arguments, &checkpoint);
-    until_told_to_end(mapped).await?;
+    until_woken(woken, mapped).await?;
     worker.shutdown().await;
+    Ok(())
+}
+
+/// Refuses names that cannot be published, before anything is read.
+fn check_names(checkpoint: &Checkpoint) -> Result<(), Failure> {
+    for Entry { name, .. } in checkpoint.header().entries() {
+        let checked = match name.len() {
+            _ if name == HEADER_NAME => Err("the server itself publishes one of that name".to_owned()),
+            1..=NAME_BYTES_MAX => check_name(name),
+            _ => Err(format!("a name has 1 to {NAME_BYTES_MAX} bytes")),
+        };
+        let (name, path) = (name.clone(), checkpoint.path().to_owned());
+        checked.map_err(|remedy| Failure::TensorName { path, name, remedy })?;
+    }
     Ok(())
 }
 
@@ -59,9 +81,6 @@ async fn publish_all(
     mapped: Option<&MappedFile>,
 ) -> Result<(), Failure> {
     let header = checkpoint.header();
-    if header.entries().iter().any(|entry| entry.name == HEADER_NAME) {
-        return Err(Failure::ReservedName);
-    }
     let bar = byte_bar(if mapped.is_some() { "mapping" } else { "reading" }, header.data_bytes());
     for entry in header.entries() {
         let bytes = match mapped {
@@ -142,9 +161,7 @@ fn announce(worker: &Worker, arguments: &Serve, checkpoint: &Checkpoint) {
 }
 
 /// Ends the server too if a mapped file changes and cannot be copied before.
-async fn until_told_to_end(mapped: Option<MappedFile>) -> Result<(), Failure> {
-    let mut interrupt = signal(SignalKind::interrupt()).map_err(Failure::Runtime)?;
-    let mut terminate = signal(SignalKind::terminate()).map_err(Failure::Runtime)?;
+async fn until_woken(woken: oneshot::Receiver<()>, mapped: Option<MappedFile>) -> Result<(), Failure> {
     let lost = async {
         match mapped {
             Some(mapped) => mapped.until_lost().await,
@@ -152,8 +169,7 @@ async fn until_told_to_end(mapped: Option<MappedFile>) -> Result<(), Failure> {
         }
     };
     tokio::select! {
-        _ = interrupt.recv() => Ok(()),
-        _ = terminate.recv() => Ok(()),
+        _ = woken => Ok(()),
         failure = lost => Err(failure),
     }
 }

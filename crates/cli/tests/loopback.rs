@@ -38,14 +38,14 @@ const FLOOD: &str = "TENSORWIRE_TEST_FLOOD";
 
 /// Whose server and client are, and whose the relay is. Only root can become them; else all are one user, and the relay,
 /// which uses no right of any, still must get nothing.
-const OWNER: u32 = 60_001;
+pub(crate) const OWNER: u32 = 60_001;
 const OTHER: u32 = 60_002;
 
 /// A directory that every user reaches, with the programs in it.
-struct Place(tempfile::TempDir);
+pub(crate) struct Place(tempfile::TempDir);
 
 impl Place {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         // The directory of temporary files may be closed to other users.
         let place = Self(tempfile::tempdir_in("/tmp").unwrap());
         open(place.0.path(), 0o777);
@@ -55,12 +55,12 @@ impl Place {
         place
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
     /// `program` as a process of `user`.
-    fn run(&self, user: u32, program: &str, arguments: &[&str]) -> Command {
+    pub(crate) fn run(&self, user: u32, program: &str, arguments: &[&str]) -> Command {
         let mut command = Command::new(self.path(program));
         command.args(arguments).current_dir(self.0.path());
         command.env_remove("TENSORWIRE_SECRET_FILE").env_remove("RUST_LOG");

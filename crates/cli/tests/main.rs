@@ -15,6 +15,7 @@ mod doctor;
 mod loopback;
 mod pull;
 mod serve_pull;
+mod surroundings;
 #[cfg(feature = "test-certificates")]
 mod tls;
 mod unmapped;

@@ -9,8 +9,8 @@ use std::{
     io::{BufRead, BufReader, Read},
     net::TcpListener,
     os::unix::process::ExitStatusExt,
-    path::Path,
-    process::Stdio,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
 };
 
 use rustix::process::{Pid, Resource, Rlimit, Signal, geteuid, kill_process, prlimit};
@@ -18,8 +18,8 @@ use tensorwire::{DataType, Tensor, Worker};
 use tokio::sync::oneshot;
 
 use crate::common::{
-    Process, RDMA_DEVICE, Server, checkpoint, fail, names_in, run, small_checkpoint, succeed, succeed_as,
-    tensorwire,
+    Process, RDMA_DEVICE, Server, checkpoint, command_max, fail, finish, names_in, run, small_checkpoint,
+    succeed, succeed_as, tensorwire, text,
 };
 use crate::rdma_devices;
 
@@ -231,6 +231,34 @@ fn s4_a_header_that_is_longer_than_the_format_has_is_not_pulled() {
 }
 
 #[test]
+fn s4_a_header_with_millions_of_dimensions_takes_no_more_memory_than_its_text() {
+    let dimensions = 47_000_000;
+    let shape = vec!["0"; dimensions].join(",");
+    let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{shape}],"data_offsets":[0,0]}}}}"#);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let output = runtime.block_on(async {
+        let server = Worker::builder("/job:serve/replica:0/task:0").start().await.unwrap();
+        let bytes = header.len() as u64;
+        let header = Tensor::from_bytes(server.pool(), DataType::U8, &[bytes], header.as_bytes()).unwrap();
+        server.publish("tensorwire:header", header).unwrap();
+        let (address, (done, ended)) = (server.address().to_owned(), oneshot::channel());
+        std::thread::spawn(move || {
+            // Parsed it would take some two GiB.
+            let mut command = Command::new("sh");
+            let limited = r#"ulimit -v 1500000; exec "$@""#;
+            command.args(["-c", limited, "sh", env!("CARGO_BIN_EXE_tensorwire"), "pull", &address]);
+            command.args(["--fabric", "tcp", "--memory", "256M"]);
+            command.stdout(Stdio::piped()).stderr(Stdio::piped());
+            done.send(finish(command, command_max()))
+        });
+        ended.await.unwrap()
+    });
+    let (code, output) = (output.status.code(), text(&output));
+    assert_eq!(code, Some(1), "{output}");
+    assert!(output.contains("more than 1048576 values") && output.contains("divide the file"), "{output}");
+}
+
+#[test]
 fn the_address_that_a_server_at_all_addresses_prints_can_be_dialled() {
     let directory = tempfile::tempdir().unwrap();
     let secret = directory.path().join("secret");
@@ -308,6 +336,58 @@ fn e_a_file_with_a_name_that_acts_on_terminals_is_refused_with_the_name_and_the_
         output.contains(r"published name = `a\u{1b}[2J\nb`") && output.contains("leave out control"),
         "{output}"
     );
+}
+
+/// A file with this header, and data of one byte where it has a tensor.
+fn file_with(directory: &Path, header: &str) -> PathBuf {
+    let path = directory.join("made.safetensors");
+    let data: &[u8] = if header.contains("dtype") { &[7] } else { &[] };
+    let bytes = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat();
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+#[test]
+fn a_file_without_tensors_arrives_bit_for_bit() {
+    for header in ["{}", r#"{"__metadata__":{"format":"pt"}}   "#] {
+        let directory = tempfile::tempdir().unwrap();
+        let file = file_with(directory.path(), header);
+        let server = Server::start(&file, &[]);
+        let pulled = directory.path().join("pulled");
+        for fabric in ["shm", "tcp"] {
+            let to = pulled.to_str().unwrap();
+            succeed(&["pull", &server.address, "-o", to, "--verify", "--fabric", fabric]);
+            assert_eq!(fs::read(&file).unwrap(), fs::read(&pulled).unwrap(), "{header}");
+        }
+        let output = fail(&["pull", &server.address, "--tensor", "w"]);
+        assert!(output.contains("has no tensor `w`; it has none"), "{output}");
+    }
+}
+
+#[test]
+fn a_name_that_cannot_be_published_is_refused_before_anything_is_read() {
+    let directory = tempfile::tempdir().unwrap();
+    let long = "x".repeat(1025);
+    for (name, shown, remedy) in [
+        (r"a\tb", r"a\tb", "leave out control characters"),
+        (r"a\nb", r"a\nb", "leave out control characters"),
+        ("", "", "a name has 1 to 1024 bytes"),
+        (&long, &long, "a name has 1 to 1024 bytes"),
+        ("tensorwire:header", "tensorwire:header", "the server itself publishes one"),
+    ] {
+        // So large that it could not be read.
+        let header = format!(
+            r#"{{"w":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}},"{name}":{{"dtype":"U8","shape":[{0}],"data_offsets":[1,{1}]}}}}"#,
+            1u64 << 40,
+            (1u64 << 40) + 1
+        );
+        let file = file_with(directory.path(), &header);
+        let whole = 8 + header.len() as u64 + (1 << 40) + 1;
+        fs::File::options().write(true).open(&file).unwrap().set_len(whole).unwrap();
+        let output = fail(&["serve", file.to_str().unwrap()]);
+        assert!(output.contains(&format!("published name = `{shown}`")), "{output}");
+        assert!(output.contains(remedy) && output.contains("rename it in the file"), "{output}");
+    }
 }
 
 #[test]

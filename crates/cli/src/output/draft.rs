@@ -19,6 +19,8 @@ use rustix::{
 };
 use tempfile::{Builder, NamedTempFile};
 
+use crate::signals::{AtSignal, at_signal};
+
 /// Symbolic links that are followed from the name that the user gave, at most; as many as the kernel follows.
 const LINKS_MAX: usize = 40;
 
@@ -107,19 +109,13 @@ impl Draft {
             Unfinished::Named(file) => file.into_temp_path(),
             // Unlike a rename, a link does not replace an existing file.
             Unfinished::Unnamed(file) => {
-                let descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
-                let link = |path: &Path| {
-                    let linked =
-                        rustix::fs::linkat(CWD, descriptor.as_str(), CWD, path, AtFlags::SYMLINK_FOLLOW);
-                    linked.map_err(io::Error::from)
-                };
-                hidden().make_in(directory, link)?.into_temp_path()
+                hidden().make_in(directory, |path| Ok(link(&file, path)?))?.into_temp_path()
             }
         };
         let named =
             if no_clobber { beside.persist_noclobber(&self.target) } else { beside.persist(&self.target) };
         named.map_err(|error| error.error)?;
-        File::open(directory)?.sync_all()
+        sync_names(directory)
     }
 
     fn file(&self) -> &File {
@@ -133,14 +129,51 @@ impl Draft {
 fn begin(directory: &Path, mode: u32) -> io::Result<Unfinished> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     match rustix::fs::open(directory, flags, Mode::from_raw_mode(mode)) {
-        Ok(descriptor) => Ok(Unfinished::Unnamed(File::from(descriptor))),
+        Ok(descriptor) => {
+            let file = File::from(descriptor);
+            // There is such a name, so that nothing is made; any other error would come at the end, too.
+            let can_be_named = link(&file, &directory.join(".")) == Err(Errno::EXIST);
+            if can_be_named { Ok(Unfinished::Unnamed(file)) } else { named(directory, mode) }
+        }
         // A file with a name could not be made there either, and that error would show its name.
         Err(error @ (Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::ROFS)) => Err(error.into()),
         // The file system or the kernel does not support files without a name.
-        Err(_) => {
-            hidden().permissions(Permissions::from_mode(mode)).tempfile_in(directory).map(Unfinished::Named)
-        }
+        Err(_) => named(directory, mode),
     }
+}
+
+fn named(directory: &Path, mode: u32) -> io::Result<Unfinished> {
+    let file = hidden().permissions(Permissions::from_mode(mode)).tempfile_in(directory)?;
+    at_signal(AtSignal::Remove(file.path().to_owned()))?;
+    Ok(Unfinished::Named(file))
+}
+
+/// Gives a file without a name the name `path`: by its descriptor where the kernel allows that (since 6.10, or with
+/// `CAP_DAC_READ_SEARCH`), else by way of `/proc`.
+fn link(file: &File, path: &Path) -> rustix::io::Result<()> {
+    match rustix::fs::linkat(file, "", CWD, path, AtFlags::EMPTY_PATH) {
+        Err(Errno::NOENT) => {
+            let descriptor = format!("/proc/self/fd/{}", file.as_raw_fd());
+            rustix::fs::linkat(CWD, descriptor, CWD, path, AtFlags::SYMLINK_FOLLOW)
+        }
+        linked => linked,
+    }
+}
+
+/// Brings the names in `directory` to the disk. Where this user may not read it, or its file system does not do that, the file
+/// is there all the same.
+fn sync_names(directory: &Path) -> io::Result<()> {
+    let why = match File::open(directory).map(|directory| directory.sync_all()) {
+        Err(error) => error,
+        Ok(Err(error))
+            if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) =>
+        {
+            error
+        }
+        Ok(synced) => return synced,
+    };
+    tracing::warn!(%why, "the file is complete; its folder cannot be synced, so a power failure now may remove its name");
+    Ok(())
 }
 
 /// Names beside the target. Short, so that they fit wherever the target's fits.
@@ -185,5 +218,54 @@ fn directory_of(target: &Path) -> &Path {
     match target.parent() {
         Some(directory) if !directory.as_os_str().is_empty() => directory,
         _ => Path::new("."),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{BufRead, BufReader},
+        process::{Command, Stdio},
+    };
+
+    use rustix::process::{Pid, Signal, kill_process};
+
+    use super::{PRIVATE_MODE, Path, Unfinished, begin, fs, named};
+
+    /// In a process that is killed: the folder of its draft.
+    const FOLDER: &str = "TENSORWIRE_TEST_DRAFT";
+
+    #[test]
+    fn a_draft_has_no_name_where_it_can_get_one_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let draft = begin(directory.path(), PRIVATE_MODE).unwrap();
+        let Unfinished::Unnamed(file) = draft else { panic!("a file system without O_TMPFILE: {draft:?}") };
+        let path = directory.path().join("file");
+        super::link(&file, &path).unwrap();
+        assert_eq!(super::link(&file, &path), Err(super::Errno::EXIST));
+    }
+
+    #[test]
+    fn a_draft_with_a_name_goes_when_its_process_is_told_to_end() {
+        if let Some(folder) = std::env::var_os(FOLDER) {
+            let _draft = named(Path::new(&folder), PRIVATE_MODE).unwrap();
+            println!("\nready");
+            loop {
+                std::thread::park();
+            }
+        }
+        for signal in [Signal::INT, Signal::TERM] {
+            let directory = tempfile::tempdir().unwrap();
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            let test = "output::draft::tests::a_draft_with_a_name_goes_when_its_process_is_told_to_end";
+            command.args([test, "--exact", "--nocapture"]).env(FOLDER, directory.path());
+            let mut process = command.stdout(Stdio::piped()).spawn().unwrap();
+            let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+            assert!(lines.any(|line| line == "ready"));
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+            kill_process(Pid::from_child(&process), signal).unwrap();
+            assert_eq!(process.wait().unwrap().code(), Some(128 + signal.as_raw()));
+            assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+        }
     }
 }

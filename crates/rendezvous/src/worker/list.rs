@@ -120,7 +120,7 @@ fn list_of(peer: &str) -> Box<TransferName> {
     Transfer { peer, key: "list", step: None }.name()
 }
 
-/// Longest list that is accepted from one peer, in encoded bytes: some millions of names of usual length.
+/// Longest list that is accepted from one peer, in bytes of memory: about a million names of usual length.
 const LIST_BYTES_MAX: usize = 256 << 20;
 
 /// The pages received so far.
@@ -160,7 +160,7 @@ impl ListSoFar {
             if self.entries.last().is_some_and(|last| last.name >= entry.name) {
                 return Err(ListRefused::Disordered);
             }
-            self.bytes += entry.encoded_length();
+            self.bytes += entry.encoded_length() + size_of::<Published>();
             if self.bytes > self.bytes_max {
                 let message = format!(
                     "the peer's list has more than {} bytes of names and shapes: fetch by name instead",
@@ -210,5 +210,10 @@ mod tests {
         assert!((300..400).contains(&pages), "{pages}");
         let refused = list.take(page(usize::MAX), 7).unwrap_err();
         assert!(matches!(refused, ListRefused::TooLong(status) if status.message.contains("1048576")));
+        // The shortest entries take more memory than they have bytes.
+        let mut list = ListSoFar::new(1 << 20);
+        let page = |number: usize| vec![entry(format!("{number:08}"), 0)];
+        let pages = (0..1_000_000).take_while(|&number| list.take(page(number), 7).is_ok()).count();
+        assert!(pages * size_of::<Published>() <= 1 << 20, "{pages}");
     }
 }
