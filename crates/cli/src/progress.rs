@@ -4,9 +4,26 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 /// A bar for `bytes` bytes; `what` is shown before it, and the message after it.
 pub(crate) fn byte_bar(what: &str, bytes: u64) -> ProgressBar {
-    let template =
-        "{prefix} {bar:30} {binary_bytes}/{binary_total_bytes}  {binary_bytes_per_sec}  {eta} left  {msg}";
-    styled(ProgressBar::new(bytes), what, template)
+    styled(ProgressBar::new(bytes), what, &bar_template(columns()))
+}
+
+/// The template of a bar that fits into so many columns.
+fn bar_template(columns: usize) -> String {
+    // Without the bar it takes up to 72 columns and the transport.
+    let bar = columns.saturating_sub(84).min(30);
+    match columns {
+        ..74 => "{prefix} {percent} %".to_owned(),
+        _ => format!(
+            "{{prefix}} {{bar:{bar}}} {{binary_bytes}}/{{binary_total_bytes}}  {{binary_bytes_per_sec}}  {{eta}} left  {{wide_msg}}"
+        ),
+    }
+}
+
+/// Columns of the terminal that shows the progress.
+fn columns() -> usize {
+    const USUAL: usize = 80;
+    let size = rustix::termios::tcgetwinsize(std::io::stderr());
+    size.ok().map(|size| size.ws_col.into()).filter(|&columns| columns > 0).unwrap_or(USUAL)
 }
 
 /// A line for work of unknown duration. Dropping it removes the line.

@@ -267,6 +267,7 @@ fn table_has_a_head_and_a_row_a_case() {
     let lines: Vec<&str> = table.lines().collect();
     assert_eq!(lines.len(), 3, "{table}");
     assert!(lines[0].contains("ratio") && lines[1].contains("tcp pingpong 8 B"), "{table}");
+    assert!(lines.iter().all(|line| line.chars().count() <= 100), "{table}");
 }
 
 #[test]

@@ -96,7 +96,8 @@ fn devices_tell_why_there_is_none_or_what_would_be_used() {
 
 #[test]
 fn doctor_on_this_machine_is_of_one_mind_with_its_status_and_with_devices() {
-    let (devices, doctor) = (ask(&["devices", "--json"]), ask(&["doctor", "--json", "--pool", "1"]));
+    let (devices, doctor) =
+        (ask(&["devices", "--json"]), ask(&["doctor", "--require", "verbs", "--json", "--pool", "1"]));
     assert_eq!(doctor.value["choice"], devices.value["choice"]);
     let usable = doctor.value["usable"].as_bool().unwrap();
     assert_eq!(doctor.code, Some(i32::from(!usable)));
@@ -106,7 +107,10 @@ fn doctor_on_this_machine_is_of_one_mind_with_its_status_and_with_devices() {
         assert_eq!(doctor.finding(works)["status"], "ok");
     }
     let plain = run(&["doctor", "--pool", "1"]);
-    assert_eq!(plain.status.code(), doctor.code);
+    // It was not asked for RDMA.
+    assert_eq!(plain.status.code(), Some(0));
+    let several = run(&["doctor", "--pool", "1", "--require", "shm,tcp", "--require", "verbs"]);
+    assert_eq!(several.status.code(), doctor.code);
     assert_eq!(text(&plain).lines().last(), Some(doctor.verdict()));
 }
 
@@ -119,7 +123,7 @@ fn doctor_without_a_library_that_can_be_loaded() {
         command.env("LD_LIBRARY_PATH", directory.path());
         finish(command, COMMAND_MAX)
     };
-    let doctor = Answer::of(&shadowed(&["doctor", "--json"]));
+    let doctor = Answer::of(&shadowed(&["doctor", "--require", "verbs", "--json"]));
     assert_eq!(doctor.code, Some(1));
     assert_eq!(doctor.causes("problem").first(), Some(&"library.missing"), "{:#}", doctor.value);
     let remedy = doctor.finding("library.missing")["remedy"].as_str().unwrap();
@@ -136,7 +140,7 @@ fn doctor_without_a_library_that_can_be_loaded() {
 
 #[test]
 fn doctor_names_the_devices_there_are_when_it_is_asked_for_another() {
-    let doctor = ask(&["doctor", "--json", "--device", "no_such_device"]);
+    let doctor = ask(&["doctor", "--require", "verbs", "--json", "--device", "no_such_device"]);
     assert_eq!(doctor.code, Some(1));
     let has_none = ask(&["devices", "--json"]).value["devices"].as_array().unwrap().is_empty();
     let cause = if has_none { "device.none" } else { "device.unknown" };
@@ -146,7 +150,7 @@ fn doctor_names_the_devices_there_are_when_it_is_asked_for_another() {
 #[test]
 fn doctor_heeds_the_environment_that_workers_heed() {
     let with = |name: &str, value: &str| {
-        let mut command = tensorwire(&["doctor", "--json", "--pool", "1"]);
+        let mut command = tensorwire(&["doctor", "--require", "verbs", "--json", "--pool", "1"]);
         command.env(name, value);
         Answer::of(&finish(command, COMMAND_MAX))
     };
@@ -166,6 +170,7 @@ fn wrong_arguments_end_with_code_2() {
         &["doctor", "--pool", "0"],
         &["doctor", "--pool", "much"],
         &["doctor", "--device"],
+        &["doctor", "--require", "smoke"],
         &["doctor", "rxe0"],
     ] {
         assert_eq!(run(arguments).status.code(), Some(2), "{arguments:?}");
@@ -232,7 +237,7 @@ fn chosen() -> Chosen {
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn rdma_doctor_healthy() {
     let _machine = machine();
-    let doctor = ask(&["doctor", "--json", "--pool", "4M"]);
+    let doctor = ask(&["doctor", "--require", "verbs", "--json", "--pool", "4M"]);
     assert_eq!((doctor.code, doctor.causes("problem")), (Some(0), vec![]), "{:#}", doctor.value);
     for cause in
         ["library.found", "node.usable", "port.active", "address.found", "choice.made", "loopback.works"]
@@ -260,7 +265,7 @@ fn rdma_doctor_no_libibverbs() {
     // Only for the command: the mount is of a namespace of its own.
     let hide = format!("mount --bind /dev/null {library} && exec \"$@\"");
     let prefix = ["unshare", "--mount", "sh", "-c", &hide, "sh"];
-    let doctor = ask_through(&prefix, &["doctor", "--json", "--pool", "4M"]);
+    let doctor = ask_through(&prefix, &["doctor", "--require", "verbs", "--json", "--pool", "4M"]);
     doctor.refuses(&["library.missing", "choice.none"]);
     assert_eq!(doctor.finding("node.usable")["status"], "ok");
 }
@@ -278,7 +283,7 @@ fn rdma_doctor_no_device() {
         tool(&["rdma", "link", "del", name]);
         undo.push(Undo::by(&["rdma", "link", "add", name, "type", "rxe", "netdev", interface]));
     }
-    ask(&["doctor", "--json", "--pool", "4M"]).refuses(&["device.none", "choice.none"]);
+    ask(&["doctor", "--require", "verbs", "--json", "--pool", "4M"]).refuses(&["device.none", "choice.none"]);
     let devices = ask(&["devices", "--json"]);
     assert_eq!((devices.code, devices.value["devices"].as_array().map(Vec::len)), (Some(1), Some(0)));
     assert!(
@@ -308,7 +313,7 @@ fn rdma_doctor_device_without_permission() {
     let node = chosen().node;
     set_modes(0o600);
     let _undo = Undo::by(&["sh", "-c", "chmod 666 /dev/infiniband/uverbs*"]);
-    let doctor = ask_through(&AS_NOBODY, &["doctor", "--json", "--pool", "4M"]);
+    let doctor = ask_through(&AS_NOBODY, &["doctor", "--require", "verbs", "--json", "--pool", "4M"]);
     assert_eq!(doctor.code, Some(1));
     let problems = doctor.causes("problem");
     assert!(problems.iter().all(|cause| ["node.denied", "choice.none"].contains(cause)), "{problems:?}");
@@ -331,7 +336,7 @@ fn rdma_doctor_port_down() {
     let Chosen { name, interface, .. } = chosen();
     tool(&["ip", "link", "set", &interface, "down"]);
     let _undo = Undo::by(&["ip", "link", "set", &interface, "up"]);
-    let doctor = ask(&["doctor", "--json", "--pool", "4M", "--device", &name]);
+    let doctor = ask(&["doctor", "--require", "verbs", "--json", "--pool", "4M", "--device", &name]);
     doctor.refuses(&["port.interface-down", "choice.none"]);
     let finding = doctor.finding("port.interface-down");
     assert_eq!(finding["subject"], format!("{name} port 1"));
@@ -346,7 +351,7 @@ fn rdma_doctor_memlock_too_small() {
     let limited = |bytes: &str, pool: &str| {
         let limit = format!("--memlock={bytes}");
         let prefix = [&["prlimit", limit.as_str()][..], &AS_NOBODY].concat();
-        ask_through(&prefix, &["doctor", "--json", "--pool", pool])
+        ask_through(&prefix, &["doctor", "--require", "verbs", "--json", "--pool", pool])
     };
     // Enough for the proof, not for the pools.
     let doctor = limited("8388608", "64M");

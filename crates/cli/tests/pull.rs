@@ -18,6 +18,7 @@ use rustix::{
     fs::{CWD, Mode, OFlags},
     process::{Pid, Signal, kill_process},
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
+    termios::{Winsize, tcsetwinsize},
 };
 use safetensors::{Dtype, tensor::TensorView};
 
@@ -384,11 +385,13 @@ fn a_pull_whose_server_does_not_come_back_ends() {
     assert!(said.contains("within 1 s (--retry)"), "{said}");
 }
 
-/// Both ends of a new terminal, the second by its name.
+/// Both ends of a new terminal with 80 columns, the second by its name.
 fn terminal() -> (File, PathBuf) {
     let master: OwnedFd = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
     grantpt(&master).unwrap();
     unlockpt(&master).unwrap();
+    let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(&master, size).unwrap();
     let name = ptsname(&master, Vec::new()).unwrap().into_string().unwrap();
     (File::from(master), PathBuf::from(name))
 }
@@ -419,4 +422,9 @@ fn a_terminal_is_told_what_is_being_done() {
     let phases = ["connecting", "taking room", "pulling and verifying", "left", "writing to the disk"];
     let places = phases.map(|phase| shown.find(phase).unwrap_or_else(|| panic!("no {phase}: {shown}")));
     assert!(places.is_sorted(), "{shown}");
+    // Without the sequences that clear a line, each state of the progress fits into one.
+    let plain = shown.split('\x1b').map(|part| part.trim_start_matches(&['[', '0', '1', '2', 'K', 'A'][..]));
+    let plain = plain.collect::<String>();
+    let wide = plain.split(['\r', '\n']).find(|line| line.chars().count() > 80);
+    assert_eq!(wide, None, "{shown:?}");
 }

@@ -176,7 +176,7 @@ impl BareSocket {
         // SAFETY: all-zero is a valid `msghdr`: null pointers with zero lengths.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = slices.as_ptr().cast::<libc::iovec>().cast_mut();
-        message.msg_iovlen = slices.len();
+        message.msg_iovlen = slices.len() as _; // the type depends on the C library
         // SAFETY: `IoSlice` has the layout of `iovec` on Unix (its documentation promises so), and the slices
         // outlive the call, which only reads them.
         retry(|| unsafe { libc::sendmsg(self.as_raw_fd(), &raw const message, flags) })
@@ -199,7 +199,7 @@ impl BareSocket {
         // SAFETY: all-zero is a valid `msghdr`: null pointers with zero lengths.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
         message.msg_iov = slices.as_mut_ptr();
-        message.msg_iovlen = slices.len();
+        message.msg_iovlen = slices.len() as _; // the type depends on the C library
         // SAFETY: a `RemoteAccess` is writable for its length while it lives, which is beyond the call, and
         // `next` is borrowed exclusively.
         retry(|| unsafe { libc::recvmsg(self.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) })

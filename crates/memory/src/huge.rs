@@ -34,6 +34,9 @@ pub(crate) fn page_size() -> usize {
     })
 }
 
+/// Collapses pages into huge ones (Linux 6.1). The definitions for musl lack it.
+const MADV_COLLAPSE: libc::c_int = 25;
+
 /// Asks the kernel to make the pages of `pages` huge. Returns how many bytes are.
 pub(crate) fn collapse(pages: &Pages, huge_page: usize) -> usize {
     let base = pages.base().as_ptr();
@@ -43,6 +46,6 @@ pub(crate) fn collapse(pages: &Pages, huge_page: usize) -> usize {
         unsafe { libc::madvise(place.cast(), length, advice) == 0 }
     };
     advise(base, pages.length(), libc::MADV_HUGEPAGE);
-    let is_huge = |page: &usize| advise(base.wrapping_add(page * huge_page), huge_page, libc::MADV_COLLAPSE);
+    let is_huge = |page: &usize| advise(base.wrapping_add(page * huge_page), huge_page, MADV_COLLAPSE);
     (0..whole).filter(is_huge).count() * huge_page
 }

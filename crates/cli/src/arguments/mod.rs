@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tensorwire::{FabricKind, Validation};
 
-use bench::{Bench, BenchPeer};
+use bench::{Bench, BenchFabric, BenchPeer};
 
 /// Moves tensors between processes.
 #[derive(Debug, Parser)]
@@ -28,7 +28,7 @@ pub(crate) enum Command {
     Pull(Pull),
     /// List the RDMA devices, their ports and addresses, and which one Tensorwire would use.
     Devices(Devices),
-    /// Check whether RDMA can be used here, and if not, why and what to do.
+    /// Check which fabrics can be used here, RDMA above all, and if not, why and what to do.
     Doctor(Doctor),
     /// Measure tensorwire on this machine, beside what the machine allows.
     Bench(Bench),
@@ -119,7 +119,7 @@ pub(crate) struct Pull {
 }
 
 const DEVICES_STATUS: &str = "\
-Exit status: 0 if a device can be opened, 1 if none can (the last line says why), 2 for a wrong command line.
+Exit status: 0 if a device can be opened, 1 if none can (the last line says why), 2 for a wrong command line. \
 With --json the same is one object; its fields are in the book's page on devices and doctor.";
 
 /// `tensorwire devices`.
@@ -132,11 +132,11 @@ pub(crate) struct Devices {
 }
 
 const DOCTOR_STATUS: &str = "\
-Each line is a finding: ok, warning (RDMA works all the same) or problem, with a remedy below. The proof is a write of
+Each line is a finding: ok, warning (RDMA works all the same) or problem, with a remedy below. The proof is a write of \
 1 MiB between two queue pairs of the device, and the same over shared memory and TCP. The last line is the verdict.
 
-Exit status: 0 if RDMA can be used, 1 if not, 2 for a wrong command line.
-With --json the same is one object; its fields, and all findings, are in the book's page on devices and doctor.";
+Exit status: 0 if the fabrics that --require names can be used, or any without it; 1 if not; 2 for a wrong command \
+line. With --json the same is one object; its fields, and all findings, are in the book's page on devices and doctor.";
 
 /// `tensorwire doctor`.
 #[derive(Debug, Args)]
@@ -149,6 +149,9 @@ pub(crate) struct Doctor {
     /// is compared with it.
     #[arg(long, value_name = "BYTES", default_value = "1G", value_parser = pool_bytes)]
     pub(crate) pool: u64,
+    /// Exit with 1 unless this fabric can be used. Can be repeated, or have several between commas.
+    #[arg(long, value_enum, value_name = "FABRIC", value_delimiter = ',')]
+    pub(crate) require: Vec<BenchFabric>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -319,6 +322,21 @@ mod tests {
     #[test]
     fn definition_is_consistent() {
         Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn help_fits_into_the_terminal() {
+        let mut all = Arguments::command().term_width(80);
+        all.build();
+        let pages = all.get_subcommands().map(clap::Command::get_name).map(str::to_owned).collect::<Vec<_>>();
+        for page in pages {
+            let command = all.find_subcommand_mut(&page).unwrap();
+            for help in [command.render_help(), command.render_long_help()] {
+                let help = help.to_string();
+                let wide = help.lines().find(|line| line.chars().count() > 80);
+                assert_eq!(wide, None, "{page}");
+            }
+        }
     }
 
     #[test]

@@ -182,42 +182,22 @@ impl Report {
     }
 }
 
+/// Of at most 100 columns, as its rows; `--json` has all figures.
 fn head() -> String {
     format!(
-        "{:<56} {:>10} {:>10} {:>12}   {:<34} {:>10} {:>12} {:>7} {:<10} {:>7}  {:<15} {:<4} {:>6}",
-        "case",
-        "median",
-        "p99",
-        "bandwidth",
-        "limit",
-        "median",
-        "bandwidth",
-        "ratio",
-        "of",
-        "bare",
-        "goal",
-        "met",
-        "steal"
+        "{:<56} {:>9} {:>6} {:>9} {:>6} {:<3} {:>5}",
+        "case", "median", "GB/s", "limit", "ratio", "met", "steal"
     )
 }
 
 fn table_row(row: &Row, line: &Line<'_>) -> String {
     format!(
-        "{:<56} {:>10} {:>10} {:>12}   {:<34} {:>10} {:>12} {:>7.2} {:<10} {:>7}  {:<15} {:<4} {:>5.1}%",
+        "{:<56} {:>9} {:>6.2} {:>9} {:>6.2} {:<3} {:>4.1}%",
         row.to_string(),
         time(line.median_ns),
-        time(line.p99_ns),
-        bandwidth(line.bytes_per_s),
-        line.limit,
+        line.bytes_per_s / 1e9,
         time(line.limit_median_ns),
-        bandwidth(line.limit_bytes_per_s),
         line.ratio,
-        match line.ratio_of {
-            Compares::Time => "times",
-            Compares::Bandwidth => "bandwidths",
-        },
-        line.bare.as_ref().map_or_else(|| "-".to_owned(), |bare| format!("{:.2}", bare.bare_ratio)),
-        line.goal.map_or_else(|| "-".to_owned(), Goal::to_string),
         line.met.map_or("-", yes_or_no),
         line.steal * 100.0
     )
@@ -234,10 +214,6 @@ pub(super) fn time(ns: f64) -> String {
         ns if ns < 1e6 => format!("{:.2} µs", ns / 1e3),
         ns => format!("{:.2} ms", ns / 1e6),
     }
-}
-
-fn bandwidth(bytes_per_s: f64) -> String {
-    format!("{:.2} GB/s", bytes_per_s / 1e9)
 }
 
 impl fmt::Display for Row {

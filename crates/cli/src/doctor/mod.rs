@@ -11,6 +11,7 @@ mod tests;
 
 use std::{process::ExitCode, sync::Arc};
 
+use clap::ValueEnum;
 use tensorwire::{Runtime, TokioRuntime};
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
@@ -18,7 +19,7 @@ use tensorwire_verbs_reactor::Fabric;
 
 use self::proof::{Proof, prove};
 use crate::{
-    arguments::Doctor,
+    arguments::{Doctor, bench::BenchFabric},
     failure::Failure,
     machine::{Machine, open_fabric},
 };
@@ -48,7 +49,7 @@ pub(crate) fn obstacle(machine: &Machine) -> Option<String> {
     Some(format!("{}; {remedy}", report::sentence(&finding)))
 }
 
-/// Examines this machine and prints the findings. The exit status shows whether RDMA can be used.
+/// Examines this machine and prints the findings. The exit status shows whether what `arguments` require can be used.
 pub(crate) async fn doctor(arguments: &Doctor) -> Result<ExitCode, Failure> {
     let runtime =
         TokioRuntime::current().ok_or_else(|| Failure::Runtime(std::io::ErrorKind::Other.into()))?;
@@ -61,7 +62,22 @@ pub(crate) async fn doctor(arguments: &Doctor) -> Result<ExitCode, Failure> {
         report::text(&findings, &verdict)
     };
     crate::print(&text)?;
-    Ok(if verdict.usable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let is_met = meets(&seen, verdict.usable, &arguments.require);
+    Ok(if is_met { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Whether all `required` fabrics can be used; without any, whether one of them can.
+fn meets(seen: &Examination, has_rdma: bool, required: &[BenchFabric]) -> bool {
+    let works = |fabric: &BenchFabric| match fabric {
+        BenchFabric::Shm => seen.shm.is_ok(),
+        BenchFabric::Tcp => seen.tcp.is_ok(),
+        BenchFabric::Verbs => has_rdma,
+    };
+    if required.is_empty() {
+        BenchFabric::value_variants().iter().any(works)
+    } else {
+        required.iter().all(works)
+    }
 }
 
 async fn examine(arguments: &Doctor, runtime: &Arc<dyn Runtime>) -> Examination {

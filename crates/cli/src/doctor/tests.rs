@@ -295,6 +295,20 @@ fn doctor_tells_what_is_left_without_rdma() {
 }
 
 #[test]
+fn doctor_answers_what_it_was_asked() {
+    use super::BenchFabric::{self, Shm, Tcp, Verbs};
+
+    let mut seen = examined(MadeUp::bare().seen());
+    let meets = |seen: &Examination, required: &[BenchFabric]| super::meets(seen, false, required);
+    assert!(meets(&seen, &[]) && meets(&seen, &[Shm, Tcp]) && !meets(&seen, &[Tcp, Verbs]));
+    assert!(super::meets(&seen, true, &[Verbs]));
+    seen.shm = Err("refused".to_owned());
+    assert!(meets(&seen, &[]) && meets(&seen, &[Tcp]) && !meets(&seen, &[Shm]));
+    seen.tcp = Err("refused".to_owned());
+    assert!(!meets(&seen, &[]) && super::meets(&seen, true, &[]));
+}
+
+#[test]
 fn json_has_the_fields_that_the_book_names() {
     let seen = examined(MadeUp::healthy("rxe0").seen());
     let findings = judge::findings(&seen);
