@@ -18,15 +18,41 @@ mod receive_into;
 mod secrets_in_logs;
 
 use std::{
+    cell::Cell,
     env,
     process::Command,
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// The process is the caller's until the guard is dropped.
-fn turn() -> MutexGuard<'static, ()> {
+thread_local! {
+    static HAS_TURN: Cell<bool> = const { Cell::new(false) };
+}
+
+/// The process is the caller's until this is dropped.
+struct Turn(#[expect(dead_code, reason = "held until the drop")] MutexGuard<'static, ()>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        HAS_TURN.set(false);
+    }
+}
+
+/// Waits until the process is the caller's. A test that calls another one must leave the turn to it.
+fn turn() -> Turn {
     static TURN: Mutex<()> = Mutex::new(());
-    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    assert!(!HAS_TURN.get(), "this test has the turn, and would wait for itself");
+    let guard = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    HAS_TURN.set(true);
+    Turn(guard)
+}
+
+#[test]
+fn a_test_that_takes_the_turn_twice_fails_instead_of_waiting_for_itself() {
+    let first = turn();
+    let second = std::panic::catch_unwind(|| drop(turn()));
+    assert!(second.is_err());
+    drop(first);
+    drop(turn());
 }
 
 /// Whether this process is for `test` alone, because what the test sets can be set once in a process. If not, such a process has

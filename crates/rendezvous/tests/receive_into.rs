@@ -239,6 +239,5 @@ fn values_land_in_the_users_buffer_and_what_does_not_fit_is_not_lost() {
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn values_land_in_the_users_buffer_over_verbs() {
-    let _turn = crate::turn();
     only_verbs(values_land_in_the_users_buffer_and_what_does_not_fit_is_not_lost);
 }
