@@ -78,7 +78,8 @@ impl VerbsDomain {
         config: QueuePairConfig,
     ) -> Result<VerbsPrepared, FabricError> {
         let (send, receive) = self.entries(config, &opened.limits)?;
-        let made = self.make_ends(opened, send, receive).map_err(|error| fabric_error(&error))?;
+        let way = Way::new(&self.adapter.settings, &opened.port, &opened.source, opened.reads_started());
+        let made = self.make_ends(opened, &way, (send, receive)).map_err(|error| fabric_error(&error))?;
         let here = Endpoint {
             link: opened.port.link,
             kind: opened.source.kind,
@@ -94,13 +95,6 @@ impl VerbsDomain {
             gid: opened.source.gid,
             reads: opened.reads_served(),
             host: host_name(),
-        };
-        let way = Way {
-            port: opened.port.number,
-            gid_index: opened.source.index,
-            traffic_class: self.adapter.settings.traffic_class.unwrap_or(0),
-            timing: self.adapter.settings.timing(),
-            reads_started: opened.reads_started(),
         };
         let limits = opened.request_limits();
         let (opened, registrations) = (Arc::downgrade(opened), self.registrations.clone());
@@ -118,14 +112,18 @@ impl VerbsDomain {
         })
     }
 
-    fn make_ends(&self, opened: &Arc<Opened>, send: u32, receive: u32) -> Result<MadeEnds, VerbsError> {
+    fn make_ends(
+        &self,
+        opened: &Arc<Opened>,
+        way: &Way,
+        (send, receive): (u32, u32),
+    ) -> Result<MadeEnds, VerbsError> {
         let protection = self.registrations.on(opened)?;
         let counters = &self.adapter.counters;
         let completions = CompletionQueue::new(opened.context.clone(), send + receive, counters.clone())?;
         let depths = Depths { send, receive, ranges: opened.request_limits().ranges as u32 };
         let queue_pair = RawQueuePair::new(protection, completions.clone(), depths, counters.clone())?;
-        let pkey_index = self.adapter.settings.pkey_index.unwrap_or(0);
-        queue_pair.initialize(opened.port.number, pkey_index)?;
+        queue_pair.initialize(way)?;
         queue_pair.post_receives(receive as usize).map_err(|refused| refused.error)?;
         let number = queue_pair.number();
         let ends = Arc::new(Ends(Mutex::new(Some((queue_pair, completions)))));
@@ -287,3 +285,6 @@ impl Prepared for VerbsPrepared {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -223,14 +223,14 @@ pub(crate) fn sequence(random: u64) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn end() -> Endpoint {
-        Endpoint {
-            link: LinkLayer::Ethernet,
-            kind: GidKind::RoceV2,
-            mtu: Mtu::Bytes4096,
+impl Endpoint {
+    /// An end whose other fields are alike, for tests.
+    pub(crate) fn sample(link: LinkLayer, mtu: Mtu) -> Self {
+        let (kind, gid, host) = (GidKind::RoceV2, Gid([9; 16]), "left".to_owned());
+        Self {
+            link,
+            kind,
+            mtu,
             service_level: 3,
             partition_key: 0xFFFF,
             local_identifier: 0x1234,
@@ -239,10 +239,19 @@ mod tests {
             piece_bytes: 8 << 20,
             send_depth: 256,
             receive_depth: 258,
-            gid: Gid([9; 16]),
+            gid,
             reads: 16,
-            host: "left".to_owned(),
+            host,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn end() -> Endpoint {
+        Endpoint::sample(LinkLayer::Ethernet, Mtu::Bytes4096)
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    CallCounters, Endpoint, LinkLayer, ProtectionDomain, Timing, VerbsError,
+    CallCounters, Endpoint, GidEntry, LinkLayer, Port, ProtectionDomain, Rdma, Timing, VerbsError,
     completion::CompletionQueue,
     doorbell::{BATCH, Direction, Doorbell, RANGES, Transfer, Work},
     error::{pointer, refused, zero},
@@ -35,7 +35,10 @@ pub(super) struct Depths {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Way {
     pub(super) port: u8,
+    pub(super) pkey_index: u16,
     pub(super) gid_index: u8,
+    /// Packets have a global route header. RoCE needs it. On InfiniBand only it has room for the two settings that ask for it.
+    pub(super) is_global: bool,
     pub(super) traffic_class: u8,
     pub(super) timing: Timing,
     /// Reads that this side's device may have under way.
@@ -43,6 +46,20 @@ pub(super) struct Way {
 }
 
 impl Way {
+    /// What `settings` ask for, from the address `source` of `port`.
+    pub(super) fn new(settings: &Rdma, port: &Port, source: &GidEntry, reads_started: u8) -> Self {
+        let is_asked_for = settings.gid_index.is_some() || settings.traffic_class.is_some();
+        Self {
+            port: port.number,
+            pkey_index: settings.pkey_index.unwrap_or(0),
+            gid_index: source.index,
+            is_global: port.link == LinkLayer::Ethernet || is_asked_for,
+            traffic_class: settings.traffic_class.unwrap_or(0),
+            timing: settings.timing(),
+            reads_started,
+        }
+    }
+
     /// Reads that may be under way at `peer`.
     pub(super) fn reads_of(&self, peer: &Endpoint) -> u8 {
         self.reads_started.min(peer.reads)
@@ -116,11 +133,11 @@ impl RawQueuePair {
 
     /// Moves from RESET to INIT: receives can be posted, and the peer will be allowed to write and read memory that is
     /// registered for that.
-    pub(crate) fn initialize(&self, port: u8, pkey_index: u16) -> Result<(), VerbsError> {
+    pub(super) fn initialize(&self, way: &Way) -> Result<(), VerbsError> {
         let mut attributes = blank();
-        attributes.pkey_index = pkey_index;
+        attributes.pkey_index = way.pkey_index;
         attributes.qp_state = sys::IBV_QPS_INIT;
-        attributes.port_num = port;
+        attributes.port_num = way.port;
         attributes.qp_access_flags = sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ;
         let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
         self.modify(attributes, mask)
@@ -134,23 +151,6 @@ impl RawQueuePair {
     }
 
     fn ready_to_receive(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
-        let mut attributes = blank();
-        attributes.qp_state = sys::IBV_QPS_RTR;
-        attributes.path_mtu = here.mtu.min(peer.mtu).code();
-        attributes.dest_qp_num = peer.number;
-        attributes.rq_psn = peer.sequence;
-        attributes.max_dest_rd_atomic = here.reads;
-        attributes.min_rnr_timer = way.timing.receiver_wait;
-        attributes.ah_attr.port_num = way.port;
-        attributes.ah_attr.sl = here.service_level;
-        attributes.ah_attr.dlid = peer.local_identifier;
-        if here.link == LinkLayer::Ethernet {
-            attributes.ah_attr.is_global = 1;
-            attributes.ah_attr.grh.dgid.raw = peer.gid.0;
-            attributes.ah_attr.grh.sgid_index = way.gid_index;
-            attributes.ah_attr.grh.traffic_class = way.traffic_class;
-            attributes.ah_attr.grh.hop_limit = 64;
-        }
         let mask = sys::IBV_QP_STATE
             | sys::IBV_QP_AV
             | sys::IBV_QP_PATH_MTU
@@ -158,7 +158,7 @@ impl RawQueuePair {
             | sys::IBV_QP_RQ_PSN
             | sys::IBV_QP_MAX_DEST_RD_ATOMIC
             | sys::IBV_QP_MIN_RNR_TIMER;
-        self.modify(attributes, mask)
+        self.modify(receiving(here, way, peer), mask)
     }
 
     fn ready_to_send(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
@@ -374,6 +374,28 @@ fn blank() -> sys::ibv_qp_attr {
     unsafe { MaybeUninit::zeroed().assume_init() }
 }
 
+/// The attributes of a queue pair that accepts the packets of `peer`.
+pub(super) fn receiving(here: &Endpoint, way: &Way, peer: &Endpoint) -> sys::ibv_qp_attr {
+    let mut attributes = blank();
+    attributes.qp_state = sys::IBV_QPS_RTR;
+    attributes.path_mtu = here.mtu.min(peer.mtu).code();
+    attributes.dest_qp_num = peer.number;
+    attributes.rq_psn = peer.sequence;
+    attributes.max_dest_rd_atomic = here.reads;
+    attributes.min_rnr_timer = way.timing.receiver_wait;
+    attributes.ah_attr.port_num = way.port;
+    attributes.ah_attr.sl = here.service_level;
+    attributes.ah_attr.dlid = peer.local_identifier;
+    if way.is_global {
+        attributes.ah_attr.is_global = 1;
+        attributes.ah_attr.grh.dgid.raw = peer.gid.0;
+        attributes.ah_attr.grh.sgid_index = way.gid_index;
+        attributes.ah_attr.grh.traffic_class = way.traffic_class;
+        attributes.ah_attr.grh.hop_limit = 64;
+    }
+    attributes
+}
+
 fn fill_message(raw: &mut sys::ibv_send_wr, message: Message) {
     raw.opcode = sys::IBV_WR_SEND_WITH_IMM;
     raw.__bindgen_anon_1.imm_data = message.to_bits().to_be();
@@ -398,8 +420,55 @@ fn chain<T>(batch: &mut [T], next: impl Fn(&mut T) -> &mut *mut T) {
 }
 
 #[cfg(test)]
+impl RawQueuePair {
+    /// What the library reads back of the queue pair.
+    pub(super) fn attributes(&self) -> sys::ibv_qp_attr {
+        type Query = unsafe extern "C" fn(
+            *mut sys::ibv_qp,
+            *mut sys::ibv_qp_attr,
+            libc::c_int,
+            *mut sys::ibv_qp_init_attr,
+        ) -> libc::c_int;
+        const ALL: libc::c_int = 0x1F_FFFF;
+        let mut attributes = blank();
+        // SAFETY: all-zero bytes are valid attributes: null pointers and numbers.
+        let mut initial: sys::ibv_qp_init_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+        // SAFETY: the function has this signature since its first release. The queue pair is alive while `self` is, and
+        // both sets of attributes are writable.
+        let result = unsafe {
+            let library = libloading::Library::new("libibverbs.so.1").unwrap();
+            let query: libloading::Symbol<'_, Query> = library.get(b"ibv_query_qp\0").unwrap();
+            query(self.raw.as_ptr(), &raw mut attributes, ALL, &raw mut initial)
+        };
+        zero(result, "ibv_query_qp", self.domain.context().name()).unwrap();
+        attributes
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verbs::{Gid, GidKind, Mtu};
+
+    /// The attributes that a queue pair with `settings` is asked to have.
+    fn asked(settings: &Rdma, link: LinkLayer) -> sys::ibv_ah_attr {
+        let source =
+            GidEntry { index: settings.gid_index.unwrap_or(0), gid: Gid([1; 16]), kind: GidKind::InfiniBand };
+        let way = Way::new(settings, &Port::sample(link), &source, 1);
+        let end = Endpoint::sample(link, Mtu::Bytes1024);
+        receiving(&end, &way, &end).ah_attr
+    }
+
+    #[test]
+    fn on_infiniband_a_gid_index_and_a_traffic_class_travel_in_a_global_route_header() {
+        let plain = asked(&Rdma::default(), LinkLayer::InfiniBand);
+        assert_eq!((plain.is_global, plain.grh.hop_limit), (0, 0));
+        let index = asked(&Rdma { gid_index: Some(3), ..Rdma::default() }, LinkLayer::InfiniBand);
+        assert_eq!((index.is_global, index.grh.sgid_index, index.grh.traffic_class), (1, 3, 0));
+        let class = asked(&Rdma { traffic_class: Some(0x20), ..Rdma::default() }, LinkLayer::InfiniBand);
+        assert_eq!((class.is_global, class.grh.sgid_index, class.grh.traffic_class), (1, 0, 0x20));
+        assert_eq!(asked(&Rdma::default(), LinkLayer::Ethernet).is_global, 1);
+    }
 
     #[test]
     fn a_chain_ends_with_its_last_member() {

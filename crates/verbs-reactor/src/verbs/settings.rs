@@ -43,7 +43,8 @@ pub struct Rdma {
     pub service_level: Option<u8>,
     /// The largest packet, at most the port's. A connection uses the smaller one of both sides. Default: the port's.
     pub mtu: Option<Mtu>,
-    /// The traffic class (DSCP and ECN bits) of packets. Default 0.
+    /// The traffic class (DSCP and ECN bits) of packets. Default 0. On InfiniBand this and
+    /// [`gid_index`](field@Self::gid_index) give packets a global route header; set them at both ends.
     pub traffic_class: Option<u8>,
     /// Whether users' own memory is pinned. Default [`OnDemandPaging::Auto`].
     pub on_demand_paging: Option<OnDemandPaging>,
