@@ -3,11 +3,14 @@
 import contextlib
 import json
 import os
+import re
+import resource
 import shlex
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -48,6 +51,8 @@ class Site:
         if os.geteuid() == 0:
             shutil.chown(self.home, "nobody", "nogroup")
             self.drop = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "--no-new-privs"]
+            # zenoh locks its shared memory, and the usual limit is 8 MiB.
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def prepare(self, only):
         """The rivals that can be measured, and the names and reasons of the others."""
@@ -62,23 +67,37 @@ class Site:
                 skipped.append((rival.name, str(reason)))
         return wanted, skipped
 
-    def need(self, program, *packages):
-        """A program or header, from these packages of Debian where it is missing."""
-        if shutil.which(program) or Path(program).exists():
+    def need(self, make, *packages):
+        """Calls `make`, which raises Skipped where something is missing: then again, with these packages of Debian."""
+        try:
+            make()
             return
-        if self.install and os.geteuid() == 0 and shutil.which("apt-get"):
-            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            subprocess.run(["apt-get", "update", "-q"], check=False, **quiet)
-            command = ["apt-get", "install", "-q", "-y", "--no-install-recommends", *packages]
-            subprocess.run(command, check=False, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, **quiet)
-        if not (shutil.which(program) or Path(program).exists()):
-            raise Skipped(f"{program} is missing; it is in the packages {' '.join(packages)} of Debian")
+        except Skipped as reason:
+            if not (self.install and os.geteuid() == 0 and shutil.which("apt-get")):
+                raise Skipped(f"{reason}; it needs the packages {' '.join(packages)} of Debian") from None
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run(["apt-get", "update", "-q"], check=False, **quiet)
+        command = ["apt-get", "install", "-q", "-y", "--no-install-recommends", *packages]
+        subprocess.run(command, check=False, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, **quiet)
+        make()
+
+    def need_program(self, program, *packages):
+        """A program, from these packages of Debian where it is missing."""
+
+        def look():
+            if not shutil.which(program):
+                raise Skipped(f"{program} is missing")
+
+        self.need(look, *packages)
 
     def build(self, *command, cwd=None):
-        """Runs a compiler; its last words are the reason if it fails."""
-        ran = subprocess.run(command, capture_output=True, text=True, cwd=cwd or self.peers, check=False)
+        """Runs a compiler; its first error is the reason if it fails."""
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, cwd=cwd or self.peers, check=False)
+        except FileNotFoundError:
+            raise Skipped(f"{command[0]} is missing") from None
         if ran.returncode != 0:
-            raise Skipped(f"{shlex.join(map(str, command))}: {last_line(ran.stderr)}")
+            raise Skipped(f"{shlex.join(map(str, command))}: {first_error(ran.stderr)}")
 
     def build_crates(self, name):
         """Builds the program of the rivals that are crates: once with all that are wanted, and alone where that fails, so that one
@@ -118,7 +137,7 @@ class Site:
         except subprocess.TimeoutExpired:
             raise Failed(f"it did not end within {limit} s") from None
         if ran.returncode != 0:
-            raise Failed(last_line(ran.stderr) or f"code {ran.returncode}")
+            raise Failed(first_error(ran.stderr) or f"code {ran.returncode}")
         return ran.stdout
 
     def run_ranks(self, words, ranks, cpus):
@@ -153,14 +172,15 @@ class Server:
     """A program that prints `ready ADDRESS`, and ends when its input does."""
 
     def __init__(self, command, folder, environment):
-        self.process = subprocess.Popen(command, cwd=folder, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(command, cwd=folder, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors)
 
     def __enter__(self):
         for line in self.process.stdout:
             if line.startswith("ready "):
                 return line.split(maxsplit=1)[1].strip()
         self.stop()
-        raise Failed("its server did not start")
+        raise Failed(f"its server did not start: {self.error}")
 
     def __exit__(self, *_):
         self.stop()
@@ -173,11 +193,16 @@ class Server:
             self.process.kill()
             self.process.wait()
         self.process.stdout.close()
+        with self.errors:
+            self.errors.seek(0)
+            self.error = first_error(self.errors.read())
 
 
-def last_line(text):
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1].strip() if lines else ""
+def first_error(text):
+    """The first line that names an error; the last one where none does."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = (line for line in lines if re.search(r"\berror\b|cannot find|undefined reference|not found", line, re.IGNORECASE))
+    return next(errors, lines[-1] if lines else "")
 
 
 def seconds_of(output, task):
@@ -282,8 +307,8 @@ class Ucx(Rival):
     transports = {"shm": "posix,sysv,cma,self", "tcp": "tcp,self"}
 
     def prepare(self, site):
-        site.need("/usr/include/ucp/api/ucp.h", "libucx-dev", "ucx-utils", "gcc", "libc6-dev")
-        site.build("gcc", "-O2", "-o", site.bin / "ucx", "native/ucx.c", "-lucp", "-lucs")
+        build = ("gcc", "-O2", "-o", site.bin / "ucx", "native/ucx.c", "-lucp", "-lucs")
+        site.need(lambda: site.build(*build), "libucx-dev", "ucx-utils", "gcc", "libc6-dev")
 
     def measure(self, task, site):
         words = ["ucx", task.wait, task.bytes, task.milliseconds]
@@ -299,7 +324,7 @@ class UcxOneSided(Rival):
         self.name, self.test, self.measures_half = name, test, measures_half
 
     def prepare(self, site):
-        site.need("ucx_perftest", "ucx-utils")
+        site.need_program("ucx_perftest", "ucx-utils")
 
     def can(self, task):
         return super().can(task) and task.column.is_half == self.measures_half
@@ -365,9 +390,10 @@ class OpenMpi(Rival):
     transports = {"shm": "self,vader", "tcp": "self,tcp"}
 
     def prepare(self, site):
-        site.need("mpicc", "openmpi-bin", "libopenmpi-dev", "gcc", "libc6-dev")
+        site.need_program("mpirun", "openmpi-bin")
         for program in ("mpi", "mpi_reduce"):
-            site.build("mpicc", "-O2", "-o", site.bin / program, f"native/{program}.c")
+            build = ("mpicc", "-O2", "-o", site.bin / program, f"native/{program}.c")
+            site.need(lambda build=build: site.build(*build), "libopenmpi-dev", "gcc", "libc6-dev")
 
     def measure(self, task, site):
         ranks = task.column.ranks or 2
@@ -390,9 +416,9 @@ class Gloo(Rival):
     algorithms = ("ring", "chunked", "halving", "bcube")
 
     def prepare(self, site):
-        site.need("/usr/include/gloo/context.h", "libgloo-dev", "g++")
         for program in ("gloo", "gloo_reduce"):
-            site.build("g++", "-O2", "-o", site.bin / program, f"native/{program}.cc", "-lgloo", "-lpthread")
+            build = ("g++", "-O2", "-o", site.bin / program, f"native/{program}.cc", "-lgloo", "-lpthread")
+            site.need(lambda build=build: site.build(*build), "libgloo-dev", "g++")
 
     def measure(self, task, site):
         if task.column.ranks:
@@ -432,7 +458,7 @@ class Nixl(Rival):
     transports = {"shm": "all", "tcp": "tcp,self"}
 
     def prepare(self, site):
-        site.need(PYTHON, "python3")
+        site.need_program(PYTHON, "python3")
         packages = site.folder / "nixl"
         if not site.install:
             raise Skipped("it is installed for each run, and --no-install forbids that")
