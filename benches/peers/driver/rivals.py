@@ -51,7 +51,8 @@ class Site:
         if os.geteuid() == 0:
             shutil.chown(self.home, "nobody", "nogroup")
             self.drop = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "--no-new-privs"]
-            # zenoh locks its shared memory, and the usual limit is 8 MiB.
+        # zenoh locks its shared memory, and the usual limit is 8 MiB. Not every root may raise it.
+        with contextlib.suppress(ValueError):
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
     def prepare(self, only):

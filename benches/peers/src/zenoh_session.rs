@@ -31,7 +31,10 @@ async fn open(plan: &Plan, settings: &[(&str, String)]) -> Result<Session, Fault
 
 /// What queries are answered with: shared memory that is written once. The provider owns its segment.
 fn shared(bytes: usize) -> Result<(PosixProvider, ZBytes), Fault> {
-    let backend = PosixShmProviderBackend::builder(bytes + SHM_SLACK_BYTES).wait()?;
+    let backend = PosixShmProviderBackend::builder(bytes + SHM_SLACK_BYTES).wait();
+    let backend = backend.map_err(|error| {
+        format!("{error}; zenoh locks its shared memory: let {bytes} bytes and more be locked (ulimit -l)")
+    })?;
     let provider = ShmProviderBuilder::backend(backend).wait();
     let mut buffer = provider.alloc(bytes).wait()?;
     buffer.fill(7);
