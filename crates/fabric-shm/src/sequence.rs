@@ -11,20 +11,19 @@
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// Marks the cell as being replaced, and gives the number that [`close`] ends that with. The memory of the content before
-/// may be reused, and words of the cell may be written, after this.
-pub(crate) fn open(sequence: &AtomicU64) -> u64 {
+/// Replaces the cell's content: `write` stores the new one, and then `look` looks at the claims of the content before, whose
+/// memory may be reused for what no claim names. Copies of it may be reused at once: their readers see that it was replaced.
+pub(crate) fn replace<R>(sequence: &AtomicU64, write: impl FnOnce(), look: impl FnOnce() -> R) -> R {
     let before = sequence.load(Ordering::Relaxed);
     sequence.store(before.wrapping_add(1), Ordering::Relaxed);
     // Pairs with the fence in `is_unchanged`: a reader that finds anything that was written after this finds the odd
     // number, too.
     fence(Ordering::Release);
-    before.wrapping_add(2)
-}
-
-/// Makes the cell and its content visible to readers.
-pub(crate) fn close(sequence: &AtomicU64, number: u64) {
-    sequence.store(number, Ordering::Release);
+    write();
+    sequence.store(before.wrapping_add(2), Ordering::Release);
+    // Pairs with the fence in `claim`: a reader that does not see the new number has claimed before `look`.
+    fence(Ordering::SeqCst);
+    look()
 }
 
 /// The number of the cell's content; `None` while it is being replaced.
@@ -41,16 +40,22 @@ pub(crate) fn is_unchanged(sequence: &AtomicU64, number: u64) -> bool {
     sequence.load(Ordering::Relaxed) == number
 }
 
-/// Claims a content. The reader may view it if the cell [is unchanged](is_unchanged) after this, and the peer had not
-/// closed; else it ends the claim.
-pub(crate) fn claim(word: &AtomicU64, content: u64) {
-    word.store(content, Ordering::Relaxed);
-    // Pairs with the fence in `replaced`, and with the one of a connection's close.
-    fence(Ordering::SeqCst);
+/// Views the content of this number: `claim` claims it, and only then the cell is looked at. Gives the claim if the cell is
+/// unchanged and the connection is not over; else it drops it, which ends it.
+pub(crate) fn view<C>(
+    sequence: &AtomicU64,
+    number: u64,
+    claim: impl FnOnce() -> Option<C>,
+    is_over: impl FnOnce() -> bool,
+) -> Option<C> {
+    let claim = claim()?;
+    (is_unchanged(sequence, number) && !is_over()).then_some(claim)
 }
 
-/// Called after a cell was replaced, and before claims are looked at.
-pub(crate) fn replaced() {
+/// Stores which content a reader claims, for [`view`].
+pub(crate) fn claim(word: &AtomicU64, content: u64) {
+    word.store(content, Ordering::Relaxed);
+    // Pairs with the fence in `replace`, and with the one of a connection's close.
     fence(Ordering::SeqCst);
 }
 

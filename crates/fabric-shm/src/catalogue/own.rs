@@ -52,7 +52,7 @@ struct State {
 }
 
 impl State {
-    /// All claims, sorted. Called after [`sequence::replaced`].
+    /// All claims, sorted. What was replaced is looked for in them by [`sequence::replace`].
     fn claims(&self) -> Vec<u64> {
         let mut claims: Vec<_> = self.readers.iter().flat_map(|reader| reader.page.claims()).collect();
         claims.sort_unstable();
@@ -170,14 +170,9 @@ impl OwnCatalogue {
         claim_of(cell, self.cells.word(cell as usize, SEQUENCE_AT).load(Ordering::Relaxed))
     }
 
-    /// Lets go of a content that was replaced, as far as no reader views it.
-    fn retire(&self, state: &mut State, claim: u64, before: Option<Buf>) -> Replaced {
-        sequence::replaced();
-        if state.readers.is_empty() {
-            return Replaced { freed: before.into_iter().collect(), viewers: Vec::new() };
-        }
-        let claims = state.claims();
-        let mut freed = state.take_unclaimed(&claims);
+    /// Lets go of a content that was replaced, as far as no reader views it. `claims` are those after it was replaced.
+    fn retire(&self, state: &mut State, claims: &[u64], claim: u64, before: Option<Buf>) -> Replaced {
+        let mut freed = state.take_unclaimed(claims);
         let mut viewers = Vec::new();
         match before {
             Some(before) if before.len() > CELL_CONTENT_BYTES && claims.binary_search(&claim).is_ok() => {
@@ -263,18 +258,16 @@ impl Catalogue for OwnCatalogue {
         let mut state = self.lock();
         let (number, at) = (cell.0, cell.0 as usize);
         let claim = self.claim_now(number);
-        let sequence = self.cells.word(at, SEQUENCE_AT);
-        let next = sequence::open(sequence);
-        match &content {
+        let store = || match &content {
             Some(content) => self.store(at, content),
             None => self.cells.word(at, LENGTH_AT).store(EMPTY, Ordering::Relaxed),
-        }
-        sequence::close(sequence, next);
+        };
+        let claims = sequence::replace(self.cells.word(at, SEQUENCE_AT), store, || state.claims());
         let before = match content {
             Some(content) => state.named.insert(number, content.bytes),
             None => state.named.remove(&number),
         };
-        let Replaced { freed, viewers } = self.retire(&mut state, claim, before);
+        let Replaced { freed, viewers } = self.retire(&mut state, &claims, claim, before);
         drop(state);
         // Each looks whether its peer ends a claim, and asks to be rung for that before it sleeps.
         viewers.iter().for_each(|reader| reader.driver.wake());

@@ -150,10 +150,11 @@ impl PeerCatalogue for NeighbourCatalogue {
             return None;
         }
         let mapping = block.if_resident(origin.offset, bytes)?.clone();
-        let claim = Claim::new(claims, self.caps, claim_of(origin.cell.0, origin.edition), *length)?;
         let sequence = self.cells.word(origin.cell.0 as usize, SEQUENCE_AT);
-        let is_valid = sequence::is_unchanged(sequence, origin.edition) && self.page.closed() == 0;
-        let view = is_valid.then(|| ClaimedView { mapping, offset: at, length: bytes, _claim: claim })?;
+        let content = claim_of(origin.cell.0, origin.edition);
+        let claim = || Claim::new(claims, self.caps, content, *length);
+        let claim = sequence::view(sequence, origin.edition, claim, || self.page.closed() != 0)?;
+        let view = ClaimedView { mapping, offset: at, length: bytes, _claim: claim };
         Some(Buf::foreign(Arc::new(view)))
     }
 }

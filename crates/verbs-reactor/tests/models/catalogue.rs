@@ -34,9 +34,7 @@ fn s2_a_copy_is_of_one_content_though_the_memory_is_reused() {
                 for content in 1..=2 {
                     let at = content % 2;
                     cell.memory[at as usize].iter().for_each(|word| word.store(content, Ordering::Relaxed));
-                    let number = sequence::open(&cell.sequence);
-                    cell.at.store(at, Ordering::Relaxed);
-                    sequence::close(&cell.sequence, number);
+                    sequence::replace(&cell.sequence, || cell.at.store(at, Ordering::Relaxed), || {});
                 }
             })
         };
@@ -66,14 +64,16 @@ impl Viewed {
         Arc::new(Self { sequence, closed: word(), claim: word(), memory })
     }
 
-    /// The reader claims, looks, views if it may, and ends the claim.
+    /// The reader claims, looks, views if it may, and ends the claim, by the steps that the fabric calls.
     fn view(&self) {
         let Some(number) = sequence::begin(&self.sequence) else { return };
-        sequence::claim(&self.claim, number);
-        if number == 2
-            && sequence::is_unchanged(&self.sequence, number)
-            && words::is_closed(&self.closed) == 0
-        {
+        let claim = || {
+            sequence::claim(&self.claim, number);
+            Some(())
+        };
+        let is_over = || words::is_closed(&self.closed) != 0;
+        let view = sequence::view(&self.sequence, number, claim, is_over).filter(|()| number == 2);
+        if view.is_some() {
             // SAFETY: the publisher writes only what is not claimed; loom reports it otherwise.
             self.memory.with(|memory| assert_eq!(unsafe { *memory }, 7));
         }
@@ -96,10 +96,7 @@ fn s1_memory_is_not_reused_between_the_claim_the_look_and_the_end_of_a_view() {
         let publisher = {
             let viewed = viewed.clone();
             thread::spawn(move || {
-                let number = sequence::open(&viewed.sequence);
-                sequence::close(&viewed.sequence, number);
-                sequence::replaced();
-                viewed.reuse();
+                sequence::replace(&viewed.sequence, || {}, || viewed.reuse());
             })
         };
         viewed.view();

@@ -9,6 +9,7 @@ mod pieces;
 mod processes;
 mod reads;
 mod stopped;
+mod views;
 
 use std::sync::Arc;
 
