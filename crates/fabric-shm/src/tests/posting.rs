@@ -1,6 +1,7 @@
 //! Threads that post side by side.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -8,7 +9,7 @@ use std::{
     thread,
 };
 
-use tensorwire_memory::Buf;
+use tensorwire_memory::{Buf, Exposure};
 use tensorwire_verbs_reactor::{
     FabricError, Immediate, Link, QueuePair, RegionGeneration, RegionId, RemoteRange, RemoteRegion,
     WorkRequest,
@@ -16,6 +17,7 @@ use tensorwire_verbs_reactor::{
 
 use super::{
     super::{
+        limits::READS_MAX,
         link::ShmLink,
         ring::{Descriptor, Source},
     },
@@ -27,6 +29,9 @@ const THREADS: u32 = 3;
 
 /// What each posts.
 const POSTS: u32 = 20_000;
+
+/// A ring with room for the operations and answers of a [`Rig`], and eight quiet writes.
+const TIGHT_SLOTS: u32 = 32;
 
 /// More bytes than fit into the words of a descriptor.
 const BYTES: usize = 24;
@@ -97,8 +102,17 @@ fn next(rig: &Rig, position: u64) -> Descriptor {
 
 #[test]
 fn what_threads_post_side_by_side_comes_whole_and_once_and_in_the_order_of_each_thread() {
+    side_by_side(64);
+}
+
+#[test]
+fn so_it_does_through_a_ring_that_is_nearly_full_of_operations() {
+    side_by_side(TIGHT_SLOTS);
+}
+
+fn side_by_side(slots: u32) {
     on_a_runtime(|| {
-        let rig = Rig::with_slots(64);
+        let rig = Rig::with_slots(slots);
         let RemoteRange { region, generation, .. } = RANGE;
         rig.victim.add_remote_region(RemoteRegion { region, generation, base: 0, length: 4096, key: 1 });
         let (link, queue_pair): (Arc<ShmLink>, _) = (rig.link.clone(), rig.victim.clone());
@@ -130,5 +144,128 @@ fn what_threads_post_side_by_side_comes_whole_and_once_and_in_the_order_of_each_
         let stats = rig.victim.stats();
         assert_eq!(stats.operations, u64::from(POSTS * (THREADS + 1)));
         assert_eq!(stats.bytes_sent, u64::from(POSTS * THREADS) * BYTES as u64);
+    });
+}
+
+/// What one thread has the victim post into a tight ring, and the peer executes later.
+struct Tight {
+    rig: Rig,
+    /// What is in the ring and not executed, from position `executed` on: operations, quiet writes and answers, by a number of
+    /// each.
+    posted: VecDeque<(Posted, u32)>,
+    executed: u64,
+    readable: (RemoteRange, u32),
+    _exposure: Exposure,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Posted {
+    Operation,
+    Quiet,
+    Answer,
+}
+
+impl Tight {
+    fn new() -> Self {
+        let rig = Rig::with_slots(TIGHT_SLOTS);
+        let RemoteRange { region, generation, .. } = RANGE;
+        rig.victim.add_remote_region(RemoteRegion { region, generation, base: 0, length: 4096, key: 1 });
+        let (exposure, range, key) = rig.exposes(64);
+        let readable = (range, key);
+        Self { rig, posted: VecDeque::new(), executed: 0, readable, _exposure: exposure }
+    }
+
+    fn count(&self, kind: Posted) -> usize {
+        self.posted.iter().filter(|(posted, _)| *posted == kind).count()
+    }
+
+    /// Posts if the victim may; gives whether it could.
+    fn post(&mut self, kind: Posted, number: u32) -> bool {
+        let immediate = Some(Immediate(number));
+        let is_posted = match kind {
+            Posted::Quiet => self.rig.link.submit_inline(&payload(number), Some(&RANGE), immediate).is_some(),
+            Posted::Operation => {
+                let request = WorkRequest::Write { local: Buf::empty(), remote: None, immediate };
+                self.rig.victim.post_now(&request).is_ok()
+            }
+            Posted::Answer if self.count(Posted::Answer) == READS_MAX as usize => false,
+            Posted::Answer => {
+                let (range, key) = self.readable;
+                self.rig.asks(range, key, number);
+                self.rig.settle();
+                true
+            }
+        };
+        is_posted.then(|| self.posted.push_back((kind, number)));
+        is_posted
+    }
+
+    /// The peer executes the oldest `count`.
+    fn execute(&mut self, count: usize) {
+        let count = count.min(self.posted.len());
+        self.posted.drain(..count);
+        self.executed += count as u64;
+        self.rig.page.set_consumed(self.executed);
+    }
+
+    /// What is posted is in the ring, whole, and nothing else.
+    fn check(&self) {
+        for (position, (kind, number)) in (self.executed..).zip(&self.posted) {
+            let found = self.rig.sees.descriptor(position).unwrap();
+            let found = found.unwrap_or_else(|| panic!("{kind:?} {number} waits at {position}"));
+            let expected = match kind {
+                Posted::Operation => found.source == Source::Nothing && !found.is_quiet,
+                Posted::Quiet => found.source == Source::Inline && found.is_quiet,
+                Posted::Answer => matches!(found.source, Source::Answer { tag, .. } if tag == *number),
+            };
+            let immediate = found.immediate == (*kind != Posted::Answer).then_some(*number);
+            assert!(expected && immediate, "{kind:?} {number} at {position}: {found:?}");
+        }
+        assert!(self.posted.len() <= TIGHT_SLOTS as usize);
+    }
+}
+
+#[test]
+fn operations_and_answers_have_their_room_beside_all_the_quiet_writes_that_fit() {
+    on_a_runtime(|| {
+        let mut tight = Tight::new();
+        let mut number = 0..;
+        for kind in [Posted::Quiet, Posted::Operation, Posted::Answer] {
+            while tight.post(kind, number.next().unwrap()) {}
+            tight.check();
+        }
+        assert_eq!(
+            [8, 8, 16],
+            [Posted::Quiet, Posted::Operation, Posted::Answer].map(|kind| tight.count(kind))
+        );
+    });
+}
+
+#[test]
+fn a_ring_that_is_nearly_full_makes_no_operation_or_answer_wait_and_overwrites_nothing() {
+    on_a_runtime(|| {
+        for seed in 1..=20_u64 {
+            let mut tight = Tight::new();
+            let mut state = seed;
+            let mut draw = |below: u64| {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                (state >> 33) % below
+            };
+            for number in 0..2000 {
+                let kind = match draw(8) {
+                    0..=2 => Some(Posted::Quiet),
+                    3..=4 => Some(Posted::Operation),
+                    5 => Some(Posted::Answer),
+                    _ => None,
+                };
+                match kind {
+                    Some(kind) => _ = tight.post(kind, number),
+                    None if draw(2) == 0 => tight.execute(draw(12) as usize),
+                    None => _ = tight.rig.settle(),
+                }
+                tight.check();
+            }
+            assert!(tight.rig.victim.failure().is_none(), "seed {seed}");
+        }
     });
 }

@@ -46,7 +46,7 @@ impl Rig {
     }
 
     /// The victim's memory, exposed, and how the attacker may name it.
-    fn exposes(&self, length: usize) -> (Exposure, RemoteRange, u32) {
+    pub(super) fn exposes(&self, length: usize) -> (Exposure, RemoteRange, u32) {
         let bytes: Buf = self.pool.try_alloc(length).unwrap().freeze();
         let (block, offset) = (bytes.block().unwrap(), bytes.offset() as u64);
         let region = self.regions.register(self.runtime.as_ref(), block, Access::READABLE);
@@ -59,7 +59,7 @@ impl Rig {
         (bytes.expose(), range, region.key)
     }
 
-    fn asks(&mut self, range: RemoteRange, key: u32, tag: u32) {
+    pub(super) fn asks(&mut self, range: RemoteRange, key: u32, tag: u32) {
         let remote = Some((range, key));
         self.publish(&Descriptor {
             immediate: None,

@@ -280,33 +280,39 @@ fn a_full_socket_makes_writes_wait_in_order() {
     // Each source lies in a block of its own, whose descriptor must cross the socket before the write can; the
     // socket holds fewer than that at once, and nobody reads it until something is awaited.
     const BLOCKS: u32 = 400;
+    // Shorter ones would travel in the ring, and need no block.
+    const BYTES: usize = 200;
     alone("shm::processes::a_full_socket_makes_writes_wait_in_order", |runtime| {
         Box::pin(async move {
-            let depths = QueuePairConfig { send_depth: 512, receive_depth: 512 };
+            // So deep that the first quiet write allows more of them than there are blocks.
+            let depths = QueuePairConfig { send_depth: 2048, receive_depth: 512 };
             let pair = Pair::with_depths(SETUP, runtime, depths).await;
-            let lent = pair.lend_right(100 * BLOCKS as usize);
+            let lent = pair.lend_right(BYTES * BLOCKS as usize);
             let mut sources: Vec<_> = (0..BLOCKS)
                 .map(|value| {
                     let single = RegisteredPool::new(&pair.left.domain, "single", Access::LOCAL, 4096);
-                    single.filled(100, u64::from(value))
+                    single.filled(BYTES, u64::from(value))
                 })
                 .collect();
             // The last one's block is known to the peer already: it must not overtake those that wait.
             sources.push(sources[0].clone());
+            let quiet = || pair.to_right.post_inline(&[1], Some(&lent.part(0, 1)), None);
+            assert!(quiet().is_some(), "there is room for many");
             let mut posted = Vec::new();
             for (value, local) in sources.into_iter().enumerate() {
-                let remote = Some(lent.part(value as u64 % u64::from(BLOCKS) * 100, 100));
+                let remote = Some(lent.part(value as u64 % u64::from(BLOCKS) * BYTES as u64, BYTES as u64));
                 let request = WorkRequest::Write { local, remote, immediate: Some(Immediate(value as u32)) };
                 posted.push(pair.to_right.post_now(&request).unwrap());
             }
+            assert!(quiet().is_none(), "it would overtake those that wait");
             for value in 0..=BLOCKS {
-                assert_eq!(pair.arrival_at_right().await, (value, 100));
+                assert_eq!(pair.arrival_at_right().await, (value, BYTES as u64));
             }
             for result in pair.step("the writes", join_all(posted)).await {
                 result.unwrap();
             }
-            for (value, bytes) in lent.take().chunks(100).enumerate() {
-                assert_eq!(bytes, pattern(100, value as u64), "write {value}");
+            for (value, bytes) in lent.take().chunks(BYTES).enumerate() {
+                assert_eq!(bytes, pattern(BYTES, value as u64), "write {value}");
             }
         })
     });
