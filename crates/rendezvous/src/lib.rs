@@ -64,7 +64,7 @@ pub use worker::{
     list::List,
     notes::{BoxedNote, NoteExchange, Notes},
     offer::{Offer, Ticket},
-    peer::Peer,
+    peer::{AddressHint, Peer},
     receive::{Recv, RecvMany, StepFrom, StepTo},
     receive_into::{Filled, ReceiveIntoError},
     result_form::{AsDelivered, AsTensor, AsVersioned, IntoBuffer},

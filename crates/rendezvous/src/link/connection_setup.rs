@@ -82,6 +82,7 @@ impl Node {
         let attempt = async move {
             let ended = node.connect(&peer).await.map_err(WorkerError::or_limit);
             setter.set(peer.end_attempt(ended));
+            node.forget_unmet(&peer);
         };
         self.runtime.spawn("connect", Box::pin(attempt));
     }

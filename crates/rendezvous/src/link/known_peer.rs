@@ -50,6 +50,8 @@ struct PeerRecord {
 #[derive(Debug, Default)]
 struct PeerState {
     address: Option<String>,
+    /// Addresses that nobody has proven, each as often as it was given.
+    hints: Vec<String>,
     /// All of one incarnation.
     sessions: Vec<Arc<Session>>,
     /// When the peer refused this worker because another one has its name, and the peer's message.
@@ -151,6 +153,24 @@ impl KnownPeer {
         self.lock().address.clone()
     }
 
+    /// Adds an address at which it may listen.
+    pub(crate) fn add_hint(&self, address: &str) {
+        self.lock().hints.push(address.to_owned());
+    }
+
+    /// Takes one hint back.
+    pub(crate) fn remove_hint(&self, address: &str) {
+        let hints = &mut self.lock().hints;
+        if let Some(at) = hints.iter().position(|hint| hint == address) {
+            hints.swap_remove(at);
+        }
+    }
+
+    /// The addresses at which it may listen.
+    pub(crate) fn hints(&self) -> Vec<String> {
+        self.lock().hints.clone()
+    }
+
     /// Its current incarnation, or the last known one; `None` before the first session.
     pub(crate) fn incarnation(&self) -> Option<u64> {
         self.lock().incarnation
@@ -161,7 +181,7 @@ impl KnownPeer {
         Arc::ptr_eq(&self.inner, &other.inner)
     }
 
-    /// Whether there is no session and no connection, and no more than `holders` clones exist.
+    /// Whether there is no session, no connection and no hint, and no more than `holders` clones exist.
     pub(crate) fn is_idle(&self, holders: usize) -> bool {
         if Arc::strong_count(&self.inner) > holders {
             return false;
@@ -172,7 +192,10 @@ impl KnownPeer {
             Link::Up { connection, .. } => !connection.has_ended(),
             Link::Connecting(_) | Link::Accepting(_) => true,
         };
-        !is_up && state.accepting == 0 && state.sessions.iter().all(|session| session.is_over())
+        !is_up
+            && state.hints.is_empty()
+            && state.accepting == 0
+            && state.sessions.iter().all(|session| session.is_over())
     }
 
     /// The fabrics that were tried before the one in use, each with the reason why it is not used.

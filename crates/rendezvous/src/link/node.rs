@@ -1,6 +1,7 @@
 //! [`Node`]: the state that all connections of a worker share.
 
 use std::{
+    collections::BTreeSet,
     net::{IpAddr, SocketAddr},
     sync::{Arc, MutexGuard, PoisonError},
     time::Duration,
@@ -109,12 +110,22 @@ impl Node {
 
     /// The peer `name`, whose address the user has set.
     pub(crate) fn name_peer(&self, name: &str, address: &str) -> Result<KnownPeer, WorkerError> {
-        let named = self.lock_peers().note(name, Some(address), true);
-        named.map_err(|Full { field, most }| WorkerError::Config {
-            field,
-            value: most.to_string(),
-            remedy: "allow more peers".to_owned(),
-        })
+        self.lock_peers().note(name, Some(address), true).map_err(too_many)
+    }
+
+    /// The peer `name`, which may listen at `address`.
+    pub(crate) fn add_hint(&self, name: &str, address: &str) -> Result<KnownPeer, WorkerError> {
+        self.lock_peers().add_hint(name, address).map_err(too_many)
+    }
+
+    /// Forgets a peer that was never met, and that nobody uses but the caller.
+    pub(crate) fn forget_unmet(&self, peer: &KnownPeer) {
+        self.lock_peers().forget_unmet(peer);
+    }
+
+    /// Takes a hint back.
+    pub(crate) fn remove_hint(&self, peer: &KnownPeer, address: &str) {
+        self.lock_peers().remove_hint(peer, address);
     }
 
     /// The peer that was dialled at `address` before, or this worker itself.
@@ -172,12 +183,12 @@ impl Node {
         Err(WorkerError::UnknownWorker { name: name.to_owned(), known })
     }
 
-    /// The addresses of `peer` to try: the last known one, then the one in the cluster.
+    /// The addresses of `peer` to try: the last known one, then the one in the cluster, then those that nobody has proven.
     pub(crate) fn addresses(&self, peer: &KnownPeer) -> Vec<String> {
-        let learnt = peer.address();
         let of_cluster = self.cluster.address(peer.name()).map(str::to_owned);
-        let of_cluster = of_cluster.filter(|address| learnt.as_ref() != Some(address));
-        learnt.into_iter().chain(of_cluster).collect()
+        let all = peer.address().into_iter().chain(of_cluster).chain(peer.hints());
+        let mut known = BTreeSet::new();
+        all.filter(|address| known.insert(address.clone())).collect()
     }
 
     /// The peer `name`, if it is connected now.
@@ -205,6 +216,11 @@ impl Node {
     fn lock_peers(&self) -> MutexGuard<'_, Peers> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn too_many(full: Full) -> WorkerError {
+    let remedy = "allow more peers".to_owned();
+    WorkerError::Config { field: full.field, value: full.most.to_string(), remedy }
 }
 
 /// The numbers of fabric kinds on the wire. Earlier versions use 5 for another kind.

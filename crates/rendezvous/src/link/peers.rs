@@ -26,7 +26,7 @@ struct NotedPeer {
 }
 
 impl Peers {
-    /// Empty, for at most `most` peers that are not in the cluster and whose address the user has not set.
+    /// Empty, for at most `most` peers that are not in the cluster, whose address the user has not set, and that have no hint.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, by_name: BTreeMap::new(), by_address: BTreeMap::new(), noted: 0 }
     }
@@ -56,7 +56,8 @@ impl Peers {
     }
 
     fn add(&mut self, name: &str, is_named: bool) -> Result<KnownPeer, Full> {
-        let unnamed = self.by_name.values().filter(|known| !known.is_named).count();
+        let counts = |known: &&NotedPeer| !known.is_named && known.peer.hints().is_empty();
+        let unnamed = self.by_name.values().filter(counts).count();
         if !is_named && unnamed >= self.most && !self.forget_one() {
             return Err(Full { field: "peers_max", most: self.most });
         }
@@ -65,6 +66,30 @@ impl Peers {
         let known = NotedPeer { peer: peer.clone(), number: self.noted, is_named };
         self.by_name.insert(name.to_owned(), known);
         Ok(peer)
+    }
+
+    /// The peer `name`, which may listen at `address`.
+    ///
+    /// # Errors
+    /// As [`note`](Self::note).
+    pub(crate) fn add_hint(&mut self, name: &str, address: &str) -> Result<KnownPeer, Full> {
+        let peer = self.note(name, None, false)?;
+        peer.add_hint(address);
+        Ok(peer)
+    }
+
+    /// Takes a hint back.
+    pub(crate) fn remove_hint(&mut self, peer: &KnownPeer, address: &str) {
+        peer.remove_hint(address);
+        self.forget_unmet(peer);
+    }
+
+    /// Forgets a peer that was never met, has no hint, and that nobody uses but the caller, who has one clone.
+    pub(crate) fn forget_unmet(&mut self, peer: &KnownPeer) {
+        let is_named = self.by_name.get(peer.name()).is_none_or(|known| known.is_named);
+        if !is_named && peer.incarnation().is_none() && peer.is_idle(2) {
+            self.by_name.remove(peer.name());
+        }
     }
 
     /// Removes the oldest peer that is not in use. False if there is none.
@@ -120,6 +145,21 @@ mod tests {
         peers.note("one more", None, false).unwrap();
         assert_eq!(held.name(), "held");
         assert!(peers.get("held").is_some() && peers.get("n48").is_none() && peers.get("own4").is_some());
+    }
+
+    #[test]
+    fn s4_hints_neither_count_nor_stay_nor_replace_an_address() {
+        let mut peers = Peers::new(1);
+        peers.note("set", Some("h:1"), true).unwrap();
+        let hinted: Vec<_> = (0..5_000).map(|at| peers.add_hint(&format!("n{at}"), "x:1").unwrap()).collect();
+        let set = peers.add_hint("set", "x:1").unwrap();
+        assert_eq!((set.address().as_deref(), set.hints()), (Some("h:1"), vec!["x:1".to_owned()]));
+        assert!(peers.at("x:1").is_none());
+        let twice = peers.add_hint("n0", "x:1").unwrap();
+        hinted.into_iter().chain([set]).for_each(|peer| peers.remove_hint(&peer, "x:1"));
+        assert_eq!(names(&peers), ["n0", "set"], "one is hinted twice, the other set");
+        peers.remove_hint(&twice, "x:1");
+        assert_eq!(names(&peers), ["set"]);
     }
 
     #[test]

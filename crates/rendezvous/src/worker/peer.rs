@@ -78,6 +78,20 @@ impl Peer {
     }
 }
 
+/// An address at which a peer may listen, until this is dropped. Returned by [`Worker::hint_address`].
+#[derive(Debug)]
+#[must_use = "the address is forgotten when this is dropped"]
+pub struct AddressHint {
+    peer: Peer,
+    address: String,
+}
+
+impl Drop for AddressHint {
+    fn drop(&mut self) {
+        self.peer.worker.node.remove_hint(&self.peer.known, &self.address);
+    }
+}
+
 impl Worker {
     /// The peer called `name`, if it is in the cluster or has connected. Does not connect. This worker's own name
     /// returns the worker itself, whose tensors are fetched without a connection.
@@ -139,12 +153,31 @@ impl Worker {
     /// [`WorkerError::Cluster`] if the name or the address is invalid, [`WorkerError::Config`] for this worker's own
     /// name.
     pub fn set_address(&self, name: &str, address: &str) -> Result<Peer, WorkerError> {
+        let name = self.name_of_peer(name, address)?;
+        Ok(Peer::new(self, self.node.name_peer(&name, address)?))
+    }
+
+    /// The worker `name`, which may listen at `address` (`host:port`). The address comes from a source that proves nothing, such
+    /// as a store: it is dialled after the one that was set or dialled before, and after that in the cluster, and replaces
+    /// neither. When the returned [`AddressHint`] is dropped, the address is no longer dialled, and a peer that was never met is
+    /// forgotten.
+    ///
+    /// # Errors
+    /// As [`set_address`](Self::set_address).
+    pub fn hint_address(&self, name: &str, address: &str) -> Result<(Peer, AddressHint), WorkerError> {
+        let name = self.name_of_peer(name, address)?;
+        let peer = Peer::new(self, self.node.add_hint(&name, address)?);
+        Ok((peer.clone(), AddressHint { peer, address: address.to_owned() }))
+    }
+
+    /// Checks the name and the address of a peer. Returns the whole name.
+    fn name_of_peer(&self, name: &str, address: &str) -> Result<String, WorkerError> {
         ClusterSpec::new().worker(name, address).check()?;
         let name = sought(name);
         if name == self.node.name {
             let remedy = "that is this worker itself: use the name of a peer".to_owned();
             return Err(WorkerError::Config { field: "name", value: name, remedy });
         }
-        Ok(Peer::new(self, self.node.name_peer(&name, address)?))
+        Ok(name)
     }
 }
