@@ -31,12 +31,14 @@ pub enum GroupError {
     Store(#[from] StoreError),
     /// Ranks did not join in time.
     #[error(
-        "group `{group}`: ranks {missing:?} of {size} have not joined after {limit:?}; check that they run, and that they \
+        "group `{group}`: ranks {missing:?} of {size} have not joined in {store} after {limit:?}; check that they run, and that they \
          use the same store, the same name and the same number of ranks"
     )]
     Missing {
         /// The group's name.
         group: String,
+        /// The store, with the address that it is served at or was dialled at.
+        store: String,
         /// The number of ranks.
         size: usize,
         /// The time limit.

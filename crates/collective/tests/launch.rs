@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use tensorwire_collective::{
     launch::{Launch, LaunchError},
-    store::StoreUrl,
+    store::{Store as _, StoreUrl, TcpStore},
 };
 use tensorwire_verbs_reactor::{Runtime, TokioRuntime};
 
@@ -87,7 +87,8 @@ fn address(host: &str, port: u16) -> Option<StoreUrl> {
 }
 
 fn expected(rank: usize, size: usize, by: &'static str) -> Launch {
-    Launch { rank, size, local_rank: None, local_size: None, job: None, store: None, by }
+    let is_on_one_machine = None;
+    Launch { rank, size, local_rank: None, local_size: None, is_on_one_machine, job: None, store: None, by }
 }
 
 #[test]
@@ -108,6 +109,7 @@ fn torchrun_names_the_attempt_too() {
     let torchrun = Launch {
         local_rank: Some(1),
         local_size: Some(4),
+        is_on_one_machine: Some(false),
         job: Some("run-7.2".to_owned()),
         store: address("node-0.example", 29500),
         ..expected(5, 8, "torchrun")
@@ -156,11 +158,73 @@ async fn rank_0_serves_the_store_unless_another_process_does() {
     let (first, second) = (open(0, Some("a")).await, open(1, Some("a")).await);
     first.set("k", b"1").await.unwrap();
     assert_eq!(second.wait(&["k".to_owned()], LIMIT).await.unwrap(), [b"1"]);
-    // Rank 0 of another job with the same store.
-    let other = open(0, Some("b")).await;
-    assert!(!other.delete("k").await.unwrap(), "it has keys of its own");
-    let below = open(0, None).await;
+}
+
+#[tokio::test]
+async fn ranks_of_two_jobs_share_a_store_that_no_rank_serves() {
+    let runtime = || -> Arc<dyn Runtime> { Arc::new(TokioRuntime::current().unwrap()) };
+    let (below, address) = TcpStore::serve("127.0.0.1:0", runtime()).await.unwrap();
+    let address = address.to_string();
+    let open =
+        async |rank, job| of_rank(rank, 2, Some(&address), job).open_store(LIMIT, runtime()).await.unwrap();
+    open(0, Some("a")).await.set("k", b"1").await.unwrap();
+    assert!(!open(0, Some("b")).await.delete("k").await.unwrap(), "it has keys of its own");
     assert!(below.delete("a/k").await.unwrap());
+}
+
+#[tokio::test]
+async fn a_store_that_a_rank_0_serves_is_of_its_job_alone() {
+    let runtime = || -> Arc<dyn Runtime> { Arc::new(TokioRuntime::current().unwrap()) };
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    let open = async |rank, size, job, limit| {
+        of_rank(rank, size, Some(&free), job).open_store(limit, runtime()).await.map(drop)
+    };
+    let first = of_rank(0, 2, Some(&free), None).open_store(LIMIT, runtime()).await.unwrap();
+    let process = std::process::id();
+    let error = open(0, 2, None, LIMIT).await.unwrap_err().to_string();
+    let named = format!(
+        "address in use: rank 0 of the job of 2 ranks, process {process} serves its store there; give each job"
+    );
+    assert!(error.contains(&named) && error.contains(&free), "{error}");
+    open(1, 2, None, LIMIT).await.unwrap();
+    let short = Duration::from_millis(300);
+    for (size, job) in [(3, None), (2, Some("b")), (2, Some("b\n\u{1b}[2J"))] {
+        let error = open(1, size, job, short).await.unwrap_err().to_string();
+        assert!(error.contains("rank 0 of the job of 2 ranks, process "), "{error}");
+        assert!(
+            error.contains(&format!("of {size} ranks; give each job")) && !error.contains('\u{1b}'),
+            "{error}"
+        );
+    }
+    // A rank of the next job may come before the store of this one ends.
+    let waiting = tokio::spawn({
+        let (next, runtime) = (of_rank(1, 2, Some(&free), Some("b")), runtime());
+        async move { next.open_store(LIMIT, runtime).await }
+    });
+    drop(first);
+    // Another task closes its socket.
+    while std::net::TcpListener::bind(&free).is_err() {
+        tokio::task::yield_now().await;
+    }
+    let next = of_rank(0, 2, Some(&free), Some("b")).open_store(LIMIT, runtime()).await;
+    let next = next.unwrap();
+    next.set("k", b"1").await.unwrap();
+    let found = waiting.await.unwrap().unwrap().get(&["k".to_owned()]).await.unwrap();
+    assert_eq!(found, [Some(b"1".to_vec())]);
+}
+
+#[tokio::test]
+async fn a_job_of_several_machines_has_no_store_on_loopback() {
+    let runtime = || -> Arc<dyn Runtime> { Arc::new(TokioRuntime::current().unwrap()) };
+    for host in ["localhost", "127.0.1.1", "[::1]"] {
+        for rank in [0, 1] {
+            let store = Some(format!("{host}:1"));
+            let spread =
+                Launch { is_on_one_machine: Some(false), ..of_rank(rank, 2, store.as_deref(), None) };
+            let error = spread.open_store(LIMIT, runtime()).await.unwrap_err().to_string();
+            assert!(error.contains("which other machines cannot reach"), "{error}");
+        }
+    }
 }
 
 #[tokio::test]
@@ -189,6 +253,7 @@ fn open_mpi_names_no_store() {
     let open_mpi = Launch {
         local_rank: Some(0),
         local_size: Some(2),
+        is_on_one_machine: Some(false),
         job: Some("prterun-node0-4711@1".to_owned()),
         ..expected(2, 4, "Open MPI")
     };
@@ -199,7 +264,12 @@ fn open_mpi_names_no_store() {
 
 #[test]
 fn mpich_gives_its_ranks_by_pmi() {
-    let mpich = Launch { local_rank: Some(1), local_size: Some(2), ..expected(1, 2, "MPICH") };
+    let mpich = Launch {
+        local_rank: Some(1),
+        local_size: Some(2),
+        is_on_one_machine: Some(true),
+        ..expected(1, 2, "MPICH")
+    };
     assert_eq!(launch(&[MPICH]), Ok(mpich));
 }
 
@@ -220,6 +290,34 @@ fn slurm_runs_rank_0_on_the_first_node_of_the_step() {
     assert_eq!(launch(&[alone, by_launcher]).unwrap().store, address("10.0.0.1", 20012));
     let by_script: Set = &[("MASTER_ADDR", "n4"), ("MASTER_PORT", "6000")];
     assert_eq!(launch(&[SLURM, by_script]), Ok(Launch { store: address("n4", 6000), ..slurm }));
+    for (machines, is_on_one) in [("1", true), ("2", false)] {
+        let spread = Launch::from_variables(|name| match name {
+            "SLURM_NNODES" => Some(machines.to_owned()),
+            _ => SLURM.iter().find(|(set, _)| *set == name).map(|(_, value)| (*value).to_owned()),
+        });
+        assert_eq!(spread.unwrap().is_on_one_machine, Some(is_on_one));
+    }
+}
+
+#[test]
+fn srun_with_pmi2_is_srun_and_hydra_in_a_job_of_slurm_is_mpich() {
+    let pmi2: Set = &[("PMI_RANK", "9"), ("PMI_SIZE", "16"), ("PMI_FD", "6"), ("PMI_JOBID", "4242123.0")];
+    assert_eq!(launch(&[SLURM, pmi2]), launch(&[SLURM]));
+    // Hydra starts one process of its own on each node by `srun`.
+    let proxy: Set = &[("SLURM_PROCID", "1"), ("SLURM_NTASKS", "2"), ("SLURM_STEP_ID", "0")];
+    let hydra: Set = &[("PMI_RANK", "5"), ("PMI_SIZE", "8")];
+    assert_eq!(launch(&[proxy, hydra]), Ok(expected(5, 8, "MPICH")));
+}
+
+#[test]
+fn the_script_of_a_slurm_job_says_that_srun_is_missing() {
+    let script: Set = &[("SLURM_PROCID", "0"), ("SLURM_NTASKS", "8"), ("SLURM_JOB_ID", "12")];
+    let step: Set = &[("SLURM_STEP_ID", "4294967291")];
+    for sets in [&[script][..], &[script, step]] {
+        let error = launch(sets).unwrap_err();
+        assert_eq!(error, LaunchError::NotInStep { size_variable: "SLURM_NTASKS", size: 8 });
+        assert!(error.to_string().contains("start the program by `srun`"), "{error}");
+    }
 }
 
 #[test]

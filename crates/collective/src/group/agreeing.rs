@@ -37,6 +37,9 @@ const POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// The pause before reading a rank's register again after an error, and between two probes of a rank.
 const RETRY: Duration = Duration::from_millis(250);
 
+/// The pause before a rank votes again in the store, after another rank changed the store's register.
+const STORE_RETRY: Duration = Duration::from_millis(10);
+
 /// How many lower ranks a rank reads while it does not lead.
 const FOLLOWED: usize = 3;
 
@@ -232,7 +235,9 @@ impl<'group> Agreeing<'group> {
                     return Ok(true);
                 }
                 let end = self.half_limits(6).max(earliest_end);
-                if is_quorum(votes, true, size) && self.has_vote_of_store(ballot, has_voted, end).await? {
+                // A newcomer that has met no rank of its group does not go on without them: only the store says that there is a group.
+                let asks_store = self.group.has_met() && is_quorum(votes, true, size);
+                if asks_store && self.has_vote_of_store(ballot, has_voted, end).await? {
                     return Ok(true);
                 }
             }
@@ -304,6 +309,7 @@ impl<'group> Agreeing<'group> {
                 break register;
             }
             known = stored;
+            self.group.runtime().sleep(STORE_RETRY).await;
         };
         // Checked after the vote was written: a store that lost data before has no valid vote.
         witness.check(&**store).await?;
@@ -374,17 +380,18 @@ impl<'group> Agreeing<'group> {
             match fetch.versioned().await {
                 Ok(fetched) => {
                     seen = Some(fetched.version);
-                    self.record_register(rank, &fetched)?;
+                    if self.record_register(rank, &fetched)? {
+                        continue;
+                    }
                 }
-                Err(error) => {
-                    own_error(error)?;
-                    self.group.runtime().sleep(RETRY).await;
-                }
+                Err(error) => own_error(error)?,
             }
+            self.group.runtime().sleep(RETRY).await;
         }
     }
 
-    fn record_register(&self, rank: usize, fetched: &Fetched) -> Result<(), GroupError> {
+    /// Returns whether it is a register of this rank.
+    fn record_register(&self, rank: usize, fetched: &Fetched) -> Result<bool, GroupError> {
         let incarnation = self.group.members.get(rank).map(|member| member.incarnation);
         let register = Register::decode(fetched.tensor.bytes(), self.group.size());
         let Some(register) = register.filter(|_| incarnation == Some(fetched.version.incarnation())) else {
@@ -393,7 +400,7 @@ impl<'group> Agreeing<'group> {
                 rank,
                 "ignored a register of another version or incarnation"
             );
-            return Ok(());
+            return Ok(false);
         };
         self.own().merge(&register)?;
         let mut known = self.known();
@@ -401,7 +408,7 @@ impl<'group> Agreeing<'group> {
         known.lost.remove(&rank);
         drop(known);
         self.changed.send_replace(());
-        Ok(())
+        Ok(true)
     }
 
     /// Checks again and again whether a rank answers.

@@ -6,7 +6,10 @@ use futures::future::{Either, select};
 use tensorwire_rendezvous::Worker;
 use tensorwire_verbs_reactor::{Runtime, timeout};
 
-use super::{Group, GroupBuilder, GroupState, calling::Calling, dissemination::disseminate, member::Member};
+use super::{
+    Group, GroupBuilder, GroupState, calling::Calling, dissemination::disseminate, member::Member,
+    probing::is_gone,
+};
 use crate::{
     call::{Call, CallKind, hash},
     error::GroupError,
@@ -64,6 +67,12 @@ impl Identity {
         Self { name: name.to_owned(), run, generation: 0, considered: 0, ..self.clone() }
     }
 
+    /// The identity of the next generation.
+    pub(super) fn next(&self, considered: u64) -> Self {
+        let generation = self.generation.saturating_add(1);
+        Self { generation, considered, ..self.clone() }
+    }
+
     /// The key of this generation's agreement in the store.
     pub(super) fn agreement(&self) -> String {
         key(&self.name, &self.run, self.generation, "agreement")
@@ -113,7 +122,7 @@ impl GroupBuilder {
 async fn join(settings: GroupBuilder, worker: &Worker) -> Result<Group, GroupError> {
     let runtime = worker.runtime().clone();
     let end = runtime.now().saturating_add(settings.limit);
-    let member = Member::of(worker);
+    let member = Member::of(worker, &*settings.store)?;
     if let Some(job) = settings.job.clone() {
         return attempt(&settings, worker, &member, job, end).await;
     }
@@ -121,13 +130,20 @@ async fn join(settings: GroupBuilder, worker: &Worker) -> Result<Group, GroupErr
     let mut run = runs.first(&member, end).await?;
     loop {
         let replaced = async {
-            let attempt = Box::pin(attempt(&settings, worker, &member, run.nonce.clone(), end));
+            let attempt = Box::pin(async {
+                check_size(&settings, run.size, &run.by)?;
+                attempt(&settings, worker, &member, run.nonce.clone(), end).await
+            });
             let replaced = Box::pin(runs.replaced(&run));
             match select(attempt, replaced).await {
                 // The records may be of an earlier run.
                 Either::Left((Err(error), replaced))
                     if settings.rank != 0 && may_be_of_earlier_run(&error) =>
                 {
+                    let left = end.saturating_sub(runtime.now());
+                    if is_late(&error) && !is_gone(worker, &run.by, left).await? {
+                        return Err(error);
+                    }
                     let left = end.saturating_sub(runtime.now());
                     timeout(&*runtime, left, replaced).await.map_err(|_| error)?.map(Either::Right)
                 }
@@ -138,8 +154,11 @@ async fn join(settings: GroupBuilder, worker: &Worker) -> Result<Group, GroupErr
         };
         match replaced.await? {
             Either::Left(group) => return Ok(group),
-            Either::Right(other) if settings.rank == 0 => {
-                return Err(GroupError::OtherRun { group: settings.name.clone(), by: other.by });
+            Either::Right(other) if settings.rank == 0 || runtime.now() >= end => {
+                return Err(GroupError::OtherRun {
+                    group: settings.name.clone(),
+                    by: other.by.whereabouts(),
+                });
             }
             Either::Right(other) => run = other,
         }
@@ -173,19 +192,22 @@ pub(super) async fn write_once(store: &dyn Store, key: &str, value: &[u8]) -> Re
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Run {
     nonce: String,
-    /// The worker that began it.
-    by: String,
+    /// The number of ranks.
+    size: usize,
+    /// Rank 0, which began it.
+    by: Member,
 }
 
 impl Run {
     fn decode(record: &[u8]) -> Option<Self> {
-        let (nonce, by) = std::str::from_utf8(record).ok()?.split_once('\n')?;
+        let (nonce, rest) = std::str::from_utf8(record).ok()?.split_once('\n')?;
+        let (by, size) = decode(rest.as_bytes())?;
         let is_nonce = nonce.len() == 16 && nonce.bytes().all(|byte| byte.is_ascii_hexdigit());
-        is_nonce.then(|| Self { nonce: nonce.to_owned(), by: by.to_owned() })
+        is_nonce.then(|| Self { nonce: nonce.to_owned(), size, by })
     }
 
     fn encode(&self) -> Vec<u8> {
-        format!("{}\n{}", self.nonce, self.by).into_bytes()
+        [format!("{}\n", self.nonce).into_bytes(), encode(&self.by, self.size)].concat()
     }
 }
 
@@ -203,10 +225,10 @@ impl<'joining> Runs<'joining> {
 
     /// Begins a run on rank 0, and finds it on the others.
     async fn first(&self, member: &Member, end: Duration) -> Result<Run, GroupError> {
-        let GroupBuilder { store, rank, .. } = self.settings;
+        let GroupBuilder { store, rank, size, .. } = self.settings;
         if *rank == 0 {
             let nonce = format!("{:016x}", self.runtime.random());
-            let run = Run { nonce, by: member.whereabouts() };
+            let run = Run { nonce, size: *size, by: member.clone() };
             store.set(&self.key, &run.encode()).await?;
             return Ok(run);
         }
@@ -253,9 +275,10 @@ pub(super) fn foreign(key: &str, record: &[u8]) -> GroupError {
 
 /// The error of a wait for ranks.
 fn missing(settings: &GroupBuilder, error: StoreError, rank: impl Fn(&str) -> Option<usize>) -> GroupError {
-    let StoreError::TimedOut { missing, .. } = &error else { return error.into() };
+    let StoreError::TimedOut { missing, store, .. } = &error else { return error.into() };
     GroupError::Missing {
         group: settings.name.clone(),
+        store: store.clone(),
         size: settings.size,
         limit: settings.limit,
         missing: missing.iter().filter_map(|key| rank(key)).collect(),
@@ -273,25 +296,114 @@ async fn attempt(
     let GroupBuilder { store, name, rank, size, .. } = settings;
     let keys: Vec<String> = (0..*size).map(|rank| key(name, &run, 0, &format!("rank {rank}"))).collect();
     let own = keys.get(*rank).cloned().unwrap_or_default();
-    let witness = Witness { key: own.clone(), record: member.encode() };
+    let witness = Witness { key: own.clone(), record: encode(member, *size) };
     let written = write_once(&**store, &own, &witness.record).await?;
-    let holder = Member::decode(&written).ok_or_else(|| foreign(&own, &written))?;
-    if holder != *member {
-        return Err(GroupError::RankTaken { group: name.clone(), rank: *rank, by: holder.whereabouts() });
+    if written != witness.record {
+        take_over(settings, worker, &keys, &written, &witness, end).await?;
     }
     let left = end.saturating_sub(worker.runtime().now());
     let found = store.wait(&keys, left).await;
     let found = found
         .map_err(|error| missing(settings, error, |missing| keys.iter().position(|key| key == missing)))?;
-    let members = keys
-        .iter()
-        .zip(&found)
-        .map(|(key, record)| Member::decode(record).ok_or_else(|| foreign(key, record)));
-    let members = members.collect::<Result<Vec<_>, _>>()?;
+    let mut members = Vec::new();
+    for (key, record) in keys.iter().zip(&found) {
+        let (member, theirs) = decode(record).ok_or_else(|| foreign(key, record))?;
+        check_size(settings, theirs, &member)?;
+        members.push(member);
+    }
+    // Another process has taken the rank over because this one did not answer.
+    if let Some(holder) = members.get(*rank).filter(|holder| *holder != member) {
+        return Err(GroupError::RankTaken { group: name.clone(), rank: *rank, by: holder.whereabouts() });
+    }
     let identity = settings.identity(run, witness);
     let state = Arc::new(GroupState::new(worker, identity, *rank, members, Vec::new())?);
-    meet(&state, end.saturating_sub(worker.runtime().now())).await?;
+    let met = meet(&state, end.saturating_sub(worker.runtime().now())).await;
+    met.map_err(|error| of_other_machine(&state, error))?;
     Ok(Group { state })
+}
+
+/// The record of a rank: its member, and the number of ranks.
+fn encode(member: &Member, size: usize) -> Vec<u8> {
+    format!("{}{size}\n", member.text()).into_bytes()
+}
+
+fn decode(record: &[u8]) -> Option<(Member, usize)> {
+    let mut lines = std::str::from_utf8(record).ok()?.strip_suffix('\n')?.split('\n');
+    let decoded = (Member::take(&mut lines)?, lines.next()?.parse().ok()?);
+    lines.next().is_none().then_some(decoded)
+}
+
+/// # Errors
+/// [`GroupError::Argument`] if `by` is of a group of another size.
+fn check_size(settings: &GroupBuilder, size: usize, by: &Member) -> Result<(), GroupError> {
+    if size == settings.size {
+        return Ok(());
+    }
+    Err(GroupError::Argument {
+        field: "size",
+        value: settings.size.to_string(),
+        remedy: format!(
+            "{} is of a group of {size} ranks under this name: give all ranks the same size, and each job a name or a store of its own",
+            by.whereabouts()
+        ),
+    })
+}
+
+/// The argument that a restarted process cannot use any more.
+const LATE: &str = "rank";
+
+fn is_late(error: &GroupError) -> bool {
+    matches!(error, GroupError::Argument { field: LATE, .. })
+}
+
+/// Replaces the record of an earlier process of this rank, if that process is gone and other ranks have still to come. `written` is
+/// its record, and `keys` are those of all ranks.
+///
+/// # Errors
+/// [`GroupError::RankTaken`] if its worker answers; [`GroupError::Argument`] if it is too late, because the others have read the
+/// record.
+async fn take_over(
+    settings: &GroupBuilder,
+    worker: &Worker,
+    keys: &[String],
+    written: &[u8],
+    own: &Witness,
+    end: Duration,
+) -> Result<(), GroupError> {
+    let GroupBuilder { store, name, rank, .. } = settings;
+    let (holder, _) = decode(written).ok_or_else(|| foreign(&own.key, written))?;
+    let by = holder.whereabouts();
+    if is_gone(worker, &holder, end.saturating_sub(worker.runtime().now())).await? {
+        if store.get(keys).await?.iter().all(Option::is_some) {
+            let remedy = format!(
+                "its earlier process, {by}, has ended after all ranks had come: start all ranks again, under another job id if one is \
+                 given, or come back with `rejoin` if the others go on"
+            );
+            return Err(GroupError::Argument { field: LATE, value: rank.to_string(), remedy });
+        }
+        if store.compare_set(&own.key, Some(written), &own.record).await?.as_ref() == Some(&own.record) {
+            tracing::info!(group = name, rank, by, "took the rank over from a process that has ended");
+            return Ok(());
+        }
+    }
+    Err(GroupError::RankTaken { group: name.clone(), rank: *rank, by })
+}
+
+/// Explains the loss of a rank whose worker only its own machine can reach.
+fn of_other_machine(state: &GroupState, error: GroupError) -> GroupError {
+    let GroupError::RankLost { rank, error: why, .. } = &error else { return error };
+    let is_afar = state.identity.store.own_address().is_some_and(|own| !own.is_loopback());
+    match state.members.get(*rank) {
+        Some(lost) if lost.is_on_loopback() && is_afar => GroupError::Argument {
+            field: "bind",
+            value: lost.whereabouts(),
+            remedy: format!(
+                "rank {rank} cannot be reached there from another machine: bind the workers to an address of the machines' network, with \
+                 a secret ({why})"
+            ),
+        },
+        _ => error,
+    }
 }
 
 /// Waits until all members have joined. Each has found the same members.

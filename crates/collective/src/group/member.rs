@@ -1,12 +1,21 @@
 //! The record of a rank in the store.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+};
 
-use tensorwire_rendezvous::Worker;
+use tensorwire_protocol::text;
+use tensorwire_rendezvous::{Worker, control::host_and_port};
 use tensorwire_verbs_reactor::FabricKind;
 
+use crate::{error::GroupError, store::Store};
+
 /// The first line of a record. It changes with the format.
-const FORMAT: &str = "tensorwire group 1";
+const FORMAT: &str = "tensorwire group 2";
+
+/// The most members of a generation that a newcomer accepts.
+const MEMBERS_MAX: usize = 1 << 14;
 
 /// What the other ranks read about a rank in the store.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,16 +32,20 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    pub(crate) fn of(worker: &Worker) -> Self {
+    /// # Errors
+    /// [`GroupError::Argument`] if the worker listens on all addresses, and `store` does not show at which the others reach it.
+    pub(crate) fn of(worker: &Worker, store: &dyn Store) -> Result<Self, GroupError> {
+        let address = dialable(worker.address(), store.own_address()).ok_or_else(|| GroupError::Argument {
+            field: "bind",
+            value: worker.address().to_owned(),
+            remedy: "the other ranks cannot dial this address, and the store does not show which of this machine's they reach: bind \
+                     the worker to that one"
+                .to_owned(),
+        })?;
         let shm = worker.offered_fabrics().into_iter().find(|(kind, _)| *kind == FabricKind::SHM);
         let host = shm.map_or_else(String::new, |(_, reach)| hexadecimal(&reach));
-        Self {
-            worker: worker.name().to_owned(),
-            address: worker.address().to_owned(),
-            incarnation: worker.incarnation(),
-            nonce: worker.runtime().random(),
-            host,
-        }
+        let (incarnation, nonce) = (worker.incarnation(), worker.runtime().random());
+        Ok(Self { worker: worker.name().to_owned(), address, incarnation, nonce, host })
     }
 
     pub(crate) fn encode(&self) -> Vec<u8> {
@@ -56,10 +69,27 @@ impl Member {
             return None;
         }
         let (worker, address) = (lines.next()?.to_owned(), lines.next()?.to_owned());
+        if text::check_name(&worker).is_err() || host_and_port(&address).is_err() {
+            return None;
+        }
         let mut number = || u64::from_str_radix(lines.next()?, 16).ok();
         let (incarnation, nonce) = (number()?, number()?);
         let host = lines.next()?.to_owned();
         Some(Self { worker, address, incarnation, nonce, host })
+    }
+
+    /// Decodes the members of a generation, which are at least two.
+    pub(crate) fn take_all<'text>(lines: impl Iterator<Item = &'text str>) -> Option<Vec<Self>> {
+        let (mut lines, mut members) = (lines.peekable(), Vec::new());
+        while lines.peek().is_some() && members.len() < MEMBERS_MAX {
+            members.push(Self::take(&mut lines)?);
+        }
+        (members.len() > 1 && lines.peek().is_none()).then_some(members)
+    }
+
+    /// Whether it listens on its machine's loopback.
+    pub(crate) fn is_on_loopback(&self) -> bool {
+        self.address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
     }
 
     /// Name and address, for error messages.
@@ -84,6 +114,15 @@ pub(crate) fn hosts(members: &[Member]) -> Vec<Vec<usize>> {
     hosts
 }
 
+/// `address` in a form that other ranks can dial: if the worker listens on all addresses of this machine, the one at which the store
+/// reaches it.
+fn dialable(address: &str, own: Option<IpAddr>) -> Option<String> {
+    let bound = address.parse::<SocketAddr>().ok().filter(|bound| bound.ip().is_unspecified());
+    let Some(bound) = bound else { return Some(address.to_owned()) };
+    let own = own?.to_canonical();
+    (bound.is_ipv6() || own.is_ipv4()).then(|| SocketAddr::new(own, bound.port()).to_string())
+}
+
 fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -105,9 +144,43 @@ mod tests {
     #[test]
     fn a_record_survives_its_encoding() {
         assert_eq!(Member::decode(&member("00ff").encode()), Some(member("00ff")));
-        assert_eq!(Member::decode(b"tensorwire group 0\na\nb\n0\n0\n\n"), None, "of another version");
-        assert_eq!(Member::decode(b"tensorwire group 1\na\nb\n0\nx\n\n"), None, "no incarnation");
+        assert_eq!(Member::decode(b"tensorwire group 1\na\nb:1\n0\n0\n\n"), None, "of another version");
+        assert_eq!(Member::decode(b"tensorwire group 2\na\nb:1\n0\nx\n\n"), None, "no nonce");
         assert_eq!(Member::decode(b"\xff"), None, "no text");
+        for (worker, address) in
+            [("a\u{1b}[2J", "h:1"), ("a\u{202e}", "h:1"), ("a", "h\u{1b}:1"), ("a", "h"), ("a", "h:x")]
+        {
+            let hostile = Member { worker: worker.to_owned(), address: address.to_owned(), ..member("") };
+            assert_eq!(Member::decode(&hostile.encode()), None, "{hostile:?}");
+        }
+    }
+
+    #[test]
+    fn a_record_never_names_all_addresses() {
+        let (v4, v6) = ("10.0.0.7".parse().unwrap(), "fd00::7".parse().unwrap());
+        let named = [
+            ("10.0.0.1:4", Some(v4), Some("10.0.0.1:4")),
+            ("node:4", None, Some("node:4")),
+            ("0.0.0.0:4", Some(v4), Some("10.0.0.7:4")),
+            ("[::]:4", Some(v4), Some("10.0.0.7:4")),
+            ("[::]:4", Some("::ffff:10.0.0.7".parse().unwrap()), Some("10.0.0.7:4")),
+            ("[::]:4", Some(v6), Some("[fd00::7]:4")),
+            ("0.0.0.0:4", Some(v6), None),
+            ("0.0.0.0:4", None, None),
+        ];
+        for (address, own, expected) in named {
+            assert_eq!(dialable(address, own).as_deref(), expected, "{address} {own:?}");
+        }
+    }
+
+    #[test]
+    fn a_generation_has_two_members_and_not_too_many() {
+        let all = |count: usize| {
+            let text = member("").text().repeat(count);
+            Member::take_all(text.strip_suffix('\n').unwrap_or_default().split('\n'))
+                .map(|members| members.len())
+        };
+        assert_eq!([1, 2, MEMBERS_MAX, MEMBERS_MAX + 1].map(all), [None, Some(2), Some(MEMBERS_MAX), None]);
     }
 
     #[test]

@@ -27,7 +27,7 @@ use std::{
 };
 
 use tensorwire_protocol::{Code, Status};
-use tensorwire_rendezvous::{Notes, Peer, Step, Worker, WorkerError};
+use tensorwire_rendezvous::{AddressHint, Notes, Peer, Step, Worker, WorkerError};
 use tensorwire_verbs_reactor::{Runtime, timeout};
 use tokio::sync::{Notify, watch};
 
@@ -98,6 +98,8 @@ pub(crate) struct GroupState {
     before: Vec<Arc<OwnRegister>>,
     /// Locked while the ranks agree.
     following: tokio::sync::Mutex<Following>,
+    /// The members' addresses, which the store gave. Derived groups share them. Dropped last.
+    hints: Arc<Vec<AddressHint>>,
 }
 
 /// The state shared by the calls that follow each other, every sixteenth.
@@ -247,15 +249,17 @@ impl GroupState {
                 return Err(GroupError::Argument { field: "worker", value: member.worker.clone(), remedy });
             }
         }
-        let peers = members.iter().enumerate().map(|(at, member)| {
+        let (mut peers, mut hints) = (Vec::new(), Vec::new());
+        for (at, member) in members.iter().enumerate() {
             if at == rank {
-                worker.peer(worker.name())
-            } else {
-                worker.set_address(&member.worker, &member.address)
+                peers.push(worker.peer(worker.name())?);
+                continue;
             }
-        });
-        let peers = peers.collect::<Result<Vec<_>, _>>()?;
-        let mut state = Self::with(worker, identity, rank, members, peers);
+            let (peer, hint) = worker.hint_address(&member.worker, &member.address)?;
+            peers.push(peer);
+            hints.push(hint);
+        }
+        let mut state = Self::with(worker, identity, rank, members, peers, Arc::new(hints));
         state.before = before;
         Ok(state)
     }
@@ -276,7 +280,7 @@ impl GroupState {
         let identity = self.identity.derived(name, number);
         let members = ranks.iter().filter_map(|rank| self.members.get(*rank)).cloned().collect();
         let peers = ranks.iter().filter_map(|rank| self.peers.get(*rank)).cloned().collect();
-        Ok(Self::with(&self.worker, identity, rank, members, peers))
+        Ok(Self::with(&self.worker, identity, rank, members, peers, self.hints.clone()))
     }
 
     fn with(
@@ -285,6 +289,7 @@ impl GroupState {
         rank: usize,
         members: Vec<Member>,
         peers: Vec<Peer>,
+        hints: Arc<Vec<AddressHint>>,
     ) -> Self {
         let (hosts, size) = (member::hosts(&members), members.len());
         let step = worker.step(identity.step());
@@ -310,7 +315,13 @@ impl GroupState {
             register,
             before: Vec::new(),
             following: tokio::sync::Mutex::default(),
+            hints,
         }
+    }
+
+    /// Whether this rank has met others in this generation or an earlier one.
+    fn has_met(&self) -> bool {
+        self.has_met.load(Ordering::Acquire) || !self.before.is_empty()
     }
 
     pub(crate) fn runtime(&self) -> &dyn Runtime {

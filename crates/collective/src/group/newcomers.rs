@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, time::Duration};
 
 use futures::future::{join_all, try_join_all};
 use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::timeout;
+use tensorwire_verbs_reactor::{Runtime, timeout};
 
 use super::{
     Group, GroupBuilder, GroupState, joining,
@@ -21,6 +21,9 @@ use crate::{error::GroupError, store::StoreError};
 
 /// How many entries of the waiting list are read at a time. No more newcomers are admitted to one generation.
 const ENTRIES: u64 = 64;
+
+/// The pause between two reads of the waiting list, so that a long one is no load.
+const LIST_PAUSE: Duration = Duration::from_millis(10);
 
 /// A newcomer that is passed over pauses so that it writes at most this many entries within its time limit.
 const ENTRIES_OF_ONE: u32 = 10;
@@ -67,16 +70,23 @@ pub(super) async fn wait(
     end: Duration,
 ) -> Result<(Identity, Member, Vec<u8>), GroupError> {
     loop {
-        let newcomer = Member::of(worker);
+        let newcomer = Member::of(worker, &*settings.store)?;
         let witness = Witness { key: String::new(), record: newcomer.encode() };
         let mut identity = settings.identity(run.to_owned(), witness);
-        take_entry(&mut identity).await?;
-        let left = end.saturating_sub(worker.runtime().now());
+        let (runtime, not_admitted) = (worker.runtime(), || GroupError::NotAdmitted {
+            group: settings.name.clone(),
+            limit: settings.limit,
+        });
+        let left = end.saturating_sub(runtime.now());
+        timeout(&**runtime, left, take_entry(&mut identity, &**runtime))
+            .await
+            .map_err(|_| not_admitted())??;
+        let left = end.saturating_sub(runtime.now());
         let reply = match identity.store.wait(&[identity.admission_key(&newcomer)], left).await {
             Err(StoreError::TimedOut { .. }) => {
                 // The empty record takes it off the list. If this fails, the ranks find out that it does not answer.
                 let _ = identity.store.set(&identity.witness.key, b"").await;
-                return Err(GroupError::NotAdmitted { group: identity.name, limit: settings.limit });
+                return Err(not_admitted());
             }
             reply => reply?.pop().unwrap_or_default(),
         };
@@ -84,13 +94,16 @@ pub(super) async fn wait(
             return Ok((identity, newcomer, reply));
         }
         // The pause limits the work of the ranks if none of them can reach this newcomer.
-        worker.runtime().sleep(settings.limit / ENTRIES_OF_ONE).await;
+        runtime.sleep(settings.limit / ENTRIES_OF_ONE).await;
+        if runtime.now() >= end {
+            return Err(not_admitted());
+        }
     }
 }
 
 /// Writes the newcomer's record into the first free entry.
-async fn take_entry(identity: &mut Identity) -> Result<(), GroupError> {
-    let mut considered = 0;
+async fn take_entry(identity: &mut Identity, runtime: &dyn Runtime) -> Result<(), GroupError> {
+    let mut considered = 0_u64;
     loop {
         let entries = identity.entries(considered);
         let found = identity.store.get(&entries).await?;
@@ -102,26 +115,34 @@ async fn take_entry(identity: &mut Identity) -> Result<(), GroupError> {
                 return Ok(());
             }
         }
-        considered += ENTRIES;
+        considered = considered.saturating_add(ENTRIES);
+        runtime.sleep(LIST_PAUSE).await;
     }
 }
 
-/// Decodes a generation's number, how many entries were considered, and the generation's members.
-pub(super) fn decode(reply: &[u8]) -> Option<([u64; 2], Vec<Member>)> {
-    let mut lines = std::str::from_utf8(reply).ok()?.strip_suffix('\n')?.split('\n').peekable();
-    let numbers = [lines.next()?.parse().ok()?, lines.next()?.parse().ok()?];
-    let mut members = Vec::new();
-    while lines.peek().is_some() {
-        members.push(Member::take(&mut lines)?);
-    }
-    Some((numbers, members))
+/// Decodes the reply to a newcomer: its identity in the generation that admits it, its rank there, and the members. `None` if the
+/// reply is of another version, run or generation, or the newcomer does not follow other ranks.
+pub(super) fn decode(
+    reply: &[u8],
+    identity: Identity,
+    newcomer: &Member,
+) -> Option<(Identity, usize, Vec<Member>)> {
+    let mut lines = std::str::from_utf8(reply).ok()?.strip_suffix('\n')?.split('\n');
+    let step = lines.next()?;
+    let (generation, considered) = (lines.next()?.parse().ok()?, lines.next()?.parse().ok()?);
+    let identity = Identity { generation, considered, ..identity };
+    let members = Member::take_all(lines)?;
+    let rank = members.iter().position(|member| member == newcomer)?;
+    let is_consistent = generation > 0 && rank > 0 && identity.step().to_string() == step;
+    is_consistent.then_some((identity, rank, members))
 }
 
 /// Writes to the admitted newcomers, within `limit`. If the store fails, they do not come, and the ranks go on without them.
 pub(super) async fn announce_admission(group: &GroupState, roster: &Roster, limit: Duration) {
     let Roster { newcomers, considered, .. } = roster;
     let members: String = group.members_of(roster).iter().map(Member::text).collect();
-    let reply = format!("{}\n{considered}\n{members}", group.identity.generation + 1);
+    let next = group.identity.next(*considered);
+    let reply = format!("{}\n{}\n{considered}\n{members}", next.step(), next.generation);
     write_each(group, newcomers, reply.as_bytes(), limit).await;
 }
 
@@ -193,15 +214,15 @@ pub(super) async fn roster(
     let (come, silent): (Vec<_>, Vec<_>) = come.into_iter().zip(alive).partition(|(_, alive)| *alive);
     let room = roster.staying.len();
     let considered = come.get(room).map_or(records.len(), |((at, _), _)| *at);
-    roster.considered += considered as u64;
+    roster.considered = roster.considered.saturating_add(considered as u64);
     roster.newcomers = come.into_iter().take(room).map(|((_, member), _)| member).collect();
     let silent = silent.into_iter().filter(|((at, _), _)| *at < considered);
     Ok((roster, silent.map(|((_, member), _)| member).collect()))
 }
 
 async fn answers(worker: &Worker, newcomer: &Member, limit: Duration) -> Result<bool, GroupError> {
-    match worker.set_address(&newcomer.worker, &newcomer.address) {
-        Ok(peer) => is_alive(&peer, newcomer.incarnation, limit).await,
+    match worker.hint_address(&newcomer.worker, &newcomer.address) {
+        Ok((peer, _hint)) => is_alive(&peer, newcomer.incarnation, limit).await,
         // Not a valid name or address of a worker.
         Err(_) => Ok(false),
     }

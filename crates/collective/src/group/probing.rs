@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-use tensorwire_rendezvous::{Peer, WorkerError};
+use tensorwire_rendezvous::{Peer, Worker, WorkerError, control::ControlError};
+use tensorwire_verbs_reactor::timeout;
 
+use super::member::Member;
 use crate::error::GroupError;
 
 /// How long a rank may take to answer a probe before it counts as lost.
@@ -22,6 +24,39 @@ pub(super) async fn is_alive(peer: &Peer, incarnation: u64, limit: Duration) -> 
         Ok(_) | Err(WorkerError::Remote { .. }) => Ok(peer.incarnation() == Some(incarnation)),
         Err(error) => own_error(error).map(|()| false),
     }
+}
+
+/// Whether the worker of a record has ended. One that answers anything, also that it does not know this worker's secret, has not.
+///
+/// # Errors
+/// An error of this rank's own worker.
+pub(super) async fn is_gone(worker: &Worker, member: &Member, limit: Duration) -> Result<bool, GroupError> {
+    let limit = PROBE.min(limit);
+    if member.worker == worker.name() {
+        // A live worker of this name refuses this one.
+        let dialled = timeout(&**worker.runtime(), limit, worker.peer_at(&member.address)).await;
+        return match dialled {
+            Ok(Err(error)) => is_silence(error),
+            Ok(Ok(_)) | Err(_) => Ok(true),
+        };
+    }
+    let (peer, _hint) = worker.hint_address(&member.worker, &member.address)?;
+    match peer.fetch(PROBED).timeout(limit).await {
+        Ok(_) | Err(WorkerError::Remote { .. }) => Ok(peer.incarnation() != Some(member.incarnation)),
+        Err(error) => is_silence(error),
+    }
+}
+
+fn is_silence(error: WorkerError) -> Result<bool, GroupError> {
+    let is_silence = matches!(
+        error,
+        WorkerError::DeadlineExceeded { .. }
+            | WorkerError::PeerLost { .. }
+            // Another worker listens there.
+            | WorkerError::Config { field: "cluster", .. }
+            | WorkerError::Control(ControlError::Unreachable { .. })
+    );
+    own_error(error).map(|()| is_silence)
 }
 
 /// # Errors

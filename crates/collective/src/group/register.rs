@@ -151,8 +151,12 @@ impl Register {
             return None;
         }
         let mut newcomers = Vec::new();
-        while lines.peek().is_some() {
+        // No more are admitted than ranks stay.
+        while lines.peek().is_some() && newcomers.len() < staying.len() {
             newcomers.push(Member::take(&mut lines)?);
+        }
+        if lines.peek().is_some() {
+            return None;
         }
         Some(Self {
             promised,

@@ -157,8 +157,7 @@ async fn agree(last: &Arc<GroupState>, admits: bool) -> Result<Arc<GroupState>, 
     let Some(rank) = roster.staying.iter().position(|rank| *rank == last.rank) else {
         return Err(GroupError::LeftOut { group: last.identity.name.clone(), rank: last.rank });
     };
-    let (generation, considered) = (last.identity.generation + 1, roster.considered);
-    let identity = Identity { generation, considered, ..last.identity.clone() };
+    let identity = last.identity.next(roster.considered);
     // Ranks that come late read the decisions in these.
     let before = [&last.register].into_iter().chain(&last.before).take(REMEMBERED).cloned().collect();
     Ok(Arc::new(GroupState::new(&last.worker, identity, rank, last.members_of(&roster), before)?))
@@ -190,11 +189,8 @@ fn admitted(
     reply: &[u8],
 ) -> Result<Arc<GroupState>, GroupError> {
     let key = identity.admission_key(newcomer);
-    let (numbers, members) = newcomers::decode(reply).ok_or_else(|| joining::foreign(&key, reply))?;
-    let rank = members.iter().position(|member| member == newcomer);
-    let rank = rank.ok_or_else(|| joining::foreign(&key, reply))?;
-    let [generation, considered] = numbers;
-    let identity = Identity { generation, considered, ..identity };
+    let decoded = newcomers::decode(reply, identity, newcomer);
+    let (identity, rank, members) = decoded.ok_or_else(|| joining::foreign(&key, reply))?;
     Ok(Arc::new(GroupState::new(worker, identity, rank, members, Vec::new())?))
 }
 

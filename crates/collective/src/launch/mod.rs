@@ -28,12 +28,15 @@
 mod nodes;
 mod variables;
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use tensorwire_verbs_reactor::Runtime;
+use tensorwire_protocol::text::escaped_within;
+use tensorwire_rendezvous::control::host_and_port;
+use tensorwire_verbs_reactor::{Runtime, timeout};
+use tokio::net::lookup_host;
 
 use self::variables::Variables;
-use crate::store::{PrefixStore, Store, StoreError, StoreUrl, TcpStore};
+use crate::store::{PrefixStore, Store, StoreError, StoreUrl, TcpLimits, TcpStore};
 
 /// What the launcher's variables say about this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,6 +49,8 @@ pub struct Launch {
     pub local_rank: Option<usize>,
     /// The number of the job's processes on this machine, more than `local_rank`.
     pub local_size: Option<usize>,
+    /// Whether all processes of the job run on one machine. `None` if the launcher does not say.
+    pub is_on_one_machine: Option<bool>,
     /// An id of this job that differs from those of other jobs, and after each restart of this one.
     pub job: Option<String>,
     /// The store.
@@ -113,6 +118,17 @@ pub enum LaunchError {
         /// What is wrong, and what to do.
         remedy: String,
     },
+    /// The process is the script of a Slurm job, and not a task that `srun` has started.
+    #[error(
+        "`{size_variable}` is {size}, but `SLURM_STEP_ID` is not that of a step: this is the script of the job, which runs once; start the \
+         program by `srun` in it"
+    )]
+    NotInStep {
+        /// The size's variable.
+        size_variable: &'static str,
+        /// Its value.
+        size: usize,
+    },
     /// No launcher's variables are set.
     #[error(
         "no launcher's variables are set: start the job with torchrun, mpirun, srun or an indexed Job, or set TENSORWIRE_RANK \
@@ -146,12 +162,14 @@ impl Launch {
     }
 
     /// Opens the job's store. If the job has an id, its keys have this prefix, so jobs and attempts of a job that share a store
-    /// are separate. If the store is `HOST:PORT`, rank 0 serves it. If rank 0 cannot listen there, because another process serves
-    /// the store or runs on that machine, it connects like the other ranks. A job of one rank without a store gets one in memory.
-    /// `limit` is that of [`StoreUrl::open`].
+    /// are separate. If the store is `HOST:PORT`, rank 0 serves it. If rank 0 cannot listen there, it connects like the other
+    /// ranks, because a process that is no rank may serve the store. A store that a rank 0 serves is of that rank's job alone: ranks
+    /// of a job with another id or size are refused. A job of one rank without a store gets one in memory. `limit` is that of
+    /// [`StoreUrl::open`].
     ///
     /// # Errors
-    /// [`StoreError::BadUrl`] if the job has no store, or one that other processes cannot reach; those of [`StoreUrl::open`].
+    /// [`StoreError::BadUrl`] if the job has no store, or one that other processes cannot reach; [`StoreError::Unreachable`] if rank
+    /// 0 of another job serves it, for rank 0 at once, and for others after `limit`; those of [`StoreUrl::open`].
     ///
     /// # Cancel safety
     /// If dropped, nothing is opened.
@@ -162,8 +180,14 @@ impl Launch {
     ) -> Result<Arc<dyn Store>, StoreError> {
         let url = self.reachable_store()?;
         let store = match url.tcp_address() {
-            Some(address) if self.rank == 0 => serve_or_connect(&address, limit, runtime).await?,
-            _ => url.open(limit, runtime).await?,
+            Some(address) => {
+                self.check_host(&url, &address, limit, &*runtime).await?;
+                match self.rank {
+                    0 => self.serve_or_connect(&address, limit, runtime).await?,
+                    _ => self.connect(&address, limit, runtime).await?,
+                }
+            }
+            None => url.open(limit, runtime).await?,
         };
         Ok(match &self.job {
             Some(job) => Arc::new(PrefixStore::new(store, job)),
@@ -189,19 +213,113 @@ impl Launch {
     }
 }
 
-async fn serve_or_connect(
-    address: &str,
-    limit: Duration,
-    runtime: Arc<dyn Runtime>,
-) -> Result<Arc<dyn Store>, StoreError> {
-    let unserved = match TcpStore::serve(address, Arc::clone(&runtime)).await {
-        Ok((store, _)) => return Ok(Arc::new(store)),
-        Err(error) => error,
-    };
-    tracing::info!(%unserved, "rank 0 cannot serve the job's store and connects to it");
-    // The error of serving explains more than that of connecting.
-    let connected = TcpStore::connect(address, limit, runtime).await;
-    connected.map(|store| Arc::new(store) as Arc<dyn Store>).map_err(|_| unserved)
+/// The key in a store that a rank 0 serves, with its [`Launch::record`]. Other stores do not have it.
+const SERVED_BY: &str = "served by a rank 0";
+
+/// The pause before a rank looks again whether the store of another job is still there.
+const OTHER_JOB_PAUSE: Duration = Duration::from_millis(200);
+
+/// The most bytes of a record that an error shows.
+const RECORD_BYTES_MAX: usize = 300;
+
+impl Launch {
+    /// What the ranks of this job have in common.
+    fn record(&self) -> String {
+        let shown = |job: &String| format!(" `{}`", escaped_within(job, RECORD_BYTES_MAX / 2));
+        let job = self.job.as_ref().map_or_else(String::new, shown);
+        format!("the job{job} of {} ranks", self.size)
+    }
+
+    async fn serve_or_connect(
+        &self,
+        address: &str,
+        limit: Duration,
+        runtime: Arc<dyn Runtime>,
+    ) -> Result<Arc<dyn Store>, StoreError> {
+        let record = format!("{}, process {}", self.record(), std::process::id());
+        let first = Some((SERVED_BY, record.as_bytes()));
+        let unserved =
+            match TcpStore::serve_with(address, TcpLimits::default(), first, Arc::clone(&runtime)).await {
+                Ok((store, _)) => return Ok(Arc::new(store)),
+                Err(error) => error,
+            };
+        tracing::info!(%unserved, "rank 0 cannot serve the job's store and connects to it");
+        // The error of serving explains more than that of connecting.
+        let Ok(store) = TcpStore::connect(address, limit, runtime).await else { return Err(unserved) };
+        match served_by(&store).await? {
+            None => Ok(Arc::new(store)),
+            Some(other) => {
+                Err(other_job(address, &format!("address in use: rank 0 of {other} serves its store there")))
+            }
+        }
+    }
+
+    /// Connects to the store of this job. An earlier job may still serve its store there.
+    async fn connect(
+        &self,
+        address: &str,
+        limit: Duration,
+        runtime: Arc<dyn Runtime>,
+    ) -> Result<Arc<dyn Store>, StoreError> {
+        let (own, end) = (self.record(), runtime.now().saturating_add(limit));
+        let store = TcpStore::connect(address, limit, Arc::clone(&runtime)).await?;
+        loop {
+            let other = served_by(&store).await?;
+            let Some(other) =
+                other.filter(|other| other.rsplit_once(", process ").is_none_or(|it| it.0 != own))
+            else {
+                return Ok(Arc::new(store));
+            };
+            if runtime.now() >= end {
+                let why = format!("rank 0 of {other} serves it, and this process is of {own}");
+                return Err(other_job(address, &why));
+            }
+            runtime.sleep(OTHER_JOB_PAUSE).await;
+        }
+    }
+
+    /// Checks that the store's host is not loopback if ranks on other machines must reach it.
+    async fn check_host(
+        &self,
+        url: &StoreUrl,
+        address: &str,
+        limit: Duration,
+        runtime: &dyn Runtime,
+    ) -> Result<(), StoreError> {
+        // Connecting reports a name that cannot be looked up.
+        let found = timeout(runtime, limit, lookup_host(address)).await;
+        let found: Vec<IpAddr> = found.into_iter().flatten().flatten().map(|found| found.ip()).collect();
+        let Some(loopback) = found.first().filter(|_| found.iter().all(IpAddr::is_loopback)) else {
+            return Ok(());
+        };
+        let host = host_and_port(address).map_or(address, |(host, _)| host);
+        match self.is_on_one_machine {
+            Some(true) => {}
+            Some(false) => {
+                let remedy = format!(
+                    "its host is {loopback} on this machine, which other machines cannot reach, and the job runs on several; give \
+                     an address of rank 0's machine in their network, or correct `{host}` in /etc/hosts"
+                );
+                return Err(StoreError::BadUrl { url: url.to_string(), remedy });
+            }
+            None if host == "localhost" || host.parse::<IpAddr>().is_ok() => {}
+            None => {
+                tracing::warn!(host, %loopback, "ranks on other machines cannot reach the store: its host is loopback here")
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The job whose rank 0 serves the store; `None` if no rank does.
+async fn served_by(store: &TcpStore) -> Result<Option<String>, StoreError> {
+    let found = store.get(&[SERVED_BY.to_owned()]).await?.pop().flatten();
+    Ok(found.map(|record| escaped_within(&String::from_utf8_lossy(&record), RECORD_BYTES_MAX)))
+}
+
+fn other_job(address: &str, why: &str) -> StoreError {
+    let detail = format!("{why}; give each job a port of its own, or wait until the other has ended");
+    StoreError::Unreachable { store: format!("the store at {address}"), detail }
 }
 
 /// A launcher, by its variables.
@@ -220,6 +338,13 @@ struct Launcher {
 
 const JOB_COMPLETION_INDEX: &str = "JOB_COMPLETION_INDEX";
 const SLURM: &str = "Slurm";
+const MPICH: &str = "MPICH";
+
+/// The number of a step, which `srun` gives to its tasks. That of the job's script is not set, or one of the last.
+const STEP: &str = "SLURM_STEP_ID";
+
+/// The least number that Slurm gives to what is no step of `srun`.
+const NO_STEP_MIN: usize = 0xffff_fff0;
 
 const LAUNCHERS: [Launcher; 6] = [
     Launcher {
@@ -250,7 +375,7 @@ const LAUNCHERS: [Launcher; 6] = [
         job: [Some("PMIX_NAMESPACE"), None],
     },
     Launcher {
-        name: "MPICH",
+        name: MPICH,
         rank: "PMI_RANK",
         sizes: &["PMI_SIZE"],
         owns_size: true,
@@ -261,11 +386,11 @@ const LAUNCHERS: [Launcher; 6] = [
     Launcher {
         name: SLURM,
         rank: "SLURM_PROCID",
-        sizes: &["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"],
+        sizes: &SLURM_SIZES,
         owns_size: false,
         local_rank: Some("SLURM_LOCALID"),
         local_size: None,
-        job: [Some("SLURM_JOB_ID"), Some("SLURM_STEP_ID")],
+        job: [Some("SLURM_JOB_ID"), Some(STEP)],
     },
     Launcher {
         name: "Kubernetes",
@@ -277,6 +402,8 @@ const LAUNCHERS: [Launcher; 6] = [
         job: [None, None],
     },
 ];
+
+const SLURM_SIZES: [&str; 2] = ["SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"];
 
 /// A number, and its variable.
 type Named = (&'static str, usize);
@@ -297,9 +424,29 @@ impl Launcher {
             }
             (Some(rank), Some((name, size))) => {
                 let rank = (self.rank, variables::number(self.rank, rank, self.name)?);
-                Ok(Some((rank, (name, variables::number(name, size, self.name)?))))
+                let size = (name, variables::number(name, size, self.name)?);
+                self.check_step(variables, size)?;
+                Ok((!self.is_srun(variables, rank.1, size.1)).then_some((rank, size)))
             }
         }
+    }
+
+    /// Whether `srun` started this process, although it has MPICH's variables: `--mpi=pmi2` sets the same numbers twice.
+    fn is_srun(&self, variables: Variables<'_>, rank: usize, size: usize) -> bool {
+        let is = |name: &str, number: usize| variables.get(name).is_some_and(|set| set.parse() == Ok(number));
+        self.name == MPICH
+            && is("SLURM_PROCID", rank)
+            && SLURM_SIZES.iter().any(|name| is(name, size))
+            && variables.get(STEP).is_some()
+    }
+
+    /// The script of a Slurm job has the variables of rank 0, and no other ranks.
+    fn check_step(&self, variables: Variables<'_>, size: Named) -> Result<(), LaunchError> {
+        let step = variables.get(STEP).and_then(|step| step.parse::<usize>().ok());
+        if self.name == SLURM && size.1 > 1 && step.is_none_or(|step| step >= NO_STEP_MIN) {
+            return Err(LaunchError::NotInStep { size_variable: size.0, size: size.1 });
+        }
+        Ok(())
     }
 
     /// Whether `size`, which is set, belongs to this launcher.
@@ -325,6 +472,10 @@ impl Launcher {
             size: size.1,
             local_rank: local_rank.map(|(_, rank)| rank),
             local_size: local_size.map(|(_, size)| size),
+            is_on_one_machine: match local_size {
+                Some((_, local)) => Some(local == size.1),
+                None => (self.name == SLURM).then(|| nodes::is_one(variables)).flatten(),
+            },
             job: self.job(variables),
             store: self.store(variables)?,
             by: self.name,

@@ -17,6 +17,11 @@ pub(super) fn slurm(variables: Variables<'_>) -> Result<Option<StoreUrl>, Launch
     Ok(Some(StoreUrl::tcp(&host, port(job, number(variables, "SLURM_STEP_ID").unwrap_or(0)))))
 }
 
+/// Whether the step, or else the job, has one node.
+pub(super) fn is_one(variables: Variables<'_>) -> Option<bool> {
+    ["SLURM_STEP_NUM_NODES", "SLURM_NNODES"].iter().find_map(|name| Some(number(variables, name)? == 1))
+}
+
 /// `None` if the variable is not a number: then other variables give the store.
 fn number(variables: Variables<'_>, name: &str) -> Option<u64> {
     variables.get(name)?.parse().ok()

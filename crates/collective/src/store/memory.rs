@@ -1,6 +1,10 @@
 //! The store within one process.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::FutureExt;
 use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
@@ -115,6 +119,10 @@ impl MemoryStore {
 }
 
 impl Store for MemoryStore {
+    fn own_address(&self) -> Option<IpAddr> {
+        Some(Ipv4Addr::LOCALHOST.into())
+    }
+
     fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>> {
         async move { self.set_now(key, value) }.boxed()
     }

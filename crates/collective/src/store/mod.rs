@@ -28,7 +28,7 @@ mod tcp;
 mod url;
 mod wanted;
 
-use std::{fmt, time::Duration};
+use std::{fmt, net::IpAddr, time::Duration};
 
 use tensorwire_verbs_reactor::BoxFuture;
 
@@ -57,6 +57,12 @@ pub const VALUE_BYTES_MAX: usize = 1 << 20;
 /// # Cancel safety
 /// All futures may be dropped. A dropped write may or may not take effect.
 pub trait Store: Send + Sync + fmt::Debug + 'static {
+    /// The address of this machine from which it reaches the store. Other machines that reach the store reach this one there.
+    /// Default: `None`, because the store is not reached over a network, or does not know.
+    fn own_address(&self) -> Option<IpAddr> {
+        None
+    }
+
     /// Stores `value` under `key`, and replaces an earlier value.
     ///
     /// # Errors

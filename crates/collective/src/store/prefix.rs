@@ -1,6 +1,6 @@
 //! A part of another store.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use tensorwire_verbs_reactor::BoxFuture;
@@ -61,6 +61,10 @@ impl PrefixStore {
 }
 
 impl Store for PrefixStore {
+    fn own_address(&self) -> Option<IpAddr> {
+        self.below.own_address()
+    }
+
     fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>> {
         async move { self.below.set(&self.joined(key)?, value).await.map_err(|error| self.own(error)) }
             .boxed()

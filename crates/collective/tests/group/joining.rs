@@ -12,6 +12,9 @@ use super::{PATIENCE, over_fabrics, store, worker};
 over_fabrics! {
     ranks_that_are_missing_are_named,
     a_rank_that_is_taken_names_who_has_it,
+    a_restarted_rank_takes_its_place_while_others_are_awaited,
+    a_restarted_rank_that_comes_too_late_says_so_at_once,
+    groups_of_two_sizes_say_so,
     records_of_an_earlier_run_are_not_mistaken,
     a_second_run_under_the_name_ends_the_first,
     groups_of_several_names_share_store_and_workers,
@@ -80,6 +83,95 @@ async fn a_rank_that_is_taken_names_who_has_it(fabric: FabricKind) {
     }
     drop(group);
     join!(one.shutdown(), other.shutdown());
+}
+
+/// Its first process has written its record and has ended.
+async fn a_restarted_rank_takes_its_place_while_others_are_awaited(fabric: FabricKind) {
+    for job in [None, Some("a")] {
+        let store = store();
+        let builder = |rank| {
+            let builder = Group::builder(store.clone(), rank, 3).timeout(PATIENCE);
+            if let Some(job) = job { builder.job(job) } else { builder }
+        };
+        let [zero, first] = [worker("zero", fabric).await, worker("one", fabric).await];
+        let joining_zero = builder(0).join(&zero);
+        let others = async {
+            {
+                let mut joining = std::pin::pin!(builder(1).join(&first));
+                // It writes its record once rank 0 has begun the run.
+                for _ in 0..1_000 {
+                    assert!(futures::poll!(&mut joining).is_pending());
+                    tokio::task::yield_now().await;
+                }
+            }
+            first.shutdown().await;
+            let [again, two] = [worker("one", fabric).await, worker("two", fabric).await];
+            let late = async {
+                // The restarted rank has looked who is missing.
+                let key = match job {
+                    Some(job) => format!("group/{job}/0/rank 1"),
+                    None => {
+                        let run = store.get(&["group/run".to_owned()]).await.unwrap().remove(0).unwrap();
+                        format!("group/{}/0/rank 1", String::from_utf8(run).unwrap().lines().next().unwrap())
+                    }
+                };
+                let incarnation = format!("{:016x}", again.incarnation());
+                loop {
+                    let record = store.get(std::slice::from_ref(&key)).await.unwrap().remove(0).unwrap();
+                    if String::from_utf8(record).unwrap().contains(&incarnation) {
+                        break builder(2).join(&two).await;
+                    }
+                    tokio::task::yield_now().await;
+                }
+            };
+            let (again_joined, two_joined) = join!(builder(1).join(&again), late);
+            drop((again_joined.unwrap(), two_joined.unwrap()));
+            join!(again.shutdown(), two.shutdown());
+        };
+        let (zero_joined, ()) = join!(joining_zero, others);
+        drop(zero_joined.unwrap());
+        zero.shutdown().await;
+    }
+}
+
+async fn a_restarted_rank_that_comes_too_late_says_so_at_once(fabric: FabricKind) {
+    for job in [None, Some("a")] {
+        let store = store();
+        let builder = |rank| {
+            let builder = Group::builder(store.clone(), rank, 2).timeout(PATIENCE);
+            if let Some(job) = job { builder.job(job) } else { builder }
+        };
+        let (zero, one) = join!(worker("zero", fabric), worker("one", fabric));
+        let (zero_joined, one_joined) = join!(builder(0).join(&zero), builder(1).join(&one));
+        drop(one_joined.unwrap());
+        one.shutdown().await;
+        let again = worker("one", fabric).await;
+        let begun = again.runtime().now();
+        match builder(1).join(&again).await.unwrap_err() {
+            GroupError::Argument { field: "rank", remedy, .. } => {
+                assert!(remedy.contains("start all ranks again") && remedy.contains("/job:one/"), "{remedy}");
+            }
+            other => panic!("{other}"),
+        }
+        assert!(again.runtime().now() - begun < PATIENCE / 4);
+        drop(zero_joined.unwrap());
+        join!(zero.shutdown(), again.shutdown());
+    }
+}
+
+async fn groups_of_two_sizes_say_so(fabric: FabricKind) {
+    let store = store();
+    let (zero, one) = join!(worker("zero", fabric), worker("one", fabric));
+    let group = Group::builder(store.clone(), 0, 1).timeout(PATIENCE).join(&zero).await.unwrap();
+    let other = Group::builder(store.clone(), 1, 2).timeout(Duration::from_millis(300)).join(&one).await;
+    match other.unwrap_err() {
+        GroupError::Argument { field: "size", remedy, .. } => {
+            assert!(remedy.contains("/job:zero/") && remedy.contains("of a group of 1 ranks"), "{remedy}");
+        }
+        other => panic!("{other}"),
+    }
+    drop(group);
+    join!(zero.shutdown(), one.shutdown());
 }
 
 /// The first ranks of the later run read the records of the earlier one, whose workers are gone.

@@ -12,6 +12,7 @@ mod joining;
 mod many_newcomers;
 mod newcomers;
 mod offered;
+mod poisoned_store;
 mod reductions;
 mod shrinking;
 mod silent_store;

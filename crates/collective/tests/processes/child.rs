@@ -4,7 +4,11 @@ use std::{io::Write, sync::Arc, thread, time::Duration};
 
 use futures::future::join_all;
 use rustix::process::{Signal, set_parent_process_death_signal};
-use tensorwire_collective::{Group, GroupBuilder, GroupError, store::TcpStore};
+use tensorwire_collective::{
+    Group, GroupBuilder, GroupError,
+    launch::Launch,
+    store::{Store, TcpStore},
+};
 use tensorwire_rendezvous::{Worker, WorkerError};
 use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 use tokio::{sync::mpsc, task::JoinHandle};
@@ -68,6 +72,9 @@ async fn serve(address: &str) {
 /// The address of a store that the rank serves.
 pub(crate) const OWN_STORE: &str = "own";
 
+/// Precedes the address of a store that rank 0 serves as launched ranks do.
+pub(crate) const LAUNCHED: &str = "launched:";
+
 struct Rank {
     worker: Worker,
     builder: GroupBuilder,
@@ -97,16 +104,30 @@ impl Rank {
         let worker = over_at(Worker::builder(&format!("{job}_{rank}")), fabric, end);
         let worker = worker.liveness(milliseconds(liveness)).start().await.unwrap();
         let runtime = worker.runtime().clone();
-        let store = match address {
+        let store: Arc<dyn Store> = match address {
             OWN_STORE => {
                 let (store, bound) = TcpStore::serve("127.0.0.1:0", runtime).await.unwrap();
                 say(&bound.to_string());
-                store
+                Arc::new(store)
             }
-            address => TcpStore::connect(address, limit, runtime).await.unwrap(),
+            address if address.starts_with(LAUNCHED) => {
+                let store = address.strip_prefix(LAUNCHED).map(|url| url.parse().unwrap());
+                let (local_rank, local_size, is_on_one_machine) = (None, None, None);
+                let by = "Tensorwire";
+                let launch =
+                    Launch { rank, size, local_rank, local_size, is_on_one_machine, job: None, store, by };
+                match launch.open_store(limit, runtime).await {
+                    Ok(store) => store,
+                    Err(error) => {
+                        say(&format!("failed Store: {error}"));
+                        std::process::exit(0)
+                    }
+                }
+            }
+            address => Arc::new(TcpStore::connect(address, limit, runtime).await.unwrap()),
         };
         say("waiting");
-        let builder = Group::builder(Arc::new(store), rank, size).name("tests").timeout(limit);
+        let builder = Group::builder(store, rank, size).name("tests").timeout(limit);
         let joining = builder.clone();
         let joined = if is_newcomer { joining.rejoin(&worker).await } else { joining.join(&worker).await };
         let group = report_group("joined", joined);

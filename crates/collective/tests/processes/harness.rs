@@ -150,6 +150,11 @@ impl Test {
         self.start("rank", &self.store_address, job, rank, size)
     }
 
+    /// Starts a rank as a launcher does that gives `store` and no name of the job.
+    pub(crate) fn launched(&self, store: &str, job: &str, rank: usize, size: usize) -> Other {
+        self.start("rank", &format!("{}{store}", child::LAUNCHED), job, rank, size)
+    }
+
     /// Starts a rank that the group of the others is to admit.
     pub(crate) fn newcomer(&self, rank: usize, size: usize) -> Other {
         self.start("newcomer", &self.store_address, "job", rank, size)

@@ -26,6 +26,52 @@ fn another_run_under_the_same_name_ends_the_first() {
     });
 }
 
+/// Ranks of two jobs of two with one address, in this order. The ranks that come first to their places are one group. Each of the
+/// others gets an error that names what is in its place.
+fn launched_in_order(name: &'static str, order: [(&'static str, usize); 4]) {
+    test(name, "tcp", LIMIT, |test| {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+        let (mut group, mut refused) = (Vec::new(), Vec::new());
+        for (job, rank) in order {
+            let other = test.launched(&free, job, rank, 2);
+            match other.hear() {
+                // Its place may be taken; it learns that when it joins.
+                line if line == "waiting" && group.len() < 2 => group.push((rank, other)),
+                line if line == "waiting" => {
+                    refused.push((rank, other.failure_until(Instant::now() + 2 * LIMIT)))
+                }
+                line => refused.push((rank, line)),
+            }
+        }
+        assert_eq!((group.len(), refused.len()), (2, 2), "{refused:?}");
+        for (rank, error) in refused {
+            let expected = if rank == 0 {
+                "address in use: rank 0 of the job of 2 ranks"
+            } else {
+                "RankTaken: group `tests`: rank 1"
+            };
+            assert!(error.contains(expected) && error.contains("each job"), "{error}");
+        }
+        group.iter().for_each(|(rank, other)| other.expect(&format!("joined {rank} of 2")));
+        let mut ranks: Vec<_> = group.into_iter().map(|(_, other)| other).collect();
+        tell(&mut ranks, &["reduce 1000"]);
+        ranks.iter().for_each(|rank| rank.expect(&format!("round 1: {}", sum(0..2))));
+        close(ranks);
+    });
+}
+
+#[test]
+fn the_second_rank_of_another_job_comes_before_its_first() {
+    let order = [("first", 0), ("second", 1), ("second", 0), ("first", 1)];
+    launched_in_order("two_jobs::the_second_rank_of_another_job_comes_before_its_first", order);
+}
+
+#[test]
+fn the_first_rank_of_another_job_comes_in_between() {
+    let order = [("first", 0), ("second", 0), ("first", 1), ("second", 1)];
+    launched_in_order("two_jobs::the_first_rank_of_another_job_comes_in_between", order);
+}
+
 #[test]
 fn all_ranks_of_two_jobs_at_once_end_in_time() {
     test("two_jobs::all_ranks_of_two_jobs_at_once_end_in_time", "tcp", LIMIT, |test| {

@@ -1,6 +1,7 @@
 //! The requests of a client, and how they are repeated.
 
 use std::{
+    net::IpAddr,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -53,6 +54,10 @@ impl Client {
 
     pub(super) fn now(&self) -> Duration {
         self.runtime.now()
+    }
+
+    pub(super) fn own_address(&self) -> Option<IpAddr> {
+        self.link.own_address()
     }
 
     pub(super) fn store(&self) -> String {

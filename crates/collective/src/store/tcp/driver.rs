@@ -241,6 +241,7 @@ impl From<io::Error> for Dial {
 async fn dial(link: &Link, runtime: &dyn Runtime, limit: Duration) -> Result<(Halves, u64), Dial> {
     let stream = TcpStream::connect(link.address()).await?;
     socket::prepare(&stream)?;
+    link.set_own_address(stream.local_addr()?.ip());
     let (reader, mut writer) = stream.into_split();
     writer.write_all(&client_hello()).await?;
     let mut reader = FrameReader::new(reader, limit);

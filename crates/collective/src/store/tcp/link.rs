@@ -1,6 +1,9 @@
 //! The state that a client's futures share with its connection's driver.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    net::IpAddr,
+    sync::{Mutex, PoisonError},
+};
 
 use super::super::StoreError;
 
@@ -10,16 +13,26 @@ pub(super) struct Link {
     address: String,
     /// Why there is no connection; `None` while there is one.
     trouble: Mutex<Option<String>>,
+    /// The address of this machine on the last connection.
+    own_address: Mutex<Option<IpAddr>>,
 }
 
 impl Link {
     pub(super) fn new(address: &str) -> Self {
         let trouble = Mutex::new(Some("no store has answered there yet".to_owned()));
-        Self { address: address.to_owned(), trouble }
+        Self { address: address.to_owned(), trouble, own_address: Mutex::default() }
     }
 
     pub(super) fn address(&self) -> &str {
         &self.address
+    }
+
+    pub(super) fn set_own_address(&self, address: IpAddr) {
+        *self.own_address.lock().unwrap_or_else(PoisonError::into_inner) = Some(address);
+    }
+
+    pub(super) fn own_address(&self) -> Option<IpAddr> {
+        *self.own_address.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(super) fn set_trouble(&self, why: Option<String>) {

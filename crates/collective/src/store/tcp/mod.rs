@@ -8,7 +8,12 @@ mod server;
 mod socket;
 mod wire;
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::FutureExt;
 use tensorwire_verbs_reactor::{BoxFuture, Runtime};
@@ -114,6 +119,16 @@ impl TcpStore {
         limits: TcpLimits,
         runtime: Arc<dyn Runtime>,
     ) -> Result<(Self, SocketAddr), StoreError> {
+        Self::serve_with(address, limits, None, runtime).await
+    }
+
+    /// As [`serve_within`](Self::serve_within), with a key and its value that each client finds there.
+    pub(crate) async fn serve_with(
+        address: &str,
+        limits: TcpLimits,
+        first: Option<(&str, &[u8])>,
+        runtime: Arc<dyn Runtime>,
+    ) -> Result<(Self, SocketAddr), StoreError> {
         let failed = |error: io::Error| StoreError::Unreachable {
             store: format!("the store at {address}"),
             detail: format!("cannot serve it: {error}; give an address of this machine with a free port"),
@@ -123,6 +138,8 @@ impl TcpStore {
         let listener = TcpListener::bind(bind).await.map_err(failed)?;
         let TcpLimits { keys, bytes, waits, .. } = limits;
         let board = Arc::new(Board::new(BoardLimits { keys, bytes, waits }));
+        // Fits the limits.
+        let _written = first.map(|(key, value)| board.set(key, value));
         let server = Server::start(listener, Arc::clone(&board), limits, &runtime).map_err(failed)?;
         let bound = server.address();
         let memory = MemoryStore::over(&format!("the store served at {bound}"), board, runtime);
@@ -256,6 +273,15 @@ fn part(keys: &[String], max: usize) -> &[String] {
 }
 
 impl Store for TcpStore {
+    fn own_address(&self) -> Option<IpAddr> {
+        match &self.side {
+            Side::Server { server, .. } => {
+                Some(server.address().ip()).filter(|bound| !bound.is_unspecified())
+            }
+            Side::Client(client) => client.own_address(),
+        }
+    }
+
     fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>> {
         match &self.side {
             Side::Server { memory, .. } => memory.set(key, value),
