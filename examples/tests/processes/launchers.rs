@@ -30,7 +30,7 @@ fn free_address() -> String {
 }
 
 #[track_caller]
-fn averages(command: Command, ranks: usize) {
+pub(crate) fn averages(command: Command, ranks: usize) {
     let output = run(command);
     let text = text(&output);
     assert!(output.status.success(), "{text}");

@@ -14,6 +14,7 @@ mod rdma_devices;
 #[path = "../../../crates/collective/tests/skipped.rs"]
 mod skipped;
 mod training;
+mod two_nodes;
 
 use program::{example, run, text};
 
