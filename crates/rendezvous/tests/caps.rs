@@ -95,7 +95,12 @@ fn settings_that_cannot_be_used_are_named_with_value_and_remedy() {
 }
 
 /// A session of a worker of this name, authenticated, and nothing more.
-async fn session(plane: &GrpcPlane, name: &str, incarnation: u64, address: &str) -> ControlSession {
+pub(crate) async fn session(
+    plane: &GrpcPlane,
+    name: &str,
+    incarnation: u64,
+    address: &str,
+) -> ControlSession {
     let mut session = plane.dial(address).await.unwrap();
     let secret = plane.ambient_secret(address).await.unwrap();
     let (worker, listen_address) = (name.to_owned(), None);
@@ -106,7 +111,7 @@ async fn session(plane: &GrpcPlane, name: &str, incarnation: u64, address: &str)
 }
 
 /// Why the peer refuses this session; `None` if it answers a ping on it.
-async fn refusal(session: &mut ControlSession) -> Option<Status> {
+pub(crate) async fn refusal(session: &mut ControlSession) -> Option<Status> {
     // It may be refused already.
     let _ = session.sender.send(ControlFrame::Ping { nonce: 7 }.encode()).await;
     loop {
@@ -157,7 +162,7 @@ fn e_sessions_of_one_peer_beyond_its_cap_are_refused_by_name_until_there_is_room
 }
 
 /// Asks for a data connection over tcp that is then never dialled, so that the peer waits for it.
-fn connect(connection: u32) -> ControlFrame {
+pub(crate) fn connect(connection: u32) -> ControlFrame {
     let parameters = Parameters::default();
     let capacity = parameters.first_ring_bytes().into();
     let destination = Destination { region: 0, generation: 0, offset: 0, capacity, result: None };
@@ -168,7 +173,7 @@ fn connect(connection: u32) -> ControlFrame {
 }
 
 /// The answer to it: why not, if it is refused.
-async fn answer(session: &mut ControlSession, connection: u32) -> Result<(), Status> {
+pub(crate) async fn answer(session: &mut ControlSession, connection: u32) -> Result<(), Status> {
     session.sender.send(connect(connection).encode()).await.unwrap();
     loop {
         match ControlFrame::decode(&session.receiver.recv().await.unwrap().unwrap()).unwrap() {
@@ -214,7 +219,10 @@ fn e_data_connections_of_one_peer_are_counted_over_its_sessions() {
 }
 
 /// Sends `frames` until the peer ends the session, and returns its reason.
-async fn outlasted(mut session: ControlSession, frames: impl Iterator<Item = ControlFrame>) -> Status {
+pub(crate) async fn outlasted(
+    mut session: ControlSession,
+    frames: impl Iterator<Item = ControlFrame>,
+) -> Status {
     let sending = async {
         for frame in frames {
             if session.sender.send(frame.encode()).await.is_err() {

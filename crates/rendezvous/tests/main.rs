@@ -27,6 +27,7 @@ mod notes;
 mod offers;
 mod outside;
 mod published;
+mod refused;
 #[cfg(feature = "test-certificates")]
 mod tls;
 mod trust;
