@@ -383,6 +383,8 @@ mod tests {
             ("::1", true),
             ("::ffff:127.0.0.1", true),
             ("localhost", true),
+            // A name to Rust, which resolves to 127.0.0.1.
+            ("127.1", true),
             ("10.0.0.1", false),
             ("0.0.0.0", false),
             ("no such host", false),
