@@ -22,6 +22,9 @@ const FOLDER: &str = "TENSORWIRE_TEST_STORE_FOLDER";
 
 const ADDED_EACH: usize = 100;
 
+/// The limit of stores whose locks are not released. Enough for the file system of a busy machine.
+const LIMIT: Duration = Duration::from_secs(2);
+
 fn open(folder: &Path) -> FileStore {
     FileStore::open(folder, LONG, runtime()).unwrap()
 }
@@ -85,7 +88,7 @@ async fn two_processes_share_a_folder() {
 #[tokio::test]
 async fn a_lock_that_stays_is_named_with_its_owner_and_what_to_do() {
     let folder = tempfile::tempdir().unwrap();
-    let store = FileStore::open(folder.path(), SHORT, runtime()).unwrap();
+    let store = FileStore::open(folder.path(), LIMIT, runtime()).unwrap();
     let lock = folder.path().canonicalize().unwrap().join(".lock-a%2fb");
     fs::write(&lock, "process 7 on node3, writer 1, lock 0").unwrap();
     for error in [store.set("a/b", b"").await.unwrap_err(), store.add("a/b", 1).await.unwrap_err()] {
@@ -215,7 +218,7 @@ async fn s5_what_the_store_makes_is_for_its_user_alone() {
 #[tokio::test]
 async fn s5_links_under_the_names_of_keys_and_locks_are_not_followed() {
     let (folder, victims) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let store = FileStore::open(folder.path(), SHORT, runtime()).unwrap();
+    let store = FileStore::open(folder.path(), LIMIT, runtime()).unwrap();
     let victim = victims.path().join("victim");
     fs::write(&victim, "secret").unwrap();
     for target in [&*victim, Path::new("/dev/zero"), Path::new("missing")] {
@@ -258,7 +261,7 @@ async fn s5_files_that_block_or_do_not_end_are_named_and_replaced() {
         assert_eq!(value(&store, key).await.unwrap(), b"1");
     }
     mknodat(CWD, &lock, FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).unwrap();
-    let store = FileStore::open(folder.path(), SHORT, runtime()).unwrap();
+    let store = FileStore::open(folder.path(), LIMIT, runtime()).unwrap();
     let error = store.set("b", b"1").await.unwrap_err();
     assert!(detail(&error).contains(".lock-b") && detail(&error).contains("not a regular file"), "{error}");
 }

@@ -240,11 +240,11 @@ mod tests {
         store.limit = Duration::from_millis(50);
         let (key, never) = (["a".to_owned()], Duration::from_millis(50));
         let errors = [
+            store.delete("a").await.unwrap_err(),
             store.set("a", b"1").await.unwrap_err(),
             store.get(&key).await.unwrap_err(),
             store.wait(&key, never).await.unwrap_err(),
             store.add("a", 1).await.unwrap_err(),
-            store.delete("a").await.unwrap_err(),
         ];
         assert!(
             errors.iter().all(|error| error.to_string().contains("did not respond within 50ms")),
