@@ -30,6 +30,7 @@ mod wanted;
 
 use std::{fmt, net::IpAddr, time::Duration};
 
+use tensorwire_protocol::text::escaped;
 use tensorwire_verbs_reactor::BoxFuture;
 
 #[cfg(feature = "etcd")]
@@ -52,7 +53,8 @@ pub const VALUE_BYTES_MAX: usize = 1 << 20;
 
 /// A map from keys to bytes that all ranks of a group can reach.
 ///
-/// Every operation ends within its limit, or within the store's own limit if it has no such parameter.
+/// Every operation ends within its limit, or within the store's own limit if it has no such parameter. If the store does not
+/// respond, a wait ends within the sum of both.
 ///
 /// # Cancel safety
 /// All futures may be dropped. A dropped write may or may not take effect.
@@ -116,7 +118,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 #[non_exhaustive]
 pub enum StoreError {
     /// Keys had no value in time.
-    #[error("after {limit:?} these keys are missing from {store}: {}", missing.join(", "))]
+    #[error("after {limit:?} these keys are missing from {}: {}", escaped(store), escaped(&missing.join(", ")))]
     TimedOut {
         /// The store.
         store: String,
@@ -126,7 +128,11 @@ pub enum StoreError {
         missing: Vec<String>,
     },
     /// The value under the key is not a number.
-    #[error("`{key}` in {store} is not a number: it was not written by `add`; use another key")]
+    #[error(
+        "`{}` in {} is not a number: it was not written by `add`; use another key",
+        escaped(key),
+        escaped(store)
+    )]
     NotANumber {
         /// The store.
         store: String,
@@ -134,7 +140,7 @@ pub enum StoreError {
         key: String,
     },
     /// The sum exceeds 64 bits.
-    #[error("`{key}` in {store}: the sum with {delta} does not fit 64 bits")]
+    #[error("`{}` in {}: the sum with {delta} does not fit 64 bits", escaped(key), escaped(store))]
     Overflow {
         /// The store.
         store: String,
@@ -144,7 +150,7 @@ pub enum StoreError {
         delta: i64,
     },
     /// The store has reached a limit.
-    #[error("{store} is full: it takes at most {limit} {what}")]
+    #[error("{} is full: it takes at most {limit} {what}", escaped(store))]
     Full {
         /// The store.
         store: String,
@@ -155,8 +161,9 @@ pub enum StoreError {
     },
     /// The store was restarted without its data.
     #[error(
-        "the store has lost its data: `{key}` is missing or has another value; use a store that persists it (etcd, Redis with \
-         persistence, a folder)"
+        "the store has lost its data: `{}` is missing or has another value; use a store that persists it (etcd, Redis with \
+         persistence, a folder)",
+        escaped(key)
     )]
     Lost {
         /// A key that was written and never removed.
@@ -173,7 +180,7 @@ pub enum StoreError {
         remedy: String,
     },
     /// The text is not the URL of a store.
-    #[error("`{url}` is not the URL of a store: {remedy}")]
+    #[error("`{}` is not the URL of a store: {}", escaped(url), escaped(remedy))]
     BadUrl {
         /// The text, without a password.
         url: String,
@@ -181,7 +188,7 @@ pub enum StoreError {
         remedy: String,
     },
     /// The store cannot be reached, rejected the request, or broke its protocol.
-    #[error("{store}: {detail}")]
+    #[error("{}: {}", escaped(store), escaped(detail))]
     Unreachable {
         /// The store.
         store: String,

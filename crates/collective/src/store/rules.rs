@@ -1,6 +1,16 @@
 //! The rules for keys and values that all stores share.
 
+use tensorwire_protocol::text::escaped_within;
+
 use super::{KEY_BYTES_MAX, StoreError, VALUE_BYTES_MAX};
+
+/// The most bytes of a server's text in an error.
+const SHOWN_BYTES: usize = 1024;
+
+/// The text of an error that a server may have written, escaped.
+pub(super) fn shown(error: impl std::fmt::Display) -> String {
+    escaped_within(&error.to_string(), SHOWN_BYTES)
+}
 
 /// # Errors
 /// [`StoreError::Invalid`] if `key` is empty or longer than [`KEY_BYTES_MAX`].

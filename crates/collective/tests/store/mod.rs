@@ -2,6 +2,8 @@
 
 mod contract;
 mod file;
+#[cfg(feature = "redis")]
+mod hostile;
 mod prefix;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod server;

@@ -2,6 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
+#[cfg(feature = "etcd")]
+use futures::FutureExt;
 use futures::future::join_all;
 use rustix::process::Signal;
 use tensorwire_collective::{
@@ -323,4 +325,84 @@ async fn a_wait_outlives_a_compaction() {
     let (waited, set) = tokio::join!(wait, store.set("k/1", b"1"));
     set.unwrap();
     assert_eq!(waited.unwrap(), [b"1"]);
+}
+
+/// Forwards connections to `to`. Holds the second request back that is made after `begin`, until `go_on`: a request for 128 keys
+/// has more than `LARGE` bytes, and the next one follows its answer.
+#[cfg(feature = "etcd")]
+async fn hold_back(
+    listener: tokio::net::TcpListener,
+    to: std::net::SocketAddr,
+    begin: &std::cell::Cell<bool>,
+    held: futures::channel::oneshot::Sender<()>,
+    go_on: futures::channel::oneshot::Receiver<()>,
+) {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    const LARGE: usize = 8 << 10;
+    let (near, _) = listener.accept().await.unwrap();
+    let far = tokio::net::TcpStream::connect(to).await.unwrap();
+    let ((mut from_client, mut to_client), (mut from_server, mut to_server)) =
+        (near.into_split(), far.into_split());
+    let (asked, mut go_on, mut held) = (std::cell::Cell::new(0), go_on.fuse(), Some(held));
+    let is_answered = std::cell::Cell::new(false);
+    let requests = async {
+        let mut bytes = vec![0; 1 << 16];
+        while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
+            if is_answered.get()
+                && let Some(held) = held.take()
+            {
+                held.send(()).unwrap();
+                (&mut go_on).await.unwrap();
+            }
+            asked.set(asked.get() + if begin.get() { count } else { 0 });
+            to_server.write_all(&bytes[..count]).await.unwrap();
+        }
+    };
+    let answers = async {
+        let mut bytes = vec![0; 1 << 16];
+        while let Ok(count @ 1..) = from_server.read(&mut bytes).await {
+            is_answered.set(asked.get() > LARGE && count > LARGE / 2);
+            to_client.write_all(&bytes[..count]).await.unwrap();
+        }
+    };
+    tokio::join!(requests, answers);
+}
+
+/// A wait that needs two reads watches from before the first one.
+#[cfg(feature = "etcd")]
+#[tokio::test]
+async fn a_wait_for_many_keys_misses_no_write_between_two_reads() {
+    let Some(server) = Server::start(Service::Etcd) else { return };
+    let direct = open(&server, LONG).await;
+    let names: Vec<String> = (0..200).map(|at| format!("key/{at:03}/{}", "k".repeat(90))).collect();
+    let (early, late) = (&names[7], &names[190]);
+    for name in names.iter().filter(|name| *name != early && *name != late) {
+        direct.set(name, b"1").await.unwrap();
+    }
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url: tensorwire_collective::store::StoreUrl =
+        format!("etcd://{}", listener.local_addr().unwrap()).parse().unwrap();
+    let (held, on_held) = futures::channel::oneshot::channel();
+    let (go_on, on_go_on) = futures::channel::oneshot::channel();
+    let begin = std::cell::Cell::new(false);
+    let forward = hold_back(listener, server.address, &begin, held, on_go_on);
+    let waiting = async {
+        let store = url.open(LONG, runtime()).await.unwrap();
+        begin.set(true);
+        let write = async {
+            on_held.await.unwrap();
+            // The first read has found it missing, and the second one does not look for it.
+            direct.set(early, b"early").await.unwrap();
+            direct.set(late, b"late").await.unwrap();
+            go_on.send(()).unwrap();
+        };
+        let clock = runtime();
+        let (found, ()) = tokio::join!(timeout(&*clock, LONG / 2, store.wait(&names, LONG)), write);
+        let found = found.expect("no write is missed").unwrap();
+        assert_eq!((&*found[7], &*found[190]), (&b"early"[..], &b"late"[..]));
+    };
+    tokio::select! {
+        () = forward => panic!("the connection ended"),
+        () = waiting => {}
+    }
 }

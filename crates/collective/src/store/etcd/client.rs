@@ -18,13 +18,14 @@ use tonic::{
 use tonic_prost::ProstCodec;
 
 use super::{
-    super::{KEY_BYTES_MAX, StoreError, VALUE_BYTES_MAX, url::Service},
-    KEYS_MAX,
+    super::{KEY_BYTES_MAX, StoreError, VALUE_BYTES_MAX, rules::shown, url::Service},
+    KEYS_FEW,
     messages::{Authenticate, Authenticated, Transaction, TransactionDone, WatchRequest, Watched},
 };
 
-/// The largest answer in bytes: that to a read of `KEYS_MAX` keys, with some room for each.
-const ANSWER_BYTES_MAX: usize = KEYS_MAX * (VALUE_BYTES_MAX + KEY_BYTES_MAX + 1024);
+/// The largest answer in bytes: that to a read of `KEYS_FEW` keys, with some room for each. An answer of empty fields takes up to
+/// 64 times as much memory.
+const ANSWER_BYTES_MAX: usize = KEYS_FEW * (VALUE_BYTES_MAX + KEY_BYTES_MAX + 1024);
 
 /// How long a connection with calls in progress may be idle before a keep-alive ping, and how long the ping may stay unanswered.
 /// Servers reject clients that ping more often than every 5 s.
@@ -231,7 +232,7 @@ fn describe(status: &Status) -> String {
             parts.push(cause);
         }
     }
-    parts.join(": ")
+    shown(parts.join(": "))
 }
 
 fn remedy(status: &Status) -> &'static str {
@@ -248,5 +249,28 @@ fn remedy(status: &Status) -> &'static str {
         "the server is full: compact and defragment it, disarm its alarm, or raise `--quota-backend-bytes`"
     } else {
         "check that etcd runs there, and that the URL names its host and the port for clients"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message;
+    use tensorwire_protocol::text::is_active;
+
+    use super::{super::messages::Ranged, *};
+
+    #[test]
+    fn s5_what_etcd_says_in_an_error_is_escaped_and_cut() {
+        let said = format!("no\nrank 1 is lost\u{1b}[2J {}", "x".repeat(5000));
+        let text = describe(&Status::internal(said));
+        assert!(text.contains(r"no\nrank 1 is lost\u{1b}[2J xxx") && text.len() < 1100, "{text}");
+        assert!(!text.contains(is_active));
+    }
+
+    #[test]
+    fn s4_an_answer_about_a_key_has_one_value_however_often_it_comes() {
+        let empty = [0x12, 0].repeat(1 << 20);
+        let ranged = Ranged::decode(&*empty).unwrap();
+        assert_eq!(ranged.kv, Some(super::super::KeyValue::default()));
     }
 }

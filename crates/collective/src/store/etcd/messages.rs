@@ -28,8 +28,9 @@ pub(super) struct Range {
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(super) struct Ranged {
-    #[prost(message, repeated, tag = "2")]
-    pub(super) kvs: Vec<KeyValue>,
+    /// At most one, because a `Range` has one key.
+    #[prost(message, optional, tag = "2")]
+    pub(super) kv: Option<KeyValue>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -20,11 +20,18 @@ use super::{
     Store, StoreError,
     rules::{check_compare, check_key, check_keys, check_value, sum},
     url::StoreUrl,
-    wanted::Wanted,
+    wanted::{Pause, Wanted},
 };
 
 /// The most keys read by one transaction: the default of servers (`--max-txn-ops`).
 const KEYS_MAX: usize = 128;
+
+/// The keys whose longest values fit into one answer.
+const KEYS_FEW: usize = 4;
+
+/// The pause before a wait reads its keys again after the server has ended its watch. It doubles from the first to the second.
+const PAUSE_MIN: Duration = Duration::from_millis(1);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 
 /// The target of a `Compare`: the revision of the last write.
 const MOD_REVISION: i32 = 2;
@@ -87,17 +94,26 @@ impl EtcdStore {
 
     /// The values of `keys`, and a revision of the map: later writes to `keys` have higher ones.
     async fn read(&self, keys: &[String]) -> Result<(Vec<Option<KeyValue>>, i64), StoreError> {
-        let (mut found, mut revision) = (Vec::with_capacity(keys.len()), None);
-        for part in keys.chunks(KEYS_MAX) {
-            let done = self.client.transact(&read(part), Repeated::AsNeeded).await;
-            let done = done.map_err(|why| self.client.error(&why))?;
+        self.within_limit(self.read_parts(keys)).await
+    }
+
+    async fn read_parts(&self, keys: &[String]) -> Result<(Vec<Option<KeyValue>>, i64), StoreError> {
+        let (mut found, mut revision, mut most) = (Vec::with_capacity(keys.len()), None, KEYS_MAX);
+        while found.len() < keys.len() {
+            let part = &keys[found.len()..];
+            let part = &part[..most.min(part.len())];
+            let done = match self.client.transact(&read(part), Repeated::AsNeeded).await {
+                Err(Failed::Status(status)) if is_too_large(&status) && most > KEYS_FEW => {
+                    most = KEYS_FEW;
+                    continue;
+                }
+                done => done.map_err(|why| self.client.error(&why))?,
+            };
             if done.responses.len() != part.len() {
                 return Err(self.unexpected());
             }
             revision = revision.or(done.header.map(|header| header.revision));
-            let values =
-                done.responses.into_iter().map(|response| response.range.unwrap_or_default().kvs.pop());
-            found.extend(values);
+            found.extend(done.responses.into_iter().map(|response| response.range.unwrap_or_default().kv));
         }
         Ok((found, revision.unwrap_or_default()))
     }
@@ -111,7 +127,7 @@ impl EtcdStore {
         check_keys(keys)?;
         let runtime = &*self.client.runtime;
         let end = runtime.now().saturating_add(limit);
-        let mut wanted = Wanted::new(keys);
+        let (mut wanted, mut pause) = (Wanted::new(keys), Pause::new(PAUSE_MIN, PAUSE_MAX));
         loop {
             let left = end.saturating_sub(runtime.now());
             let (found, revision) = self.read(&wanted.missing()).await?;
@@ -124,7 +140,13 @@ impl EtcdStore {
             }
             // After the limit, the next read finds which keys are missing, or fails because the server does not answer.
             if let Ok(ended) = timeout(runtime, left, self.watch(&mut wanted, revision + 1).boxed()).await {
-                ended.map_err(|status| self.client.error(&Failed::Status(status)))?;
+                match ended {
+                    Err(status) if !is_too_large(&status) => {
+                        return Err(self.client.error(&Failed::Status(status)));
+                    }
+                    Ok(()) if wanted.is_complete() => {}
+                    _ => pause.sleep(runtime, end.saturating_sub(runtime.now())).await,
+                }
             }
         }
     }
@@ -179,7 +201,7 @@ impl EtcdStore {
         }
         let range =
             done.responses.pop().and_then(|response| response.range).ok_or_else(|| self.unexpected())?;
-        Ok(Err(range.kvs.into_iter().next()))
+        Ok(Err(range.kv))
     }
 
     /// Writes what `next` makes of the stored value, again if others change it meanwhile. If `next` returns `None`, returns the
@@ -242,6 +264,11 @@ impl EtcdStore {
     fn unexpected(&self) -> StoreError {
         self.client.unreachable("unexpected answer: check that the server is etcd 3.4 or later".to_owned())
     }
+}
+
+/// Whether an answer exceeds `ANSWER_BYTES_MAX`.
+fn is_too_large(status: &Status) -> bool {
+    status.code() == Code::OutOfRange
 }
 
 /// Reads `keys` in one transaction.

@@ -1,22 +1,26 @@
 //! The store in Redis.
 
+mod bounded;
+
 use std::{
-    fmt,
+    fmt, io,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use futures::FutureExt;
+use futures::{FutureExt, future::select_ok};
 use redis::{
-    AsyncConnectionConfig, Client, Cmd, ConnectionAddr, ErrorKind, FromRedisValue, IntoConnectionInfo,
-    RedisConnectionInfo, RedisError, RedisResult, aio::MultiplexedConnection, cmd,
+    AsyncConnectionConfig, Cmd, ErrorKind, FromRedisValue, RedisConnectionInfo, RedisError, RedisResult,
+    aio::MultiplexedConnection, cmd,
 };
 use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
+use tokio::net::{TcpStream, lookup_host};
 
+use self::bounded::Bounded;
 use super::{
     Store, StoreError,
-    rules::{NoSum, check_compare, check_key, check_keys, check_value},
-    url::StoreUrl,
+    rules::{NoSum, check_compare, check_key, check_keys, check_value, shown},
+    url::{Service, StoreUrl},
     wanted::{Pause, look_for},
 };
 
@@ -58,7 +62,8 @@ pub struct RedisStore {
 struct Shared {
     /// The store's name in errors, without a password.
     name: String,
-    client: Client,
+    service: Service,
+    settings: RedisConnectionInfo,
     /// The connection that all calls share, if there is one.
     connection: Mutex<Option<MultiplexedConnection>>,
     limit: Duration,
@@ -102,13 +107,8 @@ impl RedisStore {
             settings = settings.set_password(password);
         }
         let name = format!("the store at {url}");
-        let address = ConnectionAddr::Tcp(service.host.clone(), service.port).into_connection_info();
-        let client = address.and_then(|address| Client::open(address.set_redis_settings(settings)));
-        let client = client.map_err(|error| StoreError::Unreachable {
-            store: name.clone(),
-            detail: format!("{error}; check the URL"),
-        })?;
-        let shared = Shared { name, client, connection: Mutex::new(None), limit, runtime };
+        let (service, connection) = (service.clone(), Mutex::new(None));
+        let shared = Shared { name, service, settings, connection, limit, runtime };
         let store = Self { shared: Arc::new(shared) };
         store
             .shared
@@ -128,9 +128,18 @@ enum Failed {
 }
 
 impl Shared {
-    /// Sends a command, within the limit.
+    /// Sends a command, within the store's limit.
     async fn ask<T: FromRedisValue>(&self, command: &Cmd, repeated: Repeated) -> Result<T, Failed> {
-        let Ok(answer) = timeout(&*self.runtime, self.limit, self.ask_now(command, repeated)).await else {
+        self.ask_within(self.limit, command, repeated).await
+    }
+
+    async fn ask_within<T: FromRedisValue>(
+        &self,
+        limit: Duration,
+        command: &Cmd,
+        repeated: Repeated,
+    ) -> Result<T, Failed> {
+        let Ok(answer) = timeout(&*self.runtime, limit, self.ask_now(command, repeated)).await else {
             // The answer may never come, and would delay later ones: the next call reconnects.
             self.set_connection(None);
             return Err(Failed::Silent);
@@ -165,7 +174,16 @@ impl Shared {
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {
         // The limit of the call applies to both.
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        self.client.get_multiplexed_async_connection_with_config(&config).await
+        let found: Vec<_> = lookup_host((&*self.service.host, self.service.port)).await?.collect();
+        if found.is_empty() {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "its host name has no address").into());
+        }
+        let (stream, _) = select_ok(found.into_iter().map(|to| Box::pin(TcpStream::connect(to)))).await?;
+        stream.set_nodelay(true)?;
+        let connected = MultiplexedConnection::new_with_config(&self.settings, Bounded::new(stream), config);
+        let (connection, driver) = connected.await?;
+        self.runtime.spawn("redis client", Box::pin(driver));
+        Ok(connection)
     }
 
     fn connection(&self) -> Option<MultiplexedConnection> {
@@ -178,12 +196,13 @@ impl Shared {
 
     async fn read(&self, keys: Vec<String>) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         let mut values = Vec::with_capacity(keys.len());
+        let end = self.runtime.now().saturating_add(self.limit);
         for part in keys.chunks(KEYS_MAX) {
             let mut command = cmd("MGET");
             command.arg(part);
-            let read: Vec<Option<Vec<u8>>> =
-                self.ask(&command, Repeated::AsNeeded).await.map_err(|why| self.error(&why))?;
-            values.extend(read);
+            let left = end.saturating_sub(self.runtime.now());
+            let read = self.ask_within::<Vec<Option<Vec<u8>>>>(left, &command, Repeated::AsNeeded).await;
+            values.extend(read.map_err(|why| self.error(&why))?);
         }
         Ok(values)
     }
@@ -222,9 +241,10 @@ impl Shared {
                 self.limit
             ),
             Failed::Unknown(error) => format!(
-                "{error} before it answered: whether the write happened is unknown; read the key before you repeat it"
+                "{} before it answered: whether the write happened is unknown; read the key before you repeat it",
+                shown(error)
             ),
-            Failed::Redis(error) => format!("{error}; {}", remedy(error)),
+            Failed::Redis(error) => format!("{}; {}", shown(error), remedy(error)),
         };
         StoreError::Unreachable { store: self.name.clone(), detail }
     }
