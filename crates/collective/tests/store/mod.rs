@@ -5,6 +5,7 @@ mod file;
 #[cfg(feature = "redis")]
 mod hostile;
 mod prefix;
+mod served;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod server;
 #[cfg(any(feature = "redis", feature = "etcd"))]

@@ -12,16 +12,16 @@ use tokio::{
 
 use super::{LONG, SHORT, keys, runtime, until, value};
 
-async fn serve(limits: TcpLimits) -> (TcpStore, SocketAddr) {
+pub(super) async fn serve(limits: TcpLimits) -> (TcpStore, SocketAddr) {
     TcpStore::serve_within(":0", limits, runtime()).await.unwrap()
 }
 
-async fn connect(address: SocketAddr) -> Result<TcpStore, StoreError> {
+pub(super) async fn connect(address: SocketAddr) -> Result<TcpStore, StoreError> {
     TcpStore::connect(&address.to_string(), LONG, runtime()).await
 }
 
 /// The bytes with which a client begins.
-async fn client_hello() -> Vec<u8> {
+pub(super) async fn client_hello() -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let client = connect(address);
@@ -340,7 +340,7 @@ async fn a_server_that_does_not_answer_ends_the_operation_in_time() {
     assert!(detail(&error).contains("does not answer"), "{error}");
 }
 
-fn assert_full(result: Result<impl std::fmt::Debug, StoreError>, what: &str, limit: usize) {
+pub(super) fn assert_full(result: Result<impl std::fmt::Debug, StoreError>, what: &str, limit: usize) {
     match result {
         Err(StoreError::Full { what: named, limit: at, store }) => {
             assert_eq!((named, at), (what, limit));

@@ -69,7 +69,16 @@ impl Client {
     /// # Errors
     /// [`StoreError::Unreachable`] without an answer within the limit; the error that the server answers.
     pub(super) async fn ask(&self, request: Request) -> Result<Answer, StoreError> {
-        let until = self.now().saturating_add(self.limit);
+        self.ask_until(request, self.until()).await
+    }
+
+    /// When an operation that begins now is late.
+    pub(super) fn until(&self) -> Duration {
+        self.now().saturating_add(self.limit)
+    }
+
+    /// As [`ask`](Self::ask), for one of several requests of an operation.
+    pub(super) async fn ask_until(&self, request: Request, until: Duration) -> Result<Answer, StoreError> {
         loop {
             let left = until.saturating_sub(self.now());
             let Ok(answer) = timeout(&*self.runtime, left, self.ask_once(&request)).await else {
@@ -86,14 +95,15 @@ impl Client {
     /// Waits for `keys` until `until`, on this runtime's clock.
     ///
     /// # Errors
-    /// As [`ask`](Self::ask). After `until`, the server has the store's own limit to answer which keys are missing.
+    /// As [`ask`](Self::ask). After `until`, the server has the store's own limit to answer which keys are missing, for all
+    /// requests with the same `until` together.
     pub(super) async fn ask_wait(&self, keys: &[String], until: Duration) -> Result<Answer, StoreError> {
         let begun = self.now();
         loop {
             let left = until.saturating_sub(self.now());
             let limit = u64::try_from(left.as_micros()).unwrap_or(u64::MAX);
             let request = Request::Wait { limit, keys: keys.to_vec() };
-            let Some(answer) = self.within(left, self.ask_once(&request)).await else {
+            let Some(answer) = self.within(left, until, self.ask_once(&request)).await else {
                 return Err(self.late(self.now().saturating_sub(begun)));
             };
             match answer {
@@ -108,7 +118,12 @@ impl Client {
     }
 
     /// The server measures the limit of a wait, so its answer comes after the limit. Without a connection none comes.
-    async fn within<T>(&self, limit: Duration, answer: impl Future<Output = T>) -> Option<T> {
+    async fn within<T>(
+        &self,
+        limit: Duration,
+        until: Duration,
+        answer: impl Future<Output = T>,
+    ) -> Option<T> {
         let mut answer = std::pin::pin!(answer);
         if let Ok(answer) = timeout(&*self.runtime, limit, answer.as_mut()).await {
             return Some(answer);
@@ -116,7 +131,8 @@ impl Client {
         if self.link.trouble().is_some() {
             return None;
         }
-        timeout(&*self.runtime, self.limit, answer).await.ok()
+        let left = until.saturating_add(self.limit).saturating_sub(self.now());
+        timeout(&*self.runtime, left, answer).await.ok()
     }
 
     async fn ask_once(&self, request: &Request) -> Result<Answer, Lost> {

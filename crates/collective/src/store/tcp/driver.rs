@@ -167,7 +167,8 @@ impl Driver {
         let ended = loop {
             tokio::select! {
                 frame = reader.next(&*self.runtime) => match frame.and_then(|frame| in_flight.answer(&frame)) {
-                    Ok(()) => *pause = Duration::ZERO,
+                    // A server that answers what nobody asked is not connected to without pauses.
+                    Ok(was_asked) => *pause = if was_asked { Duration::ZERO } else { *pause },
                     Err(ended) => break ended,
                 },
                 command = self.commands.next() => in_flight.command(command.ok_or(Dropped)?),
@@ -209,13 +210,10 @@ impl InFlight {
         self.asked.insert(number, answer);
     }
 
-    fn answer(&mut self, frame: &[u8]) -> Result<(), Ended> {
+    /// Whether the answer is to a request. It may have been cancelled meanwhile.
+    fn answer(&mut self, frame: &[u8]) -> Result<bool, Ended> {
         let (number, answer) = Answer::decode(frame)?;
-        // The request may have been cancelled meanwhile.
-        if let Some(asked) = self.asked.remove(&number) {
-            let _ = asked.send(Ok(answer));
-        }
-        Ok(())
+        Ok(self.asked.remove(&number).is_some_and(|asked| asked.send(Ok(answer)).is_ok()))
     }
 
     fn end(self, why: &str) {
@@ -244,7 +242,7 @@ async fn dial(link: &Link, runtime: &dyn Runtime, limit: Duration) -> Result<(Ha
     link.set_own_address(stream.local_addr()?.ip());
     let (reader, mut writer) = stream.into_split();
     writer.write_all(&client_hello()).await?;
-    let mut reader = FrameReader::new(reader, limit);
+    let mut reader = FrameReader::new(reader, limit, None);
     let hello = reader.hello(runtime).await.map_err(|ended| {
         Dial::Again(format!(
             "it accepts connections, but does not answer as a store ({ended}): check the port"

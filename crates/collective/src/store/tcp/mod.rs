@@ -3,6 +3,7 @@
 mod client;
 mod driver;
 mod frames;
+mod guests;
 mod link;
 mod server;
 mod socket;
@@ -38,11 +39,13 @@ const WAIT_KEYS_MAX: usize = 256;
 /// The limits of the server of a [`TcpStore`]. Beyond them it rejects requests with an error that names the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpLimits {
-    /// Connections at a time, one for each client. Default: 16,384.
+    /// Connections at a time, one for each client. Default: 16,384, and at most three quarters of the files that the process may
+    /// open, less 64. Above that the server closes one that has made no request, or one that has done nothing for `request`.
     pub connections: usize,
     /// Keys. Default: 1,048,576.
     pub keys: usize,
-    /// Bytes of all keys and values; also of the keys of all waits. Default: 256 MiB.
+    /// Bytes of all keys and values. As many again may be under way: the keys of waits, incomplete requests and unread answers.
+    /// Above that the server closes the connection that holds most of these. Default: 256 MiB.
     pub bytes: usize,
     /// Waits at a time, including those of the serving rank. Default: 65,536.
     pub waits: usize,
@@ -194,10 +197,10 @@ impl Client {
 
     async fn get(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
         check_keys(keys)?;
-        let mut found = Vec::with_capacity(keys.len());
+        let (mut found, until) = (Vec::with_capacity(keys.len()), self.until());
         while found.len() < keys.len() {
             let part = part(&keys[found.len()..], KEYS_MAX);
-            match self.ask(Request::Get { keys: part.to_vec() }).await? {
+            match self.ask_until(Request::Get { keys: part.to_vec() }, until).await? {
                 Answer::Values(values) if (1..=part.len()).contains(&values.len()) => {
                     found.extend(values.into_iter().map(|value| value.map(|value| value.to_vec())));
                 }

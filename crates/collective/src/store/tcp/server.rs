@@ -17,6 +17,7 @@ use futures::{
     channel::oneshot,
     stream::{self, FuturesUnordered},
 };
+use tensorwire_memory::Limit;
 use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
 use tokio::{
     io::AsyncWriteExt,
@@ -29,7 +30,8 @@ use tokio::{
 use super::{
     super::board::{Board, Counted, Refused},
     TcpLimits,
-    frames::{Ended, FrameReader},
+    frames::{Ended, FrameReader, Room},
+    guests::{Guests, Held, Seat},
     socket,
     wire::{Answer, Request, VERSION, Welcome, client_version},
 };
@@ -57,20 +59,7 @@ struct Shared {
     runtime: Arc<dyn Runtime>,
     /// A random number by which clients notice a restart.
     instance: u64,
-    /// The bytes of the keys of all waits.
-    wait_bytes: AtomicUsize,
-}
-
-/// The share of `Shared::wait_bytes` that one wait holds.
-struct WaitBytes<'a> {
-    shared: &'a Shared,
-    bytes: usize,
-}
-
-impl Drop for WaitBytes<'_> {
-    fn drop(&mut self) {
-        self.shared.wait_bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-    }
+    guests: Arc<Guests>,
 }
 
 impl Server {
@@ -92,7 +81,7 @@ impl Server {
             limits,
             runtime: Arc::clone(runtime),
             instance: runtime.random(),
-            wait_bytes: AtomicUsize::new(0),
+            guests: Arc::default(),
         };
         runtime.spawn("store server", Box::pin(serve(listener, shared, Arc::clone(&connections), stopped)));
         Ok(Self { address, connections, _stop: stop })
@@ -117,7 +106,7 @@ async fn serve(
 ) {
     let mut clients: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
     let mut refused: FuturesUnordered<BoxFuture<'_, ()>> = FuturesUnordered::new();
-    let mut streams = pin!(stream::repeat(()).then(|()| accept(&listener, &*shared.runtime)));
+    let mut streams = pin!(stream::repeat(()).then(|()| shared.accept(&listener)));
     loop {
         count.store(clients.len(), Ordering::Relaxed);
         tokio::select! {
@@ -126,7 +115,7 @@ async fn serve(
             Some(()) = clients.next() => {}
             Some(()) = refused.next() => {}
             Some(stream) = streams.next() => {
-                if clients.len() < shared.limits.connections {
+                if clients.len() < shared.connections_max() || shared.make_room() {
                     clients.push(Box::pin(shared.receive(stream)));
                 } else if refused.len() < REFUSED_MAX {
                     refused.push(Box::pin(shared.refuse(stream)));
@@ -136,23 +125,46 @@ async fn serve(
     }
 }
 
-async fn accept(listener: &TcpListener, runtime: &dyn Runtime) -> TcpStream {
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return stream,
-            Err(error) => {
-                tracing::warn!(%error, "the store cannot accept a connection and will try again");
-                runtime.sleep(ACCEPT_PAUSE).await;
+impl Shared {
+    async fn accept(&self, listener: &TcpListener) -> TcpStream {
+        let mut has_complained = false;
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => return stream,
+                Err(error) => {
+                    if !std::mem::replace(&mut has_complained, true) {
+                        tracing::warn!(%error, "the store cannot accept a connection and will try again");
+                    }
+                    self.make_room();
+                    self.runtime.sleep(ACCEPT_PAUSE).await;
+                }
             }
         }
     }
-}
 
-impl Shared {
+    /// The limit of connections, which leaves files for the workers of this process.
+    fn connections_max(&self) -> usize {
+        let files = Limit::OpenFiles.value().and_then(|files| usize::try_from(files).ok());
+        let share = files.map_or(usize::MAX, |files| (files / 4 * 3).saturating_sub(REFUSED_MAX).max(1));
+        self.limits.connections.min(share)
+    }
+
+    fn make_room(&self) -> bool {
+        self.guests.make_room(self.runtime.now(), self.limits.request)
+    }
+
     async fn receive(&self, stream: TcpStream) {
-        let ended = match self.handshake(stream, None).await {
-            Ok((mut reader, mut writer)) => self.serve_client(&mut reader, &mut writer).await,
-            Err(ended) => ended,
+        let (seat, closed) = self.guests.enter(self.runtime.now());
+        let room = Room::new(&seat, self.limits.bytes);
+        let served = async {
+            match self.handshake(stream, None, Some(room.clone())).await {
+                Ok((reader, writer)) => self.serve_client(reader, writer, &seat, &room).await,
+                Err(ended) => ended,
+            }
+        };
+        let ended = tokio::select! {
+            _ = closed => Ended::NoRoom,
+            ended = served => ended,
         };
         if !matches!(ended, Ended::Closed) {
             tracing::debug!(why = %ended, "the store closes the connection of a client");
@@ -160,8 +172,8 @@ impl Shared {
     }
 
     async fn refuse(&self, stream: TcpStream) {
-        let limit = u32::try_from(self.limits.connections).unwrap_or(u32::MAX);
-        let _ = self.handshake(stream, Some(limit)).await;
+        let limit = u32::try_from(self.connections_max()).unwrap_or(u32::MAX);
+        let _ = self.handshake(stream, Some(limit), None).await;
         tracing::warn!(limit, "rejected a client: the store has reached its limit of connections");
     }
 
@@ -170,10 +182,11 @@ impl Shared {
         &self,
         stream: TcpStream,
         full: Option<u32>,
+        room: Option<Room>,
     ) -> Result<(FrameReader<OwnedReadHalf>, OwnedWriteHalf), Ended> {
         socket::prepare(&stream)?;
         let (reader, mut writer) = stream.into_split();
-        let mut reader = FrameReader::new(reader, self.limits.request);
+        let mut reader = FrameReader::new(reader, self.limits.request, room);
         let version = client_version(&reader.hello(&*self.runtime).await?)?;
         let welcome = Welcome { version: VERSION, full, instance: self.instance };
         self.write(&mut writer, &welcome.encode()).await?;
@@ -183,19 +196,24 @@ impl Shared {
     /// Answers requests until the connection ends. Its waits end with it.
     async fn serve_client(
         &self,
-        reader: &mut FrameReader<OwnedReadHalf>,
-        writer: &mut OwnedWriteHalf,
+        mut reader: FrameReader<OwnedReadHalf>,
+        mut writer: OwnedWriteHalf,
+        seat: &Arc<Seat>,
+        room: &Room,
     ) -> Ended {
         let mut waits = Waits::default();
         loop {
             let turn = tokio::select! {
-                frame = reader.next(&*self.runtime) => frame.map(|frame| self.request(&frame, &mut waits)),
-                Some(answer) = waits.next() => Ok(Ok(Some(answer))),
+                frame = reader.next(&*self.runtime) => frame.and_then(|frame| self.request(&frame, &mut waits, seat)),
+                Some(answer) = waits.next() => Ok(Some(answer)),
             };
+            seat.active(self.runtime.now(), waits.stops.len());
             let written = match turn {
-                Ok(Ok(Some(answer))) => self.write(writer, &answer).await,
-                Ok(Ok(None)) => Ok(()),
-                Ok(Err(error)) => Err(error),
+                Ok(Some(answer)) => match room.hold(answer.capacity()) {
+                    Ok(_held) => self.write(&mut writer, &answer).await,
+                    Err(ended) => Err(ended),
+                },
+                Ok(None) => Ok(()),
                 Err(ended) => Err(ended),
             };
             if let Err(ended) = written {
@@ -205,10 +223,15 @@ impl Shared {
     }
 
     /// Executes a request. `None` if it has no answer yet.
-    fn request<'a>(&'a self, frame: &[u8], waits: &mut Waits<'a>) -> Result<Option<Vec<u8>>, Ended> {
+    fn request<'a>(
+        &'a self,
+        frame: &[u8],
+        waits: &mut Waits<'a>,
+        seat: &Arc<Seat>,
+    ) -> Result<Option<Vec<u8>>, Ended> {
         let (number, request) = Request::decode(frame)?;
         let answer = match request {
-            Request::Wait { limit, keys } => match self.wait_bytes(&keys) {
+            Request::Wait { limit, keys } => match self.wait_bytes(&keys, seat) {
                 Ok(room) => {
                     let limit = Duration::from_micros(limit);
                     waits.begin(number, Box::pin(self.wait(number, keys, limit, room)));
@@ -243,15 +266,13 @@ impl Shared {
         })
     }
 
-    /// Reserves bytes for the keys of a wait. All waits together may have as many bytes as the board.
-    fn wait_bytes(&self, keys: &[String]) -> Result<WaitBytes<'_>, Refused> {
+    /// Reserves bytes for the keys of a wait.
+    fn wait_bytes(&self, keys: &[String], seat: &Arc<Seat>) -> Result<Held, Refused> {
         let bytes = keys.iter().map(|key| size_of::<String>() + key.len()).sum();
-        let before = self.wait_bytes.fetch_add(bytes, Ordering::Relaxed);
-        let room = WaitBytes { shared: self, bytes };
-        if before + bytes > self.limits.bytes { Err(Refused::Full(Counted::Bytes)) } else { Ok(room) }
+        seat.hold(bytes, self.limits.bytes).ok_or(Refused::Full(Counted::Bytes))
     }
 
-    async fn wait(&self, number: u64, keys: Vec<String>, limit: Duration, _room: WaitBytes<'_>) -> Answered {
+    async fn wait(&self, number: u64, keys: Vec<String>, limit: Duration, _room: Held) -> Answered {
         let answer = match timeout(&*self.runtime, limit, self.board.wait(&keys)).await {
             Ok(Ok(values)) => Answer::values(values.into_iter().map(Some).collect()),
             Ok(Err(why)) => self.refusal(why),
@@ -271,7 +292,7 @@ impl Shared {
     fn refusal(&self, why: Refused) -> Answer {
         let limit = match why {
             Refused::NoSum(_) => 0,
-            Refused::Full(Counted::Connections) => self.limits.connections,
+            Refused::Full(Counted::Connections) => self.connections_max(),
             Refused::Full(Counted::Keys) => self.limits.keys,
             Refused::Full(Counted::Bytes) => self.limits.bytes,
             Refused::Full(Counted::Waits) => self.limits.waits,
