@@ -19,12 +19,14 @@ pub(super) struct CutStore {
     below: Mutex<Arc<MemoryStore>>,
     calls_left: AtomicUsize,
     is_silent: AtomicBool,
+    /// What this leads to instead of failing.
+    next: Mutex<Option<Arc<MemoryStore>>>,
 }
 
 impl CutStore {
     pub(super) fn new(below: &Arc<MemoryStore>) -> Arc<Self> {
         let (calls_left, is_silent) = (AtomicUsize::new(usize::MAX), AtomicBool::new(false));
-        Arc::new(Self { below: Mutex::new(below.clone()), calls_left, is_silent })
+        Arc::new(Self { below: Mutex::new(below.clone()), calls_left, is_silent, next: Mutex::new(None) })
     }
 
     pub(super) fn cut_after(&self, calls: usize) {
@@ -42,10 +44,25 @@ impl CutStore {
         self.cut_after(calls);
     }
 
+    /// Loses its data before the next call after this many.
+    pub(super) fn forget_after(&self, calls: usize, empty: Arc<MemoryStore>) {
+        *self.next.lock().unwrap() = Some(empty);
+        self.cut_after(calls);
+    }
+
+    pub(super) fn has_forgotten(&self) -> bool {
+        self.next.lock().unwrap().is_none()
+    }
+
     async fn reach(&self) -> Result<Arc<MemoryStore>, StoreError> {
         let counted = |left: usize| if left == usize::MAX { Some(left) } else { left.checked_sub(1) };
         match self.calls_left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, counted) {
             Ok(_) => Ok(self.below.lock().unwrap().clone()),
+            Err(_) if let Some(empty) = self.next.lock().unwrap().take() => {
+                self.cut_after(usize::MAX);
+                self.lead_to(&empty);
+                Ok(empty)
+            }
             Err(_) if self.is_silent.load(Ordering::Relaxed) => pending().await,
             Err(_) => Err(StoreError::Unreachable {
                 store: "the store of this test".to_owned(),

@@ -4,15 +4,18 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
 use tensorwire_collective::{Group, GroupError, store::StoreError};
-use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_rendezvous::{Tensor, Worker};
+use tensorwire_verbs_reactor::{FabricKind, timeout};
 
 use super::{cut_store::CutStore, over_fabrics, store, worker};
+use crate::rdma::{End, over_at};
 
 over_fabrics! {
     a_store_that_has_lost_its_data_votes_no_more,
     a_newcomer_knows_that_the_store_has_lost_its_data,
     a_store_that_has_kept_its_data_votes_for_newcomers,
+    a_store_that_loses_its_data_before_any_call_makes_no_second_group,
+    a_register_of_another_incarnation_has_no_vote,
 }
 
 /// How long the ranks of one half wait for the other.
@@ -101,4 +104,98 @@ async fn a_store_that_has_kept_its_data_votes_for_newcomers(fabric: FabricKind) 
     drop(old.group);
     old.worker.shutdown().await;
     new.goes_on_and_dies().await;
+}
+
+/// The groups of a world whose two halves cannot both go on, one after the other, with a store that loses its data before a call.
+struct World {
+    workers: Vec<Worker>,
+    groups: Vec<Group>,
+    store: Arc<CutStore>,
+}
+
+impl World {
+    async fn new(fabric: FabricKind, size: usize) -> Self {
+        let store = CutStore::new(&store());
+        let workers: Vec<_> =
+            join_all((0..size).map(async |rank| worker(format!("rank_{rank}"), fabric).await)).await;
+        let joining = workers.iter().enumerate().map(async |(rank, worker)| {
+            Group::builder(store.clone(), rank, size).timeout(SHORT).join(worker).await.unwrap()
+        });
+        let groups = join_all(joining).await;
+        Self { workers, groups, store }
+    }
+
+    /// Shrinks one half while the other does not come, ends it, and then shrinks the other one. Returns whether the store has lost
+    /// its data.
+    async fn halves_with_a_loss_after(mut self, calls: usize) -> bool {
+        self.store.forget_after(calls, store());
+        let half = self.groups.len() / 2;
+        let mut went_on = 0;
+        for first in [half, 0] {
+            let shrunk = join_all(self.groups.drain(first..).map(async |group| group.shrink().await)).await;
+            let mut members = Vec::new();
+            for shrunk in shrunk {
+                match shrunk {
+                    Ok(group) => members.push(group.members().map(str::to_owned).collect::<Vec<_>>()),
+                    Err(GroupError::NoMajority { .. } | GroupError::LeftOut { .. }) => {}
+                    Err(error) => panic!("a loss after {calls} calls: {error}"),
+                }
+            }
+            assert!(members.iter().all(|of| *of == members[0] && of.len() == half), "{calls}: {members:?}");
+            went_on += usize::from(!members.is_empty());
+            join_all(self.workers.drain(first..).map(async |worker| worker.shutdown().await)).await;
+        }
+        assert!(went_on <= 1, "a loss after {calls} calls makes two groups");
+        // The second half has no vote, and the first one has it unless its witness was lost before it was checked.
+        self.store.has_forgotten()
+    }
+}
+
+async fn a_store_that_loses_its_data_before_any_call_makes_no_second_group(fabric: FabricKind) {
+    join(with_a_loss_before_each_call(fabric, 2), with_a_loss_before_each_call(fabric, 4)).await;
+}
+
+async fn with_a_loss_before_each_call(fabric: FabricKind, size: usize) {
+    const AT_ONCE: usize = 8;
+    for begin in (0..).step_by(AT_ONCE) {
+        // One after the other, because each must join within its limit.
+        let mut worlds = Vec::new();
+        for _ in 0..AT_ONCE {
+            worlds.push(World::new(fabric, size).await);
+        }
+        let losses =
+            worlds.into_iter().zip(begin..).map(|(world, calls)| world.halves_with_a_loss_after(calls));
+        let is_lost = join_all(losses).await;
+        if is_lost.contains(&false) {
+            assert!(begin > 0 || is_lost[0], "the shrink needs the store");
+            println!("{size} ranks: {} calls", begin + is_lost.iter().filter(|lost| **lost).count());
+            return;
+        }
+    }
+}
+
+/// A worker that comes back under its name and address, with what an earlier one has published, is not the rank that was lost.
+async fn a_register_of_another_incarnation_has_no_vote(fabric: FabricKind) {
+    let [one, other] = two(fabric).await;
+    one.store.cut_after(0);
+    let runtime = one.worker.runtime().clone();
+    let shrinking = timeout(&*runtime, SHORT / 8, other.group.shrink()).await;
+    assert!(shrinking.is_err(), "it waits for the first rank");
+    let address = other.worker.address().to_owned();
+    let reader = worker("reader", fabric).await;
+    let peer = reader.peer_at(&address).await.unwrap();
+    let published = peer.list().await.unwrap();
+    let register = published.iter().find(|it| it.name.contains("agreement")).expect("it takes part");
+    let bytes = peer.fetch(&register.name).await.unwrap().bytes().to_vec();
+    drop(other.group);
+    other.worker.shutdown().await;
+
+    let builder = Worker::builder("rank_1").bind(address);
+    let later = over_at(builder, fabric, End::Right).start().await.unwrap();
+    let again = Tensor::from_values(later.pool(), &[bytes.len() as u64], &bytes).unwrap();
+    later.publish(&register.name, again).unwrap();
+    let error = one.group.shrink().await.unwrap_err();
+    let GroupError::NoMajority { come, .. } = &error else { panic!("{error}") };
+    assert_eq!(*come, [0], "{error}");
+    join_all([&one.worker, &later, &reader].map(Worker::shutdown)).await;
 }
