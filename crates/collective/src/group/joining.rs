@@ -97,8 +97,8 @@ impl GroupBuilder {
     /// [`requests_max`](tensorwire_rendezvous::Flow::requests_max) is below 256.
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the rank, and the others cannot complete the join either. Its record stays in the store, so
-    /// the rank can join again only in another run.
+    /// Dropping the future gives up the rank, and the others cannot complete the join either. Its record stays in the store. As long
+    /// as other ranks are missing, this worker or a restarted process can take its place; later only another run can.
     pub async fn join(self, worker: &Worker) -> Result<Group, GroupError> {
         self.check(worker)?;
         join(self, worker).await

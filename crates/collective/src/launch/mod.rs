@@ -12,7 +12,8 @@
 //! | Kubernetes (indexed Job) | `JOB_COMPLETION_INDEX`, `TENSORWIRE_SIZE` | |
 //!
 //! Slurm also sets its number of tasks for shells, and Kubernetes needs `TENSORWIRE_SIZE`: these variables alone choose no
-//! launcher. `torchrun` and `mpirun` within a Slurm job come before Slurm, because they start the processes.
+//! launcher. `torchrun` and `mpirun` within a Slurm job come before Slurm, because they start the processes. `srun --mpi=pmi2`
+//! sets MPICH's variables, too: if these have Slurm's rank and size, Slurm's are used.
 //!
 //! `TENSORWIRE_JOB` overrides the launcher's job. The first of these variables gives the store:
 //!
@@ -289,7 +290,8 @@ impl Launch {
         // Connecting reports a name that cannot be looked up.
         let found = timeout(runtime, limit, lookup_host(address)).await;
         let found: Vec<IpAddr> = found.into_iter().flatten().flatten().map(|found| found.ip()).collect();
-        let Some(loopback) = found.first().filter(|_| found.iter().all(IpAddr::is_loopback)) else {
+        let Some(loopback) = found.first().filter(|_| found.iter().all(|ip| ip.to_canonical().is_loopback()))
+        else {
             return Ok(());
         };
         let host = host_and_port(address).map_or(address, |(host, _)| host);

@@ -1,9 +1,12 @@
 //! Joining: ranks that are late, missing, duplicated, or of another run.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use futures::{future::join_all, join};
-use tensorwire_collective::{Group, GroupError, store::Store as _};
+use tensorwire_collective::{
+    Group, GroupError,
+    store::{Store as _, TcpStore},
+};
 use tensorwire_rendezvous::{DuplicatePolicy, Worker};
 use tensorwire_verbs_reactor::FabricKind;
 
@@ -69,6 +72,16 @@ async fn ranks_that_are_missing_are_named(fabric: FabricKind) {
         GroupError::Missing { missing, .. } => assert_eq!(missing, [0, 2, 3]),
         other => panic!("{other}"),
     }
+    worker.shutdown().await;
+}
+
+#[tokio::test]
+async fn ranks_that_are_missing_are_named_with_the_address_of_the_store() {
+    let worker = worker("early", FabricKind::TCP).await;
+    let (store, bound) = TcpStore::serve("127.0.1.1:0", worker.runtime().clone()).await.unwrap();
+    let joining = Group::builder(Arc::new(store), 0, 2).timeout(Duration::from_millis(50)).join(&worker);
+    let error = joining.await.unwrap_err().to_string();
+    assert!(error.contains(&format!("have not joined in the store served at {bound} after")), "{error}");
     worker.shutdown().await;
 }
 
