@@ -13,10 +13,10 @@ use tensorwire_verbs_reactor::{
     FabricKind, PeerViolation, Prepared, QueuePairConfig, RegionTable, RemoteRegion, Role, Runtime, Spinner,
     Wait, timeout,
 };
-use tokio::net::{TcpSocket, TcpStream};
 
 use crate::{
     congestion::Congestion,
+    dial,
     door::Door,
     driver::start,
     handshake::{
@@ -44,11 +44,14 @@ pub struct TcpConfig {
     /// A longer logical write is split into pieces of at most this length. Each piece counts in the send queue.
     /// Default 1 GiB.
     pub piece_bytes_max: u64,
-    /// An idle connection is lost if the peer's host does not answer for about this long. The peer's kernel answers
-    /// even while its process is stopped. Whole seconds, at least 6. Default 30 s.
+    /// The kernel probes an idle connection after half of this time, in whole seconds, at least 1. The peer's kernel answers even
+    /// while its process is stopped. The owner of the connection sees by [`QueuePair::unacknowledged`] that no answer comes, as
+    /// workers do. Default 30 s.
+    ///
+    /// [`QueuePair::unacknowledged`]: tensorwire_verbs_reactor::QueuePair::unacknowledged
     pub silence_limit: Duration,
-    /// A connection with unacknowledged bytes is lost if the peer's host accepts none of them for this long, even if
-    /// the peer is alive and only does not read. Default 2 min.
+    /// The kernel ends a connection if the peer's host accepts no bytes, or answers no probe, for this long, even if the peer is
+    /// alive and only does not read. Default 2 min.
     pub stall_limit: Duration,
     /// The congestion control of streams. A listener that the application [listens](crate::listen) on needs it too. Default:
     /// the system's.
@@ -393,7 +396,7 @@ async fn dial(
             .to_owned();
         return Err(failed("finding the peer's address", detail));
     };
-    let stream = open(to, congestion).await.map_err(|error| {
+    let stream = dial::open(to, congestion).await.map_err(|error| {
         let remedy = remedy(&error).unwrap_or("is the peer alive, and the port open in its firewall?");
         FabricError::refused(FabricKind::TCP, "connecting", &error, format!("{to}: {error}; {remedy}"))
     })?;
@@ -422,12 +425,6 @@ async fn dial(
     })?;
     check_welcome(&welcome)?;
     Ok(stream)
-}
-
-async fn open(to: SocketAddr, congestion: &Congestion) -> io::Result<TcpStream> {
-    let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    congestion.choose(&socket);
-    socket.connect(to).await
 }
 
 /// Waits for the stream that shows this side's token, and checks that it is the dialer's.

@@ -77,9 +77,15 @@ impl Address {
     /// The address to dial, for a peer that dialled the control connection at `control`. `None` if `control` is
     /// needed and not known.
     pub(super) fn dialled_at(&self, control: Option<SocketAddr>) -> Option<SocketAddr> {
-        let ip = self.ip.or(control.map(|control| control.ip()))?;
         let port = if self.port == 0 { control?.port() } else { self.port };
-        Some(SocketAddr::new(ip, port))
+        let mut at = SocketAddr::new(self.ip.or(control.map(|control| control.ip()))?, port);
+        // The zone of a link-local address is that of the session: the peer does not know this host's.
+        if let (SocketAddr::V6(at), Some(SocketAddr::V6(control))) = (&mut at, control)
+            && at.ip().is_unicast_link_local()
+        {
+            at.set_scope_id(control.scope_id());
+        }
+        Some(at)
     }
 
     pub(super) fn encode(&self) -> ConnectionData {
@@ -276,6 +282,10 @@ mod tests {
         let ip = Some(IpAddr::V4(Ipv4Addr::new(10, 1, 2, 3)));
         let at = |address: Address, control| address.dialled_at(control).map(|at| at.to_string());
         let shared = Address { port: 0, ..address(None) };
+        let control_at = |zoned: &str| at(shared, zoned.parse().ok());
+        assert_eq!(control_at("[fe80::9%3]:4242").as_deref(), Some("[fe80::9%3]:4242"));
+        let link_local = Address { ip: "fe80::5".parse().ok(), ..shared };
+        assert_eq!(at(link_local, "[fe80::9%3]:4242".parse().ok()).as_deref(), Some("[fe80::5%3]:4242"));
         for (address, with, without) in [
             (shared, "10.0.0.9:4242", None),
             (address(None), "10.0.0.9:4711", None),

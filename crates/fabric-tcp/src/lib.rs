@@ -25,6 +25,7 @@
 //! | `protection` | whether streams are encrypted, and the handshake of those that are |
 //! | `sealed` | the records of an encrypted stream (feature `tls`) |
 //! | `congestion` | the congestion control of streams |
+//! | `dial` | connecting, for every dialler of the project |
 //! | `socket` | the system calls |
 //!
 //! # The stream
@@ -64,6 +65,7 @@ mod ahead;
 mod clock;
 mod closing;
 mod congestion;
+mod dial;
 mod door;
 mod driver;
 mod fabric;
@@ -92,6 +94,7 @@ mod tests;
 pub mod tls;
 
 pub use congestion::Congestion;
+pub use dial::Dial;
 pub use door::{Door, DoorStats, Guest, Newcomer, Presence, Stranger, Visit, listen};
 pub use fabric::{ListenerStats, TcpConfig, TcpFabric};
 pub use pace::Pace;

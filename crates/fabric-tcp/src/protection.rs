@@ -74,8 +74,6 @@ impl Protection {
             Self::None => Stream::Plain(stream),
             #[cfg(feature = "tls")]
             Self::Tls(identity) => {
-                // The TLS handshake is a sequence of small messages that answer each other.
-                let _ = stream.set_nodelay(true);
                 let secured = identity.connect(TlsPurpose::Data, stream).await;
                 Stream::Tls(Box::new(secured.map_err(|error| failed("TLS", explain_io(&error)))?))
             }
@@ -93,6 +91,7 @@ impl Protection {
             Self::None => Ok(Stream::Plain(stream)),
             #[cfg(feature = "tls")]
             Self::Tls(identity) => {
+                // The TLS handshake is a sequence of small messages that answer each other.
                 let _ = stream.set_nodelay(true);
                 let secured = identity.accept(stream).await;
                 Ok(Stream::Tls(Box::new(secured.map_err(|error| explain_io(&error))?)))

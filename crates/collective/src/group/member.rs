@@ -33,13 +33,14 @@ pub(crate) struct Member {
 
 impl Member {
     /// # Errors
-    /// [`GroupError::Argument`] if the worker listens on all addresses, and `store` does not show at which the others reach it.
+    /// [`GroupError::Argument`] if the worker listens on all addresses, and `store` does not show at which the others reach it, or on
+    /// a link-local address.
     pub(crate) fn of(worker: &Worker, store: &dyn Store) -> Result<Self, GroupError> {
         let address = dialable(worker.address(), store.own_address()).ok_or_else(|| GroupError::Argument {
             field: "bind",
             value: worker.address().to_owned(),
             remedy: "the other ranks cannot dial this address, and the store does not show which of this machine's they reach: bind \
-                     the worker to that one"
+                     the worker to that one (a link-local address does not do, since its zone differs between machines)"
                 .to_owned(),
         })?;
         let shm = worker.offered_fabrics().into_iter().find(|(kind, _)| *kind == FabricKind::SHM);
@@ -115,12 +116,13 @@ pub(crate) fn hosts(members: &[Member]) -> Vec<Vec<usize>> {
 }
 
 /// `address` in a form that other ranks can dial: if the worker listens on all addresses of this machine, the one at which the store
-/// reaches it.
+/// reaches it. `None` also for a link-local address, whose zone has a meaning on this machine only.
 fn dialable(address: &str, own: Option<IpAddr>) -> Option<String> {
-    let bound = address.parse::<SocketAddr>().ok().filter(|bound| bound.ip().is_unspecified());
-    let Some(bound) = bound else { return Some(address.to_owned()) };
-    let own = own?.to_canonical();
-    (bound.is_ipv6() || own.is_ipv4()).then(|| SocketAddr::new(own, bound.port()).to_string())
+    let Ok(bound) = address.parse::<SocketAddr>() else { return Some(address.to_owned()) };
+    let host = if bound.ip().is_unspecified() { own?.to_canonical() } else { bound.ip() };
+    let is_link_local = matches!(host, IpAddr::V6(host) if host.is_unicast_link_local());
+    let can_reach = !is_link_local && (bound.is_ipv6() || host.is_ipv4());
+    can_reach.then(|| SocketAddr::new(host, bound.port()).to_string())
 }
 
 fn hexadecimal(bytes: &[u8]) -> String {
@@ -167,6 +169,8 @@ mod tests {
             ("[::]:4", Some(v6), Some("[fd00::7]:4")),
             ("0.0.0.0:4", Some(v6), None),
             ("0.0.0.0:4", None, None),
+            ("[fe80::1%2]:4", Some(v6), None),
+            ("[::]:4", Some("fe80::7".parse().unwrap()), None),
         ];
         for (address, own, expected) in named {
             assert_eq!(dialable(address, own).as_deref(), expected, "{address} {own:?}");

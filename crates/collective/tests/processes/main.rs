@@ -9,6 +9,9 @@ mod harness;
 mod isolated;
 mod killed;
 mod late;
+#[path = "../../../rendezvous/tests/namespaces/mod.rs"]
+mod namespaces;
+mod networks;
 mod pairs;
 #[path = "../../../rendezvous/tests/rdma/mod.rs"]
 mod rdma;

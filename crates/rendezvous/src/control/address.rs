@@ -1,5 +1,7 @@
 //! The syntax of addresses.
 
+use std::net::SocketAddr;
+
 use tensorwire_protocol::{limits::ADDRESS_BYTES_MAX, text::is_active};
 
 use super::ControlError;
@@ -46,6 +48,37 @@ pub fn host_and_port(address: &str) -> Result<(&str, u16), &'static str> {
     Ok((host, port))
 }
 
+/// The address where this worker listens, in a form for other hosts: without the zone of a link-local address, which has a meaning on
+/// this host only.
+pub(crate) fn for_peers(address: &str) -> String {
+    match address.parse() {
+        Ok(SocketAddr::V6(mut address)) => {
+            address.set_scope_id(0);
+            address.to_string()
+        }
+        _ => address.to_owned(),
+    }
+}
+
+/// `address`, where a peer says that it listens, in a form that this worker can dial. If the peer listens on all its addresses, its
+/// host is the one that the session from `peer` uses. A link-local address gets the zone of the session.
+pub(crate) fn dialable(address: &str, peer: Option<SocketAddr>) -> String {
+    let (Ok(mut listens), Some(peer)) = (address.parse::<SocketAddr>(), peer) else {
+        return address.to_owned();
+    };
+    let (port, host) = (listens.port(), peer.ip().to_canonical());
+    if listens.ip().is_unspecified() {
+        listens = if host == peer.ip() { peer } else { SocketAddr::new(host, port) };
+        listens.set_port(port);
+    }
+    if let (SocketAddr::V6(listens), SocketAddr::V6(peer)) = (&mut listens, peer)
+        && listens.ip().is_unicast_link_local()
+    {
+        listens.set_scope_id(peer.scope_id());
+    }
+    listens.to_string()
+}
+
 /// As [`host_and_port`], for an address to listen on or to dial.
 pub(super) fn parts(address: &str) -> Result<(&str, u16), ControlError> {
     host_and_port(address).map_err(|_| ControlError::BadAddress { address: address.to_owned() })
@@ -54,6 +87,23 @@ pub(super) fn parts(address: &str) -> Result<(&str, u16), ControlError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_zone_stays_on_its_host() {
+        assert_eq!(for_peers("[fe80::1%2]:5"), "[fe80::1]:5");
+        for address in ["[fd00::1]:5", "10.0.0.1:5", "host:5"] {
+            assert_eq!(for_peers(address), address);
+        }
+        for (listens, peer, dialled) in [
+            ("[fe80::1]:5", "[fe80::9%3]:1", "[fe80::1%3]:5"),
+            ("[fe80::1%7]:5", "[fe80::9%3]:1", "[fe80::1%3]:5"),
+            ("[::]:5", "[fe80::9%3]:1", "[fe80::9%3]:5"),
+            ("[fd00::1]:5", "[fe80::9%3]:1", "[fd00::1]:5"),
+            ("host:5", "[fe80::9%3]:1", "host:5"),
+        ] {
+            assert_eq!(dialable(listens, peer.parse().ok()), dialled);
+        }
+    }
 
     #[test]
     fn an_address_has_a_host_and_a_port_and_nothing_else() {

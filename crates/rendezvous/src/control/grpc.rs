@@ -298,6 +298,7 @@ impl ControlPlane for GrpcPlane {
     fn dial(&self, address: &str) -> BoxFuture<'static, Result<ControlSession, ControlError>> {
         let dialler = Dialler {
             tasks: self.tasks.clone(),
+            runtime: self.served_on.clone(),
             closing: self.closing.subscribe(),
             keepalive: self.config.keepalive,
             limit: self.config.dial_limit,

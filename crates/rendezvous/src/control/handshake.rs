@@ -36,10 +36,7 @@ pub(crate) mod fuzzing;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::{net::SocketAddr, time::Duration};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -53,7 +50,7 @@ use tensorwire_protocol::{
 };
 use tensorwire_verbs_reactor::{Runtime, timeout};
 
-use super::{Addresses, ControlError, ControlSession, Secret};
+use super::{Addresses, ControlError, ControlSession, Secret, dialable};
 
 /// The identity that a worker claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -281,7 +278,8 @@ impl<'a> Side<'a> {
         if worker == self.me.worker && incarnation == self.me.incarnation {
             return Err(self.misbehaved("it is this worker itself; its own values need no connection"));
         }
-        let listen_address = listen_address.map(|address| dialable(&address, self.session.peer_host()));
+        let listen_address =
+            listen_address.map(|address| dialable(&address, self.session.addresses.map(|ends| ends.peer)));
         Ok(Introduction { worker, incarnation, listen_address, fabrics: Vec::new() })
     }
 
@@ -384,15 +382,4 @@ fn nonce(runtime: &dyn Runtime) -> [u8; 32] {
     let mut nonce = [0; 32];
     nonce.chunks_exact_mut(8).for_each(|chunk| chunk.copy_from_slice(&runtime.random().to_le_bytes()));
     nonce
-}
-
-/// `address` in a form that this worker can dial: if the peer listens on all its addresses, the host that this session
-/// uses.
-fn dialable(address: &str, peer_host: Option<IpAddr>) -> String {
-    let wildcard = ["0.0.0.0:", "[::]:"].into_iter().find_map(|any| address.strip_prefix(any));
-    match (wildcard, peer_host.map(|host| host.to_canonical())) {
-        (Some(port), Some(IpAddr::V4(host))) => format!("{host}:{port}"),
-        (Some(port), Some(IpAddr::V6(host))) => format!("[{host}]:{port}"),
-        _ => address.to_owned(),
-    }
 }

@@ -22,9 +22,11 @@ use std::{
 };
 
 use tensorwire_fabric_tcp::DataPort;
+pub use tensorwire_fabric_tcp::Dial;
 use tensorwire_protocol::text::escaped;
 use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
+pub(crate) use self::address::{dialable, for_peers};
 #[cfg(feature = "tls")]
 pub(crate) use self::proven::{check_worker, named_workers, own_name};
 pub use self::{

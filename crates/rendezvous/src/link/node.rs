@@ -16,6 +16,7 @@ use crate::{
     control::{
         ControlPlane, Secret,
         cluster::{ClusterSpec, normalise},
+        for_peers,
         handshake::Introduction,
         host_and_port,
     },
@@ -75,7 +76,7 @@ impl Node {
         Introduction {
             worker: self.name.clone(),
             incarnation: self.incarnation,
-            listen_address: Some(self.address.clone()),
+            listen_address: Some(for_peers(&self.address)),
             fabrics: self
                 .fabrics
                 .iter()

@@ -11,13 +11,11 @@ use futures::{
     StreamExt,
     channel::{mpsc, oneshot},
 };
+use tensorwire_rendezvous::control::{Dial, host_and_port};
 use tensorwire_verbs_reactor::{Runtime, timeout};
 use tokio::{
     io::AsyncWriteExt,
-    net::{
-        TcpStream,
-        tcp::{OwnedReadHalf, OwnedWriteHalf},
-    },
+    net::tcp::{OwnedReadHalf, OwnedWriteHalf},
 };
 
 use super::{
@@ -64,7 +62,8 @@ pub(super) async fn run(
     limit: Duration,
     commands: mpsc::UnboundedReceiver<Command>,
 ) {
-    let attempt = limit.min(ATTEMPT_MAX);
+    // Shorter than a caller's limit, whose error has the reasons of the last attempt.
+    let attempt = (limit / 2).min(ATTEMPT_MAX);
     Driver { link, runtime, attempt, commands, queue: VecDeque::new(), instance: None }.run().await;
 }
 
@@ -105,7 +104,7 @@ impl Driver {
         let mut halves = std::pin::pin!(async {
             runtime.sleep(*pause).await;
             *pause = (*pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
-            timeout(&*runtime, attempt, dial(&link, &*runtime, attempt)).await
+            dial(&link, &runtime, attempt).await
         });
         let connected = loop {
             tokio::select! {
@@ -116,20 +115,17 @@ impl Driver {
                 return Ok(None);
             }
         };
-        let connected = connected.unwrap_or_else(|_| {
-            Err(Dial::Again(format!("no server of a store answered within {:?}", self.attempt)))
-        });
         Ok(self.connected(connected))
     }
 
-    fn connected(&mut self, connected: Result<(Halves, u64), Dial>) -> Option<Halves> {
+    fn connected(&mut self, connected: Result<(Halves, u64), Unconnected>) -> Option<Halves> {
         match connected {
             Ok((halves, instance)) => {
                 self.check_instance(instance);
                 return Some(halves);
             }
-            Err(Dial::Again(why)) => self.link.set_trouble(Some(why)),
-            Err(Dial::Hopeless(error)) => self.give_up(&error),
+            Err(Unconnected::Again(why)) => self.link.set_trouble(Some(why)),
+            Err(Unconnected::Hopeless(error)) => self.give_up(&error),
         }
         None
     }
@@ -224,27 +220,48 @@ impl InFlight {
 }
 
 /// Why there is no connection.
-enum Dial {
+enum Unconnected {
     /// The server may start later.
     Again(String),
     Hopeless(StoreError),
 }
 
-impl From<io::Error> for Dial {
+impl From<io::Error> for Unconnected {
     fn from(error: io::Error) -> Self {
         Self::Again(format!("cannot connect: {error}"))
     }
 }
 
-async fn dial(link: &Link, runtime: &dyn Runtime, limit: Duration) -> Result<(Halves, u64), Dial> {
-    let stream = TcpStream::connect(link.address()).await?;
+async fn dial(
+    link: &Link,
+    runtime: &Arc<dyn Runtime>,
+    limit: Duration,
+) -> Result<(Halves, u64), Unconnected> {
+    let mut dial = Dial::new(runtime.clone());
+    let connected = timeout(&**runtime, limit, greet(link, &**runtime, limit, &mut dial)).await;
+    connected.unwrap_or_else(|_| {
+        Err(Unconnected::Again(format!("{dial}; no server of a store answered within {limit:?}")))
+    })
+}
+
+async fn greet(
+    link: &Link,
+    runtime: &dyn Runtime,
+    limit: Duration,
+    dial: &mut Dial,
+) -> Result<(Halves, u64), Unconnected> {
+    let (host, port) = host_and_port(link.address()).map_err(io::Error::other)?;
+    dial.resolve(host, port).await?;
+    let Some((_, stream)) = dial.connect().await else {
+        return Err(Unconnected::Again(format!("cannot connect: {dial}")));
+    };
     socket::prepare(&stream)?;
     link.set_own_address(stream.local_addr()?.ip());
     let (reader, mut writer) = stream.into_split();
     writer.write_all(&client_hello()).await?;
     let mut reader = FrameReader::new(reader, limit, None);
     let hello = reader.hello(runtime).await.map_err(|ended| {
-        Dial::Again(format!(
+        Unconnected::Again(format!(
             "it accepts connections, but does not answer as a store ({ended}): check the port"
         ))
     })?;
@@ -252,8 +269,8 @@ async fn dial(link: &Link, runtime: &dyn Runtime, limit: Duration) -> Result<(Ha
     Ok(((reader, writer), instance))
 }
 
-fn welcome(link: &Link, hello: &[u8; HELLO_BYTES]) -> Result<u64, Dial> {
-    let unreachable = |detail| Dial::Hopeless(link.unreachable(detail));
+fn welcome(link: &Link, hello: &[u8; HELLO_BYTES]) -> Result<u64, Unconnected> {
+    let unreachable = |detail| Unconnected::Hopeless(link.unreachable(detail));
     let welcome = Welcome::decode(hello).map_err(|why| {
         unreachable(format!(
             "another program listens there ({why}): give the port that the serving rank bound"
@@ -267,7 +284,7 @@ fn welcome(link: &Link, hello: &[u8; HELLO_BYTES]) -> Result<u64, Dial> {
     }
     match welcome.full {
         None => Ok(welcome.instance),
-        Some(limit) => Err(Dial::Hopeless(StoreError::Full {
+        Some(limit) => Err(Unconnected::Hopeless(StoreError::Full {
             store: link.store(),
             what: Counted::Connections.name(),
             limit: limit as usize,

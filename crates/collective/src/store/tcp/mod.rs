@@ -17,6 +17,7 @@ use std::{
 };
 
 use futures::FutureExt;
+use tensorwire_rendezvous::control::host_and_port;
 use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 use tokio::net::TcpListener;
 
@@ -138,7 +139,8 @@ impl TcpStore {
         };
         // Any process that can connect can write, so other machines are admitted only on request.
         let bind = if address.starts_with(':') { format!("127.0.0.1{address}") } else { address.to_owned() };
-        let listener = TcpListener::bind(bind).await.map_err(failed)?;
+        let parts = host_and_port(&bind).map_err(|why| failed(io::Error::other(why)))?;
+        let listener = TcpListener::bind(parts).await.map_err(failed)?;
         let TcpLimits { keys, bytes, waits, .. } = limits;
         let board = Arc::new(Board::new(BoardLimits { keys, bytes, waits }));
         // Fits the limits.

@@ -1,17 +1,19 @@
 //! Dialling sessions.
 
 use std::{
-    error::Error,
     io,
     net::SocketAddr,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
 use futures::{Stream, StreamExt};
 use hyper_util::rt::TokioIo;
+use tensorwire_fabric_tcp::Dial;
 use tensorwire_memory::Limit;
+use tensorwire_verbs_reactor::Runtime;
 use tokio::{net::TcpStream, sync::watch};
 use tonic::{
     Streaming,
@@ -35,6 +37,7 @@ use crate::control::{
 /// The parameters of dialling.
 pub(super) struct Dialler {
     pub(super) tasks: Tasks,
+    pub(super) runtime: Arc<dyn Runtime>,
     pub(super) closing: watch::Receiver<bool>,
     pub(super) keepalive: Keepalive,
     pub(super) limit: Duration,
@@ -51,52 +54,57 @@ impl Dialler {
         };
         let closing = self.closing.clone();
         let limit = self.limit;
+        let mut dial = Dial::new(self.runtime.clone());
         tokio::select! {
             biased;
             () = closed(closing) => Err(ControlError::Closed),
-            dialled = within(limit, self.attempt(host.to_owned(), port)) => match dialled {
+            dialled = within(limit, self.attempt(host, port, &mut dial)) => match dialled {
                 Ok(dialled) => dialled.map_err(unreachable),
-                Err(_) => Err(unreachable(silence(limit).into())),
+                Err(_) => Err(unreachable(format!("{dial}; {}", silence(limit)).into())),
             }
         }
     }
 
-    /// Tries the host's addresses in turn.
-    async fn attempt(self, host: String, port: u16) -> Result<ControlSession, Failure> {
-        let found = lookup(host.clone(), port).await?;
-        let mut failure = Failure::from("the name has no address".to_owned());
-        for address in found {
-            let (addresses, wire) = match self.connect(address, &host).await {
-                Ok(connected) => connected,
-                Err(last) => {
-                    failure = last;
-                    continue;
+    /// Tries the host's addresses, until one has a session.
+    async fn attempt(self, host: &str, port: u16, dial: &mut Dial) -> Result<ControlSession, Failure> {
+        dial.resolve(host, port).await.map_err(|error| Failure {
+            detail: format!("the name cannot be resolved: {error}"),
+            limit: Limit::of_files(&error),
+            is_tls: false,
+        })?;
+        let mut is_tls = None;
+        while let Some((address, stream)) = dial.connect().await {
+            match self.open(address, stream, host).await {
+                Ok(session) => return Ok(session),
+                Err(failure) => {
+                    is_tls = Some(failure.is_tls);
+                    dial.refuse(failure.detail);
                 }
-            };
-            let Parts { session, task, outgoing } = session(addresses, None, wire.proven().cloned());
-            match attach(address, wire, outgoing, self.keepalive, self.limit).await {
-                Ok((client, stream)) => {
-                    let closing = self.closing.clone();
-                    self.tasks.spawn(async move {
-                        task.run(stream, closing).await;
-                        drop(client);
-                    });
-                    return Ok(session);
-                }
-                Err(last) => failure = last,
             }
         }
-        Err(failure)
+        let hint = if is_tls.is_some() { "" } else { "; is the worker running?" };
+        let detail = format!("{dial}{hint}");
+        Err(Failure { detail, limit: dial.limit(), is_tls: is_tls.unwrap_or_default() })
     }
 
-    async fn connect(&self, address: SocketAddr, host: &str) -> Result<(Addresses, Wire), Failure> {
-        let failed = |error| connect_failure(&error, self.limit);
-        let stream = TcpStream::connect(address).await.map_err(failed)?;
-        let addresses = Addresses { own: stream.local_addr().map_err(failed)?, peer: address };
-        // Frames are small, and each is awaited.
-        let _ = stream.set_nodelay(true);
+    /// Opens a session on a new connection.
+    async fn open(
+        &self,
+        address: SocketAddr,
+        stream: TcpStream,
+        host: &str,
+    ) -> Result<ControlSession, Failure> {
+        let own = stream.local_addr().map_err(|error| error.to_string())?;
+        let addresses = Addresses { own, peer: address };
         let wire = Wire::dial(stream, &self.security, host).await.map_err(Failure::of_tls)?;
-        Ok((addresses, wire))
+        let Parts { session, task, outgoing } = session(addresses, None, wire.proven().cloned());
+        let (client, stream) = attach(address, wire, outgoing, self.keepalive).await?;
+        let closing = self.closing.clone();
+        self.tasks.spawn(async move {
+            task.run(stream, closing).await;
+            drop(client);
+        });
+        Ok(session)
     }
 }
 
@@ -123,11 +131,11 @@ async fn attach(
     wire: Wire,
     outgoing: OutgoingFrames,
     keepalive: Keepalive,
-    limit: Duration,
 ) -> Result<(ControlClient<Channel>, Streaming<Frame>), Failure> {
-    let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| causes(&error))?;
+    // Without the zone, which a URL cannot have.
+    let authority = SocketAddr::new(address.ip(), address.port());
+    let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(|error| causes(&error))?;
     let endpoint = endpoint
-        .connect_timeout(limit)
         .http2_keep_alive_interval(keepalive.interval)
         .keep_alive_timeout(keepalive.timeout)
         .keep_alive_while_idle(true)
@@ -139,7 +147,7 @@ async fn attach(
         trouble.why().map_or(failure, |why| Failure { is_tls: why.is_tls, ..why.text.clone().into() })
     };
     let channel = endpoint.connect_with_connector(OneWire(Some(wire))).await;
-    let channel = channel.map_err(|error| or_trouble(connect_failure(&error, limit)))?;
+    let channel = channel.map_err(|error| or_trouble(causes(&error).into()))?;
     let mut client = ControlClient::new(channel)
         .max_decoding_message_size(ON_THE_WIRE_MAX)
         .max_encoding_message_size(ON_THE_WIRE_MAX);
@@ -181,41 +189,9 @@ impl From<String> for Failure {
     }
 }
 
-async fn lookup(host: String, port: u16) -> Result<Vec<SocketAddr>, Failure> {
-    let found = tokio::net::lookup_host((host, port)).await.map_err(|error| Failure {
-        detail: format!("the name cannot be resolved: {error}"),
-        limit: Limit::of_files(&error),
-        is_tls: false,
-    });
-    Ok(found?.collect())
-}
-
 fn silence(limit: Duration) -> String {
     format!(
         "no answer within {} s: is the host up, is the worker running, does a firewall drop its port?",
         limit.as_secs_f32()
     )
-}
-
-/// The error message for a failed connection attempt.
-fn connect_failure(error: &(dyn Error + 'static), limit: Duration) -> Failure {
-    let io = io_error(error);
-    let detail = match io.map(io::Error::kind) {
-        Some(io::ErrorKind::ConnectionRefused) => "connection refused: is the worker running?".to_owned(),
-        Some(io::ErrorKind::TimedOut) => silence(limit),
-        _ => causes(error),
-    };
-    Failure { detail, limit: io.and_then(Limit::of_files), is_tls: false }
-}
-
-/// The error of the operating system that caused `error`, if one did.
-fn io_error<'error>(error: &'error (dyn Error + 'static)) -> Option<&'error io::Error> {
-    let mut next = Some(error);
-    while let Some(error) = next {
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            return Some(error);
-        }
-        next = error.source();
-    }
-    None
 }

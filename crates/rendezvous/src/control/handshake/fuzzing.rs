@@ -4,6 +4,7 @@
 
 use std::{
     collections::VecDeque,
+    net::IpAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, Ordering},
