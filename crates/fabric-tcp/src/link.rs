@@ -17,7 +17,7 @@ use tensorwire_memory::Block;
 use tensorwire_testpoints::sync::Mutex;
 use tensorwire_verbs_reactor::{
     Capabilities, FabricError, FabricKind, Immediate, Link, Look, Piece, QueuePair, QueuePairConfig,
-    QueuePairCore, ReadDestination, ReadPart, RegionTable, RemoteRange, SlotKey, WorkRequest,
+    QueuePairCore, ReadDestination, ReadPart, RegionTable, RemoteRange, SlotKey, Unacknowledged, WorkRequest,
 };
 use tokio::io::unix::AsyncFd;
 
@@ -356,6 +356,10 @@ impl Link for TcpLink {
     fn looks_in_vain(&self) -> bool {
         // A blocked connection waits for the socket to become writable, which a read does not show.
         self.sending() == Sent::Blocked
+    }
+
+    fn unacknowledged(&self) -> Option<Unacknowledged> {
+        self.socket.get_ref().unacknowledged()
     }
 
     fn start_close(&self) {

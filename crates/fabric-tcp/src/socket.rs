@@ -9,7 +9,7 @@ use std::{
 };
 
 use tensorwire_memory::RemoteAccess;
-use tensorwire_verbs_reactor::{FabricError, FabricKind, LossCause};
+use tensorwire_verbs_reactor::{FabricError, FabricKind, LossCause, Unacknowledged};
 
 use crate::protection::Stream;
 #[cfg(feature = "tls")]
@@ -126,6 +126,17 @@ impl Socket {
         set(&self.bare, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)
     }
 
+    /// What waits for an acknowledgement, by the kernel's `TCP_INFO`.
+    pub(super) fn unacknowledged(&self) -> Option<Unacknowledged> {
+        let information = TcpInformation::of(&self.bare)?;
+        // A peer that accepts no data answers probes, and sometimes data, without acknowledging any.
+        let is_probed = information.unacknowledged() == 0 || information.window() == Some(0);
+        (information.unacknowledged() > 0 || information.probes() > 0).then(|| Unacknowledged {
+            acknowledged: information.acknowledged(),
+            silence: is_probed.then(|| information.silence()),
+        })
+    }
+
     /// Discards up to `limit` received bytes, without touching memory.
     pub(super) fn discard(&self, limit: usize) -> io::Result<usize> {
         self.bare.discard(limit)
@@ -224,18 +235,67 @@ fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     }
 }
 
-/// Makes the kernel detect a peer whose host is gone. On an idle connection it probes the peer's kernel, which
-/// answers even if the process is stopped, and gives up after `silence`. With unacknowledged bytes it gives up when
-/// the peer's kernel has accepted none of them for `stall`.
+/// Makes the kernel probe the peer's kernel, which answers even if the process is stopped, after half of `silence` on an idle
+/// connection. The kernel ends the connection when the peer's kernel has accepted no bytes, or answered no probe, for `stall`: that
+/// limit replaces the number of probes. [`Socket::unacknowledged`] shows earlier that the path is lost.
 pub(super) fn watch(socket: &impl AsRawFd, silence: Duration, stall: Duration) -> io::Result<()> {
-    // Three probes, the first after half the time.
     let seconds = |part: Duration| libc::c_int::try_from(part.as_secs().max(1)).unwrap_or(libc::c_int::MAX);
     let milliseconds = libc::c_int::try_from(stall.as_millis()).unwrap_or(libc::c_int::MAX);
     set(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
     set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds(silence / 2))?;
     set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, seconds(silence / 6))?;
-    set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3)?;
     set(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, milliseconds.max(1))
+}
+
+/// The beginning of the kernel's `struct tcp_info`, whose fields have the same places in all releases. Those that a kernel does not
+/// know are missing.
+struct TcpInformation([u8; 232], usize);
+
+impl TcpInformation {
+    fn of(socket: &impl AsRawFd) -> Option<Self> {
+        let mut bytes = [0; 232];
+        let mut length = bytes.len() as libc::socklen_t;
+        // SAFETY: the pointers are those of `bytes` and of its length, and the call writes no more than that.
+        let answer = unsafe {
+            libc::getsockopt(
+                socket.as_raw_fd(),
+                libc::IPPROTO_TCP,
+                libc::TCP_INFO,
+                bytes.as_mut_ptr().cast(),
+                &raw mut length,
+            )
+        };
+        (answer == 0).then_some(Self(bytes, length as usize))
+    }
+
+    /// Probes without an answer.
+    fn probes(&self) -> u8 {
+        self.0[3]
+    }
+
+    /// Segments without an acknowledgement.
+    fn unacknowledged(&self) -> u32 {
+        u32::from_ne_bytes(self.field(24))
+    }
+
+    /// Since the last segment of the peer's host that acknowledged anything, also if that was old.
+    fn silence(&self) -> Duration {
+        Duration::from_millis(u32::from_ne_bytes(self.field(56)).into())
+    }
+
+    /// Acknowledged bytes.
+    fn acknowledged(&self) -> u64 {
+        u64::from_ne_bytes(self.field(120))
+    }
+
+    /// How many bytes the peer accepts now. Known from Linux 5.4 on.
+    fn window(&self) -> Option<u32> {
+        (self.1 >= 232).then(|| u32::from_ne_bytes(self.field(228)))
+    }
+
+    fn field<const BYTES: usize>(&self, at: usize) -> [u8; BYTES] {
+        self.0[at..].first_chunk().copied().unwrap_or([0; BYTES])
+    }
 }
 
 fn set(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: libc::c_int) -> io::Result<()> {

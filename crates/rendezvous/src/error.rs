@@ -4,7 +4,7 @@ use std::{fmt, time::Duration};
 
 use tensorwire_memory::{Limit, MemoryError};
 use tensorwire_protocol::{Code, Damage, Status, Validation, text::escaped};
-use tensorwire_verbs_reactor::{FabricError, LossCause};
+use tensorwire_verbs_reactor::{FabricError, FabricKind, LossCause};
 
 use crate::control::{ControlError, cluster::ClusterError};
 
@@ -64,6 +64,9 @@ pub enum PeerLoss {
     /// It neither answered a ping nor moved data within the liveness bound: it is stopped, its machine is overloaded,
     /// or the network drops everything.
     Unresponsive,
+    /// Its host acknowledged nothing of a data connection within the liveness bound, while its session may go on: a firewall
+    /// dropped the connection, or large packets are lost on the way (a black hole of MTU).
+    Unreachable,
     /// It was shut down in order.
     Goodbye,
     /// It violated the protocol, so the connection was closed.
@@ -85,6 +88,10 @@ impl PeerLoss {
             Self::Unresponsive => {
                 "check whether its process is stopped or its machine overloaded, or allow more with the setting \
                  `liveness`; the next use connects again"
+            }
+            Self::Unreachable => {
+                "check firewalls on the way, and its MTU: if small tensors pass and large ones do not, lower the MTU of \
+                 both hosts, or set net.ipv4.tcp_mtu_probing=1; the next use connects again"
             }
             Self::Goodbye => "start it again if it is still needed; the next use connects again",
             Self::Misbehaved => {
@@ -152,13 +159,20 @@ impl Lost {
     /// Why the peer says that it has ended a connection.
     pub(crate) fn told(status: &Status) -> Self {
         let why = format!("the peer ended the connection: {}", status.message);
-        if status.code == Code::InvalidArgument { Self::misbehaved(why) } else { Self::gone(why) }
+        match status.code {
+            Code::InvalidArgument => Self::misbehaved(why),
+            Code::DeadlineExceeded => Self::new(PeerLoss::Unreachable, why),
+            _ => Self::gone(why),
+        }
     }
 
-    /// The reason as the peer is told it. The code says whether a rule was broken.
+    /// The reason as the peer gets it. The code says whether a rule was broken, or the path is lost.
     pub(crate) fn status(&self) -> Status {
-        let is_broken_rule = self.loss == PeerLoss::Misbehaved;
-        let code = if is_broken_rule { Code::InvalidArgument } else { Code::Unavailable };
+        let code = match self.loss {
+            PeerLoss::Misbehaved => Code::InvalidArgument,
+            PeerLoss::Unreachable => Code::DeadlineExceeded,
+            _ => Code::Unavailable,
+        };
         Status::new(code, self.detail.as_str())
     }
 }
@@ -167,6 +181,11 @@ impl From<FabricError> for Lost {
     fn from(error: FabricError) -> Self {
         let loss = match &error {
             FabricError::PeerLost { cause: LossCause::Unresponsive, .. } => PeerLoss::Unresponsive,
+            FabricError::PeerLost { kind, cause: LossCause::RetryExceeded, .. }
+                if *kind == FabricKind::TCP =>
+            {
+                PeerLoss::Unreachable
+            }
             FabricError::PeerMisbehaved { .. } | FabricError::RemoteRefused { .. } => PeerLoss::Misbehaved,
             _ => PeerLoss::Gone,
         };
@@ -506,8 +525,6 @@ fn shown(value: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use std::io;
-
-    use tensorwire_verbs_reactor::FabricKind;
 
     use super::*;
 

@@ -74,7 +74,7 @@ pub use error::{FabricError, LossCause, PeerViolation};
 pub use fabric::{ConnectParams, Connected, ConnectionData, Domain, Fabric, Prepared, Role};
 pub use help::Help;
 pub use kind::FabricKind;
-pub use link::{Link, OfferedCatalogue, Together};
+pub use link::{Link, OfferedCatalogue, Together, Unacknowledged};
 pub use look::Look;
 pub use queue_pair::{NextArrival, Operation, QueuePair, ReadOperation, VectoredReadOperation};
 pub use range::{RegionGeneration, RegionId, RemoteRange};

@@ -1,6 +1,6 @@
 //! The fabric's half of a connected queue pair.
 
-use std::{fmt, mem, sync::Arc};
+use std::{fmt, mem, sync::Arc, time::Duration};
 
 use tensorwire_memory::Buf;
 
@@ -8,6 +8,16 @@ use crate::{
     Arrival, Board, Catalogue, FabricError, Immediate, Look, PeerCatalogue, QueuePairStats, RemoteRange,
     SlotKey, WorkRequest,
 };
+
+/// Something that waits for an acknowledgement of the peer's host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unacknowledged {
+    /// The bytes that the peer's host has acknowledged so far.
+    pub acknowledged: u64,
+    /// How long the peer's host has sent nothing, if only that matters: the system probes a connection that is idle, or whose peer
+    /// accepts no data now. `None` while data are unacknowledged.
+    pub silence: Option<Duration>,
+}
 
 /// The fabric's half of a connected queue pair; [`QueuePair`](crate::QueuePair) is the user's half. Both share a
 /// [`QueuePairCore`](crate::QueuePairCore), on which the fabric reports completions, arrivals and failure.
@@ -92,6 +102,11 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// replaces them.
     fn stats(&self, counted: QueuePairStats) -> QueuePairStats {
         counted
+    }
+
+    /// See [`QueuePair::unacknowledged`](crate::QueuePair::unacknowledged). Never blocks.
+    fn unacknowledged(&self) -> Option<Unacknowledged> {
+        None
     }
 
     /// Releases threads of this process that the peer blocks inside a call of this link, if the fabric allows a peer

@@ -18,7 +18,7 @@ use tensorwire_memory::{Buf, BufMut};
 use crate::{
     Arrival, ArrivalSink, Capabilities, FabricError, FabricKind, Immediate, Link, Look, OfferedCatalogue,
     PeerCatalogue, QueuePairConfig, QueuePairCore, QueuePairStats, ReadDestination, ReadSegment, RegionId,
-    RemoteRange, RemoteRegion, Segment, SlotKey, Together, WorkRequest,
+    RemoteRange, RemoteRegion, Segment, SlotKey, Together, Unacknowledged, WorkRequest,
     slot::{LinePosition, Reserve},
 };
 
@@ -116,6 +116,12 @@ impl QueuePair {
     /// The fabric's counters.
     pub fn stats(&self) -> QueuePairStats {
         self.shared.link.stats(self.shared.core.stats())
+    }
+
+    /// What waits for an acknowledgement of the peer's host, whose kernel answers also while its process does not run. `None` if
+    /// nothing does, or if the fabric does not know.
+    pub fn unacknowledged(&self) -> Option<Unacknowledged> {
+        self.shared.link.unacknowledged()
     }
 
     /// The failure that ended the connection, if it is over.

@@ -52,6 +52,9 @@ use crate::{
 /// none; then transfers under way fail only after this time. The next transfer reconnects at once.
 pub(crate) const REASON: Duration = Duration::from_millis(500);
 
+/// Errors of passed deadlines name a stall of this length. A shorter one may be a slow path.
+const STALL_MIN: Duration = Duration::from_millis(500);
+
 /// A connection for tensors: a queue pair with the protocol, its memory and its counters.
 #[derive(Debug)]
 pub(crate) struct DataConnection {
@@ -83,6 +86,15 @@ pub(crate) struct DataConnection {
     over: watch::Sender<bool>,
     /// Locked while those steps are stored, and true afterwards.
     ended: Mutex<bool>,
+    stall: Mutex<Stall>,
+}
+
+/// How long the peer's host has acknowledged nothing, although something waits for it.
+#[derive(Debug, Default)]
+struct Stall {
+    /// What it had acknowledged at the last look, if something waited then.
+    acknowledged: Option<u64>,
+    time: Duration,
 }
 
 impl DataConnection {
@@ -119,6 +131,7 @@ impl DataConnection {
             told: Notify::new(),
             over: watch::Sender::new(false),
             ended: Mutex::new(false),
+            stall: Mutex::default(),
         })
     }
 
@@ -189,6 +202,40 @@ impl DataConnection {
     /// The peer announced that it will close this connection for `why`. New transfers use another one.
     pub(crate) fn expect_end(&self, why: &Lost) {
         self.end_for(why);
+    }
+
+    /// Called by the watch of the session once in each `step`. Ends the connection if the peer's host has acknowledged nothing for
+    /// `bound`. Data count in steps, as the peer's silence does. A single unanswered probe counts only if the next look finds it, too.
+    pub(crate) fn watch_path(&self, step: Duration, bound: Duration) {
+        let waiting = self.queue_pair.unacknowledged();
+        let acknowledged = waiting.map(|waiting| waiting.acknowledged);
+        let time = {
+            let mut stall = self.stall.lock().unwrap_or_else(PoisonError::into_inner);
+            stall.time = match waiting {
+                Some(waiting) if stall.acknowledged == acknowledged => {
+                    waiting.silence.unwrap_or(stall.time + step)
+                }
+                _ => Duration::ZERO,
+            };
+            stall.acknowledged = acknowledged;
+            stall.time
+        };
+        if time >= bound {
+            self.fail(&Lost::new(PeerLoss::Unreachable, self.stalled(time)));
+        }
+    }
+
+    fn stalled(&self, time: Duration) -> String {
+        let (peer, kind, time) = (&self.values.peer, self.kind, time.as_millis());
+        format!(
+            "the data connection with {peer} over {kind} has stalled: nothing was acknowledged for {time} ms"
+        )
+    }
+
+    /// Describes the path if it has stalled for long enough to be named.
+    pub(crate) fn stall(&self) -> Option<String> {
+        let time = self.stall.lock().unwrap_or_else(PoisonError::into_inner).time;
+        (time >= STALL_MIN).then(|| self.stalled(time))
     }
 
     /// Stores `why`, unless a reason is stored already. Returns the stored reason.

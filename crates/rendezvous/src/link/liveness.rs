@@ -3,6 +3,9 @@
 //! The kernel and the adapter of a stopped process still answer, so only what the process itself sends counts as a sign
 //! of life: frames on the control session, and data. Sessions are served on a separate thread, so a worker whose user
 //! code blocks its runtime still answers.
+//!
+//! The path of a data connection may be lost alone. There the kernel of the peer's host must answer, as it does also while
+//! its process does not read.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 
@@ -37,6 +40,7 @@ impl Node {
             if silent >= STEPS {
                 return session.condemn(self.unresponsive());
             }
+            session.watch_paths(self.liveness / STEPS, self.liveness);
         }
     }
 

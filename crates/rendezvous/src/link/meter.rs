@@ -179,6 +179,7 @@ fn loss_kind(loss: PeerLoss) -> &'static str {
     match loss {
         PeerLoss::Gone => "gone",
         PeerLoss::Unresponsive => "unresponsive",
+        PeerLoss::Unreachable => "unreachable",
         PeerLoss::Goodbye => "goodbye",
         PeerLoss::Misbehaved => "misbehaved",
         PeerLoss::ShutDownHere => "shut_down_here",

@@ -125,7 +125,7 @@ impl Node {
     async fn say_goodbye(&self, session: &Session, lost: &Lost) {
         match lost.loss {
             PeerLoss::Gone | PeerLoss::Goodbye | PeerLoss::NameTaken | PeerLoss::StepBroken => return,
-            PeerLoss::Misbehaved | PeerLoss::Unresponsive | PeerLoss::ShutDownHere => {}
+            _ => {}
         }
         let goodbye = ControlFrame::Goodbye { status: lost.status() };
         // The limit is for a peer that reads nothing.

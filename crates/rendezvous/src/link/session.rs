@@ -5,11 +5,12 @@ pub(crate) mod tests;
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use tensorwire_protocol::{
@@ -20,7 +21,7 @@ use tensorwire_protocol::{
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot, watch};
 
 use crate::{
-    control::{Addresses, ControlError, FrameReceiver, FrameSender, handshake::Introduction},
+    control::{Addresses, ControlError, FrameReceiver, FrameSender, dialable, handshake::Introduction},
     error::{Lost, PeerLoss},
     link::{
         connection::DataConnection,
@@ -90,6 +91,15 @@ struct OpenConnection {
     _counted: Counted,
 }
 
+impl OpenConnection {
+    fn up(&self) -> Option<&Arc<DataConnection>> {
+        match &self.stage {
+            Stage::Up(connection) => Some(connection),
+            Stage::Opening(..) => None,
+        }
+    }
+}
+
 #[derive(Debug)]
 enum Stage {
     /// Being set up, with the regions that the peer has announced so far.
@@ -139,10 +149,6 @@ impl Session {
         })
     }
 
-    pub(crate) fn peer_host(&self) -> Option<IpAddr> {
-        self.addresses.map(|addresses| addresses.peer.ip())
-    }
-
     /// Whether this worker dialled the peer.
     pub(crate) fn is_dialled(&self) -> bool {
         self.dialled
@@ -161,11 +167,7 @@ impl Session {
     /// The peer's announced listen address, in a form that this worker can dial.
     pub(crate) fn listen_address(&self) -> Option<String> {
         let address = self.peer.listen_address.as_ref()?;
-        let Ok(listens) = address.parse::<SocketAddr>() else { return Some(address.clone()) };
-        if listens.ip().is_unspecified() {
-            return self.peer_host().map(|host| SocketAddr::new(host, listens.port()).to_string());
-        }
-        Some(address.clone())
+        Some(dialable(address, self.addresses.map(|addresses| addresses.peer)))
     }
 
     pub(crate) fn is_over(&self) -> bool {
@@ -199,12 +201,16 @@ impl Session {
     /// this worker's own writes do not count, because the peer's kernel or adapter produces them without its process.
     pub(crate) fn signs_of_life(&self) -> u64 {
         let state = self.lock();
-        let up = state.connections.values().filter_map(|entry| match &entry.stage {
-            Stage::Up(connection) => Some(connection.queue_pair.stats()),
-            Stage::Opening(..) => None,
-        });
-        let moved = up.map(|stats| stats.arrivals.wrapping_add(stats.bytes_received));
+        let up = state.connections.values().filter_map(OpenConnection::up);
+        let moved = up.map(|connection| connection.queue_pair.stats());
+        let moved = moved.map(|stats| stats.arrivals.wrapping_add(stats.bytes_received));
         moved.fold(self.frames.load(Ordering::Relaxed), u64::wrapping_add)
+    }
+
+    /// Ends data connections whose path is lost. See [`DataConnection::watch_path`].
+    pub(crate) fn watch_paths(&self, step: Duration, bound: Duration) {
+        let up: Vec<_> = self.lock().connections.values().filter_map(OpenConnection::up).cloned().collect();
+        up.iter().for_each(|connection| connection.watch_path(step, bound));
     }
 
     pub(crate) async fn send(&self, frame: ControlFrame) -> Result<(), ControlError> {
@@ -324,10 +330,7 @@ impl Session {
     /// A live data connection, if there is one.
     pub(crate) fn live_connection(&self) -> Option<Arc<DataConnection>> {
         let state = self.lock();
-        state.connections.values().find_map(|entry| match &entry.stage {
-            Stage::Up(connection) if !connection.is_over() => Some(connection.clone()),
-            _ => None,
-        })
+        state.connections.values().filter_map(OpenConnection::up).find(|up| !up.is_over()).cloned()
     }
 
     /// Stores the peer's answer to a Connect.

@@ -11,6 +11,7 @@ use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::{
     error::WorkerError,
+    link::connection::DataConnection,
     worker::{Worker, metrics::Timed},
 };
 
@@ -51,6 +52,13 @@ impl Worker {
     ) -> Within<'a, Operation, What> {
         Within { worker: self, limit, what, operation, recorded: None, timer: None }
     }
+
+    /// The error of a passed deadline. Names each data connection that has stalled, which may be why.
+    fn late(&self, what: String, limit: Duration) -> WorkerError {
+        let stalls = self.node.all_peers().into_iter().filter_map(|peer| peer.find(DataConnection::stall));
+        let what = stalls.fold(what, |what, stall| format!("{what} ({stall})"));
+        WorkerError::DeadlineExceeded { what, limit }
+    }
 }
 
 impl<Operation, What, Value> Future for Within<'_, Operation, What>
@@ -74,7 +82,6 @@ where
             return Poll::Ready(ended);
         }
         let timer = this.timer.get_or_insert_with(|| runtime.sleep(this.limit));
-        let late = || WorkerError::DeadlineExceeded { what: (this.what)(), limit: this.limit };
-        timer.as_mut().poll(context).map(|()| Err(late()))
+        timer.as_mut().poll(context).map(|()| Err(this.worker.late((this.what)(), this.limit)))
     }
 }

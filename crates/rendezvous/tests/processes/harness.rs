@@ -71,7 +71,11 @@ pub(crate) struct Other {
 impl Other {
     /// Starts `test` (`module::name`) in a process of its own, which finds `role` in [`role`].
     pub(crate) fn start(test: &str, role: &str) -> Self {
-        let mut command = Command::new(env::current_exe().unwrap());
+        Self::start_by(Command::new(env::current_exe().unwrap()), test, role)
+    }
+
+    /// As [`start`](Self::start), by a command that runs this program.
+    pub(crate) fn start_by(mut command: Command, test: &str, role: &str) -> Self {
         command
             .args([test, "--exact", "--nocapture", "--include-ignored"])
             .env(CHILD, role)

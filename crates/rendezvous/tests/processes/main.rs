@@ -9,6 +9,9 @@ mod hostile;
 mod limits;
 mod liveness;
 mod load;
+#[path = "../namespaces/mod.rs"]
+mod namespaces;
+mod networks;
 mod one_port;
 #[path = "../../../verbs-reactor/tests/own_network/mod.rs"]
 mod own_network;

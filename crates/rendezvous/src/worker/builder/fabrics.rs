@@ -117,7 +117,8 @@ impl WorkerBuilder {
     /// data connections.
     #[cfg(feature = "tcp")]
     fn tcp_at(&self, runtime: &Arc<dyn Runtime>, port: Option<&DataPort>) -> Result<TcpFabric, WorkerError> {
-        let base = TcpConfig { congestion: self.congestion.clone(), ..TcpConfig::default() };
+        let (congestion, silence_limit) = (self.congestion.clone(), self.liveness);
+        let base = TcpConfig { congestion, silence_limit, ..TcpConfig::default() };
         let own = |bind| {
             let config = TcpConfig { bind, ..base.clone() };
             self.encryption.of_tcp(TcpFabric::new(runtime.clone(), config))
