@@ -92,6 +92,9 @@ mod book {
     mod launchers {}
     #[doc = include_str!("../../../docs/src/errors.md")]
     mod errors {}
+    #[cfg(feature = "metrics")]
+    #[doc = include_str!("../../../docs/src/metrics.md")]
+    mod metrics {}
     #[cfg(feature = "tls")]
     #[doc = include_str!("../../../docs/src/security.md")]
     mod security {}

@@ -43,7 +43,23 @@ pub(crate) fn sought(text: &str) -> String {
 
 /// A unique name for a worker that was given none.
 pub(crate) fn client_name(runtime: &dyn Runtime) -> String {
-    task_name(&format!("client_{}_{:016x}", std::process::id(), runtime.random()), 0)
+    task_name(&format!("{CLIENT}{}_{:016x}", std::process::id(), runtime.random()), 0)
+}
+
+/// How the jobs of workers begin that were given no name.
+const CLIENT: &str = "client_";
+
+/// Whether `name` is of a worker that draws another one at each start: a [`client_name`], or a task of a number that no job
+/// reaches, as clients have whose certificate is for all tasks of a job.
+pub(crate) fn is_drawn(name: &str) -> bool {
+    let Ok(DeviceName { job: Some(job), task: Some(task), .. }) = DeviceName::parse(name) else {
+        return false;
+    };
+    let number = job.strip_prefix(CLIENT).and_then(|drawn| drawn.split_once('_'));
+    let is_client = number.is_some_and(|(process, random)| {
+        process.bytes().all(|byte| byte.is_ascii_digit()) && u64::from_str_radix(random, 16).is_ok()
+    });
+    is_client || task > u16::MAX.into()
 }
 
 #[cfg(test)]
@@ -57,6 +73,19 @@ mod tests {
         for full in ["/job:server/replica:0/task:0", "/job:ps/replica:3/task:12"] {
             assert_eq!(worker_name(full).unwrap(), full);
         }
+    }
+
+    #[test]
+    fn names_that_are_drawn_at_each_start_are_known_by_their_form() {
+        let drawn =
+            ["/job:client_4711_9f86d081884c7d65/replica:0/task:0", "/job:pull/replica:0/task:1234567890"];
+        assert!(drawn.into_iter().all(is_drawn));
+        let given = [
+            "/job:client/replica:0/task:0",
+            "/job:client_of_mine/replica:0/task:0",
+            "/job:ps/replica:0/task:7",
+        ];
+        assert!(!given.into_iter().any(is_drawn));
     }
 
     #[test]

@@ -14,6 +14,7 @@ use tensorwire_verbs_reactor::FabricKind;
 use tracing::Span;
 
 use crate::{
+    control::name::is_drawn,
     error::{PeerLoss, Transfer, WorkerError},
     log::quota::LogQuota,
 };
@@ -21,8 +22,11 @@ use crate::{
 /// Maximum number of peers with their own label. Further ones share one.
 const LABELS_MAX: usize = 1024;
 
-/// The shared label.
+/// The label that further ones share.
 const OTHERS: &str = "others";
+
+/// The label that workers share which have another name at each start.
+const CLIENTS: &str = "clients";
 
 /// The labels of peers. Their number is limited, because members of a cluster can use new names without end.
 #[derive(Debug, Default)]
@@ -30,6 +34,9 @@ pub(crate) struct Labels(Mutex<BTreeSet<Arc<str>>>);
 
 impl Labels {
     pub(crate) fn of(&self, peer: &str) -> Arc<str> {
+        if is_drawn(peer) {
+            return CLIENTS.into();
+        }
         let mut labels = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(label) = labels.get(peer) {
             return label.clone();
@@ -217,5 +224,13 @@ mod tests {
         }
         assert_eq!(&*labels.of("one more"), OTHERS);
         assert_eq!(&*labels.of("7"), "7");
+        let labels = Labels::default();
+        for number in 0..2 * LABELS_MAX {
+            assert_eq!(
+                &*labels.of(&format!("/job:client_{number}_9f86d081884c7d65/replica:0/task:0")),
+                CLIENTS
+            );
+        }
+        assert_eq!(&*labels.of("/job:ps/replica:0/task:0"), "/job:ps/replica:0/task:0");
     }
 }

@@ -45,7 +45,7 @@ const GAUGES: [(&str, Unit, &str); 9] = [
         "Memory of the pool that peers still view after their connection ended",
     ),
     ("tensorwire_pool_waiting", Unit::Count, "Tasks that wait for memory of the pool"),
-    ("tensorwire_peers", Unit::Count, "Peers that are known"),
+    ("tensorwire_peers", Unit::Count, "Peers that are connected, dialled, named or held"),
     ("tensorwire_peers_connected", Unit::Count, "Peers with a data connection"),
     ("tensorwire_sessions", Unit::Count, "Control sessions that are open"),
 ];
