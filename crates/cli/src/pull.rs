@@ -181,7 +181,11 @@ mod tests {
     #[test]
     fn a_server_that_never_answers_in_time_is_not_tried_for_ever() {
         let what = "a fetch".to_owned();
-        let late = Failure::from(WorkerError::DeadlineExceeded { what, limit: Duration::from_secs(1) });
+        let late = Failure::from(WorkerError::DeadlineExceeded {
+            what,
+            limit: Duration::from_secs(1),
+            hint: "does it run?",
+        });
         assert!(late.is_passing() && is_stuck(&late, Some(3), Some(3)));
         // The first loss, one after which something was done, and one of the server itself.
         assert!(!is_stuck(&late, None, Some(0)) && !is_stuck(&late, Some(3), Some(4)));

@@ -380,12 +380,14 @@ pub enum WorkerError {
         detail: String,
     },
     /// The deadline passed.
-    #[error("{what} took longer than {} ms; is the sender running, and does it send this key?", limit.as_millis())]
+    #[error("{what} took longer than {} ms; {hint}", limit.as_millis())]
     DeadlineExceeded {
         /// The operation.
         what: String,
         /// The limit.
         limit: Duration,
+        /// What to look at.
+        hint: &'static str,
     },
     /// No fabric works between the two workers.
     #[error(

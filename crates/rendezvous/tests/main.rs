@@ -18,6 +18,7 @@ mod bad_input;
 mod cancel;
 mod caps;
 mod durations;
+mod errors;
 mod family;
 mod half_pool;
 mod life;

@@ -58,6 +58,8 @@ struct PeerState {
     refused: Option<(Duration, String)>,
     /// The last known incarnation.
     incarnation: Option<u64>,
+    /// The last incarnation that was [taken](KnownPeer::take_life).
+    taken: Option<u64>,
     not_used: Vec<String>,
     was_connected: bool,
     link: Link,
@@ -235,6 +237,18 @@ impl KnownPeer {
             state.address = listens;
         }
         Ok(())
+    }
+
+    /// Whether the peer is connected, in another life than at the last call that returned true.
+    pub(crate) fn take_life(&self) -> bool {
+        let mut state = self.lock();
+        let live = state.sessions.iter().find(|session| !session.is_over());
+        let life = live.map(|session| session.peer.incarnation);
+        let is_new = life.is_some() && life != state.taken;
+        if is_new {
+            state.taken = life;
+        }
+        is_new
     }
 
     /// Records that the peer refused this worker because another one has its name.

@@ -192,12 +192,12 @@ impl Node {
         all.filter(|address| known.insert(address.clone())).collect()
     }
 
-    /// The peer `name`, if it is connected now.
+    /// The peer `name`, if it is connected now, in a life in which this has not returned it before.
     pub(crate) fn met_peer(&self, name: &str) -> Option<KnownPeer> {
         if name == self.name {
             return Some(self.own_peer());
         }
-        self.known_peer(name).filter(|peer| peer.live_session().is_some())
+        self.known_peer(name).filter(KnownPeer::take_life)
     }
 
     /// The peer `name`, if it is known.
@@ -208,6 +208,11 @@ impl Node {
     /// All peers, sorted by name.
     pub(crate) fn all_peers(&self) -> Vec<KnownPeer> {
         self.lock_peers().all().cloned().collect()
+    }
+
+    /// All peers but those that dialled this worker and left, sorted by name.
+    pub(crate) fn present_peers(&self) -> Vec<KnownPeer> {
+        self.lock_peers().present().cloned().collect()
     }
 
     pub(crate) fn is_closing(&self) -> bool {

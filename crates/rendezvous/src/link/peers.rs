@@ -112,6 +112,13 @@ impl Peers {
         self.by_name.get(name).map(|known| &known.peer)
     }
 
+    /// All peers but those that the user neither named nor uses, that were not dialled, and that are not connected.
+    pub(crate) fn present(&self) -> impl Iterator<Item = &KnownPeer> {
+        // One that was dialled is in use by its address.
+        let present = self.by_name.values().filter(|known| known.is_named || !known.peer.is_idle(1));
+        present.map(|known| &known.peer)
+    }
+
     /// All peers, sorted by name.
     pub(crate) fn all(&self) -> impl Iterator<Item = &KnownPeer> {
         self.by_name.values().map(|known| &known.peer)

@@ -14,6 +14,7 @@ use crate::{
         node::Node,
         session::{Session, whereabouts},
     },
+    values::end_signal::unless,
 };
 
 /// What the user has specified, so that TLS can verify it.
@@ -57,6 +58,23 @@ impl Node {
             failed.get_or_insert(failure);
         }
         Err(failed.unwrap_or_else(|| WorkerError::NoAddress { peer: peer.name().to_owned() }))
+    }
+
+    /// Waits until the peer answers on a session that this worker has opened: it may refuse this worker after it has met it, for
+    /// its name or for a limit. A peer that takes long is not waited for.
+    ///
+    /// # Errors
+    /// Why the session has ended.
+    pub(crate) async fn served(&self, session: &Session) -> Result<(), Lost> {
+        let nonce = self.control_runtime.random();
+        let answered = session.expect_pong(nonce);
+        let asking =
+            async { session.send(ControlFrame::Ping { nonce }).await.is_ok() && answered.await.is_ok() };
+        let asking = unless(session.ended(), asking);
+        match timeout(&*self.control_runtime, self.connect_limit, asking).await {
+            Ok(None | Some(false)) => Err(session.lost()),
+            Ok(Some(true)) | Err(_) => Ok(()),
+        }
     }
 
     /// Opens a session to `address`: connects, proves the secret, and learns the peer's identity.

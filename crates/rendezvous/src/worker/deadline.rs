@@ -22,6 +22,7 @@ pub(crate) struct Within<'a, Operation: ?Sized, What> {
     limit: Duration,
     /// Describes it in the error of a passed deadline.
     what: What,
+    hint: &'static str,
     operation: Pin<&'a mut Operation>,
     /// What it is recorded as, and when it began, if anybody records it.
     recorded: Option<(Timed, Duration)>,
@@ -40,24 +41,29 @@ impl Worker {
     ) -> Within<'a, Operation, What> {
         let begun = self.operations.times.begin(&*self.node.runtime);
         let recorded = begun.map(|begun| (timed, begun));
-        Within { recorded, ..self.within(limit, what, operation) }
+        let hint = match timed {
+            Timed::Fetch | Timed::FetchMany => "does the peer run, and does it publish this name?",
+            Timed::Recv | Timed::RecvMany => "is the sender running, and does it send this key?",
+        };
+        Within { recorded, ..self.within(limit, what, hint, operation) }
     }
 
-    /// Awaits `operation` for at most `limit`.
+    /// Awaits `operation` for at most `limit`. `hint` is what to look at if it is late.
     pub(crate) fn within<'a, Operation: ?Sized, What>(
         &'a self,
         limit: Duration,
         what: What,
+        hint: &'static str,
         operation: Pin<&'a mut Operation>,
     ) -> Within<'a, Operation, What> {
-        Within { worker: self, limit, what, operation, recorded: None, timer: None }
+        Within { worker: self, limit, what, hint, operation, recorded: None, timer: None }
     }
 
     /// The error of a passed deadline. Names each data connection that has stalled, which may be why.
-    fn late(&self, what: String, limit: Duration) -> WorkerError {
+    fn late(&self, what: String, limit: Duration, hint: &'static str) -> WorkerError {
         let stalls = self.node.all_peers().into_iter().filter_map(|peer| peer.find(DataConnection::stall));
         let what = stalls.fold(what, |what, stall| format!("{what} ({stall})"));
-        WorkerError::DeadlineExceeded { what, limit }
+        WorkerError::DeadlineExceeded { what, limit, hint }
     }
 }
 
@@ -82,6 +88,7 @@ where
             return Poll::Ready(ended);
         }
         let timer = this.timer.get_or_insert_with(|| runtime.sleep(this.limit));
-        timer.as_mut().poll(context).map(|()| Err(this.worker.late((this.what)(), this.limit)))
+        let late = || this.worker.late((this.what)(), this.limit, this.hint);
+        timer.as_mut().poll(context).map(|()| Err(late()))
     }
 }

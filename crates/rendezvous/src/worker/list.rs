@@ -85,7 +85,7 @@ impl<'a> List<'a> {
             }
         };
         let what = || format!("listing what {} has published", known.name());
-        self.peer.worker.within(self.limit, what, pin!(pages)).await
+        self.peer.worker.within(self.limit, what, "does the peer run?", pin!(pages)).await
     }
 
     /// The page of the peer's list that comes after the name `after`.

@@ -218,9 +218,10 @@ impl Worker {
     /// answered still gets the tensor it was answered with.
     ///
     /// # Errors
-    /// [`WorkerError::Config`] if the name is empty, too long or contains a control character.
+    /// [`WorkerError::Config`] if the name is empty, too long or contains a control character; [`WorkerError::ShutDown`].
     pub fn publish(&self, name: &str, tensor: Tensor) -> Result<Version, WorkerError> {
         check_published(name)?;
+        self.check_runs()?;
         Ok(self.node.values.published.publish(name, tensor.remember_checksums()))
     }
 
@@ -250,9 +251,11 @@ impl Worker {
         key.map_err(|error| bad(error.to_string()))
     }
 
-    /// All known peers, sorted by name, with the fabric each uses.
+    /// The peers, sorted by name, with the fabric each uses: those that are connected, that this worker has dialled, that
+    /// the user has named (in the cluster, or by an address) or has a [`Peer`](crate::Peer) of. A peer that dialled this worker
+    /// and left is not among them.
     pub fn peers(&self) -> Vec<PeerInfo> {
-        self.node.all_peers().iter().map(info).collect()
+        self.node.present_peers().iter().map(info).collect()
     }
 
     pub(crate) fn is_own(&self, device: &DeviceName) -> bool {
@@ -263,6 +266,12 @@ impl Worker {
     /// the last worker was dropped.
     pub(crate) fn is_refusing(&self) -> bool {
         self.operations.refusing.load(Ordering::Acquire)
+    }
+
+    /// # Errors
+    /// [`WorkerError::ShutDown`] if new operations are refused.
+    pub(crate) fn check_runs(&self) -> Result<(), WorkerError> {
+        if self.is_refusing() { Err(WorkerError::ShutDown) } else { Ok(()) }
     }
 
     /// What `operation` finds without waiting. Records the time that it took, if it was successful.

@@ -95,6 +95,7 @@ impl Peer {
             let remedy = "notes go to another worker: keep what is for this one";
             return Err(refused("peer", self.name().to_owned(), remedy.to_owned()));
         }
+        self.worker.check_runs()?;
         let connection = self.worker.node.connected(&self.known).await?;
         if !connection.protocol.open_notes(channel, lanes) {
             let remedy =

@@ -74,7 +74,7 @@ impl fmt::Debug for Offer {
 }
 
 impl Worker {
-    /// Offers `tensor` to peers that get the offer's [ticket](Offer::ticket).
+    /// Offers `tensor` to peers that get the offer's [ticket](Offer::ticket). Once this worker is shut down, no peer can fetch it.
     pub fn offer(&self, tensor: Tensor) -> Offer {
         let values = self.node.values.clone();
         let number = values.offers.take();

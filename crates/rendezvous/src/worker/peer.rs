@@ -3,9 +3,10 @@
 use std::{fmt, pin::pin};
 
 use crate::{
-    control::{cluster::ClusterSpec, name::sought},
-    error::WorkerError,
+    control::{ControlError, cluster::ClusterSpec, name::sought},
+    error::{Lost, PeerLoss, WorkerError},
     link::{known_peer::KnownPeer, session_setup::Verify},
+    values::end_signal::unless,
     worker::Worker,
 };
 
@@ -66,6 +67,7 @@ impl Peer {
     /// # Cancel safety
     /// Cancel-safe: an attempt under way continues.
     pub async fn connect(&self) -> Result<(), WorkerError> {
+        self.worker.check_runs()?;
         if self.known.live_connection().is_none() && self.name() != self.worker.name() {
             self.worker.node.connected(&self.known).await?;
         }
@@ -102,26 +104,36 @@ impl Worker {
         Ok(Peer::new(self, self.node.peer_by_name(&sought(name))?))
     }
 
-    /// The peer that listens on `address` (`host:port`). Opens a session to learn its name, unless the name is already
-    /// known or the address is this worker's own.
+    /// The peer that listens on `address` (`host:port`). Opens a session to learn its name, and waits until the peer serves it,
+    /// unless the name is already known or the address is this worker's own.
     ///
     /// # Errors
     /// [`WorkerError::Control`] if it cannot be reached or does not share the secret, [`WorkerError::Limit`] if this
-    /// process may open no more files, [`WorkerError::NameTaken`] if another worker of the same name is connected and
-    /// answers.
+    /// process may open no more files, [`WorkerError::NameTaken`] if another worker of the same name, or of this worker's
+    /// name, is connected and answers, [`WorkerError::ShutDown`].
     ///
     /// # Cancel safety
     /// Cancel-safe.
     pub async fn peer_at(&self, address: &str) -> Result<Peer, WorkerError> {
+        self.check_runs()?;
         if let Some(peer) = self.node.peer_by_address(address) {
             return Ok(Peer::new(self, peer));
         }
-        let (_, known) = self.node.dial(address, Verify::Host).await.map_err(WorkerError::or_limit)?;
+        let (session, known) = self.node.dial(address, Verify::Host).await.map_err(WorkerError::or_limit)?;
+        self.node.served(&session).await.map_err(|Lost { loss, detail }| match loss {
+            PeerLoss::NameTaken => WorkerError::NameTaken { name: self.name().to_owned(), detail },
+            PeerLoss::ShutDownHere => WorkerError::ShutDown,
+            _ => ControlError::Refused { address: address.to_owned(), detail }.into(),
+        })?;
         Ok(Peer::new(self, known))
     }
 
     /// Waits until the peer called `name` has connected to this worker, for at most the worker's default timeout. Does
     /// not connect: this is for a service whose clients dial it.
+    ///
+    /// Each life of the peer is returned once, while it is connected: after a return, the next one is of another
+    /// [incarnation](Peer::incarnation). So a service that calls this in a loop has one conversation with each life of its
+    /// client, and waits in between.
     ///
     /// # Errors
     /// [`WorkerError::DeadlineExceeded`], [`WorkerError::ShutDown`].
@@ -135,13 +147,15 @@ impl Worker {
                 let mut more = pin!(self.node.met.notified());
                 more.as_mut().enable();
                 if let Some(peer) = self.node.met_peer(name) {
-                    return Ok(Peer::new(self, peer));
+                    return Peer::new(self, peer);
                 }
                 more.await;
             }
         };
-        self.within(self.operations.defaults.limit, || format!("waiting for {name} to connect"), pin!(met))
-            .await
+        let met = async { unless(self.node.closing.subscribe(), met).await.ok_or(WorkerError::ShutDown) };
+        let what = || format!("waiting for {name} to connect");
+        let hint = "does it run, and does it dial this worker? Each of its lives is returned once";
+        self.within(self.operations.defaults.limit, what, hint, pin!(met)).await
     }
 
     /// Sets the address (`host:port`) of the worker `name`, which is not in the cluster or has moved. An open

@@ -164,9 +164,7 @@ impl Step {
     /// # Errors
     /// As [`send`](Self::send).
     pub fn send_with(&self, key: &Key, args: SendArgs, tensor: Tensor) -> Result<(), WorkerError> {
-        if self.worker.is_refusing() {
-            return Err(WorkerError::ShutDown);
-        }
+        self.worker.check_runs()?;
         let step = self.live()?;
         if !self.is_from_here(key)? {
             return Err(self.wrong_worker(KeyEnd::Source, key));

@@ -260,17 +260,34 @@ fn oversize(bytes: usize) -> String {
     format!("the peer sent a frame of {bytes} bytes, the limit is {CONTROL_FRAME_BYTES_MAX}")
 }
 
-/// The error message for a failed stream.
+/// The error message for a failed stream: what the peer or the operating system says. What the library says of HTTP/2 is for
+/// the log.
 fn lost_text(status: &Status) -> String {
-    let mut text = match status.code() {
-        tonic::Code::OutOfRange => format!("the peer sent a frame above {CONTROL_FRAME_BYTES_MAX} bytes"),
-        tonic::Code::Aborted => "the peer aborted the session".to_owned(),
-        _ => "the peer or the connection is lost".to_owned(),
+    log!(DEBUG, why = causes(status), "the stream of a control session failed");
+    let text = match status.code() {
+        tonic::Code::OutOfRange => {
+            return format!("the peer sent a frame above {CONTROL_FRAME_BYTES_MAX} bytes");
+        }
+        tonic::Code::Aborted => "the peer aborted the session",
+        _ => "the peer or the connection is lost",
     };
-    text.push_str(": ");
-    text.push_str(&causes(status));
-    text
+    let mut innermost: &dyn Error = status;
+    while let Some(cause) = innermost.source() {
+        innermost = cause;
+    }
+    let said = match status.source() {
+        Some(_) => innermost.to_string(),
+        // It came from the peer.
+        None => status.message().to_owned(),
+    };
+    match said.contains(ENDED) {
+        true => format!("{text}: the connection was closed"),
+        false => format!("{text}: {}", escaped(&said)),
+    }
 }
+
+/// How the library tells that the connection ended without an error of the operating system.
+const ENDED: &str = "broken pipe";
 
 /// An error with all its causes, in one line and escaped, because it may contain text of the peer.
 pub(super) fn causes(error: &(dyn Error + 'static)) -> String {
