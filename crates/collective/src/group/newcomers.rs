@@ -73,8 +73,7 @@ pub(super) async fn wait(
         let newcomer = Member::of(worker, &*settings.store)?;
         let witness = Witness { key: String::new(), record: newcomer.encode() };
         let mut identity = settings.identity(run.to_owned(), witness);
-        let not_admitted =
-            || GroupError::NotAdmitted { group: settings.name.clone(), limit: settings.limit };
+        let not_admitted = || GroupError::NotAdmitted { group: settings.name.clone(), limit: settings.limit };
         let runtime = worker.runtime();
         let left = end.saturating_sub(runtime.now());
         timeout(&**runtime, left, take_entry(&mut identity, &**runtime))
