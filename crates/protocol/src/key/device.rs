@@ -2,7 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
-/// A parsed device name, in TensorFlow's notation. Every part may be absent or `*`, which is the same.
+/// A parsed device name, in TensorFlow's notation. Every part may be absent or `*`, which is the same. A job may also have hyphens,
+/// as names of hosts and pods do.
 ///
 /// ```
 /// use tensorwire_protocol::DeviceName;
@@ -49,7 +50,7 @@ impl DeviceName {
     /// Takes one part off the front of `text`.
     fn consume_part<'text>(&mut self, text: &'text str) -> Option<&'text str> {
         if let Some(rest) = text.strip_prefix("/job:") {
-            let (job, rest) = wildcard_or(rest, identifier)?;
+            let (job, rest) = wildcard_or(rest, |text| identifier(text, "_-"))?;
             self.job = job;
             return Some(rest);
         }
@@ -64,7 +65,7 @@ impl DeviceName {
             return Some(rest);
         }
         if let Some(rest) = text.strip_prefix("/device:") {
-            let (device_type, rest) = wildcard_or(rest, identifier)?;
+            let (device_type, rest) = wildcard_or(rest, |text| identifier(text, "_"))?;
             self.device_type = device_type;
             let Some(rest) = rest.strip_prefix(':') else {
                 self.id = None;
@@ -137,10 +138,10 @@ fn wildcard_or<T>(text: &str, read: impl FnOnce(&str) -> Option<(T, &str)>) -> O
     }
 }
 
-/// A letter, then letters, digits and underscores.
-fn identifier(text: &str) -> Option<(String, &str)> {
+/// A letter, then letters, digits and the characters of `marks`.
+fn identifier<'text>(text: &'text str, marks: &str) -> Option<(String, &'text str)> {
     text.starts_with(|first: char| first.is_ascii_alphabetic()).then_some(())?;
-    let part_of = |next: char| next.is_ascii_alphanumeric() || next == '_';
+    let part_of = |next: char| next.is_ascii_alphanumeric() || marks.contains(next);
     let end = text.find(|next| !part_of(next)).unwrap_or(text.len());
     let (name, rest) = text.split_at(end);
     Some((name.to_owned(), rest))
@@ -177,6 +178,14 @@ mod tests {
     }
 
     #[test]
+    fn a_job_may_have_the_name_of_a_host() {
+        let name = parse("/job:web-7f-2--/replica:0/task:4/device:GPU:5");
+        assert_eq!(name.job.as_deref(), Some("web-7f-2--"));
+        assert_eq!(parse(&name.to_string()), name);
+        assert!(!name.is_same_address_space(&parse("/job:web-7f/replica:0/task:4")));
+    }
+
+    #[test]
     fn s2_2_parts_come_in_any_order_and_the_last_of_a_kind_counts() {
         assert_eq!(parse("/task:1/job:a/task:2"), parse("/job:a/task:2"));
         assert_eq!(parse("/device:CPU:1/job:a/gpu:2"), parse("/job:a/device:GPU:2"));
@@ -208,7 +217,10 @@ mod tests {
             "//",
             "/job:",
             "/job:1a",
-            "/job:a-b",
+            "/job:-a",
+            "/job:a.b",
+            "/job:a;b",
+            "/device:A-B:0",
             "/job:_a",
             "/replica:",
             "/replica:x",
@@ -247,7 +259,7 @@ mod tests {
     proptest! {
         #[test]
         fn s2_2_display_parses_back(
-            job in proptest::option::of("[a-zA-Z][a-zA-Z0-9_]{0,8}"),
+            job in proptest::option::of("[a-zA-Z][a-zA-Z0-9_-]{0,8}"),
             replica in proptest::option::of(any::<u32>()),
             task in proptest::option::of(any::<u32>()),
             device_type in proptest::option::of("[a-zA-Z][a-zA-Z0-9_]{0,8}"),

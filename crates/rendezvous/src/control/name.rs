@@ -29,8 +29,8 @@ pub(crate) fn worker_name(text: &str) -> Result<String, String> {
         (Some(worker), Some(_)) => Err(format!("it is a device of a worker: write the worker's name, {worker}")),
         (Some(worker), None) => Err(format!("write it as {worker}")),
         (None, _) => Err(
-            "write it like server or like /job:ps/replica:0/task:1; a short name or a job name has letters, digits and \
-             underscores, and begins with a letter"
+            "write it like server or like /job:ps/replica:0/task:1; a short name or a job name has letters, digits, \
+             underscores and hyphens, and begins with a letter"
                 .to_owned(),
         ),
     }
@@ -70,7 +70,9 @@ mod tests {
     fn a_plain_name_is_task_0_of_its_job_and_full_names_stay() {
         assert_eq!(worker_name("server").unwrap(), "/job:server/replica:0/task:0");
         assert_eq!(worker_name("Web_2").unwrap(), "/job:Web_2/replica:0/task:0");
-        for full in ["/job:server/replica:0/task:0", "/job:ps/replica:3/task:12"] {
+        assert_eq!(worker_name("web-0").unwrap(), "/job:web-0/replica:0/task:0");
+        for full in ["/job:server/replica:0/task:0", "/job:ps/replica:3/task:12", "/job:p-s/replica:0/task:0"]
+        {
             assert_eq!(worker_name(full).unwrap(), full);
         }
     }
@@ -98,7 +100,8 @@ mod tests {
             ("", "like server"),
             ("/", "like server"),
             ("*", "like server"),
-            ("my-server", "letters, digits and underscores"),
+            ("my.server", "letters, digits, underscores and hyphens"),
+            ("-server", "begins with a letter"),
             ("2nd", "begins with a letter"),
             ("ps/task:0", "like server"),
             ("ps;worker", "like server"),

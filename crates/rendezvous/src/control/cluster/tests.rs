@@ -89,7 +89,7 @@ fn e_an_address_that_cannot_be_dialled_is_named_with_its_owner() {
 
 #[test]
 fn e_names_that_are_no_workers_and_jobs_without_hosts() {
-    for name in ["p-s", "/job:ps", "/job:ps/task:0"] {
+    for name in ["p.s", "/job:ps", "/job:ps/task:0"] {
         names_all(&refused(&ClusterSpec::new().worker(name, "a:1")), &[name, "/job:ps/replica:0/task:1"]);
     }
     for name in ["/task:0/replica:0/job:ps", "/job:ps/replica:0/task:0/cpu:0"] {
@@ -113,12 +113,14 @@ fn e_unknown_jobs_and_tasks_are_told_what_there_is() {
 
 #[test]
 fn tf_config_names_the_cluster_and_the_task() {
-    let text = r#"{"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": {"0": "d:4", "7": "e:5"}},
+    let text = r#"{"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": {"0": "d:4", "7": "e:5"},
+                   "web-0": ["f:6"]},
                    "task": {"type": "ps", "index": 7}, "environment": "cloud", "rpc_layer": "grpc"}"#;
     let config: TfConfig = text.parse().unwrap();
     assert_eq!(config.task, Some(("ps".to_owned(), 7)));
     assert_eq!(config.cluster.job("ps").unwrap(), [(0, "d:4"), (7, "e:5")]);
-    assert_eq!(config.cluster.names().count(), 5);
+    assert_eq!(config.cluster.job("web-0").unwrap(), [(0, "f:6")]);
+    assert_eq!(config.cluster.names().count(), 6);
     config.builder().unwrap();
     let index_as_text = text.replace("\"index\": 7", "\"index\": \"7\"");
     assert_eq!(index_as_text.parse::<TfConfig>().unwrap().task, Some(("ps".to_owned(), 7)));
