@@ -55,6 +55,29 @@ fn s2_9_08_dropped_receivers_are_passed_over() {
 }
 
 #[test]
+fn receivers_are_served_in_the_order_they_came_also_in_places_of_those_that_left() {
+    let table = table(10);
+    let step = table.begin(STEP).unwrap();
+    let token = CancellationToken::new();
+    let [one, two, three, four] = std::array::from_fn(|_| step.take("k"));
+    let (cancelled, six) = (step.take_unless("k", Some(&token)), step.take("k"));
+    // The first of the line, one within it, and later its last. Others get their places, the last freed first.
+    drop(two);
+    drop(one);
+    let [seven, eight, nine] = std::array::from_fn(|_| step.take("k"));
+    token.cancel();
+    drop(cancelled);
+    drop(nine);
+    let ten = step.take("k");
+    let left = [three, four, six, seven, eight, ten];
+    for value in 0..left.len() as u32 {
+        table.send(&step, "k", SendArgs::default(), tensor(value)).unwrap();
+    }
+    let got = left.map(|receiver| number(&receiver.now_or_never().unwrap().unwrap()));
+    assert_eq!(got, [0, 1, 2, 3, 4, 5]);
+}
+
+#[test]
 fn a_value_given_to_a_dropped_receiver_goes_back_to_its_place() {
     let table = table(10);
     let step = table.begin(STEP).unwrap();
