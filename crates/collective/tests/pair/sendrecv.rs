@@ -23,6 +23,7 @@ over_fabrics! {
     recv_from_any_rpc_empty_then_non_empty,
     tags_do_not_mix_and_each_keeps_its_order,
     a_flood_of_one_rank_does_not_starve_the_others,
+    messages_that_are_there_do_not_starve_those_of_later_ranks,
     bad_arguments_are_named,
     a_message_of_another_type_is_refused_and_dropped,
     a_timeout_ends_one_wait_alone,
@@ -292,6 +293,26 @@ async fn a_flood_of_one_rank_does_not_starve_the_others(fabric: FabricKind) {
     let last = received.iter().rposition(|message| message.rank != 1).unwrap();
     assert!(last < 60, "the others were served by receive {last}");
     drop(received);
+    ranks.shutdown().await;
+}
+
+/// Those of the receiver itself are there whenever it receives, so the others are received only because they are requested first in
+/// their turn.
+async fn messages_that_are_there_do_not_starve_those_of_later_ranks(fabric: FabricKind) {
+    const FLOOD: usize = 60;
+    let ranks = ranks(fabric, 3).await;
+    for group in &ranks.groups {
+        let count = if group.rank() == 0 { FLOOD } else { 3 };
+        (0..count).for_each(|at| drop(group.send(0, 1, tensor(group, &[at as i32])).unwrap()));
+    }
+    let mut received = Vec::new();
+    for _ in 0..FLOOD {
+        received.push(ranks.groups[0].recv(.., 1).await.unwrap().rank);
+        // Requests and messages get on.
+        ranks.each(async |group| group.barrier().await.unwrap()).await;
+    }
+    let others = received.iter().filter(|rank| **rank != 0).count();
+    assert_eq!(others, 6, "all that the others have sent, among {received:?}");
     ranks.shutdown().await;
 }
 
