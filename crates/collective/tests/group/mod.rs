@@ -16,6 +16,8 @@ mod poisoned_store;
 mod reductions;
 mod shrinking;
 mod silent_store;
+#[cfg(feature = "test-certificates")]
+mod tls;
 mod written;
 
 use std::{
