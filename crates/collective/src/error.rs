@@ -1,16 +1,20 @@
 //! The errors of groups.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use tensorwire_protocol::{Status, text::escaped};
 use tensorwire_rendezvous::WorkerError;
 
-use crate::{call::Call, reduction::ReductionError, store::StoreError};
+use crate::{call::Call, launch::LaunchError, reduction::ReductionError, store::StoreError};
 
 /// Why a group cannot be joined, or why a call failed. An error of a call ends the group for all its ranks: each gets an error in
 /// its current or next call. [`Group::shrink`](crate::Group::shrink) makes a group of those that are left. An error of an
 /// operation between [pairs](crate::pair) of ranks ends that operation alone.
-#[derive(Debug, Clone, thiserror::Error)]
+///
+/// A call with wrong arguments is no call: it returns [`Argument`](Self::Argument), or
+/// [`Reduction`](Self::Reduction) for elements that cannot be reduced that way, before anything is sent, and the group goes on. Ranks
+/// that pass the right ones wait for this rank to do so, too, at most for their time limit.
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum GroupError {
     /// An invalid argument.
@@ -157,7 +161,7 @@ pub enum GroupError {
     /// A rank's call failed, and that ended the group. Also the error of all later calls of the group.
     #[error("the group is over: {why}")]
     Over {
-        /// The rank whose call failed first, as far as this one knows.
+        /// The rank that is lost, has left or broke a rule, or else the one whose call failed first, as far as this one knows.
         rank: Option<usize>,
         /// Its error.
         why: String,
@@ -201,7 +205,31 @@ pub enum GroupError {
     Worker(#[from] WorkerError),
 }
 
+/// The same text as `Display`, because `main` prints a returned error with `Debug`.
+macro_rules! debug_as_display {
+    ($($error:ty)*) => {
+        $(impl fmt::Debug for $error {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        })*
+    };
+}
+
+debug_as_display! { GroupError LaunchError StoreError }
+
 impl GroupError {
+    /// The rank with which it began, if this is known: the one that is lost, has left or broke a rule.
+    pub(crate) fn origin(&self) -> Option<usize> {
+        match self {
+            Self::RankLost { rank, .. } | Self::Left { rank, .. } | Self::Misbehaved { rank, .. } => {
+                Some(*rank)
+            }
+            Self::Over { rank, .. } => *rank,
+            _ => None,
+        }
+    }
+
     /// The error of a rank number outside `0..size`.
     pub(crate) fn no_such_rank(field: &'static str, rank: usize, size: usize) -> Self {
         let remedy = format!("ranks are numbered from 0 to {}", size.saturating_sub(1));
@@ -248,5 +276,23 @@ fn awaited(waiting_for: &[usize], silent: &[usize]) -> String {
         (_, []) => format!("it waited for ranks {waiting_for:?}"),
         _ if waiting_for == silent => format!("ranks {silent:?} have sent no message of it"),
         _ => format!("it waited for ranks {waiting_for:?}, and received least from ranks {silent:?}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::call::CallKind;
+
+    #[test]
+    fn errors_that_main_returns_are_printed_as_text() {
+        let call = Box::new(Call::plain(7, CallKind::Barrier));
+        let lost = GroupError::RankLost { call, rank: 2, error: Box::new(WorkerError::ShutDown) };
+        let store = StoreError::Lost { key: "ranks".to_owned() };
+        assert_eq!(format!("{lost:?}"), "`barrier #7`: rank 2 is lost: this worker was shut down");
+        assert_eq!(format!("{store:?}"), store.to_string());
+        assert_eq!(format!("{:?}", GroupError::from(store.clone())), store.to_string());
+        let launch = LaunchError::NoRanks { variable: "SIZE" };
+        assert_eq!(format!("{launch:?}"), launch.to_string());
     }
 }

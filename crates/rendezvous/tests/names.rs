@@ -255,9 +255,11 @@ fn a_plain_name_is_a_workers_wherever_one_is_expected() {
 fn e_a_device_is_no_worker_and_the_error_says_what_to_write() {
     bounded(LIMIT, async {
         let device = format!("{SERVER}/device:CPU:0");
-        for (name, remedy) in
-            [(&*device, SERVER), ("my.server", "letters, digits, underscores and hyphens"), ("", "like server")]
-        {
+        for (name, remedy) in [
+            (&*device, SERVER),
+            ("my.server", "letters, digits, underscores and hyphens"),
+            ("", "like server"),
+        ] {
             let error = Worker::builder(name).start().await.unwrap_err();
             let WorkerError::Config { field: "name", value, remedy: told } = &error else {
                 panic!("{error}")

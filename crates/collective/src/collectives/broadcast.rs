@@ -28,13 +28,13 @@ impl Group {
     /// # Cancel safety
     /// Dropping it ends the group.
     pub fn broadcast(&self, root: usize, tensor: Option<Tensor>) -> Collective<Tensor> {
-        let calling = self.call(|number| Call::rooted(number, CallKind::Broadcast, root));
+        let mut calling = self.call(|number| Call::rooted(number, CallKind::Broadcast, root));
+        calling.require(check_giver(self, root, tensor.is_some()));
         Collective::new(calling, move |calling| Box::pin(broadcast(calling, root, tensor)))
     }
 }
 
 async fn broadcast(calling: &Calling, root: usize, tensor: Option<Tensor>) -> Result<Tensor, GroupError> {
-    check_giver(calling, root, tensor.is_some())?;
     let size = calling.size();
     // Relative to the root, which is number 0.
     let rank = (calling.rank() + size - root) % size;
@@ -54,15 +54,15 @@ async fn broadcast(calling: &Calling, root: usize, tensor: Option<Tensor>) -> Re
 }
 
 /// Checks that there is such a root.
-pub(super) fn check_root(calling: &Calling, root: usize) -> Result<(), GroupError> {
-    let size = calling.size();
+pub(super) fn check_root(group: &Group, root: usize) -> Result<(), GroupError> {
+    let size = group.size();
     if root < size { Ok(()) } else { Err(GroupError::no_such_rank("root", root, size)) }
 }
 
 /// Checks that the root passes a value, and no other rank does.
-pub(super) fn check_giver(calling: &Calling, root: usize, gives: bool) -> Result<(), GroupError> {
-    check_root(calling, root)?;
-    let (value, remedy) = match (calling.rank() == root, gives) {
+pub(super) fn check_giver(group: &Group, root: usize, gives: bool) -> Result<(), GroupError> {
+    check_root(group, root)?;
+    let (value, remedy) = match (group.rank() == root, gives) {
         (true, false) => ("none", "this rank is the root: pass the value".to_owned()),
         (false, true) => ("some", format!("only rank {root} passes the value")),
         _ => return Ok(()),

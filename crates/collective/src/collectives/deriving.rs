@@ -6,7 +6,7 @@ use crate::{
     call::{Call, CallKind, hash},
     collectives::collective::Collective,
     error::GroupError,
-    group::{Group, GroupState, calling::Calling, dissemination::disseminate},
+    group::{Group, GroupState, calling::Calling, check_name, dissemination::disseminate},
 };
 
 impl Group {
@@ -31,7 +31,8 @@ impl Group {
     /// Dropping it ends this group.
     pub fn derive(&self, name: &str) -> Collective<Group> {
         let derived = Derived { name: name.to_owned(), ranks: (0..self.size()).collect() };
-        let (calling, group) = (self.call(|number| derived.call(number)), self.state.clone());
+        let (mut calling, group) = (self.call(|number| derived.call(number)), self.state.clone());
+        calling.require(derived.check(self));
         Collective::new(calling, move |calling| {
             Box::pin(async move { derived.make(calling, &group, calling.rank()).await })
         })
@@ -49,10 +50,10 @@ impl Group {
     /// Dropping it ends this group.
     pub fn subgroup(&self, name: &str, ranks: &[usize]) -> Collective<Option<Group>> {
         let derived = Derived { name: name.to_owned(), ranks: ranks.to_vec() };
-        let (calling, group) = (self.call(|number| derived.call(number)), self.state.clone());
+        let (mut calling, group) = (self.call(|number| derived.call(number)), self.state.clone());
+        calling.require(derived.check(self));
         Collective::new(calling, move |calling| {
             Box::pin(async move {
-                derived.check(calling)?;
                 match derived.ranks.iter().position(|rank| *rank == calling.rank()) {
                     Some(rank) => derived.make(calling, &group, rank).await.map(Some),
                     None => disseminate(calling).await.map(|()| None),
@@ -76,10 +77,11 @@ impl Derived {
         Call { parts, ..Call::plain(number, CallKind::Derive) }
     }
 
-    fn check(&self, calling: &Calling) -> Result<(), GroupError> {
-        let Self { ranks, .. } = self;
-        if let Some(rank) = ranks.iter().find(|rank| **rank >= calling.size()) {
-            return Err(GroupError::no_such_rank("ranks", *rank, calling.size()));
+    fn check(&self, group: &Group) -> Result<(), GroupError> {
+        let Self { name, ranks } = self;
+        check_name(name)?;
+        if let Some(rank) = ranks.iter().find(|rank| **rank >= group.size()) {
+            return Err(GroupError::no_such_rank("ranks", *rank, group.size()));
         }
         let is_doubled = |at: usize| ranks.iter().take(at).any(|rank| Some(rank) == ranks.get(at));
         if !ranks.is_empty() && !(0..ranks.len()).any(is_doubled) {

@@ -44,10 +44,10 @@ impl Group {
     /// # Cancel safety
     /// Dropping it ends the group.
     pub fn gather(&self, root: usize, tensor: Tensor) -> Collective<Option<Vec<Tensor>>> {
-        let calling = self.call(|number| Call::rooted(number, CallKind::Gather, root));
+        let mut calling = self.call(|number| Call::rooted(number, CallKind::Gather, root));
+        calling.require(check_root(self, root));
         Collective::new(calling, move |calling| {
             Box::pin(async move {
-                check_root(calling, root)?;
                 if calling.rank() != root {
                     calling.send_tensor(root, tensor).await?;
                     return Ok(None);
@@ -67,12 +67,12 @@ impl Group {
     /// # Cancel safety
     /// Dropping it ends the group.
     pub fn scatter(&self, root: usize, tensors: Option<Vec<Tensor>>) -> Collective<Tensor> {
-        let calling = self.call(|number| Call::rooted(number, CallKind::Scatter, root));
+        let mut calling = self.call(|number| Call::rooted(number, CallKind::Scatter, root));
+        calling.require(check_giver(self, root, tensors.is_some()));
+        calling.require(tensors.as_ref().map_or(Ok(()), |tensors| check_one_for_each(self, tensors)));
         Collective::new(calling, move |calling| {
             Box::pin(async move {
-                check_giver(calling, root, tensors.is_some())?;
-                let Some(tensors) = tensors else { return calling.receive_tensor(root).await };
-                let mut tensors = one_for_each(calling, tensors)?;
+                let Some(mut tensors) = tensors else { return calling.receive_tensor(root).await };
                 for rank in calling.others() {
                     calling.send_tensor(rank, tensors[rank].clone()).await?;
                 }
@@ -90,10 +90,10 @@ impl Group {
     /// # Cancel safety
     /// Dropping it ends the group.
     pub fn all_to_all(&self, tensors: Vec<Tensor>) -> Collective<Vec<Tensor>> {
-        let calling = self.call(|number| Call::plain(number, CallKind::AllToAll));
+        let mut calling = self.call(|number| Call::plain(number, CallKind::AllToAll));
+        calling.require(check_one_for_each(self, &tensors));
         Collective::new(calling, move |calling| {
             Box::pin(async move {
-                let tensors = one_for_each(calling, tensors)?;
                 let own = calling.rank();
                 for rank in calling.others() {
                     calling.send_tensor(rank, tensors[rank].clone()).await?;
@@ -121,13 +121,13 @@ async fn receive_all(
     .await
 }
 
-fn one_for_each(calling: &Calling, tensors: Vec<Tensor>) -> Result<Vec<Tensor>, GroupError> {
-    if tensors.len() == calling.size() {
-        return Ok(tensors);
+fn check_one_for_each(group: &Group, tensors: &[Tensor]) -> Result<(), GroupError> {
+    if tensors.len() == group.size() {
+        return Ok(());
     }
     Err(GroupError::Argument {
         field: "tensors",
         value: tensors.len().to_string(),
-        remedy: format!("give one for each of the {} ranks", calling.size()),
+        remedy: format!("give one for each of the {} ranks", group.size()),
     })
 }

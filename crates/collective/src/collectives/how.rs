@@ -13,6 +13,16 @@ pub(super) struct How<'a> {
 }
 
 impl How<'_> {
+    /// Whether elements must not be rounded before the combination of all is complete.
+    pub(super) fn rounds_once(&self) -> bool {
+        self.reduction.rounds_once(self.dtype)
+    }
+
+    /// How the elements that [`Reduction::widen`] gives are combined.
+    pub(super) fn wide(&self) -> How<'static> {
+        How { reduction: self.reduction.wide(), dtype: DataType::F32, width: size_of::<f32>() }
+    }
+
     /// Stores the combination of all `inputs`, in their order, in `into`.
     pub(super) fn fold_all(&self, into: &mut [u8], inputs: &[&[u8]]) -> Result<(), GroupError> {
         Ok(self.reduction.fold_all(self.dtype, into, inputs)?)

@@ -100,7 +100,8 @@ impl Group {
     /// # Cancel safety
     /// Dropping it ends the group.
     pub fn reduce<'a, T: Element + FromBytes>(&self, root: usize, values: &'a mut [T]) -> Reducing<'a> {
-        self.reducing(CallKind::Reduce, Some(root), values)
+        let reducing = self.reducing(CallKind::Reduce, Some(root), values);
+        reducing.changed(|request| request.calling.require(check_root(self, root)))
     }
 
     /// As [`all_reduce`](Self::all_reduce), but each rank gets only its part of the result. `counts` has the number of elements
@@ -118,8 +119,12 @@ impl Group {
         values: &'a mut [T],
         counts: &[usize],
     ) -> Reducing<'a> {
+        let elements = values.len();
         let reducing = self.reducing(CallKind::ReduceScatter, None, values);
-        reducing.changed(|request| request.counts = counts.to_vec())
+        reducing.changed(|request| {
+            request.calling.require(check_counts(self.size(), elements, counts));
+            request.counts = counts.to_vec();
+        })
     }
 
     fn reducing<'a, T: Element + FromBytes>(
@@ -149,13 +154,21 @@ impl Group {
 impl<'a> Reducing<'a> {
     /// How elements are combined, the same on all ranks. Default: [`Reduction::Sum`].
     pub fn reduction(self, reduction: Reduction) -> Self {
-        self.changed(|request| request.reduction = reduction)
+        self.changed(|request| {
+            request.calling.require(reduction.check(request.dtype));
+            request.reduction = reduction;
+        })
     }
 
     /// The algorithm of an all-reduce, the same on all ranks; other calls ignore it. Default:
     /// [`Group::default_algorithm`].
     pub fn algorithm(self, algorithm: Algorithm) -> Self {
-        self.changed(|request| request.algorithm = Some(algorithm))
+        self.changed(|request| {
+            if request.calling.call.kind == CallKind::AllReduce {
+                request.calling.require(request.calling.check_algorithm(algorithm));
+            }
+            request.algorithm = Some(algorithm);
+        })
     }
 
     /// The time limit, counted from when the call is awaited. Default: the group's [`timeout`](crate::Group::timeout).
@@ -215,7 +228,7 @@ impl<'a> Request<'a> {
         let is_short = calling.call.kind == CallKind::AllReduce
             && *algorithm == Some(Algorithm::Exchange)
             && bytes.len() <= SHORTEST_BYTES_MAX;
-        if !is_short || reduction.check(*dtype).is_err() {
+        if !is_short || calling.is_refused() {
             return None;
         }
         calling.exchange_at_once(bytes, |into, inputs| Ok(reduction.fold_all(*dtype, into, inputs)?))
@@ -229,7 +242,6 @@ impl<'a> Request<'a> {
         Box::pin(async move {
             let opens_with_neighbours = is_all_reduce && calling.opens_with_neighbours(algorithm);
             let work = async {
-                reduction.check(dtype)?;
                 let how = How { reduction: &reduction, dtype, width };
                 match calling.call.kind {
                     CallKind::Reduce => Box::pin(how.reduce(&calling, bytes)).await,
@@ -274,12 +286,27 @@ impl How<'_> {
             }
             Algorithm::Exchange => exchange(calling, self, None, bytes).await,
             Algorithm::Views => views::all_reduce(calling, self, bytes).await,
+            Algorithm::Hierarchical if self.rounds_once() => self.all_reduce_hosts(calling, bytes).await,
             _ => {
-                let count = bytes.len() / self.width;
-                let plan = schedule::plan(algorithm, calling.rank(), calling.hosts(), count, self.width);
+                let (hosts, count) = (calling.hosts(), bytes.len() / self.width);
+                let plan =
+                    schedule::plan(algorithm, calling.rank(), hosts, count, self.width, self.rounds_once());
                 self.run(calling, &plan.unwrap_or_default(), bytes).await
             }
         }
+    }
+
+    /// [`Algorithm::Hierarchical`] for elements that are rounded once: 32-bit floats until all are combined.
+    async fn all_reduce_hosts(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
+        let (hosts, count) = (calling.hosts(), bytes.len() / self.width);
+        let segment = schedule::SEGMENT_BYTES / size_of::<f32>();
+        let [combine, collect] =
+            schedule::hierarchical::combine_and_collect(calling.rank(), hosts, count, segment);
+        let (mut wide, how) = (calling.buffer(count * size_of::<f32>()).await?, self.wide());
+        self.reduction.widen(self.dtype, &mut wide, &[bytes]);
+        run(calling, &how, &combine, &mut wide).await?;
+        self.reduction.narrow(self.dtype, bytes, &wide, calling.size());
+        run(calling, self, &collect, bytes).await
     }
 
     /// As [`exchange`], with the elements in the message of the call header.
@@ -306,9 +333,8 @@ impl How<'_> {
     /// The root receives the parts that the other ranks combine.
     async fn reduce(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
         let root = calling.call.root.unwrap_or_default() as usize;
-        check_root(calling, root)?;
-        let count = bytes.len() / self.width;
-        let plan = schedule::reduce_plan(calling.rank(), calling.size(), count, self.width, root);
+        let (rank, size, count) = (calling.rank(), calling.size(), bytes.len() / self.width);
+        let plan = schedule::reduce_plan(rank, size, count, self.width, root, self.rounds_once());
         self.run(calling, &plan, bytes).await
     }
 
@@ -318,22 +344,33 @@ impl How<'_> {
         bytes: &mut [u8],
         counts: &[usize],
     ) -> Result<(), GroupError> {
-        let (elements, size) = (bytes.len() / self.width, calling.size());
-        let sum = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
-        if counts.len() != size || sum != Some(elements) {
-            return Err(GroupError::Argument {
-                field: "counts",
-                value: format!("{counts:?}"),
-                remedy: format!("give {size} counts that add up to {elements}"),
-            });
-        }
-        let plan = schedule::ring::reduce_scatter(calling.rank(), size, counts);
+        let (rank, size, segment) = (calling.rank(), calling.size(), schedule::SEGMENT_BYTES / self.width);
+        let plan = match self.rounds_once() {
+            true => schedule::direct::reduce_scatter(rank, size, counts, segment),
+            false => schedule::ring::reduce_scatter(rank, size, counts),
+        };
         self.run(calling, &plan, bytes).await
     }
 
     async fn run(&self, calling: &Calling, plan: &Plan, bytes: &mut [u8]) -> Result<(), GroupError> {
         run(calling, self, plan, bytes).await?;
-        self.reduction.finish(self.dtype, bytes, calling.size());
+        // Those that are rounded once were divided before.
+        if !self.rounds_once() {
+            self.reduction.finish(self.dtype, bytes, calling.size());
+        }
         Ok(())
     }
+}
+
+/// Checks that there is a count for each rank, and that they add up to the number of elements.
+fn check_counts(size: usize, elements: usize, counts: &[usize]) -> Result<(), GroupError> {
+    let sum = counts.iter().try_fold(0usize, |sum, count| sum.checked_add(*count));
+    if counts.len() == size && sum == Some(elements) {
+        return Ok(());
+    }
+    Err(GroupError::Argument {
+        field: "counts",
+        value: format!("{counts:?}"),
+        remedy: format!("give {size} counts that add up to {elements}"),
+    })
 }

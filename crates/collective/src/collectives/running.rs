@@ -118,7 +118,8 @@ pub(super) async fn run(
         calling.connect(from).await?;
     }
     let receives = receives.into_iter().map(|(from, length)| calling.receive(from, length));
-    let mut incoming = requested(stream::iter(receives), AHEAD).await;
+    let ahead = if plan.combines_all_at_once() { 2 * (calling.size() - 1) } else { 0 };
+    let mut incoming = requested(stream::iter(receives), ahead.max(AHEAD)).await;
     let mut kept = Kept::of(plan);
     let mut unsent = plan.exchanges.iter().enumerate().peekable();
     for (number, exchange) in plan.exchanges.iter().enumerate() {
@@ -130,6 +131,7 @@ pub(super) async fn run(
             }
             kept.sent(next);
         }
+        let mut arrived_together = SmallVec::<[Arrived; 8]>::new();
         for (_, range, arrival) in &exchange.receive {
             let arrived = incoming.next().await.unwrap_or(Ok(Arrived::EMPTY))?;
             let own = bytes.get_mut(in_bytes(range)).unwrap_or_default();
@@ -137,6 +139,17 @@ pub(super) async fn run(
                 Arrival::Fold => {
                     how.reduction.fold(how.dtype, own, arrived.bytes())?;
                     None
+                }
+                Arrival::FoldAll => {
+                    arrived_together.push(arrived);
+                    if arrived_together.len() < exchange.receive.len() {
+                        continue;
+                    }
+                    let all = in_order_of_ranks(calling, own, &arrived_together, 0..own.len());
+                    let result = combined_of_all(calling, how, &all).await?;
+                    drop(all);
+                    replace(are_cached, own, result.bytes());
+                    Some(result)
                 }
                 Arrival::Pass => Some(combined(calling, how, own, arrived.bytes()).await?),
                 Arrival::Replace => {
@@ -202,6 +215,13 @@ async fn combined(
 ) -> Result<Tensor, GroupError> {
     let mut buffer = calling.buffer(own.len()).await?;
     how.reduction.fold_into(how.dtype, &mut buffer, own, arrived)?;
+    message_of(buffer.freeze())
+}
+
+/// A message with the combination of `inputs`, which have one length.
+async fn combined_of_all(calling: &Calling, how: &How<'_>, inputs: &[&[u8]]) -> Result<Tensor, GroupError> {
+    let mut buffer = calling.buffer(inputs.first().map_or(0, |input| input.len())).await?;
+    how.fold_all(&mut buffer, inputs)?;
     message_of(buffer.freeze())
 }
 

@@ -62,7 +62,7 @@ impl Group {
     /// Dropping it ends the group.
     pub fn all_reduce_tensors(&self, inputs: impl IntoIterator<Item = Tensor>) -> ReducingTensors {
         let inputs: Vec<_> = inputs.into_iter().collect();
-        let calling = self.call(|number| {
+        let mut calling = self.call(|number| {
             let call = Call::plain(number, CallKind::AllReduceTensors);
             let elements = |tensor: &Tensor| tensor.shape().iter().product();
             Call {
@@ -72,6 +72,7 @@ impl Group {
                 ..call
             }
         });
+        calling.require(check(&inputs));
         ReducingTensors { calling, inputs, reduction: Reduction::default(), algorithm: None }
     }
 }
@@ -79,12 +80,14 @@ impl Group {
 impl ReducingTensors {
     /// How elements are combined, the same on all ranks. Default: [`Reduction::Sum`].
     pub fn reduction(mut self, reduction: Reduction) -> Self {
+        self.calling.require(self.inputs.first().map_or(Ok(()), |first| reduction.check(first.dtype())));
         self.reduction = reduction;
         self
     }
 
     /// The algorithm, the same on all ranks. Default: [`Group::default_algorithm`].
     pub fn algorithm(mut self, algorithm: Algorithm) -> Self {
+        self.calling.require(self.calling.check_algorithm(algorithm));
         self.algorithm = Some(algorithm);
         self
     }
@@ -106,11 +109,12 @@ impl IntoFuture for ReducingTensors {
         let algorithm = algorithm.unwrap_or_else(|| calling.default_algorithm(bytes));
         calling.call.reduction = reduction.number();
         calling.call.algorithm = algorithm as u8;
+        let dtype = inputs.first().map_or(DataType::U8, Tensor::dtype);
+        // The default may be wrong, too.
+        calling.require_late(reduction.check(dtype));
         Box::pin(async move {
             let opens_with_neighbours = calling.opens_with_neighbours(algorithm);
             let work = async {
-                let dtype = check(&inputs)?;
-                reduction.check(dtype)?;
                 let how = How { reduction: &reduction, dtype, width: (dtype.bits() / 8) as usize };
                 reduce(&calling, &how, inputs, algorithm).await
             };
@@ -126,8 +130,8 @@ fn shape_hash(inputs: &[Tensor]) -> u32 {
     hash_of_numbers(numbers)
 }
 
-/// The type of the elements. Strings pass here, and `Reduction::check` rejects them.
-fn check(inputs: &[Tensor]) -> Result<DataType, GroupError> {
+/// Checks that all can be combined with each other. Strings pass here, and `Reduction::check` rejects them.
+fn check(inputs: &[Tensor]) -> Result<(), GroupError> {
     let wrong = |value: String, remedy: &str| GroupError::Argument {
         field: "inputs",
         value,
@@ -140,11 +144,32 @@ fn check(inputs: &[Tensor]) -> Result<DataType, GroupError> {
     match inputs.iter().find(|input| input.is_dead() || !like_first(input)) {
         Some(unlike) if unlike.is_dead() => Err(wrong(format!("{unlike:?}"), "give tensors with elements")),
         Some(unlike) => Err(wrong(format!("{first:?} and {unlike:?}"), "give tensors of one type and shape")),
-        None => Ok(first.dtype()),
+        None => Ok(()),
     }
 }
 
 async fn reduce(
+    calling: &Calling,
+    how: &How<'_>,
+    inputs: Vec<Tensor>,
+    algorithm: Algorithm,
+) -> Result<Tensor, GroupError> {
+    if inputs.len() == 1 || !how.rounds_once() {
+        return reduce_in(calling, how, inputs, algorithm).await;
+    }
+    let (shape, count) = (inputs[0].shape().to_vec(), inputs[0].bytes().len() / how.width);
+    let (mut own, wide) = (calling.buffer(count * size_of::<f32>()).await?, how.wide());
+    let all = inputs.iter().map(Tensor::bytes).collect::<Vec<_>>();
+    how.reduction.widen(how.dtype, &mut own, &all);
+    let values = inputs.len() * calling.size();
+    let sum = reduce_in(calling, &wide, vec![Tensor::new(own, wide.dtype, &shape)?], algorithm).await?;
+    let mut output = calling.buffer(count * how.width).await?;
+    how.reduction.narrow(how.dtype, &mut output, sum.bytes(), values);
+    Ok(Tensor::new(output, how.dtype, &shape)?)
+}
+
+/// As [`reduce`], in the precision of the elements.
+async fn reduce_in(
     calling: &Calling,
     how: &How<'_>,
     mut inputs: Vec<Tensor>,

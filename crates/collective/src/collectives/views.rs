@@ -22,7 +22,7 @@ use crate::{
     error::GroupError,
     group::calling::{Arrived, Calling, Offers, message_of},
     reduction::BLOCK_BYTES,
-    schedule::{Algorithm, Segments},
+    schedule::Segments,
 };
 
 /// Stores the combination of all ranks' `own` in `output`, which has the same length. Each rank reads the others' in place.
@@ -42,7 +42,6 @@ pub(super) async fn exchange(
 
 /// Combines `bytes` of all ranks in place. They are copied once, into memory that the others can map.
 pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8]) -> Result<(), GroupError> {
-    check_host(calling)?;
     let segments = Segments::new(bytes.len(), how.width, calling.size());
     let (own, count, mut offers) = (calling.rank(), segments.count(), Offers::new(calling));
     if count == 0 {
@@ -83,7 +82,6 @@ pub(super) async fn all_reduce_shared(
     input: &Tensor,
     output: &mut [u8],
 ) -> Result<(), GroupError> {
-    check_host(calling)?;
     let segments = Segments::new(output.len(), how.width, calling.size());
     let (own, count, mut offers) = (calling.rank(), segments.count(), Offers::new(calling));
     if count == 0 {
@@ -130,19 +128,6 @@ fn combine(
         drop(inputs);
         // Copied while the block is in the first cache.
         replace(are_cached, &mut output[at.clone()], &content[at]);
-    }
-    Ok(())
-}
-
-fn check_host(calling: &Calling) -> Result<(), GroupError> {
-    if !calling.is_on_one_host() {
-        return Err(GroupError::Argument {
-            field: "algorithm",
-            value: Algorithm::Views.to_string(),
-            remedy:
-                "the ranks do not share memory: they are on several hosts, or a worker does not offer shm"
-                    .to_owned(),
-        });
     }
     Ok(())
 }

@@ -108,7 +108,7 @@ impl GroupBuilder {
 }
 
 /// Checks the name of a group.
-pub(super) fn check_name(name: &str) -> Result<(), GroupError> {
+pub(crate) fn check_name(name: &str) -> Result<(), GroupError> {
     if !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(char::is_control) {
         return Ok(());
     }

@@ -65,6 +65,8 @@ pub(crate) struct Calling {
     limit: Duration,
     contacts: Mutex<Contacts>,
     is_complete: AtomicBool,
+    /// Why this rank does not make the call.
+    refused: Option<GroupError>,
 }
 
 /// The state of the exchange with each rank, inline for most groups.
@@ -97,7 +99,40 @@ impl Calling {
             limit: group.identity.limit,
             contacts: Mutex::new(SmallVec::from_elem(Contact::default(), group.size())),
             is_complete: AtomicBool::new(false),
+            refused: None,
         }
+    }
+
+    /// Refuses the call if its arguments are wrong, as far as this rank knows by itself: a rank that passes the same refuses it, too. So it
+    /// has no number, or if a later call has one already, it passes its turn without a message.
+    pub(crate) fn require(&mut self, checked: Result<(), impl Into<GroupError>>) {
+        if let (Err(error), None) = (checked, &self.refused) {
+            self.refused = Some(error.into());
+            *self.is_complete.get_mut() = self.group.take_back(self.call.number);
+        }
+    }
+
+    /// As [`require`](Self::require), in a call that is awaited already.
+    pub(crate) fn require_late(&mut self, checked: Result<(), impl Into<GroupError>>) {
+        self.refused = self.refused.take().or(checked.err().map(Into::into));
+    }
+
+    pub(crate) fn is_refused(&self) -> bool {
+        self.refused.is_some()
+    }
+
+    /// Checks that the ranks can use `algorithm`.
+    pub(crate) fn check_algorithm(&self, algorithm: Algorithm) -> Result<(), GroupError> {
+        if algorithm != Algorithm::Views || self.is_on_one_host() {
+            return Ok(());
+        }
+        let remedy =
+            "the ranks do not share memory: they are on several hosts, or a worker does not offer shm";
+        Err(GroupError::Argument {
+            field: "algorithm",
+            value: algorithm.to_string(),
+            remedy: remedy.to_owned(),
+        })
     }
 
     pub(crate) fn set_limit(&mut self, limit: Duration) {
@@ -151,12 +186,18 @@ impl Calling {
         opens_with_neighbours: bool,
         work: impl Future<Output = Result<T, GroupError>>,
     ) -> Result<T, GroupError> {
+        if let Some(refused) = self.refused.as_ref().filter(|_| self.is_complete.load(Ordering::Relaxed)) {
+            return Err(refused.clone());
+        }
         if let Some(over) = self.group.over.get() {
             self.is_complete.store(true, Ordering::Relaxed);
             return Err(after(over));
         }
         let work = async {
             self.turn().await;
+            if let Some(refused) = &self.refused {
+                return Err(refused.clone());
+            }
             if opens_with_neighbours {
                 let value = work.await?;
                 self.compare().await?;
@@ -186,6 +227,10 @@ impl Calling {
                     self.group.is_closed.store(true, Ordering::Release);
                 }
                 Ok(value)
+            }
+            Err(refused @ (GroupError::Argument { .. } | GroupError::Reduction(_))) if self.is_refused() => {
+                self.group.lane(&self.call).end_call();
+                Err(refused)
             }
             Err(error) => Err(self.group.fail(error)),
         }
@@ -542,7 +587,7 @@ pub(crate) fn message_of(bytes: Buf) -> Result<Tensor, GroupError> {
 pub(super) fn after(over: &GroupError) -> GroupError {
     match over {
         GroupError::Over { .. } => over.clone(),
-        first => GroupError::Over { rank: None, why: first.to_string() },
+        first => GroupError::Over { rank: first.origin(), why: first.to_string() },
     }
 }
 

@@ -32,6 +32,7 @@ use tensorwire_verbs_reactor::{Runtime, timeout};
 use tokio::sync::{Notify, watch};
 
 pub use self::builder::GroupBuilder;
+pub(crate) use self::builder::check_name;
 use self::{
     agreeing::OwnRegister, channels::Channels, joining::Identity, member::Member, offers::KeptOffers,
     register::Roster, regrouping::Following,
@@ -55,7 +56,7 @@ pub const CALLS_UNDER_WAY: usize = 16;
 ///
 /// # Failures
 /// A call that fails, runs out of time or is dropped before it is complete ends the group for all ranks, because the other ranks
-/// cannot complete it either. Each gets a [`GroupError`], at once if it is waiting. [`shrink`](Self::shrink) makes a group of the
+/// cannot complete it either. One whose arguments are wrong is refused before it has a number, and the group goes on. Each gets a [`GroupError`], at once if it is waiting. [`shrink`](Self::shrink) makes a group of the
 /// ranks that are left, and [`admit`](Self::admit) takes in ranks that come back.
 ///
 /// # The end
@@ -276,7 +277,7 @@ impl GroupState {
         ranks: &[usize],
         rank: usize,
     ) -> Result<Self, GroupError> {
-        builder::check_name(name)?;
+        check_name(name)?;
         let identity = self.identity.derived(name, number);
         let members = ranks.iter().filter_map(|rank| self.members.get(*rank)).cloned().collect();
         let peers = ranks.iter().filter_map(|rank| self.peers.get(*rank)).cloned().collect();
@@ -418,11 +419,11 @@ impl GroupState {
         &self.lanes[(call.number % CALLS_UNDER_WAY as u64) as usize]
     }
 
-    /// The status that the other ranks receive: the rank whose error ended the group, and its text.
+    /// The status that the other ranks receive: the rank with which the end began, and the text of the error.
     fn end_status(&self, error: &GroupError) -> Status {
         let (rank, why) = match error {
             GroupError::Over { rank: Some(rank), why } => (*rank, why.clone()),
-            error => (self.rank, error.to_string()),
+            error => (error.origin().unwrap_or(self.rank), error.to_string()),
         };
         Status { code: Code::Unavailable, message: why, details: (rank as u64).to_le_bytes().to_vec() }
     }
@@ -437,6 +438,11 @@ impl GroupState {
     /// Assigns the number of a new call.
     pub(crate) fn next_number(&self) -> u64 {
         self.next_call.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Makes `number` the next one again, if no call has got a number since.
+    pub(crate) fn take_back(&self, number: u64) -> bool {
+        self.next_call.compare_exchange(number + 1, number, Ordering::Relaxed, Ordering::Relaxed).is_ok()
     }
 }
 

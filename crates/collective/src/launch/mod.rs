@@ -61,7 +61,7 @@ pub struct Launch {
 }
 
 /// Why the environment does not give a rank.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum LaunchError {
     /// A variable is not a whole number.

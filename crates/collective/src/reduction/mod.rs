@@ -7,7 +7,7 @@ use std::{fmt, sync::Arc};
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use tensorwire_protocol::DataType;
 
-use self::numbers::{Operation, combine, divide, fold, fold_halves, is_half};
+use self::numbers::{Operation, combine, divide, fold, fold_halves, is_half, narrow_halves, widen_halves};
 
 /// How many bytes are combined at a time, so that the result stays in the first cache while all inputs pass.
 pub(crate) const BLOCK_BYTES: usize = 4096;
@@ -20,8 +20,11 @@ pub(crate) const BLOCK_BYTES: usize = 4096;
 /// | `Min`, `Max` | yes | NaN if one is NaN | rejected | and, or |
 /// | `Mean` | rejected | yes | yes | rejected |
 ///
-/// 16-bit floats are combined as 32-bit floats: if several values are combined at once, the result is rounded once. 8-bit floats
-/// and strings are rejected.
+/// The values of 16-bit floats are added and multiplied as 32-bit floats, and the result of all ranks is rounded once, after the
+/// division of a mean. Only a product may leave the range of 32-bit floats before it is complete. Other floats and complex numbers
+/// are combined in their own precision, and a mean is divided at the end: it is infinite if the sum exceeds the largest number of
+/// its type. The order depends on the algorithm, so their results may differ in the last bits. 8-bit floats and strings are
+/// rejected.
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub enum Reduction {
@@ -201,6 +204,37 @@ impl Reduction {
             divide(dtype, block, divisor);
         }
         Ok(())
+    }
+
+    /// Whether values of this type must not be rounded before the combination of all is complete.
+    pub(crate) fn rounds_once(&self, dtype: DataType) -> bool {
+        is_half(dtype) && matches!(self, Self::Sum | Self::Product | Self::Mean)
+    }
+
+    /// As [`fold_all`](Self::fold_all) for values that are [rounded once](Self::rounds_once), but the combination is not yet rounded
+    /// nor divided: it has 32-bit floats, which [`wide`](Self::wide) combines and [`narrow`](Self::narrow) completes.
+    pub(crate) fn widen(&self, dtype: DataType, into: &mut [u8], inputs: &[&[u8]]) {
+        let Ok(operation) = self.operation() else { return };
+        for (number, block) in into.chunks_mut(2 * BLOCK_BYTES).enumerate() {
+            let at = number * BLOCK_BYTES..number * BLOCK_BYTES + block.len() / 2;
+            let parts = inputs.iter().map(|input| input.get(at.clone()).unwrap_or_default());
+            widen_halves(operation, dtype, block, parts);
+        }
+    }
+
+    /// How the results of [`widen`](Self::widen) are combined: as numbers of type [`DataType::F32`].
+    pub(crate) fn wide(&self) -> &'static Self {
+        static SUM: Reduction = Reduction::Sum;
+        static PRODUCT: Reduction = Reduction::Product;
+        if matches!(self, Self::Product) { &PRODUCT } else { &SUM }
+    }
+
+    /// Completes a combination of `values` values that began with [`widen`](Self::widen).
+    pub(crate) fn narrow(&self, dtype: DataType, into: &mut [u8], wide: &[u8], values: usize) {
+        if let Ok(operation) = self.operation() {
+            let divisor = matches!(self, Self::Mean).then_some(values);
+            narrow_halves(operation, dtype, into, wide, divisor);
+        }
     }
 
     /// Divides the sum of `ranks` values, if this is a mean.

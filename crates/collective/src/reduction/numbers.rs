@@ -281,19 +281,46 @@ pub(super) fn is_half(dtype: DataType) -> bool {
 }
 
 fn fold_halves_as<T: Half>(operation: Operation, into: &mut [u8], from: &[u8]) {
-    match operation {
-        Operation::Sum => each_wide::<T>(into, from, f32::sum),
-        Operation::Product => each_wide::<T>(into, from, f32::product),
-        Operation::Min => each_wide::<T>(into, from, f32::least),
-        Operation::Max => each_wide::<T>(into, from, f32::greatest),
+    for (into, from) in into.chunks_mut(BLOCK_BYTES).zip(from.chunks(BLOCK_BYTES)) {
+        let wide = fold_wide::<T>(operation, [&*into, from].into_iter());
+        let targets = into.chunks_mut(2 * PIECE).zip(wide);
+        targets.for_each(|(target, wide)| narrow::<T>(operation, wide, target, None));
     }
 }
 
-fn each_wide<T: Half>(into: &mut [u8], from: &[u8], combine: impl Fn(f32, f32) -> f32) {
-    for (into, from) in into.chunks_mut(2 * PIECE).zip(from.chunks(2 * PIECE)) {
-        let (mut own, other) = (load::<T>(into), load::<T>(from));
-        own.iter_mut().zip(other).for_each(|(own, other)| *own = combine(*own, other));
-        store::<T>(&own, into);
+/// As [`fold_halves`], but the combination stays in 32-bit floats, for [`narrow_halves`].
+pub(super) fn widen_halves<'a>(
+    operation: Operation,
+    dtype: DataType,
+    block: &mut [u8],
+    parts: impl Iterator<Item = &'a [u8]>,
+) {
+    let wide = match dtype {
+        DataType::Bf16 => fold_wide::<half::bf16>(operation, parts),
+        _ => fold_wide::<half::f16>(operation, parts),
+    };
+    for (target, wide) in f32::chunks_mut(block).iter_mut().zip(wide.as_flattened()) {
+        wide.encode(target.as_mut());
+    }
+}
+
+/// Stores 32-bit floats in `into`, divided by `divisor` if there is one. They are what [`widen_halves`] gave, or combinations of that.
+pub(super) fn narrow_halves(
+    operation: Operation,
+    dtype: DataType,
+    into: &mut [u8],
+    from: &[u8],
+    divisor: Option<usize>,
+) {
+    for (into, from) in into.chunks_mut(2 * PIECE).zip(from.chunks(4 * PIECE)) {
+        let mut wide = [0.0; PIECE];
+        for (wide, bytes) in wide.iter_mut().zip(f32::chunks(from)) {
+            *wide = f32::decode(bytes);
+        }
+        match dtype {
+            DataType::Bf16 => narrow::<half::bf16>(operation, wide, into, divisor),
+            _ => narrow::<half::f16>(operation, wide, into, divisor),
+        }
     }
 }
 
@@ -318,22 +345,37 @@ fn fold_block_of<'a, T: Half>(
     parts: impl Iterator<Item = &'a [u8]>,
     divisor: Option<usize>,
 ) {
-    match operation {
-        Operation::Sum => fold_wide::<T>(block, parts, divisor, f32::sum),
-        Operation::Product => fold_wide::<T>(block, parts, divisor, f32::product),
-        Operation::Min => fold_wide::<T>(block, parts, divisor, f32::least),
-        Operation::Max => fold_wide::<T>(block, parts, divisor, f32::greatest),
+    for (target, wide) in block.chunks_mut(2 * PIECE).zip(fold_wide::<T>(operation, parts)) {
+        narrow::<T>(operation, wide, target, divisor);
     }
 }
 
-fn fold_wide<'a, T: Half>(
-    block: &mut [u8],
+/// A block of 16-bit floats, as 32-bit floats that are multiplied by [`scale`].
+type Wide = [[f32; PIECE]; BLOCK_BYTES / 2 / PIECE];
+
+/// By what 16-bit floats are multiplied while they are 32-bit floats: no sum of as many values as this divides exceeds these, also
+/// of `bf16`, whose largest value is almost theirs. A power of two that is exact for every 16-bit float.
+fn scale(operation: Operation) -> f32 {
+    if operation == Operation::Sum { 1.0 / 65_536.0 } else { 1.0 }
+}
+
+fn fold_wide<'a, T: Half>(operation: Operation, parts: impl Iterator<Item = &'a [u8]>) -> Wide {
+    match operation {
+        Operation::Sum => fold_wide_by::<T>(scale(operation), parts, f32::sum),
+        Operation::Product => fold_wide_by::<T>(scale(operation), parts, f32::product),
+        Operation::Min => fold_wide_by::<T>(scale(operation), parts, f32::least),
+        Operation::Max => fold_wide_by::<T>(scale(operation), parts, f32::greatest),
+    }
+}
+
+fn fold_wide_by<'a, T: Half>(
+    scale: f32,
     mut parts: impl Iterator<Item = &'a [u8]>,
-    divisor: Option<usize>,
     combine: impl Fn(f32, f32) -> f32,
-) {
+) -> Wide {
     let mut combined = [[0.0; PIECE]; BLOCK_BYTES / 2 / PIECE];
-    let pieces = |part: &'a [u8]| part.chunks(2 * PIECE).map(load::<T>);
+    let pieces =
+        |part: &'a [u8]| part.chunks(2 * PIECE).map(|piece| load::<T>(piece).map(|wide| wide * scale));
     for (target, first) in combined.iter_mut().zip(pieces(parts.next().unwrap_or_default())) {
         *target = first;
     }
@@ -342,11 +384,13 @@ fn fold_wide<'a, T: Half>(
             own.iter_mut().zip(other).for_each(|(own, other)| *own = combine(*own, other));
         }
     }
-    let divisor = divisor.map_or(1.0, |divisor| divisor as f32);
-    for (target, mut wide) in block.chunks_mut(2 * PIECE).zip(combined) {
-        wide.iter_mut().for_each(|wide| *wide /= divisor);
-        store::<T>(&wide, target);
-    }
+    combined
+}
+
+fn narrow<T: Half>(operation: Operation, mut wide: [f32; PIECE], into: &mut [u8], divisor: Option<usize>) {
+    let divisor = divisor.map_or(1.0, |divisor| divisor as f32) * scale(operation);
+    wide.iter_mut().for_each(|wide| *wide /= divisor);
+    store::<T>(&wide, into);
 }
 
 /// Divides floats and complex numbers. Leaves other types unchanged.

@@ -5,6 +5,11 @@ use std::fmt;
 ///
 /// The costs are those of one rank in a group of `P` ranks whose value has `S` bytes. A step sends one message and waits for one.
 /// The number of steps in sequence decides the time of a short value, and the bytes that of a long one.
+///
+/// Sums, products and means of 16-bit floats are [rounded once](crate::Reduction), so no rank passes on what it has combined of some:
+/// instead of [`Ring`](Self::Ring), [`HalvingDoubling`](Self::HalvingDoubling) and [`Bcube`](Self::Bcube) these use
+/// [`direct`](super::direct), with two steps and `2·S·(P-1)/P` bytes. In [`Hierarchical`](Self::Hierarchical) they are 32-bit floats until
+/// they are combined, so a host sends `3·S·(H-1)/H` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 #[repr(u8)]

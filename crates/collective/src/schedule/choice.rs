@@ -1,4 +1,4 @@
-use super::{Algorithm, Plan, bcube, halving_doubling, hierarchical, ring, tree};
+use super::{Algorithm, Plan, bcube, direct, halving_doubling, hierarchical, ring, tree};
 
 /// The longest value that `size` ranks on several hosts [exchange](Algorithm::Exchange). Two ranks send no more bytes than by any other
 /// algorithm, and combine in one step. For more ranks the steps that it saves must be worth the bytes that it adds: measured with four
@@ -60,26 +60,39 @@ fn are_alike(hosts: &[Vec<usize>]) -> bool {
 }
 
 /// The plan of `rank` for an all-reduce of `count` elements of `width` bytes among the ranks of `hosts`. `None` for
-/// [`Algorithm::Exchange`] and [`Algorithm::Views`], which use no plan.
+/// [`Algorithm::Exchange`] and [`Algorithm::Views`], which use no plan. If `rounds_once`, elements must not be rounded before all are
+/// combined.
 pub(crate) fn plan(
     algorithm: Algorithm,
     rank: usize,
     hosts: &[Vec<usize>],
     count: usize,
     width: usize,
+    rounds_once: bool,
 ) -> Option<Plan> {
     let (size, segment) = (hosts.iter().map(Vec::len).sum(), SEGMENT_BYTES / width.max(1));
     match algorithm {
         Algorithm::Exchange | Algorithm::Views => None,
+        Algorithm::Hierarchical => Some(hierarchical::all_reduce(rank, hosts, count, segment)),
+        _ if rounds_once => Some(direct::all_reduce(rank, size, count, segment)),
         Algorithm::Ring => Some(ring::all_reduce(rank, size, count, segment)),
         Algorithm::HalvingDoubling => Some(halving_doubling::all_reduce(rank, size, count)),
         Algorithm::Bcube => Some(bcube::all_reduce(rank, size, count, BCUBE_BASE)),
-        Algorithm::Hierarchical => Some(hierarchical::all_reduce(rank, hosts, count, segment)),
     }
 }
 
 /// The plan of `rank` for a reduction of `count` elements of `width` bytes to `root`.
-pub(crate) fn reduce_plan(rank: usize, size: usize, count: usize, width: usize, root: usize) -> Plan {
+pub(crate) fn reduce_plan(
+    rank: usize,
+    size: usize,
+    count: usize,
+    width: usize,
+    root: usize,
+    rounds_once: bool,
+) -> Plan {
+    if rounds_once {
+        return direct::reduce(rank, size, count, root, SEGMENT_BYTES / width.max(1));
+    }
     // As in an all-reduce, steps count more for short values, and bytes for long ones.
     if count * width <= SHORT_BYTES_MAX {
         tree::reduce(rank, size, count, root)
@@ -96,7 +109,7 @@ mod tests {
     #[test]
     fn a_plan_is_that_of_its_algorithm() {
         let hosts = [vec![0, 1, 2], vec![3, 4, 5]];
-        let of = |algorithm| plan(algorithm, 3, &hosts, 1_000_000, 4);
+        let of = |algorithm| plan(algorithm, 3, &hosts, 1_000_000, 4, false);
         assert_eq!(of(Algorithm::Exchange), None);
         assert_eq!(of(Algorithm::Views), None);
         assert_eq!(of(Algorithm::Ring), Some(ring::all_reduce(3, 6, 1_000_000, 65_536)));
@@ -109,7 +122,7 @@ mod tests {
     #[test]
     fn a_segment_of_the_ring_has_256_kib_whatever_its_elements() {
         for width in [1, 2, 4, 8, 16] {
-            let plan = plan(Algorithm::Ring, 0, &[vec![0], vec![1]], 1 << 22, width).unwrap();
+            let plan = plan(Algorithm::Ring, 0, &[vec![0], vec![1]], 1 << 22, width, false).unwrap();
             assert_eq!(plan.exchanges[0].send[0].1.len() * width, 256 << 10);
         }
     }

@@ -26,12 +26,16 @@ use std::ops::Range;
 /// collect. Ranks that own nothing send `count`: they receive only results, so they send all without waiting.
 #[must_use]
 pub fn all_reduce(rank: usize, hosts: &[Vec<usize>], count: usize, segment: usize) -> Plan {
-    let owners = hosts.iter().map(Vec::len).min().unwrap_or_default();
-    let pieces = parts(0..count, owners).into_iter().map(|part| parts(part, hosts.len())).collect();
-    let place_of = |ranks: &Vec<usize>| ranks.iter().position(|other| *other == rank);
-    let found = hosts.iter().map(place_of).enumerate().find_map(|(host, place)| Some((host, place?)));
-    let Some((host, place)) = found else { return Plan::default() };
-    Place { hosts, host, place, pieces, segment: segment.max(1) }.all_reduce()
+    let place = Place::of(rank, hosts, count, segment);
+    place.map(|place| place.plan(true, true)).unwrap_or_default()
+}
+
+/// As [`all_reduce`], in two plans, for a call that changes the elements in between: after the first, each owner has the complete
+/// pieces of its host, and the second collects them.
+#[must_use]
+pub fn combine_and_collect(rank: usize, hosts: &[Vec<usize>], count: usize, segment: usize) -> [Plan; 2] {
+    let place = Place::of(rank, hosts, count, segment);
+    place.map(|place| [place.plan(true, false), place.plan(false, true)]).unwrap_or_default()
 }
 
 /// Where a rank is, and what is divided.
@@ -54,34 +58,44 @@ struct Stage {
     segment: usize,
 }
 
-impl Place<'_> {
+impl<'a> Place<'a> {
+    /// `None` for a rank that is on no host.
+    fn of(rank: usize, hosts: &'a [Vec<usize>], count: usize, segment: usize) -> Option<Self> {
+        let owners = hosts.iter().map(Vec::len).min().unwrap_or_default();
+        let pieces = parts(0..count, owners).into_iter().map(|part| parts(part, hosts.len())).collect();
+        let place_of = |ranks: &Vec<usize>| ranks.iter().position(|other| *other == rank);
+        let found = hosts.iter().map(place_of).enumerate().find_map(|(host, place)| Some((host, place?)));
+        found.map(|(host, place)| Self { hosts, host, place, pieces, segment: segment.max(1) })
+    }
+
     /// A piece travels from host to host: once to be combined, and once to be collected. It becomes complete on the host of its
     /// number, where one stage does both.
-    fn all_reduce(&self) -> Plan {
+    fn plan(&self, combines: bool, collects: bool) -> Plan {
         let mut plan = Plan::default();
         let hosts = self.hosts.len();
         for number in 0..2 * hosts - 1 {
             let piece = (self.host + 2 * hosts - 1 - number) % hosts;
             let longest = self.pieces.iter().map(|pieces| pieces[piece].len()).max().unwrap_or_default();
             for segment in 0..longest.div_ceil(self.segment) {
-                self.take_part(Stage { number, piece, segment }, &mut plan);
+                let stage = Stage { number, piece, segment };
+                if combines && number < hosts {
+                    self.combine(stage, &mut plan);
+                }
+                if collects && number + 1 >= hosts {
+                    self.collect(stage, &mut plan);
+                }
             }
         }
         plan
     }
 
-    fn take_part(&self, stage: Stage, plan: &mut Plan) {
-        let last_to_combine = self.hosts.len() - 1;
-        if stage.number <= last_to_combine {
-            self.combine_on_host(stage, plan);
-        }
+    fn combine(&self, stage: Stage, plan: &mut Plan) {
+        self.combine_on_host(stage, plan);
         if stage.number > 0 {
             self.receive_from_host_before(stage, plan);
         }
-        if stage.number < last_to_combine {
+        if stage.number + 1 < self.hosts.len() {
             plan.push(Exchange { send: self.to_host_after(stage), receive: vec![] });
-        } else {
-            self.collect(stage, plan);
         }
     }
 
@@ -127,6 +141,9 @@ impl Place<'_> {
 
     /// Sends on a complete segment, and receives those of the other owners.
     fn collect(&self, stage: Stage, plan: &mut Plan) {
+        if stage.number >= self.hosts.len() {
+            self.receive_from_host_before(stage, plan);
+        }
         let mut send = self.to_host_after(stage);
         if self.is_owner() {
             send.extend(self.others().map(|(_, rank)| (rank, self.range(self.place, stage))));

@@ -10,6 +10,7 @@
 mod algorithm;
 pub mod bcube;
 mod choice;
+pub mod direct;
 pub mod halving_doubling;
 pub mod hierarchical;
 pub mod ring;
@@ -32,6 +33,9 @@ pub(crate) const AHEAD: usize = 4;
 pub enum Arrival {
     /// Combine them with its own.
     Fold,
+    /// Combine them with its own and all others at once, in the order of the ranks, when all are there: all receives of the exchange
+    /// are of this range, one from each other rank, beginning with the next one.
+    FoldAll,
     /// Combine them with its own in a message, which is what the next exchange that sends exactly these elements sends. Its own are
     /// undefined until they are replaced.
     Pass,
@@ -46,7 +50,7 @@ pub struct Exchange {
     /// The receiving rank and the elements. No range is empty.
     pub send: Vec<(usize, Range<usize>)>,
     /// The sending rank, the elements, and what is done with them. No range is empty, and the ranges of one exchange do not
-    /// overlap.
+    /// overlap, except those of [`Arrival::FoldAll`].
     pub receive: Vec<(usize, Range<usize>, Arrival)>,
 }
 
@@ -58,6 +62,12 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether a rank combines the elements of all others at once.
+    pub(crate) fn combines_all_at_once(&self) -> bool {
+        let mut arrivals = self.exchanges.iter().flat_map(|exchange| &exchange.receive);
+        arrivals.any(|(_, _, arrival)| *arrival == Arrival::FoldAll)
+    }
+
     /// Adds a step without its empty ranges. The other rank leaves them out too, because it computes the same ranges.
     fn push(&mut self, mut exchange: Exchange) {
         exchange.send.retain(|(_, range)| !range.is_empty());

@@ -82,7 +82,7 @@ fn around(
     plan
 }
 
-fn parts_of_counts(size: usize, counts: &[usize]) -> Vec<Range<usize>> {
+pub(super) fn parts_of_counts(size: usize, counts: &[usize]) -> Vec<Range<usize>> {
     let mut end = 0;
     let part = |count: usize| {
         let start = end;

@@ -1,7 +1,7 @@
 //! Reductions: only one rank, the root, gets the combination of all. The elements of the other ranks are undefined afterwards.
 
 use super::{Arrival, Exchange, Plan, parts, ring};
-use std::iter;
+use std::{iter, ops::Range};
 
 /// A binomial tree, for short values: half of the ranks send all their elements to the other half, which combine them, then half
 /// of those do, and so on (Thakur, Rabenseifner and Gropp, "Optimization of collective communication operations in MPICH", 2005).
@@ -37,7 +37,11 @@ pub fn reduce(rank: usize, size: usize, count: usize, root: usize) -> Plan {
 #[must_use]
 pub fn reduce_long(rank: usize, size: usize, count: usize, root: usize, segment: usize) -> Plan {
     let parts = parts(0..count, size);
-    let mut plan = ring::combine(rank, &parts, segment);
+    to_root(ring::combine(rank, &parts, segment), rank, root, parts)
+}
+
+/// After `plan`, the ranks send their complete parts to the root.
+pub(super) fn to_root(mut plan: Plan, rank: usize, root: usize, parts: Vec<Range<usize>>) -> Plan {
     let others = parts.into_iter().enumerate().filter(|(owner, _)| *owner != root);
     plan.push(if rank == root {
         let receive = others.map(|(owner, part)| (owner, part, Arrival::Replace)).collect();

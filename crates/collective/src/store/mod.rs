@@ -114,7 +114,7 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
 }
 
 /// Why a store's operation failed.
-#[derive(Debug, Clone, thiserror::Error)]
+#[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StoreError {
     /// Keys had no value in time.

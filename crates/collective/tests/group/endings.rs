@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use futures::{future::join_all, join};
-use tensorwire_collective::{CALLS_UNDER_WAY, CallKind, GroupError, Reduction};
+use tensorwire_collective::{Algorithm, CALLS_UNDER_WAY, CallKind, GroupError, Reduction};
 use tensorwire_verbs_reactor::FabricKind;
 
 use super::{Ranks, over_fabrics, ranks, ranks_within};
@@ -15,7 +15,7 @@ over_fabrics! {
     a_rank_that_does_not_call_is_named_by_the_timeout,
     a_call_that_is_dropped_ends_the_group_for_all,
     a_lost_rank_ends_the_group_for_all,
-    a_bad_root_ends_the_group,
+    the_origin_of_an_end_is_the_rank_that_is_lost,
     a_call_that_waits_for_its_turn_learns_that_the_group_is_over,
     ranks_that_are_closed_may_go_at_once,
     a_group_is_closed_once_earlier_calls_are_complete,
@@ -142,11 +142,27 @@ async fn a_lost_rank_ends_the_group_for_all(fabric: FabricKind) {
     ranks.shutdown().await;
 }
 
-async fn a_bad_root_ends_the_group(fabric: FabricKind) {
-    let ranks = ranks(fabric, 2).await;
-    let errors = ranks.each(async |group| group.broadcast(2, None).await.unwrap_err());
+/// All ranks report the one that is lost, and none that only passed the end on.
+async fn the_origin_of_an_end_is_the_rank_that_is_lost(fabric: FabricKind) {
+    let mut ranks = ranks(fabric, 4).await;
+    let lost = ranks.workers.pop().unwrap();
+    drop(ranks.groups.pop());
+    lost.shutdown().await;
+    // Rank 1 neither sends to rank 3 nor waits for it: it gets the end from another rank.
+    let errors = ranks.each(async |group| {
+        group.all_reduce(&mut [1f32; 5000]).algorithm(Algorithm::Ring).await.unwrap_err()
+    });
     for error in errors.await {
-        assert!(error.to_string().contains("ranks are numbered from 0 to 1"), "{error}");
+        let (GroupError::RankLost { rank, .. }
+        | GroupError::Left { rank, .. }
+        | GroupError::Over { rank: Some(rank), .. }) = error
+        else {
+            panic!("{error}")
+        };
+        assert_eq!(rank, 3);
+    }
+    for later in ranks.each(async |group| group.barrier().await.unwrap_err()).await {
+        assert!(matches!(later, GroupError::Over { rank: Some(3), .. }), "{later}");
     }
     ranks.shutdown().await;
 }

@@ -25,7 +25,7 @@ async fn worker_on(host: &str, rank: usize) -> Worker {
 }
 
 /// A group with a rank for each letter, on the host of that letter.
-async fn ranks_on(hosts: &str) -> Ranks {
+pub(super) async fn ranks_on(hosts: &str) -> Ranks {
     let workers =
         hosts.chars().enumerate().map(|(rank, host)| async move { worker_on(&host.to_string(), rank).await });
     joined(join_all(workers).await, PATIENCE).await
@@ -66,6 +66,32 @@ async fn two_levels_send_little_over_the_network() {
         ranks.each(async |group| sums(group, None, COUNT).await).await;
         let number = ranks.groups[0].hosts().len() as u64;
         let least = 2 * (number - 1) * 8 * COUNT as u64 / number;
+        for on_host in ranks.groups[0].hosts() {
+            let sent: u64 =
+                on_host.iter().map(|rank| sent_over(&ranks.workers[*rank], FabricKind::TCP)).sum();
+            assert!((least - 64..least + least / 10).contains(&sent), "{hosts}: {sent} B, least {least} B");
+        }
+        ranks.shutdown().await;
+    }
+}
+
+/// Those of 16 bits are 32 bits long until they are combined. On hosts of one rank they go to the rank that combines them.
+#[tokio::test]
+async fn floats_that_are_rounded_once_send_little_over_the_network() {
+    for (hosts, algorithm, times) in [
+        ("aabb", Algorithm::Hierarchical, 3),
+        ("aaabb", Algorithm::Hierarchical, 3),
+        ("abc", Algorithm::Ring, 2),
+        ("abc", Algorithm::HalvingDoubling, 2),
+    ] {
+        let ranks = ranks_on(hosts).await;
+        let run = ranks.each(async |group| {
+            let mut values = vec![half::f16::ONE; 4 * COUNT];
+            group.all_reduce(&mut values).algorithm(algorithm).await.unwrap();
+        });
+        run.await;
+        let number = ranks.groups[0].hosts().len() as u64;
+        let least = times * (number - 1) * 8 * COUNT as u64 / number;
         for on_host in ranks.groups[0].hosts() {
             let sent: u64 =
                 on_host.iter().map(|rank| sent_over(&ranks.workers[*rank], FabricKind::TCP)).sum();

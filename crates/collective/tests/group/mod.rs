@@ -11,9 +11,11 @@ mod hosts;
 mod joining;
 mod many_newcomers;
 mod newcomers;
+mod numbers;
 mod offered;
 mod poisoned_store;
 mod reductions;
+mod refused;
 mod shrinking;
 mod silent_store;
 #[cfg(feature = "test-certificates")]

@@ -236,7 +236,20 @@ fn report_group(what: &str, group: Result<Group, GroupError>) -> Option<Group> {
 
 /// The kind of an error and its text.
 pub(crate) fn failed(error: &GroupError) -> String {
-    let debug = format!("{error:?}");
-    let kind = debug.split(|character: char| !character.is_alphanumeric()).next().unwrap_or_default();
+    let kind = match error {
+        GroupError::Store(_) => "Store",
+        GroupError::Missing { .. } => "Missing",
+        GroupError::RankTaken { .. } => "RankTaken",
+        GroupError::OtherRun { .. } => "OtherRun",
+        GroupError::LeftOut { .. } => "LeftOut",
+        GroupError::NoMajority { .. } => "NoMajority",
+        GroupError::TimedOut { .. } => "TimedOut",
+        GroupError::Left { .. } => "Left",
+        GroupError::RankLost { .. } => "RankLost",
+        GroupError::Over { .. } => "Over",
+        GroupError::Aborted { .. } => "Aborted",
+        GroupError::Worker(_) => "Worker",
+        _ => "another error",
+    };
     format!("failed {kind}: {error}")
 }

@@ -45,6 +45,23 @@ fn every_rank_gets_every_sum() {
 }
 
 #[test]
+fn the_plans_that_combine_and_collect_are_one_plan_in_two() {
+    for (hosts, count) in cases(&COUNTS) {
+        for segment in segments(count) {
+            let one_after_the_other = plans(size(&hosts), |rank| {
+                let [combine, collect] = hierarchical::combine_and_collect(rank, &hosts, count, segment);
+                Plan { exchanges: [combine.exchanges, collect.exchanges].concat() }
+            });
+            for values in run(&one_after_the_other, count) {
+                assert_sums(size(&hosts), &values, 0..count, &format!("hosts {hosts:?}, segment {segment}"));
+            }
+            let sent = |plans: &[Plan]| plans.iter().map(|plan| sent(plan, |_| true)).collect::<Vec<_>>();
+            assert_eq!(sent(&one_after_the_other), sent(&all(&hosts, count, segment)));
+        }
+    }
+}
+
+#[test]
 fn slow_ranks_change_no_result_and_no_element_on_its_way() {
     for (hosts, count) in cases(&[3, 13, 100]) {
         for segment in [3, usize::MAX] {

@@ -2,6 +2,7 @@
 //! r`.
 
 mod bcube;
+mod direct;
 mod halving_doubling;
 mod hierarchical;
 mod ring;
@@ -95,7 +96,9 @@ fn check(plans: &[Plan], count: usize) {
             }
             for (index, (from, range, _)) in exchange.receive.iter().enumerate() {
                 assert!(!range.is_empty() && range.end <= count && *from != rank, "{exchange:?} of {rank}");
-                let earlier = exchange.receive[..index].iter().map(|(_, earlier, _)| earlier);
+                let earlier = exchange.receive[..index].iter();
+                let earlier = earlier.filter(|(_, _, arrival)| *arrival != Arrival::FoldAll);
+                let earlier = earlier.map(|(_, earlier, _)| earlier);
                 let sent = exchange.send.iter().map(|(_, sent)| sent);
                 assert!(earlier.chain(sent).all(|other| !overlap(range, other)), "{exchange:?} of {rank}");
                 expected[*from][rank].push(range.clone());
@@ -181,7 +184,7 @@ impl<'a> Model<'a> {
         );
         let all = self.values[rank][range.clone()].iter_mut().zip(elements);
         let combined = all.map(|(own, other)| match arrival {
-            Arrival::Fold | Arrival::Pass => (self.combine)(*own, *other),
+            Arrival::Fold | Arrival::FoldAll | Arrival::Pass => (self.combine)(*own, *other),
             Arrival::Replace => *other,
         });
         let mut combined: Vec<_> = combined.collect();

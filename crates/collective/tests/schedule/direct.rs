@@ -1,0 +1,64 @@
+use super::{assert_safe_and_same_everywhere, assert_sums, part_length, plans, run, segments, sent, shapes};
+use tensorwire_collective::schedule::direct;
+
+#[test]
+fn all_ranks_get_sums_and_send_as_much_as_in_a_ring() {
+    for (size, count) in shapes() {
+        for segment in segments(count) {
+            let plans = plans(size, |rank| direct::all_reduce(rank, size, count, segment));
+            for (rank, values) in run(&plans, count).iter().enumerate() {
+                assert_sums(
+                    size,
+                    values,
+                    0..count,
+                    &format!("{size} ranks, {count} elements, segment {segment}"),
+                );
+                let part = part_length(count, size, rank);
+                let expected = if size == 1 { 0 } else { count - part + (size - 1) * part };
+                assert_eq!(sent(&plans[rank]), expected, "rank {rank} of {size}, {count} elements");
+            }
+        }
+    }
+}
+
+#[test]
+fn no_element_changes_while_it_is_on_its_way() {
+    for (size, count) in shapes().filter(|(size, count)| *size <= 8 && *count <= 100) {
+        for segment in segments(count) {
+            let plans = plans(size, |rank| direct::all_reduce(rank, size, count, segment));
+            assert_safe_and_same_everywhere(&plans, count, 0..size);
+        }
+    }
+}
+
+#[test]
+fn each_rank_gets_its_part() {
+    for size in 1..9 {
+        for unit in [0, 1, 7] {
+            // The first part is empty.
+            let counts: Vec<usize> = (0..size).map(|rank| rank * unit).collect();
+            let count = counts.iter().sum();
+            for segment in segments(count) {
+                let plans = plans(size, |rank| direct::reduce_scatter(rank, size, &counts, segment));
+                let values = run(&plans, count);
+                for rank in 0..size {
+                    let start: usize = counts[..rank].iter().sum();
+                    assert_sums(size, &values[rank], start..start + counts[rank], "its part");
+                    assert_eq!(sent(&plans[rank]), if size == 1 { 0 } else { count - counts[rank] });
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_root_gets_sums() {
+    for (size, count) in shapes().filter(|(size, _)| *size <= 8) {
+        for root in 0..size {
+            for segment in segments(count) {
+                let plans = plans(size, |rank| direct::reduce(rank, size, count, root, segment));
+                assert_sums(size, &run(&plans, count)[root], 0..count, "the root");
+            }
+        }
+    }
+}
