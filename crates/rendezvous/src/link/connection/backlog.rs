@@ -92,7 +92,7 @@ impl<W> Backlog<W> {
         self.lock().take().unwrap_or_default()
     }
 
-    fn has_work(&self) -> bool {
+    pub(crate) fn has_work(&self) -> bool {
         self.has_work.load(Ordering::Acquire)
     }
 

@@ -175,17 +175,18 @@ impl Driver {
                 continue;
             }
             match connection.queue_pair.poll_progress(&Context::from_waker(&self.rings)) {
-                Poll::Pending if connection.backlog.has_more() => {
-                    // As if it had rung after this look.
-                    if tensorwire_testpoints::chance!(
+                Poll::Ready(Err(failure)) => self.end(connection.end(Err(failure), self.runtime.clone())),
+                // As if it had rung after this look: then the end of the poll wakes the task.
+                _ if connection.backlog.has_more()
+                    && tensorwire_testpoints::chance!(
                         "what rings during a poll is left to the end of the poll"
-                    ) {
-                        return;
-                    }
+                    ) =>
+                {
+                    return;
                 }
+                Poll::Pending if connection.backlog.has_more() => {}
                 Poll::Pending => return,
                 Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(failure)) => self.end(connection.end(Err(failure), self.runtime.clone())),
             }
         }
         context.waker().wake_by_ref();
@@ -210,9 +211,10 @@ impl Driver {
 
     /// From now on queued work, a future and a failure of the connection wake the task.
     fn arm(&self, context: &Context<'_>) {
-        let has_rung =
-            self.connection.as_ref().is_some_and(|connection| connection.backlog.end_poll(context.waker()));
-        if has_rung && !tensorwire_testpoints::planted!("what rings during a poll wakes no task") {
+        let Some(connection) = &self.connection else { return };
+        let is_lost = tensorwire_testpoints::planted!("work that is queued during a poll wakes no task")
+            && connection.backlog.has_work();
+        if connection.backlog.end_poll(context.waker()) && !is_lost {
             context.waker().wake_by_ref();
         }
     }
