@@ -48,7 +48,12 @@ async fn serving_rank() {
     let (_store, address) = serve(limits).await;
     println!("@@{address} {}", worker.address());
     // Until the parent ends.
-    tokio::task::spawn_blocking(|| std::io::stdin().read(&mut [0])).await.unwrap().unwrap();
+    let (ended, end) = futures::channel::oneshot::channel::<()>();
+    std::thread::spawn(move || {
+        let _ = std::io::stdin().read(&mut [0]);
+        drop(ended);
+    });
+    end.await.unwrap_err();
 }
 
 fn set_files(files: u64) {
@@ -73,8 +78,8 @@ impl Serving {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let line = lines.skip_while(|line| !line.contains("@@")).next().expect("it serves");
+        let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let line = lines.find(|line| line.contains("@@")).expect("it serves");
         let (_, addresses) = line.split_once("@@").unwrap();
         let (store, worker) = addresses.split_once(' ').unwrap();
         Self { process, store: store.parse().unwrap(), worker: worker.to_owned() }
