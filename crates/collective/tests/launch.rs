@@ -197,19 +197,18 @@ async fn a_store_that_a_rank_0_serves_is_of_its_job_alone() {
         );
     }
     // A rank of the next job may come before the store of this one ends.
-    let waiting = tokio::spawn({
-        let (next, runtime) = (of_rank(1, 2, Some(&free), Some("b")), runtime());
-        async move { next.open_store(LIMIT, runtime).await }
-    });
-    drop(first);
-    // Another task closes its socket.
-    while std::net::TcpListener::bind(&free).is_err() {
-        tokio::task::yield_now().await;
-    }
-    let next = of_rank(0, 2, Some(&free), Some("b")).open_store(LIMIT, runtime()).await;
-    let next = next.unwrap();
-    next.set("k", b"1").await.unwrap();
-    let found = waiting.await.unwrap().unwrap().get(&["k".to_owned()]).await.unwrap();
+    let next = [0, 1].map(|rank| of_rank(rank, 2, Some(&free), Some("b")));
+    let serving = async {
+        drop(first);
+        // Another task closes its socket.
+        while std::net::TcpListener::bind(&free).is_err() {
+            tokio::task::yield_now().await;
+        }
+        next[0].open_store(LIMIT, runtime()).await.unwrap()
+    };
+    let (waiting, serving) = futures::join!(next[1].open_store(LIMIT, runtime()), serving);
+    serving.set("k", b"1").await.unwrap();
+    let found = waiting.unwrap().get(&["k".to_owned()]).await.unwrap();
     assert_eq!(found, [Some(b"1".to_vec())]);
 }
 
