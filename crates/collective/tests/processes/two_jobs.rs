@@ -38,7 +38,7 @@ fn launched_in_order(name: &'static str, order: [(&'static str, usize); 4]) {
                 // Its place may be taken; it learns that when it joins.
                 line if line == "waiting" && group.len() < 2 => group.push((rank, other)),
                 line if line == "waiting" => {
-                    refused.push((rank, other.failure_until(Instant::now() + 2 * LIMIT)))
+                    refused.push((rank, other.failure_until(Instant::now() + 2 * LIMIT)));
                 }
                 line => refused.push((rank, line)),
             }
