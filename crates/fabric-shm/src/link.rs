@@ -403,6 +403,7 @@ impl ShmLink {
 
     /// Updates the fields that are read without a lock.
     fn note(&self, producer: &Producer) {
+        producer.check_counts();
         self.copied_by_peer.store(producer.copied_by_peer(), Ordering::Relaxed);
         self.awaited.store(producer.awaited(), Ordering::Relaxed);
         let waits = producer.is_waiting() || producer.has_reads_waiting();

@@ -133,6 +133,12 @@ impl Producer {
         self.waiting.len() < before
     }
 
+    /// While no operation or answer is in the ring, nothing of one is counted.
+    pub(super) fn check_counts(&self) {
+        let is_idle = self.posted.is_empty() && self.over.is_none();
+        debug_assert!(!is_idle || self.copied_by_peer == 0 && self.answers.are_executed(), "{self:?}");
+    }
+
     /// Descriptors whose completion was reaped.
     pub(super) fn completed(&self) -> u64 {
         self.completed

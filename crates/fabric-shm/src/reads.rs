@@ -133,6 +133,11 @@ impl Answers {
         self.positions.push_back(position);
     }
 
+    /// Whether none is in the ring.
+    pub(super) fn are_executed(&self) -> bool {
+        self.positions.is_empty()
+    }
+
     /// The oldest answer in the ring was executed and reaped.
     pub(super) fn reaped(&mut self) {
         self.positions.pop_front();

@@ -558,6 +558,11 @@ impl Inner {
         slot.state = SlotState::Free;
         slot.generation = slot.generation.wrapping_add(1);
         self.free.push(index);
+        debug_assert!(
+            self.free.len() < self.slots.len() || self.weight == 0,
+            "no operation has {}",
+            self.weight
+        );
     }
 }
 

@@ -383,6 +383,19 @@ impl Member {
         }
     }
 
+    /// Checks the gauges of a worker that has nothing to do. Its contents are published still; everything else is zero.
+    pub(super) fn check_idle(&self) {
+        let (receive, source) = (self.worker.receive_memory(), self.worker.pool().stats());
+        let held = [receive.used_bytes, receive.early_bytes, receive.leaked_bytes, receive.retired_bytes];
+        let lent = [source.early_bytes, source.leaked_bytes, source.retired_bytes];
+        let waiting = [receive.waiting, source.waiting];
+        assert_eq!((held, lent, waiting), ([0; 4], [0; 3], [0; 2]), "worker {}", self.index);
+        for peer in self.worker.peers().into_iter().filter(|peer| peer.transport.is_some()) {
+            let counters = peer.counters;
+            assert_eq!(counters.asks_received, counters.answers_sent, "worker {}: {peer:?}", self.index);
+        }
+    }
+
     /// Ends the worker, and checks that its memory is back.
     pub(super) async fn stop(&self) {
         let worker = self.worker.clone();

@@ -191,6 +191,7 @@ const REST: Duration = Duration::from_secs(35);
 async fn rest(run: &Run, members: &[Member]) {
     let before: Vec<_> = members.iter().map(Member::connected).collect();
     run.handle.runtime().sleep(REST).await;
+    members.iter().for_each(Member::check_idle);
     for (member, before) in members.iter().zip(before) {
         let after = member.connected();
         if let Some(lost) = before.iter().find(|name| !after.contains(name)) {
