@@ -406,8 +406,7 @@ impl ShmLink {
         producer.check_counts();
         self.copied_by_peer.store(producer.copied_by_peer(), Ordering::Relaxed);
         self.awaited.store(producer.awaited(), Ordering::Relaxed);
-        let waits = producer.is_waiting() || producer.has_reads_waiting();
-        self.waits.store(waits, Ordering::Relaxed);
+        self.waits.store(producer.is_waiting() || producer.has_reads_waiting(), Ordering::Relaxed);
     }
 
     /// Posts answers to the peer's reads and further reads of this side, as far as there is room. Returns whether
