@@ -1,5 +1,6 @@
 //! Another user of the host between a server and a client of one user, who share its loopback.
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests fails by panicking, as a test does
+#![allow(clippy::disallowed_methods)] // it measures real processes, by the real clock
 
 use std::{
     env, fs,
