@@ -8,13 +8,13 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt, future::select_ok};
+use futures::FutureExt;
 use redis::{
     AsyncConnectionConfig, Cmd, ErrorKind, FromRedisValue, RedisConnectionInfo, RedisError, RedisResult,
     aio::MultiplexedConnection, cmd,
 };
+use tensorwire_rendezvous::control::Dial;
 use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
-use tokio::net::{TcpStream, lookup_host};
 
 use self::bounded::Bounded;
 use super::{
@@ -174,12 +174,11 @@ impl Shared {
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {
         // The limit of the call applies to both.
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let found: Vec<_> = lookup_host((&*self.service.host, self.service.port)).await?.collect();
-        if found.is_empty() {
-            return Err(io::Error::new(io::ErrorKind::NotFound, "its host name has no address").into());
-        }
-        let (stream, _) = select_ok(found.into_iter().map(|to| Box::pin(TcpStream::connect(to)))).await?;
-        stream.set_nodelay(true)?;
+        let mut dial = Dial::new(Arc::clone(&self.runtime));
+        dial.resolve(&self.service.host, self.service.port).await?;
+        let Some((_, stream)) = dial.connect().await else {
+            return Err(io::Error::new(io::ErrorKind::NotConnected, dial.to_string()).into());
+        };
         let connected = MultiplexedConnection::new_with_config(&self.settings, Bounded::new(stream), config);
         let (connection, driver) = connected.await?;
         self.runtime.spawn("redis client", Box::pin(driver));
