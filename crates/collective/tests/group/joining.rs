@@ -138,12 +138,12 @@ async fn a_restarted_rank_takes_its_place_while_others_are_awaited(fabric: Fabri
                 }
             };
             let (again_joined, two_joined) = join!(builder(1).join(&again), late);
-            drop((again_joined.unwrap(), two_joined.unwrap()));
-            join!(again.shutdown(), two.shutdown());
+            (again_joined.unwrap(), two_joined.unwrap(), again, two)
         };
-        let (zero_joined, ()) = join!(joining_zero, others);
-        drop(zero_joined.unwrap());
-        zero.shutdown().await;
+        // Rank 0 may still need what the others have sent.
+        let (zero_joined, (again_joined, two_joined, again, two)) = join!(joining_zero, others);
+        drop((zero_joined.unwrap(), again_joined, two_joined));
+        join!(zero.shutdown(), again.shutdown(), two.shutdown());
     }
 }
 

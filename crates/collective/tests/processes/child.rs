@@ -245,6 +245,7 @@ pub(crate) fn failed(error: &GroupError) -> String {
         GroupError::NoMajority { .. } => "NoMajority",
         GroupError::TimedOut { .. } => "TimedOut",
         GroupError::Left { .. } => "Left",
+        GroupError::Mismatch { .. } => "Mismatch",
         GroupError::RankLost { .. } => "RankLost",
         GroupError::Over { .. } => "Over",
         GroupError::Aborted { .. } => "Aborted",
