@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+#[path = "../../rendezvous/tests/block_on.rs"]
+mod block_on;
 mod group;
 mod launch;
+mod outside;
 mod pair;
 #[path = "../../rendezvous/tests/rdma/mod.rs"]
 mod rdma;

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod block_on;
 mod bounded;
 mod editions;
 mod fabrics;

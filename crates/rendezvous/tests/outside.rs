@@ -1,18 +1,13 @@
 //! Futures of a worker that are awaited where no tokio runtime is, and runtimes that lack a driver.
 
-use std::{
-    future::{Future, IntoFuture},
-    pin::pin,
-    sync::{Arc, mpsc},
-    task::{Context, Poll, Wake, Waker},
-    thread::{self, Thread},
-    time::Duration,
-};
+use std::{future::IntoFuture, pin::pin, sync::mpsc, thread, time::Duration};
 
 use futures::FutureExt;
 use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
 use tensorwire_verbs_reactor::FabricKind;
 use tokio::runtime::{Builder, Runtime};
+
+use crate::block_on::block_on;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -28,26 +23,6 @@ fn outside(test: impl FnOnce(&Runtime) + Send + 'static) {
         panic!("not done within {LIMIT:?}");
     }
     tested.join().unwrap();
-}
-
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// The simplest executor: polls `future` on this thread, which sleeps in between.
-fn block_on<F: IntoFuture>(future: F) -> F::Output {
-    let mut future = pin!(future.into_future());
-    let waker = Waker::from(Arc::new(Unpark(thread::current())));
-    loop {
-        match future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(output) => return output,
-            Poll::Pending => thread::park(),
-        }
-    }
 }
 
 fn tensor(worker: &Worker) -> Tensor {
@@ -115,7 +90,7 @@ fn every_future_of_a_worker_may_be_awaited_outside_of_tokio() {
             let there = awaited("notes", peer.notes(1, 1), nothing);
             let here = awaited("notes", back.notes(1, 1), nothing);
             awaited("Notes::recv", there.recv(0), || {
-                awaited("Notes::send", here.send(0, &[b"note"]), nothing)
+                awaited("Notes::send", here.send(0, &[b"note"]), nothing);
             });
 
             let other = client.clone();

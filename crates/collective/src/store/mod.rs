@@ -19,6 +19,7 @@ mod board;
 mod etcd;
 mod file;
 mod memory;
+mod on_runtime;
 mod open;
 mod prefix;
 #[cfg(feature = "redis")]

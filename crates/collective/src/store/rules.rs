@@ -1,15 +1,11 @@
 //! The rules for keys and values that all stores share.
 
-use tensorwire_protocol::text::escaped_within;
-
 use super::{KEY_BYTES_MAX, StoreError, VALUE_BYTES_MAX};
 
-/// The most bytes of a server's text in an error.
-const SHOWN_BYTES: usize = 1024;
-
-/// The text of an error that a server may have written, escaped.
+/// The text of an error that a server may have written: its first kilobyte, escaped.
+#[cfg(any(feature = "redis", feature = "etcd"))]
 pub(super) fn shown(error: impl std::fmt::Display) -> String {
-    escaped_within(&error.to_string(), SHOWN_BYTES)
+    tensorwire_protocol::text::escaped_within(&error.to_string(), 1024)
 }
 
 /// # Errors

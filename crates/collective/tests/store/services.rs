@@ -1,6 +1,6 @@
 //! Stores in servers of Redis and etcd: what happens when these reject requests, end, or stop.
 
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, thread, time::Duration};
 
 #[cfg(feature = "etcd")]
 use futures::FutureExt;
@@ -18,6 +18,7 @@ use super::{
     server::{Server, Service},
     value,
 };
+use crate::{block_on::block_on, outside::tokio_runtime};
 
 /// The limit of stores whose server does not answer.
 const LIMIT: Duration = Duration::from_secs(1);
@@ -45,6 +46,25 @@ over_services! {
     a_server_that_stops_ends_every_call_in_time
     a_wait_goes_on_while_others_use_the_store
     three_ranks_join_and_two_go_on
+    a_store_may_be_used_outside_of_tokio
+}
+
+async fn a_store_may_be_used_outside_of_tokio(service: Service) {
+    let used = thread::spawn(move || {
+        let Some(mut server) = Server::start(service) else { return };
+        let (_tokio, runtime) = tokio_runtime();
+        block_on(async {
+            let store = server.url().open(LONG, runtime).await.unwrap();
+            store.set("a", b"1").await.unwrap();
+            assert_eq!(store.wait(&keys(["a"]), LONG).await.unwrap(), [b"1"]);
+            assert!(store.wait(&keys(["b"]), SHORT).await.is_err());
+            server.kill();
+            server.restart();
+            store.set("a", b"2").await.unwrap();
+            assert_eq!(value(&*store, "a").await.unwrap(), b"2");
+        });
+    });
+    used.join().unwrap();
 }
 
 async fn open(server: &Server, limit: Duration) -> Arc<dyn Store> {

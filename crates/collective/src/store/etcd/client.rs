@@ -2,16 +2,20 @@
 
 use std::{
     error::Error,
+    io,
     sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
     time::Duration,
 };
 
 use futures::{FutureExt, StreamExt, stream};
-use tensorwire_verbs_reactor::{Runtime, timeout};
+use hyper_util::rt::TokioIo;
+use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
+use tokio::net::TcpStream;
 use tonic::{
     Code, ConnectError, Request, Status, Streaming,
     client::Grpc,
-    codegen::http::uri::PathAndQuery,
+    codegen::http::uri::{PathAndQuery, Uri},
     metadata::{Ascii, MetadataValue},
     transport::{Channel, Endpoint},
 };
@@ -47,6 +51,28 @@ pub(super) enum Failed {
     Unknown(Status),
 }
 
+/// Connects the channel by the project's dialler.
+#[derive(Clone)]
+struct Connector {
+    service: Service,
+    runtime: Arc<dyn Runtime>,
+}
+
+impl tonic::codegen::Service<Uri> for Connector {
+    type Response = TokioIo<TcpStream>;
+    type Error = io::Error;
+    type Future = BoxFuture<'static, io::Result<Self::Response>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let Self { service, runtime } = self.clone();
+        async move { service.connect(&runtime).await.map(TokioIo::new) }.boxed()
+    }
+}
+
 /// A connection to a server, which all calls share, made by the first call. Not printed, because it has the password.
 pub(super) struct Client {
     /// The store's name in errors, without a password.
@@ -74,7 +100,8 @@ impl Client {
             detail: format!("{error}: check the host in the URL"),
         })?;
         let endpoint = endpoint.connect_timeout(limit).http2_keep_alive_interval(SILENT_MAX);
-        let channel = endpoint.keep_alive_timeout(SILENT_MAX).connect_lazy();
+        let connector = Connector { service: service.clone(), runtime: Arc::clone(&runtime) };
+        let channel = endpoint.keep_alive_timeout(SILENT_MAX).connect_with_connector_lazy(connector);
         let password = service.password.clone();
         let credentials = password.map(|password| Authenticate { name: service.user.clone(), password });
         Ok(Self { name, limit, runtime, channel, credentials, token: Mutex::new(None) })

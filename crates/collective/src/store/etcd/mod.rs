@@ -3,7 +3,7 @@
 mod client;
 mod messages;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::{fmt, io, sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
@@ -18,6 +18,7 @@ use self::{
 };
 use super::{
     Store, StoreError,
+    on_runtime::on_runtime,
     rules::{check_compare, check_key, check_keys, check_value, sum},
     url::StoreUrl,
     wanted::{Pause, Wanted},
@@ -68,7 +69,7 @@ impl fmt::Debug for EtcdStore {
 
 impl EtcdStore {
     /// Connects to the server at `url`, which begins with `etcd://`. Ignores its prefix, which [`StoreUrl::open`] adds. `limit`
-    /// is the time limit of this call, and of each later operation without its own. Must be called on a tokio runtime.
+    /// is the time limit of this call, and of each later operation without its own.
     ///
     /// # Errors
     /// [`StoreError::Unreachable`] if there is no server, it rejects the user or password, or it does not answer within `limit`;
@@ -83,7 +84,10 @@ impl EtcdStore {
     ) -> Result<Self, StoreError> {
         let service = url.etcd()?;
         let name = format!("the store at {url}");
-        let store = Self { client: Arc::new(Client::new(name, service, limit, runtime)?) };
+        let (service, own_name, own) = (service.clone(), name.clone(), Arc::clone(&runtime));
+        let client = on_runtime(&runtime, async move { Client::new(name, &service, limit, own) }).await;
+        let ended = |error: io::Error| StoreError::Unreachable { store: own_name, detail: error.to_string() };
+        let store = Self { client: Arc::new(client.map_err(ended)??) };
         // Reads no key, which also a user without any permission may do.
         match store.client.transact(&read(&[]), Repeated::AsNeeded).await {
             Ok(_) => Ok(store),

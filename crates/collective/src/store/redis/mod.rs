@@ -3,7 +3,7 @@
 mod bounded;
 
 use std::{
-    fmt, io,
+    fmt,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -13,7 +13,6 @@ use redis::{
     AsyncConnectionConfig, Cmd, ErrorKind, FromRedisValue, RedisConnectionInfo, RedisError, RedisResult,
     aio::MultiplexedConnection, cmd,
 };
-use tensorwire_rendezvous::control::Dial;
 use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
 
 use self::bounded::Bounded;
@@ -174,11 +173,7 @@ impl Shared {
     async fn connect(&self) -> RedisResult<MultiplexedConnection> {
         // The limit of the call applies to both.
         let config = AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-        let mut dial = Dial::new(Arc::clone(&self.runtime));
-        dial.resolve(&self.service.host, self.service.port).await?;
-        let Some((_, stream)) = dial.connect().await else {
-            return Err(io::Error::new(io::ErrorKind::NotConnected, dial.to_string()).into());
-        };
+        let stream = self.service.connect(&self.runtime).await?;
         let connected = MultiplexedConnection::new_with_config(&self.settings, Bounded::new(stream), config);
         let (connection, driver) = connected.await?;
         self.runtime.spawn("redis client", Box::pin(driver));

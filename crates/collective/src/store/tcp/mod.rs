@@ -30,6 +30,7 @@ use super::{
     Store, StoreError,
     board::{Board, BoardLimits},
     memory::MemoryStore,
+    on_runtime::on_runtime,
     rules::{check_compare, check_key, check_keys, check_value},
 };
 
@@ -139,8 +140,10 @@ impl TcpStore {
         };
         // Any process that can connect can write, so other machines are admitted only on request.
         let bind = if address.starts_with(':') { format!("127.0.0.1{address}") } else { address.to_owned() };
-        let parts = host_and_port(&bind).map_err(|why| failed(io::Error::other(why)))?;
-        let listener = TcpListener::bind(parts).await.map_err(failed)?;
+        let (host, port) = host_and_port(&bind).map_err(|why| failed(io::Error::other(why)))?;
+        let parts = (host.to_owned(), port);
+        let bound = on_runtime(&runtime, async move { TcpListener::bind((&*parts.0, parts.1)).await });
+        let listener = bound.await.and_then(|bound| bound).map_err(failed)?;
         let TcpLimits { keys, bytes, waits, .. } = limits;
         let board = Arc::new(Board::new(BoardLimits { keys, bytes, waits }));
         // Fits the limits.

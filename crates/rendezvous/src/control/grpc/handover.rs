@@ -324,6 +324,7 @@ mod tests {
     }
 
     #[test]
+    #[allow(clippy::disallowed_methods)] // sockets live in real time
     fn e_those_who_are_refused_are_looked_at_at_a_pace() {
         bounded(|| async {
             let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
