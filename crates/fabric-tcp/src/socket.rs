@@ -235,11 +235,14 @@ fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     }
 }
 
+/// The longest time between two probes that the kernel takes.
+const KEEPALIVE_SECONDS_MAX: u64 = 32_767;
+
 /// Makes the kernel probe the peer's kernel, which answers even if the process is stopped, after half of `silence` on an idle
 /// connection. The kernel ends the connection when the peer's kernel has accepted no bytes, or answered no probe, for `stall`: that
 /// limit replaces the number of probes. [`Socket::unacknowledged`] shows earlier that the path is lost.
 pub(super) fn watch(socket: &impl AsRawFd, silence: Duration, stall: Duration) -> io::Result<()> {
-    let seconds = |part: Duration| libc::c_int::try_from(part.as_secs().max(1)).unwrap_or(libc::c_int::MAX);
+    let seconds = |part: Duration| part.as_secs().clamp(1, KEEPALIVE_SECONDS_MAX) as libc::c_int;
     let milliseconds = libc::c_int::try_from(stall.as_millis()).unwrap_or(libc::c_int::MAX);
     set(socket, libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
     set(socket, libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, seconds(silence / 2))?;
