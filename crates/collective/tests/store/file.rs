@@ -194,7 +194,7 @@ async fn s5_a_folder_into_which_others_may_write_is_refused_with_the_remedy() {
 #[tokio::test]
 async fn s5_a_folder_of_another_user_is_refused() {
     let folder = tempfile::tempdir().unwrap();
-    // Who is not root cannot give a folder away, nor write into that of root.
+    // Only root can give a folder away.
     let (path, part) = if geteuid().is_root() {
         chown(folder.path(), Some(12_345), None).unwrap();
         (folder.path(), "is of user 12345, and this process is user 0")

@@ -1,4 +1,4 @@
-//! What any store that a rank serves must keep to, whoever else can reach its port.
+//! The rules for any store that a rank serves, whichever processes reach its port.
 
 use std::{
     env, fs,

@@ -2,7 +2,7 @@
 //!
 //! A secret file contains one secret of 16 to 4096 bytes, without surrounding white space. It should be random (`head
 //! -c 32 /dev/urandom | base64 > FILE`) and of its owner alone (`chmod 600 FILE`):
-//! whoever reads it can connect, and whoever writes it lets in whom they choose.
+//! a user who reads it can connect, and one who writes it decides who can.
 
 use std::{
     fs::File,

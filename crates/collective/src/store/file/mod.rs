@@ -50,7 +50,7 @@ const CALLS_MAX: usize = 1024;
 /// limits.
 ///
 /// # Trust
-/// Whoever may write into the folder can replace all records. So the folder must be of the user of this process, and writable by
+/// A process that may write into the folder can replace all records. So the folder must be of the user of this process, and writable by
 /// that user alone; a folder that the store makes has the mode 0700. The store refuses other folders, also `/tmp` itself. It
 /// follows no links in the folder, and reads regular files only.
 #[derive(Debug, Clone)]
