@@ -43,9 +43,9 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// Pause before another attempt to connect.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// After so many refused processes, which may come at once, there is a [`REFUSAL_PAUSE`]. As many as the socket's queue has:
-/// after a pause there is room in it, also for an honest process, however many others fill it.
-const REFUSALS_AT_ONCE: u32 = 128;
+/// After so many refused processes, which may come at once, there is a [`REFUSAL_PAUSE`]. The socket's queue has as many: after a
+/// pause there is room in it, also for an honest process, however many others fill it, and an honest process waits for one pause.
+const REFUSALS_AT_ONCE: u8 = 128;
 
 /// The pause after [`REFUSALS_AT_ONCE`] refused processes.
 const REFUSAL_PAUSE: Duration = Duration::from_millis(20);
@@ -70,6 +70,8 @@ impl Handover {
     pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
         let name = net::SocketAddr::from_abstract_name(name(address.port()))?;
         let listener = net::UnixListener::bind_addr(&name)?;
+        // The standard library's queue has thousands.
+        rustix::net::listen(&listener, REFUSALS_AT_ONCE.into())?;
         listener.set_nonblocking(true)?;
         let secret = Secret::generate(address).map_err(io::Error::other)?;
         Ok(Self { listener, secret })
@@ -86,7 +88,7 @@ impl Handover {
     }
 
     async fn serve_those(self, check: Check) {
-        let mut refused = 0;
+        let mut refused = 0u32;
         let listener = match UnixListener::from_std(self.listener) {
             Ok(listener) => listener,
             Err(error) => return log!(ERROR, %error, "the secret cannot be handed over"),
@@ -104,8 +106,8 @@ impl Handover {
                 Ok(Err(error)) => log!(DEBUG, %error, "the secret was not handed over"),
                 Err(_) => log!(DEBUG, "the secret was not handed over: the other process does not read it"),
             }
-            refused += 1;
-            if refused % REFUSALS_AT_ONCE == 0 {
+            refused = refused.wrapping_add(1);
+            if refused.is_multiple_of(REFUSALS_AT_ONCE.into()) {
                 pause(REFUSAL_PAUSE).await;
             }
         }
@@ -323,6 +325,22 @@ mod tests {
         });
     }
 
+    #[tokio::test]
+    async fn s4_the_queue_has_as_many_as_are_refused_at_once() {
+        let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = tcp.local_addr().unwrap();
+        let _unserved = Handover::bind(address).unwrap();
+        let mut waiting = Vec::new();
+        let full = loop {
+            match UnixStream::connect(format!("\0{}", name(address.port()))).await {
+                Ok(stream) => waiting.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(full.kind(), io::ErrorKind::WouldBlock);
+        assert_eq!(waiting.len(), usize::from(REFUSALS_AT_ONCE) + 1, "Linux lets one more in");
+    }
+
     #[test]
     #[allow(clippy::disallowed_methods)] // sockets live in real time
     fn e_those_who_are_refused_are_looked_at_at_a_pace() {
@@ -333,7 +351,7 @@ mod tests {
             let name = net::SocketAddr::from_abstract_name(name(address.port())).unwrap();
             let began = std::time::Instant::now();
             let strangers = std::thread::spawn(move || {
-                for _ in 0..=10 * REFUSALS_AT_ONCE {
+                for _ in 0..=10 * u32::from(REFUSALS_AT_ONCE) {
                     let stream = net::UnixStream::connect_addr(&name).unwrap();
                     let _ = io::Read::read(&mut &stream, &mut [0]);
                 }
