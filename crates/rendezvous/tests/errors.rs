@@ -1,4 +1,4 @@
-//! Errors that say what is true: of the cause, of the operation, and of who refuses whom.
+//! Errors name the true cause, the operation, and the side that refuses.
 
 use std::{
     io,

@@ -120,7 +120,7 @@ async fn a_restarted_rank_takes_its_place_while_others_are_awaited(fabric: Fabri
             first.shutdown().await;
             let [again, two] = [worker("one", fabric).await, worker("two", fabric).await];
             let late = async {
-                // The restarted rank has looked who is missing.
+                // The restarted rank has checked which ranks are missing.
                 let key = match job {
                     Some(job) => format!("group/{job}/0/rank 1"),
                     None => {

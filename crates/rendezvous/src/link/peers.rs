@@ -84,7 +84,7 @@ impl Peers {
         self.forget_unmet(peer);
     }
 
-    /// Forgets a peer that was never met, has no hint, and that nobody uses but the caller, who has one clone.
+    /// Forgets a peer that was never met, has no hint, and has no user but the caller, which holds one clone.
     pub(crate) fn forget_unmet(&mut self, peer: &KnownPeer) {
         let is_named = self.by_name.get(peer.name()).is_none_or(|known| known.is_named);
         if !is_named && peer.incarnation().is_none() && peer.is_idle(2) {
