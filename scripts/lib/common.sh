@@ -7,6 +7,9 @@ need_rust() {
     exit 2
 }
 
+# Whether install_packages may install; scripts/test clears it unless it has --install.
+may_install=yes
+
 # need_linker: rustc links through cc; on Debian and Ubuntu a missing one is installed.
 need_linker() {
     command -v cc >/dev/null && return
@@ -17,6 +20,10 @@ need_linker() {
 install_packages() {
     local sudo=
     [ "$(id -u)" = 0 ] || sudo=sudo
+    if [ -z "$may_install" ]; then
+        echo "missing: $*; run this again with --install, or install them: apt-get install --no-install-recommends $*" >&2
+        exit 2
+    fi
     if ! command -v apt-get >/dev/null; then
         echo "please install: $* (only Debian and Ubuntu are set up automatically)" >&2
         exit 2
@@ -24,8 +31,8 @@ install_packages() {
     $sudo apt-get update -q && $sudo apt-get install -q -y --no-install-recommends "$@"
 }
 
-# need_services: the programs that tests of stores and launchers start. Missing ones are installed as root, or where sudo asks for no password;
-# a test whose program is not there tells that it was skipped. Where an init system runs, Debian starts redis-server and etcd; tests
+# need_services: installs the missing ones of the programs that tests of stores and launchers start, or says which tests are skipped without
+# them. Each of those tests reports that it was skipped. Where an init system runs, Debian starts redis-server and etcd; tests
 # start their own, on other ports.
 need_services() {
     local missing=() entry
@@ -33,10 +40,11 @@ need_services() {
         command -v "${entry%=*}" >/dev/null || missing+=("${entry#*=}")
     done
     [ "${#missing[@]}" -gt 0 ] || return 0
-    if [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; then
+    if [ -n "$may_install" ]; then
         (install_packages "${missing[@]}") && return
     fi
-    echo "not installed: ${missing[*]}; tests that need them are skipped"
+    echo "not installed: ${missing[*]}. The tests of those stores and launchers are skipped. To run them, use --install, or:"
+    echo "  apt-get install --no-install-recommends ${missing[*]}"
 }
 
 # count_tests LOG: adds up the closing lines of nextest, cargo test and scripts/rxe-vm/suite in LOG, each test once: what the
