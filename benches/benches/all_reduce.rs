@@ -14,9 +14,9 @@ use tensorwire::{
     Worker,
     collective::{Algorithm, Group, store::MemoryStore},
 };
+use tensorwire_fabric::{Fabric, Runtime, TokioRuntime};
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use tensorwire_verbs_reactor::{Fabric, Runtime, TokioRuntime};
 use tokio::sync::mpsc;
 
 /// The hosts of the ranks: in blocks, as launchers place them by default, or in turns.

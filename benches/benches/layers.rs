@@ -11,14 +11,14 @@ use std::{
 use criterion::{Criterion, criterion_group, criterion_main};
 use tensorwire::{Tensor, Worker};
 use tensorwire_benches::fabric_pair::{DEPTHS, FabricPair};
+use tensorwire_fabric::{
+    Capabilities, Fabric, FabricKind, Immediate, Link, QueuePair, QueuePairCore, Runtime, SlotKey,
+    TokioRuntime, WorkRequest,
+};
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use tensorwire_memory::{Pool, PoolConfig};
 use tensorwire_protocol::{DataType, Message, RequestIndex, Scope, StepId, TensorRequest, wire};
-use tensorwire_verbs_reactor::{
-    Capabilities, Fabric, FabricKind, Immediate, Link, QueuePair, QueuePairCore, Runtime, SlotKey,
-    TokioRuntime, WorkRequest,
-};
 
 const SMALL: usize = 8;
 const SERVER: &str = "/job:bench/replica:0/task:0";

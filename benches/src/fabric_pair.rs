@@ -7,11 +7,11 @@ use std::{
     time::Duration,
 };
 
-use tensorwire_memory::{Block, BlockVisitor, Buf, Granted, Pool, PoolConfig, VisitError};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, ConnectParams, Domain, Fabric, Immediate, QueuePair, QueuePairConfig, RemoteRange, RemoteRegion,
     Role, Runtime,
 };
+use tensorwire_memory::{Block, BlockVisitor, Buf, Granted, Pool, PoolConfig, VisitError};
 
 /// Depths of the queue pairs.
 pub const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 256 };

@@ -4,7 +4,7 @@
 # What a test says is a line `SKIPPED: PLACE TEST REASON`, where PLACE is a fabric, or a fabric with `-between-processes`,
 # and TEST a full name, which ends in `MODULE::RULE`. Under TENSORWIRE_TEST_SKIPPED=FILE tests write it to FILE too.
 
-contract_exceptions=crates/verbs-reactor/tests/contract/exceptions.txt
+contract_exceptions=crates/fabric/tests/contract/exceptions.txt
 
 # listed_skips PLACE...: the rules that the committed list has for these places, one a line.
 listed_skips() {

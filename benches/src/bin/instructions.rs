@@ -14,8 +14,8 @@ use futures::{
 };
 use tensorwire::{FabricKind, Key, Peer, RemoteTensor, Step, Tensor, Wait, Worker};
 use tensorwire_benches::fabric_pair::FabricPair;
+use tensorwire_fabric::TokioRuntime;
 use tensorwire_fabric_shm::ShmFabric;
-use tensorwire_verbs_reactor::TokioRuntime;
 use tokio::runtime::Runtime;
 
 /// A name that the receiver finds in the catalogue.

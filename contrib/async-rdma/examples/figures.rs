@@ -17,7 +17,7 @@ use std::{
 
 use async_rdma::{LocalMr, LocalMrWriteAccess, MTU, Rdma, RdmaBuilder, RemoteMr};
 use futures::future::try_join_all;
-use tensorwire_verbs_reactor::{Runtime, TokioRuntime};
+use tensorwire_fabric::{Runtime, TokioRuntime};
 
 /// Writes under way at once, each from its own memory to its own: the crate writes nothing else at once.
 const WRITES_OPEN: usize = 16;

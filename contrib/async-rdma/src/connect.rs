@@ -10,7 +10,7 @@ use std::{
 use async_rdma::{
     Gid, LocalMr, LocalMrReadAccess, MrAccess, MrToken, QueuePairEndpoint, QueuePairEndpointBuilder, Rdma,
 };
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     BoxFuture, ConnectParams, Connected, ConnectionData, FabricError, Prepared, QueuePairConfig, RegionTable,
     Runtime, timeout,
 };

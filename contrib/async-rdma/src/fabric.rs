@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_rdma::{ConnectionType, MRManageStrategy, MTU, Rdma, RdmaBuilder};
 use tensorwire_memory::{Block, BlockId};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, Capabilities, Domain, Fabric, FabricError, FabricKind, Prepared, QueuePairConfig, RegionTable,
     RemoteRegion, Runtime,
 };

@@ -12,7 +12,7 @@
 //! | 40..44 | 1 if the peer gets an immediate |
 //! | 44..48 | the immediate, or a refusal's reason |
 
-use tensorwire_verbs_reactor::{Immediate, PeerViolation, RegionGeneration, RegionId, RemoteRange};
+use tensorwire_fabric::{Immediate, PeerViolation, RegionGeneration, RegionId, RemoteRange};
 
 /// Bytes of a header.
 pub(crate) const HEADER: usize = 64;

@@ -8,7 +8,7 @@ use std::{
 
 use tensorwire_memory::{Block, Buf};
 use tokio::sync::Notify;
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     FabricError, Link, Piece, QueuePair, QueuePairConfig, QueuePairCore, RegionTable, SlotKey, WorkRequest,
 };
 

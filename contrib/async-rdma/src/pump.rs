@@ -17,7 +17,7 @@ use futures::{
     stream::{FuturesOrdered, FuturesUnordered},
 };
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Arrival, FabricError, Immediate, LossCause, PeerViolation, RegionTable, RemoteRange, Runtime, SlotKey,
 };
 

@@ -3,9 +3,9 @@
 //!
 //! Which devices the two ends use is in the environment: see `rdma_devices`.
 
-#[path = "../../../crates/verbs-reactor/tests/contract/mod.rs"]
+#[path = "../../../crates/fabric/tests/contract/mod.rs"]
 mod contract;
-#[path = "../../../crates/verbs-reactor/tests/rdma_devices/mod.rs"]
+#[path = "../../../crates/fabric/tests/rdma_devices/mod.rs"]
 mod rdma_devices;
 
 use std::sync::{
@@ -14,7 +14,7 @@ use std::sync::{
 };
 
 use tensorwire_async_rdma::{AsyncRdmaFabric, PathMtu, Settings};
-use tensorwire_verbs_reactor::{Fabric, Runtime};
+use tensorwire_fabric::{Fabric, Runtime};
 
 const SETUP: contract::Setup = contract::Setup { fabric, peer_address: None };
 

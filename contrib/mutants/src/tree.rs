@@ -168,7 +168,7 @@ impl Tree {
             }
         }
         // What overflows is not to end a test by itself: a release build goes on with it.
-        for package in ["protocol", "verbs-reactor", "fabric-shm", "fabric-tcp", "rendezvous", "memory"] {
+        for package in ["protocol", "fabric", "verbs-reactor", "fabric-shm", "fabric-tcp", "rendezvous", "memory"] {
             let setting = format!("profile.dev.package.tensorwire-{package}.overflow-checks=false");
             arguments.extend(["--config".to_owned(), setting]);
         }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tensorwire::{
     FabricKind, Peer, PeerInfo, Runtime, Sharing, Tensor, TokioRuntime, Trust, Worker, WorkerError,
 };
-use tensorwire_verbs_reactor::timeout;
+use tensorwire_fabric::timeout;
 
 use crate::{
     arguments::Pull,

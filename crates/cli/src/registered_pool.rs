@@ -2,8 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use tensorwire_fabric::{Access, Domain, RemoteRegion};
 use tensorwire_memory::{Block, BlockVisitor, MemoryError, Pool, PoolConfig, VisitError};
-use tensorwire_verbs_reactor::{Access, Domain, RemoteRegion};
 
 /// A pool whose blocks are registered with a domain.
 pub(crate) struct RegisteredPool {

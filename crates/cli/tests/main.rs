@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
-#[path = "../../verbs-reactor/tests/own_network/mod.rs"]
+#[path = "../../fabric/tests/own_network/mod.rs"]
 mod own_network;
-#[path = "../../verbs-reactor/tests/rdma_devices/mod.rs"]
+#[path = "../../fabric/tests/rdma_devices/mod.rs"]
 mod rdma_devices;
 #[path = "../../collective/tests/skipped.rs"]
 mod skipped;

@@ -6,7 +6,7 @@ use tensorwire_collective::{
     launch::{Launch, LaunchError},
     store::{Store as _, StoreUrl, TcpStore},
 };
-use tensorwire_verbs_reactor::{Runtime, TokioRuntime};
+use tensorwire_fabric::{Runtime, TokioRuntime};
 
 /// Longer than any step takes on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);

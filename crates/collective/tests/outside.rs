@@ -3,8 +3,8 @@
 use std::{sync::Arc, thread, time::Duration};
 
 use tensorwire_collective::{Group, store::TcpStore};
+use tensorwire_fabric::{FabricKind, Runtime, TokioRuntime};
 use tensorwire_rendezvous::{Tensor, Worker};
-use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
 use crate::block_on::block_on;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tensorwire_verbs_reactor::Board;
+use tensorwire_fabric::Board;
 
 use crate::{
     ring::{OwnPage, PeerPage},

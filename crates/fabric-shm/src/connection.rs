@@ -2,7 +2,7 @@
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
-use tensorwire_verbs_reactor::{LatestRegions, QueuePairCore, RegionTable};
+use tensorwire_fabric::{LatestRegions, QueuePairCore, RegionTable};
 use tokio::io::unix::AsyncFd;
 
 use crate::{

@@ -12,7 +12,7 @@ use std::{
     thread,
 };
 
-use tensorwire_verbs_reactor::PeerViolation;
+use tensorwire_fabric::PeerViolation;
 
 use crate::{import::ImportError, ring::PeerPage, sys};
 

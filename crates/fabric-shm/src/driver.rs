@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use tensorwire_verbs_reactor::{Driven, Link, Look, Patience, QueuePairCore};
+use tensorwire_fabric::{Driven, Link, Look, Patience, QueuePairCore};
 use tokio::io::unix::AsyncFd;
 
 use crate::link::ShmLink;

@@ -1,6 +1,6 @@
 //! Why a connection ends: the error of this side, and the code that the peer reads.
 
-use tensorwire_verbs_reactor::{FabricError, FabricKind, LossCause, PeerViolation};
+use tensorwire_fabric::{FabricError, FabricKind, LossCause, PeerViolation};
 
 use crate::import::ImportError;
 

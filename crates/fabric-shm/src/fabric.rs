@@ -6,12 +6,12 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
-use tensorwire_memory::{Block, BlockId, check_own_user_is_certain};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Driver, Fabric,
     FabricError, FabricKind, LatestRegions, Patience, Prepared, QueuePair, QueuePairConfig, QueuePairCore,
     RegionTable, RemoteRegion, Runtime, Spinner, Wait,
 };
+use tensorwire_memory::{Block, BlockId, check_own_user_is_certain};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{

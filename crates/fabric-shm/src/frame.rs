@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use tensorwire_verbs_reactor::{ConnectionData, FabricError, FabricKind, PeerViolation, Runtime};
+use tensorwire_fabric::{ConnectionData, FabricError, FabricKind, PeerViolation, Runtime};
 
 use crate::limits::FRAME_BYTES;
 

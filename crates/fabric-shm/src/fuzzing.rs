@@ -11,11 +11,11 @@ mod replay;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use futures::FutureExt;
-use tensorwire_memory::{Buf, BufMut, Exposure, GrantEnd, Granted};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, Arrival, ConnectionData, Immediate, Look, Operation, ReadDestination, RegionGeneration, RegionId,
     RemoteRange, RemoteRegion, WorkRequest,
 };
+use tensorwire_memory::{Buf, BufMut, Exposure, GrantEnd, Granted};
 
 use crate::{
     frame::{Address, Frame},

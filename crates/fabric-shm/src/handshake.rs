@@ -20,10 +20,10 @@ use std::{
     time::Duration,
 };
 
-use tensorwire_memory::{NotOwnUser, check_own_user};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     ConnectParams, FabricError, FabricKind, LossCause, PeerViolation, QueuePairConfig, Role, Runtime, timeout,
 };
+use tensorwire_memory::{NotOwnUser, check_own_user};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{

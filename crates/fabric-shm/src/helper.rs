@@ -20,11 +20,11 @@ use std::{
 };
 
 use rustix::thread::CpuSet;
+use tensorwire_fabric::PeerViolation;
 use tensorwire_memory::{
     MemoryError, RemoteTarget,
     copy::{CopyReason, copy_raw},
 };
-use tensorwire_verbs_reactor::PeerViolation;
 
 use crate::{
     chunks::Chunks,

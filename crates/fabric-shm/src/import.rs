@@ -10,8 +10,8 @@ use std::{
     },
 };
 
+use tensorwire_fabric::PeerViolation;
 use tensorwire_memory::MemoryError;
-use tensorwire_verbs_reactor::PeerViolation;
 
 use crate::{
     limits::CHUNK_BYTES,

@@ -13,8 +13,8 @@ use std::{
     },
 };
 
+use tensorwire_fabric::{FabricError, FabricKind};
 use tensorwire_memory::{Buf, Retired};
-use tensorwire_verbs_reactor::{FabricError, FabricKind};
 
 use crate::{limits::LEASES_MAX, ring::PeerPage, sys::ProcessId};
 

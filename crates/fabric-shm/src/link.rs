@@ -6,12 +6,12 @@ use std::sync::{
 };
 
 use futures::task::AtomicWaker;
-use tensorwire_memory::Buf;
-use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Arrival, Board, Catalogue, FabricError, FabricKind, Immediate, Link, Look, PeerCatalogue, PeerViolation,
     RemoteRange, SlotKey, WorkRequest,
 };
+use tensorwire_memory::Buf;
+use tensorwire_testpoints::sync::Mutex;
 
 use crate::{
     catalogue::Reader,

@@ -6,13 +6,13 @@ use std::{
     os::fd::{AsFd, BorrowedFd},
 };
 
+use tensorwire_fabric::{
+    FabricError, FabricKind, Immediate, PeerViolation, ReadPart, RemoteRange, RemoteRegions, SlotKey,
+    WorkRequest,
+};
 use tensorwire_memory::{
     Block, BlockId, Buf,
     copy::{CopyReason, copy_raw},
-};
-use tensorwire_verbs_reactor::{
-    FabricError, FabricKind, Immediate, PeerViolation, ReadPart, RemoteRange, RemoteRegions, SlotKey,
-    WorkRequest,
 };
 
 use crate::{

@@ -14,8 +14,8 @@
 
 use std::{collections::VecDeque, fmt};
 
+use tensorwire_fabric::{PeerViolation, RemoteRange, SlotKey};
 use tensorwire_memory::{Buf, RemoteTarget};
-use tensorwire_verbs_reactor::{PeerViolation, RemoteRange, SlotKey};
 
 use crate::{
     limits::READS_MAX,

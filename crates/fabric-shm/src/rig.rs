@@ -7,11 +7,11 @@ use std::{
     sync::Arc,
 };
 
-use tensorwire_memory::{BufMut, Granted, Pool, PoolConfig};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, Capabilities, FabricKind, LatestRegions, Look, QueuePair, QueuePairConfig, QueuePairCore,
     RegionTable, RemoteRange, Runtime, TokioRuntime,
 };
+use tensorwire_memory::{BufMut, Granted, Pool, PoolConfig};
 use tokio::io::Interest;
 
 use crate::{

@@ -28,7 +28,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use tensorwire_verbs_reactor::{BOARD_WORDS, PeerViolation, RegionGeneration, RegionId, RemoteRange};
+use tensorwire_fabric::{BOARD_WORDS, PeerViolation, RegionGeneration, RegionId, RemoteRange};
 
 use crate::{
     limits::{CLAIMS_MAX, INLINE_BYTES, LEASES_MAX, SHORT_BYTES, SLOTS_MAX},

@@ -1,5 +1,5 @@
 //! The steps of the two processes on one cell, independent of the pages that hold it. The test binary `models` of
-//! `verbs-reactor` compiles them over loom's atomics and tries every interleaving.
+//! `fabric` compiles them over loom's atomics and tries every interleaving.
 //!
 //! A cell and its content are replaced under a sequence word, which is odd meanwhile. A reader copies, and looks at the
 //! word again: if it is as before, nothing that the reader copied was replaced. Memory that is mapped read-only is read by

@@ -6,14 +6,14 @@ use std::{
     sync::{Arc, MutexGuard, PoisonError},
 };
 
+use tensorwire_fabric::{
+    Arrival, FabricError, Immediate, LatestTargets, PeerViolation, Purpose, RemoteRange,
+};
 use tensorwire_memory::{
     Buf, Limit, RemoteTarget,
     copy::{CopyReason, copy_raw},
 };
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{
-    Arrival, FabricError, Immediate, LatestTargets, PeerViolation, Purpose, RemoteRange,
-};
 
 use crate::{
     connection::Connection,

@@ -1,5 +1,5 @@
 //! The steps of the two processes on single shared words, independent of the pages that hold the words. The test binary
-//! `models` of `verbs-reactor` compiles them over loom's atomics and tries every interleaving.
+//! `models` of `fabric` compiles them over loom's atomics and tries every interleaving.
 //!
 //! Memory that is mapped read-only is read by relaxed loads alone, because only those are guaranteed to work there.
 //! Fences give them the order that they need.

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
+use tensorwire_fabric::{BoxFuture, Runtime};
 
 /// A clock that a test sets.
 #[derive(Debug, Clone, Default)]

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use tensorwire_verbs_reactor::{FabricError, FabricKind, LossCause};
+use tensorwire_fabric::{FabricError, FabricKind, LossCause};
 
 use crate::sender::End;
 

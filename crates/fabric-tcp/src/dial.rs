@@ -22,8 +22,8 @@
 use std::{fmt, io, net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream::FuturesUnordered};
+use tensorwire_fabric::{Runtime, timeout};
 use tensorwire_memory::Limit;
-use tensorwire_verbs_reactor::{Runtime, timeout};
 use tokio::net::{TcpSocket, TcpStream, lookup_host};
 
 use crate::congestion::Congestion;

@@ -27,8 +27,8 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
+use tensorwire_fabric::{BoxFuture, Runtime, timeout};
 use tensorwire_memory::Limit;
-use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
 use tokio::{
     io::ReadBuf,
     net::{TcpListener, TcpStream},

@@ -15,7 +15,7 @@ use std::{
 };
 
 use futures::FutureExt;
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     BoxFuture, Capabilities, Connected, Driven, Driver, FabricError, Link, Look, Patience, QueuePairConfig,
     QueuePairCore, RegionTable, Runtime, Spinner,
 };

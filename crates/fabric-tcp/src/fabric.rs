@@ -7,12 +7,12 @@ use std::{
     time::Duration,
 };
 
-use tensorwire_memory::{Block, BlockId};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
     FabricKind, PeerViolation, Prepared, QueuePairConfig, RegionTable, RemoteRegion, Role, Runtime, Spinner,
     Wait, timeout,
 };
+use tensorwire_memory::{Block, BlockId};
 
 use crate::{
     congestion::Congestion,
@@ -48,7 +48,7 @@ pub struct TcpConfig {
     /// while its process is stopped. The owner of the connection sees by [`QueuePair::unacknowledged`] that no answer comes, as
     /// workers do. Default 30 s.
     ///
-    /// [`QueuePair::unacknowledged`]: tensorwire_verbs_reactor::QueuePair::unacknowledged
+    /// [`QueuePair::unacknowledged`]: tensorwire_fabric::QueuePair::unacknowledged
     pub silence_limit: Duration,
     /// The kernel ends a connection if the peer's host accepts no bytes, or answers no probe, for this long, even if the peer is
     /// alive and only does not read. Default 2 min.

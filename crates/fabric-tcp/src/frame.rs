@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use tensorwire_verbs_reactor::{Immediate, PeerViolation, RegionGeneration, RegionId, RemoteRange};
+use tensorwire_fabric::{Immediate, PeerViolation, RegionGeneration, RegionId, RemoteRange};
 
 /// Bytes of every header.
 pub(super) const HEADER_BYTES: usize = 40;

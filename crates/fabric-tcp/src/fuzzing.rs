@@ -16,12 +16,12 @@ use std::{
 };
 
 use futures::FutureExt;
-use tensorwire_memory::{Buf, BufMut, Exposure, GrantEnd, Granted, Pool, PoolConfig};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, Capabilities, ConnectionData, Immediate, Look, Operation, PeerViolation, QueuePair,
     QueuePairConfig, ReadDestination, RegionGeneration, RegionId, RegionTable, RemoteRange, RemoteRegion,
     Runtime, TokioRuntime, WorkRequest,
 };
+use tensorwire_memory::{Buf, BufMut, Exposure, GrantEnd, Granted, Pool, PoolConfig};
 
 use crate::{
     frame::{AnswerFrame, Ending, Frame, HEADER_BYTES, Key, ReadFrame, Refusal, WriteFrame},

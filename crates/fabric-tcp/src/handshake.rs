@@ -20,7 +20,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
 };
 
-use tensorwire_verbs_reactor::{ConnectionData, FabricError, FabricKind, PeerViolation, Runtime};
+use tensorwire_fabric::{ConnectionData, FabricError, FabricKind, PeerViolation, Runtime};
 
 use crate::{frame::take, protection::Certificate};
 

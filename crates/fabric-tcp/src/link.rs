@@ -13,12 +13,12 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
-use tensorwire_memory::Block;
-use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Capabilities, FabricError, FabricKind, Immediate, Link, Look, Piece, QueuePair, QueuePairConfig,
     QueuePairCore, ReadDestination, ReadPart, RegionTable, RemoteRange, SlotKey, Unacknowledged, WorkRequest,
 };
+use tensorwire_memory::Block;
+use tensorwire_testpoints::sync::Mutex;
 use tokio::io::unix::AsyncFd;
 
 use crate::{

@@ -3,7 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use futures::{StreamExt, channel::oneshot, stream::FuturesUnordered};
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tokio::net::TcpListener;
 
 use crate::{

@@ -5,8 +5,8 @@
 
 use std::collections::{VecDeque, vec_deque};
 
+use tensorwire_fabric::{RegionGeneration, RegionId, RemoteRange, RemoteRegion, SlotKey};
 use tensorwire_memory::Buf;
-use tensorwire_verbs_reactor::{RegionGeneration, RegionId, RemoteRange, RemoteRegion, SlotKey};
 
 use crate::frame::{
     AnswerFrame, BODY_BYTES_MAX, Ending, Frame, HEADER_BYTES, Header, Key, ReadFrame, WriteFrame,
@@ -206,7 +206,7 @@ mod tests {
     use tensorwire_memory::{Pool, PoolConfig};
 
     use super::*;
-    use tensorwire_verbs_reactor::Immediate;
+    use tensorwire_fabric::Immediate;
 
     const RANGE: RemoteRange =
         RemoteRange { region: RegionId(1), generation: RegionGeneration(2), offset: 100, length: 0 };

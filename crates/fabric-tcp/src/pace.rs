@@ -4,7 +4,7 @@ use std::time::Duration;
 
 /// A rate limit: each event joins a queue that moves on at fixed intervals and may have up to `burst` entries.
 ///
-/// Times are those of [`Runtime::now`](tensorwire_verbs_reactor::Runtime::now), or any others that do not go back.
+/// Times are those of [`Runtime::now`](tensorwire_fabric::Runtime::now), or any others that do not go back.
 #[derive(Debug, Clone)]
 pub struct Pace {
     interval: Duration,

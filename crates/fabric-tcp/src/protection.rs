@@ -1,8 +1,8 @@
 //! Whether streams are encrypted, and the handshake of those that are.
 
 #[cfg(feature = "tls")]
-use tensorwire_verbs_reactor::PeerViolation;
-use tensorwire_verbs_reactor::{FabricError, FabricKind};
+use tensorwire_fabric::PeerViolation;
+use tensorwire_fabric::{FabricError, FabricKind};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

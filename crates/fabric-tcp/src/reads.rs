@@ -6,9 +6,9 @@ use std::{
     sync::{MutexGuard, PoisonError},
 };
 
+use tensorwire_fabric::{QueuePairCore, RemoteRange};
 use tensorwire_memory::RemoteTarget;
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{QueuePairCore, RemoteRange};
 
 use crate::{
     frame::{AnswerFrame, Key, READ_BYTES_MAX, READS_MAX, ReadFrame},

@@ -3,11 +3,11 @@
 use std::io;
 
 use futures::task::AtomicWaker;
-use tensorwire_memory::{Buf, RemoteAccess, RemoteTarget};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Arrival, FabricError, FabricKind, LatestTargets, LossCause, PeerViolation, QueuePairCore, RegionTable,
     RemoteRange,
 };
+use tensorwire_memory::{Buf, RemoteAccess, RemoteTarget};
 
 use crate::{
     ahead::Ahead,

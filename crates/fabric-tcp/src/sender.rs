@@ -15,9 +15,9 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
+use tensorwire_fabric::{FabricError, Immediate, LatestRegions, QueuePairCore, RemoteRange};
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{FabricError, Immediate, LatestRegions, QueuePairCore, RemoteRange};
 
 use crate::{
     frame::{Ending, Frame, HEADER_BYTES, Header, READS_MAX, WriteFrame},

@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{FabricError, FabricKind, LossCause, Unacknowledged};
 use tensorwire_memory::RemoteAccess;
-use tensorwire_verbs_reactor::{FabricError, FabricKind, LossCause, Unacknowledged};
 
 use crate::protection::Stream;
 #[cfg(feature = "tls")]

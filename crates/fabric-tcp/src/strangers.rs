@@ -37,7 +37,7 @@ const SHORTAGE: Duration = Duration::from_secs(10);
 /// queue that moves at 200 a second, and while it has more than 64 entries no further connection is admitted. Peers
 /// that prove themselves are not counted, however many come.
 ///
-/// Times are those of [`Runtime::now`](tensorwire_verbs_reactor::Runtime::now).
+/// Times are those of [`Runtime::now`](tensorwire_fabric::Runtime::now).
 #[derive(Debug)]
 pub(crate) struct StrangerLimit {
     most: usize,

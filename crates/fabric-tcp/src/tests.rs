@@ -19,11 +19,11 @@ use std::{
 use futures::FutureExt as _;
 #[cfg(feature = "test-certificates")]
 use rustls::ClientConnection;
-use tensorwire_memory::{GrantEnd, Pool, PoolConfig};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, Capabilities, Driver, Immediate, QueuePair, QueuePairConfig, RegionTable, RemoteRange, Spinner,
     Wait,
 };
+use tensorwire_memory::{GrantEnd, Pool, PoolConfig};
 use tokio::runtime::Runtime as Tokio;
 
 use crate::{

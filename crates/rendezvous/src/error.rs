@@ -2,9 +2,9 @@
 
 use std::{fmt, time::Duration};
 
+use tensorwire_fabric::{FabricError, FabricKind, LossCause};
 use tensorwire_memory::{Limit, MemoryError};
 use tensorwire_protocol::{Code, Damage, Status, Validation, text::escaped};
-use tensorwire_verbs_reactor::{FabricError, FabricKind, LossCause};
 
 use crate::control::{ControlError, cluster::ClusterError};
 

@@ -5,5 +5,5 @@ pub(crate) use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+pub(crate) use tensorwire_fabric::Alarm;
 pub(crate) use tensorwire_testpoints::sync::Mutex;
-pub(crate) use tensorwire_verbs_reactor::Alarm;

@@ -12,9 +12,9 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{BoxFuture, FabricKind, Runtime, TokioRuntime};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{ClusterSpec, Tensor, Worker, WorkerError};
-use tensorwire_verbs_reactor::{BoxFuture, FabricKind, Runtime, TokioRuntime};
 
 use crate::bounded::bounded;
 

@@ -9,9 +9,9 @@ use crate::{
     fabrics::{kinds, over, over_verbs},
     rdma::patient,
 };
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::{Code, Key, Status};
 use tensorwire_rendezvous::{CancellationToken, RecvArgs, Tensor, Worker, WorkerError};
-use tensorwire_verbs_reactor::FabricKind;
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";

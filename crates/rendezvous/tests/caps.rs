@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use tensorwire_fabric::{FabricKind, TokioRuntime};
 use tensorwire_memory::{HugePages, MemoryError};
 use tensorwire_protocol::{
     Code, DataType, Destination, Parameters, Sharing, Status,
@@ -14,7 +15,6 @@ use tensorwire_rendezvous::{
     Tensor, Worker, WorkerBuilder, WorkerError,
     control::{ControlPlane, ControlSession, GrpcConfig, GrpcPlane, handshake},
 };
-use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 
 use crate::bounded::bounded;
 

@@ -4,10 +4,10 @@
 
 use std::{future::IntoFuture, sync::mpsc, thread, time::Duration};
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_memory::copy::{CopyReason, count};
 use tensorwire_protocol::{Code, DataType};
 use tensorwire_rendezvous::{Sharing, Tensor, Validation, Worker, WorkerError};
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::{bounded::bounded, rdma::patient, two::Two};
 

@@ -8,13 +8,13 @@ use std::{
 };
 
 use crate::{bounded::bounded, fabrics::over, rdma::patient};
+use tensorwire_fabric::FabricKind;
 use tensorwire_memory::{
     GrantEnd, GrantId, MemoryObserver, Span,
     copy::{CopyReason, count},
 };
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Sharing, Tensor, Worker};
-use tensorwire_verbs_reactor::FabricKind;
 
 const BYTES: usize = (3 << 20) + 77;
 const PAYLOAD_REASONS: [CopyReason; 4] =

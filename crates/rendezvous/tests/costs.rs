@@ -11,9 +11,9 @@ use futures::{
     poll,
     stream::{FuturesUnordered, StreamExt},
 };
+use tensorwire_fabric::{FabricKind, Wait};
 use tensorwire_protocol::Key;
 use tensorwire_rendezvous::{Tensor, Worker};
-use tensorwire_verbs_reactor::{FabricKind, Wait};
 use tokio::{runtime::Runtime, sync::mpsc::UnboundedReceiver};
 
 /// A name that is too long for a catalogue, so that each pull of it asks the sender.

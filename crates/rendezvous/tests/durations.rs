@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{Tensor, Worker, WorkerBuilder, WorkerError};
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::bounded::bounded;
 

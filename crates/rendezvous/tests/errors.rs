@@ -8,11 +8,11 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{
     Tensor, Worker, WorkerError,
     control::{ControlError, Secret},
 };
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::bounded::bounded;
 

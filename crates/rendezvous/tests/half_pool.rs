@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use crate::{bounded::bounded, fabrics::over, rdma::patient};
 use futures::{StreamExt, future::join, stream::FuturesUnordered};
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::{DataType, Key};
 use tensorwire_rendezvous::{Tensor, Worker};
-use tensorwire_verbs_reactor::FabricKind;
 use tokio::sync::watch;
 
 const SERVER: &str = "/job:ps/replica:0/task:0";

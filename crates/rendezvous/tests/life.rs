@@ -10,9 +10,9 @@ use crate::{
     rdma::patient,
 };
 use futures::future::join;
+use tensorwire_fabric::{FabricKind, Runtime, TokioRuntime};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder, WorkerError};
-use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";

@@ -10,9 +10,9 @@ use crate::{
     fabrics::{assert_moves_over, over},
     rdma::patient,
 };
+use tensorwire_fabric::{FabricKind, TokioRuntime};
 use tensorwire_protocol::{Mode, Validation};
 use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 
 async fn all_cases(kind: FabricKind, mode: Mode, validation: Validation) {
     let start = |name| {

@@ -10,12 +10,12 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{FabricKind, Runtime as _, TokioRuntime};
 use tensorwire_protocol::{Code, DataType, wire::control::ControlFrame};
 use tensorwire_rendezvous::{
     ClusterSpec, Tensor, Worker, WorkerBuilder, WorkerError,
     control::{ControlPlane, ControlSession, GrpcConfig, GrpcPlane, Secret, handshake},
 };
-use tensorwire_verbs_reactor::{FabricKind, Runtime as _, TokioRuntime};
 use tokio::net::{TcpListener, TcpStream};
 
 use crate::bounded::bounded;

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use futures::{FutureExt as _, future::join};
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{Notes, Peer, Worker, WorkerError};
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::{
     bounded::bounded,

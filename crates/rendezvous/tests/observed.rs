@@ -12,9 +12,9 @@ use std::{
 
 use crate::bounded::bounded;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, Worker};
-use tensorwire_verbs_reactor::FabricKind;
 use tracing::{
     Subscriber,
     field::{Field, Visit},
@@ -245,7 +245,7 @@ fn the_log_has_targets_that_users_can_name() {
     });
     let noted = noted.0.lock().unwrap();
     for (crate_name, target) in
-        [("tensorwire_rendezvous", "tensorwire::worker"), ("tensorwire_verbs_reactor", "tensorwire::fabric")]
+        [("tensorwire_rendezvous", "tensorwire::worker"), ("tensorwire_fabric", "tensorwire::fabric")]
     {
         let of_crate = noted.iter().filter(|(_, module)| module.starts_with(crate_name));
         let targets: std::collections::BTreeSet<_> = of_crate.map(|(target, _)| target.as_str()).collect();

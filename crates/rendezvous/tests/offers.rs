@@ -4,9 +4,9 @@
 
 use std::{future::Future, time::Duration};
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, Ticket, Worker, WorkerError};
-use tensorwire_verbs_reactor::FabricKind;
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use crate::{

@@ -3,8 +3,8 @@
 use std::{future::IntoFuture, pin::pin, sync::mpsc, thread, time::Duration};
 
 use futures::FutureExt;
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
-use tensorwire_verbs_reactor::FabricKind;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::block_on::block_on;

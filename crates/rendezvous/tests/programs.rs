@@ -1,5 +1,5 @@
 //! Programs that user code starts while its workers move tensors: they disturb nothing and inherit nothing. A child that
-//! forks and goes on without starting a program must not use its parent's workers (see `tensorwire_verbs_reactor::verbs`).
+//! forks and goes on without starting a program must not use its parent's workers (see `tensorwire_verbs_reactor`).
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -19,9 +19,9 @@ use crate::{
     fabrics::{assert_moves_over, kinds, over, over_verbs},
     rdma::patient,
 };
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, Worker};
-use tensorwire_verbs_reactor::FabricKind;
 
 const BYTES: usize = 4 << 20;
 const FETCHES: usize = 12;

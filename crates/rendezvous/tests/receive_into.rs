@@ -10,13 +10,13 @@ use crate::{
     fabrics::{kinds, only_verbs, over},
     rdma::patient,
 };
+use tensorwire_fabric::FabricKind;
 use tensorwire_memory::{
     BufMut,
     copy::{CopyReason, count},
 };
 use tensorwire_protocol::{DataType, Key};
 use tensorwire_rendezvous::{Filled, Peer, Tensor, Trust, Validation, Worker, WorkerError};
-use tensorwire_verbs_reactor::FabricKind;
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";

@@ -10,13 +10,13 @@ use futures::{
     FutureExt,
     future::{LocalBoxFuture, join, join_all},
 };
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::wire::control::{ControlFrame, RegionRecord};
 use tensorwire_protocol::{Code, DataType, Status, limits::REGIONS_MAX};
 use tensorwire_rendezvous::{
     Sharing, Tensor, Trust, Worker, WorkerBuilder,
     control::{ControlSession, GrpcConfig, GrpcPlane},
 };
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::{
     bounded::bounded,

@@ -15,11 +15,11 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{FabricKind, TokioRuntime};
 use tensorwire_rendezvous::{
     Tensor, Worker, WorkerBuilder, WorkerError,
     control::{ControlError, ControlPlane, GrpcConfig, GrpcPlane, Secret, handshake},
 };
-use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 
 static LOG: Mutex<Vec<u8>> = Mutex::new(Vec::new());
 static LOGGING: Once = Once::new();

@@ -10,12 +10,12 @@ use crate::bounded::bounded;
 use crate::shown::{assert_not_shown, assert_shown, log_everything, show};
 use crate::tap::Tap;
 use metrics_util::debugging::DebuggingRecorder;
+use tensorwire_fabric::{FabricKind, Runtime, TokioRuntime, timeout};
 use tensorwire_protocol::{DataType, limits::WIRE_VERSION, wire::control::ControlFrame};
 use tensorwire_rendezvous::{
     Peer, Sharing, Tensor, Trust, Worker, WorkerBuilder, WorkerError,
     control::{ControlPlane, GrpcConfig, GrpcPlane, Secret, handshake},
 };
-use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime, timeout};
 
 const SERVER: &str = "/job:server/replica:0/task:0";
 const CLIENT: &str = "/job:client/replica:0/task:0";

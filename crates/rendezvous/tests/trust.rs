@@ -14,14 +14,14 @@ use crate::{
     fabrics::{kinds, over_verbs},
     rdma::{End, device_at, patient},
 };
+use tensorwire_fabric::{
+    Access, Fabric, FabricKind, Purpose, QueuePair, RemoteRange, RemoteRegion, Runtime, TokioRuntime,
+};
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use tensorwire_memory::{BlockId, Pool, PoolConfig};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Peer, Tensor, Trust, Worker, WorkerError};
-use tensorwire_verbs_reactor::{
-    Access, Fabric, FabricKind, Purpose, QueuePair, RemoteRange, RemoteRegion, Runtime, TokioRuntime,
-    verbs::VerbsFabric,
-};
+use tensorwire_verbs_reactor::VerbsFabric;
 
 const VICTIM: &str = "/job:victim/replica:0/task:0";
 const BYTES: usize = (3 << 20) + 77;
@@ -300,7 +300,7 @@ fn a_buffer_of_any_pool_can_be_filled() {
 }
 
 async fn step<T>(what: &str, future: impl Future<Output = T>) -> T {
-    tensorwire_verbs_reactor::timeout(&*runtime(), patient(LIMIT), future)
+    tensorwire_fabric::timeout(&*runtime(), patient(LIMIT), future)
         .await
         .unwrap_or_else(|_| panic!("{what} hangs"))
 }

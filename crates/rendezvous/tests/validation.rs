@@ -19,10 +19,10 @@ use crate::{
     fabrics::{kinds, over, over_verbs},
     rdma::patient,
 };
+use tensorwire_fabric::{ConnectionData, FabricKind, TokioRuntime};
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use tensorwire_protocol::{Counters, DataType};
 use tensorwire_rendezvous::{Damage, Sharing, Tensor, Validation, Worker, WorkerBuilder, WorkerError};
-use tensorwire_verbs_reactor::{ConnectionData, FabricKind, TokioRuntime};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENTS: [&str; 3] =

@@ -5,9 +5,9 @@
 use std::{future::Future, time::Duration};
 
 use crate::bounded::bounded;
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::{Counters, DataType, Mode};
 use tensorwire_rendezvous::{Sharing, Tensor, Worker};
-use tensorwire_verbs_reactor::FabricKind;
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";

@@ -16,9 +16,9 @@ use crate::{
     fabrics::{kinds, over, over_verbs},
     rdma::patient,
 };
+use tensorwire_fabric::{FabricKind, Runtime, TokioRuntime};
 use tensorwire_protocol::{Code, DataType, Status};
 use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
-use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
 const CLIENT: &str = "/job:worker/replica:0/task:0";

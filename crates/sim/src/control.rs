@@ -8,11 +8,11 @@ use std::{
     task::{Context, Poll},
 };
 
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX;
 use tensorwire_rendezvous::control::{
     ControlError, ControlPlane, ControlSession, FrameReceiver, FrameSender, Secret, host_and_port,
 };
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
 use crate::{
     SimRuntime,

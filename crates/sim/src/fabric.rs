@@ -6,11 +6,11 @@ use futures::{
     channel::oneshot,
     future::{Either, select},
 };
-use tensorwire_memory::Block;
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
     FabricKind, Prepared, QueuePairConfig, QueuePairCore, RegionTable, RemoteRegion, Runtime,
 };
+use tensorwire_memory::Block;
 
 use crate::{
     SimRuntime,

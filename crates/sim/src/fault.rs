@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_fabric::FabricKind;
 
 use crate::ids::NodeId;
 

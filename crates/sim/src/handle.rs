@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tensorwire_verbs_reactor::RemoteRange;
+use tensorwire_fabric::RemoteRange;
 
 use crate::{
     Allowed, Bounds, Call, Disturbance, Entry, Event, Fault, Holdings, Node, Pattern, Plan, Rng, SimRuntime,

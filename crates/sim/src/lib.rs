@@ -20,7 +20,7 @@
 //! ```
 //! use std::time::Duration;
 //! use tensorwire_sim::World;
-//! use tensorwire_verbs_reactor::Runtime;
+//! use tensorwire_fabric::Runtime;
 //!
 //! let world = World::new(7);
 //! let runtime = world.handle().runtime();

@@ -3,8 +3,8 @@
 use std::{fmt, future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use futures::channel::oneshot;
+use tensorwire_fabric::{BoxFuture, FabricKind};
 use tensorwire_memory::{MemoryError, MemoryObserver, Pool, PoolConfig};
-use tensorwire_verbs_reactor::{BoxFuture, FabricKind};
 
 use crate::{
     Fault, OperationResult, SimControl, SimFabric, SimRuntime, Violation,

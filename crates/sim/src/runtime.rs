@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
+use tensorwire_fabric::{BoxFuture, Runtime};
 
 use crate::{ids::NodeId, shared::Shared};
 

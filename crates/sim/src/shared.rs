@@ -112,7 +112,7 @@ impl Shared {
         &self,
         node: NodeId,
         name: &'static str,
-        task: tensorwire_verbs_reactor::BoxFuture<'static, ()>,
+        task: tensorwire_fabric::BoxFuture<'static, ()>,
     ) {
         let mut state = self.state();
         if !state.is_alive(node) {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tensorwire_verbs_reactor::QueuePairConfig;
+use tensorwire_fabric::QueuePairConfig;
 
 use crate::Rng;
 

@@ -17,9 +17,9 @@ use std::{
 };
 
 use cases::{Given, Ground};
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_rendezvous::{Worker, WorkerBuilder};
 use tensorwire_sim::{Handle, Node, World};
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
 use crate::common::within;
 

@@ -3,10 +3,10 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::join;
-use tensorwire_sim::{Handle, Node, World};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Board, ConnectParams, Fabric, FabricKind, QueuePair, QueuePairConfig, Role, Runtime,
 };
+use tensorwire_sim::{Handle, Node, World};
 
 const LIMIT: Duration = Duration::from_secs(10);
 

@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use futures::future::join;
+use tensorwire_fabric::Runtime;
 use tensorwire_rendezvous::{Peer, Tensor, Worker};
 use tensorwire_sim::{Fault, Handle, Node, World};
-use tensorwire_verbs_reactor::Runtime;
 
 use crate::common::builder;
 

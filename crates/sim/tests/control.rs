@@ -11,9 +11,9 @@ use std::{
 };
 
 use futures::future::join;
+use tensorwire_fabric::Runtime;
 use tensorwire_rendezvous::control::{ControlError, ControlPlane, ControlSession};
 use tensorwire_sim::{Fault, Handle, Node, SimControl, World};
-use tensorwire_verbs_reactor::Runtime;
 
 struct Ends {
     nodes: [Node; 2],

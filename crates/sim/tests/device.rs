@@ -7,10 +7,10 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::join;
+use tensorwire_fabric::{Fabric, FabricKind, Runtime};
 use tensorwire_protocol::{Code, DataType};
 use tensorwire_rendezvous::{Peer, Tensor, Worker, WorkerError};
 use tensorwire_sim::{Fault, Handle, Node, Rng, Summary, World};
-use tensorwire_verbs_reactor::{Fabric, FabricKind, Runtime};
 
 use crate::common::builder;
 

@@ -4,8 +4,8 @@
 
 use std::{cell::RefCell, ops::Range, sync::Arc};
 
+use tensorwire_fabric::{Fabric, Runtime};
 use tensorwire_sim::{Allowed, Handle, Rng, Swarm, World};
-use tensorwire_verbs_reactor::{Fabric, Runtime};
 
 use crate::contract::{self, Flavour};
 

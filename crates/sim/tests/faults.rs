@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use futures::future::join;
+use tensorwire_fabric::{FabricError, Immediate, LossCause};
 use tensorwire_memory::GrantEnd;
 use tensorwire_sim::{Failure, Fault, OperationResult, Summary, Violation, World};
-use tensorwire_verbs_reactor::{FabricError, Immediate, LossCause};
 
 use crate::common::{Pair, Side, connect, immediate, pair};
 

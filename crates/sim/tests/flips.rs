@@ -4,10 +4,10 @@
 
 use std::time::Duration;
 
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::{DataType, Mode, Validation};
 use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
 use tensorwire_sim::{Handle, Node, Rng, Swarm, World};
-use tensorwire_verbs_reactor::Runtime;
 
 use crate::common::builder;
 

@@ -14,9 +14,9 @@ use tensorwire_collective::{
     Group, GroupError,
     store::{MemoryStore, Store, StoreError},
 };
+use tensorwire_fabric::{BoxFuture, FabricKind, Runtime};
 use tensorwire_rendezvous::{Tensor, Worker};
 use tensorwire_sim::{Fault, Handle, Node, World};
-use tensorwire_verbs_reactor::{BoxFuture, FabricKind, Runtime};
 
 use crate::common::builder;
 

@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use futures::future::join;
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{PeerLoss, Tensor, Worker, WorkerError};
 use tensorwire_sim::{Completions, Fault, Handle, Node, World};
-use tensorwire_verbs_reactor::Runtime;
 
 use crate::common::builder;
 

@@ -5,13 +5,13 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
+use tensorwire_fabric::{
+    Access, Arrival, Domain, FabricError, Immediate, QueuePair, RemoteRange, RemoteRegion, Runtime,
+};
 use tensorwire_memory::{Block, BlockVisitor, Buf, Pool, PoolConfig, VisitError};
 use tensorwire_protocol::Mode;
 use tensorwire_rendezvous::{Sharing, Tensor, Worker};
 use tensorwire_sim::{Allowed, Event, Fault, Handle, Rng, Swarm, World};
-use tensorwire_verbs_reactor::{
-    Access, Arrival, Domain, FabricError, Immediate, QueuePair, RemoteRange, RemoteRegion, Runtime,
-};
 
 use crate::common::{Pair, Side, builder, connect, pair};
 

@@ -4,7 +4,7 @@
 
 mod cluster;
 mod common;
-#[path = "../../verbs-reactor/tests/contract/mod.rs"]
+#[path = "../../fabric/tests/contract/mod.rs"]
 #[macro_use]
 mod contract;
 mod figures;

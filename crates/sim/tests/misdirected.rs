@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
+use tensorwire_fabric::Runtime;
 use tensorwire_rendezvous::{ClusterSpec, Worker, WorkerError};
 use tensorwire_sim::{Handle, Node, World};
-use tensorwire_verbs_reactor::Runtime;
 
 use crate::common::builder;
 

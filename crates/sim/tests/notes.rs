@@ -6,9 +6,9 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
+use tensorwire_fabric::{BoxFuture, FabricKind, Runtime};
 use tensorwire_rendezvous::{Notes, Peer, Worker};
 use tensorwire_sim::{Handle, Node, Rng, Summary, Violation, World};
-use tensorwire_verbs_reactor::{BoxFuture, FabricKind, Runtime};
 
 use crate::{
     common::builder,

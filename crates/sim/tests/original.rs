@@ -117,7 +117,7 @@ impl Cluster {
 }
 
 async fn tick(node: &tensorwire_sim::Node) {
-    use tensorwire_verbs_reactor::Runtime;
+    use tensorwire_fabric::Runtime;
     node.runtime().sleep(std::time::Duration::from_micros(50)).await;
 }
 

@@ -9,10 +9,10 @@
 use std::time::Duration;
 
 use futures::future::join;
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{CancellationToken, PeerLoss, RecvArgs, Tensor, Worker, WorkerError};
 use tensorwire_sim::{Fault, Handle, Node, OperationResult, World};
-use tensorwire_verbs_reactor::Runtime;
 
 use crate::common::builder;
 

@@ -4,9 +4,9 @@
 
 use std::time::Duration;
 
+use tensorwire_fabric::Runtime;
 use tensorwire_rendezvous::{Tensor, Worker};
 use tensorwire_sim::{Fault, Handle, Node, World};
-use tensorwire_verbs_reactor::Runtime;
 
 use crate::common::builder;
 

@@ -9,10 +9,10 @@ use std::{
 };
 
 use futures::future::{Either, join, join_all, join3, select};
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::Code;
 use tensorwire_rendezvous::{Peer, Tensor, Worker, WorkerError};
 use tensorwire_sim::{Handle, World};
-use tensorwire_verbs_reactor::Runtime;
 
 use crate::common::builder;
 

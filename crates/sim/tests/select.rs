@@ -7,10 +7,10 @@
 use std::{pin::pin, time::Duration};
 
 use futures::future::{Either, join, join_all, select};
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::{DataType, Key, Mode};
 use tensorwire_rendezvous::{CancellationToken, RecvArgs, Step, Tensor, Worker, WorkerError};
 use tensorwire_sim::{Handle, Node, Rng, Summary, World};
-use tensorwire_verbs_reactor::Runtime;
 
 use crate::common::builder;
 

@@ -5,12 +5,12 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use futures::future::{join, join_all};
+use tensorwire_fabric::{FabricError, Immediate, QueuePairConfig, RemoteRange, Runtime, timeout};
 use tensorwire_memory::{GrantEnd, copy::CopyReason};
 use tensorwire_rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder};
 use tensorwire_sim::{
     Call, Event, Fault, Handle, Node, OperationResult, Rng, Summary, Swarm, Violation, World,
 };
-use tensorwire_verbs_reactor::{FabricError, Immediate, QueuePairConfig, RemoteRange, Runtime, timeout};
 
 use crate::common::{Pair, Side, builder, connect, immediate, pair};
 

@@ -4,13 +4,13 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_protocol::wire::control::ControlFrame;
 use tensorwire_rendezvous::{
     Tensor, Worker, WorkerError,
     control::{ControlError, ControlPlane, ControlSession, FrameReceiver, Secret},
 };
 use tensorwire_sim::{Handle, Node, World};
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
 use crate::common::builder;
 

@@ -5,11 +5,11 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use futures::future::{join, join_all};
+use tensorwire_fabric::{FabricError, Immediate, PeerViolation, QueuePairConfig, Runtime, timeout};
 use tensorwire_memory::GrantEnd;
 use tensorwire_sim::{
     Allowed, Completions, Event, Failure, Handle, OperationResult, Rng, Summary, Swarm, Violation, World,
 };
-use tensorwire_verbs_reactor::{FabricError, Immediate, PeerViolation, QueuePairConfig, Runtime, timeout};
 
 use crate::common::{Lent, Pair, connect, immediate, pair};
 

@@ -67,11 +67,9 @@ pub mod tls {
         tls::{CertificateProblem, TlsError, TlsField, TlsIdentity},
     };
 }
+pub use tensorwire_fabric::{Fabric, FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};
 #[cfg(feature = "verbs")]
-pub use tensorwire_verbs_reactor::verbs::{Mtu, OnDemandPaging, Rdma, SettingError};
-pub use tensorwire_verbs_reactor::{
-    Fabric, FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait,
-};
+pub use tensorwire_verbs_reactor::{Mtu, OnDemandPaging, Rdma, SettingError};
 
 /// The programs in the book, compiled with the documentation's tests.
 #[cfg(doctest)]

@@ -1,333 +1,229 @@
-//! The errors of this layer. All are cheap to clone, because one failure ends many operations.
+//! Errors of libibverbs and of devices.
 
-use std::{io, sync::Arc};
+use std::{ffi::c_int, fmt, io, ptr::NonNull, sync::Arc};
 
 use tensorwire_memory::Limit;
 
-use crate::{FabricKind, RegionId};
+use tensorwire_fabric::{FabricError, FabricKind, LossCause};
 
-/// Why a connection ended that this side did not close.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum LossCause {
-    /// The peer's stream or socket was closed, as when its process ends.
-    EndOfFile,
-    /// The peer's host reset the connection.
-    Reset,
-    /// The NIC's retries ran out.
-    RetryExceeded,
-    /// The peer answered nothing within the liveness bound.
-    Unresponsive,
-    /// The peer closed the connection in an orderly way.
-    ClosedByPeer,
-    /// The local device went away.
-    DeviceLost,
-    /// Bytes of an encrypted connection were changed, repeated or removed on the way. None of them was delivered.
-    Tampered,
-}
+use super::{DeviceEvent, Setting, SettingError};
 
-/// A rule of the fabric contract that a peer broke. Payload-free: one variant, one rule, one metric.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
-#[non_exhaustive]
-pub enum PeerViolation {
-    /// A frame, descriptor or handshake that cannot be parsed.
-    #[error("malformed frame")]
-    Malformed,
-    /// A region number or generation that is not registered.
-    #[error("access to an unknown or outdated region")]
-    UnknownRegion,
-    /// The region's key does not match.
-    #[error("wrong region key")]
-    WrongKey,
-    /// The range leaves the region.
-    #[error("access outside the region")]
-    OutOfBounds,
-    /// The region does not allow this kind of access.
-    #[error("access right missing")]
-    NoRight,
-    /// The range is registered but not granted now.
-    #[error("access to memory that is not granted")]
-    NotGranted,
-    /// The range is registered but not exposed to reads now.
-    #[error("read of memory that is not exposed")]
-    NotExposed,
-    /// More reads at once than a target answers.
-    #[error("more one-sided reads at once than are answered")]
-    TooManyReads,
-    /// More immediates than receives.
-    #[error("an immediate came although no receive was posted")]
-    ReceiverNotReady,
-    /// A source block without the seals, the size or the pages it must have.
-    #[error("a shared block is not sealed as it must be, or has another size or holes")]
-    UnsealedBlock,
-    /// A token that was never issued, or already used.
-    #[error("wrong or used connection token")]
-    BadToken,
-    /// The peer of a data connection shows another certificate than the worker of the control session.
-    #[error("another certificate than that of the worker of the control session")]
-    WrongCertificate,
-}
-
-impl PeerViolation {
-    /// All rules, in the order of their codes.
-    pub const ALL: [Self; 12] = [
-        Self::Malformed,
-        Self::UnknownRegion,
-        Self::WrongKey,
-        Self::OutOfBounds,
-        Self::NoRight,
-        Self::NotGranted,
-        Self::ReceiverNotReady,
-        Self::UnsealedBlock,
-        Self::BadToken,
-        Self::NotExposed,
-        Self::TooManyReads,
-        Self::WrongCertificate,
-    ];
-
-    /// The number by which a fabric names this rule to the peer that broke it. A rule keeps its number.
-    pub const fn code(self) -> u8 {
-        match self {
-            Self::Malformed => 1,
-            Self::UnknownRegion => 2,
-            Self::WrongKey => 3,
-            Self::OutOfBounds => 4,
-            Self::NoRight => 5,
-            Self::NotGranted => 6,
-            Self::ReceiverNotReady => 7,
-            Self::UnsealedBlock => 8,
-            Self::BadToken => 9,
-            Self::NotExposed => 10,
-            Self::TooManyReads => 11,
-            Self::WrongCertificate => 12,
-        }
-    }
-
-    /// The rule of this [code](Self::code).
-    pub fn from_code(code: u8) -> Option<Self> {
-        Self::ALL.into_iter().find(|rule| rule.code() == code)
-    }
-}
-
-/// Why a fabric operation failed.
+/// A failure of libibverbs, of a device, or of a setting.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum FabricError {
-    /// The peer, or the network to it, is gone.
-    #[error("{kind}: the connection to the peer is lost ({cause:?}): {detail}")]
-    PeerLost {
-        /// The fabric.
-        kind: FabricKind,
-        /// What was seen.
-        cause: LossCause,
-        /// The text of the operating system or device.
-        detail: String,
-    },
-    /// The peer refused our access; the connection is down.
-    #[error("{kind}: the peer refused an access ({reason}); the range was never granted, or no longer")]
-    RemoteRefused {
-        /// The fabric.
-        kind: FabricKind,
-        /// The rule that the access broke.
-        reason: PeerViolation,
-    },
-    /// The peer broke a rule; the connection was closed.
-    #[error("{kind}: the peer broke the fabric contract: {violation}; the connection was closed")]
-    PeerMisbehaved {
-        /// The fabric.
-        kind: FabricKind,
-        /// The rule.
-        violation: PeerViolation,
-    },
-    /// An immediate found no posted receive: credits are wrong somewhere.
+pub enum VerbsError {
+    /// The library is not installed, or lacks functions.
     #[error(
-        "{kind}: an immediate found no posted receive (receive depth {depth}); this is a bug in the flow control"
+        "cannot open libibverbs.so.1 ({reason}): for RDMA, install rdma-core's libraries (Debian: libibverbs1 \
+         and ibverbs-providers)"
     )]
-    ReceiverNotReady {
-        /// The fabric.
-        kind: FabricKind,
-        /// The queue pair's receive depth.
-        depth: u32,
+    NoLibrary {
+        /// The loader's message.
+        reason: Arc<str>,
     },
-    /// This side has closed the queue pair.
-    #[error("the queue pair was closed")]
-    Closed,
-    /// A caller that counts its own operations posted one too many.
-    #[error("the send queue is full ({depth} operations are outstanding)")]
-    SendQueueFull {
-        /// The queue pair's send depth.
-        depth: u32,
-    },
-    /// An operation that would never fit the send queue.
+    /// The library is there, but the kernel has no RDMA support loaded.
     #[error(
-        "the operation takes {pieces} work requests, the send queue is {depth} deep: write less at once, or give \
-         the queue pair a deeper send queue"
+        "the kernel has no RDMA support loaded: load ib_uverbs and the device's driver (for Soft-RoCE: rdma_rxe)"
     )]
-    TooManyPieces {
-        /// Pieces of the operation.
-        pieces: u64,
-        /// The queue pair's send depth.
-        depth: u32,
+    NoKernelSupport,
+    /// There is no device of that name, or no device at all.
+    #[error("there is no RDMA device {name}; present are: {present}")]
+    UnknownDevice {
+        /// The name asked for.
+        name: String,
+        /// The names of the devices that are present.
+        present: Names,
     },
-    /// A buffer whose block is not registered with this queue pair's domain.
+    /// The port is not active, so that it carries no traffic.
     #[error(
-        "block {block} is not registered with this {kind} domain: allocate from a pool whose blocks are registered with the domain"
+        "port {port} of RDMA device {device} is not active (state {state}): check its link and its network interface"
     )]
-    NotRegistered {
-        /// The fabric.
-        kind: FabricKind,
-        /// The block's number.
-        block: u64,
+    PortDown {
+        /// The device.
+        device: String,
+        /// Its port, counted from 1.
+        port: u8,
+        /// `enum ibv_port_state`.
+        state: u32,
     },
-    /// The peer's region is not known on this queue pair.
-    #[error("region {region:?} of the peer is not known on this queue pair, or its generation is outdated")]
-    UnknownRemoteRegion {
-        /// The region.
-        region: RegionId,
-    },
-    /// The local and the remote range differ in length, or the remote one leaves the region.
-    #[error("a write of {local} bytes does not fit the remote range of {remote} bytes")]
-    LengthMismatch {
-        /// Bytes of the local buffer.
-        local: u64,
-        /// Bytes of the remote range.
-        remote: u64,
-    },
-    /// Two segments of a vectored write name the same byte of the peer.
+    /// An Ethernet port without a RoCE v2 address.
     #[error(
-        "two segments of one vectored write overlap in region {region:?} at offset {offset}, and the order in \
-         which they land is undefined: name each byte once"
+        "port {port} of RDMA device {device} has no RoCE v2 address: give its network interface an IP address"
     )]
-    OverlappingSegments {
-        /// The region.
-        region: RegionId,
-        /// Where the second one starts.
-        offset: u64,
+    NoAddress {
+        /// The device.
+        device: String,
+        /// Its port, counted from 1.
+        port: u8,
     },
-    /// The peer's process holds as many of our loans as it may: send a copy instead.
-    #[error("the peer holds {open} of at most {cap} views of this process's memory: send a copy")]
-    LeasesExhausted {
-        /// Open and retired leases of that process.
-        open: u32,
-        /// The cap.
-        cap: u32,
+    /// There are several devices, and none of them can be used.
+    #[error("none of the RDMA devices can be used: {reasons}", reasons = reasons.0.join("; "))]
+    NoneUsable {
+        /// For each device, why not.
+        reasons: Names,
     },
-    /// The peer's process holds as many bytes of our loans as it may: send a copy instead.
+    /// A setting that no device can fulfil.
+    #[error(transparent)]
+    Setting(#[from] SettingError),
+    /// A setting that this device cannot fulfil.
+    #[error("{value} does not fit RDMA device {device}: {remedy}; it is set by {setting}")]
+    Unfit {
+        /// The setting.
+        setting: Setting,
+        /// What it holds.
+        value: String,
+        /// The device.
+        device: String,
+        /// What it may hold.
+        remedy: String,
+    },
+    /// The device failed, or its port went down or was changed, while it was in use.
     #[error(
-        "the peer holds views of {held} bytes of this process's memory, and with {wanted} more it would have more than \
-         {cap}: send a copy"
+        "RDMA device {device} cannot be used through its port {port}: {event}; its connections are ended, and it is \
+         opened again when the port is active"
     )]
-    LeasedBytesExhausted {
-        /// Of open and retired leases of that process.
-        held: u64,
-        /// Of one more.
-        wanted: u64,
-        /// The cap.
-        cap: u64,
+    DeviceLost {
+        /// The device.
+        device: String,
+        /// The port that was in use, counted from 1.
+        port: u8,
+        /// What happened to it.
+        event: DeviceEvent,
     },
-    /// The peer shares more memory over one connection than this side maps; the connection was closed.
-    #[error(
-        "shm: the peer shares {shared} bytes of its memory over one connection, and this side maps at most {most}: \
-         allow more with imported_bytes_per_connection_max"
-    )]
-    ImportedBytesExhausted {
-        /// Of all blocks of that connection, with the one that is refused.
-        shared: u64,
-        /// The cap.
-        most: u64,
-    },
-    /// Not now: the peer has not processed what it was sent before.
-    #[error("{kind} cannot {what} now: the peer is busy; try again later, or send a copy")]
-    Busy {
-        /// The fabric.
-        kind: FabricKind,
-        /// The operation.
-        what: &'static str,
-    },
-    /// The fabric cannot do this.
-    #[error("{kind} cannot {what}")]
-    Unsupported {
-        /// The fabric.
-        kind: FabricKind,
-        /// The operation.
-        what: &'static str,
-    },
-    /// Setting up a connection failed.
-    #[error("{kind}: cannot connect: {step} failed: {detail}")]
-    Connect {
-        /// The fabric.
-        kind: FabricKind,
-        /// The step that failed.
-        step: &'static str,
-        /// What was seen, and what to do.
-        detail: String,
-    },
-    /// A limit of the operating system keeps a connection from being set up.
-    #[error("{kind}: cannot connect: {step} failed: {detail}")]
-    Limit {
-        /// The fabric.
-        kind: FabricKind,
-        /// The step that failed.
-        step: &'static str,
-        /// What was seen, and what to do.
-        detail: String,
-        /// The limit.
-        limit: Limit,
-    },
-    /// The peer did not answer in time.
-    #[error("{kind}: connecting took longer than {limit_ms} ms; is the peer alive and reachable?")]
-    ConnectTimeout {
-        /// The fabric.
-        kind: FabricKind,
-        /// The limit in milliseconds.
-        limit_ms: u64,
-    },
-    /// A call on the device or the operating system failed.
-    #[error("{kind}: {call} failed: {source}")]
-    Device {
-        /// The fabric.
-        kind: FabricKind,
-        /// The call.
+    /// A call of the library failed.
+    #[error("{call} failed on RDMA device {device}: {source}{hint}", hint = Hint { call, source })]
+    Call {
+        /// The function.
         call: &'static str,
-        /// The answer.
+        /// The device.
+        device: String,
+        /// The kernel's or the library's reason.
         source: Arc<io::Error>,
     },
 }
 
-impl FabricError {
-    /// A failed call of the operating system or device.
-    pub fn device(kind: FabricKind, call: &'static str, source: io::Error) -> Self {
-        Self::Device { kind, call, source: Arc::new(source) }
-    }
+/// Device names, for a message.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Names(pub Vec<String>);
 
-    /// For a step of connecting that the operating system refused. `detail` is what was seen, and what to do.
-    pub fn refused(kind: FabricKind, step: &'static str, error: &io::Error, detail: String) -> Self {
-        match Limit::of_files(error) {
-            Some(limit) => Self::Limit { kind, step, detail, limit },
-            None => Self::Connect { kind, step, detail },
-        }
+impl fmt::Display for Names {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.0.is_empty() { f.write_str("none") } else { f.write_str(&self.0.join(", ")) }
     }
+}
 
-    /// The limit of this process or host that is behind it, if one is.
-    pub fn limit(&self) -> Option<Limit> {
-        match self {
-            Self::Limit { limit, .. } => Some(*limit),
-            Self::Device { source, .. } => Limit::of_files(source),
-            _ => None,
+/// The remedy for failures that have a usual cause.
+struct Hint<'error> {
+    call: &'static str,
+    source: &'error io::Error,
+}
+
+impl fmt::Display for Hint<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.call, self.source.raw_os_error()) {
+            ("ibv_reg_mr", Some(libc::ENOMEM | libc::EAGAIN)) => {
+                write!(
+                    f,
+                    ": the limit on locked memory is {}: raise it with ulimit -l or LimitMEMLOCK=",
+                    MemoryLock::now()
+                )
+            }
+            // If libibverbs may not open the device's file, it tries others and reports the error of those.
+            ("ibv_open_device", Some(libc::ENOENT)) => {
+                f.write_str(": check that /dev/infiniband/uverbs* are there, and the rights on them")
+            }
+            (_, Some(libc::EACCES | libc::EPERM)) => {
+                f.write_str(": check the rights on /dev/infiniband/uverbs*")
+            }
+            _ => Ok(()),
         }
     }
 }
 
+/// The process's limit on locked memory.
+struct MemoryLock(Option<u64>);
+
+impl MemoryLock {
+    fn now() -> Self {
+        Self(Limit::LockedMemory.value())
+    }
+}
+
+impl fmt::Display for MemoryLock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(bytes) => write!(f, "{} KiB", bytes >> 10),
+            None => f.write_str("not what stands in the way here"),
+        }
+    }
+}
+
+/// For functions that return NULL and set `errno`.
+pub(crate) fn pointer<T>(result: *mut T, call: &'static str, device: &str) -> Result<NonNull<T>, VerbsError> {
+    NonNull::new(result).ok_or_else(|| refused(io::Error::last_os_error(), call, device))
+}
+
+/// For functions that return 0 or the error number.
+pub(crate) fn zero(result: c_int, call: &'static str, device: &str) -> Result<(), VerbsError> {
+    if result == 0 { Ok(()) } else { Err(refused(io::Error::from_raw_os_error(result.abs()), call, device)) }
+}
+
+pub(crate) fn refused(source: io::Error, call: &'static str, device: &str) -> VerbsError {
+    VerbsError::Call { call, device: device.to_owned(), source: Arc::new(source) }
+}
+
+/// The error of the fabric contract for this error, with device and remedy.
+pub(crate) fn fabric_error(error: &VerbsError) -> FabricError {
+    match error {
+        VerbsError::Call { call, device, source } => {
+            let hint = Hint { call, source };
+            let detail = format!("{source} on RDMA device {device}{hint}");
+            FabricError::device(FabricKind::VERBS, call, io::Error::new(source.kind(), detail))
+        }
+        other => FabricError::device(
+            FabricKind::VERBS,
+            "looking for a device",
+            io::Error::other(other.to_string()),
+        ),
+    }
+}
+
+/// The error of operations that were under way when their device was lost by `error`.
+pub(crate) fn loss(error: &VerbsError) -> FabricError {
+    let (kind, cause) = (FabricKind::VERBS, LossCause::DeviceLost);
+    FabricError::PeerLost { kind, cause, detail: error.to_string() }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::PeerViolation;
+    use super::*;
 
     #[test]
-    fn every_violation_has_its_own_code() {
-        for (rule, code) in PeerViolation::ALL.into_iter().zip(1..) {
-            assert_eq!(rule.code(), code);
-            assert_eq!(PeerViolation::from_code(code), Some(rule));
+    fn a_refused_registration_names_the_limit_to_raise() {
+        let error = zero(libc::ENOMEM, "ibv_reg_mr", "mlx5_0").unwrap_err().to_string();
+        assert!(error.contains("mlx5_0") && error.contains("locked memory"), "{error}");
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_names_its_file() {
+        for errno in [libc::ENOENT, libc::EACCES] {
+            let source = io::Error::from_raw_os_error(errno);
+            let error = refused(source, "ibv_open_device", "mlx5_0").to_string();
+            assert!(error.contains("rights on") && error.contains("/dev/infiniband/uverbs*"), "{error}");
         }
-        assert_eq!(PeerViolation::from_code(0), None);
+    }
+
+    #[test]
+    fn the_remedy_survives_as_a_fabric_error() {
+        let error = fabric_error(&zero(libc::ENOMEM, "ibv_reg_mr", "mlx5_0").unwrap_err()).to_string();
+        assert!(error.starts_with("verbs: ibv_reg_mr failed:") && error.contains("locked memory"), "{error}");
+        assert!(error.contains("mlx5_0"), "{error}");
+    }
+
+    #[test]
+    fn an_unknown_device_is_told_which_there_are() {
+        let present = Names(vec!["rxe0".into(), "rxe1".into()]);
+        let error = VerbsError::UnknownDevice { name: "mlx5_0".into(), present }.to_string();
+        assert_eq!(error, "there is no RDMA device mlx5_0; present are: rxe0, rxe1");
     }
 }

@@ -1,130 +1,109 @@
-//! The traits a fabric implements.
+//! The fabric on an RDMA device.
 
-use std::{fmt, net::SocketAddr, sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use tensorwire_memory::{Block, BlockId};
+use tensorwire_fabric::{Capabilities, Domain, Fabric, FabricError, FabricKind, Runtime, Spinner, Wait};
 
-use crate::{
-    Access, BoxFuture, Capabilities, FabricError, FabricKind, QueuePair, QueuePairConfig, RemoteRegion,
-    Runtime,
+use super::{
+    GidEntry, GidKind, LinkLayer, Mtu, Port, Rdma, VerbsCounts, VerbsError, adapter::Adapter,
+    domain::VerbsDomain, error::fabric_error, opened::piece_bytes,
 };
 
-/// A way to move bytes between processes: opens domains.
-pub trait Fabric: Send + Sync + fmt::Debug + 'static {
-    /// Which kind this is.
-    fn kind(&self) -> FabricKind;
-
-    /// What it can do.
-    fn capabilities(&self) -> Capabilities;
-
-    /// Two sides can use this fabric only if their reach is equal. Over shm that is boot id, network namespace and user;
-    /// over tcp it is empty.
-    fn reach(&self) -> Vec<u8>;
-
-    /// Opens a protection domain.
-    ///
-    /// # Errors
-    /// [`FabricError::Device`] when the device refuses.
-    fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError>;
+/// RDMA on one port of one device. Connections are made on a tokio runtime with its I/O driver enabled.
+///
+/// When the port goes down or the device fails, all its connections end with
+/// [`LossCause::DeviceLost`](tensorwire_fabric::LossCause::DeviceLost), all memory is deregistered, and the device is closed, so
+/// that it can be removed. Each later connection attempt checks whether the port is active again, at most once a
+/// second. If it is, the device is opened again and all memory registered with it; if not, the attempt fails with
+/// [`VerbsError::DeviceLost`].
+#[derive(Debug)]
+pub struct VerbsFabric {
+    adapter: Arc<Adapter>,
+    spinner: Arc<Spinner>,
 }
 
-/// A protection domain: the memory registered with it can be used by its queue pairs only.
-pub trait Domain: Send + Sync + fmt::Debug + 'static {
-    /// Which kind of fabric this belongs to.
-    fn kind(&self) -> FabricKind;
-
-    /// Registers `block`. Registering a block again returns its existing region. The domain keeps the block mapped for as long
-    /// as the domain lives.
+impl VerbsFabric {
+    /// Opens the device and port that `settings` name. What they do not name is chosen among the active ports of all
+    /// devices:
+    ///
+    /// 1. by the kind of the port's best address: RoCE v2 with an IPv4 address or InfiniBand's own, then RoCE v2 with
+    ///    a routable IPv6 address, then RoCE v2 with a link-local one (RoCE v1 only if it is named);
+    /// 2. by the device's name, in alphabetical order;
+    /// 3. by the port's number, then the address's index.
+    ///
+    /// The choice and the other candidates are logged at level INFO.
     ///
     /// # Errors
-    /// [`FabricError::Device`] when the device refuses, naming the limit to raise.
-    fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError>;
-
-    /// Forgets a block that no operation uses and no peer can access any more: a user's memory that is withdrawn, or any
-    /// block once the domain's queue pairs are closed. A domain that cannot do that keeps the block for as long as it lives.
-    fn deregister(&self, _block: BlockId) {}
-
-    /// A number that changes when the device was lost and opened again. From then on blocks have other keys, which
-    /// [`register`](Self::register) returns, and all earlier connections are over.
-    fn epoch(&self) -> u64 {
-        0
+    /// Any [`VerbsError`]. Each names what is missing.
+    pub fn open(runtime: Arc<dyn Runtime>, settings: &Rdma) -> Result<Self, VerbsError> {
+        let adapter = Adapter::open(runtime, settings)?;
+        Ok(Self { adapter, spinner: Spinner::new(Wait::default()) })
     }
 
-    /// Makes one side of a connection, with its receives posted.
-    ///
-    /// # Errors
-    /// [`FabricError::Device`] when the device refuses.
-    fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError>;
-}
-
-/// What one side must know of the other to connect: opaque, versioned, carried by the control plane.
-#[derive(Clone, PartialEq, Eq)]
-pub struct ConnectionData(pub Vec<u8>);
-
-impl fmt::Debug for ConnectionData {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // May hold a one-use token.
-        write!(f, "ConnectionData({} bytes)", self.0.len())
+    /// Sets how drivers wait, for domains opened after this. A driver that spins polls its completion queue. At most
+    /// one driver of this fabric spins at a time.
+    #[must_use]
+    pub fn with_wait(mut self, wait: Wait) -> Self {
+        self.spinner = Spinner::new(wait);
+        self
     }
-}
 
-/// Which side this is. The control plane decides: the side that asked for the connection dials.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Role {
-    /// Opens the stream or socket, where there is one.
-    Dialer,
-    /// Waits for it.
-    Acceptor,
-}
+    /// Counts of the calls that its queue pairs have made to the device so far.
+    pub fn counts(&self) -> VerbsCounts {
+        self.adapter.counters.read()
+    }
 
-/// How to connect a prepared side.
-#[derive(Debug, Clone)]
-pub struct ConnectParams {
-    /// The peer's data.
-    pub peer: ConnectionData,
-    /// Which side this is.
-    pub role: Role,
-    /// Where the control connection was dialled, if this side has dialled it: for fabrics that need an address.
-    pub peer_address: Option<SocketAddr>,
-    /// How long it may take.
-    pub limit: Duration,
-}
+    /// The device's name.
+    pub fn device(&self) -> &str {
+        &self.adapter.device
+    }
 
-/// One side of a connection that is not connected yet. Dropping it gives everything back.
-pub trait Prepared: Send + fmt::Debug {
-    /// What the peer must know.
-    fn connection_data(&self) -> ConnectionData;
+    /// The port that connections use, as it was when the device was opened.
+    pub fn port(&self) -> Port {
+        self.adapter.port
+    }
 
-    /// Connects. Both sides must call this, each with the other's data. Nothing runs in the background before the
-    /// [driver](Connected::driver) is polled.
-    ///
-    /// # Errors
-    /// [`FabricError::Connect`], [`FabricError::ConnectTimeout`], [`FabricError::PeerMisbehaved`].
-    ///
-    /// # Cancel safety
-    /// Dropping the future abandons the connection.
-    fn connect(self: Box<Self>, params: ConnectParams) -> BoxFuture<'static, Result<Connected, FabricError>>;
-}
+    /// The address that connections come from, as it was when the device was opened.
+    pub fn source(&self) -> GidEntry {
+        self.adapter.source
+    }
 
-/// A queue pair that is connected, and the future that drives it.
-pub struct Connected {
-    /// The user's half.
-    pub queue_pair: QueuePair,
-    /// Makes progress when no task awaits an operation. It ends once the connection is over and nothing is left to do for
-    /// it. Dropping it earlier ends the connection.
-    pub driver: BoxFuture<'static, ()>,
-}
+    /// Whether users' own memory is registered without being pinned (see [`OnDemandPaging`](super::OnDemandPaging)), as
+    /// it was when the device was opened.
+    pub fn pages_on_demand(&self) -> bool {
+        self.adapter.on_demand
+    }
 
-impl Connected {
-    /// Drives the queue pair in a task of its own.
-    pub fn spawn(self, runtime: &dyn Runtime) -> QueuePair {
-        runtime.spawn("queue pair", self.driver);
-        self.queue_pair
+    /// The largest packet on this side, as it was when the device was opened.
+    pub fn mtu(&self) -> Mtu {
+        self.adapter.mtu
     }
 }
 
-impl fmt::Debug for Connected {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Connected").field("queue_pair", &self.queue_pair).finish_non_exhaustive()
+impl Fabric for VerbsFabric {
+    fn kind(&self) -> FabricKind {
+        FabricKind::VERBS
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let mut capabilities = self.adapter.capabilities;
+        capabilities.piece_bytes_max = piece_bytes(&self.adapter.port).into();
+        capabilities
+    }
+
+    /// The kind of network, and for InfiniBand the subnet. Whether two RoCE ports reach each other shows only when they
+    /// connect.
+    fn reach(&self) -> Vec<u8> {
+        match (self.adapter.port.link, self.adapter.source.kind) {
+            (LinkLayer::InfiniBand, _) => [b"infiniband-", &self.adapter.source.gid.0[..8]].concat(),
+            (_, GidKind::RoceV1) => b"roce-v1".to_vec(),
+            _ => b"roce-v2".to_vec(),
+        }
+    }
+
+    fn open_domain(&self) -> Result<Arc<dyn Domain>, FabricError> {
+        let domain = VerbsDomain::new(self.adapter.clone(), self.spinner.clone())
+            .map_err(|error| fabric_error(&error))?;
+        Ok(Arc::new(domain))
     }
 }

@@ -4,13 +4,15 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
 
-use crate::{ConnectionData, verbs};
+use tensorwire_fabric::ConnectionData;
+
+use crate::endpoint;
 
 /// Connection data either is no endpoint, or is what its endpoint encodes to.
 pub fn verbs_data(data: &[u8]) {
-    let decoded = verbs::endpoint::Endpoint::decode(&ConnectionData(data.to_vec()));
+    let decoded = endpoint::Endpoint::decode(&ConnectionData(data.to_vec()));
     match decoded {
-        Ok(end) => assert_eq!(verbs::endpoint::Endpoint::decode(&end.encode()), Ok(end)),
+        Ok(end) => assert_eq!(endpoint::Endpoint::decode(&end.encode()), Ok(end)),
         Err(detail) => assert!(!detail.is_empty()),
     }
 }

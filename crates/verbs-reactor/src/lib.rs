@@ -1,86 +1,72 @@
-//! RDMA queue pairs as futures: the contract of a fabric, what all fabrics share, and the fabric over RDMA.
+//! RDMA through libibverbs, opened at run time.
 //!
-//! A [`Fabric`] opens [`Domain`]s; a domain registers blocks of memory and prepares queue pairs; two prepared
-//! queue pairs exchange opaque [`ConnectionData`] and become connected [`QueuePair`]s. On a queue pair every
-//! operation is a future that is only a handle on a [slot](SlotKey): the slot owns the buffers from post to
-//! completion, so dropping the future ends interest, not the operation.
+//! Nothing links against libibverbs and no build needs its headers: [`Library`] opens it at run time, through committed
+//! bindings. [`Availability`] tells what is missing where RDMA cannot be used. [`VerbsFabric`] is the
+//! [`Fabric`](tensorwire_fabric::Fabric) on a device. What all fabrics share is in `tensorwire-fabric`.
 //!
-//! | fabric | where | a write is |
-//! | --- | --- | --- |
-//! | verbs | [`verbs`] | `ibv_post_send` on a reliable connected queue pair |
-//! | shm | the crate `tensorwire-fabric-shm` | a descriptor in a ring; the target copies from a read-only mapping |
-//! | tcp | the crate `tensorwire-fabric-tcp` | header + payload, read by the target straight into the destination |
+//! A connection is a reliable connected queue pair with a completion queue and a completion channel of its own.
+//! Messages without bytes frame it. The dialer sends a greeting, so that `connect` ends when both sides are ready. A
+//! side that closes sends a farewell, so that its peer can tell an orderly close from a loss. A write longer than the
+//! port's messages is split into pieces, and before the last piece a message carries the number of bytes before it. A
+//! peer that dies sends nothing: the next operation fails when its retries run out, or the control connection ends
+//! first.
 //!
-//! The contract that all of them implement:
-//! - Writes on one queue pair land in posting order as far as immediates show: when the immediate of a write
-//!   arrives, that write and all earlier ones are visible. A plain write is not visible before that.
-//! - Completion `Ok` means that the local bytes may be reused, not that they were delivered.
-//! - Every immediate consumes one of the target's `receive_depth` receives, given back when the arrival is
-//!   taken ([`QueuePair::next_arrival`], or a [sink](ArrivalSink)). Without one the connection fails
-//!   ([`FabricError::ReceiverNotReady`]), on both sides.
-//! - The target checks region, generation, key, range, right and grant. A violation ends that connection only,
-//!   and touches no memory.
-//! - A write larger than [`Capabilities::piece_bytes_max`] is split; only its last piece carries the immediate,
-//!   and each piece counts in the send queue.
-//! - Every operation ends exactly once.
+//! A process that uses verbs must not use them in a forked child. Starting other programs is safe.
 
 #[macro_use]
 mod log;
 
-mod alarm;
-mod arrival_queue;
-mod board;
-mod capabilities;
-mod catalogue;
-mod core;
+mod adapter;
+mod address;
+mod completion;
+mod counts;
+mod device;
+mod domain;
+mod doorbell;
 mod driver;
+mod endpoint;
+mod environment;
 mod error;
+mod event;
+mod event_channel;
 mod fabric;
-#[cfg(all(any(test, fuzzing), feature = "verbs"))]
+#[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod help;
-mod kind;
+mod library;
 mod link;
-mod look;
-mod noted;
-mod queue_pair;
-mod range;
-mod read;
-mod region;
-mod runtime;
-mod slot;
-#[cfg(test)]
-mod slot_model;
-mod sync;
-mod wait;
-mod work;
-
+mod message;
+mod opened;
+mod paging;
+mod pending;
 #[cfg(feature = "planted-bugs")]
 pub mod planted;
-#[cfg(feature = "verbs")]
-pub mod verbs;
+mod queue_pair;
+mod ranges;
+mod region;
+mod registrations;
+mod round_trip;
+mod selection;
+mod send;
+mod send_queue;
+mod settings;
+mod submissions;
+mod sync;
+mod sys;
+mod tag;
+mod watch;
 
-pub use self::core::{ArrivalSink, QueuePairConfig, QueuePairCore, QueuePairStats};
-pub use alarm::Alarm;
-pub use board::{BOARD_WORDS, Board, LINE_WORDS};
-pub use capabilities::Capabilities;
-pub use catalogue::{
-    CELL_CONTENT_BYTES, CELL_WORDS, Catalogue, CellContent, CellNumber, CellOrigin, CellReading,
-    PeerCatalogue,
-};
-pub use driver::{Driven, Driver};
-pub use error::{FabricError, LossCause, PeerViolation};
-pub use fabric::{ConnectParams, Connected, ConnectionData, Domain, Fabric, Prepared, Role};
-pub use help::Help;
-pub use kind::FabricKind;
-pub use link::{Link, OfferedCatalogue, Together, Unacknowledged};
-pub use look::Look;
-pub use queue_pair::{NextArrival, Operation, QueuePair, ReadOperation, VectoredReadOperation};
-pub use range::{RegionGeneration, RegionId, RemoteRange};
-pub use read::{ReadDestination, scattered};
-pub use region::{Access, LatestRegions, LatestTargets, Purpose, RegionTable, RemoteRegion, RemoteRegions};
-pub use runtime::{BoxFuture, Elapsed, Runtime, TokioRuntime, timeout};
-pub use slot::{SlotKey, SlotTable};
-pub use wait::{Idle, Patience, Spinner, UnknownWait, Wait};
-pub use work::{Arrival, Immediate, Piece, Pieces, ReadPart, ReadSegment, Segment, WorkRequest, paged};
+pub use address::{Gid, GidEntry, GidKind};
+pub use counts::VerbsCounts;
+pub use device::{Context, DeviceLimits, LinkLayer, Port};
+pub use error::{Names, VerbsError};
+pub use event::DeviceEvent;
+pub use fabric::VerbsFabric;
+pub use library::{Availability, Library};
+pub use paging::Paging;
+pub use settings::{Mtu, OnDemandPaging, Rdma, Setting, SettingError};
+
+use counts::CallCounters;
+use device::ProtectionDomain;
+use endpoint::Endpoint;
+use settings::Timing;

@@ -1,180 +1,575 @@
-//! The fabric's half of a connected queue pair.
+//! A verbs queue pair as a [`Link`].
 
-use std::{fmt, mem, sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use tensorwire_memory::Buf;
+use futures::task::AtomicWaker;
+use tensorwire_testpoints::sync::Mutex;
 
-use crate::{
-    Arrival, Board, Catalogue, FabricError, Immediate, Look, PeerCatalogue, QueuePairStats, RemoteRange,
+use tensorwire_fabric::{
+    Arrival, FabricError, FabricKind, Immediate, Link, Look, LossCause, PeerViolation, QueuePairCore,
     SlotKey, WorkRequest,
 };
 
-/// Something that waits for an acknowledgement of the peer's host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unacknowledged {
-    /// The bytes that the peer's host has acknowledged so far.
-    pub acknowledged: u64,
-    /// How long the peer's host has sent nothing, if only that matters: the system probes a connection that is idle, or whose peer
-    /// accepts no data now. `None` while data are unacknowledged.
-    pub silence: Option<Duration>,
-}
+use super::{
+    DeviceEvent, Endpoint, VerbsError,
+    completion::{Batch, Completion, CompletionQueue, Done, Status, WorkCompletion},
+    doorbell::BATCH,
+    error::fabric_error,
+    message::Message,
+    opened::Child,
+    pending::RequestLimits,
+    queue_pair::RawQueuePair,
+    ranges::{Aim, Ranges},
+    registrations::Registrations,
+    send::{Phase, SendSide},
+    send_queue::{Ended, SendStatus},
+    submissions::Submissions,
+    sys,
+    tag::Tag,
+};
 
-/// The fabric's half of a connected queue pair; [`QueuePair`](crate::QueuePair) is the user's half. Both share a
-/// [`QueuePairCore`](crate::QueuePairCore), on which the fabric reports completions, arrivals and failure.
-pub trait Link: Send + Sync + fmt::Debug + 'static {
-    /// Takes one operation whose slot is already reserved, in posting order. Never blocks. A failure is reported on
-    /// the core like any completion. The caller has checked that the send queue has room for all
-    /// [pieces](WorkRequest::pieces).
-    fn submit(&self, key: SlotKey, request: &WorkRequest);
+/// The number of batches of completions after which other tasks get a turn.
+pub(super) const TURN: usize = 8;
 
-    /// Posts a write of a few bytes, or a notification alone, that is complete when this returns. The bytes were
-    /// copied, the write takes no slot, and no completion is reported: the fabric
-    /// [counts](crate::QueuePairCore::count_sent) it. It is posted behind everything that was submitted before. `None` if the fabric does not support such writes, or has no room now.
-    ///
-    /// # Errors
-    /// The write cannot be posted, and nothing was posted.
-    fn submit_inline(
-        &self,
-        _bytes: &[u8],
-        _remote: Option<&RemoteRange>,
-        _immediate: Option<Immediate>,
-    ) -> Option<Result<(), FabricError>> {
-        None
-    }
-
-    /// Makes progress on behalf of a task that awaits an operation. Cheap when there is nothing to do; never blocks.
-    /// It may be called while an arrival is [delivered](crate::QueuePairCore::deliver), so it must only try a lock
-    /// that is held there.
-    fn drive(&self);
-
-    /// As [`drive`](Self::drive), for the task that awaits the next arrival: gives it that arrival in `next`, if it finds
-    /// it. See [`QueuePairCore::deliver_to_task`](crate::QueuePairCore::deliver_to_task).
-    fn drive_for(&self, _next: &mut Option<Arrival>) {
-        self.drive();
-    }
-
-    /// From now on posts may wait for a [`release`](Self::release), so that they leave together. Calls are counted.
-    fn hold(&self) {}
-
-    /// Ends one [`hold`](Self::hold). After the last, what waits is sent.
-    fn release(&self) {}
-
-    /// As [`release`](Self::release), but what waits may also leave with what is posted next. The driver sends it
-    /// otherwise.
-    fn release_to_driver(&self) {
-        self.release();
-    }
-
-    /// Looks for work from the peer, and does a bounded part of it: about 256 KiB. If more is left, this wakes the
-    /// [driver](crate::Driver). Cheap when there is nothing to do. Waits neither for the peer nor for a lock that is
-    /// held for long. Called many times in a row while polling pays off, by the driver and by tasks that await the
-    /// peer. A fabric whose driver does not poll need not implement this.
-    fn look(&self) -> Look {
-        Look::Idle
-    }
-
-    /// As [`look`](Self::look), for the task that awaits the next arrival: gives it that arrival in `next`, if it finds
-    /// it, and finds no other for it then.
-    fn look_for(&self, _next: &mut Option<Arrival>) -> Look {
-        self.look()
-    }
-
-    /// Whether polling by [`look`](Self::look) cannot succeed now.
-    fn looks_in_vain(&self) -> bool {
-        false
-    }
-
-    /// Whether the peer last ran on this CPU. Then it can do nothing before it gets the CPU, so who looks gives it up first.
-    fn peer_is_here(&self) -> bool {
-        false
-    }
-
-    /// Begins the orderly close: outstanding operations end, and further accesses by the peer are refused. When that
-    /// is done, and the peer cannot access local memory any more, the fabric calls
-    /// [`QueuePairCore::mark_drained`](crate::QueuePairCore::mark_drained). Called once, also after a failure.
-    fn start_close(&self);
-
-    /// Fails the operation with [`FabricError::Busy`] if it was submitted and cannot be
-    /// posted yet; it is then never posted. For callers that have an alternative.
-    fn withdraw(&self, _key: SlotKey) {}
-
-    /// The queue pair's counters. `counted` are the core's counters. A link whose operations are counted elsewhere
-    /// replaces them.
-    fn stats(&self, counted: QueuePairStats) -> QueuePairStats {
-        counted
-    }
-
-    /// See [`QueuePair::unacknowledged`](crate::QueuePair::unacknowledged). Never blocks.
-    fn unacknowledged(&self) -> Option<Unacknowledged> {
-        None
-    }
-
-    /// Releases threads of this process that the peer blocks inside a call of this link, if the fabric allows a peer
-    /// to do so. Never blocks.
-    fn free_threads(&self) {}
-
-    /// The catalogue of this side, if the fabric has them.
-    fn catalogue(&self) -> Option<Arc<dyn Catalogue>> {
-        None
-    }
-
-    /// The peer's catalogue, if the fabric has them.
-    fn peer_catalogue(&self) -> Option<Arc<dyn PeerCatalogue>> {
-        None
-    }
-
-    /// The boards of this side and of the peer, if the fabric has them.
-    fn board(&self) -> Option<Arc<dyn Board>> {
-        None
-    }
-
-    /// Lets the peer map the memory of `bytes`, if it lies in a block that can be shared. Never blocks.
-    fn share(&self, _bytes: &Buf) {}
-}
-
-/// Posts of a queue pair may wait while this lives, and leave together when it is dropped.
+/// The fabric's half of a queue pair. Locks are taken in the order of the fields, and never held while others'
+/// code runs.
 #[derive(Debug)]
-#[must_use = "posts leave together while this lives"]
-pub struct Together<'queue_pair>(&'queue_pair dyn Link);
+pub(super) struct VerbsLink {
+    core: Arc<QueuePairCore>,
+    domain: Arc<Registrations>,
+    /// The receive depth of the peer.
+    receive_depth: u32,
+    /// Locked while completions are taken and passed on, so that they are passed on in order.
+    polling: Mutex<Receiving>,
+    /// The send side. Submitted operations are posted by one call to the device: at once if nothing is outstanding or
+    /// enough wait to fill a call, otherwise when the submitting task begins to wait or a completion comes back. So
+    /// operations that one task submits in sequence, or that come while another thread is inside a call, share one
+    /// call.
+    send: Submissions<SendSide>,
+    limits: RequestLimits,
+    established: AtomicBool,
+    /// Whether the phase has left [`Phase::Open`].
+    is_ending: AtomicBool,
+    /// The number of batches of completions so far, by any task.
+    finds: AtomicU64,
+    /// A completion of the send queue is to come, as of the latest batch.
+    is_sending: AtomicBool,
+    /// The device's round trip in nanoseconds; 0 if it is not known.
+    round_trip_ns: AtomicU64,
+    connecting: AtomicWaker,
+    /// Wakes the driver when the phase leaves [`Phase::Open`].
+    driver: AtomicWaker,
+}
 
-impl<'queue_pair> Together<'queue_pair> {
-    pub(crate) fn new(link: &'queue_pair dyn Link) -> Self {
-        link.hold();
-        Self(link)
+/// The state of receiving: what has arrived before the next immediate.
+#[derive(Debug)]
+struct Receiving {
+    /// `None` once drained: otherwise the device would stay open as long as a handle of the queue pair exists.
+    completions: Option<Arc<CompletionQueue>>,
+    /// The length in bytes of the pieces into which the peer splits its writes.
+    piece_bytes: u32,
+    /// The bytes before the last piece of the write whose immediate comes next.
+    earlier_bytes: u64,
+    /// The operations of the send queue that the latest batch completed, in order. The allocation is reused.
+    ended: Vec<Ended>,
+}
+
+/// What a batch of completions requires besides passing its parts on.
+#[derive(Default)]
+struct Tally {
+    /// For each completion of the batch: the length of [`Receiving::ended`] up to and including it.
+    ends: [usize; Batch::SIZE],
+    trouble: Option<VerbsError>,
+}
+
+impl VerbsLink {
+    pub(super) fn new(
+        core: Arc<QueuePairCore>,
+        domain: Arc<Registrations>,
+        completions: Arc<CompletionQueue>,
+        send: SendSide,
+        limits: RequestLimits,
+        peer: &Endpoint,
+    ) -> Self {
+        let (completions, piece_bytes) = (Some(completions), peer.piece_bytes);
+        let inbound = Receiving { completions, piece_bytes, earlier_bytes: 0, ended: Vec::new() };
+        Self {
+            core,
+            domain,
+            receive_depth: peer.receive_depth,
+            polling: Mutex::new(inbound),
+            send: Submissions::new(send),
+            limits,
+            established: AtomicBool::new(false),
+            is_ending: AtomicBool::new(false),
+            finds: AtomicU64::new(0),
+            is_sending: AtomicBool::new(false),
+            round_trip_ns: AtomicU64::new(0),
+            connecting: AtomicWaker::new(),
+            driver: AtomicWaker::new(),
+        }
     }
 
-    /// Ends it without sending: what was posted leaves with what is posted next, or soon.
-    pub fn leave(self) {
-        mem::ManuallyDrop::new(self).0.release_to_driver();
+    /// The completion queue; `None` once drained.
+    pub(super) fn completions(&self) -> Option<Arc<CompletionQueue>> {
+        self.lock_polling().completions.clone()
+    }
+
+    /// The failure that ended the connection.
+    pub(super) fn failure(&self) -> FabricError {
+        self.core.failure().unwrap_or(FabricError::Closed)
+    }
+
+    /// Drops the completion queue of a drained connection.
+    pub(super) fn release(&self) {
+        let completions = self.lock_polling().completions.take();
+        drop(completions);
+    }
+
+    pub(super) fn core(&self) -> &QueuePairCore {
+        &self.core
+    }
+
+    /// The waker of the driver.
+    pub(super) fn waker(&self) -> &AtomicWaker {
+        &self.driver
+    }
+
+    /// Whether the connection is over or closing.
+    pub(super) fn is_ending(&self) -> bool {
+        self.is_ending.load(Ordering::Relaxed)
+    }
+
+    /// A number that changes with each batch of completions that any task takes.
+    pub(super) fn finds(&self) -> u64 {
+        self.finds.load(Ordering::Relaxed)
+    }
+
+    /// Whether a completion of the send queue is to come, as of the latest batch.
+    pub(super) fn is_sending(&self) -> bool {
+        self.is_sending.load(Ordering::Relaxed)
+    }
+
+    /// The device's round trip.
+    pub(super) fn round_trip(&self) -> Option<Duration> {
+        let ns = self.round_trip_ns.load(Ordering::Relaxed);
+        (ns > 0).then_some(Duration::from_nanos(ns))
+    }
+
+    /// Sends the greeting. Its arrival completes the peer's `connect`, and its acknowledgement completes this side's.
+    pub(super) fn greet(&self) {
+        let result = self.with_send(|send| send.signal(Message::Greeting));
+        if let Err(error) = result {
+            self.fail(&fabric_error(&error));
+        }
+    }
+
+    /// Ready once both sides are known to be ready.
+    pub(super) fn poll_established(&self, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
+        self.connecting.register(context.waker());
+        self.drive();
+        if self.established.load(Ordering::Acquire) {
+            return Poll::Ready(Ok(()));
+        }
+        self.core.failure().map_or(Poll::Pending, |failure| Poll::Ready(Err(failure)))
+    }
+
+    /// Takes one batch of completions and passes it on. Returns whether there was one.
+    pub(super) fn progress(&self) -> bool {
+        self.progress_locked(&mut self.lock_polling())
+    }
+
+    fn progress_locked(&self, inbound: &mut Receiving) -> bool {
+        let mut batch = Batch::new();
+        let Some(completions) = &inbound.completions else { return false };
+        if let Err(error) = completions.poll(&mut batch) {
+            self.abandon(&fabric_error(&error));
+            return false;
+        }
+        if batch.is_empty() {
+            return false;
+        }
+        self.finds.fetch_add(1, Ordering::Relaxed);
+        let mut ended = std::mem::take(&mut inbound.ended);
+        let tally = self.settle(&batch, &mut ended);
+        let mut start = 0;
+        for (completion, end) in batch.iter().zip(tally.ends) {
+            self.hand_on(&completion, ended.get(start..end).unwrap_or_default(), inbound);
+            start = end;
+        }
+        ended.clear();
+        inbound.ended = ended;
+        if let Some(error) = &tally.trouble {
+            self.fail(&fabric_error(error));
+        }
+        // Only now: if posting fails, what arrived before has been passed on.
+        self.post_submitted(true);
+        self.finish_if_idle();
+        true
+    }
+
+    /// Refills the queues: counts completed work, posts new receives before the arrivals that consumed the old ones
+    /// are passed on, and posts what waited for room.
+    fn settle(&self, batch: &Batch, ended: &mut Vec<Ended>) -> Tally {
+        self.send.with(|send| {
+            let mut tally = Tally::default();
+            let mut consumed = 0;
+            for (completion, end) in batch.iter().zip(&mut tally.ends) {
+                match completion.tag {
+                    Tag::Receive => consumed += 1,
+                    Tag::Send(sequence) => send.returned(sequence, send_status(&completion), ended),
+                }
+                *end = ended.len();
+            }
+            let posted = send.replace_receives(consumed).and_then(|()| self.send.collect(send));
+            tally.trouble = posted.err();
+            self.is_sending.store(send.is_sending(), Ordering::Relaxed);
+            if let Some(round_trip) = send.round_trip() {
+                let ns = u64::try_from(round_trip.as_nanos()).unwrap_or(u64::MAX);
+                self.round_trip_ns.store(ns, Ordering::Relaxed);
+            }
+            tally
+        })
+    }
+
+    fn hand_on(&self, completion: &WorkCompletion, ended: &[Ended], inbound: &mut Receiving) {
+        match (completion.tag, completion.completion) {
+            (tag, Completion::Failed { status, vendor }) => self.failed(tag, status, vendor, ended),
+            (Tag::Send(_), Completion::Ok { .. }) => self.end(ended, &FabricError::Closed),
+            (Tag::Receive, Completion::Ok { done }) => self.arrived(done, inbound),
+        }
+    }
+
+    /// Completes the operations in `ended`. Those that are not done fail with `failure`.
+    fn end(&self, ended: &[Ended], failure: &FabricError) {
+        for ended in ended {
+            match *ended {
+                Ended::Operation { key, bytes, is_done: true } => {
+                    self.core.complete(key, bytes, Ok(()));
+                }
+                Ended::Operation { key, bytes, is_done: false } => {
+                    self.core.complete(key, bytes, Err(failure.clone()));
+                }
+                Ended::Signal { message: Message::Greeting, is_done: true } => self.establish(),
+                Ended::Signal { is_done: true, .. } => self.go_down(),
+                Ended::Signal { is_done: false, .. } => {}
+            }
+        }
+    }
+
+    fn arrived(&self, done: Done, inbound: &mut Receiving) {
+        let message = match done {
+            Done::Written { bytes, immediate } => return self.written(bytes, immediate, inbound),
+            Done::Message(bits) => Message::from_bits(bits),
+            Done::Write | Done::Send | Done::Other(_) => None,
+        };
+        match message {
+            Some(Message::Greeting) => self.establish(),
+            Some(Message::Extent(pieces)) => {
+                let bytes = u64::from(pieces) * u64::from(inbound.piece_bytes);
+                inbound.earlier_bytes = inbound.earlier_bytes.saturating_add(bytes);
+            }
+            Some(Message::Residue(bytes)) => {
+                inbound.earlier_bytes = inbound.earlier_bytes.saturating_add(u64::from(bytes));
+            }
+            Some(Message::Farewell) => self.fail(&lost(LossCause::ClosedByPeer, "the peer closed it")),
+            Some(Message::Overrun) => {
+                let depth = self.core.config().receive_depth;
+                self.fail(&FabricError::ReceiverNotReady { kind: FabricKind::VERBS, depth });
+            }
+            None => self.fail(&misbehaved(PeerViolation::Malformed)),
+        }
+    }
+
+    fn written(&self, bytes: u32, immediate: u32, inbound: &mut Receiving) {
+        let length = std::mem::take(&mut inbound.earlier_bytes).saturating_add(u64::from(bytes));
+        if self.core.failure().is_some() {
+            return;
+        }
+        self.core.count_received(length);
+        let arrival = Arrival::Immediate { immediate: Immediate(immediate), length };
+        if let Err(overrun) = self.core.deliver(arrival) {
+            self.core.fail_arrivals(&overrun);
+            self.leave(Message::Overrun);
+        }
+    }
+
+    /// Handles a failed request. The queue pair is in its error state, or is going there.
+    fn failed(&self, tag: Tag, status: Status, vendor: u32, ended: &[Ended]) {
+        let cause = cause(tag, status, vendor, self.receive_depth).map(|cause| self.domain.explain(cause));
+        if let Some(cause) = &cause {
+            self.fail(cause);
+        } else if self.core.failure().is_none() {
+            self.fail(&lost(
+                LossCause::Reset,
+                "the queue pair failed: the peer accessed memory without permission, or the device gave up",
+            ));
+        }
+        let failure = cause.or_else(|| self.core.failure()).unwrap_or(FabricError::Closed);
+        self.end(ended, &failure);
+    }
+
+    fn establish(&self) {
+        self.established.store(true, Ordering::Release);
+        self.connecting.wake();
+    }
+
+    /// Ends the connection: there are no more arrivals, and posted work is flushed.
+    pub(super) fn fail(&self, failure: &FabricError) {
+        self.core.fail_arrivals(failure);
+        self.go_down();
+    }
+
+    /// Posts the last message behind all work that has room. The queue pair goes down when the message is
+    /// acknowledged, or when that is impossible.
+    fn leave(&self, farewell: Message) {
+        let is_said = self.with_send(|send| {
+            if send.phase != Phase::Open {
+                return true;
+            }
+            let posted = self.send.collect(send);
+            send.phase = Phase::Leaving;
+            self.stop_taking();
+            let says = posted.is_ok() && self.established.load(Ordering::Acquire);
+            says && send.signal(farewell).is_ok()
+        });
+        if is_said {
+            self.driver.wake();
+        } else {
+            self.go_down();
+        }
+    }
+
+    fn go_down(&self) {
+        let went_down = self.with_send(|send| {
+            if send.phase >= Phase::Down {
+                return false;
+            }
+            send.phase = Phase::Down;
+            self.stop_taking();
+            let result = send.queue_pair.as_ref().map_or(Ok(()), RawQueuePair::fail);
+            if let Err(error) = result {
+                // The driver's time limit destroys the queue pair instead.
+                log!(WARN, %error, "cannot move a queue pair to its error state");
+            }
+            true
+        });
+        if went_down {
+            self.connecting.wake();
+            self.driver.wake();
+        }
+    }
+
+    /// Accepts no more work. Submitted operations that are not in the send queue yet end when the queue pair does.
+    fn stop_taking(&self) {
+        self.is_ending.store(true, Ordering::Relaxed);
+        self.send.close();
+    }
+
+    /// Destroys the queue pair once all work is back. The peer cannot access memory after that.
+    fn finish_if_idle(&self) {
+        // Checked before the lock is taken, because most connections are not ending.
+        if self.is_ending() && self.with_send(|send| send.phase == Phase::Down && send.is_idle()) {
+            self.abandon(&FabricError::Closed);
+        }
+    }
+
+    /// Destroys the queue pair. Outstanding work fails with `failure`, or with the earlier failure.
+    pub(super) fn abandon(&self, failure: &FabricError) {
+        self.core.fail_arrivals(failure);
+        let taken = self.with_send(|send| {
+            if send.phase == Phase::Drained {
+                return None;
+            }
+            send.phase = Phase::Drained;
+            self.stop_taking();
+            let submitted = self.send.take_rest();
+            let submitted = submitted.iter().filter(|range| range.is_last).map(|range| range.key);
+            let unfinished: Vec<SlotKey> = send.take_unfinished().into_iter().chain(submitted).collect();
+            Some((send.queue_pair.take(), unfinished))
+        });
+        let Some((queue_pair, unfinished)) = taken else { return };
+        drop(queue_pair);
+        let failure = self.core.failure().unwrap_or_else(|| failure.clone());
+        for key in unfinished {
+            self.core.complete(key, 0, Err(failure.clone()));
+        }
+        self.connecting.wake();
+        self.driver.wake();
+        self.core.mark_drained();
+    }
+
+    pub(super) fn is_drained(&self) -> bool {
+        // Checked before the lock is taken, because the driver asks in every turn.
+        self.is_ending() && self.with_send(|send| send.phase == Phase::Drained)
+    }
+
+    /// Posts what was submitted, if it is due or `at_once`. If another task is using the send side, that task posts
+    /// it afterwards.
+    fn post_submitted(&self, at_once: bool) {
+        if let Err(error) = self.send.hand_over(at_once) {
+            self.fail(&fabric_error(&error));
+        }
+    }
+
+    /// Runs `act` on the send side, and posts what other tasks submitted meanwhile.
+    fn with_send<T>(&self, act: impl FnOnce(&mut SendSide) -> T) -> T {
+        let acted = self.send.with(act);
+        self.post_submitted(true);
+        acted
+    }
+
+    fn lock_polling(&self) -> MutexGuard<'_, Receiving> {
+        self.polling.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Together<'_> {
-    fn drop(&mut self) {
-        self.0.release();
+impl Child for VerbsLink {
+    fn device_lost(&self, failure: &FabricError) {
+        self.abandon(failure);
+    }
+
+    fn concerns(&self, event: DeviceEvent, failure: &FabricError) {
+        let is_mine = match event {
+            DeviceEvent::QueuePairFatal { number }
+            | DeviceEvent::QueuePairRequest { number }
+            | DeviceEvent::QueuePairAccess { number } => {
+                self.with_send(|send| send.queue_pair.as_ref().is_some_and(|own| own.number() == number))
+            }
+            DeviceEvent::CompletionQueue { queue } => {
+                self.completions().is_some_and(|completions| completions.raw() as usize == queue)
+            }
+            _ => false,
+        };
+        if is_mine {
+            self.drive(); // a completion gives a more precise reason
+            self.fail(failure);
+        }
     }
 }
 
-/// The catalogue of this side, as one connection offers it to its peer.
-#[derive(Debug, Clone)]
-pub struct OfferedCatalogue {
-    catalogue: Arc<dyn Catalogue>,
-    link: Arc<dyn Link>,
+impl Link for VerbsLink {
+    fn submit(&self, key: SlotKey, request: &WorkRequest) {
+        let aim = Aim { core: &self.core, domain: &self.domain };
+        let ranges = match Ranges::of(request, key, &aim, &self.limits) {
+            Ok(ranges) => ranges,
+            Err(error) => {
+                self.core.complete(key, 0, Err(error));
+                return;
+            }
+        };
+        let Some(waiting) = self.send.submit(ranges.into_iter()) else {
+            self.core.complete(key, 0, Err(self.failure()));
+            return;
+        };
+        self.post_submitted(waiting >= BATCH);
+    }
+
+    fn drive(&self) {
+        // The task that has the lock passes everything on, and the driver looks again before it sleeps.
+        if let Ok(mut inbound) = self.polling.try_lock() {
+            for _ in 0..TURN {
+                if !self.progress_locked(&mut inbound) {
+                    break;
+                }
+            }
+        }
+        // The calling task is about to wait.
+        self.post_submitted(true);
+    }
+
+    fn look(&self) -> Look {
+        // If another thread has the lock, it passes on what it finds.
+        let Ok(mut inbound) = self.polling.try_lock() else { return Look::Busy };
+        if self.progress_locked(&mut inbound) { Look::Worked } else { Look::Idle }
+    }
+
+    fn start_close(&self) {
+        self.leave(Message::Farewell);
+    }
 }
 
-impl OfferedCatalogue {
-    pub(crate) fn new(catalogue: Arc<dyn Catalogue>, link: Arc<dyn Link>) -> Self {
-        Self { catalogue, link }
+/// What a completion of the send queue implies for the requests before its own.
+fn send_status(completion: &WorkCompletion) -> SendStatus {
+    match completion.completion {
+        Completion::Ok { .. } => SendStatus::Done,
+        Completion::Failed { status: Status::Flushed, .. } => SendStatus::Flushed,
+        Completion::Failed { .. } => SendStatus::Failed,
+    }
+}
+
+/// The reason for a failed connection that a failed request shows; `None` if the request only shows that it had
+/// failed before. `depth` is the peer's receive depth.
+fn cause(tag: Tag, status: Status, vendor: u32, depth: u32) -> Option<FabricError> {
+    let kind = FabricKind::VERBS;
+    let device = |what: &str| {
+        let source = std::io::Error::other(format!("{what} ({status:?}, vendor code {vendor})"));
+        FabricError::device(kind, "the work request", source)
+    };
+    Some(match (tag, status) {
+        (_, Status::Flushed) => return None,
+        // The peer tried to write memory without permission, so this side's queue pair fails too.
+        (Tag::Receive, Status::RemoteAccess | Status::Local(_)) => misbehaved(PeerViolation::WrongKey),
+        (_, Status::RemoteAccess) => FabricError::RemoteRefused { kind, reason: PeerViolation::WrongKey },
+        (_, Status::RetryExceeded) => lost(
+            LossCause::RetryExceeded,
+            &format!("the peer's device does not answer (vendor code {vendor})"),
+        ),
+        (_, Status::ReceiverNotReady) => FabricError::ReceiverNotReady { kind, depth },
+        (_, Status::RemoteRefused(_)) => {
+            FabricError::RemoteRefused { kind, reason: PeerViolation::Malformed }
+        }
+        // Soft-RoCE reports this while its port is going down, before it reports the port.
+        (_, Status::Local(sys::IBV_WC_LOC_QP_OP_ERR) | Status::Other(_)) => lost(
+            LossCause::DeviceLost,
+            &format!("it cannot carry out a request now ({status:?}, vendor code {vendor})"),
+        ),
+        (_, Status::Local(_)) => device("this side's memory or request was refused"),
+    })
+}
+
+fn lost(cause: LossCause, detail: &str) -> FabricError {
+    FabricError::PeerLost { kind: FabricKind::VERBS, cause, detail: detail.to_owned() }
+}
+
+fn misbehaved(violation: PeerViolation) -> FabricError {
+    FabricError::PeerMisbehaved { kind: FabricKind::VERBS, violation }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flushed_request_is_no_cause() {
+        assert!(cause(Tag::Receive, Status::Flushed, 0, 8).is_none());
+        assert!(cause(Tag::Send(0), Status::Flushed, 0, 8).is_none());
     }
 
-    /// The catalogue, which all connections of the domain share.
-    pub fn catalogue(&self) -> &Arc<dyn Catalogue> {
-        &self.catalogue
-    }
-
-    /// Lets the peer map the memory of `bytes`, so that it can read contents that lie there. Does nothing if that is not
-    /// possible now.
-    pub fn share(&self, bytes: &Buf) {
-        self.link.share(bytes);
+    #[test]
+    fn causes_name_the_side_at_fault() {
+        let write = Tag::Send(0);
+        let error = cause(write, Status::RetryExceeded, 129, 8);
+        assert!(matches!(error, Some(FabricError::PeerLost { cause: LossCause::RetryExceeded, .. })));
+        let error = cause(write, Status::RemoteAccess, 0, 8);
+        assert!(matches!(error, Some(FabricError::RemoteRefused { reason: PeerViolation::WrongKey, .. })));
+        let error = cause(Tag::Receive, Status::RemoteAccess, 0, 8);
+        assert!(matches!(
+            error,
+            Some(FabricError::PeerMisbehaved { violation: PeerViolation::WrongKey, .. })
+        ));
+        let error = cause(write, Status::ReceiverNotReady, 0, 8);
+        assert!(matches!(error, Some(FabricError::ReceiverNotReady { depth: 8, .. })));
+        let error = cause(write, Status::Other(21), 0, 8);
+        assert!(matches!(error, Some(FabricError::PeerLost { cause: LossCause::DeviceLost, .. })));
+        let error = cause(write, Status::Local(4), 0, 8);
+        assert!(matches!(error, Some(FabricError::Device { .. })));
     }
 }

@@ -1,592 +1,482 @@
-//! The user's half of a connected queue pair.
-
-mod boards;
-mod reads;
+//! Reliable connected queue pairs of libibverbs.
 
 use std::{
-    future::{Future, poll_fn},
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    task::{Context, Poll},
+    io,
+    mem::MaybeUninit,
+    ptr::{self, NonNull},
+    sync::Arc,
 };
 
-use tensorwire_memory::{Buf, BufMut};
-
-use crate::{
-    Arrival, ArrivalSink, Capabilities, FabricError, FabricKind, Immediate, Link, Look, OfferedCatalogue,
-    PeerCatalogue, QueuePairConfig, QueuePairCore, QueuePairStats, ReadDestination, ReadSegment, RegionId,
-    RemoteRange, RemoteRegion, Segment, SlotKey, Together, Unacknowledged, WorkRequest,
-    slot::{LinePosition, Reserve},
+use super::{
+    CallCounters, Endpoint, GidEntry, LinkLayer, Port, ProtectionDomain, Rdma, Timing, VerbsError,
+    completion::CompletionQueue,
+    doorbell::{BATCH, Direction, Doorbell, RANGES, Transfer, Work},
+    error::{pointer, refused, zero},
+    message::Message,
+    sys,
+    tag::Tag,
 };
 
-pub use reads::{ReadOperation, VectoredReadOperation};
+/// Writes of up to this many bytes are copied into the work request, which saves the device one read of memory.
+const INLINE_BYTES: u32 = 64;
 
-/// A connected queue pair. Cheap to clone; all clones share one connection.
-///
-/// Dropping the last clone begins to close it and does not wait; [`close`](Self::close) waits.
-#[derive(Debug, Clone)]
-pub struct QueuePair {
-    shared: Arc<Shared>,
+/// The sizes of a queue pair's queues.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Depths {
+    /// Work requests in the send queue.
+    pub(super) send: u32,
+    /// Receives in the receive queue.
+    pub(super) receive: u32,
+    /// Ranges of memory in one work request of the send queue.
+    pub(super) ranges: u32,
 }
 
+/// The parameters of a connection's packets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Way {
+    pub(super) port: u8,
+    pub(super) pkey_index: u16,
+    pub(super) gid_index: u8,
+    /// Packets have a global route header. RoCE needs it. On InfiniBand only it has room for the two settings that ask for it.
+    pub(super) is_global: bool,
+    pub(super) traffic_class: u8,
+    pub(super) timing: Timing,
+    /// Reads that this side's device may have under way.
+    pub(super) reads_started: u8,
+}
+
+impl Way {
+    /// What `settings` ask for, from the address `source` of `port`.
+    pub(super) fn new(settings: &Rdma, port: &Port, source: &GidEntry, reads_started: u8) -> Self {
+        let is_asked_for = settings.gid_index.is_some() || settings.traffic_class.is_some();
+        Self {
+            port: port.number,
+            pkey_index: settings.pkey_index.unwrap_or(0),
+            gid_index: source.index,
+            is_global: port.link == LinkLayer::Ethernet || is_asked_for,
+            traffic_class: settings.traffic_class.unwrap_or(0),
+            timing: settings.timing(),
+            reads_started,
+        }
+    }
+
+    /// Reads that may be under way at `peer`.
+    pub(super) fn reads_of(&self, peer: &Endpoint) -> u8 {
+        self.reads_started.min(peer.reads)
+    }
+}
+
+/// The device refused a batch, or the rest of one.
 #[derive(Debug)]
-struct Shared {
-    core: Arc<QueuePairCore>,
-    link: Arc<dyn Link>,
-    closing: AtomicBool,
+pub(crate) struct PostRefused {
+    /// How many requests it took.
+    pub(crate) posted: usize,
+    pub(crate) error: VerbsError,
 }
 
-impl Shared {
-    fn start_close(&self) {
-        if !self.closing.swap(true, Ordering::AcqRel) {
-            self.core.fail_arrivals(&FabricError::Closed);
-            self.link.start_close();
-        }
+/// A queue pair of the device. Dropping it ends what is outstanding, without completions.
+pub(crate) struct RawQueuePair {
+    domain: Arc<ProtectionDomain>,
+    /// The completion queue of both directions, which must live as long as the queue pair.
+    _completions: Arc<CompletionQueue>,
+    raw: NonNull<sys::ibv_qp>,
+    inline_bytes: u32,
+    counters: Arc<CallCounters>,
+}
+
+// SAFETY: as for `Context`: the library's functions may be called from any thread, and it serialises posts itself.
+unsafe impl Send for RawQueuePair {}
+// SAFETY: as above: concurrent calls are serialised by the library.
+unsafe impl Sync for RawQueuePair {}
+
+impl std::fmt::Debug for RawQueuePair {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RawQueuePair").field("number", &self.number()).finish_non_exhaustive()
     }
 }
 
-impl Shared {
-    /// Checks that `request` can ever be posted. Returns how many work requests it takes.
-    fn check(&self, request: &WorkRequest) -> Result<u64, FabricError> {
-        let capabilities = self.core.capabilities();
-        if !capabilities.allow(request) {
-            return Err(request.unsupported(self.core.kind()));
+impl RawQueuePair {
+    /// A queue pair with room for that many work requests in each direction.
+    pub(super) fn new(
+        domain: Arc<ProtectionDomain>,
+        completions: Arc<CompletionQueue>,
+        depths: Depths,
+        counters: Arc<CallCounters>,
+    ) -> Result<Self, VerbsError> {
+        // SAFETY: all-zero bytes are a valid set of attributes: null pointers and numbers.
+        let mut attributes: sys::ibv_qp_init_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+        attributes.send_cq = completions.raw();
+        attributes.recv_cq = completions.raw();
+        attributes.qp_type = sys::IBV_QPT_RC;
+        attributes.sq_sig_all = 0;
+        attributes.cap = sys::ibv_qp_cap {
+            max_send_wr: depths.send,
+            max_recv_wr: depths.receive,
+            max_send_sge: depths.ranges,
+            max_recv_sge: 1,
+            max_inline_data: INLINE_BYTES,
+        };
+        let context = domain.context().clone();
+        // SAFETY: domain and completion queue are alive, because `Arc`s of both are held, and `attributes` is valid for
+        // the call.
+        let raw = unsafe { context.functions().ibv_create_qp(domain.raw(), &raw mut attributes) };
+        let raw = pointer(raw, "ibv_create_qp", context.name())?;
+        let inline_bytes = attributes.cap.max_inline_data.min(INLINE_BYTES);
+        Ok(Self { domain, _completions: completions, raw, inline_bytes, counters })
+    }
+
+    /// Its number within the device.
+    pub(crate) fn number(&self) -> u32 {
+        // SAFETY: the queue pair lives while `self` does, and its number never changes.
+        unsafe { self.raw.as_ref().qp_num }
+    }
+
+    /// Moves from RESET to INIT: receives can be posted, and the peer will be allowed to write and read memory that is
+    /// registered for that.
+    pub(super) fn initialize(&self, way: &Way) -> Result<(), VerbsError> {
+        let mut attributes = blank();
+        attributes.pkey_index = way.pkey_index;
+        attributes.qp_state = sys::IBV_QPS_INIT;
+        attributes.port_num = way.port;
+        attributes.qp_access_flags = sys::IBV_ACCESS_REMOTE_WRITE | sys::IBV_ACCESS_REMOTE_READ;
+        let mask = sys::IBV_QP_STATE | sys::IBV_QP_PKEY_INDEX | sys::IBV_QP_PORT | sys::IBV_QP_ACCESS_FLAGS;
+        self.modify(attributes, mask)
+    }
+
+    /// Moves from INIT to RTR, in which the peer's packets are accepted, and on to RTS, in which this side can send.
+    /// The kernel may look up the peer's link address meanwhile.
+    pub(super) fn connect(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
+        self.ready_to_receive(here, way, peer)?;
+        self.ready_to_send(here, way, peer)
+    }
+
+    fn ready_to_receive(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
+        let mask = sys::IBV_QP_STATE
+            | sys::IBV_QP_AV
+            | sys::IBV_QP_PATH_MTU
+            | sys::IBV_QP_DEST_QPN
+            | sys::IBV_QP_RQ_PSN
+            | sys::IBV_QP_MAX_DEST_RD_ATOMIC
+            | sys::IBV_QP_MIN_RNR_TIMER;
+        self.modify(receiving(here, way, peer), mask)
+    }
+
+    fn ready_to_send(&self, here: &Endpoint, way: &Way, peer: &Endpoint) -> Result<(), VerbsError> {
+        let mut attributes = blank();
+        attributes.qp_state = sys::IBV_QPS_RTS;
+        attributes.sq_psn = here.sequence;
+        attributes.timeout = way.timing.acknowledgement;
+        attributes.retry_cnt = way.timing.retries;
+        attributes.rnr_retry = way.timing.receiver_retries;
+        attributes.max_rd_atomic = way.reads_of(peer);
+        let mask = sys::IBV_QP_STATE
+            | sys::IBV_QP_TIMEOUT
+            | sys::IBV_QP_RETRY_CNT
+            | sys::IBV_QP_RNR_RETRY
+            | sys::IBV_QP_SQ_PSN
+            | sys::IBV_QP_MAX_QP_RD_ATOMIC;
+        self.modify(attributes, mask)
+    }
+
+    /// Moves to ERR: everything outstanding completes as flushed, and the peer's packets are no longer accepted.
+    pub(crate) fn fail(&self) -> Result<(), VerbsError> {
+        let mut attributes = blank();
+        attributes.qp_state = sys::IBV_QPS_ERR;
+        self.modify(attributes, sys::IBV_QP_STATE)
+    }
+
+    /// Posts `count` receives without memory: writes with immediate and messages without bytes need none.
+    pub(crate) fn post_receives(&self, count: usize) -> Result<(), PostRefused> {
+        // As in `post`: most calls post one.
+        if count == 1 { self.post_receives_by::<1>(1) } else { self.post_receives_by::<BATCH>(count) }
+    }
+
+    /// Posts `count` receives, up to `N` in one call.
+    fn post_receives_by<const N: usize>(&self, count: usize) -> Result<(), PostRefused> {
+        // SAFETY: all-zero bytes are a valid work request: null pointers and numbers.
+        let blank: sys::ibv_recv_wr = unsafe { MaybeUninit::zeroed().assume_init() };
+        let mut batch = [sys::ibv_recv_wr { wr_id: Tag::Receive.to_bits(), ..blank }; N];
+        chain(&mut batch, |request| &mut request.next);
+        let mut posted = 0;
+        while posted < count {
+            // The chain is entered at the member from which on it has as many as are still missing.
+            let first = N.saturating_sub(count - posted);
+            // SAFETY: `chain` has linked every member of the batch to the next, and the last to null.
+            let taken = unsafe { self.post_receive_chain(&mut batch, first) };
+            taken.map_err(|refused| PostRefused { posted: posted + refused.posted, ..refused })?;
+            posted += N - first;
         }
-        match request {
-            WorkRequest::WriteVectored { segments, .. } => self.core.remote_regions().aim_all(segments)?,
-            WorkRequest::ReadVectored { segments } => self.core.remote_regions().aim_all_reads(segments)?,
-            WorkRequest::Write { .. } | WorkRequest::Lend { .. } | WorkRequest::Read { .. } => {}
+        Ok(())
+    }
+
+    /// Posts the members of `batch` from `first` on.
+    ///
+    /// # Safety
+    /// Each member of `batch` must point at the next one, and the last at null.
+    unsafe fn post_receive_chain<const N: usize>(
+        &self,
+        batch: &mut [sys::ibv_recv_wr; N],
+        first: usize,
+    ) -> Result<(), PostRefused> {
+        const CALL: &str = "ibv_post_recv";
+        let Some(post) = self.domain.context().operations().post_recv else {
+            return Err(self.unsupported(CALL));
+        };
+        self.counters.posted_receives();
+        let start = batch.as_mut_ptr();
+        let mut bad = ptr::null_mut();
+        // SAFETY: `first` is inside the batch. The queue pair is alive while `self` is, the caller has linked the
+        // batch, and the library copies the requests before it returns.
+        let (result, first) = unsafe {
+            let first = start.add(first.min(N - 1));
+            (post(self.raw.as_ptr(), first, &raw mut bad), first)
+        };
+        let posted = (bad as usize).saturating_sub(first as usize) / size_of::<sys::ibv_recv_wr>();
+        zero(result, CALL, self.domain.context().name()).map_err(|error| PostRefused { posted, error })
+    }
+
+    /// Posts the requests of `doorbell` in one call. Their numbers begin with `sequence`.
+    ///
+    /// # Safety
+    /// Until a request completes or the queue pair is dropped, its local bytes must stay mapped and unchanged, and
+    /// nothing else may access the local bytes of a read.
+    pub(super) unsafe fn post(&self, doorbell: &Doorbell, sequence: u64) -> Result<(), PostRefused> {
+        // Most calls have one request. Clearing an array for the largest doorbell would take longer than filling one
+        // in.
+        if doorbell.len() <= 1 && doorbell.ranges().len() <= 1 {
+            // SAFETY: the doorbell has at most one request and one range; the caller guarantees the rest.
+            unsafe { self.post_up_to::<1, 1>(doorbell, sequence) }
+        } else {
+            // SAFETY: no doorbell has more than `BATCH` requests and `RANGES` ranges; the caller guarantees the rest.
+            unsafe { self.post_up_to::<BATCH, RANGES>(doorbell, sequence) }
         }
-        Ok(request.weight(capabilities.piece_bytes_max))
     }
 
-    /// Makes progress on behalf of a task that waits. Returns whether queued arrivals went to the sink.
-    fn drive(&self) -> bool {
-        self.link.drive();
-        self.core.hand_on()
+    /// Posts the requests of `doorbell`, by way of arrays of `N` requests and `R` ranges.
+    ///
+    /// # Safety
+    /// As for [`post`](Self::post). The doorbell must have at most `N` requests and `R` ranges.
+    unsafe fn post_up_to<const N: usize, const R: usize>(
+        &self,
+        doorbell: &Doorbell,
+        sequence: u64,
+    ) -> Result<(), PostRefused> {
+        let mut ranges = [sys::ibv_sge { addr: 0, length: 0, lkey: 0 }; R];
+        for (range, raw) in doorbell.ranges().iter().zip(&mut ranges) {
+            // No range is longer than a piece, whose length fits.
+            let length = u32::try_from(range.length).unwrap_or(u32::MAX);
+            *raw = sys::ibv_sge { addr: range.address, length, lkey: range.key };
+        }
+        let mut batch = [blank_send(); N];
+        // Stays inside the array, because the doorbell has at most `R` ranges.
+        let mut list = ranges.as_mut_ptr();
+        for (((request, count), raw), tag) in doorbell.requests().zip(&mut batch).zip(sequence..) {
+            match &request.work {
+                Work::Transfer(transfer) => self.fill_transfer(raw, transfer),
+                Work::Message(message) => fill_message(raw, *message),
+            }
+            if request.is_signaled {
+                raw.send_flags |= sys::IBV_SEND_SIGNALED;
+            }
+            if count > 0 {
+                (raw.sg_list, raw.num_sge) = (list, i32::try_from(count).unwrap_or(0));
+                list = list.wrapping_add(count);
+            }
+            raw.wr_id = Tag::Send(tag).to_bits();
+        }
+        self.counters.posted(doorbell.len(), doorbell.signals());
+        // SAFETY: the requests point into `ranges`, which outlives the call. The caller guarantees the rest.
+        unsafe { self.post_sends(&mut batch[..doorbell.len().min(N)]) }
     }
 
-    fn submit(&self, key: SlotKey, request: &WorkRequest) {
-        self.core.help().asks();
-        self.link.submit(key, request);
+    fn fill_transfer(&self, raw: &mut sys::ibv_send_wr, transfer: &Transfer) {
+        raw.opcode = match (transfer.direction, transfer.immediate) {
+            (Direction::Write, Some(immediate)) => {
+                raw.__bindgen_anon_1.imm_data = immediate.to_be();
+                sys::IBV_WR_RDMA_WRITE_WITH_IMM
+            }
+            // A read of no bytes is posted as a write of no bytes, because devices differ in what they do with the
+            // former.
+            (Direction::Read, _) if transfer.length > 0 => sys::IBV_WR_RDMA_READ,
+            _ => sys::IBV_WR_RDMA_WRITE,
+        };
+        let fits = (1..=u64::from(self.inline_bytes)).contains(&transfer.length);
+        if fits && transfer.direction == Direction::Write {
+            raw.send_flags |= sys::IBV_SEND_INLINE;
+        }
+        raw.wr.rdma.remote_addr = transfer.remote;
+        raw.wr.rdma.rkey = transfer.remote_key;
     }
 
-    fn help(&self, look: impl FnMut() -> Look) -> bool {
-        !self.link.looks_in_vain() && self.core.help().find(|| self.link.peer_is_here(), look)
+    /// Links the members of `batch` and posts them.
+    ///
+    /// # Safety
+    /// As for [`post`](Self::post). The ranges that the requests point at must be valid for the call.
+    unsafe fn post_sends(&self, batch: &mut [sys::ibv_send_wr]) -> Result<(), PostRefused> {
+        const CALL: &str = "ibv_post_send";
+        let Some(post) = self.domain.context().operations().post_send else {
+            return Err(self.unsupported(CALL));
+        };
+        if batch.is_empty() {
+            return Ok(());
+        }
+        chain(batch, |request| &mut request.next);
+        let first = batch.as_mut_ptr();
+        let mut bad = ptr::null_mut();
+        // SAFETY: the queue pair is alive while `self` is, and `chain` has linked the batch. The caller guarantees the
+        // rest.
+        let result = unsafe { post(self.raw.as_ptr(), first, &raw mut bad) };
+        let posted = (bad as usize).saturating_sub(first as usize) / size_of::<sys::ibv_send_wr>();
+        zero(result, CALL, self.domain.context().name()).map_err(|error| PostRefused { posted, error })
     }
 
-    /// Submits queued posts for which there is room.
-    fn submit_line(&self) {
-        let slots = self.core.slots();
-        if slots.waiting() == 0 {
+    fn modify(
+        &self,
+        mut attributes: sys::ibv_qp_attr,
+        mask: sys::ibv_qp_attr_mask,
+    ) -> Result<(), VerbsError> {
+        let context = self.domain.context();
+        // SAFETY: the queue pair is alive while `self` is, and `attributes` is valid for the call.
+        let result = unsafe {
+            context.functions().ibv_modify_qp(self.raw.as_ptr(), &raw mut attributes, mask.cast_signed())
+        };
+        zero(result, "ibv_modify_qp", context.name())
+    }
+
+    fn unsupported(&self, call: &'static str) -> PostRefused {
+        let error =
+            refused(io::Error::from_raw_os_error(libc::EOPNOTSUPP), call, self.domain.context().name());
+        PostRefused { posted: 0, error }
+    }
+}
+
+impl Drop for RawQueuePair {
+    fn drop(&mut self) {
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::is_end(crate::planted::BadEnd::Forgotten) {
             return;
         }
-        while let Some((key, request)) = slots.next_in_line() {
-            self.submit(key, &request);
-            slots.submitted();
+        let context = self.domain.context();
+        // SAFETY: this value owns the queue pair, and nothing uses it after the drop.
+        let result = unsafe { context.functions().ibv_destroy_qp(self.raw.as_ptr()) };
+        if let Err(error) = zero(result, "ibv_destroy_qp", context.name()) {
+            log!(WARN, %error, "cannot destroy a queue pair: it is leaked");
+        }
+        #[cfg(feature = "planted-bugs")]
+        if crate::planted::is_end(crate::planted::BadEnd::ReadAfterwards) {
+            std::hint::black_box(self.number());
         }
     }
 }
 
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.start_close();
+fn blank() -> sys::ibv_qp_attr {
+    // SAFETY: all-zero bytes are a valid set of attributes: numbers only.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
+
+/// The attributes of a queue pair that accepts the packets of `peer`.
+pub(super) fn receiving(here: &Endpoint, way: &Way, peer: &Endpoint) -> sys::ibv_qp_attr {
+    let mut attributes = blank();
+    attributes.qp_state = sys::IBV_QPS_RTR;
+    attributes.path_mtu = here.mtu.min(peer.mtu).code();
+    attributes.dest_qp_num = peer.number;
+    attributes.rq_psn = peer.sequence;
+    attributes.max_dest_rd_atomic = here.reads;
+    attributes.min_rnr_timer = way.timing.receiver_wait;
+    attributes.ah_attr.port_num = way.port;
+    attributes.ah_attr.sl = here.service_level;
+    attributes.ah_attr.dlid = peer.local_identifier;
+    if way.is_global {
+        attributes.ah_attr.is_global = 1;
+        attributes.ah_attr.grh.dgid.raw = peer.gid.0;
+        attributes.ah_attr.grh.sgid_index = way.gid_index;
+        attributes.ah_attr.grh.traffic_class = way.traffic_class;
+        attributes.ah_attr.grh.hop_limit = 64;
+    }
+    attributes
+}
+
+fn fill_message(raw: &mut sys::ibv_send_wr, message: Message) {
+    raw.opcode = sys::IBV_WR_SEND_WITH_IMM;
+    raw.__bindgen_anon_1.imm_data = message.to_bits().to_be();
+    if message == Message::Farewell {
+        // Sent only after all reads are complete, because the peer closes when it gets this message.
+        raw.send_flags |= sys::IBV_SEND_FENCE;
     }
 }
 
-impl QueuePair {
-    /// Joins the two halves. For fabrics.
-    pub fn new(core: Arc<QueuePairCore>, link: Arc<dyn Link>) -> Self {
-        Self { shared: Arc::new(Shared { core, link, closing: AtomicBool::new(false) }) }
-    }
+fn blank_send() -> sys::ibv_send_wr {
+    // SAFETY: all-zero bytes are a valid work request: null pointers and numbers.
+    unsafe { MaybeUninit::zeroed().assume_init() }
+}
 
-    /// The kind of the fabric.
-    pub fn kind(&self) -> FabricKind {
-        self.shared.core.kind()
+/// Makes each member of `batch` point at the one after it.
+fn chain<T>(batch: &mut [T], next: impl Fn(&mut T) -> &mut *mut T) {
+    let mut after = ptr::null_mut();
+    for request in batch.iter_mut().rev() {
+        *next(request) = after;
+        after = request;
     }
+}
 
-    /// The depths.
-    pub fn config(&self) -> QueuePairConfig {
-        self.shared.core.config()
-    }
-
-    /// The fabric's counters.
-    pub fn stats(&self) -> QueuePairStats {
-        self.shared.link.stats(self.shared.core.stats())
-    }
-
-    /// What waits for an acknowledgement of the peer's host, whose kernel answers also while its process does not run. `None` if
-    /// nothing does, or if the fabric does not know.
-    pub fn unacknowledged(&self) -> Option<Unacknowledged> {
-        self.shared.link.unacknowledged()
-    }
-
-    /// The failure that ended the connection, if it is over.
-    pub fn failure(&self) -> Option<FabricError> {
-        self.shared.core.failure()
-    }
-
-    /// Whether the connection is over.
-    pub fn has_failed(&self) -> bool {
-        self.shared.core.has_failed()
-    }
-
-    /// Writes `local` to `remote` without a notification at the peer. If the send queue has room and no earlier
-    /// operation waits for room, this posts in the order of calls: at once, or, where posting several together costs
-    /// less, no later than when an outstanding operation completes or a task awaits this queue pair, or when the last
-    /// [`together`](Self::together) ends. Otherwise the operation waits for room from its first poll on. Operations get room in the order in which they began to wait.
-    /// One that waits and is not polled any more blocks those behind it until it is dropped.
-    ///
-    /// # Errors
-    /// Every [`FabricError`]. The local bytes may be reused after any of them.
-    ///
-    /// # Cancel safety
-    /// Dropping the future discards the result. A posted write continues and keeps its bytes alive. A write that
-    /// still waits for a slot is never posted.
-    pub fn write(&self, local: Buf, remote: RemoteRange) -> Operation {
-        self.start(WorkRequest::Write { local, remote: Some(remote), immediate: None })
-    }
-
-    /// Writes `local` to `remote`. The peer gets `immediate` after the last byte has landed.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
-    ///
-    /// # Cancel safety
-    /// As [`write`](Self::write).
-    pub fn write_imm(&self, local: Buf, remote: RemoteRange, immediate: Immediate) -> Operation {
-        self.start(WorkRequest::Write { local, remote: Some(remote), immediate: Some(immediate) })
-    }
-
-    /// Writes every segment's bytes to its range, as one logical write: one completion, and one notification if
-    /// `immediate` is given. See [`paged`](crate::paged) for pages of one buffer.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write); [`FabricError::TooManyPieces`] if the send queue could never hold it,
-    /// [`FabricError::Unsupported`] where [`Capabilities::vectored`] is false.
-    ///
-    /// # Cancel safety
-    /// As [`write`](Self::write).
-    pub fn write_vectored(
-        &self,
-        segments: impl Into<Arc<[Segment]>>,
-        immediate: Option<Immediate>,
-    ) -> Operation {
-        self.start(WorkRequest::WriteVectored { segments: segments.into(), immediate })
-    }
-
-    /// Gives the peer a view of `local` without a copy ([`Arrival::Loan`]). Completes when the peer has the view. The
-    /// bytes stay alive and unchanged until the peer's lease ends.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write); [`FabricError::LeasesExhausted`] when the peer's process has as many loans as it
-    /// may, [`FabricError::Unsupported`] where [`Capabilities::lend`] is false.
-    ///
-    /// # Cancel safety
-    /// As [`write`](Self::write).
-    pub fn lend(&self, local: Buf, immediate: Immediate) -> Operation {
-        self.start(WorkRequest::Lend { local, immediate })
-    }
-
-    /// As [`lend`](Self::lend), posted now or not at all. If the fabric refuses it, this returns the error, and the
-    /// peer gets nothing.
-    ///
-    /// # Errors
-    /// [`FabricError::SendQueueFull`], [`FabricError::Busy`], and those of [`lend`](Self::lend).
-    pub fn lend_now(&self, local: Buf, immediate: Immediate) -> Result<Operation, FabricError> {
-        let mut operation = self.post_now(&WorkRequest::Lend { local, immediate })?;
-        if let State::Posted(key) = &operation.state {
-            self.shared.link.withdraw(*key);
-        }
-        match operation.take_refusal() {
-            Some(refusal) => Err(refusal),
-            None => Ok(operation),
-        }
-    }
-
-    /// Reads `remote`, which the peer has [exposed](tensorwire_memory::Buf::expose) in a region with
-    /// [`Access::remote_read`](crate::Access::remote_read), into `into`, and returns it. The peer gets no
-    /// notification.
-    ///
-    /// The read sees at least what the peer's memory contained when the read was posted. Whether it sees writes that
-    /// are posted after it and before its completion is undefined.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write); [`FabricError::Unsupported`] where [`Capabilities::read`] is false. After an error
-    /// `into` has returned to its pool.
-    ///
-    /// # Cancel safety
-    /// As [`write`](Self::write): a posted read owns its destination until it completes.
-    pub fn read(&self, remote: RemoteRange, into: BufMut) -> ReadOperation {
-        let into = ReadDestination::new(into);
-        let operation = self.start(WorkRequest::Read { remote, into: into.clone() });
-        ReadOperation::new(operation, into, self.kind())
-    }
-
-    /// Reads each range of the peer's memory into the buffer beside it, as one operation with one completion, and
-    /// returns the buffers in the same order. The ranges may lie in several regions, overlap and be empty. Adjacent
-    /// ranges become one request with a scatter list where the fabric supports that: see
-    /// [`scattered`](crate::scattered) for one range into many buffers.
-    ///
-    /// If this side finds a segment invalid, the operation fails and nothing is posted. Each segment counts in the
-    /// send queue as a separate [`read`](Self::read).
-    ///
-    /// # Errors
-    /// As [`read`](Self::read); [`FabricError::TooManyPieces`] if the send queue could never hold it,
-    /// [`FabricError::Unsupported`] where [`Capabilities::read`] is false. After an error all buffers have returned
-    /// to their pools; their contents are undefined.
-    ///
-    /// # Cancel safety
-    /// As [`read`](Self::read): a posted read owns all its buffers until it completes.
-    pub fn read_vectored(
-        &self,
-        segments: impl IntoIterator<Item = (RemoteRange, BufMut)>,
-    ) -> VectoredReadOperation {
-        let segment = |(remote, into)| ReadSegment { remote, into: ReadDestination::new(into) };
-        let segments: Arc<[ReadSegment]> = segments.into_iter().map(segment).collect();
-        let operation = self.start(WorkRequest::ReadVectored { segments: segments.clone() });
-        VectoredReadOperation::new(operation, segments, self.kind())
-    }
-
-    /// What the fabric can do.
-    pub fn capabilities(&self) -> Capabilities {
-        self.shared.core.capabilities()
-    }
-
-    /// Sends the peer `immediate`, which arrives after everything posted before has landed.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
-    ///
-    /// # Cancel safety
-    /// As [`write`](Self::write).
-    pub fn notify(&self, immediate: Immediate) -> Operation {
-        self.start(WorkRequest::Write { local: Buf::empty(), remote: None, immediate: Some(immediate) })
-    }
-
-    /// Posts `request` now or not at all. For callers that count their own operations.
-    ///
-    /// # Errors
-    /// [`FabricError::SendQueueFull`], or the queue pair's failure.
-    pub fn post_now(&self, request: &WorkRequest) -> Result<Operation, FabricError> {
-        let weight = self.shared.check(request)?;
-        match self.shared.core.slots().reserve(request, weight) {
-            Reserve::Reserved(key) => {
-                self.shared.submit(key, request);
-                Ok(self.operation(State::Posted(key)))
-            }
-            Reserve::InLine(_) | Reserve::Full => {
-                Err(FabricError::SendQueueFull { depth: self.config().send_depth })
-            }
-            Reserve::Failed(failure) => Err(failure),
-        }
-    }
-
-    /// Posts `request` now, or when there is room for it, in the order of calls. The task that
-    /// [drives](Self::poll_progress) this queue pair posts the waiting ones, and so does any task that awaits an
-    /// operation of it. For callers that count their own operations.
-    ///
-    /// # Errors
-    /// [`FabricError::SendQueueFull`] if as many requests wait as the send queue is deep, or the queue pair's
-    /// failure.
-    ///
-    /// # Cancel safety
-    /// Dropping the operation discards the result. The request is posted all the same.
-    pub fn post(&self, request: &WorkRequest) -> Result<Operation, FabricError> {
-        let core = &self.shared.core;
-        let weight = self.shared.check(request)?;
-        match core.slots().post(request, weight) {
-            Reserve::Reserved(key) => {
-                self.shared.submit(key, request);
-                Ok(self.operation(State::Posted(key)))
-            }
-            Reserve::InLine(key) => {
-                core.wake_consumer();
-                Ok(self.operation(State::Posted(key)))
-            }
-            Reserve::Full => Err(FabricError::SendQueueFull { depth: self.config().send_depth }),
-            Reserve::Failed(failure) => Err(failure),
-        }
-    }
-
-    /// Writes `bytes` to `remote`, sends the peer `immediate`, or both. The operation is posted and complete when
-    /// this returns. `None` if that is not possible now, because the fabric cannot copy this many bytes, or has no
-    /// room; then nothing was posted. For callers that count their own operations.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
-    #[inline]
-    pub fn post_inline(
-        &self,
-        bytes: &[u8],
-        remote: Option<&RemoteRange>,
-        immediate: Option<Immediate>,
-    ) -> Option<Result<(), FabricError>> {
-        let Shared { core, link, closing } = &*self.shared;
-        if core.has_failed() || closing.load(Ordering::Acquire) || core.slots().waiting() > 0 {
-            return None;
-        }
-        let posted = link.submit_inline(bytes, remote, immediate);
-        if let Some(Ok(())) = posted {
-            core.help().asks();
-        }
-        posted
-    }
-
-    /// What is posted while the answer lives may leave together when that is dropped. For a task that posts several and awaits
-    /// none meanwhile.
-    pub fn together(&self) -> Together<'_> {
-        Together::new(&*self.shared.link)
-    }
-
-    /// The next arrival, in the peer's posting order. One consumer at a time.
-    ///
-    /// # Errors
-    /// The connection's failure, after all earlier arrivals have been taken.
-    ///
-    /// # Cancel safety
-    /// Cancel-safe: an arrival is taken only by the poll that returns it.
-    pub fn next_arrival(&self) -> NextArrival<'_> {
-        NextArrival { shared: &self.shared }
-    }
-
-    /// Passes arrivals to `sink` from now on, instead of to [`next_arrival`](Self::next_arrival). The task that finds
-    /// an arrival calls the sink at once. The task that drives the queue pair calls
-    /// [`poll_progress`](Self::poll_progress). A second call has no effect. A sink must not keep the queue pair
-    /// alive.
-    pub fn set_sink(&self, sink: Arc<dyn ArrivalSink>) {
-        self.shared.core.set_sink(sink);
-    }
-
-    /// Makes progress on behalf of the task that drives a queue pair with a [sink](Self::set_sink). Ready when
-    /// arrivals went to the sink, so that there may be more. Also submits posts for which there is room now.
-    ///
-    /// # Errors
-    /// The connection's failure, after the sink has taken all earlier arrivals.
-    pub fn poll_progress(&self, context: &Context<'_>) -> Poll<Result<(), FabricError>> {
-        let core = &self.shared.core;
-        let before = core.arrived();
-        // Also posts the requests that wait for the next call to the device.
-        let has_handed_on = self.shared.drive();
-        let polled = core.poll_inbound(context);
-        // The waker is registered with the core before this check, so a post that is queued later wakes this task.
-        if core.slots().waiting() > 0 {
-            core.slots().leave_poster(context.waker());
-            self.shared.submit_line();
-        }
-        match polled {
-            Poll::Ready(Err(failure)) => Poll::Ready(Err(failure)),
-            _ if has_handed_on || core.arrived() != before => Poll::Ready(Ok(())),
-            // Another task passes on what is queued.
-            Poll::Ready(Ok(())) => {
-                context.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Poll::Pending => Poll::Pending,
-        }
-    }
-
-    /// Whether [`help`](Self::help) may find anything now.
-    pub fn may_help(&self) -> bool {
-        self.shared.core.help().is_allowed() && !self.shared.link.looks_in_vain()
-    }
-
-    /// Polls the fabric for a few microseconds and does the work it finds, if polling pays off now. Returns whether
-    /// it found any. Arrivals go to the [sink](Self::set_sink).
-    pub fn help(&self) -> bool {
-        self.shared.core.hand_on() || self.shared.help(|| self.shared.link.look())
-    }
-
-    /// Makes a region of the peer usable in writes.
-    pub fn add_remote_region(&self, region: RemoteRegion) {
-        self.shared.core.remote_regions().add(region);
-    }
-
-    /// The number of the peer's regions that are known. Each takes memory, so a caller that passes on what a peer
-    /// announces must enforce a limit.
-    pub fn remote_region_count(&self) -> usize {
-        self.shared.core.remote_regions().count()
-    }
-
-    /// Removes a region of the peer.
-    pub fn remove_remote_region(&self, region: RegionId) {
-        self.shared.core.remote_regions().remove(region);
-    }
-
-    /// Closes the connection and waits until every operation has ended and the peer cannot access local memory.
-    /// Grants that were made through it may then end with
-    /// [`GrantEnd::QueuePairDrained`](tensorwire_memory::GrantEnd::QueuePairDrained). Outstanding operations fail
-    /// with [`FabricError::Closed`] unless they complete first.
-    ///
-    /// # Cancel safety
-    /// Cancel-safe: the close continues, and another call waits for it.
-    pub async fn close(&self) {
-        self.shared.start_close();
-        poll_fn(|context| {
-            self.shared.drive();
-            self.shared.core.poll_drained(context)
-        })
-        .await;
-    }
-
-    /// Releases threads of this process that a hostile peer blocks inside a call of this queue pair. For a connection
-    /// that is about to end: such a thread may hold locks that ending needs. [`close`](Self::close) does this too.
-    pub fn free_threads(&self) {
-        self.shared.link.free_threads();
-    }
-
-    /// The catalogue of this side, as this connection offers it to the peer; `None` if the fabric has none.
-    pub fn catalogue(&self) -> Option<OfferedCatalogue> {
-        let link = &self.shared.link;
-        link.catalogue().map(|catalogue| OfferedCatalogue::new(catalogue, link.clone()))
-    }
-
-    /// The peer's catalogue; `None` if the fabric has none. It belongs to this connection: nothing is found in it once
-    /// the connection is over.
-    pub fn peer_catalogue(&self) -> Option<Arc<dyn PeerCatalogue>> {
-        self.shared.link.peer_catalogue()
-    }
-
-    fn start(&self, request: WorkRequest) -> Operation {
-        let weight = match self.shared.check(&request) {
-            Ok(weight) => weight,
-            Err(error) => return self.operation(State::Failed(error)),
+#[cfg(test)]
+impl RawQueuePair {
+    /// What the library reads back of the queue pair.
+    pub(super) fn attributes(&self) -> sys::ibv_qp_attr {
+        type Query = unsafe extern "C" fn(
+            *mut sys::ibv_qp,
+            *mut sys::ibv_qp_attr,
+            libc::c_int,
+            *mut sys::ibv_qp_init_attr,
+        ) -> libc::c_int;
+        const ALL: libc::c_int = 0x1F_FFFF;
+        let mut attributes = blank();
+        // SAFETY: all-zero bytes are valid attributes: null pointers and numbers.
+        let mut initial: sys::ibv_qp_init_attr = unsafe { MaybeUninit::zeroed().assume_init() };
+        // SAFETY: the function has this signature since its first release. The queue pair is alive while `self` is, and
+        // both sets of attributes are writable.
+        let result = unsafe {
+            let library = libloading::Library::new("libibverbs.so.1").unwrap();
+            let query: libloading::Symbol<'_, Query> = library.get(b"ibv_query_qp\0").unwrap();
+            query(self.raw.as_ptr(), &raw mut attributes, ALL, &raw mut initial)
         };
-        match self.shared.core.slots().reserve(&request, weight) {
-            Reserve::Reserved(key) => {
-                self.shared.submit(key, &request);
-                self.operation(State::Posted(key))
-            }
-            Reserve::InLine(_) | Reserve::Full => {
-                self.operation(State::Waiting { request, weight, position: LinePosition::default() })
-            }
-            Reserve::Failed(failure) => self.operation(State::Failed(failure)),
-        }
-    }
-
-    fn operation(&self, state: State) -> Operation {
-        Operation { shared: self.shared.clone(), state }
+        zero(result, "ibv_query_qp", self.domain.context().name()).unwrap();
+        attributes
     }
 }
 
-/// A handle on the slot of an operation.
-///
-/// Dropping it discards the result and does not stop the operation.
-#[derive(Debug)]
-#[must_use = "a write that still waits for a slot is posted only when polled"]
-pub struct Operation {
-    shared: Arc<Shared>,
-    state: State,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Gid, GidKind, Mtu};
 
-#[derive(Debug)]
-enum State {
-    /// No slot was free, or earlier operations wait for one.
-    Waiting { request: WorkRequest, weight: u64, position: LinePosition },
-    /// The slot owns the buffers.
-    Posted(SlotKey),
-    /// The queue pair had failed before.
-    Failed(FabricError),
-    /// The result was returned.
-    Finished,
-}
-
-impl Operation {
-    /// The error, if the operation has failed already.
-    fn take_refusal(&mut self) -> Option<FabricError> {
-        let State::Posted(key) = &self.state else { return None };
-        let refusal = self.shared.core.slots().take_refusal(*key)?;
-        self.state = State::Finished;
-        Some(refusal)
+    /// The attributes that a queue pair with `settings` is asked to have.
+    fn asked(settings: &Rdma, link: LinkLayer) -> sys::ibv_ah_attr {
+        let source =
+            GidEntry { index: settings.gid_index.unwrap_or(0), gid: Gid([1; 16]), kind: GidKind::InfiniBand };
+        let way = Way::new(settings, &Port::sample(link), &source, 1);
+        let end = Endpoint::sample(link, Mtu::Bytes1024);
+        receiving(&end, &way, &end).ah_attr
     }
 
-    /// The result, if it is known already. Then there is no need to drive the link.
-    fn take_done(&mut self) -> Option<Result<(), FabricError>> {
-        let State::Posted(key) = &self.state else { return None };
-        let result = self.shared.core.slots().take_done(*key)?;
-        self.state = State::Finished;
-        Some(result)
+    #[test]
+    fn on_infiniband_a_gid_index_and_a_traffic_class_travel_in_a_global_route_header() {
+        let plain = asked(&Rdma::default(), LinkLayer::InfiniBand);
+        assert_eq!((plain.is_global, plain.grh.hop_limit), (0, 0));
+        let index = asked(&Rdma { gid_index: Some(3), ..Rdma::default() }, LinkLayer::InfiniBand);
+        assert_eq!((index.is_global, index.grh.sgid_index, index.grh.traffic_class), (1, 3, 0));
+        let class = asked(&Rdma { traffic_class: Some(0x20), ..Rdma::default() }, LinkLayer::InfiniBand);
+        assert_eq!((class.is_global, class.grh.sgid_index, class.grh.traffic_class), (1, 0, 0x20));
+        assert_eq!(asked(&Rdma::default(), LinkLayer::Ethernet).is_global, 1);
     }
 
-    /// Posts a waiting request if a slot is free now.
-    fn try_post(&mut self, context: &Context<'_>) -> Poll<()> {
-        let State::Waiting { request, weight, position } = &mut self.state else { return Poll::Ready(()) };
-        let slots = self.shared.core.slots();
-        self.state = match slots.reserve_or_wait(request, *weight, position, context.waker()) {
-            Reserve::Reserved(key) => {
-                self.shared.submit(key, request);
-                State::Posted(key)
-            }
-            Reserve::InLine(_) | Reserve::Full => return Poll::Pending,
-            Reserve::Failed(failure) => State::Failed(failure),
-        };
-        Poll::Ready(())
-    }
-}
-
-impl Future for Operation {
-    type Output = Result<(), FabricError>;
-
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        if let Some(result) = self.take_done() {
-            return Poll::Ready(result);
-        }
-        self.shared.drive();
-        self.shared.submit_line();
-        if self.try_post(context).is_pending() {
-            return Poll::Pending;
-        }
-        let result = match &self.state {
-            State::Posted(key) => match self.shared.core.slots().poll_done(*key, context) {
-                Poll::Ready(result) => result,
-                Poll::Pending => return Poll::Pending,
-            },
-            State::Failed(failure) => Err(failure.clone()),
-            State::Waiting { .. } | State::Finished => Err(FabricError::Closed),
-        };
-        self.state = State::Finished;
-        Poll::Ready(result)
-    }
-}
-
-impl Drop for Operation {
-    fn drop(&mut self) {
-        let slots = self.shared.core.slots();
-        match &mut self.state {
-            State::Posted(key) => slots.ignore(*key),
-            State::Waiting { position, .. } => slots.leave(position),
-            State::Failed(_) | State::Finished => {}
-        }
-    }
-}
-
-/// The future of [`QueuePair::next_arrival`].
-#[derive(Debug)]
-pub struct NextArrival<'queue_pair> {
-    shared: &'queue_pair Shared,
-}
-
-impl Future for NextArrival<'_> {
-    type Output = Result<Arrival, FabricError>;
-
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Shared { core, link, .. } = self.shared;
-        // The queue is bounded, so the link is driven again after at most its depth of arrivals.
-        if let Some(arrival) = core.take_arrival() {
-            return Poll::Ready(Ok(arrival));
-        }
-        let mut next = None;
-        link.drive_for(&mut next);
-        // Before a waker is registered, so that what is found here wakes nobody.
-        if next.is_none() && core.help().awaits_answer() {
-            while next.is_none() && !core.has_arrival() && self.shared.help(|| link.look_for(&mut next)) {}
-        }
-        match next {
-            Some(arrival) => Poll::Ready(Ok(arrival)),
-            None => core.poll_arrival(context),
-        }
+    #[test]
+    fn a_chain_ends_with_its_last_member() {
+        let mut batch = [blank_send(), blank_send(), blank_send()];
+        chain(&mut batch, |request| &mut request.next);
+        let addresses = [&raw const batch[0], &raw const batch[1], &raw const batch[2]];
+        assert_eq!(batch[0].next.cast_const(), addresses[1]);
+        assert_eq!(batch[1].next.cast_const(), addresses[2]);
+        assert!(batch[2].next.is_null());
     }
 }

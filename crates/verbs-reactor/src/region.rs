@@ -1,497 +1,87 @@
-//! Registered memory, and the checks that a NIC makes before it accesses it.
+//! Memory that is registered with a device.
 
-use std::{
-    collections::HashMap,
-    fmt,
-    sync::{
-        MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::{ptr::NonNull, sync::Arc};
+
+use tensorwire_fabric::Access;
+
+use super::{
+    ProtectionDomain, VerbsError,
+    error::{pointer, zero},
+    sys,
 };
 
-use tensorwire_memory::{Block, BlockId, Buf, RemoteAccess, RemoteTarget};
-use tensorwire_testpoints::sync::{Mutex, RwLock};
-
-use crate::{
-    FabricError, FabricKind, PeerViolation, ReadSegment, RegionGeneration, RegionId, RemoteRange, Runtime,
-    Segment, noted::Noted,
-};
-
-/// What a region is for. Decides only how copies into it are counted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Purpose {
-    /// Tensor bytes.
-    Payload,
-    /// A message ring.
-    Messages,
+/// A memory region of the device. Dropping it deregisters the memory.
+pub(crate) struct MemoryRegion {
+    domain: Arc<ProtectionDomain>,
+    raw: NonNull<sys::ibv_mr>,
 }
 
-/// Rights on a region.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Access {
-    /// Peers may write granted ranges.
-    pub remote_write: bool,
-    /// Peers may read exposed ranges. Over verbs they may read the whole region, because a NIC checks regions only.
-    pub remote_read: bool,
-    /// What the region is for.
-    pub purpose: Purpose,
-}
+// SAFETY: as for `Context`: the library's functions may be called from any thread. The keys never change.
+unsafe impl Send for MemoryRegion {}
+// SAFETY: as above: shared access only reads the keys.
+unsafe impl Sync for MemoryRegion {}
 
-impl Access {
-    /// A source of writes: peers have no access.
-    pub const LOCAL: Self = Self { remote_write: false, remote_read: false, purpose: Purpose::Payload };
-    /// A source of writes whose [exposed](tensorwire_memory::Buf::expose) ranges peers may read.
-    pub const READABLE: Self = Self { remote_read: true, ..Self::LOCAL };
-    /// A destination of tensor bytes.
-    pub const RECEIVE: Self = Self { remote_write: true, ..Self::LOCAL };
-    /// A message ring.
-    pub const RING: Self = Self { purpose: Purpose::Messages, ..Self::RECEIVE };
-}
-
-/// What a peer must know to access a region. It is announced over the control plane (REGION_ADD), and the peer gives it
-/// to [`QueuePair::add_remote_region`](crate::QueuePair::add_remote_region).
-///
-/// `Debug` leaves the key out, because keys are never logged.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct RemoteRegion {
-    /// The region.
-    pub region: RegionId,
-    /// Its generation.
-    pub generation: RegionGeneration,
-    /// Virtual address of its first byte where the fabric needs one (verbs), else 0.
-    pub base: u64,
-    /// Length in bytes.
-    pub length: u64,
-    /// Remote key.
-    pub key: u32,
-}
-
-impl std::fmt::Debug for RemoteRegion {
+impl std::fmt::Debug for MemoryRegion {
+    /// Without the keys: they give a peer access, and are never logged.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("RemoteRegion")
-            .field("region", &self.region)
-            .field("generation", &self.generation)
-            .field("length", &self.length)
-            .finish_non_exhaustive()
+        f.debug_struct("MemoryRegion").field("domain", &self.domain).finish_non_exhaustive()
     }
 }
 
-/// The peer's regions on one queue pair, with the checks that a NIC makes before it sends a request.
-#[derive(Debug, Default)]
-pub struct RemoteRegions {
-    known: RwLock<HashMap<RegionId, RemoteRegion>>,
-    /// How often `known` has changed. Written under its lock.
-    changes: AtomicU64,
-}
-
-/// A cache of the two regions that were used last. Most writes find their region here and take no lock.
-#[derive(Debug)]
-pub struct LatestRegions {
-    regions: [Noted<NOTED_WORDS>; 2],
-    /// How many were noted.
-    noted: AtomicU64,
-}
-
-/// Words of a region in the cache.
-const NOTED_WORDS: usize = 5;
-
-impl Default for LatestRegions {
-    fn default() -> Self {
-        Self { regions: [Noted::new(), Noted::new()], noted: AtomicU64::new(0) }
-    }
-}
-
-impl LatestRegions {
-    /// As [`RemoteRegions::aim`].
+impl MemoryRegion {
+    /// Registers `length` bytes from `base`. The kernel pins them unless they are paged `on_demand`. They can always be
+    /// the source of this side's writes, and the destination of its reads if they are `writable`. `access` has the
+    /// rights of peers.
+    ///
+    /// # Safety
+    /// The range must stay mapped while the region lives. With [`Access::remote_write`], peers that know the key may
+    /// write it at any time, so that no reference to it may exist while they can.
     ///
     /// # Errors
-    /// As there.
-    #[inline]
-    pub fn aim(
-        &self,
-        known: &RemoteRegions,
-        bytes: u64,
-        range: Option<&RemoteRange>,
-    ) -> Result<Option<RemoteRegion>, FabricError> {
-        let Some(range) = range else { return known.aim(bytes, None) };
-        let changes = known.changes.load(Ordering::Acquire);
-        let latest = self.regions.iter().find_map(|noted| {
-            let (of, region) = unpacked(noted.read()?);
-            (of == changes && region.region == range.region).then_some(region)
-        });
-        match latest {
-            Some(region) => aim_at(region, bytes, range).map(Some),
-            None => self.look_up(known, changes, bytes, range),
+    /// [`VerbsError::Call`], typically for the limit on locked memory.
+    pub(crate) unsafe fn register(
+        domain: Arc<ProtectionDomain>,
+        base: NonNull<u8>,
+        length: usize,
+        access: Access,
+        writable: bool,
+        on_demand: bool,
+    ) -> Result<Self, VerbsError> {
+        let context = domain.context();
+        let flag = |granted: bool, flag: sys::ibv_access_flags| if granted { flag } else { 0 };
+        // The library demands local write for remote write.
+        let flags = flag(writable || access.remote_write, sys::IBV_ACCESS_LOCAL_WRITE)
+            | flag(access.remote_write, sys::IBV_ACCESS_REMOTE_WRITE)
+            | flag(access.remote_read, sys::IBV_ACCESS_REMOTE_READ)
+            | flag(on_demand, sys::IBV_ACCESS_ON_DEMAND);
+        let flags = flags.cast_signed();
+        // SAFETY: the domain is alive, because an `Arc` of it is held. The caller guarantees the rest.
+        let raw =
+            unsafe { context.functions().ibv_reg_mr(domain.raw(), base.as_ptr().cast(), length, flags) };
+        let raw = pointer(raw, "ibv_reg_mr", context.name())?;
+        Ok(Self { domain, raw })
+    }
+
+    /// The key of the region in this side's work requests.
+    pub(crate) fn local_key(&self) -> u32 {
+        // SAFETY: the region is registered while `self` lives, and the library does not change its keys.
+        unsafe { self.raw.as_ref().lkey }
+    }
+
+    /// The key of the region in a peer's work requests. It gives access, so it is never logged.
+    pub(crate) fn remote_key(&self) -> u32 {
+        // SAFETY: the region is registered while `self` lives, and the library does not change its keys.
+        unsafe { self.raw.as_ref().rkey }
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // SAFETY: this value owns the region, and nothing uses it after the drop. A work request that still names its
+        // key fails at the device; the slot of such a request keeps the memory alive.
+        let result = unsafe { self.domain.context().functions().ibv_dereg_mr(self.raw.as_ptr()) };
+        if let Err(error) = zero(result, "ibv_dereg_mr", self.domain.context().name()) {
+            log!(WARN, %error, "cannot deregister a memory region: it stays registered");
         }
     }
-
-    /// As [`aim`](Self::aim), for a region that was not used lately.
-    #[cold]
-    fn look_up(
-        &self,
-        known: &RemoteRegions,
-        changes: u64,
-        bytes: u64,
-        range: &RemoteRange,
-    ) -> Result<Option<RemoteRegion>, FabricError> {
-        let region = known.aim(bytes, Some(range))?;
-        if let Some(region) = region {
-            let oldest = self.noted.fetch_add(1, Ordering::Relaxed) % self.regions.len() as u64;
-            self.regions[oldest as usize].note(packed(changes, region));
-        }
-        Ok(region)
-    }
-}
-
-/// A region, and how often the known ones had changed when it was looked up.
-fn packed(changes: u64, region: RemoteRegion) -> [u64; NOTED_WORDS] {
-    let RemoteRegion { region, generation, base, length, key } = region;
-    [changes, u64::from(region.0) | u64::from(generation.0) << 32, base, length, key.into()]
-}
-
-fn unpacked([changes, name, base, length, key]: [u64; NOTED_WORDS]) -> (u64, RemoteRegion) {
-    let (region, generation) = (RegionId(name as u32), RegionGeneration((name >> 32) as u32));
-    (changes, RemoteRegion { region, generation, base, length, key: key as u32 })
-}
-
-/// The checks of a write of `bytes` bytes to `range`, which names `region`.
-fn aim_at(region: RemoteRegion, bytes: u64, range: &RemoteRange) -> Result<RemoteRegion, FabricError> {
-    let mismatch = |remote| FabricError::LengthMismatch { local: bytes, remote };
-    if region.generation != range.generation {
-        return Err(FabricError::UnknownRemoteRegion { region: range.region });
-    }
-    if range.length != bytes {
-        return Err(mismatch(range.length));
-    }
-    let room = region.length.saturating_sub(range.offset);
-    if bytes > room { Err(mismatch(room)) } else { Ok(region) }
-}
-
-impl RemoteRegions {
-    pub(crate) fn add(&self, region: RemoteRegion) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.insert(region.region, region);
-        self.changes.fetch_add(1, Ordering::Release);
-    }
-
-    pub(crate) fn count(&self) -> usize {
-        self.known.read().unwrap_or_else(PoisonError::into_inner).len()
-    }
-
-    pub(crate) fn remove(&self, region: RegionId) {
-        let mut known = self.known.write().unwrap_or_else(PoisonError::into_inner);
-        known.remove(&region);
-        self.changes.fetch_add(1, Ordering::Release);
-    }
-
-    /// The region that a write of `bytes` bytes to `range` goes to; `None` for a notification without bytes.
-    ///
-    /// # Errors
-    /// [`FabricError::UnknownRemoteRegion`], [`FabricError::LengthMismatch`]. They end this operation only.
-    pub fn aim(&self, bytes: u64, range: Option<&RemoteRange>) -> Result<Option<RemoteRegion>, FabricError> {
-        let Some(range) = range else {
-            let mismatch = FabricError::LengthMismatch { local: bytes, remote: 0 };
-            return if bytes == 0 { Ok(None) } else { Err(mismatch) };
-        };
-        let known = self.known.read().unwrap_or_else(PoisonError::into_inner);
-        let region = known.get(&range.region);
-        let region = region.ok_or(FabricError::UnknownRemoteRegion { region: range.region })?;
-        aim_at(*region, bytes, range).map(Some)
-    }
-
-    /// Checks every segment of a vectored read, before any of it is posted.
-    ///
-    /// # Errors
-    /// As [`aim`](Self::aim).
-    pub(crate) fn aim_all_reads(&self, segments: &[ReadSegment]) -> Result<(), FabricError> {
-        segments
-            .iter()
-            .try_for_each(|segment| self.aim(segment.into.length(), Some(&segment.remote)).map(drop))
-    }
-
-    /// Checks every segment of a vectored write, before any of it is posted.
-    ///
-    /// # Errors
-    /// As [`aim`](Self::aim), and [`FabricError::OverlappingSegments`].
-    pub(crate) fn aim_all(&self, segments: &[Segment]) -> Result<(), FabricError> {
-        for segment in segments {
-            self.aim(segment.local.len() as u64, Some(&segment.remote))?;
-        }
-        check_apart(segments)
-    }
-}
-
-/// Refuses segments that overlap at the peer: it would be undefined whose bytes remain there.
-fn check_apart(segments: &[Segment]) -> Result<(), FabricError> {
-    let order = |range: &RemoteRange| (range.region, range.offset);
-    let named = || segments.iter().map(|segment| segment.remote).filter(|range| range.length > 0);
-    if named().is_sorted_by_key(|range| order(&range)) {
-        return check_neighbours(named());
-    }
-    let mut sorted: Vec<RemoteRange> = named().collect();
-    sorted.sort_unstable_by_key(order);
-    check_neighbours(sorted.into_iter())
-}
-
-fn check_neighbours(mut ranges: impl Iterator<Item = RemoteRange>) -> Result<(), FabricError> {
-    let Some(mut before) = ranges.next() else { return Ok(()) };
-    for range in ranges {
-        if before.region == range.region && before.offset.saturating_add(before.length) > range.offset {
-            return Err(FabricError::OverlappingSegments { region: range.region, offset: range.offset });
-        }
-        before = range;
-    }
-    Ok(())
-}
-
-/// The regions of one domain of a software fabric, with the checks that a NIC makes on each access.
-#[derive(Debug)]
-pub struct RegionTable {
-    generation: RegionGeneration,
-    state: Mutex<Registered>,
-    /// Grows when a block is deregistered, under the lock.
-    changes: AtomicU64,
-}
-
-#[derive(Debug, Default)]
-struct Registered {
-    /// By number; `None` once deregistered. Numbers are never used again.
-    regions: Vec<Option<Entry>>,
-    by_block: HashMap<BlockId, RegionId>,
-}
-
-#[derive(Clone)]
-struct Entry {
-    block: Block,
-    access: Access,
-    key: u32,
-}
-
-impl Entry {
-    /// The checks that every access begins with.
-    #[inline]
-    fn check(&self, range: &RemoteRange, key: u32) -> Result<(), PeerViolation> {
-        if self.key != key {
-            return Err(PeerViolation::WrongKey);
-        }
-        let end = range.offset.checked_add(range.length).ok_or(PeerViolation::OutOfBounds)?;
-        if end > self.block.length() as u64 { Err(PeerViolation::OutOfBounds) } else { Ok(()) }
-    }
-
-    /// The granted memory that a write to `range` reaches: all of the grant.
-    fn grant(&self, range: &RemoteRange) -> Result<RemoteTarget, PeerViolation> {
-        if !self.access.remote_write {
-            return Err(PeerViolation::NoRight);
-        }
-        self.block.grant_around(range.offset, range.length).map_err(|_| PeerViolation::NotGranted)
-    }
-}
-
-/// The regions and grants that a peer wrote last, for one thread at a time: most writes need no lock of the table, and
-/// those into the same grant none of its block.
-#[derive(Debug, Default)]
-pub struct LatestTargets {
-    changes: u64,
-    /// The newest first.
-    regions: [Option<LatestTarget>; 2],
-}
-
-#[derive(Debug)]
-struct LatestTarget {
-    region: RegionId,
-    entry: Entry,
-    grant: RemoteTarget,
-}
-
-impl LatestTargets {
-    /// As [`RegionTable::write_target`].
-    ///
-    /// # Errors
-    /// As there.
-    pub fn write_target(
-        &mut self,
-        table: &RegionTable,
-        range: &RemoteRange,
-        key: u32,
-    ) -> Result<(RemoteTarget, Purpose), PeerViolation> {
-        self.with_grant(table, range, key, |grant, purpose| {
-            Some((grant.part(range.offset, range.length)?, purpose))
-        })
-    }
-
-    /// As [`write_target`](Self::write_target), for bytes that are `written` at once.
-    ///
-    /// # Errors
-    /// As there. Nothing was written.
-    #[inline]
-    pub fn write(
-        &mut self,
-        table: &RegionTable,
-        range: &RemoteRange,
-        key: u32,
-        mut written: impl FnMut(&RemoteAccess<'_>, Purpose),
-    ) -> Result<(), PeerViolation> {
-        self.with_grant(table, range, key, |grant, purpose| {
-            written(&grant.access_part(range.offset, range.length)?, purpose);
-            Some(())
-        })
-    }
-
-    /// What `used` makes of the grant around `range`; it gives `None` for another grant, or one that has ended.
-    #[inline]
-    fn with_grant<T>(
-        &mut self,
-        table: &RegionTable,
-        range: &RemoteRange,
-        key: u32,
-        mut used: impl FnMut(&RemoteTarget, Purpose) -> Option<T>,
-    ) -> Result<T, PeerViolation> {
-        let changes = table.changes.load(Ordering::Acquire);
-        if self.changes != changes {
-            *self = Self { changes, ..Self::default() };
-        }
-        let mut latest = self.regions.iter_mut().flatten();
-        let latest =
-            latest.find(|latest| latest.region == range.region && range.generation == table.generation);
-        let Some(latest) = latest else { return self.with_newest(table, range, key, used) };
-        latest.entry.check(range, key)?;
-        let purpose = latest.entry.access.purpose;
-        if let Some(used) = used(&latest.grant, purpose) {
-            return Ok(used);
-        }
-        latest.grant = latest.entry.grant(range)?;
-        used(&latest.grant, purpose).ok_or(PeerViolation::NotGranted)
-    }
-
-    /// As [`with_grant`](Self::with_grant), of a region that was not written lately.
-    #[cold]
-    fn with_newest<T>(
-        &mut self,
-        table: &RegionTable,
-        range: &RemoteRange,
-        key: u32,
-        mut used: impl FnMut(&RemoteTarget, Purpose) -> Option<T>,
-    ) -> Result<T, PeerViolation> {
-        let (entry, grant) =
-            table.with_range(range, key, |entry| Ok((entry.clone(), entry.grant(range)?)))?;
-        let used = used(&grant, entry.access.purpose).ok_or(PeerViolation::NotGranted)?;
-        // A user's memory is not kept: its owner waits for the last handle.
-        if entry.block.shareable() {
-            let newest = LatestTarget { region: range.region, entry, grant };
-            self.regions = [Some(newest), self.regions[0].take()];
-        }
-        Ok(used)
-    }
-}
-
-// Without the key, as keys are never shown.
-impl fmt::Debug for Entry {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Entry")
-            .field("block", &self.block)
-            .field("access", &self.access)
-            .finish_non_exhaustive()
-    }
-}
-
-impl RegionTable {
-    /// An empty table. Its generation is a random number of `runtime`.
-    pub fn new(runtime: &dyn Runtime) -> Self {
-        Self {
-            generation: RegionGeneration(low_bits(runtime.random())),
-            state: Mutex::default(),
-            changes: AtomicU64::new(0),
-        }
-    }
-
-    /// Registers `block`. Registering a block again returns its existing region.
-    pub fn register(&self, runtime: &dyn Runtime, block: &Block, access: Access) -> RemoteRegion {
-        let mut state = self.lock();
-        let known = state.by_block.get(&block.id()).copied();
-        let known =
-            known.and_then(|region| Some((region, state.regions.get(region.0 as usize)?.as_ref()?.key)));
-        let (region, key) = known.unwrap_or_else(|| {
-            let region = RegionId(u32::try_from(state.regions.len()).unwrap_or(u32::MAX));
-            let key = low_bits(runtime.random());
-            state.regions.push(Some(Entry { block: block.clone(), access, key }));
-            state.by_block.insert(block.id(), region);
-            (region, key)
-        });
-        RemoteRegion { region, generation: self.generation, base: 0, length: block.length() as u64, key }
-    }
-
-    /// Removes a block: after this, nothing can be sent from it and peers cannot access it.
-    pub fn deregister(&self, block: BlockId) {
-        let gone = {
-            let mut state = self.lock();
-            let region = state.by_block.remove(&block);
-            self.changes.fetch_add(1, Ordering::Release);
-            region.and_then(|region| state.regions.get_mut(region.0 as usize)?.take())
-        };
-        // Dropped without the lock, because it may be the block's last handle.
-        drop(gone);
-    }
-
-    /// Checks that `block`, which has the local bytes of an operation, is registered, as a NIC checks local keys. An
-    /// operation without bytes has no block. `kind` is the queue pair's fabric, for the error.
-    ///
-    /// # Errors
-    /// [`FabricError::NotRegistered`].
-    pub fn check_local(&self, kind: FabricKind, block: Option<BlockId>) -> Result<(), FabricError> {
-        match block.filter(|block| !self.lock().by_block.contains_key(block)) {
-            Some(block) => Err(FabricError::NotRegistered { kind, block: block.get() }),
-            None => Ok(()),
-        }
-    }
-
-    /// Checks a peer's write as a NIC does, and gives the memory that it may write.
-    ///
-    /// # Errors
-    /// The rule that the access breaks. No memory was touched.
-    pub fn write_target(
-        &self,
-        range: &RemoteRange,
-        key: u32,
-    ) -> Result<(RemoteTarget, Purpose), PeerViolation> {
-        self.with_range(range, key, |entry| {
-            let target = entry.grant(range)?.part(range.offset, range.length);
-            Ok((target.ok_or(PeerViolation::NotGranted)?, entry.access.purpose))
-        })
-    }
-
-    /// Checks a peer's read as a NIC does, and gives the bytes. They stay alive and unchanged while the buffer exists.
-    ///
-    /// # Errors
-    /// The rule that the access breaks.
-    pub fn read_source(&self, range: &RemoteRange, key: u32) -> Result<Buf, PeerViolation> {
-        self.with_range(range, key, |entry| {
-            if !entry.access.remote_read {
-                return Err(PeerViolation::NoRight);
-            }
-            entry.block.exposed(range.offset, range.length).map_err(|_| PeerViolation::NotExposed)
-        })
-    }
-
-    /// Gives the entry of an access after the checks that every access begins with.
-    fn with_range<T>(
-        &self,
-        range: &RemoteRange,
-        key: u32,
-        access: impl FnOnce(&Entry) -> Result<T, PeerViolation>,
-    ) -> Result<T, PeerViolation> {
-        let state = self.lock();
-        let entry = state.regions.get(range.region.0 as usize).and_then(Option::as_ref);
-        let entry =
-            entry.filter(|_| range.generation == self.generation).ok_or(PeerViolation::UnknownRegion)?;
-        entry.check(range, key)?;
-        access(entry)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Registered> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn low_bits(random: u64) -> u32 {
-    (random & u64::from(u32::MAX)) as u32
 }

@@ -1,9 +1,5 @@
-//! The locks of what is model-checked: `tests/models` compiles the same source over loom's.
+//! The locks of what is model-checked: `models` in the tests of `fabric` compiles the same source over loom's.
 
-pub(crate) use std::sync::{
-    MutexGuard,
-    atomic::{AtomicU8, AtomicU64, Ordering, fence},
-};
+pub(crate) use std::sync::MutexGuard;
 
-pub(crate) use futures::task::AtomicWaker;
 pub(crate) use tensorwire_testpoints::sync::Mutex;

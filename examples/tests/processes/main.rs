@@ -9,7 +9,7 @@ mod faults;
 mod launchers;
 mod program;
 mod rdma;
-#[path = "../../../crates/verbs-reactor/tests/rdma_devices/mod.rs"]
+#[path = "../../../crates/fabric/tests/rdma_devices/mod.rs"]
 mod rdma_devices;
 #[path = "../../../crates/collective/tests/skipped.rs"]
 mod skipped;

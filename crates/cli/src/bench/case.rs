@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use tensorwire::{Runtime, Sharing};
-use tensorwire_verbs_reactor::Role;
+use tensorwire_fabric::Role;
 
 use super::{
     control::{Answer, Order, done},

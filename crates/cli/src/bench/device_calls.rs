@@ -1,7 +1,7 @@
 //! What operations ask of an RDMA device.
 
 use serde::Serialize;
-use tensorwire_verbs_reactor::verbs::VerbsCounts;
+use tensorwire_verbs_reactor::VerbsCounts;
 
 /// Calls of this process, an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

@@ -6,7 +6,7 @@ use tensorwire::{
     FabricError, MemoryError, WorkerError,
     collective::{GroupError, store::StoreError},
 };
-use tensorwire_verbs_reactor::verbs::{SettingError, VerbsError};
+use tensorwire_verbs_reactor::{SettingError, VerbsError};
 
 /// A failure of `tensorwire bench`; its text is what the user sees.
 #[derive(Debug, thiserror::Error)]

@@ -4,12 +4,10 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use tensorwire::Runtime;
+use tensorwire_fabric::{Fabric, Wait};
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use tensorwire_verbs_reactor::{
-    Fabric, Wait,
-    verbs::{Rdma, VerbsFabric},
-};
+use tensorwire_verbs_reactor::{Rdma, VerbsFabric};
 
 use super::error::BenchError;
 use crate::arguments::bench::{BenchFabric, WaitChoice};

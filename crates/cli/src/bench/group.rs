@@ -7,7 +7,7 @@ use tensorwire::{
     Runtime,
     collective::{GroupError, store::TcpStore},
 };
-use tensorwire_verbs_reactor::timeout;
+use tensorwire_fabric::timeout;
 
 use super::{
     control::{Order, done},

@@ -3,8 +3,8 @@
 use std::{net::TcpListener, sync::Arc};
 
 use tensorwire::{DataType, Runtime, Tensor, TokioRuntime, Validation, Worker};
+use tensorwire_fabric::Role;
 use tensorwire_fabric_shm::bare::BareMemory;
-use tensorwire_verbs_reactor::Role;
 
 use super::{
     control::{Answer, Order},

@@ -3,11 +3,11 @@
 use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
 
 use tensorwire::FabricError;
-use tensorwire_memory::{Buf, Granted, MemoryError, Pool, PoolConfig};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, ConnectParams, ConnectionData, Domain, Immediate, Operation, Prepared, QueuePair,
     QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, TokioRuntime,
 };
+use tensorwire_memory::{Buf, Granted, MemoryError, Pool, PoolConfig};
 
 use super::{control::SideData, error::BenchError, fabrics::Opened, limits::perftest::WRITES_OPEN};
 use crate::registered_pool::RegisteredPool;

@@ -4,7 +4,8 @@ use std::{hint::black_box, iter, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream::FuturesUnordered};
 use tensorwire::{Key, RemoteTensor, Runtime, Sharing, Validation, Worker};
-use tensorwire_verbs_reactor::{Operation, verbs::VerbsCounts};
+use tensorwire_fabric::Operation;
+use tensorwire_verbs_reactor::VerbsCounts;
 
 use super::{
     control::{Answer, Order, done},

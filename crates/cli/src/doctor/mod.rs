@@ -13,9 +13,9 @@ use std::{process::ExitCode, sync::Arc};
 
 use clap::ValueEnum;
 use tensorwire::{Runtime, TokioRuntime};
+use tensorwire_fabric::Fabric;
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use tensorwire_verbs_reactor::Fabric;
 
 use self::proof::{Proof, prove};
 use crate::{

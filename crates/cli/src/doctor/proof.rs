@@ -3,11 +3,11 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use indicatif::BinaryBytes;
-use tensorwire_memory::{Buf, GrantEnd, Granted, MemoryError, PoolConfig, copy::CopyReason};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, Arrival, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError, Immediate,
     QueuePair, QueuePairConfig, RemoteRange, Role, Runtime, timeout,
 };
+use tensorwire_memory::{Buf, GrantEnd, Granted, MemoryError, PoolConfig, copy::CopyReason};
 
 use crate::registered_pool::RegisteredPool;
 
@@ -138,9 +138,9 @@ fn registered(domain: &Arc<dyn Domain>, access: Access) -> Result<RegisteredPool
 
 #[cfg(test)]
 mod tests {
+    use tensorwire_fabric::{BoxFuture, TokioRuntime};
     use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
     use tensorwire_memory::Pool;
-    use tensorwire_verbs_reactor::{BoxFuture, TokioRuntime};
 
     use super::*;
 

@@ -3,7 +3,7 @@
 use std::net::Ipv6Addr;
 
 use serde::Serialize;
-use tensorwire_verbs_reactor::verbs::{
+use tensorwire_verbs_reactor::{
     Context, DeviceLimits, Library as Verbs, Paging as VerbsPaging, Port as VerbsPort,
 };
 

@@ -3,10 +3,8 @@
 use std::{path::Path, sync::Arc};
 
 use serde::Serialize;
-use tensorwire_verbs_reactor::{
-    Runtime,
-    verbs::{Library as Verbs, Rdma, SettingError, VerbsError, VerbsFabric},
-};
+use tensorwire_fabric::Runtime;
+use tensorwire_verbs_reactor::{Library as Verbs, Rdma, SettingError, VerbsError, VerbsFabric};
 
 use super::Tree;
 

@@ -14,7 +14,7 @@ mod tree;
 
 use std::sync::Arc;
 
-use tensorwire_verbs_reactor::Runtime;
+use tensorwire_fabric::Runtime;
 
 #[cfg(test)]
 pub(crate) use device::Paging;

@@ -2,7 +2,7 @@
 
 use std::{fmt, future::IntoFuture, time::Duration};
 
-use tensorwire_verbs_reactor::BoxFuture;
+use tensorwire_fabric::BoxFuture;
 
 use crate::{error::GroupError, group::calling::Calling};
 

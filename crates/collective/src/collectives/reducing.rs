@@ -9,9 +9,9 @@ use std::{
 
 use futures::future::try_join_all;
 use smallvec::SmallVec;
+use tensorwire_fabric::BoxFuture;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Element;
-use tensorwire_verbs_reactor::BoxFuture;
 use zerocopy::{FromBytes, IntoBytes as _};
 
 use super::{

@@ -2,13 +2,13 @@
 
 use std::{fmt, future::IntoFuture, time::Duration};
 
+use tensorwire_fabric::BoxFuture;
 use tensorwire_memory::{
     Block,
     copy::{CopyReason, copy_bytes},
 };
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Tensor;
-use tensorwire_verbs_reactor::BoxFuture;
 
 use super::{how::How, running::exchange, views};
 use crate::{

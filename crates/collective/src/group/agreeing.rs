@@ -14,10 +14,10 @@ use std::{
 };
 
 use futures::future::{Either, select, try_join, try_join_all};
+use tensorwire_fabric::timeout;
 use tensorwire_memory::{Buf, copy::CopyReason};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Fetched, Peer, Tensor, Worker};
-use tensorwire_verbs_reactor::timeout;
 use tokio::sync::watch;
 
 use super::{

@@ -29,13 +29,13 @@ use futures::{
     stream::FuturesUnordered,
 };
 use smallvec::SmallVec;
+use tensorwire_fabric::timeout;
 use tensorwire_memory::{
     Buf, BufMut,
     copy::{CopyReason, copy_bytes},
 };
 use tensorwire_protocol::{Code, DataType, EagerContent, Sharing};
 use tensorwire_rendezvous::{Notes, Tensor, WorkerError};
-use tensorwire_verbs_reactor::timeout;
 
 use self::arrived::Received;
 pub(crate) use self::{arrived::Arrived, offering::Offers};

@@ -13,9 +13,9 @@ use futures::{
     FutureExt as _,
     future::{join_all, try_join_all},
 };
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::{Code, Status, text::escaped};
 use tensorwire_rendezvous::{Notes, WorkerError};
-use tensorwire_verbs_reactor::Runtime;
 
 use super::{CALLS_UNDER_WAY, GroupState};
 

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::{Either, select};
+use tensorwire_fabric::{Runtime, timeout};
 use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::{Runtime, timeout};
 
 use super::{
     Group, GroupBuilder, GroupState, calling::Calling, dissemination::disseminate, member::Member,

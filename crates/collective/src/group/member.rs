@@ -5,9 +5,9 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::text;
 use tensorwire_rendezvous::{Worker, control::host_and_port};
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::{error::GroupError, store::Store};
 

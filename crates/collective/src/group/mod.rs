@@ -26,9 +26,9 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{Runtime, timeout};
 use tensorwire_protocol::{Code, Status};
 use tensorwire_rendezvous::{AddressHint, Notes, Peer, Step, Worker, WorkerError};
-use tensorwire_verbs_reactor::{Runtime, timeout};
 use tokio::sync::{Notify, watch};
 
 pub use self::builder::GroupBuilder;

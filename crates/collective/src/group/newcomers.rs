@@ -7,8 +7,8 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use futures::future::{join_all, try_join_all};
+use tensorwire_fabric::{Runtime, timeout};
 use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::{Runtime, timeout};
 
 use super::{
     Group, GroupBuilder, GroupState, joining,

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use tensorwire_fabric::timeout;
 use tensorwire_rendezvous::{Peer, Worker, WorkerError, control::ControlError};
-use tensorwire_verbs_reactor::timeout;
 
 use super::member::Member;
 use crate::error::GroupError;

@@ -31,9 +31,9 @@ mod variables;
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
+use tensorwire_fabric::{Runtime, timeout};
 use tensorwire_protocol::text::escaped_within;
 use tensorwire_rendezvous::control::host_and_port;
-use tensorwire_verbs_reactor::{Runtime, timeout};
 use tokio::net::lookup_host;
 
 use self::variables::Variables;

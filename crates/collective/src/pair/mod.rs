@@ -32,9 +32,9 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_protocol::{Sharing, Status};
 use tensorwire_rendezvous::{Peer, Step, Tensor, Worker, WorkerError};
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 use tokio::sync::watch;
 
 use self::{exporting::Exports, receipts::Outgoing, slots::Slots};

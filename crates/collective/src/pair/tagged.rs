@@ -8,9 +8,9 @@ use std::{
 };
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
+use tensorwire_fabric::BoxFuture;
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use tensorwire_rendezvous::{Element, Tensor};
-use tensorwire_verbs_reactor::BoxFuture;
 use zerocopy::{FromBytes, IntoBytes as _};
 
 use super::{

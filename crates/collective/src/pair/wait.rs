@@ -9,7 +9,7 @@ use std::{
 };
 
 use futures::future::{Either, select};
-use tensorwire_verbs_reactor::{BoxFuture, timeout};
+use tensorwire_fabric::{BoxFuture, timeout};
 use tokio::sync::Notify;
 
 use super::Pairs;

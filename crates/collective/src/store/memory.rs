@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures::FutureExt;
-use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
+use tensorwire_fabric::{BoxFuture, Runtime, timeout};
 
 use super::{
     Store, StoreError,

@@ -31,8 +31,8 @@ mod wanted;
 
 use std::{fmt, net::IpAddr, time::Duration};
 
+use tensorwire_fabric::BoxFuture;
 use tensorwire_protocol::text::escaped;
-use tensorwire_verbs_reactor::BoxFuture;
 
 #[cfg(feature = "etcd")]
 pub use self::etcd::EtcdStore;

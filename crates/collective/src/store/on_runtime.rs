@@ -3,7 +3,7 @@
 use std::{io, sync::Arc};
 
 use futures::{FutureExt, channel::oneshot, future::select};
-use tensorwire_verbs_reactor::Runtime;
+use tensorwire_fabric::Runtime;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 use {super::url::Service, tensorwire_rendezvous::control::Dial, tokio::net::TcpStream};
 

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use tensorwire_verbs_reactor::Runtime;
+use tensorwire_fabric::Runtime;
 
 #[cfg(feature = "etcd")]
 use super::etcd::EtcdStore;

@@ -3,7 +3,7 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use futures::FutureExt;
-use tensorwire_verbs_reactor::BoxFuture;
+use tensorwire_fabric::BoxFuture;
 
 use super::{
     Store, StoreError,

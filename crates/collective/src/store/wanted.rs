@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tensorwire_verbs_reactor::Runtime;
+use tensorwire_fabric::Runtime;
 
 use super::StoreError;
 

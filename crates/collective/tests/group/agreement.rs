@@ -11,8 +11,8 @@ use std::{
 
 use futures::{future::join_all, join};
 use tensorwire_collective::{Group, GroupError};
+use tensorwire_fabric::{FabricKind, timeout};
 use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::{FabricKind, timeout};
 
 use super::{PATIENCE, cut_store::CutStore, over_fabrics, shrinking::sum_of_ranks, store, worker};
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use futures::future::{join, join_all};
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_fabric::FabricKind;
 
 use super::{over_fabrics, ranks, tensor, values};
 

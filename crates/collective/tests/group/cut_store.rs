@@ -11,7 +11,7 @@ use std::{
 
 use futures::FutureExt;
 use tensorwire_collective::store::{MemoryStore, Store, StoreError};
-use tensorwire_verbs_reactor::BoxFuture;
+use tensorwire_fabric::BoxFuture;
 
 /// One rank's access to the store, which fails after some calls.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::future::join;
 use tensorwire_collective::{Group, GroupError};
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_fabric::FabricKind;
 
 use super::{over_fabrics, ranks};
 

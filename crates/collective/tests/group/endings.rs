@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::{future::join_all, join};
 use tensorwire_collective::{Algorithm, CALLS_UNDER_WAY, CallKind, GroupError, Reduction};
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_fabric::FabricKind;
 
 use super::{Ranks, over_fabrics, ranks, ranks_within};
 

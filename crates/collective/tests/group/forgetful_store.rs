@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
 use tensorwire_collective::{Group, GroupError, store::StoreError};
+use tensorwire_fabric::{FabricKind, timeout};
 use tensorwire_rendezvous::{Tensor, Worker};
-use tensorwire_verbs_reactor::{FabricKind, timeout};
 
 use super::{cut_store::CutStore, over_fabrics, store, worker};
 use crate::rdma::{End, over_at};

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use tensorwire_collective::{Algorithm, Group, GroupError};
+use tensorwire_fabric::{Fabric, FabricKind, Runtime, TokioRuntime};
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::{Fabric, FabricKind, Runtime, TokioRuntime};
 
 use super::{PATIENCE, Ranks, algorithms, joined};
 

@@ -7,8 +7,8 @@ use tensorwire_collective::{
     Group, GroupError,
     store::{Store as _, TcpStore},
 };
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{DuplicatePolicy, Worker};
-use tensorwire_verbs_reactor::FabricKind;
 
 use super::{PATIENCE, over_fabrics, store, worker};
 

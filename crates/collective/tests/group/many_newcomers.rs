@@ -7,8 +7,8 @@ use futures::{
     future::{join, join_all},
 };
 use tensorwire_collective::{Group, GroupBuilder, GroupError, store::MemoryStore};
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::FabricKind;
 
 use super::{cut_store::CutStore, over_fabrics, shrinking::sum_of_ranks, store, worker};
 

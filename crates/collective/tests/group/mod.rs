@@ -33,8 +33,8 @@ use std::{
 
 use futures::future::join_all;
 use tensorwire_collective::{Algorithm, Group, store::MemoryStore};
+use tensorwire_fabric::{FabricKind, TokioRuntime};
 use tensorwire_rendezvous::{Tensor, Worker};
-use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 
 use crate::rdma::{End, over_at, patient};
 
@@ -117,10 +117,10 @@ pub(crate) fn values(tensor: &Tensor) -> Vec<i32> {
 macro_rules! over_fabrics {
     ($($name:ident,)*) => {
         mod shm {
-            $(#[tokio::test] async fn $name() { super::$name(tensorwire_verbs_reactor::FabricKind::SHM).await; })*
+            $(#[tokio::test] async fn $name() { super::$name(tensorwire_fabric::FabricKind::SHM).await; })*
         }
         mod tcp {
-            $(#[tokio::test] async fn $name() { super::$name(tensorwire_verbs_reactor::FabricKind::TCP).await; })*
+            $(#[tokio::test] async fn $name() { super::$name(tensorwire_fabric::FabricKind::TCP).await; })*
         }
     };
 }
@@ -133,7 +133,7 @@ macro_rules! over_verbs {
             $(
                 #[tokio::test]
                 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
-                async fn $name() { super::$name(tensorwire_verbs_reactor::FabricKind::VERBS).await; }
+                async fn $name() { super::$name(tensorwire_fabric::FabricKind::VERBS).await; }
             )*
         }
     };

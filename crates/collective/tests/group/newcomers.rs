@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{future::join_all, join};
 use tensorwire_collective::{Group, GroupBuilder, GroupError, store::MemoryStore};
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::FabricKind;
 
 use super::{cut_store::CutStore, over_fabrics, shrinking::sum_of_ranks, store, worker};
 

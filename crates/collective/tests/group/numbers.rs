@@ -4,8 +4,8 @@ use std::fmt;
 
 use half::{bf16, f16};
 use tensorwire_collective::{Algorithm, Group, Reduction};
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{Element, Tensor};
-use tensorwire_verbs_reactor::FabricKind;
 use zerocopy::FromBytes;
 
 use super::{Ranks, algorithms, hosts::ranks_on, over_fabrics, ranks};

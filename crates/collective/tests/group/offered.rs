@@ -2,8 +2,8 @@
 
 use futures::future::join_all;
 use tensorwire_collective::{Algorithm, Group};
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::Tensor;
-use tensorwire_verbs_reactor::FabricKind;
 
 use super::ranks;
 

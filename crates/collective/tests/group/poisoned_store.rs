@@ -13,8 +13,8 @@ use tensorwire_collective::{
     Group, GroupError,
     store::{MemoryStore, Store, StoreError},
 };
+use tensorwire_fabric::{BoxFuture, FabricKind};
 use tensorwire_rendezvous::WorkerError;
-use tensorwire_verbs_reactor::{BoxFuture, FabricKind};
 
 use super::{PATIENCE, store, worker};
 

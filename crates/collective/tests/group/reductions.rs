@@ -2,9 +2,9 @@
 
 use half::f16;
 use tensorwire_collective::{Algorithm, Group, GroupError, Reduction};
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Tensor;
-use tensorwire_verbs_reactor::FabricKind;
 
 use super::{algorithms, over_fabrics, ranks};
 

@@ -4,9 +4,9 @@ use std::{future::IntoFuture as _, time::Duration};
 
 use futures::{future::join_all, join};
 use tensorwire_collective::{CALLS_UNDER_WAY, Group, GroupError, Reduction};
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Tensor;
-use tensorwire_verbs_reactor::FabricKind;
 
 use super::{over_fabrics, ranks, ranks_within, tensor, values};
 

@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use tensorwire_collective::{Group, GroupError};
+use tensorwire_fabric::{FabricKind, timeout};
 use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::{FabricKind, timeout};
 
 use super::{cut_store::CutStore, over_fabrics, shrinking::sum_of_ranks, store, worker};
 

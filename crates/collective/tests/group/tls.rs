@@ -4,11 +4,11 @@ use std::{sync::OnceLock, time::Duration};
 
 use futures::future::join_all;
 use tensorwire_collective::{Algorithm, Group, GroupError};
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{
     Worker,
     tls::test_certificates::{Authority, Wanted},
 };
-use tensorwire_verbs_reactor::FabricKind;
 
 use super::{PATIENCE, joined, over_fabrics, store, tensor, values};
 

@@ -3,10 +3,10 @@
 use std::time::Duration;
 
 use tensorwire_collective::GroupError;
+use tensorwire_fabric::FabricKind;
 use tensorwire_memory::{Buf, copy::CopyReason};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, Worker};
-use tensorwire_verbs_reactor::FabricKind;
 
 use super::{joined, over_fabrics, worker};
 use crate::rdma::{End, over_at};

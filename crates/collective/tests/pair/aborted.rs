@@ -1,7 +1,7 @@
 //! AbortRecv and AbortSend: a handle ends one wait, and the next one works.
 
 use tensorwire_collective::{GroupError, pair::AbortHandle};
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_fabric::FabricKind;
 
 use super::{SHORT, over_fabrics, ranks, tensor, values};
 

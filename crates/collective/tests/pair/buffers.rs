@@ -4,7 +4,7 @@ use tensorwire_collective::{
     GroupError,
     pair::{AHEAD, RECV_BUFFERS_MAX, SENDS_UNDER_WAY},
 };
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_fabric::FabricKind;
 
 use super::{SHORT, over_fabrics, over_verbs, possible, ranks};
 

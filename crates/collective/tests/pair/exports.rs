@@ -5,8 +5,8 @@ use tensorwire_collective::{
     Group, GroupError,
     pair::{Export, ExportKey},
 };
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::Tensor;
-use tensorwire_verbs_reactor::FabricKind;
 
 use super::{over_fabrics, over_verbs, possible, ranks};
 

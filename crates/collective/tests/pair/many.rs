@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use futures::future::join_all;
 use tensorwire_collective::Group;
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{Tensor, Worker};
-use tensorwire_verbs_reactor::FabricKind;
 
 use super::{all_received, over_fabrics, tensor, values};
 use crate::group::{PATIENCE, joined};

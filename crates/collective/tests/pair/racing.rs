@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use futures::future::{Either, join_all, select};
 use tensorwire_collective::{Group, GroupError, pair::Message};
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_fabric::FabricKind;
 
 use super::{over_fabrics, ranks, tensor, values};
 

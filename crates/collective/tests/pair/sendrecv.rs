@@ -4,7 +4,7 @@ use std::future::IntoFuture as _;
 
 use futures::future::{join_all, try_join_all};
 use tensorwire_collective::{GroupError, pair::Message};
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_fabric::FabricKind;
 
 use super::{
     SHORT, all_received, element, over_fabrics, over_verbs, possible, ranks, ranks_within, tensor, values,

@@ -9,8 +9,8 @@ use tensorwire_collective::{
     launch::Launch,
     store::{Store, TcpStore},
 };
+use tensorwire_fabric::{FabricKind, TokioRuntime};
 use tensorwire_rendezvous::{Worker, WorkerError};
-use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use crate::{

@@ -4,8 +4,8 @@ use std::{fs, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use tensorwire_collective::{Group, store::MemoryStore};
+use tensorwire_fabric::{FabricKind, TokioRuntime};
 use tensorwire_rendezvous::{Tensor, Worker};
-use tensorwire_verbs_reactor::{FabricKind, TokioRuntime};
 
 /// How often each is done, after an eighth as often to warm up.
 const TIMES: usize = 10_000;

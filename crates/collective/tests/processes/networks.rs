@@ -3,7 +3,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use tensorwire_collective::store::{Store, StoreError, TcpStore};
-use tensorwire_verbs_reactor::{Runtime, TokioRuntime, timeout};
+use tensorwire_fabric::{Runtime, TokioRuntime, timeout};
 
 use crate::namespaces::{TWOFOLD, within};
 

@@ -13,7 +13,7 @@ use rustix::{
     process::geteuid,
 };
 use tensorwire_collective::store::{FileStore, Store, StoreError};
-use tensorwire_verbs_reactor::timeout;
+use tensorwire_fabric::timeout;
 
 use super::{LONG, SHORT, keys, runtime, value};
 

@@ -15,7 +15,7 @@ mod tcp;
 use std::{sync::Arc, time::Duration};
 
 use tensorwire_collective::store::Store;
-use tensorwire_verbs_reactor::{Runtime, TokioRuntime};
+use tensorwire_fabric::{Runtime, TokioRuntime};
 
 /// Longer than any step takes on a loaded machine.
 const LONG: Duration = Duration::from_secs(60);

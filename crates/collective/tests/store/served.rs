@@ -11,8 +11,8 @@ use std::{
 use futures::{FutureExt, future::join_all};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tensorwire_collective::store::{Store, StoreError, TcpLimits};
+use tensorwire_fabric::{FabricKind, timeout};
 use tensorwire_rendezvous::{Tensor, Worker};
-use tensorwire_verbs_reactor::{FabricKind, timeout};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

@@ -10,8 +10,8 @@ use tensorwire_collective::{
     Group,
     store::{Store, StoreError},
 };
+use tensorwire_fabric::{FabricKind, timeout};
 use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::{FabricKind, timeout};
 
 use super::{
     LONG, SHORT, keys, runtime,

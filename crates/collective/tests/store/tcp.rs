@@ -4,7 +4,7 @@ use std::{cell::Cell, net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::join_all};
 use tensorwire_collective::store::{Store, StoreError, TcpLimits, TcpStore};
-use tensorwire_verbs_reactor::timeout;
+use tensorwire_fabric::timeout;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},

@@ -1,6 +1,6 @@
 //! A queue pair is not dropped while its arrivals are awaited.
 
-use tensorwire_verbs_reactor::QueuePair;
+use tensorwire_fabric::QueuePair;
 
 async fn take(queue_pair: QueuePair) {
     let next = queue_pair.next_arrival();

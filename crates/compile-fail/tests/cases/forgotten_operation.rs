@@ -3,7 +3,7 @@
 #![deny(unused_must_use)]
 
 use tensorwire_memory::Buf;
-use tensorwire_verbs_reactor::{QueuePair, RemoteRange};
+use tensorwire_fabric::{QueuePair, RemoteRange};
 
 fn write(queue_pair: &QueuePair, remote: RemoteRange, bytes: Buf) {
     queue_pair.write(bytes, remote);

@@ -1,6 +1,6 @@
 //! A region's memory is reached through a target, which counts accesses and has no slice.
 
-use tensorwire_verbs_reactor::{RegionTable, RemoteRange};
+use tensorwire_fabric::{RegionTable, RemoteRange};
 
 fn write(table: &RegionTable, range: &RemoteRange, key: u32) {
     let (mut target, _) = table.write_target(range, key).unwrap();

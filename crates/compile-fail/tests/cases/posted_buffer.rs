@@ -1,7 +1,7 @@
 //! A buffer that a read fills is the fabric's until the read is over.
 
 use tensorwire_memory::BufMut;
-use tensorwire_verbs_reactor::{QueuePair, RemoteRange};
+use tensorwire_fabric::{QueuePair, RemoteRange};
 
 async fn read(queue_pair: QueuePair, remote: RemoteRange, mut into: BufMut) {
     let reading = queue_pair.read(remote, into);

@@ -2,7 +2,7 @@
 
 use std::{rc::Rc, time::Duration};
 
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
+use tensorwire_fabric::{BoxFuture, Runtime};
 
 #[derive(Debug)]
 struct OfOneThread(Rc<()>);

@@ -2,7 +2,7 @@
 
 use std::rc::Rc;
 
-use tensorwire_verbs_reactor::{QueuePair, Runtime};
+use tensorwire_fabric::{QueuePair, Runtime};
 
 fn spawn(runtime: &dyn Runtime, queue_pair: QueuePair) {
     let own = Rc::new(());

@@ -1,6 +1,6 @@
 //! What a peer lends is read, and never written.
 
-use tensorwire_verbs_reactor::Arrival;
+use tensorwire_fabric::Arrival;
 
 fn overwrite(arrival: Arrival) {
     if let Arrival::Loan { mut buffer, .. } = arrival {

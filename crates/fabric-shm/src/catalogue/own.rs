@@ -11,12 +11,12 @@ use std::{
 };
 
 use futures::task::AtomicWaker;
+use tensorwire_fabric::{CELL_CONTENT_BYTES, Catalogue, CellContent, CellNumber};
 use tensorwire_memory::{
     Block, Buf, Retired,
     copy::{CopyReason, copy_bytes},
 };
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{CELL_CONTENT_BYTES, Catalogue, CellContent, CellNumber};
 
 use super::{
     BLOCK_AT, CATALOGUE_BYTES, CELLS, CONTENT_AT, Cells, EMPTY, HASH_AT, LENGTH_AT, MAGIC, MAGIC_AT, NAME_AT,

@@ -6,12 +6,12 @@ use std::{
     sync::{Arc, OnceLock, atomic::Ordering},
 };
 
+use tensorwire_fabric::{
+    CELL_CONTENT_BYTES, CELL_WORDS, CellNumber, CellOrigin, CellReading, PeerCatalogue, PeerViolation,
+};
 use tensorwire_memory::{
     Buf,
     copy::{CopyReason, copy_bytes, copy_raw},
-};
-use tensorwire_verbs_reactor::{
-    CELL_CONTENT_BYTES, CELL_WORDS, CellNumber, CellOrigin, CellReading, PeerCatalogue, PeerViolation,
 };
 
 use super::{

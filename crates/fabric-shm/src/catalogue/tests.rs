@@ -10,10 +10,10 @@ use std::{
     thread,
 };
 
-use tensorwire_memory::{Buf, Pool, PoolConfig, UserMemory};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     CELL_CONTENT_BYTES, CELL_WORDS, Catalogue, CellContent, CellNumber, PeerCatalogue, PeerViolation,
 };
+use tensorwire_memory::{Buf, Pool, PoolConfig, UserMemory};
 
 use super::{
     BLOCK_AT, CATALOGUE_BYTES, CELLS, Claims, HASH_AT, LENGTH_AT, NeighbourCatalogue, OFFSET_AT,

@@ -14,11 +14,11 @@ use std::{
 
 use futures::FutureExt as _;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tensorwire_memory::{GrantEnd, GrantId, MemoryObserver, Pool, PoolConfig, Span};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, CELL_WORDS, Catalogue, CellContent, Driver, FabricError, Immediate, Link, Look, RegionGeneration,
     RegionId, RemoteRange, RemoteRegion, Wait, WorkRequest,
 };
+use tensorwire_memory::{GrantEnd, GrantId, MemoryObserver, Pool, PoolConfig, Span};
 use tokio::io::{Interest, unix::AsyncFd};
 
 use super::{

@@ -2,8 +2,8 @@
 
 use std::{os::fd::AsFd, sync::Arc, thread};
 
+use tensorwire_fabric::PeerViolation;
 use tensorwire_memory::{GrantEnd, RemoteTarget, copy::CopyReason};
-use tensorwire_verbs_reactor::PeerViolation;
 
 use super::{Rig, sealed_block};
 use crate::{

@@ -4,12 +4,10 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use proptest::prelude::*;
+use tensorwire_fabric::{FabricError, Immediate, Look, LossCause, PeerViolation, RemoteRange, WorkRequest};
 use tensorwire_memory::{
     Buf, GrantEnd, Granted,
     copy::{CopyReason, copy_raw},
-};
-use tensorwire_verbs_reactor::{
-    FabricError, Immediate, Look, LossCause, PeerViolation, RemoteRange, WorkRequest,
 };
 
 use super::{

@@ -2,10 +2,10 @@
 
 use std::os::fd::AsFd;
 
-use tensorwire_memory::Buf;
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, Arrival, FabricError, Immediate, Link, Look, Operation, PeerViolation, WorkRequest,
 };
+use tensorwire_memory::Buf;
 
 use super::{
     super::{

@@ -10,7 +10,7 @@ mod reading;
 
 use std::os::fd::OwnedFd;
 
-use tensorwire_verbs_reactor::{FabricError, Look, Patience, Spinner, Wait};
+use tensorwire_fabric::{FabricError, Look, Patience, Spinner, Wait};
 
 use super::rig::{IMPORTED_BYTES_MAX, LEASES, Rig, memfd_of_sevens, on_a_runtime, sealed_block};
 

@@ -13,7 +13,7 @@ use std::{
 
 use proptest::prelude::*;
 use rustix::fs::FallocateFlags;
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     BOARD_WORDS, ConnectionData, FabricError, LossCause, PeerViolation, RegionGeneration, RegionId,
     RemoteRange, TokioRuntime,
 };

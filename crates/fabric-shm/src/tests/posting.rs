@@ -9,11 +9,11 @@ use std::{
     thread,
 };
 
-use tensorwire_memory::{Buf, Exposure};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     FabricError, Immediate, Link, QueuePair, RegionGeneration, RegionId, RemoteRange, RemoteRegion,
     WorkRequest,
 };
+use tensorwire_memory::{Buf, Exposure};
 
 use super::{
     super::{

@@ -1,11 +1,11 @@
 //! One-sided reads, with a neighbour that breaks the rules on either side.
 
 use futures::FutureExt;
-use tensorwire_memory::{Buf, Exposure};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, FabricError, Look, LossCause, PeerViolation, ReadOperation, RegionGeneration, RegionId,
     RemoteRange, RemoteRegion,
 };
+use tensorwire_memory::{Buf, Exposure};
 
 use super::{
     super::{
@@ -273,10 +273,10 @@ fn reads_and_answers_share_a_ring_that_is_full() {
         let mut rig = Rig::new();
         let (_exposure, range, key) = rig.exposes(64);
         // The victim's ring of eight is full of its own notifications.
-        let notify = tensorwire_verbs_reactor::WorkRequest::Write {
+        let notify = tensorwire_fabric::WorkRequest::Write {
             local: Buf::empty(),
             remote: None,
-            immediate: Some(tensorwire_verbs_reactor::Immediate(1)),
+            immediate: Some(tensorwire_fabric::Immediate(1)),
         };
         let posted: Vec<_> = (0..8).map(|_| rig.victim.post_now(&notify).unwrap()).collect();
         rig.asks(range, key, 0);

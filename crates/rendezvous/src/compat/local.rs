@@ -12,8 +12,8 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{Runtime, TokioRuntime, timeout};
 use tensorwire_protocol::{Code, Key, Status};
-use tensorwire_verbs_reactor::{Runtime, TokioRuntime, timeout};
 
 use crate::values::{
     arguments::{Delivered, RecvArgs, SendArgs},

@@ -36,10 +36,10 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 use tensorwire_fabric_tcp::{Congestion, DataPort, Door, listen};
 use tensorwire_memory::check_own_user_is_certain;
 use tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX;
-use tensorwire_verbs_reactor::{BoxFuture, Elapsed, Runtime, TokioRuntime};
 use tokio::sync::{mpsc, watch};
 
 use self::{

@@ -40,6 +40,7 @@ use std::{net::SocketAddr, time::Duration};
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
+use tensorwire_fabric::{Runtime, timeout};
 use tensorwire_protocol::{
     Code, Status,
     limits::WIRE_VERSION,
@@ -48,7 +49,6 @@ use tensorwire_protocol::{
         control::{ControlFrame, FabricOffer},
     },
 };
-use tensorwire_verbs_reactor::{Runtime, timeout};
 
 use super::{Addresses, ControlError, ControlSession, Secret, dialable};
 

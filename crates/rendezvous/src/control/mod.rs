@@ -21,10 +21,10 @@ use std::{
     sync::Arc,
 };
 
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_fabric_tcp::DataPort;
 pub use tensorwire_fabric_tcp::Dial;
 use tensorwire_protocol::text::escaped;
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
 pub(crate) use self::address::{dialable, for_peers};
 #[cfg(feature = "tls")]

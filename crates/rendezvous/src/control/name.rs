@@ -1,7 +1,7 @@
 //! Names of workers.
 
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::{DeviceName, limits::WORKER_NAME_BYTES_MAX, text::check_name};
-use tensorwire_verbs_reactor::Runtime;
 
 /// The name of a task's worker, in replica 0.
 pub(crate) fn task_name(job: &str, task: u32) -> String {

@@ -5,10 +5,10 @@ use std::{
     sync::{Arc, MutexGuard, OnceLock, PoisonError, Weak},
 };
 
+use tensorwire_fabric::{RemoteRegion, Runtime, timeout};
 use tensorwire_memory::BlockId;
 use tensorwire_protocol::wire::control::ControlFrame;
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{RemoteRegion, Runtime, timeout};
 use tokio::sync::oneshot;
 
 use crate::{

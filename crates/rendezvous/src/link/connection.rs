@@ -14,15 +14,15 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{
+    BoxFuture, FabricError, FabricKind, LossCause, PeerCatalogue, QueuePair, Runtime, timeout,
+};
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{
     Agreed, Checksums, Code, Connection, Metadata, ReceiveOptions, Received, ReceivedGuard, Rings, Scope,
     Sharing, Status, TransferError, wire::control::Parameters,
 };
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{
-    BoxFuture, FabricError, FabricKind, LossCause, PeerCatalogue, QueuePair, Runtime, timeout,
-};
 use tokio::sync::{Notify, watch};
 use tracing::Instrument as _;
 

@@ -6,15 +6,15 @@ pub(crate) mod tests;
 use std::{sync::Arc, time::Duration};
 
 use futures::FutureExt;
+use tensorwire_fabric::{
+    ConnectParams, Connected, ConnectionData, FabricError, FabricKind, Prepared, QueuePairConfig,
+    RemoteRegion, Role, timeout,
+};
 use tensorwire_protocol::{
     Agreed, Code, Rings, Status,
     credit::Depths,
     limits::SLOT_BYTES,
     wire::control::{Connect, ControlFrame, RingOffer},
-};
-use tensorwire_verbs_reactor::{
-    ConnectParams, Connected, ConnectionData, FabricError, FabricKind, Prepared, QueuePairConfig,
-    RemoteRegion, Role, timeout,
 };
 
 use crate::{

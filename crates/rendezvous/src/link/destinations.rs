@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use futures::FutureExt as _;
+use tensorwire_fabric::RemoteRegion;
 use tensorwire_memory::{Block, Buf, BufMut, MemoryError, Pool, copy::CopyReason};
 use tensorwire_protocol::{Allocator, Code, Destination, Metadata, ResultSlot, Status};
-use tensorwire_verbs_reactor::RemoteRegion;
 
 use crate::link::{
     announcer::Announcer,

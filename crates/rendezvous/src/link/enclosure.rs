@@ -8,12 +8,12 @@ use std::{
     },
 };
 
+use tensorwire_fabric::{
+    Access, Domain, Fabric, FabricError, FabricKind, Prepared, QueuePairConfig, RemoteRegion,
+};
 use tensorwire_memory::{Block, BlockId, BlockVisitor, Granted, MemoryError, Pool, VisitError};
 use tensorwire_protocol::Destination;
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{
-    Access, Domain, Fabric, FabricError, FabricKind, Prepared, QueuePairConfig, RemoteRegion,
-};
 
 use crate::{
     error::WorkerError,

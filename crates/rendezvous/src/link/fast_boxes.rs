@@ -29,9 +29,9 @@ use std::{
     sync::{Arc, MutexGuard, OnceLock, PoisonError},
 };
 
+use tensorwire_fabric::{BOARD_WORDS, Board, LINE_WORDS};
 use tensorwire_protocol::{EagerContent, limits::NOTE_EVERY_LANE};
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{BOARD_WORDS, Board, LINE_WORDS};
 use zerocopy::IntoBytes as _;
 
 /// Lanes that have boxes.

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use tensorwire_fabric::{RegionGeneration, RegionId, RemoteRegion};
 use tensorwire_protocol::wire::control::RegionRecord;
-use tensorwire_verbs_reactor::{RegionGeneration, RegionId, RemoteRegion};
 
 /// How long sending a goodbye may take if the peer reads slowly.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(1);

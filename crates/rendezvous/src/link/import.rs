@@ -2,9 +2,9 @@
 
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_memory::{Buf, Pool, copy::CopyReason, copy::copy_bytes};
 use tensorwire_protocol::{Code, Status};
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::link::enclosure::Enclosure;
 

@@ -9,9 +9,9 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
+use tensorwire_fabric::{QueuePairStats, Runtime, timeout};
 use tensorwire_protocol::{Code, Counters, Key, Status};
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{QueuePairStats, Runtime, timeout};
 use tokio::sync::Notify;
 
 use crate::{

@@ -10,8 +10,8 @@
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use futures::future::join;
+use tensorwire_fabric::timeout;
 use tensorwire_protocol::wire::control::ControlFrame;
-use tensorwire_verbs_reactor::timeout;
 
 use crate::{
     error::{Lost, PeerLoss},

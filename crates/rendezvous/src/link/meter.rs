@@ -10,7 +10,7 @@ use std::{
 use crate::unmetered::{Counter, Label, SharedString, counter};
 #[cfg(feature = "metrics")]
 use metrics::{Counter, Label, SharedString, counter};
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_fabric::FabricKind;
 use tracing::Span;
 
 use crate::{

@@ -7,9 +7,9 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{FabricKind, Runtime};
 use tensorwire_protocol::wire::control::Parameters;
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{FabricKind, Runtime};
 use tokio::sync::{Notify, watch};
 
 use crate::{

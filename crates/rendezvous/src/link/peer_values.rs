@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use tensorwire_fabric::{BoxFuture, CELL_CONTENT_BYTES, OfferedCatalogue};
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{
     Checksums, Code, DeviceName, Key, Metadata, Scope, Source, Status, StepId, Take, Wanted,
 };
-use tensorwire_verbs_reactor::{BoxFuture, CELL_CONTENT_BYTES, OfferedCatalogue};
 use tokio_util::sync::CancellationToken;
 
 use crate::{

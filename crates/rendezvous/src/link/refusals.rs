@@ -11,8 +11,8 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_fabric_tcp::Pace;
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
 /// Requests of one connection that are refused at once: as many as its peer may have outstanding, and this many at least.
 const AT_ONCE_MIN: u32 = 1024;

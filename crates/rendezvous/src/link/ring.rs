@@ -56,9 +56,9 @@ impl RingMaker {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
+    use tensorwire_fabric::{Fabric, TokioRuntime};
     use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
     use tensorwire_memory::{HugePages, Pool, PoolConfig};
-    use tensorwire_verbs_reactor::{Fabric, TokioRuntime};
 
     use super::*;
     use crate::{

@@ -3,11 +3,11 @@
 use std::{slice, sync::Arc, time::Duration};
 
 use futures::future::join_all;
+use tensorwire_fabric::timeout;
 use tensorwire_protocol::{
     Code, Status, Validation,
     wire::control::{ControlFrame, ListEntry},
 };
-use tensorwire_verbs_reactor::timeout;
 
 use crate::{
     control::{ControlError, FrameReceiver},
@@ -162,7 +162,7 @@ impl Node {
             }
             ControlFrame::RegionRemove { connection, region } => {
                 if let Some(connection) = session.connection(connection) {
-                    connection.queue_pair.remove_remote_region(tensorwire_verbs_reactor::RegionId(region));
+                    connection.queue_pair.remove_remote_region(tensorwire_fabric::RegionId(region));
                 }
             }
             ControlFrame::ListRequest { request, after, with_checksums } => {

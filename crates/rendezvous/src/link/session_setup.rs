@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use tensorwire_fabric::timeout;
 use tensorwire_protocol::{Code, Status, wire::control::ControlFrame};
-use tensorwire_verbs_reactor::timeout;
 
 use crate::{
     control::{ControlError, ControlSession, FrameReceiver, FrameSender, Secret, handshake},

@@ -3,12 +3,12 @@
 use std::sync::{MutexGuard, PoisonError};
 
 use futures::FutureExt as _;
+use tensorwire_fabric::RemoteRegion;
 use tensorwire_memory::{BufMut, GrantEnd, GrantId, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
 use tensorwire_protocol::{
     Allocator, Channel, Code, DataType, Destination, LentEnd, Metadata, Received, ReceivedGuard, Status,
 };
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::RemoteRegion;
 
 use crate::{
     error::{Transfer, WorkerError},

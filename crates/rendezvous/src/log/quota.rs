@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::Runtime;
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::Runtime;
 
 /// Maximum number of lines that one peer can cause within a [`WINDOW`].
 const LINES_MAX: u32 = 8;

@@ -1,7 +1,7 @@
 //! Published tensors as contents of a catalogue, which neighbours on the same host read by themselves.
 
+use tensorwire_fabric::{CELL_WORDS, CellContent, CellNumber, CellReading};
 use tensorwire_protocol::{DataType, Metadata, Shape, limits::TENSOR_BYTES_MAX};
-use tensorwire_verbs_reactor::{CELL_WORDS, CellContent, CellNumber, CellReading};
 
 use crate::values::tensor::Tensor;
 
@@ -65,8 +65,8 @@ const _: () = assert!(RANK_MAX == 4);
 
 #[cfg(test)]
 mod tests {
+    use tensorwire_fabric::{CELL_CONTENT_BYTES, CellOrigin};
     use tensorwire_memory::Buf;
-    use tensorwire_verbs_reactor::{CELL_CONTENT_BYTES, CellOrigin};
 
     use super::*;
 

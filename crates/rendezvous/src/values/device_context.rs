@@ -2,8 +2,8 @@
 
 use std::{any::Any, fmt};
 
+use tensorwire_fabric::BoxFuture;
 use tensorwire_protocol::Status;
-use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::values::tensor::Tensor;
 
@@ -41,7 +41,7 @@ pub struct AllocatorAttributes {
 /// use tensorwire_memory::{Pool, PoolConfig};
 /// use tensorwire_protocol::{Code, Key, Status};
 /// use tensorwire_rendezvous::{AllocatorAttributes, DeviceContext, IntraProcessRendezvous, RecvArgs, SendArgs, Tensor};
-/// use tensorwire_verbs_reactor::BoxFuture;
+/// use tensorwire_fabric::BoxFuture;
 ///
 /// #[derive(Debug)]
 /// struct Inverting(Pool);

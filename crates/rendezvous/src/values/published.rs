@@ -11,10 +11,10 @@ use std::{
     },
 };
 
+use tensorwire_fabric::{Catalogue, CellNumber};
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{Code, Metadata, Status, Wanted};
 use tensorwire_testpoints::sync::{Mutex, RwLock};
-use tensorwire_verbs_reactor::{Catalogue, CellNumber};
 
 use crate::{
     error::WorkerError,

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use tensorwire_verbs_reactor::BoxFuture;
+use tensorwire_fabric::BoxFuture;
 
 use crate::{
     error::WorkerError,

@@ -6,9 +6,9 @@ mod remote_tensor;
 
 use std::{future::IntoFuture, pin::pin, time::Duration};
 
+use tensorwire_fabric::BoxFuture;
 use tensorwire_memory::BufMut;
 use tensorwire_protocol::{DataType, ReceiveOptions, Scope, Sharing, Wanted};
-use tensorwire_verbs_reactor::BoxFuture;
 
 pub use self::{many::FetchMany, remote_tensor::RemoteTensor};
 use crate::{

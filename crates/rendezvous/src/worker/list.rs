@@ -2,11 +2,11 @@
 
 use std::{future::IntoFuture, pin::pin, time::Duration};
 
+use tensorwire_fabric::BoxFuture;
 use tensorwire_protocol::{
     Code, Status,
     wire::control::{ControlFrame, ListEntry},
 };
-use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::{
     error::{Lost, PeerLoss, Transfer, TransferName, WorkerError},

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tensorwire_verbs_reactor::Runtime;
+use tensorwire_fabric::Runtime;
 
 #[cfg(not(feature = "metrics"))]
 use crate::unmetered::{

@@ -28,9 +28,9 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{FabricKind, QueuePairStats, Runtime};
 use tensorwire_memory::{Pool, PoolStats, UserMemory};
 use tensorwire_protocol::{Counters, DeviceName, Key, Sharing, text::check_name};
-use tensorwire_verbs_reactor::{FabricKind, QueuePairStats, Runtime};
 use tokio::sync::watch;
 
 use self::metrics::{Timed, Times};
@@ -173,7 +173,7 @@ impl Worker {
     }
 
     /// The fabrics that this worker offers, in its order of preference, each with its
-    /// [reach](tensorwire_verbs_reactor::Fabric::reach). Two workers can use a fabric that both offer with the same reach.
+    /// [reach](tensorwire_fabric::Fabric::reach). Two workers can use a fabric that both offer with the same reach.
     pub fn offered_fabrics(&self) -> Vec<(FabricKind, Vec<u8>)> {
         self.node.fabrics.iter().map(|fabric| (fabric.kind, fabric.reach.clone())).collect()
     }

@@ -9,9 +9,9 @@ use std::{
 };
 
 use futures::future::try_join_all;
+use tensorwire_fabric::BoxFuture;
 use tensorwire_memory::BufMut;
 use tensorwire_protocol::{Awaiting, DataType, Key, ReceiveOptions, Sharing};
-use tensorwire_verbs_reactor::BoxFuture;
 
 use crate::{
     error::{Transfer, WorkerError},
@@ -140,7 +140,7 @@ impl<'a, As> Recv<'a, As> {
     }
 
     /// For a receive that its task polls beside sends or other receives: polling it never looks for the value, which would hold these
-    /// up. Default: where [`Wait`](tensorwire_verbs_reactor::Wait) lets tasks look, a poll also looks for the value, if no other
+    /// up. Default: where [`Wait`](tensorwire_fabric::Wait) lets tasks look, a poll also looks for the value, if no other
     /// request is outstanding.
     pub fn beside(mut self) -> Self {
         self.options.awaiting = Awaiting::Beside;

@@ -2,8 +2,8 @@
 
 use std::{sync::atomic::Ordering, time::Duration};
 
+use tensorwire_fabric::timeout;
 use tensorwire_protocol::{Code, Status};
-use tensorwire_verbs_reactor::timeout;
 
 use crate::{error::Lost, link::known_peer::KnownPeer, worker::Worker};
 

@@ -3,9 +3,9 @@
 use std::{borrow::Cow, fmt, future::Future, pin::pin, sync::Arc, time::Duration};
 
 use futures::future::{Either, select};
+use tensorwire_fabric::timeout;
 use tensorwire_memory::{BufMut, Pool};
 use tensorwire_protocol::{Code, Key, Metadata, ReceiveOptions, ReceivedGuard, Scope, Status, StepId};
-use tensorwire_verbs_reactor::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::{

@@ -9,8 +9,8 @@ use std::{sync::Arc, time::Duration};
 use crate::bounded::bounded_on;
 use crate::{fabrics::over, rdma::patient};
 use cases::{Given, Ground};
+use tensorwire_fabric::{BoxFuture, FabricKind, Runtime, TokioRuntime};
 use tensorwire_rendezvous::{Worker, WorkerBuilder};
-use tensorwire_verbs_reactor::{BoxFuture, FabricKind, Runtime, TokioRuntime};
 
 /// Workers of this process, on a real fabric.
 struct Real {
@@ -62,13 +62,13 @@ fn run<F: Future<Output = ()>>(kind: FabricKind, case: impl FnOnce(Given) -> F) 
 
 macro_rules! over_shm {
     ($($module:ident::$case:ident)*) => {
-        $(#[test] fn $case() { crate::across::run(tensorwire_verbs_reactor::FabricKind::SHM, crate::across::cases::$module::$case); })*
+        $(#[test] fn $case() { crate::across::run(tensorwire_fabric::FabricKind::SHM, crate::across::cases::$module::$case); })*
     };
 }
 
 macro_rules! over_tcp {
     ($($module:ident::$case:ident)*) => {
-        $(#[test] fn $case() { crate::across::run(tensorwire_verbs_reactor::FabricKind::TCP, crate::across::cases::$module::$case); })*
+        $(#[test] fn $case() { crate::across::run(tensorwire_fabric::FabricKind::TCP, crate::across::cases::$module::$case); })*
     };
 }
 
@@ -78,7 +78,7 @@ macro_rules! over_verbs {
             #[test]
             #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
             fn $case() {
-                crate::across::run(tensorwire_verbs_reactor::FabricKind::VERBS, crate::across::cases::$module::$case);
+                crate::across::run(tensorwire_fabric::FabricKind::VERBS, crate::across::cases::$module::$case);
             }
         )*
     };

@@ -7,8 +7,8 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{Worker, WorkerBuilder};
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::rdma::{End, over_at};
 

@@ -5,10 +5,10 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+use tensorwire_fabric::BoxFuture;
 use tensorwire_memory::Pool;
 use tensorwire_protocol::{Code, Status};
 use tensorwire_rendezvous::{AllocatorAttributes, DeviceContext, RecvArgs, SendArgs, Tensor};
-use tensorwire_verbs_reactor::BoxFuture;
 use tokio::sync::Semaphore;
 
 use crate::family::support::pool;

@@ -3,13 +3,13 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use futures::{FutureExt, poll};
+use tensorwire_fabric::FabricKind;
 use tensorwire_memory::copy::{CopyReason, count};
 use tensorwire_protocol::{Code, DataType, Key};
 use tensorwire_rendezvous::{
     AllocatorAttributes, CancellationToken, DuplicatePolicy, RecvArgs, SendArgs, Sharing, Tensor, Worker,
     WorkerBuilder, WorkerError,
 };
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::family::{
     device::{Masked, Stream, Way},

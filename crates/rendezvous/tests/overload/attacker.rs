@@ -7,7 +7,7 @@ use std::{
 };
 
 use futures::{StreamExt, future::join_all, stream};
-use tensorwire_verbs_reactor::{Runtime, timeout};
+use tensorwire_fabric::{Runtime, timeout};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

@@ -12,8 +12,8 @@ use std::{
 
 use futures::future::join_all;
 use rustix::process::{Resource, Rlimit, setrlimit};
+use tensorwire_fabric::{FabricKind, Runtime};
 use tensorwire_rendezvous::control::{GrpcConfig, GrpcPlane, Secret};
-use tensorwire_verbs_reactor::{FabricKind, Runtime};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,

@@ -2,11 +2,11 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{
     Worker,
     control::{GrpcConfig, GrpcPlane, Secret},
 };
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::{
     attacker,

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Sharing, Tensor, Worker};
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::{
     harness::{Other, bounded, parents_lines, role, say, step},

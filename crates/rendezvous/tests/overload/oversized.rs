@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{FabricKind, Runtime};
 use tensorwire_protocol::{
     Code, DataType, Destination, Metadata, Parameters, Shape, Status,
     limits::{
@@ -17,7 +18,6 @@ use tensorwire_protocol::{
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord, RingOffer},
 };
 use tensorwire_rendezvous::control::{ControlPlane, GrpcConfig, GrpcPlane, Secret, handshake};
-use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
     attacker::opening,

@@ -11,9 +11,9 @@ use std::{
 };
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tensorwire_fabric::{FabricKind, Runtime, TokioRuntime};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, Worker, WorkerBuilder, control::Secret};
-use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
 use crate::{
     harness::{STEP, step},

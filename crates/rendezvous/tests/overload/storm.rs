@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use tensorwire_fabric::{FabricKind, Runtime, TokioRuntime};
 use tensorwire_rendezvous::Worker;
-use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
 use crate::{
     harness::{Other, bounded, kind, parents_lines, role, say, step},

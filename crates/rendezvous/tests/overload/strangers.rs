@@ -6,11 +6,11 @@ use std::{
 };
 
 use futures::{StreamExt, stream};
+use tensorwire_fabric::{BoxFuture, FabricKind, Runtime, TokioRuntime};
 use tensorwire_protocol::{Code, wire::control::ControlFrame};
 use tensorwire_rendezvous::control::{
     ControlError, ControlPlane, ControlSession, FrameSender, GrpcConfig, GrpcPlane, Secret, handshake,
 };
-use tensorwire_verbs_reactor::{BoxFuture, FabricKind, Runtime, TokioRuntime};
 
 use crate::{
     harness::{Other, bounded, parents_lines, role, say, step},

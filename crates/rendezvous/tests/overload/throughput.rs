@@ -10,12 +10,12 @@ use std::{fs, sync::Arc, time::Duration};
 
 use futures::future::join_all;
 use rustix::process::Pid;
+use tensorwire_fabric::{FabricKind, Runtime, TokioRuntime};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{
     Tensor,
     control::{ControlPlane, GrpcConfig, GrpcPlane, Secret, handshake},
 };
-use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 use tokio::sync::watch;
 
 use crate::{

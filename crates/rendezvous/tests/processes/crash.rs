@@ -3,8 +3,8 @@
 use std::{env, time::Duration};
 
 use rustix::process::Signal;
+use tensorwire_fabric::Runtime;
 use tensorwire_rendezvous::{Peer, Worker, WorkerError};
-use tensorwire_verbs_reactor::Runtime;
 
 use crate::harness::{
     ALWAYS_ASKED, Other, PARENT, bounded, builder, info, is_version, kind, parents_lines, role, say, step,

@@ -17,9 +17,9 @@ use std::{
 };
 
 use rustix::process::{Pid, Signal, kill_process, set_parent_process_death_signal};
+use tensorwire_fabric::{FabricKind, Runtime, TokioRuntime, timeout};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Peer, PeerInfo, Tensor, Worker, WorkerBuilder};
-use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime, timeout};
 use tokio::sync::mpsc;
 
 use crate::rdma::{End, over_at, patient};

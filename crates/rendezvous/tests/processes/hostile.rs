@@ -3,8 +3,8 @@
 
 use std::{fs, time::Duration};
 
+use tensorwire_fabric::Runtime;
 use tensorwire_rendezvous::{PeerLoss, Worker, WorkerError};
-use tensorwire_verbs_reactor::Runtime;
 
 use crate::{
     harness::{

@@ -6,9 +6,9 @@ use rustix::{
     process::{Resource, Rlimit, getrlimit, setrlimit},
     thread::{CapabilitySet, capabilities, set_capabilities},
 };
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::Code;
 use tensorwire_rendezvous::{Sharing, Worker, WorkerBuilder, WorkerError};
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::{
     harness::{Other, bounded, builder, info, is_version, kind, parents_lines, role, say, step, tensor},

@@ -11,8 +11,8 @@ use std::{
 
 use futures::future::join;
 use rustix::process::Signal;
+use tensorwire_fabric::{FabricKind, Runtime};
 use tensorwire_rendezvous::{PeerLoss, Worker, WorkerError};
-use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
 use crate::harness::{
     CHILD_CPU, Other, PARENT, PARENT_CPU, bounded, builder, info, is_version, kind, parents_lines, role, say,

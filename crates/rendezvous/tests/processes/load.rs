@@ -3,9 +3,9 @@
 use std::{fs, sync::Arc, thread, time::Duration};
 
 use futures::{StreamExt, future::join, stream::FuturesUnordered};
+use tensorwire_fabric::{FabricKind, Runtime};
 use tensorwire_protocol::Key;
 use tensorwire_rendezvous::{Tensor, Worker};
-use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
 use crate::harness::{
     CHILD_CPU, Other, PARENT, PARENT_CPU, bounded, builder, info, kind, parents_lines, role, say, step,

@@ -13,7 +13,7 @@ mod load;
 mod namespaces;
 mod networks;
 mod one_port;
-#[path = "../../../verbs-reactor/tests/own_network/mod.rs"]
+#[path = "../../../fabric/tests/own_network/mod.rs"]
 mod own_network;
 mod proxied;
 mod proxy;

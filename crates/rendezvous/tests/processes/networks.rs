@@ -2,8 +2,8 @@
 
 use std::{collections::BTreeSet, fs, net::TcpListener, time::Duration};
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{Peer, Worker, WorkerBuilder, WorkerError, control::Secret};
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::{
     harness::{Other, bounded, builder, info, is_version, parents_lines, role, say, tensor},

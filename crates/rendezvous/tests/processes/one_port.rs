@@ -11,9 +11,9 @@ use std::{
 };
 
 use h2::{RecvStream, SendStream};
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Peer, Tensor, Worker, WorkerBuilder, WorkerError, control::Secret};
-use tensorwire_verbs_reactor::FabricKind;
 use tokio::net::{TcpListener, TcpStream};
 use tonic::codegen::{Bytes, http};
 

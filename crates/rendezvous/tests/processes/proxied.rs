@@ -12,12 +12,12 @@ use std::{
 };
 
 use futures::future::join;
+use tensorwire_fabric::{ConnectionData, Runtime, TokioRuntime};
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{
     Peer, PeerLoss, Tensor, Validation, Worker, WorkerBuilder, WorkerError, control::Secret,
 };
-use tensorwire_verbs_reactor::{ConnectionData, Runtime, TokioRuntime};
 
 use crate::{
     crowd::{

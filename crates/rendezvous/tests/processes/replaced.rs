@@ -4,10 +4,10 @@
 use std::{env, time::Duration};
 
 use rustix::process::Signal;
+use tensorwire_fabric::{FabricKind, Runtime};
 use tensorwire_memory::copy::{CopyReason, count};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Peer, Sharing, Tensor, Worker};
-use tensorwire_verbs_reactor::{FabricKind, Runtime};
 use tokio::task::yield_now;
 
 use crate::harness::{Other, PARENT, bounded, builder, parents_lines, role, say, step};

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::{Code, DataType};
 use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
-use tensorwire_verbs_reactor::Runtime;
 
 use crate::harness::{
     CHILD_CPU, Other, PARENT, PARENT_CPU, bounded, builder, kind, parents_lines, role, say, step,

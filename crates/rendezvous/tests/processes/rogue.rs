@@ -7,6 +7,10 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{
+    Access, ConnectParams, ConnectionData, Domain, Fabric, FabricKind, Immediate, QueuePair, QueuePairConfig,
+    RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, Runtime, TokioRuntime,
+};
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use tensorwire_memory::{Block, BlockId, BlockVisitor, Granted, Pool, PoolConfig, VisitError};
@@ -24,10 +28,6 @@ use tensorwire_protocol::{
 };
 use tensorwire_rendezvous::control::{
     ControlPlane, ControlSession, FrameSender, GrpcConfig, GrpcPlane, handshake,
-};
-use tensorwire_verbs_reactor::{
-    Access, ConnectParams, ConnectionData, Domain, Fabric, FabricKind, Immediate, QueuePair, QueuePairConfig,
-    RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, Runtime, TokioRuntime,
 };
 use tokio::sync::mpsc;
 

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use rustix::process::Signal;
+use tensorwire_fabric::{FabricKind, Runtime};
 use tensorwire_rendezvous::{Sharing, Worker};
-use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
 use crate::harness::{
     ALWAYS_ASKED, Other, PARENT, bounded, builder, info, is_version, parents_lines, role, say, step, tensor,

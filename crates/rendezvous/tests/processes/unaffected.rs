@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use futures::{FutureExt, StreamExt, future::join_all, stream::FuturesUnordered};
 use rustix::process::Signal;
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::Key;
 use tensorwire_rendezvous::Peer;
-use tensorwire_verbs_reactor::Runtime;
 
 use crate::{
     crowd::number,

@@ -5,14 +5,15 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 #![allow(unreachable_pub)] // each test binary compiles this as its own module
 
-#[path = "../../../verbs-reactor/tests/rdma_devices/mod.rs"]
+#[path = "../../../fabric/tests/rdma_devices/mod.rs"]
 pub mod rdma_devices;
 
 use std::{env, time::Duration};
 
 use rdma_devices::Ends;
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::WorkerBuilder;
-use tensorwire_verbs_reactor::{FabricKind, verbs::Rdma};
+use tensorwire_verbs_reactor::Rdma;
 
 /// `limit` times `TENSORWIRE_TEST_PATIENCE`: emulated machines are slow.
 pub fn patient(limit: Duration) -> Duration {

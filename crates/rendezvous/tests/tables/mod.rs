@@ -13,9 +13,9 @@
 use std::{future::poll_fn, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use futures::future::join_all;
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::{Code, Counters, DataType, Mode, Validation, limits::EAGER_BYTES_MAX};
 use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
-use tensorwire_verbs_reactor::Runtime;
 
 pub const SENDER: &str = "/job:ps/replica:0/task:0";
 pub const RECEIVER: &str = "/job:worker/replica:0/task:0";

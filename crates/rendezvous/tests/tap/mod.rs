@@ -4,11 +4,11 @@
 
 use std::sync::{Arc, Mutex};
 
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_protocol::wire::control::{Connect, ControlFrame};
 use tensorwire_rendezvous::control::{
     ControlError, ControlPlane, ControlSession, FrameReceiver, FrameSender, GrpcPlane, Secret,
 };
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
 /// The number of a connection that a test makes up: what it carries is no secret.
 pub(crate) const MADE_UP: u32 = 5_555;

@@ -9,6 +9,7 @@ mod way;
 use std::{sync::OnceLock, time::Duration};
 
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tensorwire_fabric::FabricKind;
 use tensorwire_memory::copy::{CopyReason, count};
 use tensorwire_rendezvous::{
     Tensor, Worker, WorkerBuilder, WorkerError,
@@ -18,7 +19,6 @@ use tensorwire_rendezvous::{
         test_certificates::{Authority, Wanted},
     },
 };
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::watchdog::bounded;
 

@@ -1,11 +1,11 @@
 //! Whose certificate it must be.
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{
     ClusterSpec, Worker, WorkerError,
     control::{ControlError, TlsNames},
     tls::{TlsIdentity, test_certificates::Wanted},
 };
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::tls::{
     CLIENT, KEY, SERVER, assert_served, authority, bounded, builder, identity, plain, refusal, serve, values,

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{FabricKind, TokioRuntime, timeout};
 use tensorwire_fabric_tcp::tls::TlsPurpose;
 use tensorwire_rendezvous::{
     control::{ControlError, TlsNames},
@@ -14,7 +15,6 @@ use tensorwire_rendezvous::{
         test_certificates::{Authority, Usage, Validity, Wanted},
     },
 };
-use tensorwire_verbs_reactor::{FabricKind, TokioRuntime, timeout};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use crate::tls::{

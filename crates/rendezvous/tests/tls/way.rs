@@ -7,8 +7,8 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{WorkerError, control::Secret};
-use tensorwire_verbs_reactor::FabricKind;
 
 use super::{CLIENT, KEY, SERVER, bounded, builder, fetch, plain, serve, values};
 

@@ -9,8 +9,8 @@ use std::{
 
 use futures::future::join;
 use rustix::process::Signal;
+use tensorwire_fabric::{FabricKind, timeout};
 use tensorwire_rendezvous::{PeerLoss, WorkerError};
-use tensorwire_verbs_reactor::{FabricKind, timeout};
 
 use crate::verbs_network::{
     network::LinkDown,

@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::{StreamExt, future::join, stream};
+use tensorwire_fabric::{FabricKind, Runtime};
 use tensorwire_rendezvous::{Peer, PeerInfo, Validation, Worker, WorkerBuilder, WorkerError};
-use tensorwire_verbs_reactor::{FabricKind, Runtime};
 
 use crate::{
     harness::{CHILD_CPU, Other, PARENT, PARENT_CPU, info, is_version, parents_lines, say, step, tensor},

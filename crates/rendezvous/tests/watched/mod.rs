@@ -4,11 +4,11 @@
 
 use std::{fmt::Debug, sync::Arc};
 
-use tensorwire_memory::{Block, BlockId};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError,
     FabricKind, Prepared, QueuePair, QueuePairConfig, RemoteRegion,
 };
+use tensorwire_memory::{Block, BlockId};
 
 /// Is called at each step of a fabric, and may lead peers elsewhere.
 pub trait Watcher: Debug + Send + Sync + 'static {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, task::Waker, time::Duration};
 
-use tensorwire_verbs_reactor::FabricError;
+use tensorwire_fabric::FabricError;
 
 use super::late_packet::LatePacket;
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use tensorwire_verbs_reactor::BOARD_WORDS;
+use tensorwire_fabric::BOARD_WORDS;
 
 /// What one side has stored.
 #[derive(Debug, Default)]

@@ -2,8 +2,8 @@
 
 use std::{ops::Range, sync::Mutex};
 
+use tensorwire_fabric::{FabricKind, Purpose, RegionId, RegionTable, RemoteRange};
 use tensorwire_memory::BlockId;
-use tensorwire_verbs_reactor::{FabricKind, Purpose, RegionId, RegionTable, RemoteRange};
 
 use crate::lock::lock;
 

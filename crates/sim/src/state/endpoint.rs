@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::channel::oneshot;
-use tensorwire_verbs_reactor::{FabricError, QueuePair, QueuePairConfig, QueuePairCore, Role};
+use tensorwire_fabric::{FabricError, QueuePair, QueuePairConfig, QueuePairCore, Role};
 
 use super::{board::Words, domain::DomainShared, outbound::Outbound};
 use crate::ids::{EndpointId, NodeId};

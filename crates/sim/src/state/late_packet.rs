@@ -2,7 +2,7 @@
 
 use std::sync::Weak;
 
-use tensorwire_verbs_reactor::RemoteRange;
+use tensorwire_fabric::RemoteRange;
 
 use super::domain::DomainShared;
 use crate::ids::EndpointId;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Weak, task::Waker};
 
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_fabric::FabricKind;
 
 use super::{agenda::Action, domain::DomainShared};
 use crate::{Rng, fault::Call, ids::TaskId};

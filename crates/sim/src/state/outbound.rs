@@ -2,8 +2,8 @@
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
+use tensorwire_fabric::{FabricError, Immediate, RemoteRange, SlotKey};
 use tensorwire_memory::{BlockId, Buf, RemoteTarget};
-use tensorwire_verbs_reactor::{FabricError, Immediate, RemoteRange, SlotKey};
 
 use super::{
     domain::DomainShared,

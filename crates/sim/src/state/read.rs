@@ -2,8 +2,8 @@
 
 use std::ops::Range;
 
+use tensorwire_fabric::RemoteRange;
 use tensorwire_memory::{Buf, RemoteTarget};
-use tensorwire_verbs_reactor::RemoteRange;
 
 use super::{
     owners::PostedUnder,

@@ -9,7 +9,7 @@ use std::{
     task::{Wake, Waker},
 };
 
-use tensorwire_verbs_reactor::BoxFuture;
+use tensorwire_fabric::BoxFuture;
 
 use crate::{
     ids::{NodeId, TaskId},

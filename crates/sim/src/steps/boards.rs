@@ -12,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-use tensorwire_verbs_reactor::{Board, FabricKind};
+use tensorwire_fabric::{Board, FabricKind};
 
 use crate::{
     ids::{EndpointId, TaskId},

@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc};
 
-use tensorwire_verbs_reactor::{FabricError, FabricKind};
+use tensorwire_fabric::{FabricError, FabricKind};
 
 use crate::{fault::Call, ids::NodeId, shared::Shared, state::Reach, trace::Event};
 

@@ -3,10 +3,10 @@
 use std::{ops::Range, sync::Arc};
 
 use futures::channel::oneshot;
-use tensorwire_memory::Span;
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Board, FabricError, FabricKind, Link, LossCause, QueuePair, QueuePairCore, Role, SlotKey, WorkRequest,
 };
+use tensorwire_memory::Span;
 
 use crate::{
     Violation,

@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc};
 
-use tensorwire_verbs_reactor::{FabricError, FabricKind, LossCause};
+use tensorwire_fabric::{FabricError, FabricKind, LossCause};
 
 use crate::{
     ids::{EndpointId, NodeId},

@@ -2,7 +2,7 @@
 
 use std::task::Waker;
 
-use tensorwire_verbs_reactor::LossCause;
+use tensorwire_fabric::LossCause;
 
 use super::connection::lost;
 use crate::{

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
+use tensorwire_fabric::{Immediate, Purpose};
 use tensorwire_protocol::{
     MESSAGE_IMMEDIATE, Message, Mode,
     limits::REQUESTS_PER_MESSAGE_MAX,
     names::NameTable,
     wire::record::{Record, decode_record},
 };
-use tensorwire_verbs_reactor::{Immediate, Purpose};
 
 use crate::{ids::EndpointId, shared::Shared, state::State, trace::Event};
 

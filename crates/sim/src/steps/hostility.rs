@@ -10,8 +10,8 @@
 
 use std::{collections::BTreeSet, ops::Range};
 
+use tensorwire_fabric::RemoteRange;
 use tensorwire_memory::BlockId;
-use tensorwire_verbs_reactor::RemoteRange;
 
 use crate::{
     ids::{BlockNumber, EndpointId, GrantNumber, NodeId},

@@ -7,8 +7,8 @@
 
 use std::sync::Arc;
 
+use tensorwire_fabric::{FabricError, FabricKind, Immediate, SlotKey};
 use tensorwire_memory::{Block, Buf, Loan};
-use tensorwire_verbs_reactor::{FabricError, FabricKind, Immediate, SlotKey};
 
 use crate::{
     Violation,

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use tensorwire_memory::{Block, Buf};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     FabricError, FabricKind, Piece as WorkPiece, QueuePairCore, RemoteRange, RemoteRegion, SlotKey,
     WorkRequest,
 };
+use tensorwire_memory::{Block, Buf};
 
 use crate::{
     Violation,

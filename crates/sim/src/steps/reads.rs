@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
+use tensorwire_fabric::{
+    FabricError, FabricKind, PeerViolation, QueuePairCore, ReadDestination, ReadPart, RemoteRange,
+    WorkRequest,
+};
 use tensorwire_memory::{
     Buf,
     copy::{CopyReason, copy_bytes},
-};
-use tensorwire_verbs_reactor::{
-    FabricError, FabricKind, PeerViolation, QueuePairCore, ReadDestination, ReadPart, RemoteRange,
-    WorkRequest,
 };
 
 use crate::{

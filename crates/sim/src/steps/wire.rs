@@ -1,11 +1,11 @@
 //! The steps of a write: its pieces are read and land, its immediate is delivered, it completes.
 
+use tensorwire_fabric::{
+    Arrival, FabricError, FabricKind, Immediate, PeerViolation, Purpose, QueuePairCore, WorkRequest,
+};
 use tensorwire_memory::{
     BlockId, Buf, RemoteTarget,
     copy::{CopyReason, copy_bytes},
-};
-use tensorwire_verbs_reactor::{
-    Arrival, FabricError, FabricKind, Immediate, PeerViolation, Purpose, QueuePairCore, WorkRequest,
 };
 
 use crate::{

@@ -10,9 +10,9 @@ use std::{
 
 use futures::future::join;
 use tensorwire_collective::{Group, GroupBuilder, GroupError, store::MemoryStore};
+use tensorwire_fabric::Runtime;
 use tensorwire_rendezvous::{Tensor, Worker};
 use tensorwire_sim::Handle;
-use tensorwire_verbs_reactor::Runtime;
 
 use super::{for_every_k, on_seeds, polled};
 use crate::common::builder;

@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::join;
+use tensorwire_fabric::Runtime;
 use tensorwire_memory::{Pool, PoolConfig};
 use tensorwire_protocol::{Key, Status};
 use tensorwire_rendezvous::{
     Delivered, IntraProcessRendezvous, LocalConfig, LocalRendezvous, RecvArgs, SendArgs, Tensor,
 };
 use tensorwire_sim::Handle;
-use tensorwire_verbs_reactor::Runtime;
 
 use super::{for_every_k, on_seeds, polled, workers::Slow};
 

@@ -9,8 +9,16 @@ use std::{
 use super::{groups, local, queue_pairs, workers};
 
 /// Packages whose public operations users call.
-const PACKAGES: [&str; 7] =
-    ["collective", "fabric-shm", "fabric-tcp", "memory", "rendezvous", "tensorwire", "verbs-reactor"];
+const PACKAGES: [&str; 8] = [
+    "collective",
+    "fabric",
+    "fabric-shm",
+    "fabric-tcp",
+    "memory",
+    "rendezvous",
+    "tensorwire",
+    "verbs-reactor",
+];
 
 /// Types that are awaited.
 const AWAITED: [&str; 14] = [

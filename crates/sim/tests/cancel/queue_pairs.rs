@@ -3,12 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
-use tensorwire_memory::{Buf, GrantEnd, MemoryError, Pool, PoolConfig};
-use tensorwire_sim::Handle;
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Arrival, ConnectParams, Connected, FabricError, Immediate, QueuePair, QueuePairConfig, RemoteRange, Role,
     Runtime, Segment, WorkRequest, scattered,
 };
+use tensorwire_memory::{Buf, GrantEnd, MemoryError, Pool, PoolConfig};
+use tensorwire_sim::Handle;
 
 use super::{
     common::{Lent, Pair, connect, immediate, pair},
@@ -122,7 +122,7 @@ fn s3_a_vectored_write_given_up_arrives_once_or_never() {
             let write = async |value, lent: &Lent| {
                 let part = |from: usize, to: usize| Segment {
                     local: source.slice(from..to).unwrap(),
-                    remote: tensorwire_verbs_reactor::RemoteRange {
+                    remote: tensorwire_fabric::RemoteRange {
                         offset: lent.range.offset + from as u64,
                         length: (to - from) as u64,
                         ..lent.range

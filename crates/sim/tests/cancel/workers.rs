@@ -3,13 +3,13 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::join;
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_protocol::{DataType, Mode, Status};
 use tensorwire_rendezvous::{
     AllocatorAttributes, CancellationToken, ClusterSpec, DeviceContext, Filled, Peer, RecvArgs, Sharing,
     Tensor, Worker, WorkerBuilder, WorkerError,
 };
 use tensorwire_sim::{Handle, Node};
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
 use super::{for_every_k, on_seeds, polled};
 

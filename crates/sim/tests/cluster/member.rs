@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
+use tensorwire_fabric::Runtime;
 use tensorwire_memory::{BufMut, MemoryError, Pool};
 use tensorwire_protocol::{Code, DataType, Mode, Validation};
 use tensorwire_rendezvous::{ClusterSpec, Tensor, Trust, Worker, WorkerError};
 use tensorwire_sim::{Node, Operation, OperationResult, Rng, Violation};
-use tensorwire_verbs_reactor::Runtime;
 
 use super::{Kind, Run, WORKERS_MIN, kinds::LARGE};
 

@@ -24,10 +24,10 @@ use std::{
 use futures::future::{join, join_all};
 pub(crate) use kinds::{Kind, Kinds};
 use member::{Member, Setup, name};
+use tensorwire_fabric::Runtime;
 use tensorwire_sim::{
     Bounds, Disturbance, Entry, Failure, Handle, Node, Plan, Rng, Summary, Violation, World,
 };
-use tensorwire_verbs_reactor::Runtime;
 
 /// Transfers that each run must have, at least.
 pub(crate) const TRANSFERS_MIN: u64 = 200;

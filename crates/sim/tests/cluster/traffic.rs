@@ -3,10 +3,10 @@
 use std::{pin::pin, time::Duration};
 
 use futures::future::{BoxFuture, Either, join_all, select};
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::{DataType, Key};
 use tensorwire_rendezvous::{Sharing, Step, Tensor, WorkerError};
 use tensorwire_sim::{OperationResult, Rng, Violation};
-use tensorwire_verbs_reactor::Runtime;
 
 use super::{
     CROWDS, Kind, Run, crowd, many,

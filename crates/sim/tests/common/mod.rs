@@ -9,13 +9,13 @@ use std::{
 };
 
 use futures::future::join;
-use tensorwire_memory::{Block, BlockId, BlockVisitor, Buf, GrantEnd, Granted, Pool, PoolConfig, VisitError};
-use tensorwire_rendezvous::{Worker, WorkerBuilder};
-use tensorwire_sim::{Handle, Node};
-use tensorwire_verbs_reactor::{
+use tensorwire_fabric::{
     Access, Arrival, ConnectParams, Domain, Fabric, QueuePair, QueuePairConfig, RemoteRange, RemoteRegion,
     Role,
 };
+use tensorwire_memory::{Block, BlockId, BlockVisitor, Buf, GrantEnd, Granted, Pool, PoolConfig, VisitError};
+use tensorwire_rendezvous::{Worker, WorkerBuilder};
+use tensorwire_sim::{Handle, Node};
 
 /// Registers each block of a pool.
 #[derive(Debug)]

@@ -25,8 +25,8 @@ use std::{
 use futures::future::join_all;
 use rank::Rank;
 use tensorwire_collective::store::MemoryStore;
+use tensorwire_fabric::{Fabric, FabricKind, Runtime};
 use tensorwire_sim::{Call as Step, Disturbance, Entry, Failure, Handle, Node, Plan, Rng, Summary, World};
-use tensorwire_verbs_reactor::{Fabric, FabricKind, Runtime};
 
 use crate::{
     figures::{for_each_below, number},

@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use futures::future::{Either, join_all, select};
 use tensorwire_collective::{Group, GroupError};
+use tensorwire_fabric::Runtime;
 use tensorwire_rendezvous::Worker;
 use tensorwire_sim::{Node, Operation, OperationResult, Rng, Violation};
-use tensorwire_verbs_reactor::Runtime;
 
 use super::{
     Run,

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tensorwire_fabric::Immediate;
 use tensorwire_protocol::{
     Code, DataType, Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata,
     RequestIndex, ResultSlot, Scope, Shape, Status, TensorReRequest, TensorRequest, Validation,
@@ -9,7 +10,6 @@ use tensorwire_protocol::{
     limits::{RESULT_BYTES, RESULT_SLOT_BYTES},
 };
 use tensorwire_sim::Rng;
-use tensorwire_verbs_reactor::Immediate;
 
 use super::{line::Line, memory_of::range_of};
 

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tensorwire_fabric::{RegionGeneration, RegionId, RemoteRange};
 use tensorwire_protocol::{
     Code, Destination, ErrorStatus, Message, Note, RequestIndex, ResultSlot, Scope, Status, StepId,
     TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
@@ -11,7 +12,6 @@ use tensorwire_protocol::{
     wire::record::{self, Control},
 };
 use tensorwire_sim::Rng;
-use tensorwire_verbs_reactor::{RegionGeneration, RegionId, RemoteRange};
 
 use super::{
     answers, frames,

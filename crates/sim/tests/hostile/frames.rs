@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tensorwire_fabric::timeout;
 use tensorwire_protocol::{
     Code, Parameters, Status,
     limits::WIRE_VERSION,
@@ -9,7 +10,6 @@ use tensorwire_protocol::{
 };
 use tensorwire_rendezvous::control::{ControlSession, handshake};
 use tensorwire_sim::Rng;
-use tensorwire_verbs_reactor::timeout;
 
 use super::{
     answers::value_of,

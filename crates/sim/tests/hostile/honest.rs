@@ -6,11 +6,11 @@ use futures::{
     FutureExt as _,
     future::{BoxFuture, join_all},
 };
+use tensorwire_fabric::Runtime;
 use tensorwire_memory::{BufMut, MemoryError};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{ClusterSpec, Notes, Sharing, Tensor, Trust, Worker, WorkerError};
 use tensorwire_sim::{Holdings, Node, OperationResult, Rng, Violation};
-use tensorwire_verbs_reactor::Runtime;
 
 use super::stage::{LIMIT, NOTES, Stage, address, device, name, rogue_address, rogue_device, rogue_name};
 

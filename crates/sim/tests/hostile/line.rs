@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use tensorwire_fabric::{Arrival, Immediate, QueuePair, RemoteRange};
 use tensorwire_memory::{Buf, Granted, copy::CopyReason};
 use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Destination, MESSAGE_IMMEDIATE, Message, Metadata, Mode,
@@ -15,7 +16,6 @@ use tensorwire_protocol::{
     },
 };
 use tensorwire_sim::Rng;
-use tensorwire_verbs_reactor::{Arrival, Immediate, QueuePair, RemoteRange};
 
 use super::{
     answers,

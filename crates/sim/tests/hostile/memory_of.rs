@@ -7,10 +7,10 @@ mod announcements;
 
 use std::sync::Arc;
 
+use tensorwire_fabric::{Access, Domain, RegionGeneration, RegionId, RemoteRange, RemoteRegion};
 use tensorwire_memory::{BufMut, Granted, Pool, PoolConfig};
 use tensorwire_protocol::Destination;
 use tensorwire_sim::Node;
-use tensorwire_verbs_reactor::{Access, Domain, RegionGeneration, RegionId, RemoteRange, RemoteRegion};
 
 use crate::common::Registrar;
 

@@ -7,6 +7,9 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{
+    Access, ConnectParams, ConnectionData, Domain, Fabric, Prepared, QueuePairConfig, Role, Runtime, timeout,
+};
 use tensorwire_memory::Granted;
 use tensorwire_protocol::{
     Parameters,
@@ -17,9 +20,6 @@ use tensorwire_rendezvous::control::{
     ControlPlane, ControlSession, FrameReceiver, FrameSender, Secret, handshake,
 };
 use tensorwire_sim::{Node, Rng, SimControl};
-use tensorwire_verbs_reactor::{
-    Access, ConnectParams, ConnectionData, Domain, Fabric, Prepared, QueuePairConfig, Role, Runtime, timeout,
-};
 
 use super::{
     deeds, frames,

@@ -3,8 +3,8 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use futures::future::{join, join_all};
+use tensorwire_fabric::Runtime;
 use tensorwire_sim::{Bounds, Failure, Handle, Holdings, Rng, Summary, Violation, World};
-use tensorwire_verbs_reactor::Runtime;
 
 use super::{
     honest::{self, Honest},

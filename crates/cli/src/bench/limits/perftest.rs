@@ -10,7 +10,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use tensorwire::Runtime;
-use tensorwire_verbs_reactor::verbs::VerbsFabric;
+use tensorwire_verbs_reactor::VerbsFabric;
 
 use crate::bench::error::{BenchError, system};
 

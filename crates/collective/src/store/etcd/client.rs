@@ -10,7 +10,7 @@ use std::{
 
 use futures::{FutureExt, StreamExt, stream};
 use hyper_util::rt::TokioIo;
-use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
+use tensorwire_fabric::{BoxFuture, Runtime, timeout};
 use tokio::net::TcpStream;
 use tonic::{
     Code, ConnectError, Request, Status, Streaming,

@@ -6,7 +6,7 @@ mod messages;
 use std::{fmt, io, sync::Arc, time::Duration};
 
 use futures::FutureExt;
-use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
+use tensorwire_fabric::{BoxFuture, Runtime, timeout};
 use tonic::{Code, Status};
 
 use self::{

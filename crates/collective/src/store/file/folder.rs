@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::text::escaped;
-use tensorwire_verbs_reactor::Runtime;
 
 use super::{
     super::{StoreError, rules::sum},

@@ -14,7 +14,7 @@ use std::{
 };
 
 use futures::{FutureExt, channel::oneshot};
-use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
+use tensorwire_fabric::{BoxFuture, Runtime, timeout};
 
 use self::{
     folder::{Change, Changed, Folder},
@@ -225,7 +225,7 @@ impl Store for FileStore {
 mod tests {
     use std::{fs::Permissions, os::unix::fs::PermissionsExt};
 
-    use tensorwire_verbs_reactor::TokioRuntime;
+    use tensorwire_fabric::TokioRuntime;
 
     use super::*;
 

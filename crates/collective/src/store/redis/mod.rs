@@ -13,7 +13,7 @@ use redis::{
     AsyncConnectionConfig, Cmd, ErrorKind, FromRedisValue, RedisConnectionInfo, RedisError, RedisResult,
     aio::MultiplexedConnection, cmd,
 };
-use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
+use tensorwire_fabric::{BoxFuture, Runtime, timeout};
 
 use self::bounded::Bounded;
 use super::{

@@ -10,7 +10,7 @@ use std::{
 };
 
 use futures::channel::{mpsc, oneshot};
-use tensorwire_verbs_reactor::{Runtime, timeout};
+use tensorwire_fabric::{Runtime, timeout};
 
 use super::{
     super::{StoreError, board::Refused},

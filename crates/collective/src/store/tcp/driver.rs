@@ -11,8 +11,8 @@ use futures::{
     StreamExt,
     channel::{mpsc, oneshot},
 };
+use tensorwire_fabric::{Runtime, timeout};
 use tensorwire_rendezvous::control::{Dial, host_and_port};
-use tensorwire_verbs_reactor::{Runtime, timeout};
 use tokio::{
     io::AsyncWriteExt,
     net::tcp::{OwnedReadHalf, OwnedWriteHalf},

@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc, time::Duration};
 
-use tensorwire_verbs_reactor::{Runtime, timeout};
+use tensorwire_fabric::{Runtime, timeout};
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 use super::{
@@ -135,7 +135,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 #[cfg(test)]
 mod tests {
     use futures::FutureExt;
-    use tensorwire_verbs_reactor::TokioRuntime;
+    use tensorwire_fabric::TokioRuntime;
     use tokio::io::AsyncWriteExt;
 
     use super::{

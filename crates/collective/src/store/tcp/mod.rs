@@ -17,8 +17,8 @@ use std::{
 };
 
 use futures::FutureExt;
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_rendezvous::control::host_and_port;
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 use tokio::net::TcpListener;
 
 use self::{

@@ -17,8 +17,8 @@ use futures::{
     channel::oneshot,
     stream::{self, FuturesUnordered},
 };
+use tensorwire_fabric::{BoxFuture, Runtime, timeout};
 use tensorwire_memory::Limit;
-use tensorwire_verbs_reactor::{BoxFuture, Runtime, timeout};
 use tokio::{
     io::AsyncWriteExt,
     net::{

@@ -2,8 +2,8 @@
 
 use half::f16;
 use tensorwire_collective::{Algorithm, Group, Reduction};
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::Element;
-use tensorwire_verbs_reactor::FabricKind;
 use zerocopy::FromBytes;
 
 use super::{COUNTS, FEW_COUNTS, SIZES, input, sum, tensor, values};

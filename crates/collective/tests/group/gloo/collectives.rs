@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tensorwire_collective::Group;
+use tensorwire_fabric::{FabricKind, Runtime as _, TokioRuntime};
 use tensorwire_rendezvous::Tensor;
-use tensorwire_verbs_reactor::{FabricKind, Runtime as _, TokioRuntime};
 
 use super::{COUNTS, FEW_COUNTS, SIZES, input, part, sum, tensor, value, values};
 use crate::group::{over_fabrics_and_verbs, possible, ranks};

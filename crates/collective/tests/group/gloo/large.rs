@@ -1,8 +1,8 @@
 //! LargeBroadcast: a tensor whose length in bytes does not fit 31 bits.
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Tensor;
-use tensorwire_verbs_reactor::FabricKind;
 
 use crate::group::ranks;
 
@@ -10,7 +10,7 @@ mod shm {
     #[tokio::test]
     #[ignore = "takes 4 GiB of memory, and up to a minute: .ci/long runs it"]
     async fn large_broadcast() {
-        super::large_broadcast(tensorwire_verbs_reactor::FabricKind::SHM).await;
+        super::large_broadcast(tensorwire_fabric::FabricKind::SHM).await;
     }
 }
 
@@ -18,7 +18,7 @@ mod tcp {
     #[tokio::test]
     #[ignore = "takes 4 GiB of memory, and up to a minute: .ci/long runs it"]
     async fn large_broadcast() {
-        super::large_broadcast(tensorwire_verbs_reactor::FabricKind::TCP).await;
+        super::large_broadcast(tensorwire_fabric::FabricKind::TCP).await;
     }
 }
 

@@ -2,7 +2,7 @@
 
 use futures::future::join_all;
 use tensorwire_collective::{Algorithm, Group};
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_fabric::FabricKind;
 
 use super::{input, sum};
 use crate::group::{algorithms, over_fabrics_and_verbs, ranks};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tensorwire_collective::{Collective, Group, GroupError};
-use tensorwire_verbs_reactor::FabricKind;
+use tensorwire_fabric::FabricKind;
 
 use super::tensor;
 use crate::{

@@ -11,9 +11,9 @@ use std::{
 
 use futures::{Stream, StreamExt};
 use hyper_util::rt::TokioIo;
+use tensorwire_fabric::Runtime;
 use tensorwire_fabric_tcp::Dial;
 use tensorwire_memory::Limit;
-use tensorwire_verbs_reactor::Runtime;
 use tokio::{net::TcpStream, sync::watch};
 use tonic::{
     Streaming,

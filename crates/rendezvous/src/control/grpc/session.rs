@@ -6,8 +6,8 @@
 use std::{error::Error, fmt, sync::Arc, time::Duration};
 
 use futures::{Stream, stream};
+use tensorwire_fabric::BoxFuture;
 use tensorwire_protocol::{limits::CONTROL_FRAME_BYTES_MAX, text::escaped};
-use tensorwire_verbs_reactor::BoxFuture;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tonic::{Status, Streaming};
 

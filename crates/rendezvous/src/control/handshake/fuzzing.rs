@@ -12,7 +12,7 @@ use std::{
 };
 
 use futures::FutureExt;
-use tensorwire_verbs_reactor::BoxFuture;
+use tensorwire_fabric::BoxFuture;
 
 use super::*;
 use crate::{

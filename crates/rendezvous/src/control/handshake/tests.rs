@@ -10,7 +10,7 @@ use std::{
 };
 
 use proptest::prelude::*;
-use tensorwire_verbs_reactor::{BoxFuture, TokioRuntime};
+use tensorwire_fabric::{BoxFuture, TokioRuntime};
 use tokio::sync::mpsc;
 
 use super::{super::grpc::tests::bounded, *};

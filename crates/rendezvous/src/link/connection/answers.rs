@@ -11,8 +11,8 @@ use std::{
 };
 
 use futures::{StreamExt, stream::FuturesUnordered};
+use tensorwire_fabric::QueuePair;
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::QueuePair;
 
 use crate::{link::connection::driver::Work, values::published::WaitingAnswers};
 

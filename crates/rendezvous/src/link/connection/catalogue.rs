@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use tensorwire_fabric::{CellReading, PeerCatalogue};
 use tensorwire_memory::{Buf, BufMut, copy::CopyReason};
 use tensorwire_protocol::{DataType, Metadata, ReceiveOptions, Scope, Sharing, Wanted};
-use tensorwire_verbs_reactor::{CellReading, PeerCatalogue};
 use tracing::Instrument as _;
 
 use crate::{

@@ -15,8 +15,8 @@ use futures::{
     future::{Fuse, FusedFuture},
     stream::FuturesUnordered,
 };
+use tensorwire_fabric::{Arrival, ArrivalSink, BoxFuture, Runtime};
 use tensorwire_protocol::{Scope, TensorRequest, Wanted};
-use tensorwire_verbs_reactor::{Arrival, ArrivalSink, BoxFuture, Runtime};
 use tracing::Instrument as _;
 
 use crate::{

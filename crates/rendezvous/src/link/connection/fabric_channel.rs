@@ -7,6 +7,10 @@ use std::{
     task::{Context, Poll},
 };
 
+use tensorwire_fabric::{
+    FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, Segment,
+    WorkRequest,
+};
 use tensorwire_memory::{
     Block, Buf, GrantEnd, Pool,
     copy::{CopyReason, copy_bytes},
@@ -14,10 +18,6 @@ use tensorwire_memory::{
 use tensorwire_protocol::{
     Channel, ChannelError, Code, Destination, LentEnd, RecordSlot, ResultSlot, RingSpan, Status,
     limits::RESULT_BYTES,
-};
-use tensorwire_verbs_reactor::{
-    FabricError, Immediate, Operation, QueuePair, RegionGeneration, RegionId, RemoteRange, Segment,
-    WorkRequest,
 };
 
 use crate::link::{

@@ -1,4 +1,4 @@
-use tensorwire_verbs_reactor::{PeerViolation, TokioRuntime};
+use tensorwire_fabric::{PeerViolation, TokioRuntime};
 
 use super::*;
 use crate::link::{connection_setup::tests::connection, session::tests::worker};

@@ -1,5 +1,5 @@
 use futures::FutureExt;
-use tensorwire_verbs_reactor::TokioRuntime;
+use tensorwire_fabric::TokioRuntime;
 
 use super::*;
 use crate::link::{

@@ -1,7 +1,7 @@
 use std::collections::VecDeque;
 
 use futures::FutureExt;
-use tensorwire_verbs_reactor::{BoxFuture, FabricKind};
+use tensorwire_fabric::{BoxFuture, FabricKind};
 
 use super::*;
 use crate::{link::connection_setup::tests::connection, worker::Worker};

@@ -21,8 +21,8 @@ use std::{
 
 use dashmap::Entry;
 use deferral::{Deferral, Deferred, DeferredSteps};
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::{Code, Status, StepId, Take};
-use tensorwire_verbs_reactor::Runtime;
 use tokio_util::sync::CancellationToken;
 
 use crate::values::{

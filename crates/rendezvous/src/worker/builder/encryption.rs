@@ -1,12 +1,12 @@
 //! The TLS settings of a worker.
 
+#[cfg(feature = "tls")]
+use tensorwire_fabric::FabricError;
+use tensorwire_fabric::FabricKind;
 #[cfg(feature = "tcp")]
 use tensorwire_fabric_tcp::TcpFabric;
 #[cfg(feature = "tls")]
 use tensorwire_fabric_tcp::tls::TlsIdentity;
-#[cfg(feature = "tls")]
-use tensorwire_verbs_reactor::FabricError;
-use tensorwire_verbs_reactor::FabricKind;
 
 #[cfg(feature = "tls")]
 use super::WorkerBuilder;
@@ -50,7 +50,7 @@ impl WorkerBuilder {
 
     /// Whether tensors may leave this host only encrypted. Default: `true` with [`tls`](Self::tls), otherwise `false`.
     /// If `true`, RDMA and custom fabrics that do not encrypt
-    /// ([`Capabilities::encrypted`](tensorwire_verbs_reactor::Capabilities::encrypted)) are not used, and
+    /// ([`Capabilities::encrypted`](tensorwire_fabric::Capabilities::encrypted)) are not used, and
     /// [`Worker::peers`](crate::Worker::peers) gives the reason. Shared memory is used, because it stays within one
     /// host and user.
     #[must_use]

@@ -4,16 +4,16 @@
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::sync::Arc;
 
+#[cfg(any(feature = "shm", feature = "tcp", feature = "verbs"))]
+use tensorwire_fabric::Fabric;
+use tensorwire_fabric::{FabricError, FabricKind, Runtime};
 #[cfg(feature = "shm")]
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::DataPort;
 #[cfg(feature = "tcp")]
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-#[cfg(any(feature = "shm", feature = "tcp", feature = "verbs"))]
-use tensorwire_verbs_reactor::Fabric;
 #[cfg(feature = "verbs")]
-use tensorwire_verbs_reactor::verbs::{Rdma, SettingError, VerbsError, VerbsFabric};
-use tensorwire_verbs_reactor::{FabricError, FabricKind, Runtime};
+use tensorwire_verbs_reactor::{Rdma, SettingError, VerbsError, VerbsFabric};
 
 use super::{AUTO, OpenedFabrics, WorkerBuilder, start::config};
 #[cfg(feature = "tcp")]

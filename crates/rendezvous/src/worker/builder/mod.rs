@@ -7,12 +7,12 @@ mod start;
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use tensorwire_fabric::{Fabric, FabricKind, Runtime, Wait};
 use tensorwire_fabric_tcp::Congestion;
 use tensorwire_memory::MemoryObserver;
 use tensorwire_protocol::{Sharing, Validation};
 #[cfg(feature = "verbs")]
-use tensorwire_verbs_reactor::verbs::Rdma;
-use tensorwire_verbs_reactor::{Fabric, FabricKind, Runtime, Wait};
+use tensorwire_verbs_reactor::Rdma;
 
 use self::encryption::Encryption;
 pub use self::settings::{Flow, Limits, Memory, Tcp};
@@ -34,7 +34,7 @@ use crate::{
 /// use std::time::Duration;
 ///
 /// use tensorwire_rendezvous::Worker;
-/// use tensorwire_verbs_reactor::FabricKind;
+/// use tensorwire_fabric::FabricKind;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
@@ -246,7 +246,7 @@ impl WorkerBuilder {
     /// The RDMA device and its settings, if verbs is among the fabrics: `set` changes what differs from the defaults. Settings
     /// that are not given here come from the environment (`TENSORWIRE_RDMA_…`, or the variables of TensorFlow's verbs
     /// plugin, see [`Rdma::from_variables`]). The remaining ones are chosen (see
-    /// [`VerbsFabric::open`](tensorwire_verbs_reactor::verbs::VerbsFabric::open)).
+    /// [`VerbsFabric::open`](tensorwire_verbs_reactor::VerbsFabric::open)).
     ///
     /// ```
     /// use tensorwire_rendezvous::Worker;

@@ -2,9 +2,9 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tensorwire_fabric::{Runtime, TokioRuntime};
 use tensorwire_protocol::{DeviceName, InvalidDeviceName, wire::WireError};
 use tensorwire_testpoints::sync::Mutex;
-use tensorwire_verbs_reactor::{Runtime, TokioRuntime};
 use tokio::sync::{Notify, watch};
 
 use super::{GIB, KEEPALIVE_MIN, LIVENESS_MIN, OpenedFabrics, WorkerBuilder};

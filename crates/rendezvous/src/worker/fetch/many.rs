@@ -3,8 +3,8 @@
 use std::{future::IntoFuture, marker::PhantomData, pin::pin, time::Duration};
 
 use futures::future::try_join_all;
+use tensorwire_fabric::BoxFuture;
 use tensorwire_protocol::{Awaiting, ReceiveOptions, Scope, Sharing, Wanted};
-use tensorwire_verbs_reactor::BoxFuture;
 
 use super::{Fetched, Settings, fetched, transfer};
 use crate::{

@@ -4,7 +4,7 @@ use futures::{
     FutureExt as _,
     future::{join, join_all},
 };
-use tensorwire_verbs_reactor::{FabricKind, Wait};
+use tensorwire_fabric::{FabricKind, Wait};
 
 use super::*;
 use crate::{

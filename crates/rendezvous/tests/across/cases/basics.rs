@@ -3,11 +3,11 @@
 use std::{sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
+use tensorwire_fabric::BoxFuture;
 use tensorwire_protocol::{Code, Key, Status};
 use tensorwire_rendezvous::{
     AllocatorAttributes, CancellationToken, DeviceContext, RecvArgs, SendArgs, Step, Tensor, WorkerError,
 };
-use tensorwire_verbs_reactor::BoxFuture;
 
 use super::{Given, Numbers, RECEIVER_CPU, SENDER_CPU, Two, long, number, until, value_of};
 

@@ -11,9 +11,9 @@ pub(crate) mod steps;
 
 use std::{future::poll_fn, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_protocol::{Counters, DataType, Key};
 use tensorwire_rendezvous::{Tensor, Worker, WorkerBuilder};
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
 /// Hands the name of every case to a macro: `MODULE::CASE`.
 macro_rules! every_case {

@@ -11,9 +11,9 @@ use std::{
 };
 
 use futures::{StreamExt, future::join_all, stream};
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::Sharing;
 use tensorwire_rendezvous::{ClusterSpec, Peer, Tensor, Version, Worker, WorkerError};
-use tensorwire_verbs_reactor::Runtime;
 use tokio::sync::Notify;
 
 use super::{

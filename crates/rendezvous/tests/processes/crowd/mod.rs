@@ -9,8 +9,8 @@ pub(crate) mod tally;
 use std::{collections::BTreeSet, env, net::TcpListener, process, sync::Arc, time::Duration};
 
 use rustix::process::Signal;
+use tensorwire_fabric::{FabricKind, Runtime, TokioRuntime};
 use tensorwire_rendezvous::{WorkerBuilder, control::Secret};
-use tensorwire_verbs_reactor::{FabricKind, Runtime, TokioRuntime};
 
 use self::{
     content::mixed,

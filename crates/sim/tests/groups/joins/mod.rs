@@ -17,8 +17,8 @@ use futures::future::{join, join_all};
 use life::Life;
 use outage::FailingStore;
 use tensorwire_collective::{Group, GroupBuilder};
+use tensorwire_fabric::Runtime;
 use tensorwire_sim::{Disturbance, Failure, Handle, Plan, Rng};
-use tensorwire_verbs_reactor::Runtime;
 
 use super::{
     Ended, Run, SEEDS, SEEN, Setup, arrange, each_seed, in_world,

@@ -8,8 +8,8 @@ use std::{
 
 use futures::FutureExt;
 use tensorwire_collective::store::{MemoryStore, Store, StoreError};
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_sim::{Handle, Rng};
-use tensorwire_verbs_reactor::{BoxFuture, Runtime};
 
 /// The longest way to the store and back.
 const WAY: Duration = Duration::from_millis(2);

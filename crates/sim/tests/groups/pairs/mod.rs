@@ -20,8 +20,8 @@ use std::{
 use futures::future::{join, join_all};
 use life::Life;
 use tensorwire_collective::Group;
+use tensorwire_fabric::Runtime;
 use tensorwire_sim::{Disturbance, Failure, Handle, Plan, Rng};
-use tensorwire_verbs_reactor::Runtime;
 
 use super::{Ended, Run, SEEN, Setup, arrange, each_seed, in_world, rank::Rank};
 

@@ -2,7 +2,7 @@
 
 use std::{pin::pin, time::Duration};
 
-use tensorwire_verbs_reactor::Runtime;
+use tensorwire_fabric::Runtime;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_fabric::{Runtime, TokioRuntime};
 use tensorwire_protocol::limits::CONTROL_FRAME_BYTES_MAX;
-use tensorwire_verbs_reactor::{Runtime, TokioRuntime};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{

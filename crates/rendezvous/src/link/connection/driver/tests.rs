@@ -12,7 +12,7 @@ use std::{
     task::Wake,
 };
 
-use tensorwire_verbs_reactor::{Immediate, TokioRuntime};
+use tensorwire_fabric::{Immediate, TokioRuntime};
 
 use super::*;
 use crate::link::{connection_setup::tests::connection, session::tests::worker};

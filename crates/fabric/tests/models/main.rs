@@ -1,0 +1,84 @@
+//! What several threads or processes do to shared state, under every interleaving that loom finds: the fabrics' own source,
+//! compiled over loom's locks and atomics.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
+#![allow(dead_code, unreachable_pub)] // the sources are compiled whole
+
+/// What the sources take from here instead of the crate's own.
+mod sync {
+    use std::task::Waker;
+
+    pub(crate) use loom::sync::{
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence},
+    };
+
+    pub(crate) use crate::alarm_source::Alarm;
+
+    /// That of `futures`, as a lock.
+    pub(crate) struct AtomicWaker(Mutex<Option<Waker>>);
+
+    impl AtomicWaker {
+        pub(crate) fn new() -> Self {
+            Self(Mutex::new(None))
+        }
+
+        pub(crate) fn register(&self, waker: &Waker) {
+            let before = self.0.lock().unwrap().replace(waker.clone());
+            drop(before);
+        }
+
+        pub(crate) fn take(&self) -> Option<Waker> {
+            self.0.lock().unwrap().take()
+        }
+
+        pub(crate) fn wake(&self) {
+            self.take().into_iter().for_each(Waker::wake);
+        }
+    }
+}
+
+pub(crate) use tensorwire_fabric::{FabricError, WorkRequest};
+
+#[path = "../../src/alarm.rs"]
+mod alarm_source;
+#[path = "../../src/arrival_queue.rs"]
+mod arrival_queue;
+#[path = "../../../rendezvous/src/link/connection/backlog.rs"]
+mod backlog;
+#[path = "../../../fabric-shm/src/chunks.rs"]
+mod chunks;
+#[path = "../../src/noted.rs"]
+mod noted;
+#[path = "../../../protocol/src/reply_cell.rs"]
+mod reply_cell;
+#[path = "../../../fabric-shm/src/sequence.rs"]
+mod sequence;
+#[path = "../../src/slot.rs"]
+mod slot;
+#[path = "../../../verbs-reactor/src/submissions.rs"]
+mod submissions;
+#[path = "../../../fabric-shm/src/tail.rs"]
+mod tail;
+#[path = "../../../fabric-shm/src/words.rs"]
+mod words;
+
+mod alarm;
+mod arrivals;
+mod catalogue;
+mod regions;
+mod replies;
+mod shm;
+mod slots;
+mod verbs;
+
+/// Every interleaving with at most three switches that a thread did not ask for.
+fn model(threads: impl Fn() + Send + Sync + 'static) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(threads);
+}
+
+fn word() -> loom::sync::atomic::AtomicU64 {
+    loom::sync::atomic::AtomicU64::new(0)
+}

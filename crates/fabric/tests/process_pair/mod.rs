@@ -1,0 +1,113 @@
+//! The contract between two processes: the test and the left side are in this one, the right side is in another.
+//!
+//! The other process is the test binary again, with a fabric, domains and queue pairs of its own, and the pages of
+//! right's pools. The tests see the right side through [`away`], whose half of a queue pair is here and whose device
+//! is there: what they post is posted there, and what happens there is reported here. So they are the very tests that run
+//! with both sides in one process.
+//!
+//! Who may touch which part of a block is known in the test's process only. Right grants and exposes whole blocks to
+//! the fabric, as an RDMA adapter does, so on every fabric the rules expect no more than of an adapter.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
+
+mod away;
+mod message;
+mod other;
+mod pages;
+mod serve;
+mod wire;
+
+use std::{
+    cell::RefCell,
+    env,
+    future::Future,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use tensorwire_fabric::{Fabric, Runtime};
+
+use crate::contract::{Flavour, bounded, grant_whole_blocks};
+
+use away::AwayFabric;
+use other::Other;
+
+/// Set in the other process.
+const OTHER: &str = "TENSORWIRE_TEST_OTHER_PROCESS";
+
+/// The two ends of a test.
+pub(crate) struct Ends {
+    /// Makes the fabric of one side, in the process where that is.
+    pub(crate) fabric: fn(Arc<dyn Runtime>, Side) -> Arc<dyn Fabric>,
+    /// The name of a test that calls [`run`]: the one that the other process runs.
+    pub(crate) entrance: &'static str,
+}
+
+/// Which end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Side {
+    /// In the test's process.
+    Left,
+    /// In the other process.
+    Right,
+}
+
+thread_local! {
+    /// Of the test that runs on this thread.
+    static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
+}
+
+struct Current {
+    ends: &'static Ends,
+    other: Arc<Other>,
+    has_left: bool,
+}
+
+/// Processes between two tests: starting one takes longer than many a test.
+static IDLE: Mutex<Vec<Arc<Other>>> = Mutex::new(Vec::new());
+
+/// As [`bounded`], with another process for [`fabric`].
+pub(crate) fn run<T, F>(ends: &'static Ends, flavour: Flavour, test: T)
+where
+    T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
+    F: Future<Output = ()> + 'static,
+{
+    if env::var_os(OTHER).is_some() {
+        return serve::serve(ends);
+    }
+    let idle = IDLE.lock().unwrap_or_else(PoisonError::into_inner).pop();
+    let other = idle.unwrap_or_else(|| Other::start(ends.entrance));
+    let its_other = other.clone();
+    let begin = move |runtime| {
+        grant_whole_blocks();
+        CURRENT.set(Some(Current { ends, other: its_other, has_left: false }));
+        test(runtime)
+    };
+    match catch_unwind(AssertUnwindSafe(|| bounded(flavour, begin))) {
+        Ok(()) => {
+            other.end_test();
+            IDLE.lock().unwrap_or_else(PoisonError::into_inner).push(other);
+        }
+        Err(panic) => {
+            other.kill();
+            resume_unwind(panic);
+        }
+    }
+}
+
+/// Ends the other process of the test that runs on this thread.
+pub(crate) fn kill() {
+    CURRENT.with_borrow(|current| current.as_ref().expect("a test of `run` runs here").other.kill());
+}
+
+/// The first fabric that a test makes is left's. All others are in the other process.
+pub(crate) fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+    CURRENT.with_borrow_mut(|current| {
+        let current = current.as_mut().expect("called by a test of `run`, on its own thread");
+        if std::mem::replace(&mut current.has_left, true) {
+            Arc::new(AwayFabric::make(current.other.clone()))
+        } else {
+            (current.ends.fabric)(runtime, Side::Left)
+        }
+    })
+}

@@ -1,0 +1,355 @@
+//! Views between processes that are counted, stopped, killed or forked.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::{channel::oneshot, future::join_all};
+use tensorwire_fabric::{
+    Access, Arrival, Fabric, FabricError, Immediate, QueuePair, QueuePairConfig, Runtime, WorkRequest,
+};
+use tensorwire_fabric_shm::ShmFabric;
+use tensorwire_memory::{Buf, copy::CopyReason};
+
+use super::{
+    SETUP,
+    processes::{DEATH_LIMIT, Half, assert_end_of_file, counted},
+};
+use crate::{
+    contract::{
+        Flavour, Setup, bounded,
+        pair::{Pair, RegisteredPool, pattern, step, yield_once},
+    },
+    process::{Other, alone, is_child, listen, say},
+};
+
+const LENGTH: usize = 1 << 20;
+
+async fn loan(runtime: &Arc<dyn Runtime>, queue_pair: &QueuePair) -> Buf {
+    match step(runtime, "a loan", queue_pair.next_arrival()).await.unwrap() {
+        Arrival::Loan { buffer, .. } => buffer,
+        other => panic!("not a loan: {other:?}"),
+    }
+}
+
+fn three_leases(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+    Arc::new(ShmFabric::new(runtime).unwrap().with_lease_cap(3))
+}
+
+#[test]
+fn leases_count_per_process_through_all_its_connections() {
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let setup = Setup { fabric: three_leases, peer_address: None };
+        let pair = Pair::new(setup, runtime.clone()).await;
+        let (left, right) = pair.connect_again().await;
+        let source = pair.left.source.filled(LENGTH, 1);
+        let mut views = Vec::new();
+        for (to, from) in [(&pair.to_right, &pair.to_left), (&left, &right), (&left, &right)] {
+            let lend = to.lend(source.clone(), Immediate(1));
+            let (result, view) = futures::future::join(lend, loan(&runtime, from)).await;
+            result.unwrap();
+            views.push(view);
+        }
+        for to in [&pair.to_right, &left] {
+            let error =
+                step(&runtime, "the refusal", to.lend(source.clone(), Immediate(1))).await.unwrap_err();
+            assert!(matches!(error, FabricError::LeasesExhausted { open: 3, cap: 3 }), "{error}");
+        }
+        // Those of an ended connection still count.
+        step(&runtime, "the close", left.close()).await;
+        let error = pair.to_right.lend(source.clone(), Immediate(1)).await.unwrap_err();
+        assert!(matches!(error, FabricError::LeasesExhausted { open: 3, cap: 3 }), "{error}");
+        // Copies go on, and views when views have ended.
+        pair.works(&pair.to_right, &pair.to_left).await;
+        views.clear();
+        let mut free = None;
+        while free.is_none() {
+            match pair.to_right.lend(source.clone(), Immediate(1)).await {
+                Ok(()) => free = Some(loan(&runtime, &pair.to_left).await),
+                Err(error) => assert!(matches!(error, FabricError::LeasesExhausted { .. }), "{error}"),
+            }
+            yield_once().await;
+        }
+    });
+}
+
+#[test]
+fn s4_bytes_of_leases_count_per_process_too() {
+    fn two_lengths(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+        Arc::new(ShmFabric::new(runtime).unwrap().with_lease_bytes_cap(2 * LENGTH as u64))
+    }
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let pair = Pair::new(Setup { fabric: two_lengths, peer_address: None }, runtime.clone()).await;
+        let mut views = Vec::new();
+        for length in [LENGTH, LENGTH - 1] {
+            let lend = pair.to_right.lend(pair.left.source.filled(length, 1), Immediate(1));
+            let (result, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
+            result.unwrap();
+            views.push(view);
+        }
+        let error = pair.to_right.lend(pair.left.source.filled(2, 1), Immediate(1)).await.unwrap_err();
+        let is_named = matches!(error, FabricError::LeasedBytesExhausted { held, wanted: 2, cap }
+            if held + 1 == cap && cap == 2 * LENGTH as u64);
+        assert!(is_named, "{error}");
+        // What still fits, and all of it when the views have ended.
+        let lend = pair.to_right.lend(pair.left.source.filled(1, 1), Immediate(1));
+        let (result, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
+        result.unwrap();
+        drop((views, view));
+        let source = pair.left.source.filled(2 * LENGTH, 1);
+        let mut lent = pair.to_right.lend(source.clone(), Immediate(1)).await;
+        while matches!(lent, Err(FabricError::LeasedBytesExhausted { .. })) {
+            yield_once().await;
+            lent = pair.to_right.lend(source.clone(), Immediate(1)).await;
+        }
+        lent.unwrap();
+        loan(&runtime, &pair.to_left).await;
+    });
+}
+
+#[test]
+fn a_view_is_not_copied() {
+    alone("shm::loans::a_view_is_not_copied", |runtime| {
+        Box::pin(async move {
+            let pair = Pair::new(SETUP, runtime.clone()).await;
+            for length in [1, 64, 16 << 20] {
+                let lend = pair.to_right.lend(pair.left.source.filled(length, 3), Immediate(1));
+                let (result, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
+                result.unwrap();
+                assert!(view[..] == pattern(length, 3)[..]);
+            }
+            for reason in [CopyReason::ShmPayload, CopyReason::ShmMessage, CopyReason::ShmInline] {
+                assert_eq!(counted(reason), (0, 0), "{reason:?}");
+            }
+        })
+    });
+}
+
+/// The child: takes a view, reports it, and does what the parent's lines ask for.
+async fn view_and_obey(runtime: Arc<dyn Runtime>) {
+    let half = Half::new(runtime.clone());
+    let queue_pair = half.dial().await;
+    let view = loan(&runtime, &queue_pair).await;
+    say("viewing");
+    // On a thread of its own, so that this side rings for the completion of the loan.
+    let (told, order) = oneshot::channel();
+    std::thread::spawn(move || told.send(listen()));
+    if order.await.unwrap() == "fork" {
+        // SAFETY: the child of the fork calls nothing but `pause`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: no pointers are involved.
+                unsafe { libc::pause() };
+            }
+        }
+        say(&child.to_string());
+        listen();
+    }
+    // Until the connection ends, and then still.
+    while queue_pair.next_arrival().await.is_ok() {}
+    say(if view[..] == pattern(LENGTH, 9)[..] { "whole" } else { "changed" });
+    drop(view);
+    say("released");
+    listen();
+}
+
+/// The parent's side of a child that holds a view of its only buffer.
+struct Viewed {
+    other: Other,
+    queue_pair: QueuePair,
+    pool: RegisteredPool,
+    _half: Half,
+}
+
+async fn viewed(test: &str, runtime: &Arc<dyn Runtime>) -> Viewed {
+    let mut other = Other::start_as(&format!("shm::loans::{test}"), "1");
+    let half = Half::new(runtime.clone());
+    let queue_pair = half.accept(&mut other).await;
+    let pool = RegisteredPool::new(&half.domain, "two buffers", Access::LOCAL, 2 * LENGTH as u64);
+    let lend = queue_pair.lend(pool.filled(LENGTH, 9), Immediate(1));
+    step(runtime, "the loan", lend).await.unwrap();
+    assert_eq!(other.hear(), "viewing");
+    Viewed { other, queue_pair, pool, _half: half }
+}
+
+async fn all_back(runtime: &Arc<dyn Runtime>, pool: &RegisteredPool) {
+    let back = async {
+        while pool.pool.stats().used_bytes > 0 {
+            yield_once().await;
+        }
+    };
+    step(runtime, "the memory to come back", back).await;
+    assert_eq!((pool.pool.stats().retired_bytes, pool.pool.stats().leaked_bytes), (0, 0));
+}
+
+#[test]
+fn d_peer_sigstop_a_view_keeps_its_bytes() {
+    const TEST: &str = "d_peer_sigstop_a_view_keeps_its_bytes";
+    if is_child() {
+        return bounded(Flavour::CurrentThread, view_and_obey);
+    }
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let Viewed { mut other, queue_pair, pool, _half } = viewed(TEST, &runtime).await;
+        other.tell("go on");
+        other.signal(libc::SIGSTOP);
+        // The peer is given up, and everything that can be had is overwritten.
+        step(&runtime, "the close", queue_pair.close()).await;
+        assert_eq!(pool.pool.stats().retired_bytes, LENGTH as u64);
+        let mut other_half = pool.pool.try_alloc(LENGTH).unwrap();
+        other_half.fill(0xEE);
+        pool.pool.try_alloc(64).expect_err("the viewed bytes were given out");
+        other.signal(libc::SIGCONT);
+        assert_eq!(other.hear(), "whole");
+        assert_eq!(other.hear(), "released");
+        drop(other_half);
+        all_back(&runtime, &pool).await;
+    });
+}
+
+#[test]
+fn d_peer_sigkill_views_of_the_dead_come_back() {
+    const TEST: &str = "d_peer_sigkill_views_of_the_dead_come_back";
+    if is_child() {
+        return bounded(Flavour::CurrentThread, view_and_obey);
+    }
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        for closed_before in [false, true] {
+            let Viewed { other, queue_pair, pool, _half } = viewed(TEST, &runtime).await;
+            if closed_before {
+                step(&runtime, "the close", queue_pair.close()).await;
+                assert_eq!(pool.pool.stats().retired_bytes, LENGTH as u64);
+            }
+            other.signal(libc::SIGKILL);
+            all_back(&runtime, &pool).await;
+        }
+    });
+}
+
+#[test]
+fn a_death_is_seen_although_a_child_of_the_dead_holds_the_sockets() {
+    const TEST: &str = "a_death_is_seen_although_a_child_of_the_dead_holds_the_sockets";
+    if is_child() {
+        return bounded(Flavour::CurrentThread, view_and_obey);
+    }
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let Viewed { mut other, queue_pair, pool, _half } = viewed(TEST, &runtime).await;
+        other.tell("fork");
+        let grandchild: i32 = other.hear().parse().unwrap();
+        let killed = runtime.now();
+        other.signal(libc::SIGKILL);
+        let error = step(&runtime, "the loss", queue_pair.next_arrival()).await.unwrap_err();
+        let took = runtime.now() - killed;
+        // SAFETY: no pointers are involved; the process is the one that the child has just made.
+        unsafe { libc::kill(grandchild, libc::SIGKILL) };
+        assert_end_of_file(&error);
+        assert!(took < DEATH_LIMIT + Duration::ZERO);
+        all_back(&runtime, &pool).await;
+    });
+}
+
+fn one_lease(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+    Arc::new(ShmFabric::new(runtime).unwrap().with_lease_cap(1))
+}
+
+#[test]
+fn loans_that_the_socket_has_no_room_for_fail_alone() {
+    // More blocks than the socket takes descriptors of, while nobody reads it.
+    const BLOCKS: u32 = 400;
+    // Too many to travel in a descriptor.
+    const BYTES: usize = 200;
+    alone("shm::loans::loans_that_the_socket_has_no_room_for_fail_alone", |runtime| {
+        Box::pin(async move {
+            let depths = QueuePairConfig { send_depth: 512, receive_depth: 512 };
+            let setup = Setup { fabric: one_lease, peer_address: None };
+            let pair = Pair::with_depths(setup, runtime.clone(), depths).await;
+            let lend = pair.to_right.lend(pair.left.source.filled(LENGTH, 1), Immediate(1000));
+            let (lent, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
+            lent.unwrap();
+            let single = |seed| {
+                let pool = RegisteredPool::new(&pair.left.domain, "single", Access::LOCAL, 4096);
+                pool.filled(BYTES, seed)
+            };
+            let lent = pair.lend_right(BYTES * BLOCKS as usize);
+            let mut posted = Vec::new();
+            for value in 0..BLOCKS {
+                let remote = Some(lent.part(u64::from(value) * BYTES as u64, BYTES as u64));
+                let (local, immediate) = (single(u64::from(value)), Some(Immediate(value)));
+                let request = WorkRequest::Write { local, remote, immediate };
+                posted.push(pair.to_right.post_now(&request).unwrap());
+            }
+            // Now or never: never.
+            let refused = pair.to_right.lend_now(single(1), Immediate(2000)).unwrap_err();
+            assert!(matches!(refused, FabricError::Busy { .. }), "{refused}");
+            // Now or later: later, and by then the peer has as many as it may.
+            let later = pair.to_right.lend(single(1), Immediate(2001));
+            for value in 0..BLOCKS {
+                assert_eq!(pair.arrival_at_right().await, (value, BYTES as u64));
+            }
+            for result in pair.step("the writes", join_all(posted)).await {
+                result.unwrap();
+            }
+            let refused = pair.step("the loan", later).await.unwrap_err();
+            assert!(matches!(refused, FabricError::LeasesExhausted { open: 1, cap: 1 }), "{refused}");
+            pair.works(&pair.to_right, &pair.to_left).await;
+            drop(view);
+            let again = pair.to_right.lend_now(single(7), Immediate(2002));
+            let again = again.expect("room for the loan, and a lease");
+            let (lent, view) = futures::future::join(again, loan(&runtime, &pair.to_left)).await;
+            lent.unwrap();
+            assert!(view[..] == pattern(BYTES, 7)[..]);
+        })
+    });
+}
+
+/// Waits until the thread sleeps, and has slept for a while.
+async fn until_asleep(runtime: &Arc<dyn Runtime>, thread: &str) {
+    let asleep = || {
+        let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap();
+        let line = |name| status.lines().find(|line| line.starts_with(name)).unwrap().to_owned();
+        line("State:").contains('S').then(|| line("voluntary_ctxt_switches"))
+    };
+    let (mut seen, mut times) = (None, 0);
+    while times < 5 {
+        let now = asleep();
+        times = if now.is_some() && now == seen { times + 1 } else { 0 };
+        seen = now;
+        runtime.sleep(Duration::from_millis(1)).await;
+    }
+}
+
+#[test]
+fn a_release_wakes_a_lender_that_sleeps() {
+    const TEST: &str = "shm::loans::a_release_wakes_a_lender_that_sleeps";
+    const RELEASES: u64 = 10;
+    if is_child() {
+        return bounded(Flavour::CurrentThread, |runtime| async move {
+            let half = Half::new(runtime.clone());
+            let queue_pair = half.dial().await;
+            let lender = listen();
+            for _ in 0..RELEASES {
+                let view = loan(&runtime, &queue_pair).await;
+                step(&runtime, "the lender's sleep", until_asleep(&runtime, &lender)).await;
+                // Nothing else wakes the lender.
+                drop(view);
+            }
+            say("released");
+            listen();
+        });
+    }
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let mut other = Other::start_as(TEST, "1");
+        let half = Half::new(runtime.clone());
+        let queue_pair = half.accept(&mut other).await;
+        // SAFETY: no pointers are involved.
+        other.tell(&format!("{}/task/{}", std::process::id(), unsafe { libc::gettid() }));
+        let single = RegisteredPool::new(&half.domain, "one buffer", Access::LOCAL, LENGTH as u64);
+        for round in 0..=RELEASES {
+            // Waits for the pool alone, and drives nothing.
+            let mut buffer = step(&runtime, "the buffer", single.pool.alloc(LENGTH)).await.unwrap();
+            buffer.fill(round as u8);
+            if round < RELEASES {
+                step(&runtime, "a loan", queue_pair.lend(buffer.freeze(), Immediate(1))).await.unwrap();
+            }
+        }
+        assert_eq!(other.hear(), "released");
+    });
+}

@@ -1,0 +1,119 @@
+//! Two processes: one replaces a content of its catalogue and reuses the memory of the one before as soon as it may, the
+//! other views the content. The models try every order of the steps that the two take; here the fabric itself takes them.
+
+use std::{hint::black_box, sync::Arc, time::Duration};
+
+use tensorwire_fabric::{Access, CELL_WORDS, CellContent, PeerCatalogue, Runtime};
+use tensorwire_memory::Buf;
+
+use super::processes::Half;
+use crate::{
+    contract::{
+        Flavour, bounded,
+        pair::{RegisteredPool, step, yield_once},
+    },
+    process::{Other, is_child, say},
+};
+
+const TEST: &str =
+    "shm::views::s1_what_another_process_views_is_one_edition_though_its_memory_is_reused_at_once";
+/// Longer than what lies in a cell, and short, so that memory that is reused has its new bytes at once.
+const LENGTH: usize = 64;
+/// Room for the content, the next one, and two that are viewed, or were when the content was replaced.
+const EDITIONS: usize = 4;
+/// How often it looks at a view, unless the content was replaced often enough before.
+const LOOKS: u32 = 20;
+/// How long the reader views, and how often at most.
+const READING: Duration = Duration::from_secs(5);
+const VIEWS: u64 = 200_000;
+
+/// A pool in which only [`EDITIONS`] pieces of memory are free: each is soon in use again. The rest comes with it.
+fn tight_pool(half: &Half) -> (RegisteredPool, Vec<Buf>) {
+    let pool = RegisteredPool::new(&half.domain, "editions", Access::LOCAL, 1 << 20);
+    let mut all: Vec<_> = std::iter::from_fn(|| Some(pool.pool.try_alloc(LENGTH).ok()?.freeze())).collect();
+    all.truncate(all.len() - EDITIONS);
+    (pool, all)
+}
+
+/// Replaces the content until the process is killed.
+async fn replace(half: Half) {
+    let (editions, _rest) = tight_pool(&half);
+    let queue_pair = half.dial().await;
+    let offered = queue_pair.catalogue().unwrap();
+    let cell = offered.catalogue().cell("x").unwrap();
+    for number in 0_u64.. {
+        let mut buffer = loop {
+            match editions.pool.try_alloc(LENGTH) {
+                Ok(buffer) => break buffer,
+                Err(_all_are_viewed) => yield_once().await,
+            }
+        };
+        buffer.fill(number as u8);
+        let bytes = buffer.freeze();
+        if number == 0 {
+            offered.share(&bytes);
+        }
+        drop(offered.catalogue().write(cell, Some(CellContent { words: [number; CELL_WORDS], bytes })));
+        if number == 0 {
+            say("published");
+        }
+        if number.is_multiple_of(256) {
+            yield_once().await;
+        }
+    }
+}
+
+/// The content's number and a view of it; `None` if it was replaced meanwhile.
+fn view(catalogue: &dyn PeerCatalogue) -> Option<(u64, Buf)> {
+    let reading = catalogue.find("x")?;
+    Some((reading.words[0], catalogue.view(&reading)?))
+}
+
+/// Makes the memory of contents resident: only then it can be viewed.
+async fn first_view(runtime: &Arc<dyn Runtime>, catalogue: &dyn PeerCatalogue) {
+    let viewing = async {
+        while view(catalogue).is_none() {
+            if let Some(reading) = catalogue.find("x") {
+                catalogue.copy(&reading, 0, &mut [0; LENGTH]);
+            }
+            yield_once().await;
+        }
+    };
+    step(runtime, "the first view", viewing).await;
+}
+
+#[test]
+fn s1_what_another_process_views_is_one_edition_though_its_memory_is_reused_at_once() {
+    if is_child() {
+        return bounded(Flavour::CurrentThread, |runtime| replace(Half::new(runtime)));
+    }
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let mut other = Other::start_as(TEST, "1");
+        let half = Half::new(runtime.clone());
+        let queue_pair = half.accept(&mut other).await;
+        assert_eq!(other.hear_meanwhile(&runtime, "the first content").await, "published");
+        let catalogue = queue_pair.peer_catalogue().unwrap();
+        first_view(&runtime, &*catalogue).await;
+        let (began, mut views, mut editions, mut latest) = (runtime.now(), 0, 0_u64, 0);
+        while views < VIEWS && runtime.now() - began < READING {
+            for _ in 0..256 {
+                let Some((number, view)) = view(&*catalogue) else { continue };
+                // Until its memory would have been used again, had nobody looked at the claim.
+                for look in 0..LOOKS {
+                    let now = catalogue.find("x").map_or(0, |reading| reading.words[0]);
+                    let seen: [u8; LENGTH] = black_box(&view)[..].try_into().unwrap();
+                    assert_eq!(seen, [number as u8; LENGTH], "look {look} at a view of edition {number}");
+                    if now > number + EDITIONS as u64 {
+                        break;
+                    }
+                }
+                views += 1;
+                editions += u64::from(number != latest);
+                latest = number;
+            }
+            yield_once().await;
+        }
+        println!("{views} views of {editions} editions, the last is {latest}");
+        assert!(editions > 100, "{views} views of {editions} editions: the two do not run side by side");
+    });
+}

@@ -1,0 +1,51 @@
+//! What goes wrong on RDMA queue pairs, what they ask of the device, and its limits. Needs a device like the contract
+//! over RDMA (`tests/verbs.rs`), and is left out by a plain run like it.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
+
+mod faults;
+mod held;
+mod limits;
+#[cfg(feature = "planted-bugs")]
+mod planted;
+mod rounds;
+mod thrift;
+
+use std::{cell::RefCell, sync::Arc};
+
+use tensorwire_fabric::{Fabric, Runtime, Wait};
+use tensorwire_verbs_reactor::{Rdma, VerbsCounts, VerbsFabric};
+
+use crate::{contract::Setup, rdma_devices};
+
+const SETUP: Setup = Setup { fabric, peer_address: None };
+
+thread_local! {
+    /// Those of the test that runs on this thread: left, right, left of the next pair and so on.
+    static MADE: RefCell<Vec<Arc<VerbsFabric>>> = const { RefCell::new(Vec::new()) };
+    /// How those made from now on differ from the others.
+    static PREPARATION: RefCell<(Rdma, Wait)> = RefCell::default();
+}
+
+/// Makes the two ends of a pair one after the other. No retries for a receive that is not posted: there must always be
+/// one.
+fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+    let ends = rdma_devices::ends();
+    let is_left = MADE.with_borrow(Vec::len).is_multiple_of(2);
+    let device = if is_left { ends.left } else { ends.right };
+    let (settings, wait) = PREPARATION.with_borrow(Clone::clone);
+    let settings = Rdma { device, receiver_retry_count: Some(0), ..settings };
+    let fabric = Arc::new(VerbsFabric::open(runtime, &settings).unwrap().with_wait(wait));
+    MADE.with_borrow_mut(|made| made.push(fabric.clone()));
+    fabric
+}
+
+/// Prepares the pairs that this test makes.
+fn prepare(settings: Rdma, wait: Wait) {
+    PREPARATION.set((settings, wait));
+}
+
+/// What the left end of this test's pair has asked of its device.
+fn counts_at_left() -> VerbsCounts {
+    MADE.with_borrow(|made| made[made.len() - 2].counts())
+}
