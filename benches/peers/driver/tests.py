@@ -6,7 +6,9 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from . import rivals
+from . import rivals, tables
+
+DATA = Path(__file__).resolve().parents[3] / "docs/data/peers.tsv"
 
 MISSING_HEADER = """native/mpi.c:6:10: fatal error: mpi.h: No such file or directory
     6 | #include <mpi.h>
@@ -72,3 +74,10 @@ class Needs(unittest.TestCase):
         with self.assertRaisesRegex(rivals.Failed, "did not start: Error: OS error 11"):
             with rivals.Server([server], self.folder, {}):
                 pass
+
+
+class Tables(unittest.TestCase):
+    def test_the_readme_shows_ten_rows_and_each_is_measured(self):
+        rows = tables.summary(DATA.read_text(encoding="utf-8")).splitlines()[2:]
+        self.assertEqual(len(rows), len(tables.IN_README))
+        self.assertEqual(len(rows), 10)
