@@ -6,6 +6,8 @@ MARKS = ("<!-- bench-peers -->", "<!-- bench-peers: until here -->")
 FIELDS = ["transport", "wait", "column", "bytes", "rival", "seconds", "low", "high", "rounds", "disturbed", "distance"]
 WAITS = {"look": "looking", "sleep": "asleep"}
 OURS = ("tensorwire", "limit")
+ALL_REDUCE = " all-reduce"
+REDUCERS = ("tensorwire", "Open MPI", "Gloo")
 
 # The rows of the README: transport, wait, column. One of each kind, with those that others win.
 IN_README = [
@@ -72,41 +74,47 @@ def summary(text):
 
 
 def whole(text):
-    """Every figure, one table for each transport and way to wait, below what is known of the machine."""
+    """Every rival: a table of pulls for each transport and way to wait, and one of all-reduces, below what is known of the machine."""
     head = [line[2:] for line in text.splitlines() if line.startswith("# ")]
+    measured = columns(text)
     by_way = {}
-    for (transport, wait, name), by_rival in columns(text).items():
-        by_way.setdefault((transport, wait), {})[name] = by_rival
+    for (transport, wait, name), by_rival in measured.items():
+        if ALL_REDUCE not in name:
+            by_way.setdefault((transport, wait), {})[name] = by_rival
     parts = ["\n".join(f"- {line}" for line in head)]
     for (transport, wait), by_column in by_way.items():
         names = sorted({rival for by_rival in by_column.values() for rival in by_rival}, key=lambda name: (name not in OURS, name))
         lines = [f"| {transport}, {WAITS[wait]} | {' | '.join(names)} |", "| --- " * (len(names) + 1) + "|"]
         lines += [f"| {column} | {' | '.join(shown(by_rival.get(name)) for name in names)} |" for column, by_rival in by_column.items()]
         parts.append("\n".join(lines))
-    return "\n\n".join(filter(None, [*parts, goals(text)]))
+    return "\n\n".join(filter(None, [*parts, all_reduces(measured)]))
 
 
 def goals_of(transport, wait, name):
     """What each rival's time of an all-reduce shall be at least, over Tensorwire's."""
-    if "all-reduce" not in name:
-        return ()
     if name.startswith("8 B"):
-        return (("Open MPI", 1 / 1.2),) if wait == "look" else ()
+        return {"Open MPI": 1 / 1.2} if wait == "look" else {}
     if transport == "shm":
-        return (("Open MPI", 2.0 if name.endswith("2 ranks") else 1.5),)
-    return (("Gloo", 1.2), ("Open MPI", 1.0))
+        return {"Open MPI": 2.0 if name.endswith("2 ranks") else 1.5}
+    return {"Gloo": 1.2, "Open MPI": 1.0}
 
 
-def goals(text):
-    """The goals of all-reduce, and whether each is reached."""
-    lines = ["| all-reduce | rival | its time over Tensorwire's | goal |", "| --- | --- | --- | --- |"]
-    for (transport, wait, name), by_rival in columns(text).items():
-        for rival, least in goals_of(transport, wait, name):
-            if rival in by_rival and "tensorwire" in by_rival:
-                ratio = float(by_rival[rival]["seconds"]) / float(by_rival["tensorwire"]["seconds"])
-                verdict = "reached" if ratio >= least else "missed"
-                lines.append(f"| {transport}, {WAITS[wait]}: {name} | {rival} | {ratio:.2f} | ≥ {least:.2g}: {verdict} |")
-    return "\n".join(lines) if len(lines) > 2 else ""
+def all_reduces(measured):
+    """All-reduces of both ways to wait, with a star at the rivals against which the goal is missed."""
+    names = dict.fromkeys((transport, name) for transport, _, name in measured if ALL_REDUCE in name)
+    cells = [f"{WAITS[wait]}: {rival}" for wait in WAITS for rival in REDUCERS]
+    lines = [f"| all-reduce | {' | '.join(cells)} |", "| --- " * (len(cells) + 1) + "|"]
+    for transport, name in names:
+        cells = [starred(measured, (transport, wait, name), rival) for wait in WAITS for rival in REDUCERS]
+        lines.append(f"| {transport}, {name.replace(ALL_REDUCE, '')} | {' | '.join(cells)} |")
+    return "\n".join(lines) if names else ""
+
+
+def starred(measured, column, rival):
+    by_rival = measured.get(column, {})
+    ours, its, goal = by_rival.get("tensorwire"), by_rival.get(rival), goals_of(*column).get(rival)
+    missed = ours and its and goal and float(its["seconds"]) / float(ours["seconds"]) < goal
+    return shown(its) + ("*" if missed else "")
 
 
 def put(file, table, begin=MARKS[0], close=MARKS[1]):
