@@ -11,12 +11,13 @@ use std::{error::Error, sync::Arc, time::Duration};
 use clap::Parser;
 use futures::future::try_join_all;
 use tensorwire::{
-    TokioRuntime, Worker,
+    Worker,
     collective::{
         Group, Reduction,
         launch::{Launch, LaunchError},
         store::TcpStore,
     },
+    fabric::TokioRuntime,
 };
 
 const RANKS: usize = 4;

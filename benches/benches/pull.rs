@@ -5,7 +5,7 @@
 use std::hint::black_box;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
-use tensorwire::{FabricKind, Sharing, Wait};
+use tensorwire::{FabricKind, Sharing, settings::Wait};
 use tensorwire_benches::{RawPull, SIZES, Server, grpc, puller, serve_if_child, tensor_name};
 
 /// How tensors are pulled: name, fabric, how both sides wait, and what the puller gets.

@@ -6,7 +6,10 @@ use std::{hint::black_box, sync::Arc};
 
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use futures::FutureExt;
-use tensorwire::{CancellationToken, Key, LocalRendezvous, RecvArgs, SendArgs, Tensor};
+use tensorwire::{
+    Key, Tensor,
+    tensorflow::{CancellationToken, LocalRendezvous, RecvArgs, SendArgs},
+};
 use tensorwire_memory::{Pool, PoolConfig};
 
 fn key(edge: &str) -> Key {

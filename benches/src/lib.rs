@@ -12,7 +12,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use tensorwire::{DataType, FabricKind, Tensor, Wait, Worker, WorkerError};
+use tensorwire::{DataType, FabricKind, Tensor, Worker, WorkerError, settings::Wait};
 
 /// Set in the environment of the child that serves.
 const SERVE: &str = "TENSORWIRE_BENCH_SERVE";

@@ -17,11 +17,11 @@ use std::{error::Error, process::ExitCode, sync::Arc};
 
 use clap::Parser;
 use tensorwire::{
-    TokioRuntime,
     collective::{
         launch::{Launch, LaunchError},
         store::TcpStore,
     },
+    fabric::TokioRuntime,
 };
 use tensorwire_examples::{
     command_line::DataParallel as Flags,

@@ -3,7 +3,7 @@
 use std::{error::Error, time::Duration};
 
 use futures::future::try_join_all;
-use tensorwire::{ClusterSpec, Element, FabricKind, Peer, Tensor, Worker, WorkerError};
+use tensorwire::{Element, FabricKind, Peer, Tensor, Worker, WorkerError, settings::ClusterSpec};
 use tensorwire_examples::{
     command_line::{Flags, Job, Role},
     mlp::TensorSpec,

@@ -111,4 +111,4 @@ list_ignored_tests() {
 # The one set of features that the whole workspace's tests are built with: TLS, stores in Redis and etcd, and bugs that do nothing unless a test plants them. The
 # code without TLS is what scripts/check-stub-build builds and .ci/run's second clippy reads.
 # shellcheck disable=SC2034  # used by the scripts that source this
-test_features=(--features "$(printf '%s,' tensorwire-{fabric,rendezvous,cli,collective}/test-certificates)tensorwire/tls,tensorwire/redis,tensorwire/etcd,tensorwire-sim/planted-bugs")
+test_features=(--features "$(printf '%s,' tensorwire-{fabric,rendezvous,cli,collective}/test-certificates)tensorwire-book/tls,tensorwire/tls,tensorwire/redis,tensorwire/etcd,tensorwire-sim/planted-bugs")

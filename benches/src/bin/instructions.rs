@@ -12,7 +12,7 @@ use futures::{
     poll,
     stream::{FuturesUnordered, StreamExt},
 };
-use tensorwire::{FabricKind, Key, Peer, RemoteTensor, Step, Tensor, Wait, Worker};
+use tensorwire::{FabricKind, Key, Peer, RemoteTensor, Step, Tensor, Worker, settings::Wait};
 use tensorwire_benches::fabric_pair::FabricPair;
 use tensorwire_fabric::TokioRuntime;
 use tensorwire_fabric_shm::ShmFabric;

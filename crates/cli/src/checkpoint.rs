@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use tensorwire::{Mapping, MemoryError};
+use tensorwire::memory::{Mapping, MemoryError};
 
 use crate::header::{Entry, HEADER_BYTES_MAX, Header, HeaderError, PREFIX_BYTES};
 

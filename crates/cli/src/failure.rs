@@ -2,7 +2,7 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
-use tensorwire::{Code, MemoryError, WorkerError};
+use tensorwire::{Code, WorkerError, memory::MemoryError};
 
 use crate::{
     bench::BenchError,
@@ -143,7 +143,10 @@ fn in_words_of(words: &[(&str, &str)], error: &impl ToString) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tensorwire::{Limit, MemoryError, WorkerError};
+    use tensorwire::{
+        WorkerError,
+        memory::{Limit, MemoryError},
+    };
 
     use super::Failure;
 

@@ -3,7 +3,9 @@
 use std::{sync::Arc, time::Duration};
 
 use tensorwire::{
-    FabricKind, Peer, PeerInfo, Runtime, Sharing, Tensor, TokioRuntime, Trust, Worker, WorkerError,
+    FabricKind, Peer, PeerInfo, Sharing, Tensor, Worker, WorkerError,
+    fabric::{Runtime, TokioRuntime},
+    settings::Trust,
 };
 use tensorwire_fabric::timeout;
 

@@ -11,7 +11,11 @@ use std::{
 };
 
 use futures::future::{Either, select};
-use tensorwire::{Buf, Joined, Lease, Mapping, Runtime, TokioRuntime, Worker, WorkerError};
+use tensorwire::{
+    Worker, WorkerError,
+    fabric::{Runtime, TokioRuntime},
+    memory::{Buf, Joined, Lease, Mapping},
+};
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,

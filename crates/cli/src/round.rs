@@ -3,7 +3,7 @@
 use std::{fmt::Write, time::Duration};
 
 use indicatif::{BinaryBytes, HumanCount};
-use tensorwire::{Counters, PeerInfo};
+use tensorwire::{PeerInfo, fabric::Counters};
 
 use crate::plan::Plan;
 
@@ -80,7 +80,7 @@ fn received(before: &Counters, after: &Counters) -> String {
 
 #[cfg(test)]
 mod tests {
-    use tensorwire::Counters;
+    use tensorwire::fabric::Counters;
 
     use super::{received, sent};
 

@@ -3,7 +3,7 @@
 use std::future::pending;
 
 use indicatif::BinaryBytes;
-use tensorwire::{Buf, DataType, Tensor, Worker, WorkerError};
+use tensorwire::{DataType, Tensor, Worker, WorkerError, memory::Buf};
 use tensorwire_protocol::{
     limits::NAME_BYTES_MAX,
     text::{check_name, escaped},

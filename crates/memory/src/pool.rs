@@ -89,12 +89,14 @@ impl Pool {
     /// # Errors
     /// [`MemoryError::Register`] when the visitor refuses a present block; it is not added then, and the
     /// blocks that it had registered are deregistered.
+    #[doc(hidden)]
     pub fn add_visitor(&self, visitor: Arc<dyn BlockVisitor>) -> Result<(), MemoryError> {
         self.stock.add_visitor(visitor)
     }
 
     /// Takes all blocks back from `visitor` and hands it no more. Does nothing if it was not added. The pool's buffers do
     /// not change, but no operation of the visitor's device may use them any more.
+    #[doc(hidden)]
     pub fn remove_visitor(&self, visitor: &Arc<dyn BlockVisitor>) {
         self.stock.remove_visitor(visitor);
     }

@@ -14,10 +14,8 @@ use crate::{
 
 /// Memory that users have joined: registered with the devices, and found again by address.
 ///
-/// Joined memory lies in a [`Block`](crate::Block) of its own that neighbours can't map
-/// ([`Block::shareable`](crate::Block::shareable) is false). A fabric
-/// over shared memory takes it with one copy into a pool (`CopyReason::Import`); others send it in place. Nothing is
-/// ever received into it.
+/// Neighbours cannot map joined memory, so the fabric over shared memory sends it with one copy into a pool. The other fabrics
+/// send it in place. Nothing is ever received into it.
 ///
 /// ```no_run
 /// use std::{fs::File, sync::Arc};
@@ -61,6 +59,7 @@ impl UserMemory {
     /// # Errors
     /// [`MemoryError::Register`] when the visitor refuses a present block; it is not added then, and the
     /// blocks that it had registered are deregistered.
+    #[doc(hidden)]
     pub fn add_visitor(&self, visitor: Arc<dyn BlockVisitor>) -> Result<(), MemoryError> {
         let mut registry = self.shared.write().unwrap_or_else(PoisonError::into_inner);
         let blocks: Vec<_> = registry.joined.values().filter_map(Buf::joined_block).collect();
@@ -76,6 +75,7 @@ impl UserMemory {
 
     /// Lets `visitor` deregister all joined blocks, and hands it no more. Does nothing if it was not added. Memory
     /// whose [`Joined`] was dropped while buffers of it are left is deregistered with the last of them.
+    #[doc(hidden)]
     pub fn remove_visitor(&self, visitor: &Arc<dyn BlockVisitor>) {
         let blocks: Vec<Buf> = {
             let mut registry = self.shared.write().unwrap_or_else(PoisonError::into_inner);

@@ -67,4 +67,4 @@ pub use receive::{Awaiting, ReceiveOptions, Received, ReceivedGuard, Receiving};
 pub use request_index::RequestIndex;
 pub use respond::Answer;
 pub use status::{Code, Status};
-pub use validation::{Checksums, Damage, Validation};
+pub use validation::{Checksums, Damage, UnknownValidation, Validation};

@@ -113,7 +113,7 @@ impl std::ops::Deref for Shape {
 }
 
 impl Shape {
-    /// A shape, or `None` when it has more than [`RANK_MAX`] dimensions or more than 2⁶⁴−1 elements.
+    /// A shape, or `None` when it has more than 254 dimensions or more than 2⁶⁴−1 elements.
     pub fn new(dimensions: impl AsRef<[u64]>) -> Option<Self> {
         Self::checked(SmallVec::from_slice(dimensions.as_ref()))
     }

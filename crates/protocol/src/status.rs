@@ -74,10 +74,10 @@ impl Code {
 pub struct Status {
     /// The kind.
     pub code: Code,
-    /// For people. At most [`STATUS_MESSAGE_BYTES_MAX`](crate::limits::STATUS_MESSAGE_BYTES_MAX) bytes travel. A peer's is
-    /// [escaped](crate::text), so it is one line.
+    /// For people. At most 2,048 bytes travel. A peer's is
+    /// escaped, so it is one line.
     pub message: String,
-    /// For programs. At most [`STATUS_DETAILS_BYTES_MAX`](crate::limits::STATUS_DETAILS_BYTES_MAX) bytes travel.
+    /// For programs. At most 1,024 bytes travel.
     pub details: Vec<u8>,
 }
 

@@ -196,11 +196,11 @@ impl From<FabricError> for Lost {
 /// Why a worker's operation failed.
 ///
 /// ```
-/// use tensorwire_protocol::Code;
-/// use tensorwire_rendezvous::{Tensor, Worker, WorkerError};
+/// use tensorwire::Code;
+/// use tensorwire::{Tensor, Worker, WorkerError};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
 /// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
 /// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
 /// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;

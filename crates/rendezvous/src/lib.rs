@@ -5,9 +5,9 @@
 //! shown by [`Worker::peers`].
 //!
 //! ```no_run
-//! use tensorwire_rendezvous::{Tensor, Worker};
+//! use tensorwire::{Tensor, Worker};
 //!
-//! # async fn example() -> Result<(), tensorwire_rendezvous::WorkerError> {
+//! # async fn example() -> Result<(), tensorwire::WorkerError> {
 //! let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
 //! let weights = Tensor::from_values(server.pool(), &[2, 2], &[1.0f32, 2.0, 3.0, 4.0])?;
 //! server.publish("weights", weights)?;

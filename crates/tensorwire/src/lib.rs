@@ -27,6 +27,30 @@
 //! # }
 //! ```
 //!
+//! # Groups
+//! Workers that train together join a [`Group`](collective::Group) and call its collectives:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use tensorwire::{
+//!     Worker,
+//!     collective::{Group, Reduction, launch::Launch},
+//! };
+//!
+//! # async fn train() -> Result<(), Box<dyn std::error::Error>> {
+//! let launch = Launch::from_env()?; // torchrun, mpirun, srun, Kubernetes, or TENSORWIRE_RANK and TENSORWIRE_SIZE
+//! let worker = Worker::builder(&format!("rank_{}", launch.rank)).start().await?;
+//! let store = launch.open_store(Duration::from_secs(30), worker.runtime().clone()).await?;
+//! let group = Group::builder(store, launch.rank, launch.size).join(&worker).await?;
+//! let mut gradient = vec![1.0f32; 1000];
+//! group.all_reduce(&mut gradient).reduction(Reduction::Mean).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The book
+//! The folder `docs/src` of the repository is the book: a guide, how each part works, limits, errors and promises.
+//!
 //! # Features
 //! | feature | default | what it adds |
 //! | --- | --- | --- |
@@ -43,22 +67,54 @@
 
 #![forbid(unsafe_code)]
 
-/// Element types that Rust has not got: 16-bit floats.
+/// Element types that Rust does not have: 16-bit floats.
 pub use half::{bf16, f16};
 /// Groups of workers and their collectives.
+#[doc(inline)]
 pub use tensorwire_collective as collective;
-pub use tensorwire_memory::{
-    Buf, BufMut, HugePages, Joined, Lease, Limit, Mapping, MemoryError, Pool, PoolStats, UserMemory, copy,
+pub use tensorwire_fabric::FabricKind;
+pub use tensorwire_protocol::{
+    Code, DataType, InvalidKey, Key, KeyBuilder, Metadata, Shape, Status, UnknownDataType,
 };
-pub use tensorwire_protocol::{Code, Counters, DataType, DeviceName, Key, Metadata, Mode, Shape, Status};
 pub use tensorwire_rendezvous::{
-    AllocatorAttributes, AsDelivered, AsTensor, AsVersioned, CancellationToken, ClusterError, ClusterSpec,
-    Damage, Delivered, DeviceContext, DuplicatePolicy, Element, Fetch, FetchMany, Fetched, Filled,
-    IntoBuffer, IntraProcessRendezvous, KeyEnd, Limits, List, LocalConfig, LocalRendezvous, Memory, Peer,
-    PeerInfo, PeerLoss, Published, Receive, ReceiveIntoError, Recv, RecvArgs, RecvMany, RemoteTensor,
-    SendArgs, Sharing, SimpleRendezvous, Step, StepFrom, StepTo, TF_CONFIG, Tcp, Tensor, TfConfig,
-    TransferName, Trust, Validation, Version, Worker, WorkerBuilder, WorkerError, control,
+    AsDelivered, AsTensor, AsVersioned, Damage, Delivered, Element, Fetch, FetchMany, Fetched, Filled,
+    IntoBuffer, KeyEnd, List, Peer, PeerInfo, PeerLoss, Published, ReceiveIntoError, Recv, RecvMany,
+    RemoteTensor, Sharing, Step, StepFrom, StepTo, Tensor, TransferName, Version, Worker, WorkerBuilder,
+    WorkerError,
 };
+
+/// Memory that tensors are in: pools, buffers, leases, and memory of the program's own.
+pub mod memory {
+    pub use tensorwire_memory::*;
+}
+
+/// What a [`WorkerBuilder`] can set.
+pub mod settings {
+    pub use tensorwire_fabric::{UnknownWait, Wait};
+    pub use tensorwire_protocol::{Mode, UnknownValidation};
+    pub use tensorwire_rendezvous::{
+        ClusterError, ClusterSpec, DuplicatePolicy, Flow, Limits, Memory, Tcp, Trust, Validation,
+        control::{ControlError, Secret, host_and_port},
+    };
+    #[cfg(feature = "verbs")]
+    pub use tensorwire_verbs_reactor::{Mtu, OnDemandPaging, Rdma, Setting, SettingError};
+}
+
+/// What programs that come from TensorFlow look for: its rendezvous classes, their arguments, device names, and `TF_CONFIG`.
+pub mod tensorflow {
+    pub use tensorwire_protocol::{DeviceName, InvalidDeviceName};
+    pub use tensorwire_rendezvous::{
+        AllocatorAttributes, CancellationToken, DeviceContext, IntraProcessRendezvous, LocalConfig,
+        LocalRendezvous, Receive, RecvArgs, SendArgs, SimpleRendezvous, TF_CONFIG, TfConfig,
+    };
+}
+
+/// The fabrics below a worker, their counters and errors, and the runtime on which they run.
+pub mod fabric {
+    pub use tensorwire_fabric::*;
+    pub use tensorwire_protocol::{Counters, MessageCounts};
+}
+
 /// Mutual TLS: who a worker is, and what its peers must prove (feature `tls`).
 #[cfg(feature = "tls")]
 pub mod tls {
@@ -66,36 +122,4 @@ pub mod tls {
         control::TlsNames,
         tls::{CertificateProblem, TlsError, TlsField, TlsIdentity},
     };
-}
-pub use tensorwire_fabric::{Fabric, FabricError, FabricKind, QueuePairStats, Runtime, TokioRuntime, Wait};
-#[cfg(feature = "verbs")]
-pub use tensorwire_verbs_reactor::{Mtu, OnDemandPaging, Rdma, SettingError};
-
-/// The programs in the book, compiled with the documentation's tests.
-#[cfg(doctest)]
-mod book {
-    #[doc = include_str!("../../../docs/src/guide.md")]
-    mod guide {}
-    #[doc = include_str!("../../../docs/src/introduction.md")]
-    mod introduction {}
-    #[doc = include_str!("../../../docs/src/concepts.md")]
-    mod concepts {}
-    #[doc = include_str!("../../../docs/src/checksums.md")]
-    mod checksums {}
-    #[doc = include_str!("../../../docs/src/groups.md")]
-    mod groups {}
-    #[doc = include_str!("../../../docs/src/stores.md")]
-    mod stores {}
-    #[doc = include_str!("../../../docs/src/launchers.md")]
-    mod launchers {}
-    #[doc = include_str!("../../../docs/src/errors.md")]
-    mod errors {}
-    #[cfg(feature = "metrics")]
-    #[doc = include_str!("../../../docs/src/metrics.md")]
-    mod metrics {}
-    #[cfg(feature = "tls")]
-    #[doc = include_str!("../../../docs/src/security.md")]
-    mod security {}
-    #[doc = include_str!("../../../README.md")]
-    mod readme {}
 }

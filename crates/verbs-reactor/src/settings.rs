@@ -5,8 +5,8 @@ use std::{fmt, ops::RangeInclusive};
 /// Default of the work requests that a connection may have on its send queue.
 const QUEUE_DEPTH: u32 = 1024;
 
-/// Settings of the choice of a device and of its connections. A field that is `None` has its default, or is chosen by
-/// [`VerbsFabric::open`](super::VerbsFabric::open).
+/// Settings of the choice of a device and of its connections. A field that is `None` has its default, or is chosen
+/// among the active ports of all devices: by the kind of the port's best address, then by the device's name.
 ///
 /// ```
 /// use tensorwire_verbs_reactor::{Mtu, Rdma};
@@ -17,7 +17,7 @@ const QUEUE_DEPTH: u32 = 1024;
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rdma {
-    /// The device's name. Default: see [`VerbsFabric::open`](super::VerbsFabric::open).
+    /// The device's name. Default: that of the active port with the best address.
     pub device: Option<String>,
     /// Its port, counted from 1. Default: the first active one with the best address.
     pub port: Option<u8>,

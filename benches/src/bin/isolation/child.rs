@@ -12,8 +12,9 @@ use std::{
 
 use futures::future::try_join_all;
 use tensorwire::{
-    FabricKind, Wait, Worker, WorkerError,
+    FabricKind, Worker, WorkerError,
     collective::{Group, GroupError, store::TcpStore},
+    settings::Wait,
 };
 use tokio::{sync::mpsc, time::Instant};
 

@@ -19,7 +19,7 @@ use rustix::{
     process::Signal,
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
-use tensorwire::{TokioRuntime, collective::store::TcpStore};
+use tensorwire::{collective::store::TcpStore, fabric::TokioRuntime};
 
 use crate::process::Process;
 

@@ -6,7 +6,7 @@ use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
-use tensorwire::{FabricKind, Validation};
+use tensorwire::{FabricKind, settings::Validation};
 
 use bench::{Bench, BenchFabric, BenchPeer};
 
@@ -206,10 +206,10 @@ pub(crate) enum Peers {
 }
 
 impl Peers {
-    pub(crate) fn trust(self) -> tensorwire::Trust {
+    pub(crate) fn trust(self) -> tensorwire::settings::Trust {
         match self {
-            Self::Cluster => tensorwire::Trust::Cluster,
-            Self::Hostile => tensorwire::Trust::Hostile,
+            Self::Cluster => tensorwire::settings::Trust::Cluster,
+            Self::Hostile => tensorwire::settings::Trust::Hostile,
         }
     }
 }
@@ -301,7 +301,7 @@ impl Fabric {
 /// Checks the form of an address. Whether the host exists shows when it is used.
 fn address(text: &str) -> Result<String, String> {
     let example = "for instance 127.0.0.1:4242 or [::1]:4242";
-    let checked = tensorwire::control::host_and_port(text).map(|_| text.to_owned());
+    let checked = tensorwire::settings::host_and_port(text).map(|_| text.to_owned());
     checked.map_err(|problem| format!("an address has the form HOST:PORT, {example}: {problem}"))
 }
 
@@ -383,8 +383,11 @@ mod tests {
     #[test]
     fn peers_are_trusted_unless_told_otherwise() {
         for (line, expected) in [
-            (vec!["tensorwire", "pull", "127.0.0.1:1"], tensorwire::Trust::Cluster),
-            (vec!["tensorwire", "pull", "127.0.0.1:1", "--trust", "hostile"], tensorwire::Trust::Hostile),
+            (vec!["tensorwire", "pull", "127.0.0.1:1"], tensorwire::settings::Trust::Cluster),
+            (
+                vec!["tensorwire", "pull", "127.0.0.1:1", "--trust", "hostile"],
+                tensorwire::settings::Trust::Hostile,
+            ),
         ] {
             let Command::Pull(pull) = Arguments::parse_from(line).command else { panic!("not a pull") };
             assert_eq!(pull.trust.peers.trust(), expected);

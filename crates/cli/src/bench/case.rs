@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::Serialize;
-use tensorwire::{Runtime, Sharing};
+use tensorwire::{Sharing, fabric::Runtime};
 use tensorwire_fabric::Role;
 
 use super::{

@@ -3,8 +3,10 @@
 use std::{io, path::PathBuf, time::Duration};
 
 use tensorwire::{
-    FabricError, MemoryError, WorkerError,
+    WorkerError,
     collective::{GroupError, store::StoreError},
+    fabric::FabricError,
+    memory::MemoryError,
 };
 use tensorwire_verbs_reactor::{SettingError, VerbsError};
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use tensorwire::Runtime;
+use tensorwire::fabric::Runtime;
 use tensorwire_fabric::{Fabric, Wait};
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};

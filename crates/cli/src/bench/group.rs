@@ -4,8 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::try_join_all;
 use tensorwire::{
-    Runtime,
     collective::{GroupError, store::TcpStore},
+    fabric::Runtime,
 };
 use tensorwire_fabric::timeout;
 

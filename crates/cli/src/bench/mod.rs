@@ -25,7 +25,7 @@ use std::{sync::Arc, time::Duration};
 
 use futures::channel::oneshot;
 use indicatif::{ProgressBar, ProgressStyle};
-use tensorwire::{Runtime, TokioRuntime};
+use tensorwire::fabric::{Runtime, TokioRuntime};
 use tensorwire_fabric::timeout;
 
 pub(crate) use self::error::BenchError;

@@ -2,7 +2,11 @@
 
 use std::{net::TcpListener, sync::Arc};
 
-use tensorwire::{DataType, Runtime, Tensor, TokioRuntime, Validation, Worker};
+use tensorwire::{
+    DataType, Tensor, Worker,
+    fabric::{Runtime, TokioRuntime},
+    settings::Validation,
+};
 use tensorwire_fabric::Role;
 use tensorwire_fabric_shm::bare::BareMemory;
 

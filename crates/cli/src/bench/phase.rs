@@ -1,6 +1,6 @@
 //! Times of one phase, and their statistics.
 
-use tensorwire::Runtime;
+use tensorwire::fabric::Runtime;
 
 /// How many operations a phase has, and how many of them each sample takes together. One reading of the clock takes
 /// some 25 ns, so that short operations are timed in groups.

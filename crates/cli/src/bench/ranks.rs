@@ -6,8 +6,10 @@ use super::{error::BenchError, fabrics::Opened, workers::start_worker};
 use crate::arguments::bench::{AlgorithmChoice, Op};
 use serde::{Deserialize, Serialize};
 use tensorwire::{
-    DataType, Runtime, Tensor, Validation, Worker,
+    DataType, Tensor, Worker,
     collective::{Group, GroupError, store::TcpStore},
+    fabric::Runtime,
+    settings::Validation,
 };
 
 /// Time for joining, and for a call that moves no bytes.

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
 
-use tensorwire::FabricError;
+use tensorwire::fabric::FabricError;
 use tensorwire_fabric::{
     Access, ConnectParams, ConnectionData, Domain, Immediate, Operation, Prepared, QueuePair,
     QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, TokioRuntime,

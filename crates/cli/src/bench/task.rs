@@ -3,7 +3,7 @@
 use std::{hint::black_box, iter, sync::Arc, time::Duration};
 
 use futures::{StreamExt, stream::FuturesUnordered};
-use tensorwire::{Key, RemoteTensor, Runtime, Sharing, Validation, Worker};
+use tensorwire::{Key, RemoteTensor, Sharing, Worker, fabric::Runtime, settings::Validation};
 use tensorwire_fabric::Operation;
 use tensorwire_verbs_reactor::VerbsCounts;
 

@@ -1,7 +1,7 @@
 //! The two workers of pulls and receives.
 
 use serde::{Deserialize, Serialize};
-use tensorwire::{Validation, Worker};
+use tensorwire::{Worker, settings::Validation};
 
 use super::{error::BenchError, fabrics::Opened};
 

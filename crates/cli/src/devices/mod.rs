@@ -4,7 +4,7 @@ mod report;
 
 use std::{process::ExitCode, sync::Arc};
 
-use tensorwire::TokioRuntime;
+use tensorwire::fabric::TokioRuntime;
 
 use crate::{arguments::Devices, failure::Failure, machine::Machine};
 

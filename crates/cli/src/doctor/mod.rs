@@ -12,7 +12,7 @@ mod tests;
 use std::{process::ExitCode, sync::Arc};
 
 use clap::ValueEnum;
-use tensorwire::{Runtime, TokioRuntime};
+use tensorwire::fabric::{Runtime, TokioRuntime};
 use tensorwire_fabric::Fabric;
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};

@@ -11,16 +11,14 @@ use std::{
     time::Duration,
 };
 
-use tensorwire::{
-    Tensor, TokioRuntime, Worker,
-    control::{ControlPlane, ControlSession, GrpcConfig, GrpcPlane, handshake},
-};
+use tensorwire::{Tensor, Worker, fabric::TokioRuntime};
 use tensorwire_protocol::{
     Code, DataType, Metadata, Shape, Status,
     limits::WIRE_VERSION,
     text::is_active,
     wire::control::{ControlFrame, ListEntry},
 };
+use tensorwire_rendezvous::control::{ControlPlane, ControlSession, GrpcConfig, GrpcPlane, handshake};
 
 use crate::common::{Process, finish, small_checkpoint, tensorwire};
 

@@ -14,8 +14,8 @@ impl Group {
     /// without a copy. The tensor travels along a binomial tree: at most ⌈log₂ size⌉ transfers, one after the other.
     ///
     /// ```no_run
-    /// # async fn example(group: tensorwire_collective::Group, weights: tensorwire_rendezvous::Tensor)
-    /// # -> Result<(), tensorwire_collective::GroupError> {
+    /// # async fn example(group: tensorwire::collective::Group, weights: tensorwire::Tensor)
+    /// # -> Result<(), tensorwire::collective::GroupError> {
     /// let weights = group.broadcast(0, (group.rank() == 0).then_some(weights)).await?;
     /// # Ok(())
     /// # }

@@ -14,7 +14,7 @@ impl Group {
     /// Takes the messages of a [`barrier`](Self::barrier). Any number of groups may have one name.
     ///
     /// ```no_run
-    /// # async fn example(group: tensorwire_collective::Group) -> Result<(), tensorwire_collective::GroupError> {
+    /// # async fn example(group: tensorwire::collective::Group) -> Result<(), tensorwire::collective::GroupError> {
     /// // Short calls of one group do not wait for a long call of the other.
     /// let short = group.derive("short").await?;
     /// short.barrier().await?;

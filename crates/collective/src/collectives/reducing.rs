@@ -73,10 +73,10 @@ impl Group {
     /// No peer reads or writes `values`, so the future may borrow them.
     ///
     /// ```no_run
-    /// use tensorwire_collective::Reduction;
+    /// use tensorwire::collective::Reduction;
     ///
-    /// # async fn example(group: tensorwire_collective::Group, mut gradient: Vec<f32>)
-    /// # -> Result<(), tensorwire_collective::GroupError> {
+    /// # async fn example(group: tensorwire::collective::Group, mut gradient: Vec<f32>)
+    /// # -> Result<(), tensorwire::collective::GroupError> {
     /// group.all_reduce(&mut gradient).reduction(Reduction::Mean).await?;
     /// # Ok(())
     /// # }

@@ -44,10 +44,10 @@ impl Group {
     /// values.
     ///
     /// ```no_run
-    /// use tensorwire_rendezvous::Tensor;
+    /// use tensorwire::Tensor;
     ///
-    /// # async fn example(group: tensorwire_collective::Group, first: Tensor, second: Tensor)
-    /// # -> Result<(), tensorwire_collective::GroupError> {
+    /// # async fn example(group: tensorwire::collective::Group, first: Tensor, second: Tensor)
+    /// # -> Result<(), tensorwire::collective::GroupError> {
     /// let sum: Tensor = group.all_reduce_tensors([first, second]).await?;
     /// # Ok(())
     /// # }

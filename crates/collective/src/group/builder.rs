@@ -40,8 +40,8 @@ impl Group {
     ///
     /// ```
     /// use std::sync::Arc;
-    /// use tensorwire_collective::{Group, store::MemoryStore};
-    /// use tensorwire_rendezvous::{DuplicatePolicy, Worker};
+    /// use tensorwire::collective::{Group, store::MemoryStore};
+    /// use tensorwire::{Worker, settings::DuplicatePolicy};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {

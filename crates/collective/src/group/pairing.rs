@@ -16,8 +16,8 @@ impl Group {
     /// receiver requests it. Messages to one rank with one tag are received in the order in which they were sent.
     ///
     /// ```no_run
-    /// use tensorwire_collective::{Group, GroupError};
-    /// use tensorwire_rendezvous::Tensor;
+    /// use tensorwire::collective::{Group, GroupError};
+    /// use tensorwire::Tensor;
     ///
     /// # async fn example(group: Group) -> Result<(), GroupError> {
     /// const WORK: u64 = 1;
@@ -79,7 +79,7 @@ impl Group {
     /// for this rank and slot, which has the same length. The n-th send buffer of a slot belongs to its n-th receive buffer.
     ///
     /// ```no_run
-    /// # async fn example(group: tensorwire_collective::Group) -> Result<(), tensorwire_collective::GroupError> {
+    /// # async fn example(group: tensorwire::collective::Group) -> Result<(), tensorwire::collective::GroupError> {
     /// let other = 1 - group.rank();
     /// let (mut outgoing, mut incoming) = (group.send_buffer(other, 0, 4096)?, group.recv_buffer(other, 0, 4096)?);
     /// for round in 0..100 {
@@ -115,8 +115,8 @@ impl Group {
     /// dropped. The tensor itself does not change: each write makes a new version.
     ///
     /// ```no_run
-    /// use tensorwire_collective::{Group, GroupError, pair::ExportKey};
-    /// use tensorwire_rendezvous::Tensor;
+    /// use tensorwire::collective::{Group, GroupError, pair::ExportKey};
+    /// use tensorwire::Tensor;
     ///
     /// # async fn example(group: Group, tensor: Tensor) -> Result<(), GroupError> {
     /// let export = group.export(tensor)?;

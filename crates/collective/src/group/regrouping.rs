@@ -55,8 +55,8 @@ impl Group {
     ///
     /// ```no_run
     /// use std::sync::Arc;
-    /// use tensorwire_collective::{Group, GroupError, launch::Launch, store::Store};
-    /// use tensorwire_rendezvous::Worker;
+    /// use tensorwire::collective::{Group, GroupError, launch::Launch, store::Store};
+    /// use tensorwire::Worker;
     ///
     /// async fn train(launch: Launch, store: Arc<dyn Store>, is_restarted: bool, worker: Worker) -> Result<(), GroupError> {
     ///     let builder = Group::builder(store, launch.rank, launch.size).name("trainers");

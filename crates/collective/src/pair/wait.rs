@@ -100,7 +100,7 @@ impl<'a, T: Send + 'a> IntoFuture for Wait<'a, T> {
 /// Ends one operation from elsewhere, as Gloo's `abortWaitSend` and `abortWaitRecv` do. Cheap to clone.
 ///
 /// ```no_run
-/// use tensorwire_collective::{Group, GroupError, pair::AbortHandle};
+/// use tensorwire::collective::{Group, GroupError, pair::AbortHandle};
 ///
 /// # async fn example(group: Group) -> Result<(), GroupError> {
 /// let handle = AbortHandle::new();

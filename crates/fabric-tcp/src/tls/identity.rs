@@ -104,6 +104,7 @@ impl TlsIdentity {
     /// # Errors
     /// As [`from_files`](Self::from_files), but for a certificate that is not let in.
     #[cfg(feature = "test-certificates")]
+    #[doc(hidden)]
     pub fn unchecked_from_pem(certificate: &[u8], key: &[u8], authorities: &[u8]) -> Result<Self, TlsError> {
         Self::new(
             &Input::given(TlsField::Certificate, certificate),
@@ -153,6 +154,7 @@ impl TlsIdentity {
     }
 
     /// The certificate that peers see.
+    #[doc(hidden)]
     pub fn certificate(&self) -> &PeerCertificate {
         &self.0.own
     }
@@ -169,6 +171,7 @@ impl TlsIdentity {
     ///
     /// # Cancel safety
     /// Dropping the future ends the stream.
+    #[doc(hidden)]
     pub async fn connect(&self, purpose: TlsPurpose, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
         // Neither sent nor checked; see `ChainVerifier`.
         let name = ServerName::IpAddress(std::net::Ipv4Addr::LOCALHOST.into());
@@ -199,6 +202,7 @@ impl TlsIdentity {
     ///
     /// # Cancel safety
     /// Dropping the future ends the stream.
+    #[doc(hidden)]
     pub async fn accept_any(&self, stream: TcpStream) -> io::Result<(TlsStream<TcpStream>, TlsPurpose)> {
         let stream = accept(self.0.server.clone(), stream).await?;
         let agreed = stream.get_ref().1.alpn_protocol();

@@ -45,11 +45,13 @@ impl BufMut {
     }
 
     /// The block the bytes lie in; `None` for an empty buffer.
+    #[doc(hidden)]
     pub fn block(&self) -> Option<&Block> {
         self.allocation.block()
     }
 
     /// Grants the whole buffer to a peer.
+    #[doc(hidden)]
     pub fn grant(self) -> Granted {
         Granted::new(self.allocation)
     }
@@ -116,11 +118,13 @@ impl Buf {
 
     /// Lets peers with the read right read exactly these bytes while the returned value lives.
     #[must_use = "the permission ends when the exposure is dropped"]
+    #[doc(hidden)]
     pub fn expose(&self) -> Exposure {
         Exposure::new(self.clone())
     }
 
     /// Keeps the pool from reusing the bytes until it is certain that a lost peer no longer reads them.
+    #[doc(hidden)]
     pub fn retire(self) -> Retired {
         Retired::new(self)
     }
@@ -150,6 +154,7 @@ impl Buf {
 
     /// The block the bytes lie in; `None` for an empty buffer and for a foreign one
     /// ([`is_foreign`](Self::is_foreign)).
+    #[doc(hidden)]
     pub fn block(&self) -> Option<&Block> {
         self.allocation.block()
     }

@@ -57,7 +57,7 @@ impl Key {
     /// Parses `text` by TensorFlow's rules for rendezvous keys: five parts, of which the second is a
     /// hexadecimal number of at most 64 bits, the first and third are device names, the fourth and fifth are
     /// not empty. One semicolon at the end is ignored; the fifth part is not parsed. No part has a character that
-    /// affects the terminal or log that shows it ([`text`](crate::text)).
+    /// affects the terminal or log that shows it.
     ///
     /// # Errors
     /// [`InvalidKey`].

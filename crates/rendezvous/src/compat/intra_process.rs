@@ -23,9 +23,9 @@ use crate::{
 /// Source and destination on the host ([`DeviceContext`](crate::DeviceContext) has an example with a device):
 ///
 /// ```
-/// use tensorwire_memory::{Pool, PoolConfig};
-/// use tensorwire_protocol::Key;
-/// use tensorwire_rendezvous::{IntraProcessRendezvous, RecvArgs, SendArgs, Tensor};
+/// use tensorwire::memory::{Pool, PoolConfig};
+/// use tensorwire::Key;
+/// use tensorwire::{Tensor, tensorflow::{IntraProcessRendezvous, RecvArgs, SendArgs}};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {

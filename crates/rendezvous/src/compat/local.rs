@@ -25,7 +25,7 @@ use crate::values::{
 /// Settings of a [`LocalRendezvous`].
 ///
 /// ```
-/// use tensorwire_rendezvous::{DuplicatePolicy, LocalConfig, LocalRendezvous};
+/// use tensorwire::{settings::DuplicatePolicy, tensorflow::{LocalConfig, LocalRendezvous}};
 ///
 /// let config = LocalConfig { duplicates: DuplicatePolicy::Report, ..LocalConfig::default() };
 /// let rendezvous = LocalRendezvous::with_config(config);
@@ -56,9 +56,9 @@ impl Default for LocalConfig {
 /// Dropping the last clone ends the rendezvous: pending receives get CANCELLED.
 ///
 /// ```
-/// use tensorwire_memory::{Pool, PoolConfig};
-/// use tensorwire_protocol::Key;
-/// use tensorwire_rendezvous::{LocalRendezvous, RecvArgs, SendArgs, Tensor};
+/// use tensorwire::memory::{Pool, PoolConfig};
+/// use tensorwire::Key;
+/// use tensorwire::{Tensor, tensorflow::{LocalRendezvous, RecvArgs, SendArgs}};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -211,8 +211,8 @@ impl LocalRendezvous {
 ///
 /// ```
 /// use futures::FutureExt;
-/// use tensorwire_protocol::Key;
-/// use tensorwire_rendezvous::{LocalRendezvous, Receive, RecvArgs};
+/// use tensorwire::Key;
+/// use tensorwire::tensorflow::{LocalRendezvous, Receive, RecvArgs};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let rendezvous = LocalRendezvous::new();

@@ -11,9 +11,9 @@ use crate::{
 /// waits, and a value can be received any number of times. Cheap to clone: all clones are the same rendezvous.
 ///
 /// ```
-/// use tensorwire_memory::{Pool, PoolConfig};
-/// use tensorwire_protocol::Code;
-/// use tensorwire_rendezvous::{SimpleRendezvous, Tensor};
+/// use tensorwire::memory::{Pool, PoolConfig};
+/// use tensorwire::Code;
+/// use tensorwire::{Tensor, tensorflow::SimpleRendezvous};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let pool = Pool::new(PoolConfig { block_bytes: 4096, ..PoolConfig::new("example") })?;

@@ -11,7 +11,7 @@ use super::ControlError;
 /// The host is not looked up.
 ///
 /// ```
-/// use tensorwire_rendezvous::control::host_and_port;
+/// use tensorwire::settings::host_and_port;
 ///
 /// assert_eq!(host_and_port("[::1]:4242"), Ok(("::1", 4242)));
 /// assert!(host_and_port("::1:4242").is_err());

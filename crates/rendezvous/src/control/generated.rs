@@ -5,7 +5,7 @@
 #[allow(clippy::all)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Frame {
-    /// The encoded control frame. Its format is versioned on its own (tensorwire_protocol::wire::control).
+    /// The encoded control frame. Its format is versioned on its own (tensorwire::wire::control).
     #[prost(bytes = "vec", tag = "1")]
     pub data: ::prost::alloc::vec::Vec<u8>,
     /// The last frame of its direction; data is empty. An end without it is a loss: gRPC libraries report some

@@ -1,7 +1,7 @@
 //! The control plane: how workers find, authenticate and describe themselves to each other.
 //!
 //! A [`ControlPlane`] carries opaque frames in order between two workers. The frames are
-//! `tensorwire_protocol::wire::control::ControlFrame`s, and the [`handshake`] authenticates the peer. So an in-memory plane (the
+//! `tensorwire::wire::control::ControlFrame`s, and the [`handshake`] authenticates the peer. So an in-memory plane (the
 //! simulator) and gRPC are interchangeable.
 
 mod address;

@@ -12,7 +12,7 @@ use crate::values::{
 /// The arguments of a send besides key and value. The default is right for values in host memory.
 ///
 /// ```
-/// use tensorwire_rendezvous::{AllocatorAttributes, SendArgs};
+/// use tensorwire::tensorflow::{AllocatorAttributes, SendArgs};
 ///
 /// let pinned = AllocatorAttributes { gpu_compatible: true, ..AllocatorAttributes::default() };
 /// let args = SendArgs { attributes: pinned, ..SendArgs::default() };
@@ -29,7 +29,7 @@ pub struct SendArgs {
 /// The arguments of a receive besides the key. The default is right for values that are wanted in host memory.
 ///
 /// ```
-/// use tensorwire_rendezvous::{CancellationToken, RecvArgs};
+/// use tensorwire::tensorflow::{CancellationToken, RecvArgs};
 ///
 /// let token = CancellationToken::new();
 /// let args = RecvArgs { cancellation: Some(token.clone()), ..RecvArgs::default() };
@@ -51,7 +51,7 @@ pub struct RecvArgs {
 /// ([`LocalRendezvous::recv`](crate::LocalRendezvous::recv), [`Recv::with`](crate::Recv::with)).
 ///
 /// ```
-/// use tensorwire_rendezvous::Delivered;
+/// use tensorwire::Delivered;
 ///
 /// /// Whether the sender had the value in memory that a GPU can copy from.
 /// fn came_pinned(delivered: &Delivered) -> bool {

@@ -10,7 +10,7 @@ use crate::values::tensor::Tensor;
 /// Attributes of the memory that a value is in.
 ///
 /// ```
-/// use tensorwire_rendezvous::AllocatorAttributes;
+/// use tensorwire::tensorflow::AllocatorAttributes;
 ///
 /// let none = AllocatorAttributes::default();
 /// assert!(!none.on_host && !none.gpu_compatible && !none.nic_compatible);
@@ -38,10 +38,10 @@ pub struct AllocatorAttributes {
 /// ```
 /// use std::sync::Arc;
 ///
-/// use tensorwire_memory::{Pool, PoolConfig};
-/// use tensorwire_protocol::{Code, Key, Status};
-/// use tensorwire_rendezvous::{AllocatorAttributes, DeviceContext, IntraProcessRendezvous, RecvArgs, SendArgs, Tensor};
-/// use tensorwire_fabric::BoxFuture;
+/// use tensorwire::memory::{Pool, PoolConfig};
+/// use tensorwire::{Code, Key, Status};
+/// use tensorwire::{Tensor, tensorflow::{AllocatorAttributes, DeviceContext, IntraProcessRendezvous, RecvArgs, SendArgs}};
+/// use tensorwire::fabric::BoxFuture;
 ///
 /// #[derive(Debug)]
 /// struct Inverting(Pool);

@@ -13,9 +13,9 @@
 /// was cancelled, by dropping its future or by its token, does not count.
 ///
 /// ```
-/// use tensorwire_memory::{Pool, PoolConfig};
-/// use tensorwire_protocol::{Code, Key};
-/// use tensorwire_rendezvous::{DuplicatePolicy, LocalConfig, LocalRendezvous, SendArgs, Tensor};
+/// use tensorwire::memory::{Pool, PoolConfig};
+/// use tensorwire::{Code, Key};
+/// use tensorwire::{Tensor, settings::DuplicatePolicy, tensorflow::{LocalConfig, LocalRendezvous, SendArgs}};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # let pool = Pool::new(PoolConfig { block_bytes: 4096, ..PoolConfig::new("example") })?;

@@ -55,10 +55,10 @@ impl fmt::Display for Version {
 /// An entry in the list of what a worker has published.
 ///
 /// ```
-/// use tensorwire_rendezvous::{Tensor, Worker};
+/// use tensorwire::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
 /// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
 /// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
 /// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;

@@ -14,11 +14,11 @@ use crate::{error::WorkerError, values::tensor_proto::TensorProto};
 /// An immutable tensor in pool memory. Cheap to clone: clones share the bytes.
 ///
 /// ```
-/// use tensorwire_protocol::DataType;
-/// use tensorwire_rendezvous::{Tensor, Worker};
+/// use tensorwire::DataType;
+/// use tensorwire::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
 /// let worker = Worker::builder("/job:trainer/replica:0/task:0").start().await?;
 /// let matrix = Tensor::from_values(worker.pool(), &[2, 2], &[1.0f32, 2.0, 3.0, 4.0])?;
 /// assert_eq!((matrix.shape(), matrix.bytes().len()), (&[2, 2][..], 16));
@@ -108,10 +108,10 @@ impl Tensor {
     /// [`Worker::pool`](crate::Worker::pool).
     ///
     /// ```
-    /// use tensorwire_rendezvous::{Tensor, Worker};
+    /// use tensorwire::{Tensor, Worker};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+    /// # async fn main() -> Result<(), tensorwire::WorkerError> {
     /// # let worker = Worker::client().start().await?;
     /// let weights = vec![0.5f32; 1000];
     /// let tensor = Tensor::from_vec(worker.user_memory(), &[10, 100], weights)?;
@@ -242,10 +242,10 @@ impl Tensor {
     /// memory ([`shared`](Self::shared)), such as a mapped file, may not be aligned, nor may a view of it.
     ///
     /// ```
-    /// use tensorwire_rendezvous::{Tensor, Worker};
+    /// use tensorwire::{Tensor, Worker};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+    /// # async fn main() -> Result<(), tensorwire::WorkerError> {
     /// # let worker = Worker::client().start().await?;
     /// let tensor = Tensor::from_values(worker.pool(), &[2], &[1.0f32, 2.0])?;
     /// assert_eq!(tensor.as_slice::<f32>()?, [1.0, 2.0]);

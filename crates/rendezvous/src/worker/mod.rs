@@ -49,10 +49,10 @@ use crate::{
 /// A worker. Cheap to clone. Dropping the last clone starts the shutdown without waiting for it.
 ///
 /// ```
-/// use tensorwire_rendezvous::{Tensor, Worker};
+/// use tensorwire::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
 /// let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
 /// server.publish("bias", Tensor::from_values(server.pool(), &[3], &[0.1f32, 0.2, 0.3])?)?;
 ///
@@ -109,10 +109,10 @@ impl Drop for Operations {
 /// The current state of a peer.
 ///
 /// ```
-/// use tensorwire_rendezvous::Worker;
+/// use tensorwire::Worker;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
 /// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
 /// let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;
 /// client.peer_at(server.address()).await?;

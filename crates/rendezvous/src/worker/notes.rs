@@ -86,6 +86,7 @@ impl Peer {
     ///
     /// # Cancel safety
     /// Cancel-safe: an attempt to connect that is under way continues, and no channel is open.
+    #[doc(hidden)]
     pub async fn notes(&self, channel: u64, lanes: u16) -> Result<Notes, WorkerError> {
         let refused = |field, value: String, remedy: String| WorkerError::Config { field, value, remedy };
         if lanes == 0 || lanes > NOTE_LANES_MAX {

@@ -28,10 +28,10 @@ use crate::{
 /// ```
 /// use std::time::Duration;
 ///
-/// use tensorwire_rendezvous::{Tensor, Worker};
+/// use tensorwire::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
 /// # let server = Worker::builder("ps").start().await?;
 /// let offer = server.offer(Tensor::from_values(server.pool(), &[3], &[1u8, 2, 3])?);
 /// // The ticket goes to the peer, in a note or a value of a step.
@@ -75,6 +75,7 @@ impl fmt::Debug for Offer {
 
 impl Worker {
     /// Offers `tensor` to peers that get the offer's [ticket](Offer::ticket). Once this worker is shut down, no peer can fetch it.
+    #[doc(hidden)]
     pub fn offer(&self, tensor: Tensor) -> Offer {
         let values = self.node.values.clone();
         let number = values.offers.take();
@@ -112,6 +113,7 @@ impl Peer {
     ///
     /// # Cancel safety
     /// Cancel-safe.
+    #[doc(hidden)]
     pub async fn fetch_offered(
         &self,
         ticket: Ticket,

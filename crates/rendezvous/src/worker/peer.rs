@@ -16,10 +16,10 @@ use crate::{
 /// Returned by [`Worker::peer`], [`Worker::peer_at`] and [`Worker::wait_for_peer`]. It is connected on first use.
 ///
 /// ```
-/// use tensorwire_rendezvous::Worker;
+/// use tensorwire::Worker;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
 /// # let server = Worker::builder("ps").start().await?;
 /// let client = Worker::client().start().await?;
 /// let peer = client.peer_at(server.address()).await?;
@@ -178,6 +178,7 @@ impl Worker {
     ///
     /// # Errors
     /// As [`set_address`](Self::set_address).
+    #[doc(hidden)]
     pub fn hint_address(&self, name: &str, address: &str) -> Result<(Peer, AddressHint), WorkerError> {
         let name = self.name_of_peer(name, address)?;
         let peer = Peer::new(self, self.node.add_hint(&name, address)?);

@@ -56,7 +56,7 @@ impl<'a> Recv<'a> {
     /// The buffer is owned, because the peer may still write it after the future is dropped:
     ///
     /// ```
-    /// # use {tensorwire_memory::BufMut, tensorwire_protocol::Key, tensorwire_rendezvous::Step};
+    /// # use {tensorwire::memory::BufMut, tensorwire::Key, tensorwire::Step};
     /// async fn receive(step: &Step, key: &Key, buffer: BufMut) {
     ///     let _ = step.recv(key).into_buffer(buffer).await;
     /// }
@@ -65,7 +65,7 @@ impl<'a> Recv<'a> {
     /// A borrowed buffer does not compile:
     ///
     /// ```compile_fail,E0308
-    /// # use {tensorwire_memory::BufMut, tensorwire_protocol::Key, tensorwire_rendezvous::Step};
+    /// # use {tensorwire::memory::BufMut, tensorwire::Key, tensorwire::Step};
     /// async fn receive(step: &Step, key: &Key, buffer: &mut [u8]) {
     ///     let _ = step.recv(key).into_buffer(buffer).await;
     /// }
@@ -95,7 +95,7 @@ impl<'a> Recv<'a> {
     /// it ([`DeviceContext`](crate::DeviceContext)).
     ///
     /// ```
-    /// use tensorwire_rendezvous::{CancellationToken, RecvArgs, Worker, WorkerError};
+    /// use tensorwire::{Worker, WorkerError, tensorflow::{CancellationToken, RecvArgs}};
     ///
     /// # #[tokio::main(flavor = "current_thread")]
     /// # async fn main() -> Result<(), WorkerError> {
@@ -333,10 +333,10 @@ impl Step {
 /// A step and a peer to send to, made by [`Step::to`].
 ///
 /// ```
-/// use tensorwire_rendezvous::{Tensor, Worker};
+/// use tensorwire::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
 /// let left = Worker::builder("left").start().await?;
 /// let right = Worker::builder("right").start().await?;
 /// let (to_right, to_left) = (left.peer_at(right.address()).await?, right.peer_at(left.address()).await?);

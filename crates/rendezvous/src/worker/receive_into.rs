@@ -13,10 +13,10 @@ use crate::{
 /// A buffer with the value that was received into it.
 ///
 /// ```
-/// use tensorwire_rendezvous::{Tensor, Worker};
+/// use tensorwire::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
 /// # let server = Worker::builder("/job:ps/replica:0/task:0").start().await?;
 /// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
 /// # let client = Worker::builder("/job:worker/replica:0/task:0").start().await?;

@@ -36,10 +36,10 @@ const ASKED_AT_ONCE: Duration = Duration::from_secs(5);
 /// does not end when it is dropped. A step belongs to the worker that began it.
 ///
 /// ```
-/// use tensorwire_rendezvous::{Tensor, Worker};
+/// use tensorwire::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
 /// let worker = Worker::builder("/job:trainer/replica:0/task:0").start().await?;
 /// let cpu = "/job:trainer/replica:0/task:0/device:CPU:0";
 /// let key = worker.key(cpu, cpu, "loss")?;

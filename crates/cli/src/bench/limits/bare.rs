@@ -7,7 +7,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tensorwire::Runtime;
+use tensorwire::fabric::Runtime;
 use tensorwire_fabric_shm::bare::BareMemory;
 
 use super::{

@@ -9,7 +9,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tensorwire::Runtime;
+use tensorwire::fabric::Runtime;
 use tensorwire_verbs_reactor::VerbsFabric;
 
 use crate::bench::error::{BenchError, system};

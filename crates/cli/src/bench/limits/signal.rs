@@ -11,7 +11,7 @@ use rustix::{
     buffer::spare_capacity,
     event::{EventfdFlags, Timespec, epoll, eventfd},
 };
-use tensorwire::Runtime;
+use tensorwire::fabric::Runtime;
 use tensorwire_fabric_shm::bare::BareMemory;
 
 use super::LimitWait;

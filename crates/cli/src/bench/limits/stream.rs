@@ -11,7 +11,7 @@ use rustix::{
     buffer::spare_capacity,
     event::{Timespec, epoll},
 };
-use tensorwire::Runtime;
+use tensorwire::fabric::Runtime;
 
 use super::{LimitWait, signal::look};
 use crate::bench::error::{BenchError, system};

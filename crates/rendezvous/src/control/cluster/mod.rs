@@ -23,7 +23,7 @@ use crate::control::name::{sought, task_name, worker_name};
 /// written as one expression.
 ///
 /// ```
-/// use tensorwire_rendezvous::ClusterSpec;
+/// use tensorwire::settings::ClusterSpec;
 ///
 /// let cluster = ClusterSpec::new()
 ///     .hosts("ps", "10.0.0.1:2222,10.0.0.2:2222")
@@ -33,7 +33,7 @@ use crate::control::name::{sought, task_name, worker_name};
 /// assert_eq!(ClusterSpec::worker_name("ps", 1), "/job:ps/replica:0/task:1");
 /// let refused = cluster.hosts("evaluator", "10.0.0.3:2222").check().unwrap_err();
 /// assert!(refused.to_string().contains("10.0.0.3:2222"));
-/// # Ok::<(), tensorwire_rendezvous::ClusterError>(())
+/// # Ok::<(), tensorwire::settings::ClusterError>(())
 /// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterSpec {

@@ -17,10 +17,10 @@ const SHOWN_BYTES: usize = 120;
 /// ```
 /// let text = r#"{"cluster": {"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222"]},
 ///                "task": {"type": "worker", "index": 1}}"#;
-/// let config: tensorwire_rendezvous::TfConfig = text.parse()?;
+/// let config: tensorwire::tensorflow::TfConfig = text.parse()?;
 /// assert_eq!(config.task, Some(("worker".to_owned(), 1)));
 /// assert_eq!(config.cluster.jobs(), ["ps", "worker"]);
-/// # Ok::<(), tensorwire_rendezvous::ClusterError>(())
+/// # Ok::<(), tensorwire::settings::ClusterError>(())
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]

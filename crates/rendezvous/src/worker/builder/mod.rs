@@ -33,11 +33,11 @@ use crate::{
 /// ```
 /// use std::time::Duration;
 ///
-/// use tensorwire_rendezvous::Worker;
-/// use tensorwire_fabric::FabricKind;
+/// use tensorwire::Worker;
+/// use tensorwire::FabricKind;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
 /// let worker = Worker::builder("/job:worker/replica:0/task:0")
 ///     .bind("127.0.0.1:0")
 ///     .fabrics([FabricKind::TCP])
@@ -117,10 +117,10 @@ impl Worker {
     /// certificate, with a random task number if the certificate is valid for all tasks of a job.
     ///
     /// ```
-    /// use tensorwire_rendezvous::Worker;
+    /// use tensorwire::Worker;
     ///
     /// # #[tokio::main(flavor = "current_thread")]
-    /// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+    /// # async fn main() -> Result<(), tensorwire::WorkerError> {
     /// let (one, other) = (Worker::client().start().await?, Worker::client().start().await?);
     /// assert!(one.name().starts_with("/job:client_") && one.name() != other.name());
     /// # Ok(())
@@ -245,11 +245,11 @@ impl WorkerBuilder {
 
     /// The RDMA device and its settings, if verbs is among the fabrics: `set` changes what differs from the defaults. Settings
     /// that are not given here come from the environment (`TENSORWIRE_RDMA_…`, or the variables of TensorFlow's verbs
-    /// plugin, see [`Rdma::from_variables`]). The remaining ones are chosen (see
-    /// [`VerbsFabric::open`](tensorwire_verbs_reactor::VerbsFabric::open)).
+    /// plugin, see [`Rdma::from_variables`]). The remaining ones are chosen
+    /// among the active ports of all devices.
     ///
     /// ```
-    /// use tensorwire_rendezvous::Worker;
+    /// use tensorwire::Worker;
     ///
     /// let builder = Worker::builder("ps").rdma(|rdma| rdma.device = Some("mlx5_0".to_owned()));
     /// ```
@@ -278,7 +278,7 @@ impl WorkerBuilder {
     /// Sets how much memory this worker uses: `set` changes what differs from the defaults.
     ///
     /// ```
-    /// use tensorwire_rendezvous::Worker;
+    /// use tensorwire::Worker;
     ///
     /// let builder = Worker::builder("ps").memory(|memory| {
     ///     memory.source_bytes = 8 << 30;
@@ -308,7 +308,7 @@ impl WorkerBuilder {
     /// Sets how streams of tcp send: `set` changes what differs from the defaults.
     ///
     /// ```
-    /// use tensorwire_rendezvous::Worker;
+    /// use tensorwire::Worker;
     ///
     /// let builder = Worker::builder("ps").tcp(|tcp| tcp.congestion = Some("reno".to_owned()));
     /// ```
@@ -404,6 +404,7 @@ impl WorkerBuilder {
     /// the plane must do so.
     #[cfg(feature = "simulation")]
     #[must_use]
+    #[doc(hidden)]
     pub fn dangerous_control_plane(mut self, control: Arc<dyn ControlPlane>) -> Self {
         self.control = Some(control);
         self

@@ -25,10 +25,10 @@ use crate::{
 /// ```
 /// use std::time::Duration;
 ///
-/// use tensorwire_rendezvous::{Tensor, Worker};
+/// use tensorwire::{Tensor, Worker};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
-/// # async fn main() -> Result<(), tensorwire_rendezvous::WorkerError> {
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
 /// # let server = Worker::builder("ps").start().await?;
 /// # server.publish("w", Tensor::from_values(server.pool(), &[4], &[1u8, 2, 3, 4])?)?;
 /// # let client = Worker::client().start().await?;

@@ -7,8 +7,8 @@
     reason = "the lints spare test functions, not their helpers"
 )]
 
-const ERRORS: &str = include_str!("../../../docs/src/errors.md");
-const WORKER_ERROR: &str = include_str!("../../rendezvous/src/error.rs");
+const ERRORS: &str = include_str!("../src/errors.md");
+const WORKER_ERROR: &str = include_str!("../../crates/rendezvous/src/error.rs");
 
 /// The names of the variants of `pub enum WorkerError`, by their position in the formatted source.
 fn variants() -> Vec<&'static str> {
@@ -30,7 +30,7 @@ fn the_page_of_errors_has_every_kind() {
 
 /// The functions that the page names, each with the file that its link leads to.
 fn functions() -> Vec<(&'static str, &'static str)> {
-    const PULL: &str = include_str!("../../../docs/src/life-of-a-pull.md");
+    const PULL: &str = include_str!("../src/life-of-a-pull.md");
     let links = PULL.split("[`").filter_map(|rest| rest.split_once("`](../../"));
     links.filter_map(|(name, rest)| Some((name, rest.split_once(')')?.0))).collect()
 }
@@ -40,7 +40,7 @@ fn each_function_in_the_life_of_a_pull_is_in_its_file() {
     let functions = functions();
     assert!(functions.len() > 25, "{functions:?}");
     for (function, file) in functions {
-        let path = format!("{}/../../{file}", env!("CARGO_MANIFEST_DIR"));
+        let path = format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"));
         let source = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
         let (_, name) = function.rsplit_once("::").expect("a type and a function");
         let is_there =
