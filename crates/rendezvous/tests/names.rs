@@ -252,6 +252,32 @@ fn a_plain_name_is_a_workers_wherever_one_is_expected() {
 }
 
 #[test]
+fn a_clusters_protocol_names_the_fabric_unless_the_builder_does() {
+    async fn offered(
+        protocol: &str,
+        set: fn(WorkerBuilder) -> WorkerBuilder,
+    ) -> Result<Vec<FabricKind>, WorkerError> {
+        let cluster = ClusterSpec::new().worker("server", "127.0.0.1:4242").protocol(protocol);
+        let worker = set(Worker::client()).cluster(cluster).start().await?;
+        let kinds = worker.offered_fabrics().into_iter().map(|(kind, _)| kind).collect();
+        worker.shutdown().await;
+        Ok(kinds)
+    }
+    bounded(LIMIT, async {
+        assert_eq!(offered("grpc", |builder| builder).await.unwrap(), [FabricKind::TCP]);
+        // There is no fallback: without a device it is an error.
+        match offered("grpc+verbs", |builder| builder).await {
+            Ok(kinds) => assert_eq!(kinds, [FabricKind::VERBS]),
+            Err(error) => assert!(error.to_string().contains("verbs"), "{error}"),
+        }
+        let chosen = offered("grpc+verbs", |builder| builder.fabrics([FabricKind::TCP])).await.unwrap();
+        assert_eq!(chosen, [FabricKind::TCP]);
+        let unknown = offered("grpc+gdr", |builder| builder).await.unwrap_err();
+        assert!(matches!(unknown, WorkerError::Cluster(_)), "{unknown}");
+    });
+}
+
+#[test]
 fn e_a_device_is_no_worker_and_the_error_says_what_to_write() {
     bounded(LIMIT, async {
         let device = format!("{SERVER}/device:CPU:0");

@@ -73,6 +73,14 @@ pub enum ClusterError {
         /// The numbers that the job has.
         known: Vec<u32>,
     },
+    /// A protocol that no fabric corresponds to.
+    #[error("cluster: protocol = `{}`: {remedy}", escaped(value))]
+    UnknownProtocol {
+        /// The protocol.
+        value: String,
+        /// What to write.
+        remedy: String,
+    },
     /// The environment variable does not describe a cluster.
     #[error("TF_CONFIG: {field} = `{value}`: {remedy}")]
     TfConfig {

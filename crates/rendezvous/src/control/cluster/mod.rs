@@ -5,6 +5,7 @@ mod tf_config;
 
 use std::collections::BTreeMap;
 
+use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::DeviceName;
 
 use crate::control::host_and_port;
@@ -38,6 +39,8 @@ use crate::control::name::{sought, task_name, worker_name};
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ClusterSpec {
     addresses: BTreeMap<String, String>,
+    /// The fabric of the protocol, if there is one.
+    fabric: Option<FabricKind>,
     /// The first error that later calls cannot repair.
     problem: Option<ClusterError>,
 }
@@ -87,6 +90,38 @@ impl ClusterSpec {
     #[must_use]
     pub fn task(self, job: &str, task: u32, address: impl Into<String>) -> Self {
         self.worker(Self::worker_name(job, task), address)
+    }
+
+    /// The protocol of the cluster's servers, in TensorFlow's words: `grpc+verbs` requires RDMA, and `grpc` uses TCP alone. It
+    /// has the effect of [`WorkerBuilder::require`](crate::WorkerBuilder::require), unless the builder names fabrics itself.
+    /// Default: none, so each pair of workers uses the first of the builder's fabrics that both have.
+    ///
+    /// ```
+    /// use tensorwire_rendezvous::ClusterSpec;
+    ///
+    /// let cluster = ClusterSpec::new().hosts("ps", "10.0.0.1:2222");
+    /// cluster.clone().protocol("grpc+verbs").check()?;
+    /// let refused = cluster.protocol("grpc+mpi").check().unwrap_err();
+    /// assert!(refused.to_string().contains("write `grpc+verbs`"));
+    /// # Ok::<(), tensorwire_rendezvous::ClusterError>(())
+    /// ```
+    #[must_use]
+    pub fn protocol(mut self, protocol: &str) -> Self {
+        match fabric_of(protocol) {
+            Ok(kind) => {
+                self.fabric = Some(kind);
+                self
+            }
+            Err(remedy) => {
+                let (value, remedy) = (protocol.to_owned(), remedy.to_owned());
+                self.with_problem(ClusterError::UnknownProtocol { value, remedy })
+            }
+        }
+    }
+
+    /// The fabric that the [protocol](Self::protocol) requires.
+    pub(crate) fn fabric(&self) -> Option<FabricKind> {
+        self.fabric
     }
 
     fn with_problem(mut self, problem: ClusterError) -> Self {
@@ -175,6 +210,17 @@ impl ClusterSpec {
         parsed
             .filter_map(|(name, address)| Some((name.ok()?, address.as_str())))
             .filter(|(name, _)| name.replica == Some(0))
+    }
+}
+
+/// The fabric that a protocol of TensorFlow stands for, or what to write instead.
+fn fabric_of(protocol: &str) -> Result<FabricKind, &'static str> {
+    match protocol {
+        "grpc" => Ok(FabricKind::TCP),
+        "grpc+verbs" => Ok(FabricKind::VERBS),
+        _ => Err(
+            "write `grpc+verbs` for RDMA or `grpc` for TCP, or leave it out to use the fastest fabric of each pair",
+        ),
     }
 }
 

@@ -112,6 +112,26 @@ fn e_unknown_jobs_and_tasks_are_told_what_there_is() {
 }
 
 #[test]
+fn protocols_are_mapped_to_fabrics() {
+    assert_eq!(two_jobs().fabric(), None);
+    for (protocol, kind) in [("grpc", FabricKind::TCP), ("grpc+verbs", FabricKind::VERBS)] {
+        let spec = two_jobs().protocol(protocol);
+        spec.check().unwrap();
+        assert_eq!(spec.fabric(), Some(kind));
+        let text = format!(r#"{{"cluster": {{"ps": ["a:1"]}}, "rpc_layer": "{protocol}"}}"#);
+        assert_eq!(text.parse::<TfConfig>().unwrap().cluster.fabric(), Some(kind));
+    }
+}
+
+#[test]
+fn e_a_protocol_without_a_fabric_is_named_with_the_remedy() {
+    for protocol in ["", "verbs", "grpc+mpi", "GRPC", "grpc+verbs "] {
+        let error = refused(&two_jobs().protocol(protocol));
+        names_all(&error, &[&format!("protocol = `{protocol}`"), "write `grpc+verbs`", "`grpc` for TCP"]);
+    }
+}
+
+#[test]
 fn tf_config_names_the_cluster_and_the_task() {
     let text = r#"{"cluster": {"chief": ["a:1"], "worker": ["b:2", "c:3"], "ps": {"0": "d:4", "7": "e:5"},
                    "web-0": ["f:6"]},
@@ -121,17 +141,18 @@ fn tf_config_names_the_cluster_and_the_task() {
     assert_eq!(config.cluster.job("ps").unwrap(), [(0, "d:4"), (7, "e:5")]);
     assert_eq!(config.cluster.job("web-0").unwrap(), [(0, "f:6")]);
     assert_eq!(config.cluster.names().count(), 6);
+    assert_eq!(config.cluster.fabric(), Some(FabricKind::TCP));
     config.builder().unwrap();
     let index_as_text = text.replace("\"index\": 7", "\"index\": \"7\"");
     assert_eq!(index_as_text.parse::<TfConfig>().unwrap().task, Some(("ps".to_owned(), 7)));
     let without: TfConfig = r#"{"cluster": {"ps": ["a:1"]}}"#.parse().unwrap();
-    assert_eq!(without.task, None);
+    assert_eq!((without.task.clone(), without.cluster.fabric()), (None, None));
     names_all(&without.builder().unwrap_err().to_string(), &["task", "missing", "index"]);
 }
 
 #[test]
 fn e_a_bad_tf_config_is_told_field_value_and_remedy() {
-    let cases: [(&str, &[&str]); 19] = [
+    let cases: [(&str, &[&str]); 22] = [
         ("", &["the variable", "JSON"]),
         ("{", &["the variable", "`{`", "line 1"]),
         ("[1]", &["`[1]`", "write {"]),
@@ -146,6 +167,15 @@ fn e_a_bad_tf_config_is_told_field_value_and_remedy() {
         (r#"{"cluster": {"ps": ["a:1"], "ps": ["b:1"]}}"#, &["ps", "twice"]),
         (r#"{"cluster": {"p s": ["a:1"]}}"#, &["/job:p s/", "letters"]),
         (r#"{"cluster": {"ps": ["a:1"]}, "task": 3}"#, &["task = `3`"]),
+        (
+            r#"{"cluster": {"ps": ["a:1"]}, "rpc_layer": "grpc+gdr"}"#,
+            &["rpc_layer = `grpc+gdr`", "`grpc+verbs`"],
+        ),
+        (r#"{"cluster": {"ps": ["a:1"]}, "rpc_layer": ["grpc"]}"#, &["rpc_layer = `a list of 1`", "`grpc`"]),
+        (
+            r#"{"cluster": {"ps": ["a:1"]}, "rpc_layer": "grpc", "rpc_layer": "grpc"}"#,
+            &["rpc_layer", "twice"],
+        ),
         (r#"{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps"}}"#, &["task.index", "missing"]),
         (r#"{"cluster": {"ps": ["a:1"]}, "task": {"type": 1, "index": 0}}"#, &["task.type = `1`"]),
         (r#"{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": -1}}"#, &["task.index = `-1`"]),

@@ -3,8 +3,9 @@
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use tensorwire_fabric::FabricKind;
 
-use super::{ClusterError, ClusterSpec};
+use super::{ClusterError, ClusterSpec, fabric_of};
 
 /// The environment variable that describes the cluster to training jobs.
 pub const TF_CONFIG: &str = "TF_CONFIG";
@@ -12,7 +13,8 @@ pub const TF_CONFIG: &str = "TF_CONFIG";
 /// Maximum number of bytes of a value in an error.
 const SHOWN_BYTES: usize = 120;
 
-/// The content of `TF_CONFIG`: the cluster, and the task of this process.
+/// The content of `TF_CONFIG`: the cluster, and the task of this process. The field `rpc_layer` is the cluster's
+/// [protocol](ClusterSpec::protocol).
 ///
 /// ```
 /// let text = r#"{"cluster": {"ps": ["10.0.0.1:2222"], "worker": ["10.0.0.2:2222", "10.0.0.3:2222"]},
@@ -70,10 +72,11 @@ impl std::str::FromStr for TfConfig {
         let Json::Object(fields) = json else {
             return Err(problem("the variable", text, format!("it is not a JSON object; {EXPECTED}")));
         };
-        // Other fields, such as "environment" and "rpc_layer", have no meaning here.
+        // Other fields, such as "environment", have no meaning here.
         let jobs = only("cluster", &fields)?;
         let jobs = jobs.ok_or_else(|| problem("cluster", "missing", EXPECTED))?;
-        let cluster = read_cluster(jobs)?;
+        let mut cluster = read_cluster(jobs)?;
+        cluster.fabric = only("rpc_layer", &fields)?.map(read_rpc_layer).transpose()?;
         let task = only("task", &fields)?.map(|task| read_task(&cluster, task)).transpose()?;
         Ok(Self { cluster, task })
     }
@@ -137,6 +140,15 @@ fn read_job(mut spec: ClusterSpec, job: &str, tasks: &Json) -> Result<ClusterSpe
         spec = spec.task(job, task, address.as_str());
     }
     Ok(spec)
+}
+
+/// Reads the protocol of the cluster's servers.
+fn read_rpc_layer(layer: &Json) -> Result<FabricKind, ClusterError> {
+    let protocol = match layer {
+        Json::Text(text) => text.as_str(),
+        _ => "",
+    };
+    fabric_of(protocol).map_err(|remedy| problem("rpc_layer", layer, remedy))
 }
 
 fn read_task(cluster: &ClusterSpec, task: &Json) -> Result<(String, u32), ClusterError> {

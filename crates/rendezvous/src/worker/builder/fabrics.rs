@@ -24,6 +24,14 @@ use crate::{
 };
 
 impl WorkerBuilder {
+    /// Requires the fabric of the cluster's protocol, unless the user has chosen fabrics.
+    pub(super) fn with_fabric_of_cluster(self) -> Self {
+        match self.cluster.fabric() {
+            Some(kind) if !self.is_chosen => self.require(kind),
+            _ => self,
+        }
+    }
+
     #[cfg_attr(not(all(feature = "shm", feature = "tcp", feature = "verbs")), allow(unused_variables))]
     pub(super) fn open_fabrics(
         &self,

@@ -218,7 +218,9 @@ impl WorkerBuilder {
         self
     }
 
-    /// The other workers, for [`Worker::peer`] and for receives by key.
+    /// The other workers, for [`Worker::peer`] and for receives by key. If the cluster has a
+    /// [protocol](ClusterSpec::protocol), the worker requires its fabric, unless [`fabrics`](Self::fabrics) or
+    /// [`require`](Self::require) names others.
     #[must_use]
     pub fn cluster(mut self, cluster: ClusterSpec) -> Self {
         self.cluster = cluster;
@@ -429,6 +431,6 @@ impl WorkerBuilder {
     /// # Cancel safety
     /// Dropping the future releases everything.
     pub async fn start(self) -> Result<Worker, WorkerError> {
-        self.start_within_limits().await.map_err(WorkerError::or_limit)
+        self.with_fabric_of_cluster().start_within_limits().await.map_err(WorkerError::or_limit)
     }
 }
