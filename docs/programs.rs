@@ -22,6 +22,9 @@ mod stores {}
 #[doc = include_str!("src/launchers.md")]
 mod launchers {}
 #[cfg(doctest)]
+#[doc = include_str!("src/from-tensorflow.md")]
+mod from_tensorflow {}
+#[cfg(doctest)]
 #[doc = include_str!("src/errors.md")]
 mod errors {}
 #[cfg(doctest)]

@@ -122,8 +122,8 @@ impl Limits {
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Flow {
-    /// How messages are acknowledged. Default [`Mode::Counted`]. [`Mode::Original`] is the protocol of TensorFlow's
-    /// verbs plugin, with one message in flight per direction.
+    /// How messages are acknowledged. Default [`Mode::Counted`]. [`Mode::Original`] follows the flow of TensorFlow's
+    /// verbs plugin, with one message in flight per direction; the bytes of its messages are others.
     pub mode: Mode,
     /// Maximum number of messages and values in flight from one peer, including two of the protocol's own. Each
     /// connection posts as many receives. 4 to 4096, default 256. Of the settings of two workers, the smaller applies.
