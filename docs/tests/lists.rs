@@ -28,23 +28,32 @@ fn the_page_of_errors_has_every_kind() {
     assert!(missing.is_empty(), "docs/src/errors.md does not list {missing:?}");
 }
 
-/// The functions that the page names, each with the file that its link leads to.
-fn functions() -> Vec<(&'static str, &'static str)> {
-    const PULL: &str = include_str!("../src/life-of-a-pull.md");
-    let links = PULL.split("[`").filter_map(|rest| rest.split_once("`](../../"));
+/// The functions that a page names, each with the file that its link leads to.
+fn functions(page: &str) -> Vec<(&str, &str)> {
+    let links = page.split("[`").filter_map(|rest| rest.split_once("`](../../"));
     links.filter_map(|(name, rest)| Some((name, rest.split_once(')')?.0))).collect()
 }
 
 #[test]
 fn each_function_in_the_life_of_a_pull_is_in_its_file() {
-    let functions = functions();
-    assert!(functions.len() > 25, "{functions:?}");
+    const PULL: &str = include_str!("../src/life-of-a-pull.md");
+    each_is_in_its_file("life-of-a-pull.md", &functions(PULL), 25);
+}
+
+#[test]
+fn each_function_of_the_reactor_is_in_its_file() {
+    const REACTOR: &str = include_str!("../src/reactor.md");
+    each_is_in_its_file("reactor.md", &functions(REACTOR), 20);
+}
+
+fn each_is_in_its_file(page: &str, functions: &[(&str, &str)], least: usize) {
+    assert!(functions.len() > least, "{functions:?}");
     for (function, file) in functions {
         let path = format!("{}/../{file}", env!("CARGO_MANIFEST_DIR"));
         let source = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
         let (_, name) = function.rsplit_once("::").expect("a type and a function");
         let is_there =
             [format!("fn {name}("), format!("fn {name}<")].iter().any(|head| source.contains(head));
-        assert!(is_there, "docs/src/life-of-a-pull.md: {file} has no `{function}`");
+        assert!(is_there, "docs/src/{page}: {file} has no `{function}`");
     }
 }

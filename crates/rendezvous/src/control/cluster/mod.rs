@@ -97,13 +97,13 @@ impl ClusterSpec {
     /// Default: none, so each pair of workers uses the first of the builder's fabrics that both have.
     ///
     /// ```
-    /// use tensorwire_rendezvous::ClusterSpec;
+    /// use tensorwire::settings::ClusterSpec;
     ///
     /// let cluster = ClusterSpec::new().hosts("ps", "10.0.0.1:2222");
     /// cluster.clone().protocol("grpc+verbs").check()?;
     /// let refused = cluster.protocol("grpc+mpi").check().unwrap_err();
     /// assert!(refused.to_string().contains("write `grpc+verbs`"));
-    /// # Ok::<(), tensorwire_rendezvous::ClusterError>(())
+    /// # Ok::<(), tensorwire::settings::ClusterError>(())
     /// ```
     #[must_use]
     pub fn protocol(mut self, protocol: &str) -> Self {
