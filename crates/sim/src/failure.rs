@@ -133,7 +133,7 @@ pub struct Summary {
     pub at: Duration,
     /// Operations that succeeded.
     pub operations_done: u64,
-    /// Operations that failed, or that their own side gave up.
+    /// Operations that failed, or that their own side cancelled.
     pub operations_failed: u64,
     /// Nodes that crashed.
     pub crashes: u64,

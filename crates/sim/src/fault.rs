@@ -10,15 +10,15 @@ use crate::ids::NodeId;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The node's process dies: its tasks are dropped, its queue pairs and sessions end, peers see it after a
-    /// random, bounded time. Packets of it, and packets to it, may come much later.
+    /// The node's process dies: its tasks are dropped, its queue pairs and sessions end, peers see it after a random,
+    /// bounded time. Its packets, and packets to it, may arrive much later.
     Crash(NodeId),
     /// The queue pairs between two nodes break; both stay alive.
     LoseLink(NodeId, NodeId),
     /// The control sessions between two nodes break; both stay alive.
     LoseControl(NodeId, NodeId),
-    /// The node's process is stopped between two of its steps (SIGSTOP). The seed decides whether its NIC goes on, as on
-    /// verbs, or everything that its process would execute stops too, as on shm and tcp.
+    /// The node's process is stopped between two of its steps (SIGSTOP). The seed decides whether its NIC continues, as
+    /// over verbs, or stops with the process, as over shm and tcp.
     Freeze(NodeId),
     /// The node's process is stopped for this time.
     Pause(NodeId, Duration),
@@ -29,8 +29,8 @@ pub enum Fault {
     /// The next queue pair between two nodes is half-open: one side is connected, the other sees after a while that
     /// connecting failed.
     HalfOpen(NodeId, NodeId),
-    /// The device of one of the node's fabrics fails: its queue pairs end, their peers see it in a while, and no new
-    /// ones can be made.
+    /// The device of one of the node's fabrics fails: its queue pairs end, their peers notice later, and no new ones
+    /// can be made.
     LoseDevice(NodeId, FabricKind),
     /// The device is back: new queue pairs can be made.
     RestoreDevice(NodeId, FabricKind),

@@ -113,8 +113,9 @@ impl Handle {
         self.shared.state().flips_of_65536 = of_65536;
     }
 
-    /// From now on the rare branches of the code under test (`tensorwire_testpoints::chance!`) are taken or not by the seed, each
-    /// as often as this world draws for it. Each one that is taken is a mark ([`Summary::marks`](crate::Summary::marks)) under its name.
+    /// From now on the seed decides which rare branches of the code under test (`tensorwire_testpoints::chance!`) are
+    /// taken. Each world draws how often each branch is taken. A branch that is taken is a mark
+    /// ([`Summary::marks`](crate::Summary::marks)) under its name.
     pub fn take_chances(&self) {
         lock(&self.shared.chances).get_or_insert_with(|| Chances::new(Rng::new(self.shared.seed).fork(4)));
     }
@@ -129,7 +130,7 @@ impl Handle {
         self.shared.ledger().flips
     }
 
-    /// Lets the call of `node` that comes after `successes` further ones of its kind fail, once.
+    /// Makes one call of `node` fail: the one after `successes` more calls of its kind.
     pub fn fail_call(&self, node: NodeId, call: Call, successes: u64) {
         if let Some(node) = self.shared.state().nodes.get_mut(node.index()) {
             node.failing.push((call, successes));
@@ -151,13 +152,13 @@ impl Handle {
         self.shared.turn_hostile(node);
     }
 
-    /// The peers of `node` share a protection domain, as under `Trust::Cluster`: hostile ones write there only what they
-    /// [`claim`](Self::claim).
+    /// The peers of `node` share a protection domain, as under `Trust::Cluster`: hostile peers write there only in
+    /// grants that they [`claim`](Self::claim).
     pub fn share_domain(&self, node: NodeId) {
         self.shared.share_domain(node);
     }
 
-    /// `target` has named `range` to `hostile`, so the grant there is for it.
+    /// `target` has named `range` to `hostile`, so that grant is for `hostile`.
     pub fn claim(&self, hostile: NodeId, target: NodeId, range: &RemoteRange) {
         self.shared.claim(hostile, target, range);
     }

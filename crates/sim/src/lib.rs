@@ -7,7 +7,8 @@
 //!
 //! | oracle | finds |
 //! | --- | --- |
-//! | S1 (owner map) | a peer's write outside the grant it was posted under, a grant ended while a write can still land, a source released while posted, one range given out twice |
+//! | S1 (owner map) | a peer's write outside the grant it was posted under, a grant ended while a write can still land,
+//! a source released while posted, one range allocated twice |
 //! | S2 ([`Pattern`]) | torn, mixed and stale contents |
 //! | S3 ([`Node::begin`]) | operations that end twice, never, or badly without an injected fault |
 //! | L1, L2 ([`Handle::bound`]) | operations that outlast the end of all faults, or their peer's death, by too long |

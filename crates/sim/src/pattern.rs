@@ -2,8 +2,8 @@
 
 use crate::rng::mix;
 
-/// Fills and checks contents that depend on (world seed, transfer): a receiver sees torn, mixed or stale
-/// bytes at the first wrong one.
+/// Fills and checks contents that depend on (world seed, transfer): a receiver detects torn, mixed or stale bytes by
+/// the first wrong one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pattern {
     seed: u64,

@@ -33,7 +33,7 @@ pub enum Disturbance {
 pub struct Entry {
     /// The round of the scenario.
     pub round: u32,
-    /// Events after that round has begun; 0 is before anything of it.
+    /// Number of events since the round began; 0 is before its first event.
     pub after: u64,
     /// What happens.
     pub what: Disturbance,
@@ -61,7 +61,7 @@ impl Plan {
 }
 
 impl Entry {
-    /// The same disturbance, milder or sooner, which is simpler to read. `None` when it is as mild as possible.
+    /// Milder or earlier forms of this entry, which are simpler to read. Empty when it is as mild as possible.
     pub fn milder(&self) -> Vec<Self> {
         let shorter = |length: Duration| (length > Duration::from_micros(10)).then(|| length / 4);
         let micros = |length: Duration| Duration::from_micros(length.as_micros() as u64);

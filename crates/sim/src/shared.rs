@@ -29,7 +29,7 @@ pub(crate) struct Shared {
     pub(crate) failure: Mutex<Option<Violation>>,
     /// The test that runs this world again.
     pub(crate) replay: Mutex<String>,
-    /// What the scenario injects, and whether that was given instead of drawn.
+    /// The plan of faults, and whether it was given instead of drawn from the seed.
     pub(crate) plan: Mutex<(String, bool)>,
     owners: Mutex<Owners>,
     ledger: Mutex<Ledger>,

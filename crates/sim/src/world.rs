@@ -133,7 +133,7 @@ impl Shared {
         }))
     }
 
-    /// The next event, taken; a planned fault, or a finding, counts as none.
+    /// Takes the next event. `None` after a planned fault or a finding.
     fn next_step(&self) -> Option<Step> {
         if let Some(fault) = self.due_trigger() {
             self.inject(fault);
@@ -167,10 +167,10 @@ fn panic_text(payload: &(dyn Any + Send)) -> String {
 
 /// One simulated cluster, on the thread that runs it.
 ///
-/// Each step picks one enabled event by the seed's random numbers: a woken task runs, a piece of a write is
-/// read or lands, an arrival, completion or control frame is delivered, a due timer or planned fault fires.
-/// Virtual time moves when nothing else is enabled, to the next moment something waits for; now and then by a
-/// bounded jitter; and past tasks that only spin (they keep waking themselves while the wire waits).
+/// Each step picks one enabled event by the seed's random numbers: a woken task runs, a piece of a write is read or
+/// lands, an arrival, completion or control frame is delivered, a due timer or planned fault fires. Virtual time moves
+/// when nothing else is enabled, to the next moment that something waits for; sometimes by a bounded jitter; and past
+/// tasks that only spin (they keep waking themselves while the wire waits).
 ///
 /// **Stuck**: the run fails when nothing is enabled at any time; or when an operation of the ledger is open and
 /// all that is left to wait for are sleeps that were asked for with at least

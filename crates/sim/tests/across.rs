@@ -29,7 +29,7 @@ const SEEDS: u64 = 12;
 /// Seeds of a case of ten thousand transfers.
 const SEEDS_OF_MANY: u64 = 1;
 
-/// Workers of one world.
+/// The workers of one world.
 struct Simulated {
     handle: Handle,
     nodes: Mutex<Vec<Node>>,
@@ -37,7 +37,7 @@ struct Simulated {
     states: Arc<Mutex<States>>,
 }
 
-/// Of all worlds of one case.
+/// Figures of all worlds of one case.
 #[derive(Debug, Default)]
 struct States {
     expected: BTreeSet<&'static str>,

@@ -31,7 +31,7 @@ fn boards(pairs: &[QueuePair; 2]) -> [Arc<dyn Board>; 2] {
     pairs.each_ref().map(|pair| pair.board().unwrap())
 }
 
-/// Whether `seed`'s world shows at the first look what was only published.
+/// Whether the world of `seed` shows a word that was only stored the first time that the peer reads.
 fn shows_at_once(seed: u64) -> bool {
     let world = World::new(seed);
     let handle = world.handle();

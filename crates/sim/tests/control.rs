@@ -1,4 +1,4 @@
-//! The in-memory control plane: frames in order, bounded, and every way a session ends.
+//! The in-memory control plane: frames arrive in order, their number is bounded, and sessions end in every way.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! A device fails under load, and comes back: workers go on over their next fabric, or report why they cannot.
+//! A device fails under load, and comes back: workers continue over their next fabric, or report why they cannot.
 //!
 //! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one.
 
@@ -23,7 +23,7 @@ const VALUES: u64 = 12;
 const SENDER: &str = "/job:ps/replica:0/task:0";
 const RECEIVER: &str = "/job:worker/replica:0/task:0";
 
-/// Two workers, and what happened to them.
+/// Two workers, and what has happened to them.
 struct Story {
     handle: Handle,
     sender: Worker,
@@ -72,13 +72,13 @@ impl Story {
         Ok(())
     }
 
-    /// Over what the two move tensors now.
+    /// The fabric that the two use now.
     fn uses(&self) -> FabricKind {
         let peers = self.receiver.peers();
         peers.iter().find(|info| info.name == SENDER).unwrap().transport.unwrap()
     }
 
-    /// Values of a step, sent and received; each comes right, or the step is over with a reason.
+    /// Sends and receives values of a step; each arrives intact, or the step ends with a reason.
     async fn stream(&self, step: u32) -> Result<(), WorkerError> {
         let key = |value| self.receiver.key(SENDER_CPU, RECEIVER_CPU, &format!("value{value}")).unwrap();
         for value in 0..VALUES {
@@ -92,14 +92,14 @@ impl Story {
         Ok(())
     }
 
-    /// The device of one of the two fails now.
+    /// Makes the device of one of the two fail.
     fn lose(&mut self) -> Fault {
         let node = self.rng.pick([0, 1]);
         self.handle.inject(Fault::LoseDevice(self.nodes[node].id(), FabricKind::VERBS));
         Fault::RestoreDevice(self.nodes[node].id(), FabricKind::VERBS)
     }
 
-    /// Long enough for everyone to have seen what happened.
+    /// Sleeps until both workers have noticed the failure.
     async fn settle(&self) {
         let swarm = self.handle.swarm();
         let seen = swarm.detection_max * 2 + swarm.control_latency_max * 4 + Duration::from_millis(50);
@@ -117,7 +117,7 @@ impl Story {
 const SENDER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
 const RECEIVER_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
 
-/// Whether the step was in flight when the device failed. Gives that.
+/// Returns whether the step was in progress when the device failed.
 async fn with_another_fabric(handle: Handle) -> bool {
     let mut story = Story::begin(handle, &[FabricKind::VERBS, FabricKind::TCP]).await;
     let moment = story.rng.duration(Duration::from_millis(2));
@@ -130,7 +130,7 @@ async fn with_another_fabric(handle: Handle) -> bool {
     };
     let (streamed, ()) = join(story.stream(1), fail).await;
     if let Err(error) = &streamed {
-        // Found by the receiver, or reported by the sender.
+        // Noticed by the receiver, or reported by the sender.
         let is_lost = matches!(error, WorkerError::PeerLost { .. });
         assert!(is_lost || error.code() == Code::Aborted, "{error}");
     }
@@ -181,7 +181,7 @@ fn d_device_fatal() {
     eprintln!("{seeds} seeds, {broken} broken steps");
 }
 
-/// Its peers know it by its name alone.
+/// Its peers know its name alone.
 #[test]
 fn a_fabric_of_a_kind_that_only_its_users_know_is_chosen_by_its_name() {
     let own = FabricKind::new("of-my-own");

@@ -13,7 +13,7 @@ use crate::contract::{self, Flavour};
 const SEEDS: u64 = 5;
 
 thread_local! {
-    /// The world that the test's rule runs in, and how many processes it has made there.
+    /// The world in which the test's rule runs, and the number of processes that the test has made there.
     static CURRENT: RefCell<Option<(Handle, u32)>> = const { RefCell::new(None) };
 }
 
@@ -33,7 +33,7 @@ where
 {
     for seed in seeds() {
         let test = test.clone();
-        // Only for its limit of real time: the world has a runtime of its own.
+        // Called for its limit of real time: the world has a runtime of its own.
         contract::bounded(Flavour::TwoWorkers, move |_runtime| async move { on_world(seed, test) });
     }
 }
@@ -44,13 +44,13 @@ fn seeds() -> Range<u64> {
 }
 
 fn on_world<F: Future<Output = ()>>(seed: u64, test: impl Fn(Arc<dyn Runtime>) -> F) {
-    // Split at a limit that the rules about it can reach, and with room for every view.
+    // Writes are split at a limit that the rules about it can reach, and there is room for every view.
     let swarm =
         Swarm { piece_bytes_max: 2 << 20, leases_max: 4096, ..Swarm::draw(&mut Rng::new(seed).fork(1)) };
     let world = World::with_swarm(seed, swarm);
     world.replayed_by("fabric");
     let handle = world.handle();
-    // The rules break rules on purpose, on pools of their own.
+    // Tests break rules on purpose, on pools of their own.
     let mut allowed = Allowed::default();
     allowed.refusals = true;
     allowed.receiver_not_ready = true;

@@ -1,4 +1,4 @@
-//! Injected faults: who sees them, what they explain, and what is safe after them.
+//! Injected faults: which nodes see them, which failures they explain, and what is safe after them.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -33,8 +33,8 @@ fn an_unexplained_loss_fails_the_run_and_an_explained_one_does_not() {
     }
 }
 
-/// A transfer stream whose left end crashes after `crash_at` events. Gives how many transfers came, and how
-/// much of the grant in progress had been written when the loss was seen.
+/// A transfer stream whose left end crashes after `crash_at` events. Returns how many transfers arrived, and how much
+/// of the grant in progress had been written when the loss was noticed.
 fn crash_run(seed: u64, crash_at: u64) -> Result<(u64, Summary), Box<Failure>> {
     let world = World::new(seed);
     let handle = world.handle();
@@ -63,7 +63,7 @@ fn crash_run(seed: u64, crash_at: u64) -> Result<(u64, Summary), Box<Failure>> {
                         matches!(error, FabricError::PeerLost { cause, .. } if expected.contains(&cause))
                     );
                     operation.end(&OperationResult::PeerLost);
-                    // Bytes may still come until the queue pair is drained; then the memory is safe again.
+                    // Bytes may arrive until the queue pair is drained; then the memory is safe again.
                     to_left.close().await;
                     drop(lent.granted.end(GrantEnd::QueuePairDrained).unwrap());
                     return came;
@@ -123,7 +123,7 @@ fn a_lost_link_ends_both_ends_and_both_nodes_live() {
             let lent = pair.right.lend_to(&pair.to_right, 5000).await;
             let write = pair.to_right.write_imm(pair.left.filled(5000, 1).await, lent.range, Immediate(1));
             handle.inject(Fault::LoseLink(pair.left.node.id(), pair.right.node.id()));
-            // Posted just before: it may complete, and arrive, or not.
+            // Posted just before: it may complete and arrive, or not.
             let _ = write.await;
             let mut arrivals = 0;
             while pair.to_left.next_arrival().await.is_ok() {
@@ -150,7 +150,7 @@ fn every_source_comes_back_when_its_operations_end() {
             for number in 0..3 {
                 let mut range = lent.range;
                 (range.offset, range.length) = (range.offset + number * 1000, 1000);
-                // Nobody waits for it: the slot keeps the bytes all the same.
+                // No task awaits it: the slot holds the bytes nevertheless.
                 drop(pair.to_right.write_imm(
                     pair.left.filled(1000, number).await,
                     range,

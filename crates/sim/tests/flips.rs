@@ -1,4 +1,4 @@
-//! Bits that change on the way, between workers that validate contents.
+//! Bits that flip in flight, between workers that validate contents.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,10 +17,10 @@ const RECEIVER: &str = "/job:worker/replica:0/task:0";
 /// Worlds of each test.
 const SEEDS: u64 = 40;
 
-/// Lengths that come inside messages and lengths that are written.
+/// Lengths that travel inside messages, and lengths that are written.
 const LENGTHS: [usize; 6] = [1, 8, 100, 4096, 5003, 20_000];
 
-/// How the workers are set.
+/// The settings of the workers.
 #[derive(Debug, Clone, Copy)]
 struct Setting {
     mode: Mode,
@@ -48,7 +48,7 @@ fn tensor(worker: &Worker, handle: &Handle, transfer: u64, length: usize) -> Ten
     Tensor::new(buffer, DataType::U8, &[length as u64]).unwrap()
 }
 
-/// Fetches one after the other: each fails exactly if a bit was flipped meanwhile. Gives how many failed.
+/// Makes fetches one after the other: each fails exactly if a bit was flipped meanwhile. Returns how many failed.
 async fn fetches(handle: &Handle, sender: &Worker, receiver: &Worker, count: u64) -> u64 {
     let peer = receiver.peer_at("sender:1").await.unwrap();
     let mut rng = Rng::new(handle.seed()).fork(5);
@@ -78,7 +78,7 @@ async fn fetches(handle: &Handle, sender: &Worker, receiver: &Worker, count: u64
     failed
 }
 
-/// Of so many fetches under each seed, how many fail.
+/// How many fetches fail of `count` under each seed.
 fn failing(setting: Setting, flips_of_65536: u32, count: u64) -> u64 {
     let mut failed = 0;
     for seed in 0..SEEDS {
@@ -100,10 +100,10 @@ fn failing(setting: Setting, flips_of_65536: u32, count: u64) -> u64 {
                 assert_eq!(info.counters.checksums_mismatched, failed);
                 assert_eq!(info.counters.checksums_matched, count - failed);
                 handle.heal();
-                // The connection has lived on, and works.
+                // The connection is still open, and works.
                 assert_eq!(fetches(&handle, &sender, &receiver, 3).await, 0);
                 assert_eq!(receiver.peers()[0].counters.checksums_matched, count - failed + 3);
-                // Memory that an eager content left unused goes back a little later.
+                // Memory that an eager content left unused returns later.
                 handle.runtime().sleep(Duration::from_secs(1)).await;
                 let memory = receiver.receive_memory();
                 assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0));

@@ -1,4 +1,4 @@
-//! What ranks do for each other after a connection between them broke.
+//! Ranks whose connection broke.
 
 use std::{
     sync::{Arc, Mutex},
@@ -27,7 +27,7 @@ const LATE: usize = 2;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The way of the late rank to the store: it learns of the other ranks when it is told so.
+/// The late rank's view of the store: it sees the other ranks only when the test allows that.
 #[derive(Debug)]
 struct Held {
     below: Arc<MemoryStore>,
@@ -90,8 +90,9 @@ async fn start(handle: &Handle, rank: usize) -> (Node, Worker) {
     (node, worker)
 }
 
-/// Rank 1 has opened its channel with the late rank, which opens its own after that connection broke. Neither awaits the other over it
-/// then, so the group is joined, and only in a call rank 1 sees that its channel is lost. Its end does not reach the late rank there.
+/// Rank 1 opens its channel with the late rank. That connection breaks before the late rank opens its own channel.
+/// Neither waits for the other over the channel, so both join the group, and rank 1 sees only in a call that its
+/// channel is lost. The end of its group does not reach the late rank over that channel.
 async fn ends_in_another_connection(handle: Handle) {
     let ranks = join_all((0..SIZE).map(|rank| start(&handle, rank))).await;
     let store = Arc::new(MemoryStore::new(handle.runtime()));
@@ -119,7 +120,7 @@ async fn ends_in_another_connection(handle: Handle) {
     join_all(ranks.iter().map(|(_, worker)| worker.shutdown())).await;
 }
 
-/// A rank that could not be connected to when it was asked for writes at first is asked again.
+/// A rank that could not be dialled at the first request for its messages is requested again.
 async fn writes_after_a_failed_dial(handle: Handle) {
     let ranks = join_all((0..2).map(|rank| start(&handle, rank))).await;
     let store = Arc::new(MemoryStore::new(handle.runtime()));

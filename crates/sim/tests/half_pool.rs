@@ -1,4 +1,4 @@
-//! Receives whose values come late never starve those whose values are there.
+//! Receives whose values arrive late never starve receives whose values are available.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,7 +13,7 @@ use crate::common::builder;
 
 const SERVER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
 const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
-/// Too much to travel within a message.
+/// More than fits into a message.
 const BYTES: usize = 16 << 10;
 const POOL_TENSORS: usize = 4;
 const RECEIVES: usize = 100;

@@ -45,7 +45,7 @@ fn d_a_fetch_is_made_again_when_its_link_breaks() {
         let seen = handle.swarm().detection_max * 3 + Duration::from_millis(1);
         for round in 0..12 {
             publish(&handle, &server, round);
-            // At once, while it is asked for, and while it is on its way.
+            // At once, while the value is being requested, and while it is in flight.
             let delay = Duration::from_micros(20 * (round % 6));
             handle.inject_after(delay, Fault::LoseLink(server_node.id(), client_node.id()));
             let fetched = match round % 3 {
@@ -59,7 +59,7 @@ fn d_a_fetch_is_made_again_when_its_link_breaks() {
             };
             let tensor = fetched.unwrap_or_else(|error| panic!("round {round}: {error}"));
             handle.verify(round, tensor.bytes());
-            // One loss for each fetch.
+            // So that each fetch has one loss.
             client_node.runtime().sleep(seen).await;
         }
         client.shutdown().await;
@@ -91,7 +91,7 @@ fn d_a_fetch_is_not_made_again_with_another_life_of_the_peer() {
             }
             other => panic!("{other:?}"),
         }
-        // The next one is the user's decision.
+        // Only the user repeats the fetch once more.
         client_node.runtime().sleep(handle.swarm().detection_max * 3).await;
         handle.verify(1, peer.fetch("x").await.unwrap().bytes());
         client.shutdown().await;
@@ -161,8 +161,8 @@ fn what_is_on_its_way_arrives_when_its_sender_is_shut_down() {
         let (fetched, ()) = join(peer.fetch("x").into_future(), shutdown).await;
         match fetched {
             Ok(tensor) => handle.verify(7, tensor.bytes()),
-            // A fabric whose completions come before delivery may lose what it still has when it is closed. Why it was
-            // closed is known all the same, however slow the control connection is.
+            // A fabric whose completions come before delivery may lose what it still has when it is closed. The reason
+            // is known nevertheless, however slow the control connection is.
             Err(WorkerError::PeerLost { loss: PeerLoss::Goodbye, .. })
                 if handle.swarm().completions != Completions::AfterDelivery => {}
             Err(error) => panic!("{error}"),

@@ -1,4 +1,4 @@
-//! Views of a peer's memory and one-sided reads, under faults: what keeps the bytes, and until when.
+//! Views of a peer's memory and one-sided reads, under faults: which side holds the bytes, and until when.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -17,10 +17,10 @@ use crate::common::{Pair, Side, builder, connect, pair};
 
 const LENGTH: usize = 5000;
 
-/// Longer than anything in a world without stopped processes is under way.
+/// Longer than anything is in flight in a world without stopped processes.
 const SETTLED: Duration = Duration::from_millis(900);
 
-/// Runs `scenario` under each of so many seeds, with at most `leases` views at once; gives the rare branches.
+/// Runs `scenario` under each of `seeds` seeds, with at most `leases` views at once; returns the rare branches taken.
 fn on_seeds(seeds: u64, leases: u32, scenario: impl AsyncFn(Handle)) -> BTreeMap<&'static str, u64> {
     let mut marks = BTreeMap::new();
     for seed in 0..seeds {
@@ -42,7 +42,7 @@ async fn loan(queue_pair: &QueuePair) -> Buf {
     }
 }
 
-/// Left lends the content of `transfer`, which right gets.
+/// Lends the content of `transfer` from left to right.
 async fn viewed(pair: &Pair, transfer: u64) -> Buf {
     let source = pair.left.filled(LENGTH, transfer).await;
     let (lent, view) = join(pair.to_right.lend(source, Immediate(1)), loan(&pair.to_left)).await;
@@ -104,7 +104,7 @@ fn s1_a_view_keeps_its_bytes_whoever_closes_and_they_come_back_after_it() {
             _ => handle.inject(Fault::LoseLink(pair.left.node.id(), pair.right.node.id())),
         }
         handle.runtime().sleep(SETTLED).await;
-        // Retired if the lender's end is over: at any rate not given out again.
+        // Retired if the lender's side is over; in any case not allocated again.
         let (used, retired, leaked) = figures(&pair.left.source);
         assert_eq!((used, leaked), (KEPT, 0));
         assert!(retired == KEPT, "{retired} bytes are retired");
@@ -260,7 +260,7 @@ fn d_peer_sigkill_and_link_drop_a_read_ends_whole_or_with_an_error_and_its_memor
         match rng.below(3) {
             0 => pair.right.node.crash(),
             1 => handle.inject(Fault::LoseLink(pair.left.node.id(), pair.right.node.id())),
-            // Exposed no more: what was not found before is refused.
+            // No longer exposed: reads that the target has not checked before are refused.
             _ => {
                 let mut allowed = Allowed::default();
                 allowed.refusals = true;
@@ -302,7 +302,7 @@ fn copies_of_a_viewed_tensor_are_none() {
             server
                 .publish("x", Tensor::from_values(server.pool(), &[4000], &[7_u32; 4000]).unwrap())
                 .unwrap();
-            // Contents that land in memory of tensors; messages have a hash.
+            // Contents that land in the memory of tensors; messages have a hash.
             let landed = || {
                 let events = handle.events().into_iter().filter_map(|(_, event)| match event {
                     Event::Landed { content: 0, length, .. } => Some(length),

@@ -1,4 +1,4 @@
-//! All that runs on the simulator, in one binary: a suite is a module.
+//! All tests on the simulator, in one binary: a suite is a module.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! A worker that is sent to another one's address meets nobody there, however often.
+//! A worker that dials the address of a worker with another name is refused, however often.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

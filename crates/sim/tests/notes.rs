@@ -1,5 +1,5 @@
-//! Notes between two workers of one host: those that lie in fast boxes and those that go by message come in order, whatever happens
-//! between two stores, and channels are opened again and again.
+//! Notes between two workers of one host: notes in fast boxes and notes by message arrive in order, whatever happens
+//! between two stores, while channels are opened again and again.
 //!
 //! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one.
 
@@ -32,8 +32,8 @@ async fn worker(node: &Node, kind: FabricKind) -> Worker {
     node.run("start", started).await.unwrap().unwrap()
 }
 
-/// One side of an opening: it sends and takes `count` notes in each lane. In the last, a side that does not begin answers each
-/// note, so that none comes after one that is not found.
+/// One side of an opening: it sends and takes `count` notes in each lane. In the last lane, the side that does not
+/// begin answers each note, so that no later note reveals one that was missed.
 struct Side {
     handle: Handle,
     node: Node,
@@ -46,7 +46,7 @@ impl Side {
     async fn live(self, mut rng: Rng) {
         let side = Arc::new(self);
         let mut tasks = Vec::new();
-        // Each is a task of its own: what wakes one lets no other look.
+        // Each is a task of its own, so that a wake-up of one polls no other.
         let mut run = |task: BoxFuture<'static, ()>| tasks.push(side.node.run("lane", task));
         for lane in 0..LANES - 1 {
             run(Box::pin(side.clone().send_all(lane, rng.fork(2 * u64::from(lane)))));

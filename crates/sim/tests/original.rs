@@ -1,4 +1,4 @@
-//! Mode `original`: the message counts of TensorFlow's verbs plugin, by whole workers on the simulator.
+//! Mode `original`: whole workers exchange as many messages as TensorFlow's verbs plugin, on the simulator.
 //!
 //! | case | messages | acknowledgements | contents |
 //! | --- | --- | --- | --- |
@@ -68,7 +68,7 @@ impl Cluster {
         let key = self.receiver.key(SENDER_CPU, RECEIVER_CPU, edge).unwrap();
         let result = self.receiver.shared_step(1).recv(&key).await;
         operation.end(if result.is_ok() { &OperationResult::Done } else { &OperationResult::Refused });
-        // The last acknowledgement may still be on its way: what was sent must have been received.
+        // The last acknowledgement may still be in flight: every sent one must have been received.
         while !self.is_quiet() {
             tick(&self.receiver_node).await;
         }

@@ -1,8 +1,8 @@
 //! How long a peer may be silent: an outage just shorter than the liveness bound is survived, one just longer is not.
 //!
-//! Silence is counted in tenths of the bound, of which the one that the outage begins in may already be silent and the one
-//! that it ends in may not count: whoever is silent for less than 0.8 of the bound is not judged, and whoever is for more
-//! than 1.1 of it is.
+//! Silence is counted in tenths of the bound. The tenth in which the outage begins may already be silent, and the one
+//! in which it ends may not count. So a peer that is silent for less than 0.8 of the bound is not lost, and one that is
+//! silent for more than 1.1 of it is.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -18,7 +18,7 @@ use crate::common::builder;
 
 const LIVENESS: Duration = Duration::from_secs(5);
 
-/// What the simulated network adds at most: delays and stalls of both ways of a ping.
+/// Maximum that the simulated network adds: delays and stalls of both ways of a ping.
 const NETWORK: Duration = Duration::from_millis(200);
 
 async fn worker(node: &Node, name: &str) -> Worker {
@@ -29,8 +29,8 @@ async fn worker_with(node: &Node, name: &str, liveness: Duration) -> Worker {
     builder(node, name).liveness(liveness).timeout(liveness * 100).start().await.unwrap()
 }
 
-/// A receive waits while its sender's process is stopped for `outage`, and its value is sent after that. Gives how the
-/// receive ended, and after how long.
+/// A receive waits while its sender's process is stopped for `outage`, and its value is sent after that. Returns how
+/// the receive ended, and after how long.
 async fn receive_across(
     handle: &Handle,
     outage: Duration,
@@ -43,19 +43,19 @@ async fn receive_across(
     let peer = receiver.peer_at("sender:1").await.unwrap();
     sender.publish("x", Tensor::from_values(sender.pool(), &[1], &[5u32]).unwrap()).unwrap();
     peer.fetch("x").await.unwrap();
-    // Wherever in a tenth of the bound the outage begins.
+    // The outage begins anywhere in a tenth of the bound.
     handle.runtime().sleep(quiet).await;
     let cpu = |worker: &str| format!("{worker}/device:CPU:0");
     let key = receiver.key(&cpu(sender.name()), &cpu(receiver.name()), "late").unwrap();
     let (began, operation) = (handle.now(), node.begin(Some("sender:1"), "receive across an outage"));
     handle.inject(Fault::Pause(sender_node.id(), outage));
     let send = async {
-        // In short sleeps: the simulator takes long ones for deadlines, which are no progress.
+        // In short sleeps, because the simulator counts long ones as deadlines, which are no progress.
         for _ in 0..20 {
             handle.runtime().sleep((outage + NETWORK) / 20).await;
         }
         let value = Tensor::dead(DataType::U8, &[0]).unwrap();
-        // Where the receiver's end has given up, the step is over here too.
+        // If the receiver's side has given up, the step has ended here, too.
         let _ = sender.shared_step(1).send(&key, value);
     };
     let step = receiver.shared_step(1);
@@ -72,7 +72,7 @@ async fn receive_across(
     ended
 }
 
-/// Under so many seeds, each with another moment for the outage to begin.
+/// Runs `check` under several seeds, each with another time at which the outage begins.
 fn on_seeds(check: impl Fn(&World, Duration)) {
     for seed in 0..40 {
         let world = World::new(seed);
@@ -136,7 +136,7 @@ fn d_peer_sigstop_a_new_life_is_used_although_the_session_of_the_old_one_is_stil
     on_seeds(|world, _| world.run(come_back_elsewhere(world.handle())).unwrap());
 }
 
-/// A receive whose token is cancelled already asks a peer whose process is stopped.
+/// A receive whose token is already cancelled requests from a peer whose process is stopped.
 async fn ask_who_is_silent(handle: Handle) {
     let [peer_node, node] = ["peer:1", "receiver:1"].map(|address| handle.start_node(address).unwrap());
     let sender = worker_with(&peer_node, "/job:ps/replica:0/task:0", LIVENESS * 6).await;

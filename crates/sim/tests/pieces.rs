@@ -10,10 +10,11 @@ use tensorwire_sim::{Handle, Node, Swarm, World};
 
 use crate::common::builder;
 
-/// Of one work request.
+/// Bytes of one work request.
 const PIECE: usize = 1 << 10;
 
-/// Of the smallest queue pair of a worker: contents of mode original, two pieces of a message, an acknowledgement.
+/// The send queue of the smallest queue pair of a worker: contents of mode original, two pieces of a message, an
+/// acknowledgement.
 const SEND_DEPTH: usize = 64 + 2 + 1;
 
 async fn worker(node: &Node, name: &str) -> Worker {
@@ -55,7 +56,7 @@ async fn short_queues(handle: Handle) {
         ] {
             assert!(status.message.contains(word), "no `{word}`: {status}");
         }
-        // It failed alone.
+        // Only the value that was too large has failed.
         assert_eq!(neighbour.unwrap().bytes().len(), 10 * PIECE);
         let fits = peer.fetch("fits").await.unwrap();
         assert!(fits.bytes().iter().enumerate().all(|(at, byte)| *byte == (at % 251) as u8));

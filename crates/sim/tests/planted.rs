@@ -1,5 +1,5 @@
-//! Bugs of kinds that have been made before, planted one at a time: the same scenario and the same general checks as for
-//! every seed find each. They are listed by their points in the source (`tensorwire_testpoints::planted!`).
+//! Planted bugs, of kinds that have occurred before, one at a time: the scenario and the checks of all seeds find each.
+//! They are listed by their points in the source (`tensorwire_testpoints::planted!`).
 //!
 //! Runs only with `--features planted-bugs`. `SIM_PLANTED_SEEDS=2000` tries up to so many seeds for each;
 //! `SIM_PLANTED_FROM=any` begins anywhere (and prints where), `SIM_PLANTED_FROM=7` with that seed; `SIM_PLANTED=WORD` plants
@@ -25,7 +25,7 @@ use crate::{
     points::{Point, in_source},
 };
 
-/// Among so many seeds each must be found, if `SIM_PLANTED_SEEDS` is not set.
+/// Each bug must be found within this many seeds, if `SIM_PLANTED_SEEDS` is not set.
 const SEEDS: u64 = 256;
 
 /// The least number of files with planted bugs.
@@ -42,7 +42,8 @@ fn from() -> u64 {
     }
 }
 
-/// How many seeds it took to find the bug `name`, and what was found. The seed runs twice, and must find the same.
+/// The number of seeds until the bug `name` was found, and the failure. That seed runs twice, and must fail in the same
+/// way.
 fn found(name: &'static str, from: u64, seeds: u64) -> Option<(u64, Box<Failure>)> {
     let run = |seed| {
         let _planted = plant(name);

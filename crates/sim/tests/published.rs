@@ -1,4 +1,4 @@
-//! Versions and waits on the simulator, under many seeds.
+//! Versions of published tensors, and waits for them, on the simulator, under many seeds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! A peer that asks for what is not there, as often as it can.
+//! A peer that requests tensors that do not exist, as often as it can.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -16,10 +16,10 @@ use tensorwire_sim::{Handle, World};
 
 use crate::common::builder;
 
-/// How long it asks.
+/// How long it sends requests.
 const FLOOD: Duration = Duration::from_millis(300);
 
-/// Of its requests, as many as may be: the setting's default.
+/// Maximum number of its outstanding requests: the setting's default.
 const OUTSTANDING: u64 = 256;
 
 /// Requests that are refused at once, and in a second after that.
@@ -29,7 +29,7 @@ const A_SECOND: u64 = 5000;
 /// An honest peer's fetches meanwhile.
 const FETCHES: u32 = 40;
 
-/// No end waits for refusals.
+/// Longest shutdown: no shutdown waits for refusals.
 const END: Duration = Duration::from_secs(1);
 
 async fn worker(handle: &Handle, name: &str) -> Worker {

@@ -22,14 +22,15 @@ use crate::{
 /// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 150;
 
-/// So many seeds reach every point. Fewer may miss one in [`MISSED_PART`] of them.
+/// This many seeds reach every point. Fewer may miss one in [`MISSED_PART`] of the points.
 const SEEDS_OF_EVERY_POINT: u64 = 500;
 
 /// See [`SEEDS_OF_EVERY_POINT`].
 const MISSED_PART: usize = 10;
 
-/// What some seed must have reached, or the scenario has gone blind; besides every `chance!` and `mark!` in the source.
-/// A loan of a dead lender is not among them: some 700 seeds reach one, and the suite `loans` does in every run.
+/// Marks that some seed must reach, besides every `chance!` and `mark!` in the source, because otherwise the scenario
+/// tests too little. A loan of a dead lender is not among them: it takes some 700 seeds, and the suite `loans` reaches
+/// it in every run.
 const MARKS: [&str; 43] = [
     "content",
     "metadata response",
@@ -91,7 +92,7 @@ fn check(seed: u64) -> Result<Report, Box<Failure>> {
     Ok(first)
 }
 
-/// Whether a run that found nothing was what every run has to be.
+/// Checks that a run without findings had what every run must have.
 fn promised(report: &Report) -> Result<(), String> {
     let Report { summary, workers, transfers, kinds } = report;
     let is_full = *workers >= WORKERS_MIN && *transfers >= TRANSFERS_MIN && summary.crashes >= 1;
@@ -102,23 +103,24 @@ fn promised(report: &Report) -> Result<(), String> {
     if missing.is_empty() { Ok(()) } else { Err(format!("no transfer of the kinds {missing:?}")) }
 }
 
-/// Seeds that once found a bug, with the scenario as it was then; every scenario since has to pass them too:
-/// - 5: a content with a checksum, held because the send queue was full, was waited for without ever sleeping.
-/// - 422: a request was to be posted for others too, the post failed, and they were not woken.
-/// - 1752: the control session broke while a data connection was being set up, and the message ring was given back
+/// Seeds that found a bug with the scenario of their time. They must pass with every later scenario:
+/// - 5: a task that waited for a content with a checksum, which the full send queue delayed, never slept.
+/// - 422: a task posted the requests of others with its own, the post failed, and the others were not woken.
+/// - 1752: the control session broke while a data connection was being set up, and the message ring was released
 ///   before the connected queue pair was drained.
-/// - 1504, 1524: values that were wanted together lay in memory for the largest that their keys were seen to have, and what
-///   was left of the pool was too little for those who stood in line before the last of them.
-/// - 2704527014818843954: a worker that had been stopped for longer than connecting may take gave up connecting right after
-///   that, because the peer was about to.
-/// - 1508661755414332248: the frames that a worker sent about its connections when it went on after a stop stood behind six others, and their
-///   effect was taken for a failure without a reason.
-/// - 1391633297877187886, 6919855144895129108: a receive and a send of a step that had been broken before were taken for failures
-///   without a reason.
-/// - 1271: a connection that the peer had begun failed, and the peer connected again before this side was done with the first. Then
-///   the failed connection replaced the live one.
-/// - 1661: a receive of several keys held a value when its connection failed, while its other requests were not posted yet. It was given up,
-///   the value was lost, and the next receive went on behind it, since the step did not count as under way.
+/// - 1504, 1524: values of one call occupied memory for the largest value that their keys had had, and the rest of
+///   the pool was too small for the receives that waited in line before the last of them.
+/// - 2704527014818843954: a worker was stopped for longer than connecting may take. It gave up connecting right
+///   after that, because the peer was about to.
+/// - 1508661755414332248: when a worker continued after a stop, its frames about connections waited behind six
+///   others, and their effect counted as an unexplained failure.
+/// - 1391633297877187886, 6919855144895129108: a receive and a send of a step that had been broken before counted
+///   as unexplained failures.
+/// - 1271: a connection that the peer had begun failed, and the peer connected again before this side had released
+///   the first one. Then the failed connection replaced the live one.
+/// - 1661: a receive of several keys held a value when its connection failed, while its other requests were not
+///   posted yet. The receive was cancelled, the value was lost, and the next receive returned the value after it,
+///   because the step did not count as in progress.
 const FOUND: [u64; 13] = [
     5,
     422,
@@ -135,7 +137,7 @@ const FOUND: [u64; 13] = [
     6_919_855_144_895_129_108,
 ];
 
-/// As [`FOUND`], with so many rounds of faults:
+/// As [`FOUND`], with this many rounds of faults:
 /// - 1778608573879452368: a fetch joined an attempt to connect that had begun before its worker was stopped, and failed with it.
 const FOUND_LONG: [(u64, u32); 2] = [(1_778_608_573_879_452_368, 20), (6_191_696_634_148_976_688, 20)];
 
@@ -177,10 +179,10 @@ fn every_seed_keeps_every_promise_twice() {
     }
 }
 
-/// Whether the seeds reached what so many must reach.
+/// Checks that the seeds reached what this many seeds must reach.
 fn check_marks(figures: &Figures, seeds: u64) {
     let points = ["chance", "mark"].into_iter().flat_map(points::in_source);
-    // Those of groups are for their own suite.
+    // The suite of groups reaches those of groups.
     let points = points.filter(|point| !point.is_of_groups()).map(|point| point.name);
     let wanted: Vec<_> = points.chain(MARKS.map(str::to_owned)).collect();
     let missed: Vec<_> = wanted.iter().filter(|mark| !figures.marks.contains_key(mark.as_str())).collect();

@@ -1,4 +1,4 @@
-//! `select!` in a loop around `recv`, while other transfers go on: no value is lost or doubled, and all come in order.
+//! `select!` in a loop around `recv`, beside other transfers: no value is lost or duplicated, and all arrive in order.
 //!
 //! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one.
 
@@ -84,7 +84,7 @@ async fn send(handle: Handle, sender: Worker, stream: u64, mut rng: Rng) {
     }
 }
 
-/// What `step` receives, unless a token ends that at the `tick`.
+/// The value that `step` receives, unless a token cancels the receive at `tick`.
 async fn until(step: &Step, key: &Key, tick: impl Future<Output = ()>) -> Option<Tensor> {
     let token = CancellationToken::new();
     let args = RecvArgs { cancellation: Some(token.clone()), ..RecvArgs::default() };
@@ -99,13 +99,13 @@ async fn until(step: &Step, key: &Key, tick: impl Future<Output = ()>) -> Option
     }
 }
 
-/// Receives all values of `stream`, giving each receive up again and again. Gives how often.
+/// Receives all values of `stream`, and cancels receives again and again. Returns how often.
 async fn receive(handle: Handle, receiver: Worker, stream: u64, patience: Duration, mut rng: Rng) -> u64 {
     let key = receiver.key(SENDER_CPU, RECEIVER_CPU, &format!("stream{stream}")).unwrap();
     let step = receiver.shared_step(1);
     let (mut next, mut given_up) = (0, 0);
     while next < VALUES {
-        // Patience grows, or a slow wire would never get a value across.
+        // Patience grows, because otherwise a slow wire would never deliver a value.
         let moment = rng.duration(patience * (1 + given_up as u32 / 4));
         let tick = handle.runtime().sleep(moment);
         let received = if rng.chance(1, 2) {
@@ -125,7 +125,7 @@ async fn receive(handle: Handle, receiver: Worker, stream: u64, patience: Durati
             None => given_up += 1,
         }
     }
-    // One value more would be one that came twice.
+    // A further value would be a duplicate.
     let more = step.recv(&key).timeout(Duration::from_millis(800)).await;
     assert!(matches!(more, Err(WorkerError::DeadlineExceeded { .. })), "stream {stream}: {more:?}");
     given_up

@@ -1,4 +1,4 @@
-//! Processes that stop, run late, or whose calls fail; connections that only one side has; queues of the least depth.
+//! Processes that stop, run late, or whose calls fail; half-open connections; queues of the least depth.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -14,7 +14,7 @@ use tensorwire_sim::{
 
 use crate::common::{Pair, Side, builder, connect, immediate, pair};
 
-/// Runs `scenario` under each of so many seeds.
+/// Runs `scenario` under each of `seeds` seeds.
 fn on_seeds(seeds: u64, scenario: impl AsyncFn(Handle)) -> Vec<Summary> {
     let run = |seed| {
         let world = World::new(seed);
@@ -44,7 +44,7 @@ fn d_peer_sigstop_holds_its_own_transfers_up_and_nobody_elses() {
                 (lent, range)
             }
         });
-        // The other peer gets everything while the first one stands still.
+        // The other peer receives everything while the first one is stopped.
         for transfer in 0..20 {
             let lent = third.lend_to(&to_third, 1000).await;
             let write = to_third.write_imm(left.filled(1000, transfer).await, lent.range, Immediate(0));
@@ -87,7 +87,7 @@ fn s1_a_write_under_way_to_a_stopped_process_lands_whole_or_not_at_all() {
         let write = to_right.write_imm(left.filled(5000, 1).await, lent.range, Immediate(1));
         handle.inject(Fault::Freeze(right.node.id()));
         handle.runtime().sleep(Duration::from_millis(30)).await;
-        // The writer gives up, takes its source back and fills it with something else.
+        // The writer closes its queue pair, and fills the source with other bytes.
         to_right.close().await;
         drop(write.await);
         let again = left.filled(5000, 2).await;
@@ -118,7 +118,7 @@ fn known(node: &Node, name: &str) -> WorkerBuilder {
     })
 }
 
-/// Starts a worker that publishes `x`; a call that fails once is made again.
+/// Starts a worker that publishes `x`; a call that fails is repeated once.
 async fn start(node: &Node, name: &str) -> Worker {
     loop {
         let Ok(worker) = known(node, name).start().await else { continue };
@@ -131,7 +131,7 @@ async fn start(node: &Node, name: &str) -> Worker {
     }
 }
 
-/// Fetches `x` of `peer`, as often as it takes; gives how many attempts failed.
+/// Fetches `x` of `peer` in at most `attempts` attempts; returns how many failed before the one that succeeded.
 async fn fetches(worker: &Worker, node: &Node, peer: (&str, &str), attempts: u32) -> u32 {
     let (name, address) = peer;
     for failed in 0..attempts {
@@ -175,7 +175,7 @@ impl Two {
         one + other
     }
 
-    /// Nothing is left behind.
+    /// Ends both, and checks that no resource is left.
     async fn end(self, handle: &Handle) {
         join(self.client.shutdown(), self.server.shutdown()).await;
         handle.runtime().sleep(Duration::from_secs(30)).await;
@@ -199,7 +199,7 @@ fn d_peer_sigstop_is_noticed_and_the_peer_used_again_when_it_goes_on() {
         let peer = two.client.peer(SERVER).unwrap();
         let fetched = peer.fetch("x").await;
         match &fetched {
-            // Its fabric or its own tasks may have answered before the stop.
+            // The fabric or the tasks of the peer may have answered before the stop.
             Ok(_) => operation.end(&OperationResult::Done),
             Err(error) => operation.end_because(&OperationResult::PeerLost, error),
         }
@@ -247,7 +247,7 @@ fn d_both_ends_dial_and_at_most_two_connections_come_of_it() {
     assert!(crossed > 0);
 }
 
-/// Whole workers with the call that comes after `successes` others failing. False once there are not so many calls.
+/// Runs whole workers of which the call after `successes` others fails. False if there are fewer calls.
 fn with_failing_call(seed: u64, call: Call, successes: u64, at_server: bool) -> bool {
     let world = World::new(seed);
     world.replayed_by("stops");
@@ -272,7 +272,7 @@ fn with_failing_call(seed: u64, call: Call, successes: u64, at_server: bool) -> 
     happened
 }
 
-/// The first, second, … call fails, until there are no more.
+/// Makes the first, second, … call fail, until there are no more.
 fn every_call_fails_once(call: Call, least: u64) {
     for (seed, at_server) in [(1, true), (2, false), (3, true), (4, false)] {
         let failed = (0..1000).find(|successes| !with_failing_call(seed, call, *successes, at_server));

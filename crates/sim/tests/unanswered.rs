@@ -1,4 +1,4 @@
-//! A peer whose session lives, and that never answers a request to connect.
+//! A peer whose session is alive, and that never answers a request to connect.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -14,13 +14,13 @@ use tensorwire_sim::{Handle, Node, World};
 
 use crate::common::builder;
 
-/// The most that setting up a connection may take.
+/// Longest set-up of a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
-/// What it may take longer than that: the session's own set-up, and late packets.
+/// Additional time: the session's own set-up, and late packets.
 const SLACK: Duration = Duration::from_secs(2);
 
-/// A control plane on which the peer's CONNECTED never comes.
+/// A control plane on which the peer's CONNECTED never arrives.
 #[derive(Debug)]
 struct Unanswered(Arc<dyn ControlPlane>);
 

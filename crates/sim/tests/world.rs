@@ -1,4 +1,4 @@
-//! The simulator's own rules: equal seeds give equal runs, and each oracle finds what it is for.
+//! The simulator's own rules: equal seeds give equal runs, and each oracle finds its kind of mistake.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -76,7 +76,7 @@ fn wild() -> Swarm {
     Swarm { pieces_max: 16, direct_of_256: 64, depths, ..Swarm::calm() }
 }
 
-/// Posts eight writes at once and gives the events of the world.
+/// Posts eight writes at once and returns the events of the world.
 fn eight_writes(seed: u64, swarm: Swarm) -> Vec<Event> {
     let world = World::with_swarm(seed, swarm);
     world.keep_events(usize::MAX);
@@ -180,7 +180,7 @@ fn an_immediate_without_a_receive_fails_the_run() {
             let pair = pair(&handle, depths).await;
             let writes = (0..5).map(|value| pair.to_right.notify(Immediate(value)));
             join_all(writes.collect::<Vec<_>>()).await;
-            // Completions may come before the arrivals do.
+            // Completions may be reported before the arrivals.
             handle.runtime().sleep(Duration::from_secs(600)).await;
         };
         let failure = world.run(scenario).unwrap_err();
@@ -200,7 +200,7 @@ fn an_allowed_missing_receive_fails_both_ends_and_nothing_else() {
             let pair = pair(&handle, depths).await;
             let writes: Vec<_> = (0..5).map(|value| pair.to_right.notify(Immediate(value))).collect();
             for value in 0..4 {
-                // Let all five come before the first is taken.
+                // All five arrive before the first is taken.
                 while pair.to_left.failure().is_none() {
                     handle.runtime().sleep(Duration::from_micros(100)).await;
                 }
@@ -251,7 +251,7 @@ fn s1_a_grant_that_ends_before_its_content_came_fails_the_run_at_once() {
             let lent = pair.right.lend_to(&pair.to_right, 1000).await;
             let source = pair.left.filled(1000, 0).await;
             let write = pair.to_right.write_imm(source, lent.range, Immediate(0));
-            // The mistake: no evidence that the content has come.
+            // The mistake: there is no evidence that the content has arrived.
             drop(lent.take());
             let _ = write.await;
         };

@@ -1,4 +1,4 @@
-//! What is planned for a time: sleeps, and actions.
+//! Sleeps and actions that are planned for a time.
 
 use std::{collections::BTreeMap, task::Waker, time::Duration};
 
@@ -29,7 +29,7 @@ pub(crate) enum Action {
     Drain(EndpointId),
     /// The lender on this side sees that a lease is over.
     Release(EndpointId, LeaseId),
-    /// Those that watch the node's process see that it is dead.
+    /// Watchers of the node's process see that it is dead.
     Bury(NodeId),
     /// This side of a control session sees that the other is gone.
     LoseSession(SessionId),
@@ -84,7 +84,7 @@ impl Agenda {
         timers.next().map(|((at, _), _)| *at)
     }
 
-    /// Whether only deadlines are waited for, and no planned action.
+    /// Whether only deadlines are pending, and no planned action.
     pub(crate) fn only_deadlines(&self) -> bool {
         self.actions.is_empty() && self.timers.values().all(|timer| timer.is_deadline)
     }

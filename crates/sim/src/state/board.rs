@@ -7,7 +7,7 @@ use tensorwire_fabric::BOARD_WORDS;
 /// What one side has stored.
 #[derive(Debug, Default)]
 pub(crate) struct Words {
-    /// What the peer sees. Without any, all are 0.
+    /// The words that the peer sees. While this is empty, all words are 0.
     visible: Vec<u64>,
     /// Stores that it does not see yet, oldest first.
     hidden: VecDeque<(usize, Box<[u64]>)>,

@@ -20,11 +20,11 @@ struct Point {
     taken: u32,
 }
 
-/// Of 256 times, how often a point is taken: each world draws it for each point.
+/// How often of 256 times a point is taken. Each world draws one of these for each point.
 const OF_256: [u32; 5] = [0, 0, 4, 40, 128];
 
-/// How often a point is taken without time going on. A task that waits for several things asks for all at each wake, so one that is
-/// woken without a reason would else wake itself for ever.
+/// Maximum number of times that a point is taken at one virtual time. A task that waits for several things asks for all
+/// of them at each wake-up, so a task that is woken without a reason would otherwise wake itself forever.
 const AT_ONE_TIME_MAX: u32 = 64;
 
 impl Chances {

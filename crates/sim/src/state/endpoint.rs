@@ -56,12 +56,12 @@ pub(crate) struct Endpoint {
     pub(crate) meet: Option<oneshot::Sender<Result<QueuePair, FabricError>>>,
     /// Whether its process is stopped, and executes this side's work itself.
     pub(crate) stopped: bool,
-    /// Whether completions come once the source is read, as a socket's do.
+    /// Whether a write completes once its source is read, as on a socket.
     pub(crate) completes_after_reading: bool,
     /// Whether the user has dropped the queue pair.
     pub(crate) is_dropped: bool,
     pub(crate) outbound: Outbound,
-    /// What its board holds, if it has one.
+    /// The words of its board, if it has one.
     pub(crate) words: Words,
 }
 

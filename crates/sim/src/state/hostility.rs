@@ -1,13 +1,13 @@
-//! Who is hostile.
+//! The hostile nodes of a world.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::ids::{GrantNumber, NodeId};
 
-/// Who is hostile, and what it may write.
+/// Hostile nodes, and what they may write.
 #[derive(Debug, Default)]
 pub(crate) struct Hostility {
-    /// With the grants that each claims.
+    /// The hostile nodes, with the grants that each claims.
     pub(crate) hostile: BTreeMap<NodeId, BTreeSet<GrantNumber>>,
     /// Nodes whose peers share a domain.
     pub(crate) sharing: BTreeSet<NodeId>,

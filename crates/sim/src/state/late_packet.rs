@@ -10,9 +10,9 @@ use crate::ids::EndpointId;
 /// A piece of a write that arrives after its sender or target has died.
 #[derive(Debug)]
 pub(crate) struct LatePacket {
-    /// The address at which it arrives, whichever node lives there then.
+    /// The address at which it arrives, at the node that runs there then.
     pub(crate) address: String,
-    /// The side that it was for, and that side's domain.
+    /// The side that it was sent to, and that side's domain.
     pub(crate) target: EndpointId,
     pub(crate) domain: Weak<DomainShared>,
     pub(crate) range: RemoteRange,

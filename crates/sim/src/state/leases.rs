@@ -39,7 +39,7 @@ impl fmt::Debug for Lease {
 }
 
 impl Drop for Lease {
-    /// After a run it is no longer released, which must not count as a leak.
+    /// After the run nothing releases a lease, and that must not count as a leak.
     fn drop(&mut self) {
         if let Some(LentBytes::Retired(retired)) = self.bytes.take() {
             retired.release();

@@ -16,7 +16,7 @@ use crate::{
 pub enum OperationResult {
     /// It succeeded.
     Done,
-    /// Its own side gave it up.
+    /// Its own side cancelled it.
     Cancelled,
     /// With an error that the scenario expects (not found, aborted, …).
     Refused,
@@ -24,7 +24,7 @@ pub enum OperationResult {
     PeerLost,
     /// The deadline passed. Needs a fault that explains it.
     Deadline,
-    /// The bytes that came differ from those that were sent, and that was found. Needs a flipped bit that explains it; each
+    /// A checksum found that the received bytes differ from the sent ones. Needs a flipped bit that explains it; each
     /// flipped bit explains one operation.
     Corrupted,
 }
@@ -49,18 +49,18 @@ pub(crate) struct OpenOperation {
     pub(crate) peer: Option<String>,
     pub(crate) what: String,
     pub(crate) began: Duration,
-    /// When it must have ended, and by which promise.
+    /// The time by which it must end, and the promise that demands it.
     pub(crate) due: Option<(Duration, &'static str)>,
 }
 
-/// How long operations may take. Those of a stopped process have no bound.
+/// How long operations may take. Operations of a stopped process have no bound.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// L1: after all faults have ended, for operations under way then.
+    /// L1: from the end of all faults, for operations in progress then.
     pub after_faults: Duration,
-    /// L1: operations that begin later than that.
+    /// L1: for operations that begin later.
     pub new_work: Duration,
-    /// L2: after their peer's process has died.
+    /// L2: from the death of the peer's process.
     pub after_death: Duration,
 }
 
@@ -176,7 +176,8 @@ impl Ledger {
         self.healed_at.is_some()
     }
 
-    /// The last fault has ended: all operations under way must end. False if that was so before.
+    /// The last fault has ended: all operations in progress must end. Returns false if the liveness phase had begun
+    /// already.
     pub(crate) fn all_must_end(&mut self, now: Duration) -> bool {
         let before = self.healed_at.replace(now);
         let due = self.bounds.map(|bounds| (now + bounds.after_faults, "L1"));
@@ -187,7 +188,7 @@ impl Ledger {
 
     fn due_of_new(&self, began: Duration) -> Option<(Duration, &'static str)> {
         let (bounds, healed_at) = self.bounds.zip(self.healed_at)?;
-        // Within that time nodes see what was lost before.
+        // Within this time nodes notice earlier losses.
         Some(((began + bounds.new_work).max(healed_at + bounds.after_faults), "L1"))
     }
 
@@ -267,8 +268,8 @@ impl Ledger {
         !self.open.is_empty()
     }
 
-    /// Whether an operation is open in which no hostile node takes part. An operation with a hostile node may have only its
-    /// deadline to wait for.
+    /// Whether an operation is open in which no hostile node takes part. An operation with a hostile node may wait for
+    /// its deadline alone.
     pub(crate) fn is_open_among_honest(&self) -> bool {
         let is_hostile = |operation: &OpenOperation| {
             let ends = [Some(&operation.address), operation.peer.as_ref()];

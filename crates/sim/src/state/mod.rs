@@ -86,7 +86,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Before anything has happened: only the operator lives.
+    /// The initial state, in which only the operator lives.
     pub(crate) fn new(seed: &Rng, swarm: &Swarm) -> Self {
         Self {
             rng: seed.fork(3),

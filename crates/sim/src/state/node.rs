@@ -7,7 +7,7 @@ use tensorwire_fabric::FabricKind;
 use super::{agenda::Action, domain::DomainShared};
 use crate::{Rng, fault::Call, ids::TaskId};
 
-/// Work that waits until a stopped process goes on.
+/// Work that waits until a stopped process continues.
 #[derive(Debug, Default)]
 pub(crate) struct Frozen {
     /// Tasks that were woken meanwhile.
@@ -28,7 +28,7 @@ pub(crate) struct NodeState {
     pub(crate) frozen: Option<Frozen>,
     /// Of 256 polls that are due, how many are deferred.
     pub(crate) slow_of_256: u32,
-    /// Calls that fail once: which, and how many of its kind succeed before.
+    /// Calls that fail once: the kind, and how many calls of that kind succeed before.
     pub(crate) failing: Vec<(Call, u64)>,
     /// Its domains, while they exist.
     pub(crate) domains: Vec<Weak<DomainShared>>,

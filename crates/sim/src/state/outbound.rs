@@ -1,4 +1,4 @@
-//! The operations that one side of a queue pair has under way: writes, loans and reads.
+//! The operations of one side of a queue pair that are in progress: writes, loans and reads.
 
 use std::{collections::VecDeque, ops::Range, time::Duration};
 
@@ -87,7 +87,7 @@ pub(crate) struct Write {
     pub(crate) immediate: Option<Immediate>,
     pub(crate) parts: Vec<Part>,
     pub(crate) pieces: Vec<Piece>,
-    /// The error of a write that was refused before it left; it only completes.
+    /// The error of a write that was refused before it left; such a write only completes.
     pub(crate) refused: Option<FabricError>,
     pub(crate) delivered: bool,
     pub(crate) completed: bool,
@@ -123,7 +123,7 @@ impl Write {
         !self.pieces.iter().any(|piece| matches!(piece.state, PieceState::Unread))
     }
 
-    /// Whether it may complete. `after_reading` is whether writes do once their source is read.
+    /// Whether it may complete. `after_reading`: whether a write completes once its source is read.
     fn is_done(&self, after_reading: bool) -> bool {
         match &self.kind {
             Kind::Write if after_reading => self.is_read(),
@@ -141,7 +141,7 @@ impl Write {
         }
     }
 
-    /// A loan that is on its way is lost there; its lease stays.
+    /// Loses a loan that is in flight; its lease stays.
     pub(crate) fn lose(&mut self) {
         if let Kind::Loan { withdrawn, .. } = &mut self.kind
             && !self.delivered
@@ -150,7 +150,7 @@ impl Write {
         }
     }
 
-    /// A loan that is on its way never arrives: neither it nor anything posted after it is delivered any more.
+    /// Withdraws a loan that is in flight: neither the loan nor anything posted after it is delivered.
     pub(crate) fn withdraw(&mut self) -> Option<LeaseId> {
         match &mut self.kind {
             Kind::Loan { lease, withdrawn } if !self.delivered => {
@@ -166,7 +166,7 @@ impl Write {
         self.parts.iter_mut().filter_map(|part| part.source.take()).collect()
     }
 
-    /// Whether bytes of it may still land in `range` of the peer's block.
+    /// Whether its bytes may still land in `range` of the peer's block.
     pub(crate) fn can_still_touch(
         &self,
         domain: &DomainShared,
@@ -245,20 +245,20 @@ impl Outbound {
         }
     }
 
-    /// Writes that have landed partly.
+    /// Number of writes of which only a part has landed.
     pub(crate) fn torn(&self) -> usize {
         let landed = |write: &Write| count(write, |state| matches!(state, PieceState::Landed));
         self.writes.iter().filter(|write| (1..write.pieces.len()).contains(&landed(write))).count()
     }
 
-    /// The peer cannot be reached any more: nothing more is read. Each piece under way is lost if `is_lost` returns true.
-    /// Returns how many were.
+    /// Stops reading, because the peer cannot be reached any more. A piece in flight is lost if `is_lost` returns true.
+    /// Returns how many were lost.
     pub(crate) fn cut(&mut self, mut is_lost: impl FnMut() -> bool) -> usize {
         self.cut = true;
         let carried = self.carried;
         for piece in self.writes.iter_mut().flat_map(|write| &mut write.pieces) {
             if matches!(piece.state, PieceState::Carried(_)) && is_lost() {
-                // It was not read: it never arrives, and later immediates are not delivered.
+                // As if it had not been read: it never arrives, and later immediates are not delivered.
                 piece.state = PieceState::Unread;
                 self.carried -= 1;
                 self.unread += 1;

@@ -1,4 +1,4 @@
-//! The pieces that operations move their bytes in.
+//! The pieces in which operations move their bytes.
 
 use std::ops::Range;
 

@@ -28,7 +28,7 @@ pub(crate) struct Section {
     pub(crate) key: u32,
     /// `None` if it is empty.
     pub(crate) destination: Option<ReadTarget>,
-    /// The bytes that the target's check has found. They stay alive and unchanged while they are sampled.
+    /// The source bytes, once the target has checked the range. They stay alive and unchanged while they are sampled.
     pub(crate) source: Option<Buf>,
 }
 

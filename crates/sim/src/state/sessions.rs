@@ -39,11 +39,11 @@ pub(crate) enum Over {
 pub(crate) struct SessionSide {
     pub(crate) node: NodeId,
     pub(crate) peer: SessionId,
-    /// Frames that the peer has sent and that are under way.
+    /// Frames of the peer that are in flight.
     pub(crate) wire: VecDeque<Vec<u8>>,
     /// Whether the peer has ended the session; visible after the last frame.
     pub(crate) peer_ended: bool,
-    /// Frames that are delivered and not yet received.
+    /// Delivered frames that this side has not received yet.
     pub(crate) inbox: VecDeque<Vec<u8>>,
     pub(crate) deliver_at: Duration,
     pub(crate) over: Option<Over>,

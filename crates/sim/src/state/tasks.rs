@@ -33,7 +33,7 @@ impl ReadyQueue {
         Some(task)
     }
 
-    /// Takes one of those for which `is_wanted`, as `pick` chooses among so many.
+    /// Takes one of the tasks for which `is_wanted` returns true. `pick` chooses an index below their number.
     pub(crate) fn take_of(
         &self,
         is_wanted: impl Fn(TaskId) -> bool,
@@ -152,12 +152,12 @@ impl Tasks {
         self.tasks.remove(&id);
     }
 
-    /// The node of a task that is not gone.
+    /// The node of a task that still exists.
     pub(crate) fn node_of(&self, id: TaskId) -> Option<NodeId> {
         self.tasks.get(&id).map(|task| task.node)
     }
 
-    /// How many tasks of `node` there are.
+    /// Number of tasks of `node`.
     pub(crate) fn of(&self, node: NodeId) -> usize {
         self.tasks.values().filter(|task| task.node == node).count()
     }

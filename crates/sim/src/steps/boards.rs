@@ -1,11 +1,11 @@
-//! Boards: words of each side of a connection of kind shm that the other side reads by itself.
+//! Boards: words of each side of a connection of kind shm that the other side reads directly.
 //!
-//! The rules are those of mapped memory. What was stored stays when the connection is over, and when its process is dead. A store
-//! becomes visible after those before it; the seed decides when, at each look of the peer. It is visible at the latest when its side
-//! announces something, or looks for what the peer has announced.
+//! The rules are those of mapped memory. Stored words stay when the connection is over, and when the process that
+//! stored them is dead. Stores become visible in order; each time the peer reads, the seed decides how many it sees.
+//! All are visible once their side announces something, or reads what the peer has announced.
 //!
-//! The peer's process runs at the same time: before each access the seed may let it poll some of its tasks, in the middle of a poll of
-//! this side's. Those of a third process, or of this one, wait.
+//! The peer's process runs at the same time: before each access the seed may let it poll some of its tasks, in the
+//! middle of a poll of this side's. Tasks of a third process, or of this one, wait.
 
 use std::{
     hash::{Hash, Hasher},
@@ -66,7 +66,7 @@ impl SimBoard {
     fn store(&self, at: usize, words: &[u64], is_announced: bool) {
         self.let_peer_run();
         let mut state = self.shared.state();
-        // The destructors of a dead process run here, and do nothing there.
+        // Destructors of a dead process run too, and change nothing on the board.
         let is_alive = state.endpoints.get(self.own.index()).is_some_and(|own| state.is_alive(own.node));
         let Some(own) = state.endpoints.get_mut(self.own.index()).filter(|_| is_alive) else { return };
         own.words.store(at, words);
@@ -92,7 +92,7 @@ impl Board for SimBoard {
     fn peer(&self, at: usize) -> u64 {
         self.let_peer_run();
         let state = &mut *self.shared.state();
-        // After the run there is none.
+        // After the run there is no peer.
         let Some(peer) = state.endpoints.get_mut(self.peer.index()) else { return 0 };
         while peer.words.is_hidden() && state.rng.chance(1, 2) {
             peer.words.show_oldest();

@@ -46,7 +46,7 @@ impl Link for SimLink {
     }
 
     fn drive(&self) {
-        // The world makes progress.
+        // The world makes the progress.
     }
 
     fn start_close(&self) {
@@ -204,7 +204,7 @@ impl Shared {
         }
     }
 
-    /// A side is given up before its queue pair was returned.
+    /// Abandons a side before its queue pair was returned.
     pub(crate) fn abandon(&self, id: EndpointId) {
         let mut state = self.state();
         // After the run there is nothing to release.
@@ -237,7 +237,7 @@ impl Shared {
         }
     }
 
-    /// Tasks that wait for `id` see in a while that it is gone.
+    /// Lets tasks that wait for `id` see, after a delay, that it is gone.
     pub(crate) fn refuse_suitors(&self, state: &mut State, id: EndpointId) {
         let wants = |endpoint: &Endpoint| {
             endpoint.phase == Phase::Meeting && endpoint.wish.is_some_and(|(wanted, _)| wanted == id)
@@ -305,7 +305,7 @@ impl Shared {
         self.record(Event::Closing { endpoint: id });
     }
 
-    /// The peer of an open side that is about to close sees that in a while.
+    /// Plans when the peer of an open side that is about to close sees that.
     fn tell_peer_of_close(&self, state: &mut State, id: EndpointId) {
         let endpoint = &state.endpoints[id.index()];
         if let Some(peer) = endpoint.peer.filter(|_| endpoint.phase == Phase::Open) {
@@ -334,7 +334,7 @@ impl Shared {
         core.fail(&FabricError::Closed);
     }
 
-    /// Releases what the operations of a side that is over held.
+    /// Releases what the operations of an ended side held.
     fn operations_ended(&self, id: EndpointId, ended: Ended) {
         self.release(ended.sources);
         self.retire_leases(id, ended.leases);

@@ -64,7 +64,7 @@ impl Shared {
         }
     }
 
-    /// The process of `node` is gone between two of its steps.
+    /// Kills the process of `node` between two of its steps.
     fn crash(&self, node: NodeId) {
         if node == NodeId::OPERATOR || !self.state().is_alive(node) {
             return;
@@ -118,7 +118,7 @@ impl Shared {
         }
     }
 
-    /// Nothing more leaves `id`; each piece under way arrives or not.
+    /// Lets nothing more leave `id`. Each piece in flight arrives or is lost.
     pub(crate) fn cut_outbound(&self, state: &mut State, id: EndpointId) {
         let State { rng, endpoints, .. } = state;
         let outbound = &mut endpoints[id.index()].outbound;
@@ -138,7 +138,7 @@ impl Shared {
         }
     }
 
-    /// `id` sees in a while that its connection is lost.
+    /// Plans when `id` sees that its connection is lost.
     pub(crate) fn plan_loss(&self, state: &mut State, id: EndpointId) {
         let causes = [LossCause::EndOfFile, LossCause::Reset, LossCause::RetryExceeded];
         let cause = state.rng.pick(causes);

@@ -1,4 +1,4 @@
-//! Bits that change on the way and that no checksum of the network would find.
+//! Bits that flip in flight and that no checksum of the network detects.
 
 use std::ops::Range;
 
@@ -16,7 +16,7 @@ use crate::{ids::EndpointId, shared::Shared, state::State, trace::Event};
 const PREFIX: usize = 4;
 
 impl Shared {
-    /// Now and then flips a bit of what lands in memory for contents, result slots included.
+    /// Sometimes flips a bit of a content, or of a result slot, as it lands in memory.
     pub(crate) fn flip_payload(&self, state: &mut State, id: EndpointId, purpose: Purpose, bytes: &mut [u8]) {
         if purpose == Purpose::Payload {
             let all = 0..bytes.len();
@@ -24,7 +24,7 @@ impl Shared {
         }
     }
 
-    /// Now and then flips a bit of a content inside a message. `piece` is what was read of `whole`.
+    /// Sometimes flips a bit of a content inside a message. `piece` is the part of `whole` that was read.
     pub(crate) fn flip_message(
         &self,
         id: EndpointId,

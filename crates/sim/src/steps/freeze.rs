@@ -82,16 +82,16 @@ fn stop_endpoints(state: &mut State, node: NodeId, stopped: bool) {
 /// How a poll that is due is handled.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum DuePoll {
-    /// It is done.
+    /// The task is polled now.
     Due(TaskId),
     /// Its node is stopped, or the task gone.
     Void,
-    /// Its node is slow: it is done later.
+    /// Its node is slow: the poll is deferred.
     PutOff,
 }
 
 impl State {
-    /// Takes, with a chance of that many in 256, one of the woken tasks of `node`, if that runs.
+    /// Takes one of the woken tasks of `node`, unless the node is stopped, in `of_256` of 256 cases.
     pub(crate) fn take_task_of(&mut self, node: NodeId, of_256: u32) -> Option<TaskId> {
         let Self { nodes, rng, tasks, .. } = self;
         let process = nodes.get(node.index()).filter(|process| process.alive && process.frozen.is_none())?;

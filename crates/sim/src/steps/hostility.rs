@@ -1,12 +1,12 @@
 //! Nodes that may do anything, also what would be a finding among honest nodes.
 //!
 //! A hostile node may have every access refused, post immediates without a receive, and name destinations that do not
-//! exist; every operation with it may fail. It never excuses anything between honest nodes. Its writes are real: they land
-//! wherever the target's own checks allow.
+//! exist; every operation with it may fail. A hostile node never excuses a failure between honest nodes. Its writes are
+//! real: they land wherever the target's own checks allow.
 //!
-//! There is one exception. Where a worker's peers share a protection domain (`Trust::Cluster`), a grant does not name its
-//! peer, so a bad peer can write where another one is about to (SECURITY.md). In such a domain its writes land only in
-//! grants that it [claims](crate::Handle::claim): those that were named to it.
+//! There is one exception. Where a worker's peers share a protection domain (`Trust::Cluster`), a grant does not name
+//! its peer, so a hostile peer can write where another peer is about to write (SECURITY.md). In such a domain its
+//! writes land only in grants that it [claims](crate::Handle::claim): the grants that were named to it.
 
 use std::{collections::BTreeSet, ops::Range};
 

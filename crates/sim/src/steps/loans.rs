@@ -1,9 +1,9 @@
 //! Loans: views of a peer's memory without a copy.
 //!
-//! The rules are those of shared memory: a lease holds the bytes until the holder's last view is gone and
-//! the lender has seen that. When the lender's side of the connection is over, open leases are retired: their bytes come
-//! back when the holder drops its views, also late, or when the holder's process is seen to be dead. Open and retired
-//! leases count per holder; over the cap a loan is refused at once.
+//! The rules are those of shared memory: a lease holds the bytes until the holder's last view is gone and the lender
+//! has seen that. When the lender's side of the connection is over, open leases are retired: their bytes come back when
+//! the holder drops its views, however late, or when the holder's process is seen to be dead. Open and retired leases
+//! count per holder; over the cap a loan is refused at once.
 
 use std::sync::Arc;
 

@@ -91,7 +91,8 @@ impl Shared {
         }
     }
 
-    /// Tasks spin on something that takes time: time passes, up to the next event on its way, never up to a deadline.
+    /// Lets time pass for tasks that spin on something that takes time: up to the next event in flight, never up to a
+    /// deadline.
     fn pass_spinning(&self, state: &State, wire: Option<Duration>) {
         let agenda = &state.agenda;
         let next = [wire, agenda.next_action(), agenda.next_timer(false)].into_iter().flatten().min();
@@ -100,7 +101,7 @@ impl Shared {
         }
     }
 
-    /// Nothing is enabled: time passes, unless that would only let deadlines pass.
+    /// Lets time pass because nothing is enabled, unless only deadlines are left.
     fn advance(&self, state: &State, wire: Option<Duration>) -> Result<(), Violation> {
         let agenda = &state.agenda;
         let next = [wire, agenda.next_action(), agenda.next_timer(true)].into_iter().flatten().min();
@@ -110,7 +111,7 @@ impl Shared {
             return Err(Violation::Stuck(text));
         };
         let ledger = self.ledger();
-        // A stopped process is noticed by deadlines alone.
+        // Only deadlines detect a stopped process.
         let bounded = state.frozen == 0;
         if bounded && wire.is_none() && agenda.only_deadlines() && ledger.is_open_among_honest() {
             let (open, tasks) = (ledger.describe_open(), state.tasks.describe());

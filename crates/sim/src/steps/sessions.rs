@@ -55,7 +55,7 @@ impl Shared {
         wake(wakers);
     }
 
-    /// The sessions and the listener of a dead node. Of the frames under way to a peer, some arrive.
+    /// The sessions and the listener of a dead node. Some of the frames in flight to a peer arrive.
     pub(crate) fn kill_sessions(&self, state: &mut State, node: NodeId) {
         state.control.listeners.retain(|_, listener| listener.node != node);
         for index in 0..state.control.ends.len() {
@@ -81,7 +81,7 @@ impl Shared {
         }
     }
 
-    /// Some of the frames under way to `id` are lost, and in a while it sees that the session is.
+    /// Loses some of the frames in flight to `id`, which later sees that the session is lost.
     fn break_session(&self, state: &mut State, id: SessionId) {
         let at = self.now() + state.rng.duration(self.swarm.detection_max);
         let State { rng, control, agenda, .. } = state;

@@ -1,4 +1,4 @@
-//! Calls of groups, given up: the group is over for both its ranks, and the next one of the same workers works.
+//! Cancelled calls of groups: the group ends for both its ranks, and the next group of the same workers works.
 
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use tensorwire_sim::Handle;
 use super::{for_every_k, on_seeds, polled};
 use crate::common::builder;
 
-/// Calls that end the group when they are given up.
+/// Calls that end the group when they are cancelled.
 const CALLS: [&str; 13] = [
     "barrier",
     "broadcast",
@@ -42,10 +42,10 @@ pub(super) fn cases() -> impl Iterator<Item = &'static str> {
     CALLS.into_iter().chain(OTHERS)
 }
 
-/// Elements of each value: more than travel in one message with the call.
+/// Elements of each value: more than fit into the first message of a call.
 const LENGTH: usize = 3000;
 
-/// Two workers, and how many groups they have had.
+/// Two workers, and the number of groups that they have had.
 struct Two {
     handle: Handle,
     store: Arc<MemoryStore>,
@@ -123,11 +123,12 @@ fn s3_a_call_given_up_ends_its_group_and_nothing_else() {
         let case = CALLS[handle.seed() as usize % CALLS.len()];
         for_every_k(case, async |polls| {
             let (one, other) = two.group().await;
-            // Who has completed stays until both have ended: what it has sent and the other has not received goes with its group.
+            // A rank that has completed stays until both have ended: dropping its group drops what it has sent and the
+            // other has not received.
             let stays = async |group: Group| (call(case, group.clone()).await, group);
             let (given_up, (ended, _other)) = join(polled(polls, stays(one)), stays(other)).await;
             let Some((completed, _one)) = given_up else {
-                // The other may have had all that it needs by then.
+                // The other rank may have received all that it needs by then.
                 let is_told = |error: &GroupError| {
                     matches!(
                         error,
@@ -177,7 +178,8 @@ fn s3_a_shrink_given_up_may_be_called_again() {
             };
             let ((completed, one), other) = join(shrunk, other.shrink()).await;
             let (one, other) = (one.unwrap(), other.unwrap());
-            // The other may have had all that it needs of the one that was given up. Then it is alone, and is told so.
+            // The other rank may have received all that it needs from the cancelled call. Then it is alone, and its
+            // error says so.
             let are_together = one.size() == 2;
             assert!(are_together || !completed, "after {polls} polls");
             let (one, other) = join(call("barrier", one), call("barrier", other)).await;

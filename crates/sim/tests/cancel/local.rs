@@ -1,4 +1,4 @@
-//! Receives of the rendezvous of one process, given up.
+//! Cancelled receives of the rendezvous of one process.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ fn key() -> Key {
     Key::builder().source("/CPU:0").destination("/GPU:0").edge("edge").build().unwrap()
 }
 
-/// Values 0, 1, 2, … received in order although receives are given up after every k polls.
+/// Receives the values 0, 1, 2, … in order, and cancels receives after every number k of polls.
 async fn receives<F: Future<Output = Result<Delivered, Status>>>(
     what: &str,
     runtime: Arc<dyn Runtime>,

@@ -1,8 +1,8 @@
 //! Every public asynchronous operation, polled k times and then dropped, for every k until it completes.
 //!
-//! After each: what it held is back, memory that a peer may still write is not handed out again (the world's owner
-//! map sees to that), and the same operation works. Tables and pools are as small as they may be, so that one entry
-//! or buffer that leaks blocks the next operation for good, and the world reports that it is stuck.
+//! After each: the operation's memory has returned, memory that a peer may still write is not allocated again (the
+//! world's owner map checks that), and the same operation works. Tables and pools are as small as possible. So one
+//! leaked entry or buffer blocks the next operation forever, and the world reports that it is stuck.
 //! `SIM_CANCEL_SEEDS=100` runs as many seeds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
@@ -24,7 +24,7 @@ const SEEDS: u64 = 40;
 /// No operation takes more polls than this.
 const POLLS_MAX: usize = 2000;
 
-/// Polls `operation` `polls` times, then drops it. `None` if it had not completed by then.
+/// Polls `operation` `polls` times, then drops it. `None` if it has not completed.
 async fn polled<F: Future>(polls: usize, operation: F) -> Option<F::Output> {
     let mut operation = pin!(operation);
     let mut left = polls;
@@ -53,8 +53,8 @@ async fn for_every_k(what: &str, mut attempt: impl AsyncFnMut(usize) -> bool) {
     panic!("{what} had not completed after {POLLS_MAX} polls");
 }
 
-/// Runs `scenario` in one world of each seed. Latencies are short, so that what was given up and what comes next
-/// meet on the wire.
+/// Runs `scenario` in one world of each seed. Latencies are short, so that a cancelled operation and the next one meet
+/// on the wire.
 fn on_seeds(scenario: impl AsyncFn(tensorwire_sim::Handle)) {
     let seeds = std::env::var("SIM_CANCEL_SEEDS").ok().map_or(SEEDS, |text| text.parse().unwrap());
     for seed in 0..seeds {

@@ -1,4 +1,4 @@
-//! The list of operations is complete: it equals what the sources hold.
+//! The list of operations is complete: it equals the operations in the sources.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -50,7 +50,7 @@ fn files(folder: &Path, found: &mut Vec<String>) {
     }
 }
 
-/// The public functions of `text` that give something to await.
+/// The public functions of `text` that return something to await.
 fn operations(text: &str) -> Vec<String> {
     let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
     let mut found = Vec::new();

@@ -1,4 +1,4 @@
-//! Operations of queue pairs and pools, given up.
+//! Cancelled operations of queue pairs and pools.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,8 +38,8 @@ const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 4, receive_depth: 
 
 const BYTES: usize = 1000;
 
-/// Posts `give` as often as the send queue is deep and once more, gives each up after so many polls, and then sees
-/// that exactly those that were posted arrive, in order, and that the queue is empty again.
+/// Posts one operation more than the send queue is deep, cancels each after some polls, and checks that exactly the
+/// posted ones arrive, in order, and that the queue is empty afterwards.
 async fn given_up_operations(
     pair: &Pair,
     polls: usize,
@@ -47,7 +47,7 @@ async fn given_up_operations(
 ) -> bool {
     let lent = pair.right.lend_to(&pair.to_right, BYTES).await;
     let completed = post(7, &lent).await;
-    // Whatever became of it, the one after it comes after it.
+    // Whether or not it was posted, the next one arrives after it.
     let last = pair.to_right.notify(Immediate(1000));
     let arrivals = async {
         let mut before = Vec::new();
@@ -65,14 +65,14 @@ async fn given_up_operations(
     if let Some(result) = &completed {
         result.as_ref().unwrap();
     }
-    // What it wrote has landed, because a later arrival has come.
+    // Its bytes have landed, because a later arrival has come.
     drop(lent.granted.end(GrantEnd::Content).unwrap());
-    // Posted when it was called, so it arrives even if nobody ever polled it.
+    // Posted by the call, so it arrives even if it is never polled.
     assert!(completed.is_none() || polls > 0);
     completed.is_some()
 }
 
-/// In the end nothing is in use at either side.
+/// Closes both sides, and checks that no memory is in use.
 async fn closed(handle: &Handle, pair: Pair) {
     join(pair.to_right.close(), pair.to_left.close()).await;
     handle.runtime().sleep(Duration::from_millis(500)).await;
@@ -138,7 +138,7 @@ fn s3_a_vectored_write_given_up_arrives_once_or_never() {
     });
 }
 
-/// Posts a loan, gives it up after so many polls, and sees that it arrives whole or is refused.
+/// Posts a loan, cancels it after some polls, and checks that it arrives whole or is refused.
 async fn given_up_loans(handle: &Handle, what: &str, waits: bool) {
     let pair = pair(handle, DEPTHS).await;
     for_every_k(what, async |polls| {
@@ -168,7 +168,7 @@ async fn given_up_loans(handle: &Handle, what: &str, waits: bool) {
         ended.unwrap();
         views.iter().for_each(|view| handle.verify(3, view));
         let refused = matches!(lend, Some(Err(FabricError::LeasesExhausted { .. })));
-        // Posted when it was called: it arrives once, also if nobody ever polled it.
+        // Posted by the call: it arrives once, even if it is never polled.
         assert!(views.len() == 1 || views.is_empty() && (refused || handle.swarm().leases_max < 2));
         drop(views);
         handle.runtime().sleep(Duration::from_millis(50)).await;
@@ -210,7 +210,7 @@ fn s1_a_vectored_read_given_up_keeps_its_buffers_until_it_is_over() {
     });
 }
 
-/// `read` begins a read of the range, with memory of that pool, and gives what it brought unless it was given up.
+/// `read` begins a read of the range, with memory of that pool, and returns the bytes unless it was cancelled.
 async fn given_up_reads(
     handle: &Handle,
     case: &str,
@@ -222,7 +222,7 @@ async fn given_up_reads(
     write.await.unwrap();
     let told = join(pair.to_right.notify(Immediate(0)), pair.to_left.next_arrival()).await;
     told.1.unwrap();
-    // What was written is read.
+    // The written bytes are read.
     let (range, bytes) = (lent.range, lent.take());
     let _exposure = bytes.expose();
     // One destination at a time.
@@ -285,7 +285,7 @@ fn s3_posts_in_line_can_be_given_up_and_arrive_in_order_all_the_same() {
             };
             let later = async {
                 let fifth = polled(polls, fifth).await;
-                // Whoever awaits an operation submits what stands in line.
+                // Awaiting an operation submits the waiting ones.
                 pair.to_right.notify(Immediate(5)).await.unwrap();
                 fifth
             };
@@ -304,7 +304,7 @@ fn s3_an_arrival_is_not_lost_when_nobody_waits_for_it_any_more() {
         let pair = pair(&handle, DEPTHS).await;
         let mut next = 0;
         for_every_k("next_arrival", async |polls| {
-            // Posted now; comes while somebody waits, or when nobody does.
+            // Posted now; arrives with or without a task that waits.
             drop(pair.to_right.notify(Immediate(next)));
             let arrival = polled(polls, pair.to_left.next_arrival()).await;
             let completed = arrival.is_some();
@@ -368,7 +368,7 @@ fn s3_a_connect_given_up_leaves_nothing_behind() {
                     join(one.close(), other.close()).await;
                 }
                 (Some(one), Err(_)) => assert!(one.is_err()),
-                // Connected before it was dropped: it sees that the connection is over.
+                // It had connected before the other was dropped, so it sees that the connection is over.
                 (None, Ok(other)) => {
                     assert!(other.next_arrival().await.is_err());
                     other.close().await;

@@ -1,4 +1,4 @@
-//! Operations of whole workers, given up.
+//! Cancelled operations of whole workers.
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ const SERVER_CPU: &str = "/job:ps/replica:0/task:0/device:CPU:0";
 const CLIENT_CPU: &str = "/job:worker/replica:0/task:0/device:CPU:0";
 const CLIENT_GPU: &str = "/job:worker/replica:0/task:0/device:GPU:0";
 
-/// Bytes of each tensor: more than an eager answer carries, so that its memory is granted.
+/// Bytes of each tensor: more than fit into a message, so that memory is granted.
 const BYTES: usize = 12_000;
 
 /// A worker with one request at a time and memory for two tensors.
@@ -100,7 +100,7 @@ impl Two {
         self.handle.verify(transfer, tensor.bytes());
     }
 
-    /// Once everything given up has been settled, no memory is in use at the client.
+    /// Waits until all cancellations are settled, and checks that the client uses no memory.
     async fn is_quiet(&self) {
         self.handle.runtime().sleep(Duration::from_millis(900)).await;
         let memory = self.client.receive_memory();
@@ -118,7 +118,7 @@ impl Two {
     }
 }
 
-/// Gives `operation` up after every k polls; the same fetch at once afterwards works.
+/// Cancels `operation` after every number k of polls; a fetch right after it works.
 fn every_k_beside_fetches(what: &'static str, operation: &impl AsyncFn(&Two, usize) -> bool) {
     for mode in [Mode::Original, builder_mode()] {
         on_seeds(async |handle: Handle| {
@@ -209,7 +209,7 @@ fn s3_a_fetch_with_a_version_given_up_leaves_nothing_behind() {
 #[test]
 fn s3_a_fetch_given_up_while_others_fetch_holds_nobody_up() {
     every_k_beside_fetches("fetch", &async |two, polls| {
-        // One request at a time: the others queue up behind the one that is given up.
+        // One request at a time: the others wait behind the cancelled one.
         let others = join(two.fetches(1), two.fetches(1));
         let (fetched, _) = join(polled(polls, two.peer.fetch("x").into_future()), others).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
@@ -246,7 +246,7 @@ enum Receiving {
     OnDevice,
 }
 
-/// A device whose copies take a while.
+/// A device whose copies take time.
 #[derive(Debug)]
 pub(super) struct Slow(pub(super) Arc<dyn Runtime>);
 
@@ -269,7 +269,7 @@ impl DeviceContext for Slow {
     }
 }
 
-/// Values 0, 1, 2, … of one key, received in order although receives are given up after every k polls.
+/// Receives the values 0, 1, 2, … of one key in order, and cancels receives after every number k of polls.
 async fn receives(two: &Two, how: Receiving) {
     let destination = if matches!(how, Receiving::OnDevice) { CLIENT_GPU } else { CLIENT_CPU };
     let sent_by = two.server.key(SERVER_CPU, destination, "edge").unwrap();
@@ -304,7 +304,7 @@ async fn receives(two: &Two, how: Receiving) {
                 }
             }
         };
-        // The value is there already, or comes while the receive waits.
+        // The value is available already, or arrives while the receive waits.
         let send = async {
             if next % 2 == 1 {
                 two.server_node.runtime().sleep(Duration::from_micros(100)).await;
@@ -380,7 +380,8 @@ fn s3_a_receive_with_a_limit_given_up_loses_and_doubles_nothing() {
     });
 }
 
-/// Gives the first operation of ever new clients up after every k polls: everything must still be connected then.
+/// Cancels the first operation of one new client after the other, after every number k of polls, while nothing is
+/// connected yet.
 fn first_contacts(what: &'static str, operation: &impl AsyncFn(&Worker, usize) -> bool) {
     on_seeds(async |handle: Handle| {
         let server_node = handle.start_node("server:1").unwrap();

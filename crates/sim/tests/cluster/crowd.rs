@@ -1,5 +1,5 @@
-//! More fetches at once than a connection has room for: most are given up where they stand in line, and the last one must
-//! come through.
+//! More fetches at once than a connection has room for: most are cancelled while they wait in line, and the last one
+//! must succeed.
 
 use tensorwire_rendezvous::Sharing;
 use tensorwire_sim::Rng;
@@ -13,7 +13,7 @@ use super::{
 /// Fetches of each crowd.
 const FETCHES: usize = 6;
 
-/// Has each two workers' connection, which is at rest otherwise, used by a crowd at one of its ends.
+/// Starts a crowd at one end of the connection of each two workers, which is idle otherwise.
 pub(super) fn crowds(members: &[Member], rng: &mut Rng) -> Vec<Job> {
     let mut jobs = Vec::new();
     for (index, one) in members.iter().enumerate() {

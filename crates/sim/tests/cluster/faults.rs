@@ -24,11 +24,11 @@ impl Faults {
         Self { run: run.clone(), given, drawn, rounds, healing }
     }
 
-    /// The faults of this round. Draws in any case, so that a given plan leaves the traffic what it was.
+    /// The faults of this round. Draws in any case, so that a given plan does not change the traffic.
     pub(super) fn of_round(&mut self, round: u32, rng: &mut Rng) -> Vec<Entry> {
         let mut entries = draw(self.run.setup.workers, round, rng);
         if round + 1 == self.rounds && self.healing.chance(1, 2) {
-            // In the midst of the traffic, so that much is under way; else after it.
+            // In the middle of the traffic, so that much is in progress; otherwise after it.
             let last = entries.iter().map(|entry| entry.after).max().unwrap_or(0);
             let after = last + 1 + self.healing.below(2000) as u64;
             entries.push(Entry { round, after, what: Disturbance::Heal });
@@ -40,12 +40,12 @@ impl Faults {
     }
 }
 
-/// In how many events a fault comes.
+/// The number of events until a fault.
 fn soon(rng: &mut Rng) -> u64 {
     50 + rng.below(3000) as u64
 }
 
-/// A crash in the first round, at a random event of it; now and then another one, or any other fault.
+/// A crash in the first round, at a random event of it; sometimes another crash, or any other fault.
 fn draw(workers: usize, round: u32, rng: &mut Rng) -> Vec<Entry> {
     let victim = rng.below(workers);
     let other = (victim + 1 + rng.below(workers - 1)) % workers;
@@ -74,7 +74,7 @@ fn draw(workers: usize, round: u32, rng: &mut Rng) -> Vec<Entry> {
         add(0, Disturbance::Fail(other, call, successes as u64));
     }
     if rng.chance(1, 2) {
-        // A stop that nobody notices, one that outlasts connecting, and one that outlasts every deadline.
+        // Stops that no peer notices, that outlast connecting, and that outlast every deadline.
         let longest = rng.pick([50, 40_000, 15_000_000, 90_000_000]);
         let length = micros(rng.duration(Duration::from_micros(longest)));
         add(soon(rng), Disturbance::Pause(other, length));
@@ -86,7 +86,7 @@ fn draw(workers: usize, round: u32, rng: &mut Rng) -> Vec<Entry> {
     entries
 }
 
-/// As a plan prints it.
+/// In the unit in which a plan prints it.
 fn micros(length: Duration) -> Duration {
     Duration::from_micros(length.as_micros() as u64)
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use super::Run;
 
-/// What a transfer was. One may be of several kinds.
+/// The kind of a transfer, which may be of several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Of what is published.
+    /// Of a published tensor.
     Published,
     /// Of a value of a step.
     Sent,
@@ -15,11 +15,11 @@ pub(crate) enum Kind {
     Eager,
     /// So large that two of them do not fit the smallest receive pool.
     Large,
-    /// One of several that were asked for at once.
+    /// One of several that one call requested.
     OfMany,
     /// Into the user's buffer.
     Into,
-    /// After a receive of its key was given up.
+    /// After a cancelled receive of its key.
     Cancelled,
 }
 
@@ -40,7 +40,7 @@ impl Kind {
 /// Transfers by kind.
 pub(crate) type Kinds = BTreeMap<Kind, u64>;
 
-/// How many transfers of each kind there were, the kinds without any included.
+/// The number of transfers of each kind; 0 for kinds without any.
 pub(super) fn counted(run: &Run) -> Kinds {
     let truth = run.truth();
     let of = |kind| match kind {
@@ -50,7 +50,7 @@ pub(super) fn counted(run: &Run) -> Kinds {
     Kind::ALL.into_iter().map(|kind| (kind, of(kind))).collect()
 }
 
-/// Whether each kind was there, and several keys shared a message.
+/// Whether there was a transfer of each kind, and a message with several keys.
 pub(super) fn are_complete(run: &Run) -> bool {
     counted(run).values().all(|count| *count > 0) && run.handle.reached(SEVERAL) > 0
 }

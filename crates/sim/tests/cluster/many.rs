@@ -1,4 +1,4 @@
-//! Several tensors that are wanted together.
+//! Several tensors that one call requests.
 
 use tensorwire_protocol::Key;
 use tensorwire_rendezvous::Tensor;
@@ -36,8 +36,8 @@ pub(super) async fn fetch(member: &Member, from: usize, rng: &mut Rng) {
     }
 }
 
-/// Values under several keys of a step, from `peer` to `member`, who receives one of each at a time and gives some of
-/// these receives up: under each key they come once, whole and in order.
+/// Sends values under several keys of a step from `peer` to `member`, which receives one of each at a time and cancels
+/// some of these receives: the values of each key arrive once, whole and in order.
 pub(super) fn stream(
     run: &Run,
     member: &Member,
@@ -89,7 +89,7 @@ async fn sender(member: &Member, to: usize, step: i64, rows: &[[(u64, usize); KE
     }
 }
 
-/// One value under each key, at the first attempt that is not given up.
+/// Receives one value under each key, by the first attempt that is not cancelled.
 async fn receive(
     member: &Member,
     target: Target,

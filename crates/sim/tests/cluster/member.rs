@@ -12,17 +12,18 @@ use super::{Kind, Run, WORKERS_MIN, kinds::LARGE};
 
 use crate::common::builder;
 
-/// Published names of each worker. The first ones are small, so that several can be wanted together. The last one is
-/// withdrawn now and then.
+/// Published names of each worker. The first ones are small, so that one call can request several. The last one is
+/// withdrawn sometimes.
 pub(super) const NAMES: usize = 7;
 pub(super) const SMALL: usize = 3;
 pub(super) const FICKLE: usize = NAMES - 1;
 
-/// Lengths that a content can have. What is published has room for its number.
+/// Lengths that a content can have. A published one has room for its number.
 const LENGTHS: [usize; 10] = [0, 1, 7, 8, 63, 64, 65, 1000, 5003, LARGE];
 const PUBLISHED_LENGTHS: [usize; 7] = [8, 9, 64, 65, 1000, 5003, LARGE];
 
-/// Lengths of what is wanted together: whoever holds one and waits for another must leave room for everyone else.
+/// Lengths of tensors that one call requests: a task that holds one and waits for another must leave room for all
+/// others.
 const SMALL_LENGTHS: [usize; 4] = [8, 64, 65, 500];
 
 /// Settings that the seed draws for all workers.
@@ -39,15 +40,15 @@ pub(super) struct Setup {
     eager_bytes_max: Vec<u32>,
     requests_per_message: Vec<u32>,
     ring_bytes: u32,
-    /// Bytes that keys and names are longer than they need be.
+    /// Bytes by which keys and names are longer than necessary.
     padding: usize,
     pub(super) receive_bytes: u64,
     /// Length of the largest contents.
     pub(super) longest: usize,
     pub(super) validation: Validation,
-    /// What each worker takes its peers for.
+    /// How far each worker trusts its peers.
     trust: Vec<Trust>,
-    /// Of 65,536 pieces of contents, how many come with a bit flipped; 0 unless contents are validated.
+    /// Of 65,536 pieces of contents, how many arrive with a bit flipped; 0 unless contents are validated.
     pub(super) flips_of_65536: u32,
 }
 
@@ -63,12 +64,12 @@ impl Setup {
         self.edge_of(0)
     }
 
-    /// The edge number `which` of those that are received together.
+    /// Edge number `which` of those that one call receives.
     pub(super) fn edge_of(&self, which: usize) -> String {
         format!("stream{which}{}", "-".repeat(self.padding))
     }
 
-    /// Two workers always understand each other well enough for every kind of transfer; the others may not.
+    /// The settings of two workers always allow every kind of transfer; those of the others may not.
     pub(super) fn draw(rng: &mut Rng, [mut checksums, mut trust, mut own]: [Rng; 3]) -> Self {
         let validation =
             checksums.pick([Validation::Off, Validation::Off, Validation::Crc32c, Validation::Xxh3]);
@@ -133,9 +134,9 @@ pub(super) fn address(index: usize) -> String {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Target {
     pub(super) peer: usize,
-    /// The life of it that is meant, if one is.
+    /// Its incarnation, if the operation names one.
     pub(super) incarnation: Option<u64>,
-    /// There may be nothing.
+    /// The name may be withdrawn.
     pub(super) is_fickle: bool,
 }
 
@@ -145,7 +146,7 @@ impl Target {
     }
 }
 
-/// How an operation ended with an error, which is in the ledger.
+/// The error of an operation, which is in the ledger already.
 #[derive(Debug)]
 pub(super) struct Ended(pub(super) OperationResult);
 
@@ -204,8 +205,8 @@ impl Member {
         Self::buffer_of(self.worker.pool(), length).await
     }
 
-    /// Memory to receive into: where contents land without a copy, if holding it while others need memory can't starve
-    /// these, else elsewhere.
+    /// Memory to receive into: in the receive pool, where contents land without a copy, if that cannot starve other
+    /// receives; otherwise elsewhere.
     pub(super) async fn target(&self, length: usize) -> BufMut {
         let Setup { receive_bytes, validation, .. } = *self.run.setup;
         let is_spared = length as u64 <= receive_bytes / 8 && !validation.is_on();
@@ -213,7 +214,7 @@ impl Member {
         Self::buffer_of(pool, length).await
     }
 
-    /// Having or registering memory fails now and then, each time once: after that it works again.
+    /// Allocating and registering memory fail sometimes, each time once; the next attempt works.
     async fn buffer_of(pool: &Pool, length: usize) -> BufMut {
         loop {
             match pool.alloc(length).await {
@@ -242,7 +243,7 @@ impl Member {
     pub(super) async fn publish(&self, which: usize, length: usize) {
         let transfer = self.run.new_transfer(length);
         let tensor = self.tensor(transfer, length, true).await;
-        // At once, so that nobody fetches what is not yet known to be true.
+        // Without an await in between, so that no fetch returns a version that the scenario does not know.
         self.run.truth().published[self.index][which].push(transfer);
         self.worker.publish(&self.run.setup.published(which), tensor).unwrap();
     }
@@ -266,12 +267,12 @@ impl Member {
         if which < SMALL { small } else { self.run.setup.longest }
     }
 
-    /// What a fetch of `which` from worker `peer`, begun now, must give at least.
+    /// The oldest version that a fetch of `which` from worker `peer` may return, if it begins now.
     pub(super) fn newest(&self, peer: usize, which: usize) -> u64 {
         *self.run.truth().published[peer][which].last().unwrap()
     }
 
-    /// Checks a numbered content: one of `allowed`, no older than `oldest`, and whole. Gives its number.
+    /// Checks a numbered content: one of `allowed`, no older than `oldest`, and whole. Returns its number.
     pub(super) fn check_numbered(&self, tensor: &Tensor, allowed: &[u64], oldest: u64) -> u64 {
         let broken = |text: String| self.run.handle.fail(Violation::Data(text));
         let Some((number, rest)) = tensor.bytes().split_first_chunk::<8>() else {
@@ -356,7 +357,7 @@ impl Member {
         Ok(None)
     }
 
-    /// An operation of a step that was over before, here or at the peer, may report that long after the step has ended.
+    /// An operation of a step that has ended, here or at the peer, may report that long afterwards.
     fn failed(&self, entry: Operation, target: Target, error: &WorkerError) -> Ended {
         let was_over = error.code() == Code::Aborted;
         let entry = if was_over { entry.part_of(self.run.truth().round_began) } else { entry };
@@ -378,12 +379,12 @@ impl Member {
             WorkerError::Remote { status, .. } if status.code == Code::NotFound && target.is_fickle => {
                 OperationResult::Refused
             }
-            // Nothing else may go wrong between healthy workers, so each of these needs a fault as its reason.
+            // Healthy workers have no other errors, so each of these needs a fault that explains it.
             _ => OperationResult::PeerLost,
         }
     }
 
-    /// Checks the gauges of a worker that has nothing to do. Its contents are published still; everything else is zero.
+    /// Checks the gauges of an idle worker: its contents are still published, and everything else is zero.
     pub(super) fn check_idle(&self) {
         let (receive, source) = (self.worker.receive_memory(), self.worker.pool().stats());
         let held = [receive.used_bytes, receive.early_bytes, receive.leaked_bytes, receive.retired_bytes];
@@ -396,21 +397,21 @@ impl Member {
         }
     }
 
-    /// Ends the worker, and checks that its memory is back.
+    /// Ends the worker, and checks that all its memory has returned.
     pub(super) async fn stop(&self) {
         let worker = self.worker.clone();
         self.node.run("shutdown", async move { worker.shutdown().await }).await.unwrap();
         self.run.handle.runtime().sleep(Duration::from_secs(2)).await;
         let memory = self.worker.receive_memory();
         assert_eq!((memory.used_bytes, memory.leaked_bytes), (0, 0), "worker {}", self.index);
-        // Nobody views anything any more.
+        // There are no views any more.
         let source = self.worker.pool().stats();
         assert_eq!((source.retired_bytes, source.leaked_bytes), (0, 0), "worker {}", self.index);
     }
 }
 
-/// Polls `future` up to `polls` times. An odd number of times: drops it when it is woken once more, as a `select!` does
-/// whose other branch is ready too.
+/// Polls `future` up to `polls` times. If `polls` is odd, drops it when it is woken once more, like a `select!` whose
+/// other branch is ready too.
 async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
     use std::{future::poll_fn, pin::pin, task::Poll};
     let mut future = pin!(future);
@@ -422,7 +423,7 @@ async fn polled<F: Future>(polls: usize, future: F) -> Option<F::Output> {
         left -= 1;
         let answer = future.as_mut().poll(context).map(Some);
         if answer.is_pending() && left == 0 && !dropped_when_woken {
-            // Dropped only when something has happened to it, so that every stage is reached.
+            // Dropped only after a wake-up, so that every stage is reached.
             return Poll::Ready(None);
         }
         answer

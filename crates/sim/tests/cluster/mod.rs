@@ -1,7 +1,7 @@
 //! A whole cluster of workers in one world: they publish, fetch, send and receive while one of them crashes.
 //!
 //! Every content names its owner, every operation is in the ledger, and the scenario gives the oracles only what was
-//! published and sent. It knows no bug in particular.
+//! published and sent. It looks for no bug in particular.
 //!
 //! Two phases: *safety*, in which the faults of a [`Plan`] happen, and *liveness*, from the plan's end on or its `heal`,
 //! in which everything under way must end within a bound (L1) and all new work succeed.
@@ -35,12 +35,12 @@ pub(crate) const TRANSFERS_MIN: u64 = 200;
 /// Workers that each run must have, at least.
 pub(crate) const WORKERS_MIN: usize = 3;
 
-/// What one run came to.
+/// The figures of one run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) summary: Summary,
     pub(crate) workers: usize,
-    /// Tensors that came whole: fetches and receives that ended well.
+    /// Tensors that arrived whole, by fetches and receives that succeeded.
     pub(crate) transfers: u64,
     /// Of which kinds they were.
     pub(crate) kinds: Kinds,
@@ -53,13 +53,13 @@ struct Truth {
     lengths: Vec<usize>,
     /// By worker and name: what was published there, oldest first.
     published: Vec<Vec<Vec<u64>>>,
-    /// By worker: its present life.
+    /// By worker: its present incarnation.
     incarnations: Vec<u64>,
     /// When the round began, and its steps.
     round_began: Duration,
-    /// Fetches and receives that ended well.
+    /// Fetches and receives that succeeded.
     transfers: u64,
-    /// Of which kinds they were, as far as the scenario knows.
+    /// Their kinds, as far as the scenario knows.
     kinds: Kinds,
 }
 
@@ -76,7 +76,7 @@ impl Run {
         self.truth.lock().unwrap()
     }
 
-    /// A transfer was of this kind.
+    /// Counts a transfer of this kind.
     fn count(&self, kind: Kind) {
         *self.truth().kinds.entry(kind).or_default() += 1;
     }
@@ -97,7 +97,7 @@ const BOUNDS: Bounds = Bounds {
     after_death: Duration::from_secs(35),
 };
 
-/// L3: all workers' shutdowns, and the time that is left to late packets afterwards.
+/// L3: the bound of all workers' shutdowns, with the time for late packets afterwards.
 const END_MAX: Duration = Duration::from_secs(6);
 
 /// Runs the scenario of `seed` once.
@@ -105,7 +105,7 @@ pub(crate) fn run_seed(seed: u64) -> Result<Report, Box<Failure>> {
     run_planned(seed, None)
 }
 
-/// As [`run_seed`], with so many rounds of faults: what leaks a little in each shows.
+/// As [`run_seed`], with this many rounds of faults, which show small leaks.
 pub(crate) fn run_long(seed: u64, rounds: u32) -> Result<Report, Box<Failure>> {
     run(seed, None, Some(rounds))
 }
@@ -131,7 +131,7 @@ const TRUST: u64 = 79;
 /// The one that decides when faults end.
 const HEALING: u64 = 80;
 
-/// The one that decides what each worker is set to for itself.
+/// The one that decides the settings of each worker.
 const WORKERS: u64 = 81;
 
 /// The ones that decide about crowds, one for each round.
@@ -140,9 +140,9 @@ const CROWDS: u64 = 82;
 /// Rounds without faults in which every kind of transfer must have come.
 const CALM_ROUNDS_MAX: i64 = 12;
 
-/// Gives the number of workers, of transfers, and these by kind.
+/// Returns the number of workers, the number of transfers, and the transfers by kind.
 async fn scenario(handle: Handle, given: Option<Plan>, rounds: Option<u32>) -> (usize, u64, Kinds) {
-    // A sequence of its own: what is done is a function of the seed alone, not of the schedule.
+    // A sequence of its own, so that the operations depend on the seed alone, and not on the schedule.
     let mut rng = Rng::new(handle.seed()).fork(77);
     let seed = handle.seed();
     let sequence = |number| Rng::new(seed).fork(number);
@@ -163,7 +163,7 @@ async fn scenario(handle: Handle, given: Option<Plan>, rounds: Option<u32>) -> (
         let entries = faults.of_round(round, &mut rng);
         faulty_round(&run, &mut members, round, &entries, &mut rng).await;
     }
-    // From here on everything must succeed, once everyone has seen what was lost.
+    // From here on everything must succeed, once all workers have noticed the losses.
     run.handle.heal();
     run.handle.runtime().sleep(Duration::from_secs(5)).await;
     let mut round = i64::from(rounds);
@@ -178,7 +178,7 @@ async fn scenario(handle: Handle, given: Option<Plan>, rounds: Option<u32>) -> (
     (members.len(), transfers, kinds::counted(&run))
 }
 
-/// Whether there were as many transfers as there must be, and of all kinds.
+/// Whether there were enough transfers, and some of each kind.
 fn has_all(run: &Run) -> bool {
     let transfers = run.truth().transfers;
     transfers >= TRANSFERS_MIN && kinds::are_complete(run)
@@ -187,7 +187,7 @@ fn has_all(run: &Run) -> bool {
 /// Longer than the default liveness bound, within which a silent peer counts as lost.
 const REST: Duration = Duration::from_secs(35);
 
-/// Nobody has anything to do: whoever is connected stays so.
+/// Lets all workers idle, and checks that connections stay.
 async fn rest(run: &Run, members: &[Member]) {
     let before: Vec<_> = members.iter().map(Member::connected).collect();
     run.handle.runtime().sleep(REST).await;
@@ -212,7 +212,7 @@ async fn stop(run: &Run, members: &[Member]) {
     }
 }
 
-/// Traffic during which faults happen. Who crashes is started again at the same address.
+/// Runs traffic during which faults happen. A worker that crashes is started again at the same address.
 async fn faulty_round(run: &Run, members: &mut [Member], round: u32, entries: &[Entry], rng: &mut Rng) {
     let nodes: Vec<Node> = members.iter().map(|member| member.node.clone()).collect();
     let ids: Vec<_> = nodes.iter().map(Node::id).collect();
@@ -235,7 +235,7 @@ async fn faulty_round(run: &Run, members: &mut [Member], round: u32, entries: &[
     });
     let traffic = async {
         traffic::round(run, members, round.into(), rng).await;
-        // In case that the traffic was over sooner.
+        // If the traffic ended before the crash.
         crashes.keys().for_each(|place| nodes[*place].crash());
     };
     let (restarted, ()) = join(join_all(restarts), traffic).await;

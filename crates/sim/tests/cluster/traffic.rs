@@ -15,7 +15,7 @@ use super::{
 
 pub(super) type Job = BoxFuture<'static, Option<()>>;
 
-/// Steps of each pair of workers in a round: one for each stream, and room.
+/// Steps of each pair of workers in a round: one for each stream, and some unused.
 const STEPS: i64 = 4;
 
 /// One round: every worker publishes, and fetches from and exchanges values with every other. Ends when every
@@ -105,7 +105,7 @@ async fn fetcher(member: &Member, from: usize, mut rng: Rng) {
                 member.run.count(Kind::Published);
                 held.keep(tensor.clone(), transfer, 8, &mut rng);
             }
-            // Perhaps its peer is gone: it may come back.
+            // The peer may be dead, and may come back.
             None => member.node.runtime().sleep(Duration::from_millis(20)).await,
         }
         if rng.chance(1, 12) {
@@ -136,7 +136,7 @@ async fn fetch_into(member: &Member, from: usize, which: usize, rng: &mut Rng) {
     }
 }
 
-/// Fetches what is published, and waits for a moment for what is published next: by its name, or in a list.
+/// Fetches a tensor, and waits briefly for the next version: by its name, or in a list.
 async fn await_newer(member: &Member, from: usize, which: usize, rng: &mut Rng) {
     let peer = member.worker.peer(&name(from)).unwrap();
     let published = member.run.setup.published(which);
@@ -195,7 +195,7 @@ async fn receive(
     Ok(filled.into_tensor())
 }
 
-/// Tensors that are held for a while, whatever happens to their senders: their bytes must not change.
+/// Tensors that a worker holds for some time: their bytes must not change, whatever happens to their senders.
 struct Held {
     member: Member,
     tensors: Vec<(Tensor, u64, usize)>,
@@ -206,7 +206,7 @@ impl Held {
         Self { member: member.clone(), tensors: Vec::new() }
     }
 
-    /// Keeps a view of `transfer`, whose content begins after `skipped` bytes. Now and then lets one go.
+    /// Holds a view of `transfer`, whose content begins after `skipped` bytes. Sometimes drops one.
     fn keep(&mut self, tensor: Tensor, transfer: u64, skipped: usize, rng: &mut Rng) {
         if tensor.buf().is_foreign() {
             self.tensors.push((tensor, transfer, skipped));
@@ -235,7 +235,7 @@ async fn list(member: &Member, from: usize) {
     let listed = member.operation(target, what, peer.list().into_future()).await;
     let names: Result<Vec<String>, _> = listed.map(|list| list.into_iter().map(|entry| entry.name).collect());
     let all: Vec<String> = (0..NAMES).map(|which| member.run.setup.published(which)).collect();
-    // The last one may be withdrawn, and a worker that has just started again not have published everything.
+    // The last one may be withdrawn, and a restarted worker may not have published all of them yet.
     if names.is_ok_and(|names| !all.starts_with(&names)) {
         member.run.handle.fail(Violation::Data("a list is out of order or has strange names".into()));
     }
@@ -249,8 +249,8 @@ struct Sent {
     dead: bool,
 }
 
-/// Values under one key of a step, from `peer` to `member`, who must get them whole and in order, and asks once more after
-/// a failure.
+/// Sends values under one key of a step from `peer` to `member`, which must receive them whole and in order, and
+/// receives once more after a failure.
 fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, jobs: &mut Vec<Job>) {
     let values: Vec<Sent> = (0..rng.within(3..9))
         .map(|_| {
@@ -268,7 +268,7 @@ fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, j
     let (from, incarnation) = (peer.index, peer.worker.incarnation());
     jobs.push(spawn(member, rng, move |member, mut rng| async move {
         let key = member.worker.key(&device(from), &device(member.index), &member.run.setup.edge()).unwrap();
-        // Of this incarnation: another one knows nothing of these values.
+        // Of this incarnation: another one does not have these values.
         let key = key.with_incarnation(incarnation);
         let target = Target { incarnation: Some(incarnation), ..Target::any_life(from) };
         let mut held = Held::new(&member);
@@ -290,7 +290,7 @@ fn stream(run: &Run, member: &Member, peer: &Member, step: i64, rng: &mut Rng, j
                 }
                 // This value alone is lost.
                 Err(Ended(OperationResult::Corrupted)) => number += 1,
-                // If it is lost, so are all after it: none of them may come in its place.
+                // If it is lost, so are all later ones: none of them may be received in its place.
                 Err(_) if !has_failed => has_failed = true,
                 Err(_) => return,
             }
@@ -311,8 +311,8 @@ async fn sender(member: &Member, to: usize, step: i64, values: &[Sent], mut rng:
     }
 }
 
-/// Sends a value, unless the step is over with its receiver because a connection broke, which must have a fault as its
-/// reason like every other failure: one since the step began, for it stays over.
+/// Sends a value, unless a broken connection has ended the step between the two workers. Like every failure, that needs
+/// a fault that explains it: one since the step began, because the step stays ended.
 pub(super) fn send(member: &Member, to: usize, step: &Step, key: &Key, tensor: Tensor) {
     match step.send(key, tensor) {
         Ok(()) => {}
@@ -326,7 +326,7 @@ pub(super) fn send(member: &Member, to: usize, step: &Step, key: &Key, tensor: T
     }
 }
 
-/// Values whose receiver gives most receives up: each comes once, whole and in order, as long as nothing fails.
+/// Values whose receiver cancels most receives: each arrives once, whole and in order, as long as nothing fails.
 fn impatient_stream(
     run: &Run,
     member: &Member,
@@ -374,7 +374,7 @@ fn impatient_stream(
                     next = following;
                 }
                 Ok(None) => was_cancelled = true,
-                // What was under way is lost, and the step with it.
+                // Values in flight are lost, and the step with them.
                 Err(_) => return,
             }
         }

@@ -63,7 +63,7 @@ pub(crate) struct Lent {
 }
 
 impl Lent {
-    /// Its content, once that has come.
+    /// The content, after it has arrived.
     pub(crate) fn take(self) -> Buf {
         self.granted.end(GrantEnd::Content).unwrap().freeze()
     }
@@ -95,7 +95,7 @@ impl Side {
         buffer.freeze()
     }
 
-    /// Lends a buffer with whatever was in it.
+    /// Grants a buffer without clearing it.
     pub(crate) async fn lend(&self, length: usize) -> Lent {
         let granted = self.receive.alloc(length).await.unwrap().grant();
         let region = self.registrar.region(granted.block().unwrap().id()).unwrap();

@@ -1,4 +1,4 @@
-//! What many runs came to.
+//! Figures of many runs.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 
@@ -16,7 +16,7 @@ use crate::cluster::{Kinds, Report};
 #[derive(Debug, Default)]
 pub(crate) struct Figures {
     pub(crate) runs: u64,
-    /// Operations that ended well, and otherwise.
+    /// Operations that succeeded, and those that failed.
     pub(crate) operations: [u64; 2],
     pub(crate) events: u64,
     pub(crate) crashes: u64,
@@ -39,7 +39,7 @@ impl Figures {
         marks.for_each(|(mark, count)| *self.marks.entry((*mark).to_owned()).or_default() += count);
     }
 
-    /// For another process, in lines.
+    /// The figures in lines, for another process.
     pub(crate) fn told(&self) -> String {
         let Self { runs, operations: [well, otherwise], events, crashes, transfers, marks, .. } = self;
         let marks: String = marks.iter().map(|(mark, count)| format!("@@mark {count} {mark}\n")).collect();

@@ -1,10 +1,10 @@
-//! Calls that all ranks make, drawn from the seed, and what each must give.
+//! Calls that all ranks make, drawn from the seed, and their expected results.
 
 use tensorwire_collective::{Algorithm, Group, GroupError, Reduction};
 use tensorwire_rendezvous::Tensor;
 use tensorwire_sim::{Handle, Rng, Violation};
 
-/// Elements of a value: none, inside a message, and so many that they travel in several.
+/// Elements of a value: none, as many as fit into a message, and more.
 const LENGTHS: [usize; 8] = [0, 1, 7, 64, 500, 1000, 5003, 12_000];
 
 /// How often memory may be refused before it counts as full: each call is made to fail once.
@@ -31,7 +31,7 @@ pub(super) struct Call {
     pub(super) what: What,
     root: usize,
     length: usize,
-    /// Tells its values from those of other calls.
+    /// Distinguishes its values from those of other calls.
     salt: i32,
 }
 
@@ -77,7 +77,7 @@ impl Call {
         (0..size).map(|from| self.value(at, from, 0)).fold(0, i32::wrapping_add)
     }
 
-    /// Makes the call, and checks what it gives. Its number is taken in the first poll.
+    /// Makes the call, and checks its result. The call gets its number in the first poll.
     ///
     /// # Errors
     /// The call's.

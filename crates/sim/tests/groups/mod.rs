@@ -1,9 +1,9 @@
-//! Groups in many worlds: random calls of all kinds, while connections break, processes die and calls are given up. What ranks send one
-//! another outside the calls is in `pairs`, and how others come to a group in `joins`.
+//! Groups in many worlds: random calls of all kinds, while connections break, processes die and calls are cancelled.
+//! Messages between two ranks are in `pairs`, and newcomers in `joins`.
 //!
-//! Every call ends in bounded time, with the right result or an error that has a reason. Ranks that are left shrink their group, of
-//! which all have the same idea, and get right results again. Once faults have ended, a new group of all processes works. In the end
-//! no memory is in use.
+//! Every call ends in bounded time, with the right result or an error that has a reason. The remaining ranks shrink
+//! their group, agree on its members, and get right results again. Once faults have ended, a new group of all processes
+//! works. At the end no memory is in use.
 //!
 //! `SIM_SEEDS=2000` runs as many seeds, `SIM_FROM=7` begins with that one, `SIM_SEED=7` runs one and prints its settings, with `SIM_PLAN="0@512 crash 1 0us"` under these
 //! faults instead of its own.
@@ -37,20 +37,20 @@ use crate::{
 /// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 60;
 
-/// After that, all processes have seen what was lost.
+/// After this time, all processes have noticed the losses.
 const SEEN: Duration = Duration::from_secs(5);
 
 /// Settings that the seed draws for all ranks.
 #[derive(Debug)]
 struct Setup {
     ranks: usize,
-    /// How many hosts they are on. With none, they share no memory.
+    /// The number of hosts. With 0, ranks share no memory.
     hosts: usize,
     depth: u32,
     requests_max: u32,
     eager_bytes_max: u32,
     receive_bytes: u64,
-    /// Of 64 times that a rank makes calls, how often it gives them up.
+    /// How often of 64 times a rank cancels the calls that it makes.
     impatience_of_64: u32,
 }
 
@@ -78,19 +78,20 @@ impl Setup {
 /// What the scenario knows.
 #[derive(Debug, Default)]
 struct Truth {
-    /// Of each generation, the workers that are its ranks.
+    /// The workers that are the ranks of each generation.
     members: BTreeMap<u64, Vec<String>>,
     sizes: BTreeMap<u64, usize>,
-    /// Generations in which a rank has given a call up.
+    /// Generations in which a rank has cancelled a call.
     given_up: BTreeSet<u64>,
-    /// Processes that are stopped for a while.
+    /// Processes that are stopped for some time.
     stopped: BTreeSet<usize>,
-    /// Whether connections between two ranks are broken. All the others hear of that, so it excuses more than calls of these two.
+    /// Whether connections between two ranks are broken. It reaches all other ranks, so it excuses more than calls of
+    /// these two.
     are_links_broken: bool,
 }
 
 impl Truth {
-    /// Whether a call may fail though nothing happens to its rank's own process, or to one of another rank.
+    /// Whether a call may fail although no fault affects the process of any rank.
     fn is_excused(&self) -> bool {
         self.are_links_broken || !self.given_up.is_empty()
     }
@@ -119,7 +120,7 @@ impl Run {
         join_all((0..self.setup.ranks).map(|index| Rank::start(self, index))).await
     }
 
-    /// The faults that are given, or those of the seed, which draws some in any case. A failure tells them.
+    /// The given faults, or those of the seed, which draws some in any case. The report of a failure shows them.
     fn plan(&self, given: Option<&Plan>, rng: &mut Rng) -> Plan {
         let drawn = Plan { entries: faults(self.setup.ranks, rng) };
         let plan = given.cloned().unwrap_or(drawn);
@@ -136,7 +137,7 @@ fn run(seed: u64, plan: Option<&Plan>) -> Result<Ended<Vec<usize>>, Box<Failure>
     in_world("groups", seed, |handle| scenario(handle, plan))
 }
 
-/// How a run ended, and what its scenario tells.
+/// How a run ended, and the result of its scenario.
 type Ended<T> = (Summary, T);
 
 /// Runs a scenario that the test called `name` replays.
@@ -151,7 +152,7 @@ fn in_world<T, Running: Future<Output = T>>(
     Ok((world.finish()?, told))
 }
 
-/// Gives the numbers of ranks of the generations.
+/// Returns the number of ranks of each generation.
 async fn scenario(handle: Handle, given: Option<&Plan>) -> Vec<usize> {
     let mut rng = Rng::new(handle.seed()).fork(90);
     let run = Run::new(handle, Setup::draw(&mut rng));
@@ -168,7 +169,7 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Vec<usize> {
     });
     join_all(lives.collect::<Vec<_>>()).await;
 
-    // Whoever has a group now is done with it. From here on everything must succeed.
+    // Ranks that still have a group do not use it any more. From here on everything must succeed.
     run.handle.heal();
     run.handle.runtime().sleep(SEEN).await;
     let left: Vec<Rank> = ranks.into_iter().filter(|rank| rank.node.is_alive()).collect();
@@ -177,9 +178,9 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Vec<usize> {
     std::mem::take(&mut run.truth().sizes).into_values().collect()
 }
 
-/// A new group of all processes that live.
+/// Forms a new group of all living processes.
 async fn calm(run: &Run, left: &[Rank], rng: &mut Rng) {
-    // What was given up, and who was stopped, explains nothing any more.
+    // Earlier cancellations and stops explain nothing any more.
     let sizes = std::mem::take(&mut *run.truth()).sizes;
     run.truth().sizes = sizes;
     let (size, calls) = (left.len(), 6);
@@ -210,7 +211,7 @@ fn arrange(run: &Run, ranks: &[Rank], plan: &Plan) {
     }
 }
 
-/// What happens to the ranks, who are not started again.
+/// The faults of the ranks, which are not restarted.
 fn faults(size: usize, rng: &mut Rng) -> Vec<Entry> {
     let mut entries = Vec::new();
     for _ in 0..rng.pick([0, 1, 1, 2, 3]) {
@@ -252,15 +253,15 @@ fn check<T: fmt::Debug + PartialEq>(seed: u64, run: Running<T>) -> Result<Ended<
     Ok(first)
 }
 
-/// What runs a seed, with the given plan instead of its own.
+/// Runs a seed, with the given plan instead of its own.
 type Running<T> = fn(u64, Option<&Plan>) -> Result<Ended<T>, Box<Failure>>;
 
-/// How many times their own number scenarios run in seeds, if those have not reached what some must reach. What few seeds reach, so few
-/// may miss by chance, and each commit begins with others.
+/// Maximum factor by which the number of seeds grows if they have not reached all cases. A few seeds may miss a rare
+/// case by chance, and each commit begins with other seeds.
 const TRIES: u64 = 16;
 
-/// Runs the seeds that the environment names, or the first `seeds` and as many again until they have reached all, and adds up how they
-/// ended. Fewer seeds than `seeds` need not reach anything.
+/// Runs the seeds that the environment names, or the first `seeds` and as many again until they have reached all cases,
+/// and adds up their results. Fewer seeds than `seeds` need not reach any case.
 fn each_seed<T: fmt::Debug + PartialEq, R: fmt::Debug + Default + Send>(
     seeds: u64,
     run: Running<T>,
@@ -291,13 +292,13 @@ fn each_seed<T: fmt::Debug + PartialEq, R: fmt::Debug + Default + Send>(
     panic!("{} seeds did not reach what some must reach: {reached:?}", TRIES * given);
 }
 
-/// What some seed must have come to, or the scenario has gone blind.
+/// Cases that some seed must reach, because otherwise the scenario tests too little.
 #[derive(Debug, Default)]
 struct Reached {
     calls: u64,
     failed: u64,
     crashes: u64,
-    /// Runs in which a group shrank, and in which it did so with fewer ranks.
+    /// Runs in which a group shrank, and runs in which it lost ranks by that.
     shrank: u64,
     lost: u64,
     marks: BTreeMap<&'static str, u64>,
@@ -327,7 +328,8 @@ fn every_group_keeps_every_promise_twice() {
     each_seed(SEEDS, run, Reached::add, |reached| reached.is_all());
 }
 
-/// Calls under way together stood still: a message in line was that of a receive which its call does not poll while it sends.
+/// Calls in progress together stopped: a message in line belonged to a receive that its call does not poll while it
+/// sends.
 #[test]
 fn calls_under_way_together_do_not_wait_for_a_receive_that_is_not_polled() {
     run(378, Some(&Plan { entries: Vec::new() })).unwrap();

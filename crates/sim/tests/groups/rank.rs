@@ -1,4 +1,4 @@
-//! One rank: it makes the calls that all make, shrinks its group when one fails, and goes on.
+//! One rank: it makes the common calls, shrinks its group when one fails, and continues.
 
 use std::time::Duration;
 
@@ -17,16 +17,17 @@ use crate::common::builder;
 /// The limit of joining and of each call.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);
 
-/// What a call may take beyond its limit: time also passes between two steps of a process.
+/// Time that a call may take beyond its limit: time also passes between two steps of a process.
 pub(super) const BEYOND: Duration = Duration::from_secs(1);
 
-/// What agreeing on who is left may take: attempts until four times the limit are over, and one of four and a half that begins just before.
+/// The longest agreement on the remaining ranks: attempts begin until four times the limit are over, and the last one
+/// takes four and a half.
 pub(super) const SHRINK_MAX: Duration = Duration::from_millis(8_500 * LIMIT.as_secs());
 
 /// Calls of each generation.
 const CALLS: usize = 16;
 
-/// Calls that are given up only before this generation, so that the last one completes.
+/// Calls are cancelled only before this generation, so that the last one completes.
 const PATIENT_FROM: u64 = 2;
 
 pub(super) fn address(index: usize) -> String {
@@ -67,14 +68,14 @@ impl Rank {
         joined.unwrap_or_else(|error| panic!("rank {rank} of `{name}`: {error}"))
     }
 
-    /// Makes calls until those of one generation have all come to their end, or the others go on without this rank.
+    /// Makes calls until all those of one generation have completed, or the others continue without this rank.
     pub(super) async fn live(self, mut group: Group, mut rng: Rng) {
         loop {
             let began = self.run.handle.now();
             self.note(&group);
             match self.calls(&group, &mut rng, began).await {
                 Ok(()) => return,
-                // The others must come to know, also where a group failed that was derived from this one.
+                // The others must learn of it, even if the failed group was derived from this one.
                 Err(_) => match self.shrink(&group, began).await {
                     Ok(shrunk) => group = shrunk,
                     Err(_) => return,
@@ -83,7 +84,7 @@ impl Rank {
         }
     }
 
-    /// The calls of this generation, several at a time, and the end.
+    /// Makes the calls of this generation, several at a time, and closes the group.
     async fn calls(&self, group: &Group, rng: &mut Rng, began: Duration) -> Result<(), GroupError> {
         let mut drawn = Rng::new(self.run.handle.seed()).fork(1000 + group.generation());
         let mut left = CALLS;
@@ -105,7 +106,7 @@ impl Rank {
         closed
     }
 
-    /// Makes `calls` at the same time, unless it loses patience.
+    /// Makes `calls` at the same time, and cancels them if it loses patience.
     async fn together(
         &self,
         group: &Group,
@@ -119,7 +120,7 @@ impl Rank {
             Either::Left((made, _)) => return made.into_iter().collect(),
             Either::Right(((), made)) => made,
         };
-        // All ranks may see that, and in derived groups too.
+        // All ranks may see the cancellation, in derived groups too.
         self.run.truth().given_up.insert(group.generation());
         drop(made);
         Err(group.failure().unwrap_or(GroupError::Over { rank: None, why: "given up".to_owned() }))
@@ -146,7 +147,7 @@ impl Rank {
         shrunk
     }
 
-    /// All ranks of a generation must be of the same group.
+    /// Notes the group, and checks that all ranks of a generation have the same members.
     pub(super) fn note(&self, group: &Group) {
         let members: Vec<String> = group.members().map(str::to_owned).collect();
         let mut truth = self.run.truth();
@@ -174,7 +175,8 @@ impl Rank {
         self.ended_within(operation, result, began, LIMIT + BEYOND);
     }
 
-    /// Enters a call's end into the ledger. It needs a reason for an error, and has a bound unless the process was stopped.
+    /// Enters the end of a call into the ledger. An error needs a reason, and the time a bound unless the process was
+    /// stopped.
     fn ended_within<T>(
         &self,
         operation: Operation,
@@ -192,7 +194,7 @@ impl Rank {
         operation.end_because(&result, error);
     }
 
-    /// What began then must have ended within `bound`, unless the process was stopped.
+    /// Checks that what began at `began` has ended within `bound`, unless the process was stopped.
     pub(super) fn check_bound(&self, began: Duration, bound: Duration) {
         let took = self.run.handle.now() - began;
         if took > bound && !self.run.truth().stopped.contains(&self.index) {
@@ -201,7 +203,7 @@ impl Rank {
         }
     }
 
-    /// Ends the worker, and checks that all its memory is back.
+    /// Ends the worker, and checks that all its memory has returned.
     pub(super) async fn stop(&self) {
         let worker = self.worker.clone();
         self.node.run("shutdown", async move { worker.shutdown().await }).await.unwrap();

@@ -1,4 +1,4 @@
-//! How a rogue answers what honest workers ask of it: as it should, or in any other way.
+//! How a rogue answers the requests of honest workers: correctly, or in any other way.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use tensorwire_sim::Rng;
 
 use super::{line::Line, memory_of::range_of};
 
-/// Bytes, and what they are.
+/// Bytes with their metadata.
 pub(super) fn value_of(length: usize, rng: &mut Rng) -> (Metadata, Vec<u8>) {
     let bytes = (0..length).map(|_| rng.next_u64() as u8).collect();
     (metadata_of(length as u64), bytes)
@@ -23,14 +23,14 @@ fn metadata_of(length: u64) -> Metadata {
     Metadata::new(DataType::U8, Shape::new([length]).unwrap()).unwrap()
 }
 
-/// The value with which a request is answered, each time the same.
+/// The value that answers a request, the same each time.
 fn value_for(index: RequestIndex) -> (Metadata, Vec<u8>) {
     let mut rng = Rng::new(index.0.into());
     let length = rng.pick([0, 1, 8, 64, 64, 64, 300, 5000]);
     value_of(length, &mut rng)
 }
 
-/// What goes into a result slot.
+/// The content of a result slot.
 pub(super) fn result_of(validation: Validation, bytes: &[u8]) -> [u8; RESULT_BYTES] {
     let mut result = [0; RESULT_BYTES];
     let algorithm = validation as u32;
@@ -42,7 +42,7 @@ pub(super) fn result_of(validation: Validation, bytes: &[u8]) -> [u8; RESULT_BYT
     result
 }
 
-/// META_DATA_RESPONSE as it should be.
+/// A correct META_DATA_RESPONSE.
 pub(super) fn response(
     line: &Line,
     index: RequestIndex,
@@ -113,7 +113,7 @@ pub(super) fn react(line: &Arc<Line>, message: &Message, rng: &mut Rng) {
     }
 }
 
-/// Answers what the honest worker will ask for next, and cannot for want of credits.
+/// Answers the next request of the honest worker, which it cannot send yet because it lacks credits.
 pub(super) fn answer_too_soon(line: &Line, message: &Message) {
     let Some(latest) = message.requests().last() else { return };
     line.did("answers what was not asked for yet");
@@ -235,7 +235,7 @@ fn answer_strangely(
     }
 }
 
-/// As a worker would.
+/// Answers correctly.
 fn answer_well(line: &Line, request: &TensorRequest) {
     let index = request.index;
     if matches!(request.scope, Scope::Versioned(_)) {
@@ -270,6 +270,6 @@ fn with_value(line: &Line, request: &TensorRequest) {
 fn lend(line: &Line, bytes: &[u8], immediate: u32) {
     let Some(mut local) = line.rogue.source.buffer(bytes.len()) else { return };
     local.copy_from_slice(bytes);
-    // It may have more leases than it gets.
+    // The request may fail, because the number of leases is limited.
     drop(line.queue_pair.lend_now(local.freeze(), Immediate(immediate)));
 }

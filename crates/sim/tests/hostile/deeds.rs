@@ -1,4 +1,4 @@
-//! What a rogue does of its own accord, over its data connections.
+//! What a rogue does on its own initiative, over its data connections.
 
 use std::{sync::Arc, time::Duration};
 
@@ -68,13 +68,13 @@ fn index(line: &Line, rng: &mut Rng) -> RequestIndex {
     if !requests.is_empty() && rng.chance(1, 2) {
         return requests[rng.below(requests.len())].index;
     }
-    // One that the honest worker uses next, too, or has just taken and not sent.
+    // An index that the honest worker uses next, or has just taken and not sent.
     let latest = requests.last().map_or(0, |request| request.index.0);
     let (next, again) = (latest.wrapping_add(1), latest.wrapping_add(1 << 14));
     RequestIndex(rng.pick([0, 1, 2, 5, next, next, again, 1 << 14, (1 << 30) - 1, 0xFFFF_FFF5]))
 }
 
-/// Anything as a destination.
+/// An arbitrary destination.
 fn destination(line: &Line, rng: &mut Rng) -> Option<Destination> {
     let capacity = rng.pick([0, 1, 64, 20_000, u64::MAX]);
     let lent = line.rogue.lent.lend(64).map(|(_, _, destination)| destination);
@@ -128,7 +128,7 @@ fn request(line: &Line, rng: &mut Rng) -> TensorRequest {
     }
 }
 
-/// Asks for a value of the honest worker, and goes on with the exchange as it likes.
+/// Requests a value of the honest worker, and continues the exchange in any way.
 fn for_a_value(line: &Line, rng: &mut Rng) {
     line.did("asks for a value");
     let request = request(line, rng);
@@ -150,7 +150,7 @@ fn for_a_value(line: &Line, rng: &mut Rng) {
     }
 }
 
-/// Asks for far more than it may, all of what nobody ever sends.
+/// Requests far more than it may, all values that are never sent.
 async fn flood(line: &Line, rng: &mut Rng) {
     line.did("floods with requests");
     let mut one = |_| TensorRequest {
@@ -361,7 +361,7 @@ fn immediates(line: &Line, rng: &mut Rng) {
     }
 }
 
-/// Touches memory of the honest worker: what was granted to it, and what was not.
+/// Accesses memory of the honest worker that was granted to it, and memory that was not.
 fn touch(line: &Line, rng: &mut Rng) {
     let mut lent = line.destinations();
     lent.extend([line.peer.ring.destination, line.peer.ring.slots]);
@@ -380,7 +380,7 @@ fn touch(line: &Line, rng: &mut Rng) {
             let beyond = rng.pick([at.capacity, 1 << 20, 1 << 40, u64::MAX - at.offset - 200]);
             let known = line.peer.regions.iter().find(|record| record.region == at.region);
             if let Some(mut region) = known.map(region_of) {
-                // Else the local fabric would refuse it.
+                // Otherwise the local fabric would refuse it.
                 region.length = u64::MAX;
                 line.queue_pair.add_remote_region(region);
             }
@@ -420,7 +420,7 @@ fn with_a_wrong_key(line: &Line, range: RemoteRange, junk: &[u8], rng: &mut Rng)
     line.queue_pair.add_remote_region(right);
 }
 
-/// With what another honest worker, or another connection, has announced.
+/// Uses a region that another honest worker, or another connection, has announced.
 fn with_anothers_key(line: &Line, junk: &[u8], rng: &mut Rng) {
     let known = line.rogue.regions.lock().unwrap().clone();
     let Some((_, record)) = known.get(rng.below(known.len())) else { return };

@@ -30,7 +30,7 @@ fn hello(worker: String, rng: &mut Rng) -> ControlFrame {
 pub(super) fn junk(rng: &mut Rng) -> Vec<u8> {
     let length = rng.pick([0, 1, 3, 4, 5, 12, 64, 1000, 7000]);
     let mut bytes: Vec<u8> = (0..length).map(|_| rng.next_u64() as u8).collect();
-    // Often with a length that is right, so that more than the prefix is looked at.
+    // Often with a correct length, so that more than the prefix is checked.
     if rng.chance(2, 3)
         && let Some(prefix) = bytes.first_chunk_mut::<4>()
     {
@@ -39,7 +39,7 @@ pub(super) fn junk(rng: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// One bit of `bytes` is another.
+/// `bytes` with one bit flipped.
 pub(super) fn flipped(mut bytes: Vec<u8>, rng: &mut Rng) -> Vec<u8> {
     let at = rng.below(bytes.len());
     if let Some(byte) = bytes.get_mut(at) {
@@ -48,7 +48,7 @@ pub(super) fn flipped(mut bytes: Vec<u8>, rng: &mut Rng) -> Vec<u8> {
     bytes
 }
 
-/// Anything but the handshake that is due.
+/// Sends anything but the expected handshake.
 pub(super) async fn bad_handshake(
     rogue: &Arc<Rogue>,
     mut session: ControlSession,
@@ -99,7 +99,7 @@ pub(super) async fn bad_handshake(
     }
 }
 
-/// An honest worker has dialled.
+/// Answers an honest worker that has dialled.
 pub(super) async fn bad_welcome(rogue: &Arc<Rogue>, session: ControlSession, rng: &mut Rng) {
     rogue.stage.did("answers a handshake badly");
     let bytes = match rng.below(3) {
@@ -111,7 +111,7 @@ pub(super) async fn bad_welcome(rogue: &Arc<Rogue>, session: ControlSession, rng
     rogue.rest(rng, Duration::from_secs(3)).await;
 }
 
-/// An honest worker has asked for a data connection.
+/// Answers an honest worker that has requested a data connection.
 pub(super) async fn bad_answer(talk: &Talk, offer: &Connect, rng: &mut Rng) {
     let connection = offer.connection;
     match rng.below(5) {
@@ -193,7 +193,7 @@ pub(super) async fn deed(talk: &Arc<Talk>, rng: &mut Rng) -> bool {
     true
 }
 
-/// Bytes that are no frame, or were one before, and what takes more than one. False if it ends the session.
+/// Sends bytes that are no frame, earlier frames, and deeds of several frames. False if it ends the session.
 async fn odd(talk: &Arc<Talk>, rng: &mut Rng) -> bool {
     let known = talk.frames();
     let replayed = (!known.is_empty()).then(|| known[rng.below(known.len())].clone());
@@ -253,7 +253,7 @@ fn entries(rng: &mut Rng) -> Vec<ListEntry> {
     (0..rng.pick([0_u64, 1, 500])).map(entry).collect()
 }
 
-/// More of one kind than anybody needs.
+/// Sends far more frames of one kind than a worker needs.
 async fn flood(talk: &Arc<Talk>, rng: &mut Rng) -> bool {
     match rng.below(3) {
         0 => {

@@ -1,4 +1,4 @@
-//! Honest workers: what they do with each other must succeed, what they do with rogues must end.
+//! Honest workers: their operations with each other must succeed, and those with rogues must end.
 
 use std::time::Duration;
 
@@ -83,7 +83,7 @@ impl Honest {
         }
     }
 
-    /// The number of the transfer, and then its content.
+    /// A tensor with the number of the transfer, and then its content.
     async fn tensor(&self, transfer: u64, length: usize) -> Tensor {
         let mut buffer = self.buffer(length).await;
         let (number, rest) = buffer.split_at_mut(8);
@@ -141,7 +141,7 @@ impl Honest {
         }
     }
 
-    /// An operation with a rogue, which must end in its time, however it does.
+    /// An operation with a rogue, which must end in time, with any result.
     async fn with_rogue<T>(
         &self,
         rogue: usize,
@@ -231,7 +231,7 @@ impl Honest {
         }
     }
 
-    /// What comes from a rogue stays what it was when it was handed out.
+    /// Receives from a rogue, and checks that a received tensor does not change.
     async fn takes_from(self, rogue: usize, step: i64, mut rng: Rng) {
         let peer = self.worker.peer(&rogue_name(rogue)).unwrap();
         let mut held: Vec<(Tensor, Vec<u8>)> = Vec::new();
@@ -295,13 +295,13 @@ impl Honest {
             let length = rng.pick(LENGTHS);
             let transfer = self.stage.new_transfer(length);
             let tensor = self.tensor(transfer, length).await;
-            // The step may be over with it.
+            // The step may have ended with the rogue.
             let _ = self.worker.shared_step(step).send(&key, tensor);
             self.pause(&mut rng, Duration::from_millis(50)).await;
         }
     }
 
-    /// Has a channel of notes open with a rogue for a while, and takes what has come.
+    /// Opens a channel of notes with a rogue for some time, and takes the notes that arrive.
     async fn has_notes_of(self, rogue: usize, mut rng: Rng) {
         let peer = self.worker.peer(&rogue_name(rogue)).unwrap();
         let what = format!("notes with rogue {rogue}");
@@ -318,7 +318,7 @@ impl Honest {
         self.stage.handle.holdings(self.node.id())
     }
 
-    /// Ends the worker, and checks that its memory is back.
+    /// Ends the worker, and checks that its memory has returned.
     pub(super) async fn stop(&self) {
         let worker = self.worker.clone();
         self.node.run("shutdown", async move { worker.shutdown().await }).await.unwrap();
@@ -332,7 +332,7 @@ impl Honest {
     }
 }
 
-/// One round of traffic among the honest, and with rogues as long as `with_rogues`.
+/// One round of traffic among honest workers, and with rogues if `with_rogues`.
 pub(super) async fn round(stage: &Stage, members: &[Honest], round: i64, with_rogues: bool, rng: &mut Rng) {
     let mut jobs: Vec<Job> = Vec::new();
     let mut steps = Vec::new();

@@ -1,4 +1,4 @@
-//! A rogue's end of a data connection: it can do all that a worker's end does, and does it when it likes.
+//! A rogue's side of a data connection: it can do all that a worker's side does, at any time.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -33,7 +33,7 @@ pub(super) struct Line {
     /// The honest worker.
     pub(super) target: usize,
     pub(super) queue_pair: QueuePair,
-    /// What the honest worker sent.
+    /// The parameters that the honest worker sent.
     pub(super) peer: Connect,
     pub(super) agreed: Agreed,
     /// Returns no credits.
@@ -48,11 +48,11 @@ struct LineState {
     flow: Flow,
     consumer: RingConsumer,
     names: NameTable,
-    /// Of the honest worker; the latest.
+    /// The latest requests of the honest worker.
     requests: Vec<TensorRequest>,
-    /// Where it may write, or might once.
+    /// Destinations that it may write, or could write earlier.
     destinations: Vec<Destination>,
-    /// Records that were sent.
+    /// Records that it has sent.
     sent: Vec<Vec<u8>>,
     /// Views of the honest worker's memory.
     loans: Vec<Buf>,
@@ -110,7 +110,7 @@ impl Line {
         self.rogue.stage.did(deed);
     }
 
-    /// The honest worker has just announced it.
+    /// Claims a range that the honest worker has just announced.
     fn claim(&self, range: &RemoteRange) {
         let stage = &self.rogue.stage;
         let target = stage.truth().nodes.get(self.target).copied();
@@ -135,19 +135,19 @@ impl Line {
         self.lock().sent.clone()
     }
 
-    /// The index of a request of its own.
+    /// An index for a request of the rogue.
     pub(super) fn next_index(&self) -> u32 {
         let mut state = self.lock();
         state.next_index += 1;
         state.next_index
     }
 
-    /// What an honest end would send along.
+    /// The counts that an honest side would send.
     pub(super) fn counts(&self) -> Counts {
         self.lock().flow.counts()
     }
 
-    /// Writes `bytes`, and forgets about it.
+    /// Writes `bytes`, and ignores the result.
     pub(super) fn write(&self, remote: RemoteRange, bytes: &[u8], immediate: Option<Immediate>) {
         let Some(mut local) = self.rogue.source.buffer(bytes.len()) else { return };
         local.copy_from_slice(bytes);
@@ -162,7 +162,7 @@ impl Line {
         drop(self.queue_pair.notify(Immediate(immediate)));
     }
 
-    /// These bytes as the next record of the peer's ring; false if flow control has no room for it.
+    /// Writes these bytes as the next record of the peer's ring; false if flow control has no room for it.
     pub(super) fn record(&self, bytes: &[u8]) -> bool {
         let place = {
             let mut state = self.lock();
@@ -198,7 +198,7 @@ impl Line {
         self.write(range(second.offset), tail, Some(MESSAGE));
     }
 
-    /// The record of ASK (0) or ANSWER (1).
+    /// Writes the record of ASK (0) or ANSWER (1).
     pub(super) fn slot(&self, which: u64, bytes: &[u8]) {
         let range = range_of(&self.peer.ring.slots, which * u64::from(SLOT_BYTES), 0);
         self.write(range, bytes, Some(ACKNOWLEDGEMENT));
@@ -223,7 +223,7 @@ impl Line {
         self.record(&bytes)
     }
 
-    /// A content, as the answer to a request for this destination.
+    /// Writes a content, as the answer to a request with this destination.
     pub(super) fn content(&self, destination: Option<Destination>, bytes: &[u8], immediate: u32) {
         let _may_be_without_credit = self.lock().flow.post_content();
         let Some(destination) = destination.filter(|_| !bytes.is_empty()) else {
@@ -241,7 +241,7 @@ impl Line {
         self.write(range_of(&destination, 0, 0), bytes, Some(Immediate(immediate)));
     }
 
-    /// Takes whatever comes until the connection is over.
+    /// Takes all arrivals until the connection is over.
     pub(super) async fn take_arrivals(self: Arc<Self>, mut rng: Rng) {
         while let Ok(arrival) = self.queue_pair.next_arrival().await {
             match arrival {
@@ -255,7 +255,7 @@ impl Line {
                 Arrival::Loan { buffer, .. } => {
                     let mut state = self.lock();
                     let _ = state.flow.take_content();
-                    // Held for as long as it lives.
+                    // Held until the rogue ends.
                     state.loans.push(buffer);
                     drop(state);
                     self.did("holds a lease");
@@ -282,7 +282,7 @@ impl Line {
         let (counts, record) = record::decode_record(self.agreed.mode, &bytes, names, requests).ok()?;
         consumer.advance(length as u32);
         if self.agreed.mode == Mode::Counted {
-            // Counts that this side has made wrong by what it sent do not matter.
+            // The counts may be wrong because of what this side has sent.
             let _ = flow.take_message(length as u32, counts);
         }
         match record {
@@ -343,7 +343,7 @@ impl Line {
         state.destinations.drain(..excess);
     }
 
-    /// ASK or ANSWER, or the acknowledgement of mode original.
+    /// Takes ASK or ANSWER, or the acknowledgement of mode original.
     fn take_record(&self, length: u64, rng: &mut Rng) {
         let mut state = self.lock();
         if self.agreed.mode == Mode::Original {

@@ -1,4 +1,4 @@
-//! A rogue's own memory: what it sends from, and what it lends.
+//! A rogue's own memory: its sources, and the memory that it grants.
 
 /// Regions as workers announce them.
 #[path = "../../../rendezvous/src/link/frames.rs"]
@@ -36,7 +36,7 @@ impl Registered {
         self.pool.try_alloc(bytes).ok()
     }
 
-    /// Lends memory for good: with its process it goes.
+    /// Grants memory until the process ends.
     pub(super) fn lend(&self, bytes: u32) -> Option<(Granted, RemoteRegion, Destination)> {
         let granted = self.pool.try_alloc(bytes as usize).ok()?.grant();
         let region = self.registrar.region(granted.block()?.id())?;

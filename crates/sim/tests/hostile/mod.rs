@@ -1,6 +1,6 @@
-//! Honest workers beside members of their cluster that do anything. Whatever those do, they change only memory that was
-//! granted to them, transfers between honest workers succeed, every operation of an honest worker ends, and its memory
-//! stays bounded and is free again when the rogues are gone.
+//! Honest workers beside rogues, members of their cluster that do anything. Rogues change only memory that was granted
+//! to them. Transfers between honest workers succeed, every operation of an honest worker ends, and its memory stays
+//! bounded and is free again when the rogues are gone.
 //!
 //! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one and prints its figures.
 
@@ -32,10 +32,10 @@ use crate::figures::{for_each_below, number};
 /// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 40;
 
-/// From so many seeds on, everything must have been done and found.
+/// From this many seeds on, rogues must have done every deed, and broken every rule.
 const SEEDS_FOR_ALL: u64 = 1000;
 
-/// Seeds that once found a bug. What rogues found that did less than these has a test of its own: `misdirected`.
+/// Seeds that once found a bug. A bug that simpler rogues found has a test of its own: `misdirected`.
 const FOUND: [u64; 0] = [];
 
 /// One seed; every eighth one twice.
@@ -100,7 +100,7 @@ fn tell(reports: &[Report], seeds: u64) {
     }
 }
 
-/// Every deed that the sources name was done, and every rule of the protocol was seen to be broken.
+/// Checks that every deed that the sources name was done, and that every rule of the protocol was broken.
 fn all_were_reached(deeds: &BTreeSet<&str>, rules: &BTreeSet<&str>) {
     let sources = [
         include_str!("answers.rs"),

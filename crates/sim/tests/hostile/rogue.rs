@@ -1,5 +1,4 @@
-//! A member of the cluster that knows the secret and does anything. It is made of the parts that a worker is made of,
-//! without a worker.
+//! A member of the cluster that knows the secret and does anything. It consists of parts of a worker, without a worker.
 
 use std::{
     collections::BTreeMap,
@@ -30,7 +29,7 @@ use super::{
 
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 512 };
 
-/// How long it waits for anything.
+/// The longest that it waits for anything.
 pub(super) const PATIENCE: Duration = Duration::from_secs(2);
 
 /// One life of a rogue.
@@ -42,7 +41,7 @@ pub(super) struct Rogue {
     plane: Arc<SimControl>,
     domain: Arc<dyn Domain>,
     reach: Vec<u8>,
-    /// Peers may write it.
+    /// Memory that peers may write.
     pub(super) lent: Registered,
     pub(super) source: Registered,
     incarnation: u64,
@@ -57,9 +56,9 @@ pub(super) struct Talk {
     /// The honest worker.
     pub(super) target: usize,
     pub(super) sender: Arc<dyn FrameSender>,
-    /// It dialled.
+    /// Whether the rogue dialled.
     dialled: bool,
-    /// It answers nothing.
+    /// Whether it answers nothing.
     mute: bool,
     state: Mutex<TalkState>,
 }
@@ -67,7 +66,7 @@ pub(super) struct Talk {
 #[derive(Debug, Default)]
 struct TalkState {
     lines: Vec<Arc<Line>>,
-    /// Connections that were asked for.
+    /// Connections that are being set up.
     opening: BTreeMap<u32, Half>,
     /// Frames of both sides.
     frames: Vec<Vec<u8>>,
@@ -83,7 +82,7 @@ pub(super) struct Half {
     offer: Connect,
 }
 
-/// Lives one life: what it does is a function of `rng`, and ends.
+/// Lives one life, which ends. `rng` alone decides what it does.
 pub(super) async fn live(stage: Stage, place: usize, mut rng: Rng) {
     let node = stage.handle.start_node(&rogue_address(place)).unwrap();
     stage.handle.turn_hostile(node.id());
@@ -92,7 +91,7 @@ pub(super) async fn live(stage: Stage, place: usize, mut rng: Rng) {
         async move { Rogue::new(&stage, place, &node).act(rng).await }
     };
     node.run("rogue", life).await;
-    // Killed in the midst of whatever it left running, or some time later.
+    // Killed while its tasks still run, or some time later.
     let moment = rng.pick([Duration::ZERO, Duration::from_millis(5), Duration::from_secs(4)]);
     stage.handle.runtime().sleep(moment).await;
     node.crash();
@@ -129,7 +128,7 @@ impl Rogue {
             let target = rng.below(self.stage.setup.honest);
             self.clone().visit(target, &mut rng).await;
         }
-        // Its sessions and connections go on while it still answers.
+        // Its sessions and connections continue while it still answers.
         self.rest(&mut rng, Duration::from_secs(1)).await;
     }
 
@@ -186,7 +185,7 @@ impl Rogue {
             worker,
             incarnation: self.incarnation,
             listen_address: Some(rogue_address(self.place)),
-            // As the simulated fabric is numbered.
+            // The number of the simulated fabric.
             fabrics: vec![(4, self.reach.clone())],
         }
     }

@@ -1,4 +1,4 @@
-//! One run: honest workers at work, rogues among them, and then without them.
+//! One run: honest workers with rogues among them, and then without them.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,7 +14,7 @@ use super::{
     stage::{Setup, Stage},
 };
 
-/// What one run came to.
+/// The figures of one run.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Report {
     pub(super) summary: Summary,
@@ -24,11 +24,11 @@ pub(super) struct Report {
     pub(super) deeds: BTreeMap<&'static str, u64>,
     /// Broken rules that honest workers have logged.
     pub(super) rules: BTreeMap<String, u64>,
-    /// The most that any honest worker held.
+    /// Maximum that any honest worker held.
     pub(super) most: Most,
 }
 
-/// The most of each that any honest worker held at a time.
+/// Maximum of each resource that any honest worker held at a time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Most {
     tasks: usize,
@@ -36,15 +36,16 @@ pub(super) struct Most {
     sessions: usize,
 }
 
-/// Operations end within this time, whoever they are with: the deadline of each is 5 s, connecting included.
+/// Operations with any peer end within this time: the deadline of each is 5 s, including connecting.
 const BOUNDS: Bounds = Bounds {
     after_faults: Duration::from_secs(15),
     new_work: Duration::from_secs(15),
     after_death: Duration::from_secs(15),
 };
 
-/// S4: what a worker holds at most. Eight sessions of each name, of which there are at most eight, with 16 data
-/// connections each, would allow far more than rogues of so few deeds come to; a leak for each deed would not pass.
+/// S4: the maximum that a worker may hold. The worker's own limits (eight sessions of each of at most eight names, with
+/// 16 data connections each) allow far more than the few deeds of these rogues need. A leak for each deed would exceed
+/// it.
 const MOST: Most = Most { tasks: 3000, queue_pairs: 200, sessions: 64 };
 
 /// S4: lines of a log for each session and data connection that a rogue tries to set up, each operation with it, and
@@ -76,7 +77,7 @@ async fn scenario(stage: Stage, log: Log) -> Most {
     let mut rng = Rng::new(stage.handle.seed()).fork(91);
     let handle = &stage.handle;
     handle.bound(BOUNDS);
-    // Rogues are no fault that could excuse anything among the honest: the bounds hold from here on.
+    // Rogues are no fault that excuses a failure between honest workers: the bounds apply from here on.
     handle.heal();
     let members = join_all((0..stage.setup.honest).map(|index| Honest::start(&stage, index))).await;
     stage.truth().nodes = members.iter().map(|member| member.node.id()).collect();
@@ -126,7 +127,7 @@ async fn lives(stage: &Stage, place: usize, mut rng: Rng) {
     stage.truth().rogues_at_work -= 1;
 }
 
-/// Time in which everything that was under way ends.
+/// Sleeps until everything in progress has ended.
 async fn quiet(handle: &Handle) {
     handle.runtime().sleep(Duration::from_secs(20)).await;
 }
@@ -157,10 +158,10 @@ fn check_most(handle: &Handle, most: Most) {
     }
 }
 
-/// S4: when the rogues are gone, honest workers hold what they held before. Among the honest, connections stay.
+/// S4: when the rogues are gone, honest workers hold what they held before. Connections between honest workers stay.
 fn check_back(stage: &Stage, before: &[Holdings], after: &[Holdings]) {
     if stage.setup.impostor {
-        // Whom the impostor came between connects anew when it must.
+        // Workers that the impostor separated connect again when necessary.
         return;
     }
     for (index, (before, after)) in before.iter().zip(after).enumerate() {

@@ -27,8 +27,8 @@ pub(super) struct Setup {
     pub(super) ring_bytes: u32,
     pub(super) validation: Validation,
     pub(super) trust: Vec<Trust>,
-    /// The first rogue comes to the first worker under the name of the last one, too: those two can then no longer rely
-    /// on each other.
+    /// The first rogue also uses the name of the last worker at the first worker. Then these two workers cannot rely on
+    /// each other.
     pub(super) impostor: bool,
 }
 
@@ -55,14 +55,14 @@ impl Setup {
     }
 }
 
-/// What is known to be true.
+/// What the scenario knows to be true.
 #[derive(Debug, Default)]
 pub(super) struct Truth {
     /// Transfers by number: their lengths.
     pub(super) lengths: Vec<usize>,
     /// By worker and name: what was published there, oldest first.
     pub(super) published: BTreeMap<(usize, usize), Vec<u64>>,
-    /// Receives and fetches between honest workers that ended well.
+    /// Receives and fetches between honest workers that succeeded.
     pub(super) transfers: u64,
     /// Those from a rogue.
     pub(super) taken_from_rogues: u64,
@@ -74,7 +74,7 @@ pub(super) struct Truth {
     pub(super) nodes: Vec<NodeId>,
     /// What rogues did, by name.
     pub(super) deeds: BTreeMap<&'static str, u64>,
-    /// Rogues that are still at it.
+    /// Rogues that still run.
     pub(super) rogues_at_work: usize,
 }
 
@@ -101,7 +101,7 @@ impl Stage {
         truth.lengths.len() as u64 - 1
     }
 
-    /// Notes that a rogue did this.
+    /// Records a deed of a rogue.
     pub(super) fn did(&self, deed: &'static str) {
         *self.truth().deeds.entry(deed).or_default() += 1;
     }

@@ -1,10 +1,10 @@
 //! Fresh seeds until the clock runs out.
 //!
 //! `SIM_SOAK=30m cargo test --release -p tensorwire-sim --test all soak -- --ignored --nocapture`; `SIM_FROM=7` begins
-//! with that seed instead of any, `SIM_THREADS=1` uses one core.
+//! with that seed instead of a random one, `SIM_THREADS=1` uses one core.
 //!
-//! Each batch of seeds is a process of its own, which takes with it what crashed nodes have leaked: this test again, with
-//! `SIM_BATCH` set to the number of its seeds.
+//! Each batch of seeds runs in a process of its own, whose end frees what crashed nodes have leaked: this test again,
+//! with `SIM_BATCH` set to the number of its seeds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 
@@ -34,7 +34,7 @@ const LENGTH: Duration = Duration::from_secs(60);
 /// How often progress is printed.
 const PROGRESS: Duration = Duration::from_secs(10);
 
-/// Of so many seeds one has many rounds of faults, so that what leaks a little in each shows.
+/// One of this many seeds has many rounds of faults, which show small leaks.
 const LONG_EVERY: u64 = 16;
 
 /// Rounds of such a seed.
@@ -55,7 +55,7 @@ fn length_of(text: &str) -> Option<Duration> {
 /// Seeds of a batch.
 const BATCH: u64 = 48;
 
-/// The report of a seed, or how it failed and the command that runs it again.
+/// The report of a seed, or its failure with the command that runs it again.
 fn soaked(seed: u64) -> Result<Report, String> {
     let is_long = seed.is_multiple_of(LONG_EVERY);
     let ended = if is_long { run_long(seed, LONG_ROUNDS) } else { run_seed(seed) };
@@ -72,7 +72,7 @@ fn described(mut failure: Box<Failure>, is_long: bool) -> String {
     shrunk(failure).failure.to_string()
 }
 
-/// In the process of a batch: its seeds, and what they came to.
+/// Runs the seeds of a batch, in its process, and prints their figures.
 fn batch(from: u64, count: u64) {
     let mut figures = Figures::default();
     for seed in from..from + count {
@@ -84,7 +84,7 @@ fn batch(from: u64, count: u64) {
     println!("\n{}", figures.told());
 }
 
-/// What a batch printed, or that it failed; why is on standard error by then.
+/// The output of a batch, or that it failed; the reason is on standard error.
 type Ended = Result<String, String>;
 
 fn ended(from: u64) -> Ended {
@@ -96,7 +96,7 @@ fn ended(from: u64) -> Ended {
     if output.status.success() { Ok(told) } else { Err(format!("a seed from {from} on failed: see above")) }
 }
 
-/// Runs batches until `until`, or nobody listens.
+/// Runs batches until `until`, or until the receiver is dropped.
 fn work(next: &AtomicU64, until: Duration, tell: &SyncSender<Ended>) {
     while now() < until {
         if tell.send(ended(next.fetch_add(BATCH, Ordering::Relaxed))).is_err() {
@@ -108,7 +108,7 @@ fn work(next: &AtomicU64, until: Duration, tell: &SyncSender<Ended>) {
 #[test]
 #[ignore = "runs until its time is over: SIM_SOAK=30m"]
 fn soak_finds_nothing() {
-    // Room to count up in.
+    // Halved, so that counting up does not overflow.
     let from = number("SIM_FROM").unwrap_or_else(|| any_number() >> 1);
     if let Some(count) = number("SIM_BATCH") {
         return batch(from, count);

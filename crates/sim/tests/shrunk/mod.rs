@@ -14,13 +14,13 @@ const RUNS_MAX: u32 = 200;
 /// Time that it may take.
 const TIME_MAX: Duration = Duration::from_secs(60);
 
-/// Shrinks what made `failure` of the cluster happen.
+/// Shrinks the plan of a `failure` of the cluster.
 pub(crate) fn shrunk(failure: Box<Failure>) -> Shrunk {
     let seed = failure.seed;
     shrunk_by(failure, |plan| run_planned(seed, Some(plan)).err())
 }
 
-/// Shrinks what made `failure` happen. `run` runs another plan with its seed.
+/// Shrinks the plan of `failure`. `run` runs another plan with its seed.
 pub(crate) fn shrunk_by(failure: Box<Failure>, run: impl FnMut(&Plan) -> Option<Box<Failure>>) -> Shrunk {
     let seed = failure.seed;
     let plan = failure.plan.parse().unwrap();

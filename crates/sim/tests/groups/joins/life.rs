@@ -1,4 +1,5 @@
-//! One process: it joins or comes, makes calls with whoever is there, and goes on with those that are left and those that come.
+//! One process: it joins or rejoins, makes calls with the ranks of its generation, and continues with those that are
+//! left and newcomers.
 
 use std::time::Duration;
 
@@ -10,13 +11,13 @@ use super::{
     CALM_LIMIT, Reached, Scene,
 };
 
-/// Steps of the work that all do together.
+/// Steps of the common work.
 const STEPS: u64 = 10;
 
-/// A step after which all look whether others wait.
+/// After every so many steps, all check whether newcomers wait.
 const LOOK_EVERY: u64 = 2;
 
-/// How often a process comes to the group before it gives up.
+/// How often a process rejoins before it gives up.
 const COMES: u32 = 3;
 
 /// A call and the end of an earlier group, and what agreeing takes.
@@ -65,7 +66,7 @@ impl Life {
         }
     }
 
-    /// Comes to the group that is there.
+    /// Rejoins the existing group.
     async fn come(&self) -> Option<Group> {
         for _ in 0..COMES {
             let coming = self.scene.builder("ranks", 0, 1).rejoin(&self.rank.worker);
@@ -84,7 +85,7 @@ impl Life {
         None
     }
 
-    /// The next generation, or that which admits this process again.
+    /// The next generation, or the one that admits this process again.
     async fn go_on(&self, what: &'static str, group: Group, bound: Duration) -> Option<Group> {
         let size = group.size();
         let next = async { if what == "admit" { group.admit().await } else { group.shrink().await } };
@@ -113,7 +114,7 @@ impl Life {
     /// Whether all steps are done. `false` if others wait to be admitted.
     async fn work(&self, group: &Group, done: &mut u64, rng: &mut Rng) -> Result<bool, GroupError> {
         self.rank.note(group);
-        // Those that come, and those whose last call failed, learn how far the others are.
+        // Newcomers, and ranks whose last call failed, learn the progress of the others.
         let mut far = [*done];
         self.call(group, group.all_reduce(&mut far).reduction(Reduction::Max)).await?;
         *done = far[0];
@@ -138,7 +139,7 @@ impl Life {
         Ok(true)
     }
 
-    /// Whether others wait. One rank looks, so that all do the same.
+    /// Whether newcomers wait. One rank asks the store, so that all ranks decide alike.
     async fn is_awaited(&self, group: &Group) -> Result<bool, GroupError> {
         let mut waiting = [0];
         if group.rank() == 0 {
@@ -159,7 +160,7 @@ impl Life {
         self.bounded(&format!("call in {group:?}"), LIMIT + BEYOND, call).await
     }
 
-    /// It ends within `bound`, and with an error only for a reason.
+    /// Checks that it ends within `bound`, and with an error only if that has a reason.
     async fn bounded<T>(
         &self,
         what: &str,
@@ -167,7 +168,7 @@ impl Life {
         call: impl IntoFuture<Output = Result<T, GroupError>>,
     ) -> Result<T, GroupError> {
         let (node, began) = (&self.rank.node, self.scene.run.handle.now());
-        // Where nothing happens, the simulator finds what only a limit ends, but for what waits for others to admit it.
+        // Without faults, the simulator finds operations that only a limit ends, except those that wait to be admitted.
         let is_sure = !self.scene.is_disturbed && what != "come";
         let operation = is_sure.then(|| node.begin(None, what.to_owned()));
         let ended = call.into_future().await;

@@ -1,8 +1,9 @@
-//! Groups that ranks leave and come to, in many worlds: newcomers wait to be admitted, processes die and come back, connections break,
-//! and the store is lost for a while or for good, with calls of which nobody knows whether they were made.
+//! Groups that ranks leave and rejoin, in many worlds: newcomers wait to be admitted, processes die and are restarted,
+//! connections break, and the store fails for some time or forever, so that some of its calls may or may not have been
+//! made.
 //!
-//! All that are ranks of one generation have the same idea of its members. Nobody waits longer than is documented. Where nothing
-//! happens, nobody fails. Once faults have ended, newcomers come to a new group of the processes that live.
+//! All ranks of a generation agree on its members. No call takes longer than documented. Without faults, no call fails.
+//! Once faults have ended, newcomers rejoin a new group of the living processes.
 
 mod life;
 mod outage;
@@ -25,7 +26,7 @@ use super::{
     rank::{LIMIT, Rank},
 };
 
-/// The limit of what must succeed, where each byte of a message may take its own time.
+/// The limit of calls that must succeed, in worlds in which each byte of a message may be delayed by itself.
 const CALM_LIMIT: Duration = Duration::from_secs(60);
 
 /// How often a process that has died is started again.
@@ -34,12 +35,12 @@ const STARTS: u32 = 2;
 /// What the scenario knows of all processes.
 #[derive(Debug, Default)]
 struct Known {
-    /// Whether some rank has come to the end of its work: who comes after that may find nobody.
+    /// Whether some rank has completed its work: a process that rejoins after that may find no rank.
     is_done: bool,
     reached: Reached,
 }
 
-/// What some seed must have come to, or the scenario has gone blind, and what few come to.
+/// Cases that some seed must reach, because otherwise the scenario tests too little, and cases that few reach.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Reached {
     joined: u64,
@@ -83,7 +84,7 @@ struct Scene {
     run: Run,
     store: Arc<FailingStore>,
     known: Arc<Mutex<Known>>,
-    /// Whether anything is to happen.
+    /// Whether there are faults.
     is_disturbed: bool,
 }
 
@@ -101,7 +102,7 @@ fn run(seed: u64, plan: Option<&Plan>) -> Result<Ended<Reached>, Box<Failure>> {
     in_world("groups::joins", seed, |handle| scenario(handle, plan))
 }
 
-/// Gives what the ranks have come to.
+/// Returns the cases that the ranks have reached.
 async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
     let mut rng = Rng::new(handle.seed()).fork(92);
     let first = 1 + rng.below(4);
@@ -151,7 +152,7 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
     scene.known().reached
 }
 
-/// One process, which is started again if it dies. Gives the one that is left.
+/// Runs one process, which is started again if it dies. Returns the last one.
 async fn live(
     scene: &Scene,
     mut rank: Rank,
@@ -177,7 +178,7 @@ async fn live(
     Some(rank)
 }
 
-/// All processes that live form a group: half of them join, and the others come to it.
+/// Forms a group of all living processes: half of them join, and the others rejoin.
 async fn calm(scene: &Scene, left: &[Rank]) {
     let first = left.len().div_ceil(2);
     let (joining, coming) = left.split_at(first);
@@ -190,7 +191,7 @@ async fn calm(scene: &Scene, left: &[Rank]) {
         group.admit().await.unwrap()
     });
     let come = coming.iter().map(async |rank| {
-        // The store has a run to come to only once rank 0 has begun it.
+        // The store has a run to rejoin only once rank 0 has begun it.
         scene.builder("calm", 0, 1).timeout(CALM_LIMIT).rejoin(&rank.worker).await.unwrap()
     });
     let (joined, come) = join(join_all(joined.collect::<Vec<_>>()), join_all(come.collect::<Vec<_>>())).await;

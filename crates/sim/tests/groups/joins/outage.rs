@@ -1,4 +1,4 @@
-//! A store over a network that fails for a while: calls take time, and those that fail were made or not.
+//! A store over a network that fails for some time: calls take time, and failed calls may or may not have been made.
 
 use std::{
     ops::Range,
@@ -11,10 +11,10 @@ use tensorwire_collective::store::{MemoryStore, Store, StoreError};
 use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_sim::{Handle, Rng};
 
-/// The longest way to the store and back.
+/// The longest round trip to the store.
 const WAY: Duration = Duration::from_millis(2);
 
-/// How often a wait looks whether the store still answers.
+/// How often a wait checks whether the store still answers.
 const LOOK: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl FailingStore {
         Arc::new(Self { below: below.clone(), handle: handle.clone(), state })
     }
 
-    /// When the store fails, from when it begins to be used.
+    /// When the store fails, measured from its first use.
     pub(super) fn draw_outage(rng: &mut Rng) -> Range<Duration> {
         let latest = Duration::from_millis(rng.pick([0, 20, 20_000]));
         let from = rng.duration(latest);
@@ -66,7 +66,7 @@ impl FailingStore {
         }
     }
 
-    /// Makes a call, unless it is lost on its way there.
+    /// Makes a call, unless the request is lost.
     async fn call<T>(&self, call: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
         let (there, back, arrives) = {
             let rng = &mut self.state.lock().unwrap().rng;
@@ -81,7 +81,7 @@ impl FailingStore {
         if self.is_out() { Err(Self::error()) } else { answer }
     }
 
-    /// Also a wait that is under way ends once the store fails.
+    /// A wait in progress ends, too, once the store fails.
     async fn wait_for(&self, keys: &[String], limit: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
         let end = self.handle.now() + limit;
         loop {

@@ -6,7 +6,7 @@ use tensorwire_sim::Rng;
 
 use super::life::Life;
 
-/// The tag under which keys travel, and that under which a rank says how far it came.
+/// The tag of keys, and the tag under which a rank sends its progress.
 const KEYS: u64 = 100;
 const DONE: u64 = 101;
 
@@ -17,7 +17,7 @@ const PART: usize = 24;
 const WRITES: u8 = 4;
 
 impl Life {
-    /// This rank's export, until all others are done with it.
+    /// Exports memory of this rank until all others have finished with it.
     pub(super) async fn export(&self) {
         let size = self.group.size();
         let mut rng = self.private([9]);
@@ -52,7 +52,7 @@ impl Life {
             self.pause(&mut rng).await;
             let bytes = [version; PART];
             let put = self.group.put(&key, self.own() * PART, &bytes);
-            // One that was given up may come later, or not.
+            // A cancelled one may take effect later, or not.
             if let Some(Ok(())) = self.wait(&mut rng, "put", &[owner], put).await {
                 least = version;
                 self.books().reached.written += 1;
@@ -65,7 +65,7 @@ impl Life {
         self.tell(owner, DONE, &[least, WRITES]);
     }
 
-    /// Reads all of an export: the parts of all ranks are whole, and never older than what was seen before.
+    /// Reads all of an export: the parts of all ranks are whole, and never older than in an earlier read.
     async fn read(
         &self,
         rng: &mut Rng,

@@ -1,4 +1,4 @@
-//! A rank that sends without end holds up nobody else's messages.
+//! A rank that sends without end does not delay the messages of others.
 
 use std::{collections::BTreeSet, future::IntoFuture as _, time::Duration};
 
@@ -9,20 +9,20 @@ use super::life::{LIMIT, Life};
 const FLOOD: u64 = 200;
 const ENOUGH: u64 = 201;
 
-/// Whose messages all come to, and who sends without end.
+/// The rank that receives, and the rank that sends without end.
 const RECEIVER: usize = 0;
 const FLOODER: usize = 1;
 
-/// Sends of the flood that are under way together.
+/// Sends of the flood that are in progress together.
 const TOGETHER: usize = 4;
 
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// Messages of the flood that may be received before one of each other rank. Some pass while the others are on their way.
+/// Messages of the flood that may be received before one of each other rank. Some pass while the others are in flight.
 const MOST: u32 = 400;
 
 impl Life {
-    /// While nothing else happens.
+    /// Runs while there are no faults.
     pub(super) async fn flood(&self) {
         if self.group.size() <= FLOODER {
             return;
@@ -31,7 +31,7 @@ impl Life {
             if self.own() != FLOODER {
                 self.tell(RECEIVER, FLOOD, &[0]);
             }
-            // The others' messages are there before the flood begins.
+            // The others' messages have been sent before the flood begins.
             self.group.barrier().timeout(LIMIT).await.unwrap();
             if self.own() == FLOODER {
                 self.send_until_enough().await;
@@ -48,7 +48,7 @@ impl Life {
     async fn send_until_enough(&self) {
         let flooding = async {
             loop {
-                // Where messages take no time, none would pass for what the others wait for.
+                // In a world without latencies, no time would pass otherwise, and the others wait for time to pass.
                 self.rank.worker.runtime().sleep(PAUSE).await;
                 let sent = [(); TOGETHER].map(|()| self.group.send(RECEIVER, FLOOD, self.tensor(&[0u8])));
                 for sent in sent {

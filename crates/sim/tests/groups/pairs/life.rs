@@ -1,4 +1,4 @@
-//! One rank while it exchanges messages with others, and what each of its waits has to come to.
+//! One rank while it exchanges messages with others, and the expected end of each of its waits.
 
 use std::{
     future::{IntoFuture as _, pending},
@@ -19,10 +19,11 @@ use super::{
     Books, Touched,
 };
 
-/// The limit of a wait. Where each byte of a message takes its own time, all that passes between two ranks takes a minute.
+/// The limit of a wait. In a world in which each byte is delayed by itself, the messages between two ranks take a
+/// minute.
 pub(super) const LIMIT: Duration = Duration::from_secs(600);
 
-/// After a process has died, a wait for it ends in that time.
+/// A wait for a dead process ends within this time.
 const DEATH_SEEN: Duration = Duration::from_secs(3);
 
 /// How often memory may be refused before it counts as full: each call is made to fail once.
@@ -36,11 +37,11 @@ pub(super) struct Life {
     /// The process of each rank.
     pub(super) members: Arc<Vec<usize>>,
     pub(super) begun: Duration,
-    /// Whether nothing happens any more.
+    /// Whether faults have ended.
     pub(super) is_calm: bool,
 }
 
-/// How a wait is given up, and when. The next one must work.
+/// How a wait is cancelled, and when. The next one must work.
 enum Impatience {
     Never,
     Brief(Duration),
@@ -57,18 +58,18 @@ impl Life {
         self.group.rank()
     }
 
-    /// A sequence that all ranks have the same of.
+    /// A sequence that is equal on all ranks.
     pub(super) fn drawn<const COUNT: usize>(&self, purpose: [usize; COUNT]) -> Rng {
         let seed = self.rank.run.handle.seed() ^ self.begun.as_nanos() as u64;
         purpose.into_iter().fold(Rng::new(seed), |rng, part| rng.fork(part as u64))
     }
 
-    /// A sequence of this rank for itself.
+    /// A sequence of this rank alone.
     pub(super) fn private<const COUNT: usize>(&self, purpose: [usize; COUNT]) -> Rng {
         self.drawn(purpose).fork(1_000_000 + self.own() as u64)
     }
 
-    /// Whether a fault may have an effect on what passes between this rank and `other`.
+    /// Whether a fault may affect messages between this rank and `other`.
     pub(super) fn is_touched(&self, other: usize) -> bool {
         self.touched.has(self.rank.index, self.members[other])
     }
@@ -79,7 +80,7 @@ impl Life {
         }
     }
 
-    /// Without waiting. A refusal by plan is tried again.
+    /// Makes a tensor without waiting, and tries again after a planned refusal.
     pub(super) fn tensor<T: Element>(&self, values: &[T]) -> Tensor {
         let pool = self.rank.worker.pool();
         let shape = [values.len() as u64];
@@ -92,7 +93,7 @@ impl Life {
         self.rank.run.handle.fail(Violation::Data(format!("rank {}: {what}", self.own())));
     }
 
-    /// Awaits `wait`, which needs nobody but the ranks `with`. `None` if it was given up.
+    /// Awaits `wait`, which needs only the ranks `with`. `None` if it was cancelled.
     pub(super) async fn wait<T: Send>(
         &self,
         rng: &mut Rng,
@@ -134,7 +135,7 @@ impl Life {
         let impatience = self.impatience(rng);
         let limit = if let Impatience::Brief(limit) = impatience { limit } else { LIMIT };
         let began = self.rank.run.handle.now();
-        // Where nothing happens to the ranks, the simulator finds waits that only their limits end.
+        // Without faults of these ranks, the simulator finds waits that only their limits end.
         let is_sure = !with.iter().any(|other| self.is_touched(*other));
         let operation = is_sure.then(|| self.rank.node.begin(None, format!("{what} with {with:?}")));
         let ended = self.until(&impatience, wait.timeout(limit)).await;
@@ -191,7 +192,7 @@ impl Life {
         }
     }
 
-    /// An error of something with the ranks `with` needs a reason.
+    /// Checks that an error of an operation with the ranks `with` has a reason.
     pub(super) fn explain(&self, what: &str, with: &[usize], error: &GroupError) {
         let mut books = self.books();
         match error {
@@ -206,7 +207,7 @@ impl Life {
                 let touched = with.iter().find(|other| self.is_touched(**other));
                 self.blame(what, *touched.unwrap_or(&with[0]), error);
             }
-            // Who drops an export then has had such an error.
+            // A rank that drops its export then has had such an error.
             GroupError::Over { .. } | GroupError::Gone { .. } if self.is_over() => books.reached.over += 1,
             GroupError::NoMemory { rank, .. } if with.contains(rank) => {
                 drop(books);
@@ -229,14 +230,14 @@ impl Life {
         !self.rank.run.truth().given_up.is_empty()
     }
 
-    /// The simulator must know a fault that touches the two.
+    /// Checks that the simulator knows a fault that affects the two.
     pub(super) fn blame(&self, what: &str, other: usize, error: &dyn std::fmt::Display) {
         let what = format!("{what} of rank {} with rank {other}", self.own());
         let operation = self.rank.node.begin(Some(&address(self.members[other])), what);
         operation.part_of(self.begun).end_because(&OperationResult::PeerLost, error);
     }
 
-    /// Who waits for a dead process is not left to the limit.
+    /// Checks that a wait for a dead process ends before its limit.
     fn check_death(&self, what: &str, with: &[usize]) {
         let [other] = with else { return };
         let (process, now) = (self.members[*other], self.rank.run.handle.now());

@@ -1,9 +1,10 @@
-//! What ranks send one another outside the calls, in many worlds: tagged messages, buffers of a slot, and memory that is read and
-//! written by a key, while connections break, processes die or stop, and waits are aborted, dropped or run out of their limits.
+//! Messages between two ranks, in many worlds: tagged messages, buffers of a slot, and memory that is read and written
+//! by a key, while connections break, processes die or stop, and waits are aborted, dropped or run out of their limits.
 //!
-//! Every wait ends within its limit, with the right content or an error that has a reason in its own pair of ranks. A message is handed
-//! out once and in its order; a sender that was told so has been received; no wait of two ranks that nothing has happened to is left
-//! to its limit. Once faults have ended, a new group of all processes does the same without any error, and a flood of one rank holds up nobody.
+//! Every wait ends within its limit, with the right content or an error that has a reason in its own pair of ranks.
+//! Each message is received once and in order; a message with a receipt was received; without faults of two ranks, no
+//! wait between them lasts until its limit. Once faults have ended, a new group of all processes does the same without
+//! any error, and a flood of one rank delays no other rank.
 
 mod exports;
 mod flood;
@@ -28,24 +29,24 @@ use super::{Ended, Run, SEEN, Setup, arrange, each_seed, in_world, rank::Rank};
 /// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 20;
 
-/// Of 8 runs, in how many a rank ends the group.
+/// In how many of 8 runs a rank ends the group.
 const ENDED_OF_8: u32 = 1;
 
-/// What the ranks have seen, each of its own side.
+/// What each rank has seen.
 #[derive(Debug, Default)]
 struct Books {
-    /// Of each sender, receiver and tag, the messages that were handed out.
+    /// The received messages of each sender, receiver and tag.
     handed: BTreeMap<(usize, usize, u64), BTreeSet<u32>>,
-    /// Of each sender, receiver and tag, how many messages the sender knows to be received.
+    /// The number of receipts of each sender, receiver and tag.
     acknowledged: BTreeMap<(usize, usize, u64), usize>,
-    /// Of each sender, receiver and round of a slot, the sends that were acknowledged, and those that were waited for.
+    /// The numbers of acknowledged sends and of waits of each sender, receiver and round of a slot.
     landed: BTreeMap<(usize, usize, u32), (usize, usize)>,
     /// When processes were found dead.
     deaths: BTreeMap<usize, Duration>,
     reached: Reached,
 }
 
-/// What some seed must have come to, or the scenario has gone blind.
+/// Cases that some seed must reach, because otherwise the scenario tests too little.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 struct Reached {
     received: u64,
@@ -87,7 +88,7 @@ impl Reached {
     }
 }
 
-/// What the faults of a plan can have an effect on.
+/// What the faults of a plan can affect.
 #[derive(Debug, Default)]
 struct Touched {
     processes: BTreeSet<usize>,
@@ -125,7 +126,7 @@ fn run(seed: u64, plan: Option<&Plan>) -> Result<Ended<Reached>, Box<Failure>> {
     in_world("groups::pairs", seed, |handle| scenario(handle, plan))
 }
 
-/// Gives what the ranks have come to.
+/// Returns the cases that the ranks have reached.
 async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
     let mut rng = Rng::new(handle.seed()).fork(91);
     let setup = Setup {
@@ -160,7 +161,7 @@ async fn scenario(handle: Handle, given: Option<&Plan>) -> Reached {
     reached
 }
 
-/// All ranks do what they do, under a plan if there is one. `ends` says which of them ends the group, and when.
+/// Runs all ranks, under a plan if there is one. `ends` is the rank that ends the group, and when.
 async fn phase(
     run: &Run,
     ranks: &[Rank],
@@ -193,14 +194,14 @@ async fn phase(
             group
         }
     });
-    // Nobody leaves before all are done.
+    // No rank leaves before all have finished.
     let groups = join_all(lives.collect::<Vec<_>>()).await;
     drop(groups);
     books.lock().unwrap().reached
 }
 
 impl Life {
-    /// Everything at the same time. Gives the group back: whoever drops it leaves.
+    /// Does everything at the same time. Returns the group, because a rank that drops it leaves.
     async fn live(self, ends_after: Option<Duration>) -> Group {
         let size = self.group.size();
         let tags = join_all((0..size).map(|to| self.send_tagged(to)));
@@ -221,7 +222,7 @@ impl Life {
     }
 }
 
-/// A connection that broke before its first value left messages whose receipts were taken for those of later ones.
+/// A connection broke before its first value, and the receipts of its messages were counted for later messages.
 #[test]
 fn receipts_are_not_taken_for_those_of_messages_that_were_given_up() {
     let plan = "0@1 pause 0 12us, 0@1 lose-link 1 0".parse().unwrap();

@@ -16,15 +16,15 @@ const SLOT: u64 = 7;
 /// A round of a slot, the same on both sides.
 struct Round {
     length: usize,
-    /// Where each part begins, its length, and where it goes.
+    /// The offset of each part, its length, and its offset at the receiver.
     parts: Vec<[usize; 3]>,
-    /// How many of them are waited for before the receive buffer is dropped.
+    /// How many of them are awaited before the receive buffer is dropped.
     taken: usize,
     salt: u8,
 }
 
 impl Round {
-    /// Whether all parts are waited for.
+    /// Whether all parts are awaited.
     fn is_whole(&self) -> bool {
         self.taken == self.parts.len()
     }
@@ -97,7 +97,7 @@ impl Life {
         Ok(())
     }
 
-    /// Until it has ended. That the other buffer is dropped is right where it does not take all.
+    /// Waits until it has ended. The other buffer may be dropped if it does not receive all parts.
     async fn of_slot(
         &self,
         rng: &mut Rng,
@@ -171,7 +171,7 @@ impl Life {
         Ok(())
     }
 
-    /// No more sends are acknowledged than a receive buffer takes in ahead.
+    /// Checks that no more sends are acknowledged than a receive buffer accepts ahead.
     fn note_landed(
         &self,
         place: (usize, usize, u32),

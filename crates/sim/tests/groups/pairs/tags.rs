@@ -23,21 +23,21 @@ const MESSAGES: u32 = 5;
 /// How the messages of a tag are received.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
-    /// Those of each rank for themselves.
+    /// From each rank separately.
     One,
-    /// Those of all ranks, one after the other.
+    /// From all ranks, one after the other.
     Several,
-    /// As many receives at the same time.
+    /// This many receives at the same time.
     Racing(usize),
 }
 
-/// The messages of some ranks to one, as that has received them.
+/// The messages that one rank has received from some ranks.
 struct Inbox {
-    /// Of each rank, the number of the message that is expected next.
+    /// The number of the next message of each rank.
     next: BTreeMap<usize, u32>,
-    /// Ranks of which nothing more comes.
+    /// Ranks that send nothing more.
     lost: BTreeSet<usize>,
-    /// Receives under way.
+    /// Receives in progress.
     waiting: usize,
 }
 
@@ -46,12 +46,12 @@ impl Inbox {
         Self { next: ranks.map(|rank| (rank, 0)).collect(), lost: BTreeSet::new(), waiting: 0 }
     }
 
-    /// The ranks of which messages may come.
+    /// The ranks that may still send messages.
     fn sources(&self) -> Vec<usize> {
         self.next.keys().copied().filter(|rank| !self.lost.contains(rank)).collect()
     }
 
-    /// How many messages are to come.
+    /// The number of outstanding messages.
     fn left(&self) -> usize {
         self.sources().iter().map(|rank| (MESSAGES - self.next[rank]) as usize).sum()
     }
@@ -67,7 +67,7 @@ impl Life {
         }
     }
 
-    /// Elements of a message. The number of one without any follows from those before it.
+    /// Elements of a message. The number of an empty message follows from those before it.
     fn length(&self, from: usize, to: usize, tag: u64, number: u32) -> usize {
         let mut rng = self.drawn([2, from, to, tag as usize, number as usize]);
         let may_be_empty = !matches!(self.way(to, tag), Way::Racing(_));
@@ -148,7 +148,7 @@ impl Life {
         join_all(receiving.collect::<Vec<_>>()).await;
     }
 
-    /// Receives until nothing more is to come, of other receives under way neither.
+    /// Receives until nothing is outstanding, and no other receive is in progress.
     async fn receive_some(&self, tag: u64, inbox: &std::sync::Mutex<Inbox>, [first, at]: [usize; 2]) {
         let mut rng = self.private([4, tag as usize, first, at]);
         loop {
@@ -184,7 +184,7 @@ impl Life {
         }
     }
 
-    /// A message was received: which one it is, and whether it is that.
+    /// Notes a received message, and checks that it is the expected one.
     fn hand_out(
         &self,
         tag: u64,
@@ -218,7 +218,7 @@ impl Life {
         Some(())
     }
 
-    /// Of whom nothing more comes.
+    /// Notes the ranks that send nothing more.
     fn note_lost(&self, error: &GroupError, sources: &[usize], inbox: &mut Inbox) {
         match error {
             GroupError::RankLost { rank, .. } => drop(inbox.lost.insert(*rank)),
