@@ -36,7 +36,7 @@ pub enum CopyReason {
     Bounce,
     /// Bytes copied out of the records of an encrypted TCP connection.
     Decrypted,
-    /// Small payloads of TCP writes: gathered for one system call, or read by one together with what is around them.
+    /// Small payloads of TCP writes: gathered for one system call, or read by one together with neighbouring bytes.
     TcpSmall,
 }
 
@@ -68,17 +68,18 @@ const fn zeros() -> Counters {
     [const { Counter { calls: AtomicU64::new(0), bytes: AtomicU64::new(0) } }; REASONS.len()]
 }
 
-/// Copies of threads that have ended.
+/// Counts of threads that have ended.
 static OF_ENDED: Counters = zeros();
 
-/// Copies of each thread that runs.
+/// Counts of each running thread.
 static OF_RUNNING: Mutex<Vec<Arc<Counters>>> = Mutex::new(Vec::new());
 
 thread_local! {
     static OWN: Own = Own::new();
 }
 
-/// The counters that this thread alone changes, so that counting takes no atomic addition, which costs as much as a lock.
+/// The counters that this thread alone changes, so that counting needs no atomic addition, which costs as much as a
+/// lock.
 struct Own(Arc<Counters>);
 
 impl Own {
@@ -100,13 +101,13 @@ impl Drop for Own {
 }
 
 impl Counter {
-    /// Of a counter that several threads change.
+    /// Adds to a counter that several threads change.
     fn add(&self, calls: u64, bytes: u64) {
         self.calls.fetch_add(calls, Ordering::Relaxed);
         self.bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Of a counter that only this thread changes.
+    /// Adds one copy to a counter that only this thread changes.
     fn count(&self, bytes: u64) {
         self.calls.store(self.calls.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         self.bytes.store(self.bytes.load(Ordering::Relaxed).wrapping_add(bytes), Ordering::Relaxed);
@@ -146,8 +147,9 @@ pub fn copy_bytes(destination: &mut [u8], source: &[u8], reason: CopyReason) -> 
     length
 }
 
-/// As [`copy_bytes`], but past the processor's caches where it can do that (x86-64): what is in them stays, and the lines that are
-/// written need not be read first. For bytes that nobody reads soon. A reader finds them in memory, and not in a cache.
+/// As [`copy_bytes`], but past the processor's caches where it can do that (x86-64): the caches keep their content, and
+/// the written lines need not be read first. For bytes that are not read soon: a reader finds them in memory, and not
+/// in a cache.
 pub fn copy_past_caches(destination: &mut [u8], source: &[u8], reason: CopyReason) -> usize {
     let length = destination.len().min(source.len());
     let (destination, source) = (&mut destination[..length], &source[..length]);
@@ -181,8 +183,8 @@ fn stream(destination: &mut [u8], source: &[u8]) {
     }
     let streamed = before.len() + size_of_val(lines);
     destination[streamed..].copy_from_slice(&source[streamed..]);
-    // SAFETY: every x86-64 processor has SSE. The intrinsic requires a fence before any other access to these bytes, also of those
-    // who are told of them.
+    // SAFETY: every x86-64 processor has SSE. The intrinsic requires a fence before any other access to these bytes,
+    // also by threads that learn of them.
     unsafe { _mm_sfence() };
 }
 
@@ -208,7 +210,7 @@ pub unsafe fn copy_raw(destination: *mut u8, source: *const u8, length: usize, r
 fn record(reason: CopyReason, length: usize) {
     let counted = OWN.try_with(|own| own.0[reason as usize].count(length as u64));
     if counted.is_err() {
-        // The thread ends, and its counters have.
+        // The thread is ending, and its counters are dropped already.
         OF_ENDED[reason as usize].add(1, length as u64);
     }
 }

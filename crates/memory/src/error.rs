@@ -23,8 +23,8 @@ pub enum MemoryError {
         /// The cap in bytes.
         cap: u64,
     },
-    /// Buffers whose content does not exist yet hold as much of the pool as they may
-    /// ([`Pool::try_alloc_early`](crate::Pool::try_alloc_early)). Ask without a destination instead.
+    /// Buffers whose content does not exist yet hold their maximum share of the pool
+    /// ([`Pool::try_alloc_early`](crate::Pool::try_alloc_early)). Send the request without a destination instead.
     #[error(
         "pool `{pool}` has no room for {requested} bytes before their content exists: {early} of {share} bytes \
          are taken early; ask for the value without a destination, or raise the pool's cap or early share"

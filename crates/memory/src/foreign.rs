@@ -11,7 +11,7 @@ use zerocopy::{Immutable, IntoBytes};
 /// The last `Buf` that is dropped drops the owner, and with it the lease or the mapping.
 ///
 /// # Safety
-/// From the moment the value is given to this crate in an `Arc` until it is dropped:
+/// From the moment when this crate gets the value in an `Arc` until it is dropped:
 /// - [`base`](Self::base) and [`length`](Self::length) return the same at every call;
 /// - the `length` bytes from `base` are mapped, initialised and readable by any thread; `base` need not be
 ///   readable where `length` is 0;

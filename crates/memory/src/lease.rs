@@ -5,7 +5,7 @@ use std::{fs::File, io, os::fd::AsRawFd};
 /// A read lease on a file (`fcntl(2)`, `F_SETLEASE`), released when this is dropped.
 ///
 /// While it is held, a process that opens the file for writing or changes its length waits, and the kernel sends this
-/// process SIGIO. After `/proc/sys/fs/lease-break-time` seconds (45 by default) the kernel takes the lease away; only
+/// process SIGIO. After `/proc/sys/fs/lease-break-time` seconds (45 by default) the kernel revokes the lease; only
 /// [`release`](Self::release) shows that.
 #[derive(Debug)]
 pub struct Lease {
@@ -30,7 +30,7 @@ impl Lease {
     /// Releases the lease. `Ok` means that it was held until now, so the file was not changed meanwhile.
     ///
     /// # Errors
-    /// When the kernel has taken the lease away before: the file may have been changed since.
+    /// If the kernel has revoked the lease: the file may have changed since.
     pub fn release(self) -> io::Result<()> {
         self.let_go()
     }
@@ -52,7 +52,7 @@ impl Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        // A lease that was released, or that the kernel has taken away, is gone already.
+        // A lease that was released or revoked has ended already.
         let _is_gone = self.let_go();
     }
 }
@@ -84,7 +84,8 @@ mod tests {
         let file = File::open(&path).unwrap();
         Lease::take(&file).unwrap().release().unwrap();
         let lease = Lease::take(&file).unwrap();
-        // SAFETY: no pointers are involved. As the kernel does once the time of a writer is over.
+        // SAFETY: no pointers are involved. Revokes the lease, as the kernel does when the writer has waited long
+        // enough.
         assert_eq!(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) }, 0);
         let error = lease.release().unwrap_err().to_string();
         assert!(error.contains("taken the lease away"), "{error}");

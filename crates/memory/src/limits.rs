@@ -25,14 +25,14 @@ pub enum Limit {
     LockedMemory,
     /// Mappings of this process (`vm.max_map_count`).
     Mappings,
-    /// Memory of this process's control group in bytes, as far as it is not in use.
+    /// Unused memory of this process's control group in bytes.
     Cgroup,
-    /// Memory of the whole system in bytes, as far as it is not in use.
+    /// Unused memory of the whole system in bytes.
     SystemMemory,
 }
 
 impl Limit {
-    /// The limit on open files that `error` of the operating system means, if it means one.
+    /// The limit on open files that the operating system's `error` stands for, if it stands for one.
     pub fn of_files(error: &io::Error) -> Option<Self> {
         match Errno::from_io_error(error)? {
             Errno::MFILE => Some(Self::OpenFiles),
@@ -111,7 +111,7 @@ pub(crate) fn refuses(bytes: u64) -> Option<(Limit, Option<u64>)> {
     first_below(bytes, &[Limit::FileSize]).or_else(|| leaves_no_room(bytes))
 }
 
-/// The same for memory that is no file.
+/// The limit that `bytes` bytes of memory without a file would exceed.
 pub(crate) fn leaves_no_room(bytes: u64) -> Option<(Limit, Option<u64>)> {
     let checked: &[Limit] = if bytes < CHECKED_BYTES { &[] } else { &[Limit::Cgroup, Limit::SystemMemory] };
     first_below(bytes, checked)

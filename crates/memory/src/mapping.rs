@@ -46,7 +46,7 @@ impl Mapping {
     /// Maps all of `file`, which may be closed afterwards.
     ///
     /// # Errors
-    /// [`MemoryError::Mapping`] when `file` is no regular file, when another user than root and this process's owns it,
+    /// [`MemoryError::Mapping`] when `file` is no regular file, when a user other than root and this process's owns it,
     /// when others than its owner may write it, or when the system refuses; [`MemoryError::Limit`] where a limit is the
     /// reason.
     pub fn of_file(file: &File) -> Result<Self, MemoryError> {
@@ -94,7 +94,7 @@ impl Mapping {
         Ok(Self { pages, lease: Mutex::new(lease) })
     }
 
-    /// Whether a process waits for the lease, or its time has run out.
+    /// Whether a process waits for the lease, or the lease was revoked.
     pub fn change_is_awaited(&self) -> bool {
         self.lease().as_ref().is_some_and(|lease| !lease.is_undisturbed())
     }
@@ -125,7 +125,7 @@ impl Mapping {
 
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the range is mapped and readable while `self` lives, and stays as it is (see the type).
+        // SAFETY: the range is mapped and readable while `self` lives, and its bytes do not change (see the type).
         unsafe { std::slice::from_raw_parts(self.base().as_ptr(), self.length()) }
     }
 
@@ -185,7 +185,7 @@ fn copy_of(file: &File, length: usize) -> Result<Pages, MemoryError> {
         step: "mmap",
         source: Arc::new(source),
     })?;
-    // SAFETY: the range is mapped, zeroed and writable, and nobody else knows of it.
+    // SAFETY: the range is mapped, zeroed and writable, and no other code has its address.
     let bytes = unsafe { std::slice::from_raw_parts_mut(copy.base().as_ptr(), length) };
     file.read_exact_at(bytes, 0).map_err(failed("reading the file"))?;
     Ok(copy)

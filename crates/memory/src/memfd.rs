@@ -74,7 +74,7 @@ struct Maker {
 }
 
 impl Maker {
-    /// Limits that the kernel would answer with a signal.
+    /// Checks limits that the kernel enforces by a signal.
     fn check(self) -> Result<(), MemoryError> {
         let Self { pool, length: bytes } = self;
         match limits::refuses(bytes as u64) {
@@ -97,7 +97,7 @@ impl Maker {
         self.finish(fd, 0)
     }
 
-    /// In huge pages that the system has reserved.
+    /// Makes the block of huge pages that the system has reserved.
     fn reserved(self) -> Result<Memfd, MemoryError> {
         let fd = memfd(MemfdFlags::HUGETLB).map_err(self.failed("memfd_create"))?;
         allocate(&fd, self.length).map_err(self.failed("fallocate"))?;
@@ -105,7 +105,7 @@ impl Maker {
         Ok(Memfd { huge_bytes: self.length, ..made })
     }
 
-    /// In pages of any size, made huge as far as the kernel can.
+    /// Makes the block of pages of any size, and collapses as many as the kernel can into huge ones.
     fn collapsed(self, huge_page: usize) -> Result<Memfd, MemoryError> {
         let fd = memfd(MemfdFlags::empty()).map_err(self.failed("memfd_create"))?;
         allocate(&fd, self.length).map_err(self.failed("fallocate"))?;
@@ -136,7 +136,7 @@ fn allocate(fd: &OwnedFd, length: usize) -> io::Result<()> {
     Ok(rustix::io::retry_on_intr(take)?)
 }
 
-/// No one can resize the memory under a neighbour's mapping, nor map it writable.
+/// Prevents resizing the memory under a neighbour's mapping, and mapping it writable.
 fn seal(fd: &OwnedFd) -> io::Result<()> {
     let seals = SealFlags::FUTURE_WRITE | SealFlags::GROW | SealFlags::SHRINK | SealFlags::SEAL;
     Ok(rustix::fs::fcntl_add_seals(fd, seals)?)

@@ -1,4 +1,4 @@
-//! Whose a file or a process is.
+//! The owners of files and processes.
 
 use std::fs;
 
@@ -10,10 +10,10 @@ const ALL_IDS: u64 = u32::MAX as u64;
 /// The kernel's overflow id, where it cannot be read.
 const USUAL_OVERFLOW_ID: u32 = 65534;
 
-/// Why a file or a process does not count as one of this process's user.
+/// Why a file or a process does not count as owned by this process's user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum NotOwnUser {
-    /// It is another user's.
+    /// Another user owns it.
     #[error("it belongs to user {theirs}, this process to user {own}")]
     Other {
         /// Its user.
@@ -33,8 +33,8 @@ pub enum NotOwnUser {
 /// Checks that `user`, as the kernel reports it of a file or of the other end of a Unix socket, is the user of this process.
 ///
 /// # Errors
-/// [`NotOwnUser`]. In a user namespace that maps only some users, the kernel reports the overflow id for each of the others. So
-/// where this process itself has that id, nobody counts as its user.
+/// [`NotOwnUser`]. In a user namespace that maps only some users, the kernel reports the overflow id for each of the
+/// others. So if this process itself has that id, no user counts as its own.
 pub fn check_own_user(user: u32) -> Result<(), NotOwnUser> {
     let own = geteuid().as_raw();
     if user != own {
@@ -43,7 +43,7 @@ pub fn check_own_user(user: u32) -> Result<(), NotOwnUser> {
     check_certain(user)
 }
 
-/// Checks that the user of this process can be told from others: [`check_own_user`] would accept it.
+/// Checks that the user of this process can be distinguished from others: [`check_own_user`] accepts it.
 ///
 /// # Errors
 /// [`NotOwnUser::Unmapped`].

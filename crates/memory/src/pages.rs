@@ -59,7 +59,7 @@ impl Pages {
         }
         // SAFETY: `other` is our own mapping, and no reference to it is left.
         unsafe { rustix::mm::mprotect(from.cast(), length, MprotectFlags::READ) }?;
-        // What the kernel refuses, such as one mapping too many, it refuses here as well, where nothing is lost.
+        // A refusal by the kernel, for instance of one mapping too many, happens here already, where nothing is lost.
         let other = other.moved_to(reserve(length)?)?;
         let from = other.base.as_ptr();
         // SAFETY: both ranges are whole mappings of ours. The kernel replaces this one's pages under its own lock, and the
@@ -81,7 +81,7 @@ impl Pages {
         let moved =
             unsafe { rustix::mm::mremap_fixed(from.cast(), length, length, MremapFlags::MAYMOVE, to.cast()) };
         if let Err(error) = moved {
-            // The kernel may have unmapped it, and another thread may have got its addresses.
+            // The kernel may have unmapped it, and another thread may have mapped its addresses.
             std::mem::forget(target);
             return Err(error.into());
         }

@@ -58,9 +58,9 @@ impl Pool {
         allocate(&self.stock, length, Caller::Now)
     }
 
-    /// A buffer of `length` bytes for content that may not exist for long: the destination of a request that its
-    /// peer has not answered. All of them together take at most [`PoolConfig::early_share`] of the pool, so that
-    /// requests whose values exist always find room.
+    /// A buffer of `length` bytes for content that may not exist for long: the destination of a request that its peer
+    /// has not answered. All of them together take at most [`PoolConfig::early_share`] of the pool, so that requests
+    /// whose values exist always get room.
     ///
     /// It counts as early until it is freed, frozen, leaked, or its grant is
     /// [answered](crate::Granted::answered) or ended. Never waits, and never overtakes callers that wait in
@@ -84,7 +84,7 @@ impl Pool {
         Alloc { stock: self.stock.clone(), length, ticket: None }
     }
 
-    /// Hands every block, present and future, to `visitor` once.
+    /// Gives every block, present and future, to `visitor` once.
     ///
     /// # Errors
     /// [`MemoryError::Register`] when the visitor refuses a present block; it is not added then, and the
@@ -94,14 +94,14 @@ impl Pool {
         self.stock.add_visitor(visitor)
     }
 
-    /// Takes all blocks back from `visitor` and hands it no more. Does nothing if it was not added. The pool's buffers do
-    /// not change, but no operation of the visitor's device may use them any more.
+    /// Lets `visitor` deregister all blocks, and gives it no more. Does nothing if it was not added. The pool's buffers
+    /// do not change, but no operation of the visitor's device may use them any more.
     #[doc(hidden)]
     pub fn remove_visitor(&self, visitor: &Arc<dyn BlockVisitor>) {
         self.stock.remove_visitor(visitor);
     }
 
-    /// What the pool holds now.
+    /// The pool's figures now.
     pub fn stats(&self) -> PoolStats {
         self.stock.stats()
     }

@@ -14,7 +14,7 @@ pub(crate) use std::sync::{
 #[cfg(not(shuttle))]
 pub(crate) use tensorwire_testpoints::sync::Mutex;
 
-/// Locks `mutex`. A holder that panicked has left no half-made state: what it changed is whole at every step.
+/// Locks `mutex`. A holder that panicked has left a consistent state: each of its steps changes the state as a whole.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }

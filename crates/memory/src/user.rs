@@ -37,7 +37,7 @@ pub struct UserMemory {
 #[derive(Default)]
 struct Registry {
     visitors: Vec<Arc<dyn BlockVisitor>>,
-    /// All of each joined memory, by its first address. Ranges do not overlap.
+    /// Each joined memory as a whole, by its first address. Ranges do not overlap.
     joined: BTreeMap<usize, Buf>,
 }
 
@@ -49,12 +49,12 @@ impl fmt::Debug for UserMemory {
 }
 
 impl UserMemory {
-    /// Nothing joined yet.
+    /// Without any memory.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Hands every joined block, present and future, to `visitor`, and calls it again when one leaves.
+    /// Gives every joined block, present and future, to `visitor`, and calls it again when one is withdrawn.
     ///
     /// # Errors
     /// [`MemoryError::Register`] when the visitor refuses a present block; it is not added then, and the
@@ -73,7 +73,7 @@ impl UserMemory {
         Ok(())
     }
 
-    /// Lets `visitor` deregister all joined blocks, and hands it no more. Does nothing if it was not added. Memory
+    /// Lets `visitor` deregister all joined blocks, and gives it no more. Does nothing if it was not added. Memory
     /// whose [`Joined`] was dropped while buffers of it are left is deregistered with the last of them.
     #[doc(hidden)]
     pub fn remove_visitor(&self, visitor: &Arc<dyn BlockVisitor>) {
@@ -90,12 +90,12 @@ impl UserMemory {
         blocks.iter().filter_map(Buf::joined_block).for_each(|block| block.leave(visitor));
     }
 
-    /// Registers `owner`'s memory with the devices for as long as the returned value lives. Buffers that were made of it
-    /// extend that: devices deregister it when the returned value and the last buffer are gone.
+    /// Registers `owner`'s memory with the devices for as long as the returned value lives. Buffers of that memory
+    /// extend this: devices deregister it when the returned value and the last buffer are dropped.
     ///
     /// # Errors
     /// [`MemoryError::Overlaps`] when some of it has joined already; [`MemoryError::Register`] when a device refuses
-    /// it. Nothing is half-made then.
+    /// it. Then nothing has changed.
     pub fn join(&self, owner: Arc<dyn ForeignMemory>) -> Result<Joined, MemoryError> {
         if owner.length() == 0 {
             return Ok(Joined { registry: self.clone(), bytes: Buf::empty() });
@@ -139,7 +139,7 @@ fn addresses(owner: &Arc<dyn ForeignMemory>) -> Range<usize> {
     start..start + owner.length()
 }
 
-/// A user's memory that has joined, until this is dropped.
+/// A user's memory that has joined. Dropping this value withdraws it.
 #[derive(Debug)]
 #[must_use = "the memory leaves when this is dropped"]
 pub struct Joined {
@@ -153,8 +153,8 @@ impl Joined {
         &self.bytes
     }
 
-    /// Deregisters the memory from all devices and registers it again: other pages are at its addresses now. A device that
-    /// refuses is left without it, and gets copies.
+    /// Deregisters the memory from all devices and registers it again: other pages are at its addresses now. A device
+    /// that refuses is sent copies from then on.
     pub fn register_again(&self) {
         if let Some(block) = self.bytes.joined_block() {
             block.visit_again();

@@ -1,4 +1,4 @@
-//! Blocks that neighbours map: nobody can resize them or map them writable.
+//! Blocks that neighbours map: no process can resize them or map them writable.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -96,7 +96,7 @@ fn a_block_stays_mapped_while_anyone_holds_it() {
     drop(buffer);
     drop(pool);
     if cfg!(asan) {
-        // What is free may not even be read there.
+        // The sanitizer forbids even reading free bytes.
         return;
     }
     // SAFETY: `block` keeps the mapping; the pool and its buffers are gone, so nobody writes.

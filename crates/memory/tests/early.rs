@@ -1,4 +1,4 @@
-//! Destinations of requests that nobody has answered yet hold a share of the pool, and no more.
+//! Destinations of unanswered requests hold at most a share of the pool.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -94,7 +94,7 @@ fn an_early_buffer_neither_waits_nor_overtakes_those_who_wait() {
     assert!(waiting.as_mut().poll(&mut context).is_pending());
     assert!(matches!(pool.try_alloc_early(64), Err(MemoryError::Exhausted { .. })));
     drop(held);
-    // There is room, but it is for the one who waits.
+    // There is room, but it belongs to the caller that waits.
     assert!(matches!(pool.try_alloc_early(64), Err(MemoryError::Exhausted { .. })));
     let Poll::Ready(Ok(buffer)) = waiting.as_mut().poll(&mut context) else {
         panic!("room and first in line")

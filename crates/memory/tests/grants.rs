@@ -1,4 +1,4 @@
-//! Lent memory: who may touch it, and when it may be used again.
+//! Granted memory: which accesses are allowed, and when it may be used again.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -57,7 +57,7 @@ fn a_target_covers_its_grant_and_not_one_byte_more() {
 #[test]
 fn one_grant_must_cover_the_whole_range() {
     let pool = pool();
-    // Neighbours: together they cover 128 bytes, but they are two loans.
+    // Neighbours: together they cover 128 bytes, but they are two grants.
     let (first, second) = (lend(&pool, 64), lend(&pool, 64));
     assert_eq!(first.offset() + 64, second.offset());
     assert!(is_refused(&target(&first, 32, 64)));
@@ -160,7 +160,7 @@ fn bytes_are_read_out_of_a_loan_inside_it_only() {
     drop(granted.end(GrantEnd::Content).unwrap());
 }
 
-/// A peer that writes as fast as it can, from another thread, wherever the current loan is.
+/// A peer that writes into the current grant as fast as it can, from another thread.
 fn hammer(block: &Block, offset: &AtomicU64, stop: &AtomicBool) {
     while !stop.load(Ordering::Relaxed) {
         if let Ok(target) = block.remote_target(offset.load(Ordering::Relaxed), 256) {
@@ -197,7 +197,7 @@ fn memory_taken_back_is_never_written_by_a_racing_peer() {
                 written += u32::from(buffer[255] == 0xEE);
                 memory = Some(buffer);
             }
-            // Ended in the middle of an access: leaked, so the next loan is of other bytes.
+            // Ended in the middle of an access: leaked, so the next grant is of other bytes.
             Err(MemoryError::GrantBusy { .. }) => busy += 1,
             Err(error) => panic!("{error}"),
         }
@@ -211,7 +211,7 @@ fn memory_taken_back_is_never_written_by_a_racing_peer() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
 
-    /// Random loans in one block, and accesses anywhere: exactly those inside one loan are allowed.
+    /// Random grants in one block, and accesses anywhere: exactly those inside one grant are allowed.
     #[test]
     fn accesses_are_allowed_exactly_inside_one_loan(
         lengths in proptest::collection::vec((1..300usize, any::<bool>()), 1..12),

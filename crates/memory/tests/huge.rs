@@ -1,4 +1,4 @@
-//! Huge pages: what was got is counted, and what is required and can't be had is an error.
+//! Huge pages: the pages obtained are counted, and if required ones are not available, that is an error.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

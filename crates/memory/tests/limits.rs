@@ -1,5 +1,5 @@
-//! Limits of the operating system, each lowered in a process of its own: an error that names the limit, its value and
-//! what raises it; nothing half-made; and the pool works again once there is room.
+//! Limits of the operating system, each lowered in a process of its own: the error names the limit, its value and the
+//! remedy; the failed allocation leaves nothing; and the pool works again once there is room.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -52,7 +52,7 @@ fn pool() -> Pool {
     Pool::new(PoolConfig { block_bytes: BLOCK, ..PoolConfig::new("limited") }).unwrap()
 }
 
-/// The error names `limit`, its value and a remedy, and has left nothing behind.
+/// Checks that the error names `limit`, its value and a remedy, and that nothing is left of the allocation.
 fn expect_limit(pool: &Pool, length: usize, expected: Limit, value: u64, remedy: &str) {
     let before = pool.stats();
     let error = pool.try_alloc(length).unwrap_err();
@@ -82,14 +82,14 @@ fn d_memory_exhaustion_open_files() {
     files.pop();
     let more = pool.try_alloc(BLOCK).unwrap();
     expect_limit(&pool, BLOCK, Limit::OpenFiles, 64, "ulimit -n");
-    // What is mapped already can be had without a file.
+    // Memory that is mapped already needs no file.
     drop(more);
     drop((held, pool.try_alloc(BLOCK).unwrap()));
 }
 
 #[test]
 fn d_memory_exhaustion_address_space() {
-    // The sanitizer needs address space of its own at any moment.
+    // The sanitizer may need address space of its own at any moment.
     if cfg!(asan) || !is_child("d_memory_exhaustion_address_space") {
         return;
     }
@@ -120,7 +120,7 @@ fn d_memory_exhaustion_more_than_the_system_has() {
     let available = Limit::SystemMemory.value().unwrap();
     let config = PoolConfig { cap_bytes: u64::MAX, block_bytes: BLOCK, ..PoolConfig::new("limited") };
     let pool = Pool::new(config).unwrap();
-    // Far more than can become free in between.
+    // Far more than can become free meanwhile.
     let asked = usize::try_from(available).unwrap() * 64;
     let error = pool.try_alloc(asked).unwrap_err();
     let MemoryError::Limit { limit, value, .. } = &error else { panic!("{error}") };
@@ -132,7 +132,7 @@ fn d_memory_exhaustion_more_than_the_system_has() {
 
 #[test]
 fn locked_memory_is_named_where_mappings_are_locked() {
-    // The sanitizer maps memory of its own at any moment.
+    // The sanitizer may map memory of its own at any moment.
     if cfg!(asan) || !is_child("locked_memory_is_named_where_mappings_are_locked") {
         return;
     }
@@ -148,7 +148,7 @@ fn locked_memory_is_named_where_mappings_are_locked() {
     expect_limit(&pool(), BLOCK, Limit::LockedMemory, 64 << 10, "ulimit -l");
 }
 
-/// One page more, which the kernel merges with no other; `None` where the process has as many mappings as it may.
+/// One page more, which the kernel merges with no other; `None` if the process has its maximum number of mappings.
 fn one_mapping(number: usize) -> Option<*mut libc::c_void> {
     let protection = if number.is_multiple_of(2) { libc::PROT_READ } else { libc::PROT_NONE };
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -27,7 +27,7 @@ mod models {
         Pool::new(PoolConfig { block_bytes: 4096, cap_bytes, ..PoolConfig::new("model") }).unwrap()
     }
 
-    /// Writes a mark of its own and finds it whole after others had their turn.
+    /// Writes a mark of its own, and checks that it is whole after others had their turn.
     fn use_alone(buffer: &mut BufMut, mark: u8) {
         buffer.fill(mark);
         thread::yield_now();
@@ -69,7 +69,7 @@ mod models {
                 thread::spawn(move || use_alone(&mut block_on(pool.alloc(64)).unwrap(), 2))
             };
             let cancelling = thread::spawn(move || drop(first));
-            // If room or the cancellation went unnoticed, this never ends, which the scheduler reports.
+            // If a thread missed the room or the cancellation, this never ends, which the scheduler reports.
             [freeing, next, cancelling].into_iter().for_each(|thread| thread.join().unwrap());
             assert_eq!((pool.stats().used_bytes, pool.stats().waiting), (0, 0));
         });

@@ -112,7 +112,7 @@ impl Wake for Owner {
     fn wake(self: Arc<Self>) {}
 }
 
-/// Runs `test` elsewhere, because a deadlock would otherwise hang the whole run.
+/// Runs `test` in another thread, because a deadlock would otherwise hang the whole run.
 fn bounded(test: impl FnOnce() + Send + 'static) {
     let (done, watchdog) = mpsc::channel();
     let worker = thread::spawn(move || {
@@ -135,7 +135,7 @@ fn a_waker_that_owns_buffers_of_the_pool_can_be_let_go_by_the_pool() {
         let mut waiting = pool.alloc(192);
         assert!(poll(&mut waiting, &first).is_pending());
         drop(first);
-        // Replaces the first waker, whose buffer goes back while the pool is at work.
+        // Replaces the first waker, whose buffer returns to the pool during a call of the pool.
         assert!(poll(&mut waiting, &second).is_pending());
         drop(second);
         assert_eq!(pool.stats().used_bytes, 64);
@@ -205,7 +205,7 @@ impl BlockVisitor for Visitor {
     }
 }
 
-/// Takes one block; +1 for each that it takes, -1 for each that leaves.
+/// Registers one block; +1 for each registered block, -1 for each removed one.
 #[derive(Debug, Default)]
 struct OneBlock(Mutex<Vec<i32>>);
 
@@ -349,7 +349,7 @@ fn a_visitor_that_refuses_the_present_blocks_is_not_added() {
     assert!(matches!(pool.add_visitor(refusing.clone()), Err(MemoryError::Register { .. })));
     let more = pool.try_alloc(4096).unwrap();
     assert_eq!(refusing.count(), 0);
-    // It has room for the first block only: that one leaves.
+    // It has room for the first block only, which is removed again.
     let full = Arc::new(OneBlock::default());
     assert!(matches!(pool.add_visitor(full.clone()), Err(MemoryError::Register { .. })));
     assert_eq!(*full.0.lock().unwrap(), [1, -1]);
@@ -475,7 +475,7 @@ fn copies_are_counted_by_reason_and_cut_to_the_shorter_side() {
     assert_eq!((after.calls - before.calls, after.bytes - before.bytes), (3, 7));
 }
 
-/// At every distance from a line, and with every rest.
+/// At every offset from a cache line, and with every remainder.
 #[test]
 fn copies_past_the_caches_copy_every_byte_and_no_other() {
     let source: Vec<u8> = (0..300).map(|at| at as u8 | 1).collect();

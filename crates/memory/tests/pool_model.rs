@@ -19,7 +19,7 @@ use tensorwire_memory::{
     MemoryObserver, Pool, PoolConfig, Retired, Span,
 };
 
-/// Two blocks and a half: they fill up to the last byte, so that a piece which is too small shows.
+/// Two blocks and a half, which fill up to the last byte, so that a piece that is too small is noticed.
 const CAP: usize = 5 * BLOCK / 2;
 const BLOCK: usize = 4096;
 
@@ -28,7 +28,7 @@ enum Op {
     Try(usize),
     /// Starts to wait for room.
     Wait(usize),
-    /// Polls one of the waiting.
+    /// Polls one of the waiting allocations.
     Poll(usize),
     /// Cancels a waiting allocation.
     Cancel(usize),
@@ -51,7 +51,7 @@ enum Op {
     /// A lost peer may still read a shared buffer.
     Retire(usize),
     Release(usize),
-    /// Gives the token up without a release.
+    /// Drops the token without a release.
     Forget(usize),
 }
 
@@ -100,11 +100,11 @@ enum Held {
     Granted(Granted),
 }
 
-/// Tells allocations apart; `None` for an empty one.
+/// Identifies an allocation; `None` for an empty one.
 type Place = Option<(BlockId, usize)>;
 
 impl Held {
-    /// The shared bytes that it keeps.
+    /// The shared bytes that it holds.
     fn buf(&self) -> Option<&Buf> {
         match self {
             Self::Shared(buffer) => Some(buffer),
@@ -131,7 +131,7 @@ struct Waiting {
     woken: Arc<Flag>,
 }
 
-/// What an observer saw: the ranges that are out of the pool.
+/// What an observer has seen: the allocated ranges.
 #[derive(Debug, Default)]
 struct Watch(Mutex<Vec<Span>>);
 
@@ -167,9 +167,9 @@ struct Model {
     watch: Arc<Watch>,
     held: Vec<Held>,
     waiting: Vec<Waiting>,
-    /// Every allocation that is out and not empty, with its reserved bytes.
+    /// Every allocation that is not empty, with its reserved bytes.
     out: BTreeMap<(BlockId, usize), usize>,
-    /// Those whose content does not exist yet.
+    /// Allocations whose content does not exist yet.
     early: BTreeSet<(BlockId, usize)>,
     leaked: BTreeSet<(BlockId, usize)>,
 }
@@ -201,7 +201,7 @@ impl Model {
         places.iter().map(|place| self.out[place]).sum()
     }
 
-    /// Allocations that a retired token keeps.
+    /// Allocations that a retired token holds.
     fn retired(&self) -> BTreeSet<(BlockId, usize)> {
         let tokens = self.held.iter().filter(|held| matches!(held, Held::Retired(_)));
         tokens.filter_map(|held| self.place(held.buf()?)).collect()
@@ -250,7 +250,7 @@ impl Model {
         self.check();
     }
 
-    /// Operations that make one thing out of another.
+    /// Operations that turn one value into another.
     fn change(&mut self, op: &Op) {
         let (Op::Freeze(which) | Op::Grant(which) | Op::End(which) | Op::Answer(which) | Op::Retire(which)) =
             *op
@@ -325,7 +325,8 @@ impl Model {
         }
     }
 
-    /// A peer finds bytes exactly where one exposure covers them, and they are what their owner wrote.
+    /// Checks that a peer finds bytes exactly where one exposure covers them, and that they are those that their owner
+    /// wrote.
     fn read(&self, offset: usize, length: usize) {
         let blocks: Vec<_> = self.held.iter().filter_map(|held| held.buf()?.block()).collect();
         for block in blocks {
@@ -382,7 +383,7 @@ impl Model {
         self.held.push(Held::Mut(buffer));
     }
 
-    /// Drops or releases one thing, which frees its allocation if it was the last to keep it.
+    /// Drops or releases one value, which frees its allocation if no other value holds it.
     fn drop_held(&mut self, which: usize) {
         let held = self.held.swap_remove(which);
         let place = match &held {
@@ -402,7 +403,7 @@ impl Model {
             Held::Retired(retired) => retired.release(),
             other => drop(other),
         }
-        // Whoever is first in line learns that there is room now.
+        // The first caller in line is woken when there is room.
         if let Some(first) = self.waiting.first()
             && self.used() + reserved(first.size) <= CAP
         {
@@ -447,7 +448,7 @@ proptest! {
     fn a_pool_does_what_its_model_does(ops in vec(op(), 1..80)) {
         let mut model = Model::new();
         ops.iter().for_each(|op| model.apply(op));
-        // Without evidence nothing leaked comes back; everything else does.
+        // Leaked bytes never return without evidence; everything else returns.
         while let Some(held) = model.held.pop() {
             match held {
                 Held::Granted(granted) => drop(granted.end(GrantEnd::NeverSent).unwrap()),

@@ -1,4 +1,4 @@
-//! Bytes that a lost peer may still read are not given out again until it is dead.
+//! Bytes that a lost peer may still read are not allocated again until the peer is dead.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,4 +1,4 @@
-//! Users' own memory: joined, found by its addresses, registered with devices, let go at the right moment.
+//! Users' own memory: joined, found by its addresses, registered with devices, deregistered at the right moment.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -18,7 +18,7 @@ fn bytes(length: usize) -> Arc<dyn ForeignMemory> {
     Arc::new((0..length).map(|index| index as u8).collect::<Vec<u8>>())
 }
 
-/// A device: what it holds, and whether it takes more.
+/// A device: the blocks that it has registered, and whether it accepts more.
 #[derive(Debug, Default)]
 struct Device {
     held: Mutex<Vec<BlockId>>,

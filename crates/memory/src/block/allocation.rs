@@ -147,7 +147,7 @@ impl Allocation {
             Home::Pool(home) => unsafe { home.taken.block.base().as_ptr().add(self.offset) },
             Home::Joined(home) => home.block().base().as_ptr(),
             Home::Foreign(owner) => owner.base().as_ptr(),
-            // Only read: `BufMut`, which writes, is never made of it.
+            // Only read: no `BufMut`, which writes, is made of it.
             Home::Heap(words) => words.as_ptr().cast_mut().cast(),
             Home::Nowhere => std::ptr::without_provenance_mut(crate::ALIGNMENT),
         }
@@ -169,7 +169,7 @@ impl Allocation {
         }
     }
 
-    /// Counts it as retired until [`release`](Self::release) was called as often.
+    /// Counts it as retired until [`release`](Self::release) was called as many times.
     pub(crate) fn retire(&self) {
         if let Home::Pool(home) = &self.home
             && home.retired.fetch_add(1, Ordering::AcqRel) == 0
@@ -195,7 +195,7 @@ impl Allocation {
         }
     }
 
-    /// Prevents its return to the pool for ever: a peer may still write it.
+    /// Prevents its return to the pool forever, because a peer may still write it.
     pub(crate) fn leak(self) {
         self.answered();
         self.count_leak();

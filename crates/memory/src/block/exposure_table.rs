@@ -16,9 +16,9 @@ pub(crate) struct ExposureTable {
 
 #[derive(Debug)]
 struct Exposed {
-    /// Alive while an exposure is. Weak, because the allocation holds the block, which holds this table.
+    /// Can be upgraded while an exposure exists. Weak, because the allocation holds the block, which holds this table.
     allocation: Weak<Allocation>,
-    /// How many exposures there are of each range, by `(start, end)` inside the allocation.
+    /// The number of exposures of each range, by `(start, end)` inside the allocation.
     ranges: BTreeMap<(usize, usize), usize>,
 }
 

@@ -1,4 +1,4 @@
-//! The grants on a block: ranges that a peer may write, and the count of writes that are under way.
+//! The grants on a block: ranges that a peer may write, and the count of writes in progress.
 
 use std::{
     collections::BTreeMap,
@@ -28,9 +28,9 @@ pub enum GrantEnd {
     Content,
     /// The peer answered with META_DATA_RESPONSE, which it sends only when no write is posted.
     MetaDataResponse,
-    /// The peer answered with ERROR_STATUS, likewise.
+    /// The peer answered with ERROR_STATUS, which it sends only when no write is posted.
     ErrorStatus,
-    /// The peer answered a CANCEL, likewise.
+    /// The peer answered a CANCEL, which it does only when no write is posted.
     CancelAck,
     /// The request was never sent, so no peer knows the range.
     NeverSent,
@@ -72,14 +72,14 @@ struct GrantEntry {
     state: Arc<GrantState>,
 }
 
-/// Count of fabric accesses under way, with [`ENDED`] set once the grant is over.
+/// Count of fabric accesses in progress, with [`ENDED`] set once the grant has ended.
 #[derive(Debug, Default)]
 pub(crate) struct GrantState(AtomicU64);
 
 const ENDED: u64 = 1 << 63;
 
 impl GrantState {
-    /// Counts an access in; false once the grant has ended.
+    /// Counts a new access; false once the grant has ended.
     pub(super) fn enter(&self) -> bool {
         let before = self.0.fetch_add(1, Ordering::Acquire);
         if before & ENDED != 0 {
@@ -96,7 +96,7 @@ impl GrantState {
         self.0.fetch_sub(1, Ordering::Release);
     }
 
-    /// Ends the grant; false if an access was under way.
+    /// Ends the grant; false if an access was in progress.
     pub(crate) fn close(&self) -> bool {
         self.0.fetch_or(ENDED, Ordering::AcqRel) & !ENDED == 0
     }

@@ -1,11 +1,11 @@
-//! A block over users' memory, and the devices that have it.
+//! A block over users' memory, and the devices that have registered it.
 
 use std::sync::{Arc, PoisonError, RwLock};
 
 use super::{Block, BlockVisitor};
 use crate::{ForeignMemory, VisitError};
 
-/// The block of a joined memory, and the devices that have it.
+/// The block of a joined memory, and the devices that have registered it.
 pub(crate) struct JoinedBlock {
     block: Block,
     visitors: RwLock<Vec<Arc<dyn BlockVisitor>>>,
@@ -27,7 +27,7 @@ impl JoinedBlock {
     }
 
     pub(crate) fn visit_again(&self) {
-        // Under the lock, so that a visitor that leaves meanwhile is not added again.
+        // Under the lock, so that a visitor that is removed meanwhile is not added again.
         let mut visitors = self.visitors.write().unwrap_or_else(PoisonError::into_inner);
         visitors.retain(|visitor| {
             visitor.block_removed(&self.block);

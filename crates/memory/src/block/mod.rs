@@ -1,5 +1,5 @@
-//! Blocks: memory that devices register and that buffers are cut from; what is cut from them, and which of their ranges
-//! peers may write and read.
+//! Blocks: memory that devices register and from which buffers are cut; these buffers, and the ranges that peers may
+//! write and read.
 
 mod allocation;
 mod exposure_table;
@@ -151,8 +151,8 @@ impl Block {
         self.grant_around(offset, length)?.part(offset, length).ok_or(refused)
     }
 
-    /// As [`remote_target`](Self::remote_target), but all of the grant, whose [parts](RemoteTarget::part) need no search for
-    /// as long as it lasts.
+    /// As [`remote_target`](Self::remote_target), but of the whole grant. While the grant lasts, its
+    /// [parts](RemoteTarget::part) need no search.
     ///
     /// # Errors
     /// As [`remote_target`](Self::remote_target).

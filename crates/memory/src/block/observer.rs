@@ -14,19 +14,19 @@ pub struct Span {
     pub range: Range<usize>,
 }
 
-/// Handed every block of a pool once: those that exist when it is added, and each later one before the first
-/// buffer is cut from it, so that a device registers whole blocks and no single buffer.
+/// Gets every block of a pool once: existing blocks when it is added, and each later one before the first buffer is cut
+/// from it. So a device registers whole blocks and no single buffer.
 pub trait BlockVisitor: Send + Sync + fmt::Debug {
-    /// Registers `block`. An error makes the allocation that needed the block fail; nothing is half-made.
+    /// Registers `block`. An error makes the allocation that needed the block fail, without any other effect.
     ///
     /// # Errors
     /// The reason why the device cannot use the block.
     fn block_added(&self, block: &Block) -> Result<(), VisitError>;
 
     /// Deregisters `block`: this process does not use it any more, or this visitor was removed
-    /// ([`Pool::remove_visitor`](crate::Pool::remove_visitor)). For users' memory ([`UserMemory`](crate::UserMemory)) it is
-    /// called in the thread that drops the last buffer, so it must not wait, nor take a lock under which buffers are
-    /// dropped. Pools do not give blocks back.
+    /// ([`Pool::remove_visitor`](crate::Pool::remove_visitor)). For users' memory ([`UserMemory`](crate::UserMemory))
+    /// it is called in the thread that drops the last buffer, so it must not wait, nor take a lock under which buffers
+    /// are dropped. Pools never release blocks.
     fn block_removed(&self, _block: &Block) {}
 }
 
@@ -34,8 +34,8 @@ pub trait BlockVisitor: Send + Sync + fmt::Debug {
 ///
 /// Called without any pool lock held, before the new owner can act.
 pub trait MemoryObserver: Send + Sync + fmt::Debug {
-    /// Called before a buffer of `bytes` bytes is given out for which there is room. With an error, a test makes the
-    /// allocation fail as if the operating system had refused it: the caller gets
+    /// Called before the pool allocates a buffer of `bytes` bytes for which it has room. An error makes the allocation
+    /// fail, as if the operating system had refused it: the caller gets
     /// [`MemoryError::Block`](crate::MemoryError::Block).
     ///
     /// # Errors
@@ -43,9 +43,9 @@ pub trait MemoryObserver: Send + Sync + fmt::Debug {
     fn allocating(&self, _bytes: usize) -> std::io::Result<()> {
         Ok(())
     }
-    /// `span` was given out by the pool.
+    /// The pool allocated `span`.
     fn allocated(&self, span: &Span);
-    /// `span` went back to the pool.
+    /// `span` returned to the pool.
     fn freed(&self, span: &Span);
     /// `span` was granted to a peer.
     fn granted(&self, span: &Span, grant: GrantId);

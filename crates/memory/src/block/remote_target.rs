@@ -11,8 +11,8 @@ use crate::{
 
 /// A fabric's handle on granted memory: the only way a peer's access reaches this process's bytes.
 ///
-/// Holding it keeps the block mapped but not the grant alive: each access counts itself in and fails once the
-/// grant has ended.
+/// Holding it keeps the block mapped, but not the grant alive: each access is counted, and fails once the grant has
+/// ended.
 #[derive(Debug, Clone)]
 pub struct RemoteTarget {
     block: Block,
@@ -44,8 +44,8 @@ impl RemoteTarget {
         (is_inside && !self.state.has_ended()).then_some(part)
     }
 
-    /// An [access](Self::access) to the [part](Self::part) that covers `offset..offset + length` of the block. Counts no
-    /// further handle on the memory.
+    /// An [access](Self::access) to the [part](Self::part) that covers `offset..offset + length` of the block, without
+    /// cloning a handle on the memory.
     #[inline]
     pub fn access_part(&self, offset: u64, length: u64) -> Option<RemoteAccess<'_>> {
         let range = range_of(offset, length)?;
@@ -71,9 +71,9 @@ impl RemoteTarget {
         Ok(())
     }
 
-    /// Counts an access in and hands out its raw address, for a fabric that lets the kernel write the bytes
-    /// (`recv` straight into the destination). The grant cannot end successfully while the access lives, so
-    /// keep it for one system call, not longer.
+    /// Counts an access and returns its raw address, for a fabric that lets the kernel write the bytes (`recv` straight
+    /// into the destination). The grant cannot end successfully while the access lives, so keep it for one system call,
+    /// not longer.
     ///
     /// # Errors
     /// As [`write_at`](Self::write_at).
@@ -92,7 +92,7 @@ impl RemoteTarget {
     }
 }
 
-/// One access under way; see [`RemoteTarget::access`].
+/// One access in progress; see [`RemoteTarget::access`].
 #[derive(Debug)]
 pub struct RemoteAccess<'target> {
     target: &'target RemoteTarget,

@@ -6,8 +6,8 @@ use super::Buf;
 use crate::{Block, MemoryError, block::range_of, sync::lock};
 
 impl Block {
-    /// The bytes `offset..offset + length`, for a fabric that executes a peer's read. They stay alive and unchanged while
-    /// the returned buffer lives, also when the exposure ends meanwhile.
+    /// The bytes `offset..offset + length`, for a fabric that executes a peer's read. They stay alive and unchanged
+    /// while the returned buffer lives, even if the exposure ends meanwhile.
     ///
     /// # Errors
     /// [`MemoryError::NotExposed`] when no single [`Exposure`] covers the whole range now.
@@ -24,9 +24,9 @@ impl Block {
 
 /// While it lives, a peer with the read right may read exactly the bytes of one [`Buf`].
 ///
-/// Dropping it ends the permission: no later lookup finds the bytes. A read that found them before keeps them alive
-/// and unchanged until it is done, because it holds a `Buf` of its own. An empty or foreign buffer lies in no block,
-/// so no peer can name it, and exposing it permits nothing.
+/// Dropping it ends the permission: no later lookup finds the bytes. A read that found them earlier keeps them alive
+/// and unchanged until it ends, because it holds a `Buf` of its own. An empty or foreign buffer lies in no block, so no
+/// peer can name it, and exposing it permits nothing.
 pub struct Exposure {
     buffer: Buf,
 }

@@ -10,7 +10,7 @@ use crate::{
     sync::lock,
 };
 
-/// A buffer lent to a peer. There is no way to form a slice of it, only to copy bytes out
+/// A buffer that a peer may write. No slice of it can be formed; bytes can only be copied out
 /// ([`read_at`](Self::read_at)).
 ///
 /// Dropping it without [`end`](Self::end) leaks the memory and counts it

@@ -6,7 +6,7 @@ use super::Buf;
 use crate::ForeignMemory;
 
 /// A buffer's bytes as a view: a foreign buffer over this does not know the pool or block of the bytes. For fabrics
-/// whose two sides are in one process: they lend without a copy and without `unsafe`.
+/// whose two sides are in one process: they lend memory without a copy and without `unsafe`.
 ///
 /// A callback runs once, when the last view is dropped.
 pub struct Loan {
@@ -29,7 +29,7 @@ impl fmt::Debug for Loan {
 }
 
 // SAFETY: a `Buf` shows the same immutable, initialised bytes for as long as it lives, which is as long as this value
-// does; the buffer types of this crate keep everybody from writing them.
+// does; the buffer types of this crate let no code write them.
 unsafe impl ForeignMemory for Loan {
     fn base(&self) -> NonNull<u8> {
         NonNull::from(&*self.bytes).cast()

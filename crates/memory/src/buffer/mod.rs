@@ -36,7 +36,7 @@ impl BufMut {
         Self { allocation }
     }
 
-    /// Ends writing: the bytes can be shared and sent from now on, and never change again.
+    /// Ends writing: from now on the bytes can be shared and sent, and never change.
     ///
     /// A buffer taken early no longer counts against its pool's early share: its content exists.
     pub fn freeze(self) -> Buf {
@@ -73,8 +73,7 @@ impl DerefMut for BufMut {
     }
 }
 
-/// Immutable bytes, shared by reference count. The memory goes back to its pool or owner when the last clone is
-/// dropped.
+/// Immutable bytes, shared by reference count. The memory returns to its pool or owner when the last clone is dropped.
 #[derive(Clone)]
 pub struct Buf {
     allocation: Arc<Allocation>,
@@ -123,7 +122,7 @@ impl Buf {
         Exposure::new(self.clone())
     }
 
-    /// Keeps the pool from reusing the bytes until it is certain that a lost peer no longer reads them.
+    /// Prevents the pool from reusing the bytes until it is certain that a lost peer no longer reads them.
     #[doc(hidden)]
     pub fn retire(self) -> Retired {
         Retired::new(self)
@@ -193,7 +192,7 @@ impl AsRef<[u8]> for Buf {
 }
 
 impl From<Buf> for Bytes {
-    /// Without a copy: the `Bytes` keeps the buffer alive.
+    /// Copies nothing: the `Bytes` keeps the buffer alive.
     fn from(buffer: Buf) -> Self {
         Self::from_owner(buffer)
     }

@@ -8,9 +8,9 @@ use super::Buf;
 /// [`release`](Self::release), which the holder of this value calls when the peer's process is known to be dead.
 ///
 /// Dropping it without a release leaks the bytes and counts them
-/// ([`PoolStats::leaked_bytes`](crate::PoolStats::leaked_bytes)): it is not known then when the peer stops
-/// reading. Before that they count as [`PoolStats::retired_bytes`](crate::PoolStats::retired_bytes), once per
-/// allocation however many leases there were on it.
+/// ([`PoolStats::leaked_bytes`](crate::PoolStats::leaked_bytes)): it is unknown when the peer stops reading. Before
+/// that they count as [`PoolStats::retired_bytes`](crate::PoolStats::retired_bytes), once per allocation however many
+/// leases there were on it.
 #[must_use = "dropping it without a release leaks the memory"]
 pub struct Retired {
     /// `None` once released.
@@ -33,7 +33,7 @@ impl Retired {
         drop(self.end());
     }
 
-    /// As [`release`](Self::release), but gives the bytes to the caller, who drops them where that may wake tasks.
+    /// As [`release`](Self::release), but returns the bytes, so that the caller can drop them where tasks may be woken.
     pub fn end(mut self) -> Option<Buf> {
         let buffer = self.buffer.take()?;
         buffer.allocation().release();

@@ -1,4 +1,4 @@
-//! The memory that a control group has left, in both versions of the interface.
+//! The unused memory of a control group, in both versions of the interface.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 
 use super::field_of;
 
-/// Files of one version: the limit, the use, and the part of the use that the kernel can reclaim at once.
+/// The files of one version: the limit, the used bytes, and the part of them that the kernel can reclaim at once.
 struct Version {
     limit: &'static str,
     used: &'static str,

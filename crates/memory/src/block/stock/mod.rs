@@ -1,4 +1,4 @@
-//! What all handles on a pool share: its blocks, what of them is free, its counts and its waiters.
+//! What all handles on a pool share: its blocks, their free pieces, its counts and its waiters.
 
 mod space;
 
@@ -21,8 +21,8 @@ pub struct PoolConfig {
     pub block_bytes: usize,
     /// Bytes that buffers may take together, rounded up to [`ALIGNMENT`] each. Default 1 GiB.
     ///
-    /// Blocks are reused and not given back, so fragmentation can map more than the cap. Small buffers go into the holes of
-    /// usual blocks, and into empty large blocks only once the cap is mapped. Large blocks grow in steps of a
+    /// Blocks are reused and never released, so fragmentation can map more than the cap. Small buffers go into the
+    /// holes of usual blocks, and into empty large blocks only once the cap is mapped. Large blocks grow in steps of a
     /// quarter, so that buffers of ever larger sizes, one at a time, map about seven times the cap at most.
     pub cap_bytes: u64,
     /// How much of the cap, in percent, buffers of
@@ -88,7 +88,7 @@ impl Caller {
     }
 }
 
-/// A range that was taken from a pool and must be given back.
+/// A range that was taken from a pool and must be returned.
 #[derive(Debug)]
 pub(crate) struct Taken {
     pub(crate) block: Block,
@@ -130,12 +130,12 @@ struct PoolState {
     stats: PoolStats,
 }
 
-/// A block that a visitor refused after others had taken it. The next growth offers it to the rest first, so
-/// that repeated refusals don't pile up registrations.
+/// A block that a visitor refused after others had registered it. The next growth offers it to the remaining visitors
+/// first, so that repeated refusals do not accumulate registrations.
 struct Unfinished {
     block: Block,
     size: BlockSize,
-    /// Visitors that have it, in the order of `PoolState::visitors`.
+    /// Number of visitors that have registered it, in the order of `PoolState::visitors`.
     served: usize,
 }
 
@@ -212,7 +212,7 @@ impl Stock {
             }
             (removed, blocks)
         };
-        // Without the lock: a device deregisters, which can take long.
+        // Without the lock, because deregistering can take long.
         blocks.iter().for_each(|block| removed.block_removed(block));
     }
 
@@ -221,7 +221,7 @@ impl Stock {
         if early {
             self.answered(reserved as u64);
         }
-        // Before the range can be given out again.
+        // Before the range can be allocated again.
         poison::forbid(&taken.block, taken.range.start, reserved);
         let waker = {
             let mut state = self.lock();
@@ -285,8 +285,8 @@ impl Stock {
         Ok(())
     }
 
-    /// Takes a free piece where that costs least: a hole in a block of the buffer's own kind, then a new block, while less
-    /// than the cap is mapped; then an empty large block also for a small buffer, and a new block at last.
+    /// Takes a free piece, the cheapest first: a hole in a block of the buffer's own kind; a new block, while less than
+    /// the cap is mapped; an empty large block, also for a small buffer; a new block beyond the cap.
     fn find_room(&self, state: &mut PoolState, reserved: usize) -> Result<Taken, MemoryError> {
         let size = if reserved <= self.config.block_bytes { BlockSize::Usual } else { BlockSize::Large };
         if let Some(found) = state.take(size, reserved) {

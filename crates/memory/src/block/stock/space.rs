@@ -1,9 +1,10 @@
 //! Free and used pieces of blocks: two-level size classes, constant time per call.
 //!
 //! Every block is cut into pieces that know their neighbours, so that a piece that becomes free merges with those
-//! beside it. Free pieces are in lists by size class: one class per size up to 8 units, then eight per doubling.
-//! A request is rounded up to the next class, whose pieces all fit it, and served from the smallest class that has
-//! one. Only if none has, the first few pieces of its own class are tried, which may or may not fit.
+//! beside it. Free pieces are in lists by size class: one class per size up to 8 units, then eight per doubling. A
+//! request is rounded up to the next class, whose pieces all fit it, and served from the smallest class that has one.
+//! Only if no such class has a piece, the first few pieces of the request's own class are tried, which may or may not
+//! fit.
 
 use std::ops::Range;
 
