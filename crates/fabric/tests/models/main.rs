@@ -50,8 +50,6 @@ mod backlog;
 mod chunks;
 #[path = "../../src/noted.rs"]
 mod noted;
-#[path = "../../../protocol/src/reply_cell.rs"]
-mod reply_cell;
 #[path = "../../../fabric-shm/src/sequence.rs"]
 mod sequence;
 #[path = "../../src/slot.rs"]
@@ -67,7 +65,6 @@ mod alarm;
 mod arrivals;
 mod catalogue;
 mod regions;
-mod replies;
 mod shm;
 mod slots;
 mod verbs;

@@ -34,7 +34,6 @@ use crate::{
     limits::{KNOWN_METADATA_MAX, METADATA_CACHE_MAX},
     names::{NameForm, Names},
     notes::NoteChannels,
-    reply_cell::ReplyCell,
     requests::{Arrived, Requests},
     responses::Responses,
     wire::record::RECORD_BYTES_MAX,
@@ -56,7 +55,6 @@ pub struct Connection<C: Channel> {
     agreed: Agreed,
     contents_max: u32,
     own_ring_bytes_max: u32,
-    reply_cell: Arc<ReplyCell>,
     state: Mutex<State<C::Lent>>,
 }
 
@@ -196,8 +194,6 @@ impl<C: Channel> Connection<C> {
         let contents_max = contents_max(&local);
         // Mode original knows of one.
         let known_max = if agreed.mode == Mode::Original { 1 } else { KNOWN_METADATA_MAX };
-        let requests = Requests::new(agreed);
-        let reply_cell = requests.cell();
         let state = State {
             failure: None,
             under_way_at_end: BTreeSet::new(),
@@ -206,7 +202,7 @@ impl<C: Channel> Connection<C> {
             flow: Flow::new(&agreed, peer.first_ring_bytes(), peer.ring_bytes, local.first_ring_bytes()),
             names: Names::new(agreed.names_max),
             scratch: Vec::with_capacity(RECORD_BYTES_MAX),
-            requests,
+            requests: Requests::new(agreed),
             responses: Responses::new(agreed.requests_max),
             notes: NoteChannels::default(),
             contents_in_flight: 0,
@@ -230,7 +226,6 @@ impl<C: Channel> Connection<C> {
             agreed,
             contents_max,
             own_ring_bytes_max: local.ring_bytes,
-            reply_cell,
             state: Mutex::new(state),
         })
     }
@@ -384,11 +379,6 @@ impl<C: Channel> Connection<C> {
         let waker = state.end_content(index);
         self.unlock(state);
         drop(waker);
-    }
-
-    /// Where the content of one request at a time comes.
-    pub(crate) fn reply_cell(&self) -> &ReplyCell {
-        &self.reply_cell
     }
 
     pub(crate) fn contents_max(&self) -> u32 {

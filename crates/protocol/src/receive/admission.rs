@@ -25,8 +25,8 @@ pub(super) enum Admission<'connection, C: Channel> {
     Kept(Arc<str>, Box<Landed<C::Lent>>),
 }
 
-/// A request that was posted, if it was: whether the cell is its own, and how its task waits for the reply.
-type Posted = Option<Result<(bool, FirstPoll), ChannelError>>;
+/// A request that was posted, if it was: how its task waits for the reply.
+type Posted = Option<Result<FirstPoll, ChannelError>>;
 
 /// What is known of a value.
 pub(super) struct Known {
@@ -90,12 +90,8 @@ impl<C: Channel> Connection<C> {
         known: Known,
         asked: Posted,
     ) -> Result<Admission<'_, C>, TransferError> {
-        let mut request = Request::new(self, index);
-        let asked = asked.map(|asked| asked.inspect_err(|error| self.fail(&error.0))).transpose()?;
-        let first = asked.map(|(is_in_cell, first)| {
-            request.is_in_cell = is_in_cell;
-            first
-        });
+        let request = Request::new(self, index);
+        let first = asked.map(|asked| asked.inspect_err(|error| self.fail(&error.0))).transpose()?;
         Ok(Admission::Request(request, known, first))
     }
 
@@ -130,9 +126,6 @@ impl<C: Channel> Connection<C> {
         let posted = self.try_post_first(state, &request);
         let known = Known { key: request.key, metadata: request.known };
         let Some(posted) = posted else { return (known, None) };
-        let is_in_cell = scope == Scope::Published
-            && posted.is_ok()
-            && state.requests.answer_in_cell(index, &known.metadata);
         let first = if options.may_look() && state.requests.may_help(index) && self.channel().may_help() {
             FirstPoll::Looks
         } else {
@@ -140,7 +133,7 @@ impl<C: Channel> Connection<C> {
             let _ = state.requests.keep_waker(index, waker);
             FirstPoll::Sleeps
         };
-        (known, Some(posted.map(|()| (is_in_cell, first))))
+        (known, Some(posted.map(|()| first)))
     }
 }
 

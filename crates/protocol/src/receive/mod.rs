@@ -1,7 +1,6 @@
 //! The receiving side of a transfer.
 
 mod admission;
-mod direct;
 mod held;
 mod known;
 mod receiving;
@@ -203,8 +202,6 @@ struct Request<'connection, C: Channel> {
     index: RequestIndex,
     /// That of the value, if it was asked for and the value has come.
     version: Option<u64>,
-    /// The cell is its own: the content comes there.
-    is_in_cell: bool,
     /// The table has let go of it.
     is_released: bool,
     /// Whether polls may look for the reply.
@@ -223,7 +220,7 @@ type Answered<L> = (Reply<L>, Option<(L, LentEnd)>);
 
 impl<'connection, C: Channel> Request<'connection, C> {
     fn new(connection: &'connection Connection<C>, index: RequestIndex) -> Self {
-        Self { connection, index, version: None, is_in_cell: false, is_released: false, may_look: true }
+        Self { connection, index, version: None, is_released: false, may_look: true }
     }
 
     /// The content, of a request that was told the metadata of its value, or has asked with `first`.
@@ -238,8 +235,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
             if let Some(metadata) = told.take() {
                 self.go_on(metadata, allocator).await?;
             }
-            let answered =
-                poll_fn(|context| self.poll_reply((scope, &known.metadata), &mut first, context)).await?;
+            let answered = poll_fn(|context| self.poll_reply(scope, &mut first, context)).await?;
             match self.follow(answered, (scope, known), is_view, allocator)? {
                 Next::Landed(landed) => return Ok(landed),
                 Next::Told(metadata) => told = Some(metadata),
@@ -408,7 +404,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
     /// The peer's next answer, and memory that it did not need. An answer that came before the connection failed counts.
     fn poll_reply(
         &mut self,
-        (scope, known): (Scope, &[Metadata]),
+        scope: Scope,
         first: &mut FirstPoll,
         context: &Context<'_>,
     ) -> Poll<Result<Answered<C::Lent>, ChannelError>> {
@@ -421,18 +417,11 @@ impl<'connection, C: Channel> Request<'connection, C> {
         // waker, which is left under the lock that replies are kept under.
         let is_first = matches!(first, FirstPoll::Looks) && connection.channel().may_help();
         let mut may_find = self.may_look && (!is_first || connection.channel().help());
-        if let Some(reply) = self.take_from_cell(known) {
-            return Poll::Ready(Ok((reply, None)));
-        }
         let mut state = connection.lock();
         while may_find && state.requests.may_help(self.index) && connection.channel().may_help() {
             drop(state);
             may_find = connection.channel().help();
             state = connection.lock();
-        }
-        // It may have come before the lock.
-        if let Some(reply) = self.take_from_cell(known) {
-            return Poll::Ready(Ok((reply, None)));
         }
         if let Some(reply) = state.requests.take_reply(self.index) {
             return Poll::Ready(Ok(self.answered(state, scope, reply)));
@@ -516,9 +505,6 @@ impl<C: Channel> Drop for Request<'_, C> {
             return;
         }
         let mut state = self.connection.lock();
-        if self.is_in_cell && self.connection.reply_cell().take().is_some() {
-            return;
-        }
         let released = state.requests.release(self.index);
         // After the connection's end `housekeeping` no longer runs: memory that was never written goes back here, the rest in
         // `drain`.

@@ -121,7 +121,7 @@ impl<C: Channel, A: Allocator<Lent = C::Lent>> Future for Receiving<'_, C, A> {
                     }
                 },
                 Stage::Asked(mut request, known, mut first) => {
-                    let polled = request.poll_reply((scope, &known.metadata), &mut first, context);
+                    let polled = request.poll_reply(scope, &mut first, context);
                     let Poll::Ready(answered) = polled else {
                         this.stage = Stage::Asked(request, known, first);
                         return Poll::Pending;

@@ -1,7 +1,6 @@
 //! The receiver's table of requests. It holds granted memory from allocation until there is evidence that the grant is over.
 
 mod company;
-mod direct;
 mod entry;
 mod of_step;
 mod stash;
@@ -16,7 +15,6 @@ use crate::{
     limits::{RESULT_BYTES, STASH_MAX},
 };
 use company::Company;
-use direct::Direct;
 use entry::{Cancel, RequestEntry, RequestPhase, StoredAnswer, Version};
 use stash::Stash;
 pub(crate) use stash::{Check, Content, Landed, StepKey};
@@ -78,7 +76,6 @@ pub(crate) struct Requests<L> {
     /// Steps of contents outside the table that may come back: values whose call waits for others, or that are validated.
     held: Vec<StepId>,
     company: Company,
-    direct: Direct,
     opened: u64,
     landed: u64,
 }
@@ -114,7 +111,6 @@ impl<L> Requests<L> {
             unresolved: 0,
             held: Vec::new(),
             company: Company::default(),
-            direct: Direct::new(),
             opened: 0,
             landed: 0,
         }
@@ -410,12 +406,6 @@ impl<L> Requests<L> {
             }
         }
         entry.checksum = checksum;
-        if let (Some(content), None) = (&content, checksum)
-            && let Some(arrived) = self.put_in_cell(index, &metadata, content)
-        {
-            return Ok(arrived);
-        }
-        let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         if content.is_some() {
             entry.phase = RequestPhase::Answered;
             self.landed += 1;
@@ -480,7 +470,6 @@ impl<L> Requests<L> {
 
     /// The receive future was dropped. Queues its CANCEL and its memory, and holds a content that has come; allocates nothing.
     pub(crate) fn release(&mut self, index: RequestIndex) -> Released {
-        self.direct.forget(index);
         let Some(entry) = self.entry(index) else { return Released::default() };
         entry.is_awaited = false;
         let own = entry.waker.take();

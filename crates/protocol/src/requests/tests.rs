@@ -3,10 +3,7 @@ use std::{collections::BTreeMap, task::Waker};
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    Code, DataType, Shape,
-    reply_cell::{CELL_BYTES, ReplyCell},
-};
+use crate::{Code, DataType, Shape};
 
 fn agreed(requests_max: u32) -> Agreed {
     let parameters = crate::Parameters { requests_max, ..crate::Parameters::default() };
@@ -235,16 +232,4 @@ proptest! {
         out.sort_unstable();
         prop_assert_eq!(out, model.inside);
     }
-}
-
-#[test]
-fn a_content_comes_out_of_the_cell_as_it_was_put_in_and_one_that_is_too_long_does_not_go_in() {
-    let cell = ReplyCell::new();
-    let content: Vec<u8> = (1..=CELL_BYTES as u8 + 1).collect();
-    for length in 0..=CELL_BYTES {
-        assert!(cell.is_empty() && cell.put(length % 4, &content[..length]));
-        let taken = cell.take().unwrap();
-        assert_eq!((taken.which, taken.bytes()), (length % 4, &content[..length]));
-    }
-    assert!(!cell.put(0, &content) && cell.take().is_none());
 }
