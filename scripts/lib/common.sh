@@ -3,7 +3,7 @@
 # need_rust: ends with a remedy when there is no cargo.
 need_rust() {
     command -v cargo >/dev/null && return
-    echo "cargo is not on the PATH: install Rust 1.95 or later with rustup" >&2
+    echo "cargo is not on the PATH: install Rust 1.88 or later with rustup" >&2
     exit 2
 }
 

@@ -180,8 +180,8 @@ impl Producer {
     /// [`PeerViolation::Malformed`] if the peer's count is impossible.
     pub(super) fn reap(&mut self, connection: &Connection) -> Result<Option<Returned>, PeerViolation> {
         let consumed = self.consumed(connection)?;
-        while let Some(oldest) = self.posted.pop_front_if(|oldest| oldest.position < consumed) {
-            let Entry { position, purpose, copied } = oldest;
+        while self.posted.front().is_some_and(|oldest| oldest.position < consumed) {
+            let Some(Entry { position, purpose, copied }) = self.posted.pop_front() else { break };
             self.completed = position + 1;
             self.copied_by_peer -= copied;
             match purpose {

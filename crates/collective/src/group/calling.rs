@@ -506,11 +506,11 @@ impl Calling {
 
     /// The error of a message to or from `rank`.
     pub(crate) fn failed(&self, rank: usize, error: WorkerError) -> GroupError {
-        match error {
+        match (error, self.group.over.get()) {
             // In a process that was stopped, this limit and the call's may both be over.
-            WorkerError::DeadlineExceeded { .. } => self.timed_out(),
-            WorkerError::Aborted { .. } if let Some(over) = self.group.over.get() => after(over),
-            error => GroupError::of_message(&self.call, rank, error),
+            (WorkerError::DeadlineExceeded { .. }, _) => self.timed_out(),
+            (WorkerError::Aborted { .. }, Some(over)) => after(over),
+            (error, _) => GroupError::of_message(&self.call, rank, error),
         }
     }
 

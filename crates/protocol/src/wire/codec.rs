@@ -356,7 +356,13 @@ impl Writer<'_> {
     /// The message is cut at a character, details that are too long are dropped.
     pub(super) fn status(&mut self, status: &Status) {
         self.u8(status.code as u8);
-        self.text(&status.message[..status.message.floor_char_boundary(STATUS_MESSAGE_BYTES_MAX)]);
+        let message = status.message.as_str();
+        let end = (0..=STATUS_MESSAGE_BYTES_MAX).rev().find(|&end| message.is_char_boundary(end));
+        self.text(if message.len() > STATUS_MESSAGE_BYTES_MAX {
+            &message[..end.unwrap_or(0)]
+        } else {
+            message
+        });
         let fits = status.details.len() <= STATUS_DETAILS_BYTES_MAX;
         self.bytes(if fits { &status.details } else { &[] });
     }

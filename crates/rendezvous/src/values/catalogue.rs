@@ -5,9 +5,6 @@ use tensorwire_protocol::{DataType, Metadata, Shape, limits::TENSOR_BYTES_MAX};
 
 use crate::values::tensor::Tensor;
 
-/// The most dimensions of a tensor in a catalogue: version, form and these are the words of a cell.
-const RANK_MAX: usize = CELL_WORDS - 2;
-
 /// Whether a published name is in the catalogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Listing {
@@ -61,7 +58,7 @@ pub(crate) fn parse(reading: &CellReading) -> Option<(u64, Metadata)> {
     is_sound.then_some((version, metadata))
 }
 
-const _: () = assert!(RANK_MAX == 4);
+const _: () = assert!(CELL_WORDS == 4 + 2);
 
 #[cfg(test)]
 mod tests {
