@@ -1,5 +1,5 @@
 //! The cost of each layer, in one process and on one thread: what remains of a transfer when nobody sleeps and
-//! nothing is waited for. `tensorwire bench` measures the same between two processes, against the machine's limits.
+//! nothing is waited for. `tensorwire-bench` measures the same between two processes, against the machine's limits.
 
 #![allow(clippy::expect_used, missing_docs)] // a benchmark that cannot run stops, and its groups are its own
 

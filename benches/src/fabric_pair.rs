@@ -2,41 +2,20 @@
 
 #![allow(clippy::expect_used)] // a benchmark that cannot run stops
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tensorwire_fabric::{
-    Access, ConnectParams, Domain, Fabric, Immediate, QueuePair, QueuePairConfig, RemoteRange, RemoteRegion,
-    Role, Runtime,
+    Access, ConnectParams, Domain, Fabric, Immediate, QueuePair, QueuePairConfig, RemoteRange, Role, Runtime,
 };
-use tensorwire_memory::{Block, BlockVisitor, Buf, Granted, Pool, PoolConfig, VisitError};
+use tensorwire_memory::{Buf, Granted, PoolConfig};
+
+use crate::registered_pool::RegisteredPool;
 
 /// Depths of the queue pairs.
 pub const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 256 };
 
 /// Bytes of a write.
 const SMALL: usize = 8;
-
-/// The last region of a pool.
-#[derive(Debug)]
-struct Regions(Arc<dyn Domain>, Access, Mutex<Option<RemoteRegion>>);
-
-impl BlockVisitor for Regions {
-    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
-        let region = self.0.register(block, self.1).map_err(|error| VisitError(Arc::new(error)))?;
-        *self.2.lock().expect("no panic before") = Some(region);
-        Ok(())
-    }
-}
-
-fn pool(domain: &Arc<dyn Domain>, access: Access) -> (Pool, Arc<Regions>) {
-    let pool = Pool::new(PoolConfig::new("bench")).expect("a pool");
-    let regions = Arc::new(Regions(domain.clone(), access, Mutex::default()));
-    pool.add_visitor(regions.clone()).expect("no blocks yet");
-    (pool, regions)
-}
 
 /// Two connected queue pairs of one process, and a write of 8 bytes from the first to the second.
 #[derive(Debug)]
@@ -53,10 +32,11 @@ impl FabricPair {
     /// Connects two domains of `fabric`.
     pub async fn connect(fabric: &dyn Fabric, runtime: &dyn Runtime) -> Self {
         let domains = [(); 2].map(|()| fabric.open_domain().expect("a domain"));
-        let (source, _) = pool(&domains[0], Access::LOCAL);
-        let (receive, regions) = pool(&domains[1], Access::RECEIVE);
-        let bytes = source.try_alloc(SMALL).expect("a buffer").freeze();
-        let lent = receive.try_alloc(SMALL).expect("a buffer").grant();
+        let pool =
+            |domain, access| RegisteredPool::new(domain, access, PoolConfig::new("bench")).expect("a pool");
+        let (source, receive) = (pool(&domains[0], Access::LOCAL), pool(&domains[1], Access::RECEIVE));
+        let bytes = source.pool.try_alloc(SMALL).expect("a buffer").freeze();
+        let lent = receive.pool.try_alloc(SMALL).expect("a buffer").grant();
         let ends = domains.each_ref().map(|domain| domain.prepare(DEPTHS).expect("a side"));
         let data = ends.each_ref().map(|end| end.connection_data());
         let [first, second] = ends;
@@ -69,7 +49,7 @@ impl FabricPair {
         );
         let [writer, reader] =
             [writer, reader].map(|connected| connected.expect("a connection").spawn(runtime));
-        let region = regions.2.lock().expect("no panic before").expect("a region");
+        let region = receive.region().expect("a region");
         writer.add_remote_region(region);
         let (region, generation) = (region.region, region.generation);
         let target = RemoteRange { region, generation, offset: lent.offset() as u64, length: SMALL as u64 };

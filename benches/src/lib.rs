@@ -5,6 +5,7 @@
 
 pub mod fabric_pair;
 pub mod grpc;
+pub mod registered_pool;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

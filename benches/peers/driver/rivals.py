@@ -17,7 +17,7 @@ from pathlib import Path
 from . import machine
 
 PYTHON = "/usr/bin/python3"
-# A round of `tensorwire bench` also measures two limits.
+# A round of `tensorwire-bench` also measures two limits.
 PHASES = 3
 # One of collectives measures nothing beside them.
 COLLECTIVE_PHASES = 2
@@ -248,21 +248,21 @@ class Rival:
 
 
 class Tensorwire(Rival):
-    """The subject, and the limit that `tensorwire bench` measures in turns with it."""
+    """The subject, and the limit that `tensorwire-bench` measures in turns with it."""
 
     name = "tensorwire"
     ways = [(transport, wait) for transport in ("shm", "tcp") for wait in ("look", "sleep")]
     collective_ways = ways
 
     def prepare(self, site):
-        site.build("cargo", "build", "--locked", "--release", "-p", "tensorwire-cli", cwd=site.root)
+        site.build("cargo", "build", "--locked", "--release", "-p", "tensorwire-benches", "--bin", "tensorwire-bench", cwd=site.root)
         target = Path(os.environ.get("CARGO_TARGET_DIR", site.root / "target"))
-        site.program(target / "release/tensorwire", "tensorwire")
+        site.program(target / "release/tensorwire-bench", "tensorwire-bench")
 
     def measure(self, task, site):
         ranks = task.column.ranks
         op = "all-reduce" if ranks else "pingpong" if task.column.is_half else "pull"
-        words = ["tensorwire", "bench", "--json", "--fabric", task.transport, "--op", op, "--size", task.bytes]
+        words = ["tensorwire-bench", "--json", "--fabric", task.transport, "--op", op, "--size", task.bytes]
         words += ["--wait", WAIT_OPTIONS[task.wait], "--cpus", "two" if task.cpus else "free"]
         words += ["--rounds", 1, "--round-ms", (COLLECTIVE_PHASES if ranks else PHASES) * task.milliseconds]
         words += ["--ranks", ranks] if ranks else []

@@ -1,9 +1,8 @@
-//! The `tensorwire` command: serves the tensors of a safetensors file, pulls them, measures how fast that is, and shows
-//! which RDMA devices there are and whether they can be used.
+//! The `tensorwire` command: serves the tensors of a safetensors file, pulls them, and shows which RDMA devices there are
+//! and whether they can be used.
 #![forbid(unsafe_code)]
 
 mod arguments;
-mod bench;
 mod budget;
 mod checkpoint;
 mod devices;
@@ -80,8 +79,6 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             Command::Doctor(arguments) => return doctor::doctor(arguments).await,
             Command::Serve(serve) => serve::serve(serve).await?,
             Command::Pull(pull) => pull::pull(pull).await?,
-            Command::Bench(arguments) => bench::bench(arguments).await?,
-            Command::BenchPeer(arguments) => bench::peer::serve(*arguments).await?,
         }
         Ok(ExitCode::SUCCESS)
     })

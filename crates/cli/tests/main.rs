@@ -10,7 +10,6 @@ mod rdma_devices;
 #[path = "../../collective/tests/skipped.rs"]
 mod skipped;
 
-mod bench;
 mod doctor;
 mod loopback;
 mod pull;

@@ -27,8 +27,6 @@
 #[macro_use]
 mod log;
 
-#[cfg(feature = "bench-limits")]
-pub mod bare;
 mod board;
 mod catalogue;
 mod chunks;

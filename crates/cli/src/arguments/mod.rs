@@ -1,14 +1,10 @@
 //! The command line.
 
-pub(crate) mod bench;
-
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::Serialize;
 use tensorwire::{FabricKind, settings::Validation};
-
-use bench::{Bench, BenchFabric, BenchPeer};
 
 /// Moves tensors between processes.
 #[derive(Debug, Parser)]
@@ -30,11 +26,6 @@ pub(crate) enum Command {
     Devices(Devices),
     /// Check which fabrics can be used here, RDMA above all, and if not, why and what to do.
     Doctor(Doctor),
-    /// Measure tensorwire on this machine, beside what the machine allows.
-    Bench(Bench),
-    /// The second process of `bench`.
-    #[command(hide = true)]
-    BenchPeer(BenchPeer),
 }
 
 /// `tensorwire serve`.
@@ -151,7 +142,7 @@ pub(crate) struct Doctor {
     pub(crate) pool: u64,
     /// Exit with 1 unless this fabric can be used. Can be repeated, or have several between commas.
     #[arg(long, value_enum, value_name = "FABRIC", value_delimiter = ',')]
-    pub(crate) require: Vec<BenchFabric>,
+    pub(crate) require: Vec<FabricName>,
     /// Print one JSON object.
     #[arg(long)]
     pub(crate) json: bool,
@@ -271,6 +262,17 @@ pub(crate) enum Names {
     AnyHost,
     /// A trusted CA's signature.
     AnyMember,
+}
+
+/// The fabrics.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum FabricName {
+    /// Shared memory.
+    Shm,
+    /// TCP.
+    Tcp,
+    /// RDMA.
+    Verbs,
 }
 
 /// The fabrics that can be asked for.

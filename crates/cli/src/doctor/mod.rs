@@ -19,7 +19,7 @@ use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 
 use self::proof::{Proof, prove};
 use crate::{
-    arguments::{Doctor, bench::BenchFabric},
+    arguments::{Doctor, FabricName},
     failure::Failure,
     machine::{Machine, open_fabric},
 };
@@ -67,14 +67,14 @@ pub(crate) async fn doctor(arguments: &Doctor) -> Result<ExitCode, Failure> {
 }
 
 /// Whether all `required` fabrics can be used; without any, whether one of them can.
-fn meets(seen: &Examination, has_rdma: bool, required: &[BenchFabric]) -> bool {
-    let works = |fabric: &BenchFabric| match fabric {
-        BenchFabric::Shm => seen.shm.is_ok(),
-        BenchFabric::Tcp => seen.tcp.is_ok(),
-        BenchFabric::Verbs => has_rdma,
+fn meets(seen: &Examination, has_rdma: bool, required: &[FabricName]) -> bool {
+    let works = |fabric: &FabricName| match fabric {
+        FabricName::Shm => seen.shm.is_ok(),
+        FabricName::Tcp => seen.tcp.is_ok(),
+        FabricName::Verbs => has_rdma,
     };
     if required.is_empty() {
-        BenchFabric::value_variants().iter().any(works)
+        FabricName::value_variants().iter().any(works)
     } else {
         required.iter().all(works)
     }

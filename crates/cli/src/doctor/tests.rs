@@ -296,10 +296,10 @@ fn doctor_tells_what_is_left_without_rdma() {
 
 #[test]
 fn doctor_answers_what_it_was_asked() {
-    use super::BenchFabric::{self, Shm, Tcp, Verbs};
+    use super::FabricName::{self, Shm, Tcp, Verbs};
 
     let mut seen = examined(MadeUp::bare().seen());
-    let meets = |seen: &Examination, required: &[BenchFabric]| super::meets(seen, false, required);
+    let meets = |seen: &Examination, required: &[FabricName]| super::meets(seen, false, required);
     assert!(meets(&seen, &[]) && meets(&seen, &[Shm, Tcp]) && !meets(&seen, &[Tcp, Verbs]));
     assert!(super::meets(&seen, true, &[Verbs]));
     seen.shm = Err("refused".to_owned());

@@ -9,24 +9,22 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use tensorwire_fabric_shm::bare::BareMemory;
-
 use super::{
     control::{Answer, Control, Order, receive_descriptors, send_descriptors},
     error::{BenchError, system},
-    limits::signal::{Bells, bell},
+    limits::{
+        shared_memory::SharedMemory,
+        signal::{Bells, bell},
+    },
 };
-use crate::arguments::bench::BenchPeer;
-
-/// Name of the hidden subcommand.
-pub(super) const PEER_COMMAND: &str = "bench-peer";
+use crate::arguments::BenchPeer;
 
 /// A running second process. Dropped, it is killed and reaped.
 #[derive(Debug)]
 pub(super) struct Peer {
     control: Control,
     pub(super) bells: Bells,
-    pub(super) memory: BareMemory,
+    pub(super) memory: SharedMemory,
     child: Reaped,
 }
 
@@ -44,10 +42,10 @@ impl Drop for Reaped {
 impl Peer {
     /// Starts this program again as the second process, on CPU `cpu`, with `shared_bytes` of bare shared memory.
     pub(super) fn start(cpu: Option<usize>, shared_bytes: usize) -> Result<Self, BenchError> {
-        let memory = BareMemory::create(shared_bytes).map_err(system("shared memory"))?;
+        let memory = SharedMemory::create(shared_bytes).map_err(system("shared memory"))?;
         let (stream, theirs) = UnixStream::pair().map_err(BenchError::Spawn)?;
         let mut command = Command::new(env::current_exe().map_err(BenchError::Spawn)?);
-        command.arg(PEER_COMMAND).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+        command.arg(BenchPeer::COMMAND).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
         if let Some(cpu) = cpu {
             command.arg("--cpu").arg(cpu.to_string());
         }
@@ -87,13 +85,13 @@ impl Peer {
 }
 
 /// The second process's side of [`Peer::start`].
-pub(super) fn attach() -> Result<(Control, Bells, BareMemory), BenchError> {
+pub(super) fn attach() -> Result<(Control, Bells, SharedMemory), BenchError> {
     let stdin = std::io::stdin();
     let stream = stdin.as_fd().try_clone_to_owned().map_err(system("the control stream"))?;
     let stream = UnixStream::from(stream);
     let [their_bell, mine, memory] = receive_descriptors(&stream)?;
     let bells = Bells::new(mine, their_bell, stream.as_fd())?;
-    let memory = BareMemory::open(memory).map_err(system("shared memory"))?;
+    let memory = SharedMemory::open(memory).map_err(system("shared memory"))?;
     Ok((Control::new(stream)?, bells, memory))
 }
 

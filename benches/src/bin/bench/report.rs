@@ -13,10 +13,7 @@ use super::{
     measure::{Comparison, Measurement},
     suite::{Goal, Row},
 };
-use crate::arguments::{
-    Checksum,
-    bench::{AlgorithmChoice, BenchFabric, Mode, Op, Source, WaitChoice},
-};
+use crate::arguments::{AlgorithmChoice, BenchFabric, Checksum, Mode, Op, Source, WaitChoice};
 
 /// One line of `--json`. Times in nanoseconds an operation; rates follow from `mean_ns`, all of the time; shares from 0 to 1.
 #[derive(Debug, Serialize)]

@@ -10,7 +10,7 @@ use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use tensorwire_verbs_reactor::{Rdma, VerbsFabric};
 
 use super::error::BenchError;
-use crate::arguments::bench::{BenchFabric, WaitChoice};
+use crate::arguments::{BenchFabric, WaitChoice};
 
 /// One side's fabric.
 #[derive(Debug, Clone, Serialize, Deserialize)]

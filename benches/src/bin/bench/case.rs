@@ -25,10 +25,7 @@ use super::{
     task::{Messages, PULLED_TENSORS, Puller, RECEIVES, Stage, Task},
     workers::{Names, PULLER, SERVER, device_of, edge_name, start_worker, tensor_name},
 };
-use crate::arguments::{
-    Checksum,
-    bench::{AlgorithmChoice, BenchFabric, Mode, Op, Source, WaitChoice},
-};
+use crate::arguments::{AlgorithmChoice, Bench, BenchFabric, Checksum, Mode, Op, Source, WaitChoice};
 
 /// From this size on, pulls are compared by bandwidth.
 const BANDWIDTH_BYTES: u64 = 64 << 10;
@@ -62,7 +59,7 @@ pub(super) struct DevicePair {
 
 impl DevicePair {
     /// From the names on the command line.
-    pub(super) fn new(arguments: &crate::arguments::bench::Bench) -> Self {
+    pub(super) fn new(arguments: &Bench) -> Self {
         let own = arguments.device.clone();
         Self { peer: arguments.peer_device.clone().or_else(|| own.clone()), own }
     }
@@ -470,7 +467,7 @@ async fn open_stream(stage: &mut Stage) -> Result<Arc<RawStream>, BenchError> {
 }
 
 /// The cases of a command line, in order. Operations with a fixed size occur once.
-pub(super) fn cases(arguments: &crate::arguments::bench::Bench) -> Vec<Case> {
+pub(super) fn cases(arguments: &Bench) -> Vec<Case> {
     let mut cases = Vec::new();
     for &fabric in &arguments.fabric {
         for op in arguments.op.iter().flat_map(|choice| choice.ops().iter().copied()) {
@@ -502,7 +499,7 @@ pub(super) fn cases(arguments: &crate::arguments::bench::Bench) -> Vec<Case> {
 }
 
 /// Numbers of ranks, which only collectives have, and algorithms, which only all-reduce has.
-fn groups(op: Op, arguments: &crate::arguments::bench::Bench) -> Vec<(u32, Option<AlgorithmChoice>)> {
+fn groups(op: Op, arguments: &Bench) -> Vec<(u32, Option<AlgorithmChoice>)> {
     let algorithms: Vec<_> = match op {
         Op::AllReduce | Op::AllReduceTensors if !arguments.algorithm.is_empty() => {
             arguments.algorithm.iter().copied().map(Some).collect()
@@ -519,7 +516,7 @@ fn checksums(op: Op, asked: &[Checksum]) -> &[Checksum] {
 }
 
 /// Only pulls have a mode, and only those by name a source that is rewritten.
-fn ways(op: Op, arguments: &crate::arguments::bench::Bench) -> Vec<(Mode, Source)> {
+fn ways(op: Op, arguments: &Bench) -> Vec<(Mode, Source)> {
     let sources = match op {
         Op::Pull => &arguments.source[..],
         Op::PullByHandle => &[Source::AsItWas],

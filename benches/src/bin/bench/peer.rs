@@ -8,7 +8,6 @@ use tensorwire::{
     settings::Validation,
 };
 use tensorwire_fabric::Role;
-use tensorwire_fabric_shm::bare::BareMemory;
 
 use super::{
     control::{Answer, Order},
@@ -18,6 +17,7 @@ use super::{
         LimitWait,
         bare::{self, Answers},
         perftest::{Perftest, Server, VerbsSide},
+        shared_memory::SharedMemory,
         signal::{Bells, Signals, WORDS_BYTES},
         stream::{RawStream, answer_once, listen},
     },
@@ -26,9 +26,9 @@ use super::{
     side::{Side, Unconnected},
     workers::{Names, SERVER, device_of, edge_name, start_worker},
 };
-use crate::arguments::bench::BenchPeer;
+use crate::arguments::BenchPeer;
 
-/// `tensorwire bench-peer`.
+/// Executes the orders of the process that started this one, until that ends.
 pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {
     process::end_with_parent(arguments)?;
     let (mut control, bells, memory) = process::attach()?;
@@ -60,7 +60,7 @@ pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {
 #[derive(Debug)]
 struct BenchServer {
     bells: Bells,
-    memory: BareMemory,
+    memory: SharedMemory,
     /// What was filled in last.
     content: Vec<u8>,
     clock: Arc<dyn Runtime>,

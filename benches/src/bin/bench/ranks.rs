@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use super::{error::BenchError, fabrics::Opened, workers::start_worker};
-use crate::arguments::bench::{AlgorithmChoice, Op};
+use crate::arguments::{AlgorithmChoice, Op};
 use serde::{Deserialize, Serialize};
 use tensorwire::{
     DataType, Tensor, Worker,

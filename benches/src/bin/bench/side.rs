@@ -3,6 +3,7 @@
 use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
 
 use tensorwire::fabric::FabricError;
+use tensorwire_benches::registered_pool::RegisteredPool;
 use tensorwire_fabric::{
     Access, ConnectParams, ConnectionData, Domain, Immediate, Operation, Prepared, QueuePair,
     QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, TokioRuntime,
@@ -10,7 +11,6 @@ use tensorwire_fabric::{
 use tensorwire_memory::{Buf, Granted, MemoryError, Pool, PoolConfig};
 
 use super::{control::SideData, error::BenchError, fabrics::Opened, limits::perftest::WRITES_OPEN};
-use crate::registered_pool::RegisteredPool;
 
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 1024 };
 /// Bytes of a write of many that move one value: the ring's segments have as many.

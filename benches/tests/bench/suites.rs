@@ -1,6 +1,4 @@
-//! `tensorwire bench` as a user starts it: that it measures, refuses and ends. No time is asserted.
-
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+//! That it measures, refuses and ends. No time is asserted.
 
 use std::{
     fs,
@@ -12,8 +10,11 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::common::{Process, fail, run, succeed, tensorwire, text};
-use crate::rdma_devices;
+use crate::{
+    fail,
+    process::{Process, text},
+    rdma_devices, run, succeed, tensorwire_bench,
+};
 
 const OPS: [&str; 9] = [
     "write",
@@ -48,7 +49,7 @@ const FIELDS_OF_NUMBERS: [&str; 13] = [
 
 /// The lines of JSON that a run prints.
 fn lines_of(arguments: &[&str]) -> Vec<serde_json::Value> {
-    let output = run(&[&["bench", "--json"], arguments].concat());
+    let output = run(&[&["--json"], arguments].concat());
     assert!(output.status.success(), "{}", text(&output));
     let lines = String::from_utf8(output.stdout).unwrap();
     let parse = |line| serde_json::from_str(line).unwrap_or_else(|e| panic!("{e}: {line}"));
@@ -163,8 +164,7 @@ fn ranks_wait_in_each_way() {
 fn measures_rdma(op: &str, sizes: &str) {
     let ends = rdma_devices::ends();
     for wait in WAITS {
-        let mut arguments =
-            vec!["bench", "--fabric", "verbs", "--op", op, "--size", sizes, "--wait", wait, "--json"];
+        let mut arguments = vec!["--fabric", "verbs", "--op", op, "--size", sizes, "--wait", wait, "--json"];
         arguments.extend(["--rounds", "1", "--ops", "64"]);
         if let (Some(left), Some(right)) = (&ends.left, &ends.right) {
             arguments.extend(["--device", left, "--peer-device", right]);
@@ -206,31 +206,21 @@ needs_a_device! {
 
 #[test]
 fn device_that_is_not_there_is_refused() {
-    let output = fail(&[
-        "bench",
-        "--fabric",
-        "verbs",
-        "--op",
-        "pingpong",
-        "--size",
-        "8",
-        "--device",
-        "no_such_device",
-    ]);
-    assert!(output.contains("tensorwire: ") && output.contains("RDMA"), "{output}");
+    let output =
+        fail(&["--fabric", "verbs", "--op", "pingpong", "--size", "8", "--device", "no_such_device"]);
+    assert!(output.contains("tensorwire-bench: ") && output.contains("RDMA"), "{output}");
 }
 
 #[test]
 fn peers_device_alone_is_refused() {
-    let output = run(&["bench", "--fabric", "verbs", "--peer-device", "rxe2"]);
+    let output = run(&["--fabric", "verbs", "--peer-device", "rxe2"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output).contains("--device"), "{}", text(&output));
 }
 
 #[test]
 fn operations_of_a_round_can_be_given() {
-    let arguments =
-        ["bench", "--fabric", "tcp", "--op", "pingpong", "--size", "8", "--rounds", "1", "--ops", "100"];
+    let arguments = ["--fabric", "tcp", "--op", "pingpong", "--size", "8", "--rounds", "1", "--ops", "100"];
     let line: serde_json::Value =
         serde_json::from_str(&succeed(&[&arguments[..], &["--json"]].concat())).unwrap();
     assert!(line["ratio_low"].as_f64() > Some(0.0) && line["ratio_high"] == line["ratio_low"], "{line}");
@@ -240,7 +230,7 @@ fn operations_of_a_round_can_be_given() {
 #[test]
 fn each_fabric_waits_in_each_way() {
     for (fabric, wait) in ["shm", "tcp"].into_iter().flat_map(|fabric| WAITS.map(|wait| (fabric, wait))) {
-        let arguments = ["bench", "--fabric", fabric, "--op", "pingpong,pull", "--size", "8", "--wait", wait];
+        let arguments = ["--fabric", fabric, "--op", "pingpong,pull", "--size", "8", "--wait", wait];
         let output = succeed(&[&arguments[..], &["--rounds", "1", "--round-ms", "1", "--json"]].concat());
         let wanted = format!(r#""wait":"{wait}""#);
         assert_eq!(output.matches(&wanted).count(), 2, "{fabric}: {output}");
@@ -250,7 +240,7 @@ fn each_fabric_waits_in_each_way() {
 #[test]
 fn idle_connections_are_watched() {
     for fabric in ["shm", "tcp"] {
-        let output = run(&["bench", "--fabric", fabric, "--op", "idle", "--rounds", "1", "--json"]);
+        let output = run(&["--fabric", fabric, "--op", "idle", "--rounds", "1", "--json"]);
         assert!(output.status.success(), "{}", text(&output));
         let line: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!((&line["op"], &line["limit"]), (&"idle".into(), &"none".into()), "{line}");
@@ -260,7 +250,7 @@ fn idle_connections_are_watched() {
 
 #[test]
 fn table_has_a_head_and_a_row_a_case() {
-    let arguments = ["bench", "--fabric", "tcp", "--op", "pingpong", "--size", "8,16", "--rounds", "1"];
+    let arguments = ["--fabric", "tcp", "--op", "pingpong", "--size", "8,16", "--rounds", "1"];
     let output = run(&[&arguments[..], &["--round-ms", "1"]].concat());
     assert!(output.status.success(), "{}", text(&output));
     let table = String::from_utf8(output.stdout).unwrap();
@@ -273,7 +263,6 @@ fn table_has_a_head_and_a_row_a_case() {
 #[test]
 fn one_cpu_is_enough_for_both_processes() {
     let output = succeed(&[
-        "bench",
         "--fabric",
         "shm",
         "--op",
@@ -308,7 +297,7 @@ fn bad_input_is_refused_by_name() {
         (&["--algorithm", "magic"], ["--algorithm", "'magic'", "halving-doubling"]),
     ];
     for (arguments, wanted) in cases {
-        let output = run(&[&["bench"][..], arguments].concat());
+        let output = run(arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
         let text = text(&output);
         for word in wanted {
@@ -381,7 +370,7 @@ fn a_suite_measures_its_rows_and_draws_them() {
 
 #[test]
 fn a_suite_has_no_options_of_rows() {
-    let output = run(&["bench", "--suite", "small", "--size", "8"]);
+    let output = run(&["--suite", "small", "--size", "8"]);
     let text = text(&output);
     assert_eq!(output.status.code(), Some(2), "{text}");
     assert!(text.contains("--suite") && text.contains("--size"), "{text}");
@@ -396,7 +385,7 @@ fn what_this_build_cannot_do_is_refused_by_name() {
         ("tcp", "--source", "rewritten"),
     ];
     for (fabric, field, value) in refused {
-        let output = fail(&["bench", "--fabric", fabric, "--size", "8", field, value]);
+        let output = fail(&["--fabric", fabric, "--size", "8", field, value]);
         for word in [field, value, "this build", "use"] {
             assert!(output.contains(word), "without {word}: {output}");
         }
@@ -407,7 +396,7 @@ fn what_this_build_cannot_do_is_refused_by_name() {
 fn a_collective_that_is_not_possible_is_refused_by_name() {
     let refused = [("tcp", "--algorithm", "views"), ("shm", "--size", "6")];
     for (fabric, field, value) in refused {
-        let output = fail(&["bench", "--fabric", fabric, "--op", "all-reduce", field, value]);
+        let output = fail(&["--fabric", fabric, "--op", "all-reduce", field, value]);
         for word in [field, value, "use"] {
             assert!(output.contains(word), "without {word}: {output}");
         }
@@ -416,9 +405,9 @@ fn a_collective_that_is_not_possible_is_refused_by_name() {
 
 #[test]
 fn help_has_examples() {
-    let output = succeed(&["bench", "--help"]);
-    assert!(output.contains("Examples:") && output.contains("tensorwire bench --fabric shm --op pingpong"));
-    assert!(!succeed(&["--help"]).contains("bench-peer"));
+    let output = succeed(&["--help"]);
+    assert!(output.contains("Examples:") && output.contains("tensorwire-bench --fabric shm --op pingpong"));
+    assert!(!output.contains("COMMAND") && !output.contains("peer  "), "{output}");
 }
 
 /// The processes that `parent` has started.
@@ -459,10 +448,10 @@ fn endless(fabric: &str, op: &str) -> (Process, u32) {
 
 /// A benchmark that would run for hours, and its other processes.
 fn endless_ranks(fabric: &str, op: &str, ranks: usize) -> (Process, Vec<u32>) {
-    let arguments = ["bench", "--fabric", fabric, "--op", op, "--size", "8", "--rounds", "100000"];
+    let arguments = ["--fabric", fabric, "--op", op, "--size", "8", "--rounds", "100000"];
     let count = ranks.to_string();
     let arguments = [&arguments[..], &["--round-ms", "200", "--ranks", &count]].concat();
-    let bench = Process(tensorwire(&arguments).stderr(Stdio::piped()).spawn().unwrap());
+    let bench = Process(tensorwire_bench(&arguments).stderr(Stdio::piped()).spawn().unwrap());
     let mut children = Vec::new();
     until("the other processes", || {
         children = children_of(bench.0.id());
@@ -496,7 +485,7 @@ fn fails_within(mut bench: Process, limit: Duration) -> String {
     });
     let text = heard.recv_timeout(limit).expect("the run goes on without its peer");
     assert_eq!(bench.0.wait().unwrap().code(), Some(1), "{text}");
-    assert!(text.contains("tensorwire: "), "{text}");
+    assert!(text.contains("tensorwire-bench: "), "{text}");
     text
 }
 

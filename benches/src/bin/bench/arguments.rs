@@ -1,12 +1,12 @@
-//! `tensorwire bench`'s part of the command line.
+//! The command line.
 
 use std::{num::NonZeroU32, path::PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use serde::{Deserialize, Serialize};
-use tensorwire::{FabricKind, collective::Algorithm};
+use tensorwire::{FabricKind, collective::Algorithm, settings::Validation};
 
-use super::Checksum;
+use crate::size;
 
 /// Bytes of each value when many are outstanding.
 const SMALL_BYTES: u64 = 8;
@@ -20,16 +20,16 @@ const ROW_OPTIONS: [&str; 10] =
 
 const EXAMPLES: &str = "\
 Examples:
-  tensorwire bench --suite small
-  tensorwire bench --suite all --plot figures.svg
-  tensorwire bench --fabric shm --op pingpong --wait adaptive
-  tensorwire bench --fabric shm,tcp --op pull --size 8,4K,64K,1M,16M,64M
-  tensorwire bench --fabric shm --op pull --size 64K --source as-it-was,rewritten
-  tensorwire bench --op all --size 8,1M --json > figures.jsonl
-  tensorwire bench --fabric shm --op pingpong --cpus one --rounds 31
-  tensorwire bench --fabric verbs --op pingpong,write --size 8,64K --device rxe1 --peer-device rxe2
-  tensorwire bench --fabric shm,tcp --op all-reduce --ranks 2,4 --size 8,1M,64M --wait adaptive
-  tensorwire bench --fabric tcp --op all-reduce --ranks 4 --size 1M --algorithm ring,halving-doubling
+  tensorwire-bench --suite small
+  tensorwire-bench --suite all --plot figures.svg
+  tensorwire-bench --fabric shm --op pingpong --wait adaptive
+  tensorwire-bench --fabric shm,tcp --op pull --size 8,4K,64K,1M,16M,64M
+  tensorwire-bench --fabric shm --op pull --size 64K --source as-it-was,rewritten
+  tensorwire-bench --op all --size 8,1M --json > figures.jsonl
+  tensorwire-bench --fabric shm --op pingpong --cpus one --rounds 31
+  tensorwire-bench --fabric verbs --op pingpong,write --size 8,64K --device rxe1 --peer-device rxe2
+  tensorwire-bench --fabric shm,tcp --op all-reduce --ranks 2,4 --size 8,1M,64M --wait adaptive
+  tensorwire-bench --fabric tcp --op all-reduce --ranks 4 --size 1M --algorithm ring,halving-doubling
 
 Each case runs against a second process, started for it, and in turns against its limit: the same work without tensorwire,
 which waits as the case waits and has as many CPUs. `ratio` is the median over the rounds; of times for small operations
@@ -42,9 +42,33 @@ both directions at once, between the same two processes. Each rank is a process,
 what a rank gives (of a broadcast: the root), and the bandwidth is that over the time. The first call is checked, number by
 number.";
 
-/// `tensorwire bench`.
+/// Measures tensorwire on this machine, beside what the machine allows.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tensorwire-bench",
+    version,
+    max_term_width = 100,
+    after_help = EXAMPLES,
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true
+)]
+pub(crate) struct Arguments {
+    /// The second process.
+    #[command(subcommand)]
+    pub(crate) peer: Option<Hidden>,
+    #[command(flatten)]
+    pub(crate) bench: Bench,
+}
+
+/// What this program starts itself as.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Hidden {
+    #[command(name = BenchPeer::COMMAND, hide = true)]
+    Peer(BenchPeer),
+}
+
+/// What to measure, and for how long.
 #[derive(Debug, Clone, Args)]
-#[command(after_help = EXAMPLES)]
 pub(crate) struct Bench {
     /// Measure the rows of a suite, which have names and goals; `met` says whether a goal is met.
     #[arg(long, value_enum, value_name = "NAME", conflicts_with_all = ROW_OPTIONS)]
@@ -127,6 +151,11 @@ pub(crate) struct BenchPeer {
     /// The CPU to run on.
     #[arg(long)]
     pub(crate) cpu: Option<usize>,
+}
+
+impl BenchPeer {
+    /// The subcommand.
+    pub(crate) const COMMAND: &'static str = "peer";
 }
 
 /// The fabrics that can be measured.
@@ -286,6 +315,28 @@ impl OpChoice {
     }
 }
 
+/// The checksums that can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Checksum {
+    /// None.
+    Off,
+    /// CRC-32C.
+    Crc32c,
+    /// XXH3, of 64 bits.
+    Xxh3,
+}
+
+impl Checksum {
+    pub(crate) fn validation(self) -> Validation {
+        match self {
+            Self::Off => Validation::Off,
+            Self::Crc32c => Validation::Crc32c,
+            Self::Xxh3 => Validation::Xxh3,
+        }
+    }
+}
+
 /// How the elements of an all-reduce travel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -367,7 +418,7 @@ pub(crate) enum CpuChoice {
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    crate::size::size(text, SIZE_MAX, "give a number of bytes from 1 to 1G, for instance 8, 64K, 1M")
+    size::size(text, SIZE_MAX, "give a number of bytes from 1 to 1G, for instance 8, 64K, 1M")
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use tensorwire::fabric::Runtime;
 use tensorwire_verbs_reactor::VerbsFabric;
 
-use crate::bench::error::{BenchError, system};
+use crate::error::{BenchError, system};
 
 /// Longest that one run may take: `timeout` of the coreutils ends it then.
 const RUN_LIMIT: &str = "60";

@@ -1,5 +1,8 @@
-//! `tensorwire bench`: measures tensorwire on this machine, beside what the machine allows.
+//! `tensorwire-bench`: measures tensorwire on this machine, beside what the machine allows.
 
+#![deny(unsafe_code)] // but for `limits::shared_memory`
+
+mod arguments;
 mod bootstrap;
 mod case;
 mod control;
@@ -10,41 +13,73 @@ mod fabrics;
 mod group;
 mod limits;
 mod measure;
-pub(crate) mod peer;
+mod peer;
 mod phase;
 mod plot;
 mod process;
 mod ranks;
 mod report;
 mod side;
+#[path = "../../../../crates/cli/src/size.rs"]
+mod size;
 mod suite;
 mod task;
 mod workers;
 
-use std::{sync::Arc, time::Duration};
+use std::{process::ExitCode, sync::Arc, time::Duration};
 
+use clap::Parser;
 use futures::channel::oneshot;
 use indicatif::{ProgressBar, ProgressStyle};
 use tensorwire::fabric::{Runtime, TokioRuntime};
 use tensorwire_fabric::timeout;
+use tracing_subscriber::EnvFilter;
 
-pub(crate) use self::error::BenchError;
-use self::{
+use crate::{
+    arguments::{Arguments, Bench, Hidden},
     case::{Case, DevicePair},
     cpus::Placement,
+    error::{BenchError, system},
     measure::{Measurement, Settings, measure},
     plot::Chart,
     report::Report,
 };
-use crate::arguments::bench::Bench;
 
 /// How much longer than planned a case may take before it counts as stuck.
 const SLACK: u32 = 20;
 /// Time for starting, connecting and memory.
 const SET_UP_LIMIT: Duration = Duration::from_secs(120);
 
+/// The log filter unless `RUST_LOG` is set.
+const LOG_FILTER: &str = "warn,h2=error";
+
+fn main() -> ExitCode {
+    // clap ends with code 2 for a wrong command line; everything that fails later is 1.
+    let arguments = Arguments::parse();
+    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match run(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("tensorwire-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(arguments: &Arguments) -> Result<(), BenchError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(system("starting tokio"))?;
+    runtime.block_on(async {
+        match arguments.peer {
+            Some(Hidden::Peer(peer)) => peer::serve(peer).await,
+            None => bench(&arguments.bench).await,
+        }
+    })
+}
+
 /// Measures every case of the command line and prints it when it is done.
-pub(crate) async fn bench(arguments: &Bench) -> Result<(), BenchError> {
+async fn bench(arguments: &Bench) -> Result<(), BenchError> {
     let rows = suite::rows(arguments)?;
     for row in &rows {
         row.case.check()?;
@@ -63,7 +98,7 @@ pub(crate) async fn bench(arguments: &Bench) -> Result<(), BenchError> {
         let placement = Placement::choose(row.cpus, row.case.size, &allowed)?;
         cpus::pin(&placement.own.map_or_else(|| allowed.clone(), |cpu| vec![cpu]))?;
         bar.set_message(format!("{row}"));
-        let measured = run((row.case, devices.clone()), placement, settings, bar.clone()).await?;
+        let measured = measure_case((row.case, devices.clone()), placement, settings, bar.clone()).await?;
         bar.suspend(|| report.print(&row, placement, &measured))?;
         chart.add(&row, &measured);
     }
@@ -76,7 +111,7 @@ pub(crate) async fn bench(arguments: &Bench) -> Result<(), BenchError> {
 }
 
 /// Measures one case, in a task of its own as a user's program would, with a time limit.
-async fn run(
+async fn measure_case(
     (case, devices): (Case, DevicePair),
     placement: Placement,
     settings: Settings,

@@ -3,7 +3,7 @@
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
 use super::error::{BenchError, system};
-use crate::arguments::bench::CpuChoice;
+use crate::arguments::CpuChoice;
 
 /// From this size on a second core may help to copy.
 const HELPED_BYTES: u64 = 16 << 20;

@@ -10,9 +10,9 @@ use super::{
     error::BenchError,
     measure::Measurement,
 };
-use crate::arguments::bench::{Bench, CpuChoice, Suite};
+use crate::arguments::{Bench, CpuChoice, Suite};
 
-/// Name, suites, arguments of `tensorwire bench`, goal; between tabs.
+/// Name, suites, arguments of `tensorwire-bench`, goal; between tabs.
 const TABLE: &str = include_str!("suite.tsv");
 
 /// What is measured and printed as one line.

@@ -2,6 +2,7 @@
 
 pub(super) mod bare;
 pub(super) mod perftest;
+pub(super) mod shared_memory;
 pub(super) mod signal;
 pub(super) mod stream;
 
@@ -10,7 +11,7 @@ use std::hint::black_box;
 use serde::{Deserialize, Serialize};
 
 use super::cpus::Placement;
-use crate::arguments::bench::WaitChoice;
+use crate::arguments::WaitChoice;
 
 /// How a limit waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

@@ -10,7 +10,7 @@ use tensorwire::{
 };
 use tensorwire_verbs_reactor::{SettingError, VerbsError};
 
-/// A failure of `tensorwire bench`; its text is what the user sees.
+/// A failure of `tensorwire-bench`; its text is what the user sees.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum BenchError {

@@ -8,13 +8,13 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 use tensorwire::fabric::Runtime;
-use tensorwire_fabric_shm::bare::BareMemory;
 
 use super::{
     LimitWait, read_once,
+    shared_memory::SharedMemory,
     signal::{Signals, WORDS_BYTES, look},
 };
-use crate::bench::{
+use crate::{
     cpus::{self, Placement},
     error::BenchError,
     phase::{Phase, PhaseLength, Watch},
@@ -47,7 +47,7 @@ pub(crate) struct CopiedRange {
 /// Carries out `answers` in the second process.
 pub(crate) fn answer(
     signals: Signals<'_>,
-    memory: &BareMemory,
+    memory: &SharedMemory,
     source: &[u8],
     answers: Answers,
 ) -> Result<(), BenchError> {
@@ -168,7 +168,7 @@ impl Contents {
         WORDS_BYTES + (operation % self.pieces as u64) as usize * self.bytes()
     }
 
-    fn take(&mut self, memory: &BareMemory, operation: u64) {
+    fn take(&mut self, memory: &SharedMemory, operation: u64) {
         let offset = self.offset(operation);
         match self.work {
             Work::Copy => memory.read(offset, black_box(&mut self.own)),
@@ -180,7 +180,7 @@ impl Contents {
     pub(crate) fn between_messages(
         &mut self,
         signals: Signals<'_>,
-        memory: &BareMemory,
+        memory: &SharedMemory,
         clock: &dyn Runtime,
         plan: PhaseLength,
     ) -> Result<Phase, BenchError> {
@@ -201,7 +201,7 @@ impl Contents {
     pub(crate) fn alone(
         &mut self,
         wait: LimitWait,
-        memory: &BareMemory,
+        memory: &SharedMemory,
         clock: &dyn Runtime,
         plan: PhaseLength,
     ) -> Result<Phase, BenchError> {
@@ -223,7 +223,7 @@ impl Contents {
     fn with_helper(
         &mut self,
         second: &mut [u8],
-        (wait, memory, clock): (LimitWait, &BareMemory, &dyn Runtime),
+        (wait, memory, clock): (LimitWait, &SharedMemory, &dyn Runtime),
         plan: PhaseLength,
     ) -> Result<Phase, BenchError> {
         let (begun, done) = (AtomicU64::new(0), AtomicU64::new(0));

@@ -14,7 +14,7 @@ use rustix::{
 use tensorwire::fabric::Runtime;
 
 use super::{LimitWait, signal::look};
-use crate::bench::error::{BenchError, system};
+use crate::error::{BenchError, system};
 
 const DURING: &str = "reading a raw stream";
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);

@@ -12,10 +12,9 @@ use rustix::{
     event::{EventfdFlags, Timespec, epoll, eventfd},
 };
 use tensorwire::fabric::Runtime;
-use tensorwire_fabric_shm::bare::BareMemory;
 
-use super::LimitWait;
-use crate::bench::error::{BenchError, system};
+use super::{LimitWait, shared_memory::SharedMemory};
+use crate::error::{BenchError, system};
 
 const DURING: &str = "waiting for its bell";
 /// How long one answer may take.
@@ -90,7 +89,7 @@ const COPIED_WORD: usize = 2 * SIGNALS_MAX;
 /// One process's side of words in shared memory. Each word has one writer. A process that sleeps is rung after a write.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Signals<'peer> {
-    memory: &'peer BareMemory,
+    memory: &'peer SharedMemory,
     bells: &'peer Bells,
     clock: &'peer dyn Runtime,
     wait: LimitWait,
@@ -100,7 +99,7 @@ pub(crate) struct Signals<'peer> {
 impl<'peer> Signals<'peer> {
     /// `first` is whether this is the first of the two processes.
     pub(crate) fn new(
-        memory: &'peer BareMemory,
+        memory: &'peer SharedMemory,
         bells: &'peer Bells,
         clock: &'peer dyn Runtime,
         wait: LimitWait,
@@ -194,11 +193,11 @@ pub(crate) fn look(
 
 #[cfg(test)]
 mod tests {
-    use super::{BareMemory, WORDS, WORDS_BYTES};
+    use super::{SharedMemory, WORDS, WORDS_BYTES};
 
     #[test]
     fn words_end_before_the_contents() {
-        let memory = BareMemory::create(WORDS_BYTES).unwrap();
+        let memory = SharedMemory::create(WORDS_BYTES).unwrap();
         assert!(memory.word(WORDS - 1).is_some());
     }
 }
