@@ -4,7 +4,7 @@
 
 #[path = "../../../crates/cli/tests/common/process.rs"]
 mod process;
-#[path = "../../../crates/verbs-reactor/tests/rdma_devices/mod.rs"]
+#[path = "../../../crates/fabric/tests/rdma_devices/mod.rs"]
 mod rdma_devices;
 mod suites;
 

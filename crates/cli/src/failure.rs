@@ -5,6 +5,7 @@ use std::{io, path::PathBuf, time::Duration};
 use tensorwire::{Code, WorkerError, memory::MemoryError};
 
 use crate::{
+    bench::BenchError,
     checkpoint::CheckpointError,
     header::{HEADER_BYTES_MAX, HEADER_NAME, HeaderError},
     output::OutputError,
@@ -20,6 +21,8 @@ pub(crate) enum Failure {
     Worker(Box<WorkerError>),
     #[error("--memory = `{memory}`: {}", in_memory_option(.problem))]
     Memory { memory: u64, problem: MemoryError },
+    #[error(transparent)]
+    Bench(#[from] BenchError),
     #[error("the output can't be written: {0}")]
     Print(io::Error),
     #[error("the output can't be made: {0}")]

@@ -1,8 +1,9 @@
-//! The `tensorwire` command: serves the tensors of a safetensors file, pulls them, and shows which RDMA devices there are
-//! and whether they can be used.
+//! The `tensorwire` command: serves the tensors of a safetensors file, pulls them, measures how fast that is, and shows
+//! which RDMA devices there are and whether they can be used.
 #![forbid(unsafe_code)]
 
 mod arguments;
+mod bench;
 mod budget;
 mod checkpoint;
 mod devices;
@@ -48,7 +49,8 @@ const LOG_FILTER: &str = "warn,h2=error";
 
 fn main() -> ExitCode {
     // clap ends with code 2 for a wrong command line; everything that fails later is 1.
-    let arguments = Arguments::parse();
+    let arguments =
+        Arguments::try_parse().unwrap_or_else(|error| arguments::bench::with_new_home(error).exit());
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     let colours = has_colours(std::io::stderr().is_terminal(), std::env::var_os("NO_COLOR"));
     tracing_subscriber::fmt().with_env_filter(filter).with_ansi(colours).with_writer(std::io::stderr).init();
@@ -79,6 +81,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             Command::Doctor(arguments) => return doctor::doctor(arguments).await,
             Command::Serve(serve) => serve::serve(serve).await?,
             Command::Pull(pull) => pull::pull(pull).await?,
+            Command::Bench(arguments) => bench::bench(arguments).await?,
         }
         Ok(ExitCode::SUCCESS)
     })

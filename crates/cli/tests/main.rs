@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod common;
+#[path = "../../rendezvous/tests/namespaces/mod.rs"]
+mod namespaces;
 #[path = "../../fabric/tests/own_network/mod.rs"]
 mod own_network;
 #[path = "../../fabric/tests/rdma_devices/mod.rs"]
@@ -10,6 +12,7 @@ mod rdma_devices;
 #[path = "../../collective/tests/skipped.rs"]
 mod skipped;
 
+mod bench;
 mod doctor;
 mod loopback;
 mod pull;

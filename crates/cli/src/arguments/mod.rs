@@ -1,5 +1,7 @@
 //! The command line.
 
+pub(crate) mod bench;
+
 use std::{num::NonZeroU32, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -26,6 +28,8 @@ pub(crate) enum Command {
     Devices(Devices),
     /// Check which fabrics can be used here, RDMA above all, and if not, why and what to do.
     Doctor(Doctor),
+    /// Measure how fast tensors are between two hosts, or two processes of this one.
+    Bench(bench::Bench),
 }
 
 /// `tensorwire serve`.
@@ -264,7 +268,7 @@ pub(crate) enum Names {
     AnyMember,
 }
 
-/// The fabrics.
+/// The fabrics, by name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum FabricName {
     /// Shared memory.

@@ -1,0 +1,86 @@
+//! `tensorwire bench`: how fast workers are, between two hosts or between two processes of this one.
+//!
+//! ```text
+//! tensorwire bench [--fabric F] [--op O] [--size N] [--wait W] [--time S | --iterations N] [--json]    two processes, here
+//! tensorwire bench --serve [HOST[:PORT]] [--fabric F] [--wait W]                                       until Ctrl-C
+//! tensorwire bench HOST[:PORT] [--fabric F] ...                                                        with the one above
+//! ```
+//!
+//! Both sides are workers, and use nothing that other programs cannot use. The server awaits one client at a time, by its name. The
+//! client asks, in tensors of a step, for what it measures ([`conversation`]). On one host the server is this program again.
+//! Output is one table for each operation and transport, with the columns of perftest:
+//!
+//! ```text
+//! pull over tcp, adaptive, with 10.77.0.1:4250; not used: shm: …
+//!     #bytes  #iterations  t_min[usec]  t_typical[usec]   99%[usec]
+//!          8        14712         31.2             33.9        52.0
+//! write over tcp, adaptive, with 10.77.0.1:4250
+//!     #bytes  #iterations  BW average[MB/sec]  MsgRate[Mpps]
+//! ```
+
+mod client;
+mod conversation;
+mod figures;
+mod server;
+
+use tensorwire::{Worker, WorkerBuilder};
+
+use crate::{
+    arguments::{
+        Fabric,
+        bench::{Bench, WaitChoice},
+    },
+    failure::Failure,
+};
+
+/// What a benchmark adds to the errors of workers.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum BenchError {
+    #[error("{address}: {error}; a benchmark needs `tensorwire bench --serve {address}` on that host")]
+    NotServed { address: String, error: Box<Failure> },
+    #[error(
+        "{address}: {name} listens there, which serves no benchmark: run `tensorwire bench --serve` on that host"
+    )]
+    NotBench { address: String, name: String },
+    #[error("{address}: another benchmark is running with it ({error}): try again when that has ended")]
+    Busy { address: String, error: Box<Failure> },
+    #[error("{address}: tensorwire {theirs} is there, and {ours} here: use one version on both hosts")]
+    Version { address: String, theirs: String, ours: &'static str },
+    #[error("{row}: {error}")]
+    Row { row: String, error: Box<Failure> },
+    #[error("the second process can't be started: {0}")]
+    Spawn(std::io::Error),
+    #[error("the second process ended without an address: its own error is above")]
+    NoAddress,
+}
+
+/// Measures, or serves measurements.
+pub(crate) async fn bench(arguments: &Bench) -> Result<(), Failure> {
+    if let Some(bind) = &arguments.serve {
+        return server::serve(arguments, bind).await;
+    }
+    let fabrics = match (&arguments.fabric[..], &arguments.peer) {
+        ([], Some(_)) => &[Fabric::Auto][..],
+        ([], None) => &[Fabric::Shm, Fabric::Tcp],
+        (named, _) => named,
+    };
+    for &fabric in fabrics {
+        for &wait in &arguments.wait {
+            client::measure(arguments, fabric, wait).await?;
+        }
+    }
+    Ok(())
+}
+
+/// A worker's settings.
+fn worker(arguments: &Bench, name: &str, fabric: Fabric, wait: WaitChoice) -> WorkerBuilder {
+    let mut builder = Worker::builder(name).wait(wait.wait());
+    if let Some(kind) = fabric.required() {
+        builder = builder.require(kind);
+    }
+    match &arguments.secret.secret_file {
+        Some(path) => builder.secret_file(path),
+        None => builder,
+    }
+}
