@@ -1,5 +1,5 @@
-//! Who copies which chunk of a payload: the connection's task takes them from the front, a thread that helps from the
-//! back. No chunk is taken twice, and the task knows when the helper has left the last one.
+//! The chunks of a payload that two threads copy: the connection's task takes them from the front, and a helper thread
+//! from the back. No chunk is taken twice, and the task knows when the helper has finished its last one.
 
 use crate::sync::{AtomicU64, Ordering};
 
@@ -26,31 +26,31 @@ impl Chunks {
         Some(before as u32)
     }
 
-    /// The next chunk for the helper, which says [`helped`](Self::helped) when it is copied.
+    /// The next chunk for the helper, which calls [`helped`](Self::helped) when it is copied.
     pub(crate) fn take_back(&self) -> Option<u32> {
         let before = self.take(BACK_ONE)?;
         Some(self.count - 1 - (before >> 32) as u32)
     }
 
-    /// The helper has left the chunk it took.
+    /// Records that the helper has finished the chunk that it took.
     pub(crate) fn helped(&self) {
         // Releases the chunk's bytes to `all_left`.
         self.helped.fetch_add(1, Ordering::Release);
     }
 
-    /// Nothing more is taken from either end.
+    /// Lets nothing more be taken from either end.
     pub(crate) fn stop(&self) {
         while self.take(1).is_some() {}
     }
 
-    /// Whether the helper has left every chunk it took. Once [`take_front`](Self::take_front) has given `None`, this
-    /// stays true, and what it copied is visible.
+    /// Whether the helper has finished every chunk that it took. Once [`take_front`](Self::take_front) has returned
+    /// `None`, this stays true, and the helper's bytes are visible.
     pub(crate) fn all_left(&self) -> bool {
         let back = self.taken.load(Ordering::Acquire) >> 32;
         self.helped.load(Ordering::Acquire) == back
     }
 
-    /// Adds `step` unless all chunks are taken; gives what there was before.
+    /// Adds `step` unless all chunks are taken; returns the value before.
     fn take(&self, step: u64) -> Option<u64> {
         let mut before = self.taken.load(Ordering::Relaxed);
         loop {

@@ -26,7 +26,7 @@ pub(super) struct Connection {
     pub(super) ringer: Arc<Ringer>,
     /// Carries descriptors of blocks; its end of file is the peer's death.
     pub(super) socket: AsyncFd<OwnedFd>,
-    /// The peer's process; `None` where it can't be seen.
+    /// The peer's process; `None` where it is not visible.
     pub(super) process: Option<Arc<PeerProcess>>,
     /// The peer's receive depth, for errors.
     pub(super) peer_receive_depth: u32,

@@ -18,13 +18,13 @@ use crate::{import::ImportError, ring::PeerPage, sys};
 
 /// The ringing end of a doorbell.
 ///
-/// The peer holds the same open file and may do to it what it likes. A full counter answers EAGAIN. That counts
-/// as woken, because filling the counter made an edge. A peer that clears `O_NONBLOCK` is found out before the next ring, and
-/// its connection ends. Filling the counter and clearing the flag in the instant between the look and the write blocks
-/// the writing thread until somebody calls [`free`](Self::free), as closing the connection does.
+/// The peer holds the same open file and may do anything to it. A full counter answers EAGAIN. That counts as woken,
+/// because filling the counter made an edge. If a peer clears `O_NONBLOCK`, the next ring detects that first, and the
+/// connection ends. A peer that fills the counter and clears the flag between that check and the write blocks the
+/// writing thread until [`free`](Self::free) is called, as closing the connection does.
 ///
-/// A bell that cannot be made to block (a pipe written by `vmsplice` with `SPLICE_F_NONBLOCK`, or a socket written with
-/// `MSG_DONTWAIT`) was measured: waking through it takes 1.2 and 1.6 times as long on one CPU.
+/// Bells that cannot be made to block are slower: on one CPU a wake-up through a pipe (`vmsplice` with
+/// `SPLICE_F_NONBLOCK`) takes 1.2 times as long, and one through a socket (`MSG_DONTWAIT`) 1.6 times.
 #[derive(Debug)]
 pub(super) struct Ringer {
     bell: OwnedFd,
@@ -35,10 +35,10 @@ pub(super) struct Ringer {
     ringing: AtomicU32,
 }
 
-/// How often [`Ringer::free`] lets others run before it takes a thread that rings for one that is held.
+/// How often [`Ringer::free`] yields before it treats a ringing thread as blocked.
 const PATIENCE: u32 = 64;
 
-/// How often it lets go of a thread that is held, while the peer may hold it again.
+/// How often it frees a blocked thread, which the peer may block again.
 const FREEINGS_MAX: u32 = 10_000;
 
 impl Ringer {
@@ -66,7 +66,7 @@ impl Ringer {
         }
     }
 
-    /// Whether the peer has made the bell one that blocks, so that it is not rung any more.
+    /// Whether the peer has made the bell blocking, so that it is not rung any more.
     pub(super) fn is_spoilt(&self) -> bool {
         self.spoilt.load(Ordering::Relaxed)
     }
@@ -87,7 +87,7 @@ impl Ringer {
         self.strike();
     }
 
-    /// Writes the bell, whatever the peer has made of it.
+    /// Writes the bell without checking it.
     pub(super) fn strike(&self) {
         self.ringing.fetch_add(1, Ordering::Relaxed);
         let written = sys::signal(self.bell.as_fd());
@@ -95,13 +95,13 @@ impl Ringer {
         match written {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            // The peer shows the rest on the socket, which is watched for its end.
+            // The driver watches the socket for the end of the peer.
             Err(error) => log!(DEBUG, %error, "shm: could not wake the peer"),
         }
     }
 
-    /// Lets threads go that the peer holds inside a ring. It may lose its wake-up by that, so this is for connections
-    /// that are to end. Takes a bounded time, and none at all when nobody rings.
+    /// Frees threads that the peer blocks inside a ring. The peer may lose its wake-up by that, so this is for
+    /// connections that are to end. Takes a bounded time, and none if no thread rings.
     pub(super) fn free(&self) {
         for attempt in 0..PATIENCE + FREEINGS_MAX {
             if self.ringing.load(Ordering::Relaxed) == 0 {
@@ -109,7 +109,7 @@ impl Ringer {
             }
             if attempt >= PATIENCE {
                 self.spoilt.store(true, Ordering::Relaxed);
-                // Empty already, or a kernel that can't: then the thread stays where it is.
+                // Empty already, or the kernel cannot drain it: then the thread stays blocked.
                 let _ = sys::drain_eventfd(self.bell.as_fd());
             }
             thread::yield_now();

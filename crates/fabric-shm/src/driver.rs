@@ -1,5 +1,4 @@
-//! What a connection's driver looks at: the peer's page. What it sleeps on: an eventfd, the socket, and the peer's
-//! process.
+//! A connection's driver, which polls the peer's page, and sleeps on an eventfd, the socket, and the peer's process.
 
 use std::{
     os::fd::OwnedFd,
@@ -82,8 +81,7 @@ impl ShmDriven {
         own.set_sleep(self.epoch);
     }
 
-    /// Waits, after the connection is over, as long as the peer views memory of this side: until it has released
-    /// every view, or is dead.
+    /// Waits, after the connection is over, until the peer has released every view of this side's memory, or is dead.
     fn linger(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if !self.link.is_viewed() {
             self.link.forget_reader();
@@ -93,7 +91,7 @@ impl ShmDriven {
             edge.clear_ready();
         }
         match &self.process {
-            // Nobody ends the claims of a dead process: its page has them as they were.
+            // The page of a dead process still has its claims.
             Some(process) if matches!(process.poll_read_ready(context), Poll::Ready(Ok(_))) => {
                 self.link.bury();
                 return Poll::Ready(());

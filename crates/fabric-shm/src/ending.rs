@@ -12,7 +12,7 @@ const GONE: u64 = 4;
 /// The word for the peer, and the error for this side's operations.
 #[derive(Debug)]
 pub(super) struct End {
-    /// What this side's `closed` word becomes; never 0.
+    /// The value for this side's `closed` word; never 0.
     pub(super) code: u64,
     pub(super) error: FabricError,
 }

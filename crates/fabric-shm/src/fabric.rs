@@ -42,7 +42,7 @@ const CAPABILITIES: Capabilities = {
     capabilities
 };
 
-/// What one process may view unless set otherwise.
+/// The default limits of one process's views.
 const LEASE_CAPS: LeaseCaps = LeaseCaps { leases: LEASES_PER_PROCESS, bytes: u64::MAX };
 
 /// Candidates that may wait to be accepted. One is expected.
@@ -96,9 +96,9 @@ impl ShmFabric {
         self
     }
 
-    /// How many bytes those views may have together (default: any number). One more that would be above fails with
-    /// [`FabricError::LeasedBytesExhausted`], so that a process that holds views for ever pins no more of this process's
-    /// memory than that.
+    /// How many bytes those views may have together (default: any number). A view that would exceed them fails with
+    /// [`FabricError::LeasedBytesExhausted`], so that a process that holds views forever pins no more than that of this
+    /// process's memory.
     #[must_use]
     pub fn with_lease_bytes_cap(mut self, cap: u64) -> Self {
         self.processes = Arc::new(Processes::new(LeaseCaps { bytes: cap, ..self.processes.caps() }));
@@ -114,8 +114,8 @@ impl ShmFabric {
         self
     }
 
-    /// Shares memory only with fabrics that were given the same name, as if the others were on other hosts (default: no name). Tests
-    /// and benchmarks of several hosts use it on one. Call it once.
+    /// Shares memory only with fabrics of the same name, as if the others were on other hosts (default: no name). Tests
+    /// and benchmarks use it to simulate several hosts on one. Call it once.
     #[must_use]
     pub fn with_host(mut self, name: &str) -> Self {
         self.reach.extend_from_slice(format!(":host {name}").as_bytes());
@@ -134,7 +134,7 @@ fn device(call: &'static str) -> impl FnOnce(io::Error) -> FabricError {
     move |error| FabricError::device(KIND, call, error)
 }
 
-/// Tries what a connection needs: this process shares a page set with itself.
+/// Tries the parts of a connection: this process shares a page set with itself.
 fn probe() -> Result<(), FabricError> {
     use std::os::fd::AsFd;
     let (own, fd) = OwnPage::new(1).map_err(device("making a sealed memfd (Linux 5.1 or newer)"))?;
@@ -145,8 +145,8 @@ fn probe() -> Result<(), FabricError> {
     }
 }
 
-/// What two sides must have in common: the running kernel, the network namespace (which holds abstract socket names),
-/// the user, and the namespace that gives the user's number its meaning.
+/// What two sides must have in common: the running kernel, the network namespace (of abstract socket names), the user,
+/// and the user namespace (of the user's number).
 fn reach() -> io::Result<Vec<u8>> {
     check_own_user_is_certain().map_err(io::Error::other)?;
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
@@ -185,7 +185,7 @@ impl Fabric for ShmFabric {
     }
 }
 
-/// What its connections need of the fabric and of its regions. Each has a copy.
+/// The parts of the fabric and of its regions that connections need. Each connection has a copy.
 #[derive(Debug, Clone)]
 struct ShmDomain {
     runtime: Arc<dyn Runtime>,
@@ -204,7 +204,7 @@ impl ShmDomain {
             return Ok(catalogue.clone());
         }
         let made = Arc::new(OwnCatalogue::new(self.processes.caps()).map_err(device("making a catalogue"))?);
-        // Of two that are made at once, one counts.
+        // If two are made at the same time, one is used.
         Ok(self.catalogue.get_or_init(|| made).clone())
     }
 }
@@ -241,7 +241,7 @@ impl Domain for ShmDomain {
     }
 }
 
-/// A side that listens already.
+/// A prepared side, which listens already.
 #[derive(Debug)]
 struct ShmPrepared {
     domain: ShmDomain,

@@ -1,4 +1,4 @@
-//! Connection data and control frames: little-endian, versioned, each kind of fixed length. What a peer sends is
+//! Connection data and control frames: little-endian, versioned, each kind of fixed length. Frames of the peer are
 //! checked here.
 
 use std::fmt;
@@ -98,7 +98,7 @@ impl Address {
     }
 }
 
-/// What the two sides send on their socket.
+/// The frames that the two sides send on their socket.
 #[derive(Debug)]
 pub(super) enum Frame {
     /// The first frame of each side. Carries the page set's memfd, the eventfd this side sleeps on, and the memfd of its
@@ -111,7 +111,7 @@ pub(super) enum Frame {
         /// This side's receive depth.
         receive_depth: u32,
     },
-    /// The dialer has mapped what the acceptor sent.
+    /// The dialer has mapped the acceptor's memory.
     Ready,
     /// Carries the memfd of a block. Sent before the first descriptor that names it.
     Block {

@@ -1,4 +1,4 @@
-//! A neighbour that writes whatever it likes into the pages it owns and the socket, while the victim works.
+//! A neighbour that writes arbitrary bytes into its own pages and the socket, while the victim works.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
 
@@ -34,7 +34,7 @@ const STEPS_MAX: usize = 200;
 const SLOTS: usize = 8;
 /// Words of a page set, leases aside.
 const WORDS: usize = (4096 + SLOTS * 128) / 8;
-/// Words of the header that mean something, and some of the lease words.
+/// Words of the header that have a meaning, and some of the lease words.
 const KNOWN_WORDS: [usize; 10] = [0, 64, 128, 192, 256, 264, 272, 280, WORDS * 8, WORDS * 8 + 8];
 
 /// Connection data and frames of the socket.
@@ -46,7 +46,7 @@ pub fn shm_data(data: &[u8]) {
     }
 }
 
-/// Connection data either is no address of this fabric, or is printed from the parsed address again.
+/// Checks that connection data is no address of this fabric, or that encoding the parsed address gives it again.
 fn address(data: &[u8]) {
     let data = ConnectionData(data.to_vec());
     match Address::decode(&data) {
@@ -55,7 +55,7 @@ fn address(data: &[u8]) {
     }
 }
 
-/// A frame of the socket likewise.
+/// Checks a frame of the socket in the same way.
 fn frame(data: &[u8]) {
     if let Ok(frame) = Frame::decode(data) {
         assert_eq!(frame.encode(), data);
@@ -64,7 +64,7 @@ fn frame(data: &[u8]) {
 }
 
 /// Drives one connection against such a neighbour. Memory that it was not granted never changes; the connection is up,
-/// or is over for a reason, and nothing moves after that.
+/// or is over for a reason, and nothing happens after that.
 pub fn shm_ring(data: &[u8]) {
     on_a_runtime(|| {
         let mut attack = Attack::new();
@@ -85,10 +85,10 @@ struct Attack {
     granted: Option<Granted>,
     range: RemoteRange,
     key: u32,
-    /// What the attacker may read, and how it names it.
+    /// The bytes that the attacker may read, and their range.
     exposure: Exposure,
     readable: (RemoteRange, u32),
-    /// Memory of the victim that nobody may write, filled with 1.
+    /// Memory of the victim that no peer may write, filled with 1.
     own: Vec<BufMut>,
     operations: Vec<Operation>,
     arrivals: Vec<Arrival>,
@@ -150,7 +150,7 @@ impl Attack {
         }
     }
 
-    /// Publishes a descriptor that is mostly well-formed.
+    /// Publishes a descriptor that is usually well-formed.
     fn describe(&mut self, input: &mut Input<'_>) {
         let (range, key) = if input.below(4) == 0 { self.readable } else { (self.range, self.key) };
         let range = RemoteRange {
@@ -187,7 +187,7 @@ impl Attack {
         self.rig.publish(&Descriptor { immediate, continues, is_quiet: false, remote, source });
     }
 
-    /// A block that is mostly as the contract demands it.
+    /// Sends a block that usually follows the contract.
     fn send_block(&mut self, input: &mut Input<'_>) {
         let length = input.pick(&[BYTES, 2 * BYTES]);
         let is_right = input.below(8) > 0;
@@ -210,7 +210,7 @@ impl Attack {
         self.rig.link.frames_came();
     }
 
-    /// The victim posts something of its own.
+    /// Lets the victim post an operation.
     fn post(&mut self, input: &mut Input<'_>) {
         let length = input.pick(&[0, 1, INLINE_BYTES, INLINE_BYTES + 1, 1000]);
         let Ok(mut bytes) = self.rig.pool.try_alloc(length) else { return };
@@ -239,7 +239,7 @@ impl Attack {
         }
     }
 
-    /// Takes granted memory back, or grants some anew.
+    /// Ends a grant, or grants memory again.
     fn change_grant(&mut self, input: &mut Input<'_>) {
         match self.granted.take() {
             Some(granted) => {
@@ -280,7 +280,7 @@ impl Attack {
     }
 }
 
-/// Where the attacker claims that the victim may write.
+/// The region in which the attacker says that the victim may write.
 fn attackers() -> RemoteRegion {
     RemoteRegion { region: RegionId(9), generation: RegionGeneration(1), base: 0, length: 1 << 20, key: 5 }
 }

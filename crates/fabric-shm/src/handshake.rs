@@ -41,7 +41,7 @@ const KIND: FabricKind = FabricKind::SHM;
 /// How long a dialer waits before it connects again, if the acceptor's backlog was full.
 const BACKLOG_PAUSE: Duration = Duration::from_millis(1);
 
-/// What this side brings to the connection.
+/// What this side contributes to the connection.
 #[derive(Debug)]
 pub(super) struct Offer {
     pub(super) address: Address,
@@ -55,22 +55,22 @@ pub(super) struct Offer {
     pub(super) catalogue: Arc<OwnCatalogue>,
 }
 
-/// What the peer brought.
+/// What the peer contributed.
 #[derive(Debug)]
 pub(super) struct Accepted {
     pub(super) socket: AsyncFd<OwnedFd>,
     pub(super) shared: Imported,
     pub(super) receive_depth: u32,
-    /// Its process, if this process may see it.
+    /// Its process, if it is visible to this process.
     pub(super) process: Option<(ProcessId, OwnedFd)>,
 }
 
-/// What the peer's descriptors are, checked and mapped.
+/// The peer's descriptors, checked and mapped.
 #[derive(Debug)]
 pub(super) struct Imported {
     pub(super) page: Arc<PeerPage>,
     pub(super) ringer: Ringer,
-    /// None yet.
+    /// The peer's blocks, of which there are none yet.
     pub(super) blocks: Arc<ImportedBlocks>,
     pub(super) catalogue: NeighbourCatalogue,
 }

@@ -1,11 +1,11 @@
 //! A second core for long copies. One thread per process, the helper, copies chunks from the back of a payload while
 //! the connection's task copies them from the front. Two cores copy at about twice the speed of one.
 //!
-//! The helper is kept off the CPU of the task. It wakes while the task is about to copy and the peer's process still looks
-//! for work on the next core, so that no core is idle, and the kernel may put it behind the task: there it waits until the
-//! copy is over.
+//! The helper's affinity excludes the CPU of the task. It wakes while the task is about to copy and the peer's process
+//! still polls on the next core, so no core is idle. Otherwise the kernel may queue it behind the task, where it waits
+//! until the copy is over.
 //!
-//! The task does not wait for the helper to begin: if no core is idle, the helper comes late and finds nothing left to
+//! The task does not wait for the helper to begin: if no core is idle, the helper starts late and finds nothing left to
 //! do. The task waits for a chunk that the helper has begun, because a completion means that every byte has landed. If
 //! that wait is long, other work needs the cores, and the next copies are not shared.
 
@@ -38,25 +38,25 @@ static HELPER: OnceLock<Option<Helper>> = OnceLock::new();
 /// How many of the next copies are not shared, because one had to wait long for the helper.
 static PAUSE: AtomicU32 = AtomicU32::new(0);
 
-/// The thread that helps, and its queue.
+/// The helper thread, and its queue.
 #[derive(Debug)]
 struct Helper {
     copies: SyncSender<Arc<SharedCopy>>,
     place: Arc<Place>,
 }
 
-/// Where the helper runs.
+/// The CPUs of the helper.
 #[derive(Debug)]
 struct Place {
     /// The helper's thread; 0 until it has begun.
     thread: AtomicI32,
-    /// 1 + the CPU that it is kept off; 0 until there is one.
+    /// 1 + the CPU that its affinity excludes; 0 until there is one.
     off: AtomicU32,
 }
 
 impl Place {
-    /// Keeps the helper off the CPU of this thread, and on the others that this thread may use. False if there are none. Where
-    /// the system does not tell them, the helper runs anywhere.
+    /// Restricts the helper to the CPUs that this thread may use, without the present one. False if there are no
+    /// others. If the system does not report them, the helper runs anywhere.
     fn leave_this_cpu(&self) -> bool {
         let (cpu, thread) = (sys::current_cpu(), self.thread.load(Ordering::Relaxed));
         if self.off.load(Ordering::Relaxed) == cpu + 1 {
@@ -104,7 +104,7 @@ impl SharedCopy {
         (end <= source.length()).then_some(Self { source, offset, destination, reason, chunks, refused })
     }
 
-    /// Copies one chunk, and gives its length.
+    /// Copies one chunk, and returns its length.
     fn copy(&self, chunk: u32) -> Result<usize, MemoryError> {
         let start = chunk as usize * CHUNK_BYTES;
         let length = CHUNK_BYTES.min(self.destination.length().saturating_sub(start));
@@ -134,11 +134,11 @@ impl SharedCopy {
 /// The result of one step of a shared copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shared {
-    /// So many bytes were copied by this step.
+    /// This step copied so many bytes.
     Copied(usize),
     /// All chunks are taken, and the helper still copies one.
     HelperIsAtIt,
-    /// All bytes are there.
+    /// All bytes are copied.
     Done,
 }
 

@@ -30,8 +30,8 @@ pub(super) enum ImportError {
 }
 
 /// Maps `length` bytes of the peer's memfd read-only. Checks first that it is a memfd of exactly this size, that its
-/// seals forbid to resize it and to punch holes into it, and that it has no hole. So reading it cannot fault, and takes
-/// no memory but page tables.
+/// seals forbid resizing and punching holes, and that it has no hole. So reading it cannot fault, and needs no memory
+/// except page tables.
 pub(super) fn map_sealed(fd: BorrowedFd<'_>, length: u64) -> Result<Mapping, ImportError> {
     let length = sealed_length(fd, length)?;
     Ok(Mapping::new(fd, length, false)?)
@@ -45,12 +45,12 @@ fn sealed_length(fd: BorrowedFd<'_>, length: u64) -> Result<usize, ImportError> 
     Ok(usize::try_from(length).map_err(|_| PeerViolation::Malformed)?)
 }
 
-/// Where a block of the peer is mapped.
+/// The mapping of a block of the peer.
 #[derive(Debug)]
 enum Place {
     Mapped(Arc<Mapping>),
-    /// There was no address space when the block came. It is mapped when it is used: the peer sends blocks that this
-    /// side may never read, and its other blocks can be read meanwhile.
+    /// There was no address space when the block arrived, so it is mapped on first use: this side may never read it,
+    /// and can read the peer's other blocks meanwhile.
     Later(OwnedFd, OnceLock<Arc<Mapping>>),
 }
 
@@ -101,7 +101,7 @@ pub(super) struct ImportedBlock {
     length: usize,
     /// By chunk: whether its pages are known to be in this process's page table.
     populated: Box<[AtomicBool]>,
-    /// How many chunks are not.
+    /// Number of chunks that are not.
     missing: AtomicUsize,
 }
 
@@ -119,8 +119,8 @@ impl ImportedBlock {
         offset.checked_add(length).is_some_and(|end| end <= self.length as u64)
     }
 
-    /// The address of `length` bytes from `offset` on, made resident; `None` if they do not lie inside the block. Only
-    /// the chunks of the range are populated, so that a small write out of a huge block stays cheap.
+    /// The address of `length` bytes from `offset` on, made resident; `None` if they exceed the block. Only the chunks
+    /// of the range are populated, so that a small write out of a huge block stays cheap.
     pub(super) fn resident(&self, offset: u64, length: usize) -> io::Result<Option<*const u8>> {
         if !self.covers(offset, length as u64) {
             return Ok(None);
@@ -132,8 +132,9 @@ impl ImportedBlock {
         Ok(Some(unsafe { mapping.base().as_ptr().add(start) }))
     }
 
-    /// Makes missing chunks of the range resident, up to `limit` bytes but at least one chunk. Gives how many bytes
-    /// that were, and whether the whole range is resident now. Two threads may do the same chunk, which does no harm.
+    /// Makes missing chunks of the range resident, up to `limit` bytes but at least one chunk. Returns how many bytes
+    /// that were, and whether the whole range is resident now. Two threads may populate the same chunk, which does no
+    /// harm.
     pub(super) fn populate(&self, start: usize, length: usize, limit: usize) -> io::Result<(usize, bool)> {
         let mut bytes = 0;
         if self.missing.load(Ordering::Relaxed) == 0 {
@@ -167,7 +168,7 @@ impl ImportedBlock {
         self.place.now().filter(|_| is_resident)
     }
 
-    /// The mapping, which is made if the block was not mapped when it came.
+    /// The mapping, which is made now if the block was not mapped on arrival.
     pub(super) fn mapping(&self) -> io::Result<&Arc<Mapping>> {
         self.place.mapped(self.length)
     }
@@ -183,7 +184,7 @@ impl ImportedBlocks {
         self.0.read().unwrap_or_else(PoisonError::into_inner).get(&number).cloned()
     }
 
-    /// False if the peer has sent a block of that number before.
+    /// False if the peer has already sent a block of that number.
     pub(super) fn insert(&self, number: u64, block: Arc<ImportedBlock>) -> bool {
         self.0.write().unwrap_or_else(PoisonError::into_inner).insert(number, block).is_none()
     }

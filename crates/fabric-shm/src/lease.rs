@@ -2,7 +2,7 @@
 //!
 //! Each lease has a slot and a generation. When the peer's last view is gone, it stores the generation in the slot's
 //! word on its own page, which only it writes. A peer that stores a generation too early, twice or at random ends its
-//! own leases, and harms nobody else.
+//! own leases only.
 
 use std::{
     collections::BTreeMap,
@@ -18,7 +18,7 @@ use tensorwire_memory::{Buf, Retired};
 
 use crate::{limits::LEASES_MAX, ring::PeerPage, sys::ProcessId};
 
-/// How many leases are ended while the producer's lock is held once.
+/// Maximum number of leases that end under one hold of the producer's lock.
 const BATCH: usize = 32;
 
 /// The peer's process. It may hold leases through several connections, among them connections that have ended.
@@ -33,7 +33,7 @@ pub(super) struct PeerProcess {
     caps: LeaseCaps,
 }
 
-/// The limits of one peer process, for all its connections together, those that have ended included.
+/// The limits of one peer process, for all its connections together, including ended ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LeaseCaps {
     pub(super) leases: u32,
@@ -45,7 +45,7 @@ impl PeerProcess {
         &self.pidfd
     }
 
-    /// Takes a lease of so many bytes, beside what the process has `claimed` without one.
+    /// Takes a lease of so many bytes. The contents that the process has `claimed` without a lease count, too.
     fn take(&self, bytes: u64, claimed: Claimed) -> Result<(), FabricError> {
         let LeaseCaps { leases: cap, bytes: bytes_cap } = self.caps;
         let more = |held: u32| (held.saturating_add(claimed.contents) < cap).then_some(held + 1);
@@ -85,7 +85,7 @@ impl Processes {
         self.caps
     }
 
-    /// No processes yet; `caps` are the limits of each.
+    /// A table without processes; `caps` are the limits of each.
     pub(super) fn new(caps: LeaseCaps) -> Self {
         Self { caps, known: Mutex::default() }
     }
@@ -114,7 +114,7 @@ pub(super) enum LeasedMemory {
 }
 
 impl LeasedMemory {
-    /// Gives the memory back, because the peer reads it no more. Buffers go back to their pool, so no lock may be held.
+    /// Releases the memory, because the peer no longer reads it. Buffers return to their pool, so no lock may be held.
     fn release(self) {
         match self {
             Self::Buffer(buffer) => drop(buffer),
@@ -130,7 +130,7 @@ pub(super) struct Ended {
 }
 
 impl Ended {
-    /// Gives the memory back. True if there was any.
+    /// Releases the memory. True if there was any.
     pub(super) fn settle(self) -> bool {
         self.memory.into_iter().flatten().map(LeasedMemory::release).count() > 0
     }
@@ -163,7 +163,7 @@ impl Leases {
         self.open.is_empty()
     }
 
-    /// Opens a lease of `buffer`, and gives its slot and generation.
+    /// Opens a lease of `buffer`, and returns its slot and generation.
     ///
     /// # Errors
     /// [`FabricError::LeasesExhausted`], [`FabricError::LeasedBytesExhausted`]; [`FabricError::Unsupported`] when the
@@ -231,7 +231,7 @@ impl Leases {
         (ended, false)
     }
 
-    /// Makes open leases retired ones, because the connection is over.
+    /// Retires open leases, because the connection is over.
     pub(super) fn retire(&mut self) {
         for &slot in &self.open {
             let memory = &mut self.leases[slot as usize].memory;

@@ -1,19 +1,19 @@
 //! Shared memory between processes of one host and one trust domain.
 //!
-//! Each process writes only memory it made itself and maps the other's read-only, so a hostile peer can spoil
-//! what it sends and nothing else. A write is a descriptor in a ring; the *target* executes it: it checks the
-//! access as a NIC would, copies the bytes out of a read-only mapping of the source block, and delivers the
-//! immediate. The requester spends no CPU on copies.
+//! Each process writes only memory it made itself and maps the other's read-only, so a hostile peer can spoil only what
+//! it sends. A write is a descriptor in a ring; the *target* executes it: it checks the access as a NIC would, copies
+//! the bytes out of a read-only mapping of the source block, and delivers the immediate. The requester spends no CPU on
+//! copies.
 //!
 //! | module | responsibility |
 //! | --- | --- |
 //! | `fabric` | the fabric's objects |
 //! | `handshake`, `frame` | from two prepared sides to a connection, over a Unix socket |
-//! | `ring` | descriptors, and the shared pages they lie in |
-//! | `import` | checking and mapping what the peer shares |
+//! | `ring` | descriptors, and their shared pages |
+//! | `import` | checking and mapping the peer's memory |
 //! | `doorbell` | waking the peer |
-//! | `board` | words that the peer reads by itself |
-//! | `catalogue` | published contents that the peer reads by itself |
+//! | `board` | words that the peer reads without a message |
+//! | `catalogue` | published contents that the peer reads without a message |
 //! | `lease`, `loan` | views without a copy: the producer's records, the consumer's half |
 //! | `producer` | the requester's half of a connection |
 //! | `reads` | one-sided reads, both ways |

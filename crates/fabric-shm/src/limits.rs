@@ -11,7 +11,7 @@ pub(super) const HELP_BYTES: usize = 2 << 20;
 /// Copies that may wait for the helper.
 pub(super) const HELP_QUEUE: usize = 4;
 
-/// After so many polls that wait for the helper's last chunk, the next [`HELP_PAUSE`] copies are not shared. A chunk
+/// After this many polls that wait for the helper's last chunk, the next [`HELP_PAUSE`] copies are not shared. A chunk
 /// takes 20 to 60 µs, and a poll about 1 µs.
 pub(super) const HELP_WAITS: u32 = 200;
 
@@ -41,8 +41,8 @@ pub(super) const READS_MAX: u32 = 16;
 /// complete once it is posted.
 pub(super) const QUIET_MIN: u32 = 16;
 
-/// Descriptors that nobody waits for and that are executed without the peer being told, less one. A ring must have more
-/// room than that for quiet writes.
+/// Number of executed quiet descriptors from which on the target reports them to the peer. A ring must have more room
+/// than that for quiet writes.
 pub(super) const UNREPORTED_MAX: u64 = QUIET_MIN as u64 / 2;
 
 /// The most slots of a ring.
@@ -55,7 +55,7 @@ pub(super) const BLOCKS_MAX: usize = 4096;
 pub(super) const LEASES_MAX: u32 = 4096;
 
 /// Views out of a peer's catalogue that one connection may hold. Each has a word on the page of the process that views
-/// the memory, and all of them are looked at when a tensor is replaced.
+/// the memory, and replacing a tensor reads all of them.
 pub(super) const CLAIMS_MAX: u32 = 256;
 
 /// Leases that one process may hold by default, through all its connections.
@@ -67,6 +67,6 @@ pub(super) const FRAME_BYTES: usize = 64;
 /// Descriptors that one control frame may carry.
 pub(super) const FRAME_FDS: usize = 3;
 
-/// Part of the time limit of a connection attempt, as a divisor: a process that connects to the acceptor's socket has
-/// so much time to show the token.
+/// Part of the time limit of a connection attempt, as a divisor: a process that connects to the acceptor's socket must
+/// show the token within this part.
 pub(super) const CANDIDATE_SHARE: u32 = 4;

@@ -37,11 +37,11 @@ pub(super) struct ShmLink {
     pub(super) driver: Arc<AtomicWaker>,
     /// The peer as a reader of this side's catalogue; `None` where its process cannot be watched.
     reader: Option<Arc<Reader>>,
-    /// Whether the user closes, or the runtime has dropped the driver.
+    /// Whether the user has closed this side, or the runtime has dropped the driver.
     closing: AtomicBool,
     /// Whether the socket has something to read.
     frames: AtomicBool,
-    /// Whether completions were returned for which the peer was not rung yet.
+    /// Whether the peer still has to be rung for returned completions.
     owed: AtomicBool,
     /// Descriptors executed and completions reaped after the latest round. Read without a lock.
     executed: AtomicU64,
@@ -123,7 +123,7 @@ impl ShmLink {
         self.has_lent.load(Ordering::Acquire) && !self.producer().leases().is_empty()
     }
 
-    /// Whether memory may come back when the peer ends a view.
+    /// Whether memory may become free when the peer ends a view.
     pub(super) fn awaits_releases(&self) -> bool {
         self.has_leases() || self.connection.catalogue.has_retired()
     }
@@ -134,7 +134,7 @@ impl ShmLink {
         self.has_leases() || self.reader.as_ref().is_some_and(|reader| catalogue.is_viewed_by(reader))
     }
 
-    /// The connection is over, and its peer views nothing any more.
+    /// Removes the reader, because the connection is over and its peer has no views any more.
     pub(super) fn forget_reader(&self) {
         if let Some(reader) = &self.reader {
             drop(self.connection.catalogue.leave(reader));
@@ -164,7 +164,7 @@ impl ShmLink {
             }
         }
         any |= !self.connection.catalogue.reclaim().is_empty();
-        // Only now: a task that finds the counts equal relies on everything having been reclaimed, and may sleep.
+        // Only now: a task that finds the counts equal assumes that everything is reclaimed, and may sleep.
         self.released.store(counted, Ordering::Relaxed);
         any
     }
@@ -195,18 +195,18 @@ impl ShmLink {
             || self.has_releases()
     }
 
-    /// Whether the peer has returned completions that matter to this side. While none is awaited, its count is not looked
-    /// at: each change of it takes the cache line from this side.
+    /// Whether the peer has returned completions that matter to this side. While none is awaited, its count is not
+    /// read: each change of the count takes the cache line from this side.
     fn has_completions(&self) -> bool {
         let reaped = self.reaped.load(Ordering::Relaxed);
         self.awaited.load(Ordering::Relaxed) > reaped && self.connection.peer.consumed() != reaped
     }
 
-    /// Notes an impossible count of completions. Nothing else looks at it while no completion is awaited.
+    /// Notes an impossible count of completions. Nothing else reads the count while no completion is awaited.
     fn check_count(&self) {
         let Connection { peer, own, .. } = &self.connection;
         let consumed = peer.consumed();
-        // Another task may have reaped since.
+        // Another task may have reaped meanwhile.
         let known = self.reaped.load(Ordering::Relaxed)..=own.tail.next();
         if !known.contains(&consumed) && self.producer().consumed(&self.connection).is_err() {
             self.lied.store(true, Ordering::Relaxed);
@@ -223,12 +223,12 @@ impl ShmLink {
             || self.is_cheated()
     }
 
-    /// Whether the peer has broken a rule that only the driver looks after.
+    /// Whether the peer has broken a rule that only the driver checks.
     fn is_cheated(&self) -> bool {
         self.connection.ringer.is_spoilt() || self.lied.load(Ordering::Relaxed)
     }
 
-    /// The bytes that the peer must copy before it can complete everything that this side has posted.
+    /// Bytes that the peer must copy before it can complete everything that this side has posted.
     pub(super) fn copied_by_peer(&self) -> u64 {
         self.copied_by_peer.load(Ordering::Relaxed)
     }
@@ -238,13 +238,13 @@ impl ShmLink {
         self.executed.load(Ordering::Relaxed).wrapping_add(self.reaped.load(Ordering::Relaxed))
     }
 
-    /// Whether there are completions that the peer may wait for and was not rung for.
+    /// Whether the peer may wait for completions for which it was not rung.
     pub(super) fn owes_ring(&self) -> bool {
         self.owed.load(Ordering::Relaxed)
     }
 
-    /// Rings the peer for completions that it was not rung for. The driver does so only when the user's tasks that arrivals woke
-    /// have run. If one of them answers, the answer rings as well, and the peer wakes once for both.
+    /// Rings the peer for completions for which it was not rung. The driver does so only after the user's tasks that
+    /// arrivals woke have run. If one of them answers, the answer rings, too, and the peer wakes once for both.
     pub(super) fn settle(&self) {
         if self.owed.swap(false, Ordering::AcqRel) {
             self.connection.ringer.ring_if_asleep(&self.connection.peer);
@@ -272,7 +272,7 @@ impl ShmLink {
                 *next = target.take_next();
             }
             drop(target);
-            // Pairs with the fences in `start_close` and `progress_or_be_woken`: a task that found the lock taken
+            // Pairs with the fences in `start_close` and `progress_or_be_woken`: a task that finds the lock taken
             // meanwhile relies on this one.
             fence(Ordering::SeqCst);
             if self.contended.load(Ordering::Relaxed) {
@@ -285,8 +285,8 @@ impl ShmLink {
         }
     }
 
-    /// As [`progress`](Self::progress), for a user's task. The driver does the rest of a long copy, so that other tasks get
-    /// their turn.
+    /// As [`progress`](Self::progress), for a user's task. The driver does the rest of a long copy, so that other tasks
+    /// can run.
     fn progress_a_bit(&self, next: Option<&mut Option<Arrival>>) -> Look {
         let look = self.progress_for(next);
         if look == Look::More {
@@ -409,8 +409,8 @@ impl ShmLink {
         self.waits.store(producer.is_waiting() || producer.has_reads_waiting(), Ordering::Relaxed);
     }
 
-    /// Posts answers to the peer's reads and further reads of this side, as far as there is room. Returns whether
-    /// anything was posted, and whether there is room for more once completions are reaped.
+    /// Posts answers to the peer's reads, and further reads of this side, as far as there is room. Returns whether
+    /// anything was posted, and whether completions will make room for more.
     fn serve_reads(&self) -> Result<(bool, bool), End> {
         let (posted, more) = {
             let mut producer = self.producer();
@@ -453,19 +453,19 @@ impl ShmLink {
         any
     }
 
-    /// Ends the connection. The order matters: once the `closed` word is out, the peer delivers nothing that it
-    /// copied later, so only then may the sources of unfinished writes return to their owners.
+    /// Ends the connection. The order matters: once the `closed` word is stored, the peer delivers nothing that it
+    /// copied later. Only then may the sources of unfinished writes return to their owners.
     fn end(&self, target: &mut Target, end: &End) {
-        // Every look finds from now on that the connection is over.
+        // From now on every poll finds that the connection is over.
         self.closing.store(true, Ordering::Release);
         target.decline_loans(&self.connection);
         target.end(&self.connection);
         self.connection.own.set_closed(end.code);
-        // Writes that the peer has executed before succeed. An invalid page changes nothing any more.
+        // Writes that the peer has executed already succeed. An invalid page has no effect any more.
         let _nonsense_is_ignored = self.reap();
         let read_by_peer = self.producer().end(&self.connection, &end.error);
         drop(read_by_peer);
-        // From here on a lease ends only when the peer releases it, or is dead. The driver waits for either.
+        // From here on a lease ends only when the peer releases it, or is dead, for which the driver waits.
         self.connection.own.set_listens(true);
         self.producer().leases().retire();
         self.connection.core.fail(&end.error);
@@ -554,7 +554,7 @@ impl Link for ShmLink {
     }
 
     fn withdraw(&self, key: SlotKey) {
-        // A statement of its own, so that completions are passed on without the lock.
+        // A separate statement, so that completions are passed on without the lock.
         let withdrawn = {
             let mut producer = self.producer();
             let withdrawn = producer.withdraw(key);
@@ -584,7 +584,7 @@ impl Link for ShmLink {
     }
 
     fn share(&self, bytes: &Buf) {
-        // Nobody waits for it: where the block cannot be sent now, the peer asks for the content again.
+        // The result is not needed: if the block cannot be sent now, the peer requests the content by a message.
         let _shared = self.producer().share_block_of(&self.connection, bytes);
     }
 

@@ -22,21 +22,21 @@ pub(super) struct Release {
 }
 
 impl Release {
-    /// Stores that this process reads the bytes no more, and rings the peer if it waits for that.
+    /// Stores that this process no longer reads the bytes, and rings the peer if it waits for that.
     pub(super) fn tell(&self) {
         self.own.release(self.slot, self.generation);
         self.ringer.ring_for_release(&self.peer);
     }
 }
 
-/// A range of the peer's block under a lease. Keeps the block mapped, also after the connection has ended.
+/// A range of the peer's block under a lease. Keeps the block mapped, even after the connection has ended.
 #[derive(Debug)]
 pub(super) struct Loan {
     mapping: Arc<Mapping>,
     offset: usize,
     length: usize,
     release: Release,
-    /// Counts this view beside those out of the peer's catalogue.
+    /// Counts this view together with those of the peer's catalogue.
     counted: Option<Arc<Claims>>,
 }
 

@@ -1,5 +1,5 @@
-//! Events of the log. They go through this macro, so that filters can name them: not by the module that they are in, but
-//! by `tensorwire::fabric`.
+//! Events of the log. This macro gives them the target `tensorwire::fabric` instead of their module, so that filters
+//! can name them.
 
 /// An event about fabrics and devices, of a level from `ERROR` to `TRACE`; the rest is as for `tracing::event`.
 macro_rules! log {

@@ -27,7 +27,7 @@ use crate::{
 
 const KIND: FabricKind = FabricKind::SHM;
 
-/// A descriptor in the ring that is not quiet. For a quiet one there is nothing to remember.
+/// A descriptor in the ring that is not quiet. Quiet ones have no entry.
 #[derive(Debug)]
 struct Entry {
     position: u64,
@@ -39,18 +39,18 @@ struct Entry {
 /// What a descriptor in the ring is for.
 #[derive(Debug)]
 enum Purpose {
-    /// A part of an operation that others follow, or a read, which its answer completes.
+    /// A part of an operation before its last one, or a read, which its answer completes.
     Part,
     /// It completes the operation.
     Last(Posted),
-    /// It answers a read of the peer. The bytes stay until the peer has executed it.
+    /// It answers a read of the peer. The bytes are held until the peer has executed it.
     Answer(Buf),
 }
 
-/// What an executed descriptor gives back.
+/// What an executed descriptor returns.
 #[derive(Debug)]
 pub(super) enum Returned {
-    /// A completion to be handed out.
+    /// A completion to be passed on.
     Operation(Posted),
     /// Bytes that the peer has read. The caller drops them without a lock.
     Bytes(Buf),
@@ -68,7 +68,7 @@ struct Prepared {
 pub(super) enum Post {
     /// The descriptor is in the ring.
     Published,
-    /// The operation waits in line: the ring is full, or the socket that must carry a block's memfd first is.
+    /// The operation waits in line, because the ring is full, or the socket that must first carry the memfd of a block.
     Waiting,
     /// This operation cannot be posted.
     Failed(FabricError),
@@ -83,7 +83,7 @@ pub(super) struct Producer {
     copied_by_peer: u64,
     /// Position after the latest descriptor that is not quiet.
     awaited: u64,
-    /// Where the positions end that quiet descriptors were ever allowed to take.
+    /// End of the positions that quiet descriptors have been allowed to take.
     quiet_until: u64,
     /// Descriptors in the ring that are not quiet, oldest first.
     posted: VecDeque<Entry>,
@@ -96,26 +96,26 @@ pub(super) struct Producer {
     answers: Answers,
     /// Empty between calls; reused for the descriptors of one operation.
     prepared: Vec<Prepared>,
-    /// Set once: nothing is posted any more.
+    /// Set once. Then nothing is posted any more.
     over: Option<FabricError>,
 }
 
 impl Producer {
-    /// Posts one operation, or puts it in line behind others that wait.
+    /// Posts one operation, or appends it to the line.
     pub(super) fn submit(&mut self, connection: &Connection, key: SlotKey, request: &WorkRequest) -> Post {
         if let Some(error) = &self.over {
             return Post::Failed(error.clone());
         }
         let post = if self.waiting.is_empty() { self.post(connection, key, request) } else { Post::Waiting };
         if matches!(post, Post::Waiting) {
-            // What is posted from now on comes after it.
+            // Later posts follow it.
             self.allow_quiet(connection, 0);
             self.waiting.push_back((key, request.clone()));
         }
         post
     }
 
-    /// Tries to post the oldest operation in line, and gives it with the result.
+    /// Tries to post the oldest operation in line, and returns it with the result.
     pub(super) fn retry(&mut self, connection: &Connection) -> Option<(Posted, Post)> {
         let (key, request) = self.waiting.pop_front()?;
         let post = self.post(connection, key, &request);
@@ -126,14 +126,14 @@ impl Producer {
         Some((posted, post))
     }
 
-    /// Takes an operation out of the line, and gives whether it stood there.
+    /// Removes an operation from the line, and returns whether it was there.
     pub(super) fn withdraw(&mut self, key: SlotKey) -> bool {
         let before = self.waiting.len();
         self.waiting.retain(|(waiting, _)| *waiting != key);
         self.waiting.len() < before
     }
 
-    /// While no operation or answer is in the ring, nothing of one is counted.
+    /// Checks that the counts are zero while no operation or answer is in the ring.
     pub(super) fn check_counts(&self) {
         let is_idle = self.posted.is_empty() && self.over.is_none();
         debug_assert!(!is_idle || self.copied_by_peer == 0 && self.answers.are_executed(), "{self:?}");
@@ -144,12 +144,12 @@ impl Producer {
         self.completed
     }
 
-    /// Bytes that the peer has to copy before everything in the ring is executed.
+    /// Bytes that the peer must copy before everything in the ring is executed.
     pub(super) fn copied_by_peer(&self) -> u64 {
         self.copied_by_peer
     }
 
-    /// Position after the latest descriptor that is not quiet. There is nothing to reap for the ones after it.
+    /// Position after the latest descriptor that is not quiet. Later ones have no completions to reap.
     pub(super) fn awaited(&self) -> u64 {
         self.awaited
     }
@@ -197,9 +197,9 @@ impl Producer {
         Ok(None)
     }
 
-    /// Allows further quiet descriptors, as far as the ring has room for them beside that which is reserved for operations
-    /// and answers, and takes a position for one. `None` if there is no room, or if operations wait, which were posted
-    /// before.
+    /// Allows further quiet descriptors, as far as the ring has room for them beside the room reserved for operations
+    /// and answers, and takes a position for one. `None` if there is no room, or if operations that were posted earlier
+    /// wait.
     pub(super) fn take_quiet(&mut self, connection: &Connection) -> Option<u64> {
         if self.over.is_some() || !self.waiting.is_empty() {
             return None;
@@ -211,8 +211,8 @@ impl Producer {
         // The others in the ring are not quiet.
         let first = self.completed + self.posted.len() as u64;
         let tail = &connection.own.tail;
-        // The peer writes the cache line of its count: it is looked at again before there is no room any more, and then with
-        // each.
+        // Reading the peer's count costs a cache line, so only some positions are allowed at a time; when there is
+        // hardly any room left, the count is read for each.
         let until = (first + room.min(slots / 4)).max(tail.next() + 1).min(first + room);
         self.allow_quiet(connection, until.min(self.completed + slots));
         tail.take_quiet()
@@ -231,7 +231,7 @@ impl Producer {
         self.completed = self.completed.max(consumed.min(first_awaited));
     }
 
-    /// Refuses everything from now on. Operations in line end when the caller fails their slots. Gives the bytes that
+    /// Refuses everything from now on. Operations in line end when the caller fails their slots. Returns the bytes that
     /// the peer may be reading: the caller drops them, without a lock, after it has closed the connection.
     pub(super) fn end(&mut self, connection: &Connection, error: &FabricError) -> Vec<Buf> {
         self.over = Some(error.clone());
@@ -257,16 +257,16 @@ impl Producer {
         self.answers.waiting.push_back(answer);
     }
 
-    /// This side's reads under way.
+    /// This side's reads in progress.
     pub(super) fn reads(&mut self) -> &mut Reads {
         &mut self.reads
     }
 
-    /// Posts answers and reads, as far as there is room. Gives whether anything was posted, and whether more can be
+    /// Posts answers and reads, as far as there is room. Returns whether anything was posted, and whether more can be
     /// posted as soon as completions are reaped.
     ///
     /// # Errors
-    /// An answer cannot be given, which ends the connection.
+    /// An answer cannot be posted, which ends the connection.
     pub(super) fn serve_reads(&mut self, connection: &Connection) -> Result<(bool, bool), FabricError> {
         let mut any = false;
         while self.has_room(connection, 1)
@@ -309,8 +309,8 @@ impl Producer {
     }
 
     /// Whether `weight` more descriptors fit the ring, beside the quiet ones that other threads may post meanwhile.
-    /// Operations have reserved their slots and answers are bounded, so that there is room unless completions were not
-    /// reaped yet. A descriptor is never overwritten before that.
+    /// Operations have reserved their slots, and answers are bounded, so there is room unless completions are not
+    /// reaped yet. A descriptor is overwritten only after its completion was reaped.
     fn has_room(&self, connection: &Connection, weight: u64) -> bool {
         let taken = connection.own.tail.next().max(self.quiet_until);
         taken - self.completed + weight <= u64::from(connection.own.slots())
@@ -391,7 +391,7 @@ impl Producer {
 
     /// Puts descriptors into the ring; the last one completes the operation.
     fn publish(&mut self, connection: &Connection, posted: Posted, prepared: &[Prepared]) {
-        // All at once: nothing comes between the pieces of a write.
+        // All at once, so that nothing is posted between the pieces of a write.
         let first = connection.own.tail.take(prepared.len() as u64);
         for (position, Prepared { descriptor, local }) in (first..).zip(prepared) {
             stage(connection, position, descriptor.source, local);
@@ -400,8 +400,8 @@ impl Producer {
         }
     }
 
-    /// Where the peer finds the bytes, which must lie in memory that it can map; `None` while the socket has no room
-    /// for the block's memfd.
+    /// The source of the bytes, which must be in memory that the peer can map; `None` while the socket has no room for
+    /// the block's memfd.
     fn source(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
         if local.is_empty() {
             return Ok(Some(Source::Nothing));
@@ -433,10 +433,10 @@ impl Producer {
         &mut self.leases
     }
 
-    /// Sends the peer the memfd of the block that `bytes` lie in, unless it has it.
+    /// Sends the peer the memfd of the block of `bytes`, unless it has it already.
     ///
     /// # Errors
-    /// The bytes lie in no block that the peer can map, or there is a limit.
+    /// The bytes are in no block that the peer can map, or a limit is reached.
     pub(super) fn share_block_of(&mut self, connection: &Connection, bytes: &Buf) -> Result<(), FabricError> {
         if self.over.is_some() {
             return Ok(());
@@ -445,8 +445,8 @@ impl Producer {
         self.share(connection, block, fd).map(drop)
     }
 
-    /// The number under which the peer knows `block`. Sends it the block's memfd if this is the block's first use;
-    /// `None` while the socket has no room for that.
+    /// The number under which the peer knows `block`. Sends the peer the block's memfd if this is the block's first
+    /// use; `None` while the socket has no room for it.
     fn share(
         &mut self,
         connection: &Connection,
@@ -552,15 +552,16 @@ fn will_be_told(error: &io::Error) -> bool {
     matches!(error.kind(), WouldBlock | Interrupted | BrokenPipe | ConnectionReset | NotConnected)
 }
 
-/// Copies a payload into the slot of `position`, which the caller has taken, if it belongs there: it has at most [`INLINE_BYTES`] then.
+/// Copies a payload into the slot of `position`, which the caller has taken, if its source is the slot. Then it has at
+/// most [`INLINE_BYTES`].
 fn stage(connection: &Connection, position: u64, source: Source, local: &[u8]) {
     if source != Source::Inline {
         return;
     }
     let length = local.len().min(INLINE_BYTES);
-    // SAFETY: the slot has room for `INLINE_BYTES` and is not published, so nobody reads it; no other thread has taken
-    // `position`, or another of the same slot before the peer executed this one; `local` is readable for its length and
-    // lies in another mapping.
+    // SAFETY: the slot has room for `INLINE_BYTES` and is not published, so the peer does not read it; no other thread
+    // has taken `position`, or another of the same slot before the peer executed this one; `local` is readable for its
+    // length and lies in another mapping.
     unsafe {
         copy_raw(connection.own.inline_pointer(position), local.as_ptr(), length, CopyReason::ShmInline);
     };

@@ -2,10 +2,10 @@
 //!
 //! 1. The reader posts a descriptor that names the target's bytes.
 //! 2. The target checks it as a NIC does, and answers with a descriptor that names the block and offset of the bytes.
-//! 3. The reader copies them out of its read-only mapping of that block, looks at the target's `closed` word as after
+//! 3. The reader copies them out of its read-only mapping of that block, reads the target's `closed` word as after
 //!    any copy, and completes the read.
 //!
-//! Every page keeps its one writer, and the bytes are copied once, by the process that uses them. The target leaves the
+//! Every page still has one writer, and the bytes are copied once, by the process that uses them. The target leaves the
 //! bytes unchanged until the reader has executed the answer or the connection is closed. If the target dies or closes,
 //! the read fails; it never completes with bytes that had changed.
 //!
@@ -53,9 +53,9 @@ impl fmt::Debug for Read {
 /// This side's reads that are not complete.
 #[derive(Debug, Default)]
 pub(super) struct Reads {
-    /// Not in the ring yet. Bounded by the slots of operations.
+    /// Reads that are not in the ring yet. The slots of operations bound their number.
     queued: VecDeque<Read>,
-    /// In the ring, in the order in which they are answered; at most [`READS_MAX`].
+    /// Reads in the ring, in the order of their answers; at most [`READS_MAX`].
     asked: VecDeque<Read>,
     /// Tag of the first of `asked`.
     first: u32,
@@ -66,12 +66,12 @@ impl Reads {
         self.queued.push_back(read);
     }
 
-    /// Whether a read waits, and may be asked for now.
+    /// Whether a read waits that may be posted now.
     pub(super) fn may_ask(&self) -> bool {
         !self.queued.is_empty() && self.asked.len() < READS_MAX as usize
     }
 
-    /// The descriptor of the next read, which counts as asked for after this.
+    /// The descriptor of the next read, which then counts as posted.
     pub(super) fn ask(&mut self) -> Option<Descriptor> {
         if !self.may_ask() {
             return None;
@@ -98,7 +98,8 @@ impl Reads {
         Ok(next.ok_or(PeerViolation::Malformed)?.destination.clone())
     }
 
-    /// The oldest read was answered. Gives the operation that this completes, if it was the operation's last part.
+    /// Records the answer to the oldest read. Returns the operation that this completes, if it was the operation's last
+    /// part.
     pub(super) fn answered(&mut self) -> Option<Posted> {
         let read = self.asked.pop_front()?;
         self.first = self.first.wrapping_add(1);
@@ -116,14 +117,15 @@ pub(super) struct Answer {
 /// This side's answers to the peer's reads, until the peer has executed them.
 #[derive(Debug, Default)]
 pub(super) struct Answers {
-    /// Not in the ring yet: the ring is full, or the socket that must carry a block's memfd is.
+    /// Answers that are not in the ring yet, because the ring is full, or the socket that must carry the memfd of a
+    /// block.
     pub(super) waiting: VecDeque<Answer>,
-    /// Positions of those in the ring.
+    /// Positions of the answers in the ring.
     positions: VecDeque<u64>,
 }
 
 impl Answers {
-    /// Whether the peer, which has executed `consumed` of our descriptors, may ask for one more answer.
+    /// Whether the peer, which has executed `consumed` of our descriptors, may request one more answer.
     pub(super) fn have_room(&self, consumed: u64) -> bool {
         let open = self.positions.iter().rev().take_while(|position| **position >= consumed).count();
         open + self.waiting.len() < READS_MAX as usize
@@ -133,12 +135,12 @@ impl Answers {
         self.positions.push_back(position);
     }
 
-    /// Whether none is in the ring.
+    /// Whether no answer is in the ring.
     pub(super) fn are_executed(&self) -> bool {
         self.positions.is_empty()
     }
 
-    /// The oldest answer in the ring was executed and reaped.
+    /// Removes the oldest answer in the ring, which was executed and reaped.
     pub(super) fn reaped(&mut self) {
         self.positions.pop_front();
     }

@@ -1,4 +1,4 @@
-//! A real side of a connection, and instead of its peer what a hostile process would hold.
+//! A real side of a connection, whose peer is the bare pages and socket of a hostile process.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
@@ -28,7 +28,7 @@ use crate::{
 
 /// Leases that the attacker may hold.
 pub(super) const LEASES: u32 = 4;
-/// And their bytes.
+/// The limits of the attacker's leases.
 const LEASE_CAPS: LeaseCaps = LeaseCaps { leases: LEASES, bytes: 1 << 20 };
 /// Bytes of the attacker's memory that the victim maps.
 pub(super) const IMPORTED_BYTES_MAX: u64 = 64 << 20;
@@ -40,20 +40,20 @@ const CAPABILITIES: Capabilities = {
 };
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 8, receive_depth: 8 };
 
-/// A real side of a connection, and instead of its peer the bare pages and socket that a hostile process would hold.
-/// Nothing runs by itself: a test decides when the victim makes progress.
+/// A real side of a connection, the victim, and the bare pages and socket of a hostile process, the attacker. No task
+/// runs: the test decides when the victim makes progress.
 pub(super) struct Rig {
     pub(super) victim: QueuePair,
     pub(super) link: Arc<ShmLink>,
     pub(super) regions: Arc<RegionTable>,
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) pool: Pool,
-    /// What the attacker writes.
+    /// The page that the attacker writes.
     pub(super) page: OwnPage,
-    /// What the attacker sees of the victim.
+    /// The victim's page, as the attacker sees it.
     pub(super) sees: PeerPage,
     pub(super) socket: OwnedFd,
-    /// What the victim rings.
+    /// The bell that the victim rings.
     #[cfg_attr(fuzzing, allow(dead_code))] // its holder needs it, and tests count the rings
     pub(super) bell: OwnedFd,
     /// The attacker's next position.
@@ -65,7 +65,7 @@ impl Rig {
         Self::with_slots(DEPTHS.send_depth)
     }
 
-    /// The victim's ring has room for so many descriptors.
+    /// A rig in which the victim's ring has `slots` slots.
     pub(super) fn with_slots(slots: u32) -> Self {
         let runtime: Arc<dyn Runtime> = Arc::new(TokioRuntime::current().unwrap());
         let regions = Arc::new(RegionTable::new(runtime.as_ref()));
@@ -104,7 +104,7 @@ impl Rig {
         Self { victim, link, regions, runtime, pool, page, sees, socket, bell, tail: 0 }
     }
 
-    /// Memory that the victim grants, and how the attacker names it: range and key.
+    /// Memory that the victim grants, with the range and key by which the attacker names it.
     pub(super) fn lend(&self, length: usize) -> (Granted, RemoteRange, u32) {
         let mut buffer: BufMut = self.pool.try_alloc(length).unwrap();
         buffer.fill(0);
@@ -132,7 +132,7 @@ impl Rig {
         sys::send(self.socket.as_fd(), &frame, &[fd.as_fd()]).unwrap();
     }
 
-    /// Lets the victim work until it has nothing to do, within bounds.
+    /// Lets the victim work until it is idle, within bounds.
     pub(super) fn settle(&self) -> Look {
         for _ in 0..1000 {
             match self.link.progress_or_be_woken() {
@@ -145,7 +145,7 @@ impl Rig {
     }
 }
 
-/// A block as the contract demands it, filled with 7.
+/// A block that follows the contract, filled with 7.
 pub(super) fn sealed_block(length: usize) -> OwnedFd {
     let fd = memfd_of_sevens(length);
     sys::seal(fd.as_fd()).unwrap();
@@ -161,7 +161,7 @@ pub(super) fn memfd_of_sevens(length: usize) -> OwnedFd {
     fd
 }
 
-/// A runtime for tests that register descriptors but let nothing run by itself.
+/// Runs `test` on a runtime, because it registers descriptors, although no task runs.
 pub(super) fn on_a_runtime(test: impl FnOnce()) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _guard = runtime.enter();

@@ -54,7 +54,7 @@ const DESCRIPTOR_WORDS: usize = 7;
 const SHORT_WORDS: usize = SHORT_BYTES / WORD_BYTES;
 const INLINE_AT: usize = SLOT_BYTES - INLINE_BYTES;
 
-/// The words of a descriptor in a slot.
+/// A descriptor as the words of a slot.
 pub(super) type Words = [u64; DESCRIPTOR_WORDS];
 
 /// Where the bytes of a write are.
@@ -64,7 +64,7 @@ pub(super) enum Source {
     Nothing,
     /// In the slot of the ring, beside the descriptor.
     Inline,
-    /// In the descriptor's last words, as they lie in memory, with zeros behind them.
+    /// In the descriptor's last words, in the order of memory, filled up with zeros.
     Short([u64; SHORT_WORDS]),
     /// In the writer's block of this number, from this offset on.
     Block { index: u32, offset: u64 },
@@ -81,9 +81,9 @@ pub(super) enum Source {
 pub(super) struct Descriptor {
     /// Only the last piece of a write has one.
     pub(super) immediate: Option<u32>,
-    /// The next descriptor is a piece of the same logical write.
+    /// Whether the next descriptor is a piece of the same logical write.
     pub(super) continues: bool,
-    /// The writer does not wait for its completion.
+    /// Whether the writer does not wait for its completion.
     pub(super) is_quiet: bool,
     /// Range and key; `None` for a notification without bytes, a loan and an answer.
     pub(super) remote: Option<(RemoteRange, u32)>,
@@ -210,7 +210,7 @@ impl Descriptor {
     }
 
     /// Parses words that the peer wrote.
-    // Returned in memory, what most descriptors do not have would be copied too.
+    // Inlined, because a result in memory would also copy the fields that most descriptors lack.
     #[inline(always)]
     pub(super) fn decode(words: &Words) -> Result<Self, PeerViolation> {
         let [first, region, key, offset, length, source_offset, last] = *words;
@@ -262,12 +262,12 @@ impl Descriptor {
         })
     }
 
-    /// Whether its payload, if it has one, is in the ring: then it is executed at once.
+    /// Whether it can be executed at once, because it has no payload outside the ring.
     pub(super) fn is_at_once(&self) -> bool {
         matches!(self.source, Source::Nothing | Source::Inline | Source::Short(_))
     }
 
-    /// Bytes that the side which executes it copies.
+    /// Bytes that the executing side copies.
     pub(super) fn copied(&self) -> u64 {
         match self.source {
             Source::Answer { length, .. } => length,
@@ -349,7 +349,7 @@ pub(super) struct OwnPage {
 }
 
 impl OwnPage {
-    /// Makes, maps and seals a page set of at least `depth` slots, and gives its memfd, which the peer maps.
+    /// Makes, maps and seals a page set of at least `depth` slots, and returns it with its memfd, which the peer maps.
     pub(super) fn new(depth: u32) -> io::Result<(Self, OwnedFd)> {
         let slots = depth.clamp(1, SLOTS_MAX).next_power_of_two();
         let length = page_bytes(slots);
@@ -396,7 +396,7 @@ impl OwnPage {
         self.page.word(CONSUMED_AT).store(count, Ordering::Release);
     }
 
-    /// Ends a lease: this process reads the bytes no more.
+    /// Ends a lease, because this process no longer reads the bytes.
     pub(super) fn release(&self, slot: u32, generation: u64) {
         words::release(self.page.word(self.page.lease_at(slot)), self.page.word(RELEASED_AT), generation);
     }
@@ -406,12 +406,12 @@ impl OwnPage {
         sequence::claim(self.page.claim(slot), content);
     }
 
-    /// Ends a claim: this process reads the bytes no more.
+    /// Ends a claim, because this process no longer reads the bytes.
     pub(super) fn end_claim(&self, slot: u32) {
         words::release(self.page.claim(slot), self.page.word(RELEASED_AT), 0);
     }
 
-    /// Stores that this side looks at the peer's claims from now on.
+    /// Stores that this side honours the peer's claims from now on.
     pub(super) fn set_claimable(&self) {
         self.page.word(CLAIMABLE_AT).store(1, Ordering::Release);
     }
@@ -430,13 +430,13 @@ impl OwnPage {
         words::fall_asleep(self.page.word(SLEEP_AT), epoch);
     }
 
-    /// Marks the connection as over. Sources of unfinished writes may be reused after this: a peer that copies bytes
-    /// which were written later sees the mark, by [`PeerPage::closed`].
+    /// Marks the connection as over. Sources of unfinished writes may be reused after this: if the peer copies bytes
+    /// that were written later, [`PeerPage::closed`] shows it the mark.
     pub(super) fn set_closed(&self, code: u64) {
         words::close(self.page.word(CLOSED_AT), code);
     }
 
-    /// A word of the own board.
+    /// A word of this side's board.
     pub(super) fn board(&self, at: usize) -> &AtomicU64 {
         self.page.board(at)
     }
@@ -499,23 +499,23 @@ impl PeerPage {
         unsafe { self.page.mapping.base().as_ptr().add(self.page.slot_at(position) + INLINE_AT) }
     }
 
-    /// A cheap look at whether [`descriptor`](Self::descriptor) may find something at `position`: one relaxed load.
+    /// Whether [`descriptor`](Self::descriptor) may find something at `position`: one relaxed load.
     pub(super) fn may_have(&self, position: u64) -> bool {
         let sequence = self.page.word(self.page.slot_at(position)).load(Ordering::Relaxed);
         sequence != Page::sequence(position).saturating_sub(u64::from(self.page.slots))
     }
 
-    /// Whether the peer last ran on the CPU that this thread runs on.
+    /// Whether the peer last ran on this thread's CPU.
     pub(super) fn is_here(&self) -> bool {
         self.page.word(CPU_AT).load(Ordering::Relaxed) == u64::from(sys::current_cpu()) + 1
     }
 
-    /// How many of our descriptors the peer has executed, by its own count.
+    /// Number of our descriptors that the peer has executed, by its own count.
     pub(super) fn consumed(&self) -> u64 {
         self.load(CONSUMED_AT)
     }
 
-    /// How many of our leases the peer has released, by its own count.
+    /// Number of our leases that the peer has released, by its own count.
     pub(super) fn released(&self) -> u64 {
         self.load(RELEASED_AT)
     }
@@ -525,18 +525,18 @@ impl PeerPage {
         self.load(self.page.lease_at(slot))
     }
 
-    /// Whether the peer looks at this side's claims.
+    /// Whether the peer honours this side's claims.
     pub(super) fn is_claimable(&self) -> bool {
         self.load(CLAIMABLE_AT) == 1
     }
 
-    /// What the peer claims of this side's catalogue, by its own account.
+    /// The peer's claims on contents of this side's catalogue.
     pub(super) fn claims(&self) -> impl Iterator<Item = u64> {
         let claimed = (0..CLAIMS_MAX).map(|slot| sequence::claimed(self.page.claim(slot)));
         claimed.filter(|content| *content != 0)
     }
 
-    /// Whether the peer sleeps and was not rung for this sleep. `rung` has the latest epoch that it was rung for. The
+    /// Whether the peer sleeps and was not rung for this sleep. `rung` is the latest epoch for which it was rung. The
     /// caller rings if this is true.
     pub(super) fn must_be_rung(&self, rung: &AtomicU64) -> bool {
         words::must_ring(self.page.word(SLEEP_AT), rung)

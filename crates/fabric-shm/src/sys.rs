@@ -1,4 +1,4 @@
-//! The system calls of this fabric: with the flags that it needs, and what rustix lacks, as safe functions.
+//! The system calls of this fabric as safe functions, with the flags that it needs, and those that rustix lacks.
 
 use std::{
     ffi::CStr,
@@ -24,25 +24,25 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::limits::{FRAME_BYTES, FRAME_FDS};
 
-/// Seals that a shared memfd must have: nobody can resize it under a mapping, map it writable from now on, or
+/// Seals that a shared memfd must have: no process can resize it under a mapping, map it writable from now on, or
 /// change the seals.
 pub(super) const SEALS: SealFlags =
     SealFlags::FUTURE_WRITE.union(SealFlags::GROW).union(SealFlags::SHRINK).union(SealFlags::SEAL);
 
-/// The CPU this thread runs on; 0 where that is unknown. It is asked for with every batch, and rustix asks the
-/// kernel on some processors.
+/// The CPU this thread runs on; 0 where that is unknown. Each batch calls this; rustix would call the kernel on some
+/// processors.
 pub(super) fn current_cpu() -> u32 {
     // SAFETY: no pointers are involved.
     u32::try_from(unsafe { libc::sched_getcpu() }).unwrap_or(0)
 }
 
-/// Lets a thread of this process run on these CPUs only. What the kernel refuses stays as it was.
+/// Restricts a thread of this process to these CPUs. If the kernel refuses, nothing changes.
 pub(super) fn run_on(thread: i32, cpus: &CpuSet) {
     let Some(thread) = Pid::from_raw(thread) else { return };
     let _may_run_anywhere = rustix::thread::sched_setaffinity(Some(thread), cpus);
 }
 
-/// Bytes of memory that the host has, with swap: no process shares more, each byte once.
+/// Bytes of the host's memory, with swap: no process can share more.
 pub(super) fn host_bytes() -> u64 {
     let host = rustix::system::sysinfo();
     (host.totalram as u64).saturating_add(host.totalswap as u64).saturating_mul(host.mem_unit.into())
@@ -75,17 +75,17 @@ pub(super) fn seal(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(rustix::fs::fcntl_add_seals(fd, SEALS)?)
 }
 
-/// Whether `fd` is a memfd of `length` bytes that has [`SEALS`], and every page of it is there for good, so that reading
-/// it takes no memory of this process.
+/// Whether `fd` is a memfd of `length` bytes with [`SEALS`] of which every page is allocated permanently, so that
+/// reading it takes no memory of this process.
 pub(super) fn is_sealed(fd: BorrowedFd<'_>, length: u64) -> io::Result<bool> {
     // A file that cannot be sealed answers EINVAL.
     let sealed = rustix::fs::fcntl_get_seals(fd).is_ok_and(|seals| seals.contains(SEALS));
-    // With the seals no page goes, and none comes beyond the end.
+    // The seals prevent removing pages, and adding pages beyond the end.
     Ok(sealed && size_and_blocks(fd)?.0 == length && has_every_page(fd, length)?)
 }
 
-/// Blocks beyond the end count among a file's blocks, so their number proves nothing: the end must be its first hole. In
-/// hugetlbfs no hole is ever found; there blocks are counted, once those beyond the end are gone.
+/// Blocks beyond the end count as the file's, so their number proves nothing: the first hole must be at the end. In
+/// hugetlbfs no hole is ever reported; there blocks are counted, after those beyond the end are removed.
 fn has_every_page(fd: BorrowedFd<'_>, length: u64) -> io::Result<bool> {
     if rustix::fs::fstatfs(fd)?.f_type != libc::HUGETLBFS_MAGIC {
         return Ok(rustix::fs::seek(fd, SeekFrom::Hole(0))? == length);
@@ -100,7 +100,7 @@ fn size_and_blocks(fd: BorrowedFd<'_>) -> io::Result<(u64, u64)> {
     Ok((stat.st_size.cast_unsigned(), stat.st_blocks.cast_unsigned().saturating_mul(512)))
 }
 
-/// A shared mapping, unmapped on drop. Knows nothing of who may touch the bytes: the types that hold one do.
+/// A shared mapping, unmapped on drop. The types that hold one decide who may access the bytes.
 #[derive(Debug)]
 pub(super) struct Mapping {
     base: NonNull<u8>,
@@ -131,7 +131,7 @@ impl Mapping {
         self.length
     }
 
-    /// Makes `offset..offset + length`, widened to whole pages, resident and readable. What would be a SIGBUS
+    /// Makes `offset..offset + length`, widened to whole pages, resident and readable. A failure that would be a SIGBUS
     /// at the first access is an error here.
     pub(super) fn populate(&self, offset: usize, length: usize) -> io::Result<()> {
         let page = rustix::param::page_size();
@@ -166,10 +166,10 @@ pub(super) fn signal(fd: BorrowedFd<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes an eventfd's count away, which lets those go on whose writes wait for room. Never waits itself, whatever the
-/// descriptor's flags are. Before Linux 5.8 an error, and nothing is done.
+/// Resets an eventfd's count, which frees writers that wait for room. Never waits itself, with any flags of the
+/// descriptor. Before Linux 5.8 this is an error without effect.
 pub(super) fn drain_eventfd(fd: BorrowedFd<'_>) -> io::Result<()> {
-    // An offset that means the descriptor's own.
+    // The offset that stands for the descriptor's own.
     const HERE: u64 = u64::MAX;
     let mut count = [0; 8];
     rustix::io::preadv2(fd, &mut [IoSliceMut::new(&mut count)], HERE, ReadWriteFlags::NOWAIT)?;
@@ -201,7 +201,7 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     Ok(rustix::net::accept_with(listener, SocketFlags::NONBLOCK | SocketFlags::CLOEXEC)?)
 }
 
-/// The process at the other end of a Unix socket, as the kernel saw it connect or listen.
+/// The process of a Unix socket's peer, as the kernel recorded it when it connected or listened.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Credentials {
     pub(super) uid: u32,
@@ -209,7 +209,7 @@ pub(super) struct Credentials {
     pub(super) pid: u32,
 }
 
-/// The user at the other end of a Unix socket.
+/// The user of a Unix socket's peer.
 pub(super) fn peer_credentials(socket: BorrowedFd<'_>) -> io::Result<Credentials> {
     // Not by rustix, whose process numbers cannot be 0.
     let [pid, uid, _gid] = socket_option(socket, libc::SO_PEERCRED)?;
@@ -234,13 +234,13 @@ pub(super) struct ProcessId {
     pub(super) started: u64,
 }
 
-/// A handle on the process at the other end of a Unix socket, and when that process started; `None` where it can't be
-/// seen, or is dead already.
+/// A handle on the process of a Unix socket's peer, and when that process started; `None` if it is not visible, or is
+/// dead already.
 pub(super) fn peer_process(socket: BorrowedFd<'_>) -> Option<(ProcessId, OwnedFd)> {
     let pid = peer_credentials(socket).ok()?.pid;
     let pidfd = peer_pidfd(socket).or_else(|_| open_pidfd(pid)).ok()?;
     let started = start_time(pid)?;
-    // Only while it lives do its number and what was read under it belong to it.
+    // Only if it is still alive, the number and the start time are its own.
     is_alive(pidfd.as_fd()).then_some((ProcessId { pid, started }, pidfd))
 }
 
@@ -260,7 +260,7 @@ fn open_pidfd(pid: u32) -> io::Result<OwnedFd> {
 /// When a process started, in the kernel's ticks.
 fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name, in parentheses, may hold anything; 19 fields lie between it and the time.
+    // The name, in parentheses, may contain anything; 19 fields are between it and the time.
     let (_, after_name) = stat.rsplit_once(')')?;
     after_name.split_whitespace().nth(19)?.parse().ok()
 }
@@ -307,7 +307,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>) -> io::Result<Packet> {
         }
     }
     if message.flags.contains(ReturnFlags::CTRUNC) && fds.len() < FRAME_FDS {
-        // There was room for more in the message, so it was this process that could have no more: no fault of the peer's.
+        // The message had room for more, so this process has reached its limit of descriptors: it is no fault of the
+        // peer.
         return Err(Errno::MFILE.into());
     }
     let truncated = message.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC);
@@ -320,13 +321,13 @@ pub(super) fn watch(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<Owned
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }
 
-/// As [`watch`], for a descriptor that its owner keeps.
+/// As [`watch`], for a borrowed descriptor.
 pub(super) fn watch_borrowed(fd: BorrowedFd<'_>, interest: Interest) -> io::Result<AsyncFd<BorrowedFd<'_>>> {
     // SAFETY: a `BorrowedFd` always answers with the one descriptor that stays open for its lifetime.
     Ok(unsafe { AsyncFd::register_with_interest(fd, interest) }?)
 }
 
-/// What a descriptor is, in the kernel's words (`anon_inode:[eventfd]`).
+/// The kernel's description of a descriptor (`anon_inode:[eventfd]`).
 pub(super) fn describe(fd: BorrowedFd<'_>) -> io::Result<std::path::PathBuf> {
     std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))
 }

@@ -151,8 +151,8 @@ impl Target {
         }
     }
 
-    /// Stores for the peer what is executed, if it may wait for that, or may soon need the room in its ring. Otherwise
-    /// nothing is stored: each store would take the cache line from the peer, which looks at it.
+    /// Stores the count of executed descriptors, if the peer may wait for it, or may soon need the room in its ring.
+    /// Otherwise nothing is stored, because each store takes the cache line from the peer, which polls it.
     fn report(&mut self, connection: &Connection) {
         let unreported = self.head - self.reported;
         if self.is_awaited || unreported >= UNREPORTED_MAX {
@@ -161,7 +161,7 @@ impl Target {
         }
     }
 
-    /// The next arrival is for the task that has the lock.
+    /// Reserves the next arrival for the task that has the lock.
     pub(super) fn await_next(&mut self) {
         self.is_for_task = true;
     }
@@ -209,7 +209,7 @@ impl Target {
         Ok(true)
     }
 
-    /// Whether there may be more to do at once.
+    /// Executes one batch. Returns whether there may be more to do at once.
     fn execute_batch(&mut self, connection: &Connection, producer: &Mutex<Producer>) -> Result<bool, End> {
         let mut budget = CHUNK_BYTES;
         for _ in 0..BATCH_DESCRIPTORS {
@@ -230,7 +230,7 @@ impl Target {
     }
 
     /// Executes some more of the current descriptor, within `budget`. Returns whether it is done.
-    // Kept apart, as what takes time has many values to keep, and a short message none of them.
+    // A separate function, because long work needs many values on the stack, and a short message none of them.
     #[inline(never)]
     fn go_on(
         &mut self,
@@ -371,8 +371,8 @@ impl Target {
         Ok(Copy { index, offset, destination, reason, done: 0, helped })
     }
 
-    /// The peer's block with this number. The peer sends a block before the descriptor that names it, so a block that
-    /// is not here yet waits in the socket.
+    /// The peer's block with this number. The peer sends a block before the descriptor that names it, so a missing
+    /// block is still in the socket.
     fn block(&mut self, connection: &Connection, index: u32) -> Result<&ImportedBlock, End> {
         let index = index as usize;
         while index >= self.blocks.len() && self.read_frame(connection)? {}
@@ -419,7 +419,7 @@ impl Target {
         Ok(length)
     }
 
-    /// Passes the arrival on, if the peer had not closed until now, and moves to the next descriptor.
+    /// Passes the arrival on, if the peer has not closed yet, and moves to the next descriptor.
     fn finish(
         &mut self,
         connection: &Connection,
@@ -446,7 +446,7 @@ impl Target {
         self.end_piece(connection, execution.length, execution.continues, execution.immediate)
     }
 
-    /// Passes the arrival of a write on whose last piece has landed, and moves to the next descriptor.
+    /// Passes on the arrival of a write whose last piece has landed, and moves to the next descriptor.
     fn end_piece(
         &mut self,
         connection: &Connection,
@@ -526,12 +526,12 @@ impl Target {
     }
 }
 
-/// The peer's memory cannot be mapped or made resident.
+/// The end of a connection because the peer's memory cannot be mapped or made resident.
 fn unreadable(error: io::Error) -> End {
     End::device("reading a block of the peer", error)
 }
 
-/// Whether the peer had not closed until now, so that what was copied out of its memory counts.
+/// Checks that the peer has not closed yet, so that bytes copied out of its memory are valid.
 fn check_open(connection: &Connection) -> Result<(), End> {
     match connection.peer.closed() {
         0 => Ok(()),

@@ -25,31 +25,32 @@ pub(super) fn publish<'page>(
 
 /// Announces that the caller is about to sleep for the `epoch`th time. It must look for work once more after this.
 pub(super) fn fall_asleep(sleep: &AtomicU64, epoch: u64) {
-    // Released, because a word of a board also says which boxes of the peer were read, and it fills those again.
+    // Released, because a word of a board also reports which boxes of the peer were read, and the peer fills those
+    // again.
     sleep.store(epoch, Ordering::Release);
     // Pairs with the fences in `must_ring` and `announced`: either the ringer sees the epoch, or the sleeper sees the ringer's work.
     fence(Ordering::SeqCst);
 }
 
-/// Whether the sleeper sleeps and was not rung since it fell asleep. Called after work was published. The caller rings
-/// if this is true.
+/// Whether the sleeper sleeps and was not rung since it fell asleep. Called after publishing work. The caller rings if
+/// this is true.
 ///
-/// `rung` never decreases: if a ringer that read an older epoch stored it after another had rung for a newer one, the
-/// sleeper would be rung twice.
+/// `rung` never decreases: if a ringer stored an older epoch after another had rung for a newer one, the sleeper would
+/// be rung twice.
 pub(super) fn must_ring(sleep: &AtomicU64, rung: &AtomicU64) -> bool {
     fence(Ordering::SeqCst);
     let epoch = sleep.load(Ordering::Relaxed);
     rung.load(Ordering::Relaxed) < epoch && rung.fetch_max(epoch, Ordering::AcqRel) < epoch
 }
 
-/// What the peer has announced by [`fall_asleep`] or the like. Called after work was published.
+/// The peer's latest announcement, by [`fall_asleep`] or the like. Called after publishing work.
 pub(super) fn announced(word: &AtomicU64) -> u64 {
     // Pairs with the fence in `fall_asleep`.
     fence(Ordering::SeqCst);
     load(word)
 }
 
-/// Ends a lease: this process reads its bytes no more.
+/// Ends a lease, because this process no longer reads its bytes.
 pub(super) fn release(lease: &AtomicU64, released: &AtomicU64, generation: u64) {
     lease.store(generation, Ordering::Release);
     released.fetch_add(1, Ordering::Release);

@@ -153,8 +153,8 @@ impl Joined {
         &self.bytes
     }
 
-    /// Deregisters the memory from all devices and registers it again: other pages are at its addresses now. A device
-    /// that refuses is sent copies from then on.
+    /// Deregisters the memory from all devices and registers it again: other pages are at its addresses now. If a
+    /// device refuses, its transfers are copied from then on.
     pub fn register_again(&self) {
         if let Some(block) = self.bytes.joined_block() {
             block.visit_again();

@@ -1,4 +1,4 @@
-//! The catalogue: published contents that neighbours read by themselves.
+//! The catalogue: published contents that neighbours read without a message.
 //!
 //! Each domain makes one memfd and maps it for writing. Peers map it read-only. It has a header page and a fixed number
 //! of cells. A cell belongs to one name for as long as the catalogue lives, so a reader that has found the cell of a name
@@ -16,9 +16,9 @@
 //! 144   name       up to 112 bytes, filled up with zeros
 //! ```
 //!
-//! The header has a magic number and how much a peer may view.
+//! The header has a magic number and the limits of a peer's views.
 //!
-//! The name decides where its cell is: at the hash, or in one of the next cells. A name is written once, its hash last.
+//! The hash of a name decides its cell: the one at the hash, or one of the next. A name is written once, its hash last.
 //! The module `sequence` has the steps of the two sides on a cell.
 
 mod name;
@@ -43,12 +43,12 @@ const HEADER_BYTES: usize = 4096;
 /// Bytes of a catalogue: 1 MiB and a header.
 const CATALOGUE_BYTES: usize = HEADER_BYTES + CELLS * CELL_BYTES;
 
-/// How many cells a name may be in. If all belong to other names, it is not in the catalogue.
+/// Number of cells in which a name may be. If all belong to other names, the name is not in the catalogue.
 const PROBES: usize = 16;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"TWSCAT\0\x01");
 const MAGIC_AT: usize = 0;
-/// How many views one process may hold, and their bytes.
+/// The number of views that one process may hold, and then their bytes.
 const VIEWS_AT: usize = 8;
 const VIEWED_BYTES_AT: usize = 16;
 
@@ -66,7 +66,7 @@ const WORD_BYTES: usize = 8;
 /// The length of the content of an empty cell.
 const EMPTY: u64 = u64::MAX;
 
-/// A claim of the content `edition` of `cell`. Not 0, because the edition of a content is not.
+/// A claim of the content `edition` of `cell`. It is not 0, because no edition is 0.
 pub(super) fn claim_of(cell: u32, edition: u64) -> u64 {
     edition.wrapping_mul(CELLS as u64) | (u64::from(cell) % CELLS as u64)
 }
@@ -92,7 +92,7 @@ impl Cells {
         self.at(at)
     }
 
-    /// The cell of `name`; `Err` with the first free one that it may have if it has none yet.
+    /// The cell of `name`; if it has none, `Err` with the first free cell that it may get.
     fn look_up(&self, name: Name<'_>) -> Result<usize, Option<usize>> {
         for probe in 0..PROBES {
             let cell = (name.hash() as usize).wrapping_add(probe) % CELLS;

@@ -1,4 +1,4 @@
-//! Names as words, as they stand in a cell.
+//! Names as the words of a cell.
 
 use super::WORD_BYTES;
 
@@ -21,7 +21,7 @@ impl<'a> Name<'a> {
         (text.len() <= NAME_BYTES).then(|| Self { text, hash: hash(text) })
     }
 
-    /// The words that have bytes of the name. Behind the last byte they have zeros.
+    /// The words that have bytes of the name. After the last byte they have zeros.
     pub(super) fn words(&self) -> impl Iterator<Item = u64> {
         words(self.text)
     }
@@ -43,8 +43,8 @@ fn words(text: &str) -> impl Iterator<Item = u64> {
     })
 }
 
-/// Both processes must compute the same, and names are not secret: a peer that makes names collide keeps its own names
-/// out of its own catalogue.
+/// Both processes must compute the same hash. It need not be secret: a peer whose names collide only keeps its own
+/// names out of its own catalogue.
 fn hash(text: &str) -> u64 {
     const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
     let mixed = words(text).fold(text.len() as u64, |hash, word| {

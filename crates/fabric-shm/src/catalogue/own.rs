@@ -35,24 +35,24 @@ use crate::{
 pub(crate) struct OwnCatalogue {
     pub(super) cells: Cells,
     fd: OwnedFd,
-    /// Locked by whoever writes a cell, so that each word has one writer at a time.
+    /// Locked while a cell is written, so that each word has one writer at a time.
     state: Mutex<State>,
-    /// How many contents are retired. Read without the lock.
+    /// Number of retired contents. Read without the lock.
     retired: AtomicUsize,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    /// The memory that cells name, by cell.
+    /// The memory of the contents, by cell.
     named: BTreeMap<u32, Buf>,
     /// The peers that may claim contents.
     readers: Vec<Arc<Reader>>,
-    /// Contents that were replaced while a reader claimed them, by that claim.
+    /// Contents that were replaced while a reader claimed them, each with the claim.
     retired: Vec<(u64, Retired)>,
 }
 
 impl State {
-    /// All claims, sorted. What was replaced is looked for in them by [`sequence::replace`].
+    /// All claims, sorted. [`sequence::replace`] searches them for the replaced content.
     fn claims(&self) -> Vec<u64> {
         let mut claims: Vec<_> = self.readers.iter().flat_map(|reader| reader.page.claims()).collect();
         claims.sort_unstable();
@@ -66,7 +66,7 @@ impl State {
     }
 }
 
-/// The peer of a connection that may view contents. It stays a reader until nothing is left of the connection.
+/// The peer of a connection, which may view contents. It stays a reader until the connection is dropped.
 #[derive(Debug)]
 pub(crate) struct Reader {
     page: Arc<PeerPage>,
@@ -87,10 +87,10 @@ impl Reader {
 }
 
 impl OwnCatalogue {
-    /// Makes, maps and seals an empty catalogue, of which a process may view so much.
+    /// Makes, maps and seals an empty catalogue; `caps` limit the views of a process.
     pub(crate) fn new(caps: LeaseCaps) -> io::Result<Self> {
         let fd = sys::memfd(c"tensorwire-catalogue")?;
-        // Most pages are never used, so they are not mapped here: that would take longer than making them.
+        // Most pages are never used, so they are not mapped here: mapping them would take longer than making them.
         sys::fill(fd.as_fd(), CATALOGUE_BYTES)?;
         let mapping = Mapping::new(fd.as_fd(), CATALOGUE_BYTES, true)?;
         sys::seal(fd.as_fd())?;
@@ -114,19 +114,19 @@ impl OwnCatalogue {
         reader
     }
 
-    /// The reader views nothing any more, and claims nothing from now on: its process is dead, or the connection is over
-    /// and [`is_viewed_by`](Self::is_viewed_by) was false. Gives memory to be dropped without a lock.
+    /// Removes a reader that has no views and makes no claims any more: its process is dead, or the connection is over
+    /// and [`is_viewed_by`](Self::is_viewed_by) was false. Returns memory to be dropped without a lock.
     pub(crate) fn leave(&self, reader: &Arc<Reader>) -> Vec<Buf> {
         self.lock().readers.retain(|other| !Arc::ptr_eq(other, reader));
         self.reclaim()
     }
 
-    /// Whether contents are retired: then an end of a claim may free memory.
+    /// Whether contents are retired, so that the end of a claim may free memory.
     pub(crate) fn has_retired(&self) -> bool {
         self.retired.load(Ordering::Acquire) > 0
     }
 
-    /// Gives memory that no reader views any more, to be dropped without a lock.
+    /// Returns memory that no reader views any more, to be dropped without a lock.
     pub(crate) fn reclaim(&self) -> Vec<Buf> {
         let mut state = self.lock();
         if state.retired.is_empty() {
@@ -138,14 +138,14 @@ impl OwnCatalogue {
         freed
     }
 
-    /// Whether the reader views a content: one that a cell contains now, or a retired one. Claims of anything else come
-    /// too late, and are about to be withdrawn.
+    /// Whether the reader views a content: one that a cell contains now, or a retired one. Claims of other contents
+    /// were made too late, and will be withdrawn.
     pub(crate) fn is_viewed_by(&self, reader: &Reader) -> bool {
         let state = self.lock();
         reader.page.claims().any(|claim| self.viewed(&state, claim).is_some())
     }
 
-    /// What the process views, through all its connections.
+    /// The contents that the process views, through all its connections.
     pub(crate) fn claimed_by(&self, process: &Arc<PeerProcess>) -> Claimed {
         let state = self.lock();
         let readers = state.readers.iter().filter(|reader| Arc::ptr_eq(&reader.process, process));
@@ -157,7 +157,7 @@ impl OwnCatalogue {
         })
     }
 
-    /// The length of a claimed content; `None` if the claim is of none that a cell contains or that is retired.
+    /// The length of a claimed content; `None` if neither a cell nor a retired content matches the claim.
     fn viewed(&self, state: &State, claim: u64) -> Option<u64> {
         let cell = (claim % CELLS as u64) as u32;
         let now = state.named.get(&cell).filter(|_| self.claim_now(cell) == claim);
@@ -165,12 +165,13 @@ impl OwnCatalogue {
         now.or_else(|| retired()?.1.buf()).map(|bytes| bytes.len() as u64)
     }
 
-    /// What a reader claims that views what the cell contains now.
+    /// The claim on the present content of the cell.
     fn claim_now(&self, cell: u32) -> u64 {
         claim_of(cell, self.cells.word(cell as usize, SEQUENCE_AT).load(Ordering::Relaxed))
     }
 
-    /// Lets go of a content that was replaced, as far as no reader views it. `claims` are those after it was replaced.
+    /// Releases a content that was replaced, or retires it if a reader views it. `claims` are those after the
+    /// replacement.
     fn retire(&self, state: &mut State, claims: &[u64], claim: u64, before: Option<Buf>) -> Replaced {
         let mut freed = state.take_unclaimed(claims);
         let mut viewers = Vec::new();
@@ -190,7 +191,7 @@ impl OwnCatalogue {
         self.fd.as_fd()
     }
 
-    /// Gives a free cell to `name`.
+    /// Assigns a free cell to `name`.
     fn assign(&self, cell: usize, name: Name<'_>) {
         let store = |at, value| self.cells.word(cell, at).store(value, Ordering::Relaxed);
         store(LENGTH_AT, EMPTY);
@@ -226,10 +227,10 @@ impl OwnCatalogue {
     }
 }
 
-/// What is done about a content that was replaced, without a lock.
+/// What is left to do, without a lock, for a content that was replaced.
 struct Replaced {
     freed: Vec<Buf>,
-    /// Readers of which one views it.
+    /// Readers one of which views it.
     viewers: Vec<Arc<Reader>>,
 }
 
@@ -269,7 +270,7 @@ impl Catalogue for OwnCatalogue {
         };
         let Replaced { freed, viewers } = self.retire(&mut state, &claims, claim, before);
         drop(state);
-        // Each looks whether its peer ends a claim, and asks to be rung for that before it sleeps.
+        // Each driver checks whether its peer has ended the claim, and asks for a ring at its end before it sleeps.
         viewers.iter().for_each(|reader| reader.driver.wake());
         freed
     }

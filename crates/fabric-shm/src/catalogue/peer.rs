@@ -26,7 +26,7 @@ use crate::{
     sequence, words,
 };
 
-/// Looks at a cell that is being replaced before the peer is asked instead. Replacing takes some 100 ns.
+/// Polls of a cell that is being replaced, before a message asks the peer instead. Replacing takes some 100 ns.
 const LOOKS: usize = 32;
 
 /// The catalogue of a connection's peer, mapped read-only. Nothing in it is trusted.
@@ -69,7 +69,7 @@ impl NeighbourCatalogue {
         self.claims.get()
     }
 
-    /// What the cell contains; `None` if it was replaced meanwhile.
+    /// The content of the cell; `None` if it was replaced meanwhile.
     #[inline]
     fn read(&self, cell: usize) -> Option<CellReading> {
         let word = |at| self.cells.word(cell, at);
@@ -92,17 +92,18 @@ impl NeighbourCatalogue {
         sequence::is_unchanged(word(SEQUENCE_AT), edition).then_some(reading)
     }
 
-    /// Whether the whole content lies in the cell, or in memory that is mapped here.
+    /// Whether the whole content is in the cell, or in memory that is mapped here.
     fn is_here(&self, reading: &CellReading) -> bool {
         let CellReading { length, origin, .. } = reading;
         *length <= CELL_CONTENT_BYTES as u64
             || self.blocks.get(origin.block).is_some_and(|block| {
-                // What cannot be mapped now is asked for: the answer may be an error that says why.
+                // A block that cannot be mapped now is requested by a message, whose answer may be an error with the
+                // reason.
                 block.covers(origin.offset, *length) && block.mapping().is_ok()
             })
     }
 
-    /// Copies out of the peer's block. `None` if the part does not lie inside it, or cannot be made resident.
+    /// Copies out of the peer's block. `None` if the part exceeds it, or cannot be made resident.
     fn copy_out(&self, origin: &CellOrigin, offset: usize, into: &mut [u8]) -> Option<()> {
         let block = self.blocks.get(origin.block)?;
         let offset = origin.offset.checked_add(offset as u64)?;
@@ -144,7 +145,8 @@ impl PeerCatalogue for NeighbourCatalogue {
     fn view(&self, reading: &CellReading) -> Option<Buf> {
         let CellReading { length, origin, .. } = reading;
         let (block, claims) = (self.blocks.get(origin.block)?, self.claims.get()?);
-        // Pages that are not there yet are made resident by the connection's driver, piece by piece: the peer is asked.
+        // The connection's driver makes missing pages resident, piece by piece, so this content is requested by a
+        // message.
         let (at, bytes) = (usize::try_from(origin.offset).ok()?, usize::try_from(*length).ok()?);
         if bytes <= CELL_CONTENT_BYTES {
             return None;

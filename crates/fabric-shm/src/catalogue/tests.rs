@@ -28,7 +28,7 @@ use crate::{
     sys,
 };
 
-/// A catalogue, and its reader, as if they were in two processes.
+/// A catalogue and its reader, as in two processes.
 struct Sides {
     own: Arc<OwnCatalogue>,
     peer: NeighbourCatalogue,
@@ -250,7 +250,7 @@ fn s2_no_reader_finds_a_mix_of_two_contents() {
                 if done.load(Ordering::Relaxed) {
                     break;
                 }
-                // The memory of the content before is reused for the one after next.
+                // The memory of the earlier content is reused for the next but one.
                 drop(sides.write(
                     cell,
                     round,
@@ -294,7 +294,7 @@ fn s1_a_viewed_content_is_held_until_the_view_is_dropped() {
     drop(second);
     assert_eq!(sides.own.reclaim().len(), 1);
     assert!(!sides.own.has_retired() && sides.used() == one);
-    // What is viewed when the cell is emptied is given back by whatever is published next.
+    // The next publication frees a content that was viewed when its cell was emptied.
     let view = sides.view("w").unwrap();
     assert!(sides.own.write(cell, None).is_empty());
     drop(view);
@@ -340,14 +340,14 @@ fn s4_a_reader_views_no_more_than_it_may_and_only_where_its_claims_are_looked_at
     assert_eq!(sides.own.claimed_by(process), Claimed { contents: 3, bytes: 90_000 });
     drop(large);
     assert!(sides.view("w").is_some());
-    // What is lent counts, too.
+    // Lent memory counts, too.
     let claims = sides.peer.claims().unwrap();
     claims.count(80_000);
     assert!(sides.view("w").is_none());
     claims.uncount(80_000);
     assert!(sides.view("w").is_some());
     assert_eq!(sides.own.claimed_by(process), Claimed::default());
-    // A publisher that cannot watch the reader's process does not look at its claims.
+    // A publisher that cannot watch the reader's process ignores its claims.
     let ((_, fd), (own, _)) = (OwnPage::new(1).unwrap(), OwnPage::new(1).unwrap());
     let unclaimable = Arc::new(PeerPage::import(fd.as_fd(), 1).unwrap());
     let ringer = Arc::new(Ringer::import(sys::eventfd().unwrap()).unwrap());
@@ -374,7 +374,7 @@ fn s1_what_a_reader_views_outlives_its_connection_and_what_it_claims_at_random_h
     assert!(!sides.own.is_viewed_by(&sides.reader));
     assert_eq!(sides.own.leave(&sides.reader).len(), 1);
     assert_eq!(sides.used(), 0);
-    // A process that is dead views nothing, whatever it has claimed.
+    // A dead process views nothing, whatever it has claimed.
     let reader = sides.own.join(sides.reader.page().clone(), this_process(), Arc::default());
     let _nothing = sides.write(cell, 2, sides.buffer(5000, 2));
     for claim in [1, u64::MAX, u64::from(cell.0)] {
@@ -429,7 +429,7 @@ fn s5_a_peer_that_writes_nonsense_gets_nothing_out_of_its_reader() {
         forge(at, honest);
         assert!(sides.peer.find("w").is_some());
     }
-    // A reading that is changed on its way back copies nothing, either.
+    // A reading that the caller has changed copies nothing, either.
     let mut into = vec![0; 1000];
     let mut changed = reading;
     changed.origin.offset = u64::MAX;
@@ -437,7 +437,7 @@ fn s5_a_peer_that_writes_nonsense_gets_nothing_out_of_its_reader() {
     changed.origin = reading.origin;
     changed.origin.cell = CellNumber(u32::MAX);
     assert!(!sides.peer.copy(&changed, 0, &mut into));
-    // All cells belong to somebody, and every name looks like every other: the search ends.
+    // All cells belong to names, and all names have one hash: the search ends.
     for cell in 0..CELLS {
         sides.own.cells.word(cell, HASH_AT).store(u64::MAX, Ordering::SeqCst);
     }

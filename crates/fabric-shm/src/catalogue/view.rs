@@ -1,4 +1,4 @@
-//! Views of the peer's published contents: claims, and the memory that they hold.
+//! Views of the peer's published contents: claims, and the claimed memory.
 
 use std::{
     ptr::NonNull,
@@ -42,13 +42,13 @@ impl Claims {
         Self { own, peer, ringer, free, viewed: Viewed::default() }
     }
 
-    /// Counts a view; gives the views before it, and the bytes with it.
+    /// Counts a view; returns the number of views before it, and the bytes including it.
     pub(crate) fn count(&self, bytes: u64) -> (u64, u64) {
         let views = self.viewed.views.fetch_add(1, Ordering::Relaxed);
         (views, self.viewed.bytes.fetch_add(bytes, Ordering::Relaxed).saturating_add(bytes))
     }
 
-    /// A view that was counted has ended.
+    /// Removes a view from the counts.
     pub(crate) fn uncount(&self, bytes: u64) {
         self.viewed.views.fetch_sub(1, Ordering::Relaxed);
         self.viewed.bytes.fetch_sub(bytes, Ordering::Relaxed);
@@ -76,7 +76,7 @@ pub(super) struct Claim {
 }
 
 impl Claim {
-    /// `None` if the peer looks at no claims, or there are as many as there may be.
+    /// `None` if the peer ignores claims, or a limit is reached.
     pub(super) fn new(claims: &Arc<Claims>, caps: ViewCaps, content: u64, bytes: u64) -> Option<Self> {
         if !claims.peer.is_claimable() {
             return None;
@@ -84,7 +84,7 @@ impl Claim {
         let slot = claims.free().pop()?;
         let (views, sum) = claims.count(bytes);
         let claim = Self { claims: claims.clone(), slot, bytes };
-        // Dropped, it gives back what it took.
+        // If this is dropped, its drop undoes the count.
         (views < caps.views && sum <= caps.bytes).then(|| {
             claims.own.claim(slot, content);
             claim
@@ -102,7 +102,7 @@ impl Drop for Claim {
     }
 }
 
-/// A claimed range of the peer's block. Keeps the block mapped, also after the connection has ended.
+/// A claimed range of the peer's block. Keeps the block mapped, even after the connection has ended.
 #[derive(Debug)]
 pub(super) struct ClaimedView {
     pub(super) mapping: Arc<Mapping>,

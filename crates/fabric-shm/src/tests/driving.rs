@@ -1,4 +1,4 @@
-//! Who makes progress, who sleeps, and who is woken: the driver polled by hand.
+//! Progress, sleeps and wake-ups of the driver, which the tests poll themselves.
 
 use std::{
     future::Future,
@@ -42,7 +42,7 @@ impl Wake for Count {
     }
 }
 
-/// The victim's driver under a hand-held waker.
+/// The victim's driver, which the test polls with a waker of its own.
 struct Hand {
     driver: Pin<Box<Driver<ShmDriven>>>,
     count: Arc<Count>,
@@ -124,7 +124,7 @@ fn an_idle_driver_arms_once_and_sleeps() {
 
 #[test]
 fn an_idle_driver_costs_nothing_however_it_waits() {
-    // Adaptive has nothing to go by at first, so it sleeps at once; its own wake-ups end.
+    // Adaptive has no measurements at first, so it sleeps at once; its own wake-ups end.
     for wait in [Wait::Sleep, Wait::Adaptive] {
         on_a_runtime(|| {
             let mut rig = Rig::new();
@@ -193,7 +193,7 @@ fn a_busy_driver_never_says_that_it_sleeps() {
             }
         }
         assert_eq!((rig.sees.sleep(), rig.victim.stats().arrivals), (0, 1));
-        // The peer's end is seen although the driver never sleeps.
+        // The driver notices the peer's end although it never sleeps.
         let Rig { socket, victim, link, .. } = rig;
         drop(socket);
         link.frames_came(); // What the readiness event would do, which needs a runtime.
@@ -207,7 +207,7 @@ fn work_that_comes_while_the_driver_falls_asleep_is_not_overlooked() {
     on_a_runtime(|| {
         let rig = Rig::new();
         let page = Arc::new(Mutex::new(None::<OwnPage>));
-        // Published after the driver has looked; the producer still sees an awake consumer and does not ring.
+        // Published after the driver has polled; the producer still sees an awake consumer and does not ring.
         let publish = {
             let page = page.clone();
             move || page.lock().unwrap().take().unwrap().publish(0, &notification().encode())
@@ -363,7 +363,7 @@ fn a_task_that_helps_lets_others_have_their_turn() {
         }
         assert_eq!(finds, 64);
         assert!(rig.victim.help(), "the next time");
-        // One go at a long copy; the rest is the driver's.
+        // One step of a long copy; the driver does the rest.
         let (granted, range, key) = rig.lend(3 * CHUNK_BYTES);
         rig.send_block(0, 3 * CHUNK_BYTES);
         rig.link.frames_came();
@@ -395,7 +395,7 @@ fn a_driver_that_finds_someone_at_work_is_woken_by_them() {
         assert_eq!(hand.woken(), 0, "spins");
         assert_eq!(rig.sees.sleep(), epoch, "must not say that it sleeps without having looked");
         drop(held);
-        // Whoever held it goes through `progress`, which wakes the driver on the way out.
+        // The task that held the lock leaves `progress`, which wakes the driver.
         assert_eq!(rig.link.progress(), Look::Worked);
         assert_eq!(hand.woken(), 1);
         hand.sleep();
@@ -421,7 +421,7 @@ fn a_close_that_finds_someone_at_work_is_carried_out() {
 
 #[test]
 fn a_dropped_driver_ends_the_connection() {
-    // The runtime is going down: nobody would execute the peer's writes or see its death any more.
+    // The runtime is shutting down: nothing would execute the peer's writes or notice its death any more.
     on_a_runtime(|| {
         let rig = Rig::new();
         let mut hand = Hand::new(&rig);
@@ -432,7 +432,7 @@ fn a_dropped_driver_ends_the_connection() {
     });
 }
 
-/// What is readable once the peer's process is dead, when it is.
+/// A descriptor of a dead process, which is readable.
 async fn dead_process() -> AsyncFd<OwnedFd> {
     let mut child = Command::new("true").spawn().unwrap();
     let pid = Pid::from_child(&child);
@@ -452,12 +452,12 @@ async fn d_a_claim_of_a_dead_process_holds_no_connection() {
     rig.page.claim(0, claim_of(cell.0, 2));
     assert!(rig.link.is_viewed());
     let mut hand = Hand::of(&rig, Wait::Sleep, Hand::driven(&rig, Some(dead_process().await)));
-    // The content is published still, so the claim is as good as ever.
+    // The content is still published, so the claim is still valid.
     assert_eq!(hand.poll(), Poll::Ready(()));
     assert!(matches!(rig.victim.failure(), Some(FabricError::PeerLost { .. })));
 }
 
-/// Looks at the peer-visible `closed` word whenever memory comes back to the pool.
+/// Reads the `closed` word, which the peer sees, whenever memory returns to the pool.
 #[derive(Debug, Default)]
 struct Watch {
     page: Mutex<Option<PeerPage>>,

@@ -14,7 +14,7 @@ use crate::{
 
 const BYTES: usize = 3 * HELP_BYTES + 5;
 
-/// A sealed block full of 7.
+/// A sealed block filled with 7.
 fn source(length: usize) -> Arc<Mapping> {
     Arc::new(Mapping::new(sealed_block(length).as_fd(), length, false).unwrap())
 }
@@ -25,7 +25,7 @@ fn target(rig: &Rig, length: usize) -> (tensorwire_memory::Granted, RemoteTarget
     (granted, target)
 }
 
-/// Steps until all is done; returns the bytes that the task itself copied.
+/// Steps until the copy is complete; returns the bytes that the task itself copied.
 fn finish(copy: &mut HelpedCopy) -> Result<usize, PeerViolation> {
     let mut own = 0;
     loop {
@@ -86,7 +86,7 @@ async fn a_copy_that_is_given_up_leaves_the_memory() {
                 copy.step().unwrap();
             }
             drop(copy);
-            // Not GrantBusy: the helper is out, though its thread may still be there.
+            // Not GrantBusy: the helper has left the grant, although its thread may still run.
             let mut taken = granted.end(GrantEnd::QueuePairDrained).unwrap();
             taken.fill(9);
             shared.help();

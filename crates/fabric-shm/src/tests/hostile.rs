@@ -1,5 +1,5 @@
-//! Neighbours that write nonsense into the pages they own. They must break their own connection only: no panic,
-//! no access out of bounds, no unbounded loop, no byte of memory that was not granted.
+//! Neighbours that write nonsense into their own pages. They must break only their own connection: no panic, no access
+//! out of bounds, no unbounded loop, and no change of memory that was not granted.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -146,7 +146,7 @@ fn a_block_that_was_never_sent_is_refused() {
 
 #[test]
 fn a_well_formed_neighbour_is_served() {
-    // The rig itself can succeed, so the refusals above are refusals of what they name.
+    // A valid write succeeds with this rig, so the refusals above have the reasons that they name.
     on_a_runtime(|| {
         let mut rig = Rig::new();
         let (granted, range, key) = rig.lend(4096);
@@ -160,7 +160,7 @@ fn a_well_formed_neighbour_is_served() {
     });
 }
 
-/// Makes a write to memory that was written before one that is refused.
+/// Turns a write to memory that was written before into one that is refused.
 type Spoil = fn(&Rig, &mut Option<Granted>, &mut RemoteRange, &mut u32);
 
 #[test]
@@ -214,7 +214,7 @@ fn a_tiny_payload_is_copied_whole_whatever_the_budget_leaves() {
         let mut rig = Rig::new();
         let (granted, range, key) = rig.lend(CHUNK_BYTES + 64);
         rig.send_block(0, CHUNK_BYTES);
-        // Ten bytes of the go's budget are left for a payload of 64.
+        // Ten bytes of the round's budget are left for a payload of 64.
         let most = RemoteRange { length: CHUNK_BYTES as u64 - 10, ..range };
         rig.publish(&write_of(most, key, Source::Block { index: 0, offset: 0 }));
         let bytes: Vec<u8> = (100..164).collect();
@@ -300,7 +300,7 @@ fn s4_memory_of_a_peer_is_mapped_up_to_the_cap() {
     const LENGTH: u64 = IMPORTED_BYTES_MAX / 4;
     on_a_runtime(|| {
         let rig = Rig::new();
-        // The same memory again and again costs the peer nothing, and this side page tables.
+        // The same memory again and again costs the peer nothing, and costs this side page tables.
         let block = sealed_block(LENGTH as usize);
         let send = |index| {
             let frame = Frame::Block { index, number: index.into(), length: LENGTH }.encode();
@@ -360,7 +360,7 @@ fn closing_in_the_middle_of_a_write_delivers_nothing() {
             }
             let landed = bytes_of(&granted).iter().filter(|&&byte| byte == 7).count();
             assert_eq!(landed, goes * CHUNK_BYTES, "one chunk per go");
-            // From here on the source belongs to someone else.
+            // From here on the source may be reused.
             rig.page.set_closed(1);
             assert_eq!(rig.settle(), Look::Over);
             assert_eq!(rig.victim.stats().arrivals, 0);
@@ -374,7 +374,7 @@ fn closing_in_the_middle_of_a_write_delivers_nothing() {
 
 #[test]
 fn closing_between_the_copy_and_the_delivery_delivers_nothing() {
-    // The word is read again after the copy: a go that began before the close must see it.
+    // The word is read again after the copy: a round that began before the close must see it.
     on_a_runtime(|| {
         let mut rig = Rig::new();
         let (granted, range, key) = rig.lend(64);
@@ -391,7 +391,7 @@ fn closing_between_the_copy_and_the_delivery_delivers_nothing() {
     });
 }
 
-/// What a fuzzing attacker does in one step.
+/// One step of a fuzzing attacker.
 #[derive(Debug, Clone)]
 enum Mischief {
     /// Writes a word anywhere in the header or the ring.
@@ -450,7 +450,7 @@ proptest! {
     ) {
         on_a_runtime(|| {
             let mut rig = Rig::new();
-            // Lent memory between memory that is not: only the middle may ever change.
+            // Granted memory between memory that is not granted: only the middle may ever change.
             let before = rig.pool.try_alloc(4096).unwrap();
             let (granted, range, key) = rig.lend(4096);
             let after = rig.pool.try_alloc(4096).unwrap();
@@ -470,7 +470,7 @@ proptest! {
             assert_eq!(outcome == Look::Over, rig.victim.failure().is_some());
             assert_eq!(before[..], before_copy[..]);
             assert_eq!(after[..], after_copy[..]);
-            // Whatever landed came from the attacker's blocks (7) or its own slots.
+            // All landed bytes are of the attacker's blocks (7) or of its slots.
             assert_eq!(granted.length(), 4096);
             if outcome == Look::Over {
                 let (left, right) = (rig.victim.stats(), rig.link.progress());

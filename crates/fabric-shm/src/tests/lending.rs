@@ -17,18 +17,18 @@ use super::{
 
 const CONSUMED_AT: usize = 128;
 const RELEASED_AT: usize = 192;
-/// Of a ring of eight slots.
+/// The lease words of a page set whose ring has eight slots.
 const LEASES_AT: usize = 4096 + 8 * 256;
 
 impl Rig {
-    /// The victim lends a page of its own.
+    /// Lends a page of the victim.
     fn lend_one(&self) -> Operation {
         let local = self.pool.try_alloc(4096).unwrap().freeze();
         self.regions.register(self.runtime.as_ref(), local.block().unwrap(), Access::LOCAL);
         self.victim.post_now(&WorkRequest::Lend { local, immediate: Immediate(1) }).unwrap()
     }
 
-    /// The attacker reports that it has executed `count` descriptors.
+    /// Reports for the attacker that it has executed `count` descriptors.
     fn execute(&self, count: u64) {
         self.page.forge(CONSUMED_AT, count);
         assert_ne!(self.settle(), Look::Over);
@@ -38,7 +38,7 @@ impl Rig {
         self.pool.stats().used_bytes
     }
 
-    /// The attacker lends a range of its block 0 under the given lease.
+    /// Lends a range of the attacker's block 0 under the given lease.
     fn offer(&mut self, offset: u64, length: u64, slot: u32) {
         let source = Source::Lent { index: 0, offset, length, slot, generation: 7 };
         self.publish(&Descriptor {
@@ -57,7 +57,7 @@ impl Rig {
         }
     }
 
-    /// The loan that the victim gets.
+    /// The view that the victim gets.
     fn view(&self) -> Buf {
         let next = std::pin::pin!(self.victim.next_arrival());
         match futures::FutureExt::now_or_never(next) {
@@ -91,13 +91,13 @@ fn a_lease_released_twice_or_early_costs_nobody_else() {
     on_a_runtime(|| {
         let rig = Rig::new();
         let first = rig.lend_one();
-        // Before it has even taken the loan: the operation still owns the bytes.
+        // Before it has taken the loan: the operation still owns the bytes.
         rig.page.release(0, 1);
         rig.settle();
         assert_eq!(rig.used(), 4096);
         rig.execute(1);
         assert_eq!(rig.used(), 0);
-        // The slot's next lease is another one.
+        // The slot's next lease has another generation.
         let second = rig.lend_one();
         rig.execute(2);
         rig.page.release(0, 1);
@@ -124,7 +124,7 @@ fn one_who_never_releases_runs_into_the_cap_alone() {
             other => panic!("unexpected: {other:?}"),
         }
         assert_eq!(rig.settle(), Look::Idle, "the connection lives");
-        // One back, one more.
+        // One lease is released, so one more can be opened.
         rig.page.release(2, 1);
         let again = rig.lend_one();
         rig.execute(u64::from(LEASES) + 1);
@@ -182,18 +182,18 @@ fn a_loan_is_a_view_until_it_is_dropped() {
         let mut rig = Rig::new();
         rig.send_block(0, 4 * CHUNK_BYTES);
         rig.offer(100, 3 * CHUNK_BYTES as u64, 5);
-        // Made resident in as many goes as a copy would take.
+        // Made resident in as many rounds as a copy would take.
         assert_eq!(rig.link.progress(), Look::More);
         assert_eq!(rig.sees.consumed(), 0);
         rig.settle();
         assert_eq!(rig.sees.consumed(), 1);
         let view = rig.view();
         assert!(view.len() == 3 * CHUNK_BYTES && view.iter().all(|&byte| byte == 7));
-        // The second time costs one go.
+        // The second time takes one round.
         rig.offer(0, 4 * CHUNK_BYTES as u64 - CHUNK_BYTES as u64, 6);
         assert_ne!(rig.link.progress(), Look::More);
         let second = rig.view();
-        // Also after the connection is over.
+        // Even after the connection is over.
         Link::start_close(rig.link.as_ref());
         assert!(view.iter().all(|&byte| byte == 7));
         assert_eq!((rig.sees.lease(5), rig.sees.lease(6), rig.sees.released()), (0, 0, 0));

@@ -1,4 +1,4 @@
-//! Tests that need to see inside: layouts, imports, and neighbours that break every rule they can.
+//! Tests of internals: layouts, imports, and neighbours that break every rule they can.
 
 mod driving;
 mod helping;
@@ -19,7 +19,7 @@ impl Rig {
         Patience::new(Spinner::new(wait), self.runtime.clone())
     }
 
-    /// The connection must be over, and gives why.
+    /// The reason of the end of the connection, which must be over.
     fn failure(&self) -> FabricError {
         assert_eq!(self.settle(), Look::Over);
         assert_ne!(self.sees.closed(), 0, "the attacker is not told");

@@ -1,4 +1,4 @@
-//! Layouts, frames, imports, doorbells and endings, each alone.
+//! Tests of single parts: layouts, frames, imports, doorbells and endings.
 
 use std::{
     os::{
@@ -227,7 +227,8 @@ fn a_ring_has_at_least_its_depth_and_a_power_of_two() {
     for (depth, slots) in [(1, 1), (2, 2), (3, 4), (16, 16), (17, 32), (u32::MAX, SLOTS_MAX)] {
         assert_eq!(OwnPage::new(depth).unwrap().0.slots(), slots);
     }
-    // A page of words about the connection, two of slots, and the words of leases, claims and the board, in whole pages.
+    // One page of words about the connection, two of slots, and the words of leases, claims and the board, in whole
+    // pages.
     let words = 8 * ((LEASES_MAX + CLAIMS_MAX) as usize + BOARD_WORDS);
     assert_eq!(page_bytes(32), 3 * 4096 + words.next_multiple_of(4096));
 }
@@ -235,7 +236,7 @@ fn a_ring_has_at_least_its_depth_and_a_power_of_two() {
 #[test]
 fn a_page_set_of_another_size_or_layout_is_refused() {
     let (own, fd) = OwnPage::new(64).unwrap();
-    // As many pages as 64 slots take, 63 do too.
+    // 63 slots take as many pages as 64.
     for slots in [0, 3, 63, 32 * 1024, SLOTS_MAX * 2, u32::MAX] {
         assert!(PeerPage::import(fd.as_fd(), slots).is_err(), "{slots} slots");
     }
@@ -309,7 +310,7 @@ fn a_token_matches_itself_only() {
     assert!(!one.token.matches(&other.token));
     assert_ne!(one.socket_name(), other.socket_name());
     assert!(!format!("{:?}", one.token).contains(|c: char| c.is_ascii_digit()), "a token is never printed");
-    // Each single bit counts.
+    // Every single bit matters.
     let data = one.encode().0;
     for bit in (data.len() - 32) * 8..data.len() * 8 {
         let mut changed = data.clone();
@@ -327,7 +328,7 @@ fn connection_data_of_another_version_length_or_fabric_is_refused_by_name() {
     let refused = |data: Vec<u8>| Address::decode(&ConnectionData(data)).unwrap_err().to_string();
     let of_version = |version| [&[version], &data[1..]].concat();
     assert!(refused(of_version(9)).contains("version 9"));
-    // Its pages had no board.
+    // Pages of version 4 had no board.
     assert!(refused(of_version(4)).contains("version 4, this side 5: run the same release on both"));
     let mut other = data.clone();
     other[1] = b't';
@@ -381,7 +382,7 @@ fn a_block_that_is_not_allocated_is_refused() {
 fn e_a_block_with_a_hole_is_refused_whatever_lies_beyond_its_end() {
     const LENGTH: u64 = 1 << 20;
     let page = rustix::param::page_size() as u64;
-    // What of it is there: all but its first, a middle and its last page, and nothing.
+    // The allocated parts: all except the first page, a middle one, or the last one; and none.
     let first = [0..0, page..LENGTH];
     let middle = [0..LENGTH / 2, LENGTH / 2 + page..LENGTH];
     let last = [0..LENGTH - page, 0..0];
@@ -392,7 +393,7 @@ fn e_a_block_with_a_hole_is_refused_whatever_lies_beyond_its_end() {
         for part in there {
             file.write_all_at(&vec![7; (part.end - part.start) as usize], part.start).unwrap();
         }
-        // These count as the file's, and go with a truncation to the size that it has.
+        // These blocks count as the file's, and a truncation to its present size removes them.
         rustix::fs::fallocate(&fd, FallocateFlags::KEEP_SIZE, LENGTH, LENGTH).unwrap();
         assert!(file.metadata().unwrap().blocks() * 512 >= LENGTH, "the count of blocks shows the hole");
         sys::seal(fd.as_fd()).unwrap();
@@ -454,7 +455,7 @@ fn an_imported_block_gives_only_what_lies_inside() {
     }
 }
 
-/// A page set in the role of a sleeper, seen by its ringer.
+/// The page set of a sleeper, and its view by the ringer.
 fn sleeper() -> (OwnPage, PeerPage) {
     let (own, fd) = OwnPage::new(1).unwrap();
     let seen = PeerPage::import(fd.as_fd(), 1).unwrap();
@@ -477,7 +478,7 @@ fn a_bell_rings_once_per_sleep_and_not_for_the_awake() {
     }
 }
 
-/// Full, so that another ring waits, unless it must not wait.
+/// Fills the counter, so that another ring waits, unless it must not wait.
 fn fill(bell: &OwnedFd) {
     let full = (u64::MAX - 1).to_ne_bytes();
     // SAFETY: `full` is readable for its length.
@@ -488,11 +489,10 @@ fn fill(bell: &OwnedFd) {
 fn e_a_thread_that_is_held_in_a_bell_is_let_go() {
     let bell = sys::eventfd().unwrap();
     let ringer = Arc::new(Ringer::import(bell.try_clone().unwrap()).unwrap());
-    // Nobody rings: nothing is done to the bell.
+    // No thread rings: nothing is done to the bell.
     ringer.free();
     fill(&bell);
-    // What the peer does between our look and our write.
-    // SAFETY: no pointers are involved.
+    // The peer clears the flag between our check and our write. SAFETY: no pointers are involved.
     assert_eq!(unsafe { libc::fcntl(bell.as_raw_fd(), libc::F_SETFL, 0) }, 0);
     let (held, done) = (ringer.clone(), Arc::new(AtomicBool::new(false)));
     let is_done = done.clone();

@@ -1,4 +1,4 @@
-//! Threads that post side by side.
+//! Threads that post concurrently.
 
 use std::{
     collections::VecDeque,
@@ -27,7 +27,7 @@ use super::{
 /// Threads that post short writes; one more posts operations that are awaited.
 const THREADS: u32 = 3;
 
-/// What each posts.
+/// Posts of each thread.
 const POSTS: u32 = 20_000;
 
 /// A ring with room for the operations and answers of a [`Rig`], and eight quiet writes.
@@ -48,7 +48,7 @@ fn payload(immediate: u32) -> [u8; BYTES] {
     std::array::from_fn(|at| immediate.to_le_bytes()[at % 4])
 }
 
-/// Ends the posting threads, also when the test fails.
+/// Ends the posting threads, even when the test fails.
 struct Over<'test>(&'test AtomicBool);
 
 impl Drop for Over<'_> {
@@ -69,8 +69,8 @@ fn post_short(link: &ShmLink, thread: u32, is_over: &AtomicBool) {
     }
 }
 
-/// Posts notifications that have slots, and reaps completions to the end of the test, as the driver does: short writes find no
-/// room before those of older operations are reaped.
+/// Posts notifications that have slots, and reaps completions until the test ends, as the driver does: short writes
+/// find no room before the completions of older operations are reaped.
 fn post_awaited(queue_pair: &QueuePair, link: &ShmLink, is_over: &AtomicBool) {
     for post in 0..POSTS {
         let immediate = Some(Immediate(immediate(THREADS, post)));
@@ -90,7 +90,7 @@ fn post_awaited(queue_pair: &QueuePair, link: &ShmLink, is_over: &AtomicBool) {
     }
 }
 
-/// The next descriptor of the victim, once it is there.
+/// Waits for the next descriptor of the victim.
 fn next(rig: &Rig, position: u64) -> Descriptor {
     loop {
         if let Some(descriptor) = rig.sees.descriptor(position).unwrap() {
@@ -147,11 +147,11 @@ fn side_by_side(slots: u32) {
     });
 }
 
-/// What one thread has the victim post into a tight ring, and the peer executes later.
+/// The posts of one thread into a tight ring, which the peer executes later.
 struct Tight {
     rig: Rig,
-    /// What is in the ring and not executed, from position `executed` on: operations, quiet writes and answers, by a number of
-    /// each.
+    /// The descriptors that are in the ring and not executed, from position `executed` on: operations, quiet writes and
+    /// answers, each with a number.
     posted: VecDeque<(Posted, u32)>,
     executed: u64,
     readable: (RemoteRange, u32),
@@ -179,7 +179,7 @@ impl Tight {
         self.posted.iter().filter(|(posted, _)| *posted == kind).count()
     }
 
-    /// Posts if the victim may; gives whether it could.
+    /// Posts if there is room; returns whether there was.
     fn post(&mut self, kind: Posted, number: u32) -> bool {
         let immediate = Some(Immediate(number));
         let is_posted = match kind {
@@ -200,7 +200,7 @@ impl Tight {
         is_posted
     }
 
-    /// The peer executes the oldest `count`.
+    /// Lets the peer execute the oldest `count` descriptors.
     fn execute(&mut self, count: usize) {
         let count = count.min(self.posted.len());
         self.posted.drain(..count);
@@ -208,7 +208,7 @@ impl Tight {
         self.rig.page.set_consumed(self.executed);
     }
 
-    /// What is posted is in the ring, whole, and nothing else.
+    /// Checks that the ring has exactly the posted descriptors, whole.
     fn check(&self) {
         for (position, (kind, number)) in (self.executed..).zip(&self.posted) {
             let found = self.rig.sees.descriptor(position).unwrap();

@@ -16,12 +16,12 @@ use super::{
 };
 
 const CONSUMED_AT: usize = 128;
-/// Of the attacker's memory, which the victim takes for registered.
+/// The region of the attacker's memory, which the victim assumes to be registered.
 const REGION: RemoteRegion =
     RemoteRegion { region: RegionId(3), generation: RegionGeneration(4), base: 0, length: 1 << 30, key: 5 };
 
 impl Rig {
-    /// The victim reads `length` bytes of the attacker's.
+    /// Lets the victim read `length` bytes of the attacker's memory.
     fn reads(&self, length: usize) -> ReadOperation {
         let mut into = self.pool.try_alloc(length).unwrap();
         into.fill(0);
@@ -45,7 +45,7 @@ impl Rig {
         });
     }
 
-    /// The victim's memory, exposed, and how the attacker may name it.
+    /// Exposes memory of the victim; returns the range and key by which the attacker may name it.
     pub(super) fn exposes(&self, length: usize) -> (Exposure, RemoteRange, u32) {
         let bytes: Buf = self.pool.try_alloc(length).unwrap().freeze();
         let (block, offset) = (bytes.block().unwrap(), bytes.offset() as u64);
@@ -110,7 +110,7 @@ fn a_read_takes_the_bytes_that_its_answer_names() {
 
 #[test]
 fn answers_that_nobody_asked_for_are_refused() {
-    // Nothing was asked for; another tag; another length; an answer twice.
+    // No read was posted; another tag; another length; an answer twice.
     for (reads, tag, length) in [(0, 0, 64), (1, 1, 64), (1, u32::MAX, 64), (1, 0, 63), (1, 0, u64::MAX)] {
         on_a_runtime(|| {
             let mut rig = Rig::new();
@@ -171,7 +171,7 @@ fn a_peer_that_closes_in_the_middle_of_an_answer_ends_the_read() {
             for _ in 0..goes {
                 assert_eq!(rig.link.progress(), Look::More);
             }
-            // From here on the bytes may be someone else's: only a read that is whole already is good.
+            // From here on the bytes may be reused: only a read that is complete already is valid.
             rig.page.set_closed(1);
             assert_eq!(rig.settle(), Look::Over);
             let result = read.now_or_never();
@@ -221,7 +221,7 @@ fn more_reads_than_are_answered_end_the_connection() {
     on_a_runtime(|| {
         let mut rig = Rig::new();
         let (exposure, range, key) = rig.exposes(64);
-        // The ring holds eight: those behind wait for room, and count all the same.
+        // The ring holds eight: later answers wait for room, and count nevertheless.
         for tag in 0..READS_MAX {
             rig.asks(range, key, tag);
             assert_ne!(rig.settle(), Look::Over, "read {tag}");
@@ -239,7 +239,7 @@ fn more_reads_than_are_answered_end_the_connection() {
     });
 }
 
-/// What an attacker requests instead of what it may read.
+/// Changes a range that the attacker may read into one that it requests instead.
 type Change = fn(RemoteRange) -> RemoteRange;
 
 #[test]
