@@ -1,5 +1,5 @@
-//! Bytes read from the stream before it is known what they are: headers, small payloads, and the beginning of a larger
-//! one. One read brings many small frames.
+//! Bytes that are read from the stream before their meaning is known: headers, small payloads, and the beginning of a
+//! larger one. One read brings many small frames.
 
 use tensorwire_memory::{
     RemoteAccess,
@@ -8,7 +8,8 @@ use tensorwire_memory::{
 
 use crate::frame::{HEADER_BYTES, Header};
 
-/// The most bytes read ahead. So many bytes of a payload are copied at most; the kernel puts the rest where it belongs.
+/// Maximum number of bytes read ahead. At most this many bytes of a payload are copied; the kernel puts the rest into
+/// its destination.
 pub(super) const AHEAD_BYTES: usize = 4 << 10;
 
 /// See the module's documentation.
@@ -28,7 +29,7 @@ impl Ahead {
         self.start == self.end
     }
 
-    /// The next header, if all of it is here.
+    /// The next header, if all of it was read.
     pub(super) fn take_header(&mut self) -> Option<Header> {
         let header = *self.unhandled().first_chunk::<HEADER_BYTES>()?;
         self.start += HEADER_BYTES;
@@ -50,7 +51,7 @@ impl Ahead {
         self.start += bytes;
     }
 
-    /// Where to read to, behind what is here.
+    /// The free room after the bytes read so far.
     pub(super) fn room(&mut self) -> &mut [u8] {
         if self.start > 0 {
             self.bytes.copy_within(self.start..self.end, 0);

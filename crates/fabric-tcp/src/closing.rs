@@ -10,7 +10,7 @@ const OPEN: u8 = 0;
 const CLOSED_BY_USER: u8 = 1;
 const DRIVER_GONE: u8 = 2;
 
-/// What was requested. It only increases: once the driver is gone, that is the reason, whatever was requested before.
+/// The request. It only increases: once the driver is gone, that is the reason, even if the user closed before.
 #[derive(Debug, Default)]
 pub(super) struct Closing(AtomicU8);
 

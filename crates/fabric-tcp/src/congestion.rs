@@ -39,8 +39,8 @@ impl Congestion {
         self.0.as_ref().map(|named| named.algorithm.as_str())
     }
 
-    /// Sets it on a listener, from which accepted streams inherit it, or on a stream. On a stream of its own it must be
-    /// called before connecting, because an algorithm that paces does not stop once it has begun. The first refusal is
+    /// Sets it on a listener, from which accepted streams inherit it, or on a stream. On a dialled stream it must be
+    /// called before connecting, because an algorithm that paces does not stop after it has begun. The first refusal is
     /// logged.
     pub(crate) fn choose(&self, socket: &impl AsFd) {
         let Some(named) = &self.0 else { return };

@@ -63,8 +63,8 @@ impl Dial {
         Ok(())
     }
 
-    /// The first connection to an address that has not failed. `None` if there is none, for reasons that the `Display` text has.
-    /// Lasts as long as the system tries, so bound it.
+    /// The first connection to an address that has not failed. `None` if there is none; the `Display` text has the
+    /// reasons. Lasts as long as the system tries, so bound it.
     ///
     /// # Cancel safety
     /// If dropped, all attempts end, and the next call begins them again.

@@ -1,13 +1,13 @@
 //! The door of a port: limits connections whose peers have not proven themselves.
 //!
-//! A stranger is a connection whose peer has not proven itself. A port admits a limited number of them. One more
-//! evicts another, so that peers that connect and send nothing cannot keep honest ones out. Each stranger has a grace
-//! period in which it is not evicted, so that a storm of honest peers does not evict its own; newer connections wait
-//! in the kernel's queue meanwhile. The first to be evicted is a stranger that is leaving, then one that has sent
-//! nothing, then one of the [`Visit`] that has most strangers; of these the one that has made least progress, the
-//! oldest first. So connections of one kind do not evict those of the other. Where descriptors run short, strangers
-//! are evicted at once, and for a while fewer are allowed. While many peers are refused for what they send, others
-//! are let in at the pace of refusals.
+//! A stranger is a connection whose peer has not proven itself. A port admits a limited number of them. One more evicts
+//! another, so that peers that connect and send nothing cannot keep honest ones out. Each stranger has a grace period
+//! in which it is not evicted, so that a storm of honest peers does not evict its own; newer connections wait in the
+//! kernel's queue meanwhile. The first to be evicted is a stranger that is leaving, then one that has sent nothing,
+//! then one of the [`Visit`] with most strangers: the one that has made least progress, and of equals the oldest. So
+//! connections of one kind do not evict those of the other. If descriptors run short, strangers are evicted at once,
+//! and fewer are allowed for some time. While many peers are refused for what they send, others are admitted at the
+//! rate of refusals.
 
 #[cfg(test)]
 mod tests;
@@ -53,10 +53,10 @@ const COMPLAINT: Duration = Duration::from_secs(10);
 /// How long a peer may take to disconnect after its session was ended.
 const LEAVING: Duration = Duration::from_secs(2);
 
-/// How long a connection may at least take to show its purpose, however many newer ones come.
+/// The minimum time that a connection has to show its purpose, however many newer ones arrive.
 const ARRIVING_GRACE: Duration = Duration::from_millis(50);
 
-/// How long a connection that has opened its session may at least take to prove itself.
+/// The minimum time that a connection with an open session has to prove itself.
 const ATTACHED_GRACE: Duration = Duration::from_millis(500);
 
 /// Listens on the first of `addresses` that can be bound, with a long queue. Accepted streams inherit `congestion` from
@@ -90,7 +90,7 @@ pub struct DoorStats {
     pub accepted: u64,
     /// Connections that were closed because they did not show their purpose in time.
     pub timed_out: u64,
-    /// Connections that were closed because newer ones came while too many had not proven themselves.
+    /// Connections that were closed because newer ones arrived while too many had not proven themselves.
     pub evicted: u64,
 }
 
@@ -153,8 +153,8 @@ impl Door {
         }
     }
 
-    /// Called after accepting failed. If the connection failed before it was accepted, the next may come at once. If
-    /// descriptors ran out and a connection waits, evicts strangers. Otherwise pauses.
+    /// Called after accepting failed. If the connection failed before it was accepted, the next may be accepted at
+    /// once. If descriptors ran out and a connection waits, evicts strangers. Otherwise pauses.
     async fn recover(&self, listener: &TcpListener, error: &io::Error) {
         if is_the_peers_fault(error) {
             return;
@@ -186,7 +186,7 @@ impl Door {
     /// Cancel-safe.
     async fn room(&self) {
         loop {
-            // Notified of changes from here on, also of those before its first poll.
+            // Notified of changes from here on, even before its first poll.
             let changed = self.changed.notified();
             let wait = self.wait();
             if wait.is_zero() {
@@ -219,7 +219,7 @@ impl Door {
         self.make_room(&mut strangers, now);
     }
 
-    /// Lets `stream` in as a stranger, and evicts another if there are too many.
+    /// Admits `stream` as a stranger, and evicts another if there are too many.
     fn enter(self: &Arc<Self>, stream: TcpStream, own: SocketAddr, peer: SocketAddr) -> Newcomer {
         count(&self.accepted);
         let now = self.clock.now();
@@ -313,7 +313,7 @@ mod stage {
 /// What a connection's peer has sent so far. It only increases.
 mod received {
     pub(super) const NOTHING: u8 = 0;
-    /// Anything, also the end of the stream.
+    /// Anything, including the end of the stream.
     pub(super) const SOMETHING: u8 = 1;
     /// The beginning of a control session.
     pub(super) const SESSION: u8 = 2;
@@ -358,7 +358,7 @@ impl Stranger {
         self.peer
     }
 
-    /// Records what the connection is for, once that is known.
+    /// Records the purpose of the connection, once that is known.
     pub fn note(&self, visit: Visit) {
         let received = match visit {
             Visit::Session => received::SESSION,
@@ -387,7 +387,7 @@ impl Stranger {
         self.is_admitted.load(Ordering::Acquire)
     }
 
-    /// Records that the session is over. The peer gets a moment to disconnect.
+    /// Records that the session is over. The peer gets some time to disconnect.
     pub fn leave(&self) {
         if self.advance(stage::LEAVING) && !self.is_admitted() {
             self.door.refused();
@@ -396,7 +396,7 @@ impl Stranger {
         self.door.changed.notify_waiters();
     }
 
-    /// Whether the connection has done no more than show its purpose.
+    /// Whether the connection has at most shown its purpose.
     pub fn is_arriving(&self) -> bool {
         self.stage() == stage::ARRIVING
     }
@@ -411,7 +411,7 @@ impl Stranger {
         self.waker.wake();
     }
 
-    /// How much of its grace period is left.
+    /// The rest of its grace period.
     fn grace(&self, now: Duration) -> Duration {
         let grace = match self.stage() {
             stage::ARRIVING => ARRIVING_GRACE,
@@ -446,8 +446,8 @@ impl Stranger {
     }
 
     /// Records that its connection has ended. That counts as a refusal if its peer had sent something and the
-    /// connection ended before the peer proved itself, or if the peer had sent all that it may. It does not count if
-    /// the connection was evicted, timed out or sent nothing. One that was leaving has been counted before.
+    /// connection ended before the peer proved itself, or if the peer had sent the maximum. It does not count if the
+    /// connection was evicted, timed out or sent nothing. One that was leaving has been counted already.
     fn gone(&self, was_held_back: bool) {
         let before = self.stage.fetch_max(stage::EVICTED, Ordering::AcqRel);
         self.door.forget(self);
@@ -484,8 +484,8 @@ impl Presence {
         &self.stranger
     }
 
-    /// Records that the peer has sent all that a peer may send before it proves itself. If it never does, that counts
-    /// as a refusal.
+    /// Records that the peer has sent the maximum that a peer may send before it proves itself. If it never proves
+    /// itself, that counts as a refusal.
     pub fn hold_back(&mut self) {
         self.was_held_back = true;
     }

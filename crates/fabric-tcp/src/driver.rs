@@ -1,6 +1,6 @@
-//! What a connection's driver looks at and sleeps on: the socket and its readiness.
+//! A connection's driver, which polls the socket and sleeps on its readiness.
 //!
-//! A task that awaits an operation makes progress itself, with whatever the socket has. Only the driver waits for
+//! A task that awaits an operation makes progress itself, with the bytes that the socket has. Only the driver waits for
 //! readiness, and only the driver clears it, after its own call found the socket empty or full. So no readiness is
 //! lost, whichever task consumed the bytes that it announced.
 //!
@@ -26,9 +26,8 @@ use crate::{
     sender::Sent,
 };
 
-/// How long sending the farewell and then receiving the end of the peer's stream may take. Closing before the peer
-/// has ended its stream would answer its last bytes with a reset, and a reset discards a farewell that is still on
-/// its way.
+/// How long sending the farewell and then receiving the end of the peer's stream may take. Closing before the peer has
+/// ended its stream would answer its last bytes with a reset, and a reset discards a farewell in flight.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// Bytes discarded in one turn while lingering.
@@ -37,7 +36,7 @@ const DISCARD_BYTES: usize = 256 << 10;
 /// What is left after a turn of one half.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Turn {
-    /// Nothing, or only what readiness will announce.
+    /// Nothing, or only bytes that readiness will announce.
     Done,
     /// There may be more. Other tasks get a turn first.
     Again,
@@ -161,7 +160,8 @@ impl Driven for TcpDriven {
         self.link.waker().register(context.waker());
     }
 
-    /// Receives what readiness has announced, until the waker is registered for the next time. So this also arms.
+    /// Receives the bytes that readiness has announced, until the waker is registered for the next time. So this also
+    /// arms.
     fn look(&mut self, context: &mut Context<'_>) -> Look {
         let before = self.link.finds();
         self.link.flush();
@@ -206,7 +206,7 @@ impl Drop for TcpDriven {
     }
 }
 
-/// Discards what the peer still sends. `Over` when it has ended its stream.
+/// Discards bytes that the peer still sends. `Over` when it has ended its stream.
 fn discard(link: &TcpLink) -> Look {
     match link.socket().get_ref().discard(DISCARD_BYTES) {
         Ok(0) => Look::Over,

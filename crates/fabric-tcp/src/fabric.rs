@@ -44,9 +44,9 @@ pub struct TcpConfig {
     /// A longer logical write is split into pieces of at most this length. Each piece counts in the send queue.
     /// Default 1 GiB.
     pub piece_bytes_max: u64,
-    /// The kernel probes an idle connection after half of this time, in whole seconds, at least 1. The peer's kernel answers even
-    /// while its process is stopped. The owner of the connection sees by [`QueuePair::unacknowledged`] that no answer comes, as
-    /// workers do. Default 30 s.
+    /// The kernel probes an idle connection after half of this time, in whole seconds, at least 1. The peer's kernel
+    /// answers even while its process is stopped. [`QueuePair::unacknowledged`] shows the owner of the connection, such
+    /// as a worker, that answers are missing. Default 30 s.
     ///
     /// [`QueuePair::unacknowledged`]: tensorwire_fabric::QueuePair::unacknowledged
     pub silence_limit: Duration,
@@ -97,7 +97,7 @@ pub struct ListenerStats {
     pub malformed: u64,
     /// Streams closed because the hello did not come in time.
     pub timed_out: u64,
-    /// Streams closed because newer ones came while too many were waiting for their hello.
+    /// Streams closed because newer ones arrived while too many had not sent their hello.
     pub evicted: u64,
     /// Streams closed because they must be encrypted, and the peer did not use TLS or showed no trusted certificate.
     pub not_trusted: u64,
@@ -142,8 +142,8 @@ impl TcpFabric {
         }
     }
 
-    /// Encrypts every connection by mutual TLS. Refuses peers that do not encrypt, and peers whose certificate
-    /// differs from the one in their connection data. Costs one copy of what is received.
+    /// Encrypts every connection by mutual TLS. Refuses peers that do not encrypt, and peers whose certificate differs
+    /// from the one in their connection data. Costs one copy of the received bytes.
     #[cfg(feature = "tls")]
     #[must_use]
     pub fn with_tls(mut self, identity: crate::tls::TlsIdentity) -> Self {
@@ -258,7 +258,7 @@ struct TcpDomain {
 }
 
 impl TcpDomain {
-    /// Where this domain listens; `None` if it is at the port of the control connection.
+    /// This domain's listener; `None` if it uses the port of the control connection.
     fn listener(&self) -> Result<Option<Arc<Listener>>, FabricError> {
         let Some(listening) = &self.listening else { return Ok(None) };
         let mut listener = self.listener.lock().unwrap_or_else(PoisonError::into_inner);

@@ -21,7 +21,7 @@ const KIND_ANSWER: u8 = 7;
 /// The most unanswered reads in each direction. A peer that requests more breaks the protocol.
 pub(super) const READS_MAX: u32 = 16;
 
-/// The most bytes of one read. A longer one is requested in parts, and other traffic goes between the answers.
+/// The most bytes of one read. A longer one is requested in parts, with other traffic between the answers.
 pub(super) const READ_BYTES_MAX: u64 = 4 << 20;
 
 /// An encoded header.
@@ -44,7 +44,7 @@ pub(super) enum Frame {
     Write(WriteFrame),
     /// Requests memory. Reads are answered in order.
     Read(ReadFrame),
-    /// Memory that was requested follows.
+    /// The bytes of a read follow.
     Answer(AnswerFrame),
     /// The orderly end of this direction.
     Goodbye,
@@ -144,7 +144,8 @@ impl Frame {
         let fields = Fields::decode(header).ok_or(PeerViolation::Malformed)?;
         let frame = match fields.kind {
             KIND_WRITE | KIND_WRITE_IMMEDIATE | KIND_SEGMENT => {
-                // As below, but most frames are writes, and encoding them again costs as much as the rest.
+                // An equivalent of the check below, because most frames are writes, and encoding them again would
+                // double the cost.
                 let immediate = if fields.kind == KIND_WRITE_IMMEDIATE { 0 } else { fields.immediate };
                 let is_exact = header[1..4] == [0; 3] && immediate == 0;
                 return fields.write().filter(|_| is_exact).ok_or(PeerViolation::Malformed);

@@ -1,22 +1,22 @@
 //! Whether a write is sent at once, by a system call of its own, or together with others.
 //!
-//! A post that is alone is sent at once, because its latency counts. What the handling of one read brings about, or one poll
-//! of a connection's futures, is sent after it, as one. Where several writes are posted between two turns of the driver,
-//! those that follow wait for its next turn. Nothing waits once much is posted.
+//! A single post is sent at once, because its latency matters. Posts that result from handling one read, or from one
+//! poll of a connection's futures, are sent together afterwards. If several writes are posted between two turns of the
+//! driver, later ones wait for its next turn. Nothing waits once many posts or bytes are queued.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// So many posts never wait. Then the peer begins to handle them while this side makes the next ones.
+/// This many posts never wait, so that the peer begins to handle them while this side makes the next ones.
 const POSTS_MAX: u32 = 32;
 
-/// So many bytes never wait: they outweigh a system call.
+/// This many bytes never wait: they cost more than a system call.
 const BYTES_MAX: u64 = 64 << 10;
 
-/// What is posted, and no task has begun to send.
+/// Posts that no task has begun to send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) struct Queued {
     pub(super) posts: u32,
-    /// Of their payloads.
+    /// The bytes of their payloads.
     pub(super) bytes: u64,
 }
 
@@ -29,7 +29,7 @@ impl Queued {
 /// What a poster does after a post.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Next {
-    /// It sends.
+    /// It sends its post.
     Send,
     /// It wakes the driver, which will send.
     WakeDriver,
@@ -40,16 +40,17 @@ pub(super) enum Next {
 /// See the module's documentation. Races between threads cost a system call at most.
 #[derive(Debug, Default)]
 pub(super) struct Gathering {
-    /// How many tasks handle frames, or post several in a row.
+    /// Number of tasks that handle frames, or post several in a row.
     holders: AtomicU32,
-    /// Posts since the latest turn that were not much.
+    /// Small posts since the latest turn.
     posts: AtomicU32,
-    /// The latest turn that had posts had several.
+    /// Whether the latest turn with posts had several.
     had_several: AtomicBool,
 }
 
 impl Gathering {
-    /// Posts wait from now on, until each holder has [released](Self::release) them. Each sends afterwards what waits.
+    /// Lets posts wait from now on, until each holder has [released](Self::release) them. Each holder then sends the
+    /// waiting posts.
     pub(super) fn hold(&self) {
         self.holders.fetch_add(1, Ordering::SeqCst);
     }
@@ -68,7 +69,7 @@ impl Gathering {
         self.holders.load(Ordering::SeqCst) > 0
     }
 
-    /// A turn of the driver, or of a task that has received something in its place.
+    /// Begins a turn of the driver, or of a task that has received something instead of it.
     pub(super) fn turn(&self) {
         if self.posts.load(Ordering::Relaxed) > 0 {
             let posts = self.posts.swap(0, Ordering::Relaxed);
@@ -76,7 +77,7 @@ impl Gathering {
         }
     }
 
-    /// The driver falls asleep: a later post has no neighbours.
+    /// Records that the driver falls asleep, so that the next post is alone.
     pub(super) fn rest(&self) {
         self.had_several.store(false, Ordering::Relaxed);
     }
@@ -114,7 +115,7 @@ impl Drop for Held<'_> {
 mod tests {
     use super::*;
 
-    /// So many posts of a byte.
+    /// `posts` posts of one byte each.
     fn small(posts: u32) -> Queued {
         Queued { posts, bytes: posts.into() }
     }

@@ -58,7 +58,7 @@ impl Token {
     }
 }
 
-/// What the peer must know to reach this side.
+/// What the peer needs to reach this side.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Address {
     /// `None` if the dialer must use the host at which it dialled the control connection. Then this side listens on

@@ -1,8 +1,8 @@
 //! One connection: both halves, and how it ends.
 //!
 //! A connection ends in three steps, whichever side begins: the receiver stops, so that the peer cannot access memory
-//! any more; every outstanding operation ends; a farewell (a goodbye, or a refusal with its reason) is sent behind
-//! the current frame. The driver then waits a moment for the peer to take it.
+//! any more; every outstanding operation ends; a farewell (a goodbye, or a refusal with its reason) is sent after the
+//! current frame. The driver then waits for some time until the peer has received it.
 
 use std::{
     fmt,
@@ -48,7 +48,7 @@ pub(super) struct TcpLink {
     finds: AtomicU64,
     /// Whether there may be bytes from the kernel, buffered by the socket or the receiver, which no readiness announces.
     holds_bytes: AtomicBool,
-    /// The driver's latest turn has found the socket empty and armed.
+    /// Whether the driver's latest turn found the socket empty, and armed.
     rests: AtomicBool,
     driver: AtomicWaker,
 }
@@ -128,7 +128,7 @@ impl TcpLink {
         self.sender.retry(self.socket.get_ref(), &self.core)
     }
 
-    /// Sends what waits for the driver's turn.
+    /// Sends posts that wait for the driver's turn.
     pub(super) fn flush(&self) {
         self.sender.gathering().turn();
         self.sender.flush(self.socket.get_ref(), &self.core, &self.driver);
@@ -139,7 +139,7 @@ impl TcpLink {
         self.sender.gathering().rest();
     }
 
-    /// Records that the driver has found the socket empty, and is woken by what comes next.
+    /// Records that the driver has found the socket empty, and that the next bytes wake it.
     pub(super) fn rest(&self) {
         self.rests.store(true, Ordering::Relaxed);
     }
@@ -186,9 +186,9 @@ impl TcpLink {
         }
     }
 
-    /// Called when a turn has ended before everything was received. Readiness announces what is left in the kernel.
-    /// The rest of an encrypted stream may be buffered here, and so may what was read ahead, so the driver is woken for
-    /// it.
+    /// Called when a turn has ended before everything was received. Readiness announces bytes in the kernel. Bytes of
+    /// an encrypted stream may be buffered here, and so may bytes that were read ahead, so the driver is woken for
+    /// them.
     fn leave_rest(&self, holds_bytes: bool) {
         if holds_bytes || !self.socket.get_ref().short_reads_drain() {
             self.holds_bytes.store(true, Ordering::Release);
@@ -330,7 +330,7 @@ impl Link for TcpLink {
     }
 
     fn drive(&self) {
-        // Whoever holds posts sends them, and the driver looks after that.
+        // The task that holds posts sends them, and the driver polls afterwards.
         if self.sender.gathering().is_held() {
             return;
         }
@@ -338,12 +338,12 @@ impl Link for TcpLink {
         if self.sender.state() == Sent::More {
             self.send();
         }
-        // The task that polls the driver drives the link after that. The socket was empty a moment ago, and what comes
-        // wakes the driver.
+        // The task that polls the driver drives the link afterwards. The socket was just empty, and new bytes wake the
+        // driver.
         if self.rests.swap(false, Ordering::Relaxed) {
             return;
         }
-        // The driver does what is left after a turn: readiness wakes it, or the turn did.
+        // The driver does the rest after a turn: readiness wakes it, or the turn has woken it.
         self.receive();
     }
 
@@ -363,7 +363,7 @@ impl Link for TcpLink {
     }
 
     fn start_close(&self) {
-        // Also what is held: it was posted before.
+        // Held posts, too, because they were posted earlier.
         self.send();
         self.closing.by_user();
         if self.receive() == Look::Busy {
@@ -381,13 +381,13 @@ impl TcpLink {
         self.sender.send_posted(queued, self.socket.get_ref(), &self.core, &self.driver);
     }
 
-    /// Why nothing can be posted.
+    /// The reason why nothing can be posted.
     fn over(&self) -> FabricError {
         let error = self.core.failure().or_else(|| self.sender.broken());
         error.unwrap_or(FabricError::Closed)
     }
 
-    /// The target of `bytes` bytes on the wire.
+    /// The range and key on the wire of a write of `bytes` bytes.
     fn aim(&self, bytes: u64, remote: Option<&RemoteRange>) -> Result<(RemoteRange, Key), FabricError> {
         let region = self.core.remote_regions().aim(bytes, remote)?;
         Ok(on_the_wire(bytes, remote, region))

@@ -21,7 +21,7 @@ pub(super) struct Listener {
 }
 
 impl Listener {
-    /// Listens on `bind`, and passes to `port` the streams that `door` lets in.
+    /// Listens on `bind`, and passes to `port` the streams that `door` admits.
     ///
     /// # Errors
     /// Those of the operating system.

@@ -19,7 +19,8 @@ pub(super) const FRAME_BYTES: u64 = HEADER_BYTES as u64 + BODY_BYTES_MAX;
 const NOWHERE: RemoteRange =
     RemoteRange { region: RegionId(0), generation: RegionGeneration(0), offset: 0, length: 0 };
 
-/// How a write of `bytes` bytes to `range` of `region` names them on the wire. One of no bytes names no region.
+/// The range and key on the wire of a write of `bytes` bytes to `range` of `region`. A write of no bytes names no
+/// region.
 pub(super) fn on_the_wire(
     bytes: u64,
     range: Option<&RemoteRange>,
@@ -54,7 +55,7 @@ enum Form {
     Copied(Vec<u8>),
 }
 
-/// The part of an operation that an item is.
+/// An item as a part of an operation.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Part {
     pub(super) key: SlotKey,
@@ -91,7 +92,7 @@ impl Outgoing {
         Self { local: Buf::empty(), form: Form::Copied(bytes) }
     }
 
-    /// The copied writes, if it is such.
+    /// The copied writes, if it consists of these.
     pub(super) fn copies(&mut self) -> Option<&mut Vec<u8>> {
         match &mut self.form {
             Form::Copied(bytes) => Some(bytes),
@@ -127,7 +128,7 @@ impl Outgoing {
         frame.encode()
     }
 
-    /// Payload bytes, but for writes that were copied.
+    /// Payload bytes; for copied writes, encoded bytes.
     pub(super) fn length(&self) -> u64 {
         self.local.len() as u64
     }

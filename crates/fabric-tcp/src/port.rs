@@ -1,4 +1,4 @@
-//! Passes the streams of dialling peers to the queue pairs that they belong to.
+//! Passes the streams of dialling peers to their queue pairs.
 
 use std::{
     collections::HashMap,
@@ -60,7 +60,7 @@ impl DataPort {
         self.0.protection.encrypts()
     }
 
-    /// Reads the hello of a stream that a door has let in, within the time limit of the door, and passes the stream
+    /// Reads the hello of a stream that a door has admitted, within the time limit of the door, and passes the stream
     /// on. Closes it if its token was never issued, or was used before.
     ///
     /// # Cancel safety
@@ -90,11 +90,11 @@ impl DataPort {
             log!(DEBUG, "a data connection with a wrong or used token was closed");
             return Err(&counters.bad_tokens);
         };
-        // Counted first: whoever has the stream finds it counted.
+        // Counted first, so that the stream is counted when its receiver has it.
         if !waiting.is_canceled() {
             count(&counters.handed_over);
         }
-        // One that gave up meanwhile needs no stream.
+        // A receiver that has given up meanwhile needs no stream.
         drop(waiting.send(Visitor { stream, nonce: hello.nonce }));
         Ok(())
     }

@@ -17,7 +17,7 @@ pub(super) type Certificate = [u8; 32];
 /// How a fabric protects its streams.
 #[derive(Debug, Clone, Default)]
 pub(super) enum Protection {
-    /// Not at all.
+    /// Streams are not encrypted.
     #[default]
     None,
     /// Mutual TLS.
@@ -85,7 +85,7 @@ impl Protection {
     /// Protects an accepted stream. Its token shows later which peer it belongs to; see [`Stream::check_peer`].
     ///
     /// # Errors
-    /// What was seen, and what to do.
+    /// The cause, and what to do.
     pub(super) async fn accept(&self, stream: TcpStream) -> Result<Stream, String> {
         match self {
             Self::None => Ok(Stream::Plain(stream)),

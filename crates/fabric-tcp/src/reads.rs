@@ -1,5 +1,5 @@
-//! One-sided reads of this side. They are requested in parts, a few at a time, so that the memory that the peer
-//! queues for this side is bounded, and other traffic goes between the answers.
+//! One-sided reads of this side. They are requested in parts, a few at a time, so that the memory that the peer queues
+//! for this side is bounded, and other traffic is sent between the answers.
 
 use std::{
     collections::VecDeque,
@@ -44,7 +44,7 @@ pub(super) struct Reads(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
-    /// Reads that are not completely requested; the number is the bytes that are. Bounded by the slots.
+    /// Reads that are not completely requested, each with the number of requested bytes. The slots bound their number.
     posted: VecDeque<(Read, u64)>,
     /// Requested parts, in the order of their answers. At most [`READS_MAX`].
     asked: VecDeque<Asked>,
@@ -64,7 +64,7 @@ impl Reads {
         self.lock().posted.extend(reads.into_iter().map(|read| (read, 0)));
     }
 
-    /// Requests as much as may be outstanding. Returns whether something was posted.
+    /// Requests parts up to the limit of outstanding ones. Returns whether something was posted.
     pub(super) fn ask(&self, sender: &Sender) -> bool {
         let mut inner = self.lock();
         let mut posted = false;

@@ -22,17 +22,16 @@ use crate::{
 /// The bytes of one turn, over all frames and writes. After them, other tasks get the runtime's thread.
 const TURN_BYTES: usize = 1 << 20;
 
-/// The most payload bytes of one system call. The kernel acknowledges what it has received meanwhile only between calls.
+/// The most payload bytes of one system call. The kernel acknowledges bytes that arrive during a call only after it.
 const CALL_BYTES: u64 = 256 << 10;
 
-/// The most bytes of a payload that must have come before readiness announces them. More would delay the copying.
+/// Maximum number of bytes of a payload that must arrive before readiness announces them. More would delay the copying.
 const ANNOUNCED_BYTES_MAX: u64 = 128 << 10;
 
-/// The fewest bytes for which readiness waits; less is announced as it comes.
+/// Minimum number of bytes for which readiness waits; fewer are announced as they arrive.
 const ANNOUNCED_BYTES_MIN: u64 = 64 << 10;
 
-/// The least that a system call, a header or a payload counts as, in bytes, so that a turn of tiny frames is bounded
-/// too.
+/// The minimum cost, in bytes, of a system call, a header or a payload, so that a turn of tiny frames is bounded, too.
 const STEP_COST: usize = 4 << 10;
 
 impl End {
@@ -79,13 +78,13 @@ impl End {
 /// The state of receiving after a turn.
 #[derive(Debug)]
 pub(super) enum Received {
-    /// Nothing more has come yet.
+    /// Nothing more has arrived yet.
     Drained,
     /// There may be more. Other tasks get a turn first.
     More,
     /// The connection is over. The receiver has stopped.
     Ended(End),
-    /// The connection was over before. Nothing was read.
+    /// The connection was over already. Nothing was read.
     Stopped,
 }
 
@@ -102,7 +101,7 @@ pub(super) struct Ground<'link> {
 }
 
 impl Ground<'_> {
-    /// Sends what handling the latest frames has posted, as one.
+    /// Sends together the posts that result from handling the latest frames.
     fn flush(&self) {
         self.sender.flush(self.socket, self.core, self.driver);
     }
@@ -119,9 +118,9 @@ pub(super) struct Receiver {
     /// Bytes of the earlier ranges of the current logical write, if it continues with another range.
     carried: Option<u64>,
     stopped: bool,
-    /// From how many bytes on readiness announces them.
+    /// The number of bytes from which on readiness announces them.
     announced_from: u64,
-    /// Changes with everything that is received or handled, and with the end.
+    /// Changes whenever bytes are received or handled, and with the end.
     finds: u64,
 }
 
@@ -242,16 +241,17 @@ impl Receiver {
         let received = self.steps(ground).unwrap_or_else(|ending| {
             self.finds = self.finds.wrapping_add(1);
             self.stop();
-            // A driver that is dropped records that before it shuts the socket down. So that is the reason, not what
-            // the socket returns from then on.
+            // A driver that is dropped records that before it shuts the socket down. So that is the reason, and not the
+            // later results of the socket.
             Received::Ended(ground.closing.end_without_driver().unwrap_or(ending))
         });
         self.announce(ground.socket);
         received
     }
 
-    /// In a long payload, has readiness announce many bytes at once, so that each segment does not wake the driver. They are at most
-    /// half of what must still come, so that the end is copied while it comes, and an encrypted stream may hold a record back.
+    /// During a long payload, lets readiness announce many bytes at once, so that not each segment wakes the driver. It
+    /// waits for at most half of the missing bytes, because copying should overlap with the arrival of the end, and
+    /// because an encrypted stream may withhold a record.
     fn announce(&mut self, socket: &Socket) {
         let left = self.landing.as_ref().map_or(0, Landing::frame_left);
         let from = match left / 2 {
@@ -259,7 +259,7 @@ impl Receiver {
             ANNOUNCED_BYTES_MIN.. => ANNOUNCED_BYTES_MIN,
             _ => 1,
         };
-        // A system that refuses wakes the driver for each segment.
+        // If the system refuses, each segment wakes the driver.
         if from != self.announced_from && socket.announce_from(from as libc::c_int).is_ok() {
             self.announced_from = from;
         }
@@ -292,7 +292,7 @@ impl Receiver {
         }
     }
 
-    /// Handles what was read ahead, until more bytes are needed or nothing of the turn is left.
+    /// Handles bytes that were read ahead, until more bytes are needed or the turn's budget is used up.
     fn handle(&mut self, ground: Ground<'_>, left: &mut usize) -> Result<(), End> {
         while *left > 0 {
             if let Some(end) = ground.closing.end() {
@@ -317,7 +317,7 @@ impl Receiver {
         self.landing.as_ref().is_some_and(|landing| landing.frame_left() > 0)
     }
 
-    /// One system call, when everything that was read is handled but for a part of a header.
+    /// Makes one system call, after all bytes read so far are handled, except for a part of a header.
     fn read(&mut self, ground: Ground<'_>) -> Result<Step, End> {
         if self.is_in_body() {
             return self.read_body(ground);
@@ -329,8 +329,8 @@ impl Receiver {
         Ok(step)
     }
 
-    /// Receives payload bytes into the granted memory, and what follows them, if it has come: the next header of the same
-    /// range, or anything.
+    /// Receives payload bytes into the granted memory, and then the following bytes, if they have arrived: the next
+    /// header of the same range, or any others.
     fn read_body(&mut self, ground: Ground<'_>) -> Result<Step, End> {
         let landing = self.landing.as_mut().ok_or_else(malformed)?;
         let wanted = landing.frame_left().min(CALL_BYTES);
@@ -386,7 +386,7 @@ impl Receiver {
             (None, Body::Write(write)) if self.is_here(&write) => return self.take_small(write, ground),
             (None, Body::Write(write)) => self.begin_write(write, ground.table).map_err(End::violation)?,
             (None, Body::Answer(answer)) => {
-                // An answer without a request comes from a broken peer; so does one inside a logical write.
+                // A peer that answers without a request, or inside a logical write, is broken.
                 let expected = ground.reads.expected(&answer).filter(|_| self.carried.is_none());
                 let Expected { target, offset } = expected.ok_or_else(malformed)?;
                 Landing::new(target, offset, body)

@@ -24,10 +24,10 @@ const SEALED_BYTES_MAX: usize = 128 << 10;
 
 /// The bare stream under the records.
 pub(super) trait Bare {
-    /// Hands bytes of `slices`, in order, to the kernel, and returns how many it took.
+    /// Passes bytes of `slices`, in order, to the kernel, and returns how many it accepted.
     fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize>;
 
-    /// Receives what has come; 0 at the end of the stream.
+    /// Receives the bytes that have arrived; 0 at the end of the stream.
     fn receive(&self, into: &mut [u8]) -> io::Result<usize>;
 }
 
@@ -57,8 +57,8 @@ impl Sealed {
         Self(Mutex::new(Records { connection, taken, rest: (0, 0), is_finished: false }))
     }
 
-    /// Encrypts bytes of `slices`, in order, and hands records to the socket. Returns how many bytes were taken. Some of
-    /// their records may still wait here; see [`flush`](Self::flush).
+    /// Encrypts bytes of `slices`, in order, and passes records to the socket. Returns how many bytes were accepted.
+    /// Some of their records may still wait here; see [`flush`](Self::flush).
     pub(super) fn send(&self, bare: &impl Bare, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         let mut records = self.records();
         records.flush(bare)?;
@@ -98,8 +98,8 @@ impl Sealed {
         Ok(bytes)
     }
 
-    /// Receives decrypted bytes into granted memory, and what follows them, if it has come, into `next`; 0 at the
-    /// end.
+    /// Receives decrypted bytes into granted memory, and the following ones, if they have arrived, into `next`; 0 at
+    /// the end.
     pub(super) fn receive_into(
         &self,
         bare: &impl Bare,
@@ -135,10 +135,10 @@ impl Records {
         Ok(())
     }
 
-    /// Decrypts bytes, if any have come. Returns false at the end of the stream.
+    /// Decrypts bytes, if any have arrived. Returns false at the end of the stream.
     ///
     /// # Errors
-    /// `WouldBlock`: none have come. `InvalidData`, with the reason: the records are not what the peer sent.
+    /// `WouldBlock`: none have arrived. `InvalidData`, with the reason: the records are not those that the peer sent.
     fn fill(&mut self, bare: &impl Bare) -> io::Result<bool> {
         loop {
             match self.connection.reader().fill_buf() {
@@ -162,7 +162,7 @@ impl Records {
         let mut rest = self.taken.get(self.rest.0..self.rest.1).unwrap_or_default();
         self.rest.0 += self.connection.read_tls(&mut rest)?;
         let opened = self.connection.process_new_packets();
-        // Sends alerts and answers of TLS. What the socket does not take now goes with the next bytes.
+        // Sends alerts and answers of TLS. Bytes that the socket does not accept now are sent with the next ones.
         match self.flush(bare) {
             Err(error) if opened.is_ok() && error.kind() != io::ErrorKind::WouldBlock => return Err(error),
             _ => {}
@@ -196,7 +196,7 @@ impl Records {
     }
 }
 
-/// Records on their way to the kernel.
+/// The kernel as the destination of records.
 struct ToKernel<'socket, B>(&'socket B);
 
 impl<B: Bare> Write for ToKernel<'_, B> {

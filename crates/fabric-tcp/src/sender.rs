@@ -1,8 +1,8 @@
 //! Posted writes, in order, into the stream.
 //!
-//! A posted write is sent at once, in the poster's own call, if nothing is ahead of it and the socket takes it, unless it
-//! is [gathered](crate::gathering) with others. The connection's task sends the rest, so a dropped future never leaves
-//! half a frame.
+//! A posted write is sent at once, in the poster's own call, if nothing is queued before it and the socket accepts it,
+//! unless it is [gathered](crate::gathering) with others. The connection's task sends the rest, so a dropped future
+//! never leaves half a frame.
 
 use std::{
     collections::VecDeque,
@@ -29,20 +29,21 @@ use crate::{
 /// The most payload bytes of one turn: more would block a runtime's thread too long.
 const TURN_BYTES: usize = 1 << 20;
 
-/// The most payload bytes of one system call. The kernel acts on most acknowledgements that come during a call only when it
-/// ends, so a long call sends what the congestion window lets pass at its beginning, and the rest after all is copied.
+/// The most payload bytes of one system call. The kernel handles most acknowledgements that arrive during a call only
+/// at its end, so a long call sends what fits into the congestion window at its beginning, and the rest after
+/// everything is copied.
 const CALL_BYTES: usize = 256 << 10;
 
 /// The most frames of one system call.
 const TURN_FRAMES: usize = 16;
 
-/// The most turns that one thread takes in a row while other threads post.
+/// Maximum number of turns that one thread takes in a row while other threads post.
 const TURNS_MAX: u32 = 16;
 
 /// The most bytes of small writes, headers included, that are copied and not yet with the kernel.
 const COPIED_BYTES_MAX: usize = 64 << 10;
 
-/// The most bytes of memory for copied writes that a connection at rest keeps, twice.
+/// Maximum size of each of the two spare buffers for copied writes that an idle connection holds.
 const SPARE_BYTES_MAX: usize = 8 << 10;
 
 /// The most bytes of a write that may be copied.
@@ -79,7 +80,7 @@ pub(super) struct Sender {
     answers: AtomicU32,
     /// Bytes of copied writes that are not completely with the kernel.
     copied: AtomicUsize,
-    /// Whether there may be posts, or an end, that no task which sends has taken.
+    /// Whether there may be posts, or an end, that no sending task has taken.
     has_news: AtomicBool,
     gathering: Gathering,
 }
@@ -98,7 +99,7 @@ pub(super) enum NotPosted {
 #[derive(Debug, Default)]
 struct Posted {
     writes: VecDeque<Outgoing>,
-    /// What `writes` consists of.
+    /// The size of `writes`.
     queued: Queued,
     /// Memory for copied writes.
     spare: Vec<u8>,
@@ -130,7 +131,7 @@ enum Sending {
         /// Memory that copied writes no longer use.
         spare: Vec<u8>,
     },
-    /// Finishes the current frame, so that the peer can parse the farewell behind it, and sends the farewell.
+    /// Finishes the current frame, so that the peer can parse the farewell after it, and sends the farewell.
     Closing { under_way: Option<(Outgoing, u64)>, error: FabricError, farewell: Header, farewell_sent: usize },
     /// Nothing is sent any more.
     Over(Sent),
@@ -152,8 +153,8 @@ impl Sender {
         }
     }
 
-    /// Queues all of `writes`, whose number is bounded by the slots' weights. Returns what no task has begun to send;
-    /// after the end it queues none and returns `None`.
+    /// Queues all of `writes`, whose number the slots' weights bound. Returns the size of what no task has begun to
+    /// send. After the end it queues none and returns `None`.
     pub(super) fn post(&self, writes: impl IntoIterator<Item = Outgoing>) -> Option<Queued> {
         let mut posted = self.posted();
         if posted.over {
@@ -213,9 +214,9 @@ impl Sender {
         allowed
     }
 
-    /// Ends the connection for this side, once someone [retries](Self::retry): what is with the kernel completes, and
-    /// then everything else fails, whichever task sends meanwhile. A later end without a farewell replaces an earlier
-    /// one with it.
+    /// Ends the connection for this side, once a task [retries](Self::retry): writes that are with the kernel complete,
+    /// and then all others fail, whichever task sends meanwhile. A later end without a farewell replaces an earlier one
+    /// with it.
     pub(super) fn end(&self, end: End) {
         let mut posted = self.posted();
         posted.over = true;
@@ -236,7 +237,7 @@ impl Sender {
         core: &QueuePairCore,
         driver: &AtomicWaker,
     ) {
-        // As in `pump`: the task that holds posts checks for them when it no longer does.
+        // As in `pump`: the task that holds posts checks for them after it has released them.
         fence(Ordering::SeqCst);
         match self.gathering.next(queued) {
             Next::Send => self.send(socket, core, driver),
@@ -245,21 +246,21 @@ impl Sender {
         }
     }
 
-    /// Sends what was posted and waits for others, unless more will follow.
+    /// Sends the posts that wait for others, unless more will follow.
     pub(super) fn flush(&self, socket: &Socket, core: &QueuePairCore, driver: &AtomicWaker) {
         if self.finds_news() && !self.gathering.is_held() {
             self.send(socket, core, driver);
         }
     }
 
-    /// Leaves what was posted and waits to the driver, or to the next who sends.
+    /// Leaves waiting posts to the driver, or to the next task that sends.
     pub(super) fn leave(&self, driver: &AtomicWaker) {
         if self.finds_news() {
             driver.wake();
         }
     }
 
-    /// Whether there is something to send, as the task finds it that holds posts no longer.
+    /// Whether there is something to send, for the task that has released the posts.
     fn finds_news(&self) -> bool {
         // Pairs with the fence in `send_posted`.
         fence(Ordering::SeqCst);
@@ -295,7 +296,7 @@ impl Sender {
         if self.state() == Sent::Blocked { None } else { self.retry(socket, core) }
     }
 
-    /// As [`pump`](Self::pump), also if the socket was full. `None` if another task is sending.
+    /// As [`pump`](Self::pump), even if the socket was full. `None` if another task is sending.
     pub(super) fn retry(&self, socket: &Socket, core: &QueuePairCore) -> Option<Sent> {
         let mut turns = 0;
         loop {
@@ -326,7 +327,7 @@ impl Sender {
         }
     }
 
-    /// Takes what was posted and passes as much to the kernel as one turn allows.
+    /// Takes the posts, and passes as much to the kernel as one turn allows.
     fn step(&self, stream: &mut Sending, socket: &Socket, core: &QueuePairCore) -> Sent {
         self.take_posted(stream, core);
         let mut turn = Sends { socket, core, sender: self, left: TURN_BYTES };
@@ -406,7 +407,7 @@ fn append(copies: &mut Vec<u8>, header: &Header, body: &[u8]) {
     copy_bytes(&mut copies[at..], body, CopyReason::TcpSmall);
 }
 
-/// Fails what is not with the kernel, except for a partly sent frame that a farewell must follow.
+/// Fails all writes that are not with the kernel, except for a partly sent frame that a farewell must follow.
 fn take_end(stream: &mut Sending, core: &QueuePairCore, end: End) {
     let End { error, farewell } = end;
     let over = match stream {

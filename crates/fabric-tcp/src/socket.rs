@@ -30,7 +30,7 @@ impl AsRawFd for Socket {
 }
 
 impl Socket {
-    /// The streams of tokio are in non-blocking mode, and stay so.
+    /// Streams of tokio are non-blocking, and stay so.
     pub(super) fn new(stream: Stream) -> io::Result<Self> {
         match stream {
             Stream::Plain(stream) => Ok(Self {
@@ -55,7 +55,7 @@ impl Socket {
         }
     }
 
-    /// Whether a read that returns less than requested means that nothing more has come.
+    /// Whether a read that returns less than requested means that nothing more has arrived.
     pub(super) fn short_reads_drain(&self) -> bool {
         #[cfg(feature = "tls")]
         return self.sealed.is_none();
@@ -73,7 +73,7 @@ impl Socket {
         self.bare.send(slices)
     }
 
-    /// Passes to the kernel what was accepted and is still buffered.
+    /// Passes accepted bytes that are still buffered to the kernel.
     ///
     /// # Errors
     /// `WouldBlock`: the socket is full.
@@ -85,7 +85,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Ends this direction of an encrypted stream by TLS's close alert, which nobody on the network can forge.
+    /// Ends this direction of an encrypted stream by TLS's close alert, which no one on the network can forge.
     pub(super) fn finish(&self) -> io::Result<()> {
         #[cfg(feature = "tls")]
         if let Some(sealed) = &self.sealed {
@@ -103,7 +103,7 @@ impl Socket {
         self.bare.receive(into)
     }
 
-    /// Reads payload bytes into granted memory, and what follows them, if there is more, into `next`.
+    /// Reads payload bytes into granted memory, and the following bytes, if there are some, into `next`.
     pub(super) fn receive_into(&self, access: &RemoteAccess<'_>, next: &mut [u8]) -> io::Result<usize> {
         #[cfg(feature = "tls")]
         if let Some(sealed) = &self.sealed {
@@ -112,8 +112,8 @@ impl Socket {
         self.bare.receive_into(access, next)
     }
 
-    /// Has readiness announce bytes only once so many have come, or the stream has ended. Reads return what there is all the same.
-    /// The kernel announces fewer if its buffer has no room for so many, and acknowledges them at once.
+    /// Lets readiness announce bytes only once this many have arrived, or the stream has ended. Reads still return
+    /// fewer. The kernel announces fewer if its buffer has no room for this many, and acknowledges them at once.
     ///
     /// # Errors
     /// [`io::ErrorKind::Unsupported`] before Linux 5.12, which may announce nothing while its buffer is full.
@@ -126,7 +126,7 @@ impl Socket {
         set(&self.bare, libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes)
     }
 
-    /// What waits for an acknowledgement, by the kernel's `TCP_INFO`.
+    /// The bytes or probes that wait for an acknowledgement, from the kernel's `TCP_INFO`.
     pub(super) fn unacknowledged(&self) -> Option<Unacknowledged> {
         let information = TcpInformation::of(&self.bare)?;
         // A peer that accepts no data answers probes, and sometimes data, without acknowledging any.
@@ -174,7 +174,7 @@ impl AsRawFd for BareSocket {
 }
 
 impl BareSocket {
-    /// Hands bytes of `slices`, in order, to the kernel, and returns how many it took.
+    /// Passes bytes of `slices`, in order, to the kernel, and returns how many it accepted.
     fn send(&self, slices: &[IoSlice<'_>]) -> io::Result<usize> {
         // Not `write`: that raises SIGPIPE in programs that have not ignored it.
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
@@ -250,8 +250,8 @@ pub(super) fn watch(socket: &impl AsRawFd, silence: Duration, stall: Duration) -
     set(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, milliseconds.max(1))
 }
 
-/// The beginning of the kernel's `struct tcp_info`, whose fields have the same places in all releases. Those that a kernel does not
-/// know are missing.
+/// The beginning of the kernel's `struct tcp_info`, whose fields have the same offsets in all releases. Fields that a
+/// kernel does not know are missing.
 struct TcpInformation([u8; 232], usize);
 
 impl TcpInformation {
@@ -281,7 +281,7 @@ impl TcpInformation {
         u32::from_ne_bytes(self.field(24))
     }
 
-    /// Since the last segment of the peer's host that acknowledged anything, also if that was old.
+    /// Time since the last segment of the peer's host with an acknowledgement, even a repeated one.
     fn silence(&self) -> Duration {
         Duration::from_millis(u32::from_ne_bytes(self.field(56)).into())
     }
@@ -309,7 +309,7 @@ fn set(socket: &impl AsRawFd, level: libc::c_int, name: libc::c_int, value: libc
     if answer == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether a kernel of this release announces what has come when its buffer is full, however many bytes it is to announce.
+/// Whether a kernel of this release announces bytes when its buffer is full, even if it should wait for more.
 fn announces_when_full(release: &str) -> bool {
     let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
     (numbers.next(), numbers.next()) >= (Some(5), Some(12))

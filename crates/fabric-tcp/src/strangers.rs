@@ -1,4 +1,4 @@
-//! How many connections with unproven peers a listener admits, and when it admits the next one.
+//! The number of connections with unproven peers that a listener admits, and when it admits the next one.
 
 use std::{
     os::fd::{BorrowedFd, RawFd},
@@ -22,15 +22,15 @@ const AT_ONCE_SHARE: usize = 8;
 /// Descriptors of the process that strangers must leave free: an honest peer needs some for its connections.
 const DESCRIPTORS_LEFT: u64 = 16;
 
-/// How many strangers are allowed while fewer descriptors than that are left. Several, so that one that sends nothing
-/// does not keep the others out.
+/// The number of strangers that are allowed while fewer descriptors than that are left. Several, so that one that sends
+/// nothing does not block the others.
 const FEWEST_WHILE_SOME_ARE_LEFT: usize = 4;
 
 /// How long fewer strangers are allowed after descriptors ran short.
 const SHORTAGE: Duration = Duration::from_secs(10);
 
 /// The limits of one listener on its strangers: the connections whose peers have not proven themselves. The listener
-/// has the list of them, and knows the grace period of each, in which it may not be evicted.
+/// has the list of strangers, and the grace period of each, in which it may not be evicted.
 ///
 /// A peer that sends a wrong secret, garbage or only the end of the stream costs the listener some work, and the next
 /// one may follow at once. Without a limit such peers would use all of the listener's time. So each refusal joins a
@@ -63,12 +63,12 @@ impl StrangerLimit {
     pub(crate) fn accepted(&mut self, newest: RawFd, strangers: usize, now: Duration) {
         let used = u64::try_from(newest).unwrap_or(0) + 1;
         if Limit::OpenFiles.value().is_some_and(|most| used + DESCRIPTORS_LEFT > most) {
-            // More than one: a single stranger would keep all others out for its grace.
+            // More than one, because a single stranger would block all others for its grace period.
             self.make_fewer((strangers / 2).max(FEWEST_WHILE_SOME_ARE_LEFT), now);
         }
     }
 
-    /// Records that descriptors ran short while there were `strangers` strangers. For a while half as many are
+    /// Records that descriptors ran short while there were `strangers` strangers. For some time half as many are
     /// allowed.
     pub(crate) fn out_of_descriptors(&mut self, strangers: usize, now: Duration) {
         if strangers > 0 {

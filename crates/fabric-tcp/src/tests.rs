@@ -1,5 +1,5 @@
-//! When tasks and the driver read the socket, and when the driver sleeps. The driver is polled by hand, on a runtime
-//! whose IO runs only when a test asks for it.
+//! Tests of when tasks and the driver read the socket, and when the driver sleeps. The tests poll the driver, on a
+//! runtime whose IO runs only when a test requests it.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
@@ -126,7 +126,7 @@ impl Hand {
         panic!("not woken");
     }
 
-    /// Polls until the driver sleeps, a microsecond apart: some more than the longest budget has.
+    /// Polls every microsecond until the driver sleeps, for longer than the longest budget.
     fn sleep(&mut self) {
         for _ in 0..1000 {
             assert!(self.poll().is_pending());
@@ -149,7 +149,7 @@ impl Hand {
         }
     }
 
-    /// Polls until the tasks that work woke have had their turns.
+    /// Polls until the woken tasks have had their turns.
     fn pass_turns(&mut self) {
         for _ in 0..3 {
             self.woken();
@@ -238,18 +238,18 @@ fn an_adaptive_driver_looks_while_its_budget_lasts_then_sleeps() {
         let mut hand = Hand::waiting(Wait::Adaptive);
         assert!(hand.poll().is_pending());
         assert_eq!(hand.woken(), 0, "nothing to go by at first");
-        // Answers that come at once: polling would have paid off.
+        // Answers that arrive at once: polling would have been worthwhile.
         for _ in 0..8 {
             hand.receive_one(tokio);
         }
         hand.notify();
         hand.look_until(|hand| hand.arrivals() == 9);
-        // Nothing comes any more.
+        // Nothing arrives any more.
         assert!(hand.poll().is_pending());
         assert!(hand.woken() > 0, "gave up at once");
         hand.clock.pass(Duration::from_micros(1_000));
         hand.sleep();
-        // What comes now wakes it, although its bytes were looked for before.
+        // A notification that arrives now wakes it, although it has polled before.
         hand.notify();
         hand.turn(tokio);
         assert!(hand.poll().is_pending());
@@ -272,7 +272,7 @@ fn a_connection_that_is_ending_gives_the_turn_to_look_back() {
         let [first, second] = &mut hands;
         assert!(first.woken() > 0, "looks");
         assert_eq!(second.woken(), 0, "not both");
-        // A frame of no kind: this side lingers until the peer has taken the refusal.
+        // A frame of an unknown kind: this side lingers until the peer has received the refusal.
         first.peer.write_all(&[99; HEADER_BYTES]).unwrap();
         for _ in 0..POLLS_MAX {
             assert!(first.poll().is_pending());
@@ -493,7 +493,7 @@ fn decrypted_bytes_that_a_task_leaves_behind_wake_the_driver() {
         notification[0] = 2; // a write with immediate
         records.writer().write_all(&notification.repeat(FRAMES)).unwrap();
         records.write_tls(&mut hand.peer).unwrap();
-        // A task empties the socket before the runtime sees that bytes have come: it will never announce them.
+        // A task empties the socket before the runtime sees that bytes have arrived, so it never announces them.
         let arrives = || hand.queue_pair.next_arrival().now_or_never().is_some();
         assert!((0..POLLS_MAX).any(|_| arrives()), "nothing came");
         assert!(hand.arrivals() < FRAMES as u64, "all in one turn");

@@ -11,12 +11,12 @@ use tokio::{io::AsyncWriteExt, runtime::Builder};
 use super::*;
 use crate::clock::Clock;
 
-/// Refusals that let nobody wait.
+/// Refusals after which no connection waits.
 const FREE_REFUSALS: u32 = 64;
 const REFUSAL: Duration = Duration::from_millis(5);
 const ARRIVAL_LIMIT: Duration = Duration::from_secs(30);
 
-/// A door, and those who come to it.
+/// A door, and its strangers.
 struct Lobby {
     door: Arc<Door>,
     clock: Clock,
@@ -97,7 +97,7 @@ fn e_a_flood_of_one_kind_pushes_out_its_own_and_nobody_of_the_other() {
     for (flood, few) in [(Visit::Data, Visit::Session), (Visit::Session, Visit::Data)] {
         alone(async move {
             let mut lobby = Lobby::with_limit(8).await;
-            // Older than all of the flood.
+            // Older than all connections of the flood.
             let honest = [lobby.come_for(few).await, lobby.come_for(few).await];
             let silent = lobby.come().await;
             for _ in 0..50 {
@@ -118,7 +118,7 @@ fn e_a_flood_of_one_kind_pushes_out_its_own_and_nobody_of_the_other() {
 #[test]
 fn where_no_kind_has_more_strangers_only_progress_and_age_count() {
     use received::{DATA, NOTHING, SESSION, SOMETHING};
-    // What the older and the newer one have sent, whether each is attached, and whether the older one goes.
+    // What the older and the newer one have sent, whether each is attached, and whether the older one is evicted.
     for (older, newer, attached, older_goes) in [
         (SESSION, DATA, [false, false], true),
         (DATA, SESSION, [false, false], true),
@@ -224,7 +224,7 @@ fn a_connection_that_failed_before_it_was_accepted_costs_no_pause() {
 #[test]
 fn a_failed_accept_is_followed_by_a_pause() {
     alone(async {
-        // A connection waits or not; what failed; whether that is logged, and whether a stranger goes.
+        // Whether a connection waits; the error; whether it is logged, and whether a stranger is evicted.
         for (waits, error, is_logged, makes_room) in [
             (false, Errno::MFILE, false, false),
             (true, Errno::MFILE, true, true),
@@ -276,7 +276,7 @@ fn connections_wait_for_room_and_for_a_listener_that_works() {
         let client = TcpStream::connect(own).await.unwrap();
         let mut next = Box::pin(door.accept(&lobby.listener));
         assert!(next.as_mut().now_or_never().is_none());
-        // Whatever the runtime knows of the listener, it knows after a connection to another one.
+        // After a connection to another listener, the runtime has handled all events of this one.
         let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let _client = TcpStream::connect(other.local_addr().unwrap()).await.unwrap();
         other.accept().await.unwrap();
@@ -294,7 +294,7 @@ fn connections_wait_for_room_and_for_a_listener_that_works() {
 
 #[test]
 fn a_storm_of_peers_is_queued() {
-    // More than the standard library lets wait, and fewer than each system does.
+    // More than the standard library's queue holds, and fewer than the queue of each system.
     const PEERS: usize = 200;
     let longest = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
     let listener = listen(&[(Ipv4Addr::LOCALHOST, 0).into()], &Congestion::default()).unwrap();
@@ -315,7 +315,7 @@ fn the_congestion_control_is_the_systems_or_the_one_that_is_named() {
     let plain = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let default = listening(&Congestion::default());
     assert_eq!(congestion(&default), congestion(&plain));
-    // Every system has it, and allows it to everyone.
+    // Every system has it, and allows it to all users.
     let reno = Congestion::named("reno");
     let listener = listening(&reno);
     assert_eq!(congestion(&listener), "reno");
@@ -367,14 +367,14 @@ fn who_is_refused_for_what_it_says_takes_a_place_once() {
         let mut lobby = Lobby::with_limit(64).await;
         (0..FREE_REFUSALS).for_each(|_| lobby.door.refused());
         let mut expected = 0;
-        // What it did, whether it has spoken, how it ends, and whether that is a refusal.
+        // What it did, whether it has sent something, how it ends, and whether that is a refusal.
         let arriving: fn(&Stranger) = |_| {};
         for (before, has_spoken, was_held_back, is_refused) in [
             (arriving, false, false, false),
             (arriving, true, false, true),
             (arriving, true, true, true),
             (|stranger| _ = stranger.attach(), true, false, true),
-            // Whoever opens a session has sent something.
+            // A connection that opens a session has sent something.
             (|stranger| _ = stranger.attach(), false, false, true),
             (|stranger| stranger.leave(), true, false, true),
             (|stranger| stranger.leave(), true, true, true),
@@ -393,7 +393,7 @@ fn who_is_refused_for_what_it_says_takes_a_place_once() {
             expected += u32::from(is_refused);
             assert_eq!((lobby.refusals(), lobby.inside()), (expected, 0), "{stranger:?}");
             assert!(stranger.is_evicted());
-            // Its presence ends, too, which is nothing further.
+            // Its presence ends, too, which is not counted again.
             lobby.strangers.clear();
             assert_eq!(lobby.refusals(), expected);
         }
@@ -446,7 +446,7 @@ fn whatever_happens_to_a_stranger_wakes_its_connection() {
 fn each_stage_has_its_time() {
     let moment = Duration::from_millis(1);
     let aborted = Some(io::ErrorKind::ConnectionAborted);
-    // How long it may take, and whether running out of time is counted.
+    // Its time limit, and whether a timeout is counted.
     let arriving: fn(&Stranger) = |_| {};
     for (reach, limit, counted) in [
         (arriving, Some(ARRIVAL_LIMIT), 1),

@@ -1,4 +1,4 @@
-//! What is wrong with an identity, and what a failed handshake means.
+//! Errors of identities, and explanations of failed handshakes.
 
 use std::{fmt, io};
 
@@ -35,7 +35,7 @@ pub enum CertificateProblem {
     NotYetValid,
     /// No trusted CA signed it.
     UnknownAuthority,
-    /// Its extended key usage leaves out what it is used for.
+    /// Its extended key usage does not include its use.
     WrongUsage,
     /// It is for another host.
     WrongHost,
@@ -60,7 +60,7 @@ impl CertificateProblem {
         }
     }
 
-    /// The problem, with its remedy, as what follows "the certificate".
+    /// The problem with its remedy, as a clause after "the certificate".
     fn words(self) -> &'static str {
         match self {
             Self::Expired => "has expired: renew it, or set the clock of this host right",
@@ -89,7 +89,7 @@ pub enum TlsError {
         field: TlsField,
         /// The file.
         place: String,
-        /// What was seen, and what to do.
+        /// The cause, and what to do.
         detail: String,
     },
     /// A text without the expected content.
@@ -155,7 +155,7 @@ fn refused_by_peer(alert: AlertDescription) -> String {
         AlertDescription::CertificateRequired => {
             "wants a certificate: give this side one, signed by the common CA"
         }
-        // Of a CA with the name of a trusted one and another key, the signature is what fails.
+        // For a CA with the name of a trusted one and another key, the signature check fails.
         AlertDescription::UnknownCA | AlertDescription::DecryptError => {
             "does not trust the CA of this side's certificate: give both sides certificates of one CA, and that CA"
         }
@@ -184,7 +184,7 @@ fn refused_by_peer(alert: AlertDescription) -> String {
     format!("the peer {why}")
 }
 
-/// As [`explain`], of an error of a stream during the handshake, or before the peer's first bytes after it.
+/// As [`explain`], for an error of a stream during the handshake, or before the peer's first bytes after it.
 pub fn explain_io(error: &io::Error) -> String {
     if let Some(tls) = tls_error(error) {
         return explain(tls);
@@ -198,7 +198,7 @@ pub fn explain_io(error: &io::Error) -> String {
     }
 }
 
-/// As [`explain`], of an error of a stream after the handshake; `None` if it is none of TLS.
+/// As [`explain`], for an error of a stream after the handshake; `None` if it is not one of TLS.
 pub fn explain_later(error: &io::Error) -> Option<String> {
     tls_error(error).map(explain)
 }

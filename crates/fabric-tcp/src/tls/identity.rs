@@ -31,14 +31,14 @@ use super::{
 /// Longest content of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// Bytes of a refused peer that are read and discarded. It may have sent more than its part of the handshake: closing with
-/// unread bytes would reset the connection, and the alert with the reason would be lost.
+/// Bytes of a refused peer that are read and discarded. It may have sent more than its part of the handshake. Closing
+/// with unread bytes would reset the connection, and lose the alert with the reason.
 const LEAVING_BYTES_MAX: u64 = 64 << 10;
 
-/// Where bytes came from that no file gave.
+/// The origin of bytes that are not from a file.
 const BYTES: &str = "(given as bytes)";
 
-/// A certificate chain with its private key, and the CAs whose members are let in. Cheap to clone. `Debug` shows the
+/// A certificate chain with its private key, and the CAs whose members are admitted. Cheap to clone. `Debug` shows the
 /// names in the certificate, and nothing of the key.
 ///
 /// It is read once: a renewed certificate is used by workers that are started with it.
@@ -55,7 +55,7 @@ struct Credentials {
     data_client: Arc<ClientConfig>,
 }
 
-/// PEM, and where it came from.
+/// PEM, and its origin.
 struct Input {
     field: TlsField,
     place: String,
@@ -102,7 +102,7 @@ impl TlsIdentity {
     /// As [`from_pem`](Self::from_pem), without the check that peers would accept it: for tests of peers that refuse it.
     ///
     /// # Errors
-    /// As [`from_files`](Self::from_files), but for a certificate that is not let in.
+    /// Those of [`from_files`](Self::from_files), except for a certificate that is not admitted.
     #[cfg(feature = "test-certificates")]
     #[doc(hidden)]
     pub fn unchecked_from_pem(certificate: &[u8], key: &[u8], authorities: &[u8]) -> Result<Self, TlsError> {
@@ -183,11 +183,11 @@ impl TlsIdentity {
         Ok(connector.connect(name, stream).await?.into())
     }
 
-    /// The acceptor's handshake, for a data connection. It lasts as long as the peer takes, also to hang up after it was
-    /// refused, so bound it.
+    /// The acceptor's handshake, for a data connection. It lasts as long as the peer takes, even to disconnect after it
+    /// was refused, so bound it.
     ///
     /// # Errors
-    /// As of [`connect`](Self::connect).
+    /// Those of [`connect`](Self::connect).
     ///
     /// # Cancel safety
     /// Dropping the future ends the stream.
@@ -195,10 +195,10 @@ impl TlsIdentity {
         accept(self.0.data_server.clone(), stream).await
     }
 
-    /// As [`accept`](Self::accept), for whatever purpose the peer has.
+    /// As [`accept`](Self::accept), for any purpose of the peer.
     ///
     /// # Errors
-    /// As of [`connect`](Self::connect).
+    /// Those of [`connect`](Self::connect).
     ///
     /// # Cancel safety
     /// Dropping the future ends the stream.
@@ -334,7 +334,7 @@ impl Input {
     }
 }
 
-/// Content and mode of the same open file. One byte more than allowed is read, to tell.
+/// Content and mode of the same open file. Reads one byte more than allowed, to detect a file that is too long.
 fn read(path: &Path) -> io::Result<(Vec<u8>, u32)> {
     let file = File::open(path)?;
     let metadata = file.metadata()?;

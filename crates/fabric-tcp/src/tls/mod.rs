@@ -1,12 +1,12 @@
 //! Mutual TLS: the identity of a worker, and its proof.
 //!
 //! A [`TlsIdentity`] is a certificate chain, its private key, and the certificates of the authorities (CAs) whose
-//! members are let in. Both sides of a connection show their chains, and each checks the other's: that a trusted CA signed
-//! it, that it is valid now, and that it may be used by the end that shows it. Only TLS 1.3 is spoken. Nothing is resumed
-//! and nothing is sent early, so no recorded handshake can be of use.
+//! members are admitted. Both sides of a connection show their chains, and each checks the other's: that a trusted CA
+//! signed it, that it is valid now, and that the side that shows it may use it. Only TLS 1.3 is used. There is no
+//! resumption and no early data, so a recorded handshake is useless.
 //!
-//! The caller that connects decides, from the [`PeerCertificate`], whether the certificate belongs to the worker or host
-//! that it means.
+//! The caller that connects checks, with the [`PeerCertificate`], whether the certificate belongs to the worker or host
+//! that it dials.
 
 mod error;
 mod identity;

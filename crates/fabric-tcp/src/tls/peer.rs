@@ -1,4 +1,4 @@
-//! What the peer has proven.
+//! The certificate of the peer.
 
 use rustls::{
     CommonState,
@@ -13,14 +13,14 @@ use super::{TlsPurpose, explain};
 /// SHA-256 of a certificate.
 pub type CertificateDigest = [u8; 32];
 
-/// The certificate that the peer of a connection has shown, and has the key of.
+/// The certificate that the peer of a connection has shown, and whose key it has.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PeerCertificate {
     leaf: CertificateDer<'static>,
 }
 
 impl PeerCertificate {
-    /// Of a connection whose handshake is done.
+    /// The peer's certificate of a connection after its handshake.
     ///
     /// # Errors
     /// What was seen, and what to do: there is no certificate, or the connection was made for another purpose.

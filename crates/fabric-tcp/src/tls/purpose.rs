@@ -1,6 +1,6 @@
-//! What an encrypted connection is for.
+//! The purpose of an encrypted connection.
 
-/// What a connection is for. The handshake agrees on it, so that a connection for one purpose is not taken for the other.
+/// The purpose of a connection. The handshake agrees on it, so that a connection cannot be used for the other purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TlsPurpose {
     /// Control sessions, over HTTP/2.

@@ -29,31 +29,31 @@ impl fmt::Debug for Authority {
 pub enum Validity {
     /// Now.
     Now,
-    /// Not any more.
+    /// In the past.
     Past,
-    /// Not yet.
+    /// In the future.
     Future,
 }
 
-/// Which ends of a connection a certificate may be used by.
+/// The sides of a connection that may use a certificate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Usage {
     /// Both.
     Both,
-    /// The one that dials.
+    /// The side that dials.
     Client,
-    /// The one that is dialled.
+    /// The side that is dialled.
     Server,
 }
 
-/// What a certificate is to say.
+/// The content of a certificate.
 #[derive(Debug, Clone)]
 pub struct Wanted {
     /// Its URIs.
     pub uris: Vec<String>,
     /// Its DNS names and IP addresses.
     pub hosts: Vec<String>,
-    /// Its time.
+    /// Its time of validity.
     pub validity: Validity,
     /// Its extended key usage.
     pub usage: Usage,
@@ -71,7 +71,7 @@ impl Wanted {
     }
 }
 
-/// PEM of one end.
+/// The PEM texts of one side.
 pub struct Issued {
     /// Its certificate.
     pub certificate: String,
@@ -91,12 +91,12 @@ impl Issued {
     /// The identity.
     ///
     /// # Errors
-    /// It would not be let in.
+    /// Peers would refuse it.
     pub fn identity(&self) -> Result<TlsIdentity, TlsError> {
         TlsIdentity::from_pem(self.certificate.as_bytes(), self.key.as_bytes(), self.authorities.as_bytes())
     }
 
-    /// The identity, whether or not anybody lets it in.
+    /// The identity, without the check that peers would accept it.
     ///
     /// # Errors
     /// Its key is another certificate's.
@@ -113,7 +113,7 @@ impl Authority {
     /// A new one; all have the same name, and each its own key.
     ///
     /// # Errors
-    /// As rcgen has them.
+    /// Those of rcgen.
     pub fn new() -> Result<Self, rcgen::Error> {
         let mut parameters = CertificateParams::new(Vec::new())?;
         parameters.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -131,7 +131,7 @@ impl Authority {
     /// A certificate, its key, and this CA as the trusted one.
     ///
     /// # Errors
-    /// As rcgen has them.
+    /// Those of rcgen.
     pub fn issue(&self, wanted: &Wanted) -> Result<Issued, rcgen::Error> {
         let mut parameters = CertificateParams::new(Vec::new())?;
         parameters.distinguished_name.push(DnType::CommonName, "tensorwire test member");
