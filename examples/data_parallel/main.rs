@@ -6,7 +6,8 @@
 //!   whole gradient, so all have the same parameters without a server.
 //! - The **launcher** serves the store in which the ranks find each other, and starts them; torchrun or srun can do that, too.
 //!
-//! If a rank is killed, the others shrink the group, take the parameters of the furthest step, and go on. Begin with `rank.rs`.
+//! If a rank is killed, the others shrink the group, take the parameters of the furthest step, and continue. Begin with
+//! `rank.rs`.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "this is a user's program: it has tokio's clock")]
 

@@ -1,4 +1,4 @@
-//! A rank: it joins the group, trains, and goes on if other ranks are lost.
+//! A rank: it joins the group, trains, and continues if other ranks are lost.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -73,7 +73,8 @@ async fn train(flags: &Flags, mut group: Group) -> Result<(usize, Trained), Fail
     ))
 }
 
-/// Shrinks the group. Returns it with the step at which it goes on. If no rank is lost, the error ends the training.
+/// Shrinks the group. Returns it with the step at which training continues. If no rank is lost, the error ends the
+/// training.
 async fn go_on(
     mut group: Group,
     mut error: GroupError,

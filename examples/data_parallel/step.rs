@@ -65,7 +65,8 @@ impl Trainee {
             let (bias, loss) = rest.split_at_mut(bias);
             layer.write(weights, bias);
             loss.fill(layer.loss);
-            // With this factor the sum over all ranks is the mean of the batch, also if ranks have different numbers of samples.
+            // With this factor the sum over all ranks is the mean of the batch, even if ranks have different numbers of
+            // samples.
             bucket.iter_mut().for_each(|slope| *slope *= share);
             // The channel has room for all buckets. It is closed if a call has failed.
             let _ = finished.try_send(bucket);

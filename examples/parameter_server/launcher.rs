@@ -14,7 +14,7 @@ use crate::{
     worker::{LOSS, MOVED, TRANSPORT},
 };
 
-/// How often the launcher looks how far the training is.
+/// How often the launcher fetches the progress of the training.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Starts all processes, waits for the end of the training, and prints the result.
@@ -37,7 +37,7 @@ pub(crate) async fn run(mut flags: Flags) -> Result<(), Failure> {
     Ok(())
 }
 
-/// This program again, with the user's flags and those that make it one process.
+/// The command that starts this program again as one process, with the user's flags.
 fn start(flags: &Flags, role: Role) -> Start {
     let mut arguments: Vec<String> = std::env::args().skip(1).collect();
     arguments.extend([
@@ -50,7 +50,7 @@ fn start(flags: &Flags, role: Role) -> Start {
     (role.to_string(), arguments)
 }
 
-/// Shows how far worker 0 is until the training is over, and fetches the result.
+/// Shows the progress of worker 0 until the training is over, and fetches the result.
 async fn follow(node: &Node, flags: &Flags, progress: &Progress) -> Result<Trained, Failure> {
     let worker_0 = Role { job: Job::Worker, index: 0 };
     let (first, _) = look(node, worker_0).await?;

@@ -3,9 +3,9 @@
 //! - A **server** (`ps 0`, `ps 1`, …) holds some tensors of the parameters. It publishes them for each step: `w1@0`, then
 //!   `w1@1`, and so on. For the next step it fetches the gradients of all workers and moves its tensors along their mean.
 //! - A **worker** fetches all tensors of a step from the servers, computes a gradient from samples of its own, and publishes
-//!   that: `gradient of w1@0`. It keeps what it fetched published too, as a copy for a server that is started again.
-//! - The **launcher** starts the others on this machine, and again those that are killed. It fetches from worker 0 how far
-//!   they are, at the end the parameters from the servers, and measures them.
+//!   that: `gradient of w1@0`. It also publishes the fetched tensors, as a copy for a server that is started again.
+//! - The **launcher** starts the others on this machine, and restarts those that are killed. It fetches the progress from
+//!   worker 0, at the end the parameters from the servers, and measures them.
 //!
 //! Each process fetches what it needs, and fetches again when that fails. Begin with `server.rs` and `worker.rs`; `node.rs`
 //! has the code that fetches.
@@ -51,7 +51,7 @@ async fn run(flags: Flags) -> Result<(), Failure> {
     }
 }
 
-/// Is one process of the cluster until the training is over; with a launcher, until that lets go.
+/// Runs as one process of the cluster until the training is over; with a launcher, until the launcher ends it.
 async fn be(role: Role, flags: &Flags) -> Result<(), Failure> {
     let node = Node::start(flags, Some(role)).await?;
     if !flags.launched {

@@ -1,4 +1,4 @@
-//! One process of the cluster: its tensorwire worker, and how it asks the others.
+//! One process of the cluster: its tensorwire worker, and its requests to the others.
 
 use std::{error::Error, time::Duration};
 
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 /// Under this name a process publishes the step that it has reached.
 pub(crate) const STEP: &str = "step";
-/// How long to wait before a peer that was not there is asked again.
+/// The pause before another attempt to reach a peer.
 const PAUSE: Duration = Duration::from_millis(50);
 /// After this time, and again each time it has passed, a process prints which peer it waits for.
 const REPORT_EVERY: Duration = Duration::from_secs(2);
@@ -33,7 +33,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Joins the cluster of `flags` as `role`; without one as a client, which is asked for nothing.
+    /// Joins the cluster of `flags` as `role`; without one as a client, from which no process fetches.
     pub(crate) async fn start(flags: &Flags, role: Option<Role>) -> Result<Self, Failure> {
         let cluster =
             ClusterSpec::new().hosts("ps", flags.hosts(Job::Ps)).hosts("worker", flags.hosts(Job::Worker));
@@ -76,8 +76,8 @@ impl Node {
         (index as usize..self.tensors.len()).step_by(self.servers as usize)
     }
 
-    /// Publishes a tensor of `step` under the name that `name` gives. That of the step before stays, since other processes,
-    /// above all those that were started again, may still be there.
+    /// Publishes a tensor of `step` under the name that `name` gives. The tensor of the previous step stays published,
+    /// because other processes, above all restarted ones, may still be at that step.
     pub(crate) fn publish(
         &self,
         name: fn(&TensorSpec, u64) -> String,
@@ -104,12 +104,12 @@ impl Node {
         Tensor::from_values(self.worker.pool(), &shape, values)
     }
 
-    /// The peer that is to be asked. It is connected on first use.
+    /// The peer of a role. It is connected on first use.
     pub(crate) fn peer(&self, role: Role) -> Result<Peer, WorkerError> {
         self.worker.peer(&ClusterSpec::worker_name(role.job.name(), role.index))
     }
 
-    /// Fetches what `role` publishes under `names`, as soon as it does.
+    /// Fetches the tensors that `role` publishes under `names`, as soon as it does.
     pub(crate) async fn fetch(&self, role: Role, names: &[String]) -> Result<Vec<Tensor>, Failure> {
         let peer = self.peer(role)?;
         self.patiently(async || peer.fetch_many(names).wait().await).await
@@ -127,8 +127,8 @@ impl Node {
         Ok(parameters.into_iter().map(|(_, tensor)| tensor).collect())
     }
 
-    /// Does `attempt` until it succeeds: a peer that cannot be reached may still be started, or started again. Gives up when the user's
-    /// patience is over.
+    /// Repeats `attempt` until it succeeds, because an unreachable peer may be starting, or restarting. Gives up when
+    /// the user's patience is over.
     pub(crate) async fn patiently<T>(
         &self,
         attempt: impl AsyncFn() -> Result<T, WorkerError>,

@@ -37,7 +37,7 @@ pub(crate) async fn run(node: &Node, flags: &Flags, index: u32) -> Result<(), Fa
 
 struct Server<'node> {
     node: &'node Node,
-    /// What this server holds.
+    /// The tensors that this server holds.
     tensors: Vec<TensorSpec>,
 }
 
@@ -47,8 +47,8 @@ impl Server<'_> {
         self.node.tensors_of(index).map(|place| std::mem::take(&mut all[place])).collect()
     }
 
-    /// Step and tensors of the worker that is furthest, once every worker has answered. Workers have copies if this server
-    /// was there before; without any, the training is new.
+    /// Step and tensors of the worker that is furthest, once every worker has answered. Workers have copies if this
+    /// server was restarted; without any, the training is new.
     async fn newest_copy(&self) -> Result<Option<(u64, Vec<Vec<f32>>)>, Failure> {
         let asking = self
             .node
@@ -77,8 +77,8 @@ impl Server<'_> {
         self.node.publish_values(STEP, &[step])
     }
 
-    /// The mean of all workers' gradients for each tensor, summed in the order of the workers whatever order they come in,
-    /// so that the result is the same in each run.
+    /// The mean of all workers' gradients for each tensor, summed in the order of the workers and not of arrival, so
+    /// that the result is the same in each run.
     async fn mean_gradients(&self, step: u64) -> Result<Vec<Vec<f32>>, Failure> {
         let names: Vec<String> = self.tensors.iter().map(|tensor| gradient_at(tensor, step)).collect();
         let fetching = self.node.all(Job::Worker).map(|worker| self.node.fetch(worker, &names));
@@ -94,7 +94,7 @@ impl Server<'_> {
         Ok(means)
     }
 
-    /// Until every worker has what it needs and has gone. Nobody publishes this name: each fetch ends with its worker.
+    /// Waits until every worker has ended. No worker publishes this name, so each fetch ends with its worker.
     async fn wait_for_farewells(&self) {
         let waiting = self.node.all(Job::Worker).map(|worker| async move {
             let Ok(peer) = self.node.peer(worker) else { return };

@@ -20,7 +20,7 @@ pub(crate) const MOVED: &str = "bytes moved";
 /// Under this name a worker publishes at the end the transport of these bytes.
 pub(crate) const TRANSPORT: &str = "transport";
 
-/// Computes gradients until the training is over. Gives the last parameters.
+/// Computes gradients until the training is over. Returns the last parameters.
 pub(crate) async fn run(node: &Node, flags: &Flags, index: u32) -> Result<Trained, Failure> {
     let mut model = Model::new(flags.seed);
     let first = first_step(node).await?;
@@ -29,7 +29,7 @@ pub(crate) async fn run(node: &Node, flags: &Flags, index: u32) -> Result<Traine
     let mut loss = f32::NAN;
     for step in first..flags.steps {
         let parameters = fetch_and_copy(node, step).await?;
-        // Which samples a worker takes is fixed by the step, so a worker that is started again takes the very same.
+        // The step determines the samples, so a restarted worker takes the same ones.
         let batch = step * u64::from(node.workers) + u64::from(index);
         let samples = batch * Model::BATCH..(batch + 1) * Model::BATCH;
         let gradients;
@@ -55,8 +55,8 @@ async fn first_step(node: &Node) -> Result<u64, Failure> {
     Ok(steps?.into_iter().flatten().min().unwrap_or(0))
 }
 
-/// The parameters at the beginning of `step`. The tensors that came are published as they are: a copy for a server that
-/// was killed, which costs nothing.
+/// The parameters at the beginning of `step`. Publishes the received tensors as they are, which costs nothing: they are
+/// a copy for a server that was killed.
 async fn fetch_and_copy(node: &Node, step: u64) -> Result<Vec<Vec<f32>>, Failure> {
     let fetched = node.fetch_parameters(step).await?;
     let parameters = floats(&fetched, &node.tensors)?;
@@ -66,7 +66,7 @@ async fn fetch_and_copy(node: &Node, step: u64) -> Result<Vec<Vec<f32>>, Failure
     Ok(parameters)
 }
 
-/// Publishes what was computed in `step`, and that it is done.
+/// Publishes the results of `step`, and that it is complete.
 fn publish(node: &Node, step: u64, loss: f32, gradients: &[Vec<f32>]) -> Result<(), WorkerError> {
     for (spec, gradient) in node.tensors.iter().zip(gradients) {
         node.publish(gradient_at, spec, step, node.tensor(spec, gradient)?)?;

@@ -60,9 +60,9 @@ impl Samples {
 /// The data set, split.
 #[derive(Debug, Clone)]
 pub struct Digits {
-    /// What models are trained on.
+    /// The samples for training.
     pub training: Samples,
-    /// What accuracy is measured on: [`HELD_OUT`] bitmaps.
+    /// The samples for measuring accuracy: [`HELD_OUT`] bitmaps.
     pub held_out: Samples,
 }
 
@@ -89,7 +89,7 @@ impl Digits {
 /// An endless sequence over samples: pass after pass, each visits every sample once, in an order of its own.
 ///
 /// Any part of the sequence can be asked for at any time, so a process that starts in the middle of a training, or
-/// starts again, takes the very samples that are its turn.
+/// starts again, takes exactly its own samples.
 #[derive(Debug)]
 pub struct Batches {
     samples: Samples,

@@ -1,8 +1,8 @@
 //! A multilayer perceptron with ReLU between its layers and softmax cross-entropy as its loss.
 //!
-//! Parameters and gradients are lists of named `f32` tensors (`w1`, `b1`, `w2`, …) in the order of
-//! [`Mlp::tensors`]. The model reads and writes them through `AsRef<[f32]>` and `AsMut<[f32]>`, so they can lie
-//! wherever the caller has them, for instance in memory that a peer wrote.
+//! Parameters and gradients are lists of named `f32` tensors (`w1`, `b1`, `w2`, …) in the order of [`Mlp::tensors`].
+//! The model reads and writes them through `AsRef<[f32]>` and `AsMut<[f32]>`, so they can be in any memory of the
+//! caller, for instance in memory that a peer wrote.
 
 use crate::digits::{CLASSES, PIXELS, Samples};
 use crate::random::SplitMix64;
@@ -26,7 +26,7 @@ impl TensorSpec {
     }
 }
 
-/// A network and the memory that its passes work in.
+/// A network, and the working memory of its passes.
 #[derive(Debug)]
 pub struct Mlp {
     widths: Vec<usize>,
@@ -95,8 +95,8 @@ impl Mlp {
         })
     }
 
-    /// Mean loss over `batch`. Hands each layer to `each` as soon as its derivatives can be written, the last layer first, so that
-    /// the caller can send those of one while those of the next are computed.
+    /// Mean loss over `batch`. Passes each layer to `each` as soon as its derivatives can be written, the last layer
+    /// first, so that the caller can send those of one layer while those of the next are computed.
     pub fn backward<P: AsRef<[f32]>>(
         &mut self,
         parameters: &[P],
@@ -180,7 +180,7 @@ impl Mlp {
 /// One layer in the backward pass of a network.
 #[derive(Debug)]
 pub struct LayerGradient<'pass> {
-    /// Which one, from 0. Its weights are tensor `2 * index`, its bias the one behind.
+    /// The number of the layer, from 0. Its weights are tensor `2 * index`, its bias the next one.
     pub index: usize,
     /// Mean loss of the batch.
     pub loss: f32,
@@ -197,7 +197,7 @@ impl LayerGradient<'_> {
     }
 }
 
-/// How many values go into a layer and come out of it.
+/// The numbers of inputs and outputs of a layer.
 #[derive(Debug, Clone, Copy)]
 struct Width {
     inputs: usize,

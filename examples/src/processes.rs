@@ -1,7 +1,7 @@
-//! Child processes on this machine, which are started again when they are killed and never outlive their parent.
+//! Child processes on this machine, which are restarted when they are killed, and never outlive their parent.
 //!
-//! The parent holds the writing end of each child's standard input. When it ends, in whatever way, the kernel closes
-//! that; the child reads the end of its input and exits too.
+//! The parent holds the writing side of each child's standard input. When the parent ends in any way, the kernel closes
+//! it; the child reads the end of its input and exits, too.
 
 use std::{
     error::Error,
@@ -24,22 +24,22 @@ use tokio::{
 
 use crate::report::Progress;
 
-/// Where ports are looked for: below those that Linux gives to outgoing connections, so that one is still free when a
-/// process is started again.
+/// The ports to try: below those that Linux assigns to outgoing connections, so that a port is still free when a
+/// process is restarted.
 const PORTS: Range<u16> = 10_000..32_000;
-/// Programs that run at the same time begin to look this far from each other.
+/// The distance of the first ports of programs that run at the same time.
 const PORTS_APART: u32 = 131;
-/// How long a child that was asked to end may take to close its connections.
+/// How long a child may take to close its connections after its input has ended.
 const FAREWELL: Duration = Duration::from_secs(8);
 
-/// Addresses on this machine that nothing listens on.
+/// Addresses on this machine on which nothing listens.
 ///
 /// # Errors
-/// There are not so many.
+/// There are not enough free ports.
 pub fn free_addresses(count: usize) -> io::Result<Vec<String>> {
     let start = (std::process::id().wrapping_mul(PORTS_APART) % u32::from(PORTS.end - PORTS.start)) as u16;
     let ports = PORTS.cycle().skip(usize::from(start)).take(PORTS.len());
-    // All are held until the last is found.
+    // All are bound until the last is found.
     let listening = ports.filter_map(|port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).ok()).take(count);
     let free: Vec<TcpListener> = listening.collect();
     if free.len() < count {
@@ -50,7 +50,8 @@ pub fn free_addresses(count: usize) -> io::Result<Vec<String>> {
     free.iter().map(|listener| Ok(listener.local_addr()?.to_string())).collect()
 }
 
-/// In a child: ends when the parent has gone or lets go. The process ends within eight seconds of that, whatever it does.
+/// In a child: ends when the parent has ended or closes the child's input. The process ends within eight seconds after
+/// that in any case.
 pub async fn parent_lets_go() {
     let (close, closed) = oneshot::channel::<()>();
     thread::spawn(move || {
@@ -70,12 +71,12 @@ pub struct Children<'run> {
     restarts_left: u32,
 }
 
-/// How a child is started: its name for people, and the arguments of this program.
+/// The start of a child: its name in messages, and the arguments of this program.
 pub type Start = (String, Vec<String>);
 
 impl<'run> Children<'run> {
-    /// Starts this program once for each of `starts`. All together, those that are killed are started again `restarts`
-    /// times. Prints each start beside `progress`.
+    /// Starts this program once for each of `starts`. Killed children are restarted, `restarts` times in all. Prints
+    /// each start beside `progress`.
     ///
     /// # Errors
     /// A process can't be started.
@@ -96,8 +97,8 @@ impl<'run> Children<'run> {
         Ok((child, pipe))
     }
 
-    /// Starts children again that are killed. Returns the reason when a child ends by itself, because it has printed why and
-    /// would end the same way again, or when children are killed more often than allowed.
+    /// Restarts killed children. Returns the reason when children are killed more often than allowed, or when a child
+    /// ends by itself: it has printed why, and would end in the same way again.
     pub async fn keep_running(&mut self) -> Box<dyn Error> {
         loop {
             let waiting = self.children.iter_mut().map(|(_, child, _)| Box::pin(child.wait()));
@@ -119,10 +120,10 @@ impl<'run> Children<'run> {
         Ok(())
     }
 
-    /// Lets all children end, and waits for each.
+    /// Closes the input of all children, and waits for each.
     ///
     /// # Errors
-    /// One did not end well.
+    /// A child ended with an error.
     pub async fn let_go(mut self) -> io::Result<()> {
         self.children.iter_mut().for_each(|(_, _, pipe)| *pipe = None);
         for ((name, _), child, _) in &mut self.children {
@@ -135,8 +136,8 @@ impl<'run> Children<'run> {
     }
 }
 
-/// Starts this program once for each rank, with the environment that `variables` gives it and `--launched`, and waits for all. Ranks
-/// that are killed are no failure as long as one ends well: the others go on without them.
+/// Starts this program once for each rank, with the environment that `variables` gives it and `--launched`, and waits
+/// for all. Killed ranks are no failure as long as one succeeds, because the others continue without them.
 ///
 /// # Errors
 /// A rank cannot be started, or ends with an error, or all are killed.

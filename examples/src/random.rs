@@ -1,18 +1,18 @@
 //! A small deterministic generator, so that a seed fixes a whole run.
 
-/// SplitMix64: one 64-bit word of state, every seed is a good one.
+/// SplitMix64: one 64-bit word of state, and any seed is usable.
 #[derive(Debug, Clone)]
 pub struct SplitMix64 {
     state: u64,
 }
 
 impl SplitMix64 {
-    /// A generator whose whole output is fixed by `seed`.
+    /// A generator whose output `seed` determines.
     pub const fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
-    /// One of many generators that a seed fixes, by its number.
+    /// Number `number` of the generators that a seed determines.
     pub fn numbered(seed: u64, number: u64) -> Self {
         // Mixed, since plain sums would give parts of one sequence.
         Self::new(Self::new(seed).next_u64() ^ Self::new(number.wrapping_add(1)).next_u64().rotate_left(32))

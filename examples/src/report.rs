@@ -16,7 +16,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Of `what`, which takes so many steps. Nothing is shown unless `is_shown`.
+    /// The progress of `what`, which takes `steps` steps. Shows nothing unless `is_shown`.
     pub fn new(what: &'static str, steps: u64, is_shown: bool) -> Self {
         let bar = if is_shown { ProgressBar::new(steps) } else { ProgressBar::hidden() };
         // A template that does not parse would show the default bar.
@@ -61,9 +61,9 @@ impl Progress {
 /// The result of a training on several processes.
 #[derive(Debug)]
 pub struct Trained {
-    /// The last ones.
+    /// The last parameters.
     pub parameters: Vec<Vec<f32>>,
-    /// Steps that were seen.
+    /// Steps that the launcher has seen.
     pub steps: u64,
     /// How long they took.
     pub seconds: f64,
@@ -74,7 +74,7 @@ pub struct Trained {
 }
 
 impl Trained {
-    /// Measures the parameters, trains in this process to compare, and prints both: words, or one line of JSON.
+    /// Measures the parameters, trains in this process to compare, and prints both, as text or as one line of JSON.
     pub fn print_summary(&self, plan: &Plan, is_json: bool) {
         let (mut model, progress) = (Model::new(plan.seed), Progress::new("comparing", plan.steps, !is_json));
         let alone = train(&mut model, plan, |step, loss| progress.show(step, loss));

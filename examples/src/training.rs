@@ -1,4 +1,4 @@
-//! The model with its samples, and training in one process: what the distributed training is compared with.
+//! The model with its samples, and training in one process, with which the distributed training is compared.
 
 use std::ops::Range;
 
@@ -9,7 +9,7 @@ use crate::{
 
 /// The network, and the samples that it learns from.
 ///
-/// All results are fixed by the arguments and the seed, so any process can compute any step, or compute it again.
+/// The arguments and the seed determine all results, so any process can compute any step, or repeat it.
 #[derive(Debug)]
 pub struct Model {
     mlp: Mlp,
@@ -45,7 +45,7 @@ impl Model {
         (loss, gradients)
     }
 
-    /// Mean loss over the samples with these numbers. Hands each layer to `each`, the last one first, as
+    /// Mean loss over the samples with these numbers. Passes each layer to `each`, the last one first, as
     /// [`Mlp::backward`] does.
     pub fn backward(
         &mut self,
@@ -61,7 +61,7 @@ impl Model {
         self.mlp.loss(parameters, &self.held_out)
     }
 
-    /// Fraction of the held-out samples, which no training sees, that are read rightly.
+    /// Fraction of the held-out samples, which no training sees, that are classified correctly.
     pub fn accuracy(&mut self, parameters: &[Vec<f32>]) -> f64 {
         self.mlp.accuracy(parameters, &self.held_out)
     }
@@ -79,7 +79,7 @@ pub fn descend(values: &mut [f32], gradient: &[f32], rate: f32) {
     }
 }
 
-/// What fixes a training.
+/// The parameters of a training.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Plan {
     /// How many updates.
@@ -92,8 +92,8 @@ pub struct Plan {
     pub seed: u64,
 }
 
-/// Trains in this process, each step from the samples of all processes. Gives the last parameters. `progress` is called
-/// after each step with its number from 1 and the loss.
+/// Trains in this process, each step from the samples of all processes. Returns the last parameters. `progress` is
+/// called after each step with its number from 1 and the loss.
 pub fn train(model: &mut Model, plan: &Plan, mut progress: impl FnMut(u64, f32)) -> Vec<Vec<f32>> {
     let (mut parameters, batch) = (model.initial_parameters(), plan.batch);
     for step in 0..plan.steps {

@@ -100,7 +100,8 @@ pub mod settings {
     pub use tensorwire_verbs_reactor::{Mtu, OnDemandPaging, Rdma, Setting, SettingError};
 }
 
-/// What programs that come from TensorFlow look for: its rendezvous classes, their arguments, device names, and `TF_CONFIG`.
+/// Counterparts for programs that come from TensorFlow: its rendezvous classes, their arguments, device names, and
+/// `TF_CONFIG`.
 pub mod tensorflow {
     pub use tensorwire_protocol::{DeviceName, InvalidDeviceName};
     pub use tensorwire_rendezvous::{
@@ -115,7 +116,7 @@ pub mod fabric {
     pub use tensorwire_protocol::{Counters, MessageCounts};
 }
 
-/// Mutual TLS: who a worker is, and what its peers must prove (feature `tls`).
+/// Mutual TLS: the identity of a worker, and the proofs of its peers (feature `tls`).
 #[cfg(feature = "tls")]
 pub mod tls {
     pub use tensorwire_rendezvous::{

@@ -17,7 +17,7 @@ thread_local! {
     static CURRENT: RefCell<Current> = const { RefCell::new(None) };
 }
 
-/// Not borrowed during a call of the world, which may come back here.
+/// Not borrowed during a call of the world, which may call back.
 fn current() -> Current {
     CURRENT.with(|current| current.borrow().clone())
 }
@@ -34,7 +34,7 @@ pub fn reached(name: &'static str) {
     }
 }
 
-/// Makes `world` the world of this thread until the guard is dropped, which restores the one before.
+/// Makes `world` the world of this thread until the guard is dropped, which restores the previous one.
 pub fn enter(world: impl World + 'static) -> Entered {
     Entered { before: CURRENT.replace(Some(Rc::new(world))), _of_this_thread: PhantomData }
 }

@@ -9,7 +9,7 @@ thread_local! {
     static LOCKED: Cell<u64> = const { Cell::new(0) };
 }
 
-/// How often this thread has locked anything so far. An attempt that finds a lock taken counts too.
+/// How often this thread has locked anything so far. An attempt that finds a lock taken counts, too.
 pub fn locks_taken() -> u64 {
     LOCKED.get()
 }

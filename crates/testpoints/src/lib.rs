@@ -4,11 +4,11 @@
 //! - [`chance!`]`("name")` marks the beginning of a rare branch that is always allowed: a queue that counts as full, a
 //!   wake-up without a reason. The simulator decides it by its seed. Every promise must hold either way.
 //! - [`mark!`]`("name")` marks a branch that a simulated world must reach.
-//! - [`planted!`]`("name")` marks the beginning of a mistake, of a kind that has been made before. A test switches on one
-//!   at a time, to show that the simulator finds it without looking for it.
+//! - [`planted!`]`("name")` marks the beginning of a mistake of a kind that has occurred before. A test switches on one at a
+//!   time, to show that the simulator's general checks find it.
 //!
-//! Names are unique: a point that is reached is reported by its name, and a test compares the names in the source with
-//! those that were reached.
+//! Names are unique: a reached point is reported by its name, and a test compares the names in the source with those
+//! that were reached.
 
 #![forbid(unsafe_code)]
 
@@ -26,7 +26,7 @@ pub use counts::locks_taken;
 #[cfg(feature = "planted-bugs")]
 pub use planted::{Planted, is_planted, plant};
 
-/// The locks of what a transfer passes through: the standard library's, which a test can have counted.
+/// The locks in the path of a transfer: the standard library's, which a test can count.
 pub mod sync {
     #[cfg(feature = "counts")]
     pub use crate::counts::{Mutex, RwLock};

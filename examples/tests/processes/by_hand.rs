@@ -11,7 +11,7 @@ use crate::program::{Running, parameter_server, summary_value};
 
 /// Flags that every process of a cluster with `servers` and `workers` gets.
 pub(crate) fn cluster(servers: usize, workers: usize, more: &str) -> String {
-    // Held until all are found, so that no two are the same.
+    // Bound until all are found, so that all differ.
     let held: Vec<TcpListener> = free_ports().take(servers + workers).collect();
     let mut hosts: Vec<String> =
         held.iter().map(|listener| listener.local_addr().unwrap().to_string()).collect();
@@ -19,9 +19,9 @@ pub(crate) fn cluster(servers: usize, workers: usize, more: &str) -> String {
     format!("--ps_hosts={} --worker_hosts={workers} {more}", hosts.join(","))
 }
 
-/// Below the ports that outgoing connections get, and apart from those that a launcher of another test looks at first. No
-/// two tests of this process get the same, nor do processes with neighbouring numbers: each test may be one, and a port is free
-/// between its choice and its use.
+/// Below the ports of outgoing connections, and apart from those that a launcher of another test tries first. Two tests
+/// of this process never get the same ports, nor do processes with neighbouring numbers: each test may be a process,
+/// and a port is unused between its choice and its use.
 fn free_ports() -> impl Iterator<Item = TcpListener> {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     let start = 32_000 + (std::process::id() % 80) as u16 * 8;

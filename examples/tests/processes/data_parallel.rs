@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::program::{Running, example, pid_of, run, summary_value, text};
 
-/// Where gradients are added up in another order, parameters differ by this after as few steps as here.
+/// Maximum difference of parameters, after these few steps, if gradients are summed in another order.
 const ROUNDING: f64 = 1e-4;
 
 fn data_parallel(flags: &str) -> Command {
@@ -35,7 +35,7 @@ fn one_rank_equals_one_process_bit_for_bit() {
 
 #[test]
 fn any_number_of_ranks_reaches_the_loss_of_one_process() {
-    // Ranks have different numbers of samples where these cannot be divided.
+    // Ranks have different numbers of samples if these cannot be divided evenly.
     for flags in ["--ranks 2 --fabric tcp", "--ranks 4 --fabric shm", "--ranks 3 --batch 50 --seed 2"] {
         let summary = summary(&format!("{flags} --steps 40"));
         assert!(number(&summary, "difference") < ROUNDING, "{flags}: {summary}");
@@ -51,7 +51,7 @@ fn the_fabric_is_the_one_that_was_asked_for() {
     }
 }
 
-/// A training whose rank `lost` of three is killed after some steps. Gives what was printed after that.
+/// A training whose rank `lost` of three is killed after some steps. Returns the output after that.
 fn trained_without(lost: usize, fabric: &str) -> String {
     let training = Running::start(data_parallel(&format!("--ranks 3 --steps 100 --fabric {fabric}")));
     let mut pids = Vec::new();
@@ -111,7 +111,7 @@ fn bad_flags_and_variables_name_the_value_and_a_remedy() {
 fn a_store_that_nobody_serves_is_named() {
     let mut command = data_parallel("--patience 1");
     let [rank, size, store] = ["TENSORWIRE_RANK", "TENSORWIRE_SIZE", "TENSORWIRE_STORE"];
-    // Rank 0 serves it itself where it can.
+    // Rank 0 serves the store itself if it can.
     command.envs([(rank, "1"), (size, "2"), (store, "127.0.0.1:9")]);
     let output = run(command);
     assert!(!output.status.success() && text(&output).contains("127.0.0.1:9"), "{}", text(&output));

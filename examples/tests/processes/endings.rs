@@ -7,7 +7,7 @@ use crate::program::{Running, failed, parameter_server, pid_of};
 /// A training that would take hours, with all its processes known.
 struct Training {
     launcher: Running,
-    /// Of the server, worker 0 and worker 1.
+    /// The process ids of the server, worker 0 and worker 1.
     children: Vec<Pid>,
 }
 

@@ -1,4 +1,4 @@
-//! Processes that are killed and started again.
+//! Processes that are killed and restarted.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ impl Training {
         kill_process(self.pids[name], signal).unwrap();
     }
 
-    /// Waits until worker 0 has done `step` steps.
+    /// Waits until worker 0 has completed `step` steps.
     fn reach(&self, step: u64) {
         self.launcher.line(|line| {
             let steps = line.strip_prefix("training").and_then(|rest| rest.trim().split_once('/'));
@@ -42,7 +42,7 @@ impl Training {
         });
     }
 
-    /// Kills processes at once, and waits until they are started again.
+    /// Kills processes at once, and waits until they are restarted.
     fn kill(&mut self, names: &[&str]) {
         names.iter().for_each(|name| self.send(name, Signal::KILL));
         names.iter().for_each(|_| self.note_start("again, after signal: 9 (SIGKILL)"));
@@ -91,7 +91,7 @@ fn d_peer_sigkill_a_server_killed_while_a_worker_is_stopped_changes_nothing() {
     let undisturbed = trained(FLAGS);
     let mut training = Training::start(FLAGS);
     training.reach(18);
-    // The other worker waits at the server that is left, while this one has not sent that anything.
+    // The other worker waits for the remaining server, to which this one has not sent anything.
     training.send("worker 1", Signal::STOP);
     training.kill(&["ps 0"]);
     training.send("worker 1", Signal::CONT);

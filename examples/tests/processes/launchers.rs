@@ -69,7 +69,7 @@ fn without_a_store_ranks_of_mpirun_say_what_to_set() {
     assert!(text.contains("Open MPI sets no store; set TENSORWIRE_STORE"), "{text}");
 }
 
-/// The agent of torchrun serves its own store at the port that it gives to the ranks, if it chose none itself.
+/// The agent of torchrun serves its own store at the port that it gives to the ranks, if it chose no port of its own.
 #[test]
 #[ignore = "needs torchrun, of some 600 MB: .ci/long installs it"]
 fn torchrun_starts_two_ranks_and_four() {

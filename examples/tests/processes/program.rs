@@ -1,4 +1,4 @@
-//! Running the examples, each within a time, and reading what they print.
+//! Runs the examples within a time limit, and reads their output.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -14,7 +14,7 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long anything may take: a minute, times `TENSORWIRE_TEST_PATIENCE` where that is set, for emulated machines.
+/// The limit of each operation: a minute, times `TENSORWIRE_TEST_PATIENCE` where that is set, for emulated machines.
 pub(crate) static LIMIT: LazyLock<Duration> = LazyLock::new(|| {
     let patience = std::env::var("TENSORWIRE_TEST_PATIENCE").ok();
     Duration::from_secs(60) * patience.map_or(1, |value| value.parse().unwrap())
@@ -59,7 +59,7 @@ pub(crate) fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-/// Runs a whole training that must succeed; gives what it printed.
+/// Runs a whole training that must succeed; returns its output.
 pub(crate) fn trained(flags: &str) -> String {
     let output = run(parameter_server(flags));
     let text = text(&output);
@@ -67,7 +67,7 @@ pub(crate) fn trained(flags: &str) -> String {
     text
 }
 
-/// Runs what must fail; gives what it printed.
+/// Runs a training that must fail; returns its output.
 pub(crate) fn failed(flags: &str) -> String {
     let output = run(parameter_server(flags));
     let text = text(&output);
@@ -81,7 +81,7 @@ pub(crate) fn summary_value<'a>(text: &'a str, name: &str) -> &'a str {
     line.unwrap_or_else(|| panic!("no `{name}`: {text}")).trim()
 }
 
-/// A process that is killed, if it is still there, when the test ends.
+/// A process that is killed at the end of the test, if it still runs.
 pub(crate) struct Running {
     child: Child,
     stdout: Receiver<String>,
@@ -130,7 +130,7 @@ impl Running {
         ended.recv_timeout(*LIMIT).unwrap_or_else(|error| panic!("a process is still there: {error}"))
     }
 
-    /// Waits until it exits; returns its status, and what it printed that was not read.
+    /// Waits until it exits; returns its status, and its unread output.
     pub(crate) fn end(mut self) -> (ExitStatus, String) {
         let errors = self.errors_until_all_are_gone();
         let mut text: Vec<String> = Vec::new();

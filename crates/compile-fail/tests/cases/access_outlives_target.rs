@@ -1,4 +1,4 @@
-//! While an access lives, so does what counts it.
+//! An access cannot outlive the target that counts it.
 
 use tensorwire_memory::{Block, RemoteAccess};
 

@@ -1,4 +1,4 @@
-//! An operation that nobody polls may never be posted.
+//! An operation that is never polled may never be posted.
 
 #![deny(unused_must_use)]
 

@@ -1,4 +1,4 @@
-//! Granting takes the buffer.
+//! Granting consumes the buffer.
 
 use tensorwire_memory::{BufMut, Granted};
 

@@ -1,4 +1,4 @@
-//! A buffer that a read fills is the fabric's until the read is over.
+//! The fabric owns the destination of a read until the read is complete.
 
 use tensorwire_memory::BufMut;
 use tensorwire_fabric::{QueuePair, RemoteRange};

@@ -1,4 +1,4 @@
-//! A task may go on on another thread.
+//! A task may continue on another thread.
 
 use std::rc::Rc;
 

@@ -1,4 +1,4 @@
-//! What a peer lends is read, and never written.
+//! Memory that a peer lends can be read, and not written.
 
 use tensorwire_fabric::Arrival;
 
