@@ -335,7 +335,22 @@ pub(super) fn loss(call: &'static str, error: io::Error) -> FabricError {
 
 #[cfg(test)]
 mod tests {
-    use super::announces_when_full;
+    use std::{
+        net::{TcpListener, TcpStream},
+        time::Duration,
+    };
+
+    use super::{announces_when_full, watch};
+
+    #[test]
+    fn the_kernel_takes_the_times_of_probes_at_their_ends() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let ends = [Duration::ZERO, Duration::from_nanos(1), Duration::MAX];
+        for (silence, stall) in ends.iter().flat_map(|silence| ends.map(|stall| (*silence, stall))) {
+            watch(&stream, silence, stall).unwrap_or_else(|why| panic!("{silence:?}, {stall:?}: {why}"));
+        }
+    }
 
     #[test]
     fn kernels_that_may_announce_nothing_are_known() {

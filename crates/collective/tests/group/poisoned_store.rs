@@ -13,7 +13,7 @@ use tensorwire_collective::{
     Group, GroupError,
     store::{MemoryStore, Store, StoreError},
 };
-use tensorwire_fabric::{BoxFuture, FabricKind};
+use tensorwire_fabric::{BoxFuture, FabricKind, timeout};
 use tensorwire_rendezvous::WorkerError;
 
 use super::{PATIENCE, store, worker};
@@ -165,7 +165,9 @@ impl Store for Endless {
                 let run = format!("{number:016x}\n{}2\n", record("zero"));
                 std::future::ready(Ok(vec![run.into_bytes()])).boxed()
             }
-            _ => self.below.wait(keys, limit),
+            // Not even at the limit.
+            Answer::OtherRuns => std::future::pending().boxed(),
+            Answer::Taken => self.below.wait(keys, limit),
         }
     }
 
@@ -194,15 +196,16 @@ async fn joining_ends_in_time_whatever_the_store_answers() {
     for answer in [Answer::Taken, Answer::PassedOver, Answer::OtherRuns] {
         let endless = Arc::new(Endless { below: store(), answer, requests: AtomicUsize::new(0) });
         let builder = Group::builder(endless.clone(), 1, 2).timeout(SHORT);
-        let begun = alone.runtime().now();
-        let joined = match answer {
-            Answer::OtherRuns => builder.join(&alone).await,
-            _ => builder.job("a").rejoin(&alone).await,
+        let joining = async {
+            match answer {
+                Answer::OtherRuns => builder.join(&alone).await,
+                _ => builder.job("a").rejoin(&alone).await,
+            }
         };
-        let (error, taken) = (joined.unwrap_err(), alone.runtime().now() - begun);
-        assert!(taken < 10 * SHORT, "{answer:?} took {taken:?}: {error}");
+        let joined = timeout(&**alone.runtime(), 10 * SHORT, joining).await;
+        joined.unwrap_or_else(|_| panic!("{answer:?}: it goes on")).unwrap_err();
         let requests = endless.requests.load(Ordering::Relaxed);
-        assert!(requests < 200, "{answer:?}: {requests} requests in {taken:?}");
+        assert!(requests < 100, "{answer:?}: {requests} requests");
     }
     alone.shutdown().await;
 }
