@@ -2,8 +2,12 @@
 
 use std::time::Duration;
 
+use futures::future::{Either, select};
 use tensorwire_fabric::FabricKind;
-use tensorwire_rendezvous::{Tensor, Worker, WorkerBuilder, WorkerError};
+use tensorwire_rendezvous::{
+    Tensor, Worker, WorkerBuilder, WorkerError,
+    control::{ControlError, ControlPlane, GrpcConfig, GrpcPlane},
+};
 
 use crate::bounded::bounded;
 
@@ -106,5 +110,46 @@ fn each_time_of_an_operation_is_usable_at_its_ends() {
         }
         client.shutdown().await;
         server.shutdown().await;
+    });
+}
+
+type PlaneRow = (&'static str, fn(GrpcConfig, Duration) -> GrpcConfig);
+
+const PLANE: [PlaneRow; 4] = [
+    ("dial_limit", |config, time| config.dial_limit(time)),
+    ("arrival_limit", |config, time| config.arrival_limit(time)),
+    ("keepalive, interval", |config, time| config.keepalive(time, LIMIT)),
+    ("keepalive, timeout", |config, time| config.keepalive(LIMIT, time)),
+];
+
+/// A frame from `from` to `to`, unless the session ends before.
+async fn passes(from: &GrpcPlane, to: &GrpcPlane) -> Result<(), ControlError> {
+    let mut dialled = from.dial(&to.local_address()).await?;
+    let mut accepted = match select(to.accept(), dialled.receiver.recv()).await {
+        Either::Left((accepted, _)) => accepted?,
+        Either::Right((ended, _)) => return Err(ended.err().unwrap_or(ControlError::Closed)),
+    };
+    dialled.sender.send(vec![7]).await?;
+    let passed = accepted.receiver.recv().await?.ok_or(ControlError::Closed)?;
+    assert_eq!(passed, [7]);
+    Ok(())
+}
+
+#[test]
+fn each_time_of_a_plane_is_usable_at_its_ends() {
+    bounded(LIMIT, async {
+        for (field, set) in PLANE {
+            for time in ENDS {
+                let bind = |config| GrpcPlane::bind(config).unwrap();
+                let plane = bind(set(GrpcConfig::new("127.0.0.1:0"), time));
+                let usual = bind(GrpcConfig::new("127.0.0.1:0"));
+                for passed in [passes(&plane, &usual).await, passes(&usual, &plane).await] {
+                    if let Err(error) = passed {
+                        assert!(time < Duration::MAX, "{field} = {time:?}: {error}");
+                    }
+                }
+                futures::join!(plane.close(), usual.close());
+            }
+        }
     });
 }
