@@ -4,6 +4,7 @@
 
 #[path = "../../rendezvous/tests/block_on.rs"]
 mod block_on;
+mod durations;
 mod group;
 mod launch;
 mod outside;

@@ -410,7 +410,12 @@ fn of_other_machine(state: &GroupState, error: GroupError) -> GroupError {
 pub(super) async fn meet(state: &Arc<GroupState>, limit: Duration) -> Result<(), GroupError> {
     let mut calling = Calling::new(state, Call::plain(state.next_number(), CallKind::Join));
     calling.set_limit(limit);
-    calling
-        .complete(true, state.open_channels(|rank, error| calling.failed(rank, error), disseminate(&calling)))
-        .await
+    let work = state.open_channels(|rank, error| calling.failed(rank, error), disseminate(&calling));
+    calling.complete(true, work).await.map_err(|error| match error {
+        // The error names the limit that the user has set, of which `limit` is the rest.
+        GroupError::TimedOut { call, waiting_for, silent, .. } => {
+            GroupError::TimedOut { call, limit: state.identity.limit, waiting_for, silent }
+        }
+        error => error,
+    })
 }

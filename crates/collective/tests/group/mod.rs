@@ -54,7 +54,7 @@ fn store() -> Arc<MemoryStore> {
 }
 
 /// Over verbs, workers take turns at the devices.
-async fn worker(name: impl AsRef<str>, fabric: FabricKind) -> Worker {
+pub(crate) async fn worker(name: impl AsRef<str>, fabric: FabricKind) -> Worker {
     static STARTED: AtomicUsize = AtomicUsize::new(0);
     let is_left = STARTED.fetch_add(1, Ordering::Relaxed).is_multiple_of(2);
     let builder =

@@ -7,7 +7,7 @@ mod hostile;
 mod prefix;
 mod served;
 #[cfg(any(feature = "redis", feature = "etcd"))]
-mod server;
+pub(crate) mod server;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod services;
 mod tcp;

@@ -16,7 +16,7 @@ use super::LONG;
 use crate::skipped::installed;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Service {
+pub(crate) enum Service {
     #[cfg(feature = "redis")]
     Redis,
     #[cfg(feature = "etcd")]
@@ -24,7 +24,7 @@ pub(super) enum Service {
 }
 
 /// A server with its own folder. Killed when dropped.
-pub(super) struct Server {
+pub(crate) struct Server {
     service: Service,
     options: Vec<String>,
     folder: TempDir,
@@ -34,7 +34,7 @@ pub(super) struct Server {
 
 impl Server {
     /// A new server. `None`, with a report, if it is not installed.
-    pub(super) fn start(service: Service) -> Option<Self> {
+    pub(crate) fn start(service: Service) -> Option<Self> {
         Self::start_with(service, &[])
     }
 
@@ -58,7 +58,7 @@ impl Server {
         format!("{}://{credentials}{}{path}", self.service.scheme(), self.address).parse().unwrap()
     }
 
-    pub(super) fn url(&self) -> StoreUrl {
+    pub(crate) fn url(&self) -> StoreUrl {
         self.url_with("", "")
     }
 
