@@ -401,6 +401,8 @@ async fn lists(often: usize) {
 async fn regions(often: usize) {
     let (server, plane) =
         dialled(|builder| builder.limits(|limits| limits.connections_per_peer_max = 1)).await;
+    // What is counted for a peer is forgotten with its last session.
+    let _lasting = session(&plane, &member(0), 1, server.address()).await;
     for _ in 0..often {
         let greedy = session(&plane, &member(0), 1, server.address()).await;
         let region = |region| RegionRecord { region, generation: 0, base: 0, length: 1, key: 0 };
