@@ -70,8 +70,6 @@ impl Link for AtOnce {
         }
     }
 
-    fn drive(&self) {}
-
     fn start_close(&self) {
         if let Some(core) = self.0.get().and_then(Weak::upgrade) {
             core.mark_drained();

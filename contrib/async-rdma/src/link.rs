@@ -136,9 +136,6 @@ impl Link for AsyncRdmaLink {
         self.wake.notify_one();
     }
 
-    /// Its own task drives the connection: the crate has nothing that could be driven from here.
-    fn drive(&self) {}
-
     fn start_close(&self) {
         self.lock().closing = true;
         self.wake.notify_one();

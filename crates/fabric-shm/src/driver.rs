@@ -128,7 +128,7 @@ impl Driven for ShmDriven {
 
     /// Also rings for completions whose ring was deferred long enough.
     fn look(&mut self, context: &mut Context<'_>) -> Look {
-        let look = self.link.progress_or_be_woken();
+        let look = self.link.turn_or_be_woken();
         match look {
             Look::Worked | Look::More => {
                 self.deferrals += u32::from(self.link.owes_ring());
@@ -137,7 +137,7 @@ impl Driven for ShmDriven {
                 }
             }
             Look::Over if self.linger(context).is_pending() => return Look::Busy,
-            Look::Idle | Look::Busy | Look::Over => {}
+            Look::Idle | Look::InVain | Look::Busy | Look::Over => {}
         }
         look
     }

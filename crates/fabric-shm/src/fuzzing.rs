@@ -146,7 +146,7 @@ impl Attack {
             _ => self.rig.link.frames_came(),
         }
         if choice & 0xC0 != 0xC0 {
-            self.rig.link.progress();
+            self.rig.link.turn();
         }
     }
 
@@ -263,7 +263,7 @@ impl Attack {
         assert_eq!(outcome == Look::Over, self.rig.victim.failure().is_some());
         if outcome == Look::Over {
             assert_ne!(self.rig.sees.closed(), 0, "the attacker is not told");
-            assert_eq!(self.rig.link.progress(), Look::Over);
+            assert_eq!(self.rig.link.turn(), Look::Over);
             assert_eq!(stats, self.rig.victim.stats(), "something moved after the end");
             for operation in self.operations {
                 assert!(operation.now_or_never().is_some(), "an operation did not end");

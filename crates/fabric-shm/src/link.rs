@@ -7,8 +7,8 @@ use std::sync::{
 
 use futures::task::AtomicWaker;
 use tensorwire_fabric::{
-    Arrival, Board, Catalogue, FabricError, FabricKind, Immediate, Link, Look, PeerCatalogue, PeerViolation,
-    RemoteRange, SlotKey, WorkRequest,
+    Board, Catalogue, Effort, FabricError, FabricKind, Immediate, Link, Look, PeerCatalogue, PeerViolation,
+    RemoteRange, SharedMemory, SlotKey, WorkRequest,
 };
 use tensorwire_memory::Buf;
 use tensorwire_testpoints::sync::Mutex;
@@ -213,7 +213,7 @@ impl ShmLink {
         }
     }
 
-    /// Whether [`progress`](Self::progress) may find anything to do: a few loads.
+    /// Whether [`turn`](Self::turn) may find anything to do: a few loads.
     fn has_something(&self) -> bool {
         self.may_have_work()
             || self.waits.load(Ordering::Relaxed)
@@ -252,27 +252,16 @@ impl ShmLink {
     }
 
     /// Reaps completions, executes some of the peer's writes, and carries out a close.
-    pub(super) fn progress(&self) -> Look {
-        self.progress_for(None)
-    }
-
-    /// As [`progress`](Self::progress). A task that awaits the next arrival gets it in `next`.
-    fn progress_for(&self, mut next: Option<&mut Option<Arrival>>) -> Look {
+    pub(super) fn turn(&self) -> Look {
         loop {
             let mut target = match self.target.try_lock() {
                 Ok(target) => target,
                 Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
                 Err(TryLockError::WouldBlock) => return Look::Busy,
             };
-            if next.is_some() {
-                target.await_next();
-            }
-            let look = self.progress_locked(&mut target);
-            if let Some(next) = next.take() {
-                *next = target.take_next();
-            }
+            let look = self.turn_locked(&mut target);
             drop(target);
-            // Pairs with the fences in `start_close` and `progress_or_be_woken`: a task that finds the lock taken
+            // Pairs with the fences in `start_close` and `turn_or_be_woken`: a task that found the lock taken
             // meanwhile relies on this one.
             fence(Ordering::SeqCst);
             if self.contended.load(Ordering::Relaxed) {
@@ -285,33 +274,23 @@ impl ShmLink {
         }
     }
 
-    /// As [`progress`](Self::progress), for a user's task. The driver does the rest of a long copy, so that other tasks
-    /// can run.
-    fn progress_a_bit(&self, next: Option<&mut Option<Arrival>>) -> Look {
-        let look = self.progress_for(next);
-        if look == Look::More {
-            self.driver.wake();
-        }
-        look
-    }
-
-    /// As [`progress`](Self::progress), for the driver: after `Busy`, the task that has the lock wakes the driver.
-    pub(super) fn progress_or_be_woken(&self) -> Look {
+    /// As [`turn`](Self::turn), for the driver: after `Busy`, the task that has the lock wakes the driver.
+    pub(super) fn turn_or_be_woken(&self) -> Look {
         self.check_count();
         if !self.has_something() {
             return Look::Idle;
         }
-        match self.progress() {
+        match self.turn() {
             Look::Busy => {
                 self.contended.store(true, Ordering::Relaxed);
                 fence(Ordering::SeqCst);
-                self.progress()
+                self.turn()
             }
             look => look,
         }
     }
 
-    fn progress_locked(&self, target: &mut Target) -> Look {
+    fn turn_locked(&self, target: &mut Target) -> Look {
         if target.is_over() {
             return Look::Over;
         }
@@ -529,28 +508,20 @@ impl Link for ShmLink {
         Some(Ok(()))
     }
 
-    fn drive(&self) {
-        if self.has_something() {
-            self.progress_a_bit(None);
+    /// For a user's task, the driver does the rest of a long copy, so that other tasks get their turn.
+    fn progress(&self, effort: Effort) -> Look {
+        let may_find = match effort {
+            Effort::BeforeSleep => self.has_something(),
+            Effort::Poll => self.may_have_work(),
+        };
+        if !may_find {
+            return Look::Idle;
         }
-    }
-
-    fn drive_for(&self, next: &mut Option<Arrival>) {
-        if self.has_something() {
-            self.progress_a_bit(Some(next));
+        let look = self.turn();
+        if look == Look::More {
+            self.driver.wake();
         }
-    }
-
-    fn look(&self) -> Look {
-        if self.may_have_work() { self.progress_a_bit(None) } else { Look::Idle }
-    }
-
-    fn look_for(&self, next: &mut Option<Arrival>) -> Look {
-        if self.may_have_work() { self.progress_a_bit(Some(next)) } else { Look::Idle }
-    }
-
-    fn peer_is_here(&self) -> bool {
-        self.connection.peer.is_here()
+        look
     }
 
     fn withdraw(&self, key: SlotKey) {
@@ -565,6 +536,26 @@ impl Link for ShmLink {
             let busy = FabricError::Busy { kind: FabricKind::SHM, what: "lend memory of another block" };
             self.connection.core.complete(key, 0, Err(busy));
         }
+    }
+
+    fn shared_memory(&self) -> Option<&dyn SharedMemory> {
+        Some(self)
+    }
+
+    fn start_close(&self) {
+        self.closing.store(true, Ordering::Release);
+        self.connection.ringer.free();
+        // Pairs with the fence in `turn`: either this task gets the lock, or its holder sees `contended`.
+        fence(Ordering::SeqCst);
+        if self.turn() == Look::Busy {
+            self.driver.wake();
+        }
+    }
+}
+
+impl SharedMemory for ShmLink {
+    fn peer_is_here(&self) -> bool {
+        self.connection.peer.is_here()
     }
 
     fn free_threads(&self) {
@@ -586,15 +577,5 @@ impl Link for ShmLink {
     fn share(&self, bytes: &Buf) {
         // The result is not needed: if the block cannot be sent now, the peer requests the content by a message.
         let _shared = self.producer().share_block_of(&self.connection, bytes);
-    }
-
-    fn start_close(&self) {
-        self.closing.store(true, Ordering::Release);
-        self.free_threads();
-        // Pairs with the fence in `progress`: either this task gets the lock, or its holder sees `contended`.
-        fence(Ordering::SeqCst);
-        if self.progress() == Look::Busy {
-            self.driver.wake();
-        }
     }
 }

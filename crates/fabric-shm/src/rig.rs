@@ -135,8 +135,8 @@ impl Rig {
     /// Lets the victim work until it is idle, within bounds.
     pub(super) fn settle(&self) -> Look {
         for _ in 0..1000 {
-            match self.link.progress_or_be_woken() {
-                Look::Idle => return Look::Idle,
+            match self.link.turn_or_be_woken() {
+                Look::Idle | Look::InVain => return Look::Idle,
                 Look::Over => return Look::Over,
                 Look::Worked | Look::More | Look::Busy => {}
             }

@@ -63,9 +63,6 @@ pub(super) struct Target {
     reads: bool,
     /// Whether descriptors whose completion the peer may wait for were executed since this was last checked.
     is_awaited: bool,
-    /// Whether the task that has the lock awaits the next arrival, and takes it out of `next`.
-    is_for_task: bool,
-    next: Option<Arrival>,
 }
 
 #[derive(Debug)]
@@ -159,28 +156,6 @@ impl Target {
             connection.own.set_consumed(self.head);
             self.reported = self.head;
         }
-    }
-
-    /// Reserves the next arrival for the task that has the lock.
-    pub(super) fn await_next(&mut self) {
-        self.is_for_task = true;
-    }
-
-    /// The arrival that is for the task that has the lock. Later ones are not.
-    pub(super) fn take_next(&mut self) -> Option<Arrival> {
-        self.is_for_task = false;
-        self.next.take()
-    }
-
-    /// Passes an arrival on.
-    #[inline]
-    fn deliver(&mut self, connection: &Connection, arrival: Arrival) -> Result<(), End> {
-        if self.is_for_task && connection.core.deliver_to_task() {
-            self.is_for_task = false;
-            self.next = Some(arrival);
-            return Ok(());
-        }
-        connection.core.deliver(arrival).map_err(End::not_ready)
     }
 
     /// Whether reads were requested or answered since the last call.
@@ -459,7 +434,8 @@ impl Target {
         if !continues {
             let length = mem::take(&mut self.landed);
             if let Some(immediate) = immediate {
-                self.deliver(connection, Arrival::Immediate { immediate: Immediate(immediate), length })?;
+                let arrival = Arrival::Immediate { immediate: Immediate(immediate), length };
+                connection.core.deliver(arrival).map_err(End::not_ready)?;
             }
         }
         self.head += 1;
@@ -474,7 +450,7 @@ impl Target {
         let loan = Loan::new(mapping, (view.offset, view.length), release, counted);
         let buffer = Buf::foreign(Arc::new(loan));
         // A view that cannot be delivered is released by its drop.
-        self.deliver(connection, Arrival::Loan { immediate, buffer })?;
+        connection.core.deliver(Arrival::Loan { immediate, buffer }).map_err(End::not_ready)?;
         self.head += 1;
         Ok(())
     }

@@ -100,7 +100,7 @@ impl TcpDriven {
                 look => look,
             };
             match look {
-                Look::Idle | Look::Worked => guard.clear_ready(),
+                Look::Idle | Look::InVain | Look::Worked => guard.clear_ready(),
                 Look::More | Look::Busy => return Turn::Again,
                 Look::Over => self.peer_ended = true,
             }

@@ -44,11 +44,11 @@ pub struct TcpConfig {
     /// A longer logical write is split into pieces of at most this length. Each piece counts in the send queue.
     /// Default 1 GiB.
     pub piece_bytes_max: u64,
-    /// The kernel probes an idle connection after half of this time, in whole seconds, at least 1. The peer's kernel
-    /// answers even while its process is stopped. [`QueuePair::unacknowledged`] shows the owner of the connection, such
-    /// as a worker, that answers are missing. Default 30 s.
+    /// The kernel probes an idle connection after half of this time, in whole seconds, at least 1. The peer's kernel answers even
+    /// while its process is stopped. The owner of the connection sees by [`QueuePairStats::unacknowledged`] that no answer comes, as
+    /// workers do. Default 30 s.
     ///
-    /// [`QueuePair::unacknowledged`]: tensorwire_fabric::QueuePair::unacknowledged
+    /// [`QueuePairStats::unacknowledged`]: tensorwire_fabric::QueuePairStats::unacknowledged
     pub silence_limit: Duration,
     /// The kernel ends a connection if the peer's host accepts no bytes, or answers no probe, for this long, even if the peer is
     /// alive and only does not read. Default 2 min.

@@ -257,9 +257,9 @@ impl Attack {
         let is_over = self.link.end_state() != EndState::Open;
         assert_eq!(is_over, self.victim.failure().is_some());
         if is_over {
-            let stats = self.victim.stats();
+            let stats = self.link.core().stats();
             assert_eq!(self.link.receive(), Look::Over);
-            assert_eq!(stats, self.victim.stats(), "something moved after the end");
+            assert_eq!(stats, self.link.core().stats(), "something moved after the end");
             for operation in self.operations {
                 assert!(operation.now_or_never().is_some(), "an operation did not end");
             }

@@ -14,8 +14,8 @@ use std::{
 
 use futures::task::AtomicWaker;
 use tensorwire_fabric::{
-    Capabilities, FabricError, FabricKind, Immediate, Link, Look, Piece, QueuePair, QueuePairConfig,
-    QueuePairCore, ReadDestination, ReadPart, RegionTable, RemoteRange, SlotKey, Unacknowledged, WorkRequest,
+    Capabilities, Effort, FabricError, FabricKind, Immediate, Link, Look, Piece, QueuePair, QueuePairConfig,
+    QueuePairCore, QueuePairStats, ReadDestination, ReadPart, RegionTable, RemoteRange, SlotKey, WorkRequest,
 };
 use tensorwire_memory::Block;
 use tensorwire_testpoints::sync::Mutex;
@@ -319,47 +319,32 @@ impl Link for TcpLink {
         self.sender.gathering().hold();
     }
 
-    fn release(&self) {
+    fn release(&self, at_once: bool) {
         self.sender.gathering().release();
-        self.sender.flush(self.socket.get_ref(), &self.core, &self.driver);
-    }
-
-    fn release_to_driver(&self) {
-        self.sender.gathering().release();
-        self.sender.leave(&self.driver);
-    }
-
-    fn drive(&self) {
-        // The task that holds posts sends them, and the driver polls afterwards.
-        if self.sender.gathering().is_held() {
-            return;
+        if at_once {
+            self.sender.flush(self.socket.get_ref(), &self.core, &self.driver);
+        } else {
+            self.sender.leave(&self.driver);
         }
-        self.flush();
-        if self.sender.state() == Sent::More {
-            self.send();
+    }
+
+    fn progress(&self, effort: Effort) -> Look {
+        match effort {
+            Effort::BeforeSleep => self.drive(),
+            // A blocked connection waits for the socket to become writable, which a read does not show.
+            Effort::Poll if self.sending() == Sent::Blocked => Look::InVain,
+            // Reads the socket without checking readiness.
+            Effort::Poll => {
+                self.flush();
+                self.receive()
+            }
         }
-        // The task that polls the driver drives the link afterwards. The socket was just empty, and new bytes wake the
-        // driver.
-        if self.rests.swap(false, Ordering::Relaxed) {
-            return;
-        }
-        // The driver does the rest after a turn: readiness wakes it, or the turn has woken it.
-        self.receive();
     }
 
-    /// Reads the socket without checking readiness.
-    fn look(&self) -> Look {
-        self.flush();
-        self.receive()
-    }
-
-    fn looks_in_vain(&self) -> bool {
-        // A blocked connection waits for the socket to become writable, which a read does not show.
-        self.sending() == Sent::Blocked
-    }
-
-    fn unacknowledged(&self) -> Option<Unacknowledged> {
-        self.socket.get_ref().unacknowledged()
+    fn stats(&self, counted: QueuePairStats) -> QueuePairStats {
+        let mut stats = counted;
+        stats.unacknowledged = self.socket.get_ref().unacknowledged();
+        stats
     }
 
     fn start_close(&self) {
@@ -373,6 +358,25 @@ impl Link for TcpLink {
 }
 
 impl TcpLink {
+    /// Sends and receives on behalf of a task that is about to sleep.
+    fn drive(&self) -> Look {
+        // The task that holds posts sends them, and the driver looks after that.
+        if self.sender.gathering().is_held() {
+            return Look::Idle;
+        }
+        self.flush();
+        if self.sender.state() == Sent::More {
+            self.send();
+        }
+        // The task that polls the driver comes here after that. The socket was empty a moment ago, and what comes wakes the
+        // driver.
+        if self.rests.swap(false, Ordering::Relaxed) {
+            return Look::Idle;
+        }
+        // The driver does what is left after a turn: readiness wakes it, or the turn did.
+        self.receive()
+    }
+
     fn send(&self) {
         self.sender.send(self.socket.get_ref(), &self.core, &self.driver);
     }

@@ -41,16 +41,6 @@ impl<A> ArrivalQueue<A> {
         Ok(())
     }
 
-    pub(crate) fn pop(&self) -> Option<A> {
-        if self.waiting() == 0 {
-            return None;
-        }
-        let mut queued = self.lock();
-        let arrival = queued.arrivals.pop_front();
-        self.count(&queued);
-        arrival
-    }
-
     /// Passes on at most `most` arrivals, unless another task is doing so. Returns whether there are more, or `None`
     /// if nothing was done.
     pub(crate) fn hand_on(&self, most: u32, mut take: impl FnMut(A)) -> Option<bool> {

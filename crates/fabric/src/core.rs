@@ -7,6 +7,7 @@ use std::{
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll, Waker},
+    time::Duration,
 };
 
 use futures::task::AtomicWaker;
@@ -26,6 +27,16 @@ pub struct QueuePairConfig {
     pub receive_depth: u32,
 }
 
+/// Something that waits for an acknowledgement of the peer's host.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unacknowledged {
+    /// The bytes that the peer's host has acknowledged so far.
+    pub acknowledged: u64,
+    /// How long the peer's host has sent nothing, if only that matters: the system probes a connection that is idle, or whose peer
+    /// accepts no data now. `None` while data are unacknowledged.
+    pub silence: Option<Duration>,
+}
+
 /// Counters of one queue pair, counted by the fabric.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -38,6 +49,9 @@ pub struct QueuePairStats {
     pub arrivals: u64,
     /// Bytes that the peer's writes put into local memory.
     pub bytes_received: u64,
+    /// What waits for an acknowledgement of the peer's host, whose kernel answers also while its process does not run. `None` if
+    /// nothing does, or if the fabric does not know.
+    pub unacknowledged: Option<Unacknowledged>,
 }
 
 #[derive(Debug, Default)]
@@ -160,6 +174,7 @@ impl QueuePairCore {
             bytes_sent: read(&self.counters.bytes_sent) + read(&self.counters.inline_bytes),
             arrivals: read(&self.counters.arrivals),
             bytes_received: read(&self.counters.bytes_received),
+            unacknowledged: None,
         }
     }
 
@@ -213,19 +228,6 @@ impl QueuePairCore {
             }
             _ => self.queue_arrival(arrival),
         }
-    }
-
-    /// As [`deliver`](Self::deliver), inside a call of the task that awaits arrivals: true if the caller gives that task the
-    /// arrival, which is counted then. Otherwise a sink takes it, or it stands behind others in the queue, so it must be
-    /// delivered.
-    #[inline]
-    pub fn deliver_to_task(&self) -> bool {
-        let is_next = self.sink.get().is_none() && self.arrivals_waiting() == 0;
-        if is_next {
-            add(&self.counters.arrivals, 1);
-            self.concerns_tasks();
-        }
-        is_next
     }
 
     /// As [`deliver`](Self::deliver), but queues the arrival and wakes the task that awaits arrivals. That task, or
@@ -338,7 +340,11 @@ impl QueuePairCore {
 
     /// Takes the next arrival from the queue.
     pub(crate) fn take_arrival(&self) -> Option<Arrival> {
-        self.arrivals.pop()
+        let mut next = None;
+        if self.arrivals_waiting() > 0 {
+            let _has_more = self.arrivals.hand_on(1, |arrival| next = Some(arrival));
+        }
+        next
     }
 
     pub(crate) fn poll_arrival(&self, context: &Context<'_>) -> Poll<Result<Arrival, FabricError>> {

@@ -19,8 +19,9 @@ use std::{
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::{
-    Alarm, Link, Look, QueuePairCore,
+    Alarm, Effort, Link, Look, QueuePairCore,
     help::FINDS_MAX,
+    link::peer_is_here,
     wait::{Idle, Patience},
 };
 
@@ -169,7 +170,7 @@ impl<D: Driven> Driver<D> {
         let Some(patience) = &mut self.patience else { return Idle::Sleep };
         self.driven.advise(patience);
         let link = self.driven.link();
-        patience.idle(link.looks_in_vain() || link.peer_is_here(), || link.look() != Look::Idle)
+        patience.idle(peer_is_here(link), || link.progress(Effort::Poll))
     }
 
     /// One poll. `context` rings the alarm, and `task` wakes this task.
@@ -207,7 +208,7 @@ impl<D: Driven> Driver<D> {
         }
         match look {
             // Armed. Other tasks may have deferred something since the first look.
-            Look::Idle => self.driven.settle(),
+            Look::Idle | Look::InVain => self.driven.settle(),
             Look::Busy => {}
             Look::Worked | Look::More => {
                 self.has_woken = true;

@@ -119,6 +119,9 @@ impl Help {
         else {
             return false;
         };
+        if found == Look::InVain {
+            return false;
+        }
         self.in_a_row.store(in_a_row + 1, Ordering::Relaxed);
         self.count_find();
         found == Look::Worked
@@ -230,6 +233,17 @@ mod tests {
             assert!(!help.find(elsewhere, look), "{found:?}");
             assert_eq!(looks, 1, "{found:?}");
         }
+    }
+
+    #[test]
+    fn a_look_in_vain_ends_the_looking_and_finds_nothing() {
+        let (help, mut looks) = (help(), 0);
+        let look = || {
+            looks += 1;
+            Look::InVain
+        };
+        assert!(!help.find(elsewhere, look));
+        assert_eq!((looks, help.finds()), (1, 0));
     }
 
     #[test]

@@ -1,23 +1,13 @@
 //! The fabric's half of a connected queue pair.
 
-use std::{fmt, mem, sync::Arc, time::Duration};
+use std::{fmt, mem, sync::Arc};
 
 use tensorwire_memory::Buf;
 
 use crate::{
-    Arrival, Board, Catalogue, FabricError, Immediate, Look, PeerCatalogue, QueuePairStats, RemoteRange,
+    Board, Catalogue, Effort, FabricError, Immediate, Look, PeerCatalogue, QueuePairStats, RemoteRange,
     SlotKey, WorkRequest,
 };
-
-/// Something that waits for an acknowledgement of the peer's host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unacknowledged {
-    /// The bytes that the peer's host has acknowledged so far.
-    pub acknowledged: u64,
-    /// How long the peer's host has sent nothing, if only that matters: the system probes a connection that is idle, or whose peer
-    /// accepts no data now. `None` while data are unacknowledged.
-    pub silence: Option<Duration>,
-}
 
 /// The fabric's half of a connected queue pair; [`QueuePair`](crate::QueuePair) is the user's half. Both share a
 /// [`QueuePairCore`](crate::QueuePairCore), on which the fabric reports completions, arrivals and failure.
@@ -42,52 +32,21 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         None
     }
 
-    /// Makes progress on behalf of a task that awaits an operation. Cheap when there is nothing to do; never blocks.
-    /// It may be called while an arrival is [delivered](crate::QueuePairCore::deliver), so it must only try a lock
-    /// that is held there.
-    fn drive(&self);
-
-    /// As [`drive`](Self::drive), for the task that awaits the next arrival: gives it that arrival in `next`, if it finds
-    /// it. See [`QueuePairCore::deliver_to_task`](crate::QueuePairCore::deliver_to_task).
-    fn drive_for(&self, _next: &mut Option<Arrival>) {
-        self.drive();
+    /// Makes progress: passes on completions and arrivals, and does a bounded part of the peer's work, about 256 KiB. If more
+    /// is left, this wakes the [driver](crate::Driver). `effort` says what the call is for. Cheap when there is nothing to do.
+    ///
+    /// Waits neither for the peer nor for a lock that is held for long. It may be called while an arrival is
+    /// [delivered](crate::QueuePairCore::deliver), so it must only try a lock that is held there.
+    fn progress(&self, _effort: Effort) -> Look {
+        Look::Idle
     }
 
     /// From now on posts may wait for a [`release`](Self::release), so that they leave together. Calls are counted.
     fn hold(&self) {}
 
-    /// Ends one [`hold`](Self::hold). After the last, what waits is sent.
-    fn release(&self) {}
-
-    /// As [`release`](Self::release), but what waits may also leave with what is posted next. The driver sends it
-    /// otherwise.
-    fn release_to_driver(&self) {
-        self.release();
-    }
-
-    /// Looks for work from the peer, and does a bounded part of it: about 256 KiB. If more is left, this wakes the
-    /// [driver](crate::Driver). Cheap when there is nothing to do. Waits neither for the peer nor for a lock that is
-    /// held for long. Called many times in a row while polling pays off, by the driver and by tasks that await the
-    /// peer. A fabric whose driver does not poll need not implement this.
-    fn look(&self) -> Look {
-        Look::Idle
-    }
-
-    /// As [`look`](Self::look), for the task that awaits the next arrival: gives it that arrival in `next`, if it finds
-    /// it, and finds no other for it then.
-    fn look_for(&self, _next: &mut Option<Arrival>) -> Look {
-        self.look()
-    }
-
-    /// Whether polling by [`look`](Self::look) cannot succeed now.
-    fn looks_in_vain(&self) -> bool {
-        false
-    }
-
-    /// Whether the peer last ran on this CPU. Then it can do nothing before it gets the CPU, so who looks gives it up first.
-    fn peer_is_here(&self) -> bool {
-        false
-    }
+    /// Ends one [`hold`](Self::hold). After the last, what waits is sent: now if `at_once`, otherwise with what is posted
+    /// next, or by the driver.
+    fn release(&self, _at_once: bool) {}
 
     /// Begins the orderly close: outstanding operations end, and further accesses by the peer are refused. When that
     /// is done, and the peer cannot access local memory any more, the fabric calls
@@ -98,38 +57,51 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// posted yet; it is then never posted. For callers that have an alternative.
     fn withdraw(&self, _key: SlotKey) {}
 
-    /// The queue pair's counters. `counted` are the core's counters. A link whose operations are counted elsewhere
-    /// replaces them.
+    /// The queue pair's counters, and what waits for an acknowledgement. `counted` are the core's counters. A link whose
+    /// operations are counted elsewhere replaces them. Never blocks.
     fn stats(&self, counted: QueuePairStats) -> QueuePairStats {
         counted
     }
 
-    /// See [`QueuePair::unacknowledged`](crate::QueuePair::unacknowledged). Never blocks.
-    fn unacknowledged(&self) -> Option<Unacknowledged> {
+    /// What only a fabric that maps memory between processes has.
+    fn shared_memory(&self) -> Option<&dyn SharedMemory> {
         None
     }
+}
 
-    /// Releases threads of this process that the peer blocks inside a call of this link, if the fabric allows a peer
-    /// to do so. Never blocks.
-    fn free_threads(&self) {}
-
-    /// The catalogue of this side, if the fabric has them.
+/// What a link has in addition if its fabric maps memory between two processes of one host.
+pub trait SharedMemory: fmt::Debug {
+    /// The catalogue of this side.
     fn catalogue(&self) -> Option<Arc<dyn Catalogue>> {
         None
     }
 
-    /// The peer's catalogue, if the fabric has them.
+    /// The peer's catalogue. It belongs to this connection: nothing is found in it once the connection is over.
     fn peer_catalogue(&self) -> Option<Arc<dyn PeerCatalogue>> {
         None
     }
 
-    /// The boards of this side and of the peer, if the fabric has them.
+    /// The boards of this side and of the peer.
     fn board(&self) -> Option<Arc<dyn Board>> {
         None
     }
 
     /// Lets the peer map the memory of `bytes`, if it lies in a block that can be shared. Never blocks.
     fn share(&self, _bytes: &Buf) {}
+
+    /// Whether the peer last ran on this CPU. Then it can do nothing before it gets the CPU, so a poller yields the CPU first.
+    fn peer_is_here(&self) -> bool {
+        false
+    }
+
+    /// Releases threads of this process that a hostile peer blocks inside a call of the link. For a connection that is about
+    /// to end: such a thread may hold locks that ending needs. [`Link::start_close`] does this too. Never blocks.
+    fn free_threads(&self) {}
+}
+
+/// See [`SharedMemory::peer_is_here`].
+pub(crate) fn peer_is_here(link: &dyn Link) -> bool {
+    link.shared_memory().is_some_and(SharedMemory::peer_is_here)
 }
 
 /// Posts of a queue pair may wait while this lives, and leave together when it is dropped.
@@ -145,13 +117,13 @@ impl<'queue_pair> Together<'queue_pair> {
 
     /// Ends it without sending: what was posted leaves with what is posted next, or soon.
     pub fn leave(self) {
-        mem::ManuallyDrop::new(self).0.release_to_driver();
+        mem::ManuallyDrop::new(self).0.release(false);
     }
 }
 
 impl Drop for Together<'_> {
     fn drop(&mut self) {
-        self.0.release();
+        self.0.release(true);
     }
 }
 
@@ -175,6 +147,6 @@ impl OfferedCatalogue {
     /// Lets the peer map the memory of `bytes`, so that it can read contents that lie there. Does nothing if that is not
     /// possible now.
     pub fn share(&self, bytes: &Buf) {
-        self.link.share(bytes);
+        self.link.shared_memory().into_iter().for_each(|memory| memory.share(bytes));
     }
 }

@@ -2,11 +2,23 @@
 
 use std::hint;
 
+/// What a call of [`Link::progress`](crate::Link::progress) is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Effort {
+    /// The calling task is about to sleep. What was posted leaves now, and the work that has come is done.
+    BeforeSleep,
+    /// One of many calls in a row, by the driver or by a task that awaits the peer, while polling pays off. Only looks
+    /// for work of the peer.
+    Poll,
+}
+
 /// What one look for work found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     /// Nothing to do.
     Idle,
+    /// Nothing to do, and polling cannot find anything now: the driver is woken by what comes next.
+    InVain,
     /// Work was found, and all of it is done.
     Worked,
     /// Work was found, and there is more.

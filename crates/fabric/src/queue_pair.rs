@@ -16,9 +16,10 @@ use std::{
 use tensorwire_memory::{Buf, BufMut};
 
 use crate::{
-    Arrival, ArrivalSink, Capabilities, FabricError, FabricKind, Immediate, Link, Look, OfferedCatalogue,
-    PeerCatalogue, QueuePairConfig, QueuePairCore, QueuePairStats, ReadDestination, ReadSegment, RegionId,
-    RemoteRange, RemoteRegion, Segment, SlotKey, Together, Unacknowledged, WorkRequest,
+    Arrival, ArrivalSink, Capabilities, Effort, FabricError, FabricKind, Immediate, Link, Look,
+    OfferedCatalogue, QueuePairConfig, QueuePairCore, QueuePairStats, ReadDestination, ReadSegment, RegionId,
+    RemoteRange, RemoteRegion, Segment, SharedMemory, SlotKey, Together, WorkRequest,
+    link::peer_is_here,
     slot::{LinePosition, Reserve},
 };
 
@@ -65,7 +66,7 @@ impl Shared {
 
     /// Makes progress on behalf of a task that waits. Returns whether queued arrivals went to the sink.
     fn drive(&self) -> bool {
-        self.link.drive();
+        self.link.progress(Effort::BeforeSleep);
         self.core.hand_on()
     }
 
@@ -75,7 +76,7 @@ impl Shared {
     }
 
     fn help(&self, look: impl FnMut() -> Look) -> bool {
-        !self.link.looks_in_vain() && self.core.help().find(|| self.link.peer_is_here(), look)
+        self.core.help().find(|| peer_is_here(&*self.link), look)
     }
 
     /// Submits queued posts for which there is room.
@@ -116,12 +117,6 @@ impl QueuePair {
     /// The fabric's counters.
     pub fn stats(&self) -> QueuePairStats {
         self.shared.link.stats(self.shared.core.stats())
-    }
-
-    /// What waits for an acknowledgement of the peer's host, whose kernel answers also while its process does not run. `None` if
-    /// nothing does, or if the fabric does not know.
-    pub fn unacknowledged(&self) -> Option<Unacknowledged> {
-        self.shared.link.unacknowledged()
     }
 
     /// The failure that ended the connection, if it is over.
@@ -391,13 +386,13 @@ impl QueuePair {
 
     /// Whether [`help`](Self::help) may find anything now.
     pub fn may_help(&self) -> bool {
-        self.shared.core.help().is_allowed() && !self.shared.link.looks_in_vain()
+        self.shared.core.help().is_allowed()
     }
 
     /// Polls the fabric for a few microseconds and does the work it finds, if polling pays off now. Returns whether
     /// it found any. Arrivals go to the [sink](Self::set_sink).
     pub fn help(&self) -> bool {
-        self.shared.core.hand_on() || self.shared.help(|| self.shared.link.look())
+        self.shared.core.hand_on() || self.shared.help(|| self.shared.link.progress(Effort::Poll))
     }
 
     /// Makes a region of the peer usable in writes.
@@ -432,22 +427,16 @@ impl QueuePair {
         .await;
     }
 
-    /// Releases threads of this process that a hostile peer blocks inside a call of this queue pair. For a connection
-    /// that is about to end: such a thread may hold locks that ending needs. [`close`](Self::close) does this too.
-    pub fn free_threads(&self) {
-        self.shared.link.free_threads();
-    }
-
     /// The catalogue of this side, as this connection offers it to the peer; `None` if the fabric has none.
     pub fn catalogue(&self) -> Option<OfferedCatalogue> {
         let link = &self.shared.link;
-        link.catalogue().map(|catalogue| OfferedCatalogue::new(catalogue, link.clone()))
+        let catalogue = link.shared_memory()?.catalogue()?;
+        Some(OfferedCatalogue::new(catalogue, link.clone()))
     }
 
-    /// The peer's catalogue; `None` if the fabric has none. It belongs to this connection: nothing is found in it once
-    /// the connection is over.
-    pub fn peer_catalogue(&self) -> Option<Arc<dyn PeerCatalogue>> {
-        self.shared.link.peer_catalogue()
+    /// What only a fabric that maps memory between processes has: the peer's catalogue, boards, and blocked threads.
+    pub fn shared_memory(&self) -> Option<&dyn SharedMemory> {
+        self.shared.link.shared_memory()
     }
 
     fn start(&self, request: WorkRequest) -> Operation {
@@ -578,15 +567,11 @@ impl Future for NextArrival<'_> {
         if let Some(arrival) = core.take_arrival() {
             return Poll::Ready(Ok(arrival));
         }
-        let mut next = None;
-        link.drive_for(&mut next);
+        link.progress(Effort::BeforeSleep);
         // Before a waker is registered, so that what is found here wakes nobody.
-        if next.is_none() && core.help().awaits_answer() {
-            while next.is_none() && !core.has_arrival() && self.shared.help(|| link.look_for(&mut next)) {}
+        if core.help().awaits_answer() {
+            while !core.has_arrival() && self.shared.help(|| link.progress(Effort::Poll)) {}
         }
-        match next {
-            Some(arrival) => Poll::Ready(Ok(arrival)),
-            None => core.poll_arrival(context),
-        }
+        core.poll_arrival(context)
     }
 }

@@ -28,7 +28,7 @@ async fn connected(handle: &Handle, kind: FabricKind) -> ([Node; 2], [QueuePair;
 }
 
 fn boards(pairs: &[QueuePair; 2]) -> [Arc<dyn Board>; 2] {
-    pairs.each_ref().map(|pair| pair.board().unwrap())
+    pairs.each_ref().map(|pair| pair.shared_memory().unwrap().board().unwrap())
 }
 
 /// Whether the world of `seed` shows a word that was only stored the first time that the peer reads.
@@ -85,7 +85,7 @@ fn other_kinds_have_no_boards() {
     world
         .run(async move {
             let (_nodes, pairs) = connected(&handle, FabricKind::SIM).await;
-            assert!(pairs.iter().all(|pair| pair.board().is_none()));
+            assert!(pairs.iter().all(|pair| pair.shared_memory().unwrap().board().is_none()));
         })
         .unwrap();
 }

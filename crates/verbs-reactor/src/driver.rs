@@ -21,7 +21,7 @@ use super::{
     VerbsError,
     completion::CompletionQueue,
     error::{fabric_error, refused},
-    link::{TURN, VerbsLink},
+    link::{TURN, VerbsLink, found},
 };
 
 /// How long outstanding work may take to complete once a connection ends. Longer than the device's own retries. After
@@ -138,11 +138,7 @@ impl Driven for VerbsDriven {
         if self.link.is_drained() {
             return Look::Over;
         }
-        match (0..TURN).take_while(|_| self.link.progress()).count() {
-            0 => Look::Idle,
-            TURN => Look::More,
-            _ => Look::Worked,
-        }
+        found((0..TURN).take_while(|_| self.link.take_batch()).count())
     }
 
     fn finds(&self) -> u64 {

@@ -13,7 +13,7 @@ use futures::task::AtomicWaker;
 use tensorwire_testpoints::sync::Mutex;
 
 use tensorwire_fabric::{
-    Arrival, FabricError, FabricKind, Immediate, Link, Look, LossCause, PeerViolation, QueuePairCore,
+    Arrival, Effort, FabricError, FabricKind, Immediate, Link, Look, LossCause, PeerViolation, QueuePairCore,
     SlotKey, WorkRequest,
 };
 
@@ -182,11 +182,11 @@ impl VerbsLink {
     }
 
     /// Takes one batch of completions and passes it on. Returns whether there was one.
-    pub(super) fn progress(&self) -> bool {
-        self.progress_locked(&mut self.lock_polling())
+    pub(super) fn take_batch(&self) -> bool {
+        self.take_batch_locked(&mut self.lock_polling())
     }
 
-    fn progress_locked(&self, inbound: &mut Receiving) -> bool {
+    fn take_batch_locked(&self, inbound: &mut Receiving) -> bool {
         let mut batch = Batch::new();
         let Some(completions) = &inbound.completions else { return false };
         if let Err(error) = completions.poll(&mut batch) {
@@ -426,8 +426,28 @@ impl VerbsLink {
         acted
     }
 
+    /// Passes on completions and posts what was submitted, on behalf of a task that is about to sleep.
+    fn drive(&self) -> Look {
+        // The task that has the lock passes everything on, and the driver looks again before it sleeps.
+        let look = match self.polling.try_lock() {
+            Ok(mut inbound) => found((0..TURN).take_while(|_| self.take_batch_locked(&mut inbound)).count()),
+            Err(_) => Look::Busy,
+        };
+        self.post_submitted(true);
+        look
+    }
+
     fn lock_polling(&self) -> MutexGuard<'_, Receiving> {
         self.polling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a turn found that took `batches` of completions.
+pub(super) fn found(batches: usize) -> Look {
+    match batches {
+        0 => Look::Idle,
+        TURN => Look::More,
+        _ => Look::Worked,
     }
 }
 
@@ -472,23 +492,15 @@ impl Link for VerbsLink {
         self.post_submitted(waiting >= BATCH);
     }
 
-    fn drive(&self) {
-        // The task that has the lock passes everything on, and the driver looks again before it sleeps.
-        if let Ok(mut inbound) = self.polling.try_lock() {
-            for _ in 0..TURN {
-                if !self.progress_locked(&mut inbound) {
-                    break;
-                }
+    fn progress(&self, effort: Effort) -> Look {
+        match effort {
+            Effort::BeforeSleep => self.drive(),
+            // If another thread has the lock, it passes on what it finds.
+            Effort::Poll => {
+                let Ok(mut inbound) = self.polling.try_lock() else { return Look::Busy };
+                if self.take_batch_locked(&mut inbound) { Look::Worked } else { Look::Idle }
             }
         }
-        // The calling task is about to wait.
-        self.post_submitted(true);
-    }
-
-    fn look(&self) -> Look {
-        // If another thread has the lock, it passes on what it finds.
-        let Ok(mut inbound) = self.polling.try_lock() else { return Look::Busy };
-        if self.progress_locked(&mut inbound) { Look::Worked } else { Look::Idle }
     }
 
     fn start_close(&self) {

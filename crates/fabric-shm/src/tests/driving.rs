@@ -15,8 +15,8 @@ use std::{
 use futures::FutureExt as _;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tensorwire_fabric::{
-    Access, CELL_WORDS, Catalogue, CellContent, Driver, FabricError, Immediate, Link, Look, RegionGeneration,
-    RegionId, RemoteRange, RemoteRegion, Wait, WorkRequest,
+    Access, CELL_WORDS, Catalogue, CellContent, Driver, Effort, FabricError, Immediate, Link, Look,
+    RegionGeneration, RegionId, RemoteRange, RemoteRegion, Wait, WorkRequest,
 };
 use tensorwire_memory::{GrantEnd, GrantId, MemoryObserver, Pool, PoolConfig, Span};
 use tokio::io::{Interest, unix::AsyncFd};
@@ -314,7 +314,7 @@ fn a_users_poll_leaves_unfinished_work_to_the_driver() {
             remote: Some((range, key)),
             source,
         });
-        rig.link.drive();
+        rig.link.progress(Effort::BeforeSleep);
         assert_eq!(hand.woken(), 1, "two chunks are left and nobody is awake");
         hand.sleep();
         assert_eq!(rig.victim.stats().bytes_received, 3 * CHUNK_BYTES as u64);
@@ -395,8 +395,8 @@ fn a_driver_that_finds_someone_at_work_is_woken_by_them() {
         assert_eq!(hand.woken(), 0, "spins");
         assert_eq!(rig.sees.sleep(), epoch, "must not say that it sleeps without having looked");
         drop(held);
-        // The task that held the lock leaves `progress`, which wakes the driver.
-        assert_eq!(rig.link.progress(), Look::Worked);
+        // Whoever held it goes through `progress`, which wakes the driver on the way out.
+        assert_eq!(rig.link.turn(), Look::Worked);
         assert_eq!(hand.woken(), 1);
         hand.sleep();
         assert!(rig.sees.sleep() > epoch);

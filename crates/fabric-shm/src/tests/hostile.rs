@@ -222,7 +222,7 @@ fn a_tiny_payload_is_copied_whole_whatever_the_budget_leaves() {
         // SAFETY: the slot is not published yet, and has room for 64 bytes.
         unsafe { copy_raw(rig.page.inline_pointer(1), bytes.as_ptr(), 64, CopyReason::ShmInline) };
         rig.publish(&write_of(tiny, key, Source::Inline));
-        assert_eq!(rig.link.progress(), Look::Worked);
+        assert_eq!(rig.link.turn(), Look::Worked);
         assert_eq!(rig.sees.consumed(), 2);
         assert_eq!(bytes_of(&granted)[CHUNK_BYTES..], bytes);
         assert_eq!(rig.settle(), Look::Idle);
@@ -328,7 +328,7 @@ fn an_end_of_file_is_a_lost_peer() {
         let Rig { socket, link, victim, .. } = rig;
         drop(socket);
         link.frames_came();
-        assert_eq!(link.progress(), Look::Over);
+        assert_eq!(link.turn(), Look::Over);
         let error = victim.failure().unwrap();
         let cause = LossCause::EndOfFile;
         assert!(matches!(error, FabricError::PeerLost { cause: seen, .. } if seen == cause), "{error}");
@@ -356,7 +356,7 @@ fn closing_in_the_middle_of_a_write_delivers_nothing() {
             rig.send_block(0, BYTES);
             rig.publish(&write_of(range, key, Source::Block { index: 0, offset: 0 }));
             for _ in 0..goes {
-                assert_eq!(rig.link.progress(), Look::More);
+                assert_eq!(rig.link.turn(), Look::More);
             }
             let landed = bytes_of(&granted).iter().filter(|&&byte| byte == 7).count();
             assert_eq!(landed, goes * CHUNK_BYTES, "one chunk per go");
@@ -460,7 +460,7 @@ proptest! {
                 commit(&mut rig, &mut blocks, range, key, Mischief::Block);
             }
             for step in steps {
-                if rig.link.progress() == Look::Over {
+                if rig.link.turn() == Look::Over {
                     break;
                 }
                 commit(&mut rig, &mut blocks, range, key, step);
@@ -473,7 +473,7 @@ proptest! {
             // All landed bytes are of the attacker's blocks (7) or of its slots.
             assert_eq!(granted.length(), 4096);
             if outcome == Look::Over {
-                let (left, right) = (rig.victim.stats(), rig.link.progress());
+                let (left, right) = (rig.victim.stats(), rig.link.turn());
                 assert_eq!(right, Look::Over);
                 assert_eq!(left, rig.victim.stats(), "nothing moves after the end");
             }

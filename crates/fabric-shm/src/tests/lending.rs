@@ -182,8 +182,8 @@ fn a_loan_is_a_view_until_it_is_dropped() {
         let mut rig = Rig::new();
         rig.send_block(0, 4 * CHUNK_BYTES);
         rig.offer(100, 3 * CHUNK_BYTES as u64, 5);
-        // Made resident in as many rounds as a copy would take.
-        assert_eq!(rig.link.progress(), Look::More);
+        // Made resident in as many goes as a copy would take.
+        assert_eq!(rig.link.turn(), Look::More);
         assert_eq!(rig.sees.consumed(), 0);
         rig.settle();
         assert_eq!(rig.sees.consumed(), 1);
@@ -191,7 +191,7 @@ fn a_loan_is_a_view_until_it_is_dropped() {
         assert!(view.len() == 3 * CHUNK_BYTES && view.iter().all(|&byte| byte == 7));
         // The second time takes one round.
         rig.offer(0, 4 * CHUNK_BYTES as u64 - CHUNK_BYTES as u64, 6);
-        assert_ne!(rig.link.progress(), Look::More);
+        assert_ne!(rig.link.turn(), Look::More);
         let second = rig.view();
         // Even after the connection is over.
         Link::start_close(rig.link.as_ref());

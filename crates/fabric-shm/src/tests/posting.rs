@@ -10,7 +10,7 @@ use std::{
 };
 
 use tensorwire_fabric::{
-    FabricError, Immediate, Link, QueuePair, RegionGeneration, RegionId, RemoteRange, RemoteRegion,
+    Effort, FabricError, Immediate, Link, QueuePair, RegionGeneration, RegionId, RemoteRange, RemoteRegion,
     WorkRequest,
 };
 use tensorwire_memory::{Buf, Exposure};
@@ -78,14 +78,14 @@ fn post_awaited(queue_pair: &QueuePair, link: &ShmLink, is_over: &AtomicBool) {
         while !is_over.load(Ordering::Relaxed) {
             match queue_pair.post_now(&request) {
                 Ok(_) => break,
-                Err(FabricError::SendQueueFull { .. }) => link.drive(),
+                Err(FabricError::SendQueueFull { .. }) => drop(link.progress(Effort::BeforeSleep)),
                 Err(error) => panic!("{error}"),
             }
             thread::yield_now();
         }
     }
     while !is_over.load(Ordering::Relaxed) {
-        link.drive();
+        link.progress(Effort::BeforeSleep);
         thread::yield_now();
     }
 }

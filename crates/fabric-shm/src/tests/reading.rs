@@ -169,7 +169,7 @@ fn a_peer_that_closes_in_the_middle_of_an_answer_ends_the_read() {
             let read = rig.reads(CHUNKS * CHUNK_BYTES);
             rig.answers(0, 0, (CHUNKS * CHUNK_BYTES) as u64);
             for _ in 0..goes {
-                assert_eq!(rig.link.progress(), Look::More);
+                assert_eq!(rig.link.turn(), Look::More);
             }
             // From here on the bytes may be reused: only a read that is complete already is valid.
             rig.page.set_closed(1);

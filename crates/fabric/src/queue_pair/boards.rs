@@ -1,29 +1,22 @@
 //! Boards, and looking at them.
 
-use std::sync::Arc;
-
 use super::{QueuePair, Shared};
-use crate::{Board, Look};
+use crate::{Effort, Look, link::peer_is_here};
 
 /// Looks at a board before the core pauses. Each is a load.
 const LOOKS: usize = 4;
 
 impl QueuePair {
-    /// The boards of this side and of the peer; `None` if the fabric has none.
-    pub fn board(&self) -> Option<Arc<dyn Board>> {
-        self.shared.link.board()
-    }
-
     /// Looks for a few microseconds, if that pays off now, until `found` is true. As [`help`](Self::help), for what comes on the
-    /// [board](Self::board). Returns whether it came.
+    /// [board](crate::SharedMemory::board). Returns whether it came.
     pub fn look_for(&self, mut found: impl FnMut() -> bool) -> bool {
         let Shared { core, link, .. } = &*self.shared;
-        core.help().find_on_board(|| link.peer_is_here(), || (0..LOOKS).any(|_| found()))
+        core.help().find_on_board(|| peer_is_here(&**link), || (0..LOOKS).any(|_| found()))
     }
 
     /// As [`look_for`](Self::look_for), for what may come on the board or as an arrival, which ends the look, too.
     pub fn look_for_both(&self, mut found: impl FnMut() -> bool) -> bool {
-        self.shared.help(|| if found() { Look::Worked } else { self.shared.link.look() })
+        self.shared.help(|| if found() { Look::Worked } else { self.shared.link.progress(Effort::Poll) })
     }
 
     /// Counts that a task has found something on the board.

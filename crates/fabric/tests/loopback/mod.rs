@@ -113,8 +113,6 @@ impl Link for Side {
         }
     }
 
-    fn drive(&self) {}
-
     fn start_close(&self) {
         self.end(&Closed);
     }

@@ -11,9 +11,9 @@ use std::{
 
 use futures::channel::oneshot;
 use tensorwire_fabric::{
-    Access, Arrival, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Fabric,
-    FabricError, FabricKind, Link, LossCause, Prepared, QueuePairConfig, QueuePairCore, QueuePairStats,
-    ReadDestination, ReadPart, RemoteRange, RemoteRegion, SlotKey, WorkRequest,
+    Access, Arrival, BoxFuture, Capabilities, ConnectParams, Connected, ConnectionData, Domain, Effort,
+    Fabric, FabricError, FabricKind, Link, Look, LossCause, Prepared, QueuePairConfig, QueuePairCore,
+    QueuePairStats, ReadDestination, ReadPart, RemoteRange, RemoteRegion, SlotKey, WorkRequest,
 };
 use tensorwire_memory::{Block, BlockId, Buf};
 
@@ -327,12 +327,13 @@ impl Link for AwayLink {
         }
     }
 
-    fn drive(&self) {
+    fn progress(&self, _: Effort) -> Look {
         let mut is_asked = self.is_asked.lock().unwrap();
         if !*is_asked && self.core.arrivals_waiting() == 0 && self.core.failure().is_none() {
             *is_asked = true;
             self.other.post(&Command::TakeArrival { end: self.end });
         }
+        Look::Idle
     }
 
     fn start_close(&self) {

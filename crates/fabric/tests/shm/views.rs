@@ -92,7 +92,7 @@ fn s1_what_another_process_views_is_one_edition_though_its_memory_is_reused_at_o
         let half = Half::new(runtime.clone());
         let queue_pair = half.accept(&mut other).await;
         assert_eq!(other.hear_meanwhile(&runtime, "the first content").await, "published");
-        let catalogue = queue_pair.peer_catalogue().unwrap();
+        let catalogue = queue_pair.shared_memory().unwrap().peer_catalogue().unwrap();
         first_view(&runtime, &*catalogue).await;
         let (began, mut views, mut editions, mut latest) = (runtime.now(), 0, 0_u64, 0);
         while views < VIEWS && runtime.now() - began < READING {

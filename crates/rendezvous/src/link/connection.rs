@@ -15,7 +15,7 @@ use std::{
 };
 
 use tensorwire_fabric::{
-    BoxFuture, FabricError, FabricKind, LossCause, PeerCatalogue, QueuePair, Runtime, timeout,
+    BoxFuture, FabricError, FabricKind, LossCause, PeerCatalogue, QueuePair, Runtime, SharedMemory, timeout,
 };
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{
@@ -116,8 +116,8 @@ impl DataConnection {
             kind: queue_pair.kind(),
             peer_incarnation: peer.incarnation,
             peer_at,
-            catalogue: queue_pair.peer_catalogue(),
-            fast_boxes: queue_pair.board().map(FastBoxes::new),
+            catalogue: queue_pair.shared_memory().and_then(SharedMemory::peer_catalogue),
+            fast_boxes: queue_pair.shared_memory().and_then(SharedMemory::board).map(FastBoxes::new),
             queue_pair,
             protocol: Connection::new(channel, rings, own, peers),
             announcer: allocator.announcer.clone(),
@@ -207,7 +207,7 @@ impl DataConnection {
     /// Called by the watch of the session once in each `step`. Ends the connection if the peer's host has acknowledged nothing for
     /// `bound`. Data count in steps, as the peer's silence does. A single unanswered probe counts only if the next look finds it, too.
     pub(crate) fn watch_path(&self, step: Duration, bound: Duration) {
-        let waiting = self.queue_pair.unacknowledged();
+        let waiting = self.queue_pair.stats().unacknowledged;
         let acknowledged = waiting.map(|waiting| waiting.acknowledged);
         let time = {
             let mut stall = self.stall.lock().unwrap_or_else(PoisonError::into_inner);
@@ -262,7 +262,7 @@ impl DataConnection {
     pub(crate) fn fail(&self, why: &Lost) {
         let why = self.end_for(why);
         // First: a thread that a hostile peer blocks inside the fabric may own the protocol's lock.
-        self.queue_pair.free_threads();
+        self.queue_pair.shared_memory().into_iter().for_each(SharedMemory::free_threads);
         self.protocol.fail(&why.detail);
         self.announcer.fail(&why.detail);
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);

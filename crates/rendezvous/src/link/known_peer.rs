@@ -386,7 +386,8 @@ impl KnownPeer {
     /// Drops the references to a connection that has ended. The peer itself lives long, and must not keep sockets and
     /// mappings open.
     pub(crate) fn let_go(&self, ended: &Arc<DataConnection>) {
-        let figures = figures(ended);
+        let mut figures = figures(ended);
+        figures.0.unacknowledged = None;
         let mut state = self.lock();
         let is_it = |connection: &Arc<DataConnection>| Arc::ptr_eq(connection, ended);
         let accepted = state.accepted.take_if(|(_, accepted)| is_it(accepted));

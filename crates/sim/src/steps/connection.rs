@@ -4,7 +4,8 @@ use std::{ops::Range, sync::Arc};
 
 use futures::channel::oneshot;
 use tensorwire_fabric::{
-    Board, FabricError, FabricKind, Link, LossCause, QueuePair, QueuePairCore, Role, SlotKey, WorkRequest,
+    Board, FabricError, FabricKind, Link, LossCause, QueuePair, QueuePairCore, Role, SharedMemory, SlotKey,
+    WorkRequest,
 };
 use tensorwire_memory::Span;
 
@@ -45,14 +46,16 @@ impl Link for SimLink {
         self.shared.post(self.endpoint, key, request);
     }
 
-    fn drive(&self) {
-        // The world makes the progress.
-    }
-
     fn start_close(&self) {
         self.shared.start_close(self.endpoint);
     }
 
+    fn shared_memory(&self) -> Option<&dyn SharedMemory> {
+        Some(self)
+    }
+}
+
+impl SharedMemory for SimLink {
     fn board(&self) -> Option<Arc<dyn Board>> {
         self.shared.board(self.endpoint)
     }
