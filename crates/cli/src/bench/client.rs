@@ -6,7 +6,6 @@ use futures::{StreamExt, stream};
 use tensorwire::{Sharing, Worker, WorkerError, fabric::Runtime, settings::ControlError};
 
 use super::{
-    BenchError,
     conversation::{CLIENT, Conversation, PUBLISHED, SERVER, VERSION},
     figures::{Figures, Length, Row, Samples},
     server::Process,
@@ -17,7 +16,7 @@ use crate::{
         Fabric,
         bench::{Bench, Op, WaitChoice},
     },
-    failure::Failure,
+    failure::{BenchError, Failure},
     print,
 };
 

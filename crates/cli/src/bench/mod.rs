@@ -33,28 +33,6 @@ use crate::{
     failure::Failure,
 };
 
-/// What a benchmark adds to the errors of workers.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub(crate) enum BenchError {
-    #[error("{address}: {error}; a benchmark needs `tensorwire bench --serve {address}` on that host")]
-    NotServed { address: String, error: Box<Failure> },
-    #[error(
-        "{address}: {name} listens there, which serves no benchmark: run `tensorwire bench --serve` on that host"
-    )]
-    NotBench { address: String, name: String },
-    #[error("{address}: another benchmark is running with it ({error}): try again when that has ended")]
-    Busy { address: String, error: Box<Failure> },
-    #[error("{address}: tensorwire {theirs} is there, and {ours} here: use one version on both hosts")]
-    Version { address: String, theirs: String, ours: &'static str },
-    #[error("{row}: {error}")]
-    Row { row: String, error: Box<Failure> },
-    #[error("the second process can't be started: {0}")]
-    Spawn(std::io::Error),
-    #[error("the second process ended without an address: its own error is above")]
-    NoAddress,
-}
-
 /// Measures, or serves measurements.
 pub(crate) async fn bench(arguments: &Bench) -> Result<(), Failure> {
     if let Some(bind) = &arguments.serve {

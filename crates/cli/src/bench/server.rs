@@ -11,7 +11,6 @@ use tensorwire_protocol::text::escaped;
 use tokio::sync::oneshot;
 
 use super::{
-    BenchError,
     conversation::{CLIENT, Conversation, PUBLISHED, SERVER, VERSION},
     worker,
 };
@@ -20,7 +19,7 @@ use crate::{
         Fabric,
         bench::{Bench, WaitChoice},
     },
-    failure::Failure,
+    failure::{BenchError, Failure},
     print,
     reachable_address::instead_of_all,
     signals::{AtSignal, at_signal},
