@@ -180,7 +180,6 @@ fn measures_rdma(op: &str, sizes: &str) {
             for field in ["median_ns", "limit_median_ns", "ratio", "ratio_low", "ratio_high"] {
                 assert!(line[field].as_f64() > Some(0.0), "{field}: {line}");
             }
-            assert!(line["device_calls"]["posts"].as_f64() > Some(0.0), "{line}");
         }
     }
 }
@@ -224,7 +223,6 @@ fn operations_of_a_round_can_be_given() {
     let line: serde_json::Value =
         serde_json::from_str(&succeed(&[&arguments[..], &["--json"]].concat())).unwrap();
     assert!(line["ratio_low"].as_f64() > Some(0.0) && line["ratio_high"] == line["ratio_low"], "{line}");
-    assert!(line.get("device_calls").is_none(), "{line}");
 }
 
 #[test]

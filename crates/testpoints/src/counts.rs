@@ -1,8 +1,9 @@
-//! Locks that count how often this thread takes them.
+//! Locks that count how often this thread takes them, and calls that are counted by name.
 
 use std::{
     cell::Cell,
-    sync::{LockResult, MutexGuard, RwLockReadGuard, RwLockWriteGuard, TryLockResult},
+    collections::BTreeMap,
+    sync::{LockResult, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard, TryLockResult},
 };
 
 thread_local! {
@@ -17,6 +18,19 @@ pub fn locks_taken() -> u64 {
 fn count() {
     // A destructor of another thread-local value may lock.
     let _during_exit = LOCKED.try_with(|locked| locked.set(locked.get() + 1));
+}
+
+/// What [`counted!`](crate::counted) has counted so far, in all threads of the process.
+static COUNTED: std::sync::Mutex<BTreeMap<&'static str, u64>> = std::sync::Mutex::new(BTreeMap::new());
+
+/// The sum of what was counted under this name so far, in all threads of the process.
+pub fn counted(name: &str) -> u64 {
+    COUNTED.lock().unwrap_or_else(PoisonError::into_inner).get(name).copied().unwrap_or(0)
+}
+
+/// Adds to what is counted under this name.
+pub fn add(name: &'static str, amount: usize) {
+    *COUNTED.lock().unwrap_or_else(PoisonError::into_inner).entry(name).or_default() += amount as u64;
 }
 
 /// The standard library's, counted.
@@ -99,9 +113,16 @@ impl<T: ?Sized> RwLock<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{PoisonError, TryLockError};
+    use std::sync::TryLockError;
 
     use super::*;
+
+    #[test]
+    fn amounts_add_up_under_their_names() {
+        crate::counted!("one of the test's", 2);
+        crate::counted!("one of the test's", 3);
+        assert_eq!((counted("one of the test's"), counted("another of the test's")), (5, 0));
+    }
 
     #[test]
     fn each_lock_and_each_attempt_counts_on_its_thread() {

@@ -4,6 +4,7 @@
 //! - [`chance!`]`("name")` marks the beginning of a rare branch that is always allowed: a queue that counts as full, a
 //!   wake-up without a reason. The simulator decides it by its seed. Every promise must hold either way.
 //! - [`mark!`]`("name")` marks a branch that a simulated world must reach.
+//! - [`counted!`]`("name", amount)` adds to a count that tests read by its name.
 //! - [`planted!`]`("name")` marks the beginning of a mistake of a kind that has occurred before. A test switches on one at a
 //!   time, to show that the simulator's general checks find it.
 //!
@@ -22,7 +23,7 @@ mod planted;
 #[cfg(feature = "simulation")]
 pub use chance::{Entered, World, decide, enter, reached};
 #[cfg(feature = "counts")]
-pub use counts::locks_taken;
+pub use counts::{add, counted, locks_taken};
 #[cfg(feature = "planted-bugs")]
 pub use planted::{Planted, is_planted, plant};
 
@@ -70,6 +71,26 @@ macro_rules! mark {
 macro_rules! mark {
     ($name:literal) => {
         $crate::reached($name)
+    };
+}
+
+/// Counts this amount under a name. Nothing unless a test reads counts.
+#[cfg(not(feature = "counts"))]
+#[macro_export]
+macro_rules! counted {
+    ($name:literal, $amount:expr) => {
+        if false {
+            let _: usize = $amount;
+        }
+    };
+}
+
+/// Counts this amount under a name, which [`counted`](counted()) reads.
+#[cfg(feature = "counts")]
+#[macro_export]
+macro_rules! counted {
+    ($name:literal, $amount:expr) => {
+        $crate::add($name, $amount)
     };
 }
 

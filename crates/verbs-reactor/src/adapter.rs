@@ -9,7 +9,7 @@ use std::{
 use tensorwire_fabric::{Capabilities, FabricError, Runtime};
 
 use super::{
-    CallCounters, DeviceEvent, GidEntry, Mtu, Port, Rdma, VerbsError,
+    DeviceEvent, GidEntry, Mtu, Port, Rdma, VerbsError,
     opened::{Child, Opened},
     watch,
 };
@@ -22,7 +22,6 @@ const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) struct Adapter {
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) settings: Rdma,
-    pub(super) counters: Arc<CallCounters>,
     pub(super) device: String,
     /// The port as it was when the device was opened first; so are the next three.
     pub(super) port: Port,
@@ -48,7 +47,6 @@ impl Adapter {
         let adapter = Arc::new(Self {
             runtime,
             settings: settings.clone(),
-            counters: Arc::default(),
             device: opened.context.name().to_owned(),
             port: opened.port,
             source: opened.source,

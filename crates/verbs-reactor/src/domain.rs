@@ -118,10 +118,9 @@ impl VerbsDomain {
         (send, receive): (u32, u32),
     ) -> Result<MadeEnds, VerbsError> {
         let protection = self.registrations.on(opened)?;
-        let counters = &self.adapter.counters;
-        let completions = CompletionQueue::new(opened.context.clone(), send + receive, counters.clone())?;
+        let completions = CompletionQueue::new(opened.context.clone(), send + receive)?;
         let depths = Depths { send, receive, ranges: opened.request_limits().ranges as u32 };
-        let queue_pair = RawQueuePair::new(protection, completions.clone(), depths, counters.clone())?;
+        let queue_pair = RawQueuePair::new(protection, completions.clone(), depths)?;
         queue_pair.initialize(way)?;
         queue_pair.post_receives(receive as usize).map_err(|refused| refused.error)?;
         let number = queue_pair.number();

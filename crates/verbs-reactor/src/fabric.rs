@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tensorwire_fabric::{Capabilities, Domain, Fabric, FabricError, FabricKind, Runtime, Spinner, Wait};
 
 use super::{
-    GidEntry, GidKind, LinkLayer, Mtu, Port, Rdma, VerbsCounts, VerbsError, adapter::Adapter,
-    domain::VerbsDomain, error::fabric_error, opened::piece_bytes,
+    GidEntry, GidKind, LinkLayer, Mtu, Port, Rdma, VerbsError, adapter::Adapter, domain::VerbsDomain,
+    error::fabric_error, opened::piece_bytes,
 };
 
 /// RDMA on one port of one device. Connections are made on a tokio runtime with its I/O driver enabled.
@@ -46,11 +46,6 @@ impl VerbsFabric {
     pub fn with_wait(mut self, wait: Wait) -> Self {
         self.spinner = Spinner::new(wait);
         self
-    }
-
-    /// Counts of the calls that its queue pairs have made to the device so far.
-    pub fn counts(&self) -> VerbsCounts {
-        self.adapter.counters.read()
     }
 
     /// The device's name.

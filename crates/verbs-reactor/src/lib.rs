@@ -19,7 +19,6 @@ mod log;
 mod adapter;
 mod address;
 mod completion;
-mod counts;
 mod device;
 mod domain;
 mod doorbell;
@@ -57,7 +56,6 @@ mod tag;
 mod watch;
 
 pub use address::{Gid, GidEntry, GidKind};
-pub use counts::VerbsCounts;
 pub use device::{Context, DeviceLimits, LinkLayer, Port};
 pub use error::{Names, VerbsError};
 pub use event::DeviceEvent;
@@ -66,7 +64,6 @@ pub use library::{Availability, Library};
 pub use paging::Paging;
 pub use settings::{Mtu, OnDemandPaging, Rdma, Setting, SettingError};
 
-use counts::CallCounters;
 use device::ProtectionDomain;
 use endpoint::Endpoint;
 use settings::Timing;

@@ -8,7 +8,7 @@ use std::{
 };
 
 use super::{
-    CallCounters, Endpoint, GidEntry, LinkLayer, Port, ProtectionDomain, Rdma, Timing, VerbsError,
+    Endpoint, GidEntry, LinkLayer, Port, ProtectionDomain, Rdma, Timing, VerbsError,
     completion::CompletionQueue,
     doorbell::{BATCH, Direction, Doorbell, RANGES, Transfer, Work},
     error::{pointer, refused, zero},
@@ -81,7 +81,6 @@ pub(crate) struct RawQueuePair {
     _completions: Arc<CompletionQueue>,
     raw: NonNull<sys::ibv_qp>,
     inline_bytes: u32,
-    counters: Arc<CallCounters>,
 }
 
 // SAFETY: as for `Context`: the library's functions may be called from any thread, and it serialises posts itself.
@@ -101,7 +100,6 @@ impl RawQueuePair {
         domain: Arc<ProtectionDomain>,
         completions: Arc<CompletionQueue>,
         depths: Depths,
-        counters: Arc<CallCounters>,
     ) -> Result<Self, VerbsError> {
         // SAFETY: all-zero bytes are a valid set of attributes: null pointers and numbers.
         let mut attributes: sys::ibv_qp_init_attr = unsafe { MaybeUninit::zeroed().assume_init() };
@@ -122,7 +120,7 @@ impl RawQueuePair {
         let raw = unsafe { context.functions().ibv_create_qp(domain.raw(), &raw mut attributes) };
         let raw = pointer(raw, "ibv_create_qp", context.name())?;
         let inline_bytes = attributes.cap.max_inline_data.min(INLINE_BYTES);
-        Ok(Self { domain, _completions: completions, raw, inline_bytes, counters })
+        Ok(Self { domain, _completions: completions, raw, inline_bytes })
     }
 
     /// Its number within the device.
@@ -222,7 +220,6 @@ impl RawQueuePair {
         let Some(post) = self.domain.context().operations().post_recv else {
             return Err(self.unsupported(CALL));
         };
-        self.counters.posted_receives();
         let start = batch.as_mut_ptr();
         let mut bad = ptr::null_mut();
         // SAFETY: `first` is inside the batch. The queue pair is alive while `self` is, the caller has linked the
@@ -284,7 +281,9 @@ impl RawQueuePair {
             }
             raw.wr_id = Tag::Send(tag).to_bits();
         }
-        self.counters.posted(doorbell.len(), doorbell.signals());
+        tensorwire_testpoints::counted!("doorbells", 1);
+        tensorwire_testpoints::counted!("requests of doorbells", doorbell.len());
+        tensorwire_testpoints::counted!("signalled requests of doorbells", doorbell.signals());
         // SAFETY: the requests point into `ranges`, which outlives the call. The caller guarantees the rest.
         unsafe { self.post_sends(&mut batch[..doorbell.len().min(N)]) }
     }

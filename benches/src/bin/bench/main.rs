@@ -7,7 +7,6 @@ mod bootstrap;
 mod case;
 mod control;
 mod cpus;
-mod device_calls;
 mod error;
 mod fabrics;
 mod group;

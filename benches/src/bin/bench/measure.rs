@@ -8,7 +8,6 @@ use super::{
     bootstrap::median_interval,
     case::{Compares, Limit, Ready},
     cpus::{self, CpuTime},
-    device_calls::DeviceCalls,
     error::BenchError,
     phase::{Phase, PhaseLength, quantile},
     task::{Stage, Task},
@@ -46,8 +45,6 @@ struct RoundTimes {
     /// CPU time of both processes in tensorwire's phase, in nanoseconds.
     cpu_ns: f64,
     steal: f64,
-    /// Calls of tensorwire's phase to an RDMA device.
-    calls: Option<DeviceCalls>,
 }
 
 /// Times of a limit, and what they are to ours.
@@ -84,7 +81,6 @@ pub(super) struct Measurement {
     pub(super) compares: Compares,
     /// CPU time of both processes, an operation.
     pub(super) cpu_ns: f64,
-    pub(super) device_calls: Option<DeviceCalls>,
     /// The largest share of stolen CPU time in a round that counts.
     pub(super) steal: f64,
     pub(super) rounds: usize,
@@ -272,9 +268,8 @@ async fn one_round(ready: &mut Ready, plans: Plans, limit_first: bool) -> Result
     let limit_task = &mut limit.task;
     // In turns also within rounds, so that a machine that becomes slower affects both alike.
     let limit_before = if limit_first { Some(limit_task.run(stage, plans.limit).await?) } else { None };
-    let (counts, cpu) = (stage.verbs_counts(), stage.cpu_ns());
+    let cpu = stage.cpu_ns();
     let ours = our_task.run(stage, plans.ours).await?;
-    let calls = counts.zip(stage.verbs_counts()).map(|(before, after)| DeviceCalls::between(&before, &after));
     let cpu_ns = stage.cpu_ns().saturating_sub(cpu) as f64;
     let limit = match limit_before {
         Some(limit) => limit,
@@ -285,7 +280,7 @@ async fn one_round(ready: &mut Ready, plans: Plans, limit_first: bool) -> Result
         _ => None,
     };
     let steal = CpuTime::now().stolen_since(before);
-    Ok(RoundTimes { ours, limit, bare, cpu_ns, steal, calls })
+    Ok(RoundTimes { ours, limit, bare, cpu_ns, steal })
 }
 
 /// The middle one of `value` over the rounds.
@@ -299,8 +294,6 @@ fn sum_up(all: Rounds, ready: &Ready, load: f64) -> Measurement {
     let Rounds { measured: mut rounds, wanted, .. } = all;
     rounds.sort_by(|a, b| a.steal.total_cmp(&b.steal));
     rounds.truncate(wanted);
-    let calls = rounds.iter().filter_map(|round| Some((round.calls.as_ref()?, round.ours.ops)));
-    let device_calls = DeviceCalls::per_operation(calls);
     let all = rounds.iter().fold(Phase::default(), |all, round| all.and(&round.ours));
     let compares = ready.compares;
     let bare = ready.bare_work.as_ref();
@@ -312,7 +305,6 @@ fn sum_up(all: Rounds, ready: &Ready, load: f64) -> Measurement {
         bare: bare.map(|bare| compare(compares, &bare.name, &rounds, |round| round.bare.as_ref())),
         compares,
         cpu_ns: over_rounds(&rounds, |round| round.cpu_ns / round.ours.ops.max(1.0)),
-        device_calls,
         steal: rounds.last().map_or(0.0, |round| round.steal),
         rounds: rounds.len(),
         repeated: begun - rounds.len(),
@@ -356,7 +348,7 @@ mod tests {
 
     fn round(steal: f64) -> Result<RoundTimes, BenchError> {
         let phase = || Phase { samples: vec![1.0], ops: 1.0, spent_ns: 1.0 };
-        Ok(RoundTimes { ours: phase(), limit: phase(), bare: None, cpu_ns: 0.0, steal, calls: None })
+        Ok(RoundTimes { ours: phase(), limit: phase(), bare: None, cpu_ns: 0.0, steal })
     }
 
     fn no_figure() -> Result<RoundTimes, BenchError> {

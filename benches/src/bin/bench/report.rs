@@ -8,7 +8,6 @@ use serde::Serialize;
 use super::{
     case::{Case, Compares},
     cpus::Placement,
-    device_calls::DeviceCalls,
     error::BenchError,
     measure::{Comparison, Measurement},
     suite::{Goal, Row},
@@ -56,9 +55,6 @@ struct Line<'row> {
     goal: Option<&'row Goal>,
     #[serde(skip_serializing_if = "Option::is_none")]
     met: Option<bool>,
-    /// Of this process, an operation.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    device_calls: Option<DeviceCalls>,
     rounds: usize,
     repeated: usize,
     steal: f64,
@@ -108,7 +104,6 @@ impl<'row> Line<'row> {
             bare: measured.bare.as_ref().map(|bare| Bare::new(bare, bytes)),
             goal,
             met: goal.map(|goal| goal.is_met(case.size, measured)),
-            device_calls: measured.device_calls,
             rounds: measured.rounds,
             repeated: measured.repeated,
             steal: (measured.steal * 1e4).round() / 1e4,

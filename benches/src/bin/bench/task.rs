@@ -5,7 +5,6 @@ use std::{hint::black_box, iter, sync::Arc, time::Duration};
 use futures::{StreamExt, stream::FuturesUnordered};
 use tensorwire::{Key, RemoteTensor, Sharing, Worker, fabric::Runtime, settings::Validation};
 use tensorwire_fabric::Operation;
-use tensorwire_verbs_reactor::VerbsCounts;
 
 use super::{
     control::{Answer, Order, done},
@@ -68,11 +67,6 @@ impl Stage {
     pub(super) fn cpu_ns(&self) -> u64 {
         let peers = iter::once(&self.peer).chain(&self.others).map(|peer| cpu_ns_of(peer.id()));
         cpu_ns_of(std::process::id()) + peers.sum::<u64>()
-    }
-
-    /// The calls of this process to an RDMA device so far.
-    pub(super) fn verbs_counts(&self) -> Option<VerbsCounts> {
-        Some(self.opened.verbs.as_ref()?.counts())
     }
 }
 

@@ -4,7 +4,7 @@ use futures::future::{join, join_all};
 use tensorwire_fabric::{Access, FabricError, Immediate, QueuePairConfig, RemoteRange, Wait};
 use tensorwire_verbs_reactor::Rdma;
 
-use super::{MADE, SETUP, counts_at_left, prepare};
+use super::{MADE, SETUP, asked_so_far, prepare};
 use crate::contract::{
     Flavour, bounded,
     pair::{DEPTHS, Pair, RegisteredPool, immediate, pattern},
@@ -50,14 +50,14 @@ fn writes_and_reads_around_the_message_limit_arrive_whole() {
         let around = [limit - 1, limit, limit + 1].into_iter().filter(|&bytes| bytes < 64 << 20);
         for bytes in around.chain([64 << 20]) {
             let pieces = bytes.div_ceil(limit) as u64;
-            let before = counts_at_left();
+            let before = asked_so_far();
             write(&pair, bytes).await;
-            let after = counts_at_left();
+            let after = asked_so_far();
             // Pieces, and a message that announces those before the last.
             assert_eq!(after.requests - before.requests, pieces + u64::from(pieces > 1), "{bytes} bytes");
             assert_eq!(after.signals - before.signals, after.posts - before.posts, "one a call");
             read(&pair, bytes).await;
-            assert_eq!(counts_at_left().requests - after.requests, pieces, "{bytes} bytes");
+            assert_eq!(asked_so_far().requests - after.requests, pieces, "{bytes} bytes");
             operations += 2;
             assert_eq!(pair.to_right.stats().operations, operations, "a split one counts once");
         }

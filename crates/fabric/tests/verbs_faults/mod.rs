@@ -14,7 +14,8 @@ mod thrift;
 use std::{cell::RefCell, sync::Arc};
 
 use tensorwire_fabric::{Fabric, Runtime, Wait};
-use tensorwire_verbs_reactor::{Rdma, VerbsCounts, VerbsFabric};
+use tensorwire_testpoints::counted;
+use tensorwire_verbs_reactor::{Rdma, VerbsFabric};
 
 use crate::{contract::Setup, rdma_devices};
 
@@ -45,7 +46,20 @@ fn prepare(settings: Rdma, wait: Wait) {
     PREPARATION.set((settings, wait));
 }
 
-/// What the left end of this test's pair has asked of its device.
-fn counts_at_left() -> VerbsCounts {
-    MADE.with_borrow(|made| made[made.len() - 2].counts())
+/// What this process has asked of its devices so far: where only the left end of a pair writes, what that has asked.
+#[derive(Debug, Clone, Copy)]
+struct Asked {
+    posts: u64,
+    requests: u64,
+    signals: u64,
+    polls: u64,
+}
+
+fn asked_so_far() -> Asked {
+    Asked {
+        posts: counted("doorbells"),
+        requests: counted("requests of doorbells"),
+        signals: counted("signalled requests of doorbells"),
+        polls: counted("polls of completion queues"),
+    }
 }

@@ -4,9 +4,8 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::{join, join_all};
 use tensorwire_fabric::{Immediate, QueuePairConfig, RemoteRange, Runtime, Segment, Wait};
-use tensorwire_verbs_reactor::VerbsCounts;
 
-use super::{SETUP, counts_at_left, prepare};
+use super::{Asked, SETUP, asked_so_far, prepare};
 use crate::contract::{
     Flavour, bounded,
     pair::{Pair, pattern},
@@ -15,8 +14,8 @@ use crate::contract::{
 const DEEP: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 64 };
 
 /// Calls, requests and requests with a completion since `before`.
-fn asked(before: &VerbsCounts) -> (u64, u64, u64) {
-    let after = counts_at_left();
+fn asked(before: &Asked) -> (u64, u64, u64) {
+    let after = asked_so_far();
     (after.posts - before.posts, after.requests - before.requests, after.signals - before.signals)
 }
 
@@ -26,7 +25,7 @@ fn writes_of_one_poll_share_a_call_and_a_completion() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let pair = Pair::with_depths(SETUP, runtime, DEEP).await;
         let lent = pair.lend_right(64);
-        let before = counts_at_left();
+        let before = asked_so_far();
         let write =
             |index| pair.to_right.write_imm(pair.left.source.filled(8, 1), lent.part(0, 8), Immediate(index));
         let writes: Vec<_> = (0..16).map(write).collect();
@@ -55,7 +54,7 @@ fn adjacent_segments_are_one_request() {
                 remote: RemoteRange { ..range(index) },
             };
             let segments: Vec<_> = (0..count).map(segment).collect();
-            let before = counts_at_left();
+            let before = asked_so_far();
             let write = pair.to_right.write_vectored(segments, Some(Immediate(1)));
             pair.step("the write", write).await.unwrap();
             // The message that announces the ranges before the last.
@@ -104,8 +103,8 @@ async fn there_and_back(pair: &Pair, round: u32) {
 
 /// However little of a loaded machine the driver gets, it polls.
 async fn polls_go_on(runtime: &Arc<dyn Runtime>) {
-    let before = counts_at_left().polls;
-    while counts_at_left().polls < before + 1000 {
+    let before = asked_so_far().polls;
+    while asked_so_far().polls < before + 1000 {
         runtime.sleep(Duration::from_millis(1)).await;
     }
 }
@@ -113,9 +112,9 @@ async fn polls_go_on(runtime: &Arc<dyn Runtime>) {
 /// Whether polls of an idle connection end soon.
 async fn is_quiet(runtime: &Arc<dyn Runtime>) -> bool {
     for _ in 0..10 {
-        let before = counts_at_left().polls;
+        let before = asked_so_far().polls;
         runtime.sleep(Duration::from_millis(50)).await;
-        if counts_at_left().polls == before {
+        if asked_so_far().polls == before {
             return true;
         }
     }
