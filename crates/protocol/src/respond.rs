@@ -104,7 +104,7 @@ impl<C: Channel> Connection<C> {
             Want::View => metadata.byte_length == 0,
             Want::Eager => false,
         };
-        may_be && !self.agreed().tells_first() && request.known.contains(metadata)
+        may_be && !self.agreed().describes_first() && request.known.contains(metadata)
     }
 
     /// Whether the content may travel inside META_DATA_RESPONSE.
@@ -216,14 +216,14 @@ impl<C: Channel> Response<C> {
     ) {
         let Some((metadata, bytes)) = taken.value() else { return };
         if let Err(status) = check_value(&metadata, bytes.is_some()) {
-            taken.keep();
+            taken.dispose();
             return self.refuse(status).await;
         }
-        if request.scope.is_versioned() && self.tell_version(taken.version()).await.is_err() {
+        if request.scope.is_versioned() && self.send_version(taken.version()).await.is_err() {
             return;
         }
         let Ok(checksum) = self.checksum(taken.checksums(), bytes.as_ref()).await else { return };
-        let known = if self.connection.agreed().tells_first() { &[] } else { &*request.known };
+        let known = if self.connection.agreed().describes_first() { &[] } else { &*request.known };
         let which = known.iter().position(|known| *known == metadata);
         let (which, destination) = match (which, request.want) {
             (Some(which), Want::Write(destination)) => (which, destination),
@@ -239,7 +239,7 @@ impl<C: Channel> Response<C> {
                         Err(Ended) => return,
                     }
                 }
-                match self.tell_and_wait(&metadata, checksum).await {
+                match self.describe_and_wait(&metadata, checksum).await {
                     Ok(destination) => (0, destination),
                     Err(Ended) => return,
                 }
@@ -275,7 +275,7 @@ impl<C: Channel> Response<C> {
     }
 
     /// Sends VERSION. It arrives before everything that is posted later.
-    async fn tell_version(&self, version: u64) -> Result<(), Ended> {
+    async fn send_version(&self, version: u64) -> Result<(), Ended> {
         let message = Message::Version(VersionNotice { index: self.index, version });
         let sent = self.connection.send(&message, |_| {});
         self.unless_cancelled(pin!(sent)).await?.map_err(|_| Ended)
@@ -313,12 +313,12 @@ impl<C: Channel> Response<C> {
             && connection.over_if_failed(posted).is_ok()
         {
             self.is_closed = true;
-            taken.keep();
+            taken.dispose();
         }
     }
 
     /// Sends META_DATA_RESPONSE, which either asks for TENSOR_RE_REQUEST or announces a loan.
-    async fn tell(
+    async fn describe(
         &self,
         metadata: &Metadata,
         checksum: Option<u64>,
@@ -327,7 +327,7 @@ impl<C: Channel> Response<C> {
         let (index, bytes) = (self.index, metadata.byte_length);
         let metadata = metadata.clone();
         // A written content carries its own checksum, in mode counted.
-        let checksum = checksum.filter(|_| loan_follows || self.connection.agreed().tells_first());
+        let checksum = checksum.filter(|_| loan_follows || self.connection.agreed().describes_first());
         let response = MetaDataResponse { index, metadata, content: None, loan_follows, checksum };
         let message = Message::MetaDataResponse(response);
         let sent = self.connection.send(&message, |state| {
@@ -356,7 +356,7 @@ impl<C: Channel> Response<C> {
         };
         let which = which.filter(|_| checksum.is_none());
         if which.is_none() {
-            self.tell(metadata, checksum, true).await?;
+            self.describe(metadata, checksum, true).await?;
         }
         let posted = connection.content_turn(|state| {
             if !state.responses.may_write(index) {
@@ -376,12 +376,12 @@ impl<C: Channel> Response<C> {
     }
 
     /// Sends META_DATA_RESPONSE and waits for TENSOR_RE_REQUEST.
-    async fn tell_and_wait(
+    async fn describe_and_wait(
         &self,
         metadata: &Metadata,
         checksum: Option<u64>,
     ) -> Result<Option<Destination>, Ended> {
-        self.tell(metadata, checksum, false).await?;
+        self.describe(metadata, checksum, false).await?;
         self.re_request().await
     }
 
@@ -434,7 +434,7 @@ impl<C: Channel> Response<C> {
             Ok(Ok(Some(Some(write)))) => self.finish(write, taken).await,
             Ok(Ok(Some(None))) => {
                 self.is_closed = true;
-                taken.keep();
+                taken.dispose();
             }
             Ok(Ok(None) | Err(_)) | Err(Ended) => {}
         }
@@ -446,7 +446,7 @@ impl<C: Channel> Response<C> {
         if tensorwire_testpoints::planted!("a cancel is acknowledged before the write is done") {
             let written = self.unless_cancelled(pin!(write)).await;
             if let Ok(Ok(())) = written {
-                taken.keep();
+                taken.dispose();
                 connection.content_written(index);
             }
             return;
@@ -454,7 +454,7 @@ impl<C: Channel> Response<C> {
         // From here on the value belongs to the peer; its memory is held until the bytes are written.
         taken.source = None;
         let result = self.unless_over(pin!(write)).await;
-        taken.keep();
+        taken.dispose();
         match result {
             Ok(Ok(())) => {
                 connection.content_written(index);
@@ -557,7 +557,7 @@ impl<S: Source> TakenValue<S> {
     }
 
     /// Drops the value, which will not go back.
-    fn keep(&mut self) {
+    fn dispose(&mut self) {
         self.source = None;
         self.taken = None;
     }

@@ -157,7 +157,7 @@ impl Lost {
     }
 
     /// Why the peer says that it has ended a connection.
-    pub(crate) fn told(status: &Status) -> Self {
+    pub(crate) fn from_peer(status: &Status) -> Self {
         let why = format!("the peer ended the connection: {}", status.message);
         match status.code {
             Code::InvalidArgument => Self::misbehaved(why),

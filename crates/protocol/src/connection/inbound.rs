@@ -232,7 +232,7 @@ impl<C: Channel> Connection<C> {
             return Err(PeerMisbehaved::EagerUnasked);
         }
         let is_final = content.is_some() || loan_follows;
-        let has_checksum = self.agreed.validation.is_on() && (is_final || self.agreed.tells_first());
+        let has_checksum = self.agreed.validation.is_on() && (is_final || self.agreed.describes_first());
         if checksum.is_some() != has_checksum {
             return Err(PeerMisbehaved::ChecksumUnfit);
         }

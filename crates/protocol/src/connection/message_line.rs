@@ -177,7 +177,7 @@ impl<C: Channel> Connection<C> {
         match message {
             Waiting::Request(request) => self.try_post_alone(state, request),
             Waiting::ReRequest(request, metadata) => {
-                if !state.requests.is_told(request.index) {
+                if !state.requests.is_described(request.index) {
                     return Some(Ok(()));
                 }
                 let posted = self.try_post(state, &Message::TensorReRequest(request.clone()))?;
@@ -210,7 +210,7 @@ impl<C: Channel> Connection<C> {
             // What its task awaits next is the reply, or the connection's end; no reply if it was given another's content.
             match state.requests.is_given(request.index) {
                 true => done.given.push(waker),
-                false => done.replaced.extend(state.requests.leave_waker(request.index, waker)),
+                false => done.replaced.extend(state.requests.hand_over_waker(request.index, waker)),
             }
         }
         Some(posted)
@@ -360,7 +360,7 @@ impl<C: Channel> RequestInLine<'_, C> {
         if let Some(request) = self.request.take() {
             let index = request.index;
             if let Some(lent) = self.lent.take() {
-                state.requests.keep(index, lent);
+                state.requests.store_memory(index, lent);
             }
             if together {
                 // The others of the task are polled before the housekeeping task.

@@ -8,7 +8,6 @@ mod noting;
 mod outbound;
 mod rings;
 mod turn;
-mod untaken;
 
 use std::{
     collections::BTreeSet,

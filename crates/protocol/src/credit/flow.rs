@@ -96,8 +96,8 @@ pub struct Flow {
     taken: u64,
     consumed: u64,
     /// The part of these that was returned to the peer.
-    told: u64,
-    told_bytes: u64,
+    confirmed: u64,
+    confirmed_bytes: u64,
     own_ring_bytes: u32,
     /// Size of the larger ring that was offered to the peer.
     own_offer: Option<u32>,
@@ -127,8 +127,8 @@ impl Flow {
             offered: None,
             taken: 0,
             consumed: 0,
-            told: 0,
-            told_bytes: 0,
+            confirmed: 0,
+            confirmed_bytes: 0,
             own_ring_bytes,
             own_offer: None,
             asking: None,
@@ -197,9 +197,9 @@ impl Flow {
         Counts { receives: self.taken as u32, ring_bytes: self.consumed as u32 }
     }
 
-    fn tell(&mut self) {
-        self.told = self.taken;
-        self.told_bytes = self.consumed;
+    fn describe(&mut self) {
+        self.confirmed = self.taken;
+        self.confirmed_bytes = self.consumed;
     }
 
     /// Registers that a message of `length` bytes, which carries [`counts`](Self::counts), is posted. Returns its position
@@ -216,7 +216,7 @@ impl Flow {
         }
         self.sent += 1;
         self.produced += u64::from(length);
-        self.tell();
+        self.describe();
         Ok(self.ring.advance(length))
     }
 
@@ -240,7 +240,7 @@ impl Flow {
         self.asking = Some(Asking { sent: self.sent, produced: self.produced, wanted: blocked.wanted });
         let ask = Ask { counts: self.counts(), answers: self.asks_sent, wanted: blocked.wanted };
         self.asks_sent = self.asks_sent.wrapping_add(1);
-        self.tell();
+        self.describe();
         Some(ask)
     }
 
@@ -283,15 +283,19 @@ impl Flow {
         }
         self.taken += 1;
         // Each post of the peer takes a credit, also while a return is on its way.
-        if self.taken - self.told > u64::from(self.credits) { Err(PeerMisbehaved::Overrun) } else { Ok(()) }
+        if self.taken - self.confirmed > u64::from(self.credits) {
+            Err(PeerMisbehaved::Overrun)
+        } else {
+            Ok(())
+        }
     }
 
     /// Whether half the depth or half the own ring is unreturned, so that counts should be sent. Call it after a message or
     /// a content was read, and never after a message of nothing but counts: two idle peers would exchange counts for ever.
     /// In mode original it is always false.
     pub fn is_return_due(&self) -> bool {
-        self.taken - self.told >= u64::from(self.return_after)
-            || 2 * (self.consumed - self.told_bytes) >= u64::from(self.own_ring_bytes)
+        self.taken - self.confirmed >= u64::from(self.return_after)
+            || 2 * (self.consumed - self.confirmed_bytes) >= u64::from(self.own_ring_bytes)
     }
 
     /// An ASK was read. Returns the ANSWER, which must be posted at once.
@@ -304,7 +308,7 @@ impl Flow {
         }
         self.learn(ask.counts)?;
         self.asks_taken = self.asks_taken.wrapping_add(1);
-        self.tell();
+        self.describe();
         Ok(Answer { counts: self.counts(), asks: self.asks_taken })
     }
 
@@ -395,8 +399,8 @@ impl Flow {
         Open {
             immediates: low(self.sent - self.returned),
             ring_bytes: low(self.produced - self.drained),
-            unreturned: low(self.taken - self.told),
-            unreturned_bytes: low(self.consumed - self.told_bytes),
+            unreturned: low(self.taken - self.confirmed),
+            unreturned_bytes: low(self.consumed - self.confirmed_bytes),
             asked: self.asking.map(|asking| {
                 let unreturned = asking.sent.saturating_sub(self.returned);
                 (low(unreturned), low(asking.produced.saturating_sub(self.drained)))

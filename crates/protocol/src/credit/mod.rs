@@ -162,7 +162,7 @@ impl Agreed {
     }
 
     /// Whether META_DATA_RESPONSE precedes every content, as in mode original with validation.
-    pub fn tells_first(&self) -> bool {
+    pub fn describes_first(&self) -> bool {
         self.validation.is_on() && self.mode == Mode::Original
     }
 

@@ -22,7 +22,7 @@ pub(super) enum Admission<'connection, C: Channel> {
     /// message then.
     Request(Request<'connection, C>, Known, Option<FirstPoll>),
     /// Without a request: with the content of an earlier receive that was given up. Boxed, because it is rare and large.
-    Kept(Arc<str>, Box<Landed<C::Lent>>),
+    Stashed(Arc<str>, Box<Landed<C::Lent>>),
 }
 
 /// A request that was posted, if it was: how its task waits for the reply.
@@ -130,7 +130,7 @@ impl<C: Channel> Connection<C> {
             FirstPoll::Looks
         } else {
             // A new request has no waker that this would replace.
-            let _ = state.requests.keep_waker(index, waker);
+            let _ = state.requests.store_waker(index, waker);
             FirstPoll::Sleeps
         };
         (known, Some(posted.map(|()| first)))
@@ -240,10 +240,10 @@ impl<'connection, C: Channel> ReceiveInLine<'connection, C> {
                 // There may be room for a request now.
                 let key = line.known.key.clone();
                 line.leave(connection, state);
-                return Ok(Ok(Admission::Kept(key, Box::new(landed))));
+                return Ok(Ok(Admission::Stashed(key, Box::new(landed))));
             }
             may_ask = is_first && !state.requests.is_unresolved(step_key);
-            if may_ask && let Some(kept) = state.requests.kept_in_excess() {
+            if may_ask && let Some(kept) = state.requests.stash_in_excess() {
                 return Ok(Err(TransferError::StashFull { kept }));
             }
         }

@@ -2,7 +2,6 @@
 
 mod admission;
 mod held;
-mod known;
 mod receiving;
 mod validate;
 
@@ -24,7 +23,6 @@ use crate::{
 };
 use admission::Known;
 pub use held::ReceivedGuard;
-use known::{accepted, of_like_size};
 pub use receiving::Receiving;
 
 /// Options of a receive.
@@ -141,7 +139,7 @@ impl<C: Channel> Connection<C> {
         loop {
             let mut state = self.lock();
             state.requests.discard(step);
-            let kept = state.requests.take_kept_of(step);
+            let kept = state.requests.take_stashed_of(step);
             let is_last = kept.is_none();
             self.settle(state, None, kept.and_then(Landed::returned));
             if is_last {
@@ -183,7 +181,7 @@ fn handed_out<A: Allocator>(
 enum Next<L> {
     Landed(Landed<L>),
     /// The value has these metadata, and needs memory.
-    Told(Metadata),
+    Described(Metadata),
 }
 
 /// How a task waits for the reply to a request that it has just posted.
@@ -223,22 +221,22 @@ impl<'connection, C: Channel> Request<'connection, C> {
         Self { connection, index, version: None, is_released: false, may_look: true }
     }
 
-    /// The content, of a request that was told the metadata of its value, or has asked with `first`.
+    /// The content, of a request whose value the peer has described, or has asked with `first`.
     async fn pull<A: Allocator<Lent = C::Lent>>(
         &mut self,
         (scope, known): (Scope, &Known),
-        mut told: Option<Metadata>,
+        mut described: Option<Metadata>,
         (is_view, mut first): (bool, FirstPoll),
         allocator: &A,
     ) -> Result<Landed<C::Lent>, Stop<C::Lent>> {
         loop {
-            if let Some(metadata) = told.take() {
+            if let Some(metadata) = described.take() {
                 self.go_on(metadata, allocator).await?;
             }
             let answered = poll_fn(|context| self.poll_reply(scope, &mut first, context)).await?;
             match self.follow(answered, (scope, known), is_view, allocator)? {
                 Next::Landed(landed) => return Ok(landed),
-                Next::Told(metadata) => told = Some(metadata),
+                Next::Described(metadata) => described = Some(metadata),
             }
         }
     }
@@ -270,7 +268,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
             Reply::MetaDataResponse(metadata) => {
                 self.take_back(allocator);
                 self.connection.remember(scope, &known.key, &metadata);
-                Ok(Next::Told(metadata))
+                Ok(Next::Described(metadata))
             }
         }
     }
@@ -285,7 +283,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
         let allocated = self.allocate(allocator, &metadata).await?;
         let destination = allocated.as_ref().map(|(_, destination)| *destination);
         if let Some((lent, _)) = allocated {
-            self.keep(allocator, lent)?;
+            self.store_memory(allocator, lent)?;
         }
         Ok(self.ask_again(metadata, destination).await?)
     }
@@ -376,11 +374,15 @@ impl<'connection, C: Channel> Request<'connection, C> {
     }
 
     /// The table holds `lent` from now on.
-    fn keep<A: Allocator<Lent = C::Lent>>(&self, allocator: &A, lent: C::Lent) -> Result<(), ChannelError> {
+    fn store_memory<A: Allocator<Lent = C::Lent>>(
+        &self,
+        allocator: &A,
+        lent: C::Lent,
+    ) -> Result<(), ChannelError> {
         let mut state = self.connection.lock();
         match state.failure() {
             Ok(()) => {
-                state.requests.keep(self.index, lent);
+                state.requests.store_memory(self.index, lent);
                 Ok(())
             }
             Err(over) => {
@@ -426,7 +428,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
         if let Some(reply) = state.requests.take_reply(self.index) {
             return Poll::Ready(Ok(self.answered(state, scope, reply)));
         }
-        let replaced = state.requests.keep_waker(self.index, context.waker());
+        let replaced = state.requests.store_waker(self.index, context.waker());
         let failure = state.failure();
         drop(state);
         drop(replaced);
@@ -472,7 +474,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
             let mut state = self.connection.lock();
             let failure = state.failure();
             let given = state.requests.take_given(self.index);
-            let replaced = state.requests.keep_waker(self.index, context.waker());
+            let replaced = state.requests.store_waker(self.index, context.waker());
             drop(state);
             drop(replaced);
             match (given, failure) {
@@ -517,4 +519,25 @@ impl<C: Channel> Drop for Request<'_, C> {
             self.connection.channel().take_back(lent, end);
         }
     }
+}
+
+/// Those of the `known` metadata that the receive accepts.
+fn accepted<A: Allocator>(known: Arc<[Metadata]>, allocator: &A) -> Arc<[Metadata]> {
+    those(known, |metadata| allocator.accepts(metadata).is_ok())
+}
+
+/// The metadata of `known` that fill at least half of the memory for the largest of them, or need none. Each value of one call
+/// holds its memory until the last has come, while other receives wait for memory: a small value must not hold memory for
+/// a large one.
+fn of_like_size(known: Arc<[Metadata]>) -> Arc<[Metadata]> {
+    let largest = known.iter().map(|metadata| metadata.byte_length).max().unwrap_or_default();
+    those(known, |metadata| metadata.byte_length == 0 || metadata.byte_length >= largest / 2)
+}
+
+/// The metadata of `known` for which `are` holds. Nothing is copied if it holds for all.
+fn those(known: Arc<[Metadata]>, are: impl Fn(&Metadata) -> bool) -> Arc<[Metadata]> {
+    if known.iter().all(&are) {
+        return known;
+    }
+    known.iter().filter(|metadata| are(metadata)).cloned().collect()
 }

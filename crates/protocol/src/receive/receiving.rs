@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{Allocator, Channel, Connection, Metadata, Scope, TransferError};
 
-type Outcome<C> = Result<Received<<C as Channel>::Lent>, TransferError>;
+type ReceiveResult<C> = Result<Received<<C as Channel>::Lent>, TransferError>;
 
 /// A receive, made by [`Connection::receive_with`]. Of its own kind, and not an `async fn`: thousands may be under way, and a
 /// value that comes inside a message is moved less often.
@@ -38,7 +38,7 @@ enum Stage<'a, C: Channel> {
     /// Its request has asked for a content inside a message.
     Asked(Request<'a, C>, Known, FirstPoll),
     /// All others. Boxed as well.
-    Rest(Pin<Box<dyn Future<Output = Outcome<C>> + Send + 'a>>),
+    Rest(Pin<Box<dyn Future<Output = ReceiveResult<C>> + Send + 'a>>),
     Over,
 }
 
@@ -69,23 +69,23 @@ impl<'a, C: Channel, A: Allocator<Lent = C::Lent>> Receiving<'a, C, A> {
                     None => self.rest(request, known, None),
                 }
             }
-            Admission::Kept(key, landed) => {
+            Admission::Stashed(key, landed) => {
                 let received = handed_out((self.scope, key), *landed, None, self.asking.0);
                 Stage::Rest(Box::pin(self.connection.validate(received)))
             }
         }
     }
 
-    /// What follows for a request that has not asked, or was told the metadata of its value.
-    fn rest(&self, mut request: Request<'a, C>, known: Known, told: Option<Metadata>) -> Stage<'a, C> {
+    /// What follows for a request that has not asked, or was described the metadata of its value.
+    fn rest(&self, mut request: Request<'a, C>, known: Known, described: Option<Metadata>) -> Stage<'a, C> {
         let (connection, scope, (allocator, options)) = (self.connection, self.scope, self.asking);
         Stage::Rest(Box::pin(async move {
-            let asked = match told {
+            let asked = match described {
                 Some(_) => Ok((false, FirstPoll::Asks)),
                 None => request.ask((scope, &known.key), known.metadata.clone(), allocator, options).await,
             };
             let pulled = match asked {
-                Ok(asked) => request.pull((scope, &known), told, asked, allocator).await,
+                Ok(asked) => request.pull((scope, &known), described, asked, allocator).await,
                 Err(stop) => Err(stop),
             };
             let landed = match pulled {
@@ -99,9 +99,9 @@ impl<'a, C: Channel, A: Allocator<Lent = C::Lent>> Receiving<'a, C, A> {
 }
 
 impl<C: Channel, A: Allocator<Lent = C::Lent>> Future for Receiving<'_, C, A> {
-    type Output = Outcome<C>;
+    type Output = ReceiveResult<C>;
 
-    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Outcome<C>> {
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<ReceiveResult<C>> {
         let this = self.get_mut();
         let (scope, key, asking, waker) = (this.scope, this.key, this.asking, context.waker());
         loop {
@@ -134,7 +134,7 @@ impl<C: Channel, A: Allocator<Lent = C::Lent>> Future for Receiving<'_, C, A> {
                             }
                             Stage::Rest(Box::pin(this.connection.validate(received)))
                         }
-                        Next::Told(metadata) => this.rest(request, known, Some(metadata)),
+                        Next::Described(metadata) => this.rest(request, known, Some(metadata)),
                     }
                 }
                 Stage::Rest(mut rest) => {

@@ -175,7 +175,7 @@ impl<L> RequestEntry<L> {
     }
 
     /// The key and step whose next receive gets a content that no receive awaits, if any.
-    pub(super) fn step_key_to_keep(&self) -> Option<StepKey> {
+    pub(super) fn step_key_to_stash(&self) -> Option<StepKey> {
         self.step_key.clone().filter(|_| !self.is_discarded)
     }
 }

@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, task::Waker};
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{arrivals::ArrivedResult, *};
 use crate::{Code, DataType, Shape};
 
 fn agreed(requests_max: u32) -> Agreed {
@@ -157,20 +157,20 @@ fn apply(requests: &mut Requests<u32>, model: &mut Model, op: &Op, index: Reques
             model.next_lent += 1;
             model.inside.push(model.next_lent);
             model.requests.get_mut(&index).unwrap().lent = Some(model.next_lent);
-            requests.keep(index, model.next_lent);
+            requests.store_memory(index, model.next_lent);
         }
         Op::Ask(length) if known.is_awaited && !known.is_asked => {
             requests.asked(index, Some(length.map(metadata).into_iter().collect()), false, false);
             let known = model.requests.get_mut(&index).unwrap();
             (known.is_asked, known.is_exposed) = (true, known.lent.is_some());
         }
-        Op::AskAgain(length) if known.is_awaited && requests.is_told(index) => {
+        Op::AskAgain(length) if known.is_awaited && requests.is_described(index) => {
             requests.asked_again(index, metadata(length));
             model.requests.get_mut(&index).unwrap().is_exposed = known.lent.is_some();
         }
         Op::PollReply if known.is_awaited => {
             let reply = requests.take_reply(index);
-            let _ = requests.keep_waker(index, Waker::noop());
+            let _ = requests.store_waker(index, Waker::noop());
             if let Some(Reply::Content(Landed { content: Content::Lent(lent), .. })) = reply {
                 model.returned(lent);
             }

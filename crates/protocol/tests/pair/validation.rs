@@ -52,10 +52,10 @@ fn the_stronger_of_both_wishes_holds() {
             let agreed = Agreed::of(&validating(one), &validating(other));
             assert_eq!(agreed.validation, one.max(other));
             assert_eq!(agreed.has_result_slots(), agreed.validation.is_on());
-            assert!(!agreed.tells_first());
+            assert!(!agreed.describes_first());
         }
         let agreed = Agreed::of(&validating(one), &original());
-        assert_eq!((agreed.has_result_slots(), agreed.tells_first()), (false, one.is_on()));
+        assert_eq!((agreed.has_result_slots(), agreed.describes_first()), (false, one.is_on()));
     }
     // Either end may be the one that wants it.
     for (a, b) in [(Validation::Xxh3, Validation::Off), (Validation::Off, Validation::Crc32c)] {

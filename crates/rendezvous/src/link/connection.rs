@@ -81,7 +81,7 @@ pub(crate) struct DataConnection {
     /// The first reason why it ended.
     lost: OnceLock<Lost>,
     /// Notified when `lost` is set.
-    told: Notify,
+    reason_known: Notify,
     /// True once the steps whose values may be lost are stored.
     over: watch::Sender<bool>,
     /// Locked while those steps are stored, and true afterwards.
@@ -128,7 +128,7 @@ impl DataConnection {
             values: Arc::new(values),
             meter,
             lost: OnceLock::new(),
-            told: Notify::new(),
+            reason_known: Notify::new(),
             over: watch::Sender::new(false),
             ended: Mutex::new(false),
             stall: Mutex::default(),
@@ -195,7 +195,7 @@ impl DataConnection {
     /// The peer closed, dropped or refused the connection. Its reason arrives on the control session, possibly later. If none
     /// arrives within [`REASON`], `seen` is the reason.
     async fn why_closed(&self, seen: Lost, runtime: &Arc<dyn Runtime>) -> Lost {
-        let _ = timeout(&**runtime, REASON, self.told.notified()).await;
+        let _ = timeout(&**runtime, REASON, self.reason_known.notified()).await;
         self.lost.get().cloned().unwrap_or(seen)
     }
 
@@ -241,7 +241,7 @@ impl DataConnection {
     /// Stores `why`, unless a reason is stored already. Returns the stored reason.
     fn end_for(&self, why: &Lost) -> &Lost {
         let why = self.lost.get_or_init(|| why.clone());
-        self.told.notify_one();
+        self.reason_known.notify_one();
         why
     }
 

@@ -146,7 +146,7 @@ impl Node {
             ControlFrame::Connected(answer) => session.answer(answer.connection, Ok(answer)),
             ControlFrame::Refused { connection, status } => session.answer(connection, Err(status)),
             ControlFrame::Disconnected { connection, status } => match session.connection(connection) {
-                Some(connection) => self.follow(connection, Lost::told(&status)),
+                Some(connection) => self.follow(connection, Lost::from_peer(&status)),
                 None => session.note_disowned(connection, status.message),
             },
             ControlFrame::RegionAdd { connection, region } => {

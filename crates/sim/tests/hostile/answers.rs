@@ -49,7 +49,7 @@ pub(super) fn response(
     bytes: &[u8],
     content: Option<&[u8]>,
 ) -> MetaDataResponse {
-    let with_sum = content.is_some() || line.agreed.tells_first();
+    let with_sum = content.is_some() || line.agreed.describes_first();
     MetaDataResponse {
         index,
         metadata: metadata_of(bytes.len() as u64),
@@ -248,7 +248,7 @@ fn with_value(line: &Line, request: &TensorRequest) {
     let index = request.index;
     let (metadata, bytes) = value_for(index);
     let known = request.known.iter().position(|known| *known == metadata);
-    match (request.want, known.filter(|_| !line.agreed.tells_first())) {
+    match (request.want, known.filter(|_| !line.agreed.describes_first())) {
         (Want::View, which) if !bytes.is_empty() => {
             if which.is_none() {
                 let checksum = line.agreed.validation.checksum(&bytes);

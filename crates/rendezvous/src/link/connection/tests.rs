@@ -30,7 +30,7 @@ async fn a_refusal_that_nothing_follows_counts_as_a_broken_rule() {
 #[test]
 fn a_peer_says_whether_a_rule_was_broken() {
     for why in [Lost::gone("the cable"), Lost::misbehaved("wrong region key")] {
-        let told = Lost::told(&why.status());
+        let told = Lost::from_peer(&why.status());
         assert_eq!(told.loss, why.loss);
         assert_eq!(told.detail, format!("the peer ended the connection: {}", why.detail));
     }
