@@ -17,7 +17,7 @@ use futures::{
 };
 use tensorwire_protocol::{
     Allocator, Channel, ChannelError, Connection, DataType, Destination, LentEnd, Metadata, Mode, Parameters,
-    RecordSlot, RingSpan, Rings, Scope, Shape, Source, Status, Take,
+    RecordSlot, Responded, RingSpan, Rings, Scope, Shape, Source, Status, Take,
     limits::{RESULT_BYTES, RING_BYTES_MAX},
 };
 
@@ -233,9 +233,9 @@ impl Pair {
             let taken = connection.on_immediate(immediate, length, |request| requests.push(request));
             taken.expect("a peer that keeps the rules");
             for request in requests {
-                let response = connection.respond(request, &source).run();
+                let Responded::Waiting(answer) = connection.respond(request, &source) else { continue };
                 self.tasks.push(Box::pin(async move {
-                    response.await;
+                    answer.run().await;
                     false
                 }));
             }

@@ -299,24 +299,11 @@ pub trait Source: Send + Sync {
     /// The status that the requester gets: NOT_FOUND, ABORTED, CANCELLED, …
     fn take(&self, scope: Scope, key: &Arc<str>) -> Take<Self::Taken, Self::Taking>;
 
-    /// The value, if it has at most `bytes_max` bytes and taking it changes nothing, as with a published one. Asked with
-    /// the connection locked, so that the answer can be posted under the same lock: neither this nor access to the bytes may
-    /// wait, call into the connection or run code of users. Default: `None`, so that the value is [taken](Self::take).
-    fn at_hand(&self, scope: Scope, key: &str, bytes_max: u32) -> Option<Self::Taken> {
-        let _ = (scope, key, bytes_max);
-        None
-    }
-
     /// What a request is to wait for before it is refused, because the peer has many refused. It counts among those that the
     /// peer has outstanding until then, also if the peer cancels it. Asked once for each request that gets no value, without the
     /// connection's lock. Default: `None`, so that it is refused at once.
     fn before_refusal(&self) -> Option<BoxFuture<'static, ()>> {
         None
-    }
-
-    /// A value that was [at hand](Self::at_hand) is sent. Called without the connection's lock. Default: does nothing.
-    fn sent(&self, taken: &Self::Taken) {
-        let _ = taken;
     }
 
     /// Element type and shape of `taken`.

@@ -63,6 +63,6 @@ pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
 pub use metadata_cache::MetadataCache;
 pub use receive::{Awaiting, ReceiveOptions, Received, ReceivedGuard, Receiving};
 pub use request_index::RequestIndex;
-pub use respond::Answer;
+pub use respond::{Answer, Responded};
 pub use status::{Code, Status};
 pub use validation::{Checksums, Damage, UnknownValidation, Validation};

@@ -24,47 +24,27 @@ struct Ended;
 type Taking<S> = Take<TakenValue<S>, <S as Source>::Taking>;
 
 impl<C: Channel> Connection<C> {
-    /// Registers `request`, which [`on_immediate`](Self::on_immediate) passed on, with the source, so that requests are
-    /// served in the order of these calls.
+    /// Answers `request`, which [`on_immediate`](Self::on_immediate) passed on. The source is asked before this returns, so that
+    /// requests are served in the order of these calls. A value that the source has now is sent now, if it travels inside a message
+    /// and the message can be posted. Otherwise the answer waits.
     ///
     /// # Cancel safety
-    /// Dropping the answer or its future puts a value that was not written back and answers the request with CANCELLED. If
+    /// Dropping an answer or its future puts a value that was not written back and answers the request with CANCELLED. If
     /// the content is being written, the write goes on and counts among the contents under way until the
     /// connection ends.
     pub fn respond<S: Source<Bytes = C::Bytes> + 'static>(
         self: &Arc<Self>,
         request: TensorRequest,
         source: &Arc<S>,
-    ) -> Answer<C, S> {
+    ) -> Responded<C, S> {
         let taken = source.take(request.scope, &request.key);
-        self.answer_with(request, source, taken)
-    }
-
-    /// As [`respond`](Self::respond), and sends the value if the source has it now, it can travel inside a message, and the
-    /// message can be posted now.
-    ///
-    /// # Errors
-    /// The answer, which must be [run](Answer::run), if it is not sent.
-    pub fn respond_now<S: Source<Bytes = C::Bytes> + 'static>(
-        self: &Arc<Self>,
-        request: TensorRequest,
-        source: &Arc<S>,
-    ) -> Result<(), Box<Answer<C, S>>> {
-        let taken = source.take(request.scope, &request.key);
-        let sent = match &taken {
-            Take::Now(Ok(value)) if self.may_answer_now(&request, S::metadata(value), S::bytes(value)) => {
-                self.send_eager_now(request.index, S::metadata(value), S::bytes(value))
-            }
-            _ => None,
-        };
-        match sent {
-            Some(Ok(())) => Ok(()),
-            sent => {
-                let answer = self.answer_with(request, source, taken);
-                // If the connection is over, the value goes back.
-                if sent.is_some() { Ok(()) } else { Err(Box::new(answer)) }
-            }
+        if let Take::Now(Ok(value)) = &taken
+            && self.may_answer_now(&request, S::metadata(value), S::bytes(value))
+            && let Some(Ok(())) = self.send_eager_now(request.index, S::metadata(value), S::bytes(value))
+        {
+            return Responded::Sent;
         }
+        Responded::Waiting(Box::new(self.answer_with(request, source, taken)))
     }
 
     fn answer_with<S: Source<Bytes = C::Bytes> + 'static>(
@@ -83,12 +63,7 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Whether a value travels inside a message of its own, and nothing precedes it.
-    pub(crate) fn may_answer_now(
-        &self,
-        request: &TensorRequest,
-        metadata: &Metadata,
-        bytes: Option<&C::Bytes>,
-    ) -> bool {
+    fn may_answer_now(&self, request: &TensorRequest, metadata: &Metadata, bytes: Option<&C::Bytes>) -> bool {
         length_of(bytes) == metadata.byte_length
             && !request.scope.is_versioned()
             && !self.agreed().validation.is_on()
@@ -129,7 +104,7 @@ impl<C: Channel> Connection<C> {
     }
 
     /// Posts META_DATA_RESPONSE with the content if credits and ring allow it now.
-    pub(crate) fn try_post_eager(
+    fn try_post_eager(
         &self,
         state: &mut State<C::Lent>,
         index: RequestIndex,
@@ -144,6 +119,15 @@ impl<C: Channel> Connection<C> {
         state.sent_eagerly(index, length);
         Some(posted)
     }
+}
+
+/// How far a request is answered.
+#[derive(Debug)]
+pub enum Responded<C: Channel, S: Source> {
+    /// It is answered.
+    Sent,
+    /// The answer waits, or needs more than one message: it must be [run](Answer::run).
+    Waiting(Box<Answer<C, S>>),
 }
 
 /// The answer to one request, which [`run`](Self::run) sends.

@@ -1,4 +1,4 @@
-//! The locks of what is model-checked: `tests/models` of `verbs-reactor` compiles the same source over loom's.
+//! The locks of what is model-checked: `tests/models` of `fabric` compiles the same source over loom's.
 
 pub(crate) use std::sync::{
     MutexGuard,

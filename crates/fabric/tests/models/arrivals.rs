@@ -2,7 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
-use std::task::{Wake, Waker};
+use std::{
+    future::{Future, poll_fn},
+    pin::Pin,
+    task::{Poll, Wake, Waker},
+};
 
 use loom::{
     sync::{
@@ -12,7 +16,7 @@ use loom::{
     thread,
 };
 
-use crate::{arrival_queue::ArrivalQueue, backlog::Backlog, model};
+use crate::{arrival_queue::ArrivalQueue, entries::Entries, model};
 
 /// A queue pair with a sink: what was queued before goes to the sink first.
 struct QueuePair {
@@ -63,14 +67,17 @@ fn queued_arrivals_and_new_ones_reach_the_sink_in_order_and_one_at_a_time() {
 
 /// A connection's task, and descriptors of the peer behind a lock that is only tried.
 struct Connection {
-    backlog: Backlog<u64>,
+    entries: std::sync::Arc<Entries<Work>>,
     posted: AtomicU64,
     /// How many of them were executed.
     target: Mutex<u64>,
     is_contended: AtomicBool,
     is_woken: AtomicBool,
-    done: AtomicU64,
+    done: Arc<AtomicU64>,
 }
+
+/// An entry of the task.
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct Woken(Arc<Connection>);
 
@@ -83,18 +90,18 @@ impl Wake for Woken {
 impl Connection {
     fn new() -> Arc<Self> {
         Arc::new(Self {
-            backlog: Backlog::new(),
+            entries: Entries::new(),
             posted: AtomicU64::new(0),
             target: Mutex::new(0),
             is_contended: AtomicBool::new(false),
             is_woken: AtomicBool::new(false),
-            done: AtomicU64::new(0),
+            done: Arc::new(AtomicU64::new(0)),
         })
     }
 
     /// The waker holds the connection.
     fn forget_task(&self) {
-        let _nothing_rings = self.backlog.end_poll(Waker::noop());
+        let _nothing_rings = self.entries.end_poll(Waker::noop());
     }
 
     /// Polls the task as often as it was woken.
@@ -109,13 +116,23 @@ impl Connection {
         self.is_woken.swap(true, Ordering::AcqRel);
     }
 
+    /// Leaves something to the task.
+    fn leave(&self) {
+        let done = self.done.clone();
+        let work = poll_fn(move |_| {
+            done.fetch_add(1, Ordering::Relaxed);
+            Poll::Ready(())
+        });
+        assert!(self.entries.add_unpolled(Box::pin(work)).is_ok());
+    }
+
     /// Executes what the peer has posted; each leaves something to the task. False if another thread is at it.
     fn progress(&self) -> bool {
         {
             let Ok(mut executed) = self.target.try_lock() else { return false };
             while *executed < self.posted.load(Ordering::Acquire) {
                 *executed += 1;
-                self.backlog.add(*executed).unwrap();
+                self.leave();
             }
         }
         fence(Ordering::SeqCst);
@@ -129,15 +146,15 @@ impl Connection {
 
     /// One poll of the task.
     fn poll(this: &Arc<Self>) {
-        this.backlog.begin_poll();
+        this.entries.begin_poll();
         if !this.progress() {
             this.is_contended.store(true, Ordering::Relaxed);
             fence(Ordering::SeqCst);
             this.progress();
         }
-        this.done.fetch_add(this.backlog.take().len() as u64, Ordering::Relaxed);
+        this.entries.poll_woken();
         let waker = Waker::from(std::sync::Arc::new(Woken(this.clone())));
-        if this.backlog.end_poll(&waker) {
+        if this.entries.end_poll(&waker) {
             this.wake();
         }
     }
@@ -178,12 +195,89 @@ fn what_is_left_to_the_task_while_it_is_polled_is_done() {
         let connection = Connection::new();
         let other = {
             let connection = connection.clone();
-            thread::spawn(move || connection.backlog.add(1).unwrap())
+            thread::spawn(move || connection.leave())
         };
         Connection::poll(&connection);
         other.join().unwrap();
         Connection::run(&connection);
         assert_eq!(connection.done.load(Ordering::Relaxed), 1);
+        connection.forget_task();
+    });
+}
+
+/// An entry that is ready once `is_set`, and leaves its waker until then. `polls` is how many threads poll it.
+fn waits(is_set: &Arc<AtomicBool>, waker: &Arc<Mutex<Option<Waker>>>, polls: &Arc<AtomicU64>) -> Work {
+    let (is_set, left, polls) = (is_set.clone(), waker.clone(), polls.clone());
+    Box::pin(poll_fn(move |context| {
+        assert_eq!(polls.fetch_add(1, Ordering::Relaxed), 0, "two threads poll one entry");
+        *left.lock().unwrap() = Some(context.waker().clone());
+        let is_ready = is_set.load(Ordering::Acquire);
+        polls.fetch_sub(1, Ordering::Relaxed);
+        if is_ready { Poll::Ready(()) } else { Poll::Pending }
+    }))
+}
+
+#[test]
+fn an_entry_that_is_woken_while_it_is_added_is_polled_again_by_one_thread_at_a_time() {
+    model(|| {
+        let connection = Connection::new();
+        let (is_set, waker) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None::<Waker>)));
+        let entry = waits(&is_set, &waker, &Arc::new(AtomicU64::new(0)));
+        // As `publish` does: it wakes the entry, and polls what it has woken.
+        let publisher = {
+            let (connection, is_set, waker) = (connection.clone(), is_set.clone(), waker.clone());
+            thread::spawn(move || {
+                is_set.store(true, Ordering::Release);
+                let left = waker.lock().unwrap().take();
+                if let Some(left) = left {
+                    left.wake();
+                    connection.entries.poll_woken();
+                }
+            })
+        };
+        assert!(connection.entries.add(entry).is_ok());
+        Connection::poll(&connection);
+        publisher.join().unwrap();
+        Connection::run(&connection);
+        assert!(connection.entries.close_if_empty(), "its wake-up is lost");
+        waker.lock().unwrap().take();
+        connection.forget_task();
+    });
+}
+
+#[test]
+fn the_last_entry_that_another_thread_ends_wakes_the_task_that_waits_for_it() {
+    model(|| {
+        let connection = Connection::new();
+        let (is_set, waker) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None::<Waker>)));
+        let entry = waits(&is_set, &waker, &Arc::new(AtomicU64::new(0)));
+        assert!(connection.entries.add(entry).is_ok());
+        let publisher = {
+            let (connection, waker) = (connection.clone(), waker.clone());
+            thread::spawn(move || {
+                is_set.store(true, Ordering::Release);
+                let left = waker.lock().unwrap().take();
+                left.unwrap().wake();
+                connection.entries.poll_woken();
+            })
+        };
+        let mut is_over = false;
+        let mut poll = || {
+            connection.entries.begin_poll();
+            connection.entries.poll_woken();
+            is_over |= connection.entries.close_if_empty();
+            let task = Waker::from(std::sync::Arc::new(Woken(connection.clone())));
+            if connection.entries.end_poll(&task) {
+                connection.wake();
+            }
+        };
+        poll();
+        publisher.join().unwrap();
+        while connection.is_woken.swap(false, Ordering::AcqRel) {
+            poll();
+        }
+        assert!(is_over, "nobody wakes the task");
+        waker.lock().unwrap().take();
         connection.forget_task();
     });
 }

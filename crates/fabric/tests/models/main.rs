@@ -44,10 +44,10 @@ pub(crate) use tensorwire_fabric::{FabricError, WorkRequest};
 mod alarm_source;
 #[path = "../../src/arrival_queue.rs"]
 mod arrival_queue;
-#[path = "../../../rendezvous/src/link/connection/backlog.rs"]
-mod backlog;
 #[path = "../../../fabric-shm/src/chunks.rs"]
 mod chunks;
+#[path = "../../../rendezvous/src/link/connection/entries.rs"]
+mod entries;
 #[path = "../../src/noted.rs"]
 mod noted;
 #[path = "../../../fabric-shm/src/sequence.rs"]

@@ -75,7 +75,6 @@ impl<C: Channel> Connection<C> {
     pub(super) fn on_message(
         &self,
         written: u64,
-        at_once: impl FnOnce(MutexGuard<'_, State<C::Lent>>, &TensorRequest) -> bool,
         requested: impl FnMut(TensorRequest),
     ) -> Result<(), ArrivalError> {
         let Some(mut state) = self.lock_open() else { return Ok(()) };
@@ -90,7 +89,7 @@ impl<C: Channel> Connection<C> {
                 state.counters.received.count(&message);
                 state.counters.message_bytes_received += u64::from(length);
                 self.return_if_due(&mut state)?;
-                self.act(state, message, at_once, requested)
+                self.act(state, message, requested)
             }
             Record::Control(control) => self.on_control(state, control),
         }
@@ -264,15 +263,13 @@ impl<C: Channel> Connection<C> {
         &self,
         mut state: MutexGuard<'_, State<C::Lent>>,
         message: Message,
-        at_once: impl FnOnce(MutexGuard<'_, State<C::Lent>>, &TensorRequest) -> bool,
         mut requested: impl FnMut(TensorRequest),
     ) -> Result<(), ArrivalError> {
         let arrived = match message {
             Message::TensorRequest(request) => {
                 self.take_request(&mut state, &request)?;
-                if !at_once(state, &request) {
-                    requested(request);
-                }
+                self.unlock(state);
+                requested(request);
                 return Ok(());
             }
             Message::TensorRequests(requests) => {

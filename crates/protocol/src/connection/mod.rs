@@ -1,6 +1,5 @@
 //! One connection to one peer, both directions.
 
-mod at_once;
 mod housekeeping;
 mod inbound;
 mod message_line;
@@ -258,7 +257,7 @@ impl<C: Channel> Connection<C> {
 
     /// Takes in one arrival: its immediate, and the bytes written by the (logical) write that it ended. Call
     /// it for every arrival, in order, from any task. `requested` is called for each request that comes of it, in order and
-    /// without a lock. It must give them to [`respond`](Self::respond) before the next arrival is taken in.
+    /// without a lock. It must pass them to [`respond`](Self::respond) before the next arrival is taken in.
     ///
     /// # Errors
     /// [`PeerMisbehaved`]: the peer broke a rule. The connection has [failed](Self::fail) then; later arrivals
@@ -269,23 +268,8 @@ impl<C: Channel> Connection<C> {
         length: u64,
         requested: impl FnMut(TensorRequest),
     ) -> Result<(), PeerMisbehaved> {
-        let unlocked = |state: MutexGuard<'_, State<C::Lent>>, _: &TensorRequest| {
-            self.unlock(state);
-            false
-        };
-        self.take_immediate((immediate, length), unlocked, requested)
-    }
-
-    /// `at_once` unlocks after a request that came alone, and returns whether it has answered it.
-    #[inline(always)]
-    fn take_immediate(
-        &self,
-        (immediate, length): (u32, u64),
-        at_once: impl FnOnce(MutexGuard<'_, State<C::Lent>>, &TensorRequest) -> bool,
-        requested: impl FnMut(TensorRequest),
-    ) -> Result<(), PeerMisbehaved> {
         let result = match immediate {
-            MESSAGE_IMMEDIATE => self.on_message(length, at_once, requested),
+            MESSAGE_IMMEDIATE => self.on_message(length, requested),
             ACKNOWLEDGEMENT_IMMEDIATE => self.on_return(length),
             _ => match RequestIndex::of_immediate(immediate) {
                 None => self.lock_open().map_or(Ok(()), |_| Err(PeerMisbehaved::ReservedImmediate.into())),

@@ -3,7 +3,6 @@
 use std::{
     collections::VecDeque,
     future::poll_fn,
-    sync::MutexGuard,
     task::{Poll, Waker},
 };
 
@@ -163,25 +162,14 @@ impl<C: Channel> Connection<C> {
         turnstile: Turnstile,
         attempt: impl FnOnce(&mut State<C::Lent>) -> Option<T>,
     ) -> Option<Result<T, ChannelError>> {
-        let state = self.lock();
+        let mut state = self.lock();
         if let Err(over) = state.failure() {
             return Some(Err(over));
         }
-        self.turn_locked(state, (turnstile, false), attempt)
-    }
-
-    /// As [`turn_now`](Self::turn_now), with the lock, which it gives back. `has_changed` if something changed under it
-    /// that others may wait for. The connection is not over.
-    pub(crate) fn turn_locked<T>(
-        &self,
-        mut state: MutexGuard<'_, State<C::Lent>>,
-        (turnstile, has_changed): (Turnstile, bool),
-        attempt: impl FnOnce(&mut State<C::Lent>) -> Option<T>,
-    ) -> Option<Result<T, ChannelError>> {
         let asked = self.post_before(turnstile, &mut state);
         let is_turn = state.queue(turnstile).is_turn(None);
         let value = if is_turn { attempt(&mut state) } else { None };
-        let settled = self.settle_posted(state, asked, has_changed || value.is_some());
+        let settled = self.settle_posted(state, asked, value.is_some());
         match (settled, value) {
             (Err(over), _) => Some(Err(over)),
             (Ok(()), value) => value.map(Ok),

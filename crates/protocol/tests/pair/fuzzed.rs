@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Code, Connection, DataType, Destination, ErrorStatus,
     MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Note, Parameters, RecordSlot, RequestIndex,
-    ResultSlot, Scope, Shape, Sharing, Status, StepId, TensorReRequest, TensorRequest, Validation,
+    Responded, ResultSlot, Scope, Shape, Sharing, Status, StepId, TensorReRequest, TensorRequest, Validation,
     VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts},
     names::NameForm,
@@ -200,7 +200,9 @@ impl Rig {
         let mut requests = Vec::new();
         let _broken_rule = self.connection.on_immediate(immediate, length, |request| requests.push(request));
         for request in requests {
-            self.tasks.spawn(self.connection.respond(request, &self.source).run());
+            if let Responded::Waiting(answer) = self.connection.respond(request, &self.source) {
+                self.tasks.spawn(answer.run());
+            }
         }
     }
 

@@ -1,5 +1,4 @@
-//! The short way of small published values: an answer posted as its request is taken in, and a content that goes past the
-//! table of requests.
+//! Small published values: an answer is posted as its request is taken in, and its content comes inside a message.
 
 use tensorwire_protocol::{Parameters, Scope, TransferError, Want};
 
@@ -13,11 +12,11 @@ use crate::support::{
 const SCOPE: Scope = Scope::Published;
 
 /// A pair whose receiver knows `k` to have 24 bytes, and prefers them in a message.
-fn primed(answers_at_once: bool) -> Pair {
+fn primed(gives_now: bool) -> Pair {
     let mut pair = Pair::new(Parameters { eager_bytes_max: 128, ..small() });
-    pair.answers_at_once = answers_at_once;
     for side in Side::BOTH {
         pair.end(side).memory.prefer_eager(true);
+        pair.end(side).source.give_now(gives_now);
     }
     pair.b.source.send_bytes(SCOPE, "k", 24, 1);
     assert_eq!(pair.pull(SCOPE, "k"), Ok((bytes_of(24), vec![1; 24])));
@@ -33,13 +32,13 @@ fn take_before_its_task(pair: &mut Pair) {
 }
 
 #[test]
-fn a_value_at_hand_is_sent_as_its_request_is_taken_in() {
+fn a_small_value_is_sent_as_its_request_is_taken_in() {
     let mut pair = primed(true);
     pair.b.source.send_bytes(SCOPE, "k", 24, 2);
     let handle = pair.receive(A, SCOPE, "k");
     pair.tasks.run();
     pair.deliver(A);
-    assert!(pair.b.requests.is_empty() && pair.b.source.stored(SCOPE, "k") == 0);
+    assert!(pair.b.responses.is_empty() && pair.b.source.stored(SCOPE, "k") == 0);
     pair.run();
     assert_eq!(settled(&handle), Ok((bytes_of(24), vec![2; 24])));
     // One that is not there, or too long for a message, is answered by a task.
@@ -48,12 +47,12 @@ fn a_value_at_hand_is_sent_as_its_request_is_taken_in() {
     pair.b.source.send_bytes(SCOPE, "k", 200, 3);
     pair.run();
     assert_eq!(settled(&handle), Ok((bytes_of(200), vec![3; 200])));
-    assert_eq!(pair.b.requests.len(), 1);
+    assert_eq!(pair.b.responses.len(), 1);
     pair.assert_clean();
 }
 
 #[test]
-fn a_value_at_hand_that_finds_no_credit_is_sent_in_its_turn() {
+fn a_small_value_that_finds_no_credit_is_sent_in_its_turn() {
     let mut pair = primed(true);
     // B uses up its credits by requests that A does not take in.
     let own: Vec<_> = (0..8).map(|_| pair.receive(B, SCOPE, "l")).collect();
@@ -62,7 +61,7 @@ fn a_value_at_hand_that_finds_no_credit_is_sent_in_its_turn() {
     let handle = pair.receive(A, SCOPE, "k");
     pair.tasks.run();
     pair.deliver(A);
-    assert_eq!(pair.b.requests.len(), 1, "it finds no credit");
+    assert_eq!(pair.b.responses.len(), 1, "it finds no credit");
     (0..8).for_each(|_| pair.a.source.send_bytes(SCOPE, "l", 8, 3));
     pair.run();
     assert_eq!(settled(&handle), Ok((bytes_of(24), vec![2; 24])));
@@ -73,14 +72,13 @@ fn a_value_at_hand_that_finds_no_credit_is_sent_in_its_turn() {
 }
 
 #[test]
-fn the_entry_of_a_request_is_free_once_its_content_is_in_the_cell() {
+fn a_request_goes_out_before_the_task_of_the_one_before_has_taken_its_content() {
     let mut pair = primed(false);
     pair.b.source.send_bytes(SCOPE, "k", 24, 2);
     let first = pair.receive(A, SCOPE, "k");
     pair.tasks.run();
-    assert_eq!(pair.b.requests.len(), 1, "that of the first pull");
     take_before_its_task(&mut pair);
-    // The next request goes out before the first task has looked; the cell is not free for it.
+    // The next request goes out before the first task has polled.
     pair.b.source.send_bytes(SCOPE, "k", 24, 3);
     let second = pair.receive(A, SCOPE, "k");
     pair.tasks.poll(second.task);
@@ -93,7 +91,7 @@ fn the_entry_of_a_request_is_free_once_its_content_is_in_the_cell() {
 }
 
 #[test]
-fn a_content_in_the_cell_is_received_though_the_connection_fails() {
+fn a_content_that_has_come_is_received_though_the_connection_fails() {
     let mut pair = primed(false);
     pair.b.source.send_bytes(SCOPE, "k", 24, 2);
     let handle = pair.receive(A, SCOPE, "k");
@@ -109,7 +107,7 @@ fn a_content_in_the_cell_is_received_though_the_connection_fails() {
 }
 
 #[test]
-fn s3_a_receive_can_be_given_up_at_every_step_and_the_next_has_the_cell() {
+fn s3_a_receive_of_a_small_value_can_be_given_up_at_every_step() {
     for seed in 0..16 {
         for steps in 0.. {
             let mut random = Random::new(seed);

@@ -1,9 +1,9 @@
 //! One data connection: a queue pair with the protocol on it.
 
 mod answers;
-pub(crate) mod backlog;
 pub(crate) mod catalogue;
 pub(crate) mod driver;
+pub(crate) mod entries;
 pub(crate) mod fabric_channel;
 #[cfg(test)]
 mod tests;
@@ -33,8 +33,8 @@ use crate::{
         announcer::Announcer,
         connection::{
             answers::PeerAnswers,
-            backlog::Backlog,
             driver::{Arrivals, Driver, Work},
+            entries::Entries,
             fabric_channel::FabricChannel,
         },
         destinations::ReceiveAllocator,
@@ -71,9 +71,8 @@ pub(crate) struct DataConnection {
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
-    pub(crate) backlog: Backlog<Work>,
-    /// Answers that wait for publications.
-    answers: Arc<PeerAnswers>,
+    /// What the connection's task polls.
+    pub(crate) entries: Arc<Entries<Work>>,
     /// The peer has broken the protocol: the task ends the connection for this, and arrivals are ignored.
     pub(crate) broken: OnceLock<Lost>,
     pub(crate) values: Arc<PeerValues>,
@@ -108,8 +107,9 @@ impl DataConnection {
         meter: Arc<Meter>,
     ) -> Arc<Self> {
         let queue_pair = channel.queue_pair.clone();
-        let answers = Arc::new(PeerAnswers::new(queue_pair.clone()));
-        let ways = (answers.clone() as _, queue_pair.catalogue());
+        let entries = Entries::new();
+        let answers = PeerAnswers { queue_pair: queue_pair.clone(), entries: entries.clone() };
+        let ways = (Arc::new(answers) as _, queue_pair.catalogue());
         let refusals = Refusals::new(runtime.clone(), Agreed::of(&own, &peers).requests_max);
         let values = PeerValues::new(values, &peer.worker, meter.clone(), ways, refusals);
         Arc::new(Self {
@@ -122,8 +122,7 @@ impl DataConnection {
             protocol: Connection::new(channel, rings, own, peers),
             announcer: allocator.announcer.clone(),
             allocator,
-            backlog: Backlog::new(),
-            answers,
+            entries,
             broken: OnceLock::new(),
             values: Arc::new(values),
             meter,

@@ -184,7 +184,7 @@ impl Node {
             ending.until_end().await;
             peer.let_go(&ending);
         });
-        if let Err(ending) = connection.backlog.add(ending) {
+        if let Err(ending) = connection.entries.add_unpolled(ending) {
             // The connection's task has ended, so this future completes at once.
             let _done = ending.now_or_never();
         }

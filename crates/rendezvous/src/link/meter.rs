@@ -102,7 +102,7 @@ impl Meter {
     /// Counts a value that is sent to the peer.
     pub(crate) fn sends(&self, bytes: u64) {
         self.sent.count(bytes);
-        if are_answers_traced() {
+        if tracing::span_enabled!(target: "tensorwire", tracing::Level::DEBUG) {
             Span::current().record("bytes", bytes);
         }
     }
@@ -175,11 +175,6 @@ pub(crate) fn send_span(peer: &str, key: &str, step: Option<i64>, kind: FabricKi
         transport = kind.name(),
         bytes = tracing::field::Empty,
     )
-}
-
-/// Whether answers have spans. Such an answer is not sent with the connection locked, where a subscriber would be called.
-pub(crate) fn are_answers_traced() -> bool {
-    tracing::span_enabled!(target: "tensorwire", tracing::Level::DEBUG)
 }
 
 fn loss_kind(loss: PeerLoss) -> &'static str {

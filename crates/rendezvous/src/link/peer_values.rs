@@ -228,29 +228,8 @@ impl Source for PeerValues {
         take
     }
 
-    /// A small published tensor, unless it is to be listed in the catalogue or shared for it.
-    fn at_hand(&self, scope: Scope, key: &str, bytes_max: u32) -> Option<Taken> {
-        if scope != Scope::Published {
-            return None;
-        }
-        let edition = self.values.published.get_if(key, |Edition { tensor, listing, .. }| {
-            let (bytes, is_offered) = (tensor.bytes().len(), self.catalogue.is_some());
-            let is_settled = match listing {
-                Listing::Unlisted => !is_offered,
-                Listing::Cell(_) => !is_offered || bytes <= CELL_CONTENT_BYTES,
-                Listing::Refused => true,
-            };
-            is_settled && bytes <= bytes_max as usize && !tensor.buf().is_foreign()
-        });
-        edition.map(Taken::Published)
-    }
-
     fn before_refusal(&self) -> Option<BoxFuture<'static, ()>> {
         self.refusals.turn()
-    }
-
-    fn sent(&self, taken: &Taken) {
-        self.meter.sends(taken.tensor().metadata().byte_length);
     }
 
     fn metadata(taken: &Taken) -> &Metadata {

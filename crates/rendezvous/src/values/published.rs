@@ -239,12 +239,7 @@ impl PublishedSet {
     }
 
     pub(crate) fn get(&self, name: &str) -> Option<Edition> {
-        self.get_if(name, |_| true)
-    }
-
-    /// As [`get`](Self::get), if it `is_wanted`.
-    pub(crate) fn get_if(&self, name: &str, is_wanted: impl FnOnce(&Edition) -> bool) -> Option<Edition> {
-        self.entries().get(name).filter(|edition| is_wanted(edition)).cloned()
+        self.entries().get(name).cloned()
     }
 
     /// Waits for the `wanted` edition under `name`, for one of the `answers` or a fetch of this worker.

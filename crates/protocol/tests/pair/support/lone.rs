@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Connection, MESSAGE_IMMEDIATE, Message, MetaDataResponse,
-    Metadata, Mode, Parameters, PeerMisbehaved, RecordSlot, RequestIndex, Scope, Sharing, TensorRequest,
+    Metadata, Mode, Parameters, PeerMisbehaved, RecordSlot, RequestIndex, Responded, Scope, Sharing,
+    TensorRequest,
     credit::{Answer, Ask, Blocked, Counts, Flow},
     names::NameForm,
     wire::record::{self, ASK_BYTES, Control},
@@ -270,8 +271,9 @@ impl Lone {
     pub(crate) fn request_without_acknowledging(&mut self, request: TensorRequest) {
         let message = Message::TensorRequest(request);
         let request = self.message_without_acknowledging(&message).unwrap().unwrap();
-        let response = self.connection.respond(request, &self.source).run();
-        self.tasks.spawn(response);
+        if let Responded::Waiting(answer) = self.connection.respond(request, &self.source) {
+            self.tasks.spawn(answer.run());
+        }
         self.tasks.run();
     }
 

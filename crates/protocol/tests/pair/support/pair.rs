@@ -5,7 +5,7 @@ use std::sync::Arc;
 use futures::future::join_all;
 use tensorwire_protocol::{
     Agreed, Awaiting, Connection, Counters, Mode, Parameters, PeerMisbehaved, ReceiveOptions, Received,
-    Scope, Sharing, TensorRequest, TransferError, Validation,
+    Responded, Scope, Sharing, TensorRequest, TransferError, Validation,
 };
 
 use super::{
@@ -33,8 +33,6 @@ pub(crate) struct Pair {
     pub(crate) b: PairEnd,
     pub(crate) wire: Wire,
     pub(crate) tasks: Tasks,
-    /// Values at hand are sent as their request is taken in.
-    pub(crate) answers_at_once: bool,
 }
 
 /// Something that may happen next.
@@ -94,7 +92,7 @@ impl Pair {
         };
         let left = end(Side::A, a, b, memories.0);
         let right = end(Side::B, b, a, memories.1);
-        Self { a: left, b: right, wire, tasks, answers_at_once: false }
+        Self { a: left, b: right, wire, tasks }
     }
 
     pub(crate) fn end(&mut self, side: Side) -> &mut PairEnd {
@@ -141,19 +139,12 @@ impl Pair {
     /// The oldest arrival of `side` is taken in; false without one.
     pub(crate) fn take(&mut self, side: Side) -> bool {
         let Some(arrival) = self.wire.take(side) else { return false };
-        let at_once = self.answers_at_once;
         let (end, mut requests) = (self.end(side), Vec::new());
         let taken = match arrival.loan {
             Some(bytes) => {
                 let view = end.memory.view(bytes);
                 end.connection.on_loan(arrival.immediate, arrival.length, view)
             }
-            None if at_once => end
-                .connection
-                .on_immediate_from(arrival.immediate, arrival.length, &*end.source, |request| {
-                    requests.push(request);
-                })
-                .map(drop),
             None => end
                 .connection
                 .on_immediate(arrival.immediate, arrival.length, |request| requests.push(request)),
@@ -164,9 +155,10 @@ impl Pair {
         for request in requests {
             let end = self.end(side);
             end.requests.push(request.clone());
-            let response = end.connection.respond(request, &end.source).run();
-            let task = self.tasks.spawn(response).task;
-            self.end(side).responses.push(task);
+            if let Responded::Waiting(answer) = end.connection.respond(request, &end.source) {
+                let task = self.tasks.spawn(answer.run()).task;
+                self.end(side).responses.push(task);
+            }
         }
         true
     }

@@ -4,7 +4,10 @@ use std::{
     collections::{HashMap, VecDeque},
     future::{Future, poll_fn},
     pin::Pin,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     task::{Poll, Waker},
 };
 
@@ -40,9 +43,15 @@ pub(crate) struct TestSource {
     table: Arc<Mutex<HashMap<(Scope, String), Queue>>>,
     /// What the next refusals wait for.
     turns: Arc<Mutex<VecDeque<oneshot::Receiver<()>>>>,
+    /// Whether a value that is there is taken by the request itself, and not by the answer's first poll.
+    gives_now: Arc<AtomicBool>,
 }
 
 impl TestSource {
+    pub(crate) fn give_now(&self, gives_now: bool) {
+        self.gives_now.store(gives_now, Ordering::Relaxed);
+    }
+
     pub(crate) fn send(&self, scope: Scope, key: &str, metadata: Metadata, bytes: Vec<u8>) {
         let place = (scope, key.to_owned());
         let sequence = {
@@ -141,6 +150,7 @@ impl Source for TestSource {
             let mut table = self.table.lock().unwrap();
             let queue = table.entry(place.clone()).or_default();
             match queue.values.pop_front() {
+                Some(value) if self.gives_now.load(Ordering::Relaxed) => return Take::Now(Ok(value)),
                 Some(value) => waiter.lock().unwrap().given = Some(Ok(value)),
                 None => queue.waiters.push_back(waiter.clone()),
             }
@@ -161,19 +171,6 @@ impl Source for TestSource {
     fn before_refusal(&self) -> Option<BoxFuture<'static, ()>> {
         let turn = self.turns.lock().unwrap().pop_front()?;
         Some(turn.map(drop).boxed())
-    }
-
-    /// Stays until it is [sent](Source::sent).
-    fn at_hand(&self, scope: Scope, key: &str, bytes_max: u32) -> Option<TestValue> {
-        let table = self.table.lock().unwrap();
-        let queue = table.get(&(scope, key.to_owned())).filter(|_| scope == Scope::Published)?;
-        queue.values.front().filter(|value| value.bytes.len() <= bytes_max as usize).cloned()
-    }
-
-    fn sent(&self, taken: &TestValue) {
-        if let Some(queue) = self.table.lock().unwrap().get_mut(&taken.place) {
-            queue.values.retain(|value| value.sequence != taken.sequence);
-        }
     }
 
     fn metadata(taken: &TestValue) -> &Metadata {

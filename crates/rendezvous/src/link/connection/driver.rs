@@ -11,21 +11,16 @@ use std::{
 };
 
 use futures::{
-    FutureExt, StreamExt,
+    FutureExt,
     future::{Fuse, FusedFuture},
-    stream::FuturesUnordered,
 };
 use tensorwire_fabric::{Arrival, ArrivalSink, BoxFuture, Runtime};
-use tensorwire_protocol::{Scope, TensorRequest, Wanted};
+use tensorwire_protocol::{Responded, TensorRequest};
 use tracing::Instrument as _;
 
 use crate::{
     error::Lost,
-    link::{
-        connection::DataConnection,
-        loan::Lent,
-        meter::{are_answers_traced, send_span},
-    },
+    link::{connection::DataConnection, loan::Lent, meter::send_span},
 };
 
 /// How many times one poll of the task looks for arrivals before it yields.
@@ -47,7 +42,7 @@ impl ArrivalSink for Arrivals {
         };
         connection.take(arrival).unwrap_or_else(|lost| {
             let _first = connection.broken.set(lost);
-            connection.backlog.wake();
+            connection.entries.wake();
             false
         })
     }
@@ -64,14 +59,7 @@ impl DataConnection {
                     requests += 1;
                     answered += u32::from(self.respond(request));
                 };
-                if are_answers_traced() {
-                    self.protocol.on_immediate(immediate.0, length, requested)
-                } else {
-                    match self.protocol.on_immediate_from(immediate.0, length, &*self.values, requested) {
-                        Ok(true) => return Ok(true),
-                        taken => taken.map(drop),
-                    }
-                }
+                self.protocol.on_immediate(immediate.0, length, requested)
             }
             Arrival::Loan { immediate, buffer } => {
                 let length = buffer.len() as u64;
@@ -94,36 +82,23 @@ impl DataConnection {
         }
     }
 
-    /// Answers `request` here if its value is available and can be sent at once. Otherwise the task completes the
-    /// answer. Returns whether it is answered.
+    /// Answers `request` here as far as that needs no waiting. What waits becomes an entry of the task. Returns whether the request
+    /// is answered.
     fn respond(&self, request: TensorRequest) -> bool {
         let step = request.scope.step().map(|step| step.0);
         let span = send_span(&self.values.peer, &request.key, step, self.kind);
-        let waits_for_news = matches!(request.scope, Scope::Versioned(Wanted::NewerThan { .. }));
-        let is_later =
-            tensorwire_testpoints::chance!("the first poll of an answer is left to the connection's task");
-        let answering = || {
-            if is_later {
-                return Err(Box::new(self.protocol.respond(request, &self.values)));
-            }
-            self.protocol.respond_now(request, &self.values)
-        };
+        let responding = || span.in_scope(|| self.protocol.respond(request, &self.values));
         // A panic in the code of a user's memory fails this answer only.
-        let Err(answer) = catch_unwind(AssertUnwindSafe(|| span.in_scope(answering))).unwrap_or(Ok(()))
-        else {
-            return true;
-        };
-        let response = answer.run().instrument(span);
-        let mut response: Work = Box::pin(AssertUnwindSafe(response).catch_unwind().map(drop));
-        // This poll needs no waker: if it is pending, the task polls again with its own.
-        let mut nobody = Context::from_waker(Waker::noop());
-        let is_pending = is_later || response.as_mut().poll(&mut nobody).is_pending();
-        if is_pending {
-            let response = if waits_for_news { self.answers.add(response).err() } else { Some(response) };
-            // If the connection has ended, the answer is dropped.
-            drop(response.map(|response| self.backlog.add(response)));
+        let responded = catch_unwind(AssertUnwindSafe(responding)).unwrap_or(Responded::Sent);
+        let Responded::Waiting(answer) = responded else { return true };
+        let answering = AssertUnwindSafe(answer.run().instrument(span));
+        let entry: Work = Box::pin(answering.catch_unwind().map(drop));
+        // If the connection has ended, the answer is dropped.
+        if tensorwire_testpoints::chance!("the first poll of an answer is left to the connection's task") {
+            drop(self.entries.add_unpolled(entry));
+            return false;
         }
-        !is_pending
+        self.entries.add(entry).unwrap_or(false)
     }
 }
 
@@ -135,36 +110,28 @@ pub(crate) struct Driver {
     /// False once the connection has begun to end.
     is_open: bool,
     fabric: Fuse<Work>,
-    /// Pending answers but those that wait for publications, housekeeping, and finally the closing of the connection.
-    work: FuturesUnordered<Work>,
-    /// Wakes this task for what it polls itself, as the backlog does: not during a poll.
+    /// Wakes this task for what it polls itself, as its entries do: not during a poll.
     rings: Waker,
     runtime: Arc<dyn Runtime>,
 }
 
 impl Driver {
     pub(crate) fn new(connection: Arc<DataConnection>, fabric: Work, runtime: Arc<dyn Runtime>) -> Self {
-        let work = FuturesUnordered::new();
-        work.push(connection.clone().keep_house().boxed());
-        let rings = connection.backlog.waker();
-        Self { connection: Some(connection), is_open: true, fabric: fabric.fuse(), work, rings, runtime }
+        let rings = connection.entries.waker();
+        add(&connection, connection.clone().keep_house().boxed());
+        Self { connection: Some(connection), is_open: true, fabric: fabric.fuse(), rings, runtime }
     }
 
-    /// Polls all futures that can make progress. What they post leaves together.
-    fn work(&mut self) {
-        let mut context = Context::from_waker(&self.rings);
-        let _together = self.connection.as_ref().map(|connection| {
-            // All that was queued or woken until now is done here, so it need not wake the task.
-            connection.backlog.begin_poll();
-            self.work.extend(connection.backlog.take());
-            let together = connection.queue_pair.together();
-            connection.answers.poll(&context);
-            together
-        });
-        while let Poll::Ready(Some(())) = self.work.poll_next_unpin(&mut context) {}
+    /// Polls the entries that were woken. What they post leaves together.
+    fn work(&self) {
+        let Some(connection) = &self.connection else { return };
+        // What was woken until now is polled here, so it need not wake the task.
+        connection.entries.begin_poll();
+        let _together = connection.queue_pair.together();
+        connection.entries.poll_woken();
     }
 
-    /// Runs queued work and polls for arrivals, until there are none and the fabric will wake this task for the next
+    /// Polls woken entries and for arrivals, until there are none and the fabric will wake this task for the next
     /// one, or until the task must yield.
     fn make_progress(&mut self, context: &mut Context<'_>) {
         for _ in 0..ROUNDS_PER_POLL {
@@ -177,14 +144,14 @@ impl Driver {
             match connection.queue_pair.poll_progress(&Context::from_waker(&self.rings)) {
                 Poll::Ready(Err(failure)) => self.end(connection.end(Err(failure), self.runtime.clone())),
                 // As if it had rung after this look: then the end of the poll wakes the task.
-                _ if connection.backlog.has_more()
+                _ if connection.entries.has_more()
                     && tensorwire_testpoints::chance!(
                         "what rings during a poll is left to the end of the poll"
                     ) =>
                 {
                     return;
                 }
-                Poll::Pending if connection.backlog.has_more() => {}
+                Poll::Pending if connection.entries.has_more() => {}
                 Poll::Pending => return,
                 Poll::Ready(Ok(())) => {}
             }
@@ -195,29 +162,32 @@ impl Driver {
     /// Runs `end` as the closing of the connection.
     fn end(&mut self, end: impl Future<Output = ()> + Send + 'static) {
         self.is_open = false;
-        self.work.push(end.boxed());
+        if let Some(connection) = &self.connection {
+            add(connection, end.boxed());
+        }
     }
 
     /// Drops the reference to the connection when nothing is left to run for it.
     fn let_go(&mut self) {
-        let Some(connection) = &self.connection else { return };
-        if self.is_open || !self.work.is_empty() {
-            return;
-        }
-        if connection.answers.close_if_empty() && connection.backlog.close_if_empty() {
-            self.connection = None;
+        if !self.is_open {
+            self.connection.take_if(|connection| connection.entries.close_if_empty());
         }
     }
 
-    /// From now on queued work, a future and a failure of the connection wake the task.
+    /// From now on a woken entry and a failure of the connection wake the task.
     fn arm(&self, context: &Context<'_>) {
         let Some(connection) = &self.connection else { return };
         let is_lost = tensorwire_testpoints::planted!("work that is queued during a poll wakes no task")
-            && connection.backlog.has_work();
-        if connection.backlog.end_poll(context.waker()) && !is_lost {
+            && connection.entries.has_woken();
+        if connection.entries.end_poll(context.waker()) && !is_lost {
             context.waker().wake_by_ref();
         }
     }
+}
+
+/// Adds an entry of the task, which has not ended.
+fn add(connection: &DataConnection, work: Work) {
+    drop(connection.entries.add_unpolled(work));
 }
 
 impl Future for Driver {
@@ -238,10 +208,8 @@ impl Future for Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        // Breaks a reference cycle: the queued futures may hold the connection, which holds the queue.
-        let close =
-            |connection: &Arc<DataConnection>| (connection.answers.close(), connection.backlog.close());
-        let left = self.connection.as_ref().map(close);
+        // Breaks a reference cycle: the entries may hold the connection, which holds them.
+        let left = self.connection.as_ref().map(|connection| connection.entries.close());
         drop(left);
     }
 }

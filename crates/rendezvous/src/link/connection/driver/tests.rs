@@ -99,7 +99,7 @@ impl Waiting {
 }
 
 fn queue(connection: &DataConnection, work: Work) {
-    assert!(connection.backlog.add(work).is_ok(), "the task accepts work");
+    assert!(connection.entries.add_unpolled(work).is_ok(), "the task accepts work");
 }
 
 #[tokio::test]
@@ -112,7 +112,7 @@ async fn what_comes_while_the_task_sleeps_wakes_it() {
     task.is_woken_by("a future of the task", |_| work.wake());
 
     let answer = Waiting::default();
-    assert!(task.connection.answers.add(answer.work()).is_ok());
+    assert!(task.connection.entries.add(answer.work()).is_ok());
     task.is_woken_by("an answer that waits for a publication", |_| answer.wake());
 
     task.is_woken_by("a peer that breaks the protocol", |connection| {
