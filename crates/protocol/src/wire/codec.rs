@@ -82,6 +82,15 @@ impl<'bytes> Reader<'bytes> {
         Ok(slice)
     }
 
+    /// All bytes not read yet. The frame's limit bounds them.
+    pub(super) fn rest(&mut self, field: &'static str) -> &'bytes [u8] {
+        #[cfg(test)]
+        super::layout::note(field, self.rest.len());
+        #[cfg(not(test))]
+        let _ = field;
+        std::mem::take(&mut self.rest)
+    }
+
     pub(super) fn u8(&mut self, field: &'static str) -> Result<u8, WireError> {
         self.array(field).map(u8::from_le_bytes)
     }

@@ -1,4 +1,4 @@
-//! Frames of the control plane: greeting, connections, regions, lists and liveness.
+//! Frames of the control plane: greeting, connections, regions, lists, requests to a store, and liveness.
 
 use std::fmt;
 
@@ -111,7 +111,7 @@ impl fmt::Debug for Connect {
     }
 }
 
-/// A frame of the control plane. `Debug` leaves proofs, keys and connection data out.
+/// A frame of the control plane. `Debug` leaves proofs, keys, connection data and the bodies of store frames out.
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ControlFrame {
@@ -198,6 +198,25 @@ pub enum ControlFrame {
         /// Whether there are further ones.
         more: bool,
     },
+    /// A request to the store that the peer serves.
+    StoreRequest {
+        /// Chosen by the asking side.
+        request: u32,
+        /// The request, in the format of the store. The frame's last bytes.
+        body: Vec<u8>,
+    },
+    /// Answers a `StoreRequest`.
+    StoreResponse {
+        /// As asked.
+        request: u32,
+        /// The answer, in the format of the store; `None` if the sender serves no store. The frame's last bytes.
+        body: Option<Vec<u8>>,
+    },
+    /// The answer to a `StoreRequest` is not needed any more.
+    StoreCancel {
+        /// Which.
+        request: u32,
+    },
     /// Asks for a sign of life.
     Ping {
         /// Comes back in the answer.
@@ -230,6 +249,9 @@ const PING: u8 = 12;
 const PONG: u8 = 13;
 const GOODBYE: u8 = 14;
 const DISCONNECTED: u8 = 15;
+const STORE_REQUEST: u8 = 16;
+const STORE_RESPONSE: u8 = 17;
+const STORE_CANCEL: u8 = 18;
 
 const REGION_BYTES: usize = 28;
 const LIST_ENTRY_BYTES_MIN: usize = 23;
@@ -329,6 +351,20 @@ fn write_later_frame(writer: &mut Writer<'_>, frame: &ControlFrame) {
             writer.count(entries.len());
             entries.iter().for_each(|entry| write_entry(writer, entry));
             writer.u8((*more).into());
+        }
+        ControlFrame::StoreRequest { request, body } => {
+            writer.u8(STORE_REQUEST);
+            writer.u32(*request);
+            writer.raw(body);
+        }
+        ControlFrame::StoreResponse { request, body } => {
+            writer.u8(STORE_RESPONSE);
+            writer.u32(*request);
+            writer.option(body.as_deref(), Writer::raw);
+        }
+        ControlFrame::StoreCancel { request } => {
+            writer.u8(STORE_CANCEL);
+            writer.u32(*request);
         }
         ControlFrame::Ping { nonce } => {
             writer.u8(PING);
@@ -507,6 +543,14 @@ fn read_frame(reader: &mut Reader<'_>) -> Result<ControlFrame, WireError> {
             let entries = (0..count).map(|_| read_entry(reader)).collect::<Result<_, _>>()?;
             ControlFrame::ListResponse { request, entries, more: reader.flag("more")? }
         }
+        STORE_REQUEST => {
+            ControlFrame::StoreRequest { request: reader.u32("request")?, body: reader.rest("body").to_vec() }
+        }
+        STORE_RESPONSE => ControlFrame::StoreResponse {
+            request: reader.u32("request")?,
+            body: reader.option("body", |reader| Ok(reader.rest("body").to_vec()))?,
+        },
+        STORE_CANCEL => ControlFrame::StoreCancel { request: reader.u32("request")? },
         PING => ControlFrame::Ping { nonce: reader.u64("nonce")? },
         PONG => ControlFrame::Pong { nonce: reader.u64("nonce")? },
         GOODBYE => ControlFrame::Goodbye { status: reader.status()? },
@@ -543,6 +587,9 @@ impl fmt::Debug for ControlFrame {
             Self::ListResponse { request, entries, more } => {
                 write!(f, "ListResponse({request}, {} entries, more {more})", entries.len())
             }
+            Self::StoreRequest { request, .. } => write!(f, "StoreRequest({request})"),
+            Self::StoreResponse { request, .. } => write!(f, "StoreResponse({request})"),
+            Self::StoreCancel { request } => write!(f, "StoreCancel({request})"),
             Self::Ping { nonce } => write!(f, "Ping({nonce})"),
             Self::Pong { nonce } => write!(f, "Pong({nonce})"),
             Self::Disconnected { connection, status } => write!(f, "Disconnected({connection}, {status})"),

@@ -282,6 +282,14 @@ fn connections(page: &mut Page) {
         ListEntry { name: "weights".to_owned(), metadata: matrix(), version: 3, checksum: Some(0xfeed) };
     let page_of = ControlFrame::ListResponse { request: 1, entries: vec![entry], more: false };
     page.control("LIST_RESPONSE", "One page.", &page_of);
+    let about = "A request to the store that the peer serves. STORE_CANCEL has the same number and no body.";
+    page.control("STORE_REQUEST", about, &ControlFrame::StoreRequest { request: 1, body: vec![0xee; 12] });
+    let about = "The answer. Without a body: the sender serves no store.";
+    page.control(
+        "STORE_RESPONSE",
+        about,
+        &ControlFrame::StoreResponse { request: 1, body: Some(vec![0xee; 5]) },
+    );
 }
 
 #[test]

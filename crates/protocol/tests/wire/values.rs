@@ -239,12 +239,23 @@ pub(crate) fn list() -> impl Strategy<Value = ControlFrame> {
     ]
 }
 
+pub(crate) fn store() -> impl Strategy<Value = ControlFrame> {
+    let body = || proptest::collection::vec(any::<u8>(), 0..100);
+    prop_oneof![
+        (any::<u32>(), body()).prop_map(|(request, body)| ControlFrame::StoreRequest { request, body }),
+        (any::<u32>(), proptest::option::of(body()))
+            .prop_map(|(request, body)| ControlFrame::StoreResponse { request, body }),
+        any::<u32>().prop_map(|request| ControlFrame::StoreCancel { request }),
+    ]
+}
+
 pub(crate) fn control_frame() -> impl Strategy<Value = ControlFrame> {
     prop_oneof![
         greeting(),
         connect(false),
         connect(true),
         list(),
+        store(),
         (any::<u32>(), status())
             .prop_map(|(connection, status)| ControlFrame::Refused { connection, status }),
         (any::<u32>(), status())
