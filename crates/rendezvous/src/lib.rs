@@ -46,6 +46,8 @@ pub use compat::{
 };
 pub use control::cluster::{ClusterError, ClusterSpec, TF_CONFIG, TfConfig};
 pub use error::{KeyEnd, PeerLoss, TransferName, WorkerError};
+#[doc(hidden)]
+pub use link::session::store::{MakeAnswer, STORE_WAITS_MAX, StoreAnswer, StoreService};
 pub use link::trust::Trust;
 #[cfg(feature = "tls")]
 pub use tensorwire_fabric_tcp::tls;
@@ -57,6 +59,8 @@ pub use values::{
     published::{Published, Version},
     tensor::{Element, Tensor},
 };
+#[doc(hidden)]
+pub use worker::store::{StoreAddress, Unanswered};
 pub use worker::{
     PeerInfo, Worker,
     builder::{Flow, Limits, Memory, Tcp, WorkerBuilder},

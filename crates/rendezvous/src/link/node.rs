@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeSet,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard, PoisonError, Weak},
     time::Duration,
 };
 
@@ -27,7 +27,7 @@ use crate::{
         meter::Labels,
         peers::Peers,
         pools::Pools,
-        session::Session,
+        session::{Session, store::StoreService},
         session_counts::{Full, SessionCounter},
     },
     log::quota::LogQuota,
@@ -69,6 +69,10 @@ pub(crate) struct Node {
     pub(crate) log: Arc<LogQuota>,
     /// The sessions in use.
     pub(crate) sessions: Arc<SessionCounter>,
+    /// The address at which rank 0 serves its job's store, as the launcher gives it, if this worker listens there.
+    pub(crate) store_address: Option<String>,
+    /// The store that this worker serves.
+    pub(crate) store: Mutex<Option<Weak<dyn StoreService>>>,
 }
 
 impl Node {
@@ -148,9 +152,12 @@ impl Node {
     }
 
     /// Whether this worker itself listens on `address`.
-    fn is_own_address(&self, address: &str) -> bool {
+    pub(crate) fn is_own_address(&self, address: &str) -> bool {
         let address = normalise(address);
-        if address == self.address || self.cluster.address(&self.name) == Some(&address) {
+        if address == self.address
+            || self.store_address.as_ref() == Some(&address)
+            || self.cluster.address(&self.name) == Some(&address)
+        {
             return true;
         }
         let (Ok(own), Ok((host, port))) = (self.address.parse::<SocketAddr>(), host_and_port(&address))
@@ -213,6 +220,21 @@ impl Node {
     /// All peers but those that dialled this worker and left, sorted by name.
     pub(crate) fn present_peers(&self) -> Vec<KnownPeer> {
         self.lock_peers().present().cloned().collect()
+    }
+
+    /// Serves `service`, until it is dropped. False if this worker serves a store already.
+    pub(crate) fn serve_store(&self, service: &Arc<dyn StoreService>) -> bool {
+        let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = store.as_ref().is_none_or(|served| served.strong_count() == 0);
+        if is_free {
+            *store = Some(Arc::downgrade(service));
+        }
+        is_free
+    }
+
+    /// The store that this worker serves, if there is one.
+    pub(crate) fn store(&self) -> Option<Arc<dyn StoreService>> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Weak::upgrade)
     }
 
     pub(crate) fn is_closing(&self) -> bool {

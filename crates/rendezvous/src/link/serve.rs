@@ -185,6 +185,11 @@ impl Node {
             ControlFrame::ListResponse { request, entries, more } => {
                 session.give_list(request, ListPage { entries, more });
             }
+            ControlFrame::StoreRequest { request, body } => {
+                return session.serve_store(self.store(), (request, body), &*self.control_runtime).await;
+            }
+            ControlFrame::StoreResponse { request, body } => session.give_stored(request, body),
+            ControlFrame::StoreCancel { request } => session.cancel_stored(request),
             ControlFrame::Ping { nonce } => return reply(session, ControlFrame::Pong { nonce }).await,
             ControlFrame::Pong { nonce } => session.pong(nonce),
             ControlFrame::Goodbye { status } => return Err(farewell(&status)),

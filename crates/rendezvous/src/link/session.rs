@@ -1,5 +1,6 @@
 //! One control session: the peer's identity, its regions, and the data connections that are set up by the session.
 
+pub(crate) mod store;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -20,6 +21,7 @@ use tensorwire_protocol::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit, oneshot, watch};
 
+use self::store::StoreResponse;
 use crate::{
     control::{Addresses, ControlError, FrameReceiver, FrameSender, dialable, handshake::Introduction},
     error::{Lost, PeerLoss},
@@ -60,8 +62,11 @@ pub(crate) struct Session {
     lists_served: Arc<Semaphore>,
     /// Shared by all sessions with the peer.
     connections: Arc<Connections>,
-    /// One page is made and sent at a time, so that a peer that requests many and reads none uses the memory of one.
+    /// One page, or answer of the store, is made and sent at a time, so that a peer that requests many and reads none uses the
+    /// memory of one.
     list_turn: Semaphore,
+    /// Limits the requests of the peer that wait in this worker's store.
+    waiting: Arc<Semaphore>,
     state: Mutex<SessionState>,
 }
 
@@ -74,6 +79,10 @@ struct SessionState {
     lists: BTreeMap<u32, oneshot::Sender<ListPage>>,
     /// Unanswered pings whose answers a task waits for, by their numbers.
     pings: BTreeMap<u64, oneshot::Sender<()>>,
+    /// Unanswered requests to the peer's store.
+    asked: BTreeMap<u32, oneshot::Sender<StoreResponse>>,
+    /// Requests of the peer that wait in this worker's store. Dropping a sender ends one.
+    waits: BTreeMap<u32, oneshot::Sender<()>>,
 }
 
 impl SessionState {
@@ -144,6 +153,7 @@ impl Session {
             ended: watch::Sender::new(false),
             lists_served: Arc::new(Semaphore::new(LISTS_MAX)),
             list_turn: Semaphore::new(1),
+            waiting: Arc::new(Semaphore::new(store::STORE_WAITS_MAX)),
             connections,
             state: Mutex::default(),
         })
@@ -157,6 +167,11 @@ impl Session {
     /// The address at which this worker dialled the peer, if it did.
     pub(crate) fn dialled_at(&self) -> Option<SocketAddr> {
         self.addresses.filter(|_| self.dialled).map(|addresses| addresses.peer)
+    }
+
+    /// This worker's address on the session's connection.
+    pub(crate) fn own_address(&self) -> Option<SocketAddr> {
+        self.addresses.map(|addresses| addresses.own)
     }
 
     /// The peer's address, for error messages.
@@ -429,7 +444,7 @@ impl Session {
         })
     }
 
-    /// Waits until no other page is being made or sent on this session.
+    /// Waits until no other page or answer is being made or sent on this session.
     pub(crate) async fn list_turn(&self) -> Option<SemaphorePermit<'_>> {
         self.list_turn.acquire().await.ok()
     }
@@ -460,6 +475,8 @@ impl Session {
             state.connects.clear();
             state.lists.clear();
             state.pings.clear();
+            state.asked.clear();
+            state.waits.clear();
             std::mem::take(&mut state.connections)
         };
         let up = connections.into_values().filter_map(|entry| match entry.stage {

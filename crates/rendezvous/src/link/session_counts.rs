@@ -186,6 +186,11 @@ impl SessionCounter {
         counted.unwrap_or(Err(Full { field: "sessions_max", most: self.caps.in_all }))
     }
 
+    /// How many sessions may be open.
+    pub(crate) fn most(&self) -> usize {
+        self.caps.in_all
+    }
+
     /// The number of open sessions.
     pub(crate) fn in_all(&self) -> usize {
         self.counts.borrow().in_all

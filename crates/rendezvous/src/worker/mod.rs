@@ -18,6 +18,7 @@ pub(crate) mod receive_into;
 pub(crate) mod result_form;
 mod shutdown;
 pub(crate) mod step;
+pub(crate) mod store;
 
 use std::{
     fmt,

@@ -121,7 +121,6 @@ impl Encryption {
         }
     }
 
-    #[cfg(feature = "tcp")]
     pub(super) fn is_on(&self) -> bool {
         self.identity.is_some()
     }
@@ -164,7 +163,6 @@ impl Encryption {
         config
     }
 
-    #[cfg(feature = "tcp")]
     pub(super) fn is_on(&self) -> bool {
         false
     }

@@ -54,6 +54,8 @@ pub struct WorkerBuilder {
     /// `None` for a client.
     name: Option<String>,
     bind: String,
+    /// Where rank 0 serves its job's store. Comes before `bind`.
+    store_address: Option<String>,
     data_bind: Option<String>,
     cluster: ClusterSpec,
     fabrics: Vec<FabricKind>,
@@ -170,6 +172,7 @@ impl WorkerBuilder {
         Self {
             name: name.map(str::to_owned),
             bind: "127.0.0.1:0".to_owned(),
+            store_address: None,
             data_bind: None,
             cluster: ClusterSpec::new(),
             fabrics: AUTO.to_vec(),
@@ -206,6 +209,15 @@ impl WorkerBuilder {
     #[must_use]
     pub fn bind(mut self, address: impl Into<String>) -> Self {
         self.bind = address.into();
+        self
+    }
+
+    /// Listens where rank 0 serves the store of its job, whatever [`bind`](Self::bind) says. Without a secret or TLS it listens on
+    /// loopback instead, with the same port. For the crate of groups.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn store_address(mut self, address: impl Into<String>) -> Self {
+        self.store_address = Some(address.into());
         self
     }
 

@@ -5,12 +5,16 @@ use std::{sync::Arc, time::Duration};
 use tensorwire_fabric::{Runtime, TokioRuntime};
 use tensorwire_protocol::{DeviceName, InvalidDeviceName, wire::WireError};
 use tensorwire_testpoints::sync::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::{
+    net::lookup_host,
+    sync::{Notify, watch},
+};
 
 use super::{GIB, KEEPALIVE_MIN, LIVENESS_MIN, OpenedFabrics, WorkerBuilder};
 use crate::{
     control::{
-        ControlPlane, GrpcConfig, GrpcPlane, Secret,
+        ControlError, ControlPlane, GrpcConfig, GrpcPlane, Secret,
+        cluster::normalise,
         name::{client_name, worker_name},
         secret::{read_secret_file, secret_from_environment},
     },
@@ -26,7 +30,7 @@ use crate::{
     values::{
         Values, lost_steps::LostSteps, offers::OfferNumbers, published::PublishedSet, steps::StepTable,
     },
-    worker::{Defaults, Worker, metrics::describe},
+    worker::{Defaults, Worker, metrics::describe, store::local},
 };
 
 impl WorkerBuilder {
@@ -83,6 +87,8 @@ impl WorkerBuilder {
             labels: Labels::default(),
             log,
             sessions: SessionCounter::new(self.limits.of_sessions()),
+            store_address: self.store_address.as_deref().map(normalise),
+            store: Mutex::default(),
             name,
         };
         let node = Arc::new(node);
@@ -231,11 +237,48 @@ impl WorkerBuilder {
         }
         // HTTP/2's keepalive is for sessions that are not served yet; afterwards the worker's own pings decide earlier.
         let keepalive = self.liveness.max(KEEPALIVE_MIN);
-        let config = GrpcConfig::new(self.bind.clone()).secret(secret).keepalive(keepalive, keepalive);
+        let address = self.address(secret.is_some()).await;
+        let config = GrpcConfig::new(address).secret(secret).keepalive(keepalive, keepalive);
         let config = config.congestion(self.congestion.clone());
-        let plane = GrpcPlane::bind(self.encryption.of_plane(config))?;
+        let plane =
+            GrpcPlane::bind(self.encryption.of_plane(config)).map_err(|error| self.explained(error))?;
         let accept = plane.secret().cloned();
         Ok((Arc::new(plane), accept))
+    }
+
+    /// Where to listen.
+    async fn address(&self, has_secret: bool) -> String {
+        let Some(address) = &self.store_address else { return self.bind.clone() };
+        if has_secret || self.encryption.is_on() {
+            return address.clone();
+        }
+        let found: Vec<_> = lookup_host(address).await.into_iter().flatten().collect();
+        // Listening fails on an address of another machine.
+        let Some(local) = local(address, &found) else { return address.clone() };
+        if local != *address {
+            log!(
+                WARN,
+                address,
+                local,
+                "ranks on other machines cannot reach the store: without a secret it is served on loopback"
+            );
+        }
+        local
+    }
+
+    /// Names the remedy if rank 0 cannot listen where it serves the store.
+    fn explained(&self, error: ControlError) -> ControlError {
+        let Some(store) = &self.store_address else { return error };
+        let why = match error {
+            ControlError::Bind { detail, .. } => detail,
+            // Only addresses of other machines need a secret here.
+            ControlError::SecretNeeded { .. } => "this machine does not have that address".to_owned(),
+            other => return other,
+        };
+        let detail = format!(
+            "{why}; rank 0 serves the job's store there: give an address of its machine, and each job a port of its own"
+        );
+        ControlError::Bind { address: store.clone(), detail }
     }
 }
 
