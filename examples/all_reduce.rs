@@ -6,19 +6,15 @@
 //! a secret.
 #![forbid(unsafe_code)]
 
-use std::{error::Error, sync::Arc, time::Duration};
+use std::{error::Error, time::Duration};
 
 use clap::Parser;
 use futures::future::try_join_all;
-use tensorwire::{
-    Worker,
-    collective::{
-        Group, Reduction,
-        launch::{Launch, LaunchError},
-        store::TcpStore,
-    },
-    fabric::TokioRuntime,
+use tensorwire::collective::{
+    Group, Reduction,
+    launch::{Launch, LaunchError},
 };
+use tensorwire_examples::processes::free_addresses;
 
 const RANKS: usize = 4;
 const ELEMENTS: usize = 1 << 20;
@@ -30,8 +26,8 @@ const CALLS: u32 = 20;
 #[derive(Debug, Parser)]
 #[command(name = "all_reduce", max_term_width = 100)]
 struct Flags {
-    /// Where a rank listens. On several machines: 0.0.0.0:0, for all addresses of each and any free port. Other machines need the
-    /// secret in the file that TENSORWIRE_SECRET_FILE names.
+    /// Where a rank listens; rank 0 listens where it serves the store. On several machines: 0.0.0.0:0, for all addresses of each
+    /// and any free port. Other machines need the secret in the file that TENSORWIRE_SECRET_FILE names.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0")]
     bind: String,
 }
@@ -46,17 +42,16 @@ async fn main() -> Result<(), Box<dyn Error>> {
     }
 }
 
-/// Serves the store, and starts this program as each rank.
+/// Starts this program as each rank. Rank 0 serves the store.
 async fn launch_all() -> Result<(), Box<dyn Error>> {
-    let runtime = Arc::new(TokioRuntime::current().ok_or("outside a runtime")?);
-    let (_store, address) = TcpStore::serve("127.0.0.1:0", runtime).await?;
+    let address = free_addresses(1)?.remove(0);
     let this_program = std::env::current_exe()?;
     let ranks = (0..RANKS).map(|rank| {
         tokio::process::Command::new(&this_program)
             .args(std::env::args_os().skip(1))
             .env("TENSORWIRE_RANK", rank.to_string())
             .env("TENSORWIRE_SIZE", RANKS.to_string())
-            .env("TENSORWIRE_STORE", address.to_string())
+            .env("TENSORWIRE_STORE", &address)
             .kill_on_drop(true)
             .status()
     });
@@ -68,8 +63,8 @@ async fn launch_all() -> Result<(), Box<dyn Error>> {
 }
 
 async fn rank(launch: Launch, bind: &str) -> Result<(), Box<dyn Error>> {
-    let worker = Worker::builder(&format!("rank_{}", launch.rank)).bind(bind).start().await?;
-    let store = launch.open_store(Duration::from_secs(30), worker.runtime().clone()).await?;
+    let worker = launch.worker(&format!("rank_{}", launch.rank)).bind(bind).start().await?;
+    let store = launch.open_store(Duration::from_secs(30), &worker).await?;
     let group = Group::builder(store, launch.rank, launch.size).name("example").join(&worker).await?;
 
     let mut gradient = vec![launch.rank as f32; ELEMENTS];

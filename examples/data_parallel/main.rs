@@ -4,7 +4,7 @@
 //! - A **rank** computes its gradient layer by layer, the last layer first, on its own thread. As soon as a layer's gradient is
 //!   computed, an all-reduce adds up those of all ranks, while the thread computes the layer before. Then each rank applies the
 //!   whole gradient, so all have the same parameters without a server.
-//! - The **launcher** serves the store in which the ranks find each other, and starts them; torchrun or srun can do that, too.
+//! - The **launcher** starts the ranks; torchrun or srun can do that, too. Rank 0 serves the store in which they find each other.
 //!
 //! If a rank is killed, the others shrink the group, take the parameters of the furthest step, and continue. Begin with
 //! `rank.rs`.
@@ -14,19 +14,13 @@
 mod rank;
 mod step;
 
-use std::{error::Error, process::ExitCode, sync::Arc};
+use std::{error::Error, process::ExitCode};
 
 use clap::Parser;
-use tensorwire::{
-    collective::{
-        launch::{Launch, LaunchError},
-        store::TcpStore,
-    },
-    fabric::TokioRuntime,
-};
+use tensorwire::collective::launch::{Launch, LaunchError};
 use tensorwire_examples::{
     command_line::DataParallel as Flags,
-    processes::{parent_lets_go, run_ranks},
+    processes::{free_addresses, parent_lets_go, run_ranks},
 };
 
 /// Why a process ends early.
@@ -56,13 +50,12 @@ async fn run(flags: &Flags, launch: Result<Launch, LaunchError>) -> Result<(), F
     }
 }
 
-/// Serves the store, and starts this program as each rank.
+/// Starts this program as each rank.
 async fn start_ranks(flags: &Flags) -> Result<(), Failure> {
-    let runtime = Arc::new(TokioRuntime::current().ok_or("outside a runtime")?);
-    let (_store, address) = TcpStore::serve("127.0.0.1:0", runtime).await?;
+    let address = free_addresses(1)?.remove(0);
     let variables = |rank: u16| {
         let [rank, size] = [rank, flags.ranks].map(|number| number.to_string());
-        [("TENSORWIRE_RANK", rank), ("TENSORWIRE_SIZE", size), ("TENSORWIRE_STORE", address.to_string())]
+        [("TENSORWIRE_RANK", rank), ("TENSORWIRE_SIZE", size), ("TENSORWIRE_STORE", address.clone())]
     };
     run_ranks(flags.ranks, variables, !flags.json).await
 }

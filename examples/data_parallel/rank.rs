@@ -16,7 +16,7 @@ use crate::{Failure, step::Trainee};
 
 /// Trains until all steps are done. Rank 0 of the last group prints the result.
 pub(crate) async fn run(flags: &Flags, launch: Launch) -> Result<(), Failure> {
-    let mut builder = Worker::builder(&format!("rank_{}", launch.rank));
+    let mut builder = launch.worker(&format!("rank_{}", launch.rank));
     let named = [FabricKind::SHM, FabricKind::TCP, FabricKind::VERBS];
     if let Some(kind) = named.into_iter().find(|kind| kind.name() == flags.fabric) {
         builder = builder.require(kind);
@@ -32,7 +32,7 @@ pub(crate) async fn run(flags: &Flags, launch: Launch) -> Result<(), Failure> {
 }
 
 async fn join(worker: &Worker, launch: Launch, limit: Duration) -> Result<Group, Failure> {
-    let store = launch.open_store(limit, worker.runtime().clone()).await?;
+    let store = launch.open_store(limit, worker).await?;
     let group = Group::builder(store, launch.rank, launch.size).name("data_parallel").timeout(limit);
     let group = launch.job.into_iter().fold(group, GroupBuilder::job);
     Ok(group.join(worker).await?)

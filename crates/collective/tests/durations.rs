@@ -15,7 +15,7 @@ use futures::{
 use tensorwire_collective::{
     Group, GroupError,
     launch::Launch,
-    store::{MemoryStore, Store, StoreError, TcpLimits, TcpStore},
+    store::{MemoryStore, Store, StoreError},
 };
 use tensorwire_fabric::{FabricKind, Runtime, TokioRuntime, timeout};
 use tensorwire_rendezvous::{Tensor, Worker};
@@ -32,6 +32,10 @@ fn runtime() -> Arc<dyn Runtime> {
 
 async fn bounded<T>(what: impl std::fmt::Debug, body: impl Future<Output = T>) -> T {
     timeout(&*runtime(), PATIENCE, body).await.unwrap_or_else(|_| panic!("{what:?} does not end"))
+}
+
+async fn client() -> Worker {
+    Worker::client().require(FabricKind::TCP).start().await.unwrap()
 }
 
 fn keys(name: &str) -> Vec<String> {
@@ -161,22 +165,18 @@ async fn the_time_of_a_store_is_usable_at_its_ends() {
     let etcd = Server::start(Service::Etcd);
     for time in ENDS {
         use_store("memory", time, &MemoryStore::new(runtime())).await;
-        let limits = TcpLimits { request: time, ..TcpLimits::default() };
-        let (served, address) = TcpStore::serve_within("127.0.0.1:0", limits, runtime()).await.unwrap();
-        use_store("served", time, &served).await;
         let mut urls = vec![format!("file://{}", folder.path().display())];
         #[cfg(feature = "redis")]
         urls.extend(redis.as_ref().map(|server| server.url().to_string()));
         #[cfg(feature = "etcd")]
         urls.extend(etcd.as_ref().map(|server| server.url().to_string()));
-        let (usual, at) = TcpStore::serve("127.0.0.1:0", runtime()).await.unwrap();
-        urls.push(at.to_string());
-        if time == Duration::MAX {
-            urls.push(address.to_string());
-        }
+        let (usual, serving) = (MemoryStore::new(runtime()), client().await);
+        usual.serve(&serving).unwrap();
+        urls.push(serving.address().to_owned());
+        let asking = client().await;
         for url in urls {
             let opened = url.parse::<tensorwire_collective::store::StoreUrl>().unwrap();
-            match bounded((&url, time), opened.open(time, runtime())).await {
+            match bounded((&url, time), opened.open(time, &asking)).await {
                 Ok(store) => use_store(&url, time, &*store).await,
                 error => check(&url, time, error.map(drop), is_late),
             }
@@ -188,16 +188,17 @@ async fn the_time_of_a_store_is_usable_at_its_ends() {
 #[tokio::test]
 async fn the_time_to_open_the_store_of_a_job_is_usable_at_its_ends() {
     for time in ENDS {
-        let (_store, address) = TcpStore::serve("127.0.0.1:0", runtime()).await.unwrap();
+        let (store, serving) = (MemoryStore::new(runtime()), client().await);
+        store.serve(&serving).unwrap();
         for rank in [0, 1] {
             let variable = |name: &str| match name {
                 "TENSORWIRE_RANK" => Some(rank.to_string()),
                 "TENSORWIRE_SIZE" => Some("2".to_owned()),
-                "TENSORWIRE_STORE" => Some(address.to_string()),
+                "TENSORWIRE_STORE" => Some(serving.address().to_owned()),
                 _ => None,
             };
             let launch = Launch::from_variables(variable).unwrap();
-            let opened = bounded((rank, time), launch.open_store(time, runtime())).await;
+            let opened = bounded((rank, time), launch.open_store(time, &client().await)).await;
             check("open_store", time, opened.map(drop), is_late);
         }
     }

@@ -1,12 +1,13 @@
 //! The rank of a process, from the variables that launchers set.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tensorwire_collective::{
     launch::{Launch, LaunchError},
-    store::{Store as _, StoreUrl, TcpStore},
+    store::{MemoryStore, Store, StoreError, StoreUrl},
 };
-use tensorwire_fabric::{Runtime, TokioRuntime};
+use tensorwire_fabric::FabricKind;
+use tensorwire_rendezvous::{Worker, WorkerError};
 
 /// Longer than any step takes on a loaded machine.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -149,78 +150,153 @@ fn of_rank(rank: usize, size: usize, store: Option<&str>, job: Option<&str>) -> 
     Launch { store, job: job.map(str::to_owned), ..expected(rank, size, "Open MPI") }
 }
 
+/// A rank's store, and its worker.
+struct Rank {
+    store: std::sync::Arc<dyn Store>,
+    worker: Worker,
+}
+
+async fn start(launch: &Launch, name: &str) -> Result<Worker, WorkerError> {
+    launch.worker(name).require(FabricKind::TCP).start().await
+}
+
+async fn open(launch: &Launch, name: &str, limit: Duration) -> Result<Rank, StoreError> {
+    let worker = start(launch, name).await.unwrap();
+    Ok(Rank { store: launch.open_store(limit, &worker).await?, worker })
+}
+
+fn free() -> String {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+}
+
 #[tokio::test]
-async fn rank_0_serves_the_store_unless_another_process_does() {
-    let runtime = || -> Arc<dyn Runtime> { Arc::new(TokioRuntime::current().unwrap()) };
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let open =
-        async |rank, job| of_rank(rank, 2, Some(&free), job).open_store(LIMIT, runtime()).await.unwrap();
-    let (first, second) = (open(0, Some("a")).await, open(1, Some("a")).await);
-    first.set("k", b"1").await.unwrap();
-    assert_eq!(second.wait(&["k".to_owned()], LIMIT).await.unwrap(), [b"1"]);
+async fn rank_0_serves_the_store_at_its_workers_port() {
+    let free = free();
+    let open = async |rank, job| open(&of_rank(rank, 2, Some(&free), job), "r", LIMIT).await;
+    let first = open(0, Some("a")).await.unwrap();
+    assert_eq!(first.worker.address(), free);
+    first.store.set("k", b"1").await.unwrap();
+    first.worker.shutdown().await;
+    drop(first);
+    let first = open(0, Some("a")).await.unwrap();
+    first.store.set("k", b"2").await.unwrap();
+    let of_1 = of_rank(1, 2, Some(&free), Some("a"));
+    let second = self::open(&of_1, "second", LIMIT).await.unwrap();
+    assert_ne!(second.worker.address(), free);
+    assert_eq!(second.store.wait(&["k".to_owned()], LIMIT).await.unwrap(), [b"2"]);
+    assert_eq!(second.store.own_address().unwrap().to_string(), "127.0.0.1");
+}
+
+#[tokio::test]
+async fn a_worker_of_rank_0_that_listens_elsewhere_is_named() {
+    let launch = of_rank(0, 2, Some(&free()), None);
+    let worker = Worker::builder("elsewhere").require(FabricKind::TCP).start().await.unwrap();
+    let error =
+        launch.open_store(Duration::from_millis(300), &worker).await.map(drop).unwrap_err().to_string();
+    assert!(
+        error.contains(&format!("listens on {}: start it by Launch::worker", worker.address())),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn rank_0_has_sessions_for_all_others() {
+    let launch = of_rank(0, 10, Some(&free()), None);
+    let start = async |most| {
+        let builder = launch.worker("zero").require(FabricKind::TCP);
+        let worker = builder.limits(|limits| limits.sessions_max = most).start().await.unwrap();
+        let opened = launch.open_store(LIMIT, &worker).await.map(drop);
+        worker.shutdown().await;
+        opened
+    };
+    let error = start(8).await.unwrap_err().to_string();
+    assert!(error.contains("at most 8 sessions (`sessions_max`)"), "{error}");
+    start(9).await.unwrap();
+}
+
+#[tokio::test]
+async fn without_a_secret_the_ranks_of_one_machine_use_its_loopback() {
+    // The name of this machine, or an address that the system takes for one of it.
+    let port = free().rsplit_once(':').unwrap().1.to_owned();
+    let url = format!("0.0.0.0:{port}");
+    let ranks = [0, 1].map(|rank| of_rank(rank, 2, Some(&url), None));
+    let first = open(&ranks[0], "first", LIMIT).await.unwrap();
+    assert_eq!(first.worker.address(), format!("127.0.0.1:{port}"));
+    let second = open(&ranks[1], "second", LIMIT).await.unwrap();
+    second.store.set("k", b"1").await.unwrap();
+    assert!(first.store.delete("k").await.unwrap());
 }
 
 #[tokio::test]
 async fn ranks_of_two_jobs_share_a_store_that_no_rank_serves() {
-    let runtime = || -> Arc<dyn Runtime> { Arc::new(TokioRuntime::current().unwrap()) };
-    let (below, address) = TcpStore::serve("127.0.0.1:0", runtime()).await.unwrap();
-    let address = address.to_string();
-    let open =
-        async |rank, job| of_rank(rank, 2, Some(&address), job).open_store(LIMIT, runtime()).await.unwrap();
-    open(0, Some("a")).await.set("k", b"1").await.unwrap();
-    assert!(!open(0, Some("b")).await.delete("k").await.unwrap(), "it has keys of its own");
+    let serving = Worker::client().require(FabricKind::TCP).start().await.unwrap();
+    let below = MemoryStore::new(serving.runtime().clone());
+    below.serve(&serving).unwrap();
+    let open = async |job| {
+        let launch = of_rank(0, 2, Some(serving.address()), Some(job));
+        let worker = Worker::builder(job).require(FabricKind::TCP).start().await.unwrap();
+        launch.open_store(LIMIT, &worker).await.unwrap()
+    };
+    open("a").await.set("k", b"1").await.unwrap();
+    assert!(!open("b").await.delete("k").await.unwrap(), "it has keys of its own");
     assert!(below.delete("a/k").await.unwrap());
 }
 
 #[tokio::test]
 async fn a_store_that_a_rank_0_serves_is_of_its_job_alone() {
-    let runtime = || -> Arc<dyn Runtime> { Arc::new(TokioRuntime::current().unwrap()) };
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
-    let open = async |rank, size, job, limit| {
-        of_rank(rank, size, Some(&free), job).open_store(limit, runtime()).await.map(drop)
-    };
-    let first = of_rank(0, 2, Some(&free), None).open_store(LIMIT, runtime()).await.unwrap();
+    let free = free();
+    let of = |rank, size, job| of_rank(rank, size, Some(&free), job);
+    let first = open(&of(0, 2, None), "zero", LIMIT).await.unwrap();
+    let error = start(&of(0, 2, None), "other").await.unwrap_err().to_string();
+    assert!(error.contains(&free) && error.contains("Address already in use"), "{error}");
+    assert!(error.contains("each job a port of its own"), "{error}");
+    // Rank 0 of another job, as a program starts it that has bound its worker elsewhere.
+    let elsewhere = Worker::builder("elsewhere").require(FabricKind::TCP).start().await.unwrap();
+    let error = of(0, 2, None).open_store(LIMIT, &elsewhere).await.map(drop).unwrap_err().to_string();
     let process = std::process::id();
-    let error = open(0, 2, None, LIMIT).await.unwrap_err().to_string();
     let named = format!(
         "address in use: rank 0 of the job of 2 ranks, process {process} serves its store there; give each job"
     );
     assert!(error.contains(&named) && error.contains(&free), "{error}");
-    open(1, 2, None, LIMIT).await.unwrap();
+
     let short = Duration::from_millis(300);
     for (size, job) in [(3, None), (2, Some("b")), (2, Some("b\n\u{1b}[2J"))] {
-        let error = open(1, size, job, short).await.unwrap_err().to_string();
+        let error = open(&of(1, size, job), "one", short).await.map(drop).unwrap_err().to_string();
         assert!(error.contains("rank 0 of the job of 2 ranks, process "), "{error}");
         assert!(
             error.contains(&format!("of {size} ranks; give each job")) && !error.contains('\u{1b}'),
             "{error}"
         );
     }
-    // A rank of the next job may come before the store of this one ends.
-    let next = [0, 1].map(|rank| of_rank(rank, 2, Some(&free), Some("b")));
+    // A rank of another job waits, and does not hold the name of the rank that belongs here.
+    let next = [0, 1].map(|rank| of(rank, 2, Some("b")));
+    let waiting = open(&next[1], "one", LIMIT);
     let serving = async {
-        drop(first);
-        // Another task closes its socket.
-        while std::net::TcpListener::bind(&free).is_err() {
-            tokio::task::yield_now().await;
-        }
-        next[0].open_store(LIMIT, runtime()).await.unwrap()
+        let second = open(&of(1, 2, None), "one", LIMIT).await.unwrap();
+        second.store.set("k", b"0").await.unwrap();
+        second.worker.shutdown().await;
+        first.worker.shutdown().await;
+        drop((first, second));
+        // A rank of the next job may come before the store of this one ends.
+        let zero = open(&next[0], "zero", LIMIT).await.unwrap();
+        zero.store.set("k", b"1").await.unwrap();
+        zero
     };
-    let (waiting, serving) = futures::join!(next[1].open_store(LIMIT, runtime()), serving);
-    serving.set("k", b"1").await.unwrap();
-    let found = waiting.unwrap().get(&["k".to_owned()]).await.unwrap();
-    assert_eq!(found, [Some(b"1".to_vec())]);
+    let (waited, serving) = futures::join!(waiting, serving);
+    let found = waited.unwrap().store.wait(&["k".to_owned()], LIMIT).await.unwrap();
+    assert_eq!(found, [b"1"]);
+    serving.worker.shutdown().await;
 }
 
 #[tokio::test]
 async fn a_job_of_several_machines_has_no_store_on_loopback() {
-    let runtime = || -> Arc<dyn Runtime> { Arc::new(TokioRuntime::current().unwrap()) };
+    let worker = Worker::client().require(FabricKind::TCP).start().await.unwrap();
     for host in ["localhost", "127.0.1.1", "[::1]"] {
         for rank in [0, 1] {
             let store = Some(format!("{host}:1"));
             let spread =
                 Launch { is_on_one_machine: Some(false), ..of_rank(rank, 2, store.as_deref(), None) };
-            let error = spread.open_store(LIMIT, runtime()).await.unwrap_err().to_string();
+            let error = spread.open_store(LIMIT, &worker).await.unwrap_err().to_string();
             assert!(error.contains("which other machines cannot reach"), "{error}");
         }
     }
@@ -228,23 +304,24 @@ async fn a_job_of_several_machines_has_no_store_on_loopback() {
 
 #[tokio::test]
 async fn a_store_that_cannot_be_opened_says_what_to_set() {
-    let runtime = || -> Arc<dyn Runtime> { Arc::new(TokioRuntime::current().unwrap()) };
-    let open = async |rank, size, store, limit| {
-        of_rank(rank, size, store, None).open_store(limit, runtime()).await.map(drop)
-    };
-    open(0, 1, None, LIMIT).await.unwrap();
-    open(0, 1, Some("memory:"), LIMIT).await.unwrap();
-    let short = Duration::from_millis(100);
-    // An address for documentation, which no machine has.
+    let open = async |rank, size, store| open(&of_rank(rank, size, store, None), "r", LIMIT).await.map(drop);
+    open(0, 1, None).await.unwrap();
+    open(0, 1, Some("memory:")).await.unwrap();
     let refused = [
-        (open(1, 2, None, LIMIT).await, "Open MPI sets no store; set TENSORWIRE_STORE"),
-        (open(0, 2, Some("memory:"), LIMIT).await, "the job has 2 processes; set TENSORWIRE_STORE"),
-        (open(0, 2, Some("192.0.2.1:7"), short).await, "give an address of this machine"),
+        (open(1, 2, None).await, "Open MPI sets no store; set TENSORWIRE_STORE"),
+        (open(0, 2, Some("memory:")).await, "the job has 2 processes; set TENSORWIRE_STORE"),
+        // An address for documentation, which no machine has.
+        (open(1, 2, Some("192.0.2.1:7")).await, "it is on another machine, and this worker has no secret"),
     ];
     for (opened, text) in refused {
         let error = opened.unwrap_err();
         assert!(error.to_string().contains(text), "{error}");
     }
+    let error = start(&of_rank(0, 2, Some("192.0.2.1:7"), None), "r").await.unwrap_err().to_string();
+    assert!(
+        error.contains("this machine does not have that address") && error.contains("give an address of"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, thread, time::Duration};
 
-use tensorwire_collective::{Group, store::TcpStore};
+use tensorwire_collective::{
+    Group,
+    store::{MemoryStore, WorkerStore},
+};
 use tensorwire_fabric::{FabricKind, Runtime, TokioRuntime};
 use tensorwire_rendezvous::{Tensor, Worker};
 
@@ -20,7 +23,7 @@ pub(crate) fn tokio_runtime() -> (tokio::runtime::Runtime, Arc<dyn Runtime>) {
 }
 
 async fn calls(worker: &Worker, rank: usize, address: &str) {
-    let store = TcpStore::connect(address, LIMIT, worker.runtime().clone()).await.unwrap();
+    let store = WorkerStore::connect(worker, address, LIMIT).await.unwrap();
     let group = Group::builder(Arc::new(store), rank, 2).timeout(LIMIT).join(worker).await.unwrap();
     group.barrier().await.unwrap();
     for length in [1, 100_000] {
@@ -40,12 +43,14 @@ async fn calls(worker: &Worker, rank: usize, address: &str) {
 fn a_group_may_be_used_outside_of_tokio() {
     let (tokio, runtime) = tokio_runtime();
     for kind in [FabricKind::SHM, FabricKind::TCP] {
-        let (_store, address) = block_on(TcpStore::serve("127.0.0.1:0", runtime.clone())).unwrap();
-        let address = address.to_string();
+        let (store, serving) =
+            (MemoryStore::new(runtime.clone()), tokio.block_on(Worker::client().start()).unwrap());
+        store.serve(&serving).unwrap();
+        let address = serving.address();
         thread::scope(|scope| {
             for rank in 0..2 {
                 let start = Worker::builder(&format!("rank_{rank}")).fabrics([kind]).start();
-                let (worker, address) = (tokio.block_on(start).unwrap(), &address);
+                let worker = tokio.block_on(start).unwrap();
                 scope.spawn(move || block_on(calls(&worker, rank, address)));
             }
         });

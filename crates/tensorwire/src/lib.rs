@@ -32,15 +32,12 @@
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use tensorwire::{
-//!     Worker,
-//!     collective::{Group, Reduction, launch::Launch},
-//! };
+//! use tensorwire::collective::{Group, Reduction, launch::Launch};
 //!
 //! # async fn train() -> Result<(), Box<dyn std::error::Error>> {
 //! let launch = Launch::from_env()?; // torchrun, mpirun, srun, Kubernetes, or TENSORWIRE_RANK and TENSORWIRE_SIZE
-//! let worker = Worker::builder(&format!("rank_{}", launch.rank)).start().await?;
-//! let store = launch.open_store(Duration::from_secs(30), worker.runtime().clone()).await?;
+//! let worker = launch.worker(&format!("rank_{}", launch.rank)).start().await?;
+//! let store = launch.open_store(Duration::from_secs(30), &worker).await?;
 //! let group = Group::builder(store, launch.rank, launch.size).join(&worker).await?;
 //! let mut gradient = vec![1.0f32; 1000];
 //! group.all_reduce(&mut gradient).reduction(Reduction::Mean).await?;

@@ -327,8 +327,8 @@ impl Case {
             stage.others.push(other);
         }
         let values = Values { op: self.op, bytes: self.bytes(), algorithm: self.algorithm };
-        let (opened, clock) = (stage.opened.clone(), stage.clock.clone());
-        let rank = group::join(stage.peers(), &opened, values, clock).await?;
+        let opened = stage.opened.clone();
+        let rank = group::join(stage.peers(), &opened, values).await?;
         Ok(Task::Collectives { rank: Box::new(rank) })
     }
 

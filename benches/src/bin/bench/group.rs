@@ -4,8 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::try_join_all;
 use tensorwire::{
-    collective::{GroupError, store::TcpStore},
+    collective::{GroupError, store::MemoryStore},
     fabric::Runtime,
+    settings::Validation,
 };
 use tensorwire_fabric::timeout;
 
@@ -16,26 +17,25 @@ use super::{
     phase::{Phase, PhaseLength, Watch},
     process::Peer,
     ranks::{Rank, Seat, Values},
+    workers::start_worker,
 };
 
 /// How long a rank whose group is over may take to say why.
 const REASON_LIMIT: Duration = Duration::from_secs(1);
 
 /// Joins a group with all other processes, which have opened their fabrics.
-pub(super) async fn join(
-    peers: Vec<&mut Peer>,
-    opened: &Opened,
-    values: Values,
-    clock: Arc<dyn Runtime>,
-) -> Result<Rank, BenchError> {
-    let (store, address) = TcpStore::serve("127.0.0.1:0", clock).await?;
+pub(super) async fn join(peers: Vec<&mut Peer>, opened: &Opened, values: Values) -> Result<Rank, BenchError> {
+    let worker = start_worker("rank_0", opened, Validation::Off).await?;
+    let store = MemoryStore::new(worker.runtime().clone());
+    store.serve(&worker)?;
+    let address = worker.address().to_owned();
     let ranks = 1 + peers.len();
-    let seat = |rank| Seat { rank, ranks, store: address.to_string() };
+    let seat = |rank| Seat { rank, ranks, store: address.clone() };
     let others = try_join_all(peers.into_iter().enumerate().map(|(at, peer)| async move {
         done(of_rank(at + 1, peer.ask(&Order::Join { seat: seat(at + 1), values }, "joining").await)?)
     }));
     let own = seat(0);
-    let (rank, _) = futures::try_join!(Rank::join_with(opened, &own, values, store), others)?;
+    let (rank, _) = futures::try_join!(Rank::join_with(worker, &own, values, Arc::new(store)), others)?;
     Ok(rank)
 }
 

@@ -121,7 +121,7 @@ impl BenchServer {
             }
             Order::Publish { names, value, bytes, copies } => self.publish(names, value, bytes, copies)?,
             Order::Join { seat, values } => {
-                self.rank = Some(Rank::join(self.opened()?, &seat, values, self.clock.clone()).await?);
+                self.rank = Some(Rank::join(self.opened()?, &seat, values).await?);
             }
             Order::Collectives { count } => self.collectives(count).await?,
         }

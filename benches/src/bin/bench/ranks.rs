@@ -7,8 +7,10 @@ use crate::arguments::{AlgorithmChoice, Op};
 use serde::{Deserialize, Serialize};
 use tensorwire::{
     DataType, Tensor, Worker,
-    collective::{Group, GroupError, store::TcpStore},
-    fabric::Runtime,
+    collective::{
+        Group, GroupError,
+        store::{Store, WorkerStore},
+    },
     settings::Validation,
 };
 
@@ -53,27 +55,22 @@ pub(super) struct Rank {
 
 impl Rank {
     /// Joins the group whose store rank 0 serves.
-    pub(super) async fn join(
-        opened: &Opened,
-        seat: &Seat,
-        values: Values,
-        clock: Arc<dyn Runtime>,
-    ) -> Result<Self, BenchError> {
-        let store = TcpStore::connect(&seat.store, CALL_LIMIT, clock).await?;
-        Self::join_with(opened, seat, values, store).await
+    pub(super) async fn join(opened: &Opened, seat: &Seat, values: Values) -> Result<Self, BenchError> {
+        let worker = start_worker(&format!("rank_{}", seat.rank), opened, Validation::Off).await?;
+        let store = WorkerStore::connect(&worker, &seat.store, CALL_LIMIT).await?;
+        Self::join_with(worker, seat, values, Arc::new(store)).await
     }
 
     /// Joins with a store that is there already.
     pub(super) async fn join_with(
-        opened: &Opened,
+        worker: Worker,
         seat: &Seat,
         values: Values,
-        store: TcpStore,
+        store: Arc<dyn Store>,
     ) -> Result<Self, BenchError> {
-        let worker = start_worker(&format!("rank_{}", seat.rank), opened, Validation::Off).await?;
         let moved = values.bytes.saturating_mul(seat.ranks);
         let limit = CALL_LIMIT + Duration::from_secs((moved / BYTES_PER_S_MIN) as u64);
-        let builder = Group::builder(Arc::new(store), seat.rank, seat.ranks).name("bench").timeout(limit);
+        let builder = Group::builder(store, seat.rank, seat.ranks).name("bench").timeout(limit);
         let group = builder.join(&worker).await?;
         let numbers = if values.op.is_reduction() { values.bytes / size_of::<f32>() } else { 0 };
         Ok(Self {

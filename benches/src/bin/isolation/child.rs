@@ -13,7 +13,7 @@ use std::{
 use futures::future::try_join_all;
 use tensorwire::{
     FabricKind, Worker, WorkerError,
-    collective::{Group, GroupError, store::TcpStore},
+    collective::{Group, GroupError, store::WorkerStore},
     settings::Wait,
 };
 use tokio::{sync::mpsc, time::Instant};
@@ -44,14 +44,14 @@ pub(crate) fn run(role: &str) -> Result<(), Failure> {
     builder.worker_threads(threads.parse()?).enable_all().build()?.block_on(async {
         let kind = if fabric == "shm" { FabricKind::SHM } else { FabricKind::TCP };
         let worker = Worker::builder(name).require(kind).wait(Wait::Sleep).start().await?;
-        let store = TcpStore::connect(store, LIMIT, worker.runtime().clone()).await?;
+        let store = WorkerStore::connect(&worker, store, LIMIT).await?;
         Member { worker, store: Arc::new(store), group: None, refused: Arc::default() }.obey().await
     })
 }
 
 struct Member {
     worker: Worker,
-    store: Arc<TcpStore>,
+    store: Arc<WorkerStore>,
     group: Option<Group>,
     /// Requests that a victim of this process has refused.
     refused: Arc<AtomicU64>,

@@ -9,17 +9,14 @@
 mod child;
 mod process;
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use clap::{Parser, ValueEnum};
 use rustix::{
     process::Signal,
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
-use tensorwire::{collective::store::TcpStore, fabric::TokioRuntime};
+use tensorwire::{Worker, collective::store::MemoryStore};
 
 use crate::process::Process;
 
@@ -81,10 +78,10 @@ fn main() -> Result<(), Failure> {
     let [quiet, noisy] = two_cpus()?;
     pin(noisy)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
-    let (_store, store) = runtime.block_on(async {
-        let runtime = Arc::new(TokioRuntime::current().ok_or("outside a runtime")?);
-        Ok::<_, Failure>(TcpStore::serve("127.0.0.1:0", runtime).await?)
-    })?;
+    let worker = runtime.block_on(Worker::client().start())?;
+    let served = MemoryStore::new(worker.runtime().clone());
+    served.serve(&worker)?;
+    let store = worker.address();
     println!(
         "| fabric | all_reduce | group B's rank | elsewhere | in this process | ratio | from, to | of means |"
     );

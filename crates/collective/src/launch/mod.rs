@@ -29,15 +29,18 @@
 mod nodes;
 mod variables;
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
-use tensorwire_fabric::{Runtime, timeout};
+use tensorwire_fabric::Runtime;
 use tensorwire_protocol::text::escaped_within;
-use tensorwire_rendezvous::control::host_and_port;
-use tokio::net::lookup_host;
+use tensorwire_rendezvous::{Worker, WorkerBuilder, control::host_and_port};
 
 use self::variables::Variables;
-use crate::store::{PrefixStore, Store, StoreError, StoreUrl, TcpLimits, TcpStore};
+use crate::store::{MemoryStore, PrefixStore, Store, StoreError, StoreUrl, WorkerStore, on_runtime::look_up};
 
 /// What the launcher's variables say about this process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,33 +165,44 @@ impl Launch {
         Err(LaunchError::NotFound)
     }
 
+    /// Settings for this rank's worker, called `name`. If the job's store is `HOST:PORT`, the worker of rank 0 listens there, to serve
+    /// the store, whatever [`bind`](WorkerBuilder::bind) says. Without a secret or TLS it listens on loopback instead, with the same
+    /// port, and the ranks of that machine find it there.
+    ///
+    /// Rank 0 of a job whose store another process serves, which is no rank, is started by [`Worker::builder`].
+    #[must_use]
+    pub fn worker(&self, name: &str) -> WorkerBuilder {
+        let builder = Worker::builder(name);
+        match self.store.as_ref().and_then(StoreUrl::tcp_address).filter(|_| self.rank == 0) {
+            Some(address) => builder.store_address(address),
+            None => builder,
+        }
+    }
+
     /// Opens the job's store. If the job has an id, its keys have this prefix, so jobs and attempts of a job that share a store
-    /// are separate. If the store is `HOST:PORT`, rank 0 serves it. If rank 0 cannot listen there, it connects like the other
-    /// ranks, because a process that is no rank may serve the store. A store that a rank 0 serves is of that rank's job alone: ranks
-    /// of a job with another id or size are refused. A job of one rank without a store gets one in memory. `limit` is that of
-    /// [`StoreUrl::open`].
+    /// are separate. If the store is `HOST:PORT`, rank 0 serves it if `worker` listens there, as that of [`worker`](Self::worker)
+    /// does; the others connect. A store that a rank 0 serves is of that rank's job alone: ranks of a job with another id or size
+    /// are refused. A job of one rank without a store gets one in memory. `limit` is that of [`StoreUrl::open`].
     ///
     /// # Errors
     /// [`StoreError::BadUrl`] if the job has no store, or one that other processes cannot reach; [`StoreError::Unreachable`] if rank
-    /// 0 of another job serves it, for rank 0 at once, and for others after `limit`; those of [`StoreUrl::open`].
+    /// 0 of another job serves it, for rank 0 at once, and for others after `limit`; [`StoreError::Full`] if the job has more ranks
+    /// than the worker of rank 0 may have [sessions](tensorwire_rendezvous::Limits::sessions_max); those of [`StoreUrl::open`].
     ///
     /// # Cancel safety
     /// If dropped, nothing is opened.
-    pub async fn open_store(
-        &self,
-        limit: Duration,
-        runtime: Arc<dyn Runtime>,
-    ) -> Result<Arc<dyn Store>, StoreError> {
+    pub async fn open_store(&self, limit: Duration, worker: &Worker) -> Result<Arc<dyn Store>, StoreError> {
         let url = self.reachable_store()?;
         let store = match url.tcp_address() {
             Some(address) => {
-                self.check_host(&url, &address, limit, &*runtime).await?;
-                match self.rank {
-                    0 => self.serve_or_connect(&address, limit, runtime).await?,
-                    _ => self.connect(&address, limit, runtime).await?,
+                self.check_host(&url, &address, limit, worker.runtime()).await?;
+                if self.rank == 0 && worker.listens_at(&address) {
+                    self.serve(worker).await?
+                } else {
+                    self.connect(&address, limit, worker).await?
                 }
             }
-            None => url.open(limit, runtime).await?,
+            None => url.open(limit, worker).await?,
         };
         Ok(match &self.job {
             Some(job) => Arc::new(PrefixStore::new(store, job)),
@@ -231,28 +245,17 @@ impl Launch {
         format!("the job{job} of {} ranks", self.size)
     }
 
-    async fn serve_or_connect(
-        &self,
-        address: &str,
-        limit: Duration,
-        runtime: Arc<dyn Runtime>,
-    ) -> Result<Arc<dyn Store>, StoreError> {
-        let record = format!("{}, process {}", self.record(), std::process::id());
-        let first = Some((SERVED_BY, record.as_bytes()));
-        let unserved =
-            match TcpStore::serve_with(address, TcpLimits::default(), first, Arc::clone(&runtime)).await {
-                Ok((store, _)) => return Ok(Arc::new(store)),
-                Err(error) => error,
-            };
-        tracing::info!(%unserved, "rank 0 cannot serve the job's store and connects to it");
-        // The error of serving explains more than that of connecting.
-        let Ok(store) = TcpStore::connect(address, limit, runtime).await else { return Err(unserved) };
-        match served_by(&store).await? {
-            None => Ok(Arc::new(store)),
-            Some(other) => {
-                Err(other_job(address, &format!("address in use: rank 0 of {other} serves its store there")))
-            }
+    async fn serve(&self, worker: &Worker) -> Result<Arc<dyn Store>, StoreError> {
+        let limit = worker.sessions_max();
+        if self.size - 1 > limit {
+            let store = format!("the worker of rank 0 of {}", self.size);
+            return Err(StoreError::Full { store, what: "sessions (`sessions_max`)", limit });
         }
+        let store = MemoryStore::new(Arc::clone(worker.runtime()));
+        let record = format!("{}, process {}", self.record(), std::process::id());
+        store.set(SERVED_BY, record.as_bytes()).await?;
+        store.serve(worker)?;
+        Ok(Arc::new(store))
     }
 
     /// Connects to the store of this job. An earlier job may still serve its store there.
@@ -260,22 +263,57 @@ impl Launch {
         &self,
         address: &str,
         limit: Duration,
-        runtime: Arc<dyn Runtime>,
+        worker: &Worker,
     ) -> Result<Arc<dyn Store>, StoreError> {
-        let (own, end) = (self.record(), runtime.now().saturating_add(limit));
-        let store = TcpStore::connect(address, limit, Arc::clone(&runtime)).await?;
+        let (own, runtime) = (self.record(), worker.runtime());
+        let end = runtime.now().saturating_add(limit);
+        let mut before: Option<String> = None;
         loop {
-            let other = served_by(&store).await?;
-            let Some(other) =
-                other.filter(|other| other.rsplit_once(", process ").is_none_or(|it| it.0 != own))
-            else {
-                return Ok(Arc::new(store));
+            let left = end.saturating_sub(runtime.now());
+            let found = match WorkerStore::connect(worker, address, left).await {
+                Ok(store) => served_by(&store).await.map(|other| (store, other)),
+                Err(error) => Err(error),
             };
-            if runtime.now() >= end {
-                let why = format!("rank 0 of {other} serves it, and this process is of {own}");
-                return Err(other_job(address, &why));
+            let (store, other) = match (found, before) {
+                (Ok(found), _) => found,
+                // It holds the name of this rank's worker at times.
+                (Err(_), Some(other)) => return Err(self.other_job(address, &other)),
+                (Err(error), None) => return Err(self.unserved(error, worker)),
+            };
+            let Some(other) = other.filter(|other| {
+                other.rsplit_once(", process ").is_none_or(|it| self.rank == 0 || it.0 != own)
+            }) else {
+                return Ok(Arc::new(store.within(limit)));
+            };
+            store.hang_up();
+            if self.rank == 0 || runtime.now() >= end {
+                return Err(self.other_job(address, &other));
             }
+            before = Some(other);
             runtime.sleep(OTHER_JOB_PAUSE).await;
+        }
+    }
+
+    fn other_job(&self, address: &str, other: &str) -> StoreError {
+        let why = match self.rank {
+            0 => format!("address in use: rank 0 of {other} serves its store there"),
+            _ => format!("rank 0 of {other} serves it, and this process is of {}", self.record()),
+        };
+        let detail = format!("{why}; give each job a port of its own, or wait until the other has ended");
+        StoreError::Unreachable { store: format!("the store at {address}"), detail }
+    }
+
+    /// The error of a rank that finds no store. No other rank serves it if this one is rank 0.
+    fn unserved(&self, error: StoreError, worker: &Worker) -> StoreError {
+        match error {
+            StoreError::Unreachable { store, detail } if self.rank == 0 => {
+                let own = worker.address();
+                let detail = format!(
+                    "{detail}. Rank 0 serves it if its worker listens there, but this one listens on {own}: start it by Launch::worker"
+                );
+                StoreError::Unreachable { store, detail }
+            }
+            other => other,
         }
     }
 
@@ -285,11 +323,10 @@ impl Launch {
         url: &StoreUrl,
         address: &str,
         limit: Duration,
-        runtime: &dyn Runtime,
+        runtime: &Arc<dyn Runtime>,
     ) -> Result<(), StoreError> {
-        // Connecting reports a name that cannot be looked up.
-        let found = timeout(runtime, limit, lookup_host(address)).await;
-        let found: Vec<IpAddr> = found.into_iter().flatten().flatten().map(|found| found.ip()).collect();
+        let found = look_up(address, limit, runtime).await;
+        let found: Vec<IpAddr> = found.iter().map(SocketAddr::ip).collect();
         let Some(loopback) = found.first().filter(|_| found.iter().all(|ip| ip.to_canonical().is_loopback()))
         else {
             return Ok(());
@@ -314,14 +351,9 @@ impl Launch {
 }
 
 /// The job whose rank 0 serves the store; `None` if no rank does.
-async fn served_by(store: &TcpStore) -> Result<Option<String>, StoreError> {
+async fn served_by(store: &WorkerStore) -> Result<Option<String>, StoreError> {
     let found = store.get(&[SERVED_BY.to_owned()]).await?.pop().flatten();
     Ok(found.map(|record| escaped_within(&String::from_utf8_lossy(&record), RECORD_BYTES_MAX)))
-}
-
-fn other_job(address: &str, why: &str) -> StoreError {
-    let detail = format!("{why}; give each job a port of its own, or wait until the other has ended");
-    StoreError::Unreachable { store: format!("the store at {address}"), detail }
 }
 
 /// A launcher, by its variables.

@@ -3,28 +3,32 @@
 use std::{
     collections::{BTreeMap, HashMap},
     mem,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use futures::channel::oneshot;
 
-use super::rules::{NoSum, sum};
+use super::{
+    StoreError,
+    request::{Answer, Request, Value},
+    rules::{NoSum, sum},
+};
 
-/// A value, shared with its readers.
-pub(super) type Value = Arc<[u8]>;
-
-/// The limits of a board.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct BoardLimits {
-    pub(super) keys: usize,
-    /// The total of all keys and values.
-    pub(super) bytes: usize,
-    /// Waits at a time.
-    pub(super) waits: usize,
+/// The limits of a [`MemoryStore`](super::MemoryStore). Beyond them it rejects requests with an error that names the limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryLimits {
+    /// Keys. Default: 1,048,576.
+    pub keys: usize,
+    /// Bytes of all keys and values. Default: 256 MiB.
+    pub bytes: usize,
+    /// Waits at a time, of this process and of peers. Default: 65,536.
+    pub waits: usize,
 }
 
-impl BoardLimits {
-    pub(super) const NONE: Self = Self { keys: usize::MAX, bytes: usize::MAX, waits: usize::MAX };
+impl Default for MemoryLimits {
+    fn default() -> Self {
+        Self { keys: 1 << 20, bytes: 256 << 20, waits: 1 << 16 }
+    }
 }
 
 /// Why a board rejects a request.
@@ -35,10 +39,22 @@ pub(super) enum Refused {
     Full(Counted),
 }
 
+impl Refused {
+    /// The error of `request` to `store`, whose limit is `limit`.
+    pub(super) fn error(self, store: String, limit: usize, request: &Request) -> StoreError {
+        match (self, request) {
+            (Self::NoSum(why), Request::Add { key, delta }) => why.error(store, key, *delta),
+            (Self::NoSum(_), _) => {
+                StoreError::Unreachable { store, detail: "it refused a sum that nobody asked for".to_owned() }
+            }
+            (Self::Full(what), _) => StoreError::Full { store, what: what.name(), limit },
+        }
+    }
+}
+
 /// What is limited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Counted {
-    Connections,
     Keys,
     Bytes,
     Waits,
@@ -47,7 +63,6 @@ pub(super) enum Counted {
 impl Counted {
     pub(super) fn name(self) -> &'static str {
         match self {
-            Self::Connections => "connections",
             Self::Keys => "keys",
             Self::Bytes => "bytes",
             Self::Waits => "waits",
@@ -57,7 +72,7 @@ impl Counted {
 
 #[derive(Debug)]
 pub(super) struct Board {
-    limits: BoardLimits,
+    limits: MemoryLimits,
     inner: Mutex<Inner>,
 }
 
@@ -73,12 +88,37 @@ struct Inner {
 }
 
 impl Board {
-    pub(super) fn new(limits: BoardLimits) -> Self {
+    pub(super) fn new(limits: MemoryLimits) -> Self {
         Self { limits, inner: Mutex::default() }
     }
 
-    pub(super) fn limits(&self) -> &BoardLimits {
-        &self.limits
+    /// Executes a request. A wait reads, as it does at its end.
+    ///
+    /// # Errors
+    /// [`Refused`].
+    pub(super) fn execute(&self, request: &Request) -> Result<Answer, Refused> {
+        Ok(match request {
+            Request::Set { key, value } => {
+                self.set(key, value)?;
+                Answer::Done
+            }
+            Request::Get { keys } | Request::Wait { keys, .. } => Answer::Values(self.get(keys)),
+            Request::Add { key, delta } => Answer::Sum(self.add(key, *delta)?),
+            Request::CompareSet { key, expected, value } => {
+                Answer::Value(self.compare_set(key, expected.as_deref(), value)?)
+            }
+            Request::Delete { key } => Answer::Deleted(self.delete(key)),
+        })
+    }
+
+    /// The limit that a request exceeds; 0 if it was refused for another reason.
+    pub(super) fn limit(&self, why: Refused) -> usize {
+        match why {
+            Refused::NoSum(_) => 0,
+            Refused::Full(Counted::Keys) => self.limits.keys,
+            Refused::Full(Counted::Bytes) => self.limits.bytes,
+            Refused::Full(Counted::Waits) => self.limits.waits,
+        }
     }
 
     /// # Errors
@@ -213,7 +253,7 @@ fn wake(woken: Woken) {
 }
 
 impl Inner {
-    fn put(&mut self, key: &str, value: &[u8], limits: &BoardLimits) -> Result<Woken, Refused> {
+    fn put(&mut self, key: &str, value: &[u8], limits: &MemoryLimits) -> Result<Woken, Refused> {
         let before = self.values.get(key).map(|value| key.len() + value.len());
         let bytes = self.bytes - before.unwrap_or(0) + key.len() + value.len();
         if before.is_none() && self.values.len() >= limits.keys {
@@ -264,7 +304,7 @@ mod tests {
 
     #[test]
     fn a_wait_goes_on_to_the_next_key_and_leaves_nothing_behind() {
-        let board = Board::new(BoardLimits::NONE);
+        let board = Board::new(MemoryLimits::default());
         let names = keys(&["a", "b", "a"]);
         let mut wait = Box::pin(board.wait(&names));
         assert!((&mut wait).now_or_never().is_none());
@@ -279,7 +319,7 @@ mod tests {
 
     #[test]
     fn a_key_that_is_deleted_meanwhile_is_waited_for_again() {
-        let board = Board::new(BoardLimits::NONE);
+        let board = Board::new(MemoryLimits::default());
         let names = keys(&["a", "b"]);
         board.set("a", b"1").unwrap();
         let mut wait = Box::pin(board.wait(&names));
@@ -294,7 +334,7 @@ mod tests {
 
     #[test]
     fn a_dropped_wait_is_forgotten() {
-        let board = Board::new(BoardLimits::NONE);
+        let board = Board::new(MemoryLimits::default());
         let names = keys(&["a"]);
         let (mut first, mut second) = (Box::pin(board.wait(&names)), Box::pin(board.wait(&names)));
         assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
@@ -306,7 +346,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused_and_changes_nothing() {
-        let board = Board::new(BoardLimits { keys: 2, bytes: 8, waits: 1 });
+        let board = Board::new(MemoryLimits { keys: 2, bytes: 8, waits: 1 });
         board.set("a", b"123").unwrap();
         board.set("b", b"123").unwrap();
         assert_eq!(board.set("c", b""), Err(Refused::Full(Counted::Keys)));

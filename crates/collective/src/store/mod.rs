@@ -5,27 +5,29 @@
 //!
 //! | store | who can reach it | lifetime of its keys |
 //! | --- | --- | --- |
-//! | [`TcpStore`] | processes that can connect to the rank that serves it | until that rank ends |
+//! | [`WorkerStore`] | workers that reach the worker that serves it, and share its secret | until that worker ends |
 //! | [`FileStore`] | processes that can access the folder | until the folder is removed |
 //! | `RedisStore` (feature `redis`) | processes that can connect to the Redis server | that of the server's data |
 //! | `EtcdStore` (feature `etcd`) | processes that can connect to the etcd server | until they are removed |
-//! | [`MemoryStore`] | the tasks of one process | as long as a clone |
+//! | [`MemoryStore`] | the tasks of one process, or the peers of the worker that serves it | as long as a clone |
 //! | [`PrefixStore`] | as the store below it | as in the store below it |
 //!
 //! [`StoreUrl`] names one of them as text, for users and launchers.
 
+mod backend;
 mod board;
 #[cfg(feature = "etcd")]
 mod etcd;
 mod file;
 mod memory;
-mod on_runtime;
+pub(crate) mod on_runtime;
 mod open;
 mod prefix;
 #[cfg(feature = "redis")]
 mod redis;
+mod request;
 mod rules;
-mod tcp;
+mod served;
 mod url;
 mod wanted;
 
@@ -39,18 +41,16 @@ pub use self::etcd::EtcdStore;
 #[cfg(feature = "redis")]
 pub use self::redis::RedisStore;
 pub use self::{
-    file::FileStore,
-    memory::MemoryStore,
-    prefix::PrefixStore,
-    tcp::{TcpLimits, TcpStore},
+    board::MemoryLimits, file::FileStore, memory::MemoryStore, prefix::PrefixStore, served::WorkerStore,
     url::StoreUrl,
 };
 
 /// The longest key, in bytes. A key has at least one byte.
 pub const KEY_BYTES_MAX: usize = 1024;
 
-/// The longest value, in bytes.
-pub const VALUE_BYTES_MAX: usize = 1 << 20;
+/// The longest value, in bytes. The record that admits ranks to a group of 5,000 fits, and two values fit into a frame of the control
+/// plane.
+pub const VALUE_BYTES_MAX: usize = 500 << 10;
 
 /// A map from keys to bytes that all ranks of a group can reach.
 ///
@@ -155,7 +155,7 @@ pub enum StoreError {
     Full {
         /// The store.
         store: String,
-        /// What it has too many of: `connections`, `keys`, `bytes` or `waits`.
+        /// What it has too many of: `keys`, `bytes`, `waits` or `sessions`.
         what: &'static str,
         /// The limit.
         limit: usize,

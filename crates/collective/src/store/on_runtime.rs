@@ -1,9 +1,10 @@
 //! What needs tokio runs as a task of the store's runtime: a program may await a store on another executor.
 
-use std::{io, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
 use futures::{FutureExt, channel::oneshot, future::select};
-use tensorwire_fabric::Runtime;
+use tensorwire_fabric::{Runtime, timeout};
+use tokio::net::lookup_host;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 use {super::url::Service, tensorwire_rendezvous::control::Dial, tokio::net::TcpStream};
 
@@ -28,6 +29,16 @@ pub(super) async fn on_runtime<T: Send + 'static>(
     };
     runtime.spawn("store", task.boxed());
     output.await.map_err(|_| io::Error::other("the runtime has ended"))
+}
+
+/// The addresses of `HOST:PORT`; none if it cannot be looked up within `limit`. Dialling reports that.
+pub(crate) async fn look_up(address: &str, limit: Duration, runtime: &Arc<dyn Runtime>) -> Vec<SocketAddr> {
+    let address = address.to_owned();
+    let found = on_runtime(runtime, async move { lookup_host(address).await.map(Iterator::collect) });
+    match timeout(&**runtime, limit, found).await {
+        Ok(Ok(Ok(found))) => found,
+        _ => Vec::new(),
+    }
 }
 
 #[cfg(any(feature = "redis", feature = "etcd"))]

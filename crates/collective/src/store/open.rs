@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use tensorwire_fabric::Runtime;
+use tensorwire_rendezvous::Worker;
 
 #[cfg(feature = "etcd")]
 use super::etcd::EtcdStore;
@@ -17,13 +18,15 @@ use super::{
     file::FileStore,
     memory::MemoryStore,
     prefix::PrefixStore,
-    tcp::TcpStore,
+    served::WorkerStore,
     url::{Location, StoreUrl, address},
 };
 
 impl StoreUrl {
     /// Opens or connects to the store. `limit` is passed to the store's constructor: the time limit of operations without one of
-    /// their own. Each call for `memory:` makes a new store.
+    /// their own. The store runs on the runtime of `worker`. Each call for `memory:` makes a new store.
+    ///
+    /// For `tcp://HOST:PORT`: if `worker` listens there, it serves the store. Otherwise it connects to the worker that does.
     ///
     /// # Errors
     /// [`StoreError`] of the store's constructor; [`StoreError::Unreachable`] if the program was built without this kind of
@@ -31,15 +34,19 @@ impl StoreUrl {
     ///
     /// # Cancel safety
     /// If dropped, nothing is connected.
-    pub async fn open(
-        &self,
-        limit: Duration,
-        runtime: Arc<dyn Runtime>,
-    ) -> Result<Arc<dyn Store>, StoreError> {
+    pub async fn open(&self, limit: Duration, worker: &Worker) -> Result<Arc<dyn Store>, StoreError> {
+        let runtime = worker.runtime().clone();
         Ok(match &self.0 {
             Location::Memory => Arc::new(MemoryStore::new(runtime)),
             Location::Tcp { host, port } => {
-                Arc::new(TcpStore::connect(&address(host, *port), limit, runtime).await?)
+                let address = address(host, *port);
+                if worker.listens_at(&address) {
+                    let store = MemoryStore::new(runtime);
+                    store.serve(worker)?;
+                    Arc::new(store)
+                } else {
+                    Arc::new(WorkerStore::connect(worker, &address, limit).await?)
+                }
             }
             Location::File(folder) => Arc::new(FileStore::open(folder, limit, runtime)?),
             Location::Redis(..) => self.open_redis(limit, runtime).await?,

@@ -14,7 +14,7 @@ pub(super) const ETCD: (&str, u16) = ("etcd", 2379);
 ///
 /// | text | store |
 /// | --- | --- |
-/// | `tcp://HOST:PORT`, or `HOST:PORT` | [`TcpStore`](super::TcpStore) |
+/// | `tcp://HOST:PORT`, or `HOST:PORT` | [`WorkerStore`](super::WorkerStore): that of the worker that listens there |
 /// | `file:///FOLDER` | [`FileStore`](super::FileStore) |
 /// | `redis://USER:PASSWORD@HOST:PORT/DATABASE` | `RedisStore`, with the feature `redis` |
 /// | `etcd://USER:PASSWORD@HOST:PORT/PREFIX` | `EtcdStore`, with the feature `etcd` |
@@ -51,12 +51,12 @@ impl StoreUrl {
     /// A store within this process.
     pub const MEMORY: Self = Self(Location::Memory);
 
-    /// A [`TcpStore`](super::TcpStore) served at `host` and `port`.
+    /// The store of the worker that listens at `host` and `port`.
     pub fn tcp(host: &str, port: u16) -> Self {
         Self(Location::Tcp { host: host.to_owned(), port })
     }
 
-    /// `HOST:PORT` of a [`TcpStore`](super::TcpStore); `None` for other stores.
+    /// `HOST:PORT` of a store that a worker serves; `None` for other stores.
     pub fn tcp_address(&self) -> Option<String> {
         match &self.0 {
             Location::Tcp { host, port } => Some(address(host, *port)),

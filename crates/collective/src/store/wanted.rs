@@ -1,4 +1,4 @@
-//! The state of a wait for several keys, and polling for stores without notifications.
+//! The state of a wait for several keys, and the pauses of polling.
 
 use std::time::Duration;
 
@@ -70,34 +70,5 @@ impl Pause {
         let pause = self.next / 2 + self.next / 2 * part / 1024;
         runtime.sleep(pause.min(left)).await;
         self.next = (self.next * 2).min(self.longest);
-    }
-}
-
-/// Polls for `keys` until all have values. `read` reads the missing ones. Reads once more when `limit` is over.
-///
-/// # Errors
-/// [`StoreError::TimedOut`] of `store`; those of `read`.
-pub(super) async fn look_for<Reading>(
-    keys: &[String],
-    limit: Duration,
-    (runtime, mut pause): (&dyn Runtime, Pause),
-    store: impl FnOnce() -> String,
-    read: impl Fn(Vec<String>) -> Reading,
-) -> Result<Vec<Vec<u8>>, StoreError>
-where
-    Reading: Future<Output = Result<Vec<Option<Vec<u8>>>, StoreError>>,
-{
-    let end = runtime.now().saturating_add(limit);
-    let mut wanted = Wanted::new(keys);
-    loop {
-        let left = end.saturating_sub(runtime.now());
-        wanted.fill(read(wanted.missing()).await?);
-        if wanted.is_complete() {
-            return Ok(wanted.into_values());
-        }
-        if left.is_zero() {
-            return Err(wanted.timed_out(store(), limit));
-        }
-        pause.sleep(runtime, end.saturating_sub(runtime.now())).await;
     }
 }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use futures::{future::join_all, join};
 use tensorwire_collective::{
     Group, GroupError,
-    store::{Store as _, TcpStore},
+    store::{MemoryStore, Store as _},
 };
 use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{DuplicatePolicy, Worker};
@@ -78,7 +78,9 @@ async fn ranks_that_are_missing_are_named(fabric: FabricKind) {
 #[tokio::test]
 async fn ranks_that_are_missing_are_named_with_the_address_of_the_store() {
     let worker = worker("early", FabricKind::TCP).await;
-    let (store, bound) = TcpStore::serve("127.0.1.1:0", worker.runtime().clone()).await.unwrap();
+    let store = MemoryStore::new(worker.runtime().clone());
+    store.serve(&worker).unwrap();
+    let bound = worker.address();
     let joining = Group::builder(Arc::new(store), 0, 2).timeout(Duration::from_millis(50)).join(&worker);
     let error = joining.await.unwrap_err().to_string();
     assert!(error.contains(&format!("have not joined in the store served at {bound} after")), "{error}");

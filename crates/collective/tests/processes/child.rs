@@ -7,9 +7,9 @@ use rustix::process::{Signal, set_parent_process_death_signal};
 use tensorwire_collective::{
     Group, GroupBuilder, GroupError,
     launch::Launch,
-    store::{Store, TcpStore},
+    store::{MemoryStore, Store, WorkerStore},
 };
-use tensorwire_fabric::{FabricKind, TokioRuntime};
+use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{Worker, WorkerError};
 use tokio::{sync::mpsc, task::JoinHandle};
 
@@ -63,9 +63,10 @@ fn parents_lines() -> mpsc::UnboundedReceiver<String> {
 }
 
 async fn serve(address: &str) {
-    let runtime = Arc::new(TokioRuntime::current().unwrap());
-    let (_store, bound) = TcpStore::serve(address, runtime).await.unwrap();
-    say(&bound.to_string());
+    let worker = Worker::client().bind(address).require(FabricKind::TCP).start().await.unwrap();
+    let store = MemoryStore::new(worker.runtime().clone());
+    store.serve(&worker).unwrap();
+    say(worker.address());
     parents_lines().recv().await;
 }
 
@@ -101,30 +102,26 @@ impl Rank {
         };
         // Over verbs, ranks take turns at the devices.
         let end = if rank.is_multiple_of(2) { End::Left } else { End::Right };
-        let worker = over_at(Worker::builder(&format!("{job}_{rank}")), fabric, end);
-        let worker = worker.liveness(milliseconds(liveness)).start().await.unwrap();
-        let runtime = worker.runtime().clone();
-        let store: Arc<dyn Store> = match address {
-            OWN_STORE => {
-                let (store, bound) = TcpStore::serve("127.0.0.1:0", runtime).await.unwrap();
-                say(&bound.to_string());
+        let launch = address.strip_prefix(LAUNCHED).map(|url| {
+            let (local_rank, local_size, is_on_one_machine, job) = (None, None, None, None);
+            let (store, by) = (Some(url.parse().unwrap()), "Tensorwire");
+            Launch { rank, size, local_rank, local_size, is_on_one_machine, job, store, by }
+        });
+        let name = format!("{job}_{rank}");
+        let builder = launch.as_ref().map_or_else(|| Worker::builder(&name), |launch| launch.worker(&name));
+        let started = over_at(builder, fabric, end).liveness(milliseconds(liveness)).start().await;
+        let worker = started.unwrap_or_else(|error| unstarted(&error));
+        let store: Arc<dyn Store> = match (address, launch) {
+            (OWN_STORE, _) => {
+                let store = MemoryStore::new(worker.runtime().clone());
+                store.serve(&worker).unwrap();
+                say(worker.address());
                 Arc::new(store)
             }
-            address if address.starts_with(LAUNCHED) => {
-                let store = address.strip_prefix(LAUNCHED).map(|url| url.parse().unwrap());
-                let (local_rank, local_size, is_on_one_machine) = (None, None, None);
-                let by = "Tensorwire";
-                let launch =
-                    Launch { rank, size, local_rank, local_size, is_on_one_machine, job: None, store, by };
-                match launch.open_store(limit, runtime).await {
-                    Ok(store) => store,
-                    Err(error) => {
-                        say(&format!("failed Store: {error}"));
-                        std::process::exit(0)
-                    }
-                }
+            (_, Some(launch)) => {
+                launch.open_store(limit, &worker).await.unwrap_or_else(|error| unstarted(&error))
             }
-            address => Arc::new(TcpStore::connect(address, limit, runtime).await.unwrap()),
+            (address, None) => Arc::new(WorkerStore::connect(&worker, address, limit).await.unwrap()),
         };
         say("waiting");
         let builder = Group::builder(store, rank, size).name("tests").timeout(limit);
@@ -178,7 +175,7 @@ impl Rank {
     }
 
     async fn join_aside(&mut self, address: &str) {
-        let store = TcpStore::connect(address, self.limit, self.worker.runtime().clone()).await.unwrap();
+        let store = WorkerStore::connect(&self.worker, address, self.limit).await.unwrap();
         let group = Group::builder(Arc::new(store), 0, 2).name("tests").timeout(self.limit);
         self.aside = report_group("joined", group.join(&self.worker).await);
     }
@@ -223,6 +220,12 @@ impl Rank {
             }
         }
     }
+}
+
+/// Reports why this rank cannot start.
+fn unstarted(error: &dyn std::error::Error) -> ! {
+    say(&format!("failed Start: {error}"));
+    std::process::exit(0)
 }
 
 /// Reports a group, or the error.

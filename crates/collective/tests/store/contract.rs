@@ -4,12 +4,15 @@ use std::{any::Any, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::join_all};
 use tensorwire_collective::store::{
-    FileStore, KEY_BYTES_MAX, MemoryStore, PrefixStore, Store, StoreError, TcpStore, VALUE_BYTES_MAX,
+    FileStore, KEY_BYTES_MAX, MemoryLimits, MemoryStore, PrefixStore, Store, StoreError, VALUE_BYTES_MAX,
 };
 
+use super::{LONG, SHORT, keys, runtime, value, worker::Serving};
 #[cfg(any(feature = "redis", feature = "etcd"))]
-use super::server::{Server, Service};
-use super::{LONG, SHORT, keys, runtime, value};
+use super::{
+    open_url,
+    server::{Server, Service},
+};
 
 /// A store under test.
 struct Subject {
@@ -32,7 +35,7 @@ impl Subject {
 #[cfg(any(feature = "redis", feature = "etcd"))]
 async fn service(service: Service) -> Option<Subject> {
     let server = Server::start(service)?;
-    let open = async || server.url().open(LONG, runtime()).await.unwrap();
+    let open = async || open_url(server.url(), LONG).await.unwrap();
     let (store, other) = (open().await, open().await);
     Some(Subject { store, other, prefix: 0, _kept: Box::new(server) })
 }
@@ -52,16 +55,14 @@ async fn memory() -> Subject {
     Subject::new(store.clone(), store, 0, ())
 }
 
-async fn tcp_clients() -> Subject {
-    let (server, address) = TcpStore::serve(":0", runtime()).await.unwrap();
-    let connect = async || TcpStore::connect(&address.to_string(), LONG, runtime()).await.unwrap();
-    Subject::new(connect().await, connect().await, 0, server)
+async fn clients_of_a_worker() -> Subject {
+    let serving = Serving::start(MemoryLimits::default()).await;
+    Subject::new(serving.connect().await, serving.connect().await, 0, serving)
 }
 
-async fn tcp_server() -> Subject {
-    let (server, address) = TcpStore::serve(":0", runtime()).await.unwrap();
-    let client = TcpStore::connect(&address.to_string(), LONG, runtime()).await.unwrap();
-    Subject::new(server, client, 0, ())
+async fn served_by_a_worker() -> Subject {
+    let serving = Serving::start(MemoryLimits::default()).await;
+    Subject::new(serving.store.clone(), serving.connect().await, 0, serving)
 }
 
 async fn files() -> Subject {
@@ -76,8 +77,8 @@ async fn prefix_of_memory() -> Subject {
     Subject::new(prefixed.clone(), prefixed, 6, ())
 }
 
-async fn prefix_of_prefix_of_tcp() -> Subject {
-    let Subject { store, other, _kept, .. } = tcp_clients().await;
+async fn prefix_of_prefix_of_clients() -> Subject {
+    let Subject { store, other, _kept, .. } = clients_of_a_worker().await;
     let nested = |store| PrefixStore::new(Arc::new(PrefixStore::new(store, "group")), "1");
     Subject::new(nested(store), nested(other), 8, _kept)
 }
@@ -105,7 +106,7 @@ macro_rules! over {
 }
 
 over! {
-    [memory tcp_clients tcp_server files prefix_of_memory prefix_of_prefix_of_tcp]
+    [memory clients_of_a_worker served_by_a_worker files prefix_of_memory prefix_of_prefix_of_clients]
     [
         a_value_is_set_and_replaced_and_read_everywhere
         several_keys_are_read_together

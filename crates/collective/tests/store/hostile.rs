@@ -9,7 +9,7 @@ use tokio::{
     net::TcpListener,
 };
 
-use super::{LONG, keys, runtime};
+use super::{LONG, keys, open_url, runtime};
 
 /// More than the sockets' buffers hold.
 const ENOUGH: usize = 64 << 20;
@@ -39,7 +39,7 @@ async fn answered(begin: &[u8], rest: &[u8]) -> (StoreError, usize) {
         }
     };
     let read = async {
-        let store = url.open(LONG, runtime()).await.unwrap();
+        let store = open_url(url, LONG).await.unwrap();
         store.get(&keys(["a", "b"])).await.unwrap_err()
     };
     tokio::select! {

@@ -4,17 +4,20 @@ mod contract;
 mod file;
 #[cfg(feature = "redis")]
 mod hostile;
+mod member;
 mod prefix;
 mod served;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 pub(crate) mod server;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod services;
-mod tcp;
+mod worker;
 
 use std::{sync::Arc, time::Duration};
 
 use tensorwire_collective::store::Store;
+#[cfg(any(feature = "redis", feature = "etcd"))]
+use tensorwire_collective::store::{StoreError, StoreUrl};
 use tensorwire_fabric::{Runtime, TokioRuntime};
 
 /// Longer than any step takes on a loaded machine.
@@ -25,6 +28,13 @@ const SHORT: Duration = Duration::from_millis(30);
 
 fn runtime() -> Arc<dyn Runtime> {
     Arc::new(TokioRuntime::current().unwrap())
+}
+
+/// Opens a store of a server.
+#[cfg(any(feature = "redis", feature = "etcd"))]
+async fn open_url(url: StoreUrl, limit: Duration) -> Result<Arc<dyn Store>, StoreError> {
+    let worker = worker::builder().start().await.unwrap();
+    url.open(limit, &worker).await
 }
 
 fn keys<const N: usize>(names: [&str; N]) -> Vec<String> {

@@ -3,50 +3,45 @@
 use std::{
     env, fs,
     io::{BufRead, BufReader, Read},
-    net::SocketAddr,
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
-use futures::{FutureExt, future::join_all};
+use futures::{FutureExt, StreamExt, future::join_all, stream::FuturesUnordered};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use tensorwire_collective::store::{Store, StoreError, TcpLimits};
-use tensorwire_fabric::{FabricKind, timeout};
-use tensorwire_rendezvous::{Tensor, Worker};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-};
+use tensorwire_collective::store::{MemoryLimits, Store, StoreError};
+use tensorwire_fabric::timeout;
+use tensorwire_protocol::wire::control::ControlFrame::StoreRequest;
+use tensorwire_rendezvous::Tensor;
+use tokio::{io::AsyncWriteExt, net::TcpStream};
 
 use super::{
-    LONG, SHORT, keys, runtime,
-    tcp::{assert_full, client_hello, connect, serve},
-    until, value,
+    LONG, SHORT, keys,
+    member::Member,
+    runtime, until, value,
+    worker::{Serving, assert_full, builder, connect},
 };
 
-/// The variable with the limits of a rank in a process of its own: open files, bytes of the store, milliseconds for a request.
+/// The variable with the limits of a rank in a process of its own: open files, and bytes of the store.
 const LIMITS: &str = "TENSORWIRE_TEST_SERVED_STORE";
 
 /// The most memory of a process beside what is counted: code, heaps of threads, and a frame that is being decoded.
 const BESIDE: usize = 32 << 20;
 
-async fn start_worker(name: &str) -> Worker {
-    Worker::builder(name).require(FabricKind::TCP).start().await.unwrap()
-}
+/// What a session takes that sends as much as it can and reads nothing: both directions' queues, and the requests that wait.
+const SESSION: usize = 3 << 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "another test runs it in a process of its own"]
 async fn serving_rank() {
     let Ok(limits) = env::var(LIMITS) else { return };
     let limits: Vec<u64> = limits.split(' ').map(|limit| limit.parse().unwrap()).collect();
-    let &[files, bytes, request] = &*limits else { panic!("three limits") };
+    let &[files, bytes] = &*limits else { panic!("two limits") };
     set_files(files);
-    let worker = start_worker("rank_0").await;
+    let limits = MemoryLimits { bytes: usize::try_from(bytes).unwrap(), ..MemoryLimits::default() };
+    let Serving { worker, store: _store } = Serving::start(limits).await;
     worker.publish("w", Tensor::from_values(worker.pool(), &[1], &[7u8]).unwrap()).unwrap();
-    let bytes = usize::try_from(bytes).unwrap();
-    let limits = TcpLimits { bytes, request: Duration::from_millis(request), ..TcpLimits::default() };
-    let (_store, address) = serve(limits).await;
-    println!("@@{address} {}", worker.address());
+    println!("@@{}", worker.address());
     // Until the parent ends.
     let (ended, end) = futures::channel::oneshot::channel::<()>();
     std::thread::spawn(move || {
@@ -63,26 +58,23 @@ fn set_files(files: u64) {
 }
 
 /// A rank in a process of its own. Killed when dropped.
-struct Serving {
+struct Rank {
     process: Child,
-    store: SocketAddr,
-    worker: String,
+    address: String,
 }
 
-impl Serving {
-    fn start(files: u64, bytes: usize, request: Duration) -> Self {
+impl Rank {
+    fn start(files: u64, bytes: usize) -> Self {
         let mut process = Command::new(env::current_exe().unwrap())
             .args(["--exact", "store::served::serving_rank", "--ignored", "--nocapture"])
-            .env(LIMITS, format!("{files} {bytes} {}", request.as_millis()))
+            .env(LIMITS, format!("{files} {bytes}"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines().map_while(Result::ok);
         let line = lines.find(|line| line.contains("@@")).expect("it serves");
-        let (_, addresses) = line.split_once("@@").unwrap();
-        let (store, worker) = addresses.split_once(' ').unwrap();
-        Self { process, store: store.parse().unwrap(), worker: worker.to_owned() }
+        Self { process, address: line.split_once("@@").unwrap().1.to_owned() }
     }
 
     /// The most memory that it has had, in bytes.
@@ -93,22 +85,15 @@ impl Serving {
     }
 }
 
-impl Drop for Serving {
+impl Drop for Rank {
     fn drop(&mut self) {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
 
-/// A request for the values of `count` keys of one letter.
-fn get(count: u8) -> Vec<u8> {
-    let keys: Vec<u8> = (0..count).flat_map(|key| [1, 0, b'a' + key]).collect();
-    let length = 13 + keys.len() as u32;
-    [&length.to_le_bytes()[..], &[0; 8], &[2], &u32::from(count).to_le_bytes(), &keys].concat()
-}
-
-/// Connections that have sent these bytes. The server may close them before.
-async fn strangers(to: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
+/// Connections that have sent these bytes. The worker may close them before.
+async fn strangers(to: &str, count: usize, bytes: &[u8]) -> Vec<TcpStream> {
     let one = async |_| {
         let mut stream = TcpStream::connect(to).await.ok()?;
         let _ = stream.write_all(bytes).await;
@@ -117,35 +102,27 @@ async fn strangers(to: SocketAddr, count: usize, bytes: &[u8]) -> Vec<TcpStream>
     join_all((0..count).map(one)).await.into_iter().flatten().collect()
 }
 
-/// `request` is the server's limit for requests.
-async fn idle_connections_keep_nobody_out(bytes: &[u8], request: Duration) {
+async fn strangers_keep_nobody_out(bytes: &[u8]) {
     set_files(4096);
-    let serving = Serving::start(256, 1 << 20, request);
-    let member = connect(serving.store).await.unwrap();
+    let rank = Rank::start(256, 1 << 20);
+    let member = connect(&rank.address).await.unwrap();
     member.set("rank/0", b"0").await.unwrap();
     let names = keys(["rank/1"]);
     let mut waiting = member.wait(&names, LONG);
     assert!((&mut waiting).now_or_never().is_none());
-    let mut idle = strangers(serving.store, 500, bytes).await;
-    idle.extend(strangers(serving.store, 500, bytes).await);
-
-    let clock = runtime();
-    let newcomer = timeout(&*clock, LONG, async {
-        loop {
-            // It is full while all have just made a request.
-            match connect(serving.store).await {
-                Ok(newcomer) => return newcomer,
-                Err(StoreError::Full { what: "connections", .. }) => {}
-                Err(error) => panic!("{error}"),
-            }
-        }
-    });
-    let newcomer = newcomer.await.expect("a newcomer is let in");
-    newcomer.set("rank/1", b"1").await.unwrap();
-    assert_eq!(waiting.await.unwrap(), [b"1"], "a member that waits keeps its connection");
+    let come = async {
+        let mut idle = strangers(&rank.address, 500, bytes).await;
+        idle.extend(strangers(&rank.address, 500, bytes).await);
+        let newcomer =
+            timeout(&*runtime(), LONG, connect(&rank.address)).await.expect("a newcomer is let in").unwrap();
+        newcomer.set("rank/1", b"1").await.unwrap();
+        idle
+    };
+    let (waited, idle) = tokio::join!(waiting, come);
+    assert_eq!(waited.unwrap(), [b"1"], "a member that waits keeps its session");
     assert_eq!(value(&member, "rank/0").await.unwrap(), b"0");
-    let worker = start_worker("rank_1").await;
-    let tensor = worker.peer_at(&serving.worker).await.unwrap().fetch("w").await.unwrap();
+    let worker = builder().start().await.unwrap();
+    let tensor = worker.peer_at(&rank.address).await.unwrap().fetch("w").await.unwrap();
     assert_eq!(tensor.values::<u8>().unwrap(), [7]);
     worker.shutdown().await;
     drop(idle);
@@ -153,75 +130,100 @@ async fn idle_connections_keep_nobody_out(bytes: &[u8], request: Duration) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s4_a_thousand_silent_connections_keep_no_member_from_the_store_and_its_ranks_worker() {
-    idle_connections_keep_nobody_out(b"", LONG).await;
+    strangers_keep_nobody_out(b"").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s4_a_thousand_idle_clients_keep_no_member_from_the_store_and_its_ranks_worker() {
-    let hello = client_hello().await;
-    idle_connections_keep_nobody_out(&hello, LONG).await;
-    idle_connections_keep_nobody_out(&[&hello[..], &get(1)].concat(), Duration::from_millis(300)).await;
+    // The preface of HTTP/2 and empty settings.
+    strangers_keep_nobody_out(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await;
+    strangers_keep_nobody_out(b"PRI * HTTP/2.0\r\n").await;
 }
 
-/// `strangers` cost the server no more memory than its limit, twice, and members of the group are served meanwhile.
-async fn stays_within_the_limit(requests: &[u8]) {
+/// Members that send `request` again and again, and read nothing, cost the worker no more memory than its limits, and others are
+/// served meanwhile.
+async fn stays_within_the_limit(request: Vec<u8>) {
     const LIMIT: usize = 16 << 20;
-    let serving = Serving::start(1024, LIMIT, LONG);
-    let member = connect(serving.store).await.unwrap();
+    const MEMBERS: usize = 16;
+    let rank = Rank::start(1024, LIMIT);
+    let member = connect(&rank.address).await.unwrap();
     for key in ["a", "b", "c", "d"] {
-        member.set(key, &vec![1; (1 << 20) - 16]).await.unwrap();
+        member.set(key, &[1; 256 << 10]).await.unwrap();
     }
-    let before = serving.peak();
-    let bytes = [&client_hello().await[..], requests].concat();
-    let strangers = strangers(serving.store, 64, &bytes).await;
-    for round in 0..2000 {
-        let key = format!("rank/{round}");
-        member.set(&key, &[0; 300]).await.unwrap();
-        assert_eq!(member.wait(&[key], LONG).await.unwrap(), [[0; 300]]);
+    let before = rank.peak();
+    let hostile = join_all((0..MEMBERS).map(|_| Member::at(&rank.address))).await;
+    let flood = hostile.iter().map(async |hostile| {
+        for number in 0.. {
+            hostile.send(StoreRequest { request: number, body: request.clone() }).await;
+        }
+    });
+    let use_store = async {
+        for round in 0..500 {
+            let key = format!("rank/{round}");
+            member.set(&key, &[0; 300]).await.unwrap();
+            assert_eq!(member.wait(&[key], LONG).await.unwrap(), [[0; 300]]);
+        }
+        member.set("a", &[2; 256 << 10]).await.unwrap();
+        assert_eq!(value(&member, "a").await.unwrap().len(), 256 << 10);
+    };
+    tokio::select! {
+        _ = join_all(flood) => unreachable!(),
+        () = use_store => {}
     }
-    member.set("a", &vec![2; 1 << 20]).await.unwrap();
-    assert_eq!(value(&member, "a").await.unwrap().len(), 1 << 20);
-    let more = serving.peak().saturating_sub(before);
-    assert!(more < 2 * LIMIT + BESIDE, "{more} bytes more for {} strangers", strangers.len());
+    let more = rank.peak().saturating_sub(before);
+    assert!(more < MEMBERS * SESSION + BESIDE, "{more} bytes more for {MEMBERS} members");
+}
+
+/// A request for `keys`, which waits for a minute if `waits`.
+fn request(waits: bool, keys: &[&str]) -> Vec<u8> {
+    let limit = LONG.as_micros() as u64;
+    let head = if waits { [&[3][..], &limit.to_le_bytes()].concat() } else { vec![2] };
+    let key = |key: &&str| [&(key.len() as u16).to_le_bytes()[..], key.as_bytes()].concat();
+    let keys_bytes: Vec<u8> = keys.iter().flat_map(key).collect();
+    [&head[..], &(keys.len() as u32).to_le_bytes(), &keys_bytes].concat()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn s4_half_sent_requests_stay_within_the_limit() {
-    let longest = 4u32 << 20;
-    let half = [&longest.to_le_bytes()[..], &vec![0; longest as usize - 1]].concat();
-    stays_within_the_limit(&half).await;
+async fn s4_requests_that_wait_stay_within_the_limit() {
+    let never = "n".repeat(1000);
+    stays_within_the_limit(request(true, &[&*never; 60])).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn s4_unread_answers_stay_within_the_limit() {
-    // More than the sockets' buffers hold.
-    stays_within_the_limit(&get(4).repeat(16)).await;
+    stays_within_the_limit(request(false, &["a", "b", "c", "d"])).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn s4_unread_answers_of_waits_stay_within_the_limit() {
+    stays_within_the_limit(request(true, &["a", "b", "c", "d"])).await;
 }
 
 #[tokio::test]
 async fn s4_waits_that_end_in_any_way_give_everything_back() {
-    const ROUNDS: usize = 300;
-    let limits = TcpLimits { waits: 1, bytes: 4096, ..TcpLimits::default() };
-    let (store, address) = serve(limits).await;
-    let client = connect(address).await.unwrap();
-    let (never, long) = (keys(["never"]), vec!["k".repeat(1000); 4]);
-    let mut waiting = client.wait(&never, LONG);
-    assert!((&mut waiting).now_or_never().is_none());
-    until(|| store.waits() == Some(1)).await;
-    for _ in 0..ROUNDS {
-        assert_full(client.wait(&never, LONG).await, "waits", 1);
-        assert_full(client.wait(&long, LONG).await, "bytes", 4096);
+    const ROUNDS: usize = 100;
+    let serving = Serving::start(MemoryLimits { waits: 1, bytes: 4096, ..MemoryLimits::default() }).await;
+    let (store, client) = (&serving.store, serving.connect().await);
+    let never = keys(["never"]);
+    let refused = async {
+        until(|| store.waits() == 1).await;
+        for _ in 0..ROUNDS {
+            assert_full(client.wait(&never, LONG).await, "waits", 1);
+        }
+    };
+    tokio::select! {
+        waited = client.wait(&never, LONG) => panic!("{waited:?}"),
+        () = refused => {}
     }
-    drop(waiting);
-    until(|| store.waits() == Some(0)).await;
+    until(|| store.waits() == 0).await;
     client.set("there", b"").await.unwrap();
     for _ in 0..ROUNDS {
         client.wait(&keys(["there"]), LONG).await.unwrap();
         client.wait(&never, Duration::ZERO).await.unwrap_err();
         assert!(client.wait(&never, LONG).now_or_never().is_none());
-        until(|| store.waits() == Some(0)).await;
+        until(|| store.waits() == 0).await;
     }
-    let error = client.wait(&long[..3], SHORT).await.unwrap_err();
+    let error = client.wait(&vec!["k".repeat(1000); 3], SHORT).await.unwrap_err();
     assert!(matches!(error, StoreError::TimedOut { .. }), "{error}");
 
     // Requests that are refused otherwise.
@@ -233,15 +235,44 @@ async fn s4_waits_that_end_in_any_way_give_everything_back() {
     client.set("large", &[0; 3000]).await.unwrap();
     assert_eq!(client.wait(&keys(["large"]), LONG).await.unwrap(), [[0; 3000]]);
 
-    // What a connection held comes back with its end.
-    for _ in 0..ROUNDS {
-        let gone = connect(address).await.unwrap();
-        assert!(gone.wait(&never, LONG).now_or_never().is_none());
+    // What a session held comes back with its end.
+    for _ in 0..10 {
+        let gone = Member::of(&serving).await;
+        gone.send(StoreRequest { request: 1, body: request(true, &["never"]) }).await;
+        until(|| store.waits() == 1).await;
         drop(gone);
+        until(|| store.waits() == 0).await;
     }
-    until(|| store.connections() == Some(1) && store.waits() == Some(0)).await;
-    assert!(matches!(client.wait(&long[..3], SHORT).await, Err(StoreError::TimedOut { .. })));
-    let mut stream = TcpStream::connect(address).await.unwrap();
-    stream.write_all(&client_hello().await).await.unwrap();
-    stream.read_exact(&mut [0; 24]).await.unwrap();
+    assert!(matches!(client.wait(&never, SHORT).await, Err(StoreError::TimedOut { .. })));
+}
+
+/// A session has room for so many short waits. More are refused and change nothing, however the others end.
+#[tokio::test]
+async fn s4_waits_of_one_session_are_counted() {
+    const ROOM: usize = 512;
+    let serving = Serving::start(MemoryLimits::default()).await;
+    let (store, client, other) = (&serving.store, serving.connect().await, serving.connect().await);
+    for round in 0..3 {
+        let key = keys([["first", "second", "third"][round]]);
+        let mut waits: FuturesUnordered<_> = (0..ROOM + 100).map(|_| client.wait(&key, LONG)).collect();
+        for _ in 0..100 {
+            assert_full(waits.next().await.unwrap(), "waits", ROOM);
+        }
+        assert_eq!(store.waits(), ROOM);
+        let (others, set) = tokio::join!(other.wait(&key, LONG), async {
+            until(|| store.waits() == ROOM + 1).await;
+            if round == 1 {
+                // Dropped waits give their room back, too.
+                waits.clear();
+                until(|| store.waits() == 1).await;
+            }
+            store.set(&key[0], b"1").await
+        });
+        set.unwrap();
+        assert_eq!(others.unwrap(), [b"1"]);
+        while let Some(waited) = waits.next().await {
+            assert_eq!(waited.unwrap(), [b"1"]);
+        }
+        assert_eq!(store.waits(), 0);
+    }
 }

@@ -14,9 +14,9 @@ use tensorwire_fabric::{FabricKind, timeout};
 use tensorwire_rendezvous::Worker;
 
 use super::{
-    LONG, SHORT, keys, runtime,
+    LONG, SHORT, keys, open_url, runtime,
     server::{Server, Service},
-    value,
+    value, worker,
 };
 use crate::{block_on::block_on, outside::tokio_runtime};
 
@@ -52,9 +52,10 @@ over_services! {
 async fn a_store_may_be_used_outside_of_tokio(service: Service) {
     let used = thread::spawn(move || {
         let Some(mut server) = Server::start(service) else { return };
-        let (_tokio, runtime) = tokio_runtime();
+        let (tokio, _) = tokio_runtime();
+        let worker = tokio.block_on(worker::builder().start()).unwrap();
         block_on(async {
-            let store = server.url().open(LONG, runtime).await.unwrap();
+            let store = server.url().open(LONG, &worker).await.unwrap();
             store.set("a", b"1").await.unwrap();
             assert_eq!(store.wait(&keys(["a"]), LONG).await.unwrap(), [b"1"]);
             assert!(store.wait(&keys(["b"]), SHORT).await.is_err());
@@ -68,7 +69,7 @@ async fn a_store_may_be_used_outside_of_tokio(service: Service) {
 }
 
 async fn open(server: &Server, limit: Duration) -> Arc<dyn Store> {
-    server.url().open(limit, runtime()).await.unwrap()
+    open_url(server.url(), limit).await.unwrap()
 }
 
 /// The text of the error, which names the server.
@@ -82,22 +83,21 @@ fn detail(error: &StoreError, server: &Server) -> String {
 async fn a_server_that_is_not_there_is_named(service: Service) {
     let Some(mut server) = Server::start(service) else { return };
     server.kill();
-    let opened = timeout(&*runtime(), LONG, server.url().open(LONG, runtime())).await;
+    let opened = timeout(&*runtime(), LONG, open_url(server.url(), LONG)).await;
     let error = opened.expect("at once").unwrap_err();
     let text = detail(&error, &server);
     assert!(text.contains("refused") && text.contains("runs there"), "{text}");
 }
 
-/// It sends a greeting that no such server sends.
+/// A worker listens there.
 async fn another_server_is_none(service: Service) {
     let Some(server) = Server::start(service) else { return };
-    let (_other, address) =
-        tensorwire_collective::store::TcpStore::serve("127.0.0.1:0", runtime()).await.unwrap();
-    let url = server.url().to_string().replace(&server.address.to_string(), &address.to_string());
-    let url: tensorwire_collective::store::StoreUrl = url.parse().unwrap();
-    let error = url.open(LONG, runtime()).await.unwrap_err();
+    let other = worker::builder().start().await.unwrap();
+    let address = other.address();
+    let url = server.url().to_string().replace(&server.address.to_string(), address);
+    let error = open_url(url.parse().unwrap(), LONG).await.unwrap_err();
     let StoreError::Unreachable { store, detail } = &error else { panic!("{error}") };
-    assert!(store.contains(&address.to_string()) && detail.contains("check that"), "{error}");
+    assert!(store.contains(address) && detail.contains("check that"), "{error}");
 }
 
 async fn a_server_that_restarts_is_connected_to_again(service: Service) {
@@ -160,7 +160,7 @@ async fn a_server_that_stops_ends_every_call_in_time(service: Service) {
         compared.unwrap_err(),
         deleted.unwrap_err(),
         wait.unwrap_err(),
-        server.url().open(LIMIT, runtime()).await.unwrap_err(),
+        open_url(server.url(), LIMIT).await.unwrap_err(),
     ];
     assert!(clock.now() - begun < LONG / 2);
     for error in errors {
@@ -235,8 +235,7 @@ async fn redis_knows_users_passwords_and_databases() {
         "+@all",
     ];
     let Some(server) = Server::start_with(Service::Redis, &options) else { return };
-    let open =
-        async |credentials: &str, path: &str| server.url_with(credentials, path).open(LONG, runtime()).await;
+    let open = async |credentials: &str, path: &str| open_url(server.url_with(credentials, path), LONG).await;
     let (first, other) = (open(":s3cret@", "/3").await.unwrap(), open("alice:won%2Fder@", "").await.unwrap());
     first.set("job", b"1").await.unwrap();
     assert_eq!(value(&*other, "job").await, None, "it is in another database");
@@ -276,7 +275,7 @@ async fn a_value_of_another_type_is_no_number() {
 async fn etcd_knows_users_and_passwords() {
     let Some(mut server) = Server::start(Service::Etcd) else { return };
     let open = async |server: &Server, credentials: &str, path: &str| {
-        server.url_with(credentials, path).open(LONG, runtime()).await
+        open_url(server.url_with(credentials, path), LONG).await
     };
     let early = open(&server, "root:s3cret@", "").await.unwrap_err();
     assert!(detail(&early, &server).contains("leave the user and the password out"), "{early}");
@@ -407,7 +406,7 @@ async fn a_wait_for_many_keys_misses_no_write_between_two_reads() {
     let begin = std::cell::Cell::new(false);
     let forward = hold_back(listener, server.address, &begin, held, on_go_on);
     let waiting = async {
-        let store = url.open(LONG, runtime()).await.unwrap();
+        let store = open_url(url, LONG).await.unwrap();
         begin.set(true);
         let write = async {
             on_held.await.unwrap();

@@ -16,10 +16,14 @@ use self::{
         WatchRequest,
     },
 };
+#[cfg(doc)]
+use super::Store;
 use super::{
-    Store, StoreError,
+    StoreError,
+    backend::Backend,
     on_runtime::on_runtime,
-    rules::{check_compare, check_key, check_keys, check_value, sum},
+    request::{Answer, Request},
+    rules::sum,
     url::StoreUrl,
     wanted::{Pause, Wanted},
 };
@@ -97,7 +101,7 @@ impl EtcdStore {
     }
 
     /// The values of `keys`, and a revision of the map: later writes to `keys` have higher ones.
-    async fn read(&self, keys: &[String]) -> Result<(Vec<Option<KeyValue>>, i64), StoreError> {
+    async fn read_at(&self, keys: &[String]) -> Result<(Vec<Option<KeyValue>>, i64), StoreError> {
         self.within_limit(self.read_parts(keys)).await
     }
 
@@ -122,19 +126,13 @@ impl EtcdStore {
         Ok((found, revision.unwrap_or_default()))
     }
 
-    async fn values(&self, keys: &[String]) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        let (found, _) = self.read(keys).await?;
-        Ok(found.into_iter().map(|found| found.map(|found| found.value)).collect())
-    }
-
-    async fn wait_for(&self, keys: &[String], limit: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
-        check_keys(keys)?;
+    async fn watch_for(&self, keys: &[String], limit: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
         let runtime = &*self.client.runtime;
         let end = runtime.now().saturating_add(limit);
         let (mut wanted, mut pause) = (Wanted::new(keys), Pause::new(PAUSE_MIN, PAUSE_MAX));
         loop {
             let left = end.saturating_sub(runtime.now());
-            let (found, revision) = self.read(&wanted.missing()).await?;
+            let (found, revision) = self.read_at(&wanted.missing()).await?;
             wanted.fill(found.into_iter().map(|found| found.map(|found| found.value)).collect());
             if wanted.is_complete() {
                 return Ok(wanted.into_values());
@@ -229,30 +227,45 @@ impl EtcdStore {
         }
     }
 
+    async fn execute_parts(&self, request: Request) -> Result<Answer, StoreError> {
+        let client = &self.client;
+        match request {
+            Request::Get { keys } | Request::Wait { keys, .. } => {
+                let (found, _) = self.read_parts(&keys).await?;
+                Ok(Answer::values(found.into_iter().map(|found| found.map(|found| found.value)).collect()))
+            }
+            Request::Set { key, value } => {
+                let put = Put { key: key.into_bytes(), value };
+                let done = client.call("/etcdserverpb.KV/Put", &put, Repeated::AsNeeded).await;
+                done.map(|Done {}| Answer::Done).map_err(|why| client.error(&why))
+            }
+            Request::Add { key, delta } => self.add_to(&key, delta).await.map(Answer::Sum),
+            Request::CompareSet { key, expected, value } => {
+                // If no value is expected, the write itself shows whether there is one.
+                let found = match expected {
+                    Some(_) => self.read_parts(std::slice::from_ref(&key)).await?.0.pop().flatten(),
+                    None => None,
+                };
+                let next = |stored: Option<&[u8]>| {
+                    Ok::<_, ()>((stored == expected.as_deref()).then(|| value.clone()))
+                };
+                let written = self.update(&key, found, next).await?;
+                Ok(Answer::value(written.unwrap_or_default()))
+            }
+            Request::Delete { key } => {
+                let delete = Delete { key: key.into_bytes() };
+                let done = client.call("/etcdserverpb.KV/DeleteRange", &delete, Repeated::Once).await;
+                done.map(|Deleted { deleted }| Answer::Deleted(deleted > 0)).map_err(|why| client.error(&why))
+            }
+        }
+    }
+
     async fn add_to(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
-        check_key(key)?;
-        let (mut found, _) = self.read(&[key.to_owned()]).await?;
+        let (mut found, _) = self.read_parts(&[key.to_owned()]).await?;
         let next = |value: Option<&[u8]>| sum(value, delta).map(|sum| Some(sum.to_string().into_bytes()));
         let written = self.update(key, found.pop().flatten(), next).await?;
         let written = written.map_err(|why| why.error(self.client.name.clone(), key, delta))?;
         sum(written.as_deref(), 0).map_err(|why| why.error(self.client.name.clone(), key, delta))
-    }
-
-    async fn compare_and_set(
-        &self,
-        key: &str,
-        expected: Option<&[u8]>,
-        value: &[u8],
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        check_compare(key, expected, value)?;
-        // If no value is expected, the write itself shows whether there is one.
-        let found = match expected {
-            Some(_) => self.read(&[key.to_owned()]).await?.0.pop().flatten(),
-            None => None,
-        };
-        let next = |stored: Option<&[u8]>| Ok::<_, ()>((stored == expected).then(|| value.to_vec()));
-        let written = self.update(key, found, next).await?;
-        Ok(written.unwrap_or_default())
     }
 
     /// Ends `call`, which makes several requests, after the store's limit.
@@ -263,10 +276,6 @@ impl EtcdStore {
         let call = std::pin::pin!(call);
         let ended = timeout(&*self.client.runtime, self.client.limit, call).await;
         ended.unwrap_or_else(|_| Err(self.client.error(&Failed::Silent)))
-    }
-
-    fn unexpected(&self) -> StoreError {
-        self.client.unreachable("unexpected answer: check that the server is etcd 3.4 or later".to_owned())
     }
 }
 
@@ -281,54 +290,24 @@ fn read(keys: &[String]) -> Transaction {
     Transaction { compare: Vec::new(), success: keys.iter().map(range).collect(), failure: Vec::new() }
 }
 
-impl Store for EtcdStore {
-    fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>> {
-        async move {
-            check_key(key)?;
-            check_value(value)?;
-            let put = Put { key: key.as_bytes().to_vec(), value: value.to_vec() };
-            let done = self.client.call("/etcdserverpb.KV/Put", &put, Repeated::AsNeeded).await;
-            done.map(|Done {}| ()).map_err(|why| self.client.error(&why))
-        }
-        .boxed()
+impl Backend for EtcdStore {
+    fn name(&self) -> String {
+        self.client.name.clone()
     }
 
-    fn get<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<Vec<Option<Vec<u8>>>, StoreError>> {
-        async move {
-            check_keys(keys)?;
-            self.values(keys).await
-        }
-        .boxed()
+    fn runtime(&self) -> &dyn Runtime {
+        &*self.client.runtime
     }
 
-    fn wait<'a>(
+    fn execute(&self, request: Request) -> BoxFuture<'_, Result<Answer, StoreError>> {
+        self.within_limit(self.execute_parts(request)).boxed()
+    }
+
+    fn wait_for<'a>(
         &'a self,
         keys: &'a [String],
         limit: Duration,
     ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, StoreError>> {
-        self.wait_for(keys, limit).boxed()
-    }
-
-    fn add<'a>(&'a self, key: &'a str, delta: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
-        self.within_limit(self.add_to(key, delta)).boxed()
-    }
-
-    fn compare_set<'a>(
-        &'a self,
-        key: &'a str,
-        expected: Option<&'a [u8]>,
-        value: &'a [u8],
-    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
-        self.within_limit(self.compare_and_set(key, expected, value)).boxed()
-    }
-
-    fn delete<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
-        async move {
-            check_key(key)?;
-            let delete = Delete { key: key.as_bytes().to_vec() };
-            let done = self.client.call("/etcdserverpb.KV/DeleteRange", &delete, Repeated::Once).await;
-            done.map(|Deleted { deleted }| deleted > 0).map_err(|why| self.client.error(&why))
-        }
-        .boxed()
+        self.watch_for(keys, limit).boxed()
     }
 }

@@ -13,7 +13,11 @@ use tensorwire_fabric::Runtime;
 use tensorwire_protocol::text::escaped;
 
 use super::{
-    super::{StoreError, rules::sum},
+    super::{
+        StoreError,
+        request::{Answer, Request},
+        rules::sum,
+    },
     lock,
     name::file_name,
     open_folder::{OpenFolder, explained},
@@ -31,24 +35,6 @@ pub(super) struct Folder {
     process: String,
     /// Draws the names of temporary files.
     runtime: Arc<dyn Runtime>,
-}
-
-/// A write under its key's lock.
-#[derive(Debug)]
-pub(super) enum Change {
-    Set(Vec<u8>),
-    Add(i64),
-    CompareSet { expected: Option<Vec<u8>>, value: Vec<u8> },
-    Delete,
-}
-
-/// The result of a [`Change`].
-#[derive(Debug)]
-pub(super) enum Changed {
-    Set,
-    Sum(i64),
-    Value(Option<Vec<u8>>),
-    Deleted(bool),
 }
 
 impl Folder {
@@ -80,28 +66,29 @@ impl Folder {
         keys.iter().map(|key| self.read(&folder, key)).collect()
     }
 
-    /// Makes `change` under the lock of `key`. `None` if another process has the lock.
+    /// Makes the change of `key` that `request` asks for, under the lock of `key`. `None` if another process has the lock.
     ///
     /// # Errors
     /// [`StoreError`].
-    pub(super) fn try_change(&self, key: &str, change: &Change) -> Result<Option<Changed>, StoreError> {
+    pub(super) fn try_change(&self, key: &str, request: &Request) -> Result<Option<Answer>, StoreError> {
         let (folder, name) = (self.opened()?, lock_name(key));
         let owner = format!("{}, lock {:016x}", self.process, self.runtime.random());
         let lock = lock::take(&folder, &name, &self.own_name(), owner);
         let Some(_lock) = lock.map_err(|error| self.failed(&name, &error))? else { return Ok(None) };
-        let found = if matches!(change, Change::Set(_)) { None } else { self.read(&folder, key)? };
-        let changed = match change {
-            Change::Set(value) => self.write(&folder, key, value).map(|()| Changed::Set),
-            Change::Add(delta) => {
+        let found = if matches!(request, Request::Set { .. }) { None } else { self.read(&folder, key)? };
+        let changed = match request {
+            Request::Set { value, .. } => self.write(&folder, key, value).map(|()| Answer::Done),
+            Request::Add { delta, .. } => {
                 let sum =
                     sum(found.as_deref(), *delta).map_err(|why| why.error(self.store(), key, *delta))?;
-                self.write(&folder, key, sum.to_string().as_bytes()).map(|()| Changed::Sum(sum))
+                self.write(&folder, key, sum.to_string().as_bytes()).map(|()| Answer::Sum(sum))
             }
-            Change::CompareSet { expected, value } if found == *expected => {
-                self.write(&folder, key, value).map(|()| Changed::Value(Some(value.clone())))
+            Request::CompareSet { expected, value, .. } if found == *expected => {
+                self.write(&folder, key, value).map(|()| Answer::value(Some(value.clone())))
             }
-            Change::CompareSet { .. } => Ok(Changed::Value(found)),
-            Change::Delete => self.remove(&folder, key).map(Changed::Deleted),
+            Request::Delete { .. } => self.remove(&folder, key).map(Answer::Deleted),
+            // The others read.
+            _ => Ok(Answer::value(found)),
         };
         changed.map(Some)
     }

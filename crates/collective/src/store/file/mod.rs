@@ -16,14 +16,12 @@ use std::{
 use futures::{FutureExt, channel::oneshot};
 use tensorwire_fabric::{BoxFuture, Runtime, timeout};
 
-use self::{
-    folder::{Change, Changed, Folder},
-    open_folder::explained,
-};
+use self::{folder::Folder, open_folder::explained};
 use super::{
-    Store, StoreError,
-    rules::{check_compare, check_key, check_keys, check_value},
-    wanted::{Pause, look_for},
+    StoreError,
+    backend::Backend,
+    request::{Answer, Request},
+    wanted::Pause,
 };
 
 /// The pause before a wait, or a write whose lock is taken, tries again. It doubles from the first to the second.
@@ -116,34 +114,22 @@ impl FileStore {
         }
     }
 
-    async fn change(&self, key: &str, change: Change) -> Result<Changed, StoreError> {
-        let change = Arc::new(change);
-        let (begun, mut pause) = (self.runtime.now(), Pause::new(PAUSE_MIN, PAUSE_MAX));
+    /// Makes the change of `key` that `request` asks for, when no other process makes one.
+    async fn change(&self, key: String, request: Request) -> Result<Answer, StoreError> {
+        let change = Arc::new((key, request));
+        let (begun, mut pause) = (self.runtime.now(), self.pauses());
         loop {
-            let (own_key, change) = (key.to_owned(), Arc::clone(&change));
-            if let Some(changed) = self.on_thread(move |folder| folder.try_change(&own_key, &change)).await? {
+            let again = Arc::clone(&change);
+            let changed = self.on_thread(move |folder| folder.try_change(&again.0, &again.1)).await?;
+            if let Some(changed) = changed {
                 return Ok(changed);
             }
             if self.runtime.now().saturating_sub(begun) >= self.limit {
-                let (own_key, limit) = (key.to_owned(), self.limit);
-                return Err(self.on_thread(move |folder| folder.lock_stays(&own_key, limit)).await?);
+                let limit = self.limit;
+                return Err(self.on_thread(move |folder| folder.lock_stays(&change.0, limit)).await?);
             }
             pause.sleep(&*self.runtime, PAUSE_MAX).await;
         }
-    }
-
-    async fn read(&self, keys: Vec<String>) -> Result<Vec<Option<Vec<u8>>>, StoreError> {
-        self.on_thread(move |folder| folder.read_all(&keys)).await
-    }
-
-    async fn wait_for(&self, keys: &[String], limit: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
-        check_keys(keys)?;
-        let looking = (&*self.runtime, Pause::new(PAUSE_MIN, PAUSE_MAX));
-        look_for(keys, limit, looking, || self.folder.store(), |missing| self.read(missing)).await
-    }
-
-    fn unexpected(&self) -> StoreError {
-        self.folder.unreachable("internal error: a write returned another kind of result".to_owned())
     }
 }
 
@@ -155,67 +141,32 @@ fn silent(limit: Duration) -> String {
     )
 }
 
-impl Store for FileStore {
-    fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>> {
-        async move {
-            check_key(key)?;
-            check_value(value)?;
-            self.change(key, Change::Set(value.to_vec())).await.map(drop)
-        }
-        .boxed()
+impl Backend for FileStore {
+    fn name(&self) -> String {
+        self.folder.store()
     }
 
-    fn get<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<Vec<Option<Vec<u8>>>, StoreError>> {
-        async move {
-            check_keys(keys)?;
-            self.read(keys.to_vec()).await
-        }
-        .boxed()
+    fn runtime(&self) -> &dyn Runtime {
+        &*self.runtime
     }
 
-    fn wait<'a>(
-        &'a self,
-        keys: &'a [String],
-        limit: Duration,
-    ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, StoreError>> {
-        self.wait_for(keys, limit).boxed()
+    fn pauses(&self) -> Pause {
+        Pause::new(PAUSE_MIN, PAUSE_MAX)
     }
 
-    fn add<'a>(&'a self, key: &'a str, delta: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
+    fn execute(&self, request: Request) -> BoxFuture<'_, Result<Answer, StoreError>> {
         async move {
-            check_key(key)?;
-            match self.change(key, Change::Add(delta)).await? {
-                Changed::Sum(sum) => Ok(sum),
-                _ => Err(self.unexpected()),
-            }
-        }
-        .boxed()
-    }
-
-    fn compare_set<'a>(
-        &'a self,
-        key: &'a str,
-        expected: Option<&'a [u8]>,
-        value: &'a [u8],
-    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
-        async move {
-            check_compare(key, expected, value)?;
-            let expected = expected.map(<[u8]>::to_vec);
-            match self.change(key, Change::CompareSet { expected, value: value.to_vec() }).await? {
-                Changed::Value(value) => Ok(value),
-                _ => Err(self.unexpected()),
-            }
-        }
-        .boxed()
-    }
-
-    fn delete<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
-        async move {
-            check_key(key)?;
-            match self.change(key, Change::Delete).await? {
-                Changed::Deleted(had_one) => Ok(had_one),
-                _ => Err(self.unexpected()),
-            }
+            let key = match &request {
+                Request::Get { keys } | Request::Wait { keys, .. } => {
+                    let keys = keys.clone();
+                    return self.on_thread(move |folder| folder.read_all(&keys)).await.map(Answer::values);
+                }
+                Request::Set { key, .. }
+                | Request::Add { key, .. }
+                | Request::CompareSet { key, .. }
+                | Request::Delete { key } => key.clone(),
+            };
+            self.change(key, request).await
         }
         .boxed()
     }
@@ -227,7 +178,7 @@ mod tests {
 
     use tensorwire_fabric::TokioRuntime;
 
-    use super::*;
+    use super::{super::Store as _, *};
 
     #[tokio::test]
     async fn the_callers_stop_waiting_for_a_file_system_that_blocks() {

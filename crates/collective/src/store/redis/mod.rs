@@ -16,14 +16,18 @@ use redis::{
 use tensorwire_fabric::{BoxFuture, Runtime, timeout};
 
 use self::bounded::Bounded;
+#[cfg(doc)]
+use super::Store;
 use super::{
-    Store, StoreError,
-    rules::{NoSum, check_compare, check_key, check_keys, check_value, shown},
+    StoreError,
+    backend::Backend,
+    request::{Answer, Request},
+    rules::{NoSum, shown},
     url::{Service, StoreUrl},
-    wanted::{Pause, look_for},
+    wanted::Pause,
 };
 
-/// The most keys read by one command. Their values have at most 128 MiB together.
+/// The most keys read by one command. Their values have at most 63 MiB together.
 const KEYS_MAX: usize = 128;
 
 /// The pause before a wait reads its keys again. It doubles from the first to the second.
@@ -201,31 +205,31 @@ impl Shared {
         Ok(values)
     }
 
-    async fn wait(&self, keys: &[String], limit: Duration) -> Result<Vec<Vec<u8>>, StoreError> {
-        check_keys(keys)?;
-        let looking = (&*self.runtime, Pause::new(PAUSE_MIN, PAUSE_MAX));
-        look_for(keys, limit, looking, || self.name.clone(), |missing| self.read(missing)).await
-    }
-
-    async fn add(&self, key: &str, delta: i64) -> Result<i64, StoreError> {
-        check_key(key)?;
-        let sum = self.ask(cmd("INCRBY").arg(key).arg(delta), Repeated::Once).await;
-        sum.map_err(|why| match no_sum(&why) {
-            Some(why) => why.error(self.name.clone(), key, delta),
-            None => self.error(&why),
-        })
-    }
-
-    async fn compare_set(
-        &self,
-        key: &str,
-        expected: Option<&[u8]>,
-        value: &[u8],
-    ) -> Result<Option<Vec<u8>>, StoreError> {
-        check_compare(key, expected, value)?;
-        let mut command = cmd("EVAL");
-        command.arg(COMPARE_SET).arg(1).arg(key).arg(value).arg(expected);
-        self.ask(&command, Repeated::Once).await.map_err(|why| self.error(&why))
+    async fn execute(&self, request: Request) -> Result<Answer, StoreError> {
+        let failed = |why: Failed| self.error(&why);
+        match request {
+            Request::Get { keys } | Request::Wait { keys, .. } => self.read(keys).await.map(Answer::values),
+            Request::Set { key, value } => {
+                let set = self.ask(cmd("SET").arg(key).arg(value), Repeated::AsNeeded).await;
+                set.map(|()| Answer::Done).map_err(failed)
+            }
+            Request::Add { key, delta } => {
+                let sum = self.ask(cmd("INCRBY").arg(&key).arg(delta), Repeated::Once).await;
+                sum.map(Answer::Sum).map_err(|why| match no_sum(&why) {
+                    Some(why) => why.error(self.name.clone(), &key, delta),
+                    None => failed(why),
+                })
+            }
+            Request::CompareSet { key, expected, value } => {
+                let mut command = cmd("EVAL");
+                command.arg(COMPARE_SET).arg(1).arg(key).arg(value).arg(expected);
+                self.ask(&command, Repeated::Once).await.map(Answer::value).map_err(failed)
+            }
+            Request::Delete { key } => {
+                let removed: Result<u64, Failed> = self.ask(cmd("DEL").arg(key), Repeated::Once).await;
+                removed.map(|count| Answer::Deleted(count > 0)).map_err(failed)
+            }
+        }
     }
 
     fn error(&self, why: &Failed) -> StoreError {
@@ -275,52 +279,20 @@ fn remedy(error: &RedisError) -> &'static str {
     }
 }
 
-impl Store for RedisStore {
-    fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>> {
-        async move {
-            check_key(key)?;
-            check_value(value)?;
-            let set = self.shared.ask(cmd("SET").arg(key).arg(value), Repeated::AsNeeded).await;
-            set.map_err(|why| self.shared.error(&why))
-        }
-        .boxed()
+impl Backend for RedisStore {
+    fn name(&self) -> String {
+        self.shared.name.clone()
     }
 
-    fn get<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<Vec<Option<Vec<u8>>>, StoreError>> {
-        async move {
-            check_keys(keys)?;
-            self.shared.read(keys.to_vec()).await
-        }
-        .boxed()
+    fn runtime(&self) -> &dyn Runtime {
+        &*self.shared.runtime
     }
 
-    fn wait<'a>(
-        &'a self,
-        keys: &'a [String],
-        limit: Duration,
-    ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, StoreError>> {
-        self.shared.wait(keys, limit).boxed()
+    fn pauses(&self) -> Pause {
+        Pause::new(PAUSE_MIN, PAUSE_MAX)
     }
 
-    fn add<'a>(&'a self, key: &'a str, delta: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
-        self.shared.add(key, delta).boxed()
-    }
-
-    fn compare_set<'a>(
-        &'a self,
-        key: &'a str,
-        expected: Option<&'a [u8]>,
-        value: &'a [u8],
-    ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
-        self.shared.compare_set(key, expected, value).boxed()
-    }
-
-    fn delete<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
-        async move {
-            check_key(key)?;
-            let removed: Result<u64, Failed> = self.shared.ask(cmd("DEL").arg(key), Repeated::Once).await;
-            removed.map(|count| count > 0).map_err(|why| self.shared.error(&why))
-        }
-        .boxed()
+    fn execute(&self, request: Request) -> BoxFuture<'_, Result<Answer, StoreError>> {
+        self.shared.execute(request).boxed()
     }
 }
