@@ -261,7 +261,7 @@ impl ShmLink {
             };
             let look = self.turn_locked(&mut target);
             drop(target);
-            // Pairs with the fences in `start_close` and `turn_or_be_woken`: a task that found the lock taken
+            // Pairs with the fences in `start_close` and `turn_or_be_woken`: a task that finds the lock taken
             // meanwhile relies on this one.
             fence(Ordering::SeqCst);
             if self.contended.load(Ordering::Relaxed) {

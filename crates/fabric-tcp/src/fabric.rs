@@ -44,9 +44,9 @@ pub struct TcpConfig {
     /// A longer logical write is split into pieces of at most this length. Each piece counts in the send queue.
     /// Default 1 GiB.
     pub piece_bytes_max: u64,
-    /// The kernel probes an idle connection after half of this time, in whole seconds, at least 1. The peer's kernel answers even
-    /// while its process is stopped. The owner of the connection sees by [`QueuePairStats::unacknowledged`] that no answer comes, as
-    /// workers do. Default 30 s.
+    /// The kernel probes an idle connection after half of this time, in whole seconds, at least 1. The peer's kernel
+    /// answers even while its process is stopped. [`QueuePairStats::unacknowledged`] shows the owner of the connection, such
+    /// as a worker, that answers are missing. Default 30 s.
     ///
     /// [`QueuePairStats::unacknowledged`]: tensorwire_fabric::QueuePairStats::unacknowledged
     pub silence_limit: Duration,

@@ -360,7 +360,7 @@ impl Link for TcpLink {
 impl TcpLink {
     /// Sends and receives on behalf of a task that is about to sleep.
     fn drive(&self) -> Look {
-        // The task that holds posts sends them, and the driver looks after that.
+        // The task that holds posts sends them, and the driver polls afterwards.
         if self.sender.gathering().is_held() {
             return Look::Idle;
         }
@@ -368,12 +368,12 @@ impl TcpLink {
         if self.sender.state() == Sent::More {
             self.send();
         }
-        // The task that polls the driver comes here after that. The socket was empty a moment ago, and what comes wakes the
+        // The task that polls the driver drives the link afterwards. The socket was just empty, and new bytes wake the
         // driver.
         if self.rests.swap(false, Ordering::Relaxed) {
             return Look::Idle;
         }
-        // The driver does what is left after a turn: readiness wakes it, or the turn did.
+        // The driver does the rest after a turn: readiness wakes it, or the turn has woken it.
         self.receive()
     }
 

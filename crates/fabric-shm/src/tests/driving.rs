@@ -395,7 +395,7 @@ fn a_driver_that_finds_someone_at_work_is_woken_by_them() {
         assert_eq!(hand.woken(), 0, "spins");
         assert_eq!(rig.sees.sleep(), epoch, "must not say that it sleeps without having looked");
         drop(held);
-        // Whoever held it goes through `progress`, which wakes the driver on the way out.
+        // The task that held the lock leaves `turn`, which wakes the driver.
         assert_eq!(rig.link.turn(), Look::Worked);
         assert_eq!(hand.woken(), 1);
         hand.sleep();

@@ -182,7 +182,7 @@ fn a_loan_is_a_view_until_it_is_dropped() {
         let mut rig = Rig::new();
         rig.send_block(0, 4 * CHUNK_BYTES);
         rig.offer(100, 3 * CHUNK_BYTES as u64, 5);
-        // Made resident in as many goes as a copy would take.
+        // Made resident in as many rounds as a copy would take.
         assert_eq!(rig.link.turn(), Look::More);
         assert_eq!(rig.sees.consumed(), 0);
         rig.settle();
