@@ -238,8 +238,9 @@ fn a_store_host_that_is_loopback_on_its_own_node_is_named_at_once() {
 fn a_rank_on_loopback_is_named_with_the_remedy() {
     let Some(nodes) = Nodes::new("10.77.0.1") else { return };
     let by_hand =
-        |rank: usize, _| format!("TENSORWIRE_RANK={rank} TENSORWIRE_SIZE=2 TENSORWIRE_STORE=node1:29500");
-    let mut all = nodes.start("", 2, by_hand);
-    let (status, text) = all.remove(0).end();
+        |rank: usize, _| format!("TENSORWIRE_RANK={rank} TENSORWIRE_SIZE=3 TENSORWIRE_STORE=node1:29500");
+    // Rank 0 listens at the store's address. Rank 2 is on the other node, and cannot reach rank 1.
+    let mut all = nodes.start("", 3, by_hand);
+    let (status, text) = all.remove(2).end();
     assert!(!status.success() && text.contains("bind the workers to an address"), "{text}");
 }

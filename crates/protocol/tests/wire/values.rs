@@ -69,7 +69,9 @@ pub(crate) fn scope() -> impl Strategy<Value = Scope> {
 pub(crate) fn text(bytes_max: usize) -> impl Strategy<Value = String> {
     ".{0,300}".prop_map(move |text: String| {
         let mut text = escaped(&text).into_owned();
-        text.truncate(text.floor_char_boundary(bytes_max));
+        while text.len() > bytes_max {
+            text.pop();
+        }
         text
     })
 }
