@@ -23,9 +23,11 @@ const LENGTH: usize = 64;
 const EDITIONS: usize = 4;
 /// How often it looks at a view, unless the content was replaced often enough before.
 const LOOKS: u32 = 20;
-/// How long the reader views, and how often at most.
+/// How long the reader views, and how often at most. It goes on until it has seen some editions: on a busy machine the other
+/// process may not run for a second.
 const READING: Duration = Duration::from_secs(5);
 const VIEWS: u64 = 200_000;
+const EDITIONS_SEEN: u64 = 100;
 
 /// A pool in which only [`EDITIONS`] pieces of memory are free: each is soon in use again. The rest comes with it.
 fn tight_pool(half: &Half) -> (RegisteredPool, Vec<Buf>) {
@@ -95,7 +97,7 @@ fn s1_what_another_process_views_is_one_edition_though_its_memory_is_reused_at_o
         let catalogue = queue_pair.shared_memory().unwrap().peer_catalogue().unwrap();
         first_view(&runtime, &*catalogue).await;
         let (began, mut views, mut editions, mut latest) = (runtime.now(), 0, 0_u64, 0);
-        while views < VIEWS && runtime.now() - began < READING {
+        while editions <= EDITIONS_SEEN || views < VIEWS && runtime.now() - began < READING {
             for _ in 0..256 {
                 let Some((number, view)) = view(&*catalogue) else { continue };
                 // Until its memory would have been used again, had nobody looked at the claim.
@@ -114,6 +116,5 @@ fn s1_what_another_process_views_is_one_edition_though_its_memory_is_reused_at_o
             yield_once().await;
         }
         println!("{views} views of {editions} editions, the last is {latest}");
-        assert!(editions > 100, "{views} views of {editions} editions: the two do not run side by side");
     });
 }
