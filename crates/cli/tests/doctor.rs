@@ -10,6 +10,7 @@ use std::{
     time::Duration,
 };
 
+use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
 
 use crate::common::{finish, run, tensorwire, text};
@@ -180,7 +181,7 @@ fn wrong_arguments_end_with_code_2() {
 /// Holds other tests off the machine, in this process and in others, until it is dropped.
 fn machine() -> File {
     let lock = File::create(std::env::temp_dir().join("tensorwire-test-doctor.lock")).unwrap();
-    lock.lock().unwrap();
+    flock(&lock, FlockOperation::LockExclusive).unwrap();
     lock
 }
 
