@@ -5,11 +5,10 @@
 use std::{sync::Arc, time::Duration};
 
 use tensorwire_fabric::{
-    Access, ConnectParams, Domain, Fabric, Immediate, QueuePair, QueuePairConfig, RemoteRange, Role, Runtime,
+    Access, ConnectParams, Domain, Fabric, Immediate, QueuePair, QueuePairConfig, RegisteredPool,
+    RemoteRange, Role, Runtime,
 };
-use tensorwire_memory::{Buf, Granted, PoolConfig};
-
-use crate::registered_pool::RegisteredPool;
+use tensorwire_memory::{Buf, Granted, Pool, PoolConfig};
 
 /// Depths of the queue pairs.
 pub const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 256 };
@@ -32,8 +31,10 @@ impl FabricPair {
     /// Connects two domains of `fabric`.
     pub async fn connect(fabric: &dyn Fabric, runtime: &dyn Runtime) -> Self {
         let domains = [(); 2].map(|()| fabric.open_domain().expect("a domain"));
-        let pool =
-            |domain, access| RegisteredPool::new(domain, access, PoolConfig::new("bench")).expect("a pool");
+        let pool = |domain, access| {
+            let pool = Pool::new(PoolConfig::new("bench")).expect("a pool");
+            RegisteredPool::new(pool, domain, access).expect("a pool")
+        };
         let (source, receive) = (pool(&domains[0], Access::LOCAL), pool(&domains[1], Access::RECEIVE));
         let bytes = source.pool.try_alloc(SMALL).expect("a buffer").freeze();
         let lent = receive.pool.try_alloc(SMALL).expect("a buffer").grant();
@@ -49,7 +50,7 @@ impl FabricPair {
         );
         let [writer, reader] =
             [writer, reader].map(|connected| connected.expect("a connection").spawn(runtime));
-        let region = receive.region().expect("a region");
+        let region = lent.block().and_then(|block| receive.region(block.id())).expect("a region");
         writer.add_remote_region(region);
         let (region, generation) = (region.region, region.generation);
         let target = RemoteRange { region, generation, offset: lent.offset() as u64, length: SMALL as u64 };

@@ -5,7 +5,6 @@
 
 pub mod fabric_pair;
 pub mod grpc;
-pub mod registered_pool;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

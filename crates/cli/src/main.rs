@@ -19,7 +19,6 @@ mod plan;
 mod progress;
 mod pull;
 mod reachable_address;
-mod registered_pool;
 mod round;
 mod serve;
 mod signals;

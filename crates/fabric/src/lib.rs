@@ -47,6 +47,7 @@ mod queue_pair;
 mod range;
 mod read;
 mod region;
+mod registered_pool;
 mod runtime;
 mod slot;
 #[cfg(test)]
@@ -74,6 +75,7 @@ pub use queue_pair::{NextArrival, Operation, QueuePair, ReadOperation, VectoredR
 pub use range::{RegionGeneration, RegionId, RemoteRange};
 pub use read::{ReadDestination, scattered};
 pub use region::{Access, LatestRegions, LatestTargets, Purpose, RegionTable, RemoteRegion, RemoteRegions};
+pub use registered_pool::RegisteredPool;
 pub use runtime::{BoxFuture, Elapsed, Runtime, TokioRuntime, timeout};
 pub use slot::{SlotKey, SlotTable};
 pub use wait::{Idle, Patience, Spinner, UnknownWait, Wait};

@@ -3,10 +3,10 @@
 use std::{collections::VecDeque, mem, sync::Arc, time::Duration};
 
 use tensorwire::fabric::FabricError;
-use tensorwire_benches::registered_pool::RegisteredPool;
 use tensorwire_fabric::{
     Access, ConnectParams, ConnectionData, Domain, Immediate, Operation, Prepared, QueuePair,
-    QueuePairConfig, RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, TokioRuntime,
+    QueuePairConfig, RegionGeneration, RegionId, RegisteredPool, RemoteRange, RemoteRegion, Role,
+    TokioRuntime,
 };
 use tensorwire_memory::{Buf, Granted, MemoryError, Pool, PoolConfig};
 
@@ -47,7 +47,7 @@ impl Unconnected {
         let mut lent = receive.pool.try_alloc(bytes)?;
         lent.fill(1);
         let lent = lent.grant();
-        let region = receive.region().ok_or(FabricError::Closed)?;
+        let region = lent.block().and_then(|block| receive.region(block.id())).ok_or(FabricError::Closed)?;
         let prepared = domain.prepare(DEPTHS)?;
         let data = SideData {
             connection: prepared.connection_data().0,
@@ -212,5 +212,5 @@ async fn windowed(
 fn registered(domain: &Arc<dyn Domain>, access: Access, bytes: usize) -> Result<RegisteredPool, MemoryError> {
     let config = PoolConfig { block_bytes: bytes, ..PoolConfig::new("measured") };
     let cap_bytes = config.cap_bytes.max(2 * bytes as u64);
-    RegisteredPool::new(domain, access, PoolConfig { cap_bytes, ..config })
+    RegisteredPool::new(Pool::new(PoolConfig { cap_bytes, ..config })?, domain, access)
 }

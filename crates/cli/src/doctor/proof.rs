@@ -5,11 +5,9 @@ use std::{fmt, sync::Arc, time::Duration};
 use indicatif::BinaryBytes;
 use tensorwire_fabric::{
     Access, Arrival, ConnectParams, Connected, ConnectionData, Domain, Fabric, FabricError, Immediate,
-    QueuePair, QueuePairConfig, RemoteRange, Role, Runtime, timeout,
+    QueuePair, QueuePairConfig, RegisteredPool, RemoteRange, Role, Runtime, timeout,
 };
-use tensorwire_memory::{Buf, GrantEnd, Granted, MemoryError, PoolConfig, copy::CopyReason};
-
-use crate::registered_pool::RegisteredPool;
+use tensorwire_memory::{Buf, GrantEnd, Granted, MemoryError, Pool, PoolConfig, copy::CopyReason};
 
 /// What is written.
 pub(super) const BYTES: usize = 1 << 20;
@@ -108,7 +106,7 @@ async fn send(
     receive: &RegisteredPool,
     lent: &Granted,
 ) -> Result<(), FabricError> {
-    let region = receive.region().ok_or(FabricError::Closed)?;
+    let region = lent.block().and_then(|block| receive.region(block.id())).ok_or(FabricError::Closed)?;
     near.add_remote_region(region);
     let (region, generation) = (region.region, region.generation);
     let target = RemoteRange { region, generation, offset: lent.offset() as u64, length: BYTES as u64 };
@@ -133,7 +131,7 @@ fn check(arrival: &Arrival, lent: &Granted) -> Result<(), ProofError> {
 fn registered(domain: &Arc<dyn Domain>, access: Access) -> Result<RegisteredPool, MemoryError> {
     let cap_bytes = 2 * BYTES as u64;
     let config = PoolConfig { block_bytes: BYTES, cap_bytes, ..PoolConfig::new("doctor") };
-    RegisteredPool::new(domain, access, config)
+    RegisteredPool::new(Pool::new(config)?, domain, access)
 }
 
 #[cfg(test)]

@@ -1,21 +1,12 @@
 //! Two ends of one fabric in one process, with their memory.
 
-use std::{
-    collections::HashMap,
-    future::poll_fn,
-    sync::{Arc, Mutex},
-    task::Poll,
-    time::Duration,
-};
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use tensorwire_fabric::{
     Access, Arrival, ConnectParams, Domain, FabricError, FabricKind, Immediate, QueuePair, QueuePairConfig,
     RemoteRange, RemoteRegion, Role, Runtime, timeout,
 };
-use tensorwire_memory::{
-    Block, BlockId, BlockVisitor, Buf, BufMut, GrantEnd, Granted, Pool, PoolConfig, VisitError,
-    copy::CopyReason,
-};
+use tensorwire_memory::{Block, Buf, BufMut, GrantEnd, Granted, Pool, PoolConfig, copy::CopyReason};
 
 use super::{Setup, patience};
 
@@ -47,26 +38,10 @@ pub async fn yield_once() {
     .await;
 }
 
-/// Registers each block of a pool and remembers what peers must know of it.
-#[derive(Debug)]
-struct Registrar {
-    domain: Arc<dyn Domain>,
-    access: Access,
-    regions: Mutex<HashMap<BlockId, RemoteRegion>>,
-}
-
-impl BlockVisitor for Registrar {
-    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
-        let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
-        self.regions.lock().unwrap().insert(block.id(), region);
-        Ok(())
-    }
-}
-
 /// A pool whose blocks are all registered with one domain.
 pub struct RegisteredPool {
     pub pool: Pool,
-    registrar: Arc<Registrar>,
+    registered: tensorwire_fabric::RegisteredPool,
 }
 
 impl RegisteredPool {
@@ -74,19 +49,18 @@ impl RegisteredPool {
     pub fn new(domain: &Arc<dyn Domain>, name: &'static str, access: Access, cap: u64) -> Self {
         let config = PoolConfig { block_bytes: 1 << 20, cap_bytes: cap, ..PoolConfig::new(name) };
         let pool = Pool::new(config).unwrap();
-        let registrar = Arc::new(Registrar { domain: domain.clone(), access, regions: Mutex::default() });
-        pool.add_visitor(registrar.clone()).unwrap();
-        Self { pool, registrar }
+        let registered = tensorwire_fabric::RegisteredPool::new(pool.clone(), domain, access).unwrap();
+        Self { pool, registered }
     }
 
     /// The region that `block` became.
     pub fn region(&self, block: &Block) -> RemoteRegion {
-        self.registrar.regions.lock().unwrap()[&block.id()]
+        self.registered.region(block.id()).unwrap()
     }
 
     /// All regions so far.
     pub fn regions(&self) -> Vec<RemoteRegion> {
-        self.registrar.regions.lock().unwrap().values().copied().collect()
+        self.registered.regions()
     }
 
     /// A frozen buffer of the pattern that `seed` stands for.

@@ -1,19 +1,15 @@
 //! A member of the cluster that knows the secret, greets as it should, sets up a data connection, and then breaks a
 //! rule of the protocol. It is made of the parts that a worker is made of, without a worker.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use tensorwire_fabric::{
     Access, ConnectParams, ConnectionData, Domain, Fabric, FabricKind, Immediate, QueuePair, QueuePairConfig,
-    RegionGeneration, RegionId, RemoteRange, RemoteRegion, Role, Runtime, TokioRuntime,
+    RegionGeneration, RegionId, RegisteredPool, RemoteRange, RemoteRegion, Role, Runtime, TokioRuntime,
 };
 use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
-use tensorwire_memory::{Block, BlockId, BlockVisitor, Granted, Pool, PoolConfig, VisitError};
+use tensorwire_memory::{Granted, Pool, PoolConfig};
 use tensorwire_protocol::{
     DataType, Destination, MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Parameters, RequestIndex,
     Scope, Shape, TensorReRequest, TensorRequest, Want,
@@ -49,37 +45,17 @@ fn parameters() -> Parameters {
     Parameters { requests_max: 1, ..Parameters::default() }
 }
 
-#[derive(Debug)]
-struct Registrar {
-    domain: Arc<dyn Domain>,
-    access: Access,
-    regions: Mutex<HashMap<BlockId, RemoteRegion>>,
-}
-
-impl BlockVisitor for Registrar {
-    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
-        let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
-        self.regions.lock().unwrap().insert(block.id(), region);
-        Ok(())
-    }
-}
-
-struct Registered {
-    pool: Pool,
-    registrar: Arc<Registrar>,
-}
+struct Registered(RegisteredPool);
 
 impl Registered {
     fn new(domain: &Arc<dyn Domain>, name: &'static str, access: Access) -> Self {
         let pool = Pool::new(PoolConfig { block_bytes: 1 << 20, ..PoolConfig::new(name) }).unwrap();
-        let registrar = Arc::new(Registrar { domain: domain.clone(), access, regions: Mutex::default() });
-        pool.add_visitor(registrar.clone()).unwrap();
-        Self { pool, registrar }
+        Self(RegisteredPool::new(pool, domain, access).unwrap())
     }
 
     fn lend(&self, bytes: u32) -> (Granted, RemoteRegion, Destination) {
-        let granted = self.pool.try_alloc(bytes as usize).unwrap().grant();
-        let region = self.registrar.regions.lock().unwrap()[&granted.block().unwrap().id()];
+        let granted = self.0.pool.try_alloc(bytes as usize).unwrap().grant();
+        let region = self.0.region(granted.block().unwrap().id()).unwrap();
         let destination = Destination {
             region: region.region.0,
             generation: region.generation.0,
@@ -213,7 +189,7 @@ impl Rogue {
     }
 
     async fn write(&mut self, at: Destination, offset: u64, bytes: &[u8], immediate: Immediate) {
-        let mut local = self.source.pool.try_alloc(bytes.len()).unwrap();
+        let mut local = self.source.0.pool.try_alloc(bytes.len()).unwrap();
         local.copy_from_slice(bytes);
         let remote = RemoteRange {
             region: RegionId(at.region),

@@ -2,46 +2,16 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures::future::join;
 use tensorwire_fabric::{
-    Access, Arrival, ConnectParams, Domain, Fabric, QueuePair, QueuePairConfig, RemoteRange, RemoteRegion,
-    Role,
+    Access, Arrival, ConnectParams, Domain, Fabric, QueuePair, QueuePairConfig, RegisteredPool, RemoteRange,
+    RemoteRegion, Role,
 };
-use tensorwire_memory::{Block, BlockId, BlockVisitor, Buf, GrantEnd, Granted, Pool, PoolConfig, VisitError};
+use tensorwire_memory::{Buf, GrantEnd, Granted, Pool, PoolConfig};
 use tensorwire_rendezvous::{Worker, WorkerBuilder};
 use tensorwire_sim::{Handle, Node};
-
-/// Registers each block of a pool.
-#[derive(Debug)]
-pub(crate) struct Registrar {
-    domain: Arc<dyn Domain>,
-    access: Access,
-    regions: Mutex<BTreeMap<BlockId, RemoteRegion>>,
-}
-
-impl Registrar {
-    pub(crate) fn new(domain: &Arc<dyn Domain>, access: Access) -> Arc<Self> {
-        Arc::new(Self { domain: domain.clone(), access, regions: Mutex::default() })
-    }
-
-    pub(crate) fn region(&self, block: BlockId) -> Option<RemoteRegion> {
-        self.regions.lock().unwrap().get(&block).copied()
-    }
-}
-
-impl BlockVisitor for Registrar {
-    fn block_added(&self, block: &Block) -> Result<(), VisitError> {
-        let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
-        self.regions.lock().unwrap().insert(block.id(), region);
-        Ok(())
-    }
-}
 
 /// One process: a domain, a pool to send from and a pool to receive into.
 #[derive(Debug)]
@@ -51,7 +21,7 @@ pub(crate) struct Side {
     pub(crate) domain: Arc<dyn Domain>,
     pub(crate) source: Pool,
     pub(crate) receive: Pool,
-    registrar: Arc<Registrar>,
+    registered: RegisteredPool,
 }
 
 /// Memory granted to the peer.
@@ -77,15 +47,15 @@ impl Side {
             |name| PoolConfig { block_bytes: 64 << 10, cap_bytes: 256 << 10, ..PoolConfig::new(name) };
         let source = node.pool(config("source")).unwrap();
         let receive = node.pool(config("receive")).unwrap();
-        source.add_visitor(Registrar::new(&domain, Access::LOCAL)).unwrap();
-        let registrar = Registrar::new(&domain, Access { remote_read: true, ..Access::RECEIVE });
-        receive.add_visitor(registrar.clone()).unwrap();
-        Arc::new(Self { handle: handle.clone(), node, domain, source, receive, registrar })
+        RegisteredPool::new(source.clone(), &domain, Access::LOCAL).unwrap();
+        let access = Access { remote_read: true, ..Access::RECEIVE };
+        let registered = RegisteredPool::new(receive.clone(), &domain, access).unwrap();
+        Arc::new(Self { handle: handle.clone(), node, domain, source, receive, registered })
     }
 
     /// Registers the blocks of a further pool of this process, for local use.
     pub(crate) fn register(&self, pool: &Pool) {
-        pool.add_visitor(Registrar::new(&self.domain, Access::LOCAL)).unwrap();
+        RegisteredPool::new(pool.clone(), &self.domain, Access::LOCAL).unwrap();
     }
 
     /// A frozen buffer with the content of `transfer`.
@@ -98,7 +68,7 @@ impl Side {
     /// Grants a buffer without clearing it.
     pub(crate) async fn lend(&self, length: usize) -> Lent {
         let granted = self.receive.alloc(length).await.unwrap().grant();
-        let region = self.registrar.region(granted.block().unwrap().id()).unwrap();
+        let region = self.registered.region(granted.block().unwrap().id()).unwrap();
         let range = RemoteRange {
             region: region.region,
             generation: region.generation,

@@ -7,39 +7,34 @@ mod announcements;
 
 use std::sync::Arc;
 
-use tensorwire_fabric::{Access, Domain, RegionGeneration, RegionId, RemoteRange, RemoteRegion};
-use tensorwire_memory::{BufMut, Granted, Pool, PoolConfig};
+use tensorwire_fabric::{
+    Access, Domain, RegionGeneration, RegionId, RegisteredPool, RemoteRange, RemoteRegion,
+};
+use tensorwire_memory::{BufMut, Granted, PoolConfig};
 use tensorwire_protocol::Destination;
 use tensorwire_sim::Node;
-
-use crate::common::Registrar;
 
 pub(super) use announcements::{record as record_of, region as region_of};
 
 /// A pool whose blocks are registered.
 #[derive(Debug)]
-pub(super) struct Registered {
-    pool: Pool,
-    registrar: Arc<Registrar>,
-}
+pub(super) struct Registered(RegisteredPool);
 
 impl Registered {
     pub(super) fn new(node: &Node, domain: &Arc<dyn Domain>, name: &'static str, access: Access) -> Self {
         let config = PoolConfig { block_bytes: 256 << 10, cap_bytes: 8 << 20, ..PoolConfig::new(name) };
         let pool = node.pool(config).unwrap();
-        let registrar = Registrar::new(domain, access);
-        pool.add_visitor(registrar.clone()).unwrap();
-        Self { pool, registrar }
+        Self(RegisteredPool::new(pool, domain, access).unwrap())
     }
 
     pub(super) fn buffer(&self, bytes: usize) -> Option<BufMut> {
-        self.pool.try_alloc(bytes).ok()
+        self.0.pool.try_alloc(bytes).ok()
     }
 
     /// Grants memory until the process ends.
     pub(super) fn lend(&self, bytes: u32) -> Option<(Granted, RemoteRegion, Destination)> {
-        let granted = self.pool.try_alloc(bytes as usize).ok()?.grant();
-        let region = self.registrar.region(granted.block()?.id())?;
+        let granted = self.0.pool.try_alloc(bytes as usize).ok()?.grant();
+        let region = self.0.region(granted.block()?.id())?;
         let destination = Destination {
             region: region.region.0,
             generation: region.generation.0,
