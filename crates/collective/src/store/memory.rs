@@ -37,7 +37,7 @@ impl MemoryStore {
 
     /// As [`new`](Self::new), with other limits.
     pub fn within(limits: MemoryLimits, runtime: Arc<dyn Runtime>) -> Self {
-        let inner = Arc::new_cyclic(|own| Served { board: Board::new(limits), runtime, own: own.clone() });
+        let inner = Arc::new(Served { board: Board::new(limits), runtime });
         Self { inner, served_at: Arc::default() }
     }
 

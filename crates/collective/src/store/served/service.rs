@@ -1,9 +1,6 @@
 //! Answers the requests of peers.
 
-use std::{
-    sync::{Arc, Weak},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use futures::FutureExt;
 use tensorwire_fabric::{BoxFuture, Runtime, timeout};
@@ -22,23 +19,20 @@ use super::{
 pub(crate) struct Served {
     pub(crate) board: Board,
     pub(crate) runtime: Arc<dyn Runtime>,
-    /// Itself, for waits.
-    pub(crate) own: Weak<Self>,
 }
 
 impl StoreService for Served {
-    fn answer(&self, request: &[u8], may_wait: bool) -> Result<StoreAnswer, &'static str> {
+    fn answer(self: Arc<Self>, request: &[u8], may_wait: bool) -> Result<StoreAnswer, &'static str> {
         let request = Request::decode(request).map_err(|malformed| malformed.0)?;
-        let response = self.respond(&request);
-        match (request, response, self.own.upgrade()) {
-            (Request::Wait { limit, keys }, Response::Missing(_), Some(own)) if may_wait => {
-                Ok(StoreAnswer::Later(own.wait(Duration::from_micros(limit), keys)))
+        match (self.respond(&request), request) {
+            (Response::Missing(_), Request::Wait { limit, keys }) if may_wait => {
+                Ok(StoreAnswer::Later(self.wait(Duration::from_micros(limit), keys)))
             }
-            (Request::Wait { .. }, Response::Missing(_), _) => {
+            (Response::Missing(_), _) => {
                 let refused = Response::Refused(Refused::Full(Counted::Waits), STORE_WAITS_MAX as u64);
                 Ok(StoreAnswer::Now(refused.encode()))
             }
-            (_, response, _) => Ok(StoreAnswer::Now(response.encode())),
+            (response, _) => Ok(StoreAnswer::Now(response.encode())),
         }
     }
 }

@@ -23,7 +23,7 @@ pub trait StoreService: Send + Sync + fmt::Debug + 'static {
     ///
     /// # Errors
     /// What is wrong with the request. The peer's session ends.
-    fn answer(&self, request: &[u8], may_wait: bool) -> Result<StoreAnswer, &'static str>;
+    fn answer(self: Arc<Self>, request: &[u8], may_wait: bool) -> Result<StoreAnswer, &'static str>;
 }
 
 /// The answer to a request.
