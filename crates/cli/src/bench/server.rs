@@ -25,7 +25,7 @@ use crate::{
     signals::{AtSignal, at_signal},
 };
 
-/// What stands before the address in the output.
+/// Precedes the address in the output.
 const ADDRESS: &str = "address ";
 
 /// Serves one client after the other until SIGINT or SIGTERM.

@@ -107,7 +107,7 @@ impl<C: Channel> Connection<C> {
             })
     }
 
-    /// Posts the request for a value that is known to be small, if nobody stands before it and credits and ring allow it. A
+    /// Posts the request for a value that is known to be small, if the queue of messages is empty and credits and ring space suffice. A
     /// task that will not look for the reply leaves its waker under the same lock. Gives back what is known of
     /// the value.
     fn ask_at_once<A: Allocator>(

@@ -153,7 +153,7 @@ impl<L> Requests<L> {
         self.stash.take_of_step(step)
     }
 
-    /// A content of `step` is held by who awaits others with it. Room in the stash is reserved for it.
+    /// A receive that awaits several contents holds one content of `step`. The stash has reserved room for it.
     pub(crate) fn hold(&mut self, step: StepId) {
         self.held.push(step);
         self.stash.reserve(self.slots.len() - self.free.len() + self.held.len());

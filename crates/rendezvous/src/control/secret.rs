@@ -2,7 +2,7 @@
 //!
 //! A secret file contains one secret of 16 to 4096 bytes, without surrounding white space. It should be random (`head
 //! -c 32 /dev/urandom | base64 > FILE`) and of its owner alone (`chmod 600 FILE`):
-//! a user who reads it can connect, and one who writes it decides who can.
+//! a user who can read the file can connect, and a user who can write it chooses the secret.
 
 use std::{
     fs::File,
