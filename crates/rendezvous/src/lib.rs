@@ -28,11 +28,13 @@ mod log;
 pub mod control;
 
 mod compat;
+mod connection;
 mod error;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
-mod link;
+mod peer_memory;
+mod session;
 mod sync;
 #[cfg(not(feature = "metrics"))]
 mod unmetered;
@@ -46,9 +48,9 @@ pub use compat::{
 };
 pub use control::cluster::{ClusterError, ClusterSpec, TF_CONFIG, TfConfig};
 pub use error::{KeyEnd, PeerLoss, TransferName, WorkerError};
+pub use peer_memory::trust::Trust;
 #[doc(hidden)]
-pub use link::session::store::{MakeAnswer, STORE_WAITS_MAX, StoreAnswer, StoreService};
-pub use link::trust::Trust;
+pub use session::store::{MakeAnswer, STORE_WAITS_MAX, StoreAnswer, StoreService};
 #[cfg(feature = "tls")]
 pub use tensorwire_fabric_tcp::tls;
 pub use tensorwire_protocol::{Damage, Sharing, Validation};

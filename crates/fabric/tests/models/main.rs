@@ -46,7 +46,7 @@ mod alarm_source;
 mod arrival_queue;
 #[path = "../../../fabric-shm/src/chunks.rs"]
 mod chunks;
-#[path = "../../../rendezvous/src/link/connection/entries.rs"]
+#[path = "../../../rendezvous/src/connection/entries.rs"]
 mod entries;
 #[path = "../../src/noted.rs"]
 mod noted;

@@ -19,6 +19,7 @@ use std::{
     fmt,
     net::{IpAddr, SocketAddr},
     sync::Arc,
+    time::Duration,
 };
 
 use tensorwire_fabric::{BoxFuture, Runtime};
@@ -34,6 +35,9 @@ pub use self::{
     grpc::{GrpcConfig, GrpcPlane},
     proven::{ProvenPeer, TlsNames},
 };
+
+/// How long the last frame of a session, or its end, may take if the peer reads slowly.
+pub(crate) const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Dials and accepts sessions.
 pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {

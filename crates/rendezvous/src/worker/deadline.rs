@@ -10,8 +10,8 @@ use std::{
 use tensorwire_fabric::BoxFuture;
 
 use crate::{
+    connection::DataConnection,
     error::WorkerError,
-    link::connection::DataConnection,
     worker::{Worker, metrics::Timed},
 };
 

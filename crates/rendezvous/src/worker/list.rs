@@ -10,7 +10,7 @@ use tensorwire_protocol::{
 
 use crate::{
     error::{Lost, PeerLoss, Transfer, TransferName, WorkerError},
-    link::session::{ListPage, Session},
+    session::{ListPage, Session},
     values::published::{Published, Version},
     worker::peer::Peer,
 };

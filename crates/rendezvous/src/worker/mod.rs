@@ -38,7 +38,7 @@ use self::metrics::{Timed, Times};
 use crate::{
     control::name::sought,
     error::WorkerError,
-    link::{known_peer::KnownPeer, node::Node},
+    session::{known_peer::KnownPeer, node::Node},
     values::{
         duplicates::DuplicatePolicy,
         offers::is_offer,

@@ -18,13 +18,13 @@ use tensorwire_protocol::{
     limits::{NOTE_BYTES_MAX, NOTE_EVERY_LANE, NOTE_LANES_MAX},
 };
 
-pub use crate::link::fast_boxes::BoxedNote;
+pub use crate::connection::fast_boxes::BoxedNote;
 use crate::{
-    error::{Transfer, WorkerError},
-    link::{
-        connection::DataConnection,
+    connection::{
+        DataConnection,
         fast_boxes::{self, ChannelBoxes, Exchange},
     },
+    error::{Transfer, WorkerError},
     worker::peer::Peer,
 };
 

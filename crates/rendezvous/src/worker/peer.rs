@@ -5,7 +5,7 @@ use std::{fmt, pin::pin};
 use crate::{
     control::{ControlError, cluster::ClusterSpec, name::sought},
     error::{Lost, PeerLoss, WorkerError},
-    link::{known_peer::KnownPeer, session_setup::Verify},
+    session::{known_peer::KnownPeer, setup::Verify},
     values::end_signal::unless,
     worker::Worker,
 };

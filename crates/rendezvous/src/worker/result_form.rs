@@ -3,7 +3,9 @@
 use tensorwire_memory::BufMut;
 use tensorwire_protocol::DataType;
 
-use crate::{link::target::Target, values::arguments::RecvArgs, worker::receive_into::ReceiveIntoError};
+use crate::{
+    peer_memory::target::Target, values::arguments::RecvArgs, worker::receive_into::ReceiveIntoError,
+};
 
 /// Awaiting returns a [`Tensor`](crate::Tensor).
 #[derive(Debug)]

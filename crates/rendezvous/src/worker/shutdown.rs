@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use tensorwire_fabric::timeout;
 use tensorwire_protocol::{Code, Status};
 
-use crate::{error::Lost, link::known_peer::KnownPeer, worker::Worker};
+use crate::{error::Lost, session::known_peer::KnownPeer, worker::Worker};
 
 /// How long a shutdown waits for the sessions' goodbyes.
 const GOODBYES: Duration = Duration::from_secs(2);

@@ -9,12 +9,10 @@ use tensorwire_protocol::{Code, Key, Metadata, ReceiveOptions, ReceivedGuard, Sc
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    connection::{DataConnection, fabric_channel::FabricChannel},
     error::{KeyEnd, PeerLoss, Transfer, TransferName, WorkerError},
-    link::{
-        connection::{DataConnection, fabric_channel::FabricChannel},
-        known_peer::{Attempt, KnownPeer},
-        target::Target,
-    },
+    peer_memory::target::Target,
+    session::known_peer::{Attempt, KnownPeer},
     values::{
         arguments::{Delivered, RecvArgs, SendArgs},
         device_copy::copy_from_host,

@@ -12,10 +12,7 @@ use tokio::sync::Semaphore;
 use crate::{
     control::{Secret, host_and_port},
     error::{Lost, PeerLoss, WorkerError},
-    link::{
-        session::{Session, store::StoreService},
-        session_setup::Verify,
-    },
+    session::{Session, setup::Verify, store::StoreService},
     worker::Worker,
 };
 

@@ -1,7 +1,7 @@
 //! A rogue's own memory: its sources, and the memory that it grants.
 
 /// Regions as workers announce them.
-#[path = "../../../rendezvous/src/link/frames.rs"]
+#[path = "../../../rendezvous/src/peer_memory/region_record.rs"]
 #[allow(dead_code)] // a rogue makes its other frames itself
 mod announcements;
 

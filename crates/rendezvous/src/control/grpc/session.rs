@@ -3,7 +3,7 @@
 //! The halves are used on the user's runtime, the task and the stream run on the plane's, with bounded channels
 //! between. The task decides how a session ends ([`SessionEnd`]).
 
-use std::{error::Error, fmt, sync::Arc, time::Duration};
+use std::{error::Error, fmt, sync::Arc};
 
 use futures::{Stream, stream};
 use tensorwire_fabric::BoxFuture;
@@ -13,7 +13,8 @@ use tonic::{Status, Streaming};
 
 use super::{closed, door::Guest, within};
 use crate::control::{
-    Addresses, ControlError, ControlSession, FrameReceiver, FrameSender, ProvenPeer, generated::Frame,
+    Addresses, ControlError, ControlSession, FAREWELL, FrameReceiver, FrameSender, ProvenPeer,
+    generated::Frame,
 };
 
 /// Maximum number of buffered frames per direction, and of their bytes: one of maximum length, or several short ones.
@@ -44,9 +45,6 @@ impl QueueRoom {
 }
 
 const DAMAGED: &str = "a frame of the peer was damaged in transit: its checksum differs";
-
-/// How long a session that has ended on this side waits for the peer to end it.
-const FAREWELL: Duration = Duration::from_secs(1);
 
 /// How the incoming direction ended.
 #[derive(Debug, Clone)]

@@ -20,7 +20,7 @@ use super::{AUTO, OpenedFabrics, WorkerBuilder, start::config};
 use crate::control::host_and_port;
 use crate::{
     error::WorkerError,
-    link::{enclosure::LocalFabric, pools::Pools},
+    peer_memory::{enclosure::LocalFabric, pools::Pools},
 };
 
 impl WorkerBuilder {

@@ -22,7 +22,7 @@ use crate::{
         cluster::{ClusterSpec, TfConfig},
     },
     error::WorkerError,
-    link::{enclosure::LocalFabric, trust::Trust},
+    peer_memory::{enclosure::LocalFabric, trust::Trust},
     values::duplicates::DuplicatePolicy,
     worker::Worker,
 };

@@ -6,7 +6,7 @@ use tensorwire_memory::HugePages;
 use tensorwire_protocol::{Mode, Validation, wire::control::Parameters};
 
 use crate::{
-    link::session_counts::SessionCaps,
+    session::counts::SessionCaps,
     values::{duplicates::DuplicatePolicy, steps::StepSettings},
 };
 

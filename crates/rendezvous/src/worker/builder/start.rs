@@ -12,6 +12,7 @@ use tokio::{
 
 use super::{GIB, KEEPALIVE_MIN, LIVENESS_MIN, OpenedFabrics, WorkerBuilder};
 use crate::{
+    connection::meter::Labels,
     control::{
         ControlError, ControlPlane, GrpcConfig, GrpcPlane, Secret,
         cluster::normalise,
@@ -19,14 +20,9 @@ use crate::{
         secret::{read_secret_file, secret_from_environment},
     },
     error::WorkerError,
-    link::{
-        meter::Labels,
-        node::Node,
-        peers::Peers,
-        pools::{PoolCaps, Pools},
-        session_counts::SessionCounter,
-    },
     log::quota::LogQuota,
+    peer_memory::pools::{PoolCaps, Pools},
+    session::{counts::SessionCounter, node::Node, peers::Peers},
     values::{
         Values, lost_steps::LostSteps, offers::OfferNumbers, published::PublishedSet, steps::StepTable,
     },

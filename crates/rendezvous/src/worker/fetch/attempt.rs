@@ -5,12 +5,10 @@ use std::sync::Arc;
 use tensorwire_protocol::{ReceiveOptions, Scope};
 
 use crate::{
+    connection::{DataConnection, catalogue::FoundInto},
     error::{PeerLoss, Transfer, WorkerError},
-    link::{
-        connection::{DataConnection, catalogue::FoundInto},
-        known_peer::KnownPeer,
-        target::Target,
-    },
+    peer_memory::target::Target,
+    session::known_peer::KnownPeer,
     values::{
         published::{Edition, Version},
         tensor::Tensor,

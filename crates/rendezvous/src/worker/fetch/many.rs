@@ -8,8 +8,8 @@ use tensorwire_protocol::{Awaiting, ReceiveOptions, Scope, Sharing, Wanted};
 
 use super::{Fetched, Settings, fetched, transfer};
 use crate::{
+    connection::DataConnection,
     error::{Transfer, WorkerError},
-    link::connection::DataConnection,
     values::{published::Version, tensor::Tensor},
     worker::{
         metrics::Timed,

@@ -8,8 +8,8 @@ use tensorwire_fabric::{FabricKind, Wait};
 
 use super::*;
 use crate::{
+    connection::fast_boxes::tests::{Meanwhile, two_and_meanwhile},
     error::Lost,
-    link::fast_boxes::tests::{Meanwhile, two_and_meanwhile},
     worker::Worker,
 };
 

@@ -1,0 +1,440 @@
+//! One data connection: a queue pair with the protocol on it, the task that drives it, and the answers to the peer's requests.
+
+mod answers;
+pub(crate) mod catalogue;
+pub(crate) mod driver;
+pub(crate) mod entries;
+pub(crate) mod fabric_channel;
+pub(crate) mod fast_boxes;
+pub(crate) mod meter;
+pub(crate) mod peer_values;
+mod refusals;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    future::Future,
+    sync::{Arc, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use tensorwire_fabric::{
+    BoxFuture, FabricError, FabricKind, LossCause, PeerCatalogue, QueuePair, Runtime, SharedMemory, timeout,
+};
+use tensorwire_memory::Buf;
+use tensorwire_protocol::{
+    Agreed, Checksums, Code, Connection, Metadata, ReceiveOptions, Received, ReceivedGuard, Rings, Scope,
+    Sharing, Status, TransferError, wire::control::Parameters,
+};
+use tensorwire_testpoints::sync::Mutex;
+use tokio::sync::{Notify, watch};
+use tracing::Instrument as _;
+
+use crate::{
+    connection::{
+        answers::PeerAnswers,
+        driver::{Arrivals, Driver, Work},
+        entries::Entries,
+        fabric_channel::FabricChannel,
+        fast_boxes::FastBoxes,
+        meter::{Meter, receive_span},
+        peer_values::PeerValues,
+        refusals::Refusals,
+    },
+    control::handshake::Introduction,
+    error::{Lost, PeerLoss, Transfer, TransferName, WorkerError},
+    peer_memory::{
+        announcer::Announcer,
+        destinations::ReceiveAllocator,
+        loan::Lent,
+        target::{Target, TargetAllocator},
+    },
+    values::{SharedValues, published::Version, tensor::Tensor},
+};
+
+/// How long to wait for the reason of a peer that closed the connection. A peer without memory for a message sends
+/// none; then transfers under way fail only after this time. The next transfer reconnects at once.
+pub(crate) const REASON: Duration = Duration::from_millis(500);
+
+/// Errors of passed deadlines name a stall of this length. A shorter one may be a slow path.
+const STALL_MIN: Duration = Duration::from_millis(500);
+
+/// A connection for tensors: a queue pair with the protocol, its memory and its counters.
+#[derive(Debug)]
+pub(crate) struct DataConnection {
+    pub(crate) kind: FabricKind,
+    /// The peer's incarnation.
+    pub(crate) peer_incarnation: u64,
+    /// The peer's address, for error messages.
+    peer_at: String,
+    pub(crate) queue_pair: QueuePair,
+    /// The peer's catalogue, if the fabric has them.
+    catalogue: Option<Arc<dyn PeerCatalogue>>,
+    /// Where short notes travel, if the fabric has boards.
+    pub(crate) fast_boxes: Option<Arc<FastBoxes>>,
+    pub(crate) protocol: Arc<Connection<FabricChannel>>,
+    pub(crate) announcer: Arc<Announcer>,
+    allocator: ReceiveAllocator,
+    /// What the connection's task polls.
+    pub(crate) entries: Arc<Entries<Work>>,
+    /// The peer has broken the protocol: the task ends the connection for this, and arrivals are ignored.
+    pub(crate) broken: OnceLock<Lost>,
+    pub(crate) values: Arc<PeerValues>,
+    pub(crate) meter: Arc<Meter>,
+    /// The first reason why it ended.
+    lost: OnceLock<Lost>,
+    /// Notified when `lost` is set.
+    reason_known: Notify,
+    /// True once the steps whose values may be lost are stored.
+    over: watch::Sender<bool>,
+    /// Locked while those steps are stored, and true afterwards.
+    ended: Mutex<bool>,
+    stall: Mutex<Stall>,
+}
+
+/// How long the peer's host has acknowledged nothing, although something waits for it.
+#[derive(Debug, Default)]
+struct Stall {
+    /// What it had acknowledged at the last look, if something waited then.
+    acknowledged: Option<u64>,
+    time: Duration,
+}
+
+impl DataConnection {
+    pub(crate) fn new(
+        channel: FabricChannel,
+        rings: Rings<Lent>,
+        (own, peers): (Parameters, Parameters),
+        allocator: ReceiveAllocator,
+        (peer, peer_at): (&Introduction, String),
+        (values, runtime): (&SharedValues, &Arc<dyn Runtime>),
+        meter: Arc<Meter>,
+    ) -> Arc<Self> {
+        let queue_pair = channel.queue_pair.clone();
+        let entries = Entries::new();
+        let answers = PeerAnswers { queue_pair: queue_pair.clone(), entries: entries.clone() };
+        let ways = (Arc::new(answers) as _, queue_pair.catalogue());
+        let refusals = Refusals::new(runtime.clone(), Agreed::of(&own, &peers).requests_max);
+        let values = PeerValues::new(values, &peer.worker, meter.clone(), ways, refusals);
+        Arc::new(Self {
+            kind: queue_pair.kind(),
+            peer_incarnation: peer.incarnation,
+            peer_at,
+            catalogue: queue_pair.shared_memory().and_then(SharedMemory::peer_catalogue),
+            fast_boxes: queue_pair.shared_memory().and_then(SharedMemory::board).map(FastBoxes::new),
+            queue_pair,
+            protocol: Connection::new(channel, rings, own, peers),
+            announcer: allocator.announcer.clone(),
+            allocator,
+            entries,
+            broken: OnceLock::new(),
+            values: Arc::new(values),
+            meter,
+            lost: OnceLock::new(),
+            reason_known: Notify::new(),
+            over: watch::Sender::new(false),
+            ended: Mutex::new(false),
+            stall: Mutex::default(),
+        })
+    }
+
+    /// Whether it has failed and accepts no more transfers.
+    pub(crate) fn is_over(&self) -> bool {
+        self.lost.get().is_some() || self.queue_pair.has_failed()
+    }
+
+    /// Whether it is encrypted.
+    pub(crate) fn is_encrypted(&self) -> bool {
+        self.queue_pair.capabilities().encrypted
+    }
+
+    /// Counts the connection in the metrics; `is_again` if it is not the first with its peer.
+    pub(crate) fn count_connect(&self, is_again: bool) {
+        self.meter.connected(is_again, self.is_encrypted());
+    }
+
+    /// Starts the connection's task, which drives its queue pair with `fabric`. Arrivals go to the protocol from here on.
+    pub(crate) fn start(self: &Arc<Self>, fabric: BoxFuture<'static, ()>, runtime: &Arc<dyn Runtime>) {
+        self.queue_pair.set_sink(Arc::new(Arrivals(Arc::downgrade(self))));
+        runtime.spawn("connection", Box::pin(Driver::new(self.clone(), fabric, runtime.clone())));
+    }
+
+    /// Runs the protocol's housekeeping until the protocol fails, for instance because there is no memory for a
+    /// message. Then closes the queue pair, so that the next transfer uses a new connection.
+    pub(crate) async fn keep_house(self: Arc<Self>) {
+        self.protocol.clone().housekeeping().await;
+        self.queue_pair.close().await;
+    }
+
+    /// Ends the connection after the last arrival: `Ok` for a reason of this side, `Err` if the fabric has failed.
+    /// Releases all memory.
+    pub(crate) async fn end(self: Arc<Self>, why: Result<Lost, FabricError>, runtime: Arc<dyn Runtime>) {
+        let why = match why {
+            Ok(lost) => lost,
+            Err(error) if is_peers_doing(&error) => self.why_closed(error.into(), &runtime).await,
+            Err(error) => error.into(),
+        };
+        log!(DEBUG, peer = %self.values.peer, transport = %self.kind, why = why.detail, "data connection ended");
+        self.fail(&why);
+        if !self.is_ended_by_peer() && !self.is_shut_down() {
+            self.announcer.tell_end(&why).await;
+        }
+        self.queue_pair.close().await;
+        self.protocol.drain().into_iter().for_each(Lent::end_drained);
+        self.allocator.enclosure.end();
+    }
+
+    /// Whether the fabric reported that the peer closed the connection.
+    fn is_ended_by_peer(&self) -> bool {
+        self.queue_pair.failure().as_ref().is_some_and(is_close)
+    }
+
+    /// Whether this worker is shutting down. Then its goodbye gives the reason. A `Disconnected` frame before it would
+    /// look like a loss to the peer.
+    fn is_shut_down(&self) -> bool {
+        self.lost.get().is_some_and(|lost| lost.loss == PeerLoss::ShutDownHere)
+    }
+
+    /// The peer closed, dropped or refused the connection. Its reason arrives on the control session, possibly later. If none
+    /// arrives within [`REASON`], `seen` is the reason.
+    async fn why_closed(&self, seen: Lost, runtime: &Arc<dyn Runtime>) -> Lost {
+        let _ = timeout(&**runtime, REASON, self.reason_known.notified()).await;
+        self.lost.get().cloned().unwrap_or(seen)
+    }
+
+    /// The peer announced that it will close this connection for `why`. New transfers use another one.
+    pub(crate) fn expect_end(&self, why: &Lost) {
+        self.end_for(why);
+    }
+
+    /// Called by the watch of the session once in each `step`. Ends the connection if the peer's host has acknowledged nothing for
+    /// `bound`. Data count in steps, as the peer's silence does. A single unanswered probe counts only if the next look finds it, too.
+    pub(crate) fn watch_path(&self, step: Duration, bound: Duration) {
+        let waiting = self.queue_pair.stats().unacknowledged;
+        let acknowledged = waiting.map(|waiting| waiting.acknowledged);
+        let time = {
+            let mut stall = self.stall.lock().unwrap_or_else(PoisonError::into_inner);
+            stall.time = match waiting {
+                Some(waiting) if stall.acknowledged == acknowledged => {
+                    waiting.silence.unwrap_or(stall.time + step)
+                }
+                _ => Duration::ZERO,
+            };
+            stall.acknowledged = acknowledged;
+            stall.time
+        };
+        if time >= bound {
+            self.fail(&Lost::new(PeerLoss::Unreachable, self.stalled(time)));
+        }
+    }
+
+    fn stalled(&self, time: Duration) -> String {
+        let (peer, kind, time) = (&self.values.peer, self.kind, time.as_millis());
+        format!(
+            "the data connection with {peer} over {kind} has stalled: nothing was acknowledged for {time} ms"
+        )
+    }
+
+    /// Describes the path if it has stalled for long enough to be named.
+    pub(crate) fn stall(&self) -> Option<String> {
+        let time = self.stall.lock().unwrap_or_else(PoisonError::into_inner).time;
+        (time >= STALL_MIN).then(|| self.stalled(time))
+    }
+
+    /// Stores `why`, unless a reason is stored already. Returns the stored reason.
+    fn end_for(&self, why: &Lost) -> &Lost {
+        let why = self.lost.get_or_init(|| why.clone());
+        self.reason_known.notify_one();
+        why
+    }
+
+    /// Waits until the connection has ended and its lost steps are stored.
+    pub(crate) async fn until_end(&self) {
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.over.subscribe().wait_for(|is_over| *is_over).await;
+    }
+
+    /// Whether the connection has ended and its lost steps are stored.
+    pub(crate) fn has_ended(&self) -> bool {
+        *self.over.borrow()
+    }
+
+    /// Fails every transfer of this connection. The connection's task then closes the queue pair.
+    ///
+    /// Steps whose values may be lost are ended with this peer before another connection can be used for them.
+    pub(crate) fn fail(&self, why: &Lost) {
+        let why = self.end_for(why);
+        // First: a thread that a hostile peer blocks inside the fabric may own the protocol's lock.
+        self.queue_pair.shared_memory().into_iter().for_each(SharedMemory::free_threads);
+        self.protocol.fail(&why.detail);
+        self.announcer.fail(&why.detail);
+        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*ended {
+            *ended = true;
+            self.meter.over(why.loss);
+            let steps = self.protocol.steps_under_way();
+            self.values.values.lose(&self.values.peer, &steps, &why.detail);
+            self.over.send_replace(true);
+        }
+    }
+
+    /// Closes a connection. Its task notices that the queue pair is closed, and releases all memory.
+    pub(crate) async fn close(&self, why: &Lost) {
+        self.fail(why);
+        self.queue_pair.close().await;
+    }
+
+    /// Receives one value, with its version if `scope` requests it. Its arguments stay with the caller, as those of all that a
+    /// receive passes through, because otherwise the future of every receive has them several times.
+    pub(crate) fn receive<'a>(
+        &'a self,
+        scope: &'a Scope,
+        name: &'a Transfer<'a>,
+        options: &'a ReceiveOptions,
+    ) -> impl Future<Output = Result<(Tensor, Option<Version>), WorkerError>> + 'a {
+        self.received(scope, name, options, |received| {
+            let version = self.version(&received);
+            Ok((Self::tensor(received)?, version))
+        })
+    }
+
+    /// The version of a received value.
+    pub(crate) fn version(&self, received: &Received<Lent>) -> Option<Version> {
+        received.version.map(|number| Version { incarnation: self.peer_incarnation, number })
+    }
+
+    /// Receives what `hand_out` makes of the value. Requests a view only if the fabric supports it and the peer is trusted not to
+    /// change the memory.
+    async fn received<T>(
+        &self,
+        scope: &Scope,
+        name: &Transfer<'_>,
+        options: &ReceiveOptions,
+        hand_out: impl FnOnce(Received<Lent>) -> Result<T, WorkerError>,
+    ) -> Result<T, WorkerError> {
+        let may_view = self.queue_pair.capabilities().lend && !self.allocator.enclosure.is_bouncing();
+        let sharing = if may_view { options.sharing } else { Sharing::Copy };
+        let options = ReceiveOptions { sharing, ..*options };
+        let span = receive_span(*name, self.kind);
+        let received = if span.is_disabled() {
+            self.protocol.receive_with(*scope, name.key, &self.allocator, options).await
+        } else {
+            let receive = self.protocol.receive_with(*scope, name.key, &self.allocator, options);
+            Box::pin(receive.instrument(span.clone())).await
+        };
+        match received {
+            Ok(received) => {
+                self.meter.ended(&span, Ok(received.metadata.byte_length));
+                hand_out(received)
+            }
+            Err(error) => {
+                let error = self.transfer_error(*name, error);
+                self.meter.ended(&span, Err(&error));
+                Err(error)
+            }
+        }
+    }
+
+    /// Receives one of several values. It is not lost if the others fail.
+    pub(crate) fn receive_held<'a>(
+        &'a self,
+        scope: &'a Scope,
+        name: &'a Transfer<'a>,
+        options: &'a ReceiveOptions,
+    ) -> impl Future<Output = Result<ReceivedGuard<FabricChannel>, WorkerError>> + 'a {
+        self.received(scope, name, options, |received| Ok(self.protocol.hold(received)))
+    }
+
+    /// Receives one value directly into `target` if possible. [`Target::fill`] completes it.
+    pub(crate) async fn receive_into(
+        &self,
+        scope: &Scope,
+        name: &Transfer<'_>,
+        target: &Target,
+    ) -> Result<ReceivedGuard<FabricChannel>, WorkerError> {
+        let is_validated = self.protocol.agreed().validation.is_on();
+        let allocator = TargetAllocator { receive: &self.allocator, target, is_validated };
+        let span = receive_span(*name, self.kind);
+        let receive = self.protocol.receive_with(*scope, name.key, &allocator, ReceiveOptions::default());
+        let received = receive.instrument(span.clone()).await.map_err(|error| {
+            let mismatch = match &error {
+                TransferError::Local(status) if status.code == Code::InvalidArgument => {
+                    target.mismatch(*name)
+                }
+                _ => None,
+            };
+            mismatch.unwrap_or_else(|| self.transfer_error(*name, error))
+        });
+        self.meter.ended(&span, received.as_ref().map(|received| received.metadata.byte_length));
+        received.map(|received| self.protocol.hold(received))
+    }
+
+    /// The value as a tensor that shares the bytes of `held`.
+    pub(crate) fn shared_tensor(held: &mut ReceivedGuard<FabricChannel>) -> Result<Tensor, WorkerError> {
+        let received = held.get_mut().ok_or_else(WorkerError::handed_out)?;
+        let bytes = received.lent.take().map(Lent::received).transpose()?;
+        received.lent = bytes.clone().map(Lent::view);
+        Ok(received_tensor(received.metadata.clone(), bytes, received.checksums.clone()))
+    }
+
+    pub(crate) fn tensor(received: Received<Lent>) -> Result<Tensor, WorkerError> {
+        let Received { metadata, lent, checksums, .. } = received;
+        Ok(received_tensor(metadata, lent.map(Lent::received).transpose()?, checksums))
+    }
+
+    pub(crate) fn lost_error(&self, transfer: Box<TransferName>, seen: String) -> WorkerError {
+        let Lost { loss, detail } = self.lost.get().cloned().unwrap_or_else(|| Lost::gone(seen));
+        let (address, transport) = (self.peer_at.clone(), self.kind.name());
+        WorkerError::PeerLost { transfer, address, transport, loss, detail }
+    }
+
+    fn transfer_error(&self, name: Transfer<'_>, error: TransferError) -> WorkerError {
+        let transfer = name.name();
+        match error {
+            TransferError::Remote(status) => WorkerError::Remote { transfer, status },
+            TransferError::Local(status) if status.code == Code::ResourceExhausted => {
+                WorkerError::Local { transfer, status }
+            }
+            TransferError::KeyTooLong { .. } | TransferError::StashFull { .. } => {
+                let status = Status::new(Code::ResourceExhausted, error.to_string());
+                WorkerError::Local { transfer, status }
+            }
+            TransferError::KeyActive { .. } => {
+                let status = Status::new(Code::InvalidArgument, error.to_string());
+                WorkerError::Local { transfer, status }
+            }
+            TransferError::Corrupted { validation, sent, received, damage } => {
+                let transport = self.kind.name();
+                WorkerError::Corrupted { transfer, transport, validation, sent, received, damage }
+            }
+            other => self.lost_error(transfer, other.to_string()),
+        }
+    }
+}
+
+fn received_tensor(metadata: Metadata, bytes: Option<Buf>, checksums: Option<Arc<Checksums>>) -> Tensor {
+    // A buffer for a key with several known shapes is as large as the largest of them.
+    let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
+    let bytes = match bytes {
+        Some(bytes) if bytes.len() == length => Some(bytes),
+        Some(bytes) if length > 0 => bytes.slice(0..length),
+        _ => None,
+    };
+    Tensor::received(metadata, bytes.unwrap_or_else(Buf::empty), checksums)
+}
+
+/// Whether the peer ended the connection, in order, by a reset or by a refusal. Then its reason may follow. A refusal
+/// need not be for a broken rule: of a killed process, the kernel destroys the newest objects first, so that memory
+/// regions may end before the queue pair, and the NIC refuses what is under way.
+fn is_peers_doing(error: &FabricError) -> bool {
+    is_close(error)
+        || matches!(
+            error,
+            FabricError::PeerLost { cause: LossCause::Reset, .. } | FabricError::RemoteRefused { .. }
+        )
+}
+
+/// Whether the peer ended the connection in order.
+fn is_close(error: &FabricError) -> bool {
+    matches!(error, FabricError::PeerLost { cause: LossCause::ClosedByPeer, .. })
+}

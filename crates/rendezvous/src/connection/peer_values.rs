@@ -1,0 +1,259 @@
+//! Answers to a peer's requests: values of steps, and published tensors.
+
+use std::sync::Arc;
+
+use tensorwire_fabric::{BoxFuture, CELL_CONTENT_BYTES, OfferedCatalogue};
+use tensorwire_memory::Buf;
+use tensorwire_protocol::{
+    Checksums, Code, DeviceName, Key, Metadata, Scope, Source, Status, StepId, Take, Wanted,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    connection::{meter::Meter, refusals::Refusals},
+    error::KeyEnd,
+    values::{
+        SharedValues,
+        catalogue::Listing,
+        device_copy::is_on_host,
+        published::{Edition, WaitingAnswers},
+        steps::{Asked, StepRef},
+        table::{TakenValue, dropped},
+        tensor::Tensor,
+        value_guard::ValueGuard,
+    },
+};
+
+/// The values of this worker, as one peer may request them.
+#[derive(Debug)]
+pub(crate) struct PeerValues {
+    pub(crate) values: SharedValues,
+    pub(crate) peer: String,
+    /// The peer's name, parsed; empty if it is not a worker's name, so that no key matches it.
+    device: DeviceName,
+    /// A key from this worker to the peer. Those that the peer requests differ from it in the edge alone, mostly, and need not
+    /// be parsed and checked then.
+    key: Option<Key>,
+    pub(crate) meter: Arc<Meter>,
+    /// The catalogue that the peer reads, if the fabric has them.
+    catalogue: Option<OfferedCatalogue>,
+    /// The answers that wait for publications.
+    answers: Arc<dyn WaitingAnswers>,
+    refusals: Refusals,
+}
+
+impl PeerValues {
+    pub(crate) fn new(
+        values: &SharedValues,
+        peer: &str,
+        meter: Arc<Meter>,
+        (answers, catalogue): (Arc<dyn WaitingAnswers>, Option<OfferedCatalogue>),
+        refusals: Refusals,
+    ) -> Self {
+        let device = peer.parse().unwrap_or_default();
+        let key = Key::builder().source(&values.worker).incarnation(values.incarnation).destination(peer);
+        let key = key.edge("any").build().ok();
+        let mut own = Self {
+            values: values.clone(),
+            peer: peer.to_owned(),
+            device,
+            key: None,
+            meter,
+            catalogue,
+            answers,
+            refusals,
+        };
+        own.key = key.filter(|key| own.check(key).is_ok());
+        own
+    }
+
+    /// The published tensor, which the peer reads by itself the next time, if it can.
+    fn published(&self, name: &str) -> Result<Edition, Status> {
+        let edition = self.values.published(name)?;
+        if let Some(catalogue) = &self.catalogue {
+            offer(&self.values, catalogue, (name, &edition));
+        }
+        Ok(edition)
+    }
+
+    /// Checks that the source of `key` is a device of this worker and the destination a device of the peer.
+    fn check_ends(&self, key: &Key) -> Result<(), Status> {
+        let ends = [
+            (KeyEnd::Source, key.source_device(), &self.values.device, &self.values.worker),
+            (KeyEnd::Destination, key.destination_device(), &self.device, &self.peer),
+        ];
+        for (end, device, own, worker) in ends {
+            if !device.is_same_address_space(own) {
+                let message = format!("Invalid rendezvous key ({end}): {key} @ {worker}");
+                return Err(Status::new(Code::InvalidArgument, message));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the peer may receive values of `key`.
+    fn check(&self, key: &Key) -> Result<(), Status> {
+        self.check_ends(key)?;
+        self.values.check_incarnation(key)
+    }
+
+    /// The key, checked, and the step in which it is asked for.
+    fn ask(&self, step: StepId, key: &Arc<str>) -> Result<(Key, Asked), Status> {
+        let alike = self.key.as_ref().and_then(|own| own.parse_alike(key));
+        let is_checked = alike.is_some();
+        let key = alike.map_or_else(|| key.parse(), Ok)?;
+        let asked = self.values.steps.ask(step, &self.peer)?;
+        if !is_checked {
+            self.check(&key)?;
+        }
+        self.values.lost.status(step, &self.peer).map_or(Ok(()), Err)?;
+        Ok((key, asked))
+    }
+
+    /// Takes a value of a step.
+    fn of_step(&self, (step, is_now): (StepId, bool), key: &Arc<str>) -> Take<Taken, Taking> {
+        let (key, asked) = match self.ask(step, key) {
+            Ok(asked) => asked,
+            Err(status) => return Take::Now(Err(status)),
+        };
+        // A request that must not wait is made with a cancelled token.
+        let cancelled = is_now.then(CancellationToken::new);
+        cancelled.iter().for_each(CancellationToken::cancel);
+        match asked.take_or_wait(&key, cancelled.as_ref()) {
+            Take::Now(Ok((value, step))) if is_on_host(&key, &value.value.send_args) => {
+                Take::Now(Ok(Taken::Step { value, on_host: None, step }))
+            }
+            Take::Now(Ok((value, step))) => {
+                let held = Held { value: ValueGuard::new(value), step };
+                Take::Later(Box::pin(brought(held, key, self.meter.clone())))
+            }
+            Take::Now(Err(status)) => Take::Now(Err(status)),
+            Take::Later(take) => {
+                let meter = self.meter.clone();
+                Take::Later(Box::pin(async move {
+                    let (value, step) = take.wait().await?;
+                    brought(Held { value: ValueGuard::new(value), step }, key, meter).await
+                }))
+            }
+        }
+    }
+
+    /// Takes a published tensor, once it is newer than `wanted`.
+    fn newer(&self, wanted: Wanted, name: &Arc<str>) -> Taking {
+        let (values, name, meter) = (self.values.clone(), name.clone(), self.meter.clone());
+        let (answers, catalogue) = (self.answers.clone(), self.catalogue.clone());
+        Box::pin(async move {
+            let edition = values.published.edition(&name, wanted, Some(&answers)).await?;
+            if let Some(catalogue) = &catalogue {
+                offer(&values, catalogue, (&name, &edition));
+            }
+            meter.sends(edition.tensor.metadata().byte_length);
+            Ok(Taken::Published(edition))
+        })
+    }
+}
+
+/// Has the peer read the published tensor by itself from now on, if `catalogue` has room for it.
+fn offer(values: &SharedValues, catalogue: &OfferedCatalogue, (name, edition): (&str, &Edition)) {
+    if edition.listing == Listing::Refused {
+        return;
+    }
+    if edition.listing == Listing::Unlisted {
+        values.published.list(name, catalogue.catalogue());
+    }
+    if edition.tensor.bytes().len() > CELL_CONTENT_BYTES {
+        catalogue.share(edition.tensor.buf());
+    }
+}
+
+/// A value that is not in an answer yet, and goes back if this is dropped: before its step is let go, which an empty step
+/// does not outlive.
+struct Held {
+    value: ValueGuard,
+    step: StepRef,
+}
+
+/// The value, with a copy in host memory if it is elsewhere.
+async fn brought(mut held: Held, key: Key, meter: Arc<Meter>) -> Result<Taken, Status> {
+    held.value.bring_to_host(&key).await?;
+    let (value, on_host) = held.value.hand_on().ok_or_else(dropped)?;
+    let taken = Taken::Step { value, on_host: on_host.map(Box::new), step: held.step };
+    meter.sends(taken.tensor().metadata().byte_length);
+    Ok(taken)
+}
+
+type Taking = BoxFuture<'static, Result<Taken, Status>>;
+
+/// A value taken to answer one request.
+#[derive(Debug)]
+pub(crate) enum Taken {
+    /// From the queue of a step.
+    Step {
+        value: TakenValue,
+        /// The copy in host memory, if the value is in device memory.
+        on_host: Option<Box<Tensor>>,
+        /// A reference to the step, so that the value can be put back.
+        step: StepRef,
+    },
+    /// A published tensor, which stays published.
+    Published(Edition),
+}
+
+impl Taken {
+    pub(crate) fn tensor(&self) -> &Tensor {
+        match self {
+            Self::Step { value, on_host, .. } => on_host.as_deref().unwrap_or(&value.value.tensor),
+            Self::Published(edition) => &edition.tensor,
+        }
+    }
+}
+
+impl Source for PeerValues {
+    type Bytes = Buf;
+    type Taken = Taken;
+    type Taking = Taking;
+
+    fn take(&self, scope: Scope, key: &Arc<str>) -> Take<Taken, Taking> {
+        let take = match scope {
+            Scope::Published | Scope::Versioned(Wanted::Now) => {
+                Take::Now(self.published(key).map(Taken::Published))
+            }
+            Scope::Versioned(wanted) => Take::Later(self.newer(wanted, key)),
+            Scope::Step(step) => self.of_step((step, false), key),
+            Scope::StepNow(step) => self.of_step((step, true), key),
+        };
+        if let Take::Now(Ok(taken)) = &take {
+            self.meter.sends(taken.tensor().metadata().byte_length);
+        }
+        take
+    }
+
+    fn before_refusal(&self) -> Option<BoxFuture<'static, ()>> {
+        self.refusals.turn()
+    }
+
+    fn metadata(taken: &Taken) -> &Metadata {
+        taken.tensor().metadata()
+    }
+
+    fn bytes(taken: &Taken) -> Option<&Buf> {
+        Some(taken.tensor().buf()).filter(|bytes| !bytes.is_empty())
+    }
+
+    fn checksums(taken: &Taken) -> Option<Arc<Checksums>> {
+        taken.tensor().checksums()
+    }
+
+    fn version(taken: &Taken) -> u64 {
+        match taken {
+            Taken::Step { .. } => 0,
+            Taken::Published(edition) => edition.version,
+        }
+    }
+
+    fn put_back(&self, taken: Taken) {
+        if let Taken::Step { value, step: _step, .. } = taken {
+            value.put_back();
+        }
+    }
+}

@@ -1,0 +1,26 @@
+//! Regions in the form in which control frames have them.
+
+use tensorwire_fabric::{RegionGeneration, RegionId, RemoteRegion};
+use tensorwire_protocol::wire::control::RegionRecord;
+
+/// A region in the form in which it is sent.
+pub(crate) fn record(region: &RemoteRegion) -> RegionRecord {
+    RegionRecord {
+        region: region.region.0,
+        generation: region.generation.0,
+        base: region.base,
+        length: region.length,
+        key: region.key,
+    }
+}
+
+/// The region that a peer announced.
+pub(crate) fn region(record: &RegionRecord) -> RemoteRegion {
+    RemoteRegion {
+        region: RegionId(record.region),
+        generation: RegionGeneration(record.generation),
+        base: record.base,
+        length: record.length,
+        key: record.key,
+    }
+}

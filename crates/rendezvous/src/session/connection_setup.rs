@@ -1,0 +1,427 @@
+//! Setting up data connections, dialled and accepted.
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::{sync::Arc, time::Duration};
+
+use futures::FutureExt;
+use tensorwire_fabric::{
+    ConnectParams, Connected, ConnectionData, FabricError, FabricKind, Prepared, QueuePairConfig,
+    RemoteRegion, Role, timeout,
+};
+use tensorwire_protocol::{
+    Agreed, Code, Rings, Status,
+    credit::Depths,
+    limits::SLOT_BYTES,
+    wire::control::{Connect, ControlFrame, RingOffer},
+};
+
+use crate::{
+    connection::{DataConnection, REASON, fabric_channel::FabricChannel, meter::Meter},
+    control::ControlError,
+    error::{Lost, WorkerError},
+    peer_memory::{
+        announcer::Announcer,
+        destinations::ReceiveAllocator,
+        enclosure::{Enclosure, LocalFabric},
+        import::Import,
+        region_record::{record, region},
+        ring::{RingMaker, UnusedRing},
+    },
+    session::{
+        Session,
+        known_peer::{Attempt, AttemptNumber, ConnectionOrAttempt, KnownPeer},
+        node::{Node, fabric_number},
+    },
+    values::{end_signal::unless, latch::LatchSetter},
+};
+
+/// How much later one side is up, if the simulator chooses so. The peer announces regions in this time.
+const LATE: Duration = Duration::from_millis(20);
+
+/// The local side of a data connection that is being set up.
+struct Half {
+    enclosure: Arc<Enclosure>,
+    prepared: Box<dyn Prepared>,
+    ring: UnusedRing,
+    slots: UnusedRing,
+    ring_at: RingOffer,
+    known: Vec<RemoteRegion>,
+}
+
+impl Node {
+    /// A live data connection to `peer`; connects if there is none. Tasks that wait for the same attempt resume in the
+    /// order of their calls.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: an attempt under way continues.
+    pub(crate) async fn connected(self: &Arc<Self>, peer: &KnownPeer) -> Attempt {
+        // A caller that joined an attempt which began before retries once if that attempt fails: its cause may be gone,
+        // or it was the peer's attempt.
+        let mut failed = None;
+        for _ in 0..2 {
+            let (attempt, is_new) = match peer.connection_or_attempt() {
+                ConnectionOrAttempt::Connection(connection) => return Ok(connection),
+                ConnectionOrAttempt::UnderWay(attempt) => (attempt, false),
+                ConnectionOrAttempt::Begun(attempt) => {
+                    self.spawn_attempt(peer, attempt.setter());
+                    (attempt, true)
+                }
+            };
+            match attempt.wait().await {
+                Some(Err(error)) if !is_new && error.code() == Code::Unavailable => failed = Some(error),
+                Some(ended) => return ended,
+                None => {}
+            }
+        }
+        Err(failed.unwrap_or(WorkerError::ShutDown))
+    }
+
+    fn spawn_attempt(self: &Arc<Self>, peer: &KnownPeer, setter: LatchSetter<Attempt>) {
+        let (node, peer) = (self.clone(), peer.clone());
+        let attempt = async move {
+            let ended = node.connect(&peer).await.map_err(WorkerError::or_limit);
+            setter.set(peer.end_attempt(ended));
+            node.forget_unmet(&peer);
+        };
+        self.runtime.spawn("connect", Box::pin(attempt));
+    }
+
+    /// Sets up a data connection to `peer`, by an existing session or a new one.
+    async fn connect(self: &Arc<Self>, peer: &KnownPeer) -> Result<Arc<DataConnection>, WorkerError> {
+        let end = self.runtime.now() + self.connect_limit;
+        let (mut was_lost, mut told) = (false, None);
+        loop {
+            let known = peer.live_session();
+            let session = match &known {
+                Some(session) => session.clone(),
+                None => self.session(peer).await?,
+            };
+            if let Some(connection) = session.live_connection() {
+                return Ok(connection);
+            }
+            let opened = self.open_data(peer, &session).await;
+            if let (Err(_), Some(taken)) = (&opened, self.name_taken(peer)) {
+                return Err(taken);
+            }
+            match opened {
+                Ok(Some(connection)) => return Ok(connection),
+                Ok(None) => {}
+                // The existing session was lost before this was noticed, so a new session may succeed. The first retry
+                // is made even after the deadline, because this process may have been stopped.
+                Err(_) if known.is_some() && session.is_over() && (!was_lost || self.runtime.now() < end) => {
+                    was_lost = true;
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
+            // The time limit starts here and not earlier, because this process may have been stopped before.
+            let told = *told.get_or_insert(self.runtime.now());
+            if let Some(connection) = peer.accepted(&*self.runtime).await {
+                return Ok(connection);
+            }
+            if self.runtime.now() >= told + self.connect_limit {
+                let tried = "the peer announced that it connects itself, and did not".to_owned();
+                return Err(WorkerError::NoFabric { peer: peer.name().to_owned(), tried });
+            }
+        }
+    }
+
+    /// Tries the fabrics that both workers have, in this worker's order of preference. `None` if the peer is connecting
+    /// at the same time and its connection takes precedence.
+    async fn open_data(
+        self: &Arc<Self>,
+        peer: &KnownPeer,
+        session: &Arc<Session>,
+    ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
+        let mut tried: Vec<String> =
+            self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
+        let mut limit = None;
+        for fabric in &self.fabrics {
+            let kind = fabric.kind;
+            match session.peer.fabrics.iter().find(|(number, _)| *number == fabric_number(kind)) {
+                None => {
+                    tried.push(format!("{kind}: the peer does not offer it"));
+                    continue;
+                }
+                Some((_, reach)) if *reach != fabric.reach => {
+                    tried.push(format!(
+                        "{kind}: the peer is on another host, in another container (network namespace), or \
+                         belongs to another user"
+                    ));
+                    continue;
+                }
+                Some(_) => {}
+            }
+            match self.open_over(fabric, session).await {
+                Ok(None) => return Ok(None),
+                Ok(Some(connection)) => {
+                    let others = tried.join("; ");
+                    let encrypted = connection.is_encrypted();
+                    log!(INFO, peer = peer.name(), transport = %kind, encrypted, not_used = others, "connected");
+                    peer.note_not_used(tried);
+                    connection.count_connect(peer.note_connect());
+                    self.let_go_at_end(peer, &connection);
+                    return Ok(Some(connection));
+                }
+                Err(why) => {
+                    limit = limit.or(why.limit());
+                    tried.push(named(kind, &why));
+                }
+            }
+        }
+        let none = WorkerError::NoFabric { peer: peer.name().to_owned(), tried: tried.join("; ") };
+        Err(match limit {
+            Some(limit) => WorkerError::at_limit(none.to_string(), limit),
+            None => none,
+        })
+    }
+
+    /// Releases the peer's reference to the connection when the connection has ended.
+    fn let_go_at_end(&self, peer: &KnownPeer, connection: &Arc<DataConnection>) {
+        let (peer, ending) = (peer.clone(), connection.clone());
+        let ending = Box::pin(async move {
+            ending.until_end().await;
+            peer.let_go(&ending);
+        });
+        if let Err(ending) = connection.entries.add_unpolled(ending) {
+            // The connection's task has ended, so this future completes at once.
+            let _done = ending.now_or_never();
+        }
+    }
+
+    async fn open_over(
+        self: &Arc<Self>,
+        fabric: &LocalFabric,
+        session: &Arc<Session>,
+    ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
+        let half = self.prepare(fabric)?;
+        let lost = |detail: String| FabricError::Connect {
+            kind: fabric.kind,
+            step: "agreeing with the peer",
+            detail,
+        };
+        let (number, answered) = session.open().map_err(lost)?;
+        let opened = async {
+            let offer = self.offer(number, fabric, &half);
+            session.send(ControlFrame::Connect(offer)).await?;
+            let answer = timeout(&*self.runtime, self.connect_limit, answered).await;
+            let answer = answer.map_err(|_| lost("the peer did not answer".to_owned()))?;
+            let answer = answer.map_err(|_| lost(session.why_over()))?;
+            match answer {
+                Ok(answer) => self.join(fabric, session, half, answer, true).await.map(Some),
+                Err(status) if status.code == Code::AlreadyExists => Ok(None),
+                Err(status) => Err(lost(status.to_string()).into()),
+            }
+        }
+        .await;
+        if !matches!(opened, Ok(Some(_))) {
+            session.forget(number);
+        }
+        if let Err(error) = &opened {
+            self.disown(session, number, error).await;
+        }
+        opened
+    }
+
+    /// Answers the peer's Connect, whose number the session has registered, and sets up the local side.
+    pub(crate) async fn accept_data(self: Arc<Self>, session: Arc<Session>, offer: Connect) {
+        let number = offer.connection;
+        let (peer, attempt, (fabric, half)) = match self.begin_accepting(&session.peer.worker, &offer) {
+            Ok(accepting) => accepting,
+            Err(status) => {
+                session.forget(number);
+                let _ = session.send(ControlFrame::Refused { connection: number, status }).await;
+                return;
+            }
+        };
+        let opened = self.accept_over(fabric, &session, half, offer).await;
+        let replaced = peer.end_accept(opened.as_ref().ok().map(|connection| (attempt, connection)));
+        match opened {
+            Ok(connection) => {
+                if let Some(left_out) = self.log.line(peer.name()) {
+                    let (transport, encrypted) = (connection.kind, connection.is_encrypted());
+                    log!(INFO, peer = peer.name(), %transport, encrypted, left_out, "connected by the peer");
+                }
+                peer.note_not_used(Vec::new());
+                connection.count_connect(peer.note_connect());
+                self.let_go_at_end(&peer, &connection);
+            }
+            Err(error) => {
+                if let Some(left_out) = self.log.line(peer.name()) {
+                    log!(WARN, peer = peer.name(), %error, left_out, "a data connection could not be set up");
+                }
+                session.forget(number);
+                self.disown(&session, number, &error).await;
+            }
+        }
+        if let Some(replaced) = replaced {
+            replaced.close(&Lost::gone("the peer lost its side, and connected again")).await;
+        }
+    }
+
+    /// Sends the peer a `Disconnected` frame, because the local side could not be set up and the peer's side may
+    /// already be up.
+    async fn disown(&self, session: &Session, number: u32, why: &WorkerError) {
+        let frame =
+            ControlFrame::Disconnected { connection: number, status: Lost::gone(why.to_string()).status() };
+        // A failure means that the session has ended, which ends the peer's side, too. The limit is for a peer that
+        // reads nothing.
+        let _ = timeout(&*self.runtime, REASON, session.send(frame)).await;
+    }
+
+    fn begin_accepting(
+        &self,
+        peer: &str,
+        offer: &Connect,
+    ) -> Result<(KnownPeer, AttemptNumber, (&LocalFabric, Half)), Status> {
+        let noted = self.note_peer(peer, None);
+        let noted = noted.map_err(|full| Status::new(Code::ResourceExhausted, full.remedy(peer)))?;
+        let attempt = noted.begin_accept(*self.name < *peer)?;
+        let considered = self.consider(offer).inspect_err(|_| drop(noted.end_accept(None)))?;
+        Ok((noted, attempt, considered))
+    }
+
+    async fn accept_over(
+        self: &Arc<Self>,
+        fabric: &LocalFabric,
+        session: &Arc<Session>,
+        half: Half,
+        offer: Connect,
+    ) -> Result<Arc<DataConnection>, WorkerError> {
+        let answer = self.offer(offer.connection, fabric, &half);
+        session.send(ControlFrame::Connected(answer)).await?;
+        self.join(fabric, session, half, offer, false).await
+    }
+
+    /// The fabric that a peer's Connect requests, and the local side of a connection over it.
+    fn consider(&self, offer: &Connect) -> Result<(&LocalFabric, Half), Status> {
+        let fabric = self.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
+        let fabric = fabric.ok_or_else(|| {
+            Status::new(
+                Code::Unavailable,
+                format!("{} does not offer fabric number {}", self.name, offer.kind),
+            )
+        })?;
+        let half = self.prepare(fabric).map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
+        Ok((fabric, half))
+    }
+
+    /// A queue pair with a ring. Its depths are sufficient for any parameters of the peer.
+    fn prepare(&self, fabric: &LocalFabric) -> Result<Half, WorkerError> {
+        let depths = Depths::for_any_peer(&self.parameters);
+        let config = QueuePairConfig { send_depth: depths.send, receive_depth: depths.receive };
+        let enclosure = fabric.enclosure()?;
+        let prepared = enclosure.prepare(config)?;
+        let lend = |bytes| enclosure.lend_ring(bytes).map(|(granted, at)| (UnusedRing::new(granted), at));
+        let (ring, destination) = lend(self.parameters.first_ring_bytes())?;
+        let (slots, slots_at) = lend(2 * SLOT_BYTES)?;
+        let ring_at = RingOffer { destination, slots: slots_at };
+        let known = enclosure.regions.all();
+        Ok(Half { enclosure, prepared, ring, slots, ring_at, known })
+    }
+
+    fn offer(&self, connection: u32, fabric: &LocalFabric, half: &Half) -> Connect {
+        Connect {
+            connection,
+            kind: fabric_number(fabric.kind),
+            data: half.prepared.connection_data().0,
+            parameters: self.parameters,
+            ring: half.ring_at,
+            regions: half.known.iter().map(record).collect(),
+        }
+    }
+
+    /// Connects the queue pair with the peer's parameters, and starts the protocol. `asked` if this worker sent the
+    /// Connect.
+    async fn join(
+        self: &Arc<Self>,
+        fabric: &LocalFabric,
+        session: &Arc<Session>,
+        half: Half,
+        other: Connect,
+        asked: bool,
+    ) -> Result<Arc<DataConnection>, WorkerError> {
+        let Half { enclosure, prepared, ring, slots, known, .. } = half;
+        let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
+        let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
+        let announcer = Arc::new(announcer);
+        // With tcp, the side that dialled the session also dials for data, because a firewall or address translation
+        // may block the other direction. With other fabrics, the side that asked dials, because the peer is ready by
+        // then.
+        let dials = if fabric.kind == FabricKind::TCP { session.is_dialled() } else { asked };
+        let role = if dials { Role::Dialer } else { Role::Acceptor };
+        let params = ConnectParams { peer, role, peer_address: session.dialled_at(), limit };
+        let connecting = async {
+            tokio::select! {
+                biased;
+                connected = prepared.connect(params) => connected.map_err(WorkerError::from),
+                why = session.disowned(other.connection) => Err(could_not_connect(fabric.kind, &why)),
+            }
+        };
+        // Ends with the session: a peer that died after its Connect never connects, and its next incarnation would have
+        // to wait for the whole limit.
+        let connected = unless(session.ended(), connecting).await;
+        let Connected { queue_pair, driver } =
+            connected.ok_or_else(|| ControlError::Lost { detail: session.why_over() })??;
+        other.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
+        let channel = FabricChannel {
+            queue_pair,
+            message_pool: self.pools.message.clone(),
+            ring_maker: RingMaker { enclosure: enclosure.clone(), announcer: announcer.clone() },
+            peer_slots: other.ring.slots,
+            import: Import { pool: self.pools.source.clone(), enclosure: enclosure.clone() },
+        };
+        let has_slots = Agreed::of(&self.parameters, &other.parameters).has_result_slots();
+        let pool = self.pools.receive.clone();
+        let allocator = ReceiveAllocator { pool, enclosure, announcer, has_slots };
+        let parameters = (self.parameters, other.parameters);
+        let meter = Meter::new(self.labels.of(&session.peer.worker), fabric.kind, &self.log);
+        let peer = (&session.peer, session.whereabouts());
+        let (Some(own), Some(own_slots)) = (ring.take(), slots.take()) else {
+            return Err(could_not_connect(fabric.kind, "the own ring was taken already"));
+        };
+        let rings = Rings { own, own_slots, peer: other.ring.destination };
+        let values = (&self.values, &self.runtime);
+        let connection = DataConnection::new(channel, rings, parameters, allocator, peer, values, meter);
+        connection.start(driver, &self.runtime);
+        if tensorwire_testpoints::chance!("one side of a connection is up later") {
+            self.runtime.sleep(LATE).await;
+        }
+        match confirm_regions(session, other.connection, &connection).await {
+            Ok(()) => Ok(connection),
+            Err(error) => {
+                // The peer can write the local ring from here on, so the ring must not be released before the queue
+                // pair is drained.
+                connection.close(&Lost::gone(error.to_string())).await;
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Registers the connection with its session, and confirms the regions that the peer has announced in the meantime.
+async fn confirm_regions(
+    session: &Session,
+    number: u32,
+    connection: &Arc<DataConnection>,
+) -> Result<(), WorkerError> {
+    let lost = |detail| WorkerError::Control(ControlError::Lost { detail });
+    for region in session.up(number, connection).map_err(lost)? {
+        session.send(ControlFrame::RegionAck { connection: number, region }).await?;
+    }
+    Ok(())
+}
+
+/// The error of a connection that the peer could not set up.
+fn could_not_connect(kind: FabricKind, why: &str) -> WorkerError {
+    let detail = format!("the peer failed: {why}");
+    FabricError::Connect { kind, step: "connecting", detail }.into()
+}
+
+/// Why the fabric is not used, prefixed with its name unless the error names it.
+fn named(kind: FabricKind, why: &WorkerError) -> String {
+    let (prefix, why) = (format!("{kind}: "), why.to_string());
+    if why.starts_with(&prefix) { why } else { prefix + &why }
+}

@@ -1,0 +1,264 @@
+//! [`Node`]: the state that all connections of a worker share.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, MutexGuard, PoisonError, Weak},
+    time::Duration,
+};
+
+use tensorwire_fabric::{FabricKind, Runtime};
+use tensorwire_protocol::wire::control::Parameters;
+use tensorwire_testpoints::sync::Mutex;
+use tokio::sync::{Notify, watch};
+
+use crate::{
+    connection::meter::Labels,
+    control::{
+        ControlPlane, Secret,
+        cluster::{ClusterSpec, normalise},
+        for_peers,
+        handshake::Introduction,
+        host_and_port,
+    },
+    error::WorkerError,
+    log::quota::LogQuota,
+    peer_memory::{enclosure::LocalFabric, pools::Pools},
+    session::{
+        Session,
+        counts::{Full, SessionCounter},
+        known_peer::KnownPeer,
+        peers::Peers,
+        store::StoreService,
+    },
+    values::SharedValues,
+};
+
+/// A worker's settings, memory, fabrics, values and peers.
+#[derive(Debug)]
+pub(crate) struct Node {
+    pub(crate) name: String,
+    pub(crate) incarnation: u64,
+    pub(crate) address: String,
+    /// The runtime of data connections.
+    pub(crate) runtime: Arc<dyn Runtime>,
+    /// The runtime of sessions, so that pings are answered while user code blocks `runtime`.
+    pub(crate) control_runtime: Arc<dyn Runtime>,
+    /// The liveness bound.
+    pub(crate) liveness: Duration,
+    pub(crate) control: Arc<dyn ControlPlane>,
+    /// The user's secret. If there is none, the control plane is asked for the secret of each address.
+    pub(crate) secret: Option<Secret>,
+    /// The secret that peers must prove when they dial this worker.
+    pub(crate) accept_secret: Option<Secret>,
+    /// In order of preference.
+    pub(crate) fabrics: Vec<LocalFabric>,
+    /// Fabrics that cannot be used on this host, with the reasons.
+    pub(crate) unavailable: Vec<(FabricKind, String)>,
+    pub(crate) pools: Pools,
+    pub(crate) values: SharedValues,
+    pub(crate) parameters: Parameters,
+    pub(crate) connect_limit: Duration,
+    pub(crate) cluster: ClusterSpec,
+    pub(crate) peers: Mutex<Peers>,
+    /// Notified when a session with a peer begins.
+    pub(crate) met: Notify,
+    pub(crate) closing: watch::Sender<bool>,
+    pub(crate) labels: Labels,
+    /// Limits the log lines that peers cause.
+    pub(crate) log: Arc<LogQuota>,
+    /// The sessions in use.
+    pub(crate) sessions: Arc<SessionCounter>,
+    /// The address at which rank 0 serves its job's store, as the launcher gives it, if this worker listens there.
+    pub(crate) store_address: Option<String>,
+    /// The store that this worker serves.
+    pub(crate) store: Mutex<Option<Weak<dyn StoreService>>>,
+}
+
+impl Node {
+    pub(crate) fn introduction(&self) -> Introduction {
+        Introduction {
+            worker: self.name.clone(),
+            incarnation: self.incarnation,
+            listen_address: Some(for_peers(&self.address)),
+            fabrics: self
+                .fabrics
+                .iter()
+                .map(|fabric| (fabric_number(fabric.kind), fabric.reach.clone()))
+                .collect(),
+        }
+    }
+
+    /// The peer `name`, which is added on first use. `address` is the address at which it was dialled.
+    ///
+    /// # Errors
+    /// The maximum number of peers is known, and each is in use.
+    pub(crate) fn note_peer(&self, name: &str, address: Option<&str>) -> Result<KnownPeer, Full> {
+        self.lock_peers().note(name, address, self.cluster.address(name).is_some())
+    }
+
+    /// The peer of `session`, which is added on first use, and what adding the session to it gave. Both happen under one
+    /// lock: nobody finds a peer that dialled this worker before its address is known.
+    ///
+    /// # Errors
+    /// As [`note_peer`](Self::note_peer).
+    pub(crate) fn meet_peer(
+        &self,
+        session: &Arc<Session>,
+    ) -> Result<(KnownPeer, Result<(), Arc<Session>>), Full> {
+        let name = &session.peer.worker;
+        let mut peers = self.lock_peers();
+        let peer = peers.note(name, None, self.cluster.address(name).is_some())?;
+        let noted = peer.note_session(session);
+        Ok((peer, noted))
+    }
+
+    /// The peer `name`, whose address the user has set.
+    pub(crate) fn name_peer(&self, name: &str, address: &str) -> Result<KnownPeer, WorkerError> {
+        self.lock_peers().note(name, Some(address), true).map_err(too_many)
+    }
+
+    /// The peer `name`, which may listen at `address`.
+    pub(crate) fn add_hint(&self, name: &str, address: &str) -> Result<KnownPeer, WorkerError> {
+        self.lock_peers().add_hint(name, address).map_err(too_many)
+    }
+
+    /// Forgets a peer that was never met, and that nobody uses but the caller.
+    pub(crate) fn forget_unmet(&self, peer: &KnownPeer) {
+        self.lock_peers().forget_unmet(peer);
+    }
+
+    /// Takes a hint back.
+    pub(crate) fn remove_hint(&self, peer: &KnownPeer, address: &str) {
+        self.lock_peers().remove_hint(peer, address);
+    }
+
+    /// The peer that was dialled at `address` before, or this worker itself.
+    pub(crate) fn peer_by_address(&self, address: &str) -> Option<KnownPeer> {
+        if self.is_own_address(address) {
+            return Some(self.own_peer());
+        }
+        self.lock_peers().at(address).cloned()
+    }
+
+    /// This worker as a peer of itself. Its own publications are fetched without a connection.
+    fn own_peer(&self) -> KnownPeer {
+        KnownPeer::known(&self.name, &self.address, self.incarnation)
+    }
+
+    /// Whether `peer` is this worker.
+    pub(crate) fn is_own(&self, peer: &KnownPeer) -> bool {
+        peer.name() == self.name
+    }
+
+    /// Whether this worker itself listens on `address`.
+    pub(crate) fn is_own_address(&self, address: &str) -> bool {
+        let address = normalise(address);
+        if address == self.address
+            || self.store_address.as_ref() == Some(&address)
+            || self.cluster.address(&self.name) == Some(&address)
+        {
+            return true;
+        }
+        let (Ok(own), Ok((host, port))) = (self.address.parse::<SocketAddr>(), host_and_port(&address))
+        else {
+            return false;
+        };
+        let is_everywhere = own.ip().is_unspecified();
+        let is_own_host = match host.parse::<IpAddr>() {
+            Ok(ip) => ip == own.ip() || is_everywhere && ip.is_loopback(),
+            Err(_) => host == "localhost" && (is_everywhere || own.ip().is_loopback()),
+        };
+        is_own_host && port == own.port()
+    }
+
+    /// The peer with this name, if it is known or in the cluster.
+    pub(crate) fn peer_by_name(&self, name: &str) -> Result<KnownPeer, WorkerError> {
+        if name == self.name {
+            return Ok(self.own_peer());
+        }
+        if let Some(peer) = self.lock_peers().get(name) {
+            return Ok(peer.clone());
+        }
+        if let Some(address) = self.cluster.address(name) {
+            return self.name_peer(name, address);
+        }
+        let mut known: Vec<String> = self.cluster.names().map(str::to_owned).collect();
+        known.extend(self.lock_peers().all().map(|peer| peer.name().to_owned()));
+        known.sort();
+        known.dedup();
+        let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
+        Err(WorkerError::UnknownWorker { name: name.to_owned(), known })
+    }
+
+    /// The addresses of `peer` to try: the last known one, then the one in the cluster, then those that nobody has proven.
+    pub(crate) fn addresses(&self, peer: &KnownPeer) -> Vec<String> {
+        let of_cluster = self.cluster.address(peer.name()).map(str::to_owned);
+        let all = peer.address().into_iter().chain(of_cluster).chain(peer.hints());
+        let mut known = BTreeSet::new();
+        all.filter(|address| known.insert(address.clone())).collect()
+    }
+
+    /// The peer `name`, if it is connected now, in a life in which this has not returned it before.
+    pub(crate) fn met_peer(&self, name: &str) -> Option<KnownPeer> {
+        if name == self.name {
+            return Some(self.own_peer());
+        }
+        self.known_peer(name).filter(KnownPeer::take_life)
+    }
+
+    /// The peer `name`, if it is known.
+    pub(crate) fn known_peer(&self, name: &str) -> Option<KnownPeer> {
+        self.lock_peers().get(name).cloned()
+    }
+
+    /// All peers, sorted by name.
+    pub(crate) fn all_peers(&self) -> Vec<KnownPeer> {
+        self.lock_peers().all().cloned().collect()
+    }
+
+    /// All peers but those that dialled this worker and left, sorted by name.
+    pub(crate) fn present_peers(&self) -> Vec<KnownPeer> {
+        self.lock_peers().present().cloned().collect()
+    }
+
+    /// Serves `service`, until it is dropped. False if this worker serves a store already.
+    pub(crate) fn serve_store(&self, service: &Arc<dyn StoreService>) -> bool {
+        let mut store = self.store.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_free = store.as_ref().is_none_or(|served| served.strong_count() == 0);
+        if is_free {
+            *store = Some(Arc::downgrade(service));
+        }
+        is_free
+    }
+
+    /// The store that this worker serves, if there is one.
+    pub(crate) fn store(&self) -> Option<Arc<dyn StoreService>> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Weak::upgrade)
+    }
+
+    pub(crate) fn is_closing(&self) -> bool {
+        *self.closing.borrow()
+    }
+
+    fn lock_peers(&self) -> MutexGuard<'_, Peers> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn too_many(full: Full) -> WorkerError {
+    let remedy = "allow more peers".to_owned();
+    WorkerError::Config { field: full.field, value: full.most.to_string(), remedy }
+}
+
+/// The numbers of fabric kinds on the wire. Earlier versions use 5 for another kind.
+const NUMBERS: [(FabricKind, u8); 4] =
+    [(FabricKind::VERBS, 1), (FabricKind::SHM, 2), (FabricKind::TCP, 3), (FabricKind::SIM, 4)];
+
+/// The number of a kind on the wire. For a kind that is not in the list it is computed from the name, with the highest
+/// bit set. If two such kinds have the same number, their reaches differ.
+pub(crate) fn fabric_number(kind: FabricKind) -> u8 {
+    let known = NUMBERS.iter().find(|(known, _)| *known == kind).map(|(_, number)| *number);
+    let of_name = || kind.name().bytes().fold(0_u8, |number, byte| number.wrapping_mul(31) ^ byte) | 0x80;
+    known.unwrap_or_else(of_name)
+}

@@ -1,0 +1,239 @@
+//! Setting up sessions, dialled and accepted.
+
+use std::sync::Arc;
+
+use tensorwire_fabric::timeout;
+use tensorwire_protocol::{Code, Status, wire::control::ControlFrame};
+
+use crate::{
+    control::{ControlError, ControlSession, FAREWELL, FrameReceiver, FrameSender, Secret, handshake},
+    error::{Lost, PeerLoss, WorkerError},
+    session::{Session, known_peer::KnownPeer, node::Node, whereabouts},
+    values::end_signal::unless,
+};
+
+/// What the user has specified, so that TLS can verify it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Verify {
+    /// A worker name; the name that the peer proves must be this one.
+    Worker,
+    /// Only an address; the certificate must be valid for its host.
+    Host,
+}
+
+impl Node {
+    /// A live session with `peer`.
+    pub(crate) async fn session(self: &Arc<Self>, peer: &KnownPeer) -> Result<Arc<Session>, WorkerError> {
+        if let Some(session) = peer.live_session() {
+            return Ok(session);
+        }
+        if let Some(taken) = self.name_taken(peer) {
+            return Err(taken);
+        }
+        let mut failed = None;
+        for address in self.addresses(peer) {
+            let failure = match self.meet(&address, Verify::Worker).await {
+                Ok((session, them)) if them.worker == peer.name() => {
+                    let begun = self.begin_session(session, them, Some(&address)).await;
+                    return begun.map(|(session, _)| session);
+                }
+                // The session is dropped: a wrong address, which another worker may have announced, must not cause
+                // sessions between two workers that did not ask for them.
+                Ok((_, them)) => WorkerError::Config {
+                    field: "cluster",
+                    value: format!("{} at {address}", peer.name()),
+                    remedy: format!(
+                        "the worker there is {}; correct the address in the cluster, or set the peer's address with \
+                         Worker::set_address",
+                        them.worker
+                    ),
+                },
+                Err(error) => error,
+            };
+            failed.get_or_insert(failure);
+        }
+        Err(failed.unwrap_or_else(|| WorkerError::NoAddress { peer: peer.name().to_owned() }))
+    }
+
+    /// Waits until the peer answers on a session that this worker has opened: it may refuse this worker after it has met it, for
+    /// its name or for a limit. A peer that takes long is not waited for.
+    ///
+    /// # Errors
+    /// Why the session has ended.
+    pub(crate) async fn served(&self, session: &Session) -> Result<(), Lost> {
+        let nonce = self.control_runtime.random();
+        let answered = session.expect_pong(nonce);
+        let asking =
+            async { session.send(ControlFrame::Ping { nonce }).await.is_ok() && answered.await.is_ok() };
+        let asking = unless(session.ended(), asking);
+        match timeout(&*self.control_runtime, self.connect_limit, asking).await {
+            Ok(None | Some(false)) => Err(session.lost()),
+            Ok(Some(true)) | Err(_) => Ok(()),
+        }
+    }
+
+    /// Opens a session to `address`: connects, proves the secret, and learns the peer's identity.
+    pub(crate) async fn dial(
+        self: &Arc<Self>,
+        address: &str,
+        verify: Verify,
+    ) -> Result<(Arc<Session>, KnownPeer), WorkerError> {
+        let (session, them) = self.meet(address, verify).await?;
+        self.begin_session(session, them, Some(address)).await
+    }
+
+    /// Connects to `address`, proves the secret, and learns the peer's identity.
+    async fn meet(
+        &self,
+        address: &str,
+        verify: Verify,
+    ) -> Result<(ControlSession, handshake::Introduction), WorkerError> {
+        if self.is_closing() {
+            return Err(WorkerError::ShutDown);
+        }
+        let (secret, handed_over_at) = self.secret_for(address).await?;
+        let mut session = self.control.dial(handed_over_at.as_deref().unwrap_or(address)).await?;
+        if let (Verify::Host, Some(proven)) = (verify, session.sender.proven()) {
+            let address = address.to_owned();
+            proven.check_host().map_err(|detail| ControlError::Tls { address, detail })?;
+        }
+        let me = self.introduction();
+        let limit = self.connect_limit;
+        let them =
+            handshake::dial(&mut session, &me, secret.as_ref(), &*self.runtime, limit, address).await?;
+        Ok((session, them))
+    }
+
+    /// The secret for the worker at `address`. If that worker handed it over, also the only address at which it may be
+    /// used.
+    async fn secret_for(&self, address: &str) -> Result<(Option<Secret>, Option<String>), ControlError> {
+        if self.secret.is_some() {
+            return Ok((self.secret.clone(), None));
+        }
+        let asked = self.control.ambient_secret(address).await;
+        if let Err(ControlError::NoSecret { .. }) = &asked {
+            // If the worker is not running, this returns that error instead.
+            self.control.dial(address).await?;
+        }
+        let secret = asked?;
+        let handed_over_at = secret.as_ref().and_then(Secret::listening_address).map(|it| it.to_string());
+        Ok((secret, handed_over_at))
+    }
+
+    /// Authenticates a session that a peer opened.
+    pub(crate) async fn welcome(self: Arc<Self>, mut session: ControlSession) {
+        let me = self.introduction();
+        let secret = self.accept_secret.clone();
+        let host = session.peer_host().map_or_else(|| "unknown".to_owned(), |host| host.to_string());
+        let met =
+            handshake::accept(&mut session, &me, secret.as_ref(), &*self.control_runtime, self.connect_limit)
+                .await;
+        let begun = match met {
+            Ok(them) => self.begin_session(session, them, None).await.map(drop),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(error) = begun
+            && let Some(left_out) = self.log.line(&host)
+        {
+            log!(WARN, host, %error, left_out, "a control session was refused");
+        }
+    }
+
+    async fn begin_session(
+        self: &Arc<Self>,
+        session: ControlSession,
+        them: handshake::Introduction,
+        dialled: Option<&str>,
+    ) -> Result<(Arc<Session>, KnownPeer), WorkerError> {
+        let name = them.worker.clone();
+        let ControlSession { sender, receiver, addresses } = session;
+        if name == self.name {
+            let (own, other) = (self.address.clone(), whereabouts(&them, addresses));
+            let (holder, newcomer) = if dialled.is_some() { (other, own) } else { (own, other) };
+            let detail = name_taken(&holder, &newcomer);
+            self.refuse(sender, receiver, Status::new(Code::AlreadyExists, detail.as_str()));
+            return Err(WorkerError::NameTaken { name, detail });
+        }
+        let room = self.sessions.serve_one(&name).and_then(|served| {
+            let connections = served.connections();
+            let session = Session::new(them, addresses, sender.clone(), dialled.is_some(), connections);
+            Ok((served, self.meet_peer(&session)?, session))
+        });
+        let (served, (peer, noted), session) = match room {
+            Ok(room) => room,
+            Err(full) => {
+                let remedy = full.remedy(&name);
+                let message = format!("{}: {remedy}", self.name);
+                self.refuse(sender, receiver, Status::new(Code::ResourceExhausted, message));
+                return Err(WorkerError::Config { field: full.field, value: full.most.to_string(), remedy });
+            }
+        };
+        if let Err(detail) = self.claim_name(&peer, &session, noted).await {
+            self.refuse(sender, receiver, Status::new(Code::AlreadyExists, detail.as_str()));
+            return Err(WorkerError::NameTaken { name, detail });
+        }
+        // The address is stored only after the name was claimed, because a refused worker's address is not this peer's.
+        // The peer is already known, so this cannot exceed the limit.
+        let peer = self.note_peer(&name, dialled).unwrap_or(peer);
+        self.met.notify_waiters();
+        let serving = self.clone().serve_session(session.clone(), receiver, served);
+        self.control_runtime.spawn("session", Box::pin(serving));
+        self.control_runtime.spawn("liveness", Box::pin(self.clone().watch_over(session.clone())));
+        Ok((session, peer))
+    }
+
+    /// Adds the session to the peer if it is not there, unless another worker has its name and answers: `noted` is that
+    /// worker's session. A worker that does not answer is dead, stopped or unreachable, and the new one replaces it.
+    ///
+    /// # Errors
+    /// The addresses of both workers, and what to do.
+    async fn claim_name(
+        &self,
+        peer: &KnownPeer,
+        session: &Arc<Session>,
+        mut noted: Result<(), Arc<Session>>,
+    ) -> Result<(), String> {
+        while let Err(holder) = noted {
+            let newcomer = session.whereabouts();
+            if self.answers(&holder).await {
+                return Err(name_taken(&holder.whereabouts(), &newcomer));
+            }
+            let detail = format!(
+                "it did not answer when another worker of its name connected, which is at {newcomer}"
+            );
+            holder.condemn(Lost::new(PeerLoss::Unresponsive, detail));
+            noted = peer.note_session(session);
+        }
+        Ok(())
+    }
+
+    /// The error for a peer that has refused this worker because of its name within the last second.
+    pub(crate) fn name_taken(&self, peer: &KnownPeer) -> Option<WorkerError> {
+        let detail = peer.refusal(self.runtime.now())?;
+        Some(WorkerError::NameTaken { name: self.name.clone(), detail })
+    }
+
+    /// Refuses a session, and sends the peer the reason.
+    fn refuse(
+        self: &Arc<Self>,
+        sender: Arc<dyn FrameSender>,
+        receiver: Box<dyn FrameReceiver>,
+        status: Status,
+    ) {
+        let node = self.clone();
+        let refuse = async move {
+            let goodbye = ControlFrame::Goodbye { status }.encode();
+            let _ = timeout(&*node.control_runtime, FAREWELL, sender.send(goodbye)).await;
+            drop(receiver);
+        };
+        self.control_runtime.spawn("refuse session", Box::pin(refuse));
+    }
+}
+
+/// The error text for two workers of the same name.
+fn name_taken(holder: &str, newcomer: &str) -> String {
+    format!(
+        "the worker at {holder} has it and answers, so the one at {newcomer} is refused; stop one of them, or give each its \
+         own name (a client needs none)"
+    )
+}
