@@ -1,7 +1,7 @@
 use tensorwire_fabric::{PeerViolation, TokioRuntime};
 
 use super::*;
-use crate::session::{connection_setup::tests::connection, tests::worker};
+use crate::session::{node::connection_setup::tests::connection, tests::worker};
 
 /// How the peer counts as lost after its NIC refused an access and its session, or it itself, `told` why.
 async fn loss_after_a_refusal(told: Option<Lost>) -> PeerLoss {

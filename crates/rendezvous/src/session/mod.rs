@@ -1,13 +1,9 @@
 //! Control sessions, the data connections that a session sets up, and the state of each peer. This file has the session itself.
 
-pub(crate) mod connection_setup;
 pub(crate) mod counts;
 pub(crate) mod known_peer;
-mod liveness;
 pub(crate) mod node;
 pub(crate) mod peers;
-mod serve;
-pub(crate) mod setup;
 pub(crate) mod store;
 #[cfg(test)]
 pub(crate) mod tests;

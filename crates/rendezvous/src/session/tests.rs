@@ -4,7 +4,7 @@ use futures::FutureExt;
 use tensorwire_fabric::{BoxFuture, FabricKind};
 
 use super::*;
-use crate::{session::connection_setup::tests::connection, worker::Worker};
+use crate::{session::node::connection_setup::tests::connection, worker::Worker};
 
 const PEER: &str = "/job:worker/replica:0/task:0";
 const OTHERS_MAX: usize = 100;

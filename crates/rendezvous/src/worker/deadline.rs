@@ -39,7 +39,7 @@ impl Worker {
         what: What,
         operation: Pin<&'a mut Operation>,
     ) -> Within<'a, Operation, What> {
-        let begun = self.operations.times.begin(&*self.node.runtime);
+        let begun = self.operations.times.begin(&**self.node.runtime());
         let recorded = begun.map(|begun| (timed, begun));
         let hint = match timed {
             Timed::Fetch | Timed::FetchMany => "does the peer run, and does it publish this name?",
@@ -76,7 +76,7 @@ where
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let (times, runtime) = (&this.worker.operations.times, &*this.worker.node.runtime);
+        let (times, runtime) = (&this.worker.operations.times, &**this.worker.node.runtime());
         // An operation that has a timer was under way before the shutdown.
         if this.timer.is_none() && this.worker.is_refusing() {
             return Poll::Ready(Err(WorkerError::ShutDown));

@@ -34,18 +34,18 @@ impl Worker {
     pub fn record_metrics(&self) {
         let node = &self.node;
         let pools = [
-            ("source", &node.pools.source),
-            ("receive", &node.pools.receive),
-            ("ring", &node.pools.ring),
-            ("message", &node.pools.message),
+            ("source", &node.pools().source),
+            ("receive", &node.pools().receive),
+            ("ring", &node.pools().ring),
+            ("message", &node.pools().message),
         ];
-        pools.into_iter().for_each(|(name, pool)| record_pool(&node.name, name, pool));
+        pools.into_iter().for_each(|(name, pool)| record_pool(node.name(), name, pool));
         let peers = self.peers();
         let connected = peers.iter().filter(|peer| peer.transport.is_some()).count();
-        let worker = || node.name.clone();
+        let worker = || node.name().to_owned();
         gauge!("tensorwire_peers", "worker" => worker()).set(peers.len() as f64);
         gauge!("tensorwire_peers_connected", "worker" => worker()).set(connected as f64);
-        gauge!("tensorwire_sessions", "worker" => worker()).set(node.sessions.in_all() as f64);
+        gauge!("tensorwire_sessions", "worker" => worker()).set(node.sessions().in_all() as f64);
         for (reason, name) in REASONS {
             let copied = copy::count(reason);
             counter!("tensorwire_copies_total", "reason" => name).absolute(copied.calls);

@@ -58,7 +58,7 @@ impl<'a> List<'a> {
     async fn run(self) -> Result<Vec<Published>, WorkerError> {
         let (node, known) = (&self.peer.worker.node, &self.peer.known);
         let session = if node.is_own(known) { None } else { Some(node.session(known).await?) };
-        let incarnation = session.as_ref().map_or(node.incarnation, |session| session.peer.incarnation);
+        let incarnation = session.as_ref().map_or(node.incarnation(), |session| session.peer.incarnation);
         let pages = async {
             let mut list = ListSoFar::new(LIST_BYTES_MAX);
             loop {

@@ -103,7 +103,7 @@ pub(crate) struct Defaults {
 
 impl Drop for Operations {
     fn drop(&mut self) {
-        self.node.closing.send_replace(true);
+        self.node.begin_closing();
     }
 }
 
@@ -155,64 +155,64 @@ impl Worker {
 
     /// This worker's name.
     pub fn name(&self) -> &str {
-        &self.node.name
+        self.node.name()
     }
 
     /// The address that peers dial, `host:port`.
     pub fn address(&self) -> &str {
-        &self.node.address
+        self.node.address()
     }
 
     /// A random number that changes with each start of the worker.
     pub fn incarnation(&self) -> u64 {
-        self.node.incarnation
+        self.node.incarnation()
     }
 
     /// The runtime that this worker runs on: its tasks, its time and its random numbers.
     pub fn runtime(&self) -> &Arc<dyn Runtime> {
-        &self.node.runtime
+        self.node.runtime()
     }
 
     /// The fabrics that this worker offers, in its order of preference, each with its
     /// [reach](tensorwire_fabric::Fabric::reach). Two workers can use a fabric that both offer with the same reach.
     pub fn offered_fabrics(&self) -> Vec<(FabricKind, Vec<u8>)> {
-        self.node.fabrics.iter().map(|fabric| (fabric.kind, fabric.reach.clone())).collect()
+        self.node.fabrics().iter().map(|fabric| (fabric.kind, fabric.reach.clone())).collect()
     }
 
     /// What a second send or receive of a key is ([`WorkerBuilder::duplicates`](crate::WorkerBuilder::duplicates)).
     pub fn duplicates(&self) -> DuplicatePolicy {
-        self.node.values.steps.duplicates()
+        self.node.values().steps.duplicates()
     }
 
     /// How many receives may be outstanding at one peer ([`Flow::requests_max`](crate::Flow::requests_max)). Of the settings of two
     /// workers, the smaller applies.
     pub fn requests_max(&self) -> u32 {
-        self.node.parameters.requests_max
+        self.node.requests_max()
     }
 
     /// The pool for values to publish and send. A value in another pool is copied into this one each time it is sent to
     /// another worker.
     pub fn pool(&self) -> &Pool {
-        &self.node.pools.source
+        &self.node.pools().source
     }
 
     /// Registers memory of your own, so that values are published and sent from it without a copy: join it, then make a
     /// tensor with [`Tensor::shared`](crate::Tensor::shared). A peer connected over shared memory gets a copy, made in
     /// [`pool`](Self::pool) for each transfer.
     pub fn user_memory(&self) -> &UserMemory {
-        &self.node.pools.user
+        &self.node.pools().user
     }
 
     /// The pool for received values, which peers may write. [`Fetch::into_buffer`](crate::Fetch::into_buffer) and
     /// [`Recv::into_buffer`](crate::Recv::into_buffer) fill a buffer of it without a copy. Under
     /// [`Trust::Hostile`](crate::Trust::Hostile) no peer can write it, and every buffer is filled by one copy.
     pub fn receive_pool(&self) -> &Pool {
-        &self.node.pools.receive
+        &self.node.pools().receive
     }
 
     /// How much of the pool for received values is in use.
     pub fn receive_memory(&self) -> PoolStats {
-        self.node.pools.receive.stats()
+        self.node.pools().receive.stats()
     }
 
     /// Publishes `tensor` under `name`, replaces an earlier one, and returns the version. A fetch that is being
@@ -223,12 +223,12 @@ impl Worker {
     pub fn publish(&self, name: &str, tensor: Tensor) -> Result<Version, WorkerError> {
         check_published(name)?;
         self.check_runs()?;
-        Ok(self.node.values.published.publish(name, tensor.remember_checksums()))
+        Ok(self.node.values().published.publish(name, tensor.remember_checksums()))
     }
 
     /// Withdraws a published tensor. Returns false if nothing was published under `name`.
     pub fn withdraw(&self, name: &str) -> bool {
-        !is_offer(name) && self.node.values.published.withdraw(name)
+        !is_offer(name) && self.node.values().published.withdraw(name)
     }
 
     /// The key of `edge` from `source_device` to `destination_device` (`/job:ps/replica:0/task:0/device:CPU:0`, or a
@@ -246,7 +246,7 @@ impl Worker {
         check_name(edge).map_err(bad)?;
         let (source_device, destination_device) = (&*sought(source_device), &*sought(destination_device));
         let own = self.is_own(&parse_device(source_device)?);
-        let incarnation = if own { self.node.incarnation } else { 0 };
+        let incarnation = if own { self.node.incarnation() } else { 0 };
         let key = Key::builder().source(source_device).incarnation(incarnation);
         let key = key.destination(destination_device).edge(edge).build();
         key.map_err(|error| bad(error.to_string()))
@@ -260,7 +260,7 @@ impl Worker {
     }
 
     pub(crate) fn is_own(&self, device: &DeviceName) -> bool {
-        device.is_same_address_space(&self.node.values.device)
+        device.is_same_address_space(&self.node.values().device)
     }
 
     /// Whether new operations are refused, because a shutdown has started. The node closes only after this was set, or after
@@ -280,7 +280,7 @@ impl Worker {
         if self.is_refusing() {
             return None;
         }
-        let (times, clock) = (&self.operations.times, &*self.node.runtime);
+        let (times, clock) = (&self.operations.times, &**self.node.runtime());
         let begun = times.begin(clock);
         let value = operation()?;
         times.end(timed, begun, clock);

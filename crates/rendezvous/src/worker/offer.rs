@@ -77,7 +77,7 @@ impl Worker {
     /// Offers `tensor` to peers that get the offer's [ticket](Offer::ticket). Once this worker is shut down, no peer can fetch it.
     #[doc(hidden)]
     pub fn offer(&self, tensor: Tensor) -> Offer {
-        let values = self.node.values.clone();
+        let values = self.node.values().clone();
         let number = values.offers.take();
         let version = values.published.publish(&name_of(number), tensor.remember_checksums());
         let ticket = Ticket {

@@ -5,7 +5,7 @@ use std::{fmt, pin::pin};
 use crate::{
     control::{ControlError, cluster::ClusterSpec, name::sought},
     error::{Lost, PeerLoss, WorkerError},
-    session::{known_peer::KnownPeer, setup::Verify},
+    session::{known_peer::KnownPeer, node::setup::Verify},
     values::end_signal::unless,
     worker::Worker,
 };
@@ -144,7 +144,7 @@ impl Worker {
         let name = &*sought(name);
         let met = async {
             loop {
-                let mut more = pin!(self.node.met.notified());
+                let mut more = pin!(self.node.session_begins());
                 more.as_mut().enable();
                 if let Some(peer) = self.node.met_peer(name) {
                     return Peer::new(self, peer);
@@ -152,7 +152,7 @@ impl Worker {
                 more.await;
             }
         };
-        let met = async { unless(self.node.closing.subscribe(), met).await.ok_or(WorkerError::ShutDown) };
+        let met = async { unless(self.node.closing(), met).await.ok_or(WorkerError::ShutDown) };
         let what = || format!("waiting for {name} to connect");
         let hint = "does it run, and does it dial this worker? Each of its lives is returned once";
         self.within(self.operations.defaults.limit, what, hint, pin!(met)).await
@@ -189,7 +189,7 @@ impl Worker {
     fn name_of_peer(&self, name: &str, address: &str) -> Result<String, WorkerError> {
         ClusterSpec::new().worker(name, address).check()?;
         let name = sought(name);
-        if name == self.node.name {
+        if name == self.node.name() {
             let remedy = "that is this worker itself: use the name of a peer".to_owned();
             return Err(WorkerError::Config { field: "name", value: name, remedy });
         }

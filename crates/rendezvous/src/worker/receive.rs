@@ -211,7 +211,7 @@ async fn receive_into(
     let received = pin!(async {
         let peer = key.source_device().worker().unwrap_or_default();
         let transfer = Transfer { peer: &peer, key: key.as_str(), step: Some(step.id.0) };
-        let pool = &step.worker.node.pools.receive;
+        let pool = &step.worker.node.pools().receive;
         let mut held = step.receive_held(key, Receiving::Into(&target)).await?;
         let (metadata, buffer) = held.fill(&target, transfer, pool).await?;
         Ok(Filled { metadata, buffer, version: None })

@@ -24,19 +24,19 @@ impl Worker {
     pub async fn shutdown(&self) {
         let node = &self.node;
         self.operations.refusing.store(true, Ordering::Release);
-        let over = Status::new(Code::Unavailable, format!("{} is shut down", node.name));
-        node.values.published.close(over);
-        let _ = timeout(&*node.runtime, self.operations.defaults.grace, self.quiet()).await;
-        node.closing.send_replace(true);
-        node.values.steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
+        let over = Status::new(Code::Unavailable, format!("{} is shut down", node.name()));
+        node.values().published.close(over);
+        let _ = timeout(&**node.runtime(), self.operations.defaults.grace, self.quiet()).await;
+        node.begin_closing();
+        node.values().steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
         // Each session sends a goodbye and closes its connections. The limit is for peers that read nothing.
-        let _ = timeout(&*node.runtime, GOODBYES, node.sessions.none_served()).await;
+        let _ = timeout(&**node.runtime(), GOODBYES, node.sessions().none_served()).await;
         for peer in node.all_peers() {
             if let Some(connection) = peer.connection() {
                 connection.close(&Lost::shut_down_here()).await;
             }
         }
-        node.control.close().await;
+        node.close_control().await;
         self.operations.closed.send_replace(true);
     }
 
@@ -54,7 +54,7 @@ impl Worker {
         let is_transferring =
             |peer: &KnownPeer| peer.connection().is_some_and(|link| link.protocol.is_transferring());
         while self.node.all_peers().iter().any(is_transferring) {
-            self.node.runtime.sleep(LOOK).await;
+            self.node.runtime().sleep(LOOK).await;
         }
     }
 }

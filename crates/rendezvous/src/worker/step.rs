@@ -111,12 +111,12 @@ impl Worker {
 
     /// Ends every step that is in use or contains values, as [`cleanup`](Self::cleanup) does.
     pub fn cleanup_all(&self) {
-        self.node.values.steps.live().into_iter().for_each(|step| self.end_step(step));
+        self.node.values().steps.live().into_iter().for_each(|step| self.end_step(step));
     }
 
     pub(crate) fn end_step(&self, step: StepId) {
-        self.node.values.steps.cleanup(step);
-        self.node.values.lost.forget(step);
+        self.node.values().steps.cleanup(step);
+        self.node.values().lost.forget(step);
         self.discard(step);
     }
 
@@ -137,7 +137,7 @@ impl Step {
 
     /// Begins a step that does not end when its clones are dropped.
     pub(crate) fn share(worker: &Worker, id: StepId) -> Self {
-        let live = worker.node.values.steps.begin(id);
+        let live = worker.node.values().steps.begin(id);
         Self { worker: worker.clone(), id, live, _end: None }
     }
 
@@ -167,7 +167,7 @@ impl Step {
         if !self.is_from_here(key)? {
             return Err(self.wrong_worker(KeyEnd::Source, key));
         }
-        let values = &self.worker.node.values;
+        let values = self.worker.node.values();
         let receiver = if values.lost.is_empty() { None } else { key.destination_device().worker() };
         if let Some(status) = receiver.and_then(|receiver| values.lost.status(self.id, &receiver)) {
             return Err(self.aborted(status));
@@ -317,7 +317,7 @@ impl Step {
         is_now: bool,
     ) -> Result<T, Status> {
         if is_now {
-            let asked = timeout(&*self.worker.node.runtime, ASKED_AT_ONCE, receive).await;
+            let asked = timeout(&**self.worker.node.runtime(), ASKED_AT_ONCE, receive).await;
             return asked.unwrap_or_else(|_| Err(cancelled()));
         }
         match select(pin!(receive), pin!(token.cancelled())).await {
@@ -361,7 +361,7 @@ impl Step {
                 _ => Cow::Borrowed(key.as_str()),
             };
             // A step that a broken connection has ended stays ended after a reconnect.
-            if let Some(detail) = self.worker.node.values.lost.why(self.id, peer.name()) {
+            if let Some(detail) = self.worker.node.values().lost.why(self.id, peer.name()) {
                 let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
                 return Err(step_broken(transfer, (&peer, connected), detail));
             }
@@ -412,7 +412,7 @@ impl Step {
         }
         let own = self.worker.is_own(key.source_device());
         if own && key.incarnation() != 0 {
-            let checked = self.worker.node.values.check_incarnation(key);
+            let checked = self.worker.node.values().check_incarnation(key);
             checked.map_err(|status| self.aborted(status))?;
         }
         Ok(own)

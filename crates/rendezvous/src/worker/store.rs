@@ -10,9 +10,9 @@ use tensorwire_protocol::wire::control::ControlFrame;
 use tokio::sync::Semaphore;
 
 use crate::{
-    control::{Secret, host_and_port},
+    control::host_and_port,
     error::{Lost, PeerLoss, WorkerError},
-    session::{Session, setup::Verify, store::StoreService},
+    session::{Session, node::setup::Verify, store::StoreService},
     worker::Worker,
 };
 
@@ -119,7 +119,7 @@ impl Drop for Asked<'_> {
         if self.session.forget_asked(self.number) {
             let (session, request) = (Arc::clone(self.session), self.number);
             let cancel = async move { drop(session.send(ControlFrame::StoreCancel { request }).await) };
-            self.worker.node.control_runtime.spawn("cancel store request", Box::pin(cancel));
+            self.worker.node.control_runtime().spawn("cancel store request", Box::pin(cancel));
         }
     }
 }
@@ -138,7 +138,7 @@ impl Worker {
 
     /// The maximum number of open sessions.
     pub fn sessions_max(&self) -> usize {
-        self.node.sessions.most()
+        self.node.sessions().most()
     }
 
     /// Where this worker reaches the store at `address`, which has been looked up: there, or on loopback, if this machine has that
@@ -147,7 +147,7 @@ impl Worker {
     /// # Errors
     /// The worker has no secret for another machine.
     pub fn reach_store(&self, address: &str, found: &[SocketAddr]) -> Result<String, &'static str> {
-        if !self.node.accept_secret.as_ref().is_some_and(Secret::is_handed_over) {
+        if !self.node.hands_secret_over() {
             return Ok(address.to_owned());
         }
         match local(address, found) {

@@ -15,7 +15,7 @@ use std::{
 use tensorwire_fabric::{Immediate, TokioRuntime};
 
 use super::*;
-use crate::session::{connection_setup::tests::connection, tests::worker};
+use crate::session::{node::connection_setup::tests::connection, tests::worker};
 
 /// How often the task was woken.
 #[derive(Default)]

@@ -3,7 +3,7 @@ use tensorwire_fabric::TokioRuntime;
 
 use super::*;
 use crate::session::{
-    connection_setup::tests::connection,
+    node::connection_setup::tests::connection,
     tests::{session_of, worker},
 };
 

@@ -4,15 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use tensorwire_fabric::{Runtime, TokioRuntime};
 use tensorwire_protocol::{DeviceName, InvalidDeviceName, wire::WireError};
-use tensorwire_testpoints::sync::Mutex;
-use tokio::{
-    net::lookup_host,
-    sync::{Notify, watch},
-};
+use tokio::net::lookup_host;
 
 use super::{GIB, KEEPALIVE_MIN, LIVENESS_MIN, OpenedFabrics, WorkerBuilder};
 use crate::{
-    connection::meter::Labels,
     control::{
         ControlError, ControlPlane, GrpcConfig, GrpcPlane, Secret,
         cluster::normalise,
@@ -20,9 +15,8 @@ use crate::{
         secret::{read_secret_file, secret_from_environment},
     },
     error::WorkerError,
-    log::quota::LogQuota,
     peer_memory::pools::{PoolCaps, Pools},
-    session::{counts::SessionCounter, node::Node, peers::Peers},
+    session::node::{Node, NodeSettings},
     values::{
         Values, lost_steps::LostSteps, offers::OfferNumbers, published::PublishedSet, steps::StepTable,
     },
@@ -59,9 +53,8 @@ impl WorkerBuilder {
             lost: LostSteps::default(),
             offers: OfferNumbers::default(),
         });
-        let log = Arc::new(LogQuota::new(runtime.clone()));
         describe();
-        let node = Node {
+        let settings = NodeSettings {
             incarnation,
             address: control.local_address(),
             runtime,
@@ -77,17 +70,10 @@ impl WorkerBuilder {
             parameters: self.flow.parameters(self.validation),
             connect_limit: self.limit.min(Duration::from_secs(10)),
             cluster: self.cluster,
-            peers: Mutex::new(Peers::new(self.limits.peers_max)),
-            met: Notify::new(),
-            closing: watch::Sender::new(false),
-            labels: Labels::default(),
-            log,
-            sessions: SessionCounter::new(self.limits.of_sessions()),
             store_address: self.store_address.as_deref().map(normalise),
-            store: Mutex::default(),
             name,
         };
-        let node = Arc::new(node);
+        let node = Node::new(settings, self.limits.peers_max, self.limits.of_sessions());
         control_runtime.spawn("accept sessions", Box::pin(node.clone().accept_sessions()));
         let defaults = Defaults { sharing: self.sharing, limit: self.limit, grace: self.grace };
         Ok(Worker::new(node, defaults))

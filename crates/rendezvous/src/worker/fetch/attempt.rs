@@ -30,7 +30,7 @@ impl Worker {
         // What is rare is boxed, because otherwise the future of every fetch has room for it.
         if self.node.is_own(peer) {
             let remote = |status| WorkerError::Remote { transfer: transfer.name(), status };
-            let own = Box::pin(self.node.values.own(*scope, transfer.key)).await;
+            let own = Box::pin(self.node.values().own(*scope, transfer.key)).await;
             let Edition { tensor, version, .. } = own.map_err(remote)?;
             return Ok((tensor, Some(Version { incarnation: self.incarnation(), number: version })));
         }
@@ -71,7 +71,7 @@ impl Worker {
         }
         let mut held = ended?;
         let version = held.get().and_then(|received| connection.version(received));
-        let (metadata, buffer) = target.fill(transfer, &mut held, &self.node.pools.receive).await?;
+        let (metadata, buffer) = target.fill(transfer, &mut held, &self.node.pools().receive).await?;
         Ok((metadata, buffer, version))
     }
 

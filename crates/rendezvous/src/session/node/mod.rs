@@ -1,4 +1,9 @@
-//! [`Node`]: the state that all connections of a worker share.
+//! [`Node`]: the state that all sessions and connections of a worker share, and what it does: serves, dials, connects, watches.
+
+pub(crate) mod connection_setup;
+mod liveness;
+mod serve;
+pub(crate) mod setup;
 
 use std::{
     collections::BTreeSet,
@@ -10,7 +15,7 @@ use std::{
 use tensorwire_fabric::{FabricKind, Runtime};
 use tensorwire_protocol::wire::control::Parameters;
 use tensorwire_testpoints::sync::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, futures::Notified, watch};
 
 use crate::{
     connection::meter::Labels,
@@ -26,7 +31,7 @@ use crate::{
     peer_memory::{enclosure::LocalFabric, pools::Pools},
     session::{
         Session,
-        counts::{Full, SessionCounter},
+        counts::{Full, SessionCaps, SessionCounter},
         known_peer::KnownPeer,
         peers::Peers,
         store::StoreService,
@@ -34,9 +39,9 @@ use crate::{
     values::SharedValues,
 };
 
-/// A worker's settings, memory, fabrics, values and peers.
+/// What a worker is started with. Nothing of it changes.
 #[derive(Debug)]
-pub(crate) struct Node {
+pub(crate) struct NodeSettings {
     pub(crate) name: String,
     pub(crate) incarnation: u64,
     pub(crate) address: String,
@@ -60,28 +65,119 @@ pub(crate) struct Node {
     pub(crate) parameters: Parameters,
     pub(crate) connect_limit: Duration,
     pub(crate) cluster: ClusterSpec,
-    pub(crate) peers: Mutex<Peers>,
-    /// Notified when a session with a peer begins.
-    pub(crate) met: Notify,
-    pub(crate) closing: watch::Sender<bool>,
-    pub(crate) labels: Labels,
-    /// Limits the log lines that peers cause.
-    pub(crate) log: Arc<LogQuota>,
-    /// The sessions in use.
-    pub(crate) sessions: Arc<SessionCounter>,
     /// The address at which rank 0 serves its job's store, as the launcher gives it, if this worker listens there.
     pub(crate) store_address: Option<String>,
+}
+
+/// A worker's settings, peers, and the limits of what peers may cause.
+#[derive(Debug)]
+pub(crate) struct Node {
+    settings: NodeSettings,
+    peers: Mutex<Peers>,
+    /// Notified when a session with a peer begins.
+    met: Notify,
+    closing: watch::Sender<bool>,
+    labels: Labels,
+    /// Limits the log lines that peers cause.
+    log: Arc<LogQuota>,
+    /// The sessions in use.
+    sessions: Arc<SessionCounter>,
     /// The store that this worker serves.
-    pub(crate) store: Mutex<Option<Weak<dyn StoreService>>>,
+    store: Mutex<Option<Weak<dyn StoreService>>>,
 }
 
 impl Node {
+    /// A node that knows at most `peers_max` peers, and has no session yet.
+    pub(crate) fn new(settings: NodeSettings, peers_max: usize, sessions: SessionCaps) -> Arc<Self> {
+        let log = Arc::new(LogQuota::new(settings.runtime.clone()));
+        Arc::new(Self {
+            settings,
+            peers: Mutex::new(Peers::new(peers_max)),
+            met: Notify::new(),
+            closing: watch::Sender::new(false),
+            labels: Labels::default(),
+            log,
+            sessions: SessionCounter::new(sessions),
+            store: Mutex::default(),
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.settings.name
+    }
+
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.settings.incarnation
+    }
+
+    pub(crate) fn address(&self) -> &str {
+        &self.settings.address
+    }
+
+    /// The runtime of data connections.
+    pub(crate) fn runtime(&self) -> &Arc<dyn Runtime> {
+        &self.settings.runtime
+    }
+
+    /// The runtime of sessions.
+    pub(crate) fn control_runtime(&self) -> &Arc<dyn Runtime> {
+        &self.settings.control_runtime
+    }
+
+    /// In order of preference.
+    pub(crate) fn fabrics(&self) -> &[LocalFabric] {
+        &self.settings.fabrics
+    }
+
+    pub(crate) fn pools(&self) -> &Pools {
+        &self.settings.pools
+    }
+
+    pub(crate) fn values(&self) -> &SharedValues {
+        &self.settings.values
+    }
+
+    pub(crate) fn sessions(&self) -> &SessionCounter {
+        &self.sessions
+    }
+
+    /// Requests that a peer may have under way.
+    pub(crate) fn requests_max(&self) -> u32 {
+        self.settings.parameters.requests_max
+    }
+
+    /// Whether peers on this host get this worker's secret from it.
+    pub(crate) fn hands_secret_over(&self) -> bool {
+        self.settings.accept_secret.as_ref().is_some_and(Secret::is_handed_over)
+    }
+
+    /// Ready when the next session with a peer begins.
+    pub(crate) fn session_begins(&self) -> Notified<'_> {
+        self.met.notified()
+    }
+
+    /// Accepts and makes no connections any more.
+    pub(crate) fn begin_closing(&self) {
+        self.closing.send_replace(true);
+    }
+
+    /// Whether this worker closes, and each change of that.
+    pub(crate) fn closing(&self) -> watch::Receiver<bool> {
+        self.closing.subscribe()
+    }
+
+    /// Ends all sessions, and the control plane.
+    pub(crate) async fn close_control(&self) {
+        self.settings.control.close().await;
+    }
+
     pub(crate) fn introduction(&self) -> Introduction {
         Introduction {
-            worker: self.name.clone(),
-            incarnation: self.incarnation,
-            listen_address: Some(for_peers(&self.address)),
+            worker: self.settings.name.clone(),
+            incarnation: self.settings.incarnation,
+            listen_address: Some(for_peers(&self.settings.address)),
             fabrics: self
+                .settings
                 .fabrics
                 .iter()
                 .map(|fabric| (fabric_number(fabric.kind), fabric.reach.clone()))
@@ -94,7 +190,7 @@ impl Node {
     /// # Errors
     /// The maximum number of peers is known, and each is in use.
     pub(crate) fn note_peer(&self, name: &str, address: Option<&str>) -> Result<KnownPeer, Full> {
-        self.lock_peers().note(name, address, self.cluster.address(name).is_some())
+        self.lock_peers().note(name, address, self.settings.cluster.address(name).is_some())
     }
 
     /// The peer of `session`, which is added on first use, and what adding the session to it gave. Both happen under one
@@ -108,7 +204,7 @@ impl Node {
     ) -> Result<(KnownPeer, Result<(), Arc<Session>>), Full> {
         let name = &session.peer.worker;
         let mut peers = self.lock_peers();
-        let peer = peers.note(name, None, self.cluster.address(name).is_some())?;
+        let peer = peers.note(name, None, self.settings.cluster.address(name).is_some())?;
         let noted = peer.note_session(session);
         Ok((peer, noted))
     }
@@ -143,24 +239,25 @@ impl Node {
 
     /// This worker as a peer of itself. Its own publications are fetched without a connection.
     fn own_peer(&self) -> KnownPeer {
-        KnownPeer::known(&self.name, &self.address, self.incarnation)
+        KnownPeer::known(&self.settings.name, &self.settings.address, self.settings.incarnation)
     }
 
     /// Whether `peer` is this worker.
     pub(crate) fn is_own(&self, peer: &KnownPeer) -> bool {
-        peer.name() == self.name
+        peer.name() == self.settings.name
     }
 
     /// Whether this worker itself listens on `address`.
     pub(crate) fn is_own_address(&self, address: &str) -> bool {
         let address = normalise(address);
-        if address == self.address
-            || self.store_address.as_ref() == Some(&address)
-            || self.cluster.address(&self.name) == Some(&address)
+        if address == self.settings.address
+            || self.settings.store_address.as_ref() == Some(&address)
+            || self.settings.cluster.address(&self.settings.name) == Some(&address)
         {
             return true;
         }
-        let (Ok(own), Ok((host, port))) = (self.address.parse::<SocketAddr>(), host_and_port(&address))
+        let (Ok(own), Ok((host, port))) =
+            (self.settings.address.parse::<SocketAddr>(), host_and_port(&address))
         else {
             return false;
         };
@@ -174,16 +271,16 @@ impl Node {
 
     /// The peer with this name, if it is known or in the cluster.
     pub(crate) fn peer_by_name(&self, name: &str) -> Result<KnownPeer, WorkerError> {
-        if name == self.name {
+        if name == self.settings.name {
             return Ok(self.own_peer());
         }
         if let Some(peer) = self.lock_peers().get(name) {
             return Ok(peer.clone());
         }
-        if let Some(address) = self.cluster.address(name) {
+        if let Some(address) = self.settings.cluster.address(name) {
             return self.name_peer(name, address);
         }
-        let mut known: Vec<String> = self.cluster.names().map(str::to_owned).collect();
+        let mut known: Vec<String> = self.settings.cluster.names().map(str::to_owned).collect();
         known.extend(self.lock_peers().all().map(|peer| peer.name().to_owned()));
         known.sort();
         known.dedup();
@@ -193,7 +290,7 @@ impl Node {
 
     /// The addresses of `peer` to try: the last known one, then the one in the cluster, then those that nobody has proven.
     pub(crate) fn addresses(&self, peer: &KnownPeer) -> Vec<String> {
-        let of_cluster = self.cluster.address(peer.name()).map(str::to_owned);
+        let of_cluster = self.settings.cluster.address(peer.name()).map(str::to_owned);
         let all = peer.address().into_iter().chain(of_cluster).chain(peer.hints());
         let mut known = BTreeSet::new();
         all.filter(|address| known.insert(address.clone())).collect()
@@ -201,7 +298,7 @@ impl Node {
 
     /// The peer `name`, if it is connected now, in a life in which this has not returned it before.
     pub(crate) fn met_peer(&self, name: &str) -> Option<KnownPeer> {
-        if name == self.name {
+        if name == self.settings.name {
             return Some(self.own_peer());
         }
         self.known_peer(name).filter(KnownPeer::take_life)

@@ -85,12 +85,12 @@ impl Node {
             setter.set(peer.end_attempt(ended));
             node.forget_unmet(&peer);
         };
-        self.runtime.spawn("connect", Box::pin(attempt));
+        self.settings.runtime.spawn("connect", Box::pin(attempt));
     }
 
     /// Sets up a data connection to `peer`, by an existing session or a new one.
     async fn connect(self: &Arc<Self>, peer: &KnownPeer) -> Result<Arc<DataConnection>, WorkerError> {
-        let end = self.runtime.now() + self.connect_limit;
+        let end = self.settings.runtime.now() + self.settings.connect_limit;
         let (mut was_lost, mut told) = (false, None);
         loop {
             let known = peer.live_session();
@@ -110,18 +110,22 @@ impl Node {
                 Ok(None) => {}
                 // The existing session was lost before this was noticed, so a new session may succeed. The first retry
                 // is made even after the deadline, because this process may have been stopped.
-                Err(_) if known.is_some() && session.is_over() && (!was_lost || self.runtime.now() < end) => {
+                Err(_)
+                    if known.is_some()
+                        && session.is_over()
+                        && (!was_lost || self.settings.runtime.now() < end) =>
+                {
                     was_lost = true;
                     continue;
                 }
                 Err(error) => return Err(error),
             }
             // The time limit starts here and not earlier, because this process may have been stopped before.
-            let told = *told.get_or_insert(self.runtime.now());
-            if let Some(connection) = peer.accepted(&*self.runtime).await {
+            let told = *told.get_or_insert(self.settings.runtime.now());
+            if let Some(connection) = peer.accepted(&*self.settings.runtime).await {
                 return Ok(connection);
             }
-            if self.runtime.now() >= told + self.connect_limit {
+            if self.settings.runtime.now() >= told + self.settings.connect_limit {
                 let tried = "the peer announced that it connects itself, and did not".to_owned();
                 return Err(WorkerError::NoFabric { peer: peer.name().to_owned(), tried });
             }
@@ -136,9 +140,9 @@ impl Node {
         session: &Arc<Session>,
     ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
         let mut tried: Vec<String> =
-            self.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
+            self.settings.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
         let mut limit = None;
-        for fabric in &self.fabrics {
+        for fabric in &self.settings.fabrics {
             let kind = fabric.kind;
             match session.peer.fabrics.iter().find(|(number, _)| *number == fabric_number(kind)) {
                 None => {
@@ -206,7 +210,7 @@ impl Node {
         let opened = async {
             let offer = self.offer(number, fabric, &half);
             session.send(ControlFrame::Connect(offer)).await?;
-            let answer = timeout(&*self.runtime, self.connect_limit, answered).await;
+            let answer = timeout(&*self.settings.runtime, self.settings.connect_limit, answered).await;
             let answer = answer.map_err(|_| lost("the peer did not answer".to_owned()))?;
             let answer = answer.map_err(|_| lost(session.why_over()))?;
             match answer {
@@ -268,7 +272,7 @@ impl Node {
             ControlFrame::Disconnected { connection: number, status: Lost::gone(why.to_string()).status() };
         // A failure means that the session has ended, which ends the peer's side, too. The limit is for a peer that
         // reads nothing.
-        let _ = timeout(&*self.runtime, REASON, session.send(frame)).await;
+        let _ = timeout(&*self.settings.runtime, REASON, session.send(frame)).await;
     }
 
     fn begin_accepting(
@@ -278,7 +282,7 @@ impl Node {
     ) -> Result<(KnownPeer, AttemptNumber, (&LocalFabric, Half)), Status> {
         let noted = self.note_peer(peer, None);
         let noted = noted.map_err(|full| Status::new(Code::ResourceExhausted, full.remedy(peer)))?;
-        let attempt = noted.begin_accept(*self.name < *peer)?;
+        let attempt = noted.begin_accept(*self.settings.name < *peer)?;
         let considered = self.consider(offer).inspect_err(|_| drop(noted.end_accept(None)))?;
         Ok((noted, attempt, considered))
     }
@@ -297,11 +301,11 @@ impl Node {
 
     /// The fabric that a peer's Connect requests, and the local side of a connection over it.
     fn consider(&self, offer: &Connect) -> Result<(&LocalFabric, Half), Status> {
-        let fabric = self.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
+        let fabric = self.settings.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
         let fabric = fabric.ok_or_else(|| {
             Status::new(
                 Code::Unavailable,
-                format!("{} does not offer fabric number {}", self.name, offer.kind),
+                format!("{} does not offer fabric number {}", self.settings.name, offer.kind),
             )
         })?;
         let half = self.prepare(fabric).map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
@@ -310,12 +314,12 @@ impl Node {
 
     /// A queue pair with a ring. Its depths are sufficient for any parameters of the peer.
     fn prepare(&self, fabric: &LocalFabric) -> Result<Half, WorkerError> {
-        let depths = Depths::for_any_peer(&self.parameters);
+        let depths = Depths::for_any_peer(&self.settings.parameters);
         let config = QueuePairConfig { send_depth: depths.send, receive_depth: depths.receive };
         let enclosure = fabric.enclosure()?;
         let prepared = enclosure.prepare(config)?;
         let lend = |bytes| enclosure.lend_ring(bytes).map(|(granted, at)| (UnusedRing::new(granted), at));
-        let (ring, destination) = lend(self.parameters.first_ring_bytes())?;
+        let (ring, destination) = lend(self.settings.parameters.first_ring_bytes())?;
         let (slots, slots_at) = lend(2 * SLOT_BYTES)?;
         let ring_at = RingOffer { destination, slots: slots_at };
         let known = enclosure.regions.all();
@@ -327,7 +331,7 @@ impl Node {
             connection,
             kind: fabric_number(fabric.kind),
             data: half.prepared.connection_data().0,
-            parameters: self.parameters,
+            parameters: self.settings.parameters,
             ring: half.ring_at,
             regions: half.known.iter().map(record).collect(),
         }
@@ -344,8 +348,9 @@ impl Node {
         asked: bool,
     ) -> Result<Arc<DataConnection>, WorkerError> {
         let Half { enclosure, prepared, ring, slots, known, .. } = half;
-        let (peer, limit) = (ConnectionData(other.data), self.connect_limit);
-        let announcer = Announcer::new(other.connection, &session.sender()?, self.runtime.clone(), &known);
+        let (peer, limit) = (ConnectionData(other.data), self.settings.connect_limit);
+        let announcer =
+            Announcer::new(other.connection, &session.sender()?, self.settings.runtime.clone(), &known);
         let announcer = Arc::new(announcer);
         // With tcp, the side that dialled the session also dials for data, because a firewall or address translation
         // may block the other direction. With other fabrics, the side that asked dials, because the peer is ready by
@@ -368,26 +373,26 @@ impl Node {
         other.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
         let channel = FabricChannel {
             queue_pair,
-            message_pool: self.pools.message.clone(),
+            message_pool: self.settings.pools.message.clone(),
             ring_maker: RingMaker { enclosure: enclosure.clone(), announcer: announcer.clone() },
             peer_slots: other.ring.slots,
-            import: Import { pool: self.pools.source.clone(), enclosure: enclosure.clone() },
+            import: Import { pool: self.settings.pools.source.clone(), enclosure: enclosure.clone() },
         };
-        let has_slots = Agreed::of(&self.parameters, &other.parameters).has_result_slots();
-        let pool = self.pools.receive.clone();
+        let has_slots = Agreed::of(&self.settings.parameters, &other.parameters).has_result_slots();
+        let pool = self.settings.pools.receive.clone();
         let allocator = ReceiveAllocator { pool, enclosure, announcer, has_slots };
-        let parameters = (self.parameters, other.parameters);
+        let parameters = (self.settings.parameters, other.parameters);
         let meter = Meter::new(self.labels.of(&session.peer.worker), fabric.kind, &self.log);
         let peer = (&session.peer, session.whereabouts());
         let (Some(own), Some(own_slots)) = (ring.take(), slots.take()) else {
             return Err(could_not_connect(fabric.kind, "the own ring was taken already"));
         };
         let rings = Rings { own, own_slots, peer: other.ring.destination };
-        let values = (&self.values, &self.runtime);
+        let values = (&self.settings.values, &self.settings.runtime);
         let connection = DataConnection::new(channel, rings, parameters, allocator, peer, values, meter);
-        connection.start(driver, &self.runtime);
+        connection.start(driver, &self.settings.runtime);
         if tensorwire_testpoints::chance!("one side of a connection is up later") {
-            self.runtime.sleep(LATE).await;
+            self.settings.runtime.sleep(LATE).await;
         }
         match confirm_regions(session, other.connection, &connection).await {
             Ok(()) => Ok(connection),

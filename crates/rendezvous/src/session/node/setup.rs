@@ -61,12 +61,12 @@ impl Node {
     /// # Errors
     /// Why the session has ended.
     pub(crate) async fn served(&self, session: &Session) -> Result<(), Lost> {
-        let nonce = self.control_runtime.random();
+        let nonce = self.settings.control_runtime.random();
         let answered = session.expect_pong(nonce);
         let asking =
             async { session.send(ControlFrame::Ping { nonce }).await.is_ok() && answered.await.is_ok() };
         let asking = unless(session.ended(), asking);
-        match timeout(&*self.control_runtime, self.connect_limit, asking).await {
+        match timeout(&*self.settings.control_runtime, self.settings.connect_limit, asking).await {
             Ok(None | Some(false)) => Err(session.lost()),
             Ok(Some(true)) | Err(_) => Ok(()),
         }
@@ -92,28 +92,29 @@ impl Node {
             return Err(WorkerError::ShutDown);
         }
         let (secret, handed_over_at) = self.secret_for(address).await?;
-        let mut session = self.control.dial(handed_over_at.as_deref().unwrap_or(address)).await?;
+        let mut session = self.settings.control.dial(handed_over_at.as_deref().unwrap_or(address)).await?;
         if let (Verify::Host, Some(proven)) = (verify, session.sender.proven()) {
             let address = address.to_owned();
             proven.check_host().map_err(|detail| ControlError::Tls { address, detail })?;
         }
         let me = self.introduction();
-        let limit = self.connect_limit;
+        let limit = self.settings.connect_limit;
         let them =
-            handshake::dial(&mut session, &me, secret.as_ref(), &*self.runtime, limit, address).await?;
+            handshake::dial(&mut session, &me, secret.as_ref(), &*self.settings.runtime, limit, address)
+                .await?;
         Ok((session, them))
     }
 
     /// The secret for the worker at `address`. If that worker handed it over, also the only address at which it may be
     /// used.
     async fn secret_for(&self, address: &str) -> Result<(Option<Secret>, Option<String>), ControlError> {
-        if self.secret.is_some() {
-            return Ok((self.secret.clone(), None));
+        if self.settings.secret.is_some() {
+            return Ok((self.settings.secret.clone(), None));
         }
-        let asked = self.control.ambient_secret(address).await;
+        let asked = self.settings.control.ambient_secret(address).await;
         if let Err(ControlError::NoSecret { .. }) = &asked {
             // If the worker is not running, this returns that error instead.
-            self.control.dial(address).await?;
+            self.settings.control.dial(address).await?;
         }
         let secret = asked?;
         let handed_over_at = secret.as_ref().and_then(Secret::listening_address).map(|it| it.to_string());
@@ -123,11 +124,16 @@ impl Node {
     /// Authenticates a session that a peer opened.
     pub(crate) async fn welcome(self: Arc<Self>, mut session: ControlSession) {
         let me = self.introduction();
-        let secret = self.accept_secret.clone();
+        let secret = self.settings.accept_secret.clone();
         let host = session.peer_host().map_or_else(|| "unknown".to_owned(), |host| host.to_string());
-        let met =
-            handshake::accept(&mut session, &me, secret.as_ref(), &*self.control_runtime, self.connect_limit)
-                .await;
+        let met = handshake::accept(
+            &mut session,
+            &me,
+            secret.as_ref(),
+            &*self.settings.control_runtime,
+            self.settings.connect_limit,
+        )
+        .await;
         let begun = match met {
             Ok(them) => self.begin_session(session, them, None).await.map(drop),
             Err(error) => Err(error.into()),
@@ -147,8 +153,8 @@ impl Node {
     ) -> Result<(Arc<Session>, KnownPeer), WorkerError> {
         let name = them.worker.clone();
         let ControlSession { sender, receiver, addresses } = session;
-        if name == self.name {
-            let (own, other) = (self.address.clone(), whereabouts(&them, addresses));
+        if name == self.settings.name {
+            let (own, other) = (self.settings.address.clone(), whereabouts(&them, addresses));
             let (holder, newcomer) = if dialled.is_some() { (other, own) } else { (own, other) };
             let detail = name_taken(&holder, &newcomer);
             self.refuse(sender, receiver, Status::new(Code::AlreadyExists, detail.as_str()));
@@ -163,7 +169,7 @@ impl Node {
             Ok(room) => room,
             Err(full) => {
                 let remedy = full.remedy(&name);
-                let message = format!("{}: {remedy}", self.name);
+                let message = format!("{}: {remedy}", self.settings.name);
                 self.refuse(sender, receiver, Status::new(Code::ResourceExhausted, message));
                 return Err(WorkerError::Config { field: full.field, value: full.most.to_string(), remedy });
             }
@@ -177,8 +183,8 @@ impl Node {
         let peer = self.note_peer(&name, dialled).unwrap_or(peer);
         self.met.notify_waiters();
         let serving = self.clone().serve_session(session.clone(), receiver, served);
-        self.control_runtime.spawn("session", Box::pin(serving));
-        self.control_runtime.spawn("liveness", Box::pin(self.clone().watch_over(session.clone())));
+        self.settings.control_runtime.spawn("session", Box::pin(serving));
+        self.settings.control_runtime.spawn("liveness", Box::pin(self.clone().watch_over(session.clone())));
         Ok((session, peer))
     }
 
@@ -209,8 +215,8 @@ impl Node {
 
     /// The error for a peer that has refused this worker because of its name within the last second.
     pub(crate) fn name_taken(&self, peer: &KnownPeer) -> Option<WorkerError> {
-        let detail = peer.refusal(self.runtime.now())?;
-        Some(WorkerError::NameTaken { name: self.name.clone(), detail })
+        let detail = peer.refusal(self.settings.runtime.now())?;
+        Some(WorkerError::NameTaken { name: self.settings.name.clone(), detail })
     }
 
     /// Refuses a session, and sends the peer the reason.
@@ -223,10 +229,10 @@ impl Node {
         let node = self.clone();
         let refuse = async move {
             let goodbye = ControlFrame::Goodbye { status }.encode();
-            let _ = timeout(&*node.control_runtime, FAREWELL, sender.send(goodbye)).await;
+            let _ = timeout(&*node.settings.control_runtime, FAREWELL, sender.send(goodbye)).await;
             drop(receiver);
         };
-        self.control_runtime.spawn("refuse session", Box::pin(refuse));
+        self.settings.control_runtime.spawn("refuse session", Box::pin(refuse));
     }
 }
 

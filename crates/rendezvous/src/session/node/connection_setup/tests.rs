@@ -8,7 +8,7 @@ use crate::{session::tests::session_of, worker::Worker};
 /// A live connection, whose other side is the worker's too.
 pub(crate) async fn connection(worker: &Worker) -> Arc<DataConnection> {
     let node = &worker.node;
-    let fabric = &node.fabrics[0];
+    let fabric = &node.settings.fabrics[0];
     let sessions = [true, false].map(|dialled| session_of(1, None, dialled));
     let numbers = sessions.each_ref().map(|session| session.open().unwrap().0);
     let [dialer, acceptor] = [(); 2].map(|()| node.prepare(fabric).unwrap());

@@ -28,10 +28,10 @@ impl Node {
     pub(crate) async fn accept_sessions(self: Arc<Self>) {
         let closing = self.closing.subscribe();
         loop {
-            match unless(closing.clone(), self.control.accept()).await {
+            match unless(closing.clone(), self.settings.control.accept()).await {
                 Some(Ok(session)) => {
                     let node = self.clone();
-                    self.control_runtime.spawn("welcome", Box::pin(node.welcome(session)));
+                    self.settings.control_runtime.spawn("welcome", Box::pin(node.welcome(session)));
                 }
                 Some(Err(ControlError::Closed)) | None => return,
                 Some(Err(error)) => log!(WARN, %error, "a control session could not be accepted"),
@@ -66,7 +66,7 @@ impl Node {
         if lost.loss == PeerLoss::NameTaken
             && let Some(peer) = self.known_peer(peer)
         {
-            peer.note_refusal(self.runtime.now(), &lost.detail);
+            peer.note_refusal(self.settings.runtime.now(), &lost.detail);
         }
         let connections = session.fail(&lost);
         self.say_goodbye(&session, &lost).await;
@@ -89,7 +89,7 @@ impl Node {
             node.take_in(slice::from_ref(&connection), &lost, REASON).await;
             connection.close(&lost).await;
         };
-        self.control_runtime.spawn("follow the peer's end", Box::pin(following));
+        self.settings.control_runtime.spawn("follow the peer's end", Box::pin(following));
     }
 
     /// Waits until the peer has closed `connections`, for at most `limit`, because data that it sent before may still
@@ -97,7 +97,7 @@ impl Node {
     async fn take_in(&self, connections: &[Arc<DataConnection>], lost: &Lost, limit: Duration) {
         connections.iter().for_each(|connection| connection.expect_end(lost));
         let ends = join_all(connections.iter().map(|connection| connection.until_end()));
-        let _ = timeout(&*self.control_runtime, limit, ends).await;
+        let _ = timeout(&*self.settings.control_runtime, limit, ends).await;
     }
 
     async fn act_on_frames(
@@ -124,7 +124,7 @@ impl Node {
         }
         let goodbye = ControlFrame::Goodbye { status: lost.status() };
         // The limit is for a peer that reads nothing.
-        let _ = timeout(&*self.control_runtime, FAREWELL, session.send(goodbye)).await;
+        let _ = timeout(&*self.settings.control_runtime, FAREWELL, session.send(goodbye)).await;
     }
 
     /// Acts on one frame; an error ends the session.
@@ -136,7 +136,7 @@ impl Node {
                     return reply(session, refused).await;
                 }
                 let (node, session) = (self.clone(), session.clone());
-                self.runtime.spawn("accept connection", Box::pin(node.accept_data(session, offer)));
+                self.settings.runtime.spawn("accept connection", Box::pin(node.accept_data(session, offer)));
             }
             ControlFrame::Connected(answer) => session.answer(answer.connection, Ok(answer)),
             ControlFrame::Refused { connection, status } => session.answer(connection, Err(status)),
@@ -175,13 +175,15 @@ impl Node {
                     }
                     drop(room);
                 };
-                self.runtime.spawn("list", Box::pin(listing));
+                self.settings.runtime.spawn("list", Box::pin(listing));
             }
             ControlFrame::ListResponse { request, entries, more } => {
                 session.give_list(request, ListPage { entries, more });
             }
             ControlFrame::StoreRequest { request, body } => {
-                return session.serve_store(self.store(), (request, body), &*self.control_runtime).await;
+                return session
+                    .serve_store(self.store(), (request, body), &*self.settings.control_runtime)
+                    .await;
             }
             ControlFrame::StoreResponse { request, body } => session.give_stored(request, body),
             ControlFrame::StoreCancel { request } => session.cancel_stored(request),
@@ -199,7 +201,7 @@ impl Node {
 
     /// The page of this worker's list that follows the name `after`.
     pub(crate) async fn list_page(&self, after: Option<&str>, with_checksums: bool) -> ListPage {
-        let mut page = self.values.published.page(after, PAGE_ENTRIES + 1);
+        let mut page = self.settings.values.published.page(after, PAGE_ENTRIES + 1);
         let more = page.len() > PAGE_ENTRIES;
         page.truncate(PAGE_ENTRIES);
         let mut entries = Vec::with_capacity(page.len());

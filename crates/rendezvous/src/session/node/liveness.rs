@@ -40,7 +40,7 @@ impl Node {
             if silent >= STEPS {
                 return session.condemn(self.unresponsive());
             }
-            session.watch_paths(self.liveness / STEPS, self.liveness);
+            session.watch_paths(self.settings.liveness / STEPS, self.settings.liveness);
         }
     }
 
@@ -48,14 +48,14 @@ impl Node {
     ///
     /// Counted in intervals, as silence is. Only the answer to this ping counts.
     pub(crate) async fn answers(&self, session: &Session) -> bool {
-        let runtime = &*self.control_runtime;
+        let runtime = &*self.settings.control_runtime;
         let nonce = runtime.random();
         let answered = session.expect_pong(nonce);
         let asking =
             async { session.send(ControlFrame::Ping { nonce }).await.is_ok() && answered.await.is_ok() };
         let mut asking = pin!(unless(session.ended(), asking));
         for _ in 0..STEPS {
-            let step = self.liveness.min(ANSWER_LIMIT) / STEPS;
+            let step = self.settings.liveness.min(ANSWER_LIMIT) / STEPS;
             if let Ok(ended) = timeout(runtime, step, asking.as_mut()).await {
                 return ended == Some(true);
             }
@@ -64,8 +64,8 @@ impl Node {
     }
 
     async fn step_and_ping(&self, session: &Session, ask: bool) {
-        let runtime = &*self.control_runtime;
-        let step = self.liveness / STEPS;
+        let runtime = &*self.settings.control_runtime;
+        let step = self.settings.liveness / STEPS;
         let ping = async {
             if ask && !tensorwire_testpoints::planted!("a silent peer is not pinged") {
                 // The limit is for a peer that reads nothing, which must not stop the watch.
@@ -80,7 +80,7 @@ impl Node {
         let detail = format!(
             "it has answered none of {} pings and moved no data for {} ms",
             STEPS - 1,
-            self.liveness.as_millis()
+            self.settings.liveness.as_millis()
         );
         Lost::new(PeerLoss::Unresponsive, detail)
     }
