@@ -144,6 +144,11 @@ impl Call {
         Self { number, kind, dtype: None, elements: 0, reduction: 0, algorithm: 0, root: None, parts: 0 }
     }
 
+    /// How many bytes the elements have, as far as the header says. `None` if each value has its own number.
+    pub(crate) fn bytes(&self) -> Option<u64> {
+        Some(self.elements.saturating_mul(u64::from(self.dtype?.bits())).div_ceil(8))
+    }
+
     /// A call with a root. A root too large for the field becomes another invalid one.
     pub(crate) fn rooted(number: u64, kind: CallKind, root: usize) -> Self {
         let root = u32::try_from(root).unwrap_or(NO_ROOT).min(NO_ROOT - 1);

@@ -13,6 +13,9 @@
 
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod log;
+
 mod call;
 mod collectives;
 mod error;

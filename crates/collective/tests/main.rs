@@ -15,4 +15,6 @@ mod reduction;
 mod schedule;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod skipped;
+#[path = "../../rendezvous/tests/spans.rs"]
+mod spans;
 mod store;

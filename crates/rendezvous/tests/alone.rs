@@ -6,6 +6,7 @@ mod bounded;
 mod fabrics;
 mod rdma;
 mod shown;
+mod spans;
 mod tap;
 mod two;
 

@@ -4,27 +4,21 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::{Debug, Write as _},
+    fmt::Write as _,
     future::Future,
     sync::{Arc, Mutex},
     time::Duration,
 };
 
-use crate::bounded::bounded;
+use crate::{bounded::bounded, spans::Spans};
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{Tensor, Worker};
-use tracing::{
-    Subscriber,
-    field::{Field, Visit},
-    span,
-};
+use tracing::Subscriber;
 use tracing_subscriber::{
     Layer,
-    filter::Targets,
-    layer::{Context, SubscriberExt},
-    registry::LookupSpan,
+    layer::{Context, SubscriberExt as _},
 };
 
 const SERVER: &str = "/job:ps/replica:0/task:0";
@@ -141,67 +135,21 @@ fn a_recorder_sees_transfers_errors_connects_and_pools() {
     }
 }
 
-/// Name and fields.
-type SpanRecord = (String, BTreeMap<String, String>);
-
-/// Those that are open, by number, and those that are closed.
-type Spans = Arc<Mutex<(BTreeMap<u64, SpanRecord>, Vec<SpanRecord>)>>;
-
-/// Records the fields of each span.
-struct SpanRecorder(Spans);
-
-struct Fields<'span>(&'span mut BTreeMap<String, String>);
-
-impl Visit for Fields<'_> {
-    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
-        self.0.insert(field.name().to_owned(), format!("{value:?}").trim_matches('"').to_owned());
-    }
-}
-
-impl<S: Subscriber + for<'span> LookupSpan<'span>> Layer<S> for SpanRecorder {
-    fn on_new_span(&self, attributes: &span::Attributes<'_>, id: &span::Id, _: Context<'_, S>) {
-        if attributes.metadata().target() == "tensorwire" {
-            let mut fields = BTreeMap::new();
-            attributes.record(&mut Fields(&mut fields));
-            let kept = (attributes.metadata().name().to_owned(), fields);
-            self.0.lock().unwrap().0.insert(id.into_u64(), kept);
-        }
-    }
-
-    fn on_record(&self, id: &span::Id, values: &span::Record<'_>, _: Context<'_, S>) {
-        if let Some((_, fields)) = self.0.lock().unwrap().0.get_mut(&id.into_u64()) {
-            values.record(&mut Fields(fields));
-        }
-    }
-
-    fn on_close(&self, id: span::Id, _: Context<'_, S>) {
-        // Numbers of closed spans are used again.
-        let mut spans = self.0.lock().unwrap();
-        let closed = spans.0.remove(&id.into_u64());
-        spans.1.extend(closed);
-    }
-}
-
 #[test]
 fn a_subscriber_sees_a_span_of_each_transfer_at_both_ends() {
     let _turn = crate::turn();
     for kind in [FabricKind::SHM, FabricKind::TCP] {
         let spans = Spans::default();
-        // As `RUST_LOG=tensorwire=debug` does.
-        let filter = Targets::new().with_target("tensorwire", tracing::Level::DEBUG);
-        let subscriber = tracing_subscriber::registry().with(filter).with(SpanRecorder(spans.clone()));
-        tracing::subscriber::with_default(subscriber, || {
+        tracing::subscriber::with_default(spans.subscriber(), || {
             run(async {
                 let (server, client) = transfers(kind).await;
                 client.shutdown().await;
                 server.shutdown().await;
             });
         });
-        let spans = spans.lock().unwrap();
         let of = |name: &str, key: &str| {
-            let all = spans.0.values().chain(&spans.1);
-            let fields = all.filter(|(span, _)| span == name).map(|(_, fields)| fields);
-            fields.filter(|fields| fields["key"].contains(key)).cloned().collect::<Vec<_>>()
+            let named = spans.named(name).into_iter();
+            named.filter(|fields| fields["key"].contains(key)).collect::<Vec<_>>()
         };
         for (name, peer) in [("receive", SERVER), ("send", CLIENT)] {
             let published = of(name, "weights");

@@ -194,7 +194,8 @@ impl Future for Reducing<'_> {
                 return Poll::Pending;
             }
             request.choose();
-            if let Some(done) = request.at_once() {
+            let span = request.calling.span().clone();
+            if let Some(done) = span.in_scope(|| request.at_once()) {
                 self.0 = State::Done;
                 return Poll::Ready(done);
             }

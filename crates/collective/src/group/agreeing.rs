@@ -395,7 +395,8 @@ impl<'group> Agreeing<'group> {
         let incarnation = self.group.members.get(rank).map(|member| member.incarnation);
         let register = Register::decode(fetched.tensor.bytes(), self.group.size());
         let Some(register) = register.filter(|_| incarnation == Some(fetched.version.incarnation())) else {
-            tracing::warn!(
+            log!(
+                WARN,
                 group = self.group.identity.name,
                 rank,
                 "ignored a register of another version or incarnation"

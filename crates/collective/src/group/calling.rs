@@ -10,13 +10,14 @@ mod arrived;
 mod at_once;
 mod offering;
 mod refusing;
+mod span;
 
 use std::{
     future::{Future, poll_fn},
     iter, mem,
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     task::Poll,
@@ -36,6 +37,7 @@ use tensorwire_memory::{
 };
 use tensorwire_protocol::{Code, DataType, EagerContent, Sharing};
 use tensorwire_rendezvous::{Notes, Tensor, WorkerError};
+use tracing::{Instrument as _, Span};
 
 use self::arrived::Received;
 pub(crate) use self::{arrived::Arrived, offering::Offers};
@@ -68,6 +70,8 @@ pub(crate) struct Calling {
     is_complete: AtomicBool,
     /// Why this rank does not make the call.
     refused: Option<GroupError>,
+    /// From when the call is first polled.
+    span: OnceLock<Span>,
 }
 
 /// The state of the exchange with each rank, inline for most groups.
@@ -101,6 +105,7 @@ impl Calling {
             contacts: Mutex::new(SmallVec::from_elem(Contact::default(), group.size())),
             is_complete: AtomicBool::new(false),
             refused: None,
+            span: OnceLock::new(),
         }
     }
 
@@ -155,6 +160,14 @@ impl Calling {
         opens_with_neighbours: bool,
         work: impl Future<Output = Result<T, GroupError>>,
     ) -> Result<T, GroupError> {
+        self.completed(opens_with_neighbours, work).instrument(self.span().clone()).await
+    }
+
+    async fn completed<T>(
+        &self,
+        opens_with_neighbours: bool,
+        work: impl Future<Output = Result<T, GroupError>>,
+    ) -> Result<T, GroupError> {
         if let Some(refused) = self.refused.as_ref().filter(|_| self.is_complete.load(Ordering::Relaxed)) {
             return Err(refused.clone());
         }
@@ -188,6 +201,9 @@ impl Calling {
 
     fn end<T>(&self, done: Result<T, GroupError>) -> Result<T, GroupError> {
         self.is_complete.store(true, Ordering::Relaxed);
+        if let Err(error) = &done {
+            self.span().record("error", tracing::field::display(error));
+        }
         match done {
             Ok(value) => {
                 self.group.lane(&self.call).end_call();

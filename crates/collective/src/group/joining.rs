@@ -382,7 +382,7 @@ async fn take_over(
             return Err(GroupError::Argument { field: LATE, value: rank.to_string(), remedy });
         }
         if store.compare_set(&own.key, Some(written), &own.record).await?.as_ref() == Some(&own.record) {
-            tracing::info!(group = name, rank, by, "took the rank over from a process that has ended");
+            log!(INFO, group = name, rank, by, "took the rank over from a process that has ended");
             return Ok(());
         }
     }

@@ -50,14 +50,54 @@ pub const CALLS_UNDER_WAY: usize = 16;
 
 /// A number of workers, its ranks, that make the same calls in the same order. Cheap to clone; all clones are one rank.
 ///
-/// [`Group::builder`] joins one. Each method makes one call. The call gets its number when the method is invoked, and does the
-/// rest when it is awaited. So several calls may be in progress at the same time, at most [`CALLS_UNDER_WAY`], as long as all
-/// ranks invoke them in the same order.
+/// [`Group::builder`] joins one: the ranks find each other through a [store](crate::store). Each method makes one call. The call
+/// gets its number when the method is invoked, and does the rest when it is awaited. So several calls may be in progress at the
+/// same time, at most [`CALLS_UNDER_WAY`], as long as all ranks invoke them in the same order.
+///
+/// | what each rank gets | call |
+/// | --- | --- |
+/// | all values combined (sum, mean, minimum, …) | [`all_reduce`](Self::all_reduce), [`all_reduce_tensors`](Self::all_reduce_tensors) |
+/// | all values combined, at the root; a part of them | [`reduce`](Self::reduce), [`reduce_scatter`](Self::reduce_scatter) |
+/// | the root's tensor; its own part of the root's | [`broadcast`](Self::broadcast), [`scatter`](Self::scatter) |
+/// | the tensors of all ranks; at the root | [`all_gather`](Self::all_gather), [`gather`](Self::gather) |
+/// | one tensor from each rank | [`all_to_all`](Self::all_to_all) |
+/// | nothing, when all ranks have called | [`barrier`](Self::barrier), [`close`](Self::close) |
+/// | a group of some of the ranks | [`derive`](Self::derive), [`subgroup`](Self::subgroup) |
+///
+/// Two ranks alone use [`send`](Self::send) and [`recv`](Self::recv), buffers ([`send_buffer`](Self::send_buffer),
+/// [`recv_buffer`](Self::recv_buffer)), and [`export`](Self::export), [`get`](Self::get) and [`put`](Self::put).
+///
+/// ```
+/// use std::sync::Arc;
+/// use tensorwire::Worker;
+/// use tensorwire::collective::{Group, GroupError, Reduction, store::{MemoryStore, Store}};
+///
+/// async fn one_rank(store: Arc<dyn Store>, rank: usize) -> Result<f32, GroupError> {
+///     let worker = Worker::builder(&format!("trainer_{rank}")).start().await?;
+///     let group = Group::builder(store, rank, 2).join(&worker).await?;
+///     let mut gradient = [rank as f32];
+///     group.all_reduce(&mut gradient).reduction(Reduction::Mean).await?;
+///     group.close().await?;
+///     worker.shutdown().await;
+///     Ok(gradient[0])
+/// }
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), GroupError> {
+/// // Both ranks in one process. Ranks of several processes meet in a store that all of them reach.
+/// let runtime = tensorwire::fabric::TokioRuntime::current().expect("inside a runtime");
+/// let store = Arc::new(MemoryStore::new(Arc::new(runtime)));
+/// let means = tokio::try_join!(one_rank(store.clone(), 0), one_rank(store, 1))?;
+/// assert_eq!(means, (0.5, 0.5));
+/// # Ok(())
+/// # }
+/// ```
 ///
 /// # Failures
 /// A call that fails, runs out of time or is dropped before it is complete ends the group for all ranks, because the other ranks
-/// cannot complete it either. One whose arguments are wrong is refused before it has a number, and the group goes on. Each gets a [`GroupError`], at once if it is waiting. [`shrink`](Self::shrink) makes a group of the
-/// ranks that are left, and [`admit`](Self::admit) takes in ranks that come back.
+/// cannot complete it either. All ranks get a [`GroupError`], a waiting rank at once. A call whose arguments are wrong is refused before it
+/// sends anything, and the group goes on. [`shrink`](Self::shrink) makes a group of the ranks that are left, and
+/// [`admit`](Self::admit) takes in ranks that come back.
 ///
 /// # The end
 /// Dropping the last clone drops the values that this rank sent and another has not received yet. [`close`](Self::close) waits
@@ -351,7 +391,7 @@ impl GroupState {
             error
         });
         if is_first {
-            tracing::warn!(group = self.identity.name, rank = self.rank, error = %first, "the group is over");
+            log!(WARN, group = self.identity.name, rank = self.rank, error = %first, "the group is over");
             // Fails the peers' requests in this step, those that wait and later ones.
             let status = self.end_status(first);
             self.step.abort(&status);

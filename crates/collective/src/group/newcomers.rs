@@ -154,7 +154,7 @@ async fn write_each(group: &GroupState, newcomers: &[Member], reply: &[u8], limi
         let (identity, key) = (&group.identity, group.identity.admission_key(newcomer));
         let written = within(group, limit, identity.store.set(&key, reply)).await;
         if let Err(error) = written {
-            tracing::warn!(group = identity.name, newcomer = newcomer.worker, %error, "cannot write to the store whether this newcomer is admitted");
+            log!(WARN, group = identity.name, newcomer = newcomer.worker, %error, "cannot write to the store whether this newcomer is admitted");
         }
     });
     join_all(writing).await;
@@ -195,7 +195,7 @@ pub(super) async fn roster(
     }
     let entries = identity.entries(identity.considered);
     let found = within(group, limit / 2, identity.store.get(&entries)).await.unwrap_or_else(|error| {
-        tracing::warn!(group = identity.name, %error, "cannot read the store, so no newcomer is admitted");
+        log!(WARN, group = identity.name, %error, "cannot read the store, so no newcomer is admitted");
         Vec::new()
     });
     let records: Vec<Vec<u8>> = found.into_iter().map_while(|record| record).collect();

@@ -89,7 +89,7 @@ impl Group {
         if self.state.over.get().is_none()
             && let Err(error) = self.clone().close().await
         {
-            tracing::debug!(group = self.name(), %error, "admitting ranks to a group that is over");
+            log!(DEBUG, group = self.name(), %error, "admitting ranks to a group that is over");
         }
         regroup(&self.state, true).await
     }

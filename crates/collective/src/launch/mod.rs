@@ -343,7 +343,7 @@ impl Launch {
             }
             None if host == "localhost" || host.parse::<IpAddr>().is_ok() => {}
             None => {
-                tracing::warn!(host, %loopback, "ranks on other machines cannot reach the store: its host is loopback here");
+                log!(WARN, host, %loopback, "ranks on other machines cannot reach the store: its host is loopback here");
             }
         }
         Ok(())

@@ -323,7 +323,7 @@ impl Core {
                     asked.push(ask(rank, peer));
                 }
                 // The rank has left the group, its connection broke and ended the step between the two, or this worker ends.
-                Err(error) => tracing::debug!(rank, %error, "this rank sends no more writes to exports"),
+                Err(error) => log!(DEBUG, rank, %error, "this rank sends no more writes to exports"),
             }
         }
     }

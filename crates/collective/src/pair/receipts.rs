@@ -121,7 +121,7 @@ impl Core {
         });
         if let Err(error) = sent {
             // The sender notices the broken connection itself.
-            tracing::debug!(rank = to, %error, "could not send a receipt");
+            log!(DEBUG, rank = to, %error, "could not send a receipt");
         }
     }
 

@@ -229,7 +229,7 @@ impl Core {
         });
         if let Err(error) = sent {
             // The receiver notices the broken connection itself.
-            tracing::debug!(rank = to, slot, %error, "could not send the end of a send buffer");
+            log!(DEBUG, rank = to, slot, %error, "could not send the end of a send buffer");
         }
     }
 }

@@ -18,6 +18,7 @@ mod reductions;
 mod refused;
 mod shrinking;
 mod silent_store;
+mod spans;
 #[cfg(feature = "test-certificates")]
 mod tls;
 mod written;

@@ -40,7 +40,7 @@ pub(super) fn take<'a>(
         Ok(Ok(())) => Ok(true),
         Ok(Err(error)) if has_no_links(&error) => create(folder, name, &owner),
         Ok(Err(error)) if folder.stat(own).is_ok_and(|own| own.st_nlink == 2) => {
-            tracing::debug!(%error, "created a lock although the reply was lost");
+            log!(DEBUG, %error, "created a lock although the reply was lost");
             Ok(true)
         }
         Ok(Err(error)) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -86,7 +86,7 @@ impl Drop for Lock<'_> {
         if self.folder.read(self.name).is_ok_and(|owner| owner == self.owner.as_bytes())
             && let Err(error) = self.folder.remove(self.name)
         {
-            tracing::warn!(lock = self.name, %error, "cannot release a lock: remove its file");
+            log!(WARN, lock = self.name, %error, "cannot release a lock: remove its file");
         }
     }
 }
