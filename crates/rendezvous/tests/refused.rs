@@ -377,18 +377,36 @@ async fn connections_of_a_session(often: usize) {
     server.shutdown().await;
 }
 
+fn list_request(request: u32) -> ControlFrame {
+    ControlFrame::ListRequest { request, after: None, with_checksums: false }
+}
+
+/// The entries of the first page of the peer's list.
+async fn listed(session: &mut ControlSession) -> usize {
+    session.sender.send(list_request(1).encode()).await.unwrap();
+    loop {
+        let frame = session.receiver.recv().await.unwrap().unwrap();
+        if let ControlFrame::ListResponse { entries, .. } = ControlFrame::decode(&frame).unwrap() {
+            return entries.len();
+        }
+    }
+}
+
 async fn lists(often: usize) {
-    let (server, plane) = dialled(|builder| builder.limits(|limits| limits.sessions_max = often)).await;
+    let (server, plane) = dialled(|builder| builder.limits(|limits| limits.sessions_max = often + 1)).await;
+    // What is counted for a peer is forgotten with its last session.
+    let mut lasting = session(&plane, &member(0), 1, server.address()).await;
     for number in 0..300 {
         let name = format!("{number:03}{}", "x".repeat(1000));
         server.publish(&name, Tensor::from_values(server.pool(), &[1], &[5_u32]).unwrap()).unwrap();
     }
     for _ in 0..often {
         let greedy = session(&plane, &member(0), 1, server.address()).await;
-        let ask = |request| ControlFrame::ListRequest { request, after: None, with_checksums: false };
-        let status = outlasted(greedy, (0..10_000).map(ask)).await;
+        let status = outlasted(greedy, (0..10_000).map(list_request)).await;
         assert!(status.message.contains("list requests"), "{status}");
     }
+    // All sessions of a peer have one turn for lists.
+    assert_eq!(listed(&mut lasting).await, 256);
     let client = Worker::client().require(FabricKind::TCP).start().await.unwrap();
     // The last greedy session may still be ending.
     until(async || client.peer_at(server.address()).await.is_ok()).await;

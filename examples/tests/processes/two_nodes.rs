@@ -209,6 +209,7 @@ fn the_lines_for_one_node_need_no_option() {
             let mut command = nodes.on(0, &example("all_reduce"));
             let set = format!("{line}{rank}");
             command.envs(set.split_whitespace().filter_map(|set| set.split_once('=')));
+            command.env_remove("TENSORWIRE_SECRET_FILE");
             Running::start(command)
         };
         for running in [start(1), start(0)] {
