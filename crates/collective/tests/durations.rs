@@ -102,6 +102,54 @@ async fn the_time_of_a_group_is_usable_at_its_ends_or_refused_by_its_name() {
     }
 }
 
+#[tokio::test]
+async fn a_newcomer_may_wait_for_the_longest_time() {
+    let (store, longest) = (Arc::new(MemoryStore::new(runtime())), Duration::MAX);
+    let workers = join!(worker("zero", FabricKind::TCP), worker("one", FabricKind::TCP));
+    let builder = |rank| Group::builder(store.clone(), rank, 1).timeout(longest);
+    let old = builder(0).join(&workers.0).await.unwrap();
+    let admitting = async {
+        while old.waiting().await.unwrap() == 0 {
+            tokio::task::yield_now().await;
+        }
+        old.admit().await
+    };
+    let all = bounded("rejoin", async { join!(builder(0).rejoin(&workers.1), admitting) }).await;
+    let groups = [all.0.unwrap(), all.1.unwrap()];
+    for ended in bounded("barrier", join_all(groups.iter().map(|group| group.barrier().into_future()))).await
+    {
+        ended.unwrap();
+    }
+    join!(workers.0.shutdown(), workers.1.shutdown());
+}
+
+/// Each kind of wait between two ranks, for something that comes.
+#[tokio::test]
+async fn the_time_of_a_wait_between_ranks_is_usable_at_its_ends() {
+    for time in ENDS {
+        let all = ranks(FabricKind::TCP, 2).await;
+        let [zero, one] = &all.groups[..] else { unreachable!("two ranks") };
+        let mut sent = zero.send(1, 7, tensor(&all.workers[0], 1.0)).unwrap();
+        let received = bounded(("recv", time), one.recv(0, 7).timeout(time).into_future()).await;
+        check("recv", time, received.map(drop), is_late_call);
+        let read = bounded(("wait", time), sent.wait().timeout(time).into_future()).await;
+        check("wait", time, read, is_late_call);
+        let mut outgoing = zero.send_buffer(1, 0, 8).unwrap();
+        let mut incoming = one.recv_buffer(0, 0, 8).unwrap();
+        let posted = bounded(("send", time), outgoing.send(0, 8, 0).timeout(time).into_future()).await;
+        let is_posted = posted.is_ok();
+        check("send", time, posted, is_late_call);
+        let arrived = incoming.wait_recv().timeout(time).into_future();
+        check("wait_recv", time, bounded(("wait_recv", time), arrived).await.map(drop), is_late_call);
+        if is_posted {
+            let left = outgoing.wait_send().timeout(time).into_future();
+            check("wait_send", time, bounded(("wait_send", time), left).await, is_late_call);
+        }
+        drop((outgoing, incoming));
+        join_all(all.workers.iter().map(Worker::shutdown)).await;
+    }
+}
+
 /// A call of one rank with this limit.
 type CallOf = fn(&Group, &Worker, Duration) -> BoxFuture<'static, Result<(), GroupError>>;
 

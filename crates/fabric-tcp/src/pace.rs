@@ -22,13 +22,13 @@ impl Pace {
     /// Counts one more event.
     pub fn count(&mut self, now: Duration) {
         // Events beyond the limit do not make the queue grow without bound.
-        let longest = now + self.interval * self.burst * 2;
-        self.empty_at = (self.empty_at.max(now) + self.interval).min(longest);
+        let longest = now.saturating_add(self.interval.saturating_mul(self.burst).saturating_mul(2));
+        self.empty_at = self.empty_at.max(now).saturating_add(self.interval).min(longest);
     }
 
     /// How long the queue stays longer than `burst`; zero if it is not.
     pub fn wait(&self, now: Duration) -> Duration {
-        self.empty_at.saturating_sub(now + self.interval * self.burst)
+        self.empty_at.saturating_sub(now.saturating_add(self.interval.saturating_mul(self.burst)))
     }
 }
 
@@ -50,6 +50,17 @@ mod tests {
     fn a_burst_lets_nobody_wait() {
         assert_eq!(after(0).wait(NOW), Duration::ZERO);
         assert_eq!(after(BURST).wait(NOW), Duration::ZERO);
+    }
+
+    #[test]
+    fn intervals_at_their_ends_are_paces() {
+        for interval in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+            for burst in [0, 1, u32::MAX] {
+                let mut pace = Pace::new(interval, burst);
+                (0..3).for_each(|_| pace.count(NOW));
+                assert!(pace.wait(NOW) <= interval.saturating_mul(3), "{interval:?}, {burst}");
+            }
+        }
     }
 
     #[test]

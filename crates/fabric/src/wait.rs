@@ -188,7 +188,7 @@ impl Patience {
 
     /// Sets the longest budget for a device whose own round trip, without either peer's program, takes `round_trip`.
     pub fn follow(&mut self, round_trip: Duration) {
-        self.budget_max = (WAKE_UP + ROUND_TRIPS * round_trip).min(BUDGET_LONGEST);
+        self.budget_max = WAKE_UP.saturating_add(round_trip.saturating_mul(ROUND_TRIPS)).min(BUDGET_LONGEST);
         self.idle_gap = IDLE_GAP.max(4 * self.budget_max);
         self.budget = self.budget.min(self.budget_max);
     }
@@ -237,7 +237,7 @@ impl Patience {
         let now = self.clock.now();
         let since = *self.since.get_or_insert(now);
         self.learn_from_turn(now);
-        if now.saturating_sub(since) >= self.budget + self.copy {
+        if now.saturating_sub(since) >= self.budget.saturating_add(self.copy) {
             return self.sleep();
         }
         self.gave_way = Some(now);
@@ -333,7 +333,7 @@ impl Patience {
     }
 
     fn grow(&mut self) {
-        self.budget = (self.budget * 2).clamp(BUDGET_MIN, self.budget_max);
+        self.budget = self.budget.saturating_mul(2).max(BUDGET_MIN).min(self.budget_max);
     }
 }
 

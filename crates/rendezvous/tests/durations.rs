@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use futures::future::{Either, select};
-use tensorwire_fabric::FabricKind;
+use futures::{
+    FutureExt,
+    future::{Either, join, join_all, select, try_join},
+};
+use tensorwire_fabric::{FabricKind, TokioRuntime};
+use tensorwire_protocol::Code;
 use tensorwire_rendezvous::{
-    Tensor, Worker, WorkerBuilder, WorkerError,
-    control::{ControlError, ControlPlane, GrpcConfig, GrpcPlane},
+    IntraProcessRendezvous, LocalRendezvous, RecvArgs, SendArgs, Tensor, Worker, WorkerBuilder, WorkerError,
+    control::{ControlError, ControlPlane, GrpcConfig, GrpcPlane, handshake},
 };
 
 use crate::bounded::bounded;
@@ -93,6 +97,7 @@ fn each_time_of_an_operation_is_usable_at_its_ends() {
                 sending.to(&to).send(name, tensor(&server)).unwrap();
             }
             let from = receiving.from(&peer);
+            let offer = server.offer(tensor(&server));
             let ended = [
                 peer.fetch("t").timeout(time).await.err(),
                 peer.fetch_many(["t"]).timeout(time).await.err(),
@@ -100,6 +105,7 @@ fn each_time_of_an_operation_is_usable_at_its_ends() {
                 remote.clone().timeout(time).fetch().await.err(),
                 from.recv("one").timeout(time).await.err(),
                 from.recv_many(["two"]).timeout(time).await.err(),
+                peer.fetch_offered(offer.ticket(), time).await.err(),
             ];
             let late = |error: &WorkerError| matches!(error, WorkerError::DeadlineExceeded { .. });
             for (index, error) in
@@ -151,5 +157,71 @@ fn each_time_of_a_plane_is_usable_at_its_ends() {
                 futures::join!(plane.close(), usual.close());
             }
         }
+    });
+}
+
+#[test]
+fn the_limit_of_a_handshake_is_usable_at_its_ends() {
+    bounded(LIMIT, async {
+        let [dialling, accepting] =
+            [(); 2].map(|()| GrpcPlane::bind(GrpcConfig::new("127.0.0.1:0")).unwrap());
+        let runtime = TokioRuntime::current().unwrap();
+        let introduction = |worker: &str| handshake::Introduction {
+            worker: worker.to_owned(),
+            incarnation: 1,
+            listen_address: None,
+            fabrics: Vec::new(),
+        };
+        let (one, other, address) = (introduction("one"), introduction("other"), accepting.local_address());
+        let secret = dialling.ambient_secret(&address).await.unwrap();
+        for time in ENDS {
+            let mut sessions = try_join(dialling.dial(&address), accepting.accept()).await.unwrap();
+            let (secret, here) = (secret.as_ref(), &mut sessions.0);
+            let dialled = handshake::dial(here, &one, secret, &runtime, time, &address);
+            let accepted = handshake::accept(&mut sessions.1, &other, secret, &runtime, time);
+            if let Err(error) = try_join(dialled, accepted).await {
+                assert!(time < Duration::MAX, "{time:?}: {error}");
+            }
+        }
+        futures::join!(dialling.close(), accepting.close());
+    });
+}
+
+#[test]
+fn the_time_of_a_receive_within_a_process_is_usable_at_its_ends() {
+    bounded(LIMIT, async {
+        let worker = Worker::client().start().await.unwrap();
+        let key = worker.key("one", "other", "edge").unwrap();
+        let (local, process) = (LocalRendezvous::new(), IntraProcessRendezvous::new());
+        for time in ENDS {
+            // A value that is there is returned, however short the time is.
+            local.send(&key, SendArgs::default(), tensor(&worker)).unwrap();
+            process.send(&key, SendArgs::default(), tensor(&worker)).unwrap();
+            local.recv_timeout(&key, RecvArgs::default(), time).await.unwrap();
+            process.recv_timeout(&key, RecvArgs::default(), time).await.unwrap();
+            // One that comes later is returned if there is time.
+            let later = async {
+                local.send(&key, SendArgs::default(), tensor(&worker)).unwrap();
+                process.send(&key, SendArgs::default(), tensor(&worker)).unwrap();
+            };
+            let received = [
+                local.recv_timeout(&key, RecvArgs::default(), time).boxed(),
+                process.recv_timeout(&key, RecvArgs::default(), time).boxed(),
+            ];
+            for (ended, again) in join(join_all(received), later).await.0.into_iter().zip([true, false]) {
+                if let Err(status) = ended {
+                    assert!(
+                        time < Duration::MAX && status.code == Code::DeadlineExceeded,
+                        "{time:?}: {status}"
+                    );
+                    let forever = LIMIT;
+                    match again {
+                        true => local.recv_timeout(&key, RecvArgs::default(), forever).await.unwrap(),
+                        false => process.recv_timeout(&key, RecvArgs::default(), forever).await.unwrap(),
+                    };
+                }
+            }
+        }
+        worker.shutdown().await;
     });
 }

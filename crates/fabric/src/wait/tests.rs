@@ -108,6 +108,23 @@ fn a_peer_on_this_cpu_gets_it_at_once_and_a_wake_up_for_nothing_is_not_waited_fo
 }
 
 #[test]
+fn the_longest_budget_may_be_at_its_ends() {
+    for longest in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+        let (patience, clock) = patience(Wait::Adaptive);
+        let mut patience = patience.with_budgets_up_to(longest);
+        for _ in 0..80 {
+            wait(&mut patience, &clock, 3);
+            assert!(patience.budget <= longest, "{longest:?}");
+        }
+        patience.expect_copy(1 << 20);
+        wait(&mut patience, &clock, 3);
+        patience.follow(longest);
+        wait(&mut patience, &clock, 3);
+        assert!(patience.budget <= BUDGET_LONGEST, "{longest:?}");
+    }
+}
+
+#[test]
 fn a_turn_that_came_back_late_ends_the_looking() {
     for (micros, budget) in [(20, BUDGET_MAX), (21, Duration::ZERO)] {
         for is_found in [true, false] {

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::join;
+use futures::future::{join, try_join};
 use tensorwire_fabric::{
     ConnectParams, ConnectionData, Domain, Fabric, FabricError, Immediate, PeerViolation, Prepared,
     QueuePair, Role, Runtime,
@@ -174,6 +174,31 @@ fn silent_streams_are_bounded_in_number_and_time() {
         }
         let stats = stats(&local, |stats| stats.evicted + stats.timed_out == 20).await;
         assert_eq!((stats.accepted, stats.handed_over, stats.bad_tokens), (21, 1, 0));
+    });
+}
+
+/// A connection comes up, or its limit ends it. The shortest do not end the listener, nor the longest the one that waits.
+#[test]
+fn the_limits_of_a_handshake_are_usable_at_their_ends() {
+    bounded(Flavour::TwoWorkers, |runtime| async move {
+        let usual = Local::new(runtime.clone());
+        for time in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
+            let config = TcpConfig { handshake_limit: time, ..TcpConfig::default() };
+            let listening = Local::with_config(runtime.clone(), config);
+            for (acceptor, limit) in [(&listening, STEP_LIMIT), (&usual, time), (&listening, STEP_LIMIT)] {
+                let (dialing, accepting) = (usual.prepare(), acceptor.prepare());
+                let dial = params(accepting.connection_data(), Role::Dialer, limit);
+                let accept = params(dialing.connection_data(), Role::Acceptor, limit);
+                let both = try_join(dialing.connect(dial), accepting.connect(accept));
+                match step(&runtime, "connecting", both).await {
+                    Ok((dialed, accepted)) => {
+                        let (dialed, accepted) = (dialed.spawn(&*runtime), accepted.spawn(&*runtime));
+                        assert_connected(&usual, &dialed, &accepted).await;
+                    }
+                    Err(error) => assert!(time < Duration::MAX, "{time:?}: {error}"),
+                }
+            }
+        }
     });
 }
 
