@@ -261,14 +261,20 @@ class Tensorwire(Rival):
 
     def measure(self, task, site):
         ranks = task.column.ranks
-        op = "all-reduce" if ranks else "pingpong" if task.column.is_half else "pull"
-        words = ["tensorwire-bench", "--json", "--fabric", task.transport, "--op", op, "--size", task.bytes]
+        words = ["tensorwire-bench", "--json", "--fabric", task.transport, "--op", self.operation(task.column)]
+        words += [] if task.column.is_barrier else ["--size", task.bytes]
         words += ["--wait", WAIT_OPTIONS[task.wait], "--cpus", "two" if task.cpus else "free"]
         words += ["--rounds", 1, "--round-ms", (COLLECTIVE_PHASES if ranks else PHASES) * task.milliseconds]
         words += ["--ranks", ranks] if ranks else []
         line = json.loads(site.run(site.command(words), None, 2 * SLACK_S))
         ours = {"tensorwire": line["mean_ns"] / 1e9}
         return ours if ranks else {**ours, "limit": line["limit_mean_ns"] / 1e9}
+
+    @staticmethod
+    def operation(column):
+        if column.ranks:
+            return "barrier" if column.is_barrier else "all-reduce"
+        return "pingpong" if column.is_half else "pull"
 
 
 class Bound(Rival):
@@ -277,9 +283,14 @@ class Bound(Rival):
 
     name = "bound"
     collective_ways = [("shm", "look"), ("shm", "sleep")]
+    # Below this size its threads mostly wait for each other, and memory is not what limits an all-reduce.
+    bytes_min = 1 << 20
 
     def prepare(self, site):
         site.build_crates(self.name)
+
+    def can(self, task):
+        return super().can(task) and task.bytes >= self.bytes_min
 
     def measure(self, task, site):
         words = ["peers-bound", self.name, task.column.ranks, task.bytes, task.milliseconds]
@@ -409,12 +420,13 @@ class OpenMpi(Rival):
 
 
 class Gloo(Rival):
-    """Buffers of a pair of Gloo, and the best of its all-reduces."""
+    """Buffers of a pair of Gloo, and the best of its all-reduces and barriers."""
 
     name = "Gloo"
     ways = [("tcp", "look"), ("tcp", "sleep")]
     collective_ways = ways
-    algorithms = ("ring", "chunked", "halving", "bcube")
+    all_reduces = ("ring", "chunked", "halving", "bcube")
+    barriers = ("barrier-all", "barrier-one")
 
     def prepare(self, site):
         for program in ("gloo", "gloo_reduce"):
@@ -423,14 +435,15 @@ class Gloo(Rival):
 
     def measure(self, task, site):
         if task.column.ranks:
-            return {self.name: min(self.reduce(task, site, algorithm) for algorithm in self.algorithms)}
+            algorithms = self.barriers if task.column.is_barrier else self.all_reduces
+            return {self.name: min(self.collective(task, site, algorithm) for algorithm in algorithms)}
         words = ["gloo", task.wait, task.bytes, task.milliseconds]
         first, second = task.cpus or (None, None)
         with meeting(site) as folder, site.server(site.command([*words, folder, "server"], second)):
             output = site.run(site.command([*words, folder, "client"], first))
         return {self.name: seconds_of(output, task)}
 
-    def reduce(self, task, site, algorithm):
+    def collective(self, task, site, algorithm):
         # Pairs that look block in a send: two of which both send more than the sockets hold would wait for each other.
         wait = task.wait if task.cpus else "sleep"
         with meeting(site) as folder:

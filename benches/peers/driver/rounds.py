@@ -17,8 +17,12 @@ class Column:
     name: str
     bytes: int
     is_half: bool = False
-    # Ranks of an all-reduce of 32-bit floats; 0 is a transfer between two processes.
+    # Ranks of an all-reduce of 32-bit floats, or of a barrier if there are no bytes; 0 is a transfer between two processes.
     ranks: int = 0
+
+    @property
+    def is_barrier(self):
+        return self.bytes == 0
 
 
 COLUMNS = [
@@ -29,6 +33,11 @@ COLUMNS = [
     Column("16 MiB pull", 16 * MIB),
     Column("64 MiB pull", 64 * MIB),
     Column("8 B all-reduce, 2 ranks", 8, ranks=2),
+    *(
+        Column(f"{name}, {ranks} ranks", bytes_, ranks=ranks)
+        for name, bytes_ in (("8 B all-reduce", 8), ("1 KiB all-reduce", KIB), ("64 KiB all-reduce", 64 * KIB), ("barrier", 0))
+        for ranks in (4, 8)
+    ),
     *(
         Column(f"{mebibytes} MiB all-reduce, {ranks} ranks", mebibytes * MIB, ranks=ranks)
         for mebibytes in (1, 16, 64)

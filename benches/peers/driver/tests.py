@@ -6,7 +6,7 @@ import unittest
 from pathlib import Path
 from unittest import mock
 
-from . import rivals, tables
+from . import rivals, rounds, tables
 
 DATA = Path(__file__).resolve().parents[3] / "docs/data/peers.tsv"
 
@@ -76,7 +76,22 @@ class Needs(unittest.TestCase):
                 pass
 
 
+def short_barrier(wait, ours, its):
+    """Data of one barrier over shared memory."""
+    figures = [
+        rounds.Figure("shm", wait, rounds.Column("barrier, 4 ranks", 0, ranks=4), rival, [seconds], 0)
+        for rival, seconds in (("tensorwire", ours), ("Open MPI", its))
+    ]
+    return tables.data([], figures)
+
+
 class Tables(unittest.TestCase):
+    def test_a_barrier_stands_among_the_collectives_with_a_star_where_it_misses_its_goal(self):
+        barrier = "shm, barrier, 4 ranks"
+        self.assertIn(f"| {barrier} | 2 µs | 1 µs | – |", tables.whole(short_barrier("look", 2e-6, 1e-6)))
+        self.assertIn(f"| {barrier} | 2.1 µs | 1 µs* | – |", tables.whole(short_barrier("look", 2.1e-6, 1e-6)))
+        self.assertIn("| 21 µs | 1 µs | – |", tables.whole(short_barrier("sleep", 21e-6, 1e-6)))
+
     def test_the_readme_shows_ten_rows_and_each_is_measured(self):
         rows = tables.summary(DATA.read_text(encoding="utf-8")).splitlines()[2:]
         self.assertEqual(len(rows), len(tables.IN_README))

@@ -1,10 +1,12 @@
-// Gloo: the sum of 32-bit floats of all ranks, in place, over TCP.
-// Usage: gloo_reduce sleep|look BYTES MILLISECONDS DIRECTORY ring|chunked|halving|bcube RANK RANKS; ranks find each other through the
-// directory.
+// Gloo: the sum of 32-bit floats of all ranks, in place, over TCP; or a barrier.
+// Usage: gloo_reduce sleep|look BYTES MILLISECONDS DIRECTORY ring|chunked|halving|bcube|barrier-all|barrier-one RANK RANKS; ranks find
+// each other through the directory.
 #include <gloo/allreduce_bcube.h>
 #include <gloo/allreduce_halving_doubling.h>
 #include <gloo/allreduce_ring.h>
 #include <gloo/allreduce_ring_chunked.h>
+#include <gloo/barrier_all_to_all.h>
+#include <gloo/barrier_all_to_one.h>
 #include <gloo/broadcast.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
@@ -57,6 +59,12 @@ std::unique_ptr<gloo::Algorithm> algorithm_of(const std::string &name, std::vect
     }
     if (name == "bcube") {
         return std::make_unique<gloo::AllreduceBcube<float>>(everybody, pointers, count);
+    }
+    if (name == "barrier-all") {
+        return std::make_unique<gloo::BarrierAllToAll>(everybody);
+    }
+    if (name == "barrier-one") {
+        return std::make_unique<gloo::BarrierAllToOne>(everybody);
     }
     fail("no such algorithm");
     return nullptr;

@@ -1,5 +1,5 @@
-/* Open MPI: the sum of 32-bit floats of all ranks, in place. It always polls.
-   Usage: mpirun ... mpi_reduce BYTES MILLISECONDS. */
+/* Open MPI: the sum of 32-bit floats of all ranks, in place; or a barrier. It always polls.
+   Usage: mpirun ... mpi_reduce BYTES MILLISECONDS; 0 bytes are a barrier. */
 #include <mpi.h>
 
 #include "timing.h"
@@ -9,6 +9,10 @@ static int count;
 
 static void reduce(void) {
     MPI_Allreduce(MPI_IN_PLACE, values, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+}
+
+static void barrier(void) {
+    MPI_Barrier(MPI_COMM_WORLD);
 }
 
 static long first_says(long number) {
@@ -25,7 +29,7 @@ int main(int words, char **arguments) {
     }
     count = atoi(arguments[1]) / (int)sizeof *values;
     values = calloc((size_t)count, sizeof *values);
-    time_together(reduce, first_says, rank == 0, atof(arguments[2]) / 1e3);
+    time_together(count == 0 ? barrier : reduce, first_says, rank == 0, atof(arguments[2]) / 1e3);
     MPI_Finalize();
     return 0;
 }
