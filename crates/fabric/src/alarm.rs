@@ -1,4 +1,4 @@
-//! The waker of a task that polls several things, and need not be woken while it does.
+//! The waker of a task that polls several sources of work, and need not be woken while it polls.
 
 use std::{
     fmt,
@@ -12,12 +12,12 @@ use crate::sync::{AtomicU8, AtomicWaker, Ordering};
 const SILENT: u8 = 0;
 /// Something has rung.
 const RANG: u8 = 1;
-/// What rings wakes the task.
+/// The next ring wakes the task.
 const SET: u8 = 2;
 
-/// Wakes a task when it rings, but only while it is set. A task sets it before it sleeps. Until then the task looks again in any
-/// case, and what rings is only noted: waking a task during its own poll makes a runtime with many workers wake one of them to
-/// take the task over, and costs another poll.
+/// Wakes a task when it rings, but only while it is set. A task sets it before it sleeps. Until then the task polls
+/// again in any case, and a ring is only recorded: waking a task during its own poll costs another poll, and makes a
+/// runtime with many workers wake one of them to take the task over.
 ///
 /// A ring is a call of [`Waker::wake`] on a waker [of this alarm](Self::waker).
 pub struct Alarm {
@@ -46,13 +46,13 @@ impl Alarm {
 
     /// Wakes the task if the alarm is set; else notes that it has rung.
     pub fn ring(&self) {
-        // What happened before is seen by whoever finds that this has rung.
+        // A task that sees the ring also sees everything that happened before it.
         if self.state.swap(RANG, Ordering::AcqRel) == SET {
             self.task.wake();
         }
     }
 
-    /// From now on the task is awake. It looks at everything that may have rung after this call.
+    /// From now on the task is awake. After this call it polls every source that may have rung.
     pub fn silence(&self) {
         self.state.swap(SILENT, Ordering::AcqRel);
     }
@@ -62,8 +62,8 @@ impl Alarm {
         self.state.load(Ordering::Acquire) == RANG
     }
 
-    /// From now on `task` is woken by the next ring. Returns true if something has rung since the alarm was silenced, which woke
-    /// nobody: then the task looks again.
+    /// From now on the next ring wakes `task`. Returns true if something has rung since the alarm was silenced: that
+    /// ring woke no task, so the task polls again.
     #[must_use]
     pub fn set(&self, task: &Waker) -> bool {
         self.task.register(task);

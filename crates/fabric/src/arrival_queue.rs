@@ -41,8 +41,8 @@ impl<A> ArrivalQueue<A> {
         Ok(())
     }
 
-    /// Passes on at most `most` arrivals, unless another task is doing so. Returns whether there are more, or `None`
-    /// if nothing was done.
+    /// Passes on at most `most` arrivals, unless another task is doing so. Returns whether more are queued, or `None`
+    /// if this call did nothing.
     pub(crate) fn hand_on(&self, most: u32, mut take: impl FnMut(A)) -> Option<bool> {
         let mut queued = self.lock();
         if queued.arrivals.is_empty() || mem::replace(&mut queued.is_handing_on, true) {

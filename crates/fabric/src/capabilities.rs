@@ -23,7 +23,7 @@ impl Capabilities {
     pub const WRITES: Self =
         Self { vectored: false, read: false, lend: false, encrypted: false, piece_bytes_max: u64::MAX };
 
-    /// Whether `request` is among what the fabric can do.
+    /// Whether the fabric can execute `request`.
     pub fn allow(&self, request: &WorkRequest) -> bool {
         match request {
             WorkRequest::Write { .. } => true,

@@ -1,4 +1,4 @@
-//! Catalogues: named contents that a peer on the same host reads by itself.
+//! Catalogues: named contents that a peer on the same host reads directly.
 //!
 //! A fabric that maps memory between processes may have a catalogue for each domain. The contract names two traits, for
 //! the side that writes it and for the peers that read it; a fabric without one implements neither.
@@ -17,12 +17,12 @@ pub const CELL_CONTENT_BYTES: usize = 48;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CellNumber(pub u32);
 
-/// What a cell shall contain.
+/// The new content of a cell.
 #[derive(Debug, Clone)]
 pub struct CellContent {
     /// For the readers.
     pub words: [u64; CELL_WORDS],
-    /// The content. The catalogue holds it until no reader can use it any more.
+    /// The bytes. The catalogue holds them until no reader can use them any more.
     pub bytes: Buf,
 }
 
@@ -31,9 +31,9 @@ pub trait Catalogue: Send + Sync + fmt::Debug + 'static {
     /// The cell of `name`, assigned by the first call; `None` if the name is too long, or there is no room for it.
     fn cell(&self, name: &str) -> Option<CellNumber>;
 
-    /// Replaces what `cell` contains; `None` empties it. A content that the peers cannot map empties it, too. A reader
-    /// that has begun to copy the content before sees that it was replaced. One that is viewed is held until the last
-    /// view is dropped.
+    /// Replaces the content of `cell`; `None` empties the cell. A content that the peers cannot map empties it, too. A
+    /// reader that is copying the previous content sees that it was replaced. A content with views is held until the
+    /// last view is dropped.
     ///
     /// Returns memory that no reader can use any more. The caller drops it without a lock, because that may wake tasks.
     #[must_use = "memory of pools is dropped without a lock"]
@@ -42,31 +42,31 @@ pub trait Catalogue: Send + Sync + fmt::Debug + 'static {
 
 /// The catalogue of one connection's peer. Nothing in it is trusted.
 pub trait PeerCatalogue: Send + Sync + fmt::Debug + 'static {
-    /// What the cell of `name` contains now. `None` if the name has no cell, the cell is empty or is being replaced, its
-    /// content is not mapped here, or the connection is over: then the caller asks the peer.
+    /// The present content of the cell of `name`. `None` if the name has no cell, the cell is empty or is being
+    /// replaced, its content is not mapped here, or the connection is over: then the caller asks the peer.
     fn find(&self, name: &str) -> Option<CellReading>;
 
-    /// Copies the part of the content from `offset` on that `into` has room for, which must lie inside the content.
-    /// True if the content had not been replaced, and the peer had not closed the connection, when all bytes were copied.
-    /// After the last part of a content, true means that all parts are of the same content.
+    /// Fills `into` with the content from `offset` on. That range must lie inside the content. True if the content had
+    /// not been replaced, and the peer had not closed the connection, when all bytes were copied. After the last part
+    /// of a content, true means that all parts are of the same content.
     fn copy(&self, reading: &CellReading, offset: usize, into: &mut [u8]) -> bool;
 
-    /// A view of the content, without a copy. The peer does not reuse its memory while the view exists, also after the
-    /// connection has ended. `None` if the content was replaced, lies in the cell, or as much is viewed as may be: then the
-    /// caller asks the peer, or copies.
+    /// A view of the content, without a copy. The peer does not reuse its memory while the view exists, even after the
+    /// connection has ended. `None` if the content was replaced, lies in the cell itself, or would exceed the limit of
+    /// views: then the caller asks the peer, or copies.
     fn view(&self, reading: &CellReading) -> Option<Buf>;
 }
 
-/// What a cell contained at one moment.
+/// The content of a cell at one moment.
 #[derive(Debug, Clone, Copy)]
 pub struct CellReading {
-    /// Those of [`CellContent::words`].
+    /// The value of [`CellContent::words`].
     pub words: [u64; CELL_WORDS],
     /// Length of the content in bytes.
     pub length: u64,
-    /// The content, if it is not longer than this.
+    /// The content, if it fits.
     pub content: [u8; CELL_CONTENT_BYTES],
-    /// Which content of which cell this is. For the fabric.
+    /// Identifies the content and its cell. For the fabric.
     pub origin: CellOrigin,
 }
 
@@ -75,9 +75,9 @@ pub struct CellReading {
 pub struct CellOrigin {
     /// The cell.
     pub cell: CellNumber,
-    /// A number that the content before and the content after do not have.
+    /// A number that differs from those of the previous and of the next content.
     pub edition: u64,
-    /// Number of the block, by the peer's count.
+    /// The peer's number of the block.
     pub block: u64,
     /// First byte inside the block.
     pub offset: u64,

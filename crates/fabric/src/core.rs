@@ -27,13 +27,13 @@ pub struct QueuePairConfig {
     pub receive_depth: u32,
 }
 
-/// Something that waits for an acknowledgement of the peer's host.
+/// Sent bytes that wait for an acknowledgement of the peer's host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unacknowledged {
     /// The bytes that the peer's host has acknowledged so far.
     pub acknowledged: u64,
-    /// How long the peer's host has sent nothing, if only that matters: the system probes a connection that is idle, or whose peer
-    /// accepts no data now. `None` while data are unacknowledged.
+    /// How long the peer's host has sent nothing, while the system only probes the connection: because it is idle, or
+    /// because its peer accepts no data now. `None` while data are unacknowledged.
     pub silence: Option<Duration>,
 }
 
@@ -49,8 +49,8 @@ pub struct QueuePairStats {
     pub arrivals: u64,
     /// Bytes that the peer's writes put into local memory.
     pub bytes_received: u64,
-    /// What waits for an acknowledgement of the peer's host, whose kernel answers also while its process does not run. `None` if
-    /// nothing does, or if the fabric does not know.
+    /// Set while something waits for an acknowledgement of the peer's host, whose kernel answers even while the peer's
+    /// process does not run. `None` if nothing waits, or if the fabric does not know.
     pub unacknowledged: Option<Unacknowledged>,
 }
 
@@ -58,7 +58,7 @@ pub struct QueuePairStats {
 struct Counters {
     operations: AtomicU64,
     bytes_sent: AtomicU64,
-    /// Those that were complete when they were posted, and their bytes.
+    /// Operations that were complete when they were posted, and their bytes.
     inline_operations: AtomicU64,
     inline_bytes: AtomicU64,
     arrivals: AtomicU64,
@@ -79,8 +79,8 @@ pub trait ArrivalSink: Send + Sync + fmt::Debug + 'static {
     /// this must not wait for a lock that is held by a task which drives or closes the queue pair. It may post, poll
     /// operations and close.
     ///
-    /// Returns true if all that follows from the arrival is done, as for a request that was answered: then the driver
-    /// looks for the next one at once. After false it first lets other tasks run.
+    /// Returns true if no other task has work because of the arrival, as for a request that was answered: then the
+    /// driver polls for the next one at once. After false it first lets other tasks run.
     fn arrived(&self, arrival: Arrival) -> bool;
 }
 
@@ -103,8 +103,8 @@ pub struct QueuePairCore {
     consumer: AtomicWaker,
     help: Help,
     counters: Counters,
-    /// Completions, and arrivals with which the sink was not done at once. Two threads may count one together: the number still
-    /// changes.
+    /// Counts completions, and arrivals that left work to other tasks. If two threads add at once, one addition may be
+    /// lost: the number still changes.
     for_tasks: AtomicU64,
 }
 
@@ -194,7 +194,7 @@ impl QueuePairCore {
         self.counters.bytes_sent.fetch_add(length, Ordering::Relaxed);
     }
 
-    /// As [`count_sent`](Self::count_sent), for a fabric that posts such writes under a lock: calls must not overlap.
+    /// Like [`count_sent`](Self::count_sent), for a fabric that posts such writes under a lock: calls must not overlap.
     #[inline]
     pub fn count_inline(&self, length: u64) {
         add(&self.counters.inline_operations, 1);
@@ -230,7 +230,7 @@ impl QueuePairCore {
         }
     }
 
-    /// As [`deliver`](Self::deliver), but queues the arrival and wakes the task that awaits arrivals. That task, or
+    /// Like [`deliver`](Self::deliver), but queues the arrival and wakes the task that awaits arrivals. That task, or
     /// the next one that drives the queue pair, passes it on. For a fabric that finds arrivals where it may not call
     /// the sink.
     ///
@@ -263,7 +263,7 @@ impl QueuePairCore {
             return false;
         };
         let has_more = self.arrivals.hand_on(self.config.receive_depth, |arrival| {
-            // Whoever passes it on lets other tasks run.
+            // The caller lets other tasks run afterwards.
             let _is_done = sink.arrived(arrival);
         });
         if has_more == Some(true) {
@@ -277,7 +277,7 @@ impl QueuePairCore {
         self.counters.arrivals.load(Ordering::Relaxed)
     }
 
-    /// A number that changes whenever something was found that a task may wait for.
+    /// A number that changes whenever there is a result that a task may wait for.
     pub(crate) fn for_tasks(&self) -> u64 {
         self.for_tasks.load(Ordering::Relaxed)
     }
@@ -305,7 +305,7 @@ impl QueuePairCore {
         self.slots.fail(failure);
     }
 
-    /// As [`fail`](Self::fail), but leaves outstanding operations to the fabric, which completes them.
+    /// Like [`fail`](Self::fail), but leaves outstanding operations to the fabric, which completes them.
     pub fn fail_arrivals(&self, failure: &FabricError) {
         self.slots.refuse(failure);
         self.lock().failure.get_or_insert_with(|| failure.clone());
@@ -370,7 +370,7 @@ impl QueuePairCore {
             return Poll::Ready(Ok(()));
         }
         self.consumer.register(context.waker());
-        // What arrived before the waker was registered woke nobody.
+        // An arrival before the waker was registered woke no task.
         if !self.has_arrival() {
             return Poll::Pending;
         }

@@ -1,10 +1,10 @@
 //! The wait loop of the connections of all fabrics. A fabric defines what a look is and what to sleep on
 //! ([`Driven`]). [`Patience`] decides how long to look.
 //!
-//! The order is: look; after work, let the tasks that it woke run; settle what was deferred until then; look again,
-//! for as long as the fabric's [`Wait`](crate::Wait) allows; arm; look once more; sleep. Work that woke nobody, such as
-//! requests that were answered at once, is followed by the next look. Users' tasks look when they
-//! are polled, and completions and arrivals wake them. So the driver is needed only when all of them sleep.
+//! The order is: look; after work, let the tasks that it woke run; settle the deferred work; look again, for as long as
+//! the fabric's [`Wait`](crate::Wait) allows; arm; look once more; sleep. After work that woke no task, such as
+//! requests that were answered at once, the driver looks again immediately. Users' tasks look when they are polled, and
+//! completions and arrivals wake them. So the driver is needed only when all of them sleep.
 
 use std::{
     fmt,
@@ -44,10 +44,10 @@ pub trait Driven: Send + Unpin {
     /// A number that changes whenever any task has found work.
     fn finds(&self) -> u64;
 
-    /// Passes `patience` what is known about the wait that begins.
+    /// Passes what the fabric knows about the coming wait to `patience`.
     fn advise(&self, _patience: &mut Patience) {}
 
-    /// Does what was deferred until the tasks that work woke have run, and the tasks that those woke.
+    /// Runs deferred work: the tasks that the last work woke have run, and so have the tasks that those woke.
     fn settle(&mut self) {}
 
     /// From now on, new work wakes this task. Earlier work did not, so the driver looks once more after this call.
@@ -65,7 +65,7 @@ pub trait Driven: Send + Unpin {
 /// The driver of one connection: the only task that waits for the kernel on its behalf.
 pub struct Driver<D> {
     driven: D,
-    /// What the fabric wakes. It is set while this task sleeps.
+    /// The fabric wakes this alarm. It is set while this task sleeps.
     alarm: Arc<Alarm>,
     /// Rings `alarm`.
     rings: Waker,
@@ -109,8 +109,8 @@ impl<D: Driven> Driver<D> {
         }
     }
 
-    /// Ends the current wait if any task found work. Then allows or forbids waiting tasks to help. Returns whether work
-    /// was found, and concerns no task.
+    /// Ends the current wait if any task found work. Then allows or forbids waiting tasks to help. Returns true if work
+    /// was found that concerns no task.
     fn learn(&mut self) -> bool {
         if self.driven.is_ending() {
             self.patience = None;
@@ -143,7 +143,7 @@ impl<D: Driven> Driver<D> {
         if self.many_workers {
             self.give_way(context);
         } else {
-            // Unlike a turn that is given way, it makes no system call.
+            // Unlike `give_way`, this makes no system call.
             context.waker().wake_by_ref();
         }
     }
@@ -151,8 +151,8 @@ impl<D: Driven> Driver<D> {
     /// Wakes this task again after the runtime's other tasks and its IO have had a turn.
     fn give_way(&self, context: &mut Context<'_>) {
         if self.many_workers {
-            // The turn comes back to this worker only, and its other tasks may keep it for long: then what rings makes another
-            // worker go on.
+            // Only this worker resumes the task, and its other tasks may delay that for long: then a ring lets another
+            // worker continue.
             let _is_due_in_any_case = self.alarm.set(context.waker());
         }
         // The first poll of this future requests the turn; the future is not needed afterwards.
@@ -165,7 +165,7 @@ impl<D: Driven> Driver<D> {
         self.patience.as_ref().is_none_or(Patience::rests)
     }
 
-    /// What to do when there is no work.
+    /// Decides what to do when there is no work.
     fn idle(&mut self) -> Idle {
         let Some(patience) = &mut self.patience else { return Idle::Sleep };
         self.driven.advise(patience);
@@ -199,7 +199,7 @@ impl<D: Driven> Driver<D> {
             goes_on = look == Look::Worked && self.learn();
         }
         if look == Look::Busy {
-            // The task that is looking wakes this one, unless it is done by now.
+            // The task that is looking wakes this one, unless it has finished meanwhile.
             look = match self.look_before_sleep(context, task) {
                 Some(Look::Idle) => Look::Worked,
                 Some(found) => found,
@@ -224,7 +224,7 @@ impl<D: Driven> Driver<D> {
     fn wait(&mut self, context: &mut Context<'_>, task: &mut Context<'_>) -> Option<Look> {
         self.driven.settle();
         match self.idle() {
-            // Looking found work; this does the rest of it.
+            // The look found work; this does the rest of it.
             Idle::Work => match self.driven.look(context) {
                 Look::Idle => Some(Look::Worked),
                 look => Some(look),
@@ -239,7 +239,7 @@ impl<D: Driven> Driver<D> {
                 }
                 Some(look)
             }
-            // Arm first, then look: work that comes in between would wake nobody in the other order.
+            // Arm first, then look: in the other order, work that comes in between would wake no task.
             Idle::Sleep => {
                 self.driven.arm(context);
                 self.look_before_sleep(context, task)

@@ -6,7 +6,7 @@ use tensorwire_memory::Limit;
 
 use crate::{FabricKind, RegionId};
 
-/// Why a connection ended that this side did not close.
+/// Why a connection ended although this side did not close it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LossCause {
@@ -16,7 +16,7 @@ pub enum LossCause {
     Reset,
     /// The NIC's retries ran out.
     RetryExceeded,
-    /// The peer answered nothing within the liveness bound.
+    /// The peer did not answer within the liveness bound.
     Unresponsive,
     /// The peer closed the connection in an orderly way.
     ClosedByPeer,
@@ -26,7 +26,7 @@ pub enum LossCause {
     Tampered,
 }
 
-/// A rule of the fabric contract that a peer broke. Payload-free: one variant, one rule, one metric.
+/// A rule of the fabric contract that a peer broke. Each variant is one rule and one metric, and has no payload.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum PeerViolation {
@@ -51,7 +51,7 @@ pub enum PeerViolation {
     /// The range is registered but not exposed to reads now.
     #[error("read of memory that is not exposed")]
     NotExposed,
-    /// More reads at once than a target answers.
+    /// More reads at once than the target's limit.
     #[error("more one-sided reads at once than are answered")]
     TooManyReads,
     /// More immediates than receives.
@@ -85,7 +85,7 @@ impl PeerViolation {
         Self::WrongCertificate,
     ];
 
-    /// The number by which a fabric names this rule to the peer that broke it. A rule keeps its number.
+    /// The number that a fabric sends to the peer that broke this rule. A rule's number never changes.
     pub const fn code(self) -> u8 {
         match self {
             Self::Malformed => 1,
@@ -158,7 +158,7 @@ pub enum FabricError {
         /// The queue pair's send depth.
         depth: u32,
     },
-    /// An operation that would never fit the send queue.
+    /// An operation that can never fit into the send queue.
     #[error(
         "the operation takes {pieces} work requests, the send queue is {depth} deep: write less at once, or give \
          the queue pair a deeper send queue"
@@ -179,7 +179,7 @@ pub enum FabricError {
         /// The block's number.
         block: u64,
     },
-    /// The peer's region is not known on this queue pair.
+    /// This queue pair does not know the peer's region.
     #[error("region {region:?} of the peer is not known on this queue pair, or its generation is outdated")]
     UnknownRemoteRegion {
         /// The region.
@@ -218,9 +218,9 @@ pub enum FabricError {
          {cap}: send a copy"
     )]
     LeasedBytesExhausted {
-        /// Of open and retired leases of that process.
+        /// Bytes of open and retired leases of that process.
         held: u64,
-        /// Of one more.
+        /// Bytes of one more loan.
         wanted: u64,
         /// The cap.
         cap: u64,
@@ -231,12 +231,12 @@ pub enum FabricError {
          allow more with imported_bytes_per_connection_max"
     )]
     ImportedBytesExhausted {
-        /// Of all blocks of that connection, with the one that is refused.
+        /// Bytes of all blocks of that connection, including the one that is refused.
         shared: u64,
         /// The cap.
         most: u64,
     },
-    /// Not now: the peer has not processed what it was sent before.
+    /// The operation is not possible now: the peer has not processed earlier ones.
     #[error("{kind} cannot {what} now: the peer is busy; try again later, or send a copy")]
     Busy {
         /// The fabric.
@@ -300,7 +300,7 @@ impl FabricError {
         Self::Device { kind, call, source: Arc::new(source) }
     }
 
-    /// For a step of connecting that the operating system refused. `detail` is what was seen, and what to do.
+    /// The error for a step of connecting that the operating system refused. `detail` is what was seen, and what to do.
     pub fn refused(kind: FabricKind, step: &'static str, error: &io::Error, detail: String) -> Self {
         match Limit::of_files(error) {
             Some(limit) => Self::Limit { kind, step, detail, limit },
@@ -308,7 +308,7 @@ impl FabricError {
         }
     }
 
-    /// The limit of this process or host that is behind it, if one is.
+    /// The limit of this process or host that caused the error, if one did.
     pub fn limit(&self) -> Option<Limit> {
         match self {
             Self::Limit { limit, .. } => Some(*limit),

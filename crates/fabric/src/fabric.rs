@@ -11,10 +11,10 @@ use crate::{
 
 /// A way to move bytes between processes: opens domains.
 pub trait Fabric: Send + Sync + fmt::Debug + 'static {
-    /// Which kind this is.
+    /// The fabric's kind.
     fn kind(&self) -> FabricKind;
 
-    /// What it can do.
+    /// The fabric's capabilities.
     fn capabilities(&self) -> Capabilities;
 
     /// Two sides can use this fabric only if their reach is equal. Over shm that is boot id, network namespace and user;
@@ -40,8 +40,9 @@ pub trait Domain: Send + Sync + fmt::Debug + 'static {
     /// [`FabricError::Device`] when the device refuses, naming the limit to raise.
     fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, FabricError>;
 
-    /// Forgets a block that no operation uses and no peer can access any more: a user's memory that is withdrawn, or any
-    /// block once the domain's queue pairs are closed. A domain that cannot do that keeps the block for as long as it lives.
+    /// Forgets a block that no operation uses and no peer can access any more: withdrawn memory of a user, or any block
+    /// once the domain's queue pairs are closed. A domain that cannot forget a block keeps it for as long as the domain
+    /// lives.
     fn deregister(&self, _block: BlockId) {}
 
     /// A number that changes when the device was lost and opened again. From then on blocks have other keys, which
@@ -57,7 +58,7 @@ pub trait Domain: Send + Sync + fmt::Debug + 'static {
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError>;
 }
 
-/// What one side must know of the other to connect: opaque, versioned, carried by the control plane.
+/// The data that one side needs about the other to connect: opaque, versioned, carried by the control plane.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ConnectionData(pub Vec<u8>);
 
@@ -73,7 +74,7 @@ impl fmt::Debug for ConnectionData {
 pub enum Role {
     /// Opens the stream or socket, where there is one.
     Dialer,
-    /// Waits for it.
+    /// Waits for the dialler's stream or socket.
     Acceptor,
 }
 
@@ -84,15 +85,15 @@ pub struct ConnectParams {
     pub peer: ConnectionData,
     /// Which side this is.
     pub role: Role,
-    /// Where the control connection was dialled, if this side has dialled it: for fabrics that need an address.
+    /// The address of the control connection, if this side has dialled it. For fabrics that need an address.
     pub peer_address: Option<SocketAddr>,
-    /// How long it may take.
+    /// How long connecting may take.
     pub limit: Duration,
 }
 
-/// One side of a connection that is not connected yet. Dropping it gives everything back.
+/// One side of a connection that is not connected yet. Dropping it releases everything.
 pub trait Prepared: Send + fmt::Debug {
-    /// What the peer must know.
+    /// The data that the peer needs.
     fn connection_data(&self) -> ConnectionData;
 
     /// Connects. Both sides must call this, each with the other's data. Nothing runs in the background before the

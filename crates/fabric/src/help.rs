@@ -1,25 +1,20 @@
-//! Polling by a task that awaits the peer, in place of the connection's driver: what such a task finds by itself
+//! Polling by a task that awaits the peer, in place of the connection's driver: work that such a task finds itself
 //! costs no wake-up. The bounds are the same for all fabrics.
 
-use std::{
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    },
-    thread,
-    time::Duration,
+use std::sync::{
+    OnceLock,
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 use crate::{
-    Runtime,
-    look::{Look, Looks, ROUNDS},
-    wait::Patience,
+    look::{Look, ROUNDS},
+    wait::{Patience, Polling},
 };
 
 /// Consecutive finds after which the runtime's other tasks get a turn.
 pub(crate) const FINDS_MAX: u32 = 64;
 
-/// As [`FINDS_MAX`], for finds on a board, which take a fraction of the time.
+/// Like [`FINDS_MAX`], for finds on a board, which take a fraction of the time.
 const BOARD_FINDS_MAX: u32 = 4 * FINDS_MAX;
 
 /// State that a connection's driver and its helping tasks share. All of it is heuristic, so races between threads do
@@ -27,55 +22,36 @@ const BOARD_FINDS_MAX: u32 = 4 * FINDS_MAX;
 #[derive(Debug, Default)]
 pub struct Help {
     /// Unset for a fabric that does not poll.
-    manner: OnceLock<Manner>,
+    polling: OnceLock<Polling>,
     /// Whether polling pays off now, as the driver has measured.
     pays: AtomicBool,
     /// Consecutive finds.
     in_a_row: AtomicU32,
-    /// Finds on the board since a task was last told to give others a turn.
+    /// Finds on the board since [`Help::is_others_turn`] last returned true.
     on_board: AtomicU32,
     /// All finds.
     finds: AtomicU64,
     /// Whether something was posted since an arrival was last awaited.
     has_asked: AtomicBool,
-    /// Whether a turn that was given to a peer on this CPU took too long, which the driver does not know yet.
+    /// Whether a turn that was yielded to a peer on this CPU took too long. The driver takes this flag.
     was_late: AtomicBool,
 }
 
-/// How a fabric's tasks look.
-#[derive(Debug)]
-struct Manner {
-    looks: Looks,
-    clock: Arc<dyn Runtime>,
-    /// A longer turn of others shows that the core is busy.
-    turn_max: Duration,
-}
-
-impl Manner {
-    /// Lets the other processes of this CPU run. Returns whether they took longer than is good.
-    fn gives_way(&self) -> bool {
-        let begun = self.clock.now();
-        thread::yield_now();
-        self.clock.now().saturating_sub(begun) > self.turn_max
-    }
-}
-
 impl Help {
-    /// Looks as the driver does, which has this `patience`.
+    /// From now on waiting tasks poll as the driver with this `patience` does.
     pub(crate) fn begin(&self, patience: &Patience) {
-        let (looks, clock, turn_max) = patience.manner();
         // A connection has one driver.
-        let _ = self.manner.set(Manner { looks, clock, turn_max });
+        let _ = self.polling.set(patience.polling());
     }
 
-    /// Allows or forbids waiting tasks to look.
+    /// Allows or forbids waiting tasks to poll.
     pub fn allow(&self, pays: bool) {
         if self.pays.load(Ordering::Relaxed) != pays {
             self.pays.store(pays, Ordering::Relaxed);
         }
     }
 
-    /// Whether [`find`](Self::find) may look now.
+    /// Whether [`find`](Self::find) may poll now.
     pub(crate) fn is_allowed(&self) -> bool {
         self.pays.load(Ordering::Relaxed)
     }
@@ -91,7 +67,7 @@ impl Help {
     }
 
     /// Whether something was posted since the last call, so that an answer may be under way. A task that dispatches
-    /// arrivals to other tasks awaits the next arrival before those have run. Looking then would be in vain: the next
+    /// arrivals to other tasks awaits the next arrival before those have run. Polling then would be in vain: the next
     /// arrival can only come once they have run.
     pub(crate) fn awaits_answer(&self) -> bool {
         let asked = self.has_asked.load(Ordering::Relaxed);
@@ -106,16 +82,17 @@ impl Help {
         self.was_late.load(Ordering::Relaxed) && self.was_late.swap(false, Ordering::Relaxed)
     }
 
-    /// Looks for a few microseconds, if that is allowed. A peer on this CPU gets it first, and then one look shows what it
-    /// has done. True if it found work and did all of it; otherwise the driver does the rest.
+    /// Polls for a few microseconds, if that is allowed. A peer on this CPU gets the CPU first, and then one look finds
+    /// what the peer has done. Returns true if this found work and did all of it; otherwise the driver does the rest.
     pub(crate) fn find(&self, peer_is_here: impl FnOnce() -> bool, mut look: impl FnMut() -> Look) -> bool {
-        let Some(manner) = self.manner.get().filter(|_| self.is_allowed()) else { return false };
+        let Some(polling) = self.polling.get().filter(|_| self.is_allowed()) else { return false };
         let in_a_row = self.in_a_row.load(Ordering::Relaxed);
         if in_a_row >= FINDS_MAX {
             self.in_a_row.store(0, Ordering::Relaxed);
             return false;
         }
-        let Some(found) = self.look(manner, peer_is_here, || Some(look()).filter(|look| *look != Look::Idle))
+        let Some(found) =
+            self.look(polling, peer_is_here, || Some(look()).filter(|look| *look != Look::Idle))
         else {
             return false;
         };
@@ -127,23 +104,23 @@ impl Help {
         found == Look::Worked
     }
 
-    /// As [`find`](Self::find), for what comes on the board.
+    /// Like [`find`](Self::find), for changes of the board.
     pub(crate) fn find_on_board(
         &self,
         peer_is_here: impl FnOnce() -> bool,
         mut found: impl FnMut() -> bool,
     ) -> bool {
-        let Some(manner) = self.manner.get().filter(|_| self.is_allowed()) else { return false };
-        self.look(manner, peer_is_here, || found().then_some(())).is_some()
+        let Some(polling) = self.polling.get().filter(|_| self.is_allowed()) else { return false };
+        self.look(polling, peer_is_here, || found().then_some(())).is_some()
     }
 
-    /// Something was found on the board.
+    /// Counts a find on the board.
     pub(crate) fn found_on_board(&self) {
         self.on_board.store(self.on_board.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
         self.count_find();
     }
 
-    /// Whether other tasks should have a turn before a task looks at the board again.
+    /// Whether other tasks should run before a task polls the board again.
     pub(crate) fn is_others_turn(&self) -> bool {
         let is_due = self.on_board.load(Ordering::Relaxed) >= BOARD_FINDS_MAX;
         if is_due {
@@ -158,14 +135,14 @@ impl Help {
 
     fn look<T>(
         &self,
-        manner: &Manner,
+        polling: &Polling,
         peer_is_here: impl FnOnce() -> bool,
         mut finds: impl FnMut() -> Option<T>,
     ) -> Option<T> {
         if !peer_is_here() {
-            return manner.looks.find(ROUNDS, finds);
+            return polling.looks.find(ROUNDS, finds);
         }
-        if manner.gives_way() {
+        if polling.gives_way() {
             self.was_late.store(true, Ordering::Relaxed);
             self.allow(false);
         }
@@ -188,7 +165,7 @@ mod tests {
         false
     }
 
-    /// Of a fabric that looks six times in a round.
+    /// The state of a fabric that looks six times in a round.
     fn help() -> Help {
         let patience = Patience::new(Spinner::new(Wait::Adaptive), Arc::<Clock>::default());
         let help = Help::default();

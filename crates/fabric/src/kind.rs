@@ -1,4 +1,4 @@
-//! Which fabric.
+//! The kinds of fabrics.
 
 use std::fmt;
 
@@ -37,7 +37,7 @@ impl FabricKind {
     }
 }
 
-/// The name, as in [`Display`](fmt::Display): the whole value, and short where a program prints it.
+/// Prints the name, like [`Display`](fmt::Display): it is the whole value, and short where a program prints it.
 impl fmt::Debug for FabricKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

@@ -12,12 +12,12 @@
 //! | tcp | the crate `tensorwire-fabric-tcp` | header + payload, read by the target straight into the destination |
 //!
 //! The contract that all of them implement:
-//! - Writes on one queue pair land in posting order as far as immediates show: when the immediate of a write
-//!   arrives, that write and all earlier ones are visible. A plain write is not visible before that.
+//! - Immediates show writes on one queue pair in posting order: when the immediate of a write arrives, that write and
+//!   all earlier ones are visible. A plain write is not visible before that.
 //! - Completion `Ok` means that the local bytes may be reused, not that they were delivered.
-//! - Every immediate consumes one of the target's `receive_depth` receives, given back when the arrival is
-//!   taken ([`QueuePair::next_arrival`], or a [sink](ArrivalSink)). Without one the connection fails
-//!   ([`FabricError::ReceiverNotReady`]), on both sides.
+//! - Every immediate consumes one of the target's `receive_depth` receives. Taking the arrival
+//!   ([`QueuePair::next_arrival`], or a [sink](ArrivalSink)) returns the receive. If no receive is free, the connection
+//!   fails on both sides ([`FabricError::ReceiverNotReady`]).
 //! - The target checks region, generation, key, range, right and grant. A violation ends that connection only,
 //!   and touches no memory.
 //! - A write larger than [`Capabilities::piece_bytes_max`] is split; only its last piece carries the immediate,

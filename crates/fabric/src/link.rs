@@ -19,7 +19,8 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
 
     /// Posts a write of a few bytes, or a notification alone, that is complete when this returns. The bytes were
     /// copied, the write takes no slot, and no completion is reported: the fabric
-    /// [counts](crate::QueuePairCore::count_sent) it. It is posted behind everything that was submitted before. `None` if the fabric does not support such writes, or has no room now.
+    /// [counts](crate::QueuePairCore::count_sent) it. It is posted after everything that was submitted before. `None`
+    /// if the fabric does not support such writes, or has no room now.
     ///
     /// # Errors
     /// The write cannot be posted, and nothing was posted.
@@ -41,11 +42,11 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         Look::Idle
     }
 
-    /// From now on posts may wait for a [`release`](Self::release), so that they leave together. Calls are counted.
+    /// From now on posts may wait for a [`release`](Self::release), so that they are sent together. Calls are counted.
     fn hold(&self) {}
 
-    /// Ends one [`hold`](Self::hold). After the last, what waits is sent: now if `at_once`, otherwise with what is posted
-    /// next, or by the driver.
+    /// Ends one [`hold`](Self::hold). After the last, the waiting posts are sent: now if `at_once`, otherwise with the
+    /// next post, or by the driver.
     fn release(&self, _at_once: bool) {}
 
     /// Begins the orderly close: outstanding operations end, and further accesses by the peer are refused. When that
@@ -53,8 +54,8 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
     /// [`QueuePairCore::mark_drained`](crate::QueuePairCore::mark_drained). Called once, also after a failure.
     fn start_close(&self);
 
-    /// Fails the operation with [`FabricError::Busy`] if it was submitted and cannot be
-    /// posted yet; it is then never posted. For callers that have an alternative.
+    /// Fails the operation with [`FabricError::Busy`] if it was submitted and cannot be posted yet; then it is never
+    /// posted. For callers that have an alternative.
     fn withdraw(&self, _key: SlotKey) {}
 
     /// The queue pair's counters, and what waits for an acknowledgement. `counted` are the core's counters. A link whose
@@ -63,13 +64,13 @@ pub trait Link: Send + Sync + fmt::Debug + 'static {
         counted
     }
 
-    /// What only a fabric that maps memory between processes has.
+    /// The operations that only a fabric that maps memory between processes has.
     fn shared_memory(&self) -> Option<&dyn SharedMemory> {
         None
     }
 }
 
-/// What a link has in addition if its fabric maps memory between two processes of one host.
+/// Further operations of a link whose fabric maps memory between two processes of one host.
 pub trait SharedMemory: fmt::Debug {
     /// The catalogue of this side.
     fn catalogue(&self) -> Option<Arc<dyn Catalogue>> {
@@ -104,7 +105,7 @@ pub(crate) fn peer_is_here(link: &dyn Link) -> bool {
     link.shared_memory().is_some_and(SharedMemory::peer_is_here)
 }
 
-/// Posts of a queue pair may wait while this lives, and leave together when it is dropped.
+/// Posts of a queue pair may wait while this guard lives, and are sent together when it is dropped.
 #[derive(Debug)]
 #[must_use = "posts leave together while this lives"]
 pub struct Together<'queue_pair>(&'queue_pair dyn Link);
@@ -115,7 +116,7 @@ impl<'queue_pair> Together<'queue_pair> {
         Self(link)
     }
 
-    /// Ends it without sending: what was posted leaves with what is posted next, or soon.
+    /// Ends the wait without sending: the posts are sent with the next post, or soon by the driver.
     pub fn leave(self) {
         mem::ManuallyDrop::new(self).0.release(false);
     }
@@ -144,7 +145,7 @@ impl OfferedCatalogue {
         &self.catalogue
     }
 
-    /// Lets the peer map the memory of `bytes`, so that it can read contents that lie there. Does nothing if that is not
+    /// Lets the peer map the memory of `bytes`, so that it can read contents there. Does nothing if that is not
     /// possible now.
     pub fn share(&self, bytes: &Buf) {
         self.link.shared_memory().into_iter().for_each(|memory| memory.share(bytes));

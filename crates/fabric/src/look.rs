@@ -1,35 +1,35 @@
-//! Looking for work: by a connection's driver, and by tasks that help it.
+//! Polling for work: by a connection's driver, and by tasks that help it.
 
 use std::hint;
 
 /// What a call of [`Link::progress`](crate::Link::progress) is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Effort {
-    /// The calling task is about to sleep. What was posted leaves now, and the work that has come is done.
+    /// The calling task is about to sleep. The call sends waiting posts and does the work that has come.
     BeforeSleep,
-    /// One of many calls in a row, by the driver or by a task that awaits the peer, while polling pays off. Only looks
-    /// for work of the peer.
+    /// One of many calls in a row, by the driver or by a task that awaits the peer, while polling pays off. The call
+    /// only polls for work of the peer.
     Poll,
 }
 
-/// What one look for work found.
+/// The result of one look for work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Look {
     /// Nothing to do.
     Idle,
-    /// Nothing to do, and polling cannot find anything now: the driver is woken by what comes next.
+    /// Nothing to do, and polling cannot find anything now: the next event wakes the driver.
     InVain,
     /// Work was found, and all of it is done.
     Worked,
     /// Work was found, and there is more.
     More,
-    /// Another task is looking.
+    /// Another task is polling.
     Busy,
     /// The connection is over.
     Over,
 }
 
-/// How long a task that awaits the peer looks, in rounds of about 2 µs.
+/// How long a task that awaits the peer polls, in rounds of about 2 µs.
 pub(crate) const ROUNDS: u32 = 5;
 
 /// The looks of one round: about 2 µs, during which other tasks of the thread wait.

@@ -2,10 +2,10 @@
 
 use crate::sync::{AtomicU64, Ordering, fence};
 
-/// Words that are noted together and read together.
+/// Words that are written together and read together.
 #[derive(Debug)]
 pub(crate) struct Noted<const WORDS: usize> {
-    /// Odd while words are being noted; 0 while none were.
+    /// Odd while words are being written; 0 until the first were.
     sequence: AtomicU64,
     words: [AtomicU64; WORDS],
 }
@@ -15,7 +15,7 @@ impl<const WORDS: usize> Noted<WORDS> {
         Self { sequence: AtomicU64::new(0), words: std::array::from_fn(|_| AtomicU64::new(0)) }
     }
 
-    /// What was noted last; `None` if nothing was, or if other words are being noted.
+    /// The words written last; `None` if none were, or if others are being written.
     #[inline]
     pub(crate) fn read(&self) -> Option<[u64; WORDS]> {
         let number = self.sequence.load(Ordering::Acquire);
@@ -23,12 +23,12 @@ impl<const WORDS: usize> Noted<WORDS> {
             return None;
         }
         let words = self.words.each_ref().map(|word| word.load(Ordering::Relaxed));
-        // Keeps the loads above before the next one.
+        // Orders the loads above before the next one.
         fence(Ordering::Acquire);
         (self.sequence.load(Ordering::Relaxed) == number).then_some(words)
     }
 
-    /// Notes `words`, unless another thread is noting some.
+    /// Writes `words`, unless another thread is writing.
     pub(crate) fn note(&self, words: [u64; WORDS]) {
         let before = self.sequence.load(Ordering::Relaxed);
         let (odd, after) = (before.wrapping_add(1), before.wrapping_add(2));
@@ -37,7 +37,7 @@ impl<const WORDS: usize> Noted<WORDS> {
         {
             return;
         }
-        // Pairs with the fence in `read`: who finds one of the new words finds the odd number, too.
+        // Pairs with the fence in `read`: a reader that sees one of the new words sees the odd number, too.
         fence(Ordering::Release);
         self.words.iter().zip(words).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         self.sequence.store(after, Ordering::Release);

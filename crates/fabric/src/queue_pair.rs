@@ -186,7 +186,7 @@ impl QueuePair {
         self.start(WorkRequest::Lend { local, immediate })
     }
 
-    /// As [`lend`](Self::lend), posted now or not at all. If the fabric refuses it, this returns the error, and the
+    /// Like [`lend`](Self::lend), posted now or not at all. If the fabric refuses it, this returns the error, and the
     /// peer gets nothing.
     ///
     /// # Errors
@@ -331,8 +331,8 @@ impl QueuePair {
         posted
     }
 
-    /// What is posted while the answer lives may leave together when that is dropped. For a task that posts several and awaits
-    /// none meanwhile.
+    /// Operations that are posted while the returned guard lives may be sent together when it is dropped. For a task
+    /// that posts several operations and awaits none of them meanwhile.
     pub fn together(&self) -> Together<'_> {
         Together::new(&*self.shared.link)
     }
@@ -356,8 +356,8 @@ impl QueuePair {
         self.shared.core.set_sink(sink);
     }
 
-    /// Makes progress on behalf of the task that drives a queue pair with a [sink](Self::set_sink). Ready when
-    /// arrivals went to the sink, so that there may be more. Also submits posts for which there is room now.
+    /// Makes progress on behalf of the task that drives a queue pair with a [sink](Self::set_sink). Ready when arrivals
+    /// went to the sink, because more may follow. Also submits posts for which there is room now.
     ///
     /// # Errors
     /// The connection's failure, after the sink has taken all earlier arrivals.
@@ -375,7 +375,7 @@ impl QueuePair {
         match polled {
             Poll::Ready(Err(failure)) => Poll::Ready(Err(failure)),
             _ if has_handed_on || core.arrived() != before => Poll::Ready(Ok(())),
-            // Another task passes on what is queued.
+            // Another task passes on the queued arrivals.
             Poll::Ready(Ok(())) => {
                 context.waker().wake_by_ref();
                 Poll::Pending
@@ -400,7 +400,7 @@ impl QueuePair {
         self.shared.core.remote_regions().add(region);
     }
 
-    /// The number of the peer's regions that are known. Each takes memory, so a caller that passes on what a peer
+    /// The number of the peer's regions that are known. Each takes memory, so a caller that adds regions which a peer
     /// announces must enforce a limit.
     pub fn remote_region_count(&self) -> usize {
         self.shared.core.remote_regions().count()
@@ -427,14 +427,15 @@ impl QueuePair {
         .await;
     }
 
-    /// The catalogue of this side, as this connection offers it to the peer; `None` if the fabric has none.
+    /// This side's catalogue, for use on this connection; `None` if the fabric has none.
     pub fn catalogue(&self) -> Option<OfferedCatalogue> {
         let link = &self.shared.link;
         let catalogue = link.shared_memory()?.catalogue()?;
         Some(OfferedCatalogue::new(catalogue, link.clone()))
     }
 
-    /// What only a fabric that maps memory between processes has: the peer's catalogue, boards, and blocked threads.
+    /// The operations that only a fabric that maps memory between processes has: the peer's catalogue, boards, and
+    /// blocked threads.
     pub fn shared_memory(&self) -> Option<&dyn SharedMemory> {
         self.shared.link.shared_memory()
     }
@@ -484,7 +485,7 @@ enum State {
 }
 
 impl Operation {
-    /// The error, if the operation has failed already.
+    /// Takes the error, if the operation has failed already.
     fn take_refusal(&mut self) -> Option<FabricError> {
         let State::Posted(key) = &self.state else { return None };
         let refusal = self.shared.core.slots().take_refusal(*key)?;
@@ -492,7 +493,7 @@ impl Operation {
         Some(refusal)
     }
 
-    /// The result, if it is known already. Then there is no need to drive the link.
+    /// Takes the result, if it is known already. Then there is no need to drive the link.
     fn take_done(&mut self) -> Option<Result<(), FabricError>> {
         let State::Posted(key) = &self.state else { return None };
         let result = self.shared.core.slots().take_done(*key)?;
@@ -568,7 +569,7 @@ impl Future for NextArrival<'_> {
             return Poll::Ready(Ok(arrival));
         }
         link.progress(Effort::BeforeSleep);
-        // Before a waker is registered, so that what is found here wakes nobody.
+        // Before a waker is registered, so that an arrival that is found here wakes no task.
         if core.help().awaits_answer() {
             while !core.has_arrival() && self.shared.help(|| link.progress(Effort::Poll)) {}
         }

@@ -13,7 +13,7 @@ pub struct RegionGeneration(pub u32);
 pub struct RemoteRange {
     /// The region.
     pub region: RegionId,
-    /// The generation it had when it was announced.
+    /// The region's generation at its announcement.
     pub generation: RegionGeneration,
     /// First byte.
     pub offset: u64,

@@ -7,8 +7,8 @@ use tensorwire_testpoints::sync::Mutex;
 
 use crate::{FabricError, FabricKind, RemoteRange};
 
-/// The memory that a read fills. The operation's slot owns it until the completion, so that bytes which arrive after
-/// the future was dropped land in memory that nothing else uses.
+/// The memory that a read fills. The operation's slot owns it until the completion: bytes that arrive after the future
+/// was dropped still land in memory that nothing else uses.
 #[derive(Debug, Clone)]
 pub struct ReadDestination(Arc<Destination>);
 
@@ -51,7 +51,7 @@ impl ReadDestination {
         granted.as_ref().map(Granted::offset)
     }
 
-    /// Where a fabric puts the bytes, and the block they lie in; `None` for an empty destination.
+    /// Where a fabric puts the bytes, and the block that contains them; `None` for an empty destination.
     ///
     /// # Errors
     /// [`FabricError::Closed`] once the read is over.
@@ -78,7 +78,7 @@ impl ReadDestination {
 /// use tensorwire_memory::{BufMut, Pool};
 /// use tensorwire_fabric::{FabricError, QueuePair, RemoteRange, scattered};
 ///
-/// /// Reads a table of the peer's, row by row, into memory of their own, by one operation.
+/// /// Reads a table of the peer with one operation, each row into a buffer of its own.
 /// async fn rows(
 ///     peer: &QueuePair,
 ///     table: RemoteRange,
@@ -102,7 +102,7 @@ pub fn scattered(remote: RemoteRange, into: Vec<BufMut>) -> Result<Vec<(RemoteRa
     let segment = |buffer: BufMut| {
         let length = buffer.len() as u64;
         let part = RemoteRange { offset, length, ..remote };
-        // An offset that saturates lies outside of every region, so that the read is refused.
+        // An offset that saturates lies outside every region, so the read is refused.
         offset = offset.saturating_add(length);
         (part, buffer)
     };

@@ -17,7 +17,7 @@ use crate::{
     Segment, noted::Noted,
 };
 
-/// What a region is for. Decides only how copies into it are counted.
+/// The purpose of a region. It decides only how copies into the region are counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Purpose {
     /// Tensor bytes.
@@ -33,7 +33,7 @@ pub struct Access {
     pub remote_write: bool,
     /// Peers may read exposed ranges. Over verbs they may read the whole region, because a NIC checks regions only.
     pub remote_read: bool,
-    /// What the region is for.
+    /// The region's purpose.
     pub purpose: Purpose,
 }
 
@@ -48,7 +48,7 @@ impl Access {
     pub const RING: Self = Self { purpose: Purpose::Messages, ..Self::RECEIVE };
 }
 
-/// What a peer must know to access a region. It is announced over the control plane (REGION_ADD), and the peer gives it
+/// The data that a peer needs to access a region. The control plane announces it (REGION_ADD), and the peer passes it
 /// to [`QueuePair::add_remote_region`](crate::QueuePair::add_remote_region).
 ///
 /// `Debug` leaves the key out, because keys are never logged.
@@ -56,9 +56,9 @@ impl Access {
 pub struct RemoteRegion {
     /// The region.
     pub region: RegionId,
-    /// Its generation.
+    /// The region's generation.
     pub generation: RegionGeneration,
-    /// Virtual address of its first byte where the fabric needs one (verbs), else 0.
+    /// Virtual address of the first byte if the fabric needs it (verbs), otherwise 0.
     pub base: u64,
     /// Length in bytes.
     pub length: u64,
@@ -84,11 +84,11 @@ pub struct RemoteRegions {
     changes: AtomicU64,
 }
 
-/// A cache of the two regions that were used last. Most writes find their region here and take no lock.
+/// A cache of the two regions that were used last. Most writes find their region in it and take no lock.
 #[derive(Debug)]
 pub struct LatestRegions {
     regions: [Noted<NOTED_WORDS>; 2],
-    /// How many were noted.
+    /// How many regions were written into the cache.
     noted: AtomicU64,
 }
 
@@ -125,7 +125,7 @@ impl LatestRegions {
         }
     }
 
-    /// As [`aim`](Self::aim), for a region that was not used lately.
+    /// Like [`aim`](Self::aim), for a region that is not in the cache.
     #[cold]
     fn look_up(
         &self,
@@ -143,7 +143,7 @@ impl LatestRegions {
     }
 }
 
-/// A region, and how often the known ones had changed when it was looked up.
+/// A cache entry: a region, and the value of `changes` when it was looked up.
 fn packed(changes: u64, region: RemoteRegion) -> [u64; NOTED_WORDS] {
     let RemoteRegion { region, generation, base, length, key } = region;
     [changes, u64::from(region.0) | u64::from(generation.0) << 32, base, length, key.into()]
@@ -184,7 +184,7 @@ impl RemoteRegions {
         self.changes.fetch_add(1, Ordering::Release);
     }
 
-    /// The region that a write of `bytes` bytes to `range` goes to; `None` for a notification without bytes.
+    /// The target region of a write of `bytes` bytes to `range`; `None` for a notification without bytes.
     ///
     /// # Errors
     /// [`FabricError::UnknownRemoteRegion`], [`FabricError::LengthMismatch`]. They end this operation only.
@@ -221,7 +221,7 @@ impl RemoteRegions {
     }
 }
 
-/// Refuses segments that overlap at the peer: it would be undefined whose bytes remain there.
+/// Refuses segments that overlap at the peer: it would be undefined which segment's bytes remain.
 fn check_apart(segments: &[Segment]) -> Result<(), FabricError> {
     let order = |range: &RemoteRange| (range.region, range.offset);
     let named = || segments.iter().map(|segment| segment.remote).filter(|range| range.length > 0);
@@ -249,13 +249,13 @@ fn check_neighbours(mut ranges: impl Iterator<Item = RemoteRange>) -> Result<(),
 pub struct RegionTable {
     generation: RegionGeneration,
     state: Mutex<Registered>,
-    /// Grows when a block is deregistered, under the lock.
+    /// Increases under the lock when a block is deregistered.
     changes: AtomicU64,
 }
 
 #[derive(Debug, Default)]
 struct Registered {
-    /// By number; `None` once deregistered. Numbers are never used again.
+    /// The regions by number; `None` once deregistered. Numbers are never reused.
     regions: Vec<Option<Entry>>,
     by_block: HashMap<BlockId, RegionId>,
 }
@@ -278,7 +278,7 @@ impl Entry {
         if end > self.block.length() as u64 { Err(PeerViolation::OutOfBounds) } else { Ok(()) }
     }
 
-    /// The granted memory that a write to `range` reaches: all of the grant.
+    /// The whole grant that contains `range`.
     fn grant(&self, range: &RemoteRange) -> Result<RemoteTarget, PeerViolation> {
         if !self.access.remote_write {
             return Err(PeerViolation::NoRight);
@@ -287,12 +287,12 @@ impl Entry {
     }
 }
 
-/// The regions and grants that a peer wrote last, for one thread at a time: most writes need no lock of the table, and
-/// those into the same grant none of its block.
+/// The regions and grants that a peer wrote last, for one thread at a time. Most writes then take no lock of the table,
+/// and writes into the same grant take no lock of its block.
 #[derive(Debug, Default)]
 pub struct LatestTargets {
     changes: u64,
-    /// The newest first.
+    /// The newest entry is the first.
     regions: [Option<LatestTarget>; 2],
 }
 
@@ -319,10 +319,10 @@ impl LatestTargets {
         })
     }
 
-    /// As [`write_target`](Self::write_target), for bytes that are `written` at once.
+    /// Like [`write_target`](Self::write_target), but calls `written` to write the bytes at once.
     ///
     /// # Errors
-    /// As there. Nothing was written.
+    /// As [`write_target`](Self::write_target). Nothing was written.
     #[inline]
     pub fn write(
         &mut self,
@@ -337,7 +337,7 @@ impl LatestTargets {
         })
     }
 
-    /// What `used` makes of the grant around `range`; it gives `None` for another grant, or one that has ended.
+    /// Applies `used` to the grant around `range`. `used` returns `None` if its grant is another one, or has ended.
     #[inline]
     fn with_grant<T>(
         &mut self,
@@ -363,7 +363,7 @@ impl LatestTargets {
         used(&latest.grant, purpose).ok_or(PeerViolation::NotGranted)
     }
 
-    /// As [`with_grant`](Self::with_grant), of a region that was not written lately.
+    /// Like [`with_grant`](Self::with_grant), for a region that is not in the cache.
     #[cold]
     fn with_newest<T>(
         &mut self,
@@ -375,7 +375,7 @@ impl LatestTargets {
         let (entry, grant) =
             table.with_range(range, key, |entry| Ok((entry.clone(), entry.grant(range)?)))?;
         let used = used(&grant, entry.access.purpose).ok_or(PeerViolation::NotGranted)?;
-        // A user's memory is not kept: its owner waits for the last handle.
+        // A user's memory is not cached: its owner waits until the last handle is dropped.
         if entry.block.shareable() {
             let newest = LatestTarget { region: range.region, entry, grant };
             self.regions = [Some(newest), self.regions[0].take()];
@@ -432,8 +432,8 @@ impl RegionTable {
         drop(gone);
     }
 
-    /// Checks that `block`, which has the local bytes of an operation, is registered, as a NIC checks local keys. An
-    /// operation without bytes has no block. `kind` is the queue pair's fabric, for the error.
+    /// Checks that `block`, which contains the local bytes of an operation, is registered, as a NIC checks local keys.
+    /// An operation without bytes has no block. `kind` is the queue pair's fabric, for the error.
     ///
     /// # Errors
     /// [`FabricError::NotRegistered`].
@@ -444,7 +444,7 @@ impl RegionTable {
         }
     }
 
-    /// Checks a peer's write as a NIC does, and gives the memory that it may write.
+    /// Checks a peer's write as a NIC does, and returns the memory that it may write.
     ///
     /// # Errors
     /// The rule that the access breaks. No memory was touched.
@@ -459,7 +459,8 @@ impl RegionTable {
         })
     }
 
-    /// Checks a peer's read as a NIC does, and gives the bytes. They stay alive and unchanged while the buffer exists.
+    /// Checks a peer's read as a NIC does, and returns the bytes. They stay alive and unchanged while the buffer
+    /// exists.
     ///
     /// # Errors
     /// The rule that the access breaks.
@@ -472,7 +473,7 @@ impl RegionTable {
         })
     }
 
-    /// Gives the entry of an access after the checks that every access begins with.
+    /// Makes the checks that every access begins with, and applies a function to the entry.
     fn with_range<T>(
         &self,
         range: &RemoteRange,

@@ -13,23 +13,23 @@ use crate::{Access, Domain, RemoteRegion};
 /// A pool whose blocks are registered with one domain, for programs that use a fabric without a worker.
 #[derive(Debug)]
 pub struct RegisteredPool {
-    /// The pool. Its blocks are registered even after this is dropped.
+    /// The pool. Its blocks stay registered after this is dropped.
     pub pool: Pool,
     regions: Arc<Regions>,
 }
 
 impl RegisteredPool {
-    /// Registers all blocks of `pool` with `domain`, those that it has and those that it gets. Peers have the rights `access`.
+    /// Registers all present and future blocks of `pool` with `domain`. Peers have the rights `access`.
     ///
     /// # Errors
-    /// A block that the pool has cannot be registered ([`Domain::register`]).
+    /// A present block of the pool cannot be registered ([`Domain::register`]).
     pub fn new(pool: Pool, domain: &Arc<dyn Domain>, access: Access) -> Result<Self, MemoryError> {
         let regions = Arc::new(Regions { domain: domain.clone(), access, of_blocks: Mutex::default() });
         pool.add_visitor(regions.clone())?;
         Ok(Self { pool, regions })
     }
 
-    /// The region that a block of the pool is.
+    /// The region of a block of the pool.
     pub fn region(&self, block: BlockId) -> Option<RemoteRegion> {
         self.regions.of_blocks.lock().unwrap_or_else(PoisonError::into_inner).get(&block).copied()
     }

@@ -1,4 +1,5 @@
-//! What this project needs of a runtime, so that tokio and the simulator are interchangeable.
+//! The operations that this project needs of a runtime. Tokio and the simulator implement them, so they are
+//! interchangeable.
 
 use std::{
     fmt,
@@ -23,11 +24,12 @@ pub trait Runtime: Send + Sync + fmt::Debug + 'static {
     /// Monotonic time since some fixed moment.
     fn now(&self) -> Duration;
 
-    /// A random number; unpredictable for peers outside the simulator. Keys, tokens and nonces are made of these, so none
-    /// may be weaker than the others: see [`check_random`](Self::check_random).
+    /// A random number. Outside the simulator, peers cannot predict it. Keys, tokens and nonces are made of these
+    /// numbers, so each must be as strong as the others: see [`check_random`](Self::check_random).
     fn random(&self) -> u64;
 
-    /// Checks that there are random numbers before anything relies on them. A worker does not start without them.
+    /// Checks that the operating system gives random numbers, before anything relies on them. A worker does not start
+    /// without them.
     ///
     /// # Errors
     /// Those of the operating system.
@@ -58,7 +60,7 @@ pub async fn timeout<F: Future>(
         if let Poll::Ready(output) = future.as_mut().poll(context) {
             return Poll::Ready(Ok(output));
         }
-        // Most need none.
+        // Most calls need no timer.
         let timer = timer.get_or_insert_with(|| runtime.sleep(limit));
         timer.as_mut().poll(context).map(|()| Err(Elapsed))
     })
@@ -83,11 +85,11 @@ impl TokioRuntime {
     /// Checks that the runtime has drivers for sockets and for time.
     ///
     /// # Errors
-    /// Which one it lacks, and the remedy.
+    /// The missing driver, and the remedy.
     #[allow(clippy::disallowed_methods)] // as in `sleep`
     pub fn check_drivers(&self) -> io::Result<()> {
         let _context = self.handle.enter();
-        // Tokio says that a driver is missing by a panic, and in no other way.
+        // Tokio reports a missing driver only by a panic.
         let socket = panic::catch_unwind(|| drop(tokio::net::UnixDatagram::unbound()));
         let timer = panic::catch_unwind(|| drop(tokio::time::sleep(Duration::ZERO)));
         let missing =
@@ -118,8 +120,8 @@ impl Runtime for TokioRuntime {
         match getrandom::u64() {
             Ok(number) => number,
             Err(error) => {
-                // A source that has worked fails when the process drops its right to it, as by a seccomp filter. Any other
-                // number would be a secret that can be guessed without anybody noticing.
+                // A source that worked before fails if the process has lost its right to it, for example by a seccomp
+                // filter. Any replacement would be a secret that an attacker can guess unnoticed.
                 log!(ERROR, %error, "the operating system no longer gives random numbers: aborting this process");
                 std::process::abort()
             }

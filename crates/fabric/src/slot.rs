@@ -26,7 +26,7 @@ impl SlotKey {
         u64::from(self.generation) << 32 | u64::from(self.index)
     }
 
-    /// The key that [`to_bits`](Self::to_bits) gave this number for.
+    /// The key for which [`to_bits`](Self::to_bits) returned `bits`.
     pub fn from_bits(bits: u64) -> Self {
         Self { index: bits as u32, generation: (bits >> 32) as u32 }
     }
@@ -41,7 +41,7 @@ enum SlotState {
     InLine { request: WorkRequest, waker: Option<Waker>, is_ignored: bool },
     /// Posted, and its future exists.
     Posted { request: WorkRequest, waker: Option<Waker> },
-    /// Posted, and its future was dropped. The slot owns the buffers until the completion all the same.
+    /// Posted, and its future was dropped. The slot still owns the buffers until the completion.
     Ignored { request: WorkRequest },
     /// Completed; its future has not taken the result yet.
     Done(Result<(), FabricError>),
@@ -66,12 +66,12 @@ struct Inner {
     /// Operations that wait for room, by their number in the line. Only the first may take room, so that light
     /// operations cannot pass a heavy one again and again.
     waiting: BTreeMap<u64, Waiter>,
-    /// The number that was given out last.
+    /// The number that was assigned last.
     next_place: u64,
-    /// How many in the line have a slot.
+    /// How many operations in the line have a slot.
     in_line: u32,
-    /// The first in the line has its room and is being submitted. It stays the first until that is done, so that
-    /// nothing is posted before it.
+    /// The first operation in the line has its room and is being submitted. It stays the first until that is done, so
+    /// that nothing is posted before it.
     is_submitting: bool,
     /// The task that submits operations that wait in slots.
     poster: Option<Waker>,
@@ -96,8 +96,8 @@ enum Who {
     Slot(SlotKey),
 }
 
-/// An operation's number in the line of those that wait for room. Must be [given back](SlotTable::leave) if the
-/// operation is dropped while it waits.
+/// An operation's number in the line of operations that wait for room. An operation that is dropped while it waits must
+/// [leave](SlotTable::leave) the line.
 #[derive(Debug, Default)]
 pub(crate) struct LinePosition(Option<u64>);
 
@@ -113,9 +113,10 @@ impl Wakes {
     }
 }
 
-/// The slots of a queue pair. They own the buffers of operations under way, and they bound the work requests that the
-/// operations take: an operation that a fabric splits weighs as many as it has pieces. At most `depth` work requests
-/// are posted, and at most `depth` more operations wait in slots for room.
+/// The slots of a queue pair. They own the buffers of operations under way, and they limit the work requests of these
+/// operations. The weight of an operation is its number of work requests: one, or the number of pieces into which a
+/// fabric splits it. At most `depth` work requests are posted, and at most `depth` more operations wait in slots for
+/// room.
 #[derive(Debug)]
 pub struct SlotTable {
     depth: u32,
@@ -170,8 +171,8 @@ impl SlotTable {
         self.reserve_in_turn(request, weight, None)
     }
 
-    /// As [`reserve`](Self::reserve), but an operation that finds no room waits in line in a slot. At most `depth`
-    /// operations do; [`Reserve::Full`] if there are as many.
+    /// Like [`reserve`](Self::reserve), but an operation that finds no room waits in line in a slot. At most `depth`
+    /// operations wait; beyond that this returns [`Reserve::Full`].
     pub(crate) fn post(&self, request: &WorkRequest, weight: u64) -> Reserve {
         let Some(needed) = self.weight_of(weight) else {
             return Reserve::Failed(FabricError::TooManyPieces { pieces: weight, depth: self.depth });
@@ -207,7 +208,7 @@ impl SlotTable {
     }
 
     /// The first operation in line, if it waits in a slot and there is room for it. The caller submits it and then
-    /// calls [`submitted`](Self::submitted); until then this gives `None`.
+    /// calls [`submitted`](Self::submitted); until then this returns `None`.
     pub(crate) fn next_in_line(&self) -> Option<(SlotKey, WorkRequest)> {
         let mut inner = self.lock();
         let (_, first) = inner.waiting.first_key_value()?;
@@ -231,7 +232,7 @@ impl SlotTable {
         Some((key, posted))
     }
 
-    /// Removes the operation that [`next_in_line`](Self::next_in_line) gave from the line: it was submitted.
+    /// Removes the operation that [`next_in_line`](Self::next_in_line) returned from the line: it was submitted.
     pub(crate) fn submitted(&self) {
         let mut inner = self.lock();
         if mem::take(&mut inner.is_submitting) {
@@ -252,7 +253,7 @@ impl SlotTable {
         u32::try_from(weight).ok().filter(|&weight| weight <= self.depth)
     }
 
-    /// As [`reserve`](Self::reserve), but waits in line: room goes to operations in the order in which they began to
+    /// Like [`reserve`](Self::reserve), but waits in line: operations get room in the order in which they began to
     /// wait. After [`Reserve::Full`], `position` is a number in the line, and `waker` is woken when the call should be
     /// repeated.
     pub(crate) fn reserve_or_wait(
@@ -299,9 +300,9 @@ impl SlotTable {
         Reserve::Reserved(key)
     }
 
-    /// Takes a slot if there is room. Does not look at the line.
+    /// Takes a slot if there is room. Ignores the line.
     fn take_room(&self, inner: &mut Inner, request: &WorkRequest, weight: u32) -> Option<SlotKey> {
-        // Only while something is outstanding: its completion wakes the task that then waits.
+        // Only while an operation is outstanding: its completion wakes the task that waits.
         let counts_as_full =
             inner.outstanding > 0 && tensorwire_testpoints::chance!("a send queue with room counts as full");
         if weight > self.depth - inner.weight || counts_as_full {
@@ -328,8 +329,8 @@ impl SlotTable {
         wakes.wake();
     }
 
-    /// Ends one operation. An unknown or outdated key is ignored and gives `false`, so that a late or repeated
-    /// completion cannot end another operation.
+    /// Ends one operation. For an unknown or outdated key this does nothing and returns `false`, so that a late or
+    /// repeated completion cannot end another operation.
     pub fn complete(&self, key: SlotKey, result: Result<(), FabricError>) -> bool {
         let mut inner = self.lock();
         let Some(slot) = inner.slot_mut(key) else {
@@ -362,7 +363,8 @@ impl SlotTable {
         true
     }
 
-    /// Ends every outstanding operation with `failure` and refuses new ones. The first failure stays.
+    /// Ends every outstanding operation with `failure` and refuses new ones. A later failure does not replace the
+    /// first.
     pub fn fail(&self, failure: &FabricError) {
         let keys: Vec<SlotKey> = {
             let mut inner = self.lock();
@@ -378,8 +380,8 @@ impl SlotTable {
         self.refuse(failure);
     }
 
-    /// Refuses new operations and ends those in line, with `failure`. Those that are posted end by their own
-    /// completions; a fabric whose device still uses the buffers calls this. The first failure stays.
+    /// Refuses new operations and ends those in line, with `failure`. Posted operations end by their own completions.
+    /// For a fabric whose device still uses the buffers. A later failure does not replace the first.
     pub fn refuse(&self, failure: &FabricError) {
         let (waiting, poster) = {
             let mut inner = self.lock();
@@ -405,7 +407,7 @@ impl SlotTable {
         self.take_end(key, None)
     }
 
-    /// As [`take_done`](Self::take_done). If the operation has not ended, its slot remembers the waker of `waiting`.
+    /// Like [`take_done`](Self::take_done). If the operation has not ended, its slot stores the waker of `waiting`.
     fn take_end(&self, key: SlotKey, waiting: Option<&Context<'_>>) -> Option<Result<(), FabricError>> {
         let mut inner = self.lock();
         let Some(slot) = inner.slot_mut(key) else {
@@ -429,7 +431,7 @@ impl SlotTable {
         Some(result)
     }
 
-    /// The operation's future was dropped. A posted operation keeps its slot until its completion.
+    /// For an operation whose future was dropped. A posted operation keeps its slot until its completion.
     pub(crate) fn ignore(&self, key: SlotKey) {
         let mut inner = self.lock();
         let Some(slot) = inner.slot_mut(key) else {
@@ -451,7 +453,7 @@ impl SlotTable {
         wakes.wake();
     }
 
-    /// The error of the operation, if it has failed already. Frees the slot then.
+    /// The error of the operation, if it has failed already. Then this frees the slot.
     pub(crate) fn take_refusal(&self, key: SlotKey) -> Option<FabricError> {
         let has_failed =
             self.lock().slot_mut(key).is_some_and(|slot| matches!(slot.state, SlotState::Done(Err(_))));
@@ -478,7 +480,7 @@ impl Inner {
         self.slots.get_mut(key.index as usize).filter(|slot| slot.generation == key.generation)
     }
 
-    /// Joins the line, or replaces the waker if the operation stands in it.
+    /// Joins the line, or replaces the waker if the operation is in it already.
     fn wait(&mut self, position: &mut LinePosition, weight: u32, waker: &Waker) {
         let position = *position.0.get_or_insert_with(|| {
             self.next_place += 1;
@@ -504,7 +506,7 @@ impl Inner {
         key
     }
 
-    /// Empties the line: each operation in it ends with `failure`. Gives their requests, and the tasks to wake.
+    /// Empties the line: each operation in it ends with `failure`. Returns their requests, and the tasks to wake.
     fn end_line(&mut self, failure: &FabricError) -> Vec<(Option<WorkRequest>, Option<Waker>)> {
         // An operation that is being submitted is in state `Posted`, and ends as posted ones do.
         (self.in_line, self.is_submitting) = (0, false);
@@ -531,8 +533,8 @@ impl Inner {
         ended
     }
 
-    /// A free slot. Adds one if there is none: operations in line have slots beside the posted ones. Their number is
-    /// bounded by [`SlotTable::post`].
+    /// A free slot. Adds one if none is free: operations in line have slots beside the posted ones. [`SlotTable::post`]
+    /// limits their number.
     fn free_slot(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot { generation: 0, weight: 0, state: SlotState::Free });
@@ -540,7 +542,7 @@ impl Inner {
         })
     }
 
-    /// The task to wake for the room that there is now: that of the first in line, if it fits.
+    /// The task to wake for the present room: the task of the first operation in line, if that fits.
     fn wakes(&mut self, depth: u32) -> Wakes {
         let room = depth - self.weight;
         let first = self.waiting.first_key_value().filter(|(_, first)| first.weight <= room);
@@ -566,7 +568,7 @@ impl Inner {
     }
 }
 
-/// Adds `waker` unless the list has one of the same task.
+/// Adds `waker` unless the list has a waker of the same task.
 pub(crate) fn remember(wakers: &mut Vec<Waker>, waker: &Waker) {
     if !wakers.iter().any(|known| known.will_wake(waker)) {
         wakers.push(waker.clone());

@@ -16,7 +16,7 @@ use crate::{
 
 const DEPTH: u32 = 4;
 
-/// What a caller of the table may do. `which` chooses among the operations in that state, if there are as many.
+/// A call of the table. `which` selects one of the operations in the state that the call needs, if there are that many.
 #[derive(Debug, Clone)]
 enum Call {
     Reserve { weight: u64 },
@@ -54,7 +54,7 @@ fn notification() -> WorkRequest {
     WorkRequest::Write { local: Buf::empty(), remote: None, immediate: None }
 }
 
-/// One operation that has its room.
+/// An operation that has room.
 #[derive(Debug)]
 struct Step {
     key: SlotKey,
@@ -63,7 +63,7 @@ struct Step {
     is_ignored: bool,
 }
 
-/// One operation that waits for room, with its weight.
+/// An operation that waits for room, with its weight.
 #[derive(Debug)]
 enum Waiting {
     Future(LinePosition, u64),
@@ -98,7 +98,7 @@ impl Model {
         }
     }
 
-    /// Gives back the room of operations that are completed and whose future is gone.
+    /// Frees the room of operations that are completed and whose future was dropped.
     fn tidy(&mut self) {
         let (over, held) = self.held.drain(..).partition(|held| held.is_completed && held.is_ignored);
         self.held = held;

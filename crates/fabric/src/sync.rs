@@ -1,4 +1,4 @@
-//! The locks of what is model-checked: `tests/models` compiles the same source over loom's.
+//! The locks of model-checked code: `tests/models` compiles the same source with loom's locks.
 
 pub(crate) use std::sync::{
     MutexGuard,

@@ -1,4 +1,4 @@
-//! How long to look for work before sleeping.
+//! How long to poll for work before sleeping.
 
 use std::{
     mem,
@@ -6,6 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
+    thread,
     time::Duration,
 };
 
@@ -46,17 +47,17 @@ impl std::str::FromStr for Wait {
     }
 }
 
-/// The longest that a driver looks for work before it sleeps: a few times what a wake-up through the kernel costs. It
-/// must be longer than an answer takes when neither side sleeps, or two polling peers would never be awake at the
-/// same time.
+/// The longest time that a driver polls for work before it sleeps: a few times the cost of a wake-up by the kernel. It
+/// must be longer than an answer takes when neither side sleeps. Otherwise two polling peers would never be awake at
+/// the same time.
 const BUDGET_MAX: Duration = Duration::from_micros(20);
 
 /// The smallest useful budget.
 const BUDGET_MIN: Duration = Duration::from_micros(4);
 
-/// After a longer wait than this, what was learnt before is obsolete. A shorter wait may consist of a little work of
-/// the peer and two wake-ups through the kernel, one on each side. On a virtual machine with idle cores each wake-up
-/// takes 30 µs and more, and polling would have needed a few.
+/// After a longer wait than this, earlier experience is obsolete. A shorter wait may consist of a little work of the
+/// peer and two wake-ups by the kernel, one on each side. On a virtual machine with idle cores each wake-up takes 30 µs
+/// and more, where polling would have taken a few µs.
 const IDLE_GAP: Duration = Duration::from_micros(200);
 
 /// The time that waking an idle core takes on a virtual machine.
@@ -90,13 +91,13 @@ pub struct Spinner {
 }
 
 impl Spinner {
-    /// The state for the drivers of a new fabric, which wait in the way of `wait`.
+    /// The state for the drivers of a new fabric with the setting `wait`.
     pub fn new(wait: Wait) -> Arc<Self> {
         Arc::new(Self { wait, taken: AtomicBool::new(false) })
     }
 }
 
-/// What a driver that found nothing to do does next.
+/// The next action of a driver that found no work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Idle {
     /// There is work now.
@@ -107,15 +108,33 @@ pub enum Idle {
     Sleep,
 }
 
-/// The decisions of one driver, and what it has learnt from earlier waits.
+/// How a fabric's tasks poll.
+#[derive(Debug)]
+pub(crate) struct Polling {
+    pub(crate) looks: Looks,
+    pub(crate) clock: Arc<dyn Runtime>,
+    /// If other processes keep the CPU for longer than this, the core is busy.
+    pub(crate) turn_max: Duration,
+}
+
+impl Polling {
+    /// Lets the other processes of this CPU run. Returns whether they took longer than `turn_max`.
+    pub(crate) fn gives_way(&self) -> bool {
+        let begun = self.clock.now();
+        thread::yield_now();
+        self.clock.now().saturating_sub(begun) > self.turn_max
+    }
+}
+
+/// The decisions of one driver, and the state that it has learnt from earlier waits.
 #[derive(Debug)]
 pub struct Patience {
     spinner: Arc<Spinner>,
     clock: Arc<dyn Runtime>,
     looks: Looks,
-    /// How many rounds the driver looks before other tasks have their turn.
+    /// How many rounds the driver polls before other tasks run.
     rounds: u32,
-    /// What `rounds` is unless the latest find concerned no other task.
+    /// The usual value of `rounds`. It differs after a find that concerned no other task.
     rounds_of_turn: u32,
     /// The longest budget of this fabric's drivers.
     budget_max: Duration,
@@ -161,19 +180,19 @@ impl Patience {
     }
 
     /// Looks `looks` times in one round, which should take about 2 µs. Each look is a call that takes longer than a
-    /// pause should, so there are no pauses. On a virtual machine a pause may trap to the hypervisor, which takes
-    /// many times as long as a look.
+    /// pause would, so there are no pauses. On a virtual machine a pause may trap to the hypervisor, which takes many
+    /// times as long as a look.
     pub fn with_looks(mut self, looks: u32) -> Self {
         self.looks = Looks { count: looks, pauses: false };
         self
     }
 
-    /// How this driver looks, its clock, and the longest turn of others that is no sign of a busy core.
-    pub(crate) fn manner(&self) -> (Looks, Arc<dyn Runtime>, Duration) {
-        (self.looks, self.clock.clone(), self.budget_max)
+    /// How this driver polls.
+    pub(crate) fn polling(&self) -> Polling {
+        Polling { looks: self.looks, clock: self.clock.clone(), turn_max: self.budget_max }
     }
 
-    /// A turn that a helping task yielded took longer than any budget.
+    /// Records that a turn which a helping task yielded took longer than any budget.
     pub(crate) fn turn_was_late(&mut self) {
         if self.spinner.wait == Wait::Adaptive {
             self.budget = Duration::ZERO;
@@ -208,7 +227,7 @@ impl Patience {
         }
     }
 
-    /// Tasks of this connection used the latest turn that was yielded, so its length is no sign of a busy core.
+    /// Records that tasks of this connection used the latest yielded turn, so its length does not show a busy core.
     pub fn turn_was_used(&mut self) {
         self.gave_way = None;
     }
@@ -230,7 +249,7 @@ impl Patience {
         if self.slept || self.budget.is_zero() || !self.takes_turn() {
             return self.sleep();
         }
-        // A peer on this CPU gets it at once.
+        // A peer on this CPU gets the CPU at once.
         if !peer_is_here && self.finds(&look) {
             return Idle::Work;
         }
@@ -255,14 +274,14 @@ impl Patience {
         late
     }
 
-    /// What was found concerned no other task, so these need no turn so soon: the next look lasts as long as that of a task
-    /// which awaits the peer. That covers the time that a peer takes for its next request.
+    /// Records a find that concerned no other task. Other tasks then need no turn so soon: the next look lasts as long
+    /// as that of a task which awaits the peer. That covers the time until a peer's next request.
     pub(crate) fn look_on(&mut self) {
         self.rounds = ROUNDS;
     }
 
-    /// Other threads run the tasks that are ready, so the driver's turns are as long as a helper's: the end of each wakes another
-    /// worker.
+    /// For a runtime with other workers. They run the ready tasks, so the driver's turns are as long as a helper's: the
+    /// end of each turn wakes another worker.
     pub(crate) fn with_other_workers(&mut self) {
         (self.rounds, self.rounds_of_turn) = (ROUNDS, ROUNDS);
     }
@@ -292,7 +311,7 @@ impl Patience {
         }
     }
 
-    /// Ends the wait because work was found, and learns from it: a budget pays off if it saves a wake-up by the
+    /// Ends the wait because work was found, and learns from the wait: a budget pays off if it saves a wake-up by the
     /// kernel.
     pub fn worked(&mut self) {
         let since = self.since.take();
@@ -316,7 +335,7 @@ impl Patience {
         }
     }
 
-    /// Records a wait that slept, which polling might have shortened. Only a longer budget can show that, up to the
+    /// Records a wait that slept. Polling might have shortened it, which only a longer budget can show, up to the
     /// longest.
     fn missed(&mut self) {
         if self.rest > 0 {

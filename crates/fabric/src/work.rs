@@ -15,7 +15,7 @@ pub struct Immediate(pub u32);
 pub struct Segment {
     /// The bytes.
     pub local: Buf,
-    /// Where they go; as long as `local`.
+    /// Destination of the bytes; as long as `local`.
     pub remote: RemoteRange,
 }
 
@@ -24,7 +24,7 @@ pub struct Segment {
 pub struct ReadSegment {
     /// Where the bytes are.
     pub remote: RemoteRange,
-    /// Where they go; as long as `remote`.
+    /// Destination of the bytes; as long as `remote`.
     pub into: ReadDestination,
 }
 
@@ -35,7 +35,7 @@ pub struct ReadPart<'request> {
     pub remote: &'request RemoteRange,
     /// Where they go.
     pub into: &'request ReadDestination,
-    /// No part comes after this one.
+    /// This is the last part.
     pub is_last: bool,
 }
 
@@ -68,8 +68,8 @@ pub enum WorkRequest {
         /// The value that the target gets with the notification.
         immediate: Option<Immediate>,
     },
-    /// Many ranges, one completion, one notification: one logical write like [`Write`](Self::Write). The notification
-    /// has the sum of the bytes of all segments.
+    /// Many ranges, one completion, one notification: one logical write like [`Write`](Self::Write). The notification's
+    /// length is the sum over all segments.
     WriteVectored {
         /// The parts, in the order they are written.
         segments: Arc<[Segment]>,
@@ -77,8 +77,8 @@ pub enum WorkRequest {
         immediate: Option<Immediate>,
     },
     /// Hands `local` to the peer without a copy: the peer gets a read-only view of the bytes under a lease
-    /// ([`Arrival::Loan`]). Completes when the peer has it; the fabric keeps the bytes alive and unchanged
-    /// until the lease ends. Needs [`Capabilities::lend`](crate::Capabilities::lend).
+    /// ([`Arrival::Loan`]). Completes when the peer has the view; the bytes stay alive and unchanged until the lease
+    /// ends. Needs [`Capabilities::lend`](crate::Capabilities::lend).
     Lend {
         /// The bytes; not empty.
         local: Buf,
@@ -90,7 +90,7 @@ pub enum WorkRequest {
     Read {
         /// Where the bytes are.
         remote: RemoteRange,
-        /// Where they go; as long as `remote`.
+        /// Destination of the bytes; as long as `remote`.
         into: ReadDestination,
     },
     /// Many reads, one completion. Needs [`Capabilities::read`](crate::Capabilities::read).
@@ -140,7 +140,7 @@ impl WorkRequest {
     }
 
     /// The parts of a read, in the order a fabric asks for them; none for other operations. A vectored read without
-    /// segments has none, too: it is posted as its one empty [piece](Self::pieces).
+    /// segments has none either: it is posted as its one empty [piece](Self::pieces).
     pub fn reads(&self) -> impl Iterator<Item = ReadPart<'_>> {
         let (one, many) = match self {
             Self::Read { remote, into } => (Some((remote, into)), &[][..]),
@@ -176,7 +176,7 @@ pub struct Piece {
     pub remote: Option<RemoteRange>,
     /// The value that the target gets with the notification; only the last piece has one.
     pub immediate: Option<Immediate>,
-    /// No piece comes after this one.
+    /// This is the last piece.
     pub is_last: bool,
 }
 
@@ -269,7 +269,7 @@ pub enum Arrival {
     Immediate {
         /// The value.
         immediate: Immediate,
-        /// Bytes that the whole logical write has.
+        /// Number of bytes of the whole logical write.
         length: u64,
     },
     /// The peer lends bytes without a copy. All earlier writes of its queue pair have landed.

@@ -1,5 +1,5 @@
-//! All tests of the fabrics but the models, in one binary: a suite is a module. Suites whose names begin with `verbs` need an
-//! RDMA device.
+//! All tests of the fabrics except the models, in one binary: a suite is a module. Suites whose names begin with
+//! `verbs` need an RDMA device.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 

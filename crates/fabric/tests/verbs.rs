@@ -1,7 +1,7 @@
 //! The fabric contract over RDMA. A plain run leaves it out, and counts it as skipped; with `--ignored` it runs, and
 //! fails where there is no device.
 //!
-//! Which devices the two ends use is in the environment: see `rdma_devices`. `scripts/rxe-vm/suite` runs this over
+//! The environment names the devices of the two ends: see `rdma_devices`. `scripts/rxe-vm/suite` runs this over
 //! Soft-RoCE, with all other tests that need a device.
 
 use std::{
@@ -28,7 +28,7 @@ use crate::{
 /// Both devices in one process.
 const SETUP: contract::Setup = contract::Setup { fabric, peer_address: None };
 
-/// Left's device in the test's process, right's in another.
+/// Left's device is in the test's process, right's in another.
 const APART: contract::Setup = contract::Setup { fabric: process_pair::fabric, peer_address: None };
 const ENDS: process_pair::Ends =
     process_pair::Ends { fabric: fabric_of, entrance: "verbs::two_processes::writes::length_0" };
@@ -42,7 +42,8 @@ macro_rules! needs_a_device {
     };
 }
 
-// Each flavour takes minutes in the virtual machine: runtimes of one thread are those of the two processes.
+// Each flavour takes minutes in the virtual machine, so the rules between two processes run with single-threaded
+// runtimes only.
 needs_a_device! {
     two_workers TwoWorkers SETUP crate::contract::bounded,
     two_processes CurrentThread APART crate::verbs::between_processes,
@@ -66,22 +67,22 @@ fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
 fn fabric_of(runtime: Arc<dyn Runtime>, side: Side) -> Arc<dyn Fabric> {
     let ends = rdma_devices::ends();
     let device = if side == Side::Left { ends.left } else { ends.right };
-    // No retries for a receive that is not posted: there must always be one.
+    // No retries if no receive is posted: one must always be posted.
     let settings = Rdma { device, receiver_retry_count: Some(0), ..Rdma::default() };
     Arc::new(VerbsFabric::open(runtime, &settings).unwrap())
 }
 
-/// Only the device's retries show it: the peer sends no farewell.
+/// Only the device's retries detect the death: the peer sends no farewell.
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some"]
 fn d_peer_sigkill_ends_a_write_with_the_devices_retries() {
     let test = |runtime: Arc<dyn Runtime>| async move {
         let pair = Pair::new(APART, runtime.clone()).await;
-        let lent = pair.lend_right(4096);
+        let grant = pair.grant_right(4096);
         pair.works(&pair.to_right, &pair.to_left).await;
         process_pair::kill();
         let (source, start) = (pair.left.source.filled(4096, 2), runtime.now());
-        let lost = pair.step("a write to the dead", pair.to_right.write(source, lent.range)).await;
+        let lost = pair.step("a write to the dead", pair.to_right.write(source, grant.range)).await;
         let took = runtime.now().saturating_sub(start);
         let is_lost = matches!(lost, Err(FabricError::PeerLost { cause: LossCause::RetryExceeded, .. }));
         assert!(is_lost, "the write ended with {lost:?}");
@@ -89,7 +90,7 @@ fn d_peer_sigkill_ends_a_write_with_the_devices_retries() {
         pair.step("the close", pair.to_right.close()).await;
     };
     let run = AssertUnwindSafe(|| between_processes(Flavour::CurrentThread, test));
-    // The suite's support fails a test whose other process has ended.
+    // The support code fails a test whose other process has ended.
     let message = catch_unwind(run).unwrap_err().downcast::<String>().unwrap();
     assert!(message.contains("the other process has ended"), "{message}");
 }

@@ -16,7 +16,7 @@ use tensorwire_verbs_reactor::{Availability, Context, Library, Mtu, OnDemandPagi
 use crate::{
     contract::{
         Flavour, Setup, bounded,
-        pair::{DEPTHS, Lent, Pair, STEP_LIMIT, pattern},
+        pair::{DEPTHS, Grant, Pair, STEP_LIMIT, pattern},
         patience,
     },
     own_network::need_own_network,
@@ -37,7 +37,7 @@ fn on_the_dummy(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     open(runtime, &Rdma { device: Some(DUMMY.0.to_owned()), ..Rdma::default() })
 }
 
-/// Each setting other than its default.
+/// A fabric in which no setting has its default.
 fn tuned(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     let chosen = VerbsFabric::open(runtime.clone(), &named()).unwrap();
     let settings = Rdma {
@@ -76,9 +76,9 @@ fn a_connection_with_every_setting_changed_moves_bytes() {
         let pair = Pair::new(TUNED, runtime).await;
         pair.works(&pair.to_right, &pair.to_left).await;
         // More writes than the device's queue holds, each of many packets.
-        let lent = pair.lend_right(64 << 10);
+        let grant = pair.grant_right(64 << 10);
         let posted = (0..12).map(|value| {
-            pair.to_right.write_imm(pair.left.source.filled(64 << 10, 9), lent.range, Immediate(value))
+            pair.to_right.write_imm(pair.left.source.filled(64 << 10, 9), grant.range, Immediate(value))
         });
         let arrivals = async {
             for value in 0..12 {
@@ -87,7 +87,7 @@ fn a_connection_with_every_setting_changed_moves_bytes() {
         };
         let (written, ()) = pair.step("12 writes", join(join_all(posted), arrivals)).await;
         written.into_iter().for_each(|result| result.unwrap());
-        assert_eq!(lent.take()[..], pattern(64 << 10, 9)[..]);
+        assert_eq!(grant.take()[..], pattern(64 << 10, 9)[..]);
     });
 }
 
@@ -143,7 +143,7 @@ fn paging_on_demand_is_required_of_devices_that_have_it_alone() {
     });
 }
 
-/// As the device has it: on demand where it can.
+/// By the device's default: paging on demand if the device supports it.
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
 fn users_memory_is_sent_and_read_from_where_it_lies() {
@@ -154,12 +154,12 @@ fn users_memory_is_sent_and_read_from_where_it_lies() {
         let bytes = joined.buf().clone();
         let block = bytes.block().unwrap();
         pair.left.domain.register(block, Access::LOCAL).unwrap();
-        let lent = pair.lend_right(100_000);
-        let write = pair.to_right.write_imm(bytes.clone(), lent.range, Immediate(1));
+        let grant = pair.grant_right(100_000);
+        let write = pair.to_right.write_imm(bytes.clone(), grant.range, Immediate(1));
         let (written, arrival) = pair.step("the write", join(write, pair.arrival_at_right())).await;
         written.unwrap();
         assert_eq!(arrival, (1, 100_000));
-        assert!(lent.take()[..] == bytes[..]);
+        assert!(grant.take()[..] == bytes[..]);
 
         let theirs = memory.join(Arc::new(pattern(100_000, 4).into_boxed_slice())).unwrap();
         let bytes = theirs.buf().clone();
@@ -202,15 +202,15 @@ fn connections_leave_nothing_of_the_device_open() {
     });
 }
 
-/// Also the acceptance of a device's removal: it must be possible while domains, pools and queue pairs are held.
+/// Also tests the removal of a device: it must be possible while domains, pools and queue pairs exist.
 async fn port_down(runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(ON_THE_DUMMY, runtime.clone()).await;
     pair.works(&pair.to_right, &pair.to_left).await;
     let waiting = pair.left.domain.prepare(DEPTHS).unwrap();
-    let lent = pair.lend_right(4 << 20);
+    let grant = pair.grant_right(4 << 20);
     let down = thread::spawn(|| run("ip", &["link", "set", DUMMY.1, "down"]));
     let (written, arrived) =
-        pair.step("the port's end", join(load(&pair, &lent), ended(&pair.to_left))).await;
+        pair.step("the port's end", join(load(&pair, &grant), ended(&pair.to_left))).await;
     down.join().unwrap();
     // A request may fail a moment before the port reports that it is down.
     is_device_lost(&written);
@@ -218,7 +218,7 @@ async fn port_down(runtime: Arc<dyn Runtime>) {
     is_port_down(&arrived);
     closed(&runtime, CLOSED_WITHIN).await;
     assert_eq!(pair.left.source.pool.stats().used_bytes, 0, "a buffer was kept");
-    drop(lent.granted.end(GrantEnd::QueuePairDrained).unwrap());
+    drop(grant.granted.end(GrantEnd::QueuePairDrained).unwrap());
     run("rdma", &["link", "delete", DUMMY.0]);
 
     let refused = pair.left.domain.prepare(DEPTHS).map(drop).unwrap_err();
@@ -227,7 +227,7 @@ async fn port_down(runtime: Arc<dyn Runtime>) {
     let params = ConnectParams { peer, role: Role::Acceptor, peer_address: None, limit: STEP_LIMIT };
     let unconnected = pair.step("connecting", waiting.connect(params)).await.map(drop).unwrap_err();
     assert!(unconnected.to_string().contains("PORT_ERR"), "{unconnected}");
-    // Memory goes on being had, for other fabrics: here a block of its own.
+    // Memory can still be allocated, for other fabrics: here in a new block.
     drop(pair.left.source.filled(3 << 20, 1));
 
     run("ip", &["link", "set", DUMMY.1, "up"]);
@@ -246,15 +246,15 @@ async fn works_again(pair: &Pair) {
         }
     };
     let (to_right, to_left) = pair.step("the port is active again", again).await;
-    let lent = pair.right.receive.lend(3 << 20);
-    let region = pair.right.domain.register(lent.granted.block().unwrap(), Access::RECEIVE).unwrap();
-    assert_eq!(region.region, lent.region.region, "a block keeps its number");
+    let grant = pair.right.receive.grant(3 << 20);
+    let region = pair.right.domain.register(grant.granted.block().unwrap(), Access::RECEIVE).unwrap();
+    assert_eq!(region.region, grant.region.region, "a block keeps its number");
     to_right.add_remote_region(region);
-    let write = to_right.write_imm(pair.left.source.filled(3 << 20, 6), lent.range, Immediate(6));
+    let write = to_right.write_imm(pair.left.source.filled(3 << 20, 6), grant.range, Immediate(6));
     let (written, arrived) = pair.step("a write", join(write, to_left.next_arrival())).await;
     written.unwrap();
     arrived.unwrap();
-    assert_eq!(lent.take()[..], pattern(3 << 20, 6)[..]);
+    assert_eq!(grant.take()[..], pattern(3 << 20, 6)[..]);
 }
 
 async fn connect_with(
@@ -270,12 +270,12 @@ async fn connect_with(
     Ok((left?.spawn(&*pair.runtime), right?.spawn(&*pair.runtime)))
 }
 
-/// Keeps writes under way until they fail; each fails, once and alike.
-async fn load(pair: &Pair, lent: &Lent) -> FabricError {
+/// Keeps writes under way until they fail. Each fails once, with the same error.
+async fn load(pair: &Pair, grant: &Grant) -> FabricError {
     let source = pair.left.source.filled(4 << 20, 5);
     loop {
         let posted =
-            (0..4).map(|value| pair.to_right.write_imm(source.clone(), lent.range, Immediate(value)));
+            (0..4).map(|value| pair.to_right.write_imm(source.clone(), grant.range, Immediate(value)));
         let mut failed = join_all(posted).await.into_iter().filter_map(Result::err);
         if let Some(first) = failed.next() {
             failed.for_each(|error| assert_eq!(error.to_string(), first.to_string()));
@@ -284,7 +284,7 @@ async fn load(pair: &Pair, lent: &Lent) -> FabricError {
     }
 }
 
-/// Why `queue_pair` ends, after what had arrived.
+/// The error that ends `queue_pair`, after its arrivals.
 async fn ended(queue_pair: &QueuePair) -> FabricError {
     loop {
         if let Err(error) = queue_pair.next_arrival().await {
@@ -321,7 +321,7 @@ fn open_devices() -> usize {
     targets.filter(|target| target.starts_with("/dev/infiniband")).count()
 }
 
-/// Runs a command that ends within seconds, or is stopped.
+/// Runs a command, and stops it if it does not end within seconds.
 fn run(program: &str, arguments: &[&str]) {
     let status = Command::new("timeout").arg("10").arg(program).args(arguments).status().unwrap();
     assert!(status.success(), "{program} {arguments:?}: {status}");

@@ -1,4 +1,4 @@
-//! Waits on a clock that the test sets.
+//! Tests of waiting, on a clock that the test sets.
 
 use std::{cell::Cell, sync::atomic::AtomicU64};
 
@@ -68,7 +68,7 @@ fn the_budget_grows_while_looking_pays_off_and_ends_with_an_idle_gap() {
 #[test]
 fn looking_rests_when_it_does_not_pay_off() {
     let (mut patience, clock) = patience(Wait::Adaptive);
-    // Waits of a regular peer that no budget covers: the budget grows to the longest before that is known.
+    // No budget covers the waits for this regular peer: the budget grows to the longest before the driver knows that.
     for budget in [4, 8, 16, 20].map(Duration::from_micros) {
         assert!(wait(&mut patience, &clock, 100));
         assert_eq!(patience.budget, budget);
@@ -176,7 +176,7 @@ fn one_of_many_spins() {
     assert_eq!(second.idle(false, || Look::Idle), Idle::GiveWay, "the turn came back");
 }
 
-/// How long things take between two peers, in microseconds.
+/// The times of the steps between two peers, in microseconds.
 #[derive(Debug, Clone, Copy)]
 struct Costs {
     one_way: u64,
@@ -228,7 +228,7 @@ fn two_peers_that_sleep_meet_awake_whatever_the_device_takes() {
     for costs in [hardware, on_idle_virtual_cores, emulated] {
         assert_eq!(sleeps_of_ping_pong(costs, true), 0, "{costs:?}");
     }
-    // No constant for hardware covers this.
+    // No constant that suits hardware covers this.
     assert_eq!(sleeps_of_ping_pong(emulated, false), 100);
 }
 

@@ -18,12 +18,12 @@ pub async fn close_ends_every_outstanding_operation_once(setup: Setup, runtime: 
     let pair = Pair::new(setup, runtime).await;
     for yields in 0..8 {
         let (left_end, right_end) = pair.connect_again().await;
-        let lent = pair.right.receive.lend(1 << 20);
-        left_end.add_remote_region(lent.region);
+        let grant = pair.right.receive.grant(1 << 20);
+        left_end.add_remote_region(grant.region);
         let posted: Vec<_> = (0..8)
             .map(|value| {
                 let source = pair.left.source.filled(1 << 20, 3);
-                left_end.write_imm(source, lent.range, Immediate(value))
+                left_end.write_imm(source, grant.range, Immediate(value))
             })
             .collect();
         // Close at different moments of the transfer.
@@ -36,14 +36,14 @@ pub async fn close_ends_every_outstanding_operation_once(setup: Setup, runtime: 
             assert!(matches!(result, Err(FabricError::Closed)), "unexpected: {result:?}");
         }
         assert_eq!(pair.left.source.pool.stats().used_bytes, 0, "a buffer was kept");
-        // What was reported to the peer has landed whole.
-        let mut told = 0;
+        // Every write that was announced to the peer has landed completely.
+        let mut arrivals = 0;
         while pair.step("the end", right_end.next_arrival()).await.is_ok() {
-            told += 1;
+            arrivals += 1;
         }
         pair.step("the other close", right_end.close()).await;
-        let landed = lent.granted.end(GrantEnd::QueuePairDrained).unwrap();
-        assert!(told == 0 || landed[..] == pattern(1 << 20, 3)[..]);
+        let landed = grant.granted.end(GrantEnd::QueuePairDrained).unwrap();
+        assert!(arrivals == 0 || landed[..] == pattern(1 << 20, 3)[..]);
     }
 }
 
@@ -55,18 +55,18 @@ pub async fn close_of_both_ends_at_once_ends(setup: Setup, runtime: Arc<dyn Runt
     for operation in there.into_iter().chain(back) {
         let _ended_either_way = pair.step("an operation", operation).await;
     }
-    // Closing again waits for the same end.
+    // A second close waits for the same end.
     pair.step("both closes again", join(pair.to_right.close(), pair.to_left.close())).await;
 }
 
 pub async fn operations_after_close_are_refused(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    let lent = pair.lend_right(8);
+    let grant = pair.grant_right(8);
     pair.step("the close", pair.to_right.close()).await;
     let error = pair.to_right.notify(Immediate(0)).await.unwrap_err();
     assert!(matches!(error, FabricError::Closed), "unexpected: {error}");
     let source = pair.left.source.filled(8, 0);
-    let error = pair.to_right.write_imm(source, lent.range, Immediate(0)).await.unwrap_err();
+    let error = pair.to_right.write_imm(source, grant.range, Immediate(0)).await.unwrap_err();
     assert!(matches!(error, FabricError::Closed), "unexpected: {error}");
     let error = pair.end_at_left().await;
     assert!(matches!(error, FabricError::Closed), "unexpected: {error}");
@@ -77,15 +77,15 @@ pub async fn after_close_a_grant_can_end_as_drained(setup: Setup, runtime: Arc<d
     let pair = Pair::new(setup, runtime).await;
     for yields in 0..6 {
         let (left_end, right_end) = pair.connect_again().await;
-        let lent = pair.right.receive.lend(4 << 20);
-        left_end.add_remote_region(lent.region);
-        let write = left_end.write_imm(pair.left.source.filled(4 << 20, 6), lent.range, Immediate(0));
+        let grant = pair.right.receive.grant(4 << 20);
+        left_end.add_remote_region(grant.region);
+        let write = left_end.write_imm(pair.left.source.filled(4 << 20, 6), grant.range, Immediate(0));
         for _ in 0..yields {
             yield_once().await;
         }
         // The target closes in the middle of the peer's write; nothing may touch the memory after that.
         pair.step("the close", right_end.close()).await;
-        let mut memory = lent.granted.end(GrantEnd::QueuePairDrained).unwrap();
+        let mut memory = grant.granted.end(GrantEnd::QueuePairDrained).unwrap();
         memory.fill(0xAA);
         let _ended_either_way = pair.step("the write", write).await;
         assert!(memory.iter().all(|&byte| byte == 0xAA), "written after the close");
@@ -120,11 +120,11 @@ pub async fn the_peer_learns_of_a_drop(setup: Setup, runtime: Arc<dyn Runtime>) 
 
 pub async fn arrivals_before_the_loss_are_still_taken(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Pair { runtime, left, right, to_right, to_left, .. } = Pair::new(setup, runtime).await;
-    let lent = right.receive.lend(1000);
-    to_right.add_remote_region(lent.region);
+    let grant = right.receive.grant(1000);
+    to_right.add_remote_region(grant.region);
     let source = left.source.filled(1000, 8);
-    step(&runtime, "the write", to_right.write_imm(source, lent.range, Immediate(7))).await.unwrap();
-    // A completed write may still be on its way on some fabrics; an echo shows that it came.
+    step(&runtime, "the write", to_right.write_imm(source, grant.range, Immediate(7))).await.unwrap();
+    // On some fabrics a completed write may still be under way; an echo shows that it has landed.
     for value in 0..3 {
         step(&runtime, "a notification", to_right.notify(Immediate(value))).await.unwrap();
     }
@@ -139,7 +139,7 @@ pub async fn arrivals_before_the_loss_are_still_taken(setup: Setup, runtime: Arc
         let arrival = step(&runtime, "an arrival", to_left.next_arrival()).await.unwrap();
         assert_eq!(super::pair::immediate(arrival), expected);
     }
-    assert_eq!(lent.take()[..], pattern(1000, 8)[..]);
+    assert_eq!(grant.take()[..], pattern(1000, 8)[..]);
     assert_closed_by_peer(&end_of(&runtime, &to_left).await);
 }
 
@@ -200,8 +200,8 @@ pub async fn closing_with_many_outstanding_ends_each_once(setup: Setup, runtime:
 
 pub async fn closing_from_several_tasks_is_one_close(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime.clone()).await;
-    let lent = pair.lend_right(4 << 20);
-    let write = pair.to_right.write_imm(pair.left.source.filled(4 << 20, 6), lent.range, Immediate(0));
+    let grant = pair.grant_right(4 << 20);
+    let write = pair.to_right.write_imm(pair.left.source.filled(4 << 20, 6), grant.range, Immediate(0));
     let mut closed = Vec::new();
     for _ in 0..6 {
         let (queue_pair, (sender, done)) = (pair.to_right.clone(), futures::channel::oneshot::channel());
@@ -222,36 +222,36 @@ pub async fn closing_from_several_tasks_is_one_close(setup: Setup, runtime: Arc<
 pub async fn closing_after_a_panic_of_whoever_waited(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
     let (left_end, right_end) = pair.connect_again().await;
-    let lent = pair.right.receive.lend(1 << 20);
-    left_end.add_remote_region(lent.region);
+    let grant = pair.right.receive.grant(1 << 20);
+    left_end.add_remote_region(grant.region);
     let (queue_pair, source) = (left_end.clone(), pair.left.source.filled(1 << 20, 6));
     let careless = async {
-        let _posted = queue_pair.write(source.clone(), lent.range);
-        let _more = queue_pair.write_imm(source, lent.range, Immediate(1));
+        let _posted = queue_pair.write(source.clone(), grant.range);
+        let _more = queue_pair.write_imm(source, grant.range, Immediate(1));
         yield_once().await;
         panic!("a user's bug, on purpose");
     };
     let result: Result<(), _> = std::panic::AssertUnwindSafe(careless).catch_unwind().await;
     result.unwrap_err();
-    // What it had posted goes on, and so does everyone else.
+    // Its posted operations continue, and so do all other tasks.
     let arrival = pair.step("an arrival", right_end.next_arrival()).await.unwrap();
     assert_eq!(super::pair::immediate(arrival), (1, 1 << 20));
     pair.works(&left_end, &right_end).await;
     pair.step("the close", left_end.close()).await;
-    assert_eq!(lent.take()[..], pattern(1 << 20, 6)[..]);
+    assert_eq!(grant.take()[..], pattern(1 << 20, 6)[..]);
 }
 
 pub async fn closing_after_domain_and_pools_were_dropped(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Pair { runtime, left, right, to_right, to_left, .. } = Pair::new(setup, runtime).await;
-    let lent = right.receive.lend(2 << 20);
-    to_right.add_remote_region(lent.region);
-    let write = to_right.write_imm(left.source.filled(2 << 20, 8), lent.range, Immediate(7));
+    let grant = right.receive.grant(2 << 20);
+    to_right.add_remote_region(grant.region);
+    let write = to_right.write_imm(left.source.filled(2 << 20, 8), grant.range, Immediate(7));
     drop(left);
     let arrival = step(&runtime, "the arrival", to_left.next_arrival()).await.unwrap();
     assert_eq!(super::pair::immediate(arrival), (7, 2 << 20));
-    assert_eq!(lent.bytes(), pattern(2 << 20, 8));
+    assert_eq!(grant.bytes(), pattern(2 << 20, 8));
     drop(right);
     step(&runtime, "the write", write).await.unwrap();
     step(&runtime, "both closes", join(to_right.close(), to_left.close())).await;
-    lent.granted.end(GrantEnd::QueuePairDrained).unwrap();
+    grant.granted.end(GrantEnd::QueuePairDrained).unwrap();
 }

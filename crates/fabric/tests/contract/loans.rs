@@ -1,4 +1,4 @@
-//! Views of the peer's memory, where a fabric has them; elsewhere, the error that names it as unsupported.
+//! Views of the peer's memory, if the fabric has them; otherwise the error that names them as unsupported.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use super::{
     pair::{DEPTHS, Pair, RegisteredPool, fill, immediate, pattern, yield_once},
 };
 
-/// More than any fabric carries inside a message.
+/// Longer than any fabric carries inside a message.
 const LENGTH: usize = 96 << 10;
 
-/// A pair, if its fabric lends; one that does not must refuse it by name.
+/// A pair whose fabric can lend; `None` if it cannot, which the error must name.
 async fn lending(setup: Setup, runtime: Arc<dyn Runtime>) -> Option<Pair> {
     let pair = Pair::new(setup, runtime).await;
     if is_able(&pair, "lend", pair.to_right.capabilities().lend) {
@@ -36,14 +36,14 @@ async fn loan(pair: &Pair) -> (u32, Buf) {
 }
 
 /// Lends `buffer` to right, which takes it.
-async fn lent(pair: &Pair, buffer: Buf, value: u32) -> Buf {
-    let (result, (told, view)) = join(pair.to_right.lend(buffer, Immediate(value)), loan(pair)).await;
+async fn view_of(pair: &Pair, buffer: Buf, value: u32) -> Buf {
+    let (result, (number, view)) = join(pair.to_right.lend(buffer, Immediate(value)), loan(pair)).await;
     result.unwrap();
-    assert_eq!(told, value);
+    assert_eq!(number, value);
     view
 }
 
-/// Waits until left's source pool has everything back.
+/// Waits until all memory has returned to left's source pool.
 async fn all_back(pair: &Pair, pool: &RegisteredPool) {
     let back = async {
         while pool.pool.stats().used_bytes > 0 {
@@ -57,7 +57,7 @@ pub async fn lend_gives_the_peer_a_view_of_the_bytes(setup: Setup, runtime: Arc<
     let Some(pair) = lending(setup, runtime).await else { return };
     for (value, length) in [1, 63, 64, 4096, LENGTH, 4 << 20].into_iter().enumerate() {
         let source = pair.left.source.filled(length, value as u64);
-        let view = lent(&pair, source, value as u32).await;
+        let view = view_of(&pair, source, value as u32).await;
         assert_eq!(view.len(), length);
         assert!(view[..] == pattern(length, value as u64)[..], "{length} bytes");
         assert!(view.is_foreign());
@@ -68,12 +68,12 @@ pub async fn lend_gives_the_peer_a_view_of_the_bytes(setup: Setup, runtime: Arc<
 
 pub async fn lend_keeps_its_place_among_writes(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(pair) = lending(setup, runtime).await else { return };
-    let target = pair.lend_right(LENGTH);
+    let target = pair.grant_right(LENGTH);
     let first = pair.to_right.write(pair.left.source.filled(LENGTH, 1), target.range);
     let second = pair.to_right.lend(pair.left.source.filled(LENGTH, 2), Immediate(2));
     let third = pair.to_right.notify(Immediate(3));
-    let (told, view) = loan(&pair).await;
-    assert_eq!(told, 2);
+    let (number, view) = loan(&pair).await;
+    assert_eq!(number, 2);
     assert!(target.bytes() == pattern(LENGTH, 1), "an earlier write had not landed");
     assert_eq!(immediate(pair.step("a notification", pair.to_left.next_arrival()).await.unwrap()), (3, 0));
     for operation in [first, second, third] {
@@ -85,7 +85,7 @@ pub async fn lend_keeps_its_place_among_writes(setup: Setup, runtime: Arc<dyn Ru
 pub async fn lend_keeps_the_bytes_until_the_last_view_is_gone(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(pair) = lending(setup, runtime).await else { return };
     let pool = RegisteredPool::new(&pair.left.domain, "one buffer", Access::LOCAL, LENGTH as u64);
-    let view = lent(&pair, pool.filled(LENGTH, 1), 1).await;
+    let view = view_of(&pair, pool.filled(LENGTH, 1), 1).await;
     let (part, clone) = (view.slice(1000..2000).unwrap(), view.clone());
     drop(view);
     drop(clone);
@@ -102,9 +102,9 @@ pub async fn lend_gives_memory_back_to_a_waiting_caller(setup: Setup, runtime: A
     for round in 0..20 {
         let mut buffer = pair.step("the buffer", pool.pool.alloc(LENGTH)).await.unwrap();
         fill(&mut buffer, round);
-        let view = lent(&pair, buffer.freeze(), 1).await;
+        let view = view_of(&pair, buffer.freeze(), 1).await;
         assert!(view[..] == pattern(LENGTH, round)[..], "round {round}");
-        // The next round waits for it.
+        // The next round waits for this memory.
     }
 }
 
@@ -118,7 +118,7 @@ pub async fn lend_of_nothing_or_of_strange_memory_is_refused_alone(setup: Setup,
     let error = pair.step("the refusal", strange).await.unwrap_err();
     assert!(matches!(error, FabricError::NotRegistered { .. }), "{error}");
     // A view can't be loaned to a third party.
-    let view = lent(&pair, pair.left.source.filled(LENGTH, 1), 1).await;
+    let view = view_of(&pair, pair.left.source.filled(LENGTH, 1), 1).await;
     let on = pair.to_left.lend(view, Immediate(1));
     let error = pair.step("the refusal", on).await.unwrap_err();
     assert!(matches!(error, FabricError::Unsupported { .. }), "{error}");
@@ -136,10 +136,10 @@ pub async fn lend_takes_a_receive(setup: Setup, runtime: Arc<dyn Runtime>) {
     let one_more = pair.to_right.lend(source.clone(), Immediate(99));
     let error = pair.step("one more", one_more).await.unwrap_err();
     assert!(matches!(error, FabricError::ReceiverNotReady { .. }), "{error}");
-    // What was delivered before can still be taken and read.
+    // Loans that were delivered before can still be taken and read.
     for value in 0..DEPTHS.receive_depth {
-        let (told, view) = loan(&pair).await;
-        assert_eq!(told, value);
+        let (number, view) = loan(&pair).await;
+        assert_eq!(number, value);
         assert!(view[..] == source[..]);
     }
     drop(source);
@@ -149,8 +149,8 @@ pub async fn lend_takes_a_receive(setup: Setup, runtime: Arc<dyn Runtime>) {
 pub async fn lend_outlives_its_dropped_future(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(pair) = lending(setup, runtime).await else { return };
     drop(pair.to_right.lend(pair.left.source.filled(LENGTH, 5), Immediate(5)));
-    let (told, view) = loan(&pair).await;
-    assert_eq!(told, 5);
+    let (number, view) = loan(&pair).await;
+    assert_eq!(number, 5);
     assert!(view[..] == pattern(LENGTH, 5)[..]);
     drop(view);
     all_back(&pair, &pair.left.source).await;
@@ -187,8 +187,8 @@ pub async fn lend_of_many_buffers_ends_in_any_order(setup: Setup, runtime: Arc<d
     let mut views: Vec<(u64, Buf)> = Vec::new();
     for round in 0..200_u64 {
         let length = 100 + (round as usize * 7919) % 5000;
-        views.push((round, lent(&pair, pair.left.source.filled(length, round), 1).await));
-        // Now and then some go, from the middle.
+        views.push((round, view_of(&pair, pair.left.source.filled(length, round), 1).await));
+        // Now and then some views from the middle are dropped.
         if round % 3 == 2 {
             views.swap_remove((round as usize * 31) % views.len());
             views.swap_remove((round as usize * 17) % views.len());

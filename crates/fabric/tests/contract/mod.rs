@@ -37,25 +37,25 @@ pub fn patience() -> u32 {
     std::env::var("TENSORWIRE_TEST_PATIENCE").ok().and_then(|value| value.parse().ok()).unwrap_or(1)
 }
 
-/// Which rules are not tried on which fabric, with the form of the file in its first lines.
+/// The rules that are not tried on some fabric. The file's first lines describe its format.
 const EXCEPTIONS: &str = include_str!("exceptions.txt");
 
-/// The fabrics that this file is about.
+/// The fabrics that this file covers.
 const LISTED: [FabricKind; 5] =
     [FabricKind::SIM, FabricKind::SHM, FabricKind::TCP, FabricKind::VERBS, FabricKind::new("loopback")];
 
-/// Names a file that gets a line for each rule that was not tried: what [`is_able`] prints.
+/// Environment variable with the path of a file. [`is_able`] appends a line to it for each rule that was not tried.
 const SKIPPED: &str = "TENSORWIRE_TEST_SKIPPED";
 
-/// Whether the rule that the test on this thread is about, which needs `ability`, can be tried on the fabric of `pair`.
-/// If not, the rule must be among the exceptions, and the test prints that it was skipped.
+/// Whether the rule of the present test, which needs `ability`, can be tried on the fabric of `pair`. If not, the rule
+/// must be among the exceptions, and this prints that the test was skipped.
 pub fn is_able(pair: &pair::Pair, ability: &str, able: bool) -> bool {
     if !able {
         let test = TEST.get();
         let kind = pair.to_right.kind();
         let (place, reason) = match exception(kind.name(), rule_of(test)) {
             Some(listed) => listed,
-            // A fabric that is written elsewhere has a list of its own.
+            // A fabric outside this workspace has its own list.
             None if !LISTED.contains(&kind) => (kind.to_string(), ability),
             None => panic!("{test} needs `{ability}`, and is not among the exceptions"),
         };
@@ -68,7 +68,7 @@ pub fn is_able(pair: &pair::Pair, ability: &str, able: bool) -> bool {
     able
 }
 
-/// The fabric on which the rule is not tried, and the reason, if the file has them.
+/// The line of the file for this fabric and rule, if there is one: the fabric as written there, and the reason.
 fn exception(fabric: &str, rule: &str) -> Option<(String, &'static str)> {
     let apart = grants_whole_blocks().then(|| format!("{fabric}-between-processes"));
     let places = apart.into_iter().chain([fabric.to_owned(), format!("{fabric}-adapter")]);
@@ -90,19 +90,19 @@ thread_local! {
     static WHOLE_BLOCKS: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Says which test begins on this thread, by its full name.
+/// Sets the full name of the test that begins on this thread.
 pub fn begin(test: &'static str) {
     TEST.set(test);
 }
 
-/// Says for the test on this thread that its target grants and exposes whole blocks, as an RDMA adapter does, whatever
-/// its fabric can do.
+/// Sets for the test on this thread that its target grants and exposes whole blocks, as an RDMA adapter does, even if
+/// its fabric can do better.
 #[allow(dead_code)] // only RDMA adapters do
 pub fn grant_whole_blocks() {
     WHOLE_BLOCKS.set(true);
 }
 
-/// Whether the target of the test on this thread does that.
+/// Whether the target of the test on this thread grants and exposes whole blocks.
 pub fn grants_whole_blocks() -> bool {
     WHOLE_BLOCKS.get()
 }
@@ -110,9 +110,9 @@ pub fn grants_whole_blocks() -> bool {
 /// The fabric under test.
 #[derive(Clone, Copy)]
 pub struct Setup {
-    /// Makes one process's worth of fabric.
+    /// Makes the fabric of one process.
     pub fabric: fn(Arc<dyn Runtime>) -> Arc<dyn Fabric>,
-    /// Where a control connection to the peer was dialled, for fabrics that need an address.
+    /// The address of the control connection to the peer, for fabrics that need one.
     pub peer_address: Option<SocketAddr>,
 }
 
@@ -125,7 +125,8 @@ pub enum Flavour {
     TwoWorkers,
 }
 
-/// Runs `test` on a runtime of its own and fails after [`TEST_LIMIT`] times [`patience`], also when a runtime thread is blocked.
+/// Runs `test` on a runtime of its own and fails after [`TEST_LIMIT`] times [`patience`], even if a runtime thread is
+/// blocked.
 pub fn bounded<T, F>(flavour: Flavour, test: T)
 where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
@@ -134,7 +135,7 @@ where
     bounded_by(TEST_LIMIT, flavour, test);
 }
 
-/// As [`bounded`], with another limit, for a test of many rounds.
+/// Like [`bounded`], with another limit, for a test of many rounds.
 pub fn bounded_by<T, F>(limit: Duration, flavour: Flavour, test: T)
 where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
@@ -143,8 +144,8 @@ where
     run_boxed(limit, flavour, Box::new(|runtime| test(runtime).boxed_local()));
 }
 
-/// A test whose type is erased: more than a thousand tests share the code that runs them, which otherwise is most of what
-/// is compiled for them.
+/// A test whose type is erased: more than a thousand tests share the code that runs them. Otherwise that code would be
+/// most of the code that is compiled for them.
 type Test = Box<dyn FnOnce(Arc<dyn Runtime>) -> LocalBoxFuture<'static, ()> + Send>;
 
 fn run_boxed(limit: Duration, flavour: Flavour, test: Test) {
@@ -165,7 +166,7 @@ fn run_boxed(limit: Duration, flavour: Flavour, test: Test) {
     match watchdog.recv_timeout(limit) {
         Ok(()) => worker.join().unwrap(),
         Err(mpsc::RecvTimeoutError::Timeout) => panic!("the test took longer than {limit:?}"),
-        // The worker panicked: its own panic is the message.
+        // The worker panicked: its panic is the message.
         Err(mpsc::RecvTimeoutError::Disconnected) => {
             if let Err(panic) = worker.join() {
                 std::panic::resume_unwind(panic);

@@ -53,7 +53,7 @@ impl RegisteredPool {
         Self { pool, registered }
     }
 
-    /// The region that `block` became.
+    /// The region of `block`.
     pub fn region(&self, block: &Block) -> RemoteRegion {
         self.registered.region(block.id()).unwrap()
     }
@@ -63,15 +63,15 @@ impl RegisteredPool {
         self.registered.regions()
     }
 
-    /// A frozen buffer of the pattern that `seed` stands for.
+    /// A frozen buffer with the [`pattern`] of `seed`.
     pub fn filled(&self, length: usize, seed: u64) -> Buf {
         let mut buffer = self.pool.try_alloc(length).unwrap();
         fill(&mut buffer, seed);
         buffer.freeze()
     }
 
-    /// Lends a buffer, zeroed before.
-    pub fn lend(&self, length: usize) -> Lent {
+    /// Grants a zeroed buffer.
+    pub fn grant(&self, length: usize) -> Grant {
         let mut buffer = self.pool.try_alloc(length).unwrap();
         buffer.fill(0);
         let address = buffer.as_ptr() as usize;
@@ -83,40 +83,40 @@ impl RegisteredPool {
             offset: granted.offset() as u64,
             length: length as u64,
         };
-        Lent { granted, range, region, address }
+        Grant { granted, range, region, address }
     }
 }
 
 /// Memory granted to the peer.
-pub struct Lent {
+pub struct Grant {
     pub granted: Granted,
-    /// As the peer names it.
+    /// The peer's name for the memory.
     pub range: RemoteRange,
     pub region: RemoteRegion,
-    /// Of its first byte, in this process.
+    /// Address of the first byte in this process.
     pub address: usize,
 }
 
-impl Lent {
+impl Grant {
     /// The part of the range that starts `offset` bytes in.
     pub fn part(&self, offset: u64, length: u64) -> RemoteRange {
         RemoteRange { offset: self.range.offset + offset, length, ..self.range }
     }
 
-    /// What is in it now.
+    /// The present content.
     pub fn bytes(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.granted.length()];
         self.granted.read_at(0, &mut bytes, CopyReason::Local).unwrap();
         bytes
     }
 
-    /// Takes it back after its content came.
+    /// Ends the grant after the content has arrived.
     pub fn take(self) -> BufMut {
         self.granted.end(GrantEnd::Content).unwrap()
     }
 }
 
-/// One process's worth of fabric.
+/// The fabric, domain and memory of one process.
 pub struct Side {
     pub domain: Arc<dyn Domain>,
     pub source: RegisteredPool,
@@ -136,7 +136,7 @@ impl Side {
     }
 }
 
-/// Two connected sides. The tests write from left to right unless their name has another direction.
+/// Two connected sides. The tests write from left to right unless their name says otherwise.
 pub struct Pair {
     pub runtime: Arc<dyn Runtime>,
     pub left: Side,
@@ -167,23 +167,23 @@ impl Pair {
         self.connect_with(DEPTHS).await
     }
 
-    /// As [`connect_again`](Self::connect_again), with these depths.
+    /// Like [`connect_again`](Self::connect_again), with these depths.
     pub async fn connect_with(&self, depths: QueuePairConfig) -> (QueuePair, QueuePair) {
         connect(self.setup, &self.runtime, &self.left.domain, &self.right.domain, depths).await
     }
 
-    /// Right lends `length` bytes, and left knows of it.
-    pub fn lend_right(&self, length: usize) -> Lent {
-        let lent = self.right.receive.lend(length);
-        self.to_right.add_remote_region(lent.region);
-        lent
+    /// Right grants `length` bytes and announces their region to left.
+    pub fn grant_right(&self, length: usize) -> Grant {
+        let grant = self.right.receive.grant(length);
+        self.to_right.add_remote_region(grant.region);
+        grant
     }
 
-    /// Left lends `length` bytes, and right knows of it.
-    pub fn lend_left(&self, length: usize) -> Lent {
-        let lent = self.left.receive.lend(length);
-        self.to_left.add_remote_region(lent.region);
-        lent
+    /// Left grants `length` bytes and announces their region to right.
+    pub fn grant_left(&self, length: usize) -> Grant {
+        let grant = self.left.receive.grant(length);
+        self.to_left.add_remote_region(grant.region);
+        grant
     }
 
     /// Awaits with a limit.
@@ -201,27 +201,27 @@ impl Pair {
         immediate(self.step("an arrival at left", self.to_right.next_arrival()).await.unwrap())
     }
 
-    /// Why no more arrivals come to right.
+    /// The error that ends the arrivals at right.
     pub async fn end_at_right(&self) -> FabricError {
         end_of(&self.runtime, &self.to_left).await
     }
 
-    /// Why no more arrivals come to left.
+    /// The error that ends the arrivals at left.
     pub async fn end_at_left(&self) -> FabricError {
         end_of(&self.runtime, &self.to_right).await
     }
 
-    /// Moves one small buffer left to right and back-checks it: the connection works.
+    /// Writes one small buffer from left to right and checks it: the connection works.
     pub async fn works(&self, left_end: &QueuePair, right_end: &QueuePair) {
-        let lent = self.right.receive.lend(100);
-        left_end.add_remote_region(lent.region);
+        let grant = self.right.receive.grant(100);
+        left_end.add_remote_region(grant.region);
         let source = self.left.source.filled(100, 77);
-        let write = left_end.write_imm(source.clone(), lent.range, Immediate(0x77));
+        let write = left_end.write_imm(source.clone(), grant.range, Immediate(0x77));
         let (written, arrival) =
             self.step("a small write", futures::future::join(write, right_end.next_arrival())).await;
         written.unwrap();
         assert_eq!(immediate(arrival.unwrap()), (0x77, 100));
-        assert_eq!(lent.take()[..], source[..]);
+        assert_eq!(grant.take()[..], source[..]);
     }
 
     /// Whether the fabric distinguishes granted and exposed ranges from the rest of a region. A NIC does not: a peer may
@@ -230,13 +230,13 @@ impl Pair {
         super::is_able(self, "grants and exposures told from their blocks", self.names_violations())
     }
 
-    /// Whether the fabric can name the rule that was broken; a NIC cannot.
+    /// Whether the fabric can name the broken rule; a NIC cannot.
     pub fn names_violations(&self) -> bool {
         self.to_right.kind() != FabricKind::VERBS && !super::grants_whole_blocks()
     }
 }
 
-/// Why no more arrivals come on `queue_pair`.
+/// The error that ends the arrivals on `queue_pair`.
 pub async fn end_of(runtime: &Arc<dyn Runtime>, queue_pair: &QueuePair) -> FabricError {
     let arrival = step(runtime, "the end of the arrivals", queue_pair.next_arrival()).await;
     arrival.expect_err("an arrival came where the connection's end was expected")
@@ -283,7 +283,7 @@ pub fn fill(bytes: &mut [u8], seed: u64) {
     }
 }
 
-/// The pattern itself.
+/// The pattern of `seed`.
 pub fn pattern(length: usize, seed: u64) -> Vec<u8> {
     let mut bytes = vec![0; length];
     fill(&mut bytes, seed);

@@ -1,4 +1,4 @@
-//! One-sided reads: what they give, and what they are refused.
+//! One-sided reads: the bytes that they return, and their refusals.
 
 mod vectored;
 
@@ -18,7 +18,7 @@ use super::{
     pair::{DEPTHS, Pair, RegisteredPool, end_of, pattern, yield_once},
 };
 
-/// A pair whose left end reads what right exposes.
+/// A pair whose left end reads memory that right exposes.
 struct Readers {
     pair: Pair,
     /// Right's memory, with the read right.
@@ -64,7 +64,7 @@ impl Readers {
         into
     }
 
-    /// A read of `range` on a connection of its own is refused, and only that connection ends.
+    /// Expects that a read of `range` on a new connection is refused, and that only that connection ends.
     async fn is_refused(&self, region: RemoteRegion, range: RemoteRange, violation: PeerViolation) {
         let (left_end, right_end) = self.pair.connect_again().await;
         left_end.add_remote_region(region);
@@ -78,7 +78,7 @@ impl Readers {
         let misbehaved =
             matches!(end, FabricError::PeerMisbehaved { violation: seen, .. } if seen == violation || !names);
         assert!(misbehaved || !names, "unexpected: {end}");
-        assert_eq!(self.pair.left.receive.pool.stats().used_bytes, 0, "the destination was kept");
+        assert_eq!(self.pair.left.receive.pool.stats().used_bytes, 0, "the destination did not return");
         self.works(&self.pair.to_right).await;
     }
 
@@ -99,7 +99,7 @@ pub async fn a_read_gives_the_exposed_bytes(setup: Setup, runtime: Arc<dyn Runti
         let read = readers.pair.step("a read", readers.pair.to_right.read(source.range, into)).await.unwrap();
         assert!(read[..] == pattern(length, length as u64)[..], "{length} bytes");
         assert_eq!(read.as_ptr() as usize, address, "not where it was to go");
-        // Inside the exposed bytes, a part may be read.
+        // A part of the exposed bytes may be read.
         let range =
             RemoteRange { offset: source.range.offset + length as u64 / 2, length: 1, ..source.range };
         let part = readers.pair.to_right.read(range, readers.destination(1));
@@ -108,12 +108,12 @@ pub async fn a_read_gives_the_exposed_bytes(setup: Setup, runtime: Arc<dyn Runti
     let range = readers.exposed(1, 1).0.range;
     let nothing = readers.pair.to_right.read(RemoteRange { length: 0, ..range }, readers.destination(0));
     assert!(readers.pair.step("a read of nothing", nothing).await.unwrap().is_empty());
-    assert_eq!(readers.pair.to_left.stats().arrivals, 0, "the peer is not told");
+    assert_eq!(readers.pair.to_left.stats().arrivals, 0, "the peer gets no notification");
     assert_eq!(readers.pair.right.source.pool.stats().used_bytes, 0);
 }
 
 pub async fn a_read_may_be_as_long_as_the_memory(setup: Setup, runtime: Arc<dyn Runtime>) {
-    // As many work requests as it has pieces on a fabric that splits early.
+    // As many work requests as the read has pieces on a fabric that splits early.
     let depths = QueuePairConfig { send_depth: 64, receive_depth: 16 };
     let Some(readers) = Readers::new(setup, runtime, depths).await else { return };
     let length = (33 << 20) + 5;
@@ -141,23 +141,23 @@ pub async fn many_reads_may_be_outstanding(setup: Setup, runtime: Arc<dyn Runtim
 
 pub async fn a_read_sees_the_writes_posted_before_it(setup: Setup, runtime: Arc<dyn Runtime>) {
     let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
-    // What is granted whole is never exposed, and only an adapter does not mind.
+    // A block that is granted as a whole is never exposed. Only an adapter allows reads of it nevertheless.
     let able = !super::grants_whole_blocks() || readers.pair.to_right.kind() == FabricKind::VERBS;
     if !super::is_able(&readers.pair, "reads of what was granted", able) {
         return;
     }
     let both = Access { remote_read: true, ..Access::RECEIVE };
     let pool = RegisteredPool::new(&readers.pair.right.domain, "both", both, 16 << 20);
-    let lent = pool.lend(4096);
-    readers.pair.to_right.add_remote_region(lent.region);
-    let write = readers.pair.to_right.write(readers.pair.left.source.filled(4096, 5), lent.range);
-    // Reads are of exposed, thus of immutable memory: what was written is read once its grant has ended.
+    let grant = pool.grant(4096);
+    readers.pair.to_right.add_remote_region(grant.region);
+    let write = readers.pair.to_right.write(readers.pair.left.source.filled(4096, 5), grant.range);
+    // Exposed memory is immutable: the written bytes can be read after their grant has ended.
     readers.pair.step("the write", write).await.unwrap();
-    let told = readers.pair.to_right.notify(Immediate(1));
+    let notified = readers.pair.to_right.notify(Immediate(1));
     assert_eq!(readers.pair.arrival_at_right().await.0, 1);
-    readers.pair.step("the notification", told).await.unwrap();
-    let range = lent.range;
-    let landed = lent.take().freeze();
+    readers.pair.step("the notification", notified).await.unwrap();
+    let range = grant.range;
+    let landed = grant.take().freeze();
     let _exposure = landed.expose();
     let read = readers.pair.to_right.read(range, readers.destination(4096));
     assert!(readers.pair.step("the read", read).await.unwrap()[..] == pattern(4096, 5)[..]);
@@ -181,9 +181,9 @@ pub async fn reads_and_writes_both_ways_at_once(setup: Setup, runtime: Arc<dyn R
             length: length as u64,
         };
         let into = pair.right.receive.pool.try_alloc(length).unwrap();
-        let lent = pair.lend_right(length);
+        let grant = pair.grant_right(length);
         let source = pair.left.source.filled(length, round + 200);
-        let write = pair.to_right.write_imm(source.clone(), lent.range, Immediate(round as u32));
+        let write = pair.to_right.write_imm(source.clone(), grant.range, Immediate(round as u32));
         let reads = join(
             pair.to_right.read(there.range, readers.destination(length)),
             pair.to_left.read(range, into),
@@ -194,17 +194,17 @@ pub async fn reads_and_writes_both_ways_at_once(setup: Setup, runtime: Arc<dyn R
         assert_eq!(arrival, (round as u32, length as u64));
         assert!(left.unwrap()[..] == there.buffer[..]);
         assert!(right.unwrap()[..] == back[..]);
-        assert!(lent.take()[..] == source[..]);
+        assert!(grant.take()[..] == source[..]);
     }
 }
 
 pub async fn a_dropped_read_keeps_its_destination_until_it_is_over(setup: Setup, runtime: Arc<dyn Runtime>) {
     const BYTES: usize = 16 << 20;
     let Some(readers) = Readers::new(setup, runtime, DEPTHS).await else { return };
-    // Room for one destination only: a second can be had no sooner than the read has let go of the first.
+    // Room for one destination only: a second allocation waits until the read has released the first.
     let small = RegisteredPool::new(&readers.pair.left.domain, "one buffer", Access::LOCAL, BYTES as u64);
     let (source, _exposure) = readers.exposed(BYTES, 3);
-    // Another thread may finish a read before it is dropped: such a round counts for nothing.
+    // Another thread may finish a read before it is dropped: such a round is not counted.
     let mut dropped_under_way = 0;
     for round in 0..200 {
         if dropped_under_way == 4 {
@@ -278,7 +278,7 @@ pub async fn a_read_past_the_exposed_bytes_is_refused(setup: Setup, runtime: Arc
         let longer = RemoteRange { length: 1001, ..source.range };
         readers.is_refused(source.region, longer, PeerViolation::NotExposed).await;
     }
-    // A region that claims to be longer than it is.
+    // A claim of more bytes than the region has.
     let claimed = RemoteRegion { length: u64::MAX, ..source.region };
     for offset in [source.region.length - 10, u64::MAX - 20, u64::MAX / 2] {
         let outside = RemoteRange { offset, length: 20, ..source.range };
@@ -295,7 +295,7 @@ pub async fn a_read_with_a_wrong_key_or_generation_is_refused(setup: Setup, runt
     stale.0.generation.0 ^= 1;
     stale.1.generation.0 ^= 1;
     if !readers.pair.names_violations() {
-        stale.0.key ^= 1; // On verbs the key alone carries the generation.
+        stale.0.key ^= 1; // Over verbs only the key carries the generation.
     }
     readers.is_refused(stale.0, stale.1, PeerViolation::UnknownRegion).await;
 }
@@ -324,7 +324,7 @@ pub async fn a_close_ends_reads_under_way(setup: Setup, runtime: Arc<dyn Runtime
     a_close_ends(&readers, source.region, read, |read| read[..] == source.buffer[..]).await;
 }
 
-/// Closes connections, by either end, with eight reads under way on each, and gives what they read to `is_right`.
+/// Closes connections, by either end, with eight reads under way on each, and passes their results to `is_right`.
 async fn a_close_ends<T, F: Future<Output = Result<T, FabricError>>>(
     readers: &Readers,
     region: RemoteRegion,
@@ -348,6 +348,6 @@ async fn a_close_ends<T, F: Future<Output = Result<T, FabricError>>>(
             }
         }
         let stats = readers.pair.left.receive.pool.stats();
-        assert_eq!((stats.used_bytes, stats.leaked_bytes), (0, 0), "a destination was kept");
+        assert_eq!((stats.used_bytes, stats.leaked_bytes), (0, 0), "a destination did not return");
     }
 }

@@ -1,4 +1,4 @@
-//! What is refused, where, and what stays intact.
+//! Refused accesses: which side refuses them, and which state stays intact.
 
 use std::sync::Arc;
 
@@ -10,31 +10,31 @@ use tensorwire_memory::{GrantEnd, Pool, PoolConfig};
 
 use super::{
     Setup,
-    pair::{Lent, Pair, RegisteredPool, end_of},
+    pair::{Grant, Pair, RegisteredPool, end_of},
 };
 
 pub async fn an_unknown_remote_region_fails_that_operation_only(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    // Lent, but never announced to left.
-    let lent = pair.right.receive.lend(64);
-    let error = fails_alone(&pair, &lent, lent.range).await;
-    let expected = lent.range.region;
+    // Granted, but never announced to left.
+    let grant = pair.right.receive.grant(64);
+    let error = fails_alone(&pair, &grant, grant.range).await;
+    let expected = grant.range.region;
     assert!(
         matches!(error, FabricError::UnknownRemoteRegion { region } if region == expected),
         "unexpected: {error}"
     );
     // Announced, but under another generation.
-    pair.to_right.add_remote_region(lent.region);
-    let outdated = RemoteRange { generation: other_generation(lent.range.generation), ..lent.range };
-    let error = fails_alone(&pair, &lent, outdated).await;
+    pair.to_right.add_remote_region(grant.region);
+    let outdated = RemoteRange { generation: other_generation(grant.range.generation), ..grant.range };
+    let error = fails_alone(&pair, &grant, outdated).await;
     assert!(matches!(error, FabricError::UnknownRemoteRegion { .. }), "unexpected: {error}");
 }
 
 pub async fn a_length_mismatch_fails_that_operation_only(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    let lent = pair.lend_right(64);
+    let grant = pair.grant_right(64);
     for length in [0, 1, 63, 65, u64::MAX] {
-        let error = fails_alone(&pair, &lent, lent.part(0, length)).await;
+        let error = fails_alone(&pair, &grant, grant.part(0, length)).await;
         assert!(
             matches!(error, FabricError::LengthMismatch { local: 64, remote } if remote == length),
             "unexpected: {error}"
@@ -44,35 +44,35 @@ pub async fn a_length_mismatch_fails_that_operation_only(setup: Setup, runtime: 
 
 pub async fn an_unregistered_source_fails_that_operation_only(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    let lent = pair.lend_right(6400);
+    let grant = pair.grant_right(6400);
     let stranger = Pool::new(PoolConfig { block_bytes: 4096, ..PoolConfig::new("stranger") }).unwrap();
     for length in [64, 6400] {
         let source = stranger.try_alloc(length).unwrap().freeze();
         let id = source.block().unwrap().id().get();
-        let write = pair.to_right.write_imm(source, lent.part(0, length as u64), Immediate(1));
+        let write = pair.to_right.write_imm(source, grant.part(0, length as u64), Immediate(1));
         let error = pair.step("the write", write).await.unwrap_err();
         assert!(
             matches!(error, FabricError::NotRegistered { block, .. } if block == id),
             "unexpected: {error}"
         );
     }
-    assert_eq!(lent.bytes(), vec![0; 6400]);
+    assert_eq!(grant.bytes(), vec![0; 6400]);
     pair.works(&pair.to_right, &pair.to_left).await;
 }
 
 pub async fn a_removed_remote_region_fails_that_operation_only(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    let lent = pair.lend_right(64);
-    pair.to_right.remove_remote_region(lent.range.region);
-    let error = fails_alone(&pair, &lent, lent.range).await;
+    let grant = pair.grant_right(64);
+    pair.to_right.remove_remote_region(grant.range.region);
+    let error = fails_alone(&pair, &grant, grant.range).await;
     assert!(matches!(error, FabricError::UnknownRemoteRegion { .. }), "unexpected: {error}");
 }
 
-/// Writes 64 bytes to `range`, expects an error of that operation alone, and gives it.
-async fn fails_alone(pair: &Pair, lent: &Lent, range: RemoteRange) -> FabricError {
+/// Writes 64 bytes to `range`, expects an error of that operation alone, and returns it.
+async fn fails_alone(pair: &Pair, grant: &Grant, range: RemoteRange) -> FabricError {
     let write = pair.to_right.write_imm(pair.left.source.filled(64, 1), range, Immediate(1));
     let error = pair.step("the write", write).await.unwrap_err();
-    assert_eq!(lent.bytes(), vec![0; lent.granted.length()], "memory was touched");
+    assert_eq!(grant.bytes(), vec![0; grant.granted.length()], "memory was touched");
     assert!(pair.to_right.failure().is_none() && pair.to_left.failure().is_none());
     pair.works(&pair.to_right, &pair.to_left).await;
     error
@@ -80,69 +80,69 @@ async fn fails_alone(pair: &Pair, lent: &Lent, range: RemoteRange) -> FabricErro
 
 pub async fn a_wrong_generation_is_refused(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    let lent = pair.lend_right(64);
-    let generation = other_generation(lent.range.generation);
-    let claim = RemoteRegion { generation, ..lent.region };
-    // On verbs the key alone carries the generation.
+    let grant = pair.grant_right(64);
+    let generation = other_generation(grant.range.generation);
+    let claim = RemoteRegion { generation, ..grant.region };
+    // Over verbs only the key carries the generation.
     let claim = if pair.names_violations() { claim } else { RemoteRegion { key: !claim.key, ..claim } };
-    let range = RemoteRange { generation, ..lent.range };
-    refused(&pair, &lent, claim, range, PeerViolation::UnknownRegion).await;
+    let range = RemoteRange { generation, ..grant.range };
+    refused(&pair, &grant, claim, range, PeerViolation::UnknownRegion).await;
 }
 
 pub async fn a_wrong_region_is_refused(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
     for region in [RegionId(1000), RegionId(u32::MAX)] {
-        let (lent, range) = renamed(&pair, region);
-        let key = if pair.names_violations() { lent.region.key } else { !lent.region.key };
-        let claim = RemoteRegion { region, key, ..lent.region };
-        refused(&pair, &lent, claim, range, PeerViolation::UnknownRegion).await;
+        let (grant, range) = renamed(&pair, region);
+        let key = if pair.names_violations() { grant.region.key } else { !grant.region.key };
+        let claim = RemoteRegion { region, key, ..grant.region };
+        refused(&pair, &grant, claim, range, PeerViolation::UnknownRegion).await;
     }
 }
 
-fn renamed(pair: &Pair, region: RegionId) -> (Lent, RemoteRange) {
-    let lent = pair.lend_right(64);
-    let range = RemoteRange { region, ..lent.range };
-    (lent, range)
+fn renamed(pair: &Pair, region: RegionId) -> (Grant, RemoteRange) {
+    let grant = pair.grant_right(64);
+    let range = RemoteRange { region, ..grant.range };
+    (grant, range)
 }
 
 pub async fn a_wrong_key_is_refused(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    let lent = pair.lend_right(64);
-    let claim = RemoteRegion { key: lent.region.key ^ 1, ..lent.region };
-    refused(&pair, &lent, claim, lent.range, PeerViolation::WrongKey).await;
+    let grant = pair.grant_right(64);
+    let claim = RemoteRegion { key: grant.region.key ^ 1, ..grant.region };
+    refused(&pair, &grant, claim, grant.range, PeerViolation::WrongKey).await;
 }
 
 pub async fn a_range_outside_the_region_is_refused(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    for offset in [lent_end(&pair), lent_end(&pair) - 32, 1 << 40] {
-        let lent = pair.lend_right(64);
-        let claim = RemoteRegion { length: u64::MAX, ..lent.region };
-        let range = RemoteRange { offset, ..lent.range };
-        refused(&pair, &lent, claim, range, PeerViolation::OutOfBounds).await;
+    for offset in [region_end(&pair), region_end(&pair) - 32, 1 << 40] {
+        let grant = pair.grant_right(64);
+        let claim = RemoteRegion { length: u64::MAX, ..grant.region };
+        let range = RemoteRange { offset, ..grant.range };
+        refused(&pair, &grant, claim, range, PeerViolation::OutOfBounds).await;
     }
 }
 
-/// Length of the receive pool's first region, which is where its next buffer comes from.
-fn lent_end(pair: &Pair) -> u64 {
-    pair.lend_right(64).region.length
+/// Length of the receive pool's first region, from which its next buffer is allocated.
+fn region_end(pair: &Pair) -> u64 {
+    pair.grant_right(64).region.length
 }
 
 pub async fn a_range_that_overflows_is_refused(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    let lent = pair.lend_right(64);
-    let claim = RemoteRegion { length: u64::MAX, ..lent.region };
-    let range = RemoteRange { offset: u64::MAX - 10, ..lent.range };
+    let grant = pair.grant_right(64);
+    let claim = RemoteRegion { length: u64::MAX, ..grant.region };
+    let range = RemoteRange { offset: u64::MAX - 10, ..grant.range };
     let (left_end, right_end) = pair.connect_again().await;
     left_end.add_remote_region(claim);
     let write = left_end.write_imm(pair.left.source.filled(64, 1), range, Immediate(1));
     let error = pair.step("the write", write).await.unwrap_err();
-    // The requester may see the overflow itself; then only the operation fails.
+    // The requester may detect the overflow itself; then only the operation fails.
     match error {
         FabricError::LengthMismatch { .. } => pair.works(&left_end, &right_end).await,
         FabricError::RemoteRefused { .. } => pair.works(&pair.to_right, &pair.to_left).await,
         other => panic!("unexpected: {other}"),
     }
-    assert_eq!(lent.bytes(), vec![0; 64]);
+    assert_eq!(grant.bytes(), vec![0; 64]);
 }
 
 pub async fn memory_that_was_never_granted_is_refused(setup: Setup, runtime: Arc<dyn Runtime>) {
@@ -150,11 +150,12 @@ pub async fn memory_that_was_never_granted_is_refused(setup: Setup, runtime: Arc
     if !pair.knows_ranges() {
         return;
     }
-    let lent = pair.lend_right(64);
+    let grant = pair.grant_right(64);
     let mut owned = pair.right.receive.pool.try_alloc(64).unwrap();
     owned.fill(0);
-    let offset = lent.range.offset + (owned.as_ptr() as u64 - lent.address as u64);
-    refused(&pair, &lent, lent.region, RemoteRange { offset, ..lent.range }, PeerViolation::NotGranted).await;
+    let offset = grant.range.offset + (owned.as_ptr() as u64 - grant.address as u64);
+    refused(&pair, &grant, grant.region, RemoteRange { offset, ..grant.range }, PeerViolation::NotGranted)
+        .await;
     assert_eq!(owned[..], [0; 64]);
 }
 
@@ -164,9 +165,9 @@ pub async fn memory_past_the_grant_is_refused(setup: Setup, runtime: Arc<dyn Run
         return;
     }
     for offset in [1, 64] {
-        let lent = pair.lend_right(64);
-        let range = lent.part(offset, 64);
-        refused(&pair, &lent, lent.region, range, PeerViolation::NotGranted).await;
+        let grant = pair.grant_right(64);
+        let range = grant.part(offset, 64);
+        refused(&pair, &grant, grant.region, range, PeerViolation::NotGranted).await;
     }
 }
 
@@ -175,33 +176,33 @@ pub async fn a_grant_that_has_ended_is_refused(setup: Setup, runtime: Arc<dyn Ru
     if !pair.knows_ranges() {
         return;
     }
-    let ended = pair.lend_right(64);
-    let lent = pair.lend_right(64);
+    let ended = pair.grant_right(64);
+    let grant = pair.grant_right(64);
     let (region, range) = (ended.region, ended.range);
     let owned = ended.granted.end(GrantEnd::NeverSent).unwrap();
-    refused(&pair, &lent, region, range, PeerViolation::NotGranted).await;
+    refused(&pair, &grant, region, range, PeerViolation::NotGranted).await;
     assert_eq!(owned[..], [0; 64]);
 }
 
 pub async fn a_region_without_the_right_is_refused(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
     let private = RegisteredPool::new(&pair.right.domain, "private", Access::LOCAL, 1 << 20);
-    let lent = private.lend(64);
-    refused(&pair, &lent, lent.region, lent.range, PeerViolation::NoRight).await;
+    let grant = private.grant(64);
+    refused(&pair, &grant, grant.region, grant.range, PeerViolation::NoRight).await;
 }
 
 pub async fn memory_of_another_domain_is_refused(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime.clone()).await;
     let other = (setup.fabric)(runtime).open_domain().unwrap();
     let foreign = RegisteredPool::new(&other, "other domain", Access::RECEIVE, 1 << 20);
-    let lent = foreign.lend(64);
-    refused(&pair, &lent, lent.region, lent.range, PeerViolation::UnknownRegion).await;
+    let grant = foreign.grant(64);
+    refused(&pair, &grant, grant.region, grant.range, PeerViolation::UnknownRegion).await;
 }
 
 /// Writes 64 bytes to `range` on a connection of its own whose left side believes in `claim`; expects that the
 /// target refuses for `reason`, that both sides of that connection fail, that nothing was written or delivered,
 /// and that the pair's first connection still works.
-async fn refused(pair: &Pair, lent: &Lent, claim: RemoteRegion, range: RemoteRange, reason: PeerViolation) {
+async fn refused(pair: &Pair, grant: &Grant, claim: RemoteRegion, range: RemoteRange, reason: PeerViolation) {
     let (left_end, right_end) = pair.connect_again().await;
     left_end.add_remote_region(claim);
     let write = left_end.write_imm(pair.left.source.filled(64, 1), range, Immediate(1));
@@ -211,7 +212,7 @@ async fn refused(pair: &Pair, lent: &Lent, claim: RemoteRegion, range: RemoteRan
     }
     assert_refused(pair, &end_of(&pair.runtime, &left_end).await, reason);
     assert_violated(pair, &end_of(&pair.runtime, &right_end).await, reason);
-    assert_eq!(lent.bytes(), vec![0; lent.granted.length()], "memory was touched");
+    assert_eq!(grant.bytes(), vec![0; grant.granted.length()], "memory was touched");
     assert_eq!(right_end.stats().bytes_received, 0);
     left_end.notify(Immediate(0)).await.unwrap_err();
     right_end.notify(Immediate(0)).await.unwrap_err();
@@ -256,7 +257,7 @@ pub async fn an_immediate_without_a_receive_fails_both_ends(setup: Setup, runtim
     }
     let error = pair.end_at_left().await;
     assert_not_ready(&error);
-    // The four that found a receive are still there.
+    // The four arrivals that found a receive are still queued.
     for value in 0..4 {
         assert_eq!(pair.arrival_at_right().await.0, value);
     }

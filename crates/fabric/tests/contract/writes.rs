@@ -1,4 +1,4 @@
-//! What writes and notifications do.
+//! The rules of writes and notifications.
 
 use std::{
     future::poll_fn,
@@ -19,30 +19,30 @@ use tensorwire_memory::Buf;
 
 use super::{
     Setup,
-    pair::{DEPTHS, Lent, Pair, RegisteredPool, checksum, fill, immediate, pattern, step, yield_once},
+    pair::{DEPTHS, Grant, Pair, RegisteredPool, checksum, fill, immediate, pattern, step, yield_once},
 };
 
 pub async fn a_write_is_visible_at_its_immediate(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
     for round in 0..100_u32 {
-        let lent = pair.lend_right(1000);
+        let grant = pair.grant_right(1000);
         let source = pair.left.source.filled(1000, u64::from(round));
-        let write = pair.to_right.write_imm(source, lent.range, Immediate(round));
+        let write = pair.to_right.write_imm(source, grant.range, Immediate(round));
         assert_eq!(pair.arrival_at_right().await, (round, 1000));
-        assert_eq!(lent.take()[..], pattern(1000, u64::from(round))[..], "round {round}");
+        assert_eq!(grant.take()[..], pattern(1000, u64::from(round))[..], "round {round}");
         pair.step("the write", write).await.unwrap();
     }
 }
 
 pub async fn a_plain_write_is_visible_at_the_next_immediate(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    let (first, second) = (pair.lend_right(300_000), pair.lend_right(10));
+    let (first, second) = (pair.grant_right(300_000), pair.grant_right(10));
     let writes = [
         pair.to_right.write(pair.left.source.filled(300_000, 1), first.range),
         pair.to_right.write(pair.left.source.filled(10, 2), second.range),
         pair.to_right.notify(Immediate(3)),
     ];
-    assert_eq!(pair.arrival_at_right().await, (3, 0), "plain writes are not told");
+    assert_eq!(pair.arrival_at_right().await, (3, 0), "plain writes announce nothing");
     assert_eq!(first.take()[..], pattern(300_000, 1)[..]);
     assert_eq!(second.take()[..], pattern(10, 2)[..]);
     for result in pair.step("the writes", join_all(writes)).await {
@@ -52,7 +52,7 @@ pub async fn a_plain_write_is_visible_at_the_next_immediate(setup: Setup, runtim
 
 pub async fn immediates_arrive_in_posting_order(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    let lent = pair.lend_right(1 << 20);
+    let grant = pair.grant_right(1 << 20);
     for first in (0..200_u32).step_by(8) {
         let mut posted = Vec::new();
         for value in first..first + 8 {
@@ -61,7 +61,7 @@ pub async fn immediates_arrive_in_posting_order(setup: Setup, runtime: Arc<dyn R
             let source = pair.left.source.filled(length, u64::from(value));
             posted.push(match length {
                 0 => pair.to_right.notify(Immediate(value)),
-                _ => pair.to_right.write_imm(source, lent.part(0, length as u64), Immediate(value)),
+                _ => pair.to_right.write_imm(source, grant.part(0, length as u64), Immediate(value)),
             });
         }
         for value in first..first + 8 {
@@ -88,7 +88,7 @@ pub async fn posts_that_are_complete_at_once_find_room_while_the_peer_executes_t
     setup: Setup,
     runtime: Arc<dyn Runtime>,
 ) {
-    // As many as leave the least room beside them where a ring has a power of two of slots.
+    // This depth leaves the least spare room in a ring whose number of slots is a power of two.
     let depths = QueuePairConfig { send_depth: 96, receive_depth: 64 };
     let pair = Pair::with_depths(setup, runtime, depths).await;
     for value in 0..1000 {
@@ -106,26 +106,26 @@ pub async fn bytes_around_a_write_stay_untouched(setup: Setup, runtime: Arc<dyn 
     let pair = Pair::new(setup, runtime).await;
     for (offset, length) in [(0, 1), (1, 1), (7, 64), (63, 65), (100, 4096), (1, 300_001)] {
         let total = offset + length + 100;
-        let lent = pair.lend_right(total);
+        let grant = pair.grant_right(total);
         let source = pair.left.source.filled(length, 9);
-        let write = pair.to_right.write_imm(source, lent.part(offset as u64, length as u64), Immediate(0));
+        let write = pair.to_right.write_imm(source, grant.part(offset as u64, length as u64), Immediate(0));
         pair.arrival_at_right().await;
         pair.step("the write", write).await.unwrap();
         let mut expected = vec![0; total];
         expected[offset..offset + length].copy_from_slice(&pattern(length, 9));
-        assert_eq!(lent.take()[..], expected[..], "{length} bytes at {offset}");
+        assert_eq!(grant.take()[..], expected[..], "{length} bytes at {offset}");
     }
 }
 
 /// `length` bytes from an odd source address to an odd destination address.
 async fn unaligned(setup: Setup, runtime: Arc<dyn Runtime>, length: usize) {
     let pair = Pair::new(setup, runtime).await;
-    let lent = pair.lend_right(length + 3);
+    let grant = pair.grant_right(length + 3);
     let source = pair.left.source.filled(length + 5, 4).slice(5..length + 5).unwrap();
-    let write = pair.to_right.write_imm(source.clone(), lent.part(3, length as u64), Immediate(1));
+    let write = pair.to_right.write_imm(source.clone(), grant.part(3, length as u64), Immediate(1));
     assert_eq!(pair.arrival_at_right().await, (1, length as u64));
     pair.step("the write", write).await.unwrap();
-    let landed = lent.take();
+    let landed = grant.take();
     assert_eq!(landed[3..], source[..]);
     assert_eq!(landed[..3], [0; 3]);
 }
@@ -164,12 +164,12 @@ pub async fn length_16_mib(setup: Setup, runtime: Arc<dyn Runtime>) {
 
 pub async fn the_address_granted_is_the_address_written(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    let lent = pair.lend_right(100_000);
-    let address = lent.address;
-    let write = pair.to_right.write_imm(pair.left.source.filled(100_000, 5), lent.range, Immediate(0));
+    let grant = pair.grant_right(100_000);
+    let address = grant.address;
+    let write = pair.to_right.write_imm(pair.left.source.filled(100_000, 5), grant.range, Immediate(0));
     pair.arrival_at_right().await;
     pair.step("the write", write).await.unwrap();
-    let shared = lent.take().freeze();
+    let shared = grant.take().freeze();
     assert_eq!(shared.as_ptr() as usize, address);
     assert_eq!(shared[..], pattern(100_000, 5)[..]);
 }
@@ -177,16 +177,16 @@ pub async fn the_address_granted_is_the_address_written(setup: Setup, runtime: A
 pub async fn many_writes_may_be_outstanding(setup: Setup, runtime: Arc<dyn Runtime>) {
     let depths = QueuePairConfig { send_depth: 64, receive_depth: 64 };
     let pair = Pair::with_depths(setup, runtime, depths).await;
-    let lent: Vec<Lent> = (0..64).map(|index| pair.lend_right(1 + index * 999)).collect();
+    let grant: Vec<Grant> = (0..64).map(|index| pair.grant_right(1 + index * 999)).collect();
     let mut posted = Vec::new();
-    for (index, lent) in lent.iter().enumerate() {
+    for (index, grant) in grant.iter().enumerate() {
         let source = pair.left.source.filled(1 + index * 999, index as u64);
-        let request = WorkRequestOf::write(source, lent, index as u32);
+        let request = WorkRequestOf::write(source, grant, index as u32);
         posted.push(pair.to_right.post_now(&request.0).unwrap());
     }
-    for (index, lent) in lent.into_iter().enumerate() {
+    for (index, grant) in grant.into_iter().enumerate() {
         assert_eq!(pair.arrival_at_right().await, (index as u32, 1 + index as u64 * 999));
-        assert_eq!(lent.take()[..], pattern(1 + index * 999, index as u64)[..], "write {index}");
+        assert_eq!(grant.take()[..], pattern(1 + index * 999, index as u64)[..], "write {index}");
     }
     for result in pair.step("the writes", join_all(posted)).await {
         result.unwrap();
@@ -197,8 +197,8 @@ pub async fn many_writes_may_be_outstanding(setup: Setup, runtime: Arc<dyn Runti
 struct WorkRequestOf(WorkRequest);
 
 impl WorkRequestOf {
-    fn write(local: Buf, lent: &Lent, value: u32) -> Self {
-        let (remote, immediate) = (Some(lent.range), Some(Immediate(value)));
+    fn write(local: Buf, grant: &Grant, value: u32) -> Self {
+        let (remote, immediate) = (Some(grant.range), Some(Immediate(value)));
         Self(WorkRequest::Write { local, remote, immediate })
     }
 }
@@ -241,16 +241,16 @@ pub async fn a_dropped_future_still_completes_and_then_frees_its_buffer(
 ) {
     const BYTES: usize = 16 << 20;
     let pair = Pair::new(setup, runtime).await;
-    // Room for one buffer only: a second can be had no sooner than the write has let go of the first.
+    // Room for one buffer only: a second allocation waits until the write has released the first.
     let small = RegisteredPool::new(&pair.left.domain, "one buffer", Access::LOCAL, BYTES as u64);
     for round in 0..3 {
-        let lent = pair.lend_right(BYTES);
+        let grant = pair.grant_right(BYTES);
         let source = small.filled(BYTES, round);
-        drop(pair.to_right.write_imm(source, lent.range, Immediate(0)));
+        drop(pair.to_right.write_imm(source, grant.range, Immediate(0)));
         let mut next = pair.step("the buffer's return", small.pool.alloc(BYTES)).await.unwrap();
         fill(&mut next, 1000);
         assert_eq!(pair.arrival_at_right().await, (0, BYTES as u64));
-        assert!(lent.take()[..] == pattern(BYTES, round)[..], "the buffer was reused too early");
+        assert!(grant.take()[..] == pattern(BYTES, round)[..], "the buffer was reused too early");
     }
 }
 
@@ -266,18 +266,18 @@ pub async fn an_arrival_not_taken_is_not_lost(setup: Setup, runtime: Arc<dyn Run
     }
 }
 
-/// Answers each arrival from inside of the sink, with a number higher by `step`.
+/// Answers each arrival inside the sink, with a number that is higher by `step`.
 #[derive(Debug)]
 struct Answering {
     queue_pair: Mutex<Option<QueuePair>>,
     step: u32,
-    /// Taken while an arrival is.
+    /// Locked while the sink handles an arrival.
     inside: Mutex<()>,
-    /// Gets the numbers of arrivals, or `None` for one that comes inside of another.
+    /// Receives the numbers of arrivals, or `None` for an arrival during another.
     seen: UnboundedSender<Option<u32>>,
 }
 
-/// The last number that is sent, and one more.
+/// One more than the last number that is sent.
 const ANSWERED: u32 = 400;
 
 impl Answering {
@@ -325,12 +325,12 @@ async fn all_seen(mut sees: UnboundedReceiver<Option<u32>>) {
 }
 
 pub async fn a_sink_takes_arrivals_one_at_a_time_and_in_order(setup: Setup, runtime: Arc<dyn Runtime>) {
-    /// Numbers that are on their way at once.
+    /// How many numbers are under way at once.
     const AT_ONCE: u32 = 8;
     let pair = Pair::new(setup, runtime).await;
     let (left, seen_by_left) = Answering::between(&pair.to_right, AT_ONCE);
     (0..AT_ONCE).for_each(|value| left.post(value));
-    // What came before there was a sink goes first.
+    // Arrivals from before the sink was set go to it first.
     let (right, seen_by_right) = Answering::between(&pair.to_left, 0);
     let all = pin!(join(all_seen(seen_by_left), all_seen(seen_by_right)));
     let driven = pin!(join(driven(&pair.to_right), driven(&pair.to_left)));
@@ -339,22 +339,22 @@ pub async fn a_sink_takes_arrivals_one_at_a_time_and_in_order(setup: Setup, runt
     drop([left, right].map(|sink| sink.queue_pair.lock().unwrap().take()));
 }
 
-/// Writes `rounds` buffers of changing length to `lent` and checks what the other side echoes.
-async fn pump(to_peer: &QueuePair, source: &RegisteredPool, lent: &Lent, rounds: u32) {
+/// Writes `rounds` buffers of changing length to `grant` and checks what the other side echoes.
+async fn pump(to_peer: &QueuePair, source: &RegisteredPool, grant: &Grant, rounds: u32) {
     for round in 0..rounds {
         let length = lengths(round);
         let bytes = source.filled(length, u64::from(round));
-        let write = to_peer.write_imm(bytes, lent.part(0, length as u64), Immediate(round));
+        let write = to_peer.write_imm(bytes, grant.part(0, length as u64), Immediate(round));
         write.await.unwrap();
         // The peer confirms that it has checked this round, so that its memory may be written again.
-        while !lent_is_free(to_peer, round).await {}
+        while !target_is_free(to_peer, round).await {}
     }
 }
 
 /// Immediates at or above this acknowledge a round.
 const CHECKED: u32 = 0x4000_0000;
 
-async fn lent_is_free(to_peer: &QueuePair, round: u32) -> bool {
+async fn target_is_free(to_peer: &QueuePair, round: u32) -> bool {
     immediate(to_peer.next_arrival().await.unwrap()).0 == CHECKED + round
 }
 
@@ -363,11 +363,11 @@ fn lengths(round: u32) -> usize {
 }
 
 /// The receiving half of [`pump`].
-async fn check(from_peer: &QueuePair, lent: &Lent, rounds: u32) {
+async fn check(from_peer: &QueuePair, grant: &Grant, rounds: u32) {
     for round in 0..rounds {
         let (value, length) = immediate(from_peer.next_arrival().await.unwrap());
         assert_eq!((value, length), (round, lengths(round) as u64));
-        let landed = &lent.bytes()[..lengths(round)];
+        let landed = &grant.bytes()[..lengths(round)];
         assert_eq!(checksum(landed), checksum(&pattern(lengths(round), u64::from(round))), "round {round}");
         from_peer.notify(Immediate(CHECKED + round)).await.unwrap();
     }
@@ -382,15 +382,15 @@ pub async fn traffic_both_ways_under_load_keeps_its_checksums(setup: Setup, runt
         let (left, right) = pair.connect_again().await;
         let leftward = lane % 2 == 1;
         let receiving = if leftward { &pair.left } else { &pair.right };
-        let lent = receiving.receive.lend(400_000);
+        let grant = receiving.receive.grant(400_000);
         let (writer, checker) = if leftward { (right, left) } else { (left, right) };
-        writer.add_remote_region(lent.region);
-        lanes.push((leftward, writer, checker, Arc::new(lent)));
+        writer.add_remote_region(grant.region);
+        lanes.push((leftward, writer, checker, Arc::new(grant)));
     }
     let mut tasks = Vec::new();
-    for (leftward, writer, checker, lent) in lanes {
+    for (leftward, writer, checker, grant) in lanes {
         let (sender, receiver) = futures::channel::oneshot::channel();
-        let (pair, checked) = (pair.clone(), lent.clone());
+        let (pair, checked) = (pair.clone(), grant.clone());
         let checking = async move {
             check(&checker, &checked, ROUNDS).await;
             // Not closed here: the last write may have landed and not be complete, and would fail then.
@@ -399,7 +399,7 @@ pub async fn traffic_both_ways_under_load_keeps_its_checksums(setup: Setup, runt
         runtime.spawn("checker", Box::pin(checking));
         tasks.push(async move {
             let source = if leftward { &pair.right.source } else { &pair.left.source };
-            pump(&writer, source, &lent, ROUNDS).await;
+            pump(&writer, source, &grant, ROUNDS).await;
             receiver.await.unwrap();
         });
     }
@@ -410,7 +410,7 @@ pub async fn both_directions_of_one_connection_work_at_once(setup: Setup, runtim
     let pair = Pair::new(setup, runtime).await;
     for round in 0..30 {
         let length = [16, 600_000, 65][round as usize % 3];
-        let (at_right, at_left) = (pair.lend_right(length), pair.lend_left(length));
+        let (at_right, at_left) = (pair.grant_right(length), pair.grant_left(length));
         let there = pair.left.source.filled(length, u64::from(round));
         let back = pair.right.source.filled(length, u64::from(round) + 1000);
         let writes = join(
@@ -432,10 +432,10 @@ pub async fn writes_from_many_tasks_all_land(setup: Setup, runtime: Arc<dyn Runt
     const EACH: u32 = 50;
     let depths = QueuePairConfig { send_depth: 8, receive_depth: 1024 };
     let pair = Arc::new(Pair::with_depths(setup, runtime.clone(), depths).await);
-    let lent = pair.lend_right((TASKS * EACH * 16) as usize);
+    let grant = pair.grant_right((TASKS * EACH * 16) as usize);
     let mut finished = Vec::new();
     for task in 0..TASKS {
-        let (pair, base) = (pair.clone(), lent.part(u64::from(task * EACH * 16), 16));
+        let (pair, base) = (pair.clone(), grant.part(u64::from(task * EACH * 16), 16));
         let (sender, receiver) = futures::channel::oneshot::channel();
         finished.push(receiver);
         let work = async move {
@@ -455,7 +455,7 @@ pub async fn writes_from_many_tasks_all_land(setup: Setup, runtime: Arc<dyn Runt
         assert!(!std::mem::replace(&mut seen[value as usize], true), "{value} came twice");
     }
     step(&runtime, "the writers", join_all(finished)).await;
-    let landed = lent.take();
+    let landed = grant.take();
     for (index, bytes) in landed.chunks(16).enumerate() {
         assert_eq!(bytes, pattern(16, index as u64), "write {index}");
     }
@@ -463,11 +463,11 @@ pub async fn writes_from_many_tasks_all_land(setup: Setup, runtime: Arc<dyn Runt
 
 pub async fn counters_count_operations_and_bytes(setup: Setup, runtime: Arc<dyn Runtime>) {
     let pair = Pair::new(setup, runtime).await;
-    let lent = pair.lend_right(100_000);
+    let grant = pair.grant_right(100_000);
     let lengths = [1, 64, 65, 100_000];
     for length in lengths {
         let source = pair.left.source.filled(length as usize, 0);
-        let write = pair.to_right.write_imm(source, lent.part(0, length), Immediate(0));
+        let write = pair.to_right.write_imm(source, grant.part(0, length), Immediate(0));
         pair.step("a write", write).await.unwrap();
         pair.arrival_at_right().await;
     }
@@ -480,7 +480,7 @@ pub async fn counters_count_operations_and_bytes(setup: Setup, runtime: Arc<dyn 
     assert_eq!((left.arrivals, left.bytes_received), (0, 0));
     assert_eq!((right.operations, right.bytes_sent), (0, 0));
     // A failed operation counts nowhere.
-    let mut unknown = lent.range;
+    let mut unknown = grant.range;
     unknown.region.0 += 1000;
     let source = pair.left.source.filled(100_000, 0);
     pair.step("a bad write", pair.to_right.write(source, unknown)).await.unwrap_err();
@@ -501,7 +501,7 @@ pub async fn waiting_operations_are_posted_in_the_order_they_began_to_wait(
     for operation in &mut waiting {
         assert!(futures::poll!(operation).is_pending());
     }
-    // Two give up; awaited in the opposite order, the others come in the order in which they began.
+    // Two are dropped; the others, awaited in the opposite order, get room in the order in which they began to wait.
     drop(waiting.remove(7));
     drop(waiting.remove(0));
     waiting.reverse();

@@ -8,7 +8,7 @@ use tensorwire_memory::{Block, copy::CopyReason::Local};
 
 const KIND: FabricKind = FabricKind::new("loopback");
 
-/// The sides that nobody has connected to, by their tokens. A token is used once: its side is taken out.
+/// The sides that are not connected yet, by their tokens. A token is used once: connecting removes its side.
 static PREPARED: Mutex<BTreeMap<Vec<u8>, Arc<Side>>> = Mutex::new(BTreeMap::new());
 
 /// The fabric, and each of its domains.
@@ -54,7 +54,8 @@ impl Domain for Loopback {
     }
 }
 
-/// A side that can be dialled by its token, and later a part of the driver: its drop ends the side.
+/// Owns a side: first a prepared one, which can be dialled by its token, then a connected one as part of the driver.
+/// Dropping it ends the side.
 #[derive(Debug)]
 struct Owner(Arc<Side>, Vec<u8>);
 
@@ -93,7 +94,7 @@ impl Drop for Owner {
 struct Side {
     core: Arc<QueuePairCore>,
     table: Arc<RegionTable>,
-    /// The peer holds this while it writes.
+    /// The peer locks this while it writes.
     gate: Mutex<()>,
     peer: OnceLock<Weak<Self>>,
 }
@@ -147,7 +148,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Here the fabric ends and its tests begin.
+/// The fabric ends here; its tests follow.
 fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     let table = Arc::new(RegionTable::new(&*runtime));
     Arc::new(Loopback(runtime, table))

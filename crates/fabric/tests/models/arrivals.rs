@@ -1,4 +1,5 @@
-//! Who hands arrivals on, and what that leaves to the connection's task, under every interleaving that loom finds.
+//! Passing arrivals on by several threads, and the work that this leaves to the connection's task, under every
+//! interleaving that loom finds.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
@@ -18,7 +19,7 @@ use loom::{
 
 use crate::{arrival_queue::ArrivalQueue, entries::Entries, model};
 
-/// A queue pair with a sink: what was queued before goes to the sink first.
+/// A queue pair with a sink: queued arrivals go to the sink first.
 struct QueuePair {
     queue: ArrivalQueue<u64>,
     sink: Mutex<Vec<u64>>,
@@ -58,7 +59,7 @@ fn queued_arrivals_and_new_ones_reach_the_sink_in_order_and_one_at_a_time() {
         pair.hand_on();
         fabric.join().unwrap();
         helper.join().unwrap();
-        // Whoever leaves some wakes the task, which does this.
+        // A thread that leaves arrivals wakes the task, which does this.
         while pair.hand_on().is_some() {}
         assert_eq!(*pair.sink.lock().unwrap(), [1, 2, 3, 4]);
         assert_eq!(pair.queue.waiting(), 0);
@@ -69,7 +70,7 @@ fn queued_arrivals_and_new_ones_reach_the_sink_in_order_and_one_at_a_time() {
 struct Connection {
     entries: std::sync::Arc<Entries<Work>>,
     posted: AtomicU64,
-    /// How many of them were executed.
+    /// How many descriptors were executed.
     target: Mutex<u64>,
     is_contended: AtomicBool,
     is_woken: AtomicBool,
@@ -99,24 +100,24 @@ impl Connection {
         })
     }
 
-    /// The waker holds the connection.
+    /// Ends the cycle: the waker holds the connection.
     fn forget_task(&self) {
         let _nothing_rings = self.entries.end_poll(Waker::noop());
     }
 
-    /// Polls the task as often as it was woken.
+    /// Polls the task once for each wake-up.
     fn run(this: &Arc<Self>) {
         while this.is_woken.swap(false, Ordering::AcqRel) {
             Self::poll(this);
         }
     }
 
-    /// As a runtime's: a plain store would hide what an earlier waker did before.
+    /// Like a runtime's: a plain store would hide what an earlier waker did before it.
     fn wake(&self) {
         self.is_woken.swap(true, Ordering::AcqRel);
     }
 
-    /// Leaves something to the task.
+    /// Leaves an arrival to the task.
     fn leave(&self) {
         let done = self.done.clone();
         let work = poll_fn(move |_| {
@@ -126,7 +127,8 @@ impl Connection {
         assert!(self.entries.add_unpolled(Box::pin(work)).is_ok());
     }
 
-    /// Executes what the peer has posted; each leaves something to the task. False if another thread is at it.
+    /// Executes the peer's descriptors; each leaves an arrival to the task. Returns false if another thread holds the
+    /// lock.
     fn progress(&self) -> bool {
         {
             let Ok(mut executed) = self.target.try_lock() else { return false };
@@ -162,7 +164,7 @@ impl Connection {
 
 #[test]
 fn what_a_helper_finds_is_done_by_the_task_wherever_the_helper_is_dropped() {
-    // The helper looks so often before it is dropped.
+    // The number of polls by the helper before it is dropped.
     for looks in 0..=2 {
         model(move || {
             let connection = Connection::new();
@@ -205,7 +207,8 @@ fn what_is_left_to_the_task_while_it_is_polled_is_done() {
     });
 }
 
-/// An entry that is ready once `is_set`, and leaves its waker until then. `polls` is how many threads poll it.
+/// An entry that is ready once `is_set` is true; until then it leaves its waker. `polls` counts the threads that poll
+/// it.
 fn waits(is_set: &Arc<AtomicBool>, waker: &Arc<Mutex<Option<Waker>>>, polls: &Arc<AtomicU64>) -> Work {
     let (is_set, left, polls) = (is_set.clone(), waker.clone(), polls.clone());
     Box::pin(poll_fn(move |context| {
@@ -223,7 +226,7 @@ fn an_entry_that_is_woken_while_it_is_added_is_polled_again_by_one_thread_at_a_t
         let connection = Connection::new();
         let (is_set, waker) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None::<Waker>)));
         let entry = waits(&is_set, &waker, &Arc::new(AtomicU64::new(0)));
-        // As `publish` does: it wakes the entry, and polls what it has woken.
+        // Like `publish`: it wakes the entry, and polls the entries that it woke.
         let publisher = {
             let (connection, is_set, waker) = (connection.clone(), is_set.clone(), waker.clone());
             thread::spawn(move || {

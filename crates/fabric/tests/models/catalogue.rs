@@ -12,10 +12,10 @@ use loom::{
 
 use crate::{model, sequence, word, words};
 
-/// Two pieces of memory that contents lie in by turns, two words each.
+/// Two pieces of memory, two words each. Contents use them alternately.
 type Memory = [[AtomicU64; 2]; 2];
 
-/// A cell: its sequence, and in which of the two pieces its content is.
+/// A cell: its sequence, and the index of the piece with its content.
 struct Cell {
     sequence: AtomicU64,
     at: AtomicU64,
@@ -30,7 +30,7 @@ fn s2_a_copy_is_of_one_content_though_the_memory_is_reused() {
         let publisher = {
             let cell = cell.clone();
             thread::spawn(move || {
-                // Content 1 goes beside content 0, and content 2 to where content 0 was.
+                // Content 1 goes into the other piece, and content 2 into the piece of content 0.
                 for content in 1..=2 {
                     let at = content % 2;
                     cell.memory[at as usize].iter().for_each(|word| word.store(content, Ordering::Relaxed));
@@ -58,13 +58,13 @@ struct Viewed {
 }
 
 impl Viewed {
-    /// The content 2 is there.
+    /// A cell with content 2.
     fn new() -> Arc<Self> {
         let (sequence, memory) = (AtomicU64::new(2), UnsafeCell::new(7));
         Arc::new(Self { sequence, closed: word(), claim: word(), memory })
     }
 
-    /// The reader claims, looks, views if it may, and ends the claim, by the steps that the fabric calls.
+    /// The reader claims, checks, views if allowed, and ends the claim, by the steps that the fabric calls.
     fn view(&self) {
         let Some(number) = sequence::begin(&self.sequence) else { return };
         let claim = || {
@@ -80,7 +80,7 @@ impl Viewed {
         words::release(&self.claim, &word(), 0);
     }
 
-    /// The publisher reuses the memory if nobody claims it.
+    /// The publisher reuses the memory if no reader claims it.
     fn reuse(&self) {
         if sequence::claimed(&self.claim) != 2 {
             // SAFETY: nobody views it; loom reports it otherwise.
@@ -111,7 +111,8 @@ fn s1_memory_of_a_closed_connection_is_not_reused_under_a_view() {
         let publisher = {
             let viewed = viewed.clone();
             thread::spawn(move || {
-                // Nothing looks at the claims of a connection that is over, if there are none.
+                // The publisher reads the claims once after the connection's end. Without claims it does not read them
+                // again.
                 words::close(&viewed.closed, 1);
                 viewed.reuse();
             })

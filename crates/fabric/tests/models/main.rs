@@ -1,10 +1,10 @@
-//! What several threads or processes do to shared state, under every interleaving that loom finds: the fabrics' own source,
-//! compiled over loom's locks and atomics.
+//! Operations of several threads or processes on shared state, under every interleaving that loom finds: the fabrics'
+//! own source, compiled with loom's locks and atomics.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 #![allow(dead_code, unreachable_pub)] // the sources are compiled whole
 
-/// What the sources take from here instead of the crate's own.
+/// Replaces the crate's own module of this name for the included sources.
 mod sync {
     use std::task::Waker;
 
@@ -15,7 +15,7 @@ mod sync {
 
     pub(crate) use crate::alarm_source::Alarm;
 
-    /// That of `futures`, as a lock.
+    /// Replaces `futures::task::AtomicWaker` by a lock.
     pub(crate) struct AtomicWaker(Mutex<Option<Waker>>);
 
     impl AtomicWaker {

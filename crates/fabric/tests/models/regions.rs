@@ -1,4 +1,4 @@
-//! The cache of the peer's regions, which threads read and fill side by side.
+//! The cache of the peer's regions, which threads read and fill concurrently.
 
 use loom::{sync::Arc, thread};
 

@@ -1,5 +1,5 @@
-//! What two processes exchange over shared words, under every interleaving that loom finds: the fabric's own
-//! steps, compiled over loom's atomics.
+//! The exchanges of two processes over shared words, under every interleaving that loom finds: the fabric's own steps,
+//! compiled with loom's atomics.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
@@ -95,7 +95,7 @@ fn threads_that_post_side_by_side_never_share_a_slot_or_overwrite_an_unread_one(
                 ring.consumed.store(1, Ordering::Release);
             })
         };
-        // One slot is left beside the position that a quiet one may take.
+        // One slot is left besides the position that a quiet descriptor may take.
         ring.post(ring.tail.take(1));
         let consumed = steps::load(&ring.consumed);
         assert!(consumed <= ring.tail.next(), "no peer can have executed more than was taken");
@@ -150,7 +150,7 @@ fn no_wake_up_is_lost_between_two_ringers_and_one_sleeper() {
     });
 }
 
-/// The sender of a note in a fast box, which looks later whether its receiver sleeps, and the receiver.
+/// The sender of a note in a fast box, which later checks whether its receiver sleeps, and the receiver.
 #[test]
 fn a_note_in_a_box_is_found_or_its_receiver_is_woken() {
     const ASLEEP: u64 = 1;
@@ -180,7 +180,7 @@ fn a_note_in_a_box_is_found_or_its_receiver_is_woken() {
     });
 }
 
-/// Two sides exchange notes, each in two boxes. A note says how many its sender has taken.
+/// Two sides exchange notes, each in two boxes. A note contains the number of notes that its sender has taken.
 #[test]
 fn no_box_is_filled_again_before_its_note_was_taken() {
     const NOTES: u64 = 3;
@@ -213,7 +213,7 @@ fn no_box_is_filled_again_before_its_note_was_taken() {
     });
 }
 
-/// A side begins to read a set of boxes while its owner closes that and would use it again.
+/// A side begins to read a set of boxes while the set's owner closes it and wants to reuse it.
 #[test]
 fn no_set_of_boxes_is_used_again_while_it_is_read() {
     model(|| {
@@ -249,8 +249,8 @@ fn a_second_sleep_is_rung_again() {
                 }
             })
         };
-        // Sleeps until all work is seen, as the driver does: takes the edges there are, announces its sleep, looks again. If an
-        // edge that is owed does not come, loom's limit of steps ends the model.
+        // Sleeps until all work is seen, as the driver does: takes the present edges, announces its sleep, looks again.
+        // If an edge is lost, loom's limit of steps ends the model.
         for epoch in 1.. {
             let taken = bell.edges.load(Ordering::Acquire);
             steps::fall_asleep(&bell.sleep, epoch);
@@ -279,7 +279,7 @@ fn a_release_is_seen_or_rung_for_when_the_lender_listens() {
                 }
             })
         };
-        // The lender's pool runs dry: it announces that it listens, falls asleep, looks.
+        // The lender's pool has no free memory: it announces that it listens, falls asleep, looks again.
         bell.listens.store(1, Ordering::Relaxed);
         steps::fall_asleep(&bell.sleep, 1);
         let counted = steps::load(&released);
@@ -329,7 +329,7 @@ fn bytes_of_a_closed_connection_are_never_delivered() {
     });
 }
 
-/// A payload of chunks that are plain memory to loom: it finds any that two threads touch without order.
+/// A payload of chunks that are plain memory to loom: it reports each chunk that two threads access without order.
 struct Payload {
     chunks: chunks::Chunks,
     bytes: [UnsafeCell<u32>; 3],

@@ -1,5 +1,5 @@
-//! The slot table under every interleaving of a few threads, as loom finds them: the table's own source, compiled
-//! over loom's locks.
+//! The slot table under every interleaving of a few threads that loom finds: the table's own source, compiled with
+//! loom's locks.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
@@ -37,7 +37,7 @@ fn reserved(table: &SlotTable, weight: u64) -> SlotKey {
     }
 }
 
-/// As an operation's future does it.
+/// Like an operation's future.
 async fn reserve_in_turn(table: &SlotTable, weight: u64) -> Result<SlotKey, FabricError> {
     let mut position = LinePosition::default();
     poll_fn(|context| match table.reserve_or_wait(&request(), weight, &mut position, context.waker()) {
@@ -48,7 +48,7 @@ async fn reserve_in_turn(table: &SlotTable, weight: u64) -> Result<SlotKey, Fabr
     .await
 }
 
-/// As an operation's future does it.
+/// Like an operation's future.
 async fn done(table: &SlotTable, key: SlotKey) -> Result<(), FabricError> {
     poll_fn(|context| match table.take_done(key) {
         Some(result) => Poll::Ready(result),
@@ -64,7 +64,7 @@ fn in_line(table: &SlotTable, weight: u64) -> SlotKey {
     }
 }
 
-/// As a queue pair does it.
+/// Like a queue pair.
 fn submit_line(table: &SlotTable, submitted: &Mutex<Vec<SlotKey>>) {
     while let Some((key, _)) = table.next_in_line() {
         submitted.lock().unwrap().push(key);
@@ -93,7 +93,7 @@ fn end_ignored(table: &SlotTable, key: SlotKey) {
     assert!(table.complete(key, Ok(())));
 }
 
-/// Nothing is held any more: everything fits again.
+/// Checks that the whole depth is free again.
 fn assert_free(table: &SlotTable) {
     assert_eq!(table.outstanding(), 0);
     let key = reserved(table, u64::from(table.depth()));
@@ -179,7 +179,7 @@ fn a_place_given_up_goes_to_the_next() {
     model(|| {
         let table = Arc::new(SlotTable::new(2));
         let held = reserved(&table, 1);
-        // The first in the queue does not fit beside what is held; the second would.
+        // The first in the queue does not fit beside the posted operation; the second would.
         let mut position = LinePosition::default();
         let gave_up = table.reserve_or_wait(&request(), 2, &mut position, &noop_waker());
         assert!(matches!(gave_up, Reserve::Full));
@@ -205,7 +205,8 @@ fn what_stands_in_line_is_submitted_once_and_in_order() {
         end(&table, held);
         submit_line(&table, &submitted);
         other.join().unwrap();
-        // The other may have been at the first when this one looked, and the first may have had no room then.
+        // The other thread may have been submitting the first when this one looked, and the first may have had no room
+        // then.
         submit_line(&table, &submitted);
         assert_eq!(*submitted.lock().unwrap(), line);
         line.into_iter().for_each(|key| end_ignored(&table, key));

@@ -1,5 +1,5 @@
-//! Submitting to a verbs queue pair under every interleaving of a few threads, as loom finds them: the submissions' own
-//! source, compiled over loom's locks.
+//! Submitting to a verbs queue pair under every interleaving of a few threads that loom finds: the submissions' own
+//! source, compiled with loom's locks.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
@@ -12,7 +12,7 @@ use crate::{
     submissions::{Submissions, Worker},
 };
 
-/// A send queue: work that is posted comes back with a completion, which somebody handles.
+/// A send queue: posted work returns with a completion, which some thread handles.
 #[derive(Debug, Default)]
 struct Queue {
     pending: Vec<u32>,
@@ -49,7 +49,7 @@ fn submit(queue: &Queues, work: u32) {
     queue.hand_over(false).unwrap();
 }
 
-/// Handles all completions there are, as the link does. Whether there were any.
+/// Handles all present completions, as the link does. Returns whether there were any.
 fn complete(queue: &Queues) -> bool {
     let any = queue.with(|worker| {
         let any = std::mem::take(&mut worker.outstanding) > 0;
@@ -62,7 +62,7 @@ fn complete(queue: &Queues) -> bool {
     any
 }
 
-/// Everything is posted once no completion is left, in the order in which each thread submitted.
+/// Checks that everything is posted once no completion is left, in each thread's order of submission.
 fn assert_posted(queue: &Queues, count: u32) {
     while complete(queue) {}
     let posted = queue.with(|worker| worker.posted.clone());
@@ -115,7 +115,7 @@ fn what_somebody_waits_for_is_posted_without_a_completion() {
         submit(&queue, 0);
         let other = {
             let queue = queue.clone();
-            // Acts on the queue for something else meanwhile.
+            // Uses the queue for something else meanwhile.
             thread::spawn(move || {
                 let outstanding = queue.with(|worker| worker.outstanding);
                 queue.hand_over(true).unwrap();

@@ -1,12 +1,12 @@
 //! For tests that break the machine's network: take links down, lose packets, remove devices. Include it with `#[path]`.
 //!
-//! `TENSORWIRE_TEST_NETEM=1` means that the machine is the tests' own: they may do that.
+//! `TENSORWIRE_TEST_NETEM=1` means that the machine is used for tests only, so they may do that.
 
 #![allow(unreachable_pub)] // each test binary compiles this as its own module
 
 const NETEM: &str = "TENSORWIRE_TEST_NETEM";
 
-/// Fails, with the remedy, where the test may not break this machine's network.
+/// Fails, with the remedy, if the test may not break this machine's network.
 #[track_caller]
 pub fn need_own_network() {
     assert!(

@@ -1,7 +1,7 @@
-//! A second process, for what only another process can do: die, be stopped, hold descriptors, or send anything at all.
+//! A second process, for tests in which a process dies, is stopped, holds descriptors, or sends arbitrary bytes.
 //!
-//! It is the test binary again, asked to run the same test with [`CHILD`] set. They talk in lines of text that
-//! begin with `@@`; all else on the child's standard output is the test harness's.
+//! It runs the same test of the same binary with [`CHILD`] set. The processes exchange lines of text that begin with
+//! `@@`; all other lines on the child's standard output are the test harness's.
 
 use std::{
     env,
@@ -35,7 +35,7 @@ pub(crate) fn part() -> String {
 pub(crate) struct Other {
     process: Child,
     to: ChildStdin,
-    /// Its lines. A thread reads them, so that no wait for one is without a bound.
+    /// Its lines. A thread reads them, so that each wait for a line is bounded.
     from: mpsc::Receiver<String>,
 }
 
@@ -43,14 +43,14 @@ pub(crate) struct Other {
 const HEARING_LIMIT: Duration = Duration::from_secs(15);
 
 impl Other {
-    /// Runs the test of this path, with what it finds in [`part`].
+    /// Runs the test of this path, whose [`part`] is `part`.
     pub(crate) fn start_as(test: &str, part: &str) -> Self {
         let mut command = Command::new(env::current_exe().unwrap());
         command.args([test, "--exact", "--nocapture"]).env(CHILD, part);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let (to, output) = (process.stdin.take().unwrap(), BufReader::new(process.stdout.take().unwrap()));
-        let (said, from) = mpsc::channel();
-        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| said.send(line)));
+        let (lines, from) = mpsc::channel();
+        thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
         Self { process, to, from }
     }
 
@@ -58,20 +58,20 @@ impl Other {
         writeln!(self.to, "{line}").unwrap();
     }
 
-    /// The next line that is meant for us. Nothing else runs on this thread meanwhile.
+    /// The next line of the other process. Nothing else runs on this thread meanwhile.
     pub(crate) fn hear(&mut self) -> String {
         loop {
             let line =
                 self.from.recv_timeout(HEARING_LIMIT * patience()).expect("the child has ended or hangs");
-            if let Some((_, said)) = line.split_once("@@") {
-                return said.trim().to_owned();
+            if let Some((_, text)) = line.split_once("@@") {
+                return text.trim().to_owned();
             }
         }
     }
 
-    /// As [`hear`](Self::hear), while everything else goes on.
+    /// Like [`hear`](Self::hear), while other tasks continue.
     pub(crate) async fn hear_meanwhile(&mut self, runtime: &Arc<dyn Runtime>, what: &str) -> String {
-        let heard = async {
+        let next = async {
             loop {
                 match self.from.try_recv() {
                     Ok(line) if line.contains("@@") => {
@@ -83,10 +83,10 @@ impl Other {
                 }
             }
         };
-        step(runtime, what, heard).await
+        step(runtime, what, next).await
     }
 
-    /// Whether it was stopped since this was last asked.
+    /// Whether it was stopped since the last call.
     pub(crate) fn has_stopped(&self) -> bool {
         // SAFETY: all zeroes are a `siginfo_t`.
         let mut found: libc::siginfo_t = unsafe { std::mem::zeroed() };
@@ -111,7 +111,7 @@ impl Drop for Other {
     }
 }
 
-/// Runs `body` in a process of its own, so that process-wide counts are its alone.
+/// Runs `body` in a process of its own, so that process-wide counts concern only `body`.
 pub(crate) fn alone(
     test: &str,
     body: impl FnOnce(Arc<dyn Runtime>) -> futures::future::LocalBoxFuture<'static, ()> + Send + 'static,
@@ -120,7 +120,7 @@ pub(crate) fn alone(
         return bounded(Flavour::CurrentThread, body);
     }
     let mut other = Other::start_as(test, "1");
-    // Until its standard output is closed; it ends by itself within the limit of a test.
+    // Reads until its standard output is closed; the process ends by itself within the limit of a test.
     let output = other.from.iter().collect::<Vec<_>>().join("\n");
     let status = other.process.wait().unwrap();
     assert!(status.success() && output.contains("1 passed"), "{status}:\n{output}");

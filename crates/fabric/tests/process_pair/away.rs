@@ -1,5 +1,5 @@
-//! A fabric whose work another process does, with devices and queue pairs of its own. What is posted here is posted
-//! there, and what ends, arrives or fails there is reported here.
+//! A fabric whose work another process does, with its own devices and queue pairs. Operations that are posted here are
+//! posted there; completions, arrivals and failures there are reported here.
 
 use std::{
     collections::HashMap,
@@ -24,10 +24,10 @@ use super::{
     wire::Wire,
 };
 
-/// What the other process reports of a fabric that it has made.
+/// The other process's description of a fabric that it has made.
 #[derive(Debug, Clone)]
 pub(super) struct Made {
-    /// Where it is.
+    /// Its process.
     pub(super) process: u32,
     pub(super) kind: FabricKind,
     pub(super) capabilities: Capabilities,
@@ -104,16 +104,16 @@ struct AwayDomain {
     other: Arc<Other>,
 }
 
-/// The blocks of a domain, which lie in the other process too.
+/// The blocks of a domain, which both processes map.
 #[derive(Debug, Default)]
 pub(super) struct SharedBlocks(Mutex<HashMap<BlockId, SharedBlock>>);
 
 #[derive(Debug)]
 struct SharedBlock {
     region: RemoteRegion,
-    /// Mapped as long as the domain lives, or a queue pair of it.
+    /// Mapped while the domain or one of its queue pairs lives.
     _block: Block,
-    /// Open as long: the other process opens it by its number.
+    /// Open for the same time: the other process opens it by its number.
     _pages: File,
 }
 
@@ -182,7 +182,7 @@ struct AwayPrepared {
     blocks: Arc<SharedBlocks>,
 }
 
-/// Has the prepared side dropped when it is dropped itself. One that is connected by then stays.
+/// Dropping it drops the prepared side in the other process, unless that is connected by then.
 #[derive(Debug)]
 struct Abandoned {
     end: Number,
@@ -216,15 +216,15 @@ impl Prepared for AwayPrepared {
 
 /// A queue pair of the other process.
 ///
-/// An arrival is taken there when somebody polls for one here and none is left, so that those which nobody has taken
-/// hold their receives there, where the peer's immediates need them.
+/// An arrival is taken there when a task polls for one here and none is left. So untaken arrivals hold their receives
+/// there, where the peer's immediates need them.
 #[derive(Debug)]
 pub(super) struct AwayLink {
     end: Number,
     core: Arc<QueuePairCore>,
     other: Arc<Other>,
     blocks: Arc<SharedBlocks>,
-    /// Whether an arrival was asked for and has not come.
+    /// Whether an arrival was requested and has not come.
     is_asked: Mutex<bool>,
 }
 
@@ -244,16 +244,16 @@ impl AwayLink {
     }
 
     pub(super) fn arrived(&self, arrival: Arrival) {
-        // What was taken there while this side closed the queue pair is nobody's any more.
+        // An arrival that was taken there while this side closed the queue pair is dropped.
         if self.core.failure().is_none() {
             let mut is_asked = self.is_asked.lock().unwrap();
-            // Not to a sink: that would find `is_asked` locked when it posts and polls.
+            // Not passed to a sink: the sink would find `is_asked` locked when it posts and polls.
             self.core.queue_arrival(arrival).expect("more arrivals than receives");
             *is_asked = false;
         }
     }
 
-    /// What was outstanding ends by itself.
+    /// Reports a failure. Outstanding operations end by their own completions.
     pub(super) fn failed(&self, failure: &FabricError) {
         self.core.fail_arrivals(failure);
     }
@@ -262,7 +262,7 @@ impl AwayLink {
         self.core.mark_drained();
     }
 
-    /// The other process has ended, and its device touches nothing any more.
+    /// Reports that the other process has ended; its device accesses no memory any more.
     pub(super) fn lost(&self) {
         let (kind, cause) = (self.core.kind(), LossCause::EndOfFile);
         let detail = "the process of a queue pair's other half has ended".to_owned();
@@ -280,7 +280,7 @@ impl AwayLink {
         self.blocks.place(self.core.kind(), block, into.offset().unwrap_or(0), into.length())
     }
 
-    /// `request` as the other process can post it.
+    /// `request` in the form that the other process can post.
     fn work(&self, request: &WorkRequest) -> Result<(Work, Vec<RemoteRegion>), FabricError> {
         let mut regions = Vec::new();
         let mut aim = |bytes: u64, remote: Option<&RemoteRange>| {
@@ -340,7 +340,7 @@ impl Link for AwayLink {
         self.other.post(&Command::Close { end: self.end });
     }
 
-    /// The real ones.
+    /// The other process's counters.
     fn stats(&self, _here: QueuePairStats) -> QueuePairStats {
         self.other.call(|call| Command::Stats { call, end: self.end }).unwrap()
     }

@@ -8,10 +8,10 @@ use tensorwire_fabric::{
 
 use super::wire::{Wire, enums};
 
-/// Names something of the other process. The test's process gives the numbers.
+/// Number of an object of the other process. The test's process assigns the numbers.
 pub(super) type Number = u64;
 
-/// Done in the order in which they are sent.
+/// Commands, executed in the order in which they are sent.
 #[derive(Debug)]
 pub(super) enum Command {
     /// Answered by a `Made`.
@@ -19,11 +19,11 @@ pub(super) enum Command {
         call: Number,
         fabric: Number,
     },
-    /// Answered by nothing.
+    /// Its answer is empty.
     DropFabric {
         fabric: Number,
     },
-    /// Answered by nothing, or an error.
+    /// Its answer is empty, or an error.
     OpenDomain {
         call: Number,
         fabric: Number,
@@ -57,14 +57,14 @@ pub(super) enum Command {
     Abandon {
         end: Number,
     },
-    /// Answered by `Completed`. `regions` are those of the peer that `work` is about.
+    /// Answered by `Completed`. `regions` are the peer's regions that `work` uses.
     Submit {
         end: Number,
         key: u64,
         work: Work,
         regions: Vec<RemoteRegion>,
     },
-    /// Takes one arrival. Told of by `Arrived`, or by `Failed`.
+    /// Takes one arrival. Answered by `Arrived` or `Failed`.
     TakeArrival {
         end: Number,
     },
@@ -73,21 +73,21 @@ pub(super) enum Command {
         call: Number,
         end: Number,
     },
-    /// Told of by `Drained`.
+    /// Answered by `Drained`.
     Close {
         end: Number,
     },
-    /// Lets go of everything. Answered by nothing.
+    /// Releases everything. Its answer is empty.
     EndTest {
         call: Number,
     },
 }
 
-/// What comes back.
+/// Messages of the other process.
 #[derive(Debug)]
 pub(super) enum Event {
     Answered { call: Number, answer: Result<Vec<u8>, FabricError> },
-    Connected { end: Number, outcome: Result<Capabilities, FabricError> },
+    Connected { end: Number, result: Result<Capabilities, FabricError> },
     Completed { end: Number, key: u64, result: Result<(), FabricError> },
     Arrived { end: Number, immediate: Immediate, length: u64 },
     Failed { end: Number, failure: FabricError },
@@ -103,7 +103,7 @@ pub(super) enum Work {
     ReadVectored { segments: Vec<Part> },
 }
 
-/// Bytes of a block; of none where `length` is 0.
+/// Bytes of a block. If `length` is 0, the block does not matter.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Place {
     pub(super) block: Number,
@@ -111,7 +111,7 @@ pub(super) struct Place {
     pub(super) length: u64,
 }
 
-/// Bytes of a block, and what they go to or come from at the peer.
+/// Bytes of a block, and the peer's range that they are written to or read from.
 #[derive(Debug)]
 pub(super) struct Part {
     pub(super) local: Place,
@@ -136,7 +136,7 @@ enums! {
     }
     Event {
         Answered { call answer }
-        Connected { end outcome }
+        Connected { end result }
         Completed { end key result }
         Arrived { end immediate length }
         Failed { end failure }
@@ -172,7 +172,7 @@ impl Wire for Part {
     }
 }
 
-/// Says `message`.
+/// Sends `message`.
 pub(super) fn say(mut stream: impl Write, message: &impl Wire) -> io::Result<()> {
     let mut frame = vec![0; 4];
     message.put(&mut frame);
@@ -181,7 +181,7 @@ pub(super) fn say(mut stream: impl Write, message: &impl Wire) -> io::Result<()>
     stream.write_all(&frame)
 }
 
-/// The next message; `None` once the speaker is gone.
+/// The next message; `None` once the sender is gone.
 pub(super) fn hear<T: Wire>(mut stream: impl Read) -> Option<T> {
     let mut length = [0; 4];
     stream.read_exact(&mut length).ok()?;

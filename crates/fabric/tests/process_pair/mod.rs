@@ -1,12 +1,12 @@
 //! The contract between two processes: the test and the left side are in this one, the right side is in another.
 //!
 //! The other process is the test binary again, with a fabric, domains and queue pairs of its own, and the pages of
-//! right's pools. The tests see the right side through [`away`], whose half of a queue pair is here and whose device
-//! is there: what they post is posted there, and what happens there is reported here. So they are the very tests that run
-//! with both sides in one process.
+//! right's pools. The tests use the right side through [`away`], whose half of a queue pair is here and whose device is
+//! there: operations are posted there, and events there are reported here. So the tests are the same as those with both
+//! sides in one process.
 //!
-//! Who may touch which part of a block is known in the test's process only. Right grants and exposes whole blocks to
-//! the fabric, as an RDMA adapter does, so on every fabric the rules expect no more than of an adapter.
+//! Only the test's process knows the grants inside a block. Right grants and exposes whole blocks to the fabric, as an
+//! RDMA adapter does, so on every fabric the rules expect only as much as of an adapter.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 
@@ -37,13 +37,13 @@ const OTHER: &str = "TENSORWIRE_TEST_OTHER_PROCESS";
 
 /// The two ends of a test.
 pub(crate) struct Ends {
-    /// Makes the fabric of one side, in the process where that is.
+    /// Makes the fabric of one side, in the process of that side.
     pub(crate) fabric: fn(Arc<dyn Runtime>, Side) -> Arc<dyn Fabric>,
-    /// The name of a test that calls [`run`]: the one that the other process runs.
+    /// The name of a test that calls [`run`]. The other process runs this test.
     pub(crate) entrance: &'static str,
 }
 
-/// Which end.
+/// One of the two ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     /// In the test's process.
@@ -53,7 +53,7 @@ pub(crate) enum Side {
 }
 
 thread_local! {
-    /// Of the test that runs on this thread.
+    /// The other process of the test that runs on this thread.
     static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
 }
 
@@ -63,10 +63,10 @@ struct Current {
     has_left: bool,
 }
 
-/// Processes between two tests: starting one takes longer than many a test.
+/// Processes between two tests. They are reused because starting one takes longer than many tests.
 static IDLE: Mutex<Vec<Arc<Other>>> = Mutex::new(Vec::new());
 
-/// As [`bounded`], with another process for [`fabric`].
+/// Like [`bounded`], with another process for [`fabric`].
 pub(crate) fn run<T, F>(ends: &'static Ends, flavour: Flavour, test: T)
 where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,

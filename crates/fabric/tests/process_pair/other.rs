@@ -37,13 +37,13 @@ pub(super) struct Other {
     process: Mutex<Child>,
     to: Mutex<UnixStream>,
     next: AtomicU64,
-    heard: Arc<Heard>,
+    waiting: Arc<Waiting>,
 }
 
-/// What a thread has read from it.
+/// The calls and ends that wait for its messages. A thread reads them.
 #[derive(Debug, Default)]
-struct Heard {
-    /// Who waits for an answer; `None` once the process is gone.
+struct Waiting {
+    /// The calls that wait for an answer; `None` once the process is gone.
     calls: Mutex<Option<HashMap<Number, mpsc::Sender<Answer>>>>,
     ends: Mutex<HashMap<Number, End>>,
 }
@@ -54,11 +54,11 @@ type Answer = Result<Vec<u8>, FabricError>;
 #[derive(Debug)]
 enum End {
     Connecting(Connecting),
-    /// Until it is drained: its slots own the memory that the other process's device uses.
+    /// Stays until it is drained: its slots own the memory that the other process's device uses.
     Connected(Arc<AwayLink>),
 }
 
-/// What is needed to make a queue pair of it.
+/// The data to make its queue pair.
 #[derive(Debug)]
 pub(super) struct Connecting {
     pub(super) kind: FabricKind,
@@ -69,36 +69,41 @@ pub(super) struct Connecting {
 }
 
 impl Other {
-    /// Starts it: it runs the test of this name, which serves there.
+    /// Starts the other process. It runs the test of this name, which serves there.
     pub(super) fn start(test: &str) -> Arc<Self> {
         let (here, there) = UnixStream::pair().unwrap();
         let mut program = Program::new(env::current_exe().unwrap());
         program.args([test, "--exact", "--include-ignored", "--nocapture"]).env(OTHER, "1");
-        // What it panics with is shown among the test's own lines.
+        // Its panic messages appear among the test's own lines.
         let program = program.stdin(Stdio::from(OwnedFd::from(there))).stdout(Stdio::null());
         let process = program.spawn().unwrap();
-        let heard = Arc::new(Heard { calls: Mutex::new(Some(HashMap::new())), ends: Mutex::default() });
-        let (from, hearing) = (here.try_clone().unwrap(), heard.clone());
+        let waiting = Arc::new(Waiting { calls: Mutex::new(Some(HashMap::new())), ends: Mutex::default() });
+        let (from, hearing) = (here.try_clone().unwrap(), waiting.clone());
         thread::spawn(move || hearing.listen(&from));
-        Arc::new(Self { process: Mutex::new(process), to: Mutex::new(here), next: AtomicU64::new(1), heard })
+        Arc::new(Self {
+            process: Mutex::new(process),
+            to: Mutex::new(here),
+            next: AtomicU64::new(1),
+            waiting,
+        })
     }
 
-    /// A number that nothing had before.
+    /// A new number.
     pub(super) fn number(&self) -> Number {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Says something. Does not wait: the other process reads all the time, and what can be under way fits into the
-    /// socket.
+    /// Sends a command. Does not wait: the other process reads all the time, and all commands that can be under way fit
+    /// into the socket.
     pub(super) fn post(&self, command: &Command) {
-        // If it is gone, the next call fails.
+        // If the process is gone, the next call fails.
         let _gone = say(&*self.to.lock().unwrap(), command);
     }
 
-    /// Says something and waits for its answer, which needs nothing of this process.
+    /// Sends a command and waits for its answer. Answering needs nothing from this process.
     pub(super) fn call<T: Wire>(&self, command: impl FnOnce(Number) -> Command) -> Result<T, FabricError> {
         let (call, (sender, answer)) = (self.number(), mpsc::channel());
-        let mut calls = self.heard.calls.lock().unwrap();
+        let mut calls = self.waiting.calls.lock().unwrap();
         calls.as_mut().expect("the other process has ended").insert(call, sender);
         drop(calls);
         let command = command(call);
@@ -110,17 +115,17 @@ impl Other {
 
     /// Begins to wait for `end` to be connected.
     pub(super) fn expect_connected(&self, end: Number, connecting: Connecting) {
-        self.heard.ends.lock().unwrap().insert(end, End::Connecting(connecting));
+        self.waiting.ends.lock().unwrap().insert(end, End::Connecting(connecting));
     }
 
-    /// Has it let go of everything, after a test that passed. A process that ended or hangs fails the test.
+    /// Makes it release everything, after a test that passed. A process that ended or hangs fails the test.
     pub(super) fn end_test(&self) {
         self.call::<()>(|call| Command::EndTest { call }).unwrap();
-        let ends = std::mem::take(&mut *self.heard.ends.lock().unwrap());
+        let ends = std::mem::take(&mut *self.waiting.ends.lock().unwrap());
         drop(ends);
     }
 
-    /// Ends it, after a test that failed.
+    /// Ends the process, after a test that failed.
     pub(super) fn kill(&self) {
         let mut process = self.process.lock().unwrap();
         let _already_dead = process.kill();
@@ -134,12 +139,12 @@ impl Drop for Other {
     }
 }
 
-impl Heard {
+impl Waiting {
     fn listen(&self, from: &UnixStream) {
         while let Some(event) = hear(from) {
             self.take_in(event);
         }
-        // Whoever waits for an answer, or for a connection, learns of it: their senders are gone.
+        // Dropping the senders ends every wait for an answer or a connection.
         drop(self.calls.lock().unwrap().take());
         let ends = std::mem::take(&mut *self.ends.lock().unwrap());
         for end in ends.into_values() {
@@ -155,7 +160,7 @@ impl Heard {
                 let waiting = self.calls.lock().unwrap().as_mut().and_then(|calls| calls.remove(&call));
                 let _gave_up = waiting.expect("an answer to nothing").send(answer);
             }
-            Event::Connected { end, outcome } => self.connected(end, outcome),
+            Event::Connected { end, result } => self.connected(end, result),
             Event::Completed { end, key, result } => {
                 self.with(end, |link| link.completed(SlotKey::from_bits(key), result));
             }
@@ -171,22 +176,22 @@ impl Heard {
         }
     }
 
-    fn connected(&self, number: Number, outcome: Result<Capabilities, FabricError>) {
+    fn connected(&self, number: Number, result: Result<Capabilities, FabricError>) {
         let Some(End::Connecting(connecting)) = self.ends.lock().unwrap().remove(&number) else {
             panic!("end {number} was not to be connected");
         };
         let Connecting { kind, config, blocks, other, done } = connecting;
-        let outcome = outcome.map(|capabilities| {
+        let result = result.map(|capabilities| {
             let core = Arc::new(QueuePairCore::new(kind, config, capabilities));
             let link = Arc::new(AwayLink::new(number, core.clone(), other, blocks));
             self.ends.lock().unwrap().insert(number, End::Connected(link.clone()));
             QueuePair::new(core, link)
         });
-        // Where nobody waits any more, dropping the queue pair closes it.
-        let _cancelled = done.send(outcome);
+        // If no task waits any more, dropping the queue pair closes it.
+        let _cancelled = done.send(result);
     }
 
-    /// Tells `end`, unless it is drained.
+    /// Calls `tell` with `end`, unless it is drained.
     fn with(&self, end: Number, tell: impl FnOnce(&AwayLink)) {
         let link = match self.ends.lock().unwrap().get(&end) {
             Some(End::Connected(link)) => link.clone(),

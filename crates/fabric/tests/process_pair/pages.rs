@@ -1,7 +1,7 @@
 //! Memory that two processes share as the pages under a block of each.
 //!
-//! A pool's memory is sealed against other writers, so neither process can map the other's. Instead both put the same
-//! pages, of a file in memory without seals, at the address of a new block, instead of those that it had.
+//! A pool's memory is sealed against other writers, so neither process can map the other's. Instead both processes
+//! replace the pages of a new block by the same pages, of a file in memory without seals.
 
 use std::{
     fs::File,
@@ -14,7 +14,7 @@ use std::{
 
 use tensorwire_memory::Block;
 
-/// Puts pages that another process can have too under `block`, from which no buffer was cut yet.
+/// Replaces the pages of `block` by pages that another process can map, too. No buffer was allocated from `block` yet.
 pub(super) fn share(block: &Block) -> File {
     // SAFETY: the name is a C string constant.
     let descriptor = unsafe { libc::memfd_create(c"tensorwire-shared-block".as_ptr(), libc::MFD_CLOEXEC) };
@@ -34,7 +34,7 @@ pub(super) fn of_process(process: u32, descriptor: u32) -> File {
     File::options().read(true).write(true).open(&path).unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
-/// Maps all of `file` at the address of `block`, instead of its own memory.
+/// Maps all of `file` at the address of `block`, replacing its own memory.
 pub(super) fn put_under(block: &Block, file: &File) {
     assert_eq!(file.metadata().unwrap().len(), block.length() as u64, "the pages do not fit the block");
     let (base, protection) = (block.base().as_ptr(), libc::PROT_READ | libc::PROT_WRITE);

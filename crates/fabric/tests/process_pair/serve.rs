@@ -1,4 +1,4 @@
-//! The other process: it does what the test's process asks for with the fabric under test.
+//! The other process: it executes the commands of the test's process with the fabric under test.
 
 use std::{
     collections::HashMap,
@@ -36,12 +36,12 @@ use super::{
     wire::Wire,
 };
 
-/// How long a connection may be over before that is reported to the test's process, where nothing there waits for it.
+/// How soon the end of a connection is reported if no command waits for it.
 const TICK: Duration = Duration::from_millis(2);
 
 /// Serves one test after the other until the test's process is gone.
 pub(super) fn serve(ends: &'static Ends) {
-    // A task that panics would be missed by nobody else.
+    // No other task notices that a task has panicked.
     let usual = panic::take_hook();
     panic::set_hook(Box::new(move |what| {
         eprintln!("in the other process:");
@@ -49,9 +49,9 @@ pub(super) fn serve(ends: &'static Ends) {
         process::abort();
     }));
     let stream = UnixStream::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
-    let (heard, mut commands) = mpsc::unbounded();
+    let (queue, mut commands) = mpsc::unbounded();
     let from = stream.try_clone().unwrap();
-    thread::spawn(move || while hear(&from).is_some_and(|command| heard.unbounded_send(command).is_ok()) {});
+    thread::spawn(move || while hear(&from).is_some_and(|command| queue.unbounded_send(command).is_ok()) {});
     let events = Events(Arc::new(Mutex::new(stream)));
     loop {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -59,14 +59,14 @@ pub(super) fn serve(ends: &'static Ends) {
             let runtime: Arc<dyn Runtime> = Arc::new(TokioRuntime::current().unwrap());
             Session::new(ends, runtime, events.clone()).serve(&mut commands).await
         });
-        // Everything that the test left ends with its runtime, as in one process.
+        // Everything that the test left ends with its runtime, as with one process.
         drop(runtime);
         let Some(call) = served else { return };
         events.answer(call, Ok(()));
     }
 }
 
-/// Tells the test's process.
+/// Sends events to the test's process.
 #[derive(Clone)]
 struct Events(Arc<Mutex<UnixStream>>);
 
@@ -86,7 +86,7 @@ impl Events {
     }
 }
 
-/// What one test has here.
+/// The objects of one test in this process.
 struct Session {
     ends: &'static Ends,
     runtime: Arc<dyn Runtime>,
@@ -115,7 +115,7 @@ impl Session {
         Self { ends, runtime, events, fabrics, domains, connections }
     }
 
-    /// Gives the call that ends the test; `None` where its process has ended.
+    /// Returns the number of the call that ends the test; `None` if the test's process has ended.
     async fn serve(mut self, commands: &mut mpsc::UnboundedReceiver<Command>) -> Option<Number> {
         loop {
             match commands.next().await? {
@@ -213,11 +213,11 @@ impl Session {
         let (runtime, events, connections) =
             (self.runtime.clone(), self.events.clone(), self.connections.clone());
         let task = async move {
-            let outcome = match connecting.await {
-                Ok(outcome) => outcome,
+            let result = match connecting.await {
+                Ok(result) => result,
                 Err(_) => Err(FabricError::Closed), // nobody waits for it any more
             };
-            let outcome = outcome.map(|connected| {
+            let result = result.map(|connected| {
                 let queue_pair = connected.spawn(&*runtime);
                 let (asks, asked) = mpsc::unbounded();
                 let capabilities = queue_pair.capabilities();
@@ -227,7 +227,7 @@ impl Session {
                 connections.lock().unwrap().insert(end, End { domain, state });
                 capabilities
             });
-            events.tell(&Event::Connected { end, outcome });
+            events.tell(&Event::Connected { end, result });
         };
         self.runtime.spawn("connect", Box::pin(task));
     }
@@ -285,7 +285,7 @@ impl Session {
     }
 }
 
-/// Tells of arrivals as they are asked for, and of the connection's end with all that arrived before it.
+/// Reports arrivals on request, and the connection's end after all earlier arrivals.
 async fn watch(
     end: Number,
     queue_pair: QueuePair,
@@ -304,30 +304,30 @@ async fn watch(
             Ok(Arrival::Immediate { immediate, length }) => {
                 events.tell(&Event::Arrived { end, immediate, length });
             }
-            Ok(other) => panic!("{other:?} arrived, which can't be told"),
+            Ok(other) => panic!("{other:?} arrived, which no event can report"),
             Err(failure) => return events.tell(&Event::Failed { end, failure }),
         }
     }
 }
 
-/// A domain, with memory whose pages the test's process has too.
+/// A domain, with memory whose pages the test's process maps, too.
 struct Hosted {
     domain: Arc<dyn Domain>,
     blocks: Mutex<HashMap<Number, Memory>>,
-    /// Where reads land: which part of a block may be read into, only the test's process knows.
+    /// Destination of reads: only the test's process knows which part of a block may be read into.
     staging: Mutex<Option<RegisteredPool>>,
 }
 
-/// A block, given out whole: who may touch which part of it, only the test's process knows.
+/// A block, allocated as a whole: only the test's process knows the grants inside it.
 struct Memory {
     pages: File,
     holding: Option<Holding>,
 }
 
 enum Holding {
-    /// To be sent from, and read by peers that have the right.
+    /// A source of writes, which peers with the right may read.
     Shared { bytes: Buf, _exposure: Exposure },
-    /// To be written by peers.
+    /// A destination of the peers' writes.
     Granted(Granted),
 }
 
@@ -377,7 +377,7 @@ impl Hosted {
         bytes.slice(start..start + usize::try_from(place.length).unwrap()).expect("inside the block")
     }
 
-    /// As much memory as `place` has.
+    /// Memory of the length of `place`.
     fn staging(&self, place: Place) -> BufMut {
         let mut staging = self.staging.lock().unwrap();
         let pool = staging
@@ -392,7 +392,7 @@ impl Hosted {
     }
 }
 
-/// Puts the shared pages under a pool's block before anyone else sees it.
+/// Replaces the pages of a pool's block by the shared pages before other code sees the block.
 #[derive(Debug)]
 struct Registrar {
     domain: Arc<dyn Domain>,

@@ -1,4 +1,5 @@
-//! Values as bytes, little-endian, for a process that is trusted: what cannot be read is a bug, and ends the test.
+//! Values as bytes, little-endian. The other process is trusted: bytes that cannot be decoded are a bug and end the
+//! test.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -8,7 +9,7 @@ use tensorwire_fabric::{
     RemoteRegion, Role,
 };
 
-/// What can be sent between the two processes.
+/// A value that can be sent between the two processes.
 pub(super) trait Wire: Sized {
     fn put(&self, out: &mut Vec<u8>);
     fn get(from: &mut &[u8]) -> Self;
@@ -32,7 +33,7 @@ macro_rules! numbers {
 
 numbers!(u8 u32 u64);
 
-/// Structs of which all fields are public.
+/// Structs whose fields are all public.
 macro_rules! structs {
     ($($name:ident { $($field:tt)* })*) => {
         $(impl Wire for $name {
@@ -59,7 +60,7 @@ structs! {
     ConnectParams { peer role peer_address limit }
 }
 
-/// Enums, each variant after its name. With `..`, what is not listed goes as its text.
+/// Enums: each variant after its name. With `..`, other variants are sent as their text.
 macro_rules! enums {
     ($($name:ident { $($variant:ident { $($field:ident)* })* } $(.. $from_text:ident)?)*) => {
         $(impl Wire for $name {
@@ -110,12 +111,12 @@ enums! {
     .. unlisted
 }
 
-/// An error that no rule of the suite looks into.
+/// An error that no rule of the suite inspects.
 fn unlisted(text: String) -> FabricError {
     FabricError::device(FabricKind::SIM, "what the other process did", std::io::Error::other(text))
 }
 
-/// Enums without fields that may grow: by their index in a list.
+/// Enums without fields that may get more variants: by their index in a list.
 macro_rules! listed {
     ($($name:ident [$($variant:ident)*])*) => {
         $(impl Wire for $name {

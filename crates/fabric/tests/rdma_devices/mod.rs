@@ -1,9 +1,9 @@
-//! Which RDMA devices tests use. For every test binary that needs a device, in whatever package: include it with
-//! `#[path]`. Such a test is marked `#[ignore = "needs an RDMA device: …"]`, and fails where it is run without one.
+//! The RDMA devices that tests use. Every test binary that needs a device, in any package, includes this file with
+//! `#[path]`. Such a test is marked `#[ignore = "needs an RDMA device: …"]`, and fails if it runs without a device.
 //!
 //! - `TENSORWIRE_TEST_RDMA=LEFT,RIGHT` names a device for each of a test's two sides, as in the virtual machine,
 //! - `TENSORWIRE_TEST_DEVICE=NAME` names one for both, as on a machine with one NIC,
-//! - and without either both sides use what the fabric chooses by itself.
+//! - and without either, the fabric chooses the device of both sides.
 
 #![allow(clippy::panic)] // test support: a setting that can't be read is a failed test
 #![allow(unreachable_pub)] // each test binary compiles this as its own module
@@ -24,7 +24,7 @@ pub fn ends() -> Ends {
         .unwrap_or_else(|problem| panic!("{problem}"))
 }
 
-/// The ends for the two variables' values. Where both are set, the pair counts.
+/// The ends for the two variables' values. If both are set, `pair` takes precedence.
 pub fn ends_from(pair: Option<&str>, device: Option<&str>) -> Result<Ends, String> {
     let named = |name: &str| Some(name.to_owned());
     match (pair, device) {

@@ -1,4 +1,4 @@
-//! Who gets a connection and who does not.
+//! Which peers get a connection, and which are refused.
 
 use std::{
     io::{Read, Write},
@@ -143,9 +143,9 @@ fn a_token_works_once() {
         let again = late.connect(params(used, Role::Dialer, SHORT));
         let error = step(&runtime, "the second", again).await.unwrap_err();
         assert!(matches!(error, FabricError::Connect { .. }), "unexpected: {error}");
-        let (told, heard) = join(dialed.notify(Immediate(1)), accepted.next_arrival()).await;
-        told.unwrap();
-        heard.unwrap();
+        let (sent, arrived) = join(dialed.notify(Immediate(1)), accepted.next_arrival()).await;
+        sent.unwrap();
+        arrived.unwrap();
     });
 }
 
@@ -188,7 +188,7 @@ fn strangers_at_the_socket_do_not_keep_the_right_one_out() {
         let domain = domain(&runtime);
         let (dialer, acceptor) = (domain.prepare(DEPTHS).unwrap(), domain.prepare(DEPTHS).unwrap());
         let data = acceptor.connection_data();
-        // One leaves without a word, one sends garbage, one sends a packet far too long.
+        // One leaves without sending, one sends garbage, one sends a packet that is far too long.
         drop(stranger(&data).unwrap());
         for garbage in [vec![0xFF; 20], vec![0; 5000]] {
             let mut socket = std::fs::File::from(stranger(&data).unwrap());
@@ -240,8 +240,8 @@ fn s4_strangers_at_the_socket_write_no_line_of_the_log_that_is_on_by_default() {
         dialed.unwrap();
         accepted.unwrap();
         let lines = lines.0.lock().unwrap();
-        let told = lines.iter().filter(|level| **level == tracing::Level::DEBUG).count();
-        assert!(told >= STRANGERS, "{lines:?}");
+        let refusals = lines.iter().filter(|level| **level == tracing::Level::DEBUG).count();
+        assert!(refusals >= STRANGERS, "{lines:?}");
         assert!(lines.iter().all(|level| *level >= tracing::Level::DEBUG), "{lines:?}");
     });
 }
@@ -298,7 +298,7 @@ fn another_user_is_turned_away() {
             say_hello(&socket, &data);
             connected.send(()).unwrap();
             let mut answer = [0; 1];
-            // Turned away: end of file, although it has the token.
+            // The fabric refuses it although it has the token: end of file.
             std::fs::File::from(socket).read(&mut answer).unwrap_or(0)
         });
         waiting.recv_timeout(STEP_LIMIT).unwrap();

@@ -1,5 +1,5 @@
-//! A process that breaks the rules with its own memory and descriptors. It spoils its own connection and nothing else:
-//! the victim lives, and its other connections go on.
+//! A process that breaks the rules with its own memory and descriptors. It breaks only its own connection: the victim
+//! survives, and its other connections continue.
 
 use std::{
     fs, io,
@@ -26,13 +26,13 @@ use crate::{
 const LENGTH: usize = 1 << 20;
 const ROUNDS: u32 = 30;
 
-/// Before this round, the hostile process behaves.
+/// Before this round, the hostile process follows the rules.
 const FIRST_DEED: u32 = 3;
 
 /// In this round, bells that block are filled.
 const FILL_BLOCKING: u32 = 15;
 
-/// Writable mappings of memfds whose name holds `name`: address and length.
+/// Writable mappings of memfds whose name contains `name`: address and length.
 fn mappings(name: &str) -> Vec<(usize, usize)> {
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let lines = maps.lines().filter(|line| line.contains(name) && line.contains(" rw-s "));
@@ -44,7 +44,7 @@ fn mappings(name: &str) -> Vec<(usize, usize)> {
     lines.map(range).collect()
 }
 
-/// Open descriptors whose target holds `name`.
+/// Open descriptors whose target contains `name`.
 fn descriptors(name: &str) -> Vec<RawFd> {
     let entries = fs::read_dir("/proc/self/fd").unwrap().flatten();
     let matching = entries
@@ -58,7 +58,8 @@ fn scribble(name: &str, seed: u64) {
         for at in (0..length).step_by(8) {
             random = random.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(0x1405_7B7E_F767_814F);
             let pointer = std::ptr::with_exposed_provenance_mut::<u64>(base + at);
-            // SAFETY: a writable mapping of this process, which its other threads may be upset by: that is the point.
+            // SAFETY: a writable mapping of this process. Changing it may upset the process's other threads, which is
+            // the purpose.
             unsafe { pointer.write_volatile(random >> (random % 64)) };
         }
     }
@@ -83,7 +84,7 @@ fn send_frames() {
     for fd in descriptors("socket:") {
         for length in [1_usize, 6, 14, 18, 64, 4000] {
             let bytes = vec![0x54; length];
-            // SAFETY: `bytes` is readable for its length. Errors are the victim's good right.
+            // SAFETY: `bytes` is readable for its length. The victim may cause errors.
             unsafe { libc::send(fd, bytes.as_ptr().cast(), length, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL) };
         }
     }
@@ -104,8 +105,8 @@ fn set_blocking(fd: RawFd, blocks: bool) {
     unsafe { libc::fcntl(fd, libc::F_SETFL, flags) };
 }
 
-/// Makes bells block, and when that must have been found out, fills them as well: whoever writes one now hangs. (So
-/// would this process, were it to fill them once more.)
+/// Makes bells block. When the victim must have noticed that, fills them as well: any thread that writes one now hangs.
+/// (This process would hang, too, if it filled them once more.)
 fn block_bells(round: u32, bells: impl Iterator<Item = RawFd>) {
     for fd in bells {
         match round {
@@ -120,7 +121,7 @@ fn block_bells(round: u32, bells: impl Iterator<Item = RawFd>) {
     }
 }
 
-/// Sends every memfd there is over every socket.
+/// Sends every memfd of this process over every socket.
 fn send_descriptors() {
     for socket in descriptors("socket:") {
         for fd in descriptors("memfd:tensorwire") {
@@ -145,7 +146,7 @@ fn send_descriptors() {
     }
 }
 
-/// Starts a process that holds every descriptor there is, and lives until the victim is done with us.
+/// Starts a process that holds every descriptor of this one, and lives until the victim has finished with this process.
 #[allow(clippy::zombie_processes)] // it outlives this process, which is killed: that is the point
 fn pass_descriptors_on() {
     let all = ["socket:", "memfd:tensorwire", "eventfd"];
@@ -175,20 +176,20 @@ fn commit(deed: &str, round: u32, spared: &[RawFd]) {
 
 async fn be_hostile(runtime: Arc<dyn Runtime>) {
     let deed = part();
-    // Its own runtime's: a process that stops itself proves nothing.
+    // The eventfds of its own runtime are spared: a process that stops itself proves nothing.
     let spared = descriptors("eventfd");
     let half = Half::new(runtime.clone());
-    let lent = half.receive.lend(LENGTH);
+    let grant = half.receive.grant(LENGTH);
     let queue_pair = half.dial().await;
     let (region, range) = understand(&listen());
-    say(&describe(&lent));
+    say(&describe(&grant));
     queue_pair.add_remote_region(region);
     let source = half.source.filled(LENGTH, 1);
     for round in 0..ROUNDS {
         if round >= FIRST_DEED {
             commit(&deed, round, &spared);
         }
-        // Posted, not awaited: whatever became of it.
+        // Posted and not awaited: its result does not matter.
         drop(queue_pair.write_imm(source.clone(), range, Immediate(round)));
         while let Some(Ok(_taken)) = futures::FutureExt::now_or_never(queue_pair.next_arrival()) {}
         runtime.sleep(std::time::Duration::from_millis(1)).await;
@@ -198,19 +199,19 @@ async fn be_hostile(runtime: Arc<dyn Runtime>) {
     std::process::exit(0);
 }
 
-/// Writes, lends and takes what comes on the connection with the hostile process, and works on another one.
+/// Writes, lends and takes arrivals on the connection with the hostile process, and uses another connection meanwhile.
 async fn suffer(test: &str, deed: &str, must_end: bool, runtime: Arc<dyn Runtime>) {
     let bystanders = Pair::new(SETUP, runtime.clone()).await;
     let mut other = Other::start_as(&format!("shm::hostile::{test}"), deed);
     let half = Half::new(runtime.clone());
-    let lent = half.receive.lend(LENGTH);
+    let grant = half.receive.grant(LENGTH);
     let queue_pair = half.accept(&mut other).await;
-    other.tell(&describe(&lent));
+    other.tell(&describe(&grant));
     let (region, range) = understand(&other.hear());
     queue_pair.add_remote_region(region);
     let guard = half.receive.filled(4096, 5);
     for round in 0..3 * ROUNDS {
-        // A source that still waits for the other process holds memory: then there is none for this round.
+        // A source that still waits for the other process may hold all memory: then this round has none.
         if let Ok(mut local) = half.source.pool.try_alloc(LENGTH) {
             local.fill(round as u8);
             drop(queue_pair.write(local.freeze(), range));
@@ -220,8 +221,8 @@ async fn suffer(test: &str, deed: &str, must_end: bool, runtime: Arc<dyn Runtime
         bystanders.works(&bystanders.to_right, &bystanders.to_left).await;
         runtime.sleep(std::time::Duration::from_millis(1)).await;
     }
-    let said = other.hear_meanwhile(&runtime, &format!("{deed}: the end of the deeds")).await;
-    assert_eq!(said, "done");
+    let report = other.hear_meanwhile(&runtime, &format!("{deed}: the end of the deeds")).await;
+    assert_eq!(report, "done");
     for _ in 0..100 {
         bystanders.works(&bystanders.to_right, &bystanders.to_left).await;
         let _whatever_comes = futures::FutureExt::now_or_never(queue_pair.next_arrival());
@@ -231,8 +232,8 @@ async fn suffer(test: &str, deed: &str, must_end: bool, runtime: Arc<dyn Runtime
     }
     step(&runtime, "the close", queue_pair.close()).await;
     assert!(guard[..] == pattern(4096, 5)[..], "{deed}: memory that was not granted changed");
-    lent.granted.end(GrantEnd::QueuePairDrained).unwrap();
-    // Dead, it holds nothing back, whoever else holds its descriptors.
+    grant.granted.end(GrantEnd::QueuePairDrained).unwrap();
+    // A dead process holds no memory back, even if another process holds its descriptors.
     other.signal(libc::SIGKILL);
     let back = async {
         while half.source.pool.stats().used_bytes > 0 {

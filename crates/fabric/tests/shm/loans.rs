@@ -1,4 +1,4 @@
-//! Views between processes that are counted, stopped, killed or forked.
+//! Views of memory: their limits, and their end when a process is stopped, killed or forked.
 
 use std::{sync::Arc, time::Duration};
 
@@ -53,11 +53,11 @@ fn leases_count_per_process_through_all_its_connections() {
                 step(&runtime, "the refusal", to.lend(source.clone(), Immediate(1))).await.unwrap_err();
             assert!(matches!(error, FabricError::LeasesExhausted { open: 3, cap: 3 }), "{error}");
         }
-        // Those of an ended connection still count.
+        // Views of an ended connection still count.
         step(&runtime, "the close", left.close()).await;
         let error = pair.to_right.lend(source.clone(), Immediate(1)).await.unwrap_err();
         assert!(matches!(error, FabricError::LeasesExhausted { open: 3, cap: 3 }), "{error}");
-        // Copies go on, and views when views have ended.
+        // Copies still work, and so do new views after others have ended.
         pair.works(&pair.to_right, &pair.to_left).await;
         views.clear();
         let mut free = None;
@@ -89,18 +89,18 @@ fn s4_bytes_of_leases_count_per_process_too() {
         let is_named = matches!(error, FabricError::LeasedBytesExhausted { held, wanted: 2, cap }
             if held + 1 == cap && cap == 2 * LENGTH as u64);
         assert!(is_named, "{error}");
-        // What still fits, and all of it when the views have ended.
+        // A loan that still fits works; after the views have ended, all bytes can be lent again.
         let lend = pair.to_right.lend(pair.left.source.filled(1, 1), Immediate(1));
         let (result, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
         result.unwrap();
         drop((views, view));
         let source = pair.left.source.filled(2 * LENGTH, 1);
-        let mut lent = pair.to_right.lend(source.clone(), Immediate(1)).await;
-        while matches!(lent, Err(FabricError::LeasedBytesExhausted { .. })) {
+        let mut result = pair.to_right.lend(source.clone(), Immediate(1)).await;
+        while matches!(result, Err(FabricError::LeasedBytesExhausted { .. })) {
             yield_once().await;
-            lent = pair.to_right.lend(source.clone(), Immediate(1)).await;
+            result = pair.to_right.lend(source.clone(), Immediate(1)).await;
         }
-        lent.unwrap();
+        result.unwrap();
         loan(&runtime, &pair.to_left).await;
     });
 }
@@ -123,15 +123,15 @@ fn a_view_is_not_copied() {
     });
 }
 
-/// The child: takes a view, reports it, and does what the parent's lines ask for.
+/// The child: takes a view, reports it, and follows the commands in the parent's lines.
 async fn view_and_obey(runtime: Arc<dyn Runtime>) {
     let half = Half::new(runtime.clone());
     let queue_pair = half.dial().await;
     let view = loan(&runtime, &queue_pair).await;
     say("viewing");
-    // On a thread of its own, so that this side rings for the completion of the loan.
-    let (told, order) = oneshot::channel();
-    std::thread::spawn(move || told.send(listen()));
+    // On a separate thread, so that this side must ring for the completion of the loan.
+    let (sender, order) = oneshot::channel();
+    std::thread::spawn(move || sender.send(listen()));
     if order.await.unwrap() == "fork" {
         // SAFETY: the child of the fork calls nothing but `pause`.
         let child = unsafe { libc::fork() };
@@ -144,7 +144,7 @@ async fn view_and_obey(runtime: Arc<dyn Runtime>) {
         say(&child.to_string());
         listen();
     }
-    // Until the connection ends, and then still.
+    // Holds the view until the connection ends, and after that.
     while queue_pair.next_arrival().await.is_ok() {}
     say(if view[..] == pattern(LENGTH, 9)[..] { "whole" } else { "changed" });
     drop(view);
@@ -191,7 +191,7 @@ fn d_peer_sigstop_a_view_keeps_its_bytes() {
         let Viewed { mut other, queue_pair, pool, _half } = viewed(TEST, &runtime).await;
         other.tell("go on");
         other.signal(libc::SIGSTOP);
-        // The peer is given up, and everything that can be had is overwritten.
+        // The parent closes the connection, and overwrites all memory that it can allocate.
         step(&runtime, "the close", queue_pair.close()).await;
         assert_eq!(pool.pool.stats().retired_bytes, LENGTH as u64);
         let mut other_half = pool.pool.try_alloc(LENGTH).unwrap();
@@ -252,9 +252,9 @@ fn one_lease(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
 
 #[test]
 fn loans_that_the_socket_has_no_room_for_fail_alone() {
-    // More blocks than the socket takes descriptors of, while nobody reads it.
+    // More blocks than descriptors that fit into the socket while the peer does not read it.
     const BLOCKS: u32 = 400;
-    // Too many to travel in a descriptor.
+    // Too long to be carried in a ring's descriptor.
     const BYTES: usize = 200;
     alone("shm::loans::loans_that_the_socket_has_no_room_for_fail_alone", |runtime| {
         Box::pin(async move {
@@ -262,24 +262,24 @@ fn loans_that_the_socket_has_no_room_for_fail_alone() {
             let setup = Setup { fabric: one_lease, peer_address: None };
             let pair = Pair::with_depths(setup, runtime.clone(), depths).await;
             let lend = pair.to_right.lend(pair.left.source.filled(LENGTH, 1), Immediate(1000));
-            let (lent, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
-            lent.unwrap();
+            let (result, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
+            result.unwrap();
             let single = |seed| {
                 let pool = RegisteredPool::new(&pair.left.domain, "single", Access::LOCAL, 4096);
                 pool.filled(BYTES, seed)
             };
-            let lent = pair.lend_right(BYTES * BLOCKS as usize);
+            let grant = pair.grant_right(BYTES * BLOCKS as usize);
             let mut posted = Vec::new();
             for value in 0..BLOCKS {
-                let remote = Some(lent.part(u64::from(value) * BYTES as u64, BYTES as u64));
+                let remote = Some(grant.part(u64::from(value) * BYTES as u64, BYTES as u64));
                 let (local, immediate) = (single(u64::from(value)), Some(Immediate(value)));
                 let request = WorkRequest::Write { local, remote, immediate };
                 posted.push(pair.to_right.post_now(&request).unwrap());
             }
-            // Now or never: never.
+            // A loan that must be posted now is refused.
             let refused = pair.to_right.lend_now(single(1), Immediate(2000)).unwrap_err();
             assert!(matches!(refused, FabricError::Busy { .. }), "{refused}");
-            // Now or later: later, and by then the peer has as many as it may.
+            // A loan that may wait is posted later, when the peer has reached its limit of loans.
             let later = pair.to_right.lend(single(1), Immediate(2001));
             for value in 0..BLOCKS {
                 assert_eq!(pair.arrival_at_right().await, (value, BYTES as u64));
@@ -293,14 +293,14 @@ fn loans_that_the_socket_has_no_room_for_fail_alone() {
             drop(view);
             let again = pair.to_right.lend_now(single(7), Immediate(2002));
             let again = again.expect("room for the loan, and a lease");
-            let (lent, view) = futures::future::join(again, loan(&runtime, &pair.to_left)).await;
-            lent.unwrap();
+            let (result, view) = futures::future::join(again, loan(&runtime, &pair.to_left)).await;
+            result.unwrap();
             assert!(view[..] == pattern(BYTES, 7)[..]);
         })
     });
 }
 
-/// Waits until the thread sleeps, and has slept for a while.
+/// Waits until the thread has slept for a while.
 async fn until_asleep(runtime: &Arc<dyn Runtime>, thread: &str) {
     let asleep = || {
         let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap();

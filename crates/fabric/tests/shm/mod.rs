@@ -1,4 +1,4 @@
-//! The shared-memory fabric: under the fabric contract, between processes, and at its front door.
+//! The shared-memory fabric: the fabric contract, pairs of processes, and the handshake.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 

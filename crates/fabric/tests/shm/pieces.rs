@@ -10,7 +10,7 @@ use tensorwire_memory::Buf;
 
 use crate::contract::{
     Flavour, Setup, bounded,
-    pair::{Lent, Pair, pattern},
+    pair::{Grant, Pair, pattern},
 };
 
 /// The limit in these tests: small, and no multiple of a cache line.
@@ -30,25 +30,25 @@ fn with_pair(test: impl AsyncFn(Pair) + Send + Copy + 'static) {
     }
 }
 
-/// Posts one write of everything and gives its operation.
-fn start(pair: &Pair, local: &Buf, lent: &Lent) -> Operation {
-    pair.to_right.write_imm(local.clone(), lent.range, Immediate(5))
+/// Posts one write of all bytes and returns its operation.
+fn start(pair: &Pair, local: &Buf, grant: &Grant) -> Operation {
+    pair.to_right.write_imm(local.clone(), grant.range, Immediate(5))
 }
 
 #[test]
 fn a_write_at_and_around_the_limit_is_one_write() {
     with_pair(async |pair: Pair| {
         for length in [1, PIECE - 1, PIECE, PIECE + 1, 2 * PIECE, 16 * PIECE - 1, 16 * PIECE] {
-            let lent = pair.lend_right(length);
+            let grant = pair.grant_right(length);
             let local = pair.left.source.filled(length, length as u64);
             let before = pair.to_right.stats();
-            let write = start(&pair, &local, &lent);
+            let write = start(&pair, &local, &grant);
             assert_eq!(pair.arrival_at_right().await, (5, length as u64));
             pair.step("the write", write).await.unwrap();
             let after = pair.to_right.stats();
             assert_eq!(after.operations - before.operations, 1, "{length} bytes complete once");
             assert_eq!(after.bytes_sent - before.bytes_sent, length as u64);
-            assert_eq!(lent.take()[..], local[..], "{length} bytes");
+            assert_eq!(grant.take()[..], local[..], "{length} bytes");
         }
         assert_eq!(pair.to_left.stats().arrivals, 7, "one notification each");
     });
@@ -57,9 +57,9 @@ fn a_write_at_and_around_the_limit_is_one_write() {
 #[test]
 fn a_write_of_more_pieces_than_the_send_queue_holds_is_refused_alone() {
     with_pair(async |pair: Pair| {
-        let lent = pair.lend_right(16 * PIECE + 1);
+        let grant = pair.grant_right(16 * PIECE + 1);
         let local = pair.left.source.filled(16 * PIECE + 1, 1);
-        let error = pair.step("the write", start(&pair, &local, &lent)).await.unwrap_err();
+        let error = pair.step("the write", start(&pair, &local, &grant)).await.unwrap_err();
         assert!(matches!(error, FabricError::TooManyPieces { pieces: 17, depth: 16 }), "{error}");
         pair.works(&pair.to_right, &pair.to_left).await;
     });
@@ -69,11 +69,11 @@ fn a_write_of_more_pieces_than_the_send_queue_holds_is_refused_alone() {
 fn pieces_of_writes_that_wait_for_room_stay_together() {
     with_pair(async |pair: Pair| {
         const LENGTH: usize = 5 * PIECE + 3;
-        let lents: Vec<_> = (0..12).map(|_| pair.lend_right(LENGTH)).collect();
+        let grants: Vec<_> = (0..12).map(|_| pair.grant_right(LENGTH)).collect();
         // Six slots each: two fit at once, the others wait inside their futures.
-        let writes = lents.iter().enumerate().map(|(value, lent)| {
+        let writes = grants.iter().enumerate().map(|(value, grant)| {
             let local = pair.left.source.filled(LENGTH, value as u64);
-            pair.to_right.write_imm(local, lent.range, Immediate(value as u32))
+            pair.to_right.write_imm(local, grant.range, Immediate(value as u32))
         });
         let arrivals = async {
             for value in 0..12 {
@@ -83,8 +83,8 @@ fn pieces_of_writes_that_wait_for_room_stay_together() {
         let writes = futures::future::join_all(writes);
         let (results, ()) = pair.step("all of them", futures::future::join(writes, arrivals)).await;
         results.into_iter().for_each(|result| result.unwrap());
-        for (value, lent) in lents.into_iter().enumerate() {
-            assert_eq!(lent.take()[..], pattern(LENGTH, value as u64)[..]);
+        for (value, grant) in grants.into_iter().enumerate() {
+            assert_eq!(grant.take()[..], pattern(LENGTH, value as u64)[..]);
         }
     });
 }
@@ -93,14 +93,14 @@ fn pieces_of_writes_that_wait_for_room_stay_together() {
 fn scattered_pages_are_one_write() {
     with_pair(async |pair: Pair| {
         const PAGE: usize = PIECE + 1;
-        let lent = pair.lend_right(4 * PAGE);
+        let grant = pair.grant_right(4 * PAGE);
         let local = pair.left.source.filled(3 * PAGE - 7, 3);
-        let at = |page: u64| lent.range.offset + page * PAGE as u64;
-        let segments = paged(&local, PAGE, lent.range, &[at(3), at(0), at(1)]).unwrap();
+        let at = |page: u64| grant.range.offset + page * PAGE as u64;
+        let segments = paged(&local, PAGE, grant.range, &[at(3), at(0), at(1)]).unwrap();
         let write = pair.to_right.write_vectored(segments, Some(Immediate(9)));
         assert_eq!(pair.arrival_at_right().await, (9, local.len() as u64));
         pair.step("the write", write).await.unwrap();
-        let landed = lent.take();
+        let landed = grant.take();
         assert_eq!(landed[3 * PAGE..], local[..PAGE]);
         assert_eq!(landed[..PAGE], local[PAGE..2 * PAGE]);
         assert_eq!(landed[PAGE..2 * PAGE - 7], local[2 * PAGE..]);
@@ -111,19 +111,19 @@ fn scattered_pages_are_one_write() {
 #[test]
 fn a_vectored_write_with_one_bad_segment_posts_nothing() {
     with_pair(async |pair: Pair| {
-        let lent = pair.lend_right(3000);
+        let grant = pair.grant_right(3000);
         let local = pair.left.source.filled(3000, 3);
         let segment = |part: std::ops::Range<usize>, remote: RemoteRange| Segment {
             local: local.slice(part).unwrap(),
             remote,
         };
-        let good = segment(0..1500, lent.part(0, 1500));
-        let bad = segment(1500..3000, lent.part(1500, 1499));
+        let good = segment(0..1500, grant.part(0, 1500));
+        let bad = segment(1500..3000, grant.part(1500, 1499));
         let write = pair.to_right.write_vectored(vec![good, bad], Some(Immediate(1)));
         let error = pair.step("the write", write).await.unwrap_err();
         assert!(matches!(error, FabricError::LengthMismatch { local: 1500, remote: 1499 }), "{error}");
         pair.works(&pair.to_right, &pair.to_left).await;
         assert_eq!(pair.to_left.stats().arrivals, 1, "only that of the last step");
-        assert_eq!(lent.take()[..], [0; 3000]);
+        assert_eq!(grant.take()[..], [0; 3000]);
     });
 }

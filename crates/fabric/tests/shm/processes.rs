@@ -1,4 +1,4 @@
-//! Two processes, one of which is killed, stopped or counted.
+//! Two processes, one of which is killed or stopped, or whose copies and descriptors are counted.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -14,15 +14,15 @@ use super::SETUP;
 use crate::{
     contract::{
         Flavour, TEST_LIMIT, bounded,
-        pair::{DEPTHS, Lent, Pair, RegisteredPool, immediate, pattern, step, yield_once},
+        pair::{DEPTHS, Grant, Pair, RegisteredPool, immediate, pattern, step, yield_once},
     },
     process::{Other, alone, is_child, listen, say},
 };
 
-/// How soon a death must be seen.
+/// How soon a process must notice the death of its peer.
 pub(crate) const DEATH_LIMIT: Duration = Duration::from_secs(5);
 
-/// One process's memory.
+/// The domain and memory of one process.
 pub(crate) struct Half {
     pub(crate) domain: Arc<dyn Domain>,
     pub(crate) source: RegisteredPool,
@@ -37,7 +37,7 @@ impl Half {
         Self { domain, source, receive }
     }
 
-    /// Connects; `exchange` sends a line and gives the other's.
+    /// Connects; `exchange` sends a line and returns the other process's.
     pub(crate) async fn connect(&self, role: Role, exchange: impl FnOnce(&str) -> String) -> QueuePair {
         let prepared = self.domain.prepare(DEPTHS).unwrap();
         let mine: Vec<String> = prepared.connection_data().0.iter().map(u8::to_string).collect();
@@ -58,7 +58,7 @@ impl Half {
         connecting.await
     }
 
-    /// As the other process: connects with the one that started this.
+    /// Called in the other process: connects with the process that started it.
     pub(crate) async fn dial(&self) -> QueuePair {
         let connecting = self.connect(Role::Dialer, |mine| {
             say(mine);
@@ -68,9 +68,9 @@ impl Half {
     }
 }
 
-/// What a peer must know to write to `lent`, as text.
-pub(crate) fn describe(lent: &Lent) -> String {
-    let (region, range) = (lent.region, lent.range);
+/// The data that a peer needs to write to `grant`, as text.
+pub(crate) fn describe(grant: &Grant) -> String {
+    let (region, range) = (grant.region, grant.range);
     format!(
         "{} {} {} {} {} {}",
         region.region.0, region.generation.0, region.length, region.key, range.offset, range.length
@@ -116,9 +116,9 @@ fn a_killed_writer_is_lost_at_once_and_its_last_write_is_whole_or_absent() {
                 "1",
             );
             let half = Half::new(runtime.clone());
-            let lent = half.receive.lend(LARGE);
+            let grant = half.receive.grant(LARGE);
             let queue_pair = half.accept(&mut other).await;
-            other.tell(&describe(&lent));
+            other.tell(&describe(&grant));
             for round in 0..kill_after {
                 let arrival = step(&runtime, "an arrival", queue_pair.next_arrival()).await.unwrap();
                 assert_eq!(immediate(arrival), (round, LARGE as u64));
@@ -134,7 +134,7 @@ fn a_killed_writer_is_lost_at_once_and_its_last_write_is_whole_or_absent() {
             assert_end_of_file(&error);
             assert!(runtime.now() - killed < DEATH_LIMIT);
             step(&runtime, "the close", queue_pair.close()).await;
-            lent.granted.end(GrantEnd::QueuePairDrained).expect("nothing touches the memory any more");
+            grant.granted.end(GrantEnd::QueuePairDrained).expect("nothing touches the memory any more");
         }
     });
 }
@@ -144,9 +144,9 @@ fn a_killed_target_ends_every_operation_and_frees_every_buffer() {
     if is_child() {
         return bounded(Flavour::CurrentThread, |runtime| async move {
             let half = Half::new(runtime);
-            let lent = half.receive.lend(LARGE);
+            let grant = half.receive.grant(LARGE);
             let queue_pair = half.dial().await;
-            say(&describe(&lent));
+            say(&describe(&grant));
             while queue_pair.next_arrival().await.is_ok() {}
         });
     }
@@ -161,7 +161,7 @@ fn a_killed_target_ends_every_operation_and_frees_every_buffer() {
         queue_pair.add_remote_region(region);
         let write = |round| queue_pair.write_imm(half.source.filled(LARGE, 0), range, Immediate(round));
         step(&runtime, "a first write", write(0)).await.unwrap();
-        // Stopped, it completes nothing: all of these are under way when it dies.
+        // A stopped process completes nothing: all these writes are under way when it dies.
         other.signal(libc::SIGSTOP);
         let mut posted: VecDeque<_> = (1..9).map(write).collect();
         drop(posted.pop_back());
@@ -169,7 +169,7 @@ fn a_killed_target_ends_every_operation_and_frees_every_buffer() {
         other.signal(libc::SIGKILL);
         let results = step(&runtime, "the operations", join_all(posted)).await;
         assert!(runtime.now() - killed < DEATH_LIMIT);
-        // The stop takes effect when the child next runs, so the first may have been executed still.
+        // The stop takes effect when the child next runs, so the first writes may still have been executed.
         let ended: Vec<_> = results.iter().skip_while(|result| result.is_ok()).collect();
         assert!(!ended.is_empty());
         for result in ended {
@@ -193,27 +193,27 @@ fn a_write_is_copied_once() {
             let ring = RegisteredPool::new(&pair.right.domain, "ring", Access::RING, 1 << 20);
             for (length, calls) in [(193, 1), (4096, 1), (256 << 10, 1), (16 << 20, 64)] {
                 let before = counted(ShmPayload);
-                let lent = pair.lend_right(length);
+                let grant = pair.grant_right(length);
                 let write =
-                    pair.to_right.write_imm(pair.left.source.filled(length, 1), lent.range, Immediate(0));
+                    pair.to_right.write_imm(pair.left.source.filled(length, 1), grant.range, Immediate(0));
                 pair.step("the write", write).await.unwrap();
                 let after = counted(ShmPayload);
                 assert_eq!((after.0 - before.0, after.1 - before.1), (calls, length as u64));
             }
             assert_eq!((counted(ShmMessage), counted(ShmInline)), ((0, 0), (0, 0)));
-            // Into a message ring: the same, counted apart.
-            let (lent, before) = (ring.lend(1000), counted(ShmPayload));
-            pair.to_right.add_remote_region(lent.region);
+            // A write into a message ring is copied once, too, and counted separately.
+            let (grant, before) = (ring.grant(1000), counted(ShmPayload));
+            pair.to_right.add_remote_region(grant.region);
             let source = pair.left.source.filled(1000, 1);
-            pair.step("a message", pair.to_right.write(source, lent.range)).await.unwrap();
+            pair.step("a message", pair.to_right.write(source, grant.range)).await.unwrap();
             assert_eq!((counted(ShmMessage), counted(ShmPayload)), ((1, 1000), before));
-            // A tiny one is staged in the ring, and then copied once like any other.
-            let lent = pair.lend_right(64);
+            // A tiny write is staged in the ring, and then copied once like any other.
+            let grant = pair.grant_right(64);
             let source = pair.left.source.filled(64, 1);
-            pair.step("a tiny write", pair.to_right.write(source, lent.range)).await.unwrap();
+            pair.step("a tiny write", pair.to_right.write(source, grant.range)).await.unwrap();
             assert_eq!(counted(ShmInline), (1, 64));
             assert_eq!(counted(ShmPayload), (before.0 + 1, before.1 + 64));
-            // Every other reason stays at zero: nothing is copied behind the counters' back by another name.
+            // The counters of all other reasons stay at zero: no copy is counted under another name.
             assert_eq!(counted(copy::CopyReason::Message), (0, 0));
         })
     });
@@ -245,21 +245,21 @@ fn nothing_is_left_behind_by_ended_connections() {
                         right.close().await;
                     }
                     2 => {
-                        let lent = pair.right.receive.lend(1 << 20);
-                        left.add_remote_region(lent.region);
+                        let grant = pair.right.receive.grant(1 << 20);
+                        left.add_remote_region(grant.region);
                         let source = pair.left.source.filled(1 << 20, 1);
-                        drop(left.write_imm(source, lent.range, Immediate(0)));
+                        drop(left.write_imm(source, grant.range, Immediate(0)));
                         drop(left);
                         right.close().await;
-                        lent.granted.end(GrantEnd::QueuePairDrained).unwrap();
+                        grant.granted.end(GrantEnd::QueuePairDrained).unwrap();
                     }
                     _ => {
                         // A refused access.
-                        let lent = pair.right.receive.lend(64);
-                        left.add_remote_region(RemoteRegion { key: !lent.region.key, ..lent.region });
+                        let grant = pair.right.receive.grant(64);
+                        left.add_remote_region(RemoteRegion { key: !grant.region.key, ..grant.region });
                         let source = pair.left.source.filled(64, 1);
-                        left.write(source, lent.range).await.unwrap_err();
-                        lent.granted.end(GrantEnd::NeverSent).unwrap();
+                        left.write(source, grant.range).await.unwrap_err();
+                        grant.granted.end(GrantEnd::NeverSent).unwrap();
                     }
                 }
             }
@@ -287,20 +287,20 @@ fn a_full_socket_makes_writes_wait_in_order() {
             // So deep that the first quiet write allows more of them than there are blocks.
             let depths = QueuePairConfig { send_depth: 2048, receive_depth: 512 };
             let pair = Pair::with_depths(SETUP, runtime, depths).await;
-            let lent = pair.lend_right(BYTES * BLOCKS as usize);
+            let grant = pair.grant_right(BYTES * BLOCKS as usize);
             let mut sources: Vec<_> = (0..BLOCKS)
                 .map(|value| {
                     let single = RegisteredPool::new(&pair.left.domain, "single", Access::LOCAL, 4096);
                     single.filled(BYTES, u64::from(value))
                 })
                 .collect();
-            // The last one's block is known to the peer already: it must not overtake those that wait.
+            // The peer already knows the block of the last write: that write must not overtake the waiting ones.
             sources.push(sources[0].clone());
-            let quiet = || pair.to_right.post_inline(&[1], Some(&lent.part(0, 1)), None);
+            let quiet = || pair.to_right.post_inline(&[1], Some(&grant.part(0, 1)), None);
             assert!(quiet().is_some(), "there is room for many");
             let mut posted = Vec::new();
             for (value, local) in sources.into_iter().enumerate() {
-                let remote = Some(lent.part(value as u64 % u64::from(BLOCKS) * BYTES as u64, BYTES as u64));
+                let remote = Some(grant.part(value as u64 % u64::from(BLOCKS) * BYTES as u64, BYTES as u64));
                 let request = WorkRequest::Write { local, remote, immediate: Some(Immediate(value as u32)) };
                 posted.push(pair.to_right.post_now(&request).unwrap());
             }
@@ -311,7 +311,7 @@ fn a_full_socket_makes_writes_wait_in_order() {
             for result in pair.step("the writes", join_all(posted)).await {
                 result.unwrap();
             }
-            for (value, bytes) in lent.take().chunks(BYTES).enumerate() {
+            for (value, bytes) in grant.take().chunks(BYTES).enumerate() {
                 assert_eq!(bytes, pattern(BYTES, value as u64), "write {value}");
             }
         })
@@ -333,7 +333,7 @@ fn an_idle_connection_costs_no_processor_time() {
             runtime.sleep(Duration::from_secs(1)).await;
             let woken = switches() - before;
             assert!(woken <= 5, "{woken} wake-ups in an idle second");
-            let _: &Granted = &pair.lend_right(1).granted;
+            let _: &Granted = &pair.grant_right(1).granted;
             assert!(TEST_LIMIT > Duration::from_secs(1));
         })
     });

@@ -1,4 +1,4 @@
-//! One-sided reads between processes: counted, and killed on either side.
+//! One-sided reads between processes: their copies are counted, and either process is killed.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::{
 
 const LENGTH: usize = 8 << 20;
 
-/// What a peer must know to read `bytes`.
+/// The data that a peer needs to read `bytes`.
 fn named(pool: &RegisteredPool, bytes: &Buf) -> (RemoteRegion, RemoteRange) {
     let region = pool.region(bytes.block().unwrap());
     let (id, generation) = (region.region, region.generation);
@@ -79,7 +79,7 @@ fn a_users_own_memory_is_not_readable_by_neighbours() {
     });
 }
 
-/// Exposes a buffer, prints how a peer names it, and waits until the connection is over.
+/// Exposes a buffer, prints the peer's name for it, and waits until the connection is over.
 async fn be_read(runtime: Arc<dyn Runtime>) {
     let half = Half::new(runtime);
     let pool = RegisteredPool::new(&half.domain, "exposed", Access::READABLE, 256 << 20);
@@ -130,7 +130,7 @@ fn d_peer_sigkill_a_read_of_the_dead_is_whole_or_lost() {
     });
 }
 
-/// Reads what its parent exposes until it is killed.
+/// Reads the parent's exposed buffer until it is killed.
 async fn read_on(runtime: Arc<dyn Runtime>) {
     let half = Half::new(runtime);
     let queue_pair = half.dial().await;

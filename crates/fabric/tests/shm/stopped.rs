@@ -1,7 +1,8 @@
 //! A target that is stopped in the middle of a copy, and resumed after the writer has closed and reused its memory.
 //!
-//! The target makes one page of the destination read-only before each write. The copy runs into it, and the handler of
-//! that fault lifts the protection and stops the process: so every round stops inside the copy, at the page drawn.
+//! The target makes one page of the destination read-only before each write. The copy faults at that page, and the
+//! handler of the fault lifts the protection and stops the process. So every round stops inside the copy, at the page
+//! that was drawn.
 
 use std::{
     env,
@@ -28,15 +29,15 @@ const LENGTH: usize = 2 << 20;
 const PAGE: usize = 4096;
 const PAGES: usize = LENGTH / PAGE;
 
-/// Pages of the last chunk: the copy into it is the one that only the look after it can call off.
+/// Pages of the last chunk. Only the check after the copy into this chunk can reject it.
 const LAST_PAGES: usize = PAGES / 8;
 
-/// Rounds of one test; there are five of them. `TENSORWIRE_STOP_ROUNDS` asks for others.
+/// Rounds of one of the five tests. `TENSORWIRE_STOP_ROUNDS` replaces the default.
 fn rounds() -> u32 {
     env::var("TENSORWIRE_STOP_ROUNDS").map_or(100, |rounds| rounds.parse().unwrap())
 }
 
-/// Address of the page whose first byte to be written stops the process; 0 for none.
+/// Address of the page where the first write stops the process; 0 for none.
 static GUARDED: AtomicUsize = AtomicUsize::new(0);
 
 /// How often the process stopped itself.
@@ -80,27 +81,27 @@ fn install_handler() {
 async fn be_stopped(runtime: Arc<dyn Runtime>) {
     install_handler();
     let half = Half::new(runtime);
-    let lent = half.receive.lend(LENGTH);
-    assert_eq!(lent.address % PAGE, 0);
+    let grant = half.receive.grant(LENGTH);
+    assert_eq!(grant.address % PAGE, 0);
     for round in 0..rounds() {
         let queue_pair = half.dial().await;
-        say(&describe(&lent));
-        let page = lent.address + PAGE * listen().parse::<usize>().unwrap();
+        say(&describe(&grant));
+        let page = grant.address + PAGE * listen().parse::<usize>().unwrap();
         assert!(protect(page, libc::PROT_READ));
         GUARDED.store(page, Ordering::SeqCst);
         say("guarded");
         let (mut arrivals, mut sum) = (0, 0);
         while let Ok(arrival) = queue_pair.next_arrival().await {
             assert_eq!(immediate(arrival), (round, LENGTH as u64));
-            (arrivals, sum) = (arrivals + 1, checksum(&lent.bytes()));
+            (arrivals, sum) = (arrivals + 1, checksum(&grant.bytes()));
         }
         queue_pair.close().await;
         say(&format!("{} {arrivals} {sum}", STOPS.load(Ordering::SeqCst)));
     }
-    lent.granted.end(GrantEnd::QueuePairDrained).unwrap();
+    grant.granted.end(GrantEnd::QueuePairDrained).unwrap();
 }
 
-/// What is drawn for one round.
+/// The random choices of one round.
 struct Draw {
     page: usize,
     /// The writer closes and reuses the source while the target is stopped.
@@ -127,7 +128,7 @@ async fn connect(half: &Half, other: &mut Other, page: usize) -> (QueuePair, ten
 async fn stop_the_target(test: &str, seed: u64, runtime: Arc<dyn Runtime>) {
     let mut other = Other::start_as(&format!("shm::stopped::{test}"), "target");
     let half = Half::new(runtime.clone());
-    // Room for one buffer: it comes back the moment the operation has ended.
+    // Room for one buffer, which returns as soon as the operation has ended.
     let one = RegisteredPool::new(&half.domain, "one buffer", Access::LOCAL, LENGTH as u64);
     let mut random = seed;
     for round in 0..rounds() {
@@ -157,8 +158,8 @@ async fn stop_the_target(test: &str, seed: u64, runtime: Arc<dyn Runtime>) {
             step(&runtime, "the close", queue_pair.close()).await;
             format!("{} 1 {}", round + 1, checksum(&pattern(LENGTH, payload)))
         };
-        let said = other.hear_meanwhile(&runtime, &what).await;
-        assert_eq!(said, expected, "{what}: stops, arrivals, checksum");
+        let report = other.hear_meanwhile(&runtime, &what).await;
+        assert_eq!(report, expected, "{what}: stops, arrivals, checksum");
     }
 }
 

@@ -1,5 +1,5 @@
-//! Two processes: one replaces a content of its catalogue and reuses the memory of the one before as soon as it may, the
-//! other views the content. The models try every order of the steps that the two take; here the fabric itself takes them.
+//! Two processes: one replaces a content of its catalogue and reuses the previous content's memory as soon as it may;
+//! the other views the content. The models try every order of these steps; here the fabric itself takes them.
 
 use std::{hint::black_box, sync::Arc, time::Duration};
 
@@ -17,19 +17,20 @@ use crate::{
 
 const TEST: &str =
     "shm::views::s1_what_another_process_views_is_one_edition_though_its_memory_is_reused_at_once";
-/// Longer than what lies in a cell, and short, so that memory that is reused has its new bytes at once.
+/// Longer than the content of a cell, and short, so that reused memory has its new bytes at once.
 const LENGTH: usize = 64;
-/// Room for the content, the next one, and two that are viewed, or were when the content was replaced.
+/// Room for the content, the next one, and two contents that have views, or had them when they were replaced.
 const EDITIONS: usize = 4;
-/// How often it looks at a view, unless the content was replaced often enough before.
+/// How often the reader checks a view. It stops earlier if the content was replaced often enough.
 const LOOKS: u32 = 20;
-/// How long the reader views, and how often at most. It goes on until it has seen some editions: on a busy machine the other
+/// How long the reader views the content. It continues until it has seen some editions: on a busy machine the other
 /// process may not run for a second.
 const READING: Duration = Duration::from_secs(5);
 const VIEWS: u64 = 200_000;
 const EDITIONS_SEEN: u64 = 100;
 
-/// A pool in which only [`EDITIONS`] pieces of memory are free: each is soon in use again. The rest comes with it.
+/// A pool with only [`EDITIONS`] free pieces of memory, so each is soon reused. Also returns the buffers that occupy
+/// the rest.
 fn tight_pool(half: &Half) -> (RegisteredPool, Vec<Buf>) {
     let pool = RegisteredPool::new(&half.domain, "editions", Access::LOCAL, 1 << 20);
     let mut all: Vec<_> = std::iter::from_fn(|| Some(pool.pool.try_alloc(LENGTH).ok()?.freeze())).collect();
@@ -65,13 +66,13 @@ async fn replace(half: Half) {
     }
 }
 
-/// The content's number and a view of it; `None` if it was replaced meanwhile.
+/// The number of the content and a view of the content; `None` if it was replaced meanwhile.
 fn view(catalogue: &dyn PeerCatalogue) -> Option<(u64, Buf)> {
     let reading = catalogue.find("x")?;
     Some((reading.words[0], catalogue.view(&reading)?))
 }
 
-/// Makes the memory of contents resident: only then it can be viewed.
+/// Makes the memory of contents resident, because only resident memory can be viewed.
 async fn first_view(runtime: &Arc<dyn Runtime>, catalogue: &dyn PeerCatalogue) {
     let viewing = async {
         while view(catalogue).is_none() {
@@ -100,7 +101,7 @@ fn s1_what_another_process_views_is_one_edition_though_its_memory_is_reused_at_o
         while editions <= EDITIONS_SEEN || views < VIEWS && runtime.now() - began < READING {
             for _ in 0..256 {
                 let Some((number, view)) = view(&*catalogue) else { continue };
-                // Until its memory would have been used again, had nobody looked at the claim.
+                // Long enough that the memory would have been reused if the publisher ignored the claim.
                 for look in 0..LOOKS {
                     let now = catalogue.find("x").map_or(0, |reading| reading.words[0]);
                     let seen: [u8; LENGTH] = black_box(&view)[..].try_into().unwrap();

@@ -1,5 +1,5 @@
-//! The contract between two processes, over a fabric that every machine has. It also keeps the tests' own means honest,
-//! which the same rules over RDMA use too.
+//! The contract between two processes, over a fabric that every machine has. It also tests the support code that the
+//! same rules over RDMA use.
 
 use std::{
     future::Future,

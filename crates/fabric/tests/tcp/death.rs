@@ -21,16 +21,16 @@ use crate::contract::{
 
 const BYTES: usize = 64 << 20;
 
-/// Peers that are killed, each elsewhere.
+/// Number of peers that are killed, each at another offset.
 const ROUNDS: u64 = 20;
 
-/// Of all rounds together: each starts a process and moves up to 64 MiB.
+/// Limit of all rounds together: each starts a process and moves up to 64 MiB.
 const ROUNDS_LIMIT: Duration = Duration::from_secs(60);
 
-/// What sources are filled with, as `filled` knows it.
+/// The seed of the sources' content.
 const CONTENT: u64 = 5;
 
-/// Starts every line that a child means for its parent: the test harness prints lines of its own.
+/// Starts every line from a child to its parent, because the test harness prints lines, too.
 const MARK: &str = "tcp-child ";
 
 /// Another process of this test binary, killed when dropped.
@@ -49,7 +49,7 @@ impl Peer {
             .spawn()
             .unwrap();
         let lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        // The harness may have begun a line of its own.
+        // The mark may follow the beginning of a line of the harness.
         let lines = lines.filter_map(|line| Some(line.ok()?.split_once(MARK)?.1.to_owned()));
         Self { stdin: process.stdin.take().unwrap(), lines: Box::new(lines), process }
     }
@@ -153,14 +153,14 @@ fn a_writer_killed_in_the_middle_of_64_mib_is_noticed() {
         let local = Local::new(runtime);
         let mut peer = Peer::start("tcp::death::child_that_writes_until_it_is_killed");
         let queue_pair = connect_child(&local, &mut peer).await;
-        let lent = local.receive.lend(BYTES);
-        peer.say(&show(&lent.region, &lent.range));
-        // The child writes without end: it dies in the middle of something.
+        let grant = local.receive.grant(BYTES);
+        peer.say(&show(&grant.region, &grant.range));
+        // The child writes without end, so it dies in the middle of a write.
         local.step("the first bytes", received(&queue_pair, BYTES as u64 / 4)).await;
         peer.kill();
         assert_lost(&end_of(&local.runtime, &queue_pair).await);
         local.step("the close", queue_pair.close()).await;
-        lent.granted.end(GrantEnd::QueuePairDrained).unwrap();
+        grant.granted.end(GrantEnd::QueuePairDrained).unwrap();
         assert_eq!(local.receive.pool.stats().used_bytes, 0);
     });
 }
@@ -193,7 +193,7 @@ fn a_target_killed_in_the_middle_of_64_mib_is_noticed() {
     });
 }
 
-/// Somewhere in a write, by the round: the same in each run.
+/// An offset inside a write for this round: the same in each run.
 fn offset(round: u64) -> u64 {
     let mut state = (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -201,7 +201,8 @@ fn offset(round: u64) -> u64 {
     (state ^ (state >> 31)) % BYTES as u64
 }
 
-/// Peers that die while they write: what was announced is whole, the loss is reported, and memory comes back.
+/// Peers that die while they write: announced writes are complete, the loss is reported, and memory returns to its
+/// pool.
 #[test]
 fn d_peer_sigkill_of_writers_at_many_offsets() {
     bounded_by(ROUNDS_LIMIT, Flavour::TwoWorkers, |runtime| async move {
@@ -210,8 +211,8 @@ fn d_peer_sigkill_of_writers_at_many_offsets() {
         for round in 0..ROUNDS {
             let mut peer = Peer::start("tcp::death::child_that_writes_once_with_an_immediate");
             let queue_pair = connect_child(&local, &mut peer).await;
-            let lent = local.receive.lend(BYTES);
-            peer.say(&show(&lent.region, &lent.range));
+            let grant = local.receive.grant(BYTES);
+            peer.say(&show(&grant.region, &grant.range));
             local.step("the bytes before the end", received(&queue_pair, offset(round))).await;
             peer.kill();
             let arrival = local.step("the content, or the end", queue_pair.next_arrival()).await;
@@ -224,17 +225,17 @@ fn d_peer_sigkill_of_writers_at_many_offsets() {
             assert!(offset(round) <= received && received <= BYTES as u64, "round {round}: {received}");
             if let Ok(arrival) = arrival {
                 assert_eq!(arrival, Arrival::Immediate { immediate: Immediate(1), length: BYTES as u64 });
-                let content = lent.granted.end(GrantEnd::Content).unwrap();
+                let content = grant.granted.end(GrantEnd::Content).unwrap();
                 assert!(content[..] == whole[..], "round {round}: torn");
             } else {
-                lent.granted.end(GrantEnd::QueuePairDrained).unwrap();
+                grant.granted.end(GrantEnd::QueuePairDrained).unwrap();
             }
             assert_eq!(local.receive.pool.stats().used_bytes, 0, "round {round}");
         }
     });
 }
 
-/// Peers that die while they are written to: every write ends, and sources come back.
+/// Peers that die while they are written to: every write ends, and sources return to their pool.
 #[test]
 fn d_peer_sigkill_of_targets_at_many_offsets() {
     bounded_by(ROUNDS_LIMIT, Flavour::TwoWorkers, |runtime| async move {
@@ -246,7 +247,7 @@ fn d_peer_sigkill_of_targets_at_many_offsets() {
             let (region, range) = parse(&peer.hear());
             peer.say(&offset(round).to_string());
             queue_pair.add_remote_region(region);
-            // The second write keeps the first from being the last thing that the kernel holds.
+            // Because of the second write, the first is not the last data in the kernel's buffer.
             let writes = [(); 2].map(|()| queue_pair.write(source.clone(), range));
             local.step("the child's word", queue_pair.next_arrival()).await.unwrap();
             peer.kill();
@@ -301,8 +302,8 @@ fn child_that_writes_once_with_an_immediate() {
 #[ignore = "the other process of a_target_killed_in_the_middle_of_64_mib_is_noticed and d_peer_sigkill_of_targets_at_many_offsets"]
 fn child_that_is_written_until_it_is_killed() {
     child(async |local: Local, queue_pair: QueuePair| {
-        let lent = local.receive.lend(BYTES);
-        Parent.say(&show(&lent.region, &lent.range));
+        let grant = local.receive.grant(BYTES);
+        Parent.say(&show(&grant.region, &grant.range));
         let offset = Parent.hear().parse().unwrap();
         received(&queue_pair, offset).await;
         queue_pair.notify(Immediate(1)).await.unwrap();

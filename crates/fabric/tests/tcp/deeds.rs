@@ -1,4 +1,4 @@
-//! What the hostile process does. It blocks where it likes: it has no runtime.
+//! The actions of the hostile process. They may block, because it has no runtime.
 
 use std::{
     io::{Read, Write},
@@ -12,10 +12,10 @@ use crate::process::{listen, say};
 
 const MIB: u32 = 1 << 20;
 
-/// One deed on a connection that stands; `u64` is its round.
+/// One action on an open connection; `u64` is its round.
 pub(crate) type Act = fn(&mut RawPeer, &Known, u64);
 
-/// What the hostile process knows, as any peer would.
+/// What the hostile process knows, like any peer.
 pub(crate) struct Known {
     pub(crate) data: ConnectionData,
     pub(crate) region: RemoteRegion,
@@ -62,7 +62,7 @@ impl Known {
             length,
             key,
             offset,
-            lent,
+            grant,
             readable,
             readable_generation,
             readable_key,
@@ -80,12 +80,12 @@ impl Known {
         };
         let region = whole(region, generation, key);
         let range =
-            RemoteRange { region: region.region, generation: region.generation, offset, length: lent };
+            RemoteRange { region: region.region, generation: region.generation, offset, length: grant };
         let readable = whole(readable, readable_generation, readable_key);
         Self { data: unhex(data), region, range, readable, offset: exposed }
     }
 
-    /// A frame that is right: `length` bytes to the start of the granted memory.
+    /// A valid frame: `length` bytes to the start of the granted memory.
     fn write(&self, length: u32) -> Frame {
         Frame {
             kind: 1,
@@ -112,7 +112,7 @@ impl Known {
     }
 }
 
-/// Connects at each of the victim's lines, and does `act` each time.
+/// Connects for each line of the victim, and does `act` each time.
 pub(crate) fn commit(act: Act) {
     loop {
         let line = listen();
@@ -123,7 +123,7 @@ pub(crate) fn commit(act: Act) {
         assert_eq!(raw.hear(WELCOME.len()), WELCOME);
         say("in");
         act(&mut raw, &known, round.parse().unwrap());
-        // Until the victim has had enough.
+        // Until the victim ends the connection.
         let _reset_or_end = raw.stream.read_to_end(&mut Vec::new());
         say("out");
     }
@@ -134,12 +134,12 @@ pub(crate) fn commit_outside(act: fn(&ConnectionData)) {
     act(&unhex(&listen()));
 }
 
-/// Says it, if the victim still listens.
+/// Sends `bytes`. Returns whether the victim still reads.
 fn shout(raw: &mut RawPeer, bytes: &[u8]) -> bool {
     raw.stream.write_all(bytes).is_ok()
 }
 
-/// Again and again, until the victim has had enough.
+/// Sends `bytes` repeatedly until the victim ends the connection.
 fn shout_for_ever(raw: &mut RawPeer, bytes: &[u8]) {
     let many = bytes.repeat((256 << 10) / bytes.len() + 1);
     while shout(raw, &many) {}
@@ -183,7 +183,7 @@ pub(crate) fn wrong_key(raw: &mut RawPeer, known: &Known, round: u64) {
 }
 
 pub(crate) fn beside_the_grant(raw: &mut RawPeer, known: &Known, round: u64) {
-    // The last byte only, or all of them.
+    // Only the last byte is out of bounds, or all bytes are.
     let offset = known.range.offset + [known.range.length - 7, known.range.length][round as usize % 2];
     shout(raw, &Frame { offset, ..known.write(8) }.with_body(&[1; 8]));
 }
@@ -200,7 +200,7 @@ pub(crate) fn unknown_refusal(raw: &mut RawPeer, _: &Known, round: u64) {
     shout(raw, &refusal(200 + round as u8, 0).encode());
 }
 
-/// Reads of all there is, none of whose answers are taken.
+/// Reads of all exposed bytes. The process takes none of the answers.
 pub(crate) fn flood_of_reads(raw: &mut RawPeer, known: &Known, _: u64) {
     shout_for_ever(raw, &known.read(64 << 10).encode());
 }
@@ -274,7 +274,7 @@ pub(crate) fn random_bytes(raw: &mut RawPeer, _: &Known, seed: u64) {
     let _may_be_reset = raw.stream.shutdown(Shutdown::Write);
 }
 
-/// Frames that are right but for some bits of their headers.
+/// Valid frames, except for some bits of their headers.
 pub(crate) fn spoilt_frames(raw: &mut RawPeer, known: &Known, seed: u64) {
     let mut random = Random::new(seed);
     for _ in 0..random.below(40) + 1 {
@@ -301,7 +301,7 @@ fn dial(to: &ConnectionData) -> TcpStream {
     RawPeer::dial(to).stream
 }
 
-/// One byte of a right hello for each line that comes.
+/// One byte of a valid hello for each line of the victim.
 pub(crate) fn slow_hello(to: &ConnectionData) {
     let mut stream = dial(to);
     say("in");
@@ -328,6 +328,6 @@ pub(crate) fn half_open(to: &ConnectionData) {
         })
         .collect();
     say(&streams.len().to_string());
-    // Until the victim has had enough.
+    // Until the victim ends the connection.
     listen();
 }

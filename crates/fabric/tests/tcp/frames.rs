@@ -1,4 +1,4 @@
-//! What a peer may send on the stream, in pieces of any size, and what it may not.
+//! Valid frames on the stream, in pieces of any size, and invalid ones.
 
 use std::{pin::pin, sync::Arc, task::Poll};
 
@@ -10,29 +10,29 @@ use tensorwire_memory::GrantEnd;
 use super::raw::{Frame, Local, RawPeer, address, aside, refusal};
 use crate::contract::{
     Flavour, bounded,
-    pair::{Lent, end_of, immediate, pattern, yield_once},
+    pair::{Grant, end_of, immediate, pattern, yield_once},
 };
 
-/// Three arrivals and 23 payload bytes in all the forms that frames have.
-fn conversation(lent: &Lent) -> Vec<u8> {
+/// Three arrivals and 23 payload bytes, in all forms of frames.
+fn conversation(grant: &Grant) -> Vec<u8> {
     let at = |offset: u64, frame: Frame| Frame { offset: frame.offset + offset, ..frame };
-    let parted = at(8, Frame::write(lent, 7)).with_immediate(12);
+    let parted = at(8, Frame::write(grant, 7)).with_immediate(12);
     [
-        Frame::write(lent, 5).with_body(b"plain"),
-        at(5, Frame::write(lent, 3)).with_immediate(10).with_body(b"imm"),
+        Frame::write(grant, 5).with_body(b"plain"),
+        at(5, Frame::write(grant, 3)).with_immediate(10).with_body(b"imm"),
         Frame::notify(11).encode(),
         parted.first(4).with_body(b"in t"),
         parted.after(4).with_body(b"wo "),
-        at(15, Frame::write(lent, 8)).with_body(b"and more"),
+        at(15, Frame::write(grant, 8)).with_body(b"and more"),
         Frame::notify(13).encode(),
     ]
     .concat()
 }
 
-const SAID: &[u8; 23] = b"plainimmin two and more";
-const TOLD: [(u32, u64); 4] = [(10, 3), (11, 0), (12, 7), (13, 0)];
+const PAYLOAD: &[u8; 23] = b"plainimmin two and more";
+const ARRIVALS: [(u32, u64); 4] = [(10, 3), (11, 0), (12, 7), (13, 0)];
 
-/// Makes progress as someone who awaits does, and expects that nothing arrives, or gives what does.
+/// Makes progress like a task that awaits. Returns the next arrival, if there is one.
 async fn drive(queue_pair: &QueuePair) -> Option<(u32, u64)> {
     match futures::poll!(pin!(queue_pair.next_arrival())) {
         Poll::Ready(arrival) => Some(immediate(arrival.unwrap())),
@@ -40,11 +40,11 @@ async fn drive(queue_pair: &QueuePair) -> Option<(u32, u64)> {
     }
 }
 
-async fn hear_all(local: &Local, queue_pair: &QueuePair, mut told: Vec<(u32, u64)>) {
-    while told.len() < TOLD.len() {
-        told.push(immediate(local.step("an arrival", queue_pair.next_arrival()).await.unwrap()));
+async fn hear_all(local: &Local, queue_pair: &QueuePair, mut arrivals: Vec<(u32, u64)>) {
+    while arrivals.len() < ARRIVALS.len() {
+        arrivals.push(immediate(local.step("an arrival", queue_pair.next_arrival()).await.unwrap()));
     }
-    assert_eq!(told, TOLD);
+    assert_eq!(arrivals, ARRIVALS);
 }
 
 #[test]
@@ -53,19 +53,19 @@ fn frames_may_be_split_at_every_byte() {
         let local = Local::new(runtime);
         let (queue_pair, mut raw) = local.connect().await;
         for split in 0..=400 {
-            let lent = local.receive.lend(SAID.len());
-            let bytes = conversation(&lent);
+            let grant = local.receive.grant(PAYLOAD.len());
+            let bytes = conversation(&grant);
             if split > bytes.len() {
                 break;
             }
             raw.say(&bytes[..split]);
-            let mut told = Vec::new();
+            let mut arrivals = Vec::new();
             while let Some(arrival) = drive(&queue_pair).await {
-                told.push(arrival);
+                arrivals.push(arrival);
             }
             raw.say(&bytes[split..]);
-            hear_all(&local, &queue_pair, told).await;
-            assert_eq!(lent.take()[..], SAID[..], "split at {split}");
+            hear_all(&local, &queue_pair, arrivals).await;
+            assert_eq!(grant.take()[..], PAYLOAD[..], "split at {split}");
         }
     });
 }
@@ -75,33 +75,34 @@ fn frames_may_come_byte_by_byte() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let local = Local::new(runtime);
         let (queue_pair, mut raw) = local.connect().await;
-        let lent = local.receive.lend(SAID.len());
-        let mut told = Vec::new();
-        for byte in conversation(&lent) {
+        let grant = local.receive.grant(PAYLOAD.len());
+        let mut arrivals = Vec::new();
+        for byte in conversation(&grant) {
             raw.say(&[byte]);
-            told.extend(drive(&queue_pair).await);
+            arrivals.extend(drive(&queue_pair).await);
             yield_once().await;
         }
-        hear_all(&local, &queue_pair, told).await;
-        assert_eq!(lent.take()[..], SAID[..]);
-        assert_eq!(queue_pair.stats().bytes_received, SAID.len() as u64);
+        hear_all(&local, &queue_pair, arrivals).await;
+        assert_eq!(grant.take()[..], PAYLOAD[..]);
+        assert_eq!(queue_pair.stats().bytes_received, PAYLOAD.len() as u64);
     });
 }
 
-/// Xorshift: garbage that is the same in every run.
+/// Garbage that is the same in every run, by Xorshift.
 fn garbage(seed: u64, length: usize) -> Vec<u8> {
     pattern(length, seed.wrapping_mul(0x9E37_79B9))
 }
 
 async fn assert_works(local: &Local, queue_pair: &QueuePair, raw: &mut RawPeer) {
-    let lent = local.receive.lend(4);
-    raw.say(&Frame::write(&lent, 4).with_immediate(77).with_body(b"fine"));
+    let grant = local.receive.grant(4);
+    raw.say(&Frame::write(&grant, 4).with_immediate(77).with_body(b"fine"));
     let arrival = local.step("an arrival", queue_pair.next_arrival()).await.unwrap();
     assert_eq!(immediate(arrival), (77, 4));
-    assert_eq!(lent.take()[..], *b"fine");
+    assert_eq!(grant.take()[..], *b"fine");
 }
 
-/// The queue pair ends because the peer broke `violation`, and sends the peer that reason.
+/// Expects that the queue pair ends because the peer broke the rule `violation`, and that it sends the peer that
+/// reason.
 async fn assert_refused(local: &Local, queue_pair: &QueuePair, mut raw: RawPeer, violation: PeerViolation) {
     let error = end_of(&local.runtime, queue_pair).await;
     assert!(
@@ -122,7 +123,7 @@ async fn assert_refused(local: &Local, queue_pair: &QueuePair, mut raw: RawPeer,
 fn garbage_ends_only_its_own_connection() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
-        let lent = local.receive.lend(1000);
+        let grant = local.receive.grant(1000);
         let (neighbour, mut raw_neighbour) = local.connect().await;
         for seed in 0..60 {
             let (queue_pair, mut raw) = local.connect().await;
@@ -136,7 +137,7 @@ fn garbage_ends_only_its_own_connection() {
             );
             assert_works(&local, &neighbour, &mut raw_neighbour).await;
         }
-        assert_eq!(lent.bytes(), [0; 1000]);
+        assert_eq!(grant.bytes(), [0; 1000]);
     });
 }
 
@@ -145,11 +146,11 @@ fn a_flipped_bit_in_a_header_never_reaches_memory_outside_the_grant() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
         let mut before = local.receive.pool.try_alloc(64).unwrap();
-        let lent = local.receive.lend(64);
+        let grant = local.receive.grant(64);
         let mut after = local.receive.pool.try_alloc(64).unwrap();
         before.fill(0xEE);
         after.fill(0xEE);
-        let header = Frame::write(&lent, 32).with_immediate(5).encode();
+        let header = Frame::write(&grant, 32).with_immediate(5).encode();
         let mut ended = 0;
         for bit in 0..header.len() * 8 {
             let (queue_pair, mut raw) = local.connect().await;
@@ -183,8 +184,8 @@ fn a_flipped_bit_in_a_header_never_reaches_memory_outside_the_grant() {
 fn a_frame_that_does_not_continue_its_write_is_malformed() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
-        let lent = local.receive.lend(64);
-        let whole = Frame::write(&lent, 64).with_immediate(1);
+        let grant = local.receive.grant(64);
+        let whole = Frame::write(&grant, 64).with_immediate(1);
         let next = whole.after(16);
         let wrong = [
             Frame { offset: next.offset + 1, ..next },
@@ -192,7 +193,7 @@ fn a_frame_that_does_not_continue_its_write_is_malformed() {
             Frame { rest: next.rest - 1, length: next.length - 1, ..next },
             Frame { key: next.key ^ 1, ..next },
             Frame { region: next.region + 1, ..next },
-            Frame::write(&lent, 64),
+            Frame::write(&grant, 64),
             Frame::notify(3),
         ];
         for wrong in wrong {
@@ -209,18 +210,18 @@ fn a_frame_that_does_not_continue_its_write_is_malformed() {
 fn the_whole_range_of_a_write_is_checked_before_its_first_byte() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
-        let lent = local.receive.lend(64);
+        let grant = local.receive.grant(64);
         let announced = [
-            (Frame { rest: 65, ..Frame::write(&lent, 64) }, PeerViolation::NotGranted),
-            (Frame { rest: 1 << 40, ..Frame::write(&lent, 64) }, PeerViolation::OutOfBounds),
-            (Frame { rest: u64::MAX, ..Frame::write(&lent, 64) }, PeerViolation::OutOfBounds),
+            (Frame { rest: 65, ..Frame::write(&grant, 64) }, PeerViolation::NotGranted),
+            (Frame { rest: 1 << 40, ..Frame::write(&grant, 64) }, PeerViolation::OutOfBounds),
+            (Frame { rest: u64::MAX, ..Frame::write(&grant, 64) }, PeerViolation::OutOfBounds),
         ];
         for (frame, violation) in announced {
             let (queue_pair, mut raw) = local.connect().await;
             raw.say(&frame.with_body(&[9; 64]));
             assert_refused(&local, &queue_pair, raw, violation).await;
             assert_eq!(queue_pair.stats().bytes_received, 0);
-            assert_eq!(lent.bytes(), [0; 64]);
+            assert_eq!(grant.bytes(), [0; 64]);
         }
     });
 }
@@ -231,13 +232,13 @@ fn a_grant_that_ends_in_the_middle_of_a_write_stops_it() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let local = Local::new(runtime);
         let (queue_pair, mut raw) = local.connect().await;
-        let lent = local.receive.lend(4096);
-        let bytes = Frame::write(&lent, 4096).with_immediate(1).with_body(&[1; 4096]);
+        let grant = local.receive.grant(4096);
+        let bytes = Frame::write(&grant, 4096).with_immediate(1).with_body(&[1; 4096]);
         raw.say(&bytes[..40 + 1000]);
         while queue_pair.stats().bytes_received < 1000 {
             yield_once().await;
         }
-        let mut memory = lent.granted.end(GrantEnd::CancelAck).unwrap();
+        let mut memory = grant.granted.end(GrantEnd::CancelAck).unwrap();
         assert_eq!(memory[..1000], [1; 1000]);
         memory.fill(0xAA);
         raw.say(&bytes[40 + 1000..]);
@@ -306,11 +307,11 @@ fn keys_and_tokens_are_not_printed() {
         let shown = format!("{prepared:?} {:?}", prepared.connection_data());
         assert!(!shown.contains(&format!("{token:?}")), "{shown}");
         let (queue_pair, raw) = local.connect().await;
-        let lent = local.receive.lend(4 << 20);
-        let claimed = RemoteRegion { key: 0x7E57_1234, ..lent.region };
+        let grant = local.receive.grant(4 << 20);
+        let claimed = RemoteRegion { key: 0x7E57_1234, ..grant.region };
         queue_pair.add_remote_region(claimed);
-        // Under way, so that whatever holds keys is full of them.
-        drop(queue_pair.write(local.source.filled(4 << 20, 1), lent.range));
+        // Under way, so that every part that holds keys has some.
+        drop(queue_pair.write(local.source.filled(4 << 20, 1), grant.range));
         let shown = format!("{queue_pair:?}");
         assert!(!shown.contains(&claimed.key.to_string()), "{shown}");
         drop(raw);

@@ -1,4 +1,4 @@
-//! Who gets in, and what becomes of those who do not.
+//! Which peers get a connection, and what happens to the others.
 
 use std::{
     net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream},
@@ -22,7 +22,7 @@ use crate::contract::{
     pair::{DEPTHS, STEP_LIMIT, immediate, step, yield_once},
 };
 
-/// Waits until the listeners have seen what `enough` wants.
+/// Waits until `enough` accepts the listeners' counters.
 async fn stats(local: &Local, enough: impl Fn(&ListenerStats) -> bool) -> ListenerStats {
     local
         .step("the listener", async {
@@ -165,7 +165,7 @@ fn silent_streams_are_bounded_in_number_and_time() {
             }
         }
         assert!(stats(&local, |stats| stats.accepted == 20).await.evicted >= 16);
-        // Whoever speaks at once gets in among them.
+        // A peer that sends its hello at once gets a connection despite them.
         let other = Local::new(runtime.clone());
         let (dialed, accepted) = connect(&runtime, &other, &local).await;
         assert_connected(&local, &dialed, &accepted).await;
@@ -358,7 +358,7 @@ fn the_listener_ends_with_its_domain() {
         stats(&local, |stats| stats.accepted == 1).await;
         drop(prepared);
         drop(local);
-        // Also those whose hello had not arrived yet.
+        // Streams whose hello had not arrived yet end, too.
         assert!(aside(&runtime, move || RawPeer { stream: pending }.hear_end()).await.is_empty());
         nobody_listens(&runtime, to).await;
     });
@@ -388,7 +388,7 @@ async fn nobody_listens(runtime: &Arc<dyn Runtime>, to: SocketAddr) {
     step(runtime, "the listener's end", gone).await;
 }
 
-/// Listens on `bind`, and connects with only the host of the control connection to go by if that is every address.
+/// Listens on `bind`, and connects. If `bind` is every address, the dialler takes the host from the control connection.
 async fn connects_when_bound_to(runtime: Arc<dyn Runtime>, bind: IpAddr, host: IpAddr) {
     let config = TcpConfig { bind: (bind, 0).into(), ..TcpConfig::default() };
     let (dialer, acceptor) =
@@ -409,7 +409,7 @@ fn a_listener_on_every_address_is_dialed_at_the_peers_host() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let every: IpAddr = [0, 0, 0, 0].into();
         connects_when_bound_to(runtime.clone(), every, HOST).await;
-        // Without a host nobody knows where to go.
+        // Without a host, the dialler has no address.
         let local = Local::new(runtime);
         let nowhere = ConnectParams {
             peer_address: None,

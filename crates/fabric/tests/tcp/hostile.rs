@@ -1,5 +1,5 @@
-//! Peers that break the rules of segments and reads, or never finish what they began: each ends, or stalls, its own
-//! connection only.
+//! Peers that break the rules of segments and reads, or never finish a write or read: each ends or stalls only its own
+//! connection.
 
 use tensorwire_fabric::{Access, FabricError, PeerViolation, QueuePair, RemoteRange, RemoteRegion};
 use tensorwire_memory::{Buf, Exposure};
@@ -52,11 +52,11 @@ async fn assert_ends(local: &Local, queue_pair: &QueuePair, expected: PeerViolat
 }
 
 async fn assert_works(local: &Local, neighbour: &QueuePair, raw: &mut RawPeer) {
-    let lent = local.receive.lend(4);
-    raw.say(&Frame::write(&lent, 4).with_immediate(77).with_body(b"fine"));
+    let grant = local.receive.grant(4);
+    raw.say(&Frame::write(&grant, 4).with_immediate(77).with_body(b"fine"));
     let arrival = local.step("an arrival", neighbour.next_arrival()).await.unwrap();
     assert_eq!(immediate(arrival), (77, 4));
-    assert_eq!(lent.take()[..], *b"fine");
+    assert_eq!(grant.take()[..], *b"fine");
 }
 
 #[test]
@@ -83,12 +83,12 @@ fn frames_of_segments_and_reads_out_of_place_are_malformed() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
         let exposed = expose(&local, 100);
-        let lent = local.receive.lend(64);
-        let segment = Frame { kind: 5, ..Frame::write(&lent, 8) };
+        let grant = local.receive.grant(64);
+        let segment = Frame { kind: 5, ..Frame::write(&grant, 8) };
         let (whole, ask) =
-            (Frame::write(&lent, 64), read(&exposed.region, exposed.buffer.offset() as u64, 8, 1));
+            (Frame::write(&grant, 64), read(&exposed.region, exposed.buffer.offset() as u64, 8, 1));
         let cases: [(&str, Vec<u8>); 7] = [
-            ("a plain write inside a write", [segment.with_body(&[1; 8]), segment_end(&lent)].concat()),
+            ("a plain write inside a write", [segment.with_body(&[1; 8]), segment_end(&grant)].concat()),
             ("a read inside a write", [segment.with_body(&[1; 8]), ask.encode()].concat()),
             ("a read inside a range", [whole.first(8).with_body(&[1; 8]), ask.encode()].concat()),
             ("an answer to nothing", answer(1, 0, 0).encode()),
@@ -105,8 +105,8 @@ fn frames_of_segments_and_reads_out_of_place_are_malformed() {
     });
 }
 
-fn segment_end(lent: &crate::contract::pair::Lent) -> Vec<u8> {
-    Frame { offset: lent.range.offset + 8, ..Frame::write(lent, 8) }.with_body(&[2; 8])
+fn segment_end(grant: &crate::contract::pair::Grant) -> Vec<u8> {
+    Frame { offset: grant.range.offset + 8, ..Frame::write(grant, 8) }.with_body(&[2; 8])
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn more_reads_than_are_answered_at_once_end_the_connection() {
         local.step("the close", queue_pair.close()).await;
         let Exposed { pool, buffer, _exposure, .. } = exposed;
         drop((buffer, _exposure, queue_pair));
-        // The answer under way is let go of when the farewell behind it is given up.
+        // The answer under way is released when the fabric gives up the farewell behind it.
         let returned = async {
             while pool.pool.stats().used_bytes > 0 {
                 yield_once().await;
@@ -174,8 +174,8 @@ fn what_is_begun_and_never_ended_holds_one_connection() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
         let (neighbour, mut raw_neighbour) = local.connect().await;
-        let lent = local.receive.lend(1000);
-        let whole = Frame::write(&lent, 1000).with_immediate(1).with_body(&[7; 1000]);
+        let grant = local.receive.grant(1000);
+        let whole = Frame::write(&grant, 1000).with_immediate(1).with_body(&[7; 1000]);
         let mut held = Vec::new();
         for cut in [1, 39, 40, 41, 700, 1039] {
             let (queue_pair, mut raw) = local.connect().await;
@@ -188,12 +188,12 @@ fn what_is_begun_and_never_ended_holds_one_connection() {
             held.push((queue_pair, raw));
             assert_works(&local, &neighbour, &mut raw_neighbour).await;
         }
-        // This side may leave at any time, and the memory is its own again.
+        // This side may close at any time, and then owns the memory again.
         for (queue_pair, raw) in held {
             local.step("the close", queue_pair.close()).await;
             drop(raw);
         }
-        let mut memory = lent.granted.end(tensorwire_memory::GrantEnd::QueuePairDrained).unwrap();
+        let mut memory = grant.granted.end(tensorwire_memory::GrantEnd::QueuePairDrained).unwrap();
         memory.fill(0);
         assert_works(&local, &neighbour, &mut raw_neighbour).await;
     });

@@ -1,5 +1,5 @@
-//! A process that was let in, and then sends anything. It ends its own connection and nothing else: an honest
-//! one beside it goes on, and memory and descriptors stay bounded.
+//! A process that got a connection and then sends arbitrary bytes. It ends only its own connection: an honest one
+//! continues, and memory and descriptors stay bounded.
 //!
 //! Three processes: the test starts the victim, whose memory and descriptors are counted, and the victim starts the
 //! hostile one.
@@ -29,32 +29,32 @@ use crate::{
     process::{Other, alone, part},
 };
 
-/// Of what the hostile process may write.
-const LENT: usize = 64 << 10;
+/// Size of the memory that the hostile process may write.
+const GRANTED: usize = 64 << 10;
 
-/// Of each honest transfer.
+/// Size of each honest transfer.
 const HONEST: usize = 100_000;
 
-/// Honest transfers that must come through after each deed.
+/// Honest transfers that must complete after each deed.
 const GOES_ON: u64 = 10;
 
-/// How much the victim's memory may grow, at its peak, whatever it is sent.
+/// How much the victim's memory may grow at its peak, regardless of the bytes that it gets.
 const GROWTH_MAX: u64 = 24 << 20;
 
 /// How the connection must end.
 #[derive(Debug, Clone, Copy)]
 enum Ends {
-    /// By this rule.
+    /// Because the peer broke this rule.
     Broken(PeerViolation),
-    /// By the rule of receives.
+    /// Because no receive was free.
     NotReady,
     /// For this cause.
     Lost(LossCause),
-    /// By the hostile process's own word.
+    /// By the hostile process's own refusal.
     Refused,
     /// By any rule or loss.
     Somehow,
-    /// Not by itself: the victim closes it when it likes.
+    /// Not by the deed: the victim closes it at any time.
     AtOurWish,
 }
 
@@ -81,7 +81,7 @@ fn open_descriptors() -> usize {
     fs::read_dir("/proc/self/fd").unwrap().count()
 }
 
-/// Checks that memory stays bounded from its making on.
+/// Checks that memory stays bounded from the moment when this is made.
 struct Bounds {
     descriptors: usize,
     resident: u64,
@@ -93,8 +93,8 @@ impl Bounds {
         Self { descriptors: open_descriptors(), resident: status_bytes("VmRSS") }
     }
 
-    /// Once the last connection is gone.
-    async fn assert_kept(&self, local: &Local) {
+    /// Checks the bounds once the last connection is gone.
+    async fn assert_bounded(&self, local: &Local) {
         let peak = status_bytes("VmHWM").saturating_sub(self.resident);
         // The sanitizer keeps freed memory for a while.
         assert!(cfg!(asan) || peak < GROWTH_MAX, "{peak} bytes more were resident");
@@ -115,9 +115,9 @@ impl Bounds {
     }
 }
 
-/// A connection of the victim's domain with an honest peer, over which bytes go without rest.
+/// A connection of the victim's domain with an honest peer, which transfers bytes without pause.
 struct Honest {
-    /// Of memory that the hostile process knows nothing of.
+    /// The pool of memory that the hostile process does not know.
     receive: RegisteredPool,
     peer: Local,
     here: QueuePair,
@@ -135,19 +135,19 @@ impl Honest {
 
     async fn transfer(&self) {
         let round = self.transfers.get();
-        let lent = self.receive.lend(HONEST);
-        self.there.add_remote_region(lent.region);
+        let grant = self.receive.grant(HONEST);
+        self.there.add_remote_region(grant.region);
         let source = self.peer.source.filled(HONEST, round);
-        let write = self.there.write_imm(source, lent.range, Immediate(7));
+        let write = self.there.write_imm(source, grant.range, Immediate(7));
         let both = join(write, self.here.next_arrival());
         let (written, arrived) = self.peer.step("an honest transfer", both).await;
         written.unwrap();
         assert_eq!(immediate(arrived.unwrap()), (7, HONEST as u64));
-        assert_eq!(checksum(&lent.take()), checksum(&pattern(HONEST, round)), "honest bytes were spoilt");
+        assert_eq!(checksum(&grant.take()), checksum(&pattern(HONEST, round)), "honest bytes were spoilt");
         self.transfers.set(round + 1);
     }
 
-    /// Lets `transfers` more come through.
+    /// Waits for `transfers` more transfers.
     async fn goes_on(&self, runtime: &Arc<dyn Runtime>, transfers: u64) {
         let goal = self.transfers.get() + transfers;
         let reached = async {
@@ -185,7 +185,7 @@ async fn connect(acceptor: &Local, dialer: &Local) -> (QueuePair, QueuePair) {
     (accepted.unwrap().spawn(&*acceptor.runtime), dialed.unwrap().spawn(&*dialer.runtime))
 }
 
-/// The victim: what the hostile process learns from it, and how its connections must end.
+/// The victim of the hostile process.
 struct Victim {
     local: Local,
     other: Other,
@@ -205,15 +205,15 @@ impl Victim {
 
     /// One connection, its deed and its end.
     async fn suffer(&mut self, honest: &Honest, deed: &str, ends: Ends, round: u64) {
-        let lent = self.local.receive.lend(LENT);
+        let grant = self.local.receive.grant(GRANTED);
         let guard = self.local.receive.filled(4096, 5);
-        let exposed = self.exposed.filled(LENT, 6);
+        let exposed = self.exposed.filled(GRANTED, 6);
         let readable: RemoteRegion = self.exposed.region(exposed.block().unwrap());
         let prepared = self.local.prepare();
         let known = Known {
             data: prepared.connection_data(),
-            region: lent.region,
-            range: lent.range,
+            region: grant.region,
+            range: grant.range,
             readable,
             offset: exposed.offset() as u64,
         };
@@ -234,8 +234,8 @@ impl Victim {
         honest.goes_on(&self.local.runtime, GOES_ON).await;
         assert_eq!(self.hear(deed).await, "out");
         assert!(guard[..] == pattern(4096, 5)[..], "{deed}: memory that was not granted changed");
-        assert!(exposed[..] == pattern(LENT, 6)[..], "{deed}: memory that was only readable changed");
-        lent.granted.end(GrantEnd::QueuePairDrained).expect("nothing touches the memory any more");
+        assert!(exposed[..] == pattern(GRANTED, 6)[..], "{deed}: memory that was only readable changed");
+        grant.granted.end(GrantEnd::QueuePairDrained).expect("nothing touches the memory any more");
         drop(exposure);
     }
 
@@ -264,7 +264,7 @@ async fn suffer(path: &str, deed: &'static str, ends: Ends, rounds: u64, runtime
         for round in 1..rounds {
             victim.suffer(&honest, deed, ends, round).await;
         }
-        bounds.assert_kept(&victim.local).await;
+        bounds.assert_bounded(&victim.local).await;
     });
     honest.beside(suffering).await;
 }
@@ -310,7 +310,7 @@ deeds! {
     e_spoilt_frames_of_240_seeds_end_their_own_connection: spoilt_frames x 240 => Ends::Somehow,
 }
 
-/// What a stranger's dials must not hold up: this is their limit for saying who they are.
+/// The limit for hellos: a stranger's dials must not delay others for longer.
 const HELLO_LIMIT: Duration = Duration::from_millis(500);
 
 fn impatient() -> TcpConfig {
@@ -330,17 +330,17 @@ fn e_a_hello_that_comes_byte_by_byte_is_held_to_its_limit() {
             let mut other = Other::start_as(path, "slow_hello");
             let prepared = victim.prepare();
             other.tell(&deeds::hex(&prepared.connection_data().0));
-            let mut said = 0;
+            let mut sent = 0;
             let suffering = pin!(async {
                 assert_eq!(other.hear_meanwhile(&runtime, "the dial").await, "in");
-                // Each byte is progress, and none of it earns more time.
+                // Each byte is progress, but none extends the limit.
                 while victim.fabric.listener_stats().timed_out == 0 {
-                    assert!(said < 49, "the hello is nearly whole, and its sender is let in");
+                    assert!(sent < 49, "the hello is nearly whole, and its sender is let in");
                     other.tell("one more");
-                    said += 1;
+                    sent += 1;
                     runtime.sleep(HELLO_LIMIT / 10).await;
                 }
-                assert!(said > 2, "it was cut after {said} bytes");
+                assert!(sent > 2, "it was cut after {sent} bytes");
                 other.tell("enough");
                 assert_eq!(other.hear_meanwhile(&runtime, "the end").await, "cut");
             });
@@ -381,8 +381,8 @@ fn e_a_thousand_half_open_dials_keep_nobody_out() {
                 }
                 assert_eq!(other.hear_meanwhile(&runtime, "the dials").await, "1000");
                 assert!(newcomers > 0);
-                let kept = most - bounds.descriptors;
-                assert!(kept <= 64 + 16, "{kept} descriptors were open for strangers");
+                let open = most - bounds.descriptors;
+                assert!(open <= 64 + 16, "{open} descriptors were open for strangers");
                 let turned_away = async {
                     loop {
                         let stats = victim.fabric.listener_stats();
@@ -396,7 +396,7 @@ fn e_a_thousand_half_open_dials_keep_nobody_out() {
             });
             honest.beside(suffering).await;
             drop(prepared);
-            bounds.assert_kept(&victim).await;
+            bounds.assert_bounded(&victim).await;
         })
     });
 }

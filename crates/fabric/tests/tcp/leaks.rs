@@ -1,5 +1,5 @@
-//! Nothing stays behind: descriptors and tasks return to where they were. The test has a process of its own, because
-//! it counts the descriptors of the whole process.
+//! No leaks: the numbers of descriptors and tasks return to their earlier values. The test has a process of its own,
+//! because it counts the descriptors of the whole process.
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,7 +48,7 @@ async fn nothing_is_left_of(runtime: Arc<dyn Runtime>) {
     drop(domain.prepare(DEPTHS).unwrap());
     let listening = census();
     assert_eq!(listening.1, empty.1 + 1, "the listener is a task");
-    // tokio's accept may keep nothing else open.
+    // tokio's accept must leave nothing else open.
     for _ in 0..20 {
         let (left, right) = connect(&domain).await;
         join(left.close(), right.close()).await;

@@ -10,7 +10,7 @@ use crate::contract::{
     pair::{DEPTHS, STEP_LIMIT},
 };
 
-/// What a user must read: the limit's name, and how to raise it.
+/// Checks that the error names the limit and how to raise it.
 fn assert_names_the_limit(error: &FabricError) {
     let text = error.to_string();
     assert!(text.contains("RLIMIT_NOFILE") && text.contains("ulimit -n"), "unhelpful: {text}");
@@ -24,9 +24,9 @@ fn the_limit_on_descriptors_is_named_with_its_remedy() {
         .args(["tcp::limits::child_that_has_no_descriptors_left", "--exact", "--ignored", "--nocapture"])
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&child.stdout);
-    assert!(child.status.success(), "{said}\n{}", String::from_utf8_lossy(&child.stderr));
-    assert!(said.contains("1 passed"), "{said}");
+    let output = String::from_utf8_lossy(&child.stdout);
+    assert!(child.status.success(), "{output}\n{}", String::from_utf8_lossy(&child.stderr));
+    assert!(output.contains("1 passed"), "{output}");
 }
 
 #[test]

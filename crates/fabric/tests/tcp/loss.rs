@@ -26,7 +26,7 @@ fn cause(error: &FabricError) -> LossCause {
     }
 }
 
-/// A region that only the raw peer's word vouches for.
+/// A region that only the raw peer claims to have.
 fn claimed(length: u64) -> (RemoteRegion, RemoteRange) {
     let (region, generation) = (RegionId(3), RegionGeneration(4));
     (
@@ -39,17 +39,17 @@ fn claimed(length: u64) -> (RemoteRegion, RemoteRange) {
 fn an_end_of_file_is_a_loss_wherever_it_comes() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
-        let lent = local.receive.lend(100);
+        let grant = local.receive.grant(100);
         let bytes = [
             Frame::notify(1).encode(),
-            Frame::write(&lent, 100).with_immediate(2).with_body(&pattern(100, 1)),
+            Frame::write(&grant, 100).with_immediate(2).with_body(&pattern(100, 1)),
         ]
         .concat();
         for cut in [0, 1, 39, 40, 41, 79, 80, 81, 179, 180] {
             let (queue_pair, mut raw) = local.connect().await;
             raw.say(&bytes[..cut]);
             raw.stream.shutdown(std::net::Shutdown::Write).unwrap();
-            // What arrived whole before is still reported.
+            // Writes that had arrived completely are still reported.
             for expected in [(1, 0, 40), (2, 100, 180)] {
                 if cut >= expected.2 {
                     let arrival = local.step("an arrival", queue_pair.next_arrival()).await.unwrap();
@@ -61,7 +61,7 @@ fn an_end_of_file_is_a_loss_wherever_it_comes() {
             let error = queue_pair.notify(Immediate(1)).await.unwrap_err();
             assert_eq!(cause(&error), LossCause::EndOfFile);
         }
-        assert_eq!(lent.take()[..], pattern(100, 1)[..]);
+        assert_eq!(grant.take()[..], pattern(100, 1)[..]);
     });
 }
 
@@ -71,7 +71,7 @@ fn a_reset_is_a_loss() {
         let local = Local::new(runtime);
         let (queue_pair, raw) = local.connect().await;
         local.step("a notification", queue_pair.notify(Immediate(1))).await.unwrap();
-        // Bytes that nobody has read make the kernel answer the close with a reset.
+        // Because of unread bytes the kernel answers the close with a reset.
         raw.stream.peek(&mut [0; 40]).unwrap();
         drop(raw);
         assert_eq!(cause(&end_of(&local.runtime, &queue_pair).await), LossCause::Reset);
@@ -104,13 +104,13 @@ fn words_sent_before_a_reset_are_heard() {
         let local = Local::new(runtime);
         let (queue_pair, mut raw) = local.connect().await;
         local.step("a notification", queue_pair.notify(Immediate(1))).await.unwrap();
-        let lent = local.receive.lend(100);
-        raw.say(&Frame::write(&lent, 100).with_immediate(2).with_body(&pattern(100, 1)));
+        let grant = local.receive.grant(100);
+        raw.say(&Frame::write(&grant, 100).with_immediate(2).with_body(&pattern(100, 1)));
         raw.stream.peek(&mut [0; 40]).unwrap();
         drop(raw);
         let arrival = local.step("an arrival", queue_pair.next_arrival()).await.unwrap();
         assert_eq!(immediate(arrival), (2, 100));
-        assert_eq!(lent.take()[..], pattern(100, 1)[..]);
+        assert_eq!(grant.take()[..], pattern(100, 1)[..]);
         assert_eq!(cause(&end_of(&local.runtime, &queue_pair).await), LossCause::Reset);
     });
 }
@@ -220,14 +220,14 @@ fn nothing_lands_after_close_though_the_peer_goes_on_sending() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
         let local = Local::new(runtime);
         let (queue_pair, mut raw) = local.connect().await;
-        let lent = local.receive.lend(MIB);
-        let bytes = Frame::write(&lent, MIB as u32).with_body(&vec![1; MIB]);
+        let grant = local.receive.grant(MIB);
+        let bytes = Frame::write(&grant, MIB as u32).with_body(&vec![1; MIB]);
         raw.say(&bytes[..1000]);
         while queue_pair.stats().bytes_received == 0 {
             yield_once().await;
         }
         local.step("the close", queue_pair.close()).await;
-        let mut memory = lent.granted.end(GrantEnd::QueuePairDrained).unwrap();
+        let mut memory = grant.granted.end(GrantEnd::QueuePairDrained).unwrap();
         memory.fill(0xAA);
         let goodbye = aside(&local.runtime, move || {
             raw.say(&bytes[1000..]);
@@ -247,8 +247,8 @@ fn a_peer_that_stalls_in_a_frame_blocks_nobody_else() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let local = Local::new(runtime);
         let (stalled, mut staller) = local.connect().await;
-        let lent = local.receive.lend(1000);
-        staller.say(&Frame::write(&lent, 1000).with_body(&[1; 10]));
+        let grant = local.receive.grant(1000);
+        staller.say(&Frame::write(&grant, 1000).with_body(&[1; 10]));
         let (region, range) = claimed(64 << 20);
         stalled.add_remote_region(region);
         let write = stalled.write(local.source.filled(64 * MIB, 8), range);
@@ -267,7 +267,7 @@ fn a_peer_that_stalls_in_a_frame_blocks_nobody_else() {
 #[test]
 fn payload_is_copied_nowhere_in_user_space() {
     bounded(Flavour::TwoWorkers, |runtime| async move {
-        // `Local` is what the tests themselves copy with, to look at memory.
+        // The tests themselves copy with the reason `Local` to read memory.
         let reasons = [
             CopyReason::Import,
             CopyReason::ShmPayload,
@@ -279,13 +279,13 @@ fn payload_is_copied_nowhere_in_user_space() {
         let setup = Setup { fabric: crate::tcp::fabric, peer_address: Some(crate::tcp::CONTROL) };
         let pair = Arc::new(Pair::new(setup, runtime).await);
         for length in [1, 8, 4096, 3 * MIB + 1, 16 * MIB] {
-            let lent = pair.lend_right(length);
-            let address = lent.address;
+            let grant = pair.grant_right(length);
+            let address = grant.address;
             let source = pair.left.source.filled(length, 6);
-            let write = pair.to_right.write_imm(source, lent.range, Immediate(1));
+            let write = pair.to_right.write_imm(source, grant.range, Immediate(1));
             assert_eq!(pair.arrival_at_right().await, (1, length as u64));
             pair.step("the write", write).await.unwrap();
-            let landed = lent.take();
+            let landed = grant.take();
             assert_eq!(landed.as_ptr() as usize, address, "not where it was granted");
             assert!(landed[..] == pattern(length, 6)[..]);
         }

@@ -1,4 +1,4 @@
-//! The TCP fabric: the contract that every fabric keeps, and what is TCP's alone.
+//! The TCP fabric: the contract of all fabrics, and the rules of TCP alone.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
@@ -26,7 +26,7 @@ use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Where a control connection could have been dialled.
+/// The address of a control connection.
 const CONTROL: SocketAddr = SocketAddr::new(HOST, 1);
 
 fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {

@@ -1,4 +1,4 @@
-//! Connections through something in the middle that delays, splits, cuts, half-closes or stops.
+//! Connections through a proxy that delays, splits, cuts, half-closes or stops the streams.
 
 use std::{
     io::{Read, Write},
@@ -22,16 +22,16 @@ use crate::contract::{
     pair::{DEPTHS, STEP_LIMIT, end_of, immediate, pattern, step},
 };
 
-/// What happens to the bytes from the dialer to the acceptor. Counted from the first one, the handshake's too.
+/// What the proxy does with the bytes from the dialer to the acceptor. Counts begin with the handshake's first byte.
 #[derive(Debug, Clone, Copy)]
 enum Middle {
-    /// Passes on at most so many bytes at a time.
+    /// Passes on at most this many bytes at a time.
     Split(usize),
-    /// Passes so many bytes, and then closes both streams.
+    /// Passes on this many bytes, and then closes both streams.
     Cut(usize),
-    /// Passes so many bytes, and then ends that direction only.
+    /// Passes on this many bytes, and then ends that direction only.
     HalfClose(usize),
-    /// Passes so many bytes, and then takes nothing more.
+    /// Passes on this many bytes, and then reads nothing more.
     Stop(usize),
 }
 
@@ -81,7 +81,7 @@ fn through(data: &ConnectionData, middle: Middle) -> ConnectionData {
         if !matches!(middle, Middle::Stop(_)) {
             std::thread::spawn(move || pass(back.0, back.1, Middle::Split(64 << 10)));
         } else {
-            // The welcome passes; the reading of the stopped direction's partner is what it waits for.
+            // The welcome passes; then this waits until the other direction reads.
             let (mut from, mut to) = back;
             let mut welcome = [0; crate::tcp::raw::WELCOME.len()];
             std::thread::spawn(move || {
@@ -128,13 +128,13 @@ fn pieces_of_any_size_make_no_difference() {
         let (left, right) = sides(runtime);
         for (split, length) in [(1, 3000), (7, 30_000), (4097, 3 << 20)] {
             let (to_right, to_left) = connect(&left, &right, Middle::Split(split)).await;
-            let lent = right.receive.lend(length);
-            to_right.add_remote_region(lent.region);
-            let write = to_right.write_imm(left.source.filled(length, 3), lent.range, Immediate(1));
+            let grant = right.receive.grant(length);
+            to_right.add_remote_region(grant.region);
+            let write = to_right.write_imm(left.source.filled(length, 3), grant.range, Immediate(1));
             let (written, arrival) = left.step("the write", join(write, to_left.next_arrival())).await;
             written.unwrap();
             assert_eq!(immediate(arrival.unwrap()), (1, length as u64));
-            assert!(lent.take()[..] == pattern(length, 3)[..], "split into {split}");
+            assert!(grant.take()[..] == pattern(length, 3)[..], "split into {split}");
         }
     });
 }
@@ -148,15 +148,15 @@ fn a_cut_anywhere_is_a_loss_at_both_ends() {
         {
             for cut in [Middle::Cut, Middle::HalfClose] {
                 let (to_right, to_left) = connect(&left, &right, cut(HELLO + after)).await;
-                let lent = right.receive.lend(8 << 20);
-                to_right.add_remote_region(lent.region);
-                let write = to_right.write_imm(left.source.filled(8 << 20, 3), lent.range, Immediate(1));
+                let grant = right.receive.grant(8 << 20);
+                to_right.add_remote_region(grant.region);
+                let write = to_right.write_imm(left.source.filled(8 << 20, 3), grant.range, Immediate(1));
                 assert_lost(&end_of(&right.runtime, &to_left).await);
                 let _ended_either_way = left.step("the write", write).await;
-                // The half-closed side learns that its peer has left.
+                // The half-closed side notices that its peer has left.
                 end_of(&left.runtime, &to_right).await;
                 right.step("the close", to_left.close()).await;
-                lent.granted.end(tensorwire_memory::GrantEnd::QueuePairDrained).unwrap();
+                grant.granted.end(tensorwire_memory::GrantEnd::QueuePairDrained).unwrap();
             }
         }
         assert_eq!(left.source.pool.stats().used_bytes, 0);
@@ -171,9 +171,9 @@ fn a_middle_that_takes_nothing_is_a_loss_within_the_stall_limit() {
         let left = Local::with_config(runtime.clone(), config);
         let right = Local::new(runtime);
         let (to_right, to_left) = connect(&left, &right, Middle::Stop(HELLO + 100_000)).await;
-        let lent = right.receive.lend(64 << 20);
-        to_right.add_remote_region(lent.region);
-        let write = to_right.write_imm(left.source.filled(64 << 20, 3), lent.range, Immediate(1));
+        let grant = right.receive.grant(64 << 20);
+        to_right.add_remote_region(grant.region);
+        let write = to_right.write_imm(left.source.filled(64 << 20, 3), grant.range, Immediate(1));
         let error = left.step("the write", write).await.unwrap_err();
         let unanswered = LossCause::RetryExceeded;
         assert!(
@@ -181,8 +181,8 @@ fn a_middle_that_takes_nothing_is_a_loss_within_the_stall_limit() {
             "unexpected: {error}"
         );
         assert_eq!(left.source.pool.stats().used_bytes, 0);
-        // The other side has not noticed, and can leave all the same.
+        // The other side has not noticed it, and can still close.
         right.step("the close", to_left.close()).await;
-        lent.granted.end(tensorwire_memory::GrantEnd::QueuePairDrained).unwrap();
+        grant.granted.end(tensorwire_memory::GrantEnd::QueuePairDrained).unwrap();
     });
 }

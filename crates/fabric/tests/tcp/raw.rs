@@ -1,4 +1,4 @@
-//! A peer made of a plain `std` stream, which sends whatever a test wants.
+//! A peer made of a plain `std` stream, which sends any bytes that a test chooses.
 //!
 //! The bytes are written down here a second time, on purpose: they pin the format.
 
@@ -16,7 +16,7 @@ use tensorwire_fabric::{
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 
 use super::HOST;
-use crate::contract::pair::{DEPTHS, Lent, RegisteredPool, STEP_LIMIT, step};
+use crate::contract::pair::{DEPTHS, Grant, RegisteredPool, STEP_LIMIT, step};
 
 /// How long a blocking read of the raw peer may take.
 const READ_LIMIT: Duration = Duration::from_secs(10);
@@ -24,7 +24,7 @@ const READ_LIMIT: Duration = Duration::from_secs(10);
 /// The raw peer's nonce.
 pub(crate) const NONCE: [u8; 16] = *b"nonce of the raw";
 
-/// One process's worth of the fabric, which the raw peer dials.
+/// The fabric of one process, which the raw peer dials.
 pub(crate) struct Local {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) fabric: TcpFabric,
@@ -187,15 +187,15 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// A whole write of `length` bytes to the start of the granted memory `lent`.
-    pub(crate) fn write(lent: &Lent, length: u32) -> Self {
+    /// A whole write of `length` bytes to the start of the granted memory `grant`.
+    pub(crate) fn write(grant: &Grant, length: u32) -> Self {
         Self {
             kind: 1,
-            region: lent.range.region.0,
-            generation: lent.range.generation.0,
-            key: lent.region.key,
+            region: grant.range.region.0,
+            generation: grant.range.generation.0,
+            key: grant.region.key,
             length,
-            offset: lent.range.offset,
+            offset: grant.range.offset,
             rest: u64::from(length),
             ..Self::default()
         }
@@ -214,7 +214,7 @@ impl Frame {
         Self { kind: 1, immediate: 0, length, ..self }
     }
 
-    /// What follows [`first`](Self::first).
+    /// The part that follows [`first`](Self::first).
     pub(crate) fn after(self, length: u32) -> Self {
         let rest = self.rest - u64::from(length);
         Self { offset: self.offset + u64::from(length), rest, length: rest as u32, ..self }

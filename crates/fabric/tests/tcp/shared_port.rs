@@ -1,4 +1,4 @@
-//! A fabric at a port that somebody else listens on, who gives it the streams that begin with a hello.
+//! A fabric that shares a port with a host: the host listens, and passes on the streams that begin with a hello.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::contract::{
     pair::{DEPTHS, STEP_LIMIT, immediate, step},
 };
 
-/// Who listens: it answers what is no data connection with `answer`.
+/// The host that listens. It answers streams that are no data connections with `answer`.
 struct Host {
     address: SocketAddr,
     data: DataPort,

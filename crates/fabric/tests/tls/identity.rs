@@ -1,4 +1,4 @@
-//! Identities: what is wrong with one is reported at once, with file and remedy, and nothing of a key is shown.
+//! Identities: a wrong one is reported at once, with file and remedy, and no part of a key is shown.
 
 use std::path::PathBuf;
 

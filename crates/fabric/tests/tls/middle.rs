@@ -1,4 +1,4 @@
-//! Something between two ends that records what passes, and may change it.
+//! A proxy between two ends that records the bytes, and may change them.
 
 use std::{
     io::{Read, Write},
@@ -10,10 +10,10 @@ use tensorwire_fabric::ConnectionData;
 
 use crate::tls::HOST;
 
-/// Where a port stands in connection data.
+/// Position of the port in connection data.
 const PORT: std::ops::Range<usize> = 19..21;
 
-/// What passed in each direction.
+/// The bytes that passed in each direction.
 #[derive(Clone, Default)]
 pub(crate) struct Seen {
     pub(crate) from_dialer: Arc<Mutex<Vec<u8>>>,

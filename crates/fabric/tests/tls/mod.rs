@@ -1,4 +1,4 @@
-//! Encrypted TCP: the contract that every fabric keeps, who gets in, and what somebody on the way can do.
+//! Encrypted TCP: the contract of all fabrics, refused peers, and attackers between the two ends.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
@@ -28,7 +28,7 @@ use crate::contract::pair::{DEPTHS, RegisteredPool, STEP_LIMIT, step};
 
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Where a control connection could have been dialled.
+/// The address of a control connection.
 const CONTROL: SocketAddr = SocketAddr::new(HOST, 1);
 
 /// Where the certificate's digest begins in connection data.
@@ -55,7 +55,7 @@ contract_suite!(crate::contract::Setup {
     peer_address: Some(crate::tls::CONTROL)
 });
 
-/// One process's worth of the fabric.
+/// The fabric of one process.
 struct End {
     fabric: TcpFabric,
     domain: Arc<dyn Domain>,
@@ -90,12 +90,12 @@ type Connected = Result<QueuePair, FabricError>;
 /// dropped.
 async fn connect(
     runtime: &Arc<dyn Runtime>,
-    (dialer, told_dialer): (Box<dyn Prepared>, ConnectionData),
-    (acceptor, told_acceptor): (Box<dyn Prepared>, ConnectionData),
+    (dialer, dialer_has): (Box<dyn Prepared>, ConnectionData),
+    (acceptor, acceptor_has): (Box<dyn Prepared>, ConnectionData),
 ) -> (Connected, Connected) {
     let params = |peer, role, limit| ConnectParams { peer, role, peer_address: Some(CONTROL), limit };
-    let dial = params(told_dialer, Role::Dialer, STEP_LIMIT / 2);
-    let accept = params(told_acceptor, Role::Acceptor, STEP_LIMIT / 20);
+    let dial = params(dialer_has, Role::Dialer, STEP_LIMIT / 2);
+    let accept = params(acceptor_has, Role::Acceptor, STEP_LIMIT / 20);
     let both = join(dialer.connect(dial), acceptor.connect(accept));
     let (dialled, accepted) = step(runtime, "connecting", both).await;
     (dialled.map(|end| end.spawn(&**runtime)), accepted.map(|end| end.spawn(&**runtime)))

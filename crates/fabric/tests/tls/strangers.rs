@@ -41,8 +41,8 @@ fn unchecked(authority: &Authority, change: impl FnOnce(&mut Wanted)) -> TlsIden
     authority.issue(&wanted).unwrap().unchecked().unwrap()
 }
 
-/// A dialer that the acceptor must refuse, with an error that contains `told`.
-fn is_not_let_in(stranger: TlsIdentity, told: &'static str) {
+/// A dialer that the acceptor must refuse, with an error that contains `expected`.
+fn is_not_let_in(stranger: TlsIdentity, expected: &'static str) {
     bounded(Flavour::CurrentThread, move |runtime| async move {
         let (stranger, b) = (End::new(&runtime, stranger), End::new(&runtime, member("/b")));
         let (dialer, acceptor) = (stranger.prepare(), b.prepare());
@@ -50,7 +50,7 @@ fn is_not_let_in(stranger: TlsIdentity, told: &'static str) {
         let [from, to] = data;
         let (dialled, accepted) = connect(&runtime, (dialer, to), (acceptor, from)).await;
         let error = dialled.unwrap_err().to_string();
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(expected), "{error}");
         assert!(accepted.is_err());
         turned_away(&runtime, &b, 1).await;
     });
@@ -59,7 +59,7 @@ fn is_not_let_in(stranger: TlsIdentity, told: &'static str) {
 #[test]
 fn e_a_member_of_another_ca_is_not_let_in() {
     let other = Authority::new().unwrap();
-    // It sees that the acceptor is a stranger, before it shows itself.
+    // It detects that the acceptor is a stranger before it shows its own certificate.
     let both = unchecked(&other, |_| ());
     is_not_let_in(both, "signed by no CA that is trusted here");
 }
@@ -166,11 +166,11 @@ fn without_a_certificate(port: u16) -> String {
     let mut stream = TcpStream::connect((HOST, port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut tls = rustls::Stream::new(&mut connection, &mut stream);
-    let said = tls.write_all(b"twtcp-h\n").and_then(|()| tls.read_to_end(&mut Vec::new()));
-    said.unwrap_err().to_string()
+    let result = tls.write_all(b"twtcp-h\n").and_then(|()| tls.read_to_end(&mut Vec::new()));
+    result.unwrap_err().to_string()
 }
 
-/// One that offers nothing newer.
+/// The hello of a client that offers nothing newer than TLS 1.2.
 fn client_hello_of_tls_1_2() -> Vec<u8> {
     let extensions = [
         // supported_groups: secp256r1, x25519.

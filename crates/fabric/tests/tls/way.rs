@@ -1,4 +1,4 @@
-//! What somebody between two ends sees, and what becomes of what they change.
+//! What an attacker between two ends sees, and the result of changed bytes.
 
 use std::{
     io::{Read, Write},
@@ -14,7 +14,7 @@ use crate::contract::{
     pair::{immediate, pattern, step},
 };
 
-/// Bytes of a token, and where it stands in connection data.
+/// Position of the token in connection data.
 const TOKEN: std::ops::Range<usize> = 29..45;
 
 const BYTES: usize = 300_000;
@@ -34,14 +34,14 @@ fn e_a_recorder_sees_neither_payload_nor_token() {
         let (to_b, to_a) = connect(&runtime, (dialer, led), (acceptor, data[0].clone())).await;
         let (to_b, to_a) = (to_b.unwrap(), to_a.unwrap());
         assert!(to_b.capabilities().encrypted && to_a.capabilities().encrypted);
-        let lent = b.receive.lend(BYTES);
-        to_b.add_remote_region(lent.region);
-        let write = to_b.write_imm(a.source.filled(BYTES, 5), lent.range, Immediate(9));
+        let grant = b.receive.grant(BYTES);
+        to_b.add_remote_region(grant.region);
+        let write = to_b.write_imm(a.source.filled(BYTES, 5), grant.range, Immediate(9));
         step(&runtime, "a write", write).await.unwrap();
         let arrival = step(&runtime, "its arrival", to_a.next_arrival()).await.unwrap();
         assert_eq!(immediate(arrival), (9, BYTES as u64));
         let expected = pattern(BYTES, 5);
-        assert_eq!(lent.take()[..], expected[..]);
+        assert_eq!(grant.take()[..], expected[..]);
         let (there, back) = (seen.from_dialer.lock().unwrap(), seen.from_acceptor.lock().unwrap());
         assert!(there.len() > BYTES, "the write did not go through the middle");
         for secret in [&expected[..16], &expected[BYTES - 16..], &data[0].0[TOKEN], &data[1].0[TOKEN]] {
@@ -63,9 +63,9 @@ fn e_a_bit_flipped_on_the_way_ends_the_connection_and_delivers_nothing_wrong() {
             let data = dialer.connection_data();
             let (to_b, to_a) = connect(&runtime, (dialer, led), (acceptor, data)).await;
             let (to_b, to_a) = (to_b.unwrap(), to_a.unwrap());
-            let lent = b.receive.lend(BYTES);
-            to_b.add_remote_region(lent.region);
-            let write = to_b.write_imm(a.source.filled(BYTES, 5), lent.range, Immediate(9));
+            let grant = b.receive.grant(BYTES);
+            to_b.add_remote_region(grant.region);
+            let write = to_b.write_imm(a.source.filled(BYTES, 5), grant.range, Immediate(9));
             let (_written, arrival) = futures::future::join(
                 step(&runtime, "a write", write),
                 step(&runtime, "the end", to_a.next_arrival()),
@@ -79,8 +79,8 @@ fn e_a_bit_flipped_on_the_way_ends_the_connection_and_delivers_nothing_wrong() {
             };
             assert_eq!(std::mem::discriminant(&error), std::mem::discriminant(&tampered), "{error}");
             assert!(matches!(error, FabricError::PeerLost { cause: LossCause::Tampered, .. }), "{error}");
-            // What was delivered before is right, and what was not is as it was.
-            let (landed, expected) = (lent.bytes(), pattern(BYTES, 5));
+            // Delivered bytes are right, and all other memory is unchanged.
+            let (landed, expected) = (grant.bytes(), pattern(BYTES, 5));
             let right = landed.iter().zip(&expected).take_while(|(found, right)| found == right).count();
             assert!(
                 right < BYTES && landed[right..].iter().all(|byte| *byte == 0),
@@ -128,7 +128,7 @@ fn e_a_stolen_token_is_of_no_use_without_the_key_of_its_certificate() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let (honest, b) = (member("/a"), End::new(&runtime, member("/b")));
         let thief = End::new(&runtime, member("/thief"));
-        // The thief has all that the honest side has received and sent, and a certificate of the same CA.
+        // The thief has everything that the honest side received and sent, and a certificate of the same CA.
         let (dialer, acceptor) = (thief.prepare(), b.prepare());
         let mut stolen = dialer.connection_data();
         stolen.0[CERTIFICATE_AT..].copy_from_slice(&honest.digest());
@@ -138,7 +138,7 @@ fn e_a_stolen_token_is_of_no_use_without_the_key_of_its_certificate() {
         assert!(error.contains("another certificate than that of the worker"), "{error}");
         assert!(dialled.is_err());
 
-        // The other way round: it answers instead of the peer that was meant.
+        // In the other direction, the thief answers instead of the intended peer.
         let a = End::new(&runtime, honest);
         let (dialer, acceptor) = (a.prepare(), thief.prepare());
         let mut stolen = acceptor.connection_data();

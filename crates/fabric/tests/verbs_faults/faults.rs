@@ -1,4 +1,4 @@
-//! Queue pairs that fail, and their neighbours, which do not.
+//! Queue pairs that fail, and others that must not fail with them.
 
 use futures::future::{join, join_all};
 use tensorwire_fabric::{
@@ -9,7 +9,7 @@ use tensorwire_memory::BlockId;
 use super::SETUP;
 use crate::contract::{
     Flavour, bounded,
-    pair::{Lent, Pair, RegisteredPool, end_of},
+    pair::{Grant, Pair, RegisteredPool, end_of},
 };
 
 const DEEP: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 64 };
@@ -26,7 +26,7 @@ fn d_verbs_64_queued_writes_end_once_each_with_the_cause() {
             let pair = Pair::with_depths(SETUP, runtime, DEEP).await;
             for bad in [0, 1, 20, 63] {
                 let (left_end, right_end) = pair.connect_with(DEEP).await;
-                let good = pair.right.receive.lend(4096);
+                let good = pair.right.receive.grant(4096);
                 left_end.add_remote_region(good.region);
                 let claim = RemoteRegion { key: good.region.key ^ 1, region: other(&good), ..good.region };
                 left_end.add_remote_region(claim);
@@ -42,8 +42,8 @@ fn d_verbs_64_queued_writes_end_once_each_with_the_cause() {
                     assert!(expected, "write {index} of 64, with {bad} bad: {result:?}");
                 }
                 assert_eq!(pair.left.source.pool.stats().used_bytes, 0, "a buffer was kept");
-                let told = told(&pair, &right_end).await;
-                assert_eq!(told, (0..bad).collect::<Vec<_>>());
+                let arrived = arrived(&pair, &right_end).await;
+                assert_eq!(arrived, (0..bad).collect::<Vec<_>>());
                 assert!(matches!(end_of(&pair.runtime, &left_end).await, FabricError::RemoteRefused { .. }));
                 pair.step("the closes", join(left_end.close(), right_end.close())).await;
                 drop(good.take());
@@ -53,17 +53,17 @@ fn d_verbs_64_queued_writes_end_once_each_with_the_cause() {
     }
 }
 
-fn other(lent: &Lent) -> tensorwire_fabric::RegionId {
-    tensorwire_fabric::RegionId(lent.region.region.0 + 1000)
+fn other(grant: &Grant) -> tensorwire_fabric::RegionId {
+    tensorwire_fabric::RegionId(grant.region.region.0 + 1000)
 }
 
 /// The immediates that arrive before the connection ends.
-async fn told(pair: &Pair, queue_pair: &QueuePair) -> Vec<u32> {
-    let mut told = Vec::new();
+async fn arrived(pair: &Pair, queue_pair: &QueuePair) -> Vec<u32> {
+    let mut values = Vec::new();
     while let Ok(arrival) = pair.step("an arrival or the end", queue_pair.next_arrival()).await {
-        told.push(crate::contract::pair::immediate(arrival).0);
+        values.push(crate::contract::pair::immediate(arrival).0);
     }
-    told
+    values
 }
 
 #[test]
@@ -73,21 +73,21 @@ fn d_verbs_stale_and_foreign_keys_end_one_connection_only() {
         let pair = Pair::new(SETUP, runtime.clone()).await;
         let both = Access { remote_read: true, ..Access::RECEIVE };
         let stale = RegisteredPool::new(&pair.right.domain, "stale", both, 1 << 20);
-        let lent = stale.lend(4096);
-        pair.right.domain.deregister(block_of(&lent));
-        refused(&pair, &lent).await;
-        drop(lent.take());
+        let grant = stale.grant(4096);
+        pair.right.domain.deregister(block_of(&grant));
+        refused(&pair, &grant).await;
+        drop(grant.take());
 
         let other = (SETUP.fabric)(runtime.clone()).open_domain().unwrap();
         let foreign = RegisteredPool::new(&other, "foreign", both, 1 << 20);
-        let lent = foreign.lend(4096);
-        refused(&pair, &lent).await;
-        drop(lent.take());
+        let grant = foreign.grant(4096);
+        refused(&pair, &grant).await;
+        drop(grant.take());
         let key_of_left = RegisteredPool::new(&pair.left.domain, "left's own", both, 1 << 20);
-        let lent = key_of_left.lend(4096);
-        let key = lent.region.key;
-        drop(lent.take());
-        let mut strange = pair.right.receive.lend(4096);
+        let grant = key_of_left.grant(4096);
+        let key = grant.region.key;
+        drop(grant.take());
+        let mut strange = pair.right.receive.grant(4096);
         if strange.region.key != key {
             strange.region.key = key;
             refused(&pair, &strange).await;
@@ -96,22 +96,22 @@ fn d_verbs_stale_and_foreign_keys_end_one_connection_only() {
     });
 }
 
-fn block_of(lent: &Lent) -> BlockId {
-    lent.granted.block().unwrap().id()
+fn block_of(grant: &Grant) -> BlockId {
+    grant.granted.block().unwrap().id()
 }
 
-/// Writes to `lent` and reads of it are refused, each on a connection of its own, while another one moves bytes.
-async fn refused(pair: &Pair, lent: &Lent) {
-    let before = lent.bytes();
+/// Writes to `grant` and reads of it are refused, each on a connection of its own, while another one moves bytes.
+async fn refused(pair: &Pair, grant: &Grant) {
+    let before = grant.bytes();
     for reads in [false, true] {
         let (left_end, right_end) = pair.connect_again().await;
-        left_end.add_remote_region(lent.region);
+        left_end.add_remote_region(grant.region);
         let operation = async {
             if reads {
                 let into = pair.left.receive.pool.try_alloc(4096).unwrap();
-                left_end.read(lent.range, into).await.map(drop)
+                left_end.read(grant.range, into).await.map(drop)
             } else {
-                left_end.write_imm(pair.left.source.filled(4096, 1), lent.range, Immediate(1)).await
+                left_end.write_imm(pair.left.source.filled(4096, 1), grant.range, Immediate(1)).await
             }
         };
         let both = join(operation, pair.works(&pair.to_right, &pair.to_left));
@@ -124,7 +124,7 @@ async fn refused(pair: &Pair, lent: &Lent) {
             "the target reported: {right}"
         );
         assert_eq!(
-            (lent.bytes(), right_end.stats().bytes_received),
+            (grant.bytes(), right_end.stats().bytes_received),
             (before.clone(), 0),
             "memory was touched"
         );

@@ -1,9 +1,9 @@
-//! What this process holds of RDMA devices: by the kernel's own count (`rdma resource` of iproute2), and by what is open
-//! and mapped here.
+//! The RDMA objects of this process: those that the kernel counts (`rdma resource` of iproute2), and open descriptors
+//! and mappings.
 
 use std::{fs, process::Command};
 
-/// Compared as a whole: what went up comes down.
+/// Compared as a whole: every count must return to its earlier value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Held {
     pub(crate) contexts: usize,
@@ -36,7 +36,7 @@ impl Held {
     }
 }
 
-/// Objects of that kind, on all devices, that the kernel keeps for threads of this process.
+/// The kernel's objects of this kind for threads of this process, on all devices.
 fn tracked(kind: &str) -> usize {
     let output = Command::new("rdma").args(["resource", "show", kind]).output();
     let output = output.unwrap_or_else(|error| panic!("rdma, of iproute2, is needed: {error}"));

@@ -21,22 +21,22 @@ fn forty_connections_of_one_device_all_move_bytes() {
         let moves = connections.iter().zip(0_u32..).map(|((left_end, right_end), index)| async move {
             for round in 0..3 {
                 let seed = u64::from(index * 3 + round);
-                let lent = pair.right.receive.lend(BYTES);
-                left_end.add_remote_region(lent.region);
+                let grant = pair.right.receive.grant(BYTES);
+                left_end.add_remote_region(grant.region);
                 let source = pair.left.source.filled(BYTES, seed);
-                let write = left_end.write_imm(source, lent.range, Immediate(index));
+                let write = left_end.write_imm(source, grant.range, Immediate(index));
                 let (written, arrival) = futures::join!(write, right_end.next_arrival());
                 written.unwrap();
                 assert_eq!(immediate(arrival.unwrap()), (index, BYTES as u64));
-                assert!(lent.take()[..] == pattern(BYTES, seed)[..], "connection {index}");
+                assert!(grant.take()[..] == pattern(BYTES, seed)[..], "connection {index}");
             }
         });
         pair.step("the moves", join_all(moves)).await;
         // Memory is registered once, however many queue pairs use it.
-        let lent = pair.right.receive.lend(BYTES);
-        let again = pair.right.domain.register(lent.granted.block().unwrap(), Access::RECEIVE).unwrap();
-        assert_eq!(again, lent.region);
-        drop(lent.take());
+        let grant = pair.right.receive.grant(BYTES);
+        let again = pair.right.domain.register(grant.granted.block().unwrap(), Access::RECEIVE).unwrap();
+        assert_eq!(again, grant.region);
+        drop(grant.take());
     });
 }
 
@@ -65,12 +65,12 @@ fn writes_and_reads_around_the_message_limit_arrive_whole() {
 }
 
 async fn write(pair: &Pair, bytes: usize) {
-    let lent = pair.lend_right(bytes);
-    let write = pair.to_right.write_imm(pair.left.source.filled(bytes, 3), lent.range, Immediate(7));
+    let grant = pair.grant_right(bytes);
+    let write = pair.to_right.write_imm(pair.left.source.filled(bytes, 3), grant.range, Immediate(7));
     let (written, arrival) = pair.step("a write", join(write, pair.to_left.next_arrival())).await;
     written.unwrap();
     assert_eq!(immediate(arrival.unwrap()), (7, bytes as u64));
-    assert!(lent.take()[..] == pattern(bytes, 3)[..], "{bytes} bytes");
+    assert!(grant.take()[..] == pattern(bytes, 3)[..], "{bytes} bytes");
 }
 
 async fn read(pair: &Pair, bytes: usize) {
@@ -96,9 +96,9 @@ fn a_send_queue_may_be_shallower_than_the_operations_under_way() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         prepare(Rdma { queue_depth: Some(8), ..Rdma::default() }, Wait::default());
         let pair = Pair::with_depths(SETUP, runtime, DEEP).await;
-        let lent = pair.lend_right(200 * 100);
+        let grant = pair.grant_right(200 * 100);
         let write = |index: u32| {
-            let range = lent.part(u64::from(index) * 100, 100);
+            let range = grant.part(u64::from(index) * 100, 100);
             pair.to_right.write_imm(pair.left.source.filled(100, index.into()), range, Immediate(index))
         };
         let writes: Vec<_> = (0..200).map(write).collect();
@@ -108,7 +108,7 @@ fn a_send_queue_may_be_shallower_than_the_operations_under_way() {
         for index in 0..200 {
             assert_eq!(pair.arrival_at_right().await, (index, 100));
         }
-        let landed = lent.take();
+        let landed = grant.take();
         assert!((0..200).all(|index| landed[index * 100..][..100] == pattern(100, index as u64)[..]));
     });
 }

@@ -1,5 +1,5 @@
-//! What goes wrong on RDMA queue pairs, what they ask of the device, and its limits. Needs a device like the contract
-//! over RDMA (`tests/verbs.rs`), and is left out by a plain run like it.
+//! Failures of RDMA queue pairs, their calls to the device, and the device's limits. Like the contract over RDMA
+//! (`tests/verbs.rs`), these tests need a device, and a plain run leaves them out.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 
@@ -22,14 +22,13 @@ use crate::{contract::Setup, rdma_devices};
 const SETUP: Setup = Setup { fabric, peer_address: None };
 
 thread_local! {
-    /// Those of the test that runs on this thread: left, right, left of the next pair and so on.
+    /// The fabrics of the test that runs on this thread: left, right, left of the next pair and so on.
     static MADE: RefCell<Vec<Arc<VerbsFabric>>> = const { RefCell::new(Vec::new()) };
-    /// How those made from now on differ from the others.
+    /// The settings of fabrics that are made from now on.
     static PREPARATION: RefCell<(Rdma, Wait)> = RefCell::default();
 }
 
-/// Makes the two ends of a pair one after the other. No retries for a receive that is not posted: there must always be
-/// one.
+/// Makes the two ends of a pair one after the other. No retries if no receive is posted: one must always be posted.
 fn fabric(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     let ends = rdma_devices::ends();
     let is_left = MADE.with_borrow(Vec::len).is_multiple_of(2);
@@ -46,7 +45,8 @@ fn prepare(settings: Rdma, wait: Wait) {
     PREPARATION.set((settings, wait));
 }
 
-/// What this process has asked of its devices so far: where only the left end of a pair writes, what that has asked.
+/// The calls of this process to its devices so far. If only the left end of a pair writes, these are the left end's
+/// calls.
 #[derive(Debug, Clone, Copy)]
 struct Asked {
     posts: u64,

@@ -1,4 +1,4 @@
-//! Many connections one after the other: nothing is left of them.
+//! Many connections one after the other, without leaks.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,7 +9,7 @@ use tensorwire_memory::{BlockId, Buf};
 use super::{SETUP, held::Held};
 use crate::contract::{
     Flavour, bounded,
-    pair::{Lent, Pair, RegisteredPool, STEP_LIMIT, immediate, pattern},
+    pair::{Grant, Pair, RegisteredPool, STEP_LIMIT, immediate, pattern},
     patience,
 };
 
@@ -41,7 +41,7 @@ fn a_hundred_rounds_of_connect_transfer_close_leave_nothing() {
     });
 }
 
-/// What a round holds while it lasts is seen, so that it would be seen if it stayed.
+/// Checks that the counts show the objects of a running round, so that they would show a leak.
 async fn is_counted(pair: &Pair, exposed: &Exposed, before: &Held) {
     let round = Round::begin(pair).await;
     round.transfer(0, exposed).await;
@@ -60,7 +60,7 @@ async fn is_counted(pair: &Pair, exposed: &Exposed, before: &Held) {
     round.end().await;
 }
 
-/// What is held comes back to `before`: the driver of the last connection may still be running.
+/// Waits until the counts return to `before`: the driver of the last connection may still be running.
 pub(crate) async fn is_back(runtime: &Arc<dyn Runtime>, before: &Held) {
     let back = async {
         while Held::now() != *before {
@@ -93,7 +93,7 @@ impl Exposed {
     }
 }
 
-/// A connection, with a block of right's that is registered for as long.
+/// A connection, with a block of right's that is registered while the connection exists.
 struct Round<'a> {
     pair: &'a Pair,
     left: QueuePair,
@@ -112,22 +112,22 @@ impl<'a> Round<'a> {
 
     /// A write into either pool, and a read.
     async fn transfer(&self, number: u32, exposed: &Exposed) {
-        self.write(self.pool.lend(BYTES), number).await;
-        self.write(self.pair.right.receive.lend(BYTES), number).await;
+        self.write(self.pool.grant(BYTES), number).await;
+        self.write(self.pair.right.receive.grant(BYTES), number).await;
         self.left.add_remote_region(exposed.region);
         let into = self.pair.left.receive.pool.try_alloc(BYTES).unwrap();
         let read = self.pair.step("a read", self.left.read(exposed.range(), into)).await;
         assert!(read.unwrap()[..] == exposed.bytes[..]);
     }
 
-    async fn write(&self, lent: Lent, number: u32) {
-        self.left.add_remote_region(lent.region);
+    async fn write(&self, grant: Grant, number: u32) {
+        self.left.add_remote_region(grant.region);
         let source = self.pair.left.source.filled(BYTES, number.into());
-        let write = self.left.write_imm(source, lent.range, Immediate(number));
+        let write = self.left.write_imm(source, grant.range, Immediate(number));
         let (written, arrival) = self.pair.step("a write", join(write, self.right.next_arrival())).await;
         written.unwrap();
         assert_eq!(immediate(arrival.unwrap()), (number, BYTES as u64));
-        assert!(lent.take()[..] == pattern(BYTES, number.into())[..]);
+        assert!(grant.take()[..] == pattern(BYTES, number.into())[..]);
     }
 
     async fn end(self) {

@@ -1,4 +1,4 @@
-//! What queue pairs ask of the device: no more than they need.
+//! Queue pairs make only the calls to the device that they need.
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,12 +24,14 @@ fn asked(before: &Asked) -> (u64, u64, u64) {
 fn writes_of_one_poll_share_a_call_and_a_completion() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let pair = Pair::with_depths(SETUP, runtime, DEEP).await;
-        let lent = pair.lend_right(64);
+        let grant = pair.grant_right(64);
         let before = asked_so_far();
-        let write =
-            |index| pair.to_right.write_imm(pair.left.source.filled(8, 1), lent.part(0, 8), Immediate(index));
+        let write = |index| {
+            pair.to_right.write_imm(pair.left.source.filled(8, 1), grant.part(0, 8), Immediate(index))
+        };
         let writes: Vec<_> = (0..16).map(write).collect();
-        // The first finds nothing outstanding and goes at once; the others follow when the task begins to wait.
+        // The first write finds nothing outstanding and is posted at once; the others follow when the task begins to
+        // wait.
         for result in pair.step("the writes", join_all(writes)).await {
             result.unwrap();
         }
@@ -37,7 +39,7 @@ fn writes_of_one_poll_share_a_call_and_a_completion() {
         for index in 0..16 {
             assert_eq!(pair.arrival_at_right().await.0, index);
         }
-        drop(lent.take());
+        drop(grant.take());
     });
 }
 
@@ -47,8 +49,8 @@ fn adjacent_segments_are_one_request() {
     bounded(Flavour::CurrentThread, |runtime| async move {
         let pair = Pair::with_depths(SETUP, runtime, DEEP).await;
         for (count, gap, requests) in [(4, 0, 1), (4, 1, 4), (16, 0, 1), (17, 0, 2)] {
-            let lent = pair.lend_right(count * 101);
-            let range = |index: usize| lent.part((index * (100 + gap)) as u64, 100);
+            let grant = pair.grant_right(count * 101);
+            let range = |index: usize| grant.part((index * (100 + gap)) as u64, 100);
             let segment = |index: usize| Segment {
                 local: pair.left.source.filled(100, index as u64),
                 remote: RemoteRange { ..range(index) },
@@ -61,7 +63,7 @@ fn adjacent_segments_are_one_request() {
             let requests = requests + u64::from(requests > 1);
             assert_eq!(asked(&before), (1, requests, 1), "{count} segments, {gap} bytes apart");
             assert_eq!(pair.arrival_at_right().await, (1, count as u64 * 100));
-            let landed = lent.take();
+            let landed = grant.take();
             for index in 0..count {
                 assert!(landed[index * (100 + gap)..][..100] == pattern(100, index as u64)[..], "{index}");
             }
@@ -101,7 +103,7 @@ async fn there_and_back(pair: &Pair, round: u32) {
     ping.and(pong).unwrap();
 }
 
-/// However little of a loaded machine the driver gets, it polls.
+/// Waits until the driver polls, however little CPU time it gets on a loaded machine.
 async fn polls_go_on(runtime: &Arc<dyn Runtime>) {
     let before = asked_so_far().polls;
     while asked_so_far().polls < before + 1000 {

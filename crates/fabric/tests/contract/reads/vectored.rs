@@ -17,13 +17,13 @@ use super::{
     Readers, Source, a_close_ends, is_under_way_after,
 };
 
-/// The lengths of ranges that most rules about vectored reads use, in all sizes that fabrics treat differently.
+/// Lengths of ranges for most rules about vectored reads: one of each size that some fabric treats differently.
 const LENGTHS: [usize; 7] = [1, 4096, 0, 63, 100_001, 64, 65];
 
-/// Bytes from one of [`LENGTHS`] to the next, if there are any.
+/// The gap between two ranges, if they have a gap.
 const GAP: usize = 10;
 
-/// What a vectored read is made of.
+/// The segments of a vectored read.
 type Ranges = Vec<(RemoteRange, BufMut)>;
 
 impl Readers {
@@ -36,7 +36,8 @@ impl Readers {
         given.into_iter().map(range).collect()
     }
 
-    /// A read of `ranges` fails with an error that `is_expected` accepts, and nothing of it was requested.
+    /// Expects that a read of `ranges` fails with an error that `is_expected` accepts, and that no part of it was
+    /// requested.
     async fn fails_whole(&self, ranges: Ranges, is_expected: impl Fn(&FabricError) -> bool) {
         let before = self.pair.to_right.stats();
         let read = self.pair.to_right.read_vectored(ranges);
@@ -64,7 +65,7 @@ fn spread_bytes() -> usize {
     LENGTHS.iter().map(|length| length + GAP).sum()
 }
 
-/// What is in the ranges of `given`.
+/// The content of the ranges of `given`.
 fn bytes_of(source: &Source, given: &[(usize, usize)]) -> Vec<Vec<u8>> {
     given.iter().map(|&(start, length)| source.buffer[start..start + length].to_vec()).collect()
 }
@@ -87,7 +88,7 @@ pub async fn many_ranges_are_read_by_one_operation(setup: Setup, runtime: Arc<dy
         let stats = readers.pair.to_right.stats();
         assert_eq!((stats.operations, stats.bytes_sent), (round + 1, (round + 1) * total as u64));
     }
-    // Of several regions, and the same bytes twice.
+    // Ranges of several regions, and the same bytes twice.
     let pool = RegisteredPool::new(&readers.pair.right.domain, "other", Access::READABLE, 1 << 20);
     let (one, _one_exposed) = readers.exposed(5000, 1);
     let other = readers.source(&pool, 5000, 2);
@@ -97,11 +98,11 @@ pub async fn many_ranges_are_read_by_one_operation(setup: Setup, runtime: Arc<dy
     let read = readers.pair.step("the read", readers.pair.to_right.read_vectored(ranges)).await.unwrap();
     assert!(bytes(&read[..3]) == bytes_of(&one, &[(0, 5000), (100, 1), (100, 2000)]));
     assert!(bytes(&read[3..]) == bytes_of(&other, &[(4999, 1), (0, 4999)]));
-    assert_eq!(readers.pair.to_left.stats().arrivals, 0, "the peer is not told");
+    assert_eq!(readers.pair.to_left.stats().arrivals, 0, "the peer gets no notification");
 }
 
 pub async fn one_range_is_scattered_to_many_buffers(setup: Setup, runtime: Arc<dyn Runtime>) {
-    // More than one request takes, and than a device is handed at once.
+    // More ranges than fit into one request, and than a device gets at once.
     let lengths: Vec<usize> = (0..100).map(|index| [7, 0, 4096, 513][index % 4]).collect();
     let depths = QueuePairConfig { send_depth: 100, receive_depth: 16 };
     let Some(readers) = Readers::new(setup, runtime, depths).await else { return };
@@ -159,7 +160,7 @@ pub async fn a_vectored_read_of_nothing_completes(setup: Setup, runtime: Arc<dyn
         let read = readers.pair.step("the read", readers.pair.to_right.read_vectored(ranges)).await.unwrap();
         assert!(read.len() == count && read.iter().all(|buffer| buffer.is_empty()));
     }
-    assert_eq!(readers.pair.to_left.stats().arrivals, 0, "the peer is not told");
+    assert_eq!(readers.pair.to_left.stats().arrivals, 0, "the peer gets no notification");
     readers.works(&readers.pair.to_right).await;
 }
 
@@ -177,7 +178,7 @@ pub async fn one_bad_range_fails_the_whole_before_anything_is_asked(setup: Setup
         let mismatch = |error: &FabricError| matches!(error, FabricError::LengthMismatch { .. });
         readers.fails_whole(ranges, mismatch).await;
 
-        // No bytes lie nowhere.
+        // An empty range is never out of bounds.
         if LENGTHS[bad] > 0 {
             let mut ranges = readers.ranges(&source, spread());
             ranges[bad].0.offset = source.region.length - ranges[bad].0.length + 1;
@@ -275,7 +276,7 @@ pub async fn a_dropped_vectored_read_keeps_its_buffers_until_it_is_over(
     let small =
         RegisteredPool::new(&readers.pair.left.domain, "four buffers", Access::LOCAL, 4 * BYTES as u64);
     let (source, _exposure) = readers.exposed(4 * BYTES, 3);
-    // Another thread may finish a read before it is dropped: such a round counts for nothing.
+    // Another thread may finish a read before it is dropped: such a round is not counted.
     let mut dropped_under_way = 0;
     for round in 0..200 {
         if dropped_under_way == 4 {
