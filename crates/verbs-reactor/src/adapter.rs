@@ -17,18 +17,18 @@ use super::{
 /// A lost device is opened again at most this often, and only for a connection attempt.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// One port of one device, which is open or lost. Everything that is made on the device refers to this.
+/// One port of one device, which is open or lost. Every object that is made on the device refers to this.
 #[derive(Debug)]
 pub(super) struct Adapter {
     pub(super) runtime: Arc<dyn Runtime>,
     pub(super) settings: Rdma,
     pub(super) device: String,
-    /// The port as it was when the device was opened first; so are the next three.
+    /// The port at the first opening of the device; so are the next three.
     pub(super) port: Port,
     pub(super) source: GidEntry,
     pub(super) mtu: Mtu,
     pub(super) on_demand: bool,
-    /// Capabilities of a queue pair whose peer can do all that this side can.
+    /// Capabilities of a queue pair whose peer has the same capabilities.
     pub(super) capabilities: Capabilities,
     state: Mutex<Device>,
 }
@@ -36,7 +36,7 @@ pub(super) struct Adapter {
 #[derive(Debug)]
 enum Device {
     Open(Arc<Opened>),
-    /// Why it was lost, and the time from which it may be opened again.
+    /// The cause of the loss, and the time from which the device may be opened again.
     Lost(VerbsError, Duration),
 }
 
@@ -88,7 +88,7 @@ impl Adapter {
         }
     }
 
-    /// Why the device is lost, if it is.
+    /// The cause if the device is lost.
     pub(super) fn lost(&self) -> Option<VerbsError> {
         match &*self.lock() {
             Device::Open(opened) => opened.lost(),
@@ -96,8 +96,8 @@ impl Adapter {
         }
     }
 
-    /// Asks the device whether its port is still active and has its address; if not, the device is lost. Gives why it
-    /// is lost, if it is.
+    /// Asks the device whether its port is still active and has its address; if not, the device is lost. Returns the
+    /// cause if it is lost.
     pub(super) fn ask(&self) -> Option<VerbsError> {
         let opened = match &*self.lock() {
             Device::Open(opened) => opened.clone(),

@@ -26,28 +26,28 @@ const ACKNOWLEDGE_AT: u32 = 256;
 pub(crate) struct WorkCompletion {
     /// The work request.
     pub(crate) tag: Tag,
-    /// How it ended.
+    /// Its result.
     pub(crate) completion: Completion,
 }
 
-/// How a work request ended. After a failure, the device defines only the fields that [`Failed`](Self::Failed) has.
+/// The result of a work request. After a failure, the device defines only the fields that [`Failed`](Self::Failed) has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Completion {
     /// It was executed.
     Ok {
-        /// What was done.
+        /// The operation that was executed.
         done: Done,
     },
     /// It failed, and the queue pair takes no more work.
     Failed {
-        /// Why.
+        /// The reason.
         status: Status,
         /// The device's own code.
         vendor: u32,
     },
 }
 
-/// What a successful completion was for.
+/// The operation of a successful completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Done {
     /// A write, with or without immediate, was executed: the local bytes may be reused.
@@ -70,7 +70,7 @@ pub(crate) enum Done {
 /// Why a work request failed (`enum ibv_wc_status`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Status {
-    /// The queue pair had failed before. The cause is the first status that is another.
+    /// The queue pair had failed before. The first status other than this one is the cause.
     Flushed,
     /// This side's request or memory was wrong.
     Local(u32),
@@ -233,11 +233,11 @@ impl CompletionQueue {
         let Some(arm) = self.context.operations().req_notify_cq else {
             return Err(self.unsupported(CALL));
         };
-        // SAFETY: the queue is alive while `self` is. 0: for every completion, not for solicited ones alone.
+        // SAFETY: the queue is alive while `self` is. 0: for every completion, not only for solicited ones.
         zero(unsafe { arm(self.raw(), 0) }, CALL, self.context.name())
     }
 
-    /// Takes the event out of the channel, and gives whether there was one. After an event the queue is no longer
+    /// Takes the event out of the channel, and returns whether there was one. After an event the queue is no longer
     /// armed.
     ///
     /// # Errors
@@ -249,7 +249,7 @@ impl CompletionQueue {
             self.context.functions().ibv_get_cq_event(self.channel.as_ptr(), &raw mut queue, &raw mut user)
         };
         if result != 0 {
-            let error = io::Error::last_os_error(); // this one function returns -1 and sets errno
+            let error = io::Error::last_os_error(); // unlike the others, this function returns -1 and sets errno
             return match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
                 _ => Err(refused(error, "ibv_get_cq_event", self.context.name())),
@@ -261,7 +261,7 @@ impl CompletionQueue {
         Ok(true)
     }
 
-    /// The channel's descriptor, readable when an event is there. Closed when the queue is dropped.
+    /// The channel's descriptor, readable when there is an event. Closed when the queue is dropped.
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         // SAFETY: the descriptor stays open while the channel lives, which is as long as `self`.
         unsafe { BorrowedFd::borrow_raw(self.channel.as_ref().fd) }
@@ -303,7 +303,7 @@ impl Drop for CompletionQueue {
     }
 }
 
-/// Destroys a channel on drop, while it is made or after its queue is gone.
+/// Destroys a channel on drop: if making its queue fails, or after its queue is destroyed.
 struct Channel<'context> {
     context: &'context Context,
     raw: NonNull<sys::ibv_comp_channel>,

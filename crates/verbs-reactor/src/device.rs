@@ -77,7 +77,7 @@ pub enum LinkLayer {
     Ethernet,
 }
 
-/// A port as it was when asked.
+/// The attributes of a port at the time of the query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Port {
@@ -121,7 +121,7 @@ impl Context {
         &self.name
     }
 
-    /// What the device allows.
+    /// The device's limits.
     ///
     /// # Errors
     /// [`VerbsError::Call`].
@@ -147,13 +147,14 @@ impl Context {
         })
     }
 
-    /// What the device does on memory that is not pinned. Nothing, if library, driver or device do not support it.
+    /// The operations that the device supports on memory that is not pinned. None, if library, driver or device do not
+    /// support paging.
     pub fn paging(&self) -> Paging {
         let Some(answer) = self.extended_attributes() else { return Paging::default() };
         Paging::of(answer.odp_caps.general_caps, answer.odp_caps.per_transport_caps.rc_odp_caps)
     }
 
-    /// The extended attributes of a device; `None` where library, driver or device have none.
+    /// The extended attributes of a device; `None` if library, driver or device have none.
     fn extended_attributes(&self) -> Option<sys::ibv_device_attr_ex> {
         let query = self.query_device_ex()?;
         let mut answer = MaybeUninit::<sys::ibv_device_attr_ex>::zeroed();
@@ -268,7 +269,7 @@ impl Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: everything made from the context holds an `Arc` of it, so nothing is left.
+        // SAFETY: everything made from the context holds an `Arc` of it, so nothing uses it any more.
         let result = unsafe { self.functions().ibv_close_device(self.raw()) };
         if let Err(error) = zero(result, "ibv_close_device", &self.name) {
             log!(WARN, %error, "cannot close an RDMA device");
@@ -276,7 +277,7 @@ impl Drop for Context {
     }
 }
 
-/// A protection domain of the device: its queue pairs may use its registrations, and no others.
+/// A protection domain of the device: its queue pairs may use only its registrations.
 pub(crate) struct ProtectionDomain {
     context: Arc<Context>,
     raw: NonNull<sys::ibv_pd>,

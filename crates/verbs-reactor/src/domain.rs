@@ -47,9 +47,9 @@ impl VerbsDomain {
         Ok(Self { adapter, registrations, spinner })
     }
 
-    /// Entries of the send and the receive queue. The send queue gets the least of what the connection, the settings
-    /// and the device allow. The receive queue gets what the connection asks for, or an error if the device allows
-    /// less: the peer sends as many immediates as the connection data promise.
+    /// Entries of the send and the receive queue. The send queue has the smallest depth of those that the connection,
+    /// the settings and the device allow. The receive queue has the depth that the connection asks for. It is an error
+    /// if the device allows less: the peer sends as many immediates as the connection data promise.
     fn entries(&self, config: QueuePairConfig, limits: &DeviceLimits) -> Result<(u32, u32), FabricError> {
         let allowed = limits.work_requests.saturating_sub(SIGNALS).max(1);
         let send = config.send_depth.min(self.adapter.settings.queue_depth()).min(allowed) + SIGNALS;
@@ -132,7 +132,7 @@ impl VerbsDomain {
 }
 
 /// Entries of the receive queue. An immediate may take three: its own, and those of the two messages that carry the
-/// length of its write. One more is for each of the connection's own messages.
+/// length of its write. Each of the connection's own messages takes one more.
 fn receives(config: QueuePairConfig) -> u32 {
     config.receive_depth.saturating_mul(3).saturating_add(SIGNALS)
 }

@@ -70,7 +70,7 @@ impl fmt::Debug for Transfer {
     }
 }
 
-/// What a request asks for.
+/// The operation of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Work {
     Transfer(Transfer),
@@ -78,10 +78,10 @@ pub(super) enum Work {
     Message(Message),
 }
 
-/// What the completion of a request means.
+/// The part of an operation that a request executes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Part {
-    /// A part of an operation that others follow: a piece, or a message that carries the length of earlier pieces.
+    /// A part that other parts follow: a piece, or a message that carries the length of earlier pieces.
     Piece,
     /// The last part of the operation in that slot, which has `bytes` bytes in all.
     End { key: SlotKey, bytes: u64 },
@@ -94,7 +94,7 @@ pub(super) enum Part {
 pub(super) struct Request {
     pub(super) work: Work,
     pub(super) part: Part,
-    /// Whether it asks for a completion. A request that does not ends with the next one that does.
+    /// Whether the request asks for a completion. One that does not ends with the next one that does.
     pub(super) is_signaled: bool,
 }
 
@@ -165,7 +165,7 @@ impl Doorbell {
         has_room
     }
 
-    /// As [`push`](Self::push), for a request of several ranges.
+    /// Like [`push`](Self::push), for a request of several ranges.
     pub(super) fn push_gathered(
         &mut self,
         request: Request,
@@ -199,7 +199,8 @@ impl Doorbell {
 mod tests {
     use super::*;
 
-    /// Which of these requests are signaled. A request is given by its bytes, and whether it ends an operation.
+    /// Which of these requests are signaled. For each request, `requests` has its bytes and whether it ends an
+    /// operation.
     fn signals(requests: &[(u64, bool)]) -> Vec<bool> {
         let mut doorbell = Doorbell::new();
         doorbell.begin(BATCH);
@@ -226,7 +227,7 @@ mod tests {
         let large = SIGNAL_BYTES + 1;
         assert_eq!(signals(&[(8, true), (large, true)]), [true, true]);
         assert_eq!(signals(&[(8, true), (SIGNAL_BYTES, true)]), [false, true]);
-        // The bytes of small ones add up, and the sum begins anew after a signaled one.
+        // The bytes of small requests add up, and the sum starts again after a signaled one.
         let half = SIGNAL_BYTES / 2;
         assert_eq!(signals(&[(1, true), (half, true), (half, true)]), [false, false, true]);
         assert_eq!(

@@ -1,4 +1,4 @@
-//! What a connection's driver looks at and sleeps on: the completion queue and its channel. It runs until the
+//! The driver of a connection. It polls the completion queue, sleeps on the queue's channel, and runs until the
 //! connection is drained.
 
 use std::{
@@ -25,10 +25,10 @@ use super::{
 };
 
 /// How long outstanding work may take to complete once a connection ends. Longer than the device's own retries. After
-/// it, the queue pair is destroyed, whatever is outstanding.
+/// this time the queue pair is destroyed even if work is outstanding.
 const DRAIN_LIMIT: Duration = Duration::from_secs(20);
 
-/// Looks in one round. Each is a poll of the completion queue and takes some 50 ns.
+/// Polls of the completion queue in one round. Each takes about 50 ns.
 const LOOKS: u32 = 40;
 
 /// The longest budget until the first round trip of the device is measured. A wake-up through a completion channel
@@ -44,8 +44,8 @@ impl AsRawFd for Readable {
     }
 }
 
-/// See the module's documentation. If it is dropped before the connection is drained, as when the runtime is, the connection
-/// ends at once.
+/// See the module's documentation. If it is dropped before the connection is drained, for example with its runtime, the
+/// connection ends at once.
 pub(super) struct VerbsDriven {
     link: Arc<VerbsLink>,
     runtime: Arc<dyn Runtime>,
@@ -154,8 +154,8 @@ impl Driven for VerbsDriven {
     /// A completion between the latest look and this call creates no event, so the driver looks again afterwards. If
     /// that look finds something, the queue stays armed, and its event wakes this task once without work.
     ///
-    /// The tasks that a completion woke run before this call: what they post may complete at once, and an armed queue
-    /// would create an event for it.
+    /// The tasks that a completion woke run before this call: their posts may complete at once, and an armed queue
+    /// would create an event for them.
     fn arm(&mut self, context: &mut Context<'_>) {
         let armed = self.take_event(context).and_then(|()| self.arm_queue());
         self.check(armed);

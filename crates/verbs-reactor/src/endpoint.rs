@@ -205,7 +205,8 @@ fn host_of(bytes: &[u8]) -> Result<String, String> {
         return Err(format!("a host name of {} bytes, more than {HOST_BYTES_MAX}", bytes.len()));
     }
     let text = str::from_utf8(bytes).map_err(|error| format!("a host name that is no UTF-8: {error}"))?;
-    // Shown in messages and logs: nothing that acts on what shows it, and no host name has anything else.
+    // Host names consist of graphic ASCII characters. Other characters could control the terminal that shows a message
+    // or log.
     Ok(text.chars().filter(char::is_ascii_graphic).collect())
 }
 
@@ -224,7 +225,7 @@ pub(crate) fn sequence(random: u64) -> u32 {
 
 #[cfg(test)]
 impl Endpoint {
-    /// An end whose other fields are alike, for tests.
+    /// An end for tests; its other fields are always equal.
     pub(crate) fn sample(link: LinkLayer, mtu: Mtu) -> Self {
         let (kind, gid, host) = (GidKind::RoceV2, Gid([9; 16]), "left".to_owned());
         Self {
@@ -316,7 +317,7 @@ mod tests {
     fn ends_that_cannot_hear_each_other_are_told_both_values() {
         let ours = end();
         ours.check(&end()).unwrap();
-        // Packet sizes and depths need not be equal: the smaller one holds.
+        // Packet sizes and depths may differ: the smaller one applies.
         ours.check(&Endpoint { mtu: Mtu::Bytes256, receive_depth: 1, ..end() }).unwrap();
         for (theirs, words) in [
             (Endpoint { link: LinkLayer::InfiniBand, ..end() }, ["InfiniBand", "Ethernet"]),

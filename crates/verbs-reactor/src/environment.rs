@@ -11,7 +11,7 @@ impl Rdma {
     /// [`SettingError`].
     pub fn from_environment() -> Result<Self, SettingError> {
         let names = Setting::ALL.into_iter().flat_map(names);
-        // Bytes that are not Unicode are replaced. No setting accepts the result, and the error shows it.
+        // Bytes that are not Unicode are replaced. No setting accepts the result, which the error shows.
         let read = |name: &str| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         Self::from_variables(&names.filter_map(|name| Some((name.to_owned(), read(name)?))).collect())
     }
@@ -88,7 +88,7 @@ impl Variables<'_> {
     }
 }
 
-/// Parses digits alone: no sign, no space, nothing after them.
+/// Parses digits only: no sign, no space, nothing after them.
 fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
@@ -102,7 +102,7 @@ mod tests {
         Rdma::from_variables(&map.collect())
     }
 
-    /// The number that a setting has, whatever its type.
+    /// The value of a setting as a number.
     fn value(settings: &Rdma, setting: Setting) -> Option<u32> {
         match setting {
             Setting::Device | Setting::OnDemandPaging => None,
@@ -218,7 +218,7 @@ mod tests {
         for setting in numbers() {
             let (own, theirs) = (setting.range().start().to_string(), setting.range().end().to_string());
             let mut variables = vec![(setting.variable(), own.as_str())];
-            // Not read at all: a script for another program may have set these variables to anything.
+            // These variables are not read: a script for another program may have set them to any value.
             variables.extend(setting.original_variables().iter().map(|name| (*name, theirs.as_str())));
             variables.extend(setting.original_variables().first().map(|name| (*name, "nonsense")));
             let settings = from(&variables).unwrap();

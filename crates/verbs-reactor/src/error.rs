@@ -21,7 +21,7 @@ pub enum VerbsError {
         /// The loader's message.
         reason: Arc<str>,
     },
-    /// The library is there, but the kernel has no RDMA support loaded.
+    /// The library is installed, but the kernel has no RDMA support loaded.
     #[error(
         "the kernel has no RDMA support loaded: load ib_uverbs and the device's driver (for Soft-RoCE: rdma_rxe)"
     )]
@@ -34,7 +34,7 @@ pub enum VerbsError {
         /// The names of the devices that are present.
         present: Names,
     },
-    /// The port is not active, so that it carries no traffic.
+    /// The port is not active, so it carries no traffic.
     #[error(
         "port {port} of RDMA device {device} is not active (state {state}): check its link and its network interface"
     )]
@@ -59,7 +59,7 @@ pub enum VerbsError {
     /// There are several devices, and none of them can be used.
     #[error("none of the RDMA devices can be used: {reasons}", reasons = reasons.0.join("; "))]
     NoneUsable {
-        /// For each device, why not.
+        /// For each device, the reason against it.
         reasons: Names,
     },
     /// A setting that no device can fulfil.
@@ -70,11 +70,11 @@ pub enum VerbsError {
     Unfit {
         /// The setting.
         setting: Setting,
-        /// What it holds.
+        /// Its value.
         value: String,
         /// The device.
         device: String,
-        /// What it may hold.
+        /// The values that the device accepts.
         remedy: String,
     },
     /// The device failed, or its port went down or was changed, while it was in use.
@@ -87,7 +87,7 @@ pub enum VerbsError {
         device: String,
         /// The port that was in use, counted from 1.
         port: u8,
-        /// What happened to it.
+        /// The event that ended its use.
         event: DeviceEvent,
     },
     /// A call of the library failed.

@@ -65,7 +65,7 @@ pub enum DeviceEvent {
         /// The address of the library's structure, which identifies the queue.
         queue: usize,
     },
-    /// Another event (`enum ibv_event_type`), which this crate has no use for.
+    /// Another event (`enum ibv_event_type`), which this crate ignores.
     Other(u32),
 }
 
@@ -73,8 +73,8 @@ impl DeviceEvent {
     /// Parses an event of the library.
     ///
     /// # Safety
-    /// The member of `raw.element` that belongs to `raw.event_type` must be set. If the event is about a queue pair, that
-    /// must exist.
+    /// The member of `raw.element` that belongs to `raw.event_type` must be set. If the event is about a queue pair,
+    /// that queue pair must exist.
     pub(super) unsafe fn parse(raw: &sys::ibv_async_event) -> Self {
         // SAFETY: called for the types below only, to which this member belongs, so that it is set.
         let port = || u8::try_from(unsafe { raw.element.port_num }).unwrap_or(0);

@@ -12,10 +12,10 @@ use super::{
 /// RDMA on one port of one device. Connections are made on a tokio runtime with its I/O driver enabled.
 ///
 /// When the port goes down or the device fails, all its connections end with
-/// [`LossCause::DeviceLost`](tensorwire_fabric::LossCause::DeviceLost), all memory is deregistered, and the device is closed, so
-/// that it can be removed. Each later connection attempt checks whether the port is active again, at most once a
-/// second. If it is, the device is opened again and all memory registered with it; if not, the attempt fails with
-/// [`VerbsError::DeviceLost`].
+/// [`LossCause::DeviceLost`](tensorwire_fabric::LossCause::DeviceLost), all memory is deregistered, and the device is
+/// closed, so that it can be removed. Each later connection attempt checks whether the port is active again, at most
+/// once a second. If it is, the fabric opens the device again and registers all memory with it; if not, the attempt
+/// fails with [`VerbsError::DeviceLost`].
 #[derive(Debug)]
 pub struct VerbsFabric {
     adapter: Arc<Adapter>,
@@ -23,7 +23,7 @@ pub struct VerbsFabric {
 }
 
 impl VerbsFabric {
-    /// Opens the device and port that `settings` name. What they do not name is chosen among the active ports of all
+    /// Opens the device and port that `settings` name. If they name none, it chooses among the active ports of all
     /// devices:
     ///
     /// 1. by the kind of the port's best address: RoCE v2 with an IPv4 address or InfiniBand's own, then RoCE v2 with
@@ -34,7 +34,7 @@ impl VerbsFabric {
     /// The choice and the other candidates are logged at level INFO.
     ///
     /// # Errors
-    /// Any [`VerbsError`]. Each names what is missing.
+    /// Any [`VerbsError`]. Each names the missing part.
     pub fn open(runtime: Arc<dyn Runtime>, settings: &Rdma) -> Result<Self, VerbsError> {
         let adapter = Adapter::open(runtime, settings)?;
         Ok(Self { adapter, spinner: Spinner::new(Wait::default()) })
@@ -53,23 +53,23 @@ impl VerbsFabric {
         &self.adapter.device
     }
 
-    /// The port that connections use, as it was when the device was opened.
+    /// The port that connections use, at the time when the device was opened.
     pub fn port(&self) -> Port {
         self.adapter.port
     }
 
-    /// The address that connections come from, as it was when the device was opened.
+    /// The source address of connections, at the time when the device was opened.
     pub fn source(&self) -> GidEntry {
         self.adapter.source
     }
 
-    /// Whether users' own memory is registered without being pinned (see [`OnDemandPaging`](super::OnDemandPaging)), as
-    /// it was when the device was opened.
+    /// Whether users' own memory is registered without being pinned (see [`OnDemandPaging`](super::OnDemandPaging)), at
+    /// the time when the device was opened.
     pub fn pages_on_demand(&self) -> bool {
         self.adapter.on_demand
     }
 
-    /// The largest packet on this side, as it was when the device was opened.
+    /// The largest packet on this side, at the time when the device was opened.
     pub fn mtu(&self) -> Mtu {
         self.adapter.mtu
     }
@@ -86,8 +86,8 @@ impl Fabric for VerbsFabric {
         capabilities
     }
 
-    /// The kind of network, and for InfiniBand the subnet. Whether two RoCE ports reach each other shows only when they
-    /// connect.
+    /// The kind of network, and for InfiniBand the subnet. Only connecting shows whether two RoCE ports reach each
+    /// other.
     fn reach(&self) -> Vec<u8> {
         match (self.adapter.port.link, self.adapter.source.kind) {
             (LinkLayer::InfiniBand, _) => [b"infiniband-", &self.adapter.source.gid.0[..8]].concat(),

@@ -1,6 +1,6 @@
-//! What a fuzzer does to this crate: the body of a target in `fuzz/fuzz_targets`, and the replay of its corpus.
+//! The fuzz target of this crate: called by `fuzz/fuzz_targets`, and by the replay of its corpus.
 //!
-//! There is nothing of it in a normal build.
+//! A normal build does not contain this module.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
 
@@ -8,7 +8,7 @@ use tensorwire_fabric::ConnectionData;
 
 use crate::endpoint;
 
-/// Connection data either is no endpoint, or is what its endpoint encodes to.
+/// Connection data either do not decode, or equal the encoding of their decoded endpoint.
 pub fn verbs_data(data: &[u8]) {
     let decoded = endpoint::Endpoint::decode(&ConnectionData(data.to_vec()));
     match decoded {

@@ -1,15 +1,15 @@
 //! RDMA through libibverbs, opened at run time.
 //!
 //! Nothing links against libibverbs and no build needs its headers: [`Library`] opens it at run time, through committed
-//! bindings. [`Availability`] tells what is missing where RDMA cannot be used. [`VerbsFabric`] is the
-//! [`Fabric`](tensorwire_fabric::Fabric) on a device. What all fabrics share is in `tensorwire-fabric`.
+//! bindings. If RDMA cannot be used, [`Availability`] names what is missing. [`VerbsFabric`] is the
+//! [`Fabric`](tensorwire_fabric::Fabric) on a device. The code that all fabrics share is in `tensorwire-fabric`.
 //!
 //! A connection is a reliable connected queue pair with a completion queue and a completion channel of its own.
 //! Messages without bytes frame it. The dialer sends a greeting, so that `connect` ends when both sides are ready. A
-//! side that closes sends a farewell, so that its peer can tell an orderly close from a loss. A write longer than the
-//! port's messages is split into pieces, and before the last piece a message carries the number of bytes before it. A
-//! peer that dies sends nothing: the next operation fails when its retries run out, or the control connection ends
-//! first.
+//! side that closes sends a farewell, so that its peer can distinguish an orderly close from a loss. A write longer
+//! than the port's messages is split into pieces, and before the last piece a message carries the number of bytes
+//! before it. A peer that dies sends nothing: the next operation fails when its retries run out, or the control
+//! connection ends first.
 //!
 //! A process that uses verbs must not use them in a forked child. Starting other programs is safe.
 

@@ -1,7 +1,7 @@
 //! libibverbs, opened at run time.
 //!
-//! Nothing links against it. The same binary uses RDMA where the library, the kernel's drivers and a device are
-//! present; elsewhere an error names which of them is missing.
+//! Nothing links against it. The same binary uses RDMA if the library, the kernel's drivers and a device are present;
+//! otherwise an error names the missing one.
 
 use std::{ffi::CStr, io, ptr::NonNull, sync::OnceLock};
 
@@ -28,9 +28,9 @@ impl std::fmt::Debug for Library {
 pub enum Availability {
     /// The user-space library is missing or too old.
     NoLibrary(VerbsError),
-    /// The library is there, but the kernel has no RDMA support loaded.
+    /// The library is installed, but the kernel has no RDMA support loaded.
     NoKernelSupport,
-    /// Library and kernel support are there, but no device.
+    /// Library and kernel support are present, but no device.
     NoDevice,
     /// Devices could not be listed.
     Refused(VerbsError),
@@ -39,7 +39,7 @@ pub enum Availability {
 }
 
 impl Availability {
-    /// Checks what is there. This is cheap, because no device is opened.
+    /// Checks what is present. This is cheap, because no device is opened.
     pub fn probe() -> Self {
         let devices = match Library::open() {
             Ok(library) => library.device_names(),
@@ -70,7 +70,7 @@ impl Library {
 
     fn load() -> Result<Self, VerbsError> {
         let missing = |error: libloading::Error| {
-            // The error itself only tells that the call failed. Its source has the loader's message.
+            // The error itself only states that the call failed. Its source has the loader's message.
             let source = std::error::Error::source(&error).map(ToString::to_string);
             VerbsError::NoLibrary { reason: source.unwrap_or_else(|| error.to_string()).into() }
         };

@@ -38,20 +38,19 @@ use super::{
 /// The number of batches of completions after which other tasks get a turn.
 pub(super) const TURN: usize = 8;
 
-/// The fabric's half of a queue pair. Locks are taken in the order of the fields, and never held while others'
-/// code runs.
+/// The fabric's half of a queue pair. Locks are taken in the order of the fields, and never held while a caller's code
+/// runs.
 #[derive(Debug)]
 pub(super) struct VerbsLink {
     core: Arc<QueuePairCore>,
     domain: Arc<Registrations>,
     /// The receive depth of the peer.
     receive_depth: u32,
-    /// Locked while completions are taken and passed on, so that they are passed on in order.
+    /// Locked while a task takes completions and passes them on, so that their order is preserved.
     polling: Mutex<Receiving>,
     /// The send side. Submitted operations are posted by one call to the device: at once if nothing is outstanding or
     /// enough wait to fill a call, otherwise when the submitting task begins to wait or a completion comes back. So
-    /// operations that one task submits in sequence, or that come while another thread is inside a call, share one
-    /// call.
+    /// operations that one task submits in sequence, or that other threads submit during a call, share one call.
     send: Submissions<SendSide>,
     limits: RequestLimits,
     established: AtomicBool,
@@ -59,7 +58,7 @@ pub(super) struct VerbsLink {
     is_ending: AtomicBool,
     /// The number of batches of completions so far, by any task.
     finds: AtomicU64,
-    /// A completion of the send queue is to come, as of the latest batch.
+    /// Whether a completion of the send queue was still to come after the latest batch.
     is_sending: AtomicBool,
     /// The device's round trip in nanoseconds; 0 if it is not known.
     round_trip_ns: AtomicU64,
@@ -68,10 +67,10 @@ pub(super) struct VerbsLink {
     driver: AtomicWaker,
 }
 
-/// The state of receiving: what has arrived before the next immediate.
+/// The state of receiving since the last immediate.
 #[derive(Debug)]
 struct Receiving {
-    /// `None` once drained: otherwise the device would stay open as long as a handle of the queue pair exists.
+    /// `None` once drained: otherwise every handle of the queue pair would keep the device open.
     completions: Option<Arc<CompletionQueue>>,
     /// The length in bytes of the pieces into which the peer splits its writes.
     piece_bytes: u32,
@@ -81,7 +80,7 @@ struct Receiving {
     ended: Vec<Ended>,
 }
 
-/// What a batch of completions requires besides passing its parts on.
+/// The work that a batch of completions requires besides passing its parts on.
 #[derive(Default)]
 struct Tally {
     /// For each completion of the batch: the length of [`Receiving::ended`] up to and including it.
@@ -152,7 +151,7 @@ impl VerbsLink {
         self.finds.load(Ordering::Relaxed)
     }
 
-    /// Whether a completion of the send queue is to come, as of the latest batch.
+    /// Whether a completion of the send queue was still to come after the latest batch.
     pub(super) fn is_sending(&self) -> bool {
         self.is_sending.load(Ordering::Relaxed)
     }
@@ -209,14 +208,14 @@ impl VerbsLink {
         if let Some(error) = &tally.trouble {
             self.fail(&fabric_error(error));
         }
-        // Only now: if posting fails, what arrived before has been passed on.
+        // Only now: if posting fails, the earlier arrivals have been passed on.
         self.post_submitted(true);
         self.finish_if_idle();
         true
     }
 
-    /// Refills the queues: counts completed work, posts new receives before the arrivals that consumed the old ones
-    /// are passed on, and posts what waited for room.
+    /// Refills the queues: counts completed work, posts new receives before the arrivals that consumed the old ones are
+    /// passed on, and posts operations that waited for room.
     fn settle(&self, batch: &Batch, ended: &mut Vec<Ended>) -> Tally {
         self.send.with(|send| {
             let mut tally = Tally::default();
@@ -330,17 +329,17 @@ impl VerbsLink {
     /// Posts the last message behind all work that has room. The queue pair goes down when the message is
     /// acknowledged, or when that is impossible.
     fn leave(&self, farewell: Message) {
-        let is_said = self.with_send(|send| {
+        let is_leaving = self.with_send(|send| {
             if send.phase != Phase::Open {
                 return true;
             }
             let posted = self.send.collect(send);
             send.phase = Phase::Leaving;
             self.stop_taking();
-            let says = posted.is_ok() && self.established.load(Ordering::Acquire);
-            says && send.signal(farewell).is_ok()
+            let is_established = posted.is_ok() && self.established.load(Ordering::Acquire);
+            is_established && send.signal(farewell).is_ok()
         });
-        if is_said {
+        if is_leaving {
             self.driver.wake();
         } else {
             self.go_down();
@@ -411,22 +410,22 @@ impl VerbsLink {
         self.is_ending() && self.with_send(|send| send.phase == Phase::Drained)
     }
 
-    /// Posts what was submitted, if it is due or `at_once`. If another task is using the send side, that task posts
-    /// it afterwards.
+    /// Posts the submitted operations, if they are due or `at_once`. If another task is using the send side, that task
+    /// posts them afterwards.
     fn post_submitted(&self, at_once: bool) {
         if let Err(error) = self.send.hand_over(at_once) {
             self.fail(&fabric_error(&error));
         }
     }
 
-    /// Runs `act` on the send side, and posts what other tasks submitted meanwhile.
+    /// Runs `act` on the send side, and posts the operations that other tasks submitted meanwhile.
     fn with_send<T>(&self, act: impl FnOnce(&mut SendSide) -> T) -> T {
         let acted = self.send.with(act);
         self.post_submitted(true);
         acted
     }
 
-    /// Passes on completions and posts what was submitted, on behalf of a task that is about to sleep.
+    /// Passes on completions and posts submitted operations, on behalf of a task that is about to sleep.
     fn drive(&self) -> Look {
         // The task that has the lock passes everything on, and the driver looks again before it sleeps.
         let look = match self.polling.try_lock() {
@@ -442,7 +441,7 @@ impl VerbsLink {
     }
 }
 
-/// What a turn found that took `batches` of completions.
+/// The result of a turn that took `batches` of completions.
 pub(super) fn found(batches: usize) -> Look {
     match batches {
         0 => Look::Idle,
@@ -495,7 +494,7 @@ impl Link for VerbsLink {
     fn progress(&self, effort: Effort) -> Look {
         match effort {
             Effort::BeforeSleep => self.drive(),
-            // If another thread has the lock, it passes on what it finds.
+            // If another thread has the lock, it passes on the completions.
             Effort::Poll => {
                 let Ok(mut inbound) = self.polling.try_lock() else { return Look::Busy };
                 if self.take_batch_locked(&mut inbound) { Look::Worked } else { Look::Idle }
@@ -508,7 +507,7 @@ impl Link for VerbsLink {
     }
 }
 
-/// What a completion of the send queue implies for the requests before its own.
+/// What a completion of the send queue implies for earlier requests.
 fn send_status(completion: &WorkCompletion) -> SendStatus {
     match completion.completion {
         Completion::Ok { .. } => SendStatus::Done,
@@ -517,8 +516,8 @@ fn send_status(completion: &WorkCompletion) -> SendStatus {
     }
 }
 
-/// The reason for a failed connection that a failed request shows; `None` if the request only shows that it had
-/// failed before. `depth` is the peer's receive depth.
+/// The reason that a failed request gives for the connection's failure; `None` if the connection had failed before the
+/// request. `depth` is the peer's receive depth.
 fn cause(tag: Tag, status: Status, vendor: u32, depth: u32) -> Option<FabricError> {
     let kind = FabricKind::VERBS;
     let device = |what: &str| {

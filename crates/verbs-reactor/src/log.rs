@@ -1,7 +1,8 @@
-//! Events of the log. They go through this macro, so that filters can name them: not by the module that they are in, but
-//! by `tensorwire::fabric`.
+//! Log events. They use this macro so that their target is `tensorwire::fabric`, which filters can name, instead of
+//! their module.
 
-/// An event about fabrics and devices, of a level from `ERROR` to `TRACE`; the rest is as for `tracing::event`.
+/// Logs an event about fabrics and devices. The first argument is a level from `ERROR` to `TRACE`; the others are those
+/// of `tracing::event`.
 macro_rules! log {
     ($level:ident, $($event:tt)+) => {
         tracing::event!(target: "tensorwire::fabric", tracing::Level::$level, $($event)+)

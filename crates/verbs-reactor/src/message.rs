@@ -1,5 +1,5 @@
-//! Messages that frame a connection. They have no bytes, and their immediates arrive by another opcode than those of
-//! writes.
+//! Messages that frame a connection. They have no bytes. The opcode of their completions differs from that of writes
+//! with immediate.
 
 const GREETING: u32 = 1;
 const FAREWELL: u32 = 2;
@@ -7,8 +7,8 @@ const OVERRUN: u32 = 3;
 const EXTENT: u32 = 1 << 31;
 const RESIDUE: u32 = 1 << 30;
 
-/// The most messages that are outstanding at once in each direction, extents and residues not counted: a greeting, and
-/// either a farewell or an overrun.
+/// Maximum number of outstanding messages in each direction, except extents and residues: a greeting, and either a
+/// farewell or an overrun.
 pub(super) const SIGNALS: u32 = 2;
 
 /// A message.
@@ -20,7 +20,7 @@ pub(super) enum Message {
     Farewell,
     /// Sent instead of a farewell: the peer sent more immediates than this side has receives for.
     Overrun,
-    /// How many whole pieces the write has before the piece with the next immediate. The target needs them for the
+    /// How many whole pieces the write has before the piece with the next immediate. The target adds them to the
     /// write's length.
     Extent(u32),
     /// The bytes before that piece that are not part of whole pieces.

@@ -22,10 +22,10 @@ const PIECE_BYTES_MAX: u32 = 1 << 30;
 /// hardware supports.
 const READS_MAX: u32 = 16;
 
-/// Something that was made from an open device. When the device is lost, it drops everything that keeps the device
-/// open.
+/// An object that was made from an open device. When the device is lost, the object drops everything that keeps the
+/// device open.
 pub(super) trait Child: Send + Sync {
-    /// Ends operations under way with `failure`, and destroys what was made from the device. Never waits.
+    /// Ends operations under way with `failure`, and destroys the object's parts of the device. Never waits.
     fn device_lost(&self, failure: &FabricError);
 
     /// Ends with `failure` if `event` is about this object.
@@ -42,7 +42,7 @@ pub(super) struct Opened {
     pub(super) mtu: Mtu,
     /// How users' memory is registered.
     pub(super) user_pages: UserPages,
-    /// Everything that was made from it; once it is lost, why.
+    /// The objects that were made from the device; once the device is lost, the cause.
     children: Mutex<Result<Vec<Weak<dyn Child>>, VerbsError>>,
     /// Notified when this is dropped.
     pub(super) closing: Arc<Notify>,
@@ -97,7 +97,7 @@ impl Opened {
         piece_bytes(&self.port)
     }
 
-    /// How much one work request may hold.
+    /// The limits of one work request.
     pub(super) fn request_limits(&self) -> RequestLimits {
         let ranges = (self.limits.segments as usize).clamp(1, RANGES_OF_REQUEST);
         let read_ranges = (self.limits.read_segments as usize).clamp(1, ranges);
@@ -128,12 +128,12 @@ impl Opened {
         Ok(())
     }
 
-    /// Why the device is lost, if it is.
+    /// The cause if the device is lost.
     pub(super) fn lost(&self) -> Option<VerbsError> {
         self.children().as_ref().err().cloned()
     }
 
-    /// Marks the device as lost by `event`, and ends everything that was made from it. Only the first call does that.
+    /// Marks the device as lost by `event`, and ends every object that was made from it. Only the first call does that.
     pub(super) fn lose(&self, event: DeviceEvent) -> VerbsError {
         let device = self.context.name().to_owned();
         let error = VerbsError::DeviceLost { device, port: self.port.number, event };
@@ -167,8 +167,8 @@ impl Opened {
         }
     }
 
-    /// Compares port and address with those that are in use. Gives the event to end connections with if they changed:
-    /// `event`, or a worse one.
+    /// Compares port and address with those that are in use. If they changed, returns the event with which to end the
+    /// connections: `event`, or a worse one.
     pub(super) fn look_again(&self, event: DeviceEvent) -> Option<DeviceEvent> {
         let number = self.port.number;
         let Ok(port) = self.context.port(number) else { return Some(DeviceEvent::DeviceFatal) };

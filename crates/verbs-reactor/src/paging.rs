@@ -8,7 +8,7 @@ impl OnDemandPaging {
     /// How users' memory is registered on `device`, which supports `paging`.
     ///
     /// # Errors
-    /// [`VerbsError::Unfit`] for [`Require`](Self::Require) if the device does not support what is needed.
+    /// [`VerbsError::Unfit`] for [`Require`](Self::Require) if the device does not support all operations on it.
     pub(super) fn on(self, device: &str, paging: Paging) -> Result<UserPages, VerbsError> {
         match self {
             Self::Never => Ok(UserPages::Pinned),
@@ -27,15 +27,15 @@ impl OnDemandPaging {
     }
 }
 
-/// The operations that a device supports on memory that is not pinned, on reliable connections.
+/// The operations of reliable connections that a device supports on memory that is not pinned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Paging {
-    /// Sends from it.
+    /// Sends from such memory.
     pub send: bool,
-    /// Writes from it, and takes peers' writes into it.
+    /// Writes from such memory, and accepts peers' writes into it.
     pub write: bool,
-    /// Reads into it, and lets peers read it.
+    /// Reads into such memory, and lets peers read it.
     pub read: bool,
 }
 
@@ -78,7 +78,7 @@ pub(super) enum UserPages {
 }
 
 impl UserPages {
-    /// Whether memory is registered without being pinned, except where the device refuses.
+    /// Whether memory is registered without being pinned, unless the device refuses.
     pub(super) fn on_demand(self) -> bool {
         self != Self::Pinned
     }

@@ -9,7 +9,7 @@ use super::{
     message::Message,
 };
 
-/// How much one work request may hold.
+/// The limits of one work request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RequestLimits {
     /// Bytes.
@@ -72,7 +72,7 @@ impl fmt::Debug for Pending {
 }
 
 impl Pending {
-    /// Merges `next`, the operation's next range, into this one. Gives it back if one work request cannot hold both.
+    /// Merges `next`, the operation's next range, into this one. Returns it if one work request cannot hold both.
     pub(super) fn gather(&mut self, next: Self, limits: &RequestLimits) -> Option<Self> {
         let (is_last, immediate) = (next.is_last, next.immediate);
         if self.length == 0 {
@@ -99,10 +99,10 @@ impl Pending {
     /// The messages that carry the number of bytes before the last piece; none without an immediate.
     fn extents(&self, piece_bytes: u32) -> impl Iterator<Item = Message> {
         let before = self.earlier + (self.pieces(piece_bytes) - 1) * u64::from(piece_bytes);
-        let told = if self.immediate.is_some() { before } else { 0 };
-        let pieces = u32::try_from(told / u64::from(piece_bytes)).unwrap_or(u32::MAX);
-        // It is less than a piece, so it fits.
-        let residue = (told % u64::from(piece_bytes)) as u32;
+        let announced = if self.immediate.is_some() { before } else { 0 };
+        let pieces = u32::try_from(announced / u64::from(piece_bytes)).unwrap_or(u32::MAX);
+        // The residue is less than a piece, so it fits.
+        let residue = (announced % u64::from(piece_bytes)) as u32;
         let extent = (pieces > 0).then_some(Message::Extent(pieces));
         extent.into_iter().chain((residue > 0).then_some(Message::Residue(residue)))
     }
@@ -121,7 +121,7 @@ impl Pending {
         let (pieces, steps) = (self.pieces(piece_bytes), self.steps(piece_bytes));
         let last = step + 1 == steps;
         if !last && step + 1 >= pieces {
-            // There are at most two.
+            // A range has at most two messages.
             let message = self.extents(piece_bytes).nth((step + 1 - pieces) as usize);
             let work = Work::Message(message.unwrap_or(Message::Extent(0)));
             return doorbell.push(Request { work, part: Part::Piece, is_signaled: false }, &[]);
@@ -131,7 +131,7 @@ impl Pending {
         let transfer = Transfer {
             direction: self.direction,
             length,
-            // The base comes from the peer, so the sum may wrap. A device refuses what lies outside of a region.
+            // The base comes from the peer, so the sum may wrap. The device refuses an address outside the region.
             remote: self.remote.wrapping_add(from),
             remote_key: self.remote_key,
             immediate: self.immediate.filter(|_| last),

@@ -1,9 +1,9 @@
-//! Bugs to plant, so that tests can show that the address sanitizer over RDMA finds them. Compiled in with the feature
-//! `planted-bugs` only, which nothing but those tests turns on.
+//! Bugs to plant, so that tests can show that the address sanitizer over RDMA finds them. Compiled only with the
+//! feature `planted-bugs`, which only those tests enable.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What is wrong with the end of a queue pair over RDMA.
+/// A bug at the end of a queue pair over RDMA.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum BadEnd {
@@ -15,12 +15,12 @@ pub enum BadEnd {
 
 static BAD_END: AtomicU8 = AtomicU8::new(0);
 
-/// Plants in the whole process.
+/// Plants the bug in the whole process.
 pub fn end_queue_pairs_badly(bad: BadEnd) {
     BAD_END.store(bad as u8, Ordering::SeqCst);
 }
 
-/// Whether queue pairs end like this.
+/// Whether this bug was planted.
 pub(crate) fn is_end(bad: BadEnd) -> bool {
     BAD_END.load(Ordering::SeqCst) == bad as u8
 }

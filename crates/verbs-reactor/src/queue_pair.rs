@@ -37,7 +37,8 @@ pub(super) struct Way {
     pub(super) port: u8,
     pub(super) pkey_index: u16,
     pub(super) gid_index: u8,
-    /// Packets have a global route header. RoCE needs it. On InfiniBand only it has room for the two settings that ask for it.
+    /// Packets have a global route header. RoCE needs it. On InfiniBand only this header has room for the two settings
+    /// that require it.
     pub(super) is_global: bool,
     pub(super) traffic_class: u8,
     pub(super) timing: Timing,
@@ -46,7 +47,7 @@ pub(super) struct Way {
 }
 
 impl Way {
-    /// What `settings` ask for, from the address `source` of `port`.
+    /// The parameters that `settings` select, for the address `source` of `port`.
     pub(super) fn new(settings: &Rdma, port: &Port, source: &GidEntry, reads_started: u8) -> Self {
         let is_asked_for = settings.gid_index.is_some() || settings.traffic_class.is_some();
         Self {
@@ -74,7 +75,7 @@ pub(crate) struct PostRefused {
     pub(crate) error: VerbsError,
 }
 
-/// A queue pair of the device. Dropping it ends what is outstanding, without completions.
+/// A queue pair of the device. Dropping it ends outstanding work without completions.
 pub(crate) struct RawQueuePair {
     domain: Arc<ProtectionDomain>,
     /// The completion queue of both directions, which must live as long as the queue pair.
@@ -185,7 +186,7 @@ impl RawQueuePair {
 
     /// Posts `count` receives without memory: writes with immediate and messages without bytes need none.
     pub(crate) fn post_receives(&self, count: usize) -> Result<(), PostRefused> {
-        // As in `post`: most calls post one.
+        // Like in `post`, most calls post one.
         if count == 1 { self.post_receives_by::<1>(1) } else { self.post_receives_by::<BATCH>(count) }
     }
 
@@ -197,7 +198,7 @@ impl RawQueuePair {
         chain(&mut batch, |request| &mut request.next);
         let mut posted = 0;
         while posted < count {
-            // The chain is entered at the member from which on it has as many as are still missing.
+            // The call starts at the member after which the chain is as long as the number of missing receives.
             let first = N.saturating_sub(count - posted);
             // SAFETY: `chain` has linked every member of the batch to the next, and the last to null.
             let taken = unsafe { self.post_receive_chain(&mut batch, first) };
@@ -399,7 +400,7 @@ fn fill_message(raw: &mut sys::ibv_send_wr, message: Message) {
     raw.opcode = sys::IBV_WR_SEND_WITH_IMM;
     raw.__bindgen_anon_1.imm_data = message.to_bits().to_be();
     if message == Message::Farewell {
-        // Sent only after all reads are complete, because the peer closes when it gets this message.
+        // Sent only after all reads are complete, because the peer closes when it receives this message.
         raw.send_flags |= sys::IBV_SEND_FENCE;
     }
 }
@@ -420,7 +421,7 @@ fn chain<T>(batch: &mut [T], next: impl Fn(&mut T) -> &mut *mut T) {
 
 #[cfg(test)]
 impl RawQueuePair {
-    /// What the library reads back of the queue pair.
+    /// The queue pair's attributes, read back by the library.
     pub(super) fn attributes(&self) -> sys::ibv_qp_attr {
         type Query = unsafe extern "C" fn(
             *mut sys::ibv_qp,
@@ -449,7 +450,7 @@ mod tests {
     use super::*;
     use crate::{Gid, GidKind, Mtu};
 
-    /// The attributes that a queue pair with `settings` is asked to have.
+    /// The attributes that are passed to a queue pair with `settings`.
     fn asked(settings: &Rdma, link: LinkLayer) -> sys::ibv_ah_attr {
         let source =
             GidEntry { index: settings.gid_index.unwrap_or(0), gid: Gid([1; 16]), kind: GidKind::InfiniBand };

@@ -12,8 +12,8 @@ use super::{
     registrations::Registrations,
 };
 
-/// The ranges of an operation. All of them are checked before the first is posted. An operation of one range, as most
-/// are, allocates nothing here.
+/// The ranges of an operation. All of them are checked before the first is posted. Most operations have one range and
+/// allocate nothing here.
 #[derive(Debug)]
 pub(super) struct Ranges {
     earlier: Vec<Pending>,
@@ -107,7 +107,7 @@ impl Aim<'_> {
         }
     }
 
-    /// An operation of this range alone.
+    /// An operation of this single range.
     fn pending(
         &self,
         key: SlotKey,

@@ -29,9 +29,8 @@ impl std::fmt::Debug for MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Registers `length` bytes from `base`. The kernel pins them unless they are paged `on_demand`. They can always be
-    /// the source of this side's writes, and the destination of its reads if they are `writable`. `access` has the
-    /// rights of peers.
+    /// Registers `length` bytes from `base`. The kernel pins them unless they are paged `on_demand`. This side can
+    /// always write from them, and can read into them if they are `writable`. `access` has the rights of peers.
     ///
     /// # Safety
     /// The range must stay mapped while the region lives. With [`Access::remote_write`], peers that know the key may

@@ -21,8 +21,8 @@ use super::{
     region::MemoryRegion,
 };
 
-/// The blocks of a domain. When a lost device is opened again, they are registered again, under the same numbers and
-/// with other keys.
+/// The blocks of a domain. When a lost device is opened again, its blocks are registered again, with the same numbers
+/// and other keys.
 pub(super) struct Registrations {
     /// Asked for the cause when a request has failed.
     adapter: Arc<Adapter>,
@@ -36,7 +36,7 @@ struct Memory {
     /// `None` while the device is lost.
     live: Option<Live>,
     blocks: BTreeMap<BlockId, RegisteredBlock>,
-    /// The number of the next region. Numbers are never used again.
+    /// The number of the next region. Numbers are never reused.
     next_region: u32,
     /// Counts the devices that the blocks were registered with.
     epoch: u64,
@@ -84,8 +84,8 @@ impl Live {
 }
 
 impl Memory {
-    /// What a peer must know of a block. While the device is lost the key is 0; there is no connection then that could
-    /// announce it.
+    /// The data that a peer needs about a block. While the device is lost the key is 0; then no connection exists that
+    /// could announce it.
     fn announce(&self, registered: &RegisteredBlock, generation: RegionGeneration) -> RemoteRegion {
         let memory = self.live.as_ref().and_then(|live| live.memory.get(&registered.block.id()));
         RemoteRegion {
@@ -157,7 +157,7 @@ impl Registrations {
         registered.map(|memory| memory.local_key()).ok_or(missing)
     }
 
-    /// Registers `block`. While the device is lost it is only remembered, because other fabrics need the memory.
+    /// Registers `block`. While the device is lost, the block is only recorded, because other fabrics need the memory.
     pub(super) fn register(&self, block: &Block, access: Access) -> Result<RemoteRegion, VerbsError> {
         let mut inner = self.write();
         if let Some(registered) = inner.blocks.get(&block.id()) {

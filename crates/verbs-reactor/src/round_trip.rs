@@ -1,4 +1,4 @@
-//! Measures the round trip of a device: the time from posting a small request to its completion. It takes in the peer's
+//! Measures the round trip of a device: the time from posting a small request to its completion. It includes the peer's
 //! device, but neither program.
 
 use std::{sync::Arc, time::Duration};
@@ -7,7 +7,7 @@ use tensorwire_fabric::Runtime;
 
 use super::doorbell::Doorbell;
 
-/// One request in so many is timed, so that reading the clock costs little.
+/// One of this many requests is timed, so that reading the clock costs little.
 const SAMPLED: u32 = 16;
 
 /// The most bytes of a timed request. More bytes take time by themselves.
@@ -17,12 +17,12 @@ const SMALL: u64 = 1 << 10;
 #[derive(Debug)]
 pub(super) struct RoundTrip {
     clock: Arc<dyn Runtime>,
-    /// How many requests that could be timed are skipped before the next that is.
+    /// How many requests are still skipped before the next one is timed.
     until_next: u32,
     /// The number of the request that is being timed, and when it was posted.
     under_way: Option<(u64, Duration)>,
     /// The shortest time, because completions are often noticed late. Each longer sample raises it by at most 1/16, so
-    /// that it follows when the route to the peer becomes longer.
+    /// that it follows a route to the peer that becomes longer.
     shortest: Option<Duration>,
 }
 
@@ -45,7 +45,7 @@ impl RoundTrip {
         self.under_way = Some((first, self.clock.now()));
     }
 
-    /// Called when all requests up to that number are complete.
+    /// Called when all requests up to number `sequence` are complete.
     pub(super) fn returned(&mut self, sequence: u64) {
         let Some((_, begin)) = self.under_way.take_if(|(number, _)| *number <= sequence) else { return };
         let sample = self.clock.now().saturating_sub(begin);

@@ -11,7 +11,7 @@ use super::{
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub(super) device: String,
-    /// Its ports with their addresses, or why they cannot be listed.
+    /// Its ports with their addresses, or the reason why they cannot be listed.
     pub(super) ports: Result<Vec<(Port, Vec<GidEntry>)>, VerbsError>,
 }
 
@@ -137,7 +137,7 @@ mod tests {
         GidEntry { index, gid, kind: GidKind::RoceV2 }
     }
 
-    /// With an IPv4 address at index 1.
+    /// A device whose ports have an IPv4 address at index 1.
     fn device(name: &str, ports: &[(u8, u32)]) -> Seen {
         let table = vec![entry(0, "fe80::1"), entry(1, "::ffff:10.9.0.1")];
         let ports = ports.iter().map(|&(number, state)| (port(number, state), table.clone()));

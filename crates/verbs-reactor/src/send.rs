@@ -49,7 +49,7 @@ impl SendSide {
         Self { queue_pair: Some(queue_pair), phase: Phase::Open, receives, queue, round_trip }
     }
 
-    /// How long the device takes for a round trip; `None` if that is not known yet.
+    /// The device's round-trip time; `None` if it is not known yet.
     pub(super) fn round_trip(&self) -> Option<Duration> {
         self.round_trip.shortest()
     }
@@ -104,7 +104,7 @@ impl Worker for SendSide {
     type Work = Pending;
     type Error = VerbsError;
 
-    /// While something is outstanding, work is not taken at once: the completion posts it.
+    /// While work is outstanding, new work waits: a completion posts it.
     fn takes_work(&self, at_once: bool) -> bool {
         self.phase == Phase::Open && (at_once || self.queue.outstanding() == 0)
     }
@@ -113,7 +113,7 @@ impl Worker for SendSide {
         self.queue.push(submitted);
     }
 
-    /// Posts what there is room for.
+    /// Posts as much as there is room for.
     fn work(&mut self) -> Result<(), VerbsError> {
         let Some(queue_pair) = self.queue_pair.as_ref().filter(|_| self.phase == Phase::Open) else {
             return Ok(());

@@ -1,4 +1,5 @@
-//! The bookkeeping of a send queue: what waits, what is posted, and what a completion ends. It needs no device.
+//! The bookkeeping of a send queue: waiting and posted requests, and the operations that a completion ends. It needs no
+//! device.
 
 use std::collections::VecDeque;
 
@@ -13,15 +14,15 @@ use super::{
 /// How a work request completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum SendStatus {
-    /// It was executed, and so were all before it.
+    /// It was executed, and so were all earlier ones.
     Done,
-    /// It failed by itself. All before it were executed.
+    /// It is the first that failed. All earlier ones were executed.
     Failed,
     /// It was flushed, because the queue pair had failed. Whether it was executed is unknown.
     Flushed,
 }
 
-/// Something that a completion ended.
+/// An operation or message that a completion ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
     /// An operation, with its bytes.
@@ -76,7 +77,7 @@ impl SendQueue {
         &self.doorbell
     }
 
-    /// Fills the doorbell with pending requests, as far as there is room. Gives whether it has any.
+    /// Fills the doorbell with pending requests, as far as there is room. Returns whether it has any.
     pub(super) fn fill(&mut self) -> bool {
         if self.pending.is_empty() {
             return false;
@@ -119,8 +120,8 @@ impl SendQueue {
         }
     }
 
-    /// Handles the completion of the request of that number, and adds to `ended` what it ended. A number that is not
-    /// outstanding is ignored.
+    /// Handles the completion of request number `sequence`, and adds everything that it ended to `ended`. A number that
+    /// is not outstanding is ignored.
     pub(super) fn returned(&mut self, sequence: u64, status: SendStatus, ended: &mut Vec<Ended>) {
         let index = sequence.checked_sub(self.first).and_then(|index| usize::try_from(index).ok());
         let Some(index) = index.filter(|&index| index < self.posted.len()) else { return };

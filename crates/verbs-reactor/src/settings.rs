@@ -21,8 +21,8 @@ pub struct Rdma {
     pub device: Option<String>,
     /// Its port, counted from 1. Default: the first active one with the best address.
     pub port: Option<u8>,
-    /// The entry of the port's address table that connections come from. Default: RoCE v2 with an IPv4 address before
-    /// a routable IPv6 address, link-local last.
+    /// The entry of the port's address table with the source address of connections. Default: RoCE v2 with an IPv4
+    /// address before a routable IPv6 address, link-local last.
     pub gid_index: Option<u8>,
     /// The entry of the port's table of partition keys. Default 0.
     pub pkey_index: Option<u16>,
@@ -33,8 +33,8 @@ pub struct Rdma {
     /// How long to wait for an acknowledgement, as an exponent `n` from 1 to 31: 4.096 µs · 2ⁿ. Devices may wait up to
     /// four times as long. 0, which would be for ever, is not allowed. Default 16, which is 0.27 s.
     pub timeout: Option<u8>,
-    /// Retries after that, 0 to 7. Default 6: with the default timeout, an operation fails 2 to 8 s after its peer is
-    /// gone. 7 counts as 6, because Soft-RoCE retries for ever with 7, and a dead peer would never be noticed.
+    /// Retries after a timeout, 0 to 7. Default 6: with the default timeout, an operation fails 2 to 8 s after its peer
+    /// is gone. 7 counts as 6, because Soft-RoCE retries for ever with 7, and a dead peer would never be noticed.
     pub retry_count: Option<u8>,
     /// Retries when the peer has no receive posted, 0 to 6; 7, which would be for ever, is not allowed. Default 6. Flow
     /// control ensures that there is always a receive.
@@ -118,7 +118,7 @@ const RETRIES_MAX: u8 = 6;
 pub(crate) struct Timing {
     /// Time to wait for an acknowledgement: 4.096 µs · 2ⁿ.
     pub(crate) acknowledgement: u8,
-    /// Retries after that.
+    /// Retries after a timeout.
     pub(crate) retries: u8,
     /// Retries when the peer has no receive posted. Flow control ensures that there is one.
     pub(crate) receiver_retries: u8,
@@ -243,7 +243,7 @@ impl Setting {
         }
     }
 
-    /// This project's environment variable.
+    /// The environment variable of this project.
     pub fn variable(self) -> &'static str {
         match self {
             Self::Device => "TENSORWIRE_RDMA_DEVICE",
@@ -326,9 +326,9 @@ pub enum SettingError {
     Invalid {
         /// The variable, or the field of [`Rdma`].
         name: &'static str,
-        /// What it holds.
+        /// Its value.
         value: String,
-        /// What it may hold.
+        /// The values that it may have.
         allowed: String,
     },
     /// Two variables of one setting differ.
@@ -345,7 +345,7 @@ pub enum SettingError {
         second: &'static str,
         /// Its value.
         second_value: String,
-        /// The variable that has precedence over both.
+        /// The variable that overrides both.
         instead: &'static str,
     },
 }
@@ -368,20 +368,20 @@ impl SettingError {
     }
 }
 
-/// Whether users' own memory is registered without being pinned, where the device can page on demand.
+/// Whether users' own memory is registered without being pinned, if the device can page on demand.
 ///
-/// Pinned memory is resident and counts against the limit on locked memory. Memory that is registered on demand is not
-/// and does not, so that a mapped file may be larger than main memory and than that limit. The device asks the kernel
-/// for each page at its first use, which costs tens of microseconds a page. Memory of pools is resident anyway, and
-/// always pinned.
+/// Pinned memory is resident and counts against the limit on locked memory. Memory that is registered on demand is
+/// neither resident nor counted, so a mapped file may be larger than main memory and than that limit. The device asks
+/// the kernel for each page at its first use, which costs tens of microseconds a page. Memory of pools is resident
+/// anyway, and always pinned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum OnDemandPaging {
-    /// On demand where the device can, else pinned.
+    /// On demand if the device supports it, otherwise pinned.
     #[default]
     Auto,
     /// Pinned.
     Never,
-    /// On demand. It is an error if the device cannot do that.
+    /// On demand. It is an error if the device does not support it.
     Require,
 }
 

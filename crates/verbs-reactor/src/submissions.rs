@@ -17,7 +17,7 @@ pub(super) trait Worker {
     /// [`Submissions::collect`] later.
     fn takes_work(&self, at_once: bool) -> bool;
 
-    /// Takes work over. Called with the lock of submitted work, so it must be fast.
+    /// Takes work over. Called with the lock of submitted work held, so it must be fast.
     fn take(&mut self, work: Drain<'_, Self::Work>);
 
     /// Does the work that it has taken. This may be slow.
@@ -44,8 +44,8 @@ impl<W: Worker> Submissions<W> {
         Self { worker: Mutex::new(worker), submitted: Mutex::new(submitted) }
     }
 
-    /// Queues work, and gives how much is queued; `None` once the queue is closed. [`hand_over`](Self::hand_over) must
-    /// follow.
+    /// Queues work, and returns how much is queued; `None` once the queue is closed. [`hand_over`](Self::hand_over)
+    /// must follow.
     pub(super) fn submit(&self, work: impl IntoIterator<Item = W::Work>) -> Option<usize> {
         let mut submitted = self.lock_submitted();
         if !submitted.is_open {
@@ -55,8 +55,8 @@ impl<W: Worker> Submissions<W> {
         Some(submitted.work.len())
     }
 
-    /// Has the queued work done, if the worker takes work now. If another thread holds the worker, that thread does it:
-    /// every use of the worker is followed by this call.
+    /// Makes the worker do the queued work, if it takes work now. If another thread holds the worker, that thread does
+    /// the work: every use of the worker is followed by this call.
     pub(super) fn hand_over(&self, mut at_once: bool) -> Result<(), W::Error> {
         while !self.lock_submitted().work.is_empty() {
             let mut worker = match self.worker.try_lock() {
@@ -80,7 +80,7 @@ impl<W: Worker> Submissions<W> {
         act(&mut self.worker.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Has `worker`, whose lock the caller holds, do the queued work.
+    /// Makes `worker`, whose lock the caller holds, do the queued work.
     pub(super) fn collect(&self, worker: &mut W) -> Result<(), W::Error> {
         worker.take(self.lock_submitted().work.drain(..));
         worker.work()

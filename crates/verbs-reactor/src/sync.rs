@@ -1,4 +1,4 @@
-//! The locks of what is model-checked: `models` in the tests of `fabric` compiles the same source over loom's.
+//! The locks of model-checked code: `models` in the tests of `fabric` compiles the same source with loom's locks.
 
 pub(crate) use std::sync::MutexGuard;
 

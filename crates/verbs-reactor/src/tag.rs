@@ -1,13 +1,12 @@
-//! What a completion belongs to, encoded as `wr_id`.
+//! The work request of a completion, encoded as `wr_id`.
 
-/// Set in the `wr_id` of receives. No sequence number is as large.
+/// Set in the `wr_id` of receives. Every sequence number is smaller.
 const RECEIVE: u64 = 1 << 63;
 
 /// The value of a work request's `wr_id`. It is never a pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tag {
-    /// The request of that number, counted from the queue pair's first one. The send queue has the slot that it belongs
-    /// to.
+    /// The request of that number, counted from the queue pair's first one. The send queue stores its slot.
     Send(u64),
     /// A posted receive. Receives need no number, because they are all alike.
     Receive,

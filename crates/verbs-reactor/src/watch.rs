@@ -16,7 +16,7 @@ use tensorwire_fabric::Runtime;
 
 use super::{DeviceEvent, VerbsError, error::refused, event_channel::EventChannel, opened::Opened};
 
-/// What to do about an event.
+/// The reaction to an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Reaction {
     Nothing,
@@ -28,7 +28,7 @@ enum Reaction {
     Lose,
 }
 
-/// What to do about `event` on a device whose port `ours` is in use.
+/// The reaction to `event` on a device whose port `ours` is in use.
 fn reaction(event: DeviceEvent, ours: u8) -> Reaction {
     match event {
         DeviceEvent::DeviceFatal => Reaction::Lose,
@@ -87,7 +87,7 @@ async fn listen(channel: EventChannel, opened: &Weak<Opened>, closing: &Notify) 
     }
 }
 
-/// Handles `event`, and gives whether the device is lost.
+/// Handles `event`, and returns whether the device is lost.
 fn handle(opened: &Opened, event: DeviceEvent) -> bool {
     let device = opened.context.name();
     let cause = match reaction(event, opened.port.number) {

@@ -1,5 +1,6 @@
-//! Each setting of a connection, as the device's driver gives it back. Soft-RoCE does not store the service level, and has one
-//! partition key: for these two the tests look at what the queue pair is asked for, or ask for an index without a key.
+//! Each setting of a connection, read back from the device's driver. Soft-RoCE does not store the service level, and
+//! has one partition key: for these two the tests check the attributes that are passed to the queue pair, or use an
+//! index without a key.
 
 use super::*;
 use tensorwire_fabric::{TokioRuntime, Wait};
@@ -21,7 +22,7 @@ fn prepared(settings: &Rdma) -> VerbsPrepared {
     domain.prepare_on(&domain.adapter.opened().unwrap(), DEPTHS).unwrap()
 }
 
-/// The attributes of a connected queue pair with `settings`, as they are read back.
+/// The attributes of a connected queue pair with `settings`, read back from the driver.
 fn connected(settings: &Rdma) -> sys::ibv_qp_attr {
     let rdma_devices::Ends { left, right } = rdma_devices::ends();
     let ours = prepared(&Rdma { device: left, ..settings.clone() });

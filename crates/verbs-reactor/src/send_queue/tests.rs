@@ -26,7 +26,7 @@ fn pending(slot: u64, length: u64, immediate: Option<u32>) -> Pending {
 /// A posted request with its ranges.
 type Posted = (Request, Vec<LocalRange>);
 
-/// Posts everything into a queue of that depth whose requests come back at once.
+/// Posts everything into a queue of this depth whose requests complete at once.
 fn all_steps(pending: impl IntoIterator<Item = Pending>, depth: usize) -> Vec<Posted> {
     let mut queue = SendQueue::new(depth, LIMITS);
     queue.push(pending);
@@ -93,7 +93,7 @@ fn a_split_write_tells_how_many_pieces_went_before() {
     let steps = all_steps([pending(0, 250, Some(7))], 16);
     assert_eq!(steps[2].0.work, Work::Message(Message::Extent(2)));
     assert_eq!(steps.len(), 4);
-    // Nobody waits for the extent of a plain write, and an unsplit one has none.
+    // A plain write needs no extent, and an unsplit write has none.
     assert_eq!(all_steps([pending(0, 250, None)], 16).len(), 3);
     assert_eq!(all_steps([pending(0, 100, Some(7))], 16).len(), 1);
 }
@@ -116,7 +116,7 @@ fn pieces_cover_the_range_in_order_on_both_sides() {
     for direction in [Direction::Write, Direction::Read] {
         let mut next = 0;
         for (step, ranges) in all_steps([Pending { direction, ..pending(0, 1234, None) }], 3) {
-            let Work::Transfer(piece) = step.work else { panic!("a plain operation tells nothing") };
+            let Work::Transfer(piece) = step.work else { panic!("a plain operation sends no message") };
             let [range] = ranges[..] else { panic!("{} ranges", ranges.len()) };
             assert_eq!((range.address, range.length), (1000 + next, piece.length));
             assert_eq!((piece.remote, piece.direction), (5000 + next, direction));
@@ -146,12 +146,12 @@ fn batches_never_reorder_operations() {
     }
 }
 
-/// Parts of one write: bytes, and where they go.
+/// Parts of one write: number of bytes and remote address.
 fn parts(given: &[(u64, u64)]) -> Vec<Pending> {
     parts_of(Direction::Write, given)
 }
 
-/// Parts of one operation: bytes, and where they go or come from.
+/// Parts of one operation: number of bytes and remote address.
 fn parts_of(direction: Direction, parts: &[(u64, u64)]) -> Vec<Pending> {
     let mut ranges: Vec<Pending> = Vec::new();
     let mut earlier = 0;
@@ -187,7 +187,7 @@ fn reads_that_are_adjacent_there_are_one_request_as_far_as_the_device_scatters()
     let given = [(10, 500), (20, 510), (30, 530), (0, 1), (60, 560), (250, 620), (7, 0)];
     let steps = all_steps(parts_of(Direction::Read, &given), 16);
     let shape = |(request, ranges): &Posted| {
-        let Work::Transfer(read) = request.work else { panic!("a read tells nothing") };
+        let Work::Transfer(read) = request.work else { panic!("a read sends no message") };
         assert_eq!(read.direction, Direction::Read);
         assert_eq!(ranges.iter().map(|range| range.length).sum::<u64>(), read.length);
         (read.remote, read.length, ranges.len())
@@ -244,7 +244,7 @@ fn a_completion_ends_what_went_before_it() {
     let operation = |slot, bytes, is_done| Ended::Operation { key: SlotKey::from_bits(slot), bytes, is_done };
     assert_eq!(ended, [operation(1, 10, true), operation(2, 10, true)]);
     assert_eq!((queue.room, queue.outstanding()), (7, 1));
-    // What is not outstanding counts for nothing.
+    // Numbers that are not outstanding are ignored.
     for sequence in [0, 3, 5, u64::MAX] {
         queue.returned(sequence, SendStatus::Done, &mut ended);
     }
@@ -274,7 +274,7 @@ fn what_a_failure_says_about_requests_before_it() {
 /// the first failure on all of them do.
 #[derive(Debug, Default)]
 struct Device {
-    /// With their numbers.
+    /// Requests with their numbers, and whether each is signalled.
     queue: VecDeque<(u64, bool)>,
     failed: bool,
 }
@@ -286,7 +286,7 @@ impl Device {
         self.queue.extend((first..).zip(signaled).take(count));
     }
 
-    /// Works on up to `count` requests, the last of which fails if `fails`.
+    /// Executes up to `count` requests. The last of them fails if `fails`.
     fn work(&mut self, count: usize, fails: bool) -> Vec<(u64, SendStatus)> {
         let mut completions = Vec::new();
         for step in 0..count {
@@ -309,11 +309,11 @@ impl Device {
 enum Act {
     /// Submits an operation of these parts.
     Submit(Vec<(u64, bool)>, Option<u32>),
-    /// Posts what there is room for; a device that fails may take some only.
+    /// Posts as much as there is room for; a device that fails may accept only some.
     Pump,
-    /// The device works on as many requests.
+    /// The device executes this many requests.
     Work(usize),
-    /// The same, and the last of them fails.
+    /// The device executes this many requests, and the last of them fails.
     Fail(usize),
 }
 
@@ -328,14 +328,14 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     prop::collection::vec(act, 1..60)
 }
 
-/// A send queue with its device, and what became of each operation.
+/// A send queue with its device, and the result of each operation.
 struct Rig {
     depth: usize,
     queue: SendQueue,
     device: Device,
     /// Bytes of each operation, by slot.
     submitted: Vec<u64>,
-    /// Whether each is done, once it has ended.
+    /// For each operation that has ended, whether it was done.
     ended: Vec<Option<bool>>,
 }
 
