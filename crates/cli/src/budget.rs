@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Tensors that are held at once, at most.
+/// Maximum number of tensors that are held at once.
 pub(crate) const HELD_MAX: u32 = 64;
 
 /// Bytes are counted in units of this many.
@@ -27,7 +27,7 @@ impl Budget {
     /// Room for `bytes` bytes.
     pub(crate) fn of(bytes: u64) -> Self {
         let most = u32::try_from(bytes / UNIT).unwrap_or(u32::MAX).max(HELD_MAX);
-        // A semaphore has as many permits on every machine.
+        // A semaphore can have this many permits on every machine.
         let most = most.min(u32::MAX >> 4);
         Self { units: Arc::new(Semaphore::new(most as usize)), most }
     }

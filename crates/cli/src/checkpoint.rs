@@ -13,7 +13,7 @@ use tensorwire::memory::{Mapping, MemoryError};
 
 use crate::header::{Entry, HEADER_BYTES_MAX, Header, HeaderError, PREFIX_BYTES};
 
-/// The remedy where a user names a whole checkpoint.
+/// The remedy if a user names a whole checkpoint.
 const ONE_OF_A_SET: &str = "sets of files cannot be served: serve one of its .safetensors files";
 
 /// Why a file can't be served.
@@ -68,8 +68,8 @@ pub(crate) struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// Opens a file and checks that it has the length that its header declares. With `map` it is mapped too, where that is safe; a
-    /// handler of SIGIO must be installed then.
+    /// Opens a file and checks that it has the length that its header declares. With `map` it is mapped, too, if that
+    /// is safe; then a handler of SIGIO must be installed.
     pub(crate) fn open(path: &Path, map: bool) -> Result<Self, CheckpointError> {
         let path = path.to_owned();
         let io = |source| CheckpointError::Io { path: path.clone(), source };
@@ -104,7 +104,7 @@ impl Checkpoint {
         let mut prefix = [0; PREFIX_BYTES];
         file.read_exact_at(&mut prefix, 0).map_err(io)?;
         let claimed = u64::from_le_bytes(prefix);
-        // Read as text it is the length of no file.
+        // Text at the position of the length never gives the length of a file.
         if prefix.starts_with(b"{") && claimed > file_bytes {
             return Err(CheckpointError::Kind { path: path(), kind: "JSON text", remedy: ONE_OF_A_SET });
         }

@@ -85,7 +85,7 @@ pub(crate) enum Failure {
     NoChecksum { name: String },
 }
 
-/// What a benchmark adds to the errors of workers.
+/// Errors of a benchmark, besides those of workers.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum BenchError {
@@ -117,7 +117,7 @@ impl Failure {
         }
     }
 
-    /// Whether the server did not answer in time, which it may never do.
+    /// Whether the server did not answer in time. It may never answer.
     pub(crate) fn is_timeout(&self) -> bool {
         matches!(self, Self::Worker(error) if error.code() == Code::DeadlineExceeded)
     }
@@ -125,7 +125,7 @@ impl Failure {
 
 impl From<WorkerError> for Failure {
     fn from(error: WorkerError) -> Self {
-        // Boxed, since it is several times as large as everything else here.
+        // Boxed, because it is several times as large as all other variants.
         Self::Worker(Box::new(error))
     }
 }
@@ -157,7 +157,7 @@ fn in_memory_option(problem: &MemoryError) -> String {
     in_words_of(&MEMORY_OPTION, problem)
 }
 
-/// The text of `error`, with the second of each pair of `words` for the first.
+/// The text of `error`, with the first of each pair of `words` replaced by the second.
 fn in_words_of(words: &[(&str, &str)], error: &impl ToString) -> String {
     words.iter().fold(error.to_string(), |text, (library, option)| text.replace(library, option))
 }
@@ -174,16 +174,16 @@ mod tests {
     #[test]
     fn a_missing_fabric_is_told_with_the_option() {
         let error = WorkerError::NoFabric { peer: "ps".to_owned(), tried: "tcp: no".to_owned() };
-        let said = Failure::from(error).to_string();
-        assert!(said.contains("(--fabric)") && !said.contains("setting"), "{said}");
+        let message = Failure::from(error).to_string();
+        assert!(message.contains("(--fabric)") && !message.contains("setting"), "{message}");
     }
 
     #[test]
     fn too_much_memory_is_told_with_the_option_and_its_value() {
         for limit in [Limit::SystemMemory, Limit::FileSize, Limit::Mappings] {
             let problem = MemoryError::Limit { pool: "receive", bytes: 512, limit, value: Some(100) };
-            let said = Failure::Memory { memory: 1024, problem }.to_string();
-            assert!(said.starts_with("--memory = `1024`: ") && !said.contains("pool"), "{said}");
+            let message = Failure::Memory { memory: 1024, problem }.to_string();
+            assert!(message.starts_with("--memory = `1024`: ") && !message.contains("pool"), "{message}");
         }
     }
 }

@@ -10,15 +10,15 @@ use safetensors::{
 /// Longest header that is read, in bytes: the format's own limit.
 pub(crate) const HEADER_BYTES_MAX: usize = 100_000_000;
 
-/// Values in a header at most: tensors, their fields and dimensions, and pairs of metadata. A tensor of two dimensions has 8 of
-/// them. The parser takes up to 300 bytes for each.
+/// Maximum number of values in a header: tensors, their fields and dimensions, and pairs of metadata. A tensor of two
+/// dimensions has 8 values. The parser takes up to 300 bytes for each.
 pub(crate) const VALUES_MAX: usize = 1 << 20;
 
 /// Bytes before the header: its length.
 pub(crate) const PREFIX_BYTES: usize = 8;
 
-/// Name under which a server publishes the text of its file's header, as bytes. With it a client writes exactly the file
-/// that is served, with its metadata, and with element types that the wire has no name for.
+/// Name under which a server publishes the text of its file's header, as bytes. With this text a client writes exactly
+/// the served file, with its metadata, and with element types that the wire has no name for.
 pub(crate) const HEADER_NAME: &str = "tensorwire:header";
 
 /// Why a text is no header.
@@ -89,7 +89,7 @@ impl Header {
         Ok(header)
     }
 
-    /// The header of a file with `entries` alone, in their order, with new ranges.
+    /// The header of a file with only `entries`, in their order, with new ranges.
     pub(crate) fn of(
         metadata: Option<HashMap<String, String>>,
         entries: &[Entry],
@@ -116,8 +116,8 @@ impl Header {
 
     /// The same file with the tensors that `keep` accepts.
     pub(crate) fn subset(&self, keep: impl Fn(&Entry) -> bool) -> Result<Self, HeaderError> {
-        let kept: Vec<Entry> = self.entries.iter().filter(|entry| keep(entry)).cloned().collect();
-        Self::of(metadata(&self.text)?.metadata().clone(), &kept)
+        let entries: Vec<Entry> = self.entries.iter().filter(|entry| keep(entry)).cloned().collect();
+        Self::of(metadata(&self.text)?.metadata().clone(), &entries)
     }
 
     /// The JSON text, with its padding.
@@ -157,7 +157,7 @@ fn metadata(text: &str) -> Result<Metadata, SafeTensorError> {
     serde_json::from_str(text).map_err(SafeTensorError::InvalidHeaderDeserialization)
 }
 
-/// The values of a JSON text, or more: each but the first begins a list or an object, or follows a comma.
+/// An upper bound of the values in a JSON text: each except the first begins a list or an object, or follows a comma.
 fn values(text: &str) -> usize {
     let (mut values, mut is_string, mut is_escaped) = (0, false, false);
     for byte in text.bytes() {
@@ -172,7 +172,7 @@ fn values(text: &str) -> usize {
     values
 }
 
-// By its path, because the fuzz target takes this file in by its path, too.
+// By its path, because the fuzz target includes this file by its path, too.
 #[cfg(any(test, fuzzing))]
 #[path = "header/fuzzing.rs"]
 pub(crate) mod fuzzing;
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn s5_a_file_whose_length_overflows_is_refused() {
-        // Each fits; the data of eight ends 8 bytes before 2^64, and the header comes on top.
+        // Each tensor fits; the data of eight end 8 bytes before 2^64, and the header adds more.
         let tensor = |index: u64| {
             let bytes = (1u64 << 61) - 1;
             let (start, end) = (index * bytes, (index + 1) * bytes);
@@ -245,7 +245,7 @@ mod tests {
             let pairs = (0..pairs).map(|number| format!(r#""{number}":"""#)).collect::<Vec<_>>().join(",");
             format!(r#"{{"__metadata__":{{{pairs}}}}}"#)
         };
-        // Beside the dimensions there are six, and beside the pairs one.
+        // Besides the dimensions there are six values, and besides the pairs one.
         assert!(Header::parse(shape(VALUES_MAX - 6)).is_ok());
         for text in [shape(VALUES_MAX - 5), metadata(VALUES_MAX)] {
             let error = Header::parse(text).unwrap_err().to_string();

@@ -27,7 +27,7 @@ const FETCH_LIMIT_PER_MIB: Duration = Duration::from_secs(1);
 /// Pause between two attempts to reach a server that was lost.
 const RETRY_PAUSE: Duration = Duration::from_millis(250);
 
-/// What one tensor takes in a pool besides its bytes, by rounding up.
+/// Memory that one tensor takes in a pool besides its bytes, by rounding up.
 const POOL_SLACK: u64 = 64 << 10;
 
 /// A server whose tensors are known.
@@ -35,14 +35,14 @@ const POOL_SLACK: u64 = 64 << 10;
 pub(crate) struct Link {
     worker: Worker,
     server: Peer,
-    /// The incarnation of the server that the plan is for.
+    /// The server's incarnation for which the plan was made.
     life: Option<u64>,
     pub(crate) plan: Arc<Plan>,
 }
 
 impl Link {
-    /// Connects, lists the server's tensors, and allocates the memory for them. After the loss of a server that had the plan
-    /// `before`, it must have the same.
+    /// Connects, lists the server's tensors, and allocates the memory for them. After the loss of a server, `before` is
+    /// its plan, and the new plan must be the same.
     pub(crate) async fn open(arguments: &Pull, before: Option<&Plan>) -> Result<Self, Failure> {
         let _shown = phase(if before.is_some() { "connecting again" } else { "connecting" });
         let (mut worker, mut server) = connect(arguments, arguments.memory).await?;
@@ -54,7 +54,7 @@ impl Link {
         let least = listing.largest(arguments).saturating_add(POOL_SLACK);
         if least > arguments.memory {
             worker.shutdown().await;
-            // First, because it has memory of its own.
+            // First, because this worker holds memory.
             drop((worker, server));
             (worker, server) = connect(arguments, least).await?;
         }
@@ -98,7 +98,7 @@ impl Link {
         let limit = FETCH_LIMIT.saturating_add(FETCH_LIMIT_PER_MIB.saturating_mul(mebibytes));
         let fetch = self.server.fetch(&entry.name).sharing(Sharing::View).timeout(limit).into_future();
         let fetched = fetch.await;
-        // First, because an answer of another incarnation of the server does not count.
+        // First, because an answer of another incarnation of the server is invalid.
         self.check_life(arguments)?;
         fetched.map_err(|error| of_memory(arguments, error))
     }
@@ -110,8 +110,8 @@ impl Link {
         Err(Failure::Restarted { address: arguments.address.clone() })
     }
 
-    /// Allocates the memory for all tensors in one piece: blocks that are taken one by one, in any order of sizes, would fit
-    /// fewer of the later tensors.
+    /// Allocates the memory for all tensors in one piece: blocks that are allocated one by one, for sizes in any order,
+    /// would fit fewer of the later tensors.
     async fn reserve(&self, arguments: &Pull) -> Result<(), Failure> {
         let is_viewed = self.info().and_then(|info| info.transport) == Some(FabricKind::SHM);
         if is_viewed && arguments.trust.peers.trust() == Trust::Cluster {
@@ -129,7 +129,7 @@ impl Link {
         self.worker.peers().into_iter().find(|info| info.name == self.server.name())
     }
 
-    /// Bytes of the memory that tensors were received in, at most.
+    /// Maximum bytes of the memory that tensors were received in.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.worker.receive_memory().block_bytes
     }
@@ -140,8 +140,9 @@ impl Link {
     }
 }
 
-/// Bytes that tensors may take together. Tensors of different sizes leave gaps in memory that none of the next fits
-/// into, so half of it is left for those; and under [`Trust::Hostile`] a tensor is there twice while it arrives.
+/// Bytes that tensors may take together. Tensors of different sizes leave gaps that are too small for later tensors, so
+/// half of the memory is reserved for these gaps; and under [`Trust::Hostile`] a tensor is in memory twice while it
+/// arrives.
 pub(crate) fn in_flight(arguments: &Pull) -> u64 {
     let usable = arguments.memory / 2;
     match arguments.trust.peers.trust() {
@@ -150,7 +151,7 @@ pub(crate) fn in_flight(arguments: &Pull) -> u64 {
     }
 }
 
-/// Names the option that sets the memory.
+/// Makes the error name the option that sets the memory.
 fn of_memory(arguments: &Pull, error: WorkerError) -> Failure {
     match error {
         WorkerError::Memory(problem) => Failure::Memory { memory: arguments.memory, problem },

@@ -1,5 +1,5 @@
-//! The `tensorwire` command: serves the tensors of a safetensors file, pulls them, measures how fast that is, and shows
-//! which RDMA devices there are and whether they can be used.
+//! The `tensorwire` command: serves the tensors of a safetensors file, pulls them, measures the speed, lists RDMA
+//! devices, and checks whether they can be used.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -47,7 +47,7 @@ use crate::{
 const LOG_FILTER: &str = "warn,h2=error";
 
 fn main() -> ExitCode {
-    // clap ends with code 2 for a wrong command line; everything that fails later is 1.
+    // clap exits with code 2 for a wrong command line; later failures exit with 1.
     let arguments =
         Arguments::try_parse().unwrap_or_else(|error| arguments::bench::with_new_home(error).exit());
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
@@ -56,7 +56,7 @@ fn main() -> ExitCode {
     match run(&arguments) {
         Ok(code) => code,
         Err(failure) => {
-            // It may quote a file's name or a server's text, so it is escaped to stay on one line.
+            // The error may quote a file's name or a server's text, so it is escaped to stay on one line.
             eprintln!("tensorwire: {}", escaped(&failure.to_string()));
             ExitCode::FAILURE
         }

@@ -1,4 +1,4 @@
-//! A mapped file that is served until another process wants to change it.
+//! A mapped file. Before another process changes it, it is copied into memory.
 
 use std::{
     fs,
@@ -25,7 +25,7 @@ use tensorwire_protocol::text::escaped;
 
 use crate::{failure::Failure, print};
 
-/// How long the kernel makes a process wait that wants to change a leased file, in seconds; 0 is for ever.
+/// How many seconds the kernel delays a process that wants to change a leased file; 0 means without limit.
 const LEASE_BREAK_TIME: &str = "/proc/sys/fs/lease-break-time";
 
 /// The kernel's signal that another process wants to change a leased file: SIGIO.
@@ -65,8 +65,8 @@ impl MappedFile {
         self.joined.buf()
     }
 
-    /// Keeps the bytes unchanged: when another process wants to change the file, copies it into memory first. Returns only if
-    /// that fails; the program must end then, since the file may be truncated at any time.
+    /// Keeps the bytes unchanged: when another process wants to change the file, this first copies it into memory.
+    /// Returns only if that fails; then the program must end, because the file may be truncated at any time.
     pub(crate) async fn until_lost(mut self) -> Failure {
         while !self.mapping.change_is_awaited() {
             if self.changes.0.recv().await.is_none() {
@@ -81,7 +81,7 @@ impl MappedFile {
                     return Failure::Unmapped { path: self.path, problem: lost.to_string() };
                 }
                 let path = escaped(&self.path.display().to_string()).to_string();
-                // A message that cannot be written is dropped; the tensors are served all the same.
+                // A message that cannot be written is dropped; the tensors are still served.
                 let _ = print(&format!("somebody changes {path}: serving a copy in memory\n"));
                 pending().await
             }
@@ -94,7 +94,7 @@ impl MappedFile {
         let (done, copied) = oneshot::channel();
         let mapping = self.mapping.clone();
         let copy = move || done.send(mapping.detach().map_err(|error| error.to_string()));
-        // In a thread of its own, because tensors are served meanwhile.
+        // In a separate thread, because tensors are served meanwhile.
         thread::Builder::new().spawn(copy).map_err(|error| error.to_string())?;
         let limit = lease_break_time().map(|time| time / 2);
         let too_late = async {

@@ -1,4 +1,4 @@
-//! The target of a pull: a file that appears whole or not at all, or a stream.
+//! The target of a pull: a file that appears complete or not at all, or a stream.
 
 mod draft;
 #[cfg(test)]
@@ -39,11 +39,11 @@ pub(crate) enum OutputError {
     Space { path: PathBuf, needed: u64, free: u64 },
 }
 
-/// A file that is removed when this is dropped before [`finish`](Self::finish); or a stream, which has what was written by
-/// then.
+/// A file or a stream. Dropping this before [`finish`](Self::finish) removes the file; a stream keeps the bytes written
+/// until then.
 #[derive(Debug)]
 pub(crate) struct Output {
-    /// As the user named it.
+    /// The path that the user gave.
     path: PathBuf,
     /// A file at that path must not be replaced.
     no_clobber: bool,
@@ -61,8 +61,8 @@ enum Place {
 }
 
 impl Output {
-    /// Opens the target that `path` names: a new file that will replace the one at `path`, if there is one, or the pipe or
-    /// character device that is there. For a FIFO it waits for the reader.
+    /// Opens the target that `path` names: an existing pipe or character device, or a new file, which will replace an
+    /// existing file at `path`. For a FIFO this waits for the reader.
     pub(crate) fn open(path: &Path, no_clobber: bool) -> Result<Self, OutputError> {
         let failed = |source| OutputError::Io { path: path.to_owned(), source };
         let place = if path == Path::new(STDOUT) {
@@ -98,7 +98,7 @@ impl Output {
         matches!(self.place, Place::Stream { .. })
     }
 
-    /// As the user named it.
+    /// The path that the user gave.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

@@ -9,7 +9,7 @@ use crate::{
     header::{Entry, HEADER_BYTES_MAX, HEADER_NAME, Header},
 };
 
-/// Names listed in an error, at most.
+/// Maximum number of names listed in an error.
 const NAMES_SHOWN: usize = 5;
 
 /// The tensors that a server lists, in the order of their names.
@@ -32,7 +32,7 @@ impl Listing {
         Ok(listing)
     }
 
-    /// Whether there is the header of a file, which a server publishes last.
+    /// Whether the server has published the header of a file, which it does last.
     pub(crate) fn is_file(&self) -> bool {
         self.find(HEADER_NAME).is_some()
     }
@@ -54,16 +54,16 @@ impl Listing {
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) header: Header,
-    /// In the order of the header; `None` unless asked for.
+    /// The checksums in the order of the header; `None` unless requested.
     pub(crate) checksums: Vec<Option<u64>>,
-    /// Their versions, likewise.
+    /// The versions, in the same order.
     versions: Vec<Option<Version>>,
     /// Whether the server publishes the header of its file.
     pub(crate) is_file: bool,
 }
 
 impl Plan {
-    /// Picks what `arguments` name from what is `listed`.
+    /// Selects the tensors that `arguments` name from `listing`.
     pub(crate) async fn make(server: &Peer, listing: &Listing, arguments: &Pull) -> Result<Self, Failure> {
         let is_file = listing.is_file();
         let whole = match is_file {
@@ -96,7 +96,7 @@ fn wants(arguments: &Pull, name: &str) -> bool {
 /// The header of the file that the server serves.
 async fn published_header(server: &Peer, address: &str) -> Result<Header, Failure> {
     let text = server.fetch(HEADER_NAME).await?;
-    // It may differ from the one that was listed.
+    // The header may differ from the listed one.
     check_length(text.bytes().len() as u64, address)?;
     let text = String::from_utf8(text.bytes().to_vec()).map_err(|_| Failure::HeaderText)?;
     Header::parse(text).map_err(Failure::Header)
@@ -161,7 +161,7 @@ fn quoted<'a>(names: impl Iterator<Item = &'a str> + Clone) -> String {
 
 #[cfg(test)]
 impl Plan {
-    /// Of tensors that have no checksums.
+    /// A plan for tensors without checksums.
     pub(crate) fn of(header: Header) -> Self {
         let tensors = header.entries().len();
         Self { header, checksums: vec![None; tensors], versions: vec![None; tensors], is_file: true }

@@ -1,4 +1,4 @@
-//! Progress on standard error, and only where that is a terminal: what is being done, and bars that count bytes.
+//! Progress on standard error, only if that is a terminal: the present phase, and bars that count bytes.
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -7,7 +7,7 @@ pub(crate) fn byte_bar(what: &str, bytes: u64) -> ProgressBar {
     styled(ProgressBar::new(bytes), what, &bar_template(columns()))
 }
 
-/// The template of a bar that fits into so many columns.
+/// The template of a bar that fits into this many columns.
 fn bar_template(columns: usize) -> String {
     // Without the bar it takes up to 72 columns and the transport.
     let bar = columns.saturating_sub(84).min(30);
@@ -33,7 +33,7 @@ pub(crate) fn phase(what: &str) -> StatusLine {
     StatusLine(bar)
 }
 
-/// A line that shows what is being done, until it is dropped.
+/// A line that shows the present phase, until it is dropped.
 #[derive(Debug)]
 #[must_use = "the line goes when it is dropped"]
 pub(crate) struct StatusLine(ProgressBar);

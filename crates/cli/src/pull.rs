@@ -21,7 +21,7 @@ use crate::{
 /// Fetches under way at once.
 const FETCHES_MAX: usize = 32;
 
-/// Fetches the tensors that `arguments` name, as often as `--repeat`.
+/// Fetches the tensors that `arguments` name, `--repeat` times.
 pub(crate) async fn pull(arguments: &Pull) -> Result<(), Failure> {
     let output = open_output(arguments)?;
     let link = Link::open(arguments, None).await?;
@@ -82,7 +82,7 @@ async fn pull_with(
     Ok((link, output))
 }
 
-/// Runs one round. After the loss of the server it continues, if that is wanted.
+/// Runs one round. After the loss of the server it continues if `arguments` ask for that.
 async fn fetch_all(
     mut link: Link,
     arguments: &Pull,
@@ -128,7 +128,7 @@ async fn fetch_until_lost(
         let room = budget.take(entry.byte_length()).await;
         link.fetch(arguments, entry).await.map(|tensor| (tensor, room))
     };
-    // In the order of the file: a stream needs it, and a pull can continue from any point of it.
+    // In the order of the file: a stream needs this order, and it lets a pull continue from any point.
     let mut fetched = stream::iter(rest.iter().map(fetch)).buffered(FETCHES_MAX);
     let mut lost = None;
     while let Some(next) = fetched.next().await {
@@ -155,8 +155,8 @@ async fn fetch_until_lost(
     Ok((sink.finish().await?, lost))
 }
 
-/// Prints a message for the user; on standard error where the output may be standard output. Beside an output it is not the
-/// result, and is dropped if it cannot be written.
+/// Prints a message for the user; on standard error if the output may be standard output. If there is an output, the
+/// message is not the result, and is dropped if it cannot be written.
 fn report(has_output: bool, is_stream: bool, text: &str) -> Result<(), Failure> {
     if is_stream {
         let _ = std::io::stderr().write_all(text.as_bytes());
@@ -187,7 +187,7 @@ mod tests {
             hint: "does it run?",
         });
         assert!(late.is_passing() && is_stuck(&late, Some(3), Some(3)));
-        // The first loss, one after which something was done, and one of the server itself.
+        // The first loss; a loss after progress; and a loss of the server itself.
         assert!(!is_stuck(&late, None, Some(0)) && !is_stuck(&late, Some(3), Some(4)));
         let restarted = Failure::Restarted { address: "127.0.0.1:1".to_owned() };
         assert!(!is_stuck(&restarted, Some(3), Some(3)));

@@ -7,8 +7,8 @@ const OUTSIDE: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 const ANY_PORT: u16 = 9;
 
-/// An address of this host by which clients reach a server that listens at all of them; `None` for one that listens at
-/// one address, which is its own.
+/// An address of this host by which clients reach a server that listens at all addresses; `None` for a server that
+/// listens at one address.
 pub(crate) fn instead_of_all(listening: &str) -> Option<SocketAddr> {
     let all = listening.parse::<SocketAddr>().ok().filter(|address| address.ip().is_unspecified())?;
     // A socket for all addresses of IPv6 takes IPv4, too.

@@ -16,12 +16,12 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// Before the first fetch of round `number`, if rounds have numbers.
+    /// Begins round `number`, before its first fetch. `None` if rounds have no numbers.
     pub(crate) fn begin(number: Option<u32>, before: Option<PeerInfo>) -> Self {
         Self { number, before }
     }
 
-    /// What to print after the last fetch.
+    /// The report to print after the last fetch.
     pub(crate) fn end(
         &self,
         after: Option<&PeerInfo>,
@@ -61,7 +61,7 @@ impl Round {
     }
 }
 
-/// Messages by kind between two readings of counters, as far as a client sends and receives them.
+/// Messages between two readings of counters, of the kinds that a client sends.
 fn sent(before: &Counters, after: &Counters) -> String {
     let (before, after) = (before.sent, after.sent);
     let requests = after.tensor_request.saturating_sub(before.tensor_request);

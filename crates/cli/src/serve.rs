@@ -52,7 +52,7 @@ pub(crate) async fn serve(arguments: &Serve) -> Result<(), Failure> {
         _ => None,
     };
     publish_all(&worker, &checkpoint, mapped.as_ref()).await?;
-    // Before a client learns the address.
+    // Before a client can know the address.
     let (wake, woken) = oneshot::channel();
     at_signal(AtSignal::Wake(wake)).map_err(Failure::Runtime)?;
     announce(&worker, arguments, &checkpoint);
@@ -160,7 +160,7 @@ fn announce(worker: &Worker, arguments: &Serve, checkpoint: &Checkpoint) {
     let _ = print(&format!("{}\n", lines.join("\n")));
 }
 
-/// Ends the server too if a mapped file changes and cannot be copied before.
+/// Waits for a signal. Ends the server, too, if a mapped file changes and could not be copied before.
 async fn until_woken(woken: oneshot::Receiver<()>, mapped: Option<MappedFile>) -> Result<(), Failure> {
     let lost = async {
         match mapped {

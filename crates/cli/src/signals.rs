@@ -1,5 +1,5 @@
-//! What SIGINT and SIGTERM do where the kernel's default action does not suffice: process 1 has none, a file that has a name
-//! would stay, and a server says goodbye.
+//! Handles SIGINT and SIGTERM if the kernel's default action does not suffice: process 1 has no default action, a file
+//! with a temporary name must be removed, and a server sends its peers a goodbye.
 
 use std::{
     fs, io,
@@ -14,7 +14,7 @@ use tokio::{
     sync::oneshot,
 };
 
-/// What the next signal does.
+/// The action of the next signal.
 #[derive(Debug)]
 pub(crate) enum AtSignal {
     /// Ends the process.
@@ -28,8 +28,8 @@ pub(crate) enum AtSignal {
 /// Set once signals are handled.
 static NEXT: Mutex<Option<AtSignal>> = Mutex::new(None);
 
-/// Makes the next SIGINT or SIGTERM do this, in a thread of its own, because reading, writing and opening block the others. A
-/// process that it ends has the exit code 128 and the signal's number, as shells report it.
+/// Sets the action of the next SIGINT or SIGTERM. A separate thread runs it, because reading, writing and opening block
+/// the others. A process that it ends exits with 128 plus the signal's number, as shells report it.
 pub(crate) fn at_signal(next: AtSignal) -> io::Result<()> {
     if lock().replace(next).is_some() {
         return Ok(());
@@ -57,7 +57,7 @@ async fn handle(kinds: [SignalKind; 2], [mut interrupt, mut terminate]: [Signal;
                 continue;
             }
             Some(AtSignal::Remove(path)) => {
-                // It may have got its final name meanwhile.
+                // The file may have got its final name meanwhile.
                 let _ = fs::remove_file(path);
             }
             Some(AtSignal::End) | None => {}

@@ -1,4 +1,4 @@
-//! The thread that verifies and writes fetched tensors, so that neither delays the transfer.
+//! The thread that verifies and writes fetched tensors, so that this does not delay the transfer.
 
 use std::{
     sync::{
@@ -22,7 +22,7 @@ use crate::{
 /// Bytes written between two steps of the progress.
 const STEP_BYTES: usize = 4 << 20;
 
-/// The checksum of a tensor's bytes, as servers list it: XXH3-64.
+/// The checksum of a tensor's bytes that servers list: XXH3-64.
 fn checksum(bytes: &[u8]) -> u64 {
     twox_hash::XxHash3_64::oneshot(bytes)
 }
@@ -31,13 +31,13 @@ fn checksum(bytes: &[u8]) -> u64 {
 #[derive(Debug)]
 pub(crate) struct TensorWork {
     pub(crate) plan: Arc<Plan>,
-    /// Compare checksums.
+    /// Whether to compare checksums.
     pub(crate) verify: bool,
-    /// Write them here.
+    /// The target to write them to.
     pub(crate) output: Option<Output>,
-    /// Tensors of the plan that are done, in their order.
+    /// How many tensors of the plan are done, in their order.
     pub(crate) done: usize,
-    /// Bytes of them.
+    /// Shows the bytes that are done.
     pub(crate) progress: ProgressBar,
 }
 
@@ -80,14 +80,14 @@ pub(crate) struct Sink {
     tensors: mpsc::Sender<(Tensor, Room)>,
     result: oneshot::Receiver<Result<TensorWork, Failure>>,
     is_stopped: Arc<AtomicBool>,
-    /// Its reader may hang, and the thread with it.
+    /// A stream's reader may hang, and then the thread hangs, too.
     is_stream: bool,
 }
 
 impl Sink {
     /// Starts the thread.
     pub(crate) fn start(mut task: TensorWork) -> Self {
-        // The channel has room for everything that may be held, so that sending never waits.
+        // The channel has room for all tensors that may be held, so that sending never waits.
         let (tensors, mut waiting) = mpsc::channel::<(Tensor, Room)>(HELD_MAX as usize);
         let (end, result) = oneshot::channel();
         let is_stopped = Arc::new(AtomicBool::new(false));
@@ -122,7 +122,7 @@ impl Sink {
         self.result.await.unwrap_or(Err(Failure::WriterGone))
     }
 
-    /// Drops what is not done yet. A file that was begun is removed.
+    /// Drops the tensors that are not done yet. An unfinished file is removed.
     pub(crate) async fn stop(self) {
         self.is_stopped.store(true, Relaxed);
         if self.is_stream {
@@ -147,14 +147,14 @@ mod tests {
     use super::{Sink, TensorWork, checksum};
     use crate::{budget::Budget, failure::Failure, header::Header, output::Output, plan::Plan};
 
-    /// What the progress shows after a tensor of six bytes went to `path`.
+    /// The number that the progress shows after a tensor of six bytes was written to `path`.
     async fn shown_after(path: &str) -> (u64, Result<(), Failure>) {
         let worker = Worker::builder("/job:test/replica:0/task:0").start().await.unwrap();
         let tensor = Tensor::from_bytes(worker.pool(), DataType::U8, &[6], b"abcdef").unwrap();
         let header = r#"{"a":{"dtype":"U8","shape":[6],"data_offsets":[0,6]}}"#;
         let plan = Arc::new(Plan::of(Header::parse(header.to_owned()).unwrap()));
         let mut output = Output::open(Path::new(path), false).unwrap();
-        // A full device takes none of it.
+        // A full device accepts no bytes.
         let _ = output.begin(&plan.header.prefix(), plan.header.file_bytes());
         let progress = ProgressBar::hidden();
         let mut task = TensorWork { plan, verify: false, output: Some(output), done: 0, progress };
@@ -174,7 +174,7 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn what_is_stopped_has_let_its_file_go() {
         let worker = Worker::builder("/job:test/replica:0/task:0").start().await.unwrap();
-        // Several steps long.
+        // Several steps of the progress.
         let bytes = 64 << 20;
         let tensor =
             Tensor::from_bytes(worker.pool(), DataType::U8, &[bytes], &vec![1; bytes as usize]).unwrap();

@@ -20,7 +20,7 @@ use crate::{
     rdma_devices,
 };
 
-/// Where the server listens in the namespaces of [`ROUTED`], by itself at all addresses and its own port.
+/// The server's address in the namespaces of [`ROUTED`]. By default it listens at all addresses and its own port.
 const SERVED: &str = "10.2.0.2:4250";
 
 /// A command that serves measurements, and its address.
@@ -34,7 +34,7 @@ fn serve_here(more: &[&str]) -> (Process, String) {
     serve(tensorwire(&[&["bench", "--serve", "127.0.0.1:0"], more].concat()))
 }
 
-/// What a command prints with `--json`.
+/// The lines that a command prints with `--json`.
 fn lines_of(mut command: Command) -> Vec<Value> {
     let output = finish(
         {
@@ -114,41 +114,41 @@ fn clients_of_one_server_choose_shm_on_one_host_and_get_what_they_require() {
 #[test]
 fn a_fabric_that_the_server_has_not_is_an_error_that_names_it() {
     let (_server, address) = serve_here(&["--fabric", "tcp"]);
-    let told = fail(&["bench", &address, "--fabric", "shm", "--size", "8"]);
-    assert!(told.contains("shm") && told.contains(&address), "{told}");
+    let message = fail(&["bench", &address, "--fabric", "shm", "--size", "8"]);
+    assert!(message.contains("shm") && message.contains(&address), "{message}");
 }
 
 #[test]
 fn a_second_client_at_the_same_time_is_refused_and_the_first_goes_on() {
     let (_server, address) = serve_here(&[]);
-    // More rows than the refusals take, each of a millisecond.
+    // Enough rows of a millisecond each to last longer than the refusals.
     let sizes = vec!["8"; 30_000].join(",");
     let mut first =
         Process(tensorwire(&["bench", &address, "--time", "0.001", "--size", &sizes]).spawn().unwrap());
     first.line_after("pull over shm");
     for _ in 0..2 {
-        let told = fail(&["bench", &address, "--size", "8"]);
-        assert!(told.contains("another benchmark is running") && told.contains(&address), "{told}");
+        let message = fail(&["bench", &address, "--size", "8"]);
+        assert!(message.contains("another benchmark is running") && message.contains(&address), "{message}");
     }
     assert!(first.0.try_wait().unwrap().is_none());
 }
 
 #[test]
 fn an_address_where_nobody_serves_names_the_remedy() {
-    let told = fail(&["bench", "127.0.0.1:1"]);
-    assert!(told.contains("127.0.0.1:1") && told.contains("refused"), "{told}");
-    assert!(told.contains("tensorwire bench --serve"), "{told}");
+    let message = fail(&["bench", "127.0.0.1:1"]);
+    assert!(message.contains("127.0.0.1:1") && message.contains("refused"), "{message}");
+    assert!(message.contains("tensorwire bench --serve"), "{message}");
 }
 
 #[test]
 fn a_worker_that_serves_no_benchmark_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let server = Server::start(&small_checkpoint(directory.path()), &[]);
-    let told = fail(&["bench", &server.address]);
-    assert!(told.contains("/job:serve/") && told.contains("tensorwire bench --serve"), "{told}");
+    let message = fail(&["bench", &server.address]);
+    assert!(message.contains("/job:serve/") && message.contains("tensorwire bench --serve"), "{message}");
 }
 
-/// Runs a client with a server that answers the version `answer`, or nothing. Returns the client's error.
+/// Runs a client with a server that answers the version `answer`, or does not answer. Returns the client's error.
 fn with_server_that_answers(answer: Option<&str>) -> String {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
@@ -171,21 +171,21 @@ fn with_server_that_answers(answer: Option<&str>) -> String {
 
 #[test]
 fn a_server_of_another_version_is_refused_with_both_versions() {
-    let told = with_server_that_answers(Some("99.0.0"));
-    assert!(told.contains("99.0.0") && told.contains(env!("CARGO_PKG_VERSION")), "{told}");
+    let message = with_server_that_answers(Some("99.0.0"));
+    assert!(message.contains("99.0.0") && message.contains(env!("CARGO_PKG_VERSION")), "{message}");
 }
 
 #[test]
 fn a_server_that_does_not_answer_ends_the_benchmark_in_time() {
-    let told = with_server_that_answers(None);
-    assert!(told.contains("does not begin") && told.contains("took longer than"), "{told}");
-    assert!(told.contains("tensorwire bench --serve"), "{told}");
+    let message = with_server_that_answers(None);
+    assert!(message.contains("does not begin") && message.contains("took longer than"), "{message}");
+    assert!(message.contains("tensorwire bench --serve"), "{message}");
 }
 
 #[test]
 fn beyond_loopback_a_secret_is_asked_for() {
-    let told = fail(&["bench", "--serve"]);
-    assert!(told.contains("0.0.0.0:4250") && told.contains("secret"), "{told}");
+    let message = fail(&["bench", "--serve"]);
+    assert!(message.contains("0.0.0.0:4250") && message.contains("secret"), "{message}");
 }
 
 #[test]
@@ -193,15 +193,15 @@ fn what_has_moved_is_named_with_its_new_place() {
     for moved in [&["--suite", "all"][..], &["--ranks", "2,4"], &["--op", "set-up"], &["--op", "all-reduce"]]
     {
         let output = run(&[&["bench"], moved].concat());
-        let told = text(&output);
-        assert_eq!(output.status.code(), Some(2), "{told}");
+        let message = text(&output);
+        assert_eq!(output.status.code(), Some(2), "{message}");
         assert!(
-            told.contains(moved[0]) && told.contains("run `tensorwire-bench` with the same options"),
-            "{told}"
+            message.contains(moved[0]) && message.contains("run `tensorwire-bench` with the same options"),
+            "{message}"
         );
     }
-    let told = text(&run(&["bench", "--no-such-option"]));
-    assert!(!told.contains("tensorwire-bench"), "{told}");
+    let message = text(&run(&["bench", "--no-such-option"]));
+    assert!(!message.contains("tensorwire-bench"), "{message}");
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn a_killed_benchmark_leaves_no_process() {
     };
     bench.kill().unwrap();
     bench.wait().unwrap();
-    // It ends by itself, as an orphan that nobody needs to reap.
+    // It ends by itself. As an orphan it need not be reaped here.
     while fs::read_to_string(&child).is_ok_and(|stat| !stat.contains(") Z")) {
         std::thread::yield_now();
     }
@@ -269,9 +269,9 @@ fn two_hosts_are_measured_and_what_is_wrong_between_them_is_named() {
         let required = fail_on("client", &[&client[..], &["--fabric", "shm"]].concat());
         assert!(required.contains("shm") && required.contains("--fabric"), "{required}");
         for wrong in [&["--secret-file", &*others][..], &[]] {
-            let told = fail_on("client", &[&["bench", "10.2.0.2"], wrong].concat());
-            assert!(told.contains("secret") && told.contains(SERVED), "{told}");
-            assert!(!told.contains("--serve"), "somebody serves there: {told}");
+            let message = fail_on("client", &[&["bench", "10.2.0.2"], wrong].concat());
+            assert!(message.contains("secret") && message.contains(SERVED), "{message}");
+            assert!(!message.contains("--serve"), "somebody serves there: {message}");
         }
     });
 }

@@ -1,5 +1,5 @@
-//! `tensorwire devices` and `tensorwire doctor` as a user starts them: on whatever machine this is, and, where there is an
-//! RDMA device, on a machine that is changed so that one thing stands in the way.
+//! `tensorwire devices` and `tensorwire doctor` as a user starts them: on any machine, and, if it has an RDMA device,
+//! after a change that makes RDMA fail for one cause.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -18,7 +18,7 @@ use crate::own_network::need_own_network;
 
 /// How long one command may take, on a machine that is not emulated.
 const COMMAND_MAX: Duration = Duration::from_secs(60);
-/// Nobody.
+/// The user id of `nobody`.
 const USER: &str = "65534";
 
 /// What a command printed with `--json`, and its status.
@@ -49,7 +49,7 @@ impl Answer {
         self.value["verdict"].as_str().unwrap()
     }
 
-    /// That RDMA can't be used for just these causes, each with a remedy.
+    /// Checks that RDMA can't be used for exactly these causes, each with a remedy.
     #[track_caller]
     fn refuses(&self, causes: &[&str]) {
         assert_eq!((self.code, self.value["usable"].as_bool()), (Some(1), Some(false)), "{:#}", self.value);
@@ -71,7 +71,7 @@ fn ask(arguments: &[&str]) -> Answer {
     Answer::of(&finish(tensorwire(arguments), COMMAND_MAX * patience()))
 }
 
-/// Runs tensorwire by way of `prefix`, a command that starts another.
+/// Runs tensorwire through `prefix`, a command that starts another.
 fn ask_through(prefix: &[&str], arguments: &[&str]) -> Answer {
     let mut command = Command::new(prefix[0]);
     command.args(&prefix[1..]).arg(env!("CARGO_BIN_EXE_tensorwire")).args(arguments);
@@ -103,12 +103,12 @@ fn doctor_on_this_machine_is_of_one_mind_with_its_status_and_with_devices() {
     let usable = doctor.value["usable"].as_bool().unwrap();
     assert_eq!(doctor.code, Some(i32::from(!usable)));
     assert_eq!(doctor.causes("problem").is_empty(), usable, "{:#}", doctor.value);
-    // Tests of both run on every machine that runs these.
+    // Every machine that runs these tests runs the tests of both fabrics, too.
     for works in ["shm.works", "tcp.works"] {
         assert_eq!(doctor.finding(works)["status"], "ok");
     }
     let plain = run(&["doctor", "--pool", "1"]);
-    // It was not asked for RDMA.
+    // The command did not require RDMA.
     assert_eq!(plain.status.code(), Some(0));
     let several = run(&["doctor", "--pool", "1", "--require", "shm,tcp", "--require", "verbs"]);
     assert_eq!(several.status.code(), doctor.code);
@@ -178,14 +178,14 @@ fn wrong_arguments_end_with_code_2() {
     }
 }
 
-/// Holds other tests off the machine, in this process and in others, until it is dropped.
+/// Keeps other tests, in this process and in others, from using the machine until it is dropped.
 fn machine() -> File {
     let lock = File::create(std::env::temp_dir().join("tensorwire-test-doctor.lock")).unwrap();
     flock(&lock, FlockOperation::LockExclusive).unwrap();
     lock
 }
 
-/// The machine for oneself, to change it.
+/// Keeps other tests from using the machine, so that this one can change it.
 fn own_machine() -> File {
     need_own_network();
     machine()
@@ -198,7 +198,7 @@ fn tool(line: &[&str]) {
     assert!(output.status.success(), "{line:?}: {}", text(&output));
 }
 
-/// A tool that undoes what the test has done, however the test ends.
+/// A tool that undoes a change of the test when it is dropped, even if the test fails.
 struct Undo(Vec<String>);
 
 impl Undo {
@@ -263,7 +263,7 @@ fn rdma_doctor_no_libibverbs() {
     let _machine = own_machine();
     let devices = ask(&["devices", "--json"]);
     let library = devices.value["library"]["path"].as_str().unwrap();
-    // Only for the command: the mount is of a namespace of its own.
+    // Only for the command: the mount is made in a separate namespace.
     let hide = format!("mount --bind /dev/null {library} && exec \"$@\"");
     let prefix = ["unshare", "--mount", "sh", "-c", &hide, "sh"];
     let doctor = ask_through(&prefix, &["doctor", "--require", "verbs", "--json", "--pool", "4M"]);
@@ -304,7 +304,7 @@ fn set_modes(mode: u32) {
     }
 }
 
-/// How to act as nobody, who has no rights but those of everybody.
+/// Runs a command as `nobody`, who has only the rights of all users.
 const AS_NOBODY: [&str; 6] = ["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"];
 
 #[test]

@@ -1,4 +1,4 @@
-//! Another user of the host between a server and a client of one user, who share its loopback.
+//! A relay of another user between a server and a client of one user, on the same loopback.
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests fails by panicking, as a test does
 #![allow(clippy::disallowed_methods)] // it measures real processes, by the real clock
 
@@ -31,18 +31,18 @@ use crate::{
     skipped::skip,
 };
 
-/// In the relay: where the server listens, and where the relay does.
+/// Environment variable of the relay: the address of the server, and that of the relay.
 const RELAY: &str = "TENSORWIRE_TEST_RELAY";
 
-/// In the flood: the port of the server.
+/// Environment variable of the flood: the port of the server.
 const FLOOD: &str = "TENSORWIRE_TEST_FLOOD";
 
-/// Whose server and client are, and whose the relay is. Only root can become them; else all are one user, and the relay,
-/// which uses no right of any, still must get nothing.
+/// The user of server and client, and the user of the relay. Only root can become them; otherwise all have one user,
+/// and the relay, which uses none of that user's rights, must still get nothing.
 pub(crate) const OWNER: u32 = 60_001;
 const OTHER: u32 = 60_002;
 
-/// A directory that every user reaches, with the programs in it.
+/// A directory that every user can access, with the programs in it.
 pub(crate) struct Place(tempfile::TempDir);
 
 impl Place {
@@ -72,7 +72,7 @@ impl Place {
         command
     }
 
-    /// A process of another user that listens on `on` and leads to the same port of `to`.
+    /// A process of another user that listens on `on` and relays to the same port of `to`.
     fn relay(&self, test: &str, to: IpAddr, on: IpAddr) -> Process {
         let mut command = self.run(OTHER, "relay", &[test, "--exact", "--nocapture"]);
         command.env(RELAY, format!("{to} {on}")).stdin(Stdio::piped()).stderr(Stdio::inherit());
@@ -84,7 +84,7 @@ fn open(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// In the relay: passes on until its standard input ends, and fails if there was anything.
+/// Runs in the relay: passes bytes on until its standard input ends, and fails if it got any.
 fn relay(to: IpAddr, on: IpAddr) {
     let listener = TcpListener::bind((on, 0)).unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -116,7 +116,8 @@ fn pass(mut from: TcpStream, mut into: TcpStream, counted: &AtomicU64) {
     }
 }
 
-/// In the flood: connects to the socket on which the server at `port` hands its secret over, for ever, and closes at once.
+/// Runs in the flood: connects without end to the socket on which the server at `port` hands its secret over, and
+/// closes each connection at once.
 fn flood(port: &str) {
     let name = SocketAddr::from_abstract_name(format!("tensorwire-{port}")).unwrap();
     let connect = || {
@@ -177,7 +178,7 @@ fn e_a_relay_of_another_user_on_loopback_gets_nothing() {
         let (to, on) = ends.split_once(' ').unwrap();
         return relay(to.parse().unwrap(), on.parse().unwrap());
     }
-    // Whoever asks for localhost finds its first address first, and there is the relay.
+    // A client of localhost tries its first address first, and the relay listens there.
     let first = ("localhost", 0).to_socket_addrs().unwrap().next().unwrap().ip();
     let own = IpAddr::from(if first.is_ipv6() { [127, 0, 0, 1] } else { [127, 0, 0, 2] });
     let place = Place::new();

@@ -1,4 +1,4 @@
-//! What `tensorwire pull` writes to, the memory that it takes, and how it goes on after the loss of its server.
+//! The targets of `tensorwire pull`, its memory, and how it continues after the loss of its server.
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests fails by panicking, as a test does
 
 use std::{
@@ -57,7 +57,7 @@ impl Fifo {
     }
 }
 
-/// What `action` gives; fails when it takes as long as no command may.
+/// The result of `action`; fails if it exceeds the limit of commands.
 fn in_time<T: Send + 'static>(action: impl FnOnce() -> T + Send + 'static) -> T {
     let (done, ended) = mpsc::channel();
     thread::spawn(move || done.send(action()));
@@ -73,13 +73,13 @@ fn begin(address: &str, output: &Path, more: &[&str]) -> Process {
 /// Its exit code, and what it printed on standard error.
 fn end(mut pull: Process) -> (Option<i32>, String) {
     in_time(move || {
-        let mut said = String::new();
-        pull.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        (pull.0.wait().unwrap().code(), said)
+        let mut message = String::new();
+        pull.0.stderr.take().unwrap().read_to_string(&mut message).unwrap();
+        (pull.0.wait().unwrap().code(), message)
     })
 }
 
-/// Writes a checkpoint of tensors with so many MiB each, whose bytes are `fill` and their offsets.
+/// Writes a checkpoint of tensors of these sizes in MiB. Each byte depends on `fill` and its offset.
 fn checkpoint_of(path: &Path, mebibytes: impl IntoIterator<Item = usize>, fill: u8) {
     let data: Vec<Vec<u8>> =
         mebibytes.into_iter().enumerate().map(|(place, size)| vec![fill ^ place as u8; size * MIB]).collect();
@@ -98,9 +98,9 @@ fn a_fifo_is_written_in_order_and_stays() {
     let expected = fs::read(&file).unwrap();
     let pull = begin(&server.address, &fifo.path, &["--verify"]);
     assert!(fifo.read(expected.len()) == expected, "other bytes came");
-    let (code, said) = end(pull);
-    assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("pulled 220 tensors"), "{said}");
+    let (code, message) = end(pull);
+    assert_eq!(code, Some(0), "{message}");
+    assert!(message.contains("pulled 220 tensors"), "{message}");
     assert!(fifo.is_empty() && fs::symlink_metadata(&fifo.path).unwrap().file_type().is_fifo());
 }
 
@@ -164,7 +164,7 @@ fn a_private_file_stays_private_and_a_new_one_is_as_others_are() {
         succeed(&["pull", &server.address, "-o", path.to_str().unwrap()]);
     }
     assert_eq!((mode(&private), mode(&new)), (0o600, mode(&other)));
-    // Only the administrator can give files away.
+    // Only the administrator can change the owner of files.
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&private, Some(4711), Some(4712)).unwrap();
         succeed(&["pull", &server.address, "-o", private.to_str().unwrap()]);
@@ -178,9 +178,9 @@ fn what_is_no_file_and_no_stream_is_refused_before_anything_is_asked() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    for (path, said) in [(directory.path(), "it is a directory"), (&socket, "it is a socket")] {
+    for (path, message) in [(directory.path(), "it is a directory"), (&socket, "it is a socket")] {
         let output = fail(&["pull", "127.0.0.1:1", "-o", path.to_str().unwrap()]);
-        assert!(output.contains(said) && output.contains(path.to_str().unwrap()), "{output}");
+        assert!(output.contains(message) && output.contains(path.to_str().unwrap()), "{output}");
     }
     let output = fail(&["pull", "127.0.0.1:1", "-o", "missing/"]);
     assert!(output.contains("--output = `missing/`: it names no file"), "{output}");
@@ -208,17 +208,17 @@ fn peak_memory(process: &Process) -> usize {
     line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
 }
 
-/// Of all sizes, in no order: 240 MiB.
+/// Mixed sizes in no order: 240 MiB.
 fn mixed() -> Vec<usize> {
     (0..96).map(|place| 1 + place * 7 % 4).collect()
 }
 
-/// Each too large for the memory of those before it: 203 MiB.
+/// Sizes of which each is too large for the memory of earlier tensors: 203 MiB.
 fn growing() -> Vec<usize> {
     vec![17, 20, 24, 28, 33, 38, 43]
 }
 
-/// Pulls tensors of so many MiB with `memory` MiB, and gives the most memory that it took, in MiB.
+/// Pulls tensors of these sizes in MiB with `memory` MiB, and returns its peak memory in MiB.
 fn peak_of_a_pull(memory: usize, sizes: Vec<usize>, more: &[&str]) -> usize {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
@@ -231,16 +231,16 @@ fn peak_of_a_pull(memory: usize, sizes: Vec<usize>, more: &[&str]) -> usize {
         begin(&server.address, &fifo.path, &[&["--fabric", "tcp", "--memory", &memory], more].concat());
     let (expected, last) = (fs::read(&file).unwrap(), MIB);
     let first = fifo.read(expected.len() - last);
-    // The last MiB does not fit into the FIFO, so the process is there.
+    // The last MiB does not fit into the FIFO, so the process still runs.
     let peak = peak_memory(&pull);
     let rest = fifo.read(last);
     assert!(first == expected[..first.len()] && rest == expected[first.len()..], "other bytes came");
-    let (code, said) = end(pull);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, message) = end(pull);
+    assert_eq!(code, Some(0), "{message}");
     peak / MIB
 }
 
-/// What a pull takes beside the memory for tensors, in MiB: the program itself, most of all.
+/// Memory of a pull besides that for tensors, in MiB: mainly the program itself.
 const BESIDE: usize = 40;
 
 #[test]
@@ -286,8 +286,8 @@ fn large_tensors_of_the_same_host_take_no_memory_here() {
     assert!(memory("shm") <= 16 * MIB);
 }
 
-/// A pull that has written the first bytes of its file into a FIFO when its server ends, and meets one that serves
-/// `next`. Gives how it ended, and whether the whole file came.
+/// A pull that has written the first bytes of its file into a FIFO when its server ends, and then connects to one that
+/// serves `next`. Returns its exit code, its output, and whether the whole file came.
 fn pull_over_a_restart(next: Option<&[u8]>, signal: Signal, more: &[&str]) -> (Option<i32>, String, bool) {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
@@ -313,9 +313,9 @@ fn pull_over_a_restart(next: Option<&[u8]>, signal: Signal, more: &[&str]) -> (O
         reader.read_exact(&mut read).unwrap();
         came.send(read)
     });
-    let (code, said) = end(pull);
+    let (code, message) = end(pull);
     let is_whole = code == Some(0) && [first, rest.recv_timeout(command_max()).unwrap()].concat() == expected;
-    (code, said, is_whole)
+    (code, message, is_whole)
 }
 
 #[test]
@@ -336,14 +336,14 @@ fn s4_a_pull_that_goes_on_takes_no_more_memory_than_before() {
     let rest = fifo.read(expected.len() - first.len() - MIB);
     let peak = peak_memory(&pull) / MIB;
     let last = fifo.read(MIB);
-    let (code, said) = end(pull);
-    assert_eq!(code, Some(0), "{said}");
+    let (code, message) = end(pull);
+    assert_eq!(code, Some(0), "{message}");
     assert!([first, rest, last].concat() == expected, "other bytes came");
-    assert!(said.contains("the server is lost"), "{said}");
+    assert!(message.contains("the server is lost"), "{message}");
     assert!(peak <= 128 + BESIDE, "{peak} MiB");
 }
 
-/// The bytes of what [`pull_over_a_restart`] serves first.
+/// The bytes of the file that [`pull_over_a_restart`] serves first.
 fn first_file() -> Vec<u8> {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("file");
@@ -354,8 +354,8 @@ fn first_file() -> Vec<u8> {
 #[test]
 fn a_pull_goes_on_where_it_was_after_its_server_was_restarted() {
     for signal in [Signal::KILL, Signal::TERM] {
-        let (code, said, is_whole) = pull_over_a_restart(Some(&first_file()), signal, &["--retry", "50"]);
-        assert_eq!((code, is_whole), (Some(0), true), "{said}");
+        let (code, message, is_whole) = pull_over_a_restart(Some(&first_file()), signal, &["--retry", "50"]);
+        assert_eq!((code, is_whole), (Some(0), true), "{message}");
     }
 }
 
@@ -364,9 +364,9 @@ fn a_pull_does_not_go_on_with_another_file() {
     let mut changed = first_file();
     let last = changed.len() - 1;
     changed[last] ^= 1;
-    let (code, said, _) = pull_over_a_restart(Some(&changed), Signal::KILL, &["--retry", "50"]);
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("is another than before"), "{said}");
+    let (code, message, _) = pull_over_a_restart(Some(&changed), Signal::KILL, &["--retry", "50"]);
+    assert_eq!(code, Some(1), "{message}");
+    assert!(message.contains("is another than before"), "{message}");
 }
 
 #[test]
@@ -374,15 +374,15 @@ fn s2_a_file_is_never_put_together_from_two_lives_of_a_server() {
     let mut changed = first_file();
     let last = changed.len() - 1;
     changed[last] ^= 1;
-    let (code, said, _) = pull_over_a_restart(Some(&changed), Signal::KILL, &[]);
-    assert_eq!(code, Some(1), "{said}");
+    let (code, message, _) = pull_over_a_restart(Some(&changed), Signal::KILL, &[]);
+    assert_eq!(code, Some(1), "{message}");
 }
 
 #[test]
 fn a_pull_whose_server_does_not_come_back_ends() {
-    let (code, said, _) = pull_over_a_restart(None, Signal::KILL, &["--retry", "1"]);
-    assert_eq!(code, Some(1), "{said}");
-    assert!(said.contains("within 1 s (--retry)"), "{said}");
+    let (code, message, _) = pull_over_a_restart(None, Signal::KILL, &["--retry", "1"]);
+    assert_eq!(code, Some(1), "{message}");
+    assert!(message.contains("within 1 s (--retry)"), "{message}");
 }
 
 /// Both ends of a new terminal with 80 columns, the second by its name.
@@ -407,7 +407,7 @@ fn a_terminal_is_told_what_is_being_done() {
     let mut pull = tensorwire(&["pull", &server.address, "-o", pulled.to_str().unwrap(), "--verify"]);
     pull.env("TERM", "xterm").stderr(Stdio::from(slave));
     let process = pull.spawn().unwrap();
-    // With it goes this process's end of the terminal.
+    // This drops this process's end of the terminal.
     drop(pull);
     let mut pull = Process(process);
     let shown = in_time(move || {
@@ -422,7 +422,7 @@ fn a_terminal_is_told_what_is_being_done() {
     let phases = ["connecting", "taking room", "pulling and verifying", "left", "writing to the disk"];
     let places = phases.map(|phase| shown.find(phase).unwrap_or_else(|| panic!("no {phase}: {shown}")));
     assert!(places.is_sorted(), "{shown}");
-    // Without the sequences that clear a line, each state of the progress fits into one.
+    // Without the sequences that clear a line, each state of the progress fits into one line.
     let plain = shown.split('\x1b').map(|part| part.trim_start_matches(&['[', '0', '1', '2', 'K', 'A'][..]));
     let plain = plain.collect::<String>();
     let wide = plain.split(['\r', '\n']).find(|line| line.chars().count() > 80);

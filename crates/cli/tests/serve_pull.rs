@@ -79,7 +79,8 @@ fn e_tls_is_not_left_out_where_it_is_not_built_in() {
     assert!(output.contains("TENSORWIRE_TLS_CERT"), "{output}");
 }
 
-/// The server on one device, the client on the other. On one host they would share memory if they might choose.
+/// The server on one device, the client on the other. Without `--fabric` they would use shared memory, because they are
+/// on one host.
 fn pull_bit_for_bit_over_verbs(serve_arguments: &[&str], pull_arguments: &[&str]) {
     let ends = rdma_devices::ends();
     let directory = tempfile::tempdir().unwrap();
@@ -132,13 +133,13 @@ fn s5_a_mapped_file_of_another_user_is_refused_and_one_of_root_is_not() {
         assert!(output.contains(file.to_str().unwrap()) && output.contains("user 65534"), "{output}");
         assert!(output.contains("without --mmap"), "{output}");
     } else {
-        // A file of root is held against the format only.
+        // For a file of root only the format is checked.
         let output = fail(&["serve", "/etc/passwd", "--mmap"]);
         assert!(output.contains("no safetensors file") && !output.contains("--mmap"), "{output}");
     }
 }
 
-/// Pulls again and again, while the file's owner rewrites it.
+/// Pulls repeatedly while the file's owner rewrites it.
 fn truncate_while_pulled(fabric: &str) {
     let directory = tempfile::tempdir().unwrap();
     let file = checkpoint(directory.path());
@@ -191,7 +192,7 @@ fn s5_a_mapped_file_that_cannot_be_copied_before_it_changes_ends_the_server_with
     let file = checkpoint(directory.path());
     let mut server = Server::start(&file, &["--mmap"]);
     succeed(&["pull", &server.address]);
-    // Room for little more than there is.
+    // Room for little more than the present memory.
     let status = fs::read_to_string(format!("/proc/{}/statm", server.process.0.id())).unwrap();
     let pages: u64 = status.split_whitespace().next().unwrap().parse().unwrap();
     let limit = Some((pages << 12) + (32 << 20));
@@ -243,7 +244,7 @@ fn s4_a_header_with_millions_of_dimensions_takes_no_more_memory_than_its_text() 
         server.publish("tensorwire:header", header).unwrap();
         let (address, (done, ended)) = (server.address().to_owned(), oneshot::channel());
         std::thread::spawn(move || {
-            // Parsed it would take some two GiB.
+            // Parsing it would take about two GiB.
             let mut command = Command::new("sh");
             let limited = r#"ulimit -v 1500000; exec "$@""#;
             command.args(["-c", limited, "sh", env!("CARGO_BIN_EXE_tensorwire"), "pull", &address]);
@@ -301,7 +302,7 @@ fn second_round_needs_no_metadata() {
         after[at..].split_whitespace().nth(1).unwrap().trim_end_matches(',').parse().unwrap()
     };
     assert!(messages("round 1:") >= 200, "{output}");
-    // Short tensors come inside this message, those at least that are not found in the catalogue.
+    // This message carries short tensors, except those that the catalogue has.
     assert!(messages("round 2:") <= short && short < 50, "{short} are short: {output}");
 }
 
@@ -375,7 +376,7 @@ fn a_name_that_cannot_be_published_is_refused_before_anything_is_read() {
         (&long, &long, "a name has 1 to 1024 bytes"),
         ("tensorwire:header", "tensorwire:header", "the server itself publishes one"),
     ] {
-        // So large that it could not be read.
+        // Too large to be read.
         let header = format!(
             r#"{{"w":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}},"{name}":{{"dtype":"U8","shape":[{0}],"data_offsets":[1,{1}]}}}}"#,
             1u64 << 40,
@@ -461,7 +462,7 @@ fn output_that_cannot_be_written_is_an_error_that_names_it() {
     assert!(!output.contains(".pull."), "a name that the user did not give: {output}");
 }
 
-/// A pull with so many rounds that it runs until it is killed; returns once the first round is done.
+/// A pull whose rounds do not end before it is killed; returns after the first round.
 fn endless_pull(address: &str, output: &Path) -> Process {
     let arguments = ["pull", address, "-o", output.to_str().unwrap(), "--repeat", "4000000000"];
     let mut command = tensorwire(&arguments);
@@ -505,7 +506,7 @@ fn killed_server_ends_the_pull_with_an_error() {
 fn a_server_that_is_stopped_is_told_with_the_option_that_allows_more() {
     let directory = tempfile::tempdir().unwrap();
     let server = Server::start(&small_checkpoint(directory.path()), &[]);
-    // Over shared memory tensors are read without the server's doing, so no pull would be under way when it is lost.
+    // Over shared memory a pull reads tensors without the server, so it would not notice the loss.
     let arguments = ["pull", &server.address, "--fabric", "tcp", "--liveness", "1", "--repeat", "4000000000"];
     let mut pull = Process(tensorwire(&arguments).spawn().unwrap());
     pull.line_after("round 1:");

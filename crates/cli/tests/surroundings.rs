@@ -1,5 +1,5 @@
-//! The command where the system lacks something: as process 1, without `/proc`, in a folder that it may not read, with its
-//! streams closed, on a host whose own name is loopback. Namespaces are the tests' own.
+//! The command in unusual surroundings: as process 1, without `/proc`, in a folder that it may not read, with closed
+//! streams, on a host whose own name is loopback. The tests make their own namespaces.
 #![allow(clippy::unwrap_used, clippy::panic)] // a helper of tests fails by panicking, as a test does
 
 use std::{
@@ -18,7 +18,7 @@ use crate::{
     loopback::{OWNER, Place},
 };
 
-/// `tensorwire` by way of a shell script, which runs it as `"$@"`, in namespaces of its own as their root.
+/// `tensorwire` run by a shell script as `"$@"`, in new namespaces as their root.
 fn through(namespaces: &[&str], script: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("unshare");
     command.arg("--map-root-user").args(namespaces).args(["sh", "-c", script, "sh"]);
@@ -66,7 +66,7 @@ fn a_file_in_a_folder_that_cannot_be_synced_is_a_success_with_a_warning() {
     let address = server.line_after("address ");
     let folder = place.path("drop");
     fs::create_dir(&folder).unwrap();
-    // For anybody to put files into, and for nobody to list.
+    // Every user may put files into the folder, and none may list it.
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o1333)).unwrap();
     let pulled = folder.join("pulled");
     let output =
@@ -76,7 +76,7 @@ fn a_file_in_a_folder_that_cannot_be_synced_is_a_success_with_a_warning() {
     assert_eq!(fs::read(&file).unwrap(), fs::read(&pulled).unwrap());
 }
 
-/// A pull whose standard output is what `redirection` makes it.
+/// A pull whose standard output is set by `redirection`.
 fn pull_with(address: &str, output: &str, redirection: &str) -> Output {
     let mut command = Command::new("sh");
     command.args(["-c", &format!(r#"exec "$@" {redirection}"#), "sh", env!("CARGO_BIN_EXE_tensorwire")]);
@@ -104,7 +104,7 @@ fn standard_output_that_is_closed_is_an_error_where_it_is_the_output_and_none_wh
     }
 }
 
-/// A process that is the first of its namespace, and its id out here.
+/// A process that is process 1 of its namespace, and its id in this namespace.
 fn process_1(arguments: &[&str]) -> (Process, Pid) {
     let mut command = through(&["--pid", "--fork", "--kill-child"], r#"exec "$@""#, arguments);
     let process = Process(command.stderr(Stdio::inherit()).spawn().unwrap());
@@ -113,7 +113,7 @@ fn process_1(arguments: &[&str]) -> (Process, Pid) {
     (process, Pid::from_raw(pid).unwrap())
 }
 
-/// What `look` finds, once it finds something.
+/// The first result of `look`.
 fn until<T>(mut look: impl FnMut() -> Option<T>) -> T {
     let pause = Duration::from_millis(5);
     for _ in 0..command_max().as_millis() / pause.as_millis() {
@@ -165,7 +165,7 @@ fn a_pull_that_is_process_1_and_waits_for_a_reader_ends_when_it_is_told_to() {
     assert_eq!(code_after(Signal::TERM, pull), Some(143));
 }
 
-/// A file of one tensor with so many bytes, none of which are on the disk.
+/// A file of one tensor with this many bytes, none of which are on the disk.
 fn sparse_checkpoint(directory: &Path, bytes: u64) -> std::path::PathBuf {
     let header = format!(r#"{{"w":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
     let path = directory.join("sparse.safetensors");

@@ -10,7 +10,7 @@ use crate::common::{Server, fail, small_checkpoint, succeed};
 const SERVER: &str = "/job:serve/replica:0/task:0";
 const CLIENT: &str = "/job:pull/replica:0/task:*";
 
-/// Writes the files of a member called `name`, and gives the options that name them.
+/// Writes the files of a member called `name`, and returns the options that name them.
 fn member(directory: &Path, authority: &Authority, name: &str, file: &str) -> Vec<String> {
     let issued = authority.issue(&Wanted::worker(name)).unwrap();
     let parts = [("cert", issued.certificate), ("key", issued.key), ("ca", issued.authorities)];

@@ -1,4 +1,4 @@
-//! Processes in user namespaces that map only some users. All others have one number there, the kernel's overflow id.
+//! Processes in user namespaces that map only some users. All other users have one id there, the kernel's overflow id.
 
 use std::{
     fs,
@@ -20,7 +20,8 @@ use crate::{
     skipped::{installed, skip},
 };
 
-/// How a process gets the overflow id in a namespace of its own: its user is not mapped, or to that id.
+/// Options with which a process gets the overflow id in a new namespace: its user is not mapped, or is mapped to that
+/// id.
 const NAMESPACES: [&[&str]; 2] = [&["-U"], &["-U", "--map-user=65534"]];
 
 /// The command in such a namespace.
@@ -32,14 +33,14 @@ fn tensorwire(namespace: &[&str], arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs the command there, which must fail, and gives what it printed.
+/// Runs the command there, which must fail, and returns its output.
 fn fail(namespace: &[&str], arguments: &[&str]) -> String {
     let output = finish(tensorwire(namespace, arguments), command_max());
     assert_eq!(output.status.code(), Some(1), "{namespace:?} {arguments:?}: {}", text(&output));
     text(&output)
 }
 
-/// Whether there are such namespaces here. If not, the test is reported as skipped.
+/// Whether the system allows such namespaces. If not, the test is reported as skipped.
 fn are_there() -> bool {
     if installed("unshare", "util-linux", file!()).is_none() {
         return false;
@@ -72,7 +73,7 @@ fn e_who_may_be_any_unmapped_user_neither_gives_nor_takes_a_secret() {
     for namespace in NAMESPACES {
         let refused = fail(namespace, &["serve", file.to_str().unwrap(), "--bind", "127.0.0.1:0"]);
         assert!(refused.contains("give a secret file") && refused.contains("uid_map"), "{refused}");
-        // A process of a user who has the same number there hands over a secret.
+        // A process of a user with the same id there hands over a secret.
         let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = port.local_addr().unwrap();
         let name = SocketAddr::from_abstract_name(format!("tensorwire-{}", address.port())).unwrap();

@@ -13,7 +13,7 @@ use super::{Fabric, Secret};
 
 /// The port of `--serve`, and of a HOST that is given without one.
 const PORT: u16 = 4250;
-/// Largest size that is measured, in bytes.
+/// Largest size that can be measured, in bytes.
 const SIZE_MAX: u64 = 1 << 30;
 
 const EXAMPLES: &str = "\
@@ -44,8 +44,8 @@ pub(crate) struct Bench {
     #[arg(long, value_name = "HOST[:PORT]", num_args = 0..=1, default_missing_value = "0.0.0.0", value_parser = address)]
     #[arg(conflicts_with_all = ["peer", "op", "size", "time", "iterations", "json"])]
     pub(crate) serve: Option<String>,
-    /// The transports to measure. If a named one cannot be used, that is an error. Default: `auto` between two hosts, which is RDMA
-    /// where both have it, else TCP; on one host `shm,tcp`.
+    /// The transports to measure. If a named one cannot be used, that is an error. Default: `auto` between two hosts,
+    /// which is RDMA if both have it, otherwise TCP; on one host `shm,tcp`.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) fabric: Vec<Fabric>,
     /// The operations to measure.
@@ -60,7 +60,7 @@ pub(crate) struct Bench {
     /// How long to measure each row, in seconds.
     #[arg(long, value_name = "SECONDS", default_value = "0.5", value_parser = seconds)]
     pub(crate) time: Duration,
-    /// Operations of each row, instead of as many as that time allows.
+    /// Number of operations of each row. It replaces --time.
     #[arg(long, value_name = "N", conflicts_with = "time")]
     pub(crate) iterations: Option<NonZeroU64>,
     /// Print one JSON object per row instead of a table.
@@ -79,9 +79,9 @@ pub(crate) struct Bench {
 pub(crate) enum Op {
     /// Half a round trip of a tensor that both sides send and receive.
     Pingpong,
-    /// A whole fetch of a published tensor by its name, one after the other.
+    /// Whole fetches of a published tensor by its name, one after the other.
     Pull,
-    /// Fetches of it, up to 16 under way: the other side writes them into this side's memory.
+    /// Fetches of a published tensor, up to 16 under way: the other side writes the tensors into this side's memory.
     Write,
     /// All of these.
     All,
@@ -121,12 +121,12 @@ impl WaitChoice {
     }
 }
 
-/// Options and operations that `tensorwire bench` had and `tensorwire-bench` has.
+/// Options and operations that moved from `tensorwire bench` to `tensorwire-bench`.
 const MOVED: &str = "--suite --mode --validate --source --ranks --algorithm --cpus --rounds --round-ms --ops --device \
     --peer-device --plot pull-by-handle pull-by-message outstanding list receives set-up idle all-reduce \
     all-reduce-tensors reduce reduce-scatter all-gather broadcast all-to-all barrier";
 
-/// An error of the command line, which names `tensorwire-bench` if the option or the operation has moved there.
+/// An error of the command line. It names `tensorwire-bench` if the option or the operation moved there.
 pub(crate) fn with_new_home(mut error: clap::Error) -> clap::Error {
     let is_moved = |kind| match error.get(kind) {
         Some(ContextValue::String(text)) => MOVED.split_whitespace().any(|moved| moved == text),
@@ -153,7 +153,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "give seconds from 0.001 to 3600, for instance 0.5".to_owned())
 }
 
-/// An address, with the port that `--serve` has by default if it names none.
+/// An address, with the default port of `--serve` if it has no port.
 fn address(text: &str) -> Result<String, String> {
     let has_port = text.rfind(':').is_some_and(|colon| !text[colon..].contains(']'));
     super::address(&if has_port { text.to_owned() } else { format!("{text}:{PORT}") })

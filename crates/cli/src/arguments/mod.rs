@@ -41,13 +41,14 @@ pub(crate) struct Serve {
     /// Address to listen at, for sessions and data; port 0 takes a free one. Anything beyond loopback needs --secret-file or --tls-cert.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = address)]
     pub(crate) bind: String,
-    /// Address of its own for data connections over TCP, for instance on a faster network. Without it they come in at --bind.
+    /// Separate address for data connections over TCP, for instance on a faster network. Without it they use the
+    /// address of --bind.
     #[arg(long, value_name = "HOST:PORT", value_parser = address)]
     pub(crate) data_bind: Option<String>,
-    /// Map the file instead of reading it, and send from the mapping. It must belong to this user or to root, and only its
-    /// owner may have the right to write it. A process that changes it in place waits until it is copied into memory. Where
-    /// the system cannot do that, the file is read as without this option. Receivers over shared memory get copies, one for
-    /// each receiver; over TCP nothing is copied.
+    /// Map the file instead of reading it, and send from the mapping. It must belong to this user or to root, and only
+    /// its owner may have the right to write it. A process that changes it in place waits until it is copied into
+    /// memory. If the system does not support that, the file is read as without this option. Receivers over shared
+    /// memory get copies, one for each receiver; over TCP nothing is copied.
     #[arg(long)]
     pub(crate) mmap: bool,
     #[command(flatten)]
@@ -68,9 +69,10 @@ pub(crate) struct Pull {
     /// Address that the server printed, for instance 127.0.0.1:4242.
     #[arg(value_name = "HOST:PORT", value_parser = address)]
     pub(crate) address: String,
-    /// File to write. It appears when it is complete, or not at all. It gets the mode and, where that is allowed, the owner
-    /// of a file that it replaces; a symbolic link is followed. A FIFO, a character device, or standard output (`-`) is
-    /// written in order instead; all messages go to standard error then. Without this option tensors are fetched and dropped.
+    /// File to write. It appears when it is complete, or not at all. It gets the mode and, if that is allowed, the
+    /// owner of a file that it replaces; a symbolic link is followed. A FIFO, a character device, or standard output
+    /// (`-`) is written in order instead; all messages go to standard error then. Without this option tensors are
+    /// fetched and dropped.
     #[arg(short, long, value_name = "FILE")]
     pub(crate) output: Option<PathBuf>,
     /// Do not replace a file: if there is one at --output, fail before anything is fetched.
@@ -88,8 +90,8 @@ pub(crate) struct Pull {
     /// then serves another file, the pull fails.
     #[arg(long, value_name = "SECONDS")]
     pub(crate) retry: Option<u32>,
-    /// The transport. `auto` takes shared memory from this host; from another host RDMA where both have it, else TCP. If a
-    /// named one cannot be used, that is an error.
+    /// The transport. `auto` takes shared memory from this host; from another host RDMA if both have it, otherwise TCP.
+    /// If a named one cannot be used, that is an error.
     #[arg(long, value_enum, default_value_t = Fabric::Auto)]
     pub(crate) fabric: Fabric,
     /// Fetch everything this many times, and report each round.
@@ -160,7 +162,7 @@ pub(crate) struct Validate {
     pub(crate) checksum: Checksum,
 }
 
-/// The checksums that can be asked for.
+/// The checksums that the option accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Checksum {
@@ -196,7 +198,7 @@ pub(crate) struct Trust {
 pub(crate) enum Peers {
     /// Members of one cluster, which are trusted.
     Cluster,
-    /// Peers that may write everything that they can.
+    /// Peers that may write anything that they can.
     Hostile,
 }
 
@@ -231,8 +233,8 @@ pub(crate) struct Secret {
     pub(crate) secret_file: Option<PathBuf>,
 }
 
-/// How the two peers authenticate each other by certificates. A program that is built without TLS has these options too and
-/// refuses them, so that they are never ignored.
+/// How the two peers authenticate each other by certificates. A program that is built without TLS accepts these options
+/// and then refuses to run, so that they are never ignored.
 #[derive(Debug, Args)]
 pub(crate) struct Tls {
     /// Certificate chain of this worker, as PEM: turns on mutual TLS. Its subjectAltName names the worker:
@@ -257,7 +259,7 @@ pub(crate) const TLS_KEY: &str = "TENSORWIRE_TLS_KEY";
 pub(crate) const TLS_CA: &str = "TENSORWIRE_TLS_CA";
 pub(crate) const TLS_NAMES: &str = "TENSORWIRE_TLS_NAMES";
 
-/// What peers' certificates must have.
+/// What peers' certificates must prove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Names {
     /// The worker, and the host that was dialled.
@@ -279,7 +281,7 @@ pub(crate) enum FabricName {
     Verbs,
 }
 
-/// The fabrics that can be asked for.
+/// The fabrics that the option accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Fabric {
     /// The fastest that both peers have.
@@ -304,7 +306,7 @@ impl Fabric {
     }
 }
 
-/// Checks the form of an address. Whether the host exists shows when it is used.
+/// Checks the form of an address. Only its use shows whether the host exists.
 fn address(text: &str) -> Result<String, String> {
     let example = "for instance 127.0.0.1:4242 or [::1]:4242";
     let checked = tensorwire::settings::host_and_port(text).map(|_| text.to_owned());

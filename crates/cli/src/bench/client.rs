@@ -1,4 +1,4 @@
-//! The side that measures.
+//! The client of a benchmark: it measures.
 
 use std::{cell::Cell, future::ready, sync::Arc};
 
@@ -20,7 +20,7 @@ use crate::{
     print,
 };
 
-/// Fetches of `write` under way, in number and in bytes.
+/// Limits of the fetches of `write` under way: their number and their bytes.
 const OUTSTANDING_MAX: u64 = 16;
 const OUTSTANDING_BYTES_MAX: u64 = 64 << 20;
 
@@ -49,7 +49,7 @@ async fn rows(own: &Worker, arguments: &Bench, wait: WaitChoice, address: &str) 
                 error: Box::new(error.into()),
             })?;
             let Some(info) = own.peers().into_iter().find(|info| info.name == SERVER) else { continue };
-            // The side that has made the connection knows why it uses no better fabric.
+            // The side that made the connection knows why it uses no better fabric.
             let not_used = if info.not_used.is_empty() { &theirs } else { &info.not_used };
             let row = Row { op, size, wait, address, transport: info.transport, not_used };
             print(&if arguments.json { row.json(&figures) } else { row.text(&figures, at == 0) })?;
@@ -130,7 +130,7 @@ impl Client<'_> {
         self.conversation.peer.fetch(PUBLISHED).sharing(Sharing::Copy).await.map(drop)
     }
 
-    /// Times operations one by one, after some that warm up.
+    /// Times operations one by one, after a warm-up.
     async fn timed(
         &self,
         mut operation: impl AsyncFnMut() -> Result<(), WorkerError>,
@@ -150,7 +150,7 @@ impl Client<'_> {
         Ok(samples)
     }
 
-    /// Fetches, `width` at once, until `length` is over, and counts all that were begun.
+    /// Fetches, `width` at once, until `length` is over, and counts all fetches that were begun.
     async fn fetch_many(&self, length: Length, width: usize) -> Result<Figures, WorkerError> {
         let (begin, begun) = (self.runtime.now(), Cell::new(0));
         let goes_on = || {

@@ -1,10 +1,11 @@
-//! What a client asks of a server: tensors of text in a step of their own, which has the number of the client's incarnation.
+//! The conversation of a client and a server: tensors of text in a separate step, whose number is the client's
+//! incarnation.
 //!
 //! | client sends | server sends |
 //! | --- | --- |
-//! | `version V` | its own version, then in lines of their own why it uses no better fabric, if it has made the connection |
-//! | `publish BYTES` | `ready`, when a tensor of so many bytes is published under [`PUBLISHED`] |
-//! | `echo` | `ready`, then each tensor back, until one without bytes |
+//! | `version V` | its own version; then, if it made the connection, one line for each reason to use no better fabric |
+//! | `publish BYTES` | `ready`, when a tensor of this many bytes is published under [`PUBLISHED`] |
+//! | `echo` | `ready`, then returns each tensor, until one without bytes |
 
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ pub(super) const PUBLISHED: &str = "measured";
 
 /// How long a server may take to answer: allocating the largest tensor takes a fraction of it.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
-/// How long a client may measure without asking for anything.
+/// How long a client may measure without sending a request.
 const ASK_LIMIT: Duration = Duration::from_secs(2 * 3600);
 /// How long one tensor may take.
 const TENSOR_LIMIT: Duration = Duration::from_secs(60);
@@ -34,13 +35,13 @@ pub(super) struct Conversation {
 }
 
 impl Conversation {
-    /// The side of `worker` towards `peer`. `incarnation` is the client's.
+    /// The conversation of `worker` with `peer`. `incarnation` is the client's.
     pub(super) fn new(worker: &Worker, peer: Peer, incarnation: u64) -> Self {
         let step = worker.step((incarnation >> 1).cast_signed());
         Self { worker: worker.clone(), peer, step }
     }
 
-    /// The client's next wish.
+    /// The client's next request.
     pub(super) async fn asked(&self) -> Result<String, WorkerError> {
         self.text("ask", ASK_LIMIT).await
     }
@@ -61,7 +62,7 @@ impl Conversation {
         self.step.to(&self.peer).send("ball", tensor)
     }
 
-    /// Receives one.
+    /// Receives a tensor that is measured.
     pub(super) async fn receive(&self) -> Result<Tensor, WorkerError> {
         self.step.from(&self.peer).recv("ball").timeout(TENSOR_LIMIT).await
     }

@@ -1,4 +1,4 @@
-//! What was measured, as lines of a table or of JSON.
+//! The results of a benchmark, as lines of a table or of JSON.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use tensorwire::FabricKind;
 
 use crate::arguments::bench::{Op, WaitChoice};
 
-/// Most operations of a row: their times take 80 MB.
+/// Maximum number of operations of a row: their times take 80 MB.
 const ITERATIONS_MAX: u64 = 10_000_000;
 
 /// How long a row is measured.
@@ -19,12 +19,12 @@ pub(super) struct Length {
 }
 
 impl Length {
-    /// A tenth of it.
+    /// A tenth of this length.
     pub(super) fn warm_up(self) -> Self {
         Self { time: self.time / 10, iterations: self.iterations.map(|count| count.div_ceil(10)) }
     }
 
-    /// Whether `count` operations, which have taken `spent`, are enough.
+    /// Whether `count` operations in the time `spent` are enough.
     pub(super) fn is_over(self, count: u64, spent: Duration) -> bool {
         let is_over = self.iterations.map_or(spent >= self.time, |wanted| count >= wanted);
         count > 0 && (is_over || count >= ITERATIONS_MAX)
@@ -42,7 +42,7 @@ impl Samples {
         self.ns.push(time.as_nanos() as f64);
     }
 
-    /// Half of each: one way of a round trip.
+    /// Half of each time: one direction of a round trip.
     pub(super) fn halves(mut self) -> Self {
         self.ns.iter_mut().for_each(|ns| *ns /= 2.0);
         self
@@ -64,7 +64,7 @@ pub(super) enum Figures {
     Bandwidth { iterations: u64, time: Duration },
 }
 
-/// What was measured.
+/// The parameters of a row.
 #[derive(Debug)]
 pub(super) struct Row<'a> {
     pub(super) op: Op,

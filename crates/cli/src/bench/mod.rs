@@ -3,12 +3,12 @@
 //! ```text
 //! tensorwire bench [--fabric F] [--op O] [--size N] [--wait W] [--time S | --iterations N] [--json]    two processes, here
 //! tensorwire bench --serve [HOST[:PORT]] [--fabric F] [--wait W]                                       until Ctrl-C
-//! tensorwire bench HOST[:PORT] [--fabric F] ...                                                        with the one above
+//! tensorwire bench HOST[:PORT] [--fabric F] ...                                                        with that server
 //! ```
 //!
-//! Both sides are workers, and use nothing that other programs cannot use. The server awaits one client at a time, by its name. The
-//! client asks, in tensors of a step, for what it measures ([`conversation`]). On one host the server is this program again.
-//! Output is one table for each operation and transport, with the columns of perftest:
+//! Both sides are workers, and use only what other programs can use, too. The server serves one client at a time, by
+//! its name. The client requests its measurements in tensors of a step ([`conversation`]). On one host the server is a
+//! second process of this program. Output is one table for each operation and transport, with the columns of perftest:
 //!
 //! ```text
 //! pull over tcp, adaptive, with 10.77.0.1:4250; not used: shm: …

@@ -1,4 +1,4 @@
-//! The side of `--serve`, and the second process of a benchmark on one host.
+//! The server of a benchmark: `--serve`, or the second process on one host.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -68,7 +68,7 @@ async fn serve_clients(worker: &Worker) -> Result<(), WorkerError> {
             client => client?,
         };
         let incarnation = client.incarnation().unwrap_or_default();
-        // A conversation ends with the client, in order or not.
+        // A conversation ends when the client leaves, in order or not.
         match converse(worker, &Conversation::new(worker, client, incarnation)).await {
             Err(error) if matches!(error.code(), Code::Aborted | Code::Unavailable) => {}
             Err(error) => tracing::warn!("a benchmark ended early: {}", escaped(&error.to_string())),
@@ -78,13 +78,13 @@ async fn serve_clients(worker: &Worker) -> Result<(), WorkerError> {
     }
 }
 
-/// Does what one client asks for, until it leaves or asks for what this version does not know.
+/// Executes the requests of one client, until it leaves or sends an unknown request.
 async fn converse(worker: &Worker, client: &Conversation) -> Result<(), WorkerError> {
     loop {
         let asked = client.asked().await?;
         match asked.split_once(' ').unwrap_or((&asked, "")) {
             ("publish", bytes) => {
-                // The old one first, so that its memory is there for the new one.
+                // The old tensor first, so that the new one can use its memory.
                 worker.withdraw(PUBLISHED);
                 worker.publish(PUBLISHED, client.tensor(bytes.parse().unwrap_or(1))?)?;
                 client.answer("ready")?;
@@ -143,7 +143,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended by itself: then there is nothing to kill.
+        // The process may have ended by itself: then there is nothing to kill.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

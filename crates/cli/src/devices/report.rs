@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::machine::{Choice, Device, Library, Limits, Machine, NodeAccess, Port};
 
-/// Version of the JSON: incremented when a field changes its meaning or goes away.
+/// Version of the JSON: incremented when a field changes its meaning or is removed.
 const VERSION: u32 = 1;
 
 /// The object that `--json` prints.
@@ -48,7 +48,7 @@ pub(super) fn json(machine: &Machine, why_none: Option<&str>) -> Result<String, 
     Ok(serde_json::to_string_pretty(&document)? + "\n")
 }
 
-/// For people: a paragraph a device, then what Tensorwire would use.
+/// For people: one paragraph for each device, then the one that Tensorwire would use.
 pub(super) fn text(machine: &Machine, why_none: Option<&str>) -> String {
     let mut text = String::new();
     for device in &machine.devices {
@@ -108,7 +108,7 @@ fn paragraph(device: &Device, choice: Option<&Choice>) -> String {
     lines.0
 }
 
-/// Why it cannot be opened. If its file may not be used, the library reports only that there is none.
+/// Why the device cannot be opened. If its file may not be used, the library reports only that there is no device.
 fn closed(device: &Device) -> Option<String> {
     let refused = device.refused.clone()?;
     let access = device.node.as_ref().map(|node| &node.access);

@@ -54,7 +54,7 @@ fn reason_against_every_device_is_told_with_its_remedy() {
     assert!(why_none(&bare.seen()).unwrap().starts_with("there is no RDMA device; "));
 }
 
-/// The paths of all fields, arrays by their first element.
+/// The paths of all fields. Of an array, the first element's.
 fn fields(value: &Value, path: &str, into: &mut Vec<String>) {
     match value {
         Value::Object(object) => object.iter().for_each(|(name, value)| {

@@ -6,16 +6,16 @@ use serde::Serialize;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Status {
-    /// Correct, or without effect.
+    /// Correct, or without consequence.
     Ok,
-    /// RDMA works, though not everywhere or not as well.
+    /// RDMA works, but not everywhere or not as well.
     Warning,
-    /// RDMA cannot be used because of it.
+    /// This makes RDMA unusable.
     Problem,
 }
 
 impl Status {
-    /// As it is printed.
+    /// The printed name.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Ok => "ok",
@@ -28,18 +28,18 @@ impl Status {
 /// Something that doctor can find.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Cause {
-    /// Stable; the part before the dot is what was looked at.
+    /// Stable; the part before the dot names the check.
     pub(crate) id: &'static str,
     /// How bad it is for the device in question.
     pub(crate) status: Status,
-    /// When it is found.
+    /// The condition of the finding.
     pub(crate) when: &'static str,
-    /// The remedy, with `{words}` for what depends on the machine. Empty where none is needed.
+    /// The remedy, with `{words}` for parts that depend on the machine. Empty if none is needed.
     pub(crate) remedy: &'static str,
 }
 
 impl Cause {
-    /// What was looked at.
+    /// The name of the check.
     pub(crate) fn check(&self) -> &'static str {
         self.id.split_once('.').map_or(self.id, |(check, _)| check)
     }
@@ -50,7 +50,7 @@ macro_rules! causes {
     ($($name:ident $id:literal $status:ident $when:literal, $remedy:expr;)*) => {
         $(pub(super) const $name: Cause =
             Cause { id: $id, status: Status::$status, when: $when, remedy: $remedy };)*
-        /// All of them, for the book.
+        /// All causes, for the book.
         #[cfg(test)]
         pub(super) const CAUSES: &[Cause] = &[$($name),*];
     };

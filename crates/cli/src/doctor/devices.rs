@@ -22,7 +22,7 @@ pub(super) fn device_findings(machine: &Machine, wanted: Option<&str>, device: &
     found
 }
 
-/// Whether RDMA depends on this device: it is chosen or asked for, or none is.
+/// Whether RDMA depends on this device: it is the chosen or requested device, or there is no such device.
 fn is_needed(machine: &Machine, wanted: Option<&str>, name: &str) -> bool {
     match (&machine.choice, wanted) {
         (Ok(choice), _) => choice.device == name,
@@ -53,8 +53,8 @@ fn node(device: &Device) -> Finding {
     finding.with("node", path).with("device", &device.name).of(&device.name)
 }
 
-/// Whether the library has a driver for it and can open it. No finding where an earlier one explains it: without a library,
-/// and without a usable file (the library does not list a device without a file).
+/// Whether the library has a driver for the device and can open it. No finding if an earlier one explains the failure:
+/// without a library, and without a usable file (the library does not list a device without a file).
 fn driver(machine: &Machine, device: &Device) -> Option<Finding> {
     let Library::Found { devices, .. } = &machine.library else { return None };
     let access = device.node.as_ref().map(|node| &node.access)?;
@@ -133,7 +133,7 @@ fn state(device: &Device, port: &Port) -> Finding {
     finding.of(place)
 }
 
-/// A port that is down may have lost its addresses: that is no finding of its own.
+/// A port that is down may have lost its addresses: that makes no separate finding.
 fn address(device: &Device, port: &Port) -> Option<Finding> {
     if !port.is_active() {
         return None;
@@ -141,7 +141,8 @@ fn address(device: &Device, port: &Port) -> Option<Finding> {
     let wanted = if port.is_ethernet() { AddressKind::RoceV2 } else { AddressKind::InfiniBand };
     let usable: Vec<&Address> = port.addresses.iter().filter(|address| address.kind == wanted).collect();
     let interface = port.interface.as_ref().map_or("INTERFACE", |interface| &interface.name);
-    // InfiniBand's own addresses are made of a subnet's prefix, which is link-local as long as nobody sets another.
+    // InfiniBand's own addresses begin with the subnet's prefix, which is link-local unless an administrator sets
+    // another.
     let routable = usable.iter().find(|address| !port.is_ethernet() || !address.is_link_local());
     let finding = match (routable, usable.first()) {
         (Some(address), _) => Finding::new(&ADDRESS_FOUND, described(address)),

@@ -7,17 +7,17 @@ use super::cause::{Cause, Status};
 /// A cause that applies to this machine, and its subject.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Finding {
-    /// What was examined, such as `port`.
+    /// The check, such as `port`.
     pub(crate) check: &'static str,
-    /// What was found, such as `port.down`. Stable.
+    /// The cause, such as `port.down`. Stable.
     pub(crate) cause: &'static str,
-    /// The device, or device and port, that it is about.
+    /// The device, or device and port, that the finding is about.
     pub(crate) subject: Option<String>,
     /// How bad it is.
     pub(crate) status: Status,
-    /// What was found, in words.
+    /// The finding in words.
     pub(crate) message: String,
-    /// What to do; nothing if all is well.
+    /// The remedy, if one is needed.
     pub(crate) remedy: Option<String>,
 }
 
@@ -29,7 +29,7 @@ impl Finding {
         Self { check, cause: cause.id, subject: None, status: cause.status, message, remedy }
     }
 
-    /// What it is about.
+    /// Sets the subject.
     pub(super) fn of(mut self, subject: impl Into<String>) -> Self {
         self.subject = Some(subject.into());
         self
@@ -41,7 +41,7 @@ impl Finding {
         self
     }
 
-    /// The same finding on a device that is not needed.
+    /// This finding for a device that is not needed.
     pub(super) fn at_most_a_warning(mut self) -> Self {
         self.status = self.status.min(Status::Warning);
         self

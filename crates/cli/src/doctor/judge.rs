@@ -1,4 +1,4 @@
-//! From facts to findings.
+//! Derives findings from facts.
 
 use indicatif::BinaryBytes;
 
@@ -35,7 +35,7 @@ fn of_devices(machine: &Machine, wanted: Option<&str>) -> Vec<Finding> {
     found
 }
 
-/// Why no device can be opened, and what to do about it.
+/// The reason why no device can be opened, with the remedy.
 pub(super) fn obstacle(machine: &Machine) -> Option<Finding> {
     of_devices(machine, None).into_iter().find(|finding| finding.status == Status::Problem)
 }

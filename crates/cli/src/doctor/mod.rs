@@ -49,7 +49,8 @@ pub(crate) fn obstacle(machine: &Machine) -> Option<String> {
     Some(format!("{}; {remedy}", report::sentence(&finding)))
 }
 
-/// Examines this machine and prints the findings. The exit status shows whether what `arguments` require can be used.
+/// Examines this machine and prints the findings. The exit status shows whether the fabrics that `arguments` require
+/// can be used.
 pub(crate) async fn doctor(arguments: &Doctor) -> Result<ExitCode, Failure> {
     let runtime =
         TokioRuntime::current().ok_or_else(|| Failure::Runtime(std::io::ErrorKind::Other.into()))?;

@@ -9,9 +9,9 @@ use tensorwire_fabric::{
 };
 use tensorwire_memory::{Buf, GrantEnd, Granted, MemoryError, Pool, PoolConfig, copy::CopyReason};
 
-/// What is written.
+/// Number of bytes that are written.
 pub(super) const BYTES: usize = 1 << 20;
-/// How long all of it may take.
+/// Limit of the whole proof.
 const LIMIT: Duration = Duration::from_secs(20);
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 16, receive_depth: 16 };
 const MARK: Immediate = Immediate(0x0D0C);
@@ -19,7 +19,7 @@ const MARK: Immediate = Immediate(0x0D0C);
 /// A write that arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Proof {
-    /// From the first call to the comparison of the last byte.
+    /// The time from the first call to the comparison of the last byte.
     pub(super) took: Duration,
 }
 
@@ -44,7 +44,7 @@ pub(super) enum ProofError {
     Damaged { wrong: usize },
 }
 
-/// An error with what caused it.
+/// An error with its causes.
 fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -74,20 +74,20 @@ async fn write_once(fabric: &dyn Fabric, runtime: &dyn Runtime) -> Result<(), Pr
     let receive = registered(&domain, Access::RECEIVE)?;
     let mut payload = source.pool.try_alloc(BYTES)?;
     payload.iter_mut().zip(content()).for_each(|(byte, value)| *byte = value);
-    let mut lent = receive.pool.try_alloc(BYTES)?;
-    lent.fill(0);
-    let lent = lent.grant();
+    let mut buffer = receive.pool.try_alloc(BYTES)?;
+    buffer.fill(0);
+    let granted = buffer.grant();
     let [near, far] = connect(&*domain).await?.map(|connected| connected.spawn(runtime));
-    let sent = send(&near, payload.freeze(), &receive, &lent);
+    let sent = send(&near, payload.freeze(), &receive, &granted);
     // Stops at the first failure, after which the other side may wait in vain.
     let ((), arrived) = futures::try_join!(sent, far.next_arrival())?;
-    check(&arrived, &lent)?;
-    lent.end(GrantEnd::Content)?;
+    check(&arrived, &granted)?;
+    granted.end(GrantEnd::Content)?;
     futures::join!(near.close(), far.close());
     Ok(())
 }
 
-/// What is written: a period that is no power of two, so that a part at a wrong position differs.
+/// The written bytes: their period is no power of two, so that a part at a wrong position differs.
 fn content() -> impl Iterator<Item = u8> {
     (0..=250).cycle().take(BYTES)
 }
@@ -104,23 +104,23 @@ async fn send(
     near: &QueuePair,
     payload: Buf,
     receive: &RegisteredPool,
-    lent: &Granted,
+    granted: &Granted,
 ) -> Result<(), FabricError> {
-    let region = lent.block().and_then(|block| receive.region(block.id())).ok_or(FabricError::Closed)?;
+    let region = granted.block().and_then(|block| receive.region(block.id())).ok_or(FabricError::Closed)?;
     near.add_remote_region(region);
     let (region, generation) = (region.region, region.generation);
-    let target = RemoteRange { region, generation, offset: lent.offset() as u64, length: BYTES as u64 };
+    let target = RemoteRange { region, generation, offset: granted.offset() as u64, length: BYTES as u64 };
     near.write_imm(payload, target, MARK).await?;
     Ok(())
 }
 
-fn check(arrival: &Arrival, lent: &Granted) -> Result<(), ProofError> {
+fn check(arrival: &Arrival, granted: &Granted) -> Result<(), ProofError> {
     match arrival {
         Arrival::Immediate { immediate, .. } if *immediate == MARK => {}
         other => return Err(ProofError::WrongArrival(format!("{other:?}"))),
     }
     let mut bytes = vec![0; BYTES];
-    lent.read_at(0, &mut bytes, CopyReason::Local)?;
+    granted.read_at(0, &mut bytes, CopyReason::Local)?;
     match bytes.into_iter().zip(content()).filter(|(left, right)| left != right).count() {
         0 => Ok(()),
         wrong => Err(ProofError::Damaged { wrong }),
@@ -148,18 +148,18 @@ mod tests {
         let mut buffer = pool.try_alloc(BYTES).unwrap();
         buffer.iter_mut().zip(content()).for_each(|(byte, value)| *byte = value);
         buffer[70_000] ^= 1;
-        let lent = buffer.grant();
+        let granted = buffer.grant();
         let arrival = |immediate| Arrival::Immediate { immediate, length: BYTES as u64 };
-        let damaged = check(&arrival(MARK), &lent).unwrap_err().to_string();
+        let damaged = check(&arrival(MARK), &granted).unwrap_err().to_string();
         assert_eq!(damaged, "1 of 1048576 bytes arrived damaged");
-        let other = check(&arrival(Immediate(7)), &lent).unwrap_err();
+        let other = check(&arrival(Immediate(7)), &granted).unwrap_err();
         assert!(matches!(other, ProofError::WrongArrival(_)), "{other}");
-        let mut buffer = lent.end(GrantEnd::Content).unwrap();
+        let mut buffer = granted.end(GrantEnd::Content).unwrap();
         buffer[70_000] ^= 1;
         check(&arrival(MARK), &buffer.grant()).unwrap();
     }
 
-    /// Time that runs out at once.
+    /// A runtime whose time limits end at once.
     #[derive(Debug)]
     struct Hasty(TokioRuntime);
 

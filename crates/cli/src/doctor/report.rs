@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::{Examination, cause::Status, finding::Finding, judge::place};
 use crate::machine::Choice;
 
-/// Version of the JSON: incremented when a field changes its meaning or goes away.
+/// Version of the JSON: incremented when a field changes its meaning or is removed.
 const VERSION: u32 = 1;
 
 /// Whether RDMA can be used, in a sentence.

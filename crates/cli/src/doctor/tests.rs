@@ -1,4 +1,4 @@
-//! The findings of doctor on machines that exist in a directory only.
+//! The findings of doctor on machines that exist only as a directory.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::machine::{Library, Machine, NodeAccess, Paging, made_up::MadeUp};
 
 const PROOF: Proof = Proof { took: Duration::from_millis(20) };
 
-/// As if every write that can be tried had worked.
+/// The examination of `machine`, in which every possible write works.
 fn examined(machine: Machine) -> Examination {
     Examination {
         verbs: machine.choice.as_ref().map(|_| PROOF).map_err(Clone::clone),
@@ -54,7 +54,7 @@ impl Opinion {
         self.findings.iter().filter(|one| one.status == status).map(|one| one.cause).collect()
     }
 
-    /// That it is unusable for these causes, the first of which is in the verdict.
+    /// Checks that RDMA is unusable for these causes, and that the verdict names the first.
     fn refuses(&self, causes: &[&str]) {
         assert!(!self.usable, "{}", self.verdict);
         assert_eq!(self.causes(Status::Problem), causes);
@@ -170,7 +170,7 @@ fn doctor_device_that_the_container_forbids() {
 fn doctor_device_without_a_file() {
     closed(NodeAccess::Missing).refuses(&["node.missing", "choice.none"]);
     closed(NodeAccess::Failed("No such device".to_owned())).refuses(&["node.failed", "choice.none"]);
-    // The library's own words are shown only where the file does not explain them.
+    // The library's own error is shown only if the file does not explain it.
     closed(NodeAccess::Granted).refuses(&["open.failed", "choice.none"]);
 }
 
@@ -248,7 +248,7 @@ fn doctor_library_without_a_driver() {
     machine.devices[0].refused = Some("there is no RDMA device rxe0".to_owned());
     machine.choice = Err("there is no RDMA device rxe0".to_owned());
     Opinion::on(&examined(machine.clone())).refuses(&["provider.missing", "choice.none"]);
-    // Without its file the library knows no device, whatever drivers it has.
+    // Without its file the library does not know the device, even if it has the driver.
     machine.devices[0].node.as_mut().unwrap().access = NodeAccess::Missing;
     Opinion::on(&examined(machine)).refuses(&["node.missing", "choice.none"]);
 }

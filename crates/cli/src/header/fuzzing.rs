@@ -1,4 +1,4 @@
-//! What a fuzzer does to headers of safetensors files, and the inputs it has found so far.
+//! The fuzz target of headers of safetensors files, and a test with the inputs that it has found so far.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
 

@@ -29,7 +29,7 @@ pub(crate) struct Device {
     pub(crate) firmware: Option<String>,
     /// Its address on the PCI bus.
     pub(crate) pci: Option<String>,
-    /// The NUMA node that it is nearest to.
+    /// The nearest NUMA node.
     pub(crate) numa_node: Option<u32>,
     /// The file through which programs use it.
     pub(crate) node: Option<Node>,
@@ -66,7 +66,7 @@ pub(crate) struct Limits {
     pub(crate) region_bytes: u64,
 }
 
-/// The operations that a device does on memory that is not pinned, on reliable connections.
+/// The operations of reliable connections that a device supports on memory that is not pinned.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub(crate) struct Paging {
     /// It sends from such memory.
@@ -195,7 +195,7 @@ pub(super) fn read_all(tree: &Tree) -> Vec<Device> {
 
 fn read(tree: &Tree, name: String) -> Device {
     let at = |file: &str| format!("{DEVICES}/{name}/{file}");
-    // Soft-RoCE names the interface it runs over; its `device`, where there is one, is that interface's.
+    // Soft-RoCE names the interface it runs over; its `device`, if it has one, belongs to that interface.
     let parent = tree.text(&at("parent"));
     let software = parent.is_some() || !tree.has(&at("device"));
     let driver = match &parent {

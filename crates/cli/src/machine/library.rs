@@ -1,4 +1,4 @@
-//! libibverbs, and what Tensorwire would use through it.
+//! libibverbs, and the device that Tensorwire would use through it.
 
 use std::{path::Path, sync::Arc};
 
@@ -8,7 +8,7 @@ use tensorwire_verbs_reactor::{Library as Verbs, Rdma, SettingError, VerbsError,
 
 use super::Tree;
 
-/// The library as it was found.
+/// Whether the library could be opened, and its devices.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Library {
     /// It cannot be opened.
@@ -81,7 +81,7 @@ pub(crate) fn open_fabric(device: Option<&str>, runtime: Arc<dyn Runtime>) -> Re
     VerbsFabric::open(runtime, &settings).map_err(|error| error.to_string())
 }
 
-/// The choice of a worker, made by the fabric.
+/// The fabric's choice for a worker.
 pub(super) fn choose(device: Option<&str>, runtime: Arc<dyn Runtime>) -> Result<Choice, String> {
     let fabric = open_fabric(device, runtime)?;
     let source = fabric.source();

@@ -1,4 +1,4 @@
-//! Machines that exist in a directory only.
+//! Machines that exist only as a directory.
 
 use std::{fs, os::unix::fs::symlink, path::Path};
 
@@ -6,7 +6,7 @@ use tempfile::TempDir;
 
 use super::{Choice, Library, Limits, Machine, Paging, Tree};
 
-/// A machine as a tree of files. What a test does not change is healthy.
+/// A machine as a tree of files. It is healthy except for the changes of a test.
 #[derive(Debug)]
 pub(crate) struct MadeUp {
     directory: TempDir,
@@ -146,8 +146,8 @@ impl MadeUp {
         Tree::below(self.directory.path())
     }
 
-    /// As it would be seen, with a library that knows every device and opens those whose file may be used. The first
-    /// device with an active port would be used.
+    /// The machine as doctor sees it, with a library that knows every device and opens those whose file may be used.
+    /// The choice is the first device with an active port.
     pub(crate) fn seen(&self) -> Machine {
         let library =
             Library::Found { path: Some("/usr/lib/libibverbs.so.1.14.44.0".to_owned()), devices: Ok(vec![]) };

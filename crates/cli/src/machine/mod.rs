@@ -26,14 +26,14 @@ pub(crate) use process::{MemoryLock, ProcessFacts};
 pub(crate) use surroundings::Surroundings;
 pub(crate) use tree::Tree;
 
-/// Everything that can be read without moving a byte over a device.
+/// All facts that can be read without a transfer over a device.
 #[derive(Debug, Clone)]
 pub(crate) struct Machine {
     /// libibverbs.
     pub(crate) library: Library,
     /// The kernel's devices.
     pub(crate) devices: Vec<Device>,
-    /// The device that Tensorwire would use, or why it would use none.
+    /// The device that Tensorwire would use, or the reason to use none.
     pub(crate) choice: Result<Choice, String>,
     /// The kernel, and the surroundings of this process.
     pub(crate) surroundings: Surroundings,
@@ -55,7 +55,7 @@ impl Machine {
         machine
     }
 
-    /// The facts that files contain, without a choice.
+    /// The facts in files, without a choice.
     fn read(tree: &Tree, library: Library) -> Self {
         Self {
             library,

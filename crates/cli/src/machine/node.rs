@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::Tree;
 
-/// What happened when the file was opened for reading and writing.
+/// The result of opening the file for reading and writing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum NodeAccess {

@@ -12,7 +12,7 @@ pub(crate) struct ProcessFacts {
     pub(crate) user: Option<u32>,
     /// Whether it has CAP_IPC_LOCK.
     pub(crate) may_lock: bool,
-    /// Whether its rights are valid in a user namespace only.
+    /// Whether its rights are valid only in a user namespace.
     pub(crate) in_user_namespace: bool,
     /// How much memory it may lock.
     pub(crate) memory_lock: Option<MemoryLock>,
@@ -42,7 +42,7 @@ impl ProcessFacts {
         }
     }
 
-    /// How much memory it may lock, considering its rights: CAP_IPC_LOCK counts only outside of user namespaces.
+    /// How much memory it may lock, considering its rights: CAP_IPC_LOCK counts only outside user namespaces.
     pub(crate) fn lockable(&self) -> Option<MemoryLock> {
         if self.may_lock && !self.in_user_namespace { Some(MemoryLock::Unlimited) } else { self.memory_lock }
     }

@@ -46,7 +46,7 @@ impl Surroundings {
         let loaded = |name: &&str| tree.has(&format!("/sys/module/{name}"));
         Self {
             kernel: tree.text("/proc/sys/kernel/osrelease"),
-            // The class is there as long as ib_uverbs is, as a module or built in.
+            // The class exists while ib_uverbs is loaded or built in.
             has_verbs: tree.has("/sys/class/infiniband_verbs"),
             modules: MODULES.iter().filter(|name| loaded(name)).map(|&name| name.to_owned()).collect(),
             container: container(tree),

@@ -1,4 +1,4 @@
-//! What is read from a tree of files.
+//! Facts that are read from a tree of files.
 
 use super::{AddressKind, MemoryLock, NodeAccess, made_up::MadeUp};
 

@@ -37,12 +37,12 @@ impl Tree {
         (!text.is_empty()).then(|| text.to_owned())
     }
 
-    /// A file that holds one number.
+    /// The number in a file.
     pub(crate) fn number<N: std::str::FromStr>(&self, path: &str) -> Option<N> {
         self.text(path)?.parse().ok()
     }
 
-    /// The names in a directory: in order, those with numbers by number.
+    /// The sorted names in a directory; names with numbers are sorted by number.
     pub(crate) fn names(&self, path: &str) -> Vec<String> {
         let Ok(entries) = fs::read_dir(self.at(path)) else { return Vec::new() };
         let mut names: Vec<String> =
@@ -51,7 +51,7 @@ impl Tree {
         names
     }
 
-    /// The last part of what a link points to.
+    /// The last part of a link's target.
     pub(crate) fn link_name(&self, path: &str) -> Option<String> {
         let target = fs::read_link(self.at(path)).ok()?;
         Some(target.file_name()?.to_string_lossy().into_owned())

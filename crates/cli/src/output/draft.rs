@@ -1,4 +1,4 @@
-//! A regular file that appears whole or not at all.
+//! A regular file that appears complete or not at all.
 
 use std::{
     fs::{self, File, Metadata, Permissions},
@@ -21,20 +21,20 @@ use tempfile::{Builder, NamedTempFile};
 
 use crate::signals::{AtSignal, at_signal};
 
-/// Symbolic links that are followed from the name that the user gave, at most; as many as the kernel follows.
+/// Maximum number of symbolic links that are followed from the name that the user gave: the kernel's limit.
 const LINKS_MAX: usize = 40;
 
 /// Permissions of a new file, before the umask.
 const NEW_MODE: u32 = 0o666;
 
-/// Permissions of a file that is to get those of the one it replaces.
+/// Permissions of a new file until it gets those of the file that it replaces.
 const PRIVATE_MODE: u32 = 0o600;
 
-/// A file that has no name yet, in the directory of its target. If it is dropped before [`finish`](Self::finish) it is
-/// removed; after SIGKILL too, where the file system supports files without a name.
+/// An unfinished file in the directory of its target. Dropping it before [`finish`](Self::finish) removes it. If the
+/// file system supports files without a name, SIGKILL removes it, too.
 #[derive(Debug)]
 pub(super) struct Draft {
-    /// No symbolic link.
+    /// Not a symbolic link.
     target: PathBuf,
     file: Unfinished,
 }
@@ -48,8 +48,8 @@ enum Unfinished {
 }
 
 impl Draft {
-    /// Begins a file that will be at the target of `path`. It gets owner and mode of the file that it `replaces`, as far as
-    /// this process may set them.
+    /// Begins a file that will get the name to which `path` leads. It gets owner and mode of the file that it
+    /// `replaces`, as far as this process may set them.
     ///
     /// # Errors
     /// [`io::ErrorKind::IsADirectory`] when `path` can only be that of a directory.
@@ -69,7 +69,7 @@ impl Draft {
     /// Allocates `bytes` bytes on the disk.
     ///
     /// # Errors
-    /// [`io::ErrorKind::StorageFull`] when so many are not free.
+    /// [`io::ErrorKind::StorageFull`] when fewer bytes are free.
     pub(super) fn reserve(&self, bytes: u64) -> io::Result<()> {
         // The kernel would fill the disk before it fails.
         if self.capacity()?.is_some_and(|free| free < bytes) {
@@ -91,7 +91,8 @@ impl Draft {
         Ok(system.f_bavail.saturating_mul(system.f_frsize))
     }
 
-    /// Bytes that are free there, including those reserved for the administrator; `None` where it does not report them.
+    /// Free bytes of the file's file system, including those reserved for the administrator; `None` if it does not
+    /// report them.
     fn capacity(&self) -> io::Result<Option<u64>> {
         let system = rustix::fs::fstatvfs(self.file())?;
         Ok((system.f_blocks > 0).then(|| system.f_bfree.saturating_mul(system.f_frsize)))
@@ -131,11 +132,12 @@ fn begin(directory: &Path, mode: u32) -> io::Result<Unfinished> {
     match rustix::fs::open(directory, flags, Mode::from_raw_mode(mode)) {
         Ok(descriptor) => {
             let file = File::from(descriptor);
-            // There is such a name, so that nothing is made; any other error would come at the end, too.
+            // The name `.` exists, so this call makes nothing; any other error would also occur when the file is
+            // finished.
             let can_be_named = link(&file, &directory.join(".")) == Err(Errno::EXIST);
             if can_be_named { Ok(Unfinished::Unnamed(file)) } else { named(directory, mode) }
         }
-        // A file with a name could not be made there either, and that error would show its name.
+        // A file with a name could not be made there either, and that error would show the temporary name.
         Err(error @ (Errno::NOENT | Errno::NOTDIR | Errno::ACCESS | Errno::ROFS)) => Err(error.into()),
         // The file system or the kernel does not support files without a name.
         Err(_) => named(directory, mode),
@@ -148,8 +150,8 @@ fn named(directory: &Path, mode: u32) -> io::Result<Unfinished> {
     Ok(Unfinished::Named(file))
 }
 
-/// Gives a file without a name the name `path`: by its descriptor where the kernel allows that (since 6.10, or with
-/// `CAP_DAC_READ_SEARCH`), else by way of `/proc`.
+/// Gives a file without a name the name `path`: by its descriptor if the kernel allows that (since 6.10, or with
+/// `CAP_DAC_READ_SEARCH`), otherwise through `/proc`.
 fn link(file: &File, path: &Path) -> rustix::io::Result<()> {
     match rustix::fs::linkat(file, "", CWD, path, AtFlags::EMPTY_PATH) {
         Err(Errno::NOENT) => {
@@ -160,8 +162,8 @@ fn link(file: &File, path: &Path) -> rustix::io::Result<()> {
     }
 }
 
-/// Brings the names in `directory` to the disk. Where this user may not read it, or its file system does not do that, the file
-/// is there all the same.
+/// Writes the names in `directory` to the disk. If this user may not read the directory, or its file system does not
+/// support that, the file exists nevertheless.
 fn sync_names(directory: &Path) -> io::Result<()> {
     let why = match File::open(directory).map(|directory| directory.sync_all()) {
         Err(error) => error,
@@ -176,7 +178,7 @@ fn sync_names(directory: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Names beside the target. Short, so that they fit wherever the target's fits.
+/// Temporary names in the target's directory. They are short, so that they are allowed if the target's name is.
 fn hidden() -> Builder<'static, 'static> {
     let mut builder = Builder::new();
     builder.prefix(".pull.").suffix(".part");
@@ -187,7 +189,7 @@ fn hidden() -> Builder<'static, 'static> {
 fn take_after(file: &File, replaced: &Metadata) -> io::Result<()> {
     let (owner, group) = (replaced.uid(), Some(replaced.gid()));
     let has_group = fchown(file, Some(owner), group).is_ok() || fchown(file, None, group).is_ok();
-    // The rights of the old group are not given to a new one.
+    // A new group does not get the rights of the old one.
     let mask = if has_group { 0o777 } else { 0o707 };
     file.set_permissions(Permissions::from_mode(replaced.mode() & mask))
 }
@@ -232,7 +234,7 @@ mod tests {
 
     use super::{PRIVATE_MODE, Path, Unfinished, begin, fs, named};
 
-    /// In a process that is killed: the folder of its draft.
+    /// Environment variable of the process that is killed: the folder of its draft.
     const FOLDER: &str = "TENSORWIRE_TEST_DRAFT";
 
     #[test]

@@ -27,7 +27,7 @@ fn dropped_output_leaves_nothing_and_keeps_what_was_there() {
 #[test]
 fn finished_output_replaces_what_was_there_and_leaves_nothing_else() {
     let directory = tempfile::tempdir().unwrap();
-    // As long as a name may be.
+    // A name of the maximum length.
     let target = directory.path().join("f".repeat(255));
     fs::write(&target, b"before").unwrap();
     let mut output = open(&target).unwrap();
@@ -68,7 +68,7 @@ fn a_link_stays_and_what_it_leads_to_is_replaced() {
     fs::create_dir(directory.path().join("elsewhere")).unwrap();
     symlink("further", &link).unwrap();
     symlink("elsewhere/file", &further).unwrap();
-    // First where nothing is there yet, then over what is.
+    // First a new file, then one that replaces it.
     for bytes in [b"abc", b"def"] {
         let mut output = open(&link).unwrap();
         output.begin(bytes, 3).unwrap();

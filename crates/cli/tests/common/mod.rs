@@ -109,7 +109,7 @@ pub(crate) fn small_checkpoint(directory: &Path) -> PathBuf {
     path
 }
 
-/// The command with `arguments`, and with no secret of the surroundings.
+/// The command with `arguments`, without a secret from the environment.
 pub(crate) fn tensorwire(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tensorwire"));
     command.args(arguments).env_remove("TENSORWIRE_SECRET_FILE").env_remove("RUST_LOG");
@@ -122,12 +122,12 @@ pub(crate) fn run(arguments: &[&str]) -> Output {
     finish(tensorwire(arguments), command_max())
 }
 
-/// Runs a command that must succeed, and gives what it printed.
+/// Runs a command that must succeed, and returns its output.
 pub(crate) fn succeed(arguments: &[&str]) -> String {
     succeed_as(tensorwire(arguments))
 }
 
-/// Runs `command`, which must succeed, and gives what it printed.
+/// Runs `command`, which must succeed, and returns its output.
 pub(crate) fn succeed_as(command: Command) -> String {
     let shown = format!("{command:?}");
     let output = finish(command, command_max());
@@ -135,7 +135,7 @@ pub(crate) fn succeed_as(command: Command) -> String {
     text(&output)
 }
 
-/// Runs a command that must fail with code 1, and gives what it printed.
+/// Runs a command that must fail with code 1, and returns its output.
 pub(crate) fn fail(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", text(&output));
@@ -143,7 +143,7 @@ pub(crate) fn fail(arguments: &[&str]) -> String {
 }
 
 impl Process {
-    /// The first line that starts with `prefix`, without it. Fails when the process ends or hangs before.
+    /// The first line that starts with `prefix`, without the prefix. Fails if the process ends or hangs before.
     pub(crate) fn line_after(&mut self, prefix: &'static str) -> String {
         let stdout = self.0.stdout.take().unwrap();
         let (found, line) = mpsc::channel();

@@ -1,5 +1,5 @@
-//! What a peer says may hold an escape sequence, a forged line of a log, or a mark that turns text around. None of it reaches
-//! standard error or the log of `tensorwire`, whichever end it is.
+//! A peer's text may contain an escape sequence, a forged line of a log, or a mark that reverses text. Neither a server
+//! nor a client writes any of these to standard error or its log.
 
 #![allow(clippy::disallowed_methods)] // the tests drive real processes, on tokio itself
 
@@ -22,10 +22,10 @@ use tensorwire_rendezvous::control::{ControlPlane, ControlSession, GrpcConfig, G
 
 use crate::common::{Process, finish, small_checkpoint, tensorwire};
 
-/// Sets a terminal's title, rings, begins a line of its own, clears the screen and turns the rest around.
+/// Sets a terminal's title, rings, begins a new line, clears the screen and reverses the rest.
 const ACTIVE: &str = "x\u{1b}]0;mine\u{7}\nFORGED WARN all is well\r\u{9b}2J\u{202e}\u{2028}";
 
-/// As it may be shown: how it begins.
+/// The beginning of its escaped form.
 const SHOWN: &str = r"x\u{1b}]0;mine\u{7}\nFORGED";
 
 const NAME: &str = "/job:hostile/replica:0/task:0";
@@ -42,14 +42,14 @@ fn bounded<F: Future>(test: F) -> F::Output {
     })
 }
 
-/// Nothing of `shown` acts on what shows it, and no line of it is the peer's.
+/// Checks that `shown` contains no control characters, and no line made by the peer.
 fn assert_harmless(deed: &str, shown: &str) {
     let active = shown.chars().find(|character| *character != '\n' && is_active(*character));
     assert_eq!(active, None, "{deed}: {shown:?}");
     assert!(!shown.lines().any(|line| line.starts_with("FORGED")), "{deed}: {shown}");
 }
 
-/// What `tensorwire pull` prints about a server, with the whole log; it must fail.
+/// The output of `tensorwire pull` from this server, with the whole log; it must fail.
 fn pulled(deed: &str, address: &str, more: &[&str]) -> String {
     let mut pull = tensorwire(&[&["pull", address, "--fabric", "tcp"], more].concat());
     pull.env("RUST_LOG", "tensorwire=trace,warn");
@@ -87,7 +87,7 @@ async fn be_hostile(plane: GrpcPlane, deed: &str) {
         let answer = match ControlFrame::decode(&bytes) {
             Ok(ControlFrame::ListRequest { request, .. }) if deed == "name" => list(ACTIVE, request),
             Ok(ControlFrame::ListRequest { request, .. }) if deed == "refused" => list("w", request),
-            // In answer: a puller that has asked for nothing yet connects again instead, and finds nobody.
+            // As an answer: a puller that has sent no request yet would connect again instead, in vain.
             Ok(ControlFrame::ListRequest { .. }) if deed == "goodbye" => {
                 ControlFrame::Goodbye { status: status.clone() }
             }
@@ -209,7 +209,7 @@ fn s5_nothing_in_a_served_header_acts_on_the_terminal_or_log_of_a_pull() {
     }
 }
 
-/// Says one thing to the server.
+/// Sends the message of `deed` to the server.
 async fn say(plane: &GrpcPlane, address: &str, deed: &str) {
     let runtime = TokioRuntime::current().unwrap();
     let mut session = plane.dial(address).await.unwrap();
@@ -242,7 +242,7 @@ async fn say(plane: &GrpcPlane, address: &str, deed: &str) {
             session.sender.send(ControlFrame::Goodbye { status: status() }.encode()).await.unwrap();
         }
     }
-    // Until the server has closed it, and so has logged why.
+    // Until the server has closed the session, after logging the reason.
     while let Ok(Some(_)) = session.receiver.recv().await {}
 }
 

@@ -1,4 +1,4 @@
-//! Strangers who flood a server below its protocol: what that writes to its log, through the filter that the command has.
+//! Strangers that flood a server below its protocol, and the lines that this adds to its log with the command's filter.
 
 use std::{
     fs::{self, File},
@@ -12,17 +12,17 @@ use std::{
 
 use crate::common::{Process, Server, small_checkpoint, succeed, tensorwire};
 
-/// What a server's log may have at the end, in bytes: the lines that one host may cause in a minute.
+/// Maximum length of the server's log: the lines that one host may cause in a minute.
 const LOG_BYTES_MAX: u64 = 4 << 10;
 
-/// Strangers at once, and how often each comes at least.
+/// Number of strangers at once, and the minimum number of visits of each.
 const STRANGERS: usize = 3;
 const VISITS: usize = 40;
 
-/// What a stranger sends on one connection, in bytes, unless it is cut.
+/// Number of bytes that a stranger sends on one connection, unless it is cut.
 const FLOOD_BYTES: usize = 64 << 10;
 
-/// How long it waits after that.
+/// How long it waits after sending.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// What an HTTP/2 client sends first: the preface and empty settings.
@@ -45,7 +45,7 @@ fn pings() -> Vec<u8> {
     frame(6, 0, 0, &[7; 8]).repeat(1000)
 }
 
-/// Calls that are given up as soon as they are made.
+/// Calls that are reset as soon as they are made.
 fn resets() -> Vec<u8> {
     let path = b"/tensorwire.control.v1.Control/Attach";
     let call = [&[0x83, 0x86, 0x04, path.len() as u8][..], path, b"\x01\x01h"].concat();
@@ -55,8 +55,8 @@ fn resets() -> Vec<u8> {
         .collect()
 }
 
-/// Comes again and again until `is_over`, and `VISITS` times at least. Each time it waits for a moment to be cut, so that no
-/// long line of its connections keeps others waiting.
+/// Connects repeatedly until `is_over`, and at least `VISITS` times. Each time it waits for a moment to be cut, so that
+/// its connections do not delay others in a long queue.
 fn flood(address: &str, frames: &[u8], is_over: &AtomicBool) {
     for visit in 0.. {
         if visit >= VISITS && is_over.load(Ordering::Relaxed) {
@@ -70,7 +70,7 @@ fn flood(address: &str, frames: &[u8], is_over: &AtomicBool) {
     }
 }
 
-/// Ends the floods, also where the test fails.
+/// Ends the floods, even if the test fails.
 struct Over<'a>(&'a AtomicBool);
 
 impl Drop for Over<'_> {
@@ -79,7 +79,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// `tensorwire serve`, which logs to `log`; through its own filter unless there is another.
+/// `tensorwire serve`, which logs to `log`, with its own filter unless `filter` is given.
 fn serve(file: &Path, log: &Path, filter: Option<&str>) -> Server {
     let mut command = tensorwire(&["serve", file.to_str().unwrap()]);
     command.stderr(File::create(log).unwrap()).envs(filter.map(|filter| ("RUST_LOG", filter)));
@@ -105,11 +105,11 @@ fn floods_leave_the_log_short(filter: Option<&str>) {
         let kind = frames[3];
         let bytes = fs::metadata(&log).unwrap().len();
         println!("frames of kind {kind}: {bytes} bytes in the log");
-        let said = fs::read_to_string(&log).unwrap();
-        assert!(bytes <= LOG_BYTES_MAX, "{kind}: {bytes} bytes: {}", said.get(..2000).unwrap_or(&said));
+        let lines = fs::read_to_string(&log).unwrap();
+        assert!(bytes <= LOG_BYTES_MAX, "{kind}: {bytes} bytes: {}", lines.get(..2000).unwrap_or(&lines));
         assert!(
-            said.contains("a control connection was cut") && said.contains("the peer "),
-            "{kind}: {said}"
+            lines.contains("a control connection was cut") && lines.contains("the peer "),
+            "{kind}: {lines}"
         );
     }
 }
@@ -119,7 +119,7 @@ fn s4_a_strangers_flood_leaves_the_commands_log_short() {
     floods_leave_the_log_short(None);
 }
 
-/// As in a program that shows every warning.
+/// With the filter of a program that shows every warning.
 #[test]
 fn s4_a_strangers_flood_leaves_a_log_of_all_warnings_short() {
     floods_leave_the_log_short(Some("warn"));
