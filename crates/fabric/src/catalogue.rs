@@ -1,4 +1,5 @@
-//! Catalogues: named contents that a peer on the same host reads directly.
+//! Catalogues: contents that a peer on the same host reads directly. Most are found by a name. The others have the number of their
+//! cell.
 //!
 //! A fabric that maps memory between processes may have a catalogue for each domain. The contract names two traits, for
 //! the side that writes it and for the peers that read it; a fabric without one implements neither.
@@ -13,7 +14,7 @@ pub const CELL_WORDS: usize = 6;
 /// The longest content that a cell itself has room for, in bytes.
 pub const CELL_CONTENT_BYTES: usize = 48;
 
-/// Number of a cell. A cell belongs to one name for as long as the catalogue lives.
+/// Number of a cell. A cell belongs to one name, or to none, for as long as the catalogue lives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct CellNumber(pub u32);
 
@@ -31,6 +32,9 @@ pub trait Catalogue: Send + Sync + fmt::Debug + 'static {
     /// The cell of `name`, assigned by the first call; `None` if the name is too long, or there is no room for it.
     fn cell(&self, name: &str) -> Option<CellNumber>;
 
+    /// The cell of the nameless content `number`; `None` if there is no room for so many.
+    fn nameless_cell(&self, number: u32) -> Option<CellNumber>;
+
     /// Replaces the content of `cell`; `None` empties the cell. A content that the peers cannot map empties it, too. A
     /// reader that is copying the previous content sees that it was replaced. A content with views is held until the
     /// last view is dropped.
@@ -45,6 +49,9 @@ pub trait PeerCatalogue: Send + Sync + fmt::Debug + 'static {
     /// The present content of the cell of `name`. `None` if the name has no cell, the cell is empty or is being
     /// replaced, its content is not mapped here, or the connection is over: then the caller asks the peer.
     fn find(&self, name: &str) -> Option<CellReading>;
+
+    /// As [`find`](Self::find), of the nameless content `number`, which may be any number.
+    fn find_nameless(&self, number: u32) -> Option<CellReading>;
 
     /// Fills `into` with the content from `offset` on. That range must lie inside the content. True if the content had
     /// not been replaced, and the peer had not closed the connection, when all bytes were copied. After the last part

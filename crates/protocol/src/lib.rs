@@ -56,8 +56,8 @@ pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError, WireError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use message::{
-    Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Note, ResultSlot, Scope, Sharing,
-    StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
+    Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Note, Offered, ResultSlot, Scope,
+    Sharing, StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
 };
 pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
 pub use metadata_cache::MetadataCache;

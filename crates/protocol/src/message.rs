@@ -21,19 +21,32 @@ pub enum Scope {
     Published,
     /// As [`Published`](Self::Published), with VERSION before the answer.
     Versioned(Wanted),
+    /// Among the offered tensors, which have numbers instead of names; the value stays. The key is not used.
+    Offered(Offered),
+}
+
+/// Identifies an offered tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Offered {
+    /// The incarnation of the worker that offers it.
+    pub incarnation: u64,
+    /// The edition. No other offer of the incarnation has the same one.
+    pub edition: u64,
+    /// Its place among the worker's offers, which a later offer may have again.
+    pub cell: u32,
 }
 
 impl Scope {
     /// Whether the request fails at once if the value is not there.
     pub(crate) fn is_immediate(self) -> bool {
-        matches!(self, Self::Published | Self::Versioned(Wanted::Now))
+        matches!(self, Self::Published | Self::Versioned(Wanted::Now) | Self::Offered(_))
     }
 
     /// The step, for a value of one.
     pub fn step(self) -> Option<StepId> {
         match self {
             Self::Step(step) | Self::StepNow(step) => Some(step),
-            Self::Published | Self::Versioned(_) => None,
+            Self::Published | Self::Versioned(_) | Self::Offered(_) => None,
         }
     }
 

@@ -6,7 +6,7 @@ use std::{future::Future, time::Duration};
 
 use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::DataType;
-use tensorwire_rendezvous::{Tensor, Ticket, Worker, WorkerError};
+use tensorwire_rendezvous::{Tensor, Ticket, Worker};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use crate::{
@@ -60,7 +60,7 @@ fn an_offer_is_read_by_its_ticket_until_it_ends() {
             assert!(holds(first.as_ref(), 1) && holds(two.fetch(ticket).await.as_ref(), 1));
             drop(offer);
             assert!(two.fetch(ticket).await.is_none());
-            // The next one takes the same number, and another ticket.
+            // The next one takes the same cell, and another ticket.
             let other = two.server.offer(two.tensor(2));
             assert!(two.fetch(ticket).await.is_none());
             assert!(holds(two.fetch(other.ticket()).await.as_ref(), 2));
@@ -114,21 +114,68 @@ fn an_offer_that_ends_holds_its_memory_while_it_is_viewed() {
 }
 
 #[test]
-fn offers_are_not_listed_and_their_names_are_reserved() {
+fn offers_are_not_listed_and_have_no_names() {
     run(async {
         let two = Two::start(FabricKind::TCP).await;
         let offers = [1, 2, 3].map(|seed| two.server.offer(two.tensor(seed)));
-        two.server.publish("between", two.tensor(4)).unwrap();
+        two.server.publish("offer", two.tensor(4)).unwrap();
         let listed = two.peer.list().await.unwrap();
-        assert_eq!(listed.iter().map(|entry| &*entry.name).collect::<Vec<_>>(), ["between"]);
-        for name in ["tensorwire offer 0", "tensorwire offer x"] {
-            let refused = two.server.publish(name, two.tensor(5)).unwrap_err();
-            assert!(matches!(refused, WorkerError::Config { field: "published name", .. }), "{refused}");
-            assert!(!two.server.withdraw(name));
-        }
+        assert_eq!(listed.iter().map(|entry| &*entry.name).collect::<Vec<_>>(), ["offer"]);
         assert!(holds(two.fetch(offers[0].ticket()).await.as_ref(), 1));
+        assert!(holds(Some(&two.peer.fetch("offer").await.unwrap()), 4));
         two.end().await;
     });
+}
+
+/// More than the catalogue has room for.
+#[test]
+fn any_number_of_offers_exist_at_a_time() {
+    for kind in kinds(USUAL) {
+        run(async {
+            let two = Two::start(*kind).await;
+            let small = |number: u32| {
+                let tensor = Tensor::from_values(two.server.pool(), &[1], &[number]).unwrap();
+                two.server.offer(tensor)
+            };
+            for _ in 0..2 {
+                let offers: Vec<_> = (0..600).map(small).collect();
+                for (number, offer) in (0..600_u32).zip(&offers) {
+                    let fetched = two.fetch(offer.ticket()).await.unwrap();
+                    assert_eq!(fetched.values::<u32>().unwrap(), [number]);
+                }
+            }
+            two.end().await;
+        });
+    }
+}
+
+/// A peer may have any ticket: it gets an offer whose numbers it has guessed, and nothing else.
+#[test]
+fn s5_a_ticket_with_other_numbers_gives_nothing() {
+    for kind in kinds(USUAL) {
+        run(async {
+            let two = Two::start(*kind).await;
+            let offer = two.server.offer(two.tensor(1));
+            let honest = offer.ticket();
+            for _ in 0..2 {
+                // Incarnation, edition and cell.
+                for (at, length) in [(0, 8), (8, 8), (16, 4)] {
+                    for lie in [0, 1, 2, 5, 255, 256, 4095, 4096, u64::MAX - 4095, u64::MAX] {
+                        let mut bytes = honest.as_bytes().to_vec();
+                        bytes[at..at + length].copy_from_slice(&lie.to_le_bytes()[..length]);
+                        let ticket = Ticket::read_from_bytes(&bytes).unwrap();
+                        assert_eq!(two.fetch(ticket).await.is_some(), ticket == honest, "{at}: {lie}");
+                    }
+                }
+                assert!(holds(two.fetch(honest).await.as_ref(), 1));
+            }
+            // Nor does the worker itself.
+            let own = two.server.peer(two.server.name()).unwrap();
+            drop(offer);
+            assert!(own.fetch_offered(honest, LIMIT).await.unwrap().is_none());
+            two.end().await;
+        });
+    }
 }
 
 over_verbs! { an_offer_is_read_by_its_ticket_until_it_ends }

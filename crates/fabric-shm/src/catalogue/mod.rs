@@ -2,7 +2,7 @@
 //!
 //! Each domain makes one memfd and maps it for writing. Peers map it read-only. It has a header page and a fixed number
 //! of cells. A cell belongs to one name for as long as the catalogue lives, so a reader that has found the cell of a name
-//! needs no further check of the name.
+//! needs no further check of the name. The last cells have no names: their contents are found by number.
 //!
 //! ```text
 //! 0     sequence   odd while the cell is being replaced; each content has an even number of its own
@@ -36,11 +36,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::{sys::Mapping, words};
 
-/// Number of cells, a power of two.
-const CELLS: usize = 4096;
+/// Number of cells for names.
+const NAMED: usize = 4096;
+/// Number of cells without names, behind the others.
+const NAMELESS: usize = 256;
+const CELLS: usize = NAMED + NAMELESS;
 const CELL_BYTES: usize = 256;
 const HEADER_BYTES: usize = 4096;
-/// Bytes of a catalogue: 1 MiB and a header.
+/// Bytes of a catalogue: a header, 1 MiB, and 64 KiB.
 const CATALOGUE_BYTES: usize = HEADER_BYTES + CELLS * CELL_BYTES;
 
 /// Number of cells in which a name may be. If all belong to other names, the name is not in the catalogue.
@@ -68,7 +71,7 @@ const EMPTY: u64 = u64::MAX;
 
 /// A claim of the content `edition` of `cell`. It is not 0, because no edition is 0.
 pub(super) fn claim_of(cell: u32, edition: u64) -> u64 {
-    edition.wrapping_mul(CELLS as u64) | (u64::from(cell) % CELLS as u64)
+    edition.wrapping_mul(CELLS as u64).wrapping_add(u64::from(cell) % CELLS as u64)
 }
 
 /// A mapping of a catalogue.
@@ -95,7 +98,7 @@ impl Cells {
     /// The cell of `name`; if it has none, `Err` with the first free cell that it may get.
     fn look_up(&self, name: Name<'_>) -> Result<usize, Option<usize>> {
         for probe in 0..PROBES {
-            let cell = (name.hash() as usize).wrapping_add(probe) % CELLS;
+            let cell = (name.hash() as usize).wrapping_add(probe) % NAMED;
             match words::load(self.word(cell, HASH_AT)) {
                 0 => return Err(Some(cell)),
                 hash if hash == name.hash() && self.is_of(cell, name) => return Ok(cell),
@@ -110,6 +113,12 @@ impl Cells {
         let load = |at| self.word(cell, at).load(Ordering::Relaxed);
         let words = (0..).map(|index| load(NAME_AT + index * WORD_BYTES));
         load(NAME_LENGTH_AT) == name.length() && name.words().zip(words).all(|(own, there)| own == there)
+    }
+
+    /// The cell of the nameless content `number`.
+    fn nameless(number: u32) -> Option<usize> {
+        let number = usize::try_from(number).ok().filter(|number| *number < NAMELESS)?;
+        Some(NAMED + number)
     }
 
     fn at(&self, at: usize) -> &AtomicU64 {

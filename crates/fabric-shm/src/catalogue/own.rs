@@ -254,6 +254,10 @@ impl Catalogue for OwnCatalogue {
         Some(CellNumber(cell as u32))
     }
 
+    fn nameless_cell(&self, number: u32) -> Option<CellNumber> {
+        Some(CellNumber(Cells::nameless(number)? as u32))
+    }
+
     fn write(&self, cell: CellNumber, content: Option<CellContent>) -> Vec<Buf> {
         let content = content.filter(is_readable);
         let mut state = self.lock();

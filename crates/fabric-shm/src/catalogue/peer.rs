@@ -92,6 +92,18 @@ impl NeighbourCatalogue {
         sequence::is_unchanged(word(SEQUENCE_AT), edition).then_some(reading)
     }
 
+    /// The content of the cell, if it can be used. Waits while it is being replaced.
+    fn read_usable(&self, cell: usize) -> Option<CellReading> {
+        for _ in 0..LOOKS {
+            if let Some(reading) = self.read(cell) {
+                let is_usable = reading.length != EMPTY && self.is_here(&reading) && self.page.closed() == 0;
+                return is_usable.then_some(reading);
+            }
+            hint::spin_loop();
+        }
+        None
+    }
+
     /// Whether the whole content is in the cell, or in memory that is mapped here.
     fn is_here(&self, reading: &CellReading) -> bool {
         let CellReading { length, origin, .. } = reading;
@@ -119,15 +131,12 @@ impl NeighbourCatalogue {
 
 impl PeerCatalogue for NeighbourCatalogue {
     fn find(&self, name: &str) -> Option<CellReading> {
-        let cell = self.cells.look_up(Name::new(name)?).ok()?;
-        for _ in 0..LOOKS {
-            if let Some(reading) = self.read(cell) {
-                let is_usable = reading.length != EMPTY && self.is_here(&reading) && self.page.closed() == 0;
-                return is_usable.then_some(reading);
-            }
-            hint::spin_loop();
-        }
-        None
+        self.read_usable(self.cells.look_up(Name::new(name)?).ok()?)
+    }
+
+    fn find_nameless(&self, number: u32) -> Option<CellReading> {
+        // Edition 0 is a cell that was never written.
+        self.read_usable(Cells::nameless(number)?).filter(|reading| reading.origin.edition != 0)
     }
 
     fn copy(&self, reading: &CellReading, offset: usize, into: &mut [u8]) -> bool {

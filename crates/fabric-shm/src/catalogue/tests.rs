@@ -16,7 +16,7 @@ use tensorwire_fabric::{
 use tensorwire_memory::{Buf, Pool, PoolConfig, UserMemory};
 
 use super::{
-    BLOCK_AT, CATALOGUE_BYTES, CELLS, Claims, HASH_AT, LENGTH_AT, NeighbourCatalogue, OFFSET_AT,
+    BLOCK_AT, CATALOGUE_BYTES, Claims, HASH_AT, LENGTH_AT, NAMED, NAMELESS, NeighbourCatalogue, OFFSET_AT,
     OwnCatalogue, Reader, SEQUENCE_AT, name::NAME_BYTES,
 };
 use crate::{
@@ -202,7 +202,7 @@ fn every_name_has_a_cell_of_its_own_or_none() {
     let sides = sides();
     let mut cells = BTreeMap::new();
     let mut refused = 0;
-    for number in 0..2 * CELLS as u64 {
+    for number in 0..2 * NAMED as u64 {
         let name = format!("model.layers.{number}.weight");
         let Some(cell) = sides.own.cell(&name) else {
             refused += 1;
@@ -213,10 +213,54 @@ fn every_name_has_a_cell_of_its_own_or_none() {
         let _before = sides.write(cell, number, Buf::empty());
     }
     // A full catalogue refuses; one that is half full does not.
-    assert!(cells.len() > CELLS * 9 / 10 && refused > 0, "{} cells, {refused} refused", cells.len());
+    assert!(cells.len() > NAMED * 9 / 10 && refused > 0, "{} cells, {refused} refused", cells.len());
     for &number in cells.values() {
         assert_eq!(sides.read(&format!("model.layers.{number}.weight")), Some((number, Vec::new())));
     }
+}
+
+#[test]
+fn s5_nameless_contents_are_found_by_any_number_that_has_one() {
+    let sides = sides();
+    let read = |number| sides.peer.find_nameless(number).map(|reading| reading.words[0]);
+    let cells: Vec<_> = (0..NAMELESS as u32).map(|number| sides.own.nameless_cell(number).unwrap()).collect();
+    assert!(cells.iter().all(|cell| read(cell.0).is_none()) && (0..300).all(|number| read(number).is_none()));
+    for (number, cell) in (0..).zip(&cells) {
+        let _before = sides.write(*cell, number, Buf::empty());
+    }
+    for number in 0..NAMELESS as u32 {
+        assert_eq!(read(number), Some(number.into()));
+    }
+    for number in [NAMELESS as u32, NAMED as u32, u32::MAX - NAMED as u32 + 1, u32::MAX] {
+        assert!(read(number).is_none() && sides.own.nameless_cell(number).is_none(), "{number}");
+    }
+    let _before = sides.own.write(cells[7], None);
+    assert!(read(7).is_none() && read(8).is_some());
+    // No name has such a cell.
+    for number in 0..2 * NAMED {
+        let cell = sides.own.cell(&number.to_string());
+        assert!(cell.is_none_or(|cell| !cells.contains(&cell)));
+    }
+}
+
+#[test]
+fn s1_a_nameless_content_is_retired_while_it_is_viewed() {
+    let sides = sides();
+    let (cell, other) = (sides.own.nameless_cell(3).unwrap(), sides.own.nameless_cell(4).unwrap());
+    let bytes = sides.buffer(5000, 1);
+    sides.share(&bytes);
+    let _before = sides.write(cell, 1, bytes);
+    let _before = sides.write(other, 1, sides.buffer(5000, 2));
+    let reading = sides.peer.find_nameless(3).unwrap();
+    let mut into = vec![0; 5000];
+    assert!(sides.peer.copy(&reading, 0, &mut into));
+    let view = sides.peer.view(&reading).unwrap();
+    assert_eq!(sides.own.write(other, None).len(), 1, "nobody views that one");
+    assert!(sides.own.write(cell, None).is_empty() && sides.own.has_retired());
+    assert!(sides.peer.view(&reading).is_none(), "it was replaced");
+    assert!(view.iter().all(|byte| *byte == 1));
+    drop(view);
+    assert_eq!(sides.own.reclaim().len(), 1);
 }
 
 #[test]
@@ -438,7 +482,7 @@ fn s5_a_peer_that_writes_nonsense_gets_nothing_out_of_its_reader() {
     changed.origin.cell = CellNumber(u32::MAX);
     assert!(!sides.peer.copy(&changed, 0, &mut into));
     // All cells belong to names, and all names have one hash: the search ends.
-    for cell in 0..CELLS {
+    for cell in 0..NAMED {
         sides.own.cells.word(cell, HASH_AT).store(u64::MAX, Ordering::SeqCst);
     }
     assert!(sides.peer.find("another").is_none() && sides.own.cell("another").is_none());

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     Code, DataType, Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Note,
-    RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, VersionNotice,
-    Want, Wanted,
+    Offered, RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest,
+    VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts, Mode},
     limits::{CONTROL_FRAME_BYTES_MAX, SLOT_BYTES, WIRE_VERSION},
     names::{NameForm, NameTable},
@@ -157,6 +157,10 @@ fn requests(page: &mut Page) {
     let about = "For a published tensor that is newer than a version (scope 3). Scope 2 is that of the one that there is, \
         with its version; scope 1 without it.";
     page.record("TENSOR_REQUEST, newer", about, &[NameForm::Number(2)], &Message::TensorRequest(newer));
+    let offered = Offered { incarnation: 0x4d2, edition: 3, cell: 1 };
+    let offered = TensorRequest { scope: Scope::Offered(offered), ..request(&[], Want::View) };
+    let about = "For an offered tensor (scope 5), of which the receiver has the ticket. The key is not used.";
+    page.record("TENSOR_REQUEST, offered", about, &[NameForm::Number(2)], &Message::TensorRequest(offered));
     let now = TensorRequest { scope: Scope::StepNow(StepId(7)), ..request(&[], Want::Write(None)) };
     let about = "Of a receiver that does not wait (scope 4): without a value the answer is ERROR_STATUS with CANCELLED.";
     page.record("TENSOR_REQUEST, now", about, &[NameForm::Number(2)], &Message::TensorRequest(now));

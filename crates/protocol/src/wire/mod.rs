@@ -21,8 +21,8 @@ pub(crate) use codec::check_metadata;
 use codec::{Reader, Writer};
 
 use crate::{
-    EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Note, RequestIndex, Scope, StepId,
-    TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
+    EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Note, Offered, RequestIndex, Scope,
+    StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
     limits::{
         EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NOTE_BYTES_MAX,
         REQUESTS_PER_MESSAGE_MAX,
@@ -65,6 +65,8 @@ const SCOPE_VERSIONED: u8 = 2;
 const SCOPE_NEWER: u8 = 3;
 /// As `SCOPE_STEP`, and answered at once.
 const SCOPE_STEP_NOW: u8 = 4;
+/// The offered tensor of the `u64` incarnation, `u64` edition and `u32` cell that follow.
+const SCOPE_OFFERED: u8 = 5;
 
 /// Length prefix and kind.
 const FRAME_BYTES_MIN: usize = 5;
@@ -177,6 +179,12 @@ fn write_scope(writer: &mut Writer<'_>, scope: Scope) {
             writer.u8(SCOPE_NEWER);
             writer.u64(incarnation);
             writer.u64(version);
+        }
+        Scope::Offered(Offered { incarnation, edition, cell }) => {
+            writer.u8(SCOPE_OFFERED);
+            writer.u64(incarnation);
+            writer.u64(edition);
+            writer.u32(cell);
         }
     }
 }
@@ -368,6 +376,10 @@ fn read_scope(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
         SCOPE_NEWER => {
             let (incarnation, version) = (reader.u64("incarnation")?, reader.u64("version")?);
             Ok(Scope::Versioned(Wanted::NewerThan { incarnation, version }))
+        }
+        SCOPE_OFFERED => {
+            let (incarnation, edition) = (reader.u64("incarnation")?, reader.u64("edition")?);
+            Ok(Scope::Offered(Offered { incarnation, edition, cell: reader.u32("cell")? }))
         }
         value => Err(WireError::Unknown { field: "scope", value: value.into() }),
     }

@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Code, Connection, DataType, Destination, ErrorStatus,
-    MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Note, Parameters, RecordSlot, RequestIndex,
-    Responded, ResultSlot, Scope, Shape, Sharing, Status, StepId, TensorReRequest, TensorRequest, Validation,
-    VersionNotice, Want, Wanted,
+    MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Note, Offered, Parameters, RecordSlot,
+    RequestIndex, Responded, ResultSlot, Scope, Shape, Sharing, Status, StepId, TensorReRequest,
+    TensorRequest, Validation, VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts},
     names::NameForm,
     wire::record::{self, ASK_BYTES, Control, RECORD_BYTES_MAX},
@@ -347,6 +347,7 @@ fn scope(input: &mut Input<'_>) -> Scope {
         0 => Scope::Published,
         1 => Scope::Versioned(Wanted::Now),
         2 => Scope::Versioned(Wanted::NewerThan { incarnation: 1, version: input.u8().into() }),
+        3 => Scope::Offered(Offered { incarnation: 1, edition: input.u8().into(), cell: 0 }),
         step => Scope::Step(StepId(step as i64 & 1)),
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tensorwire_fabric::{CellReading, PeerCatalogue};
 use tensorwire_memory::{Buf, BufMut, copy::CopyReason};
-use tensorwire_protocol::{DataType, Metadata, ReceiveOptions, Scope, Sharing, Wanted};
+use tensorwire_protocol::{DataType, Metadata, ReceiveOptions, Scope, Sharing};
 use tracing::Instrument as _;
 
 use crate::{
@@ -115,7 +115,7 @@ impl DataConnection {
         options: ReceiveOptions,
     ) -> Option<Found> {
         let span = receive_span(name, self.kind);
-        let found = self.found(peers, (name.key, reading), options.sharing);
+        let found = self.found(peers, (scope, name), (reading, options.sharing));
         let (version, metadata, bytes) = found.instrument(span.clone()).await?;
         self.meter.ended(&span, Ok(metadata.byte_length));
         Some((Tensor::received(metadata, bytes, None), self.version_of(scope, version)))
@@ -134,7 +134,7 @@ impl DataConnection {
     ) -> Option<Result<FoundInto, WorkerError>> {
         let (peers, reading) = self.reading(scope, name)?;
         let span = receive_span(name, self.kind);
-        let filled = self.filled(peers, (name, reading), target).instrument(span.clone()).await?;
+        let filled = self.filled(peers, (scope, name), (reading, target)).instrument(span.clone()).await?;
         self.meter.ended(&span, filled.as_ref().map(|(_, metadata)| metadata.byte_length));
         let filled = filled.and_then(|(version, metadata)| {
             let buffer = target.take().ok_or_else(WorkerError::handed_out)?;
@@ -154,12 +154,12 @@ impl DataConnection {
     async fn filled(
         &self,
         peers: &dyn PeerCatalogue,
-        (name, first): (Transfer<'_>, CellReading),
-        target: &Target,
+        (scope, name): (Scope, Transfer<'_>),
+        (first, target): (CellReading, &Target),
     ) -> Option<Result<(u64, Metadata), WorkerError>> {
         let mut first = Some(first);
         for _ in 0..COPIES {
-            let reading = first.take().or_else(|| peers.find(name.key))?;
+            let reading = first.take().or_else(|| self.read(peers, scope, name))?;
             let (version, metadata) = catalogue::parse(&reading)?;
             if metadata.byte_length >= COPY_BYTES_MAX as u64 {
                 return None;
@@ -180,18 +180,27 @@ impl DataConnection {
         None
     }
 
-    /// The peer's catalogue and what it has under the name now, if that may answer a fetch of this scope. Later editions may
-    /// answer it too, since numbers grow.
+    /// The peer's catalogue and what it has under the name now, if that may answer a fetch of this scope.
     fn reading(&self, scope: Scope, name: Transfer<'_>) -> Option<(&dyn PeerCatalogue, CellReading)> {
-        let wanted = match scope {
-            Scope::Published => Wanted::Now,
-            Scope::Versioned(wanted) => wanted,
+        let peers = &**self.usable_catalogue()?;
+        Some((peers, self.read(peers, scope, name)?))
+    }
+
+    /// What the peer's catalogue has now, if that may answer a fetch of this scope.
+    fn read(&self, peers: &dyn PeerCatalogue, scope: Scope, name: Transfer<'_>) -> Option<CellReading> {
+        let incarnation = self.peer_incarnation;
+        let (reading, wanted) = match scope {
             Scope::Step(_) | Scope::StepNow(_) => return None,
+            Scope::Published => return peers.find(name.key),
+            Scope::Versioned(wanted) => (peers.find(name.key)?, wanted),
+            Scope::Offered(offered) => {
+                let reading = peers.find_nameless(offered.cell)?;
+                let is_offered =
+                    (incarnation, catalogue::version(&reading)) == (offered.incarnation, offered.edition);
+                return is_offered.then_some(reading);
+            }
         };
-        let peers = self.usable_catalogue()?;
-        let reading = peers.find(name.key)?;
-        let is_wanted = wanted.is_met_by(self.peer_incarnation, catalogue::version(&reading));
-        is_wanted.then_some((&**peers, reading))
+        wanted.is_met_by(incarnation, catalogue::version(&reading)).then_some(reading)
     }
 
     /// The peer's catalogue, if it may answer fetches. Contents that are validated come from the peer with their checksums.
@@ -209,12 +218,12 @@ impl DataConnection {
     async fn found(
         &self,
         peers: &dyn PeerCatalogue,
-        (name, first): (&str, CellReading),
-        sharing: Sharing,
+        (scope, name): (Scope, Transfer<'_>),
+        (first, sharing): (CellReading, Sharing),
     ) -> Option<(u64, Metadata, Buf)> {
         let (mut spare, mut first) = (None, Some(first));
         for _ in 0..COPIES {
-            let reading = first.take().or_else(|| peers.find(name))?;
+            let reading = first.take().or_else(|| self.read(peers, scope, name))?;
             let (version, metadata) = catalogue::parse(&reading)?;
             let small = in_cell(&reading);
             let bytes = match usize::try_from(reading.length).ok()? {

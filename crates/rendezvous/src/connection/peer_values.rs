@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tensorwire_fabric::{BoxFuture, CELL_CONTENT_BYTES, OfferedCatalogue};
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{
-    Checksums, Code, DeviceName, Key, Metadata, Scope, Source, Status, StepId, Take, Wanted,
+    Checksums, Code, DeviceName, Key, Metadata, Offered, Scope, Source, Status, StepId, Take, Wanted,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -71,7 +71,19 @@ impl PeerValues {
     fn published(&self, name: &str) -> Result<Edition, Status> {
         let edition = self.values.published(name)?;
         if let Some(catalogue) = &self.catalogue {
-            offer(&self.values, catalogue, (name, &edition));
+            list(&self.values, catalogue, (name, &edition));
+        }
+        Ok(edition)
+    }
+
+    /// The offered tensor, which the peer reads by itself the next time, if it can.
+    fn offered(&self, offered: Offered) -> Result<Edition, Status> {
+        let edition = self.values.offered(offered)?;
+        if let Some(catalogue) = &self.catalogue {
+            if edition.listing == Listing::Unlisted {
+                self.values.offers.list(offered.cell, catalogue.catalogue());
+            }
+            share(catalogue, &edition);
         }
         Ok(edition)
     }
@@ -145,7 +157,7 @@ impl PeerValues {
         Box::pin(async move {
             let edition = values.published.edition(&name, wanted, Some(&answers)).await?;
             if let Some(catalogue) = &catalogue {
-                offer(&values, catalogue, (&name, &edition));
+                list(&values, catalogue, (&name, &edition));
             }
             meter.sends(edition.tensor.metadata().byte_length);
             Ok(Taken::Published(edition))
@@ -154,14 +166,16 @@ impl PeerValues {
 }
 
 /// Has the peer read the published tensor by itself from now on, if `catalogue` has room for it.
-fn offer(values: &SharedValues, catalogue: &OfferedCatalogue, (name, edition): (&str, &Edition)) {
-    if edition.listing == Listing::Refused {
-        return;
-    }
+fn list(values: &SharedValues, catalogue: &OfferedCatalogue, (name, edition): (&str, &Edition)) {
     if edition.listing == Listing::Unlisted {
         values.published.list(name, catalogue.catalogue());
     }
-    if edition.tensor.bytes().len() > CELL_CONTENT_BYTES {
+    share(catalogue, edition);
+}
+
+/// Has the peer map the memory of `edition`, unless the catalogue had no room for it or the cell has the content.
+fn share(catalogue: &OfferedCatalogue, edition: &Edition) {
+    if edition.listing != Listing::Refused && edition.tensor.bytes().len() > CELL_CONTENT_BYTES {
         catalogue.share(edition.tensor.buf());
     }
 }
@@ -195,7 +209,7 @@ pub(crate) enum Taken {
         /// A reference to the step, so that the value can be put back.
         step: StepRef,
     },
-    /// A published tensor, which stays published.
+    /// A published or offered tensor, which stays so.
     Published(Edition),
 }
 
@@ -219,6 +233,7 @@ impl Source for PeerValues {
                 Take::Now(self.published(key).map(Taken::Published))
             }
             Scope::Versioned(wanted) => Take::Later(self.newer(wanted, key)),
+            Scope::Offered(offered) => Take::Now(self.offered(offered).map(Taken::Published)),
             Scope::Step(step) => self.of_step((step, false), key),
             Scope::StepNow(step) => self.of_step((step, true), key),
         };

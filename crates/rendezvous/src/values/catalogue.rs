@@ -1,16 +1,46 @@
 //! Published tensors as contents of a catalogue, which neighbours on the same host read by themselves.
 
-use tensorwire_fabric::{CELL_WORDS, CellContent, CellNumber, CellReading};
+use std::{
+    ptr,
+    sync::{Arc, OnceLock},
+};
+
+use tensorwire_fabric::{CELL_WORDS, Catalogue, CellContent, CellNumber, CellReading};
+use tensorwire_memory::Buf;
 use tensorwire_protocol::{DataType, Metadata, Shape, limits::TENSOR_BYTES_MAX};
 
-use crate::values::tensor::Tensor;
+use crate::values::{published::Edition, tensor::Tensor};
 
-/// Whether a published name is in the catalogue.
+/// The catalogue that neighbours read, once one of them has fetched a tensor.
+#[derive(Debug, Default)]
+pub(crate) struct OwnCatalogue(OnceLock<Arc<dyn Catalogue>>);
+
+impl OwnCatalogue {
+    /// The catalogue, if there is one.
+    pub(crate) fn get(&self) -> Option<&Arc<dyn Catalogue>> {
+        self.0.get()
+    }
+
+    /// The first call decides which one it is. `None` if `catalogue` is another.
+    pub(crate) fn get_or_set(&self, catalogue: &Arc<dyn Catalogue>) -> Option<&Arc<dyn Catalogue>> {
+        let own = self.0.get_or_init(|| catalogue.clone());
+        ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(catalogue)).then_some(own)
+    }
+
+    /// Replaces what neighbours read in `cell`. Returns memory to be dropped without a lock.
+    pub(crate) fn write(&self, cell: CellNumber, edition: Option<&Edition>) -> Vec<Buf> {
+        let Some(catalogue) = self.get() else { return Vec::new() };
+        let content = edition.and_then(|edition| content(edition.version, &edition.tensor));
+        catalogue.write(cell, content)
+    }
+}
+
+/// Whether a tensor is in the catalogue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Listing {
     /// No neighbour has fetched it yet.
     Unlisted,
-    /// It has this cell.
+    /// In this cell.
     Cell(CellNumber),
     /// The catalogue has no room for it.
     Refused,

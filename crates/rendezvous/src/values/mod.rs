@@ -19,11 +19,11 @@ pub(crate) mod value_guard;
 
 use std::sync::Arc;
 
-use tensorwire_protocol::{Code, DeviceName, Key, Scope, Status, StepId, Wanted};
+use tensorwire_protocol::{Code, DeviceName, Key, Offered, Scope, Status, StepId, Wanted};
 
 use self::{
     lost_steps::LostSteps,
-    offers::OfferNumbers,
+    offers::Offers,
     published::{Edition, PublishedSet},
     steps::StepTable,
 };
@@ -38,7 +38,7 @@ pub(crate) struct Values {
     pub(crate) steps: StepTable,
     pub(crate) published: PublishedSet,
     pub(crate) lost: LostSteps,
-    pub(crate) offers: OfferNumbers,
+    pub(crate) offers: Offers,
 }
 
 impl Values {
@@ -52,12 +52,13 @@ impl Values {
         }
     }
 
-    /// The tensor published under `name`, for this worker's own user.
+    /// The tensor published under `name`, or offered, for this worker's own user.
     pub(crate) async fn own(&self, scope: Scope, name: &str) -> Result<Edition, Status> {
         match scope {
             Scope::Versioned(wanted @ Wanted::NewerThan { .. }) => {
                 self.published.edition(name, wanted, None).await
             }
+            Scope::Offered(offered) => self.offered(offered),
             _ => self.published(name),
         }
     }
@@ -71,6 +72,11 @@ impl Values {
             );
             Status::new(Code::NotFound, message)
         })
+    }
+
+    /// The offered tensor.
+    pub(crate) fn offered(&self, offered: Offered) -> Result<Edition, Status> {
+        self.offers.get(offered).ok_or_else(|| Status::new(Code::NotFound, "the offer has ended"))
     }
 
     /// Checks that `key` names this incarnation of the worker.

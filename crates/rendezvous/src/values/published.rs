@@ -4,14 +4,13 @@ use std::{
     collections::{BTreeMap, btree_map::Entry},
     fmt,
     ops::Bound,
-    ptr,
     sync::{
-        Arc, MutexGuard, OnceLock, PoisonError, RwLockReadGuard, RwLockWriteGuard,
+        Arc, MutexGuard, PoisonError, RwLockReadGuard, RwLockWriteGuard,
         atomic::{AtomicU64, Ordering},
     },
 };
 
-use tensorwire_fabric::{Catalogue, CellNumber};
+use tensorwire_fabric::Catalogue;
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{Code, Metadata, Status, Wanted};
 use tensorwire_testpoints::sync::{Mutex, RwLock};
@@ -19,9 +18,8 @@ use tensorwire_testpoints::sync::{Mutex, RwLock};
 use crate::{
     error::WorkerError,
     values::{
-        catalogue::{self, Listing},
+        catalogue::{Listing, OwnCatalogue},
         latch::Latch,
-        offers::is_offer,
         tensor::Tensor,
     },
 };
@@ -85,7 +83,7 @@ pub struct Published {
 pub(crate) struct Edition {
     pub(crate) version: u64,
     pub(crate) tensor: Tensor,
-    /// That of its name.
+    /// Whether it is in the catalogue.
     pub(crate) listing: Listing,
 }
 
@@ -101,8 +99,8 @@ pub(crate) struct PublishedSet {
     /// published.
     entries: RwLock<BTreeMap<String, Edition>>,
     versions: AtomicU64,
-    /// The catalogue that neighbours read, once one of them has fetched a tensor. Written with `entries` locked.
-    catalogue: OnceLock<Arc<dyn Catalogue>>,
+    /// Written with `entries` locked.
+    catalogue: OwnCatalogue,
     waiting: Mutex<WaitLists>,
     /// How many entries were visited to make pages.
     #[cfg(test)]
@@ -175,7 +173,7 @@ impl PublishedSet {
             incarnation,
             entries: RwLock::default(),
             versions: AtomicU64::new(0),
-            catalogue: OnceLock::new(),
+            catalogue: OwnCatalogue::default(),
             waiting: Mutex::default(),
             #[cfg(test)]
             visited: AtomicU64::new(0),
@@ -195,7 +193,7 @@ impl PublishedSet {
             let mut entries = self.entries_mut();
             let edition = entries.remove(name);
             let cell = edition.as_ref().and_then(|edition| edition.listing.cell());
-            let unlisted = cell.map(|cell| self.write_cell(cell, None)).unwrap_or_default();
+            let unlisted = cell.map(|cell| self.catalogue.write(cell, None)).unwrap_or_default();
             (edition, unlisted)
         };
         let was_there = withdrawn.0.is_some();
@@ -206,26 +204,16 @@ impl PublishedSet {
 
     /// Lists `name` in the catalogue that neighbours read, if it has room and `catalogue` is that one.
     pub(crate) fn list(&self, name: &str, catalogue: &Arc<dyn Catalogue>) {
-        let own = self.catalogue.get_or_init(|| catalogue.clone());
-        if !ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(catalogue)) {
-            return;
-        }
+        let Some(own) = self.catalogue.get_or_set(catalogue) else { return };
         let mut entries = self.entries_mut();
         let Some(edition) = entries.get_mut(name).filter(|edition| edition.listing == Listing::Unlisted)
         else {
             return;
         };
         edition.listing = own.cell(name).map_or(Listing::Refused, Listing::Cell);
-        let unlisted = edition.listing.cell().map(|cell| self.write_cell(cell, Some(edition)));
+        let unlisted = edition.listing.cell().map(|cell| self.catalogue.write(cell, Some(edition)));
         drop(entries);
         drop(unlisted);
-    }
-
-    /// Replaces what neighbours read in `cell`. Returns memory to be dropped outside the lock.
-    fn write_cell(&self, cell: CellNumber, edition: Option<&Edition>) -> Vec<Buf> {
-        let Some(catalogue) = self.catalogue.get() else { return Vec::new() };
-        let content = edition.and_then(|edition| catalogue::content(edition.version, &edition.tensor));
-        catalogue.write(cell, content)
     }
 
     /// Ends every current and later wait with `status`.
@@ -320,12 +308,12 @@ impl PublishedSet {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Up to `most` entries with names after `after`, sorted by name, without offers. Visits no other entry.
+    /// Up to `most` entries with names after `after`, sorted by name. Visits no other entry.
     pub(crate) fn page(&self, after: Option<&str>, most: usize) -> Vec<(String, Edition)> {
         let begin = after.map_or(Bound::Unbounded, Bound::Excluded);
         let entries = self.entries();
         let page = entries.range::<str, _>((begin, Bound::Unbounded));
-        let page = page.filter(|(name, _)| !is_offer(name)).take(most);
+        let page = page.take(most);
         #[cfg(test)]
         let page = page.inspect(|_| {
             self.visited.fetch_add(1, Ordering::Relaxed);
@@ -351,7 +339,8 @@ impl PublishedSet {
                 let edition = Edition { listing: place.get().listing, ..edition };
                 let cell = edition.listing.cell();
                 // Neighbours find the new edition before the memory of the old one can be reused.
-                let unlisted = cell.map(|cell| self.write_cell(cell, Some(&edition))).unwrap_or_default();
+                let unlisted =
+                    cell.map(|cell| self.catalogue.write(cell, Some(&edition))).unwrap_or_default();
                 (version, (Some(place.insert(edition)), unlisted))
             }
             Entry::Vacant(place) => {
@@ -375,7 +364,7 @@ impl Drop for PublishedSet {
     fn drop(&mut self) {
         let cells = self.entries().values().filter_map(|edition| edition.listing.cell()).collect::<Vec<_>>();
         for cell in cells {
-            drop(self.write_cell(cell, None));
+            drop(self.catalogue.write(cell, None));
         }
     }
 }
@@ -385,8 +374,6 @@ pub(crate) fn check_published(name: &str) -> Result<(), WorkerError> {
     let most = tensorwire_protocol::limits::NAME_BYTES_MAX;
     let checked = if !(1..=most).contains(&name.len()) {
         Err(format!("a published name has 1 to {most} bytes"))
-    } else if is_offer(name) {
-        Err("offers have such names: take another".to_owned())
     } else {
         tensorwire_protocol::text::check_name(name)
     };

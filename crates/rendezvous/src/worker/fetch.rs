@@ -41,7 +41,7 @@ pub struct Fetched {
 pub(super) struct Settings {
     pub(super) limit: Duration,
     pub(super) sharing: Sharing,
-    pub(super) wanted: Option<Wanted>,
+    pub(super) scope: Scope,
 }
 
 impl Settings {
@@ -49,32 +49,33 @@ impl Settings {
         Self {
             limit: worker.operations.defaults.limit,
             sharing: worker.operations.defaults.sharing,
-            wanted: None,
+            scope: Scope::Published,
         }
-    }
-
-    fn scope(&self) -> Scope {
-        self.wanted.map_or(Scope::Published, Scope::Versioned)
     }
 
     /// Whether the fetch may wait for a publication.
     fn waits(&self) -> bool {
-        matches!(self.wanted, Some(Wanted::NewerThan { .. }))
+        matches!(self.scope, Scope::Versioned(Wanted::NewerThan { .. }))
     }
 
     /// Whether a tensor of this version, if it was told, is one that the fetch waits for.
     fn is_met_by(&self, version: Option<Version>) -> bool {
-        let wanted = self.wanted.unwrap_or(Wanted::Now);
-        version.is_some_and(|Version { incarnation, number }| wanted.is_met_by(incarnation, number))
+        let is_met_by = |Version { incarnation, number }| match self.scope {
+            Scope::Versioned(wanted) => wanted.is_met_by(incarnation, number),
+            _ => true,
+        };
+        version.is_some_and(is_met_by)
     }
 
     fn versioned(&mut self) {
-        self.wanted.get_or_insert(Wanted::Now);
+        if self.scope == Scope::Published {
+            self.scope = Scope::Versioned(Wanted::Now);
+        }
     }
 
     fn newer_than(&mut self, version: Option<Version>) {
         let Version { incarnation, number } = version.unwrap_or(Version { incarnation: 0, number: 0 });
-        self.wanted = Some(Wanted::NewerThan { incarnation, version: number });
+        self.scope = Scope::Versioned(Wanted::NewerThan { incarnation, version: number });
     }
 }
 
@@ -267,12 +268,12 @@ pub(super) async fn run(
     let worker = &peer.worker;
     // A task that fetches in a loop must give way to others, as if it had waited for the peer.
     tokio::task::coop::consume_budget().await;
-    let at_once = || peer.known.find(|link| link.take_at_once(settings.scope(), *transfer, settings.sharing));
+    let at_once = || peer.known.find(|link| link.take_at_once(settings.scope, *transfer, settings.sharing));
     if let Some(found) = worker.timed_at_once(Timed::Fetch, at_once) {
         return Ok(found);
     }
-    let (scope, options) = (settings.scope(), settings.sharing.into());
-    let fetched = pin!(worker.fetch_one(&peer.known, transfer, &scope, &options));
+    let options = settings.sharing.into();
+    let fetched = pin!(worker.fetch_one(&peer.known, transfer, &settings.scope, &options));
     worker.timed(Timed::Fetch, settings.limit, || format!("fetching {transfer}"), fetched).await
 }
 
@@ -285,7 +286,7 @@ async fn run_into(
     let worker = &peer.worker;
     tokio::task::coop::consume_budget().await;
     let at_once = || {
-        peer.known.find(|link| link.fill_at_once(settings.scope(), transfer, (into.dtype, &mut into.buffer)))
+        peer.known.find(|link| link.fill_at_once(settings.scope, transfer, (into.dtype, &mut into.buffer)))
     };
     if let Some((metadata, version)) = worker.timed_at_once(Timed::Fetch, at_once) {
         return Ok(Filled { metadata, buffer: into.buffer, version });
@@ -293,14 +294,17 @@ async fn run_into(
     let target = into.target();
     let fetched = async {
         if worker.node.is_own(&peer.known) {
-            let (tensor, version) = worker
-                .fetch_one(&peer.known, &transfer, &settings.scope(), &ReceiveOptions::default())
-                .await?;
+            let (tensor, version) =
+                worker.fetch_one(&peer.known, &transfer, &settings.scope, &ReceiveOptions::default()).await?;
             let (metadata, buffer) = target.fill_with(transfer, tensor.metadata(), tensor.bytes()).await?;
-            return Ok(Filled { metadata, buffer, version: version.filter(|_| settings.wanted.is_some()) });
+            return Ok(Filled {
+                metadata,
+                buffer,
+                version: version.filter(|_| settings.scope != Scope::Published),
+            });
         }
         let (metadata, buffer, version) =
-            worker.fetch_into(&peer.known, transfer, settings.scope(), &target).await?;
+            worker.fetch_into(&peer.known, transfer, settings.scope, &target).await?;
         Ok(Filled { metadata, buffer, version })
     };
     let what = || format!("fetching {transfer}");

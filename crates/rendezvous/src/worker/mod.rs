@@ -41,7 +41,6 @@ use crate::{
     session::{known_peer::KnownPeer, node::Node},
     values::{
         duplicates::DuplicatePolicy,
-        offers::is_offer,
         published::{Version, check_published},
         tensor::Tensor,
     },
@@ -228,7 +227,7 @@ impl Worker {
 
     /// Withdraws a published tensor. Returns false if nothing was published under `name`.
     pub fn withdraw(&self, name: &str) -> bool {
-        !is_offer(name) && self.node.values().published.withdraw(name)
+        self.node.values().published.withdraw(name)
     }
 
     /// The key of `edge` from `source_device` to `destination_device` (`/job:ps/replica:0/task:0/device:CPU:0`, or a

@@ -2,8 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use tensorwire_memory::Buf;
-use tensorwire_protocol::{DataType, Metadata, Shape, Sharing, Wanted};
+use tensorwire_protocol::{Code, Offered, Scope, Sharing};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
     little_endian::{U32, U64},
@@ -11,7 +10,7 @@ use zerocopy::{
 
 use crate::{
     error::{Transfer, WorkerError},
-    values::{SharedValues, offers::name_of, published::Version, tensor::Tensor},
+    values::{SharedValues, tensor::Tensor},
     worker::{
         Worker,
         fetch::{Settings, run},
@@ -19,9 +18,9 @@ use crate::{
     },
 };
 
-/// A tensor that peers may read while this exists, made by [`Worker::offer`]. It is for content that is told to peers at once and
-/// read once by each, as in a call of a group: a peer on the same host reads it in place, without a message. A tensor that
-/// is to be found by a name is [published](Worker::publish).
+/// A tensor that peers may read while this exists, made by [`Worker::offer`]. It is for content that each peer reads once, as in a
+/// call of a group: a peer on the same host reads it in place, without a message. A tensor that peers find by a name is
+/// [published](Worker::publish).
 ///
 /// Dropping it ends the offer. Views that peers have stay valid, and hold the memory.
 ///
@@ -48,28 +47,34 @@ use crate::{
 #[must_use = "no peer can read the tensor once this is dropped"]
 pub struct Offer {
     values: SharedValues,
-    ticket: Ticket,
+    offered: Offered,
 }
 
-/// What a peer needs to read an offered tensor. Its bytes may be sent to any peer. It is no secret: who guesses it can read the tensor,
-/// as a published one.
+/// What a peer needs to read an offered tensor. Its bytes may be sent to any peer. It is no secret: a peer that guesses it can read the
+/// tensor, as a published one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Ticket {
     incarnation: U64,
-    version: U64,
-    number: U32,
+    edition: U64,
+    cell: U32,
 }
 
-impl Ticket {
-    fn version(self) -> Version {
-        Version { incarnation: self.incarnation.get(), number: self.version.get() }
+impl From<Offered> for Ticket {
+    fn from(Offered { incarnation, edition, cell }: Offered) -> Self {
+        Self { incarnation: incarnation.into(), edition: edition.into(), cell: cell.into() }
+    }
+}
+
+impl From<Ticket> for Offered {
+    fn from(Ticket { incarnation, edition, cell }: Ticket) -> Self {
+        Self { incarnation: incarnation.get(), edition: edition.get(), cell: cell.get() }
     }
 }
 
 impl fmt::Debug for Offer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Offer({}, {})", self.ticket.number, self.ticket.version())
+        write!(f, "Offer({:?})", self.offered)
     }
 }
 
@@ -78,30 +83,21 @@ impl Worker {
     #[doc(hidden)]
     pub fn offer(&self, tensor: Tensor) -> Offer {
         let values = self.node.values().clone();
-        let number = values.offers.take();
-        let version = values.published.publish(&name_of(number), tensor.remember_checksums());
-        let ticket = Ticket {
-            incarnation: version.incarnation().into(),
-            version: version.number().into(),
-            number: number.into(),
-        };
-        Offer { values, ticket }
+        let offered = values.offers.begin(tensor.remember_checksums());
+        Offer { values, offered }
     }
 }
 
 impl Offer {
     /// Its ticket. No other offer of any worker has the same one.
     pub fn ticket(&self) -> Ticket {
-        self.ticket
+        self.offered.into()
     }
 }
 
 impl Drop for Offer {
     fn drop(&mut self) {
-        let (values, number) = (&self.values, self.ticket.number.get());
-        let nothing = Metadata::dead(DataType::U8, Shape::default());
-        values.published.publish(&name_of(number), Tensor::received(nothing, Buf::empty(), None));
-        values.offers.give_back(number);
+        self.values.offers.end(self.offered.cell);
     }
 }
 
@@ -119,13 +115,12 @@ impl Peer {
         ticket: Ticket,
         limit: Duration,
     ) -> Result<Option<Tensor>, WorkerError> {
-        let (name, offered) = (name_of(ticket.number.get()), ticket.version());
-        let transfer = Transfer { peer: self.name(), key: &name, step: None };
-        // It is there already. What was published before it does not count.
-        let before = offered.number().saturating_sub(1);
-        let wanted = Wanted::NewerThan { incarnation: offered.incarnation(), version: before };
-        let settings = Settings { limit, sharing: Sharing::View, wanted: Some(wanted) };
-        let (tensor, version) = run(self, &transfer, &settings).await?;
-        Ok((version == Some(offered)).then_some(tensor))
+        let transfer = Transfer { peer: self.name(), key: "offer", step: None };
+        let settings = Settings { limit, sharing: Sharing::View, scope: Scope::Offered(ticket.into()) };
+        match run(self, &transfer, &settings).await {
+            Ok((tensor, _)) => Ok(Some(tensor)),
+            Err(WorkerError::Remote { status, .. }) if status.code == Code::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 }

@@ -17,9 +17,7 @@ use crate::{
     error::WorkerError,
     peer_memory::pools::{PoolCaps, Pools},
     session::node::{Node, NodeSettings},
-    values::{
-        Values, lost_steps::LostSteps, offers::OfferNumbers, published::PublishedSet, steps::StepTable,
-    },
+    values::{Values, lost_steps::LostSteps, offers::Offers, published::PublishedSet, steps::StepTable},
     worker::{Defaults, Worker, metrics::describe, store::local},
 };
 
@@ -51,7 +49,7 @@ impl WorkerBuilder {
             steps: StepTable::new(&name, self.limits.of_steps(self.duplicates), runtime.clone()),
             published: PublishedSet::new(incarnation),
             lost: LostSteps::default(),
-            offers: OfferNumbers::default(),
+            offers: Offers::new(incarnation),
         });
         describe();
         let settings = NodeSettings {

@@ -105,9 +105,8 @@ impl<As> FetchMany<'_, As> {
             let take_at_once = async |found: &mut [Option<_>]| {
                 for (&transfer, found) in missing(&transfers, found) {
                     tokio::task::coop::consume_budget().await;
-                    let take = |link: &DataConnection| {
-                        link.take_at_once(settings.scope(), transfer, settings.sharing)
-                    };
+                    let take =
+                        |link: &DataConnection| link.take_at_once(settings.scope, transfer, settings.sharing);
                     *found = peer.known.find(take);
                 }
             };
@@ -119,7 +118,7 @@ impl<As> FetchMany<'_, As> {
                     *found = Some(ask(NOW).await?).filter(|(_, version)| settings.is_met_by(*version));
                 }
                 if found.is_none() {
-                    *found = Some(ask(settings.scope()).await?);
+                    *found = Some(ask(settings.scope).await?);
                 }
                 Ok::<_, WorkerError>(())
             };
