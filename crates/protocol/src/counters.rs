@@ -143,6 +143,12 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// A content was validated.
+    pub(crate) fn count_checksum(&mut self, matches: bool) {
+        self.checksums_matched += u64::from(matches);
+        self.checksums_mismatched += u64::from(!matches);
+    }
+
     /// Records of flow control that were sent besides the messages of transfers: acknowledgements, messages of nothing but
     /// counts, ASK, ANSWER, and what moving a ring takes.
     pub fn flow_control_sent(&self) -> u64 {

@@ -26,6 +26,7 @@
 
 #![forbid(unsafe_code)]
 
+mod after;
 pub mod channel;
 mod connection;
 mod counters;
@@ -33,10 +34,9 @@ pub mod credit;
 pub mod error;
 pub mod key;
 pub mod limits;
+mod line;
 pub mod message;
 pub mod metadata;
-mod metadata_cache;
-pub mod names;
 mod notes;
 mod receive;
 mod repeated;
@@ -50,19 +50,20 @@ pub mod validation;
 pub mod wire;
 
 pub use channel::{Allocator, Channel, ChannelError, LentEnd, RecordSlot, RingSpan, Source, Take};
-pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE, Rings};
+pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE};
 pub use counters::{Counters, MessageCounts};
 pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError, WireError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
+pub use line::{Rings, names};
 pub use message::{
     Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Note, Offered, ResultSlot, Scope,
     Sharing, StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
 };
 pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
-pub use metadata_cache::MetadataCache;
 pub use receive::{Awaiting, ReceiveOptions, Received, ReceivedGuard, Receiving};
 pub use request_index::RequestIndex;
+pub use requests::MetadataCache;
 pub use respond::{Answer, Responded};
 pub use status::{Code, Status};
 pub use validation::{Checksums, Damage, UnknownValidation, Validation};

@@ -9,9 +9,9 @@ use std::{
 };
 
 use crate::{
-    Channel, ChannelError, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse,
+    Agreed, Channel, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse,
     Metadata, RequestIndex, Source, Status, Take, TensorRequest, VersionNotice, Want,
-    connection::{State, Turnstile},
+    line::{content_turn, message_turn, send},
     responses::ResponseState,
     validation::encode_result,
     wire::{self, EagerResponse},
@@ -39,34 +39,37 @@ impl<C: Channel> Connection<C> {
     ) -> Responded<C, S> {
         let taken = source.take(request.scope, &request.key);
         if let Take::Now(Ok(value)) = &taken
-            && self.may_answer_now(&request, S::metadata(value), S::bytes(value))
-            && let Some(Ok(())) = self.send_eager_now(request.index, S::metadata(value), S::bytes(value))
+            && self.agreed().may_answer_now(&request, S::metadata(value), S::bytes(value))
         {
-            return Responded::Sent;
+            let (metadata, bytes) = (S::metadata(value), S::bytes(value));
+            let content = EagerResponse::new(request.index, metadata, None);
+            let sent = self
+                .try_change(|state, after| state.post_now(after, |state| state.post_eager(content, bytes)));
+            if sent == Ok(true) {
+                return Responded::Sent;
+            }
         }
-        Responded::Waiting(Box::new(self.answer_with(request, source, taken)))
-    }
-
-    fn answer_with<S: Source<Bytes = C::Bytes> + 'static>(
-        self: &Arc<Self>,
-        request: TensorRequest,
-        source: &Arc<S>,
-        taken: Take<S::Taken, S::Taking>,
-    ) -> Answer<C, S> {
         let response = Response { connection: self.clone(), index: request.index, is_closed: false };
         let source = source.clone();
         let taking = match taken {
             Take::Now(taken) => Take::Now(taken.map(|taken| TakenValue::new(source.clone(), taken))),
             Take::Later(taking) => Take::Later(taking),
         };
-        Answer { response, request, source, taking }
+        Responded::Waiting(Box::new(Answer { response, request, source, taking }))
     }
+}
 
-    /// Whether a value travels inside a message of its own, and nothing precedes it.
-    fn may_answer_now(&self, request: &TensorRequest, metadata: &Metadata, bytes: Option<&C::Bytes>) -> bool {
+impl Agreed {
+    /// Whether a value that the source has answers `request` by one message with the content.
+    fn may_answer_now(
+        &self,
+        request: &TensorRequest,
+        metadata: &Metadata,
+        bytes: Option<&impl AsRef<[u8]>>,
+    ) -> bool {
         length_of(bytes) == metadata.byte_length
             && !request.scope.is_versioned()
-            && !self.agreed().validation.is_on()
+            && !self.validation.is_on()
             && !self.is_written(request, metadata)
             && self.is_eager(metadata)
             && wire::check_metadata(metadata).is_ok()
@@ -79,45 +82,14 @@ impl<C: Channel> Connection<C> {
             Want::View => metadata.byte_length == 0,
             Want::Eager => false,
         };
-        may_be && !self.agreed().describes_first() && request.known.contains(metadata)
+        may_be && !self.describes_first() && request.known.contains(metadata)
     }
 
     /// Whether the content may travel inside META_DATA_RESPONSE.
     fn is_eager(&self, metadata: &Metadata) -> bool {
-        let most = self.agreed().eager_bytes_max;
+        let most = self.eager_bytes_max;
         let is_small = most > 0 && metadata.byte_length <= most.into();
         is_small && !tensorwire_testpoints::chance!("small content is not sent eagerly")
-    }
-
-    /// Posts META_DATA_RESPONSE with the content, which answers request `index`. `None` if it is not the message's turn, or
-    /// credits or ring do not allow it.
-    fn send_eager_now(
-        &self,
-        index: RequestIndex,
-        metadata: &Metadata,
-        bytes: Option<&C::Bytes>,
-    ) -> Option<Result<(), ChannelError>> {
-        let sent = self.turn_now(Turnstile::Messages, |state| {
-            self.try_post_eager(state, index, (metadata, None), bytes)
-        })?;
-        Some(sent.and_then(|posted| self.over_if_failed(posted)))
-    }
-
-    /// Posts META_DATA_RESPONSE with the content if credits and ring allow it now.
-    fn try_post_eager(
-        &self,
-        state: &mut State<C::Lent>,
-        index: RequestIndex,
-        (metadata, checksum): (&Metadata, Option<u64>),
-        bytes: Option<&C::Bytes>,
-    ) -> Option<Result<(), ChannelError>> {
-        let length = metadata.byte_length;
-        let content = EagerResponse { index, metadata, checksum, length };
-        let posted = self.try_post_content(state, content, |into| {
-            bytes.into_iter().for_each(|bytes| self.channel().copy_out(bytes, into));
-        })?;
-        state.sent_eagerly(index, length);
-        Some(posted)
     }
 }
 
@@ -212,7 +184,7 @@ impl<C: Channel> Response<C> {
         let (which, destination) = match (which, request.want) {
             (Some(which), Want::Write(destination)) => (which, destination),
             (Some(which), Want::View) if metadata.byte_length == 0 => (which, None),
-            _ if self.connection.is_eager(&metadata) => {
+            _ if self.connection.agreed().is_eager(&metadata) => {
                 return self.send_eagerly(metadata, bytes, checksum, taken).await;
             }
             (which, want) => {
@@ -254,25 +226,21 @@ impl<C: Channel> Response<C> {
             }
         });
         let (checksum, is_computed) = self.unless_cancelled(pin!(summed)).await?;
-        self.connection.lock().counters.checksums_computed += u64::from(is_computed);
+        self.connection.lock().line.counters.checksums_computed += u64::from(is_computed);
         Ok(checksum)
     }
 
     /// Sends VERSION. It arrives before everything that is posted later.
     async fn send_version(&self, version: u64) -> Result<(), Ended> {
         let message = Message::Version(VersionNotice { index: self.index, version });
-        let sent = self.connection.send(&message, |_| {});
+        let sent = send(&*self.connection, message);
         self.unless_cancelled(pin!(sent)).await?.map_err(|_| Ended)
     }
 
     /// Sends ERROR_STATUS.
     async fn refuse(&self, status: Status) {
-        let index = self.index;
-        let message = Message::ErrorStatus(ErrorStatus { index, status });
-        let sent = self.connection.send(&message, |state| {
-            // This task is running, so it need not be woken by the entry's waker.
-            let _ = state.responses.close(index, true);
-        });
+        let message = Message::ErrorStatus(ErrorStatus { index: self.index, status });
+        let sent = send(&*self.connection, message);
         let _: Result<_, Ended> = self.unless_cancelled(pin!(sent)).await;
     }
 
@@ -284,18 +252,13 @@ impl<C: Channel> Response<C> {
         checksum: Option<u64>,
         taken: &mut TakenValue<S>,
     ) {
-        let (connection, index) = (&self.connection, self.index);
         if length_of(bytes.as_ref()) != metadata.byte_length {
             taken.put_back();
             return self.refuse(Status::new(Code::Internal, "the sender's value has too few bytes")).await;
         }
-        let sent = connection.turn(Turnstile::Messages, |state| {
-            connection.try_post_eager(state, index, (&metadata, checksum), bytes.as_ref())
-        });
-        let sent = self.unless_cancelled(pin!(sent)).await;
-        if let Ok(Ok(posted)) = sent
-            && connection.over_if_failed(posted).is_ok()
-        {
+        let content = EagerResponse::new(self.index, &metadata, checksum);
+        let sent = message_turn(&*self.connection, |state| state.post_eager(content, bytes.as_ref()));
+        if let Ok(Ok(())) = self.unless_cancelled(pin!(sent)).await {
             self.is_closed = true;
             taken.dispose();
         }
@@ -308,17 +271,12 @@ impl<C: Channel> Response<C> {
         checksum: Option<u64>,
         loan_follows: bool,
     ) -> Result<(), Ended> {
-        let (index, bytes) = (self.index, metadata.byte_length);
-        let metadata = metadata.clone();
+        let (index, metadata) = (self.index, metadata.clone());
         // A written content carries its own checksum, in mode counted.
         let checksum = checksum.filter(|_| loan_follows || self.connection.agreed().describes_first());
         let response = MetaDataResponse { index, metadata, content: None, loan_follows, checksum };
         let message = Message::MetaDataResponse(response);
-        let sent = self.connection.send(&message, |state| {
-            if !loan_follows {
-                state.responses.described(index, bytes);
-            }
-        });
+        let sent = send(&*self.connection, message);
         self.unless_cancelled(pin!(sent)).await?.map_err(|_| Ended)
     }
 
@@ -342,7 +300,7 @@ impl<C: Channel> Response<C> {
         if which.is_none() {
             self.describe(metadata, checksum, true).await?;
         }
-        let posted = connection.content_turn(|state| {
+        let posted = content_turn(&**connection, |state| {
             if !state.responses.may_write(index) {
                 return Err(Ended);
             }
@@ -352,8 +310,8 @@ impl<C: Channel> Response<C> {
             };
             state.responses.start_writing(index);
             state.count_content(index);
-            state.counters.loans_sent += 1;
-            state.counters.loan_bytes_sent += metadata.byte_length;
+            state.line.counters.loans_sent += 1;
+            state.line.counters.loan_bytes_sent += metadata.byte_length;
             Ok(Lending::Posted(write))
         });
         self.unless_cancelled(pin!(posted)).await?.map_err(|_| Ended)?
@@ -399,17 +357,17 @@ impl<C: Channel> Response<C> {
                 Err(Ended) => return,
             }
         }
-        let posted = connection.content_turn(|state| {
+        let posted = content_turn(&**connection, |state| {
             state.responses.start_writing(index).then(|| {
                 state.count_content(index);
-                state.counters.contents_sent += 1;
-                state.counters.content_bytes_sent += length;
+                state.line.counters.contents_sent += 1;
+                state.line.counters.content_bytes_sent += length;
                 let immediate = index.immediate(which);
                 let write = connection.channel().write_content(bytes.take(), destination, immediate, result);
                 if !C::is_written(&write) {
                     return Some(write);
                 }
-                let _nobody_is_woken = state.end_content(index);
+                state.end_content(index);
                 None
             })
         });
@@ -431,7 +389,7 @@ impl<C: Channel> Response<C> {
             let written = self.unless_cancelled(pin!(write)).await;
             if let Ok(Ok(())) = written {
                 taken.dispose();
-                connection.content_written(index);
+                connection.change(|state, _| state.end_content(index));
             }
             return;
         }
@@ -441,7 +399,7 @@ impl<C: Channel> Response<C> {
         taken.dispose();
         match result {
             Ok(Ok(())) => {
-                connection.content_written(index);
+                connection.change(|state, _| state.end_content(index));
                 self.is_closed = true;
             }
             Ok(Err(error)) => connection.fail(&error.0),
@@ -490,26 +448,12 @@ impl<C: Channel> Response<C> {
     }
 }
 
-impl<L> State<L> {
-    /// A content of `length` bytes was posted inside the answer to request `index`.
-    fn sent_eagerly(&mut self, index: RequestIndex, length: u64) {
-        self.counters.eager_sent += 1;
-        self.counters.eager_bytes_sent += length;
-        self.count_written(index);
-        // The task of the response is running, so it need not be woken.
-        let _ = self.responses.close(index, true);
-    }
-}
-
 impl<C: Channel> Drop for Response<C> {
     fn drop(&mut self) {
         if self.is_closed {
             return;
         }
-        let mut state = self.connection.lock();
-        let waker = state.responses.close(self.index, false);
-        self.connection.unlock(state);
-        drop(waker);
+        self.connection.change(|state, after| after.drop(state.responses.close(self.index, false)));
     }
 }
 

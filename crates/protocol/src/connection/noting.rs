@@ -6,10 +6,11 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::{Connection, Turnstile, Waiting};
+use super::Connection;
 use crate::{
     Channel, ChannelError, EagerContent, Message, Note,
     limits::{NOTE_BYTES_MAX, NOTE_LANES_MAX},
+    line::send,
 };
 
 impl<C: Channel> Connection<C> {
@@ -30,8 +31,8 @@ impl<C: Channel> Connection<C> {
     /// # Errors
     /// The connection is over.
     pub fn send_note_now(&self, note: &Message) -> Option<Result<(), ChannelError>> {
-        let sent = self.turn_now(Turnstile::Messages, |state| self.try_post(state, note))?;
-        Some(sent.and_then(|posted| self.over_if_failed(posted)))
+        let sent = self.try_change(|state, after| state.post_now(after, |state| state.post(note)));
+        sent.map(|is_sent| is_sent.then_some(())).transpose()
     }
 
     /// Sends a note when it is its turn.
@@ -43,7 +44,7 @@ impl<C: Channel> Connection<C> {
     /// If the future is dropped before it is ready, the note may have been sent: a message that waits for room is posted by whoever finds
     /// it.
     pub async fn send_note(&self, note: Message) -> Result<(), ChannelError> {
-        self.send_in_line(Waiting::Note(note)).await
+        send(self, note).await
     }
 
     /// The next note of the peer in a lane. One task at a time.

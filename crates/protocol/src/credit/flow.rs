@@ -191,7 +191,12 @@ impl Flow {
         u64::from(self.ring.ring_bytes) - (self.produced - self.drained.max(self.ring_from))
     }
 
-    /// What this side has read, for the next record.
+    /// The counts that the next record carries; none in mode original.
+    pub(crate) fn record_counts(&self) -> Option<Counts> {
+        (self.mode == Mode::Counted).then_some(self.counts())
+    }
+
+    /// What this side has read.
     pub fn counts(&self) -> Counts {
         // Modulo 2³², by the wire format.
         Counts { receives: self.taken as u32, ring_bytes: self.consumed as u32 }

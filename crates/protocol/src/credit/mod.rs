@@ -50,7 +50,7 @@ pub use ring::{RingConsumer, RingPlace};
 use crate::{
     Validation, WireError,
     limits::{
-        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, NAMES_MAX, REQUESTS_MAX,
+        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, KNOWN_METADATA_MAX, NAMES_MAX, REQUESTS_MAX,
         REQUESTS_PER_MESSAGE_MAX, RING_BYTES_FIRST, RING_BYTES_MAX, RING_BYTES_MIN,
     },
 };
@@ -159,6 +159,11 @@ impl Agreed {
     /// Whether a destination names a result slot.
     pub fn has_result_slots(&self) -> bool {
         self.validation.is_on() && self.mode != Mode::Original
+    }
+
+    /// Most metadata that a request names: mode original knows of one.
+    pub(crate) fn known_max(&self) -> usize {
+        if self.mode == Mode::Original { 1 } else { KNOWN_METADATA_MAX }
     }
 
     /// Whether META_DATA_RESPONSE precedes every content, as in mode original with validation.

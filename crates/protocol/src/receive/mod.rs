@@ -1,7 +1,7 @@
 //! The receiving side of a transfer.
 
 mod admission;
-mod held;
+mod guard;
 mod receiving;
 mod validate;
 
@@ -9,20 +9,22 @@ use std::{
     future::{Future, poll_fn},
     mem,
     pin::pin,
-    sync::{Arc, MutexGuard},
+    sync::Arc,
     task::{Context, Poll},
 };
 
 use futures::FutureExt as _;
 
 use crate::{
-    Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Metadata, Mode,
-    RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
-    connection::{State, Waiting},
+    Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Message, Metadata,
+    Mode, RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
+    after::After,
+    connection::State,
+    line::{Asking, send, send_request},
     requests::{Check, Content, Landed, Reply},
 };
-use admission::Known;
-pub use held::ReceivedGuard;
+use admission::{Known, Terms};
+pub use guard::ReceivedGuard;
 pub use receiving::Receiving;
 
 /// Options of a receive.
@@ -48,8 +50,8 @@ pub enum Awaiting {
 }
 
 impl ReceiveOptions {
-    /// Whether polls may look for the reply.
-    fn may_look(self) -> bool {
+    /// Whether polls may poll the fabric for the reply.
+    fn may_poll(self) -> bool {
         self.awaiting != Awaiting::Beside
     }
 }
@@ -72,9 +74,18 @@ pub struct Received<L> {
     pub checksums: Option<Arc<Checksums>>,
     /// Its version, if that was asked for ([`Scope::Versioned`]).
     pub version: Option<u64>,
-    /// Its step and key and its number in the order of arrival, with which it goes back if it is not used.
-    origin: Option<(StepId, Arc<str>, u64)>,
+    /// `None` for a published value.
+    origin: Option<Origin>,
     check: Check,
+}
+
+/// Where a value of a step goes back to if it is not used.
+#[derive(Debug)]
+struct Origin {
+    step: StepId,
+    key: Arc<str>,
+    /// Its number in the order of arrival.
+    number: u64,
 }
 
 /// Why a request ends without an answer of its own.
@@ -131,32 +142,20 @@ impl<C: Channel> Connection<C> {
         allocator: &'a A,
         options: ReceiveOptions,
     ) -> Receiving<'a, C, A> {
-        Receiving::new(self, scope, key, (allocator, options))
+        Receiving::new(self, scope, key, Terms { allocator, options })
     }
 
     /// The step is over here: memory of contents that are held for its receives goes back, and none is held from now on.
     pub fn discard(&self, step: StepId) {
-        loop {
-            let mut state = self.lock();
-            state.requests.discard(step);
-            let kept = state.requests.take_stashed_of(step);
-            let is_last = kept.is_none();
-            self.settle(state, None, kept.and_then(Landed::returned));
-            if is_last {
-                return;
-            }
-        }
-    }
-
-    /// Steps whose values may be lost with this connection: their requests or contents are under way, or it is not known
-    /// whether the peer has them. After the connection has [failed](Self::fail), the steps at the time of the failure.
-    /// Each once, in order.
-    pub fn steps_under_way(&self) -> Vec<StepId> {
-        self.lock().steps_under_way().into_iter().collect()
-    }
-
-    fn remember(&self, scope: Scope, key: &Arc<str>, metadata: &Metadata) {
-        self.lock().cache.insert(scope, key, metadata.clone());
+        let take_back = || {
+            self.change(|state, after| {
+                state.requests.discard(step);
+                let stashed = state.requests.take_stashed_of(step)?;
+                after.take_back(stashed.returned());
+                Some(())
+            })
+        };
+        while take_back().is_some() {}
     }
 }
 
@@ -168,7 +167,7 @@ fn handed_out<A: Allocator>(
     allocator: &A,
 ) -> Received<A::Lent> {
     let Landed { number, metadata, content, check } = landed;
-    let origin = scope.step().map(|step| (step, key, number));
+    let origin = scope.step().map(|step| Origin { step, key, number });
     let lent = match content {
         Content::None => None,
         Content::Lent(lent) => Some(lent),
@@ -190,7 +189,7 @@ enum FirstPoll {
     Looks,
     /// It sleeps: its waker was left as the request was posted.
     Sleeps,
-    /// It looks whether the reply has come.
+    /// It checks whether the reply has come.
     Asks,
 }
 
@@ -202,8 +201,8 @@ struct Request<'connection, C: Channel> {
     version: Option<u64>,
     /// The table has let go of it.
     is_released: bool,
-    /// Whether polls may look for the reply.
-    may_look: bool,
+    /// Whether polls may poll the fabric for the reply.
+    may_poll: bool,
 }
 
 /// What a request asks for first, and memory for that, of which the table does not know yet.
@@ -217,8 +216,8 @@ struct First<L> {
 type Answered<L> = (Reply<L>, Option<(L, LentEnd)>);
 
 impl<'connection, C: Channel> Request<'connection, C> {
-    fn new(connection: &'connection Connection<C>, index: RequestIndex) -> Self {
-        Self { connection, index, version: None, is_released: false, may_look: true }
+    fn new(connection: &'connection Connection<C>, index: RequestIndex, may_poll: bool) -> Self {
+        Self { connection, index, version: None, is_released: false, may_poll }
     }
 
     /// The content, of a request whose value the peer has described, or has asked with `first`.
@@ -254,7 +253,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
             Reply::Content(landed) => {
                 let may_be_new = is_view || matches!(landed.content, Content::Eager(_) | Content::None);
                 if may_be_new && !known.metadata.contains(&landed.metadata) {
-                    self.connection.remember(scope, &known.key, &landed.metadata);
+                    self.remember(scope, &known.key, &landed.metadata);
                 }
                 if let Some((lent, end)) = unneeded {
                     self.end_loan(allocator, lent, end);
@@ -267,10 +266,14 @@ impl<'connection, C: Channel> Request<'connection, C> {
             }
             Reply::MetaDataResponse(metadata) => {
                 self.take_back(allocator);
-                self.connection.remember(scope, &known.key, &metadata);
+                self.remember(scope, &known.key, &metadata);
                 Ok(Next::Described(metadata))
             }
         }
+    }
+
+    fn remember(&self, scope: Scope, key: &Arc<str>, metadata: &Metadata) {
+        self.connection.lock().requests.cache.insert(scope, key, metadata.clone());
     }
 
     /// Names memory for a content of `metadata`, which the peer has announced.
@@ -285,7 +288,8 @@ impl<'connection, C: Channel> Request<'connection, C> {
         if let Some((lent, _)) = allocated {
             self.store_memory(allocator, lent)?;
         }
-        Ok(self.ask_again(metadata, destination).await?)
+        let request = TensorReRequest { index: self.index, destination };
+        Ok(send(self.connection, Message::TensorReRequest(request)).await?)
     }
 
     /// Sends TENSOR_REQUEST, with memory for the content where that can be granted before. Returns whether it asks for a view.
@@ -306,8 +310,10 @@ impl<'connection, C: Channel> Request<'connection, C> {
         };
         let is_view = want == Want::View;
         let request = TensorRequest { index: self.index, scope, key: key.clone(), known, want };
+        let request = Some(Message::TensorRequest(request));
         // The table has the memory from the first poll on, unless the connection is over.
-        let sent = self.connection.send_request(request, &mut lent, is_together).await;
+        let asking = Asking { index: self.index, request, lent: &mut lent, together: is_together };
+        let sent = send_request(self.connection, asking).await;
         if let Some(lent) = lent {
             self.end_loan(allocator, lent, LentEnd::NeverSent);
         }
@@ -379,28 +385,16 @@ impl<'connection, C: Channel> Request<'connection, C> {
         allocator: &A,
         lent: C::Lent,
     ) -> Result<(), ChannelError> {
-        let mut state = self.connection.lock();
-        match state.failure() {
-            Ok(()) => {
-                state.requests.store_memory(self.index, lent);
-                Ok(())
-            }
-            Err(over) => {
-                drop(state);
-                self.end_loan(allocator, lent, LentEnd::NeverSent);
-                Err(over)
-            }
+        let mut lent = Some(lent);
+        let stored = self.connection.change(|state, _| {
+            state.failure()?;
+            let stored = lent.take().map(|lent| state.requests.store_memory(self.index, lent));
+            Ok(stored.unwrap_or_default())
+        });
+        if let Some(lent) = lent {
+            self.end_loan(allocator, lent, LentEnd::NeverSent);
         }
-    }
-
-    /// Sends TENSOR_RE_REQUEST, unless the peer has given up meanwhile.
-    async fn ask_again(
-        &self,
-        metadata: Metadata,
-        destination: Option<Destination>,
-    ) -> Result<(), ChannelError> {
-        let request = TensorReRequest { index: self.index, destination };
-        self.connection.send_in_line(Waiting::ReRequest(request, metadata)).await
+        stored
     }
 
     /// The peer's next answer, and memory that it did not need. An answer that came before the connection failed counts.
@@ -415,26 +409,40 @@ impl<'connection, C: Channel> Request<'connection, C> {
         if matches!(first, FirstPoll::Sleeps) {
             return Poll::Pending;
         }
-        // Before the waker is left: a reply that this task finds itself wakes nobody. One that comes later finds the
-        // waker, which is left under the lock that replies are kept under.
+        // Before the waker is stored: a reply that this task finds itself wakes no task. A later one finds the waker, which is
+        // stored under the lock that replies are stored under.
         let is_first = matches!(first, FirstPoll::Looks) && connection.channel().may_help();
-        let mut may_find = self.may_look && (!is_first || connection.channel().help());
-        let mut state = connection.lock();
-        while may_find && state.requests.may_help(self.index) && connection.channel().may_help() {
-            drop(state);
-            may_find = connection.channel().help();
-            state = connection.lock();
+        let mut may_find = self.may_poll && (!is_first || connection.channel().help());
+        loop {
+            let polled = connection.change(|state, after| {
+                if may_find && state.requests.may_help(self.index) && connection.channel().may_help() {
+                    after.leave_queues();
+                    return None;
+                }
+                Some(self.take_reply(scope, state, after, context))
+            });
+            match polled {
+                Some(polled) => return polled,
+                None => may_find = connection.channel().help(),
+            }
         }
+    }
+
+    fn take_reply(
+        &mut self,
+        scope: Scope,
+        state: &mut State<C>,
+        after: &mut After<C::Lent>,
+        context: &Context<'_>,
+    ) -> Poll<Result<Answered<C::Lent>, ChannelError>> {
         if let Some(reply) = state.requests.take_reply(self.index) {
-            return Poll::Ready(Ok(self.answered(state, scope, reply)));
+            return Poll::Ready(Ok(self.answered(scope, reply, state, after)));
         }
-        let replaced = state.requests.store_waker(self.index, context.waker());
-        let failure = state.failure();
-        drop(state);
-        drop(replaced);
-        failure?;
+        after.drop(state.requests.store_waker(self.index, context.waker()));
+        after.leave_queues();
+        state.failure()?;
         if tensorwire_testpoints::chance!("a receive is woken without a reason") {
-            context.waker().wake_by_ref();
+            after.wake([context.waker().clone()]);
         }
         Poll::Pending
     }
@@ -442,9 +450,10 @@ impl<'connection, C: Channel> Request<'connection, C> {
     /// After a content the request is over.
     fn answered(
         &mut self,
-        mut state: MutexGuard<'_, State<C::Lent>>,
         scope: Scope,
         reply: Reply<C::Lent>,
+        state: &mut State<C>,
+        after: &mut After<C::Lent>,
     ) -> Answered<C::Lent> {
         if !matches!(reply, Reply::Content(_)) {
             return (reply, None);
@@ -453,13 +462,10 @@ impl<'connection, C: Channel> Request<'connection, C> {
         if scope.is_versioned() {
             self.version = state.requests.version(self.index);
         }
-        if state.failure().is_err() {
-            return (reply, unneeded);
+        if state.failure().is_ok() {
+            self.is_released = true;
+            state.requests.release(self.index, after);
         }
-        self.is_released = true;
-        let released = state.requests.release(self.index);
-        self.connection.unlock(state);
-        released.wake();
         (reply, unneeded)
     }
 
@@ -471,17 +477,15 @@ impl<'connection, C: Channel> Request<'connection, C> {
             if let Poll::Ready(output) = future.as_mut().poll(context) {
                 return Poll::Ready(Ok(output));
             }
-            let mut state = self.connection.lock();
-            let failure = state.failure();
-            let given = state.requests.take_given(self.index);
-            let replaced = state.requests.store_waker(self.index, context.waker());
-            drop(state);
-            drop(replaced);
-            match (given, failure) {
-                (Some(landed), _) => Poll::Ready(Err(Stop::Given(landed))),
-                (None, Err(over)) => Poll::Ready(Err(over.into())),
-                (None, Ok(())) => Poll::Pending,
-            }
+            self.connection.change(|state, after| {
+                after.leave_queues();
+                after.drop(state.requests.store_waker(self.index, context.waker()));
+                if let Some(landed) = state.requests.take_given(self.index) {
+                    return Poll::Ready(Err(Stop::Given(landed)));
+                }
+                state.failure()?;
+                Poll::Pending
+            })
         })
         .await
     }
@@ -506,17 +510,20 @@ impl<C: Channel> Drop for Request<'_, C> {
         if self.is_released {
             return;
         }
-        let mut state = self.connection.lock();
-        let released = state.requests.release(self.index);
         // After the connection's end `housekeeping` no longer runs: memory that was never written goes back here, the rest in
         // `drain`.
-        let is_over = state.failure().is_err();
-        let mut returned = if is_over { state.requests.next_unwanted() } else { None };
-        self.connection.settle(state, None, returned.take());
-        released.wake();
-        let next = || if is_over { self.connection.lock().requests.next_unwanted() } else { None };
-        while let Some((lent, end)) = next() {
-            self.connection.channel().take_back(lent, end);
+        let unwanted = |state: &mut State<C>, after: &mut After<C::Lent>| {
+            let unwanted = if state.failure().is_err() { state.requests.next_unwanted() } else { None };
+            let has_more = unwanted.is_some();
+            after.take_back(unwanted);
+            has_more
+        };
+        let mut has_more = self.connection.change(|state, after| {
+            state.requests.release(self.index, after);
+            unwanted(state, after)
+        });
+        while has_more {
+            has_more = self.connection.change(unwanted);
         }
     }
 }

@@ -10,9 +10,10 @@ use std::{
 };
 
 use super::{
-    FirstPoll, Next, ReceiveOptions, Received, Request, Stop,
-    admission::{Admission, Known, ReceiveInLine},
+    FirstPoll, Next, Received, Request, Stop,
+    admission::{Admission, Known, Terms, WaitingReceive},
     handed_out,
+    validate::validate,
 };
 use crate::{Allocator, Channel, Connection, Metadata, Scope, TransferError};
 
@@ -25,7 +26,7 @@ pub struct Receiving<'a, C: Channel, A> {
     connection: &'a Arc<Connection<C>>,
     scope: Scope,
     key: &'a str,
-    asking: (&'a A, ReceiveOptions),
+    terms: Terms<'a, A>,
     stage: Stage<'a, C>,
 }
 
@@ -34,7 +35,7 @@ enum Stage<'a, C: Channel> {
     /// It was not polled.
     New,
     /// It waits for what it must have before its request. Boxed, because otherwise every receive has room for this.
-    InLine(Box<ReceiveInLine<'a, C>>),
+    Waiting(Box<WaitingReceive<'a, C>>),
     /// Its request has asked for a content inside a message.
     Asked(Request<'a, C>, Known, FirstPoll),
     /// All others. Boxed as well.
@@ -54,31 +55,31 @@ impl<'a, C: Channel, A: Allocator<Lent = C::Lent>> Receiving<'a, C, A> {
         connection: &'a Arc<Connection<C>>,
         scope: Scope,
         key: &'a str,
-        asking: (&'a A, ReceiveOptions),
+        terms: Terms<'a, A>,
     ) -> Self {
-        Self { connection, scope, key, asking, stage: Stage::New }
+        Self { connection, scope, key, terms, stage: Stage::New }
     }
 
     /// The stage that follows the wait for a request.
-    fn admitted(&self, admission: Admission<'a, C>) -> Stage<'a, C> {
+    fn admitted(&self, admission: Admission<C::Lent>) -> Stage<'a, C> {
         match admission {
-            Admission::Request(mut request, known, first) => {
-                request.may_look = self.asking.1.may_look();
+            Admission::Request { index, known, first } => {
+                let request = Request::new(self.connection, index, self.terms.options.may_poll());
                 match first {
                     Some(first) => Stage::Asked(request, known, first),
                     None => self.rest(request, known, None),
                 }
             }
             Admission::Stashed(key, landed) => {
-                let received = handed_out((self.scope, key), *landed, None, self.asking.0);
-                Stage::Rest(Box::pin(self.connection.validate(received)))
+                let received = handed_out((self.scope, key), *landed, None, self.terms.allocator);
+                Stage::Rest(Box::pin(validate(self.connection, received)))
             }
         }
     }
 
     /// What follows for a request that has not asked, or was described the metadata of its value.
     fn rest(&self, mut request: Request<'a, C>, known: Known, described: Option<Metadata>) -> Stage<'a, C> {
-        let (connection, scope, (allocator, options)) = (self.connection, self.scope, self.asking);
+        let (connection, scope, Terms { allocator, options }) = (self.connection, self.scope, self.terms);
         Stage::Rest(Box::pin(async move {
             let asked = match described {
                 Some(_) => Ok((false, FirstPoll::Asks)),
@@ -93,7 +94,7 @@ impl<'a, C: Channel, A: Allocator<Lent = C::Lent>> Receiving<'a, C, A> {
                 Err(Stop::Failed(error)) => return Err(error),
             };
             let received = handed_out((scope, known.key), landed, request.version, allocator);
-            connection.validate(received).await
+            validate(connection, received).await
         }))
     }
 }
@@ -103,20 +104,23 @@ impl<C: Channel, A: Allocator<Lent = C::Lent>> Future for Receiving<'_, C, A> {
 
     fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<ReceiveResult<C>> {
         let this = self.get_mut();
-        let (scope, key, asking, waker) = (this.scope, this.key, this.asking, context.waker());
+        let (scope, key, terms) = (this.scope, this.key, this.terms);
         loop {
             this.stage = match mem::replace(&mut this.stage, Stage::Over) {
-                Stage::New => match this.connection.begin(scope, key, asking, waker) {
-                    Ok(admission) => this.admitted(admission?),
-                    Err(in_line) => {
-                        this.stage = Stage::InLine(in_line);
-                        return Poll::Pending;
+                Stage::New => {
+                    let mut waiting = WaitingReceive::new(this.connection, scope);
+                    match waiting.poll(key, terms, context.waker()) {
+                        Poll::Ready(admission) => this.admitted(admission?),
+                        Poll::Pending => {
+                            this.stage = Stage::Waiting(Box::new(waiting));
+                            return Poll::Pending;
+                        }
                     }
-                },
-                Stage::InLine(mut line) => match line.poll(key, asking, waker) {
+                }
+                Stage::Waiting(mut waiting) => match waiting.poll(key, terms, context.waker()) {
                     Poll::Ready(admission) => this.admitted(admission?),
                     Poll::Pending => {
-                        this.stage = Stage::InLine(line);
+                        this.stage = Stage::Waiting(waiting);
                         return Poll::Pending;
                     }
                 },
@@ -126,13 +130,14 @@ impl<C: Channel, A: Allocator<Lent = C::Lent>> Future for Receiving<'_, C, A> {
                         this.stage = Stage::Asked(request, known, first);
                         return Poll::Pending;
                     };
-                    match request.follow(answered?, (scope, &known), false, asking.0)? {
+                    match request.follow(answered?, (scope, &known), false, terms.allocator)? {
                         Next::Landed(landed) => {
-                            let received = handed_out((scope, known.key), landed, request.version, asking.0);
+                            let received =
+                                handed_out((scope, known.key), landed, request.version, terms.allocator);
                             if received.is_valid::<C>() {
                                 return Poll::Ready(Ok(received));
                             }
-                            Stage::Rest(Box::pin(this.connection.validate(received)))
+                            Stage::Rest(Box::pin(validate(this.connection, received)))
                         }
                         Next::Described(metadata) => this.rest(request, known, Some(metadata)),
                     }

@@ -16,59 +16,51 @@ struct Sent {
     fits: bool,
 }
 
-impl<C: Channel> Connection<C> {
-    /// Moves a value out of the reach of a peer that is not trusted, and compares it with its checksum if it has one.
-    ///
-    /// # Cancel safety
-    /// If the future is dropped, a value of a step goes to the next receive of its key, which validates it again.
-    pub(super) async fn validate(
-        self: &Arc<Self>,
-        received: Received<C::Lent>,
-    ) -> Result<Received<C::Lent>, TransferError> {
-        let mut received = self.apart(received).await?;
-        if received.check == Check::None {
-            return Ok(received);
-        }
-        received.lent = received.lent.map(C::settle).transpose().map_err(TransferError::Local)?;
-        let mut held = self.hold(received);
-        let found = held.sum().await;
-        let Some(mut received) = held.take() else { return Err(TransferError::gone()) };
-        let sent = sent::<C>(&received, self.agreed().validation);
-        let matches = sent.fits && sent.sum == found;
-        let mut state = self.lock();
-        state.counters.checksums_matched += u64::from(matches);
-        state.counters.checksums_mismatched += u64::from(!matches);
-        drop(state);
-        if matches {
-            received.check = Check::None;
-            let known = Checksums::known(self.agreed().validation, found);
-            received.checksums = Some(Arc::new(known));
-            return Ok(received);
-        }
-        if let Some(lent) = received.lent {
-            self.channel().take_back(lent, LentEnd::Content);
-        }
-        let damage = if sent.fits { Damage::Content } else { Damage::ResultSlot };
-        let validation = self.agreed().validation;
-        Err(TransferError::Corrupted { validation, sent: sent.sum, received: found, damage })
+/// Moves a value out of the reach of a peer that is not trusted, and compares it with its checksum if it has one.
+///
+/// # Cancel safety
+/// If the future is dropped, a value of a step goes to the next receive of its key, which validates it again.
+pub(super) async fn validate<C: Channel>(
+    connection: &Arc<Connection<C>>,
+    received: Received<C::Lent>,
+) -> Result<Received<C::Lent>, TransferError> {
+    let mut received = set_apart(connection, received).await?;
+    if received.check == Check::None {
+        return Ok(received);
     }
+    received.lent = received.lent.map(C::settle).transpose().map_err(TransferError::Local)?;
+    let mut held = connection.hold(received);
+    let found = held.sum().await;
+    let Some(mut received) = held.take() else { return Err(TransferError::gone()) };
+    let validation = connection.agreed().validation;
+    let sent = sent::<C>(&received, validation);
+    let matches = sent.fits && sent.sum == found;
+    connection.lock().line.counters.count_checksum(matches);
+    if matches {
+        received.check = Check::None;
+        received.checksums = Some(Arc::new(Checksums::known(validation, found)));
+        return Ok(received);
+    }
+    if let Some(lent) = received.lent {
+        connection.channel().take_back(lent, LentEnd::Content);
+    }
+    let damage = if sent.fits { Damage::Content } else { Damage::ResultSlot };
+    Err(TransferError::Corrupted { validation, sent: sent.sum, received: found, damage })
 }
 
-impl<C: Channel> Connection<C> {
-    /// The value where the peer cannot change it any more.
-    async fn apart(
-        self: &Arc<Self>,
-        received: Received<C::Lent>,
-    ) -> Result<Received<C::Lent>, TransferError> {
-        if !is_exposed::<C>(&received) {
-            return Ok(received);
-        }
-        let mut held = self.hold(received);
-        if let Some(Received { metadata, lent: Some(lent), .. }) = held.get_mut() {
-            C::set_apart(lent, metadata.byte_length).await.map_err(TransferError::Local)?;
-        }
-        held.take().ok_or_else(TransferError::gone)
+/// The value where the peer cannot change it any more.
+async fn set_apart<C: Channel>(
+    connection: &Arc<Connection<C>>,
+    received: Received<C::Lent>,
+) -> Result<Received<C::Lent>, TransferError> {
+    if !is_exposed::<C>(&received) {
+        return Ok(received);
     }
+    let mut held = connection.hold(received);
+    if let Some(Received { metadata, lent: Some(lent), .. }) = held.get_mut() {
+        C::set_apart(lent, metadata.byte_length).await.map_err(TransferError::Local)?;
+    }
+    held.take().ok_or_else(TransferError::gone)
 }
 
 impl<L> Received<L> {

@@ -7,7 +7,7 @@ use super::{
     entry::{Cancel, RequestPhase, StoredAnswer, Version},
 };
 use crate::{
-    EagerContent, LentEnd, Metadata, PeerMisbehaved, RequestIndex, Status, VersionNotice,
+    LentEnd, MetaDataResponse, Metadata, PeerMisbehaved, RequestIndex, Status, VersionNotice,
     limits::RESULT_BYTES,
 };
 
@@ -31,7 +31,7 @@ impl<L> Arrived<L> {
     const IGNORED: Self = Self { wake: None, next: None, returned: None, is_ignored: true, bytes: 0 };
 }
 
-pub(super) type ArrivedResult<L> = Result<Arrived<L>, PeerMisbehaved>;
+pub(crate) type ArrivedResult<L> = Result<Arrived<L>, PeerMisbehaved>;
 
 impl<L> Requests<L> {
     /// Content of `length` bytes has landed, of the listed metadata number `which`.
@@ -49,7 +49,7 @@ impl<L> Requests<L> {
             RequestPhase::ReAsked { metadata } if which == 0 => metadata.clone(),
             RequestPhase::ReAsked { .. } => return Err(PeerMisbehaved::ContentUnasked),
             RequestPhase::Answered => return Ok(Arrived::IGNORED),
-            RequestPhase::Unsent | RequestPhase::Described | RequestPhase::Promised { .. } => {
+            RequestPhase::Unsent | RequestPhase::Described { .. } | RequestPhase::Promised { .. } => {
                 return Err(PeerMisbehaved::ContentUnasked);
             }
         };
@@ -102,14 +102,25 @@ impl<L> Requests<L> {
         Arrived { bytes, ..self.answer(index, answer, LentEnd::Content) }
     }
 
+    /// META_DATA_RESPONSE came.
+    pub(crate) fn meta_data_response(&mut self, response: MetaDataResponse) -> ArrivedResult<L> {
+        let agreed = &self.agreed;
+        let eager = response.content.as_ref().map(|content| content.len() as u64);
+        let may_be_eager = agreed.eager_bytes_max > 0 && eager <= Some(agreed.eager_bytes_max.into());
+        if eager.is_some() && !may_be_eager {
+            return Err(PeerMisbehaved::EagerUnasked);
+        }
+        let is_final = eager.is_some() || response.loan_follows;
+        let has_checksum = agreed.validation.is_on() && (is_final || agreed.describes_first());
+        if response.checksum.is_some() != has_checksum {
+            return Err(PeerMisbehaved::ChecksumUnfit);
+        }
+        if response.loan_follows { self.loan_promised(response) } else { self.described(response) }
+    }
+
     /// META_DATA_RESPONSE came, perhaps with the content.
-    pub(crate) fn meta_data_response(
-        &mut self,
-        index: RequestIndex,
-        metadata: Metadata,
-        content: Option<EagerContent>,
-        checksum: Option<u64>,
-    ) -> ArrivedResult<L> {
+    fn described(&mut self, response: MetaDataResponse) -> ArrivedResult<L> {
+        let MetaDataResponse { index, metadata, content, checksum, .. } = response;
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         entry.check_version()?;
         match entry.phase {
@@ -119,7 +130,7 @@ impl<L> Requests<L> {
             RequestPhase::Promised { .. } => return Err(PeerMisbehaved::MetaDataTwice),
             RequestPhase::Answered => return Ok(Arrived::IGNORED),
             RequestPhase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
-            RequestPhase::Described | RequestPhase::ReAsked { .. } => {
+            RequestPhase::Described { .. } | RequestPhase::ReAsked { .. } => {
                 return Err(PeerMisbehaved::MetaDataTwice);
             }
         }
@@ -131,17 +142,13 @@ impl<L> Requests<L> {
             let answer = StoredAnswer::Content { number: self.landed, metadata, eager: content, check };
             return Ok(self.answer(index, answer, LentEnd::MetaDataResponse));
         }
-        entry.phase = RequestPhase::Described;
+        entry.phase = RequestPhase::Described { metadata: metadata.clone() };
         Ok(self.answer(index, StoredAnswer::MetaDataResponse(metadata), LentEnd::MetaDataResponse))
     }
 
     /// META_DATA_RESPONSE came and announces a loan.
-    pub(crate) fn loan_promised(
-        &mut self,
-        index: RequestIndex,
-        metadata: Metadata,
-        checksum: Option<u64>,
-    ) -> ArrivedResult<L> {
+    fn loan_promised(&mut self, response: MetaDataResponse) -> ArrivedResult<L> {
+        let MetaDataResponse { index, metadata, checksum, .. } = response;
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         entry.check_version()?;
         match entry.phase {
@@ -149,7 +156,7 @@ impl<L> Requests<L> {
             RequestPhase::Asked { .. } => return Err(PeerMisbehaved::LoanUnasked),
             RequestPhase::Answered => return Ok(Arrived::IGNORED),
             RequestPhase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
-            RequestPhase::Described | RequestPhase::Promised { .. } | RequestPhase::ReAsked { .. } => {
+            RequestPhase::Described { .. } | RequestPhase::Promised { .. } | RequestPhase::ReAsked { .. } => {
                 return Err(PeerMisbehaved::MetaDataTwice);
             }
         }
@@ -162,7 +169,7 @@ impl<L> Requests<L> {
         let Some(entry) = self.entry(index) else { return Ok(Arrived::IGNORED) };
         match entry.phase {
             RequestPhase::Asked { .. }
-            | RequestPhase::Described
+            | RequestPhase::Described { .. }
             | RequestPhase::Promised { .. }
             | RequestPhase::ReAsked { .. } => {}
             RequestPhase::Answered => return Ok(Arrived::IGNORED),

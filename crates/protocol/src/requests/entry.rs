@@ -29,7 +29,7 @@ pub(super) enum RequestPhase {
     /// META_DATA_RESPONSE came and announced a loan.
     Promised { metadata: Metadata },
     /// META_DATA_RESPONSE came.
-    Described,
+    Described { metadata: Metadata },
     /// TENSOR_RE_REQUEST was posted.
     ReAsked { metadata: Metadata },
     /// Content or ERROR_STATUS came.

@@ -6,37 +6,19 @@ use super::{
     Landed, Requests, StepKey,
     entry::{Cancel, RequestEntry, RequestPhase, StoredAnswer},
 };
-use crate::{LentEnd, RequestIndex, StepId};
-
-/// The wakers that a receive which was given up concerns.
-#[derive(Debug, Default)]
-pub(crate) struct Released {
-    /// The future's own waker, to be dropped.
-    pub(crate) own: Option<Waker>,
-    /// To be woken.
-    pub(crate) wake: [Option<Waker>; 2],
-}
-
-impl Released {
-    pub(crate) fn wake(self) {
-        drop(self.own);
-        let [given, content] = self.wake;
-        given.into_iter().for_each(Waker::wake);
-        content.into_iter().for_each(Waker::wake);
-    }
-}
+use crate::{LentEnd, RequestIndex, StepId, after::After};
 
 impl<L> Requests<L> {
     /// The receive future was dropped. Queues its CANCEL and its memory, and holds a content that has come; allocates nothing.
-    pub(crate) fn release(&mut self, index: RequestIndex) -> Released {
-        let Some(entry) = self.entry(index) else { return Released::default() };
+    pub(crate) fn release(&mut self, index: RequestIndex, after: &mut After<L>) {
+        let Some(entry) = self.entry(index) else { return };
         entry.is_awaited = false;
-        let own = entry.waker.take();
+        after.drop(entry.waker.take());
         if tensorwire_testpoints::planted!("a receive's memory is freed while the peer may write it") {
             entry.end.get_or_insert(LentEnd::CancelAck);
         }
-        let wake = self.hold_contents(index);
-        let Some(entry) = self.entry(index) else { return Released { own, wake } };
+        after.wake(self.hold_contents(index).into_iter().flatten());
+        let Some(entry) = self.entry(index) else { return };
         entry.reply = None;
         let is_returning = entry.has_unwanted();
         entry.is_returning = is_returning;
@@ -48,7 +30,6 @@ impl<L> Requests<L> {
         }
         self.queue_released(index.slot(), is_returning, is_owed);
         self.free_finished(index.slot());
-        Released { own, wake }
     }
 
     /// Passes on the contents of a receive of a step that was given up. Most have none.

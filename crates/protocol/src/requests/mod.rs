@@ -3,15 +3,22 @@
 mod arrivals;
 mod entry;
 mod given_up;
+mod metadata_cache;
 mod stash;
 #[cfg(test)]
 mod tests;
 
-use std::{collections::VecDeque, sync::Arc, task::Waker};
+use std::{collections::VecDeque, task::Waker};
 
-use crate::{Agreed, LentEnd, Metadata, RequestIndex, Status, StepId, limits::STASH_MAX};
-pub(crate) use arrivals::Arrived;
+use crate::{
+    Agreed, LentEnd, Metadata, RequestIndex, Status, StepId, TensorRequest, Want,
+    after::After,
+    limits::{METADATA_CACHE_MAX, STASH_MAX},
+    line::WaitQueue,
+};
+pub(crate) use arrivals::{Arrived, ArrivedResult};
 use entry::{RequestEntry, RequestPhase, StoredAnswer, Version};
+pub use metadata_cache::MetadataCache;
 use stash::Stash;
 pub(crate) use stash::{Check, Content, Landed, StepKey};
 
@@ -43,6 +50,9 @@ pub(crate) struct Requests<L> {
     cancels: VecDeque<u32>,
     /// Slots whose memory is to be taken back, each once.
     returns: VecDeque<u32>,
+    /// For a free entry.
+    pub(crate) queue: WaitQueue,
+    pub(crate) cache: MetadataCache,
     /// Contents of receives that were given up.
     pub(crate) stash: Stash<L>,
     /// Entries for which it is not known yet whether a content comes.
@@ -66,6 +76,8 @@ impl<L> Requests<L> {
             free: Vec::new(),
             cancels: VecDeque::new(),
             returns: VecDeque::new(),
+            queue: WaitQueue::default(),
+            cache: MetadataCache::new(METADATA_CACHE_MAX, agreed.known_max()),
             stash: Stash::new(),
             unresolved: 0,
             held: Vec::new(),
@@ -73,6 +85,13 @@ impl<L> Requests<L> {
             had_several: false,
             opened: 0,
             landed: 0,
+        }
+    }
+
+    /// Wakes the first receive that waits for an entry, if there is one now.
+    pub(crate) fn wake_next(&mut self, after: &mut After<L>) {
+        if !self.queue.is_empty() && self.has_room() {
+            after.wake(self.queue.take_first());
         }
     }
 
@@ -156,24 +175,20 @@ impl<L> Requests<L> {
     }
 
     /// TENSOR_REQUEST is being posted.
-    pub(crate) fn asked(
-        &mut self,
-        index: RequestIndex,
-        known: Option<Arc<[Metadata]>>,
-        is_view: bool,
-        is_versioned: bool,
-    ) {
-        if let Some(entry) = self.entry(index) {
-            entry.phase = RequestPhase::Asked { known, is_view };
-            entry.version = if is_versioned { Version::Wanted } else { Version::Unwanted };
-            entry.end = None;
-        }
+    pub(crate) fn asked(&mut self, request: &TensorRequest) {
+        let Some(entry) = self.entry(request.index) else { return };
+        let known = if request.want == Want::Eager { None } else { Some(request.known.clone()) };
+        entry.phase = RequestPhase::Asked { known, is_view: request.want == Want::View };
+        entry.version = if request.scope.is_versioned() { Version::Wanted } else { Version::Unwanted };
+        entry.end = None;
     }
 
     /// TENSOR_RE_REQUEST is being posted.
-    pub(crate) fn asked_again(&mut self, index: RequestIndex, metadata: Metadata) {
-        if let Some(entry) = self.entry(index) {
-            entry.phase = RequestPhase::ReAsked { metadata };
+    pub(crate) fn asked_again(&mut self, index: RequestIndex) {
+        if let Some(entry) = self.entry(index)
+            && let RequestPhase::Described { metadata } = &entry.phase
+        {
+            entry.phase = RequestPhase::ReAsked { metadata: metadata.clone() };
             entry.end = None;
         }
     }
@@ -213,7 +228,7 @@ impl<L> Requests<L> {
 
     /// Whether META_DATA_RESPONSE came and TENSOR_RE_REQUEST is due.
     pub(crate) fn is_described(&mut self, index: RequestIndex) -> bool {
-        self.entry(index).is_some_and(|entry| matches!(entry.phase, RequestPhase::Described))
+        self.entry(index).is_some_and(|entry| matches!(entry.phase, RequestPhase::Described { .. }))
     }
 
     /// Whether the task that waits for a reply may poll for it: there is no other request, and no reply has come. After several
@@ -250,7 +265,7 @@ impl<L> Requests<L> {
         let is_announced = |phase: &RequestPhase| {
             matches!(
                 phase,
-                RequestPhase::Described | RequestPhase::Promised { .. } | RequestPhase::ReAsked { .. }
+                RequestPhase::Described { .. } | RequestPhase::Promised { .. } | RequestPhase::ReAsked { .. }
             )
         };
         entries.filter(|entry| entry.is_awaited).any(|entry| is_announced(&entry.phase))
@@ -270,6 +285,7 @@ impl<L> Requests<L> {
 
     pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
         let entries = self.slots.iter_mut().filter_map(|step_key| step_key.entry.as_mut());
-        entries.filter_map(|entry| entry.waker.take()).chain(self.stash.wakers())
+        let waiting = entries.filter_map(|entry| entry.waker.take());
+        waiting.chain(self.stash.wakers()).chain(self.queue.wakers())
     }
 }

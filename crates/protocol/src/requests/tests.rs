@@ -3,7 +3,7 @@ use std::{collections::BTreeMap, task::Waker};
 use proptest::prelude::*;
 
 use super::{arrivals::ArrivedResult, *};
-use crate::{Code, DataType, Shape};
+use crate::{Code, DataType, MetaDataResponse, Scope, Shape};
 
 fn agreed(requests_max: u32) -> Agreed {
     let parameters = crate::Parameters { requests_max, ..crate::Parameters::default() };
@@ -18,6 +18,21 @@ fn status() -> Status {
     Status::new(Code::NotFound, "no")
 }
 
+fn request(index: RequestIndex, known: Option<u64>) -> TensorRequest {
+    let known = known.map(metadata).into_iter().collect();
+    TensorRequest { index, scope: Scope::Published, key: "a".into(), known, want: Want::Write(None) }
+}
+
+fn description(index: RequestIndex, length: u64) -> MetaDataResponse {
+    let metadata = metadata(length);
+    MetaDataResponse { index, metadata, content: None, loan_follows: false, checksum: None }
+}
+
+/// Gives the receive up.
+fn release(requests: &mut Requests<u32>, index: RequestIndex) {
+    requests.release(index, &mut After::new());
+}
+
 #[test]
 fn s12_a_slot_goes_through_all_generations_and_starts_over() {
     let mut requests: Requests<u32> = Requests::new(agreed(2));
@@ -26,14 +41,14 @@ fn s12_a_slot_goes_through_all_generations_and_starts_over() {
     assert_eq!(requests.open(None), None);
     let mut index = first;
     for _ in 0..(1 << 16) - 2 {
-        requests.release(index);
+        release(&mut requests, index);
         let next = requests.open(None).unwrap();
         assert_eq!(next.slot(), index.slot());
         assert_eq!(next.generation(), index.generation() + 1);
         assert!(!next.is_reserved() && next != other);
         index = next;
     }
-    requests.release(index);
+    release(&mut requests, index);
     assert_eq!(requests.open(None), Some(first));
 }
 
@@ -41,12 +56,12 @@ fn s12_a_slot_goes_through_all_generations_and_starts_over() {
 fn arrivals_for_an_earlier_generation_are_ignored() {
     let mut requests: Requests<u32> = Requests::new(agreed(1));
     let old = requests.open(None).unwrap();
-    requests.release(old);
+    release(&mut requests, old);
     let new = requests.open(None).unwrap();
     assert_ne!(old, new);
-    requests.asked(new, None, false, false);
+    requests.asked(&request(new, None));
     assert!(requests.content(old, 0, 0).unwrap().is_ignored);
-    assert!(requests.meta_data_response(old, metadata(1), None, None).unwrap().is_ignored);
+    assert!(requests.meta_data_response(description(old, 1)).unwrap().is_ignored);
     assert!(requests.error_status(old, status()).unwrap().is_ignored);
     assert!(requests.cancel_ack(old).unwrap().is_ignored);
     assert!(!requests.error_status(new, status()).unwrap().is_ignored);
@@ -59,12 +74,12 @@ fn only_a_request_that_is_alone_after_others_that_were_may_help() {
     assert!(requests.may_help(first));
     let second = requests.open(None).unwrap();
     assert!(!requests.may_help(first) && !requests.may_help(second));
-    requests.release(first);
-    requests.release(second);
+    release(&mut requests, first);
+    release(&mut requests, second);
     for may_help in [false, true, true] {
         let next = requests.open(None).unwrap();
         assert_eq!(requests.may_help(next), may_help, "others may follow the first, but none did");
-        requests.release(next);
+        release(&mut requests, next);
     }
 }
 
@@ -73,7 +88,7 @@ enum Op {
     Open,
     Keep,
     Ask(Option<u64>),
-    AskAgain(u64),
+    AskAgain,
     PollReply,
     TakeEnded,
     Content(u64),
@@ -90,7 +105,7 @@ fn op() -> impl Strategy<Value = Op> {
         Just(Op::Open),
         Just(Op::Keep),
         proptest::option::of(Just(8u64)).prop_map(Op::Ask),
-        Just(Op::AskAgain(8)),
+        Just(Op::AskAgain),
         Just(Op::PollReply),
         Just(Op::TakeEnded),
         Just(Op::Content(8)),
@@ -160,12 +175,12 @@ fn apply(requests: &mut Requests<u32>, model: &mut Model, op: &Op, index: Reques
             requests.store_memory(index, model.next_lent);
         }
         Op::Ask(length) if known.is_awaited && !known.is_asked => {
-            requests.asked(index, Some(length.map(metadata).into_iter().collect()), false, false);
+            requests.asked(&request(index, length));
             let known = model.requests.get_mut(&index).unwrap();
             (known.is_asked, known.is_exposed) = (true, known.lent.is_some());
         }
-        Op::AskAgain(length) if known.is_awaited && requests.is_described(index) => {
-            requests.asked_again(index, metadata(length));
+        Op::AskAgain if known.is_awaited && requests.is_described(index) => {
+            requests.asked_again(index);
             model.requests.get_mut(&index).unwrap().is_exposed = known.lent.is_some();
         }
         Op::PollReply if known.is_awaited => {
@@ -182,13 +197,13 @@ fn apply(requests: &mut Requests<u32>, model: &mut Model, op: &Op, index: Reques
         }
         Op::Content(length) => return model.answered(index, requests.content(index, 0, length)),
         Op::MetaDataResponse(length) => {
-            let result = requests.meta_data_response(index, metadata(length), None, None);
+            let result = requests.meta_data_response(description(index, length));
             return model.answered(index, result);
         }
         Op::ErrorStatus => return model.answered(index, requests.error_status(index, status())),
         Op::CancelAck => return model.answered(index, requests.cancel_ack(index)),
         Op::Release if known.is_awaited => {
-            requests.release(index);
+            release(requests, index);
             model.requests.get_mut(&index).unwrap().is_awaited = false;
         }
         Op::NextReturn => {
@@ -227,7 +242,7 @@ proptest! {
         let awaited: Vec<_> = model.requests.iter().filter(|(_, known)| known.is_awaited).collect();
         let awaited: Vec<_> = awaited.into_iter().map(|(&index, _)| index).collect();
         let mut out = requests.drain();
-        awaited.into_iter().for_each(|index| drop(requests.release(index)));
+        awaited.into_iter().for_each(|index| release(&mut requests, index));
         out.extend(std::iter::from_fn(|| requests.next_return()).map(|(lent, _)| lent));
         out.sort_unstable();
         prop_assert_eq!(out, model.inside);

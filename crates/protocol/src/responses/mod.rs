@@ -9,7 +9,10 @@ use std::{
     task::Waker,
 };
 
-use crate::{Code, Destination, ErrorStatus, Message, PeerMisbehaved, RequestIndex, Scope, Status, StepId};
+use crate::{
+    Agreed, Code, Destination, ErrorStatus, Message, PeerMisbehaved, RequestIndex, Status, StepId,
+    TensorRequest, Want,
+};
 
 /// How many replies may be owed above the agreed number of requests before the peer is refused.
 const OWED_SLACK: usize = 64;
@@ -98,6 +101,7 @@ impl Hasher for IndexHasher {
 pub(crate) struct Responses {
     /// Most unanswered requests and cancels together.
     unanswered_max: usize,
+    has_result_slots: bool,
     entries: HashMap<RequestIndex, ResponseEntry, IndexHash>,
     owed: VecDeque<Owed>,
     /// Entries that the peer still waits for, and owed replies.
@@ -117,9 +121,10 @@ struct Written {
 }
 
 impl Responses {
-    pub(crate) fn new(requests_max: u32) -> Self {
+    pub(crate) fn new(agreed: Agreed) -> Self {
         Self {
-            unanswered_max: requests_max as usize + OWED_SLACK,
+            unanswered_max: agreed.requests_max as usize + OWED_SLACK,
+            has_result_slots: agreed.has_result_slots(),
             entries: HashMap::default(),
             owed: VecDeque::new(),
             unanswered: 0,
@@ -139,7 +144,11 @@ impl Responses {
     }
 
     /// TENSOR_REQUEST came.
-    pub(crate) fn open(&mut self, index: RequestIndex, scope: Scope) -> Result<(), PeerMisbehaved> {
+    pub(crate) fn open(&mut self, request: &TensorRequest) -> Result<(), PeerMisbehaved> {
+        let &TensorRequest { index, scope, want, .. } = request;
+        if let Want::Write(destination) = want {
+            self.check_result_slot(destination)?;
+        }
         if self.entries.contains_key(&index) {
             return Err(PeerMisbehaved::DuplicateRequest);
         }
@@ -153,6 +162,13 @@ impl Responses {
             ResponseEntry { phase: ResponsePhase::Waiting, step, is_cancelled: false, waker: None },
         );
         Ok(())
+    }
+
+    /// Whether a destination names a result slot exactly if that was agreed.
+    fn check_result_slot(&self, destination: Option<Destination>) -> Result<(), PeerMisbehaved> {
+        let fits =
+            destination.is_none_or(|destination| destination.result.is_some() == self.has_result_slots);
+        if fits { Ok(()) } else { Err(PeerMisbehaved::ResultSlotUnfit) }
     }
 
     /// Whether a value is on its way to the peer, or was announced to it.
@@ -174,6 +190,7 @@ impl Responses {
         index: RequestIndex,
         destination: Option<Destination>,
     ) -> Result<Option<Option<Waker>>, PeerMisbehaved> {
+        self.check_result_slot(destination)?;
         let Some(entry) = self.entries.get_mut(&index) else { return Ok(None) };
         let ResponsePhase::Described { bytes } = entry.phase else {
             return Err(PeerMisbehaved::ReRequestUnasked);
@@ -275,6 +292,11 @@ impl Responses {
             }
         }
         entry.waker
+    }
+
+    /// As [`close`](Self::close), of an answered response. Its task is running, so the waker is dropped.
+    pub(crate) fn answered(&mut self, index: RequestIndex) {
+        let _ = self.close(index, true);
     }
 
     pub(crate) fn has_owed(&self) -> bool {

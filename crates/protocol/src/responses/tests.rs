@@ -3,6 +3,7 @@ use std::{collections::BTreeSet, task::Waker};
 use proptest::prelude::*;
 
 use super::*;
+use crate::{Parameters, Scope};
 
 const CAPACITY: u32 = 3;
 const MOST: usize = CAPACITY as usize + OWED_SLACK;
@@ -30,6 +31,16 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
+fn responses() -> Responses {
+    let parameters = Parameters { requests_max: CAPACITY, ..Parameters::default() };
+    Responses::new(Agreed::of(&parameters, &parameters))
+}
+
+fn request(index: u32) -> TensorRequest {
+    let (key, known) = ("a".into(), Default::default());
+    TensorRequest { index: RequestIndex(index), scope: Scope::Published, key, known, want: Want::Eager }
+}
+
 fn destination() -> Option<Destination> {
     Some(Destination { region: 0, generation: 0, offset: 0, capacity: 8, result: None })
 }
@@ -43,7 +54,7 @@ proptest! {
     fn s4_what_is_owed_is_what_an_honest_peer_waits_for(
         ops in proptest::collection::vec((op(), 0usize..4), 0..120),
     ) {
-        let mut responses = Responses::new(CAPACITY);
+        let mut responses = responses();
         let mut next = 0;
         // Requests the peer waits for, by index; whether it has cancelled them.
         let mut outstanding: BTreeSet<(u32, bool)> = BTreeSet::new();
@@ -53,7 +64,7 @@ proptest! {
             let chosen = open.get(which).copied();
             match (op, chosen) {
                 (Op::Open, _) if outstanding.len() < CAPACITY as usize => {
-                    prop_assert_eq!(responses.open(RequestIndex(next), Scope::Published), Ok(()));
+                    prop_assert_eq!(responses.open(&request(next)), Ok(()));
                     outstanding.insert((next, false));
                     open.push(next);
                     next += 1;
@@ -113,9 +124,9 @@ proptest! {
 
 #[test]
 fn a_late_cancel_of_a_content_being_written_is_acknowledged_after_it() {
-    let mut responses = Responses::new(CAPACITY);
+    let mut responses = responses();
     let index = RequestIndex(9);
-    responses.open(index, Scope::Published).unwrap();
+    responses.open(&request(index.0)).unwrap();
     assert!(responses.start_writing(index));
     responses.cancel(index).unwrap();
     assert!(!responses.has_owed());
@@ -125,9 +136,9 @@ fn a_late_cancel_of_a_content_being_written_is_acknowledged_after_it() {
 
 #[test]
 fn watching_tells_what_has_happened() {
-    let mut responses = Responses::new(CAPACITY);
+    let mut responses = responses();
     let index = RequestIndex(9);
-    responses.open(index, Scope::Published).unwrap();
+    responses.open(&request(index.0)).unwrap();
     assert_eq!(responses.watch(index, Waker::noop()).0, ResponseState::Open);
     responses.described(index, 8);
     assert!(responses.re_request(index, destination()).unwrap().is_some());

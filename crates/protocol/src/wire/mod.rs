@@ -84,15 +84,13 @@ pub fn encode_into(message: &Message, into: &mut Vec<u8>) {
     codec::frame(into, |writer| write_message(writer, message, None));
 }
 
-fn write_tensor_request(writer: &mut Writer<'_>, request: &TensorRequest, forms: Option<&[NameForm]>) {
-    writer.u8(TENSOR_REQUEST);
-    write_request(writer, request, form_of(forms, 0));
-}
-
 /// Kind and fields. Requests name their keys in `forms`, one each; without forms, by the key alone.
 fn write_message(writer: &mut Writer<'_>, message: &Message, forms: Option<&[NameForm]>) {
     match message {
-        Message::TensorRequest(request) => write_tensor_request(writer, request, forms),
+        Message::TensorRequest(request) => {
+            writer.u8(TENSOR_REQUEST);
+            write_request(writer, request, form_of(forms, 0));
+        }
         Message::TensorRequests(requests) => {
             writer.u8(TENSOR_REQUESTS);
             writer.count(requests.len());
@@ -197,6 +195,13 @@ pub(crate) struct EagerResponse<'value> {
     pub(crate) checksum: Option<u64>,
     /// Bytes of the content, at most [`EAGER_BYTES_MAX`].
     pub(crate) length: u64,
+}
+
+impl<'value> EagerResponse<'value> {
+    /// With all bytes of a value of `metadata`.
+    pub(crate) fn new(index: RequestIndex, metadata: &'value Metadata, checksum: Option<u64>) -> Self {
+        Self { index, metadata, checksum, length: metadata.byte_length }
+    }
 }
 
 /// Kind and fields of META_DATA_RESPONSE with the content that `content` appends.

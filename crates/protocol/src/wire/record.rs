@@ -7,10 +7,10 @@
 use super::{
     EagerResponse, FRAME_BYTES_MIN, WireError,
     codec::{Reader, Writer, frame},
-    open_frame, read_message, write_eager, write_message, write_tensor_request,
+    open_frame, read_message, write_eager, write_message,
 };
 use crate::{
-    Destination, Message, TensorRequest,
+    Destination, Message,
     credit::{Answer, Ask, Counts, Mode},
     limits::{MESSAGE_BYTES_MAX, RING_BYTES_MAX},
     names::{NameForm, NameTable},
@@ -60,18 +60,6 @@ pub fn encode_message(counted: Option<(Counts, &[NameForm])>, message: &Message,
     frame(into, |writer| {
         write_counts(writer, counted.map(|(counts, _)| counts));
         write_message(writer, message, counted.map(|(_, forms)| forms));
-    });
-}
-
-/// As [`encode_message`], of TENSOR_REQUEST.
-pub(crate) fn encode_request(
-    counted: Option<(Counts, &[NameForm])>,
-    request: &TensorRequest,
-    into: &mut Vec<u8>,
-) {
-    frame(into, |writer| {
-        write_counts(writer, counted.map(|(counts, _)| counts));
-        write_tensor_request(writer, request, counted.map(|(_, forms)| forms));
     });
 }
 

@@ -1,6 +1,5 @@
 //! The memory that messages are written into, in both directions.
 
-use super::{Connection, State};
 use crate::{Channel, ChannelError, Destination, RecordSlot, credit::RingConsumer};
 
 /// The message rings of a new connection, and the own [record slots](RecordSlot).
@@ -14,7 +13,7 @@ pub struct Rings<L> {
     pub peer: Destination,
 }
 
-/// Rings in use. The own ones are granted until the connection is [drained](Connection::drain), or until the peer has
+/// Rings in use. The own ones are granted until the connection is [drained](crate::Connection::drain), or until the peer has
 /// left a ring for a larger one.
 pub(super) struct RingsInUse<L> {
     own: Option<L>,
@@ -43,36 +42,35 @@ impl<L> RingsInUse<L> {
     pub(super) fn drain(&mut self) -> impl Iterator<Item = L> + use<L> {
         [self.own.take(), self.offered.take(), self.own_slots.take()].into_iter().flatten()
     }
-}
 
-fn over() -> ChannelError {
-    ChannelError("the connection is over".to_owned())
-}
-
-impl<C: Channel> Connection<C> {
     /// Copies the next bytes of the own ring into `into`.
-    pub(super) fn read_ring(
+    pub(super) fn read<C: Channel<Lent = L>>(
         &self,
-        rings: &RingsInUse<C::Lent>,
+        channel: &C,
         consumer: &RingConsumer,
         into: &mut [u8],
     ) -> Result<(), ChannelError> {
         let beyond = || ChannelError("the message is longer than the own ring".to_owned());
-        let ring = rings.own.as_ref().ok_or_else(over)?;
+        let ring = self.own.as_ref().ok_or_else(over)?;
         let place = consumer.place(into.len() as u32).ok_or_else(beyond)?;
         let (head, tail) = into.split_at_mut_checked(place.first.length as usize).ok_or_else(beyond)?;
-        self.channel.read(ring, place.first.offset.into(), head)?;
-        if tail.is_empty() { Ok(()) } else { self.channel.read(ring, place.second.offset.into(), tail) }
+        channel.read(ring, place.first.offset.into(), head)?;
+        if tail.is_empty() { Ok(()) } else { channel.read(ring, place.second.offset.into(), tail) }
     }
 
-    /// Copies the first bytes of an own slot into `into`.
-    pub(super) fn read_record(
+    /// Copies the first bytes of an own slot.
+    pub(super) fn read_slot<C: Channel<Lent = L>, const BYTES: usize>(
         &self,
-        state: &State<C::Lent>,
+        channel: &C,
         slot: RecordSlot,
-        into: &mut [u8],
-    ) -> Result<(), ChannelError> {
-        let slots = state.rings.own_slots.as_ref().ok_or_else(over)?;
-        self.channel.read(slots, slot.offset(), into)
+    ) -> Result<[u8; BYTES], ChannelError> {
+        let mut bytes = [0; BYTES];
+        let slots = self.own_slots.as_ref().ok_or_else(over)?;
+        channel.read(slots, slot.offset(), &mut bytes)?;
+        Ok(bytes)
     }
+}
+
+fn over() -> ChannelError {
+    ChannelError("the connection is over".to_owned())
 }

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use super::Received;
+use super::{Origin, Received};
 use crate::{
     Channel, Connection, LentEnd, StepId,
     requests::{Landed, StepKey},
@@ -42,27 +42,27 @@ impl<C: Channel> ReceivedGuard<C> {
 
 impl<C: Channel> Drop for ReceivedGuard<C> {
     fn drop(&mut self) {
-        let mut state = self.connection.lock();
-        if let Some(step) = self.step {
-            state.requests.let_go(step);
-        }
-        let Some(Received { metadata, lent, origin, check, .. }) = self.received.take() else { return };
-        let is_over = state.failure().is_err();
-        match origin.filter(|_| !is_over) {
-            Some((step, key, number)) => {
-                let landed = Landed { number, metadata, content: lent.into(), check };
-                let next = state.requests.stash_or_give(StepKey::new(step, key), landed);
-                self.connection.settle(state, next, None);
+        self.connection.change(|state, after| {
+            if let Some(step) = self.step {
+                state.requests.let_go(step);
             }
-            None => self.connection.settle(state, None, lent.map(|lent| (lent, LentEnd::Content))),
-        }
+            let Some(received) = self.received.take() else { return };
+            let Received { metadata, lent, origin, check, .. } = received;
+            match origin.filter(|_| state.failure().is_ok()) {
+                Some(Origin { step, key, number }) => {
+                    let landed = Landed { number, metadata, content: lent.into(), check };
+                    after.wake(state.requests.stash_or_give(StepKey::new(step, key), landed));
+                }
+                None => after.take_back(lent.map(|lent| (lent, LentEnd::Content))),
+            }
+        });
     }
 }
 
 impl<C: Channel> Connection<C> {
     /// Holds a received value until the others of its call are there.
     pub fn hold(self: &Arc<Self>, received: Received<C::Lent>) -> ReceivedGuard<C> {
-        let step = received.origin.as_ref().map(|(step, ..)| *step);
+        let step = received.origin.as_ref().map(|origin| origin.step);
         if let Some(step) = step {
             self.lock().requests.hold(step);
         }
