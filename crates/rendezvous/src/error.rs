@@ -8,7 +8,7 @@ use tensorwire_protocol::{Code, Damage, Status, Validation, text::escaped};
 
 use crate::control::{ControlError, cluster::ClusterError};
 
-/// The details of a status that a broken connection is the reason of.
+/// The details of a status whose reason is a broken connection.
 pub(crate) const BROKEN: &[u8] = b"connection broke";
 
 /// Identifies a transfer in errors, by peer, key and step.
@@ -156,7 +156,7 @@ impl Lost {
         Self::new(PeerLoss::ShutDownHere, "this worker was shut down")
     }
 
-    /// Why the peer says that it has ended a connection.
+    /// The reason that the peer gives for ending a connection.
     pub(crate) fn from_peer(status: &Status) -> Self {
         let why = format!("the peer ended the connection: {}", status.message);
         match status.code {
@@ -166,7 +166,7 @@ impl Lost {
         }
     }
 
-    /// The reason as the peer gets it. The code says whether a rule was broken, or the path is lost.
+    /// The reason as it is sent to the peer. The code shows whether a rule was broken or the path is lost.
     pub(crate) fn status(&self) -> Status {
         let code = match self.loss {
             PeerLoss::Misbehaved => Code::InvalidArgument,
@@ -530,7 +530,7 @@ mod tests {
 
     use super::*;
 
-    /// What the operating system answers to one file too many.
+    /// The error of the operating system when a process has too many open files.
     fn too_many_files() -> io::Error {
         let number = 24;
         io::Error::from_raw_os_error(number)
@@ -542,7 +542,7 @@ mod tests {
         let named = WorkerError::from(own).or_limit();
         assert!(matches!(named, WorkerError::Limit { limit: Limit::OpenFiles, .. }), "{named}");
         assert!(named.to_string().contains("eventfd") && named.to_string().contains("ulimit -n"), "{named}");
-        // The peer's words about a limit of its own.
+        // The peer's text about one of its own limits.
         let detail = too_many_files().to_string();
         assert!(detail.contains("os error 24"));
         let step = "agreeing with the peer";

@@ -42,7 +42,7 @@ use tensorwire_rendezvous::{Worker, WorkerBuilder, control::host_and_port};
 use self::variables::Variables;
 use crate::store::{MemoryStore, PrefixStore, Store, StoreError, StoreUrl, WorkerStore, on_runtime::look_up};
 
-/// What the launcher's variables say about this process.
+/// This process's rank and job, from the launcher's variables.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Launch {
     /// The number of this process in the job, from 0.
@@ -53,7 +53,7 @@ pub struct Launch {
     pub local_rank: Option<usize>,
     /// The number of the job's processes on this machine, more than `local_rank`.
     pub local_size: Option<usize>,
-    /// Whether all processes of the job run on one machine. `None` if the launcher does not say.
+    /// Whether all processes of the job run on one machine. `None` if the launcher's variables do not show it.
     pub is_on_one_machine: Option<bool>,
     /// An id of this job that differs from those of other jobs, and after each restart of this one.
     pub job: Option<String>,
@@ -166,10 +166,10 @@ impl Launch {
     }
 
     /// Settings for this rank's worker, called `name`. If the job's store is `HOST:PORT`, the worker of rank 0 listens there, to serve
-    /// the store, whatever [`bind`](WorkerBuilder::bind) says. Without a secret or TLS it listens on loopback instead, with the same
+    /// the store, regardless of [`bind`](WorkerBuilder::bind). Without a secret or TLS it listens on loopback instead, with the same
     /// port, and the ranks of that machine find it there.
     ///
-    /// Rank 0 of a job whose store another process serves, which is no rank, is started by [`Worker::builder`].
+    /// If a process that is no rank serves the store, start the worker of rank 0 by [`Worker::builder`] instead.
     #[must_use]
     pub fn worker(&self, name: &str) -> WorkerBuilder {
         let builder = Worker::builder(name);
@@ -179,10 +179,11 @@ impl Launch {
         }
     }
 
-    /// Opens the job's store. If the job has an id, its keys have this prefix, so jobs and attempts of a job that share a store
-    /// are separate. If the store is `HOST:PORT`, rank 0 serves it if `worker` listens there, as that of [`worker`](Self::worker)
-    /// does; the others connect. A store that a rank 0 serves is of that rank's job alone: ranks of a job with another id or size
-    /// are refused. A job of one rank without a store gets one in memory. `limit` is that of [`StoreUrl::open`].
+    /// Opens the job's store. If the job has an id, it prefixes the keys, so jobs and attempts of a job that share a store do not
+    /// see each other's keys. A job of one rank without a store gets one in memory. `limit` is that of [`StoreUrl::open`].
+    ///
+    /// If the store is `HOST:PORT`, rank 0 serves it if `worker` listens there, as the worker of [`worker`](Self::worker) does. The
+    /// other ranks connect. Rank 0 serves its own job alone, and refuses ranks of a job with another id or size.
     ///
     /// # Errors
     /// [`StoreError::BadUrl`] if the job has no store, or one that other processes cannot reach; [`StoreError::Unreachable`] if rank
@@ -231,14 +232,14 @@ impl Launch {
 /// The key in a store that a rank 0 serves, with its [`Launch::record`]. Other stores do not have it.
 const SERVED_BY: &str = "served by a rank 0";
 
-/// The pause before a rank looks again whether the store of another job is still there.
+/// The pause before a rank checks again whether another job still serves its store at the address.
 const OTHER_JOB_PAUSE: Duration = Duration::from_millis(200);
 
 /// The most bytes of a record that an error shows.
 const RECORD_BYTES_MAX: usize = 300;
 
 impl Launch {
-    /// What the ranks of this job have in common.
+    /// The id and the size of this job, which all its ranks share.
     fn record(&self) -> String {
         let shown = |job: &String| format!(" `{}`", escaped_within(job, RECORD_BYTES_MAX / 2));
         let job = self.job.as_ref().map_or_else(String::new, shown);
@@ -276,7 +277,7 @@ impl Launch {
             };
             let (store, other) = match (found, before) {
                 (Ok(found), _) => found,
-                // It holds the name of this rank's worker at times.
+                // The other job may hold the name of this rank's worker for a while.
                 (Err(_), Some(other)) => return Err(self.other_job(address, &other)),
                 (Err(error), None) => return Err(self.unserved(error, worker)),
             };
@@ -303,7 +304,7 @@ impl Launch {
         StoreError::Unreachable { store: format!("the store at {address}"), detail }
     }
 
-    /// The error of a rank that finds no store. No other rank serves it if this one is rank 0.
+    /// The error of a rank that finds no store. For rank 0 it adds that rank 0 itself must serve it.
     fn unserved(&self, error: StoreError, worker: &Worker) -> StoreError {
         match error {
             StoreError::Unreachable { store, detail } if self.rank == 0 => {
@@ -374,10 +375,10 @@ const JOB_COMPLETION_INDEX: &str = "JOB_COMPLETION_INDEX";
 const SLURM: &str = "Slurm";
 const MPICH: &str = "MPICH";
 
-/// The number of a step, which `srun` gives to its tasks. That of the job's script is not set, or one of the last.
+/// The number of a step, which `srun` sets for its tasks. For the job's script it is not set, or at least [`NO_STEP_MIN`].
 const STEP: &str = "SLURM_STEP_ID";
 
-/// The least number that Slurm gives to what is no step of `srun`.
+/// From this number on, Slurm numbers steps that `srun` did not start.
 const NO_STEP_MIN: usize = 0xffff_fff0;
 
 const LAUNCHERS: [Launcher; 6] = [
@@ -452,7 +453,7 @@ impl Launcher {
             }
             (None, _) => Ok(None),
             (Some(value), None) => {
-                // The last is the oldest, which all versions set.
+                // All versions set the last one, which is the oldest.
                 let missing = self.sizes.last().copied().unwrap_or_default();
                 Err(LaunchError::Incomplete { given: self.rank, value, missing, by: self.name })
             }
@@ -465,7 +466,7 @@ impl Launcher {
         }
     }
 
-    /// Whether `srun` started this process, although it has MPICH's variables: `--mpi=pmi2` sets the same numbers twice.
+    /// Whether `srun` started this process, although it has MPICH's variables: `srun --mpi=pmi2` sets them, too, to the same numbers.
     fn is_srun(&self, variables: Variables<'_>, rank: usize, size: usize) -> bool {
         let is = |name: &str, number: usize| variables.get(name).is_some_and(|set| set.parse() == Ok(number));
         self.name == MPICH

@@ -7,7 +7,6 @@
 //!
 //! Receipts have no numbers, because a message is the user's tensor without a frame. When a rank's receipts cannot be received
 //! any more, the next one might belong to an earlier message. So nothing more is sent to that rank.
-//! could be that of a message that was given up. So nothing more is sent to such a rank.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -143,8 +143,8 @@ impl Drop for Intake {
 }
 
 impl Intake {
-    /// Runs until the send buffer ends, also if the user drops the receive buffer before: otherwise the slot's next receive
-    /// buffer would receive its remaining messages.
+    /// Runs until the send buffer ends, even if the user drops the receive buffer earlier: otherwise the slot's next receive
+    /// buffer would receive the remaining messages.
     async fn run(self, before: Option<oneshot::Receiver<()>>) {
         if let Some(before) = before {
             // Dropped when the task ends, and never sent.

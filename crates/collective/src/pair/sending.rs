@@ -220,7 +220,7 @@ impl Core {
         Ok(Tensor::new(buffer, DataType::U8, &[length as u64])?)
     }
 
-    /// Sends the receive buffer of the slot the end of this send buffer.
+    /// Reports the end of this send buffer to the receive buffer of its slot.
     fn end_slot(&self, to: usize, slot: u64) {
         let bytes = Buf::on_heap(&Frame::End.encode(), CopyReason::Import);
         let sent = self.peer(to).and_then(|peer| {

@@ -304,7 +304,8 @@ pub(super) fn widen_halves<'a>(
     }
 }
 
-/// Stores 32-bit floats in `into`, divided by `divisor` if there is one. They are what [`widen_halves`] gave, or combinations of that.
+/// Rounds the 32-bit floats in `from` into `into`, divided by `divisor` if there is one. They are results of [`widen_halves`], or
+/// combinations of those.
 pub(super) fn narrow_halves(
     operation: Operation,
     dtype: DataType,
@@ -353,8 +354,8 @@ fn fold_block_of<'a, T: Half>(
 /// A block of 16-bit floats, as 32-bit floats that are multiplied by [`scale`].
 type Wide = [[f32; PIECE]; BLOCK_BYTES / 2 / PIECE];
 
-/// By what 16-bit floats are multiplied while they are 32-bit floats: no sum of as many values as this divides exceeds these, also
-/// of `bf16`, whose largest value is almost theirs. A power of two that is exact for every 16-bit float.
+/// The factor of 16-bit floats while they are 32-bit floats. With 1/65,536, no sum of up to 65,536 values exceeds the range of
+/// 32-bit floats, even of `bf16`, whose largest value is close to theirs. As a power of two it changes no digit of a 16-bit float.
 fn scale(operation: Operation) -> f32 {
     if operation == Operation::Sum { 1.0 / 65_536.0 } else { 1.0 }
 }

@@ -1,4 +1,4 @@
-//! What each store does differently, and what all have in common: the rules for keys and values, and polling.
+//! The trait that each kind of store implements, and what they share: the rules for keys and values, and polling.
 
 use std::{fmt, net::IpAddr, time::Duration};
 
@@ -37,7 +37,7 @@ pub(super) trait Backend: Send + Sync + fmt::Debug + 'static {
         keys: &'a [String],
         limit: Duration,
     ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, StoreError>> {
-        look_for(self, keys, limit).boxed()
+        poll_for(self, keys, limit).boxed()
     }
 
     /// Reads `keys`.
@@ -63,11 +63,11 @@ pub(super) trait Backend: Send + Sync + fmt::Debug + 'static {
     }
 }
 
-/// Polls for `keys` until all have values. Reads once more when `limit` is over.
+/// Polls for `keys` until all have values. Reads once more when `limit` expires.
 ///
 /// # Errors
 /// [`StoreError::TimedOut`]; those of reading.
-async fn look_for(
+async fn poll_for(
     store: &(impl Backend + ?Sized),
     keys: &[String],
     limit: Duration,

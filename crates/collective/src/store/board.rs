@@ -52,7 +52,7 @@ impl Refused {
     }
 }
 
-/// What is limited.
+/// A limited resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Counted {
     Keys,
@@ -92,7 +92,7 @@ impl Board {
         Self { limits, inner: Mutex::default() }
     }
 
-    /// Executes a request. A wait reads, as it does at its end.
+    /// Executes a request. For a wait, it reads the keys and does not wait.
     ///
     /// # Errors
     /// [`Refused`].

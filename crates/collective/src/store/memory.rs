@@ -103,7 +103,7 @@ impl Backend for MemoryStore {
                     return Err(why.error(self.name(), board.limit(why), &Request::Get { keys: Vec::new() }));
                 }
                 Ok(Ok(values)) => Some(values),
-                // The last value may have come just at the end of the limit.
+                // The last value may have arrived just as the limit expired.
                 Err(_) => board.get(keys).into_iter().collect(),
             };
             let missing = || StoreError::TimedOut { store: self.name(), limit, missing: board.missing(keys) };

@@ -60,8 +60,8 @@ pub const VALUE_BYTES_MAX: usize = 500 << 10;
 /// # Cancel safety
 /// All futures may be dropped. A dropped write may or may not take effect.
 pub trait Store: Send + Sync + fmt::Debug + 'static {
-    /// The address of this machine from which it reaches the store. Other machines that reach the store reach this one there.
-    /// Default: `None`, because the store is not reached over a network, or does not know.
+    /// The address from which this machine reaches the store. Other machines that reach the store can reach this machine at it.
+    /// Default: `None`, if the store is not reached over a network, or does not know the address.
     fn own_address(&self) -> Option<IpAddr> {
         None
     }
@@ -95,8 +95,8 @@ pub trait Store: Send + Sync + fmt::Debug + 'static {
     /// [`StoreError`]s.
     fn add<'a>(&'a self, key: &'a str, delta: i64) -> BoxFuture<'a, Result<i64, StoreError>>;
 
-    /// Stores `value` under `key` if the current value is `expected` (`None`: no value). Returns the current value after that:
-    /// `value`, or the one that differed from `expected`. `None` if there is none although one was expected.
+    /// Stores `value` under `key` if the current value is `expected` (`None`: no value). Returns the value that the key has
+    /// afterwards: `value`, or the one that differed from `expected`. `None` if a value was expected and the key has none.
     ///
     /// # Errors
     /// [`StoreError`].
@@ -155,7 +155,7 @@ pub enum StoreError {
     Full {
         /// The store.
         store: String,
-        /// What it has too many of: `keys`, `bytes`, `waits` or `sessions`.
+        /// The resource that is exhausted: `keys`, `bytes`, `waits` or `sessions`.
         what: &'static str,
         /// The limit.
         limit: usize,

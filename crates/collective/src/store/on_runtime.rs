@@ -1,4 +1,4 @@
-//! What needs tokio runs as a task of the store's runtime: a program may await a store on another executor.
+//! Runs futures that need tokio as tasks of the store's runtime, because a program may await a store on another executor.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -31,7 +31,7 @@ pub(super) async fn on_runtime<T: Send + 'static>(
     output.await.map_err(|_| io::Error::other("the runtime has ended"))
 }
 
-/// The addresses of `HOST:PORT`; none if it cannot be looked up within `limit`. Dialling reports that.
+/// The addresses of `HOST:PORT`. Empty if the look-up fails or exceeds `limit`; dialling then reports the error.
 pub(crate) async fn look_up(address: &str, limit: Duration, runtime: &Arc<dyn Runtime>) -> Vec<SocketAddr> {
     let address = address.to_owned();
     let found = on_runtime(runtime, async move { lookup_host(address).await.map(Iterator::collect) });

@@ -10,7 +10,7 @@ use super::{
     rules::{check_key, check_keys},
 };
 
-/// The keys of another store that begin with `prefix/`, without this prefix. So several users of one store each have their own
+/// The keys of another store that begin with `prefix/`, without this prefix. It gives each of several users of one store its own
 /// keys.
 ///
 /// Prefixes nest: key `k` of a prefix `b` over a prefix `a` is `a/b/k` in the store below. So a key that contains `/` can belong

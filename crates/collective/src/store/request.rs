@@ -15,7 +15,7 @@ pub(super) enum Request {
     Get {
         keys: Vec<String>,
     },
-    /// Only a store that is served to peers gets it. Others are read again and again.
+    /// Only a store that is served to peers gets it. Other stores are polled.
     Wait {
         /// In microseconds.
         limit: u64,

@@ -161,7 +161,7 @@ fn decoded(text: &str) -> Result<String, String> {
     decoded.map(Into::into).map_err(|_| "its `%` escapes are not valid UTF-8".to_owned())
 }
 
-/// The text, which may not be a valid URL, without what may be a password.
+/// The text without the part that may be a password. The text may be an invalid URL.
 fn without_password(text: &str) -> String {
     let Some((before, host)) = text.rsplit_once('@') else { return text.to_owned() };
     let user_at = before.find("://").map_or(0, |at| at + 3);

@@ -177,7 +177,7 @@ impl DataConnection {
         log!(DEBUG, peer = %self.values.peer, transport = %self.kind, why = why.detail, "data connection ended");
         self.fail(&why);
         if !self.is_ended_by_peer() && !self.is_shut_down() {
-            self.announcer.tell_end(&why).await;
+            self.announcer.send_end(&why).await;
         }
         self.queue_pair.close().await;
         self.protocol.drain().into_iter().for_each(Lent::end_drained);

@@ -25,7 +25,7 @@ pub(crate) struct Announcer {
     sender: Weak<dyn FrameSender>,
     runtime: Arc<dyn Runtime>,
     state: Mutex<AnnouncedRegions>,
-    /// The first region that was asked for and is confirmed, and its block, which has no other on this connection.
+    /// The first region that was confirmed for a request, and its block. A block has one region on a connection.
     first: OnceLock<(BlockId, RemoteRegion)>,
 }
 
@@ -62,7 +62,7 @@ impl Announcer {
         (*known == block && !is_forgotten).then_some(*region)
     }
 
-    /// `region`, which is that of `block`, is confirmed: most destinations lie in the first block.
+    /// Remembers the confirmed `region` of `block`, if it is the first: most destinations are in the first block.
     pub(crate) fn remember(&self, block: BlockId, region: RemoteRegion) {
         let _is_first = self.first.set((block, region));
     }
@@ -135,7 +135,7 @@ impl Announcer {
 
     /// Sends the peer a `Disconnected` frame with the reason `why`. Needed for fabrics whose peer does not notice the
     /// end of the connection by itself. Does nothing if the session has ended.
-    pub(crate) async fn tell_end(&self, why: &Lost) {
+    pub(crate) async fn send_end(&self, why: &Lost) {
         let Some(sender) = self.sender.upgrade() else { return };
         let frame = ControlFrame::Disconnected { connection: self.connection, status: why.status() };
         // The limit is for a peer that reads nothing, which must not delay the release of memory.

@@ -75,7 +75,7 @@ pub(crate) struct Enclosure {
     domain: Arc<dyn Domain>,
     /// The domain's epoch when the regions were read.
     epoch: Mutex<u64>,
-    /// The pool that bouncing content is written into; the inner `None` after the end of the connection. `None` if the
+    /// The pool that bouncing content is written into; the inner `None` after the connection has ended. `None` if the
     /// peer writes directly into the receive pool.
     bounce: Option<Mutex<Option<Pool>>>,
     /// The visitors to remove when the connection ends. Empty for a shared domain.
@@ -192,8 +192,8 @@ impl Enclosure {
         self.bounce.as_ref().and_then(|bounce| lock(bounce).clone())
     }
 
-    /// The connection of this enclosure has ended and its queue pair is drained: deregisters all memory. Does nothing
-    /// for an enclosure that all connections share.
+    /// Deregisters all memory. Called once the connection has ended and its queue pair is drained. Does nothing for an enclosure
+    /// that all connections share.
     pub(crate) fn end(&self) {
         let Some(bounce) = &self.bounce else { return };
         let registered = std::mem::take(&mut *lock(&self.registered));
@@ -227,8 +227,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[derive(Debug, Default)]
 pub(crate) struct Regions {
     by_block: Mutex<BTreeMap<BlockId, Registered>>,
-    /// Numbers of blocks in `by_block` that were looked for last, changed under its lock; 0 for none. A block's number is
-    /// never used again.
+    /// The numbers of the blocks in `by_block` that were looked up last; 0 for none. Changed under the lock of `by_block`. Numbers of
+    /// blocks are not reused.
     latest: [AtomicU64; LATEST],
 }
 
@@ -280,7 +280,7 @@ impl Regions {
         drop(known);
     }
 
-    /// Where the number of `block` is if it was looked for last.
+    /// The entry that has the number of `block` if it was looked up last.
     fn latest_like(&self, block: BlockId) -> Option<&AtomicU64> {
         self.latest.get(block.get() as usize % LATEST)
     }

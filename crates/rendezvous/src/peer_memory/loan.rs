@@ -27,8 +27,8 @@ pub(crate) fn ended(lent: Granted, end: LentEnd) -> Option<BufMut> {
     taken.inspect_err(|error| log!(WARN, %error, "granted memory could not be reclaimed")).ok()
 }
 
-/// The memory of a received value. Every receive moves room for it several times, also one of a value that comes inside a
-/// message, so what is large is boxed.
+/// The memory of a received value. Every receive moves this enum several times, even if the value arrives inside a message, so
+/// large variants are boxed.
 #[derive(Debug)]
 pub(crate) enum Lent {
     /// Local memory that the peer may write.

@@ -1,9 +1,9 @@
-//! Regions in the form in which control frames have them.
+//! Regions as control frames encode them.
 
 use tensorwire_fabric::{RegionGeneration, RegionId, RemoteRegion};
 use tensorwire_protocol::wire::control::RegionRecord;
 
-/// A region in the form in which it is sent.
+/// A region as it is sent.
 pub(crate) fn record(region: &RemoteRegion) -> RegionRecord {
     RegionRecord {
         region: region.region.0,
@@ -14,7 +14,7 @@ pub(crate) fn record(region: &RemoteRegion) -> RegionRecord {
     }
 }
 
-/// The region that a peer announced.
+/// The region that a peer has announced.
 pub(crate) fn region(record: &RegionRecord) -> RemoteRegion {
     RemoteRegion {
         region: RegionId(record.region),

@@ -7,8 +7,8 @@ use tensorwire_protocol::Destination;
 
 use crate::peer_memory::{announcer::Announcer, enclosure::Enclosure, loan::Lent};
 
-/// A message ring, or the record slots, of a connection that is being set up. The peer was told of it, perhaps. It is
-/// dropped after its queue pair, or without one having been connected, so that nothing can write it any more.
+/// A message ring, or the record slots, of a connection that is being set up. The peer may know its region. It is
+/// dropped after its queue pair, or if no queue pair was connected, so that nothing can write it any more.
 #[derive(Debug)]
 pub(crate) struct UnusedRing(Option<Granted>);
 

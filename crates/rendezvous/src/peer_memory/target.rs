@@ -76,7 +76,7 @@ impl Target {
         }
     }
 
-    /// Moves a received value of a peer into the buffer, with a copy if it lies elsewhere. A value that does not fit is
+    /// Moves a received value of a peer into the buffer, with a copy if the value is elsewhere. A value that does not fit is
     /// not lost.
     pub(crate) async fn fill(
         &self,
@@ -92,7 +92,7 @@ impl Target {
         if let Some(Lent::Granted { .. }) = lent
             && self.lock().buffer.is_none()
         {
-            // The value lies in the buffer; or in the buffer of an earlier, dropped receive whose value this one got.
+            // The value is in the buffer, or in the buffer of an earlier, dropped receive whose value this receive got.
             // In the second case, this receive's own buffer is still granted, and returns to its pool later.
             let Some(Lent::Granted { granted, .. }) = held.take().and_then(|received| received.lent) else {
                 return Err(WorkerError::handed_out());

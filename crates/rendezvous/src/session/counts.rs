@@ -235,7 +235,7 @@ mod tests {
         let held = (one.count_unless_full().unwrap(), other.count_unless_full().unwrap());
         assert!(one.count_unless_full().is_none() && other.count_unless_full().is_none());
         assert!(of_b.count_unless_full().is_some());
-        // What this worker sets up itself is never refused, and counts.
+        // Connections that this worker sets up count, and are never refused.
         let own = one.count();
         drop(held.0);
         assert!(one.count_unless_full().is_none());

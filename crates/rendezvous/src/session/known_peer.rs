@@ -41,8 +41,8 @@ struct PeerRecord {
     state: Mutex<PeerState>,
     /// The connection in use, for callers that take no lock. Changed with the link, under the lock.
     in_use: ArcSwapOption<DataConnection>,
-    /// Keys of a value for the peer and of one from it, once users have sent and received by name. Other keys differ from
-    /// them in the edge alone.
+    /// The key of a value for the peer and that of a value from it, once users have sent and received by name. Other keys differ
+    /// from them only in the edge.
     keys: [OnceLock<Key>; 2],
     /// Notified when an attempt of the peer has ended.
     accepted: Notify,
@@ -51,9 +51,9 @@ struct PeerRecord {
 #[derive(Debug, Default)]
 struct PeerState {
     address: Option<String>,
-    /// Addresses that nobody has proven, each as often as it was given.
+    /// Unproven addresses, each once for every caller that added it.
     hints: Vec<String>,
-    /// All of one incarnation.
+    /// Open sessions, all with one incarnation of the peer.
     sessions: Vec<Arc<Session>>,
     /// When the peer refused this worker because another one has its name, and the peer's message.
     refused: Option<(Duration, String)>,
@@ -70,7 +70,7 @@ struct PeerState {
     own: AttemptNumber,
     /// How many attempts of the peer are under way.
     accepting: usize,
-    /// The connection of the newest attempt of the peer that gave one.
+    /// The connection of the peer's newest successful attempt.
     accepted: Option<(AttemptNumber, Arc<DataConnection>)>,
     /// The counters of the last connection that has ended.
     former: (QueuePairStats, Counters),
@@ -102,7 +102,7 @@ enum Link {
     },
 }
 
-/// What a caller finds who needs a connection.
+/// The connection of a caller that needs one, or the attempt that will make it.
 pub(crate) enum ConnectionOrAttempt {
     Connection(Arc<DataConnection>),
     /// An attempt that began before this call.
@@ -161,7 +161,7 @@ impl KnownPeer {
         self.lock().hints.push(address.to_owned());
     }
 
-    /// Takes one hint back.
+    /// Removes one hint.
     pub(crate) fn remove_hint(&self, address: &str) {
         let hints = &mut self.lock().hints;
         if let Some(at) = hints.iter().position(|hint| hint == address) {
@@ -240,7 +240,7 @@ impl KnownPeer {
         Ok(())
     }
 
-    /// Whether the peer is connected, in another life than at the last call that returned true.
+    /// Whether the peer is connected, in another incarnation than at the last call that returned true.
     pub(crate) fn take_life(&self) -> bool {
         let mut state = self.lock();
         let live = state.sessions.iter().find(|session| !session.is_over());
@@ -384,8 +384,7 @@ impl KnownPeer {
         }
     }
 
-    /// Drops the references to a connection that has ended. The peer itself lives long, and must not keep sockets and
-    /// mappings open.
+    /// Drops the references to a connection that has ended, because the peer lives longer, and would hold sockets and mappings open.
     pub(crate) fn let_go(&self, ended: &Arc<DataConnection>) {
         let mut figures = figures(ended);
         figures.0.unacknowledged = None;
@@ -413,7 +412,7 @@ impl KnownPeer {
         }
     }
 
-    /// What `take` finds through the connection in use. Takes no lock.
+    /// The result of `take` for the connection in use. Takes no lock.
     pub(crate) fn find<T>(&self, take: impl FnOnce(&DataConnection) -> Option<T>) -> Option<T> {
         self.inner.in_use.load().as_deref().and_then(take)
     }
@@ -435,7 +434,7 @@ impl KnownPeer {
         former
     }
 
-    /// The connection in use, or the attempt to wait for or to make.
+    /// The connection in use, the attempt to wait for, or a new attempt for the caller to make.
     pub(crate) fn connection_or_attempt(&self) -> ConnectionOrAttempt {
         if let Some(connection) = self.live_connection() {
             return ConnectionOrAttempt::Connection(connection);

@@ -78,13 +78,13 @@ impl Peers {
         Ok(peer)
     }
 
-    /// Takes a hint back.
+    /// Removes a hint.
     pub(crate) fn remove_hint(&mut self, peer: &KnownPeer, address: &str) {
         peer.remove_hint(address);
         self.forget_unmet(peer);
     }
 
-    /// Forgets a peer that was never met, has no hint, and has no user but the caller, which holds one clone.
+    /// Removes a peer that was never met, has no hint, and has no user but the caller, which holds one clone.
     pub(crate) fn forget_unmet(&mut self, peer: &KnownPeer) {
         let is_named = self.by_name.get(peer.name()).is_none_or(|known| known.is_named);
         if !is_named && peer.incarnation().is_none() && peer.is_idle(2) {
@@ -114,7 +114,7 @@ impl Peers {
 
     /// All peers but those that the user neither named nor uses, that were not dialled, and that are not connected.
     pub(crate) fn present(&self) -> impl Iterator<Item = &KnownPeer> {
-        // One that was dialled is in use by its address.
+        // A dialled peer is in use by its address.
         let present = self.by_name.values().filter(|known| known.is_named || !known.peer.is_idle(1));
         present.map(|known| &known.peer)
     }
@@ -141,7 +141,7 @@ mod tests {
             peers.note(&format!("n{number}"), None, false).unwrap();
         }
         assert_eq!(names(&peers), ["held", "n48", "n49"]);
-        // Those that the user named neither count nor go.
+        // Peers that the user named do not count, and are not removed.
         for number in 0..5 {
             peers.note(&format!("own{number}"), Some(&format!("h:{number}")), true).unwrap();
         }
@@ -176,7 +176,7 @@ mod tests {
         peers.note("a", Some("http://i:2/"), false).unwrap();
         assert_eq!(peers.at("i:2").map(KnownPeer::name), Some("a"));
         assert_eq!(peers.at(" h:1 ").map(KnownPeer::name), Some("a"));
-        // Its addresses go with it, and are another's then.
+        // Its addresses are removed with it, and another peer may use them.
         peers.note("b", Some("h:1"), false).unwrap();
         assert_eq!((names(&peers), peers.at("i:2").is_none()), (vec!["b"], true));
     }

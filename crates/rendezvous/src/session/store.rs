@@ -19,7 +19,8 @@ const UNIT_BYTES: usize = 1 << 10;
 /// A store that a worker serves to its peers.
 #[doc(hidden)]
 pub trait StoreService: Send + Sync + fmt::Debug + 'static {
-    /// The answer to `request`. It may come later if `may_wait`: otherwise too many requests of the peer wait.
+    /// The answer to `request`. May be [`Later`](StoreAnswer::Later) only if `may_wait`; otherwise too many of the peer's requests wait
+    /// already.
     ///
     /// # Errors
     /// What is wrong with the request. The peer's session ends.
@@ -29,7 +30,7 @@ pub trait StoreService: Send + Sync + fmt::Debug + 'static {
 /// The answer to a request.
 #[doc(hidden)]
 pub enum StoreAnswer {
-    /// It is here.
+    /// The answer, ready to be sent.
     Now(Vec<u8>),
     /// The future returns a function that makes the answer. It is called when the answer can be sent, so that a peer that reads
     /// nothing takes the memory of one answer.
@@ -105,12 +106,12 @@ impl Session {
                 return Ok(());
             }
         };
-        // A peer that does not read its answers is not read from, either.
+        // Awaited, so that this worker reads no further frames of a peer that does not read its answers.
         let sent = self.send(ControlFrame::StoreResponse { request, body }).await;
         sent.map_err(|error| Lost::gone(error.to_string()))
     }
 
-    /// Sends `answer` when it is there, unless the peer cancels the request or the session ends. If the peer uses a number twice,
+    /// Sends `answer` when it is ready, unless the peer cancels the request or the session ends. If the peer uses a number twice,
     /// the first request ends without an answer.
     fn answer_later(
         self: &Arc<Self>,

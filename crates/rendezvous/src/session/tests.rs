@@ -9,7 +9,7 @@ use crate::{session::node::connection_setup::tests::connection, worker::Worker};
 const PEER: &str = "/job:worker/replica:0/task:0";
 const OTHERS_MAX: usize = 100;
 
-/// Keeps what is sent.
+/// Stores the sent frames.
 #[derive(Debug, Default)]
 pub(crate) struct Sent(Mutex<Vec<Vec<u8>>>);
 
@@ -38,7 +38,7 @@ fn from_host(host: &str) -> Addresses {
     Addresses { own: "10.0.0.1:1".parse().unwrap(), peer: SocketAddr::new(host.parse().unwrap(), 2) }
 }
 
-/// A session with a worker in this life of it, at `10.0.0.2:2`.
+/// A session with this incarnation of a worker, at `10.0.0.2:2`.
 pub(crate) fn session_of(incarnation: u64, listens: Option<&str>, dialled: bool) -> Arc<Session> {
     let addresses = Some(from_host("10.0.0.2"));
     let connections = Connections::new(OTHERS_MAX);
@@ -57,7 +57,7 @@ fn session(dialled: bool) -> Arc<Session> {
 
 pub(crate) async fn worker() -> Worker {
     let builder = Worker::builder("/job:ps/replica:0/task:0").require(FabricKind::TCP);
-    // Its sessions in these tests were dialled nowhere.
+    // The sessions of these tests were not dialled.
     builder.data_bind("127.0.0.1:0").start().await.unwrap()
 }
 

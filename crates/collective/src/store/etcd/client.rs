@@ -235,7 +235,7 @@ impl Client {
     }
 }
 
-/// Whether the connection broke, or the server says to try another one.
+/// Whether the connection broke, or the server asks the client to use another one.
 fn is_lost(status: &Status) -> bool {
     // A status that the server itself sent has no source.
     status.code() == Code::Unavailable || status.source().is_some()

@@ -206,8 +206,8 @@ impl EtcdStore {
         Ok(Err(range.kv))
     }
 
-    /// Writes what `next` makes of the stored value, again if others change it meanwhile. If `next` returns `None`, returns the
-    /// stored value.
+    /// Writes the value that `next` computes from the stored one. Repeats this if another client changes the stored value meanwhile.
+    /// Returns the stored value if `next` returns `None`.
     async fn update<Refused>(
         &self,
         key: &str,

@@ -3,8 +3,8 @@
 //! A lock is a file that is a hard link to a temporary file of its owner. Creating a link fails if the name exists, on every file
 //! system, NFS included. NFS may lose the reply, so the link count of the temporary file shows whether the link was created.
 //!
-//! A lock is never taken from its owner, because a process that was stopped for a while would go on with its write. Locks are
-//! held for milliseconds. One that stays was left by a process that ended, and the error says to remove it.
+//! A lock is never taken from its owner, because an owner that was stopped for a while would go on with its write. Locks are
+//! held for milliseconds. If a lock stays longer, its owner has ended, and the error asks the user to remove the lock.
 
 use std::{io, time::Duration};
 

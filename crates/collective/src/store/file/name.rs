@@ -5,10 +5,10 @@ use std::fmt::Write;
 /// The longest name, in bytes, that spells its key. With the additions of locks and temporary files it fits all file systems.
 const SPELLED_MAX: usize = 180;
 
-/// How many bytes of a longer key its name spells, for people who look at the folder.
+/// How many bytes of a longer key its name spells, so that people can read a listing of the folder.
 const BEGINNING: usize = 100;
 
-/// The name of `key`'s file. Lower-case letters, digits, `-` and `_` stand for themselves, and other bytes become `%` with two
+/// The name of `key`'s file. Lower-case letters, digits, `-` and `_` stay as they are, and other bytes become `%` with two
 /// digits, because some file systems do not distinguish `a` from `A`. No name begins with a dot.
 ///
 /// The name of a long key ends in `%%` and a hash. No other name contains `%%`. The file contains the key, in case two have the

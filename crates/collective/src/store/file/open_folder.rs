@@ -1,4 +1,4 @@
-//! An open folder, and what is trusted in it: regular files, in a folder into which nobody else writes.
+//! An open folder. The store trusts only regular files, in a folder that no other user can write to.
 
 use std::{
     fs::File,
@@ -49,7 +49,7 @@ impl OpenFolder {
     /// # Errors
     /// As [`create`](Self::create). One with a remedy if the folder is of another user than the file.
     pub(super) fn check_owner(&self, name: &str) -> io::Result<()> {
-        // The file server may map users, so the process's own number says nothing.
+        // The file server may map users, so this process's user id is not comparable.
         let own = self.create(name, &[]).and_then(|()| self.stat(name));
         let _ = self.remove(name);
         let (own, owner) = (own?.st_uid, fstat(&self.0)?.st_uid);
@@ -72,7 +72,7 @@ impl OpenFolder {
         File::from(file).write_all(bytes)
     }
 
-    /// Reads a regular file that is not longer than a record. Waits for no writer, as of a FIFO, and follows no link.
+    /// Reads a regular file that is not longer than a record. Does not wait for a writer, as a FIFO would, and follows no link.
     ///
     /// # Errors
     /// Those of the file system. One with a remedy for any other file.

@@ -1,4 +1,5 @@
-//! Bounds the answers of a Redis server, below the parser of the client library, which takes every length that a server claims.
+//! Bounds the answers of a Redis server before the client library parses them, because its parser accepts any length that a server
+//! claims.
 
 use std::{
     io,
@@ -13,7 +14,8 @@ use super::{super::VALUE_BYTES_MAX, KEYS_MAX};
 /// The longest line, such as an error.
 const LINE_BYTES_MAX: usize = 4 << 10;
 
-/// A connection that fails when an answer is larger than any that the store asks for: a line, a value, or the values of one `MGET`.
+/// A connection that fails when an answer exceeds the largest one that the store requests: a line, a value, or the values of one
+/// `MGET`.
 #[derive(Debug)]
 pub(super) struct Bounded<S> {
     stream: S,
@@ -57,7 +59,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
     }
 }
 
-/// What the next byte of the answers belongs to.
+/// The part of an answer to which the next byte belongs.
 #[derive(Debug, Default)]
 struct Answers {
     /// The bytes of a value, and of its line's end, that are still to come.
@@ -95,7 +97,7 @@ impl Answers {
         let count = || std::str::from_utf8(&self.line[1..]).ok()?.trim().parse::<i64>().ok();
         match self.line[0] {
             b'+' | b'-' | b':' => {}
-            // -1 stands for no value.
+            // -1 means that there is no value.
             b'$' => match count().ok_or("it sent a length that is no number")? {
                 length @ 0.. if length <= VALUE_BYTES_MAX as i64 => self.value = length as usize + 2,
                 0.. => return Err("it sent a value longer than values are: use another key or database"),

@@ -248,7 +248,7 @@ impl Shared {
     }
 }
 
-/// Why `INCRBY` did not add, if the error says so.
+/// Why `INCRBY` did not add, if the error shows it.
 fn no_sum(why: &Failed) -> Option<NoSum> {
     let Failed::Redis(error) = why else { return None };
     let message = error.detail().unwrap_or_default();

@@ -23,7 +23,7 @@ use super::{
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
 
-/// The store that another worker serves at its own port, as [`MemoryStore::serve`](super::super::MemoryStore::serve) says. Clones
+/// The store that another worker [serves](super::super::MemoryStore::serve) at its own port. Clones
 /// share the session.
 ///
 /// It is reached over the session of the two workers, behind the same proof as everything else between them: a worker without the
@@ -80,7 +80,7 @@ impl WorkerStore {
         self.at.hang_up();
     }
 
-    /// When an operation that begins now is late.
+    /// When the limit of an operation that begins now expires.
     fn until(&self) -> Duration {
         self.runtime().now().saturating_add(self.limit)
     }
@@ -89,11 +89,11 @@ impl WorkerStore {
         self.ask_until(&mut |_| request.clone(), self.until(), Duration::ZERO).await
     }
 
-    /// Sends the request that `make` makes, for the time that is left until `end`. Sends it again while no store is there, and, if
-    /// it may happen twice, after the session broke. The answer may take `more` after `end`.
+    /// Sends the request that `make` returns for the time that is left until `end`. Repeats it while the worker serves no store,
+    /// and after the session broke if the request may be executed twice. The answer may arrive up to `more` after `end`.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`] without an answer in time; the error that the store answers.
+    /// [`StoreError::Unreachable`] if no answer arrives in time; the error in the store's answer.
     async fn ask_until(
         &self,
         make: &mut (dyn FnMut(Duration) -> Request + Send),
@@ -122,11 +122,11 @@ impl WorkerStore {
         Err(self.late(runtime.now().saturating_sub(begun), trouble))
     }
 
-    /// Why the request must be sent again.
+    /// The reason why the request must be repeated.
     ///
     /// # Errors
-    /// It must not, or it has no prospect. `was_final` is whether that was so before: a worker that starts listens shortly before it
-    /// hands over its secret.
+    /// The request must not be repeated, or repeating it cannot succeed. Sets `was_final` at the first error that seems permanent, and
+    /// fails at the second, because a starting worker listens shortly before it hands over its secret.
     fn check_repeatable(
         &self,
         why: Unanswered,
@@ -185,7 +185,7 @@ impl WorkerStore {
                     done += values.len();
                     found.extend(values.into_iter().flatten().map(|value| value.to_vec()));
                 }
-                // A key was deleted again, or the clock there is ahead.
+                // A key was deleted again, or the worker's clock is ahead.
                 Response::Missing(_) if self.runtime().now() < end => {
                     pause.sleep(self.runtime(), end.saturating_sub(self.runtime().now())).await;
                 }
@@ -210,7 +210,7 @@ impl WorkerStore {
     }
 }
 
-/// Whether trying again has no prospect.
+/// Whether repeating the request cannot succeed.
 fn is_final(error: &WorkerError) -> bool {
     match error {
         WorkerError::Control(error) => !matches!(

@@ -38,13 +38,13 @@ impl StoreService for Served {
 }
 
 impl Served {
-    /// Completes when all `keys` have values, or when `limit` is over. The values are read when the response is made.
+    /// Completes when all `keys` have values, or when `limit` expires. The values are read when the response is made.
     fn wait(self: Arc<Self>, limit: Duration, keys: Vec<String>) -> BoxFuture<'static, MakeAnswer> {
         async move {
             let waited = timeout(&*self.runtime, limit, self.board.wait(&keys)).await;
             let make = move || match waited {
                 Ok(Err(why)) => self.refuse(why).encode(),
-                // The last value may have come just at the end of the limit.
+                // The last value may have arrived just as the limit expired.
                 Ok(Ok(_)) | Err(_) => self.respond(&Request::Wait { limit: 0, keys }).encode(),
             };
             Box::new(make) as MakeAnswer

@@ -67,7 +67,7 @@ const fn malformed<T>(what: &'static str) -> Result<T, Malformed> {
     Err(Malformed(what))
 }
 
-/// What a store sends back.
+/// The answer of a store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Response {
     /// If it has values: those of the request's first keys, as many as fit.

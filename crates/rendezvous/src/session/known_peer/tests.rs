@@ -176,7 +176,7 @@ async fn an_attempt_that_ends_late_with_a_failed_connection_replaces_no_live_one
     assert!(peer.end_accept(Some((early, &newer))).is_none() && is_up(&peer, &newer));
     assert!(peer.end_accept(Some((late, &older))).is_none() && is_up(&peer, &newer));
     assert!(is_accepted(&peer, &newer));
-    // Nor does one of a newer attempt.
+    // A failed connection of a newer attempt does not replace it, either.
     let (newest, attempt) = (connection(&worker).await, peer.begin_accept(false).unwrap());
     newest.expect_end(&gone());
     assert!(peer.end_accept(Some((attempt, &newest))).is_none() && is_up(&peer, &newer));
@@ -197,7 +197,7 @@ async fn a_connection_of_an_older_attempt_replaces_no_live_one_of_a_newer_attemp
     connecting(&peer);
     assert!(Arc::ptr_eq(&peer.end_attempt(Ok(own.clone())).unwrap(), &own));
     assert!(peer.end_accept(Some((third, &older))).is_none() && is_up(&peer, &own));
-    // Where the newer one is over, an older one is better than none.
+    // If the newer connection has ended, an older one is better than none.
     let fourth = peer.begin_accept(false).unwrap();
     own.expect_end(&gone());
     connecting(&peer);
@@ -260,7 +260,7 @@ async fn the_peers_attempt_is_waited_for_while_there_is_a_sign_of_it() {
     assert!(Arc::ptr_eq(&peer.accepted(&runtime).now_or_never().unwrap().unwrap(), &theirs));
     theirs.expect_end(&gone());
     assert!(peer.accepted(&runtime).await.is_none());
-    // One that begins meanwhile is one to wait for.
+    // An attempt that begins meanwhile is waited for.
     let mut waiting = Box::pin(peer.accepted(&runtime));
     assert!(waiting.as_mut().now_or_never().is_none());
     let attempt = peer.begin_accept(false).unwrap();
@@ -353,7 +353,7 @@ async fn who_waited_for_an_attempt_that_failed_waits_for_one_more() {
     let _next = accepting();
     attempt.set(Some(Err(WorkerError::ShutDown)));
     assert!(matches!(waiting.now_or_never(), Some(Err(WorkerError::ShutDown))));
-    // Nor is an attempt of this worker, which began for this caller, made twice.
+    // An attempt of this worker that began for this caller is not repeated, either.
     set_link(&peer, Link::Idle);
     let mut waiting = Box::pin(worker.node.connected(&peer));
     assert!(waiting.as_mut().now_or_never().is_none());
@@ -375,14 +375,14 @@ async fn the_connection_in_use_is_found_without_the_lock_and_one_made_meanwhile_
         ConnectionOrAttempt::Connection(found) => Arc::ptr_eq(&found, &connection),
         _ => false,
     };
-    // As another thread finds it that looks before the link is replaced.
+    // Another thread reads `in_use` before the link is replaced.
     peer.inner.in_use.store(Some(connection.clone()));
     assert!(found());
     assert_eq!(peer.find(|connection| Some(connection.kind)), Some(connection.kind));
     peer.inner.in_use.store(None);
     assert_eq!(peer.find(|connection| Some(connection.kind)), None);
     set_link(&peer, up(&connection));
-    // As one that looked before the connection was up, and locks after it.
+    // Another thread reads `in_use` before the connection is up, and takes the lock afterwards.
     peer.inner.in_use.store(None);
     assert!(found());
     connection.expect_end(&gone());

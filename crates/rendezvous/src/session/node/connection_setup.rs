@@ -37,7 +37,7 @@ use crate::{
     values::{end_signal::unless, latch::LatchSetter},
 };
 
-/// How much later one side is up, if the simulator chooses so. The peer announces regions in this time.
+/// How long the simulator may delay one side's set-up. The peer announces regions meanwhile.
 const LATE: Duration = Duration::from_millis(20);
 
 /// The local side of a data connection that is being set up.

@@ -4,8 +4,8 @@
 //! of life: frames on the control session, and data. Sessions are served on a separate thread, so a worker whose user
 //! code blocks its runtime still answers.
 //!
-//! The path of a data connection may be lost alone. There the kernel of the peer's host must answer, as it does also while
-//! its process does not read.
+//! The path of a data connection may be lost alone. The kernel of the peer's host must acknowledge data on it, which it does even
+//! while the peer's process does not read.
 
 use std::{pin::pin, sync::Arc, time::Duration};
 

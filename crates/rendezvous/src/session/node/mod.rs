@@ -39,7 +39,7 @@ use crate::{
     values::SharedValues,
 };
 
-/// What a worker is started with. Nothing of it changes.
+/// The settings with which a worker is started. They do not change.
 #[derive(Debug)]
 pub(crate) struct NodeSettings {
     pub(crate) name: String,
@@ -141,7 +141,7 @@ impl Node {
         &self.sessions
     }
 
-    /// Requests that a peer may have under way.
+    /// The maximum number of unanswered requests of a peer.
     pub(crate) fn requests_max(&self) -> u32 {
         self.settings.parameters.requests_max
     }
@@ -156,12 +156,12 @@ impl Node {
         self.met.notified()
     }
 
-    /// Accepts and makes no connections any more.
+    /// Stops accepting and making connections.
     pub(crate) fn begin_closing(&self) {
         self.closing.send_replace(true);
     }
 
-    /// Whether this worker closes, and each change of that.
+    /// A receiver that becomes true when this worker closes.
     pub(crate) fn closing(&self) -> watch::Receiver<bool> {
         self.closing.subscribe()
     }
@@ -193,8 +193,8 @@ impl Node {
         self.lock_peers().note(name, address, self.settings.cluster.address(name).is_some())
     }
 
-    /// The peer of `session`, which is added on first use, and what adding the session to it gave. Both happen under one
-    /// lock: nobody finds a peer that dialled this worker before its address is known.
+    /// The peer of `session`, which is added on first use, and the result of adding the session to it. Both happen under one lock,
+    /// so that no caller finds a peer that dialled this worker before its address is known.
     ///
     /// # Errors
     /// As [`note_peer`](Self::note_peer).
@@ -219,12 +219,12 @@ impl Node {
         self.lock_peers().add_hint(name, address).map_err(too_many)
     }
 
-    /// Forgets a peer that was never met, and that nobody uses but the caller.
+    /// Removes a peer that was never met, and that only the caller uses.
     pub(crate) fn forget_unmet(&self, peer: &KnownPeer) {
         self.lock_peers().forget_unmet(peer);
     }
 
-    /// Takes a hint back.
+    /// Removes a hint.
     pub(crate) fn remove_hint(&self, peer: &KnownPeer, address: &str) {
         self.lock_peers().remove_hint(peer, address);
     }
@@ -288,7 +288,7 @@ impl Node {
         Err(WorkerError::UnknownWorker { name: name.to_owned(), known })
     }
 
-    /// The addresses of `peer` to try: the last known one, then the one in the cluster, then those that nobody has proven.
+    /// The addresses of `peer` to try: the last known one, then the one in the cluster, then the unproven ones.
     pub(crate) fn addresses(&self, peer: &KnownPeer) -> Vec<String> {
         let of_cluster = self.settings.cluster.address(peer.name()).map(str::to_owned);
         let all = peer.address().into_iter().chain(of_cluster).chain(peer.hints());
@@ -296,7 +296,7 @@ impl Node {
         all.filter(|address| known.insert(address.clone())).collect()
     }
 
-    /// The peer `name`, if it is connected now, in a life in which this has not returned it before.
+    /// The peer `name`, if it is connected now, in an incarnation in which this has not returned it before.
     pub(crate) fn met_peer(&self, name: &str) -> Option<KnownPeer> {
         if name == self.settings.name {
             return Some(self.own_peer());

@@ -12,7 +12,7 @@ use crate::{
     values::end_signal::unless,
 };
 
-/// What the user has specified, so that TLS can verify it.
+/// The name or address that the user has specified, for TLS to verify.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verify {
     /// A worker name; the name that the peer proves must be this one.
@@ -55,8 +55,8 @@ impl Node {
         Err(failed.unwrap_or_else(|| WorkerError::NoAddress { peer: peer.name().to_owned() }))
     }
 
-    /// Waits until the peer answers on a session that this worker has opened: it may refuse this worker after it has met it, for
-    /// its name or for a limit. A peer that takes long is not waited for.
+    /// Waits until the peer answers on a session that this worker has opened, because the peer may still refuse this worker, for its
+    /// name or for a limit. Stops waiting for a peer that takes long.
     ///
     /// # Errors
     /// Why the session has ended.

@@ -1,4 +1,4 @@
-//! Connections for the tests of what holds them.
+//! Connections for tests of the types that hold them.
 
 use futures::future::join;
 
@@ -19,7 +19,7 @@ pub(crate) async fn connection(worker: &Worker) -> Arc<DataConnection> {
         node.join(fabric, &sessions[1], acceptor, to_acceptor, false),
     )
     .await;
-    // Its tasks keep it.
+    // The tasks of the other connection hold a reference to it.
     other.unwrap();
     connection.unwrap()
 }
