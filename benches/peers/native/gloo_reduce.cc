@@ -91,8 +91,10 @@ int main(int count, char **arguments) {
     }
     algorithm = algorithm_of(arguments[5], values);
     time_together(reduce, first_says, rank == 0, std::stod(arguments[3]) / 1e3);
-    // Nobody goes before all have the last result.
-    first_says(0);
+    // The others wait until the driver ends them: a connection that one of them closes would fail the last operation of the rest.
+    while (rank != 0) {
+        pause();
+    }
     fflush(stdout);
     _exit(0);
 }
