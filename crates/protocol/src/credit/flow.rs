@@ -109,10 +109,7 @@ pub struct Flow {
 impl Flow {
     /// Both rings are empty. `ring_bytes` is the size of the peer's, which never exceeds `ring_bytes_max`.
     pub fn new(agreed: &Agreed, ring_bytes: u32, ring_bytes_max: u32, own_ring_bytes: u32) -> Self {
-        let credits = match agreed.mode {
-            Mode::Original => 1,
-            Mode::Counted => agreed.depth - RESERVED,
-        };
+        let credits = if agreed.mode.is_counted() { agreed.depth - RESERVED } else { 1 };
         Self {
             mode: agreed.mode,
             credits,
@@ -149,12 +146,12 @@ impl Flow {
 
     /// Whether one more message or content may be posted, and no second one. Never in mode original, which does not count contents.
     pub fn is_last_credit(&self) -> bool {
-        self.mode == Mode::Counted && self.sent - self.returned + 1 == u64::from(self.credits)
+        self.mode.is_counted() && self.sent - self.returned + 1 == u64::from(self.credits)
     }
 
     /// Whether a content may be posted. In mode original it always may.
     pub fn has_content_credit(&self) -> bool {
-        self.mode == Mode::Original || self.has_credit()
+        !self.mode.is_counted() || self.has_credit()
     }
 
     /// Immediates that the peer has returned: it has read what they announced.
@@ -165,7 +162,7 @@ impl Flow {
     /// What [`returned`](Self::returned) will be once the peer has read everything posted so far. `None` in mode original,
     /// which does not count contents.
     pub fn posted(&self) -> Option<u64> {
-        (self.mode == Mode::Counted).then_some(self.sent)
+        self.mode.is_counted().then_some(self.sent)
     }
 
     /// Whether an ASK is unanswered.
@@ -175,10 +172,9 @@ impl Flow {
 
     /// Whether a blocked message should be tried again: it can be posted, or an ASK can be.
     pub fn may_try_message(&self) -> bool {
-        match (self.mode, self.asking) {
-            (Mode::Original, _) => self.has_credit(),
-            (Mode::Counted, None) => true,
-            (Mode::Counted, Some(asking)) => self.has_credit() && self.room() >= u64::from(asking.wanted),
+        match self.asking {
+            None => self.mode.is_counted() || self.has_credit(),
+            Some(asking) => self.has_credit() && self.room() >= u64::from(asking.wanted),
         }
     }
 
@@ -193,7 +189,7 @@ impl Flow {
 
     /// The counts that the next record carries; none in mode original.
     pub(crate) fn record_counts(&self) -> Option<Counts> {
-        (self.mode == Mode::Counted).then_some(self.counts())
+        self.mode.is_counted().then_some(self.counts())
     }
 
     /// What this side has read.
@@ -233,13 +229,13 @@ impl Flow {
         if !self.has_content_credit() {
             return Err(Blocked { wanted: 0 });
         }
-        self.sent += u64::from(self.mode == Mode::Counted);
+        self.sent += u64::from(self.mode.is_counted());
         Ok(())
     }
 
     /// Something is blocked. Returns the ASK to post, unless one is unanswered.
     pub fn ask(&mut self, blocked: Blocked) -> Option<Ask> {
-        if self.mode == Mode::Original || self.is_asking() {
+        if !self.mode.is_counted() || self.is_asking() {
             return None;
         }
         self.asking = Some(Asking { sent: self.sent, produced: self.produced, wanted: blocked.wanted });
@@ -277,7 +273,7 @@ impl Flow {
     /// # Errors
     /// The rule that the peer broke.
     pub fn take_content(&mut self) -> Result<(), PeerMisbehaved> {
-        if self.mode == Mode::Original { Ok(()) } else { self.take() }
+        if self.mode.is_counted() { self.take() } else { Ok(()) }
     }
 
     fn take(&mut self) -> Result<(), PeerMisbehaved> {

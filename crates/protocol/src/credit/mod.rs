@@ -66,6 +66,13 @@ pub enum Mode {
     Counted = 1,
 }
 
+impl Mode {
+    /// Whether messages carry counts. Otherwise each message is acknowledged, and contents are not counted.
+    pub(crate) fn is_counted(self) -> bool {
+        self == Self::Counted
+    }
+}
+
 /// What one side offers for a connection. The values in use follow from both sides' offers ([`Agreed::of`]).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Parameters {
@@ -151,6 +158,10 @@ pub struct Agreed {
     pub eager_bytes_max: u32,
     /// Requests that one message may carry: the smaller maximum, 1 in mode original.
     pub requests_per_message: u32,
+    /// Metadata that a request may name: 1 in mode original.
+    pub known_max: u32,
+    /// Whether requests may ask for views, and destinations have result slots: not in mode original.
+    pub may_extend: bool,
     /// The checksum with which contents are validated: the stronger of the two wishes.
     pub validation: Validation,
 }
@@ -158,32 +169,42 @@ pub struct Agreed {
 impl Agreed {
     /// Whether a destination names a result slot.
     pub fn has_result_slots(&self) -> bool {
-        self.validation.is_on() && self.mode != Mode::Original
+        self.validation.is_on() && self.may_extend
     }
 
-    /// Most metadata that a request names: mode original knows of one.
-    pub(crate) fn known_max(&self) -> usize {
-        if self.mode == Mode::Original { 1 } else { KNOWN_METADATA_MAX }
-    }
-
-    /// Whether META_DATA_RESPONSE precedes every content, as in mode original with validation.
+    /// Whether META_DATA_RESPONSE precedes every content, because the content's checksum has no other place.
     pub fn describes_first(&self) -> bool {
-        self.validation.is_on() && self.mode == Mode::Original
+        self.validation.is_on() && !self.may_extend
     }
 
     /// From both sides' offers. Numbers outside the [limits](crate::limits) are brought inside.
     pub fn of(local: &Parameters, peer: &Parameters) -> Self {
-        let original = local.mode == Mode::Original || peer.mode == Mode::Original;
-        let mode = if original { Mode::Original } else { Mode::Counted };
-        let depth = local.depth.min(peer.depth).clamp(DEPTH_MIN, DEPTH_MAX);
-        let requests_max = local.requests_max.min(peer.requests_max).clamp(1, REQUESTS_MAX);
-        let names_max = if original { 0 } else { local.names_max.min(peer.names_max).min(NAMES_MAX) };
-        let smaller = local.eager_bytes_max.min(peer.eager_bytes_max).min(EAGER_BYTES_MAX);
-        let eager_bytes_max = if original { 0 } else { smaller };
-        let smaller = local.requests_per_message.min(peer.requests_per_message);
-        let requests_per_message = if original { 1 } else { smaller.clamp(1, REQUESTS_PER_MESSAGE_MAX) };
-        let validation = local.validation.max(peer.validation);
-        Self { mode, depth, requests_max, names_max, eager_bytes_max, requests_per_message, validation }
+        let requests = local.requests_per_message.min(peer.requests_per_message);
+        let extended = Self {
+            mode: Mode::Counted,
+            depth: local.depth.min(peer.depth).clamp(DEPTH_MIN, DEPTH_MAX),
+            requests_max: local.requests_max.min(peer.requests_max).clamp(1, REQUESTS_MAX),
+            names_max: local.names_max.min(peer.names_max).min(NAMES_MAX),
+            eager_bytes_max: local.eager_bytes_max.min(peer.eager_bytes_max).min(EAGER_BYTES_MAX),
+            requests_per_message: requests.clamp(1, REQUESTS_PER_MESSAGE_MAX),
+            known_max: KNOWN_METADATA_MAX as u32,
+            may_extend: true,
+            validation: local.validation.max(peer.validation),
+        };
+        if local.mode.is_counted() && peer.mode.is_counted() { extended } else { extended.as_original() }
+    }
+
+    /// Without what TensorFlow's plugin does not have.
+    fn as_original(self) -> Self {
+        Self {
+            mode: Mode::Original,
+            names_max: 0,
+            eager_bytes_max: 0,
+            requests_per_message: 1,
+            known_max: 1,
+            may_extend: false,
+            ..self
+        }
     }
 }
 

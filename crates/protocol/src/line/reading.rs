@@ -4,7 +4,7 @@ use super::{Line, names::NameTable, rings::RingsInUse};
 use crate::{
     Agreed, Channel, ChannelError, LentEnd, PeerMisbehaved, RecordSlot,
     after::After,
-    credit::{Counts, Mode, RingConsumer},
+    credit::{Counts, RingConsumer},
     wire::{
         WireError,
         record::{self, ANSWER_BYTES, ASK_BYTES, Control, RECORD_BYTES_MAX, Record},
@@ -104,9 +104,10 @@ impl<C: Channel> Line<C> {
     pub(crate) fn read_record(&mut self, written: u64) -> Result<Record, ArrivalError> {
         let ReadRecord { length, counts, record } =
             self.reader.next(&*self.channel, &self.rings, &self.agreed, written)?;
-        match self.agreed.mode {
-            Mode::Original => self.acknowledge()?,
-            Mode::Counted => self.flow.take_message(length, counts)?,
+        if self.agreed.mode.is_counted() {
+            self.flow.take_message(length, counts)?;
+        } else {
+            self.acknowledge()?;
         }
         if let Record::Message(message) = &record {
             self.counters.received.count(message);
@@ -129,7 +130,7 @@ impl<C: Channel> Line<C> {
     /// An arrival with immediate [`ACKNOWLEDGEMENT_IMMEDIATE`](crate::ACKNOWLEDGEMENT_IMMEDIATE): in mode
     /// original an acknowledgement, in mode counted ASK or ANSWER, which have different lengths.
     pub(crate) fn on_return(&mut self, length: u64) -> Result<(), ArrivalError> {
-        if self.agreed.mode == Mode::Original {
+        if !self.agreed.mode.is_counted() {
             self.flow.acknowledged()?;
             self.counters.acknowledgements_received += 1;
             return Ok(());

@@ -77,7 +77,7 @@ impl<L> Requests<L> {
             cancels: VecDeque::new(),
             returns: VecDeque::new(),
             queue: WaitQueue::default(),
-            cache: MetadataCache::new(METADATA_CACHE_MAX, agreed.known_max()),
+            cache: MetadataCache::new(METADATA_CACHE_MAX, agreed.known_max as usize),
             stash: Stash::new(),
             unresolved: 0,
             held: Vec::new(),

@@ -105,15 +105,12 @@ fn write_counts(writer: &mut Writer<'_>, counts: Option<Counts>) {
 /// [`WireError::Truncated`] or [`WireError::TooLong`] when no record is that long.
 pub fn record_length(mode: Mode, prefix: [u8; 4]) -> Result<usize, WireError> {
     let length = super::frame_length(prefix, record_bytes_max(mode))?;
-    let shortest = FRAME_BYTES_MIN + if mode == Mode::Original { 0 } else { COUNTS_BYTES };
+    let shortest = FRAME_BYTES_MIN + if mode.is_counted() { COUNTS_BYTES } else { 0 };
     if length < shortest { Err(WireError::Truncated { field: "frame" }) } else { Ok(length) }
 }
 
 fn record_bytes_max(mode: Mode) -> usize {
-    match mode {
-        Mode::Original => MESSAGE_BYTES_MAX,
-        Mode::Counted => RECORD_BYTES_MAX,
-    }
+    if mode.is_counted() { RECORD_BYTES_MAX } else { MESSAGE_BYTES_MAX }
 }
 
 /// The ring record that `bytes` encode, all of them, and its counts, which are 0 in mode original. Numbers that it
@@ -130,17 +127,12 @@ pub fn decode_record(
     requests_per_message: u32,
 ) -> Result<(Counts, Record), WireError> {
     let mut reader = open_frame(bytes, record_bytes_max(mode))?;
-    let counts = match mode {
-        Mode::Original => Counts::default(),
-        Mode::Counted => read_counts(&mut reader)?,
-    };
+    let counts = if mode.is_counted() { read_counts(&mut reader)? } else { Counts::default() };
     let kind = reader.u8("kind")?;
     let record = match kind {
-        COUNT_ONLY..=RING_MOVED if mode != Mode::Original => {
-            Record::Control(read_control(kind, &mut reader)?)
-        }
+        COUNT_ONLY..=RING_MOVED if mode.is_counted() => Record::Control(read_control(kind, &mut reader)?),
         kind => {
-            let names = (mode != Mode::Original).then_some(names);
+            let names = mode.is_counted().then_some(names);
             Record::Message(read_message(kind, &mut reader, names, requests_per_message)?)
         }
     };
