@@ -6,16 +6,6 @@
 //! tables) and two async fns, one per side of a transfer, each of which reads like a sequence diagram:
 //! [`Connection::receive`] and [`Connection::respond`].
 //!
-//! | message | direction | type |
-//! | --- | --- | --- |
-//! | TENSOR_REQUEST | receiver → sender | [`TensorRequest`] |
-//! | META_DATA_RESPONSE | sender → receiver | [`MetaDataResponse`] |
-//! | TENSOR_RE_REQUEST | receiver → sender | [`TensorReRequest`] |
-//! | ERROR_STATUS | sender → receiver | [`ErrorStatus`] |
-//! | CANCEL / CANCEL_ACK | receiver ↔ sender | [`Message::Cancel`], [`Message::CancelAck`] |
-//! | VERSION | sender → receiver | [`VersionNotice`] |
-//! | NOTE | either → other | [`Note`] |
-//!
 //! Content is one logical write whose immediate is the request index. If both peers agree on a checksum, contents are
 //! validated by it ([`validation`]).
 //!
@@ -51,15 +41,12 @@ pub mod wire;
 
 pub use channel::{Allocator, Channel, ChannelError, LentEnd, RecordSlot, RingSpan, Source, Take};
 pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE};
-pub use counters::{Counters, MessageCounts};
+pub use counters::Counters;
 pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError, WireError};
 pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use line::{Rings, names};
-pub use message::{
-    Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Note, Offered, ResultSlot, Scope,
-    Sharing, StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
-};
+pub use message::*;
 pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
 pub use receive::{Awaiting, ReceiveOptions, Received, ReceivedGuard, Receiving};
 pub use request_index::RequestIndex;

@@ -2,8 +2,7 @@
 //!
 //! A peer that exceeds one is refused. A user who exceeds one gets an error that names it.
 
-/// Version of the wire format. Both peers must have the same one.
-pub const WIRE_VERSION: u16 = 6;
+pub use crate::message::WIRE_VERSION;
 
 /// Longest key or published name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;

@@ -1,6 +1,6 @@
-//! The messages of the ring. Encoding is in `wire`, and so are all checks of lengths and enums.
+//! The messages of the ring, and the table of their kinds. Encoding is in `wire`, and so are all checks of lengths and enums.
 
-use std::sync::Arc;
+use std::{fmt, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -204,6 +204,89 @@ pub struct Note {
     pub lane: u16,
     /// What it says, at most [`NOTE_BYTES_MAX`](crate::limits::NOTE_BYTES_MAX).
     pub bytes: EagerContent,
+}
+
+/// Makes of each row the kind on the wire, the name and the counter of its messages.
+macro_rules! messages {
+    ($($(#[$doc:meta])+ $counter:ident: $KIND:ident = $number:literal $variant:ident
+        $(, $OTHER:ident = $other_number:literal $other:ident)?;)+) => {
+        /// The first byte of each message, after its length and counts.
+        pub(crate) mod kind {
+            $(pub(crate) const $KIND: u8 = $number;
+            $(pub(crate) const $OTHER: u8 = $other_number;)?)+
+        }
+
+        impl Message {
+            /// Its name in the book.
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$variant(_) $(| Self::$other(_))? => stringify!($KIND),)+
+                }
+            }
+
+            pub(crate) fn kind(&self) -> u8 {
+                match self {
+                    $(Self::$variant(_) => $number, $(Self::$other(_) => $other_number,)?)+
+                }
+            }
+        }
+
+        /// Messages by kind.
+        #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct MessageCounts {
+            $($(#[$doc])+ pub $counter: u64,)+
+        }
+
+        impl MessageCounts {
+            /// Of all kinds together.
+            pub fn total(&self) -> u64 {
+                [$(self.$counter),+].into_iter().sum()
+            }
+
+            pub(crate) fn count(&mut self, message: &Message) {
+                *match message {
+                    $(Message::$variant(_) $(| Message::$other(_))? => &mut self.$counter,)+
+                } += 1;
+            }
+        }
+
+        impl fmt::Display for MessageCounts {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{} messages", self.total())?;
+                let mut separator = " (";
+                for (name, count) in [$((stringify!($KIND), self.$counter)),+] {
+                    if count > 0 {
+                        write!(f, "{separator}{name} {count}")?;
+                        separator = ", ";
+                    }
+                }
+                if separator == ", " { f.write_str(")") } else { Ok(()) }
+            }
+        }
+    };
+}
+
+/// Version of the wire format. Both peers must have the same one. It grows when a release adds messages.
+pub const WIRE_VERSION: u16 = 6;
+
+messages! {
+    /// TENSOR_REQUEST, with however many keys.
+    tensor_request: TENSOR_REQUEST = 1 TensorRequest, TENSOR_REQUESTS = 7 TensorRequests;
+    /// META_DATA_RESPONSE.
+    meta_data_response: META_DATA_RESPONSE = 2 MetaDataResponse;
+    /// TENSOR_RE_REQUEST.
+    tensor_re_request: TENSOR_RE_REQUEST = 3 TensorReRequest;
+    /// ERROR_STATUS.
+    error_status: ERROR_STATUS = 4 ErrorStatus;
+    /// CANCEL.
+    cancel: CANCEL = 5 Cancel;
+    /// CANCEL_ACK.
+    cancel_ack: CANCEL_ACK = 6 CancelAck;
+    /// VERSION.
+    version: VERSION = 8 Version;
+    /// NOTE.
+    note: NOTE = 9 Note;
 }
 
 /// A message of the ring.

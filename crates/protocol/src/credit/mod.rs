@@ -161,7 +161,7 @@ pub struct Agreed {
     /// Metadata that a request may name: 1 in mode original.
     pub known_max: u32,
     /// Whether requests may ask for views, and destinations have result slots: not in mode original.
-    pub may_extend: bool,
+    pub is_extended: bool,
     /// The checksum with which contents are validated: the stronger of the two wishes.
     pub validation: Validation,
 }
@@ -169,12 +169,12 @@ pub struct Agreed {
 impl Agreed {
     /// Whether a destination names a result slot.
     pub fn has_result_slots(&self) -> bool {
-        self.validation.is_on() && self.may_extend
+        self.validation.is_on() && self.is_extended
     }
 
     /// Whether META_DATA_RESPONSE precedes every content, because the content's checksum has no other place.
     pub fn describes_first(&self) -> bool {
-        self.validation.is_on() && !self.may_extend
+        self.validation.is_on() && !self.is_extended
     }
 
     /// From both sides' offers. Numbers outside the [limits](crate::limits) are brought inside.
@@ -188,7 +188,7 @@ impl Agreed {
             eager_bytes_max: local.eager_bytes_max.min(peer.eager_bytes_max).min(EAGER_BYTES_MAX),
             requests_per_message: requests.clamp(1, REQUESTS_PER_MESSAGE_MAX),
             known_max: KNOWN_METADATA_MAX as u32,
-            may_extend: true,
+            is_extended: true,
             validation: local.validation.max(peer.validation),
         };
         if local.mode.is_counted() && peer.mode.is_counted() { extended } else { extended.as_original() }
@@ -202,7 +202,7 @@ impl Agreed {
             eager_bytes_max: 0,
             requests_per_message: 1,
             known_max: 1,
-            may_extend: false,
+            is_extended: false,
             ..self
         }
     }

@@ -322,10 +322,10 @@ impl<'connection, C: Channel> Request<'connection, C> {
 
     /// Whether to ask for a view. A value that is known to be small is copied, because that costs less.
     fn is_view(&self, sharing: Sharing, known: &[Metadata]) -> bool {
-        let Agreed { may_extend, eager_bytes_max, .. } = self.connection.agreed();
+        let Agreed { is_extended, eager_bytes_max, .. } = self.connection.agreed();
         let largest = known.iter().map(|metadata| metadata.byte_length).max();
         let is_small = largest.is_some_and(|largest| largest <= eager_bytes_max.into());
-        sharing == Sharing::View && may_extend && !is_small
+        sharing == Sharing::View && is_extended && !is_small
     }
 
     /// How the first request wants its content. It names `known` metadata only if it has memory for the largest of them, or

@@ -27,19 +27,9 @@ use crate::{
         EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NOTE_BYTES_MAX,
         REQUESTS_PER_MESSAGE_MAX,
     },
+    message::kind,
     names::{NameForm, NameTable},
 };
-
-const TENSOR_REQUEST: u8 = 1;
-const META_DATA_RESPONSE: u8 = 2;
-const TENSOR_RE_REQUEST: u8 = 3;
-const ERROR_STATUS: u8 = 4;
-const CANCEL: u8 = 5;
-const CANCEL_ACK: u8 = 6;
-/// TENSOR_REQUEST with several keys: a `u32` count, then the fields of each.
-const TENSOR_REQUESTS: u8 = 7;
-const VERSION: u8 = 8;
-const NOTE: u8 = 9;
 
 /// Bytes of the shortest request: index, scope, a key by its number, no metadata, and how it wants the content.
 const REQUEST_BYTES_MIN: usize = 4 + 1 + 3 + 1 + 1;
@@ -86,13 +76,10 @@ pub fn encode_into(message: &Message, into: &mut Vec<u8>) {
 
 /// Kind and fields. Requests name their keys in `forms`, one each; without forms, by the key alone.
 fn write_message(writer: &mut Writer<'_>, message: &Message, forms: Option<&[NameForm]>) {
+    writer.u8(message.kind());
     match message {
-        Message::TensorRequest(request) => {
-            writer.u8(TENSOR_REQUEST);
-            write_request(writer, request, form_of(forms, 0));
-        }
+        Message::TensorRequest(request) => write_request(writer, request, form_of(forms, 0)),
         Message::TensorRequests(requests) => {
-            writer.u8(TENSOR_REQUESTS);
             writer.count(requests.len());
             for (at, request) in requests.iter().enumerate() {
                 write_request(writer, request, form_of(forms, at));
@@ -100,30 +87,19 @@ fn write_message(writer: &mut Writer<'_>, message: &Message, forms: Option<&[Nam
         }
         Message::MetaDataResponse(response) => write_meta_data_response(writer, response),
         Message::TensorReRequest(request) => {
-            writer.u8(TENSOR_RE_REQUEST);
             writer.u32(request.index.0);
             writer.target(request.destination);
         }
         Message::ErrorStatus(error) => {
-            writer.u8(ERROR_STATUS);
             writer.u32(error.index.0);
             writer.status(&error.status);
         }
-        Message::Cancel(index) => {
-            writer.u8(CANCEL);
-            writer.u32(index.0);
-        }
-        Message::CancelAck(index) => {
-            writer.u8(CANCEL_ACK);
-            writer.u32(index.0);
-        }
+        Message::Cancel(index) | Message::CancelAck(index) => writer.u32(index.0),
         Message::Version(notice) => {
-            writer.u8(VERSION);
             writer.u32(notice.index.0);
             writer.u64(notice.version);
         }
         Message::Note(note) => {
-            writer.u8(NOTE);
             writer.u64(note.channel);
             writer.u16(note.lane);
             writer.bytes(&note.bytes);
@@ -206,19 +182,28 @@ impl<'value> EagerResponse<'value> {
 
 /// Kind and fields of META_DATA_RESPONSE with the content that `content` appends.
 fn write_eager(writer: &mut Writer<'_>, response: EagerResponse<'_>, content: impl FnOnce(&mut Vec<u8>)) {
+    writer.u8(kind::META_DATA_RESPONSE);
+    write_eager_fields(writer, response, content);
+}
+
+fn write_eager_fields(
+    writer: &mut Writer<'_>,
+    response: EagerResponse<'_>,
+    content: impl FnOnce(&mut Vec<u8>),
+) {
     let EagerResponse { index, metadata, checksum, length } = response;
-    write_described(writer, (index, metadata), CONTENT_HERE, checksum);
+    write_description(writer, index, metadata, CONTENT_HERE, checksum);
     writer.appended(length, content);
 }
 
-/// Kind and fields of META_DATA_RESPONSE, without the content.
-fn write_described(
+/// Fields of META_DATA_RESPONSE, without the content.
+fn write_description(
     writer: &mut Writer<'_>,
-    (index, metadata): (RequestIndex, &Metadata),
+    index: RequestIndex,
+    metadata: &Metadata,
     how: u8,
     checksum: Option<u64>,
 ) {
-    writer.u8(META_DATA_RESPONSE);
     writer.u32(index.0);
     writer.metadata(metadata);
     match checksum {
@@ -236,11 +221,11 @@ fn write_meta_data_response(writer: &mut Writer<'_>, response: &MetaDataResponse
         Some(content) => {
             let length = content.len() as u64;
             let response = EagerResponse { index, metadata, checksum, length };
-            write_eager(writer, response, |into| into.extend_from_slice(content));
+            write_eager_fields(writer, response, |into| into.extend_from_slice(content));
         }
         None => {
             let how = if loan_follows { CONTENT_LENT } else { CONTENT_ASKED };
-            write_described(writer, (index, metadata), how, checksum);
+            write_description(writer, index, metadata, how, checksum);
         }
     }
 }
@@ -328,13 +313,31 @@ fn read_message(
     names: Option<&mut NameTable>,
     requests_per_message: u32,
 ) -> Result<Message, WireError> {
-    match kind {
-        TENSOR_REQUEST => read_request(reader, names).map(Message::TensorRequest),
-        TENSOR_REQUESTS => read_requests(reader, names, requests_per_message).map(Message::TensorRequests),
-        META_DATA_RESPONSE..=CANCEL_ACK | VERSION => read_answer(kind, reader, names),
-        NOTE => read_note(reader).map(Message::Note),
-        _ => Err(WireError::Unknown { field: "kind", value: kind.into() }),
-    }
+    Ok(match kind {
+        kind::TENSOR_REQUEST => Message::TensorRequest(read_request(reader, names)?),
+        kind::TENSOR_REQUESTS => Message::TensorRequests(read_requests(reader, names, requests_per_message)?),
+        kind::META_DATA_RESPONSE => Message::MetaDataResponse(read_meta_data_response(reader, names)?),
+        kind::TENSOR_RE_REQUEST => {
+            let (index, destination) = (reader.index()?, reader.target()?);
+            Message::TensorReRequest(TensorReRequest { index, destination })
+        }
+        kind::ERROR_STATUS => {
+            let (index, status) = (reader.index()?, reader.status()?);
+            Message::ErrorStatus(ErrorStatus { index, status })
+        }
+        kind::CANCEL => Message::Cancel(reader.index()?),
+        kind::CANCEL_ACK => Message::CancelAck(reader.index()?),
+        kind::VERSION => {
+            let (index, version) = (reader.index()?, reader.u64("version")?);
+            Message::Version(VersionNotice { index, version })
+        }
+        kind::NOTE => {
+            let (channel, lane) = (reader.u64("channel")?, reader.u16("lane")?);
+            let bytes = EagerContent::from_slice(reader.bytes("note", NOTE_BYTES_MAX)?);
+            Message::Note(Note { channel, lane, bytes })
+        }
+        _ => return Err(WireError::Unknown { field: "kind", value: kind.into() }),
+    })
 }
 
 /// Several requests. A single request has a kind of its own, so that every message has exactly one encoding.
@@ -390,40 +393,20 @@ fn read_scope(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
     }
 }
 
-/// The fields of a message that names one request by its index.
 #[inline(always)]
-fn read_answer(
-    kind: u8,
+fn read_meta_data_response(
     reader: &mut Reader<'_>,
     names: Option<&mut NameTable>,
-) -> Result<Message, WireError> {
+) -> Result<MetaDataResponse, WireError> {
     let index = reader.index()?;
-    Ok(match kind {
-        META_DATA_RESPONSE => {
-            let metadata = match names {
-                Some(names) => reader.repeated(&mut names.described, Reader::metadata)?,
-                None => reader.metadata()?,
-            };
-            let Content { content, loan_follows, checksum } = read_content(reader)?;
-            check_content(&metadata, content, loan_follows)?;
-            let content = content.map(EagerContent::from_slice);
-            Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows, checksum })
-        }
-        TENSOR_RE_REQUEST => {
-            let destination = reader.target()?;
-            Message::TensorReRequest(TensorReRequest { index, destination })
-        }
-        ERROR_STATUS => Message::ErrorStatus(ErrorStatus { index, status: reader.status()? }),
-        CANCEL => Message::Cancel(index),
-        VERSION => Message::Version(VersionNotice { index, version: reader.u64("version")? }),
-        _ => Message::CancelAck(index),
-    })
-}
-
-fn read_note(reader: &mut Reader<'_>) -> Result<Note, WireError> {
-    let (channel, lane) = (reader.u64("channel")?, reader.u16("lane")?);
-    let bytes = EagerContent::from_slice(reader.bytes("note", NOTE_BYTES_MAX)?);
-    Ok(Note { channel, lane, bytes })
+    let metadata = match names {
+        Some(names) => reader.repeated(&mut names.described, Reader::metadata)?,
+        None => reader.metadata()?,
+    };
+    let Content { content, loan_follows, checksum } = read_content(reader)?;
+    check_content(&metadata, content, loan_follows)?;
+    let content = content.map(EagerContent::from_slice);
+    Ok(MetaDataResponse { index, metadata, content, loan_follows, checksum })
 }
 
 /// How META_DATA_RESPONSE describes the content.

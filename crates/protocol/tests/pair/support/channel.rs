@@ -427,23 +427,12 @@ fn is_eager(record: &Record) -> bool {
 }
 
 fn name(record: &Record) -> &'static str {
-    let message = match record {
-        Record::Message(message) => message,
-        Record::Control(Control::CountOnly) => return "counts",
-        Record::Control(Control::RingOffer(_)) => return "RING_OFFER",
-        Record::Control(Control::RingMoved) => return "RING_MOVED",
+    match record {
+        Record::Message(message) => message.name(),
+        Record::Control(Control::CountOnly) => "counts",
+        Record::Control(Control::RingOffer(_)) => "RING_OFFER",
+        Record::Control(Control::RingMoved) => "RING_MOVED",
         Record::Control(other) => panic!("{other:?}"),
-    };
-    match message {
-        Message::TensorRequest(_) | Message::TensorRequests(_) => "TENSOR_REQUEST",
-        Message::MetaDataResponse(_) => "META_DATA_RESPONSE",
-        Message::TensorReRequest(_) => "TENSOR_RE_REQUEST",
-        Message::ErrorStatus(_) => "ERROR_STATUS",
-        Message::Cancel(_) => "CANCEL",
-        Message::CancelAck(_) => "CANCEL_ACK",
-        Message::Version(_) => "VERSION",
-        Message::Note(_) => "NOTE",
-        other => panic!("{other:?}"),
     }
 }
 
