@@ -38,12 +38,12 @@ pub enum TransferError {
     },
     /// Too many contents are held for receives that were given up.
     #[error(
-        "{kept} values of receives that were given up are held for the next receives of their keys, and the limit is \
+        "{stashed} values of receives that were given up are held for the next receives of their keys, and the limit is \
          {STASH_MAX}: receive them, or end their steps"
     )]
     StashFull {
         /// Contents that are held.
-        kept: usize,
+        stashed: usize,
     },
     /// The key cannot travel: it is too long.
     #[error("the key has {length} bytes of UTF-8, the limit is {NAME_BYTES_MAX}: shorten it")]

@@ -1,4 +1,4 @@
-//! Fields that are mostly the same in one message after the other.
+//! Fields that are usually equal in consecutive messages.
 
 /// What such fields were when they were read last. The same bytes mean the same, so they are compared instead of read and
 /// checked again.

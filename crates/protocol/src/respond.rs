@@ -411,7 +411,7 @@ impl<C: Channel> Response<C> {
     /// value is stored twice.
     async fn unless_cancelled<F: Future>(&self, mut future: Pin<&mut F>) -> Result<F::Output, Ended> {
         poll_fn(|context| {
-            // What need not be waited for needs no waker. Whoever posts looks again.
+            // A future that is ready needs no waker: it checks the state again under the lock under which it posts.
             if let Poll::Ready(output) = future.as_mut().poll(context) {
                 return Poll::Ready(Ok(output));
             }
@@ -441,10 +441,10 @@ impl<C: Channel> Response<C> {
     fn watch(&self, waker: &Waker) -> Result<ResponseState, Ended> {
         let mut state = self.connection.lock();
         let is_over = state.failure().is_err();
-        let (standing, replaced) = state.responses.watch(self.index, waker);
+        let (response, replaced) = state.responses.watch(self.index, waker);
         drop(state);
         drop(replaced);
-        if is_over { Err(Ended) } else { Ok(standing) }
+        if is_over { Err(Ended) } else { Ok(response) }
     }
 }
 

@@ -394,7 +394,7 @@ impl<C: Channel> Line<C> {
         self.messages.take_first()
     }
 
-    /// Everyone who waits for anything.
+    /// Wakes all tasks that wait here.
     pub(crate) fn wake_all(&mut self, after: &mut After<C::Lent>) {
         after.wake(self.messages.wakers());
         after.wake(self.contents.wakers());

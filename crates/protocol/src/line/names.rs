@@ -59,8 +59,8 @@ impl Names {
         self.most - self.keys.len()
     }
 
-    /// The number of `key`, if it has one. Mostly a key is asked for again, or keys in the order in which they got their
-    /// numbers; these are found without a hash.
+    /// The number of `key`, if it has one. The key of the request before, and keys in the order in which they got their
+    /// numbers, are found without a hash.
     fn number(&mut self, key: &Arc<str>) -> Option<u16> {
         let is_at = |number: &u16| {
             self.keys.get(usize::from(*number)).is_some_and(|numbered| Arc::ptr_eq(numbered, key))

@@ -166,8 +166,8 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
                 return Ok(Attempt::Stashed(Admission::Stashed(places.known.key.clone(), Box::new(landed))));
             }
             may_ask = is_first && !requests.is_unresolved(step_key);
-            if may_ask && let Some(kept) = requests.stash_in_excess() {
-                return Err(TransferError::StashFull { kept });
+            if may_ask && let Some(stashed) = requests.stash_in_excess() {
+                return Err(TransferError::StashFull { stashed });
             }
         }
         if may_ask

@@ -473,7 +473,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
     async fn unless_over<F: Future>(&self, future: F) -> Result<F::Output, Stop<C::Lent>> {
         let mut future = pin!(future);
         poll_fn(|context| {
-            // What need not be waited for needs no waker: whoever uses it finds out whether the connection is over.
+            // A future that is ready needs no waker: using its output shows whether the connection is over.
             if let Poll::Ready(output) = future.as_mut().poll(context) {
                 return Poll::Ready(Ok(output));
             }

@@ -14,9 +14,9 @@ use crate::{
 /// The effects of an arrival.
 #[derive(Debug)]
 pub(crate) struct Arrived<L> {
-    /// Whom to wake.
+    /// The task to wake.
     pub(crate) wake: Option<Waker>,
-    /// The first receive in line for a key for which it is now known whether a content comes.
+    /// The first receive that waits for a key, for which it is now known whether a content comes.
     pub(crate) next: Option<Waker>,
     /// Memory to take back.
     pub(crate) returned: Option<(L, LentEnd)>,

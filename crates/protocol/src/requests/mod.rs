@@ -103,7 +103,7 @@ impl<L> Requests<L> {
     /// How many contents are held, if these are so many that no request of a step may be added, because its content might
     /// have to be held too. Waiting would not help: perhaps no receive ever asks for them.
     pub(crate) fn stash_in_excess(&self) -> Option<usize> {
-        Some(self.stash.len()).filter(|&kept| kept >= STASH_MAX)
+        Some(self.stash.len()).filter(|&stashed| stashed >= STASH_MAX)
     }
 
     /// Whether it is not known yet if a content comes for a receive of `step_key` that was given up.
@@ -232,7 +232,7 @@ impl<L> Requests<L> {
     }
 
     /// Whether the task that waits for a reply may poll for it: there is no other request, and no reply has come. After several
-    /// requests at a time others will follow, mostly of the same task, and would wait meanwhile.
+    /// requests at a time others usually follow, of the same task, and would wait meanwhile.
     pub(crate) fn may_help(&mut self, index: RequestIndex) -> bool {
         let is_alone = self.slots.len() - self.free.len() == 1 && !self.had_several;
         is_alone && self.entry(index).is_some_and(|entry| entry.given.is_none() && entry.reply.is_none())

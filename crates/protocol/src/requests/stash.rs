@@ -1,4 +1,4 @@
-//! Contents whose receive was given up, and the receives in line for each key.
+//! Contents whose receive was given up, and the receives that wait for each key.
 
 use std::{
     collections::{HashMap, VecDeque, hash_map::Entry},

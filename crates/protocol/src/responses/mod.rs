@@ -231,14 +231,14 @@ impl Responses {
     /// The state of the response. Stores `waker` for a change and returns the waker that it replaces.
     pub(crate) fn watch(&mut self, index: RequestIndex, waker: &Waker) -> (ResponseState, Option<Waker>) {
         let Some(entry) = self.entries.get_mut(&index) else { return (ResponseState::Open, None) };
-        let standing = match entry.phase {
+        let state = match entry.phase {
             _ if entry.is_cancelled => ResponseState::Cancelled,
             ResponsePhase::ReRequested(destination) => ResponseState::ReRequested(destination),
             ResponsePhase::Waiting | ResponsePhase::Described { .. } | ResponsePhase::Writing => {
                 ResponseState::Open
             }
         };
-        (standing, entry.waker.replace(waker.clone()))
+        (state, entry.waker.replace(waker.clone()))
     }
 
     /// META_DATA_RESPONSE is being posted for a value of `bytes` bytes.

@@ -177,7 +177,7 @@ fn over_the_most_that_is_kept_receives_are_refused_and_fetches_go_on() {
     for number in 0..STASH_MAX {
         keep(&mut pair, &number.to_string());
     }
-    assert_eq!(pair.pull(STEP, "other"), Err(TransferError::StashFull { kept: STASH_MAX }));
+    assert_eq!(pair.pull(STEP, "other"), Err(TransferError::StashFull { stashed: STASH_MAX }));
     pair.b.source.send_bytes(Scope::Published, "weights", 24, 2);
     assert_eq!(pair.pull(Scope::Published, "weights"), Ok((bytes_of(24), vec![2; 24])));
     assert_eq!(pair.pull(STEP, "7"), Ok((bytes_of(24), vec![1; 24])), "what is kept can be had");
