@@ -68,6 +68,7 @@ impl<C: Channel> State<C> {
         after.wake(self.responses.wakers());
         after.wake(self.notes.wakers());
         self.line.wake_all(after);
+        after.leave_queues();
     }
 
     /// The connection is over because of an arrival; an error if that is the peer's fault.
