@@ -116,7 +116,7 @@ impl DataConnection {
     ) -> Option<Found> {
         let span = receive_span(name, self.kind);
         let found = self.found(peers, (scope, name), (reading, options.sharing));
-        let (version, metadata, bytes) = found.instrument(span.clone()).await?;
+        let CellContent { version, metadata, bytes } = found.instrument(span.clone()).await?;
         self.meter.ended(&span, Ok(metadata.byte_length));
         Some((Tensor::received(metadata, bytes, None), self.version_of(scope, version)))
     }
@@ -220,7 +220,7 @@ impl DataConnection {
         peers: &dyn PeerCatalogue,
         (scope, name): (Scope, Transfer<'_>),
         (first, sharing): (CellReading, Sharing),
-    ) -> Option<(u64, Metadata, Buf)> {
+    ) -> Option<CellContent> {
         let (mut spare, mut first) = (None, Some(first));
         for _ in 0..COPIES {
             let reading = first.take().or_else(|| self.read(peers, scope, name))?;
@@ -245,11 +245,18 @@ impl DataConnection {
                 return None;
             }
             if let Some(bytes) = bytes {
-                return Some((version, metadata, bytes));
+                return Some(CellContent { version, metadata, bytes });
             }
         }
         None
     }
+}
+
+/// A published tensor at one moment.
+struct CellContent {
+    version: u64,
+    metadata: Metadata,
+    bytes: Buf,
 }
 
 /// A content that lies in its cell, in memory of the heap. It was read with the cell, so it cannot be overtaken.
