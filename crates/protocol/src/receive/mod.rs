@@ -388,8 +388,10 @@ impl<'connection, C: Channel> Request<'connection, C> {
         let mut lent = Some(lent);
         let stored = self.connection.change(|state, _| {
             state.failure()?;
-            let stored = lent.take().map(|lent| state.requests.store_memory(self.index, lent));
-            Ok(stored.unwrap_or_default())
+            if let Some(lent) = lent.take() {
+                state.requests.store_memory(self.index, lent);
+            }
+            Ok(())
         });
         if let Some(lent) = lent {
             self.end_loan(allocator, lent, LentEnd::NeverSent);
