@@ -267,9 +267,6 @@ macro_rules! messages {
     };
 }
 
-/// Version of the wire format. Both peers must have the same one. It grows when a release adds messages.
-pub const WIRE_VERSION: u16 = 6;
-
 messages! {
     /// TENSOR_REQUEST, with however many keys.
     tensor_request: TENSOR_REQUEST = 1 TensorRequest, TENSOR_REQUESTS = 7 TensorRequests;

@@ -11,7 +11,7 @@ use std::{
 use crate::{
     Agreed, Channel, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse,
     Metadata, RequestIndex, Source, Status, Take, TensorRequest, VersionNotice, Want,
-    line::{content_turn, message_turn, send},
+    connection::{content_turn, message_turn, send},
     responses::ResponseState,
     validation::encode_result,
     wire::{self, EagerResponse},

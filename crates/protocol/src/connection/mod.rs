@@ -1,6 +1,8 @@
 //! One connection to one peer, both directions.
 
+mod housekeeping;
 mod noting;
+mod sending;
 mod state;
 
 use std::{
@@ -9,14 +11,13 @@ use std::{
     task::Poll,
 };
 
+pub(crate) use sending::{Asking, content_turn, message_turn, send, send_request};
 pub(crate) use state::State;
 use tensorwire_testpoints::sync::Mutex;
 
 use crate::{
     Agreed, Channel, ChannelError, Counters, LentEnd, Parameters, PeerMisbehaved, RequestIndex, Rings,
-    StepId, TensorRequest,
-    after::After,
-    line::{self, ArrivalError},
+    StepId, TensorRequest, after::After, line::ArrivalError,
 };
 
 /// Immediate: a message is in your ring.
@@ -142,7 +143,7 @@ impl<C: Channel> Connection<C> {
     /// # Cancel safety
     /// Dropping it while it makes a ring loses that ring; nothing else is lost, and a new call goes on where this one was.
     pub async fn housekeeping(self: Arc<Self>) {
-        line::housekeeping(&*self).await;
+        housekeeping::housekeeping(&*self).await;
     }
 
     /// Ends the connection: every receive ends with [`PeerLost`](crate::TransferError::PeerLost), except those

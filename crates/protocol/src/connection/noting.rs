@@ -6,11 +6,10 @@ use std::{
     task::{Context, Poll},
 };
 
-use super::Connection;
+use super::{Connection, send};
 use crate::{
     Channel, ChannelError, EagerContent, Message, Note,
     limits::{NOTE_BYTES_MAX, NOTE_LANES_MAX},
-    line::send,
 };
 
 impl<C: Channel> Connection<C> {

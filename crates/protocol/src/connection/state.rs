@@ -350,7 +350,7 @@ impl<C: Channel> State<C> {
         }
     }
 
-    /// The content of request `index` is being posted, in its [turn](crate::line::content_turn).
+    /// The content of request `index` is being posted, in its turn.
     pub(crate) fn count_content(&mut self, index: RequestIndex) {
         self.line.count_content();
         self.responses.wrote(index, self.line.posted());

@@ -1,28 +1,24 @@
 //! The line: what goes out on a connection, in order and under credits, and the rings that messages travel in.
 
-mod housekeeping;
-pub mod names;
-mod queue;
+mod chores;
 mod reading;
 mod rings;
-mod sending;
 
 use std::{mem, sync::Arc, task::Waker};
 
-pub(crate) use housekeeping::housekeeping;
-use housekeeping::{Growth, Keeper};
-use names::{Defined, NameForm, Names};
-pub(crate) use queue::WaitQueue;
+use chores::Growth;
+pub(crate) use chores::Keeper;
 pub(crate) use reading::ArrivalError;
 use reading::Reader;
 pub use rings::Rings;
 use rings::RingsInUse;
-pub(crate) use sending::{Asking, content_turn, message_turn, send, send_request};
 
 use crate::{
     Agreed, Channel, ChannelError, Counters, Destination, Message, Parameters, RecordSlot, TensorRequest,
     after::After,
     credit::{Blocked, Flow, contents_max},
+    names::{Defined, NameForm, Names},
+    queue::WaitQueue,
     wire::{
         EagerResponse,
         record::{self, Control, RECORD_BYTES_MAX, SEVERAL_BYTES},
@@ -62,7 +58,7 @@ pub(crate) struct Line<C: Channel> {
     measure: Vec<u8>,
     /// How the requests of a message name their keys.
     forms: Vec<NameForm>,
-    messages: WaitQueue,
+    pub(crate) messages: WaitQueue,
     contents: WaitQueue,
     contents_in_flight: u32,
     contents_max: u32,
@@ -72,8 +68,8 @@ pub(crate) struct Line<C: Channel> {
     /// task posts them.
     is_queue_deferred: bool,
     /// The housekeeping task, while it sleeps.
-    keeper: Option<Keeper>,
-    growth: Growth,
+    pub(crate) keeper: Option<Keeper>,
+    pub(crate) growth: Growth,
 }
 
 impl<C: Channel> Line<C> {
@@ -101,7 +97,7 @@ impl<C: Channel> Line<C> {
         }
     }
 
-    fn queue(&mut self, queue: Queue) -> &mut WaitQueue {
+    pub(crate) fn queue(&mut self, queue: Queue) -> &mut WaitQueue {
         match queue {
             Queue::Messages => &mut self.messages,
             Queue::Contents => &mut self.contents,
@@ -125,6 +121,15 @@ impl<C: Channel> Line<C> {
     /// Whether a message that waits should be tried again.
     pub(crate) fn may_try_message(&self) -> bool {
         self.flow.may_try_message()
+    }
+
+    /// Leaves the messages in the queue to the next message, or to the housekeeping task.
+    pub(crate) fn defer(&mut self) {
+        self.is_queue_deferred = true;
+    }
+
+    pub(crate) fn is_deferred(&self) -> bool {
+        self.is_queue_deferred
     }
 
     /// Whether the queue was deferred, which it no longer is.
@@ -293,8 +298,13 @@ impl<C: Channel> Line<C> {
         Ok(true)
     }
 
+    /// Stores a larger own ring, which will be offered.
+    pub(crate) fn hold_ring(&mut self, ring: C::Lent) {
+        self.rings.offer(ring);
+    }
+
     /// Offers the peer a larger own ring. Returns whether the offer is posted.
-    fn offer_ring(&mut self, ring: Destination, ring_bytes: u32) -> Result<bool, ChannelError> {
+    pub(crate) fn offer_ring(&mut self, ring: Destination, ring_bytes: u32) -> Result<bool, ChannelError> {
         if let Some(blocked) = self.post_control(Control::RingOffer(ring))? {
             self.ask(blocked)?;
             return Ok(false);
@@ -317,7 +327,7 @@ impl<C: Channel> Line<C> {
     }
 
     /// Whether a content may be posted now; otherwise asks the peer for a credit.
-    fn may_post_content(&mut self) -> Result<bool, ChannelError> {
+    pub(crate) fn may_post_content(&mut self) -> Result<bool, ChannelError> {
         if self.contents_in_flight >= self.contents_max {
             return Ok(false);
         }
@@ -329,7 +339,7 @@ impl<C: Channel> Line<C> {
         Ok(false)
     }
 
-    /// A content is being posted, in its [turn](content_turn).
+    /// A content is being posted, in its turn.
     pub(crate) fn count_content(&mut self) {
         // It was found possible under this lock.
         let _ = self.flow.post_content();

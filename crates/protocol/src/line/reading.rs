@@ -1,10 +1,11 @@
 //! What arrives by the rings and the slots: records, acknowledgements, ASK and ANSWER.
 
-use super::{Line, names::NameTable, rings::RingsInUse};
+use super::{Line, rings::RingsInUse};
 use crate::{
     Agreed, Channel, ChannelError, LentEnd, PeerMisbehaved, RecordSlot,
     after::After,
     credit::{Counts, RingConsumer},
+    names::NameTable,
     wire::{
         WireError,
         record::{self, ANSWER_BYTES, ASK_BYTES, Control, RECORD_BYTES_MAX, Record},

@@ -19,8 +19,7 @@ use crate::{
     Agreed, Allocator, Channel, ChannelError, Checksums, Connection, Destination, LentEnd, Message, Metadata,
     RequestIndex, Scope, Sharing, StepId, TensorReRequest, TensorRequest, TransferError, Want,
     after::After,
-    connection::State,
-    line::{Asking, send, send_request},
+    connection::{Asking, State, send, send_request},
     requests::{Check, Content, Landed, Reply},
 };
 use admission::{Known, Terms};

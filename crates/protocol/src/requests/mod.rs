@@ -14,7 +14,7 @@ use crate::{
     Agreed, LentEnd, Metadata, RequestIndex, Status, StepId, TensorRequest, Want,
     after::After,
     limits::{METADATA_CACHE_MAX, STASH_MAX},
-    line::WaitQueue,
+    queue::WaitQueue,
 };
 pub(crate) use arrivals::{Arrived, ArrivedResult};
 use entry::{RequestEntry, RequestPhase, StoredAnswer, Version};

@@ -56,16 +56,16 @@ impl WaitQueue {
         self.place(ticket).is_some()
     }
 
-    pub(super) fn first_mut(&mut self) -> Option<&mut Waiter> {
+    pub(crate) fn first_mut(&mut self) -> Option<&mut Waiter> {
         self.waiting.front_mut()
     }
 
-    pub(super) fn pop_first(&mut self) -> Option<Waiter> {
+    pub(crate) fn pop_first(&mut self) -> Option<Waiter> {
         self.waiting.pop_front()
     }
 
     /// The messages at the head of the queue, up to the first waiter without one.
-    pub(super) fn messages(&self) -> impl Iterator<Item = &Message> {
+    pub(crate) fn messages(&self) -> impl Iterator<Item = &Message> {
         self.waiting.iter().map_while(|waiter| waiter.message.as_deref())
     }
 
@@ -74,7 +74,7 @@ impl WaitQueue {
     }
 
     /// Whether there is a first waiter that was not woken since it polled.
-    pub(super) fn has_sleeper(&self) -> bool {
+    pub(crate) fn has_sleeper(&self) -> bool {
         self.waiting.front().is_some_and(|first| first.waker.is_some())
     }
 

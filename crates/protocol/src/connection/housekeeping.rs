@@ -3,62 +3,17 @@
 use std::{
     future::poll_fn,
     pin::{Pin, pin},
-    task::{Context, Poll, Waker},
+    task::{Context, Poll},
 };
 
 use futures::{FutureExt, future::Fuse};
 
-use super::{Line, Queue, sending::Position};
+use super::{Connection, State, sending::Position};
 use crate::{
-    Channel, ChannelError, Connection, Destination, LentEnd, after::After, connection::State, credit::Flow,
+    Channel, ChannelError, Destination, LentEnd,
+    after::After,
+    line::{Keeper, Queue},
 };
-
-/// The waker of the task that runs [`Connection::housekeeping`].
-pub(super) struct Keeper {
-    pub(super) waker: Waker,
-    /// Whether the task is in the queue to post a message, where it is woken when it may.
-    is_in_queue: bool,
-}
-
-/// The growth of the own ring.
-pub(super) struct Growth {
-    bytes_max: u32,
-    /// Size of the larger ring that is to be made for the peer.
-    wanted: Option<u32>,
-    /// One is being made, or offered and not moved to.
-    is_growing: bool,
-}
-
-impl Growth {
-    pub(super) fn new(bytes_max: u32) -> Self {
-        Self { bytes_max, wanted: None, is_growing: false }
-    }
-
-    /// The peer has asked for room for a message of `wanted` bytes.
-    pub(super) fn on_ask(&mut self, flow: &Flow, wanted: u32) {
-        if !self.is_growing {
-            self.wanted = flow.growth(wanted, self.bytes_max);
-            self.is_growing = self.wanted.is_some();
-        }
-    }
-
-    /// The peer has moved to the larger ring, or none was made.
-    pub(super) fn end(&mut self) {
-        self.is_growing = false;
-    }
-}
-
-impl<C: Channel> Line<C> {
-    /// The waker of the housekeeping task, if that sleeps and there is work for it.
-    pub(super) fn keeper_with_work(&mut self, owes: bool, has_memory: bool) -> Option<Waker> {
-        let keeper = self.keeper.as_ref()?;
-        let has_work = owes && !keeper.is_in_queue
-            || has_memory
-            || self.is_queue_deferred
-            || self.growth.wanted.is_some();
-        if has_work { self.keeper.take().map(|keeper| keeper.waker) } else { None }
-    }
-}
 
 /// What is to be done next.
 enum Chore<L> {
@@ -129,7 +84,7 @@ impl<C: Channel> Housekeeping<'_, C> {
     fn made(&mut self, ring: C::Lent, destination: Destination) {
         self.connection.change(|state, after| match state.failure() {
             Ok(()) => {
-                state.line.rings.offer(ring);
+                state.line.hold_ring(ring);
                 self.made = Some(destination);
             }
             Err(_) => after.take_back(Some((ring, LentEnd::NeverSent))),
@@ -147,11 +102,11 @@ impl<C: Channel> Housekeeping<'_, C> {
         if let Some((lent, end)) = state.requests.next_return() {
             return Ok(Poll::Ready(Chore::TakeBack(lent, end)));
         }
-        if let Some(bytes) = state.line.growth.wanted.take() {
+        if let Some(bytes) = state.line.growth.take() {
             return Ok(Poll::Ready(Chore::MakeRing(bytes)));
         }
         let owes = self.made.is_some() || state.owes_messages();
-        let has_queue = state.line.is_queue_deferred || state.line.is_message_next();
+        let has_queue = state.line.is_deferred() || state.line.is_message_next();
         let has_changed = (owes || has_queue) && state.post_queue(after)?;
         if owes && state.line.messages.is_turn(self.position.ticket) && self.post(state)? {
             let left = state.line.messages.leave(&mut self.position.ticket);

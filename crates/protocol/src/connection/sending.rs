@@ -5,8 +5,8 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
-use super::Queue;
-use crate::{Channel, ChannelError, Connection, Message, RequestIndex, after::After, connection::State};
+use super::{Connection, State};
+use crate::{Channel, ChannelError, Message, RequestIndex, after::After, line::Queue};
 
 /// A position in a queue, given up when dropped, together with the message that waits there.
 pub(super) struct Position<'connection, C: Channel> {
@@ -170,7 +170,7 @@ impl<L> Asking<'_, L> {
             if self.together {
                 // The others of the task are polled before the housekeeping task.
                 position.ticket = Some(state.line.messages.join(context.waker(), Some(request)));
-                state.line.is_queue_deferred = true;
+                state.line.defer();
                 return Ok(Poll::Pending);
             }
             if position.begin(request, state, context.waker())? {
