@@ -2,15 +2,18 @@
 //!
 //! This crate names no runtime, socket, clock or allocator. Everything outside is behind the traits of
 //! [`channel`]: a [`Channel`] that writes into the peer, an [`Allocator`] for destinations and a [`Source`] of
-//! values. Everything else is plain data with methods ([`credit`], [`metadata`], the request and response
-//! tables) and two async fns, one per side of a transfer, each of which reads like a sequence diagram:
-//! [`Connection::receive`] and [`Connection::respond`].
+//! values.
+//!
+//! The state of a [`Connection`] is three machines behind one lock: the *line* (what goes out, in order and under
+//! [credits](credit)), the *requests* of the receiver and the *responses* of the sender. Each owns its data, its phases and its
+//! transitions. Two async fns use them, one per side of a transfer, each of which reads like a sequence diagram:
+//! [`Connection::receive`] and [`Connection::respond`]. The messages are in [`message`].
 //!
 //! Content is one logical write whose immediate is the request index. If both peers agree on a checksum, contents are
 //! validated by it ([`validation`]).
 //!
-//! The owner of a connection does three things: it passes every arrival to [`Connection::on_immediate`], runs the
-//! responses that this returns, and runs [`Connection::housekeeping`]. When the queue pair fails or is closed, the owner
+//! The owner of a connection does three things: it passes every arrival to [`Connection::on_immediate`], answers the requests
+//! of these arrivals by [`Connection::respond`], and runs [`Connection::housekeeping`]. When the queue pair fails or is closed, the owner
 //! calls [`Connection::fail`], destroys and drains the queue pair, and ends the grants that [`Connection::drain`]
 //! returns.
 
