@@ -52,15 +52,10 @@ impl<'connection, C: Channel> Position<'connection, C> {
     }
 
     /// Posts a message that has none before it; otherwise the message joins the queue.
-    fn begin(
-        &mut self,
-        message: Box<Message>,
-        state: &mut State<C>,
-        waker: &Waker,
-    ) -> Result<bool, ChannelError> {
+    fn begin(&mut self, message: Message, state: &mut State<C>, waker: &Waker) -> Result<bool, ChannelError> {
         let is_posted = state.line.messages.is_turn(None) && state.post(&message)?;
         if !is_posted {
-            self.ticket = Some(state.line.messages.join(waker, Some(message)));
+            self.ticket = Some(state.line.messages.join(waker, Some(Box::new(message))));
         }
         Ok(is_posted)
     }
@@ -112,7 +107,7 @@ pub(crate) async fn send<C: Channel>(
             }
             state.failure()?;
             if let Some(message) = message.take()
-                && position.begin(Box::new(message), state, context.waker())?
+                && position.begin(message, state, context.waker())?
             {
                 return Ok(Poll::Ready(()));
             }
@@ -166,10 +161,9 @@ impl<L> Asking<'_, L> {
             if let Some(lent) = self.lent.take() {
                 state.requests.store_memory(self.index, lent);
             }
-            let request = Box::new(request);
             if self.together {
                 // The others of the task are polled before the housekeeping task.
-                position.ticket = Some(state.line.messages.join(context.waker(), Some(request)));
+                position.ticket = Some(state.line.messages.join(context.waker(), Some(Box::new(request))));
                 state.line.defer();
                 return Ok(Poll::Pending);
             }
