@@ -28,7 +28,7 @@ install_packages() {
         echo "please install: $* (only Debian and Ubuntu are set up automatically)" >&2
         exit 2
     fi
-    $sudo apt-get update -q && $sudo apt-get install -q -y --no-install-recommends "$@"
+    $sudo apt-get update -q && $sudo apt-get install -q -y -o DPkg::Lock::Timeout=120 --no-install-recommends "$@"
 }
 
 # need_services: installs the missing ones of the programs that tests of stores and launchers start, or says which tests are skipped without
