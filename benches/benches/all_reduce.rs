@@ -19,7 +19,7 @@ use tensorwire_fabric_shm::ShmFabric;
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use tokio::sync::mpsc;
 
-/// The hosts of the ranks: in blocks, as launchers place them by default, or in turns.
+/// The hosts of the ranks: in blocks, as launchers place them by default, or alternating.
 const PLACES: [(&str, [&str; RANKS]); 2] =
     [("blocks", ["a", "a", "b", "b"]), ("turns", ["a", "b", "a", "b"])];
 
@@ -30,7 +30,7 @@ const ALGORITHMS: [Algorithm; 4] =
 
 const BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 16 << 20];
 
-/// What every rank does next: so many calls.
+/// An order to every rank: how many calls to make.
 #[derive(Clone, Copy)]
 struct Calls {
     number: u64,
@@ -75,7 +75,7 @@ impl Ranks {
     }
 }
 
-/// Joins, and makes the calls that are given.
+/// Joins, and makes the ordered calls.
 async fn serve(
     rank: usize,
     host: &str,

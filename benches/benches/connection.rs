@@ -1,5 +1,5 @@
-//! The protocol between two connections in one thread, over a channel of plain memory: what pacing costs without
-//! any fabric. 64 fetches of 8 bytes outstanding, all of them hits. Prints the arrivals per request of each mode.
+//! The protocol between two connections in one thread, over a channel of plain memory: the cost of flow control without
+//! a fabric. 64 fetches of 8 bytes outstanding, all of them hits. Prints the arrivals per request of each mode.
 
 #![allow(clippy::expect_used, missing_docs)] // a benchmark that cannot run stops, and its groups are its own
 
@@ -23,7 +23,7 @@ use tensorwire_protocol::{
 
 const OUTSTANDING: usize = 64;
 
-/// One end: its ring, its slots and what has arrived.
+/// One end: its ring, its slots and its arrivals.
 #[derive(Debug)]
 struct End {
     ring: Vec<u8>,
@@ -135,7 +135,7 @@ impl Channel for Memory {
     fn take_back(&self, _: Lent, _: LentEnd) {}
 }
 
-/// Always has a value of 8 bytes, and memory for one.
+/// A store that always has a value of 8 bytes, and memory for one.
 struct Always;
 
 fn metadata() -> Metadata {
@@ -201,7 +201,7 @@ impl Pair {
         Self { ends, tasks, arrivals: 0 }
     }
 
-    /// `OUTSTANDING` fetches at once, to the end.
+    /// Makes `OUTSTANDING` fetches at once, and completes them.
     fn round(&mut self) {
         for key in 0..OUTSTANDING {
             let connection = self.ends[0].0.clone();

@@ -1,5 +1,5 @@
-//! The cost of each layer, in one process and on one thread: what remains of a transfer when nobody sleeps and
-//! nothing is waited for. `tensorwire-bench` measures the same between two processes, against the machine's limits.
+//! The cost of each layer, in one process and on one thread: the part of a transfer without sleeping and waiting.
+//! `tensorwire-bench` measures the same between two processes, and compares it with the machine's limits.
 
 #![allow(clippy::expect_used, missing_docs)] // a benchmark that cannot run stops, and its groups are its own
 
@@ -59,7 +59,7 @@ fn wire_layer(criterion: &mut Criterion) {
         .bench_function("wire/decode a request", |bencher| bencher.iter(|| wire::decode(black_box(&bytes))));
 }
 
-/// A link that has carried out every operation when it is posted.
+/// A link whose operations are complete when they are posted.
 #[derive(Debug)]
 struct AtOnce(OnceLock<Weak<QueuePairCore>>);
 

@@ -1,4 +1,4 @@
-//! The cost of taking memory from a pool and giving it back: alone, fragmented, churned, contended.
+//! The cost of allocating memory from a pool and freeing it: alone, fragmented, churned, contended.
 
 #![allow(clippy::expect_used, missing_docs)] // a benchmark that cannot run stops, and its groups are its own
 
@@ -23,7 +23,7 @@ impl Numbers {
         (self.0 >> 33) % bound
     }
 
-    /// 64 B to 256 KiB, each doubling as often as the other.
+    /// A size from 64 B to 256 KiB. Each power of two is equally frequent.
     fn size(&mut self) -> usize {
         let doubling = 64_u64 << self.below(12);
         usize::try_from(doubling + self.below(doubling)).expect("fits")
@@ -34,8 +34,8 @@ impl Numbers {
 fn holed(count: usize, bytes: usize) -> (Pool, Vec<BufMut>) {
     let pool = pool();
     let buffers: Vec<_> = (0..2 * count).map(|_| pool.try_alloc(bytes).expect("a buffer")).collect();
-    let kept = buffers.into_iter().enumerate().filter(|(index, _)| index % 2 == 0).map(|(_, b)| b).collect();
-    (pool, kept)
+    let live = buffers.into_iter().enumerate().filter(|(index, _)| index % 2 == 0).map(|(_, b)| b).collect();
+    (pool, live)
 }
 
 fn alone(criterion: &mut Criterion) {
@@ -51,7 +51,7 @@ fn alone(criterion: &mut Criterion) {
 fn fragmented(criterion: &mut Criterion) {
     for holes in [100, 10_000] {
         let (pool, _kept) = holed(holes, 4096);
-        // Fits no hole, so that a search by address would pass them all.
+        // A size that fits no hole: a search by address would visit them all.
         criterion.bench_function(&format!("pool/8 KiB among {holes} holes of 4 KiB"), |bencher| {
             bencher.iter(|| black_box(pool.try_alloc(8192).expect("a buffer")));
         });

@@ -1,4 +1,4 @@
-//! Pulls from a server in another process, against what the machine allows.
+//! Pulls from a server in another process, compared with the machine's limits.
 
 #![allow(clippy::expect_used, missing_docs)] // a benchmark that cannot run stops, and its groups are its own
 
@@ -8,7 +8,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group};
 use tensorwire::{FabricKind, Sharing, settings::Wait};
 use tensorwire_benches::{RawPull, SIZES, Server, grpc, puller, serve_if_child, tensor_name};
 
-/// How tensors are pulled: name, fabric, how both sides wait, and what the puller gets.
+/// The ways to pull: name, fabric, how both sides wait, and whether the puller gets a copy or a view.
 const WAYS: [(&str, FabricKind, Wait, Sharing); 5] = [
     ("shm", FabricKind::SHM, Wait::Sleep, Sharing::Copy),
     ("shm adaptive", FabricKind::SHM, Wait::Adaptive, Sharing::Copy),
@@ -19,7 +19,7 @@ const WAYS: [(&str, FabricKind, Wait, Sharing); 5] = [
 
 fn pulls(criterion: &mut Criterion) {
     let server = Server::start().expect("the server");
-    // Goes before the server, which waits for the end of its connections.
+    // Dropped before the server, which waits for the end of its connections.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let mut group = criterion.benchmark_group("pull");
     for bytes in SIZES {

@@ -1,5 +1,5 @@
-//! A hundred tensors fetched by one call: their requests in one message, against one message for each. Both sides are
-//! in this process, on one runtime.
+//! A hundred tensors fetched by one call: with all requests in one message, and with one message for each. Both sides
+//! are in this process, on one runtime.
 
 #![allow(clippy::expect_used, missing_docs)] // a benchmark that cannot run stops, and its groups are its own
 
@@ -9,7 +9,7 @@ use tokio::runtime::Runtime;
 
 const TENSORS: usize = 100;
 
-/// Bytes of each tensor: inside a message, and written.
+/// Bytes of each tensor. Small ones travel inside a message, others are written.
 const SIZES: [usize; 3] = [8, 1024, 16 << 10];
 
 async fn worker(name: &str, kind: FabricKind, requests_per_message: u32) -> Worker {

@@ -1,4 +1,4 @@
-//! The local rendezvous: what a send and its receive cost, alone, among many others, and between two threads.
+//! The local rendezvous: the cost of a send and its receive, alone, among many others, and between two threads.
 
 #![allow(clippy::expect_used, missing_docs)] // a benchmark that cannot run stops, and its groups are its own
 
@@ -45,7 +45,7 @@ fn recv_send(criterion: &mut Criterion) {
     });
 }
 
-/// Receives that wait for keys of their own, and then their values.
+/// Receives that each wait for another key, and then the values of all keys.
 fn outstanding(criterion: &mut Criterion) {
     let (rendezvous, value) = (LocalRendezvous::new(), value());
     let mut group = criterion.benchmark_group("rendezvous/outstanding receives");
@@ -71,7 +71,7 @@ fn outstanding(criterion: &mut Criterion) {
     group.finish();
 }
 
-/// Messages to another thread and back, each receive with a token that nobody cancels.
+/// Messages to another thread and back. Each receive has a token that is never cancelled.
 fn ping_pong(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let (runtime, token, value) = (runtime.expect("a runtime"), CancellationToken::new(), value());

@@ -23,7 +23,7 @@ pub struct FabricPair {
     reader: QueuePair,
     bytes: Buf,
     target: RemoteRange,
-    _lent: Granted,
+    _granted: Granted,
     _domains: [Arc<dyn Domain>; 2],
 }
 
@@ -37,7 +37,7 @@ impl FabricPair {
         };
         let (source, receive) = (pool(&domains[0], Access::LOCAL), pool(&domains[1], Access::RECEIVE));
         let bytes = source.pool.try_alloc(SMALL).expect("a buffer").freeze();
-        let lent = receive.pool.try_alloc(SMALL).expect("a buffer").grant();
+        let granted = receive.pool.try_alloc(SMALL).expect("a buffer").grant();
         let ends = domains.each_ref().map(|domain| domain.prepare(DEPTHS).expect("a side"));
         let data = ends.each_ref().map(|end| end.connection_data());
         let [first, second] = ends;
@@ -50,11 +50,12 @@ impl FabricPair {
         );
         let [writer, reader] =
             [writer, reader].map(|connected| connected.expect("a connection").spawn(runtime));
-        let region = lent.block().and_then(|block| receive.region(block.id())).expect("a region");
+        let region = granted.block().and_then(|block| receive.region(block.id())).expect("a region");
         writer.add_remote_region(region);
         let (region, generation) = (region.region, region.generation);
-        let target = RemoteRange { region, generation, offset: lent.offset() as u64, length: SMALL as u64 };
-        Self { writer, reader, bytes, target, _lent: lent, _domains: domains }
+        let target =
+            RemoteRange { region, generation, offset: granted.offset() as u64, length: SMALL as u64 };
+        Self { writer, reader, bytes, target, _granted: granted, _domains: domains }
     }
 
     /// Writes, takes the arrival, and takes the completion.

@@ -1,5 +1,5 @@
-//! The same over gRPC: a pull is one unary call that answers with the tensor's bytes, as a service written with tonic has it. The
-//! service is written by hand, so that no generator is needed; it does what generated code does.
+//! The same pulls over gRPC: a pull is one unary call whose answer is the tensor's bytes, as in a service written with
+//! tonic. The service is written by hand, so that no generator is needed; it does the same as generated code.
 
 use std::{
     convert::Infallible,
@@ -19,7 +19,7 @@ const PATH: &str = "/tensorwire.bench.Pull/Pull";
 /// Largest message.
 const MESSAGE_BYTES_MAX: usize = 128 << 20;
 
-/// Which tensor.
+/// The request for a tensor.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Ask {
     /// Its length in bytes, which names it.
@@ -89,7 +89,7 @@ impl NamedService for PullService {
 /// Serves on a free port of loopback, which it passes to `listening`, until `closed` ends.
 ///
 /// # Errors
-/// The port can't be had, or the server fails.
+/// No port is free, or the server fails.
 pub async fn serve(
     sizes: &[usize],
     listening: impl FnOnce(std::net::SocketAddr),
@@ -104,7 +104,7 @@ pub async fn serve(
     Ok(server.serve_with_incoming_shutdown(PullService::new(sizes), incoming, closed).await?)
 }
 
-/// HTTP/2 windows: large enough that flow control never stops a tensor, as one would set them for this use.
+/// HTTP/2 windows: large enough that flow control never stops a tensor, as a user would set them for this purpose.
 const WINDOW_BYTES: u32 = 32 << 20;
 
 /// A client of [`serve`].

@@ -1,5 +1,4 @@
-//! What the benchmarks share: a server in a process of its own, and the physical limits that its figures are
-//! read against.
+//! Support code of the benchmarks: a server in a separate process, and the physical limits to compare its figures with.
 
 #![forbid(unsafe_code)]
 
@@ -14,7 +13,7 @@ use std::{
 
 use tensorwire::{DataType, FabricKind, Tensor, Worker, WorkerError, settings::Wait};
 
-/// Set in the environment of the child that serves.
+/// Environment variable of the child that serves.
 const SERVE: &str = "TENSORWIRE_BENCH_SERVE";
 
 /// Sizes that are pulled, in bytes.
@@ -55,7 +54,7 @@ async fn serve() -> Result<(), WorkerError> {
     Ok(())
 }
 
-/// A worker that waits so and has published a tensor of each size.
+/// A worker with this `wait` that has published a tensor of each size.
 async fn serving(wait: Wait) -> Result<Worker, WorkerError> {
     let worker = Worker::builder("/job:bench/replica:0/task:0").wait(wait).start().await?;
     for bytes in SIZES {
@@ -66,15 +65,15 @@ async fn serving(wait: Wait) -> Result<Worker, WorkerError> {
     Ok(worker)
 }
 
-/// The serving child; ends with this value.
+/// The serving child. Dropping this ends it.
 #[derive(Debug)]
 pub struct Server {
     child: Child,
-    /// Where its worker that sleeps at once listens.
+    /// Address of its worker that sleeps at once.
     pub sleeping: String,
-    /// Where its worker that waits adaptively listens.
+    /// Address of its worker that waits adaptively.
     pub adaptive: String,
-    /// Where its gRPC service listens.
+    /// Address of its gRPC service.
     pub grpc_address: String,
 }
 
@@ -106,7 +105,7 @@ impl Drop for Server {
     }
 }
 
-/// A worker that pulls from `server` over `kind` alone, where both sides wait as set by `wait`: sleeping or adaptively.
+/// A worker that pulls from `server` only over `kind`. Both sides wait as set by `wait`: sleeping or adaptively.
 ///
 /// # Errors
 /// The server cannot be reached over that fabric.
@@ -122,8 +121,8 @@ pub async fn puller(
     Ok((worker, peer))
 }
 
-/// A blocking TCP stream over loopback whose peer, a thread, answers every byte with as many bytes as were
-/// agreed: the physical limit of a pull over TCP.
+/// A blocking TCP stream over loopback. Its peer, a thread, answers every byte with a fixed number of bytes: the
+/// physical limit of a pull over TCP.
 #[derive(Debug)]
 pub struct RawPull {
     stream: TcpStream,
@@ -134,7 +133,7 @@ impl RawPull {
     /// Pulls of `bytes` bytes.
     ///
     /// # Errors
-    /// The sockets cannot be had.
+    /// The sockets cannot be made.
     pub fn new(bytes: usize) -> std::io::Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let address = listener.local_addr()?;

@@ -1,4 +1,5 @@
-//! The benchmark of a parameter server's workload as a user starts it, with a model of a few bytes. No time is asserted.
+//! The benchmark of a parameter server's workload as a user starts it, with a model of a few bytes. No times are
+//! asserted.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -13,7 +14,7 @@ use std::{
 /// Far more than a few steps take.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What the benchmark prints.
+/// The output of the benchmark.
 fn printed(arguments: &[&str]) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_parameter_server"));
     command.args(["--model", "tiny", "--rounds", "2", "--round-ms", "1"]).args(arguments);

@@ -1,4 +1,4 @@
-"""The machine: what it is, and how much CPU time others took."""
+"""The machine: its description, and the CPU time that other processes took."""
 
 import os
 import platform
@@ -39,7 +39,7 @@ class CpuTime:
         second = os.sysconf("SC_CLK_TCK")
         self.total = sum(ticks) / second
         self.stolen = ticks[STEAL] / second
-        # Interrupts are nobody's: those of loopback are the rivals' own.
+        # Interrupts are not counted for other processes: those of loopback belong to the rivals.
         self.used = (ticks[USER] + ticks[NICE] + ticks[SYSTEM]) / second
         self.own = sum(os.times()[:4])
 

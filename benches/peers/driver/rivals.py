@@ -19,13 +19,13 @@ from . import machine
 PYTHON = "/usr/bin/python3"
 # A round of `tensorwire-bench` also measures two limits.
 PHASES = 3
-# One of collectives measures nothing beside them.
+# A round of collectives measures no limit.
 COLLECTIVE_PHASES = 2
-# Longest that one program may take beyond the time that it measures.
+# How much longer than the time that it measures a program may take.
 SLACK_S = 60
 # How long the distance of two CPUs is measured.
 DISTANCE_MS = 10
-# Adaptive waiting looks while operations follow each other, and is what programs get that set nothing.
+# Adaptive waiting polls while operations follow each other, and is the default.
 WAIT_OPTIONS = {"look": "adaptive", "sleep": "sleep"}
 
 
@@ -51,7 +51,7 @@ class Site:
         if os.geteuid() == 0:
             shutil.chown(self.home, "nobody", "nogroup")
             self.drop = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups", "--no-new-privs"]
-        # zenoh locks its shared memory, and the usual limit is 8 MiB. Not every root may raise it.
+        # zenoh locks its shared memory, and the usual limit is 8 MiB. Even root may not be allowed to raise the limit.
         with contextlib.suppress(ValueError):
             resource.setrlimit(resource.RLIMIT_MEMLOCK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
 
@@ -69,7 +69,7 @@ class Site:
         return wanted, skipped
 
     def need(self, make, *packages):
-        """Calls `make`, which raises Skipped where something is missing: then again, with these packages of Debian."""
+        """Calls `make`. If it raises Skipped because something is missing, installs these packages of Debian and calls it again."""
         try:
             make()
             return
@@ -83,7 +83,7 @@ class Site:
         make()
 
     def need_program(self, program, *packages):
-        """A program, from these packages of Debian where it is missing."""
+        """A program. If it is missing, these packages of Debian are installed."""
 
         def look():
             if not shutil.which(program):
@@ -132,7 +132,7 @@ class Site:
         return {"PATH": f"{self.bin}:/usr/local/bin:/usr/bin:/bin", "HOME": str(self.home), "TMPDIR": str(self.home), **extra}
 
     def run(self, command, extra=None, limit=SLACK_S):
-        """Runs a program to its end; gives what it printed."""
+        """Runs a program to its end; returns its output."""
         try:
             ran = subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=self.home, env=self.environment(extra or {}), check=False)
         except subprocess.TimeoutExpired:
@@ -142,7 +142,7 @@ class Site:
         return ran.stdout
 
     def run_ranks(self, words, ranks, cpus):
-        """Runs a program once for each rank, with the rank and their number behind its words; gives what rank 0 printed."""
+        """Runs a program once for each rank, with the rank and their number after its words; returns the output of rank 0."""
         commands = [self.command([*words, rank, ranks], cpus[rank % len(cpus)] if cpus else None) for rank in range(ranks)]
         others = [
             subprocess.Popen(command, cwd=self.home, env=self.environment({}), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -200,19 +200,19 @@ class Server:
 
 
 def first_error(text):
-    """The first line that names an error; the last one where none does."""
+    """The first line that names an error, or the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = (line for line in lines if re.search(r"\berror\b|cannot find|undefined reference|not found", line, re.IGNORECASE))
     return next(errors, lines[-1] if lines else "")
 
 
 def seconds_of(output, task):
-    """Seconds an operation; half of it where a column is half a round trip."""
+    """Seconds per operation; half of it if the column is half a round trip."""
     return seconds_in(output) / (2 if task.column.is_half else 1)
 
 
 def seconds_in(output):
-    """Seconds an operation, from the line `OPERATIONS SECONDS`."""
+    """Seconds per operation, from the line `OPERATIONS SECONDS`."""
     for line in reversed(output.splitlines()):
         words = line.split()
         if len(words) == 2:
@@ -221,7 +221,7 @@ def seconds_in(output):
 
 
 class Rival:
-    """One rival. `ways` are the pairs of transport and wait that it can do."""
+    """One rival. `ways` are the pairs of transport and wait that it supports."""
 
     name = ""
     ways = ()
@@ -232,11 +232,11 @@ class Rival:
         return (task.transport, task.wait) in (self.collective_ways if task.column.ranks else self.ways)
 
     def prepare(self, site):
-        """Makes it ready, or raises Skipped."""
+        """Prepares the rival, or raises Skipped."""
         raise NotImplementedError
 
     def measure(self, task, site):
-        """Seconds an operation, by the name of the row."""
+        """Seconds per operation, by the name of the row."""
         raise NotImplementedError
 
     def pair(self, site, server, client, task, extra=None):
@@ -278,7 +278,7 @@ class Tensorwire(Rival):
 
 
 class Bound(Rival):
-    """What memory allows an all-reduce: one process, in which a thread for each rank reads all inputs of its part once, and writes
+    """The limit that memory sets for an all-reduce: one process, in which a thread for each rank reads all inputs of its part once, and writes
     it into all results once."""
 
     name = "bound"
@@ -342,7 +342,7 @@ class UcxOneSided(Rival):
         return super().can(task) and task.column.is_half == self.measures_half
 
     def measure(self, task, site):
-        # It prints hundredths of a microsecond, which are 0 for a few quick operations.
+        # It prints hundredths of a microsecond, which would be 0 for a few quick operations.
         per_operation = max(self.run(task, site, 20), 1e-8)
         count = max(4, int(task.milliseconds / 1e3 / per_operation))
         return {self.name: self.run(task, site, count)}
@@ -380,7 +380,7 @@ def free_port():
 
 
 def wait_for_listener(port, process):
-    """Waits until something listens, without connecting: the program takes the first connection for its client."""
+    """Waits until a process listens, without connecting: the program would take the first connection as its client."""
     wanted, limit = f":{port:04X}", time.monotonic() + 10
     while time.monotonic() < limit and process.poll() is None:
         for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -393,8 +393,8 @@ def wait_for_listener(port, process):
 
 
 class OpenMpi(Rival):
-    """Messages and collectives of Open MPI, which always polls. It gives its CPU away between two looks where others shall sleep, and
-    where there are more ranks than CPUs."""
+    """Messages and collectives of Open MPI, which always polls. It yields its CPU between two looks if other rivals sleep, and
+    if there are more ranks than CPUs."""
 
     name = "Open MPI"
     ways = [("shm", "look"), ("tcp", "look")]
@@ -444,7 +444,7 @@ class Gloo(Rival):
         return {self.name: seconds_of(output, task)}
 
     def collective(self, task, site, algorithm):
-        # Pairs that look block in a send: two of which both send more than the sockets hold would wait for each other.
+        # Polling pairs block in a send: two that both send more than the sockets hold would wait for each other.
         wait = task.wait if task.cpus else "sleep"
         with meeting(site) as folder:
             words = ["gloo_reduce", wait, task.bytes, task.milliseconds, folder, algorithm]
@@ -468,7 +468,7 @@ class Nixl(Rival):
 
     name = "NIXL"
     ways = [("shm", "look"), ("tcp", "look")]
-    # It takes the set-up over TCP in any case.
+    # The set-up always uses TCP.
     transports = {"shm": "all", "tcp": "tcp,self"}
 
     def prepare(self, site):

@@ -1,4 +1,4 @@
-"""Rounds: every rival of a column once, in turns; repeated where the machine was busy with other work."""
+"""Rounds: every rival of a column once, in turns; repeated if the machine was busy with other work."""
 
 import statistics
 import sys
@@ -65,7 +65,7 @@ class Task:
 
 @dataclass
 class Figure:
-    """What a rival reached in a column: seconds an operation, in each round that counts."""
+    """The figures of a rival in a column: seconds per operation, in each round that counts."""
 
     transport: str
     wait: str
@@ -123,7 +123,7 @@ def measure_column(task, rivals, site, options, failures):
 
 
 def one_round(task, rivals, site, options, failures):
-    """How much was disturbed, as a share of the bounds; the seconds of an operation of each rival; and how far the CPUs were from
+    """The disturbance as a share of the bounds; the seconds per operation of each rival; and the distance of the CPUs from
     each other. A rival that fails is taken out of the column."""
     before, figures, distances = machine.CpuTime(), {}, [site.distance()]
     for rival in list(rivals):

@@ -1,4 +1,4 @@
-"""The figures as data, and the tables that are made of them."""
+"""The figures as data, and the tables made from them."""
 
 import datetime
 
@@ -11,10 +11,10 @@ ALL_REDUCE = " all-reduce"
 RANKS = " ranks"
 WITH_COLLECTIVES = ("tensorwire", "Open MPI", "Gloo")
 
-# All-reduces of so few bytes, and barriers, cost what their messages cost.
+# All-reduces of few bytes, and barriers: their cost is that of their messages.
 SHORT = ("8 B", "1 KiB", "64 KiB", "barrier")
 
-# The rows of the README: transport, wait, column. One of each kind, with those that others win.
+# The rows of the README: transport, wait, column. One of each kind, including rows that other transports win.
 IN_README = [
     ("shm", "look", "8 B pull"),
     ("shm", "look", "64 KiB pull"),
@@ -79,7 +79,7 @@ def summary(text):
 
 
 def whole(text):
-    """Every rival: a table of pulls for each transport and way to wait, and one of collectives, below what is known of the machine."""
+    """Every rival: a table of pulls for each transport and way to wait, and one of collectives, below the description of the machine."""
     head = [line[2:] for line in text.splitlines() if line.startswith("# ")]
     measured = columns(text)
     by_way = {}
@@ -96,7 +96,7 @@ def whole(text):
 
 
 def goals_of(transport, wait, name):
-    """What each rival's time of a collective shall be at least, over Tensorwire's."""
+    """The goals: the minimum ratio of each rival's time of a collective to Tensorwire's."""
     if name == "8 B all-reduce, 2 ranks":
         return {"Open MPI": 1 / 1.2} if wait == "look" else {}
     if name.startswith(SHORT):
@@ -125,7 +125,7 @@ def starred(measured, column, rival):
 
 
 def put(file, table, begin=MARKS[0], close=MARKS[1]):
-    """Replaces what stands between the two marks of `file`."""
+    """Replaces the text between the two marks of `file`."""
     text = file.read_text(encoding="utf-8")
     before, mark, rest = text.partition(begin)
     _, end, after = rest.partition(close)

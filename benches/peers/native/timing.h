@@ -1,4 +1,4 @@
-/* The timing loop of the rivals in C and C++; the same as src/plan.rs has. */
+/* The timing loop of the rivals in C and C++; the same as in src/plan.rs. */
 #ifndef TIMING_H
 #define TIMING_H
 
@@ -41,7 +41,7 @@ static inline void time_and_print(void (*operation)(void), double length) {
     fflush(stdout);
 }
 
-/* As `time_and_print`, of an operation that takes part of all processes: `first_says` gives every process the number that the first has.
+/* Like `time_and_print`, for an operation of all processes together: `first_says` gives every process the number of the first.
    Each process executes as many operations, and the first one prints. */
 static inline void time_together(void (*operation)(void), long (*first_says)(long), int is_first, double length) {
     long operations = 2;

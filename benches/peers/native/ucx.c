@@ -97,7 +97,7 @@ static void receive(void *into, size_t length, ucp_tag_t tag, int is_server) {
 static void pull(void) {
     uint64_t number = 8;
     ucp_request_param_t params = {0};
-    /* Posted first, so that the value lands where it belongs. */
+    /* Posted first, so that the value lands in its buffer directly. */
     ucs_status_ptr_t answer = ucp_tag_recv_nbx(worker, value, bytes, ANSWER, (ucp_tag_t)-1, &params);
     send_message(&number, sizeof number, ASK, 0);
     finish(answer, 0);

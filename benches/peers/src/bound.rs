@@ -1,7 +1,7 @@
-//! What the machine's memory allows an all-reduce: the sum of 32-bit floats of all ranks, without any messages.
+//! The limit that the machine's memory sets for an all-reduce: the sum of 32-bit floats of all ranks, without messages.
 //!
-//! A thread for each rank sums its part of all ranks' values, a block at a time, and writes it in place of each of them. So all values
-//! are read once, and all results written once, which no all-reduce in place can do without.
+//! A thread for each rank sums its part of all ranks' values, a block at a time, and writes it in place of each of
+//! them. So all values are read once, and all results written once, which every all-reduce in place must do.
 
 use std::{
     hint::black_box,
@@ -25,19 +25,19 @@ type Parts = Vec<Mutex<Vec<f32>>>;
 
 struct Bound {
     values: Vec<Parts>,
-    /// Between two operations.
+    /// Separates operations.
     barrier: Barrier,
-    /// How many operations all ranks do next; nothing more if it is 0.
+    /// How many operations all ranks do next; 0 ends them.
     operations: AtomicU64,
 }
 
-/// Measures what the command line asks for.
+/// Runs the measurement of the command line.
 pub(crate) fn measure(words: &[String]) -> Result<Figure, Fault> {
     let [ranks, bytes, milliseconds] = words else { return Err(USAGE.into()) };
     let (ranks, count): (usize, usize) = (ranks.parse()?, bytes.parse::<usize>()? / size_of::<f32>());
     let length = Duration::from_millis(milliseconds.parse()?);
     let part = |rank: usize| count * (rank + 1) / ranks - count * rank / ranks;
-    // Sums of zeros stay what they are, and the first operation writes every page.
+    // Sums of zeros stay zero, and the first operation writes every page.
     let values = || (0..ranks).map(|rank| Mutex::new(vec![0.0; part(rank)])).collect();
     let bound = Bound {
         values: (0..ranks).map(|_| values()).collect(),
@@ -54,7 +54,7 @@ pub(crate) fn measure(words: &[String]) -> Result<Figure, Fault> {
 }
 
 impl Bound {
-    /// Rank 0: finds out how many operations fill the time, and times as many.
+    /// Rank 0: finds out how many operations fill the time, and times that many.
     fn lead(&self, length: Duration) -> Figure {
         let mut operations = 1;
         let mut seconds = self.time(operations);
@@ -76,7 +76,7 @@ impl Bound {
         begin.elapsed().as_secs_f64()
     }
 
-    /// One rank's part of the operations that rank 0 wants next. Returns whether there were any.
+    /// One rank's part of the next operations of rank 0. Returns whether there were any.
     fn run(&self, rank: usize) -> bool {
         self.barrier.wait();
         let operations = self.operations.load(Ordering::Relaxed);

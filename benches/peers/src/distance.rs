@@ -1,8 +1,8 @@
-//! How far two CPUs are from each other: how long a line of memory takes from one to the other.
+//! The distance of two CPUs: the time that a line of memory takes from one to the other.
 //!
-//! The hypervisor of a virtual machine moves its CPUs while it runs. On near cores, whose caches are one, a line takes a fraction of
-//! the time that it takes between far ones, and so does all that two processes send each other. Figures of two programs can only be
-//! compared if the distance was the same.
+//! The hypervisor of a virtual machine moves its CPUs while it runs. Between near cores, which share a cache, a line
+//! takes a fraction of the time that it takes between far ones. The same holds for all messages of two processes.
+//! Figures of two programs can only be compared if the distance was the same.
 
 use std::{
     hint,
@@ -18,14 +18,14 @@ const USAGE: &str = "usage: tensorwire-peers distance MILLISECONDS";
 /// Round trips between two looks at the clock.
 const ROUND_TRIPS: u64 = 64;
 
-/// What the second thread takes for the end.
+/// The number that ends the second thread.
 const END: u64 = u64::MAX;
 
-/// A word that has its line for itself, and the one beside it, which some CPUs fetch with it.
+/// A word that shares neither its line nor the next one, which some CPUs fetch with it.
 #[repr(align(128))]
 struct Line(AtomicU64);
 
-/// Measures what the command line asks for: the time of one way.
+/// Runs the measurement of the command line: the time of one direction.
 pub(crate) fn measure(words: &[String]) -> Result<Figure, Fault> {
     let [milliseconds] = words else { return Err(USAGE.into()) };
     let length = Duration::from_millis(milliseconds.parse()?);
@@ -33,7 +33,7 @@ pub(crate) fn measure(words: &[String]) -> Result<Figure, Fault> {
     Ok(thread::scope(|scope| {
         scope.spawn(|| answer(&there, &back));
         let mut number = 0;
-        // The other thread starts on the other CPU only after a while.
+        // The other thread starts on the other CPU after some delay.
         play(&there, &back, &mut number, length / 4);
         let (begin, before) = (Instant::now(), number);
         play(&there, &back, &mut number, length);

@@ -1,6 +1,6 @@
-//! iceoryx2: shared memory. The value stays in a sample that the client holds; the client asks by a request of 8 bytes whether it
-//! is current, and copies it after the answer. So the source is written once, and a pull is two messages and one copy, the
-//! least that this work takes.
+//! iceoryx2: shared memory. The value stays in a sample that the client holds. The client asks by a request of 8 bytes
+//! whether it is current, and copies it after the answer. So the source is written once, and a pull is two messages and
+//! one copy, the minimum for this work.
 
 use std::{
     hint::black_box,
@@ -22,7 +22,7 @@ use crate::plan::{Fault, Figure, Plan, check_length, ready, wait_for_parent};
 
 type Asks = request_response::PortFactory<ipc::Service, u64, (), u64, ()>;
 
-/// How long a sleeper waits for one event: a server that sleeps sees that its parent is gone within this time.
+/// How long a sleeper waits for one event: a sleeping server notices the end of its parent within this time.
 const SLEEP_MAX: Duration = Duration::from_millis(200);
 static PARENT_IS_DONE: AtomicBool = AtomicBool::new(false);
 
@@ -38,7 +38,7 @@ struct Services {
 impl Services {
     fn open(name: &str) -> Result<Self, Fault> {
         set_log_level(LogLevel::Error);
-        // Files of another user's run may be where they are by default.
+        // The default place may contain files of another user's run.
         let mut config = Config::default();
         let folder = std::env::temp_dir().join("iceoryx2");
         config.global.set_root_path(&Path::new(folder.to_string_lossy().as_bytes())?);
@@ -55,7 +55,7 @@ impl Services {
         Ok(Self { node, asks, values, name: name.to_owned() })
     }
 
-    /// The bell that the side of this name waits for, and the one that it rings.
+    /// The bells of one side: `mine`, which it waits for, and `theirs`, which it rings.
     fn bells(&self, mine: &str, theirs: &str) -> Result<Bells, Fault> {
         let event = |side: &str| -> Result<_, Fault> {
             let name = format!("{}/{side}", self.name);
@@ -96,14 +96,14 @@ pub(crate) fn serve(plan: &Plan) -> Result<(), Fault> {
         PARENT_IS_DONE.store(true, Ordering::Relaxed);
     });
     while !PARENT_IS_DONE.load(Ordering::Relaxed) {
-        // A late subscriber gets the sample when the publisher looks for it.
+        // A late subscriber gets the sample when the publisher updates its connections.
         publisher.update_connections()?;
         answer(&server, &bells, plan.looks)?;
     }
     Ok(())
 }
 
-/// Answers what was asked; returns when nothing was asked for a while.
+/// Answers requests; returns after some time without requests.
 fn answer(server: &Server<ipc::Service, u64, (), u64, ()>, bells: &Bells, looks: bool) -> Result<(), Fault> {
     let mut idle = 0;
     while idle < if looks { 1_000_000 } else { 2 } {

@@ -1,14 +1,14 @@
 //! Rivals of Tensorwire that are Rust crates. `scripts/bench-peers` starts this program twice: `serve`, which prints the line
 //! `ready ADDRESS` and ends when its standard input does, and `measure`, which prints the line `OPERATIONS SECONDS`.
 //!
-//! Every rival does the same work: 8 bytes go out, and as many bytes as the plan says come back into private memory. What the rival
-//! hands out as a view of shared memory is copied once.
+//! Every rival does the same work: 8 bytes go out, and as many bytes as the plan says come back into private memory. A
+//! value that the rival hands out as a view of shared memory is copied once.
 //!
-//! `bound RANKS BYTES MILLISECONDS` measures what memory allows an all-reduce, in this process alone; `distance MILLISECONDS` how far
-//! two CPUs are from each other.
+//! `bound RANKS BYTES MILLISECONDS` measures the limit that memory sets for an all-reduce, in this process alone;
+//! `distance MILLISECONDS` measures the distance of two CPUs.
 
 #![forbid(unsafe_code)]
-// The rules of Tensorwire's own code about clocks and tasks: nothing here is simulated.
+// Tensorwire's rules about clocks and tasks are for simulated code. Nothing here is simulated.
 #![allow(clippy::disallowed_methods)]
 // `bound` alone has no server.
 #![cfg_attr(
@@ -22,8 +22,8 @@
     allow(dead_code, unused_imports, unused_variables)
 )]
 
-// The service of the benches of Tensorwire's workspace. Its crate is no dependency, so that this Cargo.lock does not change with
-// Tensorwire's.
+// The gRPC service of Tensorwire's benches, included by path: with a dependency on their crate this Cargo.lock would
+// change with Tensorwire's.
 #[cfg(feature = "bound")]
 mod bound;
 #[cfg(feature = "bound")]

@@ -1,32 +1,32 @@
-//! What to measure, and the loop that times it.
+//! The plan of a measurement, and the loop that times it.
 
 use std::{
     io::Read,
     time::{Duration, Instant},
 };
 
-/// Why nothing was measured.
+/// The reason why nothing was measured.
 pub(crate) type Fault = Box<dyn std::error::Error + Send + Sync>;
 
 const USAGE: &str = "usage: tensorwire-peers RIVAL shm|tcp sleep|look BYTES MILLISECONDS [ADDRESS]";
 
-/// What the command line asks for.
+/// The arguments of the command line.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) rival: String,
-    /// Whether to move bytes through shared memory, where the rival can do both.
+    /// Whether to move bytes through shared memory, if the rival supports both.
     pub(crate) shared_memory: bool,
-    /// Whether to poll instead of sleeping, where the rival can do both.
+    /// Whether to poll instead of sleeping, if the rival supports both.
     pub(crate) looks: bool,
-    /// Bytes that come back.
+    /// Bytes of the answer.
     pub(crate) bytes: usize,
     /// How long to measure.
     pub(crate) length: Duration,
-    /// Where the server is; `None` is the server itself.
+    /// The server's address; `None` in the server itself.
     pub(crate) address: Option<String>,
 }
 
-/// How many operations took how long together.
+/// A number of operations, and their total time.
 #[derive(Debug)]
 pub(crate) struct Figure {
     pub(crate) operations: u64,
@@ -34,13 +34,13 @@ pub(crate) struct Figure {
 }
 
 impl Figure {
-    /// Prints it as scripts/bench-peers reads it.
+    /// Prints it in the form that scripts/bench-peers reads.
     pub(crate) fn print(&self) {
         println!("{} {:.9}", self.operations, self.seconds);
     }
 }
 
-/// The words behind `name`, if that is the first one of the command line.
+/// The words after `name`, if that is the first word of the command line.
 #[cfg(feature = "bound")]
 pub(crate) fn words_of(name: &str) -> Option<Vec<String>> {
     let mut words = std::env::args().skip(1);
@@ -72,7 +72,7 @@ impl Plan {
         &self,
         mut operation: impl AsyncFnMut() -> Result<(), Fault>,
     ) -> Result<Figure, Fault> {
-        // The first operations connect, and fault memory in; only the later ones say how long one takes.
+        // The first operations connect and fault memory in; only later ones show the time of an operation.
         let mut rate = 0.0;
         for _ in 0..2 {
             let (begin, mut done) = (Instant::now(), 0_u32);
@@ -91,14 +91,14 @@ impl Plan {
     }
 }
 
-/// Tells the parent that the server listens at `address`.
+/// Reports to the parent that the server listens at `address`.
 pub(crate) fn ready(address: impl std::fmt::Display) {
     println!("ready {address}");
 }
 
 /// Blocks until the parent closes this process's standard input.
 pub(crate) fn wait_for_parent() {
-    // An error ends the wait as the end of the input does.
+    // An error ends the wait like the end of the input.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
 }
 
@@ -107,7 +107,7 @@ pub(crate) async fn parent_is_done() {
     let _ = tokio::task::spawn_blocking(wait_for_parent).await;
 }
 
-/// Refuses an answer of another length than was asked for.
+/// Refuses an answer of another length than the requested one.
 pub(crate) fn check_length(wanted: usize, came: usize) -> Result<(), Fault> {
     if wanted == came { Ok(()) } else { Err(format!("{came} bytes came, not {wanted}").into()) }
 }

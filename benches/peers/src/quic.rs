@@ -8,7 +8,7 @@ use rustls::{RootCertStore, pki_types::PrivateKeyDer};
 use crate::plan::{Fault, Figure, Plan, check_length, parent_is_done, ready};
 
 const NAME: &str = "localhost";
-/// Flow control never stops a tensor.
+/// Large enough that flow control never stops a tensor.
 const WINDOW_BYTES: u32 = 128 << 20;
 
 fn transport() -> Arc<TransportConfig> {

@@ -13,7 +13,7 @@ use crate::plan::{Fault, Figure, Plan, check_length, parent_is_done, ready};
 type PosixProvider = ShmProvider<PosixShmProviderBackend>;
 
 const KEY: &str = "pull";
-/// Room for the allocator's own bytes beside the value.
+/// Room for the allocator's own bytes besides the value.
 const SHM_SLACK_BYTES: usize = 1 << 20;
 
 async fn open(plan: &Plan, settings: &[(&str, String)]) -> Result<Session, Fault> {
@@ -29,7 +29,7 @@ async fn open(plan: &Plan, settings: &[(&str, String)]) -> Result<Session, Fault
     zenoh::open(config).await
 }
 
-/// What queries are answered with: shared memory that is written once. The provider owns its segment.
+/// The answer to queries: shared memory that is written once. The provider owns the segment.
 fn shared(bytes: usize) -> Result<(PosixProvider, ZBytes), Fault> {
     let backend = PosixShmProviderBackend::builder(bytes + SHM_SLACK_BYTES).wait();
     let backend = backend.map_err(|error| {
@@ -42,7 +42,7 @@ fn shared(bytes: usize) -> Result<(PosixProvider, ZBytes), Fault> {
 }
 
 pub(crate) async fn serve(plan: &Plan) -> Result<(), Fault> {
-    // zenoh must be given a port: this one is free at the moment.
+    // zenoh needs a port: this one is free now.
     let probe = TcpListener::bind("127.0.0.1:0")?;
     let address = format!("tcp/{}", probe.local_addr()?);
     drop(probe);

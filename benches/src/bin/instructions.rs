@@ -1,8 +1,8 @@
 //! Operations of which `scripts/check-instructions` counts the instructions of both sides.
 //!
-//! Both workers are in this process and on one thread, and sleep as soon as there is nothing to do. So the runtime steps them in
-//! turns, nobody polls in vain, and a count depends on no clock. Each line that is printed is a case and how many
-//! operations one call of [`counted`] does, in the order of the calls.
+//! Both workers are in this process and on one thread, and sleep as soon as they have no work. So the runtime steps
+//! them in turns, no task polls in vain, and a count does not depend on a clock. Each printed line is a case and the
+//! number of operations of one call of [`counted`], in the order of the calls.
 
 #![allow(clippy::expect_used)] // a case that cannot run stops, and the check with it
 
@@ -31,10 +31,10 @@ const ASKED: &str = concat!(
 const LONG: &str = "long";
 const LONG_BYTES: usize = 64 << 10;
 
-/// Operations before the counted ones: connections, memory and everything that is remembered are there then.
+/// Operations before the counted ones: after them connections, memory and caches exist.
 const WARM_UP: usize = 200;
 
-/// Operations that are counted. What a runtime does once in 61 turns, and what grows once in a while, is spread over them.
+/// Operations that are counted. Work that a runtime does once in 61 turns, and occasional growth, is spread over them.
 const OPERATIONS: usize = 2_000;
 
 /// Pulls that are outstanding at once. Divides the numbers of operations.
@@ -52,7 +52,7 @@ fn counted(runtime: &Runtime, work: Pin<&mut dyn Future<Output = ()>>) {
 /// Two workers on one host, which exchange values over one fabric.
 struct Pair {
     server: Worker,
-    /// Has a name, since a step is received by the name of the receiver.
+    /// Has a name, because a step's keys name the receiver.
     client: Worker,
     to_server: Peer,
     to_client: Peer,
@@ -100,7 +100,7 @@ impl Pair {
         }
     }
 
-    /// Receives of a step, each of a value that is there.
+    /// Receives of a step, each of a value that was sent already.
     async fn receive(&self, steps: &(Step, Step), sent: &Tensor, count: usize) {
         let (sender, receiver) = (steps.0.to(&self.to_client), steps.1.from(&self.to_server));
         for _ in 0..count {
@@ -145,7 +145,7 @@ fn outstanding_keys(pair: &Pair) -> Vec<(Key, Key)> {
     (0..OUTSTANDING).map(|number| (key(&pair.client, number), key(&pair.server, number))).collect()
 }
 
-/// Counts `operations`, a function of how many to do.
+/// Counts `operations`, whose argument is their number.
 fn case<Done: Future<Output = ()>>(runtime: &Runtime, name: &str, operations: impl Fn(usize) -> Done) {
     runtime.block_on(operations(WARM_UP));
     counted(runtime, std::pin::pin!(operations(OPERATIONS)));

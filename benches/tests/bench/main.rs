@@ -20,19 +20,19 @@ fn tensorwire_bench(arguments: &[&str]) -> Command {
     command
 }
 
-/// Runs it until it exits; kills it, and fails, when it takes too long.
+/// Runs the program until it exits. If that takes too long, kills it and fails.
 fn run(arguments: &[&str]) -> Output {
     finish(tensorwire_bench(arguments), command_max())
 }
 
-/// Runs it. It must succeed; returns what it printed.
+/// Runs the program, which must succeed, and returns its output.
 fn succeed(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert!(output.status.success(), "{arguments:?}: {}", text(&output));
     text(&output)
 }
 
-/// Runs it. It must fail with code 1; returns what it printed.
+/// Runs the program, which must fail with code 1, and returns its output.
 fn fail(arguments: &[&str]) -> String {
     let output = run(arguments);
     assert_eq!(output.status.code(), Some(1), "{arguments:?}: {}", text(&output));

@@ -1,4 +1,4 @@
-//! That it measures, refuses and ends. No time is asserted.
+//! Tests that the program measures, refuses wrong input and ends. They assert no times.
 
 use std::{
     fs,
@@ -109,7 +109,7 @@ every_op! {
 
 /// Measures a collective of a group for a moment, and checks each line.
 fn measures_collective(fabric: &str, op: &str, ranks: &str, more: &[&str]) -> Vec<serde_json::Value> {
-    // 12 bytes are 3 numbers: with more ranks, some have no part.
+    // 12 bytes are 3 numbers: of more ranks, some have no part.
     let arguments = ["--fabric", fabric, "--op", op, "--ranks", ranks, "--size", "12,256K", "--rounds", "1"];
     let lines = lines_of(&[&arguments[..], &["--round-ms", "2"], more].concat());
     for line in &lines {
@@ -462,37 +462,37 @@ fn kill(process: u32) {
     kill_process(Pid::from_raw(i32::try_from(process).unwrap()).unwrap(), Signal::KILL).unwrap();
 }
 
-/// Kills the second process once it has slept that often: while it is set up, or while it measures.
+/// Kills the second process once it has slept `sleeps` times: while it is set up, or while it measures.
 fn killed_peer_ends_the_run(fabric: &str, op: &str, sleeps: u64) {
     let (bench, peer) = endless(fabric, op);
     until("sleeps of the second process", || sleeps_of(peer) >= sleeps);
     kill(peer);
-    // Less than what a process waits for another to connect.
+    // Less than the limit of connecting.
     fails_within(bench, Duration::from_secs(9));
     assert_eq!(state_of(peer), None, "the second process is not reaped");
 }
 
-/// Awaits the end of a run that cannot go on; gives what it said.
+/// Awaits the end of a run that cannot continue; returns its output.
 fn fails_within(mut bench: Process, limit: Duration) -> String {
     let mut stderr = bench.0.stderr.take().unwrap();
-    let (told, heard) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     thread::spawn(move || {
         let mut text = String::new();
         std::io::Read::read_to_string(&mut stderr, &mut text).unwrap();
-        told.send(text).unwrap();
+        sender.send(text).unwrap();
     });
-    let text = heard.recv_timeout(limit).expect("the run goes on without its peer");
+    let text = receiver.recv_timeout(limit).expect("the run goes on without its peer");
     assert_eq!(bench.0.wait().unwrap().code(), Some(1), "{text}");
     assert!(text.contains("tensorwire-bench: "), "{text}");
     text
 }
 
-/// Kills one of four ranks once it has slept that often: while they join, or while they call.
+/// Kills one of four ranks once it has slept `sleeps` times: while they join, or while they call.
 fn a_killed_rank_ends_the_run(fabric: &str, killed: usize, sleeps: u64) {
     let (bench, ranks) = endless_ranks(fabric, "all-reduce", 4);
     until("sleeps of a rank", || sleeps_of(ranks[killed]) >= sleeps);
     kill(ranks[killed]);
-    // The others may wait for it as long as joining may take.
+    // The others may wait for it until the limit of joining.
     let text = fails_within(bench, Duration::from_secs(20));
     assert!(text.contains("rank"), "{text}");
     for rank in ranks {
@@ -517,7 +517,7 @@ fn a_rank_that_stops_ends_the_run_within_the_limit_of_a_call() {
     until("sleeps of a rank", || sleeps_of(ranks[1]) >= 2_000);
     kill_process(Pid::from_raw(i32::try_from(ranks[1]).unwrap()).unwrap(), Signal::STOP).unwrap();
     let text = fails_within(bench, Duration::from_secs(30));
-    // Those that are missed end with it: a rank that waits for more of them may be the first to tell.
+    // The list of missing ranks ends with rank 2: a rank that waits for several may be the first to report.
     assert!(text.contains("was not complete after 8s") && text.contains("2]"), "{text}");
 }
 

@@ -14,7 +14,7 @@ const SMALL_BYTES: u64 = 8;
 /// Largest size that is measured, in bytes: both processes hold a few buffers of that size.
 const SIZE_MAX: u64 = 1 << 30;
 
-/// What a suite replaces.
+/// The options that a suite replaces.
 const ROW_OPTIONS: [&str; 10] =
     ["fabric", "op", "size", "wait", "mode", "validate", "source", "cpus", "ranks", "algorithm"];
 
@@ -42,7 +42,7 @@ both directions at once, between the same two processes. Each rank is a process,
 what a rank gives (of a broadcast: the root), and the bandwidth is that over the time. The first call is checked, number by
 number.";
 
-/// Measures tensorwire on this machine, beside what the machine allows.
+/// Measures tensorwire on this machine, next to the machine's limits.
 #[derive(Debug, Parser)]
 #[command(
     name = "tensorwire-bench",
@@ -60,7 +60,7 @@ pub(crate) struct Arguments {
     pub(crate) bench: Bench,
 }
 
-/// What this program starts itself as.
+/// The subcommand with which this program starts a second process.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Hidden {
     #[command(name = BenchPeer::COMMAND, hide = true)]
@@ -91,13 +91,13 @@ pub(crate) struct Bench {
     /// Checksums with which pulls and receives validate tensors.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "off")]
     pub(crate) validate: Vec<Checksum>,
-    /// What happens to the source of a pull before each pull. The limit's source is treated alike.
+    /// What happens to the source of a pull before each pull. The same happens to the limit's source.
     #[arg(long, value_enum, value_delimiter = ',', default_value = "as-it-was")]
     pub(crate) source: Vec<Source>,
     /// The numbers of ranks of a collective.
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "2", value_parser = clap::value_parser!(u32).range(2..=8))]
     pub(crate) ranks: Vec<u32>,
-    /// How the elements of an all-reduce travel; by default what suits their number and the ranks.
+    /// The algorithm of an all-reduce; by default chosen by the number of elements and ranks.
     #[arg(long, value_enum, value_delimiter = ',')]
     pub(crate) algorithm: Vec<AlgorithmChoice>,
     /// Where the processes run. `auto` is `two`, but `free` from 16 MiB on, where a second core may help to copy. With `two`, the
@@ -110,7 +110,7 @@ pub(crate) struct Bench {
     /// Approximate duration of a round, in milliseconds.
     #[arg(long, value_name = "MS", default_value = "300")]
     pub(crate) round_ms: NonZeroU32,
-    /// Operations per round and side, instead of as many as fit into its time. Rounded up where operations are done in
+    /// Operations per round and side, instead of as many as fit into its time. Rounded up if operations are done in
     /// batches.
     #[arg(long, value_name = "N", conflicts_with = "round_ms")]
     pub(crate) ops: Option<NonZeroU32>,
@@ -128,7 +128,7 @@ pub(crate) struct Bench {
     pub(crate) plot: Option<PathBuf>,
 }
 
-/// Rows that belong together.
+/// A group of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Suite {
     /// Up to 64 KiB, over shared memory and TCP.
@@ -141,7 +141,7 @@ pub(crate) enum Suite {
     Tcp,
     /// RDMA: needs a device and perftest.
     Verbs,
-    /// All but `verbs`.
+    /// All except `verbs`.
     All,
 }
 
@@ -189,9 +189,9 @@ pub(crate) enum OpChoice {
     Pingpong,
     /// Whole pulls of a published tensor by a worker, one after the other.
     Pull,
-    /// As `pull`, by a handle that is made once.
+    /// Like `pull`, by a handle that is made once.
     PullByHandle,
-    /// As `pull-by-handle`, of a tensor that is in no catalogue, so that the other process is asked.
+    /// Like `pull-by-handle`, of a tensor that is in no catalogue, so that each pull asks the other process.
     PullByMessage,
     /// Pulls of 8 bytes with 64 outstanding, per pull.
     Outstanding,
@@ -201,19 +201,19 @@ pub(crate) enum OpChoice {
     Receives,
     /// Connecting a new worker and its first fetch.
     SetUp,
-    /// Wake-ups of a connected worker that has nothing to do, without those of its liveness checks.
+    /// Wake-ups of a connected, idle worker, without those of its liveness checks.
     Idle,
     /// All of the above.
     All,
     /// The sum of the 32-bit floats of all ranks, for all ranks.
     #[value(alias = "all_reduce")]
     AllReduce,
-    /// The same of tensors in the memory of the pool, which are not copied to be lent.
+    /// The same of tensors in the memory of the pool, which can be lent without a copy.
     #[value(alias = "all_reduce_tensors")]
     AllReduceTensors,
     /// The sum for rank 0 alone.
     Reduce,
-    /// The sum, of which each rank gets its part.
+    /// The sum. Each rank gets its part.
     #[value(alias = "reduce_scatter")]
     ReduceScatter,
     /// The tensors of all ranks, for all ranks.
@@ -224,7 +224,7 @@ pub(crate) enum OpChoice {
     /// A part of each rank's tensor for each rank.
     #[value(alias = "all_to_all")]
     AllToAll,
-    /// Nobody goes on before all have come.
+    /// No rank continues before all have arrived.
     Barrier,
 }
 
@@ -253,7 +253,7 @@ pub(crate) enum Op {
 }
 
 impl Op {
-    /// Those between two processes.
+    /// The operations between two processes.
     pub(crate) const PAIRS: [Self; 10] = [
         Self::Write,
         Self::Pingpong,
@@ -267,7 +267,7 @@ impl Op {
         Self::Idle,
     ];
 
-    /// Its bytes, if it is measured once, and not once per size.
+    /// The size of an operation that is measured once, and not once per size.
     pub(crate) fn own_size(self) -> Option<u64> {
         match self {
             Self::Outstanding | Self::List | Self::Receives | Self::SetUp | Self::Idle => Some(SMALL_BYTES),
@@ -315,7 +315,7 @@ impl OpChoice {
     }
 }
 
-/// The checksums that can be asked for.
+/// The checksums that the option accepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Checksum {
@@ -337,20 +337,20 @@ impl Checksum {
     }
 }
 
-/// How the elements of an all-reduce travel.
+/// The algorithm of an all-reduce.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum AlgorithmChoice {
     /// Each rank sends all others all its elements.
     Exchange,
-    /// Each rank reads the others' where they are: over shared memory only.
+    /// Each rank reads the others' elements in place: over shared memory only.
     Views,
     /// Around a ring.
     Ring,
     /// Between pairs: halves, then quarters, and so on.
     #[value(alias = "halving_doubling")]
     HalvingDoubling,
-    /// As `halving-doubling`, among more than two at a time.
+    /// Like `halving-doubling`, among more than two ranks at a time.
     Bcube,
     /// Within each host, then around a ring of hosts. The ranks that are measured are on one host over shared memory, and each on
     /// a host of its own over other fabrics.
@@ -398,7 +398,7 @@ pub(crate) enum Mode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Source {
-    /// Published once, and not touched since.
+    /// Published once, and not written since.
     AsItWas,
     /// Published again, with other bytes, before each pull.
     Rewritten,

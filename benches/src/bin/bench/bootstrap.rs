@@ -7,8 +7,8 @@ const RESAMPLES: usize = 2_000;
 /// Share of the resamples that the interval covers.
 const COVERED: f64 = 0.90;
 
-/// The 90 % bootstrap interval of the median of `values`: medians of as many values, drawn with replacement. The same
-/// values give the same interval.
+/// The 90 % bootstrap interval of the median of `values`: medians of samples of the same size, drawn with replacement.
+/// The same values give the same interval.
 pub(super) fn median_interval(values: &[f64]) -> (f64, f64) {
     let mut state = 0x9E37_79B9_7F4A_7C15_u64;
     let mut draw = || {

@@ -29,7 +29,7 @@ use crate::arguments::{AlgorithmChoice, Bench, BenchFabric, Checksum, Mode, Op, 
 
 /// From this size on, pulls are compared by bandwidth.
 const BANDWIDTH_BYTES: u64 = 64 << 10;
-/// Most bytes, and most tensors, that are rewritten together before they are pulled one after the other.
+/// Limits of the bytes and the tensors that are rewritten together before they are pulled one after the other.
 const REWRITTEN_BYTES_MAX: u64 = 64 << 20;
 const REWRITTEN_MAX: u64 = 16;
 /// Bytes of the numbers that collectives combine.
@@ -50,7 +50,7 @@ pub(super) struct Case {
     pub(super) algorithm: Option<AlgorithmChoice>,
 }
 
-/// The RDMA devices of both processes, as far as they are named.
+/// The RDMA devices of both processes, if they are named.
 #[derive(Debug, Clone, Default)]
 pub(super) struct DevicePair {
     pub(super) own: Option<String>,
@@ -75,7 +75,7 @@ pub(super) enum Compares {
     Bandwidth,
 }
 
-/// Something that a row is compared with.
+/// A limit that a row is compared with.
 #[derive(Debug)]
 pub(super) struct Limit {
     pub(super) name: String,
@@ -83,7 +83,7 @@ pub(super) struct Limit {
 }
 
 impl Limit {
-    /// The same limit with one core, if it has two: where copies are short or the machine is busy, one may be faster.
+    /// The same limit with one core, if it has two: if copies are short or the machine is busy, one may be faster.
     pub(super) fn on_one_core(&self) -> Option<Self> {
         let Task::Contents { contents, messages, wait, rewritten } = &self.task else { return None };
         let (contents, name) = (contents.on_one_core()?, self.name.replace(COPY_ON_TWO, COPY_ON_ONE));
@@ -99,13 +99,13 @@ pub(super) struct Ready {
     pub(super) ours: Task,
     /// The same work without tensorwire.
     pub(super) limit: Limit,
-    /// Nothing but moving the bytes, for a row that has messages, too.
+    /// Only moving the bytes, for a row that also has messages.
     pub(super) bare_work: Option<Limit>,
     pub(super) compares: Compares,
     pub(super) outstanding: usize,
 }
 
-/// Our task, its limit, and the bare work.
+/// Tensorwire's task, its limit, and the bare work.
 type Tasks = (Task, Limit, Option<Limit>);
 
 fn limit(name: &str, task: Task) -> Limit {
@@ -180,7 +180,7 @@ impl Case {
             Op::Outstanding | Op::List => self.outstanding(&mut stage, placement).await?,
             Op::Receives => self.receives(&mut stage, placement).await?,
             Op::SetUp => self.set_ups(&mut stage).await?,
-            // Collectives have been set up above.
+            // Collectives were set up above.
             _ => self.idle(&mut stage).await?,
         };
         let (compares, outstanding) = (self.compares(), self.outstanding_operations());
@@ -260,7 +260,7 @@ impl Case {
         };
         let work = if self.mode == Mode::ViewRead { Work::Read } else { Work::Copy };
         let limit = match self.fabric {
-            // Nobody touches the bytes.
+            // Neither process reads or writes the bytes.
             BenchFabric::Shm if self.mode == Mode::View => {
                 return Ok((
                     ours,
@@ -332,7 +332,8 @@ impl Case {
         Ok(Task::Collectives { rank: Box::new(rank) })
     }
 
-    /// Two ranks over RDMA, whose all-reduce sends as many bytes each way as a rank gives, are compared with the fabric's own writes.
+    /// The limit of a collective. An all-reduce of two ranks over RDMA sends a rank's bytes in each direction, so it is
+    /// compared with the fabric's own writes.
     async fn limit_of_collective(&self, stage: &mut Stage) -> Result<(Limit, Compares), BenchError> {
         let is_all_reduce = matches!(self.op, Op::AllReduce | Op::AllReduceTensors);
         if self.fabric != BenchFabric::Verbs || !is_all_reduce || self.ranks != 2 {
@@ -353,7 +354,7 @@ impl Case {
         limit(name, Task::Signals { wait, width, parts })
     }
 
-    /// As many messages at once as there are operations outstanding, and as many answers.
+    /// One message and one answer for each outstanding operation, at once.
     async fn many_messages(&self, stage: &mut Stage, placement: Placement) -> Result<Limit, BenchError> {
         let limit = match self.fabric {
             BenchFabric::Tcp => {
@@ -388,18 +389,18 @@ impl Case {
         Limit { name, task: self.contents(work, placement, Messages::Two) }
     }
 
-    /// Nothing but the work on the bytes.
+    /// Only the work on the bytes.
     fn work(&self, work: Work, placement: Placement) -> Limit {
         let name = Contents::name(work, self.bytes(), placement);
         limit(name, self.contents(work, placement, Messages::None))
     }
 
-    /// The same as a second limit, unless moving so few bytes takes no time to speak of.
+    /// The work on the bytes as a second limit, unless moving so few bytes takes negligible time.
     fn bare_work(&self, work: Work, placement: Placement) -> Option<Limit> {
         (self.size >= BANDWIDTH_BYTES).then(|| self.work(work, placement))
     }
 
-    /// Messages of perftest, of which an operation is as many as `parts`.
+    /// Messages of perftest; an operation counts as `parts` of them.
     fn perftest_messages(&self, stage: &Stage, parts: f64) -> Result<Limit, BenchError> {
         let test = match self.wait {
             WaitChoice::Sleep => Perftest::SendLatencyEvents,
@@ -428,7 +429,7 @@ impl Case {
             other => return Err(BenchError::Unexpected(format!("{other:?}"))),
         };
         let order = Order::Connect { side: mine.data() };
-        // If the second process failed, its error is the cause. If it has ended, nobody will connect.
+        // If the second process failed, its error is the cause. If it has ended, no side will connect.
         let side = async { Ok(mine.connect(theirs, Role::Acceptor).await) };
         let answer = async { done(stage.peer.ask(&order, "connecting").await?) };
         let (side, ()) = futures::try_join!(side, answer)?;
@@ -438,14 +439,14 @@ impl Case {
     /// Starts a worker in each process.
     async fn start_workers(&self, stage: &mut Stage) -> Result<Puller, BenchError> {
         let address = start_server(stage).await?;
-        // It is enough that one of the two workers wants it.
+        // It is enough that one of the two workers asks for validation.
         let worker = start_worker(PULLER, &stage.opened, self.validate.validation()).await?;
         let server = worker.peer_at(&address).await?;
         Ok(Puller { worker, server })
     }
 }
 
-/// Starts the second process's worker; gives its address.
+/// Starts the second process's worker; returns its address.
 async fn start_server(stage: &mut Stage) -> Result<String, BenchError> {
     match stage.peer.ask(&Order::Worker, "starting a worker").await? {
         Answer::Address(address) => Ok(address),
@@ -515,7 +516,7 @@ fn checksums(op: Op, asked: &[Checksum]) -> &[Checksum] {
     if op.is_collective() || matches!(op, Op::Write | Op::Pingpong) { &[Checksum::Off] } else { asked }
 }
 
-/// Only pulls have a mode, and only those by name a source that is rewritten.
+/// Only pulls have a mode, and only pulls by name can have a rewritten source.
 fn ways(op: Op, arguments: &Bench) -> Vec<(Mode, Source)> {
     let sources = match op {
         Op::Pull => &arguments.source[..],

@@ -56,7 +56,7 @@ pub(super) enum Order {
     Echo { count: u64 },
     /// Take this many writes, then answer one.
     Take { count: u64 },
-    /// Meet the other process, and then write everything this many times while it does the same.
+    /// Meet the other process, and then write all bytes this many times while it does the same.
     WriteBothWays { count: u64 },
     /// Start a worker.
     Worker,
@@ -83,7 +83,7 @@ pub(super) enum Answer {
     Address(String),
     /// The port of a server.
     Port(u16),
-    /// Why the order was not executed.
+    /// The reason why the order was not executed.
     Failed(String),
 }
 
@@ -95,7 +95,7 @@ pub(super) fn done(answer: Answer) -> Result<(), BenchError> {
     }
 }
 
-/// What one side of a connection must know of the other.
+/// The data that one side of a connection needs about the other.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct SideData {
     pub(super) connection: Vec<u8>,
@@ -221,13 +221,13 @@ mod tests {
     #[test]
     fn descriptors_are_handed_over_by_number() {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        let (handed, mut kept) = UnixStream::pair().unwrap();
+        let (handed, mut near_end) = UnixStream::pair().unwrap();
         send_descriptors(&ours, &[handed.as_fd(), handed.as_fd()]).unwrap();
         let [first, second] = receive_descriptors::<2>(&theirs).unwrap();
         drop((handed, first));
-        kept.write_all(b"x").unwrap();
+        near_end.write_all(b"x").unwrap();
         drop(second);
-        send_descriptors(&ours, &[kept.as_fd()]).unwrap();
+        send_descriptors(&ours, &[near_end.as_fd()]).unwrap();
         assert!(matches!(receive_descriptors::<2>(&theirs), Err(BenchError::Unexpected(_))));
     }
 }

@@ -74,7 +74,7 @@ pub(super) struct CpuTime {
 }
 
 impl CpuTime {
-    /// The present counts; zero where they can't be read.
+    /// The present counts; zero if they can't be read.
     pub(super) fn now() -> Self {
         Self::parse(&std::fs::read_to_string("/proc/stat").unwrap_or_default())
     }
@@ -112,7 +112,7 @@ fn sleeps(status: &std::io::Result<String>) -> u64 {
     count.and_then(|count| count.trim().parse().ok()).unwrap_or(0)
 }
 
-/// CPU time that the threads of a process have used so far, in nanoseconds; 0 where the kernel does not count it.
+/// CPU time that the threads of a process have used so far, in nanoseconds; 0 if the kernel does not count it.
 pub(super) fn cpu_ns_of(process: u32) -> u64 {
     let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return 0 };
     let used = |stat: std::io::Result<String>| stat.ok()?.split_whitespace().next()?.parse().ok();

@@ -62,7 +62,7 @@ pub(crate) enum BenchError {
 
 impl From<WorkerError> for BenchError {
     fn from(error: WorkerError) -> Self {
-        // Boxed, since it is several times as large as everything else here.
+        // Boxed, because it is several times as large as all other variants.
         Self::Worker(Box::new(error))
     }
 }

@@ -1,4 +1,4 @@
-//! The fabrics as a command line asks for them.
+//! The fabrics that a command line selects.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(super) struct FabricChoice {
 #[derive(Debug, Clone)]
 pub(super) struct Opened {
     pub(super) fabric: Arc<dyn Fabric>,
-    /// The same, if it is verbs.
+    /// The same fabric, if it is verbs.
     pub(super) verbs: Option<Arc<VerbsFabric>>,
 }
 

@@ -1,4 +1,4 @@
-//! All ranks of a group, as the measuring process uses them: it is rank 0.
+//! All ranks of a group, from the view of the measuring process, which is rank 0.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use super::{
     workers::start_worker,
 };
 
-/// How long a rank whose group is over may take to say why.
+/// How long a rank may take to report why its group is over.
 const REASON_LIMIT: Duration = Duration::from_secs(1);
 
 /// Joins a group with all other processes, which have opened their fabrics.
@@ -55,7 +55,7 @@ pub(super) async fn calls(
     }
     match own_calls(rank, clock, plan).await {
         Ok(phase) => answers(peers, clock, rank.limit()).await.map(|()| phase),
-        // The group is over because of another rank, which says why at once.
+        // The group is over because of another rank, which reports the reason at once.
         Err(BenchError::Group(over))
             if matches!(*over, GroupError::Over { .. } | GroupError::Left { .. }) =>
         {

@@ -1,4 +1,4 @@
-//! `tensorwire-bench`: measures tensorwire on this machine, beside what the machine allows.
+//! `tensorwire-bench`: measures tensorwire on this machine, next to the machine's limits.
 
 #![deny(unsafe_code)] // but for `limits::shared_memory`
 
@@ -53,7 +53,7 @@ const SET_UP_LIMIT: Duration = Duration::from_secs(120);
 const LOG_FILTER: &str = "warn,h2=error";
 
 fn main() -> ExitCode {
-    // clap ends with code 2 for a wrong command line; everything that fails later is 1.
+    // clap exits with code 2 for a wrong command line; later failures exit with 1.
     let arguments = Arguments::parse();
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(LOG_FILTER));
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
@@ -77,7 +77,7 @@ fn run(arguments: &Arguments) -> Result<(), BenchError> {
     })
 }
 
-/// Measures every case of the command line and prints it when it is done.
+/// Measures every case of the command line, and prints each result when it is done.
 async fn bench(arguments: &Bench) -> Result<(), BenchError> {
     let rows = suite::rows(arguments)?;
     for row in &rows {
@@ -109,7 +109,7 @@ async fn bench(arguments: &Bench) -> Result<(), BenchError> {
     }
 }
 
-/// Measures one case, in a task of its own as a user's program would, with a time limit.
+/// Measures one case with a time limit, in a separate task, as a user's program would run.
 async fn measure_case(
     (case, devices): (Case, DevicePair),
     placement: Placement,
@@ -118,15 +118,15 @@ async fn measure_case(
 ) -> Result<Measurement, BenchError> {
     let runtime = TokioRuntime::current().ok_or(BenchError::Unexpected("no runtime".to_owned()))?;
     let runtime: Arc<dyn Runtime> = Arc::new(runtime);
-    let (told, measured) = oneshot::channel();
+    let (sender, measured) = oneshot::channel();
     let clock = runtime.clone();
     let task = async move {
         let measured = match case.set_up(placement, &devices, clock).await {
             Ok(ready) => measure(ready, settings, &bar).await,
             Err(error) => Err(error),
         };
-        // The receiver is gone only when the time is up.
-        let _ = told.send(measured);
+        // The receiver is gone only if the time limit is over.
+        let _ = sender.send(measured);
     };
     runtime.spawn("measure", Box::pin(task));
     let limit = SET_UP_LIMIT + settings.round * settings.rounds * SLACK;
@@ -137,7 +137,7 @@ async fn measure_case(
     }
 }
 
-/// A bar that counts rounds, on standard error, where that is a terminal.
+/// A bar that counts rounds, on standard error, if that is a terminal.
 fn bar(rounds: u64) -> ProgressBar {
     let bar = ProgressBar::new(rounds);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len} rounds  {msg}") {

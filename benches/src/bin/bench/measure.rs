@@ -1,4 +1,4 @@
-//! Rounds: tensorwire and its limit in turns, repeated where the hypervisor took CPU time away.
+//! Rounds: tensorwire and its limit in turns. A round in which the hypervisor took CPU time is repeated.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use super::{
 
 /// A round in which the hypervisor took a larger share of the CPU time is measured again.
 const STEAL_MAX: f64 = 0.03;
-/// How often a warm-up phase is tried.
+/// Maximum number of attempts of a warm-up phase.
 const WARM_UPS: usize = 4;
 /// Share of a round's time for finding out how long an operation takes.
 const PROBE_SHARE: f64 = 0.1;
@@ -25,7 +25,7 @@ const PROBE_SHARE: f64 = 0.1;
 pub(super) struct Settings {
     pub(super) rounds: u32,
     pub(super) round: Duration,
-    /// Operations of a phase, instead of as many as take that time.
+    /// Operations of a phase, instead of as many as fit into that time.
     pub(super) ops: Option<u64>,
 }
 
@@ -47,12 +47,12 @@ struct RoundTimes {
     steal: f64,
 }
 
-/// Times of a limit, and what they are to ours.
+/// Times of a limit, and their relation to tensorwire's.
 #[derive(Debug, Clone)]
 pub(super) struct Comparison {
     pub(super) name: String,
     pub(super) median_ns: f64,
-    /// Time of a round over its operations.
+    /// Time of a round divided by its operations.
     pub(super) mean_ns: f64,
     pub(super) ratio: f64,
     /// The 90 % bootstrap interval of `ratio`.
@@ -60,7 +60,7 @@ pub(super) struct Comparison {
 }
 
 impl Comparison {
-    /// The time of an operation of ours, in nanoseconds, at which `ratio` would have this value.
+    /// The time of tensorwire's operation, in nanoseconds, at which `ratio` would have this value.
     pub(super) fn time_at_ratio(&self, ratio: f64, compares: Compares) -> f64 {
         match compares {
             Compares::Time => self.median_ns * ratio,
@@ -73,18 +73,18 @@ impl Comparison {
 #[derive(Debug, Clone)]
 pub(super) struct Measurement {
     pub(super) median_ns: f64,
-    /// Time of a round over its operations: what rates follow from.
+    /// Time of a round divided by its operations. Rates are computed from this.
     pub(super) mean_ns: f64,
     pub(super) p99_ns: f64,
     pub(super) limit: Comparison,
     pub(super) bare: Option<Comparison>,
     pub(super) compares: Compares,
-    /// CPU time of both processes, an operation.
+    /// CPU time of both processes for each operation.
     pub(super) cpu_ns: f64,
     /// The largest share of stolen CPU time in a round that counts.
     pub(super) steal: f64,
     pub(super) rounds: usize,
-    /// Rounds that were thrown away.
+    /// Rounds that were discarded.
     pub(super) repeated: usize,
     pub(super) outstanding: usize,
     pub(super) load: f64,
@@ -126,12 +126,12 @@ pub(super) async fn measure(
     Ok(sum_up(rounds, &ready, load))
 }
 
-/// The rounds of a case, as they come.
+/// The rounds of a case so far.
 #[derive(Debug)]
 struct Rounds {
     wanted: usize,
     measured: Vec<RoundTimes>,
-    /// Of those, the ones that count in any case.
+    /// How many of them count in any case.
     undisturbed: usize,
     /// Rounds whose limit gave no figure.
     without_figure: usize,
@@ -146,7 +146,7 @@ impl Rounds {
         self.measured.len() + self.without_figure
     }
 
-    /// At most as many are repeated as are wanted.
+    /// The number of repeated rounds is at most the number of wanted ones.
     fn are_wanted(&self) -> bool {
         self.undisturbed < self.wanted && self.begun() < 2 * self.wanted
     }
@@ -201,7 +201,7 @@ async fn plan(
     match settings.ops {
         Some(ops) => {
             let plan = PhaseLength { ops: ops.next_multiple_of(batch.max(1)), group: 1 };
-            // Once for nothing, to warm everything up.
+            // An untimed phase first, to warm everything up.
             run_warm_up(task, stage, plan).await?;
             Ok(plan)
         }
@@ -220,12 +220,13 @@ async fn plan(
 /// Finds out how many operations take the time of a phase; the operations also warm everything up.
 #[derive(Debug)]
 struct Probe {
-    /// What to try next.
+    /// The plan of the next trial.
     plan: PhaseLength,
     batch: u64,
     budget_ns: f64,
-    /// Discards the first operations: workers connect when the first tensor moves, which may take as long as hundreds of
-    /// operations. Planned by that time, a phase would have too few operations for adaptive waiting to take effect.
+    /// Discards the first operations: workers connect when the first tensor moves, which may take as long as hundreds
+    /// of operations. With a plan from such times, a phase would have too few operations for adaptive waiting to take
+    /// effect.
     is_set_up: bool,
 }
 
@@ -266,7 +267,7 @@ async fn one_round(ready: &mut Ready, plans: Plans, limit_first: bool) -> Result
     let before = CpuTime::now();
     let Ready { stage, ours: our_task, limit, bare_work, .. } = ready;
     let limit_task = &mut limit.task;
-    // In turns also within rounds, so that a machine that becomes slower affects both alike.
+    // The order alternates between rounds, so that a machine that becomes slower affects both equally.
     let limit_before = if limit_first { Some(limit_task.run(stage, plans.limit).await?) } else { None };
     let cpu = stage.cpu_ns();
     let ours = our_task.run(stage, plans.ours).await?;
@@ -283,7 +284,7 @@ async fn one_round(ready: &mut Ready, plans: Plans, limit_first: bool) -> Result
     Ok(RoundTimes { ours, limit, bare, cpu_ns, steal })
 }
 
-/// The middle one of `value` over the rounds.
+/// The median of `value` over the rounds.
 fn over_rounds(rounds: &[RoundTimes], value: impl Fn(&RoundTimes) -> f64) -> f64 {
     quantile(&rounds.iter().map(value).collect::<Vec<_>>(), 0.5)
 }
@@ -335,9 +336,9 @@ fn ratio(compares: Compares, ours: &Phase, limit: &Phase) -> f64 {
         return 0.0;
     }
     match compares {
-        // Medians, since a machine that others use too takes single operations away for milliseconds.
+        // Medians, because on a shared machine single operations may be delayed by milliseconds.
         Compares::Time => ours.median_ns() / limit.median_ns(),
-        // Bytes over time: what moves slowly now and then is slow.
+        // Bytes divided by time: occasional slow operations count.
         Compares::Bandwidth => limit.mean_ns() / ours.mean_ns(),
     }
 }
@@ -367,7 +368,7 @@ mod tests {
     #[test]
     fn what_setting_up_took_does_not_shorten_the_rounds() {
         let mut probe = Probe::new(1, 50e6);
-        // A millisecond each, and the first five more.
+        // A millisecond each, and five more for the first.
         let mut set_up_ns = 5e6;
         let plan = loop {
             let ops = probe.plan.ops as f64;

@@ -56,12 +56,12 @@ pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {
     Ok(())
 }
 
-/// The resources that it was ordered to make.
+/// The resources that orders have made.
 #[derive(Debug)]
 struct BenchServer {
     bells: Bells,
     memory: SharedMemory,
-    /// What was filled in last.
+    /// The last content.
     content: Vec<u8>,
     clock: Arc<dyn Runtime>,
     listener: Option<TcpListener>,
@@ -196,7 +196,7 @@ impl BenchServer {
     }
 
     async fn serve_perftest(&mut self, test: Perftest, size: (u64, usize)) -> Result<Answer, BenchError> {
-        // The one before has ended with its client.
+        // The previous server has ended with its client.
         self.server = None;
         let verbs = self.opened()?.verbs.as_ref().ok_or_else(|| missing("a device"))?;
         let (server, port) = Server::start(test, &VerbsSide::new(verbs), size, &*self.clock).await?;

@@ -2,8 +2,8 @@
 
 use tensorwire::fabric::Runtime;
 
-/// How many operations a phase has, and how many of them each sample takes together. One reading of the clock takes
-/// some 25 ns, so that short operations are timed in groups.
+/// The number of operations of a phase, and of each sample. One reading of the clock takes about 25 ns, so short
+/// operations are timed in groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct PhaseLength {
     pub(super) ops: u64,
@@ -27,7 +27,7 @@ impl PhaseLength {
     }
 }
 
-/// The times of a phase, in nanoseconds an operation.
+/// The times of a phase, in nanoseconds per operation.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Phase {
     pub(super) samples: Vec<f64>,
@@ -42,12 +42,12 @@ impl Phase {
         Self { samples: Vec::new(), ops: 0.0, spent_ns: f64::INFINITY }
     }
 
-    /// The middle sample.
+    /// The median of the samples.
     pub(super) fn median_ns(&self) -> f64 {
         quantile(&self.samples, 0.5)
     }
 
-    /// The time of all operations, shared among them.
+    /// The time of all operations divided by their number.
     pub(super) fn mean_ns(&self) -> f64 {
         if self.ops > 0.0 { self.spent_ns / self.ops } else { 0.0 }
     }
@@ -94,7 +94,7 @@ impl<'clock> Watch<'clock> {
         self.clock.now().as_nanos() as f64
     }
 
-    /// Begins a sample now, so that what came before is not timed.
+    /// Begins a sample now, so that earlier work is not timed.
     fn resume(&mut self) {
         self.last_ns = self.now_ns();
     }
@@ -116,7 +116,7 @@ impl<'clock> Watch<'clock> {
         self.open = 0;
     }
 
-    /// The phase, which ends here.
+    /// Ends the phase and returns it.
     pub(super) fn stop(mut self) -> Phase {
         if self.open > 0 {
             self.close();

@@ -1,4 +1,4 @@
-//! The chart of `--plot`: one line for each row, on one logarithmic scale of time an operation.
+//! The chart of `--plot`: one line for each row, on one logarithmic scale of time per operation.
 
 use std::fmt::Write;
 
@@ -6,7 +6,7 @@ use super::{case::Compares, measure::Measurement, report::time, suite::Row};
 
 const ROW_HEIGHT: f64 = 22.0;
 const TOP: f64 = 64.0;
-/// Where the scale begins and how wide it is; names stand before it, figures after it.
+/// The position and width of the scale. Names are to its left, figures to its right.
 const LEFT: f64 = 380.0;
 const WIDTH: f64 = 460.0;
 const TOTAL_WIDTH: f64 = 1000.0;
@@ -21,7 +21,7 @@ pub(super) struct Chart {
     lines: Vec<Line>,
 }
 
-/// Times in nanoseconds an operation.
+/// Times in nanoseconds per operation.
 #[derive(Debug)]
 struct Line {
     name: String,
@@ -108,7 +108,7 @@ fn legend(svg: &mut String) {
     );
 }
 
-/// A triangle that points to the left, where times are shorter: the goal is there or beyond.
+/// A triangle that points to the left, to shorter times: the goal is this time or less.
 fn triangle(x: f64, y: f64) -> String {
     format!("M{:.1} {y:.1} l8 -5 v10 z", x - 4.0)
 }

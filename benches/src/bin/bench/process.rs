@@ -1,4 +1,4 @@
-//! The second process, as the measuring process uses it.
+//! The measuring process's handle on the second process.
 
 use std::{
     env,
@@ -19,7 +19,7 @@ use super::{
 };
 use crate::arguments::BenchPeer;
 
-/// A running second process. Dropped, it is killed and reaped.
+/// A running second process. Dropping this kills and reaps it.
 #[derive(Debug)]
 pub(super) struct Peer {
     control: Control,
@@ -33,7 +33,7 @@ struct Reaped(Child);
 
 impl Drop for Reaped {
     fn drop(&mut self) {
-        // It may have ended by itself: then there is nothing to kill.
+        // The process may have ended by itself: then there is nothing to kill.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -50,7 +50,7 @@ impl Peer {
             command.arg("--cpu").arg(cpu.to_string());
         }
         let child = Reaped(command.spawn().map_err(BenchError::Spawn)?);
-        // The command holds the other socket: it must be closed here, so that the stream ends when the child does.
+        // The command holds the child's socket. It must be closed here, so that the stream ends when the child does.
         drop(command);
         let (mine, their_bell) = (bell()?, bell()?);
         send_descriptors(&stream, &[mine.as_fd(), their_bell.as_fd(), memory.fd()])?;
@@ -63,7 +63,7 @@ impl Peer {
         self.child.0.id()
     }
 
-    /// Gives an order without waiting for an answer.
+    /// Sends an order without waiting for an answer.
     pub(super) async fn order(&mut self, order: &Order, during: &'static str) -> Result<(), BenchError> {
         self.control.send(order, during).await
     }
@@ -77,7 +77,7 @@ impl Peer {
         }
     }
 
-    /// Gives an order, and waits until it is carried out.
+    /// Sends an order, and waits until it is executed.
     pub(super) async fn ask(&mut self, order: &Order, during: &'static str) -> Result<Answer, BenchError> {
         self.order(order, during).await?;
         self.answer(during).await
@@ -99,7 +99,7 @@ pub(super) fn attach() -> Result<(Control, Bells, SharedMemory), BenchError> {
 pub(super) fn end_with_parent(arguments: BenchPeer) -> Result<(), BenchError> {
     use rustix::process::{Signal, set_parent_process_death_signal};
     set_parent_process_death_signal(Some(Signal::KILL)).map_err(system("prctl"))?;
-    // A parent that ended before that is seen as the end of the control stream.
+    // If the parent ended before this call, the control stream ends.
     match arguments.cpu {
         Some(cpu) => super::cpus::pin(&[cpu]),
         None => Ok(()),

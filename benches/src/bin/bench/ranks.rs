@@ -14,23 +14,23 @@ use tensorwire::{
     settings::Validation,
 };
 
-/// Time for joining, and for a call that moves no bytes.
+/// Limit for joining, and for a call that moves no bytes.
 const CALL_LIMIT: Duration = Duration::from_secs(8);
-/// What a call may move in a second, of all ranks together, before it counts as stuck.
+/// A call that moves fewer bytes in a second, of all ranks together, counts as stuck.
 const BYTES_PER_S_MIN: usize = 32 << 20;
-/// Numbers that are checked repeat after so many. Their sums are exact, whatever the order.
+/// The period of the numbers that are checked. Their sums are exact in any order.
 const PATTERN: usize = 251;
 
-/// What is called, with which values.
+/// The collective that is called, with its values.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) struct Values {
     pub(super) op: Op,
-    /// What a rank gives.
+    /// Bytes that each rank contributes.
     pub(super) bytes: usize,
     pub(super) algorithm: Option<AlgorithmChoice>,
 }
 
-/// Which rank a process is, and where all meet.
+/// The rank of a process, and the store at which all meet.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct Seat {
     pub(super) rank: usize,
@@ -44,11 +44,11 @@ pub(super) struct Seat {
 pub(super) struct Rank {
     group: Group,
     values: Values,
-    /// What reductions combine.
+    /// The numbers that reductions combine.
     numbers: Vec<f32>,
     /// The elements of each rank's part.
     counts: Vec<usize>,
-    /// What this rank gives in other calls.
+    /// The tensors that this rank contributes to other calls.
     tensors: Vec<Tensor>,
     is_checked: bool,
 }
@@ -61,7 +61,7 @@ impl Rank {
         Self::join_with(worker, seat, values, Arc::new(store)).await
     }
 
-    /// Joins with a store that is there already.
+    /// Joins with a store that exists already.
     pub(super) async fn join_with(
         worker: Worker,
         seat: &Seat,
@@ -98,7 +98,7 @@ impl Rank {
         Ok(())
     }
 
-    /// Calls once before calls are timed, so that all ranks begin together. The first time, the result is checked.
+    /// Calls once before calls are timed, so that all ranks begin together. The first such call checks the result.
     pub(super) async fn begin(&mut self) -> Result<(), BenchError> {
         match std::mem::replace(&mut self.is_checked, true) {
             false => self.check().await,
@@ -106,7 +106,7 @@ impl Rank {
         }
     }
 
-    /// Calls once, with values of which the result is known, and compares it.
+    /// Calls once, with values whose result is known, and compares the result.
     async fn check(&mut self) -> Result<(), BenchError> {
         if !self.values.op.is_reduction() {
             return self.check_tensors(&self.exchange().await?);
@@ -118,12 +118,13 @@ impl Rank {
         }
         self.reduce().await?;
         self.check_sums()?;
-        // Sums of zeros stay what they are, however many calls follow.
+        // Sums of zeros stay zero, however many calls follow.
         self.numbers.fill(0.0);
         Ok(())
     }
 
-    /// As [`check`](Self::check), of the call whose values are a tensor. Later calls combine what the calls before gave: zeros.
+    /// Like [`check`](Self::check), for the call whose values are a tensor. Later calls combine the results of earlier
+    /// ones: zeros.
     async fn check_reduced_tensor(&mut self) -> Result<(), BenchError> {
         let pool = self.group.worker().pool().clone();
         let tensor = |numbers: &[f32]| Tensor::from_values(&pool, &[numbers.len() as u64], numbers);
@@ -159,7 +160,7 @@ impl Rank {
         }
     }
 
-    /// Compares the elements whose result this rank has.
+    /// Compares the elements of the result that this rank has.
     fn check_sums(&self) -> Result<(), BenchError> {
         let (rank, ranks) = (self.group.rank(), self.group.size());
         let before: usize = self.counts.iter().take(rank).sum();
@@ -177,7 +178,7 @@ impl Rank {
         Ok(())
     }
 
-    /// A call whose values are tensors; gives those that this rank has got.
+    /// A call whose values are tensors; returns those that this rank received.
     async fn exchange(&self) -> Result<Vec<Tensor>, GroupError> {
         let mut own = self.tensors.iter().cloned();
         Ok(match (self.values.op, own.next()) {
@@ -191,7 +192,7 @@ impl Rank {
         })
     }
 
-    /// Compares the tensors of a call: each has the byte of the rank that gave it.
+    /// Compares the tensors of a call: each is filled with the byte of the rank that contributed it.
     fn check_tensors(&self, arrived: &[Tensor]) -> Result<(), BenchError> {
         let wanted = match self.values.op {
             Op::AllToAll => parts(self.values.bytes, self.group.size())[self.group.rank()],
@@ -214,7 +215,7 @@ impl Rank {
 }
 
 impl Values {
-    /// What a rank gives, if that is no numbers.
+    /// The tensors that a rank contributes, for calls without numbers.
     fn tensors(&self, worker: &Worker, seat: &Seat) -> Result<Vec<Tensor>, BenchError> {
         let sizes = match self.op {
             Op::Broadcast if seat.rank > 0 => Vec::new(),
@@ -231,18 +232,18 @@ impl Values {
     }
 }
 
-/// The sizes of as many parts as there are ranks.
+/// The sizes of the parts, one for each rank.
 fn parts(whole: usize, ranks: usize) -> Vec<usize> {
     let end = |rank: usize| (whole as u128 * rank as u128 / ranks as u128) as usize;
     (0..ranks).map(|rank| end(rank + 1) - end(rank)).collect()
 }
 
-/// What a rank gives to a sum that is checked.
+/// The number that a rank contributes to a sum that is checked.
 fn own_number(rank: usize, at: usize) -> f32 {
     ((at % PATTERN) * (rank + 1)) as f32
 }
 
-/// What a rank's tensors consist of.
+/// The byte that fills a rank's tensors.
 fn byte_of(rank: usize) -> u8 {
     rank as u8 + 1
 }

@@ -14,7 +14,8 @@ use super::{
 };
 use crate::arguments::{AlgorithmChoice, BenchFabric, Checksum, Mode, Op, Source, WaitChoice};
 
-/// One line of `--json`. Times in nanoseconds an operation; rates follow from `mean_ns`, all of the time; shares from 0 to 1.
+/// One line of `--json`. Times are in nanoseconds per operation; rates are computed from `mean_ns`, which includes all
+/// of the time; shares are from 0 to 1.
 #[derive(Debug, Serialize)]
 struct Line<'row> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -26,7 +27,7 @@ struct Line<'row> {
     validate: Checksum,
     source: Source,
     size: u64,
-    /// Only collectives have them.
+    /// Only collectives have ranks.
     #[serde(skip_serializing_if = "Option::is_none")]
     ranks: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -38,7 +39,7 @@ struct Line<'row> {
     p99_ns: f64,
     bytes_per_s: f64,
     ops_per_s: f64,
-    /// Of all processes.
+    /// CPU time of all processes.
     cpu_ns: f64,
     limit: &'row str,
     limit_median_ns: f64,
@@ -61,7 +62,7 @@ struct Line<'row> {
     load: f64,
 }
 
-/// Nothing but the work on the bytes.
+/// The limit with only the work on the bytes.
 #[derive(Debug, Serialize)]
 struct Bare<'row> {
     bare: &'row str,
@@ -123,7 +124,7 @@ impl<'row> Bare<'row> {
     }
 }
 
-/// How much of `what` there is in a second, if an operation takes `ns` and has this much.
+/// The amount per second, if each operation takes `ns` and has the amount `what`.
 fn per_second(ns: f64, what: f64) -> f64 {
     if ns > 0.0 { (what * 1e9 / ns).round() } else { 0.0 }
 }
@@ -142,7 +143,7 @@ fn four_digits(value: f64) -> f64 {
     format!("{value:.3e}").parse().unwrap_or(value)
 }
 
-/// Prints results as they come.
+/// Prints results one by one.
 #[derive(Debug)]
 pub(super) struct Report {
     json: bool,
@@ -174,7 +175,7 @@ impl Report {
     }
 }
 
-/// Of at most 100 columns, as its rows; `--json` has all figures.
+/// The table's head. It and its rows have at most 100 columns; `--json` has all figures.
 fn head() -> String {
     format!(
         "{:<56} {:>9} {:>6} {:>9} {:>6} {:<3} {:>5}",
@@ -199,7 +200,7 @@ fn yes_or_no(is_met: bool) -> &'static str {
     if is_met { "yes" } else { "no" }
 }
 
-/// `ns` in the unit it needs.
+/// `ns` in a suitable unit.
 pub(super) fn time(ns: f64) -> String {
     match ns {
         ns if ns < 1e3 => format!("{ns:.0} ns"),

@@ -13,7 +13,7 @@ use tensorwire_memory::{Buf, Granted, MemoryError, Pool, PoolConfig};
 use super::{control::SideData, error::BenchError, fabrics::Opened, limits::perftest::WRITES_OPEN};
 
 const DEPTHS: QueuePairConfig = QueuePairConfig { send_depth: 64, receive_depth: 1024 };
-/// Bytes of a write of many that move one value: the ring's segments have as many.
+/// Bytes of each of the writes that together move one value: the same as a segment of the ring algorithm.
 const PIECE_BYTES: usize = 256 << 10;
 const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 
@@ -22,9 +22,9 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(10);
 pub(super) struct Unconnected {
     prepared: Box<dyn Prepared>,
     source: Pool,
-    lent: Granted,
+    granted: Granted,
     data: SideData,
-    // Its regions live as long as it does.
+    // The domain's regions live as long as the domain.
     domain: Arc<dyn Domain>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Side {
     queue_pair: QueuePair,
     payload: Buf,
     target: RemoteRange,
-    _lent: Granted,
+    _granted: Granted,
     _domain: Arc<dyn Domain>,
 }
 
@@ -44,10 +44,11 @@ impl Unconnected {
         let domain = opened.fabric.open_domain()?;
         let source = registered(&domain, Access::LOCAL, bytes)?.pool;
         let receive = registered(&domain, Access::RECEIVE, bytes)?;
-        let mut lent = receive.pool.try_alloc(bytes)?;
-        lent.fill(1);
-        let lent = lent.grant();
-        let region = lent.block().and_then(|block| receive.region(block.id())).ok_or(FabricError::Closed)?;
+        let mut buffer = receive.pool.try_alloc(bytes)?;
+        buffer.fill(1);
+        let granted = buffer.grant();
+        let region =
+            granted.block().and_then(|block| receive.region(block.id())).ok_or(FabricError::Closed)?;
         let prepared = domain.prepare(DEPTHS)?;
         let data = SideData {
             connection: prepared.connection_data().0,
@@ -56,12 +57,12 @@ impl Unconnected {
             region_bytes: region.length,
             base: region.base,
             key: region.key,
-            offset: lent.offset() as u64,
+            offset: granted.offset() as u64,
         };
-        Ok(Self { prepared, source, lent, data, domain })
+        Ok(Self { prepared, source, granted, data, domain })
     }
 
-    /// What the other side must know.
+    /// The data that the other side needs.
     pub(super) fn data(&self) -> SideData {
         self.data.clone()
     }
@@ -85,12 +86,12 @@ impl Unconnected {
             length: peer.region_bytes,
             key: peer.key,
         });
-        let bytes = self.lent.length();
+        let bytes = self.granted.length();
         let mut payload = self.source.try_alloc(bytes)?;
         payload.fill(7);
         let target = RemoteRange { region, generation, offset: peer.offset, length: bytes as u64 };
         let payload = payload.freeze();
-        Ok(Side { queue_pair, payload, target, _lent: self.lent, _domain: self.domain })
+        Ok(Side { queue_pair, payload, target, _granted: self.granted, _domain: self.domain })
     }
 }
 
@@ -105,7 +106,7 @@ impl Side {
         self.queue_pair.write_imm(self.payload.clone(), self.target, Immediate(1))
     }
 
-    /// As [`write`](Self::write). `None` if the write is complete already, because the fabric has copied the bytes.
+    /// Like [`write`](Self::write). `None` if the write is complete already, because the fabric has copied the bytes.
     fn write_inline(&self) -> Option<Operation> {
         match self.queue_pair.post_inline(&self.payload, Some(&self.target), Some(Immediate(1))) {
             Some(Ok(())) => None,
@@ -118,21 +119,22 @@ impl Side {
     pub(super) async fn round_trip(&self) -> Result<(), BenchError> {
         let write = self.write_inline();
         self.arrival().await?;
-        // Complete by now, since its answer has come.
+        // The write is complete by now, because its answer has come.
         match write {
             Some(write) => Ok(write.await?),
             None => Ok(()),
         }
     }
 
-    /// Writes `count` times, as many under way as perftest has; only the last one has an immediate. `ended` is called when one has.
+    /// Writes `count` times, as many under way as perftest has; only the last one has an immediate. Calls `ended` at
+    /// the end of each.
     pub(super) async fn write_many(&self, count: u64, mut ended: impl FnMut()) -> Result<(), BenchError> {
         let quietly = || self.queue_pair.write(self.payload.clone(), self.target);
         let writes = (1..=count).map(|number| if number == count { self.write() } else { quietly() });
         windowed(writes, &mut ended).await
     }
 
-    /// Writes everything `count` times in pieces, while the other side does the same, and ends when both have.
+    /// Writes all bytes `count` times in pieces, while the other side does the same, and ends when both have finished.
     pub(super) async fn write_both_ways(&self, count: u64) -> Result<(), BenchError> {
         let writes = (0..count).flat_map(|_| self.pieces());
         windowed(writes, &mut || {}).await?;
@@ -165,7 +167,7 @@ impl Side {
         let mut previous: Option<Operation> = None;
         for _ in 0..count {
             self.arrival().await?;
-            // Complete by now, since its answer has come.
+            // The write is complete by now, because its answer has come.
             if let Some(previous) = mem::replace(&mut previous, self.write_inline()) {
                 previous.await?;
             }
@@ -180,7 +182,7 @@ impl Side {
         for _ in 0..count {
             self.arrival().await?;
         }
-        // Posted at once, since nothing else is; see `echo`.
+        // Posted at once, because nothing else is outstanding. Not awaited, for the reason in `echo`.
         drop(self.queue_pair.notify(Immediate(2)));
         Ok(())
     }

@@ -15,7 +15,7 @@ use crate::arguments::{Bench, CpuChoice, Suite};
 /// Name, suites, arguments of `tensorwire-bench`, goal; between tabs.
 const TABLE: &str = include_str!("suite.tsv");
 
-/// What is measured and printed as one line.
+/// A measurement that is printed as one line.
 #[derive(Debug, Clone)]
 pub(super) struct Row {
     /// Only rows of a suite have one.
@@ -25,22 +25,22 @@ pub(super) struct Row {
     pub(super) goal: Option<Goal>,
 }
 
-/// The quantity that a goal is about.
+/// The quantity that a goal limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Quantity {
     /// The median time of an operation, in nanoseconds.
     Time,
-    /// CPU time of both processes an operation, in nanoseconds.
+    /// CPU time of both processes per operation, in nanoseconds.
     Cpu,
     /// Bytes a second.
     Bandwidth,
     /// Operations a second.
     Rate,
-    /// As the table's column `ratio` has it.
+    /// The value of the table's column `ratio`.
     Ratio,
 }
 
-/// What a row shall reach.
+/// The goal of a row.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Goal {
     quantity: Quantity,
@@ -62,7 +62,7 @@ impl Serialize for Goal {
 }
 
 impl Goal {
-    /// From `<= 0.25 us`, `>= 28 GB/s`, `>= 1.5 M/s`, `<= 0 /s`, `ratio >= 0.9` or `cpu <= 2 us`.
+    /// Parses `<= 0.25 us`, `>= 28 GB/s`, `>= 1.5 M/s`, `<= 0 /s`, `ratio >= 0.9` or `cpu <= 2 us`.
     fn parse(text: &str) -> Option<Self> {
         let words: Vec<&str> = text.split_whitespace().collect();
         let (quantity, relation, number, scale) = match *words.as_slice() {
@@ -84,7 +84,7 @@ impl Goal {
         Some(Self { quantity, is_most, value, text })
     }
 
-    /// Whether `measured`, of operations of `bytes` bytes, reaches it.
+    /// Whether `measured`, of operations of `bytes` bytes, reaches the goal.
     pub(super) fn is_met(&self, bytes: u64, measured: &Measurement) -> bool {
         let rate = if measured.mean_ns > 0.0 { 1e9 / measured.mean_ns } else { 0.0 };
         let reached = match self.quantity {
@@ -97,7 +97,8 @@ impl Goal {
         if self.is_most { reached <= self.value } else { reached >= self.value }
     }
 
-    /// The time of an operation of `bytes` bytes that reaches it, in nanoseconds; `None` if it is about something else.
+    /// The longest time of an operation of `bytes` bytes that reaches the goal, in nanoseconds; `None` if the goal
+    /// limits something else.
     pub(super) fn time_ns(&self, bytes: u64, measured: &Measurement) -> Option<f64> {
         match self.quantity {
             Quantity::Time => Some(self.value),
@@ -118,7 +119,7 @@ fn time_unit(unit: &str) -> Option<f64> {
     }
 }
 
-/// A row's arguments, read as those of the command are.
+/// A row's arguments, parsed like those of the command.
 #[derive(Debug, Parser)]
 #[command(no_binary_name = true)]
 struct RowArguments {

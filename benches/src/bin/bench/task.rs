@@ -31,12 +31,12 @@ use super::{
 const WRITES_OPEN: usize = 4;
 /// Duration of one idle period.
 const IDLE_TIME: Duration = Duration::from_secs(1);
-/// Bytes of a sample where several operations are under way, and most operations of one.
+/// Bytes of a sample if several operations are under way, and its maximum number of operations.
 const STREAMED_BYTES: usize = 8 << 20;
 const STREAMED_MAX: usize = 1024;
 /// A raw request.
 const ASK: [u8; 8] = [1; 8];
-/// Tensors that pulls with several outstanding take in turns.
+/// Number of tensors that pulls with several outstanding use in turns.
 pub(super) const PULLED_TENSORS: usize = 64;
 /// Receives of one step.
 pub(super) const RECEIVES: usize = 10_000;
@@ -70,14 +70,14 @@ impl Stage {
     }
 }
 
-/// A worker that pulls from the other process's.
+/// A worker that pulls from the other process's worker.
 #[derive(Debug, Clone)]
 pub(super) struct Puller {
     pub(super) worker: Worker,
     pub(super) server: tensorwire::Peer,
 }
 
-/// Something to time.
+/// A task to time.
 #[derive(Debug)]
 pub(super) enum Task {
     /// Round trips of writes, each counted as two ways.
@@ -86,15 +86,15 @@ pub(super) enum Task {
     Writes { side: Arc<Side> },
     /// Writes in one direction, as many under way as perftest has; only the last one has an immediate.
     QuietWrites { side: Arc<Side> },
-    /// Writes in both directions at once, in pieces; each operation is all bytes of both sides.
+    /// Writes in both directions at once, in pieces; each operation moves all bytes of both sides.
     WritesBothWays { side: Arc<Side> },
-    /// A program of perftest; each operation is as many of its own as `parts`.
+    /// A program of perftest; each operation counts as `parts` operations of the program.
     Perftest { test: Perftest, side: VerbsSide, bytes: usize, parts: f64 },
     /// Pulls of the first tensor, one after the other.
     Pulls { puller: Puller, sharing: Sharing, read: bool },
     /// Pulls by a handle, one after the other.
     HandlePulls { tensor: RemoteTensor, read: bool, _puller: Puller },
-    /// Pulls of tensors that the other process has just written, so many after each other.
+    /// Pulls of tensors that the other process has just written, `pieces` one after the other.
     FreshPulls { puller: Puller, bytes: usize, pieces: usize },
     /// Pulls with this many outstanding.
     ManyPulls { puller: Puller, outstanding: usize },
@@ -108,7 +108,7 @@ pub(super) enum Task {
     Connects { port: u16 },
     /// Calls of a group.
     Collectives { rank: Box<Rank> },
-    /// Nothing, for a while, with a connection open.
+    /// Nothing, for some time, with a connection open.
     Idle { _puller: Puller },
     /// Nothing at all.
     Nothing,
@@ -120,7 +120,7 @@ pub(super) enum Task {
     StreamRoundTrips { stream: Arc<RawStream>, bytes: usize, wait: LimitWait, parts: f64 },
     /// A raw stream in one direction.
     StreamWrites { stream: Arc<RawStream>, bytes: usize, wait: LimitWait },
-    /// A raw stream, asked for each message.
+    /// A raw stream. Each message is requested.
     StreamPulls { stream: Arc<RawStream>, bytes: usize, wait: LimitWait },
 }
 
@@ -129,7 +129,7 @@ pub(super) enum Task {
 pub(super) enum Messages {
     /// Two, one each way.
     Two,
-    /// None: nothing but the work on the bytes.
+    /// None: only the work on the bytes.
     None,
 }
 
@@ -216,7 +216,7 @@ async fn round_trips(stage: &mut Stage, side: &Side, plan: PhaseLength) -> Resul
     Ok(watch.stop())
 }
 
-/// Operations of a sample where several are under way: completions come in bursts, so that single times mean little.
+/// Operations of a sample if several are under way: completions come in bursts, so that single times mean little.
 fn streamed(bytes: usize) -> u64 {
     (STREAMED_BYTES / bytes.max(1)).clamp(WRITES_OPEN, STREAMED_MAX) as u64
 }
@@ -246,11 +246,11 @@ async fn writes(stage: &mut Stage, side: &Side, plan: PhaseLength) -> Result<Pha
 
 async fn quiet_writes(stage: &mut Stage, side: &Side, plan: PhaseLength) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::Take { count: 1 }, "writes").await?;
-    // One sample, as perftest's average is one.
+    // One sample, because perftest's report has one average.
     let mut watch = Watch::start(&*stage.clock, plan.grouped(plan.ops));
     side.write_many(plan.ops, || watch.tick()).await?;
     let phase = watch.stop();
-    // The answer belongs to no sample, because perftest's writes end with their completions too.
+    // The answer belongs to no sample, because perftest's writes end with their completions, too.
     side.arrival().await?;
     Ok(phase)
 }
@@ -340,7 +340,7 @@ async fn fresh_pulls(
     Ok(all)
 }
 
-/// The bytes that a batch is filled with: others than those of the batch before.
+/// The byte that fills a batch. It differs from the previous batch's.
 fn value_of(batch: u64) -> u8 {
     (batch % 251) as u8 + 1
 }
@@ -429,7 +429,7 @@ async fn connects(stage: &mut Stage, port: u16, plan: PhaseLength) -> Result<Pha
 
 /// The time between two wake-ups of the other process; 0 if there are none.
 async fn idle(stage: &Stage) -> Result<Phase, BenchError> {
-    // The second process is as idle as this one, and reads no clock.
+    // The second process is counted: it is as idle as this one, and reads no clock.
     let before = sleeps_of(stage.peer.id());
     stage.clock.sleep(IDLE_TIME).await;
     let wakeups = sleeps_of(stage.peer.id()).saturating_sub(before);
@@ -512,7 +512,7 @@ async fn stream_writes(
     plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
     stage.peer.order(&Order::StreamTake { count: plan.ops, bytes, wait }, "raw writes").await?;
-    // Nobody waits for a small message to be read, so that the socket's buffer may be full at any time.
+    // The writer does not wait until a small message is read, so the socket's buffer may be full at any time.
     let wait = stream.prepare(wait, usize::MAX)?;
     let (clock, message, plan) = (&*stage.clock, vec![7; bytes], plan.grouped(streamed(bytes)));
     let mut watch = Watch::start(clock, plan);

@@ -10,7 +10,7 @@ pub(super) const SERVER: &str = "/job:bench/replica:0/task:0";
 /// The measuring process's worker.
 pub(super) const PULLER: &str = "/job:bench/replica:0/task:1";
 
-/// Starts a worker that uses one fabric alone.
+/// Starts a worker that uses only one fabric.
 pub(super) async fn start_worker(
     name: &str,
     opened: &Opened,
@@ -33,9 +33,9 @@ pub(super) fn tensor_name(copy: usize) -> String {
 /// The names of published tensors.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(super) enum Names {
-    /// Those of [`tensor_name`].
+    /// The names of [`tensor_name`].
     Short,
-    /// Longer than the names in a catalogue, so that the other process is asked for each tensor.
+    /// Names that are too long for a catalogue, so that each pull asks the other process.
     InNoCatalogue,
 }
 

@@ -20,13 +20,13 @@ use tokio::{sync::mpsc, time::Instant};
 
 use crate::Failure;
 
-/// Of everything. The calls with a stopped rank are under way as long.
+/// The limit of every wait. Calls with a stopped rank are under way for this time.
 const LIMIT: Duration = Duration::from_secs(60);
 
 /// Calls that are under way with a rank that is disturbed.
 const CALLS: usize = 8;
 
-/// Lists of requests of one who floods that are under way, and how many each has.
+/// Lists of requests that a flooding process has under way, and the length of each.
 const LISTS: usize = 16;
 const LIST: usize = 64;
 
@@ -58,7 +58,7 @@ struct Member {
 }
 
 impl Member {
-    /// Does what the parent tells until its line ends.
+    /// Executes the parent's commands until its stream ends.
     async fn obey(mut self) -> Result<(), Failure> {
         let mut lines = parents_lines();
         while let Some(line) = lines.recv().await {
@@ -111,7 +111,7 @@ impl Member {
         Ok([times[times.len() / 2], times.iter().sum::<u128>() / u128::from(calls.max(1))])
     }
 
-    /// Asks for tensors that the victim does not have, as often as it can. Counts the requests that it has refused.
+    /// Requests tensors that the victim does not have, as often as possible, and counts the refused requests.
     async fn flood(&self, victim: &str) -> Result<(), Failure> {
         let peer = self.worker.peer(victim)?;
         let names: Vec<String> = (0..LIST).map(|number| format!("nothing {number}")).collect();
@@ -131,7 +131,7 @@ impl Member {
     }
 }
 
-/// Nothing but a refusal of the victim itself is work for it.
+/// Accepts only a refusal by the victim itself: other errors cost it no work.
 fn refused<T>(answer: Result<T, WorkerError>) -> Result<(), WorkerError> {
     match answer {
         Ok(_) | Err(WorkerError::Remote { .. }) => Ok(()),
@@ -139,7 +139,7 @@ fn refused<T>(answer: Result<T, WorkerError>) -> Result<(), WorkerError> {
     }
 }
 
-/// Is the first rank of another group until that is over.
+/// The first rank of another group, until that group is over.
 async fn aside(
     group: impl Future<Output = Result<Group, GroupError>>,
     calls: bool,

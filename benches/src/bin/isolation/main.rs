@@ -1,8 +1,8 @@
 //! How much a rank of one group that is stopped, killed or hostile slows another group of the same process.
 //!
-//! Group A has two processes, `p` and `q`, on the first CPU. `p` times its all-reduces. Group B has `p` and a rank `r`, on another CPU,
-//! that is disturbed. The baseline is the same with `bystander` in the place of `p`: whatever `r` costs the machine, it costs the
-//! same, but nothing of it reaches `p`.
+//! Group A has two processes, `p` and `q`, on the first CPU. `p` times its all-reduces. Group B has `p` and a rank `r`,
+//! on another CPU, that is disturbed. The baseline is the same with `bystander` in the place of `p` in group B: `r`
+//! costs the machine the same, but does not reach `p`.
 
 #![allow(clippy::disallowed_methods)] // it measures real time on tokio's runtime
 
@@ -22,10 +22,10 @@ use crate::process::Process;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Between two kills.
+/// The time between two kills.
 const KILLED_AFTER: Duration = Duration::from_millis(50);
 
-/// Values of an all-reduce, in bytes, and how much fewer calls are timed of it.
+/// Sizes of an all-reduce in bytes, each with the divisor of its number of calls.
 const SIZES: [(usize, u32); 2] = [(8, 1), (1 << 20, 10)];
 
 /// Times one group's calls while a rank of another group of the same process is stopped, killed or hostile.
@@ -34,13 +34,13 @@ struct Arguments {
     /// Rounds, each of which measures every case once.
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Calls of 8 bytes that are timed at once; a tenth of it of 1 MiB.
+    /// Calls of 8 bytes that are timed together; of 1 MiB a tenth of this number.
     #[arg(long, default_value_t = 2_000, value_parser = clap::value_parser!(u32).range(10..))]
     calls: u32,
-    /// How the bytes travel; may be given several times.
+    /// The fabric; may be given several times.
     #[arg(long = "fabric", value_parser = ["shm", "tcp"], default_values = ["shm", "tcp"])]
     fabrics: Vec<String>,
-    /// What is done to the rank; may be given several times.
+    /// The disturbance of the rank; may be given several times.
     #[arg(long = "case", value_enum, default_values_t = Case::value_variants().to_vec())]
     cases: Vec<Case>,
     /// Threads of the measured process.
@@ -48,20 +48,20 @@ struct Arguments {
     threads: u32,
 }
 
-/// What happens to the rank of group B.
+/// The disturbance of the rank of group B.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Case {
     /// Nothing; no call is under way.
     Idle,
     /// SIGSTOP, while calls are under way.
     Stopped,
-    /// SIGKILL, again and again, each time with a new process and a new group.
+    /// SIGKILL, repeatedly, each time with a new process and a new group.
     Killed,
-    /// It asks for tensors that are not there, as fast as it can.
+    /// It requests tensors that do not exist, as fast as it can.
     Hostile,
 }
 
-/// Nanoseconds of a call: the median and the mean of those that are timed at once.
+/// Nanoseconds of a call: the median and the mean of the calls that are timed together.
 type Time = [f64; 2];
 
 /// In each round: with the bystander in group B, and with the measured process.
@@ -111,7 +111,7 @@ struct Stage<'run> {
     start: Start<'run>,
     fabric: &'run str,
     groups: u32,
-    /// Requests in a second that the measured process refused to the hostile rank, in each round.
+    /// For each round, the hostile rank's requests per second that the measured process refused.
     refused: Vec<f64>,
 }
 
@@ -170,7 +170,7 @@ impl Stage<'_> {
                 if let Some(time) = self.measured.hear_within(KILLED_AFTER)? {
                     break parsed(&time)?;
                 }
-                // It is killed first.
+                // The previous process is killed first.
                 drop(rank.take());
                 rank = Some(self.new_rank(case, is_here)?);
             };
@@ -223,7 +223,7 @@ fn print(fabric: &str, bytes: usize, case: Case, times: &Times) {
     );
 }
 
-/// What a child says of its calls.
+/// The times in a child's line.
 fn parsed(line: &str) -> Result<Time, Failure> {
     let (median, mean) = line.split_once(' ').ok_or_else(|| format!("no times: {line}"))?;
     Ok([median.parse()?, mean.parse()?])
@@ -247,7 +247,7 @@ fn two_cpus() -> Result<[usize; 2], Failure> {
     }
 }
 
-/// Runs this thread, and all that it starts, on this CPU.
+/// Runs this thread, and all threads that it starts, on this CPU.
 fn pin(cpu: usize) -> Result<(), Failure> {
     let mut set = CpuSet::new();
     set.set(cpu);

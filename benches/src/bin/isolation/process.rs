@@ -1,4 +1,4 @@
-//! The processes of the measurement: this program again, which is told what to do in lines, and answers in lines.
+//! The processes of the measurement: this program again, which gets commands in lines and answers in lines.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -12,18 +12,18 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Failure;
 
-/// Set in the environment of a child: what it is.
+/// Environment variable of a child: its role.
 const ROLE: &str = "TENSORWIRE_BENCH_ISOLATION";
 
-/// Longer than anything takes.
+/// The limit of every answer.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// What this process is, if it is a child.
+/// The role of this process, if it is a child.
 pub(crate) fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// A child; killed with this value.
+/// A child. Dropping this kills it.
 pub(crate) struct Process {
     child: Child,
     to: ChildStdin,

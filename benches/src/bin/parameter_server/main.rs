@@ -1,5 +1,6 @@
-//! A parameter server's workload between two processes, without the training: a worker pulls all parameters and pushes a
-//! gradient, and the server moves the parameters along it. On tensorwire's ways and as a service written with tonic has it, in turns.
+//! A parameter server's workload between two processes, without the training: a worker pulls all parameters and pushes
+//! a gradient, and the server moves the parameters along it. It runs on each way of tensorwire and as a service written
+//! with tonic, in turns.
 
 #![allow(clippy::disallowed_methods)] // it measures real time on tokio's runtime
 
@@ -21,19 +22,20 @@ mod with_tonic;
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Set in the environment of the child that serves: the model and the number of threads.
+/// Environment variable of the child that serves: the model and the number of threads.
 const SERVE: &str = "TENSORWIRE_BENCH_SERVE";
 
-/// Steps before those that are measured: connections and memory are there then.
+/// Steps before the measured ones: after them connections and memory exist.
 const WARM_UP: u32 = 5;
 
-/// A worker pulls all parameters and pushes a gradient, which the server's parameters follow: on tensorwire and on tonic, in turns.
+/// A worker pulls all parameters and pushes a gradient, along which the server moves the parameters: on tensorwire and
+/// on tonic, in turns.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// What is moved; may be given several times.
+    /// The model; may be given several times.
     #[arg(long = "model", value_enum, default_values_t = [Model::Small, Model::Resnet50])]
     models: Vec<Model>,
-    /// Measures tonic and this way of tensorwire, and no other.
+    /// Measures only tonic and this way of tensorwire.
     #[arg(long, value_parser = with_tensorwire::WAYS.map(|way| way.name))]
     way: Option<String>,
     /// Rounds, each of which measures every way once.
@@ -65,7 +67,7 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The runtime of either side; of one thread, it is tokio's for that.
+/// The runtime of either side. With one thread it is tokio's current-thread runtime.
 fn runtime(threads: usize) -> std::io::Result<Runtime> {
     let mut builder = match threads {
         1 => tokio::runtime::Builder::new_current_thread(),
@@ -86,7 +88,7 @@ fn serve(model: Model, threads: usize) -> Result<(), Failure> {
         for way in with_tensorwire::WAYS {
             let server = with_tensorwire::Server::start(way, model).await?;
             addresses.push(server.address().to_owned());
-            // Ends with its worker.
+            // This task ends with its worker.
             tokio::spawn(server.serve());
         }
         let (address, serving) = with_tonic::serve(model).await?;
@@ -97,7 +99,7 @@ fn serve(model: Model, threads: usize) -> Result<(), Failure> {
     })
 }
 
-/// The child; ends with this value.
+/// The child. Dropping this ends it.
 struct Server {
     child: Child,
     addresses: Vec<String>,
@@ -149,7 +151,8 @@ impl Client {
         Ok(())
     }
 
-    /// Does steps for so long, at least one. Returns how long one took on average: its pull, and its push with the update.
+    /// Does steps for `duration`, at least one. Returns the average times of a step: of its pull, and of its push with
+    /// the update.
     async fn steps(&mut self, model: Model, duration: Duration) -> Result<(Duration, Duration), Failure> {
         let (begun, mut pulling, mut steps) = (Instant::now(), Duration::ZERO, 0);
         loop {
@@ -176,7 +179,7 @@ fn measure(runtime: &Runtime, arguments: &Arguments, model: Model) -> Result<Vec
         clients.retain(|(way, _)| {
             *way == report::TONIC || arguments.way.as_deref().is_none_or(|wanted| wanted == *way)
         });
-        // In a task of its own, as in a service: what arrives need not wake another thread then.
+        // In a separate task, as in a service: then arrivals need not wake another thread.
         tokio::spawn(steps_of_all(clients, model, rounds, round)).await?
     })
 }

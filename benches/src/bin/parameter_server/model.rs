@@ -1,15 +1,15 @@
-//! Models whose parameters are moved, and how they follow a gradient.
+//! The models, and the step of their parameters along a gradient.
 
-/// How far parameters follow a gradient.
+/// The learning rate.
 const RATE: f32 = 1e-3;
 
-/// Residual blocks of each stage of ResNet-50, and how many channels they work with and give on.
+/// For each stage of ResNet-50: the number of residual blocks, and their inner and output channels.
 const STAGES: [(usize, usize, usize); 4] = [(3, 64, 256), (4, 128, 512), (6, 256, 1_024), (3, 512, 2_048)];
 
 /// The tensors of a model, all of f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Model {
-    /// Six tensors of 52 bytes together, to see that everything runs.
+    /// Six tensors of 52 bytes together, to check that everything runs.
     Tiny,
     /// Eight tensors of 64 KiB together.
     Small,
@@ -72,7 +72,7 @@ fn resnet50() -> Vec<usize> {
     sizes
 }
 
-/// Writes to `after` where the gradient leads from `before`.
+/// Writes to `after` the parameters `before` moved along the gradient.
 pub(crate) fn descend(after: &mut [u8], before: &[u8], gradient: &[u8]) {
     let slopes = before.as_chunks().0.iter().zip(gradient.as_chunks().0);
     for (after, (&before, &slope)) in after.as_chunks_mut().0.iter_mut().zip(slopes) {
@@ -80,7 +80,7 @@ pub(crate) fn descend(after: &mut [u8], before: &[u8], gradient: &[u8]) {
     }
 }
 
-/// The same, where they are.
+/// Moves the parameters along the gradient in place.
 pub(crate) fn descend_in_place(parameters: &mut [u8], gradient: &[u8]) {
     for (parameter, &slope) in parameters.as_chunks_mut().0.iter_mut().zip(gradient.as_chunks().0) {
         *parameter = moved(*parameter, slope);

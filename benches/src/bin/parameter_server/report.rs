@@ -1,4 +1,4 @@
-//! The figures of each way, and how they are printed.
+//! The figures of each way, and their output.
 
 use std::{
     hint::black_box,
@@ -31,7 +31,7 @@ impl Figures {
         self.pulls.iter().zip(&self.pushes).map(|(&pull, &push)| pull + push).collect()
     }
 
-    /// Of each round, the time of tonic in it divided by this way's.
+    /// For each round, tonic's time divided by this way's.
     fn ratios(&self, tonic: &Self) -> Vec<f64> {
         let mut ratios: Vec<f64> = tonic
             .steps()
@@ -62,7 +62,7 @@ pub(crate) fn update_alone(model: Model) -> Duration {
     median(std::iter::repeat_with(update).take(9).collect())
 }
 
-/// Prints a row for each way; `update` is what [`update_alone`] took.
+/// Prints a row for each way; `update` is the result of [`update_alone`].
 pub(crate) fn print(model: Model, figures: &[Figures], update: Duration, json: bool) {
     let Some(tonic) = figures.iter().find(|figures| figures.way == TONIC) else { return };
     let (name, tensors, bytes) = (model.name(), model.sizes().len(), model.bytes());

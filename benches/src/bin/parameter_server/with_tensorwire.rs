@@ -1,5 +1,5 @@
-//! The server and the worker on tensorwire: either publishes what it has under names that stay, and asks for what the other one publishes
-//! next.
+//! The server and the worker on tensorwire: each publishes its tensors under constant names, and requests the tensors
+//! that the other publishes next.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use tensorwire::{DataType, FabricKind, Peer, Sharing, Tensor, Version, Worker, W
 
 use crate::model::{Model, descend};
 
-/// Idle while the other ways are measured.
+/// A connection is idle while the other ways are measured.
 const PATIENCE: Duration = Duration::from_secs(3_600);
 
-/// A way of tensorwire, by what both sides use.
+/// A way of tensorwire: the settings of both sides.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Way {
     pub(crate) name: &'static str,
@@ -32,7 +32,7 @@ impl Way {
     }
 }
 
-/// What one side publishes: the parameters, or a gradient.
+/// The tensors that one side publishes: the parameters, or a gradient.
 struct Published {
     worker: Worker,
     names: Vec<String>,
@@ -59,7 +59,7 @@ impl Published {
     }
 }
 
-/// What the other side publishes.
+/// The tensors that the other side publishes.
 struct Followed {
     peer: Peer,
     version: Option<Version>,
@@ -70,7 +70,7 @@ impl Followed {
         Self { peer, version: None }
     }
 
-    /// All tensors, as the peer publishes them next. It is asked before, and answers as it publishes.
+    /// The next version of all tensors. The requests are already at the peer, which answers them when it publishes.
     async fn next(&mut self, names: &[String]) -> Result<Vec<Tensor>, WorkerError> {
         let fetch = self.peer.fetch_many(names);
         let fetch = match self.version {
@@ -110,7 +110,7 @@ impl Server {
         }
     }
 
-    /// Published tensors do not change, since somebody may be reading them: the next ones are made beside them.
+    /// Published tensors do not change, because a peer may be reading them: the next version goes into other memory.
     fn follow(&mut self, gradient: &[Tensor]) -> Result<(), WorkerError> {
         let Published { worker, tensors, .. } = &mut self.parameters;
         for (before, slope) in tensors.iter_mut().zip(gradient) {
@@ -135,7 +135,7 @@ impl Client {
         Ok(Self { gradient, server: Followed::of(peer) })
     }
 
-    /// Waits for the parameters that have followed the latest gradient.
+    /// Waits for the parameters after the latest gradient.
     pub(crate) async fn pull(&mut self) -> Result<usize, WorkerError> {
         let pulled = self.server.next(&self.gradient.names).await?;
         Ok(pulled.iter().map(|tensor| tensor.bytes().len()).sum())

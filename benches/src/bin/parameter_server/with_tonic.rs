@@ -1,6 +1,7 @@
-//! The server and the worker on tonic, as a service written with it has them: a pull is a call that answers with a stream of
-//! parts of tensors, a push one that brings a stream. Contents are `Bytes`, which share the memory of the message they came in, and the
-//! parameters follow the gradient where they are. The service is written by hand and does what generated code does.
+//! The server and the worker on tonic, as a service written with it has them: a pull is a call whose answer is a stream
+//! of parts of tensors, and a push is a call with such a stream. Contents are `Bytes`, which share the memory of the
+//! message they came in, and the server moves the parameters in place. The service is written by hand and does the same
+//! as generated code.
 
 use std::{
     convert::Infallible,
@@ -24,11 +25,11 @@ use crate::model::{Model, descend_in_place};
 const PULL: &str = "/tensorwire.bench.ParameterServer/Pull";
 const PUSH: &str = "/tensorwire.bench.ParameterServer/Push";
 
-/// Longest content of a message. Whole tensors in a message each, or parts of 1 MiB, took 1.2 to 1.6 times as long: buffers of
-/// messages are new memory for each.
+/// Longest content of a message. One message for each tensor, or parts of 1 MiB, took 1.2 to 1.6 times as long: each
+/// message's buffer is newly allocated.
 const PART_BYTES_MAX: usize = 64 << 10;
 
-/// HTTP/2 windows: large enough that flow control never stops a tensor, as one would set them for this use.
+/// HTTP/2 windows: large enough that flow control never stops a tensor, as a user would set them for this purpose.
 const WINDOW_BYTES: u32 = 32 << 20;
 
 /// A call without arguments, or an answer without content.
@@ -38,10 +39,10 @@ struct Nothing {}
 /// A part of one of the model's tensors.
 #[derive(Clone, PartialEq, prost::Message)]
 struct Part {
-    /// Which tensor.
+    /// The index of the tensor.
     #[prost(uint32, tag = "1")]
     tensor: u32,
-    /// Where in the tensor it begins, in bytes.
+    /// Offset of the part in the tensor, in bytes.
     #[prost(uint64, tag = "2")]
     offset: u64,
     #[prost(bytes = "bytes", tag = "3")]
@@ -61,7 +62,7 @@ impl Part {
         tensors.iter().enumerate().flat_map(parts).collect()
     }
 
-    /// Where it belongs.
+    /// The part's range in `tensors`.
     fn of<'a>(&self, tensors: &'a mut [impl AsMut<[u8]>]) -> Result<&'a mut [u8], Status> {
         let tensor = tensors.get_mut(self.tensor as usize).map(AsMut::as_mut);
         let range = self.offset as usize..(self.offset as usize).saturating_add(self.content.len());
@@ -83,7 +84,7 @@ impl ParameterServer {
 
     fn follow(&self, gradient: &[Part]) -> Result<(), Status> {
         let mut tensors = self.tensors.lock().unwrap_or_else(PoisonError::into_inner);
-        // Copied only if an answer that is being sent still has one.
+        // Copied only if an answer that is being sent still shares the memory.
         let own = |tensor: Bytes| tensor.try_into_mut().unwrap_or_else(|held| BytesMut::from(&held[..]));
         let mut moved: Vec<BytesMut> = std::mem::take(&mut *tensors).into_iter().map(own).collect();
         let followed = gradient.iter().try_for_each(|part| {
@@ -168,7 +169,7 @@ pub(crate) async fn serve(
 pub(crate) struct Client {
     grpc: tonic::client::Grpc<Channel>,
     gradient: Vec<Bytes>,
-    /// What was pulled.
+    /// The pulled parameters.
     parameters: Vec<Vec<u8>>,
 }
 
@@ -196,7 +197,7 @@ impl Client {
         Ok(bytes)
     }
 
-    /// Sends the gradient; the answer comes when the parameters have followed it.
+    /// Sends the gradient; the answer comes after the update of the parameters.
     pub(crate) async fn push(&mut self) -> Result<(), StdError> {
         self.grpc.ready().await?;
         let (path, codec) =

@@ -1,4 +1,4 @@
-//! The limits of shared memory: bare signals, and what a row moves copied or read once.
+//! The limits of shared memory: bare signals, and one copy or one read of a row's bytes.
 
 use std::{
     hint::black_box,
@@ -27,8 +27,8 @@ const ONE_CORE_BYTES: usize = 256 << 10;
 pub(crate) const COPY_ON_TWO: &str = "copy on two cores";
 pub(crate) const COPY_ON_ONE: &str = "copy";
 
-/// What the second process does for each of `count` operations: it answers `width` signals at once, and copies the second part of
-/// `copied` bytes, if there is one, while the first process copies the first part.
+/// The second process's work for each of `count` operations: it answers `width` signals at once, and copies the range
+/// `copied`, if there is one, while the first process copies the first part.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 pub(crate) struct Answers {
     pub(crate) count: u64,
@@ -44,7 +44,7 @@ pub(crate) struct CopiedRange {
     pub(crate) bytes: usize,
 }
 
-/// Carries out `answers` in the second process.
+/// Executes `answers` in the second process.
 pub(crate) fn answer(
     signals: Signals<'_>,
     memory: &SharedMemory,
@@ -91,10 +91,10 @@ fn has_two_cores(bytes: usize, placement: Placement) -> bool {
     bytes > ONE_CORE_BYTES && placement.has_two_cpus
 }
 
-/// What happens to the bytes of an operation.
+/// The work on the bytes of an operation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// They are copied from shared memory, by as many cores as there are for it.
+    /// They are copied from shared memory, by all cores of the case.
     Copy,
     /// They are read.
     Read,
@@ -104,11 +104,11 @@ pub(crate) enum Work {
 #[derive(Debug)]
 pub(crate) struct Contents {
     work: Work,
-    /// Where the first core copies to; what is read.
+    /// The destination of the first core's copy, or the bytes that are read.
     own: Vec<u8>,
-    /// Where the second core copies to, if there is one.
+    /// The destination of the second core's copy, if there is one.
     second: Vec<u8>,
-    /// Contents in shared memory, one after the other, that operations take in turns.
+    /// Number of contents in shared memory, one after the other. Operations use them in turns.
     pieces: usize,
     second_cpu: Option<usize>,
 }
@@ -129,11 +129,11 @@ impl Contents {
 
     /// Bytes of shared memory that they need.
     pub(crate) fn shared_bytes(bytes: usize, pieces: usize) -> usize {
-        // The second process copies to memory of its own behind the pieces.
+        // The second process copies to its own memory after the pieces.
         WORDS_BYTES + (pieces + 1) * bytes
     }
 
-    /// What is done with contents of `bytes` bytes, for reports.
+    /// The name of the work on contents of `bytes` bytes, for reports.
     pub(crate) fn name(work: Work, bytes: usize, placement: Placement) -> &'static str {
         match work {
             Work::Read => "reading",
@@ -158,7 +158,7 @@ impl Contents {
         self.pieces
     }
 
-    /// The part of the second process, where both processes have a core.
+    /// The part of the second process, if both processes have a core.
     pub(crate) fn copied(&self) -> Option<CopiedRange> {
         let offset = WORDS_BYTES + self.pieces * self.bytes();
         (!self.second.is_empty()).then_some(CopiedRange { offset, bytes: self.second.len() })
@@ -197,7 +197,7 @@ impl Contents {
         Ok(watch.stop())
     }
 
-    /// Nothing but the work.
+    /// Only the work, without messages.
     pub(crate) fn alone(
         &mut self,
         wait: LimitWait,
@@ -233,7 +233,7 @@ impl Contents {
         thread::scope(|scope| {
             let (begun, done, first_bytes) = (&begun, &done, own.len());
             let helper = scope.spawn(move || -> Result<(), BenchError> {
-                // A CPU that went away meanwhile is the scheduler's business.
+                // If the CPU went away meanwhile, the scheduler chooses another.
                 let _ = cpu.map(|cpu| cpus::pin(&[cpu]));
                 for operation in 1..=plan.ops {
                     await_count(begun, operation, wait, clock)?;

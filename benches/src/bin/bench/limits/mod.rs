@@ -1,4 +1,5 @@
-//! The limits: the same work without tensorwire. A limit waits as the row waits that it is compared with, and has as many CPUs.
+//! The limits: the same work without tensorwire. A limit waits like the row that it is compared with, and has as many
+//! CPUs.
 
 pub(super) mod bare;
 pub(super) mod perftest;
@@ -18,14 +19,14 @@ use crate::arguments::WaitChoice;
 pub(super) enum LimitWait {
     /// Asleep in the kernel.
     Sleep,
-    /// Looks again and again.
+    /// Polls.
     Look,
-    /// Looks, and yields its CPU after each look, because the other process runs there too.
+    /// Polls, and yields its CPU after each look, because the other process runs there, too.
     LookInTurns,
 }
 
 impl LimitWait {
-    /// As a row with `wait` waits. Adaptive rows look, as long as operations follow each other.
+    /// The wait of a row with `wait`. Adaptive rows poll while operations follow each other.
     pub(super) fn of(wait: WaitChoice, placement: Placement) -> Self {
         match wait {
             WaitChoice::Sleep => Self::Sleep,

@@ -14,14 +14,14 @@ use tensorwire_verbs_reactor::VerbsFabric;
 
 use crate::error::{BenchError, system};
 
-/// Longest that one run may take: `timeout` of the coreutils ends it then.
+/// Maximum duration of one run: `timeout` of the coreutils ends it then.
 const RUN_LIMIT: &str = "60";
-/// How long a server may take until it listens.
+/// How long a server may take to listen.
 const LISTEN_LIMIT: Duration = Duration::from_secs(20);
 const LISTEN_POLL: Duration = Duration::from_millis(5);
 /// Writes under way at once when bandwidth is measured.
 pub(crate) const WRITES_OPEN: u64 = 16;
-/// Fewest operations that the programs take.
+/// Minimum number of operations that the programs accept.
 const OPERATIONS_MIN: u64 = 5;
 /// The state of a listening socket in `/proc/net/tcp`.
 const LISTENS: &str = "0A";
@@ -54,7 +54,7 @@ impl Perftest {
         }
     }
 
-    /// Fewest operations of one run: starting it takes much longer than a few operations.
+    /// Minimum number of operations of one run: starting it takes much longer than a few operations.
     pub(crate) fn batch(self, bytes: usize) -> u64 {
         match self {
             Self::WriteBandwidth => ((4 << 20) / bytes.max(1) as u64).clamp(WRITES_OPEN, 64),
@@ -62,7 +62,7 @@ impl Perftest {
         }
     }
 
-    /// Whether the program is there.
+    /// Checks that the program is installed.
     pub(crate) fn check(self) -> Result<(), BenchError> {
         let program = self.program();
         match Command::new(program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status() {
@@ -89,7 +89,7 @@ impl Perftest {
     }
 }
 
-/// What perftest must know of a process's device.
+/// The data that perftest needs about a process's device.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct VerbsSide {
     device: String,
@@ -105,19 +105,19 @@ impl VerbsSide {
     }
 }
 
-/// A server of one run; it ends after it. Reaped when dropped, after [`RUN_LIMIT`] at the latest.
+/// The server of one run, which ends after the run. Reaped when dropped, after [`RUN_LIMIT`] at the latest.
 #[derive(Debug)]
 pub(crate) struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended long ago.
+        // The server may have ended long ago.
         let _ = self.0.wait();
     }
 }
 
 impl Server {
-    /// Starts a server, and waits until it listens; gives its port.
+    /// Starts a server, waits until it listens, and returns its port.
     pub(crate) async fn start(
         test: Perftest,
         side: &VerbsSide,
@@ -144,7 +144,7 @@ impl Server {
     }
 }
 
-/// Whether anything of this machine listens on TCP `port`.
+/// Whether any process of this machine listens on TCP `port`.
 fn listens(port: u16) -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"]
         .into_iter()
@@ -160,8 +160,8 @@ fn has_listener(table: &str, port: u16) -> bool {
     })
 }
 
-/// Runs the client against the server that listens on `port`; returns nanoseconds per operation. Blocks meanwhile:
-/// this process has nothing else to do.
+/// Runs the client against the server that listens on `port`; returns nanoseconds per operation. Blocks until then,
+/// because this process has nothing else to do.
 pub(crate) fn run(
     test: Perftest,
     side: &VerbsSide,

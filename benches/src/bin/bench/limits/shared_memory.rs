@@ -1,5 +1,4 @@
-//! Memory that two processes share with nothing around it: what the machine allows. No seals, no checks of the peer: not for
-//! anything but limits.
+//! Memory that two processes share without seals and without checks of the peer. It is only for limits.
 #![allow(unsafe_code)] // a mapping that both processes write is no reference in safe code
 
 use std::{
@@ -79,7 +78,7 @@ impl SharedMemory {
         Some(unsafe { &*self.base.as_ptr().add(offset).cast::<AtomicU64>() })
     }
 
-    /// Writes `bytes` at `offset`; what does not fit is left out.
+    /// Writes `bytes` at `offset`; bytes that do not fit are left out.
     pub(crate) fn write(&self, offset: usize, bytes: &[u8]) {
         let length = bytes.len().min(self.length.saturating_sub(offset));
         // SAFETY: the range lies inside the mapping, and a caller's slice never does, since no reference to the
@@ -87,7 +86,7 @@ impl SharedMemory {
         unsafe { copy_raw(self.at(offset), bytes.as_ptr(), length, CopyReason::Local) };
     }
 
-    /// Reads the bytes at `offset`, as many as there are.
+    /// Reads the bytes at `offset`, up to the end of the memory.
     pub(crate) fn read(&self, offset: usize, into: &mut [u8]) {
         let length = into.len().min(self.length.saturating_sub(offset));
         // SAFETY: as in `write`. What the other process writes meanwhile may be torn, which plain bytes allow.

@@ -1,5 +1,5 @@
-//! Bare signals between two processes: words in shared memory, watched by a process that looks, and announced by an eventfd in
-//! epoll to one that sleeps.
+//! Bare signals between two processes: words in shared memory. A process that polls reads them, and one that sleeps is
+//! woken by an eventfd in epoll.
 
 use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
@@ -34,7 +34,7 @@ pub(crate) fn bell() -> Result<OwnedFd, BenchError> {
 pub(crate) struct Bells {
     epoll: OwnedFd,
     theirs: OwnedFd,
-    // In the epoll set by its descriptor, so it must stay open.
+    // Stays open, because the epoll set contains its descriptor.
     _mine: OwnedFd,
 }
 
@@ -44,7 +44,7 @@ impl Bells {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(system("epoll_create"))?;
         let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
         epoll::add(&epoll, &mine, epoll::EventData::new_u64(BELL), flags).map_err(system("epoll_ctl"))?;
-        // epoll reports hang-ups always.
+        // epoll always reports hang-ups.
         epoll::add(&epoll, peer, epoll::EventData::new_u64(0), epoll::EventFlags::empty())
             .map_err(system("epoll_ctl"))?;
         Ok(Self { epoll, theirs, _mine: mine })
@@ -73,7 +73,7 @@ impl Bells {
 
 /// Signals that can be under way at once.
 pub(crate) const SIGNALS_MAX: usize = 64;
-/// Bytes of shared memory that belong to words; contents come after them.
+/// Bytes of shared memory for the words; contents follow them.
 pub(crate) const WORDS_BYTES: usize = 64 << 10;
 /// Words in use: two for each signal, and one more.
 const WORDS: usize = 2 * SIGNALS_MAX + 1;
@@ -97,7 +97,7 @@ pub(crate) struct Signals<'peer> {
 }
 
 impl<'peer> Signals<'peer> {
-    /// `first` is whether this is the first of the two processes.
+    /// The side of the first process if `first`, otherwise that of the second.
     pub(crate) fn new(
         memory: &'peer SharedMemory,
         bells: &'peer Bells,
@@ -115,7 +115,7 @@ impl<'peer> Signals<'peer> {
         }
     }
 
-    /// Writes `value` as this process's signal `number`, and rings if nothing more follows at once.
+    /// Writes `value` as this process's signal `number`, and rings unless more signals follow at once.
     pub(crate) fn send(&self, number: usize, value: u64, more: bool) -> Result<(), BenchError> {
         self.store(word_of(number) + usize::from(!self.first), value);
         self.ring(more)
@@ -126,7 +126,7 @@ impl<'peer> Signals<'peer> {
         self.await_value(word_of(number) + usize::from(self.first), value)
     }
 
-    /// The second process has finished copy `value`.
+    /// Reports that the second process has finished copy `value`.
     pub(crate) fn send_copied(&self, value: u64) -> Result<(), BenchError> {
         self.store(COPIED_WORD, value);
         self.ring(false)
@@ -155,7 +155,7 @@ impl<'peer> Signals<'peer> {
         if self.wait != LimitWait::Sleep {
             return look(self.wait, self.clock, arrived);
         }
-        // A bell that was rung for an earlier word only makes it look once more.
+        // A ring for an earlier word only causes one more look.
         while !arrived() {
             self.bells.wait()?;
         }
@@ -163,7 +163,7 @@ impl<'peer> Signals<'peer> {
     }
 }
 
-/// Looks until `arrived`, for a bounded time.
+/// Polls until `arrived` returns true, for a bounded time.
 pub(crate) fn look(
     wait: LimitWait,
     clock: &dyn Runtime,

@@ -1,4 +1,5 @@
-//! The limits of TCP: one raw stream over loopback. It looks, or sleeps: in epoll for small messages, in the call itself for large ones.
+//! The limits of TCP: one raw stream over loopback. It polls, or sleeps: in epoll for small messages, in the call
+//! itself for large ones.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -18,7 +19,7 @@ use crate::error::{BenchError, system};
 
 const DURING: &str = "reading a raw stream";
 const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
-/// Largest message whose reader sleeps in epoll: the writer never waits, since it fits the socket's buffer.
+/// Largest message whose reader sleeps in epoll: it fits the socket's buffer, so the writer never waits.
 const EPOLL_MESSAGE_MAX: usize = 32 << 10;
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -47,7 +48,7 @@ pub(crate) fn listen() -> Result<(TcpListener, u16), BenchError> {
     Ok((listener, port))
 }
 
-/// Connects, sends `ask`, and reads as many bytes.
+/// Connects, sends `ask`, and reads the same number of bytes.
 pub(crate) fn connect_once(port: u16, mut ask: [u8; 8]) -> Result<(), BenchError> {
     let mut stream = TcpStream::connect((HOST, port)).map_err(system("connect"))?;
     limit_calls(&stream)?;
@@ -93,7 +94,7 @@ impl RawStream {
         Ok(Self { stream, epoll })
     }
 
-    /// Gets ready for messages of `bytes` bytes at most.
+    /// Prepares for messages of at most `bytes` bytes.
     pub(crate) fn prepare(&self, wait: LimitWait, bytes: usize) -> Result<StreamWait, BenchError> {
         let wait = match wait {
             LimitWait::Sleep if bytes > EPOLL_MESSAGE_MAX => StreamWait::Blocking,
@@ -135,7 +136,7 @@ impl RawStream {
         Ok(())
     }
 
-    /// Calls again while the stream is not ready, waiting as `wait` says.
+    /// Repeats the call while the stream is not ready, waiting by `wait`.
     fn retry(
         &self,
         wait: StreamWait,
