@@ -1,8 +1,8 @@
-//! Takes numbers and bytes off the front of what a fuzzer made; zeros once it is used up.
+//! Takes numbers and bytes from the front of a fuzzer's input; zeros once the input is used up.
 
 #![allow(dead_code)] // each body needs some of it
 
-/// What is left.
+/// The rest of the input.
 #[derive(Debug)]
 pub(crate) struct Input<'data>(&'data [u8]);
 
@@ -43,18 +43,18 @@ impl<'data> Input<'data> {
         self.u8() & 1 == 1
     }
 
-    /// Less than `bound`, which is not 0.
+    /// A number below `bound`, which must not be 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         let number = if bound <= 256 { usize::from(self.u8()) } else { self.u32() as usize };
         number % bound
     }
 
-    /// One of these.
+    /// One of `from`.
     pub(crate) fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len())]
     }
 
-    /// Mostly a small one or one beside a power of two, for one byte; any, for more.
+    /// Any number. One byte of input usually gives a small one or a neighbour of a power of two.
     pub(crate) fn number(&mut self) -> u64 {
         match self.u8() {
             small @ 0..=63 => small.into(),
@@ -69,7 +69,7 @@ impl<'data> Input<'data> {
         }
     }
 
-    /// Mostly a small one; else `bytes`, one more than that, or any.
+    /// Usually a small number; otherwise `bytes`, one more than that, or any number.
     pub(crate) fn near(&mut self, bytes: u64) -> u64 {
         match self.u8() {
             0 => self.number(),
@@ -92,7 +92,7 @@ impl<'data> Input<'data> {
     }
 }
 
-/// `body` with the length before it that makes it a frame of the wire.
+/// A frame of the wire: `body` after its length.
 pub(crate) fn framed(body: &[u8]) -> Vec<u8> {
     let length = u32::try_from(body.len() + 4).unwrap();
     [&length.to_le_bytes(), body].concat()

@@ -1,13 +1,13 @@
-//! Gives every input of a committed corpus to the body of its fuzz target, without a fuzzer.
+//! Runs a fuzz target's body with every input of its committed corpus, without a fuzzer.
 
 use std::{fs, path::Path};
 
-/// Most files and bytes of a corpus.
+/// Maximum number of files and of bytes of a corpus.
 const FILES_MAX: usize = 300;
 const BYTES_MAX: usize = 500 << 10;
 
-/// Calls `body` with every file of `fuzz/corpus/TARGET`. A failing test has printed the file's name last. Without any input the
-/// test fails.
+/// Calls `body` with every file of `fuzz/corpus/TARGET`. A failing test prints the file's name last. Without any input
+/// the test fails.
 pub(crate) fn replay(target: &str, body: impl Fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus").join(target);
     let entries = fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));

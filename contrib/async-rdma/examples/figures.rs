@@ -1,5 +1,5 @@
-//! What async-rdma reaches by itself, without the fabric around it: writes in one direction, and half round trips of
-//! a write with immediate, between two processes. Prints one line of JSON.
+//! The speed of async-rdma without the fabric around it: writes in one direction, and half round trips of a write with
+//! immediate, between two processes. Prints one line of JSON.
 //!
 //! ```text
 //! figures writes|pingpong SIZE OPERATIONS DEVICE PEER_DEVICE
@@ -19,11 +19,11 @@ use async_rdma::{LocalMr, LocalMrWriteAccess, MTU, Rdma, RdmaBuilder, RemoteMr};
 use futures::future::try_join_all;
 use tensorwire_fabric::{Runtime, TokioRuntime};
 
-/// Writes under way at once, each from its own memory to its own: the crate writes nothing else at once.
+/// Writes under way at once. Each has its own source and destination, because the crate allows no others at once.
 const WRITES_OPEN: usize = 16;
 /// Operations that are not counted.
 const WARM_UP: usize = 16;
-/// How long the other process may take until it listens.
+/// How long the other process may take to listen.
 const LISTEN_LIMIT: Duration = Duration::from_secs(20);
 const USAGE: &str = "usage: figures writes|pingpong SIZE OPERATIONS DEVICE PEER_DEVICE";
 
@@ -52,12 +52,12 @@ fn plan(test: &str, size: &str, operations: &str) -> Result<Plan, std::num::Pars
     Ok(Plan { test: test.to_owned(), size: size.parse()?, operations: operations.parse()? })
 }
 
-/// The other process. Dropped, it is killed and reaped.
+/// The other process. Dropping this kills and reaps it.
 struct Server(Child);
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The process may have ended by itself.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
@@ -88,7 +88,7 @@ fn address(port: u16) -> SocketAddr {
     SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), port)
 }
 
-/// Tries until the other process listens.
+/// Tries to connect until the other process listens.
 async fn connect(device: &str, port: u16, clock: &TokioRuntime, server: &mut Child) -> io::Result<Rdma> {
     let begin = clock.now();
     loop {
@@ -112,7 +112,7 @@ async fn memory(rdma: &Rdma, size: usize) -> io::Result<(LocalMr, RemoteMr)> {
     Ok((local, rdma.request_remote_mr(layout(size)?).await?))
 }
 
-/// Nanoseconds a write, on average.
+/// Average nanoseconds per write.
 async fn writes(rdma: &Arc<Rdma>, plan: &Plan, clock: &TokioRuntime) -> io::Result<f64> {
     let mut lanes = Vec::new();
     for _ in 0..WRITES_OPEN {
@@ -128,13 +128,13 @@ async fn writes(rdma: &Arc<Rdma>, plan: &Plan, clock: &TokioRuntime) -> io::Resu
     }))
     .await?;
     let spent = clock.now() - begin;
-    // The other process waits for this.
+    // The other process waits for this write.
     let (local, mut remote) = memory(rdma, 8).await?;
     rdma.write_with_imm(&local, &mut remote, 1).await?;
     Ok(spent.as_nanos() as f64 / (each * WRITES_OPEN) as f64)
 }
 
-/// Nanoseconds of half a round trip, the middle one.
+/// Median nanoseconds of half a round trip.
 async fn pingpong(rdma: &Rdma, plan: &Plan, clock: &TokioRuntime) -> io::Result<f64> {
     let (local, mut remote) = memory(rdma, plan.size).await?;
     let mut times = Vec::with_capacity(plan.operations);
@@ -160,6 +160,7 @@ async fn serve(plan: Plan, device: &str, port: u16) -> io::Result<()> {
         rdma.receive_write_imm().await?;
         rdma.write_with_imm(&local, &mut remote, number as u32).await?;
     }
-    // The last one must have left before the queue pair is destroyed: the other process ends this one.
+    // The last write must be sent before the queue pair is destroyed: so this process waits until the other one ends
+    // it.
     std::future::pending().await
 }

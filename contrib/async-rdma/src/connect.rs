@@ -22,17 +22,17 @@ use crate::{
     pump::{Ground, Pump},
 };
 
-/// Where the peer writes nothing that is ever read: an acknowledgement is its immediate alone. The crate
-/// has no write of no bytes.
+/// Size of an area whose content is never read: an acknowledgement is only its immediate, but the crate cannot write
+/// zero bytes.
 const ACKNOWLEDGEMENT: usize = 8;
 const LANDING: usize = SLOTS * SLOT + ACKNOWLEDGEMENT;
 
 const VERSION: u8 = 1;
 const BYTES: usize = 39;
-/// The crate's tokens have a deadline, which is checked only where its agent made the region.
+/// The deadline of the crate's tokens, which is checked only if the crate's agent made the region.
 const FOR_EVER: Duration = Duration::from_secs(1 << 33);
 
-/// What two ends must know of each other. As connection data, version 1, little-endian:
+/// The data that each end needs about the other. As connection data, version 1, little-endian:
 ///
 /// | bytes | content |
 /// | --- | --- |

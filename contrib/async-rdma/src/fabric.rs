@@ -13,17 +13,17 @@ use crate::connect::AsyncRdmaPrepared;
 
 /// Work requests of one connection: frames, an acknowledgement, and a farewell.
 const SEND_REQUESTS: u32 = 32;
-/// The crate keeps ten receives posted, whatever it is asked for.
+/// The crate keeps ten receives posted, regardless of this number.
 const RECEIVE_REQUESTS: u32 = 32;
 const COMPLETIONS: u32 = 128;
-/// 4.096 µs · 2¹⁴, six times: a peer that is gone is noticed in less than two seconds.
+/// 4.096 µs · 2¹⁴, six times: a lost peer is noticed in less than two seconds.
 const ACKNOWLEDGEMENT_TIMEOUT: u8 = 14;
 const RETRIES: u8 = 6;
 
-/// Not verbs: what the two do differs, and so do their peers.
+/// Not `verbs`: the two fabrics have different wire formats, so they cannot connect to each other.
 pub(crate) const KIND: FabricKind = FabricKind::new("async-rdma");
 
-/// Splitting is this fabric's own matter: a frame takes no place in the send queue.
+/// This fabric splits writes internally: a frame takes no place in the send queue.
 pub(crate) const CAPABILITIES: Capabilities = {
     let mut capabilities = Capabilities::WRITES;
     capabilities.vectored = true;
@@ -33,19 +33,19 @@ pub(crate) const CAPABILITIES: Capabilities = {
 /// The largest packet of a path.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PathMtu {
-    /// 1024 bytes: every port takes them.
+    /// 1024 bytes, which every port supports.
     #[default]
     Bytes1024,
     /// 4096 bytes.
     Bytes4096,
 }
 
-/// How a device is opened.
+/// The settings of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Settings {
     /// The device's name; by default the first.
     pub device: Option<String>,
-    /// Which of the port's addresses connections come from. Default 1: on RoCE usually the IPv4 address.
+    /// The index of the port's address that connections use. Default 1: on RoCE usually the IPv4 address.
     pub gid_index: usize,
     /// The largest packet. The crate does not ask the port.
     pub mtu: PathMtu,
@@ -65,8 +65,8 @@ pub struct AsyncRdmaFabric {
 }
 
 impl AsyncRdmaFabric {
-    /// A fabric whose connections are driven on `runtime`. The device is opened anew for each connection, as the
-    /// crate's builder does it.
+    /// A fabric whose connections are driven on `runtime`. The crate's builder opens the device again for each
+    /// connection.
     pub fn new(runtime: Arc<dyn Runtime>, settings: Settings) -> Self {
         Self { runtime, settings }
     }
@@ -130,8 +130,8 @@ fn open(settings: &Settings) -> Result<Rdma, FabricError> {
     };
     let builder = RdmaBuilder::default()
         .set_conn_type(ConnectionType::RCIBV)
-        // Its other allocator, jemalloc with an arena for each connection, fails an assertion of its own once two
-        // connections allocate on one thread: the thread's cache hands memory of one arena out for the other.
+        // The crate's other allocator, jemalloc with an arena for each connection, fails an assertion once two
+        // connections allocate on one thread: the thread's cache hands out memory of one arena for the other.
         .set_mr_strategy(MRManageStrategy::Raw)
         .set_gid_index(settings.gid_index)
         .set_mtu(mtu)

@@ -1,4 +1,4 @@
-//! What lies in a slot of the landing area: a header of 64 bytes, little-endian, then the payload.
+//! The content of a slot of the landing area: a header of 64 bytes, little-endian, then the payload.
 //!
 //! | bytes | content |
 //! | --- | --- |
@@ -16,7 +16,7 @@ use tensorwire_fabric::{Immediate, PeerViolation, RegionGeneration, RegionId, Re
 
 /// Bytes of a header.
 pub(crate) const HEADER: usize = 64;
-/// Most bytes that one frame carries.
+/// Maximum number of bytes that one frame carries.
 pub(crate) const PAYLOAD: usize = 256 << 10;
 /// Bytes of a slot.
 pub(crate) const SLOT: usize = HEADER + PAYLOAD;
@@ -41,11 +41,11 @@ pub(crate) enum Frame {
     },
     /// The peer closes.
     Farewell,
-    /// The peer refuses what was written.
+    /// The peer refuses a write.
     Refusal(Reason),
 }
 
-/// Why something was refused.
+/// The reason of a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Reason {
     /// The access broke this rule.
@@ -54,7 +54,7 @@ pub(crate) enum Reason {
     ReceiverNotReady,
 }
 
-/// By their numbers on the wire.
+/// The reasons, indexed by their numbers on the wire.
 const REASONS: [Reason; 8] = [
     Reason::ReceiverNotReady,
     Reason::Violation(PeerViolation::Malformed),
@@ -89,7 +89,7 @@ impl Frame {
             Self::Farewell => put(0, &2_u32.to_le_bytes()),
             Self::Refusal(reason) => {
                 put(0, &3_u32.to_le_bytes());
-                // One that has no number is sent as a malformed frame.
+                // A reason without a number is sent as a malformed frame.
                 let number = REASONS.iter().position(|known| known == reason).unwrap_or(1);
                 put(44, &(number as u32).to_le_bytes());
             }
@@ -97,7 +97,7 @@ impl Frame {
         bytes
     }
 
-    /// Parses a header; `None` if it is none.
+    /// Parses a header; `None` if `bytes` are not one.
     pub(crate) fn decode(bytes: &[u8; HEADER]) -> Option<Self> {
         let (words, _) = bytes.as_chunks::<4>();
         let word = |index: usize| words.get(index).map_or(0, |word| u32::from_le_bytes(*word));

@@ -1,4 +1,4 @@
-//! The fabric's half of a queue pair: what was posted, and has not gone into a slot yet.
+//! The fabric's half of a queue pair: the queue of posted frames that have no slot yet.
 
 use std::{
     collections::VecDeque,
@@ -30,11 +30,11 @@ pub(crate) struct Outgoing {
 struct Queue {
     outgoing: VecDeque<Outgoing>,
     closing: bool,
-    /// Nothing is taken any more.
+    /// No more frames are accepted.
     over: bool,
 }
 
-/// What the user's half posts to, and the pump takes from. `Debug` shows no frames, because they carry keys.
+/// The user's half posts frames to this, and the pump takes them. `Debug` shows no frames, because they carry keys.
 pub(crate) struct AsyncRdmaLink {
     pub(crate) core: Arc<QueuePairCore>,
     table: Arc<RegionTable>,
@@ -65,15 +65,15 @@ impl AsyncRdmaLink {
         self.lock().closing
     }
 
-    /// Waits until something was posted, or the user closes.
+    /// Waits until a frame was posted, or the user closes.
     ///
     /// # Cancel safety
-    /// Cancel-safe: a call that nobody waited for is remembered.
+    /// Cancel-safe: a change without a waiting call ends the next call at once.
     pub(crate) async fn changed(&self) {
         self.wake.notified().await;
     }
 
-    /// Ends the connection: nothing of the peer is taken in any more, and everything outstanding fails.
+    /// Ends the connection: no more frames of the peer are accepted, and all outstanding operations fail.
     pub(crate) fn end(&self, error: &FabricError) {
         let dropped = {
             let mut queue = self.lock();
@@ -85,10 +85,10 @@ impl AsyncRdmaLink {
         self.core.mark_drained();
     }
 
-    /// The checks of a NIC on its own side, for the whole operation before any of it is sent.
+    /// The checks that a NIC makes on the sender's side, for the whole operation before any part is sent.
     fn resolve(&self, key: SlotKey, request: &WorkRequest) -> Result<Vec<Outgoing>, FabricError> {
         let total = request.length();
-        // Every segment is checked as a whole; what fits no slot is cut after that.
+        // Every segment is checked as a whole, and then split to fit the slots.
         for piece in request.pieces(u64::MAX) {
             self.check(&piece)?;
         }

@@ -1,7 +1,7 @@
 //! The task that moves a connection's frames.
 //!
-//! Frames are numbered. Frame `n` lies in slot `n` mod [`SLOTS`], and its immediate is `n`, so that frames whose
-//! immediates overtook each other are taken in order. An immediate with [`ACKNOWLEDGES`] says up to which frame the
+//! Frames are numbered. Frame `n` is in slot `n` mod [`SLOTS`], and its immediate is `n`, so that frames whose
+//! immediates overtook each other are taken in order. An immediate with [`ACKNOWLEDGES`] has the number up to which the
 //! peer has emptied its slots.
 
 use std::{
@@ -27,13 +27,13 @@ use crate::{
     link::{AsyncRdmaLink, Outgoing},
 };
 
-/// In an immediate: the rest of it is an acknowledged number, not a frame's.
+/// A bit of an immediate: the other bits are an acknowledged number, not a frame's.
 const ACKNOWLEDGES: u32 = 1 << 31;
 const NUMBERS: u32 = ACKNOWLEDGES - 1;
 /// How long a farewell may take.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// What a connection works on.
+/// The resources of a connection.
 pub(crate) struct Ground {
     pub(crate) link: Arc<AsyncRdmaLink>,
     pub(crate) table: Arc<RegionTable>,
@@ -42,13 +42,13 @@ pub(crate) struct Ground {
     pub(crate) landing: Arc<LocalMr>,
 }
 
-/// Landing areas of connections that are over. The crate gives an area's memory back before it is deregistered, and does
-/// not say when the queue pair is gone: a last frame of the peer's could land in whatever is there by then. By the time that
-/// as many more connections have ended, it has landed.
+/// Landing areas of connections that are over. The crate frees an area's memory before it deregisters the area, and
+/// does not report when the queue pair is destroyed: a last frame of the peer could then land in reused memory. So each
+/// area is kept until some more connections have ended. By then the frame has landed.
 static OVER: Mutex<VecDeque<Arc<LocalMr>>> = Mutex::new(VecDeque::new());
 const OVER_MAX: usize = 64;
 
-/// Keeps `landing` a while longer.
+/// Keeps `landing` for some more connections.
 fn outlive(landing: Arc<LocalMr>) {
     let mut over = OVER.lock().unwrap_or_else(PoisonError::into_inner);
     over.push_back(landing);
@@ -68,7 +68,7 @@ struct Written {
     result: std::io::Result<()>,
 }
 
-/// Why a connection is over, and the reason that is sent to the peer.
+/// The cause of a connection's end, and the reason that is sent to the peer.
 struct End {
     error: FabricError,
     farewell: Option<Frame>,
@@ -84,29 +84,29 @@ impl End {
         Self { error, farewell: Some(Frame::Refusal(Reason::Violation(violation))) }
     }
 
-    /// A write that async-rdma gave up: its error has only a text.
+    /// The end by a write that failed in async-rdma, whose error is only a text.
     fn failed_write(error: &std::io::Error) -> Self {
         let detail = format!("async-rdma: {error}");
         Self::silent(FabricError::PeerLost { kind: KIND, cause: LossCause::RetryExceeded, detail })
     }
 }
 
-/// One connection. Dropped before it is over, as when the runtime shuts down, it fails the connection.
+/// One connection. Dropping this before the connection is over, for example with the runtime, fails the connection.
 pub(crate) struct Pump {
     ground: Ground,
     /// `None` while the crate reads from it.
     slots: Vec<Option<Slot>>,
     acknowledgement: (Arc<LocalMr>, MrToken),
     writes: FuturesOrdered<BoxFuture<'static, Written>>,
-    /// At most one.
+    /// At most one acknowledgement under way.
     acknowledging: FuturesUnordered<BoxFuture<'static, std::io::Result<()>>>,
     /// The number of the next frame, and of the first whose slot the peer has not emptied.
     next: u32,
     acknowledged: u32,
-    /// Frames that came, the number of the first that was not taken, and what the peer knows of that.
+    /// Frames that arrived, the number of the first that was not taken, and the number that was last acknowledged.
     arrived: BTreeSet<u32>,
     taken: u32,
-    told: u32,
+    acknowledged_taken: u32,
 }
 
 impl Pump {
@@ -121,7 +121,7 @@ impl Pump {
             acknowledged: 0,
             arrived: BTreeSet::new(),
             taken: 0,
-            told: 0,
+            acknowledged_taken: 0,
         }
     }
 
@@ -130,10 +130,10 @@ impl Pump {
         self.ground.link.end(&error);
         if let Some(farewell) = farewell {
             let runtime = self.ground.runtime.clone();
-            let said = self.say(farewell).fuse();
-            futures::pin_mut!(said);
+            let sent = self.say(farewell).fuse();
+            futures::pin_mut!(sent);
             futures::select_biased! {
-                () = said => {}
+                () = sent => {}
                 () = runtime.sleep(LINGER).fuse() => {}
             }
         }
@@ -152,7 +152,7 @@ impl Pump {
         }
     }
 
-    /// Waits for one thing to happen, and deals with it.
+    /// Waits for one event, and handles it.
     async fn step(&mut self) -> Result<(), End> {
         let (rdma, link) = (self.ground.rdma.clone(), self.ground.link.clone());
         tokio::select! {
@@ -181,7 +181,7 @@ impl Pump {
         debug_assert!(self.next.wrapping_sub(self.acknowledged) & NUMBERS <= SLOTS as u32);
     }
 
-    /// Copies a frame into its slot's memory and begins its write. Its bytes may be reused from here on.
+    /// Copies a frame into its slot's memory and begins its write. The frame's bytes may be reused after this.
     fn send(&mut self, outgoing: Outgoing) {
         let number = self.next;
         let index = number as usize % SLOTS;
@@ -215,12 +215,12 @@ impl Pump {
         Ok(())
     }
 
-    /// Sends the peer which slots are empty, unless that is already being sent.
+    /// Acknowledges the empty slots, unless an acknowledgement is already being sent.
     fn acknowledge(&mut self) {
-        if self.told == self.taken || !self.acknowledging.is_empty() {
+        if self.acknowledged_taken == self.taken || !self.acknowledging.is_empty() {
             return;
         }
-        self.told = self.taken;
+        self.acknowledged_taken = self.taken;
         let (rdma, (local, token)) = (self.ground.rdma.clone(), self.acknowledgement.clone());
         let immediate = ACKNOWLEDGES | self.taken;
         self.acknowledging
@@ -251,7 +251,8 @@ impl Pump {
             self.acknowledged = number;
             return Ok(());
         }
-        // One that was overtaken says what is known already; none is older than a few frames.
+        // An acknowledgement that was overtaken has an older number and changes nothing. None is older than a few
+        // frames.
         let older = self.acknowledged.wrapping_sub(number) & NUMBERS;
         if older as usize <= 2 * SLOTS { Ok(()) } else { Err(End::refusal(PeerViolation::Malformed)) }
     }
@@ -298,7 +299,7 @@ impl Pump {
         }
     }
 
-    /// As [`step`](Self::step), but nothing is taken any more: only acknowledgements matter.
+    /// Like [`step`](Self::step), but takes no more frames: only acknowledgements matter.
     async fn step_of_farewell(&mut self) -> Result<(), End> {
         let rdma = self.ground.rdma.clone();
         tokio::select! {
@@ -308,7 +309,7 @@ impl Pump {
                 if immediate & ACKNOWLEDGES == 0 { Ok(()) } else { self.heed_acknowledgement(immediate & NUMBERS) }
             }
             Some(written) = self.writes.next() => {
-                // Its operation has failed with the connection.
+                // The operation of this write has failed with the connection.
                 self.give_back(Written { ends: None, ..written })
             }
         }
@@ -326,7 +327,7 @@ impl Drop for Pump {
 }
 
 impl Ground {
-    /// Copies what lies in the landing area to where it belongs, after the checks of a NIC.
+    /// Copies a payload from the landing area to its destination, after the checks that a NIC makes.
     fn land(&self, range: &RemoteRange, key: u32, body: &[u8]) -> Result<(), End> {
         if body.is_empty() {
             return Ok(());

@@ -1,7 +1,7 @@
-//! The fabric contract over async-rdma. `scripts/rxe-vm/async-rdma` runs this over Soft-RoCE and compares what passes
+//! The fabric contract over async-rdma. `scripts/rxe-vm/async-rdma` runs this over Soft-RoCE and compares the results
 //! with `contract.txt`.
 //!
-//! Which devices the two ends use is in the environment: see `rdma_devices`.
+//! The environment names the devices of the two ends: see `rdma_devices`.
 
 #[path = "../../../crates/fabric/tests/contract/mod.rs"]
 mod contract;

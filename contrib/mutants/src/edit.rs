@@ -25,7 +25,7 @@ impl Edits {
         let mut places = Vec::with_capacity(2 * self.0.len());
         for (index, wrap) in self.0.iter().enumerate() {
             let Range { start, end } = wrap.range;
-            // What ends at an offset comes before what begins there; the inner ends first and begins last.
+            // Wraps that end at an offset come before those that begin there; an inner wrap ends first and begins last.
             places.push(((start, 1, Reverse(end), index), &wrap.before));
             places.push((
                 (end, usize::from(start == end) * 2, Reverse(start), usize::MAX - index),

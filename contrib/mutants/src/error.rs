@@ -1,8 +1,8 @@
-//! What ends a run.
+//! Errors that end a run.
 
 use std::{io, path::PathBuf};
 
-/// Why there is no result.
+/// The reason why there is no result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum Error {

@@ -1,4 +1,4 @@
-//! Changes the sources in many small ways, one at a time, and sees whether a test notices.
+//! Changes the sources in many small ways, one at a time, and checks whether a test notices.
 //!
 //! All mutants are built at once, into a copy of the repository, and switched on by the environment. A test is run for the
 //! mutants that it reaches. A mutant that no test notices is a test to write, code to delete, or an entry of
@@ -31,7 +31,7 @@ use report::Fate;
 use suite::{Baseline, Ended, Test};
 use tree::Tree;
 
-/// Changes the sources in many small ways, one at a time, and sees whether a test notices.
+/// Changes the sources in many small ways, one at a time, and checks whether a test notices.
 ///
 /// Prints each mutant that no test notices, except those of contrib/mutants/harmless.txt, and fails if there is one. What
 /// became of each is in results.tsv.
@@ -43,13 +43,13 @@ struct Arguments {
     /// Tests at a time.
     #[arg(long, default_value_t = thread::available_parallelism().map_or(2, usize::from))]
     jobs: usize,
-    /// Only the mutant of this number, as a run with the same files has printed it.
+    /// Only the mutant of this number, which a run with the same files has printed.
     #[arg(long)]
     mutant: Option<usize>,
-    /// Only those that survived the last run.
+    /// Only mutants that survived the last run.
     #[arg(long, conflicts_with = "mutant")]
     survivors: bool,
-    /// Where the copy, its build and results.tsv are.
+    /// Directory of the copy, its build and results.tsv.
     #[arg(long, default_value = "target/mutants")]
     work: PathBuf,
     /// Builds and prints the mutants, and runs no test.
@@ -121,7 +121,7 @@ fn fate_of(mutant: &Mutant, targets: Option<&Vec<String>>, baseline: &Baseline) 
     for target in targets.into_iter().flatten() {
         let tests: Vec<_> =
             baseline.tests.iter().filter(reach).filter(|test| test.target == *target).collect();
-        // The quickest alone: most mutants end there. What is left, in ever fewer processes.
+        // The quickest test alone, because it stops most mutants. Then the other tests, in fewer and fewer processes.
         let mut rest = &tests[..];
         while !rest.is_empty() {
             let (now, later) = rest.split_at(rest.len().min(1 + tests.len() - rest.len()));

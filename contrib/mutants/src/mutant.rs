@@ -1,23 +1,23 @@
-//! What a mutant is.
+//! A mutant.
 
 use std::fmt;
 
 /// One change of the source.
 #[derive(Debug, Clone)]
 pub(crate) struct Mutant {
-    /// By which it is switched on.
+    /// The number that switches it on.
     pub(crate) number: usize,
     /// Its file, from the repository's root.
     pub(crate) file: String,
     pub(crate) line: usize,
     /// The function that it is in, with its type.
     pub(crate) function: String,
-    /// What it changes.
+    /// The change.
     pub(crate) what: String,
 }
 
 impl Mutant {
-    /// By which it is found again when lines or numbers have moved.
+    /// A key that stays the same when lines or numbers change.
     pub(crate) fn key(&self) -> String {
         format!("{} {}: {}", self.file, self.function, self.what)
     }

@@ -1,4 +1,4 @@
-//! Which files have mutants, and which tests are to see them.
+//! The plan: files that get mutants, and the tests that run for them.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
 
 use crate::error::{Error, at};
 
-/// Files, and the targets with tests that are run for them.
+/// Files, and the test targets that run for them.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub(crate) files: Vec<String>,
@@ -15,7 +15,7 @@ pub(crate) struct Group {
     pub(crate) targets: Vec<String>,
 }
 
-/// The groups of `plan.txt`, of `files` alone if there are any.
+/// The groups of `plan.txt`, restricted to `files` if there are any.
 ///
 /// # Errors
 /// The plan cannot be read, or one of `files` is not in it.

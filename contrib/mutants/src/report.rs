@@ -1,4 +1,4 @@
-//! What became of the mutants, and which survivors are known to be harmless.
+//! The fates of the mutants, and the survivors that are known to be harmless.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,14 +11,14 @@ use crate::{
     mutant::Mutant,
 };
 
-/// What became of a mutant.
+/// The fate of a mutant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fate {
     /// A test failed.
     Killed(String),
     /// A test did not end.
     Hung(String),
-    /// All that reach it passed: so many.
+    /// All tests that reach it passed. Their number.
     Survived(usize),
 }
 
@@ -33,7 +33,8 @@ impl fmt::Display for Fate {
     }
 }
 
-/// Reads `harmless.txt`: keys of mutants, one a line, and why they are harmless in indented lines below.
+/// Reads `harmless.txt`: keys of mutants, one per line, and below them in indented lines the reasons why they are
+/// harmless.
 ///
 /// # Errors
 /// It cannot be read, or an entry has no reason.
@@ -49,7 +50,7 @@ pub(crate) fn harmless(root: &Path) -> Result<BTreeMap<String, String>, Error> {
             }
             continue;
         }
-        // The first of the next entry: the last one has its reason.
+        // This key begins the next entry, because the last entry has its reason.
         if keys.last().is_some_and(|key| entries.contains_key(key)) {
             keys.clear();
         }
@@ -93,7 +94,7 @@ pub(crate) fn judge(
             open += 1;
             println!("{mutant}: {fate}");
         } else if known && kind < 2 {
-            println!("{mutant}: {fate}, and stands in harmless.txt");
+            println!("{mutant}: {fate}, and is in harmless.txt");
         }
     }
     println!("killed  hangs  harmless  open");
@@ -112,7 +113,7 @@ pub(crate) fn judge(
     Ok(())
 }
 
-/// Writes what became of each mutant.
+/// Writes the fate of each mutant.
 ///
 /// # Errors
 /// The file cannot be written.
@@ -122,7 +123,7 @@ pub(crate) fn write(path: &Path, fates: &[(&Mutant, Fate)]) -> Result<(), Error>
     fs::write(path, lines).map_err(at(path))
 }
 
-/// The keys of those that survived when `path` was written.
+/// The keys of the survivors in the file `path`.
 ///
 /// # Errors
 /// There is no such file.

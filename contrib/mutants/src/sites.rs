@@ -1,5 +1,5 @@
-//! Where a source can be changed, and into what. Only changes that keep types: what does not compile nevertheless is left
-//! out by `tree`.
+//! Finds the changes that can be made to a source. They keep types; `tree` leaves out those that do not compile
+//! nevertheless.
 
 use std::{collections::BTreeSet, ops::Range};
 
@@ -11,14 +11,14 @@ use syn::{
 
 use crate::{edit::Edits, mutant::Mutant, text};
 
-/// What asks whether a mutant is switched on, up to the mutant's number.
+/// The expression that asks whether a mutant is switched on, up to the mutant's number.
 pub(crate) const ASKED: &str = "::tensorwire_testpoints::mutant(";
 
-/// What is found in one file.
+/// The changes of one file.
 pub(crate) struct Sites<'a> {
     file: &'a str,
     source: &'a str,
-    /// Names of constants that are whole numbers.
+    /// Names of integer constants.
     constants: &'a BTreeSet<String>,
     /// Mutants that are not to be made, by their key.
     left_out: &'a BTreeSet<String>,
@@ -28,7 +28,7 @@ pub(crate) struct Sites<'a> {
     /// Whether the present expression is in a function, and so runs when the program does.
     runs: bool,
     is_async: bool,
-    /// Conditions that are made true and false anyway.
+    /// Conditions that already get mutants which make them true and false.
     forced: BTreeSet<(usize, usize)>,
     /// Variables that are declared without a value.
     unset: BTreeSet<String>,
@@ -71,10 +71,10 @@ impl<'a> Sites<'a> {
         Ok(sites)
     }
 
-    /// Notes a mutant, unless it is left out. Gives the expression that asks for it.
+    /// Records a mutant, unless it is left out. Returns the expression that asks for it.
     fn mutant(&mut self, at: &impl Spanned, what: String) -> Option<String> {
         let number = self.next_number;
-        // What is left out keeps its number, so that only its own file is built again.
+        // A mutant that is left out keeps its number, so that only its own file is built again.
         self.next_number += 1;
         let line = at.span().start().line;
         let (file, function) = (self.file.to_owned(), self.path.join("::"));
@@ -218,7 +218,7 @@ impl<'a> Sites<'a> {
         }
         let only = matches!(signature.output, ReturnType::Default) && block.stmts.len() == 1;
         if only && matches!(block.stmts.first(), Some(Stmt::Expr(expr, _)) if can_be_dropped(expr)) {
-            // Without its only statement is what the function that gives () at once is.
+            // Without its only statement the function would be the same as with the mutant that returns () at once.
             visit::visit_block(self, block);
         } else {
             self.visit_block(block);
@@ -326,7 +326,7 @@ impl<'ast> Visit<'ast> for Sites<'_> {
         }
         match expr {
             Expr::Macro(_) | Expr::Const(_) => return,
-            // A mistake that is planted by other tests.
+            // A bug that other tests plant.
             Expr::If(branch) if self.source[branch.cond.span().byte_range()].contains("planted!") => {
                 if let Some((_, otherwise)) = &branch.else_branch {
                     self.visit_expr(otherwise);
@@ -357,7 +357,7 @@ impl<'ast> Visit<'ast> for Sites<'_> {
         visit::visit_expr(self, expr);
     }
 
-    // What stands in these is fixed when the program is built.
+    // Expressions in types are evaluated at compile time.
     fn visit_type(&mut self, _: &'ast Type) {}
     fn visit_pat(&mut self, _: &'ast Pat) {}
     fn visit_attribute(&mut self, _: &'ast Attribute) {}

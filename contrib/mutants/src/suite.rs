@@ -1,4 +1,4 @@
-//! Tests, each in a process of its own: which mutants they reach, and whether they notice one.
+//! Runs tests, each in a separate process: which mutants they reach, and whether they notice one.
 
 use std::{
     collections::BTreeSet,
@@ -18,12 +18,12 @@ use crate::{
 
 /// Tests that take longer are not run for mutants.
 const TEST_MAX: Duration = Duration::from_secs(12);
-/// A test that takes this many times what it took without a mutant, and the addition, hangs.
+/// A test hangs if it takes this many times its time without a mutant, plus the addition.
 const PATIENCE: u32 = 5;
 const PATIENCE_MORE: Duration = Duration::from_secs(10);
-/// Address space of a test, so that a mutant without end does not take the machine's memory.
+/// Limit of a test's address space, so that an endless mutant does not take the machine's memory.
 const ADDRESS_SPACE_KIB: u64 = 16 << 20;
-/// What is read of a program's output, in bytes.
+/// Maximum number of bytes that are read of a program's output.
 const OUTPUT_MAX: usize = 1 << 20;
 
 /// One test.
@@ -36,19 +36,19 @@ pub(crate) struct Test {
     pub(crate) reaches: BTreeSet<usize>,
 }
 
-/// How tests of a program ended.
+/// The result of tests of a program.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
     Passed,
-    /// This test, as far as is known.
+    /// This test failed, as far as is known.
     Failed(String),
     Hung(String),
 }
 
-/// What was found without mutants.
+/// The results without mutants.
 #[derive(Debug)]
 pub(crate) struct Baseline {
-    /// The quickest first.
+    /// The tests, the quickest first.
     pub(crate) tests: Vec<Test>,
     /// Tests that failed without any mutant.
     pub(crate) failed: Vec<String>,
@@ -56,7 +56,7 @@ pub(crate) struct Baseline {
     pub(crate) slow: Vec<String>,
 }
 
-/// Runs every test alone and learns which mutants it reaches.
+/// Runs every test alone and records which mutants it reaches.
 pub(crate) fn baseline(built: &Built, work: &Path, jobs: usize) -> Result<Baseline, Error> {
     let mut listed = Vec::new();
     for (target, program) in &built.programs {
@@ -76,7 +76,7 @@ pub(crate) fn baseline(built: &Built, work: &Path, jobs: usize) -> Result<Baseli
     Ok(found)
 }
 
-/// What `work` gives for each item, with so many at a time, in the items' order.
+/// The results of `work` for each item, in the items' order. At most `jobs` run at a time.
 pub(crate) fn each<T: Sync, R: Send>(items: &[T], jobs: usize, work: impl Fn(&T) -> R + Sync) -> Vec<R> {
     let next = AtomicUsize::new(0);
     let run = || {
@@ -113,7 +113,7 @@ fn names(program: &Program) -> Result<Vec<String>, Error> {
     Ok(list(&[])?.into_iter().filter(|name| !ignored.contains(name)).collect())
 }
 
-/// Runs a test without mutants. What an earlier run learned of the same program is taken from its note.
+/// Runs a test without mutants, or reads the note that an earlier run of the same program wrote.
 fn learn(target: &str, name: &str, program: &Program, work: &Path) -> Result<(Test, Ended), Error> {
     let directory = work.join("reached").join(program.executable.file_name().unwrap_or_default());
     fs::create_dir_all(&directory).map_err(at(&directory))?;
@@ -179,11 +179,11 @@ fn run(tests: &[&Test], limit: Duration, variable: (&str, &OsStr)) -> Result<End
     if ran.status.success() {
         return Ok(Ended::Passed);
     }
-    // The last that began is the one that hangs, or brought the program down.
+    // The test that began last hangs, or crashed the program.
     let output = String::from_utf8_lossy(&ran.stdout).into_owned();
-    let told = output.lines().filter_map(|line| line.strip_prefix("test ")?.split_once(" ... "));
-    let told: Vec<_> = told.collect();
-    let failed = told.iter().find(|(_, result)| *result == "FAILED").or(told.last());
+    let results = output.lines().filter_map(|line| line.strip_prefix("test ")?.split_once(" ... "));
+    let results: Vec<_> = results.collect();
+    let failed = results.iter().find(|(_, result)| *result == "FAILED").or(results.last());
     let name = failed.map_or("?", |(name, _)| name).to_owned();
     Ok(if begun.elapsed() >= limit { Ended::Hung(name) } else { Ended::Failed(name) })
 }

@@ -1,6 +1,7 @@
 
-/// Whether mutant `number` is switched on in this process; and, under `TENSORWIRE_MUTANTS_REACHED`, notes in that file that
-/// it was asked. Stands in the copy of the sources that `scripts/mutants` builds, and nowhere else.
+/// Whether mutant `number` is switched on in this process. If `TENSORWIRE_MUTANTS_REACHED` names a file, also records
+/// there that the mutant was reached. Only the copy of the sources that `scripts/mutants` builds contains this
+/// function.
 #[doc(hidden)]
 pub fn mutant(number: usize) -> bool {
     use std::{

@@ -1,10 +1,10 @@
-//! What stands in a source, and what may stand there instead.
+//! Pieces of a source text, and their replacements.
 
 use syn::{BinOp, GenericArgument, PathArguments, ReturnType, Type};
 
 const SHOWN_MAX: usize = 90;
 
-/// Without line breaks.
+/// The text without line breaks.
 pub(crate) fn flat(text: &str) -> String {
     let mut lines = text.split('\n');
     let mut flat = lines.next().unwrap_or_default().to_owned();
@@ -18,7 +18,7 @@ pub(crate) fn flat(text: &str) -> String {
     flat
 }
 
-/// Its beginning and its end.
+/// The beginning and the end of the text.
 pub(crate) fn short(text: &str) -> String {
     let count = text.chars().count();
     if count <= SHOWN_MAX {
@@ -28,7 +28,7 @@ pub(crate) fn short(text: &str) -> String {
     format!("{} … {}", part(0), part(count - SHOWN_MAX / 2))
 }
 
-/// Whether the text cannot be brought into one line.
+/// Whether the text cannot be joined into one line.
 pub(crate) fn has_comment(text: &str) -> bool {
     text.contains("//") || (text.contains('\n') && text.contains('"'))
 }
@@ -54,7 +54,8 @@ pub(crate) fn type_name(of: &Type) -> String {
     }
 }
 
-/// What stands for an operator. Of a condition that is made true and false anyway, only where its bound is.
+/// The replacements of an operator. For a condition that is `forced` true and false by other mutants, only those that
+/// move its bound.
 pub(crate) fn other_operators(operator: &str, forced: bool) -> &'static [&'static str] {
     match (operator, forced) {
         ("<", false) => &["<=", ">="],
@@ -105,7 +106,7 @@ pub(crate) fn is_compound(operator: &BinOp) -> bool {
     )
 }
 
-/// What is called instead of a method with so many arguments.
+/// The method to call instead of `name` with this number of arguments.
 pub(crate) fn other_method(name: &str, arguments: usize) -> Option<&'static str> {
     Some(match (name, arguments) {
         ("min", 1) => "max",
@@ -127,7 +128,7 @@ pub(crate) fn other_method(name: &str, arguments: usize) -> Option<&'static str>
     })
 }
 
-/// Values that a function with this result may give at once.
+/// Values that a function with this result may return at once.
 pub(crate) fn values_of(output: &ReturnType) -> Vec<&'static str> {
     match output {
         ReturnType::Default => vec!["()"],
@@ -166,7 +167,7 @@ fn argument(arguments: &PathArguments) -> Option<&Type> {
     }
 }
 
-/// Whether a type is one of whole numbers.
+/// Whether a type is an integer.
 pub(crate) fn is_whole_number(of: &Type) -> bool {
     values(of) == ["0", "1"]
 }

@@ -19,11 +19,11 @@ use crate::{
 };
 
 const SWITCH: &str = include_str!("switch.rs");
-/// What mutants do on purpose; what else is denied by default are errors.
+/// Lints that mutants may violate. All other lints that are denied by default are errors.
 const LINTS: &str =
     "[workspace.lints.rust]\narithmetic_overflow = \"allow\"\nunconditional_panic = \"allow\"\n";
 
-/// The repository, and where the copy and all that comes of it are.
+/// The repository, and the directory of the copy and its results.
 #[derive(Debug)]
 pub(crate) struct Tree {
     pub(crate) root: PathBuf,
@@ -36,11 +36,11 @@ pub(crate) struct Built {
     pub(crate) mutants: Vec<Mutant>,
     /// Mutants that do not compile, by their keys.
     pub(crate) left_out: BTreeSet<String>,
-    /// Programs with tests by target, as in the plan, with the directory that they run in.
+    /// Test programs by target, as in the plan.
     pub(crate) programs: BTreeMap<String, Program>,
 }
 
-/// A program with tests.
+/// A test program, with the directory that it runs in.
 #[derive(Debug, Clone)]
 pub(crate) struct Program {
     pub(crate) executable: PathBuf,
@@ -61,9 +61,9 @@ impl Tree {
 
     /// Makes the mutants of `groups` and builds the tests, without those mutants that do not compile.
     pub(crate) fn build(&self, groups: &[Group]) -> Result<Built, Error> {
-        let kept = self.work.join("does-not-compile.txt");
+        let list = self.work.join("does-not-compile.txt");
         let mut left_out: BTreeSet<_> =
-            fs::read_to_string(&kept).unwrap_or_default().lines().map(str::to_owned).collect();
+            fs::read_to_string(&list).unwrap_or_default().lines().map(str::to_owned).collect();
         loop {
             let mutants = self.write(groups, &left_out)?;
             match self.compile(groups)? {
@@ -77,13 +77,13 @@ impl Tree {
                     println!("{} mutants do not compile and are left out", wrong.len());
                     left_out.extend(wrong);
                     let lines: String = left_out.iter().map(|key| format!("{key}\n")).collect();
-                    fs::write(&kept, lines).map_err(at(&kept))?;
+                    fs::write(&list, lines).map_err(at(&list))?;
                 }
             }
         }
     }
 
-    /// Writes the copy, as far as it is not there.
+    /// Writes the parts of the copy that are missing or changed.
     fn write(&self, groups: &[Group], left_out: &BTreeSet<String>) -> Result<Vec<Mutant>, Error> {
         let listed = Command::new("git")
             .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
@@ -93,7 +93,7 @@ impl Tree {
         let constants = self.constants()?;
         let listed = String::from_utf8_lossy(&listed.stdout).into_owned();
         let (mut mutants, mut next_number) = (Vec::new(), 1);
-        let mut kept = BTreeSet::new();
+        let mut written = BTreeSet::new();
         for name in listed.split('\0').filter(|name| !name.is_empty()) {
             let from = self.root.join(name);
             if !from.is_file() {
@@ -120,13 +120,13 @@ impl Tree {
             if let Ok(metadata) = from.metadata() {
                 fs::set_permissions(&to, metadata.permissions()).map_err(at(&to))?;
             }
-            kept.insert(to);
+            written.insert(to);
         }
-        remove_others(&self.tree().join("crates"), &kept)?;
+        remove_others(&self.tree().join("crates"), &written)?;
         Ok(mutants)
     }
 
-    /// Names of constants that are whole numbers, in any crate.
+    /// Names of integer constants in all crates.
     fn constants(&self) -> Result<BTreeSet<String>, Error> {
         let mut names = BTreeSet::new();
         let mut directories = vec![self.root.join("crates")];
@@ -149,7 +149,7 @@ impl Tree {
         Ok(names)
     }
 
-    /// Builds the tests; gives the programs, or the compiler's errors.
+    /// Builds the tests; returns the programs, or the compiler's errors.
     fn compile(&self, groups: &[Group]) -> Result<Result<BTreeMap<String, Program>, Vec<Value>>, Error> {
         let targets: BTreeSet<&str> =
             groups.iter().flat_map(|group| &group.targets).map(String::as_str).collect();
@@ -167,8 +167,10 @@ impl Tree {
                 name => arguments.extend(["--test".to_owned(), name.to_owned()]),
             }
         }
-        // What overflows is not to end a test by itself: a release build goes on with it.
-        for package in ["protocol", "fabric", "verbs-reactor", "fabric-shm", "fabric-tcp", "rendezvous", "memory"] {
+        // An overflow must not end a test by itself, because a release build continues.
+        for package in
+            ["protocol", "fabric", "verbs-reactor", "fabric-shm", "fabric-tcp", "rendezvous", "memory"]
+        {
             let setting = format!("profile.dev.package.tensorwire-{package}.overflow-checks=false");
             arguments.extend(["--config".to_owned(), setting]);
         }
@@ -202,7 +204,7 @@ impl Tree {
             .collect()))
     }
 
-    /// The mutants that stand where the compiler points.
+    /// The mutants at the positions of the compiler's errors.
     fn to_blame(&self, errors: &[Value], mutants: &[Mutant]) -> BTreeSet<String> {
         let mut wrong = BTreeSet::new();
         for error in errors {
@@ -221,7 +223,7 @@ impl Tree {
         wrong
     }
 
-    /// The mutant that begins last before the span on its line; every one of these lines if there is none.
+    /// The mutant that begins last before the span on its line; all mutants of the span's lines if there is none.
     fn numbers_at(&self, span: &Value) -> Vec<usize> {
         let number = |name: &str| span[name].as_u64().unwrap_or_default() as usize;
         let file = self.tree().join(span["file_name"].as_str().unwrap_or_default());
@@ -242,7 +244,7 @@ fn numbers_in(line: &str) -> Vec<usize> {
     parts.filter_map(|part| part.split_once(')')?.0.parse().ok()).collect()
 }
 
-/// The program with tests that a message of cargo names.
+/// The test program that a message of cargo names.
 fn program(message: &Value) -> Option<(String, Program)> {
     let executable = PathBuf::from(message["executable"].as_str()?);
     let target = &message["target"];
@@ -254,7 +256,7 @@ fn program(message: &Value) -> Option<(String, Program)> {
     Some((format!("{package}/{name}"), Program { executable, directory }))
 }
 
-/// Leaves the time of a file that is as it should be, so that cargo does not build it again.
+/// Writes a file only if its content differs, so that cargo does not build an unchanged file again.
 fn write_changed(path: &Path, content: &[u8]) -> Result<(), Error> {
     if fs::read(path).is_ok_and(|before| before == content) {
         return Ok(());
@@ -265,13 +267,13 @@ fn write_changed(path: &Path, content: &[u8]) -> Result<(), Error> {
     fs::write(path, content).map_err(at(path))
 }
 
-/// Removes what an earlier copy had and the repository no longer has.
-fn remove_others(directory: &Path, kept: &BTreeSet<PathBuf>) -> Result<(), Error> {
+/// Removes files of an earlier copy that the repository no longer has.
+fn remove_others(directory: &Path, written: &BTreeSet<PathBuf>) -> Result<(), Error> {
     for entry in fs::read_dir(directory).map_err(at(directory))? {
         let path = entry.map_err(at(directory))?.path();
         if path.is_dir() {
-            remove_others(&path, kept)?;
-        } else if !kept.contains(&path) {
+            remove_others(&path, written)?;
+        } else if !written.contains(&path) {
             fs::remove_file(&path).map_err(at(&path))?;
         }
     }

@@ -1,13 +1,13 @@
 //! Programs that must not compile, with the compiler's errors. After a review of the changes, `TRYBUILD=overwrite cargo
 //! test -p tensorwire-compile-fail` stores the present errors.
 //!
-//! The misuse that each case shows to be impossible by types:
+//! Each case shows that types prevent one misuse:
 //!
 //! | misuse | case |
 //! | --- | --- |
 //! | use a buffer that was posted for a read | `posted_buffer` |
 //! | write the source of a write that was posted | `posted_source` |
-//! | post a slice, which nothing would keep alive until the completion | `posted_slice` |
+//! | post a slice, although nothing keeps it alive until the completion | `posted_slice` |
 //! | forget an operation | `forgotten_operation` |
 //! | form a slice of memory while it is granted | `granted_slice` |
 //! | keep the buffer that was granted | `granted_buffer` |
@@ -19,8 +19,8 @@
 //! | a runtime that is bound to its thread | `runtime_of_one_thread` |
 //! | a task that is bound to its thread | `task_of_one_thread` |
 //!
-//! Two batches posted at once on one queue pair are no misuse here: posting takes `&self`, and a batch is one request
-//! (`write_vectored`), between whose parts nothing can be posted. The types of std forbid a waker that is bound to its
+//! Posting two batches at once on one queue pair is no misuse here: posting takes `&self`, and a batch is one request
+//! (`write_vectored`); nothing can be posted between its parts. The types of std forbid a waker that is bound to its
 //! thread. An example in the documentation of `Recv::into_buffer` shows that a receive takes no borrowed slice.
 
 #[test]

@@ -1,8 +1,8 @@
 //! Tensors between processes for async Rust services.
 //!
-//! A producer publishes a tensor under a name, or sends it under a key; a consumer awaits it, and the bytes
-//! land in the consumer's own memory by a one-sided write. On one host they go through shared memory, between
-//! hosts by RDMA where both have it, else over TCP; the program is the same.
+//! A producer publishes a tensor under a name, or sends it under a key; a consumer awaits it, and the bytes land in the
+//! consumer's own memory by a one-sided write. On one host they go through shared memory, between hosts by RDMA if both
+//! have it, otherwise over TCP; the program is the same.
 //!
 //! The types that matter are [`Worker`], [`Tensor`] and [`Step`]. A whole example, with both sides in one
 //! process:
@@ -53,14 +53,14 @@
 //! | --- | --- | --- |
 //! | `shm` | yes | shared memory, between processes of one host |
 //! | `tcp` | yes | tensors over TCP; control sessions use TCP in any case |
-//! | `verbs` | yes | RDMA, where libibverbs is installed (found at run time) |
+//! | `verbs` | yes | RDMA, if libibverbs is installed (found at run time) |
 //! | `metrics` | yes | counts for the recorder of the `metrics` crate |
 //! | `tls` | no | mutual TLS; needs a C compiler |
 //! | `redis` | no | groups whose ranks meet in Redis |
 //! | `etcd` | no | groups whose ranks meet in etcd |
 //!
-//! Where the program was built without a fabric, [`Worker::peers`] shows that, and [`WorkerBuilder::require`] of that fabric is
-//! an error.
+//! If the program was built without a fabric, [`Worker::peers`] shows that, and [`WorkerBuilder::require`] of that
+//! fabric is an error.
 
 #![forbid(unsafe_code)]
 
@@ -80,12 +80,12 @@ pub use tensorwire_rendezvous::{
     WorkerError,
 };
 
-/// Memory that tensors are in: pools, buffers, leases, and memory of the program's own.
+/// The memory of tensors: pools, buffers, leases, and the program's own memory.
 pub mod memory {
     pub use tensorwire_memory::*;
 }
 
-/// What a [`WorkerBuilder`] can set.
+/// The settings of a [`WorkerBuilder`].
 pub mod settings {
     pub use tensorwire_fabric::{UnknownWait, Wait};
     pub use tensorwire_protocol::{Mode, UnknownValidation};

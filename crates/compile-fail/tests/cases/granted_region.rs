@@ -1,4 +1,4 @@
-//! A region's memory is reached through a target, which counts accesses and has no slice.
+//! A region's memory is accessed only through a target, which counts accesses and gives no slice.
 
 use tensorwire_fabric::{RegionTable, RemoteRange};
 

@@ -1,4 +1,4 @@
-//! A runtime is shared by all threads that await.
+//! All threads that await share one runtime.
 
 use std::{rc::Rc, time::Duration};
 
