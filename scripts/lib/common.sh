@@ -1,6 +1,6 @@
-# What the scripts share. Sourced from the repository's root.
+# Functions that the scripts share. Sourced from the repository's root.
 
-# need_rust: ends with a remedy when there is no cargo.
+# need_rust: ends with a remedy if there is no cargo.
 need_rust() {
     command -v cargo >/dev/null && return
     echo "cargo is not on the PATH: install Rust 1.88 or later with rustup" >&2
@@ -31,9 +31,9 @@ install_packages() {
     $sudo apt-get update -q && $sudo apt-get install -q -y -o DPkg::Lock::Timeout=120 --no-install-recommends "$@"
 }
 
-# need_services: installs the missing ones of the programs that tests of stores and launchers start, or says which tests are skipped without
-# them. Each of those tests reports that it was skipped. Where an init system runs, Debian starts redis-server and etcd; tests
-# start their own, on other ports.
+# need_services: installs missing programs that tests of stores and launchers start, or prints which tests are skipped
+# without them. Each of those tests reports that it was skipped. If an init system runs, Debian starts redis-server and
+# etcd; tests start their own, on other ports.
 need_services() {
     local missing=() entry
     for entry in redis-server=redis-server etcd=etcd-server mpirun=openmpi-bin; do
@@ -47,9 +47,9 @@ need_services() {
     echo "  apt-get install --no-install-recommends ${missing[*]}"
 }
 
-# count_tests LOG: adds up the closing lines of nextest, cargo test and scripts/rxe-vm/suite in LOG, each test once: what the
-# virtual machine ran was skipped by a plain run before, and what tell_skips counts in LOG passed and tried nothing. Prints
-# `N passed, N failed, N skipped`, alone on its line.
+# count_tests LOG: adds up the closing lines of nextest, cargo test and scripts/rxe-vm/suite in LOG, each test once: a
+# plain run skipped the tests that the virtual machine ran later, and the tests that tell_skips counts in LOG passed
+# without trying their rule. Prints `N passed, N failed, N skipped`, alone on its line.
 count_tests() {
     sed 's/\x1b\[[0-9;]*m//g' "$1" | awk '
         function number_before(word,   parts, words) {
@@ -76,13 +76,13 @@ count_tests() {
         END {
             skipped = (skipped > begun ? skipped - begun : 0) + rules
             if (verbs > 0) printf "%d of the tests ran over verbs, in the virtual machine.\n", verbs
-            if (rules > 0) printf "%d of the tests that were skipped told so themselves, as listed above.\n", rules
+            if (rules > 0) printf "%d of the tests that were skipped reported that themselves, as listed above.\n", rules
             printf "%d passed, %d failed, %d skipped\n", passed, failed, skipped
         }'
 }
 
-# tests_ran LOG FILTER...: whether LOG, which cargo test or nextest printed, has a test that ran, and one with each FILTER in its
-# name.
+# tests_ran LOG FILTER...: whether LOG, the output of cargo test or nextest, has a test that ran, and one with each
+# FILTER in its name.
 tests_ran() {
     local log=$1 filter ran
     shift
@@ -95,8 +95,8 @@ tests_ran() {
     done
 }
 
-# list_ignored_tests LOG: each test that was left out, with the reason written at it; those that need an RDMA device only
-# where LOG does not say that the virtual machine ran them.
+# list_ignored_tests LOG: each test that was left out, with the reason in its attribute; tests that need an RDMA device
+# only if LOG does not show that the virtual machine ran them.
 list_ignored_tests() {
     local found
     found=$(git grep -nE '^[^/]*\[ignore' -- '*.rs' || true)
@@ -108,7 +108,7 @@ list_ignored_tests() {
     sed -E 's/^([^:]+):([0-9]+):.*\[ignore( = "(.*)")?\].*/  \1:\2  \4/' <<<"$found"
 }
 
-# The one set of features that the whole workspace's tests are built with: TLS, stores in Redis and etcd, and bugs that do nothing unless a test plants them. The
-# code without TLS is what scripts/check-stub-build builds and .ci/run's second clippy reads.
-# shellcheck disable=SC2034  # used by the scripts that source this
+# The one set of features that the whole workspace's tests are built with: TLS, stores in Redis and etcd, and bugs that
+# do nothing unless a test plants them. scripts/check-stub-build builds the code without TLS, and .ci/run's second
+# clippy checks it. shellcheck disable=SC2034 # used by the scripts that source this
 test_features=(--features "$(printf '%s,' tensorwire-{fabric,rendezvous,cli,collective}/test-certificates)tensorwire-book/tls,tensorwire/tls,tensorwire/redis,tensorwire/etcd,tensorwire-sim/planted-bugs")

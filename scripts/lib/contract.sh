@@ -1,12 +1,13 @@
-# Rules of the fabric contract that are skipped: what the tests said, against the committed list. Sourced from the
+# Compares the skipped rules of the fabric contract, which tests report, with the committed list. Sourced from the
 # repository's root.
 #
-# What a test says is a line `SKIPPED: PLACE TEST REASON`, where PLACE is a fabric, or a fabric with `-between-processes`,
-# and TEST a full name, which ends in `MODULE::RULE`. Under TENSORWIRE_TEST_SKIPPED=FILE tests write it to FILE too.
+# A test reports a skip by a line `SKIPPED: PLACE TEST REASON`, where PLACE is a fabric, or a fabric with
+# `-between-processes`, and TEST a full name, which ends in `MODULE::RULE`. With TENSORWIRE_TEST_SKIPPED=FILE tests
+# write the line to FILE, too.
 
 contract_exceptions=crates/fabric/tests/contract/exceptions.txt
 
-# listed_skips PLACE...: the rules that the committed list has for these places, one a line.
+# listed_skips PLACE...: the rules that the committed list has for these places, one per line.
 listed_skips() {
     local place
     for place in "$@"; do
@@ -14,13 +15,13 @@ listed_skips() {
     done | LC_ALL=C sort
 }
 
-# skips_of FILE MODULES: the rules that tests of these modules (MODULES::MODULE::RULE) said in FILE to have skipped.
+# skips_of FILE MODULES: the rules that tests of these modules (MODULES::MODULE::RULE) skipped, by their lines in FILE.
 skips_of() {
     sed -n "s/^SKIPPED: [^ ]* \\(.*::\\)\\{0,1\\}$2::\\([a-z_]*::[a-z0-9_]*\\) .*/\\2/p" "$1" | LC_ALL=C sort -u
 }
 
-# same_skips FILE MODULES PLACE...: whether the tests of these modules skipped what the list has for these places. Prints
-# the difference.
+# same_skips FILE MODULES PLACE...: whether the tests of these modules skipped the rules that the list has for these
+# places. Prints the difference.
 same_skips() {
     local file=$1 modules=$2
     shift 2
@@ -29,8 +30,8 @@ same_skips() {
     return 1
 }
 
-# tell_skips FILE: the tests that passed and tried nothing, counted by place and reason; and the line that count_tests
-# reads.
+# tell_skips FILE: prints the number of tests that passed without trying their rule, by place and reason; and the line
+# that count_tests reads.
 tell_skips() {
     local count
     count=$(sort -u "$1" | wc -l)

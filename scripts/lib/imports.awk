@@ -1,11 +1,12 @@
-# Reads the Rust files of one crate, given as FILE arguments below the folder `root`; prints the modules of each folder with
-# what they import from each other, and each circle. Ends with 1 if there is a circle. Used by scripts/check-imports.
+# Reads the Rust files of one crate, given as FILE arguments below the folder `root`; prints the modules of each folder
+# with their imports from each other, and each circle. Ends with 1 if there is a circle. Used by scripts/check-imports.
 #
 # A module is a path of names ("" is the crate root). Only items that are built without tests and fuzzing count.
 
 # --- From text to tokens -----------------------------------------------------------------------------------------------
 
-# without_text(line): the line without comments, strings and characters; what runs over several lines is carried in `inside`.
+# without_text(line): the line without comments, strings and characters; `inside` has the state of one that spans
+# several lines.
 function without_text(line,   code, at, found) {
     code = ""
     while (line != "") {
@@ -103,7 +104,7 @@ function read_attribute(token) {
     attribute = attribute token
 }
 
-# The item that follows is left out: to its `;`, to the `}` that ends it, or for a field or a variant to its `,`.
+# Leaves out the next item: up to its `;`, to the `}` that ends it, or for a field or a variant to its `,`.
 function begin_skip() { skipping = 1; skip_depth = depth; skip_kind = ""; skip_opened = 0 }
 
 function read_skipped(token) {
@@ -178,7 +179,7 @@ function read_code(token) {
 function enter_module(name) { module = join(module, name); exists[module] = 1; module_depth[++level_of] = depth }
 function leave_module() { level_of--; sub(/(::)?[^:]*$/, "", module) }
 
-# Paths in code: `crate::a::B`, `super::c()`, `d::e`. Within `pub(in …)` there are none.
+# Paths in code: `crate::a::B`, `super::c()`, `d::e`. `pub(in …)` contains none.
 function read_path(token) {
     if (path_open && (token == "::" || previous == "::" && is_name(token))) {
         path_text = path_text token
@@ -218,7 +219,8 @@ END { report() }
 
 function parent(name) { return sub(/(::)?[^:]*$/, "", name) ? name : "" }
 
-# resolve(from, path): the module of the crate that defines what `path` names in the module `from`; "-" for another crate.
+# resolve(from, path): the module of the crate that defines the item which `path` names in the module `from`; "-" for
+# another crate.
 function resolve(from, path, tries,   names, n, i, at, rest, j, found) {
     if (tries > 12) return "-"
     n = split(path, names, "::")
@@ -263,7 +265,8 @@ function is_left_out(name,   names, n, i, at) {
 
 # --- From imports to folders and circles -------------------------------------------------------------------------------
 
-# An import between two modules is an arrow between the two siblings that hold them; none where one holds the other.
+# An import between two modules is an arrow between the two siblings that contain them; there is no arrow if one
+# contains the other.
 function add_arrow(from, to, where,   a, b, na, nb, i, folder) {
     na = split(from, a, "::"); nb = split(to, b, "::")
     folder = ""
@@ -286,7 +289,7 @@ function report(   i, target, name, circles) {
 
 function last(name) { sub(/^.*::/, "", name); return name }
 
-# Modules from the users to the used; those of a circle come last, in the order of their names.
+# Prints modules from the users to the used; those of a circle come last, in the order of their names.
 function report_folder(folder, indent,   list, n, i, circles, name) {
     n = in_order(folder, list)
     circles = report_circles(folder)

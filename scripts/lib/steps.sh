@@ -1,12 +1,12 @@
-# Runs named, bounded steps and tells at the end which failed. Sourced by .ci/run and .ci/long.
+# Runs named, bounded steps and prints at the end which failed. Sourced by .ci/run and .ci/long.
 
 step_table=""
 steps_failed=0
 step_log=$(mktemp)
 trap 'rm -f "$step_log"' EXIT
 
-# step SECONDS NAME COMMAND...: runs COMMAND for at most SECONDS; what it prints is also kept in $step_log. A failure is
-# noted, and the next step still runs, so that one run shows all there is to mend.
+# step SECONDS NAME COMMAND...: runs COMMAND for at most SECONDS; its output is also written to $step_log. A failure is
+# recorded, and the next step still runs, so that one run shows all failures.
 step() {
     local limit=$1 name=$2 begin=$SECONDS status=0 result=ok
     shift 2
@@ -20,14 +20,14 @@ step() {
     step_table+=$(printf '%5d s  %-46s %s' "$((SECONDS - begin))" "$name" "$result")$'\n'
 }
 
-# beside FUNCTION: begins the steps of FUNCTION in the background, where they get a processor while nothing else wants it. Their output is
-# shown when `join_steps` waits for them. Only for steps that are all building or reading, in target directories of their own: what
-# measures time runs alone.
+# beside FUNCTION: begins the steps of FUNCTION in the background, where they run while no other process needs the
+# processor. `join_steps` shows their output. Only for steps that build or read, in separate target directories: steps
+# that measure time run alone.
 beside() {
     beside_files=$(mktemp -d)
     (
         trap - EXIT
-        # What this starts inherits it.
+        # Child processes inherit the priority.
         chrt --idle --pid 0 "$BASHPID" || renice -n 19 -p "$BASHPID"
         step_log=$beside_files/log step_table="" steps_failed=0
         : >"$step_log"
@@ -38,7 +38,7 @@ beside() {
     beside_pid=$!
 }
 
-# join_steps: waits for the steps that `beside` began. If they did not come to their end, that is a failure.
+# join_steps: waits for the steps that `beside` began. If they did not finish, that is a failure.
 join_steps() {
     wait "$beside_pid" || true
     cat "$beside_files/output"
@@ -48,7 +48,7 @@ join_steps() {
     rm -rf "$beside_files"
 }
 
-# print_steps: the table of what ran, and how long it took.
+# print_steps: prints the table of the steps with their times.
 print_steps() {
     printf '\n=== Steps\n%s%5d s  in all\n' "$step_table" "$SECONDS"
 }
