@@ -18,7 +18,7 @@ use super::ControlError;
 /// ```
 ///
 /// # Errors
-/// What is wrong, and what to do.
+/// The problem, and the remedy.
 pub fn host_and_port(address: &str) -> Result<(&str, u16), &'static str> {
     if address.len() > ADDRESS_BYTES_MAX {
         return Err("it is longer than 256 bytes");
@@ -48,8 +48,8 @@ pub fn host_and_port(address: &str) -> Result<(&str, u16), &'static str> {
     Ok((host, port))
 }
 
-/// The address where this worker listens, in a form for other hosts: without the zone of a link-local address, which has a meaning on
-/// this host only.
+/// This worker's listen address in a form for other hosts: without the zone of a link-local address, which has a
+/// meaning only on this host.
 pub(crate) fn for_peers(address: &str) -> String {
     match address.parse() {
         Ok(SocketAddr::V6(mut address)) => {
@@ -60,8 +60,9 @@ pub(crate) fn for_peers(address: &str) -> String {
     }
 }
 
-/// `address`, where a peer says that it listens, in a form that this worker can dial. If the peer listens on all its addresses, its
-/// host is the one that the session from `peer` uses. A link-local address gets the zone of the session.
+/// The listen address that a peer announced, in a form that this worker can dial. If the peer listens on all its
+/// addresses, the result has the host of the session's address `peer`. A link-local address gets the zone of the
+/// session.
 pub(crate) fn dialable(address: &str, peer: Option<SocketAddr>) -> String {
     let (Ok(mut listens), Some(peer)) = (address.parse::<SocketAddr>(), peer) else {
         return address.to_owned();
@@ -79,7 +80,7 @@ pub(crate) fn dialable(address: &str, peer: Option<SocketAddr>) -> String {
     listens.to_string()
 }
 
-/// As [`host_and_port`], for an address to listen on or to dial.
+/// Like [`host_and_port`], for an address to listen on or to dial.
 pub(super) fn parts(address: &str) -> Result<(&str, u16), ControlError> {
     host_and_port(address).map_err(|_| ControlError::BadAddress { address: address.to_owned() })
 }
@@ -142,8 +143,8 @@ mod tests {
             ("http://a:1", "without a scheme"),
         ];
         for (address, why) in refused {
-            let told = host_and_port(address).unwrap_err();
-            assert!(told.contains(why), "{address}: {told}");
+            let problem = host_and_port(address).unwrap_err();
+            assert!(problem.contains(why), "{address}: {problem}");
         }
         let long = format!("{}:1", "h".repeat(ADDRESS_BYTES_MAX));
         assert!(host_and_port(&long).is_err() && host_and_port(&long[2..]).is_ok());

@@ -147,7 +147,7 @@ impl GrpcConfig {
     }
 
     /// Maximum number of connections whose peers are not authenticated, for sessions and for data together. A further
-    /// one replaces the oldest of the kind that has more. From each, at most 64 KiB are read. Default 64.
+    /// connection replaces the oldest of the kind that has more. From each, at most 64 KiB are read. Default 64.
     #[must_use]
     pub fn strangers_max(mut self, limit: usize) -> Self {
         self.strangers_max = limit;
@@ -161,7 +161,7 @@ impl GrpcConfig {
 pub struct GrpcPlane {
     address: String,
     config: GrpcConfig,
-    /// The secret that peers must prove; `None` if anybody may connect.
+    /// The secret that peers must prove; `None` if every peer may connect.
     secret: Option<Secret>,
     runtime: tokio::runtime::Handle,
     /// The runtime as a [`Runtime`], on which sessions are served.
@@ -170,7 +170,7 @@ pub struct GrpcPlane {
     tasks: Tasks,
     data: DataPort,
     closing: watch::Sender<bool>,
-    /// Nothing is sent on it: receiving fails when the thread ends.
+    /// Nothing is sent on this channel: receiving fails when the thread ends.
     done: watch::Receiver<()>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -322,7 +322,7 @@ impl ControlPlane for GrpcPlane {
         self.begin_close();
         let mut done = self.done.clone();
         Box::pin(async move {
-            // Fails when the thread ends, which is what this waits for.
+            // This fails when the thread ends, for which this waits.
             let _ = done.changed().await;
             let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(thread) = thread {
@@ -341,7 +341,7 @@ impl ControlPlane for GrpcPlane {
     }
 
     fn ambient_secret(&self, address: &str) -> BoxFuture<'static, Result<Option<Secret>, ControlError>> {
-        // With TLS the peer is known by its certificate, so no secret is requested from a socket that anybody may have
+        // With TLS the certificate identifies the peer, so no secret is requested from a socket that any user may have
         // bound.
         if address == self.address || self.config.security.encrypts() {
             return Box::pin(std::future::ready(Ok(self.secret.clone())));
@@ -446,7 +446,7 @@ async fn within<F: Future>(limit: Duration, future: F) -> Result<F::Output, Elap
 /// Waits until the plane begins to close.
 fn closed(mut closing: watch::Receiver<bool>) -> BoxFuture<'static, ()> {
     Box::pin(async move {
-        // Fails when the plane is dropped, which means the same.
+        // This fails when the plane is dropped, which also closes it.
         let _ = closing.wait_for(|closing| *closing).await;
     })
 }

@@ -68,7 +68,7 @@ pub struct Introduction {
 /// Authenticates the worker that was dialled at `address`, and introduces `me` to it.
 ///
 /// Without a `secret` no peer is authenticated: for the simulator, and planes made by a `dangerous_` constructor. The
-/// proof of a secret that was handed over is bound to this connection, see the module.
+/// proof of a handed-over secret is bound to this connection; see the module.
 ///
 /// # Errors
 /// [`ControlError::WrongSecret`], [`ControlError::NoSecret`], [`ControlError::Misbehaved`] (also for another wire
@@ -96,7 +96,7 @@ pub async fn dial(
 /// Authenticates the worker that dialled, and introduces `me` to it. `secret` as for [`dial`].
 ///
 /// # Errors
-/// As [`dial`], but [`ControlError::Lost`] after `limit`.
+/// As [`dial`], except that [`ControlError::Lost`] is returned after `limit`.
 ///
 /// # Cancel safety
 /// Not cancel-safe: drop the session too.
@@ -150,10 +150,10 @@ const NO_PROOF: [u8; PROOF_BYTES] = [0; PROOF_BYTES];
 /// The frames so far, and the secret that proves them.
 struct Transcript<'a> {
     secret: Option<&'a Secret>,
-    /// The connection and its kind; `None` if a proof must contain it and it is not known on this side.
+    /// The connection and its kind; `None` if a proof must contain them and this side does not know them.
     connection: Option<Vec<u8>>,
     /// The frames of both sides, in order. Each begins with its length.
-    said: Vec<u8>,
+    frames: Vec<u8>,
 }
 
 impl<'a> Transcript<'a> {
@@ -165,7 +165,7 @@ impl<'a> Transcript<'a> {
             }
             None => Some(b"over any connection\0".to_vec()),
         };
-        Self { secret, connection, said: Vec::new() }
+        Self { secret, connection, frames: Vec::new() }
     }
 
     fn authenticator(&self, role: Role, frame: &[u8]) -> Option<Hmac<Sha256>> {
@@ -173,7 +173,7 @@ impl<'a> Transcript<'a> {
         let mut authenticator = Hmac::<Sha256>::new_from_slice(key).ok()?;
         authenticator.update(role.label());
         authenticator.update(self.connection.as_ref()?);
-        authenticator.update(&self.said);
+        authenticator.update(&self.frames);
         authenticator.update(frame);
         Some(authenticator)
     }
@@ -181,20 +181,20 @@ impl<'a> Transcript<'a> {
     /// Encodes `frame`, whose last bytes are its proof, with the correct proof.
     fn prove(&self, role: Role, frame: &ControlFrame) -> Option<Vec<u8>> {
         let mut bytes = frame.encode();
-        let (said, proof) = bytes.split_last_chunk_mut::<PROOF_BYTES>()?;
-        *proof = self.authenticator(role, said)?.finalize().into_bytes().into();
+        let (content, proof) = bytes.split_last_chunk_mut::<PROOF_BYTES>()?;
+        *proof = self.authenticator(role, content)?.finalize().into_bytes().into();
         Some(bytes)
     }
 
     /// Whether the proof at the end of `frame` is correct. In constant time.
     fn verify(&self, role: Role, frame: &[u8]) -> bool {
-        let Some((said, proof)) = frame.split_last_chunk::<PROOF_BYTES>() else { return false };
-        self.authenticator(role, said).is_some_and(|it| it.verify_slice(proof).is_ok())
+        let Some((content, proof)) = frame.split_last_chunk::<PROOF_BYTES>() else { return false };
+        self.authenticator(role, content).is_some_and(|it| it.verify_slice(proof).is_ok())
     }
 }
 
 impl Addresses {
-    /// The dialling side's address, then the accepting side's. Both sides compute the same text, unless somebody is
+    /// The dialling side's address, then the accepting side's. Both sides compute the same text, unless an attacker is
     /// between them.
     fn seen_by(&self, role: Role) -> String {
         let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
@@ -242,8 +242,8 @@ impl<'a> Side<'a> {
             Ok(hello) => hello,
             Err(error @ ControlError::NameNotProven { .. }) => return Err(error),
             Err(error) => {
-                // Sent also to a peer of another version, so that it learns this version. The Hello contains nothing
-                // secret.
+                // Also sent to a peer of another version, so that the peer learns this version. The Hello contains
+                // nothing secret.
                 let _ = self.send(mine).await;
                 return Err(error);
             }
@@ -273,7 +273,7 @@ impl<'a> Side<'a> {
         let ControlFrame::Hello { worker, incarnation, listen_address, .. } = frame else {
             return Err(self.unless_refused(&frame, "it did not start with Hello"));
         };
-        self.transcript.said.extend_from_slice(&bytes);
+        self.transcript.frames.extend_from_slice(&bytes);
         self.check_name(&worker).await?;
         if worker == self.me.worker && incarnation == self.me.incarnation {
             return Err(self.misbehaved("it is this worker itself; its own values need no connection"));
@@ -303,7 +303,7 @@ impl<'a> Side<'a> {
     /// Checks the proof in the peer's `frame`. If it is wrong, the peer is refused.
     async fn verify(&mut self, frame: &[u8]) -> Result<(), ControlError> {
         if self.transcript.verify(self.role.other(), frame) {
-            self.transcript.said.extend_from_slice(frame);
+            self.transcript.frames.extend_from_slice(frame);
             return Ok(());
         }
         self.refuse(Status::new(Code::Unauthenticated, "the proof of the secret is wrong")).await;
@@ -321,7 +321,7 @@ impl<'a> Side<'a> {
     }
 
     async fn send(&mut self, frame: Vec<u8>) -> Result<(), ControlError> {
-        self.transcript.said.extend_from_slice(&frame);
+        self.transcript.frames.extend_from_slice(&frame);
         self.session.sender.send(frame).await
     }
 

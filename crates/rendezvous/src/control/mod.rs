@@ -85,9 +85,9 @@ pub trait ControlPlane: Send + Sync + fmt::Debug + 'static {
     /// planes made by a `dangerous_` constructor.
     ///
     /// # Errors
-    /// [`ControlError::NoSecret`] if there is none; [`ControlError::Unreachable`] if the socket belongs to another user,
-    /// its process ends or does not answer, or the worker with that port listens on another address than `address`;
-    /// [`ControlError::Misbehaved`] if what it hands over is no secret.
+    /// [`ControlError::NoSecret`] if there is none; [`ControlError::Unreachable`] if the socket belongs to another
+    /// user, its process ends or does not answer, or the worker with that port listens on another address than
+    /// `address`; [`ControlError::Misbehaved`] if it hands over bytes that are no secret.
     ///
     /// # Cancel safety
     /// Cancel-safe.

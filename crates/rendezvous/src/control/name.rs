@@ -12,7 +12,7 @@ pub(crate) fn task_name(job: &str, task: u32) -> String {
 /// every worker has one spelling of its name, and its devices can be used in keys.
 ///
 /// # Errors
-/// What to write instead, if it is not a worker name.
+/// The remedy, if the text is not a worker name.
 pub(crate) fn worker_name(text: &str) -> Result<String, String> {
     check_name(text)?;
     if text.len() > WORKER_NAME_BYTES_MAX {
@@ -36,7 +36,7 @@ pub(crate) fn worker_name(text: &str) -> Result<String, String> {
     }
 }
 
-/// As [`worker_name`], but text that is not a worker name is returned unchanged. No worker has it as a name.
+/// Like [`worker_name`], but returns text that is not a worker name unchanged. No worker has such a name.
 pub(crate) fn sought(text: &str) -> String {
     worker_name(text).unwrap_or_else(|_| text.to_owned())
 }
@@ -46,11 +46,11 @@ pub(crate) fn client_name(runtime: &dyn Runtime) -> String {
     task_name(&format!("{CLIENT}{}_{:016x}", std::process::id(), runtime.random()), 0)
 }
 
-/// How the jobs of workers begin that were given no name.
+/// The beginning of the job names of workers that were given no name.
 const CLIENT: &str = "client_";
 
-/// Whether `name` is of a worker that draws another one at each start: a [`client_name`], or a task of a number that no job
-/// reaches, as clients have whose certificate is for all tasks of a job.
+/// Whether a worker with this name draws another one at each start. Such a name is a [`client_name`], or has a task
+/// number that no job reaches: clients whose certificate is for all tasks of a job draw such numbers.
 pub(crate) fn is_drawn(name: &str) -> bool {
     let Ok(DeviceName { job: Some(job), task: Some(task), .. }) = DeviceName::parse(name) else {
         return false;

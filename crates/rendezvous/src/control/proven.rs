@@ -1,4 +1,4 @@
-//! What TLS proves about the peer of a session, and which claims of the peer are checked against it.
+//! The facts that TLS proves about the peer of a session, and the checks of the peer's claims against them.
 
 use std::fmt;
 
@@ -15,9 +15,9 @@ const ANY_TASK: &str = "*";
 #[non_exhaustive]
 pub enum TlsNames {
     /// The peer's worker name, as a URI in the subjectAltName: `tensorwire:` and the name, for instance
-    /// `tensorwire:/job:ps/replica:0/task:0`; `task:*` stands for every task of a job. If a worker is dialled by its
-    /// address alone ([`Worker::peer_at`](crate::Worker::peer_at)), also the host, as a DNS name or an IP address in
-    /// the subjectAltName.
+    /// `tensorwire:/job:ps/replica:0/task:0`; `task:*` stands for every task of a job. If a worker is dialled only by
+    /// its address ([`Worker::peer_at`](crate::Worker::peer_at)), the certificate must also contain the host, as a DNS
+    /// name or an IP address in the subjectAltName.
     #[default]
     Proven,
     /// The peer's worker name, as with [`Proven`](Self::Proven), but not the host: any worker may answer at an address,
@@ -91,7 +91,7 @@ pub(crate) fn named_workers(uris: &[String]) -> Vec<&str> {
 /// task number `number`.
 ///
 /// # Errors
-/// What to write instead, if it is not a worker name.
+/// The remedy, if the text is not a worker name.
 #[cfg(feature = "tls")]
 pub(crate) fn own_name(name: &str, number: u32) -> Result<String, String> {
     match name.strip_suffix(ANY_TASK).filter(|job| job.ends_with("/task:")) {

@@ -1,4 +1,4 @@
-//! Published tensors as contents of a catalogue, which neighbours on the same host read by themselves.
+//! Published tensors as contents of a catalogue, which neighbours on the same host read directly.
 
 use std::{
     ptr,
@@ -16,18 +16,18 @@ use crate::values::{published::Edition, tensor::Tensor};
 pub(crate) struct OwnCatalogue(OnceLock<Arc<dyn Catalogue>>);
 
 impl OwnCatalogue {
-    /// The catalogue, if there is one.
+    /// The catalogue, if the worker has one.
     pub(crate) fn get(&self) -> Option<&Arc<dyn Catalogue>> {
         self.0.get()
     }
 
-    /// The first call decides which one it is. `None` if `catalogue` is another.
+    /// The first call sets the catalogue. `None` if `catalogue` is not that one.
     pub(crate) fn get_or_set(&self, catalogue: &Arc<dyn Catalogue>) -> Option<&Arc<dyn Catalogue>> {
         let own = self.0.get_or_init(|| catalogue.clone());
         ptr::addr_eq(Arc::as_ptr(own), Arc::as_ptr(catalogue)).then_some(own)
     }
 
-    /// Replaces what neighbours read in `cell`. Returns memory to be dropped without a lock.
+    /// Replaces the content of `cell`, which neighbours read. Returns memory to be dropped without a lock.
     pub(crate) fn write(&self, cell: CellNumber, edition: Option<&Edition>) -> Vec<Buf> {
         let Some(catalogue) = self.get() else { return Vec::new() };
         let content = edition.and_then(|edition| content(edition.version, &edition.tensor));
@@ -42,7 +42,7 @@ pub(crate) enum Listing {
     Unlisted,
     /// In this cell.
     Cell(CellNumber),
-    /// The catalogue has no room for it.
+    /// The catalogue has no room for the name.
     Refused,
 }
 
@@ -55,7 +55,8 @@ impl Listing {
     }
 }
 
-/// What the cell of a published tensor contains; `number` is that of its version. `None` for a tensor of too many dimensions: then neighbours ask for it.
+/// The cell's content for a published tensor; `number` is the number of its version. `None` for a tensor with too many
+/// dimensions, which neighbours must request.
 pub(crate) fn content(number: u64, tensor: &Tensor) -> Option<CellContent> {
     let Metadata { dtype, shape, is_dead, .. } = tensor.metadata();
     let mut words = [0; CELL_WORDS];

@@ -11,7 +11,7 @@ use crate::values::{
     tensor::Tensor,
 };
 
-/// Where the sender or the receiver has a value.
+/// The memory of the sender's or the receiver's side of a value.
 #[derive(Debug, Clone, Copy)]
 enum MemorySide<'end> {
     Host,

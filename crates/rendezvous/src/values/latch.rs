@@ -14,7 +14,7 @@ pub(crate) struct Latch<T>(Arc<Mutex<LatchState<T>>>);
 
 #[derive(Debug)]
 struct LatchState<T> {
-    /// `Some(None)`: set without a value.
+    /// `Some(None)` if it was set without a value.
     value: Option<Option<T>>,
     next_waiter: u64,
     waiters: BTreeMap<u64, Waker>,
@@ -86,7 +86,7 @@ impl<T: Clone> Latch<T> {
     /// The value, once it is set; `None` when it is set without one.
     ///
     /// # Cancel safety
-    /// Cancel-safe. A later call waits behind the tasks that wait then.
+    /// Cancel-safe. A later call waits behind the tasks that wait at that time.
     pub(crate) async fn wait(&self) -> Option<T> {
         let mut waiter = LatchWaiter { latch: self, number: None };
         poll_fn(|context| {
@@ -95,7 +95,7 @@ impl<T: Clone> Latch<T> {
                 return Poll::Ready(value.clone());
             }
             let LatchState { next_waiter, waiters, .. } = &mut *state;
-            // The number of the first poll stays: polling again does not move a task back.
+            // The first poll assigns the number: polling again does not move a task back.
             let own = *waiter.number.get_or_insert_with(|| {
                 *next_waiter += 1;
                 *next_waiter
@@ -116,7 +116,7 @@ mod tests {
 
     use super::*;
 
-    /// Notes who was woken, in order.
+    /// Records the numbers of woken tasks, in order.
     struct Noted(usize, Arc<Mutex<Vec<usize>>>);
 
     impl Wake for Noted {
@@ -134,7 +134,7 @@ mod tests {
         for &number in &order {
             assert!(waiting[number].as_mut().poll(&mut Context::from_waker(&waker(number))).is_pending());
         }
-        // Looking again costs nobody a place; leaving gives it up.
+        // Polling again keeps the place; dropping the future gives it up.
         assert!(waiting[50].as_mut().poll(&mut Context::from_waker(&waker(50))).is_pending());
         waiting.truncate(90);
         latch.set(Some(7));

@@ -76,7 +76,7 @@ impl LostIndex {
 }
 
 impl LostSteps {
-    /// Stores that `steps` have ended with `peer`, and why.
+    /// Records that `steps` have ended with `peer`, and the reason.
     pub(crate) fn note(&self, steps: &[StepId], peer: &str, why: &str) {
         if steps.is_empty() || tensorwire_testpoints::planted!("a step continues after its connection broke")
         {
@@ -88,7 +88,7 @@ impl LostSteps {
         self.any.store(true, Ordering::Release);
     }
 
-    /// Why `step` has ended with `peer`; `None` if it has not.
+    /// The reason why `step` has ended with `peer`; `None` if it has not.
     pub(crate) fn why(&self, step: StepId, peer: &str) -> Option<String> {
         if !self.any.load(Ordering::Acquire) {
             return None;
@@ -101,7 +101,7 @@ impl LostSteps {
         ))
     }
 
-    /// As [`why`](Self::why), as a status to send to the peer.
+    /// Like [`why`](Self::why), as a status to send to the peer.
     pub(crate) fn status(&self, step: StepId, peer: &str) -> Option<Status> {
         let status = |message| Status { code: Code::Aborted, message, details: BROKEN.to_vec() };
         self.why(step, peer).map(status)
@@ -144,12 +144,12 @@ mod tests {
         lost.note(&[StepId(1)], "a", "something later");
         assert!(lost.why(StepId(1), "a").is_some_and(|why| why.contains("the cable")));
         assert_eq!((lost.why(StepId(1), "b"), lost.why(StepId(2), "a")), (None, None));
-        let told = |status| WorkerError::Aborted { step: 1, status }.is_step_broken();
+        let is_broken = |status| WorkerError::Aborted { step: 1, status }.is_step_broken();
         assert!(
-            lost.status(StepId(1), "a").is_some_and(told),
+            lost.status(StepId(1), "a").is_some_and(is_broken),
             "it is told apart from a step that was aborted"
         );
-        assert!(!told(Status::new(Code::Aborted, "enough")));
+        assert!(!is_broken(Status::new(Code::Aborted, "enough")));
         lost.forget(StepId(1));
         assert!(lost.is_empty() && lost.why(StepId(1), "a").is_none());
     }

@@ -50,7 +50,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// An entry in the list of what a worker has published.
+/// An entry in the list of a worker's published tensors.
 ///
 /// ```
 /// use tensorwire::{Tensor, Worker};
@@ -87,7 +87,7 @@ pub(crate) struct Edition {
     pub(crate) listing: Listing,
 }
 
-/// What a publication replaces, and the memory that the catalogue has let go of.
+/// The edition that a publication replaces, and the memory that the catalogue has released.
 type Replaced = (Option<Edition>, Vec<Buf>);
 
 /// The published tensors of this worker.
@@ -119,7 +119,7 @@ struct WaitLists {
 
 /// Answers to one peer that wait for publications.
 pub(crate) trait WaitingAnswers: fmt::Debug + Send + Sync {
-    /// Sends those that a publication has woken, as far as that needs no waiting.
+    /// Sends the answers that a publication has woken, unless they must wait.
     fn send(&self);
 }
 
@@ -128,7 +128,7 @@ struct WaitList {
     number: u64,
     news: Latch<()>,
     waiting: usize,
-    /// Where those who wait are answers to peers: once for each.
+    /// The waiting answers to peers, each group once.
     answers: Vec<Arc<dyn WaitingAnswers>>,
 }
 
@@ -138,15 +138,15 @@ struct WaitListPlace<'set> {
     name: &'set str,
     line: u64,
     news: Latch<()>,
-    /// What it is one of, if it is an answer.
+    /// The group of answers that it belongs to, if it is an answer.
     answers: Option<Arc<dyn WaitingAnswers>>,
 }
 
 /// The result of a lookup.
 enum Stand<'set> {
-    /// The wanted edition.
+    /// The edition exists.
     Found(Edition),
-    /// It is not published yet, though an older one may be.
+    /// The edition is not published yet, but an older one may be.
     Waits { place: WaitListPlace<'set>, is_there: bool },
 }
 
@@ -182,7 +182,7 @@ impl PublishedSet {
 
     pub(crate) fn publish(&self, name: &str, tensor: Tensor) -> Version {
         let (version, replaced) = self.put(name, tensor);
-        // Dropped outside the lock: the last drop of a tensor frees pool memory, which may wake tasks.
+        // Dropped outside the lock, because the last drop of a tensor frees pool memory, which may wake tasks.
         drop(replaced);
         self.tell(name);
         Version { incarnation: self.incarnation, number: version }
@@ -202,7 +202,7 @@ impl PublishedSet {
         was_there
     }
 
-    /// Lists `name` in the catalogue that neighbours read, if it has room and `catalogue` is that one.
+    /// Lists `name` in `catalogue`, if neighbours read that catalogue and it has room.
     pub(crate) fn list(&self, name: &str, catalogue: &Arc<dyn Catalogue>) {
         let Some(own) = self.catalogue.get_or_set(catalogue) else { return };
         let mut entries = self.entries_mut();
@@ -289,7 +289,7 @@ impl PublishedSet {
         Ok(Stand::Waits { place, is_there })
     }
 
-    /// Wakes the tasks that wait for a publication of `name`, and sends the answers that do.
+    /// Wakes the tasks that wait for a publication of `name`, and sends the waiting answers.
     fn tell(&self, name: &str) {
         let line = self.waiting().lines.remove(name);
         if let Some(line) = line {
@@ -321,10 +321,11 @@ impl PublishedSet {
         page.map(|(name, edition)| (name.clone(), edition.clone())).collect()
     }
 
-    /// Inserts an edition. Returns its number and what it replaces.
+    /// Inserts an edition. Returns its number and the edition that it replaces.
     fn put(&self, name: &str, tensor: Tensor) -> (u64, Replaced) {
         let mut entries = self.entries_mut();
-        // Numbered under the lock, so that of two concurrent publications the one with the greater number stays.
+        // The number is assigned under the lock, so that of two concurrent publications the one with the greater number
+        // stays.
         let version = self.versions.fetch_add(1, Ordering::Relaxed) + 1;
         let edition = Edition { version, tensor, listing: Listing::Unlisted };
         match entries.entry(name.to_owned()) {
@@ -359,7 +360,7 @@ impl PublishedSet {
     }
 }
 
-/// Neighbours that still have the catalogue find nothing in it from now on, and the memory of the tensors is free.
+/// From now on, neighbours that still have the catalogue find nothing in it, and the memory of the tensors is free.
 impl Drop for PublishedSet {
     fn drop(&mut self) {
         let cells = self.entries().values().filter_map(|edition| edition.listing.cell()).collect::<Vec<_>>();
@@ -411,7 +412,7 @@ mod tests {
         const NAMES: usize = 100_000;
         const PAGE: usize = 256;
         let set = PublishedSet::new(7);
-        // In an order that is not theirs.
+        // In an order other than that of the names.
         for number in 0..NAMES {
             set.publish(&format!("{:06}", number * 7919 % NAMES), tensor());
         }
@@ -476,7 +477,7 @@ mod tests {
         assert_eq!(set.awaited(), 1);
         set.close(Status::new(Code::Unavailable, "over"));
         assert!(matches!(poll(new), Poll::Ready(Err(status)) if status.message == "over"));
-        // What is there is still given; nothing is waited for.
+        // Published tensors are still returned; no call waits.
         assert!(matches!(poll(pin!(set.edition("a", FIRST, None))), Poll::Ready(Ok(_))));
         assert!(matches!(poll(pin!(set.edition("b", FIRST, None))), Poll::Ready(Err(_))));
     }

@@ -7,7 +7,7 @@ use dashmap::DashMap;
 /// A hasher without a random key, so that equal runs use equal shards.
 pub(crate) type FixedHasher = BuildHasherDefault<DefaultHasher>;
 
-/// A map with a fixed number of shards. Sort what is collected from it before waking, sending or listing.
+/// A map with a fixed number of shards. Sort collected entries before waking, sending or listing.
 pub(crate) type ShardedMap<K, V> = DashMap<K, V, FixedHasher>;
 
 /// An empty map.

@@ -23,7 +23,7 @@ use crate::{error::WorkerError, values::tensor_proto::TensorProto};
 /// let matrix = Tensor::from_values(worker.pool(), &[2, 2], &[1.0f32, 2.0, 3.0, 4.0])?;
 /// assert_eq!((matrix.shape(), matrix.bytes().len()), (&[2, 2][..], 16));
 ///
-/// // Written in place, without a copy: a buffer of the pool, then a tensor of it.
+/// // Written in place, without a copy: a buffer of the pool becomes a tensor.
 /// let mut buffer = worker.pool().alloc(8).await?;
 /// buffer.fill(7);
 /// let bytes = Tensor::new(buffer, DataType::U8, &[8])?;
@@ -55,7 +55,7 @@ impl Tensor {
         Self::shared(bytes.freeze(), dtype, shape)
     }
 
-    /// As [`new`](Self::new), for bytes that may be shared: a part of another buffer, or memory that has joined
+    /// Like [`new`](Self::new), for bytes that may be shared: a part of another buffer, or memory that has joined
     /// ([`Worker::user_memory`](crate::Worker::user_memory)).
     ///
     /// # Errors
@@ -296,7 +296,7 @@ impl Tensor {
     }
 }
 
-/// Why elements in this machine's memory differ from those in tensors, if they do.
+/// The reason why elements in this machine's memory differ from those in tensors, if they do.
 fn unlike_here<T>() -> Option<String> {
     let differs = cfg!(target_endian = "big") && size_of::<T>() > 1;
     differs.then(|| "tensors are little-endian, and this machine is not; copy with values()".to_owned())
@@ -345,7 +345,7 @@ impl<T> Plain for T where
 {
 }
 
-/// Fewer than `N` bytes, and zeros.
+/// The bytes, filled up with zeros to `N`.
 #[cold]
 fn padded<const N: usize>(from: &[u8]) -> [u8; N] {
     std::array::from_fn(|at| from.get(at).copied().unwrap_or_default())
@@ -356,7 +356,8 @@ macro_rules! elements {
         $(impl Element for $rust {
             const DTYPE: DataType = DataType::$dtype;
 
-            // Inlined, and of all bytes at once, so that loops over elements become vector instructions in the caller's crate.
+            // Inlined, and copies all bytes at once, so that loops over elements become vector instructions in the
+            // caller's crate.
             #[inline]
             fn encode(self, into: &mut [u8]) {
                 if let Some(place) = into.first_chunk_mut() {

@@ -123,7 +123,7 @@ mod tests {
         for cut in 0..good.len() {
             assert!(read(&good[..cut], &[2]).is_err(), "cut at {cut}");
         }
-        // A string that says it goes on for ever.
+        // A string with an endless length.
         assert!(problem(&[66, 0xFF, 0xFF, 0xFF, 0xFF, 0x0F, 1], &[1]).contains("not a TensorProto"));
         // A negative dimension, and an unknown rank.
         let negative = [8, 7, 18, 13, 18, 11, 8, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 1];

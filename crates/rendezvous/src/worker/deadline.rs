@@ -15,8 +15,8 @@ use crate::{
     worker::{Worker, metrics::Timed},
 };
 
-/// An operation with a deadline. It is pinned by the caller, because passing a future by value would embed a copy of it in
-/// each calling future. Of its own kind, and not an `async fn`, for the same reason: thousands may be under way.
+/// An operation with a deadline. It is pinned by the caller, because passing a future by value would embed a copy of it
+/// in each calling future. A future type and not an `async fn`, for the same reason: thousands may be under way.
 pub(crate) struct Within<'a, Operation: ?Sized, What> {
     worker: &'a Worker,
     limit: Duration,
@@ -24,14 +24,14 @@ pub(crate) struct Within<'a, Operation: ?Sized, What> {
     what: What,
     hint: &'static str,
     operation: Pin<&'a mut Operation>,
-    /// What it is recorded as, and when it began, if anybody records it.
+    /// The metric and the time of its start, if a recorder is installed.
     recorded: Option<(Timed, Duration)>,
-    /// Made when the operation has to wait; most need none.
+    /// Made when the operation has to wait; most operations need no timer.
     timer: Option<BoxFuture<'static, ()>>,
 }
 
 impl Worker {
-    /// As [`within`](Self::within). Records the time that a successful operation took.
+    /// Like [`within`](Self::within), but records the time of a successful operation.
     pub(crate) fn timed<'a, Operation: ?Sized, What>(
         &'a self,
         timed: Timed,
@@ -48,7 +48,7 @@ impl Worker {
         Within { recorded, ..self.within(limit, what, hint, operation) }
     }
 
-    /// Awaits `operation` for at most `limit`. `hint` is what to look at if it is late.
+    /// Awaits `operation` for at most `limit`. `hint` names what the user should check if it is late.
     pub(crate) fn within<'a, Operation: ?Sized, What>(
         &'a self,
         limit: Duration,
@@ -59,7 +59,7 @@ impl Worker {
         Within { worker: self, limit, what, hint, operation, recorded: None, timer: None }
     }
 
-    /// The error of a passed deadline. Names each data connection that has stalled, which may be why.
+    /// The error of a passed deadline. Names each data connection that has stalled, because that may be the cause.
     fn late(&self, what: String, limit: Duration, hint: &'static str) -> WorkerError {
         let stalls = self.node.all_peers().into_iter().filter_map(|peer| peer.find(DataConnection::stall));
         let what = stalls.fold(what, |what, stall| format!("{what} ({stall})"));

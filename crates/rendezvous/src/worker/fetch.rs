@@ -58,7 +58,7 @@ impl Settings {
         matches!(self.scope, Scope::Versioned(Wanted::NewerThan { .. }))
     }
 
-    /// Whether a tensor of this version, if it was told, is one that the fetch waits for.
+    /// Whether the fetch waits for a tensor of this version, if the version is known.
     fn is_met_by(&self, version: Option<Version>) -> bool {
         let is_met_by = |Version { incarnation, number }| match self.scope {
             Scope::Versioned(wanted) => wanted.is_met_by(incarnation, number),
@@ -86,8 +86,8 @@ fn transfer<'a>(peer: &'a Peer, name: &'a str) -> Result<Transfer<'a>, WorkerErr
 
 /// Returns the tensor with its version, which is present because the protocol refuses a peer that does not send it.
 fn fetched((tensor, version): (Tensor, Option<Version>)) -> Result<Fetched, WorkerError> {
-    let untold = || WorkerError::InvalidTensor { problem: "it came without its version".to_owned() };
-    Ok(Fetched { tensor, version: version.ok_or_else(untold)? })
+    let missing = || WorkerError::InvalidTensor { problem: "it came without its version".to_owned() };
+    Ok(Fetched { tensor, version: version.ok_or_else(missing)? })
 }
 
 /// A fetch of one published tensor, made by [`Peer::fetch`]. Nothing is fetched until it is awaited.
@@ -108,7 +108,7 @@ fn fetched((tensor, version): (Tensor, Option<Version>)) -> Result<Fetched, Work
 /// # let peer = client.peer_at(server.address()).await?;
 /// let limit = Duration::from_secs(5);
 /// let fetched = peer.fetch("w").timeout(limit).versioned().await?;
-/// // Newer than what is here, whenever there is one.
+/// // The next newer version, as soon as it is published.
 /// let next = peer.fetch("w").newer_than(fetched.version);
 /// server.publish("w", Tensor::from_values(server.pool(), &[1], &[9u8])?)?;
 /// assert_eq!(next.await?.values::<u8>()?, [9]);
@@ -178,7 +178,7 @@ impl<'a, As> Fetch<'a, As> {
     }
 
     /// Waits for a version newer than `version`: a later one of the same incarnation of the peer, or any of another
-    /// incarnation. Behaves as [`wait`](Self::wait), and also ends with NOT_FOUND when the tensor is withdrawn while
+    /// incarnation. Behaves like [`wait`](Self::wait), and also ends with NOT_FOUND when the tensor is withdrawn while
     /// this waits.
     pub fn newer_than(mut self, version: Version) -> Self {
         self.settings.newer_than(Some(version));
@@ -259,14 +259,14 @@ impl Peer {
     }
 }
 
-/// Its arguments stay with the caller, because otherwise the future of every fetch has them several times.
+/// Borrows its arguments, because otherwise the future of every fetch would contain them several times.
 pub(super) async fn run(
     peer: &Peer,
     transfer: &Transfer<'_>,
     settings: &Settings,
 ) -> Result<(Tensor, Option<Version>), WorkerError> {
     let worker = &peer.worker;
-    // A task that fetches in a loop must give way to others, as if it had waited for the peer.
+    // A task that fetches in a loop must yield to others, as if it had waited for the peer.
     tokio::task::coop::consume_budget().await;
     let at_once = || peer.known.find(|link| link.take_at_once(settings.scope, *transfer, settings.sharing));
     if let Some(found) = worker.timed_at_once(Timed::Fetch, at_once) {

@@ -1,4 +1,4 @@
-//! Lists of what a peer has published, fetched page by page.
+//! Lists of a peer's published tensors, fetched page by page.
 
 use std::{future::IntoFuture, pin::pin, time::Duration};
 
@@ -28,7 +28,7 @@ impl Peer {
     }
 }
 
-/// A request for the list of what a peer has published, made by [`Peer::list`]. Nothing is sent until it is awaited.
+/// A request for the list of a peer's published tensors, made by [`Peer::list`]. Nothing is sent until it is awaited.
 /// Awaiting it returns a [`Published`] for each tensor, sorted by name.
 #[derive(Debug)]
 #[must_use = "nothing is listed until it is awaited"]
@@ -88,7 +88,7 @@ impl<'a> List<'a> {
         self.peer.worker.within(self.limit, what, "does the peer run?", pin!(pages)).await
     }
 
-    /// The page of the peer's list that comes after the name `after`.
+    /// The page of the peer's list after the name `after`.
     async fn peers_page(&self, session: &Session, after: Option<String>) -> Result<ListPage, WorkerError> {
         let (request, page) = session.ask_list().map_err(|_| self.lost(session))?;
         let with_checksums = self.with_checksums;
@@ -115,7 +115,7 @@ impl<'a> IntoFuture for List<'a> {
     }
 }
 
-/// How errors name the transfer of a list.
+/// The name of the transfer of a list in errors.
 fn list_of(peer: &str) -> Box<TransferName> {
     Transfer { peer, key: "list", step: None }.name()
 }
@@ -131,7 +131,7 @@ struct ListSoFar {
     bytes_max: usize,
 }
 
-/// Why a page is refused.
+/// The reason why a page is refused.
 #[derive(Debug, PartialEq, Eq)]
 enum ListRefused {
     /// Its names do not follow those of the previous page, so the list might never end.
@@ -210,7 +210,7 @@ mod tests {
         assert!((300..400).contains(&pages), "{pages}");
         let refused = list.take(page(usize::MAX), 7).unwrap_err();
         assert!(matches!(refused, ListRefused::TooLong(status) if status.message.contains("1048576")));
-        // The shortest entries take more memory than they have bytes.
+        // The memory of the shortest entries exceeds their bytes.
         let mut list = ListSoFar::new(1 << 20);
         let page = |number: usize| vec![entry(format!("{number:08}"), 0)];
         let pages = (0..1_000_000).take_while(|&number| list.take(page(number), 7).is_ok()).count();

@@ -96,12 +96,12 @@ impl Times {
         }
     }
 
-    /// When an operation begins; `None` if nobody records how long it takes.
+    /// The start time of an operation; `None` if no recorder takes its duration.
     pub(crate) fn begin(&self, clock: &dyn Runtime) -> Option<Duration> {
         self.are_recorded.then(|| clock.now())
     }
 
-    /// An operation that began so has succeeded.
+    /// Records an operation that began at `begun` and has succeeded.
     pub(crate) fn end(&self, operation: Timed, begun: Option<Duration>, clock: &dyn Runtime) {
         let Some(begun) = begun else { return };
         let times = match operation {
@@ -114,7 +114,8 @@ impl Times {
     }
 }
 
-/// Whether a recorder takes the values of `histogram`: only then is a value asked for its number. Nothing is recorded.
+/// Whether a recorder takes the values of `histogram`: only a recorded value is converted to its number. This records
+/// nothing.
 #[cfg(feature = "metrics")]
 fn is_recorded(histogram: &Histogram) -> bool {
     struct Asked<'a>(&'a Cell<bool>);

@@ -178,7 +178,8 @@ impl Worker {
         self.node.fabrics().iter().map(|fabric| (fabric.kind, fabric.reach.clone())).collect()
     }
 
-    /// What a second send or receive of a key is ([`WorkerBuilder::duplicates`](crate::WorkerBuilder::duplicates)).
+    /// The meaning of a second send or receive of a key
+    /// ([`WorkerBuilder::duplicates`](crate::WorkerBuilder::duplicates)).
     pub fn duplicates(&self) -> DuplicatePolicy {
         self.node.values().steps.duplicates()
     }
@@ -195,7 +196,7 @@ impl Worker {
         &self.node.pools().source
     }
 
-    /// Registers memory of your own, so that values are published and sent from it without a copy: join it, then make a
+    /// Registers your own memory, so that values are published and sent from it without a copy: join it, then make a
     /// tensor with [`Tensor::shared`](crate::Tensor::shared). A peer connected over shared memory gets a copy, made in
     /// [`pool`](Self::pool) for each transfer.
     pub fn user_memory(&self) -> &UserMemory {
@@ -214,8 +215,8 @@ impl Worker {
         self.node.pools().receive.stats()
     }
 
-    /// Publishes `tensor` under `name`, replaces an earlier one, and returns the version. A fetch that is being
-    /// answered still gets the tensor it was answered with.
+    /// Publishes `tensor` under `name`, replaces an earlier one, and returns the version. A fetch whose answer is under
+    /// way still gets the earlier tensor.
     ///
     /// # Errors
     /// [`WorkerError::Config`] if the name is empty, too long or contains a control character; [`WorkerError::ShutDown`].
@@ -251,9 +252,9 @@ impl Worker {
         key.map_err(|error| bad(error.to_string()))
     }
 
-    /// The peers, sorted by name, with the fabric each uses: those that are connected, that this worker has dialled, that
-    /// the user has named (in the cluster, or by an address) or has a [`Peer`](crate::Peer) of. A peer that dialled this worker
-    /// and left is not among them.
+    /// The peers, sorted by name, with the fabric that each uses: connected peers, peers that this worker has dialled,
+    /// peers that the user has named (in the cluster, or by an address), and peers with a [`Peer`](crate::Peer). The
+    /// list does not contain a peer that dialled this worker and left.
     pub fn peers(&self) -> Vec<PeerInfo> {
         self.node.present_peers().iter().map(info).collect()
     }
@@ -274,7 +275,7 @@ impl Worker {
         if self.is_refusing() { Err(WorkerError::ShutDown) } else { Ok(()) }
     }
 
-    /// What `operation` finds without waiting. Records the time that it took, if it was successful.
+    /// Runs `operation`, which does not wait. Records its time if it was successful.
     pub(crate) fn timed_at_once<T>(&self, timed: Timed, operation: impl FnOnce() -> Option<T>) -> Option<T> {
         if self.is_refusing() {
             return None;

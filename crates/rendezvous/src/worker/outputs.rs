@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Step {
-    /// Sends each tensor under its key, in order, as [`send`](Self::send) does.
+    /// Sends each tensor under its key, in order, like [`send`](Self::send).
     ///
     /// # Errors
     /// As [`send`](Self::send), for the first key that is refused. The tensors before it are sent.

@@ -53,13 +53,13 @@ impl Peer {
         self.known.name()
     }
 
-    /// The address at which it was dialled, or on which it announced that it listens.
+    /// The address at which it was dialled, or its announced listen address.
     pub fn address(&self) -> Option<String> {
         self.known.address()
     }
 
-    /// Connects, unless a connection is there. Other calls connect by themselves: this is for receives that are to be requested in
-    /// order, of which the first would wait for the connection and a later one may find it.
+    /// Connects, unless a connection exists. Other calls connect by themselves. This is for receives whose requests
+    /// must be sent in order: without it, the first would wait for the connection, and a later one might overtake it.
     ///
     /// # Errors
     /// [`WorkerError::Control`], [`WorkerError::NoFabric`], [`WorkerError::NoAddress`] and the like, as from a fetch.
@@ -131,9 +131,8 @@ impl Worker {
     /// Waits until the peer called `name` has connected to this worker, for at most the worker's default timeout. Does
     /// not connect: this is for a service whose clients dial it.
     ///
-    /// Each life of the peer is returned once, while it is connected: after a return, the next one is of another
-    /// [incarnation](Peer::incarnation). So a service that calls this in a loop has one conversation with each life of its
-    /// client, and waits in between.
+    /// Each [incarnation](Peer::incarnation) of the peer is returned once, while it is connected. So a service that
+    /// calls this in a loop has one conversation with each incarnation of its client, and waits in between.
     ///
     /// # Errors
     /// [`WorkerError::DeadlineExceeded`], [`WorkerError::ShutDown`].
@@ -171,10 +170,10 @@ impl Worker {
         Ok(Peer::new(self, self.node.name_peer(&name, address)?))
     }
 
-    /// The worker `name`, which may listen at `address` (`host:port`). The address comes from a source that proves nothing, such
-    /// as a store: it is dialled after the one that was set or dialled before, and after that in the cluster, and replaces
-    /// neither. When the returned [`AddressHint`] is dropped, the address is no longer dialled, and a peer that was never met is
-    /// forgotten.
+    /// The worker `name`, which may listen at `address` (`host:port`). The address comes from a source without proof,
+    /// such as a store: this worker dials it after the address that was set or dialled before, and after the address in
+    /// the cluster, and it replaces neither. When the returned [`AddressHint`] is dropped, the address is no longer
+    /// dialled, and a peer that never had a session is forgotten.
     ///
     /// # Errors
     /// As [`set_address`](Self::set_address).

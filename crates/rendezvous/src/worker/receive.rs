@@ -139,9 +139,9 @@ impl<'a, As> Recv<'a, As> {
         self
     }
 
-    /// For a receive that its task polls beside sends or other receives: polling it never looks for the value, which would hold these
-    /// up. Default: where [`Wait`](tensorwire_fabric::Wait) lets tasks look, a poll also looks for the value, if no other
-    /// request is outstanding.
+    /// For a receive that its task polls besides sends or other receives: polling this future never polls the fabric,
+    /// which would delay the others. Default: if [`Wait`](tensorwire_fabric::Wait) allows it and no other request is
+    /// outstanding, polling the future also polls the fabric for the value.
     pub fn beside(mut self) -> Self {
         self.options.awaiting = Awaiting::Beside;
         self
@@ -241,13 +241,13 @@ impl<'a> RecvMany<'a> {
         }
     }
 
-    /// As [`Recv::timeout`], for all of them together.
+    /// Like [`Recv::timeout`], for all of them together.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
     }
 
-    /// As [`Recv::sharing`].
+    /// Like [`Recv::sharing`].
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.sharing = sharing;
         self
@@ -288,13 +288,13 @@ impl Step {
     ///
     /// # Cancel safety
     /// Cancel-safe: in a loop around `select!`, no value is lost, duplicated or reordered. Dropping the future cancels
-    /// the receive at the sender. A value that the sender has not written yet stays there, in order. A value that is
-    /// being written is stored here, in the memory of the dropped receive, for the next receive of the key; that
-    /// receive waits until it is known which of the two cases it is. If several receives of a key are outstanding and
-    /// one is dropped, any of the others may get the value. Stored values are dropped when the step ends.
+    /// the receive at the sender. A value that the sender has not written yet stays at the sender, in order. A value
+    /// that is being written is stored here, in the memory of the dropped receive, for the next receive of the key;
+    /// that receive waits until it knows which of the two cases applies. If several receives of a key are outstanding
+    /// and one is dropped, any of the others may get the value. Stored values are dropped when the step ends.
     ///
     /// If the connection breaks while values of the step are under way, the step has ended between the two workers,
-    /// also after a reconnect: later receives fail with [`WorkerError::PeerLost`], too.
+    /// even after a reconnect: later receives also fail with [`WorkerError::PeerLost`].
     pub fn recv<'a>(&'a self, key: &'a Key) -> Recv<'a> {
         Recv::new(self, Ok(Cow::Borrowed(key)))
     }
@@ -319,12 +319,12 @@ impl Step {
         RecvMany::new(self, Ok(Cow::Borrowed(keys)))
     }
 
-    /// For sends to `peer` by plain names instead of keys.
+    /// Sends to `peer` by plain names instead of keys.
     pub fn to<'a>(&'a self, peer: &'a Peer) -> StepTo<'a> {
         StepTo { step: self, peer }
     }
 
-    /// For receives from `peer` by plain names instead of keys.
+    /// Receives from `peer` by plain names instead of keys.
     pub fn from<'a>(&'a self, peer: &'a Peer) -> StepFrom<'a> {
         StepFrom { step: self, peer }
     }
@@ -405,7 +405,7 @@ impl<'a> StepFrom<'a> {
     }
 }
 
-/// The key of `name`: like one that was made before, `known` to the peer's worker, or else of its parts.
+/// The key of `name`: derived from an earlier key that is `known`, or made of its parts.
 fn key_like(
     known: &OnceLock<Key>,
     (worker, peer): (&Worker, &Peer),
@@ -419,7 +419,7 @@ fn key_like(
     }
     let key = of_parts()?;
     if is_of_worker {
-        // Another call may have set one, which is as good.
+        // Another call may have set a key, which serves equally.
         let _ = known.set(key.clone());
     }
     Ok(key)

@@ -31,7 +31,7 @@ use crate::{
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Filled {
-    /// Element type, shape and length of the value, whose bytes lie at the start of the buffer.
+    /// Element type, shape and length of the value, whose bytes are at the start of the buffer.
     pub metadata: Metadata,
     /// The buffer.
     pub buffer: BufMut,

@@ -29,7 +29,7 @@ impl Worker {
         let _ = timeout(&**node.runtime(), self.operations.defaults.grace, self.quiet()).await;
         node.begin_closing();
         node.values().steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));
-        // Each session sends a goodbye and closes its connections. The limit is for peers that read nothing.
+        // Each session sends a goodbye and closes its connections. The limit is for peers that do not read.
         let _ = timeout(&**node.runtime(), GOODBYES, node.sessions().none_served()).await;
         for peer in node.all_peers() {
             if let Some(connection) = peer.connection() {

@@ -24,7 +24,7 @@ use crate::{
     worker::{Worker, metrics::Timed},
 };
 
-/// How long a receive whose token is already cancelled waits for the sender's answer whether the value is available.
+/// How long a receive with a cancelled token waits until the sender answers whether the value is available.
 const ASKED_AT_ONCE: Duration = Duration::from_secs(5);
 
 /// One step of this worker: sends and receives of different steps never mix.
@@ -86,14 +86,14 @@ impl Worker {
     /// Begins the step with this number on this worker. From now on, requests of peers for it are served in the order
     /// in which they arrived.
     ///
-    /// The step ends on this worker when the last clone of the returned [`Step`] is dropped, as by
-    /// [`cleanup`](Self::cleanup). So hold it until peers have received what was sent in it, and clone it instead of
-    /// calling this again with the same number. A step that has ended cannot begin again.
+    /// The step ends on this worker when the last clone of the returned [`Step`] is dropped, as with
+    /// [`cleanup`](Self::cleanup). So hold it until peers have received its values, and clone it instead of calling
+    /// this again with the same number. A step that has ended cannot begin again.
     pub fn step(&self, id: i64) -> Step {
         Step::begin(self, StepId(id))
     }
 
-    /// As [`step`](Self::step), for programs that look a step up by its number in several parts of the code: dropping
+    /// Like [`step`](Self::step), for programs that look a step up by its number in several parts of the code: dropping
     /// the returned [`Step`] does not end it, only [`cleanup`](Self::cleanup) does. A step without a [`Step`] and
     /// without values is forgotten; a later request of a peer waits until the step begins again
     /// ([`Limits::step_init_timeout`](crate::Limits::step_init_timeout)).
@@ -156,8 +156,8 @@ impl Step {
         self.send_with(key, SendArgs::default(), tensor)
     }
 
-    /// As [`send`](Self::send), with arguments. A receiver on this worker gets `args` unchanged, with the same context
-    /// object. For a receiver on another worker, a value in device memory is copied to the host first.
+    /// Like [`send`](Self::send), with arguments. A receiver on this worker gets `args` unchanged, with the same
+    /// context object. For a receiver on another worker, a value in device memory is copied to the host first.
     ///
     /// # Errors
     /// As [`send`](Self::send).
@@ -179,7 +179,7 @@ impl Step {
         })
     }
 
-    /// As [`recv`](Self::recv), with `args`.
+    /// Like [`recv`](Self::recv), with `args`.
     pub(crate) async fn receive_with(
         &self,
         key: &Key,
@@ -200,7 +200,7 @@ impl Step {
         self.worker.timed(Timed::Recv, limit, what, received).await
     }
 
-    /// Returns a value of another worker in the memory that the receiver wants it in.
+    /// Copies a value of another worker to the memory that the receiver wants, if needed.
     async fn bring(
         &self,
         key: &Key,
@@ -274,7 +274,7 @@ impl Step {
         if !self.worker.is_own(key.destination_device()) {
             return Err(self.wrong_worker(KeyEnd::Destination, key));
         }
-        // What is rare is boxed, because otherwise the future of every receive has room for it.
+        // Rare cases are boxed, because otherwise the future of every receive would have room for them.
         if self.is_from_here(key)? {
             return Box::pin(self.receive_own(step, key, args)).await;
         }
@@ -326,7 +326,7 @@ impl Step {
         }
     }
 
-    /// Receives out of this worker's own table.
+    /// Receives from this worker's own table.
     async fn receive_own(
         &self,
         step: &StepRef,
@@ -349,11 +349,11 @@ impl Step {
         how: &Receiving<'_>,
     ) -> Result<HeldTensor, WorkerError> {
         let peer = self.source_of(key)?;
-        // A block, because otherwise the future has room for both until its end.
+        // A block, because otherwise the future would have room for both until its end.
         let (connection, key) = {
             let connected = match peer.live_connection() {
                 Some(connection) => Ok(connection),
-                // Boxed, because otherwise the future of every receive has room for this one.
+                // Boxed, because otherwise the future of every receive would have room for this one.
                 None => Box::pin(self.worker.node.connected(&peer)).await,
             };
             let key = match (key.incarnation(), &connected) {
@@ -382,7 +382,7 @@ impl Step {
         }
     }
 
-    /// The peer that `key` is received from.
+    /// The peer that sends `key`.
     fn source_of(&self, key: &Key) -> Result<KnownPeer, WorkerError> {
         let node = &self.worker.node;
         // Most sources are workers, not devices of theirs.
@@ -462,25 +462,25 @@ fn step_broken(
     }
 }
 
-/// How a value is received.
+/// The form in which a value is received.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Receiving<'target> {
-    /// As a tensor, with these options, by a caller that hands it out as soon as it is there.
+    /// As a tensor, with these options, for a caller that returns it as soon as it has arrived.
     AtOnce(ReceiveOptions),
-    /// As a tensor, with these options, by a caller that waits for something else then.
+    /// As a tensor, with these options, for a caller that then waits for other values.
     Held(ReceiveOptions),
     /// Into the user's buffer.
     Into(&'target Target),
 }
 
-/// A value that is not returned to the user yet. If it is dropped, the next receive of its key gets the value. What is held
-/// is boxed, because a receive passes this through several futures.
+/// A value that is not returned to the user yet. If it is dropped, the next receive of its key gets the value. Its
+/// contents are boxed, because a receive passes this through several futures.
 pub(crate) enum HeldTensor {
-    /// From this worker's own table.
+    /// A value of this worker's own table.
     Own(Box<ValueGuard>),
-    /// From a peer.
+    /// A value of a peer.
     Peers(Box<ReceivedGuard<FabricChannel>>),
-    /// From a peer, and not held: the next receive of its key does not get it.
+    /// A value of a peer that is not held: if it is dropped, the next receive of its key does not get it.
     HandedOut(Tensor),
 }
 
@@ -489,7 +489,7 @@ impl HeldTensor {
         Self::Peers(Box::new(held))
     }
 
-    /// Whether it is the output of a branch that was not taken.
+    /// Whether the value is the output of a branch that was not taken.
     pub(crate) fn is_dead(&self) -> bool {
         match self {
             Self::Own(held) => held.tensor().is_some_and(Tensor::is_dead),
@@ -498,8 +498,8 @@ impl HeldTensor {
         }
     }
 
-    /// Moves it into the buffer of `target`, with a copy if it lies elsewhere. If the peer may still write that buffer,
-    /// memory of `pool` replaces it. A value that does not fit is not lost.
+    /// Moves the value into the buffer of `target`, with a copy if it is in other memory. If the peer may still write
+    /// that buffer, memory of `pool` replaces it. A value that does not fit is not lost.
     pub(crate) async fn fill(
         &mut self,
         target: &Target,

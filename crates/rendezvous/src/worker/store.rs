@@ -1,5 +1,5 @@
-//! Carries the requests of a store that a worker serves, for the crate of groups, which defines their content. Nothing here is for
-//! users.
+//! Carries the requests of a store that a worker serves. The crate of groups defines their content. This module is not
+//! for users.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
@@ -16,7 +16,7 @@ use crate::{
     worker::Worker,
 };
 
-/// Why a store has not answered.
+/// The reason why a store has not answered.
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum Unanswered {
@@ -24,7 +24,7 @@ pub enum Unanswered {
     NotSent(WorkerError),
     /// The session ended before the answer.
     Broken(String),
-    /// The worker there serves no store.
+    /// The worker at the address serves no store.
     NotServed,
 }
 
@@ -34,7 +34,7 @@ pub enum Unanswered {
 pub struct StoreAddress {
     worker: Worker,
     address: String,
-    /// One session is opened at a time.
+    /// Limits the sessions that are opened at once to one.
     dialling: Semaphore,
 }
 
@@ -55,13 +55,13 @@ impl StoreAddress {
     /// [`Unanswered`].
     ///
     /// # Cancel safety
-    /// If dropped, the request may or may not be executed. One that waits ends.
+    /// If dropped, the request may or may not be executed. A waiting request ends.
     pub async fn ask(&self, request: Vec<u8>) -> Result<Vec<u8>, Unanswered> {
         let session = self.session().await.map_err(Unanswered::NotSent)?;
         let (number, answer) = session.ask_store().map_err(|lost| Unanswered::Broken(self.reason(&lost)))?;
         let asked = Asked { worker: &self.worker, session: &session, number };
         let sent = session.send(ControlFrame::StoreRequest { request: number, body: request }).await;
-        // A session that ends has the better reason.
+        // A session that ends gives the more precise reason.
         let answer = match sent {
             Ok(()) => answer.await.ok(),
             Err(_) => None,
@@ -76,7 +76,7 @@ impl StoreAddress {
         Some(self.live_session()?.own_address()?.ip())
     }
 
-    /// Ends the session, for a worker that belongs to another job: it would hold its name.
+    /// Ends the session with a worker of another job, because the session would occupy that worker's name.
     pub fn hang_up(&self) {
         if let Some(session) = self.live_session() {
             session.condemn(Lost::new(PeerLoss::ShutDownHere, "the store there is another job's"));
@@ -92,7 +92,7 @@ impl StoreAddress {
         self.worker.check_runs()?;
         match self.live_session() {
             Some(session) => Ok(session),
-            // By its address: the worker there may have another name than the last one.
+            // By its address, because the worker there may have another name than the last one.
             None => Ok(self.worker.node.dial(&self.address, Verify::Host).await?.0),
         }
     }
@@ -141,8 +141,8 @@ impl Worker {
         self.node.sessions().most()
     }
 
-    /// Where this worker reaches the store at `address`, which has been looked up: there, or on loopback, if this machine has that
-    /// address and the worker hands its secret over on loopback.
+    /// The address at which this worker reaches the store at `address`, whose addresses are `found`: `address` itself,
+    /// or loopback, if this machine has that address and the worker hands its secret over on loopback.
     ///
     /// # Errors
     /// The worker has no secret for another machine.
@@ -152,7 +152,7 @@ impl Worker {
         }
         match local(address, found) {
             Some(local) => Ok(local),
-            // Dialling reports a name that cannot be looked up.
+            // Dialling reports a name that cannot be resolved.
             None if found.is_empty() => Ok(address.to_owned()),
             None => Err(
                 "it is on another machine, and this worker has no secret: give all ranks the same secret file \
@@ -162,11 +162,12 @@ impl Worker {
     }
 }
 
-/// Where a worker without a secret listens or dials for `address`, which has been looked up: loopback with the same port, unless it
-/// is a loopback address. `None` if another machine has it.
+/// The address on which a worker without a secret listens, or which it dials, for `address`, whose addresses are
+/// `found`: loopback with the same port, unless `address` is a loopback address already. `None` if another machine has
+/// the address.
 pub(crate) fn local(address: &str, found: &[SocketAddr]) -> Option<String> {
     let is_loopback = |found: &SocketAddr| found.ip().to_canonical().is_loopback();
-    // The operating system binds to the addresses of this machine only.
+    // The operating system binds only to addresses of this machine.
     let is_own = |found: &SocketAddr| {
         let mut any_port = *found;
         any_port.set_port(0);

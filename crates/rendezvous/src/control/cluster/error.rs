@@ -57,7 +57,7 @@ pub enum ClusterError {
     UnknownJob {
         /// The job.
         job: String,
-        /// The jobs that are.
+        /// The jobs of the cluster.
         known: Vec<String>,
     },
     /// A task that its job does not have.
@@ -70,7 +70,7 @@ pub enum ClusterError {
         job: String,
         /// The number.
         index: String,
-        /// The numbers that the job has.
+        /// The numbers of the job's tasks.
         known: Vec<u32>,
     },
     /// A protocol that no fabric corresponds to.

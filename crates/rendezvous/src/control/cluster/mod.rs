@@ -92,9 +92,9 @@ impl ClusterSpec {
         self.worker(Self::worker_name(job, task), address)
     }
 
-    /// The protocol of the cluster's servers, in TensorFlow's words: `grpc+verbs` requires RDMA, and `grpc` uses TCP alone. It
-    /// has the effect of [`WorkerBuilder::require`](crate::WorkerBuilder::require), unless the builder names fabrics itself.
-    /// Default: none, so each pair of workers uses the first of the builder's fabrics that both have.
+    /// The protocol of the cluster's servers, in TensorFlow's words: `grpc+verbs` requires RDMA, and `grpc` uses only
+    /// TCP. It has the effect of [`WorkerBuilder::require`](crate::WorkerBuilder::require), unless the builder names
+    /// fabrics itself. Default: none, so each pair of workers uses the first of the builder's fabrics that both have.
     ///
     /// ```
     /// use tensorwire::settings::ClusterSpec;
@@ -129,7 +129,8 @@ impl ClusterSpec {
         self
     }
 
-    /// Checks that every name is a worker name, that every address is a `host:port`, and that none is given twice.
+    /// Checks that every name is a worker name, that every address is a `host:port`, and that no name or address is
+    /// given twice.
     ///
     /// # Errors
     /// [`ClusterError`] names the first error, and what to do.
@@ -213,7 +214,7 @@ impl ClusterSpec {
     }
 }
 
-/// The fabric that a protocol of TensorFlow stands for, or what to write instead.
+/// The fabric that a protocol of TensorFlow names. The error is the remedy.
 fn fabric_of(protocol: &str) -> Result<FabricKind, &'static str> {
     match protocol {
         "grpc" => Ok(FabricKind::TCP),

@@ -1,4 +1,4 @@
-//! Bad clusters, and what their errors name.
+//! Bad clusters, and the parts that their errors name.
 
 use tensorwire_protocol::limits::ADDRESS_BYTES_MAX;
 
@@ -60,7 +60,7 @@ fn e_duplicates_are_named_with_both_places() {
         &address,
         &["`b:2`", "/job:chief/replica:0/task:0", "/job:ps/replica:0/task:1", "its own address"],
     );
-    // Also in another spelling.
+    // The same address in another spelling.
     assert_eq!(refused(&two_jobs().task("chief", 0, " grpc://b:2/")), address);
 }
 

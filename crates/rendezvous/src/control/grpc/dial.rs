@@ -142,7 +142,7 @@ async fn attach(
         .initial_stream_window_size(WINDOW_BYTES)
         .initial_connection_window_size(WINDOW_BYTES);
     let trouble = wire.trouble().clone();
-    // The errors of HTTP/2 do not contain why its stream ended.
+    // The errors of HTTP/2 do not contain the reason why its stream ended.
     let or_trouble = |failure: Failure| {
         trouble.why().map_or(failure, |why| Failure { is_tls: why.is_tls, ..why.text.clone().into() })
     };

@@ -17,8 +17,8 @@
 //! addresses of one connection, so that nobody can relay it.
 //!
 //! Abstract names have no owner: another user may bind the name first, as they may bind the port. So the side that
-//! reads the secret checks the user id, too. Binding the name only makes listening fail, with an error that says so.
-//! Names and ports are both per network namespace. Two planes that listen on the same port of different loopback
+//! reads the secret checks the user id, too. Binding the name only makes listening fail, with an error that names this
+//! cause. Names and ports are both per network namespace. Two planes that listen on the same port of different loopback
 //! addresses need the same name; give them a secret file.
 
 use std::{
@@ -43,8 +43,9 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// Pause before another attempt to connect.
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// After so many refused processes, which may come at once, there is a [`REFUSAL_PAUSE`]. The socket's queue has as many: after a
-/// pause there is room in it, also for an honest process, however many others fill it, and an honest process waits for one pause.
+/// After this many refused processes, which may come at once, there is a [`REFUSAL_PAUSE`]. The socket's queue has the
+/// same length. So after a pause the queue has room for an honest process, however many others fill it, and an honest
+/// process waits for at most one pause.
 const REFUSALS_AT_ONCE: u8 = 128;
 
 /// The pause after [`REFUSALS_AT_ONCE`] refused processes.
@@ -70,7 +71,7 @@ impl Handover {
     pub(super) fn bind(address: SocketAddr) -> io::Result<Self> {
         let name = net::SocketAddr::from_abstract_name(name(address.port()))?;
         let listener = net::UnixListener::bind_addr(&name)?;
-        // The standard library's queue has thousands.
+        // The standard library's queue would have thousands.
         rustix::net::listen(&listener, REFUSALS_AT_ONCE.into())?;
         listener.set_nonblocking(true)?;
         let secret = Secret::generate(address).map_err(io::Error::other)?;
@@ -167,10 +168,10 @@ async fn give(mut stream: UnixStream, secret: &Secret, check: Check) -> io::Resu
     stream.shutdown().await
 }
 
-/// Why no secret was taken, as a message for users.
+/// The reason why no secret was accepted, as a message for users.
 #[derive(Debug)]
 enum Refusal {
-    /// The other process broke a rule.
+    /// The other process violated a rule.
     Untrue(String),
     Other(String),
 }
@@ -184,7 +185,7 @@ async fn take(stream: UnixStream, check: Check) -> Result<Secret, Refusal> {
     })?;
     let mut bytes = Vec::new();
     let read = stream.take(HANDED_OVER_BYTES_MAX).read_to_end(&mut bytes).await;
-    // Its user is the own one, so it refuses nobody: it is gone.
+    // The process has this process's user, so it would not refuse the request: it has ended.
     let gone = |why| Refusal::Other(format!("its process ended before it handed over its secret{why}"));
     read.map_err(|error| gone(format!(": {error}")))?;
     if bytes.is_empty() {
@@ -202,7 +203,8 @@ fn name(port: u16) -> String {
     format!("tensorwire-{port}")
 }
 
-/// Whether `host` is this one, by its addresses. A host that has none is not: dialling it gives the reason.
+/// Whether the addresses of `host` are those of this host. False for a host without addresses: dialling it reports the
+/// reason.
 async fn is_loopback_host(host: &str, port: u16) -> bool {
     match within(LOOKUP_LIMIT, tokio::net::lookup_host((host, port))).await {
         Ok(Ok(addresses)) => super::are_loopback(&addresses.collect::<Vec<_>>()),
@@ -210,7 +212,7 @@ async fn is_loopback_host(host: &str, port: u16) -> bool {
     }
 }
 
-/// Whether a plane that listens on `address` is the one at `host`, which is loopback, and `port`. A name stands for every
+/// Whether a plane that listens on `address` is the one at the loopback `host` and `port`. A host name matches every
 /// loopback address. Planes hand their secret over only on loopback addresses.
 fn is_at(address: SocketAddr, host: &str, port: u16) -> bool {
     let is_host = |ip: IpAddr| ip.to_canonical() == address.ip().to_canonical();
@@ -221,7 +223,7 @@ fn is_at(address: SocketAddr, host: &str, port: u16) -> bool {
 mod tests {
     use super::{super::tests::bounded, *};
 
-    /// One that is the same each time.
+    /// A secret that is the same each time.
     fn secret() -> Secret {
         Secret::from_handed_over(&[&[7; 32][..], b"127.0.0.1:4242"].concat()).unwrap()
     }
@@ -263,7 +265,7 @@ mod tests {
             let (mut longer, mut other) = (whole.clone(), whole.clone());
             longer.resize(100_000, b'2');
             other[32] = 0xff;
-            // The last one that is cut ends with a port as well, which is another's.
+            // The longest cut text ends with a port, too, but with a wrong one.
             let readable = |bytes: &[u8]| {
                 bytes.len() >= whole.len() - 1 && bytes.len() <= whole.len() && bytes[32] < 0x80
             };
@@ -303,7 +305,7 @@ mod tests {
             let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
             let address = tcp.local_addr().unwrap();
             let named = || net::SocketAddr::from_abstract_name(name(address.port())).unwrap();
-            // It ends with a connection in its queue, or after it has accepted one.
+            // The process ends with a connection in its queue, or after it has accepted one.
             for accepts in [false, true] {
                 let listener = net::UnixListener::bind_addr(&named()).unwrap();
                 listener.set_nonblocking(true).unwrap();
@@ -386,7 +388,7 @@ mod tests {
             ("127.0.0.1:4242", "127.0.0.2"),
             ("127.0.0.1:4243", "127.0.0.1"),
             ("127.0.0.1:4243", "localhost"),
-            // Nobody listens there without a secret of their own.
+            // No plane listens there without a user's secret.
             ("192.0.2.1:4242", "localhost"),
             ("0.0.0.0:4242", "localhost"),
         ] {
@@ -402,7 +404,7 @@ mod tests {
             ("::1", true),
             ("::ffff:127.0.0.1", true),
             ("localhost", true),
-            // A name to Rust, which resolves to 127.0.0.1.
+            // Rust treats this as a name, which resolves to 127.0.0.1.
             ("127.1", true),
             ("10.0.0.1", false),
             ("0.0.0.0", false),

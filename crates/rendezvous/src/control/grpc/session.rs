@@ -258,8 +258,8 @@ fn oversize(bytes: usize) -> String {
     format!("the peer sent a frame of {bytes} bytes, the limit is {CONTROL_FRAME_BYTES_MAX}")
 }
 
-/// The error message for a failed stream: what the peer or the operating system says. What the library says of HTTP/2 is for
-/// the log.
+/// The error message for a failed stream: the text of the peer or the operating system. The library's text about HTTP/2
+/// goes to the log.
 fn lost_text(status: &Status) -> String {
     log!(DEBUG, why = causes(status), "the stream of a control session failed");
     let text = match status.code() {
@@ -273,18 +273,18 @@ fn lost_text(status: &Status) -> String {
     while let Some(cause) = innermost.source() {
         innermost = cause;
     }
-    let said = match status.source() {
+    let cause = match status.source() {
         Some(_) => innermost.to_string(),
-        // It came from the peer.
+        // The status came from the peer.
         None => status.message().to_owned(),
     };
-    match said.contains(ENDED) {
+    match cause.contains(ENDED) {
         true => format!("{text}: the connection was closed"),
-        false => format!("{text}: {}", escaped(&said)),
+        false => format!("{text}: {}", escaped(&cause)),
     }
 }
 
-/// How the library tells that the connection ended without an error of the operating system.
+/// The library's text for a connection that ended without an error of the operating system.
 const ENDED: &str = "broken pipe";
 
 /// An error with all its causes, in one line and escaped, because it may contain text of the peer.
@@ -392,8 +392,8 @@ mod tests {
 
     #[test]
     fn s5_what_a_peer_says_in_a_status_of_grpc_is_escaped() {
-        let said = Status::unavailable("x\u{1b}[2J\nFORGED\u{202e}");
-        assert_eq!(causes(&said), r"x\u{1b}[2J\nFORGED\u{202e}");
-        assert!(lost_text(&said).ends_with(r": x\u{1b}[2J\nFORGED\u{202e}"));
+        let status = Status::unavailable("x\u{1b}[2J\nFORGED\u{202e}");
+        assert_eq!(causes(&status), r"x\u{1b}[2J\nFORGED\u{202e}");
+        assert!(lost_text(&status).ends_with(r": x\u{1b}[2J\nFORGED\u{202e}"));
     }
 }

@@ -1,4 +1,4 @@
-//! The plane on its own, without the handshake. Every test is bounded by a watchdog.
+//! The plane alone, without the handshake. A watchdog bounds every test.
 
 mod hostile;
 mod life;
@@ -29,8 +29,8 @@ pub(super) async fn connect(dialler: &GrpcPlane, acceptor: &GrpcPlane) -> (Contr
     (dialled.unwrap(), accepted.unwrap())
 }
 
-/// As [`connect`], where sessions that are over by now may have been opened before: a plane may offer them as
-/// long as it has not noticed, and they end at once.
+/// Like [`connect`], after sessions that have ended meanwhile: a plane may still offer such a session until it notices
+/// the end. Such sessions end at once.
 pub(super) async fn connect_past_the_dead(
     dialler: &GrpcPlane,
     acceptor: &GrpcPlane,
@@ -48,7 +48,7 @@ pub(super) async fn connect_past_the_dead(
     }
 }
 
-/// Asserts that frames go both ways.
+/// Asserts that frames arrive in both directions.
 pub(super) async fn assert_works(one: &mut ControlSession, other: &mut ControlSession) {
     for (sender, receiver) in [(&one.sender, &mut other.receiver), (&other.sender, &mut one.receiver)] {
         sender.send(b"ping".to_vec()).await.unwrap();
@@ -132,7 +132,7 @@ fn a_slow_reader_holds_its_sender_back() {
             for index in 0..400_usize {
                 let frame = other.receiver.recv().await.unwrap().unwrap();
                 assert!(frame.iter().all(|byte| *byte == index as u8));
-                // 16 frames in the two queues, the rest in windows and sockets, most of it the kernel's.
+                // 16 frames in the two queues, the rest in windows and sockets, mainly in the kernel.
                 let ahead = sent.load(std::sync::atomic::Ordering::Relaxed) - index;
                 assert!(ahead < 250, "{ahead} frames of 64 KiB are buffered");
             }
@@ -229,7 +229,7 @@ fn an_address_in_use_is_named() {
         assert!(matches!(error, ControlError::Bind { .. }), "{error}");
         assert!(error.to_string().contains(&first.local_address()));
         assert!(error.to_string().ends_with("use another port, or 0 for any free one"), "{error}");
-        // Reserved for documentation: no host has it.
+        // An address reserved for documentation, which no host has.
         let secret = crate::control::Secret::new(*b"0123456789abcdef");
         let error = GrpcPlane::bind(GrpcConfig::new("192.0.2.1:0").secret(secret)).unwrap_err();
         assert!(error.to_string().contains("use an address of this host"), "{error}");

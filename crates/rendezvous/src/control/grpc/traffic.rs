@@ -16,14 +16,14 @@ pub(super) const STRANGER_BYTES: usize = 64 << 10;
 /// before its proof is checked.
 pub(super) const STRANGER_FRAMES: usize = 256;
 
-/// How many of these may be without content. The HTTP/2 library logs the end of a connection with 20 streams that were
-/// reset early.
+/// How many of these frames may have no content. The HTTP/2 library logs the end of a connection with 20 streams that
+/// were reset early.
 const STRANGER_IDLE_FRAMES: u32 = 16;
 
 /// Rate of frames without content, for every peer: 1,000 per second.
 const IDLE_INTERVAL: Duration = Duration::from_millis(1);
 
-/// How many of them may arrive at once.
+/// How many frames without content may arrive at once.
 const IDLE_BURST: u32 = 1000;
 
 /// Length of the preface before a client's first frame.
@@ -49,7 +49,7 @@ pub(super) struct Traffic {
     outgoing: Frames,
     /// PINGs that were sent and not acknowledged.
     pings: u32,
-    /// What a peer that is not authenticated has sent; `None` once it is.
+    /// The bytes and frames of a peer that is not authenticated; `None` once it is.
     stranger: Option<Spent>,
     idle: Pace,
     since: Instant,
@@ -79,7 +79,7 @@ impl Traffic {
         Self { incoming, outgoing, pings: 0, stranger, idle, since: Instant::now() }
     }
 
-    /// The peer is authenticated.
+    /// Removes the limits of strangers, because the peer is authenticated.
     pub(super) fn admit(&mut self) {
         self.stranger = None;
     }
@@ -87,12 +87,12 @@ impl Traffic {
     /// How many bytes may be read next; zero if the peer has reached its limit.
     pub(super) fn room(&self) -> usize {
         let Some(Spent { bytes, frames, .. }) = self.stranger else { return usize::MAX };
-        // So few bytes cannot contain more frame headers.
+        // This few bytes cannot contain more frame headers than allowed.
         let of_frames = STRANGER_FRAMES.saturating_sub(frames) * HEADER_BYTES;
         STRANGER_BYTES.saturating_sub(bytes).min(of_frames)
     }
 
-    /// Counts what was written.
+    /// Counts written bytes.
     pub(super) fn sent(&mut self, mut bytes: &[u8]) {
         while let Some(header) = self.outgoing.next(&mut bytes) {
             if header.kind == PING && header.flags & ACK == 0 {
@@ -101,10 +101,10 @@ impl Traffic {
         }
     }
 
-    /// Counts what was read.
+    /// Counts read bytes.
     ///
     /// # Errors
-    /// Why the connection must be closed, as a message for users. HTTP/2 must not see these bytes.
+    /// The reason why the connection must be closed, as a message for users. HTTP/2 must not see these bytes.
     pub(super) fn received(&mut self, mut bytes: &[u8]) -> Result<(), String> {
         if let Some(spent) = &mut self.stranger {
             spent.bytes += bytes.len();
@@ -155,7 +155,7 @@ impl Header {
         match self.kind {
             DATA | HEADERS => self.length == 0 && self.flags & END_STREAM == 0,
             CONTINUATION => self.length == 0,
-            // Their number is proportional to what is sent.
+            // Their number is proportional to the sent bytes.
             WINDOW_UPDATE => false,
             _ => true,
         }
@@ -177,7 +177,7 @@ impl Frames {
         Self { skip, header: [0; HEADER_BYTES], have: 0 }
     }
 
-    /// The next complete header; `bytes` becomes what follows it. `None` if there are no more bytes.
+    /// The next complete header; `bytes` becomes the rest after it. `None` if no bytes are left.
     fn next(&mut self, bytes: &mut &[u8]) -> Option<Header> {
         *bytes = bytes.split_off(self.skipped(bytes.len())..)?;
         let part = bytes.split_off(..bytes.len().min(HEADER_BYTES - self.have))?;
@@ -224,7 +224,7 @@ mod tests {
         traffic
     }
 
-    /// How many of these are let through, one after another, and why the next is not.
+    /// How many of these frames are accepted, one after another, and the error of the next.
     fn passed(traffic: &mut Traffic, frame: &[u8], most: usize) -> (usize, String) {
         for count in 0..most {
             if let Err(why) = traffic.received(frame) {
@@ -263,7 +263,7 @@ mod tests {
                 traffic.sent(&[b'P'; PREFACE_BYTES]);
             }
             let (asked, answer) = (frame(PING, 0, 8), frame(PING, ACK, 8));
-            // In two halves, as a socket may take it; its own answers to the peer's PINGs are none.
+            // In two halves, as a socket may accept it. This side's answers to the peer's PINGs do not count as PINGs.
             traffic.sent(&[&answer[..], &asked[..4]].concat());
             traffic.sent(&asked[4..]);
             let (passed, why) = passed(&mut traffic, &answer, 3);

@@ -1,4 +1,4 @@
-//! Why a stream ended.
+//! The reason why a stream ended.
 
 use std::{
     io,
@@ -7,7 +7,8 @@ use std::{
 
 use tensorwire_protocol::text::escaped;
 
-/// Why this side has ended a stream. Stored here, because HTTP/2's errors do not contain it. The first reason is used.
+/// The reason why this side ended a stream. Stored here, because HTTP/2's errors do not contain it. The first reason is
+/// used.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Trouble(Arc<OnceLock<Why>>);
 
@@ -15,7 +16,7 @@ pub(super) struct Trouble(Arc<OnceLock<Why>>);
 #[derive(Debug, Clone)]
 pub(super) struct Why {
     pub(super) text: String,
-    /// Whether TLS or its absence is the cause; otherwise it is what the peer sent.
+    /// Whether TLS or its absence is the cause; otherwise the peer's bytes are.
     pub(super) is_tls: bool,
 }
 

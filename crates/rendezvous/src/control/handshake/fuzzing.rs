@@ -72,7 +72,8 @@ impl Runtime for Still {
     }
 }
 
-/// One end of a handshake against such a peer. Who does not know the secret never gets in, and hears little.
+/// One end of a handshake with such a peer. A peer that does not know the secret is never admitted, and gets few
+/// frames.
 pub fn handshake(data: &[u8]) {
     let mut input = Input::new(data);
     let role = input.pick(&[Role::Dialling, Role::Accepting]);
@@ -102,9 +103,9 @@ pub fn handshake(data: &[u8]) {
         Err(error) => assert!(!error.to_string().is_empty()),
     }
     assert!(knows || !sent.admitted.load(Ordering::Relaxed), "a stranger was admitted");
-    let told = sent.frames.lock().unwrap();
-    assert!(told.len() <= SENT_MAX);
-    for frame in told.iter().map(|frame| ControlFrame::decode(frame).unwrap()) {
+    let frames = sent.frames.lock().unwrap();
+    assert!(frames.len() <= SENT_MAX);
+    for frame in frames.iter().map(|frame| ControlFrame::decode(frame).unwrap()) {
         assert!(knows || !matches!(frame, ControlFrame::Welcome { .. }), "a stranger was told of fabrics");
         let is_proof = matches!(frame, ControlFrame::Proof { .. });
         assert!(role == Role::Dialling || !is_proof, "only the dialling side sends a Proof");
@@ -160,7 +161,7 @@ impl ScriptedPeer<'_> {
     /// Begins the transcript of a handshake with this Hello, up to the peer's next turn.
     fn begin(&mut self, theirs: Vec<u8>) -> Vec<u8> {
         let mine = hello(self.me, nonce(&Still)).encode();
-        self.transcript.said = match self.role {
+        self.transcript.frames = match self.role {
             Role::Dialling => [&mine[..], &theirs].concat(),
             Role::Accepting => [&theirs[..], &mine].concat(),
         };
@@ -172,14 +173,14 @@ impl ScriptedPeer<'_> {
 
     /// `frame` with the correct proof. Adds the answer of the side under test to the transcript.
     fn proven(&mut self, frame: &ControlFrame) -> Vec<u8> {
-        let said = self.say(self.role.other(), frame);
+        let proven = self.say(self.role.other(), frame);
         self.say(self.role, &welcome(self.me));
-        said
+        proven
     }
 
     fn say(&mut self, role: Role, frame: &ControlFrame) -> Vec<u8> {
-        let said = self.transcript.prove(role, frame).unwrap();
-        self.transcript.said.extend_from_slice(&said);
-        said
+        let proven = self.transcript.prove(role, frame).unwrap();
+        self.transcript.frames.extend_from_slice(&proven);
+        proven
     }
 }

@@ -1,4 +1,4 @@
-//! Two sides of a handshake, and what an attacker between them, or instead of one of them, can try.
+//! Two sides of a handshake, and attackers between them or instead of one of them.
 mod words;
 
 use std::{
@@ -53,9 +53,9 @@ impl FrameReceiver for Receiver {
 /// An in-memory session whose peer is played by a test.
 struct TestSession {
     session: ControlSession,
-    /// What the session's end sends.
+    /// The frames that the session's end sends.
     from: mpsc::UnboundedReceiver<Vec<u8>>,
-    /// What it is sent.
+    /// Frames for the session's end.
     to: mpsc::UnboundedSender<Vec<u8>>,
     admitted: Arc<AtomicBool>,
 }
@@ -122,11 +122,11 @@ async fn accepting(mut session: ControlSession, secret: Option<Secret>, limit: D
     accept(&mut session, &worker("acceptor"), secret.as_ref(), &runtime, limit).await
 }
 
-/// Frames that went by, in order; true marks those of the dialling end.
+/// The frames that passed, in order; true marks those of the dialling end.
 type Seen = Arc<Mutex<Vec<(bool, Vec<u8>)>>>;
 
-/// A handshake with an attacker between both sides who sees every frame and may change it. Both results, what was
-/// seen, and whether the acceptor admitted its peer.
+/// A handshake with an attacker between both sides who sees every frame and may change it. Returns both results, the
+/// seen frames, and whether the acceptor admitted its peer.
 async fn between(
     secrets: [Option<Secret>; 2],
     alter: impl Fn(bool, ControlFrame) -> ControlFrame,
@@ -134,7 +134,7 @@ async fn between(
     relayed(secrets, [wire(), wire()], alter).await
 }
 
-/// The same over two connections that lead to whoever is between.
+/// The same over two connections, each to the attacker.
 async fn relayed(
     secrets: [Option<Secret>; 2],
     [mut dialler, mut acceptor]: [TestSession; 2],
@@ -176,7 +176,7 @@ fn unchanged(_: bool, frame: ControlFrame) -> ControlFrame {
     frame
 }
 
-/// What one side answers to `frames`, and how its handshake ends.
+/// The answers of one side to `frames`, and the result of its handshake.
 async fn fed(
     frames: &[Vec<u8>],
     end: impl AsyncFnOnce(ControlSession) -> Met,
@@ -218,9 +218,9 @@ fn ends_with_one_secret_learn_who_the_other_is() {
         assert!(admitted);
         assert_eq!(seen.len(), 5);
         let secret = good().unwrap();
-        let told =
+        let contains_secret =
             |frame: &[u8]| frame.windows(8).any(|part| secret.expose().windows(8).any(|it| it == part));
-        assert!(!seen.iter().any(|(_, frame)| told(frame)), "a part of the secret was sent");
+        assert!(!seen.iter().any(|(_, frame)| contains_secret(frame)), "a part of the secret was sent");
     });
 }
 
@@ -250,7 +250,7 @@ fn e_a_wrong_secret_is_told_to_both_ends() {
                 "{error}"
             );
             assert!(!admitted);
-            // The accepting end gave nothing that guesses could be tried on.
+            // The accepting end sent no proof on which guesses could be tested.
             let proofs = of_dialler(&seen, false).iter().any(|frame| {
                 matches!(
                     ControlFrame::decode(frame),
@@ -293,7 +293,8 @@ fn e_a_recorded_handshake_cannot_be_replayed() {
 #[test]
 fn e_a_workers_own_proof_is_of_no_use_to_it() {
     bounded(|| async {
-        // Everything is sent back, under another name, with the dialling end's own nonce, its proof where one is due.
+        // The attacker sends every frame back, under another name, with the dialling end's own nonce, and its proof
+        // when one is required.
         let TestSession { session, mut from, to, .. } = wire();
         let reflecting = async {
             while let Some(frame) = from.recv().await {
@@ -369,13 +370,13 @@ fn e_every_field_of_hello_is_proven() {
     });
 }
 
-/// What is made of a Welcome on its way.
+/// A change of a Welcome on its way.
 type Change = fn(&mut Vec<FabricOffer>, &mut [u8; PROOF_BYTES]);
 
 #[test]
 fn e_every_field_of_welcome_is_proven() {
     bounded(|| async {
-        // An attacker in between would have the workers use no fabric, or those of its choice.
+        // An attacker in between wants the workers to use no fabric, or fabrics of its choice.
         let changes: [Change; 6] = [
             |fabrics, _| fabrics.clear(),
             |fabrics, _| drop(fabrics.remove(0)),
@@ -397,20 +398,20 @@ fn e_every_field_of_welcome_is_proven() {
                 let (dialled, accepted, _, admitted) = between([good(), good()], changed).await;
                 let is_wrong = |met: &Met| matches!(met, Err(ControlError::WrongSecret { .. }));
                 assert!(is_wrong(&accepted) && !admitted, "change {number} of {of_dialler}: {accepted:?}");
-                // The dialler sends the last message, and learns over the session whether it was accepted.
+                // The dialler sends the last message, and the session shows whether it was accepted.
                 assert_eq!(is_wrong(&dialled), !of_dialler, "change {number}: {dialled:?}");
             }
         }
     });
 }
 
-/// A secret that a plane has made and hands over.
+/// A secret that a plane has generated and hands over.
 fn handed_over() -> Option<Secret> {
     let bytes = [b"the secret of this cluster------", &b"127.0.0.1:4242"[..]].concat();
     Some(Secret::from_handed_over(&bytes).unwrap())
 }
 
-/// Whether two ends meet, who know what is given of their connections.
+/// Whether a handshake succeeds between two ends with this knowledge of their connections.
 async fn meets(secrets: [Option<Secret>; 2], [dialler, acceptor]: [&Connection; 2]) -> bool {
     let wires = [wire_over(dialler.clone()), wire_over(acceptor.clone())];
     let (dialled, accepted, _, admitted) = relayed(secrets, wires, unchanged).await;
@@ -430,13 +431,13 @@ fn e_a_secret_that_was_handed_over_is_proven_for_one_connection() {
         let dialler = over("127.0.0.1:50000", "127.0.0.1:4242");
         for acceptor in [
             over("127.0.0.1:4242", "127.0.0.1:50000"),
-            // The same ones.
+            // The same addresses.
             over("[::ffff:127.0.0.1]:4242", "[::ffff:127.0.0.1]:50000"),
         ] {
             assert!(meets([handed_over(), handed_over()], [&dialler, &acceptor]).await);
         }
         for acceptor in [
-            // A relay on another address, from another port, on another port, and one that turns them round.
+            // A relay on another address, from another port, on another port, and one that swaps the addresses.
             over("127.0.0.2:4242", "127.0.0.1:50000"),
             over("[::1]:4242", "[::1]:50000"),
             over("127.0.0.1:4242", "127.0.0.1:50001"),
@@ -445,10 +446,10 @@ fn e_a_secret_that_was_handed_over_is_proven_for_one_connection() {
             Connection::default(),
         ] {
             assert!(!meets([handed_over(), handed_over()], [&dialler, &acceptor]).await);
-            // One that was given goes through port forwards.
+            // A user's secret works through port forwards.
             assert!(meets([good(), good()], [&dialler, &acceptor]).await);
         }
-        // Who does not know its own connection proves nothing.
+        // An end that does not know its own connection cannot prove anything.
         let wires = [wire_over(Connection::default()), wire_over(Connection::default())];
         let (dialled, _, seen, admitted) = relayed([handed_over(), handed_over()], wires, unchanged).await;
         assert!(matches!(dialled.unwrap_err(), ControlError::WrongSecret { .. }) && !admitted);
@@ -464,10 +465,10 @@ fn e_both_ends_must_say_the_same_of_their_connection() {
                 .map(|(own, peer)| Connection::between(own, peer));
         let given = || Secret::new(handed_over().unwrap().expose());
         assert!(meets([given(), given()], [&dialler, &acceptor]).await);
-        // The same bytes, given to one side and handed over to the other.
+        // The same bytes: a user's secret on one side, handed over to the other.
         assert!(!meets([given(), handed_over()], [&dialler, &acceptor]).await);
         assert!(!meets([handed_over(), given()], [&dialler, &acceptor]).await);
-        // Under TLS it is the TLS connection that counts.
+        // Under TLS, the TLS connection counts.
         let tls = |end: &Connection, channel| end.clone().under_tls(channel);
         for secret in [None, given(), handed_over()] {
             let secrets = || [secret.clone(), secret.clone()];
@@ -515,7 +516,7 @@ fn e_a_frame_that_does_not_belong_ends_the_handshake() {
         }
         for second in [&ping, &welcome, &proof, &hello("y", WIRE_VERSION)] {
             let frames = [hello("x", WIRE_VERSION), second.clone()];
-            // Each end takes one kind of them for what is due, and looks at its proof.
+            // Each end accepts one kind as the expected frame, and checks its proof.
             for (kind, (met, _, admitted)) in
                 [(&proof, feed_acceptor(&frames).await), (&welcome, feed_dialler(&frames).await)]
             {

@@ -1,5 +1,5 @@
-//! The steps of a worker. They are created on first use, removed with their last user, and remembered for a while once
-//! they have ended.
+//! The steps of a worker. They are created on first use, removed with their last user, and remembered for some time
+//! after their end.
 
 mod deferral;
 #[cfg(test)]
@@ -36,7 +36,7 @@ use crate::values::{
 /// Maximum number of ended steps that are remembered, so that late requests are answered instead of waiting.
 const TOMBSTONES_MAX: usize = 65_536;
 
-/// How long an ended step is remembered at most.
+/// Maximum time for which an ended step is remembered.
 const TOMBSTONE_AGE: Duration = Duration::from_secs(600);
 
 /// Settings of all steps.
@@ -77,7 +77,7 @@ enum StepEntry {
     /// It has ended, at this time of the runtime's clock.
     Finished {
         at: Duration,
-        /// Why, if it was aborted and not cleaned up.
+        /// The status of the abort, if the step was aborted and not cleaned up.
         status: Option<Status>,
     },
 }
@@ -147,7 +147,7 @@ impl StepTable {
     /// Drops the values of a step whose keys `is_meant`.
     pub(crate) fn drop_values(&self, id: StepId, is_meant: impl Fn(&QueueKey) -> bool) {
         let dropped = self.shared.find(id).map(|step| step.drop_values(is_meant));
-        // Dropped outside the locks: the last drop of a value frees pool memory, which may wake tasks.
+        // Dropped outside the locks, because the last drop of a value frees pool memory, which may wake tasks.
         drop(dropped);
     }
 
@@ -183,7 +183,7 @@ impl StepTable {
         live
     }
 
-    /// What a second send or receive of a key is.
+    /// The meaning of a second send or receive of a key.
     pub(crate) fn duplicates(&self) -> DuplicatePolicy {
         self.shared.settings.duplicates
     }
@@ -234,8 +234,7 @@ impl SharedTable {
         StepRef { shared: self.clone(), id, live: live.clone() }
     }
 
-    /// Marks a step as ended, also one that does not exist. Returns its state, for the caller to abort outside the
-    /// lock.
+    /// Marks a step as ended, even if it does not exist. Returns its state, which the caller aborts outside the lock.
     fn finish(&self, id: StepId) -> Option<Arc<Live>> {
         let at = self.runtime.now();
         let was = match self.steps.entry(id) {
@@ -244,7 +243,7 @@ impl SharedTable {
                     return None;
                 }
                 known => {
-                    // Those that ask later learn why it was aborted.
+                    // Later requests get the status of the abort.
                     let status = match known {
                         StepEntry::Live(live) => live.queues.aborted(),
                         StepEntry::Finished { .. } => None,
@@ -277,7 +276,7 @@ impl SharedTable {
             forgotten
         };
         for (then, id) in forgotten {
-            // Unless the step has ended a second time since.
+            // Unless the step has ended a second time meanwhile.
             let is_that = |known: &StepEntry| matches!(known, StepEntry::Finished { at, .. } if *at == then);
             self.steps.remove_if(&id, |_, known| is_that(known));
         }
@@ -376,8 +375,8 @@ impl Asked {
     }
 }
 
-/// A peer's receiver in the queue of its key. The order of the fields matters if this is dropped while it waits: the take must
-/// leave the queue first, because dropping the last reference removes the step only if its queues are empty.
+/// A peer's receiver in the queue of its key. The order of the fields matters if this is dropped while it waits: the
+/// take must leave the queue first, because the last reference removes the step only if its queues are empty.
 #[derive(Debug)]
 pub(crate) struct AskedTake {
     take: CancellableTake,
@@ -390,7 +389,7 @@ pub(crate) struct AskedTake {
 pub(crate) type TakenOfStep = (TakenValue, StepRef);
 
 impl AskedTake {
-    /// The value, once it is there.
+    /// Waits for the value.
     pub(crate) async fn wait(self) -> Result<TakenOfStep, Status> {
         let Self { take, deferred, step } = self;
         let taken = match deferred {

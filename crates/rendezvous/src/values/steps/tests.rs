@@ -1,3 +1,5 @@
+//! Tests of the table of steps: their beginning, end, deferred requests and memory of ended steps.
+
 #[path = "../../../../fabric-tcp/src/clock.rs"]
 mod clock;
 
@@ -16,7 +18,7 @@ fn settings(values_max: usize) -> StepSettings {
     StepSettings { values_max, duplicates, deferred_steps_max: 2, init_timeout: Duration::from_secs(60) }
 }
 
-/// A table that holds `cap` values.
+/// A table for at most `cap` values.
 pub(crate) fn table(cap: usize) -> StepTable {
     with_clock(cap).0
 }
@@ -85,7 +87,7 @@ fn s2_7_a_request_before_its_step_waits_and_is_served_in_order() {
     let (mut first, mut second) = (Box::pin(first), Box::pin(second));
     assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
     let step = table.begin(STEP).unwrap();
-    // It has begun, so nothing ends its requests any more.
+    // The step has begun, so no limit ends its requests.
     clock.pass(Duration::from_secs(3600));
     assert!(first.as_mut().now_or_never().is_none());
     for value in 1..=2 {
@@ -132,12 +134,12 @@ fn s4_a_peer_may_wait_for_so_many_steps_only() {
     assert!(refused.message.contains(PEER) && refused.message.contains("deferred_steps_max"), "{refused}");
     assert_eq!(known(&table), 2, "what is refused leaves no step");
     let others = table.ask(StepId(2), OTHER).unwrap().take("k");
-    // One of two requests of a step makes no room, both do.
+    // Dropping one of two requests of a step makes no room; dropping both does.
     waiting.truncate(3);
     assert_eq!(refusal(&table, StepId(2), PEER).code, Code::ResourceExhausted);
     waiting.truncate(2);
     waiting.push(table.ask(StepId(2), PEER).unwrap().take("k"));
-    // A step that begins makes room too, once.
+    // A step that begins makes room, too, once.
     let begun = table.begin(StepId(0)).unwrap();
     let more = table.ask(StepId(3), PEER).unwrap().take("k");
     assert_eq!(refusal(&table, StepId(4), PEER).code, Code::ResourceExhausted);
@@ -182,7 +184,7 @@ fn a_finished_step_is_remembered_for_ten_minutes() {
     let refused = refusal(&table, STEP, PEER);
     assert_eq!((refused.code, refused.message.as_str()), (Code::Aborted, "step 7 has been cleaned up"));
     assert!(table.begin(STEP).is_err());
-    // Nor does finishing it again prolong that.
+    // Ending the step again does not prolong that.
     table.cleanup(STEP);
     clock.pass(Duration::from_nanos(1));
     drop(table.begin(STEP).unwrap());
@@ -194,7 +196,7 @@ fn old_tombstones_go_with_the_next() {
     let (table, clock) = with_clock(10);
     (0..5).for_each(|step| table.cleanup(StepId(step)));
     clock.pass(TOMBSTONE_AGE + Duration::from_nanos(1));
-    // In use again, so its tombstone is gone already.
+    // The step is in use again, so its tombstone is already removed.
     let revived = table.begin(StepId(0)).unwrap();
     table.cleanup(StepId(5));
     assert_eq!(known(&table), 2);
@@ -276,7 +278,7 @@ fn a_step_finished_again_is_remembered_from_then_on() {
 #[test]
 fn an_aborted_step_goes_although_old_tombstones_go_with_it() {
     let (table, clock) = with_clock(10);
-    // In every part of the table.
+    // Steps in every part of the table.
     (0..1000).for_each(|step| table.cleanup(StepId(step)));
     clock.pass(TOMBSTONE_AGE + Duration::from_nanos(1));
     table.begin(StepId(1000)).unwrap().abort(&Status::new(Code::DataLoss, "spoilt"));
@@ -287,7 +289,7 @@ fn an_aborted_step_goes_although_old_tombstones_go_with_it() {
 fn a_step_that_found_a_user_again_stays() {
     let table = table(10);
     let user = table.begin(STEP).unwrap();
-    // As if its last user had gone just before this one came.
+    // As if the last user had left just before this one came.
     table.shared.forget_unused(STEP);
     assert_eq!(known(&table), 1);
     drop(user);

@@ -57,7 +57,7 @@ impl TakenValue {
 #[derive(Debug)]
 pub(crate) struct StepQueues {
     inner: Mutex<LockedQueues>,
-    /// Set by the abort, under the lock, for those who ask without it.
+    /// Set by the abort under the lock, and read without it.
     is_aborted: AtomicBool,
     waiting_values: Arc<AtomicUsize>,
     duplicates: DuplicatePolicy,
@@ -66,7 +66,7 @@ pub(crate) struct StepQueues {
 #[derive(Debug, Default)]
 struct LockedQueues {
     aborted: Option<Status>,
-    /// Grows with every value of the step. It orders values that are put back, also after their queue was removed and
+    /// Grows with every value of the step. It orders values that are put back, even after their queue was removed and
     /// created again.
     next_sequence: u64,
     queues: Queues,
@@ -86,7 +86,7 @@ fn duplicated(what: &str, key: &QueueKey) -> Status {
     Status::new(Code::Aborted, format!("Duplicated {what}: {key}"))
 }
 
-/// Why a value was not accepted.
+/// The reason why a value was not accepted.
 #[derive(Debug)]
 pub(crate) enum SendRefused {
     /// Too many values wait.
@@ -130,7 +130,7 @@ impl StepQueues {
         CancellableTake::new(Take::new(self, key.into(), token), token)
     }
 
-    /// As [`take_unless`](Self::take_unless), without a future if the value is there or will never be.
+    /// Like [`take_unless`](Self::take_unless), without a future if the value is available or can never be.
     pub(crate) fn take_or_wait(
         self: &Arc<Self>,
         key: QueueKey,
@@ -239,7 +239,7 @@ impl StepQueues {
         dropped
     }
 
-    /// How the wait of the receiver `place` ended, if it has. Then its entry is freed.
+    /// The result of the wait of the receiver `place`, if the wait has ended. Then this frees its entry.
     fn look(&self, place: WaiterIndex, waker: &Waker) -> Option<WaiterEntry<Value>> {
         let look = self.lock().queues.look(place, waker);
         match look {

@@ -1,16 +1,16 @@
-//! What the queues of a step are found by.
+//! The keys of a step's queues.
 
 use std::{fmt, ops::Range, sync::Arc};
 
 use tensorwire_protocol::Key;
 use twox_hash::xxhash3_64;
 
-/// A text, of which a part need not count: the incarnation in a [`Key`], which is compared separately. Shares the text, so
-/// that a value that is sent or taken costs no copy of it, and has the hash, which is computed once.
+/// A text with a part that may be ignored: the incarnation in a [`Key`], which is compared separately. It shares the
+/// text, so that sending or taking a value copies no text, and contains the hash, which is computed once.
 #[derive(Clone)]
 pub(crate) struct QueueKey {
     text: Arc<str>,
-    /// What counts: the text before this, and a part behind it.
+    /// The compared parts: the text before this position, and a part after it.
     head: usize,
     tail: (usize, usize),
     hash: u64,
@@ -29,7 +29,7 @@ impl QueueKey {
         [self.text.get(..self.head), self.text.get(start..end)].map(Option::unwrap_or_default)
     }
 
-    /// Equal in every run.
+    /// The hash, which is equal in every run.
     pub(super) fn hash(&self) -> u64 {
         self.hash
     }

@@ -12,21 +12,21 @@ use super::{
 };
 use crate::values::duplicates::DuplicatePolicy;
 
-/// All keys in use. A step may have ten thousand, more than a processor's cache has room for: so they are found by a small table,
-/// and those that are used one after the other are neighbours in memory.
+/// All keys in use. A step may have ten thousand keys, which do not fit into a processor's cache. So a small table
+/// finds them, and keys that are used one after the other are neighbours in memory.
 #[derive(Debug, Default)]
 pub(super) struct Queues {
     by_key: HashTable<Place>,
     queues: Vec<Option<Queue>>,
-    /// Of `queues`, those without a key.
+    /// The indices of `queues` without a key.
     free: Vec<usize>,
     waiters: Waiters<Value>,
-    /// Those that wait for the end of the step.
+    /// The tasks that wait for the end of the step.
     watchers: Waiters<()>,
     watching: WaiterLine,
 }
 
-/// Where the queue of a key is. With the key's hash, so that others need not be looked at.
+/// The index of a key's queue, with the key's hash, so that other keys need not be compared.
 #[derive(Debug)]
 struct Place {
     hash: u64,
@@ -39,15 +39,15 @@ struct Queue {
     key: QueueKey,
     values: Values,
     receivers: WaiterLine,
-    /// Its only value was taken ([`DuplicatePolicy::Report`]).
+    /// The key's only value was taken ([`DuplicatePolicy::Report`]).
     is_spent: bool,
 }
 
-/// The values of one key, in the order of their sequence numbers. Most keys have one, which needs no allocation.
+/// The values of one key, in the order of their sequence numbers. Most keys have one value, which needs no allocation.
 #[derive(Debug, Default)]
 struct Values {
     first: Option<Value>,
-    /// Empty if there is no first.
+    /// Empty if there is no first value.
     others: VecDeque<Value>,
 }
 
@@ -206,7 +206,7 @@ impl Queues {
         Some(value)
     }
 
-    /// As [`pop`](Self::pop); queues the receiver if there is no value.
+    /// Like [`pop`](Self::pop), but queues the receiver if there is no value.
     pub(super) fn receive(
         &mut self,
         duplicates: DuplicatePolicy,
@@ -283,8 +283,8 @@ impl Queues {
         left
     }
 
-    /// Adds a task to those that wait for the end of the step, or replaces its waker. Returns a waker to be dropped outside
-    /// the lock.
+    /// Adds a task that waits for the end of the step, or replaces its waker. Returns a waker to be dropped outside the
+    /// lock.
     pub(super) fn watch(&mut self, place: &mut Option<WaiterIndex>, waker: &Waker) -> Look<()> {
         let place = *place.get_or_insert_with(|| self.watchers.join(&mut self.watching, None));
         self.watchers.look(place, waker)
@@ -328,7 +328,7 @@ impl Queues {
     }
 }
 
-/// Whether `place` is that of the queue of `key`.
+/// Whether `place` is the place of the queue of `key`.
 fn is_of(key: &QueueKey, place: &Place, queues: &[Option<Queue>]) -> bool {
     let queue = || queues.get(place.index).and_then(Option::as_ref);
     place.hash == key.hash() && queue().is_some_and(|queue| queue.key == *key)

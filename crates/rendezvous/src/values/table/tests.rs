@@ -1,3 +1,5 @@
+//! Tests of the queues of a step: order, cancellation and duplicates.
+
 use futures::FutureExt;
 use tensorwire_memory::{Pool, PoolConfig};
 use tensorwire_protocol::StepId;
@@ -61,7 +63,8 @@ fn receivers_are_served_in_the_order_they_came_also_in_places_of_those_that_left
     let token = CancellationToken::new();
     let [one, two, three, four] = std::array::from_fn(|_| step.take("k"));
     let (cancelled, six) = (step.take_unless("k", Some(&token)), step.take("k"));
-    // The first of the line, one within it, and later its last. Others get their places, the last freed first.
+    // The first receiver in the line, one in its middle, and later its last. New receivers reuse their entries, the
+    // last freed first.
     drop(two);
     drop(one);
     let [seven, eight, nine] = std::array::from_fn(|_| step.take("k"));

@@ -1,4 +1,4 @@
-//! Tasks that wait, as linked lists in one vector, so that a receive needs no allocation of its own.
+//! Waiting tasks, as linked lists in one vector, so that a receive needs no separate allocation.
 
 use std::{mem, task::Waker};
 
@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct WaiterIndex(usize);
 
-/// Those of one step that wait for values, or with `T = ()` for its end.
+/// The tasks of one step that wait for values, or with `T = ()` for its end.
 #[derive(Debug)]
 pub(super) struct Waiters<T> {
     entries: Vec<WaiterEntry<T>>,
@@ -46,7 +46,7 @@ pub(super) enum WaiterEntry<T> {
     Cancelled {
         _dropped_unlocked: Waiter,
     },
-    /// The receiver was given a value and was not polled since.
+    /// The receiver was given a value and has not been polled since.
     Given(T),
     /// The step was aborted.
     Aborted,
@@ -66,7 +66,7 @@ pub(super) struct Waiter {
 pub(super) enum Look<T> {
     /// It still waits. Contains the replaced waker, to be dropped outside the lock.
     Waits(Option<Waker>),
-    /// The wait has ended like this, and the entry is free.
+    /// The wait has ended with this entry, which is free now.
     Ended(WaiterEntry<T>),
 }
 

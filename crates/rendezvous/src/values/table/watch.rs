@@ -9,7 +9,7 @@ use super::{
     waiters::{Look, WaiterIndex},
 };
 
-/// A task that is woken if the step is aborted. It is known to the step from the first poll on, until it is dropped.
+/// A task that is woken if the step is aborted. The step knows it from the first poll until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Watch<'step> {
     step: &'step StepQueues,

@@ -29,9 +29,9 @@ pub(super) struct Encryption {
 impl WorkerBuilder {
     /// Turns mutual TLS on: this worker proves its identity by this certificate and accepts only peers with a
     /// certificate of a CA that the identity trusts. Control sessions and tensors over TCP are encrypted. A peer
-    /// without TLS is refused, whichever side dials; there is no fallback. If a [`secret`](Self::secret) is set, too,
-    /// peers must prove both. With TLS, no secret is exchanged automatically on loopback, and none is needed to listen
-    /// on other addresses.
+    /// without TLS is refused, regardless of which side dials; there is no fallback. If a [`secret`](Self::secret) is
+    /// set, too, peers must prove both. With TLS, no secret is exchanged automatically on loopback, and none is needed
+    /// to listen on other addresses.
     ///
     /// Default: off.
     #[must_use]

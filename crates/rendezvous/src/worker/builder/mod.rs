@@ -54,7 +54,7 @@ pub struct WorkerBuilder {
     /// `None` for a client.
     name: Option<String>,
     bind: String,
-    /// Where rank 0 serves its job's store. Comes before `bind`.
+    /// The address of the store that rank 0 serves. It overrides `bind`.
     store_address: Option<String>,
     data_bind: Option<String>,
     cluster: ClusterSpec,
@@ -71,7 +71,7 @@ pub struct WorkerBuilder {
     limits: Limits,
     flow: Flow,
     tcp: Tcp,
-    /// That of `tcp`. The listener and the fabric share it, so that a refusal is logged once.
+    /// The congestion control of `tcp`. The listener and the fabric share it, so that a refusal is logged once.
     congestion: Congestion,
     trust: Trust,
     sharing: Sharing,
@@ -212,8 +212,8 @@ impl WorkerBuilder {
         self
     }
 
-    /// Listens where rank 0 serves the store of its job, whatever [`bind`](Self::bind) says. Without a secret or TLS it listens on
-    /// loopback instead, with the same port. For the crate of groups.
+    /// Listens on the address of the store that rank 0 serves, instead of [`bind`](Self::bind). Without a secret or TLS
+    /// it listens on loopback with the same port. For the crate of groups.
     #[doc(hidden)]
     #[must_use]
     pub fn store_address(mut self, address: impl Into<String>) -> Self {
@@ -257,10 +257,10 @@ impl WorkerBuilder {
         self
     }
 
-    /// The RDMA device and its settings, if verbs is among the fabrics: `set` changes what differs from the defaults. Settings
-    /// that are not given here come from the environment (`TENSORWIRE_RDMA_…`, or the variables of TensorFlow's verbs
-    /// plugin, see [`Rdma::from_variables`]). The remaining ones are chosen
-    /// among the active ports of all devices.
+    /// The RDMA device and its settings, if verbs is among the fabrics: `set` changes the settings that differ from the
+    /// defaults. Settings that are not given here come from the environment (`TENSORWIRE_RDMA_…`, or the variables of
+    /// TensorFlow's verbs plugin, see [`Rdma::from_variables`]). The device and port are otherwise chosen among the
+    /// active ports of all devices.
     ///
     /// ```
     /// use tensorwire::Worker;
@@ -289,7 +289,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// Sets how much memory this worker uses: `set` changes what differs from the defaults.
+    /// Sets how much memory this worker uses: `set` changes the settings that differ from the defaults.
     ///
     /// ```
     /// use tensorwire::Worker;
@@ -305,21 +305,21 @@ impl WorkerBuilder {
         self
     }
 
-    /// Sets limits for peers and steps: `set` changes what differs from the defaults.
+    /// Sets limits for peers and steps: `set` changes the settings that differ from the defaults.
     #[must_use]
     pub fn limits(mut self, set: impl FnOnce(&mut Limits)) -> Self {
         set(&mut self.limits);
         self
     }
 
-    /// Sets the flow of messages and values: `set` changes what differs from the defaults.
+    /// Sets the flow of messages and values: `set` changes the settings that differ from the defaults.
     #[must_use]
     pub fn flow(mut self, set: impl FnOnce(&mut Flow)) -> Self {
         set(&mut self.flow);
         self
     }
 
-    /// Sets how streams of tcp send: `set` changes what differs from the defaults.
+    /// Sets how streams of tcp send: `set` changes the settings that differ from the defaults.
     ///
     /// ```
     /// use tensorwire::Worker;
@@ -390,7 +390,7 @@ impl WorkerBuilder {
         self
     }
 
-    /// The meaning of a second send or receive of a key within a step, for values that are sent on this worker, also if
+    /// The meaning of a second send or receive of a key within a step, for values that are sent on this worker, even if
     /// peers receive them. Default [`DuplicatePolicy::Queue`].
     #[must_use]
     pub fn duplicates(mut self, policy: DuplicatePolicy) -> Self {

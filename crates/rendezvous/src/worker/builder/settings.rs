@@ -23,12 +23,12 @@ pub struct Memory {
     /// Size of the blocks in which memory is allocated, in bytes. A block stays resident. A larger tensor gets a
     /// separate block. Default 16 MiB.
     pub block_bytes: usize,
-    /// Whether published, sent and received values are in huge pages. A neighbour maps such memory in a hundredth of the time, and
-    /// copies of large values miss fewer address translations. Where the system has reserved none
-    /// (`sysctl vm.nr_hugepages`), a new block takes several times as long to allocate. With
-    /// [`HugePages::Require`], an allocation that gets none fails with
-    /// [`MemoryError::HugePages`](tensorwire_memory::MemoryError::HugePages), which names the remedy. The gauge
-    /// `tensorwire_pool_huge_bytes` shows how much was obtained. Default: [`HugePages::Never`].
+    /// Whether published, sent and received values are in huge pages. A neighbour maps such memory in a hundredth of
+    /// the time, and copies of large values miss fewer address translations. If the system has reserved no huge pages
+    /// (`sysctl vm.nr_hugepages`), a new block takes several times as long to allocate. With [`HugePages::Require`], an
+    /// allocation that gets none fails with [`MemoryError::HugePages`](tensorwire_memory::MemoryError::HugePages),
+    /// which names the remedy. The gauge `tensorwire_pool_huge_bytes` shows the obtained amount. Default:
+    /// [`HugePages::Never`].
     pub huge_pages: HugePages,
     /// Under [`Trust::Hostile`](crate::Trust::Hostile), maximum memory that the peer of one connection may write values
     /// into, in bytes. At the maximum, receives wait; a longer value cannot be received. Memory is allocated as it is
@@ -40,7 +40,7 @@ pub struct Memory {
     pub viewed_bytes_per_peer_max: Option<u64>,
     /// Memory that a peer on the same host may map into this process over one connection, in bytes. The connection ends
     /// if the peer offers more. Reading mapped memory costs this process page tables of 1/512 of its size, so lower
-    /// this value where the process may use little memory. Default: `None`, the size of the host's memory and swap.
+    /// this value if the process may use little memory. Default: `None`, the size of the host's memory and swap.
     pub imported_bytes_per_connection_max: Option<u64>,
 }
 
@@ -123,7 +123,7 @@ impl Limits {
 #[non_exhaustive]
 pub struct Flow {
     /// How messages are acknowledged. Default [`Mode::Counted`]. [`Mode::Original`] follows the flow of TensorFlow's
-    /// verbs plugin, with one message in flight per direction; the bytes of its messages are others.
+    /// verbs plugin, with one message in flight per direction, but with other message bytes.
     pub mode: Mode,
     /// Maximum number of messages and values in flight from one peer, including two of the protocol's own. Each
     /// connection posts as many receives. 4 to 4096, default 256. Of the settings of two workers, the smaller applies.
@@ -164,9 +164,10 @@ impl Default for Flow {
 #[derive(Debug, Clone, Default)]
 #[non_exhaustive]
 pub struct Tcp {
-    /// The congestion control of data connections over tcp, for instance `reno`. It decides how fast this worker sends; a peer
-    /// decides for itself. A name that the system refuses is logged once at level INFO, and the system's default is used: an
-    /// ordinary user may choose those in `net.ipv4.tcp_allowed_congestion_control`. Default: `None`, the system's.
+    /// The congestion control of data connections over tcp, for instance `reno`. It decides how fast this worker sends;
+    /// a peer decides for itself. A name that the system refuses is logged once at level INFO, and the system's default
+    /// is used: an ordinary user may choose the names in `net.ipv4.tcp_allowed_congestion_control`. Default: `None`,
+    /// the system's.
     pub congestion: Option<String>,
 }
 

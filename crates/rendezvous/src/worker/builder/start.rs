@@ -226,7 +226,7 @@ impl WorkerBuilder {
         Ok((Arc::new(plane), accept))
     }
 
-    /// Where to listen.
+    /// The address to listen on.
     async fn address(&self, has_secret: bool) -> String {
         let Some(address) = &self.store_address else { return self.bind.clone() };
         if has_secret || self.encryption.is_on() {
@@ -246,7 +246,7 @@ impl WorkerBuilder {
         local
     }
 
-    /// Names the remedy if rank 0 cannot listen where it serves the store.
+    /// Adds the remedy if rank 0 cannot listen on the store's address.
     fn explained(&self, error: ControlError) -> ControlError {
         let Some(store) = &self.store_address else { return error };
         let why = match error {

@@ -27,7 +27,7 @@ impl Worker {
         scope: &Scope,
         options: &ReceiveOptions,
     ) -> Result<(Tensor, Option<Version>), WorkerError> {
-        // What is rare is boxed, because otherwise the future of every fetch has room for it.
+        // Rare cases are boxed, because otherwise the future of every fetch would have room for them.
         if self.node.is_own(peer) {
             let remote = |status| WorkerError::Remote { transfer: transfer.name(), status };
             let own = Box::pin(self.node.values().own(*scope, transfer.key)).await;
@@ -49,7 +49,7 @@ impl Worker {
         .await
     }
 
-    /// As [`fetch_one`](Self::fetch_one), into `target`.
+    /// Like [`fetch_one`](Self::fetch_one), into `target`.
     pub(super) async fn fetch_into(
         &self,
         peer: &KnownPeer,

@@ -47,7 +47,7 @@ pub struct FetchMany<'a, As = AsTensor> {
     gives: PhantomData<As>,
 }
 
-/// What is published now, with its version.
+/// The present tensor, with its version.
 const NOW: Scope = Scope::Versioned(Wanted::Now);
 
 type Editions = Result<Vec<(Tensor, Option<Version>)>, WorkerError>;
@@ -57,7 +57,7 @@ impl<'a> FetchMany<'a> {
         Self { peer, names, settings: Settings::of(&peer.worker), gives: PhantomData }
     }
 
-    /// As [`Fetch::versioned`](super::Fetch::versioned). The tensors are not a snapshot: each is read at a different
+    /// Like [`Fetch::versioned`](super::Fetch::versioned). The tensors are not a snapshot: each is read at a different
     /// moment.
     pub fn versioned(mut self) -> FetchMany<'a, AsVersioned> {
         self.settings.versioned();
@@ -67,26 +67,26 @@ impl<'a> FetchMany<'a> {
 }
 
 impl<As> FetchMany<'_, As> {
-    /// As [`Fetch::timeout`](super::Fetch::timeout), for all of them together.
+    /// Like [`Fetch::timeout`](super::Fetch::timeout), for all of them together.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.settings.limit = limit;
         self
     }
 
-    /// As [`Fetch::sharing`](super::Fetch::sharing).
+    /// Like [`Fetch::sharing`](super::Fetch::sharing).
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.settings.sharing = sharing;
         self
     }
 
-    /// As [`Fetch::wait`](super::Fetch::wait): until all of them are published.
+    /// Like [`Fetch::wait`](super::Fetch::wait): waits until all of them are published.
     pub fn wait(mut self) -> Self {
         self.settings.newer_than(None);
         self
     }
 
-    /// As [`Fetch::newer_than`](super::Fetch::newer_than), for each of them. On one host the fetch may wait for the last name
-    /// alone, and read the others then: only then it notices that another name was withdrawn.
+    /// Like [`Fetch::newer_than`](super::Fetch::newer_than), for each of them. On one host the fetch may wait only for
+    /// the last name, and then read the others: only then does it notice that another name was withdrawn.
     pub fn newer_than(mut self, version: Version) -> Self {
         self.settings.newer_than(Some(version));
         self
@@ -113,7 +113,8 @@ impl<As> FetchMany<'_, As> {
             let fetch = async |(transfer, found): (&Transfer<'_>, &mut Option<_>), awaiting, was_listed| {
                 let options = ReceiveOptions { sharing: settings.sharing, awaiting };
                 let ask = async |scope| worker.fetch_one(&peer.known, transfer, &scope, &options).await;
-                // Withdrawn meanwhile, or published where only the peer can read it: its answer to what is there now says which.
+                // The tensor was withdrawn meanwhile, or is published in memory that only the peer can read: the peer's
+                // answer shows which.
                 if was_listed && !is_listed(transfer) {
                     *found = Some(ask(NOW).await?).filter(|(_, version)| settings.is_met_by(*version));
                 }
@@ -126,7 +127,7 @@ impl<As> FetchMany<'_, As> {
             let all_are_listed =
                 settings.waits() && missing(&transfers, &mut found).all(|(transfer, _)| is_listed(transfer));
             if all_are_listed && let Some(last) = missing(&transfers, &mut found).last() {
-                // A publisher mostly publishes in the order of the names, and the others are there with the last.
+                // A publisher usually publishes in the order of the names, so the others are available with the last.
                 fetch(last, Awaiting::Alone, false).await?;
                 take_at_once(&mut found).await;
             }
@@ -135,7 +136,7 @@ impl<As> FetchMany<'_, As> {
                 worker.node.connected(&peer.known).await?;
             }
             let left: Vec<_> = missing(&transfers, &mut found).collect();
-            // The last one's request takes those before it along.
+            // The message of the last request carries the earlier ones.
             let before_last = left.len().saturating_sub(1);
             let fetches = left.into_iter().enumerate();
             let fetches = fetches.map(|(at, missing)| {

@@ -19,8 +19,8 @@ use crate::{
 /// A published tensor of a peer, made by [`Peer::tensor`], for loops that fetch it many times. Cheap to clone. It stays
 /// valid when the connection or the peer is restarted, and when the tensor is replaced or withdrawn.
 ///
-/// Name and options are checked once, and a fetch allocates no future: [`fetch_into`](Self::fetch_into) allocates nothing
-/// at all where the tensor is found in the peer's catalogue.
+/// Name and options are checked once, and a fetch allocates no future: [`fetch_into`](Self::fetch_into) allocates
+/// nothing if the tensor is in the peer's catalogue.
 ///
 /// ```
 /// use std::time::Duration;
@@ -62,19 +62,19 @@ impl RemoteTensor {
         &self.peer
     }
 
-    /// The deadline of each fetch. As [`Fetch::timeout`](super::Fetch::timeout).
+    /// The deadline of each fetch, like [`Fetch::timeout`](super::Fetch::timeout).
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.settings.limit = limit;
         self
     }
 
-    /// What [`fetch`](Self::fetch) requests. As [`Fetch::sharing`](super::Fetch::sharing).
+    /// Whether [`fetch`](Self::fetch) requests a view or a copy, like [`Fetch::sharing`](super::Fetch::sharing).
     pub fn sharing(mut self, sharing: Sharing) -> Self {
         self.settings.sharing = sharing;
         self
     }
 
-    /// Fetches the tensor as it is published now.
+    /// Fetches the present version of the tensor.
     ///
     /// # Errors
     /// As [`Peer::fetch`].
@@ -85,7 +85,7 @@ impl RemoteTensor {
         run(&self.peer, &self.transfer(), &self.settings).await.map(|(tensor, _)| tensor)
     }
 
-    /// Fetches the tensor into `buffer`. As [`Fetch::into_buffer`](super::Fetch::into_buffer).
+    /// Fetches the tensor into `buffer`, like [`Fetch::into_buffer`](super::Fetch::into_buffer).
     ///
     /// # Errors
     /// As there.
@@ -105,7 +105,7 @@ impl Peer {
     /// The tensor that the peer publishes under `name`, now or later, for loops that fetch it many times. Nothing is sent.
     ///
     /// # Errors
-    /// [`WorkerError::Config`] if nothing can be published under the name.
+    /// [`WorkerError::Config`] if the name cannot be published.
     pub fn tensor(&self, name: &str) -> Result<RemoteTensor, WorkerError> {
         transfer(self, name)?;
         Ok(RemoteTensor { peer: self.clone(), name: name.into(), settings: Settings::of(&self.worker) })

@@ -1,3 +1,5 @@
+//! Tests of the door: its reaction to the bytes of strangers, and its log lines.
+
 #![allow(clippy::disallowed_methods)] // tests of a door run on tokio's own clock
 
 use std::{pin::pin, time::Duration};
@@ -13,7 +15,7 @@ use crate::values::steps::tests::Clock;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
-/// A reception, and those who come to it.
+/// A reception, and connections to it.
 struct Lobby {
     reception: Arc<Reception>,
     listener: TcpListener,
@@ -38,7 +40,7 @@ impl Lobby {
         Self { reception: Arc::new(reception), listener, clock }
     }
 
-    /// One more connection, which sends `bytes`, and how the door treats it.
+    /// One more connection, which sends `bytes`, and the door's result for it.
     async fn receive(&self, bytes: &[u8]) -> (TcpStream, Option<GuestStream>) {
         let mut client = TcpStream::connect(self.listener.local_addr().unwrap()).await.unwrap();
         client.write_all(bytes).await.unwrap();
@@ -122,7 +124,7 @@ async fn a_cut_connection_carries_nothing_more() {
     let (_client, mut stream) = lobby.hear(b"P").await;
     assert!(stream.is_write_vectored());
     assert_eq!(stream.write(b"x").await.unwrap(), 1);
-    // Sixty-four newer ones come, each later than the grace of those before it.
+    // Sixty-four newer ones arrive, each after the grace period of the earlier ones.
     stream.guest.stranger.leave();
     let mut others = Vec::new();
     while !stream.guest.stranger.is_evicted() {
@@ -161,7 +163,7 @@ async fn what_was_wrong_with_a_peers_bytes_is_told() {
     let lobby = Lobby::new().await;
     for _ in 0..8 {
         assert!(lobby.reception.log.line("127.0.0.2").is_some());
-        // It acknowledges a PING that nobody has sent.
+        // It acknowledges a PING that was not sent.
         let (_client, mut stream) = lobby.hear(&frame(6, 1, 8)).await;
         stream.guest.stranger.attach();
         assert!(stream.read_exact(&mut [0; 41]).await.is_err());

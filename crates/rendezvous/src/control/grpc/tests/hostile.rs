@@ -1,4 +1,4 @@
-//! Peers that do not play by the rules.
+//! Peers that violate the rules.
 
 use std::{
     io::{Read, Write},
@@ -31,7 +31,7 @@ async fn raw_client(plane: &GrpcPlane) -> ControlClient<Channel> {
     ControlClient::new(endpoint.connect().await.unwrap())
 }
 
-/// A session whose frames are made by hand: what it sends, what comes back, and the plane's end of it.
+/// A session whose frames the test makes: the sender, the received frames, and the plane's end.
 async fn raw_session(plane: &GrpcPlane) -> (mpsc::Sender<Frame>, Streaming<Frame>, ControlSession) {
     let mut client = raw_client(plane).await;
     let (frames, stream) = mpsc::channel(1);
@@ -44,15 +44,15 @@ async fn raw_session(plane: &GrpcPlane) -> (mpsc::Sender<Frame>, Streaming<Frame
 fn assert_hung_up(mut stream: &TcpStream, limit: Duration) {
     stream.set_read_timeout(Some(limit)).unwrap();
     let ended = stream.read_to_end(&mut Vec::new());
-    let kept = matches!(&ended, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock);
-    assert!(!kept, "the connection was kept");
+    let is_open = matches!(&ended, Err(error) if error.kind() == std::io::ErrorKind::WouldBlock);
+    assert!(!is_open, "the connection was not closed");
 }
 
 #[test]
 fn e_a_plane_without_tls_meets_nobody_who_has_it_and_says_why() {
     bounded(|| async {
         let (a, b) = (plane(), plane());
-        // What a plane with TLS answers to one without: an alert.
+        // The answer of a plane with TLS to one without: an alert.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let secured = std::thread::spawn(move || {
@@ -80,12 +80,12 @@ fn a_peer_that_says_nothing_is_not_greeted() {
     bounded(|| async {
         let (a, b) = (plane(), plane());
         let silent = TcpStream::connect(b.local_address()).unwrap();
-        // Came later, and is served.
+        // This session comes later, and is served.
         let (mut one, mut other) = connect(&a, &b).await;
         assert_works(&mut one, &mut other).await;
         silent.set_nonblocking(true).unwrap();
-        let heard = silent.peek(&mut [0; 1]);
-        assert_eq!(heard.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        let peeked = silent.peek(&mut [0; 1]);
+        assert_eq!(peeked.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
     });
 }
 
@@ -95,7 +95,7 @@ fn e_peers_that_talk_nonsense_are_let_in_at_a_pace() {
         let (a, b) = (plane(), plane());
         let clock = TokioRuntime::current().unwrap();
         let began = clock.now();
-        // One after another, 40 more than may come at once; beyond these 200 a second are let in.
+        // One after another, 40 more than may come at once; beyond these, 200 a second are admitted.
         for _ in 0..104 {
             let mut nonsense = TcpStream::connect(b.local_address()).unwrap();
             nonsense.write_all(b"GET / HTTP/1.1\r\nHost: worker.example\r\n\r\n").unwrap();
@@ -113,7 +113,7 @@ fn e_a_thousand_half_open_dials_leave_honest_sessions_working() {
     bounded(|| async {
         let (a, b) = (plane(), plane());
         let (mut one, mut other) = connect(&a, &b).await;
-        // What the handshake does: from now on the session is nobody's to push out.
+        // Like the handshake: from now on no other connection can evict the session.
         other.sender.admitted();
         let (_attacker, dials) = Part::start("half-open", &b.local_address(), 2048);
         assert_eq!(dials, "1000");
@@ -121,11 +121,11 @@ fn e_a_thousand_half_open_dials_leave_honest_sessions_working() {
         let (mut two, mut second) = connect(&a, &b).await;
         assert_works(&mut two, &mut second).await;
         let sockets = sockets_of(&b);
-        assert!(sockets < 64 + 16, "{sockets} connections are kept for strangers");
+        assert!(sockets < 64 + 16, "{sockets} connections stay open for strangers");
     });
 }
 
-/// The connections to the plane's port that this process holds.
+/// The number of this process's connections to the plane's port.
 fn sockets_of(plane: &GrpcPlane) -> usize {
     let port: u16 = plane.local_address().rsplit(':').next().unwrap().parse().unwrap();
     let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
@@ -148,7 +148,7 @@ fn e_garbage_on_the_port_closes_that_connection_only() {
         for bytes in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], &huge, &wrong_frame, &bad_headers] {
             let mut stream = TcpStream::connect(b.local_address()).unwrap();
             let _ = stream.write_all(bytes);
-            // Before its time to arrive is over.
+            // Before the arrival limit has passed.
             assert_hung_up(&stream, Duration::from_secs(8));
         }
         assert_works(&mut one, &mut other).await;
@@ -164,7 +164,7 @@ fn e_a_connection_without_a_session_is_cut_in_time() {
             stream.write_all(bytes).unwrap();
             assert_hung_up(&stream, Duration::from_secs(8));
         }
-        // An open session is not.
+        // An open session is not closed.
         let (mut one, mut other) = connect(&plane, &plane).await;
         std::thread::sleep(Duration::from_millis(500));
         assert_works(&mut one, &mut other).await;
@@ -177,7 +177,7 @@ fn e_a_frame_above_the_limit_loses_the_session() {
         let plane = plane();
         for excess in [1, 100] {
             let (frames, mut back, mut session) = raw_session(&plane).await;
-            // Of a stranger it would not even be read.
+            // From a stranger it would not even be read.
             session.sender.admitted();
             frames
                 .send(Frame {
@@ -253,7 +253,7 @@ fn e_a_stranger_cannot_fill_our_memory() {
             }
         };
         let reading = async {
-            // Not even the first frame is taken whole from the connection before the peer is admitted.
+            // Before the peer is admitted, not even the first frame is read completely.
             let mut next = other.receiver.recv();
             let waited = super::super::within(Duration::from_millis(300), &mut next).await;
             assert!(waited.is_err(), "a stranger's large frame was taken");
@@ -280,7 +280,7 @@ fn s4_a_stranger_whose_frames_carry_nothing_is_cut_at_once() {
         for flood in [ping(true), ping(false).repeat(17)] {
             let mut stranger = TcpStream::connect(b.local_address()).unwrap();
             stranger.write_all(&[PREFACE, &flood].concat()).unwrap();
-            // Before its time to arrive is over.
+            // Before the arrival limit has passed.
             assert_hung_up(&stranger, Duration::from_secs(5));
         }
         let (mut one, mut other) = connect(&a, &b).await;
@@ -304,11 +304,11 @@ fn s4_a_members_flood_ends_its_session_and_says_why() {
         member.write_all(&[PREFACE, &attach].concat()).unwrap();
         let mut session = plane.accept().await.unwrap();
         session.sender.admitted();
-        // So many are no flood.
+        // This number is no flood.
         member.write_all(&ping(false).repeat(900)).unwrap();
         member.read_exact(&mut [0; 900 * 17]).unwrap();
         session.sender.send(b"alive".to_vec()).await.unwrap();
-        // It may be cut before it has sent them all.
+        // The connection may be cut before all are sent.
         let _ = member.write_all(&ping(false).repeat(100_000));
         let error = session.receiver.recv().await.unwrap_err();
         assert!(error.to_string().contains("1000 at once"), "{error}");

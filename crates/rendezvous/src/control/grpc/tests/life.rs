@@ -9,16 +9,16 @@ use std::{
 use super::{super::within, GrpcPlane, assert_works, bounded, config, connect, connect_past_the_dead, plane};
 use crate::control::{ControlError, ControlPlane};
 
-/// Tells the child process which part it plays.
+/// Environment variable of the child process: its part.
 const PART: &str = "TENSORWIRE_TEST_PART";
-/// Tells the child process where to dial.
+/// Environment variable of the child process: the address to dial.
 const ADDRESS: &str = "TENSORWIRE_TEST_ADDRESS";
 
-/// A process running this test binary in another part; it dies with this value.
+/// A process that runs this test binary in another part. Dropping this kills it.
 pub(super) struct Part(pub(super) Child);
 
 impl Part {
-    /// Starts it with `limit` open files at most and waits until it prints a line.
+    /// Starts it with a limit of open files, and waits until it prints a line.
     pub(super) fn start(part: &str, address: &str, files: u32) -> (Self, String) {
         let mut child = Command::new("sh")
             .args(["-c", &format!("ulimit -n {files}; exec \"$0\" \"$@\"")])
@@ -31,8 +31,8 @@ impl Part {
             .spawn()
             .unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let said = lines.map(Result::unwrap).find_map(|line| Some(line.split_once("SAYS ")?.1.to_owned()));
-        (Self(child), said.expect("the child process ended without a word"))
+        let word = lines.map(Result::unwrap).find_map(|line| Some(line.split_once("SAYS ")?.1.to_owned()));
+        (Self(child), word.expect("the child process ended without a word"))
     }
 
     fn signal(&self, signal: &str) {
@@ -48,7 +48,7 @@ impl Drop for Part {
     }
 }
 
-/// What the child processes do. Not a test: it runs only as a child.
+/// The code of the child processes. Not a test: it runs only as a child.
 #[test]
 #[ignore = "the child process of other tests"]
 fn part() {
@@ -139,7 +139,7 @@ fn blocked_user_code_is_not_taken_for_dead() {
         let short = config().keepalive(Duration::from_millis(200), Duration::from_millis(1500));
         let (a, b) = (GrpcPlane::bind(short.clone()).unwrap(), GrpcPlane::bind(short).unwrap());
         let (mut one, mut other) = connect(&a, &b).await;
-        // The user code of both sides, blocking its runtime for several keepalive times.
+        // The user code of both sides blocks its runtime for several keepalive times.
         std::thread::sleep(Duration::from_millis(2500));
         assert_works(&mut one, &mut other).await;
     });

@@ -1,4 +1,4 @@
-//! What a proof is made of, and how both sides word a refusal.
+//! The content of a proof, and the texts of a refusal on both sides.
 
 use super::*;
 
@@ -12,11 +12,11 @@ fn a_proof_is_over_the_role_the_connection_and_all_that_was_said() {
         (Role::Accepting, "tensorwire control, accepting end\0"),
     ] {
         let mut transcript = Transcript::new(role, &session, key.as_ref());
-        transcript.said.extend_from_slice(b"said before");
+        transcript.frames.extend_from_slice(b"said before");
         let proven = transcript.prove(role, &frame).unwrap();
-        let (said, proof) = proven.split_last_chunk::<PROOF_BYTES>().unwrap();
+        let (content, proof) = proven.split_last_chunk::<PROOF_BYTES>().unwrap();
         let mut by_hand = Hmac::<Sha256>::new_from_slice(b"the secret of this cluster").unwrap();
-        by_hand.update(&[label.as_bytes(), b"over any connection\0", b"said before", said].concat());
+        by_hand.update(&[label.as_bytes(), b"over any connection\0", b"said before", content].concat());
         assert_eq!(proof[..], by_hand.finalize().into_bytes()[..]);
         assert!(transcript.verify(role, &proven) && !transcript.verify(role.other(), &proven));
         assert!(!transcript.verify(role, &proof[1..]), "it is shorter than a proof");
@@ -42,7 +42,7 @@ fn e_under_tls_a_name_must_be_in_the_certificate() {
             while let Some(frame) = from.recv().await {
                 last = Some(ControlFrame::decode(&frame).unwrap());
             }
-            let Some(ControlFrame::Goodbye { status }) = last else { panic!("it is not told: {last:?}") };
+            let Some(ControlFrame::Goodbye { status }) = last else { panic!("it got no goodbye: {last:?}") };
             assert!(status.code == Code::PermissionDenied && status.message.starts_with("x is not proven"));
             assert!(!admitted.load(Ordering::Relaxed));
         }
@@ -57,14 +57,14 @@ fn a_refusal_is_told_as_what_it_is() {
             for (met, ..) in [feed_acceptor(from_ref(&goodbye)).await, feed_dialler(from_ref(&goodbye)).await]
             {
                 let error = met.unwrap_err();
-                let is_told = match code {
+                let is_expected = match code {
                     Code::PermissionDenied => {
                         matches!(&error, ControlError::Refused { detail, .. } if detail == "go away")
                     }
                     Code::Unauthenticated => matches!(error, ControlError::WrongSecret { .. }),
                     _ => matches!(error, ControlError::Misbehaved { .. }),
                 };
-                assert!(is_told, "{error}");
+                assert!(is_expected, "{error}");
             }
         }
     });
