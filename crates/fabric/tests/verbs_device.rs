@@ -235,7 +235,7 @@ async fn port_down(runtime: Arc<dyn Runtime>) {
     works_again(&pair).await;
 }
 
-/// The domains connect again once their port is active, with all memory registered anew.
+/// The domains connect again once their port is active, with all memory registered again.
 async fn works_again(pair: &Pair) {
     let again = async {
         loop {

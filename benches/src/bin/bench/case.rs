@@ -400,7 +400,7 @@ impl Case {
         (self.size >= BANDWIDTH_BYTES).then(|| self.work(work, placement))
     }
 
-    /// Messages of perftest; an operation counts as `parts` of them.
+    /// Messages of perftest. One operation corresponds to `parts` messages.
     fn perftest_messages(&self, stage: &Stage, parts: f64) -> Result<Limit, BenchError> {
         let test = match self.wait {
             WaitChoice::Sleep => Perftest::SendLatencyEvents,

@@ -200,7 +200,7 @@ fn followed(path: &Path) -> io::Result<PathBuf> {
     for _ in 0..LINKS_MAX {
         match fs::read_link(&path) {
             Ok(to) => path = directory_of(&path).join(to),
-            // It is no link, or nothing is there.
+            // `path` is no link, or does not exist.
             Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::NotFound) => {
                 return Ok(path);
             }

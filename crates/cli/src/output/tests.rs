@@ -1,3 +1,5 @@
+//! Tests of the targets of a pull: files, links, streams, and names that cannot be written.
+
 use std::{
     fs::{self, Permissions},
     os::unix::fs::{PermissionsExt, symlink},

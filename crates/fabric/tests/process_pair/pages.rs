@@ -39,8 +39,8 @@ pub(super) fn put_under(block: &Block, file: &File) {
     assert_eq!(file.metadata().unwrap().len(), block.length() as u64, "the pages do not fit the block");
     let (base, protection) = (block.base().as_ptr(), libc::PROT_READ | libc::PROT_WRITE);
     let flags = libc::MAP_SHARED | libc::MAP_FIXED | libc::MAP_POPULATE;
-    // SAFETY: the range is the block's mapping, all of it, so nothing else is replaced; the block unmaps whatever is there
-    // when it goes. No reference into it exists, because no buffer was cut from it yet.
+    // SAFETY: the range is the block's mapping, all of it, so nothing else is replaced; dropping the block unmaps the
+    // present mapping. No reference into it exists, because no buffer was cut from it yet.
     let mapped = unsafe { libc::mmap(base.cast(), block.length(), protection, flags, file.as_raw_fd(), 0) };
     assert_eq!(mapped, base.cast(), "mmap: {}", io::Error::last_os_error());
 }

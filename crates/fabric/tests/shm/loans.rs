@@ -300,7 +300,7 @@ fn loans_that_the_socket_has_no_room_for_fail_alone() {
     });
 }
 
-/// Waits until the thread has slept for a while.
+/// Waits until the thread has slept for some time.
 async fn until_asleep(runtime: &Arc<dyn Runtime>, thread: &str) {
     let asleep = || {
         let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap();

@@ -303,7 +303,7 @@ fn a_dialer_tells_a_closed_door_from_a_stranger() {
             "unexpected: {error}"
         );
         stranger.join().unwrap();
-        // Nobody is there.
+        // No process listens.
         let port = listener.local_addr().unwrap().port();
         drop(listener);
         let params = params(connection_data(port, [7; 16]), Role::Dialer, STEP_LIMIT);

@@ -96,7 +96,7 @@ impl Bounds {
     /// Checks the bounds once the last connection is gone.
     async fn assert_bounded(&self, local: &Local) {
         let peak = status_bytes("VmHWM").saturating_sub(self.resident);
-        // The sanitizer keeps freed memory for a while.
+        // The sanitizer delays the reuse of freed memory.
         assert!(cfg!(asan) || peak < GROWTH_MAX, "{peak} bytes more were resident");
         let closed = async {
             while open_descriptors() > self.descriptors {

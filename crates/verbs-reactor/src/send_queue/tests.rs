@@ -1,3 +1,5 @@
+//! Tests of the bookkeeping of a send queue, with a model of the device.
+
 use std::collections::VecDeque;
 
 use proptest::prelude::*;
