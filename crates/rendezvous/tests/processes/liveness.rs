@@ -12,7 +12,7 @@ use std::{
 use futures::future::join;
 use rustix::process::Signal;
 use tensorwire_fabric::{FabricKind, Runtime};
-use tensorwire_rendezvous::{PeerLoss, Worker, WorkerError};
+use tensorwire_rendezvous::{PeerLoss, Worker, WorkerError, control::Secret};
 
 use crate::harness::{
     CHILD_CPU, Other, PARENT, PARENT_CPU, bounded, builder, info, is_version, kind, parents_lines, role, say,
@@ -209,6 +209,35 @@ fn a_worker_that_was_stopped_itself_asks_before_it_judges() {
         let key = worker.key(PARENT_CPU, CHILD_CPU, "late").unwrap();
         worker.shared_step(1).send(&key, tensor(&worker, 100, 3).await).unwrap();
         assert_eq!(other.hear().await, "received");
+        worker.shutdown().await;
+    });
+}
+
+/// The kernel still accepts connections for a stopped process. Both workers have a secret, so that none is asked for first.
+#[test]
+fn a_peer_that_stopped_before_it_was_met_is_lost_within_the_liveness_bound() {
+    const TEST: &str = "liveness::a_peer_that_stopped_before_it_was_met_is_lost_within_the_liveness_bound";
+    let secret = Secret::new(*b"known to both of them").unwrap();
+    if let Some(words) = role() {
+        return bounded(Duration::from_secs(60), |_| async move {
+            let worker = builder(CHILD, kind(&words[0])).secret(secret).start().await.unwrap();
+            say(worker.address());
+            parents_lines().recv().await;
+        });
+    }
+    bounded(Duration::from_secs(60), |runtime| async move {
+        let worker = builder(PARENT, FabricKind::TCP).secret(secret).liveness(LIVENESS);
+        let worker = worker.timeout(Duration::from_secs(600)).start().await.unwrap();
+        let mut other = Other::start(TEST, "tcp");
+        let address = other.hear().await;
+        other.signal(Signal::STOP);
+        let began = runtime.now();
+        let error = worker.peer_at(&address).await.unwrap_err();
+        let took = runtime.now() - began;
+        assert!(matches!(error, WorkerError::Control(_)), "{error}");
+        assert!(took > LIVENESS * 8 / 10 && took < LIVENESS * 12 / 10, "noticed after {took:?}: {error}");
+        other.signal(Signal::CONT);
+        worker.peer_at(&address).await.unwrap();
         worker.shutdown().await;
     });
 }

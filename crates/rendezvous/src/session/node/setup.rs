@@ -98,7 +98,8 @@ impl Node {
             proven.check_host().map_err(|detail| ControlError::Tls { address, detail })?;
         }
         let me = self.introduction();
-        let limit = self.settings.connect_limit;
+        // There is no session yet whose pings would show that the peer's process is stopped.
+        let limit = self.settings.connect_limit.min(self.settings.liveness);
         let them =
             handshake::dial(&mut session, &me, secret.as_ref(), &*self.settings.runtime, limit, address)
                 .await?;

@@ -95,6 +95,9 @@ const AUTO: [FabricKind; 3] = [FabricKind::SHM, FabricKind::VERBS, FabricKind::T
 /// Minimum interval between HTTP/2 keepalive pings.
 const KEEPALIVE_MIN: Duration = Duration::from_secs(10);
 
+/// How long a peer may take at most to answer while a worker connects to it.
+const DIAL_MAX: Duration = Duration::from_secs(10);
+
 /// Minimum liveness bound. With a shorter one, a peer that is merely scheduled late would count as lost.
 const LIVENESS_MIN: Duration = Duration::from_millis(100);
 
@@ -366,7 +369,8 @@ impl WorkerBuilder {
 
     /// How long a peer may neither answer a ping on its control session nor move data before it counts as lost and all
     /// transfers with it fail. A silent peer is pinged several times within this bound. Default 30 s, at least 0.1 s. A
-    /// peer whose user code blocks its runtime still answers pings.
+    /// peer whose user code blocks its runtime still answers pings. A worker that is dialled must answer within this bound, too,
+    /// and within 10 s.
     #[must_use]
     pub fn liveness(mut self, limit: Duration) -> Self {
         self.liveness = limit;

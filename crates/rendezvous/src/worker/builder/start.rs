@@ -1,12 +1,12 @@
 //! Starts a worker from its settings.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use tensorwire_fabric::{Runtime, TokioRuntime};
 use tensorwire_protocol::{DeviceName, InvalidDeviceName, wire::WireError};
 use tokio::net::lookup_host;
 
-use super::{GIB, KEEPALIVE_MIN, LIVENESS_MIN, OpenedFabrics, WorkerBuilder};
+use super::{DIAL_MAX, GIB, KEEPALIVE_MIN, LIVENESS_MIN, OpenedFabrics, WorkerBuilder};
 use crate::{
     control::{
         ControlError, ControlPlane, GrpcConfig, GrpcPlane, Secret,
@@ -66,7 +66,7 @@ impl WorkerBuilder {
             pools,
             values,
             parameters: self.flow.parameters(self.validation),
-            connect_limit: self.limit.min(Duration::from_secs(10)),
+            connect_limit: self.limit.min(DIAL_MAX),
             cluster: self.cluster,
             store_address: self.store_address.as_deref().map(normalise),
             name,
@@ -219,7 +219,8 @@ impl WorkerBuilder {
         let keepalive = self.liveness.max(KEEPALIVE_MIN);
         let address = self.address(secret.is_some()).await;
         let config = GrpcConfig::new(address).secret(secret).keepalive(keepalive, keepalive);
-        let config = config.congestion(self.congestion.clone());
+        // The kernel of a stopped process accepts the connection, so the limit is also for what the process answers.
+        let config = config.congestion(self.congestion.clone()).dial_limit(self.liveness.min(DIAL_MAX));
         let plane =
             GrpcPlane::bind(self.encryption.of_plane(config)).map_err(|error| self.explained(error))?;
         let accept = plane.secret().cloned();
