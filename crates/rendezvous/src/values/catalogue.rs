@@ -9,7 +9,7 @@ use tensorwire_fabric::{CELL_WORDS, Catalogue, CellContent, CellNumber, CellRead
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{DataType, Metadata, Shape, limits::TENSOR_BYTES_MAX};
 
-use crate::values::{published::Edition, tensor::Tensor};
+use crate::values::tensor::Tensor;
 
 /// The catalogue that neighbours read, once one of them has fetched a tensor.
 #[derive(Debug, Default)]
@@ -28,10 +28,8 @@ impl OwnCatalogue {
     }
 
     /// Replaces the content of `cell`, which neighbours read. Returns memory to be dropped without a lock.
-    pub(crate) fn write(&self, cell: CellNumber, edition: Option<&Edition>) -> Vec<Buf> {
-        let Some(catalogue) = self.get() else { return Vec::new() };
-        let content = edition.and_then(|edition| content(edition.version, &edition.tensor));
-        catalogue.write(cell, content)
+    pub(crate) fn write(&self, cell: CellNumber, content: Option<CellContent>) -> Vec<Buf> {
+        self.get().map(|catalogue| catalogue.write(cell, content)).unwrap_or_default()
     }
 }
 

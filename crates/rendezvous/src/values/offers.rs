@@ -59,7 +59,7 @@ impl Offers {
         let listing = self.catalogue.get().map_or(Listing::Unlisted, |own| listing(own, cell));
         let edition = Edition { version: cells.editions, tensor, listing };
         let offered = Offered { incarnation: self.incarnation, edition: edition.version, cell };
-        let unlisted = listing.cell().map(|place| self.catalogue.write(place, Some(&edition)));
+        let unlisted = listing.cell().map(|place| self.catalogue.write(place, edition.content()));
         if let Some(place) = cells.edition(cell) {
             *place = Some(edition);
         }
@@ -95,7 +95,7 @@ impl Offers {
             return;
         }
         edition.listing = listing(own, cell);
-        let unlisted = edition.listing.cell().map(|place| self.catalogue.write(place, Some(edition)));
+        let unlisted = edition.listing.cell().map(|place| self.catalogue.write(place, edition.content()));
         drop(cells);
         drop(unlisted);
     }

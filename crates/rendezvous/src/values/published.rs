@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use tensorwire_fabric::Catalogue;
+use tensorwire_fabric::{Catalogue, CellContent};
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{Code, Metadata, Status, Wanted};
 use tensorwire_testpoints::sync::{Mutex, RwLock};
@@ -18,7 +18,7 @@ use tensorwire_testpoints::sync::{Mutex, RwLock};
 use crate::{
     error::WorkerError,
     values::{
-        catalogue::{Listing, OwnCatalogue},
+        catalogue::{self, Listing, OwnCatalogue},
         latch::Latch,
         tensor::Tensor,
     },
@@ -85,6 +85,13 @@ pub(crate) struct Edition {
     pub(crate) tensor: Tensor,
     /// Whether it is in the catalogue.
     pub(crate) listing: Listing,
+}
+
+impl Edition {
+    /// What neighbours read.
+    pub(crate) fn content(&self) -> Option<CellContent> {
+        catalogue::content(self.version, &self.tensor)
+    }
 }
 
 /// The edition that a publication replaces, and the memory that the catalogue has released.
@@ -211,7 +218,7 @@ impl PublishedSet {
             return;
         };
         edition.listing = own.cell(name).map_or(Listing::Refused, Listing::Cell);
-        let unlisted = edition.listing.cell().map(|cell| self.catalogue.write(cell, Some(edition)));
+        let unlisted = edition.listing.cell().map(|cell| self.catalogue.write(cell, edition.content()));
         drop(entries);
         drop(unlisted);
     }
@@ -341,7 +348,7 @@ impl PublishedSet {
                 let cell = edition.listing.cell();
                 // Neighbours find the new edition before the memory of the old one can be reused.
                 let unlisted =
-                    cell.map(|cell| self.catalogue.write(cell, Some(&edition))).unwrap_or_default();
+                    cell.map(|cell| self.catalogue.write(cell, edition.content())).unwrap_or_default();
                 (version, (Some(place.insert(edition)), unlisted))
             }
             Entry::Vacant(place) => {
