@@ -20,13 +20,18 @@ impl<L> After<L> {
         Self { woken: SmallVec::new(), dropped: SmallVec::new(), returned: None, wakes_queues: true }
     }
 
+    #[inline]
     pub(crate) fn wake(&mut self, wakers: impl IntoIterator<Item = Waker>) {
-        self.woken.extend(wakers);
+        // Usually none or one, where `extend` costs more.
+        wakers.into_iter().for_each(|waker| self.woken.push(waker));
     }
 
     /// Drops a waker that was replaced, or whose task goes on by itself.
+    #[inline]
     pub(crate) fn drop(&mut self, waker: Option<Waker>) {
-        self.dropped.extend(waker);
+        if let Some(waker) = waker {
+            self.dropped.push(waker);
+        }
     }
 
     /// Returns memory with the evidence that its grant has ended. At most once.
