@@ -38,7 +38,7 @@ use tensorwire_protocol::{Code, DataType, EagerContent, Sharing};
 use tensorwire_rendezvous::{Notes, Tensor, WorkerError};
 use tracing::{Instrument as _, Span};
 
-use self::arrived::Received;
+use self::arrived::{Awaited, Received};
 pub(crate) use self::{arrived::Arrived, offering::Offers};
 use super::{CALLS_UNDER_WAY, Group, GroupState, channels::decode_end};
 use crate::{
@@ -577,28 +577,5 @@ pub(super) fn after(over: &GroupError) -> GroupError {
     match over {
         GroupError::Over { .. } => over.clone(),
         first => GroupError::Over { rank: first.origin(), why: first.to_string() },
-    }
-}
-
-/// Counts an awaited message until it is dropped.
-struct Awaited<'calling> {
-    calling: &'calling Calling,
-    from: usize,
-}
-
-impl<'calling> Awaited<'calling> {
-    fn begin(calling: &'calling Calling, from: usize) -> Self {
-        if let Some(contact) = calling.contacts().get_mut(from) {
-            contact.awaited += 1;
-        }
-        Self { calling, from }
-    }
-}
-
-impl Drop for Awaited<'_> {
-    fn drop(&mut self) {
-        if let Some(contact) = self.calling.contacts().get_mut(self.from) {
-            contact.awaited -= 1;
-        }
     }
 }

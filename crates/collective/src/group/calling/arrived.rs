@@ -48,3 +48,26 @@ impl AsRef<[u8]> for Arrived {
         self.bytes()
     }
 }
+
+/// Counts an awaited message until it is dropped.
+pub(super) struct Awaited<'calling> {
+    calling: &'calling Calling,
+    from: usize,
+}
+
+impl<'calling> Awaited<'calling> {
+    pub(super) fn begin(calling: &'calling Calling, from: usize) -> Self {
+        if let Some(contact) = calling.contacts().get_mut(from) {
+            contact.awaited += 1;
+        }
+        Self { calling, from }
+    }
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        if let Some(contact) = self.calling.contacts().get_mut(self.from) {
+            contact.awaited -= 1;
+        }
+    }
+}
