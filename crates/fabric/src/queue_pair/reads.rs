@@ -4,9 +4,10 @@ use std::{
     future::Future,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
 };
 
+use pin_project::pin_project;
 use tensorwire_memory::BufMut;
 
 use super::Operation;
@@ -17,8 +18,10 @@ use crate::{FabricError, FabricKind, ReadDestination, ReadSegment};
 /// Dropping it ends interest in the bytes, not the operation: the destination goes back to its pool when the read
 /// is over.
 #[derive(Debug)]
+#[pin_project]
 #[must_use = "a read that still waits for a slot is posted only when polled"]
 pub struct ReadOperation {
+    #[pin]
     operation: Operation,
     into: ReadDestination,
     kind: FabricKind,
@@ -33,9 +36,10 @@ impl ReadOperation {
 impl Future for ReadOperation {
     type Output = Result<BufMut, FabricError>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Poll::Ready(result) = Pin::new(&mut self.operation).poll(context) else { return Poll::Pending };
-        let memory = self.into.finish(self.kind);
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let result = ready!(this.operation.poll(context));
+        let memory = this.into.finish(*this.kind);
         Poll::Ready(result.and(memory))
     }
 }
@@ -44,8 +48,10 @@ impl Future for ReadOperation {
 ///
 /// Dropping it ends interest in the bytes, not the operation: the buffers go back to their pools when the read is over.
 #[derive(Debug)]
+#[pin_project]
 #[must_use = "a read that still waits for a slot is posted only when polled"]
 pub struct VectoredReadOperation {
+    #[pin]
     operation: Operation,
     segments: Arc<[ReadSegment]>,
     kind: FabricKind,
@@ -60,10 +66,11 @@ impl VectoredReadOperation {
 impl Future for VectoredReadOperation {
     type Output = Result<Vec<BufMut>, FabricError>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let Poll::Ready(result) = Pin::new(&mut self.operation).poll(context) else { return Poll::Pending };
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let result = ready!(this.operation.poll(context));
         // All of them, also after one that fails.
-        let memory: Vec<_> = self.segments.iter().map(|segment| segment.into.finish(self.kind)).collect();
+        let memory: Vec<_> = this.segments.iter().map(|segment| segment.into.finish(*this.kind)).collect();
         Poll::Ready(result.and_then(|()| memory.into_iter().collect()))
     }
 }

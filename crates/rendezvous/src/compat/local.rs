@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use pin_project::pin_project;
 use tensorwire_fabric::{Runtime, TokioRuntime, timeout};
 use tensorwire_protocol::{Code, Key, Status};
 
@@ -222,8 +223,10 @@ impl LocalRendezvous {
 /// # Ok(())
 /// # }
 /// ```
+#[pin_project]
 #[must_use = "dropping it cancels the receive"]
 pub struct Receive {
+    #[pin]
     take: CancellableTake,
     args: Option<RecvArgs>,
 }
@@ -237,9 +240,10 @@ impl fmt::Debug for Receive {
 impl Future for Receive {
     type Output = Result<Delivered, Status>;
 
-    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
-        let taken = ready!(Pin::new(&mut self.take).poll(context));
-        let recv_args = self.args.take().unwrap_or_default();
+    fn poll(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = self.project();
+        let taken = ready!(this.take.poll(context));
+        let recv_args = this.args.take().unwrap_or_default();
         Poll::Ready(taken.map(|taken| {
             let value = taken.value;
             Delivered { tensor: value.tensor, send_args: value.send_args, recv_args }

@@ -7,6 +7,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use pin_project::pin_project;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{super::VALUE_BYTES_MAX, KEYS_MAX};
@@ -16,8 +17,10 @@ const LINE_BYTES_MAX: usize = 4 << 10;
 
 /// A connection that fails when an answer exceeds the largest one that the store requests: a line, a value, or the values of one
 /// `MGET`.
+#[pin_project]
 #[derive(Debug)]
 pub(super) struct Bounded<S> {
+    #[pin]
     stream: S,
     answers: Answers,
 }
@@ -28,34 +31,30 @@ impl<S> Bounded<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Bounded<S> {
+impl<S: AsyncRead> AsyncRead for Bounded<S> {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let before = buffer.filled().len();
-        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
-        let checked = self.answers.check(&buffer.filled()[before..]);
+        let (this, before) = (self.project(), buffer.filled().len());
+        ready!(this.stream.poll_read(context, buffer))?;
+        let checked = this.answers.check(&buffer.filled()[before..]);
         Poll::Ready(checked.map_err(|why| io::Error::new(io::ErrorKind::InvalidData, why)))
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Bounded<S> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(context, bytes)
+impl<S: AsyncWrite> AsyncWrite for Bounded<S> {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.project().stream.poll_write(context, bytes)
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.project().stream.poll_flush(context)
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.project().stream.poll_shutdown(context)
     }
 }
 

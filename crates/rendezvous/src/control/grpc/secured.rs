@@ -7,6 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use pin_project::pin_project;
 use tensorwire_fabric_tcp::tls::{PeerCertificate, TlsIdentity, TlsPurpose, explain_io, explain_later};
 use tensorwire_protocol::text::{escaped, is_active};
 use tokio::{
@@ -22,7 +23,9 @@ use crate::control::{ProvenPeer, TlsNames};
 const CHANNEL: &[u8] = b"EXPORTER-tensorwire control channel";
 
 /// An encrypted stream, after the handshake.
+#[pin_project]
 pub(super) struct Secured {
+    #[pin]
     stream: TlsStream<TcpStream>,
     proven: Arc<ProvenPeer>,
     trouble: Trouble,
@@ -68,10 +71,6 @@ impl Secured {
     pub(super) fn proven(&self) -> &Arc<ProvenPeer> {
         &self.proven
     }
-
-    fn stream(self: Pin<&mut Self>) -> Pin<&mut TlsStream<TcpStream>> {
-        Pin::new(&mut self.get_mut().stream)
-    }
 }
 
 /// What the peer has proven.
@@ -96,8 +95,8 @@ impl AsyncRead for Secured {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let read = Pin::new(&mut this.stream).poll_read(context, buffer);
+        let this = self.project();
+        let read = this.stream.poll_read(context, buffer);
         // The cause of a stream's error is stored, because HTTP/2 would lose it.
         read.map_err(|error| match explain_later(&error) {
             Some(why) => this.trouble.note(why),
@@ -108,15 +107,15 @@ impl AsyncRead for Secured {
 
 impl AsyncWrite for Secured {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.stream().poll_write(context, bytes)
+        self.project().stream.poll_write(context, bytes)
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream().poll_flush(context)
+        self.project().stream.poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.stream().poll_shutdown(context)
+        self.project().stream.poll_shutdown(context)
     }
 
     fn poll_write_vectored(
@@ -124,7 +123,7 @@ impl AsyncWrite for Secured {
         context: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.stream().poll_write_vectored(context, slices)
+        self.project().stream.poll_write_vectored(context, slices)
     }
 
     fn is_write_vectored(&self) -> bool {
