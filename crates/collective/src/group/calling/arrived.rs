@@ -3,6 +3,8 @@
 use tensorwire_protocol::EagerContent;
 use tensorwire_rendezvous::Tensor;
 
+use super::Calling;
+
 /// The content of a received message.
 pub(crate) struct Arrived {
     pub(super) message: Received,

@@ -20,7 +20,7 @@ use tensorwire_protocol::{
 use crate::{
     connection::{DataConnection, REASON, fabric_channel::FabricChannel, meter::Meter},
     control::ControlError,
-    error::{Lost, WorkerError},
+    error::{Lost, PeerLoss, WorkerError},
     peer_memory::{
         announcer::Announcer,
         destinations::ReceiveAllocator,
@@ -57,8 +57,9 @@ impl Node {
     /// # Cancel safety
     /// Cancel-safe: an attempt under way continues.
     pub(crate) async fn connected(self: &Arc<Self>, peer: &KnownPeer) -> Attempt {
-        // A caller that joined an attempt which began before retries once if that attempt fails: its cause may be gone,
-        // or it was the peer's attempt.
+        // A caller that joined an attempt which began before retries once if that attempt fails soon: its cause may be gone,
+        // or it was the peer's attempt. After a longer wait the peer is given up: a silent peer takes up to the liveness bound.
+        let soon = self.settings.runtime.now() + self.settings.liveness / 2;
         let mut failed = None;
         for _ in 0..2 {
             let (attempt, is_new) = match peer.connection_or_attempt() {
@@ -70,7 +71,11 @@ impl Node {
                 }
             };
             match attempt.wait().await {
-                Some(Err(error)) if !is_new && error.code() == Code::Unavailable => failed = Some(error),
+                Some(Err(error))
+                    if !is_new && error.code() == Code::Unavailable && self.settings.runtime.now() < soon =>
+                {
+                    failed = Some(error);
+                }
                 Some(ended) => return ended,
                 None => {}
             }
@@ -113,6 +118,7 @@ impl Node {
                 Err(_)
                     if known.is_some()
                         && session.is_over()
+                        && !is_unresponsive(peer, &session)
                         && (!was_lost || self.settings.runtime.now() < end) =>
                 {
                     was_lost = true;
@@ -420,6 +426,11 @@ async fn confirm_regions(
 }
 
 /// The error of a connection that the peer could not set up.
+/// Whether the peer was silent on `session` for the liveness bound, and no newer life of it has connected.
+fn is_unresponsive(peer: &KnownPeer, session: &Session) -> bool {
+    session.lost().loss == PeerLoss::Unresponsive && peer.live_session().is_none()
+}
+
 fn could_not_connect(kind: FabricKind, why: &str) -> WorkerError {
     let detail = format!("the peer failed: {why}");
     FabricError::Connect { kind, step: "connecting", detail }.into()
