@@ -146,7 +146,7 @@ impl Call {
 
     /// How many bytes the elements have, as far as the header says. `None` if each value has its own number.
     pub(crate) fn bytes(&self) -> Option<u64> {
-        Some(self.elements.saturating_mul(u64::from(self.dtype?.bits())).div_ceil(8))
+        Some(self.elements.saturating_mul(self.dtype?.bits()).div_ceil(8))
     }
 
     /// A call with a root. A root too large for the field becomes another invalid one.
