@@ -275,6 +275,12 @@ async fn a_flood_of_one_rank_does_not_starve_the_others(fabric: FabricKind) {
     const FLOOD: usize = 300;
     let ranks = ranks(fabric, 4).await;
     let [to, others @ ..] = &ranks.groups[..] else { unreachable!("four ranks") };
+    // All pairs are connected: a rank that is still connecting has sent nothing.
+    for group in others {
+        let sent = group.send(0, 2, tensor(group, &[0])).unwrap();
+        to.recv(group.rank(), 2).await.unwrap();
+        all_received(vec![sent]).await;
+    }
     // All messages were sent before the first receive.
     for group in others {
         let count = if group.rank() == 1 { FLOOD } else { 3 };
