@@ -42,7 +42,7 @@ impl Call {
             Some(Algorithm::Exchange),
             Some(Algorithm::Ring),
             Some(Algorithm::HalvingDoubling),
-            Some(Algorithm::Doubling),
+            Some(Algorithm::Bcube),
             Some(Algorithm::Hierarchical),
             is_on_one_host.then_some(Algorithm::Views),
         ]);
