@@ -72,6 +72,18 @@ pub struct Counters {
 
 impl Counters {
     /// A content was validated.
+    /// Counts a written content that has arrived.
+    pub(crate) fn count_content(&mut self, bytes: u64) {
+        self.contents_received += 1;
+        self.content_bytes_received += bytes;
+    }
+
+    /// Counts a loan that has arrived.
+    pub(crate) fn count_loan(&mut self, bytes: u64) {
+        self.loans_received += 1;
+        self.loan_bytes_received += bytes;
+    }
+
     pub(crate) fn count_checksum(&mut self, matches: bool) {
         self.checksums_matched += u64::from(matches);
         self.checksums_mismatched += u64::from(!matches);

@@ -114,7 +114,11 @@ impl<C: Channel> Connection<C> {
             ACKNOWLEDGEMENT_IMMEDIATE => self.on_arrival(|state, _| state.on_return(length)),
             _ => self.on_arrival(|state, after| {
                 let (index, which) = content_of(immediate)?;
-                state.on_content(after, |requests| requests.content(index, which, length))
+                state.on_content(
+                    after,
+                    |requests| requests.content(index, which, length),
+                    Counters::count_content,
+                )
             }),
         }
     }
@@ -128,7 +132,11 @@ impl<C: Channel> Connection<C> {
         let mut lent = Some(lent);
         let result = self.on_arrival(|state, after| {
             let (index, which) = content_of(immediate)?;
-            state.on_loan(after, |requests| requests.loan(index, which, length, &mut lent))
+            state.on_content(
+                after,
+                |requests| requests.loan(index, which, length, &mut lent),
+                Counters::count_loan,
+            )
         });
         if let Some(unwanted) = lent {
             self.channel.take_back(unwanted, LentEnd::Content);

@@ -5,8 +5,8 @@ use std::{collections::BTreeSet, sync::Arc, task::Waker};
 use smallvec::SmallVec;
 
 use crate::{
-    Channel, ChannelError, Message, MetaDataResponse, Parameters, PeerMisbehaved, RequestIndex, Rings,
-    StepId, TensorRequest,
+    Channel, ChannelError, Counters, Message, MetaDataResponse, Parameters, PeerMisbehaved, RequestIndex,
+    Rings, StepId, TensorRequest,
     after::After,
     line::{ArrivalError, Line},
     notes::NoteChannels,
@@ -302,33 +302,17 @@ impl<C: Channel> State<C> {
         Ok(())
     }
 
-    /// A written content has arrived, which `answer` passes to its request.
+    /// A content has arrived, written or as a loan. `answer` passes it to its request, and `count` counts its bytes.
     pub(super) fn on_content(
         &mut self,
         after: &mut After<C::Lent>,
         answer: impl FnOnce(&mut Requests<C::Lent>) -> ArrivedResult<C::Lent>,
+        count: impl FnOnce(&mut Counters, u64),
     ) -> Result<(), ArrivalError> {
         self.line.on_content()?;
         let arrived = answer(&mut self.requests)?;
         if !arrived.is_ignored {
-            self.line.counters.contents_received += 1;
-            self.line.counters.content_bytes_received += arrived.bytes;
-        }
-        self.on_answer(arrived, after);
-        Ok(())
-    }
-
-    /// As [`on_content`](Self::on_content), of a loan.
-    pub(super) fn on_loan(
-        &mut self,
-        after: &mut After<C::Lent>,
-        answer: impl FnOnce(&mut Requests<C::Lent>) -> ArrivedResult<C::Lent>,
-    ) -> Result<(), ArrivalError> {
-        self.line.on_content()?;
-        let arrived = answer(&mut self.requests)?;
-        if !arrived.is_ignored {
-            self.line.counters.loans_received += 1;
-            self.line.counters.loan_bytes_received += arrived.bytes;
+            count(&mut self.line.counters, arrived.bytes);
         }
         self.on_answer(arrived, after);
         Ok(())
