@@ -56,10 +56,9 @@ impl Offers {
         let mut cells = self.lock();
         let cell = cells.free_cell();
         cells.editions += 1;
-        let listing = self.catalogue.get().map_or(Listing::Unlisted, |own| listing(own, cell));
-        let edition = Edition { version: cells.editions, tensor, listing };
+        let mut edition = Edition { version: cells.editions, tensor, listing: Listing::Unlisted };
         let offered = Offered { incarnation: self.incarnation, edition: edition.version, cell };
-        let unlisted = listing.cell().map(|place| self.catalogue.write(place, edition.content()));
+        let unlisted = self.catalogue.get().map(|own| edition.enter(own, own.nameless_cell(cell)));
         if let Some(place) = cells.edition(cell) {
             *place = Some(edition);
         }
@@ -94,8 +93,7 @@ impl Offers {
         if edition.listing != Listing::Unlisted {
             return;
         }
-        edition.listing = listing(own, cell);
-        let unlisted = edition.listing.cell().map(|place| self.catalogue.write(place, edition.content()));
+        let unlisted = edition.enter(own, own.nameless_cell(cell));
         drop(cells);
         drop(unlisted);
     }
@@ -103,8 +101,4 @@ impl Offers {
     fn lock(&self) -> MutexGuard<'_, Cells> {
         self.cells.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-fn listing(catalogue: &Arc<dyn Catalogue>, cell: u32) -> Listing {
-    catalogue.nameless_cell(cell).map_or(Listing::Refused, Listing::Cell)
 }

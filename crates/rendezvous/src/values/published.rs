@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use tensorwire_fabric::{Catalogue, CellContent};
+use tensorwire_fabric::{Catalogue, CellContent, CellNumber};
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{Code, Metadata, Status, Wanted};
 use tensorwire_testpoints::sync::{Mutex, RwLock};
@@ -91,6 +91,12 @@ impl Edition {
     /// What neighbours read.
     pub(crate) fn content(&self) -> Option<CellContent> {
         catalogue::content(self.version, &self.tensor)
+    }
+
+    /// Enters the content into `cell` of `catalogue`, if there is a cell for it. Returns memory to be dropped without a lock.
+    pub(crate) fn enter(&mut self, catalogue: &Arc<dyn Catalogue>, cell: Option<CellNumber>) -> Vec<Buf> {
+        self.listing = cell.map_or(Listing::Refused, Listing::Cell);
+        cell.map(|cell| catalogue.write(cell, self.content())).unwrap_or_default()
     }
 }
 
@@ -217,8 +223,7 @@ impl PublishedSet {
         else {
             return;
         };
-        edition.listing = own.cell(name).map_or(Listing::Refused, Listing::Cell);
-        let unlisted = edition.listing.cell().map(|cell| self.catalogue.write(cell, edition.content()));
+        let unlisted = edition.enter(own, own.cell(name));
         drop(entries);
         drop(unlisted);
     }
