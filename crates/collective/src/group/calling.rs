@@ -160,14 +160,7 @@ impl Calling {
         opens_with_neighbours: bool,
         work: impl Future<Output = Result<T, GroupError>>,
     ) -> Result<T, GroupError> {
-        self.completed(opens_with_neighbours, work).instrument(self.span().clone()).await
-    }
-
-    async fn completed<T>(
-        &self,
-        opens_with_neighbours: bool,
-        work: impl Future<Output = Result<T, GroupError>>,
-    ) -> Result<T, GroupError> {
+        let span = self.span().clone();
         if let Some(refused) = self.refused.as_ref().filter(|_| self.is_complete.load(Ordering::Relaxed)) {
             return Err(refused.clone());
         }
@@ -190,7 +183,8 @@ impl Calling {
         };
         // `work` must outlive the time limit, because `timed_out` reads what it awaits.
         let (work, ended) = (pin!(work), pin!(async { Err(after(&self.group.ended().await)) }));
-        let mut done = pin!(async { select(work, ended).await.factor_first().0 });
+        let done = async { select(work, ended).await.factor_first().0 };
+        let mut done = pin!(done.instrument(span));
         let short = self.limit.min(SHORT);
         let done = match timeout(self.group.runtime(), short, done.as_mut()).await {
             Ok(done) => done,
