@@ -25,7 +25,7 @@ pub(crate) fn apply(builder: WorkerBuilder, options: &Tls) -> Result<WorkerBuild
     Ok(builder.tls(TlsIdentity::from_files(certificate, key, authorities)?).tls_names(names))
 }
 
-/// Refuses options that this program does not support: a user who asks for TLS must not get a connection without it.
+/// Refuses options that this program does not support: an option for TLS must not lead to a connection without it.
 #[cfg(not(feature = "tls"))]
 pub(crate) fn apply(builder: WorkerBuilder, options: &Tls) -> Result<WorkerBuilder, Failure> {
     use crate::arguments::{TLS_CA, TLS_CERT, TLS_KEY};

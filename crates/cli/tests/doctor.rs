@@ -304,7 +304,7 @@ fn set_modes(mode: u32) {
     }
 }
 
-/// Runs a command as `nobody`, who has only the rights of all users.
+/// Runs a command as `nobody`. That user has only the rights of all users.
 const AS_NOBODY: [&str; 6] = ["setpriv", "--reuid", USER, "--regid", USER, "--clear-groups"];
 
 #[test]

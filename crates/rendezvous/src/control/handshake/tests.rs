@@ -125,7 +125,7 @@ async fn accepting(mut session: ControlSession, secret: Option<Secret>, limit: D
 /// The frames that passed, in order; true marks those of the dialling end.
 type Seen = Arc<Mutex<Vec<(bool, Vec<u8>)>>>;
 
-/// A handshake with an attacker between both sides who sees every frame and may change it. Returns both results, the
+/// A handshake with an attacker between both sides. The attacker sees every frame and may change it. Returns both results, the
 /// seen frames, and whether the acceptor admitted its peer.
 async fn between(
     secrets: [Option<Secret>; 2],

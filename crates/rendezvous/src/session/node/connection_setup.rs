@@ -425,12 +425,12 @@ async fn confirm_regions(
     Ok(())
 }
 
-/// The error of a connection that the peer could not set up.
 /// Whether the peer was silent on `session` for the liveness bound, and no newer life of it has connected.
 fn is_unresponsive(peer: &KnownPeer, session: &Session) -> bool {
     session.lost().loss == PeerLoss::Unresponsive && peer.live_session().is_none()
 }
 
+/// The error of a connection that the peer could not set up.
 fn could_not_connect(kind: FabricKind, why: &str) -> WorkerError {
     let detail = format!("the peer failed: {why}");
     FabricError::Connect { kind, step: "connecting", detail }.into()
