@@ -26,7 +26,7 @@ const PLACES: [(&str, [&str; RANKS]); 2] =
 const RANKS: usize = 4;
 
 const ALGORITHMS: [Algorithm; 4] =
-    [Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Bcube, Algorithm::Hierarchical];
+    [Algorithm::Ring, Algorithm::HalvingDoubling, Algorithm::Doubling, Algorithm::Hierarchical];
 
 const BYTES: [usize; 4] = [64 << 10, 256 << 10, 1 << 20, 16 << 20];
 

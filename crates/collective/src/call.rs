@@ -12,7 +12,7 @@ use zerocopy::{
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 
 /// The first bytes of each header. They change with the format.
-const MAGIC: [u8; 4] = *b"TWG3";
+const MAGIC: [u8; 4] = *b"TWG4";
 
 /// [`Call::root`] of a call without a root.
 const NO_ROOT: u32 = u32::MAX;

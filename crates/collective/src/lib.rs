@@ -9,7 +9,6 @@
 //! | [`launch`] | which rank this process is, from the variables of its launcher |
 //! | [`pair`] | sends, receives and shared memory between two ranks |
 //! | [`reduction`] | how elements are combined |
-//! | [`schedule`] | which rank sends which part of a value to which other, and when |
 
 #![forbid(unsafe_code)]
 
@@ -23,7 +22,7 @@ mod group;
 pub mod launch;
 pub mod pair;
 pub mod reduction;
-pub mod schedule;
+mod schedule;
 pub mod store;
 
 pub use call::{Call, CallKind};

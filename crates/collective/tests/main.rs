@@ -12,7 +12,6 @@ mod pair;
 #[path = "../../rendezvous/tests/rdma/mod.rs"]
 mod rdma;
 mod reduction;
-mod schedule;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 mod skipped;
 #[path = "../../rendezvous/tests/spans.rs"]

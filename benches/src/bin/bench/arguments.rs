@@ -350,8 +350,8 @@ pub(crate) enum AlgorithmChoice {
     /// Between pairs: halves, then quarters, and so on.
     #[value(alias = "halving_doubling")]
     HalvingDoubling,
-    /// Like `halving-doubling`, among more than two ranks at a time.
-    Bcube,
+    /// Between pairs: all that a rank has.
+    Doubling,
     /// Within each host, then around a ring of hosts. The ranks that are measured are on one host over shared memory, and each on
     /// a host of its own over other fabrics.
     Hierarchical,
@@ -364,7 +364,7 @@ impl AlgorithmChoice {
             Self::Views => Algorithm::Views,
             Self::Ring => Algorithm::Ring,
             Self::HalvingDoubling => Algorithm::HalvingDoubling,
-            Self::Bcube => Algorithm::Bcube,
+            Self::Doubling => Algorithm::Doubling,
             Self::Hierarchical => Algorithm::Hierarchical,
         }
     }

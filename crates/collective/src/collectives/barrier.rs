@@ -5,13 +5,13 @@ use crate::{
     collectives::collective::Collective,
     group::{
         Group,
-        dissemination::{disseminate, disseminate_acknowledged},
+        barrier::{meet_all, meet_all_acknowledged},
     },
 };
 
 impl Group {
-    /// Completes when all ranks have called it. Each rank sends ⌈log₂ size⌉ messages, one after the other: the dissemination
-    /// barrier (Hensgen, Finkel and Manber 1988).
+    /// Completes when all ranks have called it. They send at most size · ⌈log₂ size⌉ messages in all (Hensgen, Finkel and Manber
+    /// 1988).
     ///
     /// # Errors
     /// Awaiting it returns a [`GroupError`](crate::GroupError).
@@ -20,7 +20,7 @@ impl Group {
     /// Dropping it ends the group.
     pub fn barrier(&self) -> Collective<()> {
         let calling = self.call(|number| Call::plain(number, CallKind::Barrier));
-        Collective::new(calling, |calling| Box::pin(disseminate(calling))).opening_with_neighbours()
+        Collective::meeting_all(calling, |calling| Box::pin(meet_all(calling)))
     }
 
     /// Completes when all ranks have called it and no rank needs anything more from this one. The group is over then: all its
@@ -34,7 +34,6 @@ impl Group {
     /// Dropping it ends the group.
     pub fn close(self) -> Collective<()> {
         let calling = self.call(|number| Call::plain(number, CallKind::Close));
-        Collective::new(calling, |calling| Box::pin(disseminate_acknowledged(calling)))
-            .opening_with_neighbours()
+        Collective::meeting_all(calling, |calling| Box::pin(meet_all_acknowledged(calling)))
     }
 }

@@ -6,7 +6,11 @@ use crate::{
     call::{Call, CallKind},
     collectives::collective::Collective,
     error::GroupError,
-    group::{Group, calling::Calling},
+    group::{
+        Group,
+        calling::{Calling, Ranks},
+    },
+    schedule::{self, Branch},
 };
 
 impl Group {
@@ -30,27 +34,29 @@ impl Group {
     pub fn broadcast(&self, root: usize, tensor: Option<Tensor>) -> Collective<Tensor> {
         let mut calling = self.call(|number| Call::rooted(number, CallKind::Broadcast, root));
         calling.require(check_giver(self, root, tensor.is_some()));
-        Collective::new(calling, move |calling| Box::pin(broadcast(calling, root, tensor)))
+        Collective::new(calling, peers, move |calling| Box::pin(broadcast(calling, tensor)))
     }
 }
 
-async fn broadcast(calling: &Calling, root: usize, tensor: Option<Tensor>) -> Result<Tensor, GroupError> {
-    let size = calling.size();
-    // Relative to the root, which is number 0.
-    let rank = (calling.rank() + size - root) % size;
-    let real = |rank: usize| (rank + root) % size;
-    // A rank receives the tensor from the number without its own highest bit, and sends it to the numbers with one higher bit.
-    let highest = rank.checked_ilog2().map_or(0, |bit| 1 << bit);
-    let tensor = match tensor {
-        Some(tensor) => tensor,
-        None => calling.receive_tensor(real(rank - highest)).await?,
+async fn broadcast(calling: &Calling, tensor: Option<Tensor>) -> Result<Tensor, GroupError> {
+    let branch = branch(calling);
+    let tensor = match (tensor, branch.parent) {
+        (None, Some(parent)) => calling.receive_tensor(parent).await?,
+        (tensor, _) => tensor.ok_or_else(|| calling.misbehaved(calling.rank(), "a root has a tensor"))?,
     };
-    let mut bit = if rank == 0 { 1 } else { 2 * highest };
-    while rank + bit < size {
-        calling.send_tensor(real(rank + bit), tensor.clone()).await?;
-        bit *= 2;
+    for child in branch.children {
+        calling.send_tensor(child, tensor.clone()).await?;
     }
     Ok(tensor)
+}
+
+fn peers(calling: &Calling) -> Ranks {
+    let branch = branch(calling);
+    branch.parent.into_iter().chain(branch.children).collect()
+}
+
+fn branch(calling: &Calling) -> Branch {
+    schedule::branch(calling.rank(), calling.size(), calling.root())
 }
 
 /// Checks that there is such a root.

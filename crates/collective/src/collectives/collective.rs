@@ -4,7 +4,13 @@ use std::{fmt, future::IntoFuture, time::Duration};
 
 use tensorwire_fabric::BoxFuture;
 
-use crate::{error::GroupError, group::calling::Calling};
+use crate::{
+    error::GroupError,
+    group::{
+        barrier,
+        calling::{Calling, Ranks},
+    },
+};
 
 /// The work of a call.
 type Work<T> = Box<dyn for<'call> FnOnce(&'call Calling) -> BoxFuture<'call, Result<T, GroupError>> + Send>;
@@ -14,22 +20,27 @@ type Work<T> = Box<dyn for<'call> FnOnce(&'call Calling) -> BoxFuture<'call, Res
 #[must_use = "the group is over if a call is not awaited"]
 pub struct Collective<T> {
     calling: Calling,
-    opens_with_neighbours: bool,
+    is_compared_by_work: bool,
+    peers: fn(&Calling) -> Ranks,
     work: Work<T>,
 }
 
 impl<T> Collective<T> {
-    /// A call that is compared by messages of its own.
+    /// A call that is compared by messages of its own. Its work has messages with `peers`, all of which name this rank.
     pub(super) fn new(
+        calling: Calling,
+        peers: fn(&Calling) -> Ranks,
+        work: impl for<'call> FnOnce(&'call Calling) -> BoxFuture<'call, Result<T, GroupError>> + Send + 'static,
+    ) -> Self {
+        Self { calling, is_compared_by_work: false, peers, work: Box::new(work) }
+    }
+
+    /// A call that all ranks meet in: `work` begins with the messages of a barrier.
+    pub(super) fn meeting_all(
         calling: Calling,
         work: impl for<'call> FnOnce(&'call Calling) -> BoxFuture<'call, Result<T, GroupError>> + Send + 'static,
     ) -> Self {
-        Self { calling, opens_with_neighbours: false, work: Box::new(work) }
-    }
-
-    /// A call whose work begins with messages to the next rank and from the previous one.
-    pub(super) fn opening_with_neighbours(self) -> Self {
-        Self { opens_with_neighbours: true, ..self }
+        Self { is_compared_by_work: true, ..Self::new(calling, barrier::peers, work) }
     }
 
     /// The time limit, counted from when the call is awaited. Default: the group's [`timeout`](crate::Group::timeout).
@@ -50,7 +61,9 @@ impl<T: Send + 'static> IntoFuture for Collective<T> {
     type IntoFuture = BoxFuture<'static, Self::Output>;
 
     fn into_future(self) -> Self::IntoFuture {
-        let Self { calling, opens_with_neighbours, work } = self;
-        Box::pin(async move { calling.complete(opens_with_neighbours, work(&calling)).await })
+        let Self { calling, is_compared_by_work, peers, work } = self;
+        Box::pin(
+            async move { calling.complete(is_compared_by_work, || peers(&calling), work(&calling)).await },
+        )
     }
 }

@@ -6,7 +6,7 @@ use crate::{
     call::{Call, CallKind, hash},
     collectives::collective::Collective,
     error::GroupError,
-    group::{Group, GroupState, calling::Calling, check_name, dissemination::disseminate},
+    group::{Group, GroupState, barrier::meet_all, calling::Calling, check_name},
 };
 
 impl Group {
@@ -33,10 +33,9 @@ impl Group {
         let derived = Derived { name: name.to_owned(), ranks: (0..self.size()).collect() };
         let (mut calling, group) = (self.call(|number| derived.call(number)), self.state.clone());
         calling.require(derived.check(self));
-        Collective::new(calling, move |calling| {
+        Collective::meeting_all(calling, move |calling| {
             Box::pin(async move { derived.make(calling, &group, calling.rank()).await })
         })
-        .opening_with_neighbours()
     }
 
     /// As [`derive`](Self::derive), with some of the ranks. `ranks` are their numbers in this group, in the order of their new
@@ -52,15 +51,14 @@ impl Group {
         let derived = Derived { name: name.to_owned(), ranks: ranks.to_vec() };
         let (mut calling, group) = (self.call(|number| derived.call(number)), self.state.clone());
         calling.require(derived.check(self));
-        Collective::new(calling, move |calling| {
+        Collective::meeting_all(calling, move |calling| {
             Box::pin(async move {
                 match derived.ranks.iter().position(|rank| *rank == calling.rank()) {
                     Some(rank) => derived.make(calling, &group, rank).await.map(Some),
-                    None => disseminate(calling).await.map(|()| None),
+                    None => meet_all(calling).await.map(|()| None),
                 }
             })
         })
-        .opening_with_neighbours()
     }
 }
 
@@ -95,8 +93,8 @@ impl Derived {
     /// group at once.
     async fn make(&self, calling: &Calling, group: &GroupState, rank: usize) -> Result<Group, GroupError> {
         let state = group.derived(&self.name, calling.call.number, &self.ranks, rank)?;
-        let lost = |at: usize, error| calling.failed(self.ranks.get(at).copied().unwrap_or(at), error);
-        state.open_channels(lost, disseminate(calling)).await?;
+        meet_all(calling).await?;
+        state.all_have_joined();
         Ok(Group { state: Arc::new(state) })
     }
 }

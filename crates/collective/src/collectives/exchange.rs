@@ -11,7 +11,10 @@ use crate::{
         collective::Collective,
     },
     error::GroupError,
-    group::{Group, calling::Calling},
+    group::{
+        Group,
+        calling::{Calling, Ranks},
+    },
 };
 
 impl Group {
@@ -25,7 +28,7 @@ impl Group {
     /// Dropping it ends the group.
     pub fn all_gather(&self, tensor: Tensor) -> Collective<Vec<Tensor>> {
         let calling = self.call(|number| Call::plain(number, CallKind::AllGather));
-        Collective::new(calling, move |calling| {
+        Collective::new(calling, all, move |calling| {
             Box::pin(async move {
                 let own = calling.rank();
                 for rank in calling.others() {
@@ -46,7 +49,7 @@ impl Group {
     pub fn gather(&self, root: usize, tensor: Tensor) -> Collective<Option<Vec<Tensor>>> {
         let mut calling = self.call(|number| Call::rooted(number, CallKind::Gather, root));
         calling.require(check_root(self, root));
-        Collective::new(calling, move |calling| {
+        Collective::new(calling, of_root, move |calling| {
             Box::pin(async move {
                 if calling.rank() != root {
                     calling.send_tensor(root, tensor).await?;
@@ -70,7 +73,7 @@ impl Group {
         let mut calling = self.call(|number| Call::rooted(number, CallKind::Scatter, root));
         calling.require(check_giver(self, root, tensors.is_some()));
         calling.require(tensors.as_ref().map_or(Ok(()), |tensors| check_one_for_each(self, tensors)));
-        Collective::new(calling, move |calling| {
+        Collective::new(calling, of_root, move |calling| {
             Box::pin(async move {
                 let Some(mut tensors) = tensors else { return calling.receive_tensor(root).await };
                 for rank in calling.others() {
@@ -92,7 +95,7 @@ impl Group {
     pub fn all_to_all(&self, tensors: Vec<Tensor>) -> Collective<Vec<Tensor>> {
         let mut calling = self.call(|number| Call::plain(number, CallKind::AllToAll));
         calling.require(check_one_for_each(self, &tensors));
-        Collective::new(calling, move |calling| {
+        Collective::new(calling, all, move |calling| {
             Box::pin(async move {
                 let own = calling.rank();
                 for rank in calling.others() {
@@ -102,6 +105,15 @@ impl Group {
             })
         })
     }
+}
+
+fn all(calling: &Calling) -> Ranks {
+    calling.others().collect()
+}
+
+/// The peers of a call whose messages go to or from the root.
+fn of_root(calling: &Calling) -> Ranks {
+    if calling.rank() == calling.root() { all(calling) } else { [calling.root()].into_iter().collect() }
 }
 
 /// The tensors of all ranks: those that `known` returns, and the others received.

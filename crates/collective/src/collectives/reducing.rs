@@ -1,6 +1,7 @@
 //! Reductions: elements of all ranks, combined in place.
 
 use std::{
+    collections::BTreeSet,
     fmt, mem,
     pin::Pin,
     task::{Context, Poll},
@@ -17,7 +18,7 @@ use zerocopy::{FromBytes, IntoBytes as _};
 use super::{
     broadcast::check_root,
     how::How,
-    running::{exchange, in_order_of_ranks, run},
+    running::{exchange, in_order_of_ranks, replace, run},
     views,
 };
 use crate::{
@@ -25,10 +26,10 @@ use crate::{
     error::GroupError,
     group::{
         Group,
-        calling::{Arrived, Calling},
+        calling::{Arrived, Calling, Ranks},
     },
     reduction::Reduction,
-    schedule::{self, Algorithm, Plan},
+    schedule::{self, Algorithm, Plan, Turn},
 };
 
 /// The longest values that are exchanged at once, if the other ranks are as quick.
@@ -238,76 +239,183 @@ impl<'a> Request<'a> {
     fn under_way(self) -> BoxFuture<'a, Result<(), GroupError>> {
         let Self { calling, bytes, dtype, reduction, algorithm, counts } = self;
         let algorithm = algorithm.unwrap_or_else(|| calling.default_algorithm(bytes.len()));
-        let is_all_reduce = calling.call.kind == CallKind::AllReduce;
-        let width = (dtype.bits() / 8) as usize;
         Box::pin(async move {
-            let opens_with_neighbours = is_all_reduce && calling.opens_with_neighbours(algorithm);
-            let work = async {
-                let how = How { reduction: &reduction, dtype, width };
-                match calling.call.kind {
-                    CallKind::Reduce => Box::pin(how.reduce(&calling, bytes)).await,
-                    CallKind::ReduceScatter => Box::pin(how.reduce_scatter(&calling, bytes, &counts)).await,
-                    _ => how.all_reduce(&calling, bytes, algorithm).await,
-                }
-            };
-            calling.complete(opens_with_neighbours, work).await
+            let how = How { reduction: &reduction, dtype, width: (dtype.bits() / 8) as usize };
+            let way = how.way(&calling, bytes.len(), algorithm, &counts);
+            calling
+                .complete(
+                    way.is_compared(&calling),
+                    || way.peers(&calling),
+                    how.follow(&calling, &way, bytes),
+                )
+                .await
         })
     }
 }
 
-impl How<'_> {
-    /// Combines `bytes` of all ranks in place.
-    pub(super) async fn all_reduce(
-        &self,
-        calling: &Calling,
-        bytes: &mut [u8],
-        algorithm: Algorithm,
-    ) -> Result<(), GroupError> {
-        if algorithm == Algorithm::Exchange && calling.is_short(bytes.len()) {
-            return self.exchange_short(calling, bytes).await;
-        }
-        // Boxed: moving a future large enough for these would take longer than a short call.
-        Box::pin(self.all_reduce_long(calling, bytes, algorithm)).await
+/// How the values of a call travel.
+pub(super) enum Way {
+    /// This is the only rank.
+    Alone,
+    /// Directly between all ranks, in one step.
+    Exchange,
+    /// In place, where all ranks read them.
+    Views,
+    /// By [doubling](schedule::rounds).
+    Doubling,
+    /// By plans that follow each other.
+    Plans(SmallVec<[Plan; 1]>),
+}
+
+impl Way {
+    /// Whether its first messages compare the call. The plans of an all-reduce of two ranks have messages both ways.
+    pub(super) fn is_compared(&self, calling: &Calling) -> bool {
+        let is_for_all = matches!(calling.call.kind, CallKind::AllReduce | CallKind::AllReduceTensors);
+        !matches!(self, Self::Plans(_)) || is_for_all && calling.size() == 2
     }
 
-    async fn all_reduce_long(
+    /// The ranks with which this one has messages.
+    pub(super) fn peers(&self, calling: &Calling) -> Ranks {
+        match self {
+            Self::Alone => Ranks::new(),
+            Self::Exchange | Self::Views => calling.others().collect(),
+            Self::Doubling => calling.rounds().map(|round| round.with).collect(),
+            Self::Plans(plans) => {
+                plans.iter().flat_map(Plan::peers).collect::<BTreeSet<_>>().into_iter().collect()
+            }
+        }
+    }
+}
+
+impl How<'_> {
+    /// The way of the values of a call, which have `bytes` bytes.
+    pub(super) fn way(&self, calling: &Calling, bytes: usize, algorithm: Algorithm, counts: &[usize]) -> Way {
+        let (rank, size, count) = (calling.rank(), calling.size(), bytes / self.width.max(1));
+        let segment = schedule::SEGMENT_BYTES / self.width.max(1);
+        let plan = match calling.call.kind {
+            // Wrong arguments make no plan.
+            _ if size == 1 || calling.is_refused() => return Way::Alone,
+            CallKind::Reduce => {
+                schedule::reduce_plan(rank, size, count, self.width, calling.root(), self.rounds_once())
+            }
+            CallKind::ReduceScatter if self.rounds_once() => {
+                schedule::direct::reduce_scatter(rank, size, counts, segment)
+            }
+            CallKind::ReduceScatter => schedule::ring::reduce_scatter(rank, size, counts),
+            _ => match algorithm {
+                Algorithm::Exchange => return Way::Exchange,
+                Algorithm::Views => return Way::Views,
+                Algorithm::Doubling => return Way::Doubling,
+                Algorithm::Hierarchical if self.rounds_once() => {
+                    let segment = schedule::SEGMENT_BYTES / size_of::<f32>();
+                    let hosts = calling.hosts();
+                    let plans = schedule::hierarchical::combine_and_collect(rank, hosts, count, segment);
+                    return Way::Plans(plans.into_iter().collect());
+                }
+                _ => {
+                    let hosts = calling.hosts();
+                    let plan = schedule::plan(algorithm, rank, hosts, count, self.width, self.rounds_once());
+                    plan.unwrap_or_default()
+                }
+            },
+        };
+        Way::Plans([plan].into_iter().collect())
+    }
+
+    /// Combines `bytes` of all ranks in place.
+    pub(super) async fn follow(
         &self,
         calling: &Calling,
+        way: &Way,
         bytes: &mut [u8],
-        algorithm: Algorithm,
     ) -> Result<(), GroupError> {
-        match algorithm {
-            _ if calling.size() == 1 => {
+        match way {
+            Way::Alone => {
                 self.reduction.finish(self.dtype, bytes, 1);
                 Ok(())
             }
-            Algorithm::Exchange if calling.is_on_one_host() => {
-                let own = calling.message(bytes, false).await?;
+            Way::Exchange if calling.is_short(bytes.len()) => self.exchange_short(calling, bytes).await,
+            // Boxed: moving a future large enough for these would take longer than a short call.
+            Way::Doubling => Box::pin(self.double(calling, bytes)).await,
+            _ => Box::pin(self.follow_long(calling, way, bytes)).await,
+        }
+    }
+
+    async fn follow_long(&self, calling: &Calling, way: &Way, bytes: &mut [u8]) -> Result<(), GroupError> {
+        match way {
+            Way::Alone | Way::Doubling => Ok(()),
+            Way::Exchange if calling.is_on_one_host() => {
+                let own = calling.message(bytes).await?;
                 views::exchange(calling, self, own, bytes).await
             }
-            Algorithm::Exchange => exchange(calling, self, None, bytes).await,
-            Algorithm::Views => views::all_reduce(calling, self, bytes).await,
-            Algorithm::Hierarchical if self.rounds_once() => self.all_reduce_hosts(calling, bytes).await,
-            _ => {
-                let (hosts, count) = (calling.hosts(), bytes.len() / self.width);
-                let plan =
-                    schedule::plan(algorithm, calling.rank(), hosts, count, self.width, self.rounds_once());
-                self.run(calling, &plan.unwrap_or_default(), bytes).await
-            }
+            Way::Exchange => exchange(calling, self, None, bytes).await,
+            Way::Views => views::all_reduce(calling, self, bytes).await,
+            Way::Plans(plans) => match &plans[..] {
+                [combine, collect] => self.over_hosts(calling, combine, collect, bytes).await,
+                plans => {
+                    for plan in plans {
+                        run(calling, self, plan, bytes).await?;
+                    }
+                    // Those that are rounded once were divided before.
+                    if !self.rounds_once() {
+                        self.reduction.finish(self.dtype, bytes, calling.size());
+                    }
+                    Ok(())
+                }
+            },
         }
     }
 
     /// [`Algorithm::Hierarchical`] for elements that are rounded once: 32-bit floats until all are combined.
-    async fn all_reduce_hosts(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
-        let (hosts, count) = (calling.hosts(), bytes.len() / self.width);
-        let segment = schedule::SEGMENT_BYTES / size_of::<f32>();
-        let [combine, collect] =
-            schedule::hierarchical::combine_and_collect(calling.rank(), hosts, count, segment);
+    async fn over_hosts(
+        &self,
+        calling: &Calling,
+        combine: &Plan,
+        collect: &Plan,
+        bytes: &mut [u8],
+    ) -> Result<(), GroupError> {
+        let count = bytes.len() / self.width;
         let (mut wide, how) = (calling.buffer(count * size_of::<f32>()).await?, self.wide());
         self.reduction.widen(self.dtype, &mut wide, &[bytes]);
-        run(calling, &how, &combine, &mut wide).await?;
+        run(calling, &how, combine, &mut wide).await?;
         self.reduction.narrow(self.dtype, bytes, &wide, calling.size());
-        run(calling, self, &collect, bytes).await
+        run(calling, self, collect, bytes).await
+    }
+
+    /// Combines by [doubling](schedule::rounds). Elements that are rounded once are 32-bit floats until all are combined.
+    async fn double(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
+        if !self.rounds_once() {
+            self.double_in(calling, bytes).await?;
+            self.reduction.finish(self.dtype, bytes, calling.size());
+            return Ok(());
+        }
+        let mut wide = SmallVec::<[u8; 256]>::from_elem(0, bytes.len() / self.width * size_of::<f32>());
+        self.reduction.widen(self.dtype, &mut wide, &[bytes]);
+        self.wide().double_in(calling, &mut wide).await?;
+        self.reduction.narrow(self.dtype, bytes, &wide, calling.size());
+        Ok(())
+    }
+
+    /// As [`double`](Self::double), in the precision of the elements, and without the division of a mean.
+    async fn double_in(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
+        for round in calling.rounds() {
+            if round.sends() {
+                calling.send(round.with, bytes).await?;
+            }
+            if round.turn == Turn::Send {
+                continue;
+            }
+            let arrived = calling.receive(round.with, bytes.len()).await?;
+            match round.turn {
+                Turn::ExchangeHigher => self.reduction.fold(self.dtype, bytes, arrived.bytes())?,
+                Turn::ReceiveResult => replace(true, bytes, arrived.bytes()),
+                _ => {
+                    let own: SmallVec<[u8; 256]> = SmallVec::from_slice(bytes);
+                    self.reduction.fold_into(self.dtype, bytes, arrived.bytes(), &own)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// As [`exchange`], with the elements in the message of the call header.
@@ -329,37 +437,6 @@ impl How<'_> {
         let own: SmallVec<[u8; 64]> = SmallVec::from_slice(bytes);
         let inputs = in_order_of_ranks(calling, &own, arrived, 0..own.len());
         self.fold_all(bytes, &inputs)
-    }
-
-    /// The root receives the parts that the other ranks combine.
-    async fn reduce(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
-        let root = calling.call.root.unwrap_or_default() as usize;
-        let (rank, size, count) = (calling.rank(), calling.size(), bytes.len() / self.width);
-        let plan = schedule::reduce_plan(rank, size, count, self.width, root, self.rounds_once());
-        self.run(calling, &plan, bytes).await
-    }
-
-    async fn reduce_scatter(
-        &self,
-        calling: &Calling,
-        bytes: &mut [u8],
-        counts: &[usize],
-    ) -> Result<(), GroupError> {
-        let (rank, size, segment) = (calling.rank(), calling.size(), schedule::SEGMENT_BYTES / self.width);
-        let plan = match self.rounds_once() {
-            true => schedule::direct::reduce_scatter(rank, size, counts, segment),
-            false => schedule::ring::reduce_scatter(rank, size, counts),
-        };
-        self.run(calling, &plan, bytes).await
-    }
-
-    async fn run(&self, calling: &Calling, plan: &Plan, bytes: &mut [u8]) -> Result<(), GroupError> {
-        run(calling, self, plan, bytes).await?;
-        // Those that are rounded once were divided before.
-        if !self.rounds_once() {
-            self.reduction.finish(self.dtype, bytes, calling.size());
-        }
-        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Runs a plan, or an exchange, which needs none: sends and receives elements, and combines those that arrive.
 
 use std::{
-    collections::{BTreeSet, HashMap, VecDeque},
+    collections::{HashMap, VecDeque},
     ops::Range,
     pin::Pin,
 };
@@ -95,7 +95,7 @@ async fn send(
     }
     let message = match message {
         Some(message) => message.clone(),
-        None => calling.message(own, false).await?,
+        None => calling.message(own).await?,
     };
     for (to, _) in sends {
         calling.send_tensor(*to, message.clone()).await?;
@@ -113,11 +113,7 @@ pub(super) async fn run(
     let (width, are_cached) = (how.width, stay_cached(calling, bytes.len()));
     let in_bytes = |elements: &Range<usize>| elements.start * width..elements.end * width;
     let receives = plan.exchanges.iter().flat_map(|exchange| exchange.receive.iter());
-    let receives: Vec<_> = receives.map(|(from, range, _)| (*from, range.len() * width)).collect();
-    for from in receives.iter().map(|(from, _)| *from).collect::<BTreeSet<_>>() {
-        calling.connect(from).await?;
-    }
-    let receives = receives.into_iter().map(|(from, length)| calling.receive(from, length));
+    let receives = receives.map(|(from, range, _)| calling.receive(*from, range.len() * width));
     let ahead = if plan.combines_all_at_once() { 2 * (calling.size() - 1) } else { 0 };
     let mut incoming = requested(stream::iter(receives), ahead.max(AHEAD)).await;
     let mut kept = Kept::of(plan);
@@ -173,9 +169,6 @@ pub(super) async fn exchange(
 ) -> Result<(), GroupError> {
     let length = bytes.len();
     let segments = || segments(&(0..length), SEGMENT_BYTES);
-    for other in calling.others() {
-        calling.connect(other).await?;
-    }
     let receives = segments().flat_map(|at| calling.others().map(move |from| (from, at.len())));
     let receives = receives.map(|(from, length)| calling.receive(from, length));
     let others = calling.size() - 1;
@@ -187,7 +180,7 @@ pub(super) async fn exchange(
         {
             let message = match own {
                 Some(own) => message_of(own.buf().slice(next).unwrap_or_else(Buf::empty))?,
-                None => calling.message(&bytes[next], false).await?,
+                None => calling.message(&bytes[next]).await?,
             };
             for to in calling.others() {
                 calling.send_tensor(to, message.clone()).await?;

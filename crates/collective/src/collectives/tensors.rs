@@ -10,7 +10,7 @@ use tensorwire_memory::{
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Tensor;
 
-use super::{how::How, running::exchange, views};
+use super::{how::How, reducing::Way, running::exchange, views};
 use crate::{
     call::{Call, CallKind, hash_of_numbers},
     error::GroupError,
@@ -113,12 +113,14 @@ impl IntoFuture for ReducingTensors {
         // The default may be wrong, too.
         calling.require_late(reduction.check(dtype));
         Box::pin(async move {
-            let opens_with_neighbours = calling.opens_with_neighbours(algorithm);
-            let work = async {
-                let how = How { reduction: &reduction, dtype, width: (dtype.bits() / 8) as usize };
-                reduce(&calling, &how, inputs, algorithm).await
+            let how = How { reduction: &reduction, dtype, width: (dtype.bits() / 8) as usize };
+            let way = match inputs.len() > 1 && how.rounds_once() {
+                true => how.wide().way(&calling, 2 * bytes, algorithm, &[]),
+                false => how.way(&calling, bytes, algorithm, &[]),
             };
-            calling.complete(opens_with_neighbours, work).await
+            let is_compared = way.is_compared(&calling);
+            let work = async { reduce(&calling, &how, inputs, &way).await };
+            calling.complete(is_compared, || way.peers(&calling), work).await
         })
     }
 }
@@ -152,17 +154,17 @@ async fn reduce(
     calling: &Calling,
     how: &How<'_>,
     inputs: Vec<Tensor>,
-    algorithm: Algorithm,
+    way: &Way,
 ) -> Result<Tensor, GroupError> {
     if inputs.len() == 1 || !how.rounds_once() {
-        return reduce_in(calling, how, inputs, algorithm).await;
+        return reduce_in(calling, how, inputs, way).await;
     }
     let (shape, count) = (inputs[0].shape().to_vec(), inputs[0].bytes().len() / how.width);
     let (mut own, wide) = (calling.buffer(count * size_of::<f32>()).await?, how.wide());
     let all = inputs.iter().map(Tensor::bytes).collect::<Vec<_>>();
     how.reduction.widen(how.dtype, &mut own, &all);
     let values = inputs.len() * calling.size();
-    let sum = reduce_in(calling, &wide, vec![Tensor::new(own, wide.dtype, &shape)?], algorithm).await?;
+    let sum = reduce_in(calling, &wide, vec![Tensor::new(own, wide.dtype, &shape)?], way).await?;
     let mut output = calling.buffer(count * how.width).await?;
     how.reduction.narrow(how.dtype, &mut output, sum.bytes(), values);
     Ok(Tensor::new(output, how.dtype, &shape)?)
@@ -173,11 +175,11 @@ async fn reduce_in(
     calling: &Calling,
     how: &How<'_>,
     mut inputs: Vec<Tensor>,
-    algorithm: Algorithm,
+    way: &Way,
 ) -> Result<Tensor, GroupError> {
     let (shape, bytes) = (inputs[0].shape().to_vec(), inputs[0].bytes().len());
-    let is_exchanged = algorithm == Algorithm::Exchange && !calling.is_short(bytes);
-    let is_shared = is_exchanged && calling.is_on_one_host() || algorithm == Algorithm::Views;
+    let is_exchanged = matches!(way, Way::Exchange) && !calling.is_short(bytes);
+    let is_shared = is_exchanged && calling.is_on_one_host() || matches!(way, Way::Views);
     // Memory that the others cannot map would be copied once for each of them.
     let is_copied = is_shared && calling.size() > 1 && !inputs[0].buf().block().is_some_and(Block::shareable);
     if inputs.len() > 1 || is_copied {
@@ -190,7 +192,7 @@ async fn reduce_in(
         return Ok(own);
     }
     let mut output = calling.buffer(bytes).await?;
-    if algorithm == Algorithm::Views {
+    if matches!(way, Way::Views) {
         views::all_reduce_shared(calling, how, &own, &mut output).await?;
     } else if is_exchanged && is_shared {
         views::exchange(calling, how, own, &mut output).await?;
@@ -198,7 +200,7 @@ async fn reduce_in(
         exchange(calling, how, Some(&own), &mut output).await?;
     } else {
         copy_bytes(&mut output, own.bytes(), CopyReason::Local);
-        how.all_reduce(calling, &mut output, algorithm).await?;
+        how.follow(calling, way, &mut output).await?;
     }
     Ok(Tensor::new(output, how.dtype, &shape)?)
 }

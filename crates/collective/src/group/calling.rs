@@ -2,9 +2,8 @@
 //!
 //! A call's messages travel in its lane, in the order they are sent. A lane carries one call at a time, so a message belongs to
 //! the lane's current call. The first message a rank sends another in a call begins with the [`Call`] header, which the receiver
-//! compares with its own, and a short content follows in the same message: in a [note](super::channels), or under a key of the
-//! group's step. A longer content has a key of its own, and may arrive before or after the header; or it is [offered](offering), and
-//! a later note has its ticket.
+//! compares with its own, and a short content follows in the same [note](super::channels). A longer content is a value of the
+//! group's step, and may arrive before or after the header; or it is [offered](offering), and a later note has its ticket.
 
 mod arrived;
 mod at_once;
@@ -26,7 +25,7 @@ use std::{
 
 use futures::{
     FutureExt as _, StreamExt as _,
-    future::{select, try_join},
+    future::{select, try_join, try_join_all},
     stream::FuturesUnordered,
 };
 use smallvec::SmallVec;
@@ -39,18 +38,14 @@ use tensorwire_protocol::{Code, DataType, EagerContent, Sharing};
 use tensorwire_rendezvous::{Notes, Tensor, WorkerError};
 use tracing::{Instrument as _, Span};
 
-use self::arrived::Received;
+use self::arrived::{Awaited, Received};
 pub(crate) use self::{arrived::Arrived, offering::Offers};
 use super::{CALLS_UNDER_WAY, Group, GroupState, channels::decode_end};
 use crate::{
     call::{Call, CallKind, HEADER_BYTES},
     error::GroupError,
-    schedule::Algorithm,
+    schedule::{self, Algorithm, Comrades, Round},
 };
-
-/// Indices of `Lane::keys`.
-const CALLS: usize = 0;
-const CONTENTS: usize = 1;
 
 /// The key under which a peer requests the end of the group. Nothing is ever sent under it.
 const END: &str = "end";
@@ -73,6 +68,9 @@ pub(crate) struct Calling {
     /// From when the call is first polled.
     span: OnceLock<Span>,
 }
+
+/// Ranks, inline for most groups.
+pub(crate) type Ranks = SmallVec<[usize; 8]>;
 
 /// The state of the exchange with each rank, inline for most groups.
 type Contacts = SmallVec<[Contact; 8]>;
@@ -130,15 +128,14 @@ impl Calling {
         self.group.size()
     }
 
+    /// The root of a call that has one.
+    pub(crate) fn root(&self) -> usize {
+        self.call.root.unwrap_or_default() as usize
+    }
+
     /// Whether the ranks share memory.
     pub(crate) fn is_on_one_host(&self) -> bool {
         self.hosts().len() == 1
-    }
-
-    /// Whether an all-reduce by `algorithm` begins with a message to the next rank and one from the previous rank, so that these carry
-    /// the header.
-    pub(crate) fn opens_with_neighbours(&self, algorithm: Algorithm) -> bool {
-        self.size() == 2 || matches!(algorithm, Algorithm::Exchange | Algorithm::Views)
     }
 
     /// Memory that ranks of the same host can map.
@@ -146,18 +143,19 @@ impl Calling {
         Ok(self.group.worker.pool().alloc(bytes).await.map_err(WorkerError::from)?)
     }
 
-    /// The previous and the next rank of the ring.
-    pub(crate) fn neighbours(&self) -> (usize, usize) {
-        let (rank, size) = (self.rank(), self.size());
-        ((rank + size - 1) % size, (rank + 1) % size)
+    /// The rounds of a call that travels by doubling.
+    pub(crate) fn rounds(&self) -> impl Iterator<Item = Round> + use<> {
+        schedule::rounds(self.rank(), self.size())
     }
 
-    /// Runs `work` in the call's turn and within its limit. Each rank compares every call with its neighbours in the ring, so a
-    /// mismatch is found whatever `work` does. If `opens_with_neighbours`, the first message of `work` to the next rank and its
-    /// first receive from the previous one carry the header, so the comparison needs no message of its own.
+    /// Runs `work` in the call's turn and within its limit. Before it, this rank meets its `peers`: the ranks with which `work` has
+    /// messages, all of which name this one. Each rank compares every call with its [`Comrades`], so a mismatch is found whatever
+    /// `work` does. If `is_compared_by_work`, the first messages of `work` to and from these carry the header, so the comparison needs
+    /// no message of its own.
     pub(crate) async fn complete<T>(
         &self,
-        opens_with_neighbours: bool,
+        is_compared_by_work: bool,
+        peers: impl FnOnce() -> Ranks,
         work: impl Future<Output = Result<T, GroupError>>,
     ) -> Result<T, GroupError> {
         let span = self.span().clone();
@@ -173,7 +171,10 @@ impl Calling {
             if let Some(refused) = &self.refused {
                 return Err(refused.clone());
             }
-            if opens_with_neighbours {
+            if !self.group.channels.has_met_all() {
+                Box::pin(self.meet(peers())).await?;
+            }
+            if is_compared_by_work {
                 let value = work.await?;
                 self.compare().await?;
                 return Ok(value);
@@ -229,20 +230,21 @@ impl Calling {
 
     /// Completes with the end of the group when a rank answers with it while something is awaited from that rank. A receive in
     /// the group's step fails with the end by itself. A receive from a channel of notes may miss it: the end may have been sent
-    /// before the channel was open, or over another connection.
+    /// over another connection.
     async fn requested_end<T>(&self) -> Result<T, GroupError> {
-        let has_notes = |rank: &usize| self.group.notes(*rank).is_some();
-        let mut asked: FuturesUnordered<_> =
-            self.others().filter(has_notes).map(|rank| self.end_of(rank)).collect();
-        let mut ends = Vec::new();
-        // Polled whenever `work` is, because `work` may have begun to await a rank whose end is already known.
+        let mut asked = FuturesUnordered::new();
+        let (mut are_asked, mut ends) = (SmallVec::<[bool; 8]>::from_elem(false, self.size()), Vec::new());
+        // Polled whenever `work` is, because `work` may have begun to await a rank, or one whose end is already known.
         poll_fn(|context| {
+            for (rank, is_asked) in are_asked.iter_mut().enumerate() {
+                if self.is_awaited(rank) && !mem::replace(is_asked, true) {
+                    asked.push(self.end_of(rank));
+                }
+            }
             while let Poll::Ready(Some(end)) = asked.poll_next_unpin(context) {
                 ends.push(end);
             }
-            let contacts = self.contacts();
-            let is_awaited = |rank: usize| contacts.get(rank).is_some_and(|contact| contact.awaited > 0);
-            let end = ends.iter().find(|(rank, _)| is_awaited(*rank));
+            let end = ends.iter().find(|(rank, _)| self.is_awaited(*rank));
             end.map_or(Poll::Pending, |(_, end): &(usize, GroupError)| Poll::Ready(Err(end.clone())))
         })
         .await
@@ -275,15 +277,37 @@ impl Calling {
         }
     }
 
-    /// Sends the call header to the next rank and compares that of the previous rank, unless `work` has claimed these.
+    /// Meets `peers` and the ranks with which it compares its calls.
+    async fn meet(&self, mut peers: Ranks) -> Result<(), GroupError> {
+        let Comrades { to, from } = Comrades::of(self.rank(), self.size());
+        peers.extend(to.into_iter().chain(from));
+        try_join_all(peers.into_iter().map(|rank| self.channel(rank))).await.map(drop)
+    }
+
+    /// The channel to `rank`. Meets it if need be.
+    async fn channel(&self, rank: usize) -> Result<&Notes, GroupError> {
+        if let Some(notes) = self.group.notes(rank) {
+            return Ok(notes);
+        }
+        let peer = self.peer(rank)?;
+        let _awaited = Awaited::begin(self, rank);
+        // The call's own limit is over first. Its error lists everything that was awaited.
+        let limit = self.limit.saturating_mul(2);
+        let met = Box::pin(self.group.channels.meet(&self.group.step, (rank, peer), limit)).await;
+        met.map_err(|error| self.failed(rank, error))
+    }
+
+    /// Sends the call header to this rank's comrades and compares theirs, unless `work` has claimed these.
     fn compare(&self) -> impl Future<Output = Result<(), GroupError>> + Send + '_ {
-        let (previous, next) = self.neighbours();
-        let is_alone = self.size() == 1;
-        let (must_send, must_receive) =
-            (!is_alone && self.claim_send(next), !is_alone && self.claim_receive(previous));
+        let Comrades { mut to, mut from } = Comrades::of(self.rank(), self.size());
+        to.retain(|to| self.claim_send(*to));
+        from.retain(|from| self.claim_receive(*from));
         async move {
-            let receive = async { if must_receive { self.receive_call(previous).await } else { Ok(()) } };
-            let send = async { if must_send { self.send_call(next, &[]).await } else { Ok(()) } };
+            if to.is_empty() && from.is_empty() {
+                return Ok(());
+            }
+            let receive = try_join_all(from.into_iter().map(|from| self.receive_call(from)));
+            let send = try_join_all(to.into_iter().map(|to| self.send_call(to, &[])));
             try_join(receive, send).await.map(drop)
         }
     }
@@ -302,14 +326,12 @@ impl Calling {
 
     /// Sends the call header, and a short content with it.
     async fn send_call(&self, to: usize, content: &[u8]) -> Result<(), GroupError> {
-        match self.group.notes(to) {
-            Some(notes) => self.note(to, notes, &[&self.call.encode(), content]).await,
-            None => self.post(to, CALLS, self.message(content, true).await?),
-        }
+        self.note(to, &[&self.call.encode(), content]).await
     }
 
     /// Sends a note of all `parts`.
-    async fn note(&self, to: usize, notes: &Notes, parts: &[&[u8]]) -> Result<(), GroupError> {
+    async fn note(&self, to: usize, parts: &[&[u8]]) -> Result<(), GroupError> {
+        let notes = self.channel(to).await?;
         let sent = notes.send(self.group.lane(&self.call).number, parts).await;
         // The peer may have sent the end of the group before its connection ended.
         sent.map_err(|error| self.received_end(to, notes).unwrap_or_else(|| self.failed(to, error)))
@@ -330,7 +352,7 @@ impl Calling {
             }
             self.send_call(to, &[]).await?;
         }
-        if bytes.is_empty() { Ok(()) } else { self.post(to, CONTENTS, self.message(bytes, false).await?) }
+        if bytes.is_empty() { Ok(()) } else { self.post(to, self.message(bytes).await?) }
     }
 
     /// Whether a content of this many bytes travels with the call header, if it is the first one.
@@ -346,7 +368,7 @@ impl Calling {
     /// Receives `length` bytes that `from` sent with [`send_short`](Self::send_short).
     pub(crate) async fn receive_short(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
         self.claim_receive(from);
-        let message = self.next_short(from, CALLS).await?;
+        let message = self.next_note(from).await?;
         self.check(from, message.bytes(), length)?;
         Ok(Arrived { message, at: HEADER_BYTES })
     }
@@ -356,7 +378,7 @@ impl Calling {
         if self.claim_send(to) {
             self.send_call(to, &[]).await?;
         }
-        self.post(to, CONTENTS, tensor)
+        self.post(to, tensor)
     }
 
     /// The other ranks, beginning with the next one, so that the ranks do not all send to the same one first.
@@ -370,12 +392,6 @@ impl Calling {
     pub(crate) fn before_and_behind<'a, T>(&self, arrived: &'a [T]) -> (&'a [T], &'a [T]) {
         let (behind, before) = arrived.split_at(self.size() - 1 - self.rank());
         (before, behind)
-    }
-
-    /// Connects to `rank`. Receives from a rank are requested in the order of their first polls only if it is connected by then.
-    pub(crate) async fn connect(&self, rank: usize) -> Result<(), GroupError> {
-        let connected = self.peer(rank)?.connect().await;
-        connected.map_err(|error| self.failed(rank, error))
     }
 
     /// Receives `length` bytes that `from` sent with [`send`](Self::send). Receives from one rank complete in the order of the
@@ -392,7 +408,7 @@ impl Calling {
             }
             let call = async { if is_first { self.receive_call(from).await } else { Ok(()) } };
             let content = async {
-                let content = if length == 0 { None } else { Some(self.next(from, CONTENTS).await?) };
+                let content = if length == 0 { None } else { Some(self.next(from).await?) };
                 content.map_or(Ok(Arrived::EMPTY), |content| self.content(from, content, length))
             };
             // Both are requested at once. The header is compared first, because a mismatch explains a content of another length.
@@ -409,7 +425,7 @@ impl Calling {
         let is_first = self.claim_receive(from);
         async move {
             let call = async { if is_first { self.receive_call(from).await } else { Ok(()) } };
-            let ((), tensor) = try_join(call, self.next(from, CONTENTS)).await?;
+            let ((), tensor) = try_join(call, self.next(from)).await?;
             Ok(tensor)
         }
     }
@@ -417,37 +433,28 @@ impl Calling {
     /// Receives the call header of `from` without a content, and compares it. Contents are sent and awaited at the same time, so this
     /// never looks for the header.
     async fn receive_call(&self, from: usize) -> Result<(), GroupError> {
-        let message = match self.group.notes(from) {
-            Some(notes) => self.note_of(from, notes.recv_beside(self.group.lane(&self.call).number)).await?,
-            None => self.next(from, CALLS).await.map(Received::Value)?,
-        };
+        let notes = self.channel(from).await?;
+        let message = self.note_of(from, notes.recv_beside(self.group.lane(&self.call).number)).await?;
         self.check(from, message.bytes(), 0)
     }
 
-    /// A message with a copy of `bytes`, after the call header if `with_call`.
-    pub(crate) async fn message(&self, bytes: &[u8], with_call: bool) -> Result<Tensor, GroupError> {
-        let header = self.call.encode();
-        let header: &[u8] = if with_call { &header } else { &[] };
-        let length = header.len() + bytes.len();
-        let mut buffer = self.buffer(length).await?;
-        let (front, rest) = buffer.split_at_mut(header.len());
-        copy_bytes(front, header, CopyReason::Import);
-        copy_bytes(rest, bytes, CopyReason::Import);
+    /// A message with a copy of `bytes`.
+    pub(crate) async fn message(&self, bytes: &[u8]) -> Result<Tensor, GroupError> {
+        let mut buffer = self.buffer(bytes.len()).await?;
+        copy_bytes(&mut buffer, bytes, CopyReason::Import);
         message_of(buffer.freeze())
     }
 
-    fn post(&self, to: usize, key: usize, message: Tensor) -> Result<(), GroupError> {
+    fn post(&self, to: usize, message: Tensor) -> Result<(), GroupError> {
         let peer = self.peer(to)?;
-        let key = &self.group.lane(&self.call).keys[key];
+        let key = &self.group.lane(&self.call).key;
         self.group.step.to(peer).send(key, message).map_err(|error| self.failed(to, error))
     }
 
-    /// The next note of `from`. Without a channel, its next message under a key of the lane.
-    async fn next_short(&self, from: usize, key: usize) -> Result<Received, GroupError> {
-        match self.group.notes(from) {
-            Some(notes) => self.note_of(from, notes.recv(self.group.lane(&self.call).number)).await,
-            None => self.next(from, key).await.map(Received::Value),
-        }
+    /// The next note of `from`.
+    async fn next_note(&self, from: usize) -> Result<Received, GroupError> {
+        let (notes, lane) = (self.channel(from).await?, self.group.lane(&self.call).number);
+        self.note_of(from, notes.recv(lane)).await
     }
 
     async fn note_of(
@@ -464,12 +471,12 @@ impl Calling {
         }
     }
 
-    /// The next message of `from` under one of the lane's keys.
-    async fn next(&self, from: usize, key: usize) -> Result<Tensor, GroupError> {
+    /// The next content of `from` that travels as a value.
+    async fn next(&self, from: usize) -> Result<Tensor, GroupError> {
         let peer = self.peer(from)?;
         let _awaited = Awaited::begin(self, from);
         // The call's own limit is over first. Its error lists everything that was awaited.
-        let key = &self.group.lane(&self.call).keys[key];
+        let key = &self.group.lane(&self.call).key;
         let receive = self.group.step.from(peer).recv(key).timeout(self.limit.saturating_mul(2));
         let received =
             receive.sharing(Sharing::View).beside().await.map_err(|error| self.failed(from, error))?;
@@ -536,6 +543,10 @@ impl Calling {
         GroupError::TimedOut { call: Box::new(self.call), limit: self.limit, waiting_for, silent }
     }
 
+    fn is_awaited(&self, rank: usize) -> bool {
+        self.contacts().get(rank).is_some_and(|contact| contact.awaited > 0)
+    }
+
     fn has_come(&self, from: usize) {
         if let Some(contact) = self.contacts().get_mut(from) {
             contact.messages += 1;
@@ -567,28 +578,5 @@ pub(super) fn after(over: &GroupError) -> GroupError {
     match over {
         GroupError::Over { .. } => over.clone(),
         first => GroupError::Over { rank: first.origin(), why: first.to_string() },
-    }
-}
-
-/// Counts an awaited message until it is dropped.
-struct Awaited<'calling> {
-    calling: &'calling Calling,
-    from: usize,
-}
-
-impl<'calling> Awaited<'calling> {
-    fn begin(calling: &'calling Calling, from: usize) -> Self {
-        if let Some(contact) = calling.contacts().get_mut(from) {
-            contact.awaited += 1;
-        }
-        Self { calling, from }
-    }
-}
-
-impl Drop for Awaited<'_> {
-    fn drop(&mut self) {
-        if let Some(contact) = self.calling.contacts().get_mut(self.from) {
-            contact.awaited -= 1;
-        }
     }
 }

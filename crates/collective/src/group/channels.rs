@@ -1,60 +1,97 @@
-//! The channels of [`Notes`] between the ranks of a small group. They carry call headers with short contents, tickets of longer ones, and
-//! the end of the group. In a larger group these travel as values of the group's step.
+//! The channels of [`Notes`] between the ranks of a group. They carry call headers with short contents, tickets of longer ones, and the
+//! end of the group.
 //!
-//! A rank has few notes that it has not received: every call is compared along the ring of ranks, so a rank is ahead of another
-//! by at most one call of a lane for each rank between them.
+//! Two ranks *meet* when a call of both first needs it: each opens its channel and then says so in the group's step, because a note that
+//! comes before its channel is open is lost.
+//!
+//! A rank has few notes that it has not received: every call is compared along a ring of ranks
+//! ([`Comrades`](crate::schedule::Comrades)), so a rank is ahead of another by at most one call of a lane for each rank between them.
 //!
 //! The end is sent in every lane, because calls wait in any of them. It does not arrive if the other rank has its channel in
 //! another connection, or has not opened it; so a call that takes long also [requests](super::calling) it.
 
-use std::sync::Arc;
-
-use futures::{
-    FutureExt as _,
-    future::{join_all, try_join_all},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
+
+use futures::{FutureExt as _, future::join_all};
 use tensorwire_fabric::Runtime;
-use tensorwire_protocol::{Code, Status, text::escaped};
-use tensorwire_rendezvous::{Notes, WorkerError};
+use tensorwire_memory::Buf;
+use tensorwire_protocol::{Code, DataType, Status, text::escaped};
+use tensorwire_rendezvous::{Notes, Peer, Step, Tensor, WorkerError};
+use tokio::sync::OnceCell;
 
-use super::{CALLS_UNDER_WAY, GroupState};
-
-/// The size of the largest group that has channels. Each of its ranks connects to all others.
-const RANKS_MAX: usize = 8;
+use super::CALLS_UNDER_WAY;
 
 /// The first bytes of a note with the end of the group. Call headers and tickets begin with others.
 const END: [u8; 4] = *b"TWGe";
 
-/// This rank's channels, in the order of the ranks. Its own entry is empty.
-pub(super) struct Channels(Vec<Option<Notes>>);
+/// The key under which a rank says in the group's step that it has opened its channel.
+const MET: &str = "met";
+
+/// This rank's channels, in the order of the ranks. Its own stays closed.
+pub(super) struct Channels {
+    channels: Vec<Channel>,
+    /// How many ranks this one has met.
+    met: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Channel {
+    opened: OnceCell<Notes>,
+    /// The other rank has opened its own.
+    met: OnceCell<()>,
+}
 
 impl Channels {
-    /// Opens a channel to each other rank. `None` for a group that is too large.
-    ///
-    /// # Errors
-    /// The rank whose channel could not be opened.
-    pub(super) async fn open(group: &GroupState) -> Result<Option<Arc<Self>>, (usize, WorkerError)> {
-        if group.size() > RANKS_MAX {
-            return Ok(None);
-        }
-        let channel = group.step.id() as u64;
-        let open = group.peers.iter().enumerate().map(|(at, peer)| async move {
-            if at == group.rank {
-                Ok(None)
-            } else {
-                peer.notes(channel, CALLS_UNDER_WAY as u16).await.map(Some).map_err(|error| (at, error))
-            }
+    /// For a group of `size` ranks.
+    pub(super) fn new(size: usize) -> Arc<Self> {
+        let channels = (0..size).map(|_| Channel::default()).collect();
+        Arc::new(Self { channels, met: AtomicUsize::new(0) })
+    }
+
+    /// Meets `rank`, which is `peer` and does the same within `limit`, unless they have met.
+    pub(super) async fn meet(
+        &self,
+        step: &Step,
+        (rank, peer): (usize, &Peer),
+        limit: Duration,
+    ) -> Result<&Notes, WorkerError> {
+        let channel = &self.channels[rank];
+        let open = || peer.notes(step.id() as u64, CALLS_UNDER_WAY as u16);
+        let opened = channel.opened.get_or_try_init(open).await?;
+        let met = channel.met.get_or_try_init(|| async {
+            step.to(peer).send(MET, Tensor::shared(Buf::empty(), DataType::U8, &[0])?)?;
+            step.from(peer).recv(MET).timeout(limit).await?;
+            self.met.fetch_add(1, Ordering::Relaxed);
+            Ok::<_, WorkerError>(())
         });
-        try_join_all(open).await.map(|notes| Some(Arc::new(Self(notes))))
+        met.await?;
+        Ok(opened)
     }
 
+    /// The channel to a rank that this one has met.
     pub(super) fn with(&self, rank: usize) -> Option<&Notes> {
-        self.0.get(rank)?.as_ref()
+        let channel = self.channels.get(rank)?;
+        channel.opened.get().filter(|_| channel.met.initialized())
     }
 
-    /// Completes when every other rank has sent the end of the group, or is lost.
+    pub(super) fn has_met_all(&self) -> bool {
+        self.met.load(Ordering::Relaxed) + 1 >= self.channels.len()
+    }
+
+    /// The channels that are open on this side.
+    fn opened(&self) -> impl Iterator<Item = (usize, &Notes)> {
+        self.channels.iter().enumerate().filter_map(|(rank, channel)| Some((rank, channel.opened.get()?)))
+    }
+
+    /// Completes when every rank with which a channel is open has sent the end of the group, or is lost.
     pub(super) async fn all_have_left(&self) {
-        let left = self.0.iter().flatten().map(|notes| async {
+        let left = self.opened().map(|(_, notes)| async {
             while let Ok(note) = notes.recv(0).await
                 && decode_end(&note).is_none()
             {}
@@ -62,13 +99,15 @@ impl Channels {
         join_all(left).await;
     }
 
-    /// Sends `status`, the end of the group, to all other ranks.
+    /// Sends `status`, the end of the group, through all channels that are open.
     pub(super) fn announce_end(self: &Arc<Self>, status: &Status, runtime: &dyn Runtime) {
         let note = encode(status);
-        for rank in 0..self.0.len() {
+        for (rank, _) in self.opened() {
             let (channels, note) = (self.clone(), note.clone());
             let mut sent = Box::pin(async move {
-                let Some(notes) = channels.with(rank) else { return };
+                let Some(notes) = channels.channels.get(rank).and_then(|channel| channel.opened.get()) else {
+                    return;
+                };
                 // A rank that it does not reach requests the end when a call takes long.
                 let _sent = notes.send(Notes::EVERY_LANE, &[&note]).await;
             });

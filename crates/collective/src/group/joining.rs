@@ -4,10 +4,13 @@ use std::{sync::Arc, time::Duration};
 
 use futures::future::{Either, select};
 use tensorwire_fabric::{Runtime, timeout};
-use tensorwire_rendezvous::Worker;
+use tensorwire_rendezvous::{Worker, WorkerError};
 
 use super::{
-    Group, GroupBuilder, GroupState, calling::Calling, dissemination::disseminate, member::Member,
+    Group, GroupBuilder, GroupState,
+    barrier::{self, meet_all},
+    calling::Calling,
+    member::Member,
     probing::is_gone,
 };
 use crate::{
@@ -86,8 +89,8 @@ fn key(group: &str, run: &str, generation: u64, of: &str) -> String {
 
 impl GroupBuilder {
     /// Joins the group with `worker`: writes this rank's address into the store, reads those of the others, and waits until all
-    /// have joined. Makes only the connections that this needs. Others are made when they are first used; a group of up to 8
-    /// ranks needs all of them.
+    /// have joined. Makes only the connections that this needs, at most one with another rank for each doubling of the ranks. Others
+    /// are made when a call first needs them.
     ///
     /// Ranks recognise the records of an earlier run: nobody of their run answers there, and they read the store again.
     ///
@@ -174,8 +177,7 @@ fn may_be_of_earlier_run(error: &GroupError) -> bool {
             | GroupError::Over { .. }
             | GroupError::Left { .. }
             | GroupError::Argument { .. }
-            | GroupError::Worker(_)
-    )
+    ) || matches!(error, GroupError::Worker(error) if !matches!(error, WorkerError::Limit { .. } | WorkerError::ShutDown))
 }
 
 /// Writes `value` unless the key has one, and returns the stored value. Retries once if it is unknown whether the value was
@@ -410,12 +412,14 @@ fn of_other_machine(state: &GroupState, error: GroupError) -> GroupError {
 pub(super) async fn meet(state: &Arc<GroupState>, limit: Duration) -> Result<(), GroupError> {
     let mut calling = Calling::new(state, Call::plain(state.next_number(), CallKind::Join));
     calling.set_limit(limit);
-    let work = state.open_channels(|rank, error| calling.failed(rank, error), disseminate(&calling));
-    calling.complete(true, work).await.map_err(|error| match error {
+    let work = meet_all(&calling);
+    calling.complete(true, || barrier::peers(&calling), work).await.map_err(|error| match error {
         // The error names the limit that the user has set, of which `limit` is the rest.
         GroupError::TimedOut { call, waiting_for, silent, .. } => {
             GroupError::TimedOut { call, limit: state.identity.limit, waiting_for, silent }
         }
         error => error,
-    })
+    })?;
+    state.all_have_joined();
+    Ok(())
 }

@@ -1,10 +1,10 @@
 //! A group: its ranks, its generation, and its calls in progress.
 
 mod agreeing;
+pub(crate) mod barrier;
 mod builder;
 pub(crate) mod calling;
 mod channels;
-pub(crate) mod dissemination;
 mod joining;
 mod member;
 mod newcomers;
@@ -17,7 +17,6 @@ mod regrouping;
 use std::{
     collections::HashSet,
     fmt,
-    future::pending,
     pin::pin,
     sync::{
         Arc, OnceLock,
@@ -28,7 +27,7 @@ use std::{
 
 use tensorwire_fabric::{Runtime, timeout};
 use tensorwire_protocol::{Code, Status};
-use tensorwire_rendezvous::{AddressHint, Notes, Peer, Step, Worker, WorkerError};
+use tensorwire_rendezvous::{AddressHint, Notes, Peer, Step, Worker};
 use tokio::sync::{Notify, watch};
 
 pub use self::builder::GroupBuilder;
@@ -124,8 +123,7 @@ pub(crate) struct GroupState {
     next_call: AtomicU64,
     lanes: [Lane; CALLS_UNDER_WAY],
     offers: KeptOffers,
-    /// The channels of notes, in small groups.
-    channels: OnceLock<Arc<Channels>>,
+    channels: Arc<Channels>,
     /// Whether all ranks have joined, so that notes may carry calls.
     has_met: AtomicBool,
     /// Whether all ranks have closed the group and need nothing more from this one.
@@ -151,19 +149,18 @@ pub(crate) struct Lane {
     completed: Notify,
     /// The number of tasks that wait for that.
     waiting: AtomicUsize,
-    /// The keys of call headers, and of contents that travel separately.
-    pub(crate) keys: [String; 2],
+    /// The key of contents that travel as values.
+    pub(crate) key: String,
 }
 
 impl Lane {
     fn new(number: usize) -> Self {
-        let keys = ["call", "content"].map(|key| format!("{key} {number}"));
         Self {
             number: number as u16,
             complete: AtomicU64::new(0),
             completed: Notify::new(),
             waiting: AtomicUsize::new(0),
-            keys,
+            key: format!("content {number}"),
         }
     }
 
@@ -348,7 +345,7 @@ impl GroupState {
             next_call: AtomicU64::new(0),
             lanes: std::array::from_fn(Lane::new),
             offers: KeptOffers::new(rank, size, CALLS_UNDER_WAY),
-            channels: OnceLock::new(),
+            channels: Channels::new(size),
             has_met: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             over: OnceLock::new(),
@@ -403,33 +400,20 @@ impl GroupState {
         first.clone()
     }
 
-    /// Opens the channels to the other ranks if the group is small. `barrier` waits until all ranks have done so. It uses no
-    /// channel, because a note that arrives before its channel is open is lost. An end of the group may be sent and received in
-    /// the channels before `barrier` completes, because other ranks may have completed it. `lost` makes the error of a rank that
-    /// cannot be reached.
-    pub(crate) async fn open_channels(
-        &self,
-        lost: impl Fn(usize, WorkerError) -> GroupError,
-        barrier: impl Future<Output = Result<(), GroupError>>,
-    ) -> Result<(), GroupError> {
-        let channels = Channels::open(self).await.map_err(|(rank, error)| lost(rank, error))?;
-        if let Some(channels) = channels {
-            let _is_first = self.channels.set(channels);
-        }
-        barrier.await?;
+    /// Records that all ranks have joined.
+    pub(crate) fn all_have_joined(&self) {
         self.has_met.store(true, Ordering::Release);
-        Ok(())
     }
 
-    /// The channel to another rank, once all ranks have joined.
+    /// The channel to a rank that this one has met.
     pub(crate) fn notes(&self, rank: usize) -> Option<&Notes> {
-        self.channels.get().filter(|_| self.has_met.load(Ordering::Acquire))?.with(rank)
+        self.channels.with(rank)
     }
 
     /// Sends the end of the group to all ranks that have a channel. After `close` no rank waits for one.
     fn announce_end(&self, status: &Status) {
-        if let Some(channels) = self.channels.get().filter(|_| !self.is_closed.load(Ordering::Acquire)) {
-            channels.announce_end(status, self.runtime());
+        if !self.is_closed.load(Ordering::Acquire) {
+            self.channels.announce_end(status, self.runtime());
         }
     }
 
@@ -439,16 +423,10 @@ impl GroupState {
         if offers.is_empty() {
             return;
         }
-        let (runtime, channels) = (self.worker.runtime().clone(), self.channels.get().cloned());
+        let (runtime, channels) = (self.worker.runtime().clone(), self.channels.clone());
         let limit = self.identity.limit;
         let leave = async move {
-            let all_have_left = async {
-                match channels {
-                    Some(channels) => channels.all_have_left().await,
-                    None => pending().await,
-                }
-            };
-            let _ = timeout(&*runtime, limit, all_have_left).await;
+            let _ = timeout(&*runtime, limit, channels.all_have_left()).await;
             drop(offers);
         };
         self.runtime().spawn("leave last results for slower ranks", Box::pin(leave));

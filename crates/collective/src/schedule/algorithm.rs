@@ -7,8 +7,8 @@ use std::fmt;
 /// The number of steps in sequence decides the time of a short value, and the bytes that of a long one.
 ///
 /// Sums, products and means of 16-bit floats are [rounded once](crate::Reduction), so no rank passes on what it has combined of some:
-/// instead of [`Ring`](Self::Ring), [`HalvingDoubling`](Self::HalvingDoubling) and [`Bcube`](Self::Bcube) these use
-/// [`direct`](super::direct), with two steps and `2·S·(P-1)/P` bytes. In [`Hierarchical`](Self::Hierarchical) they are 32-bit floats until
+/// instead of [`Ring`](Self::Ring) and [`HalvingDoubling`](Self::HalvingDoubling) each rank sends every other its part of
+/// the elements, combines its own of all, and sends the result to all, with two steps and `2·S·(P-1)/P` bytes. In [`Hierarchical`](Self::Hierarchical) they are 32-bit floats until
 /// they are combined, so a host sends `3·S·(H-1)/H` bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -25,22 +25,23 @@ pub enum Algorithm {
     /// Two steps: each rank combines its part of all values, then it reads the parts of the others. No bytes are sent. For all
     /// ranks on one host, which it needs. Uses no plan.
     Views = 2,
-    /// The ranks form a ring, and each sends only to the next one: see [`ring`](super::ring).
+    /// The ranks form a ring, and each sends only to the next one.
     ///
     /// `2·(P-1)` steps, `2·S·(P-1)/P` bytes, which is the minimum. For long values: each rank has two peers, and combines one
     /// segment while the next is in flight.
     Ring = 3,
-    /// Pairs of ranks exchange halves, then quarters, and so on: see [`halving_doubling`](super::halving_doubling).
+    /// Pairs of ranks exchange halves, then quarters, and so on.
     ///
     /// `2·log2 P` steps, `2·S·(P-1)/P` bytes if `P` is a power of two. For values of middle length. If `P` is not a power of two,
     /// it takes two more steps, and some ranks send up to `S` more bytes.
     HalvingDoubling = 4,
-    /// As [`HalvingDoubling`](Algorithm::HalvingDoubling), but among more than two ranks at a time: see [`bcube`](super::bcube).
+    /// Pairs of ranks send each other all that they have, and each round doubles the ranks of which a rank knows: see
+    /// [Hensgen, Finkel and Manber 1988](https://doi.org/10.1007/BF01379320).
     ///
-    /// `2·log P` steps to the base of the ranks in a step, `2·S·(P-1)/P` bytes. For ranks with several links, all of which are
-    /// busy in one step, and for numbers of ranks that are not a power of two.
-    Bcube = 5,
-    /// The ranks of each host combine, then the hosts in a ring: see [`hierarchical`](super::hierarchical).
+    /// `log2 P` steps, `S·log2 P` bytes; two more steps if `P` is not a power of two. For short values in groups in which the number
+    /// of messages counts. Uses no plan.
+    Doubling = 5,
+    /// The ranks of each host combine, then the hosts in a ring.
     ///
     /// `2·H` steps for `H` hosts, of which `2` are within hosts. A *host* sends the others `2·S·(H-1)/H` bytes, which is the
     /// minimum, over as many connections as the smallest host has ranks. For long values of several ranks on each of several hosts.
@@ -50,7 +51,7 @@ pub enum Algorithm {
 impl Algorithm {
     /// All algorithms, in the order of their numbers.
     pub const ALL: [Self; 6] =
-        [Self::Exchange, Self::Views, Self::Ring, Self::HalvingDoubling, Self::Bcube, Self::Hierarchical];
+        [Self::Exchange, Self::Views, Self::Ring, Self::HalvingDoubling, Self::Doubling, Self::Hierarchical];
 
     /// The algorithm with this number. Ranks compare these numbers.
     pub(crate) fn of_number(number: u8) -> Option<Self> {
@@ -65,7 +66,7 @@ impl fmt::Display for Algorithm {
             Self::Views => "views",
             Self::Ring => "ring",
             Self::HalvingDoubling => "halving_doubling",
-            Self::Bcube => "bcube",
+            Self::Doubling => "doubling",
             Self::Hierarchical => "hierarchical",
         })
     }

@@ -1,14 +1,19 @@
-use super::{Algorithm, Plan, bcube, direct, halving_doubling, hierarchical, ring, tree};
+use super::{Algorithm, Plan, direct, halving_doubling, hierarchical, ring, tree};
+
+/// The most ranks that send short values to all others in one step. In larger groups the number of messages counts more than that of
+/// steps.
+const EXCHANGE_RANKS_MAX: usize = 4;
+
+/// The longest value that travels by [`Algorithm::Doubling`], in one note to each other rank.
+const DOUBLING_BYTES_MAX: usize = 2 << 10;
 
 /// The longest value that `size` ranks on several hosts [exchange](Algorithm::Exchange). Two ranks send no more bytes than by any other
 /// algorithm, and combine in one step. For more ranks the steps that it saves must be worth the bytes that it adds: measured with four
-/// ranks over TCP, it takes half the time of [`Algorithm::HalvingDoubling`] at 64 KiB, and more time from 256 KiB on. With eight, the
-/// messages of one step take as long as those of six steps unless the value travels beside the call header.
+/// ranks over TCP, it takes half the time of [`Algorithm::HalvingDoubling`] at 64 KiB, and more time from 256 KiB on.
 fn exchange_bytes_max(size: usize) -> usize {
     match size {
         ..=2 => usize::MAX,
         3..=4 => 64 << 10,
-        5..=8 => 2 << 10,
         _ => 0,
     }
 }
@@ -30,15 +35,13 @@ const SHORT_BYTES_MAX: usize = 256 << 10;
 /// leave the processor's cache before they are combined, and leave more to combine after the last receive.
 pub(crate) const SEGMENT_BYTES: usize = 256 << 10;
 
-/// The ranks in a group of [`Algorithm::Bcube`]. More ranks take fewer steps, but have more messages in flight in each. Four
-/// halve the steps of pairs, and most hosts have no more than three links for the three peers of a step.
-const BCUBE_BASE: usize = 4;
-
 /// The default algorithm for an all-reduce of `bytes` bytes among `size` ranks. `hosts` has the ranks of each host. The same on all
 /// ranks.
 #[must_use]
-pub fn choose(size: usize, hosts: &[Vec<usize>], bytes: usize) -> Algorithm {
-    if hosts.len() == 1 {
+pub(crate) fn choose(size: usize, hosts: &[Vec<usize>], bytes: usize) -> Algorithm {
+    if size > EXCHANGE_RANKS_MAX && bytes <= DOUBLING_BYTES_MAX {
+        Algorithm::Doubling
+    } else if hosts.len() == 1 {
         let is_short = bytes.saturating_mul(size) <= SHARED_EXCHANGE_BYTES_MAX;
         if is_short { Algorithm::Exchange } else { Algorithm::Views }
     } else if bytes <= exchange_bytes_max(size) {
@@ -72,12 +75,11 @@ pub(crate) fn plan(
 ) -> Option<Plan> {
     let (size, segment) = (hosts.iter().map(Vec::len).sum(), SEGMENT_BYTES / width.max(1));
     match algorithm {
-        Algorithm::Exchange | Algorithm::Views => None,
+        Algorithm::Exchange | Algorithm::Views | Algorithm::Doubling => None,
         Algorithm::Hierarchical => Some(hierarchical::all_reduce(rank, hosts, count, segment)),
         _ if rounds_once => Some(direct::all_reduce(rank, size, count, segment)),
         Algorithm::Ring => Some(ring::all_reduce(rank, size, count, segment)),
         Algorithm::HalvingDoubling => Some(halving_doubling::all_reduce(rank, size, count)),
-        Algorithm::Bcube => Some(bcube::all_reduce(rank, size, count, BCUBE_BASE)),
     }
 }
 
@@ -104,7 +106,7 @@ pub(crate) fn reduce_plan(
 #[cfg(test)]
 mod tests {
     use super::{Algorithm, choose, plan};
-    use crate::schedule::{bcube, halving_doubling, hierarchical, ring};
+    use crate::schedule::{halving_doubling, hierarchical, ring};
 
     #[test]
     fn a_plan_is_that_of_its_algorithm() {
@@ -114,7 +116,7 @@ mod tests {
         assert_eq!(of(Algorithm::Views), None);
         assert_eq!(of(Algorithm::Ring), Some(ring::all_reduce(3, 6, 1_000_000, 65_536)));
         assert_eq!(of(Algorithm::HalvingDoubling), Some(halving_doubling::all_reduce(3, 6, 1_000_000)));
-        assert_eq!(of(Algorithm::Bcube), Some(bcube::all_reduce(3, 6, 1_000_000, 4)));
+        assert_eq!(of(Algorithm::Doubling), None);
         let two_levels = hierarchical::all_reduce(3, &hosts, 1_000_000, 65_536);
         assert_eq!(of(Algorithm::Hierarchical), Some(two_levels));
     }
@@ -130,11 +132,15 @@ mod tests {
     #[test]
     fn short_values_are_exchanged_in_small_groups_and_long_ones_go_around() {
         let apart = |size: usize| (0..size).map(|rank| vec![rank]).collect::<Vec<_>>();
-        for (size, longest) in [(3, 64 << 10), (4, 64 << 10), (5, 2 << 10), (8, 2 << 10)] {
-            assert_eq!(choose(size, &apart(size), longest), Algorithm::Exchange, "{size}");
+        for (size, longest, short) in [
+            (3, 64 << 10, Algorithm::Exchange),
+            (4, 64 << 10, Algorithm::Exchange),
+            (5, 2 << 10, Algorithm::Doubling),
+            (64, 2 << 10, Algorithm::Doubling),
+        ] {
+            assert_eq!(choose(size, &apart(size), longest), short, "{size}");
             assert_eq!(choose(size, &apart(size), longest + 1), Algorithm::HalvingDoubling, "{size}");
         }
-        assert_eq!(choose(9, &apart(9), 1), Algorithm::HalvingDoubling);
         assert_eq!(choose(2, &apart(2), usize::MAX), Algorithm::Exchange);
         assert_eq!(choose(4, &apart(4), 2 << 20), Algorithm::HalvingDoubling);
         assert_eq!(choose(4, &apart(4), (2 << 20) + 1), Algorithm::Ring);
@@ -144,7 +150,9 @@ mod tests {
     #[test]
     fn ranks_that_share_a_host_use_its_memory() {
         let (one, two) = ([(0..9).collect()], [vec![0, 2, 4, 6], vec![1, 3, 5, 7]]);
-        assert_eq!(choose(8, &[(0..8).collect()], 2048), Algorithm::Exchange);
+        assert_eq!(choose(4, &[(0..4).collect()], 2048), Algorithm::Exchange);
+        assert_eq!(choose(8, &[(0..8).collect()], 2048), Algorithm::Doubling);
+        assert_eq!(choose(8, &[(0..8).collect()], 2049), Algorithm::Exchange);
         assert_eq!(choose(9, &one, (512 << 10) / 9), Algorithm::Exchange);
         assert_eq!(choose(9, &one, (512 << 10) / 9 + 1), Algorithm::Views);
         assert_eq!(choose(9, &one, usize::MAX), Algorithm::Views);

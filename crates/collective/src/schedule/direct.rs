@@ -14,7 +14,7 @@ use std::ops::Range;
 /// Two steps. Rank `r` sends `count + (size-2)·|part r|` elements, which is `2·count·(size-1)/size` if parts are equal: as many as in
 /// a [`ring`](super::ring).
 #[must_use]
-pub fn all_reduce(rank: usize, size: usize, count: usize, segment: usize) -> Plan {
+pub(crate) fn all_reduce(rank: usize, size: usize, count: usize, segment: usize) -> Plan {
     let parts = Parts { rank, parts: parts(0..count, size), segment: segment.max(1) };
     let mut plan = Plan::default();
     for number in 0..=parts.segments() {
@@ -29,13 +29,13 @@ pub fn all_reduce(rank: usize, size: usize, count: usize, segment: usize) -> Pla
 /// Each rank gets the combination of its own elements, laid out as in [`ring::reduce_scatter`](super::ring::reduce_scatter). Rank `r`
 /// sends all elements but its own.
 #[must_use]
-pub fn reduce_scatter(rank: usize, size: usize, counts: &[usize], segment: usize) -> Plan {
+pub(crate) fn reduce_scatter(rank: usize, size: usize, counts: &[usize], segment: usize) -> Plan {
     Parts { rank, parts: parts_of_counts(size, counts), segment: segment.max(1) }.combine_all()
 }
 
 /// The root gets the combination of all. Every rank sends `count` elements, except the root, which sends those outside its part.
 #[must_use]
-pub fn reduce(rank: usize, size: usize, count: usize, root: usize, segment: usize) -> Plan {
+pub(crate) fn reduce(rank: usize, size: usize, count: usize, root: usize, segment: usize) -> Plan {
     let parts = Parts { rank, parts: parts(0..count, size), segment: segment.max(1) };
     to_root(parts.combine_all(), rank, root, parts.parts)
 }

@@ -7,9 +7,10 @@
 //!
 //! The pairs need a power of two of ranks. The surplus ranks do not take part, as in the same paper: each sends its value to a
 //! neighbour before, and gets the result after. Gloo's binary blocks divide the surplus ranks into smaller powers of two, so that
-//! the longest wait is shorter. They are more complex, and [`bcube`](super::bcube) suits such groups better.
+//! the longest wait is shorter. They are more complex.
 
-use super::{Arrival, Exchange, Plan, bcube::Cube};
+use super::{Arrival, Exchange, Plan, part};
+use std::ops::Range;
 
 /// Every rank gets the combination of all.
 ///
@@ -21,7 +22,7 @@ use super::{Arrival, Exchange, Plan, bcube::Cube};
 /// send all elements to the next rank, and receive all elements at the end: two exchanges, `count` elements sent. The odd ones
 /// have these two exchanges in addition, and send `count` more elements. The other ranks do no more, but all wait for those two.
 #[must_use]
-pub fn all_reduce(rank: usize, size: usize, count: usize) -> Plan {
+pub(crate) fn all_reduce(rank: usize, size: usize, count: usize) -> Plan {
     let log = size.max(1).ilog2();
     let surplus = size - (1 << log).min(size);
     let paired = rank < 2 * surplus;
@@ -34,12 +35,39 @@ pub fn all_reduce(rank: usize, size: usize, count: usize) -> Plan {
     }
     let position = if paired { rank / 2 } else { rank - surplus };
     let rank_at = |position| if position < surplus { 2 * position + 1 } else { position + surplus };
-    let cube = Cube { position, factors: vec![2; log as usize], rank_at };
-    plan.exchanges.extend(cube.all_reduce(count).exchanges);
+    let steps = halves(position, log, count);
+    for (bit, Halves { own, other }) in steps.iter().enumerate() {
+        let peer = rank_at(position ^ (1 << bit));
+        let receive = vec![(peer, own.clone(), Arrival::Fold)];
+        plan.push(Exchange { send: vec![(peer, other.clone())], receive });
+    }
+    for (bit, Halves { own, other }) in steps.iter().enumerate().rev() {
+        let peer = rank_at(position ^ (1 << bit));
+        let receive = vec![(peer, other.clone(), Arrival::Replace)];
+        plan.push(Exchange { send: vec![(peer, own.clone())], receive });
+    }
     if paired {
         plan.push(Exchange { send: vec![(rank - 1, 0..count)], receive: vec![] });
     }
     plan
+}
+
+/// What a pair divides.
+struct Halves {
+    own: Range<usize>,
+    other: Range<usize>,
+}
+
+/// The halves of each step of the rank at `position`: in step `i` it is paired with the position that differs in bit `i`.
+fn halves(position: usize, log: u32, count: usize) -> Vec<Halves> {
+    let mut whole = 0..count;
+    let step = |bit: u32| {
+        let half = position >> bit & 1;
+        let halves = Halves { own: part(&whole, 2, half), other: part(&whole, 2, 1 - half) };
+        whole = halves.own.clone();
+        halves
+    };
+    (0..log).map(step).collect()
 }
 
 /// The plan of a rank that does not take part, and leaves its elements to another one.

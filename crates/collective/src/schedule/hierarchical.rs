@@ -6,7 +6,7 @@
 //!
 //! So all owners use the network at the same time, and a host sends as little as one rank of a ring with a rank for each host
 //! (Karonis et al., "Exploiting hierarchy in parallel computer networks to optimize collective operation performance", 2000, describes
-//! the levels; the division into parts is that of a [`bcube`](super::bcube) whose first step is within hosts). If each host has one
+//! the levels). If each host has one
 //! rank, this is the [`ring`](super::ring).
 //!
 //! Each element is combined in one order, and all ranks get copies of that result: their bits are equal.
@@ -25,7 +25,7 @@ use std::ops::Range;
 /// minimum. On a host of `r` ranks an owner also sends the others `count - p` elements to combine and `(r-1)·p` to
 /// collect. Ranks that own nothing send `count`: they receive only results, so they send all without waiting.
 #[must_use]
-pub fn all_reduce(rank: usize, hosts: &[Vec<usize>], count: usize, segment: usize) -> Plan {
+pub(crate) fn all_reduce(rank: usize, hosts: &[Vec<usize>], count: usize, segment: usize) -> Plan {
     let place = Place::of(rank, hosts, count, segment);
     place.map(|place| place.plan(true, true)).unwrap_or_default()
 }
@@ -33,7 +33,12 @@ pub fn all_reduce(rank: usize, hosts: &[Vec<usize>], count: usize, segment: usiz
 /// As [`all_reduce`], in two plans, for a call that changes the elements in between: after the first, each owner has the complete
 /// pieces of its host, and the second collects them.
 #[must_use]
-pub fn combine_and_collect(rank: usize, hosts: &[Vec<usize>], count: usize, segment: usize) -> [Plan; 2] {
+pub(crate) fn combine_and_collect(
+    rank: usize,
+    hosts: &[Vec<usize>],
+    count: usize,
+    segment: usize,
+) -> [Plan; 2] {
     let place = Place::of(rank, hosts, count, segment);
     place.map(|place| [place.plan(true, false), place.plan(false, true)]).unwrap_or_default()
 }

@@ -8,18 +8,21 @@
 //! can be sent without a copy.
 
 mod algorithm;
-pub mod bcube;
 mod choice;
-pub mod direct;
-pub mod halving_doubling;
-pub mod hierarchical;
-pub mod ring;
-pub mod tree;
+pub(crate) mod direct;
+mod doubling;
+pub(crate) mod halving_doubling;
+pub(crate) mod hierarchical;
+pub(crate) mod ring;
+#[cfg(test)]
+mod tests;
+pub(crate) mod tree;
 mod views;
 
 pub use algorithm::Algorithm;
-pub use choice::choose;
-pub(crate) use choice::{SEGMENT_BYTES, plan, reduce_plan};
+pub(crate) use choice::{SEGMENT_BYTES, choose, plan, reduce_plan};
+pub(crate) use doubling::{Comrades, Round, Turn, rounds};
+pub(crate) use tree::{Branch, branch};
 pub(crate) use views::Segments;
 
 use std::ops::Range;
@@ -30,7 +33,7 @@ pub(crate) const AHEAD: usize = 4;
 
 /// What a rank does with received elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrival {
+pub(crate) enum Arrival {
     /// Combine them with its own.
     Fold,
     /// Combine them with its own and all others at once, in the order of the ranks, when all are there: all receives of the exchange
@@ -46,19 +49,19 @@ pub enum Arrival {
 /// One step of one rank. Sends and receives happen at the same time. The sent elements are those before this step's receives
 /// change any. A step is over when its receives are complete; its sends may still be in flight.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Exchange {
+pub(crate) struct Exchange {
     /// The receiving rank and the elements. No range is empty.
-    pub send: Vec<(usize, Range<usize>)>,
+    pub(crate) send: Vec<(usize, Range<usize>)>,
     /// The sending rank, the elements, and what is done with them. No range is empty, and the ranges of one exchange do not
     /// overlap, except those of [`Arrival::FoldAll`].
-    pub receive: Vec<(usize, Range<usize>, Arrival)>,
+    pub(crate) receive: Vec<(usize, Range<usize>, Arrival)>,
 }
 
 /// The steps of one rank in a collective, in order. Empty steps are left out.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Plan {
+pub(crate) struct Plan {
     /// The steps.
-    pub exchanges: Vec<Exchange>,
+    pub(crate) exchanges: Vec<Exchange>,
 }
 
 impl Plan {
@@ -66,6 +69,14 @@ impl Plan {
     pub(crate) fn combines_all_at_once(&self) -> bool {
         let mut arrivals = self.exchanges.iter().flat_map(|exchange| &exchange.receive);
         arrivals.any(|(_, _, arrival)| *arrival == Arrival::FoldAll)
+    }
+
+    /// The ranks to which it sends, and those from which it receives.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = usize> {
+        self.exchanges.iter().flat_map(|exchange| {
+            let sends = exchange.send.iter().map(|(to, _)| *to);
+            sends.chain(exchange.receive.iter().map(|(from, ..)| *from))
+        })
     }
 
     /// Adds a step without its empty ranges. The other rank leaves them out too, because it computes the same ranges.

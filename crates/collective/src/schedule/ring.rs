@@ -17,7 +17,7 @@ use std::{iter, ops::Range};
 /// With at least `size` elements and parts of one segment these are `2·(size-1)` exchanges. Rank `r` sends `2·count - |part r| -
 /// |part r+1|` elements, which is `2·count·(size-1)/size` if parts are equal.
 #[must_use]
-pub fn all_reduce(rank: usize, size: usize, count: usize, segment: usize) -> Plan {
+pub(crate) fn all_reduce(rank: usize, size: usize, count: usize, segment: usize) -> Plan {
     let parts = parts(0..count, size);
     let mut plan = combine(rank, &parts, segment);
     plan.exchanges.extend(collect(rank, &parts, segment).exchanges);
@@ -30,16 +30,8 @@ pub fn all_reduce(rank: usize, size: usize, count: usize, segment: usize) -> Pla
 ///
 /// At most `size-1` exchanges. Rank `r` sends all elements but its own.
 #[must_use]
-pub fn reduce_scatter(rank: usize, size: usize, counts: &[usize]) -> Plan {
+pub(crate) fn reduce_scatter(rank: usize, size: usize, counts: &[usize]) -> Plan {
     combine(rank, &parts_of_counts(size, counts), usize::MAX)
-}
-
-/// Each rank gives its own elements, laid out as in [`reduce_scatter`], and gets those of all others.
-///
-/// At most `size-1` exchanges. Rank `r` sends all elements but those of rank `r+1`.
-#[must_use]
-pub fn all_gather(rank: usize, size: usize, counts: &[usize]) -> Plan {
-    collect(rank, &parts_of_counts(size, counts), usize::MAX)
 }
 
 /// Afterwards part `r` is complete at rank `r`. It starts at rank `r+1`.

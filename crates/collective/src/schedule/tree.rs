@@ -9,7 +9,7 @@ use std::{iter, ops::Range};
 /// The root takes `ceil(log2 size)` exchanges, and waits for as many messages in sequence. Every other rank sends `count`
 /// elements once; the root sends none.
 #[must_use]
-pub fn reduce(rank: usize, size: usize, count: usize, root: usize) -> Plan {
+pub(crate) fn reduce(rank: usize, size: usize, count: usize, root: usize) -> Plan {
     let position = (rank + size - root) % size;
     let rank_at = |position: usize| (position + root) % size;
     let mut plan = Plan::default();
@@ -28,6 +28,29 @@ pub fn reduce(rank: usize, size: usize, count: usize, root: usize) -> Plan {
     plan
 }
 
+/// The place of a rank in the binomial tree of a broadcast.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Branch {
+    /// From which it receives. `None` for the root.
+    pub(crate) parent: Option<usize>,
+    /// To which it sends, in this order.
+    pub(crate) children: Vec<usize>,
+}
+
+/// Relative to the root, which is number 0, a rank receives from the number without its own highest bit, and sends to the numbers with
+/// one higher bit.
+pub(crate) fn branch(rank: usize, size: usize, root: usize) -> Branch {
+    let number = (rank + size - root) % size;
+    let rank_at = |number: usize| (number + root) % size;
+    let highest = number.checked_ilog2().map(|bit| 1 << bit);
+    let first: usize = highest.map_or(1, |bit: usize| 2 * bit);
+    let bits = iter::successors(Some(first), |bit| Some(2 * bit)).take_while(|bit| number + bit < size);
+    Branch {
+        parent: highest.map(|bit| rank_at(number - bit)),
+        children: bits.map(|bit| rank_at(number + bit)).collect(),
+    }
+}
+
 /// For long values: the ring combines a part at each rank, and the ranks send their parts to the root (Rabenseifner,
 /// "Optimization of collective reduction operations", 2004, with a ring instead of halves). Segments are those of
 /// [`ring::all_reduce`].
@@ -35,7 +58,7 @@ pub fn reduce(rank: usize, size: usize, count: usize, root: usize) -> Plan {
 /// With at least `size` elements and parts of one segment these are `size` exchanges. Every rank sends `count` elements, except
 /// the root, which sends those outside its part.
 #[must_use]
-pub fn reduce_long(rank: usize, size: usize, count: usize, root: usize, segment: usize) -> Plan {
+pub(crate) fn reduce_long(rank: usize, size: usize, count: usize, root: usize, segment: usize) -> Plan {
     let parts = parts(0..count, size);
     to_root(ring::combine(rank, &parts, segment), rank, root, parts)
 }

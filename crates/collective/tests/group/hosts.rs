@@ -46,7 +46,7 @@ async fn ranks_know_who_shares_their_host() {
     let ranks = ranks_on("abacb").await;
     for group in &ranks.groups {
         assert_eq!(group.hosts(), [vec![0, 2], vec![1, 4], vec![3]]);
-        assert_eq!(group.default_algorithm(8), Algorithm::Exchange);
+        assert_eq!(group.default_algorithm(8), Algorithm::Doubling);
         assert_eq!(group.default_algorithm(1 << 20), Algorithm::Hierarchical);
     }
     ranks.shutdown().await;

@@ -175,6 +175,35 @@ fn stopped(name: &'static str, fabric: &'static str, what: &str, liveness: Optio
     });
 }
 
+/// Rank 2 has never connected to rank 0, which accepts connections but answers nothing on them.
+fn stopped_before_it_met_others(name: &'static str, fabric: &'static str) {
+    test(name, fabric, LIMIT, |mut test| {
+        test.liveness = NOTICED;
+        let mut others = test.group(3);
+        let lost = others.remove(0);
+        let stopped = Instant::now();
+        lost.signal(Signal::STOP);
+        tell(&mut others, &["pair recv 4"]);
+        for other in &others {
+            let error = other.failure_until(stopped + 2 * LIMIT);
+            assert!(error.starts_with("RankLost: ") && error.contains("rank 0 is lost: "), "{error}");
+        }
+        go_on(others);
+        lost.signal(Signal::CONT);
+        lost.end();
+    });
+}
+
+#[test]
+fn stopped_before_it_met_others_over_shm() {
+    stopped_before_it_met_others("pairs::stopped_before_it_met_others_over_shm", "shm");
+}
+
+#[test]
+fn stopped_before_it_met_others_over_tcp() {
+    stopped_before_it_met_others("pairs::stopped_before_it_met_others_over_tcp", "tcp");
+}
+
 macro_rules! kills {
     ($($name:ident: $fabric:literal, $exchange:expr;)*) => {
         $(#[test] fn $name() {

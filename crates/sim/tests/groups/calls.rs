@@ -42,7 +42,7 @@ impl Call {
             Some(Algorithm::Exchange),
             Some(Algorithm::Ring),
             Some(Algorithm::HalvingDoubling),
-            Some(Algorithm::Bcube),
+            Some(Algorithm::Doubling),
             Some(Algorithm::Hierarchical),
             is_on_one_host.then_some(Algorithm::Views),
         ]);

@@ -3,6 +3,8 @@
 use tensorwire_protocol::EagerContent;
 use tensorwire_rendezvous::Tensor;
 
+use super::Calling;
+
 /// The content of a received message.
 pub(crate) struct Arrived {
     pub(super) message: Received,
@@ -46,5 +48,28 @@ impl Arrived {
 impl AsRef<[u8]> for Arrived {
     fn as_ref(&self) -> &[u8] {
         self.bytes()
+    }
+}
+
+/// Counts an awaited message until it is dropped.
+pub(super) struct Awaited<'calling> {
+    calling: &'calling Calling,
+    from: usize,
+}
+
+impl<'calling> Awaited<'calling> {
+    pub(super) fn begin(calling: &'calling Calling, from: usize) -> Self {
+        if let Some(contact) = calling.contacts().get_mut(from) {
+            contact.awaited += 1;
+        }
+        Self { calling, from }
+    }
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        if let Some(contact) = self.calling.contacts().get_mut(self.from) {
+            contact.awaited -= 1;
+        }
     }
 }

@@ -9,7 +9,7 @@ use futures::future::try_join_all;
 use tensorwire_rendezvous::{Offer, Tensor, Ticket};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U64};
 
-use super::{Arrived, Awaited, CONTENTS, Calling};
+use super::{Arrived, Awaited, Calling};
 use crate::{error::GroupError, group::CALLS_UNDER_WAY};
 
 /// The first bytes of what the other ranks are told. The end of the group begins with others.
@@ -93,28 +93,22 @@ impl Calling {
             Some(content) => self.content(from, content, length),
             // The group is over on that rank. It says so behind all that it has told before.
             None => loop {
-                self.next_short(from, CONTENTS).await?;
+                self.next_note(from).await?;
             },
         }
     }
 
     /// Sends short `bytes` with the call header, or behind it.
-    async fn tell(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
-        if self.claim_send(to) {
-            return self.send_call(to, bytes).await;
-        }
-        match self.group.notes(to) {
-            Some(notes) => self.note(to, notes, &[bytes]).await,
-            None => self.post(to, CONTENTS, self.message(bytes, false).await?),
-        }
+    pub(crate) async fn tell(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
+        if self.claim_send(to) { self.send_call(to, bytes).await } else { self.note(to, &[bytes]).await }
     }
 
     /// Receives what `from` sent with [`tell`](Self::tell): `length` bytes, if they come with the call header.
-    async fn told(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
+    pub(crate) async fn told(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
         if self.claim_receive(from) {
             return self.receive_short(from, length).await;
         }
-        Ok(Arrived { message: self.next_short(from, CONTENTS).await?, at: 0 })
+        Ok(Arrived { message: self.next_note(from).await?, at: 0 })
     }
 
     /// All calls of this rank below this number are complete.

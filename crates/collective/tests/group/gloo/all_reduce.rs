@@ -13,7 +13,7 @@ over_fabrics_and_verbs! {
     allreduce_ring,
     allreduce_ring_chunked,
     allreduce_halving_doubling,
-    allreduce_bcube,
+    allreduce_doubling,
     allreduce_exchange,
     allreduce_default,
     allreduce_local,
@@ -69,8 +69,8 @@ async fn allreduce_halving_doubling(fabric: FabricKind) {
 }
 
 /// Powers of two, three and four.
-async fn allreduce_bcube(fabric: FabricKind) {
-    sums(fabric, [1, 2, 3, 4, 8, 9, 16, 27], &COUNTS, Some(Algorithm::Bcube)).await;
+async fn allreduce_doubling(fabric: FabricKind) {
+    sums(fabric, [1, 2, 3, 4, 8, 9, 16, 27], &COUNTS, Some(Algorithm::Doubling)).await;
 }
 
 async fn allreduce_exchange(fabric: FabricKind) {

@@ -1,15 +1,14 @@
 //! Plans run by a model: all ranks of a group in one thread, with queues of messages. Element `j` of rank `r` starts as `j·size +
 //! r`.
 
-mod bcube;
 mod direct;
 mod halving_doubling;
 mod hierarchical;
 mod ring;
 mod tree;
 
+use crate::schedule::{Arrival, Exchange, Plan};
 use std::{collections::VecDeque, ops::Range};
-use tensorwire_collective::schedule::{Arrival, Exchange, Plan};
 
 const COUNTS: [usize; 9] = [0, 1, 4, 7, 13, 64, 100, 1000, 10_007];
 

@@ -3,7 +3,7 @@
 use super::{
     assert_safe_and_same_everywhere, assert_sums, part_length, plans, run, segments, sent, shapes, sizes,
 };
-use tensorwire_collective::schedule::tree;
+use crate::schedule::tree;
 
 #[test]
 fn every_root_gets_every_sum_of_a_short_value() {

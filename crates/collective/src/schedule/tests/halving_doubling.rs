@@ -1,7 +1,7 @@
 //! Plans of pairs: what they compute, and exactly how many steps and elements they take.
 
 use super::{assert_safe_and_same_everywhere, assert_sums, held, plans, run, sent, shapes};
-use tensorwire_collective::schedule::{bcube, halving_doubling};
+use crate::schedule::halving_doubling;
 
 #[test]
 fn every_rank_gets_every_sum() {
@@ -71,16 +71,6 @@ fn assert_part_taken(
     assert_eq!(sent(&plan), all + kept + more_sent, "rank {rank} of {size}, count {count}");
     let exchanges = (0..log).filter(|step| held(count, position, 1 << step) > 0).count() * 2;
     assert_eq!(plan.exchanges.len(), exchanges + more_exchanges, "rank {rank} of {size}, count {count}");
-}
-
-#[test]
-fn powers_of_two_do_what_a_cube_of_pairs_does() {
-    for (size, count) in shapes().filter(|(size, _)| size.is_power_of_two()) {
-        for rank in 0..size {
-            let pairs = bcube::all_reduce(rank, size, count, 2);
-            assert_eq!(halving_doubling::all_reduce(rank, size, count), pairs);
-        }
-    }
 }
 
 #[test]

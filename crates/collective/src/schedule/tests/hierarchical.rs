@@ -1,7 +1,7 @@
 //! Plans of two levels: what they compute, and exactly what they send within hosts and between them.
 
 use super::{COUNTS, assert_safe_and_same_everywhere, assert_sums, part_length, plans, run, segments};
-use tensorwire_collective::schedule::{Plan, hierarchical, ring};
+use crate::schedule::{Plan, hierarchical, ring};
 
 /// The ranks of some hosts: of one, of hosts with as many ranks, with others, and with ranks that are not neighbours.
 fn layouts() -> Vec<Vec<Vec<usize>>> {

@@ -1,5 +1,5 @@
 use super::{assert_safe_and_same_everywhere, assert_sums, part_length, plans, run, segments, sent, shapes};
-use tensorwire_collective::schedule::direct;
+use crate::schedule::direct;
 
 #[test]
 fn all_ranks_get_sums_and_send_as_much_as_in_a_ring() {
