@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use futures::future::join;
 use tensorwire_fabric::Runtime;
-use tensorwire_protocol::DataType;
+use tensorwire_protocol::{Code, DataType};
 use tensorwire_rendezvous::{CancellationToken, PeerLoss, RecvArgs, Tensor, Worker, WorkerError};
 use tensorwire_sim::{Fault, Handle, Node, OperationResult, World};
 
@@ -134,6 +134,47 @@ async fn come_back_elsewhere(handle: Handle) {
 #[test]
 fn d_peer_sigstop_a_new_life_is_used_although_the_session_of_the_old_one_is_still_open() {
     on_seeds(|world, _| world.run(come_back_elsewhere(world.handle())).unwrap());
+}
+
+/// Two workers connect to each other, one of them a `pause` later. The other's process is stopped `after` it has begun.
+async fn stop_while_both_connect(handle: Handle, pause: Duration, after: Duration) {
+    let [peer_node, node] = ["peer:1", "receiver:1"].map(|address| handle.start_node(address).unwrap());
+    let stopped = worker(&peer_node, "/job:ps/replica:0/task:0").await;
+    let other = worker(&node, "/job:worker/replica:0/task:0").await;
+    for worker in [&stopped, &other] {
+        worker.publish("x", Tensor::from_values(worker.pool(), &[1], &[5u32]).unwrap()).unwrap();
+    }
+    let (to_other, to_stopped) = (stopped.peer_at("receiver:1"), other.peer_at("peer:1"));
+    let (to_other, to_stopped) = join(to_other, to_stopped).await;
+    let fetching =
+        peer_node.run("fetch from the other", async move { drop(to_other.unwrap().fetch("x").await) });
+    let runtime = node.runtime();
+    let fetched = node.run("fetch from the peer", async move {
+        runtime.sleep(pause).await;
+        to_stopped.unwrap().fetch("x").await.map(drop)
+    });
+    handle.runtime().sleep(after).await;
+    handle.inject(Fault::Freeze(peer_node.id()));
+    let began = handle.now();
+    if let Err(error) = fetched.await.unwrap() {
+        assert_eq!(error.code(), Code::Unavailable, "stopped after {after:?}: {error}");
+    }
+    let took = handle.now() - began;
+    assert!(took <= LIVENESS * 11 / 10 + NETWORK, "stopped after {after:?}: {took:?}");
+    handle.inject(Fault::Crash(peer_node.id()));
+    other.shutdown().await;
+    drop((stopped, fetching));
+}
+
+#[test]
+fn d_peer_sigstop_while_both_workers_connect_is_noticed_within_the_bound() {
+    for seed in 0..400 {
+        let world = World::new(seed);
+        world.replayed_by("outage");
+        // Connecting takes a few milliseconds.
+        let (after, steps) = (NETWORK / 4000 * seed as u32, seed as u32 % 4);
+        world.run(stop_while_both_connect(world.handle(), after / 4 * steps, after)).unwrap();
+    }
 }
 
 /// A receive whose token is already cancelled requests from a peer whose process is stopped.

@@ -32,6 +32,7 @@ use crate::{
     error::{Lost, PeerLoss},
     peer_memory::region_record::region,
     session::counts::{Connections, Counted},
+    values::end_signal::unless,
 };
 
 /// The peer's answer to a Connect.
@@ -230,8 +231,15 @@ impl Session {
         up.iter().for_each(|connection| connection.watch_path(step, bound));
     }
 
+    /// Sends a frame.
+    ///
+    /// # Errors
+    /// [`ControlError::Lost`] also when the session ends first: a peer that reads nothing stops the sender, and the transport of a
+    /// session that has ended may still be open.
     pub(crate) async fn send(&self, frame: ControlFrame) -> Result<(), ControlError> {
-        self.sender()?.send(frame.encode()).await
+        let sender = self.sender()?;
+        let sent = unless(self.ended(), sender.send(frame.encode())).await;
+        sent.unwrap_or_else(|| Err(ControlError::Lost { detail: self.why_over() }))
     }
 
     /// The sender, unless the outgoing direction was ended.

@@ -58,7 +58,8 @@ impl Node {
     /// Cancel-safe: an attempt under way continues.
     pub(crate) async fn connected(self: &Arc<Self>, peer: &KnownPeer) -> Attempt {
         // A caller that joined an attempt which began before retries once if that attempt fails soon: its cause may be gone,
-        // or it was the peer's attempt. After a longer wait the peer is given up: a silent peer takes up to the liveness bound.
+        // or it was the peer's attempt, which ends without a result. After a longer wait the peer is given up: a silent peer takes
+        // up to the liveness bound.
         let soon = self.settings.runtime.now() + self.settings.liveness / 2;
         let mut failed = None;
         for _ in 0..2 {
@@ -77,7 +78,8 @@ impl Node {
                     failed = Some(error);
                 }
                 Some(ended) => return ended,
-                None => {}
+                None if self.settings.runtime.now() < soon => {}
+                None => return Err(self.given_up(peer, "the peer began to connect, and did not complete it")),
             }
         }
         Err(failed.unwrap_or(WorkerError::ShutDown))
@@ -96,7 +98,7 @@ impl Node {
     /// Sets up a data connection to `peer`, by an existing session or a new one.
     async fn connect(self: &Arc<Self>, peer: &KnownPeer) -> Result<Arc<DataConnection>, WorkerError> {
         let end = self.settings.runtime.now() + self.settings.connect_limit;
-        let (mut was_lost, mut told) = (false, None);
+        let (mut was_lost, mut yielded_at) = (false, None);
         loop {
             let known = peer.live_session();
             let session = match &known {
@@ -127,15 +129,23 @@ impl Node {
                 Err(error) => return Err(error),
             }
             // The time limit starts here and not earlier, because this process may have been stopped before.
-            let told = *told.get_or_insert(self.settings.runtime.now());
+            let yielded_at = *yielded_at.get_or_insert(self.settings.runtime.now());
             if let Some(connection) = peer.accepted(&*self.settings.runtime).await {
                 return Ok(connection);
             }
-            if self.settings.runtime.now() >= told + self.settings.connect_limit {
-                let tried = "the peer announced that it connects itself, and did not".to_owned();
-                return Err(WorkerError::NoFabric { peer: peer.name().to_owned(), tried });
+            let is_late = self.settings.runtime.now() >= yielded_at + self.settings.connect_limit;
+            if is_late || (session.is_over() && is_unresponsive(peer, &session)) {
+                return Err(self.given_up(peer, "the peer announced that it connects itself, and did not"));
             }
         }
+    }
+
+    /// The error of callers that have waited for an attempt of the peer.
+    fn given_up(&self, peer: &KnownPeer, tried: &str) -> WorkerError {
+        if self.is_closing() {
+            return WorkerError::ShutDown;
+        }
+        WorkerError::NoFabric { peer: peer.name().to_owned(), tried: tried.to_owned() }
     }
 
     /// Tries the fabrics that both workers have, in this worker's order of preference. `None` if the peer is connecting

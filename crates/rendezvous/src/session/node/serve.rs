@@ -123,8 +123,10 @@ impl Node {
             _ => {}
         }
         let goodbye = ControlFrame::Goodbye { status: lost.status() };
-        // The limit is for a peer that reads nothing.
-        let _ = timeout(&*self.settings.control_runtime, FAREWELL, session.send(goodbye)).await;
+        if let Ok(sender) = session.sender() {
+            // The limit is for a peer that reads nothing.
+            let _ = timeout(&*self.settings.control_runtime, FAREWELL, sender.send(goodbye.encode())).await;
+        }
     }
 
     /// Acts on one frame; an error ends the session.
