@@ -5,7 +5,7 @@ use std::{fmt, pin::pin};
 use crate::{
     control::{ControlError, cluster::ClusterSpec, name::sought},
     error::{Lost, PeerLoss, WorkerError},
-    session::{known_peer::KnownPeer, node::setup::Verify},
+    session::{known_peer::KnownPeer, node::session_setup::Verify},
     values::end_signal::unless,
     worker::Worker,
 };

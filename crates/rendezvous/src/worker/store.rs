@@ -12,7 +12,7 @@ use tokio::sync::Semaphore;
 use crate::{
     control::host_and_port,
     error::{Lost, PeerLoss, WorkerError},
-    session::{Session, node::setup::Verify, store::StoreService},
+    session::{Session, node::session_setup::Verify, store::StoreService},
     worker::Worker,
 };
 

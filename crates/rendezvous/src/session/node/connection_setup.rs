@@ -98,7 +98,7 @@ impl Node {
     /// Sets up a data connection to `peer`, by an existing session or a new one.
     async fn connect(self: &Arc<Self>, peer: &KnownPeer) -> Result<Arc<DataConnection>, WorkerError> {
         let end = self.settings.runtime.now() + self.settings.connect_limit;
-        let (mut was_lost, mut yielded_at) = (false, None);
+        let (mut was_lost, mut announced) = (false, None);
         loop {
             let known = peer.live_session();
             let session = match &known {
@@ -128,12 +128,13 @@ impl Node {
                 }
                 Err(error) => return Err(error),
             }
-            // The time limit starts here and not earlier, because this process may have been stopped before.
-            let yielded_at = *yielded_at.get_or_insert(self.settings.runtime.now());
+            // The peer has announced that it connects itself. Its limit counts from that announcement and not from the beginning
+            // of this attempt, because this process may have been stopped in between.
+            let announced = *announced.get_or_insert(self.settings.runtime.now());
             if let Some(connection) = peer.accepted(&*self.settings.runtime).await {
                 return Ok(connection);
             }
-            let is_late = self.settings.runtime.now() >= yielded_at + self.settings.connect_limit;
+            let is_late = self.settings.runtime.now() >= announced + self.settings.connect_limit;
             if is_late || (session.is_over() && is_unresponsive(peer, &session)) {
                 return Err(self.given_up(peer, "the peer announced that it connects itself, and did not"));
             }
@@ -299,8 +300,8 @@ impl Node {
         let noted = self.note_peer(peer, None);
         let noted = noted.map_err(|full| Status::new(Code::ResourceExhausted, full.remedy(peer)))?;
         let attempt = noted.begin_accept(*self.settings.name < *peer)?;
-        let considered = self.consider(offer).inspect_err(|_| drop(noted.end_accept(None)))?;
-        Ok((noted, attempt, considered))
+        let half = self.prepare_for(offer).inspect_err(|_| drop(noted.end_accept(None)))?;
+        Ok((noted, attempt, half))
     }
 
     async fn accept_over(
@@ -316,7 +317,7 @@ impl Node {
     }
 
     /// The fabric that a peer's Connect requests, and the local side of a connection over it.
-    fn consider(&self, offer: &Connect) -> Result<(&LocalFabric, Half), Status> {
+    fn prepare_for(&self, offer: &Connect) -> Result<(&LocalFabric, Half), Status> {
         let fabric = self.settings.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
         let fabric = fabric.ok_or_else(|| {
             Status::new(

@@ -3,7 +3,7 @@
 pub(crate) mod connection_setup;
 mod liveness;
 mod serve;
-pub(crate) mod setup;
+pub(crate) mod session_setup;
 
 use std::{
     collections::BTreeSet,
