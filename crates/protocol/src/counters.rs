@@ -71,7 +71,6 @@ pub struct Counters {
 }
 
 impl Counters {
-    /// A content was validated.
     /// Counts a written content that has arrived.
     pub(crate) fn count_content(&mut self, bytes: u64) {
         self.contents_received += 1;
@@ -84,6 +83,7 @@ impl Counters {
         self.loan_bytes_received += bytes;
     }
 
+    /// Counts a content whose checksum was compared.
     pub(crate) fn count_checksum(&mut self, matches: bool) {
         self.checksums_matched += u64::from(matches);
         self.checksums_mismatched += u64::from(!matches);

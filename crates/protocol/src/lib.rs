@@ -4,10 +4,10 @@
 //! [`channel`]: a [`Channel`] that writes into the peer, an [`Allocator`] for destinations and a [`Source`] of
 //! values.
 //!
-//! The state of a [`Connection`] is three machines behind one lock: the *line* (what goes out, in order and under
-//! [credits](credit)), the *requests* of the receiver and the *responses* of the sender. Each owns its data, its phases and its
-//! transitions. Two async fns use them, one per side of a transfer, each of which reads like a sequence diagram:
-//! [`Connection::receive`] and [`Connection::respond`]. The messages are in [`message`].
+//! The state of a [`Connection`] is four machines behind one lock: the *line* (what goes out, in order and under
+//! [credits](credit)), the *requests* of the receiver, the *responses* of the sender, and the *notes*, which belong to no transfer.
+//! Each owns its data, its phases and its transitions. Two async functions use them, one per side of a transfer, and each reads like
+//! a sequence diagram: [`Connection::receive`] and [`Connection::respond`]. The messages are in [`message`].
 //!
 //! Content is one logical write whose immediate is the request index. If both peers agree on a checksum, contents are
 //! validated by it ([`validation`]).

@@ -69,7 +69,7 @@ pub(super) struct RequestEntry<L> {
     pub(super) lent: Option<L>,
     /// Why `lent` may be taken back; `None` while the peer may write it.
     pub(super) end: Option<LentEnd>,
-    /// The metadata of META_DATA_RESPONSE.
+    /// The checksum in META_DATA_RESPONSE.
     pub(super) checksum: Option<u64>,
     pub(super) version: Version,
     pub(super) reply: Option<StoredAnswer>,

@@ -76,7 +76,7 @@ impl<L> Requests<L> {
     /// The next memory to take back.
     pub(crate) fn next_return(&mut self) -> Option<(L, LentEnd)> {
         while let Some(slot) = self.returns.pop_front() {
-            let entry = self.slots.get_mut(slot as usize).and_then(|step_key| step_key.entry.as_mut());
+            let entry = self.slots.get_mut(slot as usize).and_then(|slot| slot.entry.as_mut());
             let (returned, has_more) = entry.map_or((None, false), |entry| {
                 let returned = entry.take_unwanted();
                 entry.is_returning = entry.has_unwanted();
@@ -155,7 +155,7 @@ impl<L> Requests<L> {
 
     /// Takes all memory that a peer might have written, and all contents that no receive awaits.
     pub(crate) fn drain(&mut self) -> Vec<L> {
-        let entries = self.slots.iter_mut().filter_map(|step_key| step_key.entry.as_mut());
+        let entries = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut());
         let over = entries.filter(|entry| !entry.is_awaited || entry.end.is_none());
         let lent = over.flat_map(|entry| {
             let given = if entry.is_awaited { None } else { entry.given.take() };

@@ -1,4 +1,4 @@
-//! The memory of received values until they are returned to the user.
+//! Memory that a peer may write for a receive, from its grant to its return to the user; and views of the peer's memory.
 
 use tensorwire_memory::{Buf, BufMut, GrantEnd, GrantId, Granted, MemoryError, copy::CopyReason};
 use tensorwire_protocol::{
