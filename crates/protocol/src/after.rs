@@ -1,4 +1,4 @@
-//! What a change of a connection's state brings about once its lock is released.
+//! The effects of a change of a connection's state, which happen once its lock is released.
 
 use std::task::Waker;
 
@@ -22,7 +22,7 @@ impl<L> After<L> {
 
     #[inline]
     pub(crate) fn wake(&mut self, wakers: impl IntoIterator<Item = Waker>) {
-        // Usually none or one, where `extend` costs more.
+        // Usually there is no waker or one, for which `extend` costs more.
         wakers.into_iter().for_each(|waker| self.woken.push(waker));
     }
 
@@ -40,7 +40,8 @@ impl<L> After<L> {
         self.returned = self.returned.take().or(returned);
     }
 
-    /// Nothing has changed that a task in a queue waits for. Otherwise a task that is first and stays blocked would wake itself.
+    /// Records that nothing has changed that a task in a queue waits for. Without this, a task that is first and stays blocked
+    /// would wake itself.
     pub(crate) fn leave_queues(&mut self) {
         self.wakes_queues = false;
     }

@@ -21,14 +21,14 @@ pub struct RingSpan {
 /// A slot of [`SLOT_BYTES`] outside the ring, for one record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum RecordSlot {
-    /// That of ASK.
+    /// The slot of ASK.
     Ask,
-    /// That of ANSWER.
+    /// The slot of ANSWER.
     Answer,
 }
 
 impl RecordSlot {
-    /// Its first byte in the memory of the slots.
+    /// The slot's first byte in the memory of both slots.
     pub fn offset(self) -> u64 {
         match self {
             Self::Ask => 0,
@@ -75,8 +75,8 @@ pub trait Channel: Send + Sync + 'static {
     /// A content write under way; ends when its bytes may be reused.
     type Write: Future<Output = Result<(), ChannelError>> + Send + 'static;
 
-    /// Writes an encoded message into `ring` at the peer: all of `bytes` over `first`, then `second` (empty unless
-    /// the ring wraps inside the message), then immediate `0xFFFF_FFFF`.
+    /// Writes an encoded message into `ring` at the peer, with immediate `0xFFFF_FFFF`. `bytes` fill the span `first` and then the
+    /// span `second`, which is empty unless the ring wraps inside the message.
     ///
     /// # Errors
     /// The connection is over.
@@ -102,8 +102,8 @@ pub trait Channel: Send + Sync + 'static {
     /// The connection is over.
     fn post_record(&self, slot: RecordSlot, bytes: &[u8]) -> Result<(), ChannelError>;
 
-    /// Copies `bytes` to memory that the fabric can send from, if they are not in such memory, before their write is
-    /// posted. Default: gives `bytes` unchanged.
+    /// Makes `bytes` sendable before their write is posted: bytes in memory that the fabric cannot send from are copied to memory
+    /// that it can. Default: returns `bytes` unchanged.
     ///
     /// # Errors
     /// A status for the requester, for instance RESOURCE_EXHAUSTED.
@@ -125,14 +125,14 @@ pub trait Channel: Send + Sync + 'static {
         result: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write;
 
-    /// Whether a write that was just posted has ended already: its bytes were copied. Default: `false`.
+    /// Whether a write that was just posted has already ended, because its bytes were copied. Default: `false`.
     fn is_written(write: &Self::Write) -> bool {
         let _ = write;
         false
     }
 
-    /// Whether a content has landed in memory that the peer may still write and is not trusted with. It is then
-    /// [copied](Self::set_apart) before anyone reads it. Default: `false`.
+    /// Whether a content has landed in memory that an untrusted peer may still write. Such a content is [copied](Self::set_apart)
+    /// before it is read. Default: `false`.
     fn is_exposed(lent: &Self::Lent) -> bool {
         let _ = lent;
         false
@@ -170,30 +170,30 @@ pub trait Channel: Send + Sync + 'static {
         false
     }
 
-    /// Posts a loan of `bytes` with immediate `immediate` before this returns: they stay alive and unchanged until the peer
-    /// releases them. `None` if it cannot be posted now; nothing was posted then. The write ends when the peer has the
-    /// loan.
+    /// Posts a loan of `bytes` with immediate `immediate` before this returns. The bytes stay alive and unchanged until the peer
+    /// releases them. Returns `None` if the loan cannot be posted now; then nothing was posted. The write ends when the peer has
+    /// the loan.
     fn lend_content(&self, bytes: &Self::Bytes, immediate: u32) -> Option<Self::Write> {
         let _ = (bytes, immediate);
         None
     }
 
-    /// Copies `into.len()` bytes of an own ring or of the own slots, from `offset` on, into `into`. Called with the
-    /// connection locked, so that what is read is read once.
+    /// Copies `into.len()` bytes of an own ring or of the own slots, from `offset` on, into `into`. Called with the connection
+    /// locked, so that no two tasks read the same message.
     ///
     /// # Errors
     /// The range leaves the memory.
     fn read(&self, ring: &Self::Lent, offset: u64, into: &mut [u8]) -> Result<(), ChannelError>;
 
-    /// A second own ring of `ring_bytes`, registered, announced to the peer and confirmed by it, besides the
-    /// one in use. `None` when there is no memory: the connection goes on with the ring it has. At most one is
-    /// made before the peer has left the ring in use, which is then [taken back](Self::take_back).
+    /// Makes a second own ring of `ring_bytes` besides the ring in use: it is registered, announced to the peer, and confirmed by
+    /// the peer. Returns `None` when there is no memory; then the connection continues with the ring in use. At most one is made
+    /// before the peer has left the ring in use, which is then [taken back](Self::take_back).
     ///
     /// # Cancel safety
-    /// Not called again after its future was dropped.
+    /// The connection does not call this again after it has dropped the future.
     fn make_ring(&self, ring_bytes: u32) -> impl Future<Output = Option<(Self::Lent, Destination)>> + Send;
 
-    /// Whether [`help`](Self::help) may find anything, as of now. Default: `false`.
+    /// Whether [`help`](Self::help) may find anything now. Default: `false`.
     fn may_help(&self) -> bool {
         false
     }
@@ -219,9 +219,8 @@ pub trait Allocator: Send + Sync {
     /// The memory that it allocates.
     type Lent: Send + 'static;
 
-    /// Whether a value of `metadata` is to be received at all; a value that is refused stays with its sender. May be asked
-    /// with the connection locked. Default:
-    /// every value is.
+    /// Whether to receive a value of `metadata` at all. A refused value stays at its sender. May be called with the connection
+    /// locked. Default: every value is received.
     ///
     /// # Errors
     /// A status for the caller of the receive.
@@ -251,8 +250,8 @@ pub trait Allocator: Send + Sync {
         metadata: &Metadata,
     ) -> impl Future<Output = Result<(Self::Lent, Destination), Status>> + Send;
 
-    /// Whether a value that is known to have `metadata` is to come inside a message, without memory that is granted. Asked
-    /// with the connection locked, and only for values that may. Default: `false`.
+    /// Whether a value that is known to have `metadata` should come inside a message, which needs no granted memory. Called with
+    /// the connection locked, and only for values that are small enough for a message. Default: `false`.
     fn prefers_eager(&self, metadata: &Metadata) -> bool {
         let _ = metadata;
         false
@@ -261,10 +260,10 @@ pub trait Allocator: Send + Sync {
     /// Memory with a copy of `content`, which came inside a message. It is not granted to the peer.
     fn copy_eager(&self, metadata: &Metadata, content: &[u8]) -> Self::Lent;
 
-    /// Memory for a value of a step that the sender may not have yet, or `None`: the request then goes out
-    /// without a destination, and memory is [allocated](Self::allocate) once the value is there. So receives
-    /// whose values come late cannot starve those whose values are there: a pool gives out at most a part of
-    /// itself here. Default: what [`allocate`](Self::allocate) gives.
+    /// Memory for a value of a step that the sender may not have yet. With `None` the request has no destination, and memory is
+    /// [allocated](Self::allocate) once the sender has the value. A pool gives out at most a part of its memory here, so that
+    /// receives whose values come late cannot starve receives whose values exist. Default: returns what
+    /// [`allocate`](Self::allocate) returns.
     ///
     /// # Errors
     /// As [`allocate`](Self::allocate).
@@ -288,8 +287,8 @@ pub trait Source: Send + Sync {
     type Bytes: Send + 'static;
     /// A value that was taken out for one answer. It can be put back as long as it was not written.
     type Taken: Send + 'static;
-    /// The future of a value that is not there yet, or why none will come. Dropping it ends interest; a value that it was
-    /// about to return goes to the next in line.
+    /// The future of a value that does not exist yet. It returns the value, or the status of why none will come. Dropping the
+    /// future withdraws the request from the source; a value that it was about to return goes to the next request in line.
     type Taking: Future<Output = Result<Self::Taken, Status>> + Send + Unpin + 'static;
 
     /// Takes the value if there is one. Otherwise registers interest *before this returns*, so that requests are served in
@@ -299,9 +298,9 @@ pub trait Source: Send + Sync {
     /// The status that the requester gets: NOT_FOUND, ABORTED, CANCELLED, …
     fn take(&self, scope: Scope, key: &Arc<str>) -> Take<Self::Taken, Self::Taking>;
 
-    /// What a request is to wait for before it is refused, because the peer has many refused. It counts among those that the
-    /// peer has outstanding until then, also if the peer cancels it. Asked once for each request that gets no value, without the
-    /// connection's lock. Default: `None`, so that it is refused at once.
+    /// The delay before a request is refused, for a peer that has many requests refused. Until then the request counts as
+    /// outstanding, even if the peer cancels it. Called once for each request that gets no value, without the connection's lock.
+    /// Default: `None`, which refuses the request at once.
     fn before_refusal(&self) -> Option<BoxFuture<'static, ()>> {
         None
     }

@@ -56,7 +56,7 @@ pub struct Counters {
     pub loans_sent: u64,
     /// Views of the peer's values that arrived for an open request.
     pub loans_received: u64,
-    /// Bytes of these loans.
+    /// Bytes of the loans posted.
     pub loan_bytes_sent: u64,
     /// Bytes of the views.
     pub loan_bytes_received: u64,
@@ -66,7 +66,7 @@ pub struct Counters {
     pub checksums_matched: u64,
     /// Contents whose checksums did not match.
     pub checksums_mismatched: u64,
-    /// Arrivals for unknown or finished requests, and arrivals after the end.
+    /// Arrivals for unknown or finished requests, and arrivals after the connection's end.
     pub ignored: u64,
 }
 

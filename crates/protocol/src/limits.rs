@@ -73,8 +73,8 @@ pub const CONTENTS_MAX: u32 = 4096;
 /// Most keys that have a number, per connection and direction: a step may have ten thousand.
 pub const NAMES_MAX: u32 = 16 << 10;
 
-/// Numbers that any key may have. The others are for keys of at most [`NAMED_BYTES_MAX`], so that those of a peer take less than
-/// 5 MiB.
+/// Numbers that keys of any length may have. The other numbers are for keys of at most [`NAMED_BYTES_MAX`], so that the keys of a
+/// peer take less than 5 MiB.
 pub const LONG_NAMES_MAX: u16 = 1024;
 
 /// See [`LONG_NAMES_MAX`].
@@ -83,8 +83,8 @@ pub const NAMED_BYTES_MAX: usize = 256;
 /// Most requests that one side may have outstanding at the other.
 pub const REQUESTS_MAX: u32 = 16 << 10;
 
-/// Most contents of receives that were given up that one connection holds for the next receives of their keys. Above
-/// it, further receives of steps are refused.
+/// Most contents that one connection holds for the next receives of their keys, because the receives that they came for were given
+/// up. Above it, further receives of steps are refused.
 pub const STASH_MAX: usize = 4096;
 
 /// Most requests that one message may carry.

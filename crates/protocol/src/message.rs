@@ -197,16 +197,16 @@ pub struct ErrorStatus {
 /// NOTE: a short message that no request asked for. Nothing answers it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Note {
-    /// The channel that both sides have opened. A note of another one is ignored.
+    /// The channel, which both sides have opened. A note of a channel that is not open is ignored.
     pub channel: u64,
-    /// The lane of the channel. Notes of one lane keep their order. One for [every lane](crate::limits::NOTE_EVERY_LANE) comes in each
-    /// of them.
+    /// The lane of the channel. Notes of one lane keep their order. A note for [every lane](crate::limits::NOTE_EVERY_LANE) arrives
+    /// in each lane.
     pub lane: u16,
-    /// What it says, at most [`NOTE_BYTES_MAX`](crate::limits::NOTE_BYTES_MAX).
+    /// Its content, of at most [`NOTE_BYTES_MAX`](crate::limits::NOTE_BYTES_MAX) bytes.
     pub bytes: EagerContent,
 }
 
-/// Makes of each row the kind on the wire, the name and the counter of its messages.
+/// Generates the kind on the wire, the name and the counter of the messages of each row.
 macro_rules! messages {
     ($($(#[$doc:meta])+ $counter:ident: $KIND:ident = $number:literal $variant:ident
         $(, $OTHER:ident = $other_number:literal $other:ident)?;)+) => {
@@ -306,7 +306,7 @@ pub enum Message {
     CancelAck(RequestIndex),
     /// Sender → receiver: the version of the value that will be the answer.
     Version(VersionNotice),
-    /// Either → other.
+    /// Either side → the other.
     Note(Note),
 }
 

@@ -87,7 +87,7 @@ impl fmt::Display for DataType {
     }
 }
 
-/// A number of no element type.
+/// A number that belongs to no element type.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("element type number {0} is unknown; is the peer of a newer version?")]
 pub struct UnknownDataType(pub u32);
@@ -121,7 +121,7 @@ impl Shape {
     /// As [`new`](Self::new), of the first `rank` dimensions that `dimension` returns.
     ///
     /// # Errors
-    /// The first of `dimension`.
+    /// The first error of `dimension`.
     pub(crate) fn read<E>(
         rank: usize,
         mut dimension: impl FnMut() -> Result<u64, E>,

@@ -59,8 +59,8 @@ impl Names {
         self.most - self.keys.len()
     }
 
-    /// The number of `key`, if it has one. The key of the request before, and keys in the order in which they got their
-    /// numbers, are found without a hash.
+    /// The number of `key`, if it has one. The previous request's key, and keys in the order in which they got their numbers, are
+    /// found without a hash.
     fn number(&mut self, key: &Arc<str>) -> Option<u16> {
         let is_at = |number: &u16| {
             self.keys.get(usize::from(*number)).is_some_and(|numbered| Arc::ptr_eq(numbered, key))
@@ -80,8 +80,8 @@ impl Names {
         }
     }
 
-    /// Notes that a request names `key` in this form, the one that [`form`](Self::form) returned last. If that gives the
-    /// key a number, returns what [`take_back`](Self::take_back) needs.
+    /// Records that a request names `key` in this form, which [`form`](Self::form) returned last. If that gives the key a number,
+    /// returns what [`take_back`](Self::take_back) needs.
     pub fn named(&mut self, key: &Arc<str>, form: NameForm) -> Option<Defined> {
         let NameForm::Define(number) = form else { return None };
         let before = match self.keys.get_mut(usize::from(number)) {

@@ -27,7 +27,7 @@ struct Lane {
     is_woken: bool,
 }
 
-/// Tasks that can go on. Mostly it is one.
+/// The wakers of tasks that can continue. Usually there is one.
 pub(crate) type Woken = SmallVec<[Waker; 1]>;
 
 impl Lane {
@@ -36,7 +36,7 @@ impl Lane {
         bytes.is_empty() || self.untaken.len() < NOTES_UNTAKEN_MAX
     }
 
-    /// Gives the waker of the task that waits for the note.
+    /// Takes a note in. Returns the waker of the task that waits for it.
     fn take_in(&mut self, bytes: EagerContent) -> Option<Waker> {
         if bytes.is_empty() {
             self.is_woken = true;
@@ -48,7 +48,7 @@ impl Lane {
 }
 
 impl NoteChannels {
-    /// False if the channel is open already.
+    /// Opens a channel. Returns false if it is open already.
     pub(crate) fn open(&mut self, channel: u64, lanes: u16) -> bool {
         let is_new = !self.0.contains_key(&channel);
         if is_new {
@@ -57,17 +57,18 @@ impl NoteChannels {
         is_new
     }
 
-    /// Gives what was not taken, to be dropped without the lock.
+    /// Closes a channel. Returns the notes that were not taken, to be dropped without the lock.
     pub(crate) fn close(&mut self, channel: u64) -> impl Sized + use<> {
         self.0.remove(&channel)
     }
 
-    /// A note has come. One of no bytes wakes whoever waits in its lane, and is never taken; it may come late, to a channel that has
-    /// fewer lanes now. Gives the wakers of the tasks that wait for it; `None` if the channel is not open.
+    /// A note has come. A note of no bytes wakes the task that waits in its lane, and is never taken; it may come late, to a
+    /// channel that has fewer lanes now. Returns the wakers of the tasks that wait for the note, and `None` if the channel is not
+    /// open.
     pub(crate) fn arrived(&mut self, note: Note) -> Result<Option<Woken>, PeerMisbehaved> {
         let Some(lanes) = self.0.get_mut(&note.channel) else { return Ok(None) };
         if note.lane == NOTE_EVERY_LANE {
-            // Nothing is taken in, and no waker taken out, of a note that not every lane has room for.
+            // If a lane has no room for the note, no lane takes it in, and no waker is taken out.
             if !lanes.iter().all(|lane| lane.fits(&note.bytes)) {
                 return Err(PeerMisbehaved::NoteUnfit);
             }
@@ -81,7 +82,7 @@ impl NoteChannels {
         }
     }
 
-    /// Whether there is a note, or one of no bytes has come since this was last asked.
+    /// Whether the lane has a note, or a note of no bytes has come since the last call.
     pub(crate) fn has_news(&mut self, channel: u64, lane: u16) -> bool {
         self.lane(channel, lane).is_some_and(|lane| mem::take(&mut lane.is_woken) || !lane.untaken.is_empty())
     }
@@ -90,7 +91,7 @@ impl NoteChannels {
         self.lane(channel, lane)?.untaken.pop_front()
     }
 
-    /// Leaves the waker of the task that waits for the next note of a lane. Returns the one that is replaced.
+    /// Stores the waker of the task that waits for the next note of a lane. Returns the waker that is replaced.
     pub(crate) fn wait(&mut self, channel: u64, lane: u16, waker: &Waker) -> Option<Waker> {
         let lane = self.lane(channel, lane)?;
         match &lane.waker {

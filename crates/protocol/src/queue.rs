@@ -9,7 +9,8 @@ use crate::Message;
 #[derive(Debug, Default)]
 pub(crate) struct WaitQueue {
     next_ticket: u64,
-    /// By ticket. Tasks join at the back and usually leave at the front, so that thousands cost as much as a few.
+    /// The waiters, by ticket. Tasks join at the back and usually leave at the front, so a queue of thousands costs as much as a
+    /// short one.
     waiting: VecDeque<Waiter>,
 }
 
@@ -19,7 +20,7 @@ pub(crate) struct Waiter {
     /// `None` if the task was woken and has not polled since. No wake-up is lost: its poll stores a waker again or leaves
     /// the queue, dropping it leaves the queue too, and leaving wakes the next waiter.
     pub(crate) waker: Option<Waker>,
-    /// Boxed, because few waiters have one.
+    /// Boxed, because few waiters have a message.
     pub(crate) message: Option<Box<Message>>,
 }
 

@@ -1,7 +1,7 @@
 //! Fields that are usually equal in consecutive messages.
 
-/// What such fields were when they were read last. The same bytes mean the same, so they are compared instead of read and
-/// checked again.
+/// The value of such fields when they were last read. Equal bytes have an equal value, so the bytes are compared instead of being
+/// read and checked again.
 #[derive(Debug)]
 pub(crate) struct Repeated<T> {
     encoded: Vec<u8>,
@@ -21,7 +21,7 @@ impl<T> Repeated<T> {
         self.value.as_ref().map(|value| (self.encoded.as_slice(), value))
     }
 
-    /// `value` was read out of `encoded`.
+    /// Remembers that `value` was read from `encoded`.
     pub(crate) fn remember(&mut self, encoded: &[u8], value: T) {
         self.encoded.clear();
         self.encoded.extend_from_slice(encoded);

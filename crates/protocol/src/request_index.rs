@@ -1,6 +1,6 @@
 //! Request indices: slot and generation in one number, and the immediates made of them.
 
-/// Immediates from here on are never made of a request index.
+/// Immediates from this number on are never made of a request index.
 const RESERVED_FROM: u32 = 0xFFFF_FFF0;
 
 /// Bits of the index in an immediate. The two bits above name which of the listed metadata was written.
@@ -9,7 +9,8 @@ const INDEX_BITS: u32 = 30;
 /// Slots are numbered below 2¹⁴ ([`REQUESTS_MAX`](crate::limits::REQUESTS_MAX)).
 const SLOT_BITS: u32 = 14;
 
-/// Generations count to here and start over: one less than fits, so that no immediate is reserved.
+/// The largest generation, after which generations start over. It is one less than fits, so that no index makes a reserved
+/// immediate.
 const GENERATION_MAX: u32 = (1 << (INDEX_BITS - SLOT_BITS)) - 2;
 
 /// Names one request of one connection and direction; also the immediate of its content. It

@@ -17,10 +17,10 @@ use crate::{
     wire::{self, EagerResponse},
 };
 
-/// The response cannot go on: the peer has sent CANCEL, or the connection is over.
+/// The response cannot continue: the peer has sent CANCEL, or the connection is over.
 struct Ended;
 
-/// What a source gave for a request, with a value that goes back unless it is written.
+/// A source's answer to a request. Its value goes back to the source unless it is written.
 type Taking<S> = Take<TakenValue<S>, <S as Source>::Taking>;
 
 impl<C: Channel> Connection<C> {
@@ -134,7 +134,8 @@ impl<C: Channel, S: Source<Bytes = C::Bytes>> Answer<C, S> {
             match taken {
                 Ok(mut taken) => response.answer(&request, &mut taken).await,
                 Err((status, source)) => {
-                    // A CANCEL does not shorten it, or the peer would have its next request refused the sooner.
+                    // A CANCEL does not shorten the delay: otherwise a peer that cancels would have its next request refused
+                    // sooner.
                     if let Some(mut turn) = source.before_refusal()
                         && response.unless_over(Pin::new(&mut turn)).await.is_err()
                     {
@@ -159,7 +160,7 @@ enum Lending<W> {
 struct Response<C: Channel> {
     connection: Arc<Connection<C>>,
     index: RequestIndex,
-    /// The table has let go of it.
+    /// The table no longer has the response.
     is_closed: bool,
 }
 
@@ -411,7 +412,7 @@ impl<C: Channel> Response<C> {
     /// value is stored twice.
     async fn unless_cancelled<F: Future>(&self, mut future: Pin<&mut F>) -> Result<F::Output, Ended> {
         poll_fn(|context| {
-            // A future that is ready needs no waker: it checks the state again under the lock under which it posts.
+            // If the future is ready, no waker is stored: the caller checks the state again under the lock under which it posts.
             if let Poll::Ready(output) = future.as_mut().poll(context) {
                 return Poll::Ready(Ok(output));
             }
@@ -437,7 +438,7 @@ impl<C: Channel> Response<C> {
         .await
     }
 
-    /// The state of the response, unless the connection is over. `waker` is woken when that changes.
+    /// The state of the response, unless the connection is over. `waker` is woken when the state changes.
     fn watch(&self, waker: &Waker) -> Result<ResponseState, Ended> {
         let mut state = self.connection.lock();
         let is_over = state.failure().is_err();
@@ -508,7 +509,7 @@ fn length_of<B: AsRef<[u8]>>(bytes: Option<&B>) -> u64 {
     bytes.map_or(0, |bytes| bytes.as_ref().len() as u64)
 }
 
-/// Whether a value can be sent; if not, the status for the requester.
+/// Checks whether a value can be sent. If not, returns the status for the requester.
 fn check_value(metadata: &Metadata, has_bytes: bool) -> Result<(), Status> {
     if let Err(error) = wire::check_metadata(metadata) {
         return Err(Status::new(Code::Internal, format!("the sender's value cannot travel: {error}")));

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The prefix of a message whose status only follows from another one.
+/// The prefix of the message of a derived status, which only follows from another status.
 const DERIVED: &str = "[_Derived_]";
 
 /// The kind of a failure. The numbers are gRPC's, on the control plane and in messages.
@@ -87,8 +87,8 @@ impl Status {
         Self { code, message: message.into(), details: Vec::new() }
     }
 
-    /// Marks it as one that only follows from another: a receive that was given up because something else failed.
-    /// The mark is the prefix `[_Derived_]` of the message, so it travels.
+    /// Marks the status as derived: it only follows from another one, as that of a receive that was given up because something else
+    /// failed. The mark is the prefix `[_Derived_]` of the message, so the peer gets it, too.
     #[must_use]
     pub fn derived(mut self) -> Self {
         if !self.is_derived() {
@@ -97,7 +97,7 @@ impl Status {
         self
     }
 
-    /// Whether this status only follows from another one.
+    /// Whether this status is derived.
     pub fn is_derived(&self) -> bool {
         self.message.starts_with(DERIVED)
     }

@@ -5,8 +5,8 @@
 //! with the sum of the bytes that it returns to the caller. How it travels:
 //!
 //! - For a written content it is in the *result slot*, which the destination names ([`ResultSlot`](crate::ResultSlot)):
-//!   the same vectored write puts it there before the immediate, so a hit stays one message. Where the fabric has no
-//!   vectored write, a plain write before the content puts it there.
+//!   the same vectored write puts it there before the immediate, so a content of known metadata needs no further message. Where
+//!   the fabric has no vectored write, a plain write before the content puts it there.
 //! - For content inside META_DATA_RESPONSE, and for a loan, it is in that message. So a META_DATA_RESPONSE precedes
 //!   each loan.
 //! - In mode original every request is answered by META_DATA_RESPONSE first, which carries it.
@@ -41,7 +41,7 @@ pub const RESULT_VERSION: u32 = 1;
 /// Bytes that are summed before other tasks run: some ten microseconds of work.
 const GO_BYTES: usize = 256 << 10;
 
-/// Whether contents are validated, and by which checksum. Later ones are stronger.
+/// Whether contents are validated, and by which checksum. Later variants are stronger.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Validation {

@@ -31,13 +31,13 @@ struct Housekeeping<'connection, C: Channel> {
     position: Position<'connection, C>,
     /// Size of the ring that is being made.
     ring_bytes: u32,
-    /// Where the ring is that was made and is to be offered.
+    /// The ring that was made and will be offered.
     made: Option<Destination>,
 }
 
 impl<C: Channel> Drop for Housekeeping<'_, C> {
     fn drop(&mut self) {
-        // Nothing is left to a task that does not run.
+        // This task no longer runs, so no work may be left to it.
         let keeper = self.connection.lock().line.keeper.take();
         drop(keeper);
     }

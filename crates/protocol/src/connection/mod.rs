@@ -32,7 +32,7 @@ pub const ACKNOWLEDGEMENT_IMMEDIATE: u32 = 0xFFFF_FFFE;
 /// ([`respond`](Self::respond)) and runs [`housekeeping`](Self::housekeeping); users
 /// [`receive`](Self::receive).
 ///
-/// Each method locks the state briefly, has one of its machines change, and does what that brings about when the lock is
+/// Each method locks the state briefly, changes one of its machines, and applies the effects of the change when the lock is
 /// released.
 pub struct Connection<C: Channel> {
     channel: Arc<C>,
@@ -57,7 +57,7 @@ impl<C: Channel> Connection<C> {
         Arc::new(Self { channel, agreed, state: Mutex::new(state) })
     }
 
-    /// What it runs on.
+    /// The channel below.
     pub fn channel(&self) -> &C {
         &self.channel
     }
@@ -86,13 +86,13 @@ impl<C: Channel> Connection<C> {
 
     /// Steps whose values may be lost with this connection: their requests or contents are under way, or it is not known
     /// whether the peer has them. After the connection has [failed](Self::fail), the steps at the time of the failure.
-    /// Each once, in order.
+    /// Each step occurs once, in order.
     pub fn steps_under_way(&self) -> Vec<StepId> {
         self.lock().steps_under_way().into_iter().collect()
     }
 
     /// Processes one arrival: its immediate, and the bytes written by the (logical) write that it ended. Call
-    /// it for every arrival, in order, from any task. `requested` is called for each request that comes of it, in order and
+    /// it for every arrival, in order, from any task. `requested` is called for each request that the arrival opens, in order and
     /// without a lock. It must pass them to [`respond`](Self::respond) before the next arrival is processed.
     ///
     /// # Errors
@@ -123,8 +123,8 @@ impl<C: Channel> Connection<C> {
         }
     }
 
-    /// Processes a loan of the peer's, in order with the other arrivals: its immediate, its length in bytes, and the
-    /// view of them. A view that no request waits for is [taken back](Channel::take_back) at once.
+    /// Processes a loan of the peer, in order with the other arrivals: its immediate, its length in bytes, and the view of them. A
+    /// view that no request waits for is [taken back](Channel::take_back) at once.
     ///
     /// # Errors
     /// As [`on_immediate`](Self::on_immediate).
@@ -149,7 +149,7 @@ impl<C: Channel> Connection<C> {
     /// needs one. Ends when the connection has failed. Must be kept running.
     ///
     /// # Cancel safety
-    /// Dropping it while it makes a ring loses that ring; nothing else is lost, and a new call goes on where this one was.
+    /// Dropping it while it makes a ring loses that ring; nothing else is lost, and a new call continues where this one stopped.
     pub async fn housekeeping(self: Arc<Self>) {
         housekeeping::housekeeping(&*self).await;
     }
@@ -210,8 +210,8 @@ impl<C: Channel> Connection<C> {
         self.try_change(poll).map_or_else(|error| Poll::Ready(Err(error)), |polled| polled.map(Ok))
     }
 
-    /// As [`change`](Self::change), for an arrival. Without effect if the connection is over, whichever task found the arrival and
-    /// whenever. An error ends the connection, and is returned if the peer caused it.
+    /// As [`change`](Self::change), for an arrival. It has no effect if the connection is over, whichever task found the arrival,
+    /// and whenever it did. An error ends the connection, and is returned if the peer caused it.
     #[inline]
     fn on_arrival<T: Default>(
         &self,

@@ -1,5 +1,5 @@
-//! Notes: short messages that no request asks for, for two sides that know what the other will say next, as the ranks of a group
-//! do. A note takes one message, where a value of a step takes a request and an answer.
+//! Notes: short messages that no request asks for, for two sides each of which knows what the other sends next, as the ranks of a
+//! group do. A note takes one message, where a value of a step takes a request and an answer.
 
 use std::{
     future::poll_fn,
@@ -25,7 +25,8 @@ impl<C: Channel> Connection<C> {
         drop(untaken);
     }
 
-    /// Sends a note of at most [`NOTE_BYTES_MAX`] bytes now, if nobody stands in line for a message, and credits and ring allow it.
+    /// Sends a note of at most [`NOTE_BYTES_MAX`] bytes now, if no message waits, and credits and ring space suffice. Returns
+    /// `None` if it is not sent.
     ///
     /// # Errors
     /// The connection is over.
@@ -40,8 +41,8 @@ impl<C: Channel> Connection<C> {
     /// The connection is over.
     ///
     /// # Cancel safety
-    /// If the future is dropped before it is ready, the note may have been sent: a message that waits for room is posted by whoever finds
-    /// it.
+    /// If the future is dropped before it is ready, the note may have been sent, because any task may post a message that waits for
+    /// room.
     pub async fn send_note(&self, note: Message) -> Result<(), ChannelError> {
         send(self, note).await
     }
@@ -75,7 +76,7 @@ impl<C: Channel> Connection<C> {
                 may_find = self.channel.help();
                 continue;
             }
-            // Left under the lock under which notes come.
+            // The waker is stored under the lock under which notes arrive.
             let replaced = state.notes.wait(channel, lane, context.waker());
             let failure = state.failure();
             drop(state);
@@ -84,9 +85,9 @@ impl<C: Channel> Connection<C> {
         }
     }
 
-    /// The next note of the peer in a lane, if it has come by message. `has_earlier` says whether one before it lies elsewhere: then
-    /// it is `None`. That is asked only when a message has come, also one of no bytes. Looks for no arrivals. Without a note, the task
-    /// of `context`, if there is one, is woken by the next.
+    /// The next note of the peer in a lane, if it has come by message. Returns `None` if `has_earlier` reports that an earlier note
+    /// of the lane waits in another place. `has_earlier` is called only if a message has come, even one of no bytes. Does not poll
+    /// the fabric for arrivals. Without a note, the next one wakes the task of `context`, if `context` is given.
     ///
     /// # Errors
     /// The connection is over, and all notes were taken.

@@ -1,4 +1,4 @@
-//! Futures of what waits for its turn: a message, a request, a content.
+//! Futures that wait for their turn: of a message, a request, a content.
 
 use std::{
     future::poll_fn,
@@ -46,7 +46,7 @@ impl<'connection, C: Channel> Position<'connection, C> {
         .await
     }
 
-    /// Whether the message was in the queue and was posted, by whichever task.
+    /// Whether the message was in the queue and was posted, by any task.
     fn is_posted(&mut self, state: &State<C>) -> bool {
         self.ticket.take_if(|ticket| !state.line.messages.contains(*ticket)).is_some()
     }

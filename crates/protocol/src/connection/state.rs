@@ -1,4 +1,4 @@
-//! The state of a connection: its machines, and where they meet.
+//! The state of a connection: its machines, and the operations that concern several of them.
 
 use std::{collections::BTreeSet, sync::Arc, task::Waker};
 
@@ -51,14 +51,14 @@ impl<C: Channel> State<C> {
         self.failure.as_ref().map_or(Ok(()), |failure| Err(ChannelError(failure.why.clone())))
     }
 
-    /// Now, or when it failed.
+    /// The steps that are under way now, and those that were when the connection failed.
     pub(super) fn steps_under_way(&self) -> BTreeSet<StepId> {
         let now = self.requests.steps().chain(self.responses.steps());
         let at_end = self.failure.iter().flat_map(|failure| &failure.steps).copied();
         at_end.chain(now).collect()
     }
 
-    /// The connection is over, and all tasks that wait for anything are woken. The first reason stays.
+    /// Ends the connection, and wakes all tasks that wait for anything. The first reason stays.
     pub(crate) fn fail(&mut self, why: &str, after: &mut After<C::Lent>) {
         if self.failure.is_some() {
             return;
@@ -71,7 +71,7 @@ impl<C: Channel> State<C> {
         after.leave_queues();
     }
 
-    /// The connection is over because of an arrival; an error if that is the peer's fault.
+    /// Ends the connection because of an arrival. Returns an error if the peer caused it.
     pub(super) fn end(
         &mut self,
         error: ArrivalError,
@@ -104,7 +104,7 @@ impl<C: Channel> State<C> {
         self.responses.has_owed() || self.requests.has_cancels()
     }
 
-    /// Posts `message` if credits and ring space suffice, and makes the transition that this is. Otherwise asks the peer for them.
+    /// Posts `message` if credits and ring space suffice, and changes the state of its request. Otherwise asks the peer for them.
     /// Returns whether it is posted.
     ///
     /// # Errors
@@ -196,7 +196,7 @@ impl<C: Channel> State<C> {
     /// Posts one message: the one at the head of the queue, or several requests there. Returns `false` when there is none, or it
     /// must wait.
     fn post_first(&mut self, after: &mut After<C::Lent>) -> Result<bool, ChannelError> {
-        // Before anything is allocated for it.
+        // This check comes before anything is allocated for the message.
         if !self.line.is_message_next() || !self.line.may_post()? {
             return Ok(false);
         }
@@ -209,7 +209,8 @@ impl<C: Channel> State<C> {
         for at in 0..requests.len().max(1) {
             let waker = self.line.leave_first();
             match requests.get(at) {
-                // Its task awaits the reply next, or the connection's end; no reply if it was given another's content.
+                // The request's task next awaits the reply, or the connection's end. A request that was given another's content
+                // gets no reply.
                 Some(request) if !self.requests.is_given(request.index) => {
                     after.drop(waker.and_then(|waker| self.requests.hand_over_waker(request.index, waker)));
                 }
@@ -326,7 +327,7 @@ impl<C: Channel> State<C> {
         after.take_back(arrived.returned);
     }
 
-    /// Wakes the tasks that a message concerns; without any to concern it is ignored.
+    /// Wakes the tasks that a message concerns. With `None` the message concerns nothing, and is counted as ignored.
     fn concern(&mut self, tasks: Option<impl IntoIterator<Item = Waker>>, after: &mut After<C::Lent>) {
         match tasks {
             Some(wakers) => after.wake(wakers),

@@ -18,7 +18,7 @@ pub struct Counts {
     pub ring_bytes: u32,
 }
 
-/// ASK: something is blocked for want of credits or ring room.
+/// ASK: something is blocked because credits or ring room are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ask {
     /// What the asking side has read.
@@ -144,7 +144,7 @@ impl Flow {
         self.sent - self.returned < u64::from(self.credits)
     }
 
-    /// Whether one more message or content may be posted, and no second one. Never in mode original, which does not count contents.
+    /// Whether exactly one more message or content may be posted. Never in mode original, which does not count contents.
     pub fn is_last_credit(&self) -> bool {
         self.mode.is_counted() && self.sent - self.returned + 1 == u64::from(self.credits)
     }
@@ -283,7 +283,7 @@ impl Flow {
             return Ok(());
         }
         self.taken += 1;
-        // Each post of the peer takes a credit, also while a return is on its way.
+        // Each post of the peer takes a credit, even while returned credits are on their way to it.
         if self.taken - self.confirmed > u64::from(self.credits) {
             Err(PeerMisbehaved::Overrun)
         } else {

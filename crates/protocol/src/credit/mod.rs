@@ -146,7 +146,7 @@ impl Parameters {
 /// What two peers agreed on. Equal on both sides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Agreed {
-    /// Original if either side wants that.
+    /// The mode: original if either side offers that.
     pub mode: Mode,
     /// Receives that each side posts: the smaller depth. Unused in mode original.
     pub depth: u32,
@@ -162,7 +162,7 @@ pub struct Agreed {
     pub known_max: u32,
     /// Whether requests may ask for views, and destinations have result slots: not in mode original.
     pub is_extended: bool,
-    /// The checksum with which contents are validated: the stronger of the two wishes.
+    /// The checksum with which contents are validated: the stronger of the two offers.
     pub validation: Validation,
 }
 
@@ -177,7 +177,7 @@ impl Agreed {
         self.validation.is_on() && !self.is_extended
     }
 
-    /// From both sides' offers. Numbers outside the [limits](crate::limits) are brought inside.
+    /// From both sides' offers. Numbers outside the [limits](crate::limits) are replaced by the nearest limit.
     pub fn of(local: &Parameters, peer: &Parameters) -> Self {
         let requests = local.requests_per_message.min(peer.requests_per_message);
         let extended = Self {
@@ -194,7 +194,7 @@ impl Agreed {
         if local.mode.is_counted() && peer.mode.is_counted() { extended } else { extended.as_original() }
     }
 
-    /// Without what TensorFlow's plugin does not have.
+    /// Leaves out everything that TensorFlow's plugin does not have.
     fn as_original(self) -> Self {
         Self {
             mode: Mode::Original,
@@ -232,7 +232,7 @@ impl Depths {
     }
 
     /// Depths of the `local` side that suffice whatever a peer offers: what is agreed never exceeds the own
-    /// offer, and the mode may be original.
+    /// offer, and the peer may choose mode original.
     pub fn for_any_peer(local: &Parameters) -> Self {
         let original = Self::of(local, &Parameters { mode: Mode::Original, ..*local });
         let own = Self::of(local, local);

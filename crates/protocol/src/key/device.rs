@@ -82,21 +82,21 @@ impl DeviceName {
         Some(rest)
     }
 
-    /// The worker part, `/job:j/replica:r/task:t`; `None` unless all three are there.
+    /// The worker part, `/job:j/replica:r/task:t`; `None` unless all three are present.
     pub fn worker(&self) -> Option<String> {
         let (job, replica, task) = (self.job.as_ref()?, self.replica?, self.task?);
         Some(format!("/job:{job}/replica:{replica}/task:{task}"))
     }
 
-    /// Worker part and local part `TYPE:id`; `None` unless type and id are there.
+    /// Worker part and local part `TYPE:id`; `None` unless both are present.
     pub fn split(&self) -> Option<(String, String)> {
         let (device_type, id) = (self.device_type.as_ref()?, self.id?);
         let worker = Self { device_type: None, id: None, ..self.clone() };
         Some((worker.to_string(), format!("{device_type}:{id}")))
     }
 
-    /// Whether both name devices of one process: job, replica and task are there in both, and equal. Compares
-    /// numbers, so `task:1` is not `task:10`.
+    /// Whether both names are of devices of one process: both have a job, a replica and a task, and these are equal. Compares the
+    /// numbers and not their text, so `task:1` is not `task:10`.
     pub fn is_same_address_space(&self, other: &Self) -> bool {
         let complete = self.job.is_some() && self.replica.is_some() && self.task.is_some();
         complete && self.job == other.job && self.replica == other.replica && self.task == other.task

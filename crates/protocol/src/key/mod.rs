@@ -34,8 +34,8 @@ use crate::{
 #[derive(Clone)]
 pub struct Key {
     text: Arc<str>,
-    /// Where source, incarnation, destination, edge and frame:iteration end within `text`. The next one begins behind a
-    /// semicolon.
+    /// The ends of source, incarnation, destination, edge and frame:iteration within `text`. A semicolon separates each part from
+    /// the next.
     ends: [usize; 5],
     incarnation: u64,
     /// Source and destination, which the keys of other edges share.
@@ -153,15 +153,15 @@ impl Key {
         if is_edge(edge) { Ok(self.alike(text.into(), edge.len())) } else { Err(InvalidKey(text)) }
     }
 
-    /// The key in `text`, if it has the text of this one but for the edge. Costs less than [`parse`](Self::parse), and shares
-    /// `text`.
+    /// The key in `text`, if `text` differs from this key's text in the edge only. Costs less than [`parse`](Self::parse), and
+    /// shares `text`.
     pub fn parse_alike(&self, text: &Arc<str>) -> Option<Self> {
         let (before, after) = self.around_edge();
         let edge = text.strip_prefix(before)?.strip_suffix(after)?;
         is_edge(edge).then(|| self.alike(text.clone(), edge.len()))
     }
 
-    /// The key in `text`, which has the text of this one but for the edge of `edge` bytes.
+    /// The key in `text`, which differs from this key's text in the edge only. The edge in `text` has `edge` bytes.
     fn alike(&self, text: Arc<str>, edge: usize) -> Self {
         let [source, incarnation, destination, edge_end, last] = self.ends;
         let end = destination + 1 + edge;
@@ -199,7 +199,7 @@ impl Key {
         self.table_key_parts().map(|part| self.text.get(part).unwrap_or_default()).concat()
     }
 
-    /// Where [`table_key`](Self::table_key) lies within the text.
+    /// The range of [`table_key`](Self::table_key) within the text.
     pub fn table_key_parts(&self) -> [Range<usize>; 2] {
         let [source, incarnation, .., last] = self.ends;
         [0..source, incarnation..last]

@@ -8,7 +8,7 @@ use crate::{Channel, credit::Flow};
 /// The waker of the task that runs [`housekeeping`](crate::Connection::housekeeping).
 pub(crate) struct Keeper {
     pub(crate) waker: Waker,
-    /// Whether the task is in the queue to post a message, where it is woken when it may.
+    /// Whether the task waits in the queue of messages, which wakes it when it may post.
     pub(crate) is_in_queue: bool,
 }
 

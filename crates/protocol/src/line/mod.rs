@@ -62,7 +62,7 @@ pub(crate) struct Line<C: Channel> {
     contents: WaitQueue,
     contents_in_flight: u32,
     contents_max: u32,
-    /// The first content in the queue had its turn, and there was no credit: the next credit is reserved for it.
+    /// The first content in the queue found no credit in its turn: the next credit is reserved for it.
     is_content_due: bool,
     /// No waiter is woken to post the messages at the head of the queue: the next message takes them along, or the housekeeping
     /// task posts them.
@@ -160,7 +160,7 @@ impl<C: Channel> Line<C> {
         self.messages.pop_first()?.waker
     }
 
-    /// The [flow](Flow::posted)'s number of what was posted last.
+    /// The number that [`Flow::posted`] gives to the last post.
     pub(crate) fn posted(&self) -> Option<u64> {
         self.flow.posted()
     }
@@ -217,8 +217,8 @@ impl<C: Channel> Line<C> {
         Ok(is_posted)
     }
 
-    /// How the keys of `requests` are named, one after the other, as if they were posted now. Returns what to take back
-    /// if they aren't.
+    /// Names the keys of `requests`, one after the other, for requests that are posted now. Returns the numbers to take back if
+    /// they are not posted.
     fn name_keys(&mut self, requests: &[TensorRequest]) -> Vec<Defined> {
         self.forms.clear();
         let mut defined = Vec::new();
@@ -242,8 +242,8 @@ impl<C: Channel> Line<C> {
         Ok(false)
     }
 
-    /// Whether messages leave the last credit to a content. Messages are woken first, so that contents would wait as long as there
-    /// are messages: where receives are given up all the time, each brings a CANCEL_ACK.
+    /// Whether messages leave the last credit to a content. Messages are woken first, so a content would otherwise wait as long as
+    /// there are messages. They may not end: each receive that is given up causes a CANCEL_ACK.
     fn is_credit_for_content(&self) -> bool {
         let may_be_posted = self.contents_in_flight < self.contents_max && !self.contents.is_empty();
         self.is_content_due && may_be_posted && self.flow.is_last_credit()
@@ -285,7 +285,7 @@ impl<C: Channel> Line<C> {
         self.channel.post_record(RecordSlot::Ask, &record::encode_ask(ask))
     }
 
-    /// Goes over to the larger ring that the peer has offered: later messages go there. Returns `false` when that must wait.
+    /// Moves to the larger ring that the peer has offered: later messages go into it. Returns `false` if the move must wait.
     fn move_ring(&mut self) -> Result<bool, ChannelError> {
         if let Some(blocked) = self.post_control(Control::RingMoved)? {
             self.ask(blocked)?;
@@ -314,7 +314,8 @@ impl<C: Channel> Line<C> {
         Ok(true)
     }
 
-    /// After an arrival: returns what was taken in, if that is due and credit and room allow. Otherwise the peer asks.
+    /// After an arrival: returns the credits and ring room of what was read, if that is due and a credit and ring room suffice.
+    /// Otherwise a peer that is blocked sends ASK.
     pub(crate) fn return_if_due(&mut self) -> Result<(), ChannelError> {
         if !self.flow.is_return_due()
             || tensorwire_testpoints::chance!("credits are returned only when the peer asks")
@@ -341,7 +342,7 @@ impl<C: Channel> Line<C> {
 
     /// A content is being posted, in its turn.
     pub(crate) fn count_content(&mut self) {
-        // It was found possible under this lock.
+        // This succeeds: it was checked under this lock.
         let _ = self.flow.post_content();
         self.is_content_due = false;
         self.contents_in_flight += 1;
@@ -364,7 +365,7 @@ impl<C: Channel> Line<C> {
                 let form = form_at_most(self.names.form(&request.key), &mut fresh);
                 bytes += crate::wire::request_bytes(request, form, &mut self.measure);
             }
-            // The first always fits: alone it needs no number of requests.
+            // The first request always fits: a message of one request has no count of requests.
             if bytes > RECORD_BYTES_MAX && requests > 0 {
                 break;
             }
@@ -373,8 +374,8 @@ impl<C: Channel> Line<C> {
         requests
     }
 
-    /// Wakes the first waiter of each queue if it may go on, and the housekeeping task if it has work. `owes` are messages that the
-    /// tables owe the peer, `has_memory` is memory that they return.
+    /// Wakes the first waiter of each queue if it may go on, and the housekeeping task if it has work. `owes` is whether the tables
+    /// owe the peer a message, and `has_memory` whether they have memory to return.
     #[inline]
     pub(crate) fn wake_next(&mut self, owes: bool, has_memory: bool, after: &mut After<C::Lent>) {
         if !self.messages.is_empty() {
@@ -391,8 +392,8 @@ impl<C: Channel> Line<C> {
         }
     }
 
-    /// The task of the first message, if that may be posted. A message that waits here is left to the housekeeping task if that
-    /// sleeps; while it is awake, it polls the queue by itself.
+    /// The task of the first message, if that message may be posted. A message in the queue is left to the housekeeping task if
+    /// that task sleeps; while the task is awake, it posts the queue without being woken.
     fn next_message(&mut self) -> Option<Waker> {
         if self.is_queue_deferred || !self.messages.has_sleeper() || !self.flow.may_try_message() {
             return None;

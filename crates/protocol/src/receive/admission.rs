@@ -31,7 +31,7 @@ pub(super) struct Known {
     pub(super) metadata: Arc<[Metadata]>,
 }
 
-/// By which allocator and with which options a receive is made.
+/// The allocator and the options of a receive.
 pub(super) struct Terms<'a, A> {
     pub(super) allocator: &'a A,
     pub(super) options: ReceiveOptions,
@@ -46,7 +46,7 @@ impl<A> Clone for Terms<'_, A> {
 impl<A> Copy for Terms<'_, A> {}
 
 impl<L> Requests<L> {
-    /// What the cache has of `key`, so that nothing is allocated for a value that came before.
+    /// The cache's key and metadata for `key`, which are shared, so that nothing is allocated for a value that came before.
     ///
     /// # Errors
     /// A key that cannot travel. Keys in the cache have travelled.
@@ -85,7 +85,7 @@ impl<A: Allocator> Terms<'_, A> {
     }
 }
 
-/// A receive that has no request yet. Its positions in the queues are given up when it is dropped; nothing was taken then.
+/// A receive that has no request yet. Dropping it gives up its positions in the queues; it has taken nothing.
 pub(super) struct WaitingReceive<'connection, C: Channel> {
     connection: &'connection Connection<C>,
     scope: Scope,
@@ -93,8 +93,8 @@ pub(super) struct WaitingReceive<'connection, C: Channel> {
     places: Option<Places>,
 }
 
-/// For a value of a step, a position among the receives of its key, for a content or the answer to a cancel; and, once first
-/// there, a position for a free entry.
+/// The positions of a waiting receive. A receive of a value of a step first waits among the receives of its key, for a content or
+/// for the answer to a cancel. Once first there, it also waits for a free entry.
 struct Places {
     known: Known,
     /// The number of the cache's changes when it was asked.

@@ -12,7 +12,7 @@ use crate::{
 /// Dropping the guard passes the value of a step to the next receive of its key.
 pub struct ReceivedGuard<C: Channel> {
     pub(super) connection: Arc<Connection<C>>,
-    /// That of the value, if it is one of a step.
+    /// The step of the value, if it is one of a step.
     step: Option<StepId>,
     pub(super) received: Option<Received<C::Lent>>,
 }

@@ -38,10 +38,10 @@ pub struct ReceiveOptions {
 /// How a task awaits a receive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Awaiting {
-    /// Alone: a poll may look for the reply.
+    /// Alone: its polls may poll the fabric for the reply.
     #[default]
     Alone,
-    /// Beside sends or other receives: a poll never looks for the reply, which would hold these up.
+    /// Beside sends or other receives: its polls never poll the fabric, which would delay the others.
     Beside,
     /// With other receives that it polls one after the other. Their requests share as few messages as possible: such a request is
     /// posted with the next message, or else by the connection's housekeeping.
@@ -144,7 +144,8 @@ impl<C: Channel> Connection<C> {
         Receiving::new(self, scope, key, Terms { allocator, options })
     }
 
-    /// The step is over here: memory of contents that are held for its receives goes back, and none is held from now on.
+    /// Ends the step on this side. The memory of contents that are held for its receives is returned, and none of its contents is
+    /// held from now on.
     pub fn discard(&self, step: StepId) {
         let take_back = || {
             self.change(|state, after| {
@@ -186,7 +187,7 @@ enum Next<L> {
 enum FirstPoll {
     /// It polls for the reply before it takes the lock: there was no other request.
     Looks,
-    /// It sleeps: its waker was left as the request was posted.
+    /// It sleeps: its waker was stored when the request was posted.
     Sleeps,
     /// It checks whether the reply has come.
     Asks,
@@ -196,15 +197,15 @@ enum FirstPoll {
 struct Request<'connection, C: Channel> {
     connection: &'connection Connection<C>,
     index: RequestIndex,
-    /// That of the value, if it was asked for and the value has come.
+    /// The version of the value, if it was asked for and the value has come.
     version: Option<u64>,
-    /// The table has let go of it.
+    /// The table no longer has the request.
     is_released: bool,
     /// Whether polls may poll the fabric for the reply.
     may_poll: bool,
 }
 
-/// What a request asks for first, and memory for that, of which the table does not know yet.
+/// What a request asks for first, and the memory for it, which the table does not have yet.
 struct First<L> {
     known: Arc<[Metadata]>,
     want: Want,
@@ -219,7 +220,8 @@ impl<'connection, C: Channel> Request<'connection, C> {
         Self { connection, index, version: None, is_released: false, may_poll }
     }
 
-    /// The content, of a request whose value the peer has described, or has asked with `first`.
+    /// Gets the content of the request. `described` has the metadata if the peer has described the value already, and `first` is
+    /// how the task waits for the reply.
     async fn pull<A: Allocator<Lent = C::Lent>>(
         &mut self,
         (scope, known): (Scope, &Known),
@@ -239,7 +241,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
         }
     }
 
-    /// Remembers what an answer tells of the value, and takes back the memory that it did not need.
+    /// Remembers the metadata in an answer, and takes back the memory that the answer did not need.
     #[inline(always)] // because otherwise the content is moved once more
     fn follow<A: Allocator<Lent = C::Lent>>(
         &self,
@@ -378,7 +380,7 @@ impl<'connection, C: Channel> Request<'connection, C> {
         Ok(Some(allocated.map_err(TransferError::Local)?))
     }
 
-    /// The table holds `lent` from now on.
+    /// Stores `lent` in the table.
     fn store_memory<A: Allocator<Lent = C::Lent>>(
         &self,
         allocator: &A,
@@ -410,8 +412,8 @@ impl<'connection, C: Channel> Request<'connection, C> {
         if matches!(first, FirstPoll::Sleeps) {
             return Poll::Pending;
         }
-        // Before the waker is stored: a reply that this task finds itself wakes no task. A later one finds the waker, which is
-        // stored under the lock that replies are stored under.
+        // The fabric is polled before the waker is stored: a reply that this task finds itself wakes no task. A later reply finds
+        // the waker, which is stored under the lock that replies are stored under.
         let is_first = matches!(first, FirstPoll::Looks) && connection.channel().may_help();
         let mut may_find = self.may_poll && (!is_first || connection.channel().help());
         loop {
@@ -529,7 +531,7 @@ impl<C: Channel> Drop for Request<'_, C> {
     }
 }
 
-/// Those of the `known` metadata that the receive accepts.
+/// The metadata of `known` that the receive accepts.
 fn accepted<A: Allocator>(known: Arc<[Metadata]>, allocator: &A) -> Arc<[Metadata]> {
     those(known, |metadata| allocator.accepts(metadata).is_ok())
 }

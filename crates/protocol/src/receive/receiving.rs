@@ -19,8 +19,8 @@ use crate::{Allocator, Channel, Connection, Metadata, Scope, TransferError};
 
 type ReceiveResult<C> = Result<Received<<C as Channel>::Lent>, TransferError>;
 
-/// A receive, made by [`Connection::receive_with`]. Of its own kind, and not an `async fn`: thousands may be under way, and a
-/// value that comes inside a message is moved less often.
+/// A receive, made by [`Connection::receive_with`]. It is a type and not an `async fn`, so that it is small, because thousands may be
+/// under way, and so that a value that comes inside a message is moved less often.
 #[must_use = "nothing is received until it is awaited"]
 pub struct Receiving<'a, C: Channel, A> {
     connection: &'a Arc<Connection<C>>,
@@ -38,7 +38,7 @@ enum Stage<'a, C: Channel> {
     Waiting(Box<WaitingReceive<'a, C>>),
     /// Its request has asked for a content inside a message.
     Asked(Request<'a, C>, Known, FirstPoll),
-    /// All others. Boxed as well.
+    /// All later stages. Boxed as well.
     Rest(Pin<Box<dyn Future<Output = ReceiveResult<C>> + Send + 'a>>),
     Over,
 }
@@ -77,7 +77,7 @@ impl<'a, C: Channel, A: Allocator<Lent = C::Lent>> Receiving<'a, C, A> {
         }
     }
 
-    /// What follows for a request that has not asked, or was described the metadata of its value.
+    /// The stage of a request that was not sent yet, or whose value the peer has described.
     fn rest(&self, mut request: Request<'a, C>, known: Known, described: Option<Metadata>) -> Stage<'a, C> {
         let (connection, scope, Terms { allocator, options }) = (self.connection, self.scope, self.terms);
         Stage::Rest(Box::pin(async move {

@@ -9,7 +9,7 @@ use crate::{
     validation::{Summing, decode_result},
 };
 
-/// What came with a content.
+/// The checksum that came with a content.
 struct Sent {
     sum: u64,
     /// Whether the other fields that came with it match the content.
@@ -48,7 +48,7 @@ pub(super) async fn validate<C: Channel>(
     Err(TransferError::Corrupted { validation, sent: sent.sum, received: found, damage })
 }
 
-/// The value where the peer cannot change it any more.
+/// Moves the value to memory where the peer can no longer change it.
 async fn set_apart<C: Channel>(
     connection: &Arc<Connection<C>>,
     received: Received<C::Lent>,

@@ -203,7 +203,7 @@ impl<L> Requests<L> {
         Ok(Arrived { returned, next, ..Arrived::HANDLED })
     }
 
-    /// The peer answered, which is the evidence `end`.
+    /// Stores the peer's answer, which is the evidence `end`.
     fn answer(&mut self, index: RequestIndex, answer: StoredAnswer, end: LentEnd) -> Arrived<L> {
         let Some(entry) = self.entry(index) else { return Arrived::IGNORED };
         entry.end = Some(end);
@@ -233,7 +233,8 @@ impl<L> Requests<L> {
         arrived
     }
 
-    /// It is known now whether a content comes for a receive that was given up. Returns the waker that this concerns.
+    /// Records that it is now known whether a content comes for a receive that was given up. Returns the waker of the next receive
+    /// of its key.
     fn resolve(&mut self, index: RequestIndex) -> Option<Waker> {
         let entry = self.entry(index)?;
         if !std::mem::take(&mut entry.is_unresolved) {

@@ -40,7 +40,7 @@ pub(super) enum RequestPhase {
 pub(super) enum Cancel {
     /// None was needed so far.
     None,
-    /// In the queue of those to send.
+    /// In the queue of cancels to send.
     Owed,
     /// Posted. The entry stays until its CANCEL_ACK, so that entries bound what the peer owes.
     Sent,

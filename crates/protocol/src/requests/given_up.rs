@@ -32,7 +32,7 @@ impl<L> Requests<L> {
         self.free_finished(index.slot());
     }
 
-    /// Passes on the contents of a receive of a step that was given up. Most have none.
+    /// Passes the contents of a receive of a step that was given up to the next receives of its key. Usually there are none.
     pub(super) fn hold_contents(&mut self, index: RequestIndex) -> [Option<Waker>; 2] {
         let entry = self.entry(index).filter(|entry| entry.given.is_some() || entry.reply.is_some());
         let Some(entry) = entry else { return [None, None] };
@@ -140,7 +140,7 @@ impl<L> Requests<L> {
         self.stash.reserve(self.slots.len() - self.free.len() + self.held.len());
     }
 
-    /// It is held no longer.
+    /// The content is no longer held.
     pub(crate) fn let_go(&mut self, step: StepId) {
         if let Some(at) = self.held.iter().rposition(|held| *held == step) {
             self.held.swap_remove(at);

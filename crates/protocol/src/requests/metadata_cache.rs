@@ -57,7 +57,7 @@ impl MetadataCache {
         self.order.is_empty()
     }
 
-    /// Grows with every change: what was found at the same number is still true.
+    /// Grows with every change: a result that was found at the same number still holds.
     pub(crate) fn changes(&self) -> u64 {
         self.changes
     }

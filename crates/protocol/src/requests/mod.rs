@@ -50,7 +50,7 @@ pub(crate) struct Requests<L> {
     cancels: VecDeque<u32>,
     /// Slots whose memory is to be taken back, each once.
     returns: VecDeque<u32>,
-    /// For a free entry.
+    /// The receives that wait for a free entry.
     pub(crate) queue: WaitQueue,
     pub(crate) cache: MetadataCache,
     /// Contents of receives that were given up.
@@ -59,9 +59,9 @@ pub(crate) struct Requests<L> {
     unresolved: usize,
     /// Steps of contents outside the table that may come back: values whose call waits for others, or that are validated.
     held: Vec<StepId>,
-    /// Whether several requests were outstanding at a time since there was none.
+    /// Whether several requests were outstanding at once since the table was last empty.
     has_several: bool,
-    /// `has_several` of the time before there was none.
+    /// The value of `has_several` when the table was last empty.
     had_several: bool,
     opened: u64,
     landed: u64,
@@ -100,8 +100,8 @@ impl<L> Requests<L> {
         !self.free.is_empty() || self.slots.len() < self.capacity as usize
     }
 
-    /// How many contents are held, if these are so many that no request of a step may be added, because its content might
-    /// have to be held too. Waiting would not help: perhaps no receive ever asks for them.
+    /// The number of held contents, if it is so large that no request of a step may be added, because its content might have to be
+    /// held, too. Waiting would not help: perhaps no receive ever takes the held contents.
     pub(crate) fn stash_in_excess(&self) -> Option<usize> {
         Some(self.stash.len()).filter(|&stashed| stashed >= STASH_MAX)
     }
@@ -232,7 +232,7 @@ impl<L> Requests<L> {
     }
 
     /// Whether the task that waits for a reply may poll for it: there is no other request, and no reply has come. After several
-    /// requests at a time others usually follow, of the same task, and would wait meanwhile.
+    /// requests at once, the same task usually makes further ones, which would wait while it polls.
     pub(crate) fn may_help(&mut self, index: RequestIndex) -> bool {
         let is_alone = self.slots.len() - self.free.len() == 1 && !self.had_several;
         is_alone && self.entry(index).is_some_and(|entry| entry.given.is_none() && entry.reply.is_none())

@@ -13,7 +13,7 @@ use crate::{EagerContent, LentEnd, Metadata, StepId, key::KeyHash};
 /// One key of one step, whose values are in order.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct StepKey {
-    /// Of the other fields, computed once, because a key is long and looked up several times.
+    /// The hash of the other fields. It is computed once, because a key is long and looked up several times.
     hash: u64,
     pub(crate) step: StepId,
     pub(crate) key: Arc<str>,
@@ -48,7 +48,7 @@ pub(crate) enum Check {
     None,
     /// By the checksum that came in a message.
     InMessage(u64),
-    /// By what lies in its result slot.
+    /// By the checksum in its result slot.
     Slot,
 }
 
@@ -92,7 +92,7 @@ struct InLine {
     waker: Option<Waker>,
 }
 
-/// Such receives of one key, oldest first. Most keys have one, which needs no allocation.
+/// The receives of one key that have not sent their requests, oldest first. Most keys have one, which needs no allocation.
 #[derive(Debug)]
 struct Line {
     first: InLine,
@@ -148,7 +148,7 @@ impl<L> Stash<L> {
         self.contents.remove(at).map(|(_, landed)| landed)
     }
 
-    /// Takes a content of `step`, any of them; `None` when there are none.
+    /// Takes any content of `step`; `None` when there are none.
     pub(crate) fn take_of_step(&mut self, step: StepId) -> Option<Landed<L>> {
         let at = self.contents.iter().position(|(step_key, _)| step_key.step == step)?;
         self.contents.remove(at).map(|(_, landed)| landed)
@@ -162,8 +162,8 @@ impl<L> Stash<L> {
         self.contents.iter().map(|(step_key, _)| step_key.step)
     }
 
-    /// Joins the line for `step_key`, at the back unless it has a ticket, and stores the waker. Returns the one that it
-    /// replaces.
+    /// Joins the line for `step_key`, at the back unless the receive has a ticket, and stores the waker. Returns the waker that is
+    /// replaced.
     pub(crate) fn wait(
         &mut self,
         step_key: &StepKey,
@@ -187,7 +187,7 @@ impl<L> Stash<L> {
         self.lines.get(step_key).is_none_or(|line| Some(line.first.ticket) == ticket)
     }
 
-    /// Leaves the line. Returns its own waker and that of the next receive.
+    /// Leaves the line. Returns the waker of this receive and that of the next one.
     pub(crate) fn leave(&mut self, step_key: &StepKey, ticket: &mut Option<u64>) -> [Option<Waker>; 2] {
         let Some(ticket) = ticket.take() else { return [None, None] };
         let Entry::Occupied(mut found) = self.lines.entry(step_key.clone()) else { return [None, None] };
@@ -208,7 +208,7 @@ impl<L> Stash<L> {
         self.lines.get_mut(step_key)?.first.waker.take()
     }
 
-    /// In the order in which they joined.
+    /// The receives, in the order in which they joined.
     pub(crate) fn wakers(&mut self) -> impl Iterator<Item = Waker> {
         let lines = self.lines.values_mut();
         let all = lines.flat_map(|line| iter::once(&mut line.first).chain(&mut line.others));

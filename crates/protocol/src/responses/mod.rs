@@ -64,7 +64,7 @@ enum Owed {
 /// What a response waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ResponseState {
-    /// Neither of the others.
+    /// Neither of the states below.
     Open,
     /// The peer has named a destination.
     ReRequested(Option<Destination>),
@@ -77,7 +77,7 @@ pub(crate) enum ResponseState {
 #[derive(Debug, Default)]
 struct IndexHasher(u64);
 
-/// Of maps by request index.
+/// The hasher of maps by request index.
 type IndexHash = BuildHasherDefault<IndexHasher>;
 
 impl Hasher for IndexHasher {
@@ -114,8 +114,8 @@ pub(crate) struct Responses {
 #[derive(Debug)]
 struct Written {
     step: StepId,
-    /// The peer has read it once it has returned so many immediates. `None` in mode original, where the peer has read it once
-    /// it uses the slot again.
+    /// The peer has read the value once it has returned this many immediates. `None` in mode original, where the peer has read it
+    /// once it uses the slot again.
     returned: Option<u64>,
     slot: usize,
 }
@@ -263,14 +263,14 @@ impl Responses {
         true
     }
 
-    /// The value belongs to the peer from here on. The peer has read it once it has returned so many immediates.
+    /// The value belongs to the peer from here on. The peer has read the value once it has returned `returned` immediates.
     pub(crate) fn wrote(&mut self, index: RequestIndex, returned: Option<u64>) {
         if let Some(step) = self.entries.get(&index).and_then(|entry| entry.step) {
             self.written.push_back(Written { step, returned, slot: index.slot() });
         }
     }
 
-    /// The peer has returned so many immediates: it has read the values that came with them.
+    /// The peer has returned `returned` immediates: it has read the values that came with them.
     pub(crate) fn taken_in(&mut self, returned: u64) {
         let has = |written: &Written| written.returned.is_some_and(|needed| needed <= returned);
         while self.written.front().is_some_and(has) {

@@ -1,4 +1,4 @@
-//! Primitive fields. Reading checks everything, writing nothing.
+//! Primitive fields. Reading checks everything, and writing checks nothing.
 
 use super::WireError;
 use crate::{
@@ -48,7 +48,8 @@ impl<'bytes> Reader<'bytes> {
         rest.is_some()
     }
 
-    /// What `read` reads next, unless the bytes are those that `known` remembers.
+    /// Reads the next field with `read`. If the next bytes equal those that `known` remembers, skips them and returns the
+    /// remembered value.
     pub(super) fn repeated<T: Clone>(
         &mut self,
         known: &mut Repeated<T>,

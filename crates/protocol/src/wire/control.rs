@@ -69,7 +69,7 @@ pub struct ListEntry {
     pub metadata: Metadata,
     /// Counts replacements.
     pub version: u64,
-    /// Of its bytes, if asked for.
+    /// The checksum of its bytes, if the list was requested with checksums.
     pub checksum: Option<u64>,
 }
 
@@ -146,7 +146,7 @@ pub enum ControlFrame {
     Connected(Connect),
     /// Refuses a data connection.
     Refused {
-        /// As asked.
+        /// The number of the `Connect`.
         connection: u32,
         /// Why.
         status: Status,
@@ -154,28 +154,28 @@ pub enum ControlFrame {
     /// A data connection is over on the sender's side. The peer may not notice that otherwise: an adapter that has given up
     /// sends nothing over a network that it cannot reach.
     Disconnected {
-        /// Which.
+        /// The data connection.
         connection: u32,
         /// Why.
         status: Status,
     },
     /// REGION_ADD: announces a region.
     RegionAdd {
-        /// Of which data connection.
+        /// The data connection.
         connection: u32,
         /// The region.
         region: RegionRecord,
     },
     /// Confirms a `RegionAdd`; from now on the region may be named in destinations.
     RegionAck {
-        /// Of which data connection.
+        /// The data connection.
         connection: u32,
         /// The region.
         region: u32,
     },
     /// REGION_REMOVE: withdraws a region.
     RegionRemove {
-        /// Of which data connection.
+        /// The data connection.
         connection: u32,
         /// The region.
         region: u32,
@@ -191,7 +191,7 @@ pub enum ControlFrame {
     },
     /// Published tensors.
     ListResponse {
-        /// As asked.
+        /// The number of the `ListRequest`.
         request: u32,
         /// One page.
         entries: Vec<ListEntry>,
@@ -207,14 +207,14 @@ pub enum ControlFrame {
     },
     /// Answers a `StoreRequest`.
     StoreResponse {
-        /// As asked.
+        /// The number of the `StoreRequest`.
         request: u32,
         /// The answer, in the format of the store; `None` if the sender serves no store. The frame's last bytes.
         body: Option<Vec<u8>>,
     },
     /// The answer to a `StoreRequest` is not needed any more.
     StoreCancel {
-        /// Which.
+        /// The number of the `StoreRequest`.
         request: u32,
     },
     /// Asks for a sign of life.
@@ -224,7 +224,7 @@ pub enum ControlFrame {
     },
     /// Answers a `Ping`.
     Pong {
-        /// As asked.
+        /// The nonce of the `Ping`.
         nonce: u64,
     },
     /// Orderly end.

@@ -22,9 +22,9 @@ pub const ASK_BYTES: usize = 16;
 pub const ANSWER_BYTES: usize = 12;
 
 const COUNTS_BYTES: usize = 8;
-/// Prefix, counts, kind and number of a record with several requests.
+/// Bytes of the prefix, counts, kind and number of requests in a record with several requests.
 pub(crate) const SEVERAL_BYTES: usize = 4 + COUNTS_BYTES + 1 + 4;
-/// Form and number of a key.
+/// Bytes of the form and number of a key.
 const NAME_FORM_BYTES: usize = 3;
 /// Largest record of a ring, in bytes.
 pub const RECORD_BYTES_MAX: usize = MESSAGE_BYTES_MAX + COUNTS_BYTES + NAME_FORM_BYTES;
@@ -54,8 +54,8 @@ pub enum Record {
     Control(Control),
 }
 
-/// Appends the ring record of `message`; `counted` is `None` in mode original. Requests name their keys in the forms
-/// given with the counts, one each; a request without one, by the key alone.
+/// Appends the ring record of `message`; `counted` is `None` in mode original. Each request names its key in its form among those
+/// given with the counts. A request without a form names the key in full.
 pub fn encode_message(counted: Option<(Counts, &[NameForm])>, message: &Message, into: &mut Vec<u8>) {
     frame(into, |writer| {
         write_counts(writer, counted.map(|(counts, _)| counts));
@@ -63,7 +63,7 @@ pub fn encode_message(counted: Option<(Counts, &[NameForm])>, message: &Message,
     });
 }
 
-/// Appends the ring record of META_DATA_RESPONSE with a content, which `content` appends: as many bytes as the response says.
+/// Appends the ring record of META_DATA_RESPONSE with a content, which `content` appends: as many bytes as the response declares.
 /// `counts` is `None` in mode original.
 pub(crate) fn encode_content(
     counts: Option<Counts>,
@@ -168,13 +168,13 @@ pub fn encode_answer(answer: Answer) -> [u8; ANSWER_BYTES] {
     words([answer.counts.receives, answer.counts.ring_bytes, answer.asks])
 }
 
-/// The ASK of these bytes; every ASK is well-formed, [`Flow`](crate::credit::Flow) judges it.
+/// Decodes an ASK. All bytes of this length are an ASK; [`Flow`](crate::credit::Flow) checks its numbers.
 pub fn decode_ask(bytes: [u8; ASK_BYTES]) -> Ask {
     let [receives, ring_bytes, answers, wanted] = numbers(bytes);
     Ask { counts: Counts { receives, ring_bytes }, answers, wanted }
 }
 
-/// The ANSWER of these bytes; every ANSWER is well-formed, [`Flow`](crate::credit::Flow) judges it.
+/// Decodes an ANSWER. All bytes of this length are an ANSWER; [`Flow`](crate::credit::Flow) checks its numbers.
 pub fn decode_answer(bytes: [u8; ANSWER_BYTES]) -> Answer {
     let [receives, ring_bytes, asks] = numbers(bytes);
     Answer { counts: Counts { receives, ring_bytes }, asks }
