@@ -11,7 +11,7 @@ pub(crate) struct After<L> {
     woken: SmallVec<[Waker; 2]>,
     dropped: SmallVec<[Waker; 2]>,
     returned: Option<(L, LentEnd)>,
-    /// Whether the first task of each queue may be able to go on.
+    /// Whether the first task of each queue may be able to continue.
     pub(crate) wakes_queues: bool,
 }
 
@@ -26,7 +26,7 @@ impl<L> After<L> {
         wakers.into_iter().for_each(|waker| self.woken.push(waker));
     }
 
-    /// Drops a waker that was replaced, or whose task goes on by itself.
+    /// Drops a waker that was replaced, or whose task continues without it.
     #[inline]
     pub(crate) fn drop(&mut self, waker: Option<Waker>) {
         if let Some(waker) = waker {

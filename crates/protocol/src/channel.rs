@@ -109,7 +109,7 @@ pub trait Channel: Send + Sync + 'static {
     /// A status for the requester, for instance RESOURCE_EXHAUSTED.
     ///
     /// # Cancel safety
-    /// Dropping the future gives back what it has taken.
+    /// Dropping the future frees the memory that it has taken.
     fn stage(&self, bytes: Self::Bytes) -> impl Future<Output = Result<Self::Bytes, Status>> + Send {
         async move { Ok(bytes) }
     }
@@ -244,7 +244,7 @@ pub trait Allocator: Send + Sync {
     /// A status for the caller of the receive, for instance RESOURCE_EXHAUSTED.
     ///
     /// # Cancel safety
-    /// Dropping the future gives back what it has taken.
+    /// Dropping the future frees the memory that it has taken.
     fn allocate(
         &self,
         metadata: &Metadata,

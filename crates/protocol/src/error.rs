@@ -21,8 +21,8 @@ pub enum TransferError {
     /// The allocator could not give a destination.
     #[error("no memory for the value: {0}")]
     Local(Status),
-    /// The bytes that arrived differ from those that were sent. The connection goes on. A published value can be fetched
-    /// again; a value of a step is lost.
+    /// The bytes that arrived differ from those that were sent. The connection continues. A published value can be fetched again; a
+    /// value of a step is lost.
     #[error(
         "{damage}: the sender's {validation} checksum is {sent:016x}, that of the received bytes {received:016x}"
     )]

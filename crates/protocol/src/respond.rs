@@ -30,8 +30,7 @@ impl<C: Channel> Connection<C> {
     ///
     /// # Cancel safety
     /// Dropping an answer or its future puts a value that was not written back and answers the request with CANCELLED. If
-    /// the content is being written, the write goes on and counts among the contents under way until the
-    /// connection ends.
+    /// the content is being written, the write continues and counts among the contents under way until the connection ends.
     pub fn respond<S: Source<Bytes = C::Bytes> + 'static>(
         self: &Arc<Self>,
         request: TensorRequest,

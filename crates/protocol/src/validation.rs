@@ -191,7 +191,7 @@ impl Checksums {
     /// running in between. `None` when `validation` is off.
     ///
     /// # Cancel safety
-    /// Cancel-safe: the next call goes on where this one was dropped.
+    /// Cancel-safe: the next call continues where this one was dropped.
     pub async fn sum(&self, validation: Validation, content: &[u8]) -> Option<u64> {
         let summed = poll_fn(|context| match self.go_on(validation, content) {
             Some((sum, _)) => Poll::Ready(sum),

@@ -1,5 +1,5 @@
-//! Queue arithmetic against two queue pairs that are moved by hand: whatever the schedule, no receive is missing,
-//! no send queue is full, no ring byte is overwritten unread, and every blocked end comes free.
+//! Queue arithmetic against two queue pairs that are moved by hand: in every schedule no receive is missing, no send queue is full,
+//! no ring byte is overwritten unread, and every blocked side continues.
 
 #![allow(clippy::unwrap_used, reason = "the lints spare test functions, not their helpers")]
 
@@ -38,7 +38,7 @@ impl Posted {
     }
 }
 
-/// Flow control messages take as many bytes.
+/// The bytes of a message of flow control.
 const CONTROL_BYTES: u32 = 13;
 
 /// One end: what it has posted, what has landed at it.
@@ -54,7 +54,7 @@ struct End {
     is_growing: bool,
     next_message: u8,
     posted: VecDeque<Posted>,
-    /// Landed at the peer, completion not seen: when, entries.
+    /// Writes that have landed at the peer and whose completion was not seen: the time of each, and its entries.
     landed: VecDeque<(u64, u32)>,
     arrivals: VecDeque<(What, u64)>,
     send_used: u32,
@@ -147,7 +147,7 @@ impl End {
         }
     }
 
-    /// A message of `length` bytes, each `number`, must lie where the ring is read.
+    /// A message of `length` bytes, each of which is `number`, must be at the position where the ring is read.
     fn read(&mut self, number: Option<u8>, length: u32) {
         let place = self.consumer.place(length).unwrap();
         for span in [place.first, place.second] {
@@ -273,7 +273,7 @@ impl Model {
         assert!(waiting <= target.depths.receive, "receiver not ready");
     }
 
-    /// Everything that is on its way is taken in, and what that causes.
+    /// Everything that is on its way is taken in, and so is everything that this causes.
     fn settle(&mut self) {
         for round in 0.. {
             assert!(round < 1000, "two idle ends are not silent");

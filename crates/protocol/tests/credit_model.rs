@@ -1,9 +1,9 @@
-//! Every interleaving of two saturated ends, at small depths and with a tiny ring: no receive is ever missing,
-//! neither end is ever stuck, and nothing goes round without a message or content getting through.
+//! Every interleaving of two saturated sides, at small depths and with a tiny ring: no receive is ever missing, no side is ever
+//! stuck, and no exchange repeats for ever without a message or content getting through.
 //!
 //! The states are those of [`Flow`], the same that a connection runs, and of the two wires between them, with all
-//! counts taken relative to each other, so that there are finitely many. What is posted may lie on the wire for
-//! any time; a post is checked against the receives of its target as though everything had landed at once.
+//! counts taken relative to each other, so that there are finitely many. A post may stay on the wire for any time. It is checked
+//! against the receives of its target as though everything landed at once.
 //!
 //! Each flaw that is planted below must be found, which shows that the model can fail.
 
@@ -27,7 +27,7 @@ const LARGE: u32 = 64;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Flaw {
     None,
-    /// One receive fewer is posted: that of ASK.
+    /// The receive of ASK is not posted.
     AskWithoutReceive,
     /// The receive that an ANSWER took is not posted again.
     AnswerKeepsReceive,
@@ -74,11 +74,11 @@ enum Finding {
     ReceiveMissing,
     /// A correct peer was accused.
     Accused(PeerMisbehaved),
-    /// A message does not go, or is not looked for, right behind the one before it.
+    /// A message is not written, or not read, directly behind the one before it.
     Misplaced,
     /// From some state, one side can never post again.
     Stuck,
-    /// Arrivals and flow control can go round for ever with nothing getting through.
+    /// Arrivals and flow control can repeat for ever without anything getting through.
     Idling,
 }
 
@@ -128,7 +128,7 @@ impl World {
         key.into()
     }
 
-    /// Puts `item` on the wire of `who`; its receive must be there.
+    /// Puts `item` on the wire of `who`. Its target must have posted a receive.
     fn post(&mut self, who: usize, item: Item) -> Result<(), Finding> {
         self.ends[who].wire.push_back(item);
         if self.ends[who].wire.len() > self.ends[1 - who].receives {
@@ -241,7 +241,7 @@ fn place_at(begin: u32, length: u32, ring: u32) -> RingPlace {
     }
 }
 
-/// What an edge does: whose message or content gets through, if anybody's.
+/// The effect of an edge: the side whose message or content gets through, if there is one.
 type Through = Option<usize>;
 
 /// All states that are reachable, and what leads where.
@@ -312,7 +312,7 @@ fn successors(world: &World, setup: Setup, flaw: Flaw) -> Result<Vec<(World, Thr
         {
             let mut next = world.clone();
             let is_through = next.produce(who, is_content)?;
-            // One that is blocked and has asked does nothing until something arrives.
+            // A side that is blocked and has sent ASK does nothing until something arrives.
             if is_through || next.ends[who].wire.len() > world.ends[who].wire.len() {
                 all.push((next, is_through.then_some(who)));
             }
@@ -331,7 +331,7 @@ impl Graph {
         if self.goes_round_without_progress() { Err(Finding::Idling) } else { Ok(()) }
     }
 
-    /// Whether from every state there is a way on which something of `who` gets through.
+    /// Whether every state has a path on which a message or content of `who` gets through.
     fn can_always_send(&self, who: usize) -> bool {
         let mut before = vec![Vec::new(); self.edges.len()];
         let mut good = vec![false; self.edges.len()];
@@ -442,7 +442,7 @@ fn an_answer_that_keeps_its_receive_is_found() {
 
 #[test]
 fn counts_that_cause_returns_are_found() {
-    // Two idle ends go on telling each other, and the ring never has room for a message again.
+    // Two idle sides send each other counts for ever, and the ring never has room for a message again.
     let wants = [MESSAGES, NOTHING];
     assert_eq!(find(4, TINY, wants, Flaw::None), None);
     let found = find(4, TINY, wants, Flaw::CountsCauseReturns);

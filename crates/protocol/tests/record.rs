@@ -1,4 +1,4 @@
-//! What lies in a ring: round trips, refusals, and keys by number.
+//! The records of a ring: round trips, refusals, and keys by number.
 
 #![allow(clippy::unwrap_used, reason = "the lints spare test functions, not their helpers")]
 
@@ -124,7 +124,7 @@ fn ring_records_hold_several_requests_each_with_its_form_and_at_most_as_many_as_
         short[..4].copy_from_slice(&(cut as u32).to_le_bytes());
         assert!(decode(&short, 4).is_err(), "cut at {cut}");
     }
-    // A number of requests that cannot be there allocates nothing; fewer than two have another kind.
+    // An impossible number of requests allocates nothing. Fewer than two requests have another kind.
     let count_at = 4 + 8 + 1;
     for (count, error) in [
         (0u32, WireError::Inconsistent { field: "requests" }),

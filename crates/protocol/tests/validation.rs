@@ -1,4 +1,4 @@
-//! What checksums find.
+//! The changes that checksums find.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -25,7 +25,7 @@ proptest! {
         prop_assert_ne!(validation.checksum(&content), sent);
     }
 
-    /// What a CRC of 32 bits promises, XXH3 makes as likely as not once in 2^64.
+    /// A CRC of 32 bits finds such a change with certainty. XXH3 misses it once in 2^64.
     #[test]
     fn d_flip_any_burst_of_32_bits_changes_the_checksum(
         mut content in proptest::collection::vec(any::<u8>(), 4..20_000),

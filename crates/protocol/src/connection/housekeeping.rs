@@ -91,7 +91,7 @@ impl<C: Channel> Housekeeping<'_, C> {
         });
     }
 
-    /// The next chore. An error says why the connection is over.
+    /// The next chore. An error has the reason why the connection is over.
     fn next(
         &mut self,
         state: &mut State<C>,

@@ -146,7 +146,7 @@ impl<C: Channel> Connection<C> {
 
     /// Sends what is owed: CANCEL for receives that were given up, CANCEL_ACK for the peer's; posts messages in the queue that wait for
     /// credits, or for others of their task; takes back the memory of receives that were given up; and offers the peer a larger ring when it
-    /// needs one. Ends when the connection has failed. Must be kept running.
+    /// needs one. Ends when the connection has failed. The owner must run it as long as the connection.
     ///
     /// # Cancel safety
     /// Dropping it while it makes a ring loses that ring; nothing else is lost, and a new call continues where this one stopped.

@@ -60,7 +60,7 @@ impl<C: Channel> Drop for ReceivedGuard<C> {
 }
 
 impl<C: Channel> Connection<C> {
-    /// Holds a received value until the others of its call are there.
+    /// Holds a received value until the others of its call have come.
     pub fn hold(self: &Arc<Self>, received: Received<C::Lent>) -> ReceivedGuard<C> {
         let step = received.origin.as_ref().map(|origin| origin.step);
         if let Some(step) = step {

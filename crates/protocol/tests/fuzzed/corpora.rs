@@ -1,4 +1,4 @@
-//! No corpus is missing, and none is replayed by nobody.
+//! Each target has a corpus, and a test replays each corpus.
 
 use std::{
     collections::BTreeSet,

@@ -12,7 +12,7 @@ use crate::input::Input;
 struct End {
     flow: Flow,
     mode: Mode,
-    /// The peer's ring, and whether the own one was offered a larger successor.
+    /// The peer's ring, and whether a larger successor of the own ring was offered.
     ring_bytes: u32,
     posted: Counts,
     asks: u32,
@@ -46,7 +46,7 @@ fn parameters(input: &mut Input<'_>) -> Parameters {
 }
 
 impl End {
-    /// This side acts by itself.
+    /// This side acts without an arrival.
     fn acts(&mut self, input: &mut Input<'_>, own_ring_bytes_max: u32) -> Result<(), PeerMisbehaved> {
         match input.below(6) {
             0 | 1 => self.post(1 + input.below(RECORD_BYTES_MAX) as u32),
@@ -122,7 +122,7 @@ impl End {
         }
     }
 
-    /// All that was posted, or anything.
+    /// The counts of everything that was posted, or any counts.
     fn counts(&self, input: &mut Input<'_>) -> Counts {
         match input.below(4) {
             0 | 1 => self.posted,

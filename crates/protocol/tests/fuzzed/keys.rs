@@ -1,4 +1,4 @@
-//! Text is a key or a device name, or is refused. A parsed one is printed as the text that it was parsed from.
+//! A text is a key or a device name, or is refused. A parsed key or name prints the text that it was parsed from.
 
 use tensorwire_protocol::{DeviceName, Key};
 

@@ -1,8 +1,8 @@
-//! What fuzzers do to parsers and flow control, and the inputs they have found so far. For whole connections that is in
-//! `tests/pair/fuzzed.rs`.
+//! What fuzzers do to parsers and flow control, and the inputs they have found so far. `tests/pair/fuzzed.rs` fuzzes whole
+//! connections.
 //!
-//! Each body is called by a target of `fuzz/fuzz_targets` with whatever libFuzzer makes up, and here with every file of
-//! the target's committed corpus.
+//! Each body is called by a target of `fuzz/fuzz_targets` with inputs of libFuzzer, and here with every file of the target's
+//! committed corpus.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 

@@ -1,5 +1,5 @@
-//! Whatever decodes is encoded in the same bytes, but for texts that decoding escapes; nothing else than an error comes of
-//! the rest.
+//! Bytes that decode are encoded to the same bytes, except for texts that decoding escapes. All other bytes are refused with an
+//! error.
 
 use tensorwire_protocol::{
     Message, Mode, Status, WireError,
@@ -15,7 +15,7 @@ use tensorwire_protocol::{
 
 use crate::input::{Input, framed};
 
-/// An error has words, and the same bytes get the same error.
+/// An error has a text, and the same bytes get the same error.
 fn displayed(error: &WireError) {
     let shown = error.to_string();
     assert!(!shown.is_empty() && !shown.contains(is_active));
@@ -96,7 +96,7 @@ fn is_escaped(message: &Message) -> bool {
     matches!(message, Message::ErrorStatus(error) if was_escaped(&error.status))
 }
 
-/// Whether the text of a decoded status may have been another before: an escape begins with a backslash.
+/// Whether decoding may have changed the text of a status: an escape begins with a backslash.
 fn was_escaped(status: &Status) -> bool {
     assert!(!status.message.contains(is_active) && status.message.len() <= STATUS_MESSAGE_BYTES_MAX);
     status.message.contains('\\')

@@ -26,7 +26,7 @@ fn names(pair: &Pair, from: usize) -> Vec<&'static str> {
     trace[from..].iter().map(|&(_, name)| name).filter(|&name| name != "ack").collect()
 }
 
-/// The value that `k` still has is received by the next one.
+/// The next receive gets the value that `k` still has.
 fn assert_value_is_back(pair: &mut Pair, length: u64, fill: u8) {
     assert_eq!(pair.b.source.stored(STEP, "k"), 1);
     assert_eq!(pair.pull(STEP, "k"), Ok((bytes_of(length), vec![fill; length as usize])));
@@ -390,7 +390,7 @@ fn a_put_back_value_is_the_next_one_of_its_key() {
     pair.tasks.run();
     pair.tasks.cancel(handle.task);
     pair.tasks.run();
-    // The response has taken the value when it learns of CANCEL.
+    // The response has already taken the value when CANCEL comes.
     pair.deliver(A);
     assert_eq!(pair.b.source.stored(STEP, "k"), 1);
     pair.run();
@@ -458,7 +458,7 @@ fn a_dropped_response_is_an_error_at_the_receiver() {
     }
 }
 
-/// What the sender has and what the receiver believes.
+/// The sender's value and what the receiver believes of it.
 const SCENARIOS: [&str; 6] = ["miss", "hit", "change", "dead", "empty", "error"];
 
 fn begin(scenario: &str, parameters: Parameters) -> (Pair, Option<Metadata>) {

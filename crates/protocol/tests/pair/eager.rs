@@ -47,11 +47,11 @@ fn the_first_request_for_a_small_value_costs_one_round_trip() {
         for metadata in [bytes_of(1), bytes_of(64), bytes_of(0), dead()] {
             let mut pair = Pair::new(eager());
             assert_eq!(transfer(&mut pair, scope, metadata.clone()), SHORT);
-            // The second time its metadata is known.
+            // The receiver knows its metadata the second time.
             assert_eq!(transfer(&mut pair, scope, metadata), ["TENSOR_REQUEST", "content"]);
         }
         assert_eq!(transfer(&mut Pair::new(eager()), scope, bytes_of(65)), LONG);
-        // The smaller offer holds.
+        // The smaller offer is used.
         let mut pair = Pair::with(eager(), Parameters { eager_bytes_max: 8, ..eager() }, 64);
         assert_eq!(transfer(&mut pair, scope, bytes_of(9)), LONG);
     }
@@ -124,7 +124,7 @@ fn a_known_small_value_comes_eagerly_if_the_receiver_prefers_that() {
         }
         assert_eq!(pair.b.requests.last().unwrap().want, Want::Eager);
         assert_eq!(pair.counters().0.eager_received, 3);
-        // A value that has grown is asked for again, and is written the next time.
+        // A value that has grown needs a second request, and is written the next time.
         assert_eq!(transfer(&mut pair, scope, bytes_of(65)), LONG);
         assert_eq!(transfer(&mut pair, scope, bytes_of(65)), ["TENSOR_REQUEST", "content"]);
         pair.assert_clean();

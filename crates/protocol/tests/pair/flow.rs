@@ -1,5 +1,5 @@
-//! Flow control of mode counted: what it costs, what blocks and comes free, rings that grow, and one test for each
-//! of its rules that a peer can break.
+//! Flow control of mode counted: its cost, blocking and its end, rings that grow, and one test for each of its rules that a peer
+//! can break.
 
 use tensorwire_protocol::{
     Code, Counters, Destination, Message, Metadata, Parameters, PeerMisbehaved, RequestIndex, Scope, Status,
@@ -120,7 +120,7 @@ fn a_thousand_hits_cost_ten_returns_at_most() {
     let cost = cost(&pair, before);
     assert_eq!((cost.messages, cost.contents), (1000, 1000));
     assert!((1000 / 128..=1000 / 100).contains(&cost.flow_control), "{cost:?}");
-    // A returns with its requests, B with counts alone when half the depth or half the first ring is used.
+    // A returns credits with its requests, and B with counts alone when half the depth or half the first ring is used.
     assert_eq!(pair.counters().1.count_only_sent, cost.flow_control);
     pair.assert_clean();
 }
@@ -178,7 +178,7 @@ fn a_ring_grows_when_messages_find_no_room_and_stays_within_its_maximum() {
     assert_eq!((a.rings_moved, b.rings_offered), (2, 2));
     assert!(a.asks_sent >= 2);
     assert_eq!(pair.b.memory.rings_ended("RingMoved"), 2, "the rings that A has left are free");
-    // The same again finds room at once, more often.
+    // The same messages find room at once now, without an ASK.
     let handles = receive_long_keys(&mut pair, A, 60);
     pair.run();
     assert_all(&handles);
@@ -228,7 +228,7 @@ fn s4_a_hundred_thousand_receives_against_a_reader_that_stopped_stay_in_their_fu
     assert_eq!(a.sent.tensor_request, 254, "the credits of a depth of 256");
     assert_eq!(pair.wire.seen(A).0, 255, "and one ASK");
     assert_eq!(pair.a.memory.lent(), 0);
-    // Given up, they were never sent, except those that were.
+    // The requests of receives that are given up now are never sent, except those that were sent before.
     let last = handles.split_off(99_990);
     handles.iter().for_each(|handle| pair.tasks.cancel(handle.task));
     for key in 99_990..100_000u64 {
@@ -295,7 +295,7 @@ fn d_returned_too_much() {
         let result = lone.ask(Ask { counts, answers: 0, wanted: 0 });
         broken(result, &mut lone, PeerMisbehaved::ReturnedTooMuch);
     }
-    // Taken back what was returned.
+    // Counts that take back what was returned.
     let mut lone = Lone::new(small());
     let _handle = lone.receive(STEP, "k");
     lone.absorb();
@@ -468,7 +468,7 @@ fn counts_alone_ask_and_answer_are_never_returned() {
     }
     assert_eq!(lone.connection.counters().count_only_sent, 0);
     assert_eq!(lone.connection.counters().answers_sent, 100);
-    // Messages that A takes in are.
+    // The receives of messages that A takes in are returned.
     for index in 0..5 {
         assert_eq!(lone.message(&Message::Cancel(RequestIndex(index))), Ok(None));
     }

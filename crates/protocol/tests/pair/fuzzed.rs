@@ -1,7 +1,7 @@
-//! One connection whose peer does whatever it likes, while receives, values and completions come and go.
+//! One connection whose peer does anything, while receives, values and completions come and go.
 //!
-//! It may end the connection, and nothing else: every receive ends, all memory comes back, and what the connection
-//! posts is well-formed until then, which the channel of the pairs' tests checks.
+//! The peer may end the connection, and has no other effect: every receive ends, all memory comes back, and everything that the
+//! connection posts until then is well-formed. The channel of the pairs' tests checks that.
 
 use std::sync::Arc;
 
@@ -41,7 +41,7 @@ struct Rig {
     tasks: Tasks,
     script: TestChannel,
     mode: Mode,
-    /// Where the script writes next, in the ring that it believes is read.
+    /// The position of the script's next write, in the ring that it believes the connection reads.
     ring: usize,
     at: usize,
     /// What the script has taken in.
@@ -109,7 +109,7 @@ impl Rig {
         }
     }
 
-    /// One step; gives whether tasks run after it.
+    /// One step. Returns whether tasks run after it.
     fn step(&mut self, input: &mut Input<'_>) -> bool {
         let choice = input.u8();
         match choice & 31 {
@@ -130,7 +130,7 @@ impl Rig {
         choice & 0xC0 != 0xC0
     }
 
-    /// A message whose fields are chosen, with counts that are mostly true.
+    /// A message whose fields are chosen, with counts that are usually true.
     fn say(&mut self, input: &mut Input<'_>) {
         let counts = if input.below(8) > 0 {
             self.taken
@@ -157,7 +157,7 @@ impl Rig {
         self.write_record(&bytes);
     }
 
-    /// Bytes that are no message, mostly.
+    /// Bytes that are usually no message.
     fn babble(&mut self, input: &mut Input<'_>) {
         let bytes = input.bytes(96);
         let framed = framed(bytes);
@@ -223,7 +223,7 @@ impl Rig {
         let _it_may_break_a_rule = self.connection.on_loan(immediate, length, view);
     }
 
-    /// An ASK or an ANSWER, mostly true.
+    /// An ASK or an ANSWER that is usually true.
     fn record(&mut self, input: &mut Input<'_>) {
         self.follow_ring();
         let is_true = input.below(8) > 0;
@@ -288,7 +288,7 @@ impl Rig {
         }
     }
 
-    /// That of mode original.
+    /// The acknowledgement of mode original.
     fn acknowledge(&mut self) {
         self.take_in(ACKNOWLEDGEMENT_IMMEDIATE, 0);
     }

@@ -1,4 +1,4 @@
-//! Listed metadata: a value that flips between known shapes is written at once.
+//! Listed metadata: a value that alternates between known shapes is written at once.
 
 use tensorwire_protocol::{Metadata, PeerMisbehaved, Want};
 

@@ -112,7 +112,7 @@ fn messages_are_sent_in_the_order_of_the_receives_whoever_is_polled_first() {
     pair.run();
     let keys: Vec<_> = pair.b.requests.iter().map(|request| &*request.key).collect();
     assert_eq!(keys, ["a", "b", "c"]);
-    // So are newcomers.
+    // Newcomers are served in order, too.
     let late = pair.receive(A, STEP, "d");
     pair.run();
     for (handle, key) in handles.iter().chain([&late]).zip(["a", "b", "c", "d"]) {
@@ -130,7 +130,7 @@ fn housekeeping_that_is_dropped_after_it_was_woken_in_line_leaves_its_turn_to_th
     pair.tasks.run();
     pair.tasks.cancel(given_up.task);
     pair.tasks.run();
-    // Housekeeping waits for the window, to send CANCEL, and a request stands behind it.
+    // Housekeeping waits for the window, to send CANCEL, and a request waits behind it.
     let next = pair.receive(A, STEP, "b");
     pair.tasks.run();
     pair.deliver(A);
@@ -223,7 +223,7 @@ fn churn(parameters: Parameters, seed: u64) {
                 }
             }
         }
-        // Values are taken as they come, so that the pool does not run dry for good.
+        // Values are taken as they come: otherwise the pool would stay empty.
         if random.one_in(8) {
             collect(&mut handles);
         }
@@ -234,7 +234,7 @@ fn churn(parameters: Parameters, seed: u64) {
     }
     pair.run();
     for side in Side::BOTH {
-        // What was written for cancelled receives is stashed; it counts as received.
+        // Contents that were written for cancelled receives are stashed, and count as received.
         let Scope::Step(step) = STEP else { panic!("a step") };
         pair.end(side).connection.discard(step);
     }
@@ -255,7 +255,7 @@ fn churn(parameters: Parameters, seed: u64) {
 pub(crate) type Receive = crate::support::tasks::Handle<crate::support::pair::ReceiveResult>;
 type Handles = Vec<(Side, Receive)>;
 
-/// Takes what has arrived; each value must be whole. How many there were.
+/// Takes the values that have arrived, each of which must be whole. Returns their number.
 fn collect(handles: &mut Handles) -> usize {
     let before = handles.len();
     handles.retain(|(_, handle)| {

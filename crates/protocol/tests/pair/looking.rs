@@ -1,4 +1,4 @@
-//! Who looks for the reply to a request.
+//! Which tasks poll for the reply to a request.
 
 use tensorwire_protocol::{Awaiting, ReceiveOptions};
 
@@ -9,7 +9,7 @@ use crate::support::{
     pair::{Pair, small},
 };
 
-/// The looks of a receive for its reply, which comes once its task sleeps. If `known`, an earlier value had the same metadata.
+/// How often a receive polls for its reply, which comes once its task sleeps. If `known`, an earlier value had the same metadata.
 fn looks_of(awaiting: Awaiting, length: usize, known: bool) -> u32 {
     let mut pair = Pair::new(small());
     let value = |pair: &Pair| pair.b.source.send(STEP, "k", bytes_of(length as u64), vec![7; length]);

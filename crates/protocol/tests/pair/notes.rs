@@ -1,4 +1,4 @@
-//! Notes: short messages that nobody asks for.
+//! Notes: short messages that no request asks for.
 
 use tensorwire_protocol::{
     EagerContent, Message, Note, Parameters, PeerMisbehaved, limits::NOTES_UNTAKEN_MAX,

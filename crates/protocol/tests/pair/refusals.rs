@@ -1,4 +1,4 @@
-//! Refusals that wait for their turn: they hold up nobody but the peer that is refused, and end with the connection.
+//! Refusals that wait for their turn: they delay only the peer that is refused, and end with the connection.
 
 use tensorwire_protocol::{Code, Parameters, Scope, Status, TransferError};
 
@@ -14,7 +14,7 @@ fn not_found() -> Status {
     Status::new(Code::NotFound, "no such value")
 }
 
-/// A request whose refusal waits, and what gives it its turn. A has so many entries.
+/// A request whose refusal waits, and the sender that gives the refusal its turn. A has `requests_max` entries.
 fn held(requests_max: u32) -> (Pair, Handle<ReceiveResult>, impl FnOnce()) {
     let mut pair = Pair::new(Parameters { requests_max, ..small() });
     let turn = pair.b.source.hold_refusal();

@@ -15,7 +15,7 @@ fn trace(pair: &Pair, from: usize) -> Vec<String> {
     pair.wire.trace()[from..].iter().map(|(side, name)| format!("{side:?} {name}")).collect()
 }
 
-/// The long way: what the receiver believes is not what the sender has.
+/// The long sequence: the sender's value has another form than the receiver believes.
 const LONG: [&str; 7] = [
     "A TENSOR_REQUEST",
     "B ack",

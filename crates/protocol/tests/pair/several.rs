@@ -14,7 +14,7 @@ use crate::support::{
     tasks::Handle,
 };
 
-/// Four requests in a message, and none of the other limits in the way.
+/// Parameters of four requests in a message, whose other limits are not reached.
 fn four() -> Parameters {
     Parameters { requests_per_message: 4, requests_max: 100, depth: 40, contents_max: 20, ..small() }
 }
@@ -23,7 +23,7 @@ fn keys(count: usize) -> Vec<String> {
     (0..count).map(|number| format!("key {number}")).collect()
 }
 
-/// Sends a value for each of `keys`, receives them together, and gives how many TENSOR_REQUESTs that took.
+/// Sends a value for each of `keys`, receives them together, and returns the number of TENSOR_REQUESTs.
 fn cost(pair: &mut Pair, keys: &[String]) -> u64 {
     let before = pair.counters().0.sent.tensor_request;
     for (fill, key) in (1..).zip(keys) {
@@ -61,7 +61,7 @@ fn s5_keys_asked_for_together_take_as_few_messages_as_their_length_allows() {
     assert_eq!(cost(&mut pair, &long), 3);
 }
 
-/// Whoever waits for the last of several keeps the memory of the others, and others wait for it.
+/// A receive of several values holds their memory until the last has come, and other receives wait for that memory.
 #[test]
 fn l1_values_wanted_together_do_not_lie_in_memory_for_much_larger_ones() {
     let mut pair = Pair::new(small());
@@ -73,7 +73,7 @@ fn l1_values_wanted_together_do_not_lie_in_memory_for_much_larger_ones() {
         pair.b.source.send_bytes(STEP, "k", length, 1);
         pair.pull(STEP, "k").unwrap();
     }
-    // What needs no memory, or at least half of it, may come at once.
+    // A value that needs no memory, or at least half of it, may come at once.
     pair.b.source.send_bytes(STEP, "k", 50, 2);
     let handle = pair.together(STEP, "k");
     pair.run();
@@ -82,7 +82,7 @@ fn l1_values_wanted_together_do_not_lie_in_memory_for_much_larger_ones() {
     let request = pair.b.requests.last().unwrap();
     assert_eq!(*request.known, [bytes_of(100), bytes_of(50), bytes_of(0)]);
     assert_eq!(capacity(&pair), Some(100));
-    // What is less comes after its metadata, into memory of its own.
+    // A smaller value comes after its metadata, into memory of its own size.
     let before = pair.counters().1.sent.meta_data_response;
     pair.b.source.send_bytes(STEP, "k", 49, 3);
     let handle = pair.together(STEP, "k");
@@ -90,7 +90,7 @@ fn l1_values_wanted_together_do_not_lie_in_memory_for_much_larger_ones() {
     let received = handle.take().unwrap().unwrap();
     assert_eq!(received.lent.unwrap().finish(49), [3; 49]);
     assert_eq!(pair.counters().1.sent.meta_data_response, before + 1);
-    // Whoever wants one value holds nothing while it waits for another.
+    // A receive of one value holds no other value while it waits.
     pair.b.source.send_bytes(STEP, "k", 49, 4);
     pair.pull(STEP, "k").unwrap();
     assert_eq!(pair.b.requests.last().unwrap().known.len(), 4);
@@ -147,7 +147,7 @@ fn a_post_for_several_that_fails_ends_them_all() {
     }
 }
 
-/// Four receives whose requests stand in line and are not posted.
+/// Four receives whose requests wait in the queue and are not posted.
 fn gathered(pair: &mut Pair) -> [Handle<ReceiveResult>; 4] {
     let handles = ["a", "b", "c", "d"].map(|key| pair.together(STEP, key));
     let before = pair.counters().0.sent;
@@ -220,7 +220,7 @@ fn receives_that_are_not_polled_again_hold_nobody_up_and_keep_their_order() {
     let late = pair.receive(A, STEP, "a");
     pair.tasks.poll(late.task);
     assert_eq!(pair.counters().0.sent.tensor_request, 2, "the four, and the late one");
-    // A message of another kind goes out behind them too.
+    // A message of another kind is posted behind them, too.
     let more = pair.together(STEP, "e");
     pair.tasks.poll(more.task);
     pair.tasks.cancel(late.task);
@@ -288,7 +288,7 @@ fn s5_each_request_of_a_message_keeps_the_rules() {
     assert_eq!(lone.named(&unknown, NameForm::Number(0)), Err(PeerMisbehaved::UnknownName));
     lone.assert_over(PeerMisbehaved::UnknownName);
 
-    // More than may be outstanding, in messages of the legal size.
+    // More requests than may be outstanding, in messages of the legal size.
     let mut lone = Lone::new(four());
     let mut ended = Ok(None);
     for first in (0..200).step_by(4) {
@@ -349,7 +349,7 @@ fn a_request_in_line_whose_receive_was_given_a_content_is_woken_when_it_is_poste
     assert_eq!(settled(&second).unwrap().1, [7; 40]);
 }
 
-/// Who holds it may give it up only then, and it is lost: later receives must not go on behind it.
+/// The owner may drop the value only after the failure, and then the value is lost: later receives must not continue behind it.
 #[test]
 fn a_step_of_which_a_value_is_held_was_under_way_when_the_connection_failed() {
     let (mut pair, keys) = (Pair::new(four()), keys(1));

@@ -41,7 +41,7 @@ fn a_small_value_is_sent_as_its_request_is_taken_in() {
     assert!(pair.b.responses.is_empty() && pair.b.source.stored(SCOPE, "k") == 0);
     pair.run();
     assert_eq!(settled(&handle), Ok((bytes_of(24), vec![2; 24])));
-    // One that is not there, or too long for a message, is answered by a task.
+    // A task answers a request whose value does not exist, or is too long for a message.
     let handle = pair.receive(A, SCOPE, "k");
     pair.run();
     pair.b.source.send_bytes(SCOPE, "k", 200, 3);
@@ -78,7 +78,7 @@ fn a_request_goes_out_before_the_task_of_the_one_before_has_taken_its_content() 
     let first = pair.receive(A, SCOPE, "k");
     pair.tasks.run();
     take_before_its_task(&mut pair);
-    // The next request goes out before the first task has polled.
+    // The next request is posted before the first task has polled.
     pair.b.source.send_bytes(SCOPE, "k", 24, 3);
     let second = pair.receive(A, SCOPE, "k");
     pair.tasks.poll(second.task);
@@ -100,7 +100,7 @@ fn a_content_that_has_come_is_received_though_the_connection_fails() {
     pair.a.connection.fail("the cable is cut");
     pair.tasks.run();
     assert_eq!(settled(&handle), Ok((bytes_of(24), vec![2; 24])));
-    // One that comes later is not.
+    // A receive that begins later fails.
     let late = pair.receive(A, SCOPE, "k");
     pair.tasks.run();
     assert!(matches!(settled(&late), Err(TransferError::PeerLost { .. })));
@@ -127,7 +127,7 @@ fn s3_a_receive_of_a_small_value_can_be_given_up_at_every_step() {
                 pair.tasks.cancel(handle.task);
             }
             pair.run();
-            // A published value that nobody took in is gone here.
+            // The test's source has no value any more once an answer has taken it, even if no receive got the value.
             if pair.b.source.stored(SCOPE, "k") == 0 {
                 pair.b.source.send_bytes(SCOPE, "k", 24, 2);
             }

@@ -144,7 +144,7 @@ fn the_end_of_a_step_gives_back_what_is_kept_and_what_still_comes() {
     pair.assert_clean();
 }
 
-/// Receives `key`, gives the receive up once its content is there, and so leaves that in the stash.
+/// Receives `key`, gives the receive up once its content has come, and so leaves the content in the stash.
 fn keep(pair: &mut Pair, key: &str) {
     pair.b.source.send_bytes(STEP, key, 24, 1);
     let handle = pair.receive(A, STEP, key);
@@ -305,7 +305,7 @@ fn s3_impatient_receives_lose_nothing_double_nothing_and_keep_the_order() {
     }
 }
 
-/// Whoever waits, or answers, is woken when the connection fails and gives up, before anyone asks which steps that hit.
+/// Receives that wait, and answers, are woken when the connection fails, and give up before the lost steps are read.
 #[test]
 fn steps_under_way_when_it_failed_stay_so() {
     let (mut pair, handle) = waiting();

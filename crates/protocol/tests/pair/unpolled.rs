@@ -1,4 +1,4 @@
-//! A future that waits in line for a message and is not polled delays no other.
+//! A future that waits in the queue of messages and is not polled delays no other future.
 
 use std::{
     pin::{Pin, pin},
@@ -32,12 +32,12 @@ fn use_credits(pair: &Pair) -> usize {
     (0..).take_while(|_| pair.a.connection.send_note_now(&note(b"first")).is_some()).count()
 }
 
-/// Polls by hand, once. What wakes the future then polls it no more.
+/// Polls once, by hand. A wake-up of the future does not poll it again.
 fn is_pending<F: Future>(future: Pin<&mut F>) -> bool {
     future.poll(&mut Context::from_waker(Waker::noop())).is_pending()
 }
 
-/// Sends one more note by a task, and returns how many B has, one way or another, once all is still.
+/// A task sends one more note. Returns how many notes B has got, in any way, when nothing moves any more.
 fn notes_behind(pair: &mut Pair) -> u64 {
     let connection = pair.a.connection.clone();
     let last = pair.tasks.spawn(async move { connection.send_note(note(b"last")).await.is_ok() });

@@ -57,7 +57,7 @@ fn the_stronger_of_both_wishes_holds() {
         let agreed = Agreed::of(&validating(one), &original());
         assert_eq!((agreed.has_result_slots(), agreed.describes_first()), (false, one.is_on()));
     }
-    // Either end may be the one that wants it.
+    // Either side may request the validation.
     for (a, b) in [(Validation::Xxh3, Validation::Off), (Validation::Off, Validation::Crc32c)] {
         let mut pair = Pair::with(validating(a), validating(b), 64);
         assert_eq!(transfer(&mut pair, STEP, bytes_of(24)), TOLD);
@@ -135,7 +135,7 @@ fn views_bring_their_checksum_in_a_message() {
             assert_eq!(names(&pair, from), ["TENSOR_REQUEST", "META_DATA_RESPONSE", "loan"]);
         }
         assert_eq!(pair.counters().0.checksums_matched, 2);
-        // A promise that is withdrawn: the copy brings its own.
+        // The promise is withdrawn: the copy has a checksum of its own.
         pair.wire.allow_loans(B, 0);
         pair.b.source.send_bytes(Scope::Published, "k", 500, 6);
         let handle = pair.view(Scope::Published, "k");
@@ -184,7 +184,7 @@ fn s3_11_each_flip_of_a_content_or_its_result_is_an_error_and_the_connection_goe
         assert_eq!(transfer(&mut pair, STEP, bytes_of(9)), HIT);
         let (a, _) = pair.counters();
         assert_eq!(a.checksums_mismatched, (9 + RESULT_BYTES as u64) * 8);
-        // Memory of a damaged content goes back like that of a good one.
+        // The memory of a damaged content is returned like that of an undamaged one.
         assert_eq!(pair.a.memory.ended(LentEnd::Content), a.contents_received);
     }
 }
@@ -198,7 +198,7 @@ fn s3_11_each_flip_is_an_error_in_mode_original_and_of_eager_contents_and_views(
             assert_corrupted(&error, validation, Some(Damage::Content));
         }
         for bit in 0..5 * 8 {
-            // A new key each time would do, too: what is known is asked for as a write.
+            // A new connection for each bit, because a receiver that knows the key's metadata requests the content by a write.
             let mut pair = Pair::new(eager(validation));
             let error = flipped(&mut pair, 5, Flip::Message(bit));
             assert_corrupted(&error, validation, Some(Damage::Content));
@@ -312,7 +312,7 @@ fn s10_a_loan_or_content_whose_checksum_was_not_told_is_misbehaviour() {
     let _again = lone.receive(STEP, "k");
     assert_eq!(lone.immediate(1 << 14, 8), Err(PeerMisbehaved::ContentUnasked));
     lone.assert_over(PeerMisbehaved::ContentUnasked);
-    // No loan comes without one either.
+    // No loan comes without a checksum either.
     let mut lone = Lone::new(validating(Validation::Xxh3));
     let _view = lone.view(Scope::Published, "k");
     assert_eq!(lone.loan(0, &[1; 8]), Err(PeerMisbehaved::LoanUnasked));

@@ -40,7 +40,7 @@ fn every_way_of_answering_tells_the_version_of_what_it_delivers_for_one_message_
         for is_view in [false, true] {
             let (mut plain, mut pair) = (Pair::new(parameters), Pair::new(parameters));
             [&plain, &pair].into_iter().for_each(|pair| pair.wire.allow_loans(B, 100));
-            // Misses, hits, contents inside messages, no bytes, and between them.
+            // Unknown and known forms, contents inside messages, values of no bytes, and changes between these.
             let values = [24, 24, 0, 0, 24, 9000, 24, 9000].map(bytes_of);
             for (version, metadata) in (1..).zip(values.into_iter().chain([dead(), dead()])) {
                 let bytes = vec![version as u8; metadata.byte_length as usize];
@@ -127,7 +127,7 @@ fn s10_version_that_is_not_due_is_misbehaviour() {
     assert_eq!(lone.message(&response(None, false)), Ok(None));
     assert_eq!(lone.message(&notice(2)), Err(PeerMisbehaved::VersionUnasked));
 
-    // One of a request that never was, or is over, is passed over.
+    // A VERSION of a request that never was, or is over, is ignored.
     let mut lone = Lone::new(small());
     assert_eq!(lone.message(&notice(1)), Ok(None));
 }

@@ -37,7 +37,7 @@ fn lending(loans: u32) -> Pair {
     pair
 }
 
-/// Sends a value and receives it as a view; what that took.
+/// Sends a value and receives it as a view. Returns what was posted for that.
 fn transfer(pair: &mut Pair, metadata: Metadata, fill: u8) -> Vec<&'static str> {
     let bytes = vec![fill; metadata.byte_length as usize];
     let from = pair.wire.trace().len();
@@ -110,7 +110,7 @@ fn a_sender_at_its_cap_sends_a_copy() {
     let mut pair = lending(1);
     assert_eq!(transfer(&mut pair, bytes_of(24), 1), MISS);
     assert_eq!(transfer(&mut pair, bytes_of(24), 2), COPY);
-    // It had promised a loan already.
+    // The sender had promised a loan already.
     let withdrawn =
         ["TENSOR_REQUEST", "META_DATA_RESPONSE", "META_DATA_RESPONSE", "TENSOR_RE_REQUEST", "content"];
     assert_eq!(transfer(&mut pair, bytes_of(25), 3), withdrawn);
@@ -237,7 +237,7 @@ fn described(metadata: Metadata) -> Message {
 
 #[test]
 fn d_loan_unasked() {
-    // For a request that wants a copy, at each of its stages.
+    // A loan for a request that wants a copy, at each stage of the request.
     let mut lone = Lone::new(small());
     let _handle = lone.receive(STEP, "k");
     assert_eq!(lone.loan(0, &[1; 8]), Err(PeerMisbehaved::LoanUnasked));
@@ -247,7 +247,7 @@ fn d_loan_unasked() {
     assert_eq!(lone.message(&described(bytes_of(8))), Ok(None));
     assert_eq!(lone.loan(0, &[1; 8]), Err(PeerMisbehaved::LoanUnasked));
     lone.assert_over(PeerMisbehaved::LoanUnasked);
-    // For a view whose metadata is not known, before the promise, and after it was withdrawn.
+    // A loan for a view whose metadata is not known, before the promise, and after the promise was withdrawn.
     let mut lone = Lone::new(small());
     let _handle = lone.view(STEP, "k");
     assert_eq!(lone.loan(0, &[1; 8]), Err(PeerMisbehaved::LoanUnasked));
@@ -258,7 +258,7 @@ fn d_loan_unasked() {
     assert_eq!(lone.message(&described(bytes_of(8))), Ok(None));
     assert_eq!(lone.loan(0, &[1; 8]), Err(PeerMisbehaved::LoanUnasked));
     lone.assert_over(PeerMisbehaved::LoanUnasked);
-    // Promised where a copy is wanted.
+    // A loan that is promised where a copy is wanted.
     let mut lone = Lone::new(small());
     let _handle = lone.receive(STEP, "k");
     assert_eq!(lone.message(&promise(bytes_of(8))), Err(PeerMisbehaved::LoanUnasked));

@@ -149,7 +149,7 @@ fn s12_dimensions_65534_65535_and_2_to_the_32_travel() {
 #[test]
 fn the_largest_message_fits() {
     let widest = Metadata::new(DataType::U8, Shape::new(vec![1; RANK_MAX]).unwrap()).unwrap();
-    // As many as a receiver keeps of this rank.
+    // As many metadata of this rank as a receiver remembers.
     let known = [widest.clone(), widest.clone(), widest.clone()];
     let mut eager = widest;
     let mut dimensions = eager.shape.dimensions().to_vec();

@@ -1,4 +1,5 @@
-//! The wire between two ends: posted, landed, taken; each moved by the test. Refuses what a NIC refuses.
+//! The wire between two sides. A write is posted, lands, and is taken; the test moves it from each stage to the next. The wire
+//! refuses everything that a network adapter refuses.
 
 use std::{
     collections::VecDeque,
@@ -24,7 +25,7 @@ use super::{
 /// One write on its way.
 #[derive(Debug)]
 struct Write {
-    /// Which of the peer's rings, by its number.
+    /// The number of the peer's ring that it writes.
     ring_number: usize,
     ring: Vec<(u32, Vec<u8>)>,
     record: Option<(RecordSlot, Vec<u8>)>,
@@ -35,7 +36,7 @@ struct Write {
     is_eager: bool,
     immediate: u32,
     length: u64,
-    /// Send-queue entries it takes.
+    /// The entries of the send queue that it takes.
     entries: u32,
     posted_at: u64,
     done: Completion,
@@ -78,7 +79,7 @@ struct End {
     reading: usize,
     /// The peer's ring that forged writes go to.
     forging: usize,
-    /// No larger ring can be made.
+    /// Whether no larger ring can be made.
     is_out_of_rings: bool,
     /// How many loans this side may still make; `None` if it can make none at all.
     loans: Option<u32>,
@@ -202,17 +203,17 @@ impl Wire {
         Rings { own: memory.ring(Some(0)), own_slots: memory.ring(None), peer }
     }
 
-    /// Something changes on its way.
+    /// A write changes on its way.
     pub(crate) fn flip(&self, flip: Flip) {
         self.0.lock().unwrap().flip = Some(flip);
     }
 
-    /// Whether that has not happened yet.
+    /// Whether no write has changed yet.
     pub(crate) fn has_flip(&self) -> bool {
         self.0.lock().unwrap().flip.is_some()
     }
 
-    /// What was posted by whom, in order.
+    /// Each post with its side, in order.
     pub(crate) fn trace(&self) -> Vec<(Side, &'static str)> {
         self.0.lock().unwrap().trace.clone()
     }
@@ -221,7 +222,7 @@ impl Wire {
         self.0.lock().unwrap().wrapped
     }
 
-    /// Writes `bytes` at `offset` of the ring of `side`'s peer, with `immediate`; whatever they are.
+    /// Writes `bytes` at `offset` of the ring of `side`'s peer, with `immediate`. Nothing is checked.
     pub(crate) fn forge(&self, side: Side, offset: u32, bytes: &[u8], immediate: u32) {
         self.forge_parts(side, vec![(offset, bytes.to_vec())], immediate);
     }
@@ -264,12 +265,12 @@ impl Wire {
         self.0.lock().unwrap().end(side).is_out_of_rings = true;
     }
 
-    /// `side` can post so many times more; then its queue pair fails it.
+    /// `side` can post this many times more; then its queue pair fails each post.
     pub(crate) fn allow_posts(&self, side: Side, posts: u32) {
         self.0.lock().unwrap().end(side).posts = Some(posts);
     }
 
-    /// `side` can lend, so many times from now on.
+    /// `side` can lend this many times from now on.
     pub(crate) fn allow_loans(&self, side: Side, loans: u32) {
         self.0.lock().unwrap().end(side).loans = Some(loans);
     }
@@ -392,7 +393,7 @@ impl Wire {
     }
 }
 
-/// Where a ring is, which is named by its number.
+/// The destination of the ring with this number.
 pub(crate) fn ring_at(region: u32, ring_bytes: usize) -> Destination {
     let capacity = ring_bytes as u64;
     Destination { region, generation: 0, offset: 0, capacity, result: None }

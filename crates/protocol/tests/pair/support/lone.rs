@@ -99,7 +99,7 @@ impl Lone {
         result
     }
 
-    /// What A has posted is taken away; what it returns is learnt, and it is answered.
+    /// Takes A's posts off the wire, learns the counts that they return, and acknowledges them.
     pub(crate) fn absorb(&mut self) {
         while self.wire.has_posted(Side::A) {
             self.wire.land(Side::A);
@@ -156,7 +156,7 @@ impl Lone {
         self.taken
     }
 
-    /// An arrival is taken in; the first request that comes of it.
+    /// An arrival is taken in. Returns the first request that it opens.
     pub(crate) fn taken_in(
         &self,
         immediate: u32,
@@ -169,7 +169,7 @@ impl Lone {
         Ok(first)
     }
 
-    /// Everything the script has posted is taken in; the last result.
+    /// Everything that the script has posted is taken in. Returns the last result.
     pub(crate) fn arrive(&mut self) -> Result<Option<TensorRequest>, PeerMisbehaved> {
         let mut last = Ok(None);
         while self.wire.has_posted(Side::B) {
@@ -277,7 +277,7 @@ impl Lone {
         self.tasks.run();
     }
 
-    /// The connection is over for `rule`; everything ends and no memory stays away.
+    /// The connection is over for `rule`: everything ends, and all memory comes back.
     pub(crate) fn assert_over(&mut self, rule: PeerMisbehaved) {
         let failure = self.connection.failure().expect("the connection is over");
         assert!(failure.starts_with(&rule.to_string()), "{failure}");

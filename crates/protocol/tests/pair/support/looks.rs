@@ -1,4 +1,4 @@
-//! Looks of the tasks of this thread for what they await. None are allowed by default.
+//! Counts how often tasks of this thread poll for what they await. Such polls are not allowed by default.
 
 use std::cell::Cell;
 
@@ -6,23 +6,23 @@ thread_local! {
     static LOOKS: Cell<Option<u32>> = const { Cell::new(None) };
 }
 
-/// Allows looks, which find nothing, and counts from 0.
+/// Allows polls, which find nothing, and counts from 0.
 pub(crate) fn allow() {
     LOOKS.set(Some(0));
 }
 
-/// Whether they are allowed.
+/// Whether polls are allowed.
 pub(crate) fn are_allowed() -> bool {
     LOOKS.get().is_some()
 }
 
-/// Counts one, and says that it has found nothing.
+/// Counts a poll, and reports that it has found nothing.
 pub(crate) fn finds() -> bool {
     LOOKS.set(LOOKS.get().map(|looks| looks + 1));
     false
 }
 
-/// How many there were since they were allowed.
+/// The number of polls since they were allowed.
 pub(crate) fn counted() -> u32 {
     LOOKS.get().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Destination memory that knows who owns what, and refuses what a correct connection never does.
+//! Destination memory that records its owners, and refuses what a correct connection never does.
 
 use std::{
     collections::BTreeMap,
@@ -17,14 +17,14 @@ const BLOCK_BYTES_MAX: u64 = 1 << 20;
 /// A result slot that was not written.
 const UNWRITTEN: [u8; RESULT_BYTES] = [0xDD; RESULT_BYTES];
 
-/// Those of the memory that a connection was drained of that are no own rings.
+/// The memory that a connection was drained of, without its own rings.
 pub(crate) fn values(drained: Vec<Lent>) -> Vec<Lent> {
     let (rings, values): (Vec<_>, Vec<_>) = drained.into_iter().partition(|lent| lent.ring.is_some());
     rings.into_iter().for_each(Lent::end_drained);
     values
 }
 
-/// Lent memory. Must be given back, or is a leak.
+/// Granted memory. It must be taken back; otherwise it is a leak.
 #[derive(Debug)]
 pub(crate) struct Lent {
     block: usize,
@@ -46,7 +46,7 @@ impl Drop for Lent {
 }
 
 impl Lent {
-    /// With a copy of what has landed, which is what is validated.
+    /// Memory with a copy of the bytes that have landed. The copy is validated.
     pub(crate) fn copied(mut self) -> Self {
         {
             let state = self.memory.0.lock().unwrap();
@@ -141,7 +141,7 @@ impl Memory {
         memory
     }
 
-    /// Its destinations have result slots, or not.
+    /// Memory whose destinations have result slots, or not.
     pub(crate) fn with_results(capacity: usize, has_results: bool) -> Self {
         let memory = Self::new(capacity);
         memory.0.lock().unwrap().has_results = has_results;
@@ -163,7 +163,7 @@ impl Memory {
         self.0.lock().unwrap().refusal = None;
     }
 
-    /// Whether known values that may come inside a message are to.
+    /// Sets whether known values come inside a message if they may.
     pub(crate) fn prefer_eager(&self, is_preferred: bool) {
         self.0.lock().unwrap().prefers_eager = is_preferred;
     }
@@ -219,7 +219,7 @@ impl Memory {
         self.0.lock().unwrap().ends.get(&format!("ring {why}")).copied().unwrap_or(0)
     }
 
-    /// Views that are held.
+    /// The number of views that are held.
     pub(crate) fn viewed(&self) -> usize {
         self.0.lock().unwrap().blocks.iter().filter(|block| block.is_lent && block.is_view).count()
     }
@@ -327,7 +327,7 @@ impl Allocator for Memory {
     }
 }
 
-/// What allocation fails with in tests.
+/// The error of a failed allocation in tests.
 pub(crate) fn exhausted() -> Status {
     Status::new(Code::ResourceExhausted, "the pool is at its cap")
 }

@@ -1,4 +1,4 @@
-//! Two connections, their memories and sources, and the hands that move the wire.
+//! Two connections, their memories and sources, and the methods by which a test moves the wire.
 
 use std::sync::Arc;
 
@@ -200,7 +200,7 @@ impl Pair {
         next.is_some()
     }
 
-    /// Until nothing moves.
+    /// Fires events until none is enabled.
     pub(crate) fn run(&mut self) {
         for steps in 0.. {
             assert!(steps < 10_000_000, "the pair never comes to rest");
@@ -268,7 +268,7 @@ impl Pair {
     }
 }
 
-/// What a receive gave, with its bytes; the loan is ended.
+/// The result of a receive, with its bytes. Ends the grant.
 pub(crate) fn settled(
     handle: &Handle<ReceiveResult>,
 ) -> Result<(tensorwire_protocol::Metadata, Vec<u8>), TransferError> {

@@ -43,7 +43,7 @@ pub(crate) struct TestSource {
     table: Arc<Mutex<HashMap<(Scope, String), Queue>>>,
     /// What the next refusals wait for.
     turns: Arc<Mutex<VecDeque<oneshot::Receiver<()>>>>,
-    /// Whether a value that is there is taken by the request itself, and not by the answer's first poll.
+    /// Whether the request itself takes a value that the source has, and not the answer's first poll.
     gives_now: Arc<AtomicBool>,
 }
 
@@ -85,12 +85,12 @@ impl TestSource {
         give
     }
 
-    /// Values that nobody has taken.
+    /// The values that were not taken.
     pub(crate) fn stored(&self, scope: Scope, key: &str) -> usize {
         self.table.lock().unwrap().get(&(scope, key.to_owned())).map_or(0, |queue| queue.values.len())
     }
 
-    /// Takes that wait.
+    /// The number of takes that wait.
     pub(crate) fn waiting(&self, scope: Scope, key: &str) -> usize {
         self.table.lock().unwrap().get(&(scope, key.to_owned())).map_or(0, |queue| queue.waiters.len())
     }

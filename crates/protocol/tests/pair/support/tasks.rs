@@ -51,7 +51,7 @@ impl<T> Handle<T> {
         self.output.lock().unwrap().is_some()
     }
 
-    /// Whether the task may still give its output.
+    /// Whether the task may still return its output.
     pub(crate) fn is_pending(&self) -> bool {
         Arc::strong_count(&self.output) > 1 && !self.is_done()
     }
@@ -94,7 +94,7 @@ impl Tasks {
         self.ready.lock().unwrap().first().copied().map(TaskId)
     }
 
-    /// Polls until nobody is woken; true if anybody was.
+    /// Polls until no task is woken. Returns whether any task was.
     pub(crate) fn run(&mut self) -> bool {
         let mut any = false;
         for rounds in 0.. {
