@@ -127,12 +127,12 @@ fn head() -> Page {
 
 fn requests(page: &mut Page) {
     let first = Message::TensorRequest(request(&[], Want::Write(None)));
-    let about = "The first request for a key: it spells the key out and gives it a number (form 1), knows nothing of the \
-        tensor, and so has no destination.";
+    let about = "The first request for a key contains the key and defines a number for it (form 1). The receiver does not know the \
+        tensor's metadata yet, so the request has no destination.";
     page.record("TENSOR_REQUEST, first", about, &[NameForm::Define(2)], &first);
     let later = request(&[matrix()], Want::Write(Some(destination(None))));
-    let about = "A later one names the key by its number (form 2), lists what is known of the tensor, and gives the range \
-        where the content may be written.";
+    let about = "A later request names the key by its number (form 2), lists the metadata that the receiver knows, and has the \
+        destination where the content may be written.";
     page.record("TENSOR_REQUEST, later", about, &[NameForm::Number(2)], &Message::TensorRequest(later));
     let slot = ResultSlot { region: 3, generation: 1, offset: 8192 };
     let checked = request(&[matrix()], Want::Write(Some(destination(Some(slot)))));
@@ -154,15 +154,15 @@ fn requests(page: &mut Page) {
     );
     let wanted = Wanted::NewerThan { incarnation: 0x4d2, version: 3 };
     let newer = TensorRequest { scope: Scope::Versioned(wanted), ..request(&[], Want::Write(None)) };
-    let about = "For a published tensor that is newer than a version (scope 3). Scope 2 is that of the one that there is, \
-        with its version; scope 1 without it.";
+    let about = "For a published tensor that is newer than a version (scope 3). Scope 2 requests the present tensor and its version, \
+        and scope 1 the present tensor without its version.";
     page.record("TENSOR_REQUEST, newer", about, &[NameForm::Number(2)], &Message::TensorRequest(newer));
     let offered = Offered { incarnation: 0x4d2, edition: 3, cell: 1 };
     let offered = TensorRequest { scope: Scope::Offered(offered), ..request(&[], Want::View) };
-    let about = "For an offered tensor (scope 5), of which the receiver has the ticket. The key is not used.";
+    let about = "For an offered tensor (scope 5), whose ticket the receiver has. The key is not used.";
     page.record("TENSOR_REQUEST, offered", about, &[NameForm::Number(2)], &Message::TensorRequest(offered));
     let now = TensorRequest { scope: Scope::StepNow(StepId(7)), ..request(&[], Want::Write(None)) };
-    let about = "Of a receiver that does not wait (scope 4): without a value the answer is ERROR_STATUS with CANCELLED.";
+    let about = "For a receiver that does not wait (scope 4): without a value the answer is ERROR_STATUS with CANCELLED.";
     page.record("TENSOR_REQUEST, now", about, &[NameForm::Number(2)], &Message::TensorRequest(now));
     let again = TensorReRequest { index: INDEX, destination: Some(destination(None)) };
     let about = "The destination for the content that META_DATA_RESPONSE described.";
@@ -181,16 +181,17 @@ fn answers(page: &mut Page) {
             checksum,
         })
     };
-    let about = "What the tensor is; the content (0) waits for TENSOR_RE_REQUEST. With 2, a loan follows.";
+    let about =
+        "The metadata of the tensor. The content (0) waits for TENSOR_RE_REQUEST; with 2, a loan follows.";
     page.record("META_DATA_RESPONSE", about, &[], &response(None, None));
-    let about = "Eager: the content (1) is in the message. With 0x80 added, a checksum comes first.";
+    let about = "The content (1) is in the message. With 0x80 added, a checksum precedes it.";
     page.record(
         "META_DATA_RESPONSE with content and checksum",
         about,
         &[],
         &response(Some(EagerContent::from_slice(&[7; 24])), Some(0xfeed)),
     );
-    let about = "Comes before the answer to a request of scope 2 or 3, and is about its value.";
+    let about = "Comes before the answer to a request of scope 2 or 3, and has the version of its value.";
     page.record("VERSION", about, &[], &Message::Version(VersionNotice { index: INDEX, version: 4 }));
     let about =
         "A short message that no request asked for, in lane 3 of a channel that both sides have opened.";
@@ -204,15 +205,19 @@ fn answers(page: &mut Page) {
 }
 
 fn flow_control(page: &mut Page) {
-    page.flow("Counts only", "Receives reposted and ring bytes consumed, nothing else.", Control::CountOnly);
+    page.flow(
+        "Counts only",
+        "The counts of reposted receives and of consumed ring bytes, and nothing else.",
+        Control::CountOnly,
+    );
     let ring = Destination { region: 4, generation: 1, offset: 0, capacity: 65_536, result: None };
     page.flow("Ring offer", "A larger ring that the peer may move to.", Control::RingOffer(ring));
     page.flow("Ring moved", "The last record of this ring.", Control::RingMoved);
     page.0.push_str("\n# Beside the ring\n");
     let ask = encode_ask(Ask { counts: COUNTS, answers: 1, wanted: 512 });
     let about = format!(
-        "In a slot of {SLOT_BYTES} bytes of its own. Sent when blocked. It has no length field: the length of the write \
-         tells ASK from ANSWER."
+        "In a slot of {SLOT_BYTES} bytes of its own. Sent by a side that is blocked. It has no length field: the length of the write \
+         distinguishes ASK from ANSWER."
     );
     let fields = [("receives", 4), ("ring bytes", 4), ("ANSWERs received", 4), ("ring bytes wanted", 4)];
     page.table("ASK", &about, &fields, &ask);
@@ -231,7 +236,7 @@ fn greeting(page: &mut Page) {
         nonce: [0xaa; 32],
     };
     page.control("HELLO", "First frame of both sides.", &hello);
-    let about = "Proves that the dialling side knows the secret, and which HELLO frames it has seen.";
+    let about = "Proves that the dialling side knows the secret and has seen both HELLO frames.";
     page.control("PROOF", about, &ControlFrame::Proof { proof: [0xbb; 32] });
     let welcome = ControlFrame::Welcome {
         fabrics: vec![
@@ -240,7 +245,7 @@ fn greeting(page: &mut Page) {
         ],
         proof: [0xbb; 32],
     };
-    let about = "Which fabrics the worker has, best first, and the proof that it knows the secret and has sent these fields.";
+    let about = "The fabrics of the worker, best first, and the proof that it knows the secret and has sent these fields.";
     page.control("WELCOME", about, &welcome);
     let about = "A data connection is over on the sender's side; the peer may not notice that otherwise.";
     let over = Status::new(Code::Unavailable, "device gone");
@@ -251,7 +256,7 @@ fn greeting(page: &mut Page) {
         about,
         &ControlFrame::Goodbye { status: Status::new(Code::Unavailable, "shut down") },
     );
-    page.control("PING", "PONG looks the same, with the same nonce.", &ControlFrame::Ping { nonce: 5 });
+    page.control("PING", "PONG has the same fields, with the same nonce.", &ControlFrame::Ping { nonce: 5 });
 }
 
 fn region() -> RegionRecord {
@@ -275,13 +280,13 @@ fn connections(page: &mut Page) {
     page.control("CONNECT", about, &ControlFrame::Connect(connect));
     let refused =
         ControlFrame::Refused { connection: 1, status: Status::new(Code::ResourceExhausted, "full") };
-    page.control("REFUSED", "No data connection, and why.", &refused);
-    let about = "A block that may be named in destinations, once it is confirmed.";
+    page.control("REFUSED", "Refuses a data connection, with the reason.", &refused);
+    let about = "A block that destinations may name once the peer has confirmed it.";
     page.control("REGION_ADD", about, &ControlFrame::RegionAdd { connection: 1, region: region() });
-    let about = "Confirms. REGION_REMOVE looks the same.";
+    let about = "Confirms a REGION_ADD. REGION_REMOVE has the same fields.";
     page.control("REGION_ACK", about, &ControlFrame::RegionAck { connection: 1, region: 3 });
     let list = ControlFrame::ListRequest { request: 1, after: Some("w".to_owned()), with_checksums: true };
-    page.control("LIST_REQUEST", "Published tensors after this name.", &list);
+    page.control("LIST_REQUEST", "Requests published tensors after this name.", &list);
     let entry =
         ListEntry { name: "weights".to_owned(), metadata: matrix(), version: 3, checksum: Some(0xfeed) };
     let page_of = ControlFrame::ListResponse { request: 1, entries: vec![entry], more: false };
