@@ -53,13 +53,13 @@ fn the_fabric_is_the_one_that_was_asked_for() {
 
 /// A training whose rank `lost` of three is killed after some steps. Returns the output after that.
 fn trained_without(lost: usize, fabric: &str) -> String {
-    let training = Running::start(data_parallel(&format!("--ranks 3 --steps 100 --fabric {fabric}")));
+    let training = Running::start(data_parallel(&format!("--ranks 3 --steps 300 --fabric {fabric}")));
     let mut pids = Vec::new();
     for rank in 0..3 {
         let line = training.line(|line| line.starts_with(&format!("rank {rank} ")));
         pids.push(line.split_whitespace().last().unwrap().parse().unwrap());
     }
-    training.line(|line| line.starts_with("training     10/100"));
+    training.line(|line| line.starts_with("training     30/300"));
     kill_process(pid_of(pids[lost]), Signal::KILL).unwrap();
     training.line(|line| line.starts_with("going on     with 2 ranks after "));
     let (status, text) = training.end();

@@ -245,11 +245,12 @@ impl<'joining> Runs<'joining> {
         self.decode(found.first().map(Vec::as_slice).unwrap_or_default())
     }
 
-    /// Waits until the store has another run.
+    /// Waits until the store has another run. A store that fails is read again: it may be gone with the rank that serves it, and the
+    /// error of the attempt to join tells why that rank ended.
     async fn replaced(&self, run: &Run) -> Result<Run, GroupError> {
         loop {
             self.runtime.sleep(POLL_INTERVAL).await;
-            let found = self.settings.store.get(std::slice::from_ref(&self.key)).await?;
+            let Ok(found) = self.settings.store.get(std::slice::from_ref(&self.key)).await else { continue };
             if let Some(Some(record)) = found.first() {
                 let found = self.decode(record)?;
                 if found != *run {

@@ -16,7 +16,7 @@ use tensorwire_collective::{
 use tensorwire_fabric::{BoxFuture, FabricKind, timeout};
 use tensorwire_rendezvous::WorkerError;
 
-use super::{PATIENCE, store, worker};
+use super::{PATIENCE, cut_store::CutStore, store, worker};
 
 const SHORT: Duration = Duration::from_millis(500);
 
@@ -38,6 +38,22 @@ async fn a_record_redirects_no_peer_and_leaves_none_behind() {
     assert_eq!(names, ["/job:known/replica:0/task:0"]);
     assert!(matches!(alone.peer("ghost"), Err(WorkerError::UnknownWorker { .. })));
     alone.shutdown().await;
+}
+
+/// As when the rank that serves the store ends because this one cannot be reached.
+#[tokio::test]
+async fn a_lost_rank_is_named_although_the_store_is_gone_with_it() {
+    let (below, second) = (store(), worker("second", FabricKind::TCP).await);
+    let run = format!("{:016x}\n{}2\n", 9, record("ghost"));
+    below.set("group/run", run.as_bytes()).await.unwrap();
+    below.set("group/0000000000000009/0/rank 0", format!("{}2\n", record("ghost")).as_bytes()).await.unwrap();
+    let cut = CutStore::new(&below);
+    // It reads the run, writes its record, and reads all records.
+    cut.cut_after(3);
+    let joined = Group::builder(cut, 1, 2).timeout(SHORT).join(&second).await;
+    let error = joined.unwrap_err();
+    assert!(matches!(error, GroupError::RankLost { rank: 0, .. }), "{error}");
+    second.shutdown().await;
 }
 
 #[tokio::test]

@@ -1,7 +1,10 @@
 //! TransportMultiProc IoErrors and IoTimeouts: rank 0 is killed or stopped at defined points of its exchanges with the others.
 //! Each of these gets an error that names rank 0, in bounded time, and they go on with each other.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use futures::future::join_all;
 use rustix::process::Signal;
@@ -79,7 +82,7 @@ async fn answer(group: &Group, rank: usize, length: usize) -> Result<(), GroupEr
     for round in 1.. {
         group.recv(rank, TAG).await?;
         send(group, rank, length).await?;
-        report_first(group, rank, round);
+        report_with(group, rank, round);
     }
     Ok(())
 }
@@ -93,15 +96,17 @@ async fn swap(group: &Group, rank: usize, length: usize) -> Result<(), GroupErro
         outgoing.wait_send().await?;
         incoming.wait_recv().await?;
         assert!(incoming.bytes().iter().all(|byte| *byte == round as u8), "round {round}");
-        report_first(group, rank, round);
+        report_with(group, rank, round);
     }
     Ok(())
 }
 
-/// Rank 0 exchanges with several ranks, and reports the rounds with the first.
-fn report_first(group: &Group, rank: usize, round: u64) {
-    if group.rank() != 0 || rank == 1 {
-        report(round);
+/// Rank 0 exchanges with several ranks, and reports the rounds with each.
+fn report_with(group: &Group, rank: usize, round: u64) {
+    match group.rank() {
+        0 if round <= ROUNDS => say(&format!("round {round} with rank {rank}: exchanged")),
+        0 => {}
+        _ => report(round),
     }
 }
 
@@ -111,7 +116,7 @@ fn report(round: u64) {
     }
 }
 
-/// Rank 0 and the others, all in the exchange: rank 0 in the round in which it will be lost.
+/// Rank 0 and the others, all in the exchange: rank 0 has exchanged `round` rounds with each.
 fn begun(test: &Test, size: usize, what: &str, length: usize, round: u64) -> (Other, Vec<Other>) {
     let mut ranks = test.group(size);
     let takes_part = ["messages", "buffers"].contains(&what);
@@ -121,7 +126,11 @@ fn begun(test: &Test, size: usize, what: &str, length: usize, round: u64) -> (Ot
         other.expect("round 0: begun");
     }
     if takes_part {
-        (1..=round).for_each(|round| ranks[0].expect(&format!("round {round}: exchanged")));
+        let with = |rank| format!("round {round} with rank {rank}: exchanged");
+        let mut awaited: BTreeSet<_> = (1..size).map(with).collect();
+        while !awaited.is_empty() {
+            awaited.remove(&ranks[0].hear());
+        }
     }
     (ranks.remove(0), ranks)
 }
