@@ -8,9 +8,9 @@ use std::{
 };
 
 use futures::{
-    StreamExt as _,
+    FutureExt as _, StreamExt as _,
     channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded},
-    future::{join, join_all, select},
+    future::{Either, join, join_all, select, select_all},
 };
 use tensorwire_fabric::{
     Access, Arrival, ArrivalSink, FabricError, Immediate, QueuePair, QueuePairConfig, Runtime, WorkRequest,
@@ -308,13 +308,18 @@ impl ArrivalSink for Answering {
     }
 }
 
-/// Drives `queue_pair`. Never ends.
-async fn driven(queue_pair: &QueuePair) {
+/// Drives `queue_pair` until its connection fails.
+async fn driven(queue_pair: &QueuePair) -> FabricError {
     poll_fn(|context| {
-        while let Poll::Ready(Ok(())) = queue_pair.poll_progress(context) {}
-        Poll::Pending::<()>
+        loop {
+            match queue_pair.poll_progress(context) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(failure)) => return Poll::Ready(failure),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
     })
-    .await;
+    .await
 }
 
 /// Waits until all numbers were seen, in order.
@@ -333,8 +338,11 @@ pub async fn a_sink_takes_arrivals_one_at_a_time_and_in_order(setup: Setup, runt
     // Arrivals from before the sink was set go to it first.
     let (right, seen_by_right) = Answering::between(&pair.to_left, 0);
     let all = pin!(join(all_seen(seen_by_left), all_seen(seen_by_right)));
-    let driven = pin!(join(driven(&pair.to_right), driven(&pair.to_left)));
-    pair.step("all answers", select(all, driven)).await;
+    let driven = [&pair.to_right, &pair.to_left].map(|queue_pair| driven(queue_pair).boxed_local());
+    match pair.step("all answers", select(all, select_all(driven))).await {
+        Either::Left(_) => {}
+        Either::Right(((failure, side, _), _)) => panic!("side {side} failed: {failure:?}"),
+    }
     // A sink must not keep its queue pair.
     drop([left, right].map(|sink| sink.queue_pair.lock().unwrap().take()));
 }
