@@ -16,10 +16,10 @@ use futures::{
     future::BoxFuture,
     stream::{FuturesOrdered, FuturesUnordered},
 };
-use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use tensorwire_fabric::{
     Arrival, FabricError, Immediate, LossCause, PeerViolation, RegionTable, RemoteRange, Runtime, SlotKey,
 };
+use tensorwire_memory::copy::{CopyReason, copy_bytes};
 
 use crate::{
     fabric::KIND,
@@ -91,6 +91,35 @@ impl End {
     }
 }
 
+/// The numbers of this side's frames.
+#[derive(Debug, Default)]
+struct SentFrames {
+    /// The number of the next frame.
+    next: u32,
+    /// The number of the first frame whose slot the peer has not emptied.
+    acknowledged: u32,
+}
+
+impl SentFrames {
+    /// The number of frames whose slots the peer has not emptied.
+    fn open(&self) -> u32 {
+        self.next.wrapping_sub(self.acknowledged) & NUMBERS
+    }
+
+    /// The peer has emptied the slots of all frames before `number`.
+    fn heed_acknowledgement(&mut self, number: u32) -> Result<(), PeerViolation> {
+        let newly = number.wrapping_sub(self.acknowledged) & NUMBERS;
+        if newly <= self.open() {
+            self.acknowledged = number;
+            return Ok(());
+        }
+        // The crate passes on each immediate in a task of its own, so any number of later acknowledgements may overtake
+        // one. It then has an older number and changes nothing.
+        let is_overtaken = newly > NUMBERS / 2;
+        if is_overtaken { Ok(()) } else { Err(PeerViolation::Malformed) }
+    }
+}
+
 /// One connection. Dropping this before the connection is over, for example with the runtime, fails the connection.
 pub(crate) struct Pump {
     ground: Ground,
@@ -100,9 +129,7 @@ pub(crate) struct Pump {
     writes: FuturesOrdered<BoxFuture<'static, Written>>,
     /// At most one acknowledgement under way.
     acknowledging: FuturesUnordered<BoxFuture<'static, std::io::Result<()>>>,
-    /// The number of the next frame, and of the first whose slot the peer has not emptied.
-    next: u32,
-    acknowledged: u32,
+    sent: SentFrames,
     /// Frames that arrived, the number of the first that was not taken, and the number that was last acknowledged.
     arrived: BTreeSet<u32>,
     taken: u32,
@@ -117,8 +144,7 @@ impl Pump {
             acknowledgement: (Arc::new(acknowledgement.0), acknowledgement.1),
             writes: FuturesOrdered::new(),
             acknowledging: FuturesUnordered::new(),
-            next: 0,
-            acknowledged: 0,
+            sent: SentFrames::default(),
             arrived: BTreeSet::new(),
             taken: 0,
             acknowledged_taken: 0,
@@ -168,9 +194,8 @@ impl Pump {
     }
 
     fn room(&self) -> bool {
-        let open = self.next.wrapping_sub(self.acknowledged) & NUMBERS;
-        let index = self.next as usize % SLOTS;
-        (open as usize) < SLOTS && self.slots.get(index).is_some_and(Option::is_some)
+        let index = self.sent.next as usize % SLOTS;
+        (self.sent.open() as usize) < SLOTS && self.slots.get(index).is_some_and(Option::is_some)
     }
 
     fn send_posted(&mut self) {
@@ -178,12 +203,12 @@ impl Pump {
             let Some(outgoing) = self.ground.link.next() else { return };
             self.send(outgoing);
         }
-        debug_assert!(self.next.wrapping_sub(self.acknowledged) & NUMBERS <= SLOTS as u32);
+        debug_assert!(self.sent.open() <= SLOTS as u32);
     }
 
     /// Copies a frame into its slot's memory and begins its write. The frame's bytes may be reused after this.
     fn send(&mut self, outgoing: Outgoing) {
-        let number = self.next;
+        let number = self.sent.next;
         let index = number as usize % SLOTS;
         let Some((mut local, token)) = self.slots.get_mut(index).and_then(Option::take) else { return };
         let Outgoing { frame, payload, ends } = outgoing;
@@ -195,7 +220,7 @@ impl Pump {
         }
         let length = HEADER + payload.len().min(PAYLOAD);
         drop(payload);
-        self.next = number.wrapping_add(1) & NUMBERS;
+        self.sent.next = number.wrapping_add(1) & NUMBERS;
         let rdma = self.ground.rdma.clone();
         self.writes.push_back(Box::pin(async move {
             let result = write(&rdma, &local, token, length, number).await;
@@ -230,7 +255,7 @@ impl Pump {
     fn heed(&mut self, immediate: u32) -> Result<(), End> {
         let number = immediate & NUMBERS;
         if immediate & ACKNOWLEDGES != 0 {
-            return self.heed_acknowledgement(number);
+            return self.sent.heed_acknowledgement(number).map_err(End::refusal);
         }
         let ahead = number.wrapping_sub(self.taken) & NUMBERS;
         if ahead as usize >= SLOTS || !self.arrived.insert(number) {
@@ -242,19 +267,6 @@ impl Pump {
             self.take(index)?;
         }
         Ok(())
-    }
-
-    fn heed_acknowledgement(&mut self, number: u32) -> Result<(), End> {
-        let newly = number.wrapping_sub(self.acknowledged) & NUMBERS;
-        let open = self.next.wrapping_sub(self.acknowledged) & NUMBERS;
-        if newly <= open {
-            self.acknowledged = number;
-            return Ok(());
-        }
-        // An acknowledgement that was overtaken has an older number and changes nothing. None is older than a few
-        // frames.
-        let older = self.acknowledged.wrapping_sub(number) & NUMBERS;
-        if older as usize <= 2 * SLOTS { Ok(()) } else { Err(End::refusal(PeerViolation::Malformed)) }
     }
 
     /// Takes the frame in slot `index`.
@@ -306,7 +318,10 @@ impl Pump {
             biased;
             immediate = rdma.receive_write_imm() => {
                 let immediate = immediate.map_err(|error| End::failed_write(&error))?;
-                if immediate & ACKNOWLEDGES == 0 { Ok(()) } else { self.heed_acknowledgement(immediate & NUMBERS) }
+                if immediate & ACKNOWLEDGES == 0 {
+                    return Ok(());
+                }
+                self.sent.heed_acknowledgement(immediate & NUMBERS).map_err(End::refusal)
             }
             Some(written) = self.writes.next() => {
                 // The operation of this write has failed with the connection.
@@ -357,4 +372,36 @@ async fn write(
     let mut remote = RemoteMr::new(token);
     let mut remote = remote.get_mut(0..length)?;
     rdma.write_with_imm(&part, &mut remote, immediate).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The state after `frames` frames of a connection whose peer has acknowledged all of them.
+    fn all_acknowledged(frames: u32) -> SentFrames {
+        SentFrames { next: frames, acknowledged: frames }
+    }
+
+    #[test]
+    fn any_number_of_acknowledgements_may_overtake_one() {
+        const LAST: u32 = 400;
+        for overtaken in 0..LAST {
+            let mut sent = all_acknowledged(LAST);
+            assert_eq!(sent.heed_acknowledgement(overtaken), Ok(()), "{overtaken} after {LAST}");
+            assert_eq!((sent.acknowledged, sent.open()), (LAST, 0), "{overtaken} after {LAST}");
+        }
+    }
+
+    #[test]
+    fn a_frame_that_was_not_sent_is_not_acknowledged() {
+        for frames in [0, 7, NUMBERS] {
+            let mut sent = all_acknowledged(frames);
+            let next = frames.wrapping_add(1) & NUMBERS;
+            assert_eq!(sent.heed_acknowledgement(next), Err(PeerViolation::Malformed), "after {frames}");
+            sent.next = next;
+            assert_eq!(sent.heed_acknowledgement(next), Ok(()), "after {frames}");
+            assert_eq!(sent.open(), 0, "after {frames}");
+        }
+    }
 }
