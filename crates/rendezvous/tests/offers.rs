@@ -19,6 +19,9 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(20);
 const BYTES: usize = 100_000;
 
+/// Where the number of the cell begins in a ticket, behind incarnation and edition.
+const CELL_AT: usize = 16;
+
 fn run(test: impl Future<Output = ()>) {
     bounded(patient(Duration::from_secs(60)), test);
 }
@@ -62,6 +65,7 @@ fn an_offer_is_read_by_its_ticket_until_it_ends() {
             assert!(two.fetch(ticket).await.is_none());
             // The next one takes the same cell, and another ticket.
             let other = two.server.offer(two.tensor(2));
+            assert!(other.ticket().as_bytes()[CELL_AT..] == bytes[CELL_AT..] && other.ticket() != ticket);
             assert!(two.fetch(ticket).await.is_none());
             assert!(holds(two.fetch(other.ticket()).await.as_ref(), 2));
             assert!(holds(first.as_ref(), 1), "what was read stays");
@@ -159,7 +163,7 @@ fn s5_a_ticket_with_other_numbers_gives_nothing() {
             let honest = offer.ticket();
             for _ in 0..2 {
                 // Incarnation, edition and cell.
-                for (at, length) in [(0, 8), (8, 8), (16, 4)] {
+                for (at, length) in [(0, 8), (8, 8), (CELL_AT, 4)] {
                     for lie in [0, 1, 2, 5, 255, 256, 4095, 4096, u64::MAX - 4095, u64::MAX] {
                         let mut bytes = honest.as_bytes().to_vec();
                         bytes[at..at + length].copy_from_slice(&lie.to_le_bytes()[..length]);

@@ -255,11 +255,14 @@ fn s1_a_nameless_content_is_retired_while_it_is_viewed() {
     let mut into = vec![0; 5000];
     assert!(sides.peer.copy(&reading, 0, &mut into));
     let view = sides.peer.view(&reading).unwrap();
+    let is_viewed = || sides.own.is_viewed_by(&sides.reader);
+    assert!(is_viewed(), "its claim names the cell");
     assert_eq!(sides.own.write(other, None).len(), 1, "nobody views that one");
     assert!(sides.own.write(cell, None).is_empty() && sides.own.has_retired());
     assert!(sides.peer.view(&reading).is_none(), "it was replaced");
-    assert!(view.iter().all(|byte| *byte == 1));
+    assert!(is_viewed() && view.iter().all(|byte| *byte == 1));
     drop(view);
+    assert!(!is_viewed());
     assert_eq!(sides.own.reclaim().len(), 1);
 }
 
