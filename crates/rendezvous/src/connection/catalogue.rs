@@ -27,9 +27,6 @@ const COPY_BYTES_MAX: usize = 2 << 20;
 /// A tensor, and its version if that was asked for.
 type Found = (Tensor, Option<Version>);
 
-/// A user's buffer with a tensor, the tensor's metadata, and its version if that was asked for.
-pub(crate) type FoundInto = (Metadata, BufMut, Option<Version>);
-
 /// The content was replaced before all of it was copied.
 struct Overtaken;
 
@@ -121,8 +118,8 @@ impl DataConnection {
         Some((Tensor::received(metadata, bytes, None), self.version_of(scope, version)))
     }
 
-    /// As [`fetch`](Self::fetch), out of the peer's catalogue alone, and into `target`, whose buffer this returns. `None`
-    /// if the peer must be asked.
+    /// As [`fetch`](Self::fetch), out of the peer's catalogue alone, and into the buffer of `target`. Returns the tensor's
+    /// metadata, and its version if that was asked for. `None` if the peer must be asked.
     ///
     /// # Cancel safety
     /// Cancel-safe: the buffer stays in `target`.
@@ -131,16 +128,12 @@ impl DataConnection {
         scope: Scope,
         name: Transfer<'_>,
         target: &Target,
-    ) -> Option<Result<FoundInto, WorkerError>> {
+    ) -> Option<Result<(Metadata, Option<Version>), WorkerError>> {
         let (peers, reading) = self.reading(scope, name)?;
         let span = receive_span(name, self.kind);
         let filled = self.filled(peers, (scope, name), (reading, target)).instrument(span.clone()).await?;
         self.meter.ended(&span, filled.as_ref().map(|(_, metadata)| metadata.byte_length));
-        let filled = filled.and_then(|(version, metadata)| {
-            let buffer = target.take().ok_or_else(WorkerError::handed_out)?;
-            Ok((metadata, buffer, self.version_of(scope, version)))
-        });
-        Some(filled)
+        Some(filled.map(|(version, metadata)| (metadata, self.version_of(scope, version))))
     }
 
     /// The version of a tensor that was found, if it was asked for.

@@ -303,9 +303,7 @@ async fn run_into(
                 version: version.filter(|_| settings.scope != Scope::Published),
             });
         }
-        let (metadata, buffer, version) =
-            worker.fetch_into(&peer.known, transfer, settings.scope, &target).await?;
-        Ok(Filled { metadata, buffer, version })
+        worker.fetch_into(&peer.known, transfer, settings.scope, &target).await
     };
     let what = || format!("fetching {transfer}");
     let filled = worker.timed(Timed::Fetch, settings.limit, what, pin!(fetched)).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tensorwire_protocol::{ReceiveOptions, Scope};
 
 use crate::{
-    connection::{DataConnection, catalogue::FoundInto},
+    connection::DataConnection,
     error::{PeerLoss, Transfer, WorkerError},
     peer_memory::target::Target,
     session::known_peer::KnownPeer,
@@ -13,7 +13,7 @@ use crate::{
         published::{Edition, Version},
         tensor::Tensor,
     },
-    worker::Worker,
+    worker::{Worker, receive_into::Filled},
 };
 
 impl Worker {
@@ -56,10 +56,12 @@ impl Worker {
         transfer: Transfer<'_>,
         scope: Scope,
         target: &Target,
-    ) -> Result<FoundInto, WorkerError> {
+    ) -> Result<Filled, WorkerError> {
         let mut connection = self.node.connected(peer).await?;
         if let Some(filled) = connection.fill(scope, transfer, target).await {
-            return filled;
+            let (metadata, version) = filled?;
+            let buffer = target.take().ok_or_else(WorkerError::handed_out)?;
+            return Ok(Filled { metadata, buffer, version });
         }
         let mut ended = connection.receive_into(&scope, &transfer, target).await;
         if let Err(lost) = ended {
@@ -72,7 +74,7 @@ impl Worker {
         let mut held = ended?;
         let version = held.get().and_then(|received| connection.version(received));
         let (metadata, buffer) = target.fill(transfer, &mut held, &self.node.pools().receive).await?;
-        Ok((metadata, buffer, version))
+        Ok(Filled { metadata, buffer, version })
     }
 
     /// A connection that replaces one that broke with `lost`, to the same incarnation of the peer.
