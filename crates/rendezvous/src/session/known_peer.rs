@@ -219,8 +219,8 @@ impl KnownPeer {
         self.lock().address = Some(address.to_owned());
     }
 
-    /// Adds a session with the peer to the others of the same incarnation. If the peer opened it in a new incarnation,
-    /// its announced address is stored, because it may have moved.
+    /// Adds a session with the peer to the others of the same incarnation, unless it is there. If the peer opened it in a new
+    /// incarnation, its announced address is stored, because it may have moved.
     ///
     /// # Errors
     /// An open session of another incarnation, which is another worker of the same name.
@@ -231,7 +231,9 @@ impl KnownPeer {
         if let Some(other) = state.sessions.iter().find(|known| known.peer.incarnation != incarnation) {
             return Err(other.clone());
         }
-        state.sessions.push(session.clone());
+        if !state.sessions.iter().any(|known| Arc::ptr_eq(known, session)) {
+            state.sessions.push(session.clone());
+        }
         let is_new_life = state.incarnation.replace(incarnation).is_some_and(|known| known != incarnation);
         let listens = session.listen_address();
         if !session.is_dialled() && listens.is_some() && (is_new_life || state.address.is_none()) {

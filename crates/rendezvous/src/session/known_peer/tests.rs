@@ -79,6 +79,8 @@ fn sessions_of_one_life_go_together_and_those_of_two_do_not() {
     assert!(peer.live_session().is_none());
     peer.note_session(&one).unwrap();
     peer.note_session(&other).unwrap();
+    peer.note_session(&one).unwrap();
+    assert_eq!(peer.lock().sessions.len(), 2, "each is there once");
     let newer = session_of(8, None, true);
     assert!(Arc::ptr_eq(&peer.note_session(&newer).unwrap_err(), &one));
     one.fail(&gone());

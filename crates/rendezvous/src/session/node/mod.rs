@@ -193,20 +193,18 @@ impl Node {
         self.lock_peers().note(name, address, self.settings.cluster.address(name).is_some())
     }
 
-    /// The peer of `session`, which is added on first use, and the result of adding the session to it. Both happen under one lock,
-    /// so that no caller finds a peer that dialled this worker before its address is known.
+    /// The peer of `session`, which is added on first use, with the session unless another worker has its name. Both happen under
+    /// one lock, so that no caller finds a peer that dialled this worker before its address is known.
     ///
     /// # Errors
     /// As [`note_peer`](Self::note_peer).
-    pub(crate) fn meet_peer(
-        &self,
-        session: &Arc<Session>,
-    ) -> Result<(KnownPeer, Result<(), Arc<Session>>), Full> {
+    pub(crate) fn meet_peer(&self, session: &Arc<Session>) -> Result<KnownPeer, Full> {
         let name = &session.peer.worker;
         let mut peers = self.lock_peers();
         let peer = peers.note(name, None, self.settings.cluster.address(name).is_some())?;
-        let noted = peer.note_session(session);
-        Ok((peer, noted))
+        // The caller claims the name, which adds the session once the name is free.
+        let _ = peer.note_session(session);
+        Ok(peer)
     }
 
     /// The peer `name`, whose address the user has set.

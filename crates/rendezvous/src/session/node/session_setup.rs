@@ -166,7 +166,7 @@ impl Node {
             let session = Session::new(them, addresses, sender.clone(), dialled.is_some(), connections);
             Ok((served, self.meet_peer(&session)?, session))
         });
-        let (served, (peer, noted), session) = match room {
+        let (served, peer, session) = match room {
             Ok(room) => room,
             Err(full) => {
                 let remedy = full.remedy(&name);
@@ -175,7 +175,7 @@ impl Node {
                 return Err(WorkerError::Config { field: full.field, value: full.most.to_string(), remedy });
             }
         };
-        if let Err(detail) = self.claim_name(&peer, &session, noted).await {
+        if let Err(detail) = self.claim_name(&peer, &session).await {
             self.refuse(sender, receiver, Status::new(Code::AlreadyExists, detail.as_str()));
             return Err(WorkerError::NameTaken { name, detail });
         }
@@ -189,18 +189,13 @@ impl Node {
         Ok((session, peer))
     }
 
-    /// Adds the session to the peer if it is not there, unless another worker has its name and answers: `noted` is that
-    /// worker's session. A worker that does not answer is dead, stopped or unreachable, and the new one replaces it.
+    /// Adds the session to the peer, unless another worker has its name and answers. A worker that does not answer is dead,
+    /// stopped or unreachable, and the new one replaces it.
     ///
     /// # Errors
     /// The addresses of both workers, and what to do.
-    async fn claim_name(
-        &self,
-        peer: &KnownPeer,
-        session: &Arc<Session>,
-        mut noted: Result<(), Arc<Session>>,
-    ) -> Result<(), String> {
-        while let Err(holder) = noted {
+    async fn claim_name(&self, peer: &KnownPeer, session: &Arc<Session>) -> Result<(), String> {
+        while let Err(holder) = peer.note_session(session) {
             let newcomer = session.whereabouts();
             if self.answers(&holder).await {
                 return Err(name_taken(&holder.whereabouts(), &newcomer));
@@ -209,7 +204,6 @@ impl Node {
                 "it did not answer when another worker of its name connected, which is at {newcomer}"
             );
             holder.condemn(Lost::new(PeerLoss::Unresponsive, detail));
-            noted = peer.note_session(session);
         }
         Ok(())
     }
