@@ -19,7 +19,7 @@ use tensorwire_memory::{Buf, BufMut, Exposure, GrantEnd, Granted};
 
 use crate::{
     frame::{Address, Frame},
-    limits::{INLINE_BYTES, LEASES_MAX},
+    limits::{FRAME_FDS, INLINE_BYTES, LEASES_MAX},
     rig::{Rig, memfd_of_sevens, on_a_runtime, sealed_block},
     ring::{Descriptor, Source},
     sys,
@@ -59,7 +59,7 @@ fn address(data: &[u8]) {
 fn frame(data: &[u8]) {
     if let Ok(frame) = Frame::decode(data) {
         assert_eq!(frame.encode(), data);
-        assert!(frame.fds() <= 2);
+        assert!(frame.fds() <= FRAME_FDS);
     }
 }
 
@@ -292,15 +292,36 @@ fn range_of(region: RemoteRegion) -> RemoteRange {
 
 #[cfg(test)]
 mod tests {
-    use super::replay::replay;
+    use std::cell::RefCell;
+
+    use super::{replay::replay, *};
 
     #[test]
     fn d_fuzz_shm_data() {
-        replay("shm_data", super::shm_data);
+        replay("shm_data", shm_data);
+    }
+
+    /// A seed of an earlier version reaches no code behind the check of the version.
+    #[test]
+    fn the_seeds_of_shm_data_are_of_this_version() {
+        let seen = RefCell::new([false; 4]);
+        replay("shm_data", |data| {
+            let kind = match data {
+                [0, data @ ..] => Address::decode(&ConnectionData(data.to_vec())).ok().map(|_| 0),
+                [_, data @ ..] => Frame::decode(data).ok().map(|frame| match frame {
+                    Frame::Hello { .. } => 1,
+                    Frame::Ready => 2,
+                    Frame::Block { .. } => 3,
+                }),
+                [] => None,
+            };
+            kind.into_iter().for_each(|kind: usize| seen.borrow_mut()[kind] = true);
+        });
+        assert_eq!(seen.into_inner(), [true; 4], "an address and the three frames");
     }
 
     #[test]
     fn d_fuzz_shm_ring() {
-        replay("shm_ring", super::shm_ring);
+        replay("shm_ring", shm_ring);
     }
 }
