@@ -14,7 +14,7 @@ use tensorwire_rendezvous::{Worker, WorkerError};
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use crate::{
-    pairs,
+    descriptors, pairs,
     rdma::{End, over_at},
 };
 
@@ -41,6 +41,7 @@ pub(crate) fn run(role: &str) {
     runtime.block_on(async {
         match words[..] {
             ["store", address] => serve(address).await,
+            ["crowded", fabric, left] => descriptors::run(fabric_of(fabric), left.parse().unwrap()).await,
             ["rank", ref words @ ..] => Rank::start(words, false).await.obey().await,
             ["newcomer", ref words @ ..] => Rank::start(words, true).await.obey().await,
             _ => panic!("no role of these tests: {role}"),
@@ -60,6 +61,15 @@ fn parents_lines() -> mpsc::UnboundedReceiver<String> {
         std::io::stdin().lines().map_while(Result::ok).try_for_each(|line| found.send(line.trim().to_owned()))
     });
     lines
+}
+
+fn fabric_of(word: &str) -> FabricKind {
+    match word {
+        "shm" => FabricKind::SHM,
+        "tcp" => FabricKind::TCP,
+        "verbs" => FabricKind::VERBS,
+        other => panic!("no fabric of these tests: {other}"),
+    }
 }
 
 async fn serve(address: &str) {
@@ -94,12 +104,7 @@ impl Rank {
         let (rank, size): (usize, usize) = (rank.parse().unwrap(), size.parse().unwrap());
         let milliseconds = |word: &str| Duration::from_millis(word.parse().unwrap());
         let limit = milliseconds(limit);
-        let fabric = match fabric {
-            "shm" => FabricKind::SHM,
-            "tcp" => FabricKind::TCP,
-            "verbs" => FabricKind::VERBS,
-            other => panic!("no fabric of these tests: {other}"),
-        };
+        let fabric = fabric_of(fabric);
         // Over verbs, ranks take turns at the devices.
         let end = if rank.is_multiple_of(2) { End::Left } else { End::Right };
         let launch = address.strip_prefix(LAUNCHED).map(|url| {

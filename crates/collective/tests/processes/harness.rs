@@ -160,6 +160,11 @@ impl Test {
         self.start("newcomer", &self.store_address, "job", rank, size)
     }
 
+    /// Starts a process with all ranks of a group, which may open `left` files.
+    pub(crate) fn crowded(&self, left: u64) -> Other {
+        Other::start(self.name, format!("crowded {} {left}", self.fabric))
+    }
+
     fn start(&self, role: &str, store: &str, job: &str, rank: usize, size: usize) -> Other {
         let Self { name, fabric, limit, liveness, .. } = self;
         let (limit, liveness) = (limit.as_millis(), liveness.as_millis());

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods)] // the parent has no runtime that it could ask for the time
 
 mod child;
+mod descriptors;
 mod growth;
 mod harness;
 mod isolated;

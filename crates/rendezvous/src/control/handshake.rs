@@ -88,7 +88,10 @@ pub async fn dial(
     let mut side = Side::new(Role::Dialling, session, me, secret, address);
     let met = timeout(runtime, limit, side.dial(nonce(runtime))).await;
     met.unwrap_or_else(|_| {
-        let detail = format!("no handshake within {} ms; is it overloaded or stopped?", limit.as_millis());
+        let detail = format!(
+            "no handshake within {} ms; is it overloaded or stopped, or may it open no more files?",
+            limit.as_millis()
+        );
         Err(ControlError::Unreachable { address: address.to_owned(), detail })
     })
 }

@@ -257,7 +257,7 @@ impl Node {
                 return;
             }
         };
-        let opened = self.accept_over(fabric, &session, half, offer).await;
+        let opened = self.accept_over(fabric, &session, half, offer).await.map_err(WorkerError::or_limit);
         let replaced = peer.end_accept(opened.as_ref().ok().map(|connection| (attempt, connection)));
         match opened {
             Ok(connection) => {
@@ -325,7 +325,11 @@ impl Node {
                 format!("{} does not offer fabric number {}", self.settings.name, offer.kind),
             )
         })?;
-        let half = self.prepare(fabric).map_err(|error| Status::new(Code::Unavailable, error.to_string()))?;
+        // The peer cannot read the value of a limit of this process.
+        let half = self.prepare(fabric).map_err(|error| {
+            let why = format!("{}: {}", self.settings.name, error.or_limit());
+            Status::new(Code::Unavailable, why)
+        })?;
         Ok((fabric, half))
     }
 
