@@ -8,7 +8,7 @@ use std::{
 use futures::future::{join, join_all};
 use tensorwire_fabric::FabricKind;
 
-use super::{over_fabrics, ranks, tensor, values};
+use super::{Ranks, over_fabrics, ranks, tensor, values};
 
 over_fabrics! {
     a_broadcast_gives_all_ranks_the_roots_tensor,
@@ -212,4 +212,34 @@ async fn many_calls_one_after_the_other_keep_nothing(fabric: FabricKind) {
         assert_eq!(before.block_bytes, after.block_bytes, "memory for messages");
     }
     ranks.shutdown().await;
+}
+
+/// Messages that all ranks have sent to each other.
+fn messages(ranks: &Ranks) -> u64 {
+    let peers = ranks.groups.iter().flat_map(|group| group.worker().peers());
+    peers.map(|peer| peer.counters.sent.note + peer.counters.sent.tensor_request).sum()
+}
+
+#[tokio::test]
+async fn a_short_call_takes_messages_with_the_logarithm_of_the_ranks() {
+    for rounds in 1..=4u32 {
+        let size = 1usize << rounds;
+        let ranks = ranks(FabricKind::TCP, size).await;
+        // In the first calls the ranks connect.
+        for call in 0..3 {
+            let before = messages(&ranks);
+            ranks.each(async |group| group.all_reduce(&mut [1f32; 256]).await.unwrap()).await;
+            let between = messages(&ranks);
+            ranks.each(async |group| group.barrier().await.unwrap()).await;
+            let after = messages(&ranks);
+            if call > 0 {
+                let expected = size as u64 * u64::from(rounds);
+                assert_eq!(after - between, expected, "a barrier of {size} ranks");
+                // A few ranks exchange their values at once, each with each.
+                let reduced = if size <= 4 { size * (size - 1) } else { size * rounds as usize };
+                assert_eq!(between - before, reduced as u64, "an all-reduce of {size} ranks");
+            }
+        }
+        ranks.shutdown().await;
+    }
 }
