@@ -192,10 +192,29 @@ pub async fn reads_and_writes_both_ways_at_once(setup: Setup, runtime: Arc<dyn R
         let ((written, arrival), (left, right)) = pair.step("everything", both).await;
         written.unwrap();
         assert_eq!(arrival, (round as u32, length as u64));
-        assert!(left.unwrap()[..] == there.buffer[..]);
-        assert!(right.unwrap()[..] == back[..]);
-        assert!(grant.take()[..] == source[..]);
+        expect_bytes("read by left", &left.unwrap(), &there.buffer);
+        expect_bytes("read by right", &right.unwrap(), &back);
+        expect_bytes("written", &grant.take(), &source);
     }
+}
+
+/// Expects equal bytes. The message has the place and the values of a difference: bytes that never arrived are zeros.
+fn expect_bytes(what: &str, got: &[u8], wanted: &[u8]) {
+    if got == wanted {
+        return;
+    }
+    let wrong: Vec<usize> =
+        (0..wanted.len().max(got.len())).filter(|&at| got.get(at) != wanted.get(at)).collect();
+    let sample = |bytes: &[u8]| bytes.iter().skip(wrong[0]).take(8).copied().collect::<Vec<_>>();
+    panic!(
+        "{what}: {} of {} bytes are wrong, within {}..={}: {:?} instead of {:?}",
+        wrong.len(),
+        wanted.len(),
+        wrong[0],
+        wrong[wrong.len() - 1],
+        sample(got),
+        sample(wanted),
+    );
 }
 
 pub async fn a_dropped_read_keeps_its_destination_until_it_is_over(setup: Setup, runtime: Arc<dyn Runtime>) {
