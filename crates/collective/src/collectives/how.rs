@@ -12,6 +12,12 @@ pub(super) struct How<'a> {
     pub(super) width: usize,
 }
 
+impl<'a> How<'a> {
+    pub(super) fn of(reduction: &'a Reduction, dtype: DataType) -> Self {
+        Self { reduction, dtype, width: (dtype.bits() / 8) as usize }
+    }
+}
+
 impl How<'_> {
     /// Whether elements must not be rounded before the combination of all is complete.
     pub(super) fn rounds_once(&self) -> bool {
@@ -20,7 +26,7 @@ impl How<'_> {
 
     /// How the elements that [`Reduction::widen`] gives are combined.
     pub(super) fn wide(&self) -> How<'static> {
-        How { reduction: self.reduction.wide(), dtype: DataType::F32, width: size_of::<f32>() }
+        How::of(self.reduction.wide(), DataType::F32)
     }
 
     /// Stores the combination of all `inputs`, in their order, in `into`.

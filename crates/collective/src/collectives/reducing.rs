@@ -4,6 +4,7 @@ use std::{
     collections::BTreeSet,
     fmt, mem,
     pin::Pin,
+    slice,
     task::{Context, Poll},
     time::Duration,
 };
@@ -25,7 +26,7 @@ use crate::{
     call::{Call, CallKind, hash_of_numbers},
     error::GroupError,
     group::{
-        Group,
+        Group, barrier,
         calling::{Arrived, Calling, Ranks},
     },
     reduction::Reduction,
@@ -240,7 +241,7 @@ impl<'a> Request<'a> {
         let Self { calling, bytes, dtype, reduction, algorithm, counts } = self;
         let algorithm = algorithm.unwrap_or_else(|| calling.default_algorithm(bytes.len()));
         Box::pin(async move {
-            let how = How { reduction: &reduction, dtype, width: (dtype.bits() / 8) as usize };
+            let how = How::of(&reduction, dtype);
             let way = how.way(&calling, bytes.len(), algorithm, &counts);
             calling
                 .complete(
@@ -263,26 +264,30 @@ pub(super) enum Way {
     Views,
     /// By [doubling](schedule::rounds).
     Doubling,
-    /// By plans that follow each other.
-    Plans(SmallVec<[Plan; 1]>),
+    /// By a plan.
+    Plan(Plan),
+    /// By the plans of [`combine_and_collect`](schedule::hierarchical::combine_and_collect).
+    OverHosts([Plan; 2]),
 }
 
 impl Way {
     /// Whether its first messages compare the call. The plans of an all-reduce of two ranks have messages both ways.
     pub(super) fn is_compared(&self, calling: &Calling) -> bool {
         let is_for_all = matches!(calling.call.kind, CallKind::AllReduce | CallKind::AllReduceTensors);
-        !matches!(self, Self::Plans(_)) || is_for_all && calling.size() == 2
+        !matches!(self, Self::Plan(_) | Self::OverHosts(_)) || is_for_all && calling.size() == 2
     }
 
     /// The ranks with which this one has messages.
     pub(super) fn peers(&self, calling: &Calling) -> Ranks {
+        let of_plans = |plans: &[Plan]| {
+            plans.iter().flat_map(Plan::peers).collect::<BTreeSet<_>>().into_iter().collect()
+        };
         match self {
             Self::Alone => Ranks::new(),
             Self::Exchange | Self::Views => calling.others().collect(),
-            Self::Doubling => calling.rounds().map(|round| round.with).collect(),
-            Self::Plans(plans) => {
-                plans.iter().flat_map(Plan::peers).collect::<BTreeSet<_>>().into_iter().collect()
-            }
+            Self::Doubling => barrier::peers(calling),
+            Self::Plan(plan) => of_plans(slice::from_ref(plan)),
+            Self::OverHosts(plans) => of_plans(plans),
         }
     }
 }
@@ -309,8 +314,9 @@ impl How<'_> {
                 Algorithm::Hierarchical if self.rounds_once() => {
                     let segment = schedule::SEGMENT_BYTES / size_of::<f32>();
                     let hosts = calling.hosts();
-                    let plans = schedule::hierarchical::combine_and_collect(rank, hosts, count, segment);
-                    return Way::Plans(plans.into_iter().collect());
+                    return Way::OverHosts(schedule::hierarchical::combine_and_collect(
+                        rank, hosts, count, segment,
+                    ));
                 }
                 _ => {
                     let hosts = calling.hosts();
@@ -319,7 +325,7 @@ impl How<'_> {
                 }
             },
         };
-        Way::Plans([plan].into_iter().collect())
+        Way::Plan(plan)
     }
 
     /// Combines `bytes` of all ranks in place.
@@ -336,42 +342,36 @@ impl How<'_> {
             }
             Way::Exchange if calling.is_short(bytes.len()) => self.exchange_short(calling, bytes).await,
             // Boxed: moving a future large enough for these would take longer than a short call.
+            Way::Exchange => Box::pin(self.exchange_long(calling, bytes)).await,
+            Way::Views => Box::pin(views::all_reduce(calling, self, bytes)).await,
             Way::Doubling => Box::pin(self.double(calling, bytes)).await,
-            _ => Box::pin(self.follow_long(calling, way, bytes)).await,
+            Way::Plan(plan) => Box::pin(self.by_plan(calling, plan, bytes)).await,
+            Way::OverHosts(plans) => Box::pin(self.over_hosts(calling, plans, bytes)).await,
         }
     }
 
-    async fn follow_long(&self, calling: &Calling, way: &Way, bytes: &mut [u8]) -> Result<(), GroupError> {
-        match way {
-            Way::Alone | Way::Doubling => Ok(()),
-            Way::Exchange if calling.is_on_one_host() => {
-                let own = calling.message(bytes).await?;
-                views::exchange(calling, self, own, bytes).await
-            }
-            Way::Exchange => exchange(calling, self, None, bytes).await,
-            Way::Views => views::all_reduce(calling, self, bytes).await,
-            Way::Plans(plans) => match &plans[..] {
-                [combine, collect] => self.over_hosts(calling, combine, collect, bytes).await,
-                plans => {
-                    for plan in plans {
-                        run(calling, self, plan, bytes).await?;
-                    }
-                    // Those that are rounded once were divided before.
-                    if !self.rounds_once() {
-                        self.reduction.finish(self.dtype, bytes, calling.size());
-                    }
-                    Ok(())
-                }
-            },
+    async fn exchange_long(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
+        if calling.is_on_one_host() {
+            let own = calling.message(bytes).await?;
+            return views::exchange(calling, self, own, bytes).await;
         }
+        exchange(calling, self, None, bytes).await
+    }
+
+    async fn by_plan(&self, calling: &Calling, plan: &Plan, bytes: &mut [u8]) -> Result<(), GroupError> {
+        run(calling, self, plan, bytes).await?;
+        // Those that are rounded once were divided before.
+        if !self.rounds_once() {
+            self.reduction.finish(self.dtype, bytes, calling.size());
+        }
+        Ok(())
     }
 
     /// [`Algorithm::Hierarchical`] for elements that are rounded once: 32-bit floats until all are combined.
     async fn over_hosts(
         &self,
         calling: &Calling,
-        combine: &Plan,
-        collect: &Plan,
+        [combine, collect]: &[Plan; 2],
         bytes: &mut [u8],
     ) -> Result<(), GroupError> {
         let count = bytes.len() / self.width;

@@ -113,7 +113,7 @@ impl IntoFuture for ReducingTensors {
         // The default may be wrong, too.
         calling.require_late(reduction.check(dtype));
         Box::pin(async move {
-            let how = How { reduction: &reduction, dtype, width: (dtype.bits() / 8) as usize };
+            let how = How::of(&reduction, dtype);
             let way = match inputs.len() > 1 && how.rounds_once() {
                 true => how.wide().way(&calling, 2 * bytes, algorithm, &[]),
                 false => how.way(&calling, bytes, algorithm, &[]),

@@ -3,8 +3,8 @@
 use futures::future::try_join_all;
 use tensorwire_rendezvous::{PeerLoss, WorkerError};
 
-use super::calling::Calling;
-use crate::{error::GroupError, schedule::Round};
+use super::calling::{Calling, Ranks};
+use crate::error::GroupError;
 
 /// The acknowledgement of a message. Not empty, because a note has bytes.
 const RECEIVED: [u8; 1] = [1];
@@ -39,9 +39,9 @@ pub(crate) async fn meet_all_acknowledged(calling: &Calling) -> Result<(), Group
     try_join_all(acknowledged).await.map(drop)
 }
 
-/// The ranks that this one meets in [`meet_all`].
-pub(crate) fn peers(calling: &Calling) -> super::calling::Ranks {
-    calling.rounds().map(|round: Round| round.with).collect()
+/// The ranks with which this one has messages in [`meet_all`] and in any call that travels by doubling.
+pub(crate) fn peers(calling: &Calling) -> Ranks {
+    calling.rounds().map(|round| round.with).collect()
 }
 
 /// Ignores the error if the other rank has left or its connection has ended.
