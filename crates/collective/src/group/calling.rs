@@ -171,8 +171,11 @@ impl Calling {
             if let Some(refused) = &self.refused {
                 return Err(refused.clone());
             }
-            if !self.group.channels.has_met_all() {
-                Box::pin(self.meet(peers())).await?;
+            if !self.group.channels.has_met_all()
+                && let unmet = self.unmet(peers())
+                && !unmet.is_empty()
+            {
+                Box::pin(self.meet(unmet)).await?;
             }
             if is_compared_by_work {
                 let value = work.await?;
@@ -277,11 +280,16 @@ impl Calling {
         }
     }
 
-    /// Meets `peers` and the ranks with which it compares its calls.
-    async fn meet(&self, mut peers: Ranks) -> Result<(), GroupError> {
+    /// The ranks that this one has not met, of `peers` and those with which it compares its calls.
+    fn unmet(&self, mut peers: Ranks) -> Ranks {
         let Comrades { to, from } = Comrades::of(self.rank(), self.size());
         peers.extend(to.into_iter().chain(from));
-        try_join_all(peers.into_iter().map(|rank| self.channel(rank))).await.map(drop)
+        peers.retain(|rank| self.group.notes(*rank).is_none());
+        peers
+    }
+
+    async fn meet(&self, ranks: Ranks) -> Result<(), GroupError> {
+        try_join_all(ranks.into_iter().map(|rank| self.channel(rank))).await.map(drop)
     }
 
     /// The channel to `rank`. Meets it if need be.
