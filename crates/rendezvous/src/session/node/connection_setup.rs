@@ -135,7 +135,7 @@ impl Node {
                 return Ok(connection);
             }
             let is_late = self.settings.runtime.now() >= announced + self.settings.connect_limit;
-            if is_late || (session.is_over() && is_unresponsive(peer, &session)) {
+            if is_late || is_unresponsive(peer, &session) {
                 return Err(self.given_up(peer, "the peer announced that it connects itself, and did not"));
             }
         }
