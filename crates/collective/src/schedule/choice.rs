@@ -63,8 +63,8 @@ fn are_alike(hosts: &[Vec<usize>]) -> bool {
 }
 
 /// The plan of `rank` for an all-reduce of `count` elements of `width` bytes among the ranks of `hosts`. `None` for
-/// [`Algorithm::Exchange`] and [`Algorithm::Views`], which use no plan. If `rounds_once`, elements must not be rounded before all are
-/// combined.
+/// [`Algorithm::Exchange`], [`Algorithm::Views`] and [`Algorithm::Doubling`], which use no plan. If `rounds_once`, elements must not be
+/// rounded before all are combined.
 pub(crate) fn plan(
     algorithm: Algorithm,
     rank: usize,

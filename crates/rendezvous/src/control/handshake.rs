@@ -89,7 +89,7 @@ pub async fn dial(
     let met = timeout(runtime, limit, side.dial(nonce(runtime))).await;
     met.unwrap_or_else(|_| {
         let detail = format!(
-            "no handshake within {} ms; is it overloaded or stopped, or may it open no more files?",
+            "no handshake within {} ms; is it overloaded or stopped, or has it no file descriptor left?",
             limit.as_millis()
         );
         Err(ControlError::Unreachable { address: address.to_owned(), detail })

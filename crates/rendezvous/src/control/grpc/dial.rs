@@ -191,7 +191,7 @@ impl From<String> for Failure {
 
 fn silence(limit: Duration) -> String {
     format!(
-        "no answer within {} s: is the host up, is the worker running, may it open files, does a firewall drop its port?",
+        "no answer within {} s: is the host up, is the worker running, has it file descriptors left, does a firewall drop its port?",
         limit.as_secs_f32()
     )
 }

@@ -131,7 +131,7 @@ pub(super) async fn ask(address: &str) -> Result<Option<Secret>, ControlError> {
             Refusal::Other(detail) => fail(detail),
         })
     });
-    let late = "it did not hand over its secret in time: its process is stopped or may open no more files, or its machine is overloaded";
+    let late = "it did not hand over its secret in time: its process is stopped or has no file descriptor left, or its machine is overloaded";
     let asked = asked.await.unwrap_or_else(|_| Err(fail(late.to_owned())))?;
     match asked.as_ref().and_then(Secret::listening_address) {
         Some(listens_on) if !is_at(listens_on, host, port) => {
