@@ -25,8 +25,7 @@ pub(super) fn publish<'page>(
 
 /// Announces that the caller is about to sleep for the `epoch`th time. It must look for work once more after this.
 pub(super) fn fall_asleep(sleep: &AtomicU64, epoch: u64) {
-    // Released, because a word of a board also reports which boxes of the peer were read, and the peer fills those
-    // again.
+    // Released, because an announcement on a board is ordered after the earlier reads of the peer's board.
     sleep.store(epoch, Ordering::Release);
     // Pairs with the fences in `must_ring` and `announced`: either the ringer sees the epoch, or the sleeper sees the ringer's work.
     fence(Ordering::SeqCst);

@@ -44,8 +44,11 @@ pub mod text;
 pub mod validation;
 pub mod wire;
 
-pub use channel::{Allocator, Channel, ChannelError, LentEnd, RecordSlot, RingSpan, Source, Take};
-pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE};
+pub use channel::{
+    Allocator, Channel, ChannelError, LentEnd, MAIL_BYTES_MAX, Mail, Mailbox, RecordSlot, RingSpan, Source,
+    Take,
+};
+pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE, NoteChannel, PutNote};
 pub use counters::Counters;
 pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError, WireError};

@@ -68,7 +68,7 @@ pub use worker::{
     builder::{Flow, Limits, Memory, Tcp, WorkerBuilder},
     fetch::{Fetch, FetchMany, Fetched, RemoteTensor},
     list::List,
-    notes::{BoxedNote, NoteExchange, Notes},
+    notes::{Notes, PutNote},
     offer::{Offer, Ticket},
     peer::{AddressHint, Peer},
     receive::{Recv, RecvMany, StepFrom, StepTo},

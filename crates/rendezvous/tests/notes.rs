@@ -103,7 +103,7 @@ fn a_side_that_sleeps_is_woken_for_each_note() {
     });
 }
 
-/// Each note lies in its box when it is looked for, so a task that takes many of them would never wait.
+/// Each note is in the mailbox when it is looked for, so a task that takes many of them would never wait.
 #[test]
 fn other_tasks_get_a_turn_however_many_notes_lie_there() {
     bounded(Duration::from_secs(60), async {
@@ -138,12 +138,12 @@ fn a_channel_ends_with_its_connection() {
             from.send(0, &[b"met"]).await.unwrap();
             to.recv(0).await.unwrap();
         }
-        assert!(notes.exchange(0).is_some());
+        assert!(notes.put(0, &[b"put"]).is_some());
         let (waited, ()) = join(notes.recv(0), server.shutdown()).await;
         assert!(matches!(waited, Err(WorkerError::PeerLost { .. })), "{waited:?}");
         let sent = notes.send(0, &[b"late"]).await;
         assert!(matches!(sent, Err(WorkerError::PeerLost { .. })), "{sent:?}");
-        assert!(notes.exchange(0).is_none());
+        assert!(notes.put(0, &[b"late"]).is_none());
         client.shutdown().await;
     });
 }
@@ -178,8 +178,8 @@ fn notes_come_in_order_after_both_sides_opened_the_channel_again_beside_a_messag
             from.send(0, &[b"met"]).await.unwrap();
             to.recv(0).await.unwrap();
         }
-        let too_long_for_a_box = [1; 200];
-        notes.send(0, &[&too_long_for_a_box]).await.unwrap();
+        let too_long_for_the_mailbox = [1; 200];
+        notes.send(0, &[&too_long_for_the_mailbox]).await.unwrap();
         drop(answers);
         let answers = server.peer(client.name()).unwrap().notes(CHANNEL, 2).await.unwrap();
         let earlier = answers.recv(0).now_or_never();

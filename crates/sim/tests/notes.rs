@@ -1,4 +1,4 @@
-//! Notes between two workers of one host: notes in fast boxes and notes by message arrive in order, whatever happens
+//! Notes between two workers of one host: notes in the mailbox and notes by message arrive in order, whatever happens
 //! between two stores, while channels are opened again and again.
 //!
 //! `SIM_SEEDS=2000` runs as many seeds, `SIM_SEED=7` runs one.
@@ -23,8 +23,8 @@ const CHANNELS: u64 = 3;
 const OPENINGS: usize = 4;
 const LANES: u16 = 3;
 
-/// Bytes of a note: in a box, just so, and by message.
-const LENGTHS: [usize; 4] = [2, 60, 120, 121];
+/// Bytes of a note: in the mailbox, just so, and by message.
+const LENGTHS: [usize; 4] = [2, 60, 112, 113];
 
 async fn worker(node: &Node, kind: FabricKind) -> Worker {
     let builder = builder(node, &format!("/job:{}/replica:0/task:0", &node.address()[..4]));

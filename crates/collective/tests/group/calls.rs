@@ -122,7 +122,7 @@ async fn nobody_leaves_a_barrier_before_all_have_come(fabric: FabricKind) {
     }
 }
 
-/// Each lane carries hundreds of calls, which all travel in the same few boxes where there are any. Between them, longer ones do not.
+/// Each lane carries hundreds of calls, whose notes travel in the mailbox where there is one. Those of the longer ones between them do not.
 async fn short_calls_of_all_lanes_follow_each_other_for_long(fabric: FabricKind) {
     const ROUNDS: i64 = 625;
     for size in [2, 3] {

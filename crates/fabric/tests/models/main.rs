@@ -38,16 +38,51 @@ mod sync {
     }
 }
 
+/// Replaces the pages of `fabric-shm`: each side has the words of a mailbox of two boxes.
+mod ring {
+    use loom::sync::atomic::AtomicU64;
+
+    const WORDS: usize = 64;
+
+    /// What a side writes.
+    #[derive(Debug, Clone)]
+    pub(crate) struct OwnPage(std::sync::Arc<[AtomicU64]>);
+
+    /// The same words, for the other side.
+    #[derive(Debug)]
+    pub(crate) struct PeerPage(pub(crate) OwnPage);
+
+    impl OwnPage {
+        pub(crate) fn new() -> Self {
+            Self((0..WORDS).map(|_| AtomicU64::new(0)).collect())
+        }
+
+        pub(crate) fn board(&self, at: usize) -> &AtomicU64 {
+            &self.0[at]
+        }
+    }
+
+    impl PeerPage {
+        pub(crate) fn board(&self, at: usize) -> &AtomicU64 {
+            self.0.board(at)
+        }
+    }
+}
+
 pub(crate) use tensorwire_fabric::{FabricError, WorkRequest};
 
 #[path = "../../src/alarm.rs"]
 mod alarm_source;
 #[path = "../../src/arrival_queue.rs"]
 mod arrival_queue;
+#[path = "../../../fabric-shm/src/board.rs"]
+mod board;
 #[path = "../../../fabric-shm/src/chunks.rs"]
 mod chunks;
 #[path = "../../../rendezvous/src/connection/entries.rs"]
 mod entries;
+#[path = "../../../rendezvous/src/connection/mailbox.rs"]
+mod mailbox;
 #[path = "../../src/noted.rs"]
 mod noted;
 #[path = "../../../fabric-shm/src/sequence.rs"]
@@ -64,6 +99,7 @@ mod words;
 mod alarm;
 mod arrivals;
 mod catalogue;
+mod notes;
 mod regions;
 mod shm;
 mod slots;

@@ -1,7 +1,7 @@
 //! One connection to one peer, both directions.
 
 mod housekeeping;
-mod noting;
+mod notes;
 mod sending;
 mod state;
 
@@ -11,6 +11,7 @@ use std::{
     task::Poll,
 };
 
+pub use notes::{NoteChannel, PutNote};
 pub(crate) use sending::{Asking, content_turn, message_turn, send, send_request};
 pub(crate) use state::State;
 use tensorwire_testpoints::sync::Mutex;

@@ -63,6 +63,7 @@ impl<C: Channel> State<C> {
         if self.failure.is_some() {
             return;
         }
+        self.take_last_mail(after);
         self.failure = Some(Failure { why: why.to_owned(), steps: self.steps_under_way() });
         after.wake(self.requests.wakers());
         after.wake(self.responses.wakers());
@@ -101,7 +102,7 @@ impl<C: Channel> State<C> {
 
     /// Whether the tables owe the peer a message.
     pub(crate) fn owes_messages(&self) -> bool {
-        self.responses.has_owed() || self.requests.has_cancels()
+        self.notes.owed_wake_up().is_some() || self.responses.has_owed() || self.requests.has_cancels()
     }
 
     /// Posts `message` if credits and ring space suffice, and changes the state of its request. Otherwise asks the peer for them.
@@ -171,6 +172,9 @@ impl<C: Channel> State<C> {
 
     /// Posts a message that the tables owe the peer, if there is one. Returns `false` if it must wait.
     pub(crate) fn post_owed(&mut self) -> Result<bool, ChannelError> {
+        if self.notes.owed_wake_up().is_some() {
+            return self.post_wake_up();
+        }
         if let Some(message) = self.responses.next_owed() {
             let is_posted = self.post(&message)?;
             if is_posted {
@@ -259,10 +263,7 @@ impl<C: Channel> State<C> {
                 self.concern(task, after);
             }
             Message::Cancel(index) => after.wake(self.responses.cancel(index)?),
-            Message::Note(note) => {
-                let tasks = self.notes.arrived(note)?;
-                self.concern(tasks, after);
-            }
+            Message::Note(note) => self.on_note(note, after)?,
             Message::MetaDataResponse(response) => self.on_meta_data_response(response, after)?,
             Message::ErrorStatus(error) => {
                 let arrived = self.requests.error_status(error.index, error.status)?;
@@ -328,7 +329,11 @@ impl<C: Channel> State<C> {
     }
 
     /// Wakes the tasks that a message concerns. With `None` the message concerns nothing, and is counted as ignored.
-    fn concern(&mut self, tasks: Option<impl IntoIterator<Item = Waker>>, after: &mut After<C::Lent>) {
+    pub(super) fn concern(
+        &mut self,
+        tasks: Option<impl IntoIterator<Item = Waker>>,
+        after: &mut After<C::Lent>,
+    ) {
         match tasks {
             Some(wakers) => after.wake(wakers),
             None => self.line.counters.ignored += 1,

@@ -104,6 +104,11 @@ impl<C: Channel> Line<C> {
         }
     }
 
+    /// What it runs on.
+    pub(crate) fn channel(&self) -> &C {
+        &self.channel
+    }
+
     pub(crate) fn agreed(&self) -> Agreed {
         self.agreed
     }

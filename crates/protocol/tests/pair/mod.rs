@@ -8,6 +8,7 @@ mod fuzzed;
 mod known;
 mod load;
 mod looking;
+mod mailbox;
 mod misbehaviour;
 mod notes;
 mod refusals;

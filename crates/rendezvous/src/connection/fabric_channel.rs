@@ -16,14 +16,17 @@ use tensorwire_memory::{
     copy::{CopyReason, copy_bytes},
 };
 use tensorwire_protocol::{
-    Channel, ChannelError, Code, Destination, LentEnd, RecordSlot, ResultSlot, RingSpan, Status,
-    limits::RESULT_BYTES,
+    Channel, ChannelError, Code, Destination, LentEnd, Mailbox as _, RecordSlot, ResultSlot, RingSpan,
+    Status, limits::RESULT_BYTES,
 };
 
-use crate::peer_memory::{
-    import::Import,
-    loan::{Lent, RESULT_SLOT, ended},
-    ring::RingMaker,
+use crate::{
+    connection::mailbox::Mailbox,
+    peer_memory::{
+        import::Import,
+        loan::{Lent, RESULT_SLOT, ended},
+        ring::RingMaker,
+    },
 };
 
 /// "A message is in your ring."
@@ -39,6 +42,8 @@ pub(crate) struct FabricChannel {
     pub(crate) ring_maker: RingMaker,
     pub(crate) peer_slots: Destination,
     pub(crate) import: Import,
+    /// If the fabric has boards.
+    pub(crate) mailbox: Option<Mailbox>,
 }
 
 impl FabricChannel {
@@ -288,6 +293,20 @@ impl Channel for FabricChannel {
 
     fn help(&self) -> bool {
         !tensorwire_testpoints::chance!("help declines") && self.queue_pair.help()
+    }
+
+    fn mailbox(&self) -> Option<&dyn tensorwire_protocol::Mailbox> {
+        self.mailbox.as_ref().map(|mailbox| mailbox as _)
+    }
+
+    fn help_beside_mailbox(&self, messages: u64) -> bool {
+        let Some(mailbox) = &self.mailbox else { return self.help() };
+        !tensorwire_testpoints::chance!("help declines")
+            && self.queue_pair.look_for_both(|| mailbox.has_next(messages))
+    }
+
+    fn found_note(&self) {
+        self.queue_pair.found_on_board();
     }
 
     fn copy_out(&self, bytes: &Buf, into: &mut Vec<u8>) {

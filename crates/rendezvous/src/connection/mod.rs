@@ -5,7 +5,7 @@ pub(crate) mod catalogue;
 pub(crate) mod driver;
 pub(crate) mod entries;
 pub(crate) mod fabric_channel;
-pub(crate) mod fast_boxes;
+pub(crate) mod mailbox;
 pub(crate) mod meter;
 pub(crate) mod peer_values;
 mod refusals;
@@ -36,7 +36,6 @@ use crate::{
         driver::{Arrivals, Driver, Work},
         entries::Entries,
         fabric_channel::FabricChannel,
-        fast_boxes::FastBoxes,
         meter::{Meter, receive_span},
         peer_values::PeerValues,
         refusals::Refusals,
@@ -70,8 +69,6 @@ pub(crate) struct DataConnection {
     pub(crate) queue_pair: QueuePair,
     /// The peer's catalogue, if the fabric has them.
     catalogue: Option<Arc<dyn PeerCatalogue>>,
-    /// Where short notes travel, if the fabric has boards.
-    pub(crate) fast_boxes: Option<Arc<FastBoxes>>,
     pub(crate) protocol: Arc<Connection<FabricChannel>>,
     pub(crate) announcer: Arc<Announcer>,
     allocator: ReceiveAllocator,
@@ -121,7 +118,6 @@ impl DataConnection {
             peer_incarnation: peer.incarnation,
             peer_at,
             catalogue: queue_pair.shared_memory().and_then(SharedMemory::peer_catalogue),
-            fast_boxes: queue_pair.shared_memory().and_then(SharedMemory::board).map(FastBoxes::new),
             queue_pair,
             protocol: Connection::new(channel, rings, own, peers),
             announcer: allocator.announcer.clone(),

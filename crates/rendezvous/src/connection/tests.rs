@@ -1,3 +1,5 @@
+mod mailbox;
+
 use tensorwire_fabric::{PeerViolation, TokioRuntime};
 
 use super::*;

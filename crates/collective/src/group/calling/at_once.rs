@@ -1,11 +1,12 @@
-//! Short calls between ranks of one host that come to the call together: each puts its note where the others look, and finds theirs
-//! there. Such a call takes no message, no memory and no timer. All else is as in any other call, which this one becomes if something
-//! is missing: another rank is late, a note differs, or does not fit into a box.
+//! Short calls between ranks of one host that make the call at the same time: each puts a note into the mailboxes of the others, and finds
+//! theirs in its own. Such a call takes no message, no memory and no timer. It goes on as any other call if another rank is late, a note
+//! differs, or a note does not fit into a mailbox.
 
 use std::sync::atomic::Ordering;
 
 use smallvec::SmallVec;
-use tensorwire_rendezvous::{BoxedNote, NoteExchange, Notes};
+use tensorwire_protocol::Mail;
+use tensorwire_rendezvous::{Notes, PutNote};
 
 use super::Calling;
 use crate::{
@@ -14,15 +15,15 @@ use crate::{
     group::CALLS_UNDER_WAY,
 };
 
-/// The notes of a call that were put where the other ranks look, in the order of [`Calling::others`].
-type Exchanges<'notes> = SmallVec<[NoteExchange<'notes>; 1]>;
+/// The notes of a call that were put for the other ranks, in the order of [`Calling::others`].
+type Put<'notes> = SmallVec<[PutNote<'notes>; 1]>;
 
-/// What the other ranks have put.
-type Arrived = SmallVec<[BoxedNote; 1]>;
+/// What the other ranks have put, in the same order.
+type Arrived = SmallVec<[Mail; 1]>;
 
 impl Calling {
-    /// Exchanges `bytes` with all other ranks and completes the call with `combine`, if it is its turn, and all notes travel in fast
-    /// boxes and come while this side looks. `combine` has the bytes of all ranks, in their order. `None` if the call goes on as any
+    /// Exchanges `bytes` with all other ranks and completes the call with `combine`, if it is its turn, and all notes travel in
+    /// mailboxes and come while this side looks. `combine` has the bytes of all ranks, in their order. `None` if the call goes on as any
     /// other: what was sent stays sent, and nothing was taken.
     pub(crate) fn exchange_at_once(
         &self,
@@ -32,30 +33,29 @@ impl Calling {
         if self.size() < 2 || self.group.over.get().is_some() || !self.is_turn() {
             return None;
         }
-        let mut own = BoxedNote::of(&[&self.call.encode(), bytes])?;
         let lane = self.group.lane(&self.call).number;
-        let exchange = |to: usize| self.group.notes(to)?.exchange(lane);
-        let mut exchanges: Exchanges<'_> = self.others().map_while(exchange).collect();
-        if exchanges.len() + 1 < self.size() {
-            return None;
-        }
-        let mut arrived: Arrived = exchanges.iter().map(|_| BoxedNote::EMPTY).collect();
-        exchanges.iter_mut().for_each(|exchange| exchange.put(&mut own));
-        if !have_all_come(&exchanges, &own, &mut arrived) {
+        let header = self.call.encode();
+        let put: Put<'_> =
+            self.others().map_while(|to| self.group.notes(to)?.put(lane, &[&header, bytes])).collect();
+        let mut arrived: Arrived = put.iter().map(|_| Mail::EMPTY).collect();
+        let is_alike =
+            |mail: &Mail| mail.length == header.len() + bytes.len() && mail.bytes().starts_with(&header);
+        let have_come = put.len() + 1 == self.size()
+            && have_all_come(&put, &mut arrived)
+            && arrived.iter().all(is_alike)
+            && put.iter().zip(&arrived).all(|(put, mail)| put.take(mail));
+        if !have_come {
             tensorwire_testpoints::mark!("a call went on whose notes were put at once");
-            drop(exchanges);
-            self.others().for_each(|to| {
+            self.others().take(put.len()).for_each(|to| {
                 self.claim_send(to);
             });
             return None;
         }
         tensorwire_testpoints::mark!("a call was exchanged at once");
-        exchanges.iter_mut().for_each(|exchange| {
-            exchange.take();
-        });
-        drop(exchanges);
+        drop(put);
+        let own = SmallVec::<[u8; 64]>::from_slice(bytes);
         let (before, behind) = self.before_and_behind(&arrived);
-        let inputs = before.iter().chain([&own]).chain(behind).map(content);
+        let inputs = before.iter().map(content).chain([&own[..]]).chain(behind.iter().map(content));
         Some(self.end(combine(bytes, &inputs.collect::<SmallVec<[&[u8]; 8]>>())))
     }
 
@@ -73,25 +73,22 @@ impl Calling {
 }
 
 /// The bytes behind the call header.
-fn content(note: &BoxedNote) -> &[u8] {
-    note.bytes().get(HEADER_BYTES..).unwrap_or_default()
+fn content(mail: &Mail) -> &[u8] {
+    mail.bytes().get(HEADER_BYTES..).unwrap_or_default()
 }
 
-/// Whether the notes of all other ranks come while this side looks, each with the same call as `own`, and as long.
-fn have_all_come(exchanges: &[NoteExchange<'_>], own: &BoxedNote, arrived: &mut Arrived) -> bool {
-    let mut left = exchanges.iter().zip(arrived).peekable();
-    let mut is_same = true;
+/// Whether the notes of all other ranks come while this side looks.
+fn have_all_come(put: &[PutNote<'_>], arrived: &mut [Mail]) -> bool {
+    let mut left = put.iter().zip(arrived).peekable();
     let mut look = || {
-        while let Some((exchange, note)) = left.peek_mut() {
-            if !exchange.peek(note) {
+        while let Some((put, mail)) = left.peek_mut() {
+            if !put.peek(mail) {
                 return false;
             }
-            is_same &= note.is_like(own, HEADER_BYTES);
             left.next();
         }
         true
     };
     // One that sleeps is woken first.
-    let may_look = |_: &&NoteExchange<'_>| !exchanges.iter().any(NoteExchange::seems_asleep);
-    (look() || exchanges.first().filter(may_look).is_some_and(|exchange| exchange.look_for(look))) && is_same
+    look() || !put.iter().any(PutNote::seems_asleep) && put.first().is_some_and(|first| first.look_for(look))
 }

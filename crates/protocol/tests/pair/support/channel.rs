@@ -11,7 +11,7 @@ use std::{
 
 use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, ChannelError, Depths, Destination, LentEnd,
-    MESSAGE_IMMEDIATE, Message, Mode, Parameters, RecordSlot, RingSpan, Rings, Status, WireError,
+    MESSAGE_IMMEDIATE, Mailbox, Message, Mode, Parameters, RecordSlot, RingSpan, Rings, Status, WireError,
     limits::RESULT_BYTES,
     names::NameTable,
     wire::record::{Control, Record, decode_record},
@@ -19,6 +19,7 @@ use tensorwire_protocol::{
 
 use super::{
     Side, looks,
+    mailbox::TestMailbox,
     memory::{Lent, Memory},
 };
 
@@ -192,7 +193,7 @@ impl Wire {
     }
 
     pub(crate) fn channel(&self, side: Side) -> TestChannel {
-        TestChannel { side, wire: self.clone() }
+        TestChannel { side, wire: self.clone(), mailbox: None }
     }
 
     /// The first rings of a connection of `side`.
@@ -404,6 +405,7 @@ pub(crate) fn ring_at(region: u32, ring_bytes: usize) -> Destination {
 pub(crate) struct TestChannel {
     side: Side,
     wire: Wire,
+    pub(crate) mailbox: Option<TestMailbox>,
 }
 
 fn notification(immediate: u32) -> Write {
@@ -577,6 +579,10 @@ impl Channel for TestChannel {
 
     fn help(&self) -> bool {
         looks::finds()
+    }
+
+    fn mailbox(&self) -> Option<&dyn Mailbox> {
+        self.mailbox.as_ref().map(|mailbox| mailbox as _)
     }
 
     fn take_back(&self, lent: Lent, end: LentEnd) {

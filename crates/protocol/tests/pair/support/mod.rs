@@ -3,6 +3,7 @@
 pub(crate) mod channel;
 pub(crate) mod lone;
 pub(crate) mod looks;
+pub(crate) mod mailbox;
 pub(crate) mod memory;
 pub(crate) mod pair;
 pub(crate) mod random;

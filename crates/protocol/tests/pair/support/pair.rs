@@ -11,6 +11,7 @@ use tensorwire_protocol::{
 use super::{
     Side,
     channel::{TestChannel, Wire},
+    mailbox::TestMailbox,
     memory::{Lent, Memory, values},
     source::TestSource,
     tasks::{Handle, TaskId, Tasks},
@@ -73,13 +74,25 @@ impl Pair {
     }
 
     pub(crate) fn with(a: Parameters, b: Parameters, blocks: usize) -> Self {
+        Self::beside([None, None], a, b, blocks)
+    }
+
+    /// Of two workers of one host.
+    pub(crate) fn with_mailboxes(parameters: Parameters) -> Self {
+        Self::beside(TestMailbox::two().map(Some), parameters, parameters, 64)
+    }
+
+    fn beside(mailboxes: [Option<TestMailbox>; 2], a: Parameters, b: Parameters, blocks: usize) -> Self {
         let has_results = Agreed::of(&a, &b).has_result_slots();
         let memory = || Memory::with_results(blocks, has_results);
         let memories = (memory(), memory());
         let wire = Wire::new((a, memories.0.clone()), (b, memories.1.clone()));
         let mut tasks = Tasks::default();
+        let mut mailboxes = mailboxes.into_iter();
         let mut end = |side, local, peer, memory| {
-            let connection = Connection::new(wire.channel(side), wire.rings(side), local, peer);
+            let mut channel = wire.channel(side);
+            channel.mailbox = mailboxes.next().flatten();
+            let connection = Connection::new(channel, wire.rings(side), local, peer);
             tasks.spawn(connection.clone().housekeeping());
             PairEnd {
                 connection,

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use futures::FutureExt;
 use tensorwire_fabric::{
     ConnectParams, Connected, ConnectionData, FabricError, FabricKind, Prepared, QueuePairConfig,
-    RemoteRegion, Role, timeout,
+    RemoteRegion, Role, SharedMemory, timeout,
 };
 use tensorwire_protocol::{
     Agreed, Code, Rings, Status,
@@ -18,7 +18,7 @@ use tensorwire_protocol::{
 };
 
 use crate::{
-    connection::{DataConnection, REASON, fabric_channel::FabricChannel, meter::Meter},
+    connection::{DataConnection, REASON, fabric_channel::FabricChannel, mailbox::Mailbox, meter::Meter},
     control::ControlError,
     error::{Lost, PeerLoss, WorkerError},
     peer_memory::{
@@ -392,7 +392,9 @@ impl Node {
         let Connected { queue_pair, driver } =
             connected.ok_or_else(|| ControlError::Lost { detail: session.why_over() })??;
         other.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
+        let board = queue_pair.shared_memory().and_then(SharedMemory::board);
         let channel = FabricChannel {
+            mailbox: board.map(Mailbox::new),
             queue_pair,
             message_pool: self.settings.pools.message.clone(),
             ring_maker: RingMaker { enclosure: enclosure.clone(), announcer: announcer.clone() },
