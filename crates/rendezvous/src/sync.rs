@@ -1,8 +1,8 @@
-//! The locks of what is model-checked: `tests/models` of `fabric` compiles the same source over loom's.
+//! The locks and atomics of what is model-checked: `tests/models` of `fabric` compiles the same source over loom's.
 
 pub(crate) use std::sync::{
     MutexGuard,
-    atomic::{AtomicBool, Ordering},
+    atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
 pub(crate) use tensorwire_fabric::Alarm;

@@ -301,7 +301,7 @@ impl Channel for FabricChannel {
 
     fn help_beside_mailbox(&self, messages: u64) -> bool {
         let Some(mailbox) = &self.mailbox else { return self.help() };
-        !tensorwire_testpoints::chance!("help declines")
+        !tensorwire_testpoints::chance!("help beside the mailbox declines")
             && self.queue_pair.look_for_both(|| mailbox.has_next(messages))
     }
 

@@ -16,13 +16,12 @@
 //! [protocol](tensorwire_protocol::Mailbox) has the order between notes in the mailbox and notes by message. The simulator's boards run
 //! this file, too, so it is not in the fabric for shared memory.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
-};
+use std::sync::Arc;
 
 use tensorwire_fabric::{BOARD_WORDS, Board, LINE_WORDS};
 use tensorwire_protocol::{EagerContent, MAIL_BYTES_MAX, Mail, Note};
+
+use crate::sync::{AtomicU64, Ordering::Relaxed};
 
 /// Lanes whose notes may travel in the mailbox.
 pub(crate) const LANES: usize = 16;
@@ -151,7 +150,8 @@ impl tensorwire_protocol::Mailbox for Mailbox {
     fn peek(&self, messages: u64, into: &mut Mail) -> bool {
         let Some((number, first)) = self.next(messages) else { return false };
         self.read(number, first, into);
-        // Otherwise another thread has taken it, and the peer may have filled the box again.
+        // Otherwise another thread has taken it, and the peer may have filled the box again. A word of the new note is read after that
+        // was stored, because the peer has seen it before it filled the box (`Board::publish`).
         self.taken.load(Relaxed) + 1 == number
     }
 
