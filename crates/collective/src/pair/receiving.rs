@@ -177,6 +177,8 @@ impl Intake {
     async fn next(&self, key: &str, lane: Lane) -> Result<Option<Result<Landing, GroupError>>, GroupError> {
         let (rank, slot) = self.id;
         let call = Call::plain(slot, CallKind::WaitReceive);
+        // The task of another buffer may have lost the rank, and a new connection may bring messages of an earlier send buffer.
+        self.core.slots().check_lost(rank)?;
         let message = self.core.next(&self.peer, key).await;
         let message = message.map_err(|error| GroupError::of_message(&call, rank, error))?;
         let (at, whole, length) = match Frame::decode(message.bytes()) {

@@ -56,9 +56,7 @@ impl Slots {
 
     /// Takes the slot for a receive buffer. `most` limits those for one rank.
     pub(super) fn open_receiving(&mut self, id: SlotId, most: usize) -> Result<Opened, GroupError> {
-        if let Some(lost) = self.lost.get(&id.0) {
-            return Err(lost.clone());
-        }
+        self.check_lost(id.0)?;
         let tasks = self.tasks.get(&id.0).copied().unwrap_or_default();
         if tasks >= most {
             return Err(GroupError::Argument {
@@ -81,6 +79,11 @@ impl Slots {
         self.receiving.insert(id, Receiving { buffer, is_held: true, ended: Some(ended) });
         *self.tasks.entry(id.0).or_default() += 1;
         Ok(Opened { buffer, running, before })
+    }
+
+    /// The error of all receive buffers for `rank`, if they receive nothing more.
+    pub(super) fn check_lost(&self, rank: usize) -> Result<(), GroupError> {
+        self.lost.get(&rank).map_or(Ok(()), |lost| Err(lost.clone()))
     }
 
     /// Buffers receive nothing more from `rank`.

@@ -229,6 +229,14 @@ fn receipts_are_not_taken_for_those_of_messages_that_were_given_up() {
     run(1064, Some(&plan)).unwrap();
 }
 
+/// A receive buffer was made while the one before it still received. The connection broke, and the new buffer received a message
+/// of the earlier send buffer over the next connection.
+#[test]
+fn a_receive_buffer_receives_nothing_of_an_earlier_send_buffer_after_a_loss() {
+    let plan = "0@0 fail 2 post 1".parse().unwrap();
+    run(134, Some(&plan)).unwrap();
+}
+
 #[test]
 fn pairs_keep_every_promise_twice() {
     each_seed(
