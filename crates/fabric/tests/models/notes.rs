@@ -9,7 +9,7 @@ use loom::{
     },
     thread,
 };
-use tensorwire_protocol::{EagerContent, Mailbox as _, Note};
+use tensorwire_protocol::{EagerContent, Mail, Mailbox as _, Note};
 
 use crate::{
     board::ShmBoard,
@@ -19,15 +19,14 @@ use crate::{
     word,
 };
 
-const BOXES: u64 = 2;
 const LANE: u16 = 3;
 
-/// The mailboxes of both sides.
-fn two() -> [Mailbox; 2] {
+/// The mailboxes of both sides, of `boxes` boxes each.
+fn two(boxes: u64) -> [Mailbox; 2] {
     let pages = [OwnPage::new(), OwnPage::new()];
     [[0, 1], [1, 0]].map(|[own, peer]| {
         let board = ShmBoard::new(pages[own].clone().into(), PeerPage(pages[peer].clone()).into());
-        Mailbox::starting_at(std::sync::Arc::new(board), BOXES, 0)
+        Mailbox::starting_at(std::sync::Arc::new(board), boxes, 0)
     })
 }
 
@@ -44,7 +43,7 @@ fn put(mailbox: &Mailbox, number: u64) -> bool {
 #[test]
 fn a_note_in_the_mailbox_is_found_or_its_receiver_is_woken() {
     model(|| {
-        let [sends, takes] = two();
+        let [sends, takes] = two(2);
         let woken = Arc::new(word());
         let sender = {
             let woken = woken.clone();
@@ -65,7 +64,7 @@ fn a_note_in_the_mailbox_is_found_or_its_receiver_is_woken() {
 fn no_box_is_filled_again_before_its_note_was_taken() {
     const NOTES: u64 = 4;
     model(|| {
-        let [sends, takes] = two();
+        let [sends, takes] = two(2);
         let sender = thread::spawn(move || {
             for number in 1..=NOTES {
                 while !put(&sends, number) {
@@ -83,6 +82,31 @@ fn no_box_is_filled_again_before_its_note_was_taken() {
             assert_eq!(found, note(number));
         }
         sender.join().unwrap();
+    });
+}
+
+/// One thread takes the note and fills its box again, and reads nothing of the box, because loom only tries a store before the latest
+/// load of its word.
+#[test]
+fn a_note_is_not_peeked_at_while_its_box_is_filled_again() {
+    model(|| {
+        let [sends, takes] = two(1);
+        assert!(put(&sends, 1));
+        let (takes, mut mail) = (Arc::new(takes), Mail::EMPTY);
+        assert!(takes.peek(0, &mut mail));
+        let other = {
+            let takes = takes.clone();
+            thread::spawn(move || {
+                assert!(takes.take_peeked(&mail));
+                assert!(put(&sends, 2));
+            })
+        };
+        let mut mail = Mail::EMPTY;
+        if takes.peek(0, &mut mail) {
+            let Note { channel, lane, bytes } = note(mail.number);
+            assert_eq!((mail.place, mail.bytes()), ((channel, lane), &bytes[..]));
+        }
+        other.join().unwrap();
     });
 }
 
@@ -106,7 +130,7 @@ fn take_asleep(takes: &Mailbox, notes: u64, wakes: &AtomicU64) -> Vec<Note> {
 #[test]
 fn a_second_park_of_a_lane_is_woken_again() {
     model(|| {
-        let [sends, takes] = two();
+        let [sends, takes] = two(2);
         let wakes = Arc::new(word());
         let sender = {
             let wakes = wakes.clone();
@@ -127,7 +151,7 @@ fn a_second_park_of_a_lane_is_woken_again() {
 #[test]
 fn two_senders_wake_a_receiver_for_the_notes_of_both() {
     model(|| {
-        let [sends, takes] = two();
+        let [sends, takes] = two(2);
         let sends = Arc::new((Mutex::new(0), sends));
         let wakes = Arc::new(word());
         let senders = [1, 2].map(|number| {
