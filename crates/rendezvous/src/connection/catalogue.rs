@@ -11,7 +11,7 @@ use crate::{
     connection::{DataConnection, meter::receive_span},
     error::{Transfer, WorkerError},
     peer_memory::{
-        import::{PIECE_BYTES, others_turn},
+        import::{PIECE_BYTES, yield_once},
         target::Target,
     },
     values::{catalogue, published::Version, tensor::Tensor},
@@ -269,7 +269,7 @@ async fn copy_in_pieces(
 ) -> Result<Buf, BufMut> {
     for (index, piece) in into.chunks_mut(PIECE_BYTES).enumerate() {
         if index > 0 {
-            others_turn().await;
+            yield_once().await;
         }
         if !peers.copy(reading, index * PIECE_BYTES, piece) {
             return Err(into);

@@ -21,7 +21,7 @@ use tracing::Instrument as _;
 use crate::{
     connection::{DataConnection, meter::send_span},
     error::Lost,
-    peer_memory::loan::Lent,
+    peer_memory::lent::Lent,
 };
 
 /// How many times one poll of the task looks for arrivals before it yields.

@@ -24,7 +24,7 @@ use crate::{
     connection::mailbox::Mailbox,
     peer_memory::{
         import::Import,
-        loan::{Lent, RESULT_SLOT, ended},
+        lent::{Lent, RESULT_SLOT, ended},
         ring::RingMaker,
     },
 };

@@ -45,7 +45,7 @@ use crate::{
     peer_memory::{
         announcer::Announcer,
         destinations::ReceiveAllocator,
-        loan::Lent,
+        lent::Lent,
         target::{Target, TargetAllocator},
     },
     values::{SharedValues, published::Version, tensor::Tensor},
@@ -59,6 +59,10 @@ pub(crate) const REASON: Duration = Duration::from_millis(500);
 const STALL_MIN: Duration = Duration::from_millis(500);
 
 /// A connection for tensors: a queue pair with the protocol, its memory and its counters.
+///
+/// It ends in three stages. It is **over** once there is a reason why it ends: it accepts no more transfers, and those in progress
+/// go on. It has **ended** once they have failed and the steps whose values may be lost are stored. It is **closed** once its queue
+/// pair is, which releases all memory.
 #[derive(Debug)]
 pub(crate) struct DataConnection {
     pub(crate) kind: FabricKind,
@@ -78,14 +82,12 @@ pub(crate) struct DataConnection {
     pub(crate) broken: OnceLock<Lost>,
     pub(crate) values: Arc<PeerValues>,
     pub(crate) meter: Arc<Meter>,
-    /// The first reason why it ended.
+    /// The first reason why it ends. It is over when this is set.
     lost: OnceLock<Lost>,
     /// Notified when `lost` is set.
     reason_known: Notify,
-    /// True once the steps whose values may be lost are stored.
-    over: watch::Sender<bool>,
-    /// Locked while those steps are stored, and true afterwards.
-    ended: Mutex<bool>,
+    /// Whether it has ended. Locked while the steps are stored whose values may be lost.
+    ended: watch::Sender<bool>,
     stall: Mutex<Stall>,
 }
 
@@ -128,13 +130,12 @@ impl DataConnection {
             meter,
             lost: OnceLock::new(),
             reason_known: Notify::new(),
-            over: watch::Sender::new(false),
-            ended: Mutex::new(false),
+            ended: watch::Sender::new(false),
             stall: Mutex::default(),
         })
     }
 
-    /// Whether it has failed and accepts no more transfers.
+    /// Whether it accepts no more transfers.
     pub(crate) fn is_over(&self) -> bool {
         self.lost.get().is_some() || self.queue_pair.has_failed()
     }
@@ -198,11 +199,6 @@ impl DataConnection {
         self.lost.get().cloned().unwrap_or(seen)
     }
 
-    /// The peer announced that it will close this connection for `why`. New transfers use another one.
-    pub(crate) fn expect_end(&self, why: &Lost) {
-        self.end_for(why);
-    }
-
     /// Called by the watch of the session once in each `step`. Ends the connection if the peer's host has acknowledged nothing for
     /// `bound`. Data count in steps, as the peer's silence does. A single unanswered probe counts only if the next look finds it, too.
     pub(crate) fn watch_path(&self, step: Duration, bound: Duration) {
@@ -237,8 +233,8 @@ impl DataConnection {
         (time >= STALL_MIN).then(|| self.stalled(time))
     }
 
-    /// Stores `why`, unless a reason is stored already. Returns the stored reason.
-    fn end_for(&self, why: &Lost) -> &Lost {
+    /// The connection is over because of `why`, unless it is already. Returns the reason. New transfers use another connection.
+    pub(crate) fn set_over(&self, why: &Lost) -> &Lost {
         let why = self.lost.get_or_init(|| why.clone());
         self.reason_known.notify_one();
         why
@@ -247,31 +243,32 @@ impl DataConnection {
     /// Waits until the connection has ended and its lost steps are stored.
     pub(crate) async fn until_end(&self) {
         // The sender lives in `self`, so waiting cannot fail.
-        let _ = self.over.subscribe().wait_for(|is_over| *is_over).await;
+        let _ = self.ended.subscribe().wait_for(|has_ended| *has_ended).await;
     }
 
     /// Whether the connection has ended and its lost steps are stored.
     pub(crate) fn has_ended(&self) -> bool {
-        *self.over.borrow()
+        *self.ended.borrow()
     }
 
     /// Fails every transfer of this connection. The connection's task then closes the queue pair.
     ///
     /// Steps whose values may be lost are ended with this peer before another connection can be used for them.
     pub(crate) fn fail(&self, why: &Lost) {
-        let why = self.end_for(why);
+        let why = self.set_over(why);
         // First: a thread that a hostile peer blocks inside the fabric may own the protocol's lock.
         self.queue_pair.shared_memory().into_iter().for_each(SharedMemory::free_threads);
         self.protocol.fail(&why.detail);
         self.announcer.fail(&why.detail);
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        if !*ended {
-            *ended = true;
-            self.meter.over(why.loss);
-            let steps = self.protocol.steps_under_way();
-            self.values.values.lose(&self.values.peer, &steps, &why.detail);
-            self.over.send_replace(true);
-        }
+        self.ended.send_if_modified(|has_ended| {
+            let is_first = !std::mem::replace(has_ended, true);
+            if is_first {
+                self.meter.over(why.loss);
+                let steps = self.protocol.steps_under_way();
+                self.values.values.lose(&self.values.peer, &steps, &why.detail);
+            }
+            is_first
+        });
     }
 
     /// Closes a connection. Its task notices that the queue pair is closed, and releases all memory.

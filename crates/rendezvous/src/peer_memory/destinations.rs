@@ -10,7 +10,7 @@ use tensorwire_protocol::{Allocator, Code, Destination, Metadata, ResultSlot, St
 use crate::peer_memory::{
     announcer::Announcer,
     enclosure::Enclosure,
-    loan::{Lent, RESULT_SLOT},
+    lent::{Lent, RESULT_SLOT},
 };
 
 /// Values of at most so many bytes are requested inside messages: with its record, such a value still fits into one short

@@ -46,14 +46,14 @@ impl Import {
         let mut copy = self.pool.alloc(bytes.len()).await.map_err(failed)?;
         for (into, from) in copy.chunks_mut(PIECE_BYTES).zip(bytes.chunks(PIECE_BYTES)) {
             copy_bytes(into, from, CopyReason::Import);
-            others_turn().await;
+            yield_once().await;
         }
         Ok(copy.freeze())
     }
 }
 
 /// Yields to other tasks once.
-pub(crate) async fn others_turn() {
+pub(crate) async fn yield_once() {
     let mut had_theirs = false;
     poll_fn(|context| {
         if had_theirs {

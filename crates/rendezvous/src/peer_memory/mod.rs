@@ -5,7 +5,7 @@ pub(crate) mod announcer;
 pub(crate) mod destinations;
 pub(crate) mod enclosure;
 pub(crate) mod import;
-pub(crate) mod loan;
+pub(crate) mod lent;
 pub(crate) mod pools;
 pub(crate) mod region_record;
 pub(crate) mod ring;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tensorwire_memory::{GrantEnd, Granted};
 use tensorwire_protocol::Destination;
 
-use crate::peer_memory::{announcer::Announcer, enclosure::Enclosure, loan::Lent};
+use crate::peer_memory::{announcer::Announcer, enclosure::Enclosure, lent::Lent};
 
 /// A message ring, or the record slots, of a connection that is being set up. The peer may know its region. It is
 /// dropped after its queue pair, or if no queue pair was connected, so that nothing can write it any more.

@@ -14,8 +14,8 @@ use crate::{
     error::{Transfer, WorkerError},
     peer_memory::{
         destinations::{ReceiveAllocator, Room, length_of},
-        import::{PIECE_BYTES, others_turn},
-        loan::{Lent, ended},
+        import::{PIECE_BYTES, yield_once},
+        lent::{Lent, ended},
     },
 };
 
@@ -142,7 +142,7 @@ impl Target {
         let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX).min(self.length);
         for offset in (0..length).step_by(PIECE_BYTES) {
             if offset > 0 {
-                others_turn().await;
+                yield_once().await;
             }
             let mut state = self.lock();
             let piece = offset..length.min(offset + PIECE_BYTES);

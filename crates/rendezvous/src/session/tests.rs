@@ -117,9 +117,9 @@ async fn connections_that_are_over_make_room() {
     }
     assert_eq!(session.open_for_peer(16).unwrap_err().code, Code::ResourceExhausted);
     assert!(Arc::ptr_eq(&session.connection(3).unwrap(), &connections[3]));
-    connections[3].expect_end(&why());
+    connections[3].set_over(&why());
     session.open_for_peer(16).unwrap();
-    connections[4].expect_end(&why());
+    connections[4].set_over(&why());
     session.open().unwrap();
     assert_eq!(session.lock().connections.len(), 16, "what this end sets up makes room, too");
     assert_eq!(session.up_connections().len(), 14);
@@ -157,7 +157,7 @@ async fn a_connection_that_is_over_is_not_live() {
     let connection = connection(&worker).await;
     let (number, _) = session.open().unwrap();
     session.up(number, &connection).unwrap();
-    connection.expect_end(&why());
+    connection.set_over(&why());
     assert!(session.live_connection().is_none());
     session.forget(number);
     assert!(session.up(number, &connection).unwrap_err().contains("while it was set up"));

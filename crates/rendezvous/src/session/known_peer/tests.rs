@@ -130,7 +130,7 @@ async fn a_peer_is_idle_without_connections_sessions_and_handles() {
     let connection = connection(&worker).await;
     set_link(&peer, up(&connection));
     assert!(!peer.is_idle(1));
-    connection.expect_end(&gone());
+    connection.set_over(&gone());
     assert!(!peer.is_idle(1), "its end is not noted");
     connection.fail(&gone());
     assert!(peer.is_idle(1));
@@ -174,13 +174,13 @@ async fn an_attempt_that_ends_late_with_a_failed_connection_replaces_no_live_one
     let (worker, peer) = (worker().await, peer());
     let (older, newer) = (connection(&worker).await, connection(&worker).await);
     let [late, early] = [(); 2].map(|()| peer.begin_accept(true).unwrap());
-    older.expect_end(&gone());
+    older.set_over(&gone());
     assert!(peer.end_accept(Some((early, &newer))).is_none() && is_up(&peer, &newer));
     assert!(peer.end_accept(Some((late, &older))).is_none() && is_up(&peer, &newer));
     assert!(is_accepted(&peer, &newer));
     // A failed connection of a newer attempt does not replace it, either.
     let (newest, attempt) = (connection(&worker).await, peer.begin_accept(false).unwrap());
-    newest.expect_end(&gone());
+    newest.set_over(&gone());
     assert!(peer.end_accept(Some((attempt, &newest))).is_none() && is_up(&peer, &newer));
     assert!(is_accepted(&peer, &newer));
 }
@@ -195,13 +195,13 @@ async fn a_connection_of_an_older_attempt_replaces_no_live_one_of_a_newer_attemp
     assert!(peer.end_accept(Some((first, &older))).is_none() && is_up(&peer, &newer));
     assert!(is_accepted(&peer, &newer));
     // An attempt of this worker is newer than those of the peer that began before it.
-    newer.expect_end(&gone());
+    newer.set_over(&gone());
     connecting(&peer);
     assert!(Arc::ptr_eq(&peer.end_attempt(Ok(own.clone())).unwrap(), &own));
     assert!(peer.end_accept(Some((third, &older))).is_none() && is_up(&peer, &own));
     // If the newer connection has ended, an older one is better than none.
     let fourth = peer.begin_accept(false).unwrap();
-    own.expect_end(&gone());
+    own.set_over(&gone());
     connecting(&peer);
     assert!(peer.end_attempt(Ok(own.clone())).is_ok());
     assert!(Arc::ptr_eq(&peer.end_accept(Some((fourth, &older))).unwrap(), &own) && is_up(&peer, &older));
@@ -260,7 +260,7 @@ async fn the_peers_attempt_is_waited_for_while_there_is_a_sign_of_it() {
     assert!(peer.end_accept(Some((attempt, &theirs))).is_none());
     assert!(Arc::ptr_eq(&waiting.await.unwrap(), &theirs));
     assert!(Arc::ptr_eq(&peer.accepted(&runtime).now_or_never().unwrap().unwrap(), &theirs));
-    theirs.expect_end(&gone());
+    theirs.set_over(&gone());
     assert!(peer.accepted(&runtime).await.is_none());
     // An attempt that begins meanwhile is waited for.
     let mut waiting = Box::pin(peer.accepted(&runtime));
@@ -281,7 +281,7 @@ async fn an_attempt_without_a_connection_leaves_none() {
     let attempt = peer.begin_accept(false).unwrap();
     let over = connection(&worker).await;
     assert!(peer.end_accept(Some((attempt, &over))).is_none());
-    over.expect_end(&gone());
+    over.set_over(&gone());
     assert!(peer.end_attempt(Err(WorkerError::ShutDown)).is_err(), "the peer's is over already");
 }
 
@@ -308,13 +308,13 @@ async fn the_end_of_a_connection_is_noted_before_the_next() {
     set_link(&peer, up(&over));
     peer.end_former();
     assert!(!over.has_ended(), "it is in use");
-    over.expect_end(&gone());
+    over.set_over(&gone());
     peer.begin_accept(true).unwrap();
     assert!(over.has_ended());
     let over = connection(&worker).await;
     set_link(&peer, up(&over));
     assert!(Arc::ptr_eq(&worker.node.connected(&peer).await.unwrap(), &over));
-    over.expect_end(&gone());
+    over.set_over(&gone());
     peer.lock().accepted = Some((AttemptNumber::default(), connection(&worker).await));
     let mut attempt = Box::pin(worker.node.connected(&peer));
     assert!(attempt.as_mut().now_or_never().is_none());
@@ -387,7 +387,7 @@ async fn the_connection_in_use_is_found_without_the_lock_and_one_made_meanwhile_
     // Another thread reads `in_use` before the connection is up, and takes the lock afterwards.
     peer.inner.in_use.store(None);
     assert!(found());
-    connection.expect_end(&gone());
+    connection.set_over(&gone());
     peer.inner.in_use.store(Some(connection.clone()));
     assert!(peer.live_connection().is_none() && !found(), "it is over");
 }

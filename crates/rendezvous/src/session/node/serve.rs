@@ -80,7 +80,7 @@ impl Node {
     /// The peer has ended a connection: closes it after data in flight has arrived.
     fn follow(self: &Arc<Self>, connection: Arc<DataConnection>, lost: Lost) {
         let is_over = connection.is_over();
-        connection.expect_end(&lost);
+        connection.set_over(&lost);
         if is_over {
             return;
         }
@@ -95,7 +95,9 @@ impl Node {
     /// Waits until the peer has closed `connections`, for at most `limit`, because data that it sent before may still
     /// be in flight.
     async fn take_in(&self, connections: &[Arc<DataConnection>], lost: &Lost, limit: Duration) {
-        connections.iter().for_each(|connection| connection.expect_end(lost));
+        for connection in connections {
+            connection.set_over(lost);
+        }
         let ends = join_all(connections.iter().map(|connection| connection.until_end()));
         let _ = timeout(&*self.settings.control_runtime, limit, ends).await;
     }

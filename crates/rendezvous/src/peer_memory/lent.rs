@@ -6,7 +6,7 @@ use tensorwire_protocol::{
     limits::{RESULT_BYTES, RESULT_SLOT_BYTES},
 };
 
-use crate::peer_memory::import::{PIECE_BYTES, others_turn};
+use crate::peer_memory::import::{PIECE_BYTES, yield_once};
 
 /// Size of a result slot, which follows the content.
 pub(crate) const RESULT_SLOT: usize = RESULT_SLOT_BYTES as usize;
@@ -92,7 +92,7 @@ impl Lent {
             usize::try_from(content).unwrap_or(usize::MAX).min(if *has_slot { slot } else { whole });
         for offset in (0..content).step_by(PIECE_BYTES) {
             if offset > 0 {
-                others_turn().await;
+                yield_once().await;
             }
             let piece = offset..content.min(offset + PIECE_BYTES);
             let into = private.get_mut(piece).unwrap_or_default();
