@@ -13,10 +13,11 @@
 //! answered while user code blocks its runtime, and peers do not take a busy worker for a dead one. All channels
 //! between the two runtimes are bounded.
 //!
-//! The service is `proto/control.proto`; the code generated from it is committed.
+//! The service is described by `proto/control.proto`.
 
 mod dial;
 mod door;
+mod frame;
 mod handover;
 #[cfg(feature = "tls")]
 mod secured;

@@ -6,8 +6,6 @@
 
 mod address;
 pub(crate) mod cluster;
-#[allow(missing_docs, unreachable_pub, clippy::all, clippy::needless_pass_by_value)] // not written by hand
-mod generated;
 mod grpc;
 pub(crate) mod name;
 mod proven;

@@ -22,17 +22,14 @@ use tonic::{
 };
 
 use super::{
-    Keepalive, ON_THE_WIRE_MAX, WINDOW_BYTES, closed,
+    Keepalive, WINDOW_BYTES, closed,
+    frame::{self, Frame},
     server::Tasks,
     session::{OutgoingFrames, Parts, causes, session},
     wire::{Security, Wire},
     within,
 };
-use crate::control::{
-    Addresses, ControlError, ControlSession,
-    address::parts,
-    generated::{Frame, control_client::ControlClient},
-};
+use crate::control::{Addresses, ControlError, ControlSession, address::parts};
 
 /// The parameters of dialling.
 pub(super) struct Dialler {
@@ -98,11 +95,11 @@ impl Dialler {
         let addresses = Addresses { own, peer: address };
         let wire = Wire::dial(stream, &self.security, host).await.map_err(Failure::of_tls)?;
         let Parts { session, task, outgoing } = session(addresses, None, wire.proven().cloned());
-        let (client, stream) = attach(address, wire, outgoing, self.keepalive).await?;
+        let (channel, stream) = attach(address, wire, outgoing, self.keepalive).await?;
         let closing = self.closing.clone();
         self.tasks.spawn(async move {
             task.run(stream, closing).await;
-            drop(client);
+            drop(channel);
         });
         Ok(session)
     }
@@ -131,7 +128,7 @@ async fn attach(
     wire: Wire,
     outgoing: OutgoingFrames,
     keepalive: Keepalive,
-) -> Result<(ControlClient<Channel>, Streaming<Frame>), Failure> {
+) -> Result<(Channel, Streaming<Frame>), Failure> {
     // Without the zone, which a URL cannot have.
     let authority = SocketAddr::new(address.ip(), address.port());
     let endpoint = Endpoint::from_shared(format!("http://{authority}")).map_err(|error| causes(&error))?;
@@ -148,14 +145,11 @@ async fn attach(
     };
     let channel = endpoint.connect_with_connector(OneWire(Some(wire))).await;
     let channel = channel.map_err(|error| or_trouble(causes(&error).into()))?;
-    let mut client = ControlClient::new(channel)
-        .max_decoding_message_size(ON_THE_WIRE_MAX)
-        .max_encoding_message_size(ON_THE_WIRE_MAX);
-    let stream = client.attach(RequestFrames(outgoing)).await.map_err(|status| {
+    let stream = frame::attach(channel.clone(), RequestFrames(outgoing)).await.map_err(|status| {
         let detail = format!("it is not a Tensorwire control plane, or it is closing: {}", causes(&status));
         or_trouble(detail.into())
     })?;
-    Ok((client, stream.into_inner()))
+    Ok((channel, stream))
 }
 
 /// The frames of a request stream. To abort, it ends without a goodbye.

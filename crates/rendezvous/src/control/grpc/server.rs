@@ -1,6 +1,12 @@
 //! Accepting sessions: the listener, the gRPC service, and the plane's main task.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
 use futures::{
     Stream, StreamExt,
@@ -11,22 +17,23 @@ use tokio::{
     net::TcpListener,
     sync::{mpsc, watch},
 };
-use tonic::{Request, Response, Status, Streaming, transport::Server};
+use tonic::{
+    Request, Response, Status, Streaming,
+    body::Body,
+    codegen::{BoxFuture, Service, http},
+    server::StreamingService,
+    transport::Server,
+};
 
 use super::{
     Keepalive, ON_THE_WIRE_MAX, WINDOW_BYTES, closed,
     door::{Guest, GuestStream, Reception},
+    frame::{self, Frame},
     handover::Handover,
     session::{OutgoingFrames, Parts, session},
     within,
 };
-use crate::control::{
-    ControlSession,
-    generated::{
-        Frame,
-        control_server::{Control, ControlServer},
-    },
-};
+use crate::control::ControlSession;
 
 /// How long a closing plane waits for the goodbyes of its sessions.
 const CLOSING: Duration = Duration::from_millis(1500);
@@ -58,9 +65,6 @@ impl Host {
     pub(super) async fn run(self, running: mpsc::Sender<()>, mut all_done: mpsc::Receiver<()>) {
         let Self { listener, handover, reception, arrivals, closing, tasks, keepalive } = self;
         let service = Attach { arrivals, closing: closing.clone(), tasks };
-        let service = ControlServer::new(service)
-            .max_decoding_message_size(ON_THE_WIRE_MAX)
-            .max_encoding_message_size(ON_THE_WIRE_MAX);
         let serving = Server::builder()
             .http2_keepalive_interval(Some(keepalive.interval))
             .http2_keepalive_timeout(Some(keepalive.timeout))
@@ -128,20 +132,40 @@ fn connections(
     })
 }
 
+/// The service of the plane.
+#[derive(Clone)]
 struct Attach {
     arrivals: mpsc::Sender<Arrival>,
     closing: watch::Receiver<bool>,
     tasks: Tasks,
 }
 
-#[tonic::async_trait]
-impl Control for Attach {
-    type AttachStream = OutgoingFrames;
+impl Service<http::Request<Body>> for Attach {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
 
-    async fn attach(
-        &self,
-        request: Request<Streaming<Frame>>,
-    ) -> Result<Response<Self::AttachStream>, Status> {
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        Box::pin(frame::answer(self.clone(), request))
+    }
+}
+
+impl StreamingService<Frame> for Attach {
+    type Response = Frame;
+    type ResponseStream = OutgoingFrames;
+    type Future = BoxFuture<Response<OutgoingFrames>, Status>;
+
+    fn call(&mut self, request: Request<Streaming<Frame>>) -> Self::Future {
+        Box::pin(self.clone().attach(request))
+    }
+}
+
+impl Attach {
+    async fn attach(self, request: Request<Streaming<Frame>>) -> Result<Response<OutgoingFrames>, Status> {
         let guest = request.extensions().get::<Arc<Guest>>().cloned();
         let guest = guest.ok_or_else(|| Status::internal("a connection without a guest"))?;
         // Waits here, within the connection's deadline, while sessions are accepted slowly.

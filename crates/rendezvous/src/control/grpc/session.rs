@@ -11,10 +11,9 @@ use tensorwire_protocol::{limits::CONTROL_FRAME_BYTES_MAX, text::escaped};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tonic::{Status, Streaming};
 
-use super::{closed, door::Guest, within};
+use super::{closed, door::Guest, frame::Frame, within};
 use crate::control::{
     Addresses, ControlError, ControlSession, FAREWELL, FrameReceiver, FrameSender, ProvenPeer,
-    generated::Frame,
 };
 
 /// Maximum number of buffered frames per direction, and of their bytes: one of maximum length, or several short ones.

@@ -12,32 +12,34 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{
     Streaming,
+    codegen::http::uri::PathAndQuery,
     transport::{Channel, Endpoint},
 };
+use tonic_prost::ProstCodec;
 
 use super::{
     ControlPlane, GrpcPlane, assert_works, bounded, config, connect, connect_past_the_dead, life::Part, plane,
 };
 use crate::control::{
     ControlError, ControlSession,
-    generated::{Frame, control_client::ControlClient},
+    grpc::frame::{Frame, attach},
 };
 
 /// What an HTTP/2 client sends first: the preface and empty settings.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
-async fn raw_client(plane: &GrpcPlane) -> ControlClient<Channel> {
+async fn raw_client(plane: &GrpcPlane) -> Channel {
     let endpoint = Endpoint::from_shared(format!("http://{}", plane.local_address())).unwrap();
-    ControlClient::new(endpoint.connect().await.unwrap())
+    endpoint.connect().await.unwrap()
 }
 
 /// A session whose frames the test makes: the sender, the received frames, and the plane's end.
 async fn raw_session(plane: &GrpcPlane) -> (mpsc::Sender<Frame>, Streaming<Frame>, ControlSession) {
-    let mut client = raw_client(plane).await;
+    let client = raw_client(plane).await;
     let (frames, stream) = mpsc::channel(1);
-    let attached = futures::future::join(client.attach(ReceiverStream::new(stream)), plane.accept());
+    let attached = futures::future::join(attach(client, ReceiverStream::new(stream)), plane.accept());
     let (back, session) = attached.await;
-    (frames, back.unwrap().into_inner(), session.unwrap())
+    (frames, back.unwrap(), session.unwrap())
 }
 
 /// Reads until the peer closes the connection, which must be within `limit`.
@@ -230,13 +232,27 @@ fn e_an_end_without_a_goodbye_is_a_loss() {
 fn e_a_connection_carries_one_session() {
     bounded(|| async {
         let plane = plane();
-        let mut client = raw_client(&plane).await;
+        let client = raw_client(&plane).await;
         let (_frames, stream) = mpsc::channel(1);
-        let attached = futures::future::join(client.attach(ReceiverStream::new(stream)), plane.accept());
+        let attached =
+            futures::future::join(attach(client.clone(), ReceiverStream::new(stream)), plane.accept());
         let (back, session) = attached.await;
         drop((back, session));
         let (_frames, stream) = mpsc::channel(1);
-        client.attach(ReceiverStream::new(stream)).await.unwrap_err();
+        attach(client, ReceiverStream::new(stream)).await.unwrap_err();
+    });
+}
+
+#[test]
+fn e_a_call_of_another_method_is_refused() {
+    bounded(|| async {
+        let plane = plane();
+        let mut grpc = tonic::client::Grpc::new(raw_client(&plane).await);
+        grpc.ready().await.unwrap();
+        let path = PathAndQuery::from_static("/tensorwire.control.v1.Control/Detach");
+        let frames = tonic::Request::new(futures::stream::pending::<Frame>());
+        let refused = grpc.streaming(frames, path, ProstCodec::<Frame, Frame>::default()).await;
+        assert_eq!(refused.unwrap_err().code(), tonic::Code::Unimplemented);
     });
 }
 
