@@ -62,20 +62,13 @@ impl Context {
     /// # Errors
     /// [`VerbsError::Call`].
     pub(super) fn addresses(&self, port: &Port) -> Result<Vec<GidEntry>, VerbsError> {
-        match &self.optional()._ibv_query_gid_table {
-            Ok(_) => self.addresses_at_once(port),
-            Err(_) => Ok(self.addresses_one_by_one(port)),
-        }
-    }
-
-    fn addresses_at_once(&self, port: &Port) -> Result<Vec<GidEntry>, VerbsError> {
         const CALL: &str = "ibv_query_gid_table";
         // The call lists all ports of the device.
         let room = port.addresses as usize * usize::from(self.limits()?.ports);
         let mut raw = vec![MaybeUninit::<sys::ibv_gid_entry>::zeroed(); room];
         // SAFETY: the context is open while `self` lives, and `raw` has room for that many entries of that size.
-        let count = unsafe {
-            self.optional()._ibv_query_gid_table(
+        let listed = unsafe {
+            self.functions()._ibv_query_gid_table(
                 self.raw(),
                 raw.as_mut_ptr().cast(),
                 raw.len(),
@@ -83,6 +76,7 @@ impl Context {
                 size_of::<sys::ibv_gid_entry>(),
             )
         };
+        let Some(count) = listed else { return Ok(self.addresses_one_by_one(port)) };
         let Ok(count) = usize::try_from(count) else {
             let errno = i32::try_from(count.unsigned_abs()).unwrap_or(libc::EIO);
             return Err(refused(io::Error::from_raw_os_error(errno), CALL, self.name()));

@@ -193,7 +193,7 @@ impl Context {
 
     /// Whether the library can register memory by a dma-buf descriptor instead of an address.
     pub fn takes_dma_buf(&self) -> bool {
-        self.optional().ibv_reg_dmabuf_mr.is_ok()
+        self.functions().ibv_reg_dmabuf_mr.is_some()
     }
 
     /// Port `number`, counted from 1.
@@ -252,12 +252,8 @@ impl Context {
         self.raw.as_ptr()
     }
 
-    pub(crate) fn functions(&self) -> &'static sys::Required {
-        &self.library.required
-    }
-
-    pub(crate) fn optional(&self) -> &'static sys::Optional {
-        &self.library.optional
+    pub(crate) fn functions(&self) -> &'static sys::Functions {
+        &self.library.functions
     }
 
     /// The functions that verbs.h calls through pointers in the context.

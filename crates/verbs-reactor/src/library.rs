@@ -12,8 +12,7 @@ const FILE: &str = "libibverbs.so.1";
 /// The functions of libibverbs. The library is opened once and never closed, because its drivers register themselves
 /// with the process.
 pub struct Library {
-    pub(crate) required: sys::Required,
-    pub(crate) optional: sys::Optional,
+    pub(crate) functions: sys::Functions,
 }
 
 impl std::fmt::Debug for Library {
@@ -76,11 +75,8 @@ impl Library {
         };
         // SAFETY: the library's constructors have no preconditions, and the signatures were generated from its
         // own headers. glibc's dlsym takes the default version of a symbol, the one those headers describe.
-        unsafe {
-            let required = sys::Required::new(FILE).map_err(missing)?;
-            let optional = sys::Optional::new(FILE).map_err(missing)?;
-            Ok(Self { required, optional })
-        }
+        let functions = unsafe { sys::Functions::open(FILE) }.map_err(missing)?;
+        Ok(Self { functions })
     }
 
     /// The names of the devices that are present, in the library's order.
@@ -100,7 +96,7 @@ impl Library {
             return Err(VerbsError::UnknownDevice { name: name.to_owned(), present });
         };
         // SAFETY: `device` is an entry of a list that is freed only after this call, as the library demands.
-        let context = unsafe { self.required.ibv_open_device(device) };
+        let context = unsafe { self.functions.ibv_open_device(device) };
         super::error::pointer(context, "ibv_open_device", name)
     }
 }
@@ -116,7 +112,7 @@ impl DeviceList {
     fn new(library: &'static Library) -> Result<Self, VerbsError> {
         let mut length = 0;
         // SAFETY: `length` is writable.
-        let first = unsafe { library.required.ibv_get_device_list(&raw mut length) };
+        let first = unsafe { library.functions.ibv_get_device_list(&raw mut length) };
         let Some(first) = NonNull::new(first) else {
             let error = io::Error::last_os_error();
             return Err(match error.raw_os_error() {
@@ -135,7 +131,7 @@ impl DeviceList {
     fn name(&self, device: *mut sys::ibv_device) -> String {
         // SAFETY: `device` comes from this list; the library answers with a C string inside it, or NULL.
         unsafe {
-            let name = self.library.required.ibv_get_device_name(device);
+            let name = self.library.functions.ibv_get_device_name(device);
             if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }
         }
     }
@@ -144,7 +140,7 @@ impl DeviceList {
 impl Drop for DeviceList {
     fn drop(&mut self) {
         // SAFETY: the list came from the library and nothing borrowed from it outlives `self`.
-        unsafe { self.library.required.ibv_free_device_list(self.first.as_ptr()) };
+        unsafe { self.library.functions.ibv_free_device_list(self.first.as_ptr()) };
     }
 }
 

@@ -2,311 +2,37 @@
 // rdma-core 44.0-2. Not edited by hand.
 use super::{numbers::*, types::*};
 use core::ffi::*;
-pub struct Required {
-    __library: ::libloading::Library,
-    pub ibv_get_device_list: unsafe extern "C" fn(num_devices: *mut c_int) -> *mut *mut ibv_device,
-    pub ibv_free_device_list: unsafe extern "C" fn(list: *mut *mut ibv_device),
-    pub ibv_get_device_name: unsafe extern "C" fn(device: *mut ibv_device) -> *const c_char,
-    pub ibv_open_device: unsafe extern "C" fn(device: *mut ibv_device) -> *mut ibv_context,
-    pub ibv_close_device: unsafe extern "C" fn(context: *mut ibv_context) -> c_int,
-    pub ibv_get_async_event:
-        unsafe extern "C" fn(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int,
-    pub ibv_ack_async_event: unsafe extern "C" fn(event: *mut ibv_async_event),
-    pub ibv_query_device:
-        unsafe extern "C" fn(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int,
-    pub ibv_query_port: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        port_num: u8,
-        port_attr: *mut _compat_ibv_port_attr,
-    ) -> c_int,
-    pub ibv_query_gid: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        port_num: u8,
-        index: c_int,
-        gid: *mut ibv_gid,
-    ) -> c_int,
-    pub ibv_query_pkey: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        port_num: u8,
-        index: c_int,
-        pkey: *mut __be16,
-    ) -> c_int,
-    pub ibv_alloc_pd: unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_pd,
-    pub ibv_dealloc_pd: unsafe extern "C" fn(pd: *mut ibv_pd) -> c_int,
-    pub ibv_reg_mr:
-        unsafe extern "C" fn(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr,
-    pub ibv_dereg_mr: unsafe extern "C" fn(mr: *mut ibv_mr) -> c_int,
-    pub ibv_create_comp_channel: unsafe extern "C" fn(context: *mut ibv_context) -> *mut ibv_comp_channel,
-    pub ibv_destroy_comp_channel: unsafe extern "C" fn(channel: *mut ibv_comp_channel) -> c_int,
-    pub ibv_create_cq: unsafe extern "C" fn(
-        context: *mut ibv_context,
-        cqe: c_int,
-        cq_context: *mut c_void,
-        channel: *mut ibv_comp_channel,
-        comp_vector: c_int,
-    ) -> *mut ibv_cq,
-    pub ibv_destroy_cq: unsafe extern "C" fn(cq: *mut ibv_cq) -> c_int,
-    pub ibv_get_cq_event: unsafe extern "C" fn(
-        channel: *mut ibv_comp_channel,
-        cq: *mut *mut ibv_cq,
-        cq_context: *mut *mut c_void,
-    ) -> c_int,
-    pub ibv_ack_cq_events: unsafe extern "C" fn(cq: *mut ibv_cq, nevents: c_uint),
-    pub ibv_create_qp:
-        unsafe extern "C" fn(pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp,
-    pub ibv_modify_qp:
-        unsafe extern "C" fn(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int,
-    pub ibv_destroy_qp: unsafe extern "C" fn(qp: *mut ibv_qp) -> c_int,
-}
-impl Required {
-    pub unsafe fn new<P>(path: P) -> Result<Self, ::libloading::Error>
-    where
-        P: ::libloading::AsFilename,
-    {
-        let library = ::libloading::Library::new(path)?;
-        Self::from_library(library)
-    }
-    pub unsafe fn from_library<L>(library: L) -> Result<Self, ::libloading::Error>
-    where
-        L: Into<::libloading::Library>,
-    {
-        let __library = library.into();
-        let ibv_get_device_list = __library.get(b"ibv_get_device_list\0").map(|sym| *sym)?;
-        let ibv_free_device_list = __library.get(b"ibv_free_device_list\0").map(|sym| *sym)?;
-        let ibv_get_device_name = __library.get(b"ibv_get_device_name\0").map(|sym| *sym)?;
-        let ibv_open_device = __library.get(b"ibv_open_device\0").map(|sym| *sym)?;
-        let ibv_close_device = __library.get(b"ibv_close_device\0").map(|sym| *sym)?;
-        let ibv_get_async_event = __library.get(b"ibv_get_async_event\0").map(|sym| *sym)?;
-        let ibv_ack_async_event = __library.get(b"ibv_ack_async_event\0").map(|sym| *sym)?;
-        let ibv_query_device = __library.get(b"ibv_query_device\0").map(|sym| *sym)?;
-        let ibv_query_port = __library.get(b"ibv_query_port\0").map(|sym| *sym)?;
-        let ibv_query_gid = __library.get(b"ibv_query_gid\0").map(|sym| *sym)?;
-        let ibv_query_pkey = __library.get(b"ibv_query_pkey\0").map(|sym| *sym)?;
-        let ibv_alloc_pd = __library.get(b"ibv_alloc_pd\0").map(|sym| *sym)?;
-        let ibv_dealloc_pd = __library.get(b"ibv_dealloc_pd\0").map(|sym| *sym)?;
-        let ibv_reg_mr = __library.get(b"ibv_reg_mr\0").map(|sym| *sym)?;
-        let ibv_dereg_mr = __library.get(b"ibv_dereg_mr\0").map(|sym| *sym)?;
-        let ibv_create_comp_channel = __library.get(b"ibv_create_comp_channel\0").map(|sym| *sym)?;
-        let ibv_destroy_comp_channel = __library.get(b"ibv_destroy_comp_channel\0").map(|sym| *sym)?;
-        let ibv_create_cq = __library.get(b"ibv_create_cq\0").map(|sym| *sym)?;
-        let ibv_destroy_cq = __library.get(b"ibv_destroy_cq\0").map(|sym| *sym)?;
-        let ibv_get_cq_event = __library.get(b"ibv_get_cq_event\0").map(|sym| *sym)?;
-        let ibv_ack_cq_events = __library.get(b"ibv_ack_cq_events\0").map(|sym| *sym)?;
-        let ibv_create_qp = __library.get(b"ibv_create_qp\0").map(|sym| *sym)?;
-        let ibv_modify_qp = __library.get(b"ibv_modify_qp\0").map(|sym| *sym)?;
-        let ibv_destroy_qp = __library.get(b"ibv_destroy_qp\0").map(|sym| *sym)?;
-        Ok(Required {
-            __library,
-            ibv_get_device_list,
-            ibv_free_device_list,
-            ibv_get_device_name,
-            ibv_open_device,
-            ibv_close_device,
-            ibv_get_async_event,
-            ibv_ack_async_event,
-            ibv_query_device,
-            ibv_query_port,
-            ibv_query_gid,
-            ibv_query_pkey,
-            ibv_alloc_pd,
-            ibv_dealloc_pd,
-            ibv_reg_mr,
-            ibv_dereg_mr,
-            ibv_create_comp_channel,
-            ibv_destroy_comp_channel,
-            ibv_create_cq,
-            ibv_destroy_cq,
-            ibv_get_cq_event,
-            ibv_ack_cq_events,
-            ibv_create_qp,
-            ibv_modify_qp,
-            ibv_destroy_qp,
-        })
-    }
-    pub unsafe fn ibv_get_device_list(&self, num_devices: *mut c_int) -> *mut *mut ibv_device {
-        (self.ibv_get_device_list)(num_devices)
-    }
-    pub unsafe fn ibv_free_device_list(&self, list: *mut *mut ibv_device) {
-        (self.ibv_free_device_list)(list)
-    }
-    pub unsafe fn ibv_get_device_name(&self, device: *mut ibv_device) -> *const c_char {
-        (self.ibv_get_device_name)(device)
-    }
-    pub unsafe fn ibv_open_device(&self, device: *mut ibv_device) -> *mut ibv_context {
-        (self.ibv_open_device)(device)
-    }
-    pub unsafe fn ibv_close_device(&self, context: *mut ibv_context) -> c_int {
-        (self.ibv_close_device)(context)
-    }
-    pub unsafe fn ibv_get_async_event(
-        &self,
-        context: *mut ibv_context,
-        event: *mut ibv_async_event,
-    ) -> c_int {
-        (self.ibv_get_async_event)(context, event)
-    }
-    pub unsafe fn ibv_ack_async_event(&self, event: *mut ibv_async_event) {
-        (self.ibv_ack_async_event)(event)
-    }
-    pub unsafe fn ibv_query_device(
-        &self,
-        context: *mut ibv_context,
-        device_attr: *mut ibv_device_attr,
-    ) -> c_int {
-        (self.ibv_query_device)(context, device_attr)
-    }
-    pub unsafe fn ibv_query_port(
-        &self,
-        context: *mut ibv_context,
-        port_num: u8,
-        port_attr: *mut _compat_ibv_port_attr,
-    ) -> c_int {
-        (self.ibv_query_port)(context, port_num, port_attr)
-    }
-    pub unsafe fn ibv_query_gid(
-        &self,
-        context: *mut ibv_context,
-        port_num: u8,
-        index: c_int,
-        gid: *mut ibv_gid,
-    ) -> c_int {
-        (self.ibv_query_gid)(context, port_num, index, gid)
-    }
-    pub unsafe fn ibv_query_pkey(
-        &self,
-        context: *mut ibv_context,
-        port_num: u8,
-        index: c_int,
-        pkey: *mut __be16,
-    ) -> c_int {
-        (self.ibv_query_pkey)(context, port_num, index, pkey)
-    }
-    pub unsafe fn ibv_alloc_pd(&self, context: *mut ibv_context) -> *mut ibv_pd {
-        (self.ibv_alloc_pd)(context)
-    }
-    pub unsafe fn ibv_dealloc_pd(&self, pd: *mut ibv_pd) -> c_int {
-        (self.ibv_dealloc_pd)(pd)
-    }
-    pub unsafe fn ibv_reg_mr(
-        &self,
-        pd: *mut ibv_pd,
-        addr: *mut c_void,
-        length: usize,
-        access: c_int,
-    ) -> *mut ibv_mr {
-        (self.ibv_reg_mr)(pd, addr, length, access)
-    }
-    pub unsafe fn ibv_dereg_mr(&self, mr: *mut ibv_mr) -> c_int {
-        (self.ibv_dereg_mr)(mr)
-    }
-    pub unsafe fn ibv_create_comp_channel(&self, context: *mut ibv_context) -> *mut ibv_comp_channel {
-        (self.ibv_create_comp_channel)(context)
-    }
-    pub unsafe fn ibv_destroy_comp_channel(&self, channel: *mut ibv_comp_channel) -> c_int {
-        (self.ibv_destroy_comp_channel)(channel)
-    }
-    pub unsafe fn ibv_create_cq(
-        &self,
-        context: *mut ibv_context,
-        cqe: c_int,
-        cq_context: *mut c_void,
-        channel: *mut ibv_comp_channel,
-        comp_vector: c_int,
-    ) -> *mut ibv_cq {
-        (self.ibv_create_cq)(context, cqe, cq_context, channel, comp_vector)
-    }
-    pub unsafe fn ibv_destroy_cq(&self, cq: *mut ibv_cq) -> c_int {
-        (self.ibv_destroy_cq)(cq)
-    }
-    pub unsafe fn ibv_get_cq_event(
-        &self,
-        channel: *mut ibv_comp_channel,
-        cq: *mut *mut ibv_cq,
-        cq_context: *mut *mut c_void,
-    ) -> c_int {
-        (self.ibv_get_cq_event)(channel, cq, cq_context)
-    }
-    pub unsafe fn ibv_ack_cq_events(&self, cq: *mut ibv_cq, nevents: c_uint) {
-        (self.ibv_ack_cq_events)(cq, nevents)
-    }
-    pub unsafe fn ibv_create_qp(&self, pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp {
-        (self.ibv_create_qp)(pd, qp_init_attr)
-    }
-    pub unsafe fn ibv_modify_qp(&self, qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int {
-        (self.ibv_modify_qp)(qp, attr, attr_mask)
-    }
-    pub unsafe fn ibv_destroy_qp(&self, qp: *mut ibv_qp) -> c_int {
-        (self.ibv_destroy_qp)(qp)
-    }
-}
-pub struct Optional {
-    __library: ::libloading::Library,
-    pub _ibv_query_gid_table: Result<
-        unsafe extern "C" fn(
-            context: *mut ibv_context,
-            entries: *mut ibv_gid_entry,
-            max_entries: usize,
-            flags: u32,
-            entry_size: usize,
-        ) -> isize,
-        ::libloading::Error,
-    >,
-    pub ibv_reg_dmabuf_mr: Result<
-        unsafe extern "C" fn(
-            pd: *mut ibv_pd,
-            offset: u64,
-            length: usize,
-            iova: u64,
-            fd: c_int,
-            access: c_int,
-        ) -> *mut ibv_mr,
-        ::libloading::Error,
-    >,
-}
-impl Optional {
-    pub unsafe fn new<P>(path: P) -> Result<Self, ::libloading::Error>
-    where
-        P: ::libloading::AsFilename,
-    {
-        let library = ::libloading::Library::new(path)?;
-        Self::from_library(library)
-    }
-    pub unsafe fn from_library<L>(library: L) -> Result<Self, ::libloading::Error>
-    where
-        L: Into<::libloading::Library>,
-    {
-        let __library = library.into();
-        let _ibv_query_gid_table = __library.get(b"_ibv_query_gid_table\0").map(|sym| *sym);
-        let ibv_reg_dmabuf_mr = __library.get(b"ibv_reg_dmabuf_mr\0").map(|sym| *sym);
-        Ok(Optional { __library, _ibv_query_gid_table, ibv_reg_dmabuf_mr })
-    }
-    pub unsafe fn _ibv_query_gid_table(
-        &self,
-        context: *mut ibv_context,
-        entries: *mut ibv_gid_entry,
-        max_entries: usize,
-        flags: u32,
-        entry_size: usize,
-    ) -> isize {
-        (self._ibv_query_gid_table.as_ref().expect("Expected function, got error."))(
-            context,
-            entries,
-            max_entries,
-            flags,
-            entry_size,
-        )
-    }
-    pub unsafe fn ibv_reg_dmabuf_mr(
-        &self,
-        pd: *mut ibv_pd,
-        offset: u64,
-        length: usize,
-        iova: u64,
-        fd: c_int,
-        access: c_int,
-    ) -> *mut ibv_mr {
-        (self.ibv_reg_dmabuf_mr.as_ref().expect("Expected function, got error."))(
-            pd, offset, length, iova, fd, access,
-        )
-    }
+use libloading::Library;
+functions! {
+    fn ibv_get_device_list(num_devices: *mut c_int) -> *mut *mut ibv_device;
+    fn ibv_free_device_list(list: *mut *mut ibv_device);
+    fn ibv_get_device_name(device: *mut ibv_device) -> *const c_char;
+    fn ibv_open_device(device: *mut ibv_device) -> *mut ibv_context;
+    fn ibv_close_device(context: *mut ibv_context) -> c_int;
+    fn ibv_get_async_event(context: *mut ibv_context, event: *mut ibv_async_event) -> c_int;
+    fn ibv_ack_async_event(event: *mut ibv_async_event);
+    fn ibv_query_device(context: *mut ibv_context, device_attr: *mut ibv_device_attr) -> c_int;
+    fn ibv_query_port(context: *mut ibv_context, port_num: u8, port_attr: *mut _compat_ibv_port_attr) -> c_int;
+    fn ibv_query_gid(context: *mut ibv_context, port_num: u8, index: c_int, gid: *mut ibv_gid) -> c_int;
+    fn ibv_query_pkey(context: *mut ibv_context, port_num: u8, index: c_int, pkey: *mut __be16) -> c_int;
+    fn ibv_alloc_pd(context: *mut ibv_context) -> *mut ibv_pd;
+    fn ibv_dealloc_pd(pd: *mut ibv_pd) -> c_int;
+    fn ibv_reg_mr(pd: *mut ibv_pd, addr: *mut c_void, length: usize, access: c_int) -> *mut ibv_mr;
+    fn ibv_dereg_mr(mr: *mut ibv_mr) -> c_int;
+    fn ibv_create_comp_channel(context: *mut ibv_context) -> *mut ibv_comp_channel;
+    fn ibv_destroy_comp_channel(channel: *mut ibv_comp_channel) -> c_int;
+    fn ibv_create_cq(context: *mut ibv_context, cqe: c_int, cq_context: *mut c_void,
+        channel: *mut ibv_comp_channel, comp_vector: c_int) -> *mut ibv_cq;
+    fn ibv_destroy_cq(cq: *mut ibv_cq) -> c_int;
+    fn ibv_get_cq_event(channel: *mut ibv_comp_channel, cq: *mut *mut ibv_cq,
+        cq_context: *mut *mut c_void) -> c_int;
+    fn ibv_ack_cq_events(cq: *mut ibv_cq, nevents: c_uint);
+    fn ibv_create_qp(pd: *mut ibv_pd, qp_init_attr: *mut ibv_qp_init_attr) -> *mut ibv_qp;
+    fn ibv_modify_qp(qp: *mut ibv_qp, attr: *mut ibv_qp_attr, attr_mask: c_int) -> c_int;
+    fn ibv_destroy_qp(qp: *mut ibv_qp) -> c_int;
+    optional:
+    fn _ibv_query_gid_table(context: *mut ibv_context, entries: *mut ibv_gid_entry, max_entries: usize,
+        flags: u32, entry_size: usize) -> isize;
+    fn ibv_reg_dmabuf_mr(pd: *mut ibv_pd, offset: u64, length: usize, iova: u64, fd: c_int,
+        access: c_int) -> *mut ibv_mr;
 }

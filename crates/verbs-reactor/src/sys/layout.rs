@@ -2,577 +2,94 @@
 // rdma-core 44.0-2. Not edited by hand.
 use super::types::*;
 use core::mem::*;
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_gid__bindgen_ty_1"][size_of::<ibv_gid__bindgen_ty_1>() - 16usize];
-    ["Alignment of ibv_gid__bindgen_ty_1"][align_of::<ibv_gid__bindgen_ty_1>() - 8usize];
-    ["offset"][offset_of!(ibv_gid__bindgen_ty_1, subnet_prefix) - 0usize];
-    ["offset"][offset_of!(ibv_gid__bindgen_ty_1, interface_id) - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_gid"][size_of::<ibv_gid>() - 16usize];
-    ["Alignment of ibv_gid"][align_of::<ibv_gid>() - 8usize];
-    ["offset"][offset_of!(ibv_gid, raw) - 0usize];
-    ["offset"][offset_of!(ibv_gid, global) - 0usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_gid_entry"][size_of::<ibv_gid_entry>() - 32usize];
-    ["Alignment of ibv_gid_entry"][align_of::<ibv_gid_entry>() - 8usize];
-    ["offset"][offset_of!(ibv_gid_entry, gid) - 0usize];
-    ["offset"][offset_of!(ibv_gid_entry, gid_index) - 16usize];
-    ["offset"][offset_of!(ibv_gid_entry, port_num) - 20usize];
-    ["offset"][offset_of!(ibv_gid_entry, gid_type) - 24usize];
-    ["offset"][offset_of!(ibv_gid_entry, ndev_ifindex) - 28usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_device_attr"][size_of::<ibv_device_attr>() - 232usize];
-    ["Alignment of ibv_device_attr"][align_of::<ibv_device_attr>() - 8usize];
-    ["offset"][offset_of!(ibv_device_attr, fw_ver) - 0usize];
-    ["offset"][offset_of!(ibv_device_attr, node_guid) - 64usize];
-    ["offset"][offset_of!(ibv_device_attr, sys_image_guid) - 72usize];
-    ["offset"][offset_of!(ibv_device_attr, max_mr_size) - 80usize];
-    ["offset"][offset_of!(ibv_device_attr, page_size_cap) - 88usize];
-    ["offset"][offset_of!(ibv_device_attr, vendor_id) - 96usize];
-    ["offset"][offset_of!(ibv_device_attr, vendor_part_id) - 100usize];
-    ["offset"][offset_of!(ibv_device_attr, hw_ver) - 104usize];
-    ["offset"][offset_of!(ibv_device_attr, max_qp) - 108usize];
-    ["offset"][offset_of!(ibv_device_attr, max_qp_wr) - 112usize];
-    ["offset"][offset_of!(ibv_device_attr, device_cap_flags) - 116usize];
-    ["offset"][offset_of!(ibv_device_attr, max_sge) - 120usize];
-    ["offset"][offset_of!(ibv_device_attr, max_sge_rd) - 124usize];
-    ["offset"][offset_of!(ibv_device_attr, max_cq) - 128usize];
-    ["offset"][offset_of!(ibv_device_attr, max_cqe) - 132usize];
-    ["offset"][offset_of!(ibv_device_attr, max_mr) - 136usize];
-    ["offset"][offset_of!(ibv_device_attr, max_pd) - 140usize];
-    ["offset"][offset_of!(ibv_device_attr, max_qp_rd_atom) - 144usize];
-    ["offset"][offset_of!(ibv_device_attr, max_ee_rd_atom) - 148usize];
-    ["offset"][offset_of!(ibv_device_attr, max_res_rd_atom) - 152usize];
-    ["offset"][offset_of!(ibv_device_attr, max_qp_init_rd_atom) - 156usize];
-    ["offset"][offset_of!(ibv_device_attr, max_ee_init_rd_atom) - 160usize];
-    ["offset"][offset_of!(ibv_device_attr, atomic_cap) - 164usize];
-    ["offset"][offset_of!(ibv_device_attr, max_ee) - 168usize];
-    ["offset"][offset_of!(ibv_device_attr, max_rdd) - 172usize];
-    ["offset"][offset_of!(ibv_device_attr, max_mw) - 176usize];
-    ["offset"][offset_of!(ibv_device_attr, max_raw_ipv6_qp) - 180usize];
-    ["offset"][offset_of!(ibv_device_attr, max_raw_ethy_qp) - 184usize];
-    ["offset"][offset_of!(ibv_device_attr, max_mcast_grp) - 188usize];
-    ["offset"][offset_of!(ibv_device_attr, max_mcast_qp_attach) - 192usize];
-    ["offset"][offset_of!(ibv_device_attr, max_total_mcast_qp_attach) - 196usize];
-    ["offset"][offset_of!(ibv_device_attr, max_ah) - 200usize];
-    ["offset"][offset_of!(ibv_device_attr, max_fmr) - 204usize];
-    ["offset"][offset_of!(ibv_device_attr, max_map_per_fmr) - 208usize];
-    ["offset"][offset_of!(ibv_device_attr, max_srq) - 212usize];
-    ["offset"][offset_of!(ibv_device_attr, max_srq_wr) - 216usize];
-    ["offset"][offset_of!(ibv_device_attr, max_srq_sge) - 220usize];
-    ["offset"][offset_of!(ibv_device_attr, max_pkeys) - 224usize];
-    ["offset"][offset_of!(ibv_device_attr, local_ca_ack_delay) - 226usize];
-    ["offset"][offset_of!(ibv_device_attr, phys_port_cnt) - 227usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_query_device_ex_input"][size_of::<ibv_query_device_ex_input>() - 4usize];
-    ["Alignment of ibv_query_device_ex_input"][align_of::<ibv_query_device_ex_input>() - 4usize];
-    ["offset"][offset_of!(ibv_query_device_ex_input, comp_mask) - 0usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_odp_caps__bindgen_ty_1"][size_of::<ibv_odp_caps__bindgen_ty_1>() - 12usize];
-    ["Alignment of ibv_odp_caps__bindgen_ty_1"][align_of::<ibv_odp_caps__bindgen_ty_1>() - 4usize];
-    ["offset"][offset_of!(ibv_odp_caps__bindgen_ty_1, rc_odp_caps) - 0usize];
-    ["offset"][offset_of!(ibv_odp_caps__bindgen_ty_1, uc_odp_caps) - 4usize];
-    ["offset"][offset_of!(ibv_odp_caps__bindgen_ty_1, ud_odp_caps) - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_odp_caps"][size_of::<ibv_odp_caps>() - 24usize];
-    ["Alignment of ibv_odp_caps"][align_of::<ibv_odp_caps>() - 8usize];
-    ["offset"][offset_of!(ibv_odp_caps, general_caps) - 0usize];
-    ["offset"][offset_of!(ibv_odp_caps, per_transport_caps) - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_tso_caps"][size_of::<ibv_tso_caps>() - 8usize];
-    ["Alignment of ibv_tso_caps"][align_of::<ibv_tso_caps>() - 4usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_rss_caps"][size_of::<ibv_rss_caps>() - 32usize];
-    ["Alignment of ibv_rss_caps"][align_of::<ibv_rss_caps>() - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_packet_pacing_caps"][size_of::<ibv_packet_pacing_caps>() - 12usize];
-    ["Alignment of ibv_packet_pacing_caps"][align_of::<ibv_packet_pacing_caps>() - 4usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_tm_caps"][size_of::<ibv_tm_caps>() - 20usize];
-    ["Alignment of ibv_tm_caps"][align_of::<ibv_tm_caps>() - 4usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_cq_moderation_caps"][size_of::<ibv_cq_moderation_caps>() - 4usize];
-    ["Alignment of ibv_cq_moderation_caps"][align_of::<ibv_cq_moderation_caps>() - 2usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_pci_atomic_caps"][size_of::<ibv_pci_atomic_caps>() - 6usize];
-    ["Alignment of ibv_pci_atomic_caps"][align_of::<ibv_pci_atomic_caps>() - 2usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_device_attr_ex"][size_of::<ibv_device_attr_ex>() - 400usize];
-    ["Alignment of ibv_device_attr_ex"][align_of::<ibv_device_attr_ex>() - 8usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, orig_attr) - 0usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, comp_mask) - 232usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, odp_caps) - 240usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, completion_timestamp_mask) - 264usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, hca_core_clock) - 272usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, device_cap_flags_ex) - 280usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, tso_caps) - 288usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, rss_caps) - 296usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, max_wq_type_rq) - 328usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, packet_pacing_caps) - 332usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, raw_packet_caps) - 344usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, tm_caps) - 348usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, cq_mod_caps) - 368usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, max_dm_size) - 376usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, pci_atomic_caps) - 384usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, xrc_odp_caps) - 392usize];
-    ["offset"][offset_of!(ibv_device_attr_ex, phys_port_cnt_ex) - 396usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_port_attr"][size_of::<ibv_port_attr>() - 52usize];
-    ["Alignment of ibv_port_attr"][align_of::<ibv_port_attr>() - 4usize];
-    ["offset"][offset_of!(ibv_port_attr, state) - 0usize];
-    ["offset"][offset_of!(ibv_port_attr, max_mtu) - 4usize];
-    ["offset"][offset_of!(ibv_port_attr, active_mtu) - 8usize];
-    ["offset"][offset_of!(ibv_port_attr, gid_tbl_len) - 12usize];
-    ["offset"][offset_of!(ibv_port_attr, port_cap_flags) - 16usize];
-    ["offset"][offset_of!(ibv_port_attr, max_msg_sz) - 20usize];
-    ["offset"][offset_of!(ibv_port_attr, bad_pkey_cntr) - 24usize];
-    ["offset"][offset_of!(ibv_port_attr, qkey_viol_cntr) - 28usize];
-    ["offset"][offset_of!(ibv_port_attr, pkey_tbl_len) - 32usize];
-    ["offset"][offset_of!(ibv_port_attr, lid) - 34usize];
-    ["offset"][offset_of!(ibv_port_attr, sm_lid) - 36usize];
-    ["offset"][offset_of!(ibv_port_attr, lmc) - 38usize];
-    ["offset"][offset_of!(ibv_port_attr, max_vl_num) - 39usize];
-    ["offset"][offset_of!(ibv_port_attr, sm_sl) - 40usize];
-    ["offset"][offset_of!(ibv_port_attr, subnet_timeout) - 41usize];
-    ["offset"][offset_of!(ibv_port_attr, init_type_reply) - 42usize];
-    ["offset"][offset_of!(ibv_port_attr, active_width) - 43usize];
-    ["offset"][offset_of!(ibv_port_attr, active_speed) - 44usize];
-    ["offset"][offset_of!(ibv_port_attr, phys_state) - 45usize];
-    ["offset"][offset_of!(ibv_port_attr, link_layer) - 46usize];
-    ["offset"][offset_of!(ibv_port_attr, flags) - 47usize];
-    ["offset"][offset_of!(ibv_port_attr, port_cap_flags2) - 48usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_async_event__bindgen_ty_1"][size_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
-    ["Alignment of ibv_async_event__bindgen_ty_1"][align_of::<ibv_async_event__bindgen_ty_1>() - 8usize];
-    ["offset"][offset_of!(ibv_async_event__bindgen_ty_1, cq) - 0usize];
-    ["offset"][offset_of!(ibv_async_event__bindgen_ty_1, qp) - 0usize];
-    ["offset"][offset_of!(ibv_async_event__bindgen_ty_1, srq) - 0usize];
-    ["offset"][offset_of!(ibv_async_event__bindgen_ty_1, wq) - 0usize];
-    ["offset"][offset_of!(ibv_async_event__bindgen_ty_1, port_num) - 0usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_async_event"][size_of::<ibv_async_event>() - 16usize];
-    ["Alignment of ibv_async_event"][align_of::<ibv_async_event>() - 8usize];
-    ["offset"][offset_of!(ibv_async_event, element) - 0usize];
-    ["offset"][offset_of!(ibv_async_event, event_type) - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_wc__bindgen_ty_1"][size_of::<ibv_wc__bindgen_ty_1>() - 4usize];
-    ["Alignment of ibv_wc__bindgen_ty_1"][align_of::<ibv_wc__bindgen_ty_1>() - 4usize];
-    ["offset"][offset_of!(ibv_wc__bindgen_ty_1, imm_data) - 0usize];
-    ["offset"][offset_of!(ibv_wc__bindgen_ty_1, invalidated_rkey) - 0usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_wc"][size_of::<ibv_wc>() - 48usize];
-    ["Alignment of ibv_wc"][align_of::<ibv_wc>() - 8usize];
-    ["offset"][offset_of!(ibv_wc, wr_id) - 0usize];
-    ["offset"][offset_of!(ibv_wc, status) - 8usize];
-    ["offset"][offset_of!(ibv_wc, opcode) - 12usize];
-    ["offset"][offset_of!(ibv_wc, vendor_err) - 16usize];
-    ["offset"][offset_of!(ibv_wc, byte_len) - 20usize];
-    ["offset"][offset_of!(ibv_wc, qp_num) - 28usize];
-    ["offset"][offset_of!(ibv_wc, src_qp) - 32usize];
-    ["offset"][offset_of!(ibv_wc, wc_flags) - 36usize];
-    ["offset"][offset_of!(ibv_wc, pkey_index) - 40usize];
-    ["offset"][offset_of!(ibv_wc, slid) - 42usize];
-    ["offset"][offset_of!(ibv_wc, sl) - 44usize];
-    ["offset"][offset_of!(ibv_wc, dlid_path_bits) - 45usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_mw_bind_info"][size_of::<ibv_mw_bind_info>() - 32usize];
-    ["Alignment of ibv_mw_bind_info"][align_of::<ibv_mw_bind_info>() - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_pd"][size_of::<ibv_pd>() - 16usize];
-    ["Alignment of ibv_pd"][align_of::<ibv_pd>() - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_mr"][size_of::<ibv_mr>() - 48usize];
-    ["Alignment of ibv_mr"][align_of::<ibv_mr>() - 8usize];
-    ["offset"][offset_of!(ibv_mr, context) - 0usize];
-    ["offset"][offset_of!(ibv_mr, pd) - 8usize];
-    ["offset"][offset_of!(ibv_mr, addr) - 16usize];
-    ["offset"][offset_of!(ibv_mr, length) - 24usize];
-    ["offset"][offset_of!(ibv_mr, handle) - 32usize];
-    ["offset"][offset_of!(ibv_mr, lkey) - 36usize];
-    ["offset"][offset_of!(ibv_mr, rkey) - 40usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_mw"][size_of::<ibv_mw>() - 32usize];
-    ["Alignment of ibv_mw"][align_of::<ibv_mw>() - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_global_route"][size_of::<ibv_global_route>() - 24usize];
-    ["Alignment of ibv_global_route"][align_of::<ibv_global_route>() - 8usize];
-    ["offset"][offset_of!(ibv_global_route, dgid) - 0usize];
-    ["offset"][offset_of!(ibv_global_route, flow_label) - 16usize];
-    ["offset"][offset_of!(ibv_global_route, sgid_index) - 20usize];
-    ["offset"][offset_of!(ibv_global_route, hop_limit) - 21usize];
-    ["offset"][offset_of!(ibv_global_route, traffic_class) - 22usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_ah_attr"][size_of::<ibv_ah_attr>() - 32usize];
-    ["Alignment of ibv_ah_attr"][align_of::<ibv_ah_attr>() - 8usize];
-    ["offset"][offset_of!(ibv_ah_attr, grh) - 0usize];
-    ["offset"][offset_of!(ibv_ah_attr, dlid) - 24usize];
-    ["offset"][offset_of!(ibv_ah_attr, sl) - 26usize];
-    ["offset"][offset_of!(ibv_ah_attr, src_path_bits) - 27usize];
-    ["offset"][offset_of!(ibv_ah_attr, static_rate) - 28usize];
-    ["offset"][offset_of!(ibv_ah_attr, is_global) - 29usize];
-    ["offset"][offset_of!(ibv_ah_attr, port_num) - 30usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_qp_cap"][size_of::<ibv_qp_cap>() - 20usize];
-    ["Alignment of ibv_qp_cap"][align_of::<ibv_qp_cap>() - 4usize];
-    ["offset"][offset_of!(ibv_qp_cap, max_send_wr) - 0usize];
-    ["offset"][offset_of!(ibv_qp_cap, max_recv_wr) - 4usize];
-    ["offset"][offset_of!(ibv_qp_cap, max_send_sge) - 8usize];
-    ["offset"][offset_of!(ibv_qp_cap, max_recv_sge) - 12usize];
-    ["offset"][offset_of!(ibv_qp_cap, max_inline_data) - 16usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_qp_init_attr"][size_of::<ibv_qp_init_attr>() - 64usize];
-    ["Alignment of ibv_qp_init_attr"][align_of::<ibv_qp_init_attr>() - 8usize];
-    ["offset"][offset_of!(ibv_qp_init_attr, qp_context) - 0usize];
-    ["offset"][offset_of!(ibv_qp_init_attr, send_cq) - 8usize];
-    ["offset"][offset_of!(ibv_qp_init_attr, recv_cq) - 16usize];
-    ["offset"][offset_of!(ibv_qp_init_attr, srq) - 24usize];
-    ["offset"][offset_of!(ibv_qp_init_attr, cap) - 32usize];
-    ["offset"][offset_of!(ibv_qp_init_attr, qp_type) - 52usize];
-    ["offset"][offset_of!(ibv_qp_init_attr, sq_sig_all) - 56usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_qp_attr"][size_of::<ibv_qp_attr>() - 144usize];
-    ["Alignment of ibv_qp_attr"][align_of::<ibv_qp_attr>() - 8usize];
-    ["offset"][offset_of!(ibv_qp_attr, qp_state) - 0usize];
-    ["offset"][offset_of!(ibv_qp_attr, cur_qp_state) - 4usize];
-    ["offset"][offset_of!(ibv_qp_attr, path_mtu) - 8usize];
-    ["offset"][offset_of!(ibv_qp_attr, path_mig_state) - 12usize];
-    ["offset"][offset_of!(ibv_qp_attr, qkey) - 16usize];
-    ["offset"][offset_of!(ibv_qp_attr, rq_psn) - 20usize];
-    ["offset"][offset_of!(ibv_qp_attr, sq_psn) - 24usize];
-    ["offset"][offset_of!(ibv_qp_attr, dest_qp_num) - 28usize];
-    ["offset"][offset_of!(ibv_qp_attr, qp_access_flags) - 32usize];
-    ["offset"][offset_of!(ibv_qp_attr, cap) - 36usize];
-    ["offset"][offset_of!(ibv_qp_attr, ah_attr) - 56usize];
-    ["offset"][offset_of!(ibv_qp_attr, alt_ah_attr) - 88usize];
-    ["offset"][offset_of!(ibv_qp_attr, pkey_index) - 120usize];
-    ["offset"][offset_of!(ibv_qp_attr, alt_pkey_index) - 122usize];
-    ["offset"][offset_of!(ibv_qp_attr, en_sqd_async_notify) - 124usize];
-    ["offset"][offset_of!(ibv_qp_attr, sq_draining) - 125usize];
-    ["offset"][offset_of!(ibv_qp_attr, max_rd_atomic) - 126usize];
-    ["offset"][offset_of!(ibv_qp_attr, max_dest_rd_atomic) - 127usize];
-    ["offset"][offset_of!(ibv_qp_attr, min_rnr_timer) - 128usize];
-    ["offset"][offset_of!(ibv_qp_attr, port_num) - 129usize];
-    ["offset"][offset_of!(ibv_qp_attr, timeout) - 130usize];
-    ["offset"][offset_of!(ibv_qp_attr, retry_cnt) - 131usize];
-    ["offset"][offset_of!(ibv_qp_attr, rnr_retry) - 132usize];
-    ["offset"][offset_of!(ibv_qp_attr, alt_port_num) - 133usize];
-    ["offset"][offset_of!(ibv_qp_attr, alt_timeout) - 134usize];
-    ["offset"][offset_of!(ibv_qp_attr, rate_limit) - 136usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_sge"][size_of::<ibv_sge>() - 16usize];
-    ["Alignment of ibv_sge"][align_of::<ibv_sge>() - 8usize];
-    ["offset"][offset_of!(ibv_sge, addr) - 0usize];
-    ["offset"][offset_of!(ibv_sge, length) - 8usize];
-    ["offset"][offset_of!(ibv_sge, lkey) - 12usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_1"][size_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_1"][align_of::<ibv_send_wr__bindgen_ty_1>() - 4usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_1, imm_data) - 0usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_1, invalidate_rkey) - 0usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_2__bindgen_ty_1"]
-        [size_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_1>() - 16usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_2__bindgen_ty_1"]
-        [align_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_1>() - 8usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_1, remote_addr) - 0usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_1, rkey) - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_2__bindgen_ty_2"]
-        [size_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_2>() - 32usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_2__bindgen_ty_2"]
-        [align_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_2>() - 8usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_2, remote_addr) - 0usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_2, compare_add) - 8usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_2, swap) - 16usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_2, rkey) - 24usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_2__bindgen_ty_3"]
-        [size_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_3>() - 16usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_2__bindgen_ty_3"]
-        [align_of::<ibv_send_wr__bindgen_ty_2__bindgen_ty_3>() - 8usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_3, ah) - 0usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_3, remote_qpn) - 8usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_2__bindgen_ty_3, remote_qkey) - 12usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_2"][size_of::<ibv_send_wr__bindgen_ty_2>() - 32usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_2"][align_of::<ibv_send_wr__bindgen_ty_2>() - 8usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_2, rdma) - 0usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_2, atomic) - 0usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_2, ud) - 0usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_3__bindgen_ty_1"]
-        [size_of::<ibv_send_wr__bindgen_ty_3__bindgen_ty_1>() - 4usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_3__bindgen_ty_1"]
-        [align_of::<ibv_send_wr__bindgen_ty_3__bindgen_ty_1>() - 4usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_3__bindgen_ty_1, remote_srqn) - 0usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_3"][size_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_3"][align_of::<ibv_send_wr__bindgen_ty_3>() - 4usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_3, xrc) - 0usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_4__bindgen_ty_1"]
-        [size_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_1>() - 48usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_4__bindgen_ty_1"]
-        [align_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_1>() - 8usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_1, mw) - 0usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_1, rkey) - 8usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_1, bind_info) - 16usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_4__bindgen_ty_2"]
-        [size_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_2>() - 16usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_4__bindgen_ty_2"]
-        [align_of::<ibv_send_wr__bindgen_ty_4__bindgen_ty_2>() - 8usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_2, hdr) - 0usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_2, hdr_sz) - 8usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_4__bindgen_ty_2, mss) - 10usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_send_wr__bindgen_ty_4"][size_of::<ibv_send_wr__bindgen_ty_4>() - 48usize];
-    ["Alignment of ibv_send_wr__bindgen_ty_4"][align_of::<ibv_send_wr__bindgen_ty_4>() - 8usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_4, bind_mw) - 0usize];
-    ["offset"][offset_of!(ibv_send_wr__bindgen_ty_4, tso) - 0usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_send_wr"][size_of::<ibv_send_wr>() - 128usize];
-    ["Alignment of ibv_send_wr"][align_of::<ibv_send_wr>() - 8usize];
-    ["offset"][offset_of!(ibv_send_wr, wr_id) - 0usize];
-    ["offset"][offset_of!(ibv_send_wr, next) - 8usize];
-    ["offset"][offset_of!(ibv_send_wr, sg_list) - 16usize];
-    ["offset"][offset_of!(ibv_send_wr, num_sge) - 24usize];
-    ["offset"][offset_of!(ibv_send_wr, opcode) - 28usize];
-    ["offset"][offset_of!(ibv_send_wr, send_flags) - 32usize];
-    ["offset"][offset_of!(ibv_send_wr, wr) - 40usize];
-    ["offset"][offset_of!(ibv_send_wr, qp_type) - 72usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_recv_wr"][size_of::<ibv_recv_wr>() - 32usize];
-    ["Alignment of ibv_recv_wr"][align_of::<ibv_recv_wr>() - 8usize];
-    ["offset"][offset_of!(ibv_recv_wr, wr_id) - 0usize];
-    ["offset"][offset_of!(ibv_recv_wr, next) - 8usize];
-    ["offset"][offset_of!(ibv_recv_wr, sg_list) - 16usize];
-    ["offset"][offset_of!(ibv_recv_wr, num_sge) - 24usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_srq"][size_of::<ibv_srq>() - 128usize];
-    ["Alignment of ibv_srq"][align_of::<ibv_srq>() - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_wq"][size_of::<ibv_wq>() - 152usize];
-    ["Alignment of ibv_wq"][align_of::<ibv_wq>() - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_qp"][size_of::<ibv_qp>() - 160usize];
-    ["Alignment of ibv_qp"][align_of::<ibv_qp>() - 8usize];
-    ["offset"][offset_of!(ibv_qp, context) - 0usize];
-    ["offset"][offset_of!(ibv_qp, qp_context) - 8usize];
-    ["offset"][offset_of!(ibv_qp, pd) - 16usize];
-    ["offset"][offset_of!(ibv_qp, send_cq) - 24usize];
-    ["offset"][offset_of!(ibv_qp, recv_cq) - 32usize];
-    ["offset"][offset_of!(ibv_qp, srq) - 40usize];
-    ["offset"][offset_of!(ibv_qp, handle) - 48usize];
-    ["offset"][offset_of!(ibv_qp, qp_num) - 52usize];
-    ["offset"][offset_of!(ibv_qp, state) - 56usize];
-    ["offset"][offset_of!(ibv_qp, qp_type) - 60usize];
-    ["offset"][offset_of!(ibv_qp, mutex) - 64usize];
-    ["offset"][offset_of!(ibv_qp, cond) - 104usize];
-    ["offset"][offset_of!(ibv_qp, events_completed) - 152usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_comp_channel"][size_of::<ibv_comp_channel>() - 16usize];
-    ["Alignment of ibv_comp_channel"][align_of::<ibv_comp_channel>() - 8usize];
-    ["offset"][offset_of!(ibv_comp_channel, context) - 0usize];
-    ["offset"][offset_of!(ibv_comp_channel, fd) - 8usize];
-    ["offset"][offset_of!(ibv_comp_channel, refcnt) - 12usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_cq"][size_of::<ibv_cq>() - 128usize];
-    ["Alignment of ibv_cq"][align_of::<ibv_cq>() - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_ah"][size_of::<ibv_ah>() - 24usize];
-    ["Alignment of ibv_ah"][align_of::<ibv_ah>() - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_device"][size_of::<ibv_device>() - 664usize];
-    ["Alignment of ibv_device"][align_of::<ibv_device>() - 8usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_context_ops"][size_of::<ibv_context_ops>() - 256usize];
-    ["Alignment of ibv_context_ops"][align_of::<ibv_context_ops>() - 8usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_query_device) - 0usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_query_port) - 8usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_alloc_pd) - 16usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_dealloc_pd) - 24usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_reg_mr) - 32usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_rereg_mr) - 40usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_dereg_mr) - 48usize];
-    ["offset"][offset_of!(ibv_context_ops, alloc_mw) - 56usize];
-    ["offset"][offset_of!(ibv_context_ops, bind_mw) - 64usize];
-    ["offset"][offset_of!(ibv_context_ops, dealloc_mw) - 72usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_create_cq) - 80usize];
-    ["offset"][offset_of!(ibv_context_ops, poll_cq) - 88usize];
-    ["offset"][offset_of!(ibv_context_ops, req_notify_cq) - 96usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_cq_event) - 104usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_resize_cq) - 112usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_destroy_cq) - 120usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_create_srq) - 128usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_modify_srq) - 136usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_query_srq) - 144usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_destroy_srq) - 152usize];
-    ["offset"][offset_of!(ibv_context_ops, post_srq_recv) - 160usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_create_qp) - 168usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_query_qp) - 176usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_modify_qp) - 184usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_destroy_qp) - 192usize];
-    ["offset"][offset_of!(ibv_context_ops, post_send) - 200usize];
-    ["offset"][offset_of!(ibv_context_ops, post_recv) - 208usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_create_ah) - 216usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_destroy_ah) - 224usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_attach_mcast) - 232usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_detach_mcast) - 240usize];
-    ["offset"][offset_of!(ibv_context_ops, _compat_async_event) - 248usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of ibv_context"][size_of::<ibv_context>() - 328usize];
-    ["Alignment of ibv_context"][align_of::<ibv_context>() - 8usize];
-    ["offset"][offset_of!(ibv_context, device) - 0usize];
-    ["offset"][offset_of!(ibv_context, ops) - 8usize];
-    ["offset"][offset_of!(ibv_context, cmd_fd) - 264usize];
-    ["offset"][offset_of!(ibv_context, async_fd) - 268usize];
-    ["offset"][offset_of!(ibv_context, num_comp_vectors) - 272usize];
-    ["offset"][offset_of!(ibv_context, mutex) - 280usize];
-    ["offset"][offset_of!(ibv_context, abi_compat) - 320usize];
-};
-#[cfg(target_arch = "x86_64")]
-const _: () = {
-    ["Size of verbs_context"][size_of::<verbs_context>() - 648usize];
-    ["Alignment of verbs_context"][align_of::<verbs_context>() - 8usize];
-    ["offset"][offset_of!(verbs_context, query_port) - 0usize];
-    ["offset"][offset_of!(verbs_context, advise_mr) - 8usize];
-    ["offset"][offset_of!(verbs_context, alloc_null_mr) - 16usize];
-    ["offset"][offset_of!(verbs_context, read_counters) - 24usize];
-    ["offset"][offset_of!(verbs_context, attach_counters_point_flow) - 32usize];
-    ["offset"][offset_of!(verbs_context, create_counters) - 40usize];
-    ["offset"][offset_of!(verbs_context, destroy_counters) - 48usize];
-    ["offset"][offset_of!(verbs_context, reg_dm_mr) - 56usize];
-    ["offset"][offset_of!(verbs_context, alloc_dm) - 64usize];
-    ["offset"][offset_of!(verbs_context, free_dm) - 72usize];
-    ["offset"][offset_of!(verbs_context, modify_flow_action_esp) - 80usize];
-    ["offset"][offset_of!(verbs_context, destroy_flow_action) - 88usize];
-    ["offset"][offset_of!(verbs_context, create_flow_action_esp) - 96usize];
-    ["offset"][offset_of!(verbs_context, modify_qp_rate_limit) - 104usize];
-    ["offset"][offset_of!(verbs_context, alloc_parent_domain) - 112usize];
-    ["offset"][offset_of!(verbs_context, dealloc_td) - 120usize];
-    ["offset"][offset_of!(verbs_context, alloc_td) - 128usize];
-    ["offset"][offset_of!(verbs_context, modify_cq) - 136usize];
-    ["offset"][offset_of!(verbs_context, post_srq_ops) - 144usize];
-    ["offset"][offset_of!(verbs_context, destroy_rwq_ind_table) - 152usize];
-    ["offset"][offset_of!(verbs_context, create_rwq_ind_table) - 160usize];
-    ["offset"][offset_of!(verbs_context, destroy_wq) - 168usize];
-    ["offset"][offset_of!(verbs_context, modify_wq) - 176usize];
-    ["offset"][offset_of!(verbs_context, create_wq) - 184usize];
-    ["offset"][offset_of!(verbs_context, query_rt_values) - 192usize];
-    ["offset"][offset_of!(verbs_context, create_cq_ex) - 200usize];
-    ["offset"][offset_of!(verbs_context, priv_) - 208usize];
-    ["offset"][offset_of!(verbs_context, query_device_ex) - 216usize];
-    ["offset"][offset_of!(verbs_context, ibv_destroy_flow) - 224usize];
-    ["offset"][offset_of!(verbs_context, ABI_placeholder2) - 232usize];
-    ["offset"][offset_of!(verbs_context, ibv_create_flow) - 240usize];
-    ["offset"][offset_of!(verbs_context, ABI_placeholder1) - 248usize];
-    ["offset"][offset_of!(verbs_context, open_qp) - 256usize];
-    ["offset"][offset_of!(verbs_context, create_qp_ex) - 264usize];
-    ["offset"][offset_of!(verbs_context, get_srq_num) - 272usize];
-    ["offset"][offset_of!(verbs_context, create_srq_ex) - 280usize];
-    ["offset"][offset_of!(verbs_context, open_xrcd) - 288usize];
-    ["offset"][offset_of!(verbs_context, close_xrcd) - 296usize];
-    ["offset"][offset_of!(verbs_context, _ABI_placeholder3) - 304usize];
-    ["offset"][offset_of!(verbs_context, sz) - 312usize];
-    ["offset"][offset_of!(verbs_context, context) - 320usize];
-};
+layout! {
+    ibv_gid__bindgen_ty_1: 16, 8 { subnet_prefix: 0, interface_id: 8 }
+    ibv_gid: 16, 8 { raw: 0, global: 0 }
+    ibv_gid_entry: 32, 8 { gid: 0, gid_index: 16, port_num: 20, gid_type: 24, ndev_ifindex: 28 }
+    ibv_device_attr: 232, 8 { fw_ver: 0, node_guid: 64, sys_image_guid: 72, max_mr_size: 80, page_size_cap: 88,
+        vendor_id: 96, vendor_part_id: 100, hw_ver: 104, max_qp: 108, max_qp_wr: 112, device_cap_flags: 116,
+        max_sge: 120, max_sge_rd: 124, max_cq: 128, max_cqe: 132, max_mr: 136, max_pd: 140, max_qp_rd_atom: 144,
+        max_ee_rd_atom: 148, max_res_rd_atom: 152, max_qp_init_rd_atom: 156, max_ee_init_rd_atom: 160,
+        atomic_cap: 164, max_ee: 168, max_rdd: 172, max_mw: 176, max_raw_ipv6_qp: 180, max_raw_ethy_qp: 184,
+        max_mcast_grp: 188, max_mcast_qp_attach: 192, max_total_mcast_qp_attach: 196, max_ah: 200, max_fmr: 204,
+        max_map_per_fmr: 208, max_srq: 212, max_srq_wr: 216, max_srq_sge: 220, max_pkeys: 224,
+        local_ca_ack_delay: 226, phys_port_cnt: 227 }
+    ibv_query_device_ex_input: 4, 4 { comp_mask: 0 }
+    ibv_odp_caps__bindgen_ty_1: 12, 4 { rc_odp_caps: 0, uc_odp_caps: 4, ud_odp_caps: 8 }
+    ibv_odp_caps: 24, 8 { general_caps: 0, per_transport_caps: 8 }
+    ibv_tso_caps: 8, 4 { }
+    ibv_rss_caps: 32, 8 { }
+    ibv_packet_pacing_caps: 12, 4 { }
+    ibv_tm_caps: 20, 4 { }
+    ibv_cq_moderation_caps: 4, 2 { }
+    ibv_pci_atomic_caps: 6, 2 { }
+    ibv_device_attr_ex: 400, 8 { orig_attr: 0, comp_mask: 232, odp_caps: 240, completion_timestamp_mask: 264,
+        hca_core_clock: 272, device_cap_flags_ex: 280, tso_caps: 288, rss_caps: 296, max_wq_type_rq: 328,
+        packet_pacing_caps: 332, raw_packet_caps: 344, tm_caps: 348, cq_mod_caps: 368, max_dm_size: 376,
+        pci_atomic_caps: 384, xrc_odp_caps: 392, phys_port_cnt_ex: 396 }
+    ibv_port_attr: 52, 4 { state: 0, max_mtu: 4, active_mtu: 8, gid_tbl_len: 12, port_cap_flags: 16,
+        max_msg_sz: 20, bad_pkey_cntr: 24, qkey_viol_cntr: 28, pkey_tbl_len: 32, lid: 34, sm_lid: 36, lmc: 38,
+        max_vl_num: 39, sm_sl: 40, subnet_timeout: 41, init_type_reply: 42, active_width: 43, active_speed: 44,
+        phys_state: 45, link_layer: 46, flags: 47, port_cap_flags2: 48 }
+    ibv_async_event__bindgen_ty_1: 8, 8 { cq: 0, qp: 0, srq: 0, wq: 0, port_num: 0 }
+    ibv_async_event: 16, 8 { element: 0, event_type: 8 }
+    ibv_wc__bindgen_ty_1: 4, 4 { imm_data: 0, invalidated_rkey: 0 }
+    ibv_wc: 48, 8 { wr_id: 0, status: 8, opcode: 12, vendor_err: 16, byte_len: 20, qp_num: 28, src_qp: 32,
+        wc_flags: 36, pkey_index: 40, slid: 42, sl: 44, dlid_path_bits: 45 }
+    ibv_mw_bind_info: 32, 8 { }
+    ibv_pd: 16, 8 { }
+    ibv_mr: 48, 8 { context: 0, pd: 8, addr: 16, length: 24, handle: 32, lkey: 36, rkey: 40 }
+    ibv_mw: 32, 8 { }
+    ibv_global_route: 24, 8 { dgid: 0, flow_label: 16, sgid_index: 20, hop_limit: 21, traffic_class: 22 }
+    ibv_ah_attr: 32, 8 { grh: 0, dlid: 24, sl: 26, src_path_bits: 27, static_rate: 28, is_global: 29,
+        port_num: 30 }
+    ibv_qp_cap: 20, 4 { max_send_wr: 0, max_recv_wr: 4, max_send_sge: 8, max_recv_sge: 12, max_inline_data: 16 }
+    ibv_qp_init_attr: 64, 8 { qp_context: 0, send_cq: 8, recv_cq: 16, srq: 24, cap: 32, qp_type: 52,
+        sq_sig_all: 56 }
+    ibv_qp_attr: 144, 8 { qp_state: 0, cur_qp_state: 4, path_mtu: 8, path_mig_state: 12, qkey: 16, rq_psn: 20,
+        sq_psn: 24, dest_qp_num: 28, qp_access_flags: 32, cap: 36, ah_attr: 56, alt_ah_attr: 88, pkey_index: 120,
+        alt_pkey_index: 122, en_sqd_async_notify: 124, sq_draining: 125, max_rd_atomic: 126, max_dest_rd_atomic: 127,
+        min_rnr_timer: 128, port_num: 129, timeout: 130, retry_cnt: 131, rnr_retry: 132, alt_port_num: 133,
+        alt_timeout: 134, rate_limit: 136 }
+    ibv_sge: 16, 8 { addr: 0, length: 8, lkey: 12 }
+    ibv_send_wr__bindgen_ty_1: 4, 4 { imm_data: 0, invalidate_rkey: 0 }
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_1: 16, 8 { remote_addr: 0, rkey: 8 }
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_2: 32, 8 { remote_addr: 0, compare_add: 8, swap: 16, rkey: 24 }
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_3: 16, 8 { ah: 0, remote_qpn: 8, remote_qkey: 12 }
+    ibv_send_wr__bindgen_ty_2: 32, 8 { rdma: 0, atomic: 0, ud: 0 }
+    ibv_send_wr__bindgen_ty_3__bindgen_ty_1: 4, 4 { remote_srqn: 0 }
+    ibv_send_wr__bindgen_ty_3: 4, 4 { xrc: 0 }
+    ibv_send_wr__bindgen_ty_4__bindgen_ty_1: 48, 8 { mw: 0, rkey: 8, bind_info: 16 }
+    ibv_send_wr__bindgen_ty_4__bindgen_ty_2: 16, 8 { hdr: 0, hdr_sz: 8, mss: 10 }
+    ibv_send_wr__bindgen_ty_4: 48, 8 { bind_mw: 0, tso: 0 }
+    ibv_send_wr: 128, 8 { wr_id: 0, next: 8, sg_list: 16, num_sge: 24, opcode: 28, send_flags: 32, wr: 40,
+        qp_type: 72 }
+    ibv_recv_wr: 32, 8 { wr_id: 0, next: 8, sg_list: 16, num_sge: 24 }
+    ibv_srq: 128, 8 { }
+    ibv_wq: 152, 8 { }
+    ibv_qp: 160, 8 { context: 0, qp_context: 8, pd: 16, send_cq: 24, recv_cq: 32, srq: 40, handle: 48,
+        qp_num: 52, state: 56, qp_type: 60, mutex: 64, cond: 104, events_completed: 152 }
+    ibv_comp_channel: 16, 8 { context: 0, fd: 8, refcnt: 12 }
+    ibv_cq: 128, 8 { }
+    ibv_ah: 24, 8 { }
+    ibv_device: 664, 8 { }
+    ibv_context_ops: 256, 8 { _compat_query_device: 0, _compat_query_port: 8, _compat_alloc_pd: 16,
+        _compat_dealloc_pd: 24, _compat_reg_mr: 32, _compat_rereg_mr: 40, _compat_dereg_mr: 48, alloc_mw: 56,
+        bind_mw: 64, dealloc_mw: 72, _compat_create_cq: 80, poll_cq: 88, req_notify_cq: 96, _compat_cq_event: 104,
+        _compat_resize_cq: 112, _compat_destroy_cq: 120, _compat_create_srq: 128, _compat_modify_srq: 136,
+        _compat_query_srq: 144, _compat_destroy_srq: 152, post_srq_recv: 160, _compat_create_qp: 168,
+        _compat_query_qp: 176, _compat_modify_qp: 184, _compat_destroy_qp: 192, post_send: 200, post_recv: 208,
+        _compat_create_ah: 216, _compat_destroy_ah: 224, _compat_attach_mcast: 232, _compat_detach_mcast: 240,
+        _compat_async_event: 248 }
+    ibv_context: 328, 8 { device: 0, ops: 8, cmd_fd: 264, async_fd: 268, num_comp_vectors: 272, mutex: 280,
+        abi_compat: 320 }
+    verbs_context: 648, 8 { query_port: 0, advise_mr: 8, alloc_null_mr: 16, read_counters: 24,
+        attach_counters_point_flow: 32, create_counters: 40, destroy_counters: 48, reg_dm_mr: 56, alloc_dm: 64,
+        free_dm: 72, modify_flow_action_esp: 80, destroy_flow_action: 88, create_flow_action_esp: 96,
+        modify_qp_rate_limit: 104, alloc_parent_domain: 112, dealloc_td: 120, alloc_td: 128, modify_cq: 136,
+        post_srq_ops: 144, destroy_rwq_ind_table: 152, create_rwq_ind_table: 160, destroy_wq: 168, modify_wq: 176,
+        create_wq: 184, query_rt_values: 192, create_cq_ex: 200, priv_: 208, query_device_ex: 216,
+        ibv_destroy_flow: 224, ABI_placeholder2: 232, ibv_create_flow: 240, ABI_placeholder1: 248, open_qp: 256,
+        create_qp_ex: 264, get_srq_num: 272, create_srq_ex: 280, open_xrcd: 288, close_xrcd: 296,
+        _ABI_placeholder3: 304, sz: 312, context: 320 }
+}

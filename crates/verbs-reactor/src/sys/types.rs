@@ -6,7 +6,7 @@ use libc::{pthread_cond_t, pthread_mutex_t};
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub union ibv_gid {
-    pub raw: [u8; 16usize],
+    pub raw: [u8; 16],
     pub global: ibv_gid__bindgen_ty_1,
 }
 #[repr(C)]
@@ -27,7 +27,7 @@ pub struct ibv_gid_entry {
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_device_attr {
-    pub fw_ver: [c_char; 64usize],
+    pub fw_ver: [c_char; 64],
     pub node_guid: __be64,
     pub sys_image_guid: __be64,
     pub max_mr_size: u64,
@@ -90,37 +90,37 @@ pub struct ibv_odp_caps__bindgen_ty_1 {
 #[repr(align(4))]
 #[derive(Copy, Clone)]
 pub struct ibv_tso_caps {
-    pub _bindgen_opaque_blob: [u32; 2usize],
+    pub _bindgen_opaque_blob: [u32; 2],
 }
 #[repr(C)]
 #[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_rss_caps {
-    pub _bindgen_opaque_blob: [u64; 4usize],
+    pub _bindgen_opaque_blob: [u64; 4],
 }
 #[repr(C)]
 #[repr(align(4))]
 #[derive(Copy, Clone)]
 pub struct ibv_packet_pacing_caps {
-    pub _bindgen_opaque_blob: [u32; 3usize],
+    pub _bindgen_opaque_blob: [u32; 3],
 }
 #[repr(C)]
 #[repr(align(4))]
 #[derive(Copy, Clone)]
 pub struct ibv_tm_caps {
-    pub _bindgen_opaque_blob: [u32; 5usize],
+    pub _bindgen_opaque_blob: [u32; 5],
 }
 #[repr(C)]
 #[repr(align(2))]
 #[derive(Copy, Clone)]
 pub struct ibv_cq_moderation_caps {
-    pub _bindgen_opaque_blob: [u16; 2usize],
+    pub _bindgen_opaque_blob: [u16; 2],
 }
 #[repr(C)]
 #[repr(align(2))]
 #[derive(Copy, Clone)]
 pub struct ibv_pci_atomic_caps {
-    pub _bindgen_opaque_blob: [u16; 3usize],
+    pub _bindgen_opaque_blob: [u16; 3],
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -211,13 +211,13 @@ pub union ibv_wc__bindgen_ty_1 {
 #[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_mw_bind_info {
-    pub _bindgen_opaque_blob: [u64; 4usize],
+    pub _bindgen_opaque_blob: [u64; 4],
 }
 #[repr(C)]
 #[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_pd {
-    pub _bindgen_opaque_blob: [u64; 2usize],
+    pub _bindgen_opaque_blob: [u64; 2],
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -234,7 +234,7 @@ pub struct ibv_mr {
 #[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_mw {
-    pub _bindgen_opaque_blob: [u64; 4usize],
+    pub _bindgen_opaque_blob: [u64; 4],
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -403,13 +403,13 @@ pub struct ibv_recv_wr {
 #[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_srq {
-    pub _bindgen_opaque_blob: [u64; 16usize],
+    pub _bindgen_opaque_blob: [u64; 16],
 }
 #[repr(C)]
 #[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_wq {
-    pub _bindgen_opaque_blob: [u64; 19usize],
+    pub _bindgen_opaque_blob: [u64; 19],
 }
 #[repr(C)]
 pub struct ibv_qp {
@@ -438,18 +438,18 @@ pub struct ibv_comp_channel {
 #[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_cq {
-    pub _bindgen_opaque_blob: [u64; 16usize],
+    pub _bindgen_opaque_blob: [u64; 16],
 }
 #[repr(C)]
 #[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_ah {
-    pub _bindgen_opaque_blob: [u64; 3usize],
+    pub _bindgen_opaque_blob: [u64; 3],
 }
 #[repr(C)]
 #[repr(align(8))]
 pub struct ibv_device {
-    pub _bindgen_opaque_blob: [u64; 83usize],
+    pub _bindgen_opaque_blob: [u64; 83],
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
