@@ -54,14 +54,14 @@ layout! {
     ibv_sge: 16, 8 { addr: 0, length: 8, lkey: 12 }
     ibv_send_wr__bindgen_ty_1: 4, 4 { imm_data: 0, invalidate_rkey: 0 }
     ibv_send_wr__bindgen_ty_2__bindgen_ty_1: 16, 8 { remote_addr: 0, rkey: 8 }
-    ibv_send_wr__bindgen_ty_2__bindgen_ty_2: 32, 8 { remote_addr: 0, compare_add: 8, swap: 16, rkey: 24 }
-    ibv_send_wr__bindgen_ty_2__bindgen_ty_3: 16, 8 { ah: 0, remote_qpn: 8, remote_qkey: 12 }
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_2: 32, 8 { }
+    ibv_send_wr__bindgen_ty_2__bindgen_ty_3: 16, 8 { }
     ibv_send_wr__bindgen_ty_2: 32, 8 { rdma: 0, atomic: 0, ud: 0 }
     ibv_send_wr__bindgen_ty_3__bindgen_ty_1: 4, 4 { remote_srqn: 0 }
-    ibv_send_wr__bindgen_ty_3: 4, 4 { xrc: 0 }
+    ibv_send_wr__bindgen_ty_3: 4, 4 { }
     ibv_send_wr__bindgen_ty_4__bindgen_ty_1: 48, 8 { mw: 0, rkey: 8, bind_info: 16 }
     ibv_send_wr__bindgen_ty_4__bindgen_ty_2: 16, 8 { hdr: 0, hdr_sz: 8, mss: 10 }
-    ibv_send_wr__bindgen_ty_4: 48, 8 { bind_mw: 0, tso: 0 }
+    ibv_send_wr__bindgen_ty_4: 48, 8 { }
     ibv_send_wr: 128, 8 { wr_id: 0, next: 8, sg_list: 16, num_sge: 24, opcode: 28, send_flags: 32, wr: 40,
         qp_type: 72 }
     ibv_recv_wr: 32, 8 { wr_id: 0, next: 8, sg_list: 16, num_sge: 24 }
@@ -71,25 +71,11 @@ layout! {
         qp_num: 52, state: 56, qp_type: 60, mutex: 64, cond: 104, events_completed: 152 }
     ibv_comp_channel: 16, 8 { context: 0, fd: 8, refcnt: 12 }
     ibv_cq: 128, 8 { }
-    ibv_ah: 24, 8 { }
     ibv_device: 664, 8 { }
-    ibv_context_ops: 256, 8 { _compat_query_device: 0, _compat_query_port: 8, _compat_alloc_pd: 16,
-        _compat_dealloc_pd: 24, _compat_reg_mr: 32, _compat_rereg_mr: 40, _compat_dereg_mr: 48, alloc_mw: 56,
-        bind_mw: 64, dealloc_mw: 72, _compat_create_cq: 80, poll_cq: 88, req_notify_cq: 96, _compat_cq_event: 104,
-        _compat_resize_cq: 112, _compat_destroy_cq: 120, _compat_create_srq: 128, _compat_modify_srq: 136,
-        _compat_query_srq: 144, _compat_destroy_srq: 152, post_srq_recv: 160, _compat_create_qp: 168,
-        _compat_query_qp: 176, _compat_modify_qp: 184, _compat_destroy_qp: 192, post_send: 200, post_recv: 208,
-        _compat_create_ah: 216, _compat_destroy_ah: 224, _compat_attach_mcast: 232, _compat_detach_mcast: 240,
-        _compat_async_event: 248 }
+    ibv_context_ops: 256, 8 { _unused1: 0, poll_cq: 88, req_notify_cq: 96, _unused2: 104, post_send: 200,
+        post_recv: 208, _unused3: 216 }
     ibv_context: 328, 8 { device: 0, ops: 8, cmd_fd: 264, async_fd: 268, num_comp_vectors: 272, mutex: 280,
         abi_compat: 320 }
-    verbs_context: 648, 8 { query_port: 0, advise_mr: 8, alloc_null_mr: 16, read_counters: 24,
-        attach_counters_point_flow: 32, create_counters: 40, destroy_counters: 48, reg_dm_mr: 56, alloc_dm: 64,
-        free_dm: 72, modify_flow_action_esp: 80, destroy_flow_action: 88, create_flow_action_esp: 96,
-        modify_qp_rate_limit: 104, alloc_parent_domain: 112, dealloc_td: 120, alloc_td: 128, modify_cq: 136,
-        post_srq_ops: 144, destroy_rwq_ind_table: 152, create_rwq_ind_table: 160, destroy_wq: 168, modify_wq: 176,
-        create_wq: 184, query_rt_values: 192, create_cq_ex: 200, priv_: 208, query_device_ex: 216,
-        ibv_destroy_flow: 224, ABI_placeholder2: 232, ibv_create_flow: 240, ABI_placeholder1: 248, open_qp: 256,
-        create_qp_ex: 264, get_srq_num: 272, create_srq_ex: 280, open_xrcd: 288, close_xrcd: 296,
-        _ABI_placeholder3: 304, sz: 312, context: 320 }
+    verbs_context: 648, 8 { _unused1: 0, priv_: 208, query_device_ex: 216, _unused2: 224, _ABI_placeholder3: 304,
+        sz: 312, context: 320 }
 }

@@ -347,24 +347,22 @@ pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_1 {
     pub rkey: u32,
 }
 #[repr(C)]
+#[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_2 {
-    pub remote_addr: u64,
-    pub compare_add: u64,
-    pub swap: u64,
-    pub rkey: u32,
+    pub _bindgen_opaque_blob: [u64; 4],
 }
 #[repr(C)]
+#[repr(align(8))]
 #[derive(Copy, Clone)]
 pub struct ibv_send_wr__bindgen_ty_2__bindgen_ty_3 {
-    pub ah: *mut ibv_ah,
-    pub remote_qpn: u32,
-    pub remote_qkey: u32,
+    pub _bindgen_opaque_blob: [u64; 2],
 }
 #[repr(C)]
+#[repr(align(4))]
 #[derive(Copy, Clone)]
 pub union ibv_send_wr__bindgen_ty_3 {
-    pub xrc: ibv_send_wr__bindgen_ty_3__bindgen_ty_1,
+    pub _bindgen_opaque_blob: u32,
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -372,10 +370,10 @@ pub struct ibv_send_wr__bindgen_ty_3__bindgen_ty_1 {
     pub remote_srqn: u32,
 }
 #[repr(C)]
+#[repr(align(8))]
 #[derive(Copy, Clone)]
 pub union ibv_send_wr__bindgen_ty_4 {
-    pub bind_mw: ibv_send_wr__bindgen_ty_4__bindgen_ty_1,
-    pub tso: ibv_send_wr__bindgen_ty_4__bindgen_ty_2,
+    pub _bindgen_opaque_blob: [u64; 6],
 }
 #[repr(C)]
 #[derive(Copy, Clone)]
@@ -442,12 +440,6 @@ pub struct ibv_cq {
 }
 #[repr(C)]
 #[repr(align(8))]
-#[derive(Copy, Clone)]
-pub struct ibv_ah {
-    pub _bindgen_opaque_blob: [u64; 3],
-}
-#[repr(C)]
-#[repr(align(8))]
 pub struct ibv_device {
     pub _bindgen_opaque_blob: [u64; 83],
 }
@@ -459,42 +451,17 @@ pub struct _compat_ibv_port_attr {
 #[repr(C)]
 #[derive(Copy, Clone)]
 pub struct ibv_context_ops {
-    pub _compat_query_device: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_query_port: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_alloc_pd: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_dealloc_pd: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_reg_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_rereg_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_dereg_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub alloc_mw: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub bind_mw: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub dealloc_mw: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_create_cq: Option<unsafe extern "C" fn() -> *mut c_void>,
+    pub _unused1: [Option<unsafe extern "C" fn() -> *mut c_void>; 11],
     pub poll_cq: Option<unsafe extern "C" fn(cq: *mut ibv_cq, num_entries: c_int, wc: *mut ibv_wc) -> c_int>,
     pub req_notify_cq: Option<unsafe extern "C" fn(cq: *mut ibv_cq, solicited_only: c_int) -> c_int>,
-    pub _compat_cq_event: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_resize_cq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_destroy_cq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_create_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_modify_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_query_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_destroy_srq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub post_srq_recv: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_create_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_query_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_modify_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_destroy_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
+    pub _unused2: [Option<unsafe extern "C" fn() -> *mut c_void>; 12],
     pub post_send: Option<
         unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_send_wr, bad_wr: *mut *mut ibv_send_wr) -> c_int,
     >,
     pub post_recv: Option<
         unsafe extern "C" fn(qp: *mut ibv_qp, wr: *mut ibv_recv_wr, bad_wr: *mut *mut ibv_recv_wr) -> c_int,
     >,
-    pub _compat_create_ah: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_destroy_ah: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_attach_mcast: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_detach_mcast: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub _compat_async_event: Option<unsafe extern "C" fn() -> *mut c_void>,
+    pub _unused3: [Option<unsafe extern "C" fn() -> *mut c_void>; 5],
 }
 #[repr(C)]
 pub struct ibv_context {
@@ -508,32 +475,7 @@ pub struct ibv_context {
 }
 #[repr(C)]
 pub struct verbs_context {
-    pub query_port: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub advise_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub alloc_null_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub read_counters: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub attach_counters_point_flow: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub create_counters: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub destroy_counters: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub reg_dm_mr: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub alloc_dm: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub free_dm: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub modify_flow_action_esp: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub destroy_flow_action: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub create_flow_action_esp: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub modify_qp_rate_limit: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub alloc_parent_domain: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub dealloc_td: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub alloc_td: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub modify_cq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub post_srq_ops: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub destroy_rwq_ind_table: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub create_rwq_ind_table: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub destroy_wq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub modify_wq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub create_wq: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub query_rt_values: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub create_cq_ex: Option<unsafe extern "C" fn() -> *mut c_void>,
+    pub _unused1: [Option<unsafe extern "C" fn() -> *mut c_void>; 26],
     pub priv_: *mut verbs_ex_private,
     pub query_device_ex: Option<
         unsafe extern "C" fn(
@@ -543,16 +485,7 @@ pub struct verbs_context {
             attr_size: usize,
         ) -> c_int,
     >,
-    pub ibv_destroy_flow: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub ABI_placeholder2: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub ibv_create_flow: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub ABI_placeholder1: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub open_qp: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub create_qp_ex: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub get_srq_num: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub create_srq_ex: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub open_xrcd: Option<unsafe extern "C" fn() -> *mut c_void>,
-    pub close_xrcd: Option<unsafe extern "C" fn() -> *mut c_void>,
+    pub _unused2: [Option<unsafe extern "C" fn() -> *mut c_void>; 10],
     pub _ABI_placeholder3: u64,
     pub sz: usize,
     pub context: ibv_context,
