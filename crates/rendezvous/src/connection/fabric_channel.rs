@@ -157,6 +157,11 @@ pub(crate) fn lost(error: &FabricError) -> ChannelError {
     ChannelError(error.to_string())
 }
 
+/// In the simulator a poll of a waiting task may find nothing.
+fn help_declines() -> bool {
+    tensorwire_testpoints::chance!("help declines")
+}
+
 impl Channel for FabricChannel {
     type Bytes = Buf;
     type Lent = Lent;
@@ -292,7 +297,7 @@ impl Channel for FabricChannel {
     }
 
     fn help(&self) -> bool {
-        !tensorwire_testpoints::chance!("help declines") && self.queue_pair.help()
+        !help_declines() && self.queue_pair.help()
     }
 
     fn mailbox(&self) -> Option<&dyn tensorwire_protocol::Mailbox> {
@@ -301,8 +306,7 @@ impl Channel for FabricChannel {
 
     fn help_beside_mailbox(&self, messages: u64) -> bool {
         let Some(mailbox) = &self.mailbox else { return self.help() };
-        !tensorwire_testpoints::chance!("help beside the mailbox declines")
-            && self.queue_pair.look_for_both(|| mailbox.has_next(messages))
+        !help_declines() && self.queue_pair.look_for_both(|| mailbox.has_next(messages))
     }
 
     fn found_note(&self) {
