@@ -2,13 +2,13 @@
 
 use std::{fmt, net::IpAddr, time::Duration};
 
-use futures::FutureExt;
+use futures::{FutureExt, future::ready};
 use tensorwire_fabric::{BoxFuture, Runtime};
 
 use super::{
     Store, StoreError,
     request::{Answer, Request},
-    rules::{check_compare, check_key, check_keys, check_value},
+    rules::check_keys,
     wanted::{Pause, Wanted},
 };
 
@@ -29,7 +29,16 @@ pub(super) trait Backend: Send + Sync + fmt::Debug + 'static {
         Pause::new(Duration::from_millis(1), Duration::from_millis(100))
     }
 
+    /// Executes a request whose keys and values have been checked.
     fn execute(&self, request: Request) -> BoxFuture<'_, Result<Answer, StoreError>>;
+
+    /// Checks `request`, and executes it.
+    fn ask(&self, request: Request) -> BoxFuture<'_, Result<Answer, StoreError>> {
+        match request.check() {
+            Ok(()) => self.execute(request),
+            Err(invalid) => ready(Err(invalid)).boxed(),
+        }
+    }
 
     /// The values of `keys` as soon as all have one. Polls, unless the store reports writes.
     fn wait_for<'a>(
@@ -43,7 +52,7 @@ pub(super) trait Backend: Send + Sync + fmt::Debug + 'static {
     /// Reads `keys`.
     fn read(&self, keys: Vec<String>) -> BoxFuture<'_, Result<Vec<Option<Vec<u8>>>, StoreError>> {
         async move {
-            match self.execute(Request::Get { keys }).await? {
+            match self.ask(Request::Get { keys }).await? {
                 Answer::Values(values) => {
                     Ok(values.into_iter().map(|value| value.map(|value| value.to_vec())).collect())
                 }
@@ -95,9 +104,7 @@ impl<Kind: Backend> Store for Kind {
 
     fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>> {
         async move {
-            check_key(key)?;
-            check_value(value)?;
-            match self.execute(Request::Set { key: key.to_owned(), value: value.to_vec() }).await? {
+            match self.ask(Request::Set { key: key.to_owned(), value: value.to_vec() }).await? {
                 Answer::Done => Ok(()),
                 _ => Err(self.unexpected()),
             }
@@ -106,11 +113,7 @@ impl<Kind: Backend> Store for Kind {
     }
 
     fn get<'a>(&'a self, keys: &'a [String]) -> BoxFuture<'a, Result<Vec<Option<Vec<u8>>>, StoreError>> {
-        async move {
-            check_keys(keys)?;
-            self.read(keys.to_vec()).await
-        }
-        .boxed()
+        self.read(keys.to_vec())
     }
 
     fn wait<'a>(
@@ -127,8 +130,7 @@ impl<Kind: Backend> Store for Kind {
 
     fn add<'a>(&'a self, key: &'a str, delta: i64) -> BoxFuture<'a, Result<i64, StoreError>> {
         async move {
-            check_key(key)?;
-            match self.execute(Request::Add { key: key.to_owned(), delta }).await? {
+            match self.ask(Request::Add { key: key.to_owned(), delta }).await? {
                 Answer::Sum(sum) => Ok(sum),
                 _ => Err(self.unexpected()),
             }
@@ -143,9 +145,8 @@ impl<Kind: Backend> Store for Kind {
         value: &'a [u8],
     ) -> BoxFuture<'a, Result<Option<Vec<u8>>, StoreError>> {
         async move {
-            check_compare(key, expected, value)?;
             let (key, expected) = (key.to_owned(), expected.map(<[u8]>::to_vec));
-            match self.execute(Request::CompareSet { key, expected, value: value.to_vec() }).await? {
+            match self.ask(Request::CompareSet { key, expected, value: value.to_vec() }).await? {
                 Answer::Value(value) => Ok(value.map(|value| value.to_vec())),
                 _ => Err(self.unexpected()),
             }
@@ -155,8 +156,7 @@ impl<Kind: Backend> Store for Kind {
 
     fn delete<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
         async move {
-            check_key(key)?;
-            match self.execute(Request::Delete { key: key.to_owned() }).await? {
+            match self.ask(Request::Delete { key: key.to_owned() }).await? {
                 Answer::Deleted(had_one) => Ok(had_one),
                 _ => Err(self.unexpected()),
             }

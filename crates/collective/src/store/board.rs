@@ -7,6 +7,7 @@ use std::{
 };
 
 use futures::channel::oneshot;
+use serde::{Deserialize, Serialize};
 
 use super::{
     StoreError,
@@ -32,7 +33,7 @@ impl Default for MemoryLimits {
 }
 
 /// Why a board rejects a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Refused {
     NoSum(NoSum),
     /// A limit is reached.
@@ -53,7 +54,7 @@ impl Refused {
 }
 
 /// A limited resource.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Counted {
     Keys,
     Bytes,

@@ -1,5 +1,7 @@
 //! The rules for keys and values that all stores share.
 
+use serde::{Deserialize, Serialize};
+
 use super::{KEY_BYTES_MAX, StoreError, VALUE_BYTES_MAX};
 
 /// The text of an error that a server may have written: its first kilobyte, escaped.
@@ -34,16 +36,8 @@ pub(super) fn check_value(value: &[u8]) -> Result<(), StoreError> {
     Err(StoreError::Invalid { field: "value", bytes: value.len(), remedy })
 }
 
-/// # Errors
-/// As [`check_key`] and [`check_value`], also for the expected value.
-pub(super) fn check_compare(key: &str, expected: Option<&[u8]>, value: &[u8]) -> Result<(), StoreError> {
-    check_key(key)?;
-    check_value(expected.unwrap_or_default())?;
-    check_value(value)
-}
-
 /// Why a store cannot add.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum NoSum {
     /// The value is not a number.
     NotANumber,

@@ -177,10 +177,9 @@ async fn stays_within_the_limit(request: Vec<u8>) {
 /// A request for `keys`, which waits for a minute if `waits`.
 fn request(waits: bool, keys: &[&str]) -> Vec<u8> {
     let limit = LONG.as_micros() as u64;
-    let head = if waits { [&[3][..], &limit.to_le_bytes()].concat() } else { vec![2] };
-    let key = |key: &&str| [&(key.len() as u16).to_le_bytes()[..], key.as_bytes()].concat();
-    let keys_bytes: Vec<u8> = keys.iter().flat_map(key).collect();
-    [&head[..], &(keys.len() as u32).to_le_bytes(), &keys_bytes].concat()
+    let request =
+        if waits { postcard::to_stdvec(&(2u8, limit, keys)) } else { postcard::to_stdvec(&(1u8, keys)) };
+    request.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -191,29 +191,37 @@ async fn a_worker_of_an_earlier_release_is_a_clear_error() {
     assert!(detail(&error).contains("kind has the unknown value 16"), "{error}");
 }
 
+/// The kind of a request for the values of keys.
+const GET: u8 = 1;
+
+/// The answer to such a request for no keys.
+const NO_VALUES: [u8; 3] = [0, 1, 0];
+
 #[tokio::test]
 async fn s5_garbage_ends_the_session_that_it_comes_from_alone() {
     let serving = Serving::start(MemoryLimits::default()).await;
     let client = serving.connect().await;
     let unknown_kind = vec![99];
-    let too_many_keys = [&[2][..], &u32::MAX.to_le_bytes()].concat();
-    let after_the_end = [&[6][..], &1u16.to_le_bytes(), b"k", b"more"].concat();
-    for body in [vec![], unknown_kind, too_many_keys, after_the_end, vec![0xff; 1 << 16]] {
+    let too_many_keys = postcard::to_stdvec(&(GET, vec!["k"; 4097])).unwrap();
+    let claimed_keys = postcard::to_stdvec(&(GET, u32::MAX)).unwrap();
+    let after_the_end = postcard::to_stdvec(&(GET, ["k"].as_slice(), 0)).unwrap();
+    let long = vec![0xff; 1 << 16];
+    for body in [vec![], unknown_kind, too_many_keys, claimed_keys, after_the_end, long] {
         let mut member = Member::of(&serving).await;
         member.send(StoreRequest { request: 1, body }).await;
         let Goodbye { status } = member.receive().await else { panic!("an end") };
         assert!(status.message.contains("sent a store"), "{status}");
         client.add("n", 1).await.unwrap();
     }
-    assert_eq!(value(&serving.store, "n").await.unwrap(), b"5");
+    assert_eq!(value(&serving.store, "n").await.unwrap(), b"6");
     // Answers that nobody asked for, and cancels of what is over.
     let mut member = Member::of(&serving).await;
     for request in [0, 1, u32::MAX] {
         member.send(StoreResponse { request, body: Some(vec![0; 100]) }).await;
         member.send(ControlFrame::StoreCancel { request }).await;
     }
-    member.send(StoreRequest { request: 1, body: vec![2, 0, 0, 0, 0] }).await;
-    assert_eq!(member.receive().await, StoreResponse { request: 1, body: Some(vec![130, 0, 0, 0, 0]) });
+    member.send(StoreRequest { request: 1, body: vec![GET, 0] }).await;
+    assert_eq!(member.receive().await, StoreResponse { request: 1, body: Some(NO_VALUES.to_vec()) });
 }
 
 #[tokio::test]
@@ -318,7 +326,7 @@ async fn a_write_that_may_have_happened_is_not_repeated() {
         drop(first);
         let mut peer = place.accept().await;
         let StoreRequest { request, .. } = peer.receive().await else { panic!("a request") };
-        peer.send(StoreResponse { request, body: Some(vec![130, 0, 0, 0, 0]) }).await;
+        peer.send(StoreResponse { request, body: Some(NO_VALUES.to_vec()) }).await;
         peer
     };
     let (client, mut peer) = tokio::join!(connect(&place.address), answer_connect);
