@@ -171,7 +171,7 @@ fn e_a_bad_tf_config_is_told_field_value_and_remedy() {
             r#"{"cluster": {"ps": ["a:1"]}, "rpc_layer": "grpc+gdr"}"#,
             &["rpc_layer = `grpc+gdr`", "`grpc+verbs`"],
         ),
-        (r#"{"cluster": {"ps": ["a:1"]}, "rpc_layer": ["grpc"]}"#, &["rpc_layer = `a list of 1`", "`grpc`"]),
+        (r#"{"cluster": {"ps": ["a:1"]}, "rpc_layer": ["grpc"]}"#, &[r#"rpc_layer = `["grpc"]`"#, "`grpc`"]),
         (
             r#"{"cluster": {"ps": ["a:1"]}, "rpc_layer": "grpc", "rpc_layer": "grpc"}"#,
             &["rpc_layer", "twice"],

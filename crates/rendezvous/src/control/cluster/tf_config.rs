@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-use serde::de::{Deserialize, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::de::{Deserialize, DeserializeOwned, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
 use tensorwire_fabric::FabricKind;
 
 use super::{ClusterError, ClusterSpec, fabric_of};
@@ -66,12 +67,10 @@ impl std::str::FromStr for TfConfig {
     type Err = ClusterError;
 
     fn from_str(text: &str) -> Result<Self, ClusterError> {
-        let json: Json = serde_json::from_str(text).map_err(|error| {
-            problem("the variable", text, format!("it is not a JSON object: {error}; {EXPECTED}"))
-        })?;
-        let Json::Object(fields) = json else {
-            return Err(problem("the variable", text, format!("it is not a JSON object; {EXPECTED}")));
-        };
+        let json: Box<RawValue> = serde_json::from_str(text)
+            .map_err(|error| problem("the variable", text, format!("it is not JSON: {error}; {EXPECTED}")))?;
+        let Fields(fields) = read(&json)
+            .ok_or_else(|| problem("the variable", text, format!("it is not a JSON object; {EXPECTED}")))?;
         // Other fields, such as "environment", have no meaning here.
         let jobs = only("cluster", &fields)?;
         let jobs = jobs.ok_or_else(|| problem("cluster", "missing", EXPECTED))?;
@@ -95,22 +94,23 @@ fn problem(field: &str, value: impl fmt::Display, remedy: impl Into<String>) -> 
 }
 
 /// The field with this name, if there is one.
-fn only<'json>(name: &str, fields: &'json [(String, Json)]) -> Result<Option<&'json Json>, ClusterError> {
-    let mut found = fields.iter().filter(|(field, _)| field == name).map(|(_, value)| value);
+fn only<'json>(
+    name: &str,
+    fields: &'json [(String, Box<RawValue>)],
+) -> Result<Option<&'json RawValue>, ClusterError> {
+    let mut found = fields.iter().filter(|(field, _)| field == name).map(|(_, value)| &**value);
     let first = found.next();
     match found.next() {
-        Some(second) => Err(problem(name, second, format!("`{name}` is given twice: keep one"))),
+        Some(second) => Err(problem(name, shown(second), format!("`{name}` is given twice: keep one"))),
         None => Ok(first),
     }
 }
 
-fn read_cluster(jobs: &Json) -> Result<ClusterSpec, ClusterError> {
-    let Json::Object(jobs) = jobs else {
-        return Err(problem("cluster", jobs, EXPECTED));
-    };
+fn read_cluster(jobs: &RawValue) -> Result<ClusterSpec, ClusterError> {
+    let Fields(jobs) = read(jobs).ok_or_else(|| problem("cluster", shown(jobs), EXPECTED))?;
     let mut spec = ClusterSpec::new();
-    for (job, tasks) in jobs {
-        only(job, jobs)?;
+    for (job, tasks) in &jobs {
+        only(job, &jobs)?;
         spec = read_job(spec, job, tasks)?;
     }
     spec.check()?;
@@ -118,15 +118,15 @@ fn read_cluster(jobs: &Json) -> Result<ClusterSpec, ClusterError> {
 }
 
 /// Reads a job's addresses, from a list or from an object with task numbers as names.
-fn read_job(mut spec: ClusterSpec, job: &str, tasks: &Json) -> Result<ClusterSpec, ClusterError> {
+fn read_job(mut spec: ClusterSpec, job: &str, tasks: &RawValue) -> Result<ClusterSpec, ClusterError> {
     let field = format!("cluster.{job}");
-    let numbered: Vec<(String, &Json)> = match tasks {
-        Json::List(tasks) => {
-            (0..).zip(tasks).map(|(number, task): (u32, _)| (number.to_string(), task)).collect()
-        }
-        Json::Object(tasks) => tasks.iter().map(|(number, task)| (number.clone(), task)).collect(),
-        other => return Err(problem(&field, other, "list the addresses of its tasks: [\"HOST:PORT\", ..]")),
+    let listed = |tasks: Vec<Box<RawValue>>| {
+        Fields((0..).zip(tasks).map(|(number, task): (u32, _)| (number.to_string(), task)).collect())
     };
+    let numbered = read(tasks).map(listed).or_else(|| read(tasks));
+    let Fields(numbered) = numbered.ok_or_else(|| {
+        problem(&field, shown(tasks), "list the addresses of its tasks: [\"HOST:PORT\", ..]")
+    })?;
     if numbered.is_empty() {
         return Err(ClusterError::NoHosts { job: job.to_owned() });
     }
@@ -134,116 +134,68 @@ fn read_job(mut spec: ClusterSpec, job: &str, tasks: &Json) -> Result<ClusterSpe
         let Ok(task) = number.parse() else {
             return Err(problem(&field, number, "number its tasks 0, 1, .."));
         };
-        let Json::Text(address) = address else {
-            return Err(problem(&format!("{field}[{task}]"), address, "write the address as \"HOST:PORT\""));
-        };
-        spec = spec.task(job, task, address.as_str());
+        let remedy = "write the address as \"HOST:PORT\"";
+        let address: String =
+            read(&address).ok_or_else(|| problem(&format!("{field}[{task}]"), shown(&address), remedy))?;
+        spec = spec.task(job, task, address);
     }
     Ok(spec)
 }
 
 /// Reads the protocol of the cluster's servers.
-fn read_rpc_layer(layer: &Json) -> Result<FabricKind, ClusterError> {
-    let protocol = match layer {
-        Json::Text(text) => text.as_str(),
-        _ => "",
-    };
-    fabric_of(protocol).map_err(|remedy| problem("rpc_layer", layer, remedy))
+fn read_rpc_layer(layer: &RawValue) -> Result<FabricKind, ClusterError> {
+    let protocol: String = read(layer).unwrap_or_default();
+    fabric_of(&protocol).map_err(|remedy| problem("rpc_layer", shown(layer), remedy))
 }
 
-fn read_task(cluster: &ClusterSpec, task: &Json) -> Result<(String, u32), ClusterError> {
-    let Json::Object(fields) = task else {
-        return Err(problem("task", task, "write {\"type\": JOB, \"index\": NUMBER}"));
-    };
-    let job = match only("type", fields)? {
-        Some(Json::Text(job)) => job,
-        Some(other) => return Err(problem("task.type", other, "write the name of a job as a string")),
-        None => return Err(problem("task.type", "missing", "give the job of this process")),
-    };
-    let shown = match only("index", fields)? {
-        Some(Json::Text(index)) => index.clone(),
-        Some(other) => other.to_string(),
-        None => return Err(problem("task.index", "missing", "give the number of this process in its job")),
-    };
-    let Ok(index) = shown.parse() else {
-        return Err(problem("task.index", shown, "give a whole number from 0"));
-    };
-    cluster.task_address(job, index)?;
-    Ok((job.clone(), index))
+fn read_task(cluster: &ClusterSpec, task: &RawValue) -> Result<(String, u32), ClusterError> {
+    let Fields(fields) =
+        read(task).ok_or_else(|| problem("task", shown(task), "write {\"type\": JOB, \"index\": NUMBER}"))?;
+    let missing = |field, remedy| problem(field, "missing", remedy);
+    let job = only("type", &fields)?.ok_or_else(|| missing("task.type", "give the job of this process"))?;
+    let job: String =
+        read(job).ok_or_else(|| problem("task.type", shown(job), "write the name of a job as a string"))?;
+    let index = only("index", &fields)?
+        .ok_or_else(|| missing("task.index", "give the number of this process in its job"))?;
+    let index = shown(index);
+    let index = index.parse().map_err(|_| problem("task.index", &index, "give a whole number from 0"))?;
+    cluster.task_address(&job, index)?;
+    Ok((job, index))
 }
 
-/// A JSON value. Objects contain duplicate fields, in the order of the text.
-#[derive(Debug)]
-enum Json {
-    Object(Vec<(String, Json)>),
-    List(Vec<Json>),
-    Text(String),
-    /// A number, true, false or null, as text.
-    Other(String),
-}
+/// The fields of a JSON object, in the order of the text, also those that are given twice.
+struct Fields(Vec<(String, Box<RawValue>)>);
 
-impl fmt::Display for Json {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Object(fields) => write!(f, "an object of {} fields", fields.len()),
-            Self::List(values) => write!(f, "a list of {}", values.len()),
-            Self::Text(text) | Self::Other(text) => f.write_str(text),
-        }
+impl<'text> Deserialize<'text> for Fields {
+    fn deserialize<D: Deserializer<'text>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(FieldsVisitor)
     }
 }
 
-struct JsonVisitor;
+struct FieldsVisitor;
 
-impl<'text> Visitor<'text> for JsonVisitor {
-    type Value = Json;
+impl<'text> Visitor<'text> for FieldsVisitor {
+    type Value = Fields;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
+        f.write_str("a JSON object")
     }
 
-    fn visit_map<M: MapAccess<'text>>(self, mut map: M) -> Result<Json, M::Error> {
+    fn visit_map<M: MapAccess<'text>>(self, mut map: M) -> Result<Fields, M::Error> {
         let mut fields = Vec::new();
         while let Some(field) = map.next_entry()? {
             fields.push(field);
         }
-        Ok(Json::Object(fields))
-    }
-
-    fn visit_seq<S: SeqAccess<'text>>(self, mut values: S) -> Result<Json, S::Error> {
-        let mut list = Vec::new();
-        while let Some(value) = values.next_element()? {
-            list.push(value);
-        }
-        Ok(Json::List(list))
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Json, E> {
-        Ok(Json::Text(text.to_owned()))
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Json, E> {
-        Ok(Json::Other(number.to_string()))
-    }
-
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Json, E> {
-        Ok(Json::Other(number.to_string()))
-    }
-
-    fn visit_f64<E: Error>(self, number: f64) -> Result<Json, E> {
-        Ok(Json::Other(number.to_string()))
-    }
-
-    fn visit_bool<E: Error>(self, value: bool) -> Result<Json, E> {
-        Ok(Json::Other(value.to_string()))
-    }
-
-    fn visit_unit<E: Error>(self) -> Result<Json, E> {
-        Ok(Json::Other("null".to_owned()))
+        Ok(Fields(fields))
     }
 }
 
-impl<'text> Deserialize<'text> for Json {
-    fn deserialize<D: Deserializer<'text>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(JsonVisitor)
-    }
+/// `value` as a `T`, if it is one.
+fn read<T: DeserializeOwned>(value: &RawValue) -> Option<T> {
+    serde_json::from_str(value.get()).ok()
+}
+
+/// A string without quotes, and other values as they are in the text.
+fn shown(value: &RawValue) -> String {
+    read(value).unwrap_or_else(|| value.get().to_owned())
 }
