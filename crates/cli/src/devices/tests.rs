@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::{report, why_none};
-use crate::machine::{Library, NodeAccess, made_up::MadeUp};
+use crate::machine::{Library, NodeAccess, tests::made_up::MadeUp};
 
 #[test]
 fn devices_are_told_with_what_would_be_used() {

@@ -8,7 +8,7 @@ use super::{
     finding::Finding,
     judge, report,
 };
-use crate::machine::{Library, Machine, NodeAccess, Paging, made_up::MadeUp};
+use crate::machine::{Library, Machine, NodeAccess, Paging, tests::made_up::MadeUp};
 
 const PROOF: Proof = Proof { took: Duration::from_millis(20) };
 

@@ -2,14 +2,12 @@
 
 mod device;
 mod library;
-#[cfg(test)]
-pub(crate) mod made_up;
 mod memory;
 mod node;
 mod process;
 mod surroundings;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod tree;
 
 use std::sync::Arc;

@@ -1,6 +1,9 @@
 //! Facts that are read from a tree of files.
 
-use super::{AddressKind, MemoryLock, NodeAccess, made_up::MadeUp};
+pub(crate) mod made_up;
+
+use self::made_up::MadeUp;
+use super::{AddressKind, MemoryLock, NodeAccess};
 
 #[test]
 fn software_device_is_read_with_its_interface_and_addresses() {

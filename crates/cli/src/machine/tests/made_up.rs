@@ -4,7 +4,7 @@ use std::{fs, os::unix::fs::symlink, path::Path};
 
 use tempfile::TempDir;
 
-use super::{Choice, Library, Limits, Machine, Paging, Tree};
+use super::super::{Choice, Library, Limits, Machine, Paging, Tree};
 
 /// A machine as a tree of files. It is healthy except for the changes of a test.
 #[derive(Debug)]
