@@ -1,20 +1,24 @@
 //! The stream under HTTP/2, with or without TLS.
 
 use std::{
-    io,
+    fmt, io,
     pin::Pin,
     sync::Arc,
     task::{Context, Poll, ready},
 };
 
 use tensorwire_fabric_tcp::DataPort;
+#[cfg(feature = "tls")]
+use tensorwire_fabric_tcp::tls::{TlsPurpose, explain_io, explain_later};
+#[cfg(feature = "tls")]
+use tensorwire_protocol::text::escaped;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
 
 #[cfg(feature = "tls")]
-use super::secured::Secured;
+use super::secured::prove;
 use super::{
     traffic::Traffic,
     trouble::{Trouble, Why},
@@ -53,50 +57,52 @@ impl Security {
     }
 }
 
+/// A stream of bytes: TCP, or TLS over it.
+trait Bytes: AsyncRead + AsyncWrite + fmt::Debug + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + fmt::Debug + Send + Unpin> Bytes for S {}
+
 /// A stream.
 #[derive(Debug)]
 pub(super) struct Wire {
-    inner: WireStream,
+    bytes: Box<dyn Bytes>,
+    /// What the peer has proven by TLS.
+    proven: Option<Arc<ProvenPeer>>,
+    /// Nothing has been read yet.
+    is_new: bool,
     trouble: Trouble,
     traffic: Traffic,
 }
 
-#[derive(Debug)]
-enum WireStream {
-    /// Without TLS. The flag is true until the first bytes arrive.
-    Plain(TcpStream, bool),
-    #[cfg(feature = "tls")]
-    Secured(Box<Secured>),
-}
-
 impl Wire {
+    fn new(bytes: impl Bytes + 'static, proven: Option<ProvenPeer>, traffic: Traffic) -> Self {
+        let proven = proven.map(Arc::new);
+        Self { bytes: Box::new(bytes), proven, is_new: true, trouble: Trouble::default(), traffic }
+    }
+
     /// A dialled stream, with the dialled `host`. Under TLS, after the handshake.
     ///
     /// # Errors
     /// A message for users.
     pub(super) async fn dial(stream: TcpStream, security: &Security, host: &str) -> Result<Self, String> {
-        let trouble = Trouble::default();
-        let inner = match security {
+        match security {
             Security::None => {
                 let _ = host;
-                WireStream::Plain(stream, true)
+                Ok(Self::new(stream, None, Traffic::dialled()))
             }
             #[cfg(feature = "tls")]
             Security::Tls { identity, names } => {
-                let secured = Secured::dial(stream, identity, *names, host, trouble.clone()).await?;
-                WireStream::Secured(Box::new(secured))
+                let stream = identity.connect(TlsPurpose::Control, stream).await;
+                let stream = stream.map_err(|error| escaped(&explain_io(&error)).into_owned())?;
+                let proven = prove(&stream, *names, Some(host))?;
+                Ok(Self::new(stream, Some(proven), Traffic::dialled()))
             }
-        };
-        Ok(Self { inner, trouble, traffic: Traffic::dialled() })
+        }
     }
 
     /// An accepted stream without TLS.
     pub(super) fn accepted(stream: TcpStream) -> Self {
-        Self {
-            inner: WireStream::Plain(stream, true),
-            trouble: Trouble::default(),
-            traffic: Traffic::accepted(),
-        }
+        Self::new(stream, None, Traffic::accepted())
     }
 
     /// An accepted stream, after the TLS handshake.
@@ -108,18 +114,13 @@ impl Wire {
         stream: tokio_rustls::TlsStream<TcpStream>,
         names: TlsNames,
     ) -> Result<Self, String> {
-        let trouble = Trouble::default();
-        let secured = Secured::new(stream, names, None, trouble.clone())?;
-        Ok(Self { inner: WireStream::Secured(Box::new(secured)), trouble, traffic: Traffic::accepted() })
+        let proven = prove(&stream, names, None)?;
+        Ok(Self::new(stream, Some(proven), Traffic::accepted()))
     }
 
     /// What the peer has proven by TLS.
     pub(super) fn proven(&self) -> Option<&Arc<ProvenPeer>> {
-        match &self.inner {
-            WireStream::Plain(..) => None,
-            #[cfg(feature = "tls")]
-            WireStream::Secured(secured) => Some(secured.proven()),
-        }
+        self.proven.as_ref()
     }
 
     /// Removes the limits, because the peer is authenticated. The caller must poll again, because a read may have been
@@ -136,6 +137,29 @@ impl Wire {
 
     pub(super) fn trouble(&self) -> &Trouble {
         &self.trouble
+    }
+
+    /// Checks the bytes that were read, before HTTP/2 sees them.
+    fn check(&mut self, read: &[u8]) -> io::Result<()> {
+        let is_first = self.is_new;
+        self.is_new &= read.is_empty();
+        if is_first && self.proven.is_none() && read.first().is_some_and(|byte| begins_tls(*byte)) {
+            return Err(self.trouble.note(
+                "the peer speaks TLS, and this worker does not: give it a TLS identity of the same CA \
+                 (the setting `tls`)",
+            ));
+        }
+        let counted = self.traffic.received(read);
+        counted.map_err(|text| self.trouble.first(Why { text, is_tls: false }))
+    }
+
+    /// Stores the cause of a stream's error, because HTTP/2 would lose it.
+    fn noted(&self, error: io::Error) -> io::Error {
+        #[cfg(feature = "tls")]
+        if let Some(why) = explain_later(&error) {
+            return self.trouble.note(why);
+        }
+        error
     }
 }
 
@@ -155,65 +179,15 @@ impl AsyncRead for Wire {
             return Poll::Pending;
         }
         let before = buffer.filled().len();
-        let mut inner = (&mut this.inner).take(this.traffic.room() as u64);
-        ready!(Pin::new(&mut inner).poll_read(context, buffer))?;
-        let read = &buffer.filled()[before..];
-        let checked = if this.inner.was_first(read) && read.first().is_some_and(|byte| begins_tls(*byte)) {
-            Err(this.trouble.note(
-                "the peer speaks TLS, and this worker does not: give it a TLS identity of the same CA \
-                 (the setting `tls`)",
-            ))
-        } else {
-            let counted = this.traffic.received(read);
-            counted.map_err(|text| this.trouble.first(Why { text, is_tls: false }))
-        };
+        let mut bytes = (&mut this.bytes).take(this.traffic.room() as u64);
+        let read = ready!(Pin::new(&mut bytes).poll_read(context, buffer));
+        read.map_err(|error| this.noted(error))?;
+        let checked = this.check(&buffer.filled()[before..]);
         if checked.is_err() {
             buffer.set_filled(before);
         }
         Poll::Ready(checked)
     }
-}
-
-impl WireStream {
-    /// Whether `read` contains the first bytes of a stream without TLS.
-    fn was_first(&mut self, read: &[u8]) -> bool {
-        match self {
-            Self::Plain(_, is_new) => std::mem::replace(is_new, *is_new && read.is_empty()),
-            #[cfg(feature = "tls")]
-            Self::Secured(_) => false,
-        }
-    }
-}
-
-impl AsyncRead for WireStream {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream, _) => Pin::new(stream).poll_read(context, buffer),
-            #[cfg(feature = "tls")]
-            Self::Secured(secured) => Pin::new(&mut **secured).poll_read(context, buffer),
-        }
-    }
-}
-
-/// Calls the same method on either kind of stream.
-macro_rules! either {
-    ($self:ident, $stream:ident => $call:expr) => {
-        match &mut $self.inner {
-            WireStream::Plain($stream, _) => {
-                let $stream = Pin::new($stream);
-                $call
-            }
-            #[cfg(feature = "tls")]
-            WireStream::Secured($stream) => {
-                let $stream = Pin::new(&mut **$stream);
-                $call
-            }
-        }
-    };
 }
 
 impl AsyncWrite for Wire {
@@ -222,13 +196,11 @@ impl AsyncWrite for Wire {
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        either!(this, stream => stream.poll_flush(context))
+        Pin::new(&mut self.get_mut().bytes).poll_flush(context)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        either!(this, stream => stream.poll_shutdown(context))
+        Pin::new(&mut self.get_mut().bytes).poll_shutdown(context)
     }
 
     fn poll_write_vectored(
@@ -237,7 +209,7 @@ impl AsyncWrite for Wire {
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
-        let written = ready!(either!(this, stream => stream.poll_write_vectored(context, slices)))?;
+        let written = ready!(Pin::new(&mut this.bytes).poll_write_vectored(context, slices))?;
         let mut left = written;
         for slice in slices {
             let part = slice.get(..left).unwrap_or(slice);
