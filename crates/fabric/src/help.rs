@@ -8,7 +8,7 @@ use std::sync::{
 
 use crate::{
     look::{Look, ROUNDS},
-    wait::{Patience, Polling},
+    wait::{Patience, Polling, Wait},
 };
 
 /// Consecutive finds after which the runtime's other tasks get a turn.
@@ -54,6 +54,11 @@ impl Help {
     /// Whether [`find`](Self::find) may poll now.
     pub(crate) fn is_allowed(&self) -> bool {
         self.pays.load(Ordering::Relaxed)
+    }
+
+    /// Whether this fabric's tasks ever poll.
+    pub(crate) fn polls(&self) -> bool {
+        self.polling.get().is_some_and(|polling| polling.wait != Wait::Sleep)
     }
 
     /// A number that changes whenever a task has found something.
@@ -156,7 +161,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        Spinner, Wait,
+        Spinner,
         wait::{Patience, tests::Clock},
     };
 
@@ -172,6 +177,16 @@ mod tests {
         help.begin(&patience.with_looks(6));
         help.allow(true);
         help
+    }
+
+    #[test]
+    fn tasks_never_poll_a_fabric_that_always_sleeps() {
+        for (wait, polls) in [(Wait::Sleep, false), (Wait::Adaptive, true), (Wait::Busy, true)] {
+            let help = Help::default();
+            assert!(!help.polls(), "it has no driver");
+            help.begin(&Patience::new(Spinner::new(wait), Arc::<Clock>::default()));
+            assert_eq!(help.polls(), polls, "{wait:?}");
+        }
     }
 
     #[test]

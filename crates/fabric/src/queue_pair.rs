@@ -395,6 +395,18 @@ impl QueuePair {
         self.shared.core.hand_on() || self.shared.help(|| self.shared.link.progress(Effort::Poll))
     }
 
+    /// Whether this fabric's tasks ever poll: not if it always sleeps at once.
+    pub fn polls(&self) -> bool {
+        self.shared.core.help().polls()
+    }
+
+    /// Polls the fabric once and does the work it finds, whether or not polling pays off now. Returns whether it found any.
+    /// For a caller that lets other processes run between two polls.
+    pub fn poll_once(&self) -> bool {
+        let Shared { core, link, .. } = &*self.shared;
+        core.hand_on() || matches!(link.progress(Effort::Poll), Look::Worked | Look::More)
+    }
+
     /// Makes a region of the peer usable in writes.
     pub fn add_remote_region(&self, region: RemoteRegion) {
         self.shared.core.remote_regions().add(region);

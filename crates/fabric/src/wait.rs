@@ -111,6 +111,7 @@ pub enum Idle {
 /// How a fabric's tasks poll.
 #[derive(Debug)]
 pub(crate) struct Polling {
+    pub(crate) wait: Wait,
     pub(crate) looks: Looks,
     pub(crate) clock: Arc<dyn Runtime>,
     /// If other processes keep the CPU for longer than this, the core is busy.
@@ -189,7 +190,12 @@ impl Patience {
 
     /// How this driver polls.
     pub(crate) fn polling(&self) -> Polling {
-        Polling { looks: self.looks, clock: self.clock.clone(), turn_max: self.budget_max }
+        Polling {
+            wait: self.spinner.wait,
+            looks: self.looks,
+            clock: self.clock.clone(),
+            turn_max: self.budget_max,
+        }
     }
 
     /// Records that a turn which a helping task yielded took longer than any budget.

@@ -103,6 +103,36 @@ fn a_side_that_sleeps_is_woken_for_each_note() {
     });
 }
 
+/// Only a side that sleeps is woken, and `next` does not announce a sleep.
+#[test]
+fn a_note_that_has_come_is_taken_without_a_sleep() {
+    for kind in [FabricKind::SHM, FabricKind::TCP] {
+        bounded(Duration::from_secs(60), async move {
+            let Two { server, client, notes: [notes, answers], .. } = two(kind).await;
+            assert!(notes.polls());
+            for round in 0..ROUNDS {
+                assert_eq!(answers.next(1).unwrap(), None);
+                match notes.put(1, &[&[round]]) {
+                    Some(put) => assert!(!put.seems_asleep()),
+                    None => notes.send(1, &[&[round]]).await.unwrap(),
+                }
+                let note = loop {
+                    if let Some(note) = answers.next(1).unwrap() {
+                        break note;
+                    }
+                    answers.poll_once();
+                    // Posts that wait for credits are sent by the drivers.
+                    tokio::task::yield_now().await;
+                };
+                assert_eq!(note[..], [round]);
+            }
+            drop((notes, answers));
+            client.shutdown().await;
+            server.shutdown().await;
+        });
+    }
+}
+
 /// Each note is in the mailbox when it is looked for, so a task that takes many of them would never wait.
 #[test]
 fn other_tasks_get_a_turn_however_many_notes_lie_there() {

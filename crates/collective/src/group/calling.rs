@@ -10,6 +10,7 @@ mod at_once;
 mod offering;
 mod refusing;
 mod span;
+mod yielding;
 
 use std::{
     future::{Future, poll_fn},
@@ -34,7 +35,7 @@ use tensorwire_memory::{
     Buf, BufMut,
     copy::{CopyReason, copy_bytes},
 };
-use tensorwire_protocol::{Code, DataType, EagerContent, Sharing};
+use tensorwire_protocol::{Code, DataType, Sharing};
 use tensorwire_rendezvous::{Notes, Tensor, WorkerError};
 use tracing::{Instrument as _, Span};
 
@@ -63,6 +64,8 @@ pub(crate) struct Calling {
     limit: Duration,
     contacts: Mutex<Contacts>,
     is_complete: AtomicBool,
+    /// Whether this rank polls again before it sleeps.
+    is_awake: AtomicBool,
     /// Why this rank does not make the call.
     refused: Option<GroupError>,
     /// From when the call is first polled.
@@ -85,6 +88,8 @@ struct Contact {
     messages: u32,
     /// Messages awaited now.
     awaited: u32,
+    /// Contents were posted, which that rank requests.
+    has_posted: bool,
 }
 
 impl Group {
@@ -102,6 +107,7 @@ impl Calling {
             limit: group.identity.limit,
             contacts: Mutex::new(SmallVec::from_elem(Contact::default(), group.size())),
             is_complete: AtomicBool::new(false),
+            is_awake: AtomicBool::new(false),
             refused: None,
             span: OnceLock::new(),
         }
@@ -186,7 +192,8 @@ impl Calling {
             Ok(value)
         };
         // `work` must outlive the time limit, because `timed_out` reads what it awaits.
-        let (work, ended) = (pin!(work), pin!(async { Err(after(&self.group.ended().await)) }));
+        let (work, ended) =
+            (pin!(self.yielding(work)), pin!(async { Err(after(&self.group.ended().await)) }));
         let done = async { select(work, ended).await.factor_first().0 };
         let mut done = pin!(done.instrument(span));
         let short = self.limit.min(SHORT);
@@ -376,7 +383,7 @@ impl Calling {
     /// Receives `length` bytes that `from` sent with [`send_short`](Self::send_short).
     pub(crate) async fn receive_short(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
         self.claim_receive(from);
-        let message = self.next_note(from).await?;
+        let message = self.next_note(from, true).await?;
         self.check(from, message.bytes(), length)?;
         Ok(Arrived { message, at: HEADER_BYTES })
     }
@@ -441,8 +448,7 @@ impl Calling {
     /// Receives the call header of `from` without a content, and compares it. Contents are sent and awaited at the same time, so this
     /// never looks for the header.
     async fn receive_call(&self, from: usize) -> Result<(), GroupError> {
-        let notes = self.channel(from).await?;
-        let message = self.note_of(from, notes.recv_beside(self.group.lane(&self.call).number)).await?;
+        let message = self.next_note(from, false).await?;
         self.check(from, message.bytes(), 0)
     }
 
@@ -456,22 +462,17 @@ impl Calling {
     fn post(&self, to: usize, message: Tensor) -> Result<(), GroupError> {
         let peer = self.peer(to)?;
         let key = &self.group.lane(&self.call).key;
+        if let Some(contact) = self.contacts().get_mut(to) {
+            contact.has_posted = true;
+        }
         self.group.step.to(peer).send(key, message).map_err(|error| self.failed(to, error))
     }
 
-    /// The next note of `from`.
-    async fn next_note(&self, from: usize) -> Result<Received, GroupError> {
-        let (notes, lane) = (self.channel(from).await?, self.group.lane(&self.call).number);
-        self.note_of(from, notes.recv(lane)).await
-    }
-
-    async fn note_of(
-        &self,
-        from: usize,
-        note: impl Future<Output = Result<EagerContent, WorkerError>>,
-    ) -> Result<Received, GroupError> {
+    /// The next note of `from`. Polls for it only if this rank `may_look`.
+    async fn next_note(&self, from: usize, may_look: bool) -> Result<Received, GroupError> {
+        let notes = self.channel(from).await?;
         let _awaited = Awaited::begin(self, from);
-        let note = note.await.map_err(|error| self.failed(from, error))?;
+        let note = self.await_note(notes, may_look).await.map_err(|error| self.failed(from, error))?;
         self.has_come(from);
         match decode_end(&note) {
             Some(status) => Err(GroupError::of_status(&self.call, from, status)),

@@ -93,6 +93,11 @@ impl Member {
         self.address.parse::<SocketAddr>().is_ok_and(|address| address.ip().is_loopback())
     }
 
+    /// The host of its address, which the ranks of one machine usually share.
+    pub(crate) fn machine(&self) -> &str {
+        self.address.rsplit_once(':').map_or(&*self.address, |(host, _)| host)
+    }
+
     /// Name and address, for error messages.
     pub(crate) fn whereabouts(&self) -> String {
         format!("{} at {}", self.worker, self.address)

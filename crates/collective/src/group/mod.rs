@@ -5,6 +5,7 @@ pub(crate) mod barrier;
 mod builder;
 pub(crate) mod calling;
 mod channels;
+mod crowd;
 mod joining;
 mod member;
 mod newcomers;
@@ -33,8 +34,8 @@ use tokio::sync::{Notify, watch};
 pub use self::builder::GroupBuilder;
 pub(crate) use self::builder::check_name;
 use self::{
-    agreeing::OwnRegister, channels::Channels, joining::Identity, member::Member, offers::KeptOffers,
-    register::Roster, regrouping::Following,
+    agreeing::OwnRegister, channels::Channels, crowd::Crowd, joining::Identity, member::Member,
+    offers::KeptOffers, register::Roster, regrouping::Following,
 };
 use crate::{
     call::Call,
@@ -124,6 +125,7 @@ pub(crate) struct GroupState {
     lanes: [Lane; CALLS_UNDER_WAY],
     offers: KeptOffers,
     channels: Arc<Channels>,
+    crowd: Crowd,
     /// Whether all ranks have joined, so that notes may carry calls.
     has_met: AtomicBool,
     /// Whether all ranks have closed the group and need nothing more from this one.
@@ -329,7 +331,7 @@ impl GroupState {
         peers: Vec<Peer>,
         hints: Arc<Vec<AddressHint>>,
     ) -> Self {
-        let (hosts, size) = (member::hosts(&members), members.len());
+        let (hosts, crowd, size) = (member::hosts(&members), Crowd::new(rank, &members), members.len());
         let step = worker.step(identity.step());
         let register = Arc::new(OwnRegister::new(worker, &identity));
         let pairs = Arc::new(Pairs::new(worker, &peers, rank, identity.step(), identity.limit));
@@ -346,6 +348,7 @@ impl GroupState {
             lanes: std::array::from_fn(Lane::new),
             offers: KeptOffers::new(rank, size, CALLS_UNDER_WAY),
             channels: Channels::new(size),
+            crowd,
             has_met: AtomicBool::new(false),
             is_closed: AtomicBool::new(false),
             over: OnceLock::new(),

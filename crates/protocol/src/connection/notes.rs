@@ -220,6 +220,17 @@ impl<C: Channel> NoteChannel<C> {
         }
     }
 
+    /// The peer's next note in a lane, if it has come. Does not park the lane, so the next note wakes no task.
+    ///
+    /// # Errors
+    /// The connection is over, and all notes were taken.
+    pub fn next(&self, lane: u16) -> Result<Option<EagerContent>, ChannelError> {
+        self.connection.try_change(|state, after| {
+            after.leave_queues();
+            state.next_note((self.number, lane), after)
+        })
+    }
+
     /// Wakes the peer for what was put in the lane, if it has parked that.
     fn wake(&self, lane: u16) {
         let Some(mailbox) = self.connection.channel().mailbox() else { return };

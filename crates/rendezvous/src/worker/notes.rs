@@ -91,6 +91,9 @@ impl Notes {
     /// # Cancel safety
     /// If the future is dropped before it is ready, the note may have been sent: another task may post a message that waits for room.
     pub async fn send(&self, lane: u16, parts: &[&[u8]]) -> Result<(), WorkerError> {
+        if let Some(_wakes) = self.put(lane, parts) {
+            return Ok(());
+        }
         let note = self.note(lane, parts)?;
         self.channel.send(note).await.map_err(|error| self.lost(lane, error))
     }
@@ -128,6 +131,25 @@ impl Notes {
     /// As [`recv`](Self::recv).
     pub async fn recv_beside(&self, lane: u16) -> Result<EagerContent, WorkerError> {
         poll_fn(|context| self.poll_recv(lane, context, false)).await
+    }
+
+    /// The peer's next note in `lane`, if it has come. The peer does not learn that this side waits and sends no wake-up, so the caller
+    /// polls again soon, or calls [`recv`](Self::recv).
+    ///
+    /// # Errors
+    /// As [`recv`](Self::recv).
+    pub fn next(&self, lane: u16) -> Result<Option<EagerContent>, WorkerError> {
+        self.channel.next(lane).map_err(|error| self.lost(lane, error))
+    }
+
+    /// Whether tasks may poll the connection.
+    pub fn polls(&self) -> bool {
+        self.connection.queue_pair.polls()
+    }
+
+    /// Polls the connection once and does the work that it finds. Returns whether it found any.
+    pub fn poll_once(&self) -> bool {
+        self.connection.queue_pair.poll_once()
     }
 
     fn poll_recv(

@@ -2,7 +2,7 @@
 //! theirs in its own. Such a call takes no message, no memory and no timer. It goes on as any other call if another rank is late, a note
 //! differs, or a note does not fit into a mailbox.
 
-use std::sync::atomic::Ordering;
+use std::{sync::atomic::Ordering, task::Poll};
 
 use smallvec::SmallVec;
 use tensorwire_protocol::Mail;
@@ -41,7 +41,7 @@ impl Calling {
         let is_alike =
             |mail: &Mail| mail.length == header.len() + bytes.len() && mail.bytes().starts_with(&header);
         let have_come = put.len() + 1 == self.size()
-            && have_all_come(&put, &mut arrived)
+            && self.have_all_come(&put, &mut arrived)
             && arrived.iter().all(is_alike)
             && put.iter().zip(&arrived).all(|(put, mail)| put.take(mail));
         if !have_come {
@@ -57,6 +57,38 @@ impl Calling {
         let (before, behind) = self.before_and_behind(&arrived);
         let inputs = before.iter().map(content).chain([&own[..]]).chain(behind.iter().map(content));
         Some(self.end(combine(bytes, &inputs.collect::<SmallVec<[&[u8]; 8]>>())))
+    }
+
+    /// Whether the notes of all other ranks come while this side looks.
+    fn have_all_come(&self, put: &[PutNote<'_>], arrived: &mut [Mail]) -> bool {
+        let mut left = put.iter().zip(arrived).peekable();
+        let mut look = || {
+            while let Some((put, mail)) = left.peek_mut() {
+                if !put.peek(mail) {
+                    return false;
+                }
+                left.next();
+            }
+            true
+        };
+        if look() {
+            return true;
+        }
+        // One that sleeps is woken first.
+        if put.iter().any(PutNote::seems_asleep) {
+            return false;
+        }
+        if self.may_yield() {
+            // A note that follows a message can only be received.
+            let has_message = || self.met().any(Notes::poll_once);
+            let polled = self.yield_until(|| match look() {
+                true => Poll::Ready(true),
+                false if has_message() => Poll::Ready(false),
+                false => Poll::Pending,
+            });
+            return polled == Poll::Ready(true);
+        }
+        put.first().is_some_and(|first| first.look_for(look))
     }
 
     /// Whether the runtime's other tasks should have a turn before the call is exchanged at once.
@@ -75,20 +107,4 @@ impl Calling {
 /// The bytes behind the call header.
 fn content(mail: &Mail) -> &[u8] {
     mail.bytes().get(HEADER_BYTES..).unwrap_or_default()
-}
-
-/// Whether the notes of all other ranks come while this side looks.
-fn have_all_come(put: &[PutNote<'_>], arrived: &mut [Mail]) -> bool {
-    let mut left = put.iter().zip(arrived).peekable();
-    let mut look = || {
-        while let Some((put, mail)) = left.peek_mut() {
-            if !put.peek(mail) {
-                return false;
-            }
-            left.next();
-        }
-        true
-    };
-    // One that sleeps is woken first.
-    look() || !put.iter().any(PutNote::seems_asleep) && put.first().is_some_and(|first| first.look_for(look))
 }

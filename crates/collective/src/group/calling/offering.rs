@@ -93,7 +93,7 @@ impl Calling {
             Some(content) => self.content(from, content, length),
             // The group is over on that rank. It says so behind all that it has told before.
             None => loop {
-                self.next_note(from).await?;
+                self.next_note(from, true).await?;
             },
         }
     }
@@ -108,7 +108,7 @@ impl Calling {
         if self.claim_receive(from) {
             return self.receive_short(from, length).await;
         }
-        Ok(Arrived { message: self.next_note(from).await?, at: 0 })
+        Ok(Arrived { message: self.next_note(from, true).await?, at: 0 })
     }
 
     /// All calls of this rank below this number are complete.
