@@ -27,7 +27,7 @@ pub struct Help {
     pays: AtomicBool,
     /// Consecutive finds.
     in_a_row: AtomicU32,
-    /// Finds on the board since [`Help::is_others_turn`] last returned true.
+    /// Finds on the board since [`Help::other_tasks_are_due`] last returned true.
     on_board: AtomicU32,
     /// All finds.
     finds: AtomicU64,
@@ -126,7 +126,7 @@ impl Help {
     }
 
     /// Whether other tasks should run before a task polls the board again.
-    pub(crate) fn is_others_turn(&self) -> bool {
+    pub(crate) fn other_tasks_are_due(&self) -> bool {
         let is_due = self.on_board.load(Ordering::Relaxed) >= BOARD_FINDS_MAX;
         if is_due {
             self.on_board.store(0, Ordering::Relaxed);
@@ -269,14 +269,14 @@ mod tests {
         let help = help();
         for _ in 0..2 {
             for _ in 0..BOARD_FINDS_MAX {
-                assert!(!help.is_others_turn());
+                assert!(!help.other_tasks_are_due());
                 help.found_on_board();
             }
-            assert!(help.is_others_turn());
+            assert!(help.other_tasks_are_due());
         }
         help.on_board.store(u32::MAX, Ordering::Relaxed);
         help.found_on_board();
-        assert!(help.is_others_turn(), "nobody has asked for long");
+        assert!(help.other_tasks_are_due(), "nobody has asked for long");
     }
 
     #[test]

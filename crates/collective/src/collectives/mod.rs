@@ -3,9 +3,9 @@
 pub(crate) mod barrier;
 mod broadcast;
 mod collective;
+mod combination;
 mod deriving;
 mod exchange;
-mod how;
 mod reducing;
 mod running;
 mod tensors;

@@ -18,7 +18,7 @@ use zerocopy::{FromBytes, IntoBytes as _};
 
 use super::{
     broadcast::check_root,
-    how::How,
+    combination::Combination,
     running::{exchange, in_order_of_ranks, replace, run},
     views,
 };
@@ -191,7 +191,7 @@ impl Future for Reducing<'_> {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         if let State::Requested(request) = &mut self.0 {
-            if request.calling.is_others_turn() {
+            if request.calling.other_tasks_are_due() {
                 context.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -241,13 +241,13 @@ impl<'a> Request<'a> {
         let Self { calling, bytes, dtype, reduction, algorithm, counts } = self;
         let algorithm = algorithm.unwrap_or_else(|| calling.default_algorithm(bytes.len()));
         Box::pin(async move {
-            let how = How::of(&reduction, dtype);
-            let way = how.way(&calling, bytes.len(), algorithm, &counts);
+            let combination = Combination::of(&reduction, dtype);
+            let way = combination.way(&calling, bytes.len(), algorithm, &counts);
             calling
                 .complete(
                     way.is_compared(&calling),
                     || way.peers(&calling),
-                    how.follow(&calling, &way, bytes),
+                    combination.follow(&calling, &way, bytes),
                 )
                 .await
         })
@@ -292,7 +292,7 @@ impl Way {
     }
 }
 
-impl How<'_> {
+impl Combination<'_> {
     /// The way of the values of a call, which have `bytes` bytes.
     pub(super) fn way(&self, calling: &Calling, bytes: usize, algorithm: Algorithm, counts: &[usize]) -> Way {
         let (rank, size, count) = (calling.rank(), calling.size(), bytes / self.width.max(1));
@@ -375,9 +375,9 @@ impl How<'_> {
         bytes: &mut [u8],
     ) -> Result<(), GroupError> {
         let count = bytes.len() / self.width;
-        let (mut wide, how) = (calling.buffer(count * size_of::<f32>()).await?, self.wide());
+        let (mut wide, combination) = (calling.buffer(count * size_of::<f32>()).await?, self.wide());
         self.reduction.widen(self.dtype, &mut wide, &[bytes]);
-        run(calling, &how, combine, &mut wide).await?;
+        run(calling, &combination, combine, &mut wide).await?;
         self.reduction.narrow(self.dtype, bytes, &wide, calling.size());
         run(calling, self, collect, bytes).await
     }

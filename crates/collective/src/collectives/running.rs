@@ -17,7 +17,7 @@ use tensorwire_memory::{
 };
 use tensorwire_rendezvous::Tensor;
 
-use super::how::How;
+use super::combination::Combination;
 use crate::{
     error::GroupError,
     group::calling::{Arrived, Calling, message_of},
@@ -106,11 +106,11 @@ async fn send(
 /// Runs `plan` on `bytes`, the elements of a call.
 pub(super) async fn run(
     calling: &Calling,
-    how: &How<'_>,
+    combination: &Combination<'_>,
     plan: &Plan,
     bytes: &mut [u8],
 ) -> Result<(), GroupError> {
-    let (width, are_cached) = (how.width, stay_cached(calling, bytes.len()));
+    let (width, are_cached) = (combination.width, stay_cached(calling, bytes.len()));
     let in_bytes = |elements: &Range<usize>| elements.start * width..elements.end * width;
     let receives = plan.exchanges.iter().flat_map(|exchange| exchange.receive.iter());
     let receives = receives.map(|(from, range, _)| calling.receive(*from, range.len() * width));
@@ -133,7 +133,7 @@ pub(super) async fn run(
             let own = bytes.get_mut(in_bytes(range)).unwrap_or_default();
             let message = match arrival {
                 Arrival::Fold => {
-                    how.reduction.fold(how.dtype, own, arrived.bytes())?;
+                    combination.reduction.fold(combination.dtype, own, arrived.bytes())?;
                     None
                 }
                 Arrival::FoldAll => {
@@ -142,12 +142,12 @@ pub(super) async fn run(
                         continue;
                     }
                     let all = in_order_of_ranks(calling, own, &arrived_together, 0..own.len());
-                    let result = combined_of_all(calling, how, &all).await?;
+                    let result = combined_of_all(calling, combination, &all).await?;
                     drop(all);
                     replace(are_cached, own, result.bytes());
                     Some(result)
                 }
-                Arrival::Pass => Some(combined(calling, how, own, arrived.bytes()).await?),
+                Arrival::Pass => Some(combined(calling, combination, own, arrived.bytes()).await?),
                 Arrival::Replace => {
                     replace(are_cached, own, arrived.bytes());
                     arrived.into_own_tensor()
@@ -163,7 +163,7 @@ pub(super) async fn run(
 /// own elements are those of `own`, which are sent without a copy, or else those of `bytes`.
 pub(super) async fn exchange(
     calling: &Calling,
-    how: &How<'_>,
+    combination: &Combination<'_>,
     own: Option<&Tensor>,
     bytes: &mut [u8],
 ) -> Result<(), GroupError> {
@@ -194,7 +194,7 @@ pub(super) async fn exchange(
         let own = sent.pop_front();
         let own = own.as_ref().map(Tensor::bytes).unwrap_or_default();
         let inputs = in_order_of_ranks(calling, own, &arrived, 0..own.len());
-        how.fold_all(&mut bytes[at], &inputs)?;
+        combination.fold_all(&mut bytes[at], &inputs)?;
     }
     Ok(())
 }
@@ -202,19 +202,23 @@ pub(super) async fn exchange(
 /// A message with the combination of `own` and what has `arrived`.
 async fn combined(
     calling: &Calling,
-    how: &How<'_>,
+    combination: &Combination<'_>,
     own: &[u8],
     arrived: &[u8],
 ) -> Result<Tensor, GroupError> {
     let mut buffer = calling.buffer(own.len()).await?;
-    how.reduction.fold_into(how.dtype, &mut buffer, own, arrived)?;
+    combination.reduction.fold_into(combination.dtype, &mut buffer, own, arrived)?;
     message_of(buffer.freeze())
 }
 
 /// A message with the combination of `inputs`, which have one length.
-async fn combined_of_all(calling: &Calling, how: &How<'_>, inputs: &[&[u8]]) -> Result<Tensor, GroupError> {
+async fn combined_of_all(
+    calling: &Calling,
+    combination: &Combination<'_>,
+    inputs: &[&[u8]],
+) -> Result<Tensor, GroupError> {
     let mut buffer = calling.buffer(inputs.first().map_or(0, |input| input.len())).await?;
-    how.fold_all(&mut buffer, inputs)?;
+    combination.fold_all(&mut buffer, inputs)?;
     message_of(buffer.freeze())
 }
 

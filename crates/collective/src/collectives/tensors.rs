@@ -10,7 +10,7 @@ use tensorwire_memory::{
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Tensor;
 
-use super::{how::How, reducing::Way, running::exchange, views};
+use super::{combination::Combination, reducing::Way, running::exchange, views};
 use crate::{
     call::{Call, CallKind, hash_of_numbers},
     error::GroupError,
@@ -113,13 +113,13 @@ impl IntoFuture for ReducingTensors {
         // The default may be wrong, too.
         calling.require_late(reduction.check(dtype));
         Box::pin(async move {
-            let how = How::of(&reduction, dtype);
-            let way = match inputs.len() > 1 && how.rounds_once() {
-                true => how.wide().way(&calling, 2 * bytes, algorithm, &[]),
-                false => how.way(&calling, bytes, algorithm, &[]),
+            let combination = Combination::of(&reduction, dtype);
+            let way = match inputs.len() > 1 && combination.rounds_once() {
+                true => combination.wide().way(&calling, 2 * bytes, algorithm, &[]),
+                false => combination.way(&calling, bytes, algorithm, &[]),
             };
             let is_compared = way.is_compared(&calling);
-            let work = async { reduce(&calling, &how, inputs, &way).await };
+            let work = async { reduce(&calling, &combination, inputs, &way).await };
             calling.complete(is_compared, || way.peers(&calling), work).await
         })
     }
@@ -152,28 +152,28 @@ fn check(inputs: &[Tensor]) -> Result<(), GroupError> {
 
 async fn reduce(
     calling: &Calling,
-    how: &How<'_>,
+    combination: &Combination<'_>,
     inputs: Vec<Tensor>,
     way: &Way,
 ) -> Result<Tensor, GroupError> {
-    if inputs.len() == 1 || !how.rounds_once() {
-        return reduce_in(calling, how, inputs, way).await;
+    if inputs.len() == 1 || !combination.rounds_once() {
+        return reduce_in(calling, combination, inputs, way).await;
     }
-    let (shape, count) = (inputs[0].shape().to_vec(), inputs[0].bytes().len() / how.width);
-    let (mut own, wide) = (calling.buffer(count * size_of::<f32>()).await?, how.wide());
+    let (shape, count) = (inputs[0].shape().to_vec(), inputs[0].bytes().len() / combination.width);
+    let (mut own, wide) = (calling.buffer(count * size_of::<f32>()).await?, combination.wide());
     let all = inputs.iter().map(Tensor::bytes).collect::<Vec<_>>();
-    how.reduction.widen(how.dtype, &mut own, &all);
+    combination.reduction.widen(combination.dtype, &mut own, &all);
     let values = inputs.len() * calling.size();
     let sum = reduce_in(calling, &wide, vec![Tensor::new(own, wide.dtype, &shape)?], way).await?;
-    let mut output = calling.buffer(count * how.width).await?;
-    how.reduction.narrow(how.dtype, &mut output, sum.bytes(), values);
-    Ok(Tensor::new(output, how.dtype, &shape)?)
+    let mut output = calling.buffer(count * combination.width).await?;
+    combination.reduction.narrow(combination.dtype, &mut output, sum.bytes(), values);
+    Ok(Tensor::new(output, combination.dtype, &shape)?)
 }
 
 /// As [`reduce`], in the precision of the elements.
 async fn reduce_in(
     calling: &Calling,
-    how: &How<'_>,
+    combination: &Combination<'_>,
     mut inputs: Vec<Tensor>,
     way: &Way,
 ) -> Result<Tensor, GroupError> {
@@ -184,8 +184,8 @@ async fn reduce_in(
     let is_copied = is_shared && calling.size() > 1 && !inputs[0].buf().block().is_some_and(Block::shareable);
     if inputs.len() > 1 || is_copied {
         let mut own = calling.buffer(bytes).await?;
-        how.fold_all(&mut own, &inputs.iter().map(Tensor::bytes).collect::<Vec<_>>())?;
-        inputs = vec![Tensor::new(own, how.dtype, &shape)?];
+        combination.fold_all(&mut own, &inputs.iter().map(Tensor::bytes).collect::<Vec<_>>())?;
+        inputs = vec![Tensor::new(own, combination.dtype, &shape)?];
     }
     let own = inputs.swap_remove(0);
     if calling.size() == 1 {
@@ -193,14 +193,14 @@ async fn reduce_in(
     }
     let mut output = calling.buffer(bytes).await?;
     if matches!(way, Way::Views) {
-        views::all_reduce_shared(calling, how, &own, &mut output).await?;
+        views::all_reduce_shared(calling, combination, &own, &mut output).await?;
     } else if is_exchanged && is_shared {
-        views::exchange(calling, how, own, &mut output).await?;
+        views::exchange(calling, combination, own, &mut output).await?;
     } else if is_exchanged {
-        exchange(calling, how, Some(&own), &mut output).await?;
+        exchange(calling, combination, Some(&own), &mut output).await?;
     } else {
         copy_bytes(&mut output, own.bytes(), CopyReason::Local);
-        how.follow(calling, way, &mut output).await?;
+        combination.follow(calling, way, &mut output).await?;
     }
-    Ok(Tensor::new(output, how.dtype, &shape)?)
+    Ok(Tensor::new(output, combination.dtype, &shape)?)
 }

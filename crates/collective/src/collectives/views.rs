@@ -15,7 +15,7 @@ use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use tensorwire_rendezvous::Tensor;
 
 use super::{
-    how::How,
+    combination::Combination,
     running::{in_order_of_ranks, replace, stay_cached},
 };
 use crate::{
@@ -28,21 +28,25 @@ use crate::{
 /// Stores the combination of all ranks' `own` in `output`, which has the same length. Each rank reads the others' in place.
 pub(super) async fn exchange(
     calling: &Calling,
-    how: &How<'_>,
+    combination: &Combination<'_>,
     own: Tensor,
     output: &mut [u8],
 ) -> Result<(), GroupError> {
     let mut offers = Offers::new(calling);
     offers.offer(own.clone()).await?;
     let arrived = offers.next(|_| output.len()).await?;
-    how.fold_all(output, &in_order_of_ranks(calling, own.bytes(), &arrived, 0..output.len()))?;
+    combination.fold_all(output, &in_order_of_ranks(calling, own.bytes(), &arrived, 0..output.len()))?;
     offers.end();
     Ok(())
 }
 
 /// Combines `bytes` of all ranks in place. They are copied once, into memory that the others can map.
-pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8]) -> Result<(), GroupError> {
-    let segments = Segments::new(bytes.len(), how.width, calling.size());
+pub(super) async fn all_reduce(
+    calling: &Calling,
+    combination: &Combination<'_>,
+    bytes: &mut [u8],
+) -> Result<(), GroupError> {
+    let segments = Segments::new(bytes.len(), combination.width, calling.size());
     let (own, count, mut offers) = (calling.rank(), segments.count(), Offers::new(calling));
     if count == 0 {
         return Ok(());
@@ -58,7 +62,7 @@ pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8
         let others: Vec<_> =
             others.map(|(from, value)| bytes_at(value, segments.value(number, from, own))).collect();
         // The combination has just read the part, so it is in the caches.
-        combine(calling, how, (None, &others), (part, &mut content), true)?;
+        combine(calling, combination, (None, &others), (part, &mut content), true)?;
         copy_values(&segments, (number + 1, own), bytes, &mut content);
         if number > 0 {
             values = offers.next(|from| segments.content_bytes(number, from)).await?;
@@ -78,11 +82,11 @@ pub(super) async fn all_reduce(calling: &Calling, how: &How<'_>, bytes: &mut [u8
 /// Stores the combination of all ranks' `input` in `output`, which has the same length. The others read `input` in place.
 pub(super) async fn all_reduce_shared(
     calling: &Calling,
-    how: &How<'_>,
+    combination: &Combination<'_>,
     input: &Tensor,
     output: &mut [u8],
 ) -> Result<(), GroupError> {
-    let segments = Segments::new(output.len(), how.width, calling.size());
+    let segments = Segments::new(output.len(), combination.width, calling.size());
     let (own, count, mut offers) = (calling.rank(), segments.count(), Offers::new(calling));
     if count == 0 {
         return Ok(());
@@ -95,7 +99,7 @@ pub(super) async fn all_reduce_shared(
         let mut result = calling.buffer(part.len()).await?;
         let others: Vec<_> = values.iter().map(|value| bytes_at(value, part.clone())).collect();
         let input = input.bytes().get(part.clone());
-        combine(calling, how, (input, &others), (&mut output[part], &mut result), are_cached)?;
+        combine(calling, combination, (input, &others), (&mut output[part], &mut result), are_cached)?;
         if number > 0 {
             let results = offers.next(|from| segments.result_bytes(number, from)).await?;
             take_results(calling, &segments, number - 1, &results, output);
@@ -116,7 +120,7 @@ pub(super) async fn all_reduce_shared(
 /// unless `are_cached`, and a copy at the beginning of `content`.
 fn combine(
     calling: &Calling,
-    how: &How<'_>,
+    combination: &Combination<'_>,
     (own, others): (Option<&[u8]>, &[&[u8]]),
     (output, content): (&mut [u8], &mut [u8]),
     are_cached: bool,
@@ -124,7 +128,7 @@ fn combine(
     for start in (0..output.len()).step_by(BLOCK_BYTES) {
         let at = start..(start + BLOCK_BYTES).min(output.len());
         let inputs = in_order_of_ranks(calling, own.unwrap_or(output), others, at.clone());
-        how.fold_all(&mut content[at.clone()], &inputs)?;
+        combination.fold_all(&mut content[at.clone()], &inputs)?;
         drop(inputs);
         // Copied while the block is in the first cache.
         replace(are_cached, &mut output[at.clone()], &content[at]);

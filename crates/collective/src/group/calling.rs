@@ -45,7 +45,7 @@ use super::{CALLS_UNDER_WAY, Group, GroupState, channels::decode_end};
 use crate::{
     call::{Call, CallKind, HEADER_BYTES},
     error::GroupError,
-    schedule::{self, Algorithm, Comrades, Round},
+    schedule::{self, Algorithm, ComparedRanks, Round},
 };
 
 /// The key under which a peer requests the end of the group. Nothing is ever sent under it.
@@ -155,7 +155,7 @@ impl Calling {
     }
 
     /// Runs `work` in the call's turn and within its limit. Before it, this rank meets its `peers`: the ranks with which `work` has
-    /// messages, all of which name this one. Each rank compares every call with its [`Comrades`], so a mismatch is found whatever
+    /// messages, all of which name this one. Each rank compares every call with its [`ComparedRanks`], so a mismatch is found whatever
     /// `work` does. If `is_compared_by_work`, the first messages of `work` to and from these carry the header, so the comparison needs
     /// no message of its own.
     pub(crate) async fn complete<T>(
@@ -289,7 +289,7 @@ impl Calling {
 
     /// The ranks that this one has not met, of `peers` and those with which it compares its calls.
     fn unmet(&self, mut peers: Ranks) -> Ranks {
-        let Comrades { to, from } = Comrades::of(self.rank(), self.size());
+        let ComparedRanks { to, from } = ComparedRanks::of(self.rank(), self.size());
         peers.extend(to.into_iter().chain(from));
         peers.retain(|rank| self.group.notes(*rank).is_none());
         peers
@@ -314,7 +314,7 @@ impl Calling {
 
     /// Sends the call header to this rank's comrades and compares theirs, unless `work` has claimed these.
     fn compare(&self) -> impl Future<Output = Result<(), GroupError>> + Send + '_ {
-        let Comrades { mut to, mut from } = Comrades::of(self.rank(), self.size());
+        let ComparedRanks { mut to, mut from } = ComparedRanks::of(self.rank(), self.size());
         to.retain(|to| self.claim_send(*to));
         from.retain(|from| self.claim_receive(*from));
         async move {

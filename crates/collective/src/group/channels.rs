@@ -5,7 +5,7 @@
 //! comes before its channel is open is lost.
 //!
 //! A rank has few notes that it has not received: every call is compared along a ring of ranks
-//! ([`Comrades`](crate::schedule::Comrades)), so a rank is ahead of another by at most one call of a lane for each rank between them.
+//! ([`ComparedRanks`](crate::schedule::ComparedRanks)), so a rank is ahead of another by at most one call of a lane for each rank between them.
 //!
 //! The end is sent in every lane, because calls wait in any of them. It does not arrive if the other rank has its channel in
 //! another connection, or has not opened it; so a call that takes long also [requests](super::calling) it.

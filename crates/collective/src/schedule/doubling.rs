@@ -7,7 +7,7 @@
 //! result after. Both ranks of a pair combine the elements of the lower ranks with those of the higher ones, in this order, so all
 //! ranks get the same bits.
 //!
-//! Ranks also compare their calls along some of these pairs: see [`Comrades`].
+//! Ranks also compare their calls along some of these pairs: see [`ComparedRanks`].
 
 use smallvec::SmallVec;
 
@@ -105,7 +105,7 @@ pub(crate) fn rounds(rank: usize, size: usize) -> impl Iterator<Item = Round> + 
 /// which there are both. Its halves are uniform, so nobody in them waits before the round of their pairs, and one of these pairs is in
 /// the ring.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Comrades {
+pub(crate) struct ComparedRanks {
     pub(crate) to: SmallVec<[usize; 2]>,
     pub(crate) from: SmallVec<[usize; 2]>,
 }
@@ -114,7 +114,7 @@ pub(crate) struct Comrades {
 /// leave a note; a channel holds as many.
 const RING_MAX: usize = 64;
 
-impl Comrades {
+impl ComparedRanks {
     pub(crate) fn of(rank: usize, size: usize) -> Self {
         let positions = Positions::of(rank, size);
         let (mut to, mut from) = (SmallVec::new(), SmallVec::new());
@@ -239,13 +239,19 @@ mod tests {
     fn whoever_sends_its_call_is_awaited_and_the_messages_of_the_rounds_carry_it() {
         for size in SIZES {
             for rank in 0..size {
-                let Comrades { to, from } = Comrades::of(rank, size);
+                let ComparedRanks { to, from } = ComparedRanks::of(rank, size);
                 for other in &to {
-                    assert!(Comrades::of(*other, size).from.contains(&rank), "{rank} to {other} of {size}");
+                    assert!(
+                        ComparedRanks::of(*other, size).from.contains(&rank),
+                        "{rank} to {other} of {size}"
+                    );
                     assert!(rounds(rank, size).any(|round| round.sends() && round.with == *other));
                 }
                 for other in &from {
-                    assert!(Comrades::of(*other, size).to.contains(&rank), "{other} to {rank} of {size}");
+                    assert!(
+                        ComparedRanks::of(*other, size).to.contains(&rank),
+                        "{other} to {rank} of {size}"
+                    );
                     assert!(rounds(rank, size).any(|round| round.receives() && round.with == *other));
                 }
             }
@@ -266,7 +272,7 @@ mod tests {
     fn is_found(size: usize, is_other: impl Fn(usize) -> bool) -> bool {
         let mut sent = BTreeSet::new();
         for rank in (0..size).filter(|rank| is_other(*rank)) {
-            sent.extend(Comrades::of(rank, size).to.iter().map(|to| (rank, *to)));
+            sent.extend(ComparedRanks::of(rank, size).to.iter().map(|to| (rank, *to)));
         }
         let mut left: Vec<VecDeque<_>> = (0..size).map(|rank| rounds(rank, size).collect()).collect();
         loop {
@@ -283,7 +289,7 @@ mod tests {
                 }
             }
             for rank in (0..size).filter(|rank| is_other(*rank)) {
-                let from = Comrades::of(rank, size).from;
+                let from = ComparedRanks::of(rank, size).from;
                 if from.iter().any(|from| !is_other(*from) && sent.contains(&(*from, rank))) {
                     return true;
                 }

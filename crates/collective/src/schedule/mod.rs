@@ -21,7 +21,7 @@ mod views;
 
 pub use algorithm::Algorithm;
 pub(crate) use choice::{SEGMENT_BYTES, choose, plan, reduce_plan};
-pub(crate) use doubling::{Comrades, Round, Turn, rounds};
+pub(crate) use doubling::{ComparedRanks, Round, Turn, rounds};
 pub(crate) use tree::{Branch, branch};
 pub(crate) use views::Segments;
 

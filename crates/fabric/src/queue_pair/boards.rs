@@ -28,7 +28,7 @@ impl QueuePair {
 
     /// Whether the runtime's other tasks should run now, because much was found on the board since this last returned
     /// true. After true, the count starts again.
-    pub fn is_others_turn(&self) -> bool {
-        self.shared.core.help().is_others_turn()
+    pub fn other_tasks_are_due(&self) -> bool {
+        self.shared.core.help().other_tasks_are_due()
     }
 }

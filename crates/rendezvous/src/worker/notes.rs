@@ -106,8 +106,8 @@ impl Notes {
 
     /// Whether the runtime's other tasks should have a turn before the next note is looked for, because many notes were found without a
     /// wait since this was last true. The caller gives them one: this is false when it is asked again.
-    pub fn is_others_turn(&self) -> bool {
-        self.connection.queue_pair.is_others_turn()
+    pub fn other_tasks_are_due(&self) -> bool {
+        self.connection.queue_pair.other_tasks_are_due()
     }
 
     /// The peer's next note in `lane`, after those that were taken. One task at a time awaits a lane.
@@ -159,7 +159,7 @@ impl Notes {
         may_look: bool,
     ) -> Poll<Result<EagerContent, WorkerError>> {
         // What is left after the end is bounded.
-        if !self.connection.is_over() && self.is_others_turn() {
+        if !self.connection.is_over() && self.other_tasks_are_due() {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }

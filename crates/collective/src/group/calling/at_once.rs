@@ -92,8 +92,8 @@ impl Calling {
     }
 
     /// Whether the runtime's other tasks should have a turn before the call is exchanged at once.
-    pub(crate) fn is_others_turn(&self) -> bool {
-        self.others().next().and_then(|rank| self.group.notes(rank)).is_some_and(Notes::is_others_turn)
+    pub(crate) fn other_tasks_are_due(&self) -> bool {
+        self.others().next().and_then(|rank| self.group.notes(rank)).is_some_and(Notes::other_tasks_are_due)
     }
 
     /// Whether the lane's earlier calls are complete.
