@@ -26,7 +26,7 @@ pub struct Collective<T> {
 }
 
 impl<T> Collective<T> {
-    /// A call that is compared by messages of its own. Its work has messages with `peers`, all of which name this rank.
+    /// A call whose own messages compare it. Its work exchanges messages with `peers`, each of which has this rank among its peers.
     pub(super) fn new(
         calling: Calling,
         peers: fn(&Calling) -> Ranks,
@@ -35,7 +35,7 @@ impl<T> Collective<T> {
         Self { calling, is_compared_by_work: false, peers, work: Box::new(work) }
     }
 
-    /// A call that all ranks meet in: `work` begins with the messages of a barrier.
+    /// A call in which all ranks meet: `work` begins with the messages of a barrier.
     pub(super) fn meeting_all(
         calling: Calling,
         work: impl for<'call> FnOnce(&'call Calling) -> BoxFuture<'call, Result<T, GroupError>> + Send + 'static,

@@ -33,7 +33,7 @@ use crate::{
     schedule::{self, Algorithm, Plan, Turn},
 };
 
-/// The longest values that are exchanged at once, if the other ranks are as quick.
+/// The longest values that are exchanged at once if the other ranks make the call at the same time.
 const SHORTEST_BYTES_MAX: usize = 64;
 
 /// A call that combines elements of all ranks in place, made by [`Group::all_reduce`], [`Group::reduce`] and

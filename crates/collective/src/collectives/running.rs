@@ -44,7 +44,7 @@ where
     incoming
 }
 
-/// Messages that have come, or that were made of those, and hold what a later exchange sends: that takes no copy.
+/// Messages with what a later exchange sends: received messages, and combinations of them. Sending them takes no copy.
 struct Kept {
     messages: Vec<(Range<usize>, Tensor)>,
     /// The last exchange that sends a range.
@@ -159,7 +159,7 @@ pub(super) async fn run(
     Ok(())
 }
 
-/// Every rank sends its elements to all others, a segment at a time, and combines all in the order of the ranks: into `bytes`. Its
+/// Every rank sends its elements to all others, a segment at a time, and combines all into `bytes`, in the order of the ranks. Its
 /// own elements are those of `own`, which are sent without a copy, or else those of `bytes`.
 pub(super) async fn exchange(
     calling: &Calling,

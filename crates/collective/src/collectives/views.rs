@@ -6,8 +6,8 @@
 //! result; [`Segments`] has the order. So each rank reads all inputs of its part once, writes its part once, and copies the other parts. All
 //! ranks get the same result, bit by bit, because each element is combined once, in the order of the ranks.
 //!
-//! A rank drops its views of a content before it offers the content by which the others know that. So memory is free when an offer
-//! ends, and no rank is woken for it.
+//! A rank drops its views of a content before it offers its own next content, from which the others learn that. So memory is free
+//! when an offer ends, and the end of an offer wakes no rank.
 
 use std::ops::Range;
 

@@ -29,10 +29,10 @@ pub(crate) async fn meet_all_acknowledged(calling: &Calling) -> Result<(), Group
     meet_all(calling).await?;
     let acknowledged = calling.rounds().map(|round| async move {
         if round.receives() {
-            unless_gone(calling.tell(round.with, &RECEIVED).await)?;
+            unless_gone(calling.send_beside_header(round.with, &RECEIVED).await)?;
         }
         if round.sends() {
-            unless_gone(calling.told(round.with, RECEIVED.len()).await.map(drop))?;
+            unless_gone(calling.receive_beside_header(round.with, RECEIVED.len()).await.map(drop))?;
         }
         Ok(())
     });

@@ -312,7 +312,7 @@ impl Calling {
         met.map_err(|error| self.failed(rank, error))
     }
 
-    /// Sends the call header to this rank's comrades and compares theirs, unless `work` has claimed these.
+    /// Sends the call header to the ranks with which this one compares its calls, and compares theirs, unless `work` has claimed these.
     fn compare(&self) -> impl Future<Output = Result<(), GroupError>> + Send + '_ {
         let ComparedRanks { mut to, mut from } = ComparedRanks::of(self.rank(), self.size());
         to.retain(|to| self.claim_send(*to));

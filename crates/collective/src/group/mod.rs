@@ -168,7 +168,7 @@ impl Lane {
 
     pub(crate) fn end_call(&self) {
         self.complete.fetch_add(1, Ordering::SeqCst);
-        // Whoever counts as waiting later than this finds the call complete.
+        // A task that counts as waiting later than this finds the call complete.
         if self.waiting.load(Ordering::SeqCst) > 0 {
             self.completed.notify_waiters();
         }

@@ -28,7 +28,7 @@ const LIST_PAUSE: Duration = Duration::from_millis(10);
 /// A newcomer that is passed over pauses so that it writes at most this many entries within its time limit.
 const ENTRIES_OF_ONE: u32 = 10;
 
-/// What the key of a newcomer contains that was passed over because it did not answer.
+/// The content of the key of a newcomer that was passed over because it did not answer.
 const PASSED_OVER: &[u8] = b"passed over";
 
 impl Identity {

@@ -110,7 +110,7 @@ pub(crate) struct ComparedRanks {
     pub(crate) from: SmallVec<[usize; 2]>,
 }
 
-/// Up to so many ranks the ring is enough. A rank is ahead of another by at most one call for each rank between them, and each call may
+/// The ring is enough for up to this many ranks. A rank is ahead of another by at most one call for each rank between them, and each call may
 /// leave a note; a channel holds as many.
 const RING_MAX: usize = 64;
 

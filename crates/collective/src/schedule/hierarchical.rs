@@ -135,7 +135,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// What an owner sends to the host after its own, unless the piece ends its way here.
+    /// What an owner sends to the host after its own, unless the piece is complete there.
     fn to_host_after(&self, stage: Stage) -> Vec<(usize, Range<usize>)> {
         let hosts = self.hosts.len();
         let is_end = stage.number == 2 * (hosts - 1);

@@ -39,7 +39,7 @@ pub(crate) enum Arrival {
     /// Combine them with its own and all others at once, in the order of the ranks, when all are there: all receives of the exchange
     /// are of this range, one from each other rank, beginning with the next one.
     FoldAll,
-    /// Combine them with its own in a message, which is what the next exchange that sends exactly these elements sends. Its own are
+    /// Combine them with its own in a new message, which the next exchange that sends exactly these elements sends. Its own are
     /// undefined until they are replaced.
     Pass,
     /// Replace its own.

@@ -31,9 +31,9 @@ pub(crate) fn reduce(rank: usize, size: usize, count: usize, root: usize) -> Pla
 /// The place of a rank in the binomial tree of a broadcast.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Branch {
-    /// From which it receives. `None` for the root.
+    /// The rank from which it receives. `None` for the root.
     pub(crate) parent: Option<usize>,
-    /// To which it sends, in this order.
+    /// The ranks to which it sends, in this order.
     pub(crate) children: Vec<usize>,
 }
 

@@ -11,7 +11,7 @@
 //! last         the last
 //! ```
 //!
-//! So the values of a segment are there before the segment before it is combined.
+//! So the values of a segment are offered before the previous segment is combined.
 
 use std::ops::Range;
 
@@ -70,7 +70,7 @@ impl Segments {
         content.checked_sub(1).map_or(0, |segment| self.part(segment, rank).len())
     }
 
-    /// Where the values of `from` for `to` of a segment lie, in the only content of `from` that has them.
+    /// The offset of the values of `from` for `to` in a segment, within the only content of `from` that has them.
     pub(crate) fn value(&self, segment: usize, from: usize, to: usize) -> Range<usize> {
         let content = segment.saturating_sub(1);
         let before = self.values_of(content).start..segment;

@@ -74,12 +74,12 @@ impl Calling {
         if look() {
             return true;
         }
-        // One that sleeps is woken first.
+        // A rank that sleeps is woken first.
         if put.iter().any(PutNote::seems_asleep) {
             return false;
         }
         if self.may_yield() {
-            // A note that follows a message can only be received.
+            // A note that follows a message cannot be peeked at before the message is received.
             let has_message = || self.met().any(Notes::poll_once);
             let polled = self.yield_until(|| match look() {
                 true => Poll::Ready(true),

@@ -1,7 +1,7 @@
-//! Contents that all other ranks read where they lie.
+//! Contents that all other ranks read in place.
 //!
-//! The sender [offers](tensorwire_rendezvous::Offer) a tensor, and tells each other rank its ticket in a message of the call. So a content
-//! needs no request, and is there once for all ranks.
+//! The sender [offers](tensorwire_rendezvous::Offer) a tensor, and sends its ticket to each other rank in a message of the call. So a content
+//! needs no request, and all ranks read one copy of it.
 
 use std::{collections::VecDeque, sync::atomic::Ordering};
 
@@ -12,13 +12,13 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_e
 use super::{Arrived, Awaited, Calling};
 use crate::{error::GroupError, group::CALLS_UNDER_WAY};
 
-/// The first bytes of what the other ranks are told. The end of the group begins with others.
+/// The first bytes of an announcement. A note with the end of the group begins with other bytes.
 const MAGIC: [u8; 4] = *b"TWGo";
 
-/// What the other ranks are told.
+/// Announces an offer to another rank.
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct Told {
+struct Announcement {
     magic: [u8; 4],
     ticket: Ticket,
     /// All calls of the sender below this number are complete.
@@ -65,9 +65,10 @@ impl Calling {
     /// Lets all other ranks read `content` until the offer is dropped.
     pub(crate) async fn offer(&self, content: Tensor) -> Result<Offer, GroupError> {
         let offer = self.group.worker.offer(content);
-        let told = Told { magic: MAGIC, ticket: offer.ticket(), complete: self.complete_below().into() };
+        let announcement =
+            Announcement { magic: MAGIC, ticket: offer.ticket(), complete: self.complete_below().into() };
         for to in self.others() {
-            self.tell(to, told.as_bytes()).await?;
+            self.send_beside_header(to, announcement.as_bytes()).await?;
         }
         Ok(offer)
     }
@@ -81,8 +82,9 @@ impl Calling {
     }
 
     async fn next_offered_by(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
-        let told = self.told(from, size_of::<Told>()).await?;
-        let Ok(&Told { magic: MAGIC, ticket, complete }) = Told::ref_from_bytes(told.bytes()) else {
+        let message = self.receive_beside_header(from, size_of::<Announcement>()).await?;
+        let announcement = Announcement::ref_from_bytes(message.bytes());
+        let Ok(&Announcement { magic: MAGIC, ticket, complete }) = announcement else {
             return Err(self.misbehaved(from, "an offer comes with its ticket"));
         };
         self.group.offers.are_complete(from, complete.get());
@@ -91,7 +93,7 @@ impl Calling {
         drop(awaited);
         match fetched.map_err(|error| self.failed(from, error))? {
             Some(content) => self.content(from, content, length),
-            // The group is over on that rank. It says so behind all that it has told before.
+            // The group is over on that rank. Its end follows all notes that it has sent before.
             None => loop {
                 self.next_note(from, true).await?;
             },
@@ -99,12 +101,16 @@ impl Calling {
     }
 
     /// Sends short `bytes` with the call header, or behind it.
-    pub(crate) async fn tell(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
+    pub(crate) async fn send_beside_header(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
         if self.claim_send(to) { self.send_call(to, bytes).await } else { self.note(to, &[bytes]).await }
     }
 
-    /// Receives what `from` sent with [`tell`](Self::tell): `length` bytes, if they come with the call header.
-    pub(crate) async fn told(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
+    /// Receives what `from` sent with [`send_beside_header`](Self::send_beside_header): `length` bytes, if they come with the call header.
+    pub(crate) async fn receive_beside_header(
+        &self,
+        from: usize,
+        length: usize,
+    ) -> Result<Arrived, GroupError> {
         if self.claim_receive(from) {
             return self.receive_short(from, length).await;
         }

@@ -4,8 +4,8 @@ use super::Calling;
 use crate::{error::GroupError, schedule::Algorithm};
 
 impl Calling {
-    /// Refuses the call if its arguments are wrong, as far as this rank knows by itself: a rank that passes the same refuses it, too. So it
-    /// has no number, or if a later call has one already, it passes its turn without a message.
+    /// Refuses the call if this rank alone can see that its arguments are wrong: every rank that passes the same arguments refuses it,
+    /// too. So the call takes no number. If a later call has a number already, this call ends its turn without a message.
     pub(crate) fn require(&mut self, checked: Result<(), impl Into<GroupError>>) {
         if let (Err(error), None) = (checked, &self.refused) {
             self.refused = Some(error.into());
