@@ -54,9 +54,6 @@ const END: &str = "end";
 /// A call that takes longer than this also requests the end of the group from the other ranks.
 const SHORT: Duration = Duration::from_millis(250);
 
-/// The longest content, in bytes, that travels in the message of the call header.
-const JOINED_BYTES_MAX: usize = 2048;
-
 /// A call in progress. Dropping it before it is complete ends the group.
 pub(crate) struct Calling {
     group: Arc<GroupState>,
@@ -372,7 +369,7 @@ impl Calling {
 
     /// Whether a content of this many bytes travels with the call header, if it is the first one.
     pub(crate) fn is_short(&self, bytes: usize) -> bool {
-        bytes <= JOINED_BYTES_MAX
+        bytes <= schedule::JOINED_BYTES_MAX
     }
 
     /// Sends `bytes`, which are [short](Self::is_short), with the call header. Nothing was sent to `to` before.

@@ -20,7 +20,7 @@ pub(crate) mod tree;
 mod views;
 
 pub use algorithm::Algorithm;
-pub(crate) use choice::{SEGMENT_BYTES, choose, plan, reduce_plan};
+pub(crate) use choice::{JOINED_BYTES_MAX, SEGMENT_BYTES, choose, plan, reduce_plan};
 pub(crate) use doubling::{ComparedRanks, Round, Turn, rounds};
 pub(crate) use tree::{Branch, branch};
 pub(crate) use views::Segments;
