@@ -45,13 +45,13 @@ where
 }
 
 /// Messages with what a later exchange sends: received messages, and combinations of them. Sending them takes no copy.
-struct Kept {
+struct Forwarded {
     messages: Vec<(Range<usize>, Tensor)>,
     /// The last exchange that sends a range.
     last_sends: HashMap<Range<usize>, usize>,
 }
 
-impl Kept {
+impl Forwarded {
     fn of(plan: &Plan) -> Self {
         let exchanges = plan.exchanges.iter().enumerate();
         let sends =
@@ -62,7 +62,7 @@ impl Kept {
 
     /// The message with exactly the elements of `range`, if there is one.
     fn message(&self, range: &Range<usize>) -> Option<&Tensor> {
-        self.messages.iter().find(|(kept, _)| kept == range).map(|(_, message)| message)
+        self.messages.iter().find(|(of, _)| of == range).map(|(_, message)| message)
     }
 
     /// Exchange `number` was sent: drops what no later one sends.
@@ -73,7 +73,7 @@ impl Kept {
 
     /// Exchange `number` has changed `range`. `message` has its elements.
     fn changed(&mut self, number: usize, range: &Range<usize>, message: Option<Tensor>) {
-        self.messages.retain(|(kept, _)| kept.end <= range.start || range.end <= kept.start);
+        self.messages.retain(|(of, _)| of.end <= range.start || range.end <= of.start);
         let is_sent = self.last_sends.get(range).is_some_and(|last| *last > number);
         self.messages.extend(message.filter(|_| is_sent).map(|message| (range.clone(), message)));
     }
@@ -116,16 +116,16 @@ pub(super) async fn run(
     let receives = receives.map(|(from, range, _)| calling.receive(*from, range.len() * width));
     let ahead = if plan.combines_all_at_once() { 2 * (calling.size() - 1) } else { 0 };
     let mut incoming = requested(stream::iter(receives), ahead.max(AHEAD)).await;
-    let mut kept = Kept::of(plan);
+    let mut forwarded = Forwarded::of(plan);
     let mut unsent = plan.exchanges.iter().enumerate().peekable();
     for (number, exchange) in plan.exchanges.iter().enumerate() {
         while let Some((next, exchange)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {
             for sends in exchange.send.chunk_by(|(_, one), (_, other)| one == other) {
                 let Some((_, range)) = sends.first() else { continue };
                 let own = bytes.get(in_bytes(range)).unwrap_or_default();
-                send(calling, sends, own, kept.message(range)).await?;
+                send(calling, sends, own, forwarded.message(range)).await?;
             }
-            kept.sent(next);
+            forwarded.sent(next);
         }
         let mut arrived_together = SmallVec::<[Arrived; 8]>::new();
         for (_, range, arrival) in &exchange.receive {
@@ -153,7 +153,7 @@ pub(super) async fn run(
                     arrived.into_own_tensor()
                 }
             };
-            kept.changed(number, range, message);
+            forwarded.changed(number, range, message);
         }
     }
     Ok(())
@@ -261,7 +261,7 @@ pub(super) fn in_order_of_ranks<'a>(
 
 #[cfg(test)]
 mod tests {
-    use super::{AHEAD, Kept, may_be_sent};
+    use super::{AHEAD, Forwarded, may_be_sent};
     use crate::schedule::{Exchange, Plan, halving_doubling, ring};
     use tensorwire_protocol::DataType;
     use tensorwire_rendezvous::Tensor;
@@ -270,19 +270,22 @@ mod tests {
     fn a_message_is_kept_until_the_last_exchange_that_sends_just_its_elements() {
         let sends = [vec![], vec![(1, 0..4), (2, 0..4)], vec![(3, 0..4)], vec![(1, 4..6)]];
         let exchanges = sends.map(|send| Exchange { send, receive: vec![] }).into();
-        let mut kept = Kept::of(&Plan { exchanges });
+        let mut forwarded = Forwarded::of(&Plan { exchanges });
         let message = || Some(Tensor::dead(DataType::U8, &[4]).unwrap());
-        kept.changed(0, &(0..4), message());
-        assert!(kept.message(&(0..4)).is_some() && kept.message(&(0..2)).is_none());
-        kept.sent(1);
-        assert!(kept.message(&(0..4)).is_some(), "exchange 2 sends it, too");
-        kept.sent(2);
-        assert!(kept.message(&(0..4)).is_none());
-        kept.changed(0, &(0..4), message());
-        kept.changed(1, &(3..5), message());
-        assert!(kept.messages.is_empty(), "one has changed in part, and no exchange sends just the other");
-        kept.changed(2, &(0..4), message());
-        assert!(kept.messages.is_empty(), "no later exchange sends it");
+        forwarded.changed(0, &(0..4), message());
+        assert!(forwarded.message(&(0..4)).is_some() && forwarded.message(&(0..2)).is_none());
+        forwarded.sent(1);
+        assert!(forwarded.message(&(0..4)).is_some(), "exchange 2 sends it, too");
+        forwarded.sent(2);
+        assert!(forwarded.message(&(0..4)).is_none());
+        forwarded.changed(0, &(0..4), message());
+        forwarded.changed(1, &(3..5), message());
+        assert!(
+            forwarded.messages.is_empty(),
+            "one has changed in part, and no exchange sends just the other"
+        );
+        forwarded.changed(2, &(0..4), message());
+        assert!(forwarded.messages.is_empty(), "no later exchange sends it");
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub use self::builder::GroupBuilder;
 pub(crate) use self::builder::check_name;
 use self::{
     agreeing::OwnRegister, channels::Channels, crowd::Crowd, joining::Identity, member::Member,
-    offers::KeptOffers, register::Roster, regrouping::Following,
+    offers::LastOffers, register::Roster, regrouping::Following,
 };
 use crate::{
     call::Call,
@@ -123,7 +123,7 @@ pub(crate) struct GroupState {
     pub(crate) pairs: Arc<Pairs>,
     next_call: AtomicU64,
     lanes: [Lane; CALLS_UNDER_WAY],
-    offers: KeptOffers,
+    offers: LastOffers,
     channels: Arc<Channels>,
     crowd: Crowd,
     /// Whether all ranks have joined, so that notes may carry calls.
@@ -346,7 +346,7 @@ impl GroupState {
             pairs,
             next_call: AtomicU64::new(0),
             lanes: std::array::from_fn(Lane::new),
-            offers: KeptOffers::new(rank, size, CALLS_UNDER_WAY),
+            offers: LastOffers::new(rank, size, CALLS_UNDER_WAY),
             channels: Channels::new(size),
             crowd,
             has_met: AtomicBool::new(false),
