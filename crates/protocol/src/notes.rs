@@ -59,6 +59,11 @@ impl NoteChannels {
         is_new
     }
 
+    /// Whether no channel is open.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.open.is_empty()
+    }
+
     /// Closes a channel. Returns the notes that were not taken, to be dropped without the lock.
     pub(crate) fn close(&mut self, channel: u64) -> impl Sized + use<> {
         self.open.remove(&channel)

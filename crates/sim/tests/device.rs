@@ -20,6 +20,12 @@ const SEEDS: u64 = 200;
 /// Values of the stream, and fetches beside it.
 const VALUES: u64 = 12;
 
+/// How long after its return a better fabric is used, if there are moments without a transfer under way.
+const COMES_BACK_WITHIN: Duration = Duration::from_secs(5);
+
+/// Between two steps.
+const PAUSE: Duration = Duration::from_millis(30);
+
 const SENDER: &str = "/job:ps/replica:0/task:0";
 const RECEIVER: &str = "/job:worker/replica:0/task:0";
 
@@ -99,6 +105,52 @@ impl Story {
         Fault::RestoreDevice(self.nodes[node].id(), FabricKind::VERBS)
     }
 
+    /// The sender of the other values receives some, most of which it requests before they are sent.
+    async fn reply(&self, step: u32) {
+        let [first, second] =
+            ["first", "second"].map(|name| self.receiver.key(RECEIVER_CPU, SENDER_CPU, name).unwrap());
+        let runtime = self.handle.runtime();
+        let send = async {
+            let step = self.receiver.shared_step(step.into());
+            for key in [&first, &second, &first] {
+                step.send(key, self.tensor(3, 500)).unwrap();
+                runtime.sleep(PAUSE).await;
+            }
+        };
+        let receive = async {
+            let step = self.sender.shared_step(step.into());
+            for key in [&first, &second, &first] {
+                self.handle.verify(3, step.recv(key).await.unwrap().bytes());
+            }
+        };
+        join(send, receive).await;
+    }
+
+    /// Steps go on without an error while the workers move to the first fabric, which they use within the bound. A fetch that waits meanwhile
+    /// ends with its value.
+    async fn comes_back(&self) {
+        let waits = async {
+            let fetched = self.peer.fetch("later").wait().timeout(Duration::from_secs(60)).await.unwrap();
+            self.handle.verify(2, fetched.bytes());
+        };
+        let runtime = self.handle.runtime();
+        let steps = async {
+            let end = runtime.now() + COMES_BACK_WITHIN;
+            let mut step = 3;
+            while runtime.now() < end {
+                join(self.stream(step), self.reply(step + 1)).await.0.unwrap();
+                step += 2;
+                runtime.sleep(PAUSE).await;
+            }
+            for worker in [&self.sender, &self.receiver] {
+                let transports: Vec<_> = worker.peers().iter().map(|peer| peer.transport).collect();
+                assert_eq!(transports, [Some(FabricKind::VERBS)], "of {}", worker.name());
+            }
+            self.sender.publish("later", self.tensor(2, 9000)).unwrap();
+        };
+        join(waits, steps).await;
+    }
+
     /// Sleeps until both workers have noticed the failure.
     async fn settle(&self) {
         let swarm = self.handle.swarm();
@@ -139,6 +191,8 @@ async fn with_another_fabric(handle: Handle) -> bool {
     story.fetch().await.unwrap();
     story.stream(2).await.unwrap();
     assert_eq!(story.uses(), FabricKind::TCP);
+    story.handle.inject(Fault::RestoreDevice(story.nodes[node].id(), FabricKind::VERBS));
+    story.comes_back().await;
     story.end().await;
     streamed.is_err()
 }

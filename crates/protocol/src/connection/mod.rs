@@ -85,6 +85,24 @@ impl<C: Channel> Connection<C> {
         self.lock().failure().err().map(|ChannelError(why)| why)
     }
 
+    /// Retires this side: no receive is admitted from now on, as on a connection that is over, so that the caller can use another
+    /// connection. Responses go on. Returns `false`, and changes nothing, if the connection is over, a receive of a step is under way or
+    /// its value is held, a value is on its way to this side, or a channel of notes is open. Receives of published values that wait go on;
+    /// they can be repeated elsewhere.
+    pub fn retire(&self) -> bool {
+        self.lock().retire()
+    }
+
+    /// Whether this side is [retired](Self::retire).
+    pub fn is_retired(&self) -> bool {
+        self.lock().is_retired()
+    }
+
+    /// The peer has [retired](Self::retire) its side: it has taken all values that were written.
+    pub fn peer_retired(&self) {
+        self.lock().responses.forget_written();
+    }
+
     /// Steps whose values may be lost with this connection: their requests or contents are under way, or it is not known
     /// whether the peer has them. After the connection has [failed](Self::fail), the steps at the time of the failure.
     /// Each step occurs once, in order.

@@ -19,6 +19,8 @@ use crate::{
 /// of memory.
 pub(crate) struct State<C: Channel> {
     failure: Option<Failure>,
+    /// No receive is admitted any more: this side uses another connection.
+    is_retired: bool,
     pub(crate) line: Line<C>,
     pub(crate) requests: Requests<C::Lent>,
     pub(crate) responses: Responses,
@@ -40,6 +42,7 @@ impl<C: Channel> State<C> {
         let agreed = line.agreed();
         Self {
             failure: None,
+            is_retired: false,
             line,
             requests: Requests::new(agreed),
             responses: Responses::new(agreed),
@@ -49,6 +52,26 @@ impl<C: Channel> State<C> {
 
     pub(crate) fn failure(&self) -> Result<(), ChannelError> {
         self.failure.as_ref().map_or(Ok(()), |failure| Err(ChannelError(failure.why.clone())))
+    }
+
+    /// Whether a receive may begin.
+    ///
+    /// # Errors
+    /// The connection is over or retired.
+    pub(crate) fn admits(&self) -> Result<(), ChannelError> {
+        self.failure()?;
+        let is_retired = || ChannelError("the connection is retired: another one is in use".to_owned());
+        if self.is_retired { Err(is_retired()) } else { Ok(()) }
+    }
+
+    pub(super) fn is_retired(&self) -> bool {
+        self.is_retired
+    }
+
+    /// See [`Connection::retire`](super::Connection::retire).
+    pub(super) fn retire(&mut self) -> bool {
+        self.is_retired |= self.failure.is_none() && self.notes.is_empty() && self.requests.may_move();
+        self.is_retired
     }
 
     /// The steps that are under way now, and those that were when the connection failed.

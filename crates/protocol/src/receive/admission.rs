@@ -153,7 +153,7 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
         key: &str,
         after: &mut After<C::Lent>,
     ) -> Result<Attempt<C::Lent>, TransferError> {
-        state.failure()?;
+        state.admits()?;
         let requests = &mut state.requests;
         let places = self.places(requests, key)?;
         let mut may_ask = true;

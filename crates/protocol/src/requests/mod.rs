@@ -271,6 +271,14 @@ impl<L> Requests<L> {
         entries.filter(|entry| entry.is_awaited).any(|entry| is_announced(&entry.phase))
     }
 
+    /// Whether no request must be answered on this connection: those that are under way are for published values, none of which is on its
+    /// way yet.
+    pub(crate) fn may_move(&self) -> bool {
+        let mut entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
+        let has_none_of_steps = self.queue.is_empty() && self.held.is_empty() && self.stash.is_unused();
+        has_none_of_steps && !self.is_transferring() && entries.all(|entry| entry.step_key.is_none())
+    }
+
     /// Steps that have a request under way here, or a content that was not returned yet: one that waits for its receive, or is
     /// [held](crate::ReceivedGuard).
     pub(crate) fn steps(&self) -> impl Iterator<Item = StepId> {

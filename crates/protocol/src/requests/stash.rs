@@ -126,6 +126,11 @@ impl<L> Stash<L> {
         self.contents.len()
     }
 
+    /// Whether there is no content, and no receive waits.
+    pub(crate) fn is_unused(&self) -> bool {
+        self.contents.is_empty() && self.lines.is_empty()
+    }
+
     /// Reserves room for `more` contents.
     pub(crate) fn reserve(&mut self, more: usize) {
         self.contents.reserve(more);

@@ -278,6 +278,11 @@ impl Responses {
         }
     }
 
+    /// The peer has taken in all values that were written.
+    pub(crate) fn forget_written(&mut self) {
+        self.written.clear();
+    }
+
     /// The response is over: ERROR_STATUS is being posted, the content is written locally, or the future is
     /// dropped. A CANCEL that came is acknowledged now.
     pub(crate) fn close(&mut self, index: RequestIndex, is_answered: bool) -> Option<Waker> {

@@ -276,8 +276,19 @@ fn connections(page: &mut Page) {
         ring: RingOffer { destination: ring, slots },
         regions: vec![region()],
     };
-    let about = "One side of a data connection. CONNECTED, the answer, has the fields of the answering side.";
-    page.control("CONNECT", about, &ControlFrame::Connect(connect));
+    let about = "Offers a data connection in place of the one named first, with the fields of CONNECT.";
+    page.control(
+        "STANDBY",
+        about,
+        &ControlFrame::Standby { replaces: 1, offer: Connect { connection: 2, ..connect.clone() } },
+    );
+    page.control(
+        "CONNECT",
+        "One side of a data connection. CONNECTED, the answer, has the fields of the answering side.",
+        &ControlFrame::Connect(connect),
+    );
+    let about = "The sender uses the standby of this data connection from now on.";
+    page.control("RETIRED", about, &ControlFrame::Retired { connection: 1 });
     let refused =
         ControlFrame::Refused { connection: 1, status: Status::new(Code::ResourceExhausted, "full") };
     page.control("REFUSED", "Refuses a data connection, with the reason.", &refused);

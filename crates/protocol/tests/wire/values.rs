@@ -193,17 +193,14 @@ pub(crate) fn region() -> impl Strategy<Value = RegionRecord> {
     })
 }
 
-pub(crate) fn connect(agreed: bool) -> impl Strategy<Value = ControlFrame> {
+/// A frame with one side of a data connection.
+pub(crate) fn connect(frame: fn(Connect) -> ControlFrame) -> impl Strategy<Value = ControlFrame> {
     let data = proptest::collection::vec(any::<u8>(), 0..100);
     let regions = proptest::collection::vec(region(), 0..5);
     let fields = (any::<u32>(), any::<u8>(), data, parameters(), regions);
     fields.prop_map(move |(connection, kind, data, parameters, regions)| {
         let ring = ring_offer(parameters);
-        if agreed {
-            ControlFrame::Connected(Connect { connection, kind, data, parameters, ring, regions })
-        } else {
-            ControlFrame::Connect(Connect { connection, kind, data, parameters, ring, regions })
-        }
+        frame(Connect { connection, kind, data, parameters, ring, regions })
     })
 }
 
@@ -254,14 +251,16 @@ pub(crate) fn store() -> impl Strategy<Value = ControlFrame> {
 pub(crate) fn control_frame() -> impl Strategy<Value = ControlFrame> {
     prop_oneof![
         greeting(),
-        connect(false),
-        connect(true),
+        connect(ControlFrame::Connect),
+        connect(ControlFrame::Connected),
+        connect(|offer| ControlFrame::Standby { replaces: 7, offer }),
         list(),
         store(),
         (any::<u32>(), status())
             .prop_map(|(connection, status)| ControlFrame::Refused { connection, status }),
         (any::<u32>(), status())
             .prop_map(|(connection, status)| ControlFrame::Disconnected { connection, status }),
+        any::<u32>().prop_map(|connection| ControlFrame::Retired { connection }),
         (any::<u32>(), region())
             .prop_map(|(connection, region)| ControlFrame::RegionAdd { connection, region }),
         any::<(u32, u32)>().prop_map(|(connection, region)| ControlFrame::RegionAck { connection, region }),

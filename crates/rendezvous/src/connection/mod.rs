@@ -86,6 +86,8 @@ pub(crate) struct DataConnection {
     lost: OnceLock<Lost>,
     /// Notified when `lost` is set.
     reason_known: Notify,
+    /// Whether the peer has retired it: the peer uses another connection, and answers requests.
+    retired_by_peer: watch::Sender<bool>,
     /// Whether it has ended. Locked while the steps are stored whose values may be lost.
     ended: watch::Sender<bool>,
     stall: Mutex<Stall>,
@@ -130,6 +132,7 @@ impl DataConnection {
             meter,
             lost: OnceLock::new(),
             reason_known: Notify::new(),
+            retired_by_peer: watch::Sender::new(false),
             ended: watch::Sender::new(false),
             stall: Mutex::default(),
         })
@@ -138,6 +141,28 @@ impl DataConnection {
     /// Whether it accepts no more transfers.
     pub(crate) fn is_over(&self) -> bool {
         self.lost.get().is_some() || self.queue_pair.has_failed()
+    }
+
+    /// Whether new transfers may use it: it is neither over, nor retired by this side.
+    pub(crate) fn is_usable(&self) -> bool {
+        !self.is_over() && !self.protocol.is_retired()
+    }
+
+    /// Its number in the session.
+    pub(crate) fn number(&self) -> u32 {
+        self.announcer.connection()
+    }
+
+    /// The peer has retired the connection.
+    pub(crate) fn note_retired(&self) {
+        self.protocol.peer_retired();
+        self.retired_by_peer.send_replace(true);
+    }
+
+    /// Waits until the peer has retired the connection.
+    pub(crate) async fn retired_by_peer(&self) {
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = self.retired_by_peer.subscribe().wait_for(|is_retired| *is_retired).await;
     }
 
     /// Whether it is encrypted.

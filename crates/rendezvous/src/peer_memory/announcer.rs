@@ -55,6 +55,11 @@ impl Announcer {
         Self { connection, sender, runtime, state, first: OnceLock::new() }
     }
 
+    /// The number of the connection in its session.
+    pub(crate) fn connection(&self) -> u32 {
+        self.connection
+    }
+
     /// The region of `block`, if it was remembered.
     pub(crate) fn remembered(&self, block: BlockId) -> Option<RemoteRegion> {
         let (known, region) = self.first.get()?;

@@ -102,6 +102,15 @@ enum Link {
     },
 }
 
+/// The result of [`KnownPeer::replace`].
+pub(crate) enum Replaced {
+    Done,
+    /// Something is under way on the connection in use.
+    Busy,
+    /// One of the two has ended, or the other is not in use.
+    Over,
+}
+
 /// The connection of a caller that needs one, or the attempt that will make it.
 pub(crate) enum ConnectionOrAttempt {
     Connection(Arc<DataConnection>),
@@ -424,6 +433,31 @@ impl KnownPeer {
         self.inner.in_use.load_full().filter(|connection| !connection.is_over())
     }
 
+    /// Whether `connection` is in use.
+    pub(crate) fn uses(&self, connection: &Arc<DataConnection>) -> bool {
+        self.live_connection().is_some_and(|in_use| Arc::ptr_eq(&in_use, connection))
+    }
+
+    /// Retires `used` and uses `standby` instead, if nothing is under way on `used`. Both happen under one lock, so that a caller that is
+    /// refused by a retired connection finds the standby.
+    pub(crate) fn replace(&self, used: &Arc<DataConnection>, standby: &Arc<DataConnection>) -> Replaced {
+        let mut state = self.lock();
+        let attempt = match &state.link {
+            Link::Up { attempt, connection, .. } if Arc::ptr_eq(connection, used) => *attempt,
+            _ => return Replaced::Over,
+        };
+        if used.is_over() || standby.is_over() {
+            return Replaced::Over;
+        }
+        if !used.protocol.retire() {
+            return Replaced::Busy;
+        }
+        let former = self.set_link(&mut state, Link::up(attempt, standby));
+        drop(state);
+        drop(former);
+        Replaced::Done
+    }
+
     /// Replaces the link, which is returned so that a connection is not dropped under the lock.
     fn set_link(&self, state: &mut PeerState, link: Link) -> Link {
         let in_use = match &link {
@@ -438,7 +472,7 @@ impl KnownPeer {
 
     /// The connection in use, the attempt to wait for, or a new attempt for the caller to make.
     pub(crate) fn connection_or_attempt(&self) -> ConnectionOrAttempt {
-        if let Some(connection) = self.live_connection() {
+        if let Some(connection) = self.live_connection().filter(|connection| connection.is_usable()) {
             return ConnectionOrAttempt::Connection(connection);
         }
         self.end_former();

@@ -352,10 +352,10 @@ impl Session {
         state.connects.remove(&number);
     }
 
-    /// A live data connection, if there is one.
+    /// A live data connection that is not retired, if there is one.
     pub(crate) fn live_connection(&self) -> Option<Arc<DataConnection>> {
         let state = self.lock();
-        state.connections.values().filter_map(OpenConnection::up).find(|up| !up.is_over()).cloned()
+        state.connections.values().filter_map(OpenConnection::up).find(|up| up.is_usable()).cloned()
     }
 
     /// Stores the peer's answer to a Connect.

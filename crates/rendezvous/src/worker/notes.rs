@@ -61,13 +61,18 @@ impl Peer {
             return Err(refused("peer", self.name().to_owned(), remedy.to_owned()));
         }
         self.worker.check_runs()?;
-        let connection = self.worker.node.connected(&self.known).await?;
-        let Some(opened) = connection.protocol.open_notes(channel, lanes) else {
-            let remedy =
-                "the channel is open with this peer already: take another number, or drop its `Notes`";
-            return Err(refused("channel", channel.to_string(), remedy.to_owned()));
-        };
-        Ok(Notes { peer: self.clone(), connection, number: channel, channel: opened })
+        loop {
+            let connection = self.worker.node.connected(&self.known).await?;
+            let Some(opened) = connection.protocol.open_notes(channel, lanes) else {
+                let remedy =
+                    "the channel is open with this peer already: take another number, or drop its `Notes`";
+                return Err(refused("channel", channel.to_string(), remedy.to_owned()));
+            };
+            // A connection with an open channel is not retired.
+            if connection.is_usable() || connection.is_over() {
+                return Ok(Notes { peer: self.clone(), connection, number: channel, channel: opened });
+            }
+        }
     }
 }
 

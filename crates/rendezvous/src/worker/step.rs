@@ -349,35 +349,42 @@ impl Step {
         how: &Receiving<'_>,
     ) -> Result<HeldTensor, WorkerError> {
         let peer = self.source_of(key)?;
-        // A block, because otherwise the future would have room for both until its end.
-        let (connection, key) = {
-            let connected = match peer.live_connection() {
-                Some(connection) => Ok(connection),
-                // Boxed, because otherwise the future of every receive would have room for this one.
-                None => Box::pin(self.worker.node.connected(&peer)).await,
+        loop {
+            // A block, because otherwise the future would have room for both until its end.
+            let (connection, key) = {
+                let connected = match peer.live_connection() {
+                    Some(connection) => Ok(connection),
+                    // Boxed, because otherwise the future of every receive would have room for this one.
+                    None => Box::pin(self.worker.node.connected(&peer)).await,
+                };
+                let key = match (key.incarnation(), &connected) {
+                    (0, Ok(connection)) => Cow::Owned(key.text_with_incarnation(connection.peer_incarnation)),
+                    _ => Cow::Borrowed(key.as_str()),
+                };
+                // A step that a broken connection has ended stays ended after a reconnect.
+                if let Some(detail) = self.worker.node.values().lost.why(self.id, peer.name()) {
+                    let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
+                    return Err(step_broken(transfer, (&peer, connected), detail));
+                }
+                (connected?, key)
             };
-            let key = match (key.incarnation(), &connected) {
-                (0, Ok(connection)) => Cow::Owned(key.text_with_incarnation(connection.peer_incarnation)),
-                _ => Cow::Borrowed(key.as_str()),
+            let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
+            let received = match how {
+                Receiving::AtOnce(options) => connection
+                    .receive(scope, &transfer, options)
+                    .await
+                    .map(|(tensor, _)| HeldTensor::HandedOut(tensor)),
+                Receiving::Held(options) => {
+                    connection.receive_held(scope, &transfer, options).await.map(HeldTensor::of_peer)
+                }
+                Receiving::Into(target) => {
+                    connection.receive_into(scope, &transfer, target).await.map(HeldTensor::of_peer)
+                }
             };
-            // A step that a broken connection has ended stays ended after a reconnect.
-            if let Some(detail) = self.worker.node.values().lost.why(self.id, peer.name()) {
-                let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
-                return Err(step_broken(transfer, (&peer, connected), detail));
-            }
-            (connected?, key)
-        };
-        let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
-        match how {
-            Receiving::AtOnce(options) => connection
-                .receive(scope, &transfer, options)
-                .await
-                .map(|(tensor, _)| HeldTensor::HandedOut(tensor)),
-            Receiving::Held(options) => {
-                connection.receive_held(scope, &transfer, options).await.map(HeldTensor::of_peer)
-            }
-            Receiving::Into(target) => {
-                connection.receive_into(scope, &transfer, target).await.map(HeldTensor::of_peer)
+            match received {
+                // It was not requested: another connection has taken this one's place.
+                Err(WorkerError::PeerLost { .. }) if connection.protocol.is_retired() => {}
+                received => return received,
             }
         }
     }

@@ -12,7 +12,7 @@ use std::{
 };
 
 use futures::future::join;
-use tensorwire_fabric::{ConnectionData, Runtime, TokioRuntime};
+use tensorwire_fabric::{ConnectionData, FabricError, Runtime, TokioRuntime};
 use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{
@@ -64,7 +64,7 @@ struct Led {
 }
 
 impl Watcher for Led {
-    fn preparing(&self) {
+    fn preparing(&self) -> Result<(), FabricError> {
         if self.cuts_in.swap(false, Ordering::SeqCst) {
             self.control.cut(true);
             let is_known =
@@ -74,6 +74,7 @@ impl Watcher for Led {
                 thread::sleep(Duration::from_millis(1));
             }
         }
+        Ok(())
     }
 
     fn connection_data(self: Arc<Self>, mut data: ConnectionData) -> ConnectionData {

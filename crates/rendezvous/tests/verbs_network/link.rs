@@ -26,6 +26,9 @@ const LIMIT: Duration = Duration::from_secs(60);
 /// How soon after its port is up again a device is used, with some milliseconds to spare.
 const PROBE_INTERVAL: Duration = Duration::from_millis(1100);
 
+/// How soon after its port is up again connections that went over to tcp use a device.
+const BACK_WITHIN: Duration = Duration::from_secs(5);
+
 /// An exchange that is never over by itself.
 const LONG: Exchange = Exchange { step: 7, bytes: 1 << 20, count: 1 << 40 };
 
@@ -129,8 +132,8 @@ impl Write for Log {
 /// goes over tcp.
 #[test]
 #[ignore = "needs an RDMA device: scripts/rxe-vm/suite has some that may be broken"]
-fn d_port_down_under_load_goes_on_over_tcp() {
-    const TEST: &str = "verbs_network::link::d_port_down_under_load_goes_on_over_tcp";
+fn d_port_down_under_load_goes_on_over_tcp_until_it_is_up() {
+    const TEST: &str = "verbs_network::link::d_port_down_under_load_goes_on_over_tcp_until_it_is_up";
     if let Some(words) = role() {
         return bounded(LIMIT, |_| child(words));
     }
@@ -156,6 +159,17 @@ fn d_port_down_under_load_goes_on_over_tcp() {
         assert_eq!(log.count(&["an RDMA device is lost"]), 1);
         assert_eq!(log.count(&["connected", "transport=tcp"]), 1);
         drop(down);
+        // The port is back, so the workers go back to verbs between two exchanges.
+        let moved = async {
+            while traffic.info().transport != Some(FabricKind::VERBS) {
+                runtime.sleep(Duration::from_millis(1)).await;
+            }
+        };
+        timeout(&*runtime, patient(BACK_WITHIN), moved).await.expect("still over tcp");
+        for step in 11..14 {
+            traffic.is_right_over(FabricKind::VERBS, Exchange { step, bytes: 100_000, count: 4 }).await;
+        }
+        assert_eq!(log.count(&["moved to a better fabric", "from=tcp", "to=verbs"]), 1);
         traffic.end().await;
     });
 }

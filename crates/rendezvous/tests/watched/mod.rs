@@ -18,8 +18,10 @@ pub trait Watcher: Debug + Send + Sync + 'static {
     /// A domain has let go of it.
     fn deregistered(&self, _block: BlockId) {}
 
-    /// The local side of a connection is about to be prepared.
-    fn preparing(&self) {}
+    /// The local side of a connection is about to be prepared, unless this fails.
+    fn preparing(&self) -> Result<(), FabricError> {
+        Ok(())
+    }
 
     /// The connection data that the peer gets and connects by.
     fn connection_data(self: Arc<Self>, data: ConnectionData) -> ConnectionData {
@@ -81,7 +83,7 @@ impl<W: Watcher> Domain for Watched<Arc<dyn Domain>, W> {
     }
 
     fn prepare(&self, config: QueuePairConfig) -> Result<Box<dyn Prepared>, FabricError> {
-        self.watcher.preparing();
+        self.watcher.preparing()?;
         Ok(Box::new(Watched { inner: self.inner.prepare(config)?, watcher: self.watcher.clone() }))
     }
 }

@@ -159,7 +159,7 @@ pub(super) async fn deed(talk: &Arc<Talk>, rng: &mut Rng) -> bool {
         ring: talk.lines().first().map_or_else(|| offer_of(rng), |line| line.peer.ring),
         regions: (0..rng.pick([0, 1, 300])).map(|_| region(rng)).collect(),
     };
-    let (deed, frame) = match rng.below(16) {
+    let (deed, frame) = match rng.below(18) {
         0 => ("asks for a connection with junk", ControlFrame::Connect(own)),
         1 => ("answers a Connect that nobody sent", ControlFrame::Connected(own)),
         2 => {
@@ -186,6 +186,11 @@ pub(super) async fn deed(talk: &Arc<Talk>, rng: &mut Rng) -> bool {
         8 => ("answers a ping that nobody sent", ControlFrame::Pong { nonce: rng.next_u64() }),
         9 => ("greets again", hello(rogue_name(talk.rogue.place), rng)),
         10 => return flood(talk, rng).await,
+        11 => {
+            let replaces = rng.pick([connection, 1, u32::MAX]);
+            ("offers a standby with junk", ControlFrame::Standby { replaces, offer: own })
+        }
+        12 => ("retires a connection that it goes on to use", ControlFrame::Retired { connection }),
         _ => return odd(talk, rng).await,
     };
     talk.stage().did(deed);

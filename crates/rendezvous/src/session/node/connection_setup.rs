@@ -41,7 +41,7 @@ use crate::{
 const LATE: Duration = Duration::from_millis(20);
 
 /// The local side of a data connection that is being set up.
-struct Half {
+pub(super) struct Half {
     enclosure: Arc<Enclosure>,
     prepared: Box<dyn Prepared>,
     ring: UnusedRing,
@@ -158,7 +158,7 @@ impl Node {
     ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
         let mut tried: Vec<String> =
             self.settings.unavailable.iter().map(|(kind, why)| format!("{kind}: {why}")).collect();
-        let mut limit = None;
+        let (mut limit, mut has_failed) = (None, false);
         for fabric in &self.settings.fabrics {
             let kind = fabric.kind;
             match session.peer.fabrics.iter().find(|(number, _)| *number == fabric_number(kind)) {
@@ -175,19 +175,21 @@ impl Node {
                 }
                 Some(_) => {}
             }
-            match self.open_over(fabric, session).await {
+            match self.open_over(fabric, session, None).await {
                 Ok(None) => return Ok(None),
                 Ok(Some(connection)) => {
                     let others = tried.join("; ");
                     let encrypted = connection.is_encrypted();
                     log!(INFO, peer = peer.name(), transport = %kind, encrypted, not_used = others, "connected");
                     peer.note_not_used(tried);
-                    connection.count_connect(peer.note_connect());
-                    self.let_go_at_end(peer, &connection);
+                    self.adopt(peer, &connection);
+                    if has_failed {
+                        self.seek_better(peer, session, &connection);
+                    }
                     return Ok(Some(connection));
                 }
                 Err(why) => {
-                    limit = limit.or(why.limit());
+                    (limit, has_failed) = (limit.or(why.limit()), true);
                     tried.push(named(kind, &why));
                 }
             }
@@ -199,8 +201,9 @@ impl Node {
         })
     }
 
-    /// Releases the peer's reference to the connection when the connection has ended.
-    fn let_go_at_end(&self, peer: &KnownPeer, connection: &Arc<DataConnection>) {
+    /// Counts a new connection with `peer`, and releases the peer's reference to it when it has ended.
+    pub(super) fn adopt(&self, peer: &KnownPeer, connection: &Arc<DataConnection>) {
+        connection.count_connect(peer.note_connect());
         let (peer, ending) = (peer.clone(), connection.clone());
         let ending = Box::pin(async move {
             ending.until_end().await;
@@ -212,10 +215,13 @@ impl Node {
         }
     }
 
-    async fn open_over(
+    /// Sets up a connection over `fabric`: one for requests, or the standby of the connection `replaces`. `None` if the peer's own connection
+    /// takes precedence.
+    pub(super) async fn open_over(
         self: &Arc<Self>,
         fabric: &LocalFabric,
         session: &Arc<Session>,
+        replaces: Option<u32>,
     ) -> Result<Option<Arc<DataConnection>>, WorkerError> {
         let half = self.prepare(fabric)?;
         let lost = |detail: String| FabricError::Connect {
@@ -226,7 +232,12 @@ impl Node {
         let (number, answered) = session.open().map_err(lost)?;
         let opened = async {
             let offer = self.offer(number, fabric, &half);
-            session.send(ControlFrame::Connect(offer)).await?;
+            session
+                .send(match replaces {
+                    None => ControlFrame::Connect(offer),
+                    Some(replaces) => ControlFrame::Standby { replaces, offer },
+                })
+                .await?;
             let answer = timeout(&*self.settings.runtime, self.settings.connect_limit, answered).await;
             let answer = answer.map_err(|_| lost("the peer did not answer".to_owned()))?;
             let answer = answer.map_err(|_| lost(session.why_over()))?;
@@ -266,8 +277,7 @@ impl Node {
                     log!(INFO, peer = peer.name(), %transport, encrypted, left_out, "connected by the peer");
                 }
                 peer.note_not_used(Vec::new());
-                connection.count_connect(peer.note_connect());
-                self.let_go_at_end(&peer, &connection);
+                self.adopt(&peer, &connection);
             }
             Err(error) => {
                 if let Some(left_out) = self.log.line(peer.name()) {
@@ -284,7 +294,7 @@ impl Node {
 
     /// Sends the peer a `Disconnected` frame, because the local side could not be set up and the peer's side may
     /// already be up.
-    async fn disown(&self, session: &Session, number: u32, why: &WorkerError) {
+    pub(super) async fn disown(&self, session: &Session, number: u32, why: &WorkerError) {
         let frame =
             ControlFrame::Disconnected { connection: number, status: Lost::gone(why.to_string()).status() };
         // A failure means that the session has ended, which ends the peer's side, too. The limit is for a peer that
@@ -304,7 +314,7 @@ impl Node {
         Ok((noted, attempt, half))
     }
 
-    async fn accept_over(
+    pub(super) async fn accept_over(
         self: &Arc<Self>,
         fabric: &LocalFabric,
         session: &Arc<Session>,
@@ -317,7 +327,7 @@ impl Node {
     }
 
     /// The fabric that a peer's Connect requests, and the local side of a connection over it.
-    fn prepare_for(&self, offer: &Connect) -> Result<(&LocalFabric, Half), Status> {
+    pub(super) fn prepare_for(&self, offer: &Connect) -> Result<(&LocalFabric, Half), Status> {
         let fabric = self.settings.fabrics.iter().find(|fabric| fabric_number(fabric.kind) == offer.kind);
         let fabric = fabric.ok_or_else(|| {
             Status::new(
@@ -454,7 +464,7 @@ fn could_not_connect(kind: FabricKind, why: &str) -> WorkerError {
 }
 
 /// Why the fabric is not used, prefixed with its name unless the error names it.
-fn named(kind: FabricKind, why: &WorkerError) -> String {
+pub(super) fn named(kind: FabricKind, why: &WorkerError) -> String {
     let (prefix, why) = (format!("{kind}: "), why.to_string());
     if why.starts_with(&prefix) { why } else { prefix + &why }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod connection_setup;
 mod liveness;
+mod replacement;
 mod serve;
 pub(crate) mod session_setup;
 

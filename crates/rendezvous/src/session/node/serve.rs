@@ -142,6 +142,17 @@ impl Node {
                 let (node, session) = (self.clone(), session.clone());
                 self.settings.runtime.spawn("accept connection", Box::pin(node.accept_data(session, offer)));
             }
+            ControlFrame::Standby { replaces, offer } => {
+                if let Err(status) = session.open_for_peer(offer.connection) {
+                    let refused = ControlFrame::Refused { connection: offer.connection, status };
+                    return reply(session, refused).await;
+                }
+                let accepting = self.clone().accept_standby(session.clone(), replaces, offer);
+                self.settings.runtime.spawn("accept standby", Box::pin(accepting));
+            }
+            ControlFrame::Retired { connection } => {
+                session.connection(connection).iter().for_each(|connection| connection.note_retired());
+            }
             ControlFrame::Connected(answer) => session.answer(answer.connection, Ok(answer)),
             ControlFrame::Refused { connection, status } => session.answer(connection, Err(status)),
             ControlFrame::Disconnected { connection, status } => match session.connection(connection) {
