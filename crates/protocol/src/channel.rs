@@ -298,6 +298,12 @@ pub trait Allocator: Send + Sync {
         Ok(())
     }
 
+    /// The metadata that the value has if its sender is honest, where that is known and not
+    /// [remembered](crate::MetadataCache) by key. Called with the connection locked. Default: `None`.
+    fn expected(&self) -> Option<&Arc<[Metadata]>> {
+        None
+    }
+
     /// Takes back memory that was offered for a receive and is not needed; `end` is the evidence with which its grant
     /// ended. Returns memory that is not this allocator's, which then goes to [`Channel::take_back`]. Default: returns it.
     fn take_back(&self, lent: Self::Lent, end: LentEnd) -> Option<Self::Lent> {

@@ -23,6 +23,19 @@ pub enum Scope {
     Versioned(Wanted),
     /// Among the offered tensors, which have numbers instead of names; the value stays. The key is not used.
     Offered(Offered),
+    /// Among the sets: the head of a version of the set that the key names. It stays.
+    Set(Wanted),
+    /// A content of a version of the set that the key names. It stays.
+    SetContent(SetContent),
+}
+
+/// Identifies a content of a version of a set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct SetContent {
+    /// The edition of the version. No other version of any set of any incarnation has the same one.
+    pub edition: u64,
+    /// The number of the content in the version.
+    pub number: u32,
 }
 
 /// Identifies an offered tensor.
@@ -39,19 +52,33 @@ pub struct Offered {
 impl Scope {
     /// Whether the request fails at once if the value is not there.
     pub(crate) fn is_immediate(self) -> bool {
-        matches!(self, Self::Published | Self::Versioned(Wanted::Now) | Self::Offered(_))
+        matches!(
+            self,
+            Self::Published
+                | Self::Versioned(Wanted::Now)
+                | Self::Offered(_)
+                | Self::Set(Wanted::Now)
+                | Self::SetContent(_)
+        )
     }
 
     /// The step, for a value of one.
     pub fn step(self) -> Option<StepId> {
         match self {
             Self::Step(step) | Self::StepNow(step) => Some(step),
-            Self::Published | Self::Versioned(_) | Self::Offered(_) => None,
+            Self::Published | Self::Versioned(_) | Self::Offered(_) | Self::Set(_) | Self::SetContent(_) => {
+                None
+            }
         }
     }
 
     pub(crate) fn is_versioned(self) -> bool {
         matches!(self, Self::Versioned(_))
+    }
+
+    /// Whether the metadata of values is remembered by key. Contents of sets have one key and different metadata.
+    pub(crate) fn is_remembered(self) -> bool {
+        !matches!(self, Self::Set(_) | Self::SetContent(_))
     }
 }
 

@@ -400,6 +400,48 @@ pub enum WorkerError {
         /// Each fabric that was tried, with the reason why it is not used.
         tried: String,
     },
+    /// The sets of this worker would hold too much memory.
+    #[error(
+        "with version {version} of the set `{}` the sets would hold {bytes} bytes, the maximum is {cap}: commit smaller \
+         tensors, or allow more with the setting `set_bytes`",
+        escaped(set)
+    )]
+    SetTooLarge {
+        /// The set.
+        set: String,
+        /// The version that was refused.
+        version: u64,
+        /// What all sets would hold.
+        bytes: u64,
+        /// The maximum.
+        cap: u64,
+    },
+    /// The publisher of a set has restarted, and its version is older than the one that this worker has.
+    #[error(
+        "following {transfer}: the publisher has restarted and went back from version {held} to {offered}; keep what you \
+         have until it commits a newer version, or take what it has with Follow::accept_restart"
+    )]
+    WentBack {
+        /// The set.
+        transfer: Box<TransferName>,
+        /// The version that this worker has.
+        held: u64,
+        /// The version that the publisher has.
+        offered: u64,
+    },
+    /// The publisher of a set no longer has the next version, because this worker was too slow.
+    #[error(
+        "following {transfer}: the versions between {held} and {newest} are gone, because this worker was too slow; the \
+         newest one follows. Follow with Policy::Latest if it may leave out versions"
+    )]
+    Superseded {
+        /// The set.
+        transfer: Box<TransferName>,
+        /// The version that this worker has.
+        held: u64,
+        /// The newest version.
+        newest: u64,
+    },
     /// A limit of the operating system is reached.
     #[error("{what}; {limit} is {}: {}", shown(*value), limit.remedy())]
     Limit {
@@ -448,7 +490,11 @@ impl WorkerError {
             | Self::Mismatch { .. } => Code::InvalidArgument,
             Self::UnknownWorker { .. } | Self::NoAddress { .. } => Code::NotFound,
             Self::NameTaken { .. } => Code::AlreadyExists,
-            Self::TableFull { .. } | Self::Limit { .. } | Self::Memory(_) => Code::ResourceExhausted,
+            Self::TableFull { .. } | Self::SetTooLarge { .. } | Self::Limit { .. } | Self::Memory(_) => {
+                Code::ResourceExhausted
+            }
+            Self::WentBack { .. } => Code::FailedPrecondition,
+            Self::Superseded { .. } => Code::OutOfRange,
             Self::Corrupted { .. } => Code::DataLoss,
             Self::PeerLost { loss: PeerLoss::StepBroken, .. } | Self::ShutDown => Code::Aborted,
             Self::DeadlineExceeded { .. } => Code::DeadlineExceeded,

@@ -12,7 +12,7 @@ mod replay;
 
 use crate::control::cluster::{ClusterSpec, TfConfig, check_address, normalise};
 
-pub use crate::control::handshake::fuzzing::handshake;
+pub use crate::{control::handshake::fuzzing::handshake, values::sets::fuzzing::sets};
 
 /// Parses `TF_CONFIG`, host lists and addresses. What is accepted must be consistent.
 pub fn cluster(data: &[u8]) {
@@ -58,6 +58,11 @@ mod tests {
     #[test]
     fn d_fuzz_cluster() {
         replay("cluster", super::cluster);
+    }
+
+    #[test]
+    fn d_fuzz_sets() {
+        replay("sets", super::sets);
     }
 
     #[test]

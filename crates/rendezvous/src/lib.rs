@@ -35,6 +35,7 @@ mod error;
 pub mod fuzzing;
 mod peer_memory;
 mod session;
+pub mod sets;
 mod sync;
 #[cfg(not(feature = "metrics"))]
 mod unmetered;

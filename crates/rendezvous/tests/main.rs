@@ -30,6 +30,7 @@ mod offers;
 mod outside;
 mod published;
 mod refused;
+mod sets;
 mod standby;
 #[cfg(feature = "test-certificates")]
 mod tls;

@@ -97,6 +97,10 @@ pub mod settings {
     pub use tensorwire_verbs_reactor::{Mtu, OnDemandPaging, Rdma, Setting, SettingError};
 }
 
+/// Sets: many tensors under one name, which change together, such as the weights of a model.
+#[doc(inline)]
+pub use tensorwire_rendezvous::sets;
+
 /// Counterparts for programs that come from TensorFlow: its rendezvous classes, their arguments, device names, and
 /// `TF_CONFIG`.
 pub mod tensorflow {

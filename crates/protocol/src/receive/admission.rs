@@ -50,13 +50,19 @@ impl<L> Requests<L> {
     ///
     /// # Errors
     /// A key that cannot travel. Keys in the cache have travelled.
-    fn known(&self, scope: Scope, key: &str) -> Result<Known, TransferError> {
+    fn known(
+        &self,
+        (scope, key): (Scope, &str),
+        expected: Option<&Arc<[Metadata]>>,
+    ) -> Result<Known, TransferError> {
         let is_forgotten = tensorwire_testpoints::chance!("cached metadata of a value is not found");
         match self.cache.entry(scope, key).filter(|_| !is_forgotten) {
-            Some((key, metadata)) => Ok(Known { key: key.clone(), metadata: metadata.clone() }),
-            None => {
+            Some((key, metadata)) if scope.is_remembered() => {
+                Ok(Known { key: key.clone(), metadata: metadata.clone() })
+            }
+            _ => {
                 check_key(key)?;
-                Ok(Known { key: key.into(), metadata: Arc::default() })
+                Ok(Known { key: key.into(), metadata: expected.cloned().unwrap_or_default() })
             }
         }
     }
@@ -135,14 +141,19 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
         waker: &Waker,
     ) -> Poll<Result<Admission<C::Lent>, TransferError>> {
         self.connection.change(|state, after| {
-            let polled = self.attempt(state, key, after).and_then(|attempt| match attempt {
-                Attempt::Stashed(admission) => Ok(Poll::Ready(admission)),
-                Attempt::Free(places) => self.ask(places, terms, waker, state, after).map(Poll::Ready),
-                Attempt::Waits { may_ask } => {
-                    self.wait(may_ask, waker, &mut state.requests, after);
-                    Ok(Poll::Pending)
-                }
-            });
+            let polled =
+                self.attempt(state, (key, terms.allocator.expected()), after).and_then(
+                    |attempt| match attempt {
+                        Attempt::Stashed(admission) => Ok(Poll::Ready(admission)),
+                        Attempt::Free(places) => {
+                            self.ask(places, terms, waker, state, after).map(Poll::Ready)
+                        }
+                        Attempt::Waits { may_ask } => {
+                            self.wait(may_ask, waker, &mut state.requests, after);
+                            Ok(Poll::Pending)
+                        }
+                    },
+                );
             polled.map_or_else(|error| Poll::Ready(Err(error)), |polled| polled.map(Ok))
         })
     }
@@ -150,12 +161,12 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
     fn attempt(
         &mut self,
         state: &mut State<C>,
-        key: &str,
+        wanted: (&str, Option<&Arc<[Metadata]>>),
         after: &mut After<C::Lent>,
     ) -> Result<Attempt<C::Lent>, TransferError> {
         state.admits()?;
         let requests = &mut state.requests;
-        let places = self.places(requests, key)?;
+        let places = self.places(requests, wanted)?;
         let mut may_ask = true;
         if let Some(step_key) = &places.step_key {
             let is_first = requests.stash.is_first(step_key, places.ticket);
@@ -181,17 +192,21 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
     }
 
     /// The receive's positions, none at first, with what is known of the value now: that may change while the receive waits.
-    fn places(&mut self, requests: &Requests<C::Lent>, key: &str) -> Result<&mut Places, TransferError> {
+    fn places(
+        &mut self,
+        requests: &Requests<C::Lent>,
+        (key, expected): (&str, Option<&Arc<[Metadata]>>),
+    ) -> Result<&mut Places, TransferError> {
         let (scope, changes) = (self.scope, requests.cache.changes());
         match &mut self.places {
             Some(places) => {
                 if places.changes != changes {
-                    (places.known, places.changes) = (requests.known(scope, key)?, changes);
+                    (places.known, places.changes) = (requests.known((scope, key), expected)?, changes);
                 }
                 Ok(places)
             }
             none => {
-                let known = requests.known(scope, key)?;
+                let known = requests.known((scope, key), expected)?;
                 let step_key = scope.step().map(|step| StepKey::new(step, known.key.clone()));
                 Ok(none.insert(Places { known, changes, step_key, ticket: None, entry: None }))
             }

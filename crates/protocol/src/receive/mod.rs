@@ -274,7 +274,9 @@ impl<'connection, C: Channel> Request<'connection, C> {
     }
 
     fn remember(&self, scope: Scope, key: &Arc<str>, metadata: &Metadata) {
-        self.connection.lock().requests.cache.insert(scope, key, metadata.clone());
+        if scope.is_remembered() {
+            self.connection.lock().requests.cache.insert(scope, key, metadata.clone());
+        }
     }
 
     /// Names memory for a content of `metadata`, which the peer has announced.

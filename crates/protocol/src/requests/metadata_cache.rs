@@ -18,7 +18,11 @@ impl From<Scope> for Kind {
     fn from(scope: Scope) -> Self {
         match scope {
             Scope::Step(_) | Scope::StepNow(_) => Self::Step,
-            Scope::Published | Scope::Versioned(_) | Scope::Offered(_) => Self::Published,
+            Scope::Published
+            | Scope::Versioned(_)
+            | Scope::Offered(_)
+            | Scope::Set(_)
+            | Scope::SetContent(_) => Self::Published,
         }
     }
 }

@@ -11,8 +11,8 @@ use super::{
 };
 use crate::{
     Code, DataType, Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Note,
-    Offered, RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest,
-    VersionNotice, Want, Wanted,
+    Offered, RequestIndex, ResultSlot, Scope, SetContent, Shape, Status, StepId, TensorReRequest,
+    TensorRequest, VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts, Mode},
     limits::{CONTROL_FRAME_BYTES_MAX, SLOT_BYTES, WIRE_VERSION},
     names::{NameForm, NameTable},
@@ -161,6 +161,19 @@ fn requests(page: &mut Page) {
     let offered = TensorRequest { scope: Scope::Offered(offered), ..request(&[], Want::View) };
     let about = "For an offered tensor (scope 5), whose ticket the receiver has. The key is not used.";
     page.record("TENSOR_REQUEST, offered", about, &[NameForm::Number(2)], &Message::TensorRequest(offered));
+    let newer = TensorRequest { scope: Scope::Set(wanted), ..request(&[], Want::Write(None)) };
+    let about = "For the head of a version of a set that is newer than a version (scope 6). With the highest numbers, for the present \
+        version.";
+    page.record("TENSOR_REQUEST, set", about, &[NameForm::Number(2)], &Message::TensorRequest(newer));
+    let content = Scope::SetContent(SetContent { edition: 0x4d3, number: 2 });
+    let content = TensorRequest { scope: content, ..request(&[], Want::View) };
+    let about = "For a content of a version of a set (scope 7): the manifest, a tensor or a delta.";
+    page.record(
+        "TENSOR_REQUEST, content of a set",
+        about,
+        &[NameForm::Number(2)],
+        &Message::TensorRequest(content),
+    );
     let now = TensorRequest { scope: Scope::StepNow(StepId(7)), ..request(&[], Want::Write(None)) };
     let about = "For a receiver that does not wait (scope 4): without a value the answer is ERROR_STATUS with CANCELLED.";
     page.record("TENSOR_REQUEST, now", about, &[NameForm::Number(2)], &Message::TensorRequest(now));

@@ -22,7 +22,7 @@ use codec::{Reader, Writer};
 
 use crate::{
     EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Note, Offered, RequestIndex, Scope,
-    StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
+    SetContent, StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
     limits::{
         EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NOTE_BYTES_MAX,
         REQUESTS_PER_MESSAGE_MAX,
@@ -57,6 +57,14 @@ const SCOPE_NEWER: u8 = 3;
 const SCOPE_STEP_NOW: u8 = 4;
 /// The offered tensor of the `u64` incarnation, `u64` edition and `u32` cell that follow.
 const SCOPE_OFFERED: u8 = 5;
+/// The head of a set's version that is newer than that of the `u64` incarnation and `u64` version that follow; if both are 0, of the
+/// first one; if both are `u64::MAX`, of the present one.
+const SCOPE_SET: u8 = 6;
+/// The content of a set's version of the `u64` edition and `u32` number that follow.
+const SCOPE_SET_CONTENT: u8 = 7;
+
+/// Incarnation and version with which a request wants the present version of a set. No version has this number.
+const SET_NOW: (u64, u64) = (u64::MAX, u64::MAX);
 
 /// Length prefix and kind.
 const FRAME_BYTES_MIN: usize = 5;
@@ -159,6 +167,20 @@ fn write_scope(writer: &mut Writer<'_>, scope: Scope) {
             writer.u64(incarnation);
             writer.u64(edition);
             writer.u32(cell);
+        }
+        Scope::Set(wanted) => {
+            let (incarnation, version) = match wanted {
+                Wanted::Now => SET_NOW,
+                Wanted::NewerThan { incarnation, version } => (incarnation, version),
+            };
+            writer.u8(SCOPE_SET);
+            writer.u64(incarnation);
+            writer.u64(version);
+        }
+        Scope::SetContent(SetContent { edition, number }) => {
+            writer.u8(SCOPE_SET_CONTENT);
+            writer.u64(edition);
+            writer.u32(number);
         }
     }
 }
@@ -388,6 +410,14 @@ fn read_scope(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
         SCOPE_OFFERED => {
             let (incarnation, edition) = (reader.u64("incarnation")?, reader.u64("edition")?);
             Ok(Scope::Offered(Offered { incarnation, edition, cell: reader.u32("cell")? }))
+        }
+        SCOPE_SET => match (reader.u64("incarnation")?, reader.u64("version")?) {
+            SET_NOW => Ok(Scope::Set(Wanted::Now)),
+            (incarnation, version) => Ok(Scope::Set(Wanted::NewerThan { incarnation, version })),
+        },
+        SCOPE_SET_CONTENT => {
+            let (edition, number) = (reader.u64("edition")?, reader.u32("number")?);
+            Ok(Scope::SetContent(SetContent { edition, number }))
         }
         value => Err(WireError::Unknown { field: "scope", value: value.into() }),
     }

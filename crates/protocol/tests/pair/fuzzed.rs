@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Code, Connection, DataType, Destination, ErrorStatus,
     MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Note, Offered, Parameters, RecordSlot,
-    RequestIndex, Responded, ResultSlot, Scope, Shape, Sharing, Status, StepId, TensorReRequest,
+    RequestIndex, Responded, ResultSlot, Scope, SetContent, Shape, Sharing, Status, StepId, TensorReRequest,
     TensorRequest, Validation, VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts},
     names::NameForm,
@@ -348,6 +348,8 @@ fn scope(input: &mut Input<'_>) -> Scope {
         1 => Scope::Versioned(Wanted::Now),
         2 => Scope::Versioned(Wanted::NewerThan { incarnation: 1, version: input.u8().into() }),
         3 => Scope::Offered(Offered { incarnation: 1, edition: input.u8().into(), cell: 0 }),
+        4 => Scope::Set(Wanted::NewerThan { incarnation: 1, version: input.u8().into() }),
+        5 => Scope::SetContent(SetContent { edition: input.u8().into(), number: 2 }),
         step => Scope::Step(StepId(step as i64 & 1)),
     }
 }

@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use tensorwire_protocol::{
     Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Note, Parameters,
-    RequestIndex, ResultSlot, Scope, Shape, Status, StepId, TensorReRequest, TensorRequest, Validation,
-    VersionNotice, Want, Wanted,
+    RequestIndex, ResultSlot, Scope, SetContent, Shape, Status, StepId, TensorReRequest, TensorRequest,
+    Validation, VersionNotice, Want, Wanted,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
         NOTE_BYTES_MAX, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX,
@@ -56,12 +56,18 @@ pub(crate) fn result_slot() -> impl Strategy<Value = ResultSlot> {
 
 pub(crate) fn scope() -> impl Strategy<Value = Scope> {
     let newer = |(incarnation, version)| Scope::Versioned(Wanted::NewerThan { incarnation, version });
+    let newer_set = |(incarnation, version): (u64, u32)| {
+        Scope::Set(Wanted::NewerThan { incarnation, version: version.into() })
+    };
     prop_oneof![
         any::<i64>().prop_map(|step| Scope::Step(StepId(step))),
         any::<i64>().prop_map(|step| Scope::StepNow(StepId(step))),
         Just(Scope::Published),
         Just(Scope::Versioned(Wanted::Now)),
         any::<(u64, u64)>().prop_map(newer),
+        Just(Scope::Set(Wanted::Now)),
+        any::<(u64, u32)>().prop_map(newer_set),
+        any::<(u64, u32)>().prop_map(|(edition, number)| Scope::SetContent(SetContent { edition, number })),
     ]
 }
 

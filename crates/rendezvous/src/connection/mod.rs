@@ -23,8 +23,8 @@ use tensorwire_fabric::{
 };
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{
-    Agreed, Checksums, Code, Connection, Metadata, ReceiveOptions, Received, ReceivedGuard, Rings, Scope,
-    Sharing, Status, TransferError, wire::control::Parameters,
+    Agreed, Allocator, Checksums, Code, Connection, Metadata, ReceiveOptions, Received, ReceivedGuard, Rings,
+    Scope, Sharing, Status, TransferError, wire::control::Parameters,
 };
 use tensorwire_testpoints::sync::Mutex;
 use tokio::sync::{Notify, watch};
@@ -44,7 +44,7 @@ use crate::{
     error::{Lost, PeerLoss, Transfer, TransferName, WorkerError},
     peer_memory::{
         announcer::Announcer,
-        destinations::ReceiveAllocator,
+        destinations::{ExpectingAllocator, ReceiveAllocator},
         lent::Lent,
         target::{Target, TargetAllocator},
     },
@@ -310,7 +310,7 @@ impl DataConnection {
         name: &'a Transfer<'a>,
         options: &'a ReceiveOptions,
     ) -> impl Future<Output = Result<(Tensor, Option<Version>), WorkerError>> + 'a {
-        self.received(scope, name, options, |received| {
+        self.received((scope, name), &self.allocator, options, |received| {
             let version = self.version(&received);
             Ok((Self::tensor(received)?, version))
         })
@@ -321,23 +321,27 @@ impl DataConnection {
         received.version.map(|number| Version { incarnation: self.peer_incarnation, number })
     }
 
+    /// Whether values can be views of the peer's memory.
+    pub(crate) fn may_view(&self) -> bool {
+        self.queue_pair.capabilities().lend && !self.allocator.enclosure.is_bouncing()
+    }
+
     /// Receives what `hand_out` makes of the value. Requests a view only if the fabric supports it and the peer is trusted not to
     /// change the memory.
     async fn received<T>(
         &self,
-        scope: &Scope,
-        name: &Transfer<'_>,
+        (scope, name): (&Scope, &Transfer<'_>),
+        allocator: &impl Allocator<Lent = Lent>,
         options: &ReceiveOptions,
         hand_out: impl FnOnce(Received<Lent>) -> Result<T, WorkerError>,
     ) -> Result<T, WorkerError> {
-        let may_view = self.queue_pair.capabilities().lend && !self.allocator.enclosure.is_bouncing();
-        let sharing = if may_view { options.sharing } else { Sharing::Copy };
+        let sharing = if self.may_view() { options.sharing } else { Sharing::Copy };
         let options = ReceiveOptions { sharing, ..*options };
         let span = receive_span(*name, self.kind);
         let received = if span.is_disabled() {
-            self.protocol.receive_with(*scope, name.key, &self.allocator, options).await
+            self.protocol.receive_with(*scope, name.key, allocator, options).await
         } else {
-            let receive = self.protocol.receive_with(*scope, name.key, &self.allocator, options);
+            let receive = self.protocol.receive_with(*scope, name.key, allocator, options);
             Box::pin(receive.instrument(span.clone())).await
         };
         match received {
@@ -360,7 +364,24 @@ impl DataConnection {
         name: &'a Transfer<'a>,
         options: &'a ReceiveOptions,
     ) -> impl Future<Output = Result<ReceivedGuard<FabricChannel>, WorkerError>> + 'a {
-        self.received(scope, name, options, |received| Ok(self.protocol.hold(received)))
+        self.received((scope, name), &self.allocator, options, |received| Ok(self.protocol.hold(received)))
+    }
+
+    /// Receives a value that has the metadata `expected` if the peer is honest. Memory is allocated for no other.
+    ///
+    /// # Errors
+    /// [`WorkerError::Local`] with INVALID_ARGUMENT for a value of other metadata.
+    pub(crate) async fn receive_expected(
+        &self,
+        (scope, name): (&Scope, &Transfer<'_>),
+        expected: Metadata,
+        options: &ReceiveOptions,
+    ) -> Result<Tensor, WorkerError> {
+        let allocator = ExpectingAllocator { receive: &self.allocator, expected: Arc::new([expected]) };
+        let tensor = self.received((scope, name), &allocator, options, Self::tensor).await?;
+        let checked = allocator.accepts(tensor.metadata());
+        checked.map_err(|status| WorkerError::Local { transfer: name.name(), status })?;
+        Ok(tensor)
     }
 
     /// Receives one value directly into `target` if possible. [`Target::fill`] completes it.
@@ -410,7 +431,9 @@ impl DataConnection {
         let transfer = name.name();
         match error {
             TransferError::Remote(status) => WorkerError::Remote { transfer, status },
-            TransferError::Local(status) if status.code == Code::ResourceExhausted => {
+            TransferError::Local(status)
+                if matches!(status.code, Code::ResourceExhausted | Code::InvalidArgument) =>
+            {
                 WorkerError::Local { transfer, status }
             }
             TransferError::KeyTooLong { .. } | TransferError::StashFull { .. } => {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use tensorwire_fabric::{BoxFuture, CELL_CONTENT_BYTES, OfferedCatalogue};
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{
-    Checksums, Code, DeviceName, Key, Metadata, Offered, Scope, Source, Status, StepId, Take, Wanted,
+    Checksums, Code, DeviceName, Key, Metadata, Offered, Scope, SetContent, Source, Status, StepId, Take,
+    Wanted,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -150,6 +151,32 @@ impl PeerValues {
         }
     }
 
+    /// Takes the head of a set, once it is newer than `wanted`.
+    fn head(&self, wanted: Wanted, name: &Arc<str>) -> Take<Taken, Taking> {
+        if let Err(status) = self.values.sets.check_reader(name, &self.peer) {
+            return Take::Now(Err(status));
+        }
+        if wanted == Wanted::Now {
+            return Take::Now(self.values.head(name).map(Taken::Published));
+        }
+        // A neighbour views whole tensors, which costs less than deltas.
+        if self.catalogue.is_none() {
+            self.values.sets.note_follower(name);
+        }
+        let (values, name, meter, answers) =
+            (self.values.clone(), name.clone(), self.meter.clone(), self.answers.clone());
+        Take::Later(Box::pin(async move {
+            let edition = values.heads.edition(&name, wanted, Some(&answers)).await?;
+            meter.sends(edition.tensor.metadata().byte_length);
+            Ok(Taken::Published(edition))
+        }))
+    }
+
+    fn set_content(&self, name: &str, content: SetContent) -> Result<Edition, Status> {
+        self.values.sets.check_reader(name, &self.peer)?;
+        self.values.set_content(name, content)
+    }
+
     /// Takes a published tensor, once it is newer than `wanted`.
     fn newer(&self, wanted: Wanted, name: &Arc<str>) -> Taking {
         let (values, name, meter) = (self.values.clone(), name.clone(), self.meter.clone());
@@ -234,6 +261,8 @@ impl Source for PeerValues {
             }
             Scope::Versioned(wanted) => Take::Later(self.newer(wanted, key)),
             Scope::Offered(offered) => Take::Now(self.offered(offered).map(Taken::Published)),
+            Scope::Set(wanted) => self.head(wanted, key),
+            Scope::SetContent(content) => Take::Now(self.set_content(key, content).map(Taken::Published)),
             Scope::Step(step) => self.of_step((step, false), key),
             Scope::StepNow(step) => self.of_step((step, true), key),
         };

@@ -155,6 +155,45 @@ pub(crate) fn length_of(metadata: &Metadata) -> Result<usize, Status> {
     usize::try_from(metadata.byte_length).map_err(|error| exhausted(&error))
 }
 
+/// As [`ReceiveAllocator`], for a value whose metadata is known.
+pub(crate) struct ExpectingAllocator<'a> {
+    pub(crate) receive: &'a ReceiveAllocator,
+    pub(crate) expected: Arc<[Metadata]>,
+}
+
+impl Allocator for ExpectingAllocator<'_> {
+    type Lent = Lent;
+
+    fn accepts(&self, metadata: &Metadata) -> Result<(), Status> {
+        if self.expected.contains(metadata) {
+            return Ok(());
+        }
+        let Metadata { dtype, shape, .. } = metadata;
+        let message = format!("the peer sends {dtype} {shape} instead of the content that it has announced");
+        Err(Status::new(Code::InvalidArgument, message))
+    }
+
+    fn expected(&self) -> Option<&Arc<[Metadata]>> {
+        Some(&self.expected)
+    }
+
+    fn prefers_eager(&self, metadata: &Metadata) -> bool {
+        self.receive.prefers_eager(metadata)
+    }
+
+    fn copy_eager(&self, metadata: &Metadata, content: &[u8]) -> Lent {
+        self.receive.copy_eager(metadata, content)
+    }
+
+    async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
+        self.receive.allocate(metadata).await
+    }
+
+    fn allocate_early(&self, metadata: &Metadata) -> Result<Option<(Lent, Destination)>, Status> {
+        self.receive.allocate_early(metadata)
+    }
+}
+
 impl Allocator for ReceiveAllocator {
     type Lent = Lent;
 

@@ -10,6 +10,7 @@ pub(crate) mod latch;
 pub(crate) mod lost_steps;
 pub(crate) mod offers;
 pub(crate) mod published;
+pub(crate) mod sets;
 mod sharded_map;
 pub(crate) mod steps;
 pub(crate) mod table;
@@ -19,12 +20,14 @@ pub(crate) mod value_guard;
 
 use std::sync::Arc;
 
-use tensorwire_protocol::{Code, DeviceName, Key, Offered, Scope, Status, StepId, Wanted};
+use tensorwire_protocol::{Code, DeviceName, Key, Offered, Scope, SetContent, Status, StepId, Wanted};
 
 use self::{
+    catalogue::Listing,
     lost_steps::LostSteps,
     offers::Offers,
     published::{Edition, PublishedSet},
+    sets::Sets,
     steps::StepTable,
 };
 
@@ -39,6 +42,9 @@ pub(crate) struct Values {
     pub(crate) published: PublishedSet,
     pub(crate) lost: LostSteps,
     pub(crate) offers: Offers,
+    pub(crate) sets: Sets,
+    /// The heads of the newest versions of the sets.
+    pub(crate) heads: PublishedSet,
 }
 
 impl Values {
@@ -59,6 +65,9 @@ impl Values {
                 self.published.edition(name, wanted, None).await
             }
             Scope::Offered(offered) => self.offered(offered),
+            Scope::Set(wanted @ Wanted::NewerThan { .. }) => self.heads.edition(name, wanted, None).await,
+            Scope::Set(Wanted::Now) => self.head(name),
+            Scope::SetContent(content) => self.set_content(name, content),
             _ => self.published(name),
         }
     }
@@ -77,6 +86,23 @@ impl Values {
     /// The offered tensor.
     pub(crate) fn offered(&self, offered: Offered) -> Result<Edition, Status> {
         self.offers.get(offered).ok_or_else(|| Status::new(Code::NotFound, "the offer has ended"))
+    }
+
+    /// The head of the newest version of the set.
+    pub(crate) fn head(&self, name: &str) -> Result<Edition, Status> {
+        self.heads.get(name).ok_or_else(|| {
+            let message = format!(
+                "{} has committed no version of a set `{name}`: list what it has, or follow the set to wait for one",
+                self.worker
+            );
+            Status::new(Code::NotFound, message)
+        })
+    }
+
+    /// A content of a version of the set.
+    pub(crate) fn set_content(&self, name: &str, content: SetContent) -> Result<Edition, Status> {
+        let tensor = self.sets.content(name, content)?;
+        Ok(Edition { version: content.edition, tensor, listing: Listing::Refused })
     }
 
     /// Checks that `key` names this incarnation of the worker.

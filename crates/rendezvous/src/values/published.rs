@@ -194,11 +194,19 @@ impl PublishedSet {
     }
 
     pub(crate) fn publish(&self, name: &str, tensor: Tensor) -> Version {
-        let (version, replaced) = self.put(name, tensor);
+        let (version, replaced) = self.put(name, tensor, None);
         // Dropped outside the lock, because the last drop of a tensor frees pool memory, which may wake tasks.
         drop(replaced);
         self.tell(name);
         Version { incarnation: self.incarnation, number: version }
+    }
+
+    /// As [`publish`](Self::publish), with a number of the caller's, which grows with every publication under the name. An older one
+    /// changes nothing.
+    pub(crate) fn publish_as(&self, name: &str, number: u64, tensor: Tensor) {
+        let (_, replaced) = self.put(name, tensor, Some(number));
+        drop(replaced);
+        self.tell(name);
     }
 
     pub(crate) fn withdraw(&self, name: &str) -> bool {
@@ -333,12 +341,16 @@ impl PublishedSet {
         page.map(|(name, edition)| (name.clone(), edition.clone())).collect()
     }
 
-    /// Inserts an edition. Returns its number and the edition that it replaces.
-    fn put(&self, name: &str, tensor: Tensor) -> (u64, Replaced) {
+    /// Inserts an edition, with the next number unless there is one. Returns its number and the edition that it replaces.
+    fn put(&self, name: &str, tensor: Tensor, number: Option<u64>) -> (u64, Replaced) {
         let mut entries = self.entries_mut();
+        let older = |edition: &&Edition| number.is_some_and(|number| number <= edition.version);
+        if let Some(newer) = entries.get(name).filter(older) {
+            return (newer.version, (None, Vec::new()));
+        }
         // The number is assigned under the lock, so that of two concurrent publications the one with the greater number
         // stays.
-        let version = self.versions.fetch_add(1, Ordering::Relaxed) + 1;
+        let version = number.unwrap_or_else(|| self.versions.fetch_add(1, Ordering::Relaxed) + 1);
         let edition = Edition { version, tensor, listing: Listing::Unlisted };
         match entries.entry(name.to_owned()) {
             Entry::Occupied(mut place) => {

@@ -1,6 +1,6 @@
 //! Fetching published tensors.
 
-mod attempt;
+pub(crate) mod attempt;
 mod many;
 mod remote_tensor;
 

@@ -6,14 +6,16 @@ use tensorwire_fabric::Runtime;
 
 #[cfg(not(feature = "metrics"))]
 use crate::unmetered::{
-    Histogram, Unit, describe_counter, describe_gauge, describe_histogram, histogram, is_recorded,
+    Histogram, Unit, counter, describe_counter, describe_gauge, describe_histogram, histogram, is_recorded,
 };
 #[cfg(feature = "metrics")]
-use metrics::{Histogram, IntoF64, Unit, describe_counter, describe_gauge, describe_histogram, histogram};
+use metrics::{
+    Histogram, IntoF64, Unit, counter, describe_counter, describe_gauge, describe_histogram, histogram,
+};
 #[cfg(feature = "metrics")]
 use std::cell::Cell;
 
-const COUNTERS: [(&str, Unit, &str); 10] = [
+const COUNTERS: [(&str, Unit, &str); 11] = [
     ("tensorwire_transfers_total", Unit::Count, "Values received and sent"),
     ("tensorwire_bytes_total", Unit::Bytes, "Bytes of values received and sent"),
     ("tensorwire_errors_total", Unit::Count, "Receives and fetches that failed"),
@@ -26,6 +28,7 @@ const COUNTERS: [(&str, Unit, &str); 10] = [
     ),
     ("tensorwire_closes_total", Unit::Count, "Data connections that ended in order"),
     ("tensorwire_losses_total", Unit::Count, "Data connections that were lost"),
+    (WHOLE_CONTENTS, Unit::Count, "Contents of sets that came whole, because their deltas could not be used"),
     ("tensorwire_copies_total", Unit::Count, "Copies of payload bytes by this process"),
     ("tensorwire_copied_bytes_total", Unit::Bytes, "Payload bytes that this process copied"),
 ];
@@ -49,6 +52,13 @@ const GAUGES: [(&str, Unit, &str); 9] = [
     ("tensorwire_peers_connected", Unit::Count, "Peers with a data connection"),
     ("tensorwire_sessions", Unit::Count, "Control sessions that are open"),
 ];
+
+const WHOLE_CONTENTS: &str = "tensorwire_set_whole_contents_total";
+
+/// Counts a content of a set that comes whole for `why`, although the peer has deltas of it.
+pub(crate) fn count_whole_content(why: &'static str) {
+    counter!(WHOLE_CONTENTS, "why" => why).increment(1);
+}
 
 const SECONDS: &str = "tensorwire_receive_seconds";
 

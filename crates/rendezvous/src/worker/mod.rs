@@ -8,7 +8,7 @@ mod deadline;
 pub(crate) mod fetch;
 mod gauges;
 pub(crate) mod list;
-mod metrics;
+pub(crate) mod metrics;
 pub(crate) mod notes;
 pub(crate) mod offer;
 mod outputs;
@@ -96,6 +96,8 @@ pub(crate) struct Operations {
 pub(crate) struct Defaults {
     pub(crate) sharing: Sharing,
     pub(crate) limit: Duration,
+    /// Whether peers prove their names, by certificates.
+    pub(crate) proves_names: bool,
     /// How long a shutdown waits for transfers under way.
     pub(crate) grace: Duration,
 }

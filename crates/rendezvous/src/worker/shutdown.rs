@@ -25,7 +25,8 @@ impl Worker {
         let node = &self.node;
         self.operations.refusing.store(true, Ordering::Release);
         let over = Status::new(Code::Unavailable, format!("{} is shut down", node.name()));
-        node.values().published.close(over);
+        node.values().published.close(over.clone());
+        node.values().heads.close(over);
         let _ = timeout(&**node.runtime(), self.operations.defaults.grace, self.quiet()).await;
         node.begin_closing();
         node.values().steps.abort_all(&Status::new(Code::Aborted, "Shutdown"));

@@ -76,6 +76,7 @@ pub struct WorkerBuilder {
     trust: Trust,
     sharing: Sharing,
     validation: Validation,
+    set_bytes: Option<u64>,
     duplicates: DuplicatePolicy,
     limit: Duration,
     grace: Duration,
@@ -194,6 +195,7 @@ impl WorkerBuilder {
             trust: Trust::default(),
             sharing: Sharing::Copy,
             validation: Validation::Off,
+            set_bytes: None,
             duplicates: DuplicatePolicy::default(),
             limit: Duration::from_secs(60),
             grace: Duration::from_secs(1),
@@ -391,6 +393,15 @@ impl WorkerBuilder {
     #[must_use]
     pub fn validation(mut self, validation: Validation) -> Self {
         self.validation = validation;
+        self
+    }
+
+    /// Maximum memory that the [sets](crate::sets) of this worker hold together, in bytes: the newest version of each, the version
+    /// before it, and their encoded deltas. A commit above it is refused. Default:
+    /// [`source_bytes`](Memory::source_bytes).
+    #[must_use]
+    pub fn set_bytes(mut self, most: u64) -> Self {
+        self.set_bytes = Some(most);
         self
     }
 

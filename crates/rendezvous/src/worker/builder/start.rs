@@ -17,7 +17,9 @@ use crate::{
     error::WorkerError,
     peer_memory::pools::{PoolCaps, Pools},
     session::node::{Node, NodeSettings},
-    values::{Values, lost_steps::LostSteps, offers::Offers, published::PublishedSet, steps::StepTable},
+    values::{
+        Values, lost_steps::LostSteps, offers::Offers, published::PublishedSet, sets::Sets, steps::StepTable,
+    },
     worker::{Defaults, Worker, metrics::describe, store::local},
 };
 
@@ -50,6 +52,8 @@ impl WorkerBuilder {
             published: PublishedSet::new(incarnation),
             lost: LostSteps::default(),
             offers: Offers::new(incarnation),
+            sets: Sets::new(incarnation, self.set_bytes.unwrap_or(self.memory.source_bytes)),
+            heads: PublishedSet::new(incarnation),
         });
         describe();
         let settings = NodeSettings {
@@ -73,7 +77,12 @@ impl WorkerBuilder {
         };
         let node = Node::new(settings, self.limits.peers_max, self.limits.of_sessions());
         control_runtime.spawn("accept sessions", Box::pin(node.clone().accept_sessions()));
-        let defaults = Defaults { sharing: self.sharing, limit: self.limit, grace: self.grace };
+        let defaults = Defaults {
+            sharing: self.sharing,
+            limit: self.limit,
+            proves_names: self.encryption.is_on(),
+            grace: self.grace,
+        };
         Ok(Worker::new(node, defaults))
     }
 

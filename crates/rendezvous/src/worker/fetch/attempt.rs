@@ -102,6 +102,6 @@ impl Worker {
 }
 
 /// Whether a new connection may succeed where this one failed.
-fn is_repeatable(error: &WorkerError) -> bool {
+pub(crate) fn is_repeatable(error: &WorkerError) -> bool {
     matches!(error, WorkerError::PeerLost { loss: PeerLoss::Gone | PeerLoss::Unreachable, .. })
 }

@@ -1,0 +1,291 @@
+//! [`Follow`]: the versions of a peer's set, as they are committed.
+
+use std::{
+    fmt,
+    pin::Pin,
+    sync::{Arc, Mutex, PoisonError},
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use futures::{FutureExt as _, Stream};
+use tensorwire_fabric::BoxFuture;
+use tensorwire_protocol::{Code, Wanted};
+
+use crate::{
+    error::{PeerLoss, WorkerError},
+    sets::{
+        fetching::{Moved, NotMoved, PeerSet},
+        snapshot::Snapshot,
+    },
+    values::{
+        published::check_published,
+        sets::manifest::{Head, VersionHead},
+    },
+};
+
+/// First and longest pause before a lost publisher is asked again. Each pause is twice the one before.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// Which versions of a set a follower gets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Policy {
+    /// Every version, in order. The publisher has the newest two; a follower that needs an older one gets
+    /// [`WorkerError::Superseded`], and then the newest.
+    Every,
+    /// The newest version; a slow follower leaves out versions.
+    #[default]
+    Latest,
+}
+
+impl PeerSet {
+    /// Follows the set: a stream of the versions that the peer commits, beginning with the newest one now, or with the first one.
+    pub fn follow(&self, policy: Policy) -> Follow {
+        let place = Place {
+            set: self.clone(),
+            policy,
+            held: None,
+            floor: None,
+            incarnation: 0,
+            catches_up: false,
+            pause: Duration::ZERO,
+        };
+        Follow { place, step: None, is_over: false, current: Arc::default() }
+    }
+}
+
+/// The versions of a peer's set, made by [`PeerSet::follow`]: a [`Stream`] of [`Staged`] versions.
+///
+/// A version is moved while the program goes on with the one before. Tensors that have not changed are shared with it, and those that
+/// changed in few elements are made of it and of a delta; tensors that the program has are never changed.
+///
+/// A lost peer is asked again, after pauses of 50 ms to 2 s, for as long as the stream is polled; the stream returns nothing meanwhile, and
+/// one line is logged. If the peer comes back below the version that this stream has returned, the stream returns
+/// [`WorkerError::WentBack`] once, and then waits for a newer version, unless the program accepts the restart.
+///
+/// Other errors are those of [`PeerSet::fetch`]. The stream goes on after each error but [`WorkerError::ShutDown`].
+///
+/// ```no_run
+/// use futures::StreamExt as _;
+/// use tensorwire::{Peer, WorkerError, sets::Policy};
+///
+/// # async fn example(peer: Peer) -> Result<(), WorkerError> {
+/// let mut versions = peer.set("policy").follow(Policy::Latest);
+/// while let Some(staged) = versions.next().await {
+///     let staged = staged?;
+///     println!("version {}: {} bytes moved", staged.version(), staged.bytes_moved());
+///     let weights = staged.apply();
+///     println!("{} tensors", weights.len());
+/// }
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Cancel safety
+/// A call of `next` that is dropped loses nothing: the next call goes on.
+#[must_use = "nothing is fetched until the stream is polled"]
+pub struct Follow {
+    place: Place,
+    step: Option<BoxFuture<'static, (Place, Result<Moved, WorkerError>)>>,
+    is_over: bool,
+    current: Current,
+}
+
+/// The version that was applied last.
+type Current = Arc<Mutex<Option<Snapshot>>>;
+
+impl fmt::Debug for Follow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Place { set, policy, held, .. } = &self.place;
+        f.debug_struct("Follow").field("set", set).field("policy", policy).field("held", held).finish()
+    }
+}
+
+impl Follow {
+    /// The version that was [applied](Staged::apply) last.
+    pub fn current(&self) -> Option<Snapshot> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Accepts a version below the one that this stream has returned: the next version is the newest one that the peer has, whatever its
+    /// number.
+    pub fn accept_restart(&mut self) {
+        (self.place.floor, self.place.incarnation) = (None, 0);
+        self.step = None;
+    }
+}
+
+impl Stream for Follow {
+    type Item = Result<Staged, WorkerError>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let this = &mut *self;
+        if this.is_over {
+            return Poll::Ready(None);
+        }
+        let step = this.step.get_or_insert_with(|| this.place.clone().next().boxed());
+        let Poll::Ready((place, moved)) = step.poll_unpin(context) else { return Poll::Pending };
+        (this.step, this.place) = (None, place);
+        this.is_over = matches!(moved, Err(WorkerError::ShutDown));
+        let current = this.current.clone();
+        Poll::Ready(Some(moved.map(|moved| Staged { moved, current })))
+    }
+}
+
+/// A version of a set that is complete here and not in use yet.
+#[must_use = "the version is not in use until it is applied"]
+pub struct Staged {
+    moved: Moved,
+    current: Current,
+}
+
+impl fmt::Debug for Staged {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Staged").field("snapshot", &self.moved.snapshot).finish_non_exhaustive()
+    }
+}
+
+impl Staged {
+    /// The version.
+    pub fn version(&self) -> u64 {
+        self.moved.snapshot.version()
+    }
+
+    /// The names of the tensors that are new, or differ from those of the version that the stream returned before, sorted.
+    pub fn changed(&self) -> impl ExactSizeIterator<Item = &str> {
+        self.moved.changed.iter().map(|name| &**name)
+    }
+
+    /// The bytes that this version took: of contents, deltas and the manifest. Views take none.
+    pub fn bytes_moved(&self) -> u64 {
+        self.moved.bytes
+    }
+
+    /// How many contents were copied into this worker's memory. On one host that is 0, unless the limit of views is reached.
+    pub fn copied(&self) -> usize {
+        self.moved.copies
+    }
+
+    /// The tensors, without applying them.
+    pub fn snapshot(&self) -> &Snapshot {
+        &self.moved.snapshot
+    }
+
+    /// Makes this version the [current](Follow::current) one, and returns it.
+    pub fn apply(self) -> Snapshot {
+        let snapshot = self.moved.snapshot;
+        *self.current.lock().unwrap_or_else(PoisonError::into_inner) = Some(snapshot.clone());
+        snapshot
+    }
+}
+
+/// How far a stream is.
+#[derive(Clone)]
+struct Place {
+    set: PeerSet,
+    policy: Policy,
+    /// The version that was returned last.
+    held: Option<Snapshot>,
+    /// The next version must be above this one.
+    floor: Option<u64>,
+    /// The incarnation of the peer that has answered last.
+    incarnation: u64,
+    /// The next version is the newest one, whichever were left out.
+    catches_up: bool,
+    /// The pause before the next request.
+    pause: Duration,
+}
+
+impl Place {
+    /// Waits for the next version, and moves it.
+    async fn next(mut self) -> (Self, Result<Moved, WorkerError>) {
+        let worker = self.set.peer.worker.clone();
+        loop {
+            if let Err(over) = worker.check_runs() {
+                return (self, Err(over));
+            }
+            tokio::task::coop::consume_budget().await;
+            if !self.pause.is_zero() {
+                worker.runtime().sleep(self.pause).await;
+            }
+            match self.attempt().await {
+                Ok(Some(moved)) => {
+                    (self.pause, self.catches_up) = (Duration::ZERO, false);
+                    self.floor = Some(moved.snapshot.version());
+                    self.held = Some(moved.snapshot.clone());
+                    return (self, Ok(moved));
+                }
+                Ok(None) | Err(NotMoved::Superseded) => {}
+                Err(NotMoved::Failed(error)) => {
+                    let is_first = self.pause.is_zero();
+                    if !matches!(error, WorkerError::WentBack { .. } | WorkerError::Superseded { .. }) {
+                        self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+                    }
+                    if !is_loss(&error) {
+                        return (self, Err(error));
+                    }
+                    if is_first {
+                        let (peer, set) = (self.set.peer.name(), self.set.name());
+                        log!(WARN, peer, set, %error, "the publisher of a set is lost; asking again");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Waits for a head, and moves a version of it. `None` if no version is wanted.
+    async fn attempt(&mut self) -> Result<Option<Moved>, NotMoved> {
+        check_published(self.set.name())?;
+        let link = self.set.link().await?;
+        let (incarnation, version) = (self.incarnation, self.floor.unwrap_or_default());
+        let head = self.set.head(&link, Wanted::NewerThan { incarnation, version }).await?;
+        self.pause = Duration::ZERO;
+        let is_restarted = self.incarnation != head.incarnation();
+        self.incarnation = head.incarnation();
+        if let Some(held) = self.floor.filter(|&held| head.newest.version() <= held) {
+            return match head.newest.version() {
+                offered if offered < held && is_restarted => Err(self.went_back(held, offered).into()),
+                _ if is_restarted => Ok(None),
+                _ => Err(self.set.misbehaved("a version is not newer than the one before").into()),
+            };
+        }
+        let target = self.target(&head)?;
+        let moved = self.set.moved(&link, (&head, &target), self.held.as_ref()).await?;
+        Ok(Some(moved))
+    }
+
+    fn went_back(&self, held: u64, offered: u64) -> WorkerError {
+        WorkerError::WentBack { transfer: self.set.transfer().name(), held, offered }
+    }
+
+    /// The version to move.
+    fn target(&mut self, head: &Head) -> Result<VersionHead, WorkerError> {
+        let (Policy::Every, Some(held), false) = (self.policy, self.floor, self.catches_up) else {
+            return Ok(head.newest);
+        };
+        let Some(before) = head.before().filter(|before| before.version() > held) else {
+            return Ok(head.newest);
+        };
+        if head.base_of_before() > held {
+            self.catches_up = true;
+            let (transfer, newest) = (self.set.transfer().name(), head.newest.version());
+            return Err(WorkerError::Superseded { transfer, held, newest });
+        }
+        Ok(*before)
+    }
+}
+
+/// Whether the peer may come back after this error.
+fn is_loss(error: &WorkerError) -> bool {
+    match error {
+        WorkerError::PeerLost { loss, .. } => {
+            !matches!(loss, PeerLoss::Misbehaved | PeerLoss::NameTaken | PeerLoss::ShutDownHere)
+        }
+        WorkerError::NoFabric { .. } | WorkerError::NoAddress { .. } => true,
+        WorkerError::Control(_) | WorkerError::Fabric(_) => true,
+        WorkerError::Remote { status, .. } => matches!(status.code, Code::Unavailable | Code::Cancelled),
+        _ => false,
+    }
+}

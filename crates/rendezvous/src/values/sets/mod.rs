@@ -1,0 +1,294 @@
+//! The sets of this worker: many tensors under one name, which change together.
+//!
+//! A version of a set is a table of contents under one edition: the manifest, its difference from the one before, the tensors, and their
+//! deltas. The worker holds the newest version and the one before it. `docs/src/weights.md` describes a commit and a follower.
+
+pub(crate) mod delta;
+#[cfg(any(test, fuzzing))]
+#[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
+pub(crate) mod fuzzing;
+pub(crate) mod manifest;
+pub(crate) mod manifest_delta;
+pub(crate) mod reading;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    mem,
+    sync::{Arc, MutexGuard, PoisonError},
+};
+
+use tensorwire_memory::{Buf, copy::CopyReason};
+use tensorwire_protocol::{Code, DataType, Metadata, SetContent, Shape, Status};
+use tensorwire_testpoints::sync::Mutex;
+use zerocopy::IntoBytes as _;
+
+use self::manifest::{FIRST_TENSOR, Head, MANIFEST, MANIFEST_DELTA, Manifest, VersionHead};
+use crate::values::tensor::Tensor;
+
+/// A version of a set.
+#[derive(Debug)]
+pub(crate) struct SetVersion {
+    pub(crate) edition: u64,
+    pub(crate) version: u64,
+    pub(crate) manifest: Manifest,
+    pub(crate) encoded: Tensor,
+    /// The encoded difference from the manifest of version `base`.
+    pub(crate) difference: Option<Tensor>,
+    pub(crate) base: u64,
+    /// In the order of the manifest.
+    pub(crate) tensors: Vec<Tensor>,
+    pub(crate) deltas: Vec<Tensor>,
+}
+
+impl SetVersion {
+    /// The content with this number.
+    fn content(&self, number: u32) -> Option<&Tensor> {
+        match number {
+            MANIFEST => Some(&self.encoded),
+            MANIFEST_DELTA => self.difference.as_ref(),
+            number => {
+                let place = (number - FIRST_TENSOR) as usize;
+                self.tensors.get(place).or_else(|| self.deltas.get(place.checked_sub(self.tensors.len())?))
+            }
+        }
+    }
+
+    fn head(&self) -> VersionHead {
+        let difference = self.difference.as_ref().map_or(0, |difference| difference.bytes().len());
+        VersionHead::new(self.edition, self.version, self.encoded.bytes(), difference)
+    }
+
+    /// Bytes of its own contents, without the tensors.
+    fn extra_bytes(&self) -> u64 {
+        let deltas = self.deltas.iter().chain(&self.difference).chain([&self.encoded]);
+        deltas.map(|content| content.bytes().len() as u64).sum()
+    }
+
+    /// Bytes that this version holds beside those of `newer`.
+    fn bytes_beside(&self, newer: Option<&[(Arc<str>, Tensor)]>) -> u64 {
+        let named = self.manifest.entries.iter().zip(&self.tensors);
+        let held = named.filter(|(entry, tensor)| {
+            let other = newer.and_then(|newer| find(newer, &entry.name));
+            !other.is_some_and(|other| shares_memory(other, tensor))
+        });
+        held.map(|(_, tensor)| tensor.bytes().len() as u64).sum::<u64>() + self.extra_bytes()
+    }
+}
+
+/// The tensor called `name`; `sorted` is sorted by name.
+pub(crate) fn find<'a>(sorted: &'a [(Arc<str>, Tensor)], name: &str) -> Option<&'a Tensor> {
+    let place = sorted.binary_search_by(|(other, _)| (**other).cmp(name)).ok()?;
+    sorted.get(place).map(|(_, tensor)| tensor)
+}
+
+/// Whether both tensors have the same bytes in the same memory.
+pub(crate) fn shares_memory(one: &Tensor, other: &Tensor) -> bool {
+    one.bytes().len() == other.bytes().len() && one.bytes().as_ptr() == other.bytes().as_ptr()
+}
+
+/// A tensor of bytes that the library made.
+pub(crate) fn encoded(bytes: &[u8]) -> Tensor {
+    let metadata = bytes_of(bytes.len() as u64);
+    Tensor::received(metadata, Buf::on_heap(bytes, CopyReason::Local), None).remember_checksums()
+}
+
+/// The metadata of so many bytes.
+pub(crate) fn bytes_of(length: u64) -> Metadata {
+    let (dtype, shape) = (DataType::U8, Shape::new([length]).unwrap_or_default());
+    Metadata { dtype, shape, is_dead: false, byte_length: length }
+}
+
+/// Deltas are made for so many commits after a peer that uses them has asked for a version. A follower asks once for several commits if
+/// these are faster than its transfers.
+const FOLLOWED_FOR: u32 = 8;
+
+/// The sets of a worker.
+#[derive(Debug)]
+pub(crate) struct Sets {
+    incarnation: u64,
+    bytes_max: u64,
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    editions: u64,
+    sets: BTreeMap<Arc<str>, CommittedSet>,
+}
+
+#[derive(Debug, Default)]
+struct CommittedSet {
+    /// The peers that may read it; `None` for all.
+    readers: Option<Arc<BTreeSet<String>>>,
+    /// Commits until deltas are no longer made, unless a peer that uses them asks for a version.
+    followed_for: u32,
+    newest: Option<Arc<SetVersion>>,
+    before: Option<Arc<SetVersion>>,
+}
+
+impl CommittedSet {
+    /// Bytes that it holds, with `newer` instead of its newest version.
+    fn bytes_with(&self, newer: Option<&[(Arc<str>, Tensor)]>) -> u64 {
+        let newer_bytes = newer.iter().flat_map(|newer| newer.iter());
+        let newer_bytes = newer_bytes.map(|(_, tensor)| tensor.bytes().len() as u64).sum::<u64>();
+        let newest = self.newest.as_ref().map_or(0, |newest| newest.bytes_beside(newer));
+        newer_bytes + newest
+    }
+
+    /// Bytes that it holds.
+    fn bytes(&self) -> u64 {
+        let Some(newest) = &self.newest else { return 0 };
+        let named = newest.manifest.entries.iter().zip(&newest.tensors);
+        let named: Vec<_> = named.map(|(entry, tensor)| (entry.name.clone(), tensor.clone())).collect();
+        let tensors = named.iter().map(|(_, tensor)| tensor.bytes().len() as u64).sum::<u64>();
+        tensors
+            + newest.extra_bytes()
+            + self.before.as_ref().map_or(0, |before| before.bytes_beside(Some(&named)))
+    }
+}
+
+/// What a commit starts from.
+#[derive(Debug)]
+pub(crate) struct Begun {
+    /// The edition of the new version.
+    pub(crate) edition: u64,
+    pub(crate) newest: Option<Arc<SetVersion>>,
+    /// Whether a peer may use deltas.
+    pub(crate) is_followed: bool,
+    /// Bytes that the deltas may have.
+    pub(crate) delta_bytes: u64,
+}
+
+/// Why a version is not committed.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Refusal {
+    /// The set has this version already.
+    NotNewer(u64),
+    /// All sets would hold so many bytes.
+    TooLarge(u64),
+    /// Another version was committed meanwhile.
+    Overtaken,
+}
+
+impl Sets {
+    pub(crate) fn new(incarnation: u64, bytes_max: u64) -> Self {
+        Self { incarnation, bytes_max, table: Mutex::default() }
+    }
+
+    /// The most bytes that all sets may hold.
+    pub(crate) fn bytes_max(&self) -> u64 {
+        self.bytes_max
+    }
+
+    /// Allows only these peers to read the set.
+    pub(crate) fn set_readers(&self, name: &str, readers: BTreeSet<String>) {
+        self.table().set(name).readers = Some(Arc::new(readers));
+    }
+
+    /// Checks whether `peer` may read the set.
+    ///
+    /// # Errors
+    /// PERMISSION_DENIED.
+    pub(crate) fn check_reader(&self, name: &str, peer: &str) -> Result<(), Status> {
+        let readers = self.table().sets.get(name).and_then(|set| set.readers.clone());
+        if readers.is_none_or(|readers| readers.contains(peer)) {
+            return Ok(());
+        }
+        let message = format!("{peer} is not among the readers of the set `{name}`");
+        Err(Status::new(Code::PermissionDenied, message))
+    }
+
+    /// A peer that uses deltas asks for a version of the set.
+    pub(crate) fn note_follower(&self, name: &str) {
+        if let Some(set) = self.table().sets.get_mut(name) {
+            set.followed_for = FOLLOWED_FOR;
+        }
+    }
+
+    /// The newest version of the set, if there is one.
+    pub(crate) fn newest(&self, name: &str) -> Option<u64> {
+        self.table().sets.get(name)?.newest.as_ref().map(|newest| newest.version)
+    }
+
+    /// Begins the commit of `version`, which has these tensors, sorted by name.
+    ///
+    /// # Errors
+    /// [`Refusal`].
+    pub(crate) fn begin(
+        &self,
+        name: &str,
+        version: u64,
+        tensors: &[(Arc<str>, Tensor)],
+    ) -> Result<Begun, Refusal> {
+        let mut table = self.table();
+        let newest = table.sets.get(name).and_then(|set| set.newest.clone());
+        if let Some(newest) = newest.as_ref().filter(|newest| newest.version >= version) {
+            return Err(Refusal::NotNewer(newest.version));
+        }
+        let others = table.sets.iter().filter(|(other, _)| ***other != *name);
+        let others = others.map(|(_, set)| set.bytes()).sum::<u64>();
+        let bytes = others.saturating_add(table.set(name).bytes_with(Some(tensors)));
+        let room = self.bytes_max.checked_sub(bytes).ok_or(Refusal::TooLarge(bytes))?;
+        table.editions += 1;
+        let edition = self.incarnation.wrapping_add(table.editions).max(1);
+        let set = table.set(name);
+        let is_followed = set.followed_for > 0;
+        set.followed_for = set.followed_for.saturating_sub(1);
+        Ok(Begun { edition, newest, is_followed, delta_bytes: room })
+    }
+
+    /// Makes `next` the newest version of the set. Returns its head.
+    ///
+    /// # Errors
+    /// [`Refusal::Overtaken`], if the newest version is not that of edition `base`, and [`Refusal::TooLarge`].
+    pub(crate) fn put(&self, name: &str, base: Option<u64>, next: SetVersion) -> Result<Tensor, Refusal> {
+        let mut table = self.table();
+        let set = table.set(name);
+        if set.newest.as_ref().map(|newest| newest.edition) != base {
+            return Err(Refusal::Overtaken);
+        }
+        let before = set.newest.replace(Arc::new(next));
+        let dropped = mem::replace(&mut set.before, before);
+        let bytes = table.sets.values().map(CommittedSet::bytes).sum::<u64>();
+        let set = table.set(name);
+        if bytes > self.bytes_max {
+            let before = mem::replace(&mut set.before, dropped);
+            let refused = mem::replace(&mut set.newest, before);
+            drop(table);
+            drop(refused);
+            return Err(Refusal::TooLarge(bytes));
+        }
+        let newest = set.newest.as_ref().map(|newest| newest.head()).unwrap_or_default();
+        let before = set.before.as_ref();
+        let oldest = before.map(|before| before.base).unwrap_or_default();
+        let head =
+            Head::new(self.incarnation, newest, before.map(|it| it.head()).unwrap_or_default(), oldest);
+        drop(table);
+        // Without the lock: the last drop of a tensor frees memory of a pool, which may wake tasks.
+        drop(dropped);
+        Ok(encoded(head.as_bytes()))
+    }
+
+    /// A content of the set.
+    ///
+    /// # Errors
+    /// NOT_FOUND, if the worker does not hold the version any more.
+    pub(crate) fn content(&self, name: &str, content: SetContent) -> Result<Tensor, Status> {
+        let table = self.table();
+        let set = table.sets.get(name);
+        let versions = set.into_iter().flat_map(|set| set.newest.iter().chain(&set.before));
+        let version = versions.into_iter().find(|version| version.edition == content.edition);
+        let found = version.and_then(|version| version.content(content.number)).cloned();
+        found.ok_or_else(|| Status::new(Code::NotFound, format!("the version of `{name}` is superseded")))
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn set(&mut self, name: &str) -> &mut CommittedSet {
+        self.sets.entry(name.into()).or_default()
+    }
+}
