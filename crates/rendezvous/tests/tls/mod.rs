@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a failed test
 
 mod names;
+mod sets;
 mod strangers;
 mod way;
 
