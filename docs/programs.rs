@@ -10,6 +10,9 @@ mod introduction {}
 #[doc = include_str!("src/concepts.md")]
 mod concepts {}
 #[cfg(doctest)]
+#[doc = include_str!("src/weights.md")]
+mod weights {}
+#[cfg(doctest)]
 #[doc = include_str!("src/checksums.md")]
 mod checksums {}
 #[cfg(doctest)]

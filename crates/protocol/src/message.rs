@@ -34,8 +34,10 @@ pub enum Scope {
 pub struct SetContent {
     /// The edition of the version. No other version of any set of any incarnation has the same one.
     pub edition: u64,
-    /// The number of the content in the version.
+    /// The number of the content in the version, less than 2³¹.
     pub number: u32,
+    /// Whether the receiver needs no further content of the version.
+    pub is_last: bool,
 }
 
 /// Identifies an offered tensor.

@@ -4,7 +4,6 @@
 
 use std::{future::Future, time::Duration};
 
-use futures::StreamExt as _;
 use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::{Code, DataType, Mode, Sharing, Validation};
 use tensorwire_rendezvous::{
@@ -257,6 +256,29 @@ fn commits_that_cannot_be_are_refused_by_name_and_change_nothing() {
 }
 
 #[test]
+fn sets_are_listed_apart_from_published_tensors() {
+    for kind in kinds(USUAL) {
+        run(async {
+            let two = two(*kind).await;
+            assert!(two.peer.list_sets().await.unwrap().is_empty());
+            two.server.publish("single", values(&two.server, &[1])).unwrap();
+            commit(&two.server, 4).await;
+            two.server.set("other").commit(7, [] as [(&str, Tensor); 0]).await.unwrap();
+            let own = two.server.peer(two.server.name()).unwrap();
+            for peer in [&two.peer, &own] {
+                let sets = peer.list_sets().await.unwrap();
+                let sets: Vec<_> =
+                    sets.iter().map(|set| (&*set.name, set.version, set.tensors, set.bytes)).collect();
+                assert_eq!(sets, [("other", 7, 0, 0), (SET, 4, 2, BYTES as u64 + 2)]);
+                let tensors = peer.list().await.unwrap();
+                assert_eq!(tensors.iter().map(|tensor| &*tensor.name).collect::<Vec<_>>(), ["single"]);
+            }
+            two.end().await;
+        });
+    }
+}
+
+#[test]
 fn s4_a_worker_holds_two_versions_and_the_rest_is_free() {
     for kind in kinds(USUAL) {
         run(async {
@@ -353,6 +375,57 @@ fn a_worker_follows_its_own_set_without_a_connection() {
         assert!(futures::poll!(versions.next()).is_pending());
         worker.shutdown().await;
         assert!(matches!(versions.next().await, Some(Err(WorkerError::ShutDown))));
+    });
+}
+
+/// Fetches of three workers that stop after their first contents, while the publisher goes on.
+#[test]
+fn s4_two_versions_that_are_being_fetched_stay_and_a_third_is_superseded() {
+    run(async {
+        let server = on(FabricKind::TCP, "server").start().await.unwrap();
+        let commit = async |version: u64| {
+            let tensors = (0..20).map(|at| (format!("{at}"), filled(&server, version as u8)));
+            server.set(SET).commit(version, tensors).await.unwrap();
+        };
+        let start =
+            async |name| on(FabricKind::TCP, name).flow(|flow| flow.requests_max = 1).start().await.unwrap();
+        let clients = [start("one").await, start("two").await, start("three").await];
+        let mut fetches = Vec::new();
+        for (client, version) in clients.iter().zip([1, 3, 5]) {
+            commit(version).await;
+            let set = client.peer_at(server.address()).await.unwrap().set(SET);
+            let mut fetch = Box::pin(async move { set.fetch().await });
+            let begun = || {
+                let peers = server.peers();
+                let peer = peers.iter().find(|peer| peer.name == client.name());
+                peer.is_some_and(|peer| peer.counters.contents_sent > 0)
+            };
+            while !begun() {
+                assert!(futures::poll!(&mut fetch).is_pending());
+                tokio::task::yield_now().await;
+            }
+            fetches.push(fetch);
+            commit(version + 1).await;
+        }
+        commit(7).await;
+        let used = |versions: u64| versions * 20 * BYTES as u64 + 8192;
+        assert!(server.pool().stats().used_bytes <= used(4), "{:?}", server.pool().stats());
+        let mut versions = Vec::new();
+        for fetch in fetches {
+            let snapshot = fetch.await.unwrap();
+            let seed = snapshot.version() as u8;
+            assert!(snapshot.iter().all(|(_, tensor)| tensor.bytes().iter().all(|byte| *byte == seed)));
+            versions.push(snapshot.version());
+        }
+        assert_eq!(versions, [7, 3, 5]);
+        for client in clients {
+            client.shutdown().await;
+        }
+        // Nothing of what was fetched is held any more.
+        while server.pool().stats().used_bytes > used(2) {
+            tokio::task::yield_now().await;
+        }
+        server.shutdown().await;
     });
 }
 

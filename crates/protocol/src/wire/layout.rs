@@ -165,9 +165,10 @@ fn requests(page: &mut Page) {
     let about = "For the head of a version of a set that is newer than a version (scope 6). With the highest numbers, for the present \
         version.";
     page.record("TENSOR_REQUEST, set", about, &[NameForm::Number(2)], &Message::TensorRequest(newer));
-    let content = Scope::SetContent(SetContent { edition: 0x4d3, number: 2 });
+    let content = Scope::SetContent(SetContent { edition: 0x4d3, number: 2, is_last: true });
     let content = TensorRequest { scope: content, ..request(&[], Want::View) };
-    let about = "For a content of a version of a set (scope 7): the manifest, a tensor or a delta.";
+    let about = "For a content of a version of a set (scope 7): the manifest, a tensor or a delta. The highest bit of the \
+        number says that the receiver needs no further content of the version.";
     page.record(
         "TENSOR_REQUEST, content of a set",
         about,

@@ -60,8 +60,12 @@ const SCOPE_OFFERED: u8 = 5;
 /// The head of a set's version that is newer than that of the `u64` incarnation and `u64` version that follow; if both are 0, of the
 /// first one; if both are `u64::MAX`, of the present one.
 const SCOPE_SET: u8 = 6;
-/// The content of a set's version of the `u64` edition and `u32` number that follow.
+/// The content of a set's version of the `u64` edition and `u32` number that follow. The highest bit of the number says that the receiver
+/// needs no further one.
 const SCOPE_SET_CONTENT: u8 = 7;
+
+/// Added to the number of the last content that a receiver needs.
+const SET_CONTENT_LAST: u32 = 1 << 31;
 
 /// Incarnation and version with which a request wants the present version of a set. No version has this number.
 const SET_NOW: (u64, u64) = (u64::MAX, u64::MAX);
@@ -177,10 +181,10 @@ fn write_scope(writer: &mut Writer<'_>, scope: Scope) {
             writer.u64(incarnation);
             writer.u64(version);
         }
-        Scope::SetContent(SetContent { edition, number }) => {
+        Scope::SetContent(SetContent { edition, number, is_last }) => {
             writer.u8(SCOPE_SET_CONTENT);
             writer.u64(edition);
-            writer.u32(number);
+            writer.u32(number & !SET_CONTENT_LAST | if is_last { SET_CONTENT_LAST } else { 0 });
         }
     }
 }
@@ -417,7 +421,8 @@ fn read_scope(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
         },
         SCOPE_SET_CONTENT => {
             let (edition, number) = (reader.u64("edition")?, reader.u32("number")?);
-            Ok(Scope::SetContent(SetContent { edition, number }))
+            let is_last = number & SET_CONTENT_LAST != 0;
+            Ok(Scope::SetContent(SetContent { edition, number: number & !SET_CONTENT_LAST, is_last }))
         }
         value => Err(WireError::Unknown { field: "scope", value: value.into() }),
     }

@@ -349,7 +349,7 @@ fn scope(input: &mut Input<'_>) -> Scope {
         2 => Scope::Versioned(Wanted::NewerThan { incarnation: 1, version: input.u8().into() }),
         3 => Scope::Offered(Offered { incarnation: 1, edition: input.u8().into(), cell: 0 }),
         4 => Scope::Set(Wanted::NewerThan { incarnation: 1, version: input.u8().into() }),
-        5 => Scope::SetContent(SetContent { edition: input.u8().into(), number: 2 }),
+        5 => Scope::SetContent(SetContent { edition: input.u8().into(), number: 2, is_last: false }),
         step => Scope::Step(StepId(step as i64 & 1)),
     }
 }

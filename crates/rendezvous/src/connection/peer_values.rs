@@ -1,6 +1,9 @@
 //! Answers to a peer's requests: values of steps, and published tensors.
 
-use std::sync::Arc;
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, MutexGuard, PoisonError},
+};
 
 use tensorwire_fabric::{BoxFuture, CELL_CONTENT_BYTES, OfferedCatalogue};
 use tensorwire_memory::Buf;
@@ -8,16 +11,18 @@ use tensorwire_protocol::{
     Checksums, Code, DeviceName, Key, Metadata, Offered, Scope, SetContent, Source, Status, StepId, Take,
     Wanted,
 };
+use tensorwire_testpoints::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     connection::{meter::Meter, refusals::Refusals},
     error::KeyEnd,
     values::{
-        SharedValues,
+        SET_LIST, SharedValues,
         catalogue::Listing,
         device_copy::is_on_host,
         published::{Edition, WaitingAnswers},
+        sets::manifest::{MANIFEST, MANIFEST_DELTA},
         steps::{Asked, StepRef},
         table::{TakenValue, dropped},
         tensor::Tensor,
@@ -41,6 +46,24 @@ pub(crate) struct PeerValues {
     /// The answers that wait for publications.
     answers: Arc<dyn WaitingAnswers>,
     refusals: Refusals,
+    /// The versions of sets that the peer is fetching, by the names of the sets.
+    pins: Mutex<BTreeMap<Arc<str>, Pin>>,
+}
+
+/// Keeps a version of a set while the peer fetches it.
+#[derive(Debug)]
+struct Pin {
+    values: SharedValues,
+    set: Arc<str>,
+    /// `None` once it is dropped.
+    version: Option<Arc<()>>,
+}
+
+impl Drop for Pin {
+    fn drop(&mut self) {
+        self.version = None;
+        self.values.sets.release(&self.set);
+    }
 }
 
 impl PeerValues {
@@ -63,6 +86,7 @@ impl PeerValues {
             catalogue,
             answers,
             refusals,
+            pins: Mutex::default(),
         };
         own.key = key.filter(|key| own.check(key).is_ok());
         own
@@ -156,6 +180,7 @@ impl PeerValues {
         if let Err(status) = self.values.sets.check_reader(name, &self.peer) {
             return Take::Now(Err(status));
         }
+        self.unpin(name);
         if wanted == Wanted::Now {
             return Take::Now(self.values.head(name).map(Taken::Published));
         }
@@ -172,9 +197,40 @@ impl PeerValues {
         }))
     }
 
-    fn set_content(&self, name: &str, content: SetContent) -> Result<Edition, Status> {
+    fn set_content(&self, name: &Arc<str>, content: SetContent) -> Result<Edition, Status> {
+        if content.edition == SET_LIST {
+            return Ok(self.values.set_list(Some(&self.peer)));
+        }
         self.values.sets.check_reader(name, &self.peer)?;
-        self.values.set_content(name, content)
+        let found = self.values.set_content(name, content);
+        if content.is_last {
+            self.unpin(name);
+        } else if matches!(content.number, MANIFEST | MANIFEST_DELTA) {
+            self.pin(name, content.edition);
+        }
+        found
+    }
+
+    /// The peer begins to fetch a version of the set.
+    fn pin(&self, name: &Arc<str>, edition: u64) {
+        let version = self.values.sets.pin(name, edition);
+        let pin = version.map(|version| Pin {
+            values: self.values.clone(),
+            set: name.clone(),
+            version: Some(version),
+        });
+        let replaced = pin.and_then(|pin| self.pins().insert(name.clone(), pin));
+        drop(replaced);
+    }
+
+    /// The peer needs no more of the version of the set that it has fetched.
+    fn unpin(&self, name: &str) {
+        let pin = self.pins().remove(name);
+        drop(pin);
+    }
+
+    fn pins(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Pin>> {
+        self.pins.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes a published tensor, once it is newer than `wanted`.

@@ -264,6 +264,7 @@ impl Draft {
             base,
             tensors,
             deltas,
+            pinned: Arc::default(),
         })
     }
 }

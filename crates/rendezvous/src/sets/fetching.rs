@@ -258,7 +258,7 @@ impl Move<'_> {
             count_whole_content("manifest");
         }
         let bytes = target.manifest_bytes();
-        let content = SetContent { edition: target.edition(), number: MANIFEST };
+        let content = SetContent { edition: target.edition(), number: MANIFEST, is_last: false };
         let encoded = self.bytes((content, bytes)).await?;
         let manifest = Manifest::decode(encoded.bytes()).map_err(|problem| self.set.misbehaved(problem))?;
         if !target.is_of(encoded.bytes()) {
@@ -275,7 +275,7 @@ impl Move<'_> {
     ) -> Result<Option<(Manifest, Derivation)>, NotMoved> {
         let (mut manifest, mut derivation) = (held.manifest().clone(), Derivation::start(held));
         for (step, bytes) in steps {
-            let content = SetContent { edition: step.edition(), number: MANIFEST_DELTA };
+            let content = SetContent { edition: step.edition(), number: MANIFEST_DELTA, is_last: false };
             let difference = self.bytes((content, *bytes)).await?;
             let Ok((next, origins)) = manifest_delta::decode(&manifest, step.edition(), difference.bytes())
             else {
@@ -308,11 +308,14 @@ impl Move<'_> {
             match way {
                 Way::Held(_) => {}
                 Way::Whole(number) => {
-                    wanted.push((SetContent { edition, number: *number }, entry.metadata.clone()));
+                    wanted.push((
+                        SetContent { edition, number: *number, is_last: false },
+                        entry.metadata.clone(),
+                    ));
                 }
                 Way::Deltas(_, deltas) => {
                     wanted.extend(deltas.iter().map(|&Part { edition, number, bytes }| {
-                        (SetContent { edition, number }, bytes_of(bytes))
+                        (SetContent { edition, number, is_last: false }, bytes_of(bytes))
                     }));
                 }
             }
@@ -325,7 +328,8 @@ impl Move<'_> {
                 Way::Whole(_) => contents.next().ok_or_else(WorkerError::handed_out)?,
                 Way::Deltas(base, deltas) => {
                     let deltas: Vec<_> = contents.by_ref().take(deltas.len()).collect();
-                    let whole = SetContent { edition, number: FIRST_TENSOR + place as u32 };
+                    let number = FIRST_TENSOR + place as u32;
+                    let whole = SetContent { edition, number, is_last: true };
                     self.assembled((&base, &deltas), (entry, whole)).await?
                 }
             });
@@ -337,7 +341,8 @@ impl Move<'_> {
     async fn contents(&mut self, wanted: Vec<(SetContent, Metadata)>) -> Result<Vec<Tensor>, NotMoved> {
         let before_last = wanted.len().saturating_sub(1);
         let (set, link) = (self.set, self.link);
-        let contents = wanted.into_iter().enumerate().map(|(at, wanted)| {
+        let contents = wanted.into_iter().enumerate().map(|(at, mut wanted)| {
+            wanted.0.is_last = at == before_last;
             // The message of the last request carries the earlier ones.
             let awaiting = if at < before_last { Awaiting::Together } else { Awaiting::Alone };
             set.content(link, wanted, ReceiveOptions { sharing: set.sharing, awaiting })

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt as _, Stream};
+use futures::{FutureExt as _, Stream, StreamExt, stream::Next};
 use tensorwire_fabric::BoxFuture;
 use tensorwire_protocol::{Code, Wanted};
 
@@ -68,7 +68,6 @@ impl PeerSet {
 /// Other errors are those of [`PeerSet::fetch`]. The stream goes on after each error but [`WorkerError::ShutDown`].
 ///
 /// ```no_run
-/// use futures::StreamExt as _;
 /// use tensorwire::{Peer, WorkerError, sets::Policy};
 ///
 /// # async fn example(peer: Peer) -> Result<(), WorkerError> {
@@ -82,9 +81,6 @@ impl PeerSet {
 /// # Ok(())
 /// # }
 /// ```
-///
-/// # Cancel safety
-/// A call of `next` that is dropped loses nothing: the next call goes on.
 #[must_use = "nothing is fetched until the stream is polled"]
 pub struct Follow {
     place: Place,
@@ -104,6 +100,18 @@ impl fmt::Debug for Follow {
 }
 
 impl Follow {
+    /// The next version, as from the stream. `None` after [`WorkerError::ShutDown`].
+    ///
+    /// # Errors
+    /// See [`Follow`].
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: the next call goes on with the transfer.
+    #[allow(clippy::should_implement_trait)] // streams have this method through `StreamExt`
+    pub fn next(&mut self) -> Next<'_, Self> {
+        StreamExt::next(self)
+    }
+
     /// The version that was [applied](Staged::apply) last.
     pub fn current(&self) -> Option<Snapshot> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner).clone()

@@ -27,6 +27,7 @@ mod assembly;
 mod committing;
 mod fetching;
 mod following;
+mod listing;
 mod plan;
 mod snapshot;
 
@@ -36,3 +37,4 @@ pub use self::{
     following::{Follow, Policy, Staged},
     snapshot::Snapshot,
 };
+pub use crate::values::sets::listing::ListedSet;

@@ -99,6 +99,12 @@ impl Values {
         })
     }
 
+    /// The list of the sets that `reader` may read, encoded.
+    pub(crate) fn set_list(&self, reader: Option<&str>) -> Edition {
+        let tensor = sets::encoded(&sets::listing::encode(&self.sets.list(reader)));
+        Edition { version: 0, tensor, listing: Listing::Refused }
+    }
+
     /// A content of a version of the set.
     pub(crate) fn set_content(&self, name: &str, content: SetContent) -> Result<Edition, Status> {
         let tensor = self.sets.content(name, content)?;
@@ -127,6 +133,9 @@ impl Values {
 fn destination_worker(table_key: &str) -> Option<String> {
     table_key.split(';').nth(1)?.parse::<DeviceName>().ok()?.worker()
 }
+
+/// The edition that stands for the list of sets in requests. No version has it.
+pub(crate) const SET_LIST: u64 = 0;
 
 /// Shared by all connections of the worker.
 pub(crate) type SharedValues = Arc<Values>;

@@ -1,6 +1,5 @@
 //! Who may read a set.
 
-use futures::StreamExt as _;
 use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::Code;
 use tensorwire_rendezvous::{Tensor, Worker, WorkerError, sets::Policy};
@@ -30,6 +29,10 @@ fn e_only_the_readers_of_a_set_read_it() {
         assert_eq!(waiting.next().await.unwrap().unwrap().version(), 1);
         server.set("policy").readers([CLIENT]).unwrap();
         assert!(is_denied(&others.fetch().await.unwrap_err()));
+        assert!(
+            others.peer().list_sets().await.unwrap().is_empty()
+                && own.peer().list_sets().await.unwrap().len() == 1
+        );
         assert!(is_denied(&waiting.next().await.unwrap().unwrap_err()));
         assert!(is_denied(&others.follow(Policy::Latest).next().await.unwrap().unwrap_err()));
         commit(2).await;

@@ -154,11 +154,30 @@ fn differences<const WIDTH: usize>(old: &[u8; BLOCK], new: &[u8; BLOCK]) -> u64 
         return 0;
     }
     let mut mask = 0;
-    let elements = old.chunks_exact(WIDTH).zip(new.chunks_exact(WIDTH));
-    for (index, (old, new)) in elements.enumerate() {
-        mask |= u64::from(old != new) << index;
+    let words = old.chunks_exact(8).zip(new.chunks_exact(8)).enumerate();
+    for (index, (old, new)) in words {
+        let (Some(old), Some(new)) = (old.first_chunk(), new.first_chunk()) else { continue };
+        let changed = u64::from_le_bytes(*old) ^ u64::from_le_bytes(*new);
+        mask |= match WIDTH {
+            16 => u64::from(changed != 0) << (index / 2),
+            _ => lanes::<WIDTH>(changed) << (index * (8 / WIDTH)),
+        };
     }
     mask
+}
+
+/// Which of the elements in a word are not 0, one bit each.
+#[inline(always)]
+fn lanes<const WIDTH: usize>(word: u64) -> u64 {
+    // In each element, the sum carries into the highest bit exactly if a lower bit is set. The product gathers these bits.
+    let (low, gather, bits) = match WIDTH {
+        1 => (0x7f7f_7f7f_7f7f_7f7f, 0x0102_0408_1020_4080, 8),
+        2 => (0x7fff_7fff_7fff_7fff, 1 << 60 | 1 << 45 | 1 << 30 | 1 << 15, 16),
+        4 => (0x7fff_ffff_7fff_ffff, 1 << 62 | 1 << 31, 32),
+        _ => return u64::from(word != 0),
+    };
+    let high = ((word & low) + low | word) & !low;
+    (high >> (bits - 1)).wrapping_mul(gather) >> (64 - 64 / bits)
 }
 
 /// As [`differences`], of the last block, which is shorter.

@@ -7,6 +7,7 @@ pub(crate) mod delta;
 #[cfg(any(test, fuzzing))]
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
 pub(crate) mod fuzzing;
+pub(crate) mod listing;
 pub(crate) mod manifest;
 pub(crate) mod manifest_delta;
 pub(crate) mod reading;
@@ -22,7 +23,10 @@ use tensorwire_protocol::{Code, DataType, Metadata, SetContent, Shape, Status};
 use tensorwire_testpoints::sync::Mutex;
 use zerocopy::IntoBytes as _;
 
-use self::manifest::{FIRST_TENSOR, Head, MANIFEST, MANIFEST_DELTA, Manifest, VersionHead};
+use self::{
+    listing::ListedSet,
+    manifest::{FIRST_TENSOR, Head, MANIFEST, MANIFEST_DELTA, Manifest, VersionHead},
+};
 use crate::values::tensor::Tensor;
 
 /// A version of a set.
@@ -38,6 +42,8 @@ pub(crate) struct SetVersion {
     /// In the order of the manifest.
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) deltas: Vec<Tensor>,
+    /// Held by the pins.
+    pub(crate) pinned: Arc<()>,
 }
 
 impl SetVersion {
@@ -51,6 +57,10 @@ impl SetVersion {
                 self.tensors.get(place).or_else(|| self.deltas.get(place.checked_sub(self.tensors.len())?))
             }
         }
+    }
+
+    fn is_pinned(&self) -> bool {
+        Arc::strong_count(&self.pinned) > 1
     }
 
     fn head(&self) -> VersionHead {
@@ -98,6 +108,13 @@ pub(crate) fn bytes_of(length: u64) -> Metadata {
     Metadata { dtype, shape, is_dead: false, byte_length: length }
 }
 
+/// Most bytes of an entry of an encoded manifest, besides its name and its dimensions, and of a dimension.
+const ENTRY_BYTES: usize = 40;
+const DIMENSION_BYTES: usize = 10;
+
+/// Most older versions of a set that are held because peers are fetching them.
+const PINNED_MAX: usize = 2;
+
 /// Deltas are made for so many commits after a peer that uses them has asked for a version. A follower asks once for several commits if
 /// these are faster than its transfers.
 const FOLLOWED_FOR: u32 = 8;
@@ -124,15 +141,39 @@ struct CommittedSet {
     followed_for: u32,
     newest: Option<Arc<SetVersion>>,
     before: Option<Arc<SetVersion>>,
+    /// Older versions that peers are fetching, newest first.
+    pinned: Vec<Arc<SetVersion>>,
 }
 
 impl CommittedSet {
+    /// Keeps `version`, which is neither of the newest two any more, if it is pinned. Returns what is not held any more.
+    fn retire(&mut self, version: Option<Arc<SetVersion>>) -> Vec<Arc<SetVersion>> {
+        self.pinned.splice(0..0, version);
+        let (pinned, mut dropped): (Vec<_>, Vec<_>) =
+            mem::take(&mut self.pinned).into_iter().partition(|version| version.is_pinned());
+        self.pinned = pinned;
+        dropped.extend(self.pinned.drain(self.pinned.len().min(PINNED_MAX)..));
+        dropped
+    }
+
+    /// The version of this edition, if it is held.
+    fn of_edition(&self, edition: u64) -> Option<&Arc<SetVersion>> {
+        let mut held = self.newest.iter().chain(&self.before).chain(&self.pinned);
+        held.find(|version| version.edition == edition)
+    }
+
     /// Bytes that it holds, with `newer` instead of its newest version.
     fn bytes_with(&self, newer: Option<&[(Arc<str>, Tensor)]>) -> u64 {
         let newer_bytes = newer.iter().flat_map(|newer| newer.iter());
-        let newer_bytes = newer_bytes.map(|(_, tensor)| tensor.bytes().len() as u64).sum::<u64>();
+        let newer_bytes = newer_bytes.map(|(name, tensor)| {
+            let manifest = name.len() + ENTRY_BYTES + DIMENSION_BYTES * tensor.shape().len();
+            // The manifest, and its difference from the one before.
+            (tensor.bytes().len() + 2 * manifest) as u64
+        });
+        let newer_bytes = newer_bytes.sum::<u64>();
         let newest = self.newest.as_ref().map_or(0, |newest| newest.bytes_beside(newer));
-        newer_bytes + newest
+        let pinned = self.pinned.iter().map(|version| version.bytes_beside(None)).sum::<u64>();
+        pinned + newer_bytes + newest
     }
 
     /// Bytes that it holds.
@@ -141,7 +182,9 @@ impl CommittedSet {
         let named = newest.manifest.entries.iter().zip(&newest.tensors);
         let named: Vec<_> = named.map(|(entry, tensor)| (entry.name.clone(), tensor.clone())).collect();
         let tensors = named.iter().map(|(_, tensor)| tensor.bytes().len() as u64).sum::<u64>();
-        tensors
+        let pinned = self.pinned.iter().map(|version| version.bytes_beside(None)).sum::<u64>();
+        pinned
+            + tensors
             + newest.extra_bytes()
             + self.before.as_ref().map_or(0, |before| before.bytes_beside(Some(&named)))
     }
@@ -225,22 +268,30 @@ impl Sets {
         if let Some(newest) = newest.as_ref().filter(|newest| newest.version >= version) {
             return Err(Refusal::NotNewer(newest.version));
         }
-        let others = table.sets.iter().filter(|(other, _)| ***other != *name);
-        let others = others.map(|(_, set)| set.bytes()).sum::<u64>();
-        let bytes = others.saturating_add(table.set(name).bytes_with(Some(tensors)));
-        let room = self.bytes_max.checked_sub(bytes).ok_or(Refusal::TooLarge(bytes))?;
+        let mut dropped = Vec::new();
+        let mut bytes = table.bytes_with(name, tensors);
+        if bytes > self.bytes_max {
+            dropped = table.unpin();
+            bytes = table.bytes_with(name, tensors);
+        }
+        let Some(room) = self.bytes_max.checked_sub(bytes) else {
+            drop(table);
+            return Err(Refusal::TooLarge(bytes));
+        };
         table.editions += 1;
         let edition = self.incarnation.wrapping_add(table.editions).max(1);
         let set = table.set(name);
         let is_followed = set.followed_for > 0;
         set.followed_for = set.followed_for.saturating_sub(1);
+        drop(table);
+        drop(dropped);
         Ok(Begun { edition, newest, is_followed, delta_bytes: room })
     }
 
     /// Makes `next` the newest version of the set. Returns its head.
     ///
     /// # Errors
-    /// [`Refusal::Overtaken`], if the newest version is not that of edition `base`, and [`Refusal::TooLarge`].
+    /// [`Refusal::Overtaken`], if the newest version is not that of edition `base`.
     pub(crate) fn put(&self, name: &str, base: Option<u64>, next: SetVersion) -> Result<Tensor, Refusal> {
         let mut table = self.table();
         let set = table.set(name);
@@ -248,16 +299,12 @@ impl Sets {
             return Err(Refusal::Overtaken);
         }
         let before = set.newest.replace(Arc::new(next));
-        let dropped = mem::replace(&mut set.before, before);
-        let bytes = table.sets.values().map(CommittedSet::bytes).sum::<u64>();
-        let set = table.set(name);
-        if bytes > self.bytes_max {
-            let before = mem::replace(&mut set.before, dropped);
-            let refused = mem::replace(&mut set.newest, before);
-            drop(table);
-            drop(refused);
-            return Err(Refusal::TooLarge(bytes));
+        let retired = mem::replace(&mut set.before, before);
+        let mut dropped = set.retire(retired);
+        if table.bytes() > self.bytes_max {
+            dropped.append(&mut table.unpin());
         }
+        let set = table.set(name);
         let newest = set.newest.as_ref().map(|newest| newest.head()).unwrap_or_default();
         let before = set.before.as_ref();
         let oldest = before.map(|before| before.base).unwrap_or_default();
@@ -269,6 +316,21 @@ impl Sets {
         Ok(encoded(head.as_bytes()))
     }
 
+    /// The sets that `reader` may read, sorted by name.
+    pub(crate) fn list(&self, reader: Option<&str>) -> Vec<ListedSet> {
+        let table = self.table();
+        let readable = table.sets.iter().filter(|(_, set)| match (reader, &set.readers) {
+            (Some(reader), Some(readers)) => readers.contains(reader),
+            _ => true,
+        });
+        let listed = readable.filter_map(|(name, set)| {
+            let SetVersion { version, manifest, .. } = &**set.newest.as_ref()?;
+            let (tensors, bytes) = (manifest.entries.len() as u64, manifest.bytes());
+            Some(ListedSet { name: name.to_string(), version: *version, tensors, bytes })
+        });
+        listed.collect()
+    }
+
     /// A content of the set.
     ///
     /// # Errors
@@ -276,10 +338,21 @@ impl Sets {
     pub(crate) fn content(&self, name: &str, content: SetContent) -> Result<Tensor, Status> {
         let table = self.table();
         let set = table.sets.get(name);
-        let versions = set.into_iter().flat_map(|set| set.newest.iter().chain(&set.before));
-        let version = versions.into_iter().find(|version| version.edition == content.edition);
+        let version = set.and_then(|set| set.of_edition(content.edition));
         let found = version.and_then(|version| version.content(content.number)).cloned();
         found.ok_or_else(|| Status::new(Code::NotFound, format!("the version of `{name}` is superseded")))
+    }
+
+    /// Holds the version of this edition as long as the pin exists, and is among the newest.
+    pub(crate) fn pin(&self, name: &str, edition: u64) -> Option<Arc<()>> {
+        let table = self.table();
+        Some(table.sets.get(name)?.of_edition(edition)?.pinned.clone())
+    }
+
+    /// Drops the versions of the set that are not pinned any more.
+    pub(crate) fn release(&self, name: &str) {
+        let dropped = self.table().sets.get_mut(name).map(|set| set.retire(None));
+        drop(dropped);
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -288,6 +361,23 @@ impl Sets {
 }
 
 impl Table {
+    /// Bytes that all sets hold.
+    fn bytes(&self) -> u64 {
+        self.sets.values().map(CommittedSet::bytes).sum()
+    }
+
+    /// Bytes that all sets would hold with these tensors as the newest version of `name`.
+    fn bytes_with(&mut self, name: &str, tensors: &[(Arc<str>, Tensor)]) -> u64 {
+        let others = self.sets.iter().filter(|(other, _)| ***other != *name);
+        let others = others.map(|(_, set)| set.bytes()).sum::<u64>();
+        others.saturating_add(self.set(name).bytes_with(Some(tensors)))
+    }
+
+    /// Gives up all pins. Returns what is not held any more.
+    fn unpin(&mut self) -> Vec<Arc<SetVersion>> {
+        self.sets.values_mut().flat_map(|set| mem::take(&mut set.pinned)).collect()
+    }
+
     fn set(&mut self, name: &str) -> &mut CommittedSet {
         self.sets.entry(name.into()).or_default()
     }
