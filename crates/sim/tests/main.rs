@@ -39,6 +39,7 @@ mod reconnect;
 mod refusals;
 mod seeds;
 mod select;
+mod sets;
 #[cfg(feature = "planted-bugs")]
 mod shrinking;
 mod stops;

@@ -22,6 +22,7 @@ mod rdma;
 mod replaced;
 mod restart;
 mod rogue;
+mod sets;
 mod soak;
 mod stop;
 mod storm;
