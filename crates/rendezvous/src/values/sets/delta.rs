@@ -176,7 +176,7 @@ fn lanes<const WIDTH: usize>(word: u64) -> u64 {
         4 => (0x7fff_ffff_7fff_ffff, 1 << 62 | 1 << 31, 32),
         _ => return u64::from(word != 0),
     };
-    let high = ((word & low) + low | word) & !low;
+    let high = (((word & low) + low) | word) & !low;
     (high >> (bits - 1)).wrapping_mul(gather) >> (64 - 64 / bits)
 }
 
