@@ -225,6 +225,11 @@ impl PeerSet {
 }
 
 impl Link {
+    /// Whether another connection has taken the place of this one.
+    pub(super) fn is_replaced(&self) -> bool {
+        matches!(self, Self::Connected(connection) if connection.protocol.is_retired())
+    }
+
     /// Whether the peer lends its memory for views.
     fn lends(&self, sharing: Sharing) -> bool {
         match self {

@@ -15,7 +15,7 @@ use tensorwire_protocol::{Code, Wanted};
 use crate::{
     error::{PeerLoss, WorkerError},
     sets::{
-        fetching::{Moved, NotMoved, PeerSet},
+        fetching::{Link, Moved, NotMoved, PeerSet},
         snapshot::Snapshot,
     },
     values::{
@@ -247,8 +247,16 @@ impl Place {
     async fn attempt(&mut self) -> Result<Option<Moved>, NotMoved> {
         check_published(self.set.name())?;
         let link = self.set.link().await?;
+        match self.attempt_over(&link).await {
+            // The peer is not lost.
+            Err(NotMoved::Failed(WorkerError::PeerLost { .. })) if link.is_replaced() => Ok(None),
+            attempted => attempted,
+        }
+    }
+
+    async fn attempt_over(&mut self, link: &Link) -> Result<Option<Moved>, NotMoved> {
         let (incarnation, version) = (self.incarnation, self.floor.unwrap_or_default());
-        let head = self.set.head(&link, Wanted::NewerThan { incarnation, version }).await?;
+        let head = self.set.head(link, Wanted::NewerThan { incarnation, version }).await?;
         self.pause = Duration::ZERO;
         let is_restarted = self.incarnation != head.incarnation();
         self.incarnation = head.incarnation();
@@ -260,7 +268,7 @@ impl Place {
             };
         }
         let target = self.target(&head)?;
-        let moved = self.set.moved(&link, (&head, &target), self.held.as_ref()).await?;
+        let moved = self.set.moved(link, (&head, &target), self.held.as_ref()).await?;
         Ok(Some(moved))
     }
 
