@@ -6,7 +6,6 @@ use tensorwire_fabric::Board;
 
 use crate::{
     ring::{OwnPage, PeerPage},
-    sync::{Ordering, fence},
     words,
 };
 
@@ -26,9 +25,6 @@ impl Board for ShmBoard {
     fn publish(&self, at: usize, words: &[u64]) {
         let Some((first, rest)) = words.split_first() else { return };
         let place = |(index, word): (usize, &u64)| (self.own.board(at + 1 + index), *word);
-        // A thread of the peer may still read the words that these replace, because another one has taken them. If it reads one of
-        // these, it also sees that.
-        fence(Ordering::Release);
         words::publish(self.own.board(at), rest.iter().enumerate().map(place), *first);
     }
 

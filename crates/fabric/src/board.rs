@@ -15,8 +15,7 @@ pub const LINE_WORDS: usize = 8;
 /// are taken modulo [`BOARD_WORDS`]; multiples of [`LINE_WORDS`] begin a cache line. At the beginning all words are 0.
 pub trait Board: Send + Sync + fmt::Debug + 'static {
     /// Stores words of this side's board from position `at` on. The first becomes visible last: a peer that
-    /// [reads](Self::peer) it can read the others, too. A peer that reads one of them can also read what this side had read before. Two
-    /// threads never write the same word at once.
+    /// [reads](Self::peer) it can read the others, too. Two threads never write the same word at once.
     fn publish(&self, at: usize, words: &[u64]);
 
     /// Stores a word of this side's board. The store is ordered after this side's earlier reads of the peer's board,

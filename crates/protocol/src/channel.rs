@@ -228,34 +228,7 @@ pub trait Channel: Send + Sync + 'static {
     fn take_back(&self, lent: Self::Lent, end: LentEnd);
 }
 
-/// Longest note in a mailbox, in bytes.
-pub const MAIL_BYTES_MAX: usize = 112;
-
-/// A note that was [read](Mailbox::peek) in a mailbox.
-#[derive(Debug, Clone)]
-pub struct Mail {
-    /// Its number among those of the mailbox.
-    pub number: u64,
-    /// Its channel and lane.
-    pub place: (u64, u16),
-    /// How many of the bytes it has.
-    pub length: usize,
-    /// Its bytes, and others behind them.
-    pub content: [u8; MAIL_BYTES_MAX],
-}
-
-impl Mail {
-    /// No note.
-    pub const EMPTY: Self = Self { number: 0, place: (0, 0), length: 0, content: [0; MAIL_BYTES_MAX] };
-
-    /// The bytes of the note.
-    pub fn bytes(&self) -> &[u8] {
-        self.content.get(..self.length).unwrap_or_default()
-    }
-}
-
-/// Where short notes travel between two workers of one host. `put`, `take`, `take_peeked` and `park` are called with the connection
-/// locked.
+/// Where notes travel between two workers of one host. `put`, `take` and `park` are called with the connection locked.
 pub trait Mailbox: Send + Sync {
     /// Puts a note of `parts` for the peer into a lane of a channel. It follows `messages` notes by message. False if there is no room for
     /// it.
@@ -264,14 +237,8 @@ pub trait Mailbox: Send + Sync {
     /// Whether the peer's next note is here and follows `messages` notes by message.
     fn has_next(&self, messages: u64) -> bool;
 
-    /// Reads the note that [`has_next`](Self::has_next) finds. It stays the next.
-    fn peek(&self, messages: u64, into: &mut Mail) -> bool;
-
     /// Takes the note that [`has_next`](Self::has_next) finds.
     fn take(&self, messages: u64) -> Option<Note>;
-
-    /// Takes the note that was [read](Self::peek), if it is still the next.
-    fn take_peeked(&self, mail: &Mail) -> bool;
 
     /// Has the peer wake this side for its next note in a lane. The caller looks once more.
     fn park(&self, lane: u16);

@@ -44,10 +44,7 @@ pub mod text;
 pub mod validation;
 pub mod wire;
 
-pub use channel::{
-    Allocator, Channel, ChannelError, LentEnd, MAIL_BYTES_MAX, Mail, Mailbox, RecordSlot, RingSpan, Source,
-    Take,
-};
+pub use channel::{Allocator, Channel, ChannelError, LentEnd, Mailbox, RecordSlot, RingSpan, Source, Take};
 pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE, NoteChannel, PutNote};
 pub use counters::Counters;
 pub use credit::{Agreed, Depths, Mode, Parameters};

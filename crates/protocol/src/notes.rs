@@ -85,14 +85,6 @@ impl NoteChannels {
         Ok(Some(lane.take_in(note.bytes).into_iter().collect()))
     }
 
-    /// Takes the next note of a lane if it has these bytes. Returns whether it has; `None` if the lane has no note.
-    pub(crate) fn take_if(&mut self, place: Place, bytes: &[u8]) -> Option<bool> {
-        let untaken = &mut self.lane(place)?.untaken;
-        let is_it = untaken.front()?[..] == *bytes;
-        untaken.drain(..usize::from(is_it));
-        Some(is_it)
-    }
-
     /// The next note of a lane.
     pub(crate) fn take(&mut self, place: Place) -> Option<EagerContent> {
         self.lane(place)?.untaken.pop_front()

@@ -23,8 +23,8 @@ const CHANNELS: u64 = 3;
 const OPENINGS: usize = 4;
 const LANES: u16 = 3;
 
-/// Bytes of a note: in the mailbox, just so, and by message.
-const LENGTHS: [usize; 4] = [2, 60, 112, 113];
+/// Bytes of a note: in one box of the mailbox, in two, and in so many that few have room, and the next goes by message.
+const LENGTHS: [usize; 4] = [2, 60, 113, Notes::BYTES_MAX];
 
 async fn worker(node: &Node, kind: FabricKind) -> Worker {
     let builder = builder(node, &format!("/job:{}/replica:0/task:0", &node.address()[..4]));

@@ -1,40 +1,28 @@
 //! Reductions: elements of all ranks, combined in place.
 
 use std::{
-    collections::BTreeSet,
     fmt, mem,
     pin::Pin,
-    slice,
     task::{Context, Poll},
     time::Duration,
 };
 
-use futures::future::try_join_all;
-use smallvec::SmallVec;
 use tensorwire_fabric::BoxFuture;
 use tensorwire_protocol::DataType;
-use tensorwire_rendezvous::Element;
+use tensorwire_rendezvous::{Element, Tensor};
 use zerocopy::{FromBytes, IntoBytes as _};
 
-use super::{
-    broadcast::check_root,
-    combination::Combination,
-    running::{exchange, in_order_of_ranks, replace, run},
-    views,
-};
+use super::{broadcast::check_root, combination::Combination, running::run, views};
 use crate::{
     call::{Call, CallKind, hash_of_numbers},
     error::GroupError,
     group::{
-        Group, barrier,
-        calling::{Arrived, Calling, Ranks},
+        Group,
+        calling::{Calling, Ranks},
     },
     reduction::Reduction,
-    schedule::{self, Algorithm, Plan, Turn},
+    schedule::{self, Algorithm, Plan, Plans},
 };
-
-/// The longest values that are exchanged at once if the other ranks make the call at the same time.
-const SHORTEST_BYTES_MAX: usize = 64;
 
 /// A call that combines elements of all ranks in place, made by [`Group::all_reduce`], [`Group::reduce`] and
 /// [`Group::reduce_scatter`]. It has its number, and sends nothing until it is awaited. Only before that can it be changed.
@@ -230,7 +218,7 @@ impl<'a> Request<'a> {
         let Self { calling, bytes, dtype, reduction, algorithm, .. } = self;
         let is_short = calling.call.kind == CallKind::AllReduce
             && *algorithm == Some(Algorithm::Exchange)
-            && bytes.len() <= SHORTEST_BYTES_MAX;
+            && calling.is_short(bytes.len());
         if !is_short || calling.is_refused() {
             return None;
         }
@@ -247,7 +235,7 @@ impl<'a> Request<'a> {
                 .complete(
                     way.is_compared(&calling),
                     || way.peers(&calling),
-                    combination.follow(&calling, &way, bytes),
+                    combination.follow(&calling, &way, None, bytes),
                 )
                 .await
         })
@@ -258,36 +246,34 @@ impl<'a> Request<'a> {
 pub(super) enum Way {
     /// This is the only rank.
     Alone,
-    /// Directly between all ranks, in one step.
-    Exchange,
-    /// In place, where all ranks read them.
+    /// In place, where each rank reads all values of the others.
+    Shared,
+    /// In place, where each rank reads its part of all values, and then the results of the others.
     Views,
-    /// By [doubling](schedule::rounds).
-    Doubling,
-    /// By a plan.
-    Plan(Plan),
-    /// By the plans of [`combine_and_collect`](schedule::hierarchical::combine_and_collect).
-    OverHosts([Plan; 2]),
+    /// By messages.
+    Plans(Plans),
 }
 
 impl Way {
     /// Whether its first messages compare the call. The plans of an all-reduce of two ranks have messages both ways.
     pub(super) fn is_compared(&self, calling: &Calling) -> bool {
         let is_for_all = matches!(calling.call.kind, CallKind::AllReduce | CallKind::AllReduceTensors);
-        !matches!(self, Self::Plan(_) | Self::OverHosts(_)) || is_for_all && calling.size() == 2
+        let algorithm = Algorithm::of_number(calling.call.algorithm);
+        let compares = matches!(algorithm, Some(Algorithm::Exchange | Algorithm::Doubling));
+        !matches!(self, Self::Plans(_)) || is_for_all && (compares || calling.size() == 2)
     }
 
     /// The ranks with which this one has messages.
     pub(super) fn peers(&self, calling: &Calling) -> Ranks {
-        let of_plans = |plans: &[Plan]| {
-            plans.iter().flat_map(Plan::peers).collect::<BTreeSet<_>>().into_iter().collect()
-        };
         match self {
             Self::Alone => Ranks::new(),
-            Self::Exchange | Self::Views => calling.others().collect(),
-            Self::Doubling => barrier::peers(calling),
-            Self::Plan(plan) => of_plans(slice::from_ref(plan)),
-            Self::OverHosts(plans) => of_plans(plans),
+            Self::Shared | Self::Views => calling.others().collect(),
+            Self::Plans(Plans { wide, plan }) => {
+                let mut peers: Ranks = wide.iter().chain([plan]).flat_map(Plan::peers).collect();
+                peers.sort_unstable();
+                peers.dedup();
+                peers
+            }
         }
     }
 }
@@ -295,148 +281,72 @@ impl Way {
 impl Combination<'_> {
     /// The way of the values of a call, which have `bytes` bytes.
     pub(super) fn way(&self, calling: &Calling, bytes: usize, algorithm: Algorithm, counts: &[usize]) -> Way {
-        let (rank, size, count) = (calling.rank(), calling.size(), bytes / self.width.max(1));
-        let segment = schedule::SEGMENT_BYTES / self.width.max(1);
-        let plan = match calling.call.kind {
+        let (rank, size, width) = (calling.rank(), calling.size(), self.width.max(1));
+        let (count, rounds_once) = (bytes / width, self.rounds_once());
+        Way::Plans(match calling.call.kind {
             // Wrong arguments make no plan.
             _ if size == 1 || calling.is_refused() => return Way::Alone,
             CallKind::Reduce => {
-                schedule::reduce_plan(rank, size, count, self.width, calling.root(), self.rounds_once())
+                schedule::reduce_plan(rank, size, count, width, calling.root(), rounds_once).into()
             }
-            CallKind::ReduceScatter if self.rounds_once() => {
-                schedule::direct::reduce_scatter(rank, size, counts, segment)
+            CallKind::ReduceScatter if rounds_once => {
+                schedule::direct::reduce_scatter(rank, size, counts, schedule::SEGMENT_BYTES / width).into()
             }
-            CallKind::ReduceScatter => schedule::ring::reduce_scatter(rank, size, counts),
-            _ => match algorithm {
-                Algorithm::Exchange => return Way::Exchange,
-                Algorithm::Views => return Way::Views,
-                Algorithm::Doubling => return Way::Doubling,
-                Algorithm::Hierarchical if self.rounds_once() => {
-                    let segment = schedule::SEGMENT_BYTES / size_of::<f32>();
-                    let hosts = calling.hosts();
-                    return Way::OverHosts(schedule::hierarchical::combine_and_collect(
-                        rank, hosts, count, segment,
-                    ));
-                }
-                _ => {
-                    let hosts = calling.hosts();
-                    let plan = schedule::plan(algorithm, rank, hosts, count, self.width, self.rounds_once());
-                    plan.unwrap_or_default()
-                }
-            },
-        };
-        Way::Plan(plan)
+            CallKind::ReduceScatter => schedule::ring::reduce_scatter(rank, size, counts).into(),
+            _ if algorithm == Algorithm::Views => return Way::Views,
+            _ if algorithm == Algorithm::Exchange && calling.is_on_one_host() && !calling.is_short(bytes) => {
+                return Way::Shared;
+            }
+            _ => schedule::plans(algorithm, rank, calling.hosts(), count, width, rounds_once),
+        })
     }
 
-    /// Combines `bytes` of all ranks in place.
+    /// Combines `bytes` of all ranks in place. They are those of `own`, if that is a message.
     pub(super) async fn follow(
         &self,
         calling: &Calling,
         way: &Way,
+        own: Option<&Tensor>,
         bytes: &mut [u8],
     ) -> Result<(), GroupError> {
+        // Boxed: moving a future large enough for these would take longer than a short call.
         match way {
             Way::Alone => {
                 self.reduction.finish(self.dtype, bytes, 1);
                 Ok(())
             }
-            Way::Exchange if calling.is_short(bytes.len()) => self.exchange_short(calling, bytes).await,
-            // Boxed: moving a future large enough for these would take longer than a short call.
-            Way::Exchange => Box::pin(self.exchange_long(calling, bytes)).await,
-            Way::Views => Box::pin(views::all_reduce(calling, self, bytes)).await,
-            Way::Doubling => Box::pin(self.double(calling, bytes)).await,
-            Way::Plan(plan) => Box::pin(self.by_plan(calling, plan, bytes)).await,
-            Way::OverHosts(plans) => Box::pin(self.over_hosts(calling, plans, bytes)).await,
+            Way::Shared => {
+                let own = match own {
+                    Some(own) => own.clone(),
+                    None => calling.message(bytes).await?,
+                };
+                Box::pin(views::exchange(calling, self, own, bytes)).await
+            }
+            Way::Views => Box::pin(views::all_reduce(calling, self, own, bytes)).await,
+            Way::Plans(plans) => self.run(calling, plans, own, bytes).await,
         }
     }
 
-    async fn exchange_long(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
-        if calling.is_on_one_host() {
-            let own = calling.message(bytes).await?;
-            return views::exchange(calling, self, own, bytes).await;
-        }
-        exchange(calling, self, None, bytes).await
-    }
-
-    async fn by_plan(&self, calling: &Calling, plan: &Plan, bytes: &mut [u8]) -> Result<(), GroupError> {
-        run(calling, self, plan, bytes).await?;
-        // Those that are rounded once were divided before.
-        if !self.rounds_once() {
-            self.reduction.finish(self.dtype, bytes, calling.size());
-        }
-        Ok(())
-    }
-
-    /// [`Algorithm::Hierarchical`] for elements that are rounded once: 32-bit floats until all are combined.
-    async fn over_hosts(
+    async fn run(
         &self,
         calling: &Calling,
-        [combine, collect]: &[Plan; 2],
+        Plans { wide, plan }: &Plans,
+        own: Option<&Tensor>,
         bytes: &mut [u8],
     ) -> Result<(), GroupError> {
-        let count = bytes.len() / self.width;
-        let (mut wide, combination) = (calling.buffer(count * size_of::<f32>()).await?, self.wide());
-        self.reduction.widen(self.dtype, &mut wide, &[bytes]);
-        run(calling, &combination, combine, &mut wide).await?;
-        self.reduction.narrow(self.dtype, bytes, &wide, calling.size());
-        run(calling, self, collect, bytes).await
-    }
-
-    /// Combines by [doubling](schedule::rounds). Elements that are rounded once are 32-bit floats until all are combined.
-    async fn double(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
-        if !self.rounds_once() {
-            self.double_in(calling, bytes).await?;
-            self.reduction.finish(self.dtype, bytes, calling.size());
+        let Some(first) = wide else {
+            run(calling, self, plan, own, bytes).await?;
+            if !plan.combines_all_at_once() {
+                self.reduction.finish(self.dtype, bytes, calling.size());
+            }
             return Ok(());
-        }
-        let mut wide = SmallVec::<[u8; 256]>::from_elem(0, bytes.len() / self.width * size_of::<f32>());
+        };
+        let count = bytes.len() / self.width;
+        let mut wide = calling.buffer(count * size_of::<f32>()).await?;
         self.reduction.widen(self.dtype, &mut wide, &[bytes]);
-        self.wide().double_in(calling, &mut wide).await?;
+        run(calling, &self.wide(), first, None, &mut wide).await?;
         self.reduction.narrow(self.dtype, bytes, &wide, calling.size());
-        Ok(())
-    }
-
-    /// As [`double`](Self::double), in the precision of the elements, and without the division of a mean.
-    async fn double_in(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
-        for round in calling.rounds() {
-            if round.sends() {
-                calling.send(round.with, bytes).await?;
-            }
-            if round.turn == Turn::Send {
-                continue;
-            }
-            let arrived = calling.receive(round.with, bytes.len()).await?;
-            match round.turn {
-                Turn::ExchangeHigher => self.reduction.fold(self.dtype, bytes, arrived.bytes())?,
-                Turn::ReceiveResult => replace(true, bytes, arrived.bytes()),
-                _ => {
-                    let own: SmallVec<[u8; 256]> = SmallVec::from_slice(bytes);
-                    self.reduction.fold_into(self.dtype, bytes, arrived.bytes(), &own)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// As [`exchange`], with the elements in the message of the call header.
-    async fn exchange_short(&self, calling: &Calling, bytes: &mut [u8]) -> Result<(), GroupError> {
-        for to in calling.others() {
-            calling.send_short(to, bytes).await?;
-        }
-        if calling.size() == 2 {
-            let arrived = calling.receive_short(1 - calling.rank(), bytes.len()).await?;
-            return self.combine(calling, bytes, &[arrived]);
-        }
-        let receives = calling.others().map(|from| calling.receive_short(from, bytes.len()));
-        let arrived = try_join_all(receives).await?;
-        self.combine(calling, bytes, &arrived)
-    }
-
-    /// Combines the own elements with those that have `arrived` from the others, in the order of the ranks.
-    fn combine(&self, calling: &Calling, bytes: &mut [u8], arrived: &[Arrived]) -> Result<(), GroupError> {
-        let own: SmallVec<[u8; 64]> = SmallVec::from_slice(bytes);
-        let inputs = in_order_of_ranks(calling, &own, arrived, 0..own.len());
-        self.fold_all(bytes, &inputs)
+        run(calling, self, plan, None, bytes).await
     }
 }
 

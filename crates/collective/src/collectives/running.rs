@@ -1,14 +1,11 @@
-//! Runs a plan, or an exchange, which needs none: sends and receives elements, and combines those that arrive.
+//! Runs a plan: sends and receives elements, and combines those that arrive.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    ops::Range,
-    pin::Pin,
-};
+use std::{mem, ops::Range, pin::Pin};
 
 use futures::{
+    future::try_join_all,
     poll,
-    stream::{self, BoxStream, Peekable, Stream, StreamExt as _},
+    stream::{self, BoxStream, Peekable, StreamExt as _},
 };
 use smallvec::SmallVec;
 use tensorwire_memory::{
@@ -21,7 +18,7 @@ use super::combination::Combination;
 use crate::{
     error::GroupError,
     group::calling::{Arrived, Calling, message_of},
-    schedule::{AHEAD, Arrival, Plan, SEGMENT_BYTES, segments},
+    schedule::{AHEAD, Arrival, Exchange, Plan},
 };
 
 /// From this size on, counted for all ranks of a host together, results leave the last cache before the call is complete. They are
@@ -32,32 +29,33 @@ const PAST_CACHES_BYTES_MIN: usize = 16 << 20;
 /// The messages of the other ranks, in the order in which they are requested.
 type Incoming<'a> = Peekable<BoxStream<'a, Result<Arrived, GroupError>>>;
 
-/// The messages of `receives`, in this order. Requests the first `ahead` of them at once, before this rank sends anything: a
-/// rank that combines answers no request until it is done.
-async fn requested<'a, F>(receives: impl Stream<Item = F> + Send + 'a, ahead: usize) -> Incoming<'a>
-where
-    F: Future<Output = Result<Arrived, GroupError>> + Send + 'a,
-{
-    let mut incoming = receives.buffered(ahead).boxed().peekable();
+/// The messages of `plan`, in its order. Requests the first ones at once, before this rank sends anything: a rank that combines answers
+/// no request until it is done.
+async fn requested<'a>(calling: &'a Calling, plan: &'a Plan, width: usize) -> Incoming<'a> {
+    let receives = plan.exchanges.iter().flat_map(|exchange| exchange.receive.iter());
+    let receives = receives.map(move |(from, range, _)| calling.receive(*from, range.len() * width));
+    let ahead = if plan.combines_all_at_once() { 2 * (calling.size() - 1) } else { 0 };
+    let mut incoming = stream::iter(receives).buffered(ahead.max(AHEAD)).boxed().peekable();
     // A message that has arrived already stays in the stream.
     let _ = poll!(Pin::new(&mut incoming).peek());
     incoming
 }
 
 /// Messages with what a later exchange sends: received messages, and combinations of them. Sending them takes no copy.
-struct Forwarded {
+struct Forwarded<'plan> {
+    plan: &'plan Plan,
     messages: Vec<(Range<usize>, Tensor)>,
-    /// The last exchange that sends a range.
-    last_sends: HashMap<Range<usize>, usize>,
 }
 
-impl Forwarded {
-    fn of(plan: &Plan) -> Self {
-        let exchanges = plan.exchanges.iter().enumerate();
-        let sends =
-            exchanges.flat_map(|(number, exchange)| exchange.send.iter().map(move |send| (number, send)));
-        let last_sends = sends.map(|(number, (_, range))| (range.clone(), number)).collect();
-        Self { messages: Vec::new(), last_sends }
+impl<'plan> Forwarded<'plan> {
+    fn of(plan: &'plan Plan) -> Self {
+        Self { plan, messages: Vec::new() }
+    }
+
+    /// Whether an exchange after `number` sends exactly the elements of `range`.
+    fn is_sent_after(&self, number: usize, range: &Range<usize>) -> bool {
+        let later = self.plan.exchanges.get(number + 1..).unwrap_or_default();
+        later.iter().flat_map(|exchange| &exchange.send).any(|(_, sent)| sent == range)
     }
 
     /// The message with exactly the elements of `range`, if there is one.
@@ -67,15 +65,16 @@ impl Forwarded {
 
     /// Exchange `number` was sent: drops what no later one sends.
     fn sent(&mut self, number: usize) {
-        let Self { messages, last_sends } = self;
-        messages.retain(|(range, _)| last_sends.get(range).is_some_and(|last| *last > number));
+        let mut messages = mem::take(&mut self.messages);
+        messages.retain(|(range, _)| self.is_sent_after(number, range));
+        self.messages = messages;
     }
 
     /// Exchange `number` has changed `range`. `message` has its elements.
     fn changed(&mut self, number: usize, range: &Range<usize>, message: Option<Tensor>) {
         self.messages.retain(|(of, _)| of.end <= range.start || range.end <= of.start);
-        let is_sent = self.last_sends.get(range).is_some_and(|last| *last > number);
-        self.messages.extend(message.filter(|_| is_sent).map(|message| (range.clone(), message)));
+        let message = message.filter(|_| self.is_sent_after(number, range));
+        self.messages.extend(message.map(|message| (range.clone(), message)));
     }
 }
 
@@ -103,20 +102,69 @@ async fn send(
     Ok(())
 }
 
-/// Runs `plan` on `bytes`, the elements of a call.
+/// Runs `plan` on `bytes`, the elements of a call. They are those of `own`, which are sent without a copy until they change.
 pub(super) async fn run(
+    calling: &Calling,
+    combination: &Combination<'_>,
+    plan: &Plan,
+    own: Option<&Tensor>,
+    bytes: &mut [u8],
+) -> Result<(), GroupError> {
+    // Boxed: moving the future of the other would take longer than a short call.
+    if calling.is_short(bytes.len()) && plan.receives_one_of_each() {
+        Box::pin(run_noted(calling, combination, plan, bytes)).await
+    } else {
+        Box::pin(run_requested(calling, combination, plan, own, bytes)).await
+    }
+}
+
+/// As [`run`], for a plan whose messages come with the call header and need no request.
+async fn run_noted(
     calling: &Calling,
     combination: &Combination<'_>,
     plan: &Plan,
     bytes: &mut [u8],
 ) -> Result<(), GroupError> {
+    let width = combination.width;
+    let in_bytes = |elements: &Range<usize>| elements.start * width..elements.end * width;
+    for Exchange { send, receive } in &plan.exchanges {
+        for (to, range) in send {
+            calling.send(*to, bytes.get(in_bytes(range)).unwrap_or_default()).await?;
+        }
+        let arrives =
+            |(from, range, _): &(usize, Range<usize>, Arrival)| calling.receive(*from, range.len() * width);
+        let arrived: SmallVec<[Arrived; 1]> = match receive.as_slice() {
+            [only] => [arrives(only).await?].into(),
+            several => try_join_all(several.iter().map(arrives)).await?.into(),
+        };
+        for ((_, range, arrival), one) in receive.iter().zip(&arrived) {
+            let own = bytes.get_mut(in_bytes(range)).unwrap_or_default();
+            if *arrival == Arrival::FoldAll {
+                combine_all(calling, combination, own, &arrived)?;
+                break;
+            }
+            take_in(combination, *arrival, own, one.bytes(), true)?;
+        }
+    }
+    Ok(())
+}
+
+async fn run_requested(
+    calling: &Calling,
+    combination: &Combination<'_>,
+    plan: &Plan,
+    own: Option<&Tensor>,
+    bytes: &mut [u8],
+) -> Result<(), GroupError> {
     let (width, are_cached) = (combination.width, stay_cached(calling, bytes.len()));
     let in_bytes = |elements: &Range<usize>| elements.start * width..elements.end * width;
-    let receives = plan.exchanges.iter().flat_map(|exchange| exchange.receive.iter());
-    let receives = receives.map(|(from, range, _)| calling.receive(*from, range.len() * width));
-    let ahead = if plan.combines_all_at_once() { 2 * (calling.size() - 1) } else { 0 };
-    let mut incoming = requested(stream::iter(receives), ahead.max(AHEAD)).await;
+    let mut incoming = requested(calling, plan, width).await;
     let mut forwarded = Forwarded::of(plan);
+    if let Some(own) = own {
+        for (range, sent) in plan.sent().map(|range| (range, own.buf().slice(in_bytes(range)))) {
+            forwarded.messages.push((range.clone(), message_of(sent.unwrap_or_else(Buf::empty))?));
+        }
+    }
     let mut unsent = plan.exchanges.iter().enumerate().peekable();
     for (number, exchange) in plan.exchanges.iter().enumerate() {
         while let Some((next, exchange)) = unsent.next_if(|(next, _)| may_be_sent(plan, number, *next)) {
@@ -132,69 +180,30 @@ pub(super) async fn run(
             let arrived = incoming.next().await.unwrap_or(Ok(Arrived::EMPTY))?;
             let own = bytes.get_mut(in_bytes(range)).unwrap_or_default();
             let message = match arrival {
-                Arrival::Fold => {
-                    combination.reduction.fold(combination.dtype, own, arrived.bytes())?;
-                    None
-                }
                 Arrival::FoldAll => {
                     arrived_together.push(arrived);
                     if arrived_together.len() < exchange.receive.len() {
                         continue;
                     }
-                    let all = in_order_of_ranks(calling, own, &arrived_together, 0..own.len());
-                    let result = combined_of_all(calling, combination, &all).await?;
-                    drop(all);
-                    replace(are_cached, own, result.bytes());
-                    Some(result)
+                    if forwarded.is_sent_after(number, range) {
+                        let all = in_order_of_ranks(calling, own, &arrived_together, 0..own.len());
+                        let result = combined_of_all(calling, combination, &all).await?;
+                        drop(all);
+                        replace(are_cached, own, result.bytes());
+                        Some(result)
+                    } else {
+                        combine_all(calling, combination, own, &arrived_together)?;
+                        None
+                    }
                 }
                 Arrival::Pass => Some(combined(calling, combination, own, arrived.bytes()).await?),
-                Arrival::Replace => {
-                    replace(are_cached, own, arrived.bytes());
-                    arrived.into_own_tensor()
+                _ => {
+                    take_in(combination, *arrival, own, arrived.bytes(), are_cached)?;
+                    arrived.into_own_tensor().filter(|_| *arrival == Arrival::Replace)
                 }
             };
             forwarded.changed(number, range, message);
         }
-    }
-    Ok(())
-}
-
-/// Every rank sends its elements to all others, a segment at a time, and combines all into `bytes`, in the order of the ranks. Its
-/// own elements are those of `own`, which are sent without a copy, or else those of `bytes`.
-pub(super) async fn exchange(
-    calling: &Calling,
-    combination: &Combination<'_>,
-    own: Option<&Tensor>,
-    bytes: &mut [u8],
-) -> Result<(), GroupError> {
-    let length = bytes.len();
-    let segments = || segments(&(0..length), SEGMENT_BYTES);
-    let receives = segments().flat_map(|at| calling.others().map(move |from| (from, at.len())));
-    let receives = receives.map(|(from, length)| calling.receive(from, length));
-    let others = calling.size() - 1;
-    let mut incoming = requested(stream::iter(receives.collect::<Vec<_>>()), AHEAD * others).await;
-    let (mut unsent, mut sent) = (segments(), VecDeque::new());
-    for at in segments() {
-        while sent.len() < AHEAD
-            && let Some(next) = unsent.next()
-        {
-            let message = match own {
-                Some(own) => message_of(own.buf().slice(next).unwrap_or_else(Buf::empty))?,
-                None => calling.message(&bytes[next]).await?,
-            };
-            for to in calling.others() {
-                calling.send_tensor(to, message.clone()).await?;
-            }
-            sent.push_back(message);
-        }
-        let mut arrived = SmallVec::<[Arrived; 8]>::new();
-        for _ in 0..others {
-            arrived.push(incoming.next().await.unwrap_or(Ok(Arrived::EMPTY))?);
-        }
-        let own = sent.pop_front();
-        let own = own.as_ref().map(Tensor::bytes).unwrap_or_default();
-        let inputs = in_order_of_ranks(calling, own, &arrived, 0..own.len());
-        combination.fold_all(&mut bytes[at], &inputs)?;
     }
     Ok(())
 }
@@ -220,6 +229,34 @@ async fn combined_of_all(
     let mut buffer = calling.buffer(inputs.first().map_or(0, |input| input.len())).await?;
     combination.fold_all(&mut buffer, inputs)?;
     message_of(buffer.freeze())
+}
+
+/// Stores the combination of `own` and what has `arrived` of all other ranks in `own`.
+fn combine_all(
+    calling: &Calling,
+    combination: &Combination<'_>,
+    own: &mut [u8],
+    arrived: &[Arrived],
+) -> Result<(), GroupError> {
+    let copy = SmallVec::<[u8; 256]>::from_slice(own);
+    combination.fold_all(own, &in_order_of_ranks(calling, &copy, arrived, 0..copy.len()))
+}
+
+/// Combines `own` with what has `arrived`, or replaces it.
+fn take_in(
+    combination: &Combination<'_>,
+    arrival: Arrival,
+    own: &mut [u8],
+    arrived: &[u8],
+    are_cached: bool,
+) -> Result<(), GroupError> {
+    let Combination { reduction, dtype, .. } = combination;
+    match arrival {
+        Arrival::Replace => replace(are_cached, own, arrived),
+        Arrival::FoldLower => reduction.fold_lower(*dtype, own, arrived)?,
+        _ => reduction.fold(*dtype, own, arrived)?,
+    }
+    Ok(())
 }
 
 /// Whether exchange `next` may be sent while `current` is not complete: none of the exchanges between changes what it sends.
@@ -270,7 +307,8 @@ mod tests {
     fn a_message_is_kept_until_the_last_exchange_that_sends_just_its_elements() {
         let sends = [vec![], vec![(1, 0..4), (2, 0..4)], vec![(3, 0..4)], vec![(1, 4..6)]];
         let exchanges = sends.map(|send| Exchange { send, receive: vec![] }).into();
-        let mut forwarded = Forwarded::of(&Plan { exchanges });
+        let plan = Plan { exchanges };
+        let mut forwarded = Forwarded::of(&plan);
         let message = || Some(Tensor::dead(DataType::U8, &[4]).unwrap());
         forwarded.changed(0, &(0..4), message());
         assert!(forwarded.message(&(0..4)).is_some() && forwarded.message(&(0..2)).is_none());

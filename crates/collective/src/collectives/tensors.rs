@@ -10,7 +10,7 @@ use tensorwire_memory::{
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Tensor;
 
-use super::{combination::Combination, reducing::Way, running::exchange, views};
+use super::{combination::Combination, reducing::Way};
 use crate::{
     call::{Call, CallKind, hash_of_numbers},
     error::GroupError,
@@ -178,10 +178,9 @@ async fn reduce_in(
     way: &Way,
 ) -> Result<Tensor, GroupError> {
     let (shape, bytes) = (inputs[0].shape().to_vec(), inputs[0].bytes().len());
-    let is_exchanged = matches!(way, Way::Exchange) && !calling.is_short(bytes);
-    let is_shared = is_exchanged && calling.is_on_one_host() || matches!(way, Way::Views);
+    let is_shared = matches!(way, Way::Shared | Way::Views);
     // Memory that the others cannot map would be copied once for each of them.
-    let is_copied = is_shared && calling.size() > 1 && !inputs[0].buf().block().is_some_and(Block::shareable);
+    let is_copied = is_shared && !inputs[0].buf().block().is_some_and(Block::shareable);
     if inputs.len() > 1 || is_copied {
         let mut own = calling.buffer(bytes).await?;
         combination.fold_all(&mut own, &inputs.iter().map(Tensor::bytes).collect::<Vec<_>>())?;
@@ -192,15 +191,9 @@ async fn reduce_in(
         return Ok(own);
     }
     let mut output = calling.buffer(bytes).await?;
-    if matches!(way, Way::Views) {
-        views::all_reduce_shared(calling, combination, &own, &mut output).await?;
-    } else if is_exchanged && is_shared {
-        views::exchange(calling, combination, own, &mut output).await?;
-    } else if is_exchanged {
-        exchange(calling, combination, Some(&own), &mut output).await?;
-    } else {
+    if !is_shared {
         copy_bytes(&mut output, own.bytes(), CopyReason::Local);
-        combination.follow(calling, way, &mut output).await?;
     }
+    combination.follow(calling, way, Some(&own), &mut output).await?;
     Ok(Tensor::new(output, combination.dtype, &shape)?)
 }

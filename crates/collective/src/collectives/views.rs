@@ -40,33 +40,47 @@ pub(super) async fn exchange(
     Ok(())
 }
 
-/// Combines `bytes` of all ranks in place. They are copied once, into memory that the others can map.
+/// Stores the combination of all ranks' values in `bytes`. Those of this rank are `bytes`, which are copied once into memory that the others
+/// can map, or those of `input`, which the others read in place.
 pub(super) async fn all_reduce(
     calling: &Calling,
     combination: &Combination<'_>,
+    input: Option<&Tensor>,
     bytes: &mut [u8],
 ) -> Result<(), GroupError> {
-    let segments = Segments::new(bytes.len(), combination.width, calling.size());
+    let segments = Segments::new(bytes.len(), combination.width, calling.size(), input.is_some());
     let (own, count, mut offers) = (calling.rank(), segments.count(), Offers::new(calling));
     if count == 0 {
         return Ok(());
     }
-    let mut content = calling.buffer(segments.content_bytes(0, own)).await?;
-    copy_values(&segments, (0, own), bytes, &mut content);
-    offers.offer(message_of(content.freeze())?).await?;
+    let are_cached = stay_cached(calling, bytes.len());
+    let whole = match input {
+        Some(input) => Some(calling.offer(input.clone()).await?),
+        None => {
+            let mut content = calling.buffer(segments.content_bytes(0, own)).await?;
+            copy_values(&segments, (0, own), bytes, &mut content);
+            offers.offer(message_of(content.freeze())?).await?;
+            None
+        }
+    };
     let mut values = offers.next(|from| segments.content_bytes(0, from)).await?;
     for number in 0..count {
         let mut content = calling.buffer(segments.content_bytes(number + 1, own)).await?;
-        let part = &mut bytes[segments.part(number, own)];
+        let part = segments.part(number, own);
         let others = calling.others().zip(&values);
         let others: Vec<_> =
             others.map(|(from, value)| bytes_at(value, segments.value(number, from, own))).collect();
-        // The combination has just read the part, so it is in the caches.
-        combine(calling, combination, (None, &others), (part, &mut content), true)?;
+        let input = input.and_then(|input| input.bytes().get(part.clone()));
+        // A part that was combined in place was just read, so it is in the caches.
+        let are_cached = are_cached || input.is_none();
+        combine(calling, combination, (input, &others), (&mut bytes[part], &mut content), are_cached)?;
         copy_values(&segments, (number + 1, own), bytes, &mut content);
         if number > 0 {
-            values = offers.next(|from| segments.content_bytes(number, from)).await?;
-            take_results(calling, &segments, number - 1, &values, bytes);
+            let arrived = offers.next(|from| segments.content_bytes(number, from)).await?;
+            take_results(calling, &segments, number - 1, &arrived, bytes);
+            if whole.is_none() {
+                values = arrived;
+            }
         }
         if number + 1 == count {
             values.clear();
@@ -74,44 +88,8 @@ pub(super) async fn all_reduce(
         offers.offer(message_of(content.freeze())?).await?;
     }
     let results = offers.next(|from| segments.content_bytes(count, from)).await?;
-    take_results(calling, &segments, count - 1, &results, bytes);
-    offers.end();
-    Ok(())
-}
-
-/// Stores the combination of all ranks' `input` in `output`, which has the same length. The others read `input` in place.
-pub(super) async fn all_reduce_shared(
-    calling: &Calling,
-    combination: &Combination<'_>,
-    input: &Tensor,
-    output: &mut [u8],
-) -> Result<(), GroupError> {
-    let segments = Segments::new(output.len(), combination.width, calling.size());
-    let (own, count, mut offers) = (calling.rank(), segments.count(), Offers::new(calling));
-    if count == 0 {
-        return Ok(());
-    }
-    let are_cached = stay_cached(calling, output.len());
-    let whole = calling.offer(input.clone()).await?;
-    let mut values = calling.next_offered(|_| input.bytes().len()).await?;
-    for number in 0..count {
-        let part = segments.part(number, own);
-        let mut result = calling.buffer(part.len()).await?;
-        let others: Vec<_> = values.iter().map(|value| bytes_at(value, part.clone())).collect();
-        let input = input.bytes().get(part.clone());
-        combine(calling, combination, (input, &others), (&mut output[part], &mut result), are_cached)?;
-        if number > 0 {
-            let results = offers.next(|from| segments.result_bytes(number, from)).await?;
-            take_results(calling, &segments, number - 1, &results, output);
-        }
-        if number + 1 == count {
-            values.clear();
-        }
-        offers.offer(message_of(result.freeze())?).await?;
-    }
-    let results = offers.next(|from| segments.result_bytes(count, from)).await?;
     drop(whole);
-    take_results(calling, &segments, count - 1, &results, output);
+    take_results(calling, &segments, count - 1, &results, bytes);
     offers.end();
     Ok(())
 }

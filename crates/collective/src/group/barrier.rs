@@ -12,10 +12,10 @@ const RECEIVED: [u8; 1] = [1];
 /// Completes when all ranks have called it. A message means that its sender and all ranks of which it has received have come.
 pub(crate) async fn meet_all(calling: &Calling) -> Result<(), GroupError> {
     for round in calling.rounds() {
-        if round.sends() {
+        if round.sends {
             calling.send(round.with, &[]).await?;
         }
-        if round.receives() {
+        if round.arrival.is_some() {
             calling.receive(round.with, 0).await?;
         }
     }
@@ -28,10 +28,10 @@ pub(crate) async fn meet_all(calling: &Calling) -> Result<(), GroupError> {
 pub(crate) async fn meet_all_acknowledged(calling: &Calling) -> Result<(), GroupError> {
     meet_all(calling).await?;
     let acknowledged = calling.rounds().map(|round| async move {
-        if round.receives() {
+        if round.arrival.is_some() {
             unless_gone(calling.send_beside_header(round.with, &RECEIVED).await)?;
         }
-        if round.sends() {
+        if round.sends {
             unless_gone(calling.receive_beside_header(round.with, RECEIVED.len()).await.map(drop))?;
         }
         Ok(())

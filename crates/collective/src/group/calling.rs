@@ -35,7 +35,7 @@ use tensorwire_memory::{
     Buf, BufMut,
     copy::{CopyReason, copy_bytes},
 };
-use tensorwire_protocol::{Code, DataType, Sharing};
+use tensorwire_protocol::{Code, DataType, EagerContent, Sharing};
 use tensorwire_rendezvous::{Notes, Tensor, WorkerError};
 use tracing::{Instrument as _, Span};
 
@@ -60,6 +60,8 @@ pub(crate) struct Calling {
     pub(crate) call: Call,
     limit: Duration,
     contacts: Mutex<Contacts>,
+    /// Notes that were taken at once, of which the call did not become complete: their ranks, and what is still to be received.
+    taken: Mutex<Vec<(usize, EagerContent)>>,
     is_complete: AtomicBool,
     /// Whether this rank polls again before it sleeps.
     is_awake: AtomicBool,
@@ -79,6 +81,8 @@ type Contacts = SmallVec<[Contact; 8]>;
 struct Contact {
     /// This rank has sent its call header, or a caller has claimed to.
     is_call_sent: bool,
+    /// Its first content was sent with that, before the call asked for it.
+    is_content_sent: bool,
     /// A receive of that rank's call header is done, or a caller has claimed it.
     is_call_requested: bool,
     /// Messages received.
@@ -103,6 +107,7 @@ impl Calling {
             call,
             limit: group.identity.limit,
             contacts: Mutex::new(SmallVec::from_elem(Contact::default(), group.size())),
+            taken: Mutex::default(),
             is_complete: AtomicBool::new(false),
             is_awake: AtomicBool::new(false),
             refused: None,
@@ -330,6 +335,12 @@ impl Calling {
         contacts.get_mut(to).is_some_and(|contact| !mem::replace(&mut contact.is_call_sent, true))
     }
 
+    /// Whether the content that is now to be sent to `to` was sent with the call header already.
+    fn was_content_sent(&self, to: usize) -> bool {
+        let mut contacts = self.contacts();
+        contacts.get_mut(to).is_some_and(|contact| mem::replace(&mut contact.is_content_sent, false))
+    }
+
     /// Whether the call header of `from` has still to be received. If so, the caller must receive it.
     fn claim_receive(&self, from: usize) -> bool {
         let mut contacts = self.contacts();
@@ -363,6 +374,8 @@ impl Calling {
                 return self.send_call(to, bytes).await;
             }
             self.send_call(to, &[]).await?;
+        } else if self.was_content_sent(to) {
+            return Ok(());
         }
         if bytes.is_empty() { Ok(()) } else { self.post(to, self.message(bytes).await?) }
     }
@@ -372,17 +385,11 @@ impl Calling {
         bytes <= schedule::JOINED_BYTES_MAX
     }
 
-    /// Sends `bytes`, which are [short](Self::is_short), with the call header. Nothing was sent to `to` before.
-    pub(crate) async fn send_short(&self, to: usize, bytes: &[u8]) -> Result<(), GroupError> {
-        if self.claim_send(to) { self.send_call(to, bytes).await } else { Ok(()) }
-    }
-
-    /// Receives `length` bytes that `from` sent with [`send_short`](Self::send_short).
-    pub(crate) async fn receive_short(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
-        self.claim_receive(from);
-        let message = self.next_note(from, true).await?;
-        self.check(from, message.bytes(), length)?;
-        Ok(Arrived { message, at: HEADER_BYTES })
+    /// Receives `length` [short](Self::is_short) bytes that `from` sent with the call header.
+    async fn receive_short(&self, from: usize, length: usize) -> Result<Arrived, GroupError> {
+        let note = self.next_note(from, true).await?;
+        self.check(from, &note, length)?;
+        Ok(Arrived { message: Received::Note(note), at: HEADER_BYTES })
     }
 
     /// Sends a tensor without a copy.
@@ -445,8 +452,8 @@ impl Calling {
     /// Receives the call header of `from` without a content, and compares it. Contents are sent and awaited at the same time, so this
     /// never looks for the header.
     async fn receive_call(&self, from: usize) -> Result<(), GroupError> {
-        let message = self.next_note(from, false).await?;
-        self.check(from, message.bytes(), 0)
+        let note = self.next_note(from, false).await?;
+        self.check(from, &note, 0)
     }
 
     /// A message with a copy of `bytes`.
@@ -466,14 +473,17 @@ impl Calling {
     }
 
     /// The next note of `from`. Polls for it only if this rank `may_look`.
-    async fn next_note(&self, from: usize, may_look: bool) -> Result<Received, GroupError> {
+    async fn next_note(&self, from: usize, may_look: bool) -> Result<EagerContent, GroupError> {
         let notes = self.channel(from).await?;
         let _awaited = Awaited::begin(self, from);
-        let note = self.await_note(notes, may_look).await.map_err(|error| self.failed(from, error))?;
+        let note = match self.taken_of(from) {
+            Some(note) => note,
+            None => self.await_note(notes, may_look).await.map_err(|error| self.failed(from, error))?,
+        };
         self.has_come(from);
         match decode_end(&note) {
             Some(status) => Err(GroupError::of_status(&self.call, from, status)),
-            None => Ok(Received::Note(note)),
+            None => Ok(note),
         }
     }
 

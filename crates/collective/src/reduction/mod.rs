@@ -4,6 +4,7 @@ mod numbers;
 
 use std::{fmt, sync::Arc};
 
+use smallvec::SmallVec;
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
 use tensorwire_protocol::DataType;
 
@@ -136,6 +137,20 @@ impl Reduction {
             Err(function) => {
                 function.combine(dtype, into, from).map_err(|why| ReductionError::User { why })?;
             }
+        }
+        Ok(())
+    }
+
+    /// As [`fold`](Self::fold), in the other order: `from` is of lower ranks.
+    pub(crate) fn fold_lower(
+        &self,
+        dtype: DataType,
+        into: &mut [u8],
+        from: &[u8],
+    ) -> Result<(), ReductionError> {
+        for (into, from) in into.chunks_mut(BLOCK_BYTES).zip(from.chunks(BLOCK_BYTES)) {
+            let own = SmallVec::<[u8; 256]>::from_slice(into);
+            self.fold_into(dtype, into, from, &own)?;
         }
         Ok(())
     }

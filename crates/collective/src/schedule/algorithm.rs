@@ -18,12 +18,12 @@ pub enum Algorithm {
     ///
     /// One step, `S·(P-1)` bytes. For two ranks this is the minimum, and one segment is combined while the next is in flight. For
     /// short values in small groups, whose time depends only on the number of steps in sequence. Ranks on one host read the values
-    /// in place. Uses no plan.
+    /// in place.
     Exchange = 1,
     /// Every rank reads the elements of the others in place.
     ///
     /// Two steps: each rank combines its part of all values, then it reads the parts of the others. No bytes are sent. For all
-    /// ranks on one host, which it needs. Uses no plan.
+    /// ranks on one host, which it needs.
     Views = 2,
     /// The ranks form a ring, and each sends only to the next one.
     ///
@@ -39,7 +39,7 @@ pub enum Algorithm {
     /// [Hensgen, Finkel and Manber 1988](https://doi.org/10.1007/BF01379320).
     ///
     /// `log2 P` steps, `S·log2 P` bytes; two more steps if `P` is not a power of two. For short values in groups in which the number
-    /// of messages counts. Uses no plan.
+    /// of messages counts.
     Doubling = 5,
     /// The ranks of each host combine, then the hosts in a ring.
     ///

@@ -1,4 +1,4 @@
-use super::{Algorithm, Plan, direct, halving_doubling, hierarchical, ring, tree};
+use super::{Algorithm, Plan, direct, doubling, halving_doubling, hierarchical, ring, tree};
 
 /// The most ranks of one host that send short values to all others in one step. In larger groups the number of messages counts more than
 /// that of steps.
@@ -63,24 +63,47 @@ fn are_alike(hosts: &[Vec<usize>]) -> bool {
     lengths().max() <= lengths().min().map(|fewest| 2 * fewest)
 }
 
-/// The plan of `rank` for an all-reduce of `count` elements of `width` bytes among the ranks of `hosts`. `None` for
-/// [`Algorithm::Exchange`], [`Algorithm::Views`] and [`Algorithm::Doubling`], which use no plan. If `rounds_once`, elements must not be
-/// rounded before all are combined.
-pub(crate) fn plan(
+/// What a rank does in a call.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Plans {
+    /// For values that are rounded once: runs first, on 32-bit floats.
+    pub(crate) wide: Option<Plan>,
+    pub(crate) plan: Plan,
+}
+
+impl From<Plan> for Plans {
+    fn from(plan: Plan) -> Self {
+        Self { wide: None, plan }
+    }
+}
+
+/// The plans of `rank` for an all-reduce of `count` elements of `width` bytes among the ranks of `hosts`. None for
+/// [`Algorithm::Views`]. If `rounds_once`, elements must not be rounded before all are combined.
+pub(crate) fn plans(
     algorithm: Algorithm,
     rank: usize,
     hosts: &[Vec<usize>],
     count: usize,
     width: usize,
     rounds_once: bool,
-) -> Option<Plan> {
+) -> Plans {
     let (size, segment) = (hosts.iter().map(Vec::len).sum(), SEGMENT_BYTES / width.max(1));
     match algorithm {
-        Algorithm::Exchange | Algorithm::Views | Algorithm::Doubling => None,
-        Algorithm::Hierarchical => Some(hierarchical::all_reduce(rank, hosts, count, segment)),
-        _ if rounds_once => Some(direct::all_reduce(rank, size, count, segment)),
-        Algorithm::Ring => Some(ring::all_reduce(rank, size, count, segment)),
-        Algorithm::HalvingDoubling => Some(halving_doubling::all_reduce(rank, size, count)),
+        Algorithm::Views => Plans::default(),
+        Algorithm::Exchange => direct::exchange(rank, size, count, segment, rounds_once).into(),
+        Algorithm::Doubling if rounds_once => {
+            Plans { wide: Some(doubling::all_reduce(rank, size, count)), plan: Plan::default() }
+        }
+        Algorithm::Doubling => doubling::all_reduce(rank, size, count).into(),
+        Algorithm::Hierarchical if rounds_once => {
+            let segment = SEGMENT_BYTES / size_of::<f32>();
+            let [combine, collect] = hierarchical::combine_and_collect(rank, hosts, count, segment);
+            Plans { wide: Some(combine), plan: collect }
+        }
+        Algorithm::Hierarchical => hierarchical::all_reduce(rank, hosts, count, segment).into(),
+        _ if rounds_once => direct::all_reduce(rank, size, count, segment).into(),
+        Algorithm::Ring => ring::all_reduce(rank, size, count, segment).into(),
+        Algorithm::HalvingDoubling => halving_doubling::all_reduce(rank, size, count).into(),
     }
 }
 
@@ -106,26 +129,44 @@ pub(crate) fn reduce_plan(
 
 #[cfg(test)]
 mod tests {
-    use super::{Algorithm, choose, plan};
-    use crate::schedule::{halving_doubling, hierarchical, ring};
+    use super::{Algorithm, Plans, choose, plans};
+    use crate::schedule::{direct, doubling, halving_doubling, hierarchical, ring};
 
     #[test]
     fn a_plan_is_that_of_its_algorithm() {
         let hosts = [vec![0, 1, 2], vec![3, 4, 5]];
-        let of = |algorithm| plan(algorithm, 3, &hosts, 1_000_000, 4, false);
-        assert_eq!(of(Algorithm::Exchange), None);
-        assert_eq!(of(Algorithm::Views), None);
-        assert_eq!(of(Algorithm::Ring), Some(ring::all_reduce(3, 6, 1_000_000, 65_536)));
-        assert_eq!(of(Algorithm::HalvingDoubling), Some(halving_doubling::all_reduce(3, 6, 1_000_000)));
-        assert_eq!(of(Algorithm::Doubling), None);
-        let two_levels = hierarchical::all_reduce(3, &hosts, 1_000_000, 65_536);
-        assert_eq!(of(Algorithm::Hierarchical), Some(two_levels));
+        let of = |algorithm| plans(algorithm, 3, &hosts, 1_000_000, 4, false);
+        assert_eq!(of(Algorithm::Exchange), direct::exchange(3, 6, 1_000_000, 65_536, false).into());
+        assert_eq!(of(Algorithm::Views), Plans::default());
+        assert_eq!(of(Algorithm::Ring), ring::all_reduce(3, 6, 1_000_000, 65_536).into());
+        assert_eq!(of(Algorithm::HalvingDoubling), halving_doubling::all_reduce(3, 6, 1_000_000).into());
+        assert_eq!(of(Algorithm::Doubling), doubling::all_reduce(3, 6, 1_000_000).into());
+        assert_eq!(
+            of(Algorithm::Hierarchical),
+            hierarchical::all_reduce(3, &hosts, 1_000_000, 65_536).into()
+        );
+    }
+
+    #[test]
+    fn values_that_are_rounded_once_are_wide_until_all_are_combined() {
+        let hosts = [vec![0, 1, 2], vec![3, 4, 5]];
+        let of = |algorithm| plans(algorithm, 3, &hosts, 1_000_000, 2, true);
+        let direct = direct::all_reduce(3, 6, 1_000_000, 131_072);
+        assert_eq!(
+            [of(Algorithm::Ring), of(Algorithm::HalvingDoubling)],
+            [(); 2].map(|()| direct.clone().into())
+        );
+        let doubled = of(Algorithm::Doubling);
+        assert_eq!(doubled.wide, Some(doubling::all_reduce(3, 6, 1_000_000)));
+        assert!(doubled.plan.exchanges.is_empty());
+        let [wide, plan] = hierarchical::combine_and_collect(3, &hosts, 1_000_000, 65_536);
+        assert_eq!(of(Algorithm::Hierarchical), Plans { wide: Some(wide), plan });
     }
 
     #[test]
     fn a_segment_of_the_ring_has_256_kib_whatever_its_elements() {
         for width in [1, 2, 4, 8, 16] {
-            let plan = plan(Algorithm::Ring, 0, &[vec![0], vec![1]], 1 << 22, width, false).unwrap();
+            let Plans { plan, .. } = plans(Algorithm::Ring, 0, &[vec![0], vec![1]], 1 << 22, width, false);
             assert_eq!(plan.exchanges[0].send[0].1.len() * width, 256 << 10);
         }
     }

@@ -6,7 +6,7 @@
 //!
 //! All ranks get copies of one result: their bits are equal. They do not depend on the parts.
 
-use super::{Arrival, Exchange, Plan, parts, ring::parts_of_counts, tree::to_root};
+use super::{Arrival, Exchange, Plan, parts, ring::parts_of_counts, segments, tree::to_root};
 use std::ops::Range;
 
 /// Every rank gets the combination of all.
@@ -22,6 +22,26 @@ pub(crate) fn all_reduce(rank: usize, size: usize, count: usize, segment: usize)
         if let Some(before) = number.checked_sub(1) {
             plan.push(parts.collect(before));
         }
+    }
+    plan
+}
+
+/// Every rank gets the combination of all in one step: it sends its elements to all others, a segment at a time.
+///
+/// Sends `count·(size-1)` elements. Two ranks combine each segment in place, unless elements must not be rounded before all are combined.
+#[must_use]
+pub(crate) fn exchange(rank: usize, size: usize, count: usize, segment: usize, rounds_once: bool) -> Plan {
+    let arrival = match (size, rank) {
+        (2, 0) if !rounds_once => Arrival::Fold,
+        (2, _) if !rounds_once => Arrival::FoldLower,
+        _ => Arrival::FoldAll,
+    };
+    let mut plan = Plan::default();
+    for range in segments(&(0..count), segment) {
+        let others = || (1..size).map(|ahead| (rank + ahead) % size);
+        let send = others().map(|other| (other, range.clone())).collect();
+        let receive = others().map(|other| (other, range.clone(), arrival)).collect();
+        plan.push(Exchange { send, receive });
     }
     plan
 }

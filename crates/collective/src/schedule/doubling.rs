@@ -11,27 +11,16 @@
 
 use smallvec::SmallVec;
 
-/// What a rank does with what it receives in a round.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// Sends all that it has.
-    Send,
-    /// Receives elements of lower ranks, and combines them with its own.
-    ReceiveLower,
-    /// Sends all that it has, receives elements of lower ranks, and combines them with its own.
-    ExchangeLower,
-    /// Sends all that it has, receives elements of higher ranks, and combines its own with them.
-    ExchangeHigher,
-    /// Receives the result.
-    ReceiveResult,
-}
+use super::{Arrival, Exchange, Plan};
 
-/// A round of one rank.
+/// A round of one rank: it sends all that it has, receives what the other one has, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Round {
     /// The other rank.
     pub(crate) with: usize,
-    pub(crate) turn: Turn,
+    pub(crate) sends: bool,
+    /// `None` if it receives nothing.
+    pub(crate) arrival: Option<Arrival>,
 }
 
 /// The positions of the ranks that take part.
@@ -74,27 +63,39 @@ impl Positions {
 /// above the largest power of two: the messages are those of that power, and two for each surplus rank.
 pub(crate) fn rounds(rank: usize, size: usize) -> impl Iterator<Item = Round> + use<> {
     let positions = Positions::of(rank, size);
-    let round = |with, turn| Round { with, turn };
+    let round = |with, sends, arrival| Round { with, sends, arrival };
     let (mut before, mut after) = (None, None);
     match positions.own() {
         None => {
-            before = Some(round(rank + 1, Turn::Send));
-            after = Some(round(rank + 1, Turn::ReceiveResult));
+            before = Some(round(rank + 1, true, None));
+            after = Some(round(rank + 1, false, Some(Arrival::Replace)));
         }
         Some(_) if positions.is_paired() => {
-            before = Some(round(rank - 1, Turn::ReceiveLower));
-            after = Some(round(rank - 1, Turn::Send));
+            before = Some(round(rank - 1, false, Some(Arrival::FoldLower)));
+            after = Some(round(rank - 1, true, None));
         }
         Some(_) => {}
     }
     let pairs = positions.own().into_iter().flat_map(move |own| {
         (0..positions.count.ilog2()).map(move |bit| {
             let other = own ^ (1 << bit);
-            let turn = if other < own { Turn::ExchangeLower } else { Turn::ExchangeHigher };
-            round(positions.rank_at(other), turn)
+            let arrival = if other < own { Arrival::FoldLower } else { Arrival::Fold };
+            round(positions.rank_at(other), true, Some(arrival))
         })
     });
     before.into_iter().chain(pairs).chain(after)
+}
+
+/// Every rank gets the combination of all, by these rounds.
+#[must_use]
+pub(super) fn all_reduce(rank: usize, size: usize, count: usize) -> Plan {
+    let mut plan = Plan::default();
+    for Round { with, sends, arrival } in rounds(rank, size) {
+        let send = sends.then_some((with, 0..count)).into_iter().collect();
+        let receive = arrival.map(|arrival| (with, 0..count, arrival)).into_iter().collect();
+        plan.push(Exchange { send, receive });
+    }
+    plan
 }
 
 /// The ranks with which a rank compares every call, whatever its plan: it sends its call to some, and receives that of others.
@@ -120,8 +121,10 @@ impl ComparedRanks {
         let (mut to, mut from) = (SmallVec::new(), SmallVec::new());
         match positions.own() {
             _ if size > RING_MAX => {
-                to.extend(rounds(rank, size).filter(Round::sends).map(|round| round.with));
-                from.extend(rounds(rank, size).filter(Round::receives).map(|round| round.with));
+                to.extend(rounds(rank, size).filter(|round| round.sends).map(|round| round.with));
+                from.extend(
+                    rounds(rank, size).filter(|round| round.arrival.is_some()).map(|round| round.with),
+                );
                 return Self { to, from };
             }
             None => {
@@ -142,16 +145,6 @@ impl ComparedRanks {
             }
         }
         Self { to, from }
-    }
-}
-
-impl Round {
-    pub(crate) fn sends(&self) -> bool {
-        !matches!(self.turn, Turn::ReceiveLower | Turn::ReceiveResult)
-    }
-
-    pub(crate) fn receives(&self) -> bool {
-        self.turn != Turn::Send
     }
 }
 
@@ -184,16 +177,16 @@ mod tests {
         while std::mem::take(&mut goes_on) {
             for rank in 0..size {
                 let Some(round) = left[rank].front().copied() else { continue };
-                if round.sends() && !std::mem::replace(&mut has_sent[rank], true) {
+                if round.sends && !std::mem::replace(&mut has_sent[rank], true) {
                     wires[rank * size + round.with].push_back(has[rank].clone());
                     goes_on = true;
                 }
-                if round.receives() {
+                if let Some(arrival) = round.arrival {
                     let Some(theirs) = wires[round.with * size + rank].pop_front() else { continue };
                     let own = has[rank].clone();
-                    has[rank] = match round.turn {
-                        Turn::ReceiveResult => theirs,
-                        Turn::ExchangeHigher => {
+                    has[rank] = match arrival {
+                        Arrival::Replace => theirs,
+                        Arrival::Fold => {
                             assert_eq!(own.end, theirs.start, "combined in the order of the ranks");
                             own.start..theirs.end
                         }
@@ -223,7 +216,7 @@ mod tests {
     #[test]
     fn a_call_takes_a_message_of_each_rank_for_each_doubling_and_at_most_one_to_another_rank() {
         for size in SIZES {
-            let sends = |rank| rounds(rank, size).filter(Round::sends).map(|round| round.with);
+            let sends = |rank| rounds(rank, size).filter(|round| round.sends).map(|round| round.with);
             let messages: usize = (0..size).map(|rank| sends(rank).count()).sum();
             let doublings = size.next_power_of_two().ilog2() as usize;
             assert!(messages <= size * doublings, "{messages} of {size} ranks");
@@ -245,14 +238,14 @@ mod tests {
                         ComparedRanks::of(*other, size).from.contains(&rank),
                         "{rank} to {other} of {size}"
                     );
-                    assert!(rounds(rank, size).any(|round| round.sends() && round.with == *other));
+                    assert!(rounds(rank, size).any(|round| round.sends && round.with == *other));
                 }
                 for other in &from {
                     assert!(
                         ComparedRanks::of(*other, size).to.contains(&rank),
                         "{other} to {rank} of {size}"
                     );
-                    assert!(rounds(rank, size).any(|round| round.receives() && round.with == *other));
+                    assert!(rounds(rank, size).any(|round| round.arrival.is_some() && round.with == *other));
                 }
             }
         }
@@ -279,9 +272,9 @@ mod tests {
             let mut goes_on = false;
             for rank in (0..size).filter(|rank| !is_other(*rank)) {
                 let Some(round) = left[rank].front().copied() else { continue };
-                goes_on |= round.sends() && sent.insert((rank, round.with));
-                if !round.receives() || sent.contains(&(round.with, rank)) {
-                    if round.receives() && is_other(round.with) {
+                goes_on |= round.sends && sent.insert((rank, round.with));
+                if !round.arrival.is_some() || sent.contains(&(round.with, rank)) {
+                    if round.arrival.is_some() && is_other(round.with) {
                         return true;
                     }
                     left[rank].pop_front();

@@ -4,8 +4,8 @@
 //! plans of two ranks match. Every function that makes a plan requires a `rank` below `size`.
 //!
 //! Messages between two ranks are received in the order in which they are sent, with the same ranges on both sides. No element
-//! changes while it is in flight: a rank receives into a range that it has sent only after the message was received. So elements
-//! can be sent without a copy.
+//! changes while it is in flight, except in [`doubling`] and [`direct::exchange`]: a rank receives into a range that it has sent only
+//! after the message was received.
 
 mod algorithm;
 mod choice;
@@ -20,8 +20,8 @@ pub(crate) mod tree;
 mod views;
 
 pub use algorithm::Algorithm;
-pub(crate) use choice::{JOINED_BYTES_MAX, SEGMENT_BYTES, choose, plan, reduce_plan};
-pub(crate) use doubling::{ComparedRanks, Round, Turn, rounds};
+pub(crate) use choice::{JOINED_BYTES_MAX, Plans, SEGMENT_BYTES, choose, plans, reduce_plan};
+pub(crate) use doubling::{ComparedRanks, Round, rounds};
 pub(crate) use tree::{Branch, branch};
 pub(crate) use views::Segments;
 
@@ -34,10 +34,12 @@ pub(crate) const AHEAD: usize = 4;
 /// What a rank does with received elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Arrival {
-    /// Combine them with its own.
+    /// Combine its own with them, in this order.
     Fold,
+    /// Combine them, which are of lower ranks, with its own, in this order.
+    FoldLower,
     /// Combine them with its own and all others at once, in the order of the ranks, when all are there: all receives of the exchange
-    /// are of this range, one from each other rank, beginning with the next one.
+    /// are of this range, one from each other rank, beginning with the next one. A mean is divided then.
     FoldAll,
     /// Combine them with its own in a new message, which the next exchange that sends exactly these elements sends. Its own are
     /// undefined until they are replaced.
@@ -69,6 +71,17 @@ impl Plan {
     pub(crate) fn combines_all_at_once(&self) -> bool {
         let mut arrivals = self.exchanges.iter().flat_map(|exchange| &exchange.receive);
         arrivals.any(|(_, _, arrival)| *arrival == Arrival::FoldAll)
+    }
+
+    /// Whether a rank receives at most one message of each other rank.
+    pub(crate) fn receives_one_of_each(&self) -> bool {
+        let senders = || self.exchanges.iter().flat_map(|exchange| &exchange.receive).map(|(from, ..)| from);
+        senders().enumerate().all(|(count, from)| !senders().take(count).any(|earlier| earlier == from))
+    }
+
+    /// The elements of all messages that it sends.
+    pub(crate) fn sent(&self) -> impl Iterator<Item = &Range<usize>> {
+        self.exchanges.iter().flat_map(|exchange| &exchange.send).map(|(_, range)| range)
     }
 
     /// The ranks to which it sends, and those from which it receives.

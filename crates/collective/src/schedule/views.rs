@@ -11,7 +11,8 @@
 //! last         the last
 //! ```
 //!
-//! So the values of a segment are offered before the previous segment is combined.
+//! So the values of a segment are offered before the previous segment is combined. If the first content is the whole value, the others have
+//! results alone.
 
 use std::ops::Range;
 
@@ -25,18 +26,20 @@ const SEGMENT_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub(crate) struct Segments {
     size: usize,
+    /// Whether the first content is the whole value.
+    begins_whole: bool,
     /// The part of each rank, as a range of bytes of the value.
     parts: Vec<Vec<Range<usize>>>,
 }
 
 impl Segments {
     /// The segments of `bytes` bytes with elements of `width` bytes for `size` ranks.
-    pub(crate) fn new(bytes: usize, width: usize, size: usize) -> Self {
+    pub(crate) fn new(bytes: usize, width: usize, size: usize, begins_whole: bool) -> Self {
         let (count, segment) = (bytes / width, SEGMENT_BYTES / width);
         let segments = (0..count).step_by(segment).map(|start| start..(start + segment).min(count));
         let in_bytes = |part: Range<usize>| part.start * width..part.end * width;
         let parts = segments.map(|segment| parts(segment, size).into_iter().map(in_bytes).collect());
-        Self { size, parts: parts.collect() }
+        Self { size, begins_whole, parts: parts.collect() }
     }
 
     pub(crate) fn ranks(&self) -> Range<usize> {
@@ -53,14 +56,20 @@ impl Segments {
         self.parts.get(number).and_then(|parts| parts.get(rank)).cloned().unwrap_or_default()
     }
 
-    /// The segments whose values content `content` has.
+    /// The segments of which content `content` has the values for the other ranks.
     pub(crate) fn values_of(&self, content: usize) -> Range<usize> {
+        if self.begins_whole {
+            return 0..0;
+        }
         let first = if content == 0 { 0 } else { content + 1 };
         first.min(self.count())..(content + 2).min(self.count())
     }
 
     /// The length of content `content` of `rank`.
     pub(crate) fn content_bytes(&self, content: usize, rank: usize) -> usize {
+        if self.begins_whole && content == 0 {
+            return self.parts.iter().flatten().map(Range::len).sum();
+        }
         let values = self.values_of(content).map(|segment| self.bytes_for_others(segment, rank));
         self.result_bytes(content, rank) + values.sum::<usize>()
     }
@@ -72,6 +81,9 @@ impl Segments {
 
     /// The offset of the values of `from` for `to` in a segment, within the only content of `from` that has them.
     pub(crate) fn value(&self, segment: usize, from: usize, to: usize) -> Range<usize> {
+        if self.begins_whole {
+            return self.part(segment, to);
+        }
         let content = segment.saturating_sub(1);
         let before = self.values_of(content).start..segment;
         let before: usize = before.map(|segment| self.bytes_for_others(segment, from)).sum();
@@ -96,7 +108,7 @@ mod tests {
         for (bytes, width, size) in
             [(0, 4, 2), (4, 4, 3), (segment, 8, 4), (5 * segment / 2 + 8, 8, 3), (4 * segment, 1, 2)]
         {
-            let segments = Segments::new(bytes, width, size);
+            let segments = Segments::new(bytes, width, size, false);
             assert_eq!(segments.count(), bytes.div_ceil(segment));
             for from in 0..size {
                 let mut contents = vec![Vec::new(); segments.count() + 1];
@@ -122,7 +134,7 @@ mod tests {
 
     #[test]
     fn parts_cover_the_value_and_hold_whole_elements() {
-        let segments = Segments::new(3 * SEGMENT_BYTES + 48, 16, 3);
+        let segments = Segments::new(3 * SEGMENT_BYTES + 48, 16, 3, false);
         let parts = (0..segments.count()).flat_map(|number| (0..3).map(move |rank| (number, rank)));
         let end = parts.fold(0, |end, (number, rank)| {
             let part = segments.part(number, rank);
@@ -130,5 +142,16 @@ mod tests {
             part.end
         });
         assert_eq!(end, 3 * SEGMENT_BYTES + 48);
+    }
+
+    #[test]
+    fn results_alone_follow_a_whole_value() {
+        let segments = Segments::new(2 * SEGMENT_BYTES + 16, 16, 3, true);
+        assert_eq!(segments.content_bytes(0, 1), 2 * SEGMENT_BYTES + 16);
+        for number in 0..segments.count() {
+            assert_eq!(segments.content_bytes(number + 1, 1), segments.part(number, 1).len());
+            assert_eq!(segments.value(number, 0, 1), segments.part(number, 1));
+            assert!(segments.values_of(number).is_empty());
+        }
     }
 }

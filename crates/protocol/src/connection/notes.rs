@@ -1,7 +1,7 @@
 //! Notes: short messages that no request asks for, for two sides each of which knows what the other sends next, as the ranks of a group
 //! do.
 //!
-//! A note takes one message, where a value of a step takes a request and an answer. Between two workers of one host a short note takes
+//! A note takes one message, where a value of a step takes a request and an answer. Between two workers of one host a note usually takes
 //! no message: it travels in the connection's [`Mailbox`].
 //!
 //! **Order.** Each note in the mailbox carries how many notes its sender had sent by message before it, and its receiver takes it after as
@@ -19,7 +19,7 @@ use std::{
 
 use super::{Connection, State, send};
 use crate::{
-    Channel, ChannelError, EagerContent, Mail, Mailbox, Message, Note, PeerMisbehaved,
+    Channel, ChannelError, EagerContent, Mailbox, Message, Note, PeerMisbehaved,
     after::After,
     limits::{NOTE_BYTES_MAX, NOTE_LANES_MAX},
     notes::Place,
@@ -269,24 +269,9 @@ impl<C: Channel> fmt::Debug for PutNote<'_, C> {
 }
 
 impl<C: Channel> PutNote<'_, C> {
-    /// Reads the peer's next note, if that is in the mailbox and of the same lane. It stays the next until it is [taken](Self::take). May
-    /// find none if notes come by message, too.
-    pub fn peek(&self, into: &mut Mail) -> bool {
-        let is_found = self.mailbox().is_some_and(|mailbox| mailbox.peek(self.messages, into));
-        is_found && into.place == (self.notes.number, self.lane)
-    }
-
-    /// Takes the note that was [read](Self::peek). False if it is not the next of the lane.
-    pub fn take(&self, mail: &Mail) -> bool {
-        let mut state = self.notes.connection.lock();
-        // A message may have moved it out of the mailbox meanwhile.
-        let taken = state.notes.take_if(mail.place, mail.bytes());
-        let is_taken =
-            taken.unwrap_or_else(|| self.mailbox().is_some_and(|mailbox| mailbox.take_peeked(mail)));
-        if is_taken {
-            self.notes.connection.channel().found_note();
-        }
-        is_taken
+    /// Whether the peer's next note is in the mailbox. May miss it if notes come by message, too.
+    pub fn has_next(&self) -> bool {
+        self.mailbox().is_some_and(|mailbox| mailbox.has_next(self.messages))
     }
 
     /// Whether the peer seems to sleep. Then nothing comes before this is dropped.

@@ -5,21 +5,25 @@
 //!
 //! ```text
 //! 0     parked   for each lane, how often it was parked
-//! 16    taken    how many notes of the peer were taken
-//! 32    boxes    of 16 words each:
-//!       0        number of the note above 32 bits; number of notes by message before it above 12; lane above 8; bytes
+//! 16    taken    how many boxes of the peer were taken
+//! 32    boxes    of 16 words each. Of the first box of a note:
+//!       0        number of the box above 32 bits; number of notes by message before it above 12; lane above 8; bytes
 //!       1        channel
 //!       2        content
+//!                Of each further box:
+//!       0        number of the box above 32 bits; bytes of the note
+//!       1        content
 //! ```
 //!
-//! The number shows that a box is filled anew, because an earlier note in the box has another one. The
+//! A note takes as many boxes as its content needs; [`LONG`] bytes in the first box mean that the second has their number. The number
+//! shows that a box is filled anew, because an earlier note in the box has another one. The
 //! [protocol](tensorwire_protocol::Mailbox) has the order between notes in the mailbox and notes by message. The simulator's boards run
 //! this file, too, so it is not in the fabric for shared memory.
 
 use std::sync::Arc;
 
 use tensorwire_fabric::{BOARD_WORDS, Board, LINE_WORDS};
-use tensorwire_protocol::{EagerContent, MAIL_BYTES_MAX, Mail, Note};
+use tensorwire_protocol::{EagerContent, Note, limits::NOTE_BYTES_MAX};
 
 use crate::sync::{AtomicU64, Ordering::Relaxed};
 
@@ -30,25 +34,32 @@ pub(crate) const BOXES: u64 = 128;
 /// Words of a box, which are two cache lines. The header of a call and 8 bytes fit into the first.
 const BOX_WORDS: usize = 2 * LINE_WORDS;
 const CONTENT: usize = 2;
+/// Bytes of the first box of a note.
+pub(crate) const FIRST_BYTES: usize = (BOX_WORDS - CONTENT) * WORD_BYTES;
+/// Bytes of each further box.
+const MORE_BYTES: usize = (BOX_WORDS - 1) * WORD_BYTES;
+/// The bytes in the first word of a note that takes several boxes.
+const LONG: u64 = 0xff;
 const WORD_BYTES: usize = size_of::<u64>();
 
 const PARKED: usize = 0;
 const TAKEN: usize = LANES;
 const BOXES_AT: usize = 2 * LANES;
-const _: () = assert!(CONTENT + MAIL_BYTES_MAX / WORD_BYTES == BOX_WORDS);
+const _: () = assert!(FIRST_BYTES < LONG as usize && boxes_of(NOTE_BYTES_MAX) <= BOXES);
 const _: () = assert!(BOXES_AT + BOXES as usize * BOX_WORDS <= BOARD_WORDS && BOXES.is_power_of_two());
 
 const NUMBER_SHIFT: u32 = 32;
 const MESSAGES_SHIFT: u32 = 12;
 const LANE_SHIFT: u32 = 8;
 
-/// This side of a mailbox. One thread at a time, which has the connection locked, calls `put`, `take`,
-/// `take_peeked` and `park`.
+/// This side of a mailbox. One thread at a time, which has the connection locked, calls `put`, `take`
+/// and `park`.
 #[derive(Debug)]
 pub(crate) struct Mailbox {
     board: Arc<dyn Board>,
     /// A power of two.
     boxes: u64,
+    /// How many boxes were filled.
     sent: AtomicU64,
     /// How many of these the peer has taken, as far as this side knows.
     taken_by_peer: AtomicU64,
@@ -64,53 +75,70 @@ impl Mailbox {
         Self::starting_at(board, BOXES, 0)
     }
 
-    /// With `boxes` boxes, a power of two, after as many notes each way.
-    pub(crate) fn starting_at(board: Arc<dyn Board>, boxes: u64, notes: u64) -> Self {
+    /// With `boxes` boxes, a power of two, after `filled` were filled each way.
+    pub(crate) fn starting_at(board: Arc<dyn Board>, boxes: u64, filled: u64) -> Self {
         Self {
             board,
             boxes,
-            sent: AtomicU64::new(notes),
-            taken_by_peer: AtomicU64::new(notes),
-            taken: AtomicU64::new(notes),
+            sent: AtomicU64::new(filled),
+            taken_by_peer: AtomicU64::new(filled),
+            taken: AtomicU64::new(filled),
             parked: Default::default(),
             woken: Default::default(),
         }
     }
 
-    /// Whether the next box is empty. A peer that has taken more than was sent gets no more.
-    fn has_room(&self) -> bool {
+    /// Whether the next `count` boxes are empty. A peer that has taken more than was sent gets no more.
+    fn has_room(&self, count: u64) -> bool {
         let sent = self.sent.load(Relaxed);
-        let is_free = |taken: u64| sent.checked_sub(taken).is_some_and(|untaken| untaken < self.boxes);
-        is_free(self.taken_by_peer.load(Relaxed)) || {
+        let are_free = |taken: u64| {
+            sent.checked_sub(taken).is_some_and(|untaken| untaken.saturating_add(count) <= self.boxes)
+        };
+        are_free(self.taken_by_peer.load(Relaxed)) || {
             let taken = self.board.peer(TAKEN);
             self.taken_by_peer.store(taken, Relaxed);
-            is_free(taken)
+            are_free(taken)
         }
     }
 
-    /// The number of the peer's next note and its first word, if it is here and follows `messages` notes by message.
+    /// The number of the first box of the peer's next note and its first word, if it is here and follows `messages` notes by message.
     fn next(&self, messages: u64) -> Option<(u64, u64)> {
         let number = self.taken.load(Relaxed) + 1;
         let first = self.board.peer(self.box_at(number));
         (first >> MESSAGES_SHIFT == first_word(number, messages) >> MESSAGES_SHIFT).then_some((number, first))
     }
 
-    /// Reads a note whose first word is known. Reads each word once, because the peer may change it.
-    fn read(&self, number: u64, first: u64, into: &mut Mail) {
+    /// Reads a note whose first word is known, and the number of its last box. Reads each word once, because the peer may change it.
+    fn read(&self, number: u64, first: u64) -> (Note, u64) {
+        let length = match first & LONG {
+            LONG => (self.board.peer(self.box_at(number + 1)) as u32 as usize).min(NOTE_BYTES_MAX),
+            length => (length as usize).min(FIRST_BYTES),
+        };
+        let mut bytes = EagerContent::from_elem(0, length.next_multiple_of(WORD_BYTES));
+        let (words, _) = bytes.as_chunks_mut();
+        let (head, rest) = words.split_at_mut(words.len().min(BOX_WORDS - CONTENT));
         let at = self.box_at(number);
-        into.number = number;
-        into.length = ((first & 0xff) as usize).min(MAIL_BYTES_MAX);
-        into.place = (self.board.peer(at + 1), ((first >> LANE_SHIFT) & 0xf) as u16);
-        let used = into.length.div_ceil(WORD_BYTES);
-        for (index, bytes) in into.content.chunks_exact_mut(WORD_BYTES).take(used).enumerate() {
-            bytes.copy_from_slice(&self.board.peer(at + CONTENT + index).to_ne_bytes());
+        self.copy_out(at + CONTENT, head);
+        for (further, part) in (number + 1..).zip(rest.chunks_mut(BOX_WORDS - 1)) {
+            self.copy_out(self.box_at(further) + 1, part);
         }
+        bytes.truncate(length);
+        let note = Note { channel: self.board.peer(at + 1), lane: (first >> LANE_SHIFT) as u16 & 0xf, bytes };
+        (note, number + boxes_of(length) - 1)
     }
 
-    /// The peer's next note is taken. A thread that sees its box filled again sees that, too.
-    fn took(&self, number: u64) {
-        self.taken.store(number, Relaxed);
-        self.board.publish(TAKEN, &[number]);
+    /// Copies the peer's words from `at` on.
+    fn copy_out(&self, at: usize, into: &mut [[u8; WORD_BYTES]]) {
+        (at..).zip(into).for_each(|(at, word)| *word = self.board.peer(at).to_ne_bytes());
+    }
+
+    /// Fills box `number` with the words of `head`, and then those of `content`.
+    fn fill(&self, number: u64, head: &[u64], content: &[[u8; WORD_BYTES]]) {
+        let (mut words, used) = ([0; BOX_WORDS], head.len() + content.len());
+        let (first, rest) = words.split_at_mut(head.len());
+        first.copy_from_slice(head);
+        rest.iter_mut().zip(content).for_each(|(word, bytes)| *word = u64::from_ne_bytes(*bytes));
+        self.board.publish(self.box_at(number), words.get(..used).unwrap_or_default());
     }
 
     fn box_at(&self, number: u64) -> usize {
@@ -123,23 +151,30 @@ fn first_word(number: u64, messages: u64) -> u64 {
     (number << NUMBER_SHIFT) | ((messages << MESSAGES_SHIFT) & u64::from(u32::MAX))
 }
 
+/// How many boxes a note of `bytes` bytes takes.
+const fn boxes_of(bytes: usize) -> u64 {
+    1 + bytes.saturating_sub(FIRST_BYTES).div_ceil(MORE_BYTES) as u64
+}
+
 impl tensorwire_protocol::Mailbox for Mailbox {
     fn put(&self, (channel, lane): (u64, u16), parts: &[&[u8]], messages: u64) -> bool {
-        let mut content = [0; MAIL_BYTES_MAX];
-        let Some(length) = join(parts, &mut content).filter(|length| *length > 0) else { return false };
-        if usize::from(lane) >= LANES || !self.has_room() {
+        let Some(Note { bytes: mut content, .. }) = Note::of(channel, lane, parts) else { return false };
+        let (length, count) = (content.len(), boxes_of(content.len()));
+        if usize::from(lane) >= LANES || !self.has_room(count) {
             return false;
         }
+        content.resize(length.next_multiple_of(WORD_BYTES), 0);
+        let (content, _) = content.as_chunks();
+        let (head, rest) = content.split_at(content.len().min(BOX_WORDS - CONTENT));
         let number = self.sent.load(Relaxed) + 1;
-        let mut words = [0; BOX_WORDS];
-        words[0] = first_word(number, messages) | (u64::from(lane) << LANE_SHIFT) | length as u64;
-        words[1] = channel;
-        for (word, bytes) in words.iter_mut().skip(CONTENT).zip(content.as_chunks().0) {
-            *word = u64::from_ne_bytes(*bytes);
+        // The first box is visible last.
+        for (further, part) in (number + 1..).zip(rest.chunks(BOX_WORDS - 1)) {
+            self.fill(further, &[further << NUMBER_SHIFT | length as u64], part);
         }
-        let used = CONTENT + length.div_ceil(WORD_BYTES);
-        self.board.publish(self.box_at(number), words.get(..used).unwrap_or_default());
-        self.sent.store(number, Relaxed);
+        let bytes = if count == 1 { length as u64 } else { LONG };
+        let first = first_word(number, messages) | u64::from(lane) << LANE_SHIFT | bytes;
+        self.fill(number, &[first, channel], head);
+        self.sent.store(number + count - 1, Relaxed);
         true
     }
 
@@ -147,29 +182,12 @@ impl tensorwire_protocol::Mailbox for Mailbox {
         self.next(messages).is_some()
     }
 
-    fn peek(&self, messages: u64, into: &mut Mail) -> bool {
-        let Some((number, first)) = self.next(messages) else { return false };
-        self.read(number, first, into);
-        // Otherwise another thread has taken it, and the peer may have filled the box again. A word of the new note is read after that
-        // was stored, because the peer has seen it before it filled the box (`Board::publish`).
-        self.taken.load(Relaxed) + 1 == number
-    }
-
     fn take(&self, messages: u64) -> Option<Note> {
         let (number, first) = self.next(messages)?;
-        let mut mail = Mail::EMPTY;
-        self.read(number, first, &mut mail);
-        self.took(number);
-        let (channel, lane) = mail.place;
-        Some(Note { channel, lane, bytes: EagerContent::from_slice(mail.bytes()) })
-    }
-
-    fn take_peeked(&self, mail: &Mail) -> bool {
-        let is_next = self.taken.load(Relaxed) + 1 == mail.number;
-        if is_next {
-            self.took(mail.number);
-        }
-        is_next
+        let (note, last) = self.read(number, first);
+        self.taken.store(last, Relaxed);
+        self.board.publish(TAKEN, &[last]);
+        Some(note)
     }
 
     fn park(&self, lane: u16) {
@@ -189,14 +207,4 @@ impl tensorwire_protocol::Mailbox for Mailbox {
         let parked = self.board.peer_after_own(PARKED + usize::from(lane));
         woken.swap(parked, Relaxed) != parked
     }
-}
-
-/// Copies all `parts`, one behind the other. Returns how many bytes they have; `None` if there is no room for them.
-fn join(parts: &[&[u8]], into: &mut [u8]) -> Option<usize> {
-    let mut length = 0;
-    for part in parts {
-        into.get_mut(length..length + part.len())?.copy_from_slice(part);
-        length += part.len();
-    }
-    Some(length)
 }

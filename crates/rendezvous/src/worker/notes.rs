@@ -8,7 +8,7 @@ use std::{
 };
 
 use tensorwire_protocol::{
-    ChannelError, EagerContent, Mail, Note, NoteChannel,
+    ChannelError, EagerContent, Note, NoteChannel,
     limits::{NOTE_BYTES_MAX, NOTE_EVERY_LANE, NOTE_LANES_MAX},
 };
 
@@ -19,8 +19,8 @@ use crate::{
 };
 
 /// A channel of short messages between this worker and one peer, over the connection that they have when it is opened. A note takes
-/// one message, where a value of a step takes a request and an answer. Between two workers of one host, notes of up to 112 bytes in
-/// the first 16 lanes take none: they travel in the connection's mailbox, in shared memory.
+/// one message, where a value of a step takes a request and an answer. Between two workers of one host, notes in the first 16 lanes
+/// take none: they travel in the connection's mailbox, in shared memory.
 ///
 /// [`Peer::notes`] opens it. Both sides open it, with the same number, before either sends: a note of a channel that is not open is
 /// ignored. Notes are for sides that know how far the other one is, as the ranks of a group do: a lane holds
@@ -195,15 +195,9 @@ pub struct PutNote<'notes> {
 }
 
 impl PutNote<'_> {
-    /// Reads the peer's next note, if that needed no message either and is of the same lane. It stays the next until it is
-    /// [taken](Self::take).
-    pub fn peek(&self, into: &mut Mail) -> bool {
-        self.put.peek(into)
-    }
-
-    /// Takes the note that was [read](Self::peek). False if it is not the next of the lane.
-    pub fn take(&self, mail: &Mail) -> bool {
-        self.put.take(mail)
+    /// Whether the peer's next note has come without a message, too.
+    pub fn has_next(&self) -> bool {
+        self.put.has_next()
     }
 
     /// Whether the peer seems to sleep. Then nothing comes before this is dropped.

@@ -2,10 +2,13 @@
 //! theirs in its own. Such a call takes no message, no memory and no timer. It goes on as any other call if another rank is late, a note
 //! differs, or a note does not fit into a mailbox.
 
-use std::{sync::atomic::Ordering, task::Poll};
+use std::{
+    sync::{MutexGuard, PoisonError, atomic::Ordering},
+    task::Poll,
+};
 
 use smallvec::SmallVec;
-use tensorwire_protocol::Mail;
+use tensorwire_protocol::EagerContent;
 use tensorwire_rendezvous::{Notes, PutNote};
 
 use super::Calling;
@@ -19,38 +22,36 @@ use crate::{
 type Put<'notes> = SmallVec<[PutNote<'notes>; 1]>;
 
 /// What the other ranks have put, in the same order.
-type Arrived = SmallVec<[Mail; 1]>;
+type Arrived = SmallVec<[EagerContent; 1]>;
 
 impl Calling {
     /// Exchanges `bytes` with all other ranks and completes the call with `combine`, if it is its turn, and all notes travel in
     /// mailboxes and come while this side looks. `combine` has the bytes of all ranks, in their order. `None` if the call goes on as any
-    /// other: what was sent stays sent, and nothing was taken.
+    /// other: what was sent stays sent, and what was taken is received.
     pub(crate) fn exchange_at_once(
         &self,
         bytes: &mut [u8],
         combine: impl FnOnce(&mut [u8], &[&[u8]]) -> Result<(), GroupError>,
     ) -> Option<Result<(), GroupError>> {
-        if self.size() < 2 || self.group.over.get().is_some() || !self.is_turn() {
+        if self.size() < 2 || bytes.is_empty() || self.group.over.get().is_some() || !self.is_turn() {
             return None;
         }
         let lane = self.group.lane(&self.call).number;
         let header = self.call.encode();
         let put: Put<'_> =
             self.others().map_while(|to| self.group.notes(to)?.put(lane, &[&header, bytes])).collect();
-        let mut arrived: Arrived = put.iter().map(|_| Mail::EMPTY).collect();
-        let is_alike =
-            |mail: &Mail| mail.length == header.len() + bytes.len() && mail.bytes().starts_with(&header);
-        let have_come = put.len() + 1 == self.size()
-            && self.have_all_come(&put, &mut arrived)
-            && arrived.iter().all(is_alike)
-            && put.iter().zip(&arrived).all(|(put, mail)| put.take(mail));
-        if !have_come {
+        let have_come = put.len() + 1 == self.size() && self.have_all_come(&put);
+        let Some(arrived) = have_come.then(|| self.take_all((header.len() + bytes.len(), &header))).flatten()
+        else {
             tensorwire_testpoints::mark!("a call went on whose notes were put at once");
-            self.others().take(put.len()).for_each(|to| {
-                self.claim_send(to);
-            });
+            let mut contacts = self.contacts();
+            for to in self.others().take(put.len()) {
+                if let Some(contact) = contacts.get_mut(to) {
+                    (contact.is_call_sent, contact.is_content_sent) = (true, true);
+                }
+            }
             return None;
-        }
+        };
         tensorwire_testpoints::mark!("a call was exchanged at once");
         drop(put);
         let own = SmallVec::<[u8; 64]>::from_slice(bytes);
@@ -59,17 +60,41 @@ impl Calling {
         Some(self.end(combine(bytes, &inputs.collect::<SmallVec<[&[u8]; 8]>>())))
     }
 
-    /// Whether the notes of all other ranks come while this side looks.
-    fn have_all_come(&self, put: &[PutNote<'_>], arrived: &mut [Mail]) -> bool {
-        let mut left = put.iter().zip(arrived).peekable();
-        let mut look = || {
-            while let Some((put, mail)) = left.peek_mut() {
-                if !put.peek(mail) {
-                    return false;
+    /// Takes the next note of each other rank. If not all have `length` bytes and begin with `header`, these are received later.
+    fn take_all(&self, (length, header): (usize, &[u8])) -> Option<Arrived> {
+        let lane = self.group.lane(&self.call).number;
+        let next = |from| self.group.notes(from)?.next(lane).ok()?;
+        let is_alike = |note: &EagerContent| note.len() == length && note.starts_with(header);
+        let mut arrived = Arrived::new();
+        for from in self.others() {
+            match next(from) {
+                Some(note) if is_alike(&note) => arrived.push(note),
+                unlike => {
+                    *self.taken() = self.others().zip(arrived.into_iter().chain(unlike)).collect();
+                    return None;
                 }
-                left.next();
             }
-            true
+        }
+        Some(arrived)
+    }
+
+    /// What was taken of `from` and is still to be received.
+    pub(super) fn taken_of(&self, from: usize) -> Option<EagerContent> {
+        let mut taken = self.taken();
+        let at = taken.iter().position(|(rank, _)| *rank == from)?;
+        Some(taken.swap_remove(at).1)
+    }
+
+    fn taken(&self) -> MutexGuard<'_, Vec<(usize, EagerContent)>> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether the notes of all other ranks come while this side looks.
+    fn have_all_come(&self, put: &[PutNote<'_>]) -> bool {
+        let mut left = put.iter().peekable();
+        let mut look = || {
+            while left.next_if(|put| put.has_next()).is_some() {}
+            left.peek().is_none()
         };
         if look() {
             return true;
@@ -79,7 +104,7 @@ impl Calling {
             return false;
         }
         if self.may_yield() {
-            // A note that follows a message cannot be peeked at before the message is received.
+            // A note that follows a message is not found before the message is received.
             let has_message = || self.met().any(Notes::poll_once);
             let polled = self.yield_until(|| match look() {
                 true => Poll::Ready(true),
@@ -105,6 +130,6 @@ impl Calling {
 }
 
 /// The bytes behind the call header.
-fn content(mail: &Mail) -> &[u8] {
-    mail.bytes().get(HEADER_BYTES..).unwrap_or_default()
+fn content(note: &EagerContent) -> &[u8] {
+    note.get(HEADER_BYTES..).unwrap_or_default()
 }

@@ -9,7 +9,7 @@ use futures::future::try_join_all;
 use tensorwire_rendezvous::{Offer, Tensor, Ticket};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, little_endian::U64};
 
-use super::{Arrived, Awaited, Calling};
+use super::{Arrived, Awaited, Calling, Received};
 use crate::{error::GroupError, group::CALLS_UNDER_WAY};
 
 /// The first bytes of an announcement. A note with the end of the group begins with other bytes.
@@ -114,7 +114,7 @@ impl Calling {
         if self.claim_receive(from) {
             return self.receive_short(from, length).await;
         }
-        Ok(Arrived { message: self.next_note(from, true).await?, at: 0 })
+        Ok(Arrived { message: Received::Note(self.next_note(from, true).await?), at: 0 })
     }
 
     /// All calls of this rank below this number are complete.

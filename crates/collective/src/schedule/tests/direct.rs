@@ -1,5 +1,5 @@
 use super::{assert_safe_and_same_everywhere, assert_sums, part_length, plans, run, segments, sent, shapes};
-use crate::schedule::direct;
+use crate::schedule::{Arrival, Exchange, Plan, direct};
 
 #[test]
 fn all_ranks_get_sums_and_send_as_much_as_in_a_ring() {
@@ -27,6 +27,35 @@ fn no_element_changes_while_it_is_on_its_way() {
         for segment in segments(count) {
             let plans = plans(size, |rank| direct::all_reduce(rank, size, count, segment));
             assert_safe_and_same_everywhere(&plans, count, 0..size);
+        }
+    }
+}
+
+#[test]
+fn all_ranks_send_all_elements_to_all_others_a_segment_at_a_time() {
+    for (size, count) in shapes().filter(|(size, count)| *size <= 8 && *count <= 100) {
+        for (segment, rounds_once) in segments(count).flat_map(|segment| [(segment, false), (segment, true)])
+        {
+            for rank in 0..size {
+                let Plan { exchanges } = direct::exchange(rank, size, count, segment, rounds_once);
+                let mut end = 0;
+                for Exchange { send, receive } in exchanges {
+                    let range = send[0].1.clone();
+                    assert_eq!(range.start, std::mem::replace(&mut end, range.end));
+                    assert!(range.len() <= segment);
+                    let others: Vec<_> =
+                        (1..size).map(|ahead| ((rank + ahead) % size, range.clone())).collect();
+                    assert_eq!(send, others);
+                    let arrival = match (size, rank, rounds_once) {
+                        (2, 0, false) => Arrival::Fold,
+                        (2, 1, false) => Arrival::FoldLower,
+                        _ => Arrival::FoldAll,
+                    };
+                    let others = others.into_iter().map(|(from, range)| (from, range, arrival));
+                    assert_eq!(receive, others.collect::<Vec<_>>());
+                }
+                assert_eq!(end, if size == 1 { 0 } else { count });
+            }
         }
     }
 }

@@ -184,6 +184,7 @@ impl<'a> Model<'a> {
         let all = self.values[rank][range.clone()].iter_mut().zip(elements);
         let combined = all.map(|(own, other)| match arrival {
             Arrival::Fold | Arrival::FoldAll | Arrival::Pass => (self.combine)(*own, *other),
+            Arrival::FoldLower => (self.combine)(*other, *own),
             Arrival::Replace => *other,
         });
         let mut combined: Vec<_> = combined.collect();

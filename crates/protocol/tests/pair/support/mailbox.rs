@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use tensorwire_protocol::{Mail, Mailbox, Note};
+use tensorwire_protocol::{Mailbox, Note};
 
 /// Lanes whose notes travel in the mailbox.
 const LANES: usize = 4;
@@ -19,19 +19,12 @@ pub(crate) const BYTES_MAX: usize = 20;
 #[derive(Debug, Default)]
 struct Written {
     notes: VecDeque<(u64, Note)>,
-    taken: u64,
     parked: [u64; LANES],
 }
 
 impl Written {
     fn next(&self, messages: u64) -> Option<&Note> {
         self.notes.front().filter(|next| next.0 == messages).map(|(_, note)| note)
-    }
-
-    fn take(&mut self) -> Option<Note> {
-        let (_, note) = self.notes.pop_front()?;
-        self.taken += 1;
-        Some(note)
     }
 }
 
@@ -112,26 +105,11 @@ impl Mailbox for TestMailbox {
         self.step(&self.peer, |peer| peer.next(messages).is_some())
     }
 
-    fn peek(&self, messages: u64, into: &mut Mail) -> bool {
-        self.step(&self.peer, |peer| {
-            let Some(note) = peer.next(messages) else { return false };
-            (into.place, into.length) = ((note.channel, note.lane), note.bytes.len());
-            into.content[..note.bytes.len()].copy_from_slice(&note.bytes);
-            into.number = peer.taken + 1;
-            true
-        })
-    }
-
     fn take(&self, messages: u64) -> Option<Note> {
         self.step(&self.peer, |peer| {
             peer.next(messages)?;
-            peer.take()
+            peer.notes.pop_front().map(|(_, note)| note)
         })
-    }
-
-    fn take_peeked(&self, mail: &Mail) -> bool {
-        let is_next = |peer: &Written| peer.taken + 1 == mail.number;
-        self.step(&self.peer, |peer| is_next(peer) && peer.take().is_some())
     }
 
     fn park(&self, lane: u16) {

@@ -6,9 +6,9 @@ use std::sync::{
 };
 
 use tensorwire_fabric::{BOARD_WORDS, Board};
-use tensorwire_protocol::{EagerContent, MAIL_BYTES_MAX as BYTES_MAX, Mail, Mailbox as _, Note};
+use tensorwire_protocol::{EagerContent, Mailbox as _, Note, limits::NOTE_BYTES_MAX};
 
-use crate::connection::mailbox::{BOXES, LANES, Mailbox};
+use crate::connection::mailbox::{BOXES, FIRST_BYTES, LANES, Mailbox};
 
 /// What a side writes.
 type Words = Arc<[AtomicU64]>;
@@ -70,27 +70,48 @@ fn put(mailbox: &Mailbox, note: &Note, messages: u64) -> bool {
 #[test]
 fn a_note_of_any_length_that_fits_comes_as_it_was_put() {
     let [one, other] = two();
-    for length in 1..=BYTES_MAX {
+    for length in (1..=FIRST_BYTES + 200).chain([1_064, 2_088, NOTE_BYTES_MAX - 1, NOTE_BYTES_MAX]) {
         for lane in [0, LANES as u16 - 1] {
-            let text: Vec<u8> = (1..=length as u8).collect();
+            let text: Vec<u8> = (1..=length).map(|byte| byte as u8).collect();
             let note = Note { channel: u64::MAX - u64::from(lane), ..note(lane, &text) };
             assert!(put(&one, &note, 0) && other.has_next(0));
-            let mut mail = Mail::EMPTY;
-            assert!(other.peek(0, &mut mail) && other.peek(0, &mut mail));
-            assert_eq!((mail.place, mail.bytes()), ((note.channel, lane), text.as_slice()));
-            if length % 2 == 0 {
-                assert_eq!(other.take(0), Some(note));
-            } else {
-                assert!(other.take_peeked(&mail));
-            }
-            assert!(!other.has_next(0) && other.take(0).is_none() && !other.take_peeked(&mail));
+            assert_eq!(other.take(0), Some(note));
+            assert!(!other.has_next(0) && other.take(0).is_none());
         }
     }
-    for unfit in [note(0, &[0; BYTES_MAX + 1]), note(0, b""), note(LANES as u16, b"1"), note(u16::MAX, b"1")]
+    for unfit in
+        [note(0, &[0; NOTE_BYTES_MAX + 1]), note(0, b""), note(LANES as u16, b"1"), note(u16::MAX, b"1")]
     {
         assert!(!put(&one, &unfit, 0), "{unfit:?}");
     }
     assert!(!other.has_next(0));
+}
+
+#[test]
+fn a_note_waits_until_there_is_room_for_all_its_boxes() {
+    let [one, other] = two();
+    let long = note(2, &[9; NOTE_BYTES_MAX]);
+    let notes = (0..).take_while(|_| put(&one, &long, 0)).count() as u64;
+    assert_eq!(notes, BOXES / 35, "each has 14 words in its first box, and 15 in each further one");
+    assert!(put(&one, &note(3, b"short"), 0) && !put(&one, &long, 0));
+    assert_eq!(other.take(0), Some(long.clone()));
+    assert!(put(&one, &long, 0));
+    assert!((1..notes).all(|_| other.take(0).as_ref() == Some(&long)));
+    assert_eq!([other.take(0), other.take(0)], [Some(note(3, b"short")), Some(long)], "in the order of puts");
+}
+
+/// The words of contents may be like the first words of boxes.
+#[test]
+fn a_content_is_no_note() {
+    let [one, other] = two();
+    for number in 1..1_000u64 {
+        let words: Vec<u64> = (0..100).map(|ahead| (number + ahead) << 32 | 5).collect();
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let note = note(0, &bytes);
+        assert!(put(&one, &note, 0));
+        assert_eq!(other.take(0), Some(note));
+        assert!(other.take(0).is_none());
+    }
 }
 
 #[test]
@@ -168,17 +189,13 @@ fn a_hostile_board_gives_bounded_notes_and_refuses_its_own_only() {
     for round in 0..20_000u32 {
         (0..32 + 16 * 4).for_each(|at| peer[at].store(random(), Ordering::SeqCst));
         if round % 2 == 0 {
-            let number = found + 1;
+            let number = own[16].load(Ordering::SeqCst) + 1;
             let at = 32 + 16 * (number % 128);
             peer[at as usize].store(number << 32 | random() & 0xfff, Ordering::SeqCst);
         }
-        let mut mail = Mail::EMPTY;
-        if ours.peek(0, &mut mail) {
-            assert!(mail.bytes().len() <= BYTES_MAX && usize::from(mail.place.1) < LANES);
-        }
         if let Some(note) = ours.take(0) {
             found += 1;
-            assert!(note.bytes.len() <= BYTES_MAX && usize::from(note.lane) < LANES);
+            assert!(note.bytes.len() <= NOTE_BYTES_MAX && usize::from(note.lane) < LANES);
         }
         sent += u64::from(put(&ours, &note(0, b"mine"), 0));
         let newest = (0..128).map(|number| own[32 + 16 * number].load(Ordering::SeqCst) >> 32).max();
