@@ -26,7 +26,7 @@ pub(crate) async fn run(flags: &Flags, launch: Launch) -> Result<(), Failure> {
     let (rank, trained) = train(flags, group).await?;
     worker.shutdown().await;
     if rank == 0 {
-        trained.print_summary(&flags.plan(), flags.json);
+        trained.print_summary(&flags.plan(), flags.json)?;
     }
     Ok(())
 }
@@ -40,7 +40,8 @@ async fn join(worker: &Worker, launch: Launch, limit: Duration) -> Result<Group,
 
 /// Returns this rank's last number, and the training result.
 async fn train(flags: &Flags, mut group: Group) -> Result<(usize, Trained), Failure> {
-    let (plan, mut trainee) = (flags.plan(), Trainee::new(flags.seed));
+    let plan = flags.plan();
+    let mut trainee = Trainee::new(&plan)?;
     let shown = |group: &Group| Progress::new("training", flags.steps, group.rank() == 0 && !flags.json);
     let (mut progress, mut step, mut seconds, began) = (shown(&group), 0, 0.0, Instant::now());
     let (moved, transport) = loop {

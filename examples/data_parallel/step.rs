@@ -24,9 +24,8 @@ pub(crate) struct Trainee {
 type Bucket = Vec<f32>;
 
 impl Trainee {
-    pub(crate) fn new(seed: u64) -> Self {
-        let model = Model::new(seed);
-        Self { parameters: model.initial_parameters(), model, buckets: Vec::new() }
+    pub(crate) fn new(plan: &Plan) -> Result<Self, Failure> {
+        Ok(Self { parameters: plan.initial_parameters(), model: plan.load()?, buckets: Vec::new() })
     }
 
     /// Does one step together with all ranks. Returns the loss, or the error of a call, after which the parameters are unchanged.

@@ -10,7 +10,9 @@ use tensorwire_examples::{
 use tokio::time::{Instant, sleep};
 
 use crate::{
-    node::{Failure, Node, STEP, floats},
+    following::{Following, parameters},
+    node::{Failure, Node, STEP},
+    record::VALIDATIONS,
     worker::{LOSS, MOVED, TRANSPORT},
 };
 
@@ -33,7 +35,7 @@ pub(crate) async fn run(mut flags: Flags) -> Result<(), Failure> {
     progress.finish();
     node.worker.shutdown().await;
     children.let_go().await?;
-    trained.print_summary(&flags.plan(node.workers), flags.json);
+    trained.print_summary(&node.plan, flags.json)?;
     Ok(())
 }
 
@@ -54,14 +56,20 @@ fn start(flags: &Flags, role: Role) -> Start {
 async fn follow(node: &Node, flags: &Flags, progress: &Progress) -> Result<Trained, Failure> {
     let worker_0 = Role { job: Job::Worker, index: 0 };
     let (first, _) = look(node, worker_0).await?;
-    let (mut step, began) = (first, Instant::now());
-    while step < flags.steps {
+    let (mut step, mut validated, began) = (first, 0, Instant::now());
+    loop {
+        if flags.steps_to_validate.is_some() {
+            validated = print_validations(node, worker_0, validated, progress).await?;
+        }
+        if step >= flags.steps {
+            break;
+        }
         sleep(LOOK_EVERY).await;
         let loss;
         (step, loss) = look(node, worker_0).await?;
         progress.show(step, loss);
     }
-    let (steps, seconds) = (flags.steps - first, began.elapsed().as_secs_f64());
+    let (steps, seconds) = (flags.steps - first.min(flags.steps), began.elapsed().as_secs_f64());
     let (mut moved, mut transports) = (0, Vec::new());
     for worker in node.all(Job::Worker) {
         let fetched = node.fetch(worker, &[MOVED, TRANSPORT].map(str::to_owned)).await?;
@@ -70,7 +78,9 @@ async fn follow(node: &Node, flags: &Flags, progress: &Progress) -> Result<Train
     }
     transports.sort();
     transports.dedup();
-    let parameters = floats(&node.fetch_parameters(flags.steps).await?, &node.tensors)?;
+    let versions =
+        Following::new(node)?.until(|clocks| clocks.iter().all(|&clock| clock >= flags.steps)).await?;
+    let parameters = parameters(node, &versions)?.into_iter().map(<[f32]>::to_vec).collect();
     Ok(Trained { parameters, steps, seconds, moved, transport: transports.join(" and ") })
 }
 
@@ -79,4 +89,23 @@ async fn look(node: &Node, worker: Role) -> Result<(u64, f32), Failure> {
     let fetched = node.fetch(worker, &[STEP, LOSS].map(str::to_owned)).await?;
     let (step, loss) = (fetched[0].values()?.first().copied(), fetched[1].values()?.first().copied());
     Ok((step.unwrap_or(0), loss.unwrap_or(f32::NAN)))
+}
+
+/// Prints what worker 0 has measured after step `printed`. Returns the step of the last line.
+async fn print_validations(
+    node: &Node,
+    worker_0: Role,
+    printed: u64,
+    progress: &Progress,
+) -> Result<u64, Failure> {
+    let lines = String::from_utf8(node.fetch(worker_0, &[VALIDATIONS.to_owned()]).await?[0].values()?)?;
+    let mut last = printed;
+    for (step, line) in lines.lines().filter_map(|line| line.split_once(' ')) {
+        let step = step.parse()?;
+        if step > last {
+            progress.print(line);
+            last = step;
+        }
+    }
+    Ok(last)
 }

@@ -1,19 +1,22 @@
-//! A parameter server: processes that train a network together, on handwritten digits.
+//! A parameter server: processes that train a model together.
 //!
-//! - A **server** (`ps 0`, `ps 1`, …) holds some tensors of the parameters. It publishes them for each step: `w1@0`, then
-//!   `w1@1`, and so on. For the next step it fetches the gradients of all workers and moves its tensors along their mean.
-//! - A **worker** fetches all tensors of a step from the servers, computes a gradient from samples of its own, and publishes
-//!   that: `gradient of w1@0`. It also publishes the fetched tensors, as a copy for a server that is started again.
+//! - A **server** (`ps 0`, `ps 1`, …) has some tensors of the parameters. It commits them as a set, version after version. For the
+//!   next version it fetches the gradients of all workers, or of one worker with `--issync 0`, and moves its tensors along them.
+//! - A **worker** follows the sets of all servers. It computes a gradient from samples of its own, and publishes that:
+//!   `gradient of w1@17`. It also commits the versions that it gets, as copies for a server that is started again. Of the linear
+//!   model it pulls only the rows that its samples need.
 //! - The **launcher** starts the others on this machine, and restarts those that are killed. It fetches the progress from
 //!   worker 0, at the end the parameters from the servers, and measures them.
 //!
 //! Each process fetches what it needs, and fetches again when that fails. Begin with `server.rs` and `worker.rs`; `node.rs`
-//! has the code that fetches.
+//! and `following.rs` have the code that fetches.
 #![forbid(unsafe_code)]
 #![allow(clippy::disallowed_methods, reason = "this is a user's program: it has tokio's clock")]
 
+mod following;
 mod launcher;
 mod node;
+mod record;
 mod server;
 mod worker;
 
@@ -70,7 +73,7 @@ async fn be(role: Role, flags: &Flags) -> Result<(), Failure> {
     };
     node.worker.shutdown().await;
     if let Some(trained) = ended?.filter(|_| role.index == 0) {
-        trained.print_summary(&flags.plan(node.workers), flags.json);
+        trained.print_summary(&node.plan, flags.json)?;
     }
     Ok(())
 }

@@ -1,22 +1,23 @@
 //! One process of the cluster: its tensorwire worker, and its requests to the others.
 
-use std::{error::Error, time::Duration};
+use std::{error::Error, fmt::Display, time::Duration};
 
-use futures::future::try_join_all;
 use tensorwire::{Element, FabricKind, Peer, Tensor, Worker, WorkerError, settings::ClusterSpec};
 use tensorwire_examples::{
     command_line::{Flags, Job, Role},
     mlp::TensorSpec,
-    training::Model,
+    training::{ModelKind, Plan},
 };
 use tokio::time::Instant;
 
-/// Under this name a process publishes the step that it has reached.
+/// Under this name a worker publishes the step that it has reached, and a server that of each worker.
 pub(crate) const STEP: &str = "step";
+/// What a worker publishes under this name has the numbers of the rows that it pulls in a step.
+pub(crate) const ROWS: &str = "rows";
 /// The pause before another attempt to reach a peer.
 const PAUSE: Duration = Duration::from_millis(50);
 /// After this time, and again each time it has passed, a process prints which peer it waits for.
-const REPORT_EVERY: Duration = Duration::from_secs(2);
+pub(crate) const REPORT_EVERY: Duration = Duration::from_secs(2);
 
 /// Why a process ends early.
 pub(crate) type Failure = Box<dyn Error>;
@@ -25,6 +26,7 @@ pub(crate) type Failure = Box<dyn Error>;
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) worker: Worker,
+    pub(crate) plan: Plan,
     /// All tensors of the parameters.
     pub(crate) tensors: Vec<TensorSpec>,
     pub(crate) servers: u32,
@@ -39,7 +41,8 @@ impl Node {
             ClusterSpec::new().hosts("ps", flags.hosts(Job::Ps)).hosts("worker", flags.hosts(Job::Worker));
         cluster.check()?;
         let [servers, workers] = [cluster.tasks("ps")?.len() as u32, cluster.tasks("worker")?.len() as u32];
-        let tensors = Model::new(flags.seed).tensors();
+        let plan = flags.plan(workers);
+        let tensors = plan.tensors();
         if servers as usize > tensors.len() {
             return Err(format!("--ps-hosts has {servers} hosts: name {} at most", tensors.len()).into());
         }
@@ -62,7 +65,7 @@ impl Node {
         }
         let patience = Duration::from_secs(flags.patience);
         let worker = builder.timeout(patience).start().await?;
-        Ok(Self { worker, tensors, servers, workers, patience })
+        Ok(Self { worker, plan, tensors, servers, workers, patience })
     }
 
     /// All processes of a job.
@@ -76,18 +79,17 @@ impl Node {
         (index as usize..self.tensors.len()).step_by(self.servers as usize)
     }
 
-    /// Publishes a tensor of `step` under the name that `name` gives. The tensor of the previous step stays published,
-    /// because other processes, above all restarted ones, may still be at that step.
-    pub(crate) fn publish(
-        &self,
-        name: fn(&TensorSpec, u64) -> String,
-        spec: &TensorSpec,
-        step: u64,
-        tensor: Tensor,
-    ) -> Result<(), WorkerError> {
-        self.worker.publish(&name(spec, step), tensor)?;
+    /// Whether workers pull only the rows of the weights that their samples need.
+    pub(crate) fn is_sparse(&self) -> bool {
+        self.plan.model == ModelKind::Linear
+    }
+
+    /// Publishes a tensor of `step`. That of the previous step stays published, because other processes, above all restarted
+    /// ones, may still be at that step.
+    pub(crate) fn publish_at(&self, name: &str, step: u64, tensor: Tensor) -> Result<(), WorkerError> {
+        self.worker.publish(&at(name, step), tensor)?;
         if let Some(old) = step.checked_sub(2) {
-            self.worker.withdraw(&name(spec, old));
+            self.worker.withdraw(&at(name, old));
         }
         Ok(())
     }
@@ -99,9 +101,8 @@ impl Node {
     }
 
     /// A tensor of these values in memory that peers can read.
-    pub(crate) fn tensor(&self, spec: &TensorSpec, values: &[f32]) -> Result<Tensor, WorkerError> {
-        let shape: Vec<u64> = spec.shape.iter().map(|&dimension| dimension as u64).collect();
-        Tensor::from_values(self.worker.pool(), &shape, values)
+    pub(crate) fn tensor(&self, shape: &[u64], values: &[f32]) -> Result<Tensor, WorkerError> {
+        Tensor::from_values(self.worker.pool(), shape, values)
     }
 
     /// The peer of a role. It is connected on first use.
@@ -115,23 +116,11 @@ impl Node {
         self.patiently(async || peer.fetch_many(names).wait().await).await
     }
 
-    /// Fetches all parameters at the beginning of `step` from the servers, in their order.
-    pub(crate) async fn fetch_parameters(&self, step: u64) -> Result<Vec<Tensor>, Failure> {
-        let fetching = self.all(Job::Ps).map(|server| async move {
-            let places: Vec<usize> = self.tensors_of(server.index).collect();
-            let names: Vec<String> = places.iter().map(|&place| at(&self.tensors[place], step)).collect();
-            Ok::<_, Failure>(places.into_iter().zip(self.fetch(server, &names).await?))
-        });
-        let mut parameters: Vec<_> = try_join_all(fetching).await?.into_iter().flatten().collect();
-        parameters.sort_by_key(|(place, _)| *place);
-        Ok(parameters.into_iter().map(|(_, tensor)| tensor).collect())
-    }
-
     /// Repeats `attempt` until it succeeds, because an unreachable peer may be starting, or restarting. Gives up when
     /// the user's patience is over.
-    pub(crate) async fn patiently<T>(
+    pub(crate) async fn patiently<T, E: Display>(
         &self,
-        attempt: impl AsyncFn() -> Result<T, WorkerError>,
+        mut attempt: impl AsyncFnMut() -> Result<T, E>,
     ) -> Result<T, Failure> {
         let began = Instant::now();
         let mut reported = began;
@@ -152,23 +141,22 @@ impl Node {
     }
 }
 
-/// The name of a tensor at the beginning of `step`: `w1@17`.
-pub(crate) fn at(tensor: &TensorSpec, step: u64) -> String {
-    format!("{}@{step}", tensor.name)
+/// The name of a value in `step`: `gradient of w1@17`.
+pub(crate) fn at(name: &str, step: u64) -> String {
+    format!("{name}@{step}")
 }
 
-/// The name of the gradient that a worker computed in `step`: `gradient of w1@17`.
-pub(crate) fn gradient_at(tensor: &TensorSpec, step: u64) -> String {
-    format!("gradient of {}", at(tensor, step))
+/// The name of the gradient that a worker publishes.
+pub(crate) fn gradient_of(tensor: &TensorSpec) -> String {
+    format!("gradient of {}", tensor.name)
 }
 
-/// The values of tensors, whose sizes must be those of `specs`.
-pub(crate) fn floats(tensors: &[Tensor], specs: &[TensorSpec]) -> Result<Vec<Vec<f32>>, WorkerError> {
-    let checked = tensors.iter().zip(specs).map(|(tensor, spec)| match tensor.values::<f32>() {
-        Ok(values) if values.len() != spec.elements() => Err(WorkerError::InvalidTensor {
-            problem: format!("{tensor:?} came for {spec:?}; run one version of this example everywhere"),
-        }),
-        values => values,
-    });
-    checked.collect()
+/// The name under which a server publishes the rows of a tensor that a worker pulls.
+pub(crate) fn rows_for(tensor: &TensorSpec, worker: u32) -> String {
+    format!("{} for worker {worker}", tensor.name)
+}
+
+/// The set in which a worker keeps a copy of what a server has committed.
+pub(crate) fn copy_of(server: u32) -> String {
+    format!("copy of ps {server}")
 }

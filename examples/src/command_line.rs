@@ -1,12 +1,19 @@
 //! The flags of the examples that train a network, and which process of a parameter server they make this one.
 
-use std::{fmt, path::PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
 use clap::{Parser, ValueEnum};
 
-use crate::training::{Model, Plan};
+use crate::{
+    data::Data,
+    fashion_mnist,
+    training::{Model, ModelKind, Plan},
+};
 
-/// Trains a network with parameter servers and workers, each a process of its own.
+/// Trains a model with parameter servers and workers, each a process of its own.
 ///
 /// Without --job-name this program starts all of them on this host, waits, measures the result, and trains in one
 /// process to compare. With it, it is one of them: start one for each entry of --ps-hosts and --worker-hosts, with the
@@ -44,12 +51,39 @@ pub struct Flags {
     /// How often the parameters are updated. Each update is made from one gradient of each worker.
     #[arg(long, value_name = "N", default_value_t = 1_000, value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: u64,
+    /// 1: every update is made from one gradient of each worker. 0: the servers apply each gradient as it comes.
+    #[arg(long, value_name = "0|1", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=1))]
+    pub issync: u8,
+    /// With --issync 0: how many steps a worker may be ahead of the slowest one.
+    #[arg(long, value_name = "N", default_value_t = 4)]
+    pub staleness: u64,
+    /// A network, or a linear model, of which workers pull only the rows that their samples need.
+    #[arg(long, default_value = "mlp", value_parser = ["mlp", "linear"])]
+    pub model: String,
+    /// What to learn from. `auto` takes Fashion-MNIST where it is installed.
+    #[arg(long, default_value = "auto", value_parser = ["auto", "digits", "fashion-mnist"])]
+    pub data: String,
+    /// Where Fashion-MNIST is installed.
+    #[arg(long, alias = "data_dir", value_name = "PATH", default_value = fashion_mnist::FOLDER)]
+    pub data_dir: PathBuf,
     /// How far the parameters follow a gradient.
     #[arg(long, alias = "learning_rate", value_name = "RATE", default_value_t = 0.2)]
     pub learning_rate: f32,
     /// Fixes the first parameters and the order of the samples.
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub seed: u64,
+    /// Print accuracy and loss on the held-out samples each time worker 0 has completed so many steps.
+    #[arg(long, alias = "steps_to_validate", value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub steps_to_validate: Option<u64>,
+    /// Where worker 0 writes checkpoints: the parameters and the step, as safetensors.
+    #[arg(long, value_name = "PATH")]
+    pub checkpoint: Option<PathBuf>,
+    /// How many seconds are between checkpoints. The last one is written at the end.
+    #[arg(long, alias = "checkpoint_secs", value_name = "SECONDS", default_value_t = 60)]
+    pub checkpoint_secs: u64,
+    /// Begin with the parameters and the step of a checkpoint, which every server reads.
+    #[arg(long, value_name = "PATH")]
+    pub restore: Option<PathBuf>,
     /// How tensors travel. `auto` takes shared memory on one host.
     #[arg(long, default_value = "auto", value_parser = ["auto", "shm", "tcp", "verbs"])]
     pub fabric: String,
@@ -59,9 +93,18 @@ pub struct Flags {
     /// Started by a launcher, and ends with it.
     #[arg(long, hide = true)]
     pub launched: bool,
+    /// Started again by a launcher after it was killed.
+    #[arg(long, hide = true)]
+    pub again: bool,
 }
 
 impl Flags {
+    /// The checkpoint to begin with. After a kill that is the last one that this training has written.
+    pub fn restored_from(&self) -> Option<&Path> {
+        let written = self.checkpoint.as_deref().filter(|path| self.again && path.exists());
+        written.or(self.restore.as_deref())
+    }
+
     /// Which process of the cluster this is; `None` for the launcher.
     pub fn role(&self) -> Option<Role> {
         Some(Role { job: self.job_name?, index: self.task_index? })
@@ -76,7 +119,14 @@ impl Flags {
     /// What is trained, by so many workers.
     pub fn plan(&self, workers: u32) -> Plan {
         let batch = u64::from(workers) * Model::BATCH;
-        Plan { steps: self.steps, batch, rate: self.learning_rate, seed: self.seed }
+        let model = if self.model == "linear" { ModelKind::Linear } else { ModelKind::Mlp };
+        let is_installed = || self.data == "auto" && fashion_mnist::is_installed(&self.data_dir);
+        let data = if self.data == "fashion-mnist" || is_installed() {
+            Data::FashionMnist(self.data_dir.clone())
+        } else {
+            Data::Digits
+        };
+        Plan { model, data, steps: self.steps, batch, rate: self.learning_rate, seed: self.seed }
     }
 }
 
@@ -152,6 +202,13 @@ pub struct DataParallel {
 impl DataParallel {
     /// What is trained.
     pub fn plan(&self) -> Plan {
-        Plan { steps: self.steps, batch: self.batch, rate: self.learning_rate, seed: self.seed }
+        Plan {
+            model: ModelKind::Mlp,
+            data: Data::Digits,
+            steps: self.steps,
+            batch: self.batch,
+            rate: self.learning_rate,
+            seed: self.seed,
+        }
     }
 }

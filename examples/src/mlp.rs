@@ -4,8 +4,8 @@
 //! The model reads and writes them through `AsRef<[f32]>` and `AsMut<[f32]>`, so they can be in any memory of the
 //! caller, for instance in memory that a peer wrote.
 
-use crate::digits::{CLASSES, PIXELS, Samples};
 use crate::random::SplitMix64;
+use crate::samples::Samples;
 
 /// Floats that one step of a dot product takes: enough independent sums to fill vector registers.
 const LANES: usize = 16;
@@ -37,11 +37,6 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    /// The network of the example: 64 → 512 → 512 → 10, 301,066 parameters (1.15 MiB).
-    pub fn for_digits() -> Self {
-        Self::new(vec![PIXELS, 512, 512, CLASSES])
-    }
-
     /// A network with these layer widths, input first.
     pub fn new(widths: Vec<usize>) -> Self {
         let layers = widths.len().saturating_sub(1);
@@ -287,11 +282,18 @@ fn index_of_largest(row: &[f32]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::Mlp;
-    use crate::digits::{CLASSES, Digits, PIXELS};
-    use crate::random::SplitMix64;
+    use crate::{
+        digits::{PIXELS, load},
+        random::SplitMix64,
+        samples::{Batches, CLASSES, Samples},
+    };
 
-    fn first_samples() -> crate::digits::Samples {
-        crate::digits::Batches::new(Digits::load().training, 3).range(0..64).clone()
+    fn for_digits() -> Mlp {
+        Mlp::new(vec![PIXELS, 512, 512, CLASSES])
+    }
+
+    fn first_samples() -> Samples {
+        Batches::new(load().0, 3).range(0..64).clone()
     }
 
     /// Central differences of the loss, by parameters drawn at random, agree with the gradients computed.
@@ -331,7 +333,7 @@ mod tests {
 
     #[test]
     fn parameters_of_the_digits_network_exceed_one_mebibyte() {
-        let mlp = Mlp::for_digits();
+        let mlp = for_digits();
         let names: Vec<String> = mlp.tensors().into_iter().map(|tensor| tensor.name).collect();
         assert_eq!(names, ["w1", "b1", "w2", "b2", "w3", "b3"]);
         assert_eq!(mlp.parameter_bytes(), 301_066 * 4);
@@ -340,15 +342,15 @@ mod tests {
 
     #[test]
     fn untrained_parameters_guess() {
-        let mut mlp = Mlp::for_digits();
+        let mut mlp = for_digits();
         let parameters = mlp.initial_parameters(1);
-        let accuracy = mlp.accuracy(&parameters, &Digits::load().held_out);
+        let accuracy = mlp.accuracy(&parameters, &load().1.samples());
         assert!(accuracy < 0.3, "{accuracy}");
     }
 
     #[test]
     fn equal_seeds_give_equal_parameters() {
-        let mlp = Mlp::for_digits();
+        let mlp = for_digits();
         assert_eq!(mlp.initial_parameters(4), mlp.initial_parameters(4));
         assert_ne!(mlp.initial_parameters(4), mlp.initial_parameters(5));
     }

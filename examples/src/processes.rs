@@ -75,8 +75,8 @@ pub struct Children<'run> {
 pub type Start = (String, Vec<String>);
 
 impl<'run> Children<'run> {
-    /// Starts this program once for each of `starts`. Killed children are restarted, `restarts` times in all. Prints
-    /// each start beside `progress`.
+    /// Starts this program once for each of `starts`. Killed children are restarted with `--again`, `restarts` times in all.
+    /// Prints each start beside `progress`.
     ///
     /// # Errors
     /// A process can't be started.
@@ -91,7 +91,8 @@ impl<'run> Children<'run> {
 
     fn spawn(&self, (name, arguments): &Start, why: &str) -> io::Result<(Child, Option<ChildStdin>)> {
         let mut command = Command::new(std::env::current_exe()?);
-        let mut child = command.args(arguments).stdin(Stdio::piped()).kill_on_drop(true).spawn()?;
+        command.args(arguments).args((!why.is_empty()).then_some("--again"));
+        let mut child = command.stdin(Stdio::piped()).kill_on_drop(true).spawn()?;
         self.progress.print(format!("{name:<12} pid {:<8}{why}", child.id().unwrap_or(0)).trim_end());
         let pipe = child.stdin.take();
         Ok((child, pipe))

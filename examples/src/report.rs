@@ -1,10 +1,10 @@
 //! The output of a training, for people and programs: its progress, and its result.
 
-use std::fmt;
+use std::{fmt, io};
 
 use indicatif::{BinaryBytes, HumanCount, ProgressBar, ProgressState, ProgressStyle};
 
-use crate::training::{Model, Plan, train};
+use crate::training::{Plan, train};
 
 /// A bar on a terminal. Elsewhere a line for the first step, and then for each tenth of all.
 #[derive(Debug)]
@@ -75,8 +75,11 @@ pub struct Trained {
 
 impl Trained {
     /// Measures the parameters, trains in this process to compare, and prints both, as text or as one line of JSON.
-    pub fn print_summary(&self, plan: &Plan, is_json: bool) {
-        let (mut model, progress) = (Model::new(plan.seed), Progress::new("comparing", plan.steps, !is_json));
+    ///
+    /// # Errors
+    /// The samples cannot be read.
+    pub fn print_summary(&self, plan: &Plan, is_json: bool) -> io::Result<()> {
+        let (mut model, progress) = (plan.load()?, Progress::new("comparing", plan.steps, !is_json));
         let alone = train(&mut model, plan, |step, loss| progress.show(step, loss));
         progress.finish();
         let accuracy = [&self.parameters, &alone].map(|parameters| model.accuracy(parameters) * 100.0);
@@ -85,14 +88,18 @@ impl Trained {
         if is_json {
             self.print_json(accuracy, loss, difference);
         } else {
-            self.print_words(accuracy, loss, difference, model.held_out());
+            let held_out = format!("{} held-out {}", model.held_out(), plan.data.noun());
+            self.print_words(accuracy, loss, difference, &held_out);
+            if let Some((percent, source)) = plan.published() {
+                println!("published    {percent} %: {source}");
+            }
         }
+        Ok(())
     }
 
-    fn print_words(&self, accuracy: [f64; 2], loss: [f32; 2], difference: f32, held_out: usize) {
+    fn print_words(&self, accuracy: [f64; 2], loss: [f32; 2], difference: f32, held_out: &str) {
         let bytes = self.parameters.iter().flatten().count() * size_of::<f32>();
-        let words =
-            |at: usize| format!("{:.1} % of {held_out} held-out digits, loss {:.4}", accuracy[at], loss[at]);
+        let words = |at: usize| format!("{:.1} % of {held_out}, loss {:.4}", accuracy[at], loss[at]);
         println!("\naccuracy     {}", words(0));
         println!("one process  {}", words(1));
         match difference {

@@ -49,9 +49,14 @@ impl Training {
     }
 
     fn fingerprint(self) -> String {
+        self.value("fingerprint")
+    }
+
+    /// A line of the summary.
+    fn value(self, name: &str) -> String {
         let (status, text) = self.launcher.end();
         assert!(status.success(), "{text}");
-        summary_value(&text, "fingerprint").to_owned()
+        summary_value(&text, name).to_owned()
     }
 }
 
@@ -106,4 +111,33 @@ fn d_peer_sigkill_server_and_worker_together_go_on_from_the_copy_of_the_other_wo
 #[test]
 fn d_peer_sigkill_both_servers_together_changes_nothing() {
     ends_with_the_very_parameters_after(&[&[(30, &["ps 0", "ps 1"])]]);
+}
+
+/// Measured without kills: 95.6 to 96.1 %. Each gradient is applied once, whichever process is killed.
+#[test]
+fn d_peer_sigkill_asynchronous_training_goes_on() {
+    for kills in [&["worker 1"][..], &["ps 0"], &["ps 1", "worker 0"]] {
+        let mut training = Training::start("--steps 60 --issync 0 --workers 2 --servers 2");
+        training.reach(18);
+        training.kill(kills);
+        let accuracy = training.value("accuracy");
+        let percent: f32 = accuracy.split_whitespace().next().unwrap().parse().unwrap();
+        assert!(percent > 91.0, "{kills:?}: {accuracy}");
+    }
+}
+
+/// Workers have only some rows of the weights, so the server continues from the checkpoint, and they go back with it.
+#[test]
+fn d_peer_sigkill_a_server_of_the_linear_model_continues_from_the_checkpoint() {
+    let flags = "--model linear --steps 400 --workers 3 --servers 1";
+    let undisturbed = trained(flags);
+    let folder = tempfile::tempdir().unwrap();
+    for kills in [&["ps 0"][..], &["ps 0", "worker 0"]] {
+        let path = folder.path().join("linear.safetensors");
+        let mut training =
+            Training::start(&format!("{flags} --checkpoint-secs 0 --checkpoint {}", path.display()));
+        training.reach(80);
+        training.kill(kills);
+        assert_eq!(training.fingerprint(), summary_value(&undisturbed, "fingerprint"), "{kills:?}");
+    }
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod by_hand;
+mod checkpoints;
 mod data_parallel;
 mod endings;
 mod faults;
