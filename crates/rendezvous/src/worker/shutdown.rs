@@ -37,6 +37,7 @@ impl Worker {
                 connection.close(&Lost::shut_down_here()).await;
             }
         }
+        node.values().sets.close();
         node.close_control().await;
         self.operations.closed.send_replace(true);
     }

@@ -16,7 +16,8 @@ use super::{for_every_k, on_seeds, polled};
 use crate::common::builder;
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 23] = [
+pub(super) const CASES: [&str; 26] = [
+    "commit",
     "connect",
     "fetch",
     "fetch_as",
@@ -24,9 +25,11 @@ pub(super) const CASES: [&str; 23] = [
     "fetch_many",
     "fetch_many_versioned",
     "fetch_offered",
+    "fetch_set",
     "fetch_timeout",
     "fetch_versioned",
     "list",
+    "list_sets",
     "list_with_checksums",
     "notes",
     "peer_at",
@@ -213,6 +216,29 @@ fn s3_a_fetch_given_up_while_others_fetch_holds_nobody_up() {
         let others = join(two.fetches(1), two.fetches(1));
         let (fetched, _) = join(polled(polls, two.peer.fetch("x").into_future()), others).await;
         fetched.map(|tensor| two.handle.verify(1, tensor.unwrap().bytes())).is_some()
+    });
+}
+
+#[test]
+fn s3_operations_on_a_set_given_up_leave_nothing_behind() {
+    every_k_beside_fetches("commit", &async |two, polls| {
+        let set = two.server.set("w");
+        let before = set.version();
+        let next = before.unwrap_or(0) + 1;
+        let committed = polled(polls, set.commit(next, [("t", two.tensor(2))])).await;
+        assert_eq!(set.version(), if committed.is_some() { Some(next) } else { before });
+        committed.map(Result::unwrap).is_some()
+    });
+    every_k_beside_fetches("fetch_set", &async |two, polls| {
+        let own = two.server.set("w");
+        if own.version().is_none() {
+            own.commit(1, [("t", two.tensor(2))]).await.unwrap();
+        }
+        let fetched = polled(polls, two.peer.set("w").fetch()).await;
+        fetched.map(|snapshot| two.handle.verify(2, snapshot.unwrap().get("t").unwrap().bytes())).is_some()
+    });
+    every_k_beside_fetches("list_sets", &async |two, polls| {
+        polled(polls, two.peer.list_sets()).await.map(|sets| assert!(sets.unwrap().is_empty())).is_some()
     });
 }
 

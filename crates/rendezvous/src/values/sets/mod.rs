@@ -316,6 +316,13 @@ impl Sets {
         Ok(encoded(head.as_bytes()))
     }
 
+    /// Drops all versions: the worker is shut down.
+    pub(crate) fn close(&self) {
+        let sets = mem::take(&mut self.table().sets);
+        // Without the lock, as in `put`.
+        drop(sets);
+    }
+
     /// The sets that `reader` may read, sorted by name.
     pub(crate) fn list(&self, reader: Option<&str>) -> Vec<ListedSet> {
         let table = self.table();
