@@ -61,6 +61,8 @@ fn d_peer_sigkill_a_server_started_again_by_hand_with_restore() {
     let workers = [0, 1].map(|index| Running::start(one_process(&cluster, "worker", index)));
     workers[0].line(|line| line.starts_with("training     80/400 steps"));
     kill_process(server.pid(), Signal::KILL).unwrap();
+    // Until it is gone, its port is taken.
+    server.end();
     let again = Running::start(one_process(&format!("{cluster} --restore={path}"), "ps", 0));
     let [chief, other] = workers;
     let text = ends_well(chief);
