@@ -1,6 +1,6 @@
 //! The parameters as the servers commit them, version after version.
 
-use futures::{StreamExt as _, future::try_join_all};
+use futures::future::try_join_all;
 use tensorwire::{
     Tensor, WorkerError,
     sets::{Follow, Policy, Snapshot},
