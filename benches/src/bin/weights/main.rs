@@ -1,0 +1,131 @@
+//! Weights from one process to several: a set whose elements change in part, to processes that follow it, that fetch it whole, and that pull
+//! its tensors from a service written with tonic, in turns.
+
+#![allow(clippy::disallowed_methods)] // it measures real time on tokio's runtime
+
+mod follower;
+mod publisher;
+
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use tensorwire::FabricKind;
+
+use crate::{
+    follower::{FOLLOW, Follower, Order},
+    publisher::{Change, Publisher},
+};
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+/// Measures how long a new version of a set takes from its commit until every follower has applied it.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// Between processes of this host, or over loopback.
+    #[arg(long, value_enum, default_value_t = Fabric::Tcp)]
+    fabric: Fabric,
+    /// Processes that get each version.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=16))]
+    followers: u32,
+    /// Tensors of the set, of 16-bit elements.
+    #[arg(long, default_value_t = 300, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=10_000))]
+    tensors: usize,
+    /// Mebibytes of the set.
+    #[arg(long, default_value_t = 400, value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..=4096))]
+    mebibytes: usize,
+    /// Measurements of each row. The median is printed.
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Fabric {
+    Shm,
+    Tcp,
+}
+
+impl Arguments {
+    fn tensor_bytes(&self) -> usize {
+        (self.mebibytes << 20) / self.tensors / 2 * 2
+    }
+}
+
+impl Fabric {
+    fn kind(self) -> FabricKind {
+        match self {
+            Self::Shm => FabricKind::SHM,
+            Self::Tcp => FabricKind::TCP,
+        }
+    }
+}
+
+/// One row: what changes between two versions, and how the others get it.
+struct Row {
+    change: Change,
+    order: Order,
+    times: Vec<Duration>,
+    bytes: u64,
+}
+
+fn main() -> Result<(), Failure> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    if let Ok(given) = std::env::var(FOLLOW) {
+        return runtime.block_on(follower::run(&given));
+    }
+    let arguments = Arguments::parse();
+    runtime.block_on(async { tokio::spawn(measure(arguments)).await? })
+}
+
+async fn measure(arguments: Arguments) -> Result<(), Failure> {
+    let mut publisher = Publisher::start(&arguments).await?;
+    let (address, tonic) = (publisher.address(), publisher.serve_by_tonic().await?);
+    let mut followers = Vec::new();
+    for _ in 0..arguments.followers {
+        followers.push(Follower::start(&address, &tonic, &arguments)?);
+    }
+    println!(
+        "# {} tensors, {} MiB of 16-bit elements, {} followers over {}, {} rounds in turns",
+        arguments.tensors,
+        arguments.mebibytes,
+        arguments.followers,
+        arguments.fabric.kind(),
+        arguments.rounds
+    );
+    let mut rows = rows(arguments.fabric);
+    for round in 0..=arguments.rounds {
+        for row in &mut rows {
+            let (time, bytes) = publisher.round(row.change, row.order, &mut followers).await?;
+            // The first round makes memory resident.
+            if round > 0 {
+                row.times.push(time);
+                row.bytes = bytes;
+            }
+        }
+    }
+    println!("changed\tgot by\tbytes to each follower\tmilliseconds");
+    for row in &mut rows {
+        println!("{}\t{}\t{}\t{:.2}", row.change, row.order, row.bytes, milliseconds(&mut row.times));
+    }
+    publisher.compare(arguments.rounds, &mut followers).await?;
+    publisher::copy_alone(&arguments)?;
+    drop(followers);
+    publisher.end().await;
+    Ok(())
+}
+
+fn rows(fabric: Fabric) -> Vec<Row> {
+    let row = |change, order| Row { change, order, times: Vec::new(), bytes: 0 };
+    let mut rows = vec![row(Change::Nothing, Order::Follow), row(Change::Rows, Order::Follow)];
+    rows.extend(
+        [0.1, 1.0, 3.0, 10.0, 30.0, 100.0].map(|percent| row(Change::Elements(percent), Order::Follow)),
+    );
+    rows.push(row(Change::Elements(1.0), Order::Fetch));
+    rows.push(row(Change::Elements(1.0), if fabric == Fabric::Tcp { Order::Tonic } else { Order::Copy }));
+    rows
+}
+
+/// The median.
+fn milliseconds(times: &mut [Duration]) -> f64 {
+    times.sort();
+    times.get(times.len() / 2).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
+}
