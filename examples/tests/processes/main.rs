@@ -28,6 +28,18 @@ fn quickstart_moves_a_tensor_between_two_processes() {
 }
 
 #[test]
+fn services_answer_with_each_version_of_the_weights() {
+    let output = run(example("weight_sync"));
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    for service in ["service 1", "service 2"] {
+        for version in 1..=20 {
+            assert!(text.contains(&format!("{service} with version {version:2}: 10 -> ")), "{text}");
+        }
+    }
+}
+
+#[test]
 fn all_reduce_averages_over_four_processes() {
     let output = run(example("all_reduce"));
     let text = text(&output);
