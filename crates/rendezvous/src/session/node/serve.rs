@@ -3,10 +3,10 @@
 use std::{slice, sync::Arc, time::Duration};
 
 use futures::future::join_all;
-use tensorwire_fabric::timeout;
+use tensorwire_fabric::{BoxFuture, timeout};
 use tensorwire_protocol::{
     Code, Status, Validation,
-    wire::control::{ControlFrame, ListEntry},
+    wire::control::{Connect, ControlFrame, ListEntry},
 };
 
 use crate::{
@@ -134,21 +134,9 @@ impl Node {
     /// Acts on one frame; an error ends the session.
     async fn handle(self: &Arc<Self>, session: &Arc<Session>, frame: ControlFrame) -> Result<(), Lost> {
         match frame {
-            ControlFrame::Connect(offer) => {
-                if let Err(status) = session.open_for_peer(offer.connection) {
-                    let refused = ControlFrame::Refused { connection: offer.connection, status };
-                    return reply(session, refused).await;
-                }
-                let (node, session) = (self.clone(), session.clone());
-                self.settings.runtime.spawn("accept connection", Box::pin(node.accept_data(session, offer)));
-            }
+            ControlFrame::Connect(offer) => return self.set_up(session, None, offer).await,
             ControlFrame::Standby { replaces, offer } => {
-                if let Err(status) = session.open_for_peer(offer.connection) {
-                    let refused = ControlFrame::Refused { connection: offer.connection, status };
-                    return reply(session, refused).await;
-                }
-                let accepting = self.clone().accept_standby(session.clone(), replaces, offer);
-                self.settings.runtime.spawn("accept standby", Box::pin(accepting));
+                return self.set_up(session, Some(replaces), offer).await;
             }
             ControlFrame::Retired { connection } => {
                 session.connection(connection).iter().for_each(|connection| connection.note_retired());
@@ -176,21 +164,7 @@ impl Node {
                 }
             }
             ControlFrame::ListRequest { request, after, with_checksums } => {
-                let room = session.begin_list()?;
-                let (node, session) = (self.clone(), session.clone());
-                // Made by a separate task, so that pings are answered while checksums are computed.
-                let listing = async move {
-                    let _turn = session.list_turn().await;
-                    if !session.is_over() {
-                        let making = session.connections().listing_turn().await;
-                        let ListPage { entries, more } =
-                            node.list_page(after.as_deref(), with_checksums).await;
-                        drop(making);
-                        let _ = session.send(ControlFrame::ListResponse { request, entries, more }).await;
-                    }
-                    drop(room);
-                };
-                self.settings.runtime.spawn("list", Box::pin(listing));
+                self.answer_list(session, request, (after, with_checksums))?;
             }
             ControlFrame::ListResponse { request, entries, more } => {
                 session.give_list(request, ListPage { entries, more });
@@ -211,6 +185,50 @@ impl Node {
                 return Err(Lost::misbehaved(format!("the peer sent a frame that is illegal now: {frame}")));
             }
         }
+        Ok(())
+    }
+
+    /// Sets up the data connection that the peer offers: one for requests, or the standby of the connection `replaces`.
+    async fn set_up(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        replaces: Option<u32>,
+        offer: Connect,
+    ) -> Result<(), Lost> {
+        if let Err(status) = session.open_for_peer(offer.connection) {
+            let refused = ControlFrame::Refused { connection: offer.connection, status };
+            return reply(session, refused).await;
+        }
+        let (node, session) = (self.clone(), session.clone());
+        let accepting: BoxFuture<'static, ()> = match replaces {
+            None => Box::pin(node.accept_data(session, offer)),
+            Some(replaces) => Box::pin(node.accept_standby(session, replaces, offer)),
+        };
+        self.settings.runtime.spawn("accept connection", accepting);
+        Ok(())
+    }
+
+    /// Answers the peer's request for a page of the list, in a task of its own, so that pings are answered while checksums are
+    /// computed.
+    fn answer_list(
+        self: &Arc<Self>,
+        session: &Arc<Session>,
+        request: u32,
+        (after, with_checksums): (Option<String>, bool),
+    ) -> Result<(), Lost> {
+        let room = session.begin_list()?;
+        let (node, session) = (self.clone(), session.clone());
+        let listing = async move {
+            let _turn = session.list_turn().await;
+            if !session.is_over() {
+                let making = session.connections().listing_turn().await;
+                let ListPage { entries, more } = node.list_page(after.as_deref(), with_checksums).await;
+                drop(making);
+                let _ = session.send(ControlFrame::ListResponse { request, entries, more }).await;
+            }
+            drop(room);
+        };
+        self.settings.runtime.spawn("list", Box::pin(listing));
         Ok(())
     }
 
