@@ -3,6 +3,7 @@
 //!
 //! `cargo run --release --example weight_sync`
 #![forbid(unsafe_code)]
+#![allow(clippy::disallowed_methods)] // it runs on tokio's runtime
 
 use std::error::Error;
 
