@@ -13,8 +13,9 @@ use tensorwire::memory::{Mapping, MemoryError};
 
 use crate::header::{Entry, HEADER_BYTES_MAX, Header, HeaderError, PREFIX_BYTES};
 
-/// The remedy if a user names a whole checkpoint.
-const ONE_OF_A_SET: &str = "sets of files cannot be served: serve one of its .safetensors files";
+/// The remedy if a user names something else.
+const NO_FILE: &str =
+    "name a .safetensors file, a folder of such files, or an index whose name ends with .json";
 
 /// Why a file can't be served.
 #[derive(Debug, thiserror::Error)]
@@ -106,7 +107,7 @@ impl Checkpoint {
         let claimed = u64::from_le_bytes(prefix);
         // Text at the position of the length never gives the length of a file.
         if prefix.starts_with(b"{") && claimed > file_bytes {
-            return Err(CheckpointError::Kind { path: path(), kind: "JSON text", remedy: ONE_OF_A_SET });
+            return Err(CheckpointError::Kind { path: path(), kind: "JSON text", remedy: NO_FILE });
         }
         let fits = claimed <= file_bytes - PREFIX_BYTES as u64;
         let length = match usize::try_from(claimed) {
@@ -151,7 +152,7 @@ impl Checkpoint {
 fn check_kind(path: &Path, kind: FileType) -> Result<(), CheckpointError> {
     let (kind, remedy) = match kind {
         kind if kind.is_file() => return Ok(()),
-        kind if kind.is_dir() => ("folder", ONE_OF_A_SET),
+        kind if kind.is_dir() => ("folder", NO_FILE),
         kind if kind.is_fifo() => ("FIFO", "write it into a file first"),
         _ => ("device or socket", "write it into a file first"),
     };
@@ -200,13 +201,13 @@ mod tests {
     }
 
     #[test]
-    fn whole_checkpoints_are_refused_with_the_remedy_and_what_is_no_file_at_once() {
+    fn what_is_no_file_of_the_format_is_refused_at_once_with_the_remedy() {
         let directory = tempfile::tempdir().unwrap();
-        let index = directory.path().join("model.safetensors.index.json");
+        let index = directory.path().join("model.safetensors.index");
         fs::write(&index, "{\n  \"weight_map\": {}\n}").unwrap();
         for path in [directory.path(), &index] {
             let error = Checkpoint::open(path, false).unwrap_err().to_string();
-            assert!(error.contains("serve one of its .safetensors files"), "{error}");
+            assert!(error.contains("a folder of such files"), "{error}");
         }
         let fifo = directory.path().join("fifo");
         rustix::fs::mkfifoat(rustix::fs::CWD, &fifo, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();

@@ -6,8 +6,10 @@ use tensorwire::{Code, WorkerError, memory::MemoryError};
 
 use crate::{
     checkpoint::CheckpointError,
-    header::{HEADER_BYTES_MAX, HEADER_NAME, HeaderError},
+    header::{HEADER_BYTES_MAX, HEADER_NAME},
+    layout::LayoutError,
     output::OutputError,
+    source::SourceError,
 };
 
 /// A failure of a command; its text is what the user sees.
@@ -37,10 +39,26 @@ pub(crate) enum Failure {
          serve it again, or without --mmap"
     )]
     Unmapped { path: PathBuf, problem: String },
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    #[error("{path}: it was changed while it was read: serve it again, when it is complete")]
+    ChangedWhileRead { path: PathBuf },
+    #[error(
+        "--watch and --mmap: a mapped file keeps its bytes, so its changes cannot be served: leave --mmap or --watch out"
+    )]
+    WatchMapped,
+    #[error("--output = `{path}`: it is no file and no folder, which --follow needs: name one")]
+    FollowIntoStream { path: PathBuf },
+    #[error("{path}: the server has this file no more, but it can't be removed: {source}")]
+    Remove { path: PathBuf, source: io::Error },
+    #[error("a thread can't be started: {0}")]
+    Thread(io::Error),
+    #[error("the thread that reads or writes the files has ended early")]
+    ThreadGone,
     #[error("the thread that verifies and writes the tensors has ended early")]
     WriterGone,
-    #[error("published name = `{name}`: {path} has a tensor of this name: {remedy}; rename it in the file")]
-    TensorName { path: PathBuf, name: String, remedy: String },
     #[error(
         "{option} = `{value}`: this program was built without TLS: build it with --features tls, or leave the option and \
          the variable {variable} out"
@@ -56,22 +74,26 @@ pub(crate) enum Failure {
     NoSuchTensor { address: String, missing: String, known: String },
     #[error("the server has published nothing that could be pulled")]
     NothingPublished,
-    #[error("what the server publishes does not make a safetensors file: {0}")]
-    Header(HeaderError),
     #[error(
         "the server at {address} publishes a file header (`{HEADER_NAME}`) of {bytes} bytes, and one has at most \
          {HEADER_BYTES_MAX}: pull from `tensorwire serve`"
     )]
     HeaderLength { address: String, bytes: u64 },
-    #[error("the server's file header is not UTF-8: its `{HEADER_NAME}` is not from tensorwire serve")]
-    HeaderText,
+    #[error(
+        "the server's set has no `{name}`, which the header of a file has: it is not from tensorwire serve"
+    )]
+    NoPiece { name: String },
     #[error(
         "`{name}` has element type {dtype}, which safetensors has no name for: pull without --output, or without it"
     )]
     NoFileType { name: String, dtype: tensorwire::DataType },
     #[error("the server at {address} was restarted while it was pulled from: pull again, or with --retry")]
     Restarted { address: String },
-    #[error("the server at {address} is still reading its file")]
+    #[error(
+        "the server at {address} has read newer files meanwhile: pull again, or follow them with --follow"
+    )]
+    NewerVersion { address: String },
+    #[error("the server at {address} is still reading its files")]
     NotReady { address: String },
     #[error("the file that the server at {address} serves is another than before: pull again")]
     Changed { address: String },

@@ -12,7 +12,7 @@ use tensorwire_fabric::timeout;
 use crate::{
     arguments::Pull,
     failure::Failure,
-    header::Entry,
+    layout::Piece,
     plan::{Listing, Plan},
     progress::phase,
     tls,
@@ -45,14 +45,14 @@ impl Link {
     /// its plan, and the new plan must be the same.
     pub(crate) async fn open(arguments: &Pull, before: Option<&Plan>) -> Result<Self, Failure> {
         let _shown = phase(if before.is_some() { "connecting again" } else { "connecting" });
-        let (mut worker, mut server) = connect(arguments, arguments.memory).await?;
+        let (mut worker, mut server) = connect(arguments, arguments.memory()).await?;
         let listing = Listing::ask(&server, arguments).await?;
         if before.is_some_and(|plan| plan.is_file) && !listing.is_file() {
             return Err(Failure::NotReady { address: arguments.address.clone() });
         }
         let life = server.incarnation();
         let least = listing.largest(arguments).saturating_add(POOL_SLACK);
-        if least > arguments.memory {
+        if least > arguments.memory() {
             worker.shutdown().await;
             // First, because this worker holds memory.
             drop((worker, server));
@@ -93,14 +93,27 @@ impl Link {
     }
 
     /// Fetches one tensor; on one host as a view of the server's memory, which takes no memory here.
-    pub(crate) async fn fetch(&self, arguments: &Pull, entry: &Entry) -> Result<Tensor, Failure> {
-        let mebibytes = u32::try_from(entry.byte_length() >> 20).unwrap_or(u32::MAX);
+    pub(crate) async fn fetch(&self, arguments: &Pull, piece: &Piece) -> Result<Tensor, Failure> {
+        let mebibytes = u32::try_from(piece.bytes >> 20).unwrap_or(u32::MAX);
         let limit = FETCH_LIMIT.saturating_add(FETCH_LIMIT_PER_MIB.saturating_mul(mebibytes));
-        let fetch = self.server.fetch(&entry.name).sharing(Sharing::View).timeout(limit).into_future();
+        let fetch = self.server.fetch(&piece.name).sharing(Sharing::View).timeout(limit).into_future();
         let fetched = fetch.await;
         // First, because an answer of another incarnation of the server is invalid.
         self.check_life(arguments)?;
         fetched.map_err(|error| of_memory(arguments, error))
+    }
+
+    /// Checks that the files are those of one moment: that the server has published no newer ones since the plan was made.
+    pub(crate) async fn check_current(&self, arguments: &Pull) -> Result<(), Failure> {
+        if !self.plan.is_file {
+            return Ok(());
+        }
+        let listed = self.server.list().await?;
+        self.check_life(arguments)?;
+        match self.plan.is_current(&Listing::of(listed)) {
+            true => Ok(()),
+            false => Err(Failure::NewerVersion { address: arguments.address.clone() }),
+        }
     }
 
     fn check_life(&self, arguments: &Pull) -> Result<(), Failure> {
@@ -117,8 +130,8 @@ impl Link {
         if is_viewed && arguments.trust.peers.trust() == Trust::Cluster {
             return Ok(());
         }
-        let largest = self.plan.header.entries().iter().map(Entry::byte_length).max().unwrap_or(0);
-        let bytes = in_flight(arguments).max(largest).min(self.plan.header.data_bytes());
+        let largest = self.plan.layout.pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
+        let bytes = in_flight(arguments).max(largest).min(self.plan.layout.data_bytes());
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let taken = self.worker.receive_pool().alloc(bytes).await;
         taken.map(drop).map_err(|error| of_memory(arguments, error.into()))
@@ -144,7 +157,7 @@ impl Link {
 /// half of the memory is reserved for these gaps; and under [`Trust::Hostile`] a tensor is in memory twice while it
 /// arrives.
 pub(crate) fn in_flight(arguments: &Pull) -> u64 {
-    let usable = arguments.memory / 2;
+    let usable = arguments.memory() / 2;
     match arguments.trust.peers.trust() {
         Trust::Hostile => usable / 2,
         _ => usable,
@@ -152,14 +165,14 @@ pub(crate) fn in_flight(arguments: &Pull) -> u64 {
 }
 
 /// Makes the error name the option that sets the memory.
-fn of_memory(arguments: &Pull, error: WorkerError) -> Failure {
+pub(crate) fn of_memory(arguments: &Pull, error: WorkerError) -> Failure {
     match error {
-        WorkerError::Memory(problem) => Failure::Memory { memory: arguments.memory, problem },
+        WorkerError::Memory(problem) => Failure::Memory { memory: arguments.memory(), problem },
         error => error.into(),
     }
 }
 
-fn runtime() -> Result<TokioRuntime, Failure> {
+pub(crate) fn runtime() -> Result<TokioRuntime, Failure> {
     TokioRuntime::current().ok_or_else(|| Failure::Runtime(std::io::ErrorKind::Other.into()))
 }
 
@@ -171,7 +184,7 @@ fn name(runtime: &TokioRuntime) -> Result<String, Failure> {
 }
 
 /// A worker that receives into at most `bytes`, and its server.
-async fn connect(arguments: &Pull, bytes: u64) -> Result<(Worker, Peer), Failure> {
+pub(crate) async fn connect(arguments: &Pull, bytes: u64) -> Result<(Worker, Peer), Failure> {
     let mut builder = Worker::builder(&name(&runtime()?)?);
     builder = builder.memory(|memory| {
         memory.receive_bytes = bytes;

@@ -1,5 +1,5 @@
-//! The `tensorwire` command: serves the tensors of a safetensors file, pulls them, measures the speed, lists RDMA
-//! devices, and checks whether they can be used.
+//! The `tensorwire` command: serves the tensors of safetensors files, pulls and follows them, lists them, measures the speed, lists
+//! RDMA devices, and checks whether they can be used.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -10,8 +10,13 @@ mod devices;
 mod doctor;
 mod dtype;
 mod failure;
+mod follow;
 mod header;
+mod index;
+mod layout;
 mod link;
+mod list;
+mod loading;
 mod machine;
 mod mapped_file;
 mod output;
@@ -20,11 +25,14 @@ mod progress;
 mod pull;
 mod reachable_address;
 mod round;
+mod separate_thread;
 mod serve;
 mod signals;
 mod sink;
 mod size;
+mod source;
 mod tls;
+mod watch;
 
 use std::{
     ffi::OsString,
@@ -80,6 +88,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             Command::Doctor(arguments) => return doctor::doctor(arguments).await,
             Command::Serve(serve) => serve::serve(serve).await?,
             Command::Pull(pull) => pull::pull(pull).await?,
+            Command::List(list) => list::list(list).await?,
             Command::Bench(arguments) => bench::bench(arguments).await?,
         }
         Ok(ExitCode::SUCCESS)

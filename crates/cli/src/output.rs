@@ -1,6 +1,7 @@
-//! The target of a pull: a file that appears complete or not at all, or a stream.
+//! The targets of a pull: files that appear complete or not at all, in a folder or alone, or a stream.
 
 mod draft;
+mod folder;
 #[cfg(test)]
 mod tests;
 
@@ -14,6 +15,7 @@ use std::{
 use rustix::fs::{Mode, OFlags};
 
 use self::draft::Draft;
+pub(crate) use self::folder::Target;
 
 /// The name of standard output.
 const STDOUT: &str = "-";
@@ -32,6 +34,8 @@ pub(crate) enum OutputError {
     Closed,
     #[error("--output = `{path}`: it is there already: name another file, or leave --no-clobber out")]
     Exists { path: PathBuf },
+    #[error("--output = `{path}`: the server serves a folder: name a folder, or one to be made")]
+    NoFolder { path: PathBuf },
     #[error(
         "--output = `{path}`: the file takes {needed} bytes, and {free} are free on its file system: make room, or name \
          a file on another one"
@@ -98,9 +102,9 @@ impl Output {
         matches!(self.place, Place::Stream { .. })
     }
 
-    /// The path that the user gave.
-    pub(crate) fn path(&self) -> &Path {
-        &self.path
+    /// Whether it is a file where nothing was when it was opened.
+    fn is_new(&self) -> bool {
+        matches!(&self.place, Place::File(draft) if !draft.replaces())
     }
 
     /// Allocates `bytes` bytes on the disk, so that space cannot run out later, and writes the first of them.
@@ -130,6 +134,14 @@ impl Output {
             }
         };
         written.map_err(|error| self.failed(error))
+    }
+
+    /// Waits until the bytes of a file are on the disk.
+    fn sync(&self) -> Result<(), OutputError> {
+        match &self.place {
+            Place::File(draft) => draft.sync().map_err(|error| self.failed(error)),
+            Place::Stream { .. } => Ok(()),
+        }
     }
 
     /// Gives a file its name, once its bytes are on the disk.

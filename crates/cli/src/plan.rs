@@ -1,4 +1,6 @@
-//! The tensors that a pull fetches, and their positions in the file.
+//! The tensors that a pull fetches, and their positions in the files.
+
+use std::collections::BTreeMap;
 
 use tensorwire::{Peer, Published, Version};
 
@@ -6,7 +8,8 @@ use crate::{
     arguments::Pull,
     dtype,
     failure::Failure,
-    header::{Entry, HEADER_BYTES_MAX, HEADER_NAME, Header},
+    header::{Entry, HEADER_BYTES_MAX, Header},
+    layout::{Layout, LayoutError, Texts, is_text},
 };
 
 /// Maximum number of names listed in an error.
@@ -26,20 +29,29 @@ impl Listing {
             server.list().await?
         };
         let listing = Self(listed);
-        if let Some(header) = listing.find(HEADER_NAME) {
-            check_length(header.metadata.byte_length, &arguments.address)?;
-        }
+        let texts = listing.texts().map(|text| text.metadata.byte_length);
+        check_length(texts.fold(0, u64::saturating_add), &arguments.address)?;
         Ok(listing)
     }
 
-    /// Whether the server has published the header of a file, which it does last.
-    pub(crate) fn is_file(&self) -> bool {
-        self.find(HEADER_NAME).is_some()
+    /// A list, sorted by name.
+    pub(crate) fn of(listed: Vec<Published>) -> Self {
+        Self(listed)
     }
 
-    /// Bytes of the largest tensor that `arguments` want, the header among them.
+    /// The texts of headers and of an index.
+    fn texts(&self) -> impl Iterator<Item = &Published> {
+        self.0.iter().filter(|published| is_text(&published.name))
+    }
+
+    /// Whether the server has published the headers of its files, which it does last.
+    pub(crate) fn is_file(&self) -> bool {
+        self.texts().next().is_some()
+    }
+
+    /// Bytes of the largest tensor that `arguments` want, the headers among them.
     pub(crate) fn largest(&self, arguments: &Pull) -> u64 {
-        let is_wanted = |name: &str| name == HEADER_NAME || wants(arguments, name);
+        let is_wanted = |name: &str| is_text(name) || wants(arguments, name);
         let wanted = self.0.iter().filter(|published| is_wanted(&published.name));
         wanted.map(|published| published.metadata.byte_length).max().unwrap_or(0)
     }
@@ -50,33 +62,38 @@ impl Listing {
     }
 }
 
-/// The tensors to fetch, laid out as a file.
+/// The tensors to fetch, laid out as files.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    pub(crate) header: Header,
-    /// The checksums in the order of the header; `None` unless requested.
+    pub(crate) layout: Layout,
+    /// The checksums in the order of the layout; `None` unless requested.
     pub(crate) checksums: Vec<Option<u64>>,
     /// The versions, in the same order.
     versions: Vec<Option<Version>>,
-    /// Whether the server publishes the header of its file.
+    /// Whether the server publishes the headers of its files.
     pub(crate) is_file: bool,
 }
 
 impl Plan {
     /// Selects the tensors that `arguments` name from `listing`.
     pub(crate) async fn make(server: &Peer, listing: &Listing, arguments: &Pull) -> Result<Self, Failure> {
-        let is_file = listing.is_file();
-        let whole = match is_file {
-            true => published_header(server, &arguments.address).await?,
-            false => header_of(listing, arguments)?,
-        };
         let (names, address) = (&arguments.tensor, &arguments.address);
-        // A file may have no tensors.
-        let header = if is_file && names.is_empty() { whole } else { pick(whole, names, address)? };
-        let of = |entry: &Entry| listing.find(&entry.name);
-        let checksums = header.entries().iter().map(|entry| of(entry)?.checksum).collect();
-        let versions = header.entries().iter().map(|entry| of(entry).map(|known| known.version)).collect();
-        Ok(Self { header, checksums, versions, is_file })
+        let is_file = listing.is_file();
+        let layout = match is_file {
+            true => {
+                let texts = Texts::parse(published_texts(server, listing, address).await?)?;
+                // A file may have no tensors.
+                match names.is_empty() {
+                    true => texts.layout(),
+                    false => Layout::of_header(&pick(texts.merged()?, names, address)?),
+                }
+            }
+            false => Layout::of_header(&pick(header_of(listing, arguments)?, names, address)?),
+        };
+        let of = |name: &str| listing.find(name);
+        let checksums = layout.pieces.iter().map(|piece| of(&piece.name)?.checksum).collect();
+        let versions = layout.pieces.iter().map(|piece| of(&piece.name).map(|known| known.version)).collect();
+        Ok(Self { layout, checksums, versions, is_file })
     }
 
     /// Whether `now` has the same tensors: by their checksums or, where the server has none, by their versions.
@@ -85,7 +102,13 @@ impl Plan {
             (Some(before), Some(now)) => before == now,
             _ => self.versions[place].is_some() && self.versions[place] == now.versions[place],
         };
-        self.header.text() == now.header.text() && (0..self.checksums.len()).all(is_same)
+        self.layout == now.layout && (0..self.checksums.len()).all(is_same)
+    }
+
+    /// Whether the tensors of `listing` are still those of this plan.
+    pub(crate) fn is_current(&self, listing: &Listing) -> bool {
+        let mut pieces = self.layout.pieces.iter().zip(&self.versions);
+        pieces.all(|(piece, version)| listing.find(&piece.name).map(|known| known.version) == *version)
     }
 }
 
@@ -93,13 +116,21 @@ fn wants(arguments: &Pull, name: &str) -> bool {
     arguments.tensor.is_empty() || arguments.tensor.iter().any(|wanted| wanted == name)
 }
 
-/// The header of the file that the server serves.
-async fn published_header(server: &Peer, address: &str) -> Result<Header, Failure> {
-    let text = server.fetch(HEADER_NAME).await?;
-    // The header may differ from the listed one.
-    check_length(text.bytes().len() as u64, address)?;
-    let text = String::from_utf8(text.bytes().to_vec()).map_err(|_| Failure::HeaderText)?;
-    Header::parse(text).map_err(Failure::Header)
+/// The texts of headers and index that the server publishes, by their names.
+async fn published_texts(
+    server: &Peer,
+    listing: &Listing,
+    address: &str,
+) -> Result<BTreeMap<String, Vec<u8>>, Failure> {
+    let (mut texts, mut bytes) = (BTreeMap::new(), 0);
+    for Published { name, .. } in listing.texts() {
+        let text = server.fetch(name).await?;
+        // A text may differ from the listed one.
+        bytes += text.bytes().len() as u64;
+        check_length(bytes, address)?;
+        texts.insert(name.clone(), text.bytes().to_vec());
+    }
+    Ok(texts)
 }
 
 fn check_length(bytes: u64, address: &str) -> Result<(), Failure> {
@@ -126,7 +157,7 @@ fn header_of(Listing(listed): &Listing, arguments: &Pull) -> Result<Header, Fail
         let shape = dimensions.collect::<Result<_, _>>().map_err(too_large)?;
         entries.push(Entry { name: name.clone(), dtype, shape, range: 0..metadata.byte_length });
     }
-    Header::of(None, &entries).map_err(Failure::Header)
+    Ok(Header::of(None, &entries).map_err(LayoutError::Header)?)
 }
 
 /// The tensors called `names`, or all if there are none.
@@ -146,7 +177,7 @@ fn pick(whole: Header, names: &[String], address: &str) -> Result<Header, Failur
             known: quoted(whole.entries().iter().map(|entry| entry.name.as_str())),
         });
     }
-    whole.subset(|entry| names.contains(&entry.name)).map_err(Failure::Header)
+    Ok(whole.subset(|entry| names.contains(&entry.name)).map_err(LayoutError::Header)?)
 }
 
 /// The first names in quotes, and how many more there are.
@@ -162,9 +193,9 @@ fn quoted<'a>(names: impl Iterator<Item = &'a str> + Clone) -> String {
 #[cfg(test)]
 impl Plan {
     /// A plan for tensors without checksums.
-    pub(crate) fn of(header: Header) -> Self {
-        let tensors = header.entries().len();
-        Self { header, checksums: vec![None; tensors], versions: vec![None; tensors], is_file: true }
+    pub(crate) fn of(header: &Header) -> Self {
+        let (tensors, layout) = (header.entries().len(), Layout::of_header(header));
+        Self { layout, checksums: vec![None; tensors], versions: vec![None; tensors], is_file: true }
     }
 }
 
@@ -200,7 +231,7 @@ mod tests {
     #[test]
     fn a_plan_is_the_same_by_checksums_and_never_by_their_absence() {
         let plan = |sums: [Option<u64>; 2], text: &str| {
-            let plan = Plan::of(Header::parse(text.to_owned()).unwrap());
+            let plan = Plan::of(&Header::parse(text.to_owned()).unwrap());
             Plan { checksums: sums.to_vec(), ..plan }
         };
         let (sums, other) = ([Some(1), Some(2)], TEXT.replace("[2]", "[1,2]"));

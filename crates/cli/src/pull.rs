@@ -1,4 +1,4 @@
-//! `tensorwire pull`: a server's tensors, verified and written to a file.
+//! `tensorwire pull`: a server's tensors, verified and written to files.
 
 use std::io::Write;
 
@@ -9,9 +9,10 @@ use crate::{
     arguments::Pull,
     budget::Budget,
     failure::Failure,
-    header::Entry,
+    follow::follow,
+    layout::Piece,
     link::{Link, in_flight},
-    output::Output,
+    output::Target,
     print,
     progress::{byte_bar, phase},
     round::Round,
@@ -23,6 +24,9 @@ const FETCHES_MAX: usize = 32;
 
 /// Fetches the tensors that `arguments` name, `--repeat` times.
 pub(crate) async fn pull(arguments: &Pull) -> Result<(), Failure> {
+    if let (true, Some(path)) = (arguments.follow, &arguments.output) {
+        return follow(arguments, path).await;
+    }
     let output = open_output(arguments)?;
     let link = Link::open(arguments, None).await?;
     let (link, output) = pull_with(link, arguments, output).await?;
@@ -38,10 +42,10 @@ pub(crate) async fn pull(arguments: &Pull) -> Result<(), Failure> {
 }
 
 /// Opens the output before the server is contacted, so that an unusable output fails at once.
-fn open_output(arguments: &Pull) -> Result<Option<Output>, Failure> {
+fn open_output(arguments: &Pull) -> Result<Option<Target>, Failure> {
     let Some(path) = &arguments.output else { return Ok(None) };
     let _shown = phase("opening the output");
-    let output = Output::open(path, arguments.no_clobber)?;
+    let output = Target::open(path, arguments.no_clobber)?;
     if output.is_stream() && arguments.repeat.get() > 1 {
         return Err(Failure::RoundsIntoStream { path: path.clone() });
     }
@@ -52,13 +56,13 @@ fn open_output(arguments: &Pull) -> Result<Option<Output>, Failure> {
 async fn pull_with(
     mut link: Link,
     arguments: &Pull,
-    mut output: Option<Output>,
-) -> Result<(Link, Option<Output>), Failure> {
+    mut output: Option<Target>,
+) -> Result<(Link, Option<Target>), Failure> {
     let plan = link.plan.clone();
-    let is_stream = output.as_ref().is_some_and(Output::is_stream);
+    let is_stream = output.as_ref().is_some_and(Target::is_stream);
     if let Some(output) = &mut output {
         let _shown = phase("taking room on the disk");
-        if let Err(full) = output.begin(&plan.header.prefix(), plan.header.file_bytes()) {
+        if let Err(full) = output.begin(&plan.layout.files, |_| true) {
             link.close().await;
             return Err(full.into());
         }
@@ -67,7 +71,7 @@ async fn pull_with(
     for number in 1..=rounds {
         let round = Round::begin((rounds > 1).then_some(number), link.info());
         let what = if arguments.verify { "pulling and verifying" } else { "pulling" };
-        let progress = byte_bar(what, plan.header.data_bytes());
+        let progress = byte_bar(what, plan.layout.data_bytes());
         let begun = TensorWork { plan: plan.clone(), verify: arguments.verify, output, done: 0, progress };
         let task;
         (link, task) = fetch_all(link, arguments, begun).await?;
@@ -79,7 +83,23 @@ async fn pull_with(
         report(task.output.is_some(), is_stream, &format!("{text}\n"))?;
         output = task.output;
     }
-    Ok((link, output))
+    Ok((checked(link, arguments).await?, output))
+}
+
+/// Checks that what was fetched was published at one moment.
+async fn checked(mut link: Link, arguments: &Pull) -> Result<Link, Failure> {
+    loop {
+        match link.check_current(arguments).await {
+            Ok(()) => return Ok(link),
+            Err(lost) if arguments.retry.is_some() && lost.is_passing() => {
+                link = link.again(arguments, lost).await?;
+            }
+            Err(failure) => {
+                link.close().await;
+                return Err(failure);
+            }
+        }
+    }
 }
 
 /// Runs one round. After the loss of the server it continues if `arguments` ask for that.
@@ -122,11 +142,11 @@ async fn fetch_until_lost(
     task: TensorWork,
 ) -> Result<(TensorWork, Option<Failure>), Failure> {
     let (plan, progress) = (task.plan.clone(), task.progress.clone());
-    let (budget, rest) = (Budget::of(in_flight(arguments)), &plan.header.entries()[task.done..]);
+    let (budget, rest) = (Budget::of(in_flight(arguments)), &plan.layout.pieces[task.done..]);
     let sink = Sink::start(task);
-    let fetch = async |entry: &Entry| {
-        let room = budget.take(entry.byte_length()).await;
-        link.fetch(arguments, entry).await.map(|tensor| (tensor, room))
+    let fetch = async |piece: &Piece| {
+        let room = budget.take(piece.bytes).await;
+        link.fetch(arguments, piece).await.map(|tensor| (tensor, room))
     };
     // In the order of the file: a stream needs this order, and it lets a pull continue from any point.
     let mut fetched = stream::iter(rest.iter().map(fetch)).buffered(FETCHES_MAX);

@@ -29,13 +29,13 @@ impl Round {
         elapsed: Duration,
         stats: bool,
     ) -> String {
-        let bytes = plan.header.data_bytes();
+        let bytes = plan.layout.data_bytes();
         let rate = bytes as f64 / elapsed.as_secs_f64().max(1e-9);
         let transport = after.and_then(|info| info.transport);
         let mut text = format!(
             "{} {} tensors, {} in {:.3} s, {}/s over {}",
             self.number.map_or_else(|| "pulled".to_owned(), |number| format!("round {number}:")),
-            plan.header.entries().len(),
+            plan.layout.pieces.len(),
             BinaryBytes(bytes),
             elapsed.as_secs_f64(),
             BinaryBytes(rate as u64),

@@ -3,7 +3,7 @@
 
 use std::{
     fs, io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{Mutex, MutexGuard, PoisonError},
     thread,
 };
@@ -19,8 +19,6 @@ use tokio::{
 pub(crate) enum AtSignal {
     /// Ends the process.
     End,
-    /// Removes a file, and ends the process.
-    Remove(PathBuf),
     /// Wakes the receiver; the signal after it ends the process.
     Wake(oneshot::Sender<()>),
 }
@@ -28,10 +26,36 @@ pub(crate) enum AtSignal {
 /// Set once signals are handled.
 static NEXT: Mutex<Option<AtSignal>> = Mutex::new(None);
 
+/// Files to remove when a signal ends the process.
+static REMOVED: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+/// A file with a temporary name: a signal that ends the process removes it, until this is dropped.
+#[derive(Debug)]
+pub(crate) struct RemovedAtEnd(PathBuf);
+
+impl RemovedAtEnd {
+    /// Of the file at `path`.
+    pub(crate) fn new(path: &Path) -> io::Result<Self> {
+        lock(&REMOVED).push(path.to_owned());
+        let removed = Self(path.to_owned());
+        let is_handled = lock(&NEXT).is_some();
+        if !is_handled {
+            at_signal(AtSignal::End)?;
+        }
+        Ok(removed)
+    }
+}
+
+impl Drop for RemovedAtEnd {
+    fn drop(&mut self) {
+        lock(&REMOVED).retain(|path| *path != self.0);
+    }
+}
+
 /// Sets the action of the next SIGINT or SIGTERM. A separate thread runs it, because reading, writing and opening block
 /// the others. A process that it ends exits with 128 plus the signal's number, as shells report it.
 pub(crate) fn at_signal(next: AtSignal) -> io::Result<()> {
-    if lock().replace(next).is_some() {
+    if lock(&NEXT).replace(next).is_some() {
         return Ok(());
     }
     let kinds = [SignalKind::interrupt(), SignalKind::terminate()];
@@ -50,22 +74,22 @@ async fn handle(kinds: [SignalKind; 2], [mut interrupt, mut terminate]: [Signal;
             _ = interrupt.recv() => kinds[0],
             _ = terminate.recv() => kinds[1],
         };
-        match lock().replace(AtSignal::End) {
+        match lock(&NEXT).replace(AtSignal::End) {
             Some(AtSignal::Wake(waiting)) => {
                 // Without a receiver the program is about to end.
                 let _ = waiting.send(());
                 continue;
             }
-            Some(AtSignal::Remove(path)) => {
-                // The file may have got its final name meanwhile.
-                let _ = fs::remove_file(path);
-            }
             Some(AtSignal::End) | None => {}
+        }
+        for path in lock(&REMOVED).iter() {
+            // The file may have got its final name meanwhile.
+            let _ = fs::remove_file(path);
         }
         std::process::exit(128 + kind.as_raw_value());
     }
 }
 
-fn lock() -> MutexGuard<'static, Option<AtSignal>> {
-    NEXT.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock<T>(mutex: &'static Mutex<T>) -> MutexGuard<'static, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     budget::{HELD_MAX, Room},
     failure::Failure,
-    output::Output,
+    output::Target,
     plan::Plan,
 };
 
@@ -34,7 +34,7 @@ pub(crate) struct TensorWork {
     /// Whether to compare checksums.
     pub(crate) verify: bool,
     /// The target to write them to.
-    pub(crate) output: Option<Output>,
+    pub(crate) output: Option<Target>,
     /// How many tensors of the plan are done, in their order.
     pub(crate) done: usize,
     /// Shows the bytes that are done.
@@ -45,29 +45,29 @@ impl TensorWork {
     /// Processes the next tensor, unless it `is_stopped` meanwhile.
     fn take(&mut self, tensor: &Tensor, is_stopped: &AtomicBool) -> Result<(), Failure> {
         let plan = self.plan.clone();
-        let Some(entry) = plan.header.entries().get(self.done) else { return Ok(()) };
-        let (bytes, expected) = (tensor.bytes(), entry.byte_length());
+        let Some(piece) = plan.layout.pieces.get(self.done) else { return Ok(()) };
+        let (bytes, expected) = (tensor.bytes(), piece.bytes);
         if bytes.len() as u64 != expected {
-            return Err(Failure::Replaced { name: entry.name.clone(), found: bytes.len() as u64, expected });
+            return Err(Failure::Replaced { name: piece.name.clone(), found: bytes.len() as u64, expected });
         }
         if self.verify {
-            let name = || entry.name.clone();
+            let name = || piece.name.clone();
             let expected = plan.checksums[self.done].ok_or_else(|| Failure::NoChecksum { name: name() })?;
             let found = checksum(bytes);
             if found != expected {
                 return Err(Failure::Checksum { name: name(), found, expected });
             }
         }
-        let mut place = plan.header.data_start() + entry.range.start;
-        for piece in bytes.chunks(STEP_BYTES) {
+        let mut place = piece.place;
+        for step in bytes.chunks(STEP_BYTES) {
             if is_stopped.load(Relaxed) {
                 return Err(Failure::WriterGone);
             }
             if let Some(output) = &mut self.output {
-                output.write_at(piece, place)?;
+                output.write_at(piece.file, step, place)?;
             }
-            place += piece.len() as u64;
-            self.progress.inc(piece.len() as u64);
+            place += step.len() as u64;
+            self.progress.inc(step.len() as u64);
         }
         self.done += 1;
         Ok(())
@@ -91,7 +91,7 @@ impl Sink {
         let (tensors, mut waiting) = mpsc::channel::<(Tensor, Room)>(HELD_MAX as usize);
         let (end, result) = oneshot::channel();
         let is_stopped = Arc::new(AtomicBool::new(false));
-        let (stopped, is_stream) = (is_stopped.clone(), task.output.as_ref().is_some_and(Output::is_stream));
+        let (stopped, is_stream) = (is_stopped.clone(), task.output.as_ref().is_some_and(Target::is_stream));
         thread::spawn(move || {
             let mut taken = Ok(());
             while let Some((tensor, room)) = waiting.blocking_recv() {
@@ -145,17 +145,17 @@ mod tests {
     use tensorwire::{DataType, Tensor, Worker};
 
     use super::{Sink, TensorWork, checksum};
-    use crate::{budget::Budget, failure::Failure, header::Header, output::Output, plan::Plan};
+    use crate::{budget::Budget, failure::Failure, header::Header, output::Target, plan::Plan};
 
     /// The number that the progress shows after a tensor of six bytes was written to `path`.
     async fn shown_after(path: &str) -> (u64, Result<(), Failure>) {
         let worker = Worker::builder("/job:test/replica:0/task:0").start().await.unwrap();
         let tensor = Tensor::from_bytes(worker.pool(), DataType::U8, &[6], b"abcdef").unwrap();
         let header = r#"{"a":{"dtype":"U8","shape":[6],"data_offsets":[0,6]}}"#;
-        let plan = Arc::new(Plan::of(Header::parse(header.to_owned()).unwrap()));
-        let mut output = Output::open(Path::new(path), false).unwrap();
+        let plan = Arc::new(Plan::of(&Header::parse(header.to_owned()).unwrap()));
+        let mut output = Target::open(Path::new(path), false).unwrap();
         // A full device accepts no bytes.
-        let _ = output.begin(&plan.header.prefix(), plan.header.file_bytes());
+        let _ = output.begin(&plan.layout.files, |_| true);
         let progress = ProgressBar::hidden();
         let mut task = TensorWork { plan, verify: false, output: Some(output), done: 0, progress };
         let taken = task.take(&tensor, &AtomicBool::new(false));
@@ -179,9 +179,9 @@ mod tests {
         let tensor =
             Tensor::from_bytes(worker.pool(), DataType::U8, &[bytes], &vec![1; bytes as usize]).unwrap();
         let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[0,{bytes}]}}}}"#);
-        let plan = Arc::new(Plan::of(Header::parse(header).unwrap()));
+        let plan = Arc::new(Plan::of(&Header::parse(header).unwrap()));
         let directory = tempfile::tempdir().unwrap();
-        let output = Output::open(&directory.path().join("file"), false).unwrap();
+        let output = Target::open(&directory.path().join("file"), false).unwrap();
         let progress = ProgressBar::hidden();
         let task = TensorWork { plan: plan.clone(), verify: false, output: Some(output), done: 0, progress };
         let sink = Sink::start(task);

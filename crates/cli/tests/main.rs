@@ -14,6 +14,9 @@ mod skipped;
 
 mod bench;
 mod doctor;
+mod files;
+mod follow;
+mod list;
 mod loopback;
 mod pull;
 mod serve_pull;

@@ -23,7 +23,8 @@ use rustix::{
 use safetensors::{Dtype, tensor::TensorView};
 
 use crate::common::{
-    Process, Server, checkpoint, command_max, fail, names_in, run, small_checkpoint, succeed, tensorwire,
+    Process, Server, checkpoint, command_max, fail, names_in, replace, run, small_checkpoint, succeed,
+    tensorwire,
 };
 
 const MIB: usize = 1 << 20;
@@ -178,17 +179,53 @@ fn what_is_no_file_and_no_stream_is_refused_before_anything_is_asked() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    for (path, message) in [(directory.path(), "it is a directory"), (&socket, "it is a socket")] {
-        let output = fail(&["pull", "127.0.0.1:1", "-o", path.to_str().unwrap()]);
-        assert!(output.contains(message) && output.contains(path.to_str().unwrap()), "{output}");
-    }
-    let output = fail(&["pull", "127.0.0.1:1", "-o", "missing/"]);
-    assert!(output.contains("--output = `missing/`: it names no file"), "{output}");
+    let path = socket.to_str().unwrap();
+    let output = fail(&["pull", "127.0.0.1:1", "-o", path]);
+    assert!(output.contains("it is a socket") && output.contains(path), "{output}");
+    let output = fail(&["pull", "127.0.0.1:1", "-o", "missing/."]);
+    assert!(output.contains("--output = `missing/.`: it names no file"), "{output}");
     let file = small_checkpoint(directory.path());
     let before = fs::read(&file).unwrap();
     let output = fail(&["pull", "127.0.0.1:1", "-o", file.to_str().unwrap(), "--no-clobber"]);
     assert!(output.contains("--no-clobber") && output.contains(file.to_str().unwrap()), "{output}");
     assert_eq!(fs::read(&file).unwrap(), before);
+}
+
+#[test]
+fn a_file_is_not_written_in_place_of_a_folder() {
+    let directory = tempfile::tempdir().unwrap();
+    let server = Server::start(&small_checkpoint(directory.path()), &[]);
+    let missing = format!("{}/missing/", directory.path().display());
+    for path in [directory.path().to_str().unwrap(), &missing] {
+        let output = fail(&["pull", &server.address, "-o", path]);
+        assert!(output.contains("it is a directory: name a file in it") && output.contains(path), "{output}");
+    }
+    assert_eq!(names_in(directory.path()), ["small.safetensors"]);
+}
+
+/// A pull into a pipe of a file that is replaced in the middle of it.
+#[test]
+fn s2_a_file_is_never_put_together_from_two_versions() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("file");
+    checkpoint_of(&file, [2; 40], 1);
+    let mut changed = fs::read(&file).unwrap();
+    let expected = changed.len();
+    changed[expected - 1] ^= 1;
+    let mut server = Process(tensorwire(&["serve", file.to_str().unwrap(), "--watch"]).spawn().unwrap());
+    let lines = server.lines();
+    let address = lines.after("address ");
+    let fifo = Fifo::new(directory.path());
+    let pull = begin(&address, &fifo.path, &["--memory", "8M", "--fabric", "tcp"]);
+    let first = fifo.read(5 * MIB);
+    replace(&file, &changed);
+    lines.after("version ");
+    let mut reader = fifo.file.try_clone().unwrap();
+    let rest = expected - first.len();
+    thread::spawn(move || reader.read_exact(&mut vec![0; rest]));
+    let (code, message) = end(pull);
+    assert_eq!(code, Some(1), "{message}");
+    assert!(message.contains("has read newer files meanwhile"), "{message}");
 }
 
 #[test]

@@ -20,10 +20,12 @@ pub(crate) struct Arguments {
 /// The subcommands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Read a safetensors file into memory and serve its tensors until Ctrl-C.
+    /// Read safetensors files into memory and serve their tensors until Ctrl-C.
     Serve(Serve),
-    /// Fetch tensors from a server, and write them to a safetensors file.
+    /// Fetch tensors from a server, and write them to safetensors files.
     Pull(Pull),
+    /// List the tensors that a worker has published.
+    List(List),
     /// List the RDMA devices, their ports and addresses, and which one Tensorwire would use.
     Devices(Devices),
     /// Check which fabrics can be used here, RDMA above all, and if not, why and what to do.
@@ -35,9 +37,15 @@ pub(crate) enum Command {
 /// `tensorwire serve`.
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
-    /// The file to serve.
-    #[arg(value_name = "FILE.safetensors")]
-    pub(crate) file: PathBuf,
+    /// A safetensors file, a folder of them, or the index of a checkpoint in several files (`*.index.json`). Of a folder
+    /// all `*.safetensors` files are served that are not hidden, of an index the files that it names.
+    #[arg(value_name = "PATH")]
+    pub(crate) path: PathBuf,
+    /// Look at the files twice a second, and serve them again as a new version when they have changed: replaced by a
+    /// rename, overwritten in place, added to the folder or removed. A version is served once all files are complete and
+    /// have not changed between two looks; until then the one before stays. `pull --follow` gets each version.
+    #[arg(long)]
+    pub(crate) watch: bool,
     /// Address to listen at, for sessions and data; port 0 takes a free one. Anything beyond loopback needs --secret-file or --tls-cert.
     #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:0", value_parser = address)]
     pub(crate) bind: String,
@@ -45,9 +53,9 @@ pub(crate) struct Serve {
     /// address of --bind.
     #[arg(long, value_name = "HOST:PORT", value_parser = address)]
     pub(crate) data_bind: Option<String>,
-    /// Map the file instead of reading it, and send from the mapping. It must belong to this user or to root, and only
-    /// its owner may have the right to write it. A process that changes it in place waits until it is copied into
-    /// memory. If the system does not support that, the file is read as without this option. Receivers over shared
+    /// Map the files instead of reading them, and send from the mapping. A file must belong to this user or to root, and
+    /// only its owner may have the right to write it. A process that changes it in place waits until it is copied into
+    /// memory. If the system does not support that, it is read as without this option. Not with --watch. Receivers over shared
     /// memory get copies, one for each receiver; over TCP nothing is copied.
     #[arg(long)]
     pub(crate) mmap: bool,
@@ -69,12 +77,21 @@ pub(crate) struct Pull {
     /// Address that the server printed, for instance 127.0.0.1:4242.
     #[arg(value_name = "HOST:PORT", value_parser = address)]
     pub(crate) address: String,
-    /// File to write. It appears when it is complete, or not at all. It gets the mode and, if that is allowed, the
-    /// owner of a file that it replaces; a symbolic link is followed. A FIFO, a character device, or standard output
-    /// (`-`) is written in order instead; all messages go to standard error then. Without this option tensors are
-    /// fetched and dropped.
-    #[arg(short, long, value_name = "FILE")]
+    /// File to write, or folder if the server serves a folder or an index; a missing folder is made. A file appears when
+    /// it is complete, or not at all; those of a folder are renamed at the end, one after the other. A file gets the mode
+    /// and, if that is allowed, the owner of a file that it replaces; a symbolic link is followed. A FIFO, a character
+    /// device, or standard output (`-`) is written in order instead; all messages go to standard error then. Without this
+    /// option tensors are fetched and dropped.
+    #[arg(short, long, value_name = "PATH")]
     pub(crate) output: Option<PathBuf>,
+    /// Keep the output current until Ctrl-C: write each version of a server with --watch, and print a line for it. Files
+    /// that have not changed are not written again; files that the server does not have any more are removed, if this
+    /// process wrote them. If the server is lost, it is asked again for as long as it takes.
+    #[arg(long, requires = "output", conflicts_with_all = ["no_clobber", "tensor", "retry", "repeat", "verify", "stats"])]
+    pub(crate) follow: bool,
+    /// With --follow: if the server is restarted with older files, take them. Without this option the newer ones stay.
+    #[arg(long, requires = "follow")]
+    pub(crate) accept_restart: bool,
     /// Do not replace a file: if there is one at --output, fail before anything is fetched.
     #[arg(long, requires = "output")]
     pub(crate) no_clobber: bool,
@@ -83,9 +100,10 @@ pub(crate) struct Pull {
     pub(crate) tensor: Vec<String>,
     /// Memory for tensors that are under way or wait to be written, in bytes, with K, M or G for powers of 1024. A tensor
     /// that is larger is fetched alone, and takes up to a quarter more than its own size. Tensors that are read out of the
-    /// server's memory, on one host, take none.
-    #[arg(long, value_name = "SIZE", default_value = "256M", value_parser = memory_bytes)]
-    pub(crate) memory: u64,
+    /// server's memory, on one host, take none. With --follow: for a version and the one after it, and 64G unless it is
+    /// given. [default: 256M]
+    #[arg(long, value_name = "SIZE", value_parser = memory_bytes)]
+    pub(crate) memory: Option<u64>,
     /// If the server is lost during the pull, try for this many seconds to reach it again, each time, and continue. If it
     /// then serves another file, the pull fails.
     #[arg(long, value_name = "SECONDS")]
@@ -105,6 +123,33 @@ pub(crate) struct Pull {
     pub(crate) stats: bool,
     #[command(flatten)]
     pub(crate) validate: Validate,
+    #[command(flatten)]
+    pub(crate) trust: Trust,
+    #[command(flatten)]
+    pub(crate) liveness: Liveness,
+    #[command(flatten)]
+    pub(crate) secret: Secret,
+    #[command(flatten)]
+    pub(crate) tls: Tls,
+}
+
+impl Pull {
+    /// Memory for tensors, in bytes.
+    pub(crate) fn memory(&self) -> u64 {
+        // A follower has a whole version, and the next one.
+        self.memory.unwrap_or(if self.follow { 64 << 30 } else { 256 << 20 })
+    }
+}
+
+/// `tensorwire list`.
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Address of the worker, for instance the one that `tensorwire serve` printed.
+    #[arg(value_name = "HOST:PORT", value_parser = address)]
+    pub(crate) address: String,
+    /// Print one JSON object.
+    #[arg(long)]
+    pub(crate) json: bool,
     #[command(flatten)]
     pub(crate) trust: Trust,
     #[command(flatten)]
@@ -367,7 +412,7 @@ mod tests {
             (vec!["tensorwire", "pull", "127.0.0.1:1", "--memory", "64K"], 64 << 10),
         ] {
             let Command::Pull(pull) = Arguments::parse_from(line).command else { panic!("not a pull") };
-            assert_eq!(pull.memory, expected);
+            assert_eq!(pull.memory(), expected);
         }
         for memory in ["0", "lots", "1.5G"] {
             assert!(

@@ -19,7 +19,7 @@ use rustix::{
 };
 use tempfile::{Builder, NamedTempFile};
 
-use crate::signals::{AtSignal, at_signal};
+use crate::signals::RemovedAtEnd;
 
 /// Maximum number of symbolic links that are followed from the name that the user gave: the kernel's limit.
 const LINKS_MAX: usize = 40;
@@ -36,6 +36,8 @@ const PRIVATE_MODE: u32 = 0o600;
 pub(super) struct Draft {
     /// Not a symbolic link.
     target: PathBuf,
+    /// Whether a file was there.
+    replaces: bool,
     file: Unfinished,
 }
 
@@ -43,8 +45,8 @@ pub(super) struct Draft {
 enum Unfinished {
     /// Has no name until it is finished.
     Unnamed(File),
-    /// Hidden beside the target, removed on drop.
-    Named(NamedTempFile),
+    /// Hidden beside the target, removed on drop, and when a signal ends the process.
+    Named { file: NamedTempFile, _removed: RemovedAtEnd },
 }
 
 impl Draft {
@@ -59,11 +61,17 @@ impl Draft {
             return Err(Errno::ISDIR.into());
         }
         let mode = if replaces.is_some() { PRIVATE_MODE } else { NEW_MODE };
-        let draft = Self { file: begin(directory_of(&target), mode)?, target };
+        let file = begin(directory_of(&target), mode)?;
+        let draft = Self { file, target, replaces: replaces.is_some() };
         if let Some(replaced) = replaces {
             take_after(draft.file(), replaced)?;
         }
         Ok(draft)
+    }
+
+    /// Whether it will replace a file that was there when it was begun.
+    pub(super) fn replaces(&self) -> bool {
+        self.replaces
     }
 
     /// Allocates `bytes` bytes on the disk.
@@ -102,12 +110,17 @@ impl Draft {
         self.file().write_all_at(bytes, place)
     }
 
+    /// Waits until its bytes are on the disk.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        self.file().sync_all()
+    }
+
     /// Names the file once its bytes are on the disk. With `no_clobber` it replaces nothing.
     pub(super) fn finish(self, no_clobber: bool) -> io::Result<()> {
-        self.file().sync_all()?;
+        self.sync()?;
         let directory = directory_of(&self.target);
         let beside = match self.file {
-            Unfinished::Named(file) => file.into_temp_path(),
+            Unfinished::Named { file, .. } => file.into_temp_path(),
             // Unlike a rename, a link does not replace an existing file.
             Unfinished::Unnamed(file) => {
                 hidden().make_in(directory, |path| Ok(link(&file, path)?))?.into_temp_path()
@@ -122,7 +135,7 @@ impl Draft {
     fn file(&self) -> &File {
         match &self.file {
             Unfinished::Unnamed(file) => file,
-            Unfinished::Named(file) => file.as_file(),
+            Unfinished::Named { file, .. } => file.as_file(),
         }
     }
 }
@@ -146,8 +159,8 @@ fn begin(directory: &Path, mode: u32) -> io::Result<Unfinished> {
 
 fn named(directory: &Path, mode: u32) -> io::Result<Unfinished> {
     let file = hidden().permissions(Permissions::from_mode(mode)).tempfile_in(directory)?;
-    at_signal(AtSignal::Remove(file.path().to_owned()))?;
-    Ok(Unfinished::Named(file))
+    let _removed = RemovedAtEnd::new(file.path())?;
+    Ok(Unfinished::Named { file, _removed })
 }
 
 /// Gives a file without a name the name `path`: by its descriptor if the kernel allows that (since 6.10, or with

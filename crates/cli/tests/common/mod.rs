@@ -36,7 +36,7 @@ const DTYPES: [Dtype; 12] = [
 ];
 
 /// Bytes that look random and are the same in every run.
-fn fill(length: usize, seed: u64) -> Vec<u8> {
+pub(crate) fn fill(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
     let mut bytes = Vec::with_capacity(length + 8);
     while bytes.len() < length {
@@ -145,16 +145,36 @@ pub(crate) fn fail(arguments: &[&str]) -> String {
 impl Process {
     /// The first line that starts with `prefix`, without the prefix. Fails if the process ends or hangs before.
     pub(crate) fn line_after(&mut self, prefix: &'static str) -> String {
+        self.lines().after(prefix)
+    }
+
+    /// The lines that the process prints. They are read, so that it is not held up, whether they are taken or not.
+    pub(crate) fn lines(&mut self) -> Lines {
         let stdout = self.0.stdout.take().unwrap();
-        let (found, line) = mpsc::channel();
+        let (found, lines) = mpsc::channel();
         thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                if let Some(rest) = line.strip_prefix(prefix) {
-                    let _ = found.send(rest.to_owned());
-                }
+                let _ = found.send(line);
             }
         });
-        line.recv_timeout(command_max()).unwrap_or_else(|error| panic!("no line `{prefix}`: {error}"))
+        Lines(lines)
+    }
+}
+
+/// The lines of a process.
+#[derive(Debug)]
+pub(crate) struct Lines(mpsc::Receiver<String>);
+
+impl Lines {
+    /// The next line that starts with `prefix`, without the prefix. Fails if the process ends or hangs before.
+    pub(crate) fn after(&self, prefix: &str) -> String {
+        loop {
+            let line = self.0.recv_timeout(command_max());
+            let line = line.unwrap_or_else(|error| panic!("no line `{prefix}`: {error}"));
+            if let Some(rest) = line.strip_prefix(prefix) {
+                return rest.to_owned();
+            }
+        }
     }
 }
 
@@ -181,6 +201,21 @@ impl Server {
         let address = process.line_after("address ");
         Self { process, address }
     }
+}
+
+/// The bytes of a safetensors file with tensors of these names and bytes.
+pub(crate) fn file_of<'a>(tensors: impl IntoIterator<Item = (&'a str, &'a [u8])>) -> Vec<u8> {
+    let views = tensors.into_iter().map(|(name, bytes)| {
+        (name.to_owned(), TensorView::new(Dtype::U8, vec![bytes.len()], bytes).unwrap())
+    });
+    safetensors::serialize(views.collect::<Vec<_>>(), None).unwrap()
+}
+
+/// Writes `bytes` beside `path`, and renames them to it.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) {
+    let beside = path.with_extension("new");
+    fs::write(&beside, bytes).unwrap();
+    fs::rename(&beside, path).unwrap();
 }
 
 /// The names in a directory.

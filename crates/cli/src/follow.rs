@@ -1,0 +1,215 @@
+//! `tensorwire pull --follow`: a copy of the files that a server watches, kept current.
+
+use std::{
+    collections::BTreeSet,
+    fs, io,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use futures::StreamExt;
+use indicatif::BinaryBytes;
+use tensorwire::{
+    WorkerError,
+    fabric::Runtime,
+    sets::{Policy, Snapshot, Staged},
+};
+use tensorwire_protocol::text::escaped;
+use tokio::sync::oneshot;
+
+use crate::{
+    arguments::Pull,
+    failure::Failure,
+    layout::{Layout, SET, Texts, is_text},
+    link::{connect, of_memory, runtime},
+    loading::is_equal,
+    output::Target,
+    print,
+    separate_thread::in_thread,
+    signals::{AtSignal, at_signal},
+};
+
+/// A version whose files are written.
+#[derive(Debug, Clone)]
+struct Copy {
+    layout: Arc<Layout>,
+    snapshot: Snapshot,
+}
+
+/// Writes each version of the files to `path`, until SIGINT or SIGTERM.
+pub(crate) async fn follow(arguments: &Pull, path: &Path) -> Result<(), Failure> {
+    check_target(path)?;
+    let (worker, server) = connect(arguments, arguments.memory()).await?;
+    let (wake, mut woken) = oneshot::channel();
+    at_signal(AtSignal::Wake(wake)).map_err(Failure::Runtime)?;
+    let mut versions = server.set(SET).follow(Policy::Latest);
+    let (mut copy, mut reported) = (None, None);
+    say(&format!("following {}", arguments.address));
+    loop {
+        let next = tokio::select! {
+            _ = &mut woken => break,
+            next = versions.next() => next,
+        };
+        match next {
+            None => break,
+            Some(Ok(staged)) => {
+                // To its end: a signal waits until the files are written.
+                let (line, written) = write(path, copy, staged).await?;
+                say(&line);
+                (copy, reported) = (Some(written), None);
+            }
+            Some(Err(WorkerError::WentBack { held, offered, .. })) if arguments.accept_restart => {
+                say(&format!("the server was restarted with version {offered}, below {held}: taking it"));
+                versions.accept_restart();
+            }
+            Some(Err(WorkerError::WentBack { held, offered, .. })) => say(&format!(
+                "the server was restarted with version {offered}: version {held} stays until there is a newer one; \
+                 --accept-restart takes it"
+            )),
+            Some(Err(error)) => {
+                let failure = of_memory(arguments, error);
+                if !failure.is_passing() {
+                    return Err(failure);
+                }
+                let text = failure.to_string();
+                if reported.as_ref() != Some(&text) {
+                    tracing::warn!(%failure, "asking again");
+                }
+                reported = Some(text);
+            }
+        }
+    }
+    worker.shutdown().await;
+    Ok(())
+}
+
+/// Refuses a target that cannot be written again and again, before the server is contacted.
+fn check_target(path: &Path) -> Result<(), Failure> {
+    let is_stream = match fs::metadata(path) {
+        Ok(metadata) => !metadata.is_file() && !metadata.is_dir(),
+        Err(_) => path == Path::new("-"),
+    };
+    if is_stream {
+        return Err(Failure::FollowIntoStream { path: path.to_owned() });
+    }
+    Target::open(path, false)?;
+    Ok(())
+}
+
+/// A message for the user. One that cannot be written is dropped.
+fn say(line: &str) {
+    let _ = print(&format!("{}\n", escaped(line)));
+}
+
+/// Writes the files of a version that differ from those of `before`, and removes those that it does not have any more. Returns what it
+/// did, as a line.
+async fn write(path: &Path, before: Option<Copy>, staged: Staged) -> Result<(String, Copy), Failure> {
+    let (bytes, path) = (staged.bytes_moved(), path.to_owned());
+    let changed: BTreeSet<String> = staged.changed().map(str::to_owned).collect();
+    let snapshot = staged.apply();
+    let runtime = runtime()?;
+    let started = runtime.now();
+    let work = in_thread(move || {
+        let old = |name: &str| before.as_ref().and_then(|before| before.snapshot.get(name));
+        // After a restart of the server all tensors are moved again.
+        let is_changed = |name: &str| match (old(name), snapshot.get(name)) {
+            (Some(old), Some(new)) => changed.contains(name) && !is_equal(old, new),
+            _ => true,
+        };
+        let texts = snapshot.iter().filter(|(name, _)| is_text(name));
+        let texts = texts.map(|(name, text)| (name.to_owned(), text.bytes().to_vec()));
+        let layout = Texts::parse(texts)?.layout();
+        if layout.files.is_empty() {
+            return Err(Failure::NothingPublished);
+        }
+        let counted =
+            write_files(&path, &snapshot, &layout, before.as_ref().map(|copy| &*copy.layout), is_changed)?;
+        let copy = Copy { layout: Arc::new(layout), snapshot };
+        Ok((counted, copy))
+    });
+    let (Counted { changed, files, removed }, copy) = work.await?;
+    let removed = if removed > 0 { format!(", {removed} removed") } else { String::new() };
+    let line = format!(
+        "version {}: {changed} of {} tensors changed, {} moved, {files} files written{removed} in {:.3} s",
+        copy.snapshot.version(),
+        copy.layout.pieces.len(),
+        BinaryBytes(bytes),
+        runtime.now().saturating_sub(started).as_secs_f64()
+    );
+    Ok((line, copy))
+}
+
+/// What was written.
+struct Counted {
+    /// Tensors that differ.
+    changed: usize,
+    files: usize,
+    removed: usize,
+}
+
+fn write_files(
+    path: &Path,
+    snapshot: &Snapshot,
+    layout: &Layout,
+    before: Option<&Layout>,
+    is_changed: impl Fn(&str) -> bool,
+) -> Result<Counted, Failure> {
+    let mut is_written: Vec<bool> = layout.files.iter().map(|file| is_other(before, file)).collect();
+    let mut changed = 0;
+    for piece in layout.pieces.iter().filter(|piece| is_changed(&piece.name)) {
+        changed += 1;
+        is_written[piece.file] = true;
+    }
+    // A target is written whole.
+    if is_written.contains(&true) {
+        write_pieces(path, snapshot, layout, &is_written)?;
+    }
+    let removed = remove(path, layout, before)?;
+    Ok(Counted { changed, files: is_written.into_iter().filter(|&is_written| is_written).count(), removed })
+}
+
+/// Writes the files for which `is_written` holds.
+fn write_pieces(
+    path: &Path,
+    snapshot: &Snapshot,
+    layout: &Layout,
+    is_written: &[bool],
+) -> Result<(), Failure> {
+    let mut target = Target::open(path, false)?;
+    target.begin(&layout.files, |file| is_written[file])?;
+    for piece in layout.pieces.iter().filter(|piece| is_written[piece.file]) {
+        let name = || piece.name.clone();
+        let tensor = snapshot.get(&piece.name).ok_or_else(|| Failure::NoPiece { name: name() })?;
+        let (bytes, expected) = (tensor.bytes(), piece.bytes);
+        if bytes.len() as u64 != expected {
+            return Err(Failure::Replaced { name: name(), found: bytes.len() as u64, expected });
+        }
+        target.write_at(piece.file, bytes, piece.place)?;
+    }
+    Ok(target.finish()?)
+}
+
+/// Whether the file has another beginning than the file of that name `before`.
+fn is_other(before: Option<&Layout>, file: &crate::layout::LaidOutFile) -> bool {
+    !before.is_some_and(|before| before.files.contains(file))
+}
+
+/// Removes the files that `before` has and `layout` does not.
+fn remove(path: &Path, layout: &Layout, before: Option<&Layout>) -> Result<usize, Failure> {
+    let names: BTreeSet<&str> = layout.files.iter().filter_map(|file| file.name.as_deref()).collect();
+    let old = before.into_iter().flat_map(|before| &before.files);
+    let gone: Vec<PathBuf> = old
+        .filter_map(|file| file.name.as_deref())
+        .filter(|name| !names.contains(name))
+        .map(|name| path.join(name))
+        .collect();
+    for path in &gone {
+        match fs::remove_file(path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(Failure::Remove { path: path.clone(), source: error });
+            }
+            _ => {}
+        }
+    }
+    Ok(gone.len())
+}
