@@ -7,7 +7,6 @@ use std::{
     sync::Arc,
 };
 
-use futures::StreamExt;
 use indicatif::BinaryBytes;
 use tensorwire::{
     WorkerError,

@@ -172,7 +172,7 @@ fn a_hundredth_of_the_elements_moves_a_fortieth_of_the_bytes() {
         drop(first);
         for version in 2..12_u64 {
             asked(&two, &mut versions).await;
-            for at in (0..ELEMENTS).filter(|at| (at * 7919 + version as usize) % 100 == 0) {
+            for at in (0..ELEMENTS).filter(|at| (at * 7919 + version as usize).is_multiple_of(100)) {
                 elements[at] ^= 1;
             }
             commit_elements(&set, &two.server, version, &elements).await;

@@ -6,7 +6,7 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, Stdio},
 };
 
-use futures::{StreamExt as _, future::try_join_all};
+use futures::future::try_join_all;
 use tensorwire::{
     Sharing, Worker,
     sets::{Follow, Policy},

@@ -273,7 +273,7 @@ mod tests {
             for rank in (0..size).filter(|rank| !is_other(*rank)) {
                 let Some(round) = left[rank].front().copied() else { continue };
                 goes_on |= round.sends && sent.insert((rank, round.with));
-                if !round.arrival.is_some() || sent.contains(&(round.with, rank)) {
+                if round.arrival.is_none() || sent.contains(&(round.with, rank)) {
                     if round.arrival.is_some() && is_other(round.with) {
                         return true;
                     }

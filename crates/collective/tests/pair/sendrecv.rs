@@ -4,7 +4,7 @@ use std::future::IntoFuture as _;
 
 use futures::future::{join_all, try_join_all};
 use tensorwire_collective::{GroupError, pair::Message};
-use tensorwire_fabric::FabricKind;
+use tensorwire_fabric::{FabricKind, timeout};
 
 use super::{
     SHORT, all_received, element, over_fabrics, over_verbs, possible, ranks, ranks_within, tensor, values,
@@ -320,7 +320,8 @@ async fn messages_that_are_there_do_not_starve_those_of_later_ranks(fabric: Fabr
             ranks.each(async |group| group.barrier().await.unwrap()).await;
         }
     };
-    let starved = tokio::time::timeout(PATIENCE, all_of_the_others).await.is_err();
+    let runtime = flooded.worker().runtime();
+    let starved = timeout(&**runtime, PATIENCE, all_of_the_others).await.is_err();
     assert!(!starved, "not all of the others were received: {received:?}");
     ranks.shutdown().await;
 }
