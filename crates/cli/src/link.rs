@@ -15,7 +15,6 @@ use crate::{
     layout::Piece,
     plan::{Listing, Plan},
     progress::phase,
-    tls,
 };
 
 /// Base time limit of one tensor.
@@ -127,7 +126,7 @@ impl Link {
     /// would fit fewer of the later tensors.
     async fn reserve(&self, arguments: &Pull) -> Result<(), Failure> {
         let is_viewed = self.info().and_then(|info| info.transport) == Some(FabricKind::SHM);
-        if is_viewed && arguments.trust.peers.trust() == Trust::Cluster {
+        if is_viewed && arguments.peering.trust.peers.trust() == Trust::Cluster {
             return Ok(());
         }
         let largest = self.plan.layout.pieces.iter().map(|piece| piece.bytes).max().unwrap_or(0);
@@ -158,7 +157,7 @@ impl Link {
 /// arrives.
 pub(crate) fn in_flight(arguments: &Pull) -> u64 {
     let usable = arguments.memory() / 2;
-    match arguments.trust.peers.trust() {
+    match arguments.peering.trust.peers.trust() {
         Trust::Hostile => usable / 2,
         _ => usable,
     }
@@ -190,17 +189,11 @@ pub(crate) async fn connect(arguments: &Pull, bytes: u64) -> Result<(Worker, Pee
         memory.receive_bytes = bytes;
         memory.bounce_bytes = bytes;
     });
-    builder = builder
-        .validation(arguments.validate.checksum.validation())
-        .trust(arguments.trust.peers.trust())
-        .liveness(arguments.liveness.limit());
+    builder = builder.validation(arguments.validate.checksum.validation());
     if let Some(kind) = arguments.fabric.required() {
         builder = builder.require(kind);
     }
-    if let Some(path) = &arguments.secret.secret_file {
-        builder = builder.secret_file(path);
-    }
-    let worker = tls::apply(builder, &arguments.tls)?.start().await?;
+    let worker = arguments.peering.apply(builder)?.start().await?;
     let server = worker.peer_at(&arguments.address).await?;
     Ok((worker, server))
 }

@@ -5,7 +5,7 @@ use serde::Serialize;
 use tensorwire::{Published, Worker, sets::ListedSet};
 use tensorwire_protocol::text::escaped;
 
-use crate::{arguments::List, failure::Failure, print, tls};
+use crate::{arguments::List, failure::Failure, print};
 
 /// Version of the JSON: incremented when a field changes its meaning or is removed.
 const VERSION: u32 = 1;
@@ -38,12 +38,7 @@ struct TensorJson<'a> {
 
 /// Prints the tensors and the sets of the worker at the address.
 pub(crate) async fn list(arguments: &List) -> Result<(), Failure> {
-    let mut builder =
-        Worker::client().trust(arguments.trust.peers.trust()).liveness(arguments.liveness.limit());
-    if let Some(path) = &arguments.secret.secret_file {
-        builder = builder.secret_file(path);
-    }
-    let worker = tls::apply(builder, &arguments.tls)?.start().await?;
+    let worker = arguments.peering.apply(Worker::client())?.start().await?;
     let peer = worker.peer_at(&arguments.address).await?;
     let (listed, sets) = (peer.list().await?, peer.list_sets().await?);
     worker.shutdown().await;

@@ -20,6 +20,7 @@ mod loading;
 mod machine;
 mod mapped_file;
 mod output;
+mod peering;
 mod plan;
 mod progress;
 mod pull;

@@ -19,7 +19,6 @@ use crate::{
     reachable_address::instead_of_all,
     signals::{AtSignal, at_signal},
     source::{OpenFile, Opened, Source},
-    tls,
     watch::{Change, Served},
 };
 
@@ -68,17 +67,11 @@ pub(crate) async fn serve(arguments: &Serve) -> Result<(), Failure> {
 async fn start(arguments: &Serve) -> Result<Worker, Failure> {
     // The set has the published tensors themselves, whose memory is limited already.
     let mut builder = Worker::builder(NAME).bind(&arguments.bind).set_bytes(u64::MAX);
-    builder = builder
-        .validation(arguments.validate.checksum.validation())
-        .trust(arguments.trust.peers.trust())
-        .liveness(arguments.liveness.limit());
+    builder = builder.validation(arguments.validate.checksum.validation());
     if let Some(address) = &arguments.data_bind {
         builder = builder.data_bind(address);
     }
-    if let Some(path) = &arguments.secret.secret_file {
-        builder = builder.secret_file(path);
-    }
-    Ok(tls::apply(builder, &arguments.tls)?.start().await?)
+    Ok(arguments.peering.apply(builder)?.start().await?)
 }
 
 /// Lets `worker` send from the files that are mapped.

@@ -62,13 +62,7 @@ pub(crate) struct Serve {
     #[command(flatten)]
     pub(crate) validate: Validate,
     #[command(flatten)]
-    pub(crate) trust: Trust,
-    #[command(flatten)]
-    pub(crate) liveness: Liveness,
-    #[command(flatten)]
-    pub(crate) secret: Secret,
-    #[command(flatten)]
-    pub(crate) tls: Tls,
+    pub(crate) peering: Peering,
 }
 
 /// `tensorwire pull`.
@@ -124,13 +118,7 @@ pub(crate) struct Pull {
     #[command(flatten)]
     pub(crate) validate: Validate,
     #[command(flatten)]
-    pub(crate) trust: Trust,
-    #[command(flatten)]
-    pub(crate) liveness: Liveness,
-    #[command(flatten)]
-    pub(crate) secret: Secret,
-    #[command(flatten)]
-    pub(crate) tls: Tls,
+    pub(crate) peering: Peering,
 }
 
 impl Pull {
@@ -151,13 +139,7 @@ pub(crate) struct List {
     #[arg(long)]
     pub(crate) json: bool,
     #[command(flatten)]
-    pub(crate) trust: Trust,
-    #[command(flatten)]
-    pub(crate) liveness: Liveness,
-    #[command(flatten)]
-    pub(crate) secret: Secret,
-    #[command(flatten)]
-    pub(crate) tls: Tls,
+    pub(crate) peering: Peering,
 }
 
 const DEVICES_STATUS: &str = "\
@@ -254,6 +236,19 @@ impl Peers {
             Self::Hostile => tensorwire::settings::Trust::Hostile,
         }
     }
+}
+
+/// How a worker and its peer trust, watch and authenticate each other.
+#[derive(Debug, Args)]
+pub(crate) struct Peering {
+    #[command(flatten)]
+    pub(crate) trust: Trust,
+    #[command(flatten)]
+    pub(crate) liveness: Liveness,
+    #[command(flatten)]
+    pub(crate) secret: Secret,
+    #[command(flatten)]
+    pub(crate) tls: Tls,
 }
 
 /// When a silent peer counts as lost.
@@ -443,7 +438,7 @@ mod tests {
             ),
         ] {
             let Command::Pull(pull) = Arguments::parse_from(line).command else { panic!("not a pull") };
-            assert_eq!(pull.trust.peers.trust(), expected);
+            assert_eq!(pull.peering.trust.peers.trust(), expected);
         }
     }
 
