@@ -8,12 +8,9 @@ use std::{sync::Arc, time::Duration};
 use futures::future::{join, join_all};
 use tensorwire_fabric::{BoxFuture, FabricKind, Runtime};
 use tensorwire_rendezvous::{Notes, Peer, Worker};
-use tensorwire_sim::{Handle, Node, Rng, Summary, Violation, World};
+use tensorwire_sim::{Handle, Node, Rng, Violation};
 
-use crate::{
-    common::builder,
-    figures::{for_each_below, number},
-};
+use crate::{common::builder, figures::every_seed_twice};
 
 /// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 100;
@@ -133,22 +130,7 @@ async fn scenario(handle: Handle) {
     }
 }
 
-fn run(seed: u64) -> Summary {
-    let world = World::new(seed);
-    world.replayed_by("notes");
-    world.run(scenario(world.handle())).unwrap_or_else(|failure| panic!("{failure}"));
-    world.finish().unwrap_or_else(|failure| panic!("{failure}"))
-}
-
 #[test]
 fn notes_come_in_order_twice() {
-    if let Some(seed) = number("SIM_SEED") {
-        eprintln!("{:?}", run(seed));
-        return;
-    }
-    let (from, seeds) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(SEEDS));
-    for_each_below(seeds, |index| {
-        let seed = from.wrapping_add(index);
-        assert_eq!(run(seed), run(seed), "seed {seed} gave two different runs");
-    });
+    every_seed_twice("notes", SEEDS, scenario);
 }

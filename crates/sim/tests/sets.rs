@@ -18,12 +18,9 @@ use tensorwire_rendezvous::{
     Sharing, Tensor, Worker, WorkerError,
     sets::{Policy, Snapshot},
 };
-use tensorwire_sim::{Fault, Handle, Node, Rng, Summary, World};
+use tensorwire_sim::{Fault, Handle, Node, Rng};
 
-use crate::{
-    common::builder,
-    figures::{for_each_below, number},
-};
+use crate::{common::builder, figures::every_seed_twice};
 
 const SEEDS: u64 = 60;
 const PUBLISHER: &str = "/job:ps/replica:0/task:0";
@@ -210,22 +207,7 @@ async fn scenario(handle: Handle) {
     join(publish(publisher, rng, nodes.clone(), ready), join_all(lives)).await;
 }
 
-fn run(seed: u64) -> Summary {
-    let world = World::new(seed);
-    world.replayed_by("sets");
-    world.run(scenario(world.handle())).unwrap_or_else(|failure| panic!("{failure}"));
-    world.finish().unwrap_or_else(|failure| panic!("{failure}"))
-}
-
 #[test]
 fn every_version_of_a_set_is_whole_twice() {
-    if let Some(seed) = number("SIM_SEED") {
-        eprintln!("{:?}", run(seed));
-        return;
-    }
-    let (from, seeds) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(SEEDS));
-    for_each_below(seeds, |index| {
-        let seed = from.wrapping_add(index);
-        assert_eq!(run(seed), run(seed), "seed {seed} gave two different runs");
-    });
+    every_seed_twice("sets", SEEDS, scenario);
 }

@@ -10,6 +10,8 @@ use std::{
     time::Duration,
 };
 
+use tensorwire_sim::{Handle, World};
+
 use crate::cluster::{Kinds, Report};
 
 /// Sums over runs.
@@ -127,5 +129,29 @@ pub(crate) fn for_each_below(count: u64, run: impl Fn(u64) + Sync) {
                 }
             });
         }
+    });
+}
+
+/// Runs each seed from `SIM_FROM` on twice, `SIM_SEEDS` or `seeds` of them: both runs must be the same. With `SIM_SEED`, runs that one and
+/// prints its figures. The test called `name` replays a seed.
+pub(crate) fn every_seed_twice<Running: Future<Output = ()>>(
+    name: &'static str,
+    seeds: u64,
+    scenario: impl Fn(Handle) -> Running + Sync,
+) {
+    let run = |seed| {
+        let world = World::new(seed);
+        world.replayed_by(name);
+        world.run(scenario(world.handle())).unwrap_or_else(|failure| panic!("{failure}"));
+        world.finish().unwrap_or_else(|failure| panic!("{failure}"))
+    };
+    if let Some(seed) = number("SIM_SEED") {
+        eprintln!("{:?}", run(seed));
+        return;
+    }
+    let (from, seeds) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(seeds));
+    for_each_below(seeds, |index| {
+        let seed = from.wrapping_add(index);
+        assert_eq!(run(seed), run(seed), "seed {seed} gave two different runs");
     });
 }
