@@ -263,9 +263,7 @@ impl Node {
         let (peer, attempt, (fabric, half)) = match self.begin_accepting(&session.peer.worker, &offer) {
             Ok(accepting) => accepting,
             Err(status) => {
-                session.forget(number);
-                let _ = session.send(ControlFrame::Refused { connection: number, status }).await;
-                return;
+                return refuse(&session, number, status).await;
             }
         };
         let opened = self.accept_over(fabric, &session, half, offer).await.map_err(WorkerError::or_limit);
@@ -437,6 +435,13 @@ impl Node {
             }
         }
     }
+}
+
+/// Refuses the connection that the peer asked for by this number.
+pub(super) async fn refuse(session: &Session, number: u32, status: Status) {
+    session.forget(number);
+    // A failure means that the session has ended.
+    let _ = session.send(ControlFrame::Refused { connection: number, status }).await;
 }
 
 /// Registers the connection with its session, and confirms the regions that the peer has announced in the meantime.

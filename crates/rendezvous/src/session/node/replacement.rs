@@ -22,7 +22,11 @@ use tensorwire_protocol::{
     wire::control::{Connect, ControlFrame},
 };
 
-use super::{Node, connection_setup::named, fabric_number};
+use super::{
+    Node,
+    connection_setup::{named, refuse},
+    fabric_number,
+};
 use crate::{
     connection::DataConnection,
     error::{Lost, WorkerError},
@@ -152,9 +156,7 @@ impl Node {
         let ((peer, used), (fabric, half)) = match prepared {
             Ok(prepared) => prepared,
             Err(status) => {
-                session.forget(number);
-                let _ = session.send(ControlFrame::Refused { connection: number, status }).await;
-                return;
+                return refuse(&session, number, status).await;
             }
         };
         match self.accept_over(fabric, &session, half, offer).await {
