@@ -75,11 +75,10 @@ impl SetVersion {
     }
 
     /// Bytes that this version holds beside those of `newer`.
-    fn bytes_beside(&self, newer: Option<&[(Arc<str>, Tensor)]>) -> u64 {
+    fn bytes_beside(&self, newer: &[(Arc<str>, Tensor)]) -> u64 {
         let named = self.manifest.entries.iter().zip(&self.tensors);
         let held = named.filter(|(entry, tensor)| {
-            let other = newer.and_then(|newer| find(newer, &entry.name));
-            !other.is_some_and(|other| shares_memory(other, tensor))
+            !find(newer, &entry.name).is_some_and(|other| shares_memory(other, tensor))
         });
         held.map(|(_, tensor)| tensor.bytes().len() as u64).sum::<u64>() + self.extra_bytes()
     }
@@ -163,17 +162,15 @@ impl CommittedSet {
     }
 
     /// Bytes that it holds, with `newer` instead of its newest version.
-    fn bytes_with(&self, newer: Option<&[(Arc<str>, Tensor)]>) -> u64 {
-        let newer_bytes = newer.iter().flat_map(|newer| newer.iter());
-        let newer_bytes = newer_bytes.map(|(name, tensor)| {
+    fn bytes_with(&self, newer: &[(Arc<str>, Tensor)]) -> u64 {
+        let newer_bytes = newer.iter().map(|(name, tensor)| {
             let manifest = name.len() + ENTRY_BYTES + DIMENSION_BYTES * tensor.shape().len();
             // The manifest, and its difference from the one before.
             (tensor.bytes().len() + 2 * manifest) as u64
         });
         let newer_bytes = newer_bytes.sum::<u64>();
         let newest = self.newest.as_ref().map_or(0, |newest| newest.bytes_beside(newer));
-        let pinned = self.pinned.iter().map(|version| version.bytes_beside(None)).sum::<u64>();
-        pinned + newer_bytes + newest
+        self.pinned_bytes() + newer_bytes + newest
     }
 
     /// Bytes that it holds.
@@ -182,11 +179,12 @@ impl CommittedSet {
         let named = newest.manifest.entries.iter().zip(&newest.tensors);
         let named: Vec<_> = named.map(|(entry, tensor)| (entry.name.clone(), tensor.clone())).collect();
         let tensors = named.iter().map(|(_, tensor)| tensor.bytes().len() as u64).sum::<u64>();
-        let pinned = self.pinned.iter().map(|version| version.bytes_beside(None)).sum::<u64>();
-        pinned
-            + tensors
-            + newest.extra_bytes()
-            + self.before.as_ref().map_or(0, |before| before.bytes_beside(Some(&named)))
+        let before = self.before.as_ref().map_or(0, |before| before.bytes_beside(&named));
+        self.pinned_bytes() + tensors + newest.extra_bytes() + before
+    }
+
+    fn pinned_bytes(&self) -> u64 {
+        self.pinned.iter().map(|version| version.bytes_beside(&[])).sum()
     }
 }
 
@@ -377,7 +375,7 @@ impl Table {
     fn bytes_with(&mut self, name: &str, tensors: &[(Arc<str>, Tensor)]) -> u64 {
         let others = self.sets.iter().filter(|(other, _)| ***other != *name);
         let others = others.map(|(_, set)| set.bytes()).sum::<u64>();
-        others.saturating_add(self.set(name).bytes_with(Some(tensors)))
+        others.saturating_add(self.set(name).bytes_with(tensors))
     }
 
     /// Gives up all pins. Returns what is not held any more.
