@@ -518,7 +518,10 @@ fn a_rank_that_stops_ends_the_run_within_the_limit_of_a_call() {
     kill_process(Pid::from_raw(i32::try_from(ranks[1]).unwrap()).unwrap(), Signal::STOP).unwrap();
     let text = fails_within(bench, Duration::from_secs(30));
     // The list of missing ranks ends with rank 2: a rank that waits for several may be the first to report.
-    assert!(text.contains("was not complete after 8s") && text.contains("2]"), "{text}");
+    let is_late_call = text.contains("was not complete after 8s") && text.contains("2]");
+    // It has made its last call, and stopped before it reported that.
+    let is_late_report = text.contains("rank 2: the other process did not answer within 9s");
+    assert!(is_late_call || is_late_report, "{text}");
 }
 
 #[test]

@@ -60,6 +60,17 @@ pub(crate) enum BenchError {
     Output(io::Error),
 }
 
+impl BenchError {
+    /// Whether a process did not answer in time.
+    pub(super) fn is_silence(&self) -> bool {
+        match self {
+            Self::PeerSilent { .. } => true,
+            Self::Rank { error, .. } => error.is_silence(),
+            _ => false,
+        }
+    }
+}
+
 impl From<WorkerError> for BenchError {
     fn from(error: WorkerError) -> Self {
         // Boxed, because it is several times as large as all other variants.

@@ -54,14 +54,15 @@ pub(super) async fn calls(
         peer.order(&Order::Collectives { count: plan.ops }, "collectives").await?;
     }
     match own_calls(rank, clock, plan).await {
-        Ok(phase) => answers(peers, clock, rank.limit()).await.map(|()| phase),
+        // A rank whose own call is stuck reports it before the time of a silent one is over.
+        Ok(phase) => answers(peers, clock, rank.limit() + REASON_LIMIT).await.map(|()| phase),
         // The group is over because of another rank, which reports the reason at once.
         Err(BenchError::Group(over))
             if matches!(*over, GroupError::Over { .. } | GroupError::Left { .. }) =>
         {
             match answers(peers, clock, REASON_LIMIT).await {
-                Ok(()) | Err(BenchError::PeerSilent { .. }) => Err(BenchError::Group(over)),
-                Err(reason) => Err(reason),
+                Err(reason) if !reason.is_silence() => Err(reason),
+                _ => Err(BenchError::Group(over)),
             }
         }
         Err(error) => Err(error),
@@ -78,14 +79,13 @@ async fn own_calls(rank: &mut Rank, clock: &dyn Runtime, plan: PhaseLength) -> R
     Ok(watch.stop())
 }
 
-/// Awaits the answers of all other ranks.
+/// Awaits the answers of all other ranks. A rank that does not answer within `limit` is named.
 async fn answers(peers: Vec<&mut Peer>, clock: &dyn Runtime, limit: Duration) -> Result<(), BenchError> {
     let during = "collectives";
-    let answered = try_join_all(
-        peers
-            .into_iter()
-            .enumerate()
-            .map(|(at, peer)| async move { of_rank(at + 1, peer.answer(during).await.and_then(done)) }),
-    );
-    timeout(clock, limit, answered).await.map_err(|_| BenchError::PeerSilent { during, limit })?.map(drop)
+    let answers = peers.into_iter().enumerate().map(|(at, peer)| async move {
+        let answered = timeout(clock, limit, peer.answer(during)).await;
+        let answer = answered.map_err(|_| BenchError::PeerSilent { during, limit });
+        of_rank(at + 1, answer.flatten().and_then(done))
+    });
+    try_join_all(answers).await.map(drop)
 }
