@@ -1,6 +1,7 @@
 //! Sets whose publisher crashes and comes back, over links that break, with followers of both policies.
 //!
-//! `SIM_SEEDS=2000` runs as many seeds, `SIM_FROM=7` begins with that one, `SIM_SEED=7` runs one and prints its figures.
+//! `SIM_SEEDS=2000` runs as many seeds, `SIM_FROM=7` begins with that one, `SIM_SEED=7` runs one and prints its figures. `SIM_COMMITS=200`
+//! commits as many versions in each.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
@@ -12,15 +13,18 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{join, join_all};
+use futures::future::{Either, join, join_all, pending, select};
 use tensorwire_fabric::Runtime;
 use tensorwire_rendezvous::{
     Sharing, Tensor, Worker, WorkerError,
     sets::{Policy, Snapshot},
 };
-use tensorwire_sim::{Fault, Handle, Node, Rng};
+use tensorwire_sim::{Fault, Handle, Node, Rng, World};
 
-use crate::{common::builder, figures::every_seed_twice};
+use crate::{
+    common::builder,
+    figures::{every_seed_twice, for_each_below, number},
+};
 
 const SEEDS: u64 = 60;
 const PUBLISHER: &str = "/job:ps/replica:0/task:0";
@@ -29,6 +33,8 @@ const SET: &str = "policy";
 const COMMITS: u64 = 24;
 /// The last version, which ends the followers.
 const LAST: u64 = 1000;
+/// Commits of a run that is repeated with a crash at each of its events.
+const FEW_COMMITS: u64 = 4;
 const ELEMENTS: u64 = 3000;
 
 /// The tensor `w` of a version: in each version another element has changed.
@@ -137,7 +143,8 @@ impl Publisher {
 
     async fn commit(&mut self, version: u64) {
         let (worker, tensors) = (self.worker.clone(), tensors(&self.worker, version));
-        self.node.run("commit", async move { worker.set(SET).commit(version, tensors).await }).await;
+        let commit = async move { worker.set(SET).commit(version, tensors).await };
+        self.node.run("commit", commit).await.unwrap().unwrap();
         self.version = version;
     }
 
@@ -163,7 +170,7 @@ async fn publish(mut publisher: Publisher, mut rng: Rng, followers: Vec<Node>, r
             publisher.handle.runtime().sleep(Duration::from_micros(100)).await;
         }
     }
-    for _ in 0..COMMITS {
+    for _ in 0..number("SIM_COMMITS").unwrap_or(COMMITS) {
         let version = publisher.version + rng.pick([1, 1, 1, 2]);
         publisher.commit(version).await;
         let follower = followers[rng.below(followers.len())].id();
@@ -210,4 +217,77 @@ async fn scenario(handle: Handle) {
 #[test]
 fn every_version_of_a_set_is_whole_twice() {
     every_seed_twice("sets", SEEDS, scenario);
+}
+
+/// The process that dies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Victim {
+    Publisher,
+    Follower,
+}
+
+/// Commits versions from a number on, and serves until the process dies.
+async fn publish_from(node: Node, first: u64) {
+    let worker = builder(&node, PUBLISHER).start().await.unwrap();
+    for version in (first..first + FEW_COMMITS).chain([LAST]) {
+        worker.set(SET).commit(version, tensors(&worker, version)).await.unwrap();
+        node.runtime().sleep(Duration::from_micros(500)).await;
+    }
+    pending().await
+}
+
+/// Publishers, one after the other, of which the first one dies after `crash_at` events, and the second one begins below its last version.
+async fn publishers(handle: Handle, mut crash_at: Option<u64>) {
+    let mut first = FEW_COMMITS;
+    loop {
+        let node = handle.start_node("publisher:1").unwrap();
+        crash_at.take().into_iter().for_each(|at| handle.inject_at_event(at, Fault::Crash(node.id())));
+        node.run("publish", publish_from(node.clone(), first)).await;
+        first /= 2;
+    }
+}
+
+/// Followers, one after the other, of which the first one dies after `crash_at` events, and the last one gets the last version.
+async fn followers(handle: Handle, mut crash_at: Option<u64>, policy: Policy) {
+    loop {
+        let node = handle.start_node("follower:1").unwrap();
+        crash_at.take().into_iter().for_each(|at| handle.inject_at_event(at, Fault::Crash(node.id())));
+        let (rng, ready) = (Rng::new(handle.seed()).fork(7), Arc::default());
+        let follower = Follower { node: node.clone(), policy, sharing: Sharing::Copy, rng, ready };
+        if node.run("follow", follower.live(0)).await.is_some() {
+            return node.crash();
+        }
+    }
+}
+
+/// A run in which a process dies after `crash_at` events. Returns whether it died before the run was over.
+fn crash_run(seed: u64, crash_at: u64, victim: Victim) -> bool {
+    let world = World::new(seed);
+    let handle = world.handle();
+    let policy = if crash_at.is_multiple_of(2) { Policy::Every } else { Policy::Latest };
+    let at = |of| Some(crash_at).filter(|_| victim == of);
+    let serving = Box::pin(publishers(handle.clone(), at(Victim::Publisher)));
+    let followed = Box::pin(followers(handle.clone(), at(Victim::Follower), policy));
+    let scenario = async move {
+        let Either::Right(((), serving)) = select(serving, followed).await else { unreachable!() };
+        drop(serving);
+    };
+    let told = format!("seed {seed}, {victim:?} at event {crash_at}");
+    world.run(scenario).unwrap_or_else(|failure| panic!("{told}: {failure}"));
+    let summary = world.finish().unwrap_or_else(|failure| panic!("{told}: {failure}"));
+    // The last follower's end counts as one.
+    summary.crashes > 1
+}
+
+#[test]
+fn a_crash_at_any_event_mixes_no_versions() {
+    let from = number("SIM_FROM").unwrap_or_default();
+    for_each_below(number("SIM_SEEDS").map_or(1, |seeds| (seeds / 20).max(1)), |index| {
+        let seed = from.wrapping_add(index);
+        for victim in [Victim::Publisher, Victim::Follower] {
+            let events = (0..).take_while(|&at| crash_run(seed, at, victim)).count();
+            eprintln!("seed {seed}: {victim:?} died at each of {events} events");
+            assert!(events > 100, "{events}");
+        }
+    });
 }

@@ -1,4 +1,6 @@
 //! A set whose publisher is killed again and again while two processes follow it, of which one is stopped.
+//!
+//! `TENSORWIRE_SET_VERSIONS=10000` follows as many versions, and kills the publisher 50 times.
 
 use std::time::Duration;
 
@@ -14,7 +16,10 @@ const CHILD: &str = "/job:child/replica:0/task:0";
 const SET: &str = "policy";
 /// Elements of the larger tensor.
 const ELEMENTS: u64 = 40_000;
+/// Versions that are followed, and how often the publisher is killed meanwhile.
+const FOLLOWED: u64 = 60;
 const KILLS: u64 = 12;
+const KILLS_OF_MANY: u64 = 50;
 /// Versions that one life of the publisher commits at most.
 const VERSIONS: u64 = 100_000;
 
@@ -101,15 +106,18 @@ async fn next(versions: &mut Follow, floor: &mut u64) -> Snapshot {
 }
 
 fn killed_while_followed(test: &'static str, fabric: &'static str) {
+    let many = std::env::var("TENSORWIRE_SET_VERSIONS").ok().map(|count| count.parse::<u64>().unwrap());
+    let (followed, kills) = many.map_or((FOLLOWED, KILLS), |many| (many, KILLS_OF_MANY));
+    let limit = Duration::from_secs(140 + followed / 20);
     if let Some(words) = role() {
-        return bounded(Duration::from_secs(150), |_| async {
+        return bounded(limit + Duration::from_secs(10), |_| async {
             match &*words[0] {
                 "publisher" => publisher(words).await,
                 _ => follower(words).await,
             }
         });
     }
-    bounded(Duration::from_secs(140), |runtime| async move {
+    bounded(limit, |runtime| async move {
         let worker = builder(PARENT, kind(fabric)).start().await.unwrap();
         let mut life = Other::start(test, &format!("publisher {fabric} 127.0.0.1:0 1"));
         let address = life.hear().await;
@@ -117,11 +125,11 @@ fn killed_while_followed(test: &'static str, fabric: &'static str) {
         let mut other = Other::start(test, &format!("follower {fabric} {address}"));
         assert_eq!(other.hear().await, "follows");
         let mut floor = 0;
-        for kill in 0..KILLS {
-            for _ in 0..5 {
+        for kill in 0..kills {
+            for _ in 0..followed / kills {
                 next(&mut versions, &mut floor).await;
             }
-            if kill == KILLS / 2 {
+            if kill == kills / 2 {
                 // From now on it neither follows nor lets anything go, and slows nobody down.
                 other.signal(Signal::STOP);
             }
