@@ -22,6 +22,11 @@ pub(crate) enum Failure {
     Worker(Box<WorkerError>),
     #[error("--memory = `{memory}`: {}", in_memory_option(.problem))]
     Memory { memory: u64, problem: MemoryError },
+    #[error(
+        "--memory = `{memory}`: version {version} of the files needs {bytes} bytes, beside {held} bytes of the version before: \
+         raise the option's value"
+    )]
+    VersionTooLarge { memory: u64, version: u64, bytes: u64, held: u64 },
     #[error(transparent)]
     Bench(#[from] BenchError),
     #[error("the output can't be written: {0}")]
@@ -153,7 +158,8 @@ impl From<WorkerError> for Failure {
 }
 
 /// Names of settings in errors of the library, and the corresponding options of the command line.
-const OPTIONS: [(&str, &str); 8] = [
+const OPTIONS: [(&str, &str); 9] = [
+    ("with the setting `receive_bytes`", "with --memory"),
     ("require = `", "--fabric = `"),
     ("the setting `liveness`", "--liveness"),
     ("; or allow others with the setting `fabrics`", "; or take another with --fabric"),

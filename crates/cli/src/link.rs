@@ -167,6 +167,9 @@ pub(crate) fn in_flight(arguments: &Pull) -> u64 {
 pub(crate) fn of_memory(arguments: &Pull, error: WorkerError) -> Failure {
     match error {
         WorkerError::Memory(problem) => Failure::Memory { memory: arguments.memory(), problem },
+        WorkerError::VersionTooLarge { version, bytes, held, .. } => {
+            Failure::VersionTooLarge { memory: arguments.memory(), version, bytes, held }
+        }
         error => error.into(),
     }
 }

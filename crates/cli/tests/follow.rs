@@ -294,3 +294,17 @@ fn what_cannot_be_watched_or_followed_is_refused_with_the_remedy() {
         assert!(text.contains(&format!("--output = `{path}`")) && text.contains("--follow needs"), "{text}");
     }
 }
+
+#[test]
+fn a_version_that_does_not_fit_into_the_memory_is_an_error_with_the_option() {
+    let directory = tempfile::tempdir().unwrap();
+    let [file, copy] = ["a.safetensors", "copy"].map(|name| directory.path().join(name));
+    let tensors: Vec<Vec<u8>> = (0..4_u8).map(|seed| fill(100_000, seed.into())).collect();
+    fs::write(&file, file_of(["a", "b", "c", "d"].into_iter().zip(tensors.iter().map(|bytes| &bytes[..]))))
+        .unwrap();
+    let (_server, address) = watch(&file, &[]);
+    let follow = ["pull", &address, "-o", copy.to_str().unwrap(), "--follow", "--fabric", "tcp"];
+    let text = fail(&[&follow[..], &["--memory", "300K"]].concat());
+    assert!(text.contains("--memory = `307200`: version "), "{text}");
+    assert!(text.contains("needs 400000 bytes") && text.contains("raise the option's value"), "{text}");
+}

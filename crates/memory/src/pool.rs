@@ -101,6 +101,11 @@ impl Pool {
         self.stock.remove_visitor(visitor);
     }
 
+    /// The most bytes that its buffers may have together ([`PoolConfig::cap_bytes`]).
+    pub fn cap_bytes(&self) -> u64 {
+        self.stock.cap_bytes()
+    }
+
     /// The pool's figures now.
     pub fn stats(&self) -> PoolStats {
         self.stock.stats()

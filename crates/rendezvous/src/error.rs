@@ -416,6 +416,23 @@ pub enum WorkerError {
         /// The maximum.
         cap: u64,
     },
+    /// A version of a peer's set does not fit into this worker's receive pool.
+    #[error(
+        "receiving {transfer}: version {version} takes {bytes} bytes of the receive pool, beside {held} bytes of the version that \
+         this worker has, and the pool's cap is {cap} bytes: allow more with the setting `receive_bytes`"
+    )]
+    VersionTooLarge {
+        /// The set.
+        transfer: Box<TransferName>,
+        /// The version.
+        version: u64,
+        /// What the contents take that this worker lacks.
+        bytes: u64,
+        /// What the version takes that a stream has returned last.
+        held: u64,
+        /// The pool's cap.
+        cap: u64,
+    },
     /// The publisher of a set has restarted, and its version is older than the one that this worker has.
     #[error(
         "following {transfer}: the publisher has restarted and went back from version {held} to {offered}; keep what you \
@@ -490,9 +507,11 @@ impl WorkerError {
             | Self::Mismatch { .. } => Code::InvalidArgument,
             Self::UnknownWorker { .. } | Self::NoAddress { .. } => Code::NotFound,
             Self::NameTaken { .. } => Code::AlreadyExists,
-            Self::TableFull { .. } | Self::SetTooLarge { .. } | Self::Limit { .. } | Self::Memory(_) => {
-                Code::ResourceExhausted
-            }
+            Self::TableFull { .. }
+            | Self::SetTooLarge { .. }
+            | Self::VersionTooLarge { .. }
+            | Self::Limit { .. }
+            | Self::Memory(_) => Code::ResourceExhausted,
             Self::WentBack { .. } => Code::FailedPrecondition,
             Self::Superseded { .. } => Code::OutOfRange,
             Self::Corrupted { .. } => Code::DataLoss,

@@ -429,6 +429,87 @@ fn s4_two_versions_that_are_being_fetched_stay_and_a_third_is_superseded() {
     });
 }
 
+/// A server, and a client whose receive pool has room for `tensors` tensors of [`BYTES`] bytes and a half.
+async fn with_room_for(tensors: u64) -> Two {
+    let bytes = BYTES as u64 * (2 * tensors + 1) / 2;
+    Two::of(|name| on(FabricKind::TCP, name).memory(|memory| memory.receive_bytes = bytes)).await
+}
+
+/// Commits `version` of so many tensors of [`BYTES`] bytes, all of which are the version.
+async fn commit_many(worker: &Worker, version: u64, tensors: usize) {
+    let tensors = (0..tensors).map(|at| (format!("{at}"), filled(worker, version as u8)));
+    worker.set(SET).commit(version, tensors).await.unwrap();
+}
+
+#[test]
+fn a_version_that_does_not_fit_into_the_receive_pool_is_refused_at_once() {
+    run(async {
+        let two = with_room_for(3).await;
+        let set = two.peer.set(SET).timeout(Duration::MAX);
+        let mut versions = set.follow(Policy::Latest);
+        commit_many(&two.server, 1, 4).await;
+        for refused in [set.fetch().await.map(drop), versions.next().await.unwrap().map(drop)] {
+            let cap = BYTES as u64 * 7 / 2;
+            let is_named = |error: &WorkerError| {
+                matches!(error, WorkerError::VersionTooLarge { version: 1, bytes, held: 0, cap: found, .. }
+                    if *bytes == 4 * BYTES as u64 && *found == cap)
+            };
+            let error = refused.unwrap_err();
+            assert!(is_named(&error) && error.code() == Code::ResourceExhausted, "{error}");
+            let text = error.to_string();
+            assert!(text.contains("`policy`") && text.contains("400000 bytes"), "{text}");
+            assert!(text.contains("350000 bytes") && text.contains("receive_bytes"), "{text}");
+        }
+        // Two tensors fit, and two more beside them do not.
+        commit_many(&two.server, 2, 2).await;
+        let held = next(&mut versions).await.apply();
+        commit_many(&two.server, 3, 2).await;
+        let error = versions.next().await.unwrap().unwrap_err();
+        let is_named = matches!(error, WorkerError::VersionTooLarge { version: 3, bytes, held, .. }
+            if [bytes, held] == [2 * BYTES as u64; 2]);
+        assert!(is_named, "{error}");
+        // One beside them fits.
+        commit_many(&two.server, 4, 1).await;
+        assert_eq!(next(&mut versions).await.version(), 4);
+        assert_eq!((held.version(), held.get("1").unwrap().bytes()[0]), (2, 2));
+        two.end().await;
+    });
+}
+
+#[test]
+fn a_version_that_fits_to_the_byte_is_moved() {
+    run(async {
+        let two = Two::of(|name| {
+            on(FabricKind::TCP, name).memory(|memory| memory.receive_bytes = 2 * (BYTES as u64 / 64 + 1) * 64)
+        });
+        let two = two.await;
+        commit_many(&two.server, 1, 2).await;
+        assert_eq!(two.peer.set(SET).fetch().await.unwrap().len(), 2);
+        two.end().await;
+    });
+}
+
+#[test]
+fn a_version_that_waits_for_memory_of_others_ends_with_a_message() {
+    run(async {
+        let two = with_room_for(3).await;
+        let others = two.client.receive_pool().try_alloc(2 * BYTES).unwrap();
+        commit_many(&two.server, 1, 2).await;
+        let set = two.peer.set(SET).timeout(Duration::from_millis(100));
+        let mut versions = set.follow(Policy::Latest);
+        for waited in [set.fetch().await.map(drop), versions.next().await.unwrap().map(drop)] {
+            let error = waited.unwrap_err();
+            assert!(matches!(error, WorkerError::DeadlineExceeded { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("`policy`") && text.contains("350000 bytes"), "{text}");
+            assert!(text.contains("wait for memory") && text.contains("receive_bytes"), "{text}");
+        }
+        drop(others);
+        assert_eq!(next(&mut versions).await.version(), 1);
+        two.end().await;
+    });
+}
+
 /// Versions of which the newer one changes in part, under other settings of both workers.
 async fn versions_under(set_up: impl Fn(WorkerBuilder) -> WorkerBuilder) {
     let two = Two::of(|name| set_up(on(FabricKind::TCP, name))).await;

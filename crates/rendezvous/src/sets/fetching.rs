@@ -11,6 +11,7 @@ use crate::{
     sets::{
         assembly::{Doubt, assembled},
         plan::{Derivation, Part, Way, ways},
+        room::LACK_HINT,
         snapshot::Snapshot,
     },
     values::{
@@ -33,7 +34,7 @@ use crate::{
 pub struct PeerSet {
     pub(super) peer: Peer,
     pub(super) name: Arc<str>,
-    limit: Duration,
+    pub(super) limit: Duration,
     sharing: Sharing,
 }
 
@@ -88,7 +89,8 @@ impl PeerSet {
     }
 
     /// The deadline of [`fetch`](Self::fetch), including the time to connect. Default: the worker's
-    /// [`timeout`](crate::WorkerBuilder::timeout).
+    /// [`timeout`](crate::WorkerBuilder::timeout). Following has none, but a version that waits for memory ends with an error if
+    /// nothing has arrived during this time.
     pub fn timeout(mut self, limit: Duration) -> Self {
         self.limit = limit;
         self
@@ -111,8 +113,8 @@ impl PeerSet {
     ///
     /// # Errors
     /// [`WorkerError::Remote`] with NOT_FOUND if the peer has committed no version, and with PERMISSION_DENIED if this worker is not
-    /// among the [readers](crate::sets::OwnSet::readers); [`WorkerError::PeerLost`], [`WorkerError::NoFabric`],
-    /// [`WorkerError::DeadlineExceeded`]; [`WorkerError::Local`] with INVALID_ARGUMENT if the peer's answer contradicts itself.
+    /// among the [readers](crate::sets::OwnSet::readers); [`WorkerError::VersionTooLarge`] if the receive pool cannot hold the version;
+    /// [`WorkerError::PeerLost`], [`WorkerError::NoFabric`], [`WorkerError::DeadlineExceeded`]; [`WorkerError::Local`] with INVALID_ARGUMENT if the peer's answer contradicts itself.
     ///
     /// # Cancel safety
     /// Cancel-safe: nothing is lost by dropping the future.
@@ -130,7 +132,10 @@ impl PeerSet {
                 }
             }
         };
-        let what = || format!("fetching the set {}", self.transfer());
+        let what = || match self.lack() {
+            Some(lack) => format!("fetching the set {}{lack}; {LACK_HINT}", self.transfer()),
+            None => format!("fetching the set {}", self.transfer()),
+        };
         let hint = "does the peer run, and does it commit this set?";
         self.peer.worker.within(self.limit, what, hint, pin!(fetched)).await
     }
@@ -218,6 +223,9 @@ impl PeerSet {
         let is_changed =
             |(entry, way): (&ManifestEntry, &Way)| (!matches!(way, Way::Held(_))).then(|| entry.name.clone());
         let changed = manifest.entries.iter().zip(&ways).filter_map(is_changed).collect();
+        if uses_deltas {
+            self.check_room(target.version(), (&manifest, &ways), held)?;
+        }
         let tensors = move_.tensors(target.edition(), &manifest, ways).await?;
         let Move { bytes, copies, .. } = move_;
         Ok(Moved { snapshot: Snapshot::new(target.version(), manifest, tensors), changed, bytes, copies })
@@ -352,7 +360,8 @@ impl Move<'_> {
             let awaiting = if at < before_last { Awaiting::Together } else { Awaiting::Alone };
             set.content(link, wanted, ReceiveOptions { sharing: set.sharing, awaiting })
         });
-        let contents = try_join_all(contents).await?;
+        let contents = pin!(try_join_all(contents));
+        let contents = set.unless_starved(link, contents).await?;
         self.count(&contents);
         Ok(contents)
     }

@@ -65,7 +65,9 @@ impl PeerSet {
 /// one line is logged. If the peer comes back below the version that this stream has returned, the stream returns
 /// [`WorkerError::WentBack`] once, and then waits for a newer version, unless the program accepts the restart.
 ///
-/// Other errors are those of [`PeerSet::fetch`]. The stream goes on after each error but [`WorkerError::ShutDown`].
+/// Other errors are those of [`PeerSet::fetch`]. A version that the receive pool cannot hold beside the one that the stream has returned
+/// last is refused with [`WorkerError::VersionTooLarge`]. If a version waits for memory that others hold, and nothing arrives during the
+/// [`timeout`](PeerSet::timeout), the stream returns [`WorkerError::DeadlineExceeded`], and then asks again. The stream goes on after each error but [`WorkerError::ShutDown`].
 ///
 /// ```no_run
 /// use tensorwire::{Peer, WorkerError, sets::Policy};

@@ -29,6 +29,7 @@ mod fetching;
 mod following;
 mod listing;
 mod plan;
+mod room;
 mod snapshot;
 
 pub use self::{

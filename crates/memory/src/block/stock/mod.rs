@@ -167,6 +167,10 @@ impl Stock {
         self.config.name
     }
 
+    pub(crate) fn cap_bytes(&self) -> u64 {
+        self.config.cap_bytes
+    }
+
     pub(crate) fn observer(&self) -> Option<&dyn MemoryObserver> {
         self.config.observer.as_deref()
     }
