@@ -39,6 +39,7 @@ mod request_index;
 mod requests;
 mod respond;
 mod responses;
+pub mod slice;
 pub mod status;
 pub mod text;
 pub mod validation;

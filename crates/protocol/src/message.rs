@@ -27,6 +27,10 @@ pub enum Scope {
     Set(Wanted),
     /// A content of a version of the set that the key names. It stays.
     SetContent(SetContent),
+    /// As [`Published`](Self::Published), of which the key names a [slice](crate::slice::Slice).
+    Slice,
+    /// As [`SetContent`](Self::SetContent), of which the key names a slice.
+    SetSlice(SetContent),
 }
 
 /// Identifies a content of a version of a set.
@@ -61,6 +65,8 @@ impl Scope {
                 | Self::Offered(_)
                 | Self::Set(Wanted::Now)
                 | Self::SetContent(_)
+                | Self::Slice
+                | Self::SetSlice(_)
         )
     }
 
@@ -68,9 +74,13 @@ impl Scope {
     pub fn step(self) -> Option<StepId> {
         match self {
             Self::Step(step) | Self::StepNow(step) => Some(step),
-            Self::Published | Self::Versioned(_) | Self::Offered(_) | Self::Set(_) | Self::SetContent(_) => {
-                None
-            }
+            Self::Published
+            | Self::Versioned(_)
+            | Self::Offered(_)
+            | Self::Set(_)
+            | Self::SetContent(_)
+            | Self::Slice
+            | Self::SetSlice(_) => None,
         }
     }
 
@@ -80,7 +90,7 @@ impl Scope {
 
     /// Whether the metadata of values is remembered by key. Contents of sets have one key and different metadata.
     pub(crate) fn is_remembered(self) -> bool {
-        !matches!(self, Self::Set(_) | Self::SetContent(_))
+        !matches!(self, Self::Set(_) | Self::SetContent(_) | Self::SetSlice(_))
     }
 }
 

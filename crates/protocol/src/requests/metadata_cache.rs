@@ -22,7 +22,9 @@ impl From<Scope> for Kind {
             | Scope::Versioned(_)
             | Scope::Offered(_)
             | Scope::Set(_)
-            | Scope::SetContent(_) => Self::Published,
+            | Scope::SetContent(_)
+            | Scope::Slice
+            | Scope::SetSlice(_) => Self::Published,
         }
     }
 }

@@ -175,6 +175,23 @@ fn requests(page: &mut Page) {
         &[NameForm::Number(2)],
         &Message::TensorRequest(content),
     );
+    let slice = TensorRequest {
+        scope: Scope::Slice,
+        key: "w[0:128,64:128]".into(),
+        ..request(&[], Want::Write(None))
+    };
+    let about = "For a slice of a published tensor (scope 8). Its key is the name of the tensor and, from the last bracket on, a range of \
+        elements in each dimension.";
+    page.record("TENSOR_REQUEST, slice", about, &[NameForm::Define(2)], &Message::TensorRequest(slice));
+    let content = Scope::SetSlice(SetContent { edition: 0x4d3, number: 2, is_last: true });
+    let slice = TensorRequest { scope: content, ..request(&[], Want::Write(None)) };
+    let about = "For a slice of a content of a version of a set (scope 9). Its key is the name of the set and the slice.";
+    page.record(
+        "TENSOR_REQUEST, slice of a set",
+        about,
+        &[NameForm::Number(2)],
+        &Message::TensorRequest(slice),
+    );
     let now = TensorRequest { scope: Scope::StepNow(StepId(7)), ..request(&[], Want::Write(None)) };
     let about = "For a receiver that does not wait (scope 4): without a value the answer is ERROR_STATUS with CANCELLED.";
     page.record("TENSOR_REQUEST, now", about, &[NameForm::Number(2)], &Message::TensorRequest(now));

@@ -63,6 +63,10 @@ const SCOPE_SET: u8 = 6;
 /// The content of a set's version of the `u64` edition and `u32` number that follow. The highest bit of the number says that the receiver
 /// needs no further one.
 const SCOPE_SET_CONTENT: u8 = 7;
+/// As `SCOPE_PUBLISHED`, of a slice. The key ends with it.
+const SCOPE_SLICE: u8 = 8;
+/// As `SCOPE_SET_CONTENT`, of a slice. The key ends with it.
+const SCOPE_SET_SLICE: u8 = 9;
 
 /// Added to the number of the last content that a receiver needs.
 const SET_CONTENT_LAST: u32 = 1 << 31;
@@ -181,12 +185,21 @@ fn write_scope(writer: &mut Writer<'_>, scope: Scope) {
             writer.u64(incarnation);
             writer.u64(version);
         }
-        Scope::SetContent(SetContent { edition, number, is_last }) => {
+        Scope::SetContent(content) => {
             writer.u8(SCOPE_SET_CONTENT);
-            writer.u64(edition);
-            writer.u32(number & !SET_CONTENT_LAST | if is_last { SET_CONTENT_LAST } else { 0 });
+            write_content(writer, content);
+        }
+        Scope::Slice => writer.u8(SCOPE_SLICE),
+        Scope::SetSlice(content) => {
+            writer.u8(SCOPE_SET_SLICE);
+            write_content(writer, content);
         }
     }
+}
+
+fn write_content(writer: &mut Writer<'_>, SetContent { edition, number, is_last }: SetContent) {
+    writer.u64(edition);
+    writer.u32(number & !SET_CONTENT_LAST | if is_last { SET_CONTENT_LAST } else { 0 });
 }
 
 /// META_DATA_RESPONSE with a content, which is not copied before it is encoded.
@@ -419,13 +432,17 @@ fn read_scope(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
             SET_NOW => Ok(Scope::Set(Wanted::Now)),
             (incarnation, version) => Ok(Scope::Set(Wanted::NewerThan { incarnation, version })),
         },
-        SCOPE_SET_CONTENT => {
-            let (edition, number) = (reader.u64("edition")?, reader.u32("number")?);
-            let is_last = number & SET_CONTENT_LAST != 0;
-            Ok(Scope::SetContent(SetContent { edition, number: number & !SET_CONTENT_LAST, is_last }))
-        }
+        SCOPE_SET_CONTENT => read_set_content(reader).map(Scope::SetContent),
+        SCOPE_SLICE => Ok(Scope::Slice),
+        SCOPE_SET_SLICE => read_set_content(reader).map(Scope::SetSlice),
         value => Err(WireError::Unknown { field: "scope", value: value.into() }),
     }
+}
+
+fn read_set_content(reader: &mut Reader<'_>) -> Result<SetContent, WireError> {
+    let (edition, number) = (reader.u64("edition")?, reader.u32("number")?);
+    let is_last = number & SET_CONTENT_LAST != 0;
+    Ok(SetContent { edition, number: number & !SET_CONTENT_LAST, is_last })
 }
 
 #[inline(always)]

@@ -1,11 +1,21 @@
-//! A text is a key or a device name, or is refused. A parsed key or name prints the text that it was parsed from.
+//! A text is a key, a device name or a slice, or is refused. A parsed one prints the text that it was parsed from.
 
-use tensorwire_protocol::{DeviceName, Key};
+use tensorwire_protocol::{DeviceName, Key, slice::Slice};
 
 pub(crate) fn keys(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     key(text);
     device(text);
+    slice(text);
+}
+
+fn slice(text: &str) {
+    let Ok((name, slice)) = Slice::split(text) else { return };
+    assert_eq!(format!("{name}{slice}"), text);
+    let ends: Vec<_> = slice.ranges().iter().map(|range| range.end).collect();
+    for run in slice.runs(&ends).take(99) {
+        assert!(run.start <= run.end);
+    }
 }
 
 fn key(text: &str) {

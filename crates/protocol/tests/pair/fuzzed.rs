@@ -343,13 +343,15 @@ fn destination(input: &mut Input<'_>, capacity: u64) -> Destination {
 }
 
 fn scope(input: &mut Input<'_>) -> Scope {
-    match input.below(8) {
+    match input.below(10) {
         0 => Scope::Published,
         1 => Scope::Versioned(Wanted::Now),
         2 => Scope::Versioned(Wanted::NewerThan { incarnation: 1, version: input.u8().into() }),
         3 => Scope::Offered(Offered { incarnation: 1, edition: input.u8().into(), cell: 0 }),
         4 => Scope::Set(Wanted::NewerThan { incarnation: 1, version: input.u8().into() }),
         5 => Scope::SetContent(SetContent { edition: input.u8().into(), number: 2, is_last: false }),
+        6 => Scope::Slice,
+        7 => Scope::SetSlice(SetContent { edition: input.u8().into(), number: 2, is_last: true }),
         step => Scope::Step(StepId(step as i64 & 1)),
     }
 }

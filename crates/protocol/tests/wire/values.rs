@@ -57,7 +57,7 @@ pub(crate) fn result_slot() -> impl Strategy<Value = ResultSlot> {
 pub(crate) fn scope() -> impl Strategy<Value = Scope> {
     let newer = |(incarnation, version)| Scope::Versioned(Wanted::NewerThan { incarnation, version });
     let content =
-        |(edition, number, is_last)| Scope::SetContent(SetContent { edition, number: number >> 1, is_last });
+        |(edition, number, is_last): (u64, u32, bool)| SetContent { edition, number: number >> 1, is_last };
     let newer_set = |(incarnation, version): (u64, u32)| {
         Scope::Set(Wanted::NewerThan { incarnation, version: version.into() })
     };
@@ -69,7 +69,9 @@ pub(crate) fn scope() -> impl Strategy<Value = Scope> {
         any::<(u64, u64)>().prop_map(newer),
         Just(Scope::Set(Wanted::Now)),
         any::<(u64, u32)>().prop_map(newer_set),
-        any::<(u64, u32, bool)>().prop_map(content),
+        any::<(u64, u32, bool)>().prop_map(content).prop_map(Scope::SetContent),
+        any::<(u64, u32, bool)>().prop_map(content).prop_map(Scope::SetSlice),
+        Just(Scope::Slice),
     ]
 }
 

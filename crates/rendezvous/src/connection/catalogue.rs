@@ -183,7 +183,12 @@ impl DataConnection {
     fn read(&self, peers: &dyn PeerCatalogue, scope: Scope, name: Transfer<'_>) -> Option<CellReading> {
         let incarnation = self.peer_incarnation;
         let (reading, wanted) = match scope {
-            Scope::Step(_) | Scope::StepNow(_) | Scope::Set(_) | Scope::SetContent(_) => return None,
+            Scope::Step(_)
+            | Scope::StepNow(_)
+            | Scope::Set(_)
+            | Scope::SetContent(_)
+            | Scope::Slice
+            | Scope::SetSlice(_) => return None,
             Scope::Published => return peers.find(name.key),
             Scope::Versioned(wanted) => (peers.find(name.key)?, wanted),
             Scope::Offered(offered) => {

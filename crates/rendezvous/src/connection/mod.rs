@@ -5,10 +5,12 @@ pub(crate) mod catalogue;
 pub(crate) mod driver;
 pub(crate) mod entries;
 pub(crate) mod fabric_channel;
+mod gathering;
 pub(crate) mod mailbox;
 pub(crate) mod meter;
 pub(crate) mod peer_values;
 mod refusals;
+mod slices;
 #[cfg(test)]
 mod tests;
 
@@ -36,6 +38,7 @@ use crate::{
         driver::{Arrivals, Driver, Work},
         entries::Entries,
         fabric_channel::FabricChannel,
+        gathering::Gathering,
         meter::{Meter, receive_span},
         peer_values::PeerValues,
         refusals::Refusals,
@@ -115,8 +118,9 @@ impl DataConnection {
         let entries = Entries::new();
         let answers = PeerAnswers { queue_pair: queue_pair.clone(), entries: entries.clone() };
         let ways = (Arc::new(answers) as _, queue_pair.catalogue());
+        let gathering = Gathering::new(channel.import.pool.clone());
         let refusals = Refusals::new(runtime.clone(), Agreed::of(&own, &peers).requests_max);
-        let values = PeerValues::new(values, &peer.worker, meter.clone(), ways, refusals);
+        let values = PeerValues::new(values, &peer.worker, meter.clone(), ways, (refusals, gathering));
         Arc::new(Self {
             kind: queue_pair.kind(),
             peer_incarnation: peer.incarnation,

@@ -12,10 +12,11 @@ use tensorwire_protocol::{
     Wanted,
 };
 use tensorwire_testpoints::sync::Mutex;
+use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    connection::{meter::Meter, refusals::Refusals},
+    connection::{gathering::Gathering, meter::Meter, refusals::Refusals},
     error::KeyEnd,
     values::{
         SET_LIST, SharedValues,
@@ -46,6 +47,7 @@ pub(crate) struct PeerValues {
     /// The answers that wait for publications.
     answers: Arc<dyn WaitingAnswers>,
     refusals: Refusals,
+    pub(super) gathering: Gathering,
     /// The versions of sets that the peer is fetching, by the names of the sets.
     pins: Mutex<BTreeMap<Arc<str>, Pin>>,
 }
@@ -72,7 +74,7 @@ impl PeerValues {
         peer: &str,
         meter: Arc<Meter>,
         (answers, catalogue): (Arc<dyn WaitingAnswers>, Option<OfferedCatalogue>),
-        refusals: Refusals,
+        (refusals, gathering): (Refusals, Gathering),
     ) -> Self {
         let device = peer.parse().unwrap_or_default();
         let key = Key::builder().source(&values.worker).incarnation(values.incarnation).destination(peer);
@@ -86,6 +88,7 @@ impl PeerValues {
             catalogue,
             answers,
             refusals,
+            gathering,
             pins: Mutex::default(),
         };
         own.key = key.filter(|key| own.check(key).is_ok());
@@ -197,7 +200,7 @@ impl PeerValues {
         }))
     }
 
-    fn set_content(&self, name: &Arc<str>, content: SetContent) -> Result<Edition, Status> {
+    pub(super) fn set_content(&self, name: &Arc<str>, content: SetContent) -> Result<Edition, Status> {
         if content.edition == SET_LIST {
             return Ok(self.values.set_list(Some(&self.peer)));
         }
@@ -279,7 +282,7 @@ async fn brought(mut held: Held, key: Key, meter: Arc<Meter>) -> Result<Taken, S
     Ok(taken)
 }
 
-type Taking = BoxFuture<'static, Result<Taken, Status>>;
+pub(super) type Taking = BoxFuture<'static, Result<Taken, Status>>;
 
 /// A value taken to answer one request.
 #[derive(Debug)]
@@ -294,6 +297,12 @@ pub(crate) enum Taken {
     },
     /// A published or offered tensor, which stays so.
     Published(Edition),
+    /// A slice that was gathered.
+    Gathered {
+        tensor: Tensor,
+        /// The next one is gathered when this is dropped.
+        _turn: OwnedSemaphorePermit,
+    },
 }
 
 impl Taken {
@@ -301,6 +310,7 @@ impl Taken {
         match self {
             Self::Step { value, on_host, .. } => on_host.as_deref().unwrap_or(&value.value.tensor),
             Self::Published(edition) => &edition.tensor,
+            Self::Gathered { tensor, .. } => tensor,
         }
     }
 }
@@ -319,6 +329,7 @@ impl Source for PeerValues {
             Scope::Offered(offered) => Take::Now(self.offered(offered).map(Taken::Published)),
             Scope::Set(wanted) => self.head(wanted, key),
             Scope::SetContent(content) => Take::Now(self.set_content(key, content).map(Taken::Published)),
+            Scope::Slice | Scope::SetSlice(_) => self.slice(scope, key),
             Scope::Step(step) => self.of_step((step, false), key),
             Scope::StepNow(step) => self.of_step((step, true), key),
         };
@@ -346,7 +357,7 @@ impl Source for PeerValues {
 
     fn version(taken: &Taken) -> u64 {
         match taken {
-            Taken::Step { .. } => 0,
+            Taken::Step { .. } | Taken::Gathered { .. } => 0,
             Taken::Published(edition) => edition.version,
         }
     }

@@ -35,7 +35,7 @@ pub struct PeerSet {
     pub(super) peer: Peer,
     pub(super) name: Arc<str>,
     pub(super) limit: Duration,
-    sharing: Sharing,
+    pub(super) sharing: Sharing,
 }
 
 impl Peer {
@@ -62,6 +62,31 @@ pub(super) enum NotMoved {
     /// The publisher does not have it any more.
     Superseded,
     Failed(WorkerError),
+}
+
+impl NotMoved {
+    /// Because a content of a version was not received.
+    pub(super) fn of_content(error: WorkerError) -> Self {
+        match error {
+            WorkerError::Remote { status, .. } if status.code == Code::NotFound => Self::Superseded,
+            error => Self::Failed(error),
+        }
+    }
+
+    /// Whether to try again: with the newest version, or once after the connection broke.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn or_repeat(self, is_repeated: &mut bool) -> Result<(), WorkerError> {
+        match self {
+            Self::Superseded => Ok(()),
+            Self::Failed(lost) if is_repeatable(&lost) && !*is_repeated => {
+                *is_repeated = true;
+                Ok(())
+            }
+            Self::Failed(error) => Err(error),
+        }
+    }
 }
 
 impl From<WorkerError> for NotMoved {
@@ -126,9 +151,7 @@ impl PeerSet {
                 tokio::task::coop::consume_budget().await;
                 match self.fetch_once().await {
                     Ok(moved) => return Ok(moved.snapshot),
-                    Err(NotMoved::Superseded) => {}
-                    Err(NotMoved::Failed(lost)) if is_repeatable(&lost) && !is_repeated => is_repeated = true,
-                    Err(NotMoved::Failed(error)) => return Err(error),
+                    Err(not_moved) => not_moved.or_repeat(&mut is_repeated)?,
                 }
             }
         };
@@ -172,7 +195,7 @@ impl PeerSet {
         WorkerError::Local { transfer: self.transfer().name(), status }
     }
 
-    async fn receive(
+    pub(super) async fn receive(
         &self,
         link: &Link,
         scope: Scope,
@@ -193,17 +216,14 @@ impl PeerSet {
     }
 
     /// A content of a version.
-    async fn content(
+    pub(super) async fn content(
         &self,
         link: &Link,
         (content, expected): (SetContent, Metadata),
         options: ReceiveOptions,
     ) -> Result<Tensor, NotMoved> {
         let received = self.receive(link, Scope::SetContent(content), expected, &options).await;
-        received.map_err(|error| match error {
-            WorkerError::Remote { status, .. } if status.code == Code::NotFound => NotMoved::Superseded,
-            error => NotMoved::Failed(error),
-        })
+        received.map_err(NotMoved::of_content)
     }
 
     /// Moves the version `target`, which `head` describes, as far as it differs from `held`.
@@ -213,11 +233,8 @@ impl PeerSet {
         (head, target): (&Head, &VersionHead),
         held: Option<&Snapshot>,
     ) -> Result<Moved, NotMoved> {
-        let mut move_ = Move { set: self, link, bytes: 0, copies: 0 };
+        let mut move_ = Move::new(self, link);
         let (manifest, derivation) = move_.manifest((head, target), held).await?;
-        if manifest.incarnation != head.incarnation() {
-            return Err(self.misbehaved("a manifest is of another incarnation").into());
-        }
         let uses_deltas = !link.lends(self.sharing);
         let ways = ways(&manifest, held, derivation.as_ref(), uses_deltas);
         let is_changed =
@@ -239,7 +256,7 @@ impl Link {
     }
 
     /// Whether the peer lends its memory for views.
-    fn lends(&self, sharing: Sharing) -> bool {
+    pub(super) fn lends(&self, sharing: Sharing) -> bool {
         match self {
             Self::Own => true,
             Self::Connected(connection) => sharing == Sharing::View && connection.may_view(),
@@ -248,16 +265,32 @@ impl Link {
 }
 
 /// A version that is being moved.
-struct Move<'a> {
+pub(super) struct Move<'a> {
     set: &'a PeerSet,
     link: &'a Link,
     bytes: u64,
     copies: usize,
 }
 
-impl Move<'_> {
+impl<'a> Move<'a> {
+    pub(super) fn new(set: &'a PeerSet, link: &'a Link) -> Self {
+        Self { set, link, bytes: 0, copies: 0 }
+    }
+
     /// The manifest of `target`, and how its contents derive from `held`, if that is known.
-    async fn manifest(
+    pub(super) async fn manifest(
+        &mut self,
+        (head, target): (&Head, &VersionHead),
+        held: Option<&Snapshot>,
+    ) -> Result<(Manifest, Option<Derivation>), NotMoved> {
+        let (manifest, derivation) = self.named_manifest((head, target), held).await?;
+        if manifest.incarnation != head.incarnation() {
+            return Err(self.set.misbehaved("a manifest is of another incarnation").into());
+        }
+        Ok((manifest, derivation))
+    }
+
+    async fn named_manifest(
         &mut self,
         (head, target): (&Head, &VersionHead),
         held: Option<&Snapshot>,

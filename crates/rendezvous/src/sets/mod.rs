@@ -30,6 +30,7 @@ mod following;
 mod listing;
 mod plan;
 mod room;
+mod slices;
 mod snapshot;
 
 pub use self::{

@@ -2,6 +2,7 @@
 
 pub(crate) mod arguments;
 pub(crate) mod catalogue;
+pub(crate) mod cut;
 pub(crate) mod device_context;
 pub(crate) mod device_copy;
 pub(crate) mod duplicates;

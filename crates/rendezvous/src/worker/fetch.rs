@@ -3,6 +3,7 @@
 pub(crate) mod attempt;
 mod many;
 mod remote_tensor;
+pub(crate) mod slice;
 
 use std::{future::IntoFuture, pin::pin, time::Duration};
 

@@ -24,11 +24,14 @@ fn e_only_the_readers_of_a_set_read_it() {
         let of = async |worker: &Worker| worker.peer_at(server.address()).await.unwrap().set("policy");
         commit(1).await;
         let (own, others) = (of(&reader).await, of(&other).await);
+        assert!(others.fetch_slice("w", &[0..1]).await.is_ok());
         assert_eq!(others.fetch().await.unwrap().version(), 1, "every member reads a set without readers");
         let mut waiting = others.follow(Policy::Latest);
         assert_eq!(waiting.next().await.unwrap().unwrap().version(), 1);
         server.set("policy").readers([CLIENT]).unwrap();
         assert!(is_denied(&others.fetch().await.unwrap_err()));
+        assert!(is_denied(&others.fetch_slice("w", &[0..1]).await.unwrap_err()));
+        assert_eq!(own.fetch_slice("w", &[0..1]).await.unwrap().0, 1);
         assert!(
             others.peer().list_sets().await.unwrap().is_empty()
                 && own.peer().list_sets().await.unwrap().len() == 1

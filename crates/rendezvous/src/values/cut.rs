@@ -1,0 +1,105 @@
+//! [`Cut`]: a slice of a tensor, made of the tensor.
+
+use tensorwire_memory::{Buf, BufMut, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
+use tensorwire_protocol::{
+    Metadata,
+    slice::{InvalidSlice, Slice},
+};
+
+use crate::{
+    peer_memory::import::{PIECE_BYTES, yield_once},
+    values::tensor::Tensor,
+};
+
+/// Short runs that are copied before other tasks have their turn.
+const RUNS_PER_TURN: usize = 16 << 10;
+
+/// A slice of a tensor, which has it.
+#[derive(Debug)]
+pub(crate) struct Cut {
+    whole: Tensor,
+    slice: Slice,
+    metadata: Metadata,
+}
+
+impl Cut {
+    /// Allocates nothing for the slice.
+    ///
+    /// # Errors
+    /// [`InvalidSlice`] if the tensor has no such slice.
+    pub(crate) fn new(whole: &Tensor, slice: &Slice) -> Result<Self, InvalidSlice> {
+        let metadata = slice.metadata(whole.metadata())?;
+        Ok(Self { whole: whole.clone(), slice: slice.clone(), metadata })
+    }
+
+    /// The slice as a part of the tensor's memory, if it is one run of bytes.
+    pub(crate) fn shared(&self) -> Option<Tensor> {
+        if self.metadata.byte_length == 0 {
+            return Some(Tensor::received(self.metadata.clone(), Buf::empty(), None));
+        }
+        let bytes = self.bytes();
+        let run = self.slice.contiguous(self.whole.shape())?;
+        let range = bytes * run.start as usize..bytes * run.end as usize;
+        Some(Tensor::received(self.metadata.clone(), self.whole.buf().slice(range)?, None))
+    }
+
+    /// The slice in memory of `pool`, when there is room. Other tasks have their turn after every 256 KiB.
+    pub(crate) async fn gathered(self, pool: &Pool) -> Result<Tensor, MemoryError> {
+        let mut buffer = pool.alloc(self.metadata.byte_length as usize).await?;
+        let dense = Slice::whole(self.metadata.shape.dimensions());
+        let from = Place { slice: &self.slice, shape: self.whole.shape() };
+        let into = Place { slice: &dense, shape: self.metadata.shape.dimensions() };
+        copy((self.whole.bytes(), from), (&mut buffer, into), self.bytes()).await;
+        Ok(Tensor::received(self.metadata, buffer.freeze(), None))
+    }
+
+    /// The slice, without a copy if it is one run of bytes.
+    pub(crate) async fn made(self, pool: &Pool) -> Result<Tensor, MemoryError> {
+        match self.shared() {
+            Some(tensor) => Ok(tensor),
+            None => self.gathered(pool).await,
+        }
+    }
+
+    /// Bytes of an element.
+    fn bytes(&self) -> usize {
+        (self.metadata.dtype.bits() / 8) as usize
+    }
+}
+
+/// Where a slice is in a tensor of a shape.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) slice: &'a Slice,
+    pub(crate) shape: &'a [u64],
+}
+
+/// Copies a slice of one tensor to a slice of another, which has the same lengths. Elements are `bytes` long.
+pub(crate) async fn copy(
+    (from, source): (&[u8], Place<'_>),
+    (into, destination): (&mut BufMut, Place<'_>),
+    bytes: usize,
+) {
+    let mut sources = source.slice.runs(source.shape);
+    let mut rest = 0..0;
+    let (mut copied, mut runs) = (0, 0);
+    for run in destination.slice.runs(destination.shape) {
+        let (mut at, end) = (bytes * run.start as usize, bytes * run.end as usize);
+        while at < end {
+            if rest.is_empty() {
+                let Some(next) = sources.next() else { return };
+                rest = bytes * next.start as usize..bytes * next.end as usize;
+            }
+            let length = rest.len().min(end - at).min(PIECE_BYTES);
+            let pair = into.get_mut(at..at + length).zip(from.get(rest.start..rest.start + length));
+            let Some((place, piece)) = pair else { return };
+            copy_bytes(place, piece, CopyReason::Local);
+            (rest.start, at) = (rest.start + length, at + length);
+            (copied, runs) = (copied + length, runs + 1);
+            if copied >= PIECE_BYTES || runs >= RUNS_PER_TURN {
+                (copied, runs) = (0, 0);
+                yield_once().await;
+            }
+        }
+    }
+}

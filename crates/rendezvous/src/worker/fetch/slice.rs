@@ -1,0 +1,101 @@
+//! Fetching slices of published tensors.
+
+use std::{ops::Range, pin::pin};
+
+use tensorwire_protocol::{
+    Code, ReceiveOptions, Scope, Sharing,
+    limits::NAME_BYTES_MAX,
+    slice::{InvalidSlice, Slice},
+};
+
+use super::transfer;
+use crate::{
+    error::{Transfer, WorkerError},
+    values::{cut::Cut, tensor::Tensor},
+    worker::{metrics::Timed, peer::Peer},
+};
+
+impl Peer {
+    /// Fetches a slice of the tensor that the peer has published under `name`: a tensor that consists of the elements in `ranges`, one
+    /// range for each dimension. The deadline is the worker's [`timeout`](crate::WorkerBuilder::timeout).
+    ///
+    /// Between hosts only the slice is moved. On one host the slice shares the peer's memory if it is one run of bytes, such as whole
+    /// rows; otherwise it is copied out of that memory.
+    ///
+    /// ```
+    /// use tensorwire::{Tensor, Worker};
+    ///
+    /// # #[tokio::main(flavor = "current_thread")]
+    /// # async fn main() -> Result<(), tensorwire::WorkerError> {
+    /// # let server = Worker::builder("ps").start().await?;
+    /// # server.publish("w", Tensor::from_values(server.pool(), &[2, 3], &[1u8, 2, 3, 4, 5, 6])?)?;
+    /// # let client = Worker::client().start().await?;
+    /// # let peer = client.peer_at(server.address()).await?;
+    /// // The second of two rows.
+    /// assert_eq!(peer.fetch_slice("w", &[1..2, 0..3]).await?.values::<u8>()?, [4, 5, 6]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Memory
+    /// A slice that is more than one run of bytes takes memory of its own: on one host of this worker's receive pool, otherwise of the
+    /// peer's [`pool`](crate::Worker::pool) until it is sent, and it waits for that.
+    ///
+    /// # Errors
+    /// [`WorkerError::Config`] with the field `ranges` if the tensor has no such slice, or name and ranges together are longer than
+    /// 1,024 bytes; otherwise as [`fetch`](Self::fetch).
+    ///
+    /// # Cancel safety
+    /// As [`fetch`](Self::fetch).
+    pub async fn fetch_slice(&self, name: &str, ranges: &[Range<u64>]) -> Result<Tensor, WorkerError> {
+        let whole = transfer(self, name)?;
+        let slice = sliced(ranges)?;
+        let key = key(name, &slice)?;
+        let part = Transfer { key: &key, ..whole };
+        let worker = &self.worker;
+        let fetched = async {
+            if self.lends().await? {
+                let options = ReceiveOptions::from(Sharing::View);
+                let (whole, _) = worker.fetch_one(&self.known, &whole, &Scope::Published, &options).await?;
+                let cut = Cut::new(&whole, &slice).map_err(|invalid| unfit(&slice, &invalid))?;
+                return Ok(cut.made(worker.receive_pool()).await?);
+            }
+            let options = ReceiveOptions::default();
+            let fetched = worker.fetch_one(&self.known, &part, &Scope::Slice, &options).await;
+            fetched.map(|(tensor, _)| tensor).map_err(|error| match error {
+                WorkerError::Remote { status, .. } if status.code == Code::InvalidArgument => {
+                    unfit(&slice, &status.message)
+                }
+                error => error,
+            })
+        };
+        let limit = worker.operations.defaults.limit;
+        worker.timed(Timed::Fetch, limit, || format!("fetching {part}"), pin!(fetched)).await
+    }
+
+    /// Whether the peer's memory can be viewed, or is this worker's.
+    async fn lends(&self) -> Result<bool, WorkerError> {
+        let node = &self.worker.node;
+        Ok(node.is_own(&self.known) || node.connected(&self.known).await?.may_view())
+    }
+}
+
+/// The slice of these ranges.
+pub(crate) fn sliced(ranges: &[Range<u64>]) -> Result<Slice, WorkerError> {
+    Slice::new(ranges).map_err(|invalid: InvalidSlice| unfit(&format_args!("{ranges:?}"), &invalid))
+}
+
+/// The key of a request for a slice.
+pub(crate) fn key(name: &str, slice: &Slice) -> Result<String, WorkerError> {
+    let key = format!("{name}{slice}");
+    if key.len() > NAME_BYTES_MAX {
+        let remedy = format!("the name and the ranges have more than {NAME_BYTES_MAX} bytes together");
+        return Err(unfit(slice, &remedy));
+    }
+    Ok(key)
+}
+
+/// The error of ranges that the tensor does not have.
+pub(crate) fn unfit(ranges: &dyn std::fmt::Display, problem: &dyn std::fmt::Display) -> WorkerError {
+    WorkerError::Config { field: "ranges", value: ranges.to_string(), remedy: problem.to_string() }
+}
