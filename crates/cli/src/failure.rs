@@ -159,7 +159,7 @@ impl From<WorkerError> for Failure {
 
 /// Names of settings in errors of the library, and the corresponding options of the command line.
 const OPTIONS: [(&str, &str); 9] = [
-    ("with the setting `receive_bytes`", "with --memory"),
+    ("the setting `receive_bytes` allows", "--memory allows"),
     ("require = `", "--fabric = `"),
     ("the setting `liveness`", "--liveness"),
     ("; or allow others with the setting `fabrics`", "; or take another with --fabric"),

@@ -11,7 +11,6 @@ use crate::{
     sets::{
         assembly::{Doubt, assembled},
         plan::{Derivation, Part, Way, ways},
-        room::LACK_HINT,
         snapshot::Snapshot,
     },
     values::{
@@ -155,10 +154,7 @@ impl PeerSet {
                 }
             }
         };
-        let what = || match self.lack() {
-            Some(lack) => format!("fetching the set {}{lack}; {LACK_HINT}", self.transfer()),
-            None => format!("fetching the set {}", self.transfer()),
-        };
+        let what = || format!("fetching the set {}{}", self.transfer(), self.lack().unwrap_or_default());
         let hint = "does the peer run, and does it commit this set?";
         self.peer.worker.within(self.limit, what, hint, pin!(fetched)).await
     }

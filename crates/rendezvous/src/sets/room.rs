@@ -63,8 +63,9 @@ impl PeerSet {
             self.peer.worker.runtime().sleep(self.limit).await;
             let (now, lack) = (arrived(), self.lack());
             if let Some(lack) = lack.as_ref().filter(|_| waited && now == before) {
-                let (what, limit) = (format!("getting the set {}{lack}", self.transfer()), self.limit);
-                return WorkerError::DeadlineExceeded { what, limit, hint: LACK_HINT };
+                let (what, limit) = (format!("following the set {}{lack}", self.transfer()), self.limit);
+                let hint = "drop older versions and other received tensors";
+                return WorkerError::DeadlineExceeded { what, limit, hint };
             }
             (before, waited) = (now, lack.is_some());
         }
@@ -76,14 +77,13 @@ impl PeerSet {
         let stats = pool.stats();
         let (used, cap) = (stats.used_bytes, pool.cap_bytes());
         (stats.waiting > 0).then(|| {
-            format!(" (its contents wait for memory: {used} of {cap} bytes of the receive pool are in use)")
+            format!(
+                " (its contents wait for memory: {used} of {cap} bytes of the receive pool are in use; the setting \
+                 `receive_bytes` allows more)"
+            )
         })
     }
 }
-
-/// What to do if contents wait for memory.
-pub(super) const LACK_HINT: &str =
-    "drop older versions and other received tensors, or allow more with the setting `receive_bytes`";
 
 /// Bytes that the receive pool must have at the same time for what comes in these ways: for the contents that are requested at once, and
 /// for the tensors that they become.
