@@ -1,22 +1,21 @@
 //! Contents that are made of a held one and deltas.
 
+use std::{pin::pin, task::Poll};
+
 use tensorwire_memory::{Pool, copy::CopyReason, copy::copy_bytes};
-use tensorwire_protocol::{Checksums, Validation};
+use tensorwire_protocol::{Checksums, Metadata, Validation};
 
 use crate::{
     peer_memory::import::yield_once,
     values::{
         sets::{
-            delta::{PIECE_BYTES, Runs},
+            delta::{PIECE_BYTES, Run, Runs},
             manifest::ManifestEntry,
             reading::Problem,
         },
         tensor::Tensor,
     },
 };
-
-/// Runs that are written before other tasks have their turn.
-const RUNS_PER_TURN: usize = 16 << 10;
 
 /// Why a content cannot be made: the whole one is needed.
 #[derive(Debug)]
@@ -29,6 +28,8 @@ pub(super) enum Doubt {
 
 /// The content of `entry`, made of `base`, which stays as it is, and `deltas`. Everything that the peer says in them is checked before
 /// memory is allocated, and the result is compared with the checksum in the manifest.
+///
+/// Each piece is copied, changed and summed while the processor's cache has it.
 pub(super) async fn assembled(
     pool: &Pool,
     base: &Tensor,
@@ -40,31 +41,70 @@ pub(super) async fn assembled(
         Runs::new(delta.bytes(), metadata).and_then(Runs::check).map_err(Doubt::Wrong)?;
         yield_once().await;
     }
+    let patches = deltas.iter().map(|delta| Patch::new(delta, metadata));
+    let mut patches = patches.collect::<Result<Vec<_>, _>>().map_err(Doubt::Wrong)?;
     let mut buffer = pool.try_alloc(base.bytes().len()).map_err(|_| Doubt::NoMemory)?;
-    for (into, from) in buffer.chunks_mut(PIECE_BYTES).zip(base.bytes().chunks(PIECE_BYTES)) {
+    let (checksums, mut found) = (Checksums::default(), None);
+    for (piece, from) in base.bytes().chunks(PIECE_BYTES).enumerate() {
+        let begin = piece * PIECE_BYTES;
+        let into = buffer.get_mut(begin..begin + from.len()).unwrap_or_default();
         copy_bytes(into, from, CopyReason::Local);
+        for patch in &mut patches {
+            patch.write(into, begin).map_err(Doubt::Wrong)?;
+        }
+        // Sums this piece: a sum goes on where it was dropped.
+        found = match futures::poll!(pin!(checksums.sum(Validation::Xxh3, &buffer))) {
+            Poll::Ready(sum) => sum,
+            Poll::Pending => None,
+        };
         yield_once().await;
     }
-    for delta in deltas {
-        write(&mut buffer, delta, entry).await.map_err(Doubt::Wrong)?;
-    }
-    let buffer = buffer.freeze();
-    let found = Checksums::default().sum(Validation::Xxh3, &buffer).await;
     if found.is_none() || found != entry.checksum {
         return Err(Doubt::Wrong("the checksum of the result differs"));
     }
-    Ok(Tensor::received(metadata.clone(), buffer, None))
+    Ok(Tensor::received(metadata.clone(), buffer.freeze(), None))
 }
 
-/// Writes the runs of `delta` into `buffer`.
-async fn write(buffer: &mut [u8], delta: &Tensor, entry: &ManifestEntry) -> Result<(), Problem> {
-    let mut runs = Runs::new(delta.bytes(), &entry.metadata)?;
-    loop {
-        for _ in 0..RUNS_PER_TURN {
-            let Some(run) = runs.read()? else { return Ok(()) };
-            let place = buffer.get_mut(run.offset..run.offset + run.values.len());
-            place.ok_or("a run ends behind the content")?.copy_from_slice(run.values);
+/// The runs of a delta that were not written yet.
+struct Patch<'delta> {
+    runs: Runs<'delta>,
+    /// A run, or the end of one, behind the last piece.
+    next: Option<Run<'delta>>,
+}
+
+impl<'delta> Patch<'delta> {
+    fn new(delta: &'delta Tensor, metadata: &Metadata) -> Result<Self, Problem> {
+        Ok(Self { runs: Runs::new(delta.bytes(), metadata)?, next: None })
+    }
+
+    /// Writes the runs that lie in `piece`, which begins with byte `begin` of the content. Pieces follow each other.
+    fn write(&mut self, piece: &mut [u8], begin: usize) -> Result<(), Problem> {
+        let end = begin + piece.len();
+        loop {
+            let Some(run) = self.next.take().map_or_else(|| self.runs.read(), |run| Ok(Some(run)))? else {
+                return Ok(());
+            };
+            if run.offset >= end {
+                self.next = Some(run);
+                return Ok(());
+            }
+            let (values, later) = run.values.split_at(run.values.len().min(end - run.offset));
+            let place = piece.get_mut(run.offset - begin..).and_then(|rest| rest.get_mut(..values.len()));
+            write_values(place.ok_or("a run begins before the one before")?, values);
+            if !later.is_empty() {
+                self.next = Some(Run { offset: end, values: later });
+                return Ok(());
+            }
         }
-        yield_once().await;
+    }
+}
+
+/// Copies values of the same length. Most runs have one element, for which a call of `memcpy` takes most of the time.
+#[inline(always)]
+fn write_values(into: &mut [u8], values: &[u8]) {
+    match (into, values) {
+        ([first, second], [one, two]) => (*first, *second) = (*one, *two),
+        ([a, b, c, d], [e, f, g, h]) => (*a, *b, *c, *d) = (*e, *f, *g, *h),
+        (into, values) => into.copy_from_slice(values),
     }
 }

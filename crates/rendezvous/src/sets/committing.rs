@@ -5,13 +5,11 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 use crate::{
     control::name::sought,
     error::WorkerError,
-    peer_memory::import::yield_once,
+    sets::comparing::{Difference, differences},
     values::{
         published::check_published,
         sets::{
-            Begun, Refusal, SetVersion,
-            delta::{Compared, Comparison},
-            encoded,
+            Begun, Refusal, SetVersion, encoded,
             manifest::{MANIFEST_BYTES_MAX, Manifest, ManifestEntry, TENSORS_MAX},
             manifest_delta::{self, Change},
             shares_memory,
@@ -72,8 +70,8 @@ impl OwnSet {
     /// Commits `version`, which consists of these tensors: peers see all of them, or none. Names, shapes and element types may differ
     /// from those of the version before. Tensors that are equal to their predecessors are not sent again.
     ///
-    /// If peers follow the set, each tensor is compared with its predecessor, once for all of them. Other tasks have their turn after
-    /// every 256 KiB.
+    /// If peers follow the set over a network, each tensor is compared with its predecessor, once for all of them: by up to 4 tasks, one
+    /// for each processor. Other tasks have their turn after every 256 KiB.
     ///
     /// # Memory
     /// The worker holds the newest version, the version before it and their deltas. All sets together hold at most
@@ -145,20 +143,12 @@ impl OwnSet {
         tensors: Vec<(Arc<str>, Tensor)>,
         begun: Begun,
     ) -> Result<SetVersion, WorkerError> {
-        let Begun { edition, newest, is_followed, mut delta_bytes } = begun;
+        let Begun { edition, newest, is_followed, delta_bytes } = begun;
+        let bases: Vec<_> =
+            tensors.iter().map(|(name, tensor)| base(newest.as_deref()?, name, tensor)).collect();
+        let changes = self.changes(&tensors, &bases, is_followed.then_some(delta_bytes)).await;
         let mut next = Draft::new(self.worker.incarnation(), tensors.len());
-        for (name, tensor) in tensors {
-            let metadata = tensor.metadata().clone();
-            let place = newest.as_ref().and_then(|newest| newest.manifest.place(&name));
-            let base = place.zip(newest.as_ref()).and_then(|(place, newest)| {
-                Some((newest.manifest.entries.get(place)?, newest.tensors.get(place)?))
-            });
-            let base = base.filter(|(entry, _)| entry.metadata == metadata);
-            let (change, delta) = match base {
-                Some((_, old)) if shares_memory(old, &tensor) => (Change::Same, None),
-                Some((_, old)) if is_followed => change(old, &tensor, &mut delta_bytes).await,
-                _ => (Change::Full, None),
-            };
+        for (((name, tensor), base), (change, delta)) in tensors.into_iter().zip(bases).zip(changes) {
             match (change, base) {
                 // The memory of the tensor is free, and followers have the content.
                 (Change::Same, Some((entry, old))) => next.add(entry.clone(), old.clone(), (change, None)),
@@ -167,6 +157,7 @@ impl OwnSet {
                         Change::Runs { checksum, .. } => Some(checksum).filter(|&checksum| checksum > 0),
                         _ => None,
                     };
+                    let metadata = tensor.metadata().clone();
                     let entry = ManifestEntry { name, metadata, stamp: edition, checksum };
                     next.add(entry, tensor, (change, delta));
                 }
@@ -176,6 +167,30 @@ impl OwnSet {
             let remedy = "the names and shapes take more than 16 MiB: use several sets";
             self.refused("set", &self.name, remedy)
         })
+    }
+
+    /// How each tensor differs from its predecessor in `bases`. Contents are compared only if their deltas may have `delta_bytes`.
+    async fn changes(
+        &self,
+        tensors: &[(Arc<str>, Tensor)],
+        bases: &[Option<(&ManifestEntry, &Tensor)>],
+        delta_bytes: Option<u64>,
+    ) -> Vec<Difference> {
+        let pairs = || tensors.iter().map(|(_, tensor)| tensor).zip(bases);
+        let is_same = |(tensor, base): (&Tensor, &Option<(_, &Tensor)>)| {
+            base.is_some_and(|(_, old)| shares_memory(old, tensor))
+        };
+        let compared = pairs().filter(|pair| delta_bytes.is_some() && !is_same(*pair));
+        let compared = compared.filter_map(|(tensor, base)| Some(((*base)?.1.clone(), tensor.clone())));
+        let runtime = &**self.worker.node.runtime();
+        let found = differences(runtime, compared.collect(), delta_bytes.unwrap_or_default()).await;
+        let mut found = found.into_iter();
+        let changes = pairs().map(|(tensor, base)| match base {
+            _ if is_same((tensor, base)) => (Change::Same, None),
+            Some(_) if delta_bytes.is_some() => found.next().unwrap_or((Change::Full, None)),
+            _ => (Change::Full, None),
+        });
+        changes.collect()
     }
 
     fn refusal(&self, version: u64, refusal: Refusal) -> WorkerError {
@@ -204,27 +219,11 @@ impl OwnSet {
     }
 }
 
-/// How `new` differs from `old`, and its delta if that is the least to send and at most `bytes_max` long.
-async fn change(old: &Tensor, new: &Tensor, bytes_max: &mut u64) -> (Change, Option<Tensor>) {
-    let mut comparison = Comparison::new(new.metadata());
-    let compared = loop {
-        match comparison.go_on(old.bytes(), new.bytes()) {
-            Some(compared) => break compared,
-            None => yield_once().await,
-        }
-    };
-    match compared {
-        Compared::Same => (Change::Same, None),
-        Compared::Runs(delta) if delta.len() as u64 <= *bytes_max => {
-            let bytes = delta.len() as u64;
-            *bytes_max -= bytes;
-            let checksums = new.checksums().unwrap_or_default();
-            let checksum = checksums.sum(tensorwire_protocol::Validation::Xxh3, new.bytes()).await;
-            let checksum = checksum.unwrap_or_default();
-            (Change::Runs { bytes, checksum }, Some(encoded(&delta)))
-        }
-        Compared::Runs(_) | Compared::Full => (Change::Full, None),
-    }
+/// The predecessor of the tensor called `name`, if it has the same element type and shape.
+fn base<'a>(newest: &'a SetVersion, name: &str, tensor: &Tensor) -> Option<(&'a ManifestEntry, &'a Tensor)> {
+    let place = newest.manifest.place(name)?;
+    let (entry, old) = (newest.manifest.entries.get(place)?, newest.tensors.get(place)?);
+    (entry.metadata == *tensor.metadata()).then_some((entry, old))
 }
 
 /// A version that is being made.

@@ -25,6 +25,7 @@
 
 mod assembly;
 mod committing;
+mod comparing;
 mod fetching;
 mod following;
 mod listing;

@@ -17,6 +17,13 @@ const BLOCK: usize = 64;
 /// A content with more runs than one in so many elements is sent whole, because finding each run costs more than sending the content.
 const ELEMENTS_PER_RUN_MIN: usize = 48;
 
+/// A content of fewer bytes is compared without samples.
+const SAMPLED_BYTES_MIN: usize = 128 << 10;
+
+/// Samples of a content that changes in many elements where it begins, and the bytes of each.
+const SAMPLES: usize = 32;
+const SAMPLE_BYTES: usize = 512;
+
 /// Bytes of an element of `dtype`, as far as deltas distinguish them.
 pub(crate) fn width(dtype: DataType) -> usize {
     match dtype.bits() / 8 {
@@ -54,8 +61,11 @@ pub(crate) struct Comparison {
 impl Comparison {
     /// Of two contents of `metadata`.
     pub(crate) fn new(metadata: &Metadata) -> Self {
-        let length = usize::try_from(metadata.byte_length).unwrap_or(usize::MAX);
-        let width = width(metadata.dtype);
+        Self::of(width(metadata.dtype), usize::try_from(metadata.byte_length).unwrap_or(usize::MAX))
+    }
+
+    /// Of two contents of `length` bytes.
+    fn of(width: usize, length: usize) -> Self {
         Self { width, length, at: 0, run: (0, 0), last: 0, runs: 0, gaps: Vec::new(), values: Vec::new() }
     }
 
@@ -65,18 +75,52 @@ impl Comparison {
         let (Some(from), Some(to)) = (old.get(self.at..end), new.get(self.at..end)) else {
             return Some(Compared::Full);
         };
-        match self.width {
-            1 => self.compare::<1>(from, to),
-            2 => self.compare::<2>(from, to),
-            4 => self.compare::<4>(from, to),
-            8 => self.compare::<8>(from, to),
-            _ => self.compare::<16>(from, to),
+        if self.at == 0 && self.is_dense(old, new) {
+            return Some(Compared::Full);
         }
+        self.compare_piece(from, to);
         self.at = end;
         if self.is_too_long() {
             return Some(Compared::Full);
         }
         (end == self.length).then(|| self.end())
+    }
+
+    /// Whether it has found a difference.
+    pub(crate) fn has_runs(&self) -> bool {
+        self.run.0 != self.run.1
+    }
+
+    /// Whether samples of both contents differ by so much that the result will be [`Compared::Full`].
+    fn is_dense(&self, old: &[u8], new: &[u8]) -> bool {
+        let is_dense = |begin: usize, bytes: usize, samples: usize, elements_per_run: usize| {
+            let mut sampled = Self::of(self.width, samples * bytes);
+            for index in 0..samples {
+                // Whole blocks, spread evenly.
+                let place = begin + (self.length - bytes) / samples.max(2) * index / BLOCK * BLOCK;
+                if let (Some(old), Some(new)) = (old.get(place..place + bytes), new.get(place..place + bytes))
+                {
+                    sampled.compare_piece(old, new);
+                    sampled.at += bytes;
+                }
+            }
+            sampled.runs * elements_per_run > sampled.at / self.width
+                || sampled.values.len() > sampled.at / 8 * 5
+        };
+        // Where few elements change, the first sample is the only one.
+        self.length >= SAMPLED_BYTES_MIN
+            && is_dense(0, SAMPLE_BYTES * 8, 1, ELEMENTS_PER_RUN_MIN * 4 / 3)
+            && is_dense(0, SAMPLE_BYTES, SAMPLES, ELEMENTS_PER_RUN_MIN * 5 / 6)
+    }
+
+    fn compare_piece(&mut self, old: &[u8], new: &[u8]) {
+        match self.width {
+            1 => self.compare::<1>(old, new),
+            2 => self.compare::<2>(old, new),
+            4 => self.compare::<4>(old, new),
+            8 => self.compare::<8>(old, new),
+            _ => self.compare::<16>(old, new),
+        }
     }
 
     fn is_too_long(&self) -> bool {
@@ -341,6 +385,32 @@ mod tests {
         assert_eq!(compared(&metadata, &old, &new), Compared::Full);
         assert_eq!(compared(&metadata, &old, &vec![1; 4 * elements]), Compared::Full);
         assert_eq!(compared(&metadata, &old, &old[1..]), Compared::Full);
+    }
+
+    /// Contents of 16-bit elements, of which those at which `is_changed` differ.
+    fn changed(elements: usize, is_changed: impl Fn(usize) -> bool) -> (Metadata, Vec<u8>, Vec<u8>) {
+        let (old, mut new) = (vec![0; 2 * elements], vec![0; 2 * elements]);
+        new.chunks_exact_mut(2).enumerate().filter(|(at, _)| is_changed(*at)).for_each(|(_, new)| new[0] = 1);
+        (metadata(DataType::Bf16, elements), old, new)
+    }
+
+    #[test]
+    fn a_content_that_changes_everywhere_is_full_after_a_few_samples() {
+        let everywhere: [fn(usize) -> bool; 3] = [|_| true, |at| at % 3 == 0, |at| at % 33 == 0];
+        for is_changed in everywhere {
+            let (metadata, old, new) = changed(1 << 20, is_changed);
+            assert_eq!(Comparison::new(&metadata).go_on(&old, &new), Some(Compared::Full));
+        }
+    }
+
+    #[test]
+    fn a_content_that_changes_much_only_where_it_begins_has_a_delta() {
+        let begins: [fn(usize) -> bool; 2] = [|at| at < 10_000 && at % 5 == 0, |at| at < 30_000];
+        for is_changed in begins {
+            let (metadata, old, new) = changed(1 << 20, is_changed);
+            let Compared::Runs(delta) = compared(&metadata, &old, &new) else { panic!("no delta") };
+            assert_eq!(applied(&metadata, &old, &delta), Ok(new));
+        }
     }
 
     proptest! {
