@@ -261,6 +261,7 @@ impl Iterator for Runs {
 }
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // tensors of one dimension
 mod tests {
     use proptest::prelude::*;
 

@@ -4,7 +4,7 @@ mod loss;
 
 use std::{fmt, time::Duration};
 
-use tensorwire_fabric::{FabricError, FabricKind, LossCause};
+use tensorwire_fabric::FabricError;
 use tensorwire_memory::{Limit, MemoryError};
 use tensorwire_protocol::{Code, Damage, Status, Validation, text::escaped};
 
@@ -353,6 +353,19 @@ pub enum WorkerError {
         /// The newest version.
         newest: u64,
     },
+    /// Not all peers of a sharded set have a version that some have.
+    #[error(
+        "the set `{}` is incomplete: {} lack {}; do they run, and do they commit the same versions?",
+        escaped(set), parts.join(", "), version.map_or_else(|| "any version".to_owned(), |version| format!("version {version}"))
+    )]
+    Incomplete {
+        /// The set.
+        set: String,
+        /// The newest version that a peer has; `None` if no peer has one.
+        version: Option<u64>,
+        /// The peers that lack it.
+        parts: Vec<String>,
+    },
     /// A limit of the operating system is reached.
     #[error("{what}; {limit} is {}: {}", shown(*value), limit.remedy())]
     Limit {
@@ -411,9 +424,11 @@ impl WorkerError {
             Self::Corrupted { .. } => Code::DataLoss,
             Self::PeerLost { loss: PeerLoss::StepBroken, .. } | Self::ShutDown => Code::Aborted,
             Self::DeadlineExceeded { .. } => Code::DeadlineExceeded,
-            Self::PeerLost { .. } | Self::NoFabric { .. } | Self::Fabric(_) | Self::Control(_) => {
-                Code::Unavailable
-            }
+            Self::PeerLost { .. }
+            | Self::NoFabric { .. }
+            | Self::Fabric(_)
+            | Self::Control(_)
+            | Self::Incomplete { .. } => Code::Unavailable,
         }
     }
 
@@ -486,6 +501,8 @@ fn shown(value: Option<u64>) -> String {
 #[cfg(test)]
 mod tests {
     use std::io;
+
+    use tensorwire_fabric::FabricKind;
 
     use super::*;
 

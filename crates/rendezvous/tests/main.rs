@@ -31,6 +31,7 @@ mod outside;
 mod published;
 mod refused;
 mod sets;
+mod shards;
 mod slices;
 mod standby;
 #[cfg(feature = "test-certificates")]

@@ -1,6 +1,7 @@
 //! Slices of published tensors and of sets, over shm and tcp, between workers of one process.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::single_range_in_vec_init)] // tensors of one dimension
 
 use std::{future::Future, ops::Range, time::Duration};
 

@@ -5,13 +5,17 @@ use std::{collections::BTreeSet, fmt, sync::Arc};
 use crate::{
     control::name::sought,
     error::WorkerError,
-    sets::comparing::{Difference, differences},
+    sets::{
+        comparing::{Difference, differences},
+        shard::Shard,
+    },
     values::{
         published::check_published,
         sets::{
             Begun, Refusal, SetVersion, encoded,
             manifest::{MANIFEST_BYTES_MAX, Manifest, ManifestEntry, TENSORS_MAX},
             manifest_delta::{self, Change},
+            sharding::Sharding,
             shares_memory,
         },
         tensor::Tensor,
@@ -70,6 +74,8 @@ impl OwnSet {
     /// Commits `version`, which consists of these tensors: peers see all of them, or none. Names, shapes and element types may differ
     /// from those of the version before. Tensors that are equal to their predecessors are not sent again.
     ///
+    /// A tensor of which other workers commit the rest is given as its [`shard`](crate::Tensor::shard).
+    ///
     /// If peers follow the set over a network, each tensor is compared with its predecessor, once for all of them: by up to 4 tasks, one
     /// for each processor. Other tasks have their turn after every 256 KiB.
     ///
@@ -79,7 +85,7 @@ impl OwnSet {
     ///
     /// # Errors
     /// [`WorkerError::SetTooLarge`]; [`WorkerError::Config`] if `version` is not greater than the newest one, or for names that occur
-    /// twice or cannot be published; [`WorkerError::InvalidTensor`] for a dead value; [`WorkerError::ShutDown`]. Peers see nothing of a
+    /// twice or cannot be published; [`WorkerError::InvalidTensor`] for a dead value and for a shard whose ranges do not fit it; [`WorkerError::ShutDown`]. Peers see nothing of a
     /// commit that fails.
     ///
     /// # Cancel safety
@@ -87,16 +93,16 @@ impl OwnSet {
     pub async fn commit(
         &self,
         version: u64,
-        tensors: impl IntoIterator<Item = (impl Into<String>, Tensor)>,
+        tensors: impl IntoIterator<Item = (impl Into<String>, impl Into<Shard>)>,
     ) -> Result<(), WorkerError> {
         self.worker.check_runs()?;
         check_published(&self.name)?;
-        let tensors = self.sorted(tensors)?;
+        let (tensors, shardings): (Vec<_>, Vec<_>) = self.sorted(tensors)?.into_iter().unzip();
         let values = self.worker.node.values();
         let refused = |refusal| self.refusal(version, refusal);
         let begun = values.sets.begin(&self.name, version, &tensors).map_err(refused)?;
         let base = begun.newest.as_ref().map(|newest| newest.edition);
-        let next = self.next(version, tensors, begun).await?;
+        let next = self.next(version, (tensors, shardings), begun).await?;
         let head = values.sets.put(&self.name, base, next).map_err(refused)?;
         values.heads.publish_as(&self.name, version, head);
         Ok(())
@@ -104,21 +110,23 @@ impl OwnSet {
 
     fn sorted(
         &self,
-        tensors: impl IntoIterator<Item = (impl Into<String>, Tensor)>,
-    ) -> Result<Vec<(Arc<str>, Tensor)>, WorkerError> {
-        let mut sorted: Vec<(Arc<str>, Tensor)> = Vec::new();
-        for (name, tensor) in tensors {
-            let name: String = name.into();
+        tensors: impl IntoIterator<Item = (impl Into<String>, impl Into<Shard>)>,
+    ) -> Result<Vec<Named>, WorkerError> {
+        let mut sorted: Vec<Named> = Vec::new();
+        for (name, shard) in tensors {
+            let (name, shard): (String, Shard) = (name.into(), shard.into());
             check_published(&name)?;
+            shard.check(&name)?;
+            let Shard { tensor, sharding } = shard;
             if tensor.is_dead() {
                 let problem = format!("`{name}` is dead; commit only tensors with a content");
                 return Err(WorkerError::InvalidTensor { problem });
             }
-            sorted.push((name.into(), tensor.remember_checksums()));
+            sorted.push(((name.into(), tensor.remember_checksums()), sharding));
         }
-        sorted.sort_by(|(one, _), (other, _)| one.cmp(other));
+        sorted.sort_by(|((one, _), _), ((other, _), _)| one.cmp(other));
         let mut pairs = sorted.iter().zip(sorted.iter().skip(1));
-        if let Some(((twice, _), _)) = pairs.find(|((one, _), (other, _))| one == other) {
+        if let Some((((twice, _), _), _)) = pairs.find(|(((one, _), _), ((other, _), _))| one == other) {
             return Err(self.refused(
                 "name of a tensor",
                 twice,
@@ -140,15 +148,18 @@ impl OwnSet {
     async fn next(
         &self,
         version: u64,
-        tensors: Vec<(Arc<str>, Tensor)>,
+        (tensors, shardings): (Vec<(Arc<str>, Tensor)>, Vec<Option<Sharding>>),
         begun: Begun,
     ) -> Result<SetVersion, WorkerError> {
         let Begun { edition, newest, is_followed, delta_bytes } = begun;
+        let bases = tensors.iter().zip(&shardings);
         let bases: Vec<_> =
-            tensors.iter().map(|(name, tensor)| base(newest.as_deref()?, name, tensor)).collect();
+            bases.map(|(named, sharding)| base(newest.as_deref()?, named, sharding.as_ref())).collect();
         let changes = self.changes(&tensors, &bases, is_followed.then_some(delta_bytes)).await;
         let mut next = Draft::new(self.worker.incarnation(), tensors.len());
-        for (((name, tensor), base), (change, delta)) in tensors.into_iter().zip(bases).zip(changes) {
+        let compared = bases.into_iter().zip(changes);
+        let shards = tensors.into_iter().zip(shardings);
+        for (((name, tensor), sharding), (base, (change, delta))) in shards.zip(compared) {
             match (change, base) {
                 // The memory of the tensor is free, and followers have the content.
                 (Change::Same, Some((entry, old))) => next.add(entry.clone(), old.clone(), (change, None)),
@@ -158,7 +169,7 @@ impl OwnSet {
                         _ => None,
                     };
                     let metadata = tensor.metadata().clone();
-                    let entry = ManifestEntry { name, metadata, stamp: edition, checksum };
+                    let entry = ManifestEntry { name, metadata, sharding, stamp: edition, checksum };
                     next.add(entry, tensor, (change, delta));
                 }
             }
@@ -219,12 +230,20 @@ impl OwnSet {
     }
 }
 
-/// The predecessor of the tensor called `name`, if it has the same element type and shape.
-fn base<'a>(newest: &'a SetVersion, name: &str, tensor: &Tensor) -> Option<(&'a ManifestEntry, &'a Tensor)> {
+/// The predecessor of a tensor, if it has the same name, element type, shape and place in the whole tensor.
+fn base<'a>(
+    newest: &'a SetVersion,
+    (name, tensor): &(Arc<str>, Tensor),
+    sharding: Option<&Sharding>,
+) -> Option<(&'a ManifestEntry, &'a Tensor)> {
     let place = newest.manifest.place(name)?;
     let (entry, old) = (newest.manifest.entries.get(place)?, newest.tensors.get(place)?);
-    (entry.metadata == *tensor.metadata()).then_some((entry, old))
+    let is_alike = entry.metadata == *tensor.metadata() && entry.sharding.as_ref() == sharding;
+    is_alike.then_some((entry, old))
 }
+
+/// A tensor with its name and its sharding.
+type Named = ((Arc<str>, Tensor), Option<Sharding>);
 
 /// A version that is being made.
 struct Draft {

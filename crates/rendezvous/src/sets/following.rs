@@ -25,8 +25,8 @@ use crate::{
 };
 
 /// First and longest pause before a lost publisher is asked again. Each pause is twice the one before.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
+pub(super) const PAUSE_MIN: Duration = Duration::from_millis(50);
+pub(super) const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// Which versions of a set a follower gets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -296,7 +296,7 @@ impl Place {
 }
 
 /// Whether the peer may come back after this error.
-fn is_loss(error: &WorkerError) -> bool {
+pub(super) fn is_loss(error: &WorkerError) -> bool {
     match error {
         WorkerError::PeerLost { loss, .. } => {
             !matches!(loss, PeerLoss::Misbehaved | PeerLoss::NameTaken | PeerLoss::ShutDownHere)

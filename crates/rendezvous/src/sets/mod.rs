@@ -28,9 +28,12 @@ mod committing;
 mod comparing;
 mod fetching;
 mod following;
+mod layout;
 mod listing;
 mod plan;
 mod room;
+mod shard;
+mod sharded;
 mod slices;
 mod snapshot;
 
@@ -38,6 +41,8 @@ pub use self::{
     committing::OwnSet,
     fetching::PeerSet,
     following::{Follow, Policy, Staged},
+    shard::Shard,
+    sharded::{Layout, ShardedSet},
     snapshot::Snapshot,
 };
 pub use crate::values::sets::listing::ListedSet;

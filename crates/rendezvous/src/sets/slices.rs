@@ -2,11 +2,11 @@
 
 use std::{ops::Range, pin::pin};
 
-use tensorwire_protocol::{Code, ReceiveOptions, Scope, SetContent, Status, Wanted, slice::Slice};
+use tensorwire_protocol::{Code, Metadata, ReceiveOptions, Scope, SetContent, Status, Wanted, slice::Slice};
 
 use crate::{
     error::WorkerError,
-    sets::fetching::{Move, NotMoved, PeerSet},
+    sets::fetching::{Link, Move, NotMoved, PeerSet},
     values::{
         cut::Cut,
         published::check_published,
@@ -55,13 +55,12 @@ impl PeerSet {
     pub async fn fetch_slice(&self, name: &str, ranges: &[Range<u64>]) -> Result<(u64, Tensor), WorkerError> {
         check_published(&self.name)?;
         let slice = sliced(ranges)?;
-        // A request for the slice, whose key has it.
-        let part = Self { name: key(&self.name, &slice)?.into(), ..self.clone() };
+        key(&self.name, &slice)?;
         let fetched = async {
             let mut is_repeated = false;
             loop {
                 tokio::task::coop::consume_budget().await;
-                match self.slice_once(name, &slice, &part).await {
+                match self.slice_once(name, &slice).await {
                     Ok(fetched) => return Ok(fetched),
                     Err(not_moved) => not_moved.or_repeat(&mut is_repeated)?,
                 }
@@ -72,24 +71,41 @@ impl PeerSet {
         self.peer.worker.within(self.limit, what, hint, pin!(fetched)).await
     }
 
-    async fn slice_once(&self, name: &str, slice: &Slice, part: &Self) -> Result<(u64, Tensor), NotMoved> {
+    async fn slice_once(&self, name: &str, slice: &Slice) -> Result<(u64, Tensor), NotMoved> {
         let link = self.link().await?;
         let head = self.head(&link, Wanted::Now).await?;
         let newest = head.newest;
         let (manifest, _) = Move::new(self, &link).manifest((&head, &newest), None).await?;
         let found = entry(&manifest, name);
         let (number, entry) = found.ok_or_else(|| self.has_no(name, newest.version()))?;
-        let metadata = slice.metadata(&entry.metadata).map_err(|invalid| unfit(slice, &invalid))?;
+        slice.metadata(&entry.metadata).map_err(|invalid| unfit(slice, &invalid))?;
         let content = SetContent { edition: newest.edition(), number, is_last: true };
-        if !link.lends(self.sharing) {
+        let received = self.part(&link, (content, &entry.metadata), slice).await?;
+        Ok((newest.version(), received))
+    }
+
+    /// A slice of a content of a version, which has this metadata.
+    pub(super) async fn part(
+        &self,
+        link: &Link,
+        (content, whole): (SetContent, &Metadata),
+        slice: &Slice,
+    ) -> Result<Tensor, NotMoved> {
+        let is_whole = *slice == Slice::whole(whole.shape.dimensions());
+        if !is_whole && !link.lends(self.sharing) {
+            let metadata = slice.metadata(whole).map_err(|invalid| unfit(slice, &invalid))?;
             let scope = Scope::SetSlice(content);
-            let received = part.receive(&link, scope, metadata, &ReceiveOptions::default()).await;
-            return Ok((newest.version(), received.map_err(NotMoved::of_content)?));
+            // The key of a request for a slice has it.
+            let part = Self { name: key(&self.name, slice)?.into(), ..self.clone() };
+            let received = part.receive(link, scope, metadata, &ReceiveOptions::default()).await;
+            return received.map_err(NotMoved::of_content);
         }
-        let whole = self.content(&link, (content, entry.metadata.clone()), self.sharing.into()).await?;
-        let cut = Cut::new(&whole, slice).map_err(|invalid| unfit(slice, &invalid))?;
-        let made = cut.made(self.peer.worker.receive_pool()).await;
-        Ok((newest.version(), made.map_err(WorkerError::from)?))
+        let received = self.content(link, (content, whole.clone()), self.sharing.into()).await?;
+        if is_whole {
+            return Ok(received);
+        }
+        let cut = Cut::new(&received, slice).map_err(|invalid| unfit(slice, &invalid))?;
+        Ok(cut.made(self.peer.worker.receive_pool()).await.map_err(WorkerError::from)?)
     }
 
     fn has_no(&self, name: &str, version: u64) -> WorkerError {
@@ -99,7 +115,7 @@ impl PeerSet {
 }
 
 /// The number and the entry of the tensor called `name`.
-fn entry<'a>(manifest: &'a Manifest, name: &str) -> Option<(u32, &'a ManifestEntry)> {
+pub(super) fn entry<'a>(manifest: &'a Manifest, name: &str) -> Option<(u32, &'a ManifestEntry)> {
     let place = manifest.place(name)?;
     Some((FIRST_TENSOR + place as u32, manifest.entries.get(place)?))
 }

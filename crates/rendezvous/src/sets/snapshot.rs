@@ -2,7 +2,10 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::values::{sets::manifest::Manifest, tensor::Tensor};
+use crate::{
+    sets::layout::Piece,
+    values::{sets::manifest::Manifest, tensor::Tensor},
+};
 
 /// All tensors of one version of a set, by name. Cheap to clone. The tensors never change, and stay valid when newer versions are
 /// committed.
@@ -17,6 +20,17 @@ struct Contents {
     manifest: Manifest,
     /// In the order of the manifest.
     tensors: Vec<Tensor>,
+    /// Of each tensor of a sharded set, the contents of its pieces; otherwise none.
+    origins: Vec<Vec<Origin>>,
+}
+
+/// A piece of a tensor of a sharded set. Two with equal origins have equal contents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Origin {
+    /// The incarnation of the publisher.
+    pub(super) incarnation: u64,
+    pub(super) stamp: u64,
+    pub(super) piece: Piece,
 }
 
 impl fmt::Debug for Snapshot {
@@ -28,7 +42,22 @@ impl fmt::Debug for Snapshot {
 impl Snapshot {
     /// `tensors` are in the order of the manifest.
     pub(crate) fn new(version: u64, manifest: Manifest, tensors: Vec<Tensor>) -> Self {
-        Self { version, contents: Arc::new(Contents { manifest, tensors }) }
+        Self { version, contents: Arc::new(Contents { manifest, tensors, origins: Vec::new() }) }
+    }
+
+    /// As [`new`](Self::new), of a sharded set.
+    pub(super) fn of_shards(
+        version: u64,
+        manifest: Manifest,
+        (tensors, origins): (Vec<Tensor>, Vec<Vec<Origin>>),
+    ) -> Self {
+        Self { version, contents: Arc::new(Contents { manifest, tensors, origins }) }
+    }
+
+    /// The tensor called `name`, and the contents of its pieces.
+    pub(super) fn with_origins(&self, name: &str) -> Option<(&Tensor, &[Origin])> {
+        let place = self.contents.manifest.place(name)?;
+        Some((self.contents.tensors.get(place)?, self.contents.origins.get(place)?))
     }
 
     /// The version.

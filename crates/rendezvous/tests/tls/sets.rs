@@ -1,5 +1,7 @@
 //! Who may read a set.
 
+#![allow(clippy::single_range_in_vec_init)] // tensors of one dimension
+
 use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::Code;
 use tensorwire_rendezvous::{Tensor, Worker, WorkerError, sets::Policy};

@@ -103,6 +103,11 @@ impl Node {
         })
     }
 
+    /// The liveness bound.
+    pub(crate) fn liveness(&self) -> Duration {
+        self.settings.liveness
+    }
+
     pub(crate) fn name(&self) -> &str {
         &self.settings.name
     }

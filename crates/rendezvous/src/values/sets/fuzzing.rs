@@ -37,7 +37,7 @@ fn difference(data: &[u8]) {
     let entries = (0..9_u64).map(|number| {
         let metadata = Metadata::new(DataType::Bf16, Shape::new([100 * number]).unwrap()).unwrap();
         let name = format!("{}", number + 1).into();
-        ManifestEntry { name, metadata, stamp: 1, checksum: None }
+        ManifestEntry { name, metadata, sharding: None, stamp: 1, checksum: None }
     });
     let old = Manifest { incarnation: 1, entries: entries.collect() };
     let Ok((new, origins)) = manifest_delta::decode(&old, 2, data) else { return };

@@ -12,7 +12,10 @@ use zerocopy::{
     little_endian::{U32, U64},
 };
 
-use super::reading::{Problem, Reader, write_number};
+use super::{
+    reading::{Problem, Reader, write_number},
+    sharding::{Sharding, read_sharding, write_sharding},
+};
 
 /// Most tensors of one set.
 pub(crate) const TENSORS_MAX: usize = 64 << 10;
@@ -34,10 +37,19 @@ pub(crate) const FIRST_TENSOR: u32 = 2;
 pub(crate) struct ManifestEntry {
     pub(crate) name: Arc<str>,
     pub(crate) metadata: Metadata,
+    /// How it is part of a larger tensor.
+    pub(crate) sharding: Option<Sharding>,
     /// The edition in which this content was committed first. Two contents with the same stamp are equal.
     pub(crate) stamp: u64,
     /// XXH3-64 of the content, if it has been encoded as a delta.
     pub(crate) checksum: Option<u64>,
+}
+
+impl ManifestEntry {
+    /// Whether both have contents of one kind.
+    pub(crate) fn is_alike(&self, other: &Self) -> bool {
+        self.metadata == other.metadata && self.sharding == other.sharding
+    }
 }
 
 /// The tensors of a version, sorted by name.
@@ -54,7 +66,7 @@ impl Manifest {
         write_number(&mut bytes, self.entries.len() as u64);
         for entry in &self.entries {
             write_name(&mut bytes, &entry.name);
-            write_metadata(&mut bytes, &entry.metadata);
+            write_description(&mut bytes, entry);
             bytes.extend(entry.stamp.to_le_bytes());
             bytes.extend(entry.checksum.unwrap_or_default().to_le_bytes());
         }
@@ -68,13 +80,13 @@ impl Manifest {
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Problem> {
         let mut reader = Reader::new(bytes);
         let incarnation = reader.u64()?;
-        let count = reader.count(21)?;
+        let count = reader.count(22)?;
         let mut entries = Vec::with_capacity(count);
         for _ in 0..count {
-            let (name, metadata) = (read_name(&mut reader)?, read_metadata(&mut reader)?);
+            let (name, (metadata, sharding)) = (read_name(&mut reader)?, read_description(&mut reader)?);
             let (stamp, checksum) = (reader.u64()?, reader.u64()?);
             let checksum = Some(checksum).filter(|&checksum| checksum > 0);
-            entries.push(ManifestEntry { name, metadata, stamp, checksum });
+            entries.push(ManifestEntry { name, metadata, sharding, stamp, checksum });
         }
         reader.end()?;
         let manifest = Self { incarnation, entries };
@@ -122,7 +134,19 @@ pub(super) fn read_name(reader: &mut Reader<'_>) -> Result<Arc<str>, Problem> {
     Ok(name.into())
 }
 
-pub(super) fn write_metadata(into: &mut Vec<u8>, metadata: &Metadata) {
+/// Writes what a tensor is, without its name and content.
+pub(super) fn write_description(into: &mut Vec<u8>, entry: &ManifestEntry) {
+    write_metadata(into, &entry.metadata);
+    write_sharding(into, entry.sharding.as_ref());
+}
+
+pub(super) fn read_description(reader: &mut Reader<'_>) -> Result<(Metadata, Option<Sharding>), Problem> {
+    let metadata = read_metadata(reader)?;
+    let sharding = read_sharding(reader, metadata.shape.dimensions())?;
+    Ok((metadata, sharding))
+}
+
+fn write_metadata(into: &mut Vec<u8>, metadata: &Metadata) {
     write_number(into, metadata.dtype as u64);
     let dimensions = metadata.shape.dimensions();
     write_number(into, dimensions.len() as u64);
@@ -132,7 +156,7 @@ pub(super) fn write_metadata(into: &mut Vec<u8>, metadata: &Metadata) {
     }
 }
 
-pub(super) fn read_metadata(reader: &mut Reader<'_>) -> Result<Metadata, Problem> {
+fn read_metadata(reader: &mut Reader<'_>) -> Result<Metadata, Problem> {
     let number = u32::try_from(reader.number()?).map_err(|_| "an element type is unknown")?;
     let dtype = DataType::from_number(number).map_err(|_| "an element type is unknown")?;
     let rank = reader.count(1)?;
@@ -267,6 +291,7 @@ impl Head {
 const _: () = assert!(HEAD_BYTES <= 96, "it travels inside a message that needs no memory");
 
 #[cfg(test)]
+#[allow(clippy::single_range_in_vec_init)] // tensors of one dimension
 pub(super) mod tests {
     use super::*;
 
@@ -274,7 +299,7 @@ pub(super) mod tests {
     pub(in crate::values::sets) fn manifest(entries: &[(&str, u64, u64)]) -> Manifest {
         let entries = entries.iter().map(|&(name, length, stamp)| {
             let metadata = Metadata::new(DataType::Bf16, Shape::new([length]).unwrap()).unwrap();
-            ManifestEntry { name: name.into(), metadata, stamp, checksum: None }
+            ManifestEntry { name: name.into(), metadata, sharding: None, stamp, checksum: None }
         });
         Manifest { incarnation: 7, entries: entries.collect() }
     }
@@ -285,6 +310,7 @@ pub(super) mod tests {
         let strings = Metadata::encoded(DataType::String, Shape::new([2, 3]).unwrap(), 99).unwrap();
         whole.entries[1].metadata = strings;
         whole.entries[2].checksum = Some(5);
+        whole.entries[2].sharding = Some(Sharding { axis: 0, length: 900, ranges: vec![0..100, 300..500] });
         assert_eq!(Manifest::decode(&whole.encode()), Ok(whole.clone()));
         assert_eq!((whole.place("c"), whole.place("d")), (Some(2), None));
         let none = manifest(&[]);

@@ -1,7 +1,9 @@
 //! The difference of two manifests, and how the contents of one version are made of those before.
 
 use super::{
-    manifest::{FIRST_TENSOR, Manifest, ManifestEntry, read_metadata, read_name, write_metadata, write_name},
+    manifest::{
+        FIRST_TENSOR, Manifest, ManifestEntry, read_description, read_name, write_description, write_name,
+    },
     reading::{Problem, Reader, write_number},
 };
 
@@ -28,6 +30,7 @@ pub(crate) enum Origin {
 }
 
 const FULL: u64 = 0;
+/// With another element type, shape or sharding.
 const OTHER_METADATA: u64 = 1;
 /// A delta; its length is added to this.
 const RUNS: u64 = 2;
@@ -47,7 +50,7 @@ pub(crate) fn encode(old: &Manifest, new: &Manifest, changes: &[Change]) -> Vec<
     }
     write_places(&mut bytes, changed.iter().map(|(place, _)| *place), |bytes, index| {
         let Some((place, (entry, change))) = changed.get(index) else { return };
-        let is_alike = old.entries.get(*place).is_some_and(|old| old.metadata == entry.metadata);
+        let is_alike = old.entries.get(*place).is_some_and(|old| old.is_alike(entry));
         match change {
             Change::Runs { bytes: length, checksum } => {
                 write_number(bytes, RUNS.saturating_add(*length));
@@ -56,14 +59,14 @@ pub(crate) fn encode(old: &Manifest, new: &Manifest, changes: &[Change]) -> Vec<
             _ if is_alike => write_number(bytes, FULL),
             _ => {
                 write_number(bytes, OTHER_METADATA);
-                write_metadata(bytes, &entry.metadata);
+                write_description(bytes, entry);
             }
         }
     });
     write_number(&mut bytes, added.len() as u64);
     for entry in added {
         write_name(&mut bytes, &entry.name);
-        write_metadata(&mut bytes, &entry.metadata);
+        write_description(&mut bytes, entry);
     }
     bytes
 }
@@ -124,9 +127,9 @@ pub(crate) fn decode(old: &Manifest, edition: u64, bytes: &[u8]) -> Result<(Mani
         read_change(&mut reader, (place, edition), entry)?;
     }
     let mut made: Vec<_> = made.into_iter().flatten().collect();
-    for _ in 0..reader.count(4)? {
-        let (name, metadata) = (read_name(&mut reader)?, read_metadata(&mut reader)?);
-        let entry = ManifestEntry { name, metadata, stamp: edition, checksum: None };
+    for _ in 0..reader.count(5)? {
+        let (name, (metadata, sharding)) = (read_name(&mut reader)?, read_description(&mut reader)?);
+        let entry = ManifestEntry { name, metadata, sharding, stamp: edition, checksum: None };
         made.push((entry, Origin::Full));
     }
     reader.end()?;
@@ -146,7 +149,7 @@ fn read_change(
     (entry.stamp, entry.checksum, *origin) = (edition, None, Origin::Full);
     match reader.number()? {
         FULL => {}
-        OTHER_METADATA => entry.metadata = read_metadata(reader)?,
+        OTHER_METADATA => (entry.metadata, entry.sharding) = read_description(reader)?,
         runs => {
             let bytes = runs - RUNS;
             if bytes >= entry.metadata.byte_length {

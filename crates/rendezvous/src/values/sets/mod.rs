@@ -11,6 +11,7 @@ pub(crate) mod listing;
 pub(crate) mod manifest;
 pub(crate) mod manifest_delta;
 pub(crate) mod reading;
+pub(crate) mod sharding;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,0 +1,413 @@
+//! [`ShardedSet`]: a set of which several peers have parts.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    hash::{DefaultHasher, Hash as _, Hasher as _},
+    ops::Range,
+    pin::pin,
+    sync::Arc,
+};
+
+use futures::{
+    StreamExt as _, TryStreamExt as _,
+    future::{Either, select, try_join_all},
+    stream::{self, FuturesUnordered},
+};
+use tensorwire_protocol::{SetContent, Wanted, slice::Slice};
+
+use crate::{
+    error::WorkerError,
+    sets::{
+        fetching::{Link, Move, NotMoved, PeerSet},
+        following::{PAUSE_MAX, PAUSE_MIN, is_loss},
+        layout::{Misfit, Offer, Piece, Planned, plan},
+        slices::entry,
+        snapshot::{Origin, Snapshot},
+    },
+    values::{
+        cut::{Place, copy},
+        published::check_published,
+        sets::manifest::{Head, Manifest, ManifestEntry, VersionHead},
+        tensor::Tensor,
+    },
+};
+
+/// Tensors that are made at a time.
+const TENSORS_AT_A_TIME: usize = 8;
+
+/// The parts of tensors that a follower of a sharded set wants, by the names of the tensors. Tensors without a name here are wanted whole.
+///
+/// ```
+/// use tensorwire::sets::Layout;
+///
+/// // The first of two halves of the rows, and half of each of three fused matrices.
+/// let layout = Layout::new().part("dense", 0, &[0..512]).part("qkv", 0, &[0..64, 128..192, 256..320]);
+/// # drop(layout);
+/// ```
+#[derive(Debug, Clone, Default)]
+pub struct Layout {
+    wanted: BTreeMap<String, (usize, Vec<Range<u64>>)>,
+}
+
+impl Layout {
+    /// All tensors are wanted whole.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Of the tensor called `name`, the concatenation of `ranges` of dimension `axis` is wanted. The ranges ascend.
+    pub fn part(mut self, name: &str, axis: usize, ranges: &[Range<u64>]) -> Self {
+        self.wanted.insert(name.to_owned(), (axis, ranges.to_vec()));
+        self
+    }
+}
+
+/// A set of which several peers have parts: each commits its own [shards](crate::Tensor::shard) of the tensors under the same version.
+/// Cheap to clone.
+///
+/// A version is complete when all peers have it. Each element is moved once, from a peer that has it. A tensor that all its
+/// publishers have whole is fetched from one of them.
+///
+/// ```
+/// use tensorwire::{Tensor, Worker, sets::ShardedSet};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), tensorwire::WorkerError> {
+/// let (one, other) = (Worker::builder("one").start().await?, Worker::builder("other").start().await?);
+/// // Each has one of two rows.
+/// for (row, trainer) in [(0, &one), (1, &other)] {
+///     let part = Tensor::from_values(trainer.pool(), &[1, 2], &[row, row + 10])?;
+///     trainer.set("policy").commit(1, [("weight", part.shard(0, 2, &[row..row + 1]))]).await?;
+/// }
+/// let server = Worker::client().start().await?;
+/// let peers = [server.peer_at(one.address()).await?, server.peer_at(other.address()).await?];
+/// let weights = ShardedSet::new(peers.map(|peer| peer.set("policy"))).fetch().await?;
+/// let weight = weights.get("weight").expect("both have committed it");
+/// assert_eq!(weight.values::<u64>()?, [0, 10, 1, 11]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug, Clone)]
+pub struct ShardedSet {
+    parts: Arc<[PeerSet]>,
+    layout: Layout,
+}
+
+/// What a publisher has said last.
+#[derive(Debug, Clone, Default)]
+struct Seen {
+    head: Option<Head>,
+}
+
+impl Seen {
+    fn newest(&self) -> Option<u64> {
+        self.head.as_ref().map(|head| head.newest.version())
+    }
+
+    /// The version with this number.
+    fn version(&self, version: u64) -> Option<(&Head, &VersionHead)> {
+        let head = self.head.as_ref()?;
+        let mut versions = [Some(&head.newest), head.before()].into_iter().flatten();
+        versions.find(|head| head.version() == version).map(|found| (head, found))
+    }
+
+    /// What is newer than that.
+    fn wanted(&self) -> Wanted {
+        let incarnation = self.head.as_ref().map_or(0, Head::incarnation);
+        Wanted::NewerThan { incarnation, version: self.newest().unwrap_or_default() }
+    }
+}
+
+/// A version of one publisher.
+struct Part<'a> {
+    set: &'a PeerSet,
+    link: Link,
+    edition: u64,
+    manifest: Manifest,
+}
+
+impl ShardedSet {
+    /// The set that these peers commit together, under names of theirs. Nothing is sent. Tensors are wanted whole.
+    pub fn new(parts: impl IntoIterator<Item = PeerSet>) -> Self {
+        Self { parts: parts.into_iter().collect(), layout: Layout::new() }
+    }
+
+    /// Wants these parts of the tensors.
+    pub fn layout(mut self, layout: Layout) -> Self {
+        self.layout = layout;
+        self
+    }
+
+    /// Fetches the newest version that all peers have. The deadline is that of the first peer's set
+    /// ([`PeerSet::timeout`]).
+    ///
+    /// # Memory
+    /// A tensor that is made of several pieces takes memory for the pieces and for the result while it is made; up to
+    /// 8 are made at a time.
+    ///
+    /// # Errors
+    /// [`WorkerError::Incomplete`] if some peers do not have a version that the others have, or have none, for the worker's
+    /// [`liveness`](crate::WorkerBuilder::liveness); [`WorkerError::Config`] with the field `shards` if parts overlap, are missing or
+    /// differ in their element types, which names two of the peers; otherwise as [`PeerSet::fetch`].
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: nothing is lost by dropping the future.
+    pub async fn fetch(&self) -> Result<Snapshot, WorkerError> {
+        let first = self.first()?;
+        let what = || format!("fetching the parts of the set `{}`", first.name());
+        let hint = "do all peers run, and do they commit the same version of this set?";
+        first.peer.worker.within(first.limit, what, hint, pin!(self.next(None))).await
+    }
+
+    /// Waits for a version above that of `held`, and fetches it. Contents that have not changed are not moved again: tensors without
+    /// a change are shared with `held`, and unchanged pieces of others are copied. It has no deadline.
+    ///
+    /// # Errors
+    /// As [`fetch`](Self::fetch). Peers that have restarted below the version of `held` are waited for; `fetch` takes
+    /// what they have.
+    ///
+    /// # Cancel safety
+    /// As [`fetch`](Self::fetch).
+    pub async fn newer_than(&self, held: &Snapshot) -> Result<Snapshot, WorkerError> {
+        self.first()?.peer.worker.check_runs()?;
+        self.next(Some(held)).await
+    }
+
+    fn first(&self) -> Result<&PeerSet, WorkerError> {
+        self.parts.iter().try_for_each(|part| check_published(&part.name))?;
+        let remedy = "a sharded set has at least one peer".to_owned();
+        self.parts.first().ok_or(WorkerError::Config { field: "peers", value: "none".to_owned(), remedy })
+    }
+
+    async fn next(&self, held: Option<&Snapshot>) -> Result<Snapshot, WorkerError> {
+        let mut seen = vec![Seen::default(); self.parts.len()];
+        let mut pause = PAUSE_MIN;
+        loop {
+            tokio::task::coop::consume_budget().await;
+            let version = self.complete(&mut seen, held.map(Snapshot::version)).await?;
+            match self.moved(version, &seen, held).await {
+                Ok(snapshot) => return Ok(snapshot),
+                Err(NotMoved::Failed(error)) if !is_loss(&error) => return Err(error),
+                Err(NotMoved::Superseded) => {}
+                Err(NotMoved::Failed(_)) => {
+                    self.first()?.peer.worker.runtime().sleep(pause).await;
+                    pause = (pause * 2).min(PAUSE_MAX);
+                }
+            }
+            // They are asked for what they have now.
+            seen.fill(Seen::default());
+        }
+    }
+
+    /// The newest version above `floor` that all publishers have, when they have one.
+    async fn complete(&self, seen: &mut [Seen], floor: Option<u64>) -> Result<u64, WorkerError> {
+        let worker = &self.first()?.peer.worker;
+        let liveness = worker.node.liveness();
+        // From the moment on at which a version could be complete.
+        let mut patience = None;
+        loop {
+            let newest = seen.iter().filter_map(Seen::newest).max();
+            if let Some(version) = common(seen, floor) {
+                return Ok(version);
+            }
+            if floor.is_none() || newest > floor {
+                patience.get_or_insert_with(|| Box::pin(worker.runtime().sleep(liveness)));
+            }
+            let is_late = |seen: &Seen| seen.newest() != newest || newest <= floor || newest.is_none();
+            let late: Vec<_> =
+                (0..).zip(&*seen).filter(|(_, seen)| is_late(seen)).map(|(at, _)| at).collect();
+            let mut asked: FuturesUnordered<_> = late.iter().map(|&at| self.ask(at, seen)).collect();
+            let answered = match &mut patience {
+                None => asked.next().await,
+                Some(patience) => match select(asked.next(), patience).await {
+                    Either::Left((answered, _)) => answered,
+                    Either::Right(_) => None,
+                },
+            };
+            drop(asked);
+            let Some(answered) = answered else { return Err(self.incomplete(newest, &late)) };
+            let (at, head) = answered?;
+            if let Some(seen) = seen.get_mut(at) {
+                seen.head = Some(head);
+            }
+        }
+    }
+
+    fn incomplete(&self, version: Option<u64>, late: &[usize]) -> WorkerError {
+        let parts = late.iter().filter_map(|&at| self.parts.get(at));
+        let set = self.parts.first().map(|part| part.name().to_owned()).unwrap_or_default();
+        let parts = parts.map(|part| part.peer.name().to_owned()).collect();
+        WorkerError::Incomplete { set, version, parts }
+    }
+
+    /// The next head of the publisher with this number, which is asked again while it is lost.
+    fn ask(
+        &self,
+        at: usize,
+        seen: &[Seen],
+    ) -> impl Future<Output = Result<(usize, Head), WorkerError>> + use<> {
+        let set = self.parts.get(at).cloned();
+        let wanted = seen.get(at).map_or(Seen::default().wanted(), Seen::wanted);
+        async move {
+            let set = set.ok_or_else(WorkerError::handed_out)?;
+            let mut pause = PAUSE_MIN;
+            loop {
+                set.peer.worker.check_runs()?;
+                let asked = async {
+                    let link = set.link().await?;
+                    set.head(&link, wanted).await
+                };
+                match asked.await {
+                    Ok(head) => return Ok((at, head)),
+                    Err(error) if is_loss(&error) => {
+                        set.peer.worker.runtime().sleep(pause).await;
+                        pause = (pause * 2).min(PAUSE_MAX);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+    }
+
+    async fn moved(
+        &self,
+        version: u64,
+        seen: &[Seen],
+        held: Option<&Snapshot>,
+    ) -> Result<Snapshot, NotMoved> {
+        let parts = self.parts.iter().zip(seen);
+        let parts = parts.map(|(set, seen)| async move {
+            let target = seen.version(version).ok_or(NotMoved::Superseded)?;
+            let link = set.link().await?;
+            let (manifest, _) = Move::new(set, &link).manifest(target, None).await?;
+            Ok::<_, NotMoved>(Part { set, link, edition: target.1.edition(), manifest })
+        });
+        let parts = try_join_all(parts).await?;
+        let planned = self.planned(&parts)?;
+        let made: Vec<_> = planned.iter().map(|(name, planned)| made(&parts, name, planned, held)).collect();
+        let made: Vec<_> = stream::iter(made).buffered(TENSORS_AT_A_TIME).try_collect().await?;
+        let entries = planned.into_iter().map(|(name, planned)| ManifestEntry {
+            name,
+            metadata: planned.metadata,
+            sharding: None,
+            stamp: 0,
+            checksum: None,
+        });
+        let manifest = Manifest { incarnation: 0, entries: entries.collect() };
+        Ok(Snapshot::of_shards(version, manifest, made.into_iter().unzip()))
+    }
+
+    /// How each tensor is made, sorted by name.
+    fn planned(&self, parts: &[Part<'_>]) -> Result<Vec<(Arc<str>, Planned)>, WorkerError> {
+        let entries = parts.iter().flat_map(|part| part.manifest.entries.iter());
+        let names: BTreeSet<_> = entries.map(|entry| entry.name.clone()).collect();
+        let nobody = self.layout.wanted.keys().find(|name| !names.contains(name.as_str()));
+        if let Some(name) = nobody {
+            return Err(misfit(parts, name, &Misfit::Wanted("no peer has this tensor")));
+        }
+        let planned = names.into_iter().map(|name| {
+            let offers = parts.iter().enumerate().filter_map(|(publisher, part)| {
+                let (_, entry) = entry(&part.manifest, &name)?;
+                Some(Offer { publisher, metadata: &entry.metadata, sharding: entry.sharding.as_ref() })
+            });
+            let offers: Vec<_> = offers.collect();
+            let wanted = self.layout.wanted.get(&*name).map(|(axis, ranges)| (*axis, &**ranges));
+            let planned = plan(&offers, wanted, spread(&name));
+            planned.map_err(|unfit| misfit(parts, &name, &unfit)).map(|planned| (name, planned))
+        });
+        planned.collect()
+    }
+}
+
+/// A number for each name, to divide tensors among those who have them.
+fn spread(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    name.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The newest version above `floor` that all have.
+fn common(seen: &[Seen], floor: Option<u64>) -> Option<u64> {
+    let head = seen.first()?.head.as_ref()?;
+    let versions = [Some(&head.newest), head.before()].into_iter().flatten().map(VersionHead::version);
+    let mut versions = versions.filter(|&version| Some(version) > floor);
+    versions.find(|&version| seen.iter().all(|seen| seen.version(version).is_some()))
+}
+
+fn misfit(parts: &[Part<'_>], name: &str, misfit: &Misfit) -> WorkerError {
+    let of = |publisher: &usize| parts.get(*publisher).map_or("nobody", |part| part.set.peer.name());
+    let remedy = match misfit {
+        Misfit::Unlike(one, other) => {
+            format!("{} and {} differ in its element type, shape or dimension", of(one), of(other))
+        }
+        Misfit::Overlap(one, other, Range { start, end }) => {
+            format!("{} and {} both have {start}..{end} of it", of(one), of(other))
+        }
+        Misfit::Gap(before, behind, Range { start, end }) => {
+            let of = |publisher: &Option<usize>| publisher.as_ref().map_or("its end", of);
+            format!("nobody has {start}..{end} of it, between {} and {}", of(before), of(behind))
+        }
+        Misfit::Wanted(problem) => (*problem).to_owned(),
+    };
+    WorkerError::Config { field: "shards", value: name.to_owned(), remedy }
+}
+
+/// The tensor called `name`, and the origins of its pieces.
+async fn made(
+    parts: &[Part<'_>],
+    name: &str,
+    planned: &Planned,
+    held: Option<&Snapshot>,
+) -> Result<(Tensor, Vec<Origin>), NotMoved> {
+    let origins: Vec<_> = planned.pieces.iter().filter_map(|piece| origin(parts, name, piece)).collect();
+    let held = held.and_then(|held| held.with_origins(name));
+    let held = held.filter(|(tensor, _)| *tensor.metadata() == planned.metadata);
+    if let Some((tensor, before)) = held
+        && before == origins
+    {
+        return Ok((tensor.clone(), origins));
+    }
+    let shape = planned.metadata.shape.dimensions();
+    let whole = Slice::whole(shape);
+    if let [piece] = &*planned.pieces
+        && piece.into == whole
+    {
+        return Ok((moved_piece(parts, name, piece).await?, origins));
+    }
+    let pool = parts.first().ok_or(NotMoved::Superseded)?.set.peer.worker.receive_pool();
+    let mut buffer = pool.alloc(planned.metadata.byte_length as usize).await.map_err(WorkerError::from)?;
+    let bytes = (planned.metadata.dtype.bits() / 8) as usize;
+    let is_held = |origin: &Origin| held.is_some_and(|(_, before)| before.contains(origin));
+    let pieces = origins.iter().map(|origin| async move {
+        let piece = &origin.piece;
+        if is_held(origin) { Ok(None) } else { moved_piece(parts, name, piece).await.map(Some) }
+    });
+    for (origin, received) in origins.iter().zip(try_join_all(pieces).await?) {
+        let into = Place { slice: &origin.piece.into, shape };
+        match (received, held) {
+            (Some(tensor), _) => {
+                let dense = Slice::whole(tensor.shape());
+                let from = Place { slice: &dense, shape: tensor.shape() };
+                copy((tensor.bytes(), from), (&mut buffer, into), bytes).await;
+            }
+            (None, Some((tensor, _))) => copy((tensor.bytes(), into), (&mut buffer, into), bytes).await,
+            (None, None) => {}
+        }
+    }
+    Ok((Tensor::received(planned.metadata.clone(), buffer.freeze(), None), origins))
+}
+
+/// Which content a piece is.
+fn origin(parts: &[Part<'_>], name: &str, piece: &Piece) -> Option<Origin> {
+    let part = parts.get(piece.publisher)?;
+    let (_, entry) = entry(&part.manifest, name)?;
+    let (incarnation, stamp) = (part.manifest.incarnation, entry.stamp);
+    Some(Origin { incarnation, stamp, piece: piece.clone() })
+}
+
+async fn moved_piece(parts: &[Part<'_>], name: &str, piece: &Piece) -> Result<Tensor, NotMoved> {
+    let part = parts.get(piece.publisher).ok_or(NotMoved::Superseded)?;
+    let (number, entry) = entry(&part.manifest, name).ok_or(NotMoved::Superseded)?;
+    let content = SetContent { edition: part.edition, number, is_last: false };
+    part.set.part(&part.link, (content, &entry.metadata), &piece.from).await
+}

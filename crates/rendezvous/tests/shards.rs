@@ -1,0 +1,275 @@
+//! Sharded sets: several publishers, and followers with layouts of their own.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+#![allow(clippy::single_range_in_vec_init)] // tensors of one dimension
+
+use std::{future::Future, ops::Range, time::Duration};
+
+use tensorwire_fabric::FabricKind;
+use tensorwire_rendezvous::{
+    Tensor, Worker, WorkerBuilder, WorkerError,
+    sets::{Layout, ShardedSet},
+};
+
+use crate::{
+    bounded::bounded,
+    fabrics::{kinds, over},
+    rdma::patient,
+};
+
+const USUAL: &[FabricKind] = &[FabricKind::SHM, FabricKind::TCP];
+const SET: &str = "policy";
+
+fn run(test: impl Future<Output = ()>) {
+    bounded(patient(Duration::from_secs(60)), test);
+}
+
+fn on(kind: FabricKind, name: &str) -> WorkerBuilder {
+    over(Worker::builder(name), kind).timeout(patient(Duration::from_secs(20)))
+}
+
+async fn workers(kind: FabricKind, role: &str, count: usize) -> Vec<Worker> {
+    let mut workers = Vec::new();
+    for number in 0..count {
+        workers.push(on(kind, &format!("{role}_{number}")).start().await.unwrap());
+    }
+    workers
+}
+
+async fn sharded(publishers: &[Worker], follower: &Worker) -> ShardedSet {
+    let mut parts = Vec::new();
+    for publisher in publishers {
+        parts.push(follower.peer_at(publisher.address()).await.unwrap().set(SET));
+    }
+    ShardedSet::new(parts)
+}
+
+/// A dimension of a matrix, and which ranges of it each of several workers has.
+type Division = (usize, Vec<Vec<Range<u64>>>);
+
+/// Equal parts for `count` workers.
+fn even(axis: usize, length: u64, count: u64) -> Division {
+    (axis, (0..count).map(|at| vec![length * at / count..length * (at + 1) / count]).collect())
+}
+
+/// Equal parts of each of three matrices in one.
+fn fused(axis: usize, length: u64, count: u64) -> Division {
+    let third = length / 3;
+    let part = |at: u64| {
+        (0..3).map(|of| of * third + third * at / count..of * third + third * (at + 1) / count).collect()
+    };
+    (axis, (0..count).map(part).collect())
+}
+
+const ROWS: u64 = 60;
+const COLUMNS: u64 = 36;
+
+/// The elements of these ranges of a matrix whose elements are `seed` and their places.
+fn elements(seed: u32, axis: usize, ranges: &[Range<u64>]) -> Vec<u32> {
+    let all = |length| vec![0..length];
+    let (rows, columns) = match axis {
+        0 => (ranges.to_vec(), all(COLUMNS)),
+        _ => (all(ROWS), ranges.to_vec()),
+    };
+    let columns: Vec<u64> = columns.into_iter().flatten().collect();
+    let row = |row: u64| {
+        columns.iter().map(move |column| seed + (row * COLUMNS + column) as u32).collect::<Vec<_>>()
+    };
+    rows.into_iter().flatten().flat_map(row).collect()
+}
+
+fn part(worker: &Worker, seed: u32, axis: usize, ranges: &[Range<u64>]) -> Tensor {
+    let along = ranges.iter().map(|range| range.end - range.start).sum();
+    let shape = if axis == 0 { [along, COLUMNS] } else { [ROWS, along] };
+    Tensor::from_values(worker.pool(), &shape, &elements(seed, axis, ranges)).unwrap()
+}
+
+fn length(axis: usize) -> u64 {
+    [ROWS, COLUMNS][axis]
+}
+
+/// Commits the matrix in parts, and a bias that all have.
+async fn commit(publishers: &[Worker], version: u64, seed: u32, (axis, parts): &Division) {
+    for (publisher, ranges) in publishers.iter().zip(parts) {
+        let matrix = part(publisher, seed, *axis, ranges).shard(*axis, length(*axis), ranges);
+        let bias = Tensor::from_values(publisher.pool(), &[3], &[9_u32, 8, 7]).unwrap();
+        publisher.set(SET).commit(version, [("matrix", matrix), ("bias", bias.into())]).await.unwrap();
+    }
+}
+
+/// Bytes that the publishers have sent.
+fn sent(publishers: &[Worker]) -> u64 {
+    publishers.iter().flat_map(Worker::peers).map(|peer| peer.fabric.bytes_sent).sum()
+}
+
+#[test]
+fn followers_get_their_layouts_bit_for_bit_and_each_byte_is_moved_once() {
+    let layouts = [even, fused];
+    for kind in kinds(USUAL) {
+        run(async {
+            for (sources, targets) in [(2, 3), (3, 2)] {
+                let publishers = workers(*kind, "publisher", sources).await;
+                let followers = workers(*kind, "follower", targets).await;
+                let mut version = 0;
+                for (of_source, source_axis) in layouts.iter().flat_map(|of| [(of, 0), (of, 1)]) {
+                    version += 1;
+                    let source = of_source(source_axis, length(source_axis), sources as u64);
+                    commit(&publishers, version, version as u32 * 10_000, &source).await;
+                    for (of_target, axis) in layouts.iter().flat_map(|of| [(of, 0), (of, 1)]) {
+                        let (axis, parts) = of_target(axis, length(axis), targets as u64);
+                        for (follower, ranges) in followers.iter().zip(&parts) {
+                            let set = sharded(&publishers, follower).await;
+                            let set = set.layout(Layout::new().part("matrix", axis, ranges));
+                            let snapshot = set.fetch().await.unwrap();
+                            let expected = elements(version as u32 * 10_000, axis, ranges);
+                            assert_eq!(snapshot.get("matrix").unwrap().values::<u32>().unwrap(), expected);
+                            assert_eq!(snapshot.get("bias").unwrap().values::<u32>().unwrap(), [9, 8, 7]);
+                            assert_eq!((snapshot.version(), snapshot.len()), (version, 2));
+                        }
+                    }
+                    let whole = sharded(&publishers, &followers[0]).await.fetch().await.unwrap();
+                    let all = elements(version as u32 * 10_000, 0, &[0..ROWS]);
+                    assert_eq!(whole.get("matrix").unwrap().values::<u32>().unwrap(), all);
+                }
+                for worker in followers.into_iter().chain(publishers) {
+                    worker.shutdown().await;
+                }
+            }
+        });
+    }
+}
+
+/// Programs spawn fetches.
+fn assert_may_move(_: &impl Send) {}
+
+#[test]
+fn a_newer_version_moves_only_what_has_changed() {
+    const EACH: u64 = 100_000;
+    run(async {
+        let publishers = workers(FabricKind::TCP, "publisher", 2).await;
+        let follower = on(FabricKind::TCP, "follower").start().await.unwrap();
+        let commit = async |at: usize, version: u64, seed: u8| {
+            let worker = &publishers[at];
+            let rows = at as u64 * EACH..(at as u64 + 1) * EACH;
+            let values = vec![seed; EACH as usize];
+            let matrix =
+                Tensor::from_values(worker.pool(), &[EACH], &values).unwrap().shard(0, 2 * EACH, &[rows]);
+            let fixed = Tensor::from_values(worker.pool(), &[EACH], &vec![3_u8; EACH as usize]).unwrap();
+            let fixed = fixed.shard(0, EACH, &[0..EACH]);
+            worker.set(SET).commit(version, [("matrix", matrix), ("fixed", fixed)]).await.unwrap();
+        };
+        let is_right = |values: &Tensor, seeds: [u8; 2]| {
+            let (one, other) = values.bytes().split_at(EACH as usize);
+            one.iter().all(|byte| *byte == seeds[0]) && other.iter().all(|byte| *byte == seeds[1])
+        };
+        commit(0, 1, 1).await;
+        commit(1, 1, 2).await;
+        let set = sharded(&publishers, &follower).await;
+        let before = sent(&publishers);
+        let first = set.fetch().await.unwrap();
+        let moved = sent(&publishers) - before;
+        // Both parts, and one of two replicas.
+        assert!((3 * EACH..3 * EACH + 6000).contains(&moved), "{moved} bytes");
+        assert!(is_right(first.get("matrix").unwrap(), [1, 2]));
+        assert_may_move(&set.fetch());
+        let mut next = Box::pin(set.newer_than(&first));
+        assert_may_move(&next);
+        assert!(futures::poll!(&mut next).is_pending());
+        // One of the parts is the same memory as before, of which no other commit needs to be followed.
+        commit(0, 2, 5).await;
+        assert!(futures::poll!(&mut next).is_pending(), "a version of which a part is missing");
+        let before = sent(&publishers);
+        let old = first.get("matrix").unwrap().bytes()[EACH as usize];
+        commit(1, 2, old).await;
+        let second = next.await.unwrap();
+        assert!(is_right(second.get("matrix").unwrap(), [5, 2]) && second.version() == 2);
+        assert!(is_right(first.get("matrix").unwrap(), [1, 2]), "what was fetched stays");
+        let moved = sent(&publishers) - before;
+        assert!(moved <= 4 * EACH, "{moved} bytes");
+        for worker in publishers.into_iter().chain([follower]) {
+            worker.shutdown().await;
+        }
+    });
+}
+
+#[test]
+fn parts_that_do_not_fit_are_refused_by_the_names_of_both() {
+    run(async {
+        let publishers = workers(FabricKind::TCP, "publisher", 2).await;
+        let follower = on(FabricKind::TCP, "follower").start().await.unwrap();
+        let set = sharded(&publishers, &follower).await;
+        let names: Vec<_> = publishers.iter().map(|publisher| publisher.name().to_owned()).collect();
+        let mut version = 0;
+        let mut refused = async |other: Range<u64>, set: &ShardedSet| {
+            version += 1;
+            commit(&publishers, version, 0, &(0, vec![vec![0..30], vec![other]])).await;
+            match set.fetch().await {
+                Err(error @ WorkerError::Config { field: "shards", .. }) => error.to_string(),
+                other => panic!("{other:?}"),
+            }
+        };
+        let overlap = refused(29..60, &set).await;
+        assert!(names.iter().all(|name| overlap.contains(name)) && overlap.contains("29..30"), "{overlap}");
+        let gap = refused(31..60, &set).await;
+        assert!(names.iter().all(|name| gap.contains(name)) && gap.contains("30..31"), "{gap}");
+        let outside = set.clone().layout(Layout::new().part("matrix", 0, &[0..61]));
+        assert!(refused(30..60, &outside).await.contains("exceeds"));
+        let nobody = set.clone().layout(Layout::new().part("none", 0, &[0..1]));
+        assert!(refused(30..60, &nobody).await.contains("none"));
+        for (publisher, ranges) in publishers.iter().zip([0..30, 30..60]) {
+            let is_first = ranges.start == 0;
+            let other =
+                Tensor::from_values(publisher.pool(), &[30, COLUMNS], &vec![1_i32; 30 * COLUMNS as usize]);
+            let tensor = if is_first { part(publisher, 0, 0, &[ranges.clone()]) } else { other.unwrap() };
+            publisher.set(SET).commit(100, [("matrix", tensor.shard(0, ROWS, &[ranges]))]).await.unwrap();
+        }
+        let types = set.fetch().await.unwrap_err().to_string();
+        assert!(names.iter().all(|name| types.contains(name)) && types.contains("element type"), "{types}");
+        let short = part(&publishers[0], 0, 0, &[0..30]).shard(0, ROWS, &[0..29]);
+        let short = publishers[0].set(SET).commit(101, [("matrix", short)]).await.unwrap_err();
+        assert!(
+            matches!(&short, WorkerError::InvalidTensor { problem } if problem.contains("matrix")),
+            "{short}"
+        );
+        for worker in publishers.into_iter().chain([follower]) {
+            worker.shutdown().await;
+        }
+    });
+}
+
+#[test]
+fn a_part_that_is_missing_for_liveness_is_named() {
+    run(async {
+        let publishers = workers(FabricKind::TCP, "publisher", 2).await;
+        let liveness = Duration::from_millis(300);
+        let follower = on(FabricKind::TCP, "follower").liveness(liveness).start().await.unwrap();
+        let set = sharded(&publishers, &follower).await;
+        let rows = even(0, ROWS, 2);
+        commit(&publishers[..1], 4, 0, &rows).await;
+        let missing = set.fetch().await.unwrap_err();
+        let is_named = |error: &WorkerError, number: u64| {
+            let name = publishers[1].name();
+            matches!(error, WorkerError::Incomplete { version: Some(version), parts, .. } if parts == &[name] && *version == number)
+        };
+        assert!(is_named(&missing, 4), "{missing}");
+        commit(&publishers, 5, 0, &rows).await;
+        let held = set.fetch().await.unwrap();
+        assert_eq!(held.version(), 5);
+        commit(&publishers[..1], 6, 0, &rows).await;
+        // The last complete one is still there, and the next one is not.
+        assert_eq!(set.fetch().await.unwrap().version(), 5);
+        let missing = set.newer_than(&held).await.unwrap_err();
+        assert!(is_named(&missing, 6), "{missing}");
+        let second = (0, rows.1[1..].to_vec());
+        commit(&publishers[1..], 6, 0, &second).await;
+        assert_eq!(set.newer_than(&held).await.unwrap().version(), 6);
+        // A publisher that is gone.
+        commit(&publishers[..1], 7, 0, &rows).await;
+        let held = set.fetch().await.unwrap();
+        publishers[1].shutdown().await;
+        let missing = set.newer_than(&held).await.unwrap_err();
+        assert!(is_named(&missing, 7), "{missing}");
+        publishers[0].shutdown().await;
+        follower.shutdown().await;
+    });
+}
