@@ -404,7 +404,7 @@ mod tests {
             let others = elements(&shape, &other);
             let common: Vec<_> = elements(&shape, &one).into_iter().filter(|at| others.contains(at)).collect();
             let found = one.intersection(&other);
-            prop_assert_eq!(found.clone(), other.intersection(&one));
+            prop_assert_eq!(&found, &other.intersection(&one));
             prop_assert_eq!(found.map_or_else(Vec::new, |found| elements(&shape, &found)), common);
         }
     }

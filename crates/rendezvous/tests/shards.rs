@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(clippy::single_range_in_vec_init)] // tensors of one dimension
 
-use std::{future::Future, ops::Range, time::Duration};
+use std::{future::Future, ops::Range, slice, time::Duration};
 
 use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{
@@ -220,7 +220,8 @@ fn parts_that_do_not_fit_are_refused_by_the_names_of_both() {
             let is_first = ranges.start == 0;
             let other =
                 Tensor::from_values(publisher.pool(), &[30, COLUMNS], &vec![1_i32; 30 * COLUMNS as usize]);
-            let tensor = if is_first { part(publisher, 0, 0, &[ranges.clone()]) } else { other.unwrap() };
+            let tensor =
+                if is_first { part(publisher, 0, 0, slice::from_ref(&ranges)) } else { other.unwrap() };
             publisher.set(SET).commit(100, [("matrix", tensor.shard(0, ROWS, &[ranges]))]).await.unwrap();
         }
         let types = set.fetch().await.unwrap_err().to_string();

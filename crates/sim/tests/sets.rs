@@ -233,7 +233,7 @@ async fn publish_from(node: Node, first: u64) {
         worker.set(SET).commit(version, tensors(&worker, version)).await.unwrap();
         node.runtime().sleep(Duration::from_micros(500)).await;
     }
-    pending().await
+    pending::<()>().await;
 }
 
 /// Publishers, one after the other, of which the first one dies after `crash_at` events, and the second one begins below its last version.
@@ -267,7 +267,7 @@ fn crash_run(seed: u64, crash_at: u64, victim: Victim) -> bool {
     let policy = if crash_at.is_multiple_of(2) { Policy::Every } else { Policy::Latest };
     let at = |of| Some(crash_at).filter(|_| victim == of);
     let serving = Box::pin(publishers(handle.clone(), at(Victim::Publisher)));
-    let followed = Box::pin(followers(handle.clone(), at(Victim::Follower), policy));
+    let followed = Box::pin(followers(handle, at(Victim::Follower), policy));
     let scenario = async move {
         let Either::Right(((), serving)) = select(serving, followed).await else { unreachable!() };
         drop(serving);

@@ -85,7 +85,7 @@ async fn answers(peers: Vec<&mut Peer>, clock: &dyn Runtime, limit: Duration) ->
     let answers = peers.into_iter().enumerate().map(|(at, peer)| async move {
         let answered = timeout(clock, limit, peer.answer(during)).await;
         let answer = answered.map_err(|_| BenchError::PeerSilent { during, limit });
-        of_rank(at + 1, answer.flatten().and_then(done))
+        of_rank(at + 1, answer.and_then(|answer| answer).and_then(done))
     });
     try_join_all(answers).await.map(drop)
 }

@@ -161,6 +161,19 @@ fn requests(page: &mut Page) {
     let offered = TensorRequest { scope: Scope::Offered(offered), ..request(&[], Want::View) };
     let about = "For an offered tensor (scope 5), whose ticket the receiver has. The key is not used.";
     page.record("TENSOR_REQUEST, offered", about, &[NameForm::Number(2)], &Message::TensorRequest(offered));
+    set_requests(page, wanted);
+    let now = TensorRequest { scope: Scope::StepNow(StepId(7)), ..request(&[], Want::Write(None)) };
+    let about = "For a receiver that does not wait (scope 4): without a value the answer is ERROR_STATUS with CANCELLED.";
+    page.record("TENSOR_REQUEST, now", about, &[NameForm::Number(2)], &Message::TensorRequest(now));
+    let again = TensorReRequest { index: INDEX, destination: Some(destination(None)) };
+    let about = "The destination for the content that META_DATA_RESPONSE described.";
+    page.record("TENSOR_RE_REQUEST", about, &[], &Message::TensorReRequest(again));
+    let about = "The receive was given up.";
+    page.record("CANCEL", about, &[], &Message::Cancel(INDEX));
+}
+
+/// Requests for sets and slices.
+fn set_requests(page: &mut Page, wanted: Wanted) {
     let newer = TensorRequest { scope: Scope::Set(wanted), ..request(&[], Want::Write(None)) };
     let about = "For the head of a version of a set that is newer than a version (scope 6). With the highest numbers, for the present \
         version.";
@@ -192,14 +205,6 @@ fn requests(page: &mut Page) {
         &[NameForm::Number(2)],
         &Message::TensorRequest(slice),
     );
-    let now = TensorRequest { scope: Scope::StepNow(StepId(7)), ..request(&[], Want::Write(None)) };
-    let about = "For a receiver that does not wait (scope 4): without a value the answer is ERROR_STATUS with CANCELLED.";
-    page.record("TENSOR_REQUEST, now", about, &[NameForm::Number(2)], &Message::TensorRequest(now));
-    let again = TensorReRequest { index: INDEX, destination: Some(destination(None)) };
-    let about = "The destination for the content that META_DATA_RESPONSE described.";
-    page.record("TENSOR_RE_REQUEST", about, &[], &Message::TensorReRequest(again));
-    let about = "The receive was given up.";
-    page.record("CANCEL", about, &[], &Message::Cancel(INDEX));
 }
 
 fn answers(page: &mut Page) {

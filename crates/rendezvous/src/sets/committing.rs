@@ -97,12 +97,12 @@ impl OwnSet {
     ) -> Result<(), WorkerError> {
         self.worker.check_runs()?;
         check_published(&self.name)?;
-        let (tensors, shardings): (Vec<_>, Vec<_>) = self.sorted(tensors)?.into_iter().unzip();
+        let named: Unzipped = self.sorted(tensors)?.into_iter().unzip();
         let values = self.worker.node.values();
         let refused = |refusal| self.refusal(version, refusal);
-        let begun = values.sets.begin(&self.name, version, &tensors).map_err(refused)?;
+        let begun = values.sets.begin(&self.name, version, &named.0).map_err(refused)?;
         let base = begun.newest.as_ref().map(|newest| newest.edition);
-        let next = self.next(version, (tensors, shardings), begun).await?;
+        let next = self.next(version, named, begun).await?;
         let head = values.sets.put(&self.name, base, next).map_err(refused)?;
         values.heads.publish_as(&self.name, version, head);
         Ok(())
@@ -148,7 +148,7 @@ impl OwnSet {
     async fn next(
         &self,
         version: u64,
-        (tensors, shardings): (Vec<(Arc<str>, Tensor)>, Vec<Option<Sharding>>),
+        (tensors, shardings): Unzipped,
         begun: Begun,
     ) -> Result<SetVersion, WorkerError> {
         let Begun { edition, newest, is_followed, delta_bytes } = begun;
@@ -244,6 +244,9 @@ fn base<'a>(
 
 /// A tensor with its name and its sharding.
 type Named = ((Arc<str>, Tensor), Option<Sharding>);
+
+/// Tensors with their names, and their shardings.
+type Unzipped = (Vec<(Arc<str>, Tensor)>, Vec<Option<Sharding>>);
 
 /// A version that is being made.
 struct Draft {

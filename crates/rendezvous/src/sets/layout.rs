@@ -51,8 +51,7 @@ pub(crate) enum Misfit {
 
 /// How a tensor is made of what the publishers have of it. Of several that have the whole tensor, `spread` chooses one.
 pub(crate) fn plan(offers: &[Offer<'_>], wanted: Option<Wanted<'_>>, spread: u64) -> Result<Planned, Misfit> {
-    let nobody = Misfit::Wanted("nobody has the tensor");
-    let first = offers.first().ok_or(nobody.clone())?;
+    let first = offers.first().ok_or(Misfit::Wanted("nobody has the tensor"))?;
     let whole = whole_shape(first);
     if let Some(other) = offers.iter().find(|offer| !is_alike(first, offer)) {
         return Err(Misfit::Unlike(first.publisher, other.publisher));

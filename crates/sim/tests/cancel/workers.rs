@@ -1,13 +1,13 @@
 //! Cancelled operations of whole workers.
 
-use std::{sync::Arc, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
 
 use futures::future::join;
 use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_protocol::{DataType, Mode, Status};
 use tensorwire_rendezvous::{
     AllocatorAttributes, CancellationToken, ClusterSpec, DeviceContext, Filled, Peer, RecvArgs, Sharing,
-    Tensor, Worker, WorkerBuilder, WorkerError,
+    Tensor, Worker, WorkerBuilder, WorkerError, sets::ShardedSet,
 };
 use tensorwire_sim::{Handle, Node};
 
@@ -16,7 +16,7 @@ use super::{for_every_k, on_seeds, polled};
 use crate::common::builder;
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 26] = [
+pub(super) const CASES: [&str; 30] = [
     "commit",
     "connect",
     "fetch",
@@ -26,6 +26,9 @@ pub(super) const CASES: [&str; 26] = [
     "fetch_many_versioned",
     "fetch_offered",
     "fetch_set",
+    "fetch_set_slice",
+    "fetch_shards",
+    "fetch_slice",
     "fetch_timeout",
     "fetch_versioned",
     "list",
@@ -40,6 +43,7 @@ pub(super) const CASES: [&str; 26] = [
     "recv_outputs",
     "recv_timeout",
     "recv_with",
+    "shards_newer_than",
     "shutdown",
     "start",
     "wait_for_peer",
@@ -243,6 +247,46 @@ fn s3_operations_on_a_set_given_up_leave_nothing_behind() {
 }
 
 #[test]
+fn s3_a_slice_given_up_leaves_nothing_behind() {
+    let part = slice::from_ref(&(10..20));
+    every_k_beside_fetches("fetch_slice", &async |two, polls| {
+        let fetched = polled(polls, two.peer.fetch_slice("x", part)).await;
+        fetched.map(|slice| assert_eq!(slice.unwrap().bytes().len(), 10)).is_some()
+    });
+    every_k_beside_fetches("fetch_set_slice", &async |two, polls| {
+        let own = two.server.set("w");
+        if own.version().is_none() {
+            own.commit(1, [("t", two.tensor(2))]).await.unwrap();
+        }
+        let fetched = polled(polls, two.peer.set("w").fetch_slice("t", part)).await;
+        fetched.map(|slice| assert_eq!(slice.unwrap().1.bytes().len(), 10)).is_some()
+    });
+}
+
+#[test]
+fn s3_a_sharded_fetch_given_up_leaves_nothing_behind() {
+    every_k_beside_fetches("fetch_shards", &async |two, polls| {
+        let own = two.server.set("w");
+        if own.version().is_none() {
+            own.commit(1, [("t", two.tensor(2))]).await.unwrap();
+        }
+        let fetched = polled(polls, ShardedSet::new([two.peer.set("w")]).fetch()).await;
+        fetched.map(|snapshot| two.handle.verify(2, snapshot.unwrap().get("t").unwrap().bytes())).is_some()
+    });
+    every_k_beside_fetches("shards_newer_than", &async |two, polls| {
+        let (own, set) = (two.server.set("w"), ShardedSet::new([two.peer.set("w")]));
+        let next = own.version().unwrap_or(0) + 1;
+        own.commit(next, [("t", Tensor::from_values(two.server.pool(), &[1], &[next]).unwrap())])
+            .await
+            .unwrap();
+        let held = set.fetch().await.unwrap();
+        own.commit(next + 1, [("t", two.tensor(2))]).await.unwrap();
+        let fetched = polled(polls, set.newer_than(&held)).await;
+        fetched.map(|snapshot| two.handle.verify(2, snapshot.unwrap().get("t").unwrap().bytes())).is_some()
+    });
+}
+
+#[test]
 fn s3_a_list_given_up_leaves_nothing_behind() {
     every_k_beside_fetches("list", &async |two, polls| {
         polled(polls, two.peer.list().into_future())
@@ -321,11 +365,11 @@ async fn receives(two: &Two, how: Receiving) {
                     received.map(Filled::into_tensor).map_err(WorkerError::from)
                 }
                 Receiving::Many => {
-                    let received = step.recv_many(std::slice::from_ref(&wanted_by)).await;
+                    let received = step.recv_many(slice::from_ref(&wanted_by)).await;
                     received.map(|tensors| tensors.into_iter().next().unwrap())
                 }
                 Receiving::Outputs => {
-                    let received = step.recv_outputs(std::slice::from_ref(&wanted_by)).await;
+                    let received = step.recv_outputs(slice::from_ref(&wanted_by)).await;
                     received.map(|mut outputs| outputs.remove(&wanted_by).unwrap())
                 }
             }
