@@ -21,14 +21,14 @@ use crate::{
 };
 
 const LIMIT: Duration = Duration::from_secs(20);
-const USUAL: &[FabricKind] = &[FabricKind::SHM, FabricKind::TCP];
-const SET: &str = "policy";
+pub(crate) const USUAL: &[FabricKind] = &[FabricKind::SHM, FabricKind::TCP];
+pub(crate) const SET: &str = "policy";
 
-fn run(test: impl Future<Output = ()>) {
+pub(crate) fn run(test: impl Future<Output = ()>) {
     bounded(patient(Duration::from_secs(60)), test);
 }
 
-fn on(kind: FabricKind, name: &str) -> WorkerBuilder {
+pub(crate) fn on(kind: FabricKind, name: &str) -> WorkerBuilder {
     over(Worker::builder(name), kind).timeout(patient(LIMIT))
 }
 
@@ -66,6 +66,12 @@ fn is_whole(snapshot: &Snapshot) -> bool {
 
 async fn next(versions: &mut Follow) -> Staged {
     versions.next().await.unwrap().unwrap()
+}
+
+/// Bytes that went over the wire between both, in both directions.
+pub(crate) fn wire_bytes(two: &Two) -> u64 {
+    let of = |worker: &Worker| worker.peers().iter().map(|peer| peer.fabric.bytes_sent).sum::<u64>();
+    of(&two.client) + of(&two.server)
 }
 
 fn problem(result: Result<(), WorkerError>) -> String {

@@ -3,30 +3,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(clippy::single_range_in_vec_init)] // tensors of one dimension
 
-use std::{future::Future, ops::Range, slice, time::Duration};
+use std::{ops::Range, slice, time::Duration};
 
 use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{
-    Tensor, Worker, WorkerBuilder, WorkerError,
+    Tensor, Worker, WorkerError,
     sets::{Layout, ShardedSet},
 };
 
 use crate::{
-    bounded::bounded,
-    fabrics::{kinds, over},
-    rdma::patient,
+    fabrics::kinds,
+    sets::{SET, USUAL, on, run},
 };
-
-const USUAL: &[FabricKind] = &[FabricKind::SHM, FabricKind::TCP];
-const SET: &str = "policy";
-
-fn run(test: impl Future<Output = ()>) {
-    bounded(patient(Duration::from_secs(60)), test);
-}
-
-fn on(kind: FabricKind, name: &str) -> WorkerBuilder {
-    over(Worker::builder(name), kind).timeout(patient(Duration::from_secs(20)))
-}
 
 async fn workers(kind: FabricKind, role: &str, count: usize) -> Vec<Worker> {
     let mut workers = Vec::new();

@@ -3,30 +3,18 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(clippy::single_range_in_vec_init)] // tensors of one dimension
 
-use std::{future::Future, ops::Range, time::Duration};
+use std::ops::Range;
 
 use futures::future::join_all;
 use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::{Code, DataType, Sharing};
-use tensorwire_rendezvous::{Peer, Tensor, Worker, WorkerBuilder, WorkerError};
+use tensorwire_rendezvous::{Peer, Tensor, Worker, WorkerError};
 
 use crate::{
-    bounded::bounded,
-    fabrics::{assert_moves_over, kinds, over, over_verbs},
-    rdma::patient,
+    fabrics::{assert_moves_over, kinds, over_verbs},
+    sets::{SET, USUAL, on, run, wire_bytes},
     two::Two,
 };
-
-const USUAL: &[FabricKind] = &[FabricKind::SHM, FabricKind::TCP];
-const SET: &str = "policy";
-
-fn run(test: impl Future<Output = ()>) {
-    bounded(patient(Duration::from_secs(60)), test);
-}
-
-fn on(kind: FabricKind, name: &str) -> WorkerBuilder {
-    over(Worker::builder(name), kind).timeout(patient(Duration::from_secs(20)))
-}
 
 /// A tensor whose elements are their places.
 fn places(worker: &Worker, shape: &[u64]) -> Tensor {
@@ -176,12 +164,6 @@ fn ranges_that_a_tensor_does_not_have_are_refused_by_name_and_value() {
             two.end().await;
         });
     }
-}
-
-/// Bytes that went over the wire between both, in both directions.
-fn wire_bytes(two: &Two) -> u64 {
-    let of = |worker: &Worker| worker.peers().iter().map(|peer| peer.fabric.bytes_sent).sum::<u64>();
-    of(&two.client) + of(&two.server)
 }
 
 #[test]

@@ -6,7 +6,7 @@ use tensorwire_rendezvous::{
     sets::{Follow, OwnSet, Policy},
 };
 
-use super::{SET, next, run, two, values};
+use super::{SET, next, run, two, values, wire_bytes};
 use crate::two::Two;
 
 /// Commits `version` of one tensor of 16-bit elements, and returns it.
@@ -110,12 +110,6 @@ async fn asked(two: &Two, versions: &mut Follow) {
         assert!(futures::poll!(versions.next()).is_pending());
         tokio::task::yield_now().await;
     }
-}
-
-/// Bytes that went over the wire between both, in both directions.
-fn wire_bytes(two: &Two) -> u64 {
-    let of = |worker: &Worker| worker.peers().iter().map(|peer| peer.fabric.bytes_sent).sum::<u64>();
-    of(&two.client) + of(&two.server)
 }
 
 #[test]
