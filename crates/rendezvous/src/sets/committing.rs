@@ -85,8 +85,8 @@ impl OwnSet {
     ///
     /// # Errors
     /// [`WorkerError::SetTooLarge`]; [`WorkerError::Config`] if `version` is not greater than the newest one, or for names that occur
-    /// twice or cannot be published; [`WorkerError::InvalidTensor`] for a dead value and for a shard whose ranges do not fit it; [`WorkerError::ShutDown`]. Peers see nothing of a
-    /// commit that fails.
+    /// twice or cannot be published; [`WorkerError::InvalidTensor`] for a dead value and for a shard whose ranges do not fit it;
+    /// [`WorkerError::ShutDown`]. Peers see nothing of a commit that fails.
     ///
     /// # Cancel safety
     /// Cancel-safe: peers see nothing of a commit whose future is dropped.

@@ -138,7 +138,8 @@ impl PeerSet {
     /// # Errors
     /// [`WorkerError::Remote`] with NOT_FOUND if the peer has committed no version, and with PERMISSION_DENIED if this worker is not
     /// among the [readers](crate::sets::OwnSet::readers); [`WorkerError::VersionTooLarge`] if the receive pool cannot hold the version;
-    /// [`WorkerError::PeerLost`], [`WorkerError::NoFabric`], [`WorkerError::DeadlineExceeded`]; [`WorkerError::Local`] with INVALID_ARGUMENT if the peer's answer contradicts itself.
+    /// [`WorkerError::PeerLost`], [`WorkerError::NoFabric`], [`WorkerError::DeadlineExceeded`]; [`WorkerError::Local`] with
+    /// INVALID_ARGUMENT if the peer's answer contradicts itself.
     ///
     /// # Cancel safety
     /// Cancel-safe: nothing is lost by dropping the future.

@@ -9,7 +9,7 @@ use std::{
 };
 
 use futures::{FutureExt as _, Stream, StreamExt, stream::Next};
-use tensorwire_fabric::BoxFuture;
+use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_protocol::{Code, Wanted};
 
 use crate::{
@@ -24,9 +24,30 @@ use crate::{
     },
 };
 
-/// First and longest pause before a lost publisher is asked again. Each pause is twice the one before.
-pub(super) const PAUSE_MIN: Duration = Duration::from_millis(50);
-pub(super) const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// First and longest pause before a lost publisher is asked again.
+const PAUSE_MIN: Duration = Duration::from_millis(50);
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// The pause before a lost publisher is asked again; none at first.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Pause(Duration);
+
+impl Pause {
+    pub(super) fn is_none(self) -> bool {
+        self.0.is_zero()
+    }
+
+    /// The next pause is twice as long as the one before.
+    pub(super) fn lengthen(&mut self) {
+        self.0 = (self.0 * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+    }
+
+    pub(super) async fn sleep(self, runtime: &dyn Runtime) {
+        if !self.is_none() {
+            runtime.sleep(self.0).await;
+        }
+    }
+}
 
 /// Which versions of a set a follower gets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -50,7 +71,7 @@ impl PeerSet {
             floor: None,
             incarnation: 0,
             catches_up: false,
-            pause: Duration::ZERO,
+            pause: Pause::default(),
         };
         Follow { place, step: None, is_over: false, current: Arc::default() }
     }
@@ -67,7 +88,8 @@ impl PeerSet {
 ///
 /// Other errors are those of [`PeerSet::fetch`]. A version that the receive pool cannot hold beside the one that the stream has returned
 /// last is refused with [`WorkerError::VersionTooLarge`]. If a version waits for memory that others hold, and nothing arrives during the
-/// [`timeout`](PeerSet::timeout), the stream returns [`WorkerError::DeadlineExceeded`], and then asks again. The stream goes on after each error but [`WorkerError::ShutDown`].
+/// [`timeout`](PeerSet::timeout), the stream returns [`WorkerError::DeadlineExceeded`], and then asks again. The stream goes on after each
+/// error but [`WorkerError::ShutDown`].
 ///
 /// ```no_run
 /// use tensorwire::{Peer, WorkerError, sets::Policy};
@@ -205,7 +227,7 @@ struct Place {
     /// The next version is the newest one, whichever were left out.
     catches_up: bool,
     /// The pause before the next request.
-    pause: Duration,
+    pause: Pause,
 }
 
 impl Place {
@@ -217,21 +239,19 @@ impl Place {
                 return (self, Err(over));
             }
             tokio::task::coop::consume_budget().await;
-            if !self.pause.is_zero() {
-                worker.runtime().sleep(self.pause).await;
-            }
+            self.pause.sleep(&**worker.runtime()).await;
             match self.attempt().await {
                 Ok(Some(moved)) => {
-                    (self.pause, self.catches_up) = (Duration::ZERO, false);
+                    (self.pause, self.catches_up) = (Pause::default(), false);
                     self.floor = Some(moved.snapshot.version());
                     self.held = Some(moved.snapshot.clone());
                     return (self, Ok(moved));
                 }
                 Ok(None) | Err(NotMoved::Superseded) => {}
                 Err(NotMoved::Failed(error)) => {
-                    let is_first = self.pause.is_zero();
+                    let is_first = self.pause.is_none();
                     if !matches!(error, WorkerError::WentBack { .. } | WorkerError::Superseded { .. }) {
-                        self.pause = (self.pause * 2).clamp(PAUSE_MIN, PAUSE_MAX);
+                        self.pause.lengthen();
                     }
                     if !is_loss(&error) {
                         return (self, Err(error));
@@ -259,7 +279,7 @@ impl Place {
     async fn attempt_over(&mut self, link: &Link) -> Result<Option<Moved>, NotMoved> {
         let (incarnation, version) = (self.incarnation, self.floor.unwrap_or_default());
         let head = self.set.head(link, Wanted::NewerThan { incarnation, version }).await?;
-        self.pause = Duration::ZERO;
+        self.pause = Pause::default();
         let is_restarted = self.incarnation != head.incarnation();
         self.incarnation = head.incarnation();
         if let Some(held) = self.floor.filter(|&held| head.newest.version() <= held) {

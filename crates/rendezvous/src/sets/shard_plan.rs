@@ -116,7 +116,7 @@ fn result_shape(whole: &[u64], (axis, ranges): Wanted<'_>) -> Result<Vec<u64>, M
     Ok(shape)
 }
 
-/// Who has which box of the whole tensor: each element once.
+/// The boxes of the whole tensor that publishers have. Each element is in one box.
 fn sources(offers: &[Offer<'_>], whole: &[u64], spread: u64) -> Result<Vec<Source>, Misfit> {
     let is_all = |offer: &&Offer<'_>| {
         offer.sharding.is_none_or(|sharding| elements(&sharding.ranges) == sharding.length)

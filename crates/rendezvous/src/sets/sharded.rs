@@ -19,8 +19,8 @@ use crate::{
     error::WorkerError,
     sets::{
         fetching::{Link, Move, NotMoved, PeerSet},
-        following::{PAUSE_MAX, PAUSE_MIN, is_loss},
-        layout::{Misfit, Offer, Piece, Planned, plan},
+        following::{Pause, is_loss},
+        shard_plan::{Misfit, Offer, Piece, Planned, plan},
         slices::entry,
         snapshot::{Origin, Snapshot},
     },
@@ -181,7 +181,7 @@ impl ShardedSet {
 
     async fn next(&self, held: Option<&Snapshot>) -> Result<Snapshot, WorkerError> {
         let mut seen = vec![Seen::default(); self.parts.len()];
-        let mut pause = PAUSE_MIN;
+        let mut pause = Pause::default();
         loop {
             tokio::task::coop::consume_budget().await;
             let version = self.complete(&mut seen, held.map(Snapshot::version)).await?;
@@ -190,8 +190,8 @@ impl ShardedSet {
                 Err(NotMoved::Failed(error)) if !is_loss(&error) => return Err(error),
                 Err(NotMoved::Superseded) => {}
                 Err(NotMoved::Failed(_)) => {
-                    self.first()?.peer.worker.runtime().sleep(pause).await;
-                    pause = (pause * 2).min(PAUSE_MAX);
+                    pause.lengthen();
+                    pause.sleep(&**self.first()?.peer.worker.runtime()).await;
                 }
             }
             // They are asked for what they have now.
@@ -250,7 +250,7 @@ impl ShardedSet {
         let wanted = seen.get(at).map_or(Seen::default().wanted(), Seen::wanted);
         async move {
             let set = set.ok_or_else(WorkerError::handed_out)?;
-            let mut pause = PAUSE_MIN;
+            let mut pause = Pause::default();
             loop {
                 set.peer.worker.check_runs()?;
                 let asked = async {
@@ -260,8 +260,8 @@ impl ShardedSet {
                 match asked.await {
                     Ok(head) => return Ok((at, head)),
                     Err(error) if is_loss(&error) => {
-                        set.peer.worker.runtime().sleep(pause).await;
-                        pause = (pause * 2).min(PAUSE_MAX);
+                        pause.lengthen();
+                        pause.sleep(&**set.peer.worker.runtime()).await;
                     }
                     Err(error) => return Err(error),
                 }

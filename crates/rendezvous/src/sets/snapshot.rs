@@ -3,7 +3,7 @@
 use std::{fmt, sync::Arc};
 
 use crate::{
-    sets::layout::Piece,
+    sets::shard_plan::Piece,
     values::{sets::manifest::Manifest, tensor::Tensor},
 };
 
