@@ -231,12 +231,13 @@ pub(crate) async fn outlasted(
         }
     };
     let refusing = async {
-        while let Ok(Some(bytes)) = session.receiver.recv().await {
+        loop {
+            let received = session.receiver.recv().await;
+            let Ok(Some(bytes)) = received else { panic!("the session ends without a word: {received:?}") };
             if let ControlFrame::Goodbye { status } = ControlFrame::decode(&bytes).unwrap() {
                 return status;
             }
         }
-        panic!("the session ends without a word");
     };
     futures::join!(sending, refusing).1
 }

@@ -56,8 +56,14 @@ use crate::log::quota::LogQuota;
 /// Maximum length of a gRPC message: the longest frame, its checksum, and their tags and lengths.
 const ON_THE_WIRE_MAX: usize = CONTROL_FRAME_BYTES_MAX + 16;
 
-/// HTTP/2 flow control window: how many bytes a peer may send before they are read.
+/// HTTP/2 flow control window of a session's stream: how many bytes a peer may send before they are read.
 const WINDOW_BYTES: u32 = 256 << 10;
+
+/// The flow control window of a connection, which has one stream and so never more than [`WINDOW_BYTES`] in it.
+///
+/// The library ends a connection whose unread DATA frames fall short of 256 bytes each by more than half of this window
+/// in total. The shortest control frame is 8 bytes long, and 32,768 of them fill the stream's window: 8.1 MB short.
+const CONNECTION_WINDOW_BYTES: u32 = 16 << 20;
 
 /// The bounds of both times of [`Keepalive`].
 const KEEPALIVE_SHORTEST: Duration = Duration::from_millis(1);

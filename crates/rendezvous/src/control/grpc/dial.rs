@@ -22,7 +22,7 @@ use tonic::{
 };
 
 use super::{
-    Keepalive, WINDOW_BYTES, closed,
+    CONNECTION_WINDOW_BYTES, Keepalive, WINDOW_BYTES, closed,
     frame::{self, Frame},
     server::Tasks,
     session::{OutgoingFrames, Parts, causes, session},
@@ -137,7 +137,7 @@ async fn attach(
         .keep_alive_timeout(keepalive.timeout)
         .keep_alive_while_idle(true)
         .initial_stream_window_size(WINDOW_BYTES)
-        .initial_connection_window_size(WINDOW_BYTES);
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES);
     let trouble = wire.trouble().clone();
     // The errors of HTTP/2 do not contain the reason why its stream ended.
     let or_trouble = |failure: Failure| {

@@ -26,7 +26,7 @@ use tonic::{
 };
 
 use super::{
-    Keepalive, ON_THE_WIRE_MAX, WINDOW_BYTES, closed,
+    CONNECTION_WINDOW_BYTES, Keepalive, ON_THE_WIRE_MAX, WINDOW_BYTES, closed,
     door::{Guest, GuestStream, Reception},
     frame::{self, Frame},
     handover::Handover,
@@ -71,7 +71,7 @@ impl Host {
             .http2_max_header_list_size(HEADER_BYTES_MAX)
             .max_concurrent_streams(1)
             .initial_stream_window_size(WINDOW_BYTES)
-            .initial_connection_window_size(WINDOW_BYTES)
+            .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .serve_with_incoming(service, connections(listener, reception));
         let giving = async {
             if let Some(handover) = handover {

@@ -304,22 +304,47 @@ fn s4_a_stranger_whose_frames_carry_nothing_is_cut_at_once() {
     });
 }
 
+/// An admitted session whose HTTP/2 frames the test makes: its connection, and the plane's end.
+async fn raw_member(plane: &GrpcPlane) -> (TcpStream, ControlSession) {
+    let path = b"/tensorwire.control.v1.Control/Attach";
+    let headers = [
+        &[0x83, 0x86, 0x04, path.len() as u8][..],
+        path,
+        b"\x01\x01h\x0f\x10\x10application/grpc\x00\x02te\x08trailers",
+    ];
+    let headers = headers.concat();
+    let attach = [&[0, 0, headers.len() as u8, 1, 4, 0, 0, 0, 1][..], &headers].concat();
+    let mut member = TcpStream::connect(plane.local_address()).unwrap();
+    member.write_all(&[PREFACE, &attach].concat()).unwrap();
+    let session = plane.accept().await.unwrap();
+    session.sender.admitted();
+    // The plane's settings, which raise the window, hold from their acknowledgement on.
+    member.read_exact(&mut [0; 9]).unwrap();
+    member.write_all(&[0, 0, 0, 4, 1, 0, 0, 0, 0]).unwrap();
+    (member, session)
+}
+
+#[test]
+fn a_window_full_of_the_shortest_frames_is_no_flood() {
+    bounded(|| async {
+        const FRAMES: usize = 32 << 10;
+        let plane = plane();
+        let (mut member, mut session) = raw_member(&plane).await;
+        // A message of gRPC, with one byte for `data`, in a DATA frame.
+        let shortest = [0, 0, 8, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 3, 0x0a, 1, b'x'];
+        member.write_all(&shortest.repeat(FRAMES)).unwrap();
+        for index in 0..FRAMES {
+            let frame = session.receiver.recv().await;
+            assert_eq!(frame.unwrap().as_deref(), Some(&b"x"[..]), "frame {index}");
+        }
+    });
+}
+
 #[test]
 fn s4_a_members_flood_ends_its_session_and_says_why() {
     bounded(|| async {
         let plane = plane();
-        let path = b"/tensorwire.control.v1.Control/Attach";
-        let headers = [
-            &[0x83, 0x86, 0x04, path.len() as u8][..],
-            path,
-            b"\x01\x01h\x0f\x10\x10application/grpc\x00\x02te\x08trailers",
-        ];
-        let headers = headers.concat();
-        let attach = [&[0, 0, headers.len() as u8, 1, 4, 0, 0, 0, 1][..], &headers].concat();
-        let mut member = TcpStream::connect(plane.local_address()).unwrap();
-        member.write_all(&[PREFACE, &attach].concat()).unwrap();
-        let mut session = plane.accept().await.unwrap();
-        session.sender.admitted();
+        let (mut member, mut session) = raw_member(&plane).await;
         // This number is no flood.
         member.write_all(&ping(false).repeat(900)).unwrap();
         member.read_exact(&mut [0; 900 * 17]).unwrap();
