@@ -154,13 +154,18 @@ fn a_newer_version_moves_only_what_has_changed() {
         commit(1, 1, 2).await;
         let set = sharded(&publishers, &follower).await;
         let before = sent(&publishers);
-        let first = set.fetch().await.unwrap();
+        let mut versions = set.follow();
+        let staged = versions.next().await.unwrap().unwrap();
+        assert_eq!(staged.changed().collect::<Vec<_>>(), ["fixed", "matrix"]);
+        let told = staged.bytes_moved();
+        let first = staged.apply();
         let moved = sent(&publishers) - before;
         // Both parts, and one of two replicas.
         assert!((3 * EACH..3 * EACH + 6000).contains(&moved), "{moved} bytes");
+        assert!((3 * EACH..moved).contains(&told), "{told} of {moved} bytes");
         assert!(is_right(first.get("matrix").unwrap(), [1, 2]));
         assert_may_move(&set.fetch());
-        let mut next = Box::pin(set.newer_than(&first));
+        let mut next = versions.next();
         assert_may_move(&next);
         assert!(futures::poll!(&mut next).is_pending());
         // One of the parts is the same memory as before, of which no other commit needs to be followed.
@@ -169,7 +174,9 @@ fn a_newer_version_moves_only_what_has_changed() {
         let before = sent(&publishers);
         let old = first.get("matrix").unwrap().bytes()[EACH as usize];
         commit(1, 2, old).await;
-        let second = next.await.unwrap();
+        let staged = next.await.unwrap().unwrap();
+        assert_eq!(staged.changed().collect::<Vec<_>>(), ["matrix"]);
+        let second = staged.apply();
         assert!(is_right(second.get("matrix").unwrap(), [5, 2]) && second.version() == 2);
         assert!(is_right(first.get("matrix").unwrap(), [1, 2]), "what was fetched stays");
         let moved = sent(&publishers) - before;
@@ -242,22 +249,23 @@ fn a_part_that_is_missing_for_liveness_is_named() {
         };
         assert!(is_named(&missing, 4), "{missing}");
         commit(&publishers, 5, 0, &rows).await;
-        let held = set.fetch().await.unwrap();
-        assert_eq!(held.version(), 5);
+        let mut versions = set.follow();
+        let mut next = async || versions.next().await.unwrap().map(|staged| staged.apply().version());
+        assert_eq!(next().await.unwrap(), 5);
         commit(&publishers[..1], 6, 0, &rows).await;
         // The last complete one is still there, and the next one is not.
         assert_eq!(set.fetch().await.unwrap().version(), 5);
-        let missing = set.newer_than(&held).await.unwrap_err();
+        let missing = next().await.unwrap_err();
         assert!(is_named(&missing, 6), "{missing}");
         let second = (0, rows.1[1..].to_vec());
         commit(&publishers[1..], 6, 0, &second).await;
-        assert_eq!(set.newer_than(&held).await.unwrap().version(), 6);
+        assert_eq!(next().await.unwrap(), 6);
         // A publisher that is gone.
         commit(&publishers[..1], 7, 0, &rows).await;
-        let held = set.fetch().await.unwrap();
         publishers[1].shutdown().await;
-        let missing = set.newer_than(&held).await.unwrap_err();
+        let missing = next().await.unwrap_err();
         assert!(is_named(&missing, 7), "{missing}");
+        assert_eq!(versions.current().unwrap().version(), 6, "what is complete stays");
         publishers[0].shutdown().await;
         follower.shutdown().await;
     });

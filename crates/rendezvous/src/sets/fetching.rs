@@ -50,10 +50,33 @@ pub(super) struct Moved {
     pub(super) snapshot: Snapshot,
     /// The names of the tensors that differ from those of the version that this worker has.
     pub(super) changed: Vec<Arc<str>>,
-    /// Bytes that were moved.
+    pub(super) volume: Volume,
+}
+
+/// What was moved.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Volume {
+    /// Bytes of contents, deltas and manifests. Views take none.
     pub(super) bytes: u64,
-    /// Tensors that were copied.
+    /// Contents that were copied.
     pub(super) copies: usize,
+}
+
+impl Volume {
+    /// Counts a content of `set` that came over `link`.
+    pub(super) fn count(&mut self, (set, link): (&PeerSet, &Link), content: &Tensor) {
+        let is_view = link.lends(set.sharing) && content.buf().is_foreign();
+        if !matches!(link, Link::Own) && !is_view {
+            self.bytes = self.bytes.saturating_add(content.bytes().len() as u64);
+            self.copies += 1;
+        }
+    }
+
+    /// Adds what was moved elsewhere.
+    pub(super) fn add(&mut self, other: Self) {
+        self.bytes = self.bytes.saturating_add(other.bytes);
+        self.copies += other.copies;
+    }
 }
 
 /// Why a version was not moved.
@@ -241,8 +264,8 @@ impl PeerSet {
             self.check_room(target.version(), (&manifest, &ways), held)?;
         }
         let tensors = move_.tensors(target.edition(), &manifest, ways).await?;
-        let Move { bytes, copies, .. } = move_;
-        Ok(Moved { snapshot: Snapshot::new(target.version(), manifest, tensors), changed, bytes, copies })
+        let snapshot = Snapshot::new(target.version(), manifest, tensors);
+        Ok(Moved { snapshot, changed, volume: move_.volume })
     }
 }
 
@@ -265,13 +288,12 @@ impl Link {
 pub(super) struct Move<'a> {
     set: &'a PeerSet,
     link: &'a Link,
-    bytes: u64,
-    copies: usize,
+    pub(super) volume: Volume,
 }
 
 impl<'a> Move<'a> {
     pub(super) fn new(set: &'a PeerSet, link: &'a Link) -> Self {
-        Self { set, link, bytes: 0, copies: 0 }
+        Self { set, link, volume: Volume::default() }
     }
 
     /// The manifest of `target`, and how its contents derive from `held`, if that is known.
@@ -334,7 +356,7 @@ impl<'a> Move<'a> {
     /// Bytes that the publisher has encoded.
     async fn bytes(&mut self, (content, bytes): (SetContent, u64)) -> Result<Tensor, NotMoved> {
         if matches!(self.link, Link::Connected(_)) {
-            self.bytes = self.bytes.saturating_add(bytes);
+            self.volume.add(Volume { bytes, copies: 0 });
         }
         self.set.content(self.link, (content, bytes_of(bytes)), ReceiveOptions::default()).await
     }
@@ -392,19 +414,8 @@ impl<'a> Move<'a> {
         });
         let contents = pin!(try_join_all(contents));
         let contents = set.unless_starved(link, contents).await?;
-        self.count(&contents);
+        contents.iter().for_each(|content| self.volume.count((set, link), content));
         Ok(contents)
-    }
-
-    fn count(&mut self, contents: &[Tensor]) {
-        if matches!(self.link, Link::Own) {
-            return;
-        }
-        let lends = self.link.lends(self.set.sharing);
-        for content in contents.iter().filter(|content| !(lends && content.buf().is_foreign())) {
-            self.bytes = self.bytes.saturating_add(content.bytes().len() as u64);
-            self.copies += 1;
-        }
     }
 
     /// The content of `entry`, made of deltas; the whole content if there is any doubt.

@@ -5,17 +5,18 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, PoisonError},
     task::{Context, Poll},
-    time::Duration,
 };
 
 use futures::{FutureExt as _, Stream, StreamExt, stream::Next};
-use tensorwire_fabric::{BoxFuture, Runtime};
-use tensorwire_protocol::{Code, Wanted};
+use tensorwire_fabric::BoxFuture;
+use tensorwire_protocol::Wanted;
 
 use crate::{
-    error::{PeerLoss, WorkerError},
+    error::WorkerError,
     sets::{
         fetching::{Link, Moved, NotMoved, PeerSet},
+        publisher_loss::{Pause, is_loss, warn_of_loss},
+        sharded::ShardedSet,
         snapshot::Snapshot,
     },
     values::{
@@ -23,31 +24,6 @@ use crate::{
         sets::manifest::{Head, VersionHead},
     },
 };
-
-/// First and longest pause before a lost publisher is asked again.
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
-
-/// The pause before a lost publisher is asked again; none at first.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Pause(Duration);
-
-impl Pause {
-    pub(super) fn is_none(self) -> bool {
-        self.0.is_zero()
-    }
-
-    /// The next pause is twice as long as the one before.
-    pub(super) fn lengthen(&mut self) {
-        self.0 = (self.0 * 2).clamp(PAUSE_MIN, PAUSE_MAX);
-    }
-
-    pub(super) async fn sleep(self, runtime: &dyn Runtime) {
-        if !self.is_none() {
-            runtime.sleep(self.0).await;
-        }
-    }
-}
 
 /// Which versions of a set a follower gets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
@@ -64,20 +40,23 @@ pub enum Policy {
 impl PeerSet {
     /// Follows the set: a stream of the versions that the peer commits, beginning with the newest one now, or with the first one.
     pub fn follow(&self, policy: Policy) -> Follow {
-        let place = Place {
-            set: self.clone(),
-            policy,
-            held: None,
-            floor: None,
-            incarnation: 0,
-            catches_up: false,
-            pause: Pause::default(),
-        };
-        Follow { place, step: None, is_over: false, current: Arc::default() }
+        Follow::new(Source::Peer(self.clone()), policy)
     }
 }
 
-/// The versions of a peer's set, made by [`PeerSet::follow`]: a [`Stream`] of [`Staged`] versions.
+impl ShardedSet {
+    /// Follows the set: a stream of the newest versions that all peers have. Tensors that have not changed are shared with the version
+    /// before, and unchanged pieces of others are copied out of it; what has changed is moved whole.
+    ///
+    /// If some peers do not have a version that the others have, for the worker's [`liveness`](crate::WorkerBuilder::liveness),
+    /// the stream returns [`WorkerError::Incomplete`], which names them, and then waits again: the program keeps the last complete
+    /// version. Peers that have restarted below that version are waited for.
+    pub fn follow(&self) -> Follow {
+        Follow::new(Source::Shards(self.clone()), Policy::Latest)
+    }
+}
+
+/// The versions of a set, made by [`PeerSet::follow`] or [`ShardedSet::follow`]: a [`Stream`] of [`Staged`] versions.
 ///
 /// A version is moved while the program goes on with the one before. Tensors that have not changed are shared with it, and those that
 /// changed in few elements are made of it and of a delta; tensors that the program has are never changed.
@@ -89,7 +68,7 @@ impl PeerSet {
 /// Other errors are those of [`PeerSet::fetch`]. A version that the receive pool cannot hold beside the one that the stream has returned
 /// last is refused with [`WorkerError::VersionTooLarge`]. If a version waits for memory that others hold, and nothing arrives during the
 /// [`timeout`](PeerSet::timeout), the stream returns [`WorkerError::DeadlineExceeded`], and then asks again. The stream goes on after each
-/// error but [`WorkerError::ShutDown`].
+/// error but [`WorkerError::ShutDown`] and those of a set that cannot exist: without peers, or with a name that is none.
 ///
 /// ```no_run
 /// use tensorwire::{Peer, WorkerError, sets::Policy};
@@ -118,13 +97,26 @@ type Current = Arc<Mutex<Option<Snapshot>>>;
 
 impl fmt::Debug for Follow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Place { set, policy, held, .. } = &self.place;
-        f.debug_struct("Follow").field("set", set).field("policy", policy).field("held", held).finish()
+        let Place { source, policy, held, .. } = &self.place;
+        f.debug_struct("Follow").field("source", source).field("policy", policy).field("held", held).finish()
     }
 }
 
 impl Follow {
-    /// The next version, as from the stream. `None` after [`WorkerError::ShutDown`].
+    fn new(source: Source, policy: Policy) -> Self {
+        let place = Place {
+            source,
+            policy,
+            held: None,
+            floor: None,
+            incarnation: 0,
+            catches_up: false,
+            pause: Pause::default(),
+        };
+        Self { place, step: None, is_over: false, current: Arc::default() }
+    }
+
+    /// The next version, as from the stream. `None` when the stream is over.
     ///
     /// # Errors
     /// See [`Follow`].
@@ -160,7 +152,7 @@ impl Stream for Follow {
         let step = this.step.get_or_insert_with(|| this.place.clone().next().boxed());
         let Poll::Ready((place, moved)) = step.poll_unpin(context) else { return Poll::Pending };
         (this.step, this.place) = (None, place);
-        this.is_over = matches!(moved, Err(WorkerError::ShutDown));
+        this.is_over = matches!(moved, Err(WorkerError::ShutDown)) || this.place.source.first().is_err();
         let current = this.current.clone();
         Poll::Ready(Some(moved.map(|moved| Staged { moved, current })))
     }
@@ -192,12 +184,12 @@ impl Staged {
 
     /// The bytes that this version took: of contents, deltas and the manifest. Views take none.
     pub fn bytes_moved(&self) -> u64 {
-        self.moved.bytes
+        self.moved.volume.bytes
     }
 
     /// How many contents were copied into this worker's memory. On one host that is 0, unless the limit of views is reached.
     pub fn copied(&self) -> usize {
-        self.moved.copies
+        self.moved.volume.copies
     }
 
     /// The tensors, without applying them.
@@ -213,10 +205,27 @@ impl Staged {
     }
 }
 
+/// What a stream follows.
+#[derive(Debug, Clone)]
+enum Source {
+    Peer(PeerSet),
+    Shards(ShardedSet),
+}
+
+impl Source {
+    /// The set of the first peer, or of the only one.
+    fn first(&self) -> Result<&PeerSet, WorkerError> {
+        match self {
+            Self::Peer(set) => check_published(set.name()).map(|()| set),
+            Self::Shards(sharded) => sharded.first(),
+        }
+    }
+}
+
 /// How far a stream is.
 #[derive(Clone)]
 struct Place {
-    set: PeerSet,
+    source: Source,
     policy: Policy,
     /// The version that was returned last.
     held: Option<Snapshot>,
@@ -233,14 +242,18 @@ struct Place {
 impl Place {
     /// Waits for the next version, and moves it.
     async fn next(mut self) -> (Self, Result<Moved, WorkerError>) {
-        let worker = self.set.peer.worker.clone();
+        let set = match self.source.first() {
+            Ok(first) => first.clone(),
+            Err(error) => return (self, Err(error)),
+        };
+        let worker = &set.peer.worker;
         loop {
             if let Err(over) = worker.check_runs() {
                 return (self, Err(over));
             }
             tokio::task::coop::consume_budget().await;
             self.pause.sleep(&**worker.runtime()).await;
-            match self.attempt().await {
+            match self.attempt(&set).await {
                 Ok(Some(moved)) => {
                     (self.pause, self.catches_up) = (Pause::default(), false);
                     self.floor = Some(moved.snapshot.version());
@@ -257,8 +270,7 @@ impl Place {
                         return (self, Err(error));
                     }
                     if is_first {
-                        let (peer, set) = (self.set.peer.name(), self.set.name());
-                        log!(WARN, peer, set, %error, "the publisher of a set is lost; asking again");
+                        warn_of_loss(&set, &error);
                     }
                 }
             }
@@ -266,40 +278,38 @@ impl Place {
     }
 
     /// Waits for a head, and moves a version of it. `None` if no version is wanted.
-    async fn attempt(&mut self) -> Result<Option<Moved>, NotMoved> {
-        check_published(self.set.name())?;
-        let link = self.set.link().await?;
-        match self.attempt_over(&link).await {
+    async fn attempt(&mut self, set: &PeerSet) -> Result<Option<Moved>, NotMoved> {
+        if let Source::Shards(sharded) = &self.source {
+            return Ok(sharded.next(self.floor, self.held.as_ref()).await.map(Some)?);
+        }
+        let link = set.link().await?;
+        match self.attempt_over((set, &link)).await {
             // The peer is not lost.
             Err(NotMoved::Failed(WorkerError::PeerLost { .. })) if link.is_replaced() => Ok(None),
             attempted => attempted,
         }
     }
 
-    async fn attempt_over(&mut self, link: &Link) -> Result<Option<Moved>, NotMoved> {
+    async fn attempt_over(&mut self, (set, link): (&PeerSet, &Link)) -> Result<Option<Moved>, NotMoved> {
         let (incarnation, version) = (self.incarnation, self.floor.unwrap_or_default());
-        let head = self.set.head(link, Wanted::NewerThan { incarnation, version }).await?;
+        let head = set.head(link, Wanted::NewerThan { incarnation, version }).await?;
         self.pause = Pause::default();
         let is_restarted = self.incarnation != head.incarnation();
         self.incarnation = head.incarnation();
         if let Some(held) = self.floor.filter(|&held| head.newest.version() <= held) {
             return match head.newest.version() {
-                offered if offered < held && is_restarted => Err(self.went_back(held, offered).into()),
+                offered if offered < held && is_restarted => Err(went_back(set, held, offered).into()),
                 _ if is_restarted => Ok(None),
-                _ => Err(self.set.misbehaved("a version is not newer than the one before").into()),
+                _ => Err(set.misbehaved("a version is not newer than the one before").into()),
             };
         }
-        let target = self.target(&head)?;
-        let moved = self.set.moved(link, (&head, &target), self.held.as_ref()).await?;
+        let target = self.target(set, &head)?;
+        let moved = set.moved(link, (&head, &target), self.held.as_ref()).await?;
         Ok(Some(moved))
     }
 
-    fn went_back(&self, held: u64, offered: u64) -> WorkerError {
-        WorkerError::WentBack { transfer: self.set.transfer().name(), held, offered }
-    }
-
     /// The version to move.
-    fn target(&mut self, head: &Head) -> Result<VersionHead, WorkerError> {
+    fn target(&mut self, set: &PeerSet, head: &Head) -> Result<VersionHead, WorkerError> {
         let (Policy::Every, Some(held), false) = (self.policy, self.floor, self.catches_up) else {
             return Ok(head.newest);
         };
@@ -308,22 +318,13 @@ impl Place {
         };
         if head.base_of_before() > held {
             self.catches_up = true;
-            let (transfer, newest) = (self.set.transfer().name(), head.newest.version());
+            let (transfer, newest) = (set.transfer().name(), head.newest.version());
             return Err(WorkerError::Superseded { transfer, held, newest });
         }
         Ok(*before)
     }
 }
 
-/// Whether the peer may come back after this error.
-pub(super) fn is_loss(error: &WorkerError) -> bool {
-    match error {
-        WorkerError::PeerLost { loss, .. } => {
-            !matches!(loss, PeerLoss::Misbehaved | PeerLoss::NameTaken | PeerLoss::ShutDownHere)
-        }
-        WorkerError::NoFabric { .. } | WorkerError::NoAddress { .. } => true,
-        WorkerError::Control(_) | WorkerError::Fabric(_) => true,
-        WorkerError::Remote { status, .. } => matches!(status.code, Code::Unavailable | Code::Cancelled),
-        _ => false,
-    }
+fn went_back(set: &PeerSet, held: u64, offered: u64) -> WorkerError {
+    WorkerError::WentBack { transfer: set.transfer().name(), held, offered }
 }

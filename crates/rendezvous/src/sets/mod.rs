@@ -30,6 +30,7 @@ mod fetching;
 mod following;
 mod listing;
 mod plan;
+mod publisher_loss;
 mod room;
 mod shard;
 mod shard_plan;

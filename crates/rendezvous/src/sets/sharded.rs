@@ -18,8 +18,8 @@ use tensorwire_protocol::{SetContent, Wanted, slice::Slice};
 use crate::{
     error::WorkerError,
     sets::{
-        fetching::{Link, Move, NotMoved, PeerSet},
-        following::{Pause, is_loss},
+        fetching::{Link, Move, Moved, NotMoved, PeerSet, Volume},
+        publisher_loss::{Pause, is_loss, warn_of_loss},
         shard_plan::{Misfit, Offer, Piece, Planned, plan},
         slices::entry,
         snapshot::{Origin, Snapshot},
@@ -156,37 +156,29 @@ impl ShardedSet {
         let first = self.first()?;
         let what = || format!("fetching the parts of the set `{}`", first.name());
         let hint = "do all peers run, and do they commit the same version of this set?";
-        first.peer.worker.within(first.limit, what, hint, pin!(self.next(None))).await
+        let moved = first.peer.worker.within(first.limit, what, hint, pin!(self.next(None, None))).await;
+        moved.map(|moved| moved.snapshot)
     }
 
-    /// Waits for a version above that of `held`, and fetches it. Contents that have not changed are not moved again: tensors without
-    /// a change are shared with `held`, and unchanged pieces of others are copied. It has no deadline.
-    ///
-    /// # Errors
-    /// As [`fetch`](Self::fetch). Peers that have restarted below the version of `held` are waited for; `fetch` takes
-    /// what they have.
-    ///
-    /// # Cancel safety
-    /// As [`fetch`](Self::fetch).
-    pub async fn newer_than(&self, held: &Snapshot) -> Result<Snapshot, WorkerError> {
-        self.first()?.peer.worker.check_runs()?;
-        self.next(Some(held)).await
-    }
-
-    fn first(&self) -> Result<&PeerSet, WorkerError> {
+    pub(super) fn first(&self) -> Result<&PeerSet, WorkerError> {
         self.parts.iter().try_for_each(|part| check_published(&part.name))?;
         let remedy = "a sharded set has at least one peer".to_owned();
         self.parts.first().ok_or(WorkerError::Config { field: "peers", value: "none".to_owned(), remedy })
     }
 
-    async fn next(&self, held: Option<&Snapshot>) -> Result<Snapshot, WorkerError> {
+    /// Waits for a version above `floor`, and moves what differs from `held`.
+    pub(super) async fn next(
+        &self,
+        floor: Option<u64>,
+        held: Option<&Snapshot>,
+    ) -> Result<Moved, WorkerError> {
         let mut seen = vec![Seen::default(); self.parts.len()];
         let mut pause = Pause::default();
         loop {
             tokio::task::coop::consume_budget().await;
-            let version = self.complete(&mut seen, held.map(Snapshot::version)).await?;
+            let version = self.complete(&mut seen, floor).await?;
             match self.moved(version, &seen, held).await {
-                Ok(snapshot) => return Ok(snapshot),
+                Ok(moved) => return Ok(moved),
                 Err(NotMoved::Failed(error)) if !is_loss(&error) => return Err(error),
                 Err(NotMoved::Superseded) => {}
                 Err(NotMoved::Failed(_)) => {
@@ -260,6 +252,9 @@ impl ShardedSet {
                 match asked.await {
                     Ok(head) => return Ok((at, head)),
                     Err(error) if is_loss(&error) => {
+                        if pause.is_none() {
+                            warn_of_loss(&set, &error);
+                        }
                         pause.lengthen();
                         pause.sleep(&**set.peer.worker.runtime()).await;
                     }
@@ -269,23 +264,24 @@ impl ShardedSet {
         }
     }
 
-    async fn moved(
-        &self,
-        version: u64,
-        seen: &[Seen],
-        held: Option<&Snapshot>,
-    ) -> Result<Snapshot, NotMoved> {
+    async fn moved(&self, version: u64, seen: &[Seen], held: Option<&Snapshot>) -> Result<Moved, NotMoved> {
         let parts = self.parts.iter().zip(seen);
         let parts = parts.map(|(set, seen)| async move {
             let target = seen.version(version).ok_or(NotMoved::Superseded)?;
             let link = set.link().await?;
-            let (manifest, _) = Move::new(set, &link).manifest(target, None).await?;
-            Ok::<_, NotMoved>(Part { set, link, edition: target.1.edition(), manifest })
+            let mut move_ = Move::new(set, &link);
+            let (manifest, _) = move_.manifest(target, None).await?;
+            let volume = move_.volume;
+            Ok::<_, NotMoved>((Part { set, link, edition: target.1.edition(), manifest }, volume))
         });
-        let parts = try_join_all(parts).await?;
+        let (parts, volumes): (Vec<_>, Vec<_>) = try_join_all(parts).await?.into_iter().unzip();
         let planned = self.planned(&parts)?;
         let made: Vec<_> = planned.iter().map(|(name, planned)| made(&parts, name, planned, held)).collect();
         let made: Vec<_> = stream::iter(made).buffered(TENSORS_AT_A_TIME).try_collect().await?;
+        let mut volume = Volume::default();
+        volumes.into_iter().chain(made.iter().map(|made| made.volume)).for_each(|other| volume.add(other));
+        let names = planned.iter().zip(&made).filter(|(_, made)| made.is_changed);
+        let changed = names.map(|((name, _), _)| name.clone()).collect();
         let entries = planned.into_iter().map(|(name, planned)| ManifestEntry {
             name,
             metadata: planned.metadata,
@@ -294,7 +290,8 @@ impl ShardedSet {
             checksum: None,
         });
         let manifest = Manifest { incarnation: 0, entries: entries.collect() };
-        Ok(Snapshot::of_shards(version, manifest, made.into_iter().unzip()))
+        let contents = made.into_iter().map(|made| (made.tensor, made.origins)).unzip();
+        Ok(Moved { snapshot: Snapshot::of_shards(version, manifest, contents), changed, volume })
     }
 
     /// How each tensor is made, sorted by name.
@@ -352,27 +349,37 @@ fn misfit(parts: &[Part<'_>], name: &str, misfit: &Misfit) -> WorkerError {
     WorkerError::Config { field: "shards", value: name.to_owned(), remedy }
 }
 
-/// The tensor called `name`, and the origins of its pieces.
+/// A tensor of a version.
+struct Made {
+    tensor: Tensor,
+    /// Of its pieces.
+    origins: Vec<Origin>,
+    is_changed: bool,
+    volume: Volume,
+}
+
+/// The tensor called `name`.
 async fn made(
     parts: &[Part<'_>],
     name: &str,
     planned: &Planned,
     held: Option<&Snapshot>,
-) -> Result<(Tensor, Vec<Origin>), NotMoved> {
+) -> Result<Made, NotMoved> {
     let origins: Vec<_> = planned.pieces.iter().filter_map(|piece| origin(parts, name, piece)).collect();
     let held = held.and_then(|held| held.with_origins(name));
     let held = held.filter(|(tensor, _)| *tensor.metadata() == planned.metadata);
     if let Some((tensor, before)) = held
         && before == origins
     {
-        return Ok((tensor.clone(), origins));
+        return Ok(Made { tensor: tensor.clone(), origins, is_changed: false, volume: Volume::default() });
     }
     let shape = planned.metadata.shape.dimensions();
     let whole = Slice::whole(shape);
     if let [piece] = &*planned.pieces
         && piece.into == whole
     {
-        return Ok((moved_piece(parts, name, piece).await?, origins));
+        let (tensor, volume) = moved_piece(parts, name, piece).await?;
+        return Ok(Made { tensor, origins, is_changed: true, volume });
     }
     let pool = parts.first().ok_or(NotMoved::Superseded)?.set.peer.worker.receive_pool();
     let mut buffer = pool.alloc(planned.metadata.byte_length as usize).await.map_err(WorkerError::from)?;
@@ -382,10 +389,12 @@ async fn made(
         let piece = &origin.piece;
         if is_held(origin) { Ok(None) } else { moved_piece(parts, name, piece).await.map(Some) }
     });
+    let mut volume = Volume::default();
     for (origin, received) in origins.iter().zip(try_join_all(pieces).await?) {
         let into = Place { slice: &origin.piece.into, shape };
         match (received, held) {
-            (Some(tensor), _) => {
+            (Some((tensor, moved)), _) => {
+                volume.add(moved);
                 let dense = Slice::whole(tensor.shape());
                 let from = Place { slice: &dense, shape: tensor.shape() };
                 copy((tensor.bytes(), from), (&mut buffer, into), bytes).await;
@@ -394,7 +403,8 @@ async fn made(
             (None, None) => {}
         }
     }
-    Ok((Tensor::received(planned.metadata.clone(), buffer.freeze(), None), origins))
+    let tensor = Tensor::received(planned.metadata.clone(), buffer.freeze(), None);
+    Ok(Made { tensor, origins, is_changed: true, volume })
 }
 
 /// Which content a piece is.
@@ -405,9 +415,12 @@ fn origin(parts: &[Part<'_>], name: &str, piece: &Piece) -> Option<Origin> {
     Some(Origin { incarnation, stamp, piece: piece.clone() })
 }
 
-async fn moved_piece(parts: &[Part<'_>], name: &str, piece: &Piece) -> Result<Tensor, NotMoved> {
+async fn moved_piece(parts: &[Part<'_>], name: &str, piece: &Piece) -> Result<(Tensor, Volume), NotMoved> {
     let part = parts.get(piece.publisher).ok_or(NotMoved::Superseded)?;
     let (number, entry) = entry(&part.manifest, name).ok_or(NotMoved::Superseded)?;
     let content = SetContent { edition: part.edition, number, is_last: false };
-    part.set.part(&part.link, (content, &entry.metadata), &piece.from).await
+    let moved = part.set.part(&part.link, (content, &entry.metadata), &piece.from).await?;
+    let mut volume = Volume::default();
+    volume.count((part.set, &part.link), &moved);
+    Ok((moved, volume))
 }

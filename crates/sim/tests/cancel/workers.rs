@@ -43,7 +43,7 @@ pub(super) const CASES: [&str; 30] = [
     "recv_outputs",
     "recv_timeout",
     "recv_with",
-    "shards_newer_than",
+    "follow_shards",
     "shutdown",
     "start",
     "wait_for_peer",
@@ -273,16 +273,18 @@ fn s3_a_sharded_fetch_given_up_leaves_nothing_behind() {
         let fetched = polled(polls, ShardedSet::new([two.peer.set("w")]).fetch()).await;
         fetched.map(|snapshot| two.handle.verify(2, snapshot.unwrap().get("t").unwrap().bytes())).is_some()
     });
-    every_k_beside_fetches("shards_newer_than", &async |two, polls| {
+    every_k_beside_fetches("follow_shards", &async |two, polls| {
         let (own, set) = (two.server.set("w"), ShardedSet::new([two.peer.set("w")]));
         let next = own.version().unwrap_or(0) + 1;
         own.commit(next, [("t", Tensor::from_values(two.server.pool(), &[1], &[next]).unwrap())])
             .await
             .unwrap();
-        let held = set.fetch().await.unwrap();
+        let mut versions = set.follow();
+        versions.next().await.unwrap().unwrap().apply();
         own.commit(next + 1, [("t", two.tensor(2))]).await.unwrap();
-        let fetched = polled(polls, set.newer_than(&held)).await;
-        fetched.map(|snapshot| two.handle.verify(2, snapshot.unwrap().get("t").unwrap().bytes())).is_some()
+        let polled = polled(polls, versions.next()).await;
+        let staged = polled.map(|staged| staged.unwrap().unwrap());
+        staged.map(|staged| two.handle.verify(2, staged.apply().get("t").unwrap().bytes())).is_some()
     });
 }
 
