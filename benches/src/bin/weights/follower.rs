@@ -123,7 +123,8 @@ pub(crate) async fn run(given: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-fn lines() -> mpsc::Receiver<String> {
+/// The orders of the parent.
+pub(crate) fn lines() -> mpsc::Receiver<String> {
     let (give, lines) = mpsc::channel(1);
     std::thread::spawn(move || {
         for line in std::io::stdin().lines().map_while(Result::ok) {

@@ -1,10 +1,11 @@
 //! Weights from one process to several: a set whose elements change in part, to processes that follow it, that fetch it whole, and that pull
-//! its tensors from a service written with tonic, in turns.
+//! its tensors from a service written with tonic, in turns. With `--shards` a set of several processes to several others.
 
 #![allow(clippy::disallowed_methods)] // it measures real time on tokio's runtime
 
 mod follower;
 mod publisher;
+mod shards;
 
 use std::time::Duration;
 
@@ -14,11 +15,13 @@ use tensorwire::FabricKind;
 use crate::{
     follower::{FOLLOW, Follower, Order},
     publisher::{Change, Publisher},
+    shards::SHARDS,
 };
 
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
-/// Measures how long a new version of a set takes from its commit until every follower has applied it.
+/// Measures how long a new version of a set takes from its commit until every follower has applied it, or with `--shards` how long the
+/// parts of a set that several processes publish take until every follower has them in its own layout.
 #[derive(Debug, Parser)]
 struct Arguments {
     /// Between processes of this host, or over loopback.
@@ -36,6 +39,12 @@ struct Arguments {
     /// Measurements of each row. The median is printed.
     #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
+    /// Measures sets of which several processes publish parts: rows, columns, and rows of fused matrices.
+    #[arg(long)]
+    shards: bool,
+    /// Processes that publish parts.
+    #[arg(long, requires = "shards", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=16))]
+    publishers: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -72,7 +81,13 @@ fn main() -> Result<(), Failure> {
     if let Ok(given) = std::env::var(FOLLOW) {
         return runtime.block_on(follower::run(&given));
     }
+    if let Ok(given) = std::env::var(SHARDS) {
+        return runtime.block_on(async { tokio::spawn(async move { shards::run(&given).await }).await? });
+    }
     let arguments = Arguments::parse();
+    if arguments.shards {
+        return shards::measure(&arguments);
+    }
     runtime.block_on(async { tokio::spawn(measure(arguments)).await? })
 }
 

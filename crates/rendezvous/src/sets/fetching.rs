@@ -63,19 +63,18 @@ pub(super) struct Volume {
 }
 
 impl Volume {
-    /// Counts a content of `set` that came over `link`.
-    pub(super) fn count(&mut self, (set, link): (&PeerSet, &Link), content: &Tensor) {
+    /// Of a content of `set` that came over `link`.
+    pub(super) fn of((set, link): (&PeerSet, &Link), content: &Tensor) -> Self {
         let is_view = link.lends(set.sharing) && content.buf().is_foreign();
-        if !matches!(link, Link::Own) && !is_view {
-            self.bytes = self.bytes.saturating_add(content.bytes().len() as u64);
-            self.copies += 1;
+        match matches!(link, Link::Own) || is_view {
+            true => Self::default(),
+            false => Self { bytes: content.bytes().len() as u64, copies: 1 },
         }
     }
 
-    /// Adds what was moved elsewhere.
-    pub(super) fn add(&mut self, other: Self) {
-        self.bytes = self.bytes.saturating_add(other.bytes);
-        self.copies += other.copies;
+    /// Both together.
+    pub(super) fn and(self, other: Self) -> Self {
+        Self { bytes: self.bytes.saturating_add(other.bytes), copies: self.copies + other.copies }
     }
 }
 
@@ -356,7 +355,7 @@ impl<'a> Move<'a> {
     /// Bytes that the publisher has encoded.
     async fn bytes(&mut self, (content, bytes): (SetContent, u64)) -> Result<Tensor, NotMoved> {
         if matches!(self.link, Link::Connected(_)) {
-            self.volume.add(Volume { bytes, copies: 0 });
+            self.volume = self.volume.and(Volume { bytes, copies: 0 });
         }
         self.set.content(self.link, (content, bytes_of(bytes)), ReceiveOptions::default()).await
     }
@@ -414,7 +413,8 @@ impl<'a> Move<'a> {
         });
         let contents = pin!(try_join_all(contents));
         let contents = set.unless_starved(link, contents).await?;
-        contents.iter().for_each(|content| self.volume.count((set, link), content));
+        let volumes = contents.iter().map(|content| Volume::of((set, link), content));
+        self.volume = volumes.fold(self.volume, Volume::and);
         Ok(contents)
     }
 

@@ -49,7 +49,7 @@ pub(crate) enum Misfit {
     Wanted(&'static str),
 }
 
-/// How a tensor is made of what the publishers have of it. Of several that have the whole tensor, `spread` chooses one.
+/// How a tensor is made of what the publishers have of it. Of several that have exactly the same part, `spread` chooses one.
 pub(crate) fn plan(offers: &[Offer<'_>], wanted: Option<Wanted<'_>>, spread: u64) -> Result<Planned, Misfit> {
     let first = offers.first().ok_or(Misfit::Wanted("nobody has the tensor"))?;
     let whole = whole_shape(first);
@@ -118,27 +118,19 @@ fn result_shape(whole: &[u64], (axis, ranges): Wanted<'_>) -> Result<Vec<u64>, M
 
 /// The boxes of the whole tensor that publishers have. Each element is in one box.
 fn sources(offers: &[Offer<'_>], whole: &[u64], spread: u64) -> Result<Vec<Source>, Misfit> {
-    let is_all = |offer: &&Offer<'_>| {
-        offer.sharding.is_none_or(|sharding| elements(&sharding.ranges) == sharding.length)
-    };
-    let replicas: Vec<_> = offers.iter().filter(is_all).collect();
-    if replicas.len() == offers.len()
-        && let Some(chosen) = replicas.get((spread % replicas.len().max(1) as u64) as usize)
-    {
-        let publisher = chosen.publisher;
-        return Ok(vec![Source { publisher, part: Slice::whole(whole), axis: 0, at: 0 }]);
-    }
     let axis = offers.iter().find_map(|offer| Some(offer.sharding?.axis)).unwrap_or_default();
     let length = whole.get(axis).copied().unwrap_or_default();
-    let all = 0..length;
-    let mut ranges: Vec<_> = offers
+    let parts = chosen(offers, length, spread);
+    if let [(ranges, offer)] = &*parts
+        && elements(ranges) == length
+    {
+        let publisher = offer.publisher;
+        return Ok(vec![Source { publisher, part: Slice::whole(whole), axis: 0, at: 0 }]);
+    }
+    let ranges = parts
         .iter()
-        .flat_map(|offer| {
-            let ranges = offer.sharding.map_or(slice::from_ref(&all), |sharding| &sharding.ranges);
-            placed(ranges).map(|(range, at)| (range.clone(), offer.publisher, at))
-        })
-        .filter(|(range, ..)| !range.is_empty())
-        .collect();
+        .flat_map(|(ranges, offer)| placed(ranges).map(|(range, at)| (range.clone(), offer.publisher, at)));
+    let mut ranges: Vec<_> = ranges.collect();
     ranges.sort_by_key(|(range, publisher, _)| (range.start, range.end, *publisher));
     covers(&ranges, length)?;
     let sources = ranges.into_iter().flat_map(|(range, publisher, at)| {
@@ -146,6 +138,35 @@ fn sources(offers: &[Offer<'_>], whole: &[u64], spread: u64) -> Result<Vec<Sourc
         boxes.into_iter().map(move |part| Source { publisher, part, axis, at })
     });
     Ok(sources.collect())
+}
+
+/// The parts of a dimension of `length` elements that publishers have, and of those who have exactly the same part one for each.
+fn chosen<'a>(offers: &'a [Offer<'a>], length: u64, spread: u64) -> Vec<(Vec<Range<u64>>, &'a Offer<'a>)> {
+    let all = 0..length;
+    let mut parts = Vec::<(_, Vec<_>)>::new();
+    for offer in offers {
+        let ranges = merged(offer.sharding.map_or(slice::from_ref(&all), |sharding| &sharding.ranges));
+        match parts.iter_mut().find(|(known, _)| *known == ranges) {
+            Some((_, replicas)) => replicas.push(offer),
+            None => parts.push((ranges, vec![offer])),
+        }
+    }
+    let parts = parts.into_iter().filter_map(|(ranges, replicas)| {
+        Some((ranges, *replicas.get((spread % replicas.len().max(1) as u64) as usize)?))
+    });
+    parts.collect()
+}
+
+/// The same elements, without empty ranges, and as one range where one ends at the next.
+fn merged(ranges: &[Range<u64>]) -> Vec<Range<u64>> {
+    let mut merged: Vec<Range<u64>> = Vec::with_capacity(ranges.len());
+    for range in ranges.iter().filter(|range| !range.is_empty()) {
+        match merged.last_mut() {
+            Some(last) if last.end == range.start => last.end = range.end,
+            _ => merged.push(range.clone()),
+        }
+    }
+    merged
 }
 
 /// Checks that the ranges, which are sorted, follow each other from 0 to `length`.
@@ -263,7 +284,7 @@ mod tests {
             whole in proptest::collection::vec(0..7_u64, 1..4),
             (source_axis, target_axis) in (0..3_usize, 0..3_usize),
             cuts in proptest::collection::vec(any::<u64>(), 0..8),
-            owners in proptest::collection::vec(0..3_usize, 9),
+            (owners, replicas) in (proptest::collection::vec(0..3_usize, 9), 3..7_usize),
             (wanted_cuts, is_wanted) in (proptest::collection::vec(any::<u64>(), 0..6), any::<[bool; 7]>()),
         ) {
             let (source_axis, target_axis) = (source_axis % whole.len(), target_axis % whole.len());
@@ -278,9 +299,11 @@ mod tests {
                 shape[source_axis] = elements(ranges);
                 metadata(DataType::U16, &shape)
             }).collect();
-            let offers: Vec<_> = (0..3).map(|publisher| {
-                shardings[publisher].check(shapes[publisher].shape.dimensions()).unwrap();
-                Offer { publisher, metadata: &shapes[publisher], sharding: Some(&shardings[publisher]) }
+            // Those from the fourth on have the same as the first ones.
+            let offers: Vec<_> = (0..replicas).map(|publisher| {
+                let (metadata, sharding) = (&shapes[publisher % 3], &shardings[publisher % 3]);
+                sharding.check(metadata.shape.dimensions()).unwrap();
+                Offer { publisher, metadata, sharding: Some(sharding) }
             }).collect();
             let ranges: Vec<_> = divided(whole[target_axis], &wanted_cuts).into_iter().zip(is_wanted)
                 .filter_map(|(range, is_wanted)| is_wanted.then_some(range)).collect();
@@ -291,8 +314,8 @@ mod tests {
             let mut result = vec![None; expected.len()];
             let mut moved = 0;
             for Piece { publisher, from, into } in &planned.pieces {
-                let tensor = part(&whole, source_axis, &parts[*publisher]);
-                let sources = from.runs(shapes[*publisher].shape.dimensions()).flatten();
+                let tensor = part(&whole, source_axis, &parts[publisher % 3]);
+                let sources = from.runs(shapes[publisher % 3].shape.dimensions()).flatten();
                 let places: Vec<_> = into.runs(planned.metadata.shape.dimensions()).flatten().collect();
                 let values: Vec<_> = sources.map(|at| tensor[at as usize]).collect();
                 prop_assert_eq!(values.len(), places.len());
@@ -323,6 +346,29 @@ mod tests {
         let scalar = metadata(DataType::F32, &[]);
         let offer = Offer { publisher: 0, metadata: &scalar, sharding: None };
         assert_eq!(plan(&[offer], None, 0).unwrap().pieces.len(), 1);
+    }
+
+    #[test]
+    fn equal_parts_are_replicas_and_each_name_takes_one_of_each() {
+        let (low, split, high) =
+            (sharding(0, 10, &[0..4]), sharding(0, 10, &[0..1, 1..4]), sharding(0, 10, &[4..10]));
+        let (four, six) = (metadata(DataType::F32, &[4, 3]), metadata(DataType::F32, &[6, 3]));
+        let parts = [(&low, &four), (&high, &six), (&split, &four), (&high, &six)];
+        let offers = parts.iter().enumerate().map(|(publisher, (sharding, metadata))| Offer {
+            publisher,
+            metadata,
+            sharding: Some(sharding),
+        });
+        let offers: Vec<_> = offers.collect();
+        let publishers = |spread| {
+            let planned = plan(&offers, None, spread).unwrap();
+            planned.pieces.iter().map(|piece| piece.publisher).collect::<Vec<_>>()
+        };
+        assert_eq!((publishers(0), publishers(1)), (vec![0, 1], vec![2, 3]));
+        // Parts that share only some elements are none.
+        let other = Offer { publisher: 4, metadata: &four, sharding: Some(&sharding(0, 10, &[0..3, 9..10])) };
+        let planned = plan(&[&*offers, &[other]].concat(), None, 0);
+        assert_eq!(planned, Err(Misfit::Overlap(4, 0, 0..3)));
     }
 
     #[test]

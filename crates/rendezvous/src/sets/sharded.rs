@@ -9,11 +9,12 @@ use std::{
 };
 
 use futures::{
-    StreamExt as _, TryStreamExt as _,
+    StreamExt as _, TryFutureExt as _, TryStreamExt as _,
     future::{Either, select, try_join_all},
     stream::{self, FuturesUnordered},
 };
 use tensorwire_protocol::{SetContent, Wanted, slice::Slice};
+use tokio::sync::OnceCell;
 
 use crate::{
     error::WorkerError,
@@ -25,11 +26,12 @@ use crate::{
         snapshot::{Origin, Snapshot},
     },
     values::{
-        cut::{Place, copy},
+        cut::{Cut, Place},
         published::check_published,
         sets::manifest::{Head, Manifest, ManifestEntry, VersionHead},
         tensor::Tensor,
     },
+    worker::fetch::slice::unfit,
 };
 
 /// Tensors that are made at a time.
@@ -65,8 +67,8 @@ impl Layout {
 /// A set of which several peers have parts: each commits its own [shards](crate::Tensor::shard) of the tensors under the same version.
 /// Cheap to clone.
 ///
-/// A version is complete when all peers have it. Each element is moved once, from a peer that has it. A tensor that all its
-/// publishers have whole is fetched from one of them.
+/// A version is complete when all peers have it. Each element is moved once, from a peer that has it. Publishers that have exactly the
+/// same part of a tensor, or all of it, are replicas: the part is fetched from one of them.
 ///
 /// ```
 /// use tensorwire::{Tensor, Worker, sets::ShardedSet};
@@ -142,13 +144,13 @@ impl ShardedSet {
     /// ([`PeerSet::timeout`]).
     ///
     /// # Memory
-    /// A tensor that is made of several pieces takes memory for the pieces and for the result while it is made; up to
-    /// 8 are made at a time.
+    /// A tensor that is made of several pieces takes memory for the pieces that were moved and for the result while it is made; up to
+    /// 8 are made at a time. On one host the pieces are copied out of the peers' memory.
     ///
     /// # Errors
     /// [`WorkerError::Incomplete`] if some peers do not have a version that the others have, or have none, for the worker's
-    /// [`liveness`](crate::WorkerBuilder::liveness); [`WorkerError::Config`] with the field `shards` if parts overlap, are missing or
-    /// differ in their element types, which names two of the peers; otherwise as [`PeerSet::fetch`].
+    /// [`liveness`](crate::WorkerBuilder::liveness); [`WorkerError::Config`] with the field `shards` if parts that differ overlap,
+    /// are missing or differ in their element types, which names two of the peers; otherwise as [`PeerSet::fetch`].
     ///
     /// # Cancel safety
     /// Cancel-safe: nothing is lost by dropping the future.
@@ -278,8 +280,8 @@ impl ShardedSet {
         let planned = self.planned(&parts)?;
         let made: Vec<_> = planned.iter().map(|(name, planned)| made(&parts, name, planned, held)).collect();
         let made: Vec<_> = stream::iter(made).buffered(TENSORS_AT_A_TIME).try_collect().await?;
-        let mut volume = Volume::default();
-        volumes.into_iter().chain(made.iter().map(|made| made.volume)).for_each(|other| volume.add(other));
+        let volumes = volumes.into_iter().chain(made.iter().map(|made| made.volume));
+        let volume = volumes.fold(Volume::default(), Volume::and);
         let names = planned.iter().zip(&made).filter(|(_, made)| made.is_changed);
         let changed = names.map(|((name, _), _)| name.clone()).collect();
         let entries = planned.into_iter().map(|(name, planned)| ManifestEntry {
@@ -375,36 +377,52 @@ async fn made(
     }
     let shape = planned.metadata.shape.dimensions();
     let whole = Slice::whole(shape);
+    let worker = &parts.first().ok_or(NotMoved::Superseded)?.set.peer.worker;
+    let pool = worker.receive_pool();
+    let contents: Vec<_> = parts.iter().map(|_| OnceCell::new()).collect();
     if let [piece] = &*planned.pieces
         && piece.into == whole
     {
-        let (tensor, volume) = moved_piece(parts, name, piece).await?;
-        return Ok(Made { tensor, origins, is_changed: true, volume });
+        let (cut, volume) = moved_piece(parts, name, piece, &contents).await?;
+        let tensor = cut.made(pool).await.map_err(WorkerError::from)?;
+        return Ok(Made {
+            tensor,
+            origins,
+            is_changed: true,
+            volume: volume.and(whole_contents(parts, &contents)),
+        });
     }
-    let pool = parts.first().ok_or(NotMoved::Superseded)?.set.peer.worker.receive_pool();
     let mut buffer = pool.alloc(planned.metadata.byte_length as usize).await.map_err(WorkerError::from)?;
-    let bytes = (planned.metadata.dtype.bits() / 8) as usize;
-    let is_held = |origin: &Origin| held.is_some_and(|(_, before)| before.contains(origin));
-    let pieces = origins.iter().map(|origin| async move {
-        let piece = &origin.piece;
-        if is_held(origin) { Ok(None) } else { moved_piece(parts, name, piece).await.map(Some) }
+    let is_held = |origin: &&Origin| held.is_some_and(|(_, before)| before.contains(origin));
+    let (kept, changed): (Vec<_>, Vec<_>) = origins.iter().partition(is_held);
+    let pieces = changed.into_iter().map(|Origin { piece, .. }| {
+        moved_piece(parts, name, piece, &contents).map_ok(|cut| (cut, Place { slice: &piece.into, shape }))
     });
+    let mut pieces: FuturesUnordered<_> = pieces.collect();
     let mut volume = Volume::default();
-    for (origin, received) in origins.iter().zip(try_join_all(pieces).await?) {
-        let into = Place { slice: &origin.piece.into, shape };
-        match (received, held) {
-            (Some((tensor, moved)), _) => {
-                volume.add(moved);
-                let dense = Slice::whole(tensor.shape());
-                let from = Place { slice: &dense, shape: tensor.shape() };
-                copy((tensor.bytes(), from), (&mut buffer, into), bytes).await;
-            }
-            (None, Some((tensor, _))) => copy((tensor.bytes(), into), (&mut buffer, into), bytes).await,
-            (None, None) => {}
+    // Each is copied while the others are on their way.
+    while let Some(((cut, moved), place)) = pieces.try_next().await? {
+        volume = volume.and(moved);
+        cut.copied(&mut buffer, place).await;
+    }
+    drop(pieces);
+    volume = volume.and(whole_contents(parts, &contents));
+    for Origin { piece, .. } in kept {
+        if let Some((tensor, _)) = held {
+            let cut = Cut::new(tensor, &piece.into).map_err(|invalid| unfit(&piece.into, &invalid))?;
+            cut.copied(&mut buffer, Place { slice: &piece.into, shape }).await;
         }
     }
     let tensor = Tensor::received(planned.metadata.clone(), buffer.freeze(), None);
     Ok(Made { tensor, origins, is_changed: true, volume })
+}
+
+/// What was moved for whole tensors of publishers.
+fn whole_contents(parts: &[Part<'_>], contents: &[OnceCell<Tensor>]) -> Volume {
+    let moved = parts.iter().zip(contents).filter_map(|(part, content)| Some((part, content.get()?)));
+    moved
+        .map(|(part, content)| Volume::of((part.set, &part.link), content))
+        .fold(Volume::default(), Volume::and)
 }
 
 /// Which content a piece is.
@@ -415,12 +433,22 @@ fn origin(parts: &[Part<'_>], name: &str, piece: &Piece) -> Option<Origin> {
     Some(Origin { incarnation, stamp, piece: piece.clone() })
 }
 
-async fn moved_piece(parts: &[Part<'_>], name: &str, piece: &Piece) -> Result<(Tensor, Volume), NotMoved> {
-    let part = parts.get(piece.publisher).ok_or(NotMoved::Superseded)?;
+/// A piece of the tensor called `name`, and what was moved if it is not a part of a whole tensor. `contents` are the whole
+/// tensors of the publishers, once they were received or viewed.
+async fn moved_piece(
+    parts: &[Part<'_>],
+    name: &str,
+    piece: &Piece,
+    contents: &[OnceCell<Tensor>],
+) -> Result<(Cut, Volume), NotMoved> {
+    let found = parts.get(piece.publisher).zip(contents.get(piece.publisher));
+    let (part, whole) = found.ok_or(NotMoved::Superseded)?;
     let (number, entry) = entry(&part.manifest, name).ok_or(NotMoved::Superseded)?;
     let content = SetContent { edition: part.edition, number, is_last: false };
-    let moved = part.set.part(&part.link, (content, &entry.metadata), &piece.from).await?;
-    let mut volume = Volume::default();
-    volume.count((part.set, &part.link), &moved);
-    Ok((moved, volume))
+    let cut = part.set.part(&part.link, (content, &entry.metadata), &piece.from, whole).await?;
+    let volume = match whole.get() {
+        Some(_) => Volume::default(),
+        None => Volume::of((part.set, &part.link), cut.source()),
+    };
+    Ok((cut, volume))
 }

@@ -3,6 +3,7 @@
 use std::{ops::Range, pin::pin};
 
 use tensorwire_protocol::{Code, Metadata, ReceiveOptions, Scope, SetContent, Status, Wanted, slice::Slice};
+use tokio::sync::OnceCell;
 
 use crate::{
     error::WorkerError,
@@ -80,32 +81,34 @@ impl PeerSet {
         let (number, entry) = found.ok_or_else(|| self.has_no(name, newest.version()))?;
         slice.metadata(&entry.metadata).map_err(|invalid| unfit(slice, &invalid))?;
         let content = SetContent { edition: newest.edition(), number, is_last: true };
-        let received = self.part(&link, (content, &entry.metadata), slice).await?;
-        Ok((newest.version(), received))
+        let cut = self.part(&link, (content, &entry.metadata), slice, &OnceCell::new()).await?;
+        let made = cut.made(self.peer.worker.receive_pool()).await.map_err(WorkerError::from)?;
+        Ok((newest.version(), made))
     }
 
-    /// A slice of a content of a version, which has this metadata.
+    /// A slice of a content of a version, which has this metadata. `whole` is the content, once it was received or viewed.
     pub(super) async fn part(
         &self,
         link: &Link,
-        (content, whole): (SetContent, &Metadata),
+        (content, metadata): (SetContent, &Metadata),
         slice: &Slice,
-    ) -> Result<Tensor, NotMoved> {
-        let is_whole = *slice == Slice::whole(whole.shape.dimensions());
-        if !is_whole && !link.lends(self.sharing) {
-            let metadata = slice.metadata(whole).map_err(|invalid| unfit(slice, &invalid))?;
+        whole: &OnceCell<Tensor>,
+    ) -> Result<Cut, NotMoved> {
+        let is_all = *slice == Slice::whole(metadata.shape.dimensions());
+        if !is_all && !link.lends(self.sharing) {
+            let metadata = slice.metadata(metadata).map_err(|invalid| unfit(slice, &invalid))?;
             let scope = Scope::SetSlice(content);
             // The key of a request for a slice has it.
             let part = Self { name: key(&self.name, slice)?.into(), ..self.clone() };
             let received = part.receive(link, scope, metadata, &ReceiveOptions::default()).await;
-            return received.map_err(NotMoved::of_content);
+            return received.map(Cut::all).map_err(NotMoved::of_content);
         }
-        let received = self.content(link, (content, whole.clone()), self.sharing.into()).await?;
-        if is_whole {
-            return Ok(received);
+        let received = || self.content(link, (content, metadata.clone()), self.sharing.into());
+        let whole = whole.get_or_try_init(received).await?;
+        if is_all {
+            return Ok(Cut::all(whole.clone()));
         }
-        let cut = Cut::new(&received, slice).map_err(|invalid| unfit(slice, &invalid))?;
-        Ok(cut.made(self.peer.worker.receive_pool()).await.map_err(WorkerError::from)?)
+        Ok(Cut::new(whole, slice).map_err(|invalid| unfit(slice, &invalid))?)
     }
 
     fn has_no(&self, name: &str, version: u64) -> WorkerError {

@@ -32,8 +32,22 @@ impl Cut {
         Ok(Self { whole: whole.clone(), slice: slice.clone(), metadata })
     }
 
+    /// All of a tensor.
+    pub(crate) fn all(whole: Tensor) -> Self {
+        let (slice, metadata) = (Slice::whole(whole.shape()), whole.metadata().clone());
+        Self { whole, slice, metadata }
+    }
+
+    /// The tensor that the slice is of.
+    pub(crate) fn source(&self) -> &Tensor {
+        &self.whole
+    }
+
     /// The slice as a part of the tensor's memory, if it is one run of bytes.
     pub(crate) fn shared(&self) -> Option<Tensor> {
+        if self.metadata == *self.whole.metadata() {
+            return Some(self.whole.clone());
+        }
         if self.metadata.byte_length == 0 {
             return Some(Tensor::received(self.metadata.clone(), Buf::empty(), None));
         }
@@ -46,11 +60,15 @@ impl Cut {
     /// The slice in memory of `pool`, when there is room. Other tasks have their turn after every 256 KiB.
     pub(crate) async fn gathered(self, pool: &Pool) -> Result<Tensor, MemoryError> {
         let mut buffer = pool.alloc(self.metadata.byte_length as usize).await?;
-        let dense = Slice::whole(self.metadata.shape.dimensions());
-        let from = Place { slice: &self.slice, shape: self.whole.shape() };
-        let into = Place { slice: &dense, shape: self.metadata.shape.dimensions() };
-        copy((self.whole.bytes(), from), (&mut buffer, into), self.bytes()).await;
+        let shape = self.metadata.shape.dimensions();
+        self.copied(&mut buffer, Place { slice: &Slice::whole(shape), shape }).await;
         Ok(Tensor::received(self.metadata, buffer.freeze(), None))
+    }
+
+    /// Copies the slice into a tensor, to a place of the same lengths.
+    pub(crate) async fn copied(&self, into: &mut BufMut, place: Place<'_>) {
+        let from = Place { slice: &self.slice, shape: self.whole.shape() };
+        copy((self.whole.bytes(), from), (into, place), self.bytes()).await;
     }
 
     /// The slice, without a copy if it is one run of bytes.
@@ -75,7 +93,7 @@ pub(crate) struct Place<'a> {
 }
 
 /// Copies a slice of one tensor to a slice of another, which has the same lengths. Elements are `bytes` long.
-pub(crate) async fn copy(
+async fn copy(
     (from, source): (&[u8], Place<'_>),
     (into, destination): (&mut BufMut, Place<'_>),
     bytes: usize,
