@@ -270,3 +270,86 @@ fn a_part_that_is_missing_for_liveness_is_named() {
         follower.shutdown().await;
     });
 }
+
+/// Bytes of a tensor of which each of two publishers has a half.
+const HALVED: u64 = 128 << 10;
+const HALF: u64 = HALVED / 2;
+
+/// Commits `count` tensors in halves.
+async fn commit_halves(publishers: &[Worker], version: u64, count: u64) {
+    for (at, publisher) in (0..).zip(publishers) {
+        let half = |number| {
+            let values = vec![(version + number) as u8; HALF as usize];
+            let tensor = Tensor::from_values(publisher.pool(), &[HALF], &values).unwrap();
+            (format!("{number}"), tensor.shard(0, HALVED, &[at * HALF..(at + 1) * HALF]))
+        };
+        publisher.set(SET).commit(version, (0..count).map(half)).await.unwrap();
+    }
+}
+
+async fn with_receive_bytes(name: &str, receive_bytes: u64) -> Worker {
+    let follower = on(FabricKind::TCP, name).memory(|memory| memory.receive_bytes = receive_bytes);
+    follower.start().await.unwrap()
+}
+
+#[test]
+fn room_for_the_results_and_the_longest_piece_is_enough_and_less_is_refused() {
+    run(async {
+        const COUNT: u64 = 20;
+        let publishers = workers(FabricKind::TCP, "publisher", 2).await;
+        commit_halves(&publishers, 1, COUNT).await;
+        let needed = COUNT * HALVED + HALF;
+        let follower = with_receive_bytes("follower", needed).await;
+        let set = sharded(&publishers, &follower).await;
+        let mut versions = set.follow();
+        let snapshot = versions.next().await.unwrap().unwrap().apply();
+        for (name, tensor) in snapshot.iter() {
+            let value = 1 + name.parse::<u8>().unwrap();
+            assert!(
+                tensor.bytes().len() as u64 == HALVED && tensor.bytes().iter().all(|byte| *byte == value)
+            );
+        }
+        // Another version does not fit beside that one.
+        commit_halves(&publishers, 2, COUNT).await;
+        let error = versions.next().await.unwrap().unwrap_err();
+        let is_named = matches!(error, WorkerError::VersionTooLarge { version: 2, bytes, held, .. }
+            if [bytes, held] == [needed, COUNT * HALVED]);
+        assert!(is_named, "{error}");
+        let small = with_receive_bytes("small", needed - 1).await;
+        let error = sharded(&publishers, &small).await.fetch().await.unwrap_err();
+        let is_named = matches!(error, WorkerError::VersionTooLarge { version: 2, bytes, held: 0, cap, .. }
+            if [bytes, cap] == [needed, needed - 1]);
+        assert!(is_named && error.to_string().contains("receive_bytes"), "{error}");
+        for worker in publishers.into_iter().chain([follower, small]) {
+            worker.shutdown().await;
+        }
+    });
+}
+
+#[test]
+fn shards_that_wait_for_memory_of_others_end_with_a_message() {
+    run(async {
+        let publishers = workers(FabricKind::TCP, "publisher", 2).await;
+        commit_halves(&publishers, 1, 2).await;
+        let follower = with_receive_bytes("follower", 4 * HALVED).await;
+        let others = follower.receive_pool().try_alloc(3 * HALVED as usize).unwrap();
+        let mut parts = Vec::new();
+        for publisher in &publishers {
+            let peer = follower.peer_at(publisher.address()).await.unwrap();
+            parts.push(peer.set(SET).timeout(Duration::from_millis(100)));
+        }
+        let set = ShardedSet::new(parts);
+        let mut versions = set.follow();
+        for waited in [set.fetch().await.map(drop), versions.next().await.unwrap().map(drop)] {
+            let error = waited.unwrap_err();
+            assert!(matches!(error, WorkerError::DeadlineExceeded { .. }), "{error}");
+            let text = error.to_string();
+            assert!(text.contains("wait for memory") && text.contains("receive_bytes"), "{text}");
+        }
+        drop(others);
+        assert_eq!(versions.next().await.unwrap().unwrap().version(), 1);
+        for worker in publishers.into_iter().chain([follower]) {
+            worker.shutdown().await;
+        }
+    });
+}

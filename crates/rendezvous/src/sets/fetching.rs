@@ -412,7 +412,7 @@ impl<'a> Move<'a> {
             set.content(link, wanted, ReceiveOptions { sharing: set.sharing, awaiting })
         });
         let contents = pin!(try_join_all(contents));
-        let contents = set.unless_starved(link, contents).await?;
+        let contents = set.unless_starved(&[link], contents).await?;
         let volumes = contents.iter().map(|content| Volume::of((set, link), content));
         self.volume = volumes.fold(self.volume, Volume::and);
         Ok(contents)

@@ -29,6 +29,7 @@ mod comparing;
 mod fetching;
 mod following;
 mod listing;
+mod making;
 mod plan;
 mod publisher_loss;
 mod room;

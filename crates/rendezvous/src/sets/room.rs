@@ -15,6 +15,15 @@ use crate::{
     values::sets::manifest::Manifest,
 };
 
+/// Bytes of the receive pool that a tensor of a sharded version takes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Needs {
+    /// For as long as the version exists.
+    pub(super) result: u64,
+    /// For the longest of the pieces, while the tensor is made.
+    pub(super) piece: u64,
+}
+
 impl PeerSet {
     /// Checks that the receive pool can hold what comes in these ways, beside the contents of `held`.
     ///
@@ -26,7 +35,25 @@ impl PeerSet {
         (manifest, ways): (&Manifest, &[Way]),
         held: Option<&Snapshot>,
     ) -> Result<(), WorkerError> {
-        let bytes = pool_bytes(manifest, ways);
+        self.check_bytes(version, pool_bytes(manifest, ways), held)
+    }
+
+    /// As [`check_room`](Self::check_room), for the tensors of a sharded version.
+    pub(super) fn check_room_for_shards(
+        &self,
+        version: u64,
+        needs: impl Iterator<Item = Needs>,
+        held: Option<&Snapshot>,
+    ) -> Result<(), WorkerError> {
+        let all = needs.fold(Needs::default(), |all, Needs { result, piece }| Needs {
+            result: all.result.saturating_add(result),
+            piece: all.piece.max(piece),
+        });
+        // Pieces are copied and freed as they arrive, so room for the longest one is enough.
+        self.check_bytes(version, all.result.saturating_add(all.piece), held)
+    }
+
+    fn check_bytes(&self, version: u64, bytes: u64, held: Option<&Snapshot>) -> Result<(), WorkerError> {
         let held = held.map_or(0, held_bytes);
         let cap = self.peer.worker.receive_pool().cap_bytes();
         if bytes == 0 || bytes.saturating_add(held) <= cap {
@@ -35,28 +62,29 @@ impl PeerSet {
         Err(WorkerError::VersionTooLarge { transfer: self.transfer().name(), version, bytes, held, cap })
     }
 
-    /// Awaits `contents` for as long as bytes arrive over `link`, or memory is free.
+    /// Awaits `contents` for as long as bytes arrive over `links`, or memory is free.
     ///
     /// # Errors
     /// Those of `contents`; [`WorkerError::DeadlineExceeded`] if a request has waited for memory during the deadline of the set, and
     /// nothing has arrived meanwhile.
     pub(super) async fn unless_starved<T>(
         &self,
-        link: &Link,
+        links: &[&Link],
         contents: Pin<&mut (impl Future<Output = Result<T, NotMoved>> + Send)>,
     ) -> Result<T, NotMoved> {
-        let starved = Box::pin(self.starved(link));
+        let starved = Box::pin(self.starved(links));
         match select(contents, starved).await {
             Either::Left((contents, _)) => contents,
             Either::Right((error, _)) => Err(error.into()),
         }
     }
 
-    async fn starved(&self, link: &Link) -> WorkerError {
-        let arrived = || match link {
+    async fn starved(&self, links: &[&Link]) -> WorkerError {
+        let arrived_over = |link: &&Link| match link {
             Link::Own => 0,
             Link::Connected(connection) => connection.queue_pair.stats().bytes_received,
         };
+        let arrived = || links.iter().map(arrived_over).fold(0, u64::wrapping_add);
         let mut before = arrived();
         let mut waited = false;
         loop {
@@ -110,6 +138,6 @@ fn held_bytes(held: &Snapshot) -> u64 {
 }
 
 /// Short contents may arrive inside messages, and then take no memory of the pool.
-fn in_pool(bytes: u64) -> u64 {
+pub(super) fn in_pool(bytes: u64) -> u64 {
     if bytes > EAGER_BYTES_MAX.into() { bytes } else { 0 }
 }

@@ -9,29 +9,26 @@ use std::{
 };
 
 use futures::{
-    StreamExt as _, TryFutureExt as _, TryStreamExt as _,
+    StreamExt as _, TryStreamExt as _,
     future::{Either, select, try_join_all},
     stream::{self, FuturesUnordered},
 };
-use tensorwire_protocol::{SetContent, Wanted, slice::Slice};
-use tokio::sync::OnceCell;
+use tensorwire_protocol::Wanted;
 
 use crate::{
     error::WorkerError,
     sets::{
-        fetching::{Link, Move, Moved, NotMoved, PeerSet, Volume},
+        fetching::{Move, Moved, NotMoved, PeerSet, Volume},
+        making::{Made, Making, Part},
         publisher_loss::{Pause, is_loss, warn_of_loss},
-        shard_plan::{Misfit, Offer, Piece, Planned, plan},
+        shard_plan::{Misfit, Offer, Planned, plan},
         slices::entry,
-        snapshot::{Origin, Snapshot},
+        snapshot::Snapshot,
     },
     values::{
-        cut::{Cut, Place},
         published::check_published,
         sets::manifest::{Head, Manifest, ManifestEntry, VersionHead},
-        tensor::Tensor,
     },
-    worker::fetch::slice::unfit,
 };
 
 /// Tensors that are made at a time.
@@ -120,14 +117,6 @@ impl Seen {
     }
 }
 
-/// A version of one publisher.
-struct Part<'a> {
-    set: &'a PeerSet,
-    link: Link,
-    edition: u64,
-    manifest: Manifest,
-}
-
 impl ShardedSet {
     /// The set that these peers commit together, under names of theirs. Nothing is sent. Tensors are wanted whole.
     pub fn new(parts: impl IntoIterator<Item = PeerSet>) -> Self {
@@ -144,8 +133,9 @@ impl ShardedSet {
     /// ([`PeerSet::timeout`]).
     ///
     /// # Memory
-    /// A tensor that is made of several pieces takes memory for the pieces that were moved and for the result while it is made; up to
-    /// 8 are made at a time. On one host the pieces are copied out of the peers' memory.
+    /// Between hosts, pieces of a tensor take memory of the receive pool until they are copied to their places in the result; up to
+    /// 8 tensors are made at a time, and room for the results and for the longest piece is enough. On one host pieces are copied out of
+    /// the peers' memory.
     ///
     /// # Errors
     /// [`WorkerError::Incomplete`] if some peers do not have a version that the others have, or have none, for the worker's
@@ -156,7 +146,8 @@ impl ShardedSet {
     /// Cancel-safe: nothing is lost by dropping the future.
     pub async fn fetch(&self) -> Result<Snapshot, WorkerError> {
         let first = self.first()?;
-        let what = || format!("fetching the parts of the set `{}`", first.name());
+        let lack = || first.lack().unwrap_or_default();
+        let what = || format!("fetching the parts of the set `{}`{}", first.name(), lack());
         let hint = "do all peers run, and do they commit the same version of this set?";
         let moved = first.peer.worker.within(first.limit, what, hint, pin!(self.next(None, None))).await;
         moved.map(|moved| moved.snapshot)
@@ -278,8 +269,7 @@ impl ShardedSet {
         });
         let (parts, volumes): (Vec<_>, Vec<_>) = try_join_all(parts).await?.into_iter().unzip();
         let planned = self.planned(&parts)?;
-        let made: Vec<_> = planned.iter().map(|(name, planned)| made(&parts, name, planned, held)).collect();
-        let made: Vec<_> = stream::iter(made).buffered(TENSORS_AT_A_TIME).try_collect().await?;
+        let made = self.made(version, &parts, &planned, held).await?;
         let volumes = volumes.into_iter().chain(made.iter().map(|made| made.volume));
         let volume = volumes.fold(Volume::default(), Volume::and);
         let names = planned.iter().zip(&made).filter(|(_, made)| made.is_changed);
@@ -294,6 +284,29 @@ impl ShardedSet {
         let manifest = Manifest { incarnation: 0, entries: entries.collect() };
         let contents = made.into_iter().map(|made| (made.tensor, made.origins)).unzip();
         Ok(Moved { snapshot: Snapshot::of_shards(version, manifest, contents), changed, volume })
+    }
+
+    /// Makes the tensors, in the order of `planned`.
+    async fn made(
+        &self,
+        version: u64,
+        parts: &[Part<'_>],
+        planned: &[(Arc<str>, Planned)],
+        held: Option<&Snapshot>,
+    ) -> Result<Vec<Made>, NotMoved> {
+        let first = self.first()?;
+        let making = planned.iter().map(|(name, planned)| Making::new(parts, (name, planned), held));
+        let mut making: Vec<_> = making.collect();
+        first.check_room_for_shards(version, making.iter().map(Making::needs), held)?;
+        let made = pin!(async {
+            for making in &mut making {
+                making.reserve(first.peer.worker.receive_pool()).await?;
+            }
+            let made: Vec<_> = making.into_iter().map(Making::made).collect();
+            stream::iter(made).buffered(TENSORS_AT_A_TIME).try_collect().await
+        });
+        let links: Vec<_> = parts.iter().map(|part| &part.link).collect();
+        first.unless_starved(&links, made).await
     }
 
     /// How each tensor is made, sorted by name.
@@ -349,106 +362,4 @@ fn misfit(parts: &[Part<'_>], name: &str, misfit: &Misfit) -> WorkerError {
         Misfit::Wanted(problem) => (*problem).to_owned(),
     };
     WorkerError::Config { field: "shards", value: name.to_owned(), remedy }
-}
-
-/// A tensor of a version.
-struct Made {
-    tensor: Tensor,
-    /// Of its pieces.
-    origins: Vec<Origin>,
-    is_changed: bool,
-    volume: Volume,
-}
-
-/// The tensor called `name`.
-async fn made(
-    parts: &[Part<'_>],
-    name: &str,
-    planned: &Planned,
-    held: Option<&Snapshot>,
-) -> Result<Made, NotMoved> {
-    let origins: Vec<_> = planned.pieces.iter().filter_map(|piece| origin(parts, name, piece)).collect();
-    let held = held.and_then(|held| held.with_origins(name));
-    let held = held.filter(|(tensor, _)| *tensor.metadata() == planned.metadata);
-    if let Some((tensor, before)) = held
-        && before == origins
-    {
-        return Ok(Made { tensor: tensor.clone(), origins, is_changed: false, volume: Volume::default() });
-    }
-    let shape = planned.metadata.shape.dimensions();
-    let whole = Slice::whole(shape);
-    let worker = &parts.first().ok_or(NotMoved::Superseded)?.set.peer.worker;
-    let pool = worker.receive_pool();
-    let contents: Vec<_> = parts.iter().map(|_| OnceCell::new()).collect();
-    if let [piece] = &*planned.pieces
-        && piece.into == whole
-    {
-        let (cut, volume) = moved_piece(parts, name, piece, &contents).await?;
-        let tensor = cut.made(pool).await.map_err(WorkerError::from)?;
-        return Ok(Made {
-            tensor,
-            origins,
-            is_changed: true,
-            volume: volume.and(whole_contents(parts, &contents)),
-        });
-    }
-    let mut buffer = pool.alloc(planned.metadata.byte_length as usize).await.map_err(WorkerError::from)?;
-    let is_held = |origin: &&Origin| held.is_some_and(|(_, before)| before.contains(origin));
-    let (kept, changed): (Vec<_>, Vec<_>) = origins.iter().partition(is_held);
-    let pieces = changed.into_iter().map(|Origin { piece, .. }| {
-        moved_piece(parts, name, piece, &contents).map_ok(|cut| (cut, Place { slice: &piece.into, shape }))
-    });
-    let mut pieces: FuturesUnordered<_> = pieces.collect();
-    let mut volume = Volume::default();
-    // Each is copied while the others are on their way.
-    while let Some(((cut, moved), place)) = pieces.try_next().await? {
-        volume = volume.and(moved);
-        cut.copied(&mut buffer, place).await;
-    }
-    drop(pieces);
-    volume = volume.and(whole_contents(parts, &contents));
-    for Origin { piece, .. } in kept {
-        if let Some((tensor, _)) = held {
-            let cut = Cut::new(tensor, &piece.into).map_err(|invalid| unfit(&piece.into, &invalid))?;
-            cut.copied(&mut buffer, Place { slice: &piece.into, shape }).await;
-        }
-    }
-    let tensor = Tensor::received(planned.metadata.clone(), buffer.freeze(), None);
-    Ok(Made { tensor, origins, is_changed: true, volume })
-}
-
-/// What was moved for whole tensors of publishers.
-fn whole_contents(parts: &[Part<'_>], contents: &[OnceCell<Tensor>]) -> Volume {
-    let moved = parts.iter().zip(contents).filter_map(|(part, content)| Some((part, content.get()?)));
-    moved
-        .map(|(part, content)| Volume::of((part.set, &part.link), content))
-        .fold(Volume::default(), Volume::and)
-}
-
-/// Which content a piece is.
-fn origin(parts: &[Part<'_>], name: &str, piece: &Piece) -> Option<Origin> {
-    let part = parts.get(piece.publisher)?;
-    let (_, entry) = entry(&part.manifest, name)?;
-    let (incarnation, stamp) = (part.manifest.incarnation, entry.stamp);
-    Some(Origin { incarnation, stamp, piece: piece.clone() })
-}
-
-/// A piece of the tensor called `name`, and what was moved if it is not a part of a whole tensor. `contents` are the whole
-/// tensors of the publishers, once they were received or viewed.
-async fn moved_piece(
-    parts: &[Part<'_>],
-    name: &str,
-    piece: &Piece,
-    contents: &[OnceCell<Tensor>],
-) -> Result<(Cut, Volume), NotMoved> {
-    let found = parts.get(piece.publisher).zip(contents.get(piece.publisher));
-    let (part, whole) = found.ok_or(NotMoved::Superseded)?;
-    let (number, entry) = entry(&part.manifest, name).ok_or(NotMoved::Superseded)?;
-    let content = SetContent { edition: part.edition, number, is_last: false };
-    let cut = part.set.part(&part.link, (content, &entry.metadata), &piece.from, whole).await?;
-    let volume = match whole.get() {
-        Some(_) => Volume::default(),
-        None => Volume::of((part.set, &part.link), cut.source()),
-    };
-    Ok((cut, volume))
 }

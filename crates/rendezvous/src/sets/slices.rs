@@ -86,29 +86,35 @@ impl PeerSet {
         Ok((newest.version(), made))
     }
 
-    /// A slice of a content of a version, which has this metadata. `whole` is the content, once it was received or viewed.
+    /// A slice of a content of a version, which has this metadata. `viewed` is the content, once the peer has lent it.
     pub(super) async fn part(
         &self,
         link: &Link,
         (content, metadata): (SetContent, &Metadata),
         slice: &Slice,
-        whole: &OnceCell<Tensor>,
+        viewed: &OnceCell<Tensor>,
     ) -> Result<Cut, NotMoved> {
+        let invalid = |invalid| unfit(slice, &invalid);
         let is_all = *slice == Slice::whole(metadata.shape.dimensions());
-        if !is_all && !link.lends(self.sharing) {
-            let metadata = slice.metadata(metadata).map_err(|invalid| unfit(slice, &invalid))?;
-            let scope = Scope::SetSlice(content);
-            // The key of a request for a slice has it.
-            let part = Self { name: key(&self.name, slice)?.into(), ..self.clone() };
-            let received = part.receive(link, scope, metadata, &ReceiveOptions::default()).await;
-            return received.map(Cut::all).map_err(NotMoved::of_content);
+        let whole = || self.content(link, (content, metadata.clone()), self.sharing.into());
+        if link.lends(self.sharing) {
+            let whole = viewed.get_or_try_init(whole).await?;
+            // Some elements can be moved whole only.
+            return if is_all {
+                Ok(Cut::all(whole.clone()))
+            } else {
+                Ok(Cut::new(whole, slice).map_err(invalid)?)
+            };
         }
-        let received = || self.content(link, (content, metadata.clone()), self.sharing.into());
-        let whole = whole.get_or_try_init(received).await?;
         if is_all {
-            return Ok(Cut::all(whole.clone()));
+            return whole().await.map(Cut::all);
         }
-        Ok(Cut::new(whole, slice).map_err(|invalid| unfit(slice, &invalid))?)
+        let metadata = slice.metadata(metadata).map_err(invalid)?;
+        // The key of a request for a slice has it.
+        let part = Self { name: key(&self.name, slice)?.into(), ..self.clone() };
+        let received =
+            part.receive(link, Scope::SetSlice(content), metadata, &ReceiveOptions::default()).await;
+        received.map(Cut::all).map_err(NotMoved::of_content)
     }
 
     fn has_no(&self, name: &str, version: u64) -> WorkerError {

@@ -1,0 +1,209 @@
+//! Makes a tensor of a sharded set of its pieces.
+
+use futures::{TryFutureExt as _, TryStreamExt as _, stream::FuturesUnordered};
+use tensorwire_memory::{BufMut, Pool};
+use tensorwire_protocol::{SetContent, slice::Slice};
+use tokio::sync::OnceCell;
+
+use crate::{
+    error::WorkerError,
+    sets::{
+        fetching::{Link, NotMoved, PeerSet, Volume},
+        room::{Needs, in_pool},
+        shard_plan::{Piece, Planned},
+        slices::entry,
+        snapshot::{Origin, Snapshot},
+    },
+    values::{
+        cut::{Cut, Place},
+        sets::manifest::Manifest,
+        tensor::Tensor,
+    },
+    worker::fetch::slice::unfit,
+};
+
+/// A version of one publisher.
+pub(super) struct Part<'a> {
+    pub(super) set: &'a PeerSet,
+    pub(super) link: Link,
+    pub(super) edition: u64,
+    pub(super) manifest: Manifest,
+}
+
+/// A tensor of a version.
+pub(super) struct Made {
+    pub(super) tensor: Tensor,
+    /// Of its pieces.
+    pub(super) origins: Vec<Origin>,
+    pub(super) is_changed: bool,
+    pub(super) volume: Volume,
+}
+
+/// A tensor of a version that is to be made.
+pub(super) struct Making<'a> {
+    parts: &'a [Part<'a>],
+    name: &'a str,
+    planned: &'a Planned,
+    /// Of its pieces.
+    origins: Vec<Origin>,
+    /// The same tensor of the version that this worker has, if it has the same shape, and the origins of its pieces.
+    held: Option<(&'a Tensor, &'a [Origin])>,
+    /// Memory for the result, if it is made of several pieces.
+    result: Option<BufMut>,
+}
+
+impl<'a> Making<'a> {
+    pub(super) fn new(
+        parts: &'a [Part<'a>],
+        (name, planned): (&'a str, &'a Planned),
+        held: Option<&'a Snapshot>,
+    ) -> Self {
+        let origins = planned.pieces.iter().filter_map(|piece| origin(parts, name, piece)).collect();
+        let held = held.and_then(|held| held.with_origins(name));
+        let held = held.filter(|(tensor, _)| *tensor.metadata() == planned.metadata);
+        Self { parts, name, planned, origins, held, result: None }
+    }
+
+    /// Takes the memory for the result. All results of a version take theirs before any piece comes: pieces that are freed between them
+    /// would leave gaps that are too short for a result.
+    pub(super) async fn reserve(&mut self, pool: &Pool) -> Result<(), WorkerError> {
+        if self.unchanged().is_none() && self.only_piece().is_none() {
+            self.result = Some(pool.alloc(self.planned.metadata.byte_length as usize).await?);
+        }
+        Ok(())
+    }
+
+    /// The held tensor, if it is this one.
+    fn unchanged(&self) -> Option<&Tensor> {
+        self.held.filter(|(_, before)| *before == self.origins).map(|(tensor, _)| tensor)
+    }
+
+    /// The only piece, if it is the whole tensor.
+    fn only_piece(&self) -> Option<&'a Piece> {
+        match &*self.planned.pieces {
+            [piece] if piece.into == Slice::whole(self.planned.metadata.shape.dimensions()) => Some(piece),
+            _ => None,
+        }
+    }
+
+    fn is_held(&self, origin: &Origin) -> bool {
+        self.held.is_some_and(|(_, before)| before.contains(origin))
+    }
+
+    /// The room that it needs in the receive pool.
+    pub(super) fn needs(&self) -> Needs {
+        let result = self.planned.metadata.byte_length;
+        if self.unchanged().is_some() {
+            return Needs::default();
+        }
+        if let Some(piece) = self.only_piece() {
+            return Needs { result: if self.is_view(piece) { 0 } else { in_pool(result) }, piece: 0 };
+        }
+        let bytes = |piece: &Piece| {
+            let element = self.planned.metadata.dtype.bits() / 8;
+            piece.into.lengths().into_iter().fold(element, u64::saturating_mul)
+        };
+        let moved =
+            self.origins.iter().filter(|origin| !self.is_held(origin) && !self.is_lent(&origin.piece));
+        let longest = moved.map(|origin| in_pool(bytes(&origin.piece))).max();
+        Needs { result, piece: longest.unwrap_or_default() }
+    }
+
+    /// Whether the publisher lends the tensor that has this piece.
+    fn is_lent(&self, piece: &Piece) -> bool {
+        self.parts.get(piece.publisher).is_some_and(|part| part.link.lends(part.set.sharing))
+    }
+
+    /// Whether the piece is a view.
+    fn is_view(&self, piece: &Piece) -> bool {
+        let part = self.parts.get(piece.publisher);
+        let shape =
+            part.and_then(|part| Some(entry(&part.manifest, self.name)?.1.metadata.shape.dimensions()));
+        self.is_lent(piece) && shape.is_some_and(|shape| piece.from.contiguous(shape).is_some())
+    }
+
+    /// Makes it.
+    pub(super) async fn made(mut self) -> Result<Made, NotMoved> {
+        if let Some(tensor) = self.unchanged().cloned() {
+            return Ok(Made { tensor, origins: self.origins, is_changed: false, volume: Volume::default() });
+        }
+        let worker = &self.parts.first().ok_or(NotMoved::Superseded)?.set.peer.worker;
+        let pool = worker.receive_pool();
+        let lent: Vec<_> = self.parts.iter().map(|_| OnceCell::new()).collect();
+        let (tensor, volume) = if let Some(piece) = self.only_piece() {
+            let (cut, volume) = moved_piece(self.parts, self.name, piece, &lent).await?;
+            (cut.made(pool).await.map_err(WorkerError::from)?, volume)
+        } else {
+            let result = self.result.take().ok_or_else(WorkerError::handed_out)?;
+            self.assembled(result, &lent).await?
+        };
+        let volume = volume.and(lent_contents(self.parts, &lent));
+        Ok(Made { tensor, origins: self.origins, is_changed: true, volume })
+    }
+
+    /// Makes it of several pieces, in `buffer`.
+    async fn assembled(
+        &self,
+        mut buffer: BufMut,
+        lent: &[OnceCell<Tensor>],
+    ) -> Result<(Tensor, Volume), NotMoved> {
+        let metadata = &self.planned.metadata;
+        let shape = metadata.shape.dimensions();
+        let (kept, changed): (Vec<_>, Vec<_>) = self.origins.iter().partition(|origin| self.is_held(origin));
+        let pieces = changed.into_iter().map(|Origin { piece, .. }| {
+            let moved = moved_piece(self.parts, self.name, piece, lent);
+            moved.map_ok(|moved| (moved, Place { slice: &piece.into, shape }))
+        });
+        let mut pieces: FuturesUnordered<_> = pieces.collect();
+        let mut volume = Volume::default();
+        // Each is copied while the others are on their way.
+        while let Some(((cut, moved), place)) = pieces.try_next().await? {
+            volume = volume.and(moved);
+            cut.copied(&mut buffer, place).await;
+        }
+        drop(pieces);
+        for Origin { piece, .. } in kept {
+            if let Some((tensor, _)) = self.held {
+                let cut = Cut::new(tensor, &piece.into).map_err(|invalid| unfit(&piece.into, &invalid))?;
+                cut.copied(&mut buffer, Place { slice: &piece.into, shape }).await;
+            }
+        }
+        Ok((Tensor::received(metadata.clone(), buffer.freeze(), None), volume))
+    }
+}
+
+/// What was moved for tensors that publishers have lent: nothing, up to the limit of views.
+fn lent_contents(parts: &[Part<'_>], lent: &[OnceCell<Tensor>]) -> Volume {
+    let moved = parts.iter().zip(lent).filter_map(|(part, content)| Some((part, content.get()?)));
+    moved
+        .map(|(part, content)| Volume::of((part.set, &part.link), content))
+        .fold(Volume::default(), Volume::and)
+}
+
+/// Which content a piece is.
+fn origin(parts: &[Part<'_>], name: &str, piece: &Piece) -> Option<Origin> {
+    let part = parts.get(piece.publisher)?;
+    let (_, entry) = entry(&part.manifest, name)?;
+    let (incarnation, stamp) = (part.manifest.incarnation, entry.stamp);
+    Some(Origin { incarnation, stamp, piece: piece.clone() })
+}
+
+/// A piece of the tensor called `name`, and what was moved if it was not cut out of a lent tensor. `lent` are the tensors that
+/// publishers have lent.
+async fn moved_piece(
+    parts: &[Part<'_>],
+    name: &str,
+    piece: &Piece,
+    lent: &[OnceCell<Tensor>],
+) -> Result<(Cut, Volume), NotMoved> {
+    let found = parts.get(piece.publisher).zip(lent.get(piece.publisher));
+    let (part, lent) = found.ok_or(NotMoved::Superseded)?;
+    let (number, entry) = entry(&part.manifest, name).ok_or(NotMoved::Superseded)?;
+    let content = SetContent { edition: part.edition, number, is_last: false };
+    let cut = part.set.part(&part.link, (content, &entry.metadata), &piece.from, lent).await?;
+    let volume = match lent.get() {
+        Some(_) => Volume::default(),
+        None => Volume::of((part.set, &part.link), cut.source()),
+    };
+    Ok((cut, volume))
+}
