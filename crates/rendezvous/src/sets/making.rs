@@ -16,7 +16,7 @@ use crate::{
     },
     values::{
         cut::{Cut, Place},
-        sets::manifest::Manifest,
+        sets::manifest::{Manifest, ManifestEntry},
         tensor::Tensor,
     },
     worker::fetch::slice::unfit,
@@ -50,6 +50,8 @@ pub(super) struct Making<'a> {
     held: Option<(&'a Tensor, &'a [Origin])>,
     /// Memory for the result, if it is made of several pieces.
     result: Option<BufMut>,
+    /// The same tensor of each publisher that has lent it.
+    lent: Vec<OnceCell<Tensor>>,
 }
 
 impl<'a> Making<'a> {
@@ -58,10 +60,15 @@ impl<'a> Making<'a> {
         (name, planned): (&'a str, &'a Planned),
         held: Option<&'a Snapshot>,
     ) -> Self {
-        let origins = planned.pieces.iter().filter_map(|piece| origin(parts, name, piece)).collect();
+        let origins = planned.pieces.iter().filter_map(|piece| {
+            let (part, _, entry) = offered(parts, name, piece)?;
+            Some(Origin { incarnation: part.manifest.incarnation, stamp: entry.stamp, piece: piece.clone() })
+        });
+        let origins = origins.collect();
         let held = held.and_then(|held| held.with_origins(name));
         let held = held.filter(|(tensor, _)| *tensor.metadata() == planned.metadata);
-        Self { parts, name, planned, origins, held, result: None }
+        let lent = parts.iter().map(|_| OnceCell::new()).collect();
+        Self { parts, name, planned, origins, held, result: None, lent }
     }
 
     /// Takes the memory for the result. All results of a version take theirs before any piece comes: pieces that are freed between them
@@ -116,43 +123,36 @@ impl<'a> Making<'a> {
 
     /// Whether the piece is a view.
     fn is_view(&self, piece: &Piece) -> bool {
-        let part = self.parts.get(piece.publisher);
-        let shape =
-            part.and_then(|part| Some(entry(&part.manifest, self.name)?.1.metadata.shape.dimensions()));
-        self.is_lent(piece) && shape.is_some_and(|shape| piece.from.contiguous(shape).is_some())
+        let offered = offered(self.parts, self.name, piece);
+        self.is_lent(piece)
+            && offered.is_some_and(|(_, _, entry)| {
+                piece.from.contiguous(entry.metadata.shape.dimensions()).is_some()
+            })
     }
 
-    /// Makes it.
-    pub(super) async fn made(mut self) -> Result<Made, NotMoved> {
+    /// Makes it, in memory of `pool`.
+    pub(super) async fn made(mut self, pool: &Pool) -> Result<Made, NotMoved> {
         if let Some(tensor) = self.unchanged().cloned() {
             return Ok(Made { tensor, origins: self.origins, is_changed: false, volume: Volume::default() });
         }
-        let worker = &self.parts.first().ok_or(NotMoved::Superseded)?.set.peer.worker;
-        let pool = worker.receive_pool();
-        let lent: Vec<_> = self.parts.iter().map(|_| OnceCell::new()).collect();
         let (tensor, volume) = if let Some(piece) = self.only_piece() {
-            let (cut, volume) = moved_piece(self.parts, self.name, piece, &lent).await?;
+            let (cut, volume) = self.moved_piece(piece).await?;
             (cut.made(pool).await.map_err(WorkerError::from)?, volume)
         } else {
             let result = self.result.take().ok_or_else(WorkerError::handed_out)?;
-            self.assembled(result, &lent).await?
+            self.assembled(result).await?
         };
-        let volume = volume.and(lent_contents(self.parts, &lent));
+        let volume = volume.and(self.lent_volume());
         Ok(Made { tensor, origins: self.origins, is_changed: true, volume })
     }
 
     /// Makes it of several pieces, in `buffer`.
-    async fn assembled(
-        &self,
-        mut buffer: BufMut,
-        lent: &[OnceCell<Tensor>],
-    ) -> Result<(Tensor, Volume), NotMoved> {
+    async fn assembled(&self, mut buffer: BufMut) -> Result<(Tensor, Volume), NotMoved> {
         let metadata = &self.planned.metadata;
         let shape = metadata.shape.dimensions();
         let (kept, changed): (Vec<_>, Vec<_>) = self.origins.iter().partition(|origin| self.is_held(origin));
         let pieces = changed.into_iter().map(|Origin { piece, .. }| {
-            let moved = moved_piece(self.parts, self.name, piece, lent);
-            moved.map_ok(|moved| (moved, Place { slice: &piece.into, shape }))
+            self.moved_piece(piece).map_ok(|moved| (moved, Place { slice: &piece.into, shape }))
         });
         let mut pieces: FuturesUnordered<_> = pieces.collect();
         let mut volume = Volume::default();
@@ -170,40 +170,36 @@ impl<'a> Making<'a> {
         }
         Ok((Tensor::received(metadata.clone(), buffer.freeze(), None), volume))
     }
+
+    /// A piece, and what was moved if it was not cut out of a lent tensor.
+    async fn moved_piece(&self, piece: &Piece) -> Result<(Cut, Volume), NotMoved> {
+        let offered = offered(self.parts, self.name, piece).zip(self.lent.get(piece.publisher));
+        let ((part, number, entry), lent) = offered.ok_or(NotMoved::Superseded)?;
+        let content = SetContent { edition: part.edition, number, is_last: false };
+        let cut = part.set.part(&part.link, (content, &entry.metadata), &piece.from, lent).await?;
+        let volume = match lent.get() {
+            Some(_) => Volume::default(),
+            None => Volume::of((part.set, &part.link), cut.source()),
+        };
+        Ok((cut, volume))
+    }
+
+    /// What was moved for tensors that publishers have lent: nothing, up to the limit of views.
+    fn lent_volume(&self) -> Volume {
+        let lent = self.parts.iter().zip(&self.lent);
+        let lent =
+            lent.filter_map(|(part, content)| Some(Volume::of((part.set, &part.link), content.get()?)));
+        lent.fold(Volume::default(), Volume::and)
+    }
 }
 
-/// What was moved for tensors that publishers have lent: nothing, up to the limit of views.
-fn lent_contents(parts: &[Part<'_>], lent: &[OnceCell<Tensor>]) -> Volume {
-    let moved = parts.iter().zip(lent).filter_map(|(part, content)| Some((part, content.get()?)));
-    moved
-        .map(|(part, content)| Volume::of((part.set, &part.link), content))
-        .fold(Volume::default(), Volume::and)
-}
-
-/// Which content a piece is.
-fn origin(parts: &[Part<'_>], name: &str, piece: &Piece) -> Option<Origin> {
-    let part = parts.get(piece.publisher)?;
-    let (_, entry) = entry(&part.manifest, name)?;
-    let (incarnation, stamp) = (part.manifest.incarnation, entry.stamp);
-    Some(Origin { incarnation, stamp, piece: piece.clone() })
-}
-
-/// A piece of the tensor called `name`, and what was moved if it was not cut out of a lent tensor. `lent` are the tensors that
-/// publishers have lent.
-async fn moved_piece(
-    parts: &[Part<'_>],
+/// The version that has a piece of the tensor called `name`, and the tensor's number and entry there.
+fn offered<'a>(
+    parts: &'a [Part<'a>],
     name: &str,
     piece: &Piece,
-    lent: &[OnceCell<Tensor>],
-) -> Result<(Cut, Volume), NotMoved> {
-    let found = parts.get(piece.publisher).zip(lent.get(piece.publisher));
-    let (part, lent) = found.ok_or(NotMoved::Superseded)?;
-    let (number, entry) = entry(&part.manifest, name).ok_or(NotMoved::Superseded)?;
-    let content = SetContent { edition: part.edition, number, is_last: false };
-    let cut = part.set.part(&part.link, (content, &entry.metadata), &piece.from, lent).await?;
-    let volume = match lent.get() {
-        Some(_) => Volume::default(),
-        None => Volume::of((part.set, &part.link), cut.source()),
-    };
-    Ok((cut, volume))
+) -> Option<(&'a Part<'a>, u32, &'a ManifestEntry)> {
+    let part = parts.get(piece.publisher)?;
+    let (number, entry) = entry(&part.manifest, name)?;
+    Some((part, number, entry))
 }

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     hash::{DefaultHasher, Hash as _, Hasher as _},
+    mem,
     ops::Range,
     pin::pin,
     sync::Arc,
@@ -190,6 +191,7 @@ impl ShardedSet {
         let liveness = worker.node.liveness();
         // From the moment on at which a version could be complete.
         let mut patience = None;
+        let (mut asked, mut is_asked) = (FuturesUnordered::new(), vec![false; seen.len()]);
         loop {
             let newest = seen.iter().filter_map(Seen::newest).max();
             if let Some(version) = common(seen, floor) {
@@ -201,7 +203,12 @@ impl ShardedSet {
             let is_late = |seen: &Seen| seen.newest() != newest || newest <= floor || newest.is_none();
             let late: Vec<_> =
                 (0..).zip(&*seen).filter(|(_, seen)| is_late(seen)).map(|(at, _)| at).collect();
-            let mut asked: FuturesUnordered<_> = late.iter().map(|&at| self.ask(at, seen)).collect();
+            // An answer of one publisher leaves the requests to the others as they are.
+            for &at in &late {
+                if !mem::replace(&mut is_asked[at], true) {
+                    asked.push(self.ask(at, seen));
+                }
+            }
             let answered = match &mut patience {
                 None => asked.next().await,
                 Some(patience) => match select(asked.next(), patience).await {
@@ -209,12 +216,9 @@ impl ShardedSet {
                     Either::Right(_) => None,
                 },
             };
-            drop(asked);
             let Some(answered) = answered else { return Err(self.incomplete(newest, &late)) };
             let (at, head) = answered?;
-            if let Some(seen) = seen.get_mut(at) {
-                seen.head = Some(head);
-            }
+            (seen[at].head, is_asked[at]) = (Some(head), false);
         }
     }
 
@@ -295,14 +299,15 @@ impl ShardedSet {
         held: Option<&Snapshot>,
     ) -> Result<Vec<Made>, NotMoved> {
         let first = self.first()?;
+        let pool = first.peer.worker.receive_pool();
         let making = planned.iter().map(|(name, planned)| Making::new(parts, (name, planned), held));
         let mut making: Vec<_> = making.collect();
         first.check_room_for_shards(version, making.iter().map(Making::needs), held)?;
         let made = pin!(async {
             for making in &mut making {
-                making.reserve(first.peer.worker.receive_pool()).await?;
+                making.reserve(pool).await?;
             }
-            let made: Vec<_> = making.into_iter().map(Making::made).collect();
+            let made: Vec<_> = making.into_iter().map(|making| making.made(pool)).collect();
             stream::iter(made).buffered(TENSORS_AT_A_TIME).try_collect().await
         });
         let links: Vec<_> = parts.iter().map(|part| &part.link).collect();
