@@ -4,6 +4,7 @@
 
 pub mod fabric_pair;
 pub mod grpc;
+pub mod process;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -12,6 +13,9 @@ use std::{
 };
 
 use tensorwire::{DataType, FabricKind, Tensor, Worker, WorkerError, settings::Wait};
+
+/// Why a measurement ended early.
+pub type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Environment variable of the child that serves.
 const SERVE: &str = "TENSORWIRE_BENCH_SERVE";

@@ -7,7 +7,6 @@
 #![allow(clippy::disallowed_methods)] // it measures real time on tokio's runtime
 
 mod child;
-mod process;
 
 use std::time::{Duration, Instant};
 
@@ -17,10 +16,10 @@ use rustix::{
     thread::{CpuSet, sched_getaffinity, sched_setaffinity},
 };
 use tensorwire::{Worker, collective::store::MemoryStore};
+use tensorwire_benches::{Failure, process::Process};
 
-use crate::process::Process;
-
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+/// Environment variable of a child: its role.
+const ROLE: &str = "TENSORWIRE_BENCH_ISOLATION";
 
 /// The time between two kills.
 const KILLED_AFTER: Duration = Duration::from_millis(50);
@@ -71,7 +70,7 @@ type Times = Vec<(Time, Time)>;
 type Start<'run> = Box<dyn Fn(&str) -> Result<Process, Failure> + 'run>;
 
 fn main() -> Result<(), Failure> {
-    if let Some(role) = process::role() {
+    if let Ok(role) = std::env::var(ROLE) {
         return child::run(&role);
     }
     let arguments = Arguments::parse();
@@ -87,8 +86,9 @@ fn main() -> Result<(), Failure> {
     );
     println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     for fabric in &arguments.fabrics {
-        let start =
-            |name: &str, cpu, threads| Process::start(&format!("{fabric} {name} {store} {cpu} {threads}"));
+        let start = |name: &str, cpu, threads| {
+            Process::start(ROLE, &format!("{fabric} {name} {store} {cpu} {threads}"))
+        };
         let mut stage = Stage {
             measured: start(&format!("p_{fabric}"), quiet, arguments.threads)?,
             partner: start(&format!("q_{fabric}"), quiet, 1)?,

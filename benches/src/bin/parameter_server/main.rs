@@ -11,6 +11,7 @@ use std::{
 };
 
 use clap::Parser;
+use tensorwire_benches::Failure;
 use tokio::{runtime::Runtime, sync::oneshot};
 
 use crate::{model::Model, report::Figures};
@@ -19,8 +20,6 @@ mod model;
 mod report;
 mod with_tensorwire;
 mod with_tonic;
-
-type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Environment variable of the child that serves: the model and the number of threads.
 const SERVE: &str = "TENSORWIRE_BENCH_SERVE";

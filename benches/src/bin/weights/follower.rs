@@ -1,20 +1,16 @@
 //! A process that gets versions of a set, each on an order of the publisher's process.
 
-use std::{
-    fmt,
-    io::{BufRead, BufReader, Write},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
-};
+use std::fmt;
 
 use futures::future::try_join_all;
 use tensorwire::{
     Sharing, Worker,
     sets::{Follow, Policy},
 };
-use tensorwire_benches::grpc::Puller;
+use tensorwire_benches::{grpc::Puller, process::Process};
 use tokio::sync::mpsc;
 
-use crate::{Arguments, Failure};
+use crate::{Arguments, Fabric, Failure};
 
 /// Environment variable of a follower: the addresses, the number and bytes of the tensors, and the bytes of its memory.
 pub(crate) const FOLLOW: &str = "TENSORWIRE_BENCH_FOLLOW";
@@ -53,9 +49,7 @@ impl fmt::Display for Order {
 /// The publisher's side of a follower. Dropping it ends the process.
 #[derive(Debug)]
 pub(crate) struct Follower {
-    child: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
+    process: Process,
 }
 
 impl Follower {
@@ -67,32 +61,18 @@ impl Follower {
             arguments.mebibytes << 20,
             arguments.fabric.kind()
         );
-        let mut command = Command::new(std::env::current_exe()?);
-        command.env(FOLLOW, given).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn()?;
-        let (orders, answers) = (child.stdin.take(), child.stdout.take().ok_or("a child without a stdout")?);
-        Ok(Self { child, orders, answers: BufReader::new(answers) })
+        Ok(Self { process: Process::start(FOLLOW, &given)? })
     }
 
     /// Tells the follower to get `version`.
     pub(crate) fn tell(&mut self, order: Order, version: u64) -> Result<(), Failure> {
-        let orders = self.orders.as_mut().ok_or("the follower is over")?;
-        writeln!(orders, "{order} {version}")?;
-        Ok(orders.flush()?)
+        self.process.tell(&format!("{order} {version}"))
     }
 
     /// Waits until the follower waits for a version, or has one. Returns the bytes that it moved.
     pub(crate) fn hear(&mut self) -> Result<u64, Failure> {
-        let mut line = String::new();
-        self.answers.read_line(&mut line)?;
-        Ok(line.trim().parse().map_err(|_| format!("a follower says `{line}`"))?)
-    }
-}
-
-impl Drop for Follower {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        let _ = self.child.wait();
+        let line = self.process.hear()?;
+        Ok(line.parse().map_err(|_| format!("a follower says `{line}`"))?)
     }
 }
 
@@ -144,8 +124,7 @@ impl Own {
             .try_into()
             .map_err(|_| "not as the parent starts a follower")?;
         let bytes: usize = bytes.parse()?;
-        let kinds = [tensorwire::FabricKind::SHM, tensorwire::FabricKind::TCP];
-        let kind = kinds.into_iter().find(|kind| kind.name() == fabric).ok_or("an unknown fabric")?;
+        let kind = Fabric::kind_named(fabric)?;
         let worker = Worker::client()
             .require(kind)
             .memory(|memory| memory.receive_bytes = 4 * bytes as u64)

@@ -11,14 +11,13 @@ use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use tensorwire::FabricKind;
+use tensorwire_benches::Failure;
 
 use crate::{
     follower::{FOLLOW, Follower, Order},
     publisher::{Change, Publisher},
     shards::SHARDS,
 };
-
-type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 /// Measures how long a new version of a set takes from its commit until every follower has applied it, or with `--shards` how long the
 /// parts of a set that several processes publish take until every follower has them in its own layout.
@@ -65,6 +64,11 @@ impl Fabric {
             Self::Shm => FabricKind::SHM,
             Self::Tcp => FabricKind::TCP,
         }
+    }
+
+    /// The kind that is given to a child.
+    fn kind_named(name: &str) -> Result<FabricKind, Failure> {
+        Ok(<Self as ValueEnum>::from_str(name, false)?.kind())
     }
 }
 

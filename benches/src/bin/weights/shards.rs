@@ -2,9 +2,7 @@
 
 use std::{
     fmt,
-    io::{BufRead, BufReader, Write},
     ops::Range,
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -13,8 +11,9 @@ use tensorwire::{
     DataType, FabricKind, Sharing, Tensor, Worker,
     sets::{Layout, Shard, ShardedSet, Snapshot},
 };
+use tensorwire_benches::process::Process;
 
-use crate::{Arguments, Failure, follower::lines, milliseconds};
+use crate::{Arguments, Fabric, Failure, follower::lines, milliseconds};
 
 /// Environment variable of a child: what it is, and how the tensors are divided.
 pub(crate) const SHARDS: &str = "TENSORWIRE_BENCH_SHARDS";
@@ -117,41 +116,6 @@ fn name(tensor: u64) -> String {
     format!("layer.{tensor}.weight")
 }
 
-/// A process, which answers each order with a line. Dropping it ends the process.
-struct Process {
-    child: Child,
-    orders: Option<ChildStdin>,
-    answers: BufReader<ChildStdout>,
-}
-
-impl Process {
-    fn start(given: &str) -> Result<Self, Failure> {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.env(SHARDS, given).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn()?;
-        let (orders, answers) = (child.stdin.take(), child.stdout.take().ok_or("a child without a stdout")?);
-        Ok(Self { child, orders, answers: BufReader::new(answers) })
-    }
-
-    fn tell(&mut self, order: usize) -> Result<(), Failure> {
-        let orders = self.orders.as_mut().ok_or("the process is over")?;
-        Ok(writeln!(orders, "{order}")?)
-    }
-
-    fn hear(&mut self) -> Result<String, Failure> {
-        let mut line = String::new();
-        self.answers.read_line(&mut line)?;
-        if line.is_empty() { Err("a process has failed".into()) } else { Ok(line.trim().to_owned()) }
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        drop(self.orders.take());
-        let _ = self.child.wait();
-    }
-}
-
 /// Measures the divisions in turns.
 pub(crate) fn measure(arguments: &Arguments) -> Result<(), Failure> {
     let (publishers, followers) = (arguments.publishers, arguments.followers);
@@ -163,13 +127,13 @@ pub(crate) fn measure(arguments: &Arguments) -> Result<(), Failure> {
     let mut sources = Vec::new();
     let mut addresses = String::new();
     for at in 0..publishers {
-        let mut source = Process::start(&given(at, "publisher", ""))?;
+        let source = Process::start(SHARDS, &given(at, "publisher", ""))?;
         addresses += &format!("{} ", source.hear()?);
         sources.push(source);
     }
     let mut targets = Vec::new();
     for at in 0..followers {
-        targets.push(Process::start(&given(at, "follower", &addresses))?);
+        targets.push(Process::start(SHARDS, &given(at, "follower", &addresses))?);
     }
     println!(
         "# {publishers} to {followers} processes over {kind}, {tensors} tensors, {} MiB of 16-bit elements, {} rounds in turns",
@@ -200,7 +164,7 @@ pub(crate) fn measure(arguments: &Arguments) -> Result<(), Failure> {
 /// The time until all followers have the tensors, and the bytes that all moved.
 fn turn(targets: &mut [Process], at: usize) -> Result<(Duration, u64), Failure> {
     let begun = Instant::now();
-    targets.iter_mut().try_for_each(|target| target.tell(at))?;
+    targets.iter_mut().try_for_each(|target| target.tell(&at.to_string()))?;
     let mut bytes = 0;
     for target in targets {
         bytes += target.hear()?.parse::<u64>()?;
@@ -227,9 +191,7 @@ fn print(plan: Plan, rows: [(Division, Vec<Duration>, u64); 6]) {
 pub(crate) async fn run(given: &str) -> Result<(), Failure> {
     let mut given = given.split_whitespace();
     let mut next = || given.next().ok_or("not as the parent starts a process");
-    let fabric = next()?;
-    let kind = [FabricKind::SHM, FabricKind::TCP].into_iter().find(|kind| kind.name() == fabric);
-    let kind = kind.ok_or("an unknown fabric")?;
+    let kind = Fabric::kind_named(next()?)?;
     let [publishers, followers, tensors, tensor_bytes, at] =
         [next()?, next()?, next()?, next()?, next()?].map(str::parse);
     let plan = Plan {

@@ -1,4 +1,4 @@
-//! The processes of the measurement: this program again, which gets commands in lines and answers in lines.
+//! The processes of a measurement: this program again, which gets commands in lines and answers in lines.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -12,19 +12,12 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::Failure;
 
-/// Environment variable of a child: its role.
-const ROLE: &str = "TENSORWIRE_BENCH_ISOLATION";
-
 /// The limit of every answer.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The role of this process, if it is a child.
-pub(crate) fn role() -> Option<String> {
-    std::env::var(ROLE).ok()
-}
-
 /// A child. Dropping this kills it.
-pub(crate) struct Process {
+#[derive(Debug)]
+pub struct Process {
     child: Child,
     to: ChildStdin,
     lines: Receiver<String>,
@@ -32,9 +25,13 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(crate) fn start(role: &str) -> Result<Self, Failure> {
+    /// Starts this program with `role` in the environment `variable`.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn start(variable: &str, role: &str) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
-        let mut child = command.env(ROLE, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let mut child = command.env(variable, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
             return Err("a child without pipes".into());
         };
@@ -45,17 +42,27 @@ impl Process {
         Ok(Self { child, to, lines, role: role.to_owned() })
     }
 
-    pub(crate) fn tell(&mut self, line: &str) -> Result<(), Failure> {
+    /// Writes a line to it.
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn tell(&mut self, line: &str) -> Result<(), Failure> {
         Ok(writeln!(self.to, "{line}")?)
     }
 
     /// Its next line.
-    pub(crate) fn hear(&self) -> Result<String, Failure> {
+    ///
+    /// # Errors
+    /// It has ended, or has not answered within a minute.
+    pub fn hear(&self) -> Result<String, Failure> {
         self.hear_within(LIMIT)?.ok_or_else(|| format!("`{}` did not answer in {LIMIT:?}", self.role).into())
     }
 
     /// Its next line, if that comes within this time.
-    pub(crate) fn hear_within(&self, limit: Duration) -> Result<Option<String>, Failure> {
+    ///
+    /// # Errors
+    /// It has ended.
+    pub fn hear_within(&self, limit: Duration) -> Result<Option<String>, Failure> {
         match self.lines.recv_timeout(limit) {
             Ok(line) => Ok(Some(line)),
             Err(RecvTimeoutError::Timeout) => Ok(None),
@@ -63,7 +70,11 @@ impl Process {
         }
     }
 
-    pub(crate) fn signal(&self, signal: Signal) -> Result<(), Failure> {
+    /// Sends it a signal.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn signal(&self, signal: Signal) -> Result<(), Failure> {
         let pid = Pid::from_raw(self.child.id().cast_signed()).ok_or("a child without a number")?;
         Ok(kill_process(pid, signal)?)
     }
