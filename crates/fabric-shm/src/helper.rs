@@ -23,7 +23,7 @@ use rustix::thread::CpuSet;
 use tensorwire_fabric::PeerViolation;
 use tensorwire_memory::{
     MemoryError, RemoteTarget,
-    copy::{CopyReason, copy_raw},
+    copy::{CopyReason, copy_raw, copy_raw_past_caches},
 };
 
 use crate::{
@@ -85,6 +85,7 @@ pub(super) struct SharedCopy {
     offset: usize,
     destination: RemoteTarget,
     reason: CopyReason,
+    is_past_caches: bool,
     chunks: Chunks,
     /// The grant ended while the helper copied.
     refused: AtomicBool,
@@ -96,12 +97,20 @@ impl SharedCopy {
         source: Arc<Mapping>,
         offset: usize,
         destination: RemoteTarget,
-        reason: CopyReason,
+        (reason, is_past_caches): (CopyReason, bool),
     ) -> Option<Self> {
         let end = offset.checked_add(destination.length())?;
         let count = u32::try_from(destination.length().div_ceil(CHUNK_BYTES)).ok()?;
         let (chunks, refused) = (Chunks::new(count), AtomicBool::new(false));
-        (end <= source.length()).then_some(Self { source, offset, destination, reason, chunks, refused })
+        (end <= source.length()).then_some(Self {
+            source,
+            offset,
+            destination,
+            reason,
+            is_past_caches,
+            chunks,
+            refused,
+        })
     }
 
     /// Copies one chunk, and returns its length.
@@ -109,13 +118,14 @@ impl SharedCopy {
         let start = chunk as usize * CHUNK_BYTES;
         let length = CHUNK_BYTES.min(self.destination.length().saturating_sub(start));
         let access = self.destination.access(start, length)?;
+        let copy = if self.is_past_caches { copy_raw_past_caches } else { copy_raw };
         // SAFETY: `new` has checked that the payload lies inside the mapping, which `self` keeps; every page of a
         // sealed block is allocated, so that reading cannot fault. `access` covers `length` bytes of a live grant that
         // no slice of this process aliases, and `chunks` gives each chunk to one thread only. The peer may change the
         // source meanwhile: the target reads its `closed` word before it reports the write.
         unsafe {
             let source = self.source.base().as_ptr().add(self.offset + start);
-            copy_raw(access.pointer(), source, length, self.reason);
+            copy(access.pointer(), source, length, self.reason);
         }
         Ok(length)
     }
@@ -152,18 +162,19 @@ pub(super) struct HelpedCopy {
 }
 
 impl HelpedCopy {
-    /// Shares the copy with the helper. `None` if it is too short, or if the helper is absent, busy or paused.
+    /// Shares the copy with the helper; it goes past the caches if `is_past_caches`. `None` if it is too short, or if the helper is absent, busy or paused.
     pub(super) fn begin(
         source: &Arc<Mapping>,
         offset: usize,
         destination: &RemoteTarget,
-        reason: CopyReason,
+        (reason, is_past_caches): (CopyReason, bool),
     ) -> Option<Self> {
         if destination.length() < HELP_BYTES || is_paused() {
             return None;
         }
         let helper = HELPER.get_or_init(start).as_ref().filter(|helper| helper.place.leave_this_cpu())?;
-        let copy = Arc::new(SharedCopy::new(source.clone(), offset, destination.clone(), reason)?);
+        let how = (reason, is_past_caches);
+        let copy = Arc::new(SharedCopy::new(source.clone(), offset, destination.clone(), how)?);
         helper.copies.try_send(copy.clone()).ok()?;
         Some(Self::of(copy))
     }

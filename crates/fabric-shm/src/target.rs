@@ -11,7 +11,7 @@ use tensorwire_fabric::{
 };
 use tensorwire_memory::{
     Buf, Limit, RemoteTarget,
-    copy::{CopyReason, copy_raw},
+    copy::{CopyReason, copy_raw, copy_raw_past_caches},
 };
 use tensorwire_testpoints::sync::Mutex;
 
@@ -21,7 +21,7 @@ use crate::{
     frame::Frame,
     helper::{HelpedCopy, Shared},
     import::ImportedBlock,
-    limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES, UNREPORTED_MAX},
+    limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES, PAST_CACHES_BYTES, UNREPORTED_MAX},
     loan::{Loan, Release},
     producer::Producer,
     reads::Answer,
@@ -53,6 +53,7 @@ pub(super) struct Target {
     latest: LatestTargets,
     /// Bytes of the finished pieces of the logical write in progress.
     landed: u64,
+    row: Row,
     /// The peer's blocks, in the order it sent them.
     blocks: Vec<Arc<ImportedBlock>>,
     /// The bytes of all imported blocks.
@@ -74,6 +75,26 @@ struct Execution {
     length: u64,
     /// Set if the copy belongs to a read, not to a write of the peer.
     read: Option<Side>,
+}
+
+/// Payloads that are copied one after another.
+#[derive(Debug, Default)]
+struct Row {
+    /// Where the first one is in the peer's memory: block and offset.
+    first: Option<(u32, u64)>,
+    bytes: usize,
+}
+
+impl Row {
+    /// Whether the payload at `source` is copied past the caches: because the first one of the row has left them. A peer that comes back
+    /// to that one repeats what the caches have, and begins another row.
+    fn is_past_caches(&mut self, source: (u32, u64), bytes: usize) -> bool {
+        if self.first.is_none_or(|first| first == source) {
+            *self = Self { first: Some(source), bytes: 0 };
+        }
+        self.bytes = self.bytes.saturating_add(bytes);
+        self.bytes >= PAST_CACHES_BYTES
+    }
 }
 
 /// The side that issued a read.
@@ -109,6 +130,7 @@ struct Copy {
     offset: u64,
     destination: RemoteTarget,
     reason: CopyReason,
+    is_past_caches: bool,
     /// Bytes copied so far.
     done: usize,
     /// The part that a second core copies.
@@ -144,7 +166,10 @@ impl Target {
         match result? {
             true => Ok(Progress::More),
             false if self.head != before => Ok(Progress::Worked),
-            false => Ok(Progress::Idle),
+            false => {
+                self.row = Row::default();
+                Ok(Progress::Idle)
+            }
         }
     }
 
@@ -334,6 +359,7 @@ impl Target {
         destination: RemoteTarget,
         reason: CopyReason,
     ) -> Result<Copy, End> {
+        let is_past_caches = self.row.is_past_caches((index, offset), destination.length());
         let block = self.block(connection, index)?;
         if !block.covers(offset, destination.length() as u64) {
             return Err(PeerViolation::OutOfBounds.into());
@@ -341,9 +367,9 @@ impl Target {
         // The first copy out of a block is made without help, because it records which pages are resident.
         let helped = block.if_resident(offset, destination.length()).and_then(|mapping| {
             // `covers` has shown that the offset fits the address space.
-            HelpedCopy::begin(mapping, offset as usize, &destination, reason)
+            HelpedCopy::begin(mapping, offset as usize, &destination, (reason, is_past_caches))
         });
-        Ok(Copy { index, offset, destination, reason, done: 0, helped })
+        Ok(Copy { index, offset, destination, reason, is_past_caches, done: 0, helped })
     }
 
     /// The peer's block with this number. The peer sends a block before the descriptor that names it, so a missing
@@ -386,10 +412,11 @@ impl Target {
         let resident = block.resident(copy.offset + copy.done as u64, length);
         let source = resident.map_err(unreadable)?.ok_or(PeerViolation::OutOfBounds)?;
         let access = copy.destination.access(copy.done, length).map_err(|_| PeerViolation::NotGranted)?;
+        let copy_chunk = if copy.is_past_caches { copy_raw_past_caches } else { copy_raw };
         // SAFETY: `source` is readable for `length` bytes: `resident` promises it. `access` covers `length` bytes of a live
         // grant that no slice of this process aliases, in another mapping. The peer may change the source meanwhile: `finish`
         // checks its `closed` word before the arrival is passed on.
-        unsafe { copy_raw(access.pointer(), source, length, copy.reason) };
+        unsafe { copy_chunk(access.pointer(), source, length, copy.reason) };
         copy.done += length;
         Ok(length)
     }

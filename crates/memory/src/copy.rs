@@ -3,10 +3,16 @@
 //! Every copy names its [`CopyReason`]; calls and bytes are counted per reason for the whole process. Pointer
 //! copies elsewhere are banned by the workspace's `clippy.toml`.
 
+#[cfg(target_arch = "x86_64")]
+mod stream;
+
 use std::sync::{
     Arc, Mutex, MutexGuard, PoisonError,
     atomic::{AtomicU64, Ordering},
 };
+
+#[cfg(target_arch = "x86_64")]
+use self::stream::{LINE, stream_lines};
 
 /// Why bytes were copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -152,46 +158,45 @@ pub fn copy_bytes(destination: &mut [u8], source: &[u8], reason: CopyReason) -> 
 /// in a cache.
 pub fn copy_past_caches(destination: &mut [u8], source: &[u8], reason: CopyReason) -> usize {
     let length = destination.len().min(source.len());
-    let (destination, source) = (&mut destination[..length], &source[..length]);
-    record(reason, length);
-    stream(destination, source);
+    // SAFETY: both slices are valid for `length` bytes, and `&mut` excludes overlap.
+    unsafe { copy_raw_past_caches(destination.as_mut_ptr(), source.as_ptr(), length, reason) };
     length
 }
 
-/// Copies `source` to `destination`, which has the same length.
+/// As [`copy_raw`], but past the caches, as [`copy_past_caches`].
+///
+/// # Safety
+/// That of [`copy_raw`].
+pub unsafe fn copy_raw_past_caches(
+    destination: *mut u8,
+    source: *const u8,
+    length: usize,
+    reason: CopyReason,
+) {
+    record(reason, length);
+    // SAFETY: the caller's contract is exactly that of this call.
+    unsafe { stream(destination, source, length) };
+}
+
+/// # Safety
+/// That of [`copy_raw`].
 #[cfg(target_arch = "x86_64")]
-fn stream(destination: &mut [u8], source: &[u8]) {
-    use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
-
-    /// A line of the caches. All its loads come before its stores, so that the processor can write it as a whole.
-    #[repr(align(64))]
-    struct Line([__m128i; 4]);
-
-    // SAFETY: any bytes are a valid `Line`, and it has no padding.
-    let (before, lines, _) = unsafe { destination.align_to_mut::<Line>() };
-    let (head, rest) = source.split_at(before.len());
-    before.copy_from_slice(head);
-    for (to, from) in lines.iter_mut().zip(rest.chunks_exact(size_of::<Line>())) {
-        let from: *const __m128i = from.as_ptr().cast();
-        // SAFETY: `chunks_exact` gives `from` 64 bytes, `align_to_mut` aligns `to`, and every x86-64 processor has SSE2.
-        unsafe {
-            let from = [0, 1, 2, 3].map(|at| _mm_loadu_si128(from.add(at)));
-            for (to, from) in to.0.iter_mut().zip(from) {
-                _mm_stream_si128(to, from);
-            }
-        }
+#[allow(clippy::disallowed_methods)] // called by the counted copy
+unsafe fn stream(destination: *mut u8, source: *const u8, length: usize) {
+    let before = destination.align_offset(LINE).min(length);
+    let lines = (length - before) / LINE;
+    let streamed = before + lines * LINE;
+    // SAFETY: all three parts are within the `length` bytes that the caller promises. The lines begin where `destination` is aligned: only
+    // if there are none, `before` may be too short for that.
+    unsafe {
+        std::ptr::copy_nonoverlapping(source, destination, before);
+        stream_lines(destination.add(before), source.add(before), lines);
+        std::ptr::copy_nonoverlapping(source.add(streamed), destination.add(streamed), length - streamed);
     }
-    let streamed = before.len() + size_of_val(lines);
-    destination[streamed..].copy_from_slice(&source[streamed..]);
-    // SAFETY: every x86-64 processor has SSE. The intrinsic requires a fence before any other access to these bytes,
-    // also by threads that learn of them.
-    unsafe { _mm_sfence() };
 }
 
 #[cfg(not(target_arch = "x86_64"))]
-fn stream(destination: &mut [u8], source: &[u8]) {
-    destination.copy_from_slice(source);
-}
+use std::ptr::copy_nonoverlapping as stream;
 
 /// Copies `length` bytes between raw ranges and counts it.
 ///

@@ -494,6 +494,18 @@ fn copies_past_the_caches_copy_every_byte_and_no_other() {
     }
 }
 
+/// Of several pages, which are copied side by side.
+#[test]
+fn copies_of_several_pages_past_the_caches_copy_every_byte() {
+    let source: Vec<u8> = (0..50_000_u32).map(|at| (at % 251) as u8 | 1).collect();
+    for (start, length) in [(0, 16_384), (3, 16_384 + 64), (64, 49_000), (5, 33_000)] {
+        let mut into = vec![0; 50_000];
+        copy_past_caches(&mut into[start..start + length], &source[7..][..length], CopyReason::SimPiece);
+        assert_eq!(&into[start..start + length], &source[7..][..length], "{length} at {start}");
+        assert!(into[..start].iter().chain(&into[start + length..]).all(|byte| *byte == 0));
+    }
+}
+
 #[test]
 fn copies_past_the_caches_are_counted_and_cut_to_the_shorter_side() {
     // No other test of this binary copies for this reason.

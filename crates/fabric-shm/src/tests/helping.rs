@@ -38,7 +38,7 @@ fn finish(copy: &mut HelpedCopy) -> Result<usize, PeerViolation> {
 }
 
 fn begin(mapping: &Arc<Mapping>, target: &RemoteTarget) -> Option<(HelpedCopy, Arc<SharedCopy>)> {
-    let copy = SharedCopy::new(mapping.clone(), 0, target.clone(), CopyReason::ShmPayload)?;
+    let copy = SharedCopy::new(mapping.clone(), 0, target.clone(), (CopyReason::ShmPayload, true))?;
     let copy = Arc::new(copy);
     Some((HelpedCopy::of(copy.clone()), copy))
 }
@@ -115,7 +115,7 @@ async fn a_payload_past_its_block_is_not_shared() {
     let (rig, mapping) = (Rig::new(), source(BYTES));
     let (_granted, target) = target(&rig, BYTES);
     for offset in [1, BYTES, usize::MAX] {
-        let copy = SharedCopy::new(mapping.clone(), offset, target.clone(), CopyReason::ShmPayload);
+        let copy = SharedCopy::new(mapping.clone(), offset, target.clone(), (CopyReason::ShmPayload, false));
         assert!(copy.is_none(), "at {offset}");
     }
 }
@@ -124,5 +124,5 @@ async fn a_payload_past_its_block_is_not_shared() {
 async fn short_copies_are_made_alone() {
     let (rig, mapping) = (Rig::new(), source(BYTES));
     let (_granted, target) = target(&rig, HELP_BYTES - 1);
-    assert!(HelpedCopy::begin(&mapping, 0, &target, CopyReason::ShmPayload).is_none());
+    assert!(HelpedCopy::begin(&mapping, 0, &target, (CopyReason::ShmPayload, false)).is_none());
 }
