@@ -163,7 +163,7 @@ impl Leases {
         self.open.is_empty()
     }
 
-    /// Opens a lease of `buffer`, and returns its slot and generation.
+    /// Opens a lease of `buffer` and what is attached to it, and returns its slot and generation.
     ///
     /// # Errors
     /// [`FabricError::LeasesExhausted`], [`FabricError::LeasedBytesExhausted`]; [`FabricError::Unsupported`] when the
@@ -179,7 +179,8 @@ impl Leases {
         if self.open.len() >= LEASES_MAX as usize {
             return Err(FabricError::LeasesExhausted { open: LEASES_MAX, cap: LEASES_MAX });
         }
-        let bytes = buffer.len() as u64;
+        let attached = buffer.attached().map(|attached| attached.len() as u64);
+        let bytes = attached.fold(buffer.len() as u64, u64::saturating_add);
         process.take(bytes, claimed)?;
         let slot = match self.free.pop() {
             Some(slot) => slot,

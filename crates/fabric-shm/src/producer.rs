@@ -414,13 +414,19 @@ impl Producer {
         Ok(self.share(connection, block, fd)?.map(|index| Source::Block { index, offset }))
     }
 
-    /// A lease of `local`; `None` while the socket has no room for the block's memfd.
+    /// A lease of `local` and what is attached to it; `None` while the socket has no room for the block's memfd.
     fn lent(&mut self, connection: &Connection, local: &Buf) -> Result<Option<Source>, FabricError> {
         if local.is_empty() {
             return Err(FabricError::Unsupported { kind: KIND, what: "lend an empty buffer" });
         }
         let (block, fd) = reachable(connection, local)?;
         let Some(index) = self.share(connection, block, fd)? else { return Ok(None) };
+        for attached in local.attached() {
+            let (block, fd) = reachable(connection, &attached)?;
+            if self.share(connection, block, fd)?.is_none() {
+                return Ok(None);
+            }
+        }
         let process = connection.process.as_ref();
         let process = process.map(|process| (process, connection.catalogue.claimed_by(process)));
         let (slot, generation) = self.leases.lend(process, local.clone())?;

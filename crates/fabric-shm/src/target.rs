@@ -22,7 +22,7 @@ use crate::{
     helper::{HelpedCopy, Shared},
     import::ImportedBlock,
     limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES, PAST_CACHES_BYTES, UNREPORTED_MAX},
-    loan::{Loan, Release},
+    loan::{HeldLease, Loan},
     producer::Producer,
     reads::Answer,
     ring::{Descriptor, Source},
@@ -472,9 +472,8 @@ impl Target {
     /// Passes the user a view of the peer's memory.
     fn hand_over(&mut self, connection: &Connection, view: &View, immediate: Immediate) -> Result<(), End> {
         let mapping = self.block(connection, view.index)?.mapping().map_err(unreadable)?.clone();
-        let release = release(connection, view.slot, view.generation);
-        let counted = connection.peer_catalogue.claims().cloned();
-        let loan = Loan::new(mapping, (view.offset, view.length), release, counted);
+        let lease = Arc::new(held(connection, view.slot, view.generation));
+        let loan = Loan::new(mapping, (view.offset, view.length), lease);
         let buffer = Buf::foreign(Arc::new(loan));
         // A view that cannot be delivered is released by its drop.
         connection.core.deliver(Arrival::Loan { immediate, buffer }).map_err(End::not_ready)?;
@@ -488,7 +487,7 @@ impl Target {
         for position in self.head..self.head.saturating_add(u64::from(connection.peer.slots())) {
             let Ok(Some(descriptor)) = connection.peer.descriptor(position) else { return };
             if let Source::Lent { slot, generation, .. } = descriptor.source {
-                release(connection, slot, generation).tell();
+                drop(held(connection, slot, generation));
             }
         }
     }
@@ -571,9 +570,11 @@ fn answer(
     Ok(())
 }
 
-fn release(connection: &Connection, slot: u32, generation: u64) -> Release {
+fn held(connection: &Connection, slot: u32, generation: u64) -> HeldLease {
     let (own, peer) = (connection.own.clone(), connection.peer.clone());
-    Release { own, peer, ringer: connection.ringer.clone(), slot, generation }
+    let counted = connection.peer_catalogue.claims().cloned();
+    let (ringer, blocks) = (connection.ringer.clone(), connection.blocks.clone());
+    HeldLease { own, peer, ringer, slot, generation, counted, blocks }
 }
 
 /// The end of a connection whose socket the peer has closed. If the peer left a reason, that is the error.

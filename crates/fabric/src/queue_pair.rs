@@ -173,7 +173,8 @@ impl QueuePair {
         self.start(WorkRequest::WriteVectored { segments: segments.into(), immediate })
     }
 
-    /// Gives the peer a view of `local` without a copy ([`Arrival::Loan`]). Completes when the peer has the view. The
+    /// Gives the peer a view of `local`, and of the buffers [attached](tensorwire_memory::BufMut::freeze_with) to it, without a copy
+    /// ([`Arrival::Loan`]). Completes when the peer has the view. The
     /// bytes stay alive and unchanged until the peer's lease ends.
     ///
     /// # Errors

@@ -1,9 +1,20 @@
 //! Readable memory that belongs to no pool.
 
-use std::{fmt, ptr::NonNull};
+use std::{fmt, ptr::NonNull, sync::Arc, task::Poll};
 
 use bytes::Bytes;
 use zerocopy::{Immutable, IntoBytes};
+
+/// Where bytes are in a block of a process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Place {
+    /// The number of the block in that process ([`BlockId::get`](crate::BlockId::get)).
+    pub block: u64,
+    /// Bytes from the start of the block.
+    pub offset: u64,
+    /// Bytes.
+    pub length: u64,
+}
 
 /// Memory of a [`Buf`](crate::Buf) that is not a range of a pool: a view of a neighbour's block under a
 /// lease, or a read-only mapping of a file.
@@ -23,6 +34,12 @@ pub unsafe trait ForeignMemory: fmt::Debug + Send + Sync {
 
     /// Length in bytes, at most `isize::MAX`.
     fn length(&self) -> usize;
+
+    /// As [`Buf::attached_at`](crate::Buf::attached_at). Default: there is none.
+    fn attached_at(&self, place: &Place) -> Poll<Option<Arc<dyn ForeignMemory>>> {
+        let _ = place;
+        Poll::Ready(None)
+    }
 }
 
 // SAFETY: the allocation of a vector that is behind a shared `Arc` neither moves nor changes, because nobody can get

@@ -49,7 +49,7 @@ pub use block::{
 };
 pub use buffer::{Buf, BufMut, Exposure, Granted, Loan, Retired};
 pub use error::{MemoryError, VisitError};
-pub use foreign::ForeignMemory;
+pub use foreign::{ForeignMemory, Place};
 pub use huge::HugePages;
 pub use lease::Lease;
 pub use limits::Limit;

@@ -43,6 +43,24 @@ fn a_release_leaves_the_buffers_that_are_held_elsewhere() {
 }
 
 #[test]
+fn buffers_are_retired_with_the_one_that_they_are_attached_to() {
+    let pool = pool();
+    let attached = vec![buffer(&pool, 100), buffer(&pool, 200).slice(50..60).unwrap()];
+    let table = pool.try_alloc(64).unwrap().freeze_with(attached);
+    assert_eq!(table.attached().map(|attached| attached.len()).collect::<Vec<_>>(), [100, 10]);
+    let kept = table.attached().next().unwrap();
+    let retired = table.retire();
+    assert_eq!(counts(&pool), (448, 0, 448));
+    retired.release();
+    assert_eq!(counts(&pool), (0, 0, 128));
+    drop(kept);
+    assert_eq!(counts(&pool), (0, 0, 0));
+    let attached = vec![buffer(&pool, 100)];
+    drop(pool.try_alloc(64).unwrap().freeze_with(attached).retire());
+    assert_eq!(counts(&pool), (0, 192, 192), "leaked without a release");
+}
+
+#[test]
 fn many_leases_on_one_allocation_count_once_and_the_last_release_frees_it() {
     let pool = pool();
     let whole = buffer(&pool, 200);

@@ -109,6 +109,53 @@ fn a_fetch_sees_one_version_and_the_next_one_another() {
     }
 }
 
+/// On one host: the tensors of a version come by one loan, and older versions are not held for those that have not changed.
+#[test]
+fn a_version_is_lent_as_a_whole() {
+    const MANY: usize = 40;
+    run(async {
+        let two = two(FabricKind::SHM).await;
+        let tensors: Vec<_> = (0..MANY).map(|at| filled(&two.server, at as u8)).collect();
+        let foreign = Tensor::from_vec(two.server.user_memory(), &[3], vec![7u16, 8, 9]).unwrap();
+        let commit = async |version: u64| {
+            let mut named: Vec<_> =
+                tensors.iter().enumerate().map(|(at, t)| (format!("{at}"), t.clone())).collect();
+            named.push(("changes".to_owned(), filled(&two.server, version as u8)));
+            named.push(("foreign".to_owned(), foreign.clone()));
+            named.push((
+                "nothing".to_owned(),
+                Tensor::from_values::<u16>(two.server.pool(), &[0], &[]).unwrap(),
+            ));
+            two.server.set(SET).commit(version, named).await.unwrap();
+        };
+        let loans = || two.server.peers().iter().map(|peer| peer.counters.loans_sent).sum::<u64>();
+        let mut versions = two.peer.set(SET).follow(Policy::Every);
+        let mut used = Vec::new();
+        for version in 1..10 {
+            commit(version).await;
+            let before = loans();
+            let staged = next(&mut versions).await;
+            assert!(
+                loans() - before <= 2,
+                "{} loans: of the table, and of what is not in the pool",
+                loans() - before
+            );
+            let snapshot = staged.apply();
+            for at in 0..MANY {
+                let bytes = snapshot.get(&format!("{at}")).unwrap().bytes();
+                assert!(bytes.len() == BYTES && bytes.iter().all(|byte| usize::from(*byte) == at));
+            }
+            assert!(snapshot.get("changes").unwrap().bytes().iter().all(|byte| u64::from(*byte) == version));
+            assert_eq!(snapshot.get("foreign").unwrap().values::<u16>().unwrap(), [7, 8, 9]);
+            assert!(snapshot.get("nothing").unwrap().bytes().is_empty());
+            used.push(two.server.pool().stats().used_bytes);
+        }
+        let most = used.iter().max().unwrap();
+        assert!(*most < ((MANY + 5) * (BYTES + 8192)) as u64, "memory of older versions: {used:?}");
+        two.end().await;
+    });
+}
+
 #[test]
 fn names_shapes_and_types_change_with_a_version() {
     for kind in kinds(USUAL) {
@@ -346,7 +393,8 @@ fn s4_two_versions_that_are_being_fetched_stay_and_a_third_is_superseded() {
             commit(version + 1).await;
         }
         commit(7).await;
-        let used = |versions: u64| versions * 20 * BYTES as u64 + 8192;
+        // Each version has a table of its tensors.
+        let used = |versions: u64| versions * (20 * BYTES as u64 + 8192);
         assert!(server.pool().stats().used_bytes <= used(4), "{:?}", server.pool().stats());
         let mut versions = Vec::new();
         for fetch in fetches {

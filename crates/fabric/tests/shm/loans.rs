@@ -1,13 +1,13 @@
 //! Views of memory: their limits, and their end when a process is stopped, killed or forked.
 
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, task::Poll, time::Duration};
 
 use futures::{channel::oneshot, future::join_all};
 use tensorwire_fabric::{
     Access, Arrival, Fabric, FabricError, Immediate, QueuePair, QueuePairConfig, Runtime, WorkRequest,
 };
 use tensorwire_fabric_shm::ShmFabric;
-use tensorwire_memory::{Buf, copy::CopyReason};
+use tensorwire_memory::{Buf, Place, copy::CopyReason};
 
 use super::{
     SETUP,
@@ -102,6 +102,90 @@ fn s4_bytes_of_leases_count_per_process_too() {
         }
         result.unwrap();
         loan(&runtime, &pair.to_left).await;
+    });
+}
+
+async fn lent(runtime: &Arc<dyn Runtime>, pair: &Pair, buffer: Buf) -> Buf {
+    let lend = pair.to_right.lend(buffer, Immediate(1));
+    let (result, view) = futures::future::join(lend, loan(runtime, &pair.to_left)).await;
+    result.unwrap();
+    view
+}
+
+/// A view of what is attached at `place`, once it is resident.
+fn attached_at(view: &Buf, place: &Place) -> Option<Buf> {
+    loop {
+        if let Poll::Ready(found) = view.attached_at(place) {
+            return found;
+        }
+    }
+}
+
+#[test]
+fn buffers_that_are_attached_to_a_lent_one_are_viewed_under_its_lease() {
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let pair = Pair::new(Setup { fabric: three_leases, peer_address: None }, runtime.clone()).await;
+        let other_pool = RegisteredPool::new(&pair.left.domain, "another", Access::LOCAL, 1 << 20);
+        let used = || pair.left.source.pool.stats().used_bytes + other_pool.pool.stats().used_bytes;
+        let before = used();
+        let attached =
+            vec![pair.left.source.filled(LENGTH, 1), other_pool.filled(100, 2), other_pool.filled(300, 3)];
+        let places: Vec<_> = attached.iter().map(|attached| attached.place().unwrap()).collect();
+        let table = pair.left.source.pool.try_alloc(300).unwrap().freeze_with(attached);
+        let view = lent(&runtime, &pair, table).await;
+        let views: Vec<_> = places.iter().map(|place| attached_at(&view, place).unwrap()).collect();
+        for (view, (length, seed)) in views.iter().zip([(LENGTH, 1), (100, 2), (300, 3)]) {
+            assert!(view.is_foreign() && view[..] == pattern(length, seed)[..]);
+        }
+        // Places that a peer of this process names at will.
+        let [place, ..] = places[..] else { panic!("no place") };
+        for (block, offset, length) in
+            [(u64::MAX, 0, 1), (0, 0, 1), (place.block, u64::MAX, 1), (place.block, 0, u64::MAX)]
+        {
+            assert!(attached_at(&view, &Place { block, offset, length }).is_none());
+        }
+        // The views share one lease: others are free, and the memory is held until the last view is gone.
+        drop(view);
+        let others = [lent(&runtime, &pair, pair.left.source.filled(64, 1)).await, {
+            lent(&runtime, &pair, pair.left.source.filled(64, 1)).await
+        }];
+        pair.to_right.lend(pair.left.source.filled(64, 1), Immediate(1)).await.unwrap_err();
+        drop(others);
+        let mut views = views.into_iter();
+        let last = views.next_back();
+        drop(views);
+        pair.works(&pair.to_right, &pair.to_left).await;
+        assert!(used() > before + LENGTH as u64);
+        drop(last);
+        while used() > before {
+            yield_once().await;
+            pair.works(&pair.to_right, &pair.to_left).await;
+        }
+    });
+}
+
+#[test]
+fn s4_bytes_of_attached_buffers_count_and_views_end_with_the_connection() {
+    fn one_length(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
+        Arc::new(ShmFabric::new(runtime).unwrap().with_lease_bytes_cap(LENGTH as u64))
+    }
+    bounded(Flavour::CurrentThread, |runtime| async move {
+        let pair = Pair::new(Setup { fabric: one_length, peer_address: None }, runtime.clone()).await;
+        let table = |bytes: usize| {
+            let attached = vec![pair.left.source.filled(bytes, 1)];
+            pair.left.source.pool.try_alloc(64).unwrap().freeze_with(attached)
+        };
+        let error = pair.to_right.lend(table(LENGTH), Immediate(1)).await.unwrap_err();
+        let is_named =
+            matches!(error, FabricError::LeasedBytesExhausted { wanted, .. } if wanted == LENGTH as u64 + 64);
+        assert!(is_named, "{error}");
+        let fits = table(LENGTH - 64);
+        let place = fits.attached().next().unwrap().place().unwrap();
+        let view = lent(&runtime, &pair, fits).await;
+        let attached = attached_at(&view, &place).unwrap();
+        step(&runtime, "the close", pair.to_left.close()).await;
+        assert!(attached_at(&view, &place).is_none(), "the connection is over");
+        assert!(attached[..] == pattern(LENGTH - 64, 1)[..], "views stay");
     });
 }
 

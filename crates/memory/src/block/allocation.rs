@@ -22,6 +22,8 @@ pub(crate) struct Allocation {
     offset: usize,
     /// Bytes the user sees.
     length: usize,
+    /// Ranges of frozen allocations, dropped with it.
+    attached: Box<[(Arc<Allocation>, Range<usize>)]>,
 }
 
 enum Home {
@@ -71,7 +73,11 @@ impl fmt::Debug for Allocation {
 
 impl Allocation {
     pub(crate) fn empty() -> Self {
-        Self { home: Home::Nowhere, offset: 0, length: 0 }
+        Self::at(Home::Nowhere, 0, 0)
+    }
+
+    fn at(home: Home, offset: usize, length: usize) -> Self {
+        Self { home, offset, length, attached: Box::default() }
     }
 
     /// `length` bytes, more than 0, of a pool.
@@ -85,7 +91,7 @@ impl Allocation {
             retired: AtomicU64::new(0),
             leaked: AtomicBool::new(false),
         };
-        let allocation = Self { home: Home::Pool(range), offset, length };
+        let allocation = Self::at(Home::Pool(range), offset, length);
         allocation.observe(|observer, span| observer.allocated(span));
         Ok(allocation)
     }
@@ -93,20 +99,36 @@ impl Allocation {
     /// All of a joined block.
     pub(crate) fn joined(block: JoinedBlock) -> Self {
         let length = block.block().length();
-        Self { home: Home::Joined(block), offset: 0, length }
+        Self::at(Home::Joined(block), 0, length)
     }
 
     /// All bytes of `owner`.
     pub(crate) fn foreign(owner: Arc<dyn ForeignMemory>) -> Self {
         let length = owner.length();
-        Self { home: Home::Foreign(owner), offset: 0, length }
+        Self::at(Home::Foreign(owner), 0, length)
     }
 
     /// A copy of `bytes` on the heap.
     pub(crate) fn heap(bytes: &[u8], reason: CopyReason) -> Self {
         let mut words = SmallVec::from_elem(0, bytes.len().div_ceil(size_of::<u128>()));
         copy_bytes(words.as_mut_slice().as_mut_bytes(), bytes, reason);
-        Self { home: Home::Heap(words), offset: 0, length: bytes.len() }
+        Self::at(Home::Heap(words), 0, bytes.len())
+    }
+
+    pub(crate) fn attach(&mut self, attached: impl Iterator<Item = (Arc<Self>, Range<usize>)>) {
+        self.attached = attached.collect();
+    }
+
+    pub(crate) fn attached(&self) -> &[(Arc<Self>, Range<usize>)] {
+        &self.attached
+    }
+
+    /// The owner, if it is foreign memory.
+    pub(crate) fn owner(&self) -> Option<&dyn ForeignMemory> {
+        match &self.home {
+            Home::Foreign(owner) => Some(&**owner),
+            _ => None,
+        }
     }
 
     pub(crate) fn block(&self) -> Option<&Block> {

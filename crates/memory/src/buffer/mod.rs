@@ -9,12 +9,13 @@ use std::{
     fmt,
     ops::{Deref, DerefMut, Range},
     sync::Arc,
+    task::Poll,
 };
 
 use bytes::Bytes;
 
 use crate::{
-    Block, ForeignMemory,
+    Block, ForeignMemory, Place,
     block::{Allocation, JoinedBlock},
     copy::CopyReason,
 };
@@ -42,6 +43,13 @@ impl BufMut {
     pub fn freeze(self) -> Buf {
         self.allocation.answered();
         Buf::whole(self.allocation)
+    }
+
+    /// As [`freeze`](Self::freeze). The buffers `attached` live as long as this one, and a peer that gets a view of this one can view
+    /// them, too ([`Buf::attached_at`]).
+    pub fn freeze_with(mut self, attached: Vec<Buf>) -> Buf {
+        self.allocation.attach(attached.into_iter().map(|buffer| (buffer.allocation, buffer.range)));
+        self.freeze()
     }
 
     /// The block the bytes lie in; `None` for an empty buffer.
@@ -122,6 +130,20 @@ impl Buf {
         Exposure::new(self.clone())
     }
 
+    /// The buffers that were [attached](BufMut::freeze_with) to this one.
+    pub fn attached(&self) -> impl ExactSizeIterator<Item = Self> {
+        let attached = self.allocation.attached().iter();
+        attached.map(|(allocation, range)| Self::part_of(allocation.clone(), range.clone()))
+    }
+
+    /// Of a view of a peer's memory: a view of a buffer that the peer [attached](BufMut::freeze_with) to these bytes. It shares their lease.
+    /// `place` comes from the peer. `None` if there is no such memory, or the connection is over. Pending if a part of it was made
+    /// resident, up to some 256 KiB; then the caller lets other tasks run and calls again.
+    pub fn attached_at(&self, place: &Place) -> Poll<Option<Self>> {
+        let Some(owner) = self.allocation.owner() else { return Poll::Ready(None) };
+        owner.attached_at(place).map(|attached| attached.map(Self::foreign))
+    }
+
     /// Prevents the pool from reusing the bytes until it is certain that a lost peer no longer reads them.
     #[doc(hidden)]
     pub fn retire(self) -> Retired {
@@ -156,6 +178,12 @@ impl Buf {
     #[doc(hidden)]
     pub fn block(&self) -> Option<&Block> {
         self.allocation.block()
+    }
+
+    /// Where the bytes are in a block; `None` if they lie in none.
+    pub fn place(&self) -> Option<Place> {
+        let (offset, length) = (self.offset() as u64, self.range.len() as u64);
+        self.block().map(|block| Place { block: block.id().get(), offset, length })
     }
 
     /// First byte inside the block; inside the owner's memory for a foreign buffer.

@@ -1,8 +1,9 @@
 //! Buffers that a lost peer may still read.
 
-use std::{fmt, mem};
+use std::{fmt, iter, mem};
 
 use super::Buf;
+use crate::block::Allocation;
 
 /// Bytes that a peer was reading when its connection ended. The pool does not reuse them before
 /// [`release`](Self::release), which the holder of this value calls when the peer's process is known to be dead.
@@ -19,7 +20,7 @@ pub struct Retired {
 
 impl Retired {
     pub(crate) fn new(buffer: Buf) -> Self {
-        buffer.allocation().retire();
+        allocations(&buffer).for_each(Allocation::retire);
         Self { buffer: Some(buffer) }
     }
 
@@ -36,9 +37,15 @@ impl Retired {
     /// As [`release`](Self::release), but returns the bytes, so that the caller can drop them where tasks may be woken.
     pub fn end(mut self) -> Option<Buf> {
         let buffer = self.buffer.take()?;
-        buffer.allocation().release();
+        allocations(&buffer).for_each(Allocation::release);
         Some(buffer)
     }
+}
+
+/// Those of the buffer and of the buffers attached to it, which the peer views, too.
+fn allocations(buffer: &Buf) -> impl Iterator<Item = &Allocation> {
+    let own = buffer.allocation();
+    iter::once(&**own).chain(own.attached().iter().map(|(attached, _)| &**attached))
 }
 
 impl fmt::Debug for Retired {
@@ -50,8 +57,10 @@ impl fmt::Debug for Retired {
 impl Drop for Retired {
     fn drop(&mut self) {
         if let Some(buffer) = self.buffer.take() {
-            buffer.allocation().count_leak();
-            buffer.allocation().release();
+            allocations(&buffer).for_each(|allocation| {
+                allocation.count_leak();
+                allocation.release();
+            });
             mem::forget(buffer);
         }
     }

@@ -330,6 +330,11 @@ impl DataConnection {
         self.queue_pair.capabilities().lend && !self.allocator.enclosure.is_bouncing()
     }
 
+    /// Whether contents are validated when they have arrived.
+    pub(crate) fn is_validated(&self) -> bool {
+        self.protocol.agreed().validation.is_on()
+    }
+
     /// Receives what `hand_out` makes of the value. Requests a view only if the fabric supports it and the peer is trusted not to
     /// change the memory.
     async fn received<T>(
@@ -395,8 +400,8 @@ impl DataConnection {
         name: &Transfer<'_>,
         target: &Target,
     ) -> Result<ReceivedGuard<FabricChannel>, WorkerError> {
-        let is_validated = self.protocol.agreed().validation.is_on();
-        let allocator = TargetAllocator { receive: &self.allocator, target, is_validated };
+        let allocator =
+            TargetAllocator { receive: &self.allocator, target, is_validated: self.is_validated() };
         let span = receive_span(*name, self.kind);
         let receive = self.protocol.receive_with(*scope, name.key, &allocator, ReceiveOptions::default());
         let received = receive.instrument(span.clone()).await.map_err(|error| {

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeSet, fmt, sync::Arc};
 
+use tensorwire_memory::Pool;
+
 use crate::{
     control::name::sought,
     error::WorkerError,
@@ -12,7 +14,7 @@ use crate::{
     values::{
         published::check_published,
         sets::{
-            Begun, Refusal, SetVersion, encoded,
+            Begun, Refusal, SetVersion, encoded, loan,
             manifest::{MANIFEST_BYTES_MAX, Manifest, ManifestEntry, TENSORS_MAX},
             manifest_delta::{self, Change},
             sharding::Sharding,
@@ -174,7 +176,7 @@ impl OwnSet {
                 }
             }
         }
-        next.finish((edition, version), newest.as_deref()).ok_or_else(|| {
+        next.finish((edition, version), newest.as_deref(), self.worker.pool()).ok_or_else(|| {
             let remedy = "the names and shapes take more than 16 MiB: use several sets";
             self.refused("set", &self.name, remedy)
         })
@@ -270,7 +272,12 @@ impl Draft {
     }
 
     /// The version; `None` if its manifest is too long.
-    fn finish(self, (edition, version): (u64, u64), before: Option<&SetVersion>) -> Option<SetVersion> {
+    fn finish(
+        self,
+        (edition, version): (u64, u64),
+        before: Option<&SetVersion>,
+        pool: &Pool,
+    ) -> Option<SetVersion> {
         let Self { manifest, changes, tensors, deltas } = self;
         let whole = manifest.encode();
         let difference = before.map(|before| manifest_delta::encode(&before.manifest, &manifest, &changes));
@@ -283,6 +290,7 @@ impl Draft {
             encoded: encoded(&whole),
             difference: difference.map(|difference| encoded(&difference)),
             base,
+            loan: loan::table(pool, &tensors),
             tensors,
             deltas,
             pinned: Arc::default(),

@@ -285,8 +285,8 @@ impl Link {
 
 /// A version that is being moved.
 pub(super) struct Move<'a> {
-    set: &'a PeerSet,
-    link: &'a Link,
+    pub(super) set: &'a PeerSet,
+    pub(super) link: &'a Link,
     pub(super) volume: Volume,
 }
 
@@ -384,6 +384,13 @@ impl<'a> Move<'a> {
                 }
             }
         }
+        if wanted.len() > 1
+            && self.set.sharing == Sharing::View
+            && self.link.lends_versions()
+            && let Some(views) = self.borrowed(edition, manifest).await?
+        {
+            return Ok(views);
+        }
         let mut contents = self.contents(wanted).await?.into_iter();
         let mut tensors = Vec::with_capacity(ways.len());
         for (place, (entry, way)) in manifest.entries.iter().zip(ways).enumerate() {
@@ -402,7 +409,10 @@ impl<'a> Move<'a> {
     }
 
     /// Requests all contents at once, in as few messages as possible.
-    async fn contents(&mut self, wanted: Vec<(SetContent, Metadata)>) -> Result<Vec<Tensor>, NotMoved> {
+    pub(super) async fn contents(
+        &mut self,
+        wanted: Vec<(SetContent, Metadata)>,
+    ) -> Result<Vec<Tensor>, NotMoved> {
         let before_last = wanted.len().saturating_sub(1);
         let (set, link) = (self.set, self.link);
         let contents = wanted.into_iter().enumerate().map(|(at, mut wanted)| {

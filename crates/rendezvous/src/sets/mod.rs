@@ -24,6 +24,7 @@
 //! ```
 
 mod assembly;
+mod borrowing;
 mod committing;
 mod comparing;
 mod fetching;

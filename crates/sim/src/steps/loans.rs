@@ -5,7 +5,7 @@
 //! the holder drops its views, however late, or when the holder's process is seen to be dead. Open and retired leases
 //! count per holder; over the cap a loan is refused at once.
 
-use std::sync::Arc;
+use std::{hash::Hasher as _, sync::Arc};
 
 use tensorwire_fabric::{FabricError, FabricKind, Immediate, SlotKey};
 use tensorwire_memory::{Block, Buf, Loan};
@@ -30,7 +30,7 @@ impl Shared {
         let (lender_node, holder) = self.may_lend(id, local)?;
         let source = self.post_source(local);
         let length = local.len() as u64;
-        let content = Fnv::of(local);
+        let content = contents(local);
         let (lease, number) = {
             let mut state = self.state();
             let lease = LeaseId(state.leases.next);
@@ -85,7 +85,7 @@ impl Shared {
         let (world, seen) = (self.weak(), bytes.clone());
         let loan = Loan::new(bytes, move || {
             if let Some(world) = world.upgrade() {
-                world.let_go(lease, Fnv::of(&seen) == content);
+                world.let_go(lease, contents(&seen) == content);
             }
         });
         Some(Buf::foreign(Arc::new(loan)))
@@ -157,4 +157,12 @@ impl Shared {
         }
         held.into_iter().for_each(|lease| self.release_lease(lease));
     }
+}
+
+/// The hash of the bytes that a loan of `buffer` covers.
+fn contents(buffer: &Buf) -> u64 {
+    let mut hasher = Fnv::new();
+    hasher.write(buffer);
+    buffer.attached().for_each(|attached| hasher.write(&attached));
+    hasher.finish()
 }

@@ -29,8 +29,11 @@ pub(crate) const MANIFEST: u32 = 0;
 /// The number of the difference between the manifest and the previous one.
 pub(crate) const MANIFEST_DELTA: u32 = 1;
 
+/// The number of the [loan](super::loan) of all tensors.
+pub(crate) const LOAN: u32 = 2;
+
 /// The number of the first tensor. The deltas follow the last one.
-pub(crate) const FIRST_TENSOR: u32 = 2;
+pub(crate) const FIRST_TENSOR: u32 = 3;
 
 /// A tensor in a manifest.
 #[derive(Debug, Clone, PartialEq, Eq)]

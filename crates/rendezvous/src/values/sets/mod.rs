@@ -8,6 +8,7 @@ pub(crate) mod delta;
 #[allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // a failed step is a finding
 pub(crate) mod fuzzing;
 pub(crate) mod listing;
+pub(crate) mod loan;
 pub(crate) mod manifest;
 pub(crate) mod manifest_delta;
 pub(crate) mod reading;
@@ -26,7 +27,7 @@ use zerocopy::IntoBytes as _;
 
 use self::{
     listing::ListedSet,
-    manifest::{FIRST_TENSOR, Head, MANIFEST, MANIFEST_DELTA, Manifest, VersionHead},
+    manifest::{FIRST_TENSOR, Head, LOAN, MANIFEST, MANIFEST_DELTA, Manifest, VersionHead},
 };
 use crate::values::tensor::Tensor;
 
@@ -43,6 +44,7 @@ pub(crate) struct SetVersion {
     /// In the order of the manifest.
     pub(crate) tensors: Vec<Tensor>,
     pub(crate) deltas: Vec<Tensor>,
+    pub(crate) loan: Tensor,
     /// Held by the pins.
     pub(crate) pinned: Arc<()>,
 }
@@ -53,6 +55,7 @@ impl SetVersion {
         match number {
             MANIFEST => Some(&self.encoded),
             MANIFEST_DELTA => self.difference.as_ref(),
+            LOAN => Some(&self.loan),
             number => {
                 let place = (number - FIRST_TENSOR) as usize;
                 self.tensors.get(place).or_else(|| self.deltas.get(place.checked_sub(self.tensors.len())?))
@@ -71,7 +74,7 @@ impl SetVersion {
 
     /// Bytes of its own contents, without the tensors.
     fn extra_bytes(&self) -> u64 {
-        let deltas = self.deltas.iter().chain(&self.difference).chain([&self.encoded]);
+        let deltas = self.deltas.iter().chain(&self.difference).chain([&self.encoded, &self.loan]);
         deltas.map(|content| content.bytes().len() as u64).sum()
     }
 
