@@ -40,6 +40,7 @@ mod refusals;
 mod seeds;
 mod select;
 mod sets;
+mod shards;
 #[cfg(feature = "planted-bugs")]
 mod shrinking;
 mod stops;

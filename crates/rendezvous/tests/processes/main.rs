@@ -23,6 +23,7 @@ mod replaced;
 mod restart;
 mod rogue;
 mod sets;
+mod shards;
 mod soak;
 mod stop;
 mod storm;
