@@ -353,3 +353,26 @@ fn shards_that_wait_for_memory_of_others_end_with_a_message() {
         }
     });
 }
+
+#[test]
+fn s4_the_ranges_of_a_shard_count_as_bytes_of_the_set() {
+    run(async {
+        const MOST: u64 = 100_000;
+        let publisher = on(FabricKind::TCP, "publisher").set_bytes(MOST).start().await.unwrap();
+        let set = publisher.set(SET);
+        // Every other element.
+        let shard = |count: u64| {
+            let ranges: Vec<_> = (0..count).map(|at| 2 * at..2 * at + 1).collect();
+            let values = vec![1_u8; count as usize];
+            Tensor::from_values(publisher.pool(), &[count], &values).unwrap().shard(0, 2 * count, &ranges)
+        };
+        set.commit(1, [("w", shard(500))]).await.unwrap();
+        let refused = set.commit(2, [("w", shard(5000))]).await.unwrap_err();
+        let is_named = matches!(&refused, WorkerError::SetTooLarge { set, version: 2, bytes, cap: MOST }
+            if set == SET && (MOST..20 * MOST).contains(bytes));
+        assert!(is_named && refused.to_string().contains("100000"), "{refused}");
+        assert_eq!(set.version(), Some(1), "nothing has changed");
+        set.commit(2, [("w", shard(1000))]).await.unwrap();
+        publisher.shutdown().await;
+    });
+}

@@ -14,7 +14,7 @@ use crate::{
     values::{
         published::check_published,
         sets::{
-            Begun, Refusal, SetVersion, encoded, loan,
+            Begun, Refusal, SetVersion, Unzipped, encoded, loan,
             manifest::{MANIFEST_BYTES_MAX, Manifest, ManifestEntry, TENSORS_MAX},
             manifest_delta::{self, Change},
             sharding::Sharding,
@@ -102,7 +102,7 @@ impl OwnSet {
         let named: Unzipped = self.sorted(tensors)?.into_iter().unzip();
         let values = self.worker.node.values();
         let refused = |refusal| self.refusal(version, refusal);
-        let begun = values.sets.begin(&self.name, version, &named.0).map_err(refused)?;
+        let begun = values.sets.begin(&self.name, version, &named).map_err(refused)?;
         let base = begun.newest.as_ref().map(|newest| newest.edition);
         let next = self.next(version, named, begun).await?;
         let head = values.sets.put(&self.name, base, next).map_err(refused)?;
@@ -246,9 +246,6 @@ fn base<'a>(
 
 /// A tensor with its name and its sharding.
 type Named = ((Arc<str>, Tensor), Option<Sharding>);
-
-/// Tensors with their names, and their shardings.
-type Unzipped = (Vec<(Arc<str>, Tensor)>, Vec<Option<Sharding>>);
 
 /// A version that is being made.
 struct Draft {

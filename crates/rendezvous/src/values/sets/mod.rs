@@ -28,8 +28,12 @@ use zerocopy::IntoBytes as _;
 use self::{
     listing::ListedSet,
     manifest::{FIRST_TENSOR, Head, LOAN, MANIFEST, MANIFEST_DELTA, Manifest, VersionHead},
+    sharding::Sharding,
 };
 use crate::values::tensor::Tensor;
+
+/// Tensors with their names, sorted by these, and their shardings.
+pub(crate) type Unzipped = (Vec<(Arc<str>, Tensor)>, Vec<Option<Sharding>>);
 
 /// A version of a set.
 #[derive(Debug)]
@@ -111,9 +115,9 @@ pub(crate) fn bytes_of(length: u64) -> Metadata {
     Metadata { dtype, shape, is_dead: false, byte_length: length }
 }
 
-/// Most bytes of an entry of an encoded manifest, besides its name and its dimensions, and of a dimension.
+/// Most bytes of an entry of an encoded manifest, besides its name, its dimensions and its sharding, and of a number in it.
 const ENTRY_BYTES: usize = 40;
-const DIMENSION_BYTES: usize = 10;
+const NUMBER_BYTES: usize = 10;
 
 /// Most older versions of a set that are held because peers are fetching them.
 const PINNED_MAX: usize = 2;
@@ -166,9 +170,10 @@ impl CommittedSet {
     }
 
     /// Bytes that it holds, with `newer` instead of its newest version.
-    fn bytes_with(&self, newer: &[(Arc<str>, Tensor)]) -> u64 {
-        let newer_bytes = newer.iter().map(|(name, tensor)| {
-            let manifest = name.len() + ENTRY_BYTES + DIMENSION_BYTES * tensor.shape().len();
+    fn bytes_with(&self, (newer, shardings): &Unzipped) -> u64 {
+        let newer_bytes = newer.iter().zip(shardings).map(|((name, tensor), sharding)| {
+            let numbers = tensor.shape().len() + sharding.as_ref().map_or(0, Sharding::numbers);
+            let manifest = name.len() + ENTRY_BYTES + NUMBER_BYTES * numbers;
             // The manifest, and its difference from the one before.
             (tensor.bytes().len() + 2 * manifest) as u64
         });
@@ -255,16 +260,11 @@ impl Sets {
         self.table().sets.get(name)?.newest.as_ref().map(|newest| newest.version)
     }
 
-    /// Begins the commit of `version`, which has these tensors, sorted by name.
+    /// Begins the commit of `version`, which has these tensors.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub(crate) fn begin(
-        &self,
-        name: &str,
-        version: u64,
-        tensors: &[(Arc<str>, Tensor)],
-    ) -> Result<Begun, Refusal> {
+    pub(crate) fn begin(&self, name: &str, version: u64, tensors: &Unzipped) -> Result<Begun, Refusal> {
         let mut table = self.table();
         let newest = table.sets.get(name).and_then(|set| set.newest.clone());
         if let Some(newest) = newest.as_ref().filter(|newest| newest.version >= version) {
@@ -376,7 +376,7 @@ impl Table {
     }
 
     /// Bytes that all sets would hold with these tensors as the newest version of `name`.
-    fn bytes_with(&mut self, name: &str, tensors: &[(Arc<str>, Tensor)]) -> u64 {
+    fn bytes_with(&mut self, name: &str, tensors: &Unzipped) -> u64 {
         let others = self.sets.iter().filter(|(other, _)| ***other != *name);
         let others = others.map(|(_, set)| set.bytes()).sum::<u64>();
         others.saturating_add(self.set(name).bytes_with(tensors))

@@ -28,6 +28,11 @@ impl Sharding {
             Err("the ranges have another length than the tensor")
         }
     }
+
+    /// So many numbers encode it.
+    pub(super) fn numbers(&self) -> usize {
+        3 + 2 * self.ranges.len()
+    }
 }
 
 /// Checks that the ranges ascend up to `length`.
