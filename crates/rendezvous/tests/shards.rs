@@ -376,3 +376,30 @@ fn s4_the_ranges_of_a_shard_count_as_bytes_of_the_set() {
         publisher.shutdown().await;
     });
 }
+
+#[test]
+fn s4_publishers_hold_a_version_no_longer_than_its_pieces_are_asked_for() {
+    for kind in kinds(USUAL) {
+        run(async {
+            const COUNT: u64 = 3;
+            let publishers = workers(*kind, "publisher", 2).await;
+            let follower = on(*kind, "follower").start().await.unwrap();
+            // Slices of one tensor, and whole parts of the others.
+            let slices = Layout::new().part("0", 0, &[10..100, HALF - 10..HALF + 10, HALF + 20..HALF + 30]);
+            let set = sharded(&publishers, &follower).await.layout(slices);
+            commit_halves(&publishers, 1, COUNT).await;
+            assert_eq!(set.fetch().await.unwrap().version(), 1);
+            for version in [2, 3] {
+                commit_halves(&publishers, version, COUNT).await;
+            }
+            for publisher in &publishers {
+                while publisher.pool().stats().used_bytes > 2 * COUNT * HALF + 8192 {
+                    tokio::task::yield_now().await;
+                }
+            }
+            for worker in publishers.into_iter().chain([follower]) {
+                worker.shutdown().await;
+            }
+        });
+    }
+}

@@ -1,5 +1,10 @@
 //! Makes a tensor of a sharded set of its pieces.
 
+use std::{
+    collections::BTreeSet,
+    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+};
+
 use futures::{TryFutureExt as _, TryStreamExt as _, stream::FuturesUnordered};
 use tensorwire_memory::{BufMut, Pool};
 use tensorwire_protocol::{SetContent, slice::Slice};
@@ -28,6 +33,17 @@ pub(super) struct Part<'a> {
     pub(super) link: Link,
     pub(super) edition: u64,
     pub(super) manifest: Manifest,
+    /// Requests for its contents that are not made yet.
+    pub(super) unasked: AtomicUsize,
+}
+
+impl Part<'_> {
+    /// Whether the request that is made now is the last one, at which the publisher stops holding the version. Requests arrive in the
+    /// order in which they are made, and one that the publisher has taken holds the memory of its content until that is sent. But a
+    /// request that waits for memory is made later: then the publisher holds the version until it is asked for another.
+    fn asks_last(&self) -> bool {
+        self.unasked.fetch_sub(1, Relaxed) == 1 && self.set.peer.worker.receive_pool().stats().waiting == 0
+    }
 }
 
 /// A tensor of a version.
@@ -68,7 +84,24 @@ impl<'a> Making<'a> {
         let held = held.and_then(|held| held.with_origins(name));
         let held = held.filter(|(tensor, _)| *tensor.metadata() == planned.metadata);
         let lent = parts.iter().map(|_| OnceCell::new()).collect();
-        Self { parts, name, planned, origins, held, result: None, lent }
+        let making = Self { parts, name, planned, origins, held, result: None, lent };
+        making.count_requests();
+        making
+    }
+
+    /// Counts its requests: one for each piece that is moved, or for all pieces of a tensor that is lent.
+    fn count_requests(&self) {
+        if self.unchanged().is_some() {
+            return;
+        }
+        let is_whole = self.only_piece().is_some();
+        let moved = self.origins.iter().filter(|origin| is_whole || !self.is_held(origin));
+        let mut lenders = BTreeSet::new();
+        let asked = moved.map(|origin| &origin.piece);
+        let asked = asked.filter(|piece| !self.is_lent(piece) || lenders.insert(piece.publisher));
+        for part in asked.filter_map(|piece| self.parts.get(piece.publisher)) {
+            part.unasked.fetch_add(1, Relaxed);
+        }
     }
 
     /// Takes the memory for the result. All results of a version take theirs before any piece comes: pieces that are freed between them
@@ -175,7 +208,7 @@ impl<'a> Making<'a> {
     async fn moved_piece(&self, piece: &Piece) -> Result<(Cut, Volume), NotMoved> {
         let offered = offered(self.parts, self.name, piece).zip(self.lent.get(piece.publisher));
         let ((part, number, entry), lent) = offered.ok_or(NotMoved::Superseded)?;
-        let content = SetContent { edition: part.edition, number, is_last: false };
+        let content = || SetContent { edition: part.edition, number, is_last: part.asks_last() };
         let cut = part.set.part(&part.link, (content, &entry.metadata), &piece.from, lent).await?;
         let volume = match lent.get() {
             Some(_) => Volume::default(),

@@ -6,7 +6,7 @@ use std::{
     mem,
     ops::Range,
     pin::pin,
-    sync::Arc,
+    sync::{Arc, atomic::AtomicUsize},
 };
 
 use futures::{
@@ -269,7 +269,8 @@ impl ShardedSet {
             let mut move_ = Move::new(set, &link);
             let (manifest, _) = move_.manifest(target, None).await?;
             let volume = move_.volume;
-            Ok::<_, NotMoved>((Part { set, link, edition: target.1.edition(), manifest }, volume))
+            let (edition, unasked) = (target.1.edition(), AtomicUsize::default());
+            Ok::<_, NotMoved>((Part { set, link, edition, manifest, unasked }, volume))
         });
         let (parts, volumes): (Vec<_>, Vec<_>) = try_join_all(parts).await?.into_iter().unzip();
         let planned = self.planned(&parts)?;

@@ -80,23 +80,24 @@ impl PeerSet {
         let found = entry(&manifest, name);
         let (number, entry) = found.ok_or_else(|| self.has_no(name, newest.version()))?;
         slice.metadata(&entry.metadata).map_err(|invalid| unfit(slice, &invalid))?;
-        let content = SetContent { edition: newest.edition(), number, is_last: true };
+        let content = || SetContent { edition: newest.edition(), number, is_last: true };
         let cut = self.part(&link, (content, &entry.metadata), slice, &OnceCell::new()).await?;
         let made = cut.made(self.peer.worker.receive_pool()).await.map_err(WorkerError::from)?;
         Ok((newest.version(), made))
     }
 
-    /// A slice of a content of a version, which has this metadata. `viewed` is the content, once the peer has lent it.
+    /// A slice of a content of a version, which has this metadata. `content` is called if a request is made. `viewed` is the content,
+    /// once the peer has lent it.
     pub(super) async fn part(
         &self,
         link: &Link,
-        (content, metadata): (SetContent, &Metadata),
+        (content, metadata): (impl Fn() -> SetContent, &Metadata),
         slice: &Slice,
         viewed: &OnceCell<Tensor>,
     ) -> Result<Cut, NotMoved> {
         let invalid = |invalid| unfit(slice, &invalid);
         let is_all = *slice == Slice::whole(metadata.shape.dimensions());
-        let whole = || self.content(link, (content, metadata.clone()), self.sharing.into());
+        let whole = || self.content(link, (content(), metadata.clone()), self.sharing.into());
         if link.lends(self.sharing) {
             let whole = viewed.get_or_try_init(whole).await?;
             // Some elements can be moved whole only.
@@ -113,7 +114,7 @@ impl PeerSet {
         // The key of a request for a slice has it.
         let part = Self { name: key(&self.name, slice)?.into(), ..self.clone() };
         let received =
-            part.receive(link, Scope::SetSlice(content), metadata, &ReceiveOptions::default()).await;
+            part.receive(link, Scope::SetSlice(content()), metadata, &ReceiveOptions::default()).await;
         received.map(Cut::all).map_err(NotMoved::of_content)
     }
 
