@@ -93,31 +93,6 @@ pub struct ShardedSet {
     layout: Layout,
 }
 
-/// What a publisher has said last.
-#[derive(Debug, Clone, Default)]
-struct Seen {
-    head: Option<Head>,
-}
-
-impl Seen {
-    fn newest(&self) -> Option<u64> {
-        self.head.as_ref().map(|head| head.newest.version())
-    }
-
-    /// The version with this number.
-    fn version(&self, version: u64) -> Option<(&Head, &VersionHead)> {
-        let head = self.head.as_ref()?;
-        let mut versions = [Some(&head.newest), head.before()].into_iter().flatten();
-        versions.find(|head| head.version() == version).map(|found| (head, found))
-    }
-
-    /// What is newer than that.
-    fn wanted(&self) -> Wanted {
-        let incarnation = self.head.as_ref().map_or(0, Head::incarnation);
-        Wanted::NewerThan { incarnation, version: self.newest().unwrap_or_default() }
-    }
-}
-
 impl ShardedSet {
     /// The set that these peers commit together, under names of theirs. Nothing is sent. Tensors are wanted whole.
     pub fn new(parts: impl IntoIterator<Item = PeerSet>) -> Self {
@@ -166,7 +141,8 @@ impl ShardedSet {
         floor: Option<u64>,
         held: Option<&Snapshot>,
     ) -> Result<Moved, WorkerError> {
-        let mut seen = vec![Seen::default(); self.parts.len()];
+        // What each publisher has said last.
+        let mut seen = vec![None; self.parts.len()];
         let mut pause = Pause::default();
         loop {
             tokio::task::coop::consume_budget().await;
@@ -181,28 +157,28 @@ impl ShardedSet {
                 }
             }
             // They are asked for what they have now.
-            seen.fill(Seen::default());
+            seen.fill(None);
         }
     }
 
     /// The newest version above `floor` that all publishers have, when they have one.
-    async fn complete(&self, seen: &mut [Seen], floor: Option<u64>) -> Result<u64, WorkerError> {
+    async fn complete(&self, seen: &mut [Option<Head>], floor: Option<u64>) -> Result<u64, WorkerError> {
         let worker = &self.first()?.peer.worker;
         let liveness = worker.node.liveness();
         // From the moment on at which a version could be complete.
         let mut patience = None;
         let (mut asked, mut is_asked) = (FuturesUnordered::new(), vec![false; seen.len()]);
         loop {
-            let newest = seen.iter().filter_map(Seen::newest).max();
+            let newest = seen.iter().copied().filter_map(newest_of).max();
             if let Some(version) = common(seen, floor) {
                 return Ok(version);
             }
             if floor.is_none() || newest > floor {
                 patience.get_or_insert_with(|| Box::pin(worker.runtime().sleep(liveness)));
             }
-            let is_late = |seen: &Seen| seen.newest() != newest || newest <= floor || newest.is_none();
+            let is_late = |seen| newest_of(seen) != newest || newest <= floor || newest.is_none();
             let late: Vec<_> =
-                (0..).zip(&*seen).filter(|(_, seen)| is_late(seen)).map(|(at, _)| at).collect();
+                (0..).zip(&*seen).filter(|(_, seen)| is_late(**seen)).map(|(at, _)| at).collect();
             // An answer of one publisher leaves the requests to the others as they are.
             for &at in &late {
                 if !mem::replace(&mut is_asked[at], true) {
@@ -218,7 +194,7 @@ impl ShardedSet {
             };
             let Some(answered) = answered else { return Err(self.incomplete(newest, &late)) };
             let (at, head) = answered?;
-            (seen[at].head, is_asked[at]) = (Some(head), false);
+            (seen[at], is_asked[at]) = (Some(head), false);
         }
     }
 
@@ -233,10 +209,11 @@ impl ShardedSet {
     fn ask(
         &self,
         at: usize,
-        seen: &[Seen],
+        seen: &[Option<Head>],
     ) -> impl Future<Output = Result<(usize, Head), WorkerError>> + use<> {
         let set = self.parts.get(at).cloned();
-        let wanted = seen.get(at).map_or(Seen::default().wanted(), Seen::wanted);
+        let said = seen.get(at).copied().flatten().unwrap_or_default();
+        let wanted = Wanted::NewerThan { incarnation: said.incarnation(), version: said.newest.version() };
         async move {
             let set = set.ok_or_else(WorkerError::handed_out)?;
             let mut pause = Pause::default();
@@ -261,15 +238,21 @@ impl ShardedSet {
         }
     }
 
-    async fn moved(&self, version: u64, seen: &[Seen], held: Option<&Snapshot>) -> Result<Moved, NotMoved> {
+    async fn moved(
+        &self,
+        version: u64,
+        seen: &[Option<Head>],
+        held: Option<&Snapshot>,
+    ) -> Result<Moved, NotMoved> {
         let parts = self.parts.iter().zip(seen);
         let parts = parts.map(|(set, seen)| async move {
-            let target = seen.version(version).ok_or(NotMoved::Superseded)?;
+            let head = seen.as_ref().ok_or(NotMoved::Superseded)?;
+            let target = head.version(version).ok_or(NotMoved::Superseded)?;
             let link = set.link().await?;
             let mut move_ = Move::new(set, &link);
-            let (manifest, _) = move_.manifest(target, None).await?;
+            let (manifest, _) = move_.manifest((head, target), None).await?;
             let volume = move_.volume;
-            let (edition, unasked) = (target.1.edition(), AtomicUsize::default());
+            let (edition, unasked) = (target.edition(), AtomicUsize::default());
             Ok::<_, NotMoved>((Part { set, link, edition, manifest, unasked }, volume))
         });
         let (parts, volumes): (Vec<_>, Vec<_>) = try_join_all(parts).await?.into_iter().unzip();
@@ -344,12 +327,17 @@ fn spread(name: &str) -> u64 {
     hasher.finish()
 }
 
+/// The newest version of a publisher that has said one.
+fn newest_of(seen: Option<Head>) -> Option<u64> {
+    seen.map(|head| head.newest.version())
+}
+
 /// The newest version above `floor` that all have.
-fn common(seen: &[Seen], floor: Option<u64>) -> Option<u64> {
-    let head = seen.first()?.head.as_ref()?;
-    let versions = [Some(&head.newest), head.before()].into_iter().flatten().map(VersionHead::version);
-    let mut versions = versions.filter(|&version| Some(version) > floor);
-    versions.find(|&version| seen.iter().all(|seen| seen.version(version).is_some()))
+fn common(seen: &[Option<Head>], floor: Option<u64>) -> Option<u64> {
+    let heads = seen.iter().copied().collect::<Option<Vec<_>>>()?;
+    let mut versions = heads.first()?.versions().map(VersionHead::version);
+    versions
+        .find(|&version| Some(version) > floor && heads.iter().all(|head| head.version(version).is_some()))
 }
 
 fn misfit(parts: &[Part<'_>], name: &str, misfit: &Misfit) -> WorkerError {

@@ -280,6 +280,16 @@ impl Head {
         Some(&self.before).filter(|before| before.edition() > 0)
     }
 
+    /// The versions that the publisher has, newest first.
+    pub(crate) fn versions(&self) -> impl Iterator<Item = &VersionHead> {
+        [Some(&self.newest), self.before()].into_iter().flatten()
+    }
+
+    /// The version with this number, if the publisher has it.
+    pub(crate) fn version(&self, version: u64) -> Option<&VersionHead> {
+        self.versions().find(|head| head.version() == version)
+    }
+
     /// The version that was the newest when `before` was committed; 0 if there was none.
     pub(crate) fn base_of_before(&self) -> u64 {
         self.oldest.get()
