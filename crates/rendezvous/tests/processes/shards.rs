@@ -28,7 +28,7 @@ const SLACK: Duration = Duration::from_secs(10);
 /// Kills of each fabric: `TENSORWIRE_KILL_ROUNDS`, or as many as every change can wait for.
 fn rounds() -> u64 {
     let rounds = std::env::var("TENSORWIRE_KILL_ROUNDS").ok();
-    rounds.map_or(4, |text| text.parse().expect("TENSORWIRE_KILL_ROUNDS is a number"))
+    rounds.map_or(2, |text| text.parse().expect("TENSORWIRE_KILL_ROUNDS is a number"))
 }
 
 /// Of a test, and of its processes.
@@ -201,7 +201,7 @@ fn publisher_killed(test: &'static str, fabric: &'static str) {
         for round in 0..rounds() {
             let (missing, victim) = (version + 1, round % PUBLISHERS);
             publishers.commit_all(missing).await;
-            let error = if round % 4 == 3 {
+            let error = if round % 2 == 1 {
                 let mut fetch = pin!(set.fetch());
                 in_the_middle(&worker, victim, fetch.as_mut()).await;
                 publishers.kill(victim);

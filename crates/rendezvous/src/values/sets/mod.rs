@@ -177,7 +177,7 @@ impl CommittedSet {
             // The manifest, and its difference from the one before.
             (tensor.bytes().len() + 2 * manifest) as u64
         });
-        let newer_bytes = newer_bytes.sum::<u64>();
+        let newer_bytes = newer_bytes.sum::<u64>() + loan::table_bytes(newer.len()) as u64;
         let newest = self.newest.as_ref().map_or(0, |newest| newest.bytes_beside(newer));
         self.pinned_bytes() + newer_bytes + newest
     }
