@@ -28,7 +28,7 @@ pub enum CopyReason {
     ShmMessage,
     /// A tiny payload staged in a shared-memory ring or catalogue by the process that sends it.
     ShmInline,
-    /// A published tensor's bytes, read out of a neighbour's catalogue or memory by the process that fetches them.
+    /// Bytes of a published tensor or of a set, read out of a neighbour's catalogue or memory by the process that fetches them.
     Catalogue,
     /// A piece of a simulated write.
     SimPiece,

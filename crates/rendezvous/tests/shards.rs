@@ -393,7 +393,8 @@ fn s4_publishers_hold_a_version_no_longer_than_its_pieces_are_asked_for() {
                 commit_halves(&publishers, version, COUNT).await;
             }
             for publisher in &publishers {
-                while publisher.pool().stats().used_bytes > 2 * COUNT * HALF + 8192 {
+                // Each version has a table of its tensors.
+                while publisher.pool().stats().used_bytes > 2 * (COUNT * HALF + 8192) {
                     tokio::task::yield_now().await;
                 }
             }

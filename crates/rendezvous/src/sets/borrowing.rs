@@ -1,13 +1,21 @@
 //! Borrows a whole version of a set on one host, under one lease.
 
-use std::task::Poll;
+use std::{pin::pin, task::Poll};
 
-use tensorwire_memory::{Buf, Place};
+use tensorwire_memory::{
+    Buf, Place, Pool,
+    copy::{CopyReason, copy_bytes, copy_past_caches},
+};
 use tensorwire_protocol::{Metadata, SetContent, Sharing};
 
 use crate::{
-    peer_memory::import::yield_once,
-    sets::fetching::{Link, Move, NotMoved},
+    error::WorkerError,
+    peer_memory::import::{PIECE_BYTES, yield_once},
+    sets::{
+        fetching::{Link, Move, NotMoved, Volume},
+        plan::Way,
+        tasks::{TensorWork, in_tasks},
+    },
     values::{
         sets::{
             bytes_of, loan,
@@ -45,6 +53,74 @@ impl Move<'_> {
         }
         let mut others = self.contents(others(edition, &manifest.entries, &views)).await?.into_iter();
         Ok(views.into_iter().map(|view| view.or_else(|| others.next())).collect())
+    }
+
+    /// Copies of what was borrowed, but for the tensors that this worker has.
+    pub(super) async fn copied(
+        &mut self,
+        views: Vec<Tensor>,
+        ways: Vec<Way>,
+    ) -> Result<Vec<Tensor>, NotMoved> {
+        let worker = &self.set.peer.worker;
+        let is_missing = |way: &Way| !matches!(way, Way::Held(_));
+        let missing = views.into_iter().zip(&ways).filter(|(_, way)| is_missing(way)).map(|(view, _)| view);
+        let copies = Copies::of(missing.collect(), worker.receive_pool());
+        let copied = pin!(async {
+            let copied = in_tasks(&**worker.node.runtime(), copies).await;
+            let copied = copied.into_iter().map(|copy| copy.ok_or_else(WorkerError::handed_out)?);
+            copied.collect::<Result<Vec<_>, _>>().map_err(NotMoved::from)
+        });
+        let copied = self.set.unless_starved(&[self.link], copied).await?;
+        let volumes = copied.iter().map(|copy| Volume::of((self.set, self.link), copy));
+        self.volume = volumes.fold(self.volume, Volume::and);
+        let mut copied = copied.into_iter();
+        let tensors = ways.into_iter().map(|way| match way {
+            Way::Held(tensor) => Ok(tensor),
+            _ => Ok(copied.next().ok_or_else(WorkerError::handed_out)?),
+        });
+        tensors.collect()
+    }
+}
+
+/// From so many bytes on, a version is copied past the caches: they do not hold it until it is used.
+const PAST_CACHES_BYTES: usize = 4 << 20;
+
+/// Views that are copied.
+struct Copies {
+    views: Vec<Tensor>,
+    bytes: usize,
+    pool: Pool,
+}
+
+impl Copies {
+    fn of(views: Vec<Tensor>, pool: &Pool) -> Self {
+        let bytes = views.iter().map(|view| view.bytes().len()).fold(0, usize::saturating_add);
+        Self { views, bytes, pool: pool.clone() }
+    }
+}
+
+impl TensorWork for Copies {
+    type Done = Result<Tensor, WorkerError>;
+
+    const NAME: &'static str = "copies of tensors";
+
+    fn size(&self) -> (usize, usize) {
+        (self.views.len(), self.bytes)
+    }
+
+    async fn work(&self, at: usize) -> Result<Tensor, WorkerError> {
+        let view = self.views.get(at).ok_or_else(WorkerError::handed_out)?;
+        if !view.buf().is_foreign() {
+            // The publisher could not lend it, and has sent it.
+            return Ok(view.clone());
+        }
+        let mut buffer = self.pool.alloc(view.bytes().len()).await?;
+        let copy = if self.bytes >= PAST_CACHES_BYTES { copy_past_caches } else { copy_bytes };
+        for (into, from) in buffer.chunks_mut(PIECE_BYTES).zip(view.bytes().chunks(PIECE_BYTES)) {
+            copy(into, from, CopyReason::Catalogue);
+            yield_once().await;
+        }
+        Ok(Tensor::received(view.metadata().clone(), buffer.freeze(), None))
     }
 }
 

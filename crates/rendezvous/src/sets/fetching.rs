@@ -385,11 +385,13 @@ impl<'a> Move<'a> {
             }
         }
         if wanted.len() > 1
-            && self.set.sharing == Sharing::View
             && self.link.lends_versions()
             && let Some(views) = self.borrowed(edition, manifest).await?
         {
-            return Ok(views);
+            return match self.set.sharing {
+                Sharing::View => Ok(views),
+                _ => self.copied(views, ways).await,
+            };
         }
         let mut contents = self.contents(wanted).await?.into_iter();
         let mut tensors = Vec::with_capacity(ways.len());

@@ -39,6 +39,7 @@ mod shard_plan;
 mod sharded;
 mod slices;
 mod snapshot;
+mod tasks;
 
 pub use self::{
     committing::OwnSet,
