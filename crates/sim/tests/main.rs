@@ -7,6 +7,7 @@ mod common;
 #[path = "../../fabric/tests/contract/mod.rs"]
 #[macro_use]
 mod contract;
+mod each_event;
 mod figures;
 mod points;
 mod shrunk;

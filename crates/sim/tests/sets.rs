@@ -13,17 +13,18 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{Either, join, join_all, pending, select};
+use futures::future::{join, join_all, pending};
 use tensorwire_fabric::Runtime;
 use tensorwire_rendezvous::{
     Sharing, Tensor, Worker, WorkerError,
     sets::{Policy, Snapshot},
 };
-use tensorwire_sim::{Fault, Handle, Node, Rng, World};
+use tensorwire_sim::{Fault, Handle, Node, Rng};
 
 use crate::{
     common::builder,
-    figures::{every_seed_twice, for_each_below, number},
+    each_event::a_process_dies_at_each_event,
+    figures::{every_seed_twice, number},
 };
 
 const SEEDS: u64 = 60;
@@ -219,13 +220,6 @@ fn every_version_of_a_set_is_whole_twice() {
     every_seed_twice("sets", SEEDS, scenario);
 }
 
-/// The process that dies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Victim {
-    Publisher,
-    Follower,
-}
-
 /// Commits versions from a number on, and serves until the process dies.
 async fn publish_from(node: Node, first: u64) {
     let worker = builder(&node, PUBLISHER).start().await.unwrap();
@@ -260,34 +254,13 @@ async fn followers(handle: Handle, mut crash_at: Option<u64>, policy: Policy) {
     }
 }
 
-/// A run in which a process dies after `crash_at` events. Returns whether it died before the run was over.
-fn crash_run(seed: u64, crash_at: u64, victim: Victim) -> bool {
-    let world = World::new(seed);
-    let handle = world.handle();
-    let policy = if crash_at.is_multiple_of(2) { Policy::Every } else { Policy::Latest };
-    let at = |of| Some(crash_at).filter(|_| victim == of);
-    let serving = Box::pin(publishers(handle.clone(), at(Victim::Publisher)));
-    let followed = Box::pin(followers(handle, at(Victim::Follower), policy));
-    let scenario = async move {
-        let Either::Right(((), serving)) = select(serving, followed).await else { unreachable!() };
-        drop(serving);
-    };
-    let told = format!("seed {seed}, {victim:?} at event {crash_at}");
-    world.run(scenario).unwrap_or_else(|failure| panic!("{told}: {failure}"));
-    let summary = world.finish().unwrap_or_else(|failure| panic!("{told}: {failure}"));
-    // The last follower's end counts as one.
-    summary.crashes > 1
-}
-
 #[test]
 fn a_crash_at_any_event_mixes_no_versions() {
-    let from = number("SIM_FROM").unwrap_or_default();
-    for_each_below(number("SIM_SEEDS").map_or(1, |seeds| (seeds / 20).max(1)), |index| {
-        let seed = from.wrapping_add(index);
-        for victim in [Victim::Publisher, Victim::Follower] {
-            let events = (0..).take_while(|&at| crash_run(seed, at, victim)).count();
-            eprintln!("seed {seed}: {victim:?} died at each of {events} events");
-            assert!(events > 100, "{events}");
-        }
-    });
+    a_process_dies_at_each_event(
+        |handle, (_, crash_at)| publishers(handle, crash_at),
+        |handle, (run, crash_at)| {
+            let policy = if run.is_multiple_of(2) { Policy::Every } else { Policy::Latest };
+            followers(handle, crash_at, policy)
+        },
+    );
 }

@@ -12,17 +12,18 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{Either, join, join_all, pending, select};
+use futures::future::{join, join_all, pending};
 use tensorwire_fabric::{Runtime, timeout};
 use tensorwire_rendezvous::{
     Sharing, Tensor, Worker, WorkerError,
     sets::{Layout, Shard, ShardedSet, Snapshot},
 };
-use tensorwire_sim::{Fault, Handle, Node, NodeId, Rng, World};
+use tensorwire_sim::{Fault, Handle, Node, NodeId, Rng};
 
 use crate::{
     common::builder,
-    figures::{every_seed_twice, for_each_below, number},
+    each_event::a_process_dies_at_each_event,
+    figures::{every_seed_twice, number},
 };
 
 /// As many as one process can have open files for.
@@ -363,13 +364,6 @@ fn every_version_of_a_sharded_set_is_whole_twice() {
     every_seed_twice("shards", SEEDS, scenario);
 }
 
-/// The process that dies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Victim {
-    Publisher,
-    Follower,
-}
-
 /// Publishers of a run that is repeated with a crash at each of its events.
 const TWO: usize = 2;
 
@@ -409,36 +403,18 @@ async fn follower(handle: Handle, mut crash_at: Option<u64>, sharing: Sharing) {
     }
 }
 
-/// A run in which a process dies after `crash_at` events. Returns whether it died before the run was over.
-fn crash_run(seed: u64, crash_at: u64, victim: Victim) -> bool {
-    let world = World::new(seed);
-    let handle = world.handle();
-    let sharing = if crash_at.is_multiple_of(2) { Sharing::Copy } else { Sharing::View };
-    let at = |of| Some(crash_at).filter(|_| victim == of);
-    let serving = [at(Victim::Publisher), None].into_iter().enumerate();
-    let serving = serving.map(|(number, at)| Box::pin(publisher(handle.clone(), number, at)));
-    let serving = Box::pin(join_all(serving.collect::<Vec<_>>()));
-    let followed = Box::pin(follower(handle, at(Victim::Follower), sharing));
-    let scenario = async move {
-        let Either::Right(((), serving)) = select(serving, followed).await else { unreachable!() };
-        drop(serving);
-    };
-    let told = format!("seed {seed}, {victim:?} at event {crash_at}");
-    world.run(scenario).unwrap_or_else(|failure| panic!("{told}: {failure}"));
-    let summary = world.finish().unwrap_or_else(|failure| panic!("{told}: {failure}"));
-    // The last follower's end counts as one.
-    summary.crashes > 1
-}
-
 #[test]
 fn a_crash_at_any_event_mixes_no_versions_of_shards() {
-    let from = number("SIM_FROM").unwrap_or_default();
-    for_each_below(number("SIM_SEEDS").map_or(1, |seeds| (seeds / 20).max(1)), |index| {
-        let seed = from.wrapping_add(index);
-        for victim in [Victim::Publisher, Victim::Follower] {
-            let events = (0..).take_while(|&at| crash_run(seed, at, victim)).count();
-            eprintln!("seed {seed}: {victim:?} died at each of {events} events");
-            assert!(events > 100, "{events}");
-        }
-    });
+    a_process_dies_at_each_event(
+        |handle, (_, crash_at)| {
+            let lives = [crash_at, None].into_iter().enumerate();
+            join_all(
+                lives.map(|(number, at)| Box::pin(publisher(handle.clone(), number, at))).collect::<Vec<_>>(),
+            )
+        },
+        |handle, (run, crash_at)| {
+            let sharing = if run.is_multiple_of(2) { Sharing::Copy } else { Sharing::View };
+            follower(handle, crash_at, sharing)
+        },
+    );
 }
