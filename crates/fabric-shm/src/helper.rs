@@ -162,7 +162,8 @@ pub(super) struct HelpedCopy {
 }
 
 impl HelpedCopy {
-    /// Shares the copy with the helper; it goes past the caches if `is_past_caches`. `None` if it is too short, or if the helper is absent, busy or paused.
+    /// Shares the copy with the helper; it goes past the caches if `is_past_caches`. `None` if it is too short, or if the helper is absent,
+    /// busy or paused.
     pub(super) fn begin(
         source: &Arc<Mapping>,
         offset: usize,

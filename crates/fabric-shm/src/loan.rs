@@ -79,8 +79,8 @@ impl Loan {
 
 // SAFETY: the range lies inside the mapping: `Target` and `beside`, which call the constructor, check it against the block. The
 // mapping lives as long as this value. Every page of it is allocated and the file cannot shrink or lose pages: `import`
-// verifies the seals. The peer does not write the bytes until the lease is released, which only this value's drop does:
-// the peer's `Leases` enforces that. A peer of the same trust domain that breaks it spoils only its own values.
+// verifies the seals. The peer does not write the bytes until the lease is released, which only the drop of the last value
+// that shares it does: the peer's `Leases` enforces that. A peer of the same trust domain that breaks it spoils only its own values.
 unsafe impl ForeignMemory for Loan {
     fn base(&self) -> NonNull<u8> {
         // SAFETY: the range lies inside the mapping, by the constructor's contract.

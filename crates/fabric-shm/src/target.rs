@@ -11,7 +11,7 @@ use tensorwire_fabric::{
 };
 use tensorwire_memory::{
     Buf, Limit, RemoteTarget,
-    copy::{CopyReason, copy_raw, copy_raw_past_caches},
+    copy::{CopyReason, PAST_CACHES_BYTES, copy_raw, copy_raw_past_caches},
 };
 use tensorwire_testpoints::sync::Mutex;
 
@@ -21,7 +21,7 @@ use crate::{
     frame::Frame,
     helper::{HelpedCopy, Shared},
     import::ImportedBlock,
-    limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES, PAST_CACHES_BYTES, UNREPORTED_MAX},
+    limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES, UNREPORTED_MAX},
     loan::{HeldLease, Loan},
     producer::Producer,
     reads::Answer,

@@ -153,6 +153,11 @@ pub fn copy_bytes(destination: &mut [u8], source: &[u8], reason: CopyReason) -> 
     length
 }
 
+/// From so many bytes on that are copied one after another, copies go [past the caches](copy_past_caches): their first bytes have left the
+/// caches before the last ones are there. With the reading of the result, 4 MiB that way take 0.8 of the time of a plain copy, and 1 MiB
+/// as much.
+pub const PAST_CACHES_BYTES: usize = 4 << 20;
+
 /// As [`copy_bytes`], but past the processor's caches where it can do that (x86-64): the caches keep their content, and
 /// the written lines need not be read first. For bytes that are not read soon: a reader finds them in memory, and not
 /// in a cache.

@@ -30,6 +30,13 @@ async fn loan(runtime: &Arc<dyn Runtime>, queue_pair: &QueuePair) -> Buf {
     }
 }
 
+async fn lent(runtime: &Arc<dyn Runtime>, pair: &Pair, buffer: Buf) -> Buf {
+    let lend = pair.to_right.lend(buffer, Immediate(1));
+    let (result, view) = futures::future::join(lend, loan(runtime, &pair.to_left)).await;
+    result.unwrap();
+    view
+}
+
 fn three_leases(runtime: Arc<dyn Runtime>) -> Arc<dyn Fabric> {
     Arc::new(ShmFabric::new(runtime).unwrap().with_lease_cap(3))
 }
@@ -80,9 +87,7 @@ fn s4_bytes_of_leases_count_per_process_too() {
         let pair = Pair::new(Setup { fabric: two_lengths, peer_address: None }, runtime.clone()).await;
         let mut views = Vec::new();
         for length in [LENGTH, LENGTH - 1] {
-            let lend = pair.to_right.lend(pair.left.source.filled(length, 1), Immediate(1));
-            let (result, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
-            result.unwrap();
+            let view = lent(&runtime, &pair, pair.left.source.filled(length, 1)).await;
             views.push(view);
         }
         let error = pair.to_right.lend(pair.left.source.filled(2, 1), Immediate(1)).await.unwrap_err();
@@ -90,9 +95,7 @@ fn s4_bytes_of_leases_count_per_process_too() {
             if held + 1 == cap && cap == 2 * LENGTH as u64);
         assert!(is_named, "{error}");
         // A loan that still fits works; after the views have ended, all bytes can be lent again.
-        let lend = pair.to_right.lend(pair.left.source.filled(1, 1), Immediate(1));
-        let (result, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
-        result.unwrap();
+        let view = lent(&runtime, &pair, pair.left.source.filled(1, 1)).await;
         drop((views, view));
         let source = pair.left.source.filled(2 * LENGTH, 1);
         let mut result = pair.to_right.lend(source.clone(), Immediate(1)).await;
@@ -103,13 +106,6 @@ fn s4_bytes_of_leases_count_per_process_too() {
         result.unwrap();
         loan(&runtime, &pair.to_left).await;
     });
-}
-
-async fn lent(runtime: &Arc<dyn Runtime>, pair: &Pair, buffer: Buf) -> Buf {
-    let lend = pair.to_right.lend(buffer, Immediate(1));
-    let (result, view) = futures::future::join(lend, loan(runtime, &pair.to_left)).await;
-    result.unwrap();
-    view
 }
 
 /// A view of what is attached at `place`, once it is resident.
@@ -146,9 +142,10 @@ fn buffers_that_are_attached_to_a_lent_one_are_viewed_under_its_lease() {
         }
         // The views share one lease: others are free, and the memory is held until the last view is gone.
         drop(view);
-        let others = [lent(&runtime, &pair, pair.left.source.filled(64, 1)).await, {
-            lent(&runtime, &pair, pair.left.source.filled(64, 1)).await
-        }];
+        let mut others = Vec::new();
+        for _ in 0..2 {
+            others.push(lent(&runtime, &pair, pair.left.source.filled(64, 1)).await);
+        }
         pair.to_right.lend(pair.left.source.filled(64, 1), Immediate(1)).await.unwrap_err();
         drop(others);
         let mut views = views.into_iter();
@@ -195,9 +192,7 @@ fn a_view_is_not_copied() {
         Box::pin(async move {
             let pair = Pair::new(SETUP, runtime.clone()).await;
             for length in [1, 64, 16 << 20] {
-                let lend = pair.to_right.lend(pair.left.source.filled(length, 3), Immediate(1));
-                let (result, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
-                result.unwrap();
+                let view = lent(&runtime, &pair, pair.left.source.filled(length, 3)).await;
                 assert!(view[..] == pattern(length, 3)[..]);
             }
             for reason in [CopyReason::ShmPayload, CopyReason::ShmMessage, CopyReason::ShmInline] {
@@ -345,9 +340,7 @@ fn loans_that_the_socket_has_no_room_for_fail_alone() {
             let depths = QueuePairConfig { send_depth: 512, receive_depth: 512 };
             let setup = Setup { fabric: one_lease, peer_address: None };
             let pair = Pair::with_depths(setup, runtime.clone(), depths).await;
-            let lend = pair.to_right.lend(pair.left.source.filled(LENGTH, 1), Immediate(1000));
-            let (result, view) = futures::future::join(lend, loan(&runtime, &pair.to_left)).await;
-            result.unwrap();
+            let view = lent(&runtime, &pair, pair.left.source.filled(LENGTH, 1)).await;
             let single = |seed| {
                 let pool = RegisteredPool::new(&pair.left.domain, "single", Access::LOCAL, 4096);
                 pool.filled(BYTES, seed)

@@ -3,7 +3,7 @@
 use std::{future::poll_fn, sync::Arc, task::Poll};
 
 use tensorwire_fabric::FabricKind;
-use tensorwire_memory::{Buf, Pool, copy::CopyReason, copy::copy_bytes};
+use tensorwire_memory::{Buf, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
 use tensorwire_protocol::{Code, Status};
 
 use crate::peer_memory::enclosure::Enclosure;
@@ -43,13 +43,23 @@ impl Import {
             let text = format!("cannot copy users' memory into a pool that can be sent from: {error}");
             Status::new(Code::ResourceExhausted, text)
         };
-        let mut copy = self.pool.alloc(bytes.len()).await.map_err(failed)?;
-        for (into, from) in copy.chunks_mut(PIECE_BYTES).zip(bytes.chunks(PIECE_BYTES)) {
-            copy_bytes(into, from, CopyReason::Import);
-            yield_once().await;
-        }
-        Ok(copy.freeze())
+        let copy = |into: &mut [u8], from: &[u8]| copy_bytes(into, from, CopyReason::Import);
+        copied(&self.pool, bytes, copy).await.map_err(failed)
     }
+}
+
+/// A copy of `bytes` in `pool`, made by `copy` piece by piece. Waits while the pool is full; other tasks have their turn after each piece.
+pub(crate) async fn copied(
+    pool: &Pool,
+    bytes: &[u8],
+    copy: impl Fn(&mut [u8], &[u8]) -> usize,
+) -> Result<Buf, MemoryError> {
+    let mut buffer = pool.alloc(bytes.len()).await?;
+    for (into, from) in buffer.chunks_mut(PIECE_BYTES).zip(bytes.chunks(PIECE_BYTES)) {
+        copy(into, from);
+        yield_once().await;
+    }
+    Ok(buffer.freeze())
 }
 
 /// Yields to other tasks once.

@@ -4,13 +4,13 @@ use std::{pin::pin, task::Poll};
 
 use tensorwire_memory::{
     Buf, Place, Pool,
-    copy::{CopyReason, copy_bytes, copy_past_caches},
+    copy::{CopyReason, PAST_CACHES_BYTES, copy_bytes, copy_past_caches},
 };
 use tensorwire_protocol::{Metadata, SetContent, Sharing};
 
 use crate::{
     error::WorkerError,
-    peer_memory::import::{PIECE_BYTES, yield_once},
+    peer_memory::import::{copied, yield_once},
     sets::{
         fetching::{Link, Move, NotMoved, Volume},
         plan::Way,
@@ -82,9 +82,6 @@ impl Move<'_> {
     }
 }
 
-/// From so many bytes on, a version is copied past the caches: they do not hold it until it is used.
-const PAST_CACHES_BYTES: usize = 4 << 20;
-
 /// Views that are copied.
 struct Copies {
     views: Vec<Tensor>,
@@ -114,13 +111,11 @@ impl TensorWork for Copies {
             // The publisher could not lend it, and has sent it.
             return Ok(view.clone());
         }
-        let mut buffer = self.pool.alloc(view.bytes().len()).await?;
+        // The caches do not hold a long version until it is used.
         let copy = if self.bytes >= PAST_CACHES_BYTES { copy_past_caches } else { copy_bytes };
-        for (into, from) in buffer.chunks_mut(PIECE_BYTES).zip(view.bytes().chunks(PIECE_BYTES)) {
-            copy(into, from, CopyReason::Catalogue);
-            yield_once().await;
-        }
-        Ok(Tensor::received(view.metadata().clone(), buffer.freeze(), None))
+        let copy = |into: &mut [u8], from: &[u8]| copy(into, from, CopyReason::Catalogue);
+        let bytes = copied(&self.pool, view.bytes(), copy).await?;
+        Ok(Tensor::received(view.metadata().clone(), bytes, None))
     }
 }
 
