@@ -168,6 +168,14 @@ pub fn copy_past_caches(destination: &mut [u8], source: &[u8], reason: CopyReaso
     length
 }
 
+/// A function that copies as many bytes as both slices have, and returns how many.
+pub type CopyBytes = fn(&mut [u8], &[u8], CopyReason) -> usize;
+
+/// The copy for payloads of `bytes` bytes in all: [past the caches](copy_past_caches) from [`PAST_CACHES_BYTES`] on.
+pub fn copy_of(bytes: usize) -> CopyBytes {
+    if bytes >= PAST_CACHES_BYTES { copy_past_caches } else { copy_bytes }
+}
+
 /// As [`copy_raw`], but past the caches, as [`copy_past_caches`].
 ///
 /// # Safety

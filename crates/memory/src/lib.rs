@@ -11,7 +11,7 @@
 //!
 //! `BufMut` → [`BufMut::freeze`] → `Buf`, and `BufMut` → [`BufMut::grant`] → `Granted` →
 //! [`Granted::end`] → `BufMut`. A grant ends only with evidence ([`GrantEnd`]) that no write of the peer can
-//! still land; without it the memory is leaked and counted, never reused.
+//! still land; without it the memory is leaked and counted, never reused. [`BufMut::divide`] gives parts of a buffer to several peers.
 //!
 //! Payload bytes are copied by the functions of [`copy`] only, so that tests can assert how often a tensor was
 //! copied.
@@ -47,7 +47,7 @@ pub use block::{
     Block, BlockId, BlockVisitor, GrantEnd, GrantId, MemoryObserver, PoolConfig, PoolStats, RemoteAccess,
     RemoteTarget, Span,
 };
-pub use buffer::{Buf, BufMut, Exposure, Granted, Loan, Retired};
+pub use buffer::{Buf, BufMut, Divided, Exposure, Granted, Loan, Retired};
 pub use error::{MemoryError, VisitError};
 pub use foreign::{ForeignMemory, Place};
 pub use huge::HugePages;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod blocks;
+mod division;
 mod early;
 mod exposures;
 mod foreign;

@@ -22,6 +22,8 @@ pub(crate) struct Allocation {
     offset: usize,
     /// Bytes the user sees.
     length: usize,
+    /// Parts of it are allocations of their own.
+    is_divided: bool,
     /// Ranges of frozen allocations, dropped with it.
     attached: Box<[(Arc<Allocation>, Range<usize>)]>,
 }
@@ -30,6 +32,8 @@ enum Home {
     /// An empty buffer needs no memory.
     Nowhere,
     Pool(PoolRange),
+    /// A part of another one, which nobody else reads or writes.
+    Part(Arc<Allocation>),
     Joined(JoinedBlock),
     Foreign(Arc<dyn ForeignMemory>),
     /// Few bytes, aligned for every element type. Never written after they were made.
@@ -63,6 +67,7 @@ impl fmt::Debug for Allocation {
         match &self.home {
             Home::Nowhere => out.field("home", &"nowhere"),
             Home::Pool(home) => out.field("block", &home.taken.block.id().get()),
+            Home::Part(whole) => out.field("part of", whole),
             Home::Joined(home) => out.field("block", &home.block().id().get()),
             Home::Foreign(owner) => out.field("owner", owner),
             Home::Heap(_) => out.field("home", &"heap"),
@@ -77,7 +82,7 @@ impl Allocation {
     }
 
     fn at(home: Home, offset: usize, length: usize) -> Self {
-        Self { home, offset, length, attached: Box::default() }
+        Self { home, offset, length, is_divided: false, attached: Box::default() }
     }
 
     /// `length` bytes, more than 0, of a pool.
@@ -94,6 +99,25 @@ impl Allocation {
         let allocation = Self::at(Home::Pool(range), offset, length);
         allocation.observe(|observer, span| observer.allocated(span));
         Ok(allocation)
+    }
+
+    /// Before parts of it are made, or after all of them are gone. An observer is told that it is freed, or allocated.
+    pub(crate) fn set_divided(&mut self, is_divided: bool) {
+        self.is_divided = is_divided;
+        self.observe(
+            |observer, span| if is_divided { observer.freed(span) } else { observer.allocated(span) },
+        );
+    }
+
+    /// `range` of `whole`, which has it and is divided. No other part has these bytes.
+    pub(crate) fn part(whole: Arc<Self>, range: Range<usize>) -> Self {
+        if range.is_empty() {
+            return Self::empty();
+        }
+        let offset = whole.offset + range.start;
+        let part = Self::at(Home::Part(whole), offset, range.len());
+        part.observe(|observer, span| observer.allocated(span));
+        part
     }
 
     /// All of a joined block.
@@ -134,6 +158,7 @@ impl Allocation {
     pub(crate) fn block(&self) -> Option<&Block> {
         match &self.home {
             Home::Pool(home) => Some(&home.taken.block),
+            Home::Part(whole) => whole.block(),
             Home::Joined(home) => Some(home.block()),
             Home::Nowhere | Home::Foreign(_) | Home::Heap(_) => None,
         }
@@ -142,7 +167,16 @@ impl Allocation {
     pub(crate) fn joined_block(&self) -> Option<&JoinedBlock> {
         match &self.home {
             Home::Joined(home) => Some(home),
-            Home::Nowhere | Home::Pool(_) | Home::Foreign(_) | Home::Heap(_) => None,
+            Home::Nowhere | Home::Pool(_) | Home::Part(_) | Home::Foreign(_) | Home::Heap(_) => None,
+        }
+    }
+
+    /// The range of a pool that has it.
+    fn pool_range(&self) -> Option<&PoolRange> {
+        match &self.home {
+            Home::Pool(home) => Some(home),
+            Home::Part(whole) => whole.pool_range(),
+            Home::Nowhere | Home::Joined(_) | Home::Foreign(_) | Home::Heap(_) => None,
         }
     }
 
@@ -167,6 +201,8 @@ impl Allocation {
         match &self.home {
             // SAFETY: `offset` lies inside the block, by the pool's construction.
             Home::Pool(home) => unsafe { home.taken.block.base().as_ptr().add(self.offset) },
+            // SAFETY: the part lies inside the whole one, by `part`.
+            Home::Part(whole) => unsafe { whole.pointer().add(self.offset - whole.offset) },
             Home::Joined(home) => home.block().base().as_ptr(),
             Home::Foreign(owner) => owner.base().as_ptr(),
             // Only read: no `BufMut`, which writes, is made of it.
@@ -176,7 +212,7 @@ impl Allocation {
     }
 
     pub(crate) fn observe(&self, tell: impl FnOnce(&dyn MemoryObserver, &Span)) {
-        let Home::Pool(home) = &self.home else { return };
+        let Some(home) = self.pool_range() else { return };
         if let Some(observer) = home.stock.observer() {
             tell(observer, &Span { block: home.taken.block.id(), range: self.range() });
         }
@@ -184,7 +220,7 @@ impl Allocation {
 
     /// Stops counting it against the pool's early share.
     pub(crate) fn answered(&self) {
-        if let Home::Pool(home) = &self.home
+        if let Some(home) = self.pool_range()
             && home.early.swap(false, Ordering::AcqRel)
         {
             home.stock.answered(home.bytes());
@@ -193,7 +229,7 @@ impl Allocation {
 
     /// Counts it as retired until [`release`](Self::release) was called as many times.
     pub(crate) fn retire(&self) {
-        if let Home::Pool(home) = &self.home
+        if let Some(home) = self.pool_range()
             && home.retired.fetch_add(1, Ordering::AcqRel) == 0
         {
             home.stock.count(|stats| stats.retired_bytes += home.bytes());
@@ -201,7 +237,7 @@ impl Allocation {
     }
 
     pub(crate) fn release(&self) {
-        if let Home::Pool(home) = &self.home
+        if let Some(home) = self.pool_range()
             && home.retired.fetch_sub(1, Ordering::AcqRel) == 1
         {
             home.stock.count(|stats| stats.retired_bytes -= home.bytes());
@@ -210,7 +246,7 @@ impl Allocation {
 
     /// Counts it as leaked, once, however often this is called.
     pub(crate) fn count_leak(&self) {
-        if let Home::Pool(home) = &self.home
+        if let Some(home) = self.pool_range()
             && !home.leaked.swap(true, Ordering::AcqRel)
         {
             home.stock.count(|stats| stats.leaked_bytes += home.bytes());
@@ -228,7 +264,9 @@ impl Allocation {
 
 impl Drop for Allocation {
     fn drop(&mut self) {
-        self.observe(|observer, span| observer.freed(span));
+        if !self.is_divided {
+            self.observe(|observer, span| observer.freed(span));
+        }
         if let Home::Pool(home) = mem::replace(&mut self.home, Home::Nowhere) {
             home.stock.give_back(&home.taken, home.early.load(Ordering::Acquire));
         }

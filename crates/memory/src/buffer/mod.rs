@@ -1,5 +1,6 @@
 //! Buffers: types that say who may touch the bytes.
 
+mod division;
 mod exposure;
 mod grant;
 mod loan;
@@ -20,6 +21,7 @@ use crate::{
     copy::CopyReason,
 };
 
+pub use division::Divided;
 pub use exposure::Exposure;
 pub use grant::Granted;
 pub use loan::Loan;
