@@ -5,7 +5,7 @@ use std::fmt;
 use futures::future::try_join_all;
 use tensorwire::{
     Sharing, Worker,
-    sets::{Follow, Policy},
+    sets::{Follow, Policy, Snapshot},
 };
 use tensorwire_benches::{grpc::Puller, process::Process};
 use tokio::sync::mpsc;
@@ -83,6 +83,8 @@ struct Own {
     stream: Follow,
     /// The version that the stream returned last.
     held: u64,
+    /// The version that was fetched last. A service keeps it until the next one is there.
+    fetched: Option<Snapshot>,
     tonic: Puller,
     tensors: usize,
     tensor_bytes: usize,
@@ -127,14 +129,23 @@ impl Own {
         let kind = Fabric::kind_named(fabric)?;
         let worker = Worker::client()
             .require(kind)
-            .memory(|memory| memory.receive_bytes = 4 * bytes as u64)
+            .memory(|memory| memory.receive_bytes = 5 * bytes as u64)
             .start()
             .await?;
         let peer = worker.peer_at(address).await?;
         let stream = peer.set("weights").follow(Policy::Latest);
         let tonic = Puller::connect(tonic).await?;
         let (tensors, tensor_bytes) = (tensors.parse()?, tensor_bytes.parse()?);
-        Ok(Self { worker, address: address.to_owned(), stream, held: 0, tonic, tensors, tensor_bytes })
+        Ok(Self {
+            worker,
+            address: address.to_owned(),
+            stream,
+            held: 0,
+            fetched: None,
+            tonic,
+            tensors,
+            tensor_bytes,
+        })
     }
 
     async fn get(&mut self, order: Order, version: u64) -> Result<u64, Failure> {
@@ -168,7 +179,7 @@ impl Own {
         }
     }
 
-    async fn fetch(&self, sharing: Sharing) -> Result<u64, Failure> {
+    async fn fetch(&mut self, sharing: Sharing) -> Result<u64, Failure> {
         let peer = self.worker.peer_at(&self.address).await?;
         let before = self.worker.peers().iter().map(|peer| peer.fabric.bytes_received).sum::<u64>();
         let snapshot = peer.set("weights").sharing(sharing).fetch().await?;
@@ -176,6 +187,7 @@ impl Own {
         if snapshot.len() != self.tensors {
             return Err("a version without all tensors".into());
         }
+        self.fetched = Some(snapshot);
         Ok(after - before)
     }
 }

@@ -15,7 +15,7 @@ use tensorwire_benches::Failure;
 
 use crate::{
     follower::{FOLLOW, Follower, Order},
-    publisher::{Change, Publisher},
+    publisher::{Change, Publisher, Round},
     shards::SHARDS,
 };
 
@@ -76,8 +76,7 @@ impl Fabric {
 struct Row {
     change: Change,
     order: Order,
-    times: Vec<Duration>,
-    bytes: u64,
+    rounds: Vec<Round>,
 }
 
 fn main() -> Result<(), Failure> {
@@ -113,17 +112,20 @@ async fn measure(arguments: Arguments) -> Result<(), Failure> {
     let mut rows = rows(arguments.fabric);
     for round in 0..=arguments.rounds {
         for row in &mut rows {
-            let (time, bytes) = publisher.round(row.change, row.order, &mut followers).await?;
+            let measured = publisher.round(row.change, row.order, &mut followers).await?;
             // The first round makes memory resident.
             if round > 0 {
-                row.times.push(time);
-                row.bytes = bytes;
+                row.rounds.push(measured);
             }
         }
     }
-    println!("changed\tgot by\tbytes to each follower\tmilliseconds");
-    for row in &mut rows {
-        println!("{}\t{}\t{}\t{:.2}", row.change, row.order, row.bytes, milliseconds(&mut row.times));
+    println!("changed\tgot by\tbytes to each follower\tmilliseconds\tof these the commit");
+    for Row { change, order, rounds } in &rows {
+        let median =
+            |time: fn(&Round) -> Duration| milliseconds(&mut rounds.iter().map(time).collect::<Vec<_>>());
+        let (all, commit) = (median(|round| round.all), median(|round| round.commit));
+        let bytes = rounds.last().map_or(0, |round| round.bytes);
+        println!("{change}\t{order}\t{bytes}\t{all:.2}\t{commit:.2}");
     }
     publisher.compare(arguments.rounds, &mut followers).await?;
     publisher::copy_alone(&arguments)?;
@@ -133,7 +135,7 @@ async fn measure(arguments: Arguments) -> Result<(), Failure> {
 }
 
 fn rows(fabric: Fabric) -> Vec<Row> {
-    let row = |change, order| Row { change, order, times: Vec::new(), bytes: 0 };
+    let row = |change, order| Row { change, order, rounds: Vec::new() };
     let mut rows = vec![row(Change::Nothing, Order::Follow), row(Change::Rows, Order::Follow)];
     rows.extend(
         [0.1, 1.0, 3.0, 10.0, 30.0, 100.0].map(|percent| row(Change::Elements(percent), Order::Follow)),

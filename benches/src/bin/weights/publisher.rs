@@ -41,6 +41,17 @@ impl fmt::Display for Change {
     }
 }
 
+/// How a version came to the followers.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Round {
+    /// The time of the commit, if they wait for it.
+    pub(crate) commit: Duration,
+    /// The time until the last of them has the version: from the commit on if they wait for it, otherwise from their requests on.
+    pub(crate) all: Duration,
+    /// The bytes that one of them moved.
+    pub(crate) bytes: u64,
+}
+
 #[derive(Debug)]
 pub(crate) struct Publisher {
     worker: Worker,
@@ -89,13 +100,13 @@ impl Publisher {
         Ok(address.await?.to_string())
     }
 
-    /// The time from a commit until all followers have the version, and the bytes that one of them moved.
+    /// Lets all followers get a version.
     pub(crate) async fn round(
         &mut self,
         change: Change,
         order: Order,
         followers: &mut [Follower],
-    ) -> Result<(Duration, u64), Failure> {
+    ) -> Result<Round, Failure> {
         // Those that fetch have not got the last version by their stream.
         if order == Order::Follow {
             self.catch_up(followers).await?;
@@ -119,11 +130,12 @@ impl Publisher {
             begun = Instant::now();
             self.commit().await?;
         }
+        let commit = begun.elapsed();
         let mut bytes = 0;
         for follower in followers {
             bytes = tokio::task::block_in_place(|| follower.hear())?;
         }
-        Ok((begun.elapsed(), bytes))
+        Ok(Round { commit, all: begun.elapsed(), bytes })
     }
 
     /// Lets the streams of all followers get to the newest version.
