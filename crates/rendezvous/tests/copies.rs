@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{
+    ops::Range,
+    slice,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -14,7 +16,10 @@ use tensorwire_memory::{
     copy::{CopyReason, count},
 };
 use tensorwire_protocol::DataType;
-use tensorwire_rendezvous::{Sharing, Tensor, Worker};
+use tensorwire_rendezvous::{
+    Sharing, Tensor, Worker,
+    sets::{Layout, ShardedSet},
+};
 
 const BYTES: usize = (3 << 20) + 77;
 const PAYLOAD_REASONS: [CopyReason; 4] =
@@ -112,6 +117,40 @@ async fn view_twice(kind: FabricKind) -> [u64; 4] {
     std::array::from_fn(|index| after[index] - before[index])
 }
 
+/// Copies of one fetch of a tensor of which three publishers have parts of the rows, with these rows in their places.
+async fn fetch_rows(kind: FabricKind, rows: Range<u64>) -> [u64; 4] {
+    const ROW: u64 = 40_000;
+    let lent = Arc::new(Lent::default());
+    let follower = over(Worker::builder("follower"), kind).observer(lent.clone()).start().await.unwrap();
+    let (mut publishers, mut sets) = (Vec::new(), Vec::new());
+    for at in 0..3 {
+        let publisher = over(Worker::builder(&format!("publisher{at}")), kind).start().await.unwrap();
+        let bytes = vec![at as u8; 10 * ROW as usize];
+        let part = Tensor::from_bytes(publisher.pool(), DataType::U8, &[10, ROW], &bytes).unwrap();
+        let own = 10 * at..10 * at + 10;
+        publisher.set("s").commit(1, [("t", part.shard(0, 30, slice::from_ref(&own)))]).await.unwrap();
+        sets.push(follower.peer_at(publisher.address()).await.unwrap().set("s"));
+        publishers.push(publisher);
+    }
+    let set = ShardedSet::new(sets).layout(Layout::new().part("t", 0, slice::from_ref(&rows)));
+    let before = copied();
+    let snapshot = set.fetch().await.unwrap();
+    let after = copied();
+    let got = snapshot.get("t").unwrap();
+    let expected = rows.clone().flat_map(|row| vec![(row / 10) as u8; ROW as usize]);
+    assert!(got.bytes().iter().copied().eq(expected));
+    for at in 0..3 {
+        let part = rows.start.max(10 * at)..rows.end.min(10 * at + 10);
+        let place = |row: u64| got.buf().offset() + ((row - rows.start) * ROW) as usize;
+        let span = Span { block: got.buf().block().unwrap().id(), range: place(part.start)..place(part.end) };
+        assert!(lent.content.lock().unwrap().contains(&span), "the rows {part:?} were written elsewhere");
+    }
+    for worker in publishers.into_iter().chain([follower]) {
+        worker.shutdown().await;
+    }
+    std::array::from_fn(|index| after[index] - before[index])
+}
+
 /// Runs `test` with a watchdog.
 fn run(test: impl Future<Output = ()>) {
     bounded(patient(Duration::from_secs(60)), test);
@@ -125,6 +164,7 @@ fn shm_copies_a_tensor_once_and_tcp_never() {
         assert_eq!(fetch_once(FabricKind::TCP).await, [0, 0, 0, 0]);
         assert_eq!(view_twice(FabricKind::SHM).await, [0, 0, 0, 0]);
         assert_eq!(view_twice(FabricKind::TCP).await, [0, 0, 0, 0]);
+        assert_eq!(fetch_rows(FabricKind::TCP, 5..28).await, [0, 0, 0, 0]);
         // Into the message, and out of it.
         for kind in [FabricKind::SHM, FabricKind::TCP] {
             assert_eq!(fetch_small(kind).await, (2, 200));
@@ -138,6 +178,7 @@ fn verbs_never_copies_a_tensor() {
     let _turn = crate::turn();
     run(async {
         assert_eq!(fetch_once(FabricKind::VERBS).await, [0, 0, 0, 0]);
+        assert_eq!(fetch_rows(FabricKind::VERBS, 5..28).await, [0, 0, 0, 0]);
         assert_eq!(view_twice(FabricKind::VERBS).await, [0, 0, 0, 0]);
         assert_eq!(fetch_small(FabricKind::VERBS).await, (2, 200));
     });

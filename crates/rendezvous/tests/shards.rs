@@ -6,8 +6,9 @@
 use std::{ops::Range, slice, time::Duration};
 
 use tensorwire_fabric::FabricKind;
+use tensorwire_protocol::{Sharing, Validation};
 use tensorwire_rendezvous::{
-    Tensor, Worker, WorkerError,
+    Tensor, Worker, WorkerBuilder, WorkerError,
     sets::{Layout, ShardedSet},
 };
 
@@ -125,6 +126,61 @@ fn followers_get_their_layouts_bit_for_bit_and_each_byte_is_moved_once() {
             }
         });
     }
+}
+
+/// A follower of the matrix and of nothing else, and what it gets.
+async fn matrix(
+    publishers: &[Worker],
+    follower: WorkerBuilder,
+    sharing: Sharing,
+    rows: Range<u64>,
+) -> (Worker, Tensor) {
+    let follower = follower.start().await.unwrap();
+    let mut parts = Vec::new();
+    for publisher in publishers {
+        parts.push(follower.peer_at(publisher.address()).await.unwrap().set(SET).sharing(sharing));
+    }
+    let layout = Layout::new().part("matrix", 0, slice::from_ref(&rows));
+    let mut versions = ShardedSet::new(parts).layout(layout).follow();
+    let staged = versions.next().await.unwrap().unwrap();
+    let matrix = staged.snapshot().get("matrix").unwrap().clone();
+    assert_eq!(matrix.values::<u32>().unwrap(), elements(7, 0, &[rows]));
+    let has_view = matrix.buf().is_foreign();
+    assert_eq!(
+        (staged.copied() == 0, staged.bytes_moved() > matrix.bytes().len() as u64),
+        (has_view, !has_view)
+    );
+    (follower, matrix)
+}
+
+#[test]
+fn contents_that_are_validated_arrive_elsewhere_and_are_right() {
+    run(async {
+        let publishers = workers(FabricKind::TCP, "publisher", 3).await;
+        commit(&publishers, 1, 7, &even(0, ROWS, 3)).await;
+        let follower = on(FabricKind::TCP, "follower").validation(Validation::Xxh3);
+        let (follower, _) = matrix(&publishers, follower, Sharing::View, 10..50).await;
+        for worker in publishers.into_iter().chain([follower]) {
+            worker.shutdown().await;
+        }
+    });
+}
+
+#[test]
+fn on_one_host_one_run_of_bytes_is_a_view_unless_copies_are_wanted() {
+    run(async {
+        let publishers = workers(FabricKind::SHM, "publisher", 2).await;
+        commit(&publishers, 1, 7, &even(0, ROWS, 2)).await;
+        for (sharing, rows) in [(Sharing::View, 3..20), (Sharing::Copy, 3..20), (Sharing::Copy, 20..40)] {
+            let (follower, matrix) =
+                matrix(&publishers, on(FabricKind::SHM, "follower"), sharing, rows).await;
+            assert_eq!(matrix.buf().is_foreign(), sharing == Sharing::View);
+            follower.shutdown().await;
+        }
+        for worker in publishers {
+            worker.shutdown().await;
+        }
+    });
 }
 
 /// Programs spawn fetches.

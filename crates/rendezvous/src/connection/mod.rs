@@ -23,7 +23,7 @@ use std::{
 use tensorwire_fabric::{
     BoxFuture, FabricError, FabricKind, LossCause, PeerCatalogue, QueuePair, Runtime, SharedMemory, timeout,
 };
-use tensorwire_memory::Buf;
+use tensorwire_memory::{Buf, BufMut};
 use tensorwire_protocol::{
     Agreed, Allocator, Checksums, Code, Connection, Metadata, ReceiveOptions, Received, ReceivedGuard, Rings,
     Scope, Sharing, Status, TransferError, wire::control::Parameters,
@@ -415,6 +415,19 @@ impl DataConnection {
         });
         self.meter.ended(&span, received.as_ref().map(|received| received.metadata.byte_length));
         received.map(|received| self.protocol.hold(received))
+    }
+
+    /// As [`receive_expected`](Self::receive_expected), into `buffer`, which is long enough. Returns the buffer.
+    pub(crate) async fn receive_expected_into(
+        &self,
+        (scope, name): (&Scope, &Transfer<'_>),
+        expected: Metadata,
+        buffer: BufMut,
+    ) -> Result<BufMut, WorkerError> {
+        let target = Target::expecting(expected, buffer);
+        let mut held = self.receive_into(scope, name, &target).await?;
+        let (_, buffer) = target.fill(*name, &mut held, &self.allocator.pool).await?;
+        Ok(buffer)
     }
 
     /// The value as a tensor that shares the bytes of `held`.

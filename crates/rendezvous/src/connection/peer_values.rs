@@ -208,7 +208,8 @@ impl PeerValues {
         let found = self.values.set_content(name, content);
         if content.is_last {
             self.unpin(name);
-        } else if matches!(content.number, MANIFEST | MANIFEST_DELTA) {
+        } else if matches!(content.number, MANIFEST | MANIFEST_DELTA) || !self.is_pinned(name) {
+            // A peer to which the version is not lent asks for its contents after the loan, which ends the pin.
             self.pin(name, content.edition);
         }
         found
@@ -230,6 +231,10 @@ impl PeerValues {
     fn unpin(&self, name: &str) {
         let pin = self.pins().remove(name);
         drop(pin);
+    }
+
+    fn is_pinned(&self, name: &str) -> bool {
+        self.pins().contains_key(name)
     }
 
     fn pins(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Pin>> {

@@ -155,6 +155,12 @@ pub(crate) fn length_of(metadata: &Metadata) -> Result<usize, Status> {
     usize::try_from(metadata.byte_length).map_err(|error| exhausted(&error))
 }
 
+/// The refusal of a value whose metadata is another than is known.
+pub(crate) fn unexpected(Metadata { dtype, shape, .. }: &Metadata) -> Status {
+    let message = format!("the peer sends {dtype} {shape} instead of the content that it has announced");
+    Status::new(Code::InvalidArgument, message)
+}
+
 /// As [`ReceiveAllocator`], for a value whose metadata is known.
 pub(crate) struct ExpectingAllocator<'a> {
     pub(crate) receive: &'a ReceiveAllocator,
@@ -168,9 +174,7 @@ impl Allocator for ExpectingAllocator<'_> {
         if self.expected.contains(metadata) {
             return Ok(());
         }
-        let Metadata { dtype, shape, .. } = metadata;
-        let message = format!("the peer sends {dtype} {shape} instead of the content that it has announced");
-        Err(Status::new(Code::InvalidArgument, message))
+        Err(unexpected(metadata))
     }
 
     fn expected(&self) -> Option<&Arc<[Metadata]>> {

@@ -1,6 +1,6 @@
 //! Receiving into a user's buffer.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use futures::FutureExt as _;
 use tensorwire_fabric::RemoteRegion;
@@ -13,7 +13,7 @@ use tensorwire_testpoints::sync::Mutex;
 use crate::{
     error::{Transfer, WorkerError},
     peer_memory::{
-        destinations::{ReceiveAllocator, Room, length_of},
+        destinations::{ReceiveAllocator, Room, length_of, unexpected},
         import::{PIECE_BYTES, yield_once},
         lent::{Lent, ended},
     },
@@ -24,6 +24,8 @@ use crate::{
 pub(crate) struct Target {
     /// The accepted element type; `None` for any.
     dtype: Option<DataType>,
+    /// The only accepted metadata; `None` for any that fits.
+    expected: Option<Arc<[Metadata]>>,
     length: usize,
     state: Mutex<TargetState>,
 }
@@ -41,13 +43,20 @@ struct TargetState {
 impl Target {
     pub(crate) fn new(dtype: Option<DataType>, buffer: BufMut) -> Self {
         let state = TargetState { lent: None, refused: None, buffer: None };
-        let target = Self { dtype, length: buffer.len(), state: Mutex::new(state) };
+        let target = Self { dtype, expected: None, length: buffer.len(), state: Mutex::new(state) };
         target.lock().buffer = Some(buffer);
         target
     }
 
+    /// Accepts only a value of this metadata, for which `buffer` is long enough.
+    pub(crate) fn expecting(expected: Metadata, buffer: BufMut) -> Self {
+        Self { expected: Some(Arc::new([expected])), ..Self::new(None, buffer) }
+    }
+
     pub(crate) fn fits(&self, metadata: &Metadata) -> bool {
-        self.dtype.is_none_or(|dtype| metadata.dtype == dtype) && metadata.byte_length <= self.length as u64
+        self.dtype.is_none_or(|dtype| metadata.dtype == dtype)
+            && self.expected.as_ref().is_none_or(|expected| expected.contains(metadata))
+            && metadata.byte_length <= self.length as u64
     }
 
     /// The error for a refused value, if one was refused.
@@ -58,6 +67,9 @@ impl Target {
     /// The error for a value that does not [fit](Self::fits).
     pub(crate) fn refusal(&self, transfer: Transfer<'_>, metadata: &Metadata) -> WorkerError {
         let transfer = transfer.name();
+        if self.expected.is_some() {
+            return WorkerError::Local { transfer, status: unexpected(metadata) };
+        }
         if let Some(dtype) = self.dtype.filter(|dtype| metadata.dtype != *dtype) {
             return WorkerError::Mismatch {
                 transfer,
@@ -235,6 +247,10 @@ impl TargetAllocator<'_> {
 
 impl Allocator for TargetAllocator<'_> {
     type Lent = Lent;
+
+    fn expected(&self) -> Option<&Arc<[Metadata]>> {
+        self.target.expected.as_ref()
+    }
 
     fn accepts(&self, metadata: &Metadata) -> Result<(), Status> {
         let mut state = self.target.lock();

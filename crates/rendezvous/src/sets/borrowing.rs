@@ -2,9 +2,10 @@
 
 use std::{pin::pin, task::Poll};
 
+use futures::{TryFutureExt as _, future::try_join_all};
 use tensorwire_memory::{
     Buf, Place, Pool,
-    copy::{CopyReason, PAST_CACHES_BYTES, copy_bytes, copy_past_caches},
+    copy::{CopyBytes, CopyReason, copy_of},
 };
 use tensorwire_protocol::{Metadata, SetContent, Sharing};
 
@@ -33,13 +34,19 @@ impl Link {
 }
 
 impl Move<'_> {
-    /// The tensors of the version of `edition` as views of the publisher's memory. `None` if it does not lend them, for instance because
-    /// this worker has as many views as it may have.
-    pub(super) async fn borrowed(
-        &mut self,
+    /// Views of the tensors of the version of `edition`, or `None` for each that the publisher does not lend, for instance because this
+    /// worker has as many views as it may have. It is the last request for that version.
+    pub(super) async fn lent(
+        &self,
         edition: u64,
         manifest: &Manifest,
-    ) -> Result<Option<Vec<Tensor>>, NotMoved> {
+    ) -> Result<Vec<Option<Tensor>>, NotMoved> {
+        if matches!(self.link, Link::Own) {
+            return self.own(edition, manifest).await;
+        }
+        if !self.link.lends_versions() {
+            return Ok(Vec::new());
+        }
         let content = SetContent { edition, number: LOAN, is_last: true };
         let expected = bytes_of(loan::table_bytes(manifest.entries.len()) as u64);
         let table = self.set.content(self.link, (content, expected), Sharing::View.into()).await?;
@@ -48,6 +55,25 @@ impl Move<'_> {
             tokio::task::coop::consume_budget().await;
             views.push(view(table.buf(), place.as_ref(), &entry.metadata).await);
         }
+        Ok(views)
+    }
+
+    /// The tensors of a version of this worker.
+    async fn own(&self, edition: u64, manifest: &Manifest) -> Result<Vec<Option<Tensor>>, NotMoved> {
+        let all = vec![None; manifest.entries.len()];
+        let contents = others(edition, &manifest.entries, &all).into_iter();
+        let own =
+            contents.map(|content| self.set.content(self.link, content, Sharing::View.into()).map_ok(Some));
+        try_join_all(own).await
+    }
+
+    /// The tensors of the version of `edition`, as views as far as the publisher lends them. `None` if it lends none.
+    pub(super) async fn borrowed(
+        &mut self,
+        edition: u64,
+        manifest: &Manifest,
+    ) -> Result<Option<Vec<Tensor>>, NotMoved> {
+        let views = self.lent(edition, manifest).await?;
         if views.iter().all(Option::is_none) {
             return Ok(None);
         }
@@ -64,7 +90,11 @@ impl Move<'_> {
         let worker = &self.set.peer.worker;
         let is_missing = |way: &Way| !matches!(way, Way::Held(_));
         let missing = views.into_iter().zip(&ways).filter(|(_, way)| is_missing(way)).map(|(view, _)| view);
-        let copies = Copies::of(missing.collect(), worker.receive_pool());
+        let missing: Vec<_> = missing.collect();
+        // The caches do not hold a long version until it is used.
+        let copy = copy_of(missing.iter().map(|view| view.bytes().len()).fold(0, usize::saturating_add));
+        let pool = worker.receive_pool();
+        let copies = missing.into_iter().map(|view| Copy { view, copy, pool: pool.clone() }).collect();
         let copied = pin!(async {
             let copied = in_tasks(&**worker.node.runtime(), copies).await;
             let copied = copied.into_iter().map(|copy| copy.ok_or_else(WorkerError::handed_out)?);
@@ -82,40 +112,30 @@ impl Move<'_> {
     }
 }
 
-/// Views that are copied.
-struct Copies {
-    views: Vec<Tensor>,
-    bytes: usize,
+/// A view that is copied.
+struct Copy {
+    view: Tensor,
+    copy: CopyBytes,
     pool: Pool,
 }
 
-impl Copies {
-    fn of(views: Vec<Tensor>, pool: &Pool) -> Self {
-        let bytes = views.iter().map(|view| view.bytes().len()).fold(0, usize::saturating_add);
-        Self { views, bytes, pool: pool.clone() }
-    }
-}
-
-impl TensorWork for Copies {
+impl TensorWork for Copy {
     type Done = Result<Tensor, WorkerError>;
 
     const NAME: &'static str = "copies of tensors";
 
-    fn size(&self) -> (usize, usize) {
-        (self.views.len(), self.bytes)
+    fn bytes(&self) -> usize {
+        self.view.bytes().len()
     }
 
-    async fn work(&self, at: usize) -> Result<Tensor, WorkerError> {
-        let view = self.views.get(at).ok_or_else(WorkerError::handed_out)?;
-        if !view.buf().is_foreign() {
+    async fn work(self) -> Result<Tensor, WorkerError> {
+        if !self.view.buf().is_foreign() {
             // The publisher could not lend it, and has sent it.
-            return Ok(view.clone());
+            return Ok(self.view);
         }
-        // The caches do not hold a long version until it is used.
-        let copy = if self.bytes >= PAST_CACHES_BYTES { copy_past_caches } else { copy_bytes };
-        let copy = |into: &mut [u8], from: &[u8]| copy(into, from, CopyReason::Catalogue);
-        let bytes = copied(&self.pool, view.bytes(), copy).await?;
-        Ok(Tensor::received(view.metadata().clone(), bytes, None))
+        let copy = |into: &mut [u8], from: &[u8]| (self.copy)(into, from, CopyReason::Catalogue);
+        let bytes = copied(&self.pool, self.view.bytes(), copy).await?;
+        Ok(Tensor::received(self.view.metadata().clone(), bytes, None))
     }
 }
 

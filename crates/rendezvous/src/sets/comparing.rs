@@ -2,7 +2,10 @@
 
 use std::{
     pin::pin,
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use tensorwire_fabric::Runtime;
@@ -24,12 +27,12 @@ use crate::{
 /// How a tensor differs from its predecessor, and its delta, if that is the least to send.
 pub(super) type Difference = (Change, Option<Tensor>);
 
-/// Tensors and their predecessors.
-struct Pairs {
-    /// The predecessor, and the tensor.
-    pairs: Vec<(Tensor, Tensor)>,
-    /// Bytes that further deltas may have.
-    delta_bytes: AtomicU64,
+/// A tensor and its predecessor.
+struct Pair {
+    old: Tensor,
+    new: Tensor,
+    /// Bytes that further deltas may have, of all pairs.
+    delta_bytes: Arc<AtomicU64>,
 }
 
 /// The differences of these pairs, each of a predecessor and a tensor. Their deltas have at most `delta_bytes` together.
@@ -41,23 +44,24 @@ pub(super) async fn differences(
     pairs: Vec<(Tensor, Tensor)>,
     delta_bytes: u64,
 ) -> Vec<Difference> {
-    let differences = in_tasks(runtime, Pairs { pairs, delta_bytes: AtomicU64::new(delta_bytes) }).await;
+    let delta_bytes = Arc::new(AtomicU64::new(delta_bytes));
+    let pairs = pairs.into_iter().map(|(old, new)| Pair { old, new, delta_bytes: delta_bytes.clone() });
+    let differences = in_tasks(runtime, pairs.collect()).await;
     // A tensor whose task is lost with the runtime is sent whole.
     differences.into_iter().map(|difference| difference.unwrap_or((Change::Full, None))).collect()
 }
 
-impl TensorWork for Pairs {
+impl TensorWork for Pair {
     type Done = Difference;
 
     const NAME: &'static str = "comparison of tensors";
 
-    fn size(&self) -> (usize, usize) {
-        let bytes = self.pairs.iter().map(|(_, new)| new.bytes().len());
-        (self.pairs.len(), bytes.fold(0, usize::saturating_add))
+    fn bytes(&self) -> usize {
+        self.new.bytes().len()
     }
 
-    async fn work(&self, at: usize) -> Difference {
-        let Some((old, new)) = self.pairs.get(at) else { return (Change::Full, None) };
+    async fn work(self) -> Difference {
+        let (old, new) = (&self.old, &self.new);
         let mut comparison = Comparison::new(new.metadata());
         let checksums = new.checksums().unwrap_or_default();
         let compared = loop {
@@ -82,7 +86,7 @@ impl TensorWork for Pairs {
     }
 }
 
-impl Pairs {
+impl Pair {
     /// Whether a delta of `bytes` bytes may be held beside the others.
     fn takes(&self, bytes: u64) -> bool {
         let rest = |left: u64| left.checked_sub(bytes);

@@ -1,23 +1,31 @@
 //! Makes a tensor of a sharded set of its pieces.
 
 use std::{
-    collections::BTreeSet,
-    sync::atomic::{AtomicUsize, Ordering::Relaxed},
+    ops::Range,
+    sync::{
+        OnceLock,
+        atomic::{AtomicUsize, Ordering::Relaxed},
+    },
 };
 
-use futures::{TryFutureExt as _, TryStreamExt as _, stream::FuturesUnordered};
-use tensorwire_memory::{BufMut, Pool};
-use tensorwire_protocol::{SetContent, slice::Slice};
-use tokio::sync::OnceCell;
+use futures::{TryFutureExt as _, TryStreamExt as _, future::try_join_all, stream::FuturesUnordered};
+use tensorwire_fabric::Runtime;
+use tensorwire_memory::{
+    BufMut, Pool,
+    copy::{CopyBytes, copy_bytes, copy_of},
+};
+use tensorwire_protocol::{Metadata, SetContent, slice::Slice};
 
 use crate::{
     error::WorkerError,
+    peer_memory::import::yield_once,
     sets::{
-        fetching::{Link, NotMoved, PeerSet, Volume},
+        fetching::{Link, Move, NotMoved, PeerSet, Volume},
         room::{Needs, in_pool},
         shard_plan::{Piece, Planned},
         slices::entry,
         snapshot::{Origin, Snapshot},
+        tasks::{TensorWork, in_tasks},
     },
     values::{
         cut::{Cut, Place},
@@ -33,11 +41,34 @@ pub(super) struct Part<'a> {
     pub(super) link: Link,
     pub(super) edition: u64,
     pub(super) manifest: Manifest,
+    /// Its tensors in the order of the manifest, as far as the publisher has lent them.
+    lent: OnceLock<Vec<Option<Tensor>>>,
     /// Requests for its contents that are not made yet.
-    pub(super) unasked: AtomicUsize,
+    unasked: AtomicUsize,
 }
 
-impl Part<'_> {
+impl<'a> Part<'a> {
+    pub(super) fn new(set: &'a PeerSet, link: Link, edition: u64, manifest: Manifest) -> Self {
+        Self { set, link, edition, manifest, lent: OnceLock::new(), unasked: AtomicUsize::default() }
+    }
+
+    /// Borrows its tensors, if the publisher lends them.
+    pub(super) async fn borrow(&self) -> Result<(), NotMoved> {
+        let lent = Move::new(self.set, &self.link).lent(self.edition, &self.manifest).await?;
+        // Nobody else sets it.
+        let _ = self.lent.set(lent);
+        Ok(())
+    }
+
+    fn lent(&self, name: &str) -> Option<&Tensor> {
+        self.lent.get()?.get(self.manifest.place(name)?)?.as_ref()
+    }
+
+    /// Whether the results share the memory of what is lent.
+    fn may_share(&self) -> bool {
+        self.link.lends(self.set.sharing)
+    }
+
     /// Whether the request that is made now is the last one, at which the publisher stops holding the version. Requests arrive in the
     /// order in which they are made, and one that the publisher has taken holds the memory of its content until that is sent. But a
     /// request that waits for memory is made later: then the publisher holds the version until it is asked for another.
@@ -48,11 +79,18 @@ impl Part<'_> {
 
 /// A tensor of a version.
 pub(super) struct Made {
-    pub(super) tensor: Tensor,
+    pub(super) form: Form,
     /// Of its pieces.
     pub(super) origins: Vec<Origin>,
     pub(super) is_changed: bool,
     pub(super) volume: Volume,
+}
+
+/// How far a tensor is.
+pub(super) enum Form {
+    Ready(Tensor),
+    /// What is left is to copy pieces that are here.
+    Copies(Copies),
 }
 
 /// A tensor of a version that is to be made.
@@ -62,12 +100,13 @@ pub(super) struct Making<'a> {
     planned: &'a Planned,
     /// Of its pieces.
     origins: Vec<Origin>,
-    /// The same tensor of the version that this worker has, if it has the same shape, and the origins of its pieces.
-    held: Option<(&'a Tensor, &'a [Origin])>,
-    /// Memory for the result, if it is made of several pieces.
+    /// The same tensor of the version that this worker has, if it has the same shape.
+    held: Option<&'a Tensor>,
+    /// The pieces that `held` has in the same places.
+    kept: Vec<&'a Piece>,
+    missing: Vec<&'a Piece>,
+    /// Memory for the result, if its pieces are put together.
     result: Option<BufMut>,
-    /// The same tensor of each publisher that has lent it.
-    lent: Vec<OnceCell<Tensor>>,
 }
 
 impl<'a> Making<'a> {
@@ -76,153 +115,206 @@ impl<'a> Making<'a> {
         (name, planned): (&'a str, &'a Planned),
         held: Option<&'a Snapshot>,
     ) -> Self {
-        let origins = planned.pieces.iter().filter_map(|piece| {
-            let (part, _, entry) = offered(parts, name, piece)?;
-            Some(Origin { incarnation: part.manifest.incarnation, stamp: entry.stamp, piece: piece.clone() })
-        });
-        let origins = origins.collect();
         let held = held.and_then(|held| held.with_origins(name));
         let held = held.filter(|(tensor, _)| *tensor.metadata() == planned.metadata);
-        let lent = parts.iter().map(|_| OnceCell::new()).collect();
-        let making = Self { parts, name, planned, origins, held, result: None, lent };
-        making.count_requests();
-        making
+        let is_held = |origin: &Origin| held.is_some_and(|(_, before)| before.contains(origin));
+        let (mut origins, mut kept, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+        for piece in &planned.pieces {
+            let origin = offered(parts, name, piece).map(|(part, _, entry)| {
+                let (incarnation, stamp) = (part.manifest.incarnation, entry.stamp);
+                Origin { incarnation, stamp, piece: piece.clone() }
+            });
+            if origin.as_ref().is_some_and(is_held) { &mut kept } else { &mut missing }.push(piece);
+            origins.extend(origin);
+        }
+        let held = held.map(|(tensor, _)| tensor);
+        Self { parts, name, planned, origins, held, kept, missing, result: None }
     }
 
-    /// Counts its requests: one for each piece that is moved, or for all pieces of a tensor that is lent.
-    fn count_requests(&self) {
-        if self.unchanged().is_some() {
-            return;
-        }
-        let is_whole = self.only_piece().is_some();
-        let moved = self.origins.iter().filter(|origin| is_whole || !self.is_held(origin));
-        let mut lenders = BTreeSet::new();
-        let asked = moved.map(|origin| &origin.piece);
-        let asked = asked.filter(|piece| !self.is_lent(piece) || lenders.insert(piece.publisher));
-        for part in asked.filter_map(|piece| self.parts.get(piece.publisher)) {
+    /// The publishers of what this worker does not have.
+    pub(super) fn publishers(&self) -> impl Iterator<Item = usize> {
+        self.missing.iter().map(|piece| piece.publisher)
+    }
+
+    /// Counts its requests, after publishers have lent what they lend.
+    pub(super) fn count_requests(&self) {
+        for part in self.asked().filter_map(|piece| self.parts.get(piece.publisher)) {
             part.unasked.fetch_add(1, Relaxed);
         }
     }
 
-    /// Takes the memory for the result. All results of a version take theirs before any piece comes: pieces that are freed between them
-    /// would leave gaps that are too short for a result.
-    pub(super) async fn reserve(&mut self, pool: &Pool) -> Result<(), WorkerError> {
-        if self.unchanged().is_none() && self.only_piece().is_none() {
-            self.result = Some(pool.alloc(self.planned.metadata.byte_length as usize).await?);
-        }
-        Ok(())
+    /// The pieces that are requested.
+    fn asked(&self) -> impl Iterator<Item = &'a Piece> {
+        self.missing.iter().copied().filter(|piece| self.lent(piece).is_none())
+    }
+
+    /// The publisher's tensor that has this piece, and whether the result may share its memory.
+    fn lent(&self, piece: &Piece) -> Option<(&'a Tensor, bool)> {
+        let part = self.parts.get(piece.publisher)?;
+        Some((part.lent(self.name)?, part.may_share()))
     }
 
     /// The held tensor, if it is this one.
-    fn unchanged(&self) -> Option<&Tensor> {
-        self.held.filter(|(_, before)| *before == self.origins).map(|(tensor, _)| tensor)
+    fn unchanged(&self) -> Option<&'a Tensor> {
+        self.held.filter(|_| self.missing.is_empty())
     }
 
     /// The only piece, if it is the whole tensor.
     fn only_piece(&self) -> Option<&'a Piece> {
         match &*self.planned.pieces {
-            [piece] if piece.into == Slice::whole(self.planned.metadata.shape.dimensions()) => Some(piece),
+            [piece] if piece.into == Slice::whole(self.shape()) => Some(piece),
             _ => None,
         }
     }
 
-    fn is_held(&self, origin: &Origin) -> bool {
-        self.held.is_some_and(|(_, before)| before.contains(origin))
+    fn shape(&self) -> &'a [u64] {
+        self.planned.metadata.shape.dimensions()
+    }
+
+    /// The result, if it is one run of bytes of a lent tensor.
+    fn view(&self) -> Option<Tensor> {
+        let piece = self.only_piece()?;
+        let (lent, _) = self.lent(piece).filter(|(_, may_share)| *may_share)?;
+        Cut::new(lent, &piece.from).ok()?.shared()
+    }
+
+    /// Whether pieces are put together in memory of their own.
+    fn is_put_together(&self) -> bool {
+        match self.only_piece() {
+            _ if self.unchanged().is_some() => false,
+            Some(piece) => self.lent(piece).is_some() && self.view().is_none(),
+            None => true,
+        }
     }
 
     /// The room that it needs in the receive pool.
     pub(super) fn needs(&self) -> Needs {
         let result = self.planned.metadata.byte_length;
-        if self.unchanged().is_some() {
-            return Needs::default();
+        if self.is_put_together() {
+            let bytes = self.asked().map(|piece| in_pool(self.piece_bytes(piece)));
+            return Needs { result, piece: bytes.max().unwrap_or_default() };
         }
-        if let Some(piece) = self.only_piece() {
-            return Needs { result: if self.is_view(piece) { 0 } else { in_pool(result) }, piece: 0 };
-        }
-        let bytes = |piece: &Piece| {
-            let element = self.planned.metadata.dtype.bits() / 8;
-            piece.into.lengths().into_iter().fold(element, u64::saturating_mul)
-        };
-        let moved =
-            self.origins.iter().filter(|origin| !self.is_held(origin) && !self.is_lent(&origin.piece));
-        let longest = moved.map(|origin| in_pool(bytes(&origin.piece))).max();
-        Needs { result, piece: longest.unwrap_or_default() }
+        let is_asked = self.asked().next().is_some();
+        Needs { result: if is_asked { in_pool(result) } else { 0 }, piece: 0 }
     }
 
-    /// Whether the publisher lends the tensor that has this piece.
-    fn is_lent(&self, piece: &Piece) -> bool {
-        self.parts.get(piece.publisher).is_some_and(|part| part.link.lends(part.set.sharing))
+    fn piece_bytes(&self, piece: &Piece) -> u64 {
+        piece.into.lengths().into_iter().fold(self.element_bytes(), u64::saturating_mul)
     }
 
-    /// Whether the piece is a view.
-    fn is_view(&self, piece: &Piece) -> bool {
-        let offered = offered(self.parts, self.name, piece);
-        self.is_lent(piece)
-            && offered.is_some_and(|(_, _, entry)| {
-                piece.from.contiguous(entry.metadata.shape.dimensions()).is_some()
-            })
+    fn element_bytes(&self) -> u64 {
+        self.planned.metadata.dtype.bits() / 8
     }
 
-    /// Makes it, in memory of `pool`.
-    pub(super) async fn made(mut self, pool: &Pool) -> Result<Made, NotMoved> {
-        if let Some(tensor) = self.unchanged().cloned() {
-            return Ok(Made { tensor, origins: self.origins, is_changed: false, volume: Volume::default() });
+    /// Takes the memory for the result. All results of a version take theirs before any piece comes: pieces that are freed between them
+    /// would leave gaps that are too short for a result.
+    pub(super) async fn reserve(&mut self, pool: &Pool) -> Result<(), WorkerError> {
+        if self.is_put_together() {
+            self.result = Some(pool.alloc(self.planned.metadata.byte_length as usize).await?);
         }
-        let (tensor, volume) = if let Some(piece) = self.only_piece() {
-            let (cut, volume) = self.moved_piece(piece).await?;
-            (cut.made(pool).await.map_err(WorkerError::from)?, volume)
+        Ok(())
+    }
+
+    /// Receives what was not lent.
+    pub(super) async fn made(mut self) -> Result<Made, NotMoved> {
+        let mut volume = self.volume();
+        let form = if let Some(tensor) = self.unchanged().cloned().or_else(|| self.view()) {
+            Form::Ready(tensor)
+        } else if let Some(result) = self.result.take() {
+            self.put_together(result).await?
         } else {
-            let result = self.result.take().ok_or_else(WorkerError::handed_out)?;
-            self.assembled(result).await?
+            let piece = self.only_piece().ok_or_else(WorkerError::handed_out)?;
+            let tensor = self.received(piece).await?;
+            let part = self.parts.get(piece.publisher);
+            volume = part.map(|part| Volume::of((part.set, &part.link), &tensor)).unwrap_or_default();
+            Form::Ready(tensor)
         };
-        let volume = volume.and(self.lent_volume());
-        Ok(Made { tensor, origins: self.origins, is_changed: true, volume })
+        let is_changed = self.unchanged().is_none();
+        Ok(Made { form, origins: self.origins, is_changed, volume })
     }
 
-    /// Makes it of several pieces, in `buffer`.
-    async fn assembled(&self, mut buffer: BufMut) -> Result<(Tensor, Volume), NotMoved> {
-        let metadata = &self.planned.metadata;
-        let shape = metadata.shape.dimensions();
-        let (kept, changed): (Vec<_>, Vec<_>) = self.origins.iter().partition(|origin| self.is_held(origin));
-        let pieces = changed.into_iter().map(|Origin { piece, .. }| {
-            self.moved_piece(piece).map_ok(|moved| (moved, Place { slice: &piece.into, shape }))
-        });
-        let mut pieces: FuturesUnordered<_> = pieces.collect();
-        let mut volume = Volume::default();
-        // Each is copied while the others are on their way.
-        while let Some(((cut, moved), place)) = pieces.try_next().await? {
-            volume = volume.and(moved);
-            cut.copied(&mut buffer, place).await;
-        }
-        drop(pieces);
-        for Origin { piece, .. } in kept {
-            if let Some((tensor, _)) = self.held {
-                let cut = Cut::new(tensor, &piece.into).map_err(|invalid| unfit(&piece.into, &invalid))?;
-                cut.copied(&mut buffer, Place { slice: &piece.into, shape }).await;
-            }
-        }
-        Ok((Tensor::received(metadata.clone(), buffer.freeze(), None), volume))
+    /// What is moved for the pieces that are put together. Pieces of what is lent for views count nothing.
+    fn volume(&self) -> Volume {
+        let moved = self.missing.iter().filter(|piece| !matches!(self.lent(piece), Some((_, true))));
+        moved
+            .map(|piece| Volume { bytes: self.piece_bytes(piece), copies: 1 })
+            .fold(Volume::default(), Volume::and)
     }
 
-    /// A piece, and what was moved if it was not cut out of a lent tensor.
-    async fn moved_piece(&self, piece: &Piece) -> Result<(Cut, Volume), NotMoved> {
-        let offered = offered(self.parts, self.name, piece).zip(self.lent.get(piece.publisher));
-        let ((part, number, entry), lent) = offered.ok_or(NotMoved::Superseded)?;
-        let content = || SetContent { edition: part.edition, number, is_last: part.asks_last() };
-        let cut = part.set.part(&part.link, (content, &entry.metadata), &piece.from, lent).await?;
-        let volume = match lent.get() {
-            Some(_) => Volume::default(),
-            None => Volume::of((part.set, &part.link), cut.source()),
+    async fn put_together(&self, result: BufMut) -> Result<Form, NotMoved> {
+        let asked: Vec<_> = self.asked().collect();
+        let runs = asked.iter().map(|piece| self.run(piece)).collect::<Option<Vec<_>>>();
+        let buffer = match runs {
+            Some(runs) if !asked.is_empty() => self.received_in_place(result, &asked, runs).await?,
+            _ => self.received_and_copied(result, &asked).await?,
         };
-        Ok((cut, volume))
-    }
-
-    /// What was moved for tensors that publishers have lent: nothing, up to the limit of views.
-    fn lent_volume(&self) -> Volume {
-        let lent = self.parts.iter().zip(&self.lent);
         let lent =
-            lent.filter_map(|(part, content)| Some(Volume::of((part.set, &part.link), content.get()?)));
-        lent.fold(Volume::default(), Volume::and)
+            self.missing.iter().filter_map(|piece| Some((self.lent(piece)?.0, &piece.from, &piece.into)));
+        let kept = self.kept.iter().filter_map(|piece| Some((self.held?, &piece.into, &piece.into)));
+        let cuts = lent.chain(kept).map(|(tensor, from, into)| {
+            let cut = Cut::new(tensor, from).map_err(|invalid| unfit(from, &invalid))?;
+            Ok::<_, WorkerError>((cut, into.clone()))
+        });
+        let copies = Copies {
+            metadata: self.planned.metadata.clone(),
+            buffer,
+            cuts: cuts.collect::<Result<_, _>>()?,
+            copy: copy_bytes,
+        };
+        Ok(if copies.cuts.is_empty() { Form::Ready(copies.finished()) } else { Form::Copies(copies) })
+    }
+
+    /// The bytes of the result that are this piece, if they are one run.
+    fn run(&self, piece: &Piece) -> Option<Range<usize>> {
+        let run = piece.into.contiguous(self.shape())?;
+        let bytes = self.element_bytes();
+        Some((run.start * bytes) as usize..(run.end * bytes) as usize)
+    }
+
+    /// Receives pieces into their places.
+    async fn received_in_place(
+        &self,
+        result: BufMut,
+        asked: &[&Piece],
+        runs: Vec<Range<usize>>,
+    ) -> Result<BufMut, NotMoved> {
+        let mut pieces: Vec<_> = runs.into_iter().zip(asked).collect();
+        pieces.sort_by_key(|(run, _)| run.start);
+        let cuts: Vec<_> = pieces.iter().flat_map(|(run, _)| [run.start, run.end]).collect();
+        let (divided, places) = result.divide(&cuts).ok_or_else(WorkerError::handed_out)?;
+        // Every second part is what is between two pieces.
+        let places = places.into_iter().skip(1).step_by(2);
+        let received = places.zip(pieces).map(|(place, (_, piece))| self.received_into(piece, place));
+        try_join_all(received).await?;
+        Ok(divided.joined().map_err(|_| WorkerError::handed_out())?)
+    }
+
+    /// Receives pieces, and copies each to its places while the others are on their way.
+    async fn received_and_copied(&self, mut result: BufMut, asked: &[&Piece]) -> Result<BufMut, NotMoved> {
+        let received =
+            asked.iter().map(|piece| self.received(piece).map_ok(move |tensor| (tensor, &piece.into)));
+        let mut received: FuturesUnordered<_> = received.collect();
+        while let Some((tensor, slice)) = received.try_next().await? {
+            Cut::all(tensor).copied(&mut result, Place { slice, shape: self.shape() }, copy_bytes).await;
+        }
+        drop(received);
+        Ok(result)
+    }
+
+    async fn received(&self, piece: &Piece) -> Result<Tensor, NotMoved> {
+        let (part, content, metadata) = self.request(piece)?;
+        part.set.part(&part.link, (content, metadata), &piece.from).await
+    }
+
+    async fn received_into(&self, piece: &Piece, place: BufMut) -> Result<(), NotMoved> {
+        let (part, content, metadata) = self.request(piece)?;
+        part.set.part_into(&part.link, (content, metadata), &piece.from, place).await
+    }
+
+    fn request(&self, piece: &Piece) -> Result<(&'a Part<'a>, SetContent, &'a Metadata), NotMoved> {
+        let (part, number, entry) = offered(self.parts, self.name, piece).ok_or(NotMoved::Superseded)?;
+        let content = SetContent { edition: part.edition, number, is_last: part.asks_last() };
+        Ok((part, content, &entry.metadata))
     }
 }
 
@@ -235,4 +327,44 @@ fn offered<'a>(
     let part = parts.get(piece.publisher)?;
     let (number, entry) = entry(&part.manifest, name)?;
     Some((part, number, entry))
+}
+
+/// Pieces of lent and held tensors, which are copied to their places in another.
+pub(super) struct Copies {
+    metadata: Metadata,
+    buffer: BufMut,
+    cuts: Vec<(Cut, Slice)>,
+    copy: CopyBytes,
+}
+
+impl Copies {
+    /// Makes the tensors.
+    pub(super) async fn made(mut all: Vec<Self>, runtime: &dyn Runtime) -> Vec<Option<Tensor>> {
+        let copy = copy_of(all.iter().map(Self::bytes).fold(0, usize::saturating_add));
+        all.iter_mut().for_each(|one| one.copy = copy);
+        in_tasks(runtime, all).await
+    }
+
+    fn finished(self) -> Tensor {
+        Tensor::received(self.metadata, self.buffer.freeze(), None)
+    }
+}
+
+impl TensorWork for Copies {
+    type Done = Tensor;
+
+    const NAME: &'static str = "copies of pieces";
+
+    fn bytes(&self) -> usize {
+        self.buffer.len()
+    }
+
+    async fn work(mut self) -> Tensor {
+        for (cut, slice) in &self.cuts {
+            let place = Place { slice, shape: self.metadata.shape.dimensions() };
+            cut.copied(&mut self.buffer, place, self.copy).await;
+        }
+        yield_once().await;
+        self.finished()
+    }
 }

@@ -6,7 +6,7 @@ use std::{
     mem,
     ops::Range,
     pin::pin,
-    sync::{Arc, atomic::AtomicUsize},
+    sync::Arc,
 };
 
 use futures::{
@@ -20,7 +20,7 @@ use crate::{
     error::WorkerError,
     sets::{
         fetching::{Move, Moved, NotMoved, PeerSet, Volume},
-        making::{Made, Making, Part},
+        making::{Copies, Form, Made, Making, Part},
         publisher_loss::{Pause, is_loss, warn_of_loss},
         shard_plan::{Misfit, Offer, Planned, plan},
         slices::entry,
@@ -29,6 +29,7 @@ use crate::{
     values::{
         published::check_published,
         sets::manifest::{Head, Manifest, ManifestEntry, VersionHead},
+        tensor::Tensor,
     },
 };
 
@@ -109,9 +110,9 @@ impl ShardedSet {
     /// ([`PeerSet::timeout`]).
     ///
     /// # Memory
-    /// Between hosts, pieces of a tensor take memory of the receive pool until they are copied to their places in the result; up to
-    /// 8 tensors are made at a time, and room for the results and for the longest piece is enough. On one host pieces are copied out of
-    /// the peers' memory.
+    /// Between hosts, pieces that are one run of bytes of the result, such as whole rows, arrive in their places. Others take memory of
+    /// the receive pool until they are copied there. Up to 8 tensors are received at a time, and room for the results and for the longest
+    /// piece is enough. On one host each peer lends its version once, and pieces are copied out of that memory, or are views of it.
     ///
     /// # Errors
     /// [`WorkerError::Incomplete`] if some peers do not have a version that the others have, or have none, for the worker's
@@ -252,8 +253,7 @@ impl ShardedSet {
             let mut move_ = Move::new(set, &link);
             let (manifest, _) = move_.manifest((head, target), None).await?;
             let volume = move_.volume;
-            let (edition, unasked) = (target.edition(), AtomicUsize::default());
-            Ok::<_, NotMoved>((Part { set, link, edition, manifest, unasked }, volume))
+            Ok::<_, NotMoved>((Part::new(set, link, target.edition(), manifest), volume))
         });
         let (parts, volumes): (Vec<_>, Vec<_>) = try_join_all(parts).await?.into_iter().unzip();
         let planned = self.planned(&parts)?;
@@ -270,7 +270,9 @@ impl ShardedSet {
             checksum: None,
         });
         let manifest = Manifest { incarnation: 0, entries: entries.collect() };
-        let contents = made.into_iter().map(|made| (made.tensor, made.origins)).unzip();
+        let (forms, origins): (Vec<_>, Vec<_>) =
+            made.into_iter().map(|made| (made.form, made.origins)).unzip();
+        let contents = (self.copied(forms).await?, origins);
         Ok(Moved { snapshot: Snapshot::of_shards(version, manifest, contents), changed, volume })
     }
 
@@ -286,16 +288,41 @@ impl ShardedSet {
         let pool = first.peer.worker.receive_pool();
         let making = planned.iter().map(|(name, planned)| Making::new(parts, (name, planned), held));
         let mut making: Vec<_> = making.collect();
+        let needed: BTreeSet<_> = making.iter().flat_map(Making::publishers).collect();
+        try_join_all(needed.into_iter().filter_map(|at| parts.get(at)).map(Part::borrow)).await?;
+        making.iter().for_each(Making::count_requests);
         first.check_room_for_shards(version, making.iter().map(Making::needs), held)?;
         let made = pin!(async {
             for making in &mut making {
                 making.reserve(pool).await?;
             }
-            let made: Vec<_> = making.into_iter().map(|making| making.made(pool)).collect();
+            let made: Vec<_> = making.into_iter().map(Making::made).collect();
             stream::iter(made).buffered(TENSORS_AT_A_TIME).try_collect().await
         });
         let links: Vec<_> = parts.iter().map(|part| &part.link).collect();
         first.unless_starved(&links, made).await
+    }
+
+    /// The tensors, after what is left to copy was copied.
+    async fn copied(&self, forms: Vec<Form>) -> Result<Vec<Tensor>, WorkerError> {
+        let (mut tensors, mut places, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+        for (at, form) in forms.into_iter().enumerate() {
+            match form {
+                Form::Ready(tensor) => tensors.push(Some(tensor)),
+                Form::Copies(copy) => {
+                    tensors.push(None);
+                    places.push(at);
+                    copies.push(copy);
+                }
+            }
+        }
+        let copied = Copies::made(copies, &**self.first()?.peer.worker.runtime()).await;
+        for (at, tensor) in places.into_iter().zip(copied) {
+            if let Some(place) = tensors.get_mut(at) {
+                *place = tensor;
+            }
+        }
+        tensors.into_iter().map(|tensor| tensor.ok_or_else(WorkerError::handed_out)).collect()
     }
 
     /// How each tensor is made, sorted by name.

@@ -2,8 +2,8 @@
 
 use std::{ops::Range, pin::pin};
 
+use tensorwire_memory::BufMut;
 use tensorwire_protocol::{Code, Metadata, ReceiveOptions, Scope, SetContent, Status, Wanted, slice::Slice};
-use tokio::sync::OnceCell;
 
 use crate::{
     error::WorkerError,
@@ -80,42 +80,57 @@ impl PeerSet {
         let found = entry(&manifest, name);
         let (number, entry) = found.ok_or_else(|| self.has_no(name, newest.version()))?;
         slice.metadata(&entry.metadata).map_err(|invalid| unfit(slice, &invalid))?;
-        let content = || SetContent { edition: newest.edition(), number, is_last: true };
-        let cut = self.part(&link, (content, &entry.metadata), slice, &OnceCell::new()).await?;
-        let made = cut.made(self.peer.worker.receive_pool()).await.map_err(WorkerError::from)?;
+        let content = SetContent { edition: newest.edition(), number, is_last: true };
+        let made = if link.lends(self.sharing) {
+            let whole = self.content(&link, (content, entry.metadata.clone()), self.sharing.into()).await?;
+            let cut = Cut::new(&whole, slice).map_err(|invalid| unfit(slice, &invalid))?;
+            cut.made(self.peer.worker.receive_pool()).await.map_err(WorkerError::from)?
+        } else {
+            self.part(&link, (content, &entry.metadata), slice).await?
+        };
         Ok((newest.version(), made))
     }
 
-    /// A slice of a content of a version, which has this metadata. `content` is called if a request is made. `viewed` is the content,
-    /// once the peer has lent it.
+    /// Receives a slice of a content of a version, which has this metadata.
     pub(super) async fn part(
         &self,
         link: &Link,
-        (content, metadata): (impl Fn() -> SetContent, &Metadata),
+        (content, metadata): (SetContent, &Metadata),
         slice: &Slice,
-        viewed: &OnceCell<Tensor>,
-    ) -> Result<Cut, NotMoved> {
-        let invalid = |invalid| unfit(slice, &invalid);
-        let is_all = *slice == Slice::whole(metadata.shape.dimensions());
-        let whole = || self.content(link, (content(), metadata.clone()), self.sharing.into());
-        if link.lends(self.sharing) {
-            let whole = viewed.get_or_try_init(whole).await?;
+    ) -> Result<Tensor, NotMoved> {
+        let (part, scope, metadata) = self.request((content, metadata), slice)?;
+        let received = part.receive(link, scope, metadata, &ReceiveOptions::default()).await;
+        received.map_err(NotMoved::of_content)
+    }
+
+    /// As [`part`](Self::part), into `place`, which is as long as the slice.
+    pub(super) async fn part_into(
+        &self,
+        link: &Link,
+        (content, metadata): (SetContent, &Metadata),
+        slice: &Slice,
+        place: BufMut,
+    ) -> Result<(), NotMoved> {
+        let (part, scope, metadata) = self.request((content, metadata), slice)?;
+        // This worker's own tensors are lent.
+        let Link::Connected(connection) = link else { return Err(WorkerError::handed_out().into()) };
+        let received = connection.receive_expected_into((&scope, &part.transfer()), metadata, place).await;
+        received.map(drop).map_err(NotMoved::of_content)
+    }
+
+    /// What is requested for a slice of a content, under the key that the set returned has as its name, and the metadata of what comes.
+    fn request(
+        &self,
+        (content, metadata): (SetContent, &Metadata),
+        slice: &Slice,
+    ) -> Result<(Self, Scope, Metadata), WorkerError> {
+        if *slice == Slice::whole(metadata.shape.dimensions()) {
             // Some elements can be moved whole only.
-            return if is_all {
-                Ok(Cut::all(whole.clone()))
-            } else {
-                Ok(Cut::new(whole, slice).map_err(invalid)?)
-            };
+            return Ok((self.clone(), Scope::SetContent(content), metadata.clone()));
         }
-        if is_all {
-            return whole().await.map(Cut::all);
-        }
-        let metadata = slice.metadata(metadata).map_err(invalid)?;
-        // The key of a request for a slice has it.
+        let metadata = slice.metadata(metadata).map_err(|invalid| unfit(slice, &invalid))?;
         let part = Self { name: key(&self.name, slice)?.into(), ..self.clone() };
-        let received =
-            part.receive(link, Scope::SetSlice(content()), metadata, &ReceiveOptions::default()).await;
-        received.map(Cut::all).map_err(NotMoved::of_content)
+        Ok((part, Scope::SetSlice(content), metadata))
     }
 
     fn has_no(&self, name: &str, version: u64) -> WorkerError {

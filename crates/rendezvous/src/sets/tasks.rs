@@ -1,12 +1,11 @@
 //! Work on the tensors of a version by several tasks.
 
 use std::{
+    iter::Enumerate,
     pin::pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, PoisonError},
     thread::available_parallelism,
+    vec,
 };
 
 use futures::{
@@ -21,33 +20,33 @@ const TASKS_MAX: usize = 4;
 /// A further task works only if each has so many bytes.
 const BYTES_PER_TASK_MIN: usize = 4 << 20;
 
-/// Work on tensors, in any order. It yields to other tasks between pieces.
-pub(super) trait TensorWork: Send + Sync + 'static {
-    /// What comes of one tensor.
+/// Work on one tensor. It yields to other tasks between pieces.
+pub(super) trait TensorWork: Send + 'static {
+    /// What comes of it.
     type Done: Send + 'static;
 
     /// The name of the tasks.
     const NAME: &'static str;
 
-    /// The number of tensors, and the bytes of all of them.
-    fn size(&self) -> (usize, usize);
+    /// Bytes of the tensor.
+    fn bytes(&self) -> usize;
 
-    /// Works on the tensor at `at`.
-    fn work(&self, at: usize) -> impl Future<Output = Self::Done> + Send;
+    /// Does it.
+    fn work(self) -> impl Future<Output = Self::Done> + Send;
 }
 
-/// Does the work on all tensors by up to [`TASKS_MAX`] tasks, one for each processor: this one, and others that it begins. Returns what
-/// comes of it in the order of the tensors, and `None` for one whose task was lost with the runtime.
+/// Does all work, in any order, by up to [`TASKS_MAX`] tasks, one for each processor: this one, and others that it begins. Returns what
+/// comes of it in the order of `work`, and `None` where a task was lost with the runtime.
 ///
 /// # Cancel safety
 /// Cancel-safe: when the future is dropped, the tasks that it has begun end after their next piece.
-pub(super) async fn in_tasks<W: TensorWork>(runtime: &dyn Runtime, work: W) -> Vec<Option<W::Done>> {
-    let (count, bytes) = work.size();
+pub(super) async fn in_tasks<W: TensorWork>(runtime: &dyn Runtime, work: Vec<W>) -> Vec<Option<W::Done>> {
+    let bytes = work.iter().map(W::bytes).fold(0, usize::saturating_add);
     let cores = available_parallelism().map_or(1, usize::from);
     let tasks = (bytes / BYTES_PER_TASK_MIN).clamp(1, cores.min(TASKS_MAX));
-    let queue = Arc::new(Queue { work, count, next: AtomicUsize::new(0) });
+    let mut results: Vec<_> = work.iter().map(|_| None).collect();
+    let queue = Arc::new(Queue(Mutex::new(work.into_iter().enumerate())));
     let others: Vec<_> = (1..tasks).map(|_| begin(runtime, queue.clone())).collect();
-    let mut results: Vec<_> = (0..count).map(|_| None).collect();
     let mut place = |done: Vec<(usize, W::Done)>| {
         for (at, done) in done {
             if let Some(place) = results.get_mut(at) {
@@ -62,7 +61,7 @@ pub(super) async fn in_tasks<W: TensorWork>(runtime: &dyn Runtime, work: W) -> V
     results
 }
 
-/// Begins a task that takes tensors of the queue. It ends early when the receiver is dropped.
+/// Begins a task that takes work of the queue. It ends early when the receiver is dropped.
 fn begin<W: TensorWork>(
     runtime: &dyn Runtime,
     queue: Arc<Queue<W>>,
@@ -80,24 +79,20 @@ fn begin<W: TensorWork>(
     done
 }
 
-/// Tensors, of which several tasks take one after the other.
-struct Queue<W> {
-    work: W,
-    count: usize,
-    /// The next one.
-    next: AtomicUsize,
-}
+/// Work, with its places, of which several tasks take one after the other.
+struct Queue<W>(Mutex<Enumerate<vec::IntoIter<W>>>);
 
 impl<W: TensorWork> Queue<W> {
-    /// Works on tensors that no other task has taken, until there are no more. Returns their places, and what comes of them.
+    /// Does work that no other task has taken, until there is no more. Returns what comes of it, with its places.
     async fn drain(&self) -> Vec<(usize, W::Done)> {
         let mut done = Vec::new();
-        loop {
-            let at = self.next.fetch_add(1, Ordering::Relaxed);
-            if at >= self.count {
-                return done;
-            }
-            done.push((at, self.work.work(at).await));
+        while let Some((at, work)) = self.next() {
+            done.push((at, work.work().await));
         }
+        done
+    }
+
+    fn next(&self) -> Option<(usize, W)> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 }

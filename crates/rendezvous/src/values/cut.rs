@@ -1,6 +1,9 @@
 //! [`Cut`]: a slice of a tensor, made of the tensor.
 
-use tensorwire_memory::{Buf, BufMut, MemoryError, Pool, copy::CopyReason, copy::copy_bytes};
+use tensorwire_memory::{
+    Buf, BufMut, MemoryError, Pool,
+    copy::{CopyBytes, CopyReason, copy_bytes},
+};
 use tensorwire_protocol::{
     Metadata,
     slice::{InvalidSlice, Slice},
@@ -10,6 +13,9 @@ use crate::{
     peer_memory::import::{PIECE_BYTES, yield_once},
     values::tensor::Tensor,
 };
+
+/// Copies past the caches are as quick as others from so long runs on: 4 KiB take 1.1 of the time, 170 KiB 0.7.
+const LONG_RUN_BYTES: usize = 16 << 10;
 
 /// Short runs that are copied before other tasks have their turn.
 const RUNS_PER_TURN: usize = 16 << 10;
@@ -28,6 +34,10 @@ impl Cut {
     /// # Errors
     /// [`InvalidSlice`] if the tensor has no such slice.
     pub(crate) fn new(whole: &Tensor, slice: &Slice) -> Result<Self, InvalidSlice> {
+        // Some elements can be moved whole only.
+        if *slice == Slice::whole(whole.shape()) {
+            return Ok(Self::all(whole.clone()));
+        }
         let metadata = slice.metadata(whole.metadata())?;
         Ok(Self { whole: whole.clone(), slice: slice.clone(), metadata })
     }
@@ -36,11 +46,6 @@ impl Cut {
     pub(crate) fn all(whole: Tensor) -> Self {
         let (slice, metadata) = (Slice::whole(whole.shape()), whole.metadata().clone());
         Self { whole, slice, metadata }
-    }
-
-    /// The tensor that the slice is of.
-    pub(crate) fn source(&self) -> &Tensor {
-        &self.whole
     }
 
     /// The slice as a part of the tensor's memory, if it is one run of bytes.
@@ -61,14 +66,14 @@ impl Cut {
     pub(crate) async fn gathered(self, pool: &Pool) -> Result<Tensor, MemoryError> {
         let mut buffer = pool.alloc(self.metadata.byte_length as usize).await?;
         let shape = self.metadata.shape.dimensions();
-        self.copied(&mut buffer, Place { slice: &Slice::whole(shape), shape }).await;
+        self.copied(&mut buffer, Place { slice: &Slice::whole(shape), shape }, copy_bytes).await;
         Ok(Tensor::received(self.metadata, buffer.freeze(), None))
     }
 
-    /// Copies the slice into a tensor, to a place of the same lengths.
-    pub(crate) async fn copied(&self, into: &mut BufMut, place: Place<'_>) {
+    /// Copies the slice into a tensor, to a place of the same lengths. `long` copies long runs.
+    pub(crate) async fn copied(&self, into: &mut BufMut, place: Place<'_>, long: CopyBytes) {
         let from = Place { slice: &self.slice, shape: self.whole.shape() };
-        copy((self.whole.bytes(), from), (into, place), self.bytes()).await;
+        copy((self.whole.bytes(), from), (into, place), self.bytes(), long).await;
     }
 
     /// The slice, without a copy if it is one run of bytes.
@@ -92,11 +97,12 @@ pub(crate) struct Place<'a> {
     pub(crate) shape: &'a [u64],
 }
 
-/// Copies a slice of one tensor to a slice of another, which has the same lengths. Elements are `bytes` long.
+/// Copies a slice of one tensor to a slice of another, which has the same lengths. Elements are `bytes` long. `long` copies long runs.
 async fn copy(
     (from, source): (&[u8], Place<'_>),
     (into, destination): (&mut BufMut, Place<'_>),
     bytes: usize,
+    long: CopyBytes,
 ) {
     let mut sources = source.slice.runs(source.shape);
     let mut rest = 0..0;
@@ -111,7 +117,8 @@ async fn copy(
             let length = rest.len().min(end - at).min(PIECE_BYTES);
             let pair = into.get_mut(at..at + length).zip(from.get(rest.start..rest.start + length));
             let Some((place, piece)) = pair else { return };
-            copy_bytes(place, piece, CopyReason::Local);
+            let copy = if length < LONG_RUN_BYTES { copy_bytes } else { long };
+            copy(place, piece, CopyReason::Local);
             (rest.start, at) = (rest.start + length, at + length);
             (copied, runs) = (copied + length, runs + 1);
             if copied >= PIECE_BYTES || runs >= RUNS_PER_TURN {

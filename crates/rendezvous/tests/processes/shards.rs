@@ -75,21 +75,41 @@ fn check(snapshot: &Snapshot, first: Range<u64>) {
     }
 }
 
+fn check_version(snapshot: &Snapshot, version: u64) {
+    assert_eq!(snapshot.version(), version);
+    check(snapshot, 0..ELEMENTS);
+}
+
 async fn set_of(worker: &Worker, addresses: &[String]) -> ShardedSet {
     let peers = addresses.iter().map(|address| worker.peer_at(address));
     let peers = join_all(peers).await;
     ShardedSet::new(peers.into_iter().map(|peer| peer.unwrap().set(SET)))
 }
 
+/// Over shared memory, with views of whole versions.
+const LENT: &str = "lent";
+
 async fn start(name: &str, fabric: &str, bind: &str) -> Worker {
-    let builder = builder(name, kind(fabric)).bind(bind).liveness(LIVENESS);
+    let builder = builder(name, kind(if fabric == LENT { "shm" } else { fabric }));
+    // Without views pieces are moved one by one.
+    let builder = match fabric {
+        "shm" => builder.memory(|memory| memory.viewed_bytes_per_peer_max = Some(0)),
+        _ => builder,
+    };
+    let builder = builder.bind(bind).liveness(LIVENESS);
     builder.flow(|flow| flow.requests_max = 1).start().await.unwrap()
 }
 
-/// Polls a fetch until the publisher with this number has answered some of its requests.
+/// Answers that are some of those to the requests of a fetch from one publisher. If the version is lent, they are the head, the manifest
+/// and the loan, and what is left is to copy.
+fn some(fabric: &str) -> u64 {
+    if fabric == LENT { 3 } else { TENSORS / 5 }
+}
+
+/// Polls a fetch until the publisher with this number has given `some` answers.
 async fn in_the_middle<T>(
     worker: &Worker,
-    publisher: u64,
+    (publisher, some): (u64, u64),
     mut fetch: std::pin::Pin<&mut impl Future<Output = T>>,
 ) {
     let name = publisher_name(publisher);
@@ -99,7 +119,7 @@ async fn in_the_middle<T>(
     };
     let before = arrivals();
     let moved = async {
-        while arrivals() < before + TENSORS / 5 {
+        while arrivals() < before + some {
             assert!(futures::poll!(&mut fetch).is_pending(), "the fetch is over before the kill");
             tokio::task::yield_now().await;
         }
@@ -203,7 +223,7 @@ fn publisher_killed(test: &'static str, fabric: &'static str) {
             publishers.commit_all(missing).await;
             let error = if round % 2 == 1 {
                 let mut fetch = pin!(set.fetch());
-                in_the_middle(&worker, victim, fetch.as_mut()).await;
+                in_the_middle(&worker, (victim, some(fabric)), fetch.as_mut()).await;
                 publishers.kill(victim);
                 let began = runtime.now();
                 let error = step("a fetch of a lost part", fetch).await.unwrap_err();
@@ -211,7 +231,7 @@ fn publisher_killed(test: &'static str, fabric: &'static str) {
                 error
             } else {
                 let mut next = versions.next();
-                in_the_middle(&worker, victim, pin!(&mut next)).await;
+                in_the_middle(&worker, (victim, some(fabric)), pin!(&mut next)).await;
                 publishers.kill(victim);
                 let began = runtime.now();
                 let error = step("a version of a lost part", next).await.unwrap().unwrap_err();
@@ -250,6 +270,45 @@ fn d_publisher_of_a_part_killed_in_mid_fetch_over_shm() {
     publisher_killed("shards::d_publisher_of_a_part_killed_in_mid_fetch_over_shm", "shm");
 }
 
+/// A publisher that is killed at some moment, also while its version is lent: then its memory is there until it is copied.
+#[test]
+fn d_publisher_killed_while_its_part_is_lent() {
+    if let Some(words) = role() {
+        return bounded(limit(), |_| async move { publisher(&words).await });
+    }
+    bounded(limit(), |_| async move {
+        let worker = start(PARENT, LENT, "127.0.0.1:0").await;
+        let mut publishers =
+            Publishers::start("shards::d_publisher_killed_while_its_part_is_lent", LENT).await;
+        let set = set_of(&worker, &publishers.addresses).await;
+        let mut versions = set.follow();
+        publishers.commit_all(1).await;
+        check(&step("a version", versions.next()).await.unwrap().unwrap().apply(), 0..ELEMENTS);
+        for round in 0..2 * rounds() {
+            let (version, victim) = (2 * round + 2, round / 3 % PUBLISHERS);
+            publishers.commit_all(version).await;
+            let mut next = versions.next();
+            in_the_middle(&worker, (victim, 1 + round % some(LENT)), pin!(&mut next)).await;
+            publishers.kill(victim);
+            match step("the version of a publisher that was killed", next).await.unwrap() {
+                Ok(staged) => check_version(&staged.apply(), version),
+                Err(error) => assert!(lacks(&error, version, victim), "round {round}: {error}"),
+            }
+            publishers.start_one(victim).await;
+            publishers.commit_all(version + 1).await;
+            loop {
+                match step("the version after a restart", versions.next()).await.unwrap() {
+                    Ok(staged) => break check_version(&staged.apply(), version + 1),
+                    Err(error) => assert!(lacks(&error, version, victim), "round {round}: {error}"),
+                }
+            }
+        }
+        drop(versions);
+        worker.shutdown().await;
+        assert_eq!(worker.receive_memory().used_bytes, 0, "{:?}", worker.receive_memory());
+    });
+}
+
 /// Follows the set, in which it wants one publisher's part of the first tensor. A victim stops in the middle of the second version, or
 /// reports that it is there and goes on; the other follower reports all versions.
 async fn follower(words: &[String]) {
@@ -262,7 +321,7 @@ async fn follower(words: &[String]) {
     for number in 0_u64.. {
         let mut next = versions.next();
         if number == 1 && role != "bystander" {
-            in_the_middle(&worker, 0, pin!(&mut next)).await;
+            in_the_middle(&worker, (0, some(fabric)), pin!(&mut next)).await;
             say("midway");
             if role == "stays" {
                 std::future::pending::<()>().await;
@@ -358,4 +417,9 @@ fn d_follower_of_a_sharded_set_killed_in_mid_fetch_over_tcp() {
 #[test]
 fn d_follower_of_a_sharded_set_killed_in_mid_fetch_over_shm() {
     follower_killed("shards::d_follower_of_a_sharded_set_killed_in_mid_fetch_over_shm", "shm");
+}
+
+#[test]
+fn d_follower_of_a_sharded_set_killed_while_it_copies_what_is_lent() {
+    follower_killed("shards::d_follower_of_a_sharded_set_killed_while_it_copies_what_is_lent", LENT);
 }
