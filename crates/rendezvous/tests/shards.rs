@@ -128,7 +128,7 @@ fn followers_get_their_layouts_bit_for_bit_and_each_byte_is_moved_once() {
     }
 }
 
-/// A follower of the matrix and of nothing else, and what it gets.
+/// A follower that wants these rows of the matrix, and what it gets of that.
 async fn matrix(
     publishers: &[Worker],
     follower: WorkerBuilder,
@@ -154,7 +154,7 @@ async fn matrix(
 }
 
 #[test]
-fn contents_that_are_validated_arrive_elsewhere_and_are_right() {
+fn pieces_of_rows_that_are_validated_are_right() {
     run(async {
         let publishers = workers(FabricKind::TCP, "publisher", 3).await;
         commit(&publishers, 1, 7, &even(0, ROWS, 3)).await;
@@ -178,6 +178,53 @@ fn on_one_host_one_run_of_bytes_is_a_view_unless_copies_are_wanted() {
             follower.shutdown().await;
         }
         for worker in publishers {
+            worker.shutdown().await;
+        }
+    });
+}
+
+#[test]
+fn copies_of_strings_have_all_of_their_bytes() {
+    run(async {
+        let publishers = workers(FabricKind::SHM, "publisher", 1).await;
+        let strings = Tensor::from_strings(publishers[0].pool(), &[2], &["one", "and another"]).unwrap();
+        publishers[0].set(SET).commit(1, [("strings", strings.clone())]).await.unwrap();
+        let follower = on(FabricKind::SHM, "follower").start().await.unwrap();
+        for sharing in [Sharing::Copy, Sharing::View] {
+            let peer = follower.peer_at(publishers[0].address()).await.unwrap();
+            let snapshot = ShardedSet::new([peer.set(SET).sharing(sharing)]).fetch().await.unwrap();
+            let got = snapshot.get("strings").unwrap();
+            assert_eq!((got.bytes(), got.metadata()), (strings.bytes(), strings.metadata()));
+        }
+        for worker in publishers.into_iter().chain([follower]) {
+            worker.shutdown().await;
+        }
+    });
+}
+
+#[test]
+fn tensors_that_never_change_keep_no_old_version() {
+    const BYTES: usize = 100_000;
+    run(async {
+        let publishers = workers(FabricKind::SHM, "publisher", 1).await;
+        let publisher = &publishers[0];
+        let follower = on(FabricKind::SHM, "follower").start().await.unwrap();
+        let mut versions = sharded(&publishers, &follower).await.follow();
+        let filled =
+            |value: u8| Tensor::from_values(publisher.pool(), &[BYTES as u64], &vec![value; BYTES]).unwrap();
+        for version in 1..7 {
+            let tensors = [("fixed", filled(0)), ("step", filled(version as u8))];
+            publisher.set(SET).commit(version, tensors).await.unwrap();
+            let snapshot = versions.next().await.unwrap().unwrap().apply();
+            assert_eq!(snapshot.get("fixed").unwrap().bytes(), [0; BYTES]);
+            assert_eq!(snapshot.get("step").unwrap().bytes(), [version as u8; BYTES]);
+        }
+        // The newest two. The follower's views of older ones end soon after it has dropped them.
+        while publisher.pool().stats().used_bytes > 2 * 2 * BYTES as u64 + 50_000 {
+            tokio::task::yield_now().await;
+        }
+        drop(versions);
+        for worker in publishers.into_iter().chain([follower]) {
             worker.shutdown().await;
         }
     });

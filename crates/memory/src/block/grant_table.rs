@@ -43,7 +43,7 @@ pub enum GrantEnd {
     QueuePairDrained,
 }
 
-/// The grants on one block, by first byte. Ranges never overlap, because allocations do not.
+/// The grants on one block, by first byte. Ranges never overlap: allocations do not, and of a divided one only the parts are granted.
 #[derive(Debug, Default)]
 pub(crate) struct GrantTable {
     entries: BTreeMap<usize, GrantEntry>,

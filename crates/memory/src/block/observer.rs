@@ -43,9 +43,9 @@ pub trait MemoryObserver: Send + Sync + fmt::Debug {
     fn allocating(&self, _bytes: usize) -> std::io::Result<()> {
         Ok(())
     }
-    /// The pool allocated `span`.
+    /// The pool allocated `span`, or it is part of a buffer that is being [divided](crate::BufMut::divide), or all of one whose parts are gone.
     fn allocated(&self, span: &Span);
-    /// `span` returned to the pool.
+    /// `span` returned to the pool, or it is part of a divided buffer and no longer used, or all of one that is being divided.
     fn freed(&self, span: &Span);
     /// `span` was granted to a peer.
     fn granted(&self, span: &Span, grant: GrantId);

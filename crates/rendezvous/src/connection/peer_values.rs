@@ -208,8 +208,10 @@ impl PeerValues {
         let found = self.values.set_content(name, content);
         if content.is_last {
             self.unpin(name);
-        } else if matches!(content.number, MANIFEST | MANIFEST_DELTA) || !self.is_pinned(name) {
-            // A peer to which the version is not lent asks for its contents after the loan, which ends the pin.
+        } else if matches!(content.number, MANIFEST | MANIFEST_DELTA)
+            || (self.catalogue.is_some() && !self.is_pinned(name))
+        {
+            // A neighbour to which the version is not lent asks for its contents after the loan, which ends the pin.
             self.pin(name, content.edition);
         }
         found

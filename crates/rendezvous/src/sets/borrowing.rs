@@ -35,7 +35,8 @@ impl Link {
 
 impl Move<'_> {
     /// Views of the tensors of the version of `edition`, or `None` for each that the publisher does not lend, for instance because this
-    /// worker has as many views as it may have. It is the last request for that version.
+    /// worker has as many views as it may have. The publisher holds the version no longer than that, or until others of its contents are
+    /// requested.
     pub(super) async fn lent(
         &self,
         edition: u64,

@@ -199,6 +199,10 @@ impl<'a> Making<'a> {
     }
 
     fn piece_bytes(&self, piece: &Piece) -> u64 {
+        if self.only_piece().is_some() {
+            // Its elements may have no fixed size.
+            return self.planned.metadata.byte_length;
+        }
         piece.into.lengths().into_iter().fold(self.element_bytes(), u64::saturating_mul)
     }
 
@@ -218,7 +222,8 @@ impl<'a> Making<'a> {
     /// Receives what was not lent.
     pub(super) async fn made(mut self) -> Result<Made, NotMoved> {
         let mut volume = self.volume();
-        let form = if let Some(tensor) = self.unchanged().cloned().or_else(|| self.view()) {
+        // Of an unchanged tensor, too: the view that is held keeps all of the version before.
+        let form = if let Some(tensor) = self.view().or_else(|| self.unchanged().cloned()) {
             Form::Ready(tensor)
         } else if let Some(result) = self.result.take() {
             self.put_together(result).await?
@@ -356,7 +361,8 @@ impl TensorWork for Copies {
     const NAME: &'static str = "copies of pieces";
 
     fn bytes(&self) -> usize {
-        self.buffer.len()
+        let lengths = self.cuts.iter().map(|(cut, _)| cut.length());
+        usize::try_from(lengths.fold(0, u64::saturating_add)).unwrap_or(usize::MAX)
     }
 
     async fn work(mut self) -> Tensor {

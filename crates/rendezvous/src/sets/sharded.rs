@@ -110,9 +110,10 @@ impl ShardedSet {
     /// ([`PeerSet::timeout`]).
     ///
     /// # Memory
-    /// Between hosts, pieces that are one run of bytes of the result, such as whole rows, arrive in their places. Others take memory of
-    /// the receive pool until they are copied there. Up to 8 tensors are received at a time, and room for the results and for the longest
-    /// piece is enough. On one host each peer lends its version once, and pieces are copied out of that memory, or are views of it.
+    /// Between hosts, if all pieces of a tensor are runs of bytes of the result, such as whole rows, they arrive in their places. Others
+    /// take memory of the receive pool until they are copied there. Up to 8 tensors are received at a time, and room for the results and
+    /// for the longest piece is enough. On one host each peer lends its version once, and pieces are copied out of that memory, or are
+    /// views of it. A version that is not lent, because of the limit of views or because contents are validated, comes as between hosts.
     ///
     /// # Errors
     /// [`WorkerError::Incomplete`] if some peers do not have a version that the others have, or have none, for the worker's
@@ -294,6 +295,7 @@ impl ShardedSet {
         first.check_room_for_shards(version, making.iter().map(Making::needs), held)?;
         let made = pin!(async {
             for making in &mut making {
+                tokio::task::coop::consume_budget().await;
                 making.reserve(pool).await?;
             }
             let made: Vec<_> = making.into_iter().map(Making::made).collect();

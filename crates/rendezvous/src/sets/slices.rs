@@ -118,7 +118,7 @@ impl PeerSet {
         received.map(drop).map_err(NotMoved::of_content)
     }
 
-    /// What is requested for a slice of a content, under the key that the set returned has as its name, and the metadata of what comes.
+    /// The request for a slice of a content: this set with the key of the slice as its name, the scope, and the metadata of what comes.
     fn request(
         &self,
         (content, metadata): (SetContent, &Metadata),

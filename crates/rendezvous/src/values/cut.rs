@@ -72,6 +72,12 @@ impl Cut {
 
     /// Copies the slice into a tensor, to a place of the same lengths. `long` copies long runs.
     pub(crate) async fn copied(&self, into: &mut BufMut, place: Place<'_>, long: CopyBytes) {
+        if self.metadata == *self.whole.metadata() && *place.slice == Slice::whole(place.shape) {
+            // Some elements have no fixed size.
+            let shape = [self.metadata.byte_length];
+            let bytes = Place { slice: &Slice::whole(&shape), shape: &shape };
+            return copy((self.whole.bytes(), bytes), (into, bytes), 1, long).await;
+        }
         let from = Place { slice: &self.slice, shape: self.whole.shape() };
         copy((self.whole.bytes(), from), (into, place), self.bytes(), long).await;
     }
@@ -82,6 +88,11 @@ impl Cut {
             Some(tensor) => Ok(tensor),
             None => self.gathered(pool).await,
         }
+    }
+
+    /// Bytes of the slice.
+    pub(crate) fn length(&self) -> u64 {
+        self.metadata.byte_length
     }
 
     /// Bytes of an element.
