@@ -71,7 +71,8 @@ impl Deref for BufMut {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: this value owns the range alone, and it is mapped while the allocation lives.
+        // SAFETY: this value owns the range alone: pools give ranges that do not overlap, `divide` parts that do not, and
+        // `joined` the whole only after all parts are gone. It is mapped while the allocation lives.
         unsafe { std::slice::from_raw_parts(self.allocation.pointer(), self.allocation.length()) }
     }
 }

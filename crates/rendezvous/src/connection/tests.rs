@@ -62,9 +62,8 @@ async fn s4_who_is_no_reader_gets_no_part_of_a_set_also_without_its_head() {
     let contents =
         [MANIFEST, MANIFEST_DELTA, LOAN, FIRST_TENSOR].map(|at| (Scope::SetContent(content(at)), "s"));
     let part = (Scope::SetSlice(content(FIRST_TENSOR)), "s[1:2]");
-    let gathered = (Scope::SetSlice(content(FIRST_TENSOR)), "s[0:2]");
-    let requests: Vec<_> =
-        contents.into_iter().chain([part, gathered, (Scope::Set(Wanted::Now), "s")]).collect();
+    let all = (Scope::SetSlice(content(FIRST_TENSOR)), "s[0:2]");
+    let requests: Vec<_> = contents.into_iter().chain([part, all, (Scope::Set(Wanted::Now), "s")]).collect();
     for (scope, key) in &requests {
         assert!(asked(*scope, key).is_ok(), "{scope:?}");
     }

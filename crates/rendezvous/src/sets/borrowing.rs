@@ -5,7 +5,7 @@ use std::{pin::pin, task::Poll};
 use futures::{TryFutureExt as _, future::try_join_all};
 use tensorwire_memory::{
     Buf, Place, Pool,
-    copy::{CopyBytes, CopyReason, copy_of},
+    copy::{CopyReason, copy_of},
 };
 use tensorwire_protocol::{Metadata, SetContent, Sharing};
 
@@ -91,11 +91,8 @@ impl Move<'_> {
         let worker = &self.set.peer.worker;
         let is_missing = |way: &Way| !matches!(way, Way::Held(_));
         let missing = views.into_iter().zip(&ways).filter(|(_, way)| is_missing(way)).map(|(view, _)| view);
-        let missing: Vec<_> = missing.collect();
-        // The caches do not hold a long version until it is used.
-        let copy = copy_of(missing.iter().map(|view| view.bytes().len()).fold(0, usize::saturating_add));
         let pool = worker.receive_pool();
-        let copies = missing.into_iter().map(|view| Copy { view, copy, pool: pool.clone() }).collect();
+        let copies = missing.map(|view| Copy { view, pool: pool.clone() }).collect();
         let copied = pin!(async {
             let copied = in_tasks(&**worker.node.runtime(), copies).await;
             let copied = copied.into_iter().map(|copy| copy.ok_or_else(WorkerError::handed_out)?);
@@ -116,7 +113,6 @@ impl Move<'_> {
 /// A view that is copied.
 struct Copy {
     view: Tensor,
-    copy: CopyBytes,
     pool: Pool,
 }
 
@@ -129,12 +125,13 @@ impl TensorWork for Copy {
         self.view.bytes().len()
     }
 
-    async fn work(self) -> Result<Tensor, WorkerError> {
+    async fn work(self, all: usize) -> Result<Tensor, WorkerError> {
         if !self.view.buf().is_foreign() {
             // The publisher could not lend it, and has sent it.
             return Ok(self.view);
         }
-        let copy = |into: &mut [u8], from: &[u8]| (self.copy)(into, from, CopyReason::Catalogue);
+        // The caches do not hold a long version until it is used.
+        let copy = |into: &mut [u8], from: &[u8]| copy_of(all)(into, from, CopyReason::Catalogue);
         let bytes = copied(&self.pool, self.view.bytes(), copy).await?;
         Ok(Tensor::received(self.view.metadata().clone(), bytes, None))
     }

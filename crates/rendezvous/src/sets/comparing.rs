@@ -60,7 +60,7 @@ impl TensorWork for Pair {
         self.new.bytes().len()
     }
 
-    async fn work(self) -> Difference {
+    async fn work(self, _: usize) -> Difference {
         let (old, new) = (&self.old, &self.new);
         let mut comparison = Comparison::new(new.metadata());
         let checksums = new.checksums().unwrap_or_default();

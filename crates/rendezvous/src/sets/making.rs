@@ -9,10 +9,9 @@ use std::{
 };
 
 use futures::{TryFutureExt as _, TryStreamExt as _, future::try_join_all, stream::FuturesUnordered};
-use tensorwire_fabric::Runtime;
 use tensorwire_memory::{
     BufMut, Pool,
-    copy::{CopyBytes, copy_bytes, copy_of},
+    copy::{copy_bytes, copy_of},
 };
 use tensorwire_protocol::{Metadata, SetContent, slice::Slice};
 
@@ -25,7 +24,7 @@ use crate::{
         shard_plan::{Piece, Planned},
         slices::entry,
         snapshot::{Origin, Snapshot},
-        tasks::{TensorWork, in_tasks},
+        tasks::TensorWork,
     },
     values::{
         cut::{Cut, Place},
@@ -105,6 +104,8 @@ pub(super) struct Making<'a> {
     /// The pieces that `held` has in the same places.
     kept: Vec<&'a Piece>,
     missing: Vec<&'a Piece>,
+    /// The result, if it is one run of bytes of a lent tensor.
+    view: Option<Tensor>,
     /// Memory for the result, if its pieces are put together.
     result: Option<BufMut>,
 }
@@ -128,7 +129,7 @@ impl<'a> Making<'a> {
             origins.extend(origin);
         }
         let held = held.map(|(tensor, _)| tensor);
-        Self { parts, name, planned, origins, held, kept, missing, result: None }
+        Self { parts, name, planned, origins, held, kept, missing, view: None, result: None }
     }
 
     /// The publishers of what this worker does not have.
@@ -136,8 +137,9 @@ impl<'a> Making<'a> {
         self.missing.iter().map(|piece| piece.publisher)
     }
 
-    /// Counts its requests, after publishers have lent what they lend.
-    pub(super) fn count_requests(&self) {
+    /// Finds out what is left to request, after publishers have lent what they lend.
+    pub(super) fn borrowed(&mut self) {
+        self.view = self.view_of_lent();
         for part in self.asked().filter_map(|piece| self.parts.get(piece.publisher)) {
             part.unasked.fetch_add(1, Relaxed);
         }
@@ -171,8 +173,7 @@ impl<'a> Making<'a> {
         self.planned.metadata.shape.dimensions()
     }
 
-    /// The result, if it is one run of bytes of a lent tensor.
-    fn view(&self) -> Option<Tensor> {
+    fn view_of_lent(&self) -> Option<Tensor> {
         let piece = self.only_piece()?;
         let (lent, _) = self.lent(piece).filter(|(_, may_share)| *may_share)?;
         Cut::new(lent, &piece.from).ok()?.shared()
@@ -182,7 +183,7 @@ impl<'a> Making<'a> {
     fn is_put_together(&self) -> bool {
         match self.only_piece() {
             _ if self.unchanged().is_some() => false,
-            Some(piece) => self.lent(piece).is_some() && self.view().is_none(),
+            Some(piece) => self.lent(piece).is_some() && self.view.is_none(),
             None => true,
         }
     }
@@ -223,7 +224,7 @@ impl<'a> Making<'a> {
     pub(super) async fn made(mut self) -> Result<Made, NotMoved> {
         let mut volume = self.volume();
         // Of an unchanged tensor, too: the view that is held keeps all of the version before.
-        let form = if let Some(tensor) = self.view().or_else(|| self.unchanged().cloned()) {
+        let form = if let Some(tensor) = self.view.take().or_else(|| self.unchanged().cloned()) {
             Form::Ready(tensor)
         } else if let Some(result) = self.result.take() {
             self.put_together(result).await?
@@ -260,12 +261,8 @@ impl<'a> Making<'a> {
             let cut = Cut::new(tensor, from).map_err(|invalid| unfit(from, &invalid))?;
             Ok::<_, WorkerError>((cut, into.clone()))
         });
-        let copies = Copies {
-            metadata: self.planned.metadata.clone(),
-            buffer,
-            cuts: cuts.collect::<Result<_, _>>()?,
-            copy: copy_bytes,
-        };
+        let copies =
+            Copies { metadata: self.planned.metadata.clone(), buffer, cuts: cuts.collect::<Result<_, _>>()? };
         Ok(if copies.cuts.is_empty() { Form::Ready(copies.finished()) } else { Form::Copies(copies) })
     }
 
@@ -339,17 +336,9 @@ pub(super) struct Copies {
     metadata: Metadata,
     buffer: BufMut,
     cuts: Vec<(Cut, Slice)>,
-    copy: CopyBytes,
 }
 
 impl Copies {
-    /// Makes the tensors.
-    pub(super) async fn made(mut all: Vec<Self>, runtime: &dyn Runtime) -> Vec<Option<Tensor>> {
-        let copy = copy_of(all.iter().map(Self::bytes).fold(0, usize::saturating_add));
-        all.iter_mut().for_each(|one| one.copy = copy);
-        in_tasks(runtime, all).await
-    }
-
     fn finished(self) -> Tensor {
         Tensor::received(self.metadata, self.buffer.freeze(), None)
     }
@@ -365,10 +354,10 @@ impl TensorWork for Copies {
         usize::try_from(lengths.fold(0, u64::saturating_add)).unwrap_or(usize::MAX)
     }
 
-    async fn work(mut self) -> Tensor {
+    async fn work(mut self, all: usize) -> Tensor {
         for (cut, slice) in &self.cuts {
             let place = Place { slice, shape: self.metadata.shape.dimensions() };
-            cut.copied(&mut self.buffer, place, self.copy).await;
+            cut.copied(&mut self.buffer, place, copy_of(all)).await;
         }
         yield_once().await;
         self.finished()

@@ -20,11 +20,12 @@ use crate::{
     error::WorkerError,
     sets::{
         fetching::{Move, Moved, NotMoved, PeerSet, Volume},
-        making::{Copies, Form, Made, Making, Part},
+        making::{Form, Made, Making, Part},
         publisher_loss::{Pause, is_loss, warn_of_loss},
         shard_plan::{Misfit, Offer, Planned, plan},
         slices::entry,
         snapshot::Snapshot,
+        tasks::in_tasks,
     },
     values::{
         published::check_published,
@@ -291,7 +292,7 @@ impl ShardedSet {
         let mut making: Vec<_> = making.collect();
         let needed: BTreeSet<_> = making.iter().flat_map(Making::publishers).collect();
         try_join_all(needed.into_iter().filter_map(|at| parts.get(at)).map(Part::borrow)).await?;
-        making.iter().for_each(Making::count_requests);
+        making.iter_mut().for_each(Making::borrowed);
         first.check_room_for_shards(version, making.iter().map(Making::needs), held)?;
         let made = pin!(async {
             for making in &mut making {
@@ -318,7 +319,7 @@ impl ShardedSet {
                 }
             }
         }
-        let copied = Copies::made(copies, &**self.first()?.peer.worker.runtime()).await;
+        let copied = in_tasks(&**self.first()?.peer.worker.runtime(), copies).await;
         for (at, tensor) in places.into_iter().zip(copied) {
             if let Some(place) = tensors.get_mut(at) {
                 *place = tensor;

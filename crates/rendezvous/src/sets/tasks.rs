@@ -31,8 +31,8 @@ pub(super) trait TensorWork: Send + 'static {
     /// Bytes of the tensor.
     fn bytes(&self) -> usize;
 
-    /// Does it.
-    fn work(self) -> impl Future<Output = Self::Done> + Send;
+    /// Does it. All work that is done together has `all` bytes.
+    fn work(self, all: usize) -> impl Future<Output = Self::Done> + Send;
 }
 
 /// Does all work, in any order, by up to [`TASKS_MAX`] tasks, one for each processor: this one, and others that it begins. Returns what
@@ -45,7 +45,7 @@ pub(super) async fn in_tasks<W: TensorWork>(runtime: &dyn Runtime, work: Vec<W>)
     let cores = available_parallelism().map_or(1, usize::from);
     let tasks = (bytes / BYTES_PER_TASK_MIN).clamp(1, cores.min(TASKS_MAX));
     let mut results: Vec<_> = work.iter().map(|_| None).collect();
-    let queue = Arc::new(Queue(Mutex::new(work.into_iter().enumerate())));
+    let queue = Arc::new(Queue { work: Mutex::new(work.into_iter().enumerate()), bytes });
     let others: Vec<_> = (1..tasks).map(|_| begin(runtime, queue.clone())).collect();
     let mut place = |done: Vec<(usize, W::Done)>| {
         for (at, done) in done {
@@ -80,19 +80,23 @@ fn begin<W: TensorWork>(
 }
 
 /// Work, with its places, of which several tasks take one after the other.
-struct Queue<W>(Mutex<Enumerate<vec::IntoIter<W>>>);
+struct Queue<W> {
+    work: Mutex<Enumerate<vec::IntoIter<W>>>,
+    /// Of all of it.
+    bytes: usize,
+}
 
 impl<W: TensorWork> Queue<W> {
     /// Does work that no other task has taken, until there is no more. Returns what comes of it, with its places.
     async fn drain(&self) -> Vec<(usize, W::Done)> {
         let mut done = Vec::new();
         while let Some((at, work)) = self.next() {
-            done.push((at, work.work().await));
+            done.push((at, work.work(self.bytes).await));
         }
         done
     }
 
     fn next(&self) -> Option<(usize, W)> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).next()
+        self.work.lock().unwrap_or_else(PoisonError::into_inner).next()
     }
 }
