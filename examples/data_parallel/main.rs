@@ -21,6 +21,7 @@ use tensorwire::collective::launch::{Launch, LaunchError};
 use tensorwire_examples::{
     command_line::DataParallel as Flags,
     processes::{free_addresses, parent_lets_go, run_ranks},
+    report::warn,
 };
 
 /// Why a process ends early.
@@ -32,7 +33,7 @@ fn main() -> ExitCode {
     match run(&flags, launch) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{who}: {failure}");
+            warn(format_args!("{who}: {failure}"));
             ExitCode::FAILURE
         }
     }

@@ -8,7 +8,7 @@ use tensorwire::{
 };
 use tensorwire_examples::{
     command_line::DataParallel as Flags,
-    report::{Progress, Trained},
+    report::{Progress, Trained, warn},
 };
 use tokio::time::Instant;
 
@@ -83,7 +83,7 @@ async fn go_on(
     parameters: &mut Vec<Vec<f32>>,
 ) -> Result<(Group, u64), Failure> {
     loop {
-        eprintln!("rank {} of {}, after {step} steps: {error}", group.rank(), group.size());
+        warn(format_args!("rank {} of {}, after {step} steps: {error}", group.rank(), group.size()));
         let smaller = group.shrink().await?;
         if smaller.size() == group.size() {
             return Err(error.into());

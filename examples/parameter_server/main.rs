@@ -26,6 +26,7 @@ use clap::Parser;
 use tensorwire_examples::{
     command_line::{Flags, Job, Role},
     processes::parent_lets_go,
+    report::warn,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -40,7 +41,7 @@ fn main() -> ExitCode {
     match run(flags) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{who}: {failure}");
+            warn(format_args!("{who}: {failure}"));
             ExitCode::FAILURE
         }
     }

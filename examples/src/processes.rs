@@ -22,7 +22,7 @@ use tokio::{
     sync::oneshot,
 };
 
-use crate::report::Progress;
+use crate::report::{Progress, warn};
 
 /// The ports to try: below those that Linux assigns to outgoing connections, so that a port is still free when a
 /// process is restarted.
@@ -166,7 +166,7 @@ pub async fn run_ranks<const COUNT: usize>(
     while let Some((rank, status)) = running.next().await {
         match status? {
             status if status.success() => ended_well = true,
-            status if status.code().is_none() => eprintln!("rank {rank} was killed: {status}"),
+            status if status.code().is_none() => warn(format_args!("rank {rank} was killed: {status}")),
             status => return Err(format!("rank {rank} failed: {status}").into()),
         }
     }

@@ -1,10 +1,19 @@
 //! The output of a training, for people and programs: its progress, and its result.
 
-use std::{fmt, io};
+use std::{
+    fmt,
+    io::{self, Write as _},
+};
 
 use indicatif::{BinaryBytes, HumanCount, ProgressBar, ProgressState, ProgressStyle};
 
 use crate::training::{Plan, train};
+
+/// Writes a line to the standard error. Processes that share it write their lines one after the other, because each is written at once.
+pub fn warn(line: fmt::Arguments<'_>) {
+    // There is no other place for it.
+    let _ = io::stderr().write_all(format!("{line}\n").as_bytes());
+}
 
 /// A bar on a terminal. Elsewhere a line for the first step, and then for each tenth of all.
 #[derive(Debug)]
