@@ -65,7 +65,9 @@ pub(crate) async fn worker(name: impl AsRef<str>, fabric: FabricKind) -> Worker 
 
 /// Joins `size` workers, with a limit for each call.
 pub(crate) async fn ranks_within(fabric: FabricKind, size: usize, limit: Duration) -> Ranks {
-    let workers = join_all((0..size).map(async |rank| worker(format!("rank_{rank}"), fabric).await)).await;
+    // A worker of another process that comes to a port which was free again would be met as the one of its name.
+    let name = |rank| format!("rank_{rank}_of_{}", std::process::id());
+    let workers = join_all((0..size).map(async |rank| worker(name(rank), fabric).await)).await;
     joined(workers, limit).await
 }
 
