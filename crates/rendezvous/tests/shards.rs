@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 #![allow(clippy::single_range_in_vec_init)] // tensors of one dimension
 
+mod deltas;
+
 use std::{ops::Range, slice, time::Duration};
 
 use tensorwire_fabric::FabricKind;

@@ -10,7 +10,7 @@ use crate::{
     error::{Transfer, WorkerError},
     sets::{
         assembly::{Doubt, assembled},
-        plan::{Derivation, Part, Way, ways},
+        plan::{Delta, Derivation, Way, ways},
         snapshot::Snapshot,
     },
     values::{
@@ -253,7 +253,8 @@ impl PeerSet {
         held: Option<&Snapshot>,
     ) -> Result<Moved, NotMoved> {
         let mut move_ = Move::new(self, link);
-        let (manifest, derivation) = move_.manifest((head, target), held).await?;
+        let known = held.map(|held| (held.version(), held.manifest()));
+        let (manifest, derivation) = move_.manifest((head, target), known).await?;
         let uses_deltas = !link.lends(self.sharing);
         let ways = ways(&manifest, held, derivation.as_ref(), uses_deltas);
         let is_changed =
@@ -283,6 +284,9 @@ impl Link {
     }
 }
 
+/// A version that this worker has, and its manifest.
+pub(super) type Known<'a> = (u64, &'a Manifest);
+
 /// A version that is being moved.
 pub(super) struct Move<'a> {
     pub(super) set: &'a PeerSet,
@@ -295,13 +299,13 @@ impl<'a> Move<'a> {
         Self { set, link, volume: Volume::default() }
     }
 
-    /// The manifest of `target`, and how its contents derive from `held`, if that is known.
+    /// The manifest of `target`, and how its contents derive from those of the version `known`, if that is known.
     pub(super) async fn manifest(
         &mut self,
         (head, target): (&Head, &VersionHead),
-        held: Option<&Snapshot>,
+        known: Option<Known<'_>>,
     ) -> Result<(Manifest, Option<Derivation>), NotMoved> {
-        let (manifest, derivation) = self.named_manifest((head, target), held).await?;
+        let (manifest, derivation) = self.named_manifest((head, target), known).await?;
         if manifest.incarnation != head.incarnation() {
             return Err(self.set.misbehaved("a manifest is of another incarnation").into());
         }
@@ -311,12 +315,12 @@ impl<'a> Move<'a> {
     async fn named_manifest(
         &mut self,
         (head, target): (&Head, &VersionHead),
-        held: Option<&Snapshot>,
+        known: Option<Known<'_>>,
     ) -> Result<(Manifest, Option<Derivation>), NotMoved> {
-        if let Some(held) = held.filter(|held| held.manifest().incarnation == head.incarnation())
-            && let Some(steps) = steps(head, target, held.version())
+        if let Some((version, known)) = known.filter(|(_, known)| known.incarnation == head.incarnation())
+            && let Some(steps) = steps(head, target, version)
         {
-            if let Some((manifest, derivation)) = self.derived(held, &steps).await? {
+            if let Some((manifest, derivation)) = self.derived(known, &steps).await? {
                 return Ok((manifest, Some(derivation)));
             }
             count_whole_content("manifest");
@@ -331,13 +335,13 @@ impl<'a> Move<'a> {
         Ok((manifest, None))
     }
 
-    /// The manifest that the differences of `steps` make of that of `held`. `None` if it is not that of the last step.
+    /// The manifest that the differences of `steps` make of `known`. `None` if it is not that of the last step.
     async fn derived(
         &mut self,
-        held: &Snapshot,
+        known: &Manifest,
         steps: &[(VersionHead, u64)],
     ) -> Result<Option<(Manifest, Derivation)>, NotMoved> {
-        let (mut manifest, mut derivation) = (held.manifest().clone(), Derivation::start(held));
+        let (mut manifest, mut derivation) = (known.clone(), Derivation::start(known));
         for (step, bytes) in steps {
             let content = SetContent { edition: step.edition(), number: MANIFEST_DELTA, is_last: false };
             let difference = self.bytes((content, *bytes)).await?;
@@ -378,7 +382,7 @@ impl<'a> Move<'a> {
                     ));
                 }
                 Way::Deltas(_, deltas) => {
-                    wanted.extend(deltas.iter().map(|&Part { edition, number, bytes }| {
+                    wanted.extend(deltas.iter().map(|&Delta { edition, number, bytes }| {
                         (SetContent { edition, number, is_last: false }, bytes_of(bytes))
                     }));
                 }

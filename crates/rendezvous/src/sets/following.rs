@@ -46,7 +46,8 @@ impl PeerSet {
 
 impl ShardedSet {
     /// Follows the set: a stream of the newest versions that all peers have. Tensors that have not changed are shared with the version
-    /// before, and unchanged pieces of others are copied out of it; what has changed is moved whole.
+    /// before, and unchanged pieces of others are copied out of it. Between hosts, pieces that changed in few elements are made of it and
+    /// of the deltas of the publishers' tensors, if these are less than the pieces.
     ///
     /// If some peers do not have a version that the others have, for the worker's [`liveness`](crate::WorkerBuilder::liveness),
     /// the stream returns [`WorkerError::Incomplete`], which names them, and then waits again: the program keeps the last complete

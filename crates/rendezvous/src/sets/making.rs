@@ -1,86 +1,38 @@
 //! Makes a tensor of a sharded set of its pieces.
 
-use std::{
-    ops::Range,
-    sync::{
-        OnceLock,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-};
+use std::{mem, ops::Range, ptr};
 
 use futures::{TryFutureExt as _, TryStreamExt as _, future::try_join_all, stream::FuturesUnordered};
 use tensorwire_memory::{
     BufMut, Pool,
     copy::{copy_bytes, copy_of},
 };
-use tensorwire_protocol::{Metadata, SetContent, slice::Slice};
+use tensorwire_protocol::{Checksums, Metadata, SetContent, Validation, slice::Slice};
 
 use crate::{
     error::WorkerError,
     peer_memory::import::yield_once,
     sets::{
-        fetching::{Link, Move, NotMoved, PeerSet, Volume},
+        deriving::Derived,
+        fetching::{NotMoved, Volume},
+        part::Part,
         room::{Needs, in_pool},
         shard_plan::{Piece, Planned},
         slices::entry,
-        snapshot::{Origin, Snapshot},
+        snapshot::Snapshot,
         tasks::TensorWork,
     },
     values::{
         cut::{Cut, Place},
-        sets::manifest::{Manifest, ManifestEntry},
+        sets::{manifest::ManifestEntry, reading::Problem},
         tensor::Tensor,
     },
-    worker::fetch::slice::unfit,
+    worker::{fetch::slice::unfit, metrics::count_whole_content},
 };
-
-/// A version of one publisher.
-pub(super) struct Part<'a> {
-    pub(super) set: &'a PeerSet,
-    pub(super) link: Link,
-    pub(super) edition: u64,
-    pub(super) manifest: Manifest,
-    /// Its tensors in the order of the manifest, as far as the publisher has lent them.
-    lent: OnceLock<Vec<Option<Tensor>>>,
-    /// Requests for its contents that are not made yet.
-    unasked: AtomicUsize,
-}
-
-impl<'a> Part<'a> {
-    pub(super) fn new(set: &'a PeerSet, link: Link, edition: u64, manifest: Manifest) -> Self {
-        Self { set, link, edition, manifest, lent: OnceLock::new(), unasked: AtomicUsize::default() }
-    }
-
-    /// Borrows its tensors, if the publisher lends them.
-    pub(super) async fn borrow(&self) -> Result<(), NotMoved> {
-        let lent = Move::new(self.set, &self.link).lent(self.edition, &self.manifest).await?;
-        // Nobody else sets it.
-        let _ = self.lent.set(lent);
-        Ok(())
-    }
-
-    fn lent(&self, name: &str) -> Option<&Tensor> {
-        self.lent.get()?.get(self.manifest.place(name)?)?.as_ref()
-    }
-
-    /// Whether the results share the memory of what is lent.
-    fn may_share(&self) -> bool {
-        self.link.lends(self.set.sharing)
-    }
-
-    /// Whether the request that is made now is the last one, at which the publisher stops holding the version. Requests arrive in the
-    /// order in which they are made, and one that the publisher has taken holds the memory of its content until that is sent. But a
-    /// request that waits for memory is made later: then the publisher holds the version until it is asked for another.
-    fn asks_last(&self) -> bool {
-        self.unasked.fetch_sub(1, Relaxed) == 1 && self.set.peer.worker.receive_pool().stats().waiting == 0
-    }
-}
 
 /// A tensor of a version.
 pub(super) struct Made {
     pub(super) form: Form,
-    /// Of its pieces.
-    pub(super) origins: Vec<Origin>,
     pub(super) is_changed: bool,
     pub(super) volume: Volume,
 }
@@ -97,12 +49,12 @@ pub(super) struct Making<'a> {
     parts: &'a [Part<'a>],
     name: &'a str,
     planned: &'a Planned,
-    /// Of its pieces.
-    origins: Vec<Origin>,
     /// The same tensor of the version that this worker has, if it has the same shape.
     held: Option<&'a Tensor>,
     /// The pieces that `held` has in the same places.
     kept: Vec<&'a Piece>,
+    /// Pieces that are made of what `held` has in the same places.
+    derived: Vec<Derived<'a>>,
     missing: Vec<&'a Piece>,
     /// The result, if it is one run of bytes of a lent tensor.
     view: Option<Tensor>,
@@ -116,20 +68,46 @@ impl<'a> Making<'a> {
         (name, planned): (&'a str, &'a Planned),
         held: Option<&'a Snapshot>,
     ) -> Self {
-        let held = held.and_then(|held| held.with_origins(name));
-        let held = held.filter(|(tensor, _)| *tensor.metadata() == planned.metadata);
-        let is_held = |origin: &Origin| held.is_some_and(|(_, before)| before.contains(origin));
-        let (mut origins, mut kept, mut missing) = (Vec::new(), Vec::new(), Vec::new());
+        let held = held.and_then(|held| Held::new(held, name, planned));
+        let tensor = held.as_ref().map(|held| held.tensor);
+        let (kept, derived, missing) = (Vec::new(), Vec::new(), Vec::new());
+        let mut making =
+            Self { parts, name, planned, held: tensor, kept, derived, missing, view: None, result: None };
         for piece in &planned.pieces {
-            let origin = offered(parts, name, piece).map(|(part, _, entry)| {
-                let (incarnation, stamp) = (part.manifest.incarnation, entry.stamp);
-                Origin { incarnation, stamp, piece: piece.clone() }
-            });
-            if origin.as_ref().is_some_and(is_held) { &mut kept } else { &mut missing }.push(piece);
-            origins.extend(origin);
+            match held.as_ref().and_then(|held| held.reuse(parts, piece)) {
+                Some(Reuse::Kept) => making.kept.push(piece),
+                Some(Reuse::Derived(derived)) => making.derive(derived),
+                None => making.missing.push(piece),
+            }
         }
-        let held = held.map(|(tensor, _)| tensor);
-        Self { parts, name, planned, origins, held, kept, missing, view: None, result: None }
+        making.derive_what_is_less();
+        making
+    }
+
+    /// Adds a piece to those of the same publisher's tensor, which have the same deltas.
+    fn derive(&mut self, derived: Derived<'a>) {
+        let same = self.derived.iter_mut().find(|other| ptr::eq(other.part, derived.part));
+        match same {
+            Some(same) => same.pieces.extend(derived.pieces),
+            None => self.derived.push(derived),
+        }
+    }
+
+    /// Leaves out deltas that cost more than the pieces that they make.
+    fn derive_what_is_less(&mut self) {
+        for mut derived in mem::take(&mut self.derived) {
+            derived.sort();
+            let bytes = derived.pieces.iter().map(|piece| self.piece_bytes(piece));
+            match derived.bytes_read() < bytes.fold(0, u64::saturating_add) {
+                true => self.derived.push(derived),
+                false => self.missing.extend(derived.pieces),
+            }
+        }
+    }
+
+    /// Leaves out all deltas, for which there is no room.
+    pub(super) fn derive_nothing(&mut self) {
+        self.missing.extend(mem::take(&mut self.derived).into_iter().flat_map(|derived| derived.pieces));
     }
 
     /// The publishers of what this worker does not have.
@@ -137,11 +115,18 @@ impl<'a> Making<'a> {
         self.missing.iter().map(|piece| piece.publisher)
     }
 
-    /// Finds out what is left to request, after publishers have lent what they lend.
+    /// Finds the result in what publishers have lent.
     pub(super) fn borrowed(&mut self) {
         self.view = self.view_of_lent();
+    }
+
+    /// Counts what is left to request.
+    pub(super) fn count_requests(&self) {
         for part in self.asked().filter_map(|piece| self.parts.get(piece.publisher)) {
-            part.unasked.fetch_add(1, Relaxed);
+            part.count_requests(1);
+        }
+        for Derived { part, deltas, .. } in &self.derived {
+            part.count_requests(deltas.len());
         }
     }
 
@@ -158,7 +143,7 @@ impl<'a> Making<'a> {
 
     /// The held tensor, if it is this one.
     fn unchanged(&self) -> Option<&'a Tensor> {
-        self.held.filter(|_| self.missing.is_empty())
+        self.held.filter(|_| self.missing.is_empty() && self.derived.is_empty())
     }
 
     /// The only piece, if it is the whole tensor.
@@ -183,8 +168,8 @@ impl<'a> Making<'a> {
     fn is_put_together(&self) -> bool {
         match self.only_piece() {
             _ if self.unchanged().is_some() => false,
-            Some(piece) => self.lent(piece).is_some() && self.view.is_none(),
-            None => true,
+            Some(piece) if self.derived.is_empty() => self.lent(piece).is_some() && self.view.is_none(),
+            _ => true,
         }
     }
 
@@ -192,7 +177,11 @@ impl<'a> Making<'a> {
     pub(super) fn needs(&self) -> Needs {
         let result = self.planned.metadata.byte_length;
         if self.is_put_together() {
-            let bytes = self.asked().map(|piece| in_pool(self.piece_bytes(piece)));
+            // If there is any doubt of the deltas, the pieces come, of which runs of bytes need no room of their own.
+            let derived = self.derived.iter().flat_map(|derived| derived.pieces.iter().copied());
+            let pieces = self.asked().chain(derived.filter(|piece| self.run(piece).is_none()));
+            let pieces = pieces.map(|piece| in_pool(self.piece_bytes(piece)));
+            let bytes = pieces.chain(self.derived.iter().map(Derived::room));
             return Needs { result, piece: bytes.max().unwrap_or_default() };
         }
         let is_asked = self.asked().next().is_some();
@@ -227,7 +216,7 @@ impl<'a> Making<'a> {
         let form = if let Some(tensor) = self.view.take().or_else(|| self.unchanged().cloned()) {
             Form::Ready(tensor)
         } else if let Some(result) = self.result.take() {
-            self.put_together(result).await?
+            self.put_together(result, &mut volume).await?
         } else {
             let piece = self.only_piece().ok_or_else(WorkerError::handed_out)?;
             let tensor = self.received(piece).await?;
@@ -236,24 +225,23 @@ impl<'a> Making<'a> {
             Form::Ready(tensor)
         };
         let is_changed = self.unchanged().is_none();
-        Ok(Made { form, origins: self.origins, is_changed, volume })
+        Ok(Made { form, is_changed, volume })
     }
 
     /// What is moved for the pieces that are put together. Pieces of what is lent for views count nothing.
     fn volume(&self) -> Volume {
         let moved = self.missing.iter().filter(|piece| !matches!(self.lent(piece), Some((_, true))));
-        moved
-            .map(|piece| Volume { bytes: self.piece_bytes(piece), copies: 1 })
-            .fold(Volume::default(), Volume::and)
+        moved.map(|piece| self.piece_volume(piece)).fold(Volume::default(), Volume::and)
     }
 
-    async fn put_together(&self, result: BufMut) -> Result<Form, NotMoved> {
+    fn piece_volume(&self, piece: &Piece) -> Volume {
+        Volume { bytes: self.piece_bytes(piece), copies: 1 }
+    }
+
+    async fn put_together(&self, result: BufMut, volume: &mut Volume) -> Result<Form, NotMoved> {
         let asked: Vec<_> = self.asked().collect();
-        let runs = asked.iter().map(|piece| self.run(piece)).collect::<Option<Vec<_>>>();
-        let buffer = match runs {
-            Some(runs) if !asked.is_empty() => self.received_in_place(result, &asked, runs).await?,
-            _ => self.received_and_copied(result, &asked).await?,
-        };
+        let buffer = self.with_received(result, &asked).await?;
+        let buffer = self.with_derived(buffer, volume).await?;
         let lent =
             self.missing.iter().filter_map(|piece| Some((self.lent(piece)?.0, &piece.from, &piece.into)));
         let kept = self.kept.iter().filter_map(|piece| Some((self.held?, &piece.into, &piece.into)));
@@ -271,6 +259,64 @@ impl<'a> Making<'a> {
         let run = piece.into.contiguous(self.shape())?;
         let bytes = self.element_bytes();
         Some((run.start * bytes) as usize..(run.end * bytes) as usize)
+    }
+
+    /// Receives pieces.
+    async fn with_received(&self, result: BufMut, asked: &[&Piece]) -> Result<BufMut, NotMoved> {
+        let runs = asked.iter().map(|piece| self.run(piece)).collect::<Option<Vec<_>>>();
+        match runs {
+            Some(runs) if !asked.is_empty() => self.received_in_place(result, asked, runs).await,
+            _ => self.received_and_copied(result, asked).await,
+        }
+    }
+
+    /// Makes pieces of what is held and of deltas, each while the next ones are on their way. Receives the pieces of a tensor if there is
+    /// any doubt of its deltas.
+    async fn with_derived(&self, mut result: BufMut, volume: &mut Volume) -> Result<BufMut, NotMoved> {
+        let Some(held) = self.held.filter(|_| !self.derived.is_empty()) else { return Ok(result) };
+        for derived in &self.derived {
+            derived.copy_held((&mut result, self.shape()), held).await?;
+        }
+        let mut received: FuturesUnordered<_> =
+            self.derived.iter().map(|derived| derived.received(0)).collect();
+        let mut doubtful = Vec::new();
+        while let Some((derived, number, delta)) = received.try_next().await? {
+            let left = derived.deltas.len() - (number + 1);
+            match self.apply((derived, delta), (&mut result, volume), left).await {
+                Ok(()) if left > 0 => received.push(derived.received(number + 1)),
+                Ok(()) => {
+                    tensorwire_testpoints::mark!("a piece of a sharded set is made of deltas");
+                }
+                Err(problem) => {
+                    let peer = derived.part.set.peer.name();
+                    log!(DEBUG, peer, name = self.name, problem, "a delta is not used");
+                    count_whole_content("delta");
+                    derived.part.count_requests(derived.pieces.len());
+                    derived.part.leave_out_requests(left);
+                    doubtful.extend_from_slice(&derived.pieces);
+                }
+            }
+        }
+        drop(received);
+        *volume = doubtful.iter().map(|piece| self.piece_volume(piece)).fold(*volume, Volume::and);
+        self.with_received(result, &doubtful).await
+    }
+
+    /// Changes the pieces of a tensor by a delta. If none is `left`, and the tensor is in one run of bytes, its checksum is compared.
+    async fn apply(
+        &self,
+        (derived, delta): (&Derived<'a>, Result<Tensor, Problem>),
+        (result, volume): (&mut BufMut, &mut Volume),
+        left: usize,
+    ) -> Result<(), Problem> {
+        let delta = delta?;
+        *volume = volume.and(Volume { bytes: delta.bytes().len() as u64, copies: 1 });
+        derived.apply(&delta, (result, self.shape())).await?;
+        let ([piece], 0) = (&*derived.pieces, left) else { return Ok(()) };
+        let whole = self.run(piece).filter(|run| run.len() as u64 == derived.entry.metadata.byte_length);
+        let Some(whole) = whole.and_then(|run| result.get(run)) else { return Ok(()) };
+        let sum = Checksums::default().sum(Validation::Xxh3, whole).await;
+        if sum == derived.entry.checksum { Ok(()) } else { Err("the checksum of the result differs") }
     }
 
     /// Receives pieces into their places.
@@ -317,6 +363,43 @@ impl<'a> Making<'a> {
         let (part, number, entry) = offered(self.parts, self.name, piece).ok_or(NotMoved::Superseded)?;
         let content = SetContent { edition: part.edition, number, is_last: part.asks_last() };
         Ok((part, content, &entry.metadata))
+    }
+}
+
+/// A tensor of the version that this worker has.
+struct Held<'a> {
+    version: &'a Snapshot,
+    name: &'a str,
+    tensor: &'a Tensor,
+    pieces: &'a [Piece],
+}
+
+/// How a piece is made without being received.
+enum Reuse<'a> {
+    Kept,
+    Derived(Derived<'a>),
+}
+
+impl<'a> Held<'a> {
+    /// `None` if it is not as planned.
+    fn new(version: &'a Snapshot, name: &'a str, planned: &Planned) -> Option<Self> {
+        let (tensor, pieces) = version.with_pieces(name)?;
+        (*tensor.metadata() == planned.metadata).then_some(Self { version, name, tensor, pieces })
+    }
+
+    /// How a piece is made of the one that the version has in the same place, if that is from the same publisher.
+    fn reuse(&self, parts: &'a [Part<'a>], piece: &'a Piece) -> Option<Reuse<'a>> {
+        let (part, _, entry) = offered(parts, self.name, piece)?;
+        let before = self.version.manifest_of(piece.publisher)?;
+        if before.incarnation != part.manifest.incarnation || !self.pieces.contains(piece) {
+            return None;
+        }
+        if before.entries.get(before.place(self.name)?)?.stamp == entry.stamp {
+            return Some(Reuse::Kept);
+        }
+        let has_slices = piece.from.metadata(&entry.metadata).is_ok();
+        let deltas = part.deltas(self.name).filter(|_| has_slices && entry.checksum.is_some())?;
+        Some(Reuse::Derived(Derived { part, entry, deltas, pieces: vec![piece] }))
     }
 }
 

@@ -11,9 +11,9 @@ use crate::{
     },
 };
 
-/// A content of a version.
+/// A delta, which is a content of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
+pub(crate) struct Delta {
     pub(crate) edition: u64,
     pub(crate) number: u32,
     pub(crate) bytes: u64,
@@ -25,7 +25,7 @@ pub(crate) enum Way {
     /// It is one that this worker has.
     Held(Tensor),
     /// It is one that this worker has, changed by these deltas.
-    Deltas(Tensor, Vec<Part>),
+    Deltas(Tensor, Vec<Delta>),
     /// It is the content with this number.
     Whole(u32),
 }
@@ -34,13 +34,18 @@ pub(crate) enum Way {
 #[derive(Debug, Clone)]
 pub(crate) struct Derivation {
     /// The deltas of each tensor; `None` if the whole content is needed.
-    deltas: Vec<Option<Vec<Part>>>,
+    deltas: Vec<Option<Vec<Delta>>>,
 }
 
 impl Derivation {
     /// Of the version that this worker has, from itself.
-    pub(crate) fn start(held: &Snapshot) -> Self {
-        Self { deltas: vec![Some(Vec::new()); held.len()] }
+    pub(crate) fn start(held: &Manifest) -> Self {
+        Self { deltas: vec![Some(Vec::new()); held.entries.len()] }
+    }
+
+    /// The deltas of the tensor at `place`; `None` if there are none, or the whole content is needed.
+    pub(crate) fn deltas(&self, place: usize) -> Option<&[Delta]> {
+        self.deltas.get(place)?.as_deref().filter(|deltas| !deltas.is_empty())
     }
 
     /// Of the version of `edition`, whose tensors have these origins in the version before.
@@ -50,7 +55,7 @@ impl Derivation {
             Origin::Same(place) => before(place),
             Origin::Runs { place, number, bytes } => {
                 let mut deltas = before(place)?;
-                deltas.push(Part { edition, number, bytes });
+                deltas.push(Delta { edition, number, bytes });
                 Some(deltas)
             }
             Origin::Full => None,
@@ -80,13 +85,17 @@ pub(crate) fn ways(
         if other.stamp == entry.stamp {
             return Way::Held(tensor.clone());
         }
-        let derived = derivation.and_then(|derivation| derivation.deltas.get(place)?.as_ref());
+        let derived = derivation.and_then(|derivation| derivation.deltas(place));
         let Some(deltas) = derived.filter(|_| uses_deltas && entry.checksum.is_some()) else { return whole };
-        let bytes = deltas.iter().fold(0_u64, |bytes, delta| bytes.saturating_add(delta.bytes));
-        match bytes < entry.metadata.byte_length && !deltas.is_empty() {
-            true => Way::Deltas(tensor.clone(), deltas.clone()),
+        match bytes(deltas) < entry.metadata.byte_length {
+            true => Way::Deltas(tensor.clone(), deltas.to_vec()),
             false => whole,
         }
     });
     ways.collect()
+}
+
+/// Bytes of these deltas.
+pub(crate) fn bytes(deltas: &[Delta]) -> u64 {
+    deltas.iter().fold(0, |bytes, delta| bytes.saturating_add(delta.bytes))
 }

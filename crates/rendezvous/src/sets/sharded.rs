@@ -20,11 +20,12 @@ use crate::{
     error::WorkerError,
     sets::{
         fetching::{Move, Moved, NotMoved, PeerSet, Volume},
-        making::{Form, Made, Making, Part},
+        making::{Form, Made, Making},
+        part::Part,
         publisher_loss::{Pause, is_loss, warn_of_loss},
-        shard_plan::{Misfit, Offer, Planned, plan},
+        shard_plan::{Misfit, Offer, Piece, Planned, plan},
         slices::entry,
-        snapshot::Snapshot,
+        snapshot::{Snapshot, Sources},
         tasks::in_tasks,
     },
     values::{
@@ -247,15 +248,16 @@ impl ShardedSet {
         seen: &[Option<Head>],
         held: Option<&Snapshot>,
     ) -> Result<Moved, NotMoved> {
-        let parts = self.parts.iter().zip(seen);
-        let parts = parts.map(|(set, seen)| async move {
+        let parts = self.parts.iter().zip(seen).enumerate();
+        let parts = parts.map(|(publisher, (set, seen))| async move {
             let head = seen.as_ref().ok_or(NotMoved::Superseded)?;
             let target = head.version(version).ok_or(NotMoved::Superseded)?;
             let link = set.link().await?;
             let mut move_ = Move::new(set, &link);
-            let (manifest, _) = move_.manifest((head, target), None).await?;
+            let known = held.and_then(|held| Some((held.version(), held.manifest_of(publisher)?)));
+            let described = move_.manifest((head, target), known).await?;
             let volume = move_.volume;
-            Ok::<_, NotMoved>((Part::new(set, link, target.edition(), manifest), volume))
+            Ok::<_, NotMoved>((Part::new((set, link), target.edition(), described), volume))
         });
         let (parts, volumes): (Vec<_>, Vec<_>) = try_join_all(parts).await?.into_iter().unzip();
         let planned = self.planned(&parts)?;
@@ -264,18 +266,12 @@ impl ShardedSet {
         let volume = volumes.fold(Volume::default(), Volume::and);
         let names = planned.iter().zip(&made).filter(|(_, made)| made.is_changed);
         let changed = names.map(|((name, _), _)| name.clone()).collect();
-        let entries = planned.into_iter().map(|(name, planned)| ManifestEntry {
-            name,
-            metadata: planned.metadata,
-            sharding: None,
-            stamp: 0,
-            checksum: None,
-        });
-        let manifest = Manifest { incarnation: 0, entries: entries.collect() };
-        let (forms, origins): (Vec<_>, Vec<_>) =
-            made.into_iter().map(|made| (made.form, made.origins)).unzip();
-        let contents = (self.copied(forms).await?, origins);
-        Ok(Moved { snapshot: Snapshot::of_shards(version, manifest, contents), changed, volume })
+        let tensors = self.copied(made.into_iter().map(|made| made.form).collect()).await?;
+        let manifests = parts.into_iter().map(|part| part.manifest).collect();
+        let (entries, pieces) = planned.into_iter().map(described).unzip();
+        let manifest = Manifest { incarnation: 0, entries };
+        let snapshot = Snapshot::of_shards(version, manifest, tensors, Sources { manifests, pieces });
+        Ok(Moved { snapshot, changed, volume })
     }
 
     /// Makes the tensors, in the order of `planned`.
@@ -293,7 +289,14 @@ impl ShardedSet {
         let needed: BTreeSet<_> = making.iter().flat_map(Making::publishers).collect();
         try_join_all(needed.into_iter().filter_map(|at| parts.get(at)).map(Part::borrow)).await?;
         making.iter_mut().for_each(Making::borrowed);
-        first.check_room_for_shards(version, making.iter().map(Making::needs), held)?;
+        let room = |making: &[Making<'_>]| {
+            first.check_room_for_shards(version, making.iter().map(Making::needs), held)
+        };
+        if room(&making).is_err() {
+            making.iter_mut().for_each(Making::derive_nothing);
+        }
+        room(&making)?;
+        making.iter().for_each(Making::count_requests);
         let made = pin!(async {
             for making in &mut making {
                 tokio::task::coop::consume_budget().await;
@@ -348,6 +351,12 @@ impl ShardedSet {
         });
         planned.collect()
     }
+}
+
+/// The entry of a tensor in the follower's own manifest, and its pieces.
+fn described((name, planned): (Arc<str>, Planned)) -> (ManifestEntry, Vec<Piece>) {
+    let Planned { metadata, pieces } = planned;
+    (ManifestEntry { name, metadata, sharding: None, stamp: 0, checksum: None }, pieces)
 }
 
 /// A number for each name, to divide tensors among those who have them.

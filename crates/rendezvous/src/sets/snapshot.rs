@@ -20,17 +20,17 @@ struct Contents {
     manifest: Manifest,
     /// In the order of the manifest.
     tensors: Vec<Tensor>,
-    /// Of each tensor of a sharded set, the contents of its pieces; otherwise none.
-    origins: Vec<Vec<Origin>>,
+    /// Of a sharded set, what it was made of; otherwise nothing.
+    sources: Sources,
 }
 
-/// A piece of a tensor of a sharded set. Two with equal origins have equal contents.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Origin {
-    /// The incarnation of the publisher.
-    pub(super) incarnation: u64,
-    pub(super) stamp: u64,
-    pub(super) piece: Piece,
+/// What a version of a sharded set was made of.
+#[derive(Debug, Default)]
+pub(super) struct Sources {
+    /// Of the publishers, by their numbers.
+    pub(super) manifests: Vec<Manifest>,
+    /// The pieces of each tensor, in the order of the version's own manifest.
+    pub(super) pieces: Vec<Vec<Piece>>,
 }
 
 impl fmt::Debug for Snapshot {
@@ -42,22 +42,28 @@ impl fmt::Debug for Snapshot {
 impl Snapshot {
     /// `tensors` are in the order of the manifest.
     pub(crate) fn new(version: u64, manifest: Manifest, tensors: Vec<Tensor>) -> Self {
-        Self { version, contents: Arc::new(Contents { manifest, tensors, origins: Vec::new() }) }
+        Self::of_shards(version, manifest, tensors, Sources::default())
     }
 
     /// As [`new`](Self::new), of a sharded set.
     pub(super) fn of_shards(
         version: u64,
         manifest: Manifest,
-        (tensors, origins): (Vec<Tensor>, Vec<Vec<Origin>>),
+        tensors: Vec<Tensor>,
+        sources: Sources,
     ) -> Self {
-        Self { version, contents: Arc::new(Contents { manifest, tensors, origins }) }
+        Self { version, contents: Arc::new(Contents { manifest, tensors, sources }) }
     }
 
-    /// The tensor called `name`, and the contents of its pieces.
-    pub(super) fn with_origins(&self, name: &str) -> Option<(&Tensor, &[Origin])> {
+    /// The tensor called `name` of a sharded set, and its pieces.
+    pub(super) fn with_pieces(&self, name: &str) -> Option<(&Tensor, &[Piece])> {
         let place = self.contents.manifest.place(name)?;
-        Some((self.contents.tensors.get(place)?, self.contents.origins.get(place)?))
+        Some((self.contents.tensors.get(place)?, self.contents.sources.pieces.get(place)?))
+    }
+
+    /// The version's manifest of the publisher with this number, of a sharded set.
+    pub(super) fn manifest_of(&self, publisher: usize) -> Option<&Manifest> {
+        self.contents.sources.manifests.get(publisher)
     }
 
     /// The version.

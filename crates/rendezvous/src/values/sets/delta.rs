@@ -252,6 +252,16 @@ pub(crate) struct Run<'delta> {
     pub(crate) values: &'delta [u8],
 }
 
+impl Run<'_> {
+    /// What of it is not before byte `begin`, if there is any.
+    #[inline(always)]
+    pub(crate) fn from(self, begin: usize) -> Option<Self> {
+        let before = begin.saturating_sub(self.offset);
+        let values = self.values.get(before..).filter(|values| !values.is_empty())?;
+        Some(Self { offset: self.offset + before, values })
+    }
+}
+
 impl<'delta> Runs<'delta> {
     /// Of the delta `bytes` of a peer, for a content of `metadata`.
     ///
@@ -291,15 +301,6 @@ impl<'delta> Runs<'delta> {
         self.values = rest;
         Ok(Some(Run { offset, values }))
     }
-
-    /// Reads all runs.
-    ///
-    /// # Errors
-    /// What is wrong with the delta.
-    pub(crate) fn check(mut self) -> Result<(), Problem> {
-        while self.read()?.is_some() {}
-        Ok(())
-    }
 }
 
 #[cfg(test)]
@@ -323,7 +324,6 @@ mod tests {
     }
 
     fn applied(metadata: &Metadata, old: &[u8], delta: &[u8]) -> Result<Vec<u8>, Problem> {
-        Runs::new(delta, metadata)?.check()?;
         let (mut new, mut runs) = (old.to_vec(), Runs::new(delta, metadata)?);
         while let Some(run) = runs.read()? {
             new[run.offset..][..run.values.len()].copy_from_slice(run.values);
