@@ -1,6 +1,10 @@
 //! The simulated fabric: domains, and queue pairs whose every step the world chooses.
 
-use std::{fmt, future::poll_fn, sync::Arc};
+use std::{
+    fmt,
+    future::poll_fn,
+    sync::{Arc, atomic::Ordering},
+};
 
 use futures::{
     channel::oneshot,
@@ -65,7 +69,7 @@ impl Shared {
         let mut capabilities = Capabilities::WRITES;
         capabilities.vectored = self.swarm.vectored;
         capabilities.read = true;
-        capabilities.lend = true;
+        capabilities.lend = !self.is_network.load(Ordering::Relaxed);
         capabilities.piece_bytes_max = self.swarm.piece_bytes_max;
         capabilities
     }

@@ -1,6 +1,9 @@
 //! A scenario's handle on the world.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use tensorwire_fabric::RemoteRange;
 
@@ -118,6 +121,11 @@ impl Handle {
     /// ([`Summary::marks`](crate::Summary::marks)) under its name.
     pub fn take_chances(&self) {
         lock(&self.shared.chances).get_or_insert_with(|| Chances::new(Rng::new(self.shared.seed).fork(4)));
+    }
+
+    /// Connections that are made from now on are between hosts: no peer lends its memory for views.
+    pub fn lend_nothing(&self) {
+        self.shared.is_network.store(true, Ordering::Relaxed);
     }
 
     /// How often the branch called `mark` was taken so far.

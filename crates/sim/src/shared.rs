@@ -4,7 +4,7 @@ use std::{
     fmt,
     sync::{
         Arc, Mutex, MutexGuard, Weak,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     pub(crate) trace: Mutex<Trace>,
     /// Decides about rare branches, if these are to be taken.
     pub(crate) chances: Mutex<Option<Chances>>,
+    /// The fabric is one between hosts.
+    pub(crate) is_network: AtomicBool,
     pub(crate) failure: Mutex<Option<Violation>>,
     /// The test that runs this world again.
     pub(crate) replay: Mutex<String>,
@@ -53,6 +55,7 @@ impl Shared {
             now_nanos: AtomicU64::new(0),
             trace: Mutex::new(Trace::new(tail)),
             chances: Mutex::default(),
+            is_network: AtomicBool::default(),
             failure: Mutex::default(),
             replay: Mutex::new("seeds".to_owned()),
             plan: Mutex::default(),

@@ -196,6 +196,9 @@ async fn publish(mut publisher: Publisher, mut rng: Rng, followers: Vec<Node>, r
 async fn scenario(handle: Handle) {
     let mut rng = Rng::new(handle.seed()).fork(93);
     handle.take_chances();
+    if rng.chance(1, 2) {
+        handle.lend_nothing();
+    }
     let publisher = Publisher::start(&handle).await;
     let ready = Arc::new(AtomicUsize::new(0));
     let count = rng.pick([1, 2, 2, 3]);

@@ -24,6 +24,7 @@ use crate::{
     common::builder,
     each_event::a_process_dies_at_each_event,
     figures::{every_seed_twice, number},
+    points::{Point, in_source},
 };
 
 /// As many as one process can have open files for.
@@ -340,6 +341,9 @@ async fn follow(handle: Handle, number: usize, publishers: usize, first: Node, n
 async fn scenario(handle: Handle) {
     let mut rng = Rng::new(handle.seed()).fork(94);
     handle.take_chances();
+    if rng.chance(1, 2) {
+        handle.lend_nothing();
+    }
     let count = rng.pick([2, 2, 3]);
     let publishers = join_all((0..count).map(|at| Publisher::start(&handle, at, count))).await;
     let followers = rng.pick([1, 2, 2, 3]);
@@ -361,7 +365,11 @@ async fn scenario(handle: Handle) {
 
 #[test]
 fn every_version_of_a_sharded_set_is_whole_twice() {
-    every_seed_twice("shards", SEEDS, scenario);
+    let reached = every_seed_twice("shards", SEEDS, scenario);
+    let points = ["chance", "mark"].into_iter().flat_map(in_source).filter(Point::is_of_sets);
+    let missed: Vec<_> = points.filter(|point| !reached.contains(point.name.as_str())).collect();
+    let is_sample = number("SIM_SEED").is_some() || number("SIM_SEEDS").is_some_and(|seeds| seeds < SEEDS);
+    assert!(is_sample || missed.is_empty(), "no seed reached {missed:?}");
 }
 
 /// Publishers of a run that is repeated with a crash at each of its events.
@@ -413,6 +421,9 @@ fn a_crash_at_any_event_mixes_no_versions_of_shards() {
             )
         },
         |handle, (run, crash_at)| {
+            if run.is_multiple_of(3) {
+                handle.lend_nothing();
+            }
             let sharing = if run.is_multiple_of(2) { Sharing::Copy } else { Sharing::View };
             follower(handle, crash_at, sharing)
         },

@@ -3,9 +3,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // test support: a failed step is a failed test
 
 use std::{
-    collections::BTreeMap,
-    fmt,
-    sync::atomic::{AtomicU64, Ordering},
+    collections::{BTreeMap, BTreeSet},
+    fmt, mem,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -133,25 +136,29 @@ pub(crate) fn for_each_below(count: u64, run: impl Fn(u64) + Sync) {
 }
 
 /// Runs each seed from `SIM_FROM` on twice, `SIM_SEEDS` or `seeds` of them: both runs must be the same. With `SIM_SEED`, runs that one and
-/// prints its figures. The test called `name` replays a seed.
+/// prints its figures. The test called `name` replays a seed. Returns the marks that were reached; none with `SIM_SEED`.
 pub(crate) fn every_seed_twice<Running: Future<Output = ()>>(
     name: &'static str,
     seeds: u64,
     scenario: impl Fn(Handle) -> Running + Sync,
-) {
+) -> BTreeSet<&'static str> {
     let run = |seed| {
         let world = World::new(seed);
         world.replayed_by(name);
         world.run(scenario(world.handle())).unwrap_or_else(|failure| panic!("{failure}"));
         world.finish().unwrap_or_else(|failure| panic!("{failure}"))
     };
+    let mut marks = Mutex::new(BTreeSet::new());
     if let Some(seed) = number("SIM_SEED") {
         eprintln!("{:?}", run(seed));
-        return;
+        return BTreeSet::new();
     }
     let (from, seeds) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(seeds));
     for_each_below(seeds, |index| {
         let seed = from.wrapping_add(index);
-        assert_eq!(run(seed), run(seed), "seed {seed} gave two different runs");
+        let summary = run(seed);
+        assert_eq!(summary, run(seed), "seed {seed} gave two different runs");
+        marks.lock().unwrap().extend(summary.marks.into_keys());
     });
+    mem::take(marks.get_mut().unwrap())
 }

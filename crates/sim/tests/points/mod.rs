@@ -20,6 +20,11 @@ impl Point {
     pub(crate) fn is_of_groups(&self) -> bool {
         self.file.starts_with("collective")
     }
+
+    /// Whether only sets can reach it.
+    pub(crate) fn is_of_sets(&self) -> bool {
+        self.file.starts_with("rendezvous/src/sets")
+    }
 }
 
 /// All uses of the macro `kind` in the source of the crates under test, by name.
