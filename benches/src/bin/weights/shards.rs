@@ -1,6 +1,7 @@
 //! Sharded sets from several processes to several others in another layout, in turns with whole tensors of as many bytes.
 
 use std::{
+    collections::BTreeMap,
     fmt,
     ops::Range,
     time::{Duration, Instant},
@@ -9,7 +10,7 @@ use std::{
 use futures::future::try_join_all;
 use tensorwire::{
     DataType, FabricKind, Sharing, Tensor, Worker,
-    sets::{Layout, Shard, ShardedSet, Snapshot},
+    sets::{Follow, Layout, PeerSet, Shard, ShardedSet, Snapshot},
 };
 use tensorwire_benches::process::Process;
 
@@ -35,6 +36,11 @@ enum Division {
 impl Division {
     const ALL: [Self; 6] =
         [Self::Whole, Self::Views, Self::Rows, Self::Fused, Self::Columns(4096), Self::Columns(512)];
+
+    /// Whether publishers have parts of tensors.
+    fn is_sharded(self) -> bool {
+        !matches!(self, Self::Whole | Self::Views)
+    }
 }
 
 impl fmt::Display for Division {
@@ -142,7 +148,7 @@ pub(crate) fn measure(arguments: &Arguments) -> Result<(), Failure> {
     let mut rows = Division::ALL.map(|division| (division, Vec::new(), 0));
     for round in 0..=arguments.rounds {
         for (at, (_, times, bytes)) in rows.iter_mut().enumerate() {
-            let (time, moved) = turn(&mut targets, at)?;
+            let (time, moved) = turn(&mut targets, &format!("fetch {at}"))?;
             // The first round makes memory resident, and compares the elements.
             if round > 0 {
                 times.push(time);
@@ -157,18 +163,60 @@ pub(crate) fn measure(arguments: &Arguments) -> Result<(), Failure> {
         tensor_bytes: tensor_bytes as u64,
     };
     print(plan, rows);
+    if arguments.fabric.kind() != FabricKind::SHM {
+        measure_changes(plan, arguments.rounds, (&mut sources, &mut targets))?;
+    }
     drop((targets, sources));
     Ok(())
 }
 
-/// The time until all followers have the tensors, and the bytes that all moved.
-fn turn(targets: &mut [Process], at: usize) -> Result<(Duration, u64), Failure> {
-    let begun = Instant::now();
-    targets.iter_mut().try_for_each(|target| target.tell(&at.to_string()))?;
+/// Measures the time from a commit of which one element in 100 has changed until all followers have the version.
+fn measure_changes(
+    plan: Plan,
+    rounds: u32,
+    (sources, targets): (&mut [Process], &mut [Process]),
+) -> Result<(), Failure> {
+    println!("\n1 % changed, divided by\tbytes wanted by all\tbytes moved\tmilliseconds");
+    for (at, division) in Division::ALL.into_iter().enumerate().filter(|(_, division)| division.is_sharded())
+    {
+        // The first version comes whole.
+        turn(targets, &format!("next {at}"))?;
+        let (mut times, mut bytes) = (Vec::new(), 0);
+        for _ in 0..rounds {
+            ordered(sources, &format!("change {at}"))?;
+            let begun = Instant::now();
+            targets.iter_mut().try_for_each(|target| target.tell(&format!("next {at}")))?;
+            ordered(sources, "commit")?;
+            bytes = answered(targets)?;
+            times.push(begun.elapsed());
+        }
+        let wanted = plan.followers * plan.bytes(division).1;
+        println!("{division}\t{wanted}\t{bytes}\t{:.2}", milliseconds(&mut times));
+    }
+    Ok(())
+}
+
+/// Tells all processes, and waits until all have answered.
+fn ordered(processes: &mut [Process], order: &str) -> Result<(), Failure> {
+    processes.iter_mut().try_for_each(|process| process.tell(order))?;
+    processes.iter_mut().try_for_each(|process| process.hear().map(drop))?;
+    Ok(())
+}
+
+/// The sum of the bytes that all processes say.
+fn answered(targets: &mut [Process]) -> Result<u64, Failure> {
     let mut bytes = 0;
     for target in targets {
         bytes += target.hear()?.parse::<u64>()?;
     }
+    Ok(bytes)
+}
+
+/// The time until all followers have the tensors, and the bytes that all moved.
+fn turn(targets: &mut [Process], order: &str) -> Result<(Duration, u64), Failure> {
+    let begun = Instant::now();
+    targets.iter_mut().try_for_each(|target| target.tell(order))?;
+    let bytes = answered(targets)?;
     Ok((begun.elapsed(), bytes))
 }
 
@@ -214,42 +262,65 @@ async fn publish(kind: FabricKind, plan: Plan, at: u64) -> Result<(), Failure> {
     });
     let worker = worker.set_bytes(bytes).start().await?;
     for division in Division::ALL {
-        let part = plan.ranges(division, at, plan.publishers);
-        let made = |tensor| -> Result<_, Failure> {
-            let [rows, columns] = plan.shape(division);
-            let shard = match division {
-                Division::Whole | Division::Views => {
-                    let part = plan.ranges(division, tensor % plan.followers, plan.followers);
-                    let shape = [rows / plan.followers, columns];
-                    Shard::from(Tensor::from_bytes(
-                        worker.pool(),
-                        DataType::Bf16,
-                        &shape,
-                        &bytes_of(&plan.elements(division, tensor, &part)),
-                    )?)
-                }
-                _ => {
-                    let (axis, ranges) = &part;
-                    let mut shape = [rows, columns];
-                    shape[*axis] /= plan.publishers;
-                    let elements = bytes_of(&plan.elements(division, tensor, &part));
-                    let tensor = Tensor::from_bytes(worker.pool(), DataType::Bf16, &shape, &elements)?;
-                    tensor.shard(*axis, [rows, columns][*axis], ranges)
-                }
-            };
-            Ok((name(tensor), shard))
-        };
-        let is_own = |tensor: &u64| {
-            !matches!(division, Division::Whole | Division::Views) || tensor % plan.publishers == at
-        };
-        let named: Vec<_> = (0..plan.tensors).filter(is_own).map(made).collect::<Result<_, _>>()?;
-        worker.set(&division.to_string()).commit(1, named).await?;
+        worker.set(&division.to_string()).commit(1, shards(&worker, plan, (division, at), 1)?).await?;
     }
     println!("{}", worker.address());
     let mut orders = lines();
-    while orders.recv().await.is_some() {}
+    let (mut versions, mut changed) = (BTreeMap::new(), None);
+    while let Some(order) = orders.recv().await {
+        if let Some(number) = order.strip_prefix("change ") {
+            let division = Division::ALL.get(number.parse::<usize>()?).ok_or("an unknown division")?;
+            let version = versions.entry(number.to_owned()).or_insert(1);
+            *version += 1;
+            changed = Some((division, *version, shards(&worker, plan, (*division, at), *version)?));
+        } else if let Some((division, version, shards)) = changed.take() {
+            worker.set(&division.to_string()).commit(version, shards).await?;
+        }
+        println!("done");
+    }
     worker.shutdown().await;
     Ok(())
+}
+
+/// What the publisher `at` commits as `version`: one element in 100 differs from the first version.
+fn shards(
+    worker: &Worker,
+    plan: Plan,
+    (division, at): (Division, u64),
+    version: u64,
+) -> Result<Vec<(String, Shard)>, Failure> {
+    let part = plan.ranges(division, at, plan.publishers);
+    let [rows, columns] = plan.shape(division);
+    let made = |tensor| -> Result<_, Failure> {
+        let elements = |part| {
+            let mut elements = plan.elements(division, tensor, part);
+            change(&mut elements, version);
+            bytes_of(&elements)
+        };
+        if !division.is_sharded() {
+            let part = plan.ranges(division, tensor % plan.followers, plan.followers);
+            let shape = [rows / plan.followers, columns];
+            let whole = Tensor::from_bytes(worker.pool(), DataType::Bf16, &shape, &elements(&part))?;
+            return Ok((name(tensor), whole.into()));
+        }
+        let (axis, ranges) = &part;
+        let mut shape = [rows, columns];
+        shape[*axis] /= plan.publishers;
+        let own = Tensor::from_bytes(worker.pool(), DataType::Bf16, &shape, &elements(&part))?;
+        Ok((name(tensor), own.shard(*axis, [rows, columns][*axis], ranges)))
+    };
+    let is_own = |tensor: &u64| division.is_sharded() || tensor % plan.publishers == at;
+    (0..plan.tensors).filter(is_own).map(made).collect()
+}
+
+/// Changes about one element in 200, others for each version, so that two versions differ in one in 100.
+fn change(elements: &mut [u16], version: u64) {
+    for (at, element) in (0_u64..).zip(elements).filter(|_| version > 1) {
+        let number = (at + (version << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
+        if number.is_multiple_of(200) {
+            *element ^= 1;
+        }
+    }
 }
 
 fn bytes_of(elements: &[u16]) -> Vec<u8> {
@@ -264,35 +335,44 @@ async fn follow(kind: FabricKind, plan: Plan, at: u64, addresses: &[&str]) -> Re
         peers.push(worker.peer_at(address).await?);
     }
     let mut orders = lines();
-    let mut compared = Vec::new();
+    let (mut compared, mut streams) = (Vec::new(), BTreeMap::new());
     while let Some(order) = orders.recv().await {
-        let order: usize = order.parse()?;
-        let division = *Division::ALL.get(order).ok_or("an unknown division")?;
+        let (order, number) = order.split_once(' ').ok_or("an unknown order")?;
+        let number: usize = number.parse()?;
+        let division = *Division::ALL.get(number).ok_or("an unknown division")?;
         let sharing = if division == Division::Whole { Sharing::Copy } else { Sharing::View };
         let sets = peers.iter().map(|peer| peer.set(&division.to_string()).sharing(sharing));
+        let sets: Vec<_> = sets.collect();
         let moved = || worker.peers().iter().map(|peer| peer.fabric.bytes_received).sum::<u64>();
         let before = moved();
         let part = plan.ranges(division, at, plan.followers);
-        let fetched = match division {
-            Division::Whole | Division::Views => {
-                let sets: Vec<_> = sets.collect();
-                try_join_all(sets.iter().map(|set| set.fetch())).await?
-            }
-            _ => {
-                let layout = (0..plan.tensors).map(name);
-                let layout = layout.fold(Layout::new(), |layout, name| layout.part(&name, part.0, &part.1));
-                vec![ShardedSet::new(sets).layout(layout).fetch().await?]
-            }
+        let fetched = match order {
+            "next" => vec![
+                next(streams.entry(number).or_insert_with(|| sharded(plan, &sets, &part).follow())).await?,
+            ],
+            _ if division.is_sharded() => vec![sharded(plan, &sets, &part).fetch().await?],
+            _ => try_join_all(sets.iter().map(|set| set.fetch())).await?,
         };
         let moved = moved() - before;
-        if !compared.contains(&order) {
-            compared.push(order);
+        if order != "next" && !compared.contains(&number) {
+            compared.push(number);
             compare(plan, (division, &part), &fetched)?;
         }
         println!("{moved}");
     }
     worker.shutdown().await;
     Ok(())
+}
+
+/// The set of which a follower has this part.
+fn sharded(plan: Plan, sets: &[PeerSet], (axis, ranges): &(usize, Vec<Range<u64>>)) -> ShardedSet {
+    let layout = (0..plan.tensors).map(name);
+    let layout = layout.fold(Layout::new(), |layout, name| layout.part(&name, *axis, ranges));
+    ShardedSet::new(sets.iter().cloned()).layout(layout)
+}
+
+async fn next(versions: &mut Follow) -> Result<Snapshot, Failure> {
+    Ok(versions.next().await.ok_or("the stream is over")??.apply())
 }
 
 /// Checks that all elements have come.
