@@ -38,30 +38,24 @@ pub(super) type Received<'a, 'b> = (&'b Derived<'a>, usize, Result<Tensor, Probl
 impl<'a> Derived<'a> {
     /// Brings the pieces into the order in which a delta is read.
     pub(super) fn sort(&mut self) {
-        let mut pieces = std::mem::take(&mut self.pieces);
-        pieces.sort_by_key(|piece| self.span(piece).start);
-        self.pieces = pieces;
+        let entry = self.entry;
+        self.pieces.sort_by_key(|piece| span(entry, piece).start);
     }
 
-    /// Bytes of the deltas, as often as they are read: again for each piece that begins before the end of the one before, such as other
-    /// columns.
+    /// The pieces that one reading of a delta changes, of which each begins behind the end of the one before. Other columns need another
+    /// reading.
+    fn readings(&self) -> impl Iterator<Item = &[&'a Piece]> {
+        self.pieces.chunk_by(|one, next| span(self.entry, one).end <= span(self.entry, next).start)
+    }
+
+    /// Bytes of the deltas, as often as they are read.
     pub(super) fn bytes_read(&self) -> u64 {
-        let pairs = self.pieces.iter().zip(self.pieces.iter().skip(1));
-        let again = pairs.filter(|(one, next)| self.span(next).start < self.span(one).end).count();
-        bytes(self.deltas).saturating_mul(again as u64 + 1)
+        bytes(self.deltas).saturating_mul(self.readings().count() as u64)
     }
 
     /// The room that its deltas need in the receive pool: one at a time.
     pub(super) fn room(&self) -> u64 {
         self.deltas.iter().map(|delta| in_pool(delta.bytes)).max().unwrap_or_default()
-    }
-
-    /// The first element of a piece in the publisher's tensor, and the end of the last one.
-    fn span(&self, piece: &Piece) -> Range<u64> {
-        let dimensions = || piece.from.ranges().iter().zip(self.entry.metadata.shape.dimensions());
-        let first = dimensions().fold(0, |at, (range, length)| at * length + range.start);
-        let last = dimensions().fold(0, |at, (range, length)| at * length + range.end.saturating_sub(1));
-        first..last + 1
     }
 
     /// Copies the pieces that `held` has to the same places in `result`, which has `shape`.
@@ -104,18 +98,23 @@ impl<'a> Derived<'a> {
     ) -> Result<(), Problem> {
         let metadata = &self.entry.metadata;
         check(delta, metadata).await?;
-        let (mut patch, mut end) = (Patch::new(delta, metadata)?, 0);
-        for piece in &self.pieces {
-            tokio::task::coop::consume_budget().await;
-            let span = self.span(piece);
-            if span.start < end {
-                patch = Patch::new(delta, metadata)?;
+        for pieces in self.readings() {
+            let mut patch = Patch::new(delta, metadata)?;
+            for piece in pieces {
+                tokio::task::coop::consume_budget().await;
+                let from = Place { slice: &piece.from, shape: metadata.shape.dimensions() };
+                let into = Place { slice: &piece.into, shape };
+                patch.write_slice(from, (into, result), (metadata.dtype.bits() / 8) as usize).await?;
             }
-            end = span.end;
-            let from = Place { slice: &piece.from, shape: metadata.shape.dimensions() };
-            let into = Place { slice: &piece.into, shape };
-            patch.write_slice(from, (into, result), (metadata.dtype.bits() / 8) as usize).await?;
         }
         Ok(())
     }
+}
+
+/// The first element of a piece in the publisher's tensor, and the end of the last one.
+fn span(entry: &ManifestEntry, piece: &Piece) -> Range<u64> {
+    let dimensions = || piece.from.ranges().iter().zip(entry.metadata.shape.dimensions());
+    let first = dimensions().fold(0, |at, (range, length)| at * length + range.start);
+    let last = dimensions().fold(0, |at, (range, length)| at * length + range.end.saturating_sub(1));
+    first..last + 1
 }

@@ -294,8 +294,8 @@ impl ShardedSet {
         };
         if room(&making).is_err() {
             making.iter_mut().for_each(Making::derive_nothing);
+            room(&making)?;
         }
-        room(&making)?;
         making.iter().for_each(Making::count_requests);
         let made = pin!(async {
             for making in &mut making {
