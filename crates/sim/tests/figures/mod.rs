@@ -4,7 +4,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fmt, mem,
+    fmt,
     sync::{
         Mutex,
         atomic::{AtomicU64, Ordering},
@@ -148,17 +148,17 @@ pub(crate) fn every_seed_twice<Running: Future<Output = ()>>(
         world.run(scenario(world.handle())).unwrap_or_else(|failure| panic!("{failure}"));
         world.finish().unwrap_or_else(|failure| panic!("{failure}"))
     };
-    let mut marks = Mutex::new(BTreeSet::new());
     if let Some(seed) = number("SIM_SEED") {
         eprintln!("{:?}", run(seed));
         return BTreeSet::new();
     }
     let (from, seeds) = (number("SIM_FROM").unwrap_or_default(), number("SIM_SEEDS").unwrap_or(seeds));
+    let marks = Mutex::new(BTreeSet::new());
     for_each_below(seeds, |index| {
         let seed = from.wrapping_add(index);
         let summary = run(seed);
         assert_eq!(summary, run(seed), "seed {seed} gave two different runs");
         marks.lock().unwrap().extend(summary.marks.into_keys());
     });
-    mem::take(marks.get_mut().unwrap())
+    marks.into_inner().unwrap()
 }
