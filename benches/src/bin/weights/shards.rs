@@ -37,6 +37,11 @@ impl Division {
     const ALL: [Self; 6] =
         [Self::Whole, Self::Views, Self::Rows, Self::Fused, Self::Columns(4096), Self::Columns(512)];
 
+    /// The one with this number.
+    fn numbered(number: &str) -> Result<Self, Failure> {
+        Ok(*Self::ALL.get(number.parse::<usize>()?).ok_or("an unknown division")?)
+    }
+
     /// Whether publishers have parts of tensors.
     fn is_sharded(self) -> bool {
         !matches!(self, Self::Whole | Self::Views)
@@ -185,7 +190,7 @@ fn measure_changes(
         for _ in 0..rounds {
             ordered(sources, &format!("change {at}"))?;
             let begun = Instant::now();
-            targets.iter_mut().try_for_each(|target| target.tell(&format!("next {at}")))?;
+            tell(targets, &format!("next {at}"))?;
             ordered(sources, "commit")?;
             bytes = answered(targets)?;
             times.push(begun.elapsed());
@@ -196,9 +201,14 @@ fn measure_changes(
     Ok(())
 }
 
+fn tell(processes: &mut [Process], order: &str) -> Result<(), Failure> {
+    processes.iter_mut().try_for_each(|process| process.tell(order))?;
+    Ok(())
+}
+
 /// Tells all processes, and waits until all have answered.
 fn ordered(processes: &mut [Process], order: &str) -> Result<(), Failure> {
-    processes.iter_mut().try_for_each(|process| process.tell(order))?;
+    tell(processes, order)?;
     processes.iter_mut().try_for_each(|process| process.hear().map(drop))?;
     Ok(())
 }
@@ -215,7 +225,7 @@ fn answered(targets: &mut [Process]) -> Result<u64, Failure> {
 /// The time until all followers have the tensors, and the bytes that all moved.
 fn turn(targets: &mut [Process], order: &str) -> Result<(Duration, u64), Failure> {
     let begun = Instant::now();
-    targets.iter_mut().try_for_each(|target| target.tell(order))?;
+    tell(targets, order)?;
     let bytes = answered(targets)?;
     Ok((begun.elapsed(), bytes))
 }
@@ -269,10 +279,10 @@ async fn publish(kind: FabricKind, plan: Plan, at: u64) -> Result<(), Failure> {
     let (mut versions, mut changed) = (BTreeMap::new(), None);
     while let Some(order) = orders.recv().await {
         if let Some(number) = order.strip_prefix("change ") {
-            let division = Division::ALL.get(number.parse::<usize>()?).ok_or("an unknown division")?;
+            let division = Division::numbered(number)?;
             let version = versions.entry(number.to_owned()).or_insert(1);
             *version += 1;
-            changed = Some((division, *version, shards(&worker, plan, (*division, at), *version)?));
+            changed = Some((division, *version, shards(&worker, plan, (division, at), *version)?));
         } else if let Some((division, version, shards)) = changed.take() {
             worker.set(&division.to_string()).commit(version, shards).await?;
         }
@@ -282,7 +292,7 @@ async fn publish(kind: FabricKind, plan: Plan, at: u64) -> Result<(), Failure> {
     Ok(())
 }
 
-/// What the publisher `at` commits as `version`: one element in 100 differs from the first version.
+/// What the publisher `at` commits as `version`.
 fn shards(
     worker: &Worker,
     plan: Plan,
@@ -313,7 +323,7 @@ fn shards(
     (0..plan.tensors).filter(is_own).map(made).collect()
 }
 
-/// Changes about one element in 200, others for each version, so that two versions differ in one in 100.
+/// Changes about one element in 200 of the first version, others for each version, so that two versions differ in one in 100.
 fn change(elements: &mut [u16], version: u64) {
     for (at, element) in (0_u64..).zip(elements).filter(|_| version > 1) {
         let number = (at + (version << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
@@ -338,8 +348,7 @@ async fn follow(kind: FabricKind, plan: Plan, at: u64, addresses: &[&str]) -> Re
     let (mut compared, mut streams) = (Vec::new(), BTreeMap::new());
     while let Some(order) = orders.recv().await {
         let (order, number) = order.split_once(' ').ok_or("an unknown order")?;
-        let number: usize = number.parse()?;
-        let division = *Division::ALL.get(number).ok_or("an unknown division")?;
+        let division = Division::numbered(number)?;
         let sharing = if division == Division::Whole { Sharing::Copy } else { Sharing::View };
         let sets = peers.iter().map(|peer| peer.set(&division.to_string()).sharing(sharing));
         let sets: Vec<_> = sets.collect();
@@ -348,14 +357,17 @@ async fn follow(kind: FabricKind, plan: Plan, at: u64, addresses: &[&str]) -> Re
         let part = plan.ranges(division, at, plan.followers);
         let fetched = match order {
             "next" => vec![
-                next(streams.entry(number).or_insert_with(|| sharded(plan, &sets, &part).follow())).await?,
+                next(
+                    streams.entry(number.to_owned()).or_insert_with(|| sharded(plan, &sets, &part).follow()),
+                )
+                .await?,
             ],
             _ if division.is_sharded() => vec![sharded(plan, &sets, &part).fetch().await?],
             _ => try_join_all(sets.iter().map(|set| set.fetch())).await?,
         };
         let moved = moved() - before;
-        if order != "next" && !compared.contains(&number) {
-            compared.push(number);
+        if order != "next" && !compared.contains(&division) {
+            compared.push(division);
             compare(plan, (division, &part), &fetched)?;
         }
         println!("{moved}");
@@ -384,13 +396,8 @@ fn compare(
     for tensor in 0..plan.tensors {
         let mut found = fetched.iter().filter_map(|snapshot| snapshot.get(&name(tensor)));
         let found = found.next().ok_or("a version without all tensors")?;
-        let expected = match division {
-            Division::Whole | Division::Views => {
-                let part = plan.ranges(division, tensor % plan.followers, plan.followers);
-                plan.elements(division, tensor, &part)
-            }
-            _ => plan.elements(division, tensor, part),
-        };
+        let whole = plan.ranges(division, tensor % plan.followers, plan.followers);
+        let expected = plan.elements(division, tensor, if division.is_sharded() { part } else { &whole });
         if found.bytes() != bytes_of(&expected) {
             return Err(format!("`{}` by {division} has other elements", name(tensor)).into());
         }
