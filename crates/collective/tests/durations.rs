@@ -7,11 +7,7 @@ use std::{
     time::Duration,
 };
 
-use futures::{
-    FutureExt, TryFutureExt,
-    future::{BoxFuture, join_all},
-    join,
-};
+use futures::{FutureExt, TryFutureExt, future::BoxFuture, join};
 use tensorwire_collective::{
     Group, GroupError,
     launch::Launch,
@@ -21,6 +17,7 @@ use tensorwire_fabric::{FabricKind, Runtime, TokioRuntime, timeout};
 use tensorwire_rendezvous::{Tensor, Worker};
 
 use crate::group::{PATIENCE, ranks, worker};
+use crate::join_all::join_all;
 #[cfg(any(feature = "redis", feature = "etcd"))]
 use crate::store::server::{Server, Service};
 

@@ -6,6 +6,7 @@
 mod block_on;
 mod durations;
 mod group;
+mod join_all;
 mod launch;
 mod outside;
 mod pair;

@@ -5,7 +5,7 @@ use std::{
     fmt,
     future::Future,
     panic::{AssertUnwindSafe, catch_unwind},
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll},
 };
@@ -212,9 +212,13 @@ impl World {
     /// # Errors
     /// The first broken promise.
     pub fn run<T>(&self, scenario: impl Future<Output = T>) -> Result<T, Box<Failure>> {
+        self.run_erased(pin!(scenario))
+    }
+
+    /// Erased, so that all scenarios share the code of the loop.
+    fn run_erased<T>(&self, mut scenario: Pin<&mut dyn Future<Output = T>>) -> Result<T, Box<Failure>> {
         let shared = &self.shared;
         let _entered = tensorwire_testpoints::enter(Asked(shared.clone()));
-        let mut scenario = pin!(scenario);
         let (id, waker) = shared.state().tasks.reserve(NodeId::OPERATOR, "scenario");
         shared.record(Event::Spawned { node: NodeId::OPERATOR, task: id, name: "scenario" });
         let answer = loop {

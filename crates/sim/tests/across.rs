@@ -98,6 +98,11 @@ impl Ground for Simulated {
 }
 
 fn run<F: Future<Output = ()> + Send + 'static>(name: &str, case: impl Fn(Given) -> F) {
+    run_erased(name, &|ground| Box::pin(case(ground)));
+}
+
+/// Erased, so that all cases share its code.
+fn run_erased(name: &str, case: &dyn Fn(Given) -> BoxFuture<'static, ()>) {
     let is_of_many = name.contains("many") || name.contains("ten_thousand");
     let states = Arc::new(Mutex::new(States::default()));
     for seed in 0..if is_of_many { SEEDS_OF_MANY } else { SEEDS } {

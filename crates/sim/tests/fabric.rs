@@ -4,6 +4,7 @@
 
 use std::{cell::RefCell, ops::Range, sync::Arc};
 
+use futures::{FutureExt, future::LocalBoxFuture};
 use tensorwire_fabric::{Fabric, Runtime};
 use tensorwire_sim::{Allowed, Handle, Rng, Swarm, World};
 
@@ -34,7 +35,9 @@ where
     for seed in seeds() {
         let test = test.clone();
         // Called for its limit of real time: the world has a runtime of its own.
-        contract::bounded(Flavour::TwoWorkers, move |_runtime| async move { on_world(seed, test) });
+        contract::bounded(Flavour::TwoWorkers, move |_runtime| async move {
+            on_world(seed, &|runtime| test(runtime).boxed_local());
+        });
     }
 }
 
@@ -43,7 +46,8 @@ fn seeds() -> Range<u64> {
     number("SIM_SEED").map_or(0..number("SIM_CONTRACT_SEEDS").unwrap_or(SEEDS), |seed| seed..seed + 1)
 }
 
-fn on_world<F: Future<Output = ()>>(seed: u64, test: impl Fn(Arc<dyn Runtime>) -> F) {
+/// Erased, so that all rules share its code.
+fn on_world(seed: u64, test: &dyn Fn(Arc<dyn Runtime>) -> LocalBoxFuture<'static, ()>) {
     // Writes are split at a limit that the rules about it can reach, and there is room for every view.
     let swarm =
         Swarm { piece_bytes_max: 2 << 20, leases_max: 4096, ..Swarm::draw(&mut Rng::new(seed).fork(1)) };

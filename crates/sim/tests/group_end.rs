@@ -8,7 +8,7 @@ use std::{
 use futures::{
     FutureExt as _,
     channel::oneshot::{Receiver, Sender, channel},
-    future::{join, join_all},
+    future::join,
 };
 use tensorwire_collective::{
     Group, GroupError,
@@ -19,6 +19,7 @@ use tensorwire_rendezvous::{Tensor, Worker};
 use tensorwire_sim::{Fault, Handle, Node, World};
 
 use crate::common::builder;
+use crate::join_all::join_all;
 
 const SIZE: usize = 4;
 

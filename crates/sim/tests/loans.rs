@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use futures::future::{join, join_all};
+use futures::future::join;
 use tensorwire_fabric::{
     Access, Arrival, Domain, FabricError, Immediate, QueuePair, RemoteRange, RemoteRegion, Runtime,
 };
@@ -14,6 +14,7 @@ use tensorwire_rendezvous::{Sharing, Tensor, Worker};
 use tensorwire_sim::{Allowed, Event, Fault, Handle, Rng, Swarm, World};
 
 use crate::common::{Pair, Side, builder, connect, pair};
+use crate::join_all::join_all;
 
 const LENGTH: usize = 5000;
 

@@ -25,6 +25,8 @@ mod group_end;
 mod groups;
 mod half_pool;
 mod hostile;
+#[path = "../../collective/tests/join_all.rs"]
+mod join_all;
 mod life;
 mod loans;
 mod message_tables;

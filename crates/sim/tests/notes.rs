@@ -5,12 +5,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::{join, join_all};
+use futures::future::join;
 use tensorwire_fabric::{BoxFuture, FabricKind, Runtime};
 use tensorwire_rendezvous::{Notes, Peer, Worker};
 use tensorwire_sim::{Handle, Node, Rng, Violation};
 
-use crate::{common::builder, figures::every_seed_twice};
+use crate::{common::builder, figures::every_seed_twice, join_all::join_all};
 
 /// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 100;

@@ -8,13 +8,14 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{Either, join, join_all, join3, select};
+use futures::future::{Either, join, join3, select};
 use tensorwire_fabric::Runtime;
 use tensorwire_protocol::Code;
 use tensorwire_rendezvous::{Peer, Tensor, Worker, WorkerError};
 use tensorwire_sim::{Handle, World};
 
 use crate::common::builder;
+use crate::join_all::join_all;
 
 /// How long it sends requests.
 const FLOOD: Duration = Duration::from_millis(300);

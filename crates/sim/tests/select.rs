@@ -6,13 +6,14 @@
 
 use std::{pin::pin, time::Duration};
 
-use futures::future::{Either, join, join_all, select};
+use futures::future::{Either, join, select};
 use tensorwire_fabric::Runtime;
 use tensorwire_protocol::{DataType, Key, Mode};
 use tensorwire_rendezvous::{CancellationToken, RecvArgs, Step, Tensor, Worker, WorkerError};
 use tensorwire_sim::{Handle, Node, Rng, Summary, World};
 
 use crate::common::builder;
+use crate::join_all::join_all;
 
 /// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 500;

@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{join, join_all, pending};
+use futures::future::{join, pending};
 use tensorwire_fabric::Runtime;
 use tensorwire_rendezvous::{
     Sharing, Tensor, Worker, WorkerError,
@@ -25,6 +25,7 @@ use crate::{
     common::builder,
     each_event::a_process_dies_at_each_event,
     figures::{every_seed_twice, number},
+    join_all::join_all,
 };
 
 const SEEDS: u64 = 60;

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{join, join_all, pending};
+use futures::future::{join, pending};
 use tensorwire_fabric::{Runtime, timeout};
 use tensorwire_rendezvous::{
     Sharing, Tensor, Worker, WorkerError,
@@ -24,6 +24,7 @@ use crate::{
     common::builder,
     each_event::a_process_dies_at_each_event,
     figures::{every_seed_twice, number},
+    join_all::join_all,
     points::{Point, in_source},
 };
 

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use futures::future::{join, join_all};
+use futures::future::join;
 use tensorwire_fabric::{FabricError, Immediate, QueuePairConfig, RemoteRange, Runtime, timeout};
 use tensorwire_memory::{GrantEnd, copy::CopyReason};
 use tensorwire_rendezvous::{ClusterSpec, Tensor, Worker, WorkerBuilder};
@@ -13,6 +13,7 @@ use tensorwire_sim::{
 };
 
 use crate::common::{Pair, Side, builder, connect, immediate, pair};
+use crate::join_all::join_all;
 
 /// Runs `scenario` under each of `seeds` seeds.
 fn on_seeds(seeds: u64, scenario: impl AsyncFn(Handle)) -> Vec<Summary> {

@@ -4,7 +4,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use futures::future::{join, join_all};
+use futures::future::join;
 use tensorwire_fabric::{FabricError, Immediate, PeerViolation, QueuePairConfig, Runtime, timeout};
 use tensorwire_memory::GrantEnd;
 use tensorwire_sim::{
@@ -12,6 +12,7 @@ use tensorwire_sim::{
 };
 
 use crate::common::{Lent, Pair, connect, immediate, pair};
+use crate::join_all::join_all;
 
 /// Sends `count` transfers of odd lengths from left to right and checks each.
 async fn stream(handle: Handle, count: u64) {

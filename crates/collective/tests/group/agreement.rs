@@ -9,12 +9,13 @@ use std::{
     time::Duration,
 };
 
-use futures::{future::join_all, join};
+use futures::join;
 use tensorwire_collective::{Group, GroupError};
 use tensorwire_fabric::{FabricKind, timeout};
 use tensorwire_rendezvous::Worker;
 
 use super::{PATIENCE, cut_store::CutStore, over_fabrics, shrinking::sum_of_ranks, store, worker};
+use crate::join_all::join_all;
 
 over_fabrics! {
     more_than_half_go_on_without_the_store,

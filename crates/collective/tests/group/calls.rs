@@ -5,10 +5,11 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{join, join_all};
+use futures::future::join;
 use tensorwire_fabric::FabricKind;
 
 use super::{Ranks, over_fabrics, ranks, tensor, values};
+use crate::join_all::join_all;
 
 over_fabrics! {
     a_broadcast_gives_all_ranks_the_roots_tensor,

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use futures::{future::join_all, join};
+use futures::join;
 use tensorwire_collective::{Algorithm, CALLS_UNDER_WAY, CallKind, GroupError, Reduction};
 use tensorwire_fabric::FabricKind;
 
 use super::{Ranks, over_fabrics, ranks, ranks_within};
+use crate::join_all::join_all;
 
 over_fabrics! {
     ranks_that_call_different_things_get_an_error_that_names_both,

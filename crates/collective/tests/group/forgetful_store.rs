@@ -2,13 +2,16 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::{join, join_all};
+use futures::future::join;
 use tensorwire_collective::{Group, GroupError, store::StoreError};
 use tensorwire_fabric::{FabricKind, timeout};
 use tensorwire_rendezvous::{Tensor, Worker};
 
 use super::{cut_store::CutStore, over_fabrics, store, worker};
-use crate::rdma::{End, over_at};
+use crate::{
+    join_all::join_all,
+    rdma::{End, over_at},
+};
 
 over_fabrics! {
     a_store_that_has_lost_its_data_votes_no_more,

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use futures::future::join_all;
 use tensorwire_collective::{Algorithm, Group, GroupError};
 use tensorwire_fabric::{Fabric, FabricKind, Runtime, TokioRuntime};
 use tensorwire_fabric_shm::ShmFabric;
@@ -10,6 +9,7 @@ use tensorwire_fabric_tcp::{TcpConfig, TcpFabric};
 use tensorwire_rendezvous::Worker;
 
 use super::{PATIENCE, Ranks, algorithms, joined};
+use crate::join_all::join_all;
 
 /// Not divisible by the ranks, and longer than the segment of a network.
 const COUNT: usize = 100_003;

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::{future::join_all, join};
+use futures::join;
 use tensorwire_collective::{
     Group, GroupError,
     store::{MemoryStore, Store as _},
@@ -11,6 +11,7 @@ use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{DuplicatePolicy, Worker};
 
 use super::{PATIENCE, over_fabrics, store, worker};
+use crate::join_all::join_all;
 
 over_fabrics! {
     ranks_that_are_missing_are_named,

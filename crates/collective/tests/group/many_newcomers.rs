@@ -2,15 +2,13 @@
 
 use std::{sync::Arc, thread, time::Duration};
 
-use futures::{
-    channel::oneshot,
-    future::{join, join_all},
-};
+use futures::{channel::oneshot, future::join};
 use tensorwire_collective::{Group, GroupBuilder, GroupError, store::MemoryStore};
 use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::Worker;
 
 use super::{cut_store::CutStore, over_fabrics, shrinking::sum_of_ranks, store, worker};
+use crate::join_all::join_all;
 
 over_fabrics! {
     as_many_newcomers_come_at_a_time_as_there_are_ranks,

@@ -32,12 +32,15 @@ use std::{
     time::Duration,
 };
 
-use futures::future::join_all;
+use futures::future::{BoxFuture, JoinAll};
 use tensorwire_collective::{Algorithm, Group, store::MemoryStore};
 use tensorwire_fabric::{FabricKind, TokioRuntime};
 use tensorwire_rendezvous::{Tensor, Worker};
 
-use crate::rdma::{End, over_at, patient};
+use crate::{
+    join_all::join_all,
+    rdma::{End, over_at, patient},
+};
 
 /// Enough for a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
@@ -88,11 +91,11 @@ pub(crate) async fn ranks(fabric: FabricKind, size: usize) -> Ranks {
 
 impl Ranks {
     /// What every rank's `run` returns, in the order of the ranks. They run at the same time.
-    pub(crate) async fn each<T, Running: Future<Output = T>>(
+    pub(crate) fn each<'run, Running: Future + Send + 'run>(
         &self,
         run: impl Fn(Group) -> Running,
-    ) -> Vec<T> {
-        join_all(self.groups.iter().map(|group| run(group.clone()))).await
+    ) -> JoinAll<BoxFuture<'run, Running::Output>> {
+        join_all(self.groups.iter().map(|group| run(group.clone())))
     }
 
     pub(crate) async fn shutdown(self) {

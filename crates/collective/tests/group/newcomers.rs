@@ -2,12 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::{future::join_all, join};
+use futures::join;
 use tensorwire_collective::{Group, GroupBuilder, GroupError, store::MemoryStore};
 use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::Worker;
 
 use super::{cut_store::CutStore, over_fabrics, shrinking::sum_of_ranks, store, worker};
+use crate::join_all::join_all;
 
 over_fabrics! {
     a_rank_that_was_left_out_comes_back,

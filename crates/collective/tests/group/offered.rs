@@ -1,11 +1,11 @@
 //! What ranks of one host offer each other in an all-reduce.
 
-use futures::future::join_all;
 use tensorwire_collective::{Algorithm, Group};
 use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::Tensor;
 
 use super::ranks;
+use crate::join_all::join_all;
 
 const MIB: usize = 1 << 20;
 

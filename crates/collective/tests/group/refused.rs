@@ -2,13 +2,14 @@
 
 use std::{future::IntoFuture as _, time::Duration};
 
-use futures::{future::join_all, join};
+use futures::join;
 use tensorwire_collective::{CALLS_UNDER_WAY, Group, GroupError, Reduction};
 use tensorwire_fabric::FabricKind;
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::Tensor;
 
 use super::{over_fabrics, ranks, ranks_within, tensor, values};
+use crate::join_all::join_all;
 
 over_fabrics! {
     wrong_arguments_of_all_ranks_change_nothing,

@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::join_all;
 use tensorwire_collective::{Group, GroupError};
 use tensorwire_fabric::{FabricKind, timeout};
 use tensorwire_rendezvous::Worker;
 
 use super::{cut_store::CutStore, over_fabrics, shrinking::sum_of_ranks, store, worker};
+use crate::join_all::join_all;
 
 over_fabrics! {
     half_without_an_answer_of_the_store_fail_in_time,

@@ -2,7 +2,6 @@
 
 use std::{sync::OnceLock, time::Duration};
 
-use futures::future::join_all;
 use tensorwire_collective::{Algorithm, Group, GroupError};
 use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{
@@ -11,6 +10,7 @@ use tensorwire_rendezvous::{
 };
 
 use super::{PATIENCE, joined, over_fabrics, store, tensor, values};
+use crate::join_all::join_all;
 
 over_fabrics! {
     a_group_of_workers_with_tls_joins_and_makes_every_kind_of_call,

@@ -2,13 +2,13 @@
 
 use std::ops::Range;
 
-use futures::future::join_all;
 use tensorwire_collective::Group;
 use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{Tensor, Worker};
 
 use super::{all_received, over_fabrics, tensor, values};
 use crate::group::{PATIENCE, joined};
+use crate::join_all::join_all;
 
 over_fabrics! {
     many_tags,

@@ -2,7 +2,7 @@
 
 use std::future::IntoFuture as _;
 
-use futures::future::{join_all, try_join_all};
+use futures::future::try_join_all;
 use tensorwire_collective::{GroupError, pair::Message};
 use tensorwire_fabric::{FabricKind, timeout};
 
@@ -10,6 +10,7 @@ use super::{
     SHORT, all_received, element, over_fabrics, over_verbs, possible, ranks, ranks_within, tensor, values,
 };
 use crate::group::{PATIENCE, Ranks};
+use crate::join_all::join_all;
 
 over_fabrics! {
     all_to_all,

@@ -2,7 +2,7 @@
 
 use std::{any::Any, sync::Arc, time::Duration};
 
-use futures::{FutureExt, future::join_all};
+use futures::FutureExt;
 use tensorwire_collective::store::{
     FileStore, KEY_BYTES_MAX, MemoryLimits, MemoryStore, PrefixStore, Store, StoreError, VALUE_BYTES_MAX,
 };
@@ -13,6 +13,7 @@ use super::{
     open_url,
     server::{Server, Service},
 };
+use crate::join_all::join_all;
 
 /// A store under test.
 struct Subject {

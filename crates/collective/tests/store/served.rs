@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use futures::{FutureExt, StreamExt, future::join_all, stream::FuturesUnordered};
+use futures::{FutureExt, StreamExt, future, stream::FuturesUnordered};
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tensorwire_collective::store::{MemoryLimits, Store, StoreError};
 use tensorwire_fabric::timeout;
@@ -21,6 +21,7 @@ use super::{
     runtime, until, value,
     worker::{Serving, assert_full, builder, connect},
 };
+use crate::join_all::join_all;
 
 /// The variable with the limits of a rank in a process of its own: open files, and bytes of the store.
 const LIMITS: &str = "TENSORWIRE_TEST_SERVED_STORE";
@@ -167,7 +168,7 @@ async fn stays_within_the_limit(request: Vec<u8>) {
         assert_eq!(value(&member, "a").await.unwrap().len(), 256 << 10);
     };
     tokio::select! {
-        _ = join_all(flood) => unreachable!(),
+        _ = future::join_all(flood) => unreachable!(),
         () = use_store => {}
     }
     let more = rank.peak().saturating_sub(before);

@@ -4,7 +4,6 @@ use std::{sync::Arc, thread, time::Duration};
 
 #[cfg(feature = "etcd")]
 use futures::FutureExt;
-use futures::future::join_all;
 use rustix::process::Signal;
 use tensorwire_collective::{
     Group,
@@ -18,7 +17,7 @@ use super::{
     server::{Server, Service},
     value, worker,
 };
-use crate::{block_on::block_on, outside::tokio_runtime};
+use crate::{block_on::block_on, join_all::join_all, outside::tokio_runtime};
 
 /// The limit of stores whose server does not answer.
 const LIMIT: Duration = Duration::from_secs(1);

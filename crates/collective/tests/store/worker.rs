@@ -2,7 +2,7 @@
 
 use std::{cell::Cell, sync::Arc, time::Duration};
 
-use futures::{FutureExt, future::join_all};
+use futures::FutureExt;
 use tensorwire_collective::store::{MemoryLimits, MemoryStore, Store, StoreError, WorkerStore};
 use tensorwire_fabric::{FabricKind, timeout};
 use tensorwire_protocol::{
@@ -20,6 +20,7 @@ use super::{
     member::{Member, Place},
     runtime, until, value,
 };
+use crate::join_all::join_all;
 
 pub(super) const SECRET: &[u8] = b"a secret of all the ranks";
 

@@ -146,7 +146,7 @@ where
 
 /// A test whose type is erased: more than a thousand tests share the code that runs them. Otherwise that code would be
 /// most of the code that is compiled for them.
-type Test = Box<dyn FnOnce(Arc<dyn Runtime>) -> LocalBoxFuture<'static, ()> + Send>;
+pub type Test = Box<dyn FnOnce(Arc<dyn Runtime>) -> LocalBoxFuture<'static, ()> + Send>;
 
 fn run_boxed(limit: Duration, flavour: Flavour, test: Test) {
     let (done, watchdog) = mpsc::channel();

@@ -25,9 +25,10 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use futures::FutureExt;
 use tensorwire_fabric::{Fabric, Runtime};
 
-use crate::contract::{Flavour, bounded, grant_whole_blocks};
+use crate::contract::{Flavour, Test, bounded, grant_whole_blocks};
 
 use away::AwayFabric;
 use other::Other;
@@ -72,6 +73,10 @@ where
     T: FnOnce(Arc<dyn Runtime>) -> F + Send + 'static,
     F: Future<Output = ()> + 'static,
 {
+    run_erased(ends, flavour, Box::new(|runtime| test(runtime).boxed_local()));
+}
+
+fn run_erased(ends: &'static Ends, flavour: Flavour, test: Test) {
     if env::var_os(OTHER).is_some() {
         return serve::serve(ends);
     }

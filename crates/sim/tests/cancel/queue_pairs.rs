@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures::future::{join, join_all};
+use futures::future::join;
 use tensorwire_fabric::{
     Arrival, ConnectParams, Connected, FabricError, Immediate, QueuePair, QueuePairConfig, RemoteRange, Role,
     Runtime, Segment, WorkRequest, scattered,
@@ -14,6 +14,7 @@ use super::{
     common::{Lent, Pair, connect, immediate, pair},
     for_every_k, on_seeds, polled,
 };
+use crate::join_all::join_all;
 
 /// What this file cancels.
 pub(super) const CASES: [&str; 14] = [

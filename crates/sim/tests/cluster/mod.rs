@@ -21,13 +21,15 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{join, join_all};
+use futures::future::join;
 pub(crate) use kinds::{Kind, Kinds};
 use member::{Member, Setup, name};
 use tensorwire_fabric::Runtime;
 use tensorwire_sim::{
     Bounds, Disturbance, Entry, Failure, Handle, Node, Plan, Rng, Summary, Violation, World,
 };
+
+use crate::join_all::join_all;
 
 /// Transfers that each run must have, at least.
 pub(crate) const TRANSFERS_MIN: u64 = 200;

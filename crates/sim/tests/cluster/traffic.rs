@@ -2,7 +2,7 @@
 
 use std::{pin::pin, time::Duration};
 
-use futures::future::{BoxFuture, Either, join_all, select};
+use futures::future::{BoxFuture, Either, select};
 use tensorwire_fabric::Runtime;
 use tensorwire_protocol::{DataType, Key};
 use tensorwire_rendezvous::{Sharing, Step, Tensor, WorkerError};
@@ -12,6 +12,7 @@ use super::{
     CROWDS, Kind, Run, crowd, many,
     member::{Ended, FICKLE, Member, NAMES, Target, address, any_length, device, name},
 };
+use crate::join_all::join_all;
 
 pub(super) type Job = BoxFuture<'static, Option<()>>;
 

@@ -22,7 +22,6 @@ use std::{
     time::Duration,
 };
 
-use futures::future::join_all;
 use rank::Rank;
 use tensorwire_collective::store::MemoryStore;
 use tensorwire_fabric::{Fabric, FabricKind, Runtime};
@@ -30,6 +29,7 @@ use tensorwire_sim::{Call as Step, Disturbance, Entry, Failure, Handle, Node, Pl
 
 use crate::{
     figures::{for_each_below, number},
+    join_all::join_all,
     points::{Point, in_source},
     shrunk::shrunk_by,
 };

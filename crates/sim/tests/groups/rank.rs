@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use futures::future::{Either, join_all, select};
+use futures::future::{Either, select};
 use tensorwire_collective::{Group, GroupError};
 use tensorwire_fabric::Runtime;
 use tensorwire_rendezvous::Worker;
@@ -13,6 +13,7 @@ use super::{
     calls::{Call, What},
 };
 use crate::common::builder;
+use crate::join_all::join_all;
 
 /// The limit of joining and of each call.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);

@@ -2,10 +2,7 @@
 
 use std::time::Duration;
 
-use futures::{
-    FutureExt as _,
-    future::{BoxFuture, join_all},
-};
+use futures::{FutureExt as _, future::BoxFuture};
 use tensorwire_fabric::Runtime;
 use tensorwire_memory::{BufMut, MemoryError};
 use tensorwire_protocol::DataType;
@@ -15,6 +12,7 @@ use tensorwire_sim::{Holdings, Node, OperationResult, Rng, Violation};
 use super::stage::{LIMIT, NOTES, Stage, address, device, name, rogue_address, rogue_device, rogue_name};
 
 use crate::common::builder;
+use crate::join_all::join_all;
 
 /// Published names of each worker.
 const NAMES: usize = 2;

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use futures::future::{join, join_all};
+use futures::future::join;
 use tensorwire_fabric::Runtime;
 use tensorwire_sim::{Bounds, Failure, Handle, Holdings, Rng, Summary, Violation, World};
 
@@ -13,6 +13,7 @@ use super::{
     rules::RULES,
     stage::{Setup, Stage},
 };
+use crate::join_all::join_all;
 
 /// The figures of one run.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,11 +1,11 @@
 //! One group used many times, and groups derived from it: no message of an earlier call is received by a later one.
 
-use futures::future::join_all;
 use tensorwire_collective::{Algorithm, Group};
 use tensorwire_fabric::FabricKind;
 
 use super::{input, sum};
 use crate::group::{algorithms, over_fabrics_and_verbs, ranks};
+use crate::join_all::join_all;
 
 over_fabrics_and_verbs! {
     multiple_algorithms,

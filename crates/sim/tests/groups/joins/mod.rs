@@ -14,7 +14,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{join, join_all};
+use futures::future::join;
 use life::Life;
 use outage::FailingStore;
 use tensorwire_collective::{Group, GroupBuilder};
@@ -25,6 +25,7 @@ use super::{
     Ended, Run, SEEDS, SEEN, Setup, arrange, each_seed, in_world,
     rank::{LIMIT, Rank},
 };
+use crate::join_all::join_all;
 
 /// The limit of calls that must succeed, in worlds in which each byte of a message may be delayed by itself.
 const CALM_LIMIT: Duration = Duration::from_secs(60);

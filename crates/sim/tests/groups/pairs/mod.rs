@@ -18,13 +18,14 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{join, join_all};
+use futures::future::join;
 use life::Life;
 use tensorwire_collective::Group;
 use tensorwire_fabric::Runtime;
 use tensorwire_sim::{Disturbance, Failure, Handle, Plan, Rng};
 
 use super::{Ended, Run, SEEN, Setup, arrange, each_seed, in_world, rank::Rank};
+use crate::join_all::join_all;
 
 /// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 20;

@@ -5,7 +5,6 @@ use std::{
     ops::Range,
 };
 
-use futures::future::join_all;
 use tensorwire_collective::{
     GroupError,
     pair::{Sent, Source},
@@ -14,6 +13,7 @@ use tensorwire_rendezvous::Tensor;
 use tensorwire_sim::Rng;
 
 use super::life::Life;
+use crate::join_all::join_all;
 
 pub(super) const TAGS: [u64; 3] = [0, 1, u64::MAX];
 
