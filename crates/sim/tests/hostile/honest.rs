@@ -1,6 +1,6 @@
 //! Honest workers: their operations with each other must succeed, and those with rogues must end.
 
-use std::time::Duration;
+use std::{slice, time::Duration};
 
 use futures::{FutureExt as _, future::BoxFuture};
 use tensorwire_fabric::Runtime;
@@ -237,7 +237,7 @@ impl Honest {
             self.pause(&mut rng, Duration::from_millis(50)).await;
             let what = format!("operation {number} with rogue {rogue}");
             let sharing = if rng.chance(1, 3) { Sharing::View } else { Sharing::Copy };
-            let taken = match rng.below(7) {
+            let taken = match rng.below(8) {
                 0 => {
                     let listed = self.with_rogue(rogue, what, peer.list().into_future()).await;
                     drop(listed);
@@ -262,6 +262,14 @@ impl Honest {
                     let fetch = peer.fetch("p1").sharing(sharing).versioned().into_future();
                     let fetched = self.with_rogue(rogue, what, fetch).await;
                     fetched.map(|fetched| fetched.tensor)
+                }
+                5 => {
+                    let fetched =
+                        self.with_rogue(rogue, what, peer.fetch_slice("p0", slice::from_ref(&(8..20)))).await;
+                    if fetched.as_ref().is_some_and(|slice| slice.shape() != [12]) {
+                        self.stage.handle.fail(Violation::Data("a slice has not its shape".into()));
+                    }
+                    fetched
                 }
                 _ => {
                     let published = format!("p{}", rng.below(3));

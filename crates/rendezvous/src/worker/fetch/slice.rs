@@ -1,6 +1,6 @@
 //! Fetching slices of published tensors.
 
-use std::{ops::Range, pin::pin};
+use std::{ops::Range, pin::pin, time::Duration};
 
 use tensorwire_protocol::{
     Code, ReceiveOptions, Scope, Sharing,
@@ -43,11 +43,22 @@ impl Peer {
     ///
     /// # Errors
     /// [`WorkerError::Config`] with the field `ranges` if the tensor has no such slice, or name and ranges together are longer than
-    /// 1,024 bytes; otherwise as [`fetch`](Self::fetch).
+    /// 1,024 bytes; [`WorkerError::InvalidTensor`] if the peer sends something else; otherwise as [`fetch`](Self::fetch).
     ///
     /// # Cancel safety
     /// As [`fetch`](Self::fetch).
     pub async fn fetch_slice(&self, name: &str, ranges: &[Range<u64>]) -> Result<Tensor, WorkerError> {
+        self.fetch_slice_within(name, ranges, self.worker.operations.defaults.limit).await
+    }
+
+    /// [`fetch_slice`](Self::fetch_slice) with a deadline of its own, for reads of a group's exports, which have the group's.
+    #[doc(hidden)]
+    pub async fn fetch_slice_within(
+        &self,
+        name: &str,
+        ranges: &[Range<u64>],
+        limit: Duration,
+    ) -> Result<Tensor, WorkerError> {
         let whole = transfer(self, name)?;
         let slice = sliced(ranges)?;
         let key = key(name, &slice)?;
@@ -62,14 +73,14 @@ impl Peer {
             }
             let options = ReceiveOptions::default();
             let fetched = worker.fetch_one(&self.known, &part, &Scope::Slice, &options).await;
-            fetched.map(|(tensor, _)| tensor).map_err(|error| match error {
+            let (tensor, _) = fetched.map_err(|error| match error {
                 WorkerError::Remote { status, .. } if status.code == Code::InvalidArgument => {
                     unfit(&slice, &status.message)
                 }
                 error => error,
-            })
+            })?;
+            of_lengths(tensor, &slice)
         };
-        let limit = worker.operations.defaults.limit;
         worker.timed(Timed::Fetch, limit, || format!("fetching {part}"), pin!(fetched)).await
     }
 
@@ -78,6 +89,15 @@ impl Peer {
         let node = &self.worker.node;
         Ok(node.is_own(&self.known) || node.connected(&self.known).await?.may_view())
     }
+}
+
+/// The tensor, if it has the shape of the slice that a peer was asked for.
+fn of_lengths(tensor: Tensor, slice: &Slice) -> Result<Tensor, WorkerError> {
+    if tensor.shape() == slice.lengths() {
+        return Ok(tensor);
+    }
+    let problem = format!("{slice} of it came with the shape {:?}", tensor.shape());
+    Err(WorkerError::InvalidTensor { problem })
 }
 
 /// The slice of these ranges.
