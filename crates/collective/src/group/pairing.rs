@@ -137,7 +137,7 @@ impl Group {
     }
 
     /// Reads bytes of another rank's current export. On one host the result is a view of that rank's memory, and no message is
-    /// needed. Over a network the whole export is transferred.
+    /// needed. Over a network only these bytes are transferred.
     ///
     /// # Errors
     /// Awaiting it returns [`GroupError::Argument`], before anything is sent, if the range exceeds the export or the key is of

@@ -1,19 +1,20 @@
 //! Memory that other ranks read and write by a key.
 //!
-//! An export is a published tensor. A read fetches it, which needs no message on one host. A write is a message to the owner,
-//! where one task makes a new version of the tensor. So a reader gets one version or another, and never parts of two.
+//! The bytes of an export are a published tensor. A read fetches a slice of it, which needs no message on one host. A write is a message
+//! to the owner, where one task makes a new version of the tensor. So a reader gets one version or another, and never parts of two.
 
 use std::{
     collections::BTreeMap,
     fmt,
     ops::{Bound, Range, RangeBounds},
+    slice,
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::Duration,
 };
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use tensorwire_memory::copy::{CopyReason, copy_bytes};
-use tensorwire_protocol::{Code, DataType, Sharing};
+use tensorwire_protocol::{Code, DataType};
 use tensorwire_rendezvous::{Peer, Tensor, WorkerError};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -35,7 +36,7 @@ use crate::{
 pub const KEY_BYTES: usize = size_of::<EncodedKey>();
 
 /// The first bytes of each key. They change with the format.
-const MAGIC: u32 = 0x5457_4b01;
+const MAGIC: u32 = 0x5457_4b02;
 
 /// The shortest and longest pause before a rank is asked for writes again, after it could not be reached.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
@@ -206,13 +207,19 @@ pub(crate) fn export(pairs: &Arc<Pairs>, tensor: Tensor) -> Result<Export, Group
         export: core.runtime().random(),
         length: tensor.bytes().len() as u64,
     };
-    core.exports.lock().insert(key.export, tensor.clone());
+    let bytes = bytes_of(&tensor)?;
+    core.exports.lock().insert(key.export, tensor);
     let export = Export { pairs: pairs.clone(), key };
-    core.worker.publish(&key.name(), tensor)?;
+    core.worker.publish(&key.name(), bytes)?;
     if !core.serves.swap(true, Ordering::Relaxed) {
         core.spawn("exports", Box::pin(core.clone().serve()));
     }
     Ok(export)
+}
+
+/// The bytes of a tensor, which it shares: what is published, so that each range is a slice.
+fn bytes_of(tensor: &Tensor) -> Result<Tensor, WorkerError> {
+    Tensor::shared(tensor.buf().clone(), DataType::U8, &[tensor.bytes().len() as u64])
 }
 
 /// As [`Group::get`](crate::Group::get).
@@ -228,21 +235,21 @@ pub(crate) fn get(
         Err(error) => return Wait::failed(pairs, call, error),
     };
     Wait::new(pairs, call, vec![key.rank()], async move {
-        let name = key.name();
-        let fetched = peer.fetch(&name).timeout(NO_LIMIT).sharing(Sharing::View).await;
-        let tensor = fetched.map_err(|error| match error {
+        let rule = "an export has the length of its key";
+        let misbehaved = || GroupError::Misbehaved { call: Box::new(call), rank: key.rank(), rule };
+        let bytes = range.start as u64..range.end as u64;
+        let fetched = peer.fetch_slice_within(&key.name(), slice::from_ref(&bytes), NO_LIMIT).await;
+        let part = fetched.map_err(|error| match error {
             WorkerError::Remote { status, .. } if status.code == Code::NotFound => {
                 core.gone(&key, CallKind::Get)
             }
             WorkerError::Remote { status, .. } if status.code == Code::ResourceExhausted => {
                 GroupError::NoMemory { call: Box::new(call), rank: key.rank() }
             }
+            WorkerError::Config { field: "ranges", .. } | WorkerError::InvalidTensor { .. } => misbehaved(),
             error => GroupError::of_message(&call, key.rank(), error),
         })?;
-        let (shape, part) = ([range.len() as u64], tensor.buf().slice(range));
-        let rule = "an export has the length of its key";
-        let part = part.ok_or(GroupError::Misbehaved { call: Box::new(call), rank: key.rank(), rule })?;
-        Ok(Tensor::shared(part, DataType::U8, &shape)?)
+        if part.bytes().len() == range.len() { Ok(part) } else { Err(misbehaved()) }
     })
 }
 
@@ -370,7 +377,8 @@ impl Core {
         let key = ExportKey { group: self.step.id(), rank: 0, export, length: 0 };
         let mut tensors = self.exports.lock();
         let Some(tensor) = tensors.get_mut(&export) else { return Receipt::Gone };
-        if self.worker.publish(&key.name(), next.clone()).is_err() {
+        let published = bytes_of(&next).and_then(|bytes| self.worker.publish(&key.name(), bytes));
+        if published.is_err() {
             return Receipt::NoMemory;
         }
         let before = std::mem::replace(tensor, next);

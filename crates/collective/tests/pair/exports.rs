@@ -64,6 +64,23 @@ async fn remote_key_get(fabric: FabricKind) {
     }
 }
 
+#[tokio::test]
+async fn a_part_is_read_without_the_rest() {
+    let ranks = ranks(FabricKind::TCP, 2).await;
+    let (zero, one) = (&ranks.groups[0], &ranks.groups[1]);
+    let values: Vec<i32> = (0..1 << 20).collect();
+    let tensor = Tensor::from_values(one.worker().pool(), &[1 << 19, 2], &values).unwrap();
+    let export = one.export(tensor.clone()).unwrap();
+    assert!(zero.get(&export.key(), ..).await.unwrap().bytes() == tensor.bytes());
+    let sent = || ranks.workers[1].peers().iter().map(|peer| peer.fabric.bytes_sent).sum::<u64>();
+    let before = sent();
+    assert_eq!(zero.get(&export.key(), 77..85).await.unwrap().bytes(), &tensor.bytes()[77..85]);
+    let moved = sent() - before;
+    assert!(moved < 1000, "{moved} bytes");
+    drop(export);
+    ranks.shutdown().await;
+}
+
 /// Each rank writes its part of every export.
 async fn remote_key_put(fabric: FabricKind) {
     for size in possible(fabric, [2, 4]) {
