@@ -1,6 +1,6 @@
 //! RemoteKey Get and Put: memory that is read and written by a key.
 
-use futures::future::try_join_all;
+use futures::{future::try_join_all, join};
 use tensorwire_collective::{
     Group, GroupError,
     pair::{Export, ExportKey},
@@ -13,6 +13,8 @@ use super::{over_fabrics, over_verbs, possible, ranks};
 over_fabrics! {
     remote_key_get,
     remote_key_put,
+    a_part_of_a_matrix_is_read_without_the_rest,
+    reads_in_a_loop_let_a_write_happen,
     what_leaves_an_export_is_refused_before_anything_is_sent,
     keys_of_others_and_of_what_was_dropped_are_refused,
     writes_of_one_rank_keep_their_order,
@@ -64,19 +66,36 @@ async fn remote_key_get(fabric: FabricKind) {
     }
 }
 
-#[tokio::test]
-async fn a_part_is_read_without_the_rest() {
-    let ranks = ranks(FabricKind::TCP, 2).await;
+async fn a_part_of_a_matrix_is_read_without_the_rest(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
     let (zero, one) = (&ranks.groups[0], &ranks.groups[1]);
     let values: Vec<i32> = (0..1 << 20).collect();
     let tensor = Tensor::from_values(one.worker().pool(), &[1 << 19, 2], &values).unwrap();
     let export = one.export(tensor.clone()).unwrap();
-    assert!(zero.get(&export.key(), ..).await.unwrap().bytes() == tensor.bytes());
+    let key = export.key();
+    assert!(zero.get(&key, ..).await.unwrap().bytes() == tensor.bytes());
+    zero.put(&key, 78, &[9]).await.unwrap();
+    let mut expected = tensor.bytes()[77..85].to_vec();
+    expected[1] = 9;
     let sent = || ranks.workers[1].peers().iter().map(|peer| peer.fabric.bytes_sent).sum::<u64>();
     let before = sent();
-    assert_eq!(zero.get(&export.key(), 77..85).await.unwrap().bytes(), &tensor.bytes()[77..85]);
+    assert_eq!(zero.get(&key, 77..85).await.unwrap().bytes(), expected);
     let moved = sent() - before;
     assert!(moved < 1000, "{moved} bytes");
+    assert_eq!(export.tensor().unwrap().shape(), tensor.shape());
+    drop(export);
+    ranks.shutdown().await;
+}
+
+/// On one host no read waits for its owner.
+async fn reads_in_a_loop_let_a_write_happen(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
+    let (zero, one) = (&ranks.groups[0], &ranks.groups[1]);
+    let export = one.export(bytes(one, &[0; 8])).unwrap();
+    let key = export.key();
+    let reads = async { while zero.get(&key, ..).await.unwrap().bytes()[0] == 0 {} };
+    let ((), written) = join!(reads, zero.put(&key, 0, &[1]).into_future());
+    written.unwrap();
     drop(export);
     ranks.shutdown().await;
 }

@@ -43,7 +43,7 @@ impl Peer {
     ///
     /// # Errors
     /// [`WorkerError::Config`] with the field `ranges` if the tensor has no such slice, or name and ranges together are longer than
-    /// 1,024 bytes; [`WorkerError::InvalidTensor`] if the peer sends something else; otherwise as [`fetch`](Self::fetch).
+    /// 1,024 bytes; [`WorkerError::InvalidTensor`] if what the peer sends has another shape; otherwise as [`fetch`](Self::fetch).
     ///
     /// # Cancel safety
     /// As [`fetch`](Self::fetch).
@@ -59,6 +59,8 @@ impl Peer {
         ranges: &[Range<u64>],
         limit: Duration,
     ) -> Result<Tensor, WorkerError> {
+        // A task that fetches in a loop must yield to others, as if it had waited for the peer.
+        tokio::task::coop::consume_budget().await;
         let whole = transfer(self, name)?;
         let slice = sliced(ranges)?;
         let key = key(name, &slice)?;
@@ -79,7 +81,7 @@ impl Peer {
                 }
                 error => error,
             })?;
-            of_lengths(tensor, &slice)
+            of_lengths(tensor, &slice, &part)
         };
         worker.timed(Timed::Fetch, limit, || format!("fetching {part}"), pin!(fetched)).await
     }
@@ -92,11 +94,11 @@ impl Peer {
 }
 
 /// The tensor, if it has the shape of the slice that a peer was asked for.
-fn of_lengths(tensor: Tensor, slice: &Slice) -> Result<Tensor, WorkerError> {
+fn of_lengths(tensor: Tensor, slice: &Slice, part: &Transfer<'_>) -> Result<Tensor, WorkerError> {
     if tensor.shape() == slice.lengths() {
         return Ok(tensor);
     }
-    let problem = format!("{slice} of it came with the shape {:?}", tensor.shape());
+    let problem = format!("{part} came with the shape {:?}", tensor.shape());
     Err(WorkerError::InvalidTensor { problem })
 }
 
