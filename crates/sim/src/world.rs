@@ -215,7 +215,7 @@ impl World {
         self.run_erased(pin!(scenario))
     }
 
-    /// Erased, so that all scenarios share the code of the loop.
+    /// Erased, so that scenarios with one type of result share the code of the loop.
     fn run_erased<T>(&self, mut scenario: Pin<&mut dyn Future<Output = T>>) -> Result<T, Box<Failure>> {
         let shared = &self.shared;
         let _entered = tensorwire_testpoints::enter(Asked(shared.clone()));

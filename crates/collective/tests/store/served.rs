@@ -168,6 +168,7 @@ async fn stays_within_the_limit(request: Vec<u8>) {
         assert_eq!(value(&member, "a").await.unwrap().len(), 256 << 10);
     };
     tokio::select! {
+        // Not `Send`, which futures that are erased must be.
         _ = future::join_all(flood) => unreachable!(),
         () = use_store => {}
     }
