@@ -516,3 +516,36 @@ fn copies_past_the_caches_are_counted_and_cut_to_the_shorter_side() {
     let after = count(CopyReason::Decrypted);
     assert_eq!((after.calls - before.calls, after.bytes - before.bytes), (2, 7));
 }
+
+#[test]
+fn a_frozen_buffer_is_written_again_only_by_its_last_holder() {
+    let pool = pool(4096);
+    let buffer = pool.try_alloc(100).unwrap().freeze();
+    let holders: [&dyn Fn(&Buf) -> Box<dyn std::any::Any>; 4] = [
+        &|buffer| Box::new(buffer.clone()),
+        &|buffer| Box::new(buffer.slice(1..2)),
+        &|buffer| Box::new(buffer.expose()),
+        &|buffer| Box::new(Bytes::from(buffer.clone())),
+    ];
+    let buffer = holders.iter().fold(buffer, |buffer, hold| {
+        let held = hold(&buffer);
+        let refused = buffer.try_into_mut().unwrap_err();
+        drop(held);
+        refused
+    });
+    let part = buffer.slice(0..99).unwrap();
+    drop(buffer);
+    let whole = part.slice(0..99).unwrap();
+    assert!(part.try_into_mut().is_err(), "a part was written as the whole");
+    assert!(whole.try_into_mut().is_err(), "a part was written as the whole");
+    assert!(Buf::on_heap(&[1], CopyReason::Import).try_into_mut().is_err());
+
+    let buffer = pool.try_alloc(100).unwrap().freeze();
+    let place = buffer.as_ptr();
+    let mut buffer = buffer.try_into_mut().unwrap();
+    buffer.fill(7);
+    let buffer = buffer.freeze();
+    assert_eq!((buffer.as_ptr(), &buffer[..]), (place, &[7; 100][..]));
+    drop(buffer);
+    assert_eq!(pool.stats().used_bytes, 0);
+}

@@ -152,7 +152,11 @@ impl Group {
     }
 
     /// Writes `bytes` into another rank's export, beginning at `offset`. Completes once readers see them. Writes of one rank are
-    /// applied in order. The owner copies the whole export for each.
+    /// applied in order. Tensors that were read before do not change.
+    ///
+    /// # Memory
+    /// Up to 1 MiB are written into the export's memory. For more, or while anything has the export's present content (a view, a read
+    /// under way, the tensor that was exported), the owner copies the whole export.
     ///
     /// # Errors
     /// As [`get`](Self::get).

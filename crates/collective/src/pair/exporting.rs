@@ -1,7 +1,8 @@
 //! Memory that other ranks read and write by a key.
 //!
 //! The bytes of an export are a published tensor. A read fetches a slice of it, which needs no message on one host. A write is a message
-//! to the owner, where one task makes a new version of the tensor. So a reader gets one version or another, and never parts of two.
+//! to the owner, where one task makes a new version of the tensor: in the same memory if nobody reads that, otherwise in a copy. So a
+//! reader gets one version or another, and never parts of two.
 
 use std::{
     collections::BTreeMap,
@@ -13,8 +14,11 @@ use std::{
 };
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use tensorwire_memory::copy::{CopyReason, copy_bytes};
-use tensorwire_protocol::{Code, DataType};
+use tensorwire_memory::{
+    Buf,
+    copy::{CopyReason, copy_bytes},
+};
+use tensorwire_protocol::{Code, DataType, Metadata};
 use tensorwire_rendezvous::{Peer, Tensor, WorkerError};
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -42,15 +46,19 @@ const MAGIC: u32 = 0x5457_4b02;
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 
-/// A rank's exported tensors, by the number of the export.
+/// The longest write into an export's memory in bytes: no published tensor is fetched meanwhile. A longer one makes a copy.
+const IN_PLACE_MAX: usize = 1 << 20;
+
+/// Element type and shape of a rank's exports, by the number of the export. Their bytes are published, and only there: so they can be
+/// overwritten.
 #[derive(Debug, Default)]
 pub(super) struct Exports {
-    tensors: Mutex<BTreeMap<u64, Tensor>>,
+    metadata: Mutex<BTreeMap<u64, Metadata>>,
 }
 
 impl Exports {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Tensor>> {
-        self.tensors.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Metadata>> {
+        self.metadata.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -133,14 +141,29 @@ impl ExportKey {
         (fields.magic == MAGIC && is_whole).then_some(key)
     }
 
-    /// The name under which the tensor is published.
+    /// The name under which the bytes are published.
     fn name(&self) -> String {
-        format!("tensorwire export {:016x} {:016x}", self.group, self.export)
+        name(self.group, self.export)
     }
 
     fn call(&self, kind: CallKind) -> Call {
         Call::plain(self.export, kind)
     }
+
+    /// The error if the export was dropped.
+    fn gone(&self, kind: CallKind) -> GroupError {
+        GroupError::Gone { call: Box::new(self.call(kind)), rank: self.rank(), what: "export" }
+    }
+
+    /// The error if the export is not what the key says.
+    fn broken(&self, kind: CallKind) -> GroupError {
+        let rule = "an export has the length of its key";
+        GroupError::Misbehaved { call: Box::new(self.call(kind)), rank: self.rank(), rule }
+    }
+}
+
+fn name(group: i64, export: u64) -> String {
+    format!("tensorwire export {group:016x} {export:016x}")
 }
 
 impl fmt::Display for ExportKey {
@@ -168,8 +191,11 @@ impl Export {
     /// # Errors
     /// None while this lives.
     pub fn tensor(&self) -> Result<Tensor, GroupError> {
-        let tensor = self.pairs.core.exports.lock().get(&self.key.export).cloned();
-        tensor.ok_or_else(|| self.pairs.core.gone(&self.key, CallKind::Get))
+        let core = &self.pairs.core;
+        let metadata = core.exports.lock().get(&self.key.export).cloned();
+        let found = metadata.zip(core.worker.published(&self.key.name()));
+        let (metadata, bytes) = found.ok_or_else(|| self.key.gone(CallKind::Get))?;
+        Ok(Tensor::shared(bytes.buf().clone(), metadata.dtype, metadata.shape.dimensions())?)
     }
 }
 
@@ -182,12 +208,12 @@ impl fmt::Debug for Export {
 impl Drop for Export {
     fn drop(&mut self) {
         let core = &self.pairs.core;
-        let mut tensors = core.exports.lock();
-        let tensor = tensors.remove(&self.key.export);
+        // Its memory is released last, without the lock.
+        let _bytes = core.worker.published(&self.key.name());
+        let mut exports = core.exports.lock();
+        exports.remove(&self.key.export);
         // Under the lock, so that `replace` cannot publish it again.
         core.worker.withdraw(&self.key.name());
-        drop(tensors);
-        drop(tensor);
     }
 }
 
@@ -207,19 +233,18 @@ pub(crate) fn export(pairs: &Arc<Pairs>, tensor: Tensor) -> Result<Export, Group
         export: core.runtime().random(),
         length: tensor.bytes().len() as u64,
     };
-    let bytes = bytes_of(&tensor)?;
-    core.exports.lock().insert(key.export, tensor);
+    core.exports.lock().insert(key.export, tensor.metadata().clone());
     let export = Export { pairs: pairs.clone(), key };
-    core.worker.publish(&key.name(), bytes)?;
+    core.worker.publish(&key.name(), bytes_of(tensor.buf())?)?;
     if !core.serves.swap(true, Ordering::Relaxed) {
         core.spawn("exports", Box::pin(core.clone().serve()));
     }
     Ok(export)
 }
 
-/// The bytes of a tensor, which it shares: what is published, so that each range is a slice.
-fn bytes_of(tensor: &Tensor) -> Result<Tensor, WorkerError> {
-    Tensor::shared(tensor.buf().clone(), DataType::U8, &[tensor.bytes().len() as u64])
+/// What is published of an export: its bytes without a shape, so that each range is a slice.
+fn bytes_of(bytes: &Buf) -> Result<Tensor, WorkerError> {
+    Tensor::shared(bytes.clone(), DataType::U8, &[bytes.len() as u64])
 }
 
 /// As [`Group::get`](crate::Group::get).
@@ -235,21 +260,23 @@ pub(crate) fn get(
         Err(error) => return Wait::failed(pairs, call, error),
     };
     Wait::new(pairs, call, vec![key.rank()], async move {
-        let rule = "an export has the length of its key";
-        let misbehaved = || GroupError::Misbehaved { call: Box::new(call), rank: key.rank(), rule };
         let bytes = range.start as u64..range.end as u64;
         let fetched = peer.fetch_slice_within(&key.name(), slice::from_ref(&bytes), NO_LIMIT).await;
         let part = fetched.map_err(|error| match error {
-            WorkerError::Remote { status, .. } if status.code == Code::NotFound => {
-                core.gone(&key, CallKind::Get)
-            }
+            WorkerError::Remote { status, .. } if status.code == Code::NotFound => key.gone(CallKind::Get),
             WorkerError::Remote { status, .. } if status.code == Code::ResourceExhausted => {
                 GroupError::NoMemory { call: Box::new(call), rank: key.rank() }
             }
-            WorkerError::Config { field: "ranges", .. } | WorkerError::InvalidTensor { .. } => misbehaved(),
+            WorkerError::Config { field: "ranges", .. } | WorkerError::InvalidTensor { .. } => {
+                key.broken(CallKind::Get)
+            }
             error => GroupError::of_message(&call, key.rank(), error),
         })?;
-        if part.dtype() == DataType::U8 && !part.is_dead() { Ok(part) } else { Err(misbehaved()) }
+        if part.dtype() == DataType::U8 && !part.is_dead() {
+            Ok(part)
+        } else {
+            Err(key.broken(CallKind::Get))
+        }
     })
 }
 
@@ -265,12 +292,9 @@ pub(crate) fn put<'a>(pairs: &Arc<Pairs>, key: &ExportKey, offset: usize, bytes:
         let message = core.framed(frame, bytes).await?;
         match core.post(key.rank(), Lane::Puts, message, &call)?.receipt(&call).await? {
             Receipt::Taken => Ok(()),
-            Receipt::Gone => Err(core.gone(&key, CallKind::Put)),
+            Receipt::Gone => Err(key.gone(CallKind::Put)),
             Receipt::NoMemory => Err(GroupError::NoMemory { call: Box::new(call), rank: key.rank() }),
-            Receipt::Outside(_) => {
-                let rule = "an export has the length of its key";
-                Err(GroupError::Misbehaved { call: Box::new(call), rank: key.rank(), rule })
-            }
+            Receipt::Outside(_) => Err(key.broken(CallKind::Put)),
         }
     })
 }
@@ -309,10 +333,6 @@ impl Core {
             });
         }
         self.peer(key.rank())
-    }
-
-    fn gone(&self, key: &ExportKey, kind: CallKind) -> GroupError {
-        GroupError::Gone { call: Box::new(key.call(kind)), rank: key.rank(), what: "export" }
     }
 
     /// Applies the writes of all ranks, one after the other. One write of each rank is requested at a time; further ones wait on
@@ -354,37 +374,38 @@ impl Core {
         let Some((Frame::Put { at, export }, content)) = Frame::decode(message.bytes()) else {
             return Receipt::Gone;
         };
-        let known = self.exports.lock().get(&export).cloned();
-        let Some(tensor) = known else { return Receipt::Gone };
-        let whole = tensor.bytes().len();
+        let name = name(self.step.id(), export);
+        let Some(whole) = self.worker.published(&name).map(|bytes| bytes.bytes().len()) else {
+            return Receipt::Gone;
+        };
         let at = usize::try_from(at).unwrap_or(usize::MAX);
         let Ok(part) = part_of(("offset", at), content.len(), whole) else {
             return Receipt::Outside(whole as u64);
         };
+        if content.len() <= IN_PLACE_MAX && self.worker.overwrite(&name, at, content) {
+            tensorwire_testpoints::mark!("an export was overwritten in place");
+            return Receipt::Taken;
+        }
+        tensorwire_testpoints::mark!("an export that is read was copied");
         let Ok(mut buffer) = self.worker.pool().alloc(whole).await else { return Receipt::NoMemory };
-        copy_bytes(&mut buffer, tensor.bytes(), CopyReason::Local);
+        // Held until `replace` has released its lock.
+        let Some(bytes) = self.worker.published(&name) else { return Receipt::Gone };
+        copy_bytes(&mut buffer, bytes.bytes(), CopyReason::Local);
         if let Some(target) = buffer.get_mut(part) {
             copy_bytes(target, content, CopyReason::Local);
         }
-        match Tensor::new(buffer, tensor.dtype(), tensor.shape()) {
-            Ok(next) => self.replace(export, next),
-            Err(_) => Receipt::NoMemory,
-        }
+        self.replace(export, &buffer.freeze())
     }
 
     /// Publishes the next version of an export, unless it was dropped.
-    fn replace(&self, export: u64, next: Tensor) -> Receipt {
-        let key = ExportKey { group: self.step.id(), rank: 0, export, length: 0 };
-        let mut tensors = self.exports.lock();
-        let Some(tensor) = tensors.get_mut(&export) else { return Receipt::Gone };
-        let published = bytes_of(&next).and_then(|bytes| self.worker.publish(&key.name(), bytes));
-        if published.is_err() {
-            return Receipt::NoMemory;
+    fn replace(&self, export: u64, next: &Buf) -> Receipt {
+        let exports = self.exports.lock();
+        if !exports.contains_key(&export) {
+            return Receipt::Gone;
         }
-        let before = std::mem::replace(tensor, next);
-        drop(tensors);
-        drop(before);
-        Receipt::Taken
+        let name = name(self.step.id(), export);
+        let published = bytes_of(next).and_then(|bytes| self.worker.publish(&name, bytes));
+        if published.is_ok() { Receipt::Taken } else { Receipt::NoMemory }
     }
 }
 

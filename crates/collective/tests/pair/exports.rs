@@ -18,11 +18,14 @@ over_fabrics! {
     what_leaves_an_export_is_refused_before_anything_is_sent,
     keys_of_others_and_of_what_was_dropped_are_refused,
     writes_of_one_rank_keep_their_order,
+    a_write_needs_no_memory_for_the_rest,
+    a_write_changes_nothing_that_is_read,
 }
 
 over_verbs! {
     remote_key_get,
     remote_key_put,
+    a_write_changes_nothing_that_is_read,
 }
 
 const LENGTHS: [usize; 3] = [0, 1024, 1_000_000];
@@ -187,6 +190,56 @@ async fn writes_of_one_rank_keep_their_order(fabric: FabricKind) {
         })
         .await;
     assert_eq!(export.tensor().unwrap().bytes(), [1, 19, 2, 19, 3, 19, 0, 0]);
+    drop(export);
+    ranks.shutdown().await;
+}
+
+async fn a_write_needs_no_memory_for_the_rest(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
+    let (zero, one) = (&ranks.groups[0], &ranks.groups[1]);
+    let export = one.export(bytes(one, &content(1, 1_000_000))).unwrap();
+    let key = export.key();
+    let place = || export.tensor().unwrap().buf().place().unwrap();
+    let first = place();
+    for at in 0..10 {
+        zero.put(&key, 100_000 * at, &[9; 1000]).await.unwrap();
+    }
+    assert_eq!(place(), first);
+    if fabric == FabricKind::SHM {
+        // Neighbours find it now, without a message, until the next write.
+        assert_eq!(zero.get(&key, 100_000..100_002).await.unwrap().bytes(), [9; 2]);
+        zero.put(&key, 100_001, &[8]).await.unwrap();
+        assert_eq!(zero.get(&key, 100_000..100_002).await.unwrap().bytes(), [9, 8]);
+        assert_eq!(place(), first);
+    }
+    // As much as a write in place has at most, and more.
+    let long = vec![3; 1_000_000];
+    zero.put(&key, 0, &long).await.unwrap();
+    assert!(export.tensor().unwrap().bytes() == long);
+    assert_eq!(place(), first);
+    let export = one.export(bytes(one, &[0; 1_200_000])).unwrap();
+    let longer = vec![4; 1_100_000];
+    zero.put(&export.key(), 50_000, &longer).await.unwrap();
+    let written = export.tensor().unwrap();
+    assert!(written.bytes()[50_000..1_150_000] == longer);
+    assert!(written.bytes()[..50_000] == [0; 50_000] && written.bytes()[1_150_000..] == [0; 50_000]);
+    ranks.shutdown().await;
+}
+
+async fn a_write_changes_nothing_that_is_read(fabric: FabricKind) {
+    let ranks = ranks(fabric, 2).await;
+    let (zero, one) = (&ranks.groups[0], &ranks.groups[1]);
+    let first = content(1, 100_000);
+    let export = one.export(bytes(one, &first)).unwrap();
+    let key = export.key();
+    let (read, own) = (zero.get(&key, ..).await.unwrap(), export.tensor().unwrap());
+    zero.put(&key, 8, &[1, 2]).await.unwrap();
+    drop(own);
+    let again = zero.get(&key, 8..10).await.unwrap();
+    zero.put(&key, 9, &[3]).await.unwrap();
+    assert!(read.bytes() == first, "a tensor that was read has changed");
+    assert_eq!(again.bytes(), [1, 2]);
+    assert_eq!(zero.get(&key, 8..10).await.unwrap().bytes(), [1, 3]);
     drop(export);
     ranks.shutdown().await;
 }

@@ -184,6 +184,11 @@ impl Allocation {
         matches!(self.home, Home::Foreign(_) | Home::Heap(_))
     }
 
+    /// Whether its only owner may write it: it is of a pool, or has no bytes.
+    pub(crate) fn is_writable(&self) -> bool {
+        matches!(self.home, Home::Pool(_) | Home::Part(_) | Home::Nowhere)
+    }
+
     pub(crate) fn offset(&self) -> usize {
         self.offset
     }

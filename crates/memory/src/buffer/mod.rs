@@ -153,6 +153,21 @@ impl Buf {
         Retired::new(self)
     }
 
+    /// The bytes for writing again, if nobody else has the memory: no clone, no slice, no operation under way, no exposure. Otherwise,
+    /// and for memory that is no pool's, the unchanged buffer.
+    ///
+    /// # Errors
+    /// The buffer.
+    pub fn try_into_mut(self) -> Result<BufMut, Self> {
+        let Self { allocation, range } = self;
+        if range.len() != allocation.length() || !allocation.is_writable() {
+            return Err(Self { allocation, range });
+        }
+        // If this was the last handle, no other can be made: an exposure has one of its own.
+        let sole = Arc::try_unwrap(allocation);
+        sole.map(BufMut::from_allocation).map_err(|allocation| Self { allocation, range })
+    }
+
     /// Whether both are the same range of the same allocation.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.allocation, &other.allocation) && self.range == other.range
@@ -209,7 +224,8 @@ impl Deref for Buf {
 
     fn deref(&self) -> &[u8] {
         // SAFETY: the range lies inside the allocation, which is mapped while this handle lives, and nobody
-        // writes these bytes: `BufMut::freeze` consumed the only writer, or `ForeignMemory` promises it.
+        // writes these bytes: `BufMut::freeze` consumed the only writer, `try_into_mut` makes one of the last handle only, or
+        // `ForeignMemory` promises it.
         unsafe {
             std::slice::from_raw_parts(self.allocation.pointer().add(self.range.start), self.range.len())
         }

@@ -223,6 +223,35 @@ impl PublishedSet {
         was_there
     }
 
+    /// Publishes the next version of a tensor in the memory of the one before: with `content` in place of its bytes from `at` on. False,
+    /// and nothing has changed, if the tensor is not there or [cannot be overwritten](Tensor::try_overwrite).
+    ///
+    /// Meanwhile fetches wait for the lock. So `content` must be short.
+    pub(crate) fn overwrite(&self, name: &str, at: usize, content: &[u8]) -> bool {
+        let mut entries = self.entries_mut();
+        let Some((key, Edition { version, tensor, listing })) = entries.remove_entry(name) else {
+            return false;
+        };
+        let write = |content| listing.cell().map(|cell| self.catalogue.write(cell, content));
+        // Neighbours find nothing before the memory changes. If one of them views it, the catalogue keeps its handle on it.
+        let place = tensor.buf().place();
+        let mut released = write(None).unwrap_or_default();
+        released.retain(|bytes| bytes.place() != place);
+        let (version, tensor, is_done) = match tensor.try_overwrite(at, content) {
+            Ok(tensor) => (self.versions.fetch_add(1, Ordering::Relaxed) + 1, tensor, true),
+            Err(tensor) => (version, tensor, false),
+        };
+        let edition = Edition { version, tensor, listing };
+        released.extend(write(edition.content()).unwrap_or_default());
+        entries.insert(key, edition);
+        drop(entries);
+        drop(released);
+        if is_done {
+            self.tell(name);
+        }
+        is_done
+    }
+
     /// Lists `name` in `catalogue`, if neighbours read that catalogue and it has room.
     pub(crate) fn list(&self, name: &str, catalogue: &Arc<dyn Catalogue>) {
         let Some(own) = self.catalogue.get_or_set(catalogue) else { return };
@@ -413,11 +442,16 @@ mod tests {
         task::{Context, Poll, Waker},
     };
 
+    use tensorwire_memory::{Pool, PoolConfig};
     use tensorwire_protocol::{DataType, Metadata, Shape};
 
     use super::*;
 
     const FIRST: Wanted = Wanted::NewerThan { incarnation: 0, version: 0 };
+
+    fn newer_than(version: Version) -> Wanted {
+        Wanted::NewerThan { incarnation: version.incarnation(), version: version.number() }
+    }
 
     fn poll<T>(future: Pin<&mut impl Future<Output = T>>) -> Poll<T> {
         future.poll(&mut Context::from_waker(Waker::noop()))
@@ -494,8 +528,7 @@ mod tests {
         let mut old = Box::pin(set.edition("a", FIRST, None));
         assert!(poll(old.as_mut()).is_pending());
         let version = set.publish("a", tensor());
-        let newer = Wanted::NewerThan { incarnation: 7, version: version.number() };
-        let mut new = pin!(set.edition("a", newer, None));
+        let mut new = pin!(set.edition("a", newer_than(version), None));
         assert!(poll(new.as_mut()).is_pending());
         drop(old);
         assert_eq!(set.awaited(), 1);
@@ -504,5 +537,28 @@ mod tests {
         // Published tensors are still returned; no call waits.
         assert!(matches!(poll(pin!(set.edition("a", FIRST, None))), Poll::Ready(Ok(_))));
         assert!(matches!(poll(pin!(set.edition("b", FIRST, None))), Poll::Ready(Err(_))));
+    }
+
+    #[test]
+    fn a_tensor_is_overwritten_in_place_unless_anything_holds_it() {
+        let pool = Pool::new(PoolConfig { block_bytes: 4096, ..PoolConfig::new("test") }).unwrap();
+        let set = PublishedSet::new(7);
+        assert!(!set.overwrite("a", 0, &[]));
+        let first = set.publish("a", Tensor::from_values(&pool, &[4], &[0u8; 4]).unwrap());
+        let place = set.get("a").unwrap().tensor.bytes().as_ptr();
+        let mut newer = pin!(set.edition("a", newer_than(first), None));
+        assert!(poll(newer.as_mut()).is_pending());
+        assert!(set.overwrite("a", 1, &[8, 9]));
+        let Poll::Ready(Ok(edition)) = poll(newer) else { panic!("nothing was published") };
+        let bytes = edition.tensor.bytes();
+        assert_eq!((edition.version, bytes, bytes.as_ptr()), (2, &[0, 8, 9, 0][..], place));
+
+        assert!(!set.overwrite("a", 0, &[1]), "it is held");
+        drop(edition);
+        for (at, content) in [(3, &[1; 2][..]), (5, &[]), (usize::MAX, &[1])] {
+            assert!(!set.overwrite("a", at, content), "{at} leaves it");
+        }
+        let edition = set.get("a").unwrap();
+        assert_eq!((edition.version, edition.tensor.bytes()), (2, &[0, 8, 9, 0][..]));
     }
 }

@@ -195,6 +195,23 @@ impl Tensor {
         Self { metadata, bytes, checksums }
     }
 
+    /// The tensor with `content` in place of its bytes from `at` on, in the same memory.
+    ///
+    /// # Errors
+    /// The unchanged tensor, if anything else has the memory, it is no pool's, or `content` leaves the tensor.
+    pub(crate) fn try_overwrite(self, at: usize, content: &[u8]) -> Result<Self, Self> {
+        let Self { metadata, bytes, checksums } = self;
+        let end = at.checked_add(content.len()).filter(|end| *end <= bytes.len());
+        let Some(end) = end else { return Err(Self { metadata, bytes, checksums }) };
+        match bytes.try_into_mut() {
+            Ok(mut bytes) => {
+                copy_bytes(&mut bytes[at..end], content, CopyReason::Local);
+                Ok(Self { metadata, bytes: bytes.freeze(), checksums: Some(Arc::default()) })
+            }
+            Err(bytes) => Err(Self { metadata, bytes, checksums }),
+        }
+    }
+
     /// Lets all clones made from now on share computed checksums, also for a received tensor.
     pub(crate) fn remember_checksums(mut self) -> Self {
         self.checksums.get_or_insert_default();

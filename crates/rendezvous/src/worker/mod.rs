@@ -228,6 +228,20 @@ impl Worker {
         Ok(self.node.values().published.publish(name, tensor.remember_checksums()))
     }
 
+    /// The tensor that is published under `name`.
+    #[doc(hidden)]
+    pub fn published(&self, name: &str) -> Option<Tensor> {
+        self.node.values().published.get(name).map(|edition| edition.tensor)
+    }
+
+    /// Publishes the next version of a tensor with `content` in place of its bytes from `at` on, without a copy of the rest. False,
+    /// and nothing has changed, if it is not published or anything else has its memory: a clone, a view, an answer under way. No
+    /// fetch is answered meanwhile, so `content` must be short.
+    #[doc(hidden)]
+    pub fn overwrite(&self, name: &str, at: usize, content: &[u8]) -> bool {
+        self.node.values().published.overwrite(name, at, content)
+    }
+
     /// Withdraws a published tensor. Returns false if nothing was published under `name`.
     pub fn withdraw(&self, name: &str) -> bool {
         self.node.values().published.withdraw(name)

@@ -30,7 +30,7 @@ use tensorwire_sim::{Call as Step, Disturbance, Entry, Failure, Handle, Node, Pl
 use crate::{
     figures::{for_each_below, number},
     join_all::join_all,
-    points::{Point, in_source},
+    points::in_source,
     shrunk::shrunk_by,
 };
 
@@ -316,7 +316,8 @@ impl Reached {
 
     fn is_all(&self) -> bool {
         let Self { calls, failed, crashes, shrank, lost, marks } = self;
-        let points = ["chance", "mark"].into_iter().flat_map(in_source).filter(Point::is_of_groups);
+        let points = ["chance", "mark"].into_iter().flat_map(in_source);
+        let points = points.filter(|point| point.is_of_groups() && !point.is_of_pairs());
         [calls, failed, crashes, shrank, lost].into_iter().all(|count| *count > 0)
             && points.into_iter().all(|point| marks.contains_key(point.name.as_str()))
             && marks.contains_key("a peer ran in the middle of a poll")

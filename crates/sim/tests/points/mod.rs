@@ -21,6 +21,11 @@ impl Point {
         self.file.starts_with("collective")
     }
 
+    /// Whether only operations between two ranks can reach it.
+    pub(crate) fn is_of_pairs(&self) -> bool {
+        self.file.starts_with("collective/src/pair")
+    }
+
     /// Whether only sets can reach it.
     pub(crate) fn is_of_sets(&self) -> bool {
         self.file.starts_with("rendezvous/src/sets")

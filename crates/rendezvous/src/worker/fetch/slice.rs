@@ -12,7 +12,7 @@ use super::transfer;
 use crate::{
     error::{Transfer, WorkerError},
     values::{cut::Cut, tensor::Tensor},
-    worker::{metrics::Timed, peer::Peer},
+    worker::{Worker, metrics::Timed, peer::Peer},
 };
 
 impl Peer {
@@ -67,9 +67,7 @@ impl Peer {
         let part = Transfer { key: &key, ..whole };
         let worker = &self.worker;
         let fetched = async {
-            if self.lends().await? {
-                let options = ReceiveOptions::from(Sharing::View);
-                let (whole, _) = worker.fetch_one(&self.known, &whole, &Scope::Published, &options).await?;
+            if let Some(whole) = self.view(&whole).await? {
                 let cut = Cut::new(&whole, &slice).map_err(|invalid| unfit(&slice, &invalid))?;
                 return Ok(cut.made(worker.receive_pool()).await?);
             }
@@ -86,10 +84,18 @@ impl Peer {
         worker.timed(Timed::Fetch, limit, || format!("fetching {part}"), pin!(fetched)).await
     }
 
-    /// Whether the peer's memory can be viewed, or is this worker's.
-    async fn lends(&self) -> Result<bool, WorkerError> {
-        let node = &self.worker.node;
-        Ok(node.is_own(&self.known) || node.connected(&self.known).await?.may_view())
+    /// The whole tensor, if the peer's memory can be viewed, or is this worker's.
+    async fn view(&self, whole: &Transfer<'_>) -> Result<Option<Tensor>, WorkerError> {
+        let (scope, sharing) = (Scope::Published, Sharing::View);
+        if let Some((found, _)) = self.known.find(|link| link.take_at_once(scope, *whole, sharing)) {
+            return Ok(Some(found));
+        }
+        let Worker { node, .. } = &self.worker;
+        if !node.is_own(&self.known) && !node.connected(&self.known).await?.may_view() {
+            return Ok(None);
+        }
+        let fetched = self.worker.fetch_one(&self.known, whole, &scope, &sharing.into()).await?;
+        Ok(Some(fetched.0))
     }
 }
 

@@ -48,6 +48,7 @@ impl Life {
         let key = ExportKey::decode(key.bytes()).unwrap();
         let mut seen = vec![0; self.group.size()];
         let mut least = 0;
+        let mut held: Option<(Tensor, Vec<u8>)> = None;
         for version in 1..=WRITES {
             self.pause(&mut rng).await;
             let bytes = [version; PART];
@@ -57,9 +58,15 @@ impl Life {
                 least = version;
                 self.books().reached.written += 1;
             }
+            if let Some((read, bytes)) = held.take_if(|_| rng.chance(1, 2))
+                && read.bytes() != bytes
+            {
+                self.fail_data(&format!("what was read of {owner} has changed from {bytes:?} to {read:?}"));
+            }
             seen[self.own()] = seen[self.own()].max(least);
-            if self.read(&mut rng, owner, &key, &mut seen).await.is_err() {
-                break;
+            match self.read(&mut rng, owner, &key, &mut seen).await {
+                Ok(read) => held = held.or(read.map(|read| (read.clone(), read.bytes().to_vec()))),
+                Err(_) => break,
             }
         }
         self.tell(owner, DONE, &[least, WRITES]);
@@ -72,9 +79,9 @@ impl Life {
         owner: usize,
         key: &ExportKey,
         seen: &mut [u8],
-    ) -> Result<(), GroupError> {
+    ) -> Result<Option<Tensor>, GroupError> {
         let Some(read) = self.wait(rng, "get", &[owner], self.group.get(key, ..)).await else {
-            return Ok(());
+            return Ok(None);
         };
         let read = read?;
         self.books().reached.read += 1;
@@ -84,7 +91,7 @@ impl Life {
                 _ => self.fail_data(&format!("export of {owner}: {:?} after {seen} of {rank}", read.bytes())),
             }
         }
-        Ok(())
+        Ok(Some(read))
     }
 
     /// The version of a rank's part, if that is whole.

@@ -25,7 +25,10 @@ use tensorwire_fabric::Runtime;
 use tensorwire_sim::{Disturbance, Failure, Handle, Plan, Rng};
 
 use super::{Ended, Run, SEEN, Setup, arrange, each_seed, in_world, rank::Rank};
-use crate::join_all::join_all;
+use crate::{
+    join_all::join_all,
+    points::{Point, in_source},
+};
 
 /// Seeds that run if `SIM_SEEDS` is not set.
 const SEEDS: u64 = 20;
@@ -243,7 +246,14 @@ fn pairs_keep_every_promise_twice() {
     each_seed(
         SEEDS,
         run,
-        |reached: &mut Reached, (_, ended)| reached.add(*ended),
-        |reached| reached.counts().into_iter().all(|count| *count > 0),
+        |(reached, marks): &mut (Reached, BTreeSet<&str>), (summary, ended)| {
+            reached.add(*ended);
+            marks.extend(summary.marks.keys());
+        },
+        |(reached, marks)| {
+            let mut points = in_source("mark").into_iter().filter(Point::is_of_pairs);
+            reached.counts().into_iter().all(|count| *count > 0)
+                && points.all(|point| marks.contains(point.name.as_str()))
+        },
     );
 }
