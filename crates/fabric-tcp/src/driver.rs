@@ -167,7 +167,9 @@ impl Driven for TcpDriven {
         self.link.flush();
         // Taken first: a later turn that leaves bytes sets it again and wakes this task.
         let holds_bytes = self.link.take_held_bytes();
-        let unsettled = (holds_bytes || self.link.wants_settling())
+        // A task that always has more to send keeps the runtime from asking the kernel for readiness for many turns.
+        let has_sent = self.link.take_long_turn();
+        let unsettled = (holds_bytes || has_sent || self.link.wants_settling())
             && matches!(self.link.receive(), Look::More | Look::Busy);
         let receiving = self.receive(context);
         let sending = self.send(context);

@@ -25,7 +25,7 @@ use crate::{
     listener::Listener,
     port::{DataPort, Ticket},
     protection::{Protection, Stream},
-    socket::watch,
+    socket::{bound_unsent, watch},
 };
 
 /// How the fabric listens and sends.
@@ -375,6 +375,7 @@ impl TcpPrepared {
         };
         let tcp = stream.tcp();
         tcp.set_nodelay(true).map_err(|error| failed("setting TCP_NODELAY", error.to_string()))?;
+        bound_unsent(tcp).map_err(|error| failed("setting TCP_NOTSENT_LOWAT", error.to_string()))?;
         let watched = watch(tcp, limits.0, limits.1);
         watched.map_err(|error| failed("setting the limits of silence", error.to_string()))?;
         start(&runtime, table, config, capabilities, spinner, stream)

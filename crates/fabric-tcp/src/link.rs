@@ -128,6 +128,11 @@ impl TcpLink {
         self.sender.retry(self.socket.get_ref(), &self.core)
     }
 
+    /// Whether much was sent since the last call.
+    pub(super) fn take_long_turn(&self) -> bool {
+        self.sender.take_long_turn()
+    }
+
     /// Sends posts that wait for the driver's turn.
     pub(super) fn flush(&self) {
         self.sender.gathering().turn();

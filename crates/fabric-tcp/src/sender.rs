@@ -29,6 +29,9 @@ use crate::{
 /// The most payload bytes of one turn: more would block a runtime's thread too long.
 const TURN_BYTES: usize = 1 << 20;
 
+/// A turn that sends as much is long.
+const LONG_TURN_BYTES: usize = 64 << 10;
+
 /// The most payload bytes of one system call. The kernel handles most acknowledgements that arrive during a call only
 /// at its end, so a long call sends what fits into the congestion window at its beginning, and the rest after
 /// everything is copied.
@@ -82,6 +85,8 @@ pub(super) struct Sender {
     copied: AtomicUsize,
     /// Whether there may be posts, or an end, that no sending task has taken.
     has_news: AtomicBool,
+    /// Whether a long turn has sent since [`take_long_turn`](Self::take_long_turn).
+    was_long: AtomicBool,
     gathering: Gathering,
 }
 
@@ -149,6 +154,7 @@ impl Sender {
             answers: AtomicU32::new(0),
             copied: AtomicUsize::new(0),
             has_news: AtomicBool::new(false),
+            was_long: AtomicBool::new(false),
             gathering: Gathering::default(),
         }
     }
@@ -281,6 +287,11 @@ impl Sender {
         Sent::ALL.into_iter().find(|known| *known as u8 == state).unwrap_or(Sent::Broken)
     }
 
+    /// Whether a turn since the last call has sent [much](LONG_TURN_BYTES).
+    pub(super) fn take_long_turn(&self) -> bool {
+        self.was_long.load(Ordering::Relaxed) && self.was_long.swap(false, Ordering::Relaxed)
+    }
+
     /// Why the stream accepts nothing any more.
     pub(super) fn broken(&self) -> Option<FabricError> {
         self.posted().broken.clone()
@@ -338,6 +349,9 @@ impl Sender {
             }
             Sending::Over(sent) => return *sent,
         };
+        if TURN_BYTES - turn.left >= LONG_TURN_BYTES {
+            self.was_long.store(true, Ordering::Relaxed);
+        }
         match result {
             Ok(Sent::Finished) => {
                 socket.shutdown(std::net::Shutdown::Write);

@@ -250,6 +250,14 @@ pub(super) fn watch(socket: &impl AsRawFd, silence: Duration, stall: Duration) -
     set(socket, libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, milliseconds.max(1))
 }
 
+/// The most bytes of a stream that the kernel has and has not sent: what is posted next waits for them.
+const UNSENT_BYTES_MAX: libc::c_int = 256 << 10;
+
+/// Bounds the bytes that the kernel takes before it can send them. Otherwise it takes megabytes while the peer's window is full.
+pub(super) fn bound_unsent(socket: &impl AsRawFd) -> io::Result<()> {
+    set(socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, UNSENT_BYTES_MAX)
+}
+
 /// The beginning of the kernel's `struct tcp_info`, whose fields have the same offsets in all releases. Fields that a
 /// kernel does not know are missing.
 struct TcpInformation([u8; 232], usize);

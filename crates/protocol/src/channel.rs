@@ -114,13 +114,31 @@ pub trait Channel: Send + Sync + 'static {
         async move { Ok(bytes) }
     }
 
-    /// Posts the content write, whose immediate is `immediate`, before this returns. Without bytes or destination it is a
+    /// Writes a part of a long content to its destination, before its turn to be posted comes. Returns how many bytes from its
+    /// beginning are posted: whatever is posted later lands after them. Default: none.
+    ///
+    /// # Errors
+    /// The connection is over.
+    ///
+    /// # Cancel safety
+    /// What was posted when the future is dropped still lands, before everything that is posted later.
+    fn write_ahead(
+        &self,
+        bytes: &Self::Bytes,
+        destination: Destination,
+    ) -> impl Future<Output = Result<u64, ChannelError>> + Send {
+        let _ = (bytes, destination);
+        std::future::ready(Ok(0))
+    }
+
+    /// Posts the content write, whose immediate is `immediate`, before this returns. `destination` names the bytes that were [written
+    /// ahead](Self::write_ahead), too; this write has the others. Without bytes or destination it is a
     /// bare notification. A `result` lands in the [result slot](Destination::result) of the destination before the
     /// immediate is delivered: by the same write, whose length then counts both, or by a write before it.
     fn write_content(
         &self,
         bytes: Option<Self::Bytes>,
-        destination: Option<Destination>,
+        destination: Option<(Destination, u64)>,
         immediate: u32,
         result: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write;

@@ -3,7 +3,7 @@
 //! A peer that exceeds one is refused. A user who exceeds one gets an error that names it.
 
 /// Version of the wire format. Both peers must have the same one. It grows when a release adds messages.
-pub const WIRE_VERSION: u16 = 6;
+pub const WIRE_VERSION: u16 = 7;
 
 /// Longest key or published name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
@@ -69,6 +69,11 @@ pub const DEPTH_MAX: u32 = 4096;
 
 /// Most content writes that one side may have under way.
 pub const CONTENTS_MAX: u32 = 4096;
+
+/// Shortest and longest pieces in which a longer content is written, in bytes.
+pub const PIECE_BYTES_MIN: u32 = 256;
+/// See [`PIECE_BYTES_MIN`].
+pub const PIECE_BYTES_MAX: u32 = 1 << 30;
 
 /// Most keys that have a number, per connection and direction: a step may have ten thousand.
 pub const NAMES_MAX: u32 = 16 << 10;

@@ -357,6 +357,8 @@ impl<C: Channel> Response<C> {
                 Err(Ended) => return,
             }
         }
+        let Ok(ahead) = self.write_ahead(bytes.as_ref(), destination).await else { return };
+        let destination = destination.map(|destination| (destination, ahead));
         let posted = content_turn(&**connection, |state| {
             state.responses.start_writing(index).then(|| {
                 state.count_content(index);
@@ -380,6 +382,22 @@ impl<C: Channel> Response<C> {
             }
             Ok(Ok(None) | Err(_)) | Err(Ended) => {}
         }
+    }
+
+    /// Writes a part of a long content before its turn comes, and returns its length. If the peer cancels meanwhile, the acknowledgement is
+    /// posted after that part, so it reaches the peer when that has landed.
+    async fn write_ahead(
+        &self,
+        bytes: Option<&C::Bytes>,
+        destination: Option<Destination>,
+    ) -> Result<u64, Ended> {
+        let Some((bytes, destination)) = bytes.zip(destination) else { return Ok(0) };
+        let written = self.connection.channel().write_ahead(bytes, destination);
+        let written = self.unless_cancelled(pin!(written)).await?;
+        written.map_err(|error| {
+            self.connection.fail(&error.0);
+            Ended
+        })
     }
 
     /// Waits until the posted content is written.

@@ -298,6 +298,7 @@ fn parameters() -> impl Strategy<Value = Parameters> {
         names_max: 4,
         eager_bytes_max: 0,
         requests_per_message: 1,
+        piece_bytes: 256 << 10,
         validation: Validation::Off,
     })
 }

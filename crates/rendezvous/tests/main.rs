@@ -21,6 +21,7 @@ mod caps;
 mod durations;
 mod errors;
 mod family;
+mod foreground;
 mod half_pool;
 mod life;
 mod message_tables;

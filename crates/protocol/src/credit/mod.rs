@@ -50,8 +50,9 @@ pub use ring::{RingConsumer, RingPlace};
 use crate::{
     Validation, WireError,
     limits::{
-        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, KNOWN_METADATA_MAX, NAMES_MAX, REQUESTS_MAX,
-        REQUESTS_PER_MESSAGE_MAX, RING_BYTES_FIRST, RING_BYTES_MAX, RING_BYTES_MIN,
+        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, KNOWN_METADATA_MAX, NAMES_MAX, PIECE_BYTES_MAX,
+        PIECE_BYTES_MIN, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_BYTES, RING_BYTES_FIRST,
+        RING_BYTES_MAX, RING_BYTES_MIN,
     },
 };
 
@@ -92,13 +93,15 @@ pub struct Parameters {
     pub eager_bytes_max: u32,
     /// Requests that one message may carry. Mode original has one in each.
     pub requests_per_message: u32,
+    /// Length of the pieces in which a longer content is written, in bytes.
+    pub piece_bytes: u32,
     /// The checksum with which contents are validated; see [`validation`](crate::validation).
     pub validation: Validation,
 }
 
 impl Default for Parameters {
     /// A depth of 256, rings of up to 256 KiB, 1024 requests, 64 contents, 1024 keys with a number, eager contents
-    /// of up to 4 KiB, 128 requests in a message.
+    /// of up to 4 KiB, 128 requests in a message, pieces of 256 KiB.
     fn default() -> Self {
         Self {
             mode: Mode::Counted,
@@ -109,6 +112,7 @@ impl Default for Parameters {
             names_max: 1024,
             eager_bytes_max: EAGER_BYTES_MAX,
             requests_per_message: 128,
+            piece_bytes: 256 << 10,
             validation: Validation::Off,
         }
     }
@@ -128,6 +132,7 @@ impl Parameters {
             ("names_max", self.names_max, 0, NAMES_MAX),
             ("eager_bytes_max", self.eager_bytes_max, 0, EAGER_BYTES_MAX),
             ("requests_per_message", self.requests_per_message, 1, REQUESTS_PER_MESSAGE_MAX),
+            ("piece_bytes", self.piece_bytes, PIECE_BYTES_MIN, PIECE_BYTES_MAX),
         ];
         for (field, value, minimum, maximum) in ranges {
             if !(minimum..=maximum).contains(&value) {
@@ -158,6 +163,8 @@ pub struct Agreed {
     pub eager_bytes_max: u32,
     /// Requests that one message may carry: the smaller maximum, 1 in mode original.
     pub requests_per_message: u32,
+    /// Length of the pieces in which a longer content is written: the smaller one. `None` in mode original, which writes it as a whole.
+    pub piece_bytes: Option<u32>,
     /// Metadata that a request may name: 1 in mode original.
     pub known_max: u32,
     /// Whether requests may ask for views, and destinations have result slots: not in mode original.
@@ -170,6 +177,18 @@ impl Agreed {
     /// Whether a destination names a result slot.
     pub fn has_result_slots(&self) -> bool {
         self.validation.is_on() && self.is_extended
+    }
+
+    /// Whether the write that notifies of a content of `content` bytes may have `length` bytes: all of them, or those of its last piece.
+    /// A result that is written with the content counts.
+    pub(crate) fn fits(&self, content: u64, length: u64) -> bool {
+        let has_result = self.has_result_slots() && content > 0;
+        let last = self.piece_bytes.and_then(|piece| last_piece(content, piece));
+        let without_result = length.checked_sub(RESULT_BYTES as u64).filter(|_| has_result);
+        [Some(length), without_result]
+            .into_iter()
+            .flatten()
+            .any(|bytes| bytes == content || Some(bytes) == last)
     }
 
     /// Whether META_DATA_RESPONSE precedes every content, because the content's checksum has no other place.
@@ -187,6 +206,9 @@ impl Agreed {
             names_max: local.names_max.min(peer.names_max).min(NAMES_MAX),
             eager_bytes_max: local.eager_bytes_max.min(peer.eager_bytes_max).min(EAGER_BYTES_MAX),
             requests_per_message: requests.clamp(1, REQUESTS_PER_MESSAGE_MAX),
+            piece_bytes: Some(
+                local.piece_bytes.min(peer.piece_bytes).clamp(PIECE_BYTES_MIN, PIECE_BYTES_MAX),
+            ),
             known_max: KNOWN_METADATA_MAX as u32,
             is_extended: true,
             validation: local.validation.max(peer.validation),
@@ -201,11 +223,18 @@ impl Agreed {
             names_max: 0,
             eager_bytes_max: 0,
             requests_per_message: 1,
+            piece_bytes: None,
             known_max: 1,
             is_extended: false,
             ..self
         }
     }
+}
+
+/// The length of the last piece of a content of `content` bytes; `None` if it has only one.
+fn last_piece(content: u64, piece_bytes: u32) -> Option<u64> {
+    let piece = u64::from(piece_bytes);
+    (content > piece).then(|| (content - 1) % piece + 1)
 }
 
 /// Depths that one side's queue pair needs.

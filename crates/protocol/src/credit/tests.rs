@@ -23,6 +23,7 @@ fn numbers_outside_the_limits_are_brought_inside() {
         names_max: u32::MAX,
         eager_bytes_max: u32::MAX,
         requests_per_message: u32::MAX,
+        piece_bytes: u32::MAX,
         validation: Validation::Off,
     };
     let agreed = Agreed::of(&wild, &wild);
@@ -51,18 +52,20 @@ fn the_smaller_of_two_offers_holds() {
         names_max: 3,
         eager_bytes_max: 4,
         requests_per_message: 5,
+        piece_bytes: 4096,
         ..default
     };
     for agreed in [Agreed::of(&small, &default), Agreed::of(&default, &small)] {
         assert_eq!((agreed.depth, agreed.requests_max, agreed.names_max), (8, 2, 3));
         assert_eq!((agreed.eager_bytes_max, agreed.requests_per_message), (4, 5));
+        assert_eq!(agreed.piece_bytes, Some(4096));
     }
 }
 
 #[test]
 fn each_number_outside_its_limits_is_named_with_them() {
     type Field = (&'static str, fn(&mut Parameters) -> &mut u32, u32, u32);
-    let fields: [Field; 7] = [
+    let fields: [Field; 8] = [
         ("depth", |of| &mut of.depth, DEPTH_MIN, DEPTH_MAX),
         ("ring_bytes", |of| &mut of.ring_bytes, RING_BYTES_MIN, RING_BYTES_MAX),
         ("requests_max", |of| &mut of.requests_max, 1, REQUESTS_MAX),
@@ -70,6 +73,7 @@ fn each_number_outside_its_limits_is_named_with_them() {
         ("names_max", |of| &mut of.names_max, 0, NAMES_MAX),
         ("eager_bytes_max", |of| &mut of.eager_bytes_max, 0, EAGER_BYTES_MAX),
         ("requests_per_message", |of| &mut of.requests_per_message, 1, REQUESTS_PER_MESSAGE_MAX),
+        ("piece_bytes", |of| &mut of.piece_bytes, PIECE_BYTES_MIN, PIECE_BYTES_MAX),
     ];
     for (name, field_of, minimum, maximum) in fields {
         let check = |value| {
@@ -82,4 +86,21 @@ fn each_number_outside_its_limits_is_named_with_them() {
             assert_eq!(check(value), Err(WireError::OutOfRange { field: name, value, minimum, maximum }));
         }
     }
+}
+
+#[test]
+fn a_content_ends_with_all_of_it_or_with_its_last_piece() {
+    let own = Parameters { piece_bytes: 4096, ..Parameters::default() };
+    let in_pieces = Agreed::of(&own, &Parameters::default());
+    for (content, last) in [(4097, 1), (8192, 4096), (10_000, 1808)] {
+        assert!(in_pieces.fits(content, content) && in_pieces.fits(content, last), "{content}");
+        let others = [0, last - 1, last + 1, content - 1, content + 1, last + RESULT_BYTES as u64];
+        assert!(others.into_iter().all(|length| !in_pieces.fits(content, length)), "{content}");
+        let original = Agreed::of(&Parameters { mode: Mode::Original, ..own }, &own);
+        assert!(original.fits(content, content) && !original.fits(content, last), "{content}");
+    }
+    assert!(in_pieces.fits(0, 0) && in_pieces.fits(4096, 4096) && !in_pieces.fits(4096, 0));
+    let validated = Agreed::of(&Parameters { validation: Validation::Xxh3, ..own }, &own);
+    assert!([10_000, 10_024, 1808, 1832].into_iter().all(|length| validated.fits(10_000, length)));
+    assert!([1784, 1856, 9976, 10_048].into_iter().all(|length| !validated.fits(10_000, length)));
 }

@@ -6,10 +6,7 @@ use super::{
     Check, Requests,
     entry::{Cancel, RequestPhase, StoredAnswer, Version},
 };
-use crate::{
-    LentEnd, MetaDataResponse, Metadata, PeerMisbehaved, RequestIndex, Status, VersionNotice,
-    limits::RESULT_BYTES,
-};
+use crate::{LentEnd, MetaDataResponse, Metadata, PeerMisbehaved, RequestIndex, Status, VersionNotice};
 
 /// The effects of an arrival.
 #[derive(Debug)]
@@ -53,11 +50,10 @@ impl<L> Requests<L> {
                 return Err(PeerMisbehaved::ContentUnasked);
             }
         };
-        let has_slot = has_slots && metadata.byte_length > 0;
-        let is_with_result = has_slot && length == metadata.byte_length.saturating_add(RESULT_BYTES as u64);
-        if metadata.byte_length != length && !is_with_result {
+        if !self.agreed.fits(metadata.byte_length, length) {
             return Err(PeerMisbehaved::ContentLength);
         }
+        let has_slot = has_slots && metadata.byte_length > 0;
         Ok(self.landed(index, metadata, has_slot))
     }
 

@@ -3,8 +3,8 @@
 use tensorwire_protocol::{
     DataType, Destination, Metadata, Parameters, Shape, WireError,
     limits::{
-        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, NAMES_MAX, REQUESTS_MAX,
-        REQUESTS_PER_MESSAGE_MAX, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, WIRE_VERSION,
+        CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, NAMES_MAX, PIECE_BYTES_MAX, PIECE_BYTES_MIN,
+        REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, WIRE_VERSION,
     },
     wire::control::{Connect, ControlFrame, ListEntry, RegionRecord, RingOffer},
 };
@@ -43,6 +43,8 @@ fn d_parameters_outside_their_limits_are_refused() {
         Parameters { eager_bytes_max: EAGER_BYTES_MAX + 1, ..good },
         Parameters { requests_per_message: 0, ..good },
         Parameters { requests_per_message: REQUESTS_PER_MESSAGE_MAX + 1, ..good },
+        Parameters { piece_bytes: PIECE_BYTES_MIN - 1, ..good },
+        Parameters { piece_bytes: PIECE_BYTES_MAX + 1, ..good },
     ];
     assert_eq!(good.check(), Ok(()));
     for parameters in bad {

@@ -7,8 +7,9 @@ use tensorwire_protocol::{
     Validation, VersionNotice, Want, Wanted,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
-        NOTE_BYTES_MAX, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_SLOT_BYTES, RING_BYTES_MAX,
-        RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX, STATUS_MESSAGE_BYTES_MAX, WIRE_VERSION,
+        NOTE_BYTES_MAX, PIECE_BYTES_MAX, PIECE_BYTES_MIN, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX,
+        RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX,
+        STATUS_MESSAGE_BYTES_MAX, WIRE_VERSION,
     },
     text::escaped,
     wire::{
@@ -169,10 +170,19 @@ pub(crate) fn parameters() -> impl Strategy<Value = Parameters> {
         0..=NAMES_MAX,
         0..=EAGER_BYTES_MAX,
         1..=REQUESTS_PER_MESSAGE_MAX,
+        PIECE_BYTES_MIN..=PIECE_BYTES_MAX,
     );
     (mode, numbers, validation).prop_map(|(mode, numbers, validation)| {
-        let (depth, ring_bytes, requests_max, contents_max, names_max, eager_bytes_max, per_message) =
-            numbers;
+        let (
+            depth,
+            ring_bytes,
+            requests_max,
+            contents_max,
+            names_max,
+            eager_bytes_max,
+            per_message,
+            piece_bytes,
+        ) = numbers;
         let requests_per_message = per_message;
         Parameters {
             mode,
@@ -183,6 +193,7 @@ pub(crate) fn parameters() -> impl Strategy<Value = Parameters> {
             names_max,
             eager_bytes_max,
             requests_per_message,
+            piece_bytes,
             validation,
         }
     })

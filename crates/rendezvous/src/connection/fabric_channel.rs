@@ -21,7 +21,7 @@ use tensorwire_protocol::{
 };
 
 use crate::{
-    connection::mailbox::Mailbox,
+    connection::{mailbox::Mailbox, pieces::Pieces},
     peer_memory::{
         import::Import,
         lent::{Lent, RESULT_SLOT, ended},
@@ -44,6 +44,7 @@ pub(crate) struct FabricChannel {
     pub(crate) import: Import,
     /// If the fabric has boards.
     pub(crate) mailbox: Option<Mailbox>,
+    pub(crate) pieces: Pieces,
 }
 
 impl FabricChannel {
@@ -203,18 +204,24 @@ impl Channel for FabricChannel {
         }
     }
 
+    async fn write_ahead(&self, bytes: &Buf, destination: Destination) -> Result<u64, ChannelError> {
+        let remote = range_of(destination, 0, bytes.len() as u64);
+        self.pieces.write_ahead(&self.queue_pair, bytes, remote).await.map_err(|error| lost(&error))
+    }
+
     fn write_content(
         &self,
         bytes: Option<Buf>,
-        destination: Option<Destination>,
+        destination: Option<(Destination, u64)>,
         immediate: u32,
         result: Option<[u8; RESULT_BYTES]>,
     ) -> ContentWrite {
         let immediate = Some(Immediate(immediate));
-        let (Some(local), Some(destination)) = (bytes, destination) else {
+        let (Some(whole), Some((destination, ahead))) = (bytes, destination) else {
             return self.post_content(Buf::empty(), None, immediate);
         };
-        let remote = range_of(destination, 0, local.len() as u64);
+        let local = whole.slice(ahead as usize..whole.len()).unwrap_or_else(Buf::empty);
+        let remote = range_of(destination, ahead, local.len() as u64);
         let (Some(result), Some(slot)) = (result, destination.result) else {
             return self.post_content(local, Some(remote), immediate);
         };

@@ -9,6 +9,7 @@ mod gathering;
 pub(crate) mod mailbox;
 pub(crate) mod meter;
 pub(crate) mod peer_values;
+pub(crate) mod pieces;
 mod refusals;
 mod slices;
 #[cfg(test)]

@@ -38,6 +38,7 @@ pub(super) struct Setup {
     contents_max: u32,
     /// Of each worker.
     eager_bytes_max: Vec<u32>,
+    piece_bytes: u32,
     requests_per_message: Vec<u32>,
     ring_bytes: u32,
     /// Bytes by which keys and names are longer than necessary.
@@ -104,6 +105,7 @@ impl Setup {
             padding,
             receive_bytes,
             longest: own.pick([LARGE, receive_bytes as usize * 5 / 8]),
+            piece_bytes: own.pick([256, 1024, 256 << 10]),
             validation,
             flips_of_65536: if validation.is_on() { flips } else { 0 },
         }
@@ -176,6 +178,7 @@ impl Member {
                 flow.eager_bytes_max = setup.eager_bytes_max[index];
                 flow.requests_per_message = setup.requests_per_message[index];
                 flow.ring_bytes = setup.ring_bytes;
+                flow.piece_bytes = setup.piece_bytes;
             })
             .validation(setup.validation)
             .memory(|memory| {

@@ -163,6 +163,7 @@ fn write_end(writer: &mut Writer<'_>, end: &Connect) {
     writer.u32(end.parameters.names_max);
     writer.u32(end.parameters.eager_bytes_max);
     writer.u32(end.parameters.requests_per_message);
+    writer.u32(end.parameters.piece_bytes);
     writer.u8(end.parameters.validation as u8);
     writer.destination(end.ring.destination);
     writer.destination(end.ring.slots);
@@ -200,6 +201,7 @@ fn read_parameters(reader: &mut Reader<'_>) -> Result<Parameters, WireError> {
         names_max: reader.u32("names_max")?,
         eager_bytes_max: reader.u32("eager_bytes_max")?,
         requests_per_message: reader.u32("requests_per_message")?,
+        piece_bytes: reader.u32("piece_bytes")?,
         validation: read_validation(reader)?,
     };
     parameters.check()?;

@@ -509,10 +509,14 @@ impl Channel for TestChannel {
     fn write_content(
         &self,
         bytes: Option<Vec<u8>>,
-        destination: Option<Destination>,
+        destination: Option<(Destination, u64)>,
         immediate: u32,
         result: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write {
+        let destination = destination.map(|(destination, ahead)| {
+            assert_eq!(ahead, 0, "nothing was written ahead");
+            destination
+        });
         assert_eq!(bytes.is_some(), destination.is_some(), "bytes without a destination, or the reverse");
         let content = destination.zip(bytes);
         let written = content.as_ref().map_or(0, |(_, bytes)| bytes.len());

@@ -144,6 +144,10 @@ pub struct Flow {
     /// ([`Step::recv_many`](crate::Step::recv_many), [`Peer::fetch_many`](crate::Peer::fetch_many)), 1 to 512. Of the
     /// settings of two workers, the smaller applies. Default 128.
     pub requests_per_message: u32,
+    /// Length, in bytes, of the pieces in which a longer tensor is written: 256 to 1 GiB. Everything else that this worker sends to
+    /// the peer meanwhile waits for two of them at most, and long tensors take turns. Of the settings of two workers, the smaller
+    /// applies. Default 256 KiB. In mode original a tensor is written as a whole.
+    pub piece_bytes: u32,
 }
 
 impl Default for Flow {
@@ -156,6 +160,7 @@ impl Default for Flow {
             contents_max: 64,
             eager_bytes_max: tensorwire_protocol::limits::EAGER_BYTES_MAX,
             requests_per_message: 128,
+            piece_bytes: Parameters::default().piece_bytes,
         }
     }
 }
@@ -182,6 +187,7 @@ impl Flow {
             names_max: tensorwire_protocol::limits::NAMES_MAX,
             eager_bytes_max: self.eager_bytes_max,
             requests_per_message: self.requests_per_message,
+            piece_bytes: self.piece_bytes,
             validation,
         }
     }
