@@ -114,8 +114,8 @@ pub trait Channel: Send + Sync + 'static {
         async move { Ok(bytes) }
     }
 
-    /// Writes a part of a long content to its destination, before its turn to be posted comes. Returns how many bytes from its
-    /// beginning are posted: whatever is posted later lands after them. Default: none.
+    /// Writes all pieces of `piece_bytes` of a longer content but the last to their destination, before the content's turn to be posted
+    /// comes. Returns how many bytes from its beginning are posted: whatever is posted later lands after them. Default: none of them.
     ///
     /// # Errors
     /// The connection is over.
@@ -126,8 +126,9 @@ pub trait Channel: Send + Sync + 'static {
         &self,
         bytes: &Self::Bytes,
         destination: Destination,
+        piece_bytes: u32,
     ) -> impl Future<Output = Result<u64, ChannelError>> + Send {
-        let _ = (bytes, destination);
+        let _ = (bytes, destination, piece_bytes);
         std::future::ready(Ok(0))
     }
 

@@ -71,9 +71,12 @@ pub const DEPTH_MAX: u32 = 4096;
 pub const CONTENTS_MAX: u32 = 4096;
 
 /// Shortest and longest pieces in which a longer content is written, in bytes.
-pub const PIECE_BYTES_MIN: u32 = 256;
+pub const PIECE_BYTES_MIN: u32 = 4 << 10;
 /// See [`PIECE_BYTES_MIN`].
 pub const PIECE_BYTES_MAX: u32 = 1 << 30;
+
+/// Most pieces of long contents that one side has under way, whichever contents they belong to.
+pub const PIECES_MAX: usize = 2;
 
 /// Most keys that have a number, per connection and direction: a step may have ten thousand.
 pub const NAMES_MAX: u32 = 16 << 10;

@@ -392,7 +392,12 @@ impl<C: Channel> Response<C> {
         destination: Option<Destination>,
     ) -> Result<u64, Ended> {
         let Some((bytes, destination)) = bytes.zip(destination) else { return Ok(0) };
-        let written = self.connection.channel().write_ahead(bytes, destination);
+        let piece = self.connection.agreed().piece_bytes;
+        let Some(piece) = piece.filter(|piece| u64::from(*piece) < length_of(Some(bytes))) else {
+            return Ok(0);
+        };
+        self.connection.lock().responses.begin_writing(self.index);
+        let written = self.connection.channel().write_ahead(bytes, destination, piece);
         let written = self.unless_cancelled(pin!(written)).await?;
         written.map_err(|error| {
             self.connection.fail(&error.0);

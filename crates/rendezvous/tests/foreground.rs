@@ -4,7 +4,7 @@
 
 use std::{cell::RefCell, time::Duration};
 
-use futures::join;
+use futures::{future::join_all, join};
 use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{Peer, Tensor, Worker};
 
@@ -59,7 +59,7 @@ fn a_short_value_does_not_wait_for_a_long_one() {
 #[test]
 fn pieces_of_any_length_make_the_whole() {
     for kind in [FabricKind::TCP, FabricKind::SHM] {
-        for piece_bytes in [256, 4099, SHORT as u32 - 1, SHORT as u32, 1 << 30] {
+        for piece_bytes in [4096, 5003, SHORT as u32 / 2, SHORT as u32 - 1, SHORT as u32, 1 << 30] {
             run(async {
                 let two = two(kind, piece_bytes).await;
                 let came = RefCell::default();
@@ -82,6 +82,28 @@ fn a_long_value_that_nobody_wants_any_more_holds_up_nothing() {
             tokio::select! { () = long => {}, () = short => {} }
         }
         join!(fetch(peer, "long", came), fetch(peer, "long", came), fetch(peer, "short", came));
+        two.end().await;
+    });
+}
+
+/// Contents of two pieces have one that is written ahead. Those pieces, of contents without end, once filled the send queue, which ended
+/// the connection.
+#[test]
+fn pieces_need_no_room_in_the_send_queue_that_others_need() {
+    const VALUES: usize = 100;
+    run(async {
+        let builder = |name: &str| {
+            over(Worker::builder(name), FabricKind::TCP).flow(|flow| {
+                (flow.depth, flow.contents_max, flow.requests_max) = (4, 1, VALUES as u32);
+                flow.piece_bytes = SHORT as u32 - 1;
+            })
+        };
+        let two = Two::of(builder).await;
+        let bytes = Tensor::from_values(two.server.pool(), &[SHORT as u64], &content(SHORT)).unwrap();
+        two.server.publish("short", bytes).unwrap();
+        let came = &RefCell::default();
+        fetch(&two.peer, "short", came).await;
+        join_all((0..VALUES).map(|_| fetch(&two.peer, "short", came))).await;
         two.end().await;
     });
 }

@@ -156,7 +156,7 @@ impl Group {
     ///
     /// # Memory
     /// Up to 1 MiB are written into the export's memory. For more, or while anything has the export's present content (a view, a read
-    /// under way, the tensor that was exported), the owner copies the whole export.
+    /// under way, the tensor that was exported), or if that is in no pool, the owner copies the whole export.
     ///
     /// # Errors
     /// As [`get`](Self::get).

@@ -208,12 +208,14 @@ impl fmt::Debug for Export {
 impl Drop for Export {
     fn drop(&mut self) {
         let core = &self.pairs.core;
-        // Its memory is released last, without the lock.
-        let _bytes = core.worker.published(&self.key.name());
         let mut exports = core.exports.lock();
         exports.remove(&self.key.export);
+        let bytes = core.worker.published(&self.key.name());
         // Under the lock, so that `replace` cannot publish it again.
         core.worker.withdraw(&self.key.name());
+        drop(exports);
+        // Releases the memory, which may wake tasks.
+        drop(bytes);
     }
 }
 

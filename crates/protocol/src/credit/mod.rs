@@ -51,7 +51,7 @@ use crate::{
     Validation, WireError,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, KNOWN_METADATA_MAX, NAMES_MAX, PIECE_BYTES_MAX,
-        PIECE_BYTES_MIN, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_BYTES, RING_BYTES_FIRST,
+        PIECE_BYTES_MIN, PIECES_MAX, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX, RESULT_BYTES, RING_BYTES_FIRST,
         RING_BYTES_MAX, RING_BYTES_MIN,
     },
 };
@@ -255,8 +255,8 @@ impl Depths {
             // Received: a message, an acknowledgement, and contents of own requests.
             Mode::Original => Self { send: 2 + 1 + contents_max(local), receive: 1 + 1 + requests_max },
             // Sent: messages and contents within the credits, ASK and ANSWER: as many as receives. One message of a ring may
-            // wrap, and for a moment two rings are in use.
-            Mode::Counted => Self { send: depth + 2, receive: depth },
+            // wrap, and for a moment two rings are in use. Pieces of long contents take no credit.
+            Mode::Counted => Self { send: depth + 2 + PIECES_MAX as u32, receive: depth },
         }
     }
 

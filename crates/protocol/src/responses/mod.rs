@@ -21,7 +21,9 @@ const OWED_SLACK: usize = 64;
 ///
 /// ```text
 /// Waiting ──META_DATA_RESPONSE──▶ Described ──TENSOR_RE_REQUEST──▶ ReRequested
-///    └────────────────────content posted──────────────────────────────┴──▶ Writing
+///    ├────────────────────content posted──────────────────────────────┼──▶ Writing
+///    └────────────────────piece posted────────▶ Begun ◀───────────────┘       ▲
+///                                                 └──────content posted───────┘
 /// ```
 ///
 /// A META_DATA_RESPONSE that announces a loan does not change the state.
@@ -33,6 +35,8 @@ enum ResponsePhase {
     Described { bytes: u64 },
     /// TENSOR_RE_REQUEST came.
     ReRequested(Option<Destination>),
+    /// Pieces of the content are being posted. The peer still waits, and may cancel.
+    Begun,
     /// The content was posted. The peer may regard the request as finished.
     Writing,
 }
@@ -234,9 +238,10 @@ impl Responses {
         let state = match entry.phase {
             _ if entry.is_cancelled => ResponseState::Cancelled,
             ResponsePhase::ReRequested(destination) => ResponseState::ReRequested(destination),
-            ResponsePhase::Waiting | ResponsePhase::Described { .. } | ResponsePhase::Writing => {
-                ResponseState::Open
-            }
+            ResponsePhase::Waiting
+            | ResponsePhase::Described { .. }
+            | ResponsePhase::Begun
+            | ResponsePhase::Writing => ResponseState::Open,
         };
         (state, entry.waker.replace(waker.clone()))
     }
@@ -251,6 +256,13 @@ impl Responses {
     /// Whether the content may still be posted: the peer has not sent CANCEL.
     pub(crate) fn may_write(&self, index: RequestIndex) -> bool {
         self.entries.get(&index).is_some_and(|entry| !entry.is_cancelled)
+    }
+
+    /// The first piece of the content is being posted.
+    pub(crate) fn begin_writing(&mut self, index: RequestIndex) {
+        if let Some(entry) = self.entries.get_mut(&index) {
+            entry.phase = ResponsePhase::Begun;
+        }
     }
 
     /// The content is being posted, unless the peer has sent CANCEL.

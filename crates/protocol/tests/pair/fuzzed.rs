@@ -77,7 +77,7 @@ fn parameters(input: &mut Input<'_>) -> Parameters {
         names_max: input.below(5) as u32,
         eager_bytes_max: input.pick(&[0, 64, 4096]),
         requests_per_message: 1 + input.below(4) as u32,
-        piece_bytes: 256,
+        piece_bytes: 4 << 10,
         validation: input.pick(&Validation::ALL),
     };
     parameters.check().unwrap();

@@ -99,12 +99,12 @@ impl<F: Future<Output = ()> + Unpin + Send + 'static> Entries<F> {
         Ok(self.poll(Taken { index, future, waker: waker.unwrap_or_else(|| Waker::noop().clone()) }))
     }
 
-    /// Polls entries that were woken, as many times as there are entries at most.
+    /// Polls the entries that were woken until now, once each: what they wake is polled after the next look for arrivals.
     pub(crate) fn poll_woken(&self) {
         if !self.has_woken() {
             return;
         }
-        let most = self.lock().in_use();
+        let most = self.lock().woken.len();
         for _ in 0..most {
             let Some(taken) = self.take_woken() else { return };
             self.poll(taken);

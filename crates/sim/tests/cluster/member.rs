@@ -105,7 +105,7 @@ impl Setup {
             padding,
             receive_bytes,
             longest: own.pick([LARGE, receive_bytes as usize * 5 / 8]),
-            piece_bytes: own.pick([256, 1024, 256 << 10]),
+            piece_bytes: own.pick([4 << 10, 8 << 10, 256 << 10]),
             validation,
             flips_of_65536: if validation.is_on() { flips } else { 0 },
         }

@@ -403,10 +403,8 @@ impl Node {
             connected.ok_or_else(|| ControlError::Lost { detail: session.why_over() })??;
         other.regions.iter().for_each(|record| queue_pair.add_remote_region(region(record)));
         let board = queue_pair.shared_memory().and_then(SharedMemory::board);
-        let agreed = Agreed::of(&self.settings.parameters, &other.parameters);
-        let has_slots = agreed.has_result_slots();
         let channel = FabricChannel {
-            pieces: Pieces::new(agreed.piece_bytes),
+            pieces: Pieces::default(),
             mailbox: board.map(Mailbox::new),
             queue_pair,
             message_pool: self.settings.pools.message.clone(),
@@ -414,6 +412,7 @@ impl Node {
             peer_slots: other.ring.slots,
             import: Import { pool: self.settings.pools.source.clone(), enclosure: enclosure.clone() },
         };
+        let has_slots = Agreed::of(&self.settings.parameters, &other.parameters).has_result_slots();
         let pool = self.settings.pools.receive.clone();
         let allocator = ReceiveAllocator { pool, enclosure, announcer, has_slots };
         let parameters = (self.settings.parameters, other.parameters);

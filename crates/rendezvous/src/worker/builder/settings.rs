@@ -144,9 +144,9 @@ pub struct Flow {
     /// ([`Step::recv_many`](crate::Step::recv_many), [`Peer::fetch_many`](crate::Peer::fetch_many)), 1 to 512. Of the
     /// settings of two workers, the smaller applies. Default 128.
     pub requests_per_message: u32,
-    /// Length, in bytes, of the pieces in which a longer tensor is written: 256 to 1 GiB. Everything else that this worker sends to
-    /// the peer meanwhile waits for two of them at most, and long tensors take turns. Of the settings of two workers, the smaller
-    /// applies. Default 256 KiB. In mode original a tensor is written as a whole.
+    /// Length, in bytes, of the pieces in which a longer tensor is written over TCP and RDMA: 4 KiB to 1 GiB. Long tensors take turns,
+    /// two pieces of a connection at a time, and other messages and tensors come between them. Of the settings of two workers, the
+    /// smaller applies. Default 256 KiB. In mode original, and over shared memory, a tensor is written as a whole.
     pub piece_bytes: u32,
 }
 
