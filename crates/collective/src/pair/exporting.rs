@@ -237,7 +237,10 @@ pub(crate) fn export(pairs: &Arc<Pairs>, tensor: Tensor) -> Result<Export, Group
     };
     core.exports.lock().insert(key.export, tensor.metadata().clone());
     let export = Export { pairs: pairs.clone(), key };
-    core.worker.publish(&key.name(), bytes_of(tensor.buf())?)?;
+    let bytes = bytes_of(tensor.buf())?;
+    // A handle on the memory, which would keep the first write from going into it.
+    drop(tensor);
+    core.worker.publish(&key.name(), bytes)?;
     if !core.serves.swap(true, Ordering::Relaxed) {
         core.spawn("exports", Box::pin(core.clone().serve()));
     }
