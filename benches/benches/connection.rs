@@ -98,11 +98,11 @@ impl Channel for Memory {
     fn write_content(
         &self,
         _: Option<[u8; 8]>,
-        destination: Option<Destination>,
+        destination: Option<(Destination, u64)>,
         immediate: u32,
         _: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write {
-        let length = destination.map_or(0, |destination| destination.capacity);
+        let length = destination.map_or(0, |(destination, _)| destination.capacity);
         lock(&self.peer).arrivals.push_back((immediate, length));
         future::ready(Ok(()))
     }

@@ -1,6 +1,7 @@
 //! Pulls of 64 KiB beside pulls of 64 MiB over the same TCP connection, with long values written in pieces and as a whole. Both workers
 //! are threads of this process.
 
+#![allow(clippy::disallowed_methods)] // it measures real time on tokio's runtime
 #![allow(clippy::expect_used, missing_docs)] // a benchmark that cannot run stops, and its group is its own
 
 use std::{

@@ -521,18 +521,18 @@ fn copies_past_the_caches_are_counted_and_cut_to_the_shorter_side() {
 fn a_frozen_buffer_is_written_again_only_by_its_last_holder() {
     let pool = pool(4096);
     let buffer = pool.try_alloc(100).unwrap().freeze();
-    let holders: [&dyn Fn(&Buf) -> Box<dyn std::any::Any>; 4] = [
-        &|buffer| Box::new(buffer.clone()),
-        &|buffer| Box::new(buffer.slice(1..2)),
-        &|buffer| Box::new(buffer.expose()),
-        &|buffer| Box::new(Bytes::from(buffer.clone())),
-    ];
-    let buffer = holders.iter().fold(buffer, |buffer, hold| {
-        let held = hold(&buffer);
-        let refused = buffer.try_into_mut().unwrap_err();
-        drop(held);
-        refused
-    });
+    let clone = buffer.clone();
+    let buffer = buffer.try_into_mut().unwrap_err();
+    drop(clone);
+    let slice = buffer.slice(1..2).unwrap();
+    let buffer = buffer.try_into_mut().unwrap_err();
+    drop(slice);
+    let exposure = buffer.expose();
+    let buffer = buffer.try_into_mut().unwrap_err();
+    drop(exposure);
+    let bytes = Bytes::from(buffer.clone());
+    let buffer = buffer.try_into_mut().unwrap_err();
+    drop(bytes);
     let part = buffer.slice(0..99).unwrap();
     drop(buffer);
     let whole = part.slice(0..99).unwrap();
