@@ -1,5 +1,6 @@
 //! Reads and writes of 8 bytes and of 1 MiB in an export of 64 MiB, compared with pulls of as many bytes by message. Two ranks are
-//! threads of this process, and sleep while they wait. RDMA is measured where there is a device: scripts/rxe-vm/criterion has one.
+//! threads of this process, and sleep while they wait. RDMA is measured where there is a device: run by
+//! scripts/rxe-vm/run, the program has some.
 
 #![allow(clippy::disallowed_methods)] // it measures real time on tokio's runtime
 #![allow(clippy::expect_used, missing_docs)] // a benchmark that cannot run stops, and its group is its own

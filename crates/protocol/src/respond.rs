@@ -396,7 +396,7 @@ impl<C: Channel> Response<C> {
         let Some(piece) = piece.filter(|piece| u64::from(*piece) < length_of(Some(bytes))) else {
             return Ok(0);
         };
-        self.connection.lock().responses.begin_writing(self.index);
+        self.connection.lock().responses.begun(self.index);
         let written = self.connection.channel().write_ahead(bytes, destination, piece);
         let written = self.unless_cancelled(pin!(written)).await?;
         written.map_err(|error| {

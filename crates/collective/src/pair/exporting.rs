@@ -46,9 +46,6 @@ const MAGIC: u32 = 0x5457_4b02;
 const PAUSE_MIN: Duration = Duration::from_millis(250);
 const PAUSE_MAX: Duration = Duration::from_secs(4);
 
-/// The longest write into an export's memory in bytes: no published tensor is fetched meanwhile. A longer one makes a copy.
-const IN_PLACE_MAX: usize = 1 << 20;
-
 /// Element type and shape of a rank's exports, by the number of the export. Their bytes are published, and only there: so they can be
 /// overwritten.
 #[derive(Debug, Default)]
@@ -379,15 +376,15 @@ impl Core {
         let Some((Frame::Put { at, export }, content)) = Frame::decode(message.bytes()) else {
             return Receipt::Gone;
         };
-        let name = name(self.step.id(), export);
-        let Some(whole) = self.worker.published(&name).map(|bytes| bytes.bytes().len()) else {
+        let Some(length) = self.exports.lock().get(&export).map(|metadata| metadata.byte_length) else {
             return Receipt::Gone;
         };
-        let at = usize::try_from(at).unwrap_or(usize::MAX);
+        let (at, whole) = (usize::try_from(at).unwrap_or(usize::MAX), length as usize);
         let Ok(part) = part_of(("offset", at), content.len(), whole) else {
-            return Receipt::Outside(whole as u64);
+            return Receipt::Outside(length);
         };
-        if content.len() <= IN_PLACE_MAX && self.worker.overwrite(&name, at, content) {
+        let name = name(self.step.id(), export);
+        if self.worker.overwrite(&name, at, content) {
             tensorwire_testpoints::mark!("an export was overwritten in place");
             return Receipt::Taken;
         }

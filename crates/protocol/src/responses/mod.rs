@@ -259,7 +259,7 @@ impl Responses {
     }
 
     /// The first piece of the content is being posted.
-    pub(crate) fn begin_writing(&mut self, index: RequestIndex) {
+    pub(crate) fn begun(&mut self, index: RequestIndex) {
         if let Some(entry) = self.entries.get_mut(&index) {
             entry.phase = ResponsePhase::Begun;
         }

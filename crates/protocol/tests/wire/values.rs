@@ -180,10 +180,9 @@ pub(crate) fn parameters() -> impl Strategy<Value = Parameters> {
             contents_max,
             names_max,
             eager_bytes_max,
-            per_message,
+            requests_per_message,
             piece_bytes,
         ) = numbers;
-        let requests_per_message = per_message;
         Parameters {
             mode,
             depth,

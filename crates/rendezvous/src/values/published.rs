@@ -100,6 +100,9 @@ impl Edition {
     }
 }
 
+/// The longest content in bytes that is written with the published tensors locked: fetches wait for it.
+const IN_PLACE_MAX: usize = 1 << 20;
+
 /// The edition that a publication replaces, and the memory that the catalogue has released.
 type Replaced = (Option<Edition>, Vec<Buf>);
 
@@ -224,10 +227,12 @@ impl PublishedSet {
     }
 
     /// Publishes the next version of a tensor in the memory of the one before: with `content` in place of its bytes from `at` on. False,
-    /// and nothing has changed, if the tensor is not there or [cannot be overwritten](Tensor::try_overwrite).
-    ///
-    /// Meanwhile fetches wait for the lock. So `content` must be short.
+    /// and nothing has changed, if the tensor is not there or [cannot be overwritten](Tensor::try_overwrite), or `content` is longer than
+    /// [`IN_PLACE_MAX`].
     pub(crate) fn overwrite(&self, name: &str, at: usize, content: &[u8]) -> bool {
+        if content.len() > IN_PLACE_MAX {
+            return false;
+        }
         let mut entries = self.entries_mut();
         let Some((key, Edition { version, tensor, listing })) = entries.remove_entry(name) else {
             return false;

@@ -235,8 +235,8 @@ impl Worker {
     }
 
     /// Publishes the next version of a tensor with `content` in place of its bytes from `at` on, without a copy of the rest. False,
-    /// and nothing has changed, if it is not published or anything else has its memory: a clone, a view, an answer under way. No
-    /// fetch is answered meanwhile, so `content` must be short.
+    /// and nothing has changed, if it is not published, anything else has its memory (a clone, a view, an answer under way), or `content`
+    /// is longer than 1 MiB: no fetch is answered meanwhile.
     #[doc(hidden)]
     pub fn overwrite(&self, name: &str, at: usize, content: &[u8]) -> bool {
         self.node.values().published.overwrite(name, at, content)
