@@ -20,6 +20,7 @@ mod sanitizer {
 
     use crate::Block;
 
+    // SAFETY: these are the signatures in `sanitizer/asan_interface.h`; the runtime that the compiler links for `cfg(asan)` keeps them.
     unsafe extern "C" {
         fn __asan_poison_memory_region(address: *const c_void, length: usize);
         fn __asan_unpoison_memory_region(address: *const c_void, length: usize);
