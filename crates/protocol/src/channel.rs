@@ -2,10 +2,10 @@
 
 use std::{future::Future, sync::Arc};
 
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::BoxStream};
 
 use crate::{
-    Checksums, Destination, Metadata, Note, Scope, Status,
+    Checksums, Code, Destination, Metadata, Note, Scope, Status, SubscriptionTerms,
     limits::{RESULT_BYTES, SLOT_BYTES},
 };
 
@@ -46,7 +46,7 @@ pub struct ChannelError(pub String);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum LentEnd {
-    /// META_DATA_RESPONSE came instead of content.
+    /// META_DATA_RESPONSE came instead of content, or BUFFER_REQUEST for larger memory.
     MetaDataResponse,
     /// ERROR_STATUS came.
     ErrorStatus,
@@ -134,13 +134,13 @@ pub trait Channel: Send + Sync + 'static {
 
     /// Posts the content write, whose immediate is `immediate`, before this returns. `destination` names the bytes that were [written
     /// ahead](Self::write_ahead), too; this write has the others. Without bytes or destination it is a
-    /// bare notification. A `result` lands in the [result slot](Destination::result) of the destination before the
+    /// bare notification. Without an immediate a message that is posted later says that the content has landed. A `result` lands in the [result slot](Destination::result) of the destination before the
     /// immediate is delivered: by the same write, whose length then counts both, or by a write before it.
     fn write_content(
         &self,
         bytes: Option<Self::Bytes>,
         destination: Option<(Destination, u64)>,
-        immediate: u32,
+        immediate: Option<u32>,
         result: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write;
 
@@ -342,6 +342,15 @@ pub enum Take<T, F> {
     Later(F),
 }
 
+/// A value of a subscription.
+#[derive(Debug)]
+pub struct Sequenced<T> {
+    /// The value.
+    pub taken: T,
+    /// How many values there were under the key, this one included.
+    pub sequence: u64,
+}
+
 /// The values that requests are answered with.
 pub trait Source: Send + Sync {
     /// The bytes of its values.
@@ -351,6 +360,21 @@ pub trait Source: Send + Sync {
     /// The future of a value that does not exist yet. It returns the value, or the status of why none will come. Dropping the
     /// future withdraws the request from the source; a value that it was about to return goes to the next request in line.
     type Taking: Future<Output = Result<Self::Taken, Status>> + Send + Unpin + 'static;
+
+    /// The values of a subscription, from now on, in order, each taken when the stream is polled. The stream ends with a status, or
+    /// when it is dropped. Default: subscriptions are refused.
+    fn subscribe(
+        self: &Arc<Self>,
+        (scope, key): (Scope, &Arc<str>),
+        terms: SubscriptionTerms,
+    ) -> BoxStream<'static, Result<Sequenced<Self::Taken>, Status>>
+    where
+        Self: Sized,
+    {
+        let _ = (scope, key, terms);
+        let refused = Status::new(Code::Unimplemented, "this sender has no subscriptions");
+        futures::stream::iter([Err(refused)]).boxed()
+    }
 
     /// Takes the value if there is one. Otherwise registers interest *before this returns*, so that requests are served in
     /// the order of these calls.

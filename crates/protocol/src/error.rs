@@ -162,6 +162,12 @@ pub enum PeerMisbehaved {
     /// A note of a lane that its channel does not have, or more notes than a lane may hold.
     #[error("the peer sent a note for which its channel has no lane or no room")]
     NoteUnfit,
+    /// A message of a subscription for a request that is none, or where none of its kind was due.
+    #[error("the peer sent a message of a subscription where none was due")]
+    SubscriptionUnasked,
+    /// More values or buffers of a subscription than its terms allow.
+    #[error("the peer exceeded the terms of a subscription")]
+    SubscriptionOverrun,
     /// More requests and cancels outstanding than agreed.
     #[error("the peer has more requests outstanding than agreed")]
     Flood,

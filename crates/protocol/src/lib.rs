@@ -45,7 +45,9 @@ pub mod text;
 pub mod validation;
 pub mod wire;
 
-pub use channel::{Allocator, Channel, ChannelError, LentEnd, Mailbox, RecordSlot, RingSpan, Source, Take};
+pub use channel::{
+    Allocator, Channel, ChannelError, LentEnd, Mailbox, RecordSlot, RingSpan, Sequenced, Source, Take,
+};
 pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE, NoteChannel, PutNote};
 pub use counters::Counters;
 pub use credit::{Agreed, Depths, Mode, Parameters};
@@ -54,7 +56,7 @@ pub use key::{DeviceName, InvalidDeviceName, InvalidKey, Key, KeyBuilder};
 pub use line::Rings;
 pub use message::*;
 pub use metadata::{DataType, Metadata, Shape, UnknownDataType};
-pub use receive::{Awaiting, ReceiveOptions, Received, ReceivedGuard, Receiving};
+pub use receive::{Awaiting, Delivery, ReceiveOptions, Received, ReceivedGuard, Receiving, Subscription};
 pub use request_index::RequestIndex;
 pub use requests::MetadataCache;
 pub use respond::{Answer, Responded};

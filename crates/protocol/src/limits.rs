@@ -3,7 +3,7 @@
 //! A peer that exceeds one is refused. A user who exceeds one gets an error that names it.
 
 /// Version of the wire format. Both peers must have the same one. It grows when a release adds messages.
-pub const WIRE_VERSION: u16 = 7;
+pub const WIRE_VERSION: u16 = 8;
 
 /// Longest key or published name, in bytes of UTF-8.
 pub const NAME_BYTES_MAX: usize = 1024;
@@ -94,6 +94,9 @@ pub const REQUESTS_MAX: u32 = 16 << 10;
 /// Most contents that one connection holds for the next receives of their keys, because the receives that they came for were given
 /// up. Above it, further receives of steps are refused.
 pub const STASH_MAX: usize = 4096;
+
+/// Most values that a subscription has under way.
+pub const SUBSCRIPTION_VALUES_MAX: u8 = 64;
 
 /// Most requests that one message may carry.
 pub const REQUESTS_PER_MESSAGE_MAX: u32 = 512;

@@ -171,6 +171,20 @@ pub enum Want {
     /// As a loan: the sender's own bytes, read-only, with the immediate of a write. The sender may also lend a value of
     /// other metadata, which it announces first. A sender that cannot lend answers as if no metadata were known.
     View,
+    /// All values from now on, until the request is cancelled: a subscription. It names no metadata.
+    Each(SubscriptionTerms),
+}
+
+/// The terms of a subscription.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SubscriptionTerms {
+    /// How many values the sender may send before the receiver returns one, at least 1 and at most
+    /// [`SUBSCRIPTION_VALUES_MAX`](crate::limits::SUBSCRIPTION_VALUES_MAX).
+    pub values: u8,
+    /// Whether the receiver wants every value; otherwise the newest one whenever a value may be sent.
+    pub every: bool,
+    /// Whether the receiver wants views of the sender's memory.
+    pub view: bool,
 }
 
 /// Whether a receiver wants its own copy of a value, or the sender's bytes.
@@ -222,6 +236,39 @@ pub struct TensorReRequest {
     pub index: RequestIndex,
     /// Where the content may go; `None` for contents of no bytes.
     pub destination: Option<Destination>,
+}
+
+/// BUFFER_REQUEST: the next value of a subscription fits none of its buffers. The sender writes none of them any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BufferRequest {
+    /// The subscription.
+    pub index: RequestIndex,
+    /// Element type and shape of the value, which has bytes.
+    pub metadata: Metadata,
+}
+
+/// BUFFER_RESPONSE and BUFFER_IDLE: what the sender of a subscription may use from now on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Buffers {
+    /// The subscription.
+    pub index: RequestIndex,
+    /// How many more values may be sent. None are returned by BUFFER_RESPONSE.
+    pub values: u8,
+    /// Buffers for one value each, which the sender uses in this order. With BUFFER_RESPONSE they are the only ones. The sender ignores
+    /// those of a BUFFER_IDLE that comes between its BUFFER_REQUEST and the BUFFER_RESPONSE.
+    pub destinations: SmallVec<[Destination; 2]>,
+}
+
+/// TENSOR_WRITE: a value of a subscription is complete. Its content is in this message, or was posted before: written into the oldest
+/// buffer, or as a loan.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorWrite {
+    /// The version, if it is a published value.
+    pub version: u64,
+    /// How many values there were under the key, this one included: grows by more than one if values were left out.
+    pub sequence: u64,
+    /// The value. `loan_follows` says that it was lent.
+    pub value: MetaDataResponse,
 }
 
 /// ERROR_STATUS: there will be no content.
@@ -323,6 +370,14 @@ messages! {
     version: VERSION = 8 Version;
     /// NOTE.
     note: NOTE = 9 Note;
+    /// BUFFER_REQUEST.
+    buffer_request: BUFFER_REQUEST = 10 BufferRequest;
+    /// BUFFER_RESPONSE.
+    buffer_response: BUFFER_RESPONSE = 11 BufferResponse;
+    /// BUFFER_IDLE.
+    buffer_idle: BUFFER_IDLE = 12 BufferIdle;
+    /// TENSOR_WRITE.
+    tensor_write: TENSOR_WRITE = 13 TensorWrite;
 }
 
 /// A message of the ring.
@@ -347,6 +402,14 @@ pub enum Message {
     Version(VersionNotice),
     /// Either side → the other.
     Note(Note),
+    /// Sender → receiver: a subscription needs buffers.
+    BufferRequest(BufferRequest),
+    /// Receiver → sender: its buffers.
+    BufferResponse(Buffers),
+    /// Receiver → sender: further values, and buffers for them.
+    BufferIdle(Buffers),
+    /// Sender → receiver: a value of a subscription.
+    TensorWrite(TensorWrite),
 }
 
 impl Message {

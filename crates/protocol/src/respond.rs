@@ -1,5 +1,7 @@
 //! The sending side of a transfer.
 
+mod subscribed;
+
 use std::{
     fmt,
     future::{Future, poll_fn},
@@ -8,9 +10,11 @@ use std::{
     task::{Poll, Waker},
 };
 
+use subscribed::Values;
+
 use crate::{
     Agreed, Channel, Checksums, Code, Connection, Destination, ErrorStatus, Message, MetaDataResponse,
-    Metadata, RequestIndex, Source, Status, Take, TensorRequest, VersionNotice, Want,
+    Metadata, RequestIndex, Source, Status, SubscriptionTerms, Take, TensorRequest, VersionNotice, Want,
     connection::{content_turn, message_turn, send},
     responses::ResponseState,
     validation::encode_result,
@@ -22,6 +26,14 @@ struct Ended;
 
 /// A source's answer to a request. Its value goes back to the source unless it is written.
 type Taking<S> = Take<TakenValue<S>, <S as Source>::Taking>;
+
+/// What a request asks for.
+enum Asked<S: Source> {
+    /// One value.
+    One(Taking<S>),
+    /// All values from now on.
+    Each(SubscriptionTerms, Values<S>),
+}
 
 impl<C: Channel> Connection<C> {
     /// Answers `request`, which [`on_immediate`](Self::on_immediate) passed on. The source is asked before this returns, so that
@@ -36,6 +48,10 @@ impl<C: Channel> Connection<C> {
         request: TensorRequest,
         source: &Arc<S>,
     ) -> Responded<C, S> {
+        if let Want::Each(terms) = request.want {
+            let values = source.subscribe((request.scope, &request.key), terms);
+            return self.waiting(request, source, Asked::Each(terms, values));
+        }
         let taken = source.take(request.scope, &request.key);
         if let Take::Now(Ok(value)) = &taken
             && self.agreed().may_answer_now(&request, S::metadata(value), S::bytes(value))
@@ -48,13 +64,21 @@ impl<C: Channel> Connection<C> {
                 return Responded::Sent;
             }
         }
-        let response = Response { connection: self.clone(), index: request.index, is_closed: false };
-        let source = source.clone();
         let taking = match taken {
             Take::Now(taken) => Take::Now(taken.map(|taken| TakenValue::new(source.clone(), taken))),
             Take::Later(taking) => Take::Later(taking),
         };
-        Responded::Waiting(Box::new(Answer { response, request, source, taking }))
+        self.waiting(request, source, Asked::One(taking))
+    }
+
+    fn waiting<S: Source<Bytes = C::Bytes>>(
+        self: &Arc<Self>,
+        request: TensorRequest,
+        source: &Arc<S>,
+        asked: Asked<S>,
+    ) -> Responded<C, S> {
+        let response = Response { connection: self.clone(), index: request.index, is_closed: false };
+        Responded::Waiting(Box::new(Answer { response, request, source: source.clone(), asked }))
     }
 }
 
@@ -79,7 +103,7 @@ impl Agreed {
         let may_be = match request.want {
             Want::Write(_) => true,
             Want::View => metadata.byte_length == 0,
-            Want::Eager => false,
+            Want::Eager | Want::Each(_) => false,
         };
         may_be && !self.describes_first() && request.known.contains(metadata)
     }
@@ -106,7 +130,7 @@ pub struct Answer<C: Channel, S: Source> {
     response: Response<C>,
     request: TensorRequest,
     source: Arc<S>,
-    taking: Taking<S>,
+    asked: Asked<S>,
 }
 
 impl<C: Channel, S: Source> fmt::Debug for Answer<C, S> {
@@ -119,16 +143,25 @@ impl<C: Channel, S: Source<Bytes = C::Bytes>> Answer<C, S> {
     /// Sends the value when the source has it, or why it cannot be sent. The future must be run, for instance by spawning
     /// it.
     pub fn run(self) -> impl Future<Output = ()> + use<C, S> {
-        let Self { mut response, request, source, taking } = self;
+        let Self { mut response, request, source, asked } = self;
         // A block, because a function would store its parameters twice.
         async move {
-            let taken = match taking {
-                Take::Now(taken) => taken.map_err(|status| (status, source)),
-                Take::Later(mut taking) => match response.unless_cancelled(Pin::new(&mut taking)).await {
-                    Ok(Ok(taken)) => Ok(TakenValue::new(source, taken)),
-                    Ok(Err(status)) => Err((status, source)),
-                    Err(Ended) => return,
-                },
+            let taken = match asked {
+                Asked::Each(terms, values) => {
+                    let sent = Box::pin(response.send_values((terms, values), &source)).await;
+                    match sent {
+                        Ok(status) => Err((status, source)),
+                        Err(Ended) => return,
+                    }
+                }
+                Asked::One(Take::Now(taken)) => taken.map_err(|status| (status, source)),
+                Asked::One(Take::Later(mut taking)) => {
+                    match response.unless_cancelled(Pin::new(&mut taking)).await {
+                        Ok(Ok(taken)) => Ok(TakenValue::new(source, taken)),
+                        Ok(Err(status)) => Err((status, source)),
+                        Err(Ended) => return,
+                    }
+                }
             };
             match taken {
                 Ok(mut taken) => response.answer(&request, &mut taken).await,
@@ -365,7 +398,8 @@ impl<C: Channel> Response<C> {
                 state.line.counters.contents_sent += 1;
                 state.line.counters.content_bytes_sent += length;
                 let immediate = index.immediate(which);
-                let write = connection.channel().write_content(bytes.take(), destination, immediate, result);
+                let write =
+                    connection.channel().write_content(bytes.take(), destination, Some(immediate), result);
                 if !C::is_written(&write) {
                     return Some(write);
                 }

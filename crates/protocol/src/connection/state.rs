@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::{
     Channel, ChannelError, Counters, Message, MetaDataResponse, Parameters, PeerMisbehaved, RequestIndex,
-    Rings, StepId, TensorRequest,
+    Rings, StepId, TensorRequest, TensorWrite,
     after::After,
     line::{ArrivalError, Line},
     notes::NoteChannels,
@@ -154,10 +154,27 @@ impl<C: Channel> State<C> {
                 self.responses.described(response.index, response.metadata.byte_length);
             }
             Message::ErrorStatus(error) => self.responses.answered(error.index),
+            Message::BufferRequest(request) => self.responses.buffers_requested(request),
+            Message::BufferResponse(buffers) | Message::BufferIdle(buffers) => {
+                self.requests.buffers_posted(buffers);
+            }
+            Message::TensorWrite(write) => {
+                let posted = self.line.posted();
+                self.count_value(write);
+                self.responses.value_sent(write.value.index, posted);
+            }
             Message::MetaDataResponse(_) | Message::CancelAck(_) | Message::Version(_) | Message::Note(_) => {
             }
         }
         Ok(true)
+    }
+
+    /// Counts a content that is in the message.
+    fn count_value(&mut self, write: &TensorWrite) {
+        if let Some(content) = &write.value.content {
+            self.line.counters.eager_sent += 1;
+            self.line.counters.eager_bytes_sent += content.len() as u64;
+        }
     }
 
     /// As [`post`](Self::post), for META_DATA_RESPONSE with a content, which answers the request.
@@ -300,8 +317,39 @@ impl<C: Channel> State<C> {
                 let arrived = self.requests.version_came(notice)?;
                 self.on_answer(arrived, after);
             }
+            Message::BufferRequest(request) => {
+                let arrived = self.requests.buffer_request(request)?;
+                self.on_answer(arrived, after);
+            }
+            Message::TensorWrite(write) => self.on_tensor_write(write, after)?,
+            Message::BufferResponse(buffers) => {
+                let task = self.responses.buffers_named(buffers)?;
+                self.concern(task, after);
+            }
+            Message::BufferIdle(buffers) => {
+                let task = self.responses.values_returned(buffers)?;
+                self.concern(task, after);
+            }
         }
         Ok(opened)
+    }
+
+    fn on_tensor_write(
+        &mut self,
+        write: TensorWrite,
+        after: &mut After<C::Lent>,
+    ) -> Result<(), PeerMisbehaved> {
+        let eager = write.value.content.as_ref().map(|content| content.len() as u64);
+        let arrived = self.requests.tensor_write(write)?;
+        if !arrived.is_ignored {
+            self.line.counters.eager_received += u64::from(eager.is_some());
+            self.line.counters.eager_bytes_received += eager.unwrap_or_default();
+            if arrived.bytes > 0 {
+                self.line.counters.count_content(arrived.bytes);
+            }
+        }
+        self.on_answer(arrived, after);
+        Ok(())
     }
 
     fn on_meta_data_response(
@@ -367,6 +415,28 @@ impl<C: Channel> State<C> {
     pub(crate) fn count_content(&mut self, index: RequestIndex) {
         self.line.count_content();
         self.responses.wrote(index, self.line.posted());
+    }
+
+    /// A content without an immediate is being posted for the subscription `index`, in its turn.
+    pub(crate) fn count_uncredited(&mut self, index: RequestIndex, bytes: u64) {
+        self.line.count_uncredited();
+        self.responses.writes(index);
+        self.line.counters.contents_sent += 1;
+        self.line.counters.content_bytes_sent += bytes;
+    }
+
+    /// A content is being lent to the subscription `index`, in its turn.
+    pub(crate) fn count_lent(&mut self, index: RequestIndex, bytes: u64) {
+        self.line.count_content();
+        self.responses.writes(index);
+        self.line.counters.loans_sent += 1;
+        self.line.counters.loan_bytes_sent += bytes;
+    }
+
+    /// The bytes of a content of the subscription `index` may be reused.
+    pub(crate) fn end_value(&mut self, index: RequestIndex) {
+        self.line.end_content();
+        self.responses.written_out(index);
     }
 
     /// The bytes of the content of request `index` may be reused.

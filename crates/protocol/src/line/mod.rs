@@ -353,6 +353,12 @@ impl<C: Channel> Line<C> {
         self.contents_in_flight += 1;
     }
 
+    /// A content without an immediate is being posted, in its turn. It takes no credit.
+    pub(crate) fn count_uncredited(&mut self) {
+        self.is_content_due = false;
+        self.contents_in_flight += 1;
+    }
+
     /// The bytes of a content may be reused.
     pub(crate) fn end_content(&mut self) {
         self.contents_in_flight -= 1;

@@ -3,6 +3,7 @@
 mod admission;
 mod guard;
 mod receiving;
+mod subscription;
 mod validate;
 
 use std::{
@@ -25,6 +26,7 @@ use crate::{
 use admission::{Known, Terms};
 pub use guard::ReceivedGuard;
 pub use receiving::Receiving;
+pub use subscription::{Delivery, Subscription};
 
 /// Options of a receive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -512,24 +514,27 @@ impl<'connection, C: Channel> Request<'connection, C> {
 
 impl<C: Channel> Drop for Request<'_, C> {
     fn drop(&mut self) {
-        if self.is_released {
-            return;
+        if !self.is_released {
+            give_up(self.connection, self.index);
         }
-        // After the connection's end `housekeeping` no longer runs: memory that was never written goes back here, the rest in
-        // `drain`.
-        let unwanted = |state: &mut State<C>, after: &mut After<C::Lent>| {
-            let unwanted = if state.failure().is_err() { state.requests.next_unwanted() } else { None };
-            let has_more = unwanted.is_some();
-            after.take_back(unwanted);
-            has_more
-        };
-        let mut has_more = self.connection.change(|state, after| {
-            state.requests.release(self.index, after);
-            unwanted(state, after)
-        });
-        while has_more {
-            has_more = self.connection.change(unwanted);
-        }
+    }
+}
+
+/// Gives a request up. After the connection's end `housekeeping` no longer runs: memory that was never written goes back here, the rest
+/// in `drain`.
+fn give_up<C: Channel>(connection: &Connection<C>, index: RequestIndex) {
+    let unwanted = |state: &mut State<C>, after: &mut After<C::Lent>| {
+        let unwanted = if state.failure().is_err() { state.requests.next_unwanted() } else { None };
+        let has_more = unwanted.is_some();
+        after.take_back(unwanted);
+        has_more
+    };
+    let mut has_more = connection.change(|state, after| {
+        state.requests.release(index, after);
+        unwanted(state, after)
+    });
+    while has_more {
+        has_more = connection.change(unwanted);
     }
 }
 

@@ -24,8 +24,10 @@ pub(crate) struct Arrived<L> {
 }
 
 impl<L> Arrived<L> {
-    const HANDLED: Self = Self { wake: None, next: None, returned: None, is_ignored: false, bytes: 0 };
-    const IGNORED: Self = Self { wake: None, next: None, returned: None, is_ignored: true, bytes: 0 };
+    pub(super) const HANDLED: Self =
+        Self { wake: None, next: None, returned: None, is_ignored: false, bytes: 0 };
+    pub(super) const IGNORED: Self =
+        Self { wake: None, next: None, returned: None, is_ignored: true, bytes: 0 };
 }
 
 pub(crate) type ArrivedResult<L> = Result<Arrived<L>, PeerMisbehaved>;
@@ -46,9 +48,10 @@ impl<L> Requests<L> {
             RequestPhase::ReAsked { metadata } if which == 0 => metadata.clone(),
             RequestPhase::ReAsked { .. } => return Err(PeerMisbehaved::ContentUnasked),
             RequestPhase::Answered => return Ok(Arrived::IGNORED),
-            RequestPhase::Unsent | RequestPhase::Described { .. } | RequestPhase::Promised { .. } => {
-                return Err(PeerMisbehaved::ContentUnasked);
-            }
+            RequestPhase::Unsent
+            | RequestPhase::Described { .. }
+            | RequestPhase::Promised { .. }
+            | RequestPhase::Subscribed => return Err(PeerMisbehaved::ContentUnasked),
         };
         if !self.agreed.fits(metadata.byte_length, length) {
             return Err(PeerMisbehaved::ContentLength);
@@ -74,6 +77,10 @@ impl<L> Requests<L> {
             RequestPhase::Asked { known: Some(known), is_view: true } => known.get(which),
             RequestPhase::Promised { metadata } if which == 0 => Some(metadata),
             RequestPhase::Answered => return Ok(Arrived::IGNORED),
+            RequestPhase::Subscribed if which == 0 => {
+                self.subscribed_view(index, length, lent)?;
+                return Ok(Arrived { bytes: length, ..Arrived::HANDLED });
+            }
             _ => None,
         };
         let metadata = metadata.cloned().ok_or(PeerMisbehaved::LoanUnasked)?;
@@ -125,7 +132,7 @@ impl<L> Requests<L> {
             RequestPhase::Promised { .. } if content.is_none() => {}
             RequestPhase::Promised { .. } => return Err(PeerMisbehaved::MetaDataTwice),
             RequestPhase::Answered => return Ok(Arrived::IGNORED),
-            RequestPhase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
+            RequestPhase::Unsent | RequestPhase::Subscribed => return Err(PeerMisbehaved::AnswerUnasked),
             RequestPhase::Described { .. } | RequestPhase::ReAsked { .. } => {
                 return Err(PeerMisbehaved::MetaDataTwice);
             }
@@ -151,7 +158,7 @@ impl<L> Requests<L> {
             RequestPhase::Asked { is_view: true, .. } => entry.phase = RequestPhase::Promised { metadata },
             RequestPhase::Asked { .. } => return Err(PeerMisbehaved::LoanUnasked),
             RequestPhase::Answered => return Ok(Arrived::IGNORED),
-            RequestPhase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
+            RequestPhase::Unsent | RequestPhase::Subscribed => return Err(PeerMisbehaved::AnswerUnasked),
             RequestPhase::Described { .. } | RequestPhase::Promised { .. } | RequestPhase::ReAsked { .. } => {
                 return Err(PeerMisbehaved::MetaDataTwice);
             }
@@ -167,11 +174,13 @@ impl<L> Requests<L> {
             RequestPhase::Asked { .. }
             | RequestPhase::Described { .. }
             | RequestPhase::Promised { .. }
-            | RequestPhase::ReAsked { .. } => {}
+            | RequestPhase::ReAsked { .. }
+            | RequestPhase::Subscribed => {}
             RequestPhase::Answered => return Ok(Arrived::IGNORED),
             RequestPhase::Unsent => return Err(PeerMisbehaved::AnswerUnasked),
         }
         entry.phase = RequestPhase::Answered;
+        self.end_subscription(index, LentEnd::ErrorStatus);
         Ok(self.answer(index, StoredAnswer::ErrorStatus(status), LentEnd::ErrorStatus))
     }
 
@@ -194,6 +203,7 @@ impl<L> Requests<L> {
         entry.cancel = Cancel::Acknowledged;
         entry.end.get_or_insert(LentEnd::CancelAck);
         let returned = if entry.is_returning { None } else { entry.take_ended() };
+        self.end_subscription(index, LentEnd::CancelAck);
         let next = self.resolve(index);
         self.free_finished(index.slot());
         Ok(Arrived { returned, next, ..Arrived::HANDLED })

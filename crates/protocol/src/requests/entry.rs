@@ -2,7 +2,10 @@
 
 use std::{sync::Arc, task::Waker};
 
-use super::stash::{Check, Content, Landed, StepKey};
+use super::{
+    stash::{Check, Content, Landed, StepKey},
+    subscription::Subscribed,
+};
 use crate::{EagerContent, LentEnd, Metadata, PeerMisbehaved, Status};
 
 /// The state of the exchange with the peer.
@@ -32,6 +35,8 @@ pub(super) enum RequestPhase {
     Described { metadata: Metadata },
     /// TENSOR_RE_REQUEST was posted.
     ReAsked { metadata: Metadata },
+    /// TENSOR_REQUEST was posted for a subscription, which has states of its own.
+    Subscribed,
     /// Content or ERROR_STATUS came.
     Answered,
 }
@@ -73,6 +78,8 @@ pub(super) struct RequestEntry<L> {
     pub(super) checksum: Option<u64>,
     pub(super) version: Version,
     pub(super) reply: Option<StoredAnswer>,
+    /// Boxed, because most requests are none.
+    pub(super) subscribed: Option<Box<Subscribed<L>>>,
     pub(super) waker: Option<Waker>,
 }
 
@@ -119,6 +126,7 @@ impl<L> RequestEntry<L> {
             checksum: None,
             version: Version::Unwanted,
             reply: None,
+            subscribed: None,
             waker: None,
         }
     }
@@ -130,7 +138,8 @@ impl<L> RequestEntry<L> {
             Cancel::Owed | Cancel::Sent => false,
             Cancel::Acknowledged => true,
         };
-        settled && !self.is_awaited && !self.is_returning && self.lent.is_none()
+        let is_empty = self.subscribed.as_ref().is_none_or(|subscribed| subscribed.is_empty());
+        settled && !self.is_awaited && !self.is_returning && self.lent.is_none() && is_empty
     }
 
     /// Takes the memory if the peer can no longer write it.
@@ -141,12 +150,14 @@ impl<L> RequestEntry<L> {
 
     /// Whether there is memory to give back.
     pub(super) fn has_unwanted(&self) -> bool {
-        self.given.is_some() || (self.lent.is_some() && self.end.is_some())
+        let has_ended = self.subscribed.as_ref().is_some_and(|subscribed| subscribed.has_ended());
+        self.given.is_some() || (self.lent.is_some() && self.end.is_some()) || has_ended
     }
 
     /// Takes memory to give back.
     pub(super) fn take_unwanted(&mut self) -> Option<(L, LentEnd)> {
-        self.given.take().and_then(Landed::returned).or_else(|| self.take_ended())
+        let returned = self.given.take().and_then(Landed::returned).or_else(|| self.take_ended());
+        returned.or_else(|| self.subscribed.as_mut()?.take_ended())
     }
 
     /// The content that was not returned to a caller, if there is one.

@@ -18,10 +18,12 @@ impl<L> Requests<L> {
             entry.end.get_or_insert(LentEnd::CancelAck);
         }
         after.wake(self.hold_contents(index).into_iter().flatten());
+        after.wake(self.leave_subscription(index));
         let Some(entry) = self.entry(index) else { return };
         entry.reply = None;
-        let is_returning = entry.has_unwanted();
-        entry.is_returning = is_returning;
+        let was_returning = entry.is_returning;
+        entry.is_returning = entry.has_unwanted();
+        let is_returning = entry.is_returning && !was_returning;
         let is_owed = !matches!(entry.phase, RequestPhase::Unsent | RequestPhase::Answered);
         if is_owed {
             entry.cancel = Cancel::Owed;
@@ -159,7 +161,9 @@ impl<L> Requests<L> {
         let over = entries.filter(|entry| !entry.is_awaited || entry.end.is_none());
         let lent = over.flat_map(|entry| {
             let given = if entry.is_awaited { None } else { entry.given.take() };
-            [given.and_then(|landed| landed.content.lent()), entry.lent.take()].into_iter().flatten()
+            let subscribed = entry.subscribed.as_mut().map(|subscribed| subscribed.drain(entry.is_awaited));
+            let lent = [given.and_then(|landed| landed.content.lent()), entry.lent.take()];
+            lent.into_iter().flatten().chain(subscribed.into_iter().flatten())
         });
         lent.chain(std::iter::from_fn(|| self.stash.take_any()).filter_map(|landed| landed.content.lent()))
             .collect()

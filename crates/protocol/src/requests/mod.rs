@@ -5,6 +5,7 @@ mod entry;
 mod given_up;
 mod metadata_cache;
 mod stash;
+mod subscription;
 #[cfg(test)]
 mod tests;
 
@@ -21,6 +22,8 @@ use entry::{RequestEntry, RequestPhase, StoredAnswer, Version};
 pub use metadata_cache::MetadataCache;
 use stash::Stash;
 pub(crate) use stash::{Check, Content, Landed, StepKey};
+pub(crate) use subscription::Needed;
+use subscription::Subscribed;
 
 /// What the peer answered.
 #[derive(Debug)]
@@ -177,6 +180,11 @@ impl<L> Requests<L> {
     /// TENSOR_REQUEST is being posted.
     pub(crate) fn asked(&mut self, request: &TensorRequest) {
         let Some(entry) = self.entry(request.index) else { return };
+        if let Want::Each(terms) = request.want {
+            entry.phase = RequestPhase::Subscribed;
+            entry.subscribed = Some(Box::new(Subscribed::new(terms)));
+            return;
+        }
         let known = if request.want == Want::Eager { None } else { Some(request.known.clone()) };
         entry.phase = RequestPhase::Asked { known, is_view: request.want == Want::View };
         entry.version = if request.scope.is_versioned() { Version::Wanted } else { Version::Unwanted };
@@ -268,15 +276,19 @@ impl<L> Requests<L> {
                 RequestPhase::Described { .. } | RequestPhase::Promised { .. } | RequestPhase::ReAsked { .. }
             )
         };
-        entries.filter(|entry| entry.is_awaited).any(|entry| is_announced(&entry.phase))
+        let has_view = |entry: &RequestEntry<L>| {
+            entry.subscribed.as_ref().is_some_and(|subscribed| subscribed.is_announced())
+        };
+        entries.filter(|entry| entry.is_awaited).any(|entry| is_announced(&entry.phase) || has_view(entry))
     }
 
     /// Whether no request must be answered on this connection: those that are under way are for published values, none of which is on its
-    /// way yet.
+    /// way yet. A subscription would lose the values that are.
     pub(crate) fn may_move(&self) -> bool {
         let mut entries = self.slots.iter().filter_map(|slot| slot.entry.as_ref());
         let has_none_of_steps = self.queue.is_empty() && self.held.is_empty() && self.stash.is_unused();
-        has_none_of_steps && !self.is_transferring() && entries.all(|entry| entry.step_key.is_none())
+        let may_move = |entry: &RequestEntry<L>| entry.step_key.is_none() && entry.subscribed.is_none();
+        has_none_of_steps && !self.is_transferring() && entries.all(may_move)
     }
 
     /// Steps that have a request under way here, or a content that was not returned yet: one that waits for its receive, or is

@@ -1,5 +1,6 @@
 //! The sender's table of responses, and the replies it owes.
 
+mod subscription;
 #[cfg(test)]
 mod tests;
 
@@ -8,6 +9,9 @@ use std::{
     hash::{BuildHasherDefault, Hasher},
     task::Waker,
 };
+
+pub(crate) use subscription::Room;
+use subscription::Subscribed;
 
 use crate::{
     Agreed, Code, Destination, ErrorStatus, Message, PeerMisbehaved, RequestIndex, Status, StepId,
@@ -39,6 +43,8 @@ enum ResponsePhase {
     Begun,
     /// The content was posted. The peer may regard the request as finished.
     Writing,
+    /// It is a subscription, which has states of its own.
+    Subscribed,
 }
 
 #[derive(Debug)]
@@ -47,6 +53,8 @@ struct ResponseEntry {
     /// `None` for published values.
     step: Option<StepId>,
     is_cancelled: bool,
+    /// Boxed, because most requests are none.
+    subscribed: Option<Box<Subscribed>>,
     waker: Option<Waker>,
 }
 
@@ -160,11 +168,12 @@ impl Responses {
         if self.written.front().is_some_and(|oldest| oldest.returned.is_none()) {
             self.written.retain(|written| written.slot != index.slot());
         }
-        let step = scope.step();
-        self.entries.insert(
-            index,
-            ResponseEntry { phase: ResponsePhase::Waiting, step, is_cancelled: false, waker: None },
-        );
+        let (phase, subscribed) = match want {
+            Want::Each(terms) => (ResponsePhase::Subscribed, Some(Box::new(Subscribed::new(terms)))),
+            _ => (ResponsePhase::Waiting, None),
+        };
+        let entry = ResponseEntry { phase, step: scope.step(), is_cancelled: false, subscribed, waker: None };
+        self.entries.insert(index, entry);
         Ok(())
     }
 
@@ -177,7 +186,10 @@ impl Responses {
 
     /// Whether a value is on its way to the peer, or was announced to it.
     pub(crate) fn is_transferring(&self) -> bool {
-        self.entries.values().any(|entry| !matches!(entry.phase, ResponsePhase::Waiting))
+        self.entries.values().any(|entry| match &entry.subscribed {
+            Some(subscribed) => subscribed.is_transferring(),
+            None => !matches!(entry.phase, ResponsePhase::Waiting),
+        })
     }
 
     /// Steps that have a response under way, or a value written that the peer may not have yet.
@@ -241,7 +253,8 @@ impl Responses {
             ResponsePhase::Waiting
             | ResponsePhase::Described { .. }
             | ResponsePhase::Begun
-            | ResponsePhase::Writing => ResponseState::Open,
+            | ResponsePhase::Writing
+            | ResponsePhase::Subscribed => ResponseState::Open,
         };
         (state, entry.waker.replace(waker.clone()))
     }

@@ -21,11 +21,12 @@ pub(crate) use codec::check_metadata;
 use codec::{Reader, Writer};
 
 use crate::{
-    EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Note, Offered, RequestIndex, Scope,
-    SetContent, StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
+    BufferRequest, Buffers, EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Note, Offered,
+    RequestIndex, Scope, SetContent, StepId, SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite,
+    VersionNotice, Want, Wanted,
     limits::{
         EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NOTE_BYTES_MAX,
-        REQUESTS_PER_MESSAGE_MAX,
+        REQUESTS_PER_MESSAGE_MAX, SUBSCRIPTION_VALUES_MAX,
     },
     message::kind,
     names::{NameForm, NameTable},
@@ -40,6 +41,11 @@ const NAME_NUMBER: u8 = 2;
 const WANT_WRITE: u8 = 0;
 const WANT_EAGER: u8 = 1;
 const WANT_VIEW: u8 = 2;
+/// A subscription. The number of values and the flags below follow.
+const WANT_EACH: u8 = 3;
+
+const EACH_EVERY: u8 = 1;
+const EACH_VIEW: u8 = 2;
 
 const CONTENT_ASKED: u8 = 0;
 const CONTENT_HERE: u8 = 1;
@@ -120,7 +126,24 @@ fn write_message(writer: &mut Writer<'_>, message: &Message, forms: Option<&[Nam
             writer.u16(note.lane);
             writer.bytes(&note.bytes);
         }
+        Message::BufferRequest(request) => {
+            writer.u32(request.index.0);
+            writer.metadata(&request.metadata);
+        }
+        Message::BufferResponse(buffers) | Message::BufferIdle(buffers) => write_buffers(writer, buffers),
+        Message::TensorWrite(write) => {
+            writer.u64(write.version);
+            writer.u64(write.sequence);
+            write_meta_data_response(writer, &write.value);
+        }
     }
+}
+
+fn write_buffers(writer: &mut Writer<'_>, Buffers { index, values, destinations }: &Buffers) {
+    writer.u32(index.0);
+    writer.u8(*values);
+    writer.u8(u8::try_from(destinations.len()).unwrap_or(u8::MAX));
+    destinations.iter().for_each(|destination| writer.target(Some(*destination)));
 }
 
 /// The form of the key of request number `at`.
@@ -150,6 +173,11 @@ fn write_request(writer: &mut Writer<'_>, request: &TensorRequest, form: Option<
         }
         Want::Eager => writer.u8(WANT_EAGER),
         Want::View => writer.u8(WANT_VIEW),
+        Want::Each(SubscriptionTerms { values, every, view }) => {
+            writer.u8(WANT_EACH);
+            writer.u8(values);
+            writer.u8(if every { EACH_EVERY } else { 0 } | if view { EACH_VIEW } else { 0 });
+        }
     }
 }
 
@@ -375,8 +403,48 @@ fn read_message(
             let bytes = EagerContent::from_slice(reader.bytes("note", NOTE_BYTES_MAX)?);
             Message::Note(Note { channel, lane, bytes })
         }
+        kind::BUFFER_REQUEST => Message::BufferRequest(read_buffer_request(reader)?),
+        kind::BUFFER_RESPONSE => Message::BufferResponse(read_buffers(reader)?),
+        kind::BUFFER_IDLE => Message::BufferIdle(read_buffers(reader)?),
+        kind::TENSOR_WRITE => {
+            let (version, sequence) = (reader.u64("version")?, reader.u64("sequence")?);
+            let value = read_meta_data_response(reader, names)?;
+            Message::TensorWrite(TensorWrite { version, sequence, value })
+        }
         _ => return Err(WireError::Unknown { field: "kind", value: kind.into() }),
     })
+}
+
+fn read_buffer_request(reader: &mut Reader<'_>) -> Result<BufferRequest, WireError> {
+    let (index, metadata) = (reader.index()?, reader.metadata()?);
+    if metadata.byte_length == 0 {
+        return Err(WireError::Inconsistent { field: "byte length" });
+    }
+    Ok(BufferRequest { index, metadata })
+}
+
+fn read_buffers(reader: &mut Reader<'_>) -> Result<Buffers, WireError> {
+    let (index, values) = (reader.index()?, reader.u8("values")?);
+    let count = reader.u8("buffers")?;
+    if count > SUBSCRIPTION_VALUES_MAX || values > SUBSCRIPTION_VALUES_MAX {
+        let (length, limit) = (usize::from(count.max(values)), SUBSCRIPTION_VALUES_MAX.into());
+        return Err(WireError::TooLong { field: "buffers", length, limit });
+    }
+    let destination = |_| reader.target()?.ok_or(WireError::Inconsistent { field: "destination" });
+    let destinations = (0..count).map(destination).collect::<Result<_, _>>()?;
+    Ok(Buffers { index, values, destinations })
+}
+
+fn read_terms(reader: &mut Reader<'_>) -> Result<SubscriptionTerms, WireError> {
+    let (values, flags) = (reader.u8("values")?, reader.u8("flags")?);
+    if values == 0 || values > SUBSCRIPTION_VALUES_MAX {
+        let (value, maximum) = (values.into(), SUBSCRIPTION_VALUES_MAX.into());
+        return Err(WireError::OutOfRange { field: "values", value, minimum: 1, maximum });
+    }
+    if flags & !(EACH_EVERY | EACH_VIEW) != 0 {
+        return Err(WireError::Unknown { field: "flags", value: flags.into() });
+    }
+    Ok(SubscriptionTerms { values, every: flags & EACH_EVERY != 0, view: flags & EACH_VIEW != 0 })
 }
 
 /// Several requests. A single request has a kind of its own, so that every message has exactly one encoding.
@@ -408,6 +476,7 @@ fn read_request(
         WANT_WRITE => Want::Write(reader.target()?),
         WANT_EAGER => Want::Eager,
         WANT_VIEW => Want::View,
+        WANT_EACH => Want::Each(read_terms(reader)?),
         value => return Err(WireError::Unknown { field: "want", value: value.into() }),
     };
     check_want(&known, want)?;
@@ -503,6 +572,7 @@ fn check_want(known: &[Metadata], want: Want) -> Result<(), WireError> {
         Want::Write(None) => needed == 0,
         Want::Eager => needed > 0 && needed <= u64::from(EAGER_BYTES_MAX),
         Want::View => true,
+        Want::Each(_) => known.is_empty(),
     };
     if fits { Ok(()) } else { Err(WireError::Inconsistent { field: "want" }) }
 }
