@@ -36,6 +36,7 @@ pub mod fuzzing;
 mod peer_memory;
 mod session;
 pub mod sets;
+pub mod subscriptions;
 mod sync;
 #[cfg(not(feature = "metrics"))]
 mod unmetered;

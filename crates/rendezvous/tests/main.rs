@@ -35,6 +35,7 @@ mod sets;
 mod shards;
 mod slices;
 mod standby;
+mod subscriptions;
 #[cfg(feature = "test-certificates")]
 mod tls;
 mod trust;

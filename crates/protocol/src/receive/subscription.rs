@@ -104,8 +104,10 @@ impl<C: Channel> Subscription<C> {
             self.ask(index).await?;
         }
         loop {
-            if let Some(value) = self.connection.lock().requests.take_value(index) {
-                if self.connection.lock().requests.is_return_due(index) {
+            let taken = self.connection.lock().requests.take_value(index);
+            if let Some(value) = taken {
+                let is_due = self.connection.lock().requests.is_return_due(index);
+                if is_due {
                     let _ = self.give_back(index, allocator).now_or_never();
                 }
                 let sequence = Some(value.sequence);

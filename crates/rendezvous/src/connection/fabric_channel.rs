@@ -223,10 +223,10 @@ impl Channel for FabricChannel {
         &self,
         bytes: Option<Buf>,
         destination: Option<(Destination, u64)>,
-        immediate: u32,
+        immediate: Option<u32>,
         result: Option<[u8; RESULT_BYTES]>,
     ) -> ContentWrite {
-        let immediate = Some(Immediate(immediate));
+        let immediate = immediate.map(Immediate);
         let (Some(whole), Some((destination, ahead))) = (bytes, destination) else {
             return self.post_content(Buf::empty(), None, immediate);
         };

@@ -12,6 +12,8 @@ pub(crate) mod peer_values;
 pub(crate) mod pieces;
 mod refusals;
 mod slices;
+mod subscribed_values;
+pub(crate) mod subscribing;
 #[cfg(test)]
 mod tests;
 

@@ -5,11 +5,12 @@ use std::{
     sync::{Arc, MutexGuard, PoisonError},
 };
 
+use futures::stream::BoxStream;
 use tensorwire_fabric::{BoxFuture, CELL_CONTENT_BYTES, OfferedCatalogue};
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{
-    Checksums, Code, DeviceName, Key, Metadata, Offered, Scope, SetContent, Source, Status, StepId, Take,
-    Wanted,
+    Checksums, Code, DeviceName, Key, Metadata, Offered, Scope, Sequenced, SetContent, Source, Status,
+    StepId, SubscriptionTerms, Take, Wanted,
 };
 use tensorwire_testpoints::sync::Mutex;
 use tokio::sync::OwnedSemaphorePermit;
@@ -116,6 +117,11 @@ impl PeerValues {
         Ok(edition)
     }
 
+    /// The answers that wait for publications.
+    pub(super) fn answers(&self) -> Arc<dyn WaitingAnswers> {
+        self.answers.clone()
+    }
+
     /// Checks that the source of `key` is a device of this worker and the destination a device of the peer.
     fn check_ends(&self, key: &Key) -> Result<(), Status> {
         let ends = [
@@ -151,7 +157,7 @@ impl PeerValues {
     }
 
     /// Takes a value of a step.
-    fn of_step(&self, (step, is_now): (StepId, bool), key: &Arc<str>) -> Take<Taken, Taking> {
+    pub(super) fn of_step(&self, (step, is_now): (StepId, bool), key: &Arc<str>) -> Take<Taken, Taking> {
         let (key, asked) = match self.ask(step, key) {
             Ok(asked) => asked,
             Err(status) => return Take::Now(Err(status)),
@@ -344,6 +350,14 @@ impl Source for PeerValues {
             self.meter.sends(taken.tensor().metadata().byte_length);
         }
         take
+    }
+
+    fn subscribe(
+        self: &Arc<Self>,
+        place: (Scope, &Arc<str>),
+        terms: SubscriptionTerms,
+    ) -> BoxStream<'static, Result<Sequenced<Taken>, Status>> {
+        self.subscribed(place, terms)
     }
 
     fn before_refusal(&self) -> Option<BoxFuture<'static, ()>> {

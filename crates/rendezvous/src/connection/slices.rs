@@ -20,11 +20,8 @@ impl PeerValues {
             Err(status) => return Take::Now(Err(status)),
         };
         if let Some(tensor) = cut.shared() {
-            return Take::Now(Ok(Taken::Published(Edition {
-                version: 0,
-                tensor,
-                listing: Listing::Refused,
-            })));
+            let edition = Edition::unnamed(0, tensor, Listing::Refused);
+            return Take::Now(Ok(Taken::Published(edition)));
         }
         let (gathering, meter) = (self.gathering.clone(), self.meter.clone());
         Take::Later(Box::pin(async move {

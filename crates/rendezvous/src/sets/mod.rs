@@ -34,7 +34,7 @@ mod listing;
 mod making;
 mod part;
 mod plan;
-mod publisher_loss;
+pub(crate) mod publisher_loss;
 mod room;
 mod shard;
 mod shard_plan;

@@ -16,19 +16,19 @@ const PAUSE_MAX: Duration = Duration::from_secs(2);
 
 /// The pause before a lost publisher is asked again; none at first.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Pause(Duration);
+pub(crate) struct Pause(Duration);
 
 impl Pause {
-    pub(super) fn is_none(self) -> bool {
+    pub(crate) fn is_none(self) -> bool {
         self.0.is_zero()
     }
 
     /// The next pause is twice as long as the one before.
-    pub(super) fn lengthen(&mut self) {
+    pub(crate) fn lengthen(&mut self) {
         self.0 = (self.0 * 2).clamp(PAUSE_MIN, PAUSE_MAX);
     }
 
-    pub(super) async fn sleep(self, runtime: &dyn Runtime) {
+    pub(crate) async fn sleep(self, runtime: &dyn Runtime) {
         if !self.is_none() {
             runtime.sleep(self.0).await;
         }
@@ -41,7 +41,7 @@ pub(super) fn warn_of_loss(set: &PeerSet, error: &WorkerError) {
 }
 
 /// Whether the peer may come back after this error.
-pub(super) fn is_loss(error: &WorkerError) -> bool {
+pub(crate) fn is_loss(error: &WorkerError) -> bool {
     match error {
         WorkerError::PeerLost { loss, .. } => {
             !matches!(loss, PeerLoss::Misbehaved | PeerLoss::NameTaken | PeerLoss::ShutDownHere)

@@ -15,9 +15,11 @@ pub(crate) mod sets;
 mod sharded_map;
 pub(crate) mod steps;
 pub(crate) mod table;
+pub(crate) mod takers;
 pub(crate) mod tensor;
 mod tensor_proto;
 pub(crate) mod value_guard;
+pub(crate) mod versions;
 
 use std::sync::Arc;
 
@@ -103,13 +105,13 @@ impl Values {
     /// The list of the sets that `reader` may read, encoded.
     pub(crate) fn set_list(&self, reader: Option<&str>) -> Edition {
         let tensor = sets::encoded(&sets::listing::encode(&self.sets.list(reader)));
-        Edition { version: 0, tensor, listing: Listing::Refused }
+        Edition::unnamed(0, tensor, Listing::Refused)
     }
 
     /// A content of a version of the set.
     pub(crate) fn set_content(&self, name: &str, content: SetContent) -> Result<Edition, Status> {
         let tensor = self.sets.content(name, content)?;
-        Ok(Edition { version: content.edition, tensor, listing: Listing::Refused })
+        Ok(Edition::unnamed(content.edition, tensor, Listing::Refused))
     }
 
     /// Checks that `key` names this incarnation of the worker.

@@ -56,7 +56,7 @@ impl Offers {
         let mut cells = self.lock();
         let cell = cells.free_cell();
         cells.editions += 1;
-        let mut edition = Edition { version: cells.editions, tensor, listing: Listing::Unlisted };
+        let mut edition = Edition::unnamed(cells.editions, tensor, Listing::Unlisted);
         let offered = Offered { incarnation: self.incarnation, edition: edition.version, cell };
         let unlisted = self.catalogue.get().map(|own| edition.enter(own, own.nameless_cell(cell)));
         if let Some(place) = cells.edition(cell) {

@@ -20,6 +20,7 @@ use crate::{
     values::{
         catalogue::{self, Listing, OwnCatalogue},
         latch::Latch,
+        takers::Takers,
         tensor::Tensor,
     },
 };
@@ -82,12 +83,19 @@ pub struct Published {
 #[derive(Debug, Clone)]
 pub(crate) struct Edition {
     pub(crate) version: u64,
+    /// How many publications there were under the name since the first one, or since it was withdrawn.
+    pub(crate) sequence: u64,
     pub(crate) tensor: Tensor,
     /// Whether it is in the catalogue.
     pub(crate) listing: Listing,
 }
 
 impl Edition {
+    /// One that is not published under a name.
+    pub(crate) fn unnamed(version: u64, tensor: Tensor, listing: Listing) -> Self {
+        Self { version, sequence: 0, tensor, listing }
+    }
+
     /// What neighbours read.
     pub(crate) fn content(&self) -> Option<CellContent> {
         catalogue::content(self.version, &self.tensor)
@@ -118,6 +126,8 @@ pub(crate) struct PublishedSet {
     /// Written with `entries` locked.
     catalogue: OwnCatalogue,
     waiting: Mutex<WaitLists>,
+    /// The subscribers that want every version.
+    pub(crate) takers: Takers,
     /// How many entries were visited to make pages.
     #[cfg(test)]
     visited: AtomicU64,
@@ -191,6 +201,7 @@ impl PublishedSet {
             versions: AtomicU64::new(0),
             catalogue: OwnCatalogue::default(),
             waiting: Mutex::default(),
+            takers: Takers::default(),
             #[cfg(test)]
             visited: AtomicU64::new(0),
         }
@@ -234,7 +245,7 @@ impl PublishedSet {
             return false;
         }
         let mut entries = self.entries_mut();
-        let Some((key, Edition { version, tensor, listing })) = entries.remove_entry(name) else {
+        let Some((key, Edition { version, sequence, tensor, listing })) = entries.remove_entry(name) else {
             return false;
         };
         let write = |content| listing.cell().map(|cell| self.catalogue.write(cell, content));
@@ -246,7 +257,8 @@ impl PublishedSet {
             Ok(tensor) => (self.versions.fetch_add(1, Ordering::Relaxed) + 1, tensor, true),
             Err(tensor) => (version, tensor, false),
         };
-        let edition = Edition { version, tensor, listing };
+        let sequence = sequence + u64::from(is_done);
+        let edition = Edition { version, sequence, tensor, listing };
         released.extend(write(edition.content()).unwrap_or_default());
         entries.insert(key, edition);
         drop(entries);
@@ -268,6 +280,15 @@ impl PublishedSet {
         let unlisted = edition.enter(own, own.cell(name));
         drop(entries);
         drop(unlisted);
+    }
+
+    /// As [`publish`](Self::publish), once every subscriber that wants every version has taken the one before.
+    ///
+    /// # Cancel safety
+    /// Nothing is published if the future is dropped.
+    pub(crate) async fn publish_in_turn(&self, name: &str, tensor: Tensor) -> Version {
+        let _turn = self.takers.turn(name, || self.get(name).map_or(0, |edition| edition.version)).await;
+        self.publish(name, tensor)
     }
 
     /// Ends every current and later wait with `status`.
@@ -385,7 +406,7 @@ impl PublishedSet {
         // The number is assigned under the lock, so that of two concurrent publications the one with the greater number
         // stays.
         let version = number.unwrap_or_else(|| self.versions.fetch_add(1, Ordering::Relaxed) + 1);
-        let edition = Edition { version, tensor, listing: Listing::Unlisted };
+        let edition = Edition { version, sequence: 1, tensor, listing: Listing::Unlisted };
         match entries.entry(name.to_owned()) {
             Entry::Occupied(mut place) => {
                 if tensorwire_testpoints::planted!(
@@ -393,9 +414,11 @@ impl PublishedSet {
                 ) && place.get().tensor.metadata() == edition.tensor.metadata()
                 {
                     place.get_mut().version = version;
+                    place.get_mut().sequence += 1;
                     return (version, (None, Vec::new()));
                 }
-                let edition = Edition { listing: place.get().listing, ..edition };
+                let Edition { sequence, listing, .. } = *place.get();
+                let edition = Edition { sequence: sequence + 1, listing, ..edition };
                 let cell = edition.listing.cell();
                 // Neighbours find the new edition before the memory of the old one can be reused.
                 let unlisted =

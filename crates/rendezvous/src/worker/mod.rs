@@ -41,6 +41,7 @@ use crate::{
     session::{known_peer::KnownPeer, node::Node},
     values::{
         duplicates::DuplicatePolicy,
+        end_signal::unless,
         published::{Version, check_published},
         tensor::Tensor,
     },
@@ -226,6 +227,22 @@ impl Worker {
         check_published(name)?;
         self.check_runs()?;
         Ok(self.node.values().published.publish(name, tensor.remember_checksums()))
+    }
+
+    /// As [`publish`](Self::publish), once every [subscription](Peer::subscribe) that wants
+    /// [`Every`](crate::sets::Policy::Every) version has taken the version before. So a subscriber that is slow slows the publisher down,
+    /// and none misses a version. A subscriber whose connection breaks is no longer waited for.
+    ///
+    /// # Errors
+    /// As [`publish`](Self::publish).
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: nothing is published if the future is dropped.
+    pub async fn publish_in_turn(&self, name: &str, tensor: Tensor) -> Result<Version, WorkerError> {
+        check_published(name)?;
+        self.check_runs()?;
+        let published = self.node.values().published.publish_in_turn(name, tensor.remember_checksums());
+        unless(self.node.closing(), published).await.ok_or(WorkerError::ShutDown)
     }
 
     /// The tensor that is published under `name`.

@@ -370,7 +370,7 @@ impl StepTo<'_> {
 /// A step and a peer to receive from, made by [`Step::from`]. [`StepTo`] has an example.
 #[derive(Debug, Clone, Copy)]
 pub struct StepFrom<'a> {
-    step: &'a Step,
+    pub(crate) step: &'a Step,
     peer: &'a Peer,
 }
 
@@ -398,7 +398,7 @@ impl<'a> StepFrom<'a> {
         RecvMany::new(self.step, keys.map(Cow::Owned))
     }
 
-    fn key(&self, name: &str) -> Result<Key, WorkerError> {
+    pub(crate) fn key(&self, name: &str) -> Result<Key, WorkerError> {
         let Self { step: Step { worker, .. }, peer } = self;
         let [_, received] = peer.known.keys();
         key_like(received, (worker, peer), name, || worker.key(peer.name(), worker.name(), name))

@@ -350,24 +350,7 @@ impl Step {
     ) -> Result<HeldTensor, WorkerError> {
         let peer = self.source_of(key)?;
         loop {
-            // A block, because otherwise the future would have room for both until its end.
-            let (connection, key) = {
-                let connected = match peer.live_connection() {
-                    Some(connection) => Ok(connection),
-                    // Boxed, because otherwise the future of every receive would have room for this one.
-                    None => Box::pin(self.worker.node.connected(&peer)).await,
-                };
-                let key = match (key.incarnation(), &connected) {
-                    (0, Ok(connection)) => Cow::Owned(key.text_with_incarnation(connection.peer_incarnation)),
-                    _ => Cow::Borrowed(key.as_str()),
-                };
-                // A step that a broken connection has ended stays ended after a reconnect.
-                if let Some(detail) = self.worker.node.values().lost.why(self.id, peer.name()) {
-                    let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
-                    return Err(step_broken(transfer, (&peer, connected), detail));
-                }
-                (connected?, key)
-            };
+            let (connection, key) = self.connection_for(&peer, key).await?;
             let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
             let received = match how {
                 Receiving::AtOnce(options) => connection
@@ -389,8 +372,31 @@ impl Step {
         }
     }
 
+    /// The connection to the sender of `key`, and the key with the incarnation of the sender.
+    pub(crate) async fn connection_for<'key>(
+        &self,
+        peer: &KnownPeer,
+        key: &'key Key,
+    ) -> Result<(Arc<DataConnection>, Cow<'key, str>), WorkerError> {
+        let connected = match peer.live_connection() {
+            Some(connection) => Ok(connection),
+            // Boxed, because otherwise the future of every receive would have room for this one.
+            None => Box::pin(self.worker.node.connected(peer)).await,
+        };
+        let key = match (key.incarnation(), &connected) {
+            (0, Ok(connection)) => Cow::Owned(key.text_with_incarnation(connection.peer_incarnation)),
+            _ => Cow::Borrowed(key.as_str()),
+        };
+        // A step that a broken connection has ended stays ended after a reconnect.
+        if let Some(detail) = self.worker.node.values().lost.why(self.id, peer.name()) {
+            let transfer = Transfer { peer: peer.name(), key: &key, step: Some(self.id.0) };
+            return Err(step_broken(transfer, (peer, connected), detail));
+        }
+        Ok((connected?, key))
+    }
+
     /// The peer that sends `key`.
-    fn source_of(&self, key: &Key) -> Result<KnownPeer, WorkerError> {
+    pub(crate) fn source_of(&self, key: &Key) -> Result<KnownPeer, WorkerError> {
         let node = &self.worker.node;
         // Most sources are workers, not devices of theirs.
         if let Some(peer) = node.known_peer(key.source()) {
@@ -403,8 +409,13 @@ impl Step {
         node.peer_by_name(&source)
     }
 
+    /// This step, without keeping it from ending.
+    pub(crate) fn observed(&self) -> Self {
+        Self { _end: None, ..self.clone() }
+    }
+
     /// The step's queues, unless the step has ended.
-    fn live(&self) -> Result<&StepRef, WorkerError> {
+    pub(crate) fn live(&self) -> Result<&StepRef, WorkerError> {
         let step = self.live.as_ref().map_err(|status| self.aborted(status.clone()))?;
         step.aborted().map_or(Ok(step), |status| Err(self.aborted(status)))
     }
@@ -413,7 +424,7 @@ impl Step {
     ///
     /// # Errors
     /// The key names another incarnation of this worker.
-    fn is_from_here(&self, key: &Key) -> Result<bool, WorkerError> {
+    pub(crate) fn is_from_here(&self, key: &Key) -> Result<bool, WorkerError> {
         if key.source().is_empty() {
             return Ok(true);
         }
@@ -425,11 +436,11 @@ impl Step {
         Ok(own)
     }
 
-    fn wrong_worker(&self, end: KeyEnd, key: &Key) -> WorkerError {
+    pub(crate) fn wrong_worker(&self, end: KeyEnd, key: &Key) -> WorkerError {
         WorkerError::WrongWorker { end, key: key.to_string(), worker: self.worker.name().to_owned() }
     }
 
-    fn aborted(&self, status: Status) -> WorkerError {
+    pub(crate) fn aborted(&self, status: Status) -> WorkerError {
         WorkerError::Aborted { step: self.id.0, status }
     }
 
@@ -446,7 +457,7 @@ impl Step {
         WorkerError::Local { transfer: self.transfer(key), status }
     }
 
-    fn transfer(&self, key: &Key) -> Box<TransferName> {
+    pub(crate) fn transfer(&self, key: &Key) -> Box<TransferName> {
         let peer = key.source_device().worker().unwrap_or_default();
         Transfer { peer: &peer, key: key.as_str(), step: Some(self.id.0) }.name()
     }
