@@ -273,6 +273,11 @@ fn a_worker_subscribes_to_its_own_values() {
         for number in 0..9 {
             assert!(is_numbered(&next(&mut values).await.tensor, number));
         }
+        for number in 9..12 {
+            step.to(&peer).send("loss", numbered(&worker, number).await).unwrap();
+        }
+        let mut latest = step.from(&peer).subscribe("loss");
+        assert!(is_numbered(&next(&mut latest).await.tensor, 11));
         worker.shutdown().await;
     });
 }

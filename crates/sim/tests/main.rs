@@ -47,5 +47,6 @@ mod shards;
 #[cfg(feature = "planted-bugs")]
 mod shrinking;
 mod stops;
+mod subscriptions;
 mod unanswered;
 mod world;

@@ -101,6 +101,10 @@ pub mod settings {
 #[doc(inline)]
 pub use tensorwire_rendezvous::sets;
 
+/// Subscriptions: the values that a peer has under one name, each as soon as there is one.
+#[doc(inline)]
+pub use tensorwire_rendezvous::subscriptions;
+
 /// Counterparts for programs that come from TensorFlow: its rendezvous classes, their arguments, device names, and
 /// `TF_CONFIG`.
 pub mod tensorflow {

@@ -3,7 +3,7 @@
 use std::{fmt, pin::pin, sync::Arc};
 
 use futures::{StreamExt as _, stream::BoxStream};
-use tensorwire_protocol::{ReceiveOptions, Scope, Sharing, Status, Subscription, Wanted};
+use tensorwire_protocol::{Key, ReceiveOptions, Scope, Sharing, Status, Subscription, Wanted};
 
 use super::{Policy, StepKey, Update, check_ahead};
 use crate::{
@@ -11,7 +11,9 @@ use crate::{
     error::{KeyEnd, Transfer, WorkerError},
     sets::publisher_loss::{Pause, is_loss},
     values::{
+        arguments::{CancellationToken, RecvArgs},
         published::{Edition, Version, check_published},
+        tensor::Tensor,
         versions::versions,
     },
     worker::{
@@ -193,8 +195,8 @@ impl Place {
             }
             (Source::Step { step, key }, _) => {
                 let key = (**key).clone()?;
-                let received = step.receive_held(&key, Receiving::AtOnce(ReceiveOptions::default()));
-                Ok(Subscribed { tensor: received.await?.into_tensor()?, version: None, sequence: None })
+                let tensor = own_value(step, &key, self.policy).await?;
+                Ok(Subscribed { tensor, version: None, sequence: None })
             }
             (Source::Published { .. }, _) => Err(WorkerError::ShutDown),
         }
@@ -236,4 +238,22 @@ async fn link_of(step: &Step, key: &StepKey, terms: Terms) -> Result<Link, Worke
     let (connection, key) = step.connection_for(&peer, &key).await?;
     let subscription = Box::new(connection.subscribe((Scope::Step(step.id), &key), terms));
     Ok(Link::Connected { connection, key: Arc::from(&*key), subscription })
+}
+
+/// The next value of this worker's own step.
+async fn own_value(step: &Step, key: &Key, policy: Policy) -> Result<Tensor, WorkerError> {
+    let received = step.receive_held(key, Receiving::AtOnce(ReceiveOptions::default()));
+    let mut tensor = received.await?.into_tensor()?;
+    // A value that is there takes precedence over a token that is cancelled.
+    let token = CancellationToken::new();
+    token.cancel();
+    while policy == Policy::Latest {
+        let args = RecvArgs { cancellation: Some(token.clone()), ..RecvArgs::default() };
+        match step.recv(key).with(args).await {
+            Ok(newer) => tensor = newer.tensor,
+            Err(WorkerError::Cancelled { .. }) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(tensor)
 }

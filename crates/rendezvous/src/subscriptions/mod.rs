@@ -91,8 +91,8 @@ pub struct Update {
     pub tensor: Tensor,
     /// The version; `None` for a value of a step.
     pub version: Option<Version>,
-    /// How many values were left out between this one and the one before. With [`Policy::Every`] it is not 0 only after
-    /// [`WorkerError::Superseded`].
+    /// How many values were left out between this one and the one before, or since the publisher was restarted or has withdrawn the tensor.
+    /// 0 for the first one. With [`Policy::Every`] it is not 0 only after [`WorkerError::Superseded`].
     pub dropped: u64,
 }
 

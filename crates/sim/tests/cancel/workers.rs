@@ -7,7 +7,7 @@ use tensorwire_fabric::{BoxFuture, Runtime};
 use tensorwire_protocol::{DataType, Mode, Status};
 use tensorwire_rendezvous::{
     AllocatorAttributes, CancellationToken, ClusterSpec, DeviceContext, Filled, Peer, RecvArgs, Sharing,
-    Tensor, Worker, WorkerBuilder, WorkerError, sets::ShardedSet,
+    Tensor, Worker, WorkerBuilder, WorkerError, sets::ShardedSet, subscriptions::Policy,
 };
 use tensorwire_sim::{Handle, Node};
 
@@ -16,7 +16,7 @@ use super::{for_every_k, on_seeds, polled};
 use crate::common::builder;
 
 /// What this file cancels.
-pub(super) const CASES: [&str; 30] = [
+pub(super) const CASES: [&str; 32] = [
     "commit",
     "connect",
     "fetch",
@@ -36,6 +36,7 @@ pub(super) const CASES: [&str; 30] = [
     "list_with_checksums",
     "notes",
     "peer_at",
+    "publish_in_turn",
     "recv",
     "recv_as",
     "recv_into",
@@ -46,6 +47,7 @@ pub(super) const CASES: [&str; 30] = [
     "follow_shards",
     "shutdown",
     "start",
+    "subscribe",
     "wait_for_peer",
 ];
 
@@ -285,6 +287,35 @@ fn s3_a_sharded_fetch_given_up_leaves_nothing_behind() {
         let polled = polled(polls, versions.next()).await;
         let staged = polled.map(|staged| staged.unwrap().unwrap());
         staged.map(|staged| two.handle.verify(2, staged.apply().get("t").unwrap().bytes())).is_some()
+    });
+}
+
+#[test]
+fn s3_a_subscription_given_up_leaves_nothing_behind() {
+    every_k_beside_fetches("subscribe", &async |two, polls| {
+        let mut subscription = two.peer.subscribe("x").ahead(1);
+        let polled = polled(polls, subscription.next()).await;
+        drop(subscription);
+        polled.map(|update| two.handle.verify(1, update.unwrap().unwrap().tensor.bytes())).is_some()
+    });
+}
+
+#[test]
+fn s3_a_publication_given_up_publishes_nothing() {
+    on_seeds(async |handle: Handle| {
+        let two = Two::start(&handle, builder_mode()).await;
+        for_every_k("publish_in_turn", async |polls| {
+            let mut subscription = two.peer.subscribe("x").policy(Policy::Every).ahead(1);
+            two.publish(1);
+            subscription.next().await.unwrap().unwrap();
+            let polled = polled(polls, two.server.publish_in_turn("x", two.tensor(2))).await;
+            let is_published = polled.is_some();
+            drop(subscription);
+            two.fetches(if is_published { 2 } else { 1 }).await;
+            is_published
+        })
+        .await;
+        two.end().await;
     });
 }
 

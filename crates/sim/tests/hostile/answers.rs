@@ -152,7 +152,7 @@ fn answer(line: &Line, request: &TensorRequest, rng: &mut Rng) {
     let meta = |content: Option<&[u8]>| response(line, index, &bytes, content);
     let destination = match request.want {
         Want::Write(destination) => destination,
-        Want::Eager | Want::View => None,
+        Want::Eager | Want::View | Want::Each(_) => None,
     };
     let version = Message::Version(VersionNotice { index, version: rng.next_u64() });
     match rng.below(11) {

@@ -304,7 +304,7 @@ impl Line {
         for request in message.requests() {
             let destination = match request.want {
                 Want::Write(destination) => destination,
-                Want::Eager | Want::View => None,
+                Want::Eager | Want::View | Want::Each(_) => None,
             };
             self.note(request.clone(), destination);
         }
