@@ -1,6 +1,7 @@
 //! Two connections over queues that the test moves by hand. No runtime, no clock, no threads.
 
 pub(crate) mod channel;
+pub(crate) mod flip;
 pub(crate) mod lone;
 pub(crate) mod looks;
 pub(crate) mod mailbox;
