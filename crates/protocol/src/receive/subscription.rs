@@ -160,13 +160,15 @@ impl<C: Channel> Subscription<C> {
         Ok(send(&*self.connection, Message::TensorRequest(request)).await?)
     }
 
-    /// Waits for an arrival, and meanwhile lets the peer send more.
+    /// Waits for an arrival, and meanwhile lets the peer send more if that is due.
     async fn more<A: Allocator<Lent = C::Lent>>(
         &self,
         index: RequestIndex,
         allocator: &A,
     ) -> Result<(), TransferError> {
-        let mut giving = pin!(self.give_back(index, allocator).fuse());
+        let is_due = self.connection.lock().requests.is_return_due(index);
+        let give_back = async { if is_due { self.give_back(index, allocator).await } else { Ok(()) } };
+        let mut giving = pin!(give_back.fuse());
         poll_fn(|context| {
             if let Poll::Ready(Err(error)) = giving.as_mut().poll(context) {
                 // A value that has arrived is handed out first.

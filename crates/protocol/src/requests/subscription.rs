@@ -162,7 +162,14 @@ impl<L> Subscribed<L> {
         (values as usize).saturating_sub(self.granted.len() + self.fresh.len())
     }
 
-    /// BUFFER_RESPONSE or BUFFER_IDLE, if one is due.
+    /// Whether half of the values were taken, or there are fewer buffers than values that the peer may send.
+    fn is_return_due(&self) -> bool {
+        let lacks_buffers = self.made_for.is_some() && self.granted.len() < self.allowed as usize;
+        let is_half = self.taken * 2 >= self.terms.values.into();
+        is_half || lacks_buffers || self.wanted.is_some() || !self.fresh.is_empty()
+    }
+
+    /// BUFFER_RESPONSE or BUFFER_IDLE, if one is possible.
     fn message(&self, index: RequestIndex) -> Option<Message> {
         let destinations = self.fresh.iter().map(|(_, destination)| *destination).collect();
         if self.wanted.is_some() {
@@ -389,10 +396,9 @@ impl<L> Requests<L> {
         Some(Needed { metadata, count: subscribed.missing(), is_urgent }).filter(|needed| needed.count > 0)
     }
 
-    /// Whether so many values were taken that they should be returned although others have arrived.
+    /// Whether a message to the peer is due. Until then it may send another value, and has a buffer for that.
     pub(crate) fn is_return_due(&mut self, index: RequestIndex) -> bool {
-        self.subscribed(index)
-            .is_some_and(|subscribed| subscribed.taken * 2 >= subscribed.terms.values.into())
+        self.open_subscription(index).is_some_and(|subscribed| subscribed.is_return_due())
     }
 
     /// Stores memory for a value of `metadata`. Returns it if the peer wants other memory by now, or the subscription is over.
@@ -413,7 +419,7 @@ impl<L> Requests<L> {
         }
     }
 
-    /// BUFFER_RESPONSE or BUFFER_IDLE, if one is due.
+    /// BUFFER_RESPONSE or BUFFER_IDLE, if one is possible.
     pub(crate) fn buffers_message(&mut self, index: RequestIndex) -> Option<Message> {
         self.open_subscription(index)?.message(index)
     }
