@@ -9,6 +9,7 @@ pub(crate) mod memory;
 pub(crate) mod pair;
 pub(crate) mod random;
 pub(crate) mod source;
+pub(crate) mod subscriber;
 pub(crate) mod tasks;
 
 use tensorwire_protocol::{DataType, Metadata, Scope, Shape, StepId};

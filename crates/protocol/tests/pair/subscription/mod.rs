@@ -1,0 +1,8 @@
+//! Subscriptions: requests that stay open, and have many values.
+
+mod cancel;
+mod counted;
+mod design;
+mod failure;
+mod receiver;
+mod sender;
