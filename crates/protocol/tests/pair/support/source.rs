@@ -103,7 +103,7 @@ impl TestSource {
     /// The newest value under the key of `value`. Those before it are left out.
     fn newest(&self, value: TestValue) -> TestValue {
         let mut table = self.table.lock().unwrap();
-        let queued = table.get_mut(&value.place).and_then(|queue| queue.values.drain(..).last());
+        let queued = table.get_mut(&value.place).and_then(|queue| queue.values.drain(..).next_back());
         queued.filter(|queued| queued.sequence > value.sequence).unwrap_or(value)
     }
 
