@@ -4,11 +4,10 @@ use tensorwire_protocol::{Damage, LentEnd, Metadata, Parameters, Scope, Status, 
 
 use crate::support::{
     STEP,
-    Side::A,
     Side::B,
     bytes_of, dead,
     flip::Flip,
-    pair::{Pair, original, settled, small},
+    pair::{Pair, original, small},
     subscriber::{Subscriber, Value, delivered, every, latest, value_of, views},
 };
 
@@ -348,65 +347,4 @@ fn subscriptions_of_several_keys_and_receives_share_a_connection() {
         pair.run();
         pair.assert_clean();
     }
-}
-
-#[test]
-fn the_content_of_a_receive_that_was_given_up_comes_to_the_subscription_of_its_key() {
-    let mut pair = Pair::new(small());
-    pair.b.source.send_bytes(STEP, "k", 24, 0);
-    assert_eq!(pair.pull(STEP, "k"), Ok(value(24, 0)));
-    let receives = [pair.receive(A, STEP, "k"), pair.receive(A, STEP, "k")];
-    pair.run();
-    let subscriber = pair.subscribe(STEP, "k", every(2));
-    let next = subscriber.next(&mut pair.tasks);
-    pair.run();
-    (1..6).for_each(|fill| pair.b.source.send_bytes(STEP, "k", 24, fill));
-    pair.tasks.run();
-    // Both contents are on their way.
-    receives.iter().for_each(|receive| pair.tasks.cancel(receive.task));
-    pair.run();
-    let delivery = next.take().unwrap().unwrap();
-    assert_eq!((delivery.sequence, value_of(delivery)), (None, value(24, 1)));
-    for fill in 2..6 {
-        assert_eq!(pair.next_of(&subscriber), Ok(value(24, fill)));
-    }
-    pair.end_of(subscriber);
-}
-
-#[test]
-fn a_value_in_the_stash_comes_before_the_subscription_is_opened() {
-    let mut pair = Pair::new(small());
-    pair.b.source.send_bytes(STEP, "k", 24, 0);
-    assert_eq!(pair.pull(STEP, "k"), Ok(value(24, 0)));
-    let receive = pair.receive(A, STEP, "k");
-    pair.run();
-    (1..3).for_each(|fill| pair.b.source.send_bytes(STEP, "k", 24, fill));
-    pair.tasks.run();
-    pair.tasks.cancel(receive.task);
-    pair.run();
-    let subscriber = pair.subscribe(STEP, "k", every(2));
-    let requests = pair.counters().0.sent.tensor_request;
-    let next = subscriber.next(&mut pair.tasks);
-    pair.run();
-    let delivery = next.take().unwrap().unwrap();
-    assert_eq!((delivery.sequence, value_of(delivery)), (None, value(24, 1)));
-    assert_eq!(pair.counters().0.sent.tensor_request, requests);
-    assert_eq!(pair.next_of(&subscriber), Ok(value(24, 2)));
-    pair.end_of(subscriber);
-}
-
-#[test]
-fn a_receive_beside_a_subscription_gets_what_the_source_gives_it() {
-    let mut pair = Pair::new(small());
-    let subscriber = pair.subscribe(STEP, "k", every(1));
-    transfer(&mut pair, &subscriber, bytes_of(24), 1);
-    pair.b.source.send_bytes(STEP, "k", 24, 2);
-    pair.run();
-    let receive = pair.receive(A, STEP, "k");
-    pair.run();
-    pair.b.source.send_bytes(STEP, "k", 24, 3);
-    pair.run();
-    assert_eq!(settled(&receive), Ok(value(24, 3)));
-    assert_eq!(pair.next_of(&subscriber), Ok(value(24, 2)));
-    pair.end_of(subscriber);
 }

@@ -1,5 +1,6 @@
 //! Subscriptions: requests that stay open, and have many values.
 
+mod beside;
 mod cancel;
 mod counted;
 mod design;
