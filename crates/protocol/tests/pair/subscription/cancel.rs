@@ -72,16 +72,49 @@ fn while_it_awaits_a_value_its_buffers_stay_until_cancel_ack() {
 }
 
 #[test]
-fn a_content_under_way_lands_before_cancel_ack_and_its_value_goes_back() {
+fn cancel_ack_waits_for_the_local_completion_of_each_content() {
     let (mut pair, subscriber) = granted(small(), every(2));
+    (2..4).for_each(|fill| pair.b.source.send_bytes(STEP, "k", 24, fill));
+    pair.tasks.run();
+    assert_eq!(pair.counters().1.contents_sent, 3, "two are under way");
     drop(subscriber);
     pair.tasks.run();
-    pair.b.source.send_bytes(STEP, "k", 24, 2);
-    // The content's turn comes, and CANCEL before TENSOR_WRITE.
     let from = pair.wire.trace().len();
+    // CANCEL is taken in while the contents are posted and not complete.
+    pair.deliver(A);
+    for _ in 0..2 {
+        pair.tasks.run();
+        assert!(pair.posted(from).is_empty());
+        // A content and its TENSOR_WRITE.
+        (0..2).for_each(|_| pair.wire.land(B));
+        (0..2).for_each(|_| pair.wire.complete(B));
+    }
     pair.run();
-    assert_eq!(pair.posted(from), ["content", "TENSOR_WRITE", "CANCEL_ACK"]);
+    assert_eq!(pair.posted(from), ["CANCEL_ACK"]);
+    (2..4).for_each(|fill| assert_eq!(pair.pull(STEP, "k"), Ok(value(24, fill))));
+    pair.assert_clean();
+}
+
+#[test]
+fn a_value_whose_content_is_written_and_whose_message_is_not_posted_goes_back() {
+    let (mut pair, subscriber) = granted(original(), every(2));
+    // A request of B occupies the window.
+    let other = pair.receive(B, STEP, "other");
+    pair.tasks.run();
+    pair.b.source.send_bytes(STEP, "k", 24, 2);
+    pair.tasks.run();
+    assert_eq!(pair.posted(0).last(), Some(&"content"));
+    drop(subscriber);
+    pair.tasks.run();
+    let from = pair.wire.trace().len();
+    pair.deliver(A);
+    pair.tasks.run();
+    assert_eq!((pair.b.source.stored(STEP, "k"), pair.a.memory.lent()), (1, 2));
+    pair.run();
+    assert_eq!(pair.posted(from), ["CANCEL_ACK"]);
     assert_eq!(pair.pull(STEP, "k"), Ok(value(24, 2)));
+    pair.tasks.cancel(other.task);
+    pair.run();
     pair.assert_clean();
 }
 
