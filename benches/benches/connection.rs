@@ -99,11 +99,11 @@ impl Channel for Memory {
         &self,
         _: Option<[u8; 8]>,
         destination: Option<(Destination, u64)>,
-        immediate: u32,
+        immediate: Option<u32>,
         _: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write {
         let length = destination.map_or(0, |(destination, _)| destination.capacity);
-        lock(&self.peer).arrivals.push_back((immediate, length));
+        lock(&self.peer).arrivals.extend(immediate.map(|immediate| (immediate, length)));
         future::ready(Ok(()))
     }
 

@@ -23,7 +23,7 @@ use crate::{
     Allocator, Channel, Connection, LentEnd, Message, RequestIndex, Scope, Sharing, SubscriptionTerms,
     TensorRequest, TransferError, Want,
     connection::{message_turn, send},
-    requests::Needed,
+    requests::{Needed, SequencedValue},
 };
 
 /// A value of a subscription.
@@ -31,8 +31,8 @@ use crate::{
 pub struct Delivery<L> {
     /// The value, with its version.
     pub received: Received<L>,
-    /// How many values there were under the key, this one included. `None` for the content of an earlier receive of the key, which comes
-    /// before all others.
+    /// How many values there were under the key, this one included. `None` for the content of another receive of the key that was given
+    /// up, and for a value whose validation was given up.
     pub sequence: Option<u64>,
 }
 
@@ -47,8 +47,6 @@ pub struct Subscription<C: Channel> {
     terms: SubscriptionTerms,
     /// Its request, once it is opened.
     index: Option<RequestIndex>,
-    /// Its request was posted.
-    is_asked: bool,
 }
 
 impl<C: Channel> fmt::Debug for Subscription<C> {
@@ -77,7 +75,8 @@ impl<C: Channel> Connection<C> {
         key: Arc<str>,
         terms: SubscriptionTerms,
     ) -> Subscription<C> {
-        Subscription { connection: self.clone(), scope, key, terms, index: None, is_asked: false }
+        let terms = SubscriptionTerms { view: terms.view && self.agreed().is_extended, ..terms };
+        Subscription { connection: self.clone(), scope, key, terms, index: None }
     }
 }
 
@@ -100,24 +99,35 @@ impl<C: Channel> Subscription<C> {
                 Either::Right(received) => return Ok(Delivery { received, sequence: None }),
             },
         };
-        if !self.is_asked {
-            self.ask(index).await?;
-        }
         loop {
-            let taken = self.connection.lock().requests.take_value(index);
-            if let Some(value) = taken {
-                let is_due = self.connection.lock().requests.is_return_due(index);
-                if is_due {
-                    let _ = self.give_back(index, allocator).now_or_never();
-                }
-                let sequence = Some(value.sequence);
-                let place = (self.scope, self.key.clone());
-                let received = handed_out(place, value.landed, Some(value.version), allocator);
-                let received = validate(&self.connection, received).await?;
-                return Ok(Delivery { received, sequence });
+            let value = self.connection.lock().requests.take_value(index);
+            if let Some(value) = value {
+                return self.deliver(index, value, allocator).await;
             }
-            self.more(index, allocator).await?;
+            let is_unsent = self.connection.lock().requests.is_unsent(index);
+            if is_unsent {
+                self.ask(index).await?;
+            } else {
+                self.more(index, allocator).await?;
+            }
         }
+    }
+
+    /// Hands a value out, and returns those that were taken to the peer if that is due.
+    async fn deliver<A: Allocator<Lent = C::Lent>>(
+        &self,
+        index: RequestIndex,
+        SequencedValue { place, landed }: SequencedValue<C::Lent>,
+        allocator: &A,
+    ) -> Result<Delivery<C::Lent>, TransferError> {
+        let is_due = self.connection.lock().requests.is_return_due(index);
+        if is_due {
+            let _ = self.give_back(index, allocator).now_or_never();
+        }
+        let (version, sequence) = place.unzip();
+        let received = handed_out((self.scope, self.key.clone()), landed, version, allocator);
+        let received = validate(&self.connection, received).await?;
+        Ok(Delivery { received, sequence })
     }
 
     /// Opens the request, unless an earlier receive of the key has left its content here.
@@ -134,6 +144,7 @@ impl<C: Channel> Subscription<C> {
         match admission {
             Admission::Request { index, .. } => {
                 self.index = Some(index);
+                connection.lock().requests.subscribe(index, self.terms);
                 Ok(Either::Left(index))
             }
             Admission::Stashed(key, landed) => {
@@ -143,24 +154,26 @@ impl<C: Channel> Subscription<C> {
         }
     }
 
-    async fn ask(&mut self, index: RequestIndex) -> Result<(), TransferError> {
+    async fn ask(&self, index: RequestIndex) -> Result<(), TransferError> {
         let (scope, key, want) = (self.scope, self.key.clone(), Want::Each(self.terms));
         let request = TensorRequest { index, scope, key, known: Arc::default(), want };
-        send(&*self.connection, Message::TensorRequest(request)).await?;
-        self.is_asked = true;
-        Ok(())
+        Ok(send(&*self.connection, Message::TensorRequest(request)).await?)
     }
 
-    /// Waits for an arrival, and meanwhile lets the peer send more.
+    /// Waits for an arrival, and meanwhile lets the peer send more if that is due.
     async fn more<A: Allocator<Lent = C::Lent>>(
         &self,
         index: RequestIndex,
         allocator: &A,
     ) -> Result<(), TransferError> {
-        let mut giving = pin!(self.give_back(index, allocator).fuse());
+        let is_due = self.connection.lock().requests.is_return_due(index);
+        let give_back = async { if is_due { self.give_back(index, allocator).await } else { Ok(()) } };
+        let mut giving = pin!(give_back.fuse());
         poll_fn(|context| {
             if let Poll::Ready(Err(error)) = giving.as_mut().poll(context) {
-                return Poll::Ready(Err(error));
+                // A value that has arrived is handed out first.
+                let has_value = self.connection.lock().requests.has_value(index);
+                return Poll::Ready(if has_value { Ok(()) } else { Err(error) });
             }
             self.poll_arrival(index, giving.is_terminated(), context)
         })
@@ -179,7 +192,7 @@ impl<C: Channel> Subscription<C> {
             if state.requests.has_value(index) || may_make && state.requests.wants_buffers(index) {
                 return Poll::Ready(Ok(()));
             }
-            if let Some(status) = state.requests.take_subscription_end(index) {
+            if let Some(status) = state.requests.subscription_end(index) {
                 return Poll::Ready(Err(TransferError::Remote(status)));
             }
             after.drop(state.requests.store_waker(index, context.waker()));

@@ -160,6 +160,24 @@ impl<L> RequestEntry<L> {
         returned.or_else(|| self.subscribed.as_mut()?.take_ended())
     }
 
+    /// Whether it may be given the content of another receive of its key.
+    pub(super) fn may_be_given(&self) -> bool {
+        let may_be = match self.subscribed {
+            Some(_) => !matches!(self.phase, RequestPhase::Answered),
+            None => self.given.is_none() && !matches!(self.reply, Some(StoredAnswer::Content { .. })),
+        };
+        self.is_awaited && may_be
+    }
+
+    /// Gives it the content of another receive of its key. Returns the waker to call.
+    pub(super) fn give(&mut self, landed: Landed<L>) -> Option<Waker> {
+        match &mut self.subscribed {
+            Some(subscribed) => subscribed.give(landed),
+            None => self.given = Some(landed),
+        }
+        self.waker.take()
+    }
+
     /// The content that was not returned to a caller, if there is one.
     pub(super) fn take_content(&mut self) -> Option<Landed<L>> {
         match self.reply.take()? {

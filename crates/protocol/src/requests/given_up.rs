@@ -4,12 +4,13 @@ use std::task::Waker;
 
 use super::{
     Landed, Requests, StepKey,
-    entry::{Cancel, RequestEntry, RequestPhase, StoredAnswer},
+    entry::{Cancel, RequestEntry, RequestPhase},
 };
 use crate::{LentEnd, RequestIndex, StepId, after::After};
 
 impl<L> Requests<L> {
-    /// The receive future was dropped. Queues its CANCEL and its memory, and holds a content that has come; allocates nothing.
+    /// The receive future was dropped. Queues its CANCEL and its memory, and holds a content that has come; allocates nothing
+    /// unless it was a subscription.
     pub(crate) fn release(&mut self, index: RequestIndex, after: &mut After<L>) {
         let Some(entry) = self.entry(index) else { return };
         entry.is_awaited = false;
@@ -47,15 +48,10 @@ impl<L> Requests<L> {
     /// Returns the waker to call; allocates nothing.
     pub(crate) fn stash_or_give(&mut self, step_key: StepKey, landed: Landed<L>) -> Option<Waker> {
         let entries = self.slots.iter_mut().filter_map(|slot| slot.entry.as_mut());
-        let waits = |entry: &&mut RequestEntry<L>| {
-            entry.is_awaited
-                && entry.given.is_none()
-                && !matches!(entry.reply, Some(StoredAnswer::Content { .. }))
-                && entry.step_key.as_ref() == Some(&step_key)
-        };
+        let waits =
+            |entry: &&mut RequestEntry<L>| entry.may_be_given() && entry.step_key.as_ref() == Some(&step_key);
         if let Some(oldest) = entries.filter(waits).min_by_key(|entry| entry.number) {
-            oldest.given = Some(landed);
-            return oldest.waker.take();
+            return oldest.give(landed);
         }
         let next = self.stash.first_in_line(&step_key);
         self.stash.put(step_key, landed);

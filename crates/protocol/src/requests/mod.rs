@@ -22,8 +22,7 @@ use entry::{RequestEntry, RequestPhase, StoredAnswer, Version};
 pub use metadata_cache::MetadataCache;
 use stash::Stash;
 pub(crate) use stash::{Check, Content, Landed, StepKey};
-pub(crate) use subscription::Needed;
-use subscription::Subscribed;
+pub(crate) use subscription::{Needed, SequencedValue};
 
 /// What the peer answered.
 #[derive(Debug)]
@@ -180,9 +179,8 @@ impl<L> Requests<L> {
     /// TENSOR_REQUEST is being posted.
     pub(crate) fn asked(&mut self, request: &TensorRequest) {
         let Some(entry) = self.entry(request.index) else { return };
-        if let Want::Each(terms) = request.want {
+        if let Want::Each(_) = request.want {
             entry.phase = RequestPhase::Subscribed;
-            entry.subscribed = Some(Box::new(Subscribed::new(terms)));
             return;
         }
         let known = if request.want == Want::Eager { None } else { Some(request.known.clone()) };
@@ -264,7 +262,10 @@ impl<L> Requests<L> {
 
     /// Whether another receive's content was assigned to this one.
     pub(crate) fn is_given(&mut self, index: RequestIndex) -> bool {
-        self.entry(index).is_some_and(|entry| entry.given.is_some())
+        let has_arrived = |entry: &RequestEntry<L>| {
+            entry.subscribed.as_ref().is_some_and(|subscribed| subscribed.has_arrived())
+        };
+        self.entry(index).is_some_and(|entry| entry.given.is_some() || has_arrived(entry))
     }
 
     /// Whether a value was announced to a receive that has not ended.

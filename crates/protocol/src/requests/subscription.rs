@@ -23,8 +23,8 @@ use crate::{
 /// A value of a subscription that has arrived.
 #[derive(Debug)]
 pub(crate) struct SequencedValue<L> {
-    pub(crate) version: u64,
-    pub(crate) sequence: u64,
+    /// Its version and its sequence; `None` for the content of another receive of the key that was given up.
+    pub(crate) place: Option<(u64, u64)>,
     pub(crate) landed: Landed<L>,
 }
 
@@ -85,7 +85,19 @@ impl<L> Subscribed<L> {
 
     /// Whether nothing is left of its memory.
     pub(super) fn is_empty(&self) -> bool {
-        self.granted.is_empty() && self.fresh.is_empty() && self.arrived.is_empty() && !self.has_ended()
+        let has_none = self.granted.is_empty() && self.fresh.is_empty() && self.view.is_none();
+        has_none && self.arrived.is_empty() && !self.has_ended()
+    }
+
+    /// Whether a value has arrived.
+    pub(super) fn has_arrived(&self) -> bool {
+        !self.arrived.is_empty()
+    }
+
+    /// Stores the content of another receive of the key, in the order of arrival. It is not returned to the peer.
+    pub(super) fn give(&mut self, landed: Landed<L>) {
+        let at = self.arrived.partition_point(|value| value.landed.number < landed.number);
+        self.arrived.insert(at, SequencedValue { place: None, landed });
     }
 
     /// The peer writes no buffer any more, for the reason `end`.
@@ -115,7 +127,7 @@ impl<L> Subscribed<L> {
     }
 
     pub(super) fn is_announced(&self) -> bool {
-        self.view.is_some()
+        self.view.is_some() || self.wanted.is_some()
     }
 
     /// The content of a value, out of its buffer if it was written there.
@@ -159,7 +171,14 @@ impl<L> Subscribed<L> {
         (values as usize).saturating_sub(self.granted.len() + self.fresh.len())
     }
 
-    /// BUFFER_RESPONSE or BUFFER_IDLE, if one is due.
+    /// Whether half of the values were taken, or there are fewer buffers than values that the peer may send.
+    fn is_return_due(&self) -> bool {
+        let lacks_buffers = self.made_for.is_some() && self.granted.len() < self.allowed as usize;
+        let is_half = self.taken * 2 >= self.terms.values.into();
+        is_half || lacks_buffers || self.wanted.is_some() || !self.fresh.is_empty()
+    }
+
+    /// BUFFER_RESPONSE or BUFFER_IDLE, if one is possible.
     fn message(&self, index: RequestIndex) -> Option<Message> {
         if !self.is_due() {
             return None;
@@ -230,6 +249,10 @@ impl<L> Requests<L> {
             return Ok(Arrived::IGNORED);
         }
         let Some(subscribed) = &mut entry.subscribed else { return Ok(Arrived::IGNORED) };
+        if subscribed.wanted.is_some() {
+            // The peer waits for BUFFER_RESPONSE.
+            return Err(PeerMisbehaved::SubscriptionUnasked);
+        }
         subscribed.allowed = subscribed.allowed.checked_sub(1).ok_or(PeerMisbehaved::SubscriptionOverrun)?;
         let content = subscribed.content(&value)?;
         let is_written = matches!(content, Content::Lent(_)) && !value.loan_follows;
@@ -237,7 +260,8 @@ impl<L> Requests<L> {
         let check = value.checksum.map_or(Check::None, Check::InMessage);
         let landed = Landed { number, metadata: value.metadata, content, check };
         self.landed = number;
-        let wake = self.arrived_value(value.index, SequencedValue { version, sequence, landed });
+        let place = Some((version, sequence));
+        let wake = self.arrived_value(value.index, SequencedValue { place, landed });
         Ok(Arrived { wake, bytes, ..Arrived::HANDLED })
     }
 
@@ -286,9 +310,13 @@ impl<L> Requests<L> {
         Ok(())
     }
 
-    /// The peer has ended the subscription, or has acknowledged its end.
+    /// The peer has ended the subscription, or has acknowledged its end: nothing more comes for it.
     pub(super) fn end_subscription(&mut self, index: RequestIndex, end: LentEnd) {
-        if let Some(subscribed) = self.entry(index).and_then(|entry| entry.subscribed.as_mut()) {
+        if let Some(entry) = self.entry(index)
+            && let Some(subscribed) = &mut entry.subscribed
+        {
+            entry.phase = RequestPhase::Answered;
+            subscribed.wanted = None;
             subscribed.end_buffers(end);
             self.queue_returns(index);
         }
@@ -326,44 +354,63 @@ impl<L> Requests<L> {
         self.entry(index)?.subscribed.as_deref_mut()
     }
 
+    /// The subscription, while the peer may send values.
+    fn open_subscription(&mut self, index: RequestIndex) -> Option<&mut Subscribed<L>> {
+        let entry = self.entry(index).filter(|entry| matches!(entry.phase, RequestPhase::Subscribed));
+        entry?.subscribed.as_deref_mut()
+    }
+
+    /// The request, which was not posted, will be a subscription. It keeps a content that it was given meanwhile.
+    pub(crate) fn subscribe(&mut self, index: RequestIndex, terms: SubscriptionTerms) {
+        if let Some(entry) = self.entry(index) {
+            let mut subscribed = Subscribed::new(terms);
+            entry.given.take().into_iter().for_each(|given| subscribed.give(given));
+            entry.subscribed = Some(Box::new(subscribed));
+        }
+    }
+
+    /// Whether TENSOR_REQUEST was not posted.
+    pub(crate) fn is_unsent(&mut self, index: RequestIndex) -> bool {
+        self.entry(index).is_some_and(|entry| matches!(entry.phase, RequestPhase::Unsent))
+    }
+
     /// Takes the oldest value of the subscription that has arrived.
     pub(crate) fn take_value(&mut self, index: RequestIndex) -> Option<SequencedValue<L>> {
         let subscribed = self.subscribed(index)?;
         let value = subscribed.arrived.pop_front()?;
-        subscribed.taken += 1;
+        subscribed.taken += u32::from(value.place.is_some());
         Some(value)
     }
 
     /// Whether a value has arrived.
     pub(crate) fn has_value(&mut self, index: RequestIndex) -> bool {
-        self.subscribed(index).is_some_and(|subscribed| !subscribed.arrived.is_empty())
+        self.subscribed(index).is_some_and(|subscribed| subscribed.has_arrived())
     }
 
     /// Whether the peer waits for BUFFER_RESPONSE.
     pub(crate) fn wants_buffers(&mut self, index: RequestIndex) -> bool {
-        self.subscribed(index).is_some_and(|subscribed| subscribed.wanted.is_some())
+        self.open_subscription(index).is_some_and(|subscribed| subscribed.wanted.is_some())
     }
 
     /// Why the peer has ended the subscription, once its values are taken.
-    pub(crate) fn take_subscription_end(&mut self, index: RequestIndex) -> Option<Status> {
-        match self.entry(index)?.reply.take()? {
-            StoredAnswer::ErrorStatus(status) => Some(status),
+    pub(crate) fn subscription_end(&mut self, index: RequestIndex) -> Option<Status> {
+        match self.entry(index)?.reply.as_ref()? {
+            StoredAnswer::ErrorStatus(status) => Some(status.clone()),
             StoredAnswer::Content { .. } | StoredAnswer::MetaDataResponse(_) => None,
         }
     }
 
     /// The buffers to allocate.
     pub(crate) fn needed_buffers(&mut self, index: RequestIndex) -> Option<Needed> {
-        let subscribed = self.subscribed(index)?;
+        let subscribed = self.open_subscription(index)?;
         let metadata = subscribed.wanted.as_ref().or(subscribed.made_for.as_ref())?.clone();
         let is_urgent = subscribed.granted.is_empty() && subscribed.fresh.is_empty();
         Some(Needed { metadata, count: subscribed.missing(), is_urgent }).filter(|needed| needed.count > 0)
     }
 
-    /// Whether so many values were taken that they should be returned although others have arrived.
+    /// Whether a message to the peer is due. Until then it may send another value, and has a buffer for that.
     pub(crate) fn is_return_due(&mut self, index: RequestIndex) -> bool {
-        self.subscribed(index)
-            .is_some_and(|subscribed| subscribed.taken * 2 >= subscribed.terms.values.into())
+        self.open_subscription(index).is_some_and(|subscribed| subscribed.is_return_due())
     }
 
     /// Stores memory for a value of `metadata`. Returns it if the peer wants other memory by now, or the subscription is over.
@@ -373,8 +420,7 @@ impl<L> Requests<L> {
         metadata: &Metadata,
         buffer: (L, Destination),
     ) -> Option<L> {
-        let is_open = self.entry(index).is_some_and(|entry| matches!(entry.phase, RequestPhase::Subscribed));
-        match self.subscribed(index).filter(|_| is_open) {
+        match self.open_subscription(index) {
             Some(subscribed)
                 if subscribed.wanted.as_ref().or(subscribed.made_for.as_ref()) == Some(metadata) =>
             {
@@ -385,9 +431,9 @@ impl<L> Requests<L> {
         }
     }
 
-    /// BUFFER_RESPONSE or BUFFER_IDLE, if one is due.
+    /// BUFFER_RESPONSE or BUFFER_IDLE, if one is possible.
     pub(crate) fn buffers_message(&mut self, index: RequestIndex) -> Option<Message> {
-        self.subscribed(index)?.message(index)
+        self.open_subscription(index)?.message(index)
     }
 
     /// BUFFER_RESPONSE or BUFFER_IDLE is being posted.

@@ -21,8 +21,21 @@ use crate::{
 /// The values of a subscription.
 pub(super) type Values<S> = BoxStream<'static, Result<Sequenced<<S as Source>::Taken>, Status>>;
 
-/// Contents that are being written, oldest first, with the values that belong to the peer.
-struct Writes<C: Channel, S: Source>(VecDeque<(Pin<Box<C::Write>>, Option<TakenValue<S>>)>);
+/// A content that is being written or lent.
+struct Underway<C: Channel, S: Source> {
+    write: Pin<Box<C::Write>>,
+    /// The value, once it belongs to the peer.
+    taken: Option<TakenValue<S>>,
+}
+
+/// The contents that are under way, oldest first.
+struct Writes<C: Channel, S: Source>(VecDeque<Underway<C, S>>);
+
+impl<C: Channel, S: Source> Writes<C, S> {
+    fn push(&mut self, write: C::Write) {
+        self.0.push_back(Underway { write: Box::pin(write), taken: None });
+    }
+}
 
 /// How the peer gets a content.
 enum Way {
@@ -109,7 +122,7 @@ impl<C: Channel> Response<C> {
 
     /// Ready when no write is under way.
     fn poll_writes<S: Source>(&self, writes: &mut Writes<C, S>, context: &mut Context<'_>) -> Poll<()> {
-        while let Some((write, taken)) = writes.0.front_mut() {
+        while let Some(Underway { write, taken }) = writes.0.front_mut() {
             let Poll::Ready(result) = write.as_mut().poll(context) else { return Poll::Pending };
             taken.iter_mut().for_each(TakenValue::dispose);
             writes.0.pop_front();
@@ -156,8 +169,8 @@ impl<C: Channel> Response<C> {
         // From here on the value belongs to the peer; its memory is held until the bytes are written.
         taken.source = None;
         // The newest write is the value's, unless it has ended.
-        match writes.0.back_mut().filter(|(_, owner)| owner.is_none()) {
-            Some((_, owner)) => *owner = Some(taken),
+        match writes.0.back_mut().filter(|newest| newest.taken.is_none()) {
+            Some(newest) => newest.taken = Some(taken),
             None => taken.dispose(),
         }
         Ok(())
@@ -211,7 +224,7 @@ impl<C: Channel> Response<C> {
         });
         let write = self.beside(writes, pin!(lent)).await?.map_err(|_| Ended)??;
         let is_lent = write.is_some();
-        writes.0.extend(write.map(|write| (Box::pin(write), None)));
+        write.into_iter().for_each(|write| writes.push(write));
         Ok(is_lent)
     }
 
@@ -266,7 +279,7 @@ impl<C: Channel> Response<C> {
             })
         });
         let write = self.beside(writes, pin!(written)).await?.map_err(|_| Ended)?.ok_or(Ended)?;
-        writes.0.push_back((Box::pin(write), None));
+        writes.push(write);
         Ok(())
     }
 

@@ -3,6 +3,8 @@
 
 use std::{cell::RefCell, fmt::Write, fs, path::Path, sync::Arc};
 
+use smallvec::smallvec;
+
 use super::{
     control::{Connect, ControlFrame, FabricOffer, ListEntry, Parameters, RegionRecord, RingOffer},
     record::{
@@ -10,9 +12,9 @@ use super::{
     },
 };
 use crate::{
-    Code, DataType, Destination, EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Note,
-    Offered, RequestIndex, ResultSlot, Scope, SetContent, Shape, Status, StepId, TensorReRequest,
-    TensorRequest, VersionNotice, Want, Wanted,
+    BufferRequest, Buffers, Code, DataType, Destination, EagerContent, ErrorStatus, Message,
+    MetaDataResponse, Metadata, Note, Offered, RequestIndex, ResultSlot, Scope, SetContent, Shape, Status,
+    StepId, SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite, VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts, Mode},
     limits::{CONTROL_FRAME_BYTES_MAX, SLOT_BYTES, WIRE_VERSION},
     names::{NameForm, NameTable},
@@ -240,6 +242,29 @@ fn answers(page: &mut Page) {
     page.record("CANCEL_ACK", about, &[], &Message::CancelAck(INDEX));
 }
 
+fn subscriptions(page: &mut Page) {
+    let terms = SubscriptionTerms { values: 2, every: true, view: false };
+    let each = Message::TensorRequest(request(&[], Want::Each(terms)));
+    let about = "A subscription (want 3): how many values may be sent before one is returned, and flags: every value (1), views (2).";
+    page.record("TENSOR_REQUEST, subscription", about, &[NameForm::Number(2)], &each);
+    let about = "The next value of a subscription fits none of its buffers, which are not written any more.";
+    let wanted = BufferRequest { index: INDEX, metadata: matrix() };
+    page.record("BUFFER_REQUEST", about, &[], &Message::BufferRequest(wanted));
+    let destinations = smallvec![destination(None), Destination { offset: 8192, ..destination(None) }];
+    let about = "The buffers for that value and later ones, each of which is for one value.";
+    let buffers = Buffers { index: INDEX, values: 0, destinations };
+    page.record("BUFFER_RESPONSE", about, &[], &Message::BufferResponse(buffers));
+    let about = "How many more values may be sent, and further buffers.";
+    let buffers = Buffers { index: INDEX, values: 1, destinations: smallvec![destination(None)] };
+    page.record("BUFFER_IDLE", about, &[], &Message::BufferIdle(buffers));
+    let about = "A value of a subscription, with the fields of META_DATA_RESPONSE. With content 0 the value was written into the oldest \
+        buffer, or has no bytes; with 2 it was lent.";
+    let (metadata, index) = (matrix(), INDEX);
+    let value = MetaDataResponse { index, metadata, content: None, loan_follows: false, checksum: None };
+    let write = TensorWrite { version: 0, sequence: 4, value };
+    page.record("TENSOR_WRITE", about, &[], &Message::TensorWrite(write));
+}
+
 fn flow_control(page: &mut Page) {
     page.flow(
         "Counts only",
@@ -353,6 +378,7 @@ fn the_book_shows_the_layouts_that_the_decoder_reads() {
     let mut page = head();
     requests(&mut page);
     answers(&mut page);
+    subscriptions(&mut page);
     flow_control(&mut page);
     greeting(&mut page);
     connections(&mut page);

@@ -6,10 +6,11 @@
 use std::sync::Arc;
 
 use tensorwire_protocol::{
-    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, Code, Connection, DataType, Destination, ErrorStatus,
-    MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Note, Offered, Parameters, RecordSlot,
-    RequestIndex, Responded, ResultSlot, Scope, SetContent, Shape, Sharing, Status, StepId, TensorReRequest,
-    TensorRequest, Validation, VersionNotice, Want, Wanted,
+    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, BufferRequest, Buffers, Channel, Code, Connection, DataType,
+    Destination, ErrorStatus, MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Mode, Note, Offered,
+    Parameters, RecordSlot, RequestIndex, Responded, ResultSlot, Scope, SetContent, Shape, Sharing, Status,
+    StepId, SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite, Validation, VersionNotice, Want,
+    Wanted,
     credit::{Answer, Ask, Counts},
     names::NameForm,
     wire::record::{self, ASK_BYTES, Control, RECORD_BYTES_MAX},
@@ -23,6 +24,7 @@ use crate::{
         memory::{Lent, Memory},
         pair::ReceiveResult,
         source::TestSource,
+        subscriber::{Next, Subscriber, value_of},
         tasks::{Handle, Tasks},
     },
 };
@@ -49,6 +51,7 @@ struct Rig {
     asks: u32,
     answers: u32,
     receives: Vec<Handle<ReceiveResult>>,
+    subscribers: Vec<(Subscriber, Next)>,
 }
 
 pub(crate) fn connection(data: &[u8]) {
@@ -107,6 +110,7 @@ impl Rig {
             asks: 0,
             answers: 0,
             receives: Vec::new(),
+            subscribers: Vec::new(),
         }
     }
 
@@ -119,7 +123,8 @@ impl Rig {
             11..=13 => self.content(input),
             14 => self.lend(input),
             15 | 16 => self.record(input),
-            17..=20 => self.receive(input),
+            17..=19 => self.receive(input),
+            20 => self.subscribe(input),
             21 => self.give_up(input),
             22..=24 => self.send_value(input),
             25 | 26 => self.absorb(),
@@ -250,6 +255,26 @@ impl Rig {
         self.receives.push(self.tasks.spawn(receive));
     }
 
+    /// A new subscription, or a value of one, or the end of one.
+    fn subscribe(&mut self, input: &mut Input<'_>) {
+        let choice = input.below(8);
+        if choice < 2 || self.subscribers.is_empty() {
+            let (scope, key, terms) = (scope(input), input.pick(&KEYS), terms(input));
+            let subscriber = Subscriber::new(&self.connection, &self.memory, (scope, key), terms);
+            let next = subscriber.next(&mut self.tasks);
+            return self.subscribers.push((subscriber, next));
+        }
+        let (subscriber, next) = self.subscribers.swap_remove(choice % self.subscribers.len());
+        if choice == 7 || next.is_pending() {
+            self.tasks.cancel(next.task);
+        }
+        take_value(&next);
+        if choice < 7 {
+            let next = subscriber.next(&mut self.tasks);
+            self.subscribers.push((subscriber, next));
+        }
+    }
+
     fn give_up(&mut self, input: &mut Input<'_>) {
         if !self.receives.is_empty() {
             let given_up = self.receives.swap_remove(input.below(self.receives.len()));
@@ -315,6 +340,7 @@ impl Rig {
         self.tasks.run();
         assert!(self.tasks.all_finished(), "a task waits for a connection that is over");
         self.receives.iter().for_each(finish);
+        self.subscribers.drain(..).for_each(|(_, next)| take_value(&next));
         self.connection.drain().into_iter().for_each(Lent::end_drained);
         assert_eq!((self.memory.lent(), self.memory.leaked()), (0, 0));
     }
@@ -326,6 +352,11 @@ fn finish(receive: &Handle<ReceiveResult>) {
         let length = received.metadata.byte_length as usize;
         received.lent.map(|lent| lent.finish(length));
     }
+}
+
+/// The value of a subscription gives its memory back.
+fn take_value(next: &Next) {
+    next.take().and_then(Result::ok).map(value_of);
 }
 
 /// Indices that connections use: a slot and how often it was used.
@@ -367,6 +398,39 @@ fn metadata(input: &mut Input<'_>) -> Metadata {
     }
 }
 
+fn terms(input: &mut Input<'_>) -> SubscriptionTerms {
+    let flags = input.u8();
+    SubscriptionTerms { values: 1 + (flags >> 2) % 8, every: flags & 1 == 0, view: flags & 2 != 0 }
+}
+
+fn buffers(input: &mut Input<'_>) -> Buffers {
+    let (index, values) = (index(input), input.below(3) as u8);
+    let (count, capacity) = (input.below(4), input.pick(&[1, 8, 64, 4096, 5000]));
+    Buffers { index, values, destinations: (0..count).map(|_| destination(input, capacity)).collect() }
+}
+
+/// What the receiver of a subscription sends.
+fn taking(input: &mut Input<'_>) -> Message {
+    match input.below(3) {
+        0 => {
+            let (index, scope, key) = (index(input), scope(input), input.pick(&KEYS).into());
+            let (known, want) = (Arc::default(), Want::Each(terms(input)));
+            Message::TensorRequest(TensorRequest { index, scope, key, known, want })
+        }
+        1 => Message::BufferResponse(buffers(input)),
+        _ => Message::BufferIdle(buffers(input)),
+    }
+}
+
+/// What the sender of a subscription sends.
+fn giving(input: &mut Input<'_>) -> Message {
+    if input.below(3) == 0 {
+        return Message::BufferRequest(BufferRequest { index: index(input), metadata: metadata(input) });
+    }
+    let (version, sequence) = (input.number(), input.number());
+    Message::TensorWrite(TensorWrite { version, sequence, value: meta_data_response(input) })
+}
+
 fn name_form(input: &mut Input<'_>) -> NameForm {
     let number = input.below(6) as u16;
     match input.below(4) {
@@ -391,9 +455,11 @@ fn request(input: &mut Input<'_>) -> TensorRequest {
 
 fn message(kind: usize, input: &mut Input<'_>) -> Message {
     match kind {
-        0..=2 => Message::TensorRequest(request(input)),
+        0..=1 => Message::TensorRequest(request(input)),
+        2 => taking(input),
         3 => Message::TensorRequests((0..input.below(5)).map(|_| request(input)).collect()),
-        4..=6 => meta_data_response(input),
+        4..=5 => Message::MetaDataResponse(meta_data_response(input)),
+        6 => giving(input),
         7 => {
             let (index, capacity) = (index(input), input.pick(&[0, 1, 8, 64, 4096, 5000]));
             let destination = (capacity > 0).then(|| destination(input, capacity));
@@ -413,13 +479,13 @@ fn message(kind: usize, input: &mut Input<'_>) -> Message {
     }
 }
 
-fn meta_data_response(input: &mut Input<'_>) -> Message {
+fn meta_data_response(input: &mut Input<'_>) -> MetaDataResponse {
     let (index, metadata) = (index(input), metadata(input));
     let fits = metadata.byte_length <= 4096;
     let content = (fits && input.flag()).then(|| vec![3; metadata.byte_length as usize].into());
     let loan_follows = content.is_none() && input.below(4) == 0;
     let checksum = input.flag().then(|| input.number());
-    Message::MetaDataResponse(MetaDataResponse { index, metadata, content, loan_follows, checksum })
+    MetaDataResponse { index, metadata, content, loan_follows, checksum }
 }
 
 #[test]

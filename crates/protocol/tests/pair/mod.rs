@@ -17,6 +17,7 @@ mod sequences;
 mod several;
 mod short;
 mod stash;
+mod subscription;
 mod unpolled;
 mod validation;
 mod version;

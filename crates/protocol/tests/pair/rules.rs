@@ -3,7 +3,7 @@
 use tensorwire_protocol::PeerMisbehaved as Rule;
 
 /// All of them: `every_rule_has_its_own_words` compares this list with the source.
-pub(crate) const RULES: [Rule; 30] = [
+pub(crate) const RULES: [Rule; 32] = [
     Rule::Malformed,
     Rule::ReservedImmediate,
     Rule::AcknowledgementUnasked,
@@ -34,4 +34,6 @@ pub(crate) const RULES: [Rule; 30] = [
     Rule::RingOfferUnfit,
     Rule::RingMoveUnasked,
     Rule::NoteUnfit,
+    Rule::SubscriptionUnasked,
+    Rule::SubscriptionOverrun,
 ];

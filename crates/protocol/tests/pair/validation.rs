@@ -9,9 +9,8 @@ use tensorwire_protocol::{
 use crate::support::{
     STEP,
     Side::{A, B},
-    bytes_of,
-    channel::Flip,
-    dead,
+    bytes_of, dead,
+    flip::Flip,
     lone::Lone,
     pair::{Pair, original, settled, small},
 };

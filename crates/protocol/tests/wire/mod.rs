@@ -9,6 +9,7 @@
 
 mod control;
 mod shown;
+mod subscriptions;
 mod values;
 
 use proptest::prelude::*;

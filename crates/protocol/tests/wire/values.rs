@@ -2,14 +2,14 @@
 
 use proptest::prelude::*;
 use tensorwire_protocol::{
-    Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Mode, Note, Parameters,
-    RequestIndex, ResultSlot, Scope, SetContent, Shape, Status, StepId, TensorReRequest, TensorRequest,
-    Validation, VersionNotice, Want, Wanted,
+    BufferRequest, Buffers, Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata,
+    Mode, Note, Parameters, RequestIndex, ResultSlot, Scope, SetContent, Shape, Status, StepId,
+    SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite, Validation, VersionNotice, Want, Wanted,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
         NOTE_BYTES_MAX, PIECE_BYTES_MAX, PIECE_BYTES_MIN, REQUESTS_MAX, REQUESTS_PER_MESSAGE_MAX,
         RESULT_SLOT_BYTES, RING_BYTES_MAX, RING_BYTES_MIN, SLOT_BYTES, STATUS_DETAILS_BYTES_MAX,
-        STATUS_MESSAGE_BYTES_MAX, WIRE_VERSION,
+        STATUS_MESSAGE_BYTES_MAX, SUBSCRIPTION_VALUES_MAX, WIRE_VERSION,
     },
     text::escaped,
     wire::{
@@ -117,6 +117,52 @@ pub(crate) fn request() -> impl Strategy<Value = TensorRequest> {
     })
 }
 
+/// A request for a subscription, which names no metadata.
+pub(crate) fn subscription() -> impl Strategy<Value = TensorRequest> {
+    let terms = (1..=SUBSCRIPTION_VALUES_MAX, any::<bool>(), any::<bool>());
+    (request(), terms).prop_map(|(request, (values, every, view))| TensorRequest {
+        known: [].into(),
+        want: Want::Each(SubscriptionTerms { values, every, view }),
+        ..request
+    })
+}
+
+pub(crate) fn meta_data_response() -> impl Strategy<Value = MetaDataResponse> {
+    let fields = (index(), metadata(), any::<bool>(), any::<bool>(), any::<Option<u64>>());
+    fields.prop_map(|(index, metadata, is_eager, is_lent, checksum)| {
+        let is_eager = is_eager && metadata.byte_length <= u64::from(EAGER_BYTES_MAX);
+        let content = is_eager.then(|| vec![7; metadata.byte_length as usize].into());
+        let loan_follows = is_lent && content.is_none() && metadata.byte_length > 0;
+        MetaDataResponse { index, metadata, content, loan_follows, checksum }
+    })
+}
+
+pub(crate) fn buffers() -> impl Strategy<Value = Buffers> {
+    let most = SUBSCRIPTION_VALUES_MAX;
+    let destinations = proptest::collection::vec(destination(64), 0..=most.into());
+    (index(), 0..=most, destinations).prop_map(|(index, values, destinations)| Buffers {
+        index,
+        values,
+        destinations: destinations.into(),
+    })
+}
+
+/// The messages of subscriptions, besides their requests.
+pub(crate) fn subscribed() -> impl Strategy<Value = Message> {
+    let buffer_request =
+        (index(), metadata().prop_filter("a value with bytes", |value| value.byte_length > 0))
+            .prop_map(|(index, metadata)| Message::BufferRequest(BufferRequest { index, metadata }));
+    let write = (any::<(u64, u64)>(), meta_data_response()).prop_map(|((version, sequence), value)| {
+        Message::TensorWrite(TensorWrite { version, sequence, value })
+    });
+    prop_oneof![
+        buffer_request,
+        buffers().prop_map(Message::BufferResponse),
+        buffers().prop_map(Message::BufferIdle),
+        write,
+    ]
+}
+
 pub(crate) fn largest(known: &[Metadata]) -> u64 {
     known.iter().map(|metadata| metadata.byte_length).max().unwrap_or(0)
 }
@@ -136,15 +182,9 @@ pub(crate) fn message() -> impl Strategy<Value = Message> {
     prop_oneof![
         request().prop_map(Message::TensorRequest),
         proptest::collection::vec(request(), 2..8).prop_map(several),
-        (index(), metadata(), any::<bool>(), any::<bool>(), any::<Option<u64>>()).prop_map(
-            |(index, metadata, is_eager, is_lent, checksum)| {
-                let is_eager = is_eager && metadata.byte_length <= u64::from(EAGER_BYTES_MAX);
-                let content = is_eager.then(|| vec![7; metadata.byte_length as usize].into());
-                let loan_follows = is_lent && content.is_none() && metadata.byte_length > 0;
-                let response = MetaDataResponse { index, metadata, content, loan_follows, checksum };
-                Message::MetaDataResponse(response)
-            }
-        ),
+        subscription().prop_map(Message::TensorRequest),
+        subscribed(),
+        meta_data_response().prop_map(Message::MetaDataResponse),
         (index(), proptest::option::of(destination(64))).prop_map(|(index, destination)| {
             Message::TensorReRequest(TensorReRequest { index, destination })
         }),

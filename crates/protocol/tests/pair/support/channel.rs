@@ -18,24 +18,27 @@ use tensorwire_protocol::{
 };
 
 use super::{
-    Side, looks,
+    Side,
+    flip::Flip,
+    looks,
     mailbox::TestMailbox,
     memory::{Lent, Memory},
 };
 
 /// One write on its way.
 #[derive(Debug)]
-struct Write {
+pub(super) struct Write {
     /// The number of the peer's ring that it writes.
     ring_number: usize,
-    ring: Vec<(u32, Vec<u8>)>,
+    pub(super) ring: Vec<(u32, Vec<u8>)>,
     record: Option<(RecordSlot, Vec<u8>)>,
-    content: Option<(Destination, Vec<u8>)>,
-    result: Option<[u8; RESULT_BYTES]>,
-    loan: Option<Vec<u8>>,
+    pub(super) content: Option<(Destination, Vec<u8>)>,
+    pub(super) result: Option<[u8; RESULT_BYTES]>,
+    pub(super) loan: Option<Vec<u8>>,
     /// A message with a content.
-    is_eager: bool,
-    immediate: u32,
+    pub(super) is_eager: bool,
+    /// A content of a subscription has none: it lands without an arrival.
+    immediate: Option<u32>,
     length: u64,
     /// The entries of the send queue that it takes.
     entries: u32,
@@ -116,46 +119,6 @@ impl State {
         match side {
             Side::A => &mut self.a,
             Side::B => &mut self.b,
-        }
-    }
-}
-
-/// What changes on the way, once: this bit of the next content, result slot, loan, or message with a content. In a
-/// message, bits count from its end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Flip {
-    Content(usize),
-    Result(usize),
-    Loan(usize),
-    Message(usize),
-}
-
-fn flip_bit(bytes: &mut [u8], bit: usize) {
-    bytes[bit / 8] ^= 1 << (bit % 8);
-}
-
-impl Flip {
-    /// Whether `write` had what it changes.
-    fn change(self, write: &mut Write) -> bool {
-        match self {
-            Self::Content(bit) => write.content.as_mut().is_some_and(|(_, bytes)| {
-                flip_bit(bytes, bit);
-                true
-            }),
-            Self::Result(bit) => write.result.as_mut().is_some_and(|result| {
-                flip_bit(result, bit);
-                true
-            }),
-            Self::Loan(bit) => write.loan.as_mut().is_some_and(|bytes| {
-                flip_bit(bytes, bit);
-                true
-            }),
-            Self::Message(bit) if write.is_eager => {
-                let mut bytes = write.ring.iter_mut().rev().flat_map(|(_, part)| part.iter_mut().rev());
-                *bytes.nth(bit / 8).unwrap() ^= 1 << (bit % 8);
-                true
-            }
-            Self::Message(_) => false,
         }
     }
 }
@@ -310,10 +273,22 @@ impl Wire {
             target.slots[slot as usize] = bytes;
         }
         if let Some((destination, bytes)) = write.content {
+            // The checksum of a content without an immediate comes in a message.
+            let has_result = write.immediate.is_some() && destination.result.is_some();
+            assert!(
+                is_script || write.result.is_some() == has_result,
+                "a slot without a result, or the reverse"
+            );
             target.memory.write(destination, &bytes, write.result);
         }
         let Write { immediate, length, posted_at, loan, .. } = write;
-        target.arrivals.push_back(Arrival { immediate, length, ring_bytes, loan, posted_at });
+        target.arrivals.extend(immediate.map(|immediate| Arrival {
+            immediate,
+            length,
+            ring_bytes,
+            loan,
+            posted_at,
+        }));
         let waiting = target.arrivals.len() as u32;
         assert!(is_script || waiting <= target.depths.receive, "receiver not ready: {waiting} arrivals");
         target.arrivals_seen = target.arrivals_seen.max(waiting);
@@ -417,7 +392,7 @@ fn notification(immediate: u32) -> Write {
         result: None,
         loan: None,
         is_eager: false,
-        immediate,
+        immediate: Some(immediate),
         length: 0,
         entries: 1,
         posted_at: 0,
@@ -426,7 +401,11 @@ fn notification(immediate: u32) -> Write {
 }
 
 fn is_eager(record: &Record) -> bool {
-    matches!(record, Record::Message(Message::MetaDataResponse(response)) if response.content.is_some())
+    match record {
+        Record::Message(Message::MetaDataResponse(response)) => response.content.is_some(),
+        Record::Message(Message::TensorWrite(write)) => write.value.content.is_some(),
+        _ => false,
+    }
 }
 
 fn name(record: &Record) -> &'static str {
@@ -510,7 +489,7 @@ impl Channel for TestChannel {
         &self,
         bytes: Option<Vec<u8>>,
         destination: Option<(Destination, u64)>,
-        immediate: u32,
+        immediate: Option<u32>,
         result: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write {
         let destination = destination.map(|(destination, ahead)| {
@@ -521,7 +500,8 @@ impl Channel for TestChannel {
         let content = destination.zip(bytes);
         let written = content.as_ref().map_or(0, |(_, bytes)| bytes.len());
         let length = (written + result.map_or(0, |result| result.len())) as u64;
-        let write = Write { content, result, length, ..notification(immediate) };
+        assert!(immediate.is_some() || content.is_some(), "neither a content nor a notification");
+        let write = Write { content, result, length, immediate, ..notification(0) };
         self.write("content", write)
     }
 

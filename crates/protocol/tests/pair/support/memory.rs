@@ -189,7 +189,6 @@ impl Memory {
         assert_eq!(block.lease, destination.generation, "S1: a write landed in memory that was lent again");
         assert!(bytes.len() as u64 <= destination.capacity);
         block.bytes[..bytes.len()].copy_from_slice(bytes);
-        assert_eq!(result.is_some(), destination.result.is_some(), "a slot without a result, or the reverse");
         if let Some(result) = result {
             block.result = result;
         }

@@ -1,6 +1,7 @@
 //! Two connections over queues that the test moves by hand. No runtime, no clock, no threads.
 
 pub(crate) mod channel;
+pub(crate) mod flip;
 pub(crate) mod lone;
 pub(crate) mod looks;
 pub(crate) mod mailbox;
@@ -8,6 +9,7 @@ pub(crate) mod memory;
 pub(crate) mod pair;
 pub(crate) mod random;
 pub(crate) mod source;
+pub(crate) mod subscriber;
 pub(crate) mod tasks;
 
 use tensorwire_protocol::{DataType, Metadata, Scope, Shape, StepId};

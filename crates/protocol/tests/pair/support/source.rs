@@ -11,8 +11,13 @@ use std::{
     task::{Poll, Waker},
 };
 
-use futures::{FutureExt, channel::oneshot, future::BoxFuture};
-use tensorwire_protocol::{Metadata, Scope, Source, Status, Take};
+use futures::{
+    FutureExt, StreamExt,
+    channel::oneshot,
+    future::BoxFuture,
+    stream::{self, BoxStream},
+};
+use tensorwire_protocol::{Metadata, Scope, Sequenced, Source, Status, SubscriptionTerms, Take};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TestValue {
@@ -95,6 +100,13 @@ impl TestSource {
         self.table.lock().unwrap().get(&(scope, key.to_owned())).map_or(0, |queue| queue.waiters.len())
     }
 
+    /// The newest value under the key of `value`. Those before it are left out.
+    fn newest(&self, value: TestValue) -> TestValue {
+        let mut table = self.table.lock().unwrap();
+        let queued = table.get_mut(&value.place).and_then(|queue| queue.values.drain(..).next_back());
+        queued.filter(|queued| queued.sequence > value.sequence).unwrap_or(value)
+    }
+
     fn give(&self, value: TestValue) {
         let mut table = self.table.lock().unwrap();
         let queue = table.entry(value.place.clone()).or_default();
@@ -142,6 +154,23 @@ impl Source for TestSource {
     type Bytes = Vec<u8>;
     type Taken = TestValue;
     type Taking = Pin<Box<dyn Future<Output = Result<TestValue, Status>> + Send>>;
+
+    fn subscribe(
+        self: &Arc<Self>,
+        (scope, key): (Scope, &Arc<str>),
+        terms: SubscriptionTerms,
+    ) -> BoxStream<'static, Result<Sequenced<TestValue>, Status>> {
+        let next = move |(source, key): (Arc<Self>, Arc<str>)| async move {
+            let taken = match source.take(scope, &key) {
+                Take::Now(taken) => taken,
+                Take::Later(taking) => taking.await,
+            };
+            let chosen = taken.map(|value| if terms.every { value } else { source.newest(value) });
+            let next = chosen.map(|taken| Sequenced { sequence: taken.sequence, taken });
+            Some((next, (source, key)))
+        };
+        stream::unfold((self.clone(), key.clone()), next).boxed()
+    }
 
     fn take(&self, scope: Scope, key: &Arc<str>) -> Take<TestValue, Self::Taking> {
         let place = (scope, key.to_string());
