@@ -156,17 +156,8 @@ impl<L> Subscribed<L> {
         Ok(self.granted.pop_front().map(|(lent, _)| lent).into())
     }
 
-    /// Whether the peer waits for buffers, or may soon wait for values. Values are returned several at a time.
-    fn is_due(&self) -> bool {
-        let lacks_buffers = self.made_for.is_some() && self.granted.len() < self.allowed as usize;
-        self.wanted.is_some() || lacks_buffers || self.taken * 2 >= self.terms.values.into()
-    }
-
     /// How many more buffers there should be: one for each value that the peer may send.
     fn missing(&self) -> usize {
-        if !self.is_due() {
-            return 0;
-        }
         let values = self.allowed + if self.wanted.is_some() { 0 } else { self.taken };
         (values as usize).saturating_sub(self.granted.len() + self.fresh.len())
     }
@@ -180,9 +171,6 @@ impl<L> Subscribed<L> {
 
     /// BUFFER_RESPONSE or BUFFER_IDLE, if one is possible.
     fn message(&self, index: RequestIndex) -> Option<Message> {
-        if !self.is_due() {
-            return None;
-        }
         let destinations = self.fresh.iter().map(|(_, destination)| *destination).collect();
         if self.wanted.is_some() {
             let response = Buffers { index, values: 0, destinations };
