@@ -11,7 +11,7 @@ use tensorwire_protocol::{
 };
 use tensorwire_sim::Rng;
 
-use super::{line::Line, memory_of::range_of};
+use super::{line::Line, memory_of::range_of, subscribing};
 
 /// Bytes with their metadata.
 pub(super) fn value_of(length: usize, rng: &mut Rng) -> (Metadata, Vec<u8>) {
@@ -81,6 +81,9 @@ pub(super) fn react(line: &Arc<Line>, message: &Message, rng: &mut Rng) {
                 line.content(request.destination, &bytes, request.index.immediate(0));
             }
         }
+        Message::BufferResponse(buffers) | Message::BufferIdle(buffers) => {
+            subscribing::fill(line, buffers, rng);
+        }
         Message::Cancel(index) => match rng.below(8) {
             0 => line.did("ignores CANCEL"),
             1 => {
@@ -140,6 +143,9 @@ fn answer_some_time(line: &Arc<Line>, request: &TensorRequest, rng: &mut Rng) {
 }
 
 fn answer(line: &Line, request: &TensorRequest, rng: &mut Rng) {
+    if matches!(request.want, Want::Each(_)) && rng.chance(5, 6) {
+        return subscribing::answer(line, request.index, rng);
+    }
     if rng.chance(1, 2) {
         return answer_well(line, request);
     }

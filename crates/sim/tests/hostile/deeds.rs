@@ -19,6 +19,7 @@ use super::{
     memory_of::{range_of, region_of},
     rogue::Talk,
     stage::{NOTES, device, rogue_device},
+    subscribing,
 };
 
 /// Does the deeds of one session.
@@ -48,7 +49,9 @@ pub(super) async fn go(talk: &Arc<Talk>, rng: &mut Rng) {
 }
 
 async fn on_line(line: &Arc<Line>, rng: &mut Rng) {
-    match rng.below(16) {
+    match rng.below(18) {
+        16 => subscribing::subscribe(line, rng),
+        17 => subscribing::unasked(line, index(line, rng), rng),
         0..3 => message(line, rng),
         3 => bytes(line, rng),
         4 => flow_control(line, rng),

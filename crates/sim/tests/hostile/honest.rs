@@ -3,7 +3,7 @@
 use std::{slice, time::Duration};
 
 use futures::{FutureExt as _, future::BoxFuture};
-use tensorwire_fabric::Runtime;
+use tensorwire_fabric::{Runtime, timeout};
 use tensorwire_memory::{BufMut, MemoryError};
 use tensorwire_protocol::DataType;
 use tensorwire_rendezvous::{ClusterSpec, Notes, Sharing, Tensor, Trust, Worker, WorkerError};
@@ -237,7 +237,13 @@ impl Honest {
             self.pause(&mut rng, Duration::from_millis(50)).await;
             let what = format!("operation {number} with rogue {rogue}");
             let sharing = if rng.chance(1, 3) { Sharing::View } else { Sharing::Copy };
-            let taken = match rng.below(8) {
+            let taken = match rng.below(10) {
+                8 | 9 => {
+                    let mut values = peer.subscribe("p0").sharing(sharing).ahead(rng.pick([1, 2, 9]));
+                    let next = timeout(self.node.runtime().as_ref(), LIMIT, values.next());
+                    let taken = async { next.await.ok().flatten().transpose() };
+                    self.with_rogue(rogue, what, taken).await.flatten().map(|update| update.tensor)
+                }
                 0 => {
                     let listed = self.with_rogue(rogue, what, peer.list().into_future()).await;
                     drop(listed);

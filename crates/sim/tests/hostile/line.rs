@@ -241,6 +241,11 @@ impl Line {
         self.write(range_of(&destination, 0, 0), bytes, Some(Immediate(immediate)));
     }
 
+    /// Writes bytes without an immediate.
+    pub(super) fn uncounted(&self, destination: Destination, bytes: &[u8]) {
+        self.write(range_of(&destination, 0, 0), bytes, None);
+    }
+
     /// Takes all arrivals until the connection is over.
     pub(super) async fn take_arrivals(self: Arc<Self>, mut rng: Rng) {
         while let Ok(arrival) = self.queue_pair.next_arrival().await {
@@ -308,8 +313,12 @@ impl Line {
             };
             self.note(request.clone(), destination);
         }
-        if let Message::TensorReRequest(request) = &message {
-            self.note_destination(request.destination);
+        match &message {
+            Message::TensorReRequest(request) => self.note_destination(request.destination),
+            Message::BufferResponse(buffers) | Message::BufferIdle(buffers) => {
+                buffers.destinations.iter().for_each(|buffer| self.note_destination(Some(*buffer)));
+            }
+            _ => {}
         }
         if self.stingy && rng.chance(1, 2) {
             answers::answer_too_soon(self, &message);

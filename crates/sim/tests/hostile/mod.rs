@@ -18,6 +18,7 @@ mod rogue;
 mod rules;
 mod scenario;
 mod stage;
+mod subscribing;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -108,6 +109,7 @@ fn all_were_reached(deeds: &BTreeSet<&str>, rules: &BTreeSet<&str>) {
         include_str!("frames.rs"),
         include_str!("line.rs"),
         include_str!("rogue.rs"),
+        include_str!("subscribing.rs"),
     ];
     let named = sources.iter().flat_map(|source| source.split("did(\"").skip(1));
     let named = named.filter_map(|rest| rest.split_once('"')).map(|(deed, _)| deed);
