@@ -18,7 +18,7 @@ const SHORT: (&str, usize) = ("short", 64 << 10);
 const LONG: (&str, usize) = ("long", 64 << 20);
 
 /// The lengths of pieces: the default, and one that no value exceeds.
-const PIECES: [(&str, u32); 2] = [("pieces", 256 << 10), ("whole", 1 << 30)];
+const PIECES: [(&str, u32); 2] = [("pieces", 512 << 10), ("whole", 1 << 30)];
 
 fn foreground(criterion: &mut Criterion) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");

@@ -69,7 +69,7 @@ async fn fetch_once(kind: FabricKind) -> [u64; 4] {
 
     assert!(got.bytes() == sent.bytes());
     // Messages, and the beginning of each piece.
-    let most = (12 << 10) + (BYTES.div_ceil(256 << 10) as u64) * (4 << 10);
+    let most = (12 << 10) + (BYTES.div_ceil(512 << 10) as u64) * (4 << 10);
     assert!(small < most, "{small} bytes of {most}");
     let place = Span {
         block: got.buf().block().unwrap().id(),

@@ -101,7 +101,7 @@ pub struct Parameters {
 
 impl Default for Parameters {
     /// A depth of 256, rings of up to 256 KiB, 1024 requests, 64 contents, 1024 keys with a number, eager contents
-    /// of up to 4 KiB, 128 requests in a message, pieces of 256 KiB.
+    /// of up to 4 KiB, 128 requests in a message, pieces of 512 KiB.
     fn default() -> Self {
         Self {
             mode: Mode::Counted,
@@ -112,7 +112,8 @@ impl Default for Parameters {
             names_max: 1024,
             eager_bytes_max: EAGER_BYTES_MAX,
             requests_per_message: 128,
-            piece_bytes: 256 << 10,
+            // A shorter piece costs a long content more turns of the tasks that send it; a longer one lets others wait longer.
+            piece_bytes: 512 << 10,
             validation: Validation::Off,
         }
     }

@@ -146,7 +146,7 @@ pub struct Flow {
     pub requests_per_message: u32,
     /// Length, in bytes, of the pieces in which a longer tensor is written over TCP and RDMA: 4 KiB to 1 GiB. Long tensors take turns,
     /// two pieces of a connection at a time, and other messages and tensors come between them. Of the settings of two workers, the
-    /// smaller applies. Default 256 KiB. In mode original, and over shared memory, a tensor is written as a whole.
+    /// smaller applies. Default 512 KiB. In mode original, and over shared memory, a tensor is written as a whole.
     pub piece_bytes: u32,
 }
 
