@@ -27,6 +27,7 @@ mod shards;
 mod soak;
 mod stop;
 mod storm;
+mod subscriptions;
 mod unaffected;
 #[path = "../verbs_network/mod.rs"]
 mod verbs_network;

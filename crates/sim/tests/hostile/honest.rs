@@ -240,7 +240,8 @@ impl Honest {
             let taken = match rng.below(10) {
                 8 | 9 => {
                     let mut values = peer.subscribe("p0").sharing(sharing).ahead(rng.pick([1, 2, 9]));
-                    let next = timeout(self.node.runtime().as_ref(), LIMIT, values.next());
+                    let runtime = self.node.runtime();
+                    let next = timeout(&*runtime, LIMIT, values.next());
                     let taken = async { next.await.ok().flatten().transpose() };
                     self.with_rogue(rogue, what, taken).await.flatten().map(|update| update.tensor)
                 }

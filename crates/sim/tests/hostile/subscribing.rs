@@ -1,9 +1,8 @@
 //! What a rogue does with subscriptions: those of honest workers, and its own.
 
 use tensorwire_protocol::{
-    BufferRequest, Buffers, Message, RequestIndex, Scope, SubscriptionTerms, TensorRequest, TensorWrite, Want,
-    Wanted,
-    limits::SUBSCRIPTION_VALUES_MAX,
+    BufferRequest, Buffers, Message, RequestIndex, Scope, SubscriptionTerms, TensorRequest, TensorWrite,
+    Want, Wanted, limits::SUBSCRIPTION_VALUES_MAX,
 };
 use tensorwire_sim::Rng;
 
@@ -96,7 +95,7 @@ pub(super) fn subscribe(line: &Line, rng: &mut Rng) {
     match rng.below(4) {
         0 => {
             line.did("returns values that it never had");
-            let idle = Buffers { values: SUBSCRIPTION_VALUES_MAX, destinations: [].into(), ..buffers };
+            let idle = Buffers { values: SUBSCRIPTION_VALUES_MAX, destinations: Default::default(), ..buffers };
             line.message(&Message::BufferIdle(idle));
         }
         1 => {
@@ -118,7 +117,7 @@ pub(super) fn unasked(line: &Line, index: RequestIndex, rng: &mut Rng) {
     let values = rng.pick([0, 1, SUBSCRIPTION_VALUES_MAX]);
     let message = match rng.below(3) {
         0 => Message::BufferRequest(BufferRequest { index, metadata }),
-        1 => Message::BufferIdle(Buffers { index, values, destinations: [].into() }),
+        1 => Message::BufferIdle(Buffers { index, values, destinations: Default::default() }),
         _ => write(line, index, (1, &bytes)),
     };
     line.message(&message);
