@@ -23,6 +23,7 @@ use crate::{
     cluster::run_seed,
     figures::{any_number, number, threads},
     points::{Point, in_source},
+    subscriptions,
 };
 
 /// Each bug must be found within this many seeds, if `SIM_PLANTED_SEEDS` is not set.
@@ -44,10 +45,11 @@ fn from() -> u64 {
 
 /// The number of seeds until the bug `name` was found, and the failure. That seed runs twice, and must fail in the same
 /// way.
-fn found(name: &'static str, from: u64, seeds: u64) -> Option<(u64, Box<Failure>)> {
+fn found(point: &Point, from: u64, seeds: u64) -> Option<(u64, Box<Failure>)> {
+    let name: &'static str = point.name.clone().leak();
     let run = |seed| {
         let _planted = plant(name);
-        run_seed(seed).err()
+        if point.is_of_subscriptions() { subscriptions::run_seed(seed).err() } else { run_seed(seed).err() }
     };
     let (seed, failure) = (from..from.saturating_add(seeds)).find_map(|seed| Some((seed, run(seed)?)))?;
     let again = run(seed).expect("the seed finds it again");
@@ -81,7 +83,7 @@ fn every_planted_bug_is_found() {
         for _ in 0..threads() {
             scope.spawn(|| {
                 while let Some(point) = bugs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    let found = found(point.name.clone().leak(), from, seeds);
+                    let found = found(point, from, seeds);
                     eprintln!("{}", report(point, found.as_ref()));
                     if found.is_none() {
                         missed.lock().unwrap().push(&point.name);
@@ -98,5 +100,6 @@ fn every_planted_bug_is_found() {
 fn nothing_is_found_when_nothing_is_planted() {
     for seed in 0..SEEDS_WITHOUT {
         run_seed(seed).unwrap();
+        subscriptions::run_seed(seed).unwrap();
     }
 }

@@ -22,6 +22,8 @@ use tensorwire_rendezvous::{
     Peer, Sharing, Step, Tensor, Validation, Worker, WorkerBuilder, WorkerError,
     subscriptions::{Policy, Update},
 };
+#[cfg(feature = "planted-bugs")]
+use tensorwire_sim::{Failure, Summary, World};
 use tensorwire_sim::{Fault, Handle, Node, Rng};
 
 use crate::{
@@ -296,6 +298,14 @@ async fn scenario(handle: Handle) {
     });
     let lives: Vec<_> = lives.collect();
     join(publish(publisher, rng, nodes.clone()), join_all(lives)).await;
+}
+
+/// Runs the scenario of `seed` once.
+#[cfg(feature = "planted-bugs")]
+pub(crate) fn run_seed(seed: u64) -> Result<Summary, Box<Failure>> {
+    let world = World::new(seed);
+    world.run(scenario(world.handle()))?;
+    world.finish()
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::{sync::Arc, task::Waker};
 
 use super::{
     stash::{Check, Content, Landed, StepKey},
-    subscription::Subscribed,
+    subscribed::Subscribed,
 };
 use crate::{EagerContent, LentEnd, Metadata, PeerMisbehaved, Status};
 

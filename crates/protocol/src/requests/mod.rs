@@ -5,6 +5,7 @@ mod entry;
 mod given_up;
 mod metadata_cache;
 mod stash;
+mod subscribed;
 mod subscription;
 #[cfg(test)]
 mod tests;
@@ -22,7 +23,7 @@ use entry::{RequestEntry, RequestPhase, StoredAnswer, Version};
 pub use metadata_cache::MetadataCache;
 use stash::Stash;
 pub(crate) use stash::{Check, Content, Landed, StepKey};
-pub(crate) use subscription::{Needed, SequencedValue};
+pub(crate) use subscribed::{Needed, SequencedValue};
 
 /// What the peer answered.
 #[derive(Debug)]

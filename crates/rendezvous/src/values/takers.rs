@@ -61,7 +61,8 @@ impl Name {
     }
 
     fn have_all_taken(&self, version: u64) -> bool {
-        self.lock().versions.values().all(|taken| *taken >= version)
+        let have_all = self.lock().versions.values().all(|taken| *taken >= version);
+        have_all || tensorwire_testpoints::planted!("a publication does not wait for its subscribers")
     }
 }
 

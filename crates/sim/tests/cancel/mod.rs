@@ -12,6 +12,7 @@ mod groups;
 mod local;
 mod operations;
 mod queue_pairs;
+mod subscriptions;
 mod workers;
 
 use std::{future::poll_fn, pin::pin, task::Poll};

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use super::{groups, local, queue_pairs, workers};
+use super::{groups, local, queue_pairs, subscriptions, workers};
 
 /// Packages whose public operations users call.
 const PACKAGES: [&str; 8] = [
@@ -118,6 +118,7 @@ fn every_public_operation_is_cancelled_somewhere() {
         .into_iter()
         .chain(queue_pairs::CASES)
         .chain(local::CASES)
+        .chain(subscriptions::CASES)
         .chain(groups::cases())
         .collect();
     let unknown: Vec<_> =

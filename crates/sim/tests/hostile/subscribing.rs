@@ -95,7 +95,8 @@ pub(super) fn subscribe(line: &Line, rng: &mut Rng) {
     match rng.below(4) {
         0 => {
             line.did("returns values that it never had");
-            let idle = Buffers { values: SUBSCRIPTION_VALUES_MAX, destinations: Default::default(), ..buffers };
+            let idle =
+                Buffers { values: SUBSCRIPTION_VALUES_MAX, destinations: Default::default(), ..buffers };
             line.message(&Message::BufferIdle(idle));
         }
         1 => {

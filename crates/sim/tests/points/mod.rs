@@ -26,6 +26,14 @@ impl Point {
         self.file.starts_with("collective/src/pair")
     }
 
+    /// Whether only subscriptions can reach it.
+    pub(crate) fn is_of_subscriptions(&self) -> bool {
+        ["protocol/src/requests/subscription.rs", "protocol/src/responses/subscription.rs"]
+            .iter()
+            .any(|file| self.file.ends_with(file))
+            || self.file.ends_with("rendezvous/src/values/takers.rs")
+    }
+
     /// Whether only sets can reach it.
     pub(crate) fn is_of_sets(&self) -> bool {
         self.file.starts_with("rendezvous/src/sets")
