@@ -7,8 +7,11 @@
 
 use std::{error::Error, time::Duration};
 
-use tensorwire::{Peer, Tensor, Worker, subscriptions::Policy};
-use tokio::time::sleep;
+use tensorwire::{
+    DataType, Peer, Tensor, Worker,
+    subscriptions::{Policy, Update},
+};
+use tokio::{sync::oneshot, time::sleep};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -24,9 +27,16 @@ async fn main() -> Result<(), Failure> {
     let camera = Worker::builder("camera").start().await?;
     let archive = Worker::client().start().await?;
     let screen = Worker::client().start().await?;
-    let stored = tokio::spawn(store(archive.peer_at(camera.address()).await?));
+    camera.publish("frame", frame(&camera, 0).await?)?;
+    let (ready, is_ready) = oneshot::channel();
+    let stored = tokio::spawn(store(archive.peer_at(camera.address()).await?, ready));
     let shown = tokio::spawn(show(screen.peer_at(camera.address()).await?));
-    film(&camera).await?;
+    is_ready.await?;
+    for number in 1..=FRAMES {
+        // Waits until the archive has taken the frame before.
+        camera.publish_in_turn("frame", frame(&camera, number).await?).await?;
+        sleep(Duration::from_millis(2)).await;
+    }
     println!("the archive has stored {} of {FRAMES} frames", stored.await??);
     let (frames, left_out) = shown.await??;
     println!("the screen has shown {frames} frames and left out {left_out}");
@@ -36,19 +46,18 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Publishes the frames, each when the archive has taken the one before.
-async fn film(camera: &Worker) -> Result<(), Failure> {
-    for number in 1..=FRAMES {
-        let mut frame = camera.pool().alloc(ROWS * COLUMNS).await?;
-        frame.fill(0);
-        // The ball is one row of light.
-        let row = (number * number) as usize * ROWS / (FRAMES * FRAMES + 1) as usize;
-        frame[row * COLUMNS..][..COLUMNS].fill(255);
-        let frame = Tensor::new(frame, tensorwire::DataType::U8, &[ROWS as u64, COLUMNS as u64])?;
-        camera.publish_in_turn("frame", frame).await?;
-        sleep(Duration::from_millis(2)).await;
-    }
-    Ok(())
+/// Frame `number`: the ball is one row of light.
+async fn frame(camera: &Worker, number: u64) -> Result<Tensor, Failure> {
+    let mut frame = camera.pool().alloc(ROWS * COLUMNS).await?;
+    frame.fill(0);
+    let row = (number * number) as usize * ROWS / (FRAMES * FRAMES + 1) as usize;
+    frame[row * COLUMNS..][..COLUMNS].fill(255);
+    Ok(Tensor::new(frame, DataType::U8, &[ROWS as u64, COLUMNS as u64])?)
+}
+
+/// The number of a frame: the blank one before the first was the first version.
+fn number(frame: &Update) -> u64 {
+    frame.version.map_or(0, |version| version.number() - 1)
 }
 
 /// The row of the ball.
@@ -57,12 +66,15 @@ fn row(frame: &Tensor) -> Option<usize> {
 }
 
 /// Takes every frame until the last one. Returns how many.
-async fn store(camera: Peer) -> Result<u64, Failure> {
+async fn store(camera: Peer, ready: oneshot::Sender<()>) -> Result<u64, Failure> {
     let mut frames = camera.subscribe("frame").policy(Policy::Every);
-    let mut stored = 0;
+    let (mut ready, mut stored) = (Some(ready), 0);
     while let Some(frame) = frames.next().await {
-        stored += 1;
-        if frame?.version.is_some_and(|version| version.number() == FRAMES) {
+        let number = number(&frame?);
+        stored += u64::from(number > 0);
+        // From now on no frame is left out.
+        ready.take().map(|ready| ready.send(()));
+        if number == FRAMES {
             break;
         }
     }
@@ -77,9 +89,8 @@ async fn show(camera: Peer) -> Result<(u64, u64), Failure> {
         let frame = frame?;
         shown += 1;
         left_out += frame.dropped;
-        let number = frame.version.map_or(0, |version| version.number());
-        println!("frame {number:2}: the ball is in row {:?}", row(&frame.tensor));
-        if number == FRAMES {
+        println!("frame {:2}: the ball is in row {:?}", number(&frame), row(&frame.tensor));
+        if number(&frame) == FRAMES {
             break;
         }
         sleep(REFRESH).await;

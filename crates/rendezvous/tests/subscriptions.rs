@@ -11,7 +11,7 @@ use tensorwire_rendezvous::{
 };
 
 use crate::{
-    fabrics::assert_moves_over,
+    fabrics::{assert_moves_over, kinds, over_verbs},
     sets::{USUAL, on, run},
     two::Two,
 };
@@ -67,8 +67,12 @@ async fn every(two: &Two, count: u64, options: impl Fn(Subscription) -> Subscrip
     join!(publish, subscribe);
 }
 
-async fn all_ways(count: u64, configure: impl Fn(WorkerBuilder) -> WorkerBuilder, kinds: &[FabricKind]) {
-    for &kind in kinds {
+async fn all_ways(
+    count: u64,
+    configure: impl Fn(WorkerBuilder) -> WorkerBuilder,
+    usual: &'static [FabricKind],
+) {
+    for &kind in kinds(usual) {
         for ahead in [1, 2, 8] {
             for sharing in [Sharing::Copy, Sharing::View] {
                 let two = Two::of(|name| configure(on(kind, name))).await;
@@ -104,7 +108,7 @@ fn every_version_comes_to_a_worker_that_does_not_trust_its_peer() {
 #[test]
 fn a_value_costs_one_write_and_one_message() {
     run(async {
-        for &kind in USUAL {
+        for &kind in kinds(USUAL) {
             let two = Two::of(|name| on(kind, name)).await;
             let mut subscription = two.peer.subscribe(NAME).policy(Policy::Every).ahead(8);
             let publish = async |number: u8| {
@@ -135,7 +139,7 @@ fn a_value_costs_one_write_and_one_message() {
 #[test]
 fn the_latest_policy_leaves_out_what_is_replaced() {
     run(async {
-        for &kind in USUAL {
+        for &kind in kinds(USUAL) {
             let two = Two::of(|name| on(kind, name)).await;
             let mut subscription = two.peer.subscribe(NAME).ahead(1);
             two.server.publish(NAME, numbered(&two.server, 1).await).unwrap();
@@ -164,7 +168,7 @@ fn the_latest_policy_leaves_out_what_is_replaced() {
 #[test]
 fn a_slow_subscriber_slows_its_publisher_down() {
     run(async {
-        for &kind in USUAL {
+        for &kind in kinds(USUAL) {
             let two = Two::of(|name| on(kind, name)).await;
             let mut slow = two.peer.subscribe(NAME).policy(Policy::Every).ahead(2);
             let mut fast = two.peer.subscribe(NAME);
@@ -231,7 +235,7 @@ fn a_version_that_is_published_out_of_turn_is_reported_missing() {
 #[test]
 fn a_subscription_waits_for_the_first_version_and_while_there_is_none() {
     run(async {
-        for &kind in USUAL {
+        for &kind in kinds(USUAL) {
             let two = Two::of(|name| on(kind, name)).await;
             let mut subscription = two.peer.subscribe(NAME);
             assert!(subscription.next().now_or_never().is_none());
@@ -285,7 +289,7 @@ fn a_worker_subscribes_to_its_own_values() {
 #[test]
 fn values_of_a_step_come_in_order_until_it_ends() {
     run(async {
-        for &kind in USUAL {
+        for &kind in kinds(USUAL) {
             let two = Two::of(|name| on(kind, name)).await;
             let back = two.server.wait_for_peer("client").await.unwrap();
             let (there, here) = (two.server.step(7), two.client.step(7));
@@ -338,7 +342,7 @@ fn bad_options_name_the_field_and_the_remedy() {
 #[test]
 fn a_subscription_goes_on_with_a_publisher_that_was_restarted() {
     run(async {
-        for &kind in USUAL {
+        for &kind in kinds(USUAL) {
             let server = on(kind, "server").start().await.unwrap();
             let client = on(kind, "client").start().await.unwrap();
             let peer = client.peer_at(server.address()).await.unwrap();
@@ -405,7 +409,7 @@ fn a_subscription_makes_progress_with_little_memory() {
 #[test]
 fn a_dropped_subscription_leaves_nothing_behind() {
     run(async {
-        for &kind in USUAL {
+        for &kind in kinds(USUAL) {
             let two = Two::of(|name| on(kind, name)).await;
             two.server.publish(NAME, numbered(&two.server, 4).await).unwrap();
             for _ in 0..300 {
@@ -419,4 +423,12 @@ fn a_dropped_subscription_leaves_nothing_behind() {
             two.end().await;
         }
     });
+}
+
+over_verbs! {
+    a_slow_subscriber_slows_its_publisher_down
+    a_value_costs_one_write_and_one_message
+    every_version_comes_once_and_in_order
+    every_version_comes_validated
+    values_of_a_step_come_in_order_until_it_ends
 }

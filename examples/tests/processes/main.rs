@@ -40,6 +40,17 @@ fn services_answer_with_each_version_of_the_weights() {
 }
 
 #[test]
+fn an_archive_stores_every_frame_and_a_screen_shows_the_newest() {
+    let output = run(example("frames"));
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    assert!(
+        text.contains("stored 60 of 60 frames") && text.contains("frame 60: the ball is in row"),
+        "{text}"
+    );
+}
+
+#[test]
 fn all_reduce_averages_over_four_processes() {
     let output = run(example("all_reduce"));
     let text = text(&output);

@@ -244,16 +244,18 @@ async fn link_of(step: &Step, key: &StepKey, terms: Terms) -> Result<Link, Worke
 async fn own_value(step: &Step, key: &Key, policy: Policy) -> Result<Tensor, WorkerError> {
     let received = step.receive_held(key, Receiving::AtOnce(ReceiveOptions::default()));
     let mut tensor = received.await?.into_tensor()?;
+    if policy == Policy::Every {
+        return Ok(tensor);
+    }
     // A value that is there takes precedence over a token that is cancelled.
     let token = CancellationToken::new();
     token.cancel();
-    while policy == Policy::Latest {
+    loop {
         let args = RecvArgs { cancellation: Some(token.clone()), ..RecvArgs::default() };
         match step.recv(key).with(args).await {
             Ok(newer) => tensor = newer.tensor,
-            Err(WorkerError::Cancelled { .. }) => break,
+            Err(WorkerError::Cancelled { .. }) => return Ok(tensor),
             Err(error) => return Err(error),
         }
     }
-    Ok(tensor)
 }
