@@ -349,6 +349,8 @@ pub struct Sequenced<T> {
     pub taken: T,
     /// How many values there were under the key, this one included.
     pub sequence: u64,
+    /// The version of the first of these, if they have versions.
+    pub began: u64,
 }
 
 /// The values that requests are answered with.

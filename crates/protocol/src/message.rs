@@ -267,6 +267,8 @@ pub struct TensorWrite {
     pub version: u64,
     /// How many values there were under the key, this one included: grows by more than one if values were left out.
     pub sequence: u64,
+    /// The version of the first of these: greater than that of an earlier value if the count has begun anew.
+    pub began: u64,
     /// The value. `loan_follows` says that it was lent.
     pub value: MetaDataResponse,
 }

@@ -125,7 +125,8 @@ impl<C: Channel> State<C> {
 
     /// Whether the tables owe the peer a message.
     pub(crate) fn owes_messages(&self) -> bool {
-        self.notes.owed_wake_up().is_some() || self.responses.has_owed() || self.requests.has_cancels()
+        let by_requests = self.requests.has_cancels() || self.requests.owes_buffers();
+        self.notes.owed_wake_up().is_some() || self.responses.has_owed() || by_requests
     }
 
     /// Posts `message` if credits and ring space suffice, and changes the state of its request. Otherwise asks the peer for them.
@@ -219,6 +220,13 @@ impl<C: Channel> State<C> {
             let is_posted = self.post(&message)?;
             if is_posted {
                 self.responses.owed_posted();
+            }
+            return Ok(is_posted);
+        }
+        if let Some(message) = self.requests.next_buffers() {
+            let is_posted = self.post(&message)?;
+            if is_posted {
+                self.requests.owed_buffers_posted();
             }
             return Ok(is_posted);
         }

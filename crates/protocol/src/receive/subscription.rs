@@ -22,7 +22,7 @@ use super::{
 use crate::{
     Allocator, Channel, Connection, LentEnd, Message, RequestIndex, Scope, Sharing, SubscriptionTerms,
     TensorRequest, TransferError, Want,
-    connection::{message_turn, send},
+    connection::send,
     requests::{Needed, SequencedValue},
 };
 
@@ -34,6 +34,8 @@ pub struct Delivery<L> {
     /// How many values there were under the key, this one included. `None` for the content of another receive of the key that was given
     /// up, and for a value whose validation was given up.
     pub sequence: Option<u64>,
+    /// The version of the first of these, if they have versions.
+    pub began: u64,
 }
 
 /// The values that the peer has under one key, from the first call of [`next`](Self::next) on. The peer sends as many values ahead as the
@@ -96,7 +98,7 @@ impl<C: Channel> Subscription<C> {
             Some(index) => index,
             None => match self.begin(allocator).await? {
                 Either::Left(index) => index,
-                Either::Right(received) => return Ok(Delivery { received, sequence: None }),
+                Either::Right(received) => return Ok(Delivery { received, sequence: None, began: 0 }),
             },
         };
         loop {
@@ -117,7 +119,7 @@ impl<C: Channel> Subscription<C> {
     async fn deliver<A: Allocator<Lent = C::Lent>>(
         &self,
         index: RequestIndex,
-        SequencedValue { place, landed }: SequencedValue<C::Lent>,
+        SequencedValue { place, began, landed }: SequencedValue<C::Lent>,
         allocator: &A,
     ) -> Result<Delivery<C::Lent>, TransferError> {
         let is_due = self.connection.lock().requests.is_return_due(index);
@@ -127,7 +129,7 @@ impl<C: Channel> Subscription<C> {
         let (version, sequence) = place.unzip();
         let received = handed_out((self.scope, self.key.clone()), landed, version, allocator);
         let received = validate(&self.connection, received).await?;
-        Ok(Delivery { received, sequence })
+        Ok(Delivery { received, sequence, began })
     }
 
     /// Opens the request, unless an earlier receive of the key has left its content here.
@@ -216,11 +218,19 @@ impl<C: Channel> Subscription<C> {
         if let Some(needed) = needed {
             self.allocate(index, needed, allocator).await?;
         }
-        let posted = message_turn(&*self.connection, |state| {
-            let Some(message) = state.requests.buffers_message(index) else { return Ok(true) };
-            state.post(&message)
+        // If it must wait, the housekeeping task posts it: a subscription that is not polled holds no position in the queue.
+        let posted = self.connection.try_change(|state, after| {
+            let is_posted = state.post_now(after, |state| {
+                let message = state.requests.buffers_message(index);
+                message.map_or(Ok(true), |message| state.post(&message))
+            })?;
+            if !is_posted {
+                state.requests.owe_buffers(index);
+                after.wakes_queues = true;
+            }
+            Ok(())
         });
-        Ok(posted.await?)
+        Ok(posted?)
     }
 
     /// Allocates buffers. The peer waits for the first one if it has none; the others must leave memory to values that exist.

@@ -53,6 +53,8 @@ pub(crate) struct Requests<L> {
     cancels: VecDeque<u32>,
     /// Slots whose memory is to be taken back, each once.
     returns: VecDeque<u32>,
+    /// Subscriptions that owe BUFFER_RESPONSE or BUFFER_IDLE, each once.
+    owed_buffers: VecDeque<RequestIndex>,
     /// The receives that wait for a free entry.
     pub(crate) queue: WaitQueue,
     pub(crate) cache: MetadataCache,
@@ -79,6 +81,7 @@ impl<L> Requests<L> {
             free: Vec::new(),
             cancels: VecDeque::new(),
             returns: VecDeque::new(),
+            owed_buffers: VecDeque::new(),
             queue: WaitQueue::default(),
             cache: MetadataCache::new(METADATA_CACHE_MAX, agreed.known_max as usize),
             stash: Stash::new(),

@@ -22,6 +22,8 @@ use crate::{
 pub(crate) struct SequencedValue<L> {
     /// Its version and its sequence; `None` for the content of another receive of the key that was given up.
     pub(crate) place: Option<(u64, u64)>,
+    /// The version of the first value that the sequence counts.
+    pub(crate) began: u64,
     pub(crate) landed: Landed<L>,
 }
 
@@ -52,7 +54,7 @@ pub(super) struct Subscribed<L> {
 pub(crate) struct Needed {
     pub(crate) metadata: Metadata,
     pub(crate) count: usize,
-    /// The peer has none, so that a value may wait for the first one.
+    /// A value waits for the first one.
     pub(crate) is_urgent: bool,
 }
 
@@ -94,7 +96,7 @@ impl<L> Subscribed<L> {
     /// Stores the content of another receive of the key, in the order of arrival. It is not returned to the peer.
     pub(super) fn give(&mut self, landed: Landed<L>) {
         let at = self.arrived.partition_point(|value| value.landed.number < landed.number);
-        self.arrived.insert(at, SequencedValue { place: None, landed });
+        self.arrived.insert(at, SequencedValue { place: None, began: 0, landed });
     }
 
     /// The peer writes no buffer any more, for the reason `end`.
@@ -124,7 +126,7 @@ impl<L> Subscribed<L> {
     }
 
     pub(super) fn is_announced(&self) -> bool {
-        self.view.is_some() || self.wanted.is_some()
+        self.view.is_some()
     }
 
     /// The content of a value, out of its buffer if it was written there.
@@ -173,14 +175,9 @@ impl<L> Subscribed<L> {
             let response = Buffers { index, values: 0, destinations };
             return Some(Message::BufferResponse(response)).filter(|_| !self.fresh.is_empty());
         }
-        // Where values need buffers, none is returned without one.
-        let buffers = (self.granted.len() + self.fresh.len()) as u32;
-        let values = match self.made_for {
-            Some(_) => self.taken.min(buffers.saturating_sub(self.allowed)),
-            None => self.taken,
-        };
-        let idle = Buffers { index, values: values as u8, destinations };
-        Some(Message::BufferIdle(idle)).filter(|_| values > 0 || !self.fresh.is_empty())
+        // Without a buffer for it the next value comes after BUFFER_REQUEST.
+        let idle = Buffers { index, values: self.taken as u8, destinations };
+        Some(Message::BufferIdle(idle)).filter(|_| self.taken > 0 || !self.fresh.is_empty())
     }
 
     /// The peer may use these buffers from now on.

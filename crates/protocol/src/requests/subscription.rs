@@ -43,7 +43,7 @@ impl<L> Requests<L> {
 
     /// TENSOR_WRITE came.
     pub(crate) fn tensor_write(&mut self, write: TensorWrite) -> ArrivedResult<L> {
-        let TensorWrite { version, sequence, value } = write;
+        let TensorWrite { version, sequence, began, value } = write;
         self.check_value(&value)?;
         let number = self.landed + 1;
         let Some(entry) = self.entry(value.index) else { return Ok(Arrived::IGNORED) };
@@ -63,7 +63,7 @@ impl<L> Requests<L> {
         let landed = Landed { number, metadata: value.metadata, content, check };
         self.landed = number;
         let place = Some((version, sequence));
-        let wake = self.arrived_value(value.index, SequencedValue { place, landed });
+        let wake = self.arrived_value(value.index, SequencedValue { place, began, landed });
         Ok(Arrived { wake, bytes, ..Arrived::HANDLED })
     }
 
@@ -192,9 +192,11 @@ impl<L> Requests<L> {
         self.subscribed(index).is_some_and(|subscribed| subscribed.has_arrived())
     }
 
-    /// Whether the peer waits for BUFFER_RESPONSE.
+    /// Whether the peer waits for buffers, and none is made.
     pub(crate) fn wants_buffers(&mut self, index: RequestIndex) -> bool {
-        self.open_subscription(index).is_some_and(|subscribed| subscribed.wanted.is_some())
+        let wants =
+            |subscribed: &mut Subscribed<L>| subscribed.wanted.is_some() && subscribed.fresh.is_empty();
+        self.open_subscription(index).is_some_and(wants)
     }
 
     /// Why the peer has ended the subscription, once its values are taken.
@@ -209,7 +211,7 @@ impl<L> Requests<L> {
     pub(crate) fn needed_buffers(&mut self, index: RequestIndex) -> Option<Needed> {
         let subscribed = self.open_subscription(index)?;
         let metadata = subscribed.wanted.as_ref().or(subscribed.made_for.as_ref())?.clone();
-        let is_urgent = subscribed.granted.is_empty() && subscribed.fresh.is_empty();
+        let is_urgent = subscribed.wanted.is_some() && subscribed.fresh.is_empty();
         Some(Needed { metadata, count: subscribed.missing(), is_urgent }).filter(|needed| needed.count > 0)
     }
 
@@ -234,6 +236,34 @@ impl<L> Requests<L> {
             }
             _ => Some(buffer.0),
         }
+    }
+
+    /// Has the housekeeping task post BUFFER_RESPONSE or BUFFER_IDLE.
+    pub(crate) fn owe_buffers(&mut self, index: RequestIndex) {
+        if !self.owed_buffers.contains(&index) {
+            self.owed_buffers.push_back(index);
+        }
+    }
+
+    pub(crate) fn owes_buffers(&self) -> bool {
+        !self.owed_buffers.is_empty()
+    }
+
+    /// The next message that a subscription owes. It is owed until [`owed_buffers_posted`](Self::owed_buffers_posted).
+    pub(crate) fn next_buffers(&mut self) -> Option<Message> {
+        while let Some(index) = self.owed_buffers.front().copied() {
+            let message = self.buffers_message(index);
+            if message.is_some() {
+                return message;
+            }
+            // It was posted meanwhile, or the subscription is over.
+            self.owed_buffers.pop_front();
+        }
+        None
+    }
+
+    pub(crate) fn owed_buffers_posted(&mut self) {
+        self.owed_buffers.pop_front();
     }
 
     /// BUFFER_RESPONSE or BUFFER_IDLE, if one is possible.

@@ -82,7 +82,9 @@ impl<C: Channel> Response<C> {
                 Err(unsent) => break unsent,
             };
             let taken = TakenValue::new(source.clone(), next.taken);
-            if let Err(unsent) = self.send_value(terms, (taken, next.sequence), &mut writes).await {
+            if let Err(unsent) =
+                self.send_value(terms, (taken, (next.sequence, next.began)), &mut writes).await
+            {
                 break unsent;
             }
         };
@@ -147,7 +149,7 @@ impl<C: Channel> Response<C> {
     async fn send_value<S: Source<Bytes = C::Bytes>>(
         &self,
         terms: SubscriptionTerms,
-        (mut taken, sequence): (TakenValue<S>, u64),
+        (mut taken, (sequence, began)): (TakenValue<S>, (u64, u64)),
         writes: &mut Writes<C, S>,
     ) -> Result<(), Unsent> {
         let Some((metadata, bytes)) = taken.value() else { return Ok(()) };
@@ -164,7 +166,7 @@ impl<C: Channel> Response<C> {
             Way::Written => (None, false),
         };
         let value = MetaDataResponse { index: self.index, metadata, content, loan_follows, checksum };
-        let write = TensorWrite { version: taken.version(), sequence, value };
+        let write = TensorWrite { version: taken.version(), sequence, began, value };
         self.beside(writes, pin!(self.announce(write))).await??;
         // From here on the value belongs to the peer; its memory is held until the bytes are written.
         taken.source = None;

@@ -1,10 +1,12 @@
 //! The sending side of a subscription.
 //!
 //! ```text
-//! none ──BUFFER_REQUEST──▶ requested ──BUFFER_RESPONSE──▶ idle ──TENSOR_WRITE──▶ busy ──BUFFER_IDLE──▶ idle
+//! none ──BUFFER_REQUEST──▶ requested ──BUFFER_RESPONSE──▶ idle ──content, TENSOR_WRITE──▶ busy ──BUFFER_IDLE──▶ idle
 //!                              ▲                           │
 //!                              └───────BUFFER_REQUEST──────┘
 //! ```
+//!
+//! A busy buffer is the peer's. BUFFER_IDLE names one in its place.
 
 use std::{collections::VecDeque, task::Waker};
 
@@ -32,7 +34,7 @@ pub(super) struct Subscribed {
 pub(crate) enum Room {
     /// Into this buffer.
     Buffer(Destination),
-    /// Into one that was requested, or will be returned.
+    /// Into one that was requested.
     Later,
     /// The buffers are too small, or there are none.
     TooSmall,
@@ -50,9 +52,9 @@ impl Subscribed {
         }
     }
 
-    /// Whether a content is being written, or its buffer was requested.
+    /// Whether a content is being written. A value that waits for a buffer goes back to its source if the connection ends.
     pub(super) fn is_transferring(&self) -> bool {
-        self.writing > 0 || self.is_requested
+        self.writing > 0
     }
 
     /// Adds buffers for a value of the requested size.
@@ -142,7 +144,8 @@ impl Responses {
         }
         match subscribed.buffers.pop_front() {
             Some(buffer) => (Room::Buffer(buffer), None),
-            None => (Room::Later, stored.replace(waker.clone())),
+            // The peer has lacked memory. It makes room for a value that waits.
+            None => (Room::TooSmall, None),
         }
     }
 

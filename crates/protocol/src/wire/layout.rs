@@ -261,7 +261,7 @@ fn subscriptions(page: &mut Page) {
         buffer, or has no bytes; with 2 it was lent.";
     let (metadata, index) = (matrix(), INDEX);
     let value = MetaDataResponse { index, metadata, content: None, loan_follows: false, checksum: None };
-    let write = TensorWrite { version: 0, sequence: 4, value };
+    let write = TensorWrite { version: 0, sequence: 4, began: 0, value };
     page.record("TENSOR_WRITE", about, &[], &Message::TensorWrite(write));
 }
 

@@ -134,6 +134,7 @@ fn write_message(writer: &mut Writer<'_>, message: &Message, forms: Option<&[Nam
         Message::TensorWrite(write) => {
             writer.u64(write.version);
             writer.u64(write.sequence);
+            writer.u64(write.began);
             write_meta_data_response(writer, &write.value);
         }
     }
@@ -408,8 +409,9 @@ fn read_message(
         kind::BUFFER_IDLE => Message::BufferIdle(read_buffers(reader)?),
         kind::TENSOR_WRITE => {
             let (version, sequence) = (reader.u64("version")?, reader.u64("sequence")?);
+            let began = reader.u64("first version")?;
             let value = read_meta_data_response(reader, names)?;
-            Message::TensorWrite(TensorWrite { version, sequence, value })
+            Message::TensorWrite(TensorWrite { version, sequence, began, value })
         }
         _ => return Err(WireError::Unknown { field: "kind", value: kind.into() }),
     })

@@ -428,7 +428,7 @@ fn giving(input: &mut Input<'_>) -> Message {
         return Message::BufferRequest(BufferRequest { index: index(input), metadata: metadata(input) });
     }
     let (version, sequence) = (input.number(), input.number());
-    Message::TensorWrite(TensorWrite { version, sequence, value: meta_data_response(input) })
+    Message::TensorWrite(TensorWrite { version, sequence, began: 0, value: meta_data_response(input) })
 }
 
 fn name_form(input: &mut Input<'_>) -> NameForm {

@@ -74,7 +74,8 @@ fn the_longest_small_content_with_the_highest_rank_fits_into_a_message() {
         loan_follows: false,
         checksum: Some(7),
     };
-    let message = Message::TensorWrite(TensorWrite { version: u64::MAX, sequence: u64::MAX, value });
+    let message =
+        Message::TensorWrite(TensorWrite { version: u64::MAX, sequence: u64::MAX, began: u64::MAX, value });
     assert!(wire::encode(&message).len() <= MESSAGE_BYTES_MAX);
     assert_eq!(round_trip(&message), Ok(message));
 }

@@ -153,7 +153,7 @@ pub(crate) fn subscribed() -> impl Strategy<Value = Message> {
         (index(), metadata().prop_filter("a value with bytes", |value| value.byte_length > 0))
             .prop_map(|(index, metadata)| Message::BufferRequest(BufferRequest { index, metadata }));
     let write = (any::<(u64, u64)>(), meta_data_response()).prop_map(|((version, sequence), value)| {
-        Message::TensorWrite(TensorWrite { version, sequence, value })
+        Message::TensorWrite(TensorWrite { version, sequence, began: version / 2, value })
     });
     prop_oneof![
         buffer_request,

@@ -9,8 +9,8 @@ use futures::{
 use tensorwire_protocol::{Code, Scope, Sequenced, Status, StepId, SubscriptionTerms, Take};
 
 use crate::{
-    connection::peer_values::{PeerValues, Taken},
-    values::versions::versions,
+    connection::peer_values::{PeerValues, Taken, Taking},
+    values::{published::Edition, versions::versions},
 };
 
 impl PeerValues {
@@ -28,7 +28,8 @@ impl PeerValues {
                 let sent = versions.map(move |edition| {
                     let edition = edition?;
                     meter.sends(edition.tensor.metadata().byte_length);
-                    Ok(Sequenced { sequence: edition.sequence, taken: Taken::Published(edition) })
+                    let Edition { sequence, began, .. } = edition;
+                    Ok(Sequenced { taken: Taken::Published(edition), sequence, began })
                 });
                 sent.boxed()
             }
@@ -53,7 +54,7 @@ impl PeerValues {
             async move {
                 let taken = own.next_of_step((step, &key), every).await;
                 let sequence = sequence + taken.as_ref().map_or(0, |(_, count)| *count);
-                Some((taken.map(|(taken, _)| Sequenced { taken, sequence }), sequence))
+                Some((taken.map(|(taken, _)| Sequenced { taken, sequence, began: 0 }), sequence))
             }
         });
         values.boxed()
@@ -65,16 +66,25 @@ impl PeerValues {
         (step, key): (StepId, &Arc<str>),
         every: bool,
     ) -> Result<(Taken, u64), Status> {
-        let mut taken = match self.of_step((step, false), key) {
-            Take::Now(taken) => taken?,
-            Take::Later(taking) => taking.await?,
-        };
+        let mut taken = self.taken(self.of_step((step, false), key)).await?;
         let mut count = 1;
-        while !every && let Take::Now(Ok(newer)) = self.of_step((step, true), key) {
+        // These do not wait for a value, but perhaps for its copy out of a device.
+        while !every && let Ok(newer) = self.taken(self.of_step((step, true), key)).await {
             taken = newer;
             count += 1;
         }
-        self.meter.sends(taken.tensor().metadata().byte_length);
         Ok((taken, count))
+    }
+
+    async fn taken(&self, take: Take<Taken, Taking>) -> Result<Taken, Status> {
+        match take {
+            Take::Now(taken) => {
+                let taken = taken?;
+                self.meter.sends(taken.tensor().metadata().byte_length);
+                Ok(taken)
+            }
+            // It counts what it takes.
+            Take::Later(taking) => taking.await,
+        }
     }
 }

@@ -15,6 +15,8 @@ pub(crate) struct Subscribed {
     pub(crate) version: Option<Version>,
     /// How many values there were, this one included. `None` for a value of an earlier receive of the key.
     pub(crate) sequence: Option<u64>,
+    /// The version of the first of these; 0 for values of a step.
+    pub(crate) began: u64,
 }
 
 impl DataConnection {
@@ -37,10 +39,10 @@ impl DataConnection {
     ) -> Result<Subscribed, WorkerError> {
         let span = receive_span(name, self.kind);
         match subscription.next(&self.allocator).await {
-            Ok(Delivery { received, sequence }) => {
+            Ok(Delivery { received, sequence, began }) => {
                 self.meter.ended(&span, Ok(received.metadata.byte_length));
                 let version = if name.step.is_none() { self.version(&received) } else { None };
-                Ok(Subscribed { tensor: Self::tensor(received)?, version, sequence })
+                Ok(Subscribed { tensor: Self::tensor(received)?, version, sequence, began })
             }
             Err(error) => {
                 let error = self.transfer_error(name, error);

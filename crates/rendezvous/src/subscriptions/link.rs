@@ -150,14 +150,14 @@ impl Place {
 
     /// The value, with the number of those that were left out.
     fn update(&mut self, subscribed: Subscribed) -> Update {
-        let Subscribed { tensor, version, sequence } = subscribed;
+        let Subscribed { tensor, version, sequence, began } = subscribed;
         let Some(sequence) = sequence else { return Update { tensor, version, dropped: 0 } };
         let incarnation = version.map(Version::incarnation);
         let held = self.held.replace(Held { version, sequence });
         let Some(held) = held else { return Update { tensor, version, dropped: 0 } };
-        // A sequence that is not greater begins with the publication after a withdrawal.
-        let goes_on = held.version.map(Version::incarnation) == incarnation && held.sequence < sequence;
         let (number, count) = (held.version.map_or(0, Version::number), held.sequence);
+        // Otherwise the tensor was withdrawn, and published again.
+        let goes_on = held.version.map(Version::incarnation) == incarnation && began <= number;
         let (before, count) = if goes_on { (number, count) } else { (0, 0) };
         self.before = before;
         Update { tensor, version, dropped: sequence.saturating_sub(count + 1) }
@@ -179,8 +179,8 @@ impl Place {
                 let remote = |status| WorkerError::Remote { transfer: transfer.name(), status };
                 let edition = editions.next().await.ok_or(WorkerError::ShutDown)?.map_err(remote)?;
                 let version = Version { incarnation: peer.worker.incarnation(), number: edition.version };
-                let sequence = Some(edition.sequence);
-                Ok(Subscribed { tensor: edition.tensor, version: Some(version), sequence })
+                let Edition { tensor, sequence, began, .. } = edition;
+                Ok(Subscribed { tensor, version: Some(version), sequence: Some(sequence), began })
             }
             (Source::Published { peer, .. }, Link::Connected { connection, key, subscription }) => {
                 let transfer = Transfer { peer: peer.name(), key, step: None };
@@ -196,7 +196,7 @@ impl Place {
             (Source::Step { step, key }, _) => {
                 let key = (**key).clone()?;
                 let tensor = own_value(step, &key, self.policy).await?;
-                Ok(Subscribed { tensor, version: None, sequence: None })
+                Ok(Subscribed { tensor, version: None, sequence: None, began: 0 })
             }
             (Source::Published { .. }, _) => Err(WorkerError::ShutDown),
         }

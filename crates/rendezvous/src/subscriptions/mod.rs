@@ -98,11 +98,11 @@ pub struct Update {
 
 /// A subscription to the values of a peer, made by [`Peer::subscribe`] or [`StepFrom::subscribe`]: a [`Stream`] of [`Update`]s.
 ///
-/// With [`Policy::Latest`], the default, the peer sends its newest value whenever it may send one, and leaves out the others. A value is
-/// then at most as many values behind the newest one as were sent after it, and [`ahead`](Self::ahead) values may be on their way. With
-/// [`Policy::Every`] no value is left out: values of a step wait at the peer, and
-/// [`publish_in_turn`](crate::Worker::publish_in_turn) waits for the subscriber. If the tensor is published otherwise while the subscriber
-/// lacks a version, or the connection breaks, the stream returns [`WorkerError::Superseded`] where versions are missing, and goes on.
+/// With [`Policy::Latest`], the default, the peer takes its newest value whenever it may send one, and leaves out the others; it may do so
+/// [`ahead`](Self::ahead) times before the program takes a value. With [`Policy::Every`] no value is left out: values of a step wait at the
+/// peer, and [`publish_in_turn`](crate::Worker::publish_in_turn) waits for the subscriber. If the tensor is published otherwise while the
+/// subscriber lacks a version, or the connection breaks, the stream returns [`WorkerError::Superseded`] where versions are missing, and
+/// goes on.
 ///
 /// # Errors
 /// A lost peer that publishes is asked again, after pauses of 50 ms to 2 s, for as long as the stream is polled; the stream returns nothing
@@ -110,9 +110,9 @@ pub struct Update {
 /// an invalid option, and, for values of a step, after any error but [`WorkerError::Corrupted`].
 ///
 /// # Memory
-/// The peer may write [`ahead`](Self::ahead) buffers of the receive pool, each as large as the largest value so far. A value is the
-/// caller's for as long as it likes: another buffer takes the place of its memory. Such buffers use half of the pool at most, except for
-/// one that a value waits for.
+/// The peer may write [`ahead`](Self::ahead) buffers of the receive pool, each as large as the value for which they were requested. A value
+/// is the caller's for as long as it likes: another buffer takes the place of its memory. Such buffers use half of the pool at most, except
+/// for one that a value waits for.
 #[must_use = "nothing is received until the stream is polled"]
 pub struct Subscription {
     /// `None` while `step` has it.

@@ -20,7 +20,7 @@ use crate::{
     values::{
         catalogue::{self, Listing, OwnCatalogue},
         latch::Latch,
-        takers::Takers,
+        takers::{Takers, Turn},
         tensor::Tensor,
     },
 };
@@ -85,6 +85,8 @@ pub(crate) struct Edition {
     pub(crate) version: u64,
     /// How many publications there were under the name since the first one, or since it was withdrawn.
     pub(crate) sequence: u64,
+    /// The version of the first of these.
+    pub(crate) began: u64,
     pub(crate) tensor: Tensor,
     /// Whether it is in the catalogue.
     pub(crate) listing: Listing,
@@ -93,7 +95,7 @@ pub(crate) struct Edition {
 impl Edition {
     /// One that is not published under a name.
     pub(crate) fn unnamed(version: u64, tensor: Tensor, listing: Listing) -> Self {
-        Self { version, sequence: 0, tensor, listing }
+        Self { version, sequence: 0, began: 0, tensor, listing }
     }
 
     /// What neighbours read.
@@ -245,7 +247,8 @@ impl PublishedSet {
             return false;
         }
         let mut entries = self.entries_mut();
-        let Some((key, Edition { version, sequence, tensor, listing })) = entries.remove_entry(name) else {
+        let Some((key, Edition { version, sequence, began, tensor, listing })) = entries.remove_entry(name)
+        else {
             return false;
         };
         let write = |content| listing.cell().map(|cell| self.catalogue.write(cell, content));
@@ -258,7 +261,7 @@ impl PublishedSet {
             Err(tensor) => (version, tensor, false),
         };
         let sequence = sequence + u64::from(is_done);
-        let edition = Edition { version, sequence, tensor, listing };
+        let edition = Edition { version, sequence, began, tensor, listing };
         released.extend(write(edition.content()).unwrap_or_default());
         entries.insert(key, edition);
         drop(entries);
@@ -282,13 +285,12 @@ impl PublishedSet {
         drop(unlisted);
     }
 
-    /// As [`publish`](Self::publish), once every subscriber that wants every version has taken the one before.
+    /// Waits until every subscriber that wants every version has taken the present one. The caller publishes while it has the turn.
     ///
     /// # Cancel safety
-    /// Nothing is published if the future is dropped.
-    pub(crate) async fn publish_in_turn(&self, name: &str, tensor: Tensor) -> Version {
-        let _turn = self.takers.turn(name, || self.get(name).map_or(0, |edition| edition.version)).await;
-        self.publish(name, tensor)
+    /// Cancel-safe.
+    pub(crate) async fn turn(&self, name: &str) -> Turn {
+        self.takers.turn(name, || self.get(name).map_or(0, |edition| edition.version)).await
     }
 
     /// Ends every current and later wait with `status`.
@@ -406,7 +408,7 @@ impl PublishedSet {
         // The number is assigned under the lock, so that of two concurrent publications the one with the greater number
         // stays.
         let version = number.unwrap_or_else(|| self.versions.fetch_add(1, Ordering::Relaxed) + 1);
-        let edition = Edition { version, sequence: 1, tensor, listing: Listing::Unlisted };
+        let edition = Edition { version, sequence: 1, began: version, tensor, listing: Listing::Unlisted };
         match entries.entry(name.to_owned()) {
             Entry::Occupied(mut place) => {
                 if tensorwire_testpoints::planted!(
@@ -417,8 +419,8 @@ impl PublishedSet {
                     place.get_mut().sequence += 1;
                     return (version, (None, Vec::new()));
                 }
-                let Edition { sequence, listing, .. } = *place.get();
-                let edition = Edition { sequence: sequence + 1, listing, ..edition };
+                let Edition { sequence, began, listing, .. } = *place.get();
+                let edition = Edition { sequence: sequence + 1, began, listing, ..edition };
                 let cell = edition.listing.cell();
                 // Neighbours find the new edition before the memory of the old one can be reused.
                 let unlisted =

@@ -230,8 +230,9 @@ impl Worker {
     }
 
     /// As [`publish`](Self::publish), once every [subscription](Peer::subscribe) that wants
-    /// [`Every`](crate::sets::Policy::Every) version has taken the version before. So a subscriber that is slow slows the publisher down,
-    /// and none misses a version. A subscriber whose connection breaks is no longer waited for.
+    /// [`Every`](crate::sets::Policy::Every) version has taken the version before: it was taken to be sent. So a subscriber that is slow
+    /// slows the publisher down, and misses no version unless its connection breaks or the tensor is [withdrawn](Self::withdraw). A
+    /// subscriber whose connection breaks is no longer waited for.
     ///
     /// # Errors
     /// As [`publish`](Self::publish).
@@ -241,8 +242,10 @@ impl Worker {
     pub async fn publish_in_turn(&self, name: &str, tensor: Tensor) -> Result<Version, WorkerError> {
         check_published(name)?;
         self.check_runs()?;
-        let published = self.node.values().published.publish_in_turn(name, tensor.remember_checksums());
-        unless(self.node.closing(), published).await.ok_or(WorkerError::ShutDown)
+        let turn = unless(self.node.closing(), self.node.values().published.turn(name)).await;
+        let _turn = turn.ok_or(WorkerError::ShutDown)?;
+        // The subscribers may be gone because this worker was shut down meanwhile.
+        self.publish(name, tensor)
     }
 
     /// The tensor that is published under `name`.

@@ -14,7 +14,7 @@ fn write(line: &Line, index: RequestIndex, (sequence, bytes): (u64, &[u8])) -> M
     let value = answers::response(line, index, bytes, fits.then_some(bytes));
     let checksum = line.agreed.validation.checksum(bytes);
     let value = tensorwire_protocol::MetaDataResponse { checksum, ..value };
-    Message::TensorWrite(TensorWrite { version: sequence, sequence, value })
+    Message::TensorWrite(TensorWrite { version: sequence, sequence, began: sequence / 2, value })
 }
 
 /// Answers the subscription of an honest worker, in some way.
@@ -38,7 +38,7 @@ pub(super) fn answer(line: &Line, index: RequestIndex, rng: &mut Rng) {
             let value = answers::response(line, index, &[7; 64], None);
             let checksum = line.agreed.validation.checksum(&[7; 64]);
             let value = tensorwire_protocol::MetaDataResponse { checksum, ..value };
-            line.message(&Message::TensorWrite(TensorWrite { version: 1, sequence: 1, value }));
+            line.message(&Message::TensorWrite(TensorWrite { version: 1, sequence: 1, began: 1, value }));
         }
         3 => {
             line.did("requests a buffer and leaves it");
@@ -64,7 +64,7 @@ pub(super) fn fill(line: &Line, buffers: &Buffers, rng: &mut Rng) {
     let value = answers::response(line, buffers.index, &bytes, None);
     let checksum = line.agreed.validation.checksum(&bytes);
     let value = tensorwire_protocol::MetaDataResponse { checksum, ..value };
-    line.message(&Message::TensorWrite(TensorWrite { version: 2, sequence: 2, value }));
+    line.message(&Message::TensorWrite(TensorWrite { version: 2, sequence: 2, began: 1, value }));
     if rng.chance(1, 3) {
         line.did("writes a buffer again");
         line.uncounted(*destination, &vec![!bytes[0]; bytes.len()]);

@@ -26,7 +26,7 @@ fn response(metadata: Metadata) -> MetaDataResponse {
 }
 
 fn write_of(value: MetaDataResponse) -> Message {
-    Message::TensorWrite(TensorWrite { version: 0, sequence: 1, value })
+    Message::TensorWrite(TensorWrite { version: 0, sequence: 1, began: 0, value })
 }
 
 fn tensor_write(length: u64) -> Message {

@@ -166,7 +166,7 @@ impl Source for TestSource {
                 Take::Later(taking) => taking.await,
             };
             let chosen = taken.map(|value| if terms.every { value } else { source.newest(value) });
-            let next = chosen.map(|taken| Sequenced { sequence: taken.sequence, taken });
+            let next = chosen.map(|taken| Sequenced { sequence: taken.sequence, taken, began: 0 });
             Some((next, (source, key)))
         };
         stream::unfold((self.clone(), key.clone()), next).boxed()
