@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod fabric_pair;
+pub mod frames;
 pub mod grpc;
 pub mod process;
 

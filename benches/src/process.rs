@@ -31,7 +31,16 @@ impl Process {
     /// Those of the operating system.
     pub fn start(variable: &str, role: &str) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
-        let mut child = command.env(variable, role).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        command.env(variable, role);
+        Self::spawn(command, role)
+    }
+
+    /// Starts another program, which has the role.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn spawn(mut command: Command, role: &str) -> Result<Self, Failure> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (Some(to), Some(from)) = (child.stdin.take(), child.stdout.take()) else {
             return Err("a child without pipes".into());
         };

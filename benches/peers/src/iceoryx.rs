@@ -37,12 +37,7 @@ struct Services {
 
 impl Services {
     fn open(name: &str) -> Result<Self, Fault> {
-        set_log_level(LogLevel::Error);
-        // The default place may contain files of another user's run.
-        let mut config = Config::default();
-        let folder = std::env::temp_dir().join("iceoryx2");
-        config.global.set_root_path(&Path::new(folder.to_string_lossy().as_bytes())?);
-        let node = NodeBuilder::new().config(&config).create::<ipc::Service>()?;
+        let node = node()?;
         let asks = node
             .service_builder(&format!("{name}/asks").as_str().try_into()?)
             .request_response::<u64, u64>()
@@ -64,6 +59,16 @@ impl Services {
         let (mine, theirs) = (event(mine)?, event(theirs)?);
         Ok(Bells { mine: mine.listener_builder().create()?, theirs: theirs.notifier_builder().create()? })
     }
+}
+
+/// A node of this process.
+pub(crate) fn node() -> Result<Node<ipc::Service>, Fault> {
+    set_log_level(LogLevel::Error);
+    // The default place may contain files of another user's run.
+    let mut config = Config::default();
+    let folder = std::env::temp_dir().join("iceoryx2");
+    config.global.set_root_path(&Path::new(folder.to_string_lossy().as_bytes())?);
+    Ok(NodeBuilder::new().config(&config).create::<ipc::Service>()?)
 }
 
 #[derive(Debug)]

@@ -4,6 +4,8 @@
 //! Every rival does the same work: 8 bytes go out, and as many bytes as the plan says come back into private memory. A
 //! value that the rival hands out as a view of shared memory is copied once.
 //!
+//! `frames PART` is one side of a stream of frames, which `benches/src/bin/frames` measures.
+//!
 //! `bound RANKS BYTES MILLISECONDS` measures the limit that memory sets for an all-reduce, in this process alone;
 //! `distance MILLISECONDS` measures the distance of two CPUs.
 
@@ -22,18 +24,23 @@
     allow(dead_code, unused_imports, unused_variables)
 )]
 
-// The gRPC service of Tensorwire's benches, included by path: with a dependency on their crate this Cargo.lock would
-// change with Tensorwire's.
 #[cfg(feature = "bound")]
 mod bound;
 #[cfg(feature = "bound")]
 mod distance;
+// This module and `grpc` are Tensorwire's benches', included by path: with a dependency on their crate this Cargo.lock would
+// change with Tensorwire's.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../../src/frames.rs"]
+mod frames;
 #[cfg(feature = "tonic")]
 #[allow(dead_code, unreachable_pub)]
 #[path = "../../src/grpc.rs"]
 mod grpc;
 #[cfg(feature = "iceoryx2")]
 mod iceoryx;
+#[cfg(feature = "iceoryx2")]
+mod iceoryx_frames;
 mod plan;
 #[cfg(feature = "quinn")]
 mod quic;
@@ -41,6 +48,8 @@ mod quic;
 mod tarpc_service;
 #[cfg(feature = "tonic")]
 mod tonic_service;
+#[cfg(feature = "zenoh")]
+mod zenoh_frames;
 #[cfg(feature = "zenoh")]
 mod zenoh_session;
 
@@ -58,6 +67,9 @@ fn main() -> ExitCode {
             return end(distance::measure(&words).map(|figure| figure.print()));
         }
     }
+    if let Some(words) = plan::words_of("frames") {
+        return end(words.join(" ").parse().and_then(stream));
+    }
     end(Plan::from_arguments().and_then(|plan| run(&plan)))
 }
 
@@ -71,13 +83,28 @@ fn end(done: Result<(), Fault>) -> ExitCode {
     }
 }
 
-fn run(plan: &Plan) -> Result<(), Fault> {
+/// One side of a stream of frames.
+fn stream(part: frames::Part) -> Result<(), Fault> {
+    match part.system.as_str() {
+        #[cfg(feature = "iceoryx2")]
+        "iceoryx2" => iceoryx_frames::run(&part),
+        #[cfg(feature = "zenoh")]
+        "zenoh" => runtime("zenoh")?.block_on(zenoh_frames::run(part)),
+        other => Err(unknown(other)),
+    }
+}
+
+fn runtime(rival: &str) -> std::io::Result<tokio::runtime::Runtime> {
     // zenoh starts threads of its own, and wants a runtime that has more than one.
-    let mut builder = match plan.rival.as_str() {
+    let mut builder = match rival {
         "zenoh" => tokio::runtime::Builder::new_multi_thread(),
         _ => tokio::runtime::Builder::new_current_thread(),
     };
-    builder.enable_all().build()?.block_on(async {
+    builder.enable_all().build()
+}
+
+fn run(plan: &Plan) -> Result<(), Fault> {
+    runtime(&plan.rival)?.block_on(async {
         match &plan.address {
             None => serve(plan).await,
             Some(address) => {

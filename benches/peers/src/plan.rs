@@ -41,7 +41,6 @@ impl Figure {
 }
 
 /// The words after `name`, if that is the first word of the command line.
-#[cfg(feature = "bound")]
 pub(crate) fn words_of(name: &str) -> Option<Vec<String>> {
     let mut words = std::env::args().skip(1);
     (words.next()? == name).then(|| words.collect())

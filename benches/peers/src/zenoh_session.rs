@@ -10,18 +10,18 @@ use zenoh::{
 
 use crate::plan::{Fault, Figure, Plan, check_length, parent_is_done, ready};
 
-type PosixProvider = ShmProvider<PosixShmProviderBackend>;
+pub(crate) type PosixProvider = ShmProvider<PosixShmProviderBackend>;
 
 const KEY: &str = "pull";
 /// Room for the allocator's own bytes besides the value.
 const SHM_SLACK_BYTES: usize = 1 << 20;
 
-async fn open(plan: &Plan, settings: &[(&str, String)]) -> Result<Session, Fault> {
+pub(crate) async fn open(shared_memory: bool, settings: &[(&str, String)]) -> Result<Session, Fault> {
     let mut config = Config::default();
     let fixed = [
         ("mode", "\"peer\"".to_owned()),
         ("scouting/multicast/enabled", "false".to_owned()),
-        ("transport/shared_memory/enabled", plan.shared_memory.to_string()),
+        ("transport/shared_memory/enabled", shared_memory.to_string()),
     ];
     for (key, value) in fixed.iter().chain(settings) {
         config.insert_json5(key, value)?;
@@ -29,24 +29,31 @@ async fn open(plan: &Plan, settings: &[(&str, String)]) -> Result<Session, Fault
     zenoh::open(config).await
 }
 
-/// The answer to queries: shared memory that is written once. The provider owns the segment.
-fn shared(bytes: usize) -> Result<(PosixProvider, ZBytes), Fault> {
+/// An address that is free now: zenoh needs a port.
+pub(crate) fn free_address() -> Result<String, Fault> {
+    Ok(format!("tcp/{}", TcpListener::bind("127.0.0.1:0")?.local_addr()?))
+}
+
+/// Shared memory for values of this many bytes together.
+pub(crate) fn provider(bytes: usize) -> Result<PosixProvider, Fault> {
     let backend = PosixShmProviderBackend::builder(bytes + SHM_SLACK_BYTES).wait();
     let backend = backend.map_err(|error| {
         format!("{error}; zenoh locks its shared memory: let {bytes} bytes and more be locked (ulimit -l)")
     })?;
-    let provider = ShmProviderBuilder::backend(backend).wait();
+    Ok(ShmProviderBuilder::backend(backend).wait())
+}
+
+/// The answer to queries: shared memory that is written once. The provider owns the segment.
+fn shared(bytes: usize) -> Result<(PosixProvider, ZBytes), Fault> {
+    let provider = provider(bytes)?;
     let mut buffer = provider.alloc(bytes).wait()?;
     buffer.fill(7);
     Ok((provider, ZBytes::from(ZShm::from(buffer))))
 }
 
 pub(crate) async fn serve(plan: &Plan) -> Result<(), Fault> {
-    // zenoh needs a port: this one is free now.
-    let probe = TcpListener::bind("127.0.0.1:0")?;
-    let address = format!("tcp/{}", probe.local_addr()?);
-    drop(probe);
-    let session = open(plan, &[("listen/endpoints", format!("[\"{address}\"]"))]).await?;
+    let address = free_address()?;
+    let session = open(plan.shared_memory, &[("listen/endpoints", format!("[\"{address}\"]"))]).await?;
     let (_provider, source) = if plan.shared_memory {
         let (provider, source) = shared(plan.bytes)?;
         (Some(provider), source)
@@ -69,7 +76,7 @@ pub(crate) async fn serve(plan: &Plan) -> Result<(), Fault> {
 
 pub(crate) async fn measure(plan: &Plan, address: &str) -> Result<Figure, Fault> {
     let settings = [("connect/endpoints", format!("[\"{address}\"]")), ("listen/endpoints", "[]".to_owned())];
-    let session = open(plan, &settings).await?;
+    let session = open(plan.shared_memory, &settings).await?;
     let mut target = vec![0; plan.bytes];
     // A query before the server's declaration has come has no reply.
     while session.get(KEY).payload(vec![0; 8]).await?.recv_async().await.is_err() {
