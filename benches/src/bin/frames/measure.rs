@@ -38,7 +38,7 @@ pub(crate) struct Flow {
     pub(crate) came: usize,
     /// Frames missing between the first and the last one that came.
     pub(crate) missing: u64,
-    /// The missing frames of which the system told the reader.
+    /// The missing frames that the system counted for the reader.
     pub(crate) counted: u64,
     /// For each frame that came, the number of newer ones at that time.
     pub(crate) behind: Vec<u64>,
