@@ -256,11 +256,9 @@ impl Depths {
             // Received: a message, an acknowledgement, and contents of own requests.
             Mode::Original => Self { send: 2 + 1 + contents_max(local), receive: 1 + 1 + requests_max },
             // Sent: messages and contents within the credits, ASK and ANSWER: as many as receives. One message of a ring may
-            // wrap, and for a moment two rings are in use. Pieces of long contents and contents of subscriptions take no
-            // credit.
-            Mode::Counted => {
-                Self { send: depth + 2 + PIECES_MAX as u32 + contents_max(local), receive: depth }
-            }
+            // wrap, and for a moment two rings are in use. Pieces of long contents take no credit. Contents of subscriptions take
+            // none either; as many as the depth wait in line at most, where a send depth has room.
+            Mode::Counted => Self { send: depth + 2 + PIECES_MAX as u32, receive: depth },
         }
     }
 

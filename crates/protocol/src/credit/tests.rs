@@ -6,10 +6,10 @@ use super::*;
 fn depths_follow_the_agreed_depth_and_in_mode_original_requests_and_contents() {
     let local = Parameters { depth: 40, requests_max: 100, contents_max: 5, ..Parameters::default() };
     let peer = Parameters { depth: 30, requests_max: 60, contents_max: 99, ..Parameters::default() };
-    assert_eq!(Depths::of(&local, &peer), Depths { send: 34 + 5, receive: 30 });
+    assert_eq!(Depths::of(&local, &peer), Depths { send: 34, receive: 30 });
     let original = Parameters { mode: Mode::Original, ..peer };
     assert_eq!(Depths::of(&local, &original), Depths { send: 3 + 5, receive: 2 + 60 });
-    assert_eq!(Depths::for_any_peer(&local), Depths { send: 44 + 5, receive: 2 + 100 });
+    assert_eq!(Depths::for_any_peer(&local), Depths { send: 44, receive: 2 + 100 });
 }
 
 #[test]

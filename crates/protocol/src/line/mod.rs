@@ -74,7 +74,7 @@ pub(crate) struct Line<C: Channel> {
 
 impl<C: Channel> Line<C> {
     pub(crate) fn new(channel: Arc<C>, rings: Rings<C::Lent>, local: &Parameters, peer: &Parameters) -> Self {
-        let agreed = Agreed::of(local, peer);
+        let (agreed, most) = (Agreed::of(local, peer), contents_max(local));
         Self {
             channel,
             agreed,
@@ -89,7 +89,7 @@ impl<C: Channel> Line<C> {
             messages: WaitQueue::default(),
             contents: WaitQueue::default(),
             contents_in_flight: 0,
-            contents_max: contents_max(local),
+            contents_max: if agreed.mode.is_counted() { most.min(agreed.depth) } else { most },
             is_content_due: false,
             is_queue_deferred: false,
             keeper: None,
