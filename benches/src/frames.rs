@@ -5,6 +5,8 @@
 //! each frame. A reader prints `ready -`, `sign TIME WORDS` for whatever tells it that the writer is lost, and at the first line of its
 //! standard input `read TORN` with the number, the time and the counted loss of each frame. Both end when their standard input does.
 
+#![allow(clippy::disallowed_methods)] // it measures real time on tokio's runtime
+
 use std::{
     error::Error,
     fmt,
