@@ -229,7 +229,7 @@ impl Worker {
         Ok(self.node.values().published.publish(name, tensor.remember_checksums()))
     }
 
-    /// As [`publish`](Self::publish), once every [subscription](Peer::subscribe) that wants
+    /// As [`publish`](Self::publish), once every [subscription](crate::Peer::subscribe) that wants
     /// [`Every`](crate::sets::Policy::Every) version has taken the version before: it was taken to be sent. So a subscriber that is slow
     /// slows the publisher down, and misses no version unless its connection breaks or the tensor is [withdrawn](Self::withdraw). A
     /// subscriber whose connection breaks is no longer waited for.
