@@ -154,6 +154,17 @@ impl Writing {
         Some((self.times.len() as u64 + 1, delay))
     }
 
+    /// The number of the next frame, once it is due.
+    pub async fn due_frame(&mut self) -> Option<u64> {
+        let (number, delay) = self.next_frame()?;
+        if delay.is_zero() {
+            tokio::task::yield_now().await;
+        } else {
+            tokio::time::sleep(delay).await;
+        }
+        Some(number)
+    }
+
     /// The frame has been published.
     pub fn published(&mut self) {
         self.times.push(now());

@@ -45,12 +45,7 @@ async fn write(part: Part) -> Result<(), Fault> {
     };
     let publisher = session.declare_publisher(FRAME).congestion_control(congestion).await?;
     let mut writing = spawn_blocking(move || Writing::begin(address, part.pause)).await?;
-    while let Some((number, delay)) = writing.next_frame() {
-        if delay.is_zero() {
-            tokio::task::yield_now().await;
-        } else {
-            time::sleep(delay).await;
-        }
+    while let Some(number) = writing.due_frame().await {
         publisher.put(frame(part.bytes, number, provider.as_ref()).await?).await?;
         writing.published();
     }

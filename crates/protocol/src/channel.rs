@@ -134,8 +134,9 @@ pub trait Channel: Send + Sync + 'static {
 
     /// Posts the content write, whose immediate is `immediate`, before this returns. `destination` names the bytes that were [written
     /// ahead](Self::write_ahead), too; this write has the others. Without bytes or destination it is a
-    /// bare notification. Without an immediate a message that is posted later says that the content has landed. A `result` lands in the [result slot](Destination::result) of the destination before the
-    /// immediate is delivered: by the same write, whose length then counts both, or by a write before it.
+    /// bare notification. Without an immediate a message that is posted later says that the content has landed. A `result` lands in the
+    /// [result slot](Destination::result) of the destination before the immediate is delivered: by the same write, whose length then
+    /// counts both, or by a write before it.
     fn write_content(
         &self,
         bytes: Option<Self::Bytes>,

@@ -71,6 +71,31 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Counts a content that is being written.
+    pub(crate) fn count_content_sent(&mut self, bytes: u64) {
+        self.contents_sent += 1;
+        self.content_bytes_sent += bytes;
+    }
+
+    /// Counts a content that was sent inside a message.
+    pub(crate) fn count_eager_sent(&mut self, bytes: u64) {
+        self.eager_sent += 1;
+        self.eager_bytes_sent += bytes;
+    }
+
+    /// Counts a loan that was posted.
+    pub(crate) fn count_loan_sent(&mut self, bytes: u64) {
+        self.loans_sent += 1;
+        self.loan_bytes_sent += bytes;
+    }
+
+    /// Counts a content that has arrived inside a message.
+    pub(crate) fn count_eager(&mut self, bytes: u64) {
+        tensorwire_testpoints::mark!("content arrived inside a message");
+        self.eager_received += 1;
+        self.eager_bytes_received += bytes;
+    }
+
     /// Counts a written content that has arrived.
     pub(crate) fn count_content(&mut self, bytes: u64) {
         self.contents_received += 1;

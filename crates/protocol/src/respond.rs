@@ -343,8 +343,7 @@ impl<C: Channel> Response<C> {
             };
             state.responses.start_writing(index);
             state.count_content(index);
-            state.line.counters.loans_sent += 1;
-            state.line.counters.loan_bytes_sent += metadata.byte_length;
+            state.line.counters.count_loan_sent(metadata.byte_length);
             Ok(Lending::Posted(write))
         });
         self.unless_cancelled(pin!(posted)).await?.map_err(|_| Ended)?
@@ -395,8 +394,7 @@ impl<C: Channel> Response<C> {
         let posted = content_turn(&**connection, |state| {
             state.responses.start_writing(index).then(|| {
                 state.count_content(index);
-                state.line.counters.contents_sent += 1;
-                state.line.counters.content_bytes_sent += length;
+                state.line.counters.count_content_sent(length);
                 let immediate = index.immediate(which);
                 let write =
                     connection.channel().write_content(bytes.take(), destination, Some(immediate), result);

@@ -24,12 +24,7 @@ async fn write(part: Part, kind: FabricKind) -> Result<(), Failure> {
     let worker = Worker::builder("writer").require(kind).start().await?;
     let address = worker.address().to_owned();
     let mut writing = spawn_blocking(move || Writing::begin(address, part.pause)).await?;
-    while let Some((number, delay)) = writing.next_frame() {
-        if delay.is_zero() {
-            tokio::task::yield_now().await;
-        } else {
-            time::sleep(delay).await;
-        }
+    while let Some(number) = writing.due_frame().await {
         let mut frame = worker.pool().alloc(part.bytes).await?;
         fill(&mut frame, number);
         let frame = Tensor::new(frame, DataType::U8, &[part.bytes as u64])?;

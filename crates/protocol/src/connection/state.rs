@@ -160,22 +160,15 @@ impl<C: Channel> State<C> {
                 self.requests.buffers_posted(buffers);
             }
             Message::TensorWrite(write) => {
-                let posted = self.line.posted();
-                self.count_value(write);
-                self.responses.value_sent(write.value.index, posted);
+                if let Some(content) = &write.value.content {
+                    self.line.counters.count_eager_sent(content.len() as u64);
+                }
+                self.responses.value_sent(write.value.index, self.line.posted());
             }
             Message::MetaDataResponse(_) | Message::CancelAck(_) | Message::Version(_) | Message::Note(_) => {
             }
         }
         Ok(true)
-    }
-
-    /// Counts a content that is in the message.
-    fn count_value(&mut self, write: &TensorWrite) {
-        if let Some(content) = &write.value.content {
-            self.line.counters.eager_sent += 1;
-            self.line.counters.eager_bytes_sent += content.len() as u64;
-        }
     }
 
     /// As [`post`](Self::post), for META_DATA_RESPONSE with a content, which answers the request.
@@ -349,14 +342,10 @@ impl<C: Channel> State<C> {
     ) -> Result<(), PeerMisbehaved> {
         let eager = write.value.content.as_ref().map(|content| content.len() as u64);
         let arrived = self.requests.tensor_write(write)?;
-        if !arrived.is_ignored {
-            self.line.counters.eager_received += u64::from(eager.is_some());
-            self.line.counters.eager_bytes_received += eager.unwrap_or_default();
-            if arrived.bytes > 0 {
-                self.line.counters.count_content(arrived.bytes);
-            }
+        if arrived.bytes > 0 {
+            self.line.counters.count_content(arrived.bytes);
         }
-        self.on_answer(arrived, after);
+        self.on_answer_with(eager, arrived, after);
         Ok(())
     }
 
@@ -367,13 +356,16 @@ impl<C: Channel> State<C> {
     ) -> Result<(), PeerMisbehaved> {
         let eager = response.content.as_ref().map(|content| content.len() as u64);
         let arrived = self.requests.meta_data_response(response)?;
+        self.on_answer_with(eager, arrived, after);
+        Ok(())
+    }
+
+    /// As [`on_answer`](Self::on_answer), for a message with a content of so many bytes.
+    fn on_answer_with(&mut self, eager: Option<u64>, arrived: Arrived<C::Lent>, after: &mut After<C::Lent>) {
         if let Some(bytes) = eager.filter(|_| !arrived.is_ignored) {
-            tensorwire_testpoints::mark!("content arrived inside a message");
-            self.line.counters.eager_received += 1;
-            self.line.counters.eager_bytes_received += bytes;
+            self.line.counters.count_eager(bytes);
         }
         self.on_answer(arrived, after);
-        Ok(())
     }
 
     /// An acknowledgement, ASK or ANSWER has arrived.
@@ -429,16 +421,14 @@ impl<C: Channel> State<C> {
     pub(crate) fn count_uncredited(&mut self, index: RequestIndex, bytes: u64) {
         self.line.count_uncredited();
         self.responses.writes(index);
-        self.line.counters.contents_sent += 1;
-        self.line.counters.content_bytes_sent += bytes;
+        self.line.counters.count_content_sent(bytes);
     }
 
     /// A content is being lent to the subscription `index`, in its turn.
     pub(crate) fn count_lent(&mut self, index: RequestIndex, bytes: u64) {
         self.line.count_content();
         self.responses.writes(index);
-        self.line.counters.loans_sent += 1;
-        self.line.counters.loan_bytes_sent += bytes;
+        self.line.counters.count_loan_sent(bytes);
     }
 
     /// The bytes of a content of the subscription `index` may be reused.

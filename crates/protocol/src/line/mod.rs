@@ -216,8 +216,7 @@ impl<C: Channel> Line<C> {
         let is_posted = self.post_encoded()?;
         if is_posted {
             self.counters.sent.meta_data_response += 1;
-            self.counters.eager_sent += 1;
-            self.counters.eager_bytes_sent += length;
+            self.counters.count_eager_sent(length);
         }
         Ok(is_posted)
     }

@@ -506,9 +506,19 @@ impl<'connection, C: Channel> Request<'connection, C> {
     }
 
     fn end_loan<A: Allocator<Lent = C::Lent>>(&self, allocator: &A, lent: C::Lent, end: LentEnd) {
-        if let Some(lent) = allocator.take_back(lent, end) {
-            self.connection.channel().take_back(lent, end);
-        }
+        end_loan(self.connection, allocator, lent, end);
+    }
+}
+
+/// Takes memory back whose grant has ended, for the reason `end`.
+fn end_loan<C: Channel, A: Allocator<Lent = C::Lent>>(
+    connection: &Connection<C>,
+    allocator: &A,
+    lent: C::Lent,
+    end: LentEnd,
+) {
+    if let Some(lent) = allocator.take_back(lent, end) {
+        connection.channel().take_back(lent, end);
     }
 }
 

@@ -16,7 +16,7 @@ use futures::{
 use super::{
     Awaiting, ReceiveOptions, Received,
     admission::{Admission, Terms, WaitingReceive},
-    give_up, handed_out,
+    end_loan, give_up, handed_out,
     validate::validate,
 };
 use crate::{
@@ -251,9 +251,7 @@ impl<C: Channel> Subscription<C> {
             let buffer = buffer.map_err(TransferError::Local)?;
             let refused = self.connection.lock().requests.store_buffer(index, &metadata, buffer);
             if let Some(lent) = refused {
-                if let Some(lent) = allocator.take_back(lent, LentEnd::NeverSent) {
-                    self.connection.channel().take_back(lent, LentEnd::NeverSent);
-                }
+                end_loan(&self.connection, allocator, lent, LentEnd::NeverSent);
                 return Ok(());
             }
         }

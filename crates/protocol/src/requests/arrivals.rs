@@ -107,18 +107,26 @@ impl<L> Requests<L> {
 
     /// META_DATA_RESPONSE came.
     pub(crate) fn meta_data_response(&mut self, response: MetaDataResponse) -> ArrivedResult<L> {
-        let agreed = &self.agreed;
+        let is_final = response.content.is_some() || response.loan_follows;
+        self.check_response(&response, is_final || self.agreed.describes_first())?;
+        if response.loan_follows { self.loan_promised(response) } else { self.described(response) }
+    }
+
+    /// Whether a content inside the message, and a checksum where it `may_be_checked`, are as agreed.
+    pub(super) fn check_response(
+        &self,
+        response: &MetaDataResponse,
+        may_be_checked: bool,
+    ) -> Result<(), PeerMisbehaved> {
         let eager = response.content.as_ref().map(|content| content.len() as u64);
-        let may_be_eager = agreed.eager_bytes_max > 0 && eager <= Some(agreed.eager_bytes_max.into());
-        if eager.is_some() && !may_be_eager {
+        let most = self.agreed.eager_bytes_max;
+        if eager.is_some() && !(most > 0 && eager <= Some(most.into())) {
             return Err(PeerMisbehaved::EagerUnasked);
         }
-        let is_final = eager.is_some() || response.loan_follows;
-        let has_checksum = agreed.validation.is_on() && (is_final || agreed.describes_first());
-        if response.checksum.is_some() != has_checksum {
+        if response.checksum.is_some() != (self.agreed.validation.is_on() && may_be_checked) {
             return Err(PeerMisbehaved::ChecksumUnfit);
         }
-        if response.loan_follows { self.loan_promised(response) } else { self.described(response) }
+        Ok(())
     }
 
     /// META_DATA_RESPONSE came, perhaps with the content.

@@ -155,6 +155,11 @@ impl<L> Subscribed<L> {
         Ok(self.granted.pop_front().map(|(lent, _)| lent).into())
     }
 
+    /// The value that buffers are to be made for.
+    pub(super) fn buffers_for(&self) -> Option<&Metadata> {
+        self.wanted.as_ref().or(self.made_for.as_ref())
+    }
+
     /// How many more buffers there should be: one for each value that the peer may send.
     pub(super) fn missing(&self) -> usize {
         let values = self.allowed + if self.wanted.is_some() { 0 } else { self.taken };

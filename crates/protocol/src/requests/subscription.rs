@@ -8,8 +8,8 @@ use super::{
     subscribed::{Needed, SequencedValue, Subscribed},
 };
 use crate::{
-    BufferRequest, Buffers, Destination, EagerContent, LentEnd, Message, MetaDataResponse, Metadata,
-    PeerMisbehaved, RequestIndex, Status, SubscriptionTerms, TensorWrite,
+    BufferRequest, Buffers, Destination, LentEnd, Message, Metadata, PeerMisbehaved, RequestIndex, Status,
+    SubscriptionTerms, TensorWrite,
 };
 
 impl<L> RequestEntry<L> {
@@ -44,7 +44,7 @@ impl<L> Requests<L> {
     /// TENSOR_WRITE came.
     pub(crate) fn tensor_write(&mut self, write: TensorWrite) -> ArrivedResult<L> {
         let TensorWrite { version, sequence, began, value } = write;
-        self.check_value(&value)?;
+        self.check_response(&value, true)?;
         let number = self.landed + 1;
         let Some(entry) = self.entry(value.index) else { return Ok(Arrived::IGNORED) };
         if !entry.is_subscribed()? {
@@ -65,19 +65,6 @@ impl<L> Requests<L> {
         let place = Some((version, sequence));
         let wake = self.arrived_value(value.index, SequencedValue { place, began, landed });
         Ok(Arrived { wake, bytes, ..Arrived::HANDLED })
-    }
-
-    /// Whether the value has a checksum and a content inside the message only where that was agreed.
-    fn check_value(&self, value: &MetaDataResponse) -> Result<(), PeerMisbehaved> {
-        let most = self.agreed.eager_bytes_max;
-        let is_eager = |content: &EagerContent| most > 0 && content.len() as u64 <= most.into();
-        if !value.content.as_ref().is_none_or(is_eager) {
-            return Err(PeerMisbehaved::EagerUnasked);
-        }
-        if value.checksum.is_some() != self.agreed.validation.is_on() {
-            return Err(PeerMisbehaved::ChecksumUnfit);
-        }
-        Ok(())
     }
 
     /// Stores a value for the task that awaits it; without one, it goes to the next receive of its key, or its memory goes back.
@@ -210,7 +197,7 @@ impl<L> Requests<L> {
     /// The buffers to allocate.
     pub(crate) fn needed_buffers(&mut self, index: RequestIndex) -> Option<Needed> {
         let subscribed = self.open_subscription(index)?;
-        let metadata = subscribed.wanted.as_ref().or(subscribed.made_for.as_ref())?.clone();
+        let metadata = subscribed.buffers_for()?.clone();
         let is_urgent = subscribed.wanted.is_some() && subscribed.fresh.is_empty();
         Some(Needed { metadata, count: subscribed.missing(), is_urgent }).filter(|needed| needed.count > 0)
     }
@@ -228,9 +215,7 @@ impl<L> Requests<L> {
         buffer: (L, Destination),
     ) -> Option<L> {
         match self.open_subscription(index) {
-            Some(subscribed)
-                if subscribed.wanted.as_ref().or(subscribed.made_for.as_ref()) == Some(metadata) =>
-            {
+            Some(subscribed) if subscribed.buffers_for() == Some(metadata) => {
                 subscribed.fresh.push_back(buffer);
                 None
             }

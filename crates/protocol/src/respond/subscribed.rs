@@ -153,7 +153,7 @@ impl<C: Channel> Response<C> {
         writes: &mut Writes<C, S>,
     ) -> Result<(), Unsent> {
         let Some((metadata, bytes)) = taken.value() else { return Ok(()) };
-        if let Err(status) = check_value(&metadata, length_of(bytes.as_ref()) >= metadata.byte_length) {
+        if let Err(status) = check_value(&metadata, length_of(bytes.as_ref()) == metadata.byte_length) {
             taken.dispose();
             return Err(Unsent::Refused(status));
         }
@@ -262,17 +262,8 @@ impl<C: Channel> Response<C> {
         writes: &mut Writes<C, S>,
     ) -> Result<(), Ended> {
         let (connection, index) = (&self.connection, self.index);
-        let piece = connection.agreed().piece_bytes.filter(|piece| u64::from(*piece) < length);
-        let ahead = match piece {
-            Some(piece) => {
-                let written = connection.channel().write_ahead(&bytes, destination, piece);
-                self.beside(writes, pin!(written)).await?.map_err(|error| {
-                    connection.fail(&error.0);
-                    Ended
-                })?
-            }
-            None => 0,
-        };
+        let written = self.write_ahead(Some(&bytes), Some(destination));
+        let ahead = self.beside(writes, pin!(written)).await??;
         let mut bytes = Some(bytes);
         let written = content_turn(&**connection, |state| {
             state.responses.may_write(index).then(|| {

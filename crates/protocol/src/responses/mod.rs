@@ -271,9 +271,9 @@ impl Responses {
         self.entries.get(&index).is_some_and(|entry| !entry.is_cancelled)
     }
 
-    /// The first piece of the content is being posted.
+    /// The first piece of the content is being posted. A subscription does not wait for one content alone.
     pub(crate) fn begun(&mut self, index: RequestIndex) {
-        if let Some(entry) = self.entries.get_mut(&index) {
+        if let Some(entry) = self.entries.get_mut(&index).filter(|entry| entry.subscribed.is_none()) {
             entry.phase = ResponsePhase::Begun;
         }
     }

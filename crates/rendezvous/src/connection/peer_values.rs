@@ -157,7 +157,7 @@ impl PeerValues {
     }
 
     /// Takes a value of a step.
-    pub(super) fn of_step(&self, (step, is_now): (StepId, bool), key: &Arc<str>) -> Take<Taken, Taking> {
+    fn of_step(&self, (step, is_now): (StepId, bool), key: &Arc<str>) -> Take<Taken, Taking> {
         let (key, asked) = match self.ask(step, key) {
             Ok(asked) => asked,
             Err(status) => return Take::Now(Err(status)),

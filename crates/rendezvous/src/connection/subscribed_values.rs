@@ -6,10 +6,10 @@ use futures::{
     StreamExt as _,
     stream::{self, BoxStream},
 };
-use tensorwire_protocol::{Code, Scope, Sequenced, Status, StepId, SubscriptionTerms, Take};
+use tensorwire_protocol::{Code, Scope, Sequenced, Source as _, Status, StepId, SubscriptionTerms, Take};
 
 use crate::{
-    connection::peer_values::{PeerValues, Taken, Taking},
+    connection::peer_values::{PeerValues, Taken},
     values::{published::Edition, versions::versions},
 };
 
@@ -66,24 +66,19 @@ impl PeerValues {
         (step, key): (StepId, &Arc<str>),
         every: bool,
     ) -> Result<(Taken, u64), Status> {
-        let mut taken = self.taken(self.of_step((step, false), key)).await?;
+        let mut taken = self.taken(Scope::Step(step), key).await?;
         let mut count = 1;
         // These do not wait for a value, but perhaps for its copy out of a device.
-        while !every && let Ok(newer) = self.taken(self.of_step((step, true), key)).await {
+        while !every && let Ok(newer) = self.taken(Scope::StepNow(step), key).await {
             taken = newer;
             count += 1;
         }
         Ok((taken, count))
     }
 
-    async fn taken(&self, take: Take<Taken, Taking>) -> Result<Taken, Status> {
-        match take {
-            Take::Now(taken) => {
-                let taken = taken?;
-                self.meter.sends(taken.tensor().metadata().byte_length);
-                Ok(taken)
-            }
-            // It counts what it takes.
+    async fn taken(&self, scope: Scope, key: &Arc<str>) -> Result<Taken, Status> {
+        match self.take(scope, key) {
+            Take::Now(taken) => taken,
             Take::Later(taking) => taking.await,
         }
     }

@@ -8,7 +8,7 @@ use tensorwire_protocol::{Key, ReceiveOptions, Scope, Sharing, Status, Subscript
 use super::{Policy, StepKey, Update, check_ahead};
 use crate::{
     connection::{DataConnection, fabric_channel::FabricChannel, subscribing::Subscribed},
-    error::{KeyEnd, Transfer, WorkerError},
+    error::{Transfer, WorkerError},
     sets::publisher_loss::{Pause, is_loss},
     values::{
         arguments::{CancellationToken, RecvArgs},
@@ -227,11 +227,8 @@ async fn link_to(
 
 async fn link_of(step: &Step, key: &StepKey, terms: Terms) -> Result<Link, WorkerError> {
     let key = (**key).clone()?;
-    step.live()?;
-    if !step.worker.is_own(key.destination_device()) {
-        return Err(step.wrong_worker(KeyEnd::Destination, &key));
-    }
-    if step.is_from_here(&key)? {
+    let (_, is_from_here) = step.admits(&key)?;
+    if is_from_here {
         return Ok(Link::OwnStep);
     }
     let peer = step.source_of(&key)?;

@@ -270,12 +270,9 @@ impl Step {
         how: &Receiving<'_>,
         args: Option<&RecvArgs>,
     ) -> Result<HeldTensor, WorkerError> {
-        let step = self.live()?;
-        if !self.worker.is_own(key.destination_device()) {
-            return Err(self.wrong_worker(KeyEnd::Destination, key));
-        }
+        let (step, is_from_here) = self.admits(key)?;
         // Rare cases are boxed, because otherwise the future of every receive would have room for them.
-        if self.is_from_here(key)? {
+        if is_from_here {
             return Box::pin(self.receive_own(step, key, args)).await;
         }
         if let Some(token) = args.and_then(|args| args.cancellation.as_ref()) {
@@ -284,6 +281,18 @@ impl Step {
         let scope = Scope::Step(self.id);
         let received = pin!(self.receive_from_peer(key, &scope, how));
         step.or_aborted(received).await.map_err(|status| self.aborted(status))?
+    }
+
+    /// The step's queues, and whether the source of `key` is a device of this worker.
+    ///
+    /// # Errors
+    /// The step has ended, or `key` cannot be received here.
+    pub(crate) fn admits(&self, key: &Key) -> Result<(&StepRef, bool), WorkerError> {
+        let step = self.live()?;
+        if !self.worker.is_own(key.destination_device()) {
+            return Err(self.wrong_worker(KeyEnd::Destination, key));
+        }
+        Ok((step, self.is_from_here(key)?))
     }
 
     /// Receives from a peer, unless the token is cancelled.
@@ -424,7 +433,7 @@ impl Step {
     ///
     /// # Errors
     /// The key names another incarnation of this worker.
-    pub(crate) fn is_from_here(&self, key: &Key) -> Result<bool, WorkerError> {
+    fn is_from_here(&self, key: &Key) -> Result<bool, WorkerError> {
         if key.source().is_empty() {
             return Ok(true);
         }
@@ -436,7 +445,7 @@ impl Step {
         Ok(own)
     }
 
-    pub(crate) fn wrong_worker(&self, end: KeyEnd, key: &Key) -> WorkerError {
+    fn wrong_worker(&self, end: KeyEnd, key: &Key) -> WorkerError {
         WorkerError::WrongWorker { end, key: key.to_string(), worker: self.worker.name().to_owned() }
     }
 
@@ -457,7 +466,7 @@ impl Step {
         WorkerError::Local { transfer: self.transfer(key), status }
     }
 
-    pub(crate) fn transfer(&self, key: &Key) -> Box<TransferName> {
+    fn transfer(&self, key: &Key) -> Box<TransferName> {
         let peer = key.source_device().worker().unwrap_or_default();
         Transfer { peer: &peer, key: key.as_str(), step: Some(self.id.0) }.name()
     }
