@@ -70,15 +70,18 @@ pub use half::{bf16, f16};
 #[doc(inline)]
 pub use tensorwire_collective as collective;
 pub use tensorwire_fabric::FabricKind;
-pub use tensorwire_protocol::{
-    Code, DataType, InvalidKey, Key, KeyBuilder, Metadata, Shape, Status, UnknownDataType,
-};
+pub use tensorwire_protocol::{Code, DataType, Key, KeyBuilder, Metadata, Shape, Status};
 pub use tensorwire_rendezvous::{
-    AsDelivered, AsTensor, AsVersioned, Damage, Delivered, Element, Fetch, FetchMany, Fetched, Filled,
-    IntoBuffer, KeyEnd, List, Peer, PeerInfo, PeerLoss, Published, ReceiveIntoError, Recv, RecvMany,
-    RemoteTensor, Sharing, Step, StepFrom, StepTo, Tensor, TransferName, Version, Worker, WorkerBuilder,
-    WorkerError,
+    AsDelivered, AsTensor, AsVersioned, Delivered, Element, Fetch, FetchMany, Fetched, Filled, IntoBuffer,
+    List, Peer, PeerInfo, Published, Recv, RecvMany, RemoteTensor, Sharing, Step, StepFrom, StepTo, Tensor,
+    Version, Worker, WorkerBuilder, WorkerError,
 };
+
+/// The parts of a [`WorkerError`], and the errors of single functions.
+pub mod errors {
+    pub use tensorwire_protocol::{InvalidKey, UnknownDataType};
+    pub use tensorwire_rendezvous::{Damage, KeyEnd, PeerLoss, ReceiveIntoError, TransferName};
+}
 
 /// The memory of tensors: pools, buffers, leases, and the program's own memory.
 pub mod memory {
