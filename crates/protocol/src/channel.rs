@@ -145,6 +145,27 @@ pub trait Channel: Send + Sync + 'static {
         result: Option<[u8; RESULT_BYTES]>,
     ) -> Self::Write;
 
+    /// Checks that [`write_pages`](Self::write_pages) can post these pages as one write.
+    ///
+    /// # Errors
+    /// A status for the requester. Default: UNIMPLEMENTED.
+    fn check_pages(&self, pages: &[(Self::Bytes, u64)]) -> Result<(), Status> {
+        let _ = pages;
+        Err(Status::new(Code::Unimplemented, "this sender writes no pages"))
+    }
+
+    /// Posts a content that consists of pages, as one logical write whose immediate is `immediate`, before this returns. Each page has its
+    /// place, relative to the destination. Called only with pages that were [checked](Self::check_pages). Default: posts the notification.
+    fn write_pages(
+        &self,
+        pages: Vec<(Self::Bytes, u64)>,
+        destination: Destination,
+        immediate: u32,
+    ) -> Self::Write {
+        let _ = (pages, destination);
+        self.write_content(None, None, Some(immediate), None)
+    }
+
     /// Whether a write that was just posted has already ended, because its bytes were copied. Default: `false`.
     fn is_written(write: &Self::Write) -> bool {
         let _ = write;
@@ -398,6 +419,13 @@ pub trait Source: Send + Sync {
 
     /// The content of `taken`; `None` when there are no bytes to send.
     fn bytes(taken: &Self::Taken) -> Option<&Self::Bytes>;
+
+    /// The content of `taken` if it consists of pages, each with its place in the receiver's arena, in bytes. It has no
+    /// [bytes](Self::bytes) then. Default: it does not.
+    fn pages(taken: &Self::Taken) -> Option<Vec<(Self::Bytes, u64)>> {
+        let _ = taken;
+        None
+    }
 
     /// Where the checksums of `taken` are remembered, if anywhere: shared by all sources of the same value.
     fn checksums(taken: &Self::Taken) -> Option<Arc<Checksums>> {

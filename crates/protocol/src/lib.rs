@@ -32,6 +32,7 @@ pub mod message;
 pub mod metadata;
 pub mod names;
 mod notes;
+pub mod pages;
 mod queue;
 mod receive;
 mod repeated;

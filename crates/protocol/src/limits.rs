@@ -98,6 +98,8 @@ pub const STASH_MAX: usize = 4096;
 /// Most values that a subscription has under way.
 pub const SUBSCRIPTION_VALUES_MAX: u8 = 64;
 
+/// Most pages that one request moves.
+pub const PAGES_PER_REQUEST_MAX: usize = 64;
 /// Most requests that one message may carry.
 pub const REQUESTS_PER_MESSAGE_MAX: u32 = 512;
 

@@ -1,6 +1,6 @@
 //! The messages of the ring, and the table of their kinds. Encoding is in `wire`, and so are all checks of lengths and enums.
 
-use std::{fmt, sync::Arc};
+use std::{fmt, num::NonZeroU64, sync::Arc};
 
 use smallvec::SmallVec;
 
@@ -31,6 +31,21 @@ pub enum Scope {
     Slice,
     /// As [`SetContent`](Self::SetContent), of which the key names a slice.
     SetSlice(SetContent),
+    /// Among the exposed arenas: the [pages](crate::pages::PageMoves) that the key names, which stay; without pages, the size of the arena.
+    /// With a number, the pages of the sender's own write of this number instead, to which the receiver was asked to make room.
+    Pages(Option<NonZeroU64>),
+    /// Asks the sender to request the pages of a write. The key names the arena and the pages. The answer has no bytes, and comes when the
+    /// pages are there.
+    PageWrite(PageWrite),
+}
+
+/// A write of pages, which waits at the receiver until the sender requests them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct PageWrite {
+    /// Its number, with which the pages are requested.
+    pub number: NonZeroU64,
+    /// What the sender's program gets once the pages are there.
+    pub note: Option<u64>,
 }
 
 /// Identifies a content of a version of a set.
@@ -67,6 +82,7 @@ impl Scope {
                 | Self::SetContent(_)
                 | Self::Slice
                 | Self::SetSlice(_)
+                | Self::Pages(_)
         )
     }
 
@@ -80,7 +96,9 @@ impl Scope {
             | Self::Set(_)
             | Self::SetContent(_)
             | Self::Slice
-            | Self::SetSlice(_) => None,
+            | Self::SetSlice(_)
+            | Self::Pages(_)
+            | Self::PageWrite(_) => None,
         }
     }
 
@@ -88,9 +106,13 @@ impl Scope {
         matches!(self, Self::Versioned(_))
     }
 
-    /// Whether the metadata of values is remembered by key. Contents of sets have one key and different metadata.
+    /// Whether the metadata of values is remembered by key. Contents of sets have one key and different metadata. Lists of pages are seldom
+    /// requested twice.
     pub(crate) fn is_remembered(self) -> bool {
-        !matches!(self, Self::Set(_) | Self::SetContent(_) | Self::SetSlice(_))
+        !matches!(
+            self,
+            Self::Set(_) | Self::SetContent(_) | Self::SetSlice(_) | Self::Pages(_) | Self::PageWrite(_)
+        )
     }
 }
 

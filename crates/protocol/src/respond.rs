@@ -1,5 +1,6 @@
 //! The sending side of a transfer.
 
+mod paged;
 mod subscribed;
 
 use std::{
@@ -204,6 +205,9 @@ impl<C: Channel> Response<C> {
         taken: &mut TakenValue<S>,
     ) {
         let Some((metadata, bytes)) = taken.value() else { return };
+        if let Some(pages) = taken.pages() {
+            return self.write_pages(request, &metadata, pages, taken).await;
+        }
         if let Err(status) = check_value(&metadata, bytes.is_some()) {
             taken.dispose();
             return self.refuse(status).await;
@@ -376,7 +380,7 @@ impl<C: Channel> Response<C> {
         (which, destination): (usize, Option<Destination>),
         taken: &mut TakenValue<S>,
     ) {
-        let (connection, index) = (&self.connection, self.index);
+        let (connection, index) = (self.connection.clone(), self.index);
         let mut bytes = bytes.filter(|_| length > 0);
         let slot = destination.and_then(|destination| destination.result);
         let validation = connection.agreed().validation;
@@ -391,13 +395,25 @@ impl<C: Channel> Response<C> {
         }
         let Ok(ahead) = self.write_ahead(bytes.as_ref(), destination).await else { return };
         let destination = destination.map(|destination| (destination, ahead));
+        let channel = connection.channel();
+        let immediate = Some(index.immediate(which));
+        self.post(length, taken, || channel.write_content(bytes.take(), destination, immediate, result))
+            .await;
+    }
+
+    /// Has `write` post the content, of `length` bytes, when it is its turn, and waits until its bytes may be reused.
+    async fn post<S: Source>(
+        &mut self,
+        length: u64,
+        taken: &mut TakenValue<S>,
+        mut write: impl FnMut() -> C::Write,
+    ) {
+        let (connection, index) = (&self.connection, self.index);
         let posted = content_turn(&**connection, |state| {
             state.responses.start_writing(index).then(|| {
                 state.count_content(index);
                 state.line.counters.count_content_sent(length);
-                let immediate = index.immediate(which);
-                let write =
-                    connection.channel().write_content(bytes.take(), destination, Some(immediate), result);
+                let write = write();
                 if !C::is_written(&write) {
                     return Some(write);
                 }
@@ -529,6 +545,10 @@ impl<S: Source> TakenValue<S> {
         S::Bytes: Clone,
     {
         self.taken.as_ref().map(|taken| (S::metadata(taken).clone(), S::bytes(taken).cloned()))
+    }
+
+    fn pages(&self) -> Option<Vec<(S::Bytes, u64)>> {
+        self.taken.as_ref().and_then(S::pages)
     }
 
     fn checksums(&self) -> Option<Arc<Checksums>> {

@@ -33,6 +33,7 @@ mod error;
 #[cfg(any(test, fuzzing))]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod pages;
 mod peer_memory;
 mod session;
 pub mod sets;

@@ -29,6 +29,7 @@ mod names;
 mod notes;
 mod offers;
 mod outside;
+mod pages;
 mod published;
 mod refused;
 mod sets;

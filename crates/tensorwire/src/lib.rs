@@ -104,6 +104,10 @@ pub mod settings {
 #[doc(inline)]
 pub use tensorwire_rendezvous::sets;
 
+/// Pages: memory of fixed size that peers read and write by number, such as the blocks of a key-value cache.
+#[doc(inline)]
+pub use tensorwire_rendezvous::pages;
+
 /// Subscriptions: the values that a peer has under one name, each as soon as there is one.
 #[doc(inline)]
 pub use tensorwire_rendezvous::subscriptions;

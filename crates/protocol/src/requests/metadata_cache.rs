@@ -24,7 +24,9 @@ impl From<Scope> for Kind {
             | Scope::Set(_)
             | Scope::SetContent(_)
             | Scope::Slice
-            | Scope::SetSlice(_) => Self::Published,
+            | Scope::SetSlice(_)
+            | Scope::Pages(_)
+            | Scope::PageWrite(_) => Self::Published,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The page of byte layouts in the book, generated from what the decoder reads of samples, so that it always matches the
 //! code.
 
-use std::{cell::RefCell, fmt::Write, fs, path::Path, sync::Arc};
+use std::{cell::RefCell, fmt::Write, fs, num::NonZeroU64, path::Path, sync::Arc};
 
 use smallvec::smallvec;
 
@@ -13,8 +13,9 @@ use super::{
 };
 use crate::{
     BufferRequest, Buffers, Code, DataType, Destination, EagerContent, ErrorStatus, Message,
-    MetaDataResponse, Metadata, Note, Offered, RequestIndex, ResultSlot, Scope, SetContent, Shape, Status,
-    StepId, SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite, VersionNotice, Want, Wanted,
+    MetaDataResponse, Metadata, Note, Offered, PageWrite, RequestIndex, ResultSlot, Scope, SetContent, Shape,
+    Status, StepId, SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite, VersionNotice, Want,
+    Wanted,
     credit::{Answer, Ask, Counts, Mode},
     limits::{CONTROL_FRAME_BYTES_MAX, SLOT_BYTES, WIRE_VERSION},
     names::{NameForm, NameTable},
@@ -207,6 +208,24 @@ fn set_requests(page: &mut Page, wanted: Wanted) {
         &[NameForm::Number(2)],
         &Message::TensorRequest(slice),
     );
+    pages(page);
+}
+
+fn pages(page: &mut Page) {
+    let mut record = |name, about, scope, request| {
+        let request = TensorRequest { scope, key: "kv{5>20+8,91>3}".into(), ..request };
+        page.record(name, about, &[NameForm::Define(2)], &Message::TensorRequest(request));
+    };
+    let about = "For pages of an arena (scope 10). Its key is the name of the arena and, from the last brace on, the pages: those from \
+        number 5 on, of which there are 8, go to those of the receiver from number 20 on. A number other than 0 names a write of the \
+        sender's, whose pages are meant instead.";
+    let into = request(&[matrix()], Want::Write(Some(destination(None))));
+    record("TENSOR_REQUEST, pages", about, Scope::Pages(None), into);
+    let number = NonZeroU64::MIN;
+    let about = "Asks for a request of the pages of a write (scope 12), and has a note for the program. Without the note it is scope 11. The \
+        answer has no bytes, and comes when the pages are there.";
+    let write = Scope::PageWrite(PageWrite { number, note: Some(7) });
+    record("TENSOR_REQUEST, write of pages", about, write, request(&[], Want::Write(None)));
 }
 
 fn answers(page: &mut Page) {

@@ -15,15 +15,15 @@ pub mod control;
 #[cfg(test)]
 mod layout;
 pub mod record;
+mod scope;
 
 pub use crate::WireError;
 pub(crate) use codec::check_metadata;
 use codec::{Reader, Writer};
 
 use crate::{
-    BufferRequest, Buffers, EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Note, Offered,
-    RequestIndex, Scope, SetContent, StepId, SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite,
-    VersionNotice, Want, Wanted,
+    BufferRequest, Buffers, EagerContent, ErrorStatus, Message, MetaDataResponse, Metadata, Note,
+    RequestIndex, SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite, VersionNotice, Want,
     limits::{
         EAGER_BYTES_MAX, KNOWN_METADATA_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NOTE_BYTES_MAX,
         REQUESTS_PER_MESSAGE_MAX, SUBSCRIPTION_VALUES_MAX,
@@ -52,33 +52,6 @@ const CONTENT_HERE: u8 = 1;
 const CONTENT_LENT: u8 = 2;
 /// Added to one of these: a checksum comes first.
 const CONTENT_CHECKED: u8 = 0x80;
-
-const SCOPE_STEP: u8 = 0;
-const SCOPE_PUBLISHED: u8 = 1;
-/// A published value, with VERSION.
-const SCOPE_VERSIONED: u8 = 2;
-/// As `SCOPE_VERSIONED`, and newer than that of the `u64` incarnation and `u64` version that follow.
-const SCOPE_NEWER: u8 = 3;
-/// As `SCOPE_STEP`, and answered at once.
-const SCOPE_STEP_NOW: u8 = 4;
-/// The offered tensor of the `u64` incarnation, `u64` edition and `u32` cell that follow.
-const SCOPE_OFFERED: u8 = 5;
-/// The head of a set's version that is newer than that of the `u64` incarnation and `u64` version that follow; if both are 0, of the
-/// first one; if both are `u64::MAX`, of the present one.
-const SCOPE_SET: u8 = 6;
-/// The content of a set's version of the `u64` edition and `u32` number that follow. The highest bit of the number says that the receiver
-/// needs no further one.
-const SCOPE_SET_CONTENT: u8 = 7;
-/// As `SCOPE_PUBLISHED`, of a slice. The key ends with it.
-const SCOPE_SLICE: u8 = 8;
-/// As `SCOPE_SET_CONTENT`, of a slice. The key ends with it.
-const SCOPE_SET_SLICE: u8 = 9;
-
-/// Added to the number of the last content that a receiver needs.
-const SET_CONTENT_LAST: u32 = 1 << 31;
-
-/// Incarnation and version with which a request wants the present version of a set. No version has this number.
-const SET_NOW: (u64, u64) = (u64::MAX, u64::MAX);
 
 /// Length prefix and kind.
 const FRAME_BYTES_MIN: usize = 5;
@@ -163,7 +136,7 @@ pub(crate) fn request_bytes(request: &TensorRequest, form: NameForm, scratch: &m
 /// The fields of a request.
 fn write_request(writer: &mut Writer<'_>, request: &TensorRequest, form: Option<NameForm>) {
     writer.u32(request.index.0);
-    write_scope(writer, request.scope);
+    scope::write(writer, request.scope);
     write_name(writer, &request.key, form);
     writer.u8(u8::try_from(request.known.len()).unwrap_or(u8::MAX));
     request.known.iter().for_each(|metadata| writer.metadata(metadata));
@@ -180,55 +153,6 @@ fn write_request(writer: &mut Writer<'_>, request: &TensorRequest, form: Option<
             writer.u8(if every { EACH_EVERY } else { 0 } | if view { EACH_VIEW } else { 0 });
         }
     }
-}
-
-fn write_scope(writer: &mut Writer<'_>, scope: Scope) {
-    match scope {
-        Scope::Step(StepId(step)) => {
-            writer.u8(SCOPE_STEP);
-            writer.i64(step);
-        }
-        Scope::StepNow(StepId(step)) => {
-            writer.u8(SCOPE_STEP_NOW);
-            writer.i64(step);
-        }
-        Scope::Published => writer.u8(SCOPE_PUBLISHED),
-        Scope::Versioned(Wanted::Now) => writer.u8(SCOPE_VERSIONED),
-        Scope::Versioned(Wanted::NewerThan { incarnation, version }) => {
-            writer.u8(SCOPE_NEWER);
-            writer.u64(incarnation);
-            writer.u64(version);
-        }
-        Scope::Offered(Offered { incarnation, edition, cell }) => {
-            writer.u8(SCOPE_OFFERED);
-            writer.u64(incarnation);
-            writer.u64(edition);
-            writer.u32(cell);
-        }
-        Scope::Set(wanted) => {
-            let (incarnation, version) = match wanted {
-                Wanted::Now => SET_NOW,
-                Wanted::NewerThan { incarnation, version } => (incarnation, version),
-            };
-            writer.u8(SCOPE_SET);
-            writer.u64(incarnation);
-            writer.u64(version);
-        }
-        Scope::SetContent(content) => {
-            writer.u8(SCOPE_SET_CONTENT);
-            write_content(writer, content);
-        }
-        Scope::Slice => writer.u8(SCOPE_SLICE),
-        Scope::SetSlice(content) => {
-            writer.u8(SCOPE_SET_SLICE);
-            write_content(writer, content);
-        }
-    }
-}
-
-fn write_content(writer: &mut Writer<'_>, SetContent { edition, number, is_last }: SetContent) {
-    writer.u64(edition);
-    writer.u32(number & !SET_CONTENT_LAST | if is_last { SET_CONTENT_LAST } else { 0 });
 }
 
 /// META_DATA_RESPONSE with a content, which is not copied before it is encoded.
@@ -468,7 +392,7 @@ fn read_request(
     mut names: Option<&mut NameTable>,
 ) -> Result<TensorRequest, WireError> {
     let index = reader.index()?;
-    let scope = read_scope(reader)?;
+    let scope = scope::read(reader)?;
     let key = read_name(reader, names.as_deref_mut())?;
     let known = match names {
         Some(names) => reader.repeated(&mut names.known, read_known)?,
@@ -483,37 +407,6 @@ fn read_request(
     };
     check_want(&known, want)?;
     Ok(TensorRequest { index, scope, key, known, want })
-}
-
-fn read_scope(reader: &mut Reader<'_>) -> Result<Scope, WireError> {
-    match reader.u8("scope")? {
-        SCOPE_STEP => Ok(Scope::Step(StepId(reader.i64("step")?))),
-        SCOPE_STEP_NOW => Ok(Scope::StepNow(StepId(reader.i64("step")?))),
-        SCOPE_PUBLISHED => Ok(Scope::Published),
-        SCOPE_VERSIONED => Ok(Scope::Versioned(Wanted::Now)),
-        SCOPE_NEWER => {
-            let (incarnation, version) = (reader.u64("incarnation")?, reader.u64("version")?);
-            Ok(Scope::Versioned(Wanted::NewerThan { incarnation, version }))
-        }
-        SCOPE_OFFERED => {
-            let (incarnation, edition) = (reader.u64("incarnation")?, reader.u64("edition")?);
-            Ok(Scope::Offered(Offered { incarnation, edition, cell: reader.u32("cell")? }))
-        }
-        SCOPE_SET => match (reader.u64("incarnation")?, reader.u64("version")?) {
-            SET_NOW => Ok(Scope::Set(Wanted::Now)),
-            (incarnation, version) => Ok(Scope::Set(Wanted::NewerThan { incarnation, version })),
-        },
-        SCOPE_SET_CONTENT => read_set_content(reader).map(Scope::SetContent),
-        SCOPE_SLICE => Ok(Scope::Slice),
-        SCOPE_SET_SLICE => read_set_content(reader).map(Scope::SetSlice),
-        value => Err(WireError::Unknown { field: "scope", value: value.into() }),
-    }
-}
-
-fn read_set_content(reader: &mut Reader<'_>) -> Result<SetContent, WireError> {
-    let (edition, number) = (reader.u64("edition")?, reader.u32("number")?);
-    let is_last = number & SET_CONTENT_LAST != 0;
-    Ok(SetContent { edition, number: number & !SET_CONTENT_LAST, is_last })
 }
 
 #[inline(always)]

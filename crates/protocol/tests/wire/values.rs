@@ -1,9 +1,11 @@
 //! Values of every kind, for properties.
 
+use std::num::NonZeroU64;
+
 use proptest::prelude::*;
 use tensorwire_protocol::{
     BufferRequest, Buffers, Code, DataType, Destination, ErrorStatus, Message, MetaDataResponse, Metadata,
-    Mode, Note, Parameters, RequestIndex, ResultSlot, Scope, SetContent, Shape, Status, StepId,
+    Mode, Note, PageWrite, Parameters, RequestIndex, ResultSlot, Scope, SetContent, Shape, Status, StepId,
     SubscriptionTerms, TensorReRequest, TensorRequest, TensorWrite, Validation, VersionNotice, Want, Wanted,
     limits::{
         CONTENTS_MAX, DEPTH_MAX, DEPTH_MIN, EAGER_BYTES_MAX, MESSAGE_BYTES_MAX, NAME_BYTES_MAX, NAMES_MAX,
@@ -73,6 +75,9 @@ pub(crate) fn scope() -> impl Strategy<Value = Scope> {
         any::<(u64, u32, bool)>().prop_map(content).prop_map(Scope::SetContent),
         any::<(u64, u32, bool)>().prop_map(content).prop_map(Scope::SetSlice),
         Just(Scope::Slice),
+        any::<u64>().prop_map(|write| Scope::Pages(NonZeroU64::new(write))),
+        any::<(NonZeroU64, Option<u64>)>()
+            .prop_map(|(number, note)| Scope::PageWrite(PageWrite { number, note })),
     ]
 }
 

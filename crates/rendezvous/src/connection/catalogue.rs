@@ -188,7 +188,9 @@ impl DataConnection {
             | Scope::Set(_)
             | Scope::SetContent(_)
             | Scope::Slice
-            | Scope::SetSlice(_) => return None,
+            | Scope::SetSlice(_)
+            | Scope::Pages(_)
+            | Scope::PageWrite(_) => return None,
             Scope::Published => return peers.find(name.key),
             Scope::Versioned(wanted) => (peers.find(name.key)?, wanted),
             Scope::Offered(offered) => {

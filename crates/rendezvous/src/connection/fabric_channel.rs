@@ -24,7 +24,7 @@ use crate::{
     connection::{mailbox::Mailbox, pieces::Pieces},
     peer_memory::{
         import::Import,
-        lent::{Lent, RESULT_SLOT, ended},
+        lent::{Lent, RESULT_SLOT, ended, evidence},
         ring::RingMaker,
     },
 };
@@ -238,6 +238,49 @@ impl Channel for FabricChannel {
         self.write_with_result(Segment { local, remote }, slot, &result, immediate)
     }
 
+    fn check_pages(&self, pages: &[(Buf, u64)]) -> Result<(), Status> {
+        let refused = |message: String| Err(Status::new(Code::FailedPrecondition, message));
+        let (kind, capabilities) = (self.queue_pair.kind(), self.queue_pair.capabilities());
+        if pages.len() > 1 && !capabilities.vectored {
+            return refused(format!("{kind} cannot write many pages at once: request one"));
+        }
+        if pages.iter().any(|(page, _)| self.import.needs(kind, page)) {
+            return refused(
+                "this worker sends no pages to peers it does not trust: pages need `Trust::Cluster`"
+                    .to_owned(),
+            );
+        }
+        let depth = self.queue_pair.config().send_depth;
+        let piece = capabilities.piece_bytes_max.max(1);
+        let writes: u64 = pages.iter().map(|(page, _)| (page.len() as u64).div_ceil(piece)).sum();
+        if writes > depth.into() {
+            return refused(format!(
+                "{} pages take {writes} work requests, and the send queue is {depth} deep",
+                pages.len()
+            ));
+        }
+        Ok(())
+    }
+
+    fn write_pages(&self, pages: Vec<(Buf, u64)>, destination: Destination, immediate: u32) -> ContentWrite {
+        let segment = |(local, place): (Buf, u64)| {
+            let remote = range_of(destination, place, local.len() as u64);
+            Segment { local, remote }
+        };
+        let immediate = Some(Immediate(immediate));
+        let mut segments: Vec<_> = pages.into_iter().map(segment).collect();
+        let request = match segments.pop() {
+            Some(Segment { local, remote }) if segments.is_empty() => {
+                WorkRequest::Write { local, remote: Some(remote), immediate }
+            }
+            last => {
+                segments.extend(last);
+                WorkRequest::WriteVectored { segments: segments.into(), immediate }
+            }
+        };
+        self.post_awaited(&request)
+    }
+
     fn is_written(write: &ContentWrite) -> bool {
         matches!(write, ContentWrite::Done)
     }
@@ -265,14 +308,14 @@ impl Channel for FabricChannel {
     fn content(lent: &Lent) -> &[u8] {
         match lent {
             // Not readable: the peer may still write it.
-            Lent::Granted { .. } | Lent::Bouncing { .. } => &[],
+            Lent::Granted { .. } | Lent::Bouncing { .. } | Lent::Pages(_) => &[],
             Lent::Here { bytes, .. } => bytes,
         }
     }
 
     fn result(lent: &Lent) -> Option<[u8; RESULT_BYTES]> {
         match lent {
-            Lent::Granted { .. } | Lent::Bouncing { .. } => None,
+            Lent::Granted { .. } | Lent::Bouncing { .. } | Lent::Pages(_) => None,
             Lent::Here { result, .. } => *result,
         }
     }
@@ -339,9 +382,14 @@ impl Channel for FabricChannel {
     }
 
     fn take_back(&self, lent: Lent, end: LentEnd) {
-        // Memory that is not granted is released by its drop.
-        let (Lent::Granted { granted, .. } | Lent::Bouncing { exposed: granted, .. }) = lent else { return };
-        drop(ended(*granted, end));
+        match lent {
+            Lent::Granted { granted, .. } | Lent::Bouncing { exposed: granted, .. } => {
+                drop(ended(*granted, end));
+            }
+            Lent::Pages(granted) => drop(evidence(end).map(|why| granted.end(why))),
+            // Memory that is not granted is released by its drop.
+            Lent::Here { .. } => {}
+        }
     }
 }
 

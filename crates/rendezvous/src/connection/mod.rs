@@ -8,9 +8,11 @@ pub(crate) mod fabric_channel;
 mod gathering;
 pub(crate) mod mailbox;
 pub(crate) mod meter;
+mod paging;
 pub(crate) mod peer_values;
 pub(crate) mod pieces;
 mod refusals;
+mod sent_pages;
 mod slices;
 mod subscribed_values;
 pub(crate) mod subscribing;
@@ -124,7 +126,7 @@ impl DataConnection {
         let gathering = Gathering::new(channel.import.pool.clone());
         let refusals = Refusals::new(runtime.clone(), Agreed::of(&own, &peers).requests_max);
         let values = PeerValues::new(values, &peer.worker, meter.clone(), ways, (refusals, gathering));
-        Arc::new(Self {
+        let connection = Arc::new(Self {
             kind: queue_pair.kind(),
             peer_incarnation: peer.incarnation,
             peer_at,
@@ -142,7 +144,10 @@ impl DataConnection {
             retired_by_peer: watch::Sender::new(false),
             ended: watch::Sender::new(false),
             stall: Mutex::default(),
-        })
+        });
+        // Set once, here.
+        let _ = connection.values.connection.set(Arc::downgrade(&connection));
+        connection
     }
 
     /// Whether it accepts no more transfers.

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard, OnceLock, PoisonError, Weak},
 };
 
 use futures::stream::BoxStream;
@@ -17,7 +17,9 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    connection::{gathering::Gathering, meter::Meter, refusals::Refusals},
+    connection::{
+        DataConnection, gathering::Gathering, meter::Meter, refusals::Refusals, sent_pages::SentPages,
+    },
     error::KeyEnd,
     values::{
         SET_LIST, SharedValues,
@@ -51,6 +53,8 @@ pub(crate) struct PeerValues {
     pub(super) gathering: Gathering,
     /// The versions of sets that the peer is fetching, by the names of the sets.
     pins: Mutex<BTreeMap<Arc<str>, Pin>>,
+    /// The connection with the peer, once it exists.
+    pub(super) connection: OnceLock<Weak<DataConnection>>,
 }
 
 /// Keeps a version of a set while the peer fetches it.
@@ -91,6 +95,7 @@ impl PeerValues {
             refusals,
             gathering,
             pins: Mutex::default(),
+            connection: OnceLock::new(),
         };
         own.key = key.filter(|key| own.check(key).is_ok());
         own
@@ -316,6 +321,8 @@ pub(crate) enum Taken {
         /// The next one is gathered when this is dropped.
         _turn: OwnedSemaphorePermit,
     },
+    /// Pages of an arena.
+    Pages(SentPages),
 }
 
 impl Taken {
@@ -324,6 +331,7 @@ impl Taken {
             Self::Step { value, on_host, .. } => on_host.as_deref().unwrap_or(&value.value.tensor),
             Self::Published(edition) => &edition.tensor,
             Self::Gathered { tensor, .. } => tensor,
+            Self::Pages(pages) => &pages.described,
         }
     }
 }
@@ -343,6 +351,9 @@ impl Source for PeerValues {
             Scope::Set(wanted) => self.head(wanted, key),
             Scope::SetContent(content) => Take::Now(self.set_content(key, content).map(Taken::Published)),
             Scope::Slice | Scope::SetSlice(_) => self.slice(scope, key),
+            Scope::Pages(None) => Take::Now(self.pages(key)),
+            Scope::Pages(Some(write)) => Take::Now(self.pages_of_write(write, key)),
+            Scope::PageWrite(write) => self.page_write(key, write),
             Scope::Step(step) => self.of_step((step, false), key),
             Scope::StepNow(step) => self.of_step((step, true), key),
         };
@@ -372,13 +383,20 @@ impl Source for PeerValues {
         Some(taken.tensor().buf()).filter(|bytes| !bytes.is_empty())
     }
 
+    fn pages(taken: &Taken) -> Option<Vec<(Buf, u64)>> {
+        match taken {
+            Taken::Pages(sent) => Some(sent.pages.clone()),
+            _ => None,
+        }
+    }
+
     fn checksums(taken: &Taken) -> Option<Arc<Checksums>> {
         taken.tensor().checksums()
     }
 
     fn version(taken: &Taken) -> u64 {
         match taken {
-            Taken::Step { .. } | Taken::Gathered { .. } => 0,
+            Taken::Step { .. } | Taken::Gathered { .. } | Taken::Pages(_) => 0,
             Taken::Published(edition) => edition.version,
         }
     }

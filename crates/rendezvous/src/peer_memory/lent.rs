@@ -6,24 +6,30 @@ use tensorwire_protocol::{
     limits::{RESULT_BYTES, RESULT_SLOT_BYTES},
 };
 
-use crate::peer_memory::import::{PIECE_BYTES, yield_once};
+use crate::peer_memory::{
+    arena::GrantedPages,
+    import::{PIECE_BYTES, yield_once},
+};
 
 /// Size of a result slot, which follows the content.
 pub(crate) const RESULT_SLOT: usize = RESULT_SLOT_BYTES as usize;
 
+/// The evidence that `end` is. An unknown reason does not prove that the peer can no longer write, so the memory is leaked and counted.
+pub(crate) fn evidence(end: LentEnd) -> Option<GrantEnd> {
+    match end {
+        LentEnd::MetaDataResponse => Some(GrantEnd::MetaDataResponse),
+        LentEnd::ErrorStatus => Some(GrantEnd::ErrorStatus),
+        LentEnd::CancelAck => Some(GrantEnd::CancelAck),
+        LentEnd::Content => Some(GrantEnd::Content),
+        LentEnd::NeverSent => Some(GrantEnd::NeverSent),
+        LentEnd::RingMoved => Some(GrantEnd::RingMoved),
+        _ => None,
+    }
+}
+
 /// Ends the grant for the reason `end`, and returns the memory.
 pub(crate) fn ended(lent: Granted, end: LentEnd) -> Option<BufMut> {
-    let why = match end {
-        LentEnd::MetaDataResponse => GrantEnd::MetaDataResponse,
-        LentEnd::ErrorStatus => GrantEnd::ErrorStatus,
-        LentEnd::CancelAck => GrantEnd::CancelAck,
-        LentEnd::Content => GrantEnd::Content,
-        LentEnd::NeverSent => GrantEnd::NeverSent,
-        LentEnd::RingMoved => GrantEnd::RingMoved,
-        // An unknown reason does not prove that the peer can no longer write, so the memory is leaked and counted.
-        _ => return None,
-    };
-    let taken = lent.end(why);
+    let taken = lent.end(evidence(end)?);
     taken.inspect_err(|error| log!(WARN, %error, "granted memory could not be reclaimed")).ok()
 }
 
@@ -52,6 +58,8 @@ pub(crate) enum Lent {
         /// The content of the result slot, if there was one.
         result: Option<[u8; RESULT_BYTES]>,
     },
+    /// Pages of an arena, which return to it.
+    Pages(Box<GrantedPages>),
 }
 
 impl Lent {
@@ -69,7 +77,7 @@ impl Lent {
     pub(crate) fn grant(&self) -> Option<GrantId> {
         match self {
             Self::Granted { granted, .. } | Self::Bouncing { exposed: granted, .. } => Some(granted.id()),
-            Self::Here { .. } => None,
+            Self::Here { .. } | Self::Pages(_) => None,
         }
     }
 
@@ -80,6 +88,11 @@ impl Lent {
             // Not reached: bouncing content is copied to private memory before.
             Self::Bouncing { private, .. } => Ok(private.freeze()),
             Self::Here { bytes, .. } => Ok(bytes),
+            // Not reached: only requests for pages grant pages, and they hand out no bytes.
+            Self::Pages(granted) => {
+                drop(granted.end(GrantEnd::Content));
+                Ok(Buf::empty())
+            }
         }
     }
 
@@ -118,7 +131,11 @@ impl Lent {
 
     /// Ends the grant after the connection has ended and the peer can no longer write.
     pub(crate) fn end_drained(self) {
-        let (Self::Granted { granted, .. } | Self::Bouncing { exposed: granted, .. }) = self else { return };
+        let granted = match self {
+            Self::Granted { granted, .. } | Self::Bouncing { exposed: granted, .. } => granted,
+            Self::Pages(granted) => return drop(granted.end(GrantEnd::QueuePairDrained)),
+            Self::Here { .. } => return,
+        };
         if tensorwire_testpoints::planted!("memory of a broken connection stays granted") {
             return;
         }

@@ -2,6 +2,7 @@
 //! granted for one value.
 
 pub(crate) mod announcer;
+pub(crate) mod arena;
 pub(crate) mod destinations;
 pub(crate) mod enclosure;
 pub(crate) mod import;

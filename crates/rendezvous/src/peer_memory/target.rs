@@ -185,7 +185,7 @@ fn read(lent: Option<&Lent>, offset: usize, into: &mut [u8]) -> Result<(), Memor
             copy_bytes(into, bytes.get(offset..).unwrap_or_default(), CopyReason::Local);
             Ok(())
         }
-        None => Ok(()),
+        Some(Lent::Pages(_)) | None => Ok(()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! The values that a worker offers: values of steps, and published tensors.
 
+pub(crate) mod arenas;
 pub(crate) mod arguments;
 pub(crate) mod catalogue;
 pub(crate) mod cut;
@@ -26,6 +27,7 @@ use std::sync::Arc;
 use tensorwire_protocol::{Code, DeviceName, Key, Offered, Scope, SetContent, Status, StepId, Wanted};
 
 use self::{
+    arenas::Arenas,
     catalogue::Listing,
     lost_steps::LostSteps,
     offers::Offers,
@@ -48,6 +50,7 @@ pub(crate) struct Values {
     pub(crate) sets: Sets,
     /// The heads of the newest versions of the sets.
     pub(crate) heads: PublishedSet,
+    pub(crate) arenas: Arenas,
 }
 
 impl Values {

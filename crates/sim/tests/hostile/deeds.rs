@@ -1,11 +1,11 @@
 //! What a rogue does on its own initiative, over its data connections.
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroU64, sync::Arc, time::Duration};
 
 use tensorwire_fabric::{RegionGeneration, RegionId, RemoteRange};
 use tensorwire_protocol::{
-    Code, Destination, ErrorStatus, Message, Note, RequestIndex, ResultSlot, Scope, Status, StepId,
-    TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
+    Code, Destination, ErrorStatus, Message, Note, PageWrite, RequestIndex, ResultSlot, Scope, Status,
+    StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts},
     limits::NOTES_UNTAKEN_MAX,
     names::NameForm,
@@ -110,10 +110,12 @@ fn request(line: &Line, rng: &mut Rng) -> TensorRequest {
             format!("{from};0;{to};edge;0:0")
         }
     };
-    let scope = match rng.below(5) {
+    let scope = match rng.below(7) {
         0 => Scope::Step(StepId(rng.pick([0, 500, 1500, -1, i64::MAX]))),
         1 => Scope::Versioned(Wanted::Now),
         2 => Scope::Versioned(Wanted::NewerThan { incarnation: 0, version: rng.next_u64() }),
+        3 => Scope::Pages(NonZeroU64::new(rng.below(3) as u64)),
+        4 => Scope::PageWrite(PageWrite { number: NonZeroU64::MIN, note: rng.chance(1, 2).then_some(7) }),
         _ => Scope::Published,
     };
     let want = match rng.below(4) {

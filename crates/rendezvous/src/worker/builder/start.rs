@@ -18,7 +18,8 @@ use crate::{
     peer_memory::pools::{PoolCaps, Pools},
     session::node::{Node, NodeSettings},
     values::{
-        Values, lost_steps::LostSteps, offers::Offers, published::PublishedSet, sets::Sets, steps::StepTable,
+        Values, arenas::Arenas, lost_steps::LostSteps, offers::Offers, published::PublishedSet, sets::Sets,
+        steps::StepTable,
     },
     worker::{Defaults, Worker, metrics::describe, store::local},
 };
@@ -54,6 +55,7 @@ impl WorkerBuilder {
             offers: Offers::new(incarnation),
             sets: Sets::new(incarnation, self.set_bytes.unwrap_or(self.memory.source_bytes)),
             heads: PublishedSet::new(incarnation),
+            arenas: Arenas::default(),
         });
         describe();
         let settings = NodeSettings {

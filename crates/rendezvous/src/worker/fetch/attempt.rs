@@ -20,7 +20,7 @@ impl Worker {
     /// Fetches one tensor. A tensor that this worker has published itself needs no connection.
     ///
     /// Fetches are idempotent, so one whose connection broke is repeated once, with the same incarnation of the peer.
-    pub(super) async fn fetch_one(
+    pub(crate) async fn fetch_one(
         &self,
         peer: &KnownPeer,
         transfer: &Transfer<'_>,

@@ -1,0 +1,220 @@
+//! Pages of arenas, between this worker and a peer.
+//!
+//! Whoever has room requests pages, and whoever has the pages writes them, as with values. So a write of pages begins with a message that
+//! asks the peer to request them.
+
+use std::{
+    num::NonZeroU64,
+    sync::{Arc, PoisonError, Weak},
+};
+
+use tensorwire_fabric::RemoteRegion;
+use tensorwire_memory::{Buf, GrantEnd, copy::CopyReason};
+use tensorwire_protocol::{
+    Allocator, Code, DataType, Destination, Metadata, PageWrite, ReceiveOptions, Scope, Status, Take,
+    limits::PAGES_PER_REQUEST_MAX,
+    pages::{InvalidPages, PageMoves},
+};
+use tensorwire_testpoints::sync::Mutex;
+
+use crate::{
+    connection::{
+        DataConnection,
+        peer_values::{PeerValues, Taken, Taking},
+        sent_pages::{Held, SentPages, of_pages},
+    },
+    error::{Transfer, WorkerError},
+    peer_memory::{
+        arena::{ArenaMemory, TakenPages},
+        destinations::unexpected,
+        lent::Lent,
+    },
+    values::{
+        arenas::{ExposedArena, Written},
+        catalogue::Listing,
+        published::Edition,
+        tensor::Tensor,
+    },
+};
+
+/// Most bytes of the pages of one request, unless one page has more. What else the connection sends waits for no more than a few of these.
+const REQUEST_BYTES: usize = 512 << 10;
+
+/// The arena's name and the pages in the key of a request.
+fn split(key: &str) -> Result<(&str, PageMoves), Status> {
+    PageMoves::split(key).map_err(|error: InvalidPages| Status::new(Code::InvalidArgument, error.to_string()))
+}
+
+impl PeerValues {
+    /// The pages that `key` names of an arena, or, if it names none, the arena's size.
+    pub(super) fn pages(&self, key: &str) -> Result<Taken, Status> {
+        let (name, moves) = split(key)?;
+        let arena = self.values.arenas.find(name)?;
+        if moves.as_slice().is_empty() {
+            let size = [arena.memory.page_bytes as u64, arena.memory.count().into()];
+            return Ok(Taken::Published(unnamed(Buf::on_heap(
+                size.map(u64::to_le_bytes).as_flattened(),
+                CopyReason::Local,
+            ))?));
+        }
+        let held = Held::Exposed { _sending: arena.memory.send(), _token: arena.token() };
+        let pages = arena.memory.views(moves.as_slice().iter().map(|page| page.from))?;
+        Ok(Taken::Pages(SentPages::new(pages, &moves, held)))
+    }
+
+    /// The pages that `key` names of a write of this worker.
+    pub(super) fn pages_of_write(&self, number: NonZeroU64, key: &str) -> Result<Taken, Status> {
+        let (_, moves) = split(key)?;
+        let write = self.values.arenas.write(number, &self.peer)?;
+        let page = |page: u32| {
+            let outside = || Status::new(Code::InvalidArgument, format!("the write has no page {page}"));
+            write.pages.get(page as usize).cloned().ok_or_else(outside)
+        };
+        let pages = moves.as_slice().iter().map(|moved| page(moved.from)).collect::<Result<Vec<_>, _>>()?;
+        Ok(Taken::Pages(SentPages::new(pages, &moves, Held::Write { _write: write })))
+    }
+
+    /// Requests the pages of a peer's write, and answers when they are there.
+    pub(super) fn page_write(&self, key: &Arc<str>, write: PageWrite) -> Take<Taken, Taking> {
+        let (connection, arena, moves) = match self.asked_to_pull(key) {
+            Ok(asked) => asked,
+            Err(status) => return Take::Now(Err(status)),
+        };
+        let (key, peer) = (key.clone(), self.peer.clone());
+        Take::Later(Box::pin(async move {
+            // A note may come without pages.
+            if !moves.as_slice().is_empty() {
+                let pages = arena.take(moves.as_slice()).await?;
+                let name = Transfer { peer: &peer, key: &key, step: None };
+                let scope = Scope::Pages(Some(write.number));
+                connection.pull_pages((&scope, &name), pages).await.map_err(as_status)?;
+            }
+            if let Some(note) = write.note {
+                arena.deliver(Written { peer: peer.clone(), note }).await;
+            }
+            Ok(Taken::Published(unnamed(Buf::empty())?))
+        }))
+    }
+
+    /// The connection with the peer, the arena into which it writes, and the pages.
+    fn asked_to_pull(
+        &self,
+        key: &str,
+    ) -> Result<(Arc<DataConnection>, Arc<ExposedArena>, PageMoves), Status> {
+        let (name, moves) = split(key)?;
+        let arena = self.values.arenas.find(name)?;
+        let connection = self.connection.get().and_then(Weak::upgrade);
+        let connection =
+            connection.ok_or_else(|| Status::new(Code::Unavailable, "the connection is over"))?;
+        Ok((connection, arena, moves))
+    }
+}
+
+/// Bytes that are published nowhere.
+fn unnamed(bytes: Buf) -> Result<Edition, Status> {
+    let length = bytes.len() as u64;
+    let tensor = Tensor::shared(bytes, DataType::U8, &[length]);
+    let tensor = tensor.map_err(|error| Status::new(Code::Internal, error.to_string()))?;
+    Ok(Edition::unnamed(0, tensor, Listing::Refused))
+}
+
+/// The status for a peer whose pages could not be requested.
+fn as_status(error: WorkerError) -> Status {
+    match error {
+        WorkerError::Remote { status, .. } | WorkerError::Local { status, .. } => status,
+        error => Status::new(Code::Unavailable, error.to_string()),
+    }
+}
+
+impl DataConnection {
+    /// How many pages one request moves.
+    pub(crate) fn pages_per_request(&self, page_bytes: usize) -> usize {
+        if !self.queue_pair.capabilities().vectored {
+            return 1;
+        }
+        // Pages are one write. It must leave room in the send queue for others.
+        let deep = self.queue_pair.config().send_depth as usize / 4;
+        (REQUEST_BYTES / page_bytes.max(1)).min(PAGES_PER_REQUEST_MAX).min(deep).max(1)
+    }
+
+    /// Requests pages of the peer, and receives them into `pages`, which return to their arena: at once with the answer, or, if this is
+    /// dropped, as soon as it is certain that the peer writes them no more.
+    pub(crate) async fn pull_pages(
+        &self,
+        (scope, name): (&Scope, &Transfer<'_>),
+        pages: TakenPages,
+    ) -> Result<(), WorkerError> {
+        let local = |status| WorkerError::Local { transfer: name.name(), status };
+        let region = self.region_of(pages.arena()).map_err(local)?;
+        self.allocator.confirm(region).await.map_err(local)?;
+        let allocator = PageAllocator::new(region, pages);
+        self.received((scope, name), &allocator, &ReceiveOptions::default(), |received| match received.lent {
+            Some(Lent::Pages(granted)) => {
+                drop(granted.end(GrantEnd::Content));
+                Ok(())
+            }
+            _ => Err(local(unexpected(&received.metadata))),
+        })
+        .await
+    }
+
+    /// Asks the peer to request the pages of a write, and waits until they are there.
+    pub(crate) async fn write_pages(&self, name: &Transfer<'_>, write: PageWrite) -> Result<(), WorkerError> {
+        let (scope, options) = (Scope::PageWrite(write), ReceiveOptions::default());
+        self.receive(&scope, name, &options).await.map(drop)
+    }
+
+    /// The region of an arena that the peer may write.
+    fn region_of(&self, arena: &ArenaMemory) -> Result<RemoteRegion, Status> {
+        let refused = |message| Status::new(Code::FailedPrecondition, message);
+        if self.is_validated() {
+            return Err(refused(
+                "pages are not validated: connect without validation, or fetch a tensor instead",
+            ));
+        }
+        let region = self.allocator.enclosure.regions.get(arena.block.id());
+        region
+            .ok_or_else(|| refused("the peer may not write arenas: pages need `Trust::Cluster` at both ends"))
+    }
+}
+
+/// Grants the pages of one request.
+struct PageAllocator {
+    region: RemoteRegion,
+    expected: Arc<[Metadata]>,
+    /// `None` once they are granted.
+    pages: Mutex<Option<TakenPages>>,
+}
+
+impl PageAllocator {
+    fn new(region: RemoteRegion, pages: TakenPages) -> Self {
+        let count = (pages.length() / pages.arena().page_bytes as u64) as usize;
+        let expected = of_pages(count, pages.arena().page_bytes);
+        Self { region, expected: Arc::new([expected]), pages: Mutex::new(Some(pages)) }
+    }
+}
+
+impl Allocator for PageAllocator {
+    type Lent = Lent;
+
+    fn accepts(&self, metadata: &Metadata) -> Result<(), Status> {
+        if self.expected.contains(metadata) { Ok(()) } else { Err(unexpected(metadata)) }
+    }
+
+    fn expected(&self) -> Option<&Arc<[Metadata]>> {
+        Some(&self.expected)
+    }
+
+    fn copy_eager(&self, _: &Metadata, content: &[u8]) -> Lent {
+        Lent::view(Buf::on_heap(content, CopyReason::Eager))
+    }
+
+    async fn allocate(&self, metadata: &Metadata) -> Result<(Lent, Destination), Status> {
+        let pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let pages = pages.ok_or_else(|| unexpected(metadata))?;
+        let (offset, capacity) = (pages.arena().offset, pages.arena().length());
+        let (region, generation) = (self.region.region.0, self.region.generation.0);
+        let destination = Destination { region, generation, offset, capacity, result: None };
+        Ok((Lent::Pages(Box::new(pages.grant())), destination))
+    }
+}

@@ -1,0 +1,168 @@
+//! Pages: memory of fixed size that peers read and write by number, such as the blocks of a key-value cache.
+//!
+//! An [`Arena`] is memory in pages of one size. [`Worker::expose`](crate::Worker::expose) lets peers read and write it under a name;
+//! [`Peer::arena`](crate::Peer::arena) finds a peer's. A transfer moves any pages of one arena to any pages of another, without a copy:
+//! whoever has the pages writes them into the other's memory, by one-sided writes.
+//!
+//! Each page has readers or one writer. A page that is being written cannot be read, here or by a peer, and the reverse: such a use fails at
+//! once, with the number of the page. So no reader sees parts of two contents, and a peer can write a page only while a transfer is under
+//! way that names it.
+//!
+//! ```
+//! use tensorwire::{Worker, pages::Pages};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), tensorwire::WorkerError> {
+//! let prefill = Worker::builder("prefill").start().await?;
+//! let decode = Worker::builder("decode").start().await?;
+//!
+//! // 64 pages of 4 KiB, which peers may write.
+//! let cache = decode.arena(64, 4096).await?;
+//! let mut exposed = decode.expose("kv", &cache)?;
+//!
+//! let blocks = prefill.arena(16, 4096).await?;
+//! blocks.page_mut(3)?.fill(7);
+//! let remote = prefill.peer_at(decode.address()).await?.arena("kv").await?;
+//! // Page 3 goes to page 40, and page 9 to page 2. The note arrives behind them.
+//! let write = remote.write(&blocks, &Pages::from([3, 9]), &Pages::from([40, 2])).note(17);
+//! let (written, note) = tokio::join!(write, exposed.next());
+//! written?;
+//! assert_eq!(note.map(|written| written.note), Some(17));
+//! assert_eq!(cache.page(40)?[..], [7; 4096]);
+//! # Ok(())
+//! # }
+//! ```
+
+mod exposed;
+mod list;
+mod remote;
+mod transfer;
+
+use std::{
+    fmt,
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
+
+use tensorwire_memory::Buf;
+
+pub use self::{
+    exposed::{Count, Exposed},
+    list::Pages,
+    remote::RemoteArena,
+    transfer::Transfer,
+};
+use crate::{
+    error::WorkerError,
+    peer_memory::{
+        arena::{ArenaMemory, TakenPages},
+        import::{PIECE_BYTES, yield_once},
+    },
+    worker::Worker,
+};
+pub use crate::{peer_memory::arena::PageError, values::arenas::Written};
+
+/// Most pages of an arena.
+const PAGES_MAX: u32 = 1 << 24;
+
+/// Memory in pages of one size, which are numbered from 0 on. Made by [`Worker::arena`]. Cheap to clone; all clones are the same memory,
+/// which returns to its pool with the last of them and the last view of a page.
+#[derive(Clone)]
+pub struct Arena {
+    pub(crate) memory: Arc<ArenaMemory>,
+}
+
+impl fmt::Debug for Arena {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Arena").field("pages", &self.count()).field("page_bytes", &self.page_bytes()).finish()
+    }
+}
+
+impl Worker {
+    /// An arena of `count` pages of `page_bytes` bytes, all 0. Waits for memory of the [receive pool](Self::receive_pool), whose
+    /// [size](crate::Memory::receive_bytes) must have room for it.
+    ///
+    /// # Errors
+    /// [`WorkerError::Config`] for no pages, more than 2²⁴ of them, or pages of no bytes; [`WorkerError::Memory`] if the pool is too small.
+    ///
+    /// # Cancel safety
+    /// Cancel-safe: the memory returns to the pool.
+    pub async fn arena(&self, count: u32, page_bytes: usize) -> Result<Arena, WorkerError> {
+        let refused = |field, value: usize, remedy: &str| WorkerError::Config {
+            field,
+            value: value.to_string(),
+            remedy: remedy.to_owned(),
+        };
+        if !(1..=PAGES_MAX).contains(&count) {
+            return Err(refused("count", count as usize, "an arena has 1 to 16,777,216 pages"));
+        }
+        let bytes = page_bytes.checked_mul(count as usize).filter(|bytes| *bytes > 0);
+        let bytes = bytes
+            .ok_or_else(|| refused("page_bytes", page_bytes, "give the bytes of a page, such as 65,536"))?;
+        let mut memory = self.receive_pool().alloc(bytes).await?;
+        // It may have been another buffer's, and peers will see it.
+        for piece in (0..bytes).step_by(PIECE_BYTES) {
+            memory.get_mut(piece..bytes.min(piece + PIECE_BYTES)).unwrap_or_default().fill(0);
+            yield_once().await;
+        }
+        let memory = ArenaMemory::new(memory, page_bytes);
+        let memory = memory.ok_or_else(|| refused("page_bytes", page_bytes, "give the bytes of a page"))?;
+        Ok(Arena { memory: Arc::new(memory) })
+    }
+}
+
+impl Arena {
+    /// How many pages it has.
+    pub fn count(&self) -> u32 {
+        self.memory.count()
+    }
+
+    /// Bytes of each page.
+    pub fn page_bytes(&self) -> usize {
+        self.memory.page_bytes
+    }
+
+    /// A view of a page. While it exists, the page cannot be written.
+    ///
+    /// # Errors
+    /// [`PageError`]: there is no such page, or it is being written.
+    pub fn page(&self, page: u32) -> Result<Buf, PageError> {
+        self.memory.views([page]).map(|mut views| views.pop().unwrap_or_else(Buf::empty))
+    }
+
+    /// A page for writing. Until that is dropped, nobody else can use the page.
+    ///
+    /// # Errors
+    /// [`PageError`]: there is no such page, or it is in use.
+    pub fn page_mut(&self, page: u32) -> Result<PageMut, PageError> {
+        let taken = self.memory.take([page], None)?;
+        Ok(PageMut { taken })
+    }
+}
+
+/// A page that this program writes. Dropping it gives the page back to its arena.
+#[derive(Debug)]
+pub struct PageMut {
+    taken: TakenPages,
+}
+
+impl Deref for PageMut {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        self.taken.first()
+    }
+}
+
+impl DerefMut for PageMut {
+    fn deref_mut(&mut self) -> &mut [u8] {
+        self.taken.first_mut()
+    }
+}
+
+impl From<PageError> for WorkerError {
+    fn from(error: PageError) -> Self {
+        let (PageError::Outside { page, .. } | PageError::Busy { page }) = error;
+        Self::Config { field: "page", value: page.to_string(), remedy: error.to_string() }
+    }
+}

@@ -1,0 +1,302 @@
+//! Transfers of pages.
+
+use std::{
+    fmt,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use futures::{StreamExt as _, TryStreamExt as _, future, stream};
+use tensorwire_fabric::BoxFuture;
+use tensorwire_memory::Buf;
+use tensorwire_protocol::{
+    PageWrite, Scope,
+    limits::NAME_BYTES_MAX,
+    pages::{PageMove, PageMoves},
+};
+use tokio::sync::mpsc;
+
+use super::{Arena, list::Pages, remote::RemoteArena};
+use crate::{
+    connection::DataConnection,
+    error::{Transfer as Named, WorkerError},
+    peer_memory::arena::{TakenPages, Token},
+    values::arenas::PendingWrite,
+    worker::metrics::Timed,
+};
+
+/// How many requests of one transfer are under way.
+const REQUESTS: usize = 4;
+
+/// Which way pages go.
+#[derive(Debug, Clone, Copy)]
+enum Direction {
+    Read {
+        /// It was given a note, which a read has not.
+        noted: bool,
+    },
+    Write {
+        note: Option<u64>,
+    },
+}
+
+impl RemoteArena {
+    /// Reads `pages` of the peer into the pages `at` of `into`, in this order. Nothing is moved until the transfer is awaited. The pages `at`
+    /// cannot be used until they are there.
+    ///
+    /// # Errors
+    /// Awaiting it returns [`WorkerError::Config`] for lists of different lengths, arenas with pages of different sizes, pages that an arena
+    /// does not have, and pages of `into` that are in use; [`WorkerError::Remote`] with UNAVAILABLE if the peer writes one of its
+    /// pages now, and with NOT_FOUND if the arena is exposed no more; [`WorkerError::Remote`] or [`WorkerError::Local`] with
+    /// FAILED_PRECONDITION if contents are validated, or a worker does not trust the other
+    /// ([`Trust::Hostile`](crate::Trust::Hostile)); otherwise as a [`fetch`](crate::Peer::fetch). After an error some of the pages may have
+    /// been read.
+    pub fn read(&self, pages: &Pages, into: &Arena, at: &Pages) -> Transfer {
+        self.transfer(Direction::Read { noted: false }, into, (pages, at))
+    }
+
+    /// Writes the pages `pages` of `from` to the pages `at` of the peer, in this order. Nothing is moved until the transfer is awaited. The
+    /// transfer ends when the pages are there, and their [note](Transfer::note), if there is one, is with the peer's program. Until then
+    /// `pages` can be read, and not written.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read); UNAVAILABLE if the peer uses one of its pages. After an error some of the pages may have been
+    /// written.
+    pub fn write(&self, from: &Arena, pages: &Pages, at: &Pages) -> Transfer {
+        self.transfer(Direction::Write { note: None }, from, (pages, at))
+    }
+
+    fn transfer(&self, direction: Direction, local: &Arena, (from, to): (&Pages, &Pages)) -> Transfer {
+        let (remote, local) = (self.clone(), local.clone());
+        let limit = self.peer.worker.operations.defaults.limit;
+        Transfer::new(Plan { remote, local, direction, from: from.clone(), to: to.clone(), limit })
+    }
+}
+
+/// What a transfer moves.
+#[derive(Debug, Clone)]
+struct Plan {
+    remote: RemoteArena,
+    local: Arena,
+    direction: Direction,
+    from: Pages,
+    to: Pages,
+    limit: Duration,
+}
+
+/// A transfer of pages, made by [`RemoteArena::read`] or [`RemoteArena::write`]: a future. It begins when it is first polled.
+///
+/// # Cancel safety
+/// Dropping it gives the transfer up. Pages of this side that a peer may still write return to their arena as soon as it is certain that it
+/// writes them no more: until then they are in use. [`cancel`](Self::cancel) waits for that.
+#[must_use = "nothing is moved until it is awaited"]
+pub struct Transfer {
+    plan: Plan,
+    /// `None` before the first poll, and once the pages are there.
+    run: Option<BoxFuture<'static, Result<(), WorkerError>>>,
+    /// Ends when the transfer has no page of this side any more. `None` before the first poll.
+    ended: Option<mpsc::Receiver<()>>,
+}
+
+impl fmt::Debug for Transfer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transfer").field("plan", &self.plan).finish_non_exhaustive()
+    }
+}
+
+impl Transfer {
+    fn new(plan: Plan) -> Self {
+        Self { plan, run: None, ended: None }
+    }
+
+    /// The deadline, including the time to connect. Default: the worker's [`timeout`](crate::WorkerBuilder::timeout).
+    pub fn timeout(mut self, limit: Duration) -> Self {
+        self.plan.limit = limit;
+        self
+    }
+
+    /// Of a write: gives the peer's program `note` ([`Exposed::next`](super::Exposed::next)), once all pages are there. A read has no note: awaiting it
+    /// returns [`WorkerError::Config`] then.
+    pub fn note(mut self, note: u64) -> Self {
+        self.plan.direction = match self.plan.direction {
+            Direction::Write { .. } => Direction::Write { note: Some(note) },
+            Direction::Read { .. } => Direction::Read { noted: true },
+        };
+        self
+    }
+
+    /// Gives the transfer up, and waits until it is certain that it moves nothing any more: of a read that the peer writes no page of this side,
+    /// because it has answered or its connection is over; of a write that none of the pages is being sent. Then all pages of this side are
+    /// free. A peer that does not answer is lost after [`liveness`](crate::WorkerBuilder::liveness), which ends this, too.
+    ///
+    /// The peer's pages of a write are free as soon as it learns of this. Some of the pages may have been moved.
+    ///
+    /// # Cancel safety
+    /// The transfer is given up at the first poll.
+    pub async fn cancel(mut self) {
+        self.run = None;
+        if let Some(mut ended) = self.ended.take() {
+            while ended.recv().await.is_some() {}
+        }
+    }
+}
+
+impl Future for Transfer {
+    type Output = Result<(), WorkerError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        if this.ended.is_none() {
+            let (token, ended) = mpsc::channel(1);
+            this.run = Some(Box::pin(this.plan.clone().run(token)));
+            this.ended = Some(ended);
+        }
+        if let Some(run) = &mut this.run {
+            let moved = ready!(run.as_mut().poll(context));
+            this.run = None;
+            moved?;
+        }
+        // The peer may be faster than the completion of the last write of its pages.
+        this.ended.as_mut().map_or(Poll::Ready(Ok(())), |ended| ended.poll_recv(context).map(|_| Ok(())))
+    }
+}
+
+impl Plan {
+    async fn run(self, token: Token) -> Result<(), WorkerError> {
+        self.check()?;
+        let worker = self.remote.peer.worker.clone();
+        let what = || format!("moving pages of {}", self.remote.name);
+        worker.timed(Timed::Fetch, self.limit, what, pin!(self.transfer(token))).await
+    }
+
+    fn check(&self) -> Result<(), WorkerError> {
+        let refused =
+            |field, value: String, remedy: String| Err(WorkerError::Config { field, value, remedy });
+        let (from, to) = (self.from.len(), self.to.len());
+        if from != to {
+            return refused(
+                "pages",
+                from.to_string(),
+                format!("name as many pages to read as to write, which are {to}"),
+            );
+        }
+        let (local, remote) = (self.local.page_bytes(), self.remote.page_bytes());
+        if local != remote {
+            return refused(
+                "page_bytes",
+                local.to_string(),
+                format!("the peer's pages have {remote} bytes: make an arena of such pages"),
+            );
+        }
+        let mut sorted = self.to.numbers().to_vec();
+        sorted.sort_unstable();
+        if let Some([page, _]) = sorted.array_windows().find(|[one, next]| one == next) {
+            return refused("page", page.to_string(), "name each page that is written once".to_owned());
+        }
+        match self.direction {
+            Direction::Read { noted: true } => {
+                refused("note", "of a read".to_owned(), "only a write has a note".to_owned())
+            }
+            Direction::Read { .. } => self.remote.check(&self.from),
+            Direction::Write { .. } => self.remote.check(&self.to),
+        }
+    }
+
+    async fn transfer(&self, token: Token) -> Result<(), WorkerError> {
+        let peer = &self.remote.peer;
+        let connection = peer.worker.node.connected(&peer.known).await?;
+        match self.direction {
+            Direction::Read { .. } => self.read(&connection, token).await,
+            Direction::Write { note } => self.write(&connection, note, token).await,
+        }
+    }
+
+    async fn read(&self, connection: &Arc<DataConnection>, token: Token) -> Result<(), WorkerError> {
+        // All pages are taken first, so that a transfer begins with all or none.
+        let mut pages = self.local.memory.take(self.to.numbers().iter().copied(), Some(token))?;
+        let requests = self.requests(connection, Some(&self.from))?;
+        let reads = requests.into_iter().map(|moves| {
+            let count = moves.as_slice().len();
+            (moves, pages.split_first(count))
+        });
+        let reads: Vec<_> = reads.collect();
+        let read = |(moves, pages): (PageMoves, TakenPages)| async move {
+            let key = self.key(&moves);
+            connection.pull_pages((&Scope::Pages(None), &self.named(&key)), pages).await
+        };
+        stream::iter(reads).map(read).buffer_unordered(REQUESTS).try_for_each(future::ok).await
+    }
+
+    async fn write(
+        &self,
+        connection: &Arc<DataConnection>,
+        note: Option<u64>,
+        token: Token,
+    ) -> Result<(), WorkerError> {
+        let pages = self.local.memory.views(self.from.numbers().iter().copied())?;
+        // The peer requests the pages of each write by their places in it.
+        let requests = self.requests(connection, None)?;
+        let mut pages = pages.into_iter();
+        let of_request = |moves: PageMoves| {
+            let pages = pages.by_ref().take(moves.as_slice().len()).collect();
+            (moves, pages)
+        };
+        let mut writes: Vec<(PageMoves, Vec<Buf>)> = requests.into_iter().map(of_request).collect();
+        // The note follows all pages.
+        let last = writes.pop();
+        let write = |(moves, pages)| self.write_some(connection, moves, (pages, None), token.clone());
+        stream::iter(writes).map(write).buffer_unordered(REQUESTS).try_for_each(future::ok).await?;
+        let (moves, of_request) = last.unwrap_or_else(|| (PageMoves::default(), Vec::new()));
+        self.write_some(connection, moves, (of_request, note), token.clone()).await
+    }
+
+    async fn write_some(
+        &self,
+        connection: &Arc<DataConnection>,
+        moves: PageMoves,
+        (pages, note): (Vec<Buf>, Option<u64>),
+        token: Token,
+    ) -> Result<(), WorkerError> {
+        let peer = &self.remote.peer;
+        let pending = PendingWrite { peer: peer.name().to_owned(), pages, _token: token };
+        let offered = peer.worker.node.values().arenas.offer(pending);
+        let key = self.key(&moves);
+        connection.write_pages(&self.named(&key), PageWrite { number: offered.number, note }).await
+    }
+
+    /// The moves of each request: from these pages, or, without them, from the places of the pages in the request.
+    fn requests(
+        &self,
+        connection: &DataConnection,
+        from: Option<&Pages>,
+    ) -> Result<Vec<PageMoves>, WorkerError> {
+        // Behind the name, each move has two numbers and two signs.
+        let room = NAME_BYTES_MAX - self.remote.name.len() - "{}".len();
+        let largest = self.from.numbers().iter().chain(self.to.numbers()).max();
+        let digits = largest.map_or(1, |page| page.checked_ilog10().unwrap_or(0) as usize + 1);
+        let most = connection.pages_per_request(self.remote.page_bytes()).min(room / (2 * digits + 2));
+        let places = self.to.numbers().chunks(most.max(1)).enumerate();
+        let request = |(number, to): (usize, &[u32])| {
+            let moves = to.iter().enumerate().map(|(place, &to)| {
+                let page = from.and_then(|from| from.numbers().get(number * most + place)).copied();
+                PageMove { from: page.unwrap_or(place as u32), to }
+            });
+            PageMoves::new(moves).map_err(|error| WorkerError::Config {
+                field: "pages",
+                value: to.len().to_string(),
+                remedy: error.to_string(),
+            })
+        };
+        places.map(request).collect()
+    }
+
+    fn key(&self, moves: &PageMoves) -> String {
+        format!("{}{moves}", self.remote.name)
+    }
+
+    fn named<'a>(&'a self, key: &'a str) -> Named<'a> {
+        Named { peer: self.remote.peer.name(), key, step: None }
+    }
+}

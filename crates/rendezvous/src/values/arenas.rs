@@ -1,0 +1,188 @@
+//! The arenas that this worker has exposed, and its writes of pages that wait for peers to request them.
+
+use std::{
+    collections::{BTreeMap, btree_map::Entry},
+    num::NonZeroU64,
+    pin::pin,
+    sync::{
+        Arc, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use tensorwire_memory::Buf;
+use tensorwire_protocol::{Code, Status, pages::PageMove};
+use tensorwire_testpoints::sync::Mutex;
+use tokio::sync::{mpsc, watch};
+
+use crate::peer_memory::arena::{ArenaMemory, PageError, TakenPages, Token};
+
+/// How many notes of one arena wait for the program. A write whose note finds no room waits.
+const NOTES_MAX: usize = 256;
+
+/// A write of a peer, whose pages are there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Written {
+    /// The peer's name.
+    pub peer: String,
+    /// The note.
+    pub note: u64,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(crate) struct Arenas {
+    exposed: Mutex<BTreeMap<Arc<str>, Arc<ExposedArena>>>,
+    writes: Mutex<BTreeMap<NonZeroU64, Arc<PendingWrite>>>,
+    latest: AtomicU64,
+}
+
+/// An arena that peers may read and write.
+#[derive(Debug)]
+pub(crate) struct ExposedArena {
+    pub(crate) memory: Arc<ArenaMemory>,
+    notes: mpsc::Sender<Written>,
+    /// How many writes came with a note, for notes that are counted.
+    counts: Mutex<BTreeMap<u64, watch::Sender<u64>>>,
+    /// Every request of a peer that has pages has a clone.
+    token: Token,
+}
+
+impl ExposedArena {
+    /// Takes pages out for a peer's write. Waits for those that are being sent: a peer that has them already may be faster than their
+    /// completions.
+    ///
+    /// # Errors
+    /// As [`ArenaMemory::take`].
+    ///
+    /// # Cancel safety
+    /// Cancel-safe.
+    pub(crate) async fn take(&self, pages: &[PageMove]) -> Result<TakenPages, PageError> {
+        loop {
+            let mut sent = pin!(self.memory.sent.notified());
+            sent.as_mut().enable();
+            // Asked before: what is sent meanwhile wakes this task.
+            let is_sending = self.memory.is_sending();
+            match self.memory.take(pages.iter().map(|page| page.to), Some(self.token())) {
+                Err(PageError::Busy { .. }) if is_sending => sent.await,
+                taken => return taken,
+            }
+        }
+    }
+
+    pub(crate) fn token(&self) -> Token {
+        self.token.clone()
+    }
+
+    /// Passes a note on to the program.
+    ///
+    /// # Cancel safety
+    /// A note is passed on in the poll that returns, or not at all.
+    pub(crate) async fn deliver(&self, written: Written) {
+        {
+            let counts = self.counts();
+            if let Some(count) = counts.get(&written.note) {
+                count.send_modify(|count| *count += 1);
+                return;
+            }
+        }
+        // The program that does not read notes any more has no use for this one.
+        let _ = self.notes.send(written).await;
+    }
+
+    /// Counts the writes with this note from now on. `None` if they are counted already.
+    pub(crate) fn count(&self, note: u64) -> Option<watch::Receiver<u64>> {
+        match self.counts().entry(note) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(vacant) => Some(vacant.insert(watch::Sender::new(0)).subscribe()),
+        }
+    }
+
+    pub(crate) fn stop_counting(&self, note: u64) {
+        let stopped = self.counts().remove(&note);
+        drop(stopped);
+    }
+
+    fn counts(&self) -> MutexGuard<'_, BTreeMap<u64, watch::Sender<u64>>> {
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Pages that are to be written into a peer's arena.
+#[derive(Debug)]
+pub(crate) struct PendingWrite {
+    /// The only worker that may request them.
+    pub(crate) peer: String,
+    pub(crate) pages: Vec<Buf>,
+    pub(crate) _token: Token,
+}
+
+/// Lets the peer request the pages of a write while it lives.
+#[derive(Debug)]
+pub(crate) struct OfferedWrite<'a> {
+    arenas: &'a Arenas,
+    pub(crate) number: NonZeroU64,
+}
+
+impl Drop for OfferedWrite<'_> {
+    fn drop(&mut self) {
+        let write = self.arenas.writes().remove(&self.number);
+        drop(write);
+    }
+}
+
+impl Arenas {
+    /// Exposes `memory`. Returns where its notes arrive, or `None` if the name is in use.
+    pub(crate) fn expose(
+        &self,
+        name: Arc<str>,
+        memory: Arc<ArenaMemory>,
+        token: Token,
+    ) -> Option<(Arc<ExposedArena>, mpsc::Receiver<Written>)> {
+        let (notes, receiver) = mpsc::channel(NOTES_MAX);
+        let exposed = Arc::new(ExposedArena { memory, notes, counts: Mutex::default(), token });
+        match self.exposed().entry(name) {
+            Entry::Occupied(_) => None,
+            Entry::Vacant(vacant) => Some((vacant.insert(exposed).clone(), receiver)),
+        }
+    }
+
+    pub(crate) fn hide(&self, name: &str) {
+        let hidden = self.exposed().remove(name);
+        drop(hidden);
+    }
+
+    /// The arena that is exposed under `name`.
+    ///
+    /// # Errors
+    /// NOT_FOUND.
+    pub(crate) fn find(&self, name: &str) -> Result<Arc<ExposedArena>, Status> {
+        let found = self.exposed().get(name).cloned();
+        found.ok_or_else(|| Status::new(Code::NotFound, format!("no arena is exposed under `{name}`")))
+    }
+
+    /// Lets a peer request the pages of a write.
+    pub(crate) fn offer(&self, write: PendingWrite) -> OfferedWrite<'_> {
+        let number = NonZeroU64::MIN.saturating_add(self.latest.fetch_add(1, Ordering::Relaxed));
+        self.writes().insert(number, Arc::new(write));
+        OfferedWrite { arenas: self, number }
+    }
+
+    /// The write that `peer` asks for.
+    ///
+    /// # Errors
+    /// NOT_FOUND.
+    pub(crate) fn write(&self, number: NonZeroU64, peer: &str) -> Result<Arc<PendingWrite>, Status> {
+        let found = self.writes().get(&number).filter(|write| write.peer == peer).cloned();
+        found.ok_or_else(|| Status::new(Code::NotFound, "the write has ended"))
+    }
+
+    fn exposed(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Arc<ExposedArena>>> {
+        self.exposed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writes(&self) -> MutexGuard<'_, BTreeMap<NonZeroU64, Arc<PendingWrite>>> {
+        self.writes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,297 @@
+//! Pages of arenas over shm and tcp, between workers of one process.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use futures::{FutureExt as _, join};
+use tensorwire_fabric::FabricKind;
+use tensorwire_protocol::{Code, Validation};
+use tensorwire_rendezvous::{
+    Trust, Worker, WorkerError,
+    pages::{Arena, PageError, Pages, Transfer, Written},
+};
+
+use crate::{
+    fabrics::{assert_moves_over, kinds, over_verbs},
+    sets::{USUAL, on, run},
+    two::Two,
+};
+
+const PAGES: u32 = 300;
+
+/// Less than a request, more than one write of every fabric, and one that is no power of two.
+const PAGE_BYTES: [usize; 4] = [8, 4096, 5000, 700_000];
+
+async fn arena(worker: &Worker, count: u32, page_bytes: usize, first: u8) -> Arena {
+    let arena = worker.arena(count, page_bytes).await.unwrap();
+    (0..count).for_each(|page| arena.page_mut(page).unwrap().fill(first.wrapping_add(page as u8)));
+    arena
+}
+
+fn is_filled(arena: &Arena, page: u32, value: u8) -> bool {
+    arena.page(page).unwrap().iter().all(|byte| *byte == value)
+}
+
+/// Pages in an order that neither side has, each once.
+fn scattered(count: u32, step: u32) -> Pages {
+    (0..count).map(|number| number * step % PAGES).collect()
+}
+
+/// Checks that the client's write came with this note.
+fn assert_noted(written: Option<Written>, note: u64) {
+    let written = written.unwrap();
+    assert_eq!((written.note, written.peer.contains("client")), (note, true), "{written:?}");
+}
+
+#[test]
+fn pages_come_where_they_are_wanted_and_no_others_change() {
+    run(async {
+        for &kind in kinds(USUAL) {
+            for page_bytes in PAGE_BYTES {
+                let count = if page_bytes > 100_000 { 5 } else { 200 };
+                let two = Two::of(|name| on(kind, name)).await;
+                let theirs = arena(&two.server, PAGES.min(count * 2), page_bytes, 100).await;
+                let mut exposed = two.server.expose("kv", &theirs).unwrap();
+                let ours = arena(&two.client, PAGES.min(count * 2), page_bytes, 0).await;
+                let remote = two.peer.arena("kv").await.unwrap();
+                assert_eq!((remote.count(), remote.page_bytes()), (theirs.count(), page_bytes));
+                let pages = theirs.count();
+                let from: Pages = (0..count).map(|number| number * 7 % pages).collect();
+                let to: Pages = (0..count).map(|number| (pages - 1 + number * 11) % pages).collect();
+
+                remote.read(&from, &ours, &to).await.unwrap();
+                let came = |page: u32| to.numbers().iter().position(|to| *to == page);
+                for page in 0..pages {
+                    let value = came(page).map_or(page, |at| 100 + from.numbers()[at]);
+                    assert!(is_filled(&ours, page, value as u8), "{kind}: page {page} of {page_bytes} bytes");
+                }
+                remote.write(&ours, &to, &from).note(9).await.unwrap();
+                assert_noted(exposed.next().now_or_never().unwrap(), 9);
+                assert!((0..pages).all(|page| is_filled(&theirs, page, (100 + page) as u8)), "{kind}");
+                assert_moves_over(&two.client, kind);
+                two.end().await;
+            }
+        }
+    });
+}
+
+#[test]
+fn a_page_in_use_is_refused_by_its_number() {
+    run(async {
+        for &kind in kinds(USUAL) {
+            let two = Two::of(|name| on(kind, name)).await;
+            let theirs = arena(&two.server, 8, 4096, 100).await;
+            let exposed = two.server.expose("kv", &theirs).unwrap();
+            let ours = arena(&two.client, 8, 4096, 0).await;
+            let remote = two.peer.arena("kv").await.unwrap();
+            let busy = |ended: Result<(), WorkerError>, page: &str| {
+                let error = ended.unwrap_err();
+                let WorkerError::Remote { status, .. } = &error else { panic!("{error}") };
+                assert!(status.code == Code::Unavailable && status.message.contains(page), "{kind}: {error}");
+            };
+            let view = theirs.page(3).unwrap();
+            busy(remote.write(&ours, &Pages::from(0..8), &Pages::from(0..8)).await, "page 3");
+            // A view does not hinder a read.
+            remote.read(&Pages::from([3]), &ours, &Pages::from([0])).await.unwrap();
+            drop(view);
+            let written = theirs.page_mut(5).unwrap();
+            busy(remote.read(&Pages::from(0..8), &ours, &Pages::from(0..8)).await, "page 5");
+            drop(written);
+            remote.write(&ours, &Pages::from(0..8), &Pages::from(0..8)).await.unwrap();
+
+            let view = ours.page(2).unwrap();
+            let refused = remote.read(&Pages::from(0..8), &ours, &Pages::from(0..8)).await.unwrap_err();
+            assert!(
+                matches!(&refused, WorkerError::Config { field: "page", value, .. } if value == "2"),
+                "{refused}"
+            );
+            drop(view);
+            // What was refused has left nothing in use.
+            assert!((0..8).all(|page| ours.page_mut(page).is_ok() && theirs.page_mut(page).is_ok()));
+            drop(exposed);
+            let gone = remote.read(&Pages::from([0]), &ours, &Pages::from([0])).await.unwrap_err();
+            assert!(
+                matches!(&gone, WorkerError::Remote { status, .. } if status.code == Code::NotFound),
+                "{gone}"
+            );
+            two.end().await;
+        }
+    });
+}
+
+#[test]
+fn notes_follow_their_pages_and_wait_for_room() {
+    run(async {
+        for &kind in kinds(USUAL) {
+            let two = Two::of(|name| on(kind, name)).await;
+            let theirs = two.server.arena(200, 4096).await.unwrap();
+            let mut exposed = two.server.expose("kv", &theirs).unwrap();
+            let ours = arena(&two.client, 200, 4096, 1).await;
+            let remote = two.peer.arena("kv").await.unwrap();
+            let mut counted = exposed.count(7).unwrap();
+            assert!(exposed.count(7).is_err());
+            // Three writes in any order; the note of each comes when its pages are there.
+            let part = |first: u32| Pages::from(first..first + 60);
+            let writes = [0, 60, 120].map(|first| remote.write(&ours, &part(first), &part(first)).note(7));
+            let written = futures::future::try_join_all(writes);
+            let (written, reached) = join!(written, counted.reach(3));
+            written.unwrap();
+            assert!(reached && counted.now() == 3);
+            assert!((0..180).all(|page| is_filled(&theirs, page, 1 + page as u8)), "{kind}");
+            drop(counted);
+            // A note without pages.
+            let none = Pages::default();
+            remote.write(&ours, &none, &none).note(1).await.unwrap();
+            assert_noted(exposed.next().await, 1);
+            // 256 wait, and the next write waits for the program.
+            for number in 0..256 {
+                remote.write(&ours, &none, &none).note(number).await.unwrap();
+            }
+            let mut waits = remote.write(&ours, &Pages::from([0]), &Pages::from([199])).note(256);
+            assert!(
+                std::future::poll_fn(|context| std::task::Poll::Ready(
+                    waits.poll_unpin(context).is_pending()
+                ))
+                .await
+            );
+            for number in 0..256 {
+                assert_noted(exposed.next().await, number);
+            }
+            waits.await.unwrap();
+            assert_noted(exposed.next().await, 256);
+            exposed.end().await;
+            two.end().await;
+        }
+    });
+}
+
+#[test]
+fn a_cancelled_transfer_moves_nothing_more() {
+    run(async {
+        for &kind in kinds(USUAL) {
+            let two = Two::of(|name| on(kind, name)).await;
+            let theirs = arena(&two.server, PAGES, 4096, 100).await;
+            let exposed = two.server.expose("kv", &theirs).unwrap();
+            let ours = arena(&two.client, PAGES, 4096, 0).await;
+            let remote = two.peer.arena("kv").await.unwrap();
+            let all = scattered(PAGES, 7);
+            for polls in 0..20 {
+                for transfer in [remote.read(&all, &ours, &all), remote.write(&ours, &all, &all)] {
+                    polled(transfer, polls).await.cancel().await;
+                    // Every page of this side is free at once: it can be written here.
+                    for page in 0..PAGES {
+                        ours.page_mut(page).unwrap().fill(page as u8);
+                    }
+                }
+            }
+            // The peer's are, when it has learnt of that.
+            exposed.end().await;
+            assert!((0..PAGES).all(|page| theirs.page_mut(page).is_ok()), "{kind}");
+            assert!((0..PAGES).all(|page| is_filled(&ours, page, page as u8)), "{kind}");
+            two.end().await;
+        }
+    });
+}
+
+/// The transfer after up to so many polls.
+async fn polled(mut transfer: Transfer, polls: u32) -> Transfer {
+    for _ in 0..polls {
+        let is_over =
+            std::future::poll_fn(|context| std::task::Poll::Ready(transfer.poll_unpin(context).is_ready()))
+                .await;
+        if is_over {
+            break;
+        }
+        tokio::task::yield_now().await;
+    }
+    transfer
+}
+
+#[test]
+fn bad_lists_name_the_field_and_the_remedy() {
+    run(async {
+        let two = Two::of(|name| on(FabricKind::SHM, name)).await;
+        let theirs = two.server.arena(8, 64).await.unwrap();
+        let _exposed = two.server.expose("kv", &theirs).unwrap();
+        let (ours, longer) = (two.client.arena(8, 64).await.unwrap(), two.client.arena(8, 65).await.unwrap());
+        let remote = two.peer.arena("kv").await.unwrap();
+        let (few, many, outside) = (Pages::from(0..2), Pages::from(0..3), Pages::from([7, 8]));
+        for (transfer, field) in [
+            (remote.read(&few, &ours, &many), "pages"),
+            (remote.read(&few, &longer, &few), "page_bytes"),
+            (remote.read(&outside, &ours, &few), "page"),
+            (remote.read(&few, &ours, &outside), "page"),
+            (remote.write(&ours, &few, &outside), "page"),
+            (remote.write(&ours, &outside, &few), "page"),
+            (remote.write(&ours, &few, &Pages::from([1, 1])), "page"),
+            (remote.read(&few, &ours, &few).note(3), "note"),
+        ] {
+            let error = transfer.await.unwrap_err();
+            assert!(
+                matches!(&error, WorkerError::Config { field: named, remedy, .. } if *named == field && !remedy.is_empty()),
+                "{error}"
+            );
+        }
+        assert_eq!(ours.page(8).unwrap_err(), PageError::Outside { page: 8, count: 8 });
+        for refused in [
+            two.server.arena(0, 64).await.unwrap_err(),
+            two.server.arena(1, 0).await.unwrap_err(),
+            two.server.arena(u32::MAX, 1).await.unwrap_err(),
+            two.server.expose("kv", &theirs).unwrap_err(),
+            two.server.expose("", &theirs).unwrap_err(),
+            two.server.expose(&"n".repeat(257), &theirs).unwrap_err(),
+            two.server.peer("server").unwrap().arena("kv").await.unwrap_err(),
+        ] {
+            assert!(matches!(&refused, WorkerError::Config { .. }), "{refused}");
+        }
+        let missing = two.peer.arena("none").await.unwrap_err();
+        assert!(
+            matches!(&missing, WorkerError::Remote { status, .. } if status.code == Code::NotFound),
+            "{missing}"
+        );
+        two.end().await;
+    });
+}
+
+#[test]
+fn pages_are_refused_without_trust_and_with_validation() {
+    run(async {
+        for &kind in kinds(USUAL) {
+            for hostile in [true, false] {
+                // Shared memory needs trust.
+                if hostile && kind == FabricKind::SHM {
+                    continue;
+                }
+                let two = Two::of(|name| {
+                    if hostile {
+                        on(kind, name).trust(Trust::Hostile)
+                    } else {
+                        on(kind, name).validation(Validation::Xxh3)
+                    }
+                })
+                .await;
+                let theirs = two.server.arena(8, 4096).await.unwrap();
+                let _exposed = two.server.expose("kv", &theirs).unwrap();
+                let ours = two.client.arena(8, 4096).await.unwrap();
+                let remote = two.peer.arena("kv").await.unwrap();
+                let pages = Pages::from(0..8);
+                for transfer in [remote.read(&pages, &ours, &pages), remote.write(&ours, &pages, &pages)] {
+                    let error = transfer.await.unwrap_err();
+                    assert!(
+                        matches!(&error, WorkerError::Remote { status, .. } | WorkerError::Local { status, .. }
+                            if status.code == Code::FailedPrecondition),
+                        "{kind}: {error}"
+                    );
+                }
+                assert!((0..8).all(|page| ours.page_mut(page).is_ok() && theirs.page_mut(page).is_ok()));
+                two.end().await;
+            }
+        }
+    });
+}
+
+over_verbs! {
+    pages_come_where_they_are_wanted_and_no_others_change
+    a_page_in_use_is_refused_by_its_number
+    notes_follow_their_pages_and_wait_for_room
+    a_cancelled_transfer_moves_nothing_more
+}
