@@ -464,6 +464,17 @@ impl WorkerError {
         }
     }
 
+    /// This error, for the key `key`.
+    pub(crate) fn of(mut self, key: &str) -> Self {
+        if let Self::Remote { transfer, .. }
+        | Self::Local { transfer, .. }
+        | Self::PeerLost { transfer, .. } = &mut self
+        {
+            key.clone_into(&mut transfer.key);
+        }
+        self
+    }
+
     /// Appends what was tried after the loss of a peer.
     pub(crate) fn and(mut self, more: &str) -> Self {
         if let Self::PeerLost { detail, .. } = &mut self {

@@ -158,13 +158,22 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
         })
     }
 
+    /// Whether the peer has asked for this request, which goes over the same connection then, also if that is retired.
+    fn is_of_write(&self) -> bool {
+        matches!(self.scope, Scope::Pages(Some(_)))
+    }
+
     fn attempt(
         &mut self,
         state: &mut State<C>,
         wanted: (&str, Option<&Arc<[Metadata]>>),
         after: &mut After<C::Lent>,
     ) -> Result<Attempt<C::Lent>, TransferError> {
-        state.admits()?;
+        if self.is_of_write() {
+            state.failure()?;
+        } else {
+            state.admits()?;
+        }
         let requests = &mut state.requests;
         let places = self.places(requests, wanted)?;
         let mut may_ask = true;

@@ -1,12 +1,13 @@
-//! A text is a key, a device name or a slice, or is refused. A parsed one prints the text that it was parsed from.
+//! A text is a key, a device name, a slice or a list of pages, or is refused. A parsed one prints the text that it was parsed from.
 
-use tensorwire_protocol::{DeviceName, Key, slice::Slice};
+use tensorwire_protocol::{DeviceName, Key, pages::PageMoves, slice::Slice};
 
 pub(crate) fn keys(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     key(text);
     device(text);
     slice(text);
+    pages(text);
 }
 
 fn slice(text: &str) {
@@ -16,6 +17,12 @@ fn slice(text: &str) {
     for run in slice.runs(&ends).take(99) {
         assert!(run.start <= run.end);
     }
+}
+
+fn pages(text: &str) {
+    let Ok((name, moves)) = PageMoves::split(text) else { return };
+    assert_eq!(format!("{name}{moves}"), text);
+    assert_eq!(PageMoves::new(moves.as_slice().iter().copied()), Ok(moves));
 }
 
 fn key(text: &str) {

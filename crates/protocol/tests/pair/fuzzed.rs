@@ -3,7 +3,7 @@
 //! The peer may end the connection, and has no other effect: every receive ends, all memory comes back, and everything that the
 //! connection posts until then is well-formed. The channel of the pairs' tests checks that.
 
-use std::sync::Arc;
+use std::{num::NonZeroU64, sync::Arc};
 
 use tensorwire_protocol::{
     ACKNOWLEDGEMENT_IMMEDIATE, Agreed, BufferRequest, Buffers, Channel, Code, Connection, DataType,
@@ -378,7 +378,10 @@ fn scope(input: &mut Input<'_>) -> Scope {
     match input.below(10) {
         0 => Scope::Published,
         1 => Scope::Versioned(Wanted::Now),
-        2 => Scope::Versioned(Wanted::NewerThan { incarnation: 1, version: input.u8().into() }),
+        2 => match u64::from(input.u8()) {
+            version @ ..200 => Scope::Versioned(Wanted::NewerThan { incarnation: 1, version }),
+            number => Scope::Pages(NonZeroU64::new(number & 1)),
+        },
         3 => Scope::Offered(Offered { incarnation: 1, edition: input.u8().into(), cell: 0 }),
         4 => Scope::Set(Wanted::NewerThan { incarnation: 1, version: input.u8().into() }),
         5 => Scope::SetContent(SetContent { edition: input.u8().into(), number: 2, is_last: false }),

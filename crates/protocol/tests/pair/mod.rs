@@ -11,6 +11,7 @@ mod looking;
 mod mailbox;
 mod misbehaviour;
 mod notes;
+mod pages;
 mod refusals;
 mod rules;
 mod sequences;

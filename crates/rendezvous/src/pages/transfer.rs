@@ -167,8 +167,10 @@ impl Plan {
     async fn run(self, token: Token) -> Result<(), WorkerError> {
         self.check()?;
         let worker = self.remote.peer.worker.clone();
-        let what = || format!("moving pages of {}", self.remote.name);
-        worker.timed(Timed::Fetch, self.limit, what, pin!(self.transfer(token))).await
+        let what = || format!("moving pages of {}", self.named(&self.remote.name));
+        let moved = worker.timed(Timed::Pages, self.limit, what, pin!(self.transfer(token))).await;
+        // Each request has a key with its pages, which is long.
+        moved.map_err(|error| error.of(&self.remote.name))
     }
 
     fn check(&self) -> Result<(), WorkerError> {

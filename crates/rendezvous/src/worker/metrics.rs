@@ -82,6 +82,7 @@ pub(crate) struct Times {
     fetch_many: Histogram,
     recv: Histogram,
     recv_many: Histogram,
+    pages: Histogram,
 }
 
 /// An operation whose time is recorded.
@@ -91,6 +92,7 @@ pub(crate) enum Timed {
     FetchMany,
     Recv,
     RecvMany,
+    Pages,
 }
 
 impl Times {
@@ -103,6 +105,7 @@ impl Times {
             fetch_many: of("fetch_many"),
             recv: of("recv"),
             recv_many: of("recv_many"),
+            pages: of("pages"),
         }
     }
 
@@ -119,6 +122,7 @@ impl Times {
             Timed::FetchMany => &self.fetch_many,
             Timed::Recv => &self.recv,
             Timed::RecvMany => &self.recv_many,
+            Timed::Pages => &self.pages,
         };
         times.record(clock.now().saturating_sub(begun));
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use tensorwire_protocol::{
-    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, ChannelError, Depths, Destination, LentEnd,
+    ACKNOWLEDGEMENT_IMMEDIATE, Agreed, Channel, ChannelError, Code, Depths, Destination, LentEnd,
     MESSAGE_IMMEDIATE, Mailbox, Message, Mode, Parameters, RecordSlot, RingSpan, Rings, Status, WireError,
     limits::RESULT_BYTES,
     names::NameTable,
@@ -503,6 +503,28 @@ impl Channel for TestChannel {
         assert!(immediate.is_some() || content.is_some(), "neither a content nor a notification");
         let write = Write { content, result, length, immediate, ..notification(0) };
         self.write("content", write)
+    }
+
+    fn check_pages(&self, pages: &[(Vec<u8>, u64)]) -> Result<(), Status> {
+        let refused = || Err(Status::new(Code::FailedPrecondition, "too many pages"));
+        if pages.len() > 4 { refused() } else { Ok(()) }
+    }
+
+    /// As one content, with zeros between the pages.
+    fn write_pages(
+        &self,
+        pages: Vec<(Vec<u8>, u64)>,
+        destination: Destination,
+        immediate: u32,
+    ) -> Self::Write {
+        let (mut content, mut length) = (Vec::new(), 0);
+        for (page, place) in pages {
+            content.resize(place as usize, 0);
+            length += page.len() as u64;
+            content.extend(page);
+        }
+        let content = Some((destination, content));
+        self.write("pages", Write { content, length, ..notification(immediate) })
     }
 
     fn settle(lent: Lent) -> Result<Lent, Status> {

@@ -210,6 +210,13 @@ impl Source for TestSource {
         Some(&taken.bytes).filter(|bytes| !bytes.is_empty())
     }
 
+    /// A value that is asked for as pages is pages of 8 bytes, each to twice its place.
+    fn pages(taken: &TestValue) -> Option<Vec<(Vec<u8>, u64)>> {
+        let (Scope::Pages(_), _) = taken.place else { return None };
+        let pages = taken.bytes.chunks(8).zip(0..);
+        Some(pages.map(|(page, number)| (page.to_vec(), 16 * number)).collect())
+    }
+
     /// How many values were sent under its key, itself included.
     fn version(taken: &TestValue) -> u64 {
         taken.sequence
