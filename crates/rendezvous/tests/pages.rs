@@ -2,8 +2,11 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use std::sync::Arc;
+
 use futures::{FutureExt as _, join};
 use tensorwire_fabric::FabricKind;
+use tensorwire_memory::copy::{CopyReason, count};
 use tensorwire_protocol::{Code, Validation};
 use tensorwire_rendezvous::{
     Trust, Worker, WorkerError,
@@ -165,6 +168,57 @@ fn notes_follow_their_pages_and_wait_for_room() {
 }
 
 #[test]
+fn pages_are_free_as_soon_as_their_transfer_has_ended() {
+    run(async {
+        for &kind in kinds(USUAL) {
+            let two = Two::of(|name| on(kind, name)).await;
+            let theirs = arena(&two.server, 64, 4096, 100).await;
+            let _exposed = two.server.expose("kv", &theirs).unwrap();
+            let ours = arena(&two.client, 64, 4096, 0).await;
+            let remote = two.peer.arena("kv").await.unwrap();
+            let all = Pages::from(0..64);
+            for number in 0..300_u32 {
+                remote.read(&all, &ours, &all).await.unwrap();
+                let value = ours.page(0).unwrap()[0];
+                ours.page_mut(number % 64).unwrap().fill(value);
+                remote.write(&ours, &all, &all).await.unwrap();
+                drop(ours.page_mut(0).unwrap());
+            }
+            two.end().await;
+        }
+    });
+}
+
+#[test]
+fn memory_of_the_program_is_written_from_where_it_lies() {
+    run(async {
+        for &kind in kinds(USUAL) {
+            let two = Two::of(|name| on(kind, name)).await;
+            let theirs = two.server.arena(8, 4096).await.unwrap();
+            let _exposed = two.server.expose("kv", &theirs).unwrap();
+            let remote = two.peer.arena("kv").await.unwrap();
+            let own: Vec<u8> = (0..4096 * 4).map(|byte| (byte / 4096) as u8 + 1).collect();
+            let joined = two.client.user_memory().join(Arc::new(own)).unwrap();
+            let page = |number: usize| {
+                let address = joined.buf()[4096 * number..4096 * (number + 1)].as_ptr_range();
+                two.client.user_memory().find(address).unwrap()
+            };
+            let before = count(CopyReason::Import).bytes;
+            remote.write_from([3, 0, 2].map(page).to_vec(), &Pages::from([1, 7, 4])).await.unwrap();
+            let copies = count(CopyReason::Import).bytes - before;
+            assert_eq!(copies, if kind == FabricKind::SHM { 3 * 4096 } else { 0 }, "{kind}");
+            for (at, value) in [(1, 4), (7, 1), (4, 3), (0, 0), (5, 0)] {
+                assert!(is_filled(&theirs, at, value), "{kind}: page {at}");
+            }
+            let short = vec![page(0).slice(1..4096).unwrap()];
+            let refused = remote.write_from(short, &Pages::from([0])).await.unwrap_err();
+            assert!(matches!(&refused, WorkerError::Config { field: "page_bytes", .. }), "{refused}");
+            two.end().await;
+        }
+    });
+}
+
+#[test]
 fn a_cancelled_transfer_moves_nothing_more() {
     run(async {
         for &kind in kinds(USUAL) {
@@ -293,5 +347,7 @@ over_verbs! {
     pages_come_where_they_are_wanted_and_no_others_change
     a_page_in_use_is_refused_by_its_number
     notes_follow_their_pages_and_wait_for_room
+    pages_are_free_as_soon_as_their_transfer_has_ended
+    memory_of_the_program_is_written_from_where_it_lies
     a_cancelled_transfer_moves_nothing_more
 }

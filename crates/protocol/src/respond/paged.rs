@@ -1,6 +1,8 @@
 //! A response whose content consists of pages of the sender's memory, which go to pages of the receiver's.
 
-use super::{Response, TakenValue, length_of};
+use std::pin::pin;
+
+use super::{Ended, Response, TakenValue, length_of};
 use crate::{Channel, Code, Destination, Metadata, Source, Status, TensorRequest, Want};
 
 impl<C: Channel> Response<C> {
@@ -24,12 +26,35 @@ impl<C: Channel> Response<C> {
                 return self.refuse(status).await;
             }
         };
+        let pages = match self.stage_all(pages).await {
+            Ok(Ok(pages)) => pages,
+            Ok(Err(status)) => {
+                taken.dispose();
+                return self.refuse(status).await;
+            }
+            Err(Ended) => return,
+        };
         let (connection, immediate) = (self.connection.clone(), self.index.immediate(0));
         let (mut pages, channel) = (Some(pages), connection.channel());
         self.post(metadata.byte_length, taken, || {
             channel.write_pages(pages.take().unwrap_or_default(), destination, immediate)
         })
         .await;
+    }
+
+    /// Makes the pages sendable.
+    async fn stage_all(
+        &self,
+        mut pages: Vec<(C::Bytes, u64)>,
+    ) -> Result<Result<Vec<(C::Bytes, u64)>, Status>, Ended> {
+        for (page, _) in &mut pages {
+            let staged = self.unless_cancelled(pin!(self.connection.channel().stage(page.clone()))).await?;
+            match staged {
+                Ok(staged) => *page = staged,
+                Err(status) => return Ok(Err(status)),
+            }
+        }
+        Ok(Ok(pages))
     }
 
     /// The receiver's memory, for a content of this metadata.

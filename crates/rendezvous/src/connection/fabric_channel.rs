@@ -244,12 +244,6 @@ impl Channel for FabricChannel {
         if pages.len() > 1 && !capabilities.vectored {
             return refused(format!("{kind} cannot write many pages at once: request one"));
         }
-        if pages.iter().any(|(page, _)| self.import.needs(kind, page)) {
-            return refused(
-                "this worker sends no pages to peers it does not trust: pages need `Trust::Cluster`"
-                    .to_owned(),
-            );
-        }
         let depth = self.queue_pair.config().send_depth;
         let piece = capabilities.piece_bytes_max.max(1);
         let writes: u64 = pages.iter().map(|(page, _)| (page.len() as u64).div_ceil(piece)).sum();

@@ -30,16 +30,12 @@ use crate::{
 /// How many requests of one transfer are under way.
 const REQUESTS: usize = 4;
 
-/// Which way pages go.
-#[derive(Debug, Clone, Copy)]
-enum Direction {
-    Read {
-        /// It was given a note, which a read has not.
-        noted: bool,
-    },
-    Write {
-        note: Option<u64>,
-    },
+/// The pages of this side, and those of the peer from which they are read.
+#[derive(Debug, Clone)]
+enum Local {
+    Read { from: Pages, into: Arena },
+    Write { from: Arena, pages: Pages },
+    WriteBuffers(Vec<Buf>),
 }
 
 impl RemoteArena {
@@ -54,7 +50,7 @@ impl RemoteArena {
     /// ([`Trust::Hostile`](crate::Trust::Hostile)); otherwise as a [`fetch`](crate::Peer::fetch). After an error some of the pages may have
     /// been read.
     pub fn read(&self, pages: &Pages, into: &Arena, at: &Pages) -> Transfer {
-        self.transfer(Direction::Read { noted: false }, into, (pages, at))
+        self.transfer(Local::Read { from: pages.clone(), into: into.clone() }, at)
     }
 
     /// Writes the pages `pages` of `from` to the pages `at` of the peer, in this order. Nothing is moved until the transfer is awaited. The
@@ -65,13 +61,22 @@ impl RemoteArena {
     /// As [`read`](Self::read); UNAVAILABLE if the peer uses one of its pages. After an error some of the pages may have been
     /// written.
     pub fn write(&self, from: &Arena, pages: &Pages, at: &Pages) -> Transfer {
-        self.transfer(Direction::Write { note: None }, from, (pages, at))
+        self.transfer(Local::Write { from: from.clone(), pages: pages.clone() }, at)
     }
 
-    fn transfer(&self, direction: Direction, local: &Arena, (from, to): (&Pages, &Pages)) -> Transfer {
-        let (remote, local) = (self.clone(), local.clone());
+    /// As [`write`](Self::write), of pages that are in no arena: parts of any buffers, each as long as a page. Memory that the program has
+    /// [joined](crate::Worker::user_memory) is found again by its addresses, and sent without a copy, except over shared memory,
+    /// which needs one.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write), and [`WorkerError::Config`] for a buffer that is not as long as a page.
+    pub fn write_from(&self, pages: Vec<Buf>, at: &Pages) -> Transfer {
+        self.transfer(Local::WriteBuffers(pages), at)
+    }
+
+    fn transfer(&self, local: Local, to: &Pages) -> Transfer {
         let limit = self.peer.worker.operations.defaults.limit;
-        Transfer::new(Plan { remote, local, direction, from: from.clone(), to: to.clone(), limit })
+        Transfer::new(Plan { remote: self.clone(), local, to: to.clone(), note: None, limit })
     }
 }
 
@@ -79,10 +84,10 @@ impl RemoteArena {
 #[derive(Debug, Clone)]
 struct Plan {
     remote: RemoteArena,
-    local: Arena,
-    direction: Direction,
-    from: Pages,
+    local: Local,
+    /// Of the side that is written.
     to: Pages,
+    note: Option<u64>,
     limit: Duration,
 }
 
@@ -120,10 +125,7 @@ impl Transfer {
     /// Of a write: gives the peer's program `note` ([`Exposed::next`](super::Exposed::next)), once all pages are there. A read has no note: awaiting it
     /// returns [`WorkerError::Config`] then.
     pub fn note(mut self, note: u64) -> Self {
-        self.plan.direction = match self.plan.direction {
-            Direction::Write { .. } => Direction::Write { note: Some(note) },
-            Direction::Read { .. } => Direction::Read { noted: true },
-        };
+        self.plan.note = Some(note);
         self
     }
 
@@ -163,6 +165,24 @@ impl Future for Transfer {
     }
 }
 
+impl Local {
+    fn count(&self) -> usize {
+        match self {
+            Self::Read { from: pages, .. } | Self::Write { pages, .. } => pages.len(),
+            Self::WriteBuffers(buffers) => buffers.len(),
+        }
+    }
+
+    /// Bytes of the pages of this side.
+    fn page_bytes(&self) -> impl Iterator<Item = usize> {
+        let (arena, buffers) = match self {
+            Self::Read { into: arena, .. } | Self::Write { from: arena, .. } => (Some(arena), &[][..]),
+            Self::WriteBuffers(buffers) => (None, &buffers[..]),
+        };
+        arena.map(Arena::page_bytes).into_iter().chain(buffers.iter().map(|buffer| buffer.len()))
+    }
+}
+
 impl Plan {
     async fn run(self, token: Token) -> Result<(), WorkerError> {
         self.check()?;
@@ -176,49 +196,52 @@ impl Plan {
     fn check(&self) -> Result<(), WorkerError> {
         let refused =
             |field, value: String, remedy: String| Err(WorkerError::Config { field, value, remedy });
-        let (from, to) = (self.from.len(), self.to.len());
-        if from != to {
-            return refused(
-                "pages",
-                from.to_string(),
-                format!("name as many pages to read as to write, which are {to}"),
-            );
+        let (moved, to) = (self.local.count(), self.to.len());
+        if moved != to {
+            let remedy = format!("name as many pages to read as to write, which are {to}");
+            return refused("pages", moved.to_string(), remedy);
         }
-        let (local, remote) = (self.local.page_bytes(), self.remote.page_bytes());
-        if local != remote {
-            return refused(
-                "page_bytes",
-                local.to_string(),
-                format!("the peer's pages have {remote} bytes: make an arena of such pages"),
-            );
+        let page_bytes = self.remote.page_bytes();
+        if let Some(other) = self.local.page_bytes().find(|bytes| *bytes != page_bytes) {
+            let remedy = format!("the peer's pages have {page_bytes} bytes: make an arena of such pages");
+            return refused("page_bytes", other.to_string(), remedy);
         }
         let mut sorted = self.to.numbers().to_vec();
         sorted.sort_unstable();
-        if let Some([page, _]) = sorted.array_windows().find(|[one, next]| one == next) {
-            return refused("page", page.to_string(), "name each page that is written once".to_owned());
+        if let Some(twice) = sorted.windows(2).find(|pair| pair[0] == pair[1]) {
+            return refused("page", twice[0].to_string(), "name each page that is written once".to_owned());
         }
-        match self.direction {
-            Direction::Read { noted: true } => {
+        match &self.local {
+            Local::Read { .. } if self.note.is_some() => {
                 refused("note", "of a read".to_owned(), "only a write has a note".to_owned())
             }
-            Direction::Read { .. } => self.remote.check(&self.from),
-            Direction::Write { .. } => self.remote.check(&self.to),
+            Local::Read { from, .. } => self.remote.check(from),
+            Local::Write { .. } | Local::WriteBuffers(_) => self.remote.check(&self.to),
         }
     }
 
     async fn transfer(&self, token: Token) -> Result<(), WorkerError> {
         let peer = &self.remote.peer;
         let connection = peer.worker.node.connected(&peer.known).await?;
-        match self.direction {
-            Direction::Read { .. } => self.read(&connection, token).await,
-            Direction::Write { note } => self.write(&connection, note, token).await,
+        match &self.local {
+            Local::Read { from, into } => self.read(&connection, (from, into), token).await,
+            Local::Write { from, pages } => {
+                let pages = from.memory.views(pages.numbers().iter().copied())?;
+                self.write(&connection, pages, token).await
+            }
+            Local::WriteBuffers(pages) => self.write(&connection, pages.clone(), token).await,
         }
     }
 
-    async fn read(&self, connection: &Arc<DataConnection>, token: Token) -> Result<(), WorkerError> {
+    async fn read(
+        &self,
+        connection: &Arc<DataConnection>,
+        (from, into): (&Pages, &Arena),
+        token: Token,
+    ) -> Result<(), WorkerError> {
         // All pages are taken first, so that a transfer begins with all or none.
-        let mut pages = self.local.memory.take(self.to.numbers().iter().copied(), Some(token))?;
-        let requests = self.requests(connection, Some(&self.from))?;
+        let mut pages = into.memory.take(self.to.numbers().iter().copied(), Some(token))?;
+        let requests = self.requests(connection, Some(from))?;
         let reads = requests.into_iter().map(|moves| {
             let count = moves.as_slice().len();
             (moves, pages.split_first(count))
@@ -234,10 +257,9 @@ impl Plan {
     async fn write(
         &self,
         connection: &Arc<DataConnection>,
-        note: Option<u64>,
+        pages: Vec<Buf>,
         token: Token,
     ) -> Result<(), WorkerError> {
-        let pages = self.local.memory.views(self.from.numbers().iter().copied())?;
         // The peer requests the pages of each write by their places in it.
         let requests = self.requests(connection, None)?;
         let mut pages = pages.into_iter();
@@ -251,7 +273,7 @@ impl Plan {
         let write = |(moves, pages)| self.write_some(connection, moves, (pages, None), token.clone());
         stream::iter(writes).map(write).buffer_unordered(REQUESTS).try_for_each(future::ok).await?;
         let (moves, of_request) = last.unwrap_or_else(|| (PageMoves::default(), Vec::new()));
-        self.write_some(connection, moves, (of_request, note), token.clone()).await
+        self.write_some(connection, moves, (of_request, self.note), token.clone()).await
     }
 
     async fn write_some(
@@ -276,13 +298,14 @@ impl Plan {
     ) -> Result<Vec<PageMoves>, WorkerError> {
         // Behind the name, each move has two numbers and two signs.
         let room = NAME_BYTES_MAX - self.remote.name.len() - "{}".len();
-        let largest = self.from.numbers().iter().chain(self.to.numbers()).max();
+        let from_numbers = from.map_or(&[][..], Pages::numbers);
+        let largest = from_numbers.iter().chain(self.to.numbers()).max();
         let digits = largest.map_or(1, |page| page.checked_ilog10().unwrap_or(0) as usize + 1);
         let most = connection.pages_per_request(self.remote.page_bytes()).min(room / (2 * digits + 2));
         let places = self.to.numbers().chunks(most.max(1)).enumerate();
         let request = |(number, to): (usize, &[u32])| {
             let moves = to.iter().enumerate().map(|(place, &to)| {
-                let page = from.and_then(|from| from.numbers().get(number * most + place)).copied();
+                let page = from_numbers.get(number * most + place).copied();
                 PageMove { from: page.unwrap_or(place as u32), to }
             });
             PageMoves::new(moves).map_err(|error| WorkerError::Config {
