@@ -49,7 +49,7 @@ pub mod wire;
 pub use channel::{
     Allocator, Channel, ChannelError, LentEnd, Mailbox, RecordSlot, RingSpan, Sequenced, Source, Take,
 };
-pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE, NoteChannel, PutNote};
+pub use connection::{ACKNOWLEDGEMENT_IMMEDIATE, Connection, MESSAGE_IMMEDIATE, NoteChannel, PutNote, Stay};
 pub use counters::Counters;
 pub use credit::{Agreed, Depths, Mode, Parameters};
 pub use error::{PeerMisbehaved, TransferError, WireError};

@@ -40,8 +40,7 @@ fn scattered(count: u32, step: u32) -> Pages {
 }
 
 /// Checks that the client's write came with this note.
-fn assert_noted(written: Option<Written>, note: u64) {
-    let written = written.unwrap();
+fn assert_noted(written: Written, note: u64) {
     assert_eq!((written.note, written.peer.contains("client")), (note, true), "{written:?}");
 }
 
@@ -185,6 +184,124 @@ fn pages_are_free_as_soon_as_their_transfer_has_ended() {
                 drop(ours.page_mut(0).unwrap());
             }
             two.end().await;
+        }
+    });
+}
+
+/// Both ways, more transfers than there may be requests, of which none waits for one of the other way.
+#[test]
+fn transfers_of_both_ways_need_no_requests_of_each_other() {
+    run(async {
+        for &kind in kinds(USUAL) {
+            let two = Two::of(|name| on(kind, name).flow(|flow| flow.requests_max = 1)).await;
+            let back = two.server.wait_for_peer("client").await.unwrap();
+            let theirs = arena(&two.server, 64, 4096, 100).await;
+            let ours = arena(&two.client, 64, 4096, 0).await;
+            let _exposed =
+                [two.server.expose("kv", &theirs).unwrap(), two.client.expose("kv", &ours).unwrap()];
+            let (to, fro) = (two.peer.arena("kv").await.unwrap(), back.arena("kv").await.unwrap());
+            // Each page of the lower half comes from the other side, and each of the upper half goes there.
+            let transfers = (0..32).flat_map(|page| {
+                let (from, at) = (Pages::from([32 + page]), Pages::from([page]));
+                [to.write(&ours, &from, &at), fro.write(&theirs, &from, &at)]
+            });
+            futures::future::try_join_all(transfers).await.unwrap();
+            for page in 0..32 {
+                assert!(is_filled(&theirs, page, 32 + page as u8), "{kind}: {page}");
+                assert!(is_filled(&ours, page, 132 + page as u8), "{kind}: {page}");
+            }
+            two.end().await;
+        }
+    });
+}
+
+#[test]
+fn pages_go_back_and_forth_with_their_notes() {
+    run(async {
+        for &kind in kinds(USUAL) {
+            let two = Two::of(|name| on(kind, name)).await;
+            let back = two.server.wait_for_peer("client").await.unwrap();
+            let theirs = two.server.arena(8, 4096).await.unwrap();
+            let ours = arena(&two.client, 8, 4096, 1).await;
+            let mut there = two.server.expose("kv", &theirs).unwrap();
+            let mut here = two.client.expose("kv", &ours).unwrap();
+            let (to, fro) = (two.peer.arena("kv").await.unwrap(), back.arena("kv").await.unwrap());
+            let all = Pages::from(0..8);
+            for number in 0..200 {
+                // The answer to each write may come after the next write.
+                let (sent, returned) = join!(to.write(&ours, &all, &all).note(number), async {
+                    assert_eq!(there.next().await.note, number);
+                    fro.write(&theirs, &all, &all).note(number).await
+                });
+                (sent.unwrap(), returned.unwrap());
+                assert_eq!(here.next().await.note, number);
+            }
+            // At once, each waits for pages that the other has, or is refused; none hangs.
+            for _ in 0..50 {
+                let (one, other) = join!(to.write(&ours, &all, &all), fro.write(&theirs, &all, &all));
+                for ended in [one, other] {
+                    if let Err(error) = ended {
+                        let is_busy = matches!(&error, WorkerError::Remote { status, .. } if status.code == Code::Unavailable);
+                        assert!(is_busy, "{kind}: {error}");
+                    }
+                }
+            }
+            assert!((0..8).all(|page| is_filled(&theirs, page, 1 + page as u8)), "{kind}");
+            two.end().await;
+        }
+    });
+}
+
+#[test]
+fn the_end_of_an_exposure_refuses_the_notes_that_wait() {
+    run(async {
+        for &kind in kinds(USUAL) {
+            let two = Two::of(|name| on(kind, name)).await;
+            let theirs = two.server.arena(8, 4096).await.unwrap();
+            let exposed = two.server.expose("kv", &theirs).unwrap();
+            let ours = arena(&two.client, 8, 4096, 1).await;
+            let remote = two.peer.arena("kv").await.unwrap();
+            let none = Pages::default();
+            for number in 0..256 {
+                remote.write(&ours, &none, &none).note(number).await.unwrap();
+            }
+            let waits = remote.write(&ours, &Pages::from([0]), &Pages::from([7])).note(256);
+            let ends = async {
+                while theirs.page(7).is_ok_and(|page| page[0] == 0) {
+                    tokio::task::yield_now().await;
+                }
+                exposed.end().await;
+            };
+            let (refused, ()) = join!(waits, ends);
+            let refused = refused.unwrap_err();
+            let is_cancelled =
+                matches!(&refused, WorkerError::Remote { status, .. } if status.code == Code::Cancelled);
+            assert!(is_cancelled, "{kind}: {refused}");
+            assert!((0..8).all(|page| theirs.page_mut(page).is_ok() && ours.page_mut(page).is_ok()));
+            two.end().await;
+        }
+    });
+}
+
+#[test]
+fn a_lost_peer_frees_all_pages() {
+    run(async {
+        for &kind in kinds(USUAL) {
+            for polls in 1..8 {
+                let two = Two::of(|name| on(kind, name)).await;
+                let theirs = arena(&two.server, PAGES, 4096, 100).await;
+                let _exposed = two.server.expose("kv", &theirs).unwrap();
+                let ours = arena(&two.client, PAGES, 4096, 0).await;
+                let remote = two.peer.arena("kv").await.unwrap();
+                let half = [Pages::from(0..PAGES / 2), Pages::from(PAGES / 2..PAGES)];
+                let read = polled(remote.read(&half[0], &ours, &half[0]), polls).await;
+                let write = polled(remote.write(&ours, &half[1], &half[1]), polls).await;
+                let Two { server, client, .. } = two;
+                let (_, (), ()) = join!(server.shutdown(), read.cancel(), write.cancel());
+                assert!((0..PAGES).all(|page| ours.page_mut(page).is_ok()), "{kind}: {polls}");
+                assert!((0..PAGES).all(|page| theirs.page_mut(page).is_ok()), "{kind}: {polls}");
+                client.shutdown().await;
+            }
         }
     });
 }
@@ -348,6 +465,10 @@ over_verbs! {
     a_page_in_use_is_refused_by_its_number
     notes_follow_their_pages_and_wait_for_room
     pages_are_free_as_soon_as_their_transfer_has_ended
+    transfers_of_both_ways_need_no_requests_of_each_other
+    pages_go_back_and_forth_with_their_notes
+    the_end_of_an_exposure_refuses_the_notes_that_wait
+    a_lost_peer_frees_all_pages
     memory_of_the_program_is_written_from_where_it_lies
     a_cancelled_transfer_moves_nothing_more
 }

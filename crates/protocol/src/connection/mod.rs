@@ -87,10 +87,20 @@ impl<C: Channel> Connection<C> {
 
     /// Retires this side: no receive is admitted from now on, as on a connection that is over, so that the caller can use another
     /// connection. Responses go on. Returns `false`, and changes nothing, if the connection is over, a receive of a step is under way or
-    /// its value is held, a value is on its way to this side, or a channel of notes is open. Receives of published values that wait go on;
+    /// its value is held, a value is on its way to this side, a channel of notes is open, or an operation needs it to [stay](Self::stay). Receives of published values that wait go on;
     /// they can be repeated elsewhere.
     pub fn retire(&self) -> bool {
         self.lock().retire()
+    }
+
+    /// Keeps this side from being [retired](Self::retire) while the returned value lives, for an operation of several requests. `None` if it is
+    /// retired.
+    pub fn stay(self: &Arc<Self>) -> Option<Stay<C>> {
+        let mut state = self.lock();
+        let may_stay = !state.is_retired();
+        state.stays += usize::from(may_stay);
+        drop(state);
+        may_stay.then(|| Stay(self.clone()))
     }
 
     /// Whether this side is [retired](Self::retire).
@@ -243,6 +253,17 @@ impl<C: Channel> Connection<C> {
             }
             process(state, after).or_else(|error| state.end(error, after).map(|()| T::default()))
         })
+    }
+}
+
+/// Keeps a connection from being retired, see [`Connection::stay`].
+#[derive(Debug)]
+#[must_use = "the connection may be retired once this is dropped"]
+pub struct Stay<C: Channel>(Arc<Connection<C>>);
+
+impl<C: Channel> Drop for Stay<C> {
+    fn drop(&mut self) {
+        self.0.lock().stays -= 1;
     }
 }
 

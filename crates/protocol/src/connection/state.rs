@@ -21,6 +21,8 @@ pub(crate) struct State<C: Channel> {
     failure: Option<Failure>,
     /// No receive is admitted any more: this side uses another connection.
     is_retired: bool,
+    /// How many operations of several requests need the connection. It is not retired before they end.
+    pub(super) stays: usize,
     pub(crate) line: Line<C>,
     pub(crate) requests: Requests<C::Lent>,
     pub(crate) responses: Responses,
@@ -43,6 +45,7 @@ impl<C: Channel> State<C> {
         Self {
             failure: None,
             is_retired: false,
+            stays: 0,
             line,
             requests: Requests::new(agreed),
             responses: Responses::new(agreed),
@@ -70,7 +73,8 @@ impl<C: Channel> State<C> {
 
     /// See [`Connection::retire`](super::Connection::retire).
     pub(super) fn retire(&mut self) -> bool {
-        self.is_retired |= self.failure.is_none() && self.notes.is_empty() && self.requests.may_move();
+        self.is_retired |=
+            self.failure.is_none() && self.stays == 0 && self.notes.is_empty() && self.requests.may_move();
         self.is_retired
     }
 

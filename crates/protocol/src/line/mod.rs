@@ -14,7 +14,8 @@ pub use rings::Rings;
 use rings::RingsInUse;
 
 use crate::{
-    Agreed, Channel, ChannelError, Counters, Destination, Message, Parameters, RecordSlot, TensorRequest,
+    Agreed, Channel, ChannelError, Counters, Destination, Message, Parameters, RecordSlot, Scope,
+    TensorRequest,
     after::After,
     credit::{Blocked, Flow, contents_max},
     names::{Defined, NameForm, Names},
@@ -24,6 +25,14 @@ use crate::{
         record::{self, Control, RECORD_BYTES_MAX, SEVERAL_BYTES},
     },
 };
+
+/// How a request names its key. A list of pages is seldom requested twice, so its key gets no number.
+fn form_of(request: &TensorRequest, names: &mut Names) -> NameForm {
+    match request.scope {
+        Scope::Pages(_) | Scope::PageWrite(_) => NameForm::Plain,
+        _ => names.form(&request.key),
+    }
+}
 
 /// Which queue of the line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -227,7 +236,7 @@ impl<C: Channel> Line<C> {
         self.forms.clear();
         let mut defined = Vec::new();
         for request in requests {
-            let form = self.names.form(&request.key);
+            let form = form_of(request, &mut self.names);
             self.forms.push(form);
             defined.extend(self.names.named(&request.key, form));
         }
@@ -372,7 +381,7 @@ impl<C: Channel> Line<C> {
         for message in self.messages.messages().take(most) {
             let Message::TensorRequest(request) = message else { break };
             if most > 1 {
-                let form = form_at_most(self.names.form(&request.key), &mut fresh);
+                let form = form_at_most(form_of(request, &mut self.names), &mut fresh);
                 bytes += crate::wire::request_bytes(request, form, &mut self.measure);
             }
             // The first request always fits: a message of one request has no count of requests.

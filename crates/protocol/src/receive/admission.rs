@@ -8,8 +8,8 @@ use std::{
 
 use super::{Awaiting, FirstPoll, ReceiveOptions};
 use crate::{
-    Allocator, Channel, Connection, Message, Metadata, RequestIndex, Scope, TensorRequest, TransferError,
-    Want,
+    Allocator, Channel, Code, Connection, Message, Metadata, RequestIndex, Scope, Status, TensorRequest,
+    TransferError, Want,
     after::After,
     connection::State,
     limits::NAME_BYTES_MAX,
@@ -158,9 +158,25 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
         })
     }
 
-    /// Whether the peer has asked for this request, which goes over the same connection then, also if that is retired.
-    fn is_of_write(&self) -> bool {
+    /// Whether the peer has asked for this request, by a write of pages.
+    fn is_pull(&self) -> bool {
         matches!(self.scope, Scope::Pages(Some(_)))
+    }
+
+    /// Opens a request that the peer has asked for: over the same connection, also if that is retired, and before other receives, which may
+    /// wait for the peer.
+    fn pull(
+        &mut self,
+        state: &mut State<C>,
+        wanted: (&str, Option<&Arc<[Metadata]>>),
+    ) -> Result<Attempt<C::Lent>, TransferError> {
+        state.failure()?;
+        if !state.requests.has_room_for_pull() {
+            let message = "too many writes of pages are under way: wait for those that were given up";
+            return Err(TransferError::Local(Status::new(Code::ResourceExhausted, message)));
+        }
+        self.places(&state.requests, wanted)?;
+        self.places.take().map(Attempt::Free).ok_or_else(TransferError::gone)
     }
 
     fn attempt(
@@ -169,11 +185,10 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
         wanted: (&str, Option<&Arc<[Metadata]>>),
         after: &mut After<C::Lent>,
     ) -> Result<Attempt<C::Lent>, TransferError> {
-        if self.is_of_write() {
-            state.failure()?;
-        } else {
-            state.admits()?;
+        if self.is_pull() {
+            return self.pull(state, wanted);
         }
+        state.admits()?;
         let requests = &mut state.requests;
         let places = self.places(requests, wanted)?;
         let mut may_ask = true;

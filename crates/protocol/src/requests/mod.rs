@@ -15,7 +15,7 @@ use std::{collections::VecDeque, task::Waker};
 use crate::{
     Agreed, LentEnd, Metadata, RequestIndex, Status, StepId, TensorRequest, Want,
     after::After,
-    limits::{METADATA_CACHE_MAX, STASH_MAX},
+    limits::{METADATA_CACHE_MAX, PAGE_PULLS_MAX, STASH_MAX},
     queue::WaitQueue,
 };
 pub(crate) use arrivals::{Arrived, ArrivedResult};
@@ -103,7 +103,16 @@ impl<L> Requests<L> {
 
     /// Whether another request may be outstanding.
     pub(crate) fn has_room(&self) -> bool {
-        !self.free.is_empty() || self.slots.len() < self.capacity as usize
+        self.outstanding() < self.capacity as usize
+    }
+
+    /// Whether another request for pages of a write of the peer may be outstanding.
+    pub(crate) fn has_room_for_pull(&self) -> bool {
+        self.outstanding() < (self.capacity + PAGE_PULLS_MAX) as usize
+    }
+
+    fn outstanding(&self) -> usize {
+        self.slots.len() - self.free.len()
     }
 
     /// The number of held contents, if it is so large that no request of a step may be added, because its content might have to be
@@ -125,16 +134,16 @@ impl<L> Requests<L> {
         self.slots.len() - self.free.len()
     }
 
-    /// A new request, unless as many as agreed are outstanding.
+    /// A new request, for which there must be room. `None` if not even another pull may be outstanding.
     pub(crate) fn open(&mut self, step_key: Option<StepKey>) -> Option<RequestIndex> {
-        if !self.has_room() {
+        if !self.has_room_for_pull() {
             return None;
         }
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => self.grow()?,
         };
-        let outstanding = self.slots.len() - self.free.len();
+        let outstanding = self.outstanding();
         if outstanding == 1 {
             self.had_several = self.has_several;
         }
@@ -147,7 +156,8 @@ impl<L> Requests<L> {
     }
 
     fn grow(&mut self) -> Option<u32> {
-        let slot = u32::try_from(self.slots.len()).ok().filter(|&slot| slot < self.capacity)?;
+        let slot =
+            u32::try_from(self.slots.len()).ok().filter(|&slot| slot < self.capacity + PAGE_PULLS_MAX)?;
         self.slots.push(Slot { generation: 0, entry: None });
         // Reserves room for every slot in each queue, so that a drop need not allocate.
         let slots = self.slots.len();

@@ -22,6 +22,7 @@ impl<C: Channel> Response<C> {
         let destination = match checked {
             Ok(destination) => destination,
             Err(status) => {
+                drop(pages);
                 taken.dispose();
                 return self.refuse(status).await;
             }

@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use tensorwire_protocol::{
     Code, Destination, ErrorStatus, Message, MetaDataResponse, Metadata, Parameters, PeerMisbehaved,
-    RequestIndex, Status, TensorReRequest, TensorRequest, TransferError, Want,
+    RequestIndex, Status, TensorReRequest, TensorRequest, TransferError, Want, limits::PAGE_PULLS_MAX,
 };
 
 use super::rules::RULES;
@@ -202,7 +202,7 @@ fn d_duplicate_cancel() {
 #[test]
 fn d_flood_of_requests() {
     let mut lone = Lone::new(small());
-    let most = small().requests_max + 64;
+    let most = small().requests_max + PAGE_PULLS_MAX + 64;
     for index in 0..most {
         lone.request(request(index));
     }
@@ -216,7 +216,7 @@ fn d_flood_of_requests() {
 #[test]
 fn d_flood_of_cancels() {
     let mut lone = Lone::new(small());
-    let most = small().requests_max + 64;
+    let most = small().requests_max + PAGE_PULLS_MAX + 64;
     let mut last = Ok(None);
     for index in 0..=most {
         assert_eq!(last, Ok(None));

@@ -1,14 +1,18 @@
 //! Contents that consist of pages: one write, into the room that the request names.
 
+use std::num::NonZeroU64;
+
 use tensorwire_protocol::{
-    Destination, Metadata, Parameters, RequestIndex, Scope, TensorRequest, Validation, Want,
+    Code, Destination, Metadata, Parameters, RequestIndex, Scope, Status, TensorRequest, TransferError,
+    Validation, Want, limits::PAGE_PULLS_MAX,
 };
 
 use crate::support::{
+    STEP,
     Side::A,
     bytes_of,
     lone::Lone,
-    pair::{original, small},
+    pair::{Pair, original, settled, small},
 };
 
 const PAGES: Scope = Scope::Pages(None);
@@ -74,4 +78,51 @@ fn what_the_fabric_cannot_write_at_once_and_what_must_be_validated_is_refused() 
     assert!(!are_sent(&asked(small(), 5, request(&[bytes_of(40)], into(100)))));
     let validated = Parameters { validation: Validation::Xxh3, ..original() };
     assert!(!are_sent(&asked(validated, 3, request(&[bytes_of(24)], into(ROOM)))));
+}
+
+#[test]
+fn an_operation_that_stays_keeps_the_connection_from_being_retired() {
+    let lone = Lone::new(small());
+    let stays = [lone.connection.stay().unwrap(), lone.connection.stay().unwrap()];
+    for stay in stays {
+        assert!(!lone.connection.retire());
+        drop(stay);
+    }
+    assert!(lone.connection.retire());
+    assert!(lone.connection.stay().is_none());
+}
+
+#[test]
+fn a_pull_waits_for_no_other_receive_and_not_for_a_retired_connection() {
+    let write = Scope::Pages(Some(NonZeroU64::MIN));
+    let mut pair = Pair::new(Parameters { requests_max: 1, ..small() });
+    let _waits = [(); 3].map(|()| pair.receive(A, STEP, "later"));
+    pair.run();
+    let mut pull = |pair: &mut Pair| {
+        let handle = pair.receive(A, write, KEY);
+        pair.run();
+        // Refused, because nothing is known of it; but it was asked.
+        assert!(pair.b.source.refuse(write, KEY, Status::new(Code::NotFound, "gone")));
+        pair.run();
+        assert!(matches!(settled(&handle), Err(TransferError::Remote(_))));
+    };
+    pull(&mut pair);
+    let mut pair = Pair::new(small());
+    assert!(pair.a.connection.retire());
+    pull(&mut pair);
+    let other = pair.receive(A, PAGES, KEY);
+    pair.run();
+    assert!(matches!(settled(&other), Err(TransferError::PeerLost { .. })));
+}
+
+#[test]
+fn pulls_in_excess_are_refused_here() {
+    let write = Scope::Pages(Some(NonZeroU64::MIN));
+    let mut pair = Pair::new(Parameters { requests_max: 2, ..small() });
+    let _pulls: Vec<_> = (0..2 + PAGE_PULLS_MAX).map(|_| pair.receive(A, write, KEY)).collect();
+    pair.run();
+    let refused = pair.receive(A, write, KEY);
+    pair.run();
+    let is_refused = matches!(settled(&refused), Err(TransferError::Local(status)) if status.code == Code::ResourceExhausted);
+    assert!(is_refused && pair.b.misbehaviour.is_none());
 }

@@ -31,10 +31,10 @@ use tensorwire_fabric::{
 use tensorwire_memory::{Buf, BufMut};
 use tensorwire_protocol::{
     Agreed, Allocator, Checksums, Code, Connection, Metadata, ReceiveOptions, Received, ReceivedGuard, Rings,
-    Scope, Sharing, Status, TransferError, wire::control::Parameters,
+    Scope, Sharing, Status, TransferError, limits::PAGE_WRITES_MAX, wire::control::Parameters,
 };
 use tensorwire_testpoints::sync::Mutex;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, Semaphore, watch};
 use tracing::Instrument as _;
 
 use crate::{
@@ -47,6 +47,7 @@ use crate::{
         meter::{Meter, receive_span},
         peer_values::PeerValues,
         refusals::Refusals,
+        sent_pages::Held,
     },
     control::handshake::Introduction,
     error::{Lost, PeerLoss, Transfer, TransferName, WorkerError},
@@ -99,6 +100,10 @@ pub(crate) struct DataConnection {
     /// Whether it has ended. Locked while the steps are stored whose values may be lost.
     ended: watch::Sender<bool>,
     stall: Mutex<Stall>,
+    /// A turn for each write of pages that may be under way.
+    page_writes: Semaphore,
+    /// Pages of writes that are under way, although the connection is over. `None` once it is closed.
+    kept: Mutex<Option<Vec<Held>>>,
 }
 
 /// How long the peer's host has acknowledged nothing, although something waits for it.
@@ -144,6 +149,8 @@ impl DataConnection {
             retired_by_peer: watch::Sender::new(false),
             ended: watch::Sender::new(false),
             stall: Mutex::default(),
+            page_writes: Semaphore::new(PAGE_WRITES_MAX),
+            kept: Mutex::new(Some(Vec::new())),
         });
         // Set once, here.
         let _ = connection.values.connection.set(Arc::downgrade(&connection));
@@ -214,6 +221,7 @@ impl DataConnection {
             self.announcer.send_end(&why).await;
         }
         self.queue_pair.close().await;
+        self.release_kept();
         self.protocol.drain().into_iter().for_each(Lent::end_drained);
         self.allocator.enclosure.end();
     }

@@ -11,7 +11,8 @@ use std::{
 use tensorwire_fabric::RemoteRegion;
 use tensorwire_memory::{Buf, GrantEnd, copy::CopyReason};
 use tensorwire_protocol::{
-    Allocator, Code, DataType, Destination, Metadata, PageWrite, ReceiveOptions, Scope, Status, Take,
+    Allocator, Awaiting, Code, DataType, Destination, Metadata, PageWrite, ReceiveOptions, Scope, Status,
+    Stay, Take,
     limits::PAGES_PER_REQUEST_MAX,
     pages::{InvalidPages, PageMoves},
 };
@@ -20,8 +21,9 @@ use tensorwire_testpoints::sync::Mutex;
 use crate::{
     connection::{
         DataConnection,
+        fabric_channel::FabricChannel,
         peer_values::{PeerValues, Taken, Taking},
-        sent_pages::{Held, SentPages, of_pages},
+        sent_pages::{AnswerPages, Held, of_pages},
     },
     error::{Transfer, WorkerError},
     peer_memory::{
@@ -57,21 +59,30 @@ impl PeerValues {
                 CopyReason::Local,
             ))?));
         }
-        let held = Held::Exposed { _sending: arena.memory.send(), _token: arena.token() };
-        let pages = arena.memory.views(moves.as_slice().iter().map(|page| page.from))?;
-        Ok(Taken::Pages(SentPages::new(pages, &moves, held)))
+        let mut shared = arena.memory.share(moves.as_slice().iter().map(|page| page.from), arena.token())?;
+        let pages = shared.send();
+        self.answer(pages, &moves, Held::Exposed { _pages: shared })
+    }
+
+    fn answer(&self, pages: Vec<Buf>, moves: &PageMoves, held: Held) -> Result<Taken, Status> {
+        let connection = self.connection.get().cloned().unwrap_or_default();
+        AnswerPages::new(pages, moves, (held, connection)).map(Taken::Pages)
     }
 
     /// The pages that `key` names of a write of this worker.
     pub(super) fn pages_of_write(&self, number: NonZeroU64, key: &str) -> Result<Taken, Status> {
         let (_, moves) = split(key)?;
-        let write = self.values.arenas.write(number, &self.peer)?;
+        if moves.as_slice().is_empty() {
+            return Err(Status::new(Code::InvalidArgument, "a request for pages of a write names some"));
+        }
+        let mut write = self.values.arenas.take_write(number, &self.peer)?;
+        let views = write.send();
         let page = |page: u32| {
             let outside = || Status::new(Code::InvalidArgument, format!("the write has no page {page}"));
-            write.pages.get(page as usize).cloned().ok_or_else(outside)
+            views.get(page as usize).cloned().ok_or_else(outside)
         };
         let pages = moves.as_slice().iter().map(|moved| page(moved.from)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Taken::Pages(SentPages::new(pages, &moves, Held::Write { _write: write })))
+        self.answer(pages, &moves, Held::Write { _pages: write })
     }
 
     /// Requests the pages of a peer's write, and answers when they are there.
@@ -87,10 +98,12 @@ impl PeerValues {
                 let pages = arena.take(moves.as_slice()).await?;
                 let name = Transfer { peer: &peer, key: &key, step: None };
                 let scope = Scope::Pages(Some(write.number));
-                connection.pull_pages((&scope, &name), pages).await.map_err(as_status)?;
+                // Never alone: this runs in the connection's task.
+                let pulled = connection.pull_pages((&scope, &name), pages, Awaiting::Beside);
+                pulled.await.map_err(as_status)?;
             }
             if let Some(note) = write.note {
-                arena.deliver(Written { peer: peer.clone(), note }).await;
+                arena.deliver(Written { peer: peer.clone(), note }).await?;
             }
             Ok(Taken::Published(unnamed(Buf::empty())?))
         }))
@@ -143,12 +156,14 @@ impl DataConnection {
         &self,
         (scope, name): (&Scope, &Transfer<'_>),
         pages: TakenPages,
+        awaiting: Awaiting,
     ) -> Result<(), WorkerError> {
         let local = |status| WorkerError::Local { transfer: name.name(), status };
         let region = self.region_of(pages.arena()).map_err(local)?;
         self.allocator.confirm(region).await.map_err(local)?;
         let allocator = PageAllocator::new(region, pages);
-        self.received((scope, name), &allocator, &ReceiveOptions::default(), |received| match received.lent {
+        let options = ReceiveOptions { awaiting, ..ReceiveOptions::default() };
+        self.received((scope, name), &allocator, &options, |received| match received.lent {
             Some(Lent::Pages(granted)) => {
                 drop(granted.end(GrantEnd::Content));
                 Ok(())
@@ -158,8 +173,31 @@ impl DataConnection {
         .await
     }
 
+    /// Keeps the connection until a transfer of several requests has ended. `None` if it is retired.
+    pub(crate) fn stay(&self) -> Option<Stay<FabricChannel>> {
+        self.protocol.stay()
+    }
+
+    /// Drops `held` now, or, if the connection is over, once no write of it is under way.
+    pub(super) fn keep_until_closed(&self, held: Held) {
+        if self.protocol.failure().is_some() || self.is_over() {
+            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(kept) = &mut *kept {
+                return kept.push(held);
+            }
+        }
+        drop(held);
+    }
+
+    /// No write is under way any more.
+    pub(super) fn release_kept(&self) {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(kept);
+    }
+
     /// Asks the peer to request the pages of a write, and waits until they are there.
     pub(crate) async fn write_pages(&self, name: &Transfer<'_>, write: PageWrite) -> Result<(), WorkerError> {
+        let _turn = self.page_writes.acquire().await;
         let (scope, options) = (Scope::PageWrite(write), ReceiveOptions::default());
         self.receive(&scope, name, &options).await.map(drop)
     }

@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     connection::{
-        DataConnection, gathering::Gathering, meter::Meter, refusals::Refusals, sent_pages::SentPages,
+        DataConnection, gathering::Gathering, meter::Meter, refusals::Refusals, sent_pages::AnswerPages,
     },
     error::KeyEnd,
     values::{
@@ -322,7 +322,7 @@ pub(crate) enum Taken {
         _turn: OwnedSemaphorePermit,
     },
     /// Pages of an arena.
-    Pages(SentPages),
+    Pages(AnswerPages),
 }
 
 impl Taken {

@@ -1,31 +1,33 @@
 //! Pages of arenas that answer a peer's request.
 
-use std::sync::Arc;
+use std::sync::Weak;
 
 use tensorwire_memory::Buf;
-use tensorwire_protocol::{DataType, Metadata, Shape, pages::PageMoves};
+use tensorwire_protocol::{Code, DataType, Metadata, Shape, Status, pages::PageMoves};
 
 use crate::{
-    peer_memory::arena::{Sending, Token},
-    values::{arenas::PendingWrite, tensor::Tensor},
+    connection::DataConnection,
+    peer_memory::arena::SharedPages,
+    values::{arenas::Outgoing, tensor::Tensor},
 };
 
-/// Pages that are to be sent.
+/// Pages that answer a request.
 #[derive(Debug)]
-pub(crate) struct SentPages {
+pub(crate) struct AnswerPages {
     /// What is sent, without its bytes.
     pub(super) described: Tensor,
     /// Each with its place in the receiver's arena.
     pub(super) pages: Vec<(Buf, u64)>,
-    /// Held until the pages were written, and dropped after them.
-    _held: Held,
+    /// `None` once it is dropped.
+    held: Option<Held>,
+    connection: Weak<DataConnection>,
 }
 
-/// What must not end before pages were written.
+/// What must not end before the pages were written.
 #[derive(Debug)]
-pub(super) enum Held {
-    Exposed { _sending: Sending, _token: Token },
-    Write { _write: Arc<PendingWrite> },
+pub(crate) enum Held {
+    Exposed { _pages: SharedPages },
+    Write { _pages: Outgoing },
 }
 
 /// The metadata of so many pages together.
@@ -35,13 +37,37 @@ pub(super) fn of_pages(count: usize, page_bytes: usize) -> Metadata {
     Metadata::new(DataType::U8, shape).unwrap_or_else(|| Metadata::dead(DataType::U8, Shape::default()))
 }
 
-impl SentPages {
+impl AnswerPages {
     /// `pages`, each to the place that its move names.
-    pub(super) fn new(pages: Vec<Buf>, moves: &PageMoves, held: Held) -> Self {
+    ///
+    /// # Errors
+    /// INVALID_ARGUMENT for a place that no memory has.
+    pub(super) fn new(
+        pages: Vec<Buf>,
+        moves: &PageMoves,
+        (held, connection): (Held, Weak<DataConnection>),
+    ) -> Result<Self, Status> {
         let page_bytes = pages.first().map_or(0, |page| page.len());
         let described = of_pages(pages.len(), page_bytes);
-        let places = moves.as_slice().iter().map(|page| u64::from(page.to) * page_bytes as u64);
+        let place = |to: u32| {
+            let outside = || {
+                Status::new(Code::InvalidArgument, format!("no memory has a page {to} of {page_bytes} bytes"))
+            };
+            u64::from(to).checked_mul(page_bytes as u64).ok_or_else(outside)
+        };
+        let places = moves.as_slice().iter().map(|page| place(page.to)).collect::<Result<Vec<_>, _>>()?;
         let pages = pages.into_iter().zip(places).collect();
-        Self { described: Tensor::received(described, Buf::empty(), None), pages, _held: held }
+        let described = Tensor::received(described, Buf::empty(), None);
+        Ok(Self { described, pages, held: Some(held), connection })
+    }
+}
+
+impl Drop for AnswerPages {
+    fn drop(&mut self) {
+        self.pages.clear();
+        // A write that a lost connection has under way ends when the queue pair is closed.
+        if let (Some(connection), Some(held)) = (self.connection.upgrade(), self.held.take()) {
+            connection.keep_until_closed(held);
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    future::pending,
     sync::{Arc, Weak},
 };
 
@@ -10,6 +11,7 @@ use tokio::sync::{mpsc, watch};
 use super::{Arena, Written};
 use crate::{
     error::WorkerError,
+    peer_memory::arena::{Ended, begin},
     values::{SharedValues, arenas::ExposedArena, published::check_published},
     worker::Worker,
 };
@@ -34,7 +36,7 @@ impl Worker {
         if name.len() > NAME_BYTES_MAX {
             return Err(refused("a name of an arena has at most 256 bytes"));
         }
-        let (token, ended) = mpsc::channel(1);
+        let (token, ended) = begin();
         let (values, name) = (self.node.values().clone(), Arc::from(name));
         let exposed = values.arenas.expose(Arc::clone(&name), arena.memory.clone(), token);
         let (arena, notes) =
@@ -53,7 +55,7 @@ pub struct Exposed {
     arena: Option<Arc<ExposedArena>>,
     notes: mpsc::Receiver<Written>,
     /// Ends when no request has pages any more.
-    ended: mpsc::Receiver<()>,
+    ended: Ended,
 }
 
 impl fmt::Debug for Exposed {
@@ -64,16 +66,19 @@ impl fmt::Debug for Exposed {
 
 impl Exposed {
     /// The next note of a peer's write, whose pages are there. Up to 256 notes wait to be taken; a write whose note finds no room waits.
-    /// `None` is not returned while this exists.
     ///
     /// # Cancel safety
     /// Cancel-safe: a note is taken by the poll that returns it.
-    pub async fn next(&mut self) -> Option<Written> {
-        self.notes.recv().await
+    pub async fn next(&mut self) -> Written {
+        match self.notes.recv().await {
+            Some(written) => written,
+            // Not reached: the sender lives as long as the exposure.
+            None => pending().await,
+        }
     }
 
     /// Counts the writes that come with `note` from now on, instead of returning each from [`next`](Self::next). For pages that come in many
-    /// writes, in any order.
+    /// writes, in any order. A note that waits for room already is not counted.
     ///
     /// # Errors
     /// [`WorkerError::Config`] if they are counted already.
@@ -88,7 +93,7 @@ impl Exposed {
     }
 
     /// Ends the exposure, and waits until no peer has a page of it any more. From then on nothing of the arena moves. This takes no longer
-    /// than the transfers under way, and a lost peer's end with its connection.
+    /// than the transfers under way, and a lost peer's end with its connection. Notes that were not taken are dropped.
     ///
     /// # Cancel safety
     /// Further transfers are refused from the first poll on. If the future is dropped, those under way go on.
@@ -96,7 +101,7 @@ impl Exposed {
         self.hide();
         // Writes that wait for room for their notes go on.
         self.notes.close();
-        while self.ended.recv().await.is_some() {}
+        self.ended.wait().await;
     }
 
     fn hide(&mut self) {

@@ -127,7 +127,7 @@ impl Arena {
     /// # Errors
     /// [`PageError`]: there is no such page, or it is being written.
     pub fn page(&self, page: u32) -> Result<Buf, PageError> {
-        self.memory.views([page]).map(|mut views| views.pop().unwrap_or_else(Buf::empty))
+        self.memory.view(page)
     }
 
     /// A page for writing. Until that is dropped, nobody else can use the page.

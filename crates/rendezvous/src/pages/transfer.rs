@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    ops::Range,
     pin::{Pin, pin},
     sync::Arc,
     task::{Context, Poll, ready},
@@ -12,18 +13,17 @@ use futures::{StreamExt as _, TryStreamExt as _, future, stream};
 use tensorwire_fabric::BoxFuture;
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{
-    PageWrite, Scope,
+    Awaiting, PageWrite, Scope,
     limits::NAME_BYTES_MAX,
     pages::{PageMove, PageMoves},
 };
-use tokio::sync::mpsc;
 
 use super::{Arena, list::Pages, remote::RemoteArena};
 use crate::{
     connection::DataConnection,
     error::{Transfer as Named, WorkerError},
-    peer_memory::arena::{TakenPages, Token},
-    values::arenas::PendingWrite,
+    peer_memory::arena::{Ended, PageError, TakenPages, Token, begin},
+    values::arenas::{Outgoing, PendingWrite},
     worker::metrics::Timed,
 };
 
@@ -46,9 +46,10 @@ impl RemoteArena {
     /// Awaiting it returns [`WorkerError::Config`] for lists of different lengths, arenas with pages of different sizes, pages that an arena
     /// does not have, and pages of `into` that are in use; [`WorkerError::Remote`] with UNAVAILABLE if the peer writes one of its
     /// pages now, and with NOT_FOUND if the arena is exposed no more; [`WorkerError::Remote`] or [`WorkerError::Local`] with
-    /// FAILED_PRECONDITION if contents are validated, or a worker does not trust the other
+    /// FAILED_PRECONDITION if contents are validated, or the side that is written does not trust the other
     /// ([`Trust::Hostile`](crate::Trust::Hostile)); otherwise as a [`fetch`](crate::Peer::fetch). After an error some of the pages may have
-    /// been read.
+    /// been read, and the pages `at` may be in use until the peer has acknowledged that it writes them no more: [cancel](Transfer::cancel) the
+    /// transfer to wait for that.
     pub fn read(&self, pages: &Pages, into: &Arena, at: &Pages) -> Transfer {
         self.transfer(Local::Read { from: pages.clone(), into: into.clone() }, at)
     }
@@ -58,8 +59,8 @@ impl RemoteArena {
     /// `pages` can be read, and not written.
     ///
     /// # Errors
-    /// As [`read`](Self::read); UNAVAILABLE if the peer uses one of its pages. After an error some of the pages may have been
-    /// written.
+    /// As [`read`](Self::read); UNAVAILABLE if the peer's program uses one of its pages. Pages that another transfer has are waited for. After
+    /// an error some of the pages may have been written.
     pub fn write(&self, from: &Arena, pages: &Pages, at: &Pages) -> Transfer {
         self.transfer(Local::Write { from: from.clone(), pages: pages.clone() }, at)
     }
@@ -101,8 +102,8 @@ pub struct Transfer {
     plan: Plan,
     /// `None` before the first poll, and once the pages are there.
     run: Option<BoxFuture<'static, Result<(), WorkerError>>>,
-    /// Ends when the transfer has no page of this side any more. `None` before the first poll.
-    ended: Option<mpsc::Receiver<()>>,
+    /// When the transfer has no page of this side any more. `None` before the first poll.
+    ended: Option<Ended>,
 }
 
 impl fmt::Debug for Transfer {
@@ -133,14 +134,14 @@ impl Transfer {
     /// because it has answered or its connection is over; of a write that none of the pages is being sent. Then all pages of this side are
     /// free. A peer that does not answer is lost after [`liveness`](crate::WorkerBuilder::liveness), which ends this, too.
     ///
-    /// The peer's pages of a write are free as soon as it learns of this. Some of the pages may have been moved.
+    /// The peer's pages of a write are free a round trip later. Some of the pages may have been moved, and the note may have been delivered.
     ///
     /// # Cancel safety
     /// The transfer is given up at the first poll.
     pub async fn cancel(mut self) {
         self.run = None;
-        if let Some(mut ended) = self.ended.take() {
-            while ended.recv().await.is_some() {}
+        if let Some(ended) = &self.ended {
+            ended.wait().await;
         }
     }
 }
@@ -151,17 +152,14 @@ impl Future for Transfer {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         if this.ended.is_none() {
-            let (token, ended) = mpsc::channel(1);
-            this.run = Some(Box::pin(this.plan.clone().run(token)));
+            let (token, ended) = begin();
+            this.run = Some(Box::pin(this.plan.clone().run(token, ended.clone())));
             this.ended = Some(ended);
         }
-        if let Some(run) = &mut this.run {
-            let moved = ready!(run.as_mut().poll(context));
-            this.run = None;
-            moved?;
-        }
-        // The peer may be faster than the completion of the last write of its pages.
-        this.ended.as_mut().map_or(Poll::Ready(Ok(())), |ended| ended.poll_recv(context).map(|_| Ok(())))
+        let Some(run) = &mut this.run else { return Poll::Ready(Ok(())) };
+        let moved = ready!(run.as_mut().poll(context));
+        this.run = None;
+        Poll::Ready(moved)
     }
 }
 
@@ -170,6 +168,21 @@ impl Local {
         match self {
             Self::Read { from: pages, .. } | Self::Write { pages, .. } => pages.len(),
             Self::WriteBuffers(buffers) => buffers.len(),
+        }
+    }
+
+    /// Some of the pages that are written.
+    fn outgoing(&self, places: Range<usize>, token: Token) -> Result<Outgoing, PageError> {
+        match self {
+            Self::Write { from, pages } => {
+                let pages = pages.numbers().get(places).unwrap_or_default();
+                from.memory.share(pages.iter().copied(), token).map(Outgoing::OfArena)
+            }
+            Self::WriteBuffers(buffers) => {
+                let pages = buffers.get(places).unwrap_or_default().to_vec();
+                Ok(Outgoing::Buffers { pages, _token: token })
+            }
+            Self::Read { .. } => Ok(Outgoing::Buffers { pages: Vec::new(), _token: token }),
         }
     }
 
@@ -184,11 +197,17 @@ impl Local {
 }
 
 impl Plan {
-    async fn run(self, token: Token) -> Result<(), WorkerError> {
+    async fn run(self, token: Token, ended: Ended) -> Result<(), WorkerError> {
         self.check()?;
         let worker = self.remote.peer.worker.clone();
         let what = || format!("moving pages of {}", self.named(&self.remote.name));
-        let moved = worker.timed(Timed::Pages, self.limit, what, pin!(self.transfer(token))).await;
+        let moved = pin!(async {
+            self.transfer(token).await?;
+            // The peer may be faster than the completion of the last write of its pages.
+            ended.wait().await;
+            Ok(())
+        });
+        let moved = worker.timed(Timed::Pages, self.limit, what, moved).await;
         // Each request has a key with its pages, which is long.
         moved.map_err(|error| error.of(&self.remote.name))
     }
@@ -222,14 +241,16 @@ impl Plan {
 
     async fn transfer(&self, token: Token) -> Result<(), WorkerError> {
         let peer = &self.remote.peer;
-        let connection = peer.worker.node.connected(&peer.known).await?;
+        let (connection, _stay) = loop {
+            let connection = peer.worker.node.connected(&peer.known).await?;
+            // Retired a moment ago: another one is in use.
+            if let Some(stay) = connection.stay() {
+                break (connection, stay);
+            }
+        };
         match &self.local {
             Local::Read { from, into } => self.read(&connection, (from, into), token).await,
-            Local::Write { from, pages } => {
-                let pages = from.memory.views(pages.numbers().iter().copied())?;
-                self.write(&connection, pages, token).await
-            }
-            Local::WriteBuffers(pages) => self.write(&connection, pages.clone(), token).await,
+            Local::Write { .. } | Local::WriteBuffers(_) => self.write(&connection, token).await,
         }
     }
 
@@ -247,44 +268,44 @@ impl Plan {
             (moves, pages.split_first(count))
         });
         let reads: Vec<_> = reads.collect();
+        let awaiting = if reads.len() == 1 { Awaiting::Alone } else { Awaiting::Beside };
         let read = |(moves, pages): (PageMoves, TakenPages)| async move {
             let key = self.key(&moves);
-            connection.pull_pages((&Scope::Pages(None), &self.named(&key)), pages).await
+            connection.pull_pages((&Scope::Pages(None), &self.named(&key)), pages, awaiting).await
         };
         stream::iter(reads).map(read).buffer_unordered(REQUESTS).try_for_each(future::ok).await
     }
 
-    async fn write(
-        &self,
-        connection: &Arc<DataConnection>,
-        pages: Vec<Buf>,
-        token: Token,
-    ) -> Result<(), WorkerError> {
+    async fn write(&self, connection: &Arc<DataConnection>, token: Token) -> Result<(), WorkerError> {
         // The peer requests the pages of each write by their places in it.
         let requests = self.requests(connection, None)?;
-        let mut pages = pages.into_iter();
-        let of_request = |moves: PageMoves| {
-            let pages = pages.by_ref().take(moves.as_slice().len()).collect();
-            (moves, pages)
-        };
-        let mut writes: Vec<(PageMoves, Vec<Buf>)> = requests.into_iter().map(of_request).collect();
+        let mut first = 0;
+        let outgoing = requests.into_iter().map(|moves| {
+            let of_request = first..first + moves.as_slice().len();
+            first = of_request.end;
+            Ok((moves, self.local.outgoing(of_request, token.clone())?))
+        });
+        let mut writes = outgoing.collect::<Result<Vec<_>, PageError>>()?;
         // The note follows all pages.
-        let last = writes.pop();
-        let write = |(moves, pages)| self.write_some(connection, moves, (pages, None), token.clone());
+        let last = match writes.pop() {
+            Some(last) => last,
+            None => (PageMoves::default(), self.local.outgoing(0..0, token.clone())?),
+        };
+        drop(token);
+        let write = |(moves, pages)| self.write_some(connection, moves, (pages, None));
         stream::iter(writes).map(write).buffer_unordered(REQUESTS).try_for_each(future::ok).await?;
-        let (moves, of_request) = last.unwrap_or_else(|| (PageMoves::default(), Vec::new()));
-        self.write_some(connection, moves, (of_request, self.note), token.clone()).await
+        let (moves, pages) = last;
+        self.write_some(connection, moves, (pages, self.note)).await
     }
 
     async fn write_some(
         &self,
         connection: &Arc<DataConnection>,
         moves: PageMoves,
-        (pages, note): (Vec<Buf>, Option<u64>),
-        token: Token,
+        (pages, note): (Outgoing, Option<u64>),
     ) -> Result<(), WorkerError> {
         let peer = &self.remote.peer;
-        let pending = PendingWrite { peer: peer.name().to_owned(), pages, _token: token };
+        let pending = PendingWrite { peer: peer.name().to_owned(), pages };
         let offered = peer.worker.node.values().arenas.offer(pending);
         let key = self.key(&moves);
         connection.write_pages(&self.named(&key), PageWrite { number: offered.number, note }).await
@@ -301,8 +322,9 @@ impl Plan {
         let from_numbers = from.map_or(&[][..], Pages::numbers);
         let largest = from_numbers.iter().chain(self.to.numbers()).max();
         let digits = largest.map_or(1, |page| page.checked_ilog10().unwrap_or(0) as usize + 1);
-        let most = connection.pages_per_request(self.remote.page_bytes()).min(room / (2 * digits + 2));
-        let places = self.to.numbers().chunks(most.max(1)).enumerate();
+        let by_length = room / (2 * digits + 2);
+        let most = connection.pages_per_request(self.remote.page_bytes()).min(by_length).max(1);
+        let places = self.to.numbers().chunks(most).enumerate();
         let request = |(number, to): (usize, &[u32])| {
             let moves = to.iter().enumerate().map(|(place, &to)| {
                 let page = from_numbers.get(number * most + place).copied();

@@ -2,16 +2,14 @@
 
 use std::{
     fmt, mem,
-    sync::{
-        Arc, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    pin::pin,
+    sync::{Arc, MutexGuard, PoisonError, Weak},
 };
 
 use tensorwire_memory::{Block, Buf, BufMut, GrantEnd, Granted};
 use tensorwire_protocol::{Code, Status};
 use tensorwire_testpoints::sync::Mutex;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 
 /// Why a page cannot be used now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -43,8 +41,52 @@ impl From<PageError> for Status {
     }
 }
 
-/// Part of something that ends when all of its tokens are dropped.
-pub(crate) type Token = mpsc::Sender<()>;
+/// Part of an operation, which has ended when all of its tokens are dropped.
+#[derive(Debug, Clone)]
+pub(crate) struct Token {
+    /// Only held: it is counted.
+    _of: Arc<Operation>,
+}
+
+#[derive(Debug)]
+struct Operation {
+    ended: Arc<Notify>,
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        self.ended.notify_waiters();
+    }
+}
+
+/// Tells when an operation has ended.
+#[derive(Debug, Clone)]
+pub(crate) struct Ended {
+    operation: Weak<Operation>,
+    notify: Arc<Notify>,
+}
+
+/// The first token of an operation.
+pub(crate) fn begin() -> (Token, Ended) {
+    let notify = Arc::new(Notify::new());
+    let operation = Arc::new(Operation { ended: notify.clone() });
+    let ended = Ended { operation: Arc::downgrade(&operation), notify };
+    (Token { _of: operation }, ended)
+}
+
+impl Ended {
+    /// Waits until the operation has ended.
+    pub(crate) async fn wait(&self) {
+        loop {
+            let mut ended = pin!(self.notify.notified());
+            ended.as_mut().enable();
+            if self.operation.strong_count() == 0 {
+                return;
+            }
+            ended.await;
+        }
+    }
+}
 
 /// The memory of an arena.
 pub(crate) struct ArenaMemory {
@@ -52,12 +94,17 @@ pub(crate) struct ArenaMemory {
     /// First byte inside the block.
     pub(crate) offset: u64,
     pub(crate) page_bytes: usize,
-    /// The pages. `None` while one is written.
-    pages: Mutex<Vec<Option<Buf>>>,
-    /// How many answers to peers are being sent from it.
-    sending: AtomicUsize,
-    /// Notified when one of them is sent.
-    pub(crate) sent: Notify,
+    pages: Mutex<Vec<Page>>,
+    /// Notified when a transfer has ended that had pages of it.
+    pub(crate) freed: Notify,
+}
+
+#[derive(Debug)]
+struct Page {
+    /// `None` while it is written.
+    buffer: Option<Buf>,
+    /// How many transfers are writing or sending it. Those end without the program's doing.
+    transfers: u32,
 }
 
 impl fmt::Debug for ArenaMemory {
@@ -65,7 +112,7 @@ impl fmt::Debug for ArenaMemory {
         f.debug_struct("ArenaMemory")
             .field("pages", &self.count())
             .field("page_bytes", &self.page_bytes)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 
@@ -75,14 +122,14 @@ impl ArenaMemory {
         let block = memory.block()?.clone();
         let cuts: Vec<_> = (page_bytes..memory.len()).step_by(page_bytes).collect();
         let (_, pages) = memory.divide(&cuts)?;
-        let pages: Vec<_> = pages.into_iter().map(|page| Some(page.freeze())).collect();
-        let offset = pages.first()?.as_ref()?.offset() as u64;
-        let pages = Mutex::new(pages);
-        Some(Self { block, offset, page_bytes, pages, sending: AtomicUsize::new(0), sent: Notify::new() })
+        let page = |page: BufMut| Page { buffer: Some(page.freeze()), transfers: 0 };
+        let pages: Vec<_> = pages.into_iter().map(page).collect();
+        let offset = pages.first()?.buffer.as_ref()?.offset() as u64;
+        Some(Self { block, offset, page_bytes, pages: Mutex::new(pages), freed: Notify::new() })
     }
 
     pub(crate) fn count(&self) -> u32 {
-        u32::try_from(self.lock().len()).unwrap_or(u32::MAX)
+        count_of(&self.lock())
     }
 
     /// Bytes of all pages.
@@ -90,32 +137,36 @@ impl ArenaMemory {
         u64::from(self.count()) * self.page_bytes as u64
     }
 
-    /// Views of these pages, all or none.
+    /// A view of a page.
     ///
     /// # Errors
     /// [`PageError`].
-    pub(crate) fn views(&self, pages: impl IntoIterator<Item = u32>) -> Result<Vec<Buf>, PageError> {
+    pub(crate) fn view(&self, page: u32) -> Result<Buf, PageError> {
+        view_of(&self.lock(), page)
+    }
+
+    /// Views of these pages, which are to be [sent](SharedPages::send), all or none.
+    ///
+    /// # Errors
+    /// [`PageError`].
+    pub(crate) fn share(
+        self: &Arc<Self>,
+        pages: impl IntoIterator<Item = u32>,
+        token: Token,
+    ) -> Result<SharedPages, PageError> {
         let known = self.lock();
-        let count = u32::try_from(known.len()).unwrap_or(u32::MAX);
-        let view = |page: u32| {
-            let known = known.get(page as usize).ok_or(PageError::Outside { page, count })?;
-            known.clone().ok_or(PageError::Busy { page })
-        };
-        pages.into_iter().map(view).collect()
+        let views = pages.into_iter().map(|page| Ok((page, view_of(&known, page)?)));
+        let pages: Vec<_> = views.collect::<Result<_, PageError>>()?;
+        drop(known);
+        Ok(SharedPages { arena: self.clone(), pages, are_sent: false, _token: token })
     }
 
-    /// Whether pages of it are being sent.
-    pub(crate) fn is_sending(&self) -> bool {
-        self.sending.load(Ordering::Acquire) > 0
+    /// Whether transfers are writing or sending this page.
+    pub(crate) fn is_moved(&self, page: u32) -> bool {
+        self.lock().get(page as usize).is_some_and(|page| page.transfers > 0)
     }
 
-    /// Notes that pages of it are being sent, until the returned value is dropped. That is done after the last view of them.
-    pub(crate) fn send(self: &Arc<Self>) -> Sending {
-        self.sending.fetch_add(1, Ordering::AcqRel);
-        Sending(self.clone())
-    }
-
-    /// Takes these pages out, to be written, all or none.
+    /// Takes these pages out, to be written, all or none. With a token it is a transfer that writes them.
     ///
     /// # Errors
     /// [`PageError`].
@@ -124,51 +175,102 @@ impl ArenaMemory {
         pages: impl IntoIterator<Item = u32>,
         token: Option<Token>,
     ) -> Result<TakenPages, PageError> {
-        let mut taken = TakenPages { arena: self.clone(), pages: Vec::new(), token };
-        let failed = {
-            let mut known = self.lock();
-            pages.into_iter().find_map(|page| match take_one(&mut known, page) {
-                Ok(buffer) => {
-                    taken.pages.push((page, buffer));
-                    None
-                }
-                Err(error) => Some(error),
-            })
-        };
-        // Without the lock, because `taken` gives pages back.
-        failed.map_or(Ok(taken), Err)
-    }
-
-    fn put_back(&self, page: u32, buffer: BufMut) {
         let mut known = self.lock();
-        if let Some(known) = known.get_mut(page as usize) {
-            *known = Some(buffer.freeze());
+        let mut taken = Vec::new();
+        for page in pages {
+            match take_one(&mut known, page) {
+                Ok(buffer) => taken.push((page, buffer)),
+                Err(error) => {
+                    // Under the same lock, so that nobody finds them taken.
+                    taken.into_iter().for_each(|(page, buffer)| put_back(&mut known, page, buffer));
+                    return Err(error);
+                }
+            }
         }
+        if token.is_some() {
+            count_transfer(&mut known, taken.iter().map(|(page, _)| *page));
+        }
+        drop(known);
+        Ok(TakenPages { arena: self.clone(), pages: taken, token })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Option<Buf>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<Page>> {
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn take_one(known: &mut [Option<Buf>], page: u32) -> Result<BufMut, PageError> {
-    let count = u32::try_from(known.len()).unwrap_or(u32::MAX);
+fn count_of(known: &[Page]) -> u32 {
+    u32::try_from(known.len()).unwrap_or(u32::MAX)
+}
+
+fn view_of(known: &[Page], page: u32) -> Result<Buf, PageError> {
+    let count = count_of(known);
+    let known = known.get(page as usize).ok_or(PageError::Outside { page, count })?;
+    known.buffer.clone().ok_or(PageError::Busy { page })
+}
+
+fn take_one(known: &mut [Page], page: u32) -> Result<BufMut, PageError> {
+    let count = count_of(known);
     let known = known.get_mut(page as usize).ok_or(PageError::Outside { page, count })?;
-    let buffer = known.take().ok_or(PageError::Busy { page })?;
+    let buffer = known.buffer.take().ok_or(PageError::Busy { page })?;
     buffer.try_into_mut().map_err(|buffer| {
-        *known = Some(buffer);
+        known.buffer = Some(buffer);
         PageError::Busy { page }
     })
 }
 
-/// Pages are being sent from an arena.
-#[derive(Debug)]
-pub(crate) struct Sending(Arc<ArenaMemory>);
+fn count_transfer(known: &mut [Page], pages: impl Iterator<Item = u32>) {
+    for page in pages {
+        if let Some(page) = known.get_mut(page as usize) {
+            page.transfers += 1;
+        }
+    }
+}
 
-impl Drop for Sending {
+fn end_transfer(known: &mut [Page], page: u32) {
+    if let Some(page) = known.get_mut(page as usize) {
+        page.transfers -= 1;
+    }
+}
+
+fn put_back(known: &mut [Page], page: u32, buffer: BufMut) {
+    if let Some(known) = known.get_mut(page as usize) {
+        known.buffer = Some(buffer.freeze());
+    }
+}
+
+/// Views of pages that are to be sent.
+#[derive(Debug)]
+pub(crate) struct SharedPages {
+    arena: Arc<ArenaMemory>,
+    pages: Vec<(u32, Buf)>,
+    are_sent: bool,
+    _token: Token,
+}
+
+impl SharedPages {
+    /// Sends them from now on, until this is dropped. Returns the views, in the order in which the pages were named.
+    pub(crate) fn send(&mut self) -> Vec<Buf> {
+        if !self.are_sent {
+            count_transfer(&mut self.arena.lock(), self.pages.iter().map(|(page, _)| *page));
+            self.are_sent = true;
+        }
+        self.pages.iter().map(|(_, view)| view.clone()).collect()
+    }
+}
+
+impl Drop for SharedPages {
     fn drop(&mut self) {
-        self.0.sending.fetch_sub(1, Ordering::AcqRel);
-        self.0.sent.notify_waiters();
+        let mut known = self.arena.lock();
+        for (page, view) in self.pages.drain(..) {
+            // Not the last handle: the arena has another.
+            drop(view);
+            if self.are_sent {
+                end_transfer(&mut known, page);
+            }
+        }
+        drop(known);
+        self.arena.freed.notify_waiters();
     }
 }
 
@@ -216,9 +318,16 @@ impl TakenPages {
 
 impl Drop for TakenPages {
     fn drop(&mut self) {
+        let is_transfer = self.token.is_some();
+        let mut known = self.arena.lock();
         for (page, buffer) in self.pages.drain(..) {
-            self.arena.put_back(page, buffer);
+            put_back(&mut known, page, buffer);
+            if is_transfer {
+                end_transfer(&mut known, page);
+            }
         }
+        drop(known);
+        self.arena.freed.notify_waiters();
     }
 }
 
@@ -258,21 +367,26 @@ mod tests {
     #[test]
     fn a_page_has_readers_or_one_writer() {
         let arena = arena();
-        let views = arena.views([0, 1]).unwrap();
+        let (token, _) = begin();
+        let mut views = arena.share([0, 1], token).unwrap();
+        assert!(!arena.is_moved(1));
+        drop(views.send());
+        assert!(arena.is_moved(1) && !arena.is_moved(2));
         assert_eq!(arena.take([2, 1], None).unwrap_err(), PageError::Busy { page: 1 });
         // Page 2 was given back.
         let mut taken = arena.take([3, 2], None).unwrap();
-        assert_eq!(arena.views([0, 2]).unwrap_err(), PageError::Busy { page: 2 });
+        assert_eq!(arena.view(2).unwrap_err(), PageError::Busy { page: 2 });
         assert_eq!(arena.take([0, 0], None).unwrap_err(), PageError::Busy { page: 0 });
         drop(views);
+        assert!(!arena.is_moved(1) && !arena.is_moved(2));
         taken.pages.iter_mut().for_each(|(_, page)| page.fill(7));
         let first = taken.split_first(1);
         drop(taken);
-        assert_eq!(arena.views([3]).unwrap_err(), PageError::Busy { page: 3 });
+        assert_eq!(arena.view(3).unwrap_err(), PageError::Busy { page: 3 });
         drop(first);
-        assert!(arena.views([2, 3]).unwrap().iter().all(|page| page[..] == [7; 64]));
+        assert!([2, 3].map(|page| arena.view(page).unwrap()).iter().all(|page| page[..] == [7; 64]));
         assert_eq!(arena.take([1, 4], None).unwrap_err(), PageError::Outside { page: 4, count: 4 });
-        assert_eq!(arena.views([4]).unwrap_err(), PageError::Outside { page: 4, count: 4 });
+        assert_eq!(arena.view(4).unwrap_err(), PageError::Outside { page: 4, count: 4 });
         assert!(arena.take(0..4, None).is_ok());
     }
 
@@ -282,6 +396,6 @@ mod tests {
         let granted = arena.take([0, 1], None).unwrap().grant();
         drop(granted.end(GrantEnd::Content));
         drop(arena.take([0, 1], None).unwrap().grant());
-        assert_eq!(arena.views([1]).unwrap_err(), PageError::Busy { page: 1 });
+        assert_eq!(arena.view(1).unwrap_err(), PageError::Busy { page: 1 });
     }
 }

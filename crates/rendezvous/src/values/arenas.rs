@@ -10,12 +10,13 @@ use std::{
     },
 };
 
+use futures::FutureExt as _;
 use tensorwire_memory::Buf;
 use tensorwire_protocol::{Code, Status, pages::PageMove};
 use tensorwire_testpoints::sync::Mutex;
 use tokio::sync::{mpsc, watch};
 
-use crate::peer_memory::arena::{ArenaMemory, PageError, TakenPages, Token};
+use crate::peer_memory::arena::{ArenaMemory, PageError, SharedPages, TakenPages, Token};
 
 /// How many notes of one arena wait for the program. A write whose note finds no room waits.
 const NOTES_MAX: usize = 256;
@@ -34,7 +35,7 @@ pub struct Written {
 #[derive(Debug, Default)]
 pub(crate) struct Arenas {
     exposed: Mutex<BTreeMap<Arc<str>, Arc<ExposedArena>>>,
-    writes: Mutex<BTreeMap<NonZeroU64, Arc<PendingWrite>>>,
+    writes: Mutex<BTreeMap<NonZeroU64, PendingWrite>>,
     latest: AtomicU64,
 }
 
@@ -50,8 +51,8 @@ pub(crate) struct ExposedArena {
 }
 
 impl ExposedArena {
-    /// Takes pages out for a peer's write. Waits for those that are being sent: a peer that has them already may be faster than their
-    /// completions.
+    /// Takes pages out for a peer's write. Waits for pages that other transfers have: a peer may be faster than the completion of its read, or
+    /// than the acknowledgement of its cancelled write.
     ///
     /// # Errors
     /// As [`ArenaMemory::take`].
@@ -60,12 +61,12 @@ impl ExposedArena {
     /// Cancel-safe.
     pub(crate) async fn take(&self, pages: &[PageMove]) -> Result<TakenPages, PageError> {
         loop {
-            let mut sent = pin!(self.memory.sent.notified());
-            sent.as_mut().enable();
-            // Asked before: what is sent meanwhile wakes this task.
-            let is_sending = self.memory.is_sending();
+            let mut freed = pin!(self.memory.freed.notified());
+            freed.as_mut().enable();
             match self.memory.take(pages.iter().map(|page| page.to), Some(self.token())) {
-                Err(PageError::Busy { .. }) if is_sending => sent.await,
+                Err(PageError::Busy { page }) if self.memory.is_moved(page) => freed.await,
+                // Freed since `take`.
+                Err(PageError::Busy { .. }) if freed.as_mut().now_or_never().is_some() => {}
                 taken => return taken,
             }
         }
@@ -79,16 +80,20 @@ impl ExposedArena {
     ///
     /// # Cancel safety
     /// A note is passed on in the poll that returns, or not at all.
-    pub(crate) async fn deliver(&self, written: Written) {
+    ///
+    /// # Errors
+    /// CANCELLED: the arena is exposed no more.
+    pub(crate) async fn deliver(&self, written: Written) -> Result<(), Status> {
         {
             let counts = self.counts();
             if let Some(count) = counts.get(&written.note) {
                 count.send_modify(|count| *count += 1);
-                return;
+                return Ok(());
             }
         }
-        // The program that does not read notes any more has no use for this one.
-        let _ = self.notes.send(written).await;
+        let ended =
+            |_| Status::new(Code::Cancelled, "the arena is exposed no more, so nobody reads the note");
+        self.notes.send(written).await.map_err(ended)
     }
 
     /// Counts the writes with this note from now on. `None` if they are counted already.
@@ -114,8 +119,24 @@ impl ExposedArena {
 pub(crate) struct PendingWrite {
     /// The only worker that may request them.
     pub(crate) peer: String,
-    pub(crate) pages: Vec<Buf>,
-    pub(crate) _token: Token,
+    pub(crate) pages: Outgoing,
+}
+
+/// The pages of a write.
+#[derive(Debug)]
+pub(crate) enum Outgoing {
+    OfArena(SharedPages),
+    Buffers { pages: Vec<Buf>, _token: Token },
+}
+
+impl Outgoing {
+    /// Sends them from now on, until this is dropped.
+    pub(crate) fn send(&mut self) -> Vec<Buf> {
+        match self {
+            Self::OfArena(pages) => pages.send(),
+            Self::Buffers { pages, .. } => pages.clone(),
+        }
+    }
 }
 
 /// Lets the peer request the pages of a write while it lives.
@@ -165,24 +186,28 @@ impl Arenas {
     /// Lets a peer request the pages of a write.
     pub(crate) fn offer(&self, write: PendingWrite) -> OfferedWrite<'_> {
         let number = NonZeroU64::MIN.saturating_add(self.latest.fetch_add(1, Ordering::Relaxed));
-        self.writes().insert(number, Arc::new(write));
+        self.writes().insert(number, write);
         OfferedWrite { arenas: self, number }
     }
 
-    /// The write that `peer` asks for.
+    /// Takes the pages of the write that `peer` asks for, which it does once.
     ///
     /// # Errors
     /// NOT_FOUND.
-    pub(crate) fn write(&self, number: NonZeroU64, peer: &str) -> Result<Arc<PendingWrite>, Status> {
-        let found = self.writes().get(&number).filter(|write| write.peer == peer).cloned();
-        found.ok_or_else(|| Status::new(Code::NotFound, "the write has ended"))
+    pub(crate) fn take_write(&self, number: NonZeroU64, peer: &str) -> Result<Outgoing, Status> {
+        let found = match self.writes().entry(number) {
+            Entry::Occupied(write) if write.get().peer == peer => Some(write.remove().pages),
+            _ => None,
+        };
+        let gone = || Status::new(Code::NotFound, "the write has ended, or its pages were requested before");
+        found.ok_or_else(gone)
     }
 
     fn exposed(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Arc<ExposedArena>>> {
         self.exposed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn writes(&self) -> MutexGuard<'_, BTreeMap<NonZeroU64, Arc<PendingWrite>>> {
+    fn writes(&self) -> MutexGuard<'_, BTreeMap<NonZeroU64, PendingWrite>> {
         self.writes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
