@@ -34,6 +34,7 @@ mod misdirected;
 mod notes;
 mod original;
 mod outage;
+mod pages;
 mod pieces;
 #[cfg(feature = "planted-bugs")]
 mod planted;

@@ -22,6 +22,7 @@ use tensorwire_testpoints::plant;
 use crate::{
     cluster::run_seed,
     figures::{any_number, number, threads},
+    pages,
     points::{Point, in_source},
     subscriptions,
 };
@@ -49,7 +50,12 @@ fn found(point: &Point, from: u64, seeds: u64) -> Option<(u64, Box<Failure>)> {
     let name: &'static str = point.name.clone().leak();
     let run = |seed| {
         let _planted = plant(name);
-        if point.is_of_subscriptions() { subscriptions::run_seed(seed).err() } else { run_seed(seed).err() }
+        let scenario = match point {
+            _ if point.is_of_subscriptions() => subscriptions::run_seed(seed).map(drop),
+            _ if point.is_of_pages() => pages::run_seed(seed).map(drop),
+            _ => run_seed(seed).map(drop),
+        };
+        scenario.err()
     };
     let (seed, failure) = (from..from.saturating_add(seeds)).find_map(|seed| Some((seed, run(seed)?)))?;
     let again = run(seed).expect("the seed finds it again");

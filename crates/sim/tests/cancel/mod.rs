@@ -11,6 +11,7 @@ use crate::common;
 mod groups;
 mod local;
 mod operations;
+mod pages;
 mod queue_pairs;
 mod subscriptions;
 mod workers;

@@ -6,7 +6,7 @@ use std::{
     path::Path,
 };
 
-use super::{groups, local, queue_pairs, subscriptions, workers};
+use super::{groups, local, pages, queue_pairs, subscriptions, workers};
 
 /// Packages whose public operations users call.
 const PACKAGES: [&str; 8] = [
@@ -21,7 +21,7 @@ const PACKAGES: [&str; 8] = [
 ];
 
 /// Types that are awaited.
-const AWAITED: [&str; 14] = [
+const AWAITED: [&str; 15] = [
     "Operation",
     "NextArrival",
     "Alloc",
@@ -36,6 +36,8 @@ const AWAITED: [&str; 14] = [
     "Collective<",
     "Reducing<",
     "ReducingTensors",
+    // Not `TransferError`.
+    " Transfer ",
 ];
 
 fn files(folder: &Path, found: &mut Vec<String>) {
@@ -118,6 +120,7 @@ fn every_public_operation_is_cancelled_somewhere() {
         .into_iter()
         .chain(queue_pairs::CASES)
         .chain(local::CASES)
+        .chain(pages::CASES)
         .chain(subscriptions::CASES)
         .chain(groups::cases())
         .collect();

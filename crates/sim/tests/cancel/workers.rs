@@ -77,7 +77,7 @@ pub(super) struct Two {
     client_node: Node,
     pub(super) handle: Handle,
     pub(super) server: Worker,
-    client: Worker,
+    pub(super) client: Worker,
     pub(super) peer: Peer,
 }
 

@@ -11,7 +11,7 @@ use tensorwire_protocol::{
 };
 use tensorwire_sim::Rng;
 
-use super::{line::Line, memory_of::range_of, subscribing};
+use super::{line::Line, memory_of::range_of, paging, subscribing};
 
 /// Bytes with their metadata.
 pub(super) fn value_of(length: usize, rng: &mut Rng) -> (Metadata, Vec<u8>) {
@@ -145,6 +145,9 @@ fn answer_some_time(line: &Arc<Line>, request: &TensorRequest, rng: &mut Rng) {
 fn answer(line: &Line, request: &TensorRequest, rng: &mut Rng) {
     if matches!(request.want, Want::Each(_)) && rng.chance(5, 6) {
         return subscribing::answer(line, request.index, rng);
+    }
+    if rng.chance(5, 6) && paging::answer(line, request, rng) {
+        return;
     }
     if rng.chance(1, 2) {
         return answer_well(line, request);

@@ -1,11 +1,11 @@
 //! What a rogue does on its own initiative, over its data connections.
 
-use std::{num::NonZeroU64, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use tensorwire_fabric::{RegionGeneration, RegionId, RemoteRange};
 use tensorwire_protocol::{
-    Code, Destination, ErrorStatus, Message, Note, PageWrite, RequestIndex, ResultSlot, Scope, Status,
-    StepId, TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
+    Code, Destination, ErrorStatus, Message, Note, RequestIndex, ResultSlot, Scope, Status, StepId,
+    TensorReRequest, TensorRequest, VersionNotice, Want, Wanted,
     credit::{Answer, Ask, Counts},
     limits::NOTES_UNTAKEN_MAX,
     names::NameForm,
@@ -17,6 +17,7 @@ use super::{
     answers, frames,
     line::{ACKNOWLEDGEMENT, Line, MESSAGE},
     memory_of::{range_of, region_of},
+    paging,
     rogue::Talk,
     stage::{NOTES, device, rogue_device},
     subscribing,
@@ -110,12 +111,10 @@ fn request(line: &Line, rng: &mut Rng) -> TensorRequest {
             format!("{from};0;{to};edge;0:0")
         }
     };
-    let scope = match rng.below(7) {
+    let scope = match rng.below(5) {
         0 => Scope::Step(StepId(rng.pick([0, 500, 1500, -1, i64::MAX]))),
         1 => Scope::Versioned(Wanted::Now),
         2 => Scope::Versioned(Wanted::NewerThan { incarnation: 0, version: rng.next_u64() }),
-        3 => Scope::Pages(NonZeroU64::new(rng.below(3) as u64)),
-        4 => Scope::PageWrite(PageWrite { number: NonZeroU64::MIN, note: rng.chance(1, 2).then_some(7) }),
         _ => Scope::Published,
     };
     let want = match rng.below(4) {
@@ -124,13 +123,14 @@ fn request(line: &Line, rng: &mut Rng) -> TensorRequest {
         _ => Want::Write(destination(line, rng)),
     };
     let known = (0..rng.below(5)).map(|_| Line::value(rng).0).collect::<Vec<_>>();
-    TensorRequest {
+    let request = TensorRequest {
         index: RequestIndex(line.next_index()),
         scope,
         key: key.into(),
         known: known.into(),
         want,
-    }
+    };
+    if rng.chance(1, 4) { paging::request(line, request, rng) } else { request }
 }
 
 /// Requests a value of the honest worker, and continues the exchange in any way.

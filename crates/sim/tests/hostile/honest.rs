@@ -1,15 +1,24 @@
 //! Honest workers: their operations with each other must succeed, and those with rogues must end.
 
-use std::{slice, time::Duration};
+use std::{
+    slice,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use futures::{FutureExt as _, future::BoxFuture};
 use tensorwire_fabric::{Runtime, timeout};
 use tensorwire_memory::{BufMut, MemoryError};
 use tensorwire_protocol::DataType;
-use tensorwire_rendezvous::{ClusterSpec, Notes, Sharing, Tensor, Trust, Worker, WorkerError};
+use tensorwire_rendezvous::{
+    ClusterSpec, Notes, Sharing, Tensor, Trust, Worker, WorkerError,
+    pages::{Arena, Exposed},
+};
 use tensorwire_sim::{Holdings, Node, OperationResult, Rng, Violation};
 
-use super::stage::{LIMIT, NOTES, Stage, address, device, name, rogue_address, rogue_device, rogue_name};
+use super::stage::{
+    LIMIT, NOTES, PAGE_BYTES, PAGES, Stage, address, device, name, rogue_address, rogue_device, rogue_name,
+};
 
 use crate::common::builder;
 use crate::join_all::join_all;
@@ -27,7 +36,9 @@ pub(super) struct Honest {
     pub(super) index: usize,
     pub(super) node: Node,
     pub(super) worker: Worker,
-    stage: Stage,
+    /// What rogues may read and write, until the worker ends.
+    exposed: Arc<Mutex<Option<(Arena, Exposed)>>>,
+    pub(super) stage: Stage,
 }
 
 impl Honest {
@@ -66,7 +77,10 @@ impl Honest {
             })
             .trust(trust);
         let worker = node.run("start", builder.start()).await.unwrap().unwrap();
-        let honest = Self { index, node, worker, stage: stage.clone() };
+        let arena = worker.arena(PAGES, PAGE_BYTES).await.unwrap();
+        let exposed = worker.expose("kv", &arena).unwrap();
+        let exposed = Arc::new(Mutex::new(Some((arena, exposed))));
+        let honest = Self { index, node, worker, exposed, stage: stage.clone() };
         for which in 0..NAMES {
             honest.publish(which, 64).await;
         }
@@ -140,7 +154,7 @@ impl Honest {
     }
 
     /// An operation with a rogue, which must end in time, with any result.
-    async fn with_rogue<T>(
+    pub(super) async fn with_rogue<T>(
         &self,
         rogue: usize,
         what: String,
@@ -168,7 +182,7 @@ impl Honest {
         self.node.run("job", job(self.clone(), Rng::new(rng.next_u64())))
     }
 
-    async fn pause(&self, rng: &mut Rng, longest: Duration) {
+    pub(super) async fn pause(&self, rng: &mut Rng, longest: Duration) {
         let moment = rng.duration(longest);
         self.node.runtime().sleep(moment).await;
     }
@@ -336,6 +350,12 @@ impl Honest {
         let worker = self.worker.clone();
         self.node.run("shutdown", async move { worker.shutdown().await }).await.unwrap();
         self.stage.handle.runtime().sleep(Duration::from_secs(2)).await;
+        let (arena, exposed) = self.exposed.lock().unwrap().take().unwrap();
+        if (0..PAGES).any(|page| arena.page_mut(page).is_err()) {
+            let text = format!("worker {} ended with pages in use", self.index);
+            self.stage.handle.fail(Violation::Scenario(format!("S4: {text}")));
+        }
+        drop((arena, exposed));
         let (receive, source) = (self.worker.receive_memory(), self.worker.pool().stats());
         let left = [receive.used_bytes, receive.leaked_bytes, source.leaked_bytes, source.retired_bytes];
         if left != [0; 4] {
@@ -378,6 +398,7 @@ pub(super) async fn round(stage: &Stage, members: &[Honest], round: i64, with_ro
             }
             jobs.push(member.spawn(rng, move |member, rng| member.sends_to_rogue(rogue, step, rng)));
             jobs.push(member.spawn(rng, move |member, rng| member.has_notes_of(rogue, rng)));
+            jobs.push(member.spawn(rng, move |member, rng| member.moves_pages(rogue, rng)));
         }
     }
     join_all(jobs).await;

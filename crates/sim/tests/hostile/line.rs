@@ -20,7 +20,9 @@ use tensorwire_sim::Rng;
 use super::{
     answers,
     memory_of::{range_of, region_of},
+    paging,
     rogue::{Rogue, Talk},
+    stage::PAGE_BYTES,
 };
 
 pub(super) const MESSAGE: Immediate = Immediate(MESSAGE_IMMEDIATE);
@@ -328,6 +330,11 @@ impl Line {
 
     fn note(&self, request: TensorRequest, destination: Option<Destination>) {
         self.note_destination(destination);
+        // Each page is a grant of its own.
+        if let Some(arena) = destination {
+            let pages = paging::places(&request).into_iter();
+            pages.for_each(|place| self.claim(&range_of(&arena, place, PAGE_BYTES as u64)));
+        }
         let mut state = self.lock();
         state.requests.push(request);
         let excess = state.requests.len().saturating_sub(16);

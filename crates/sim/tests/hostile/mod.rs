@@ -13,6 +13,8 @@ mod honest;
 mod line;
 mod log;
 mod memory_of;
+mod moving;
+mod paging;
 mod rogue;
 #[path = "../../../protocol/tests/pair/rules.rs"]
 mod rules;
@@ -108,6 +110,7 @@ fn all_were_reached(deeds: &BTreeSet<&str>, rules: &BTreeSet<&str>) {
         include_str!("deeds.rs"),
         include_str!("frames.rs"),
         include_str!("line.rs"),
+        include_str!("paging.rs"),
         include_str!("rogue.rs"),
         include_str!("subscribing.rs"),
     ];

@@ -140,5 +140,9 @@ pub(super) fn rogue_address(rogue: usize) -> String {
 /// The channel of notes that honest workers open with rogues.
 pub(super) const NOTES: u64 = 7;
 
+/// The arena that each honest worker exposes as `kv`.
+pub(super) const PAGES: u32 = 8;
+pub(super) const PAGE_BYTES: usize = 64;
+
 /// Deadline of each operation of an honest worker.
 pub(super) const LIMIT: Duration = Duration::from_secs(5);

@@ -34,6 +34,11 @@ impl Point {
             || self.file.ends_with("rendezvous/src/values/takers.rs")
     }
 
+    /// Whether only transfers of pages can reach it.
+    pub(crate) fn is_of_pages(&self) -> bool {
+        self.file.starts_with("rendezvous/src/pages")
+    }
+
     /// Whether only sets can reach it.
     pub(crate) fn is_of_sets(&self) -> bool {
         self.file.starts_with("rendezvous/src/sets")
