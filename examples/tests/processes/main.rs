@@ -51,6 +51,17 @@ fn an_archive_stores_every_frame_and_a_screen_shows_the_newest() {
 }
 
 #[test]
+fn prefill_writes_a_cache_into_the_pages_of_decode_and_one_request_is_cancelled() {
+    let output = run(example("kv_cache"));
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    for request in [1, 3] {
+        assert!(text.contains(&format!("request {request}: 256 pages, 16777216 bytes over shm")), "{text}");
+    }
+    assert!(text.contains("request 2 is cancelled") && !text.contains("request 2: "), "{text}");
+}
+
+#[test]
 fn all_reduce_averages_over_four_processes() {
     let output = run(example("all_reduce"));
     let text = text(&output);
