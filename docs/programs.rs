@@ -13,6 +13,12 @@ mod concepts {}
 #[doc = include_str!("src/weights.md")]
 mod weights {}
 #[cfg(doctest)]
+#[doc = include_str!("src/subscriptions.md")]
+mod subscriptions {}
+#[cfg(doctest)]
+#[doc = include_str!("src/pages.md")]
+mod pages {}
+#[cfg(doctest)]
 #[doc = include_str!("src/checksums.md")]
 mod checksums {}
 #[cfg(doctest)]
