@@ -62,7 +62,8 @@ async fn decode() -> Result<(), Box<dyn Error>> {
 /// Checks the pages of each request whose note comes.
 async fn show(worker: &Worker, cache: &Arena, exposed: &mut Exposed) -> Result<(), Box<dyn Error>> {
     let mut transport = None;
-    while let Some(written) = exposed.next().await {
+    loop {
+        let written = exposed.next().await;
         let pages = pages_of(written.note);
         for (number, page) in pages.numbers().iter().enumerate() {
             let value = value(written.note, number);

@@ -40,7 +40,7 @@ fn scattered(count: u32, step: u32) -> Pages {
 }
 
 /// Checks that the client's write came with this note.
-fn assert_noted(written: Written, note: u64) {
+fn assert_noted(written: &Written, note: u64) {
     assert_eq!((written.note, written.peer.contains("client")), (note, true), "{written:?}");
 }
 
@@ -67,7 +67,7 @@ fn pages_come_where_they_are_wanted_and_no_others_change() {
                     assert!(is_filled(&ours, page, value as u8), "{kind}: page {page} of {page_bytes} bytes");
                 }
                 remote.write(&ours, &to, &from).note(9).await.unwrap();
-                assert_noted(exposed.next().now_or_never().unwrap(), 9);
+                assert_noted(&exposed.next().now_or_never().unwrap(), 9);
                 assert!((0..pages).all(|page| is_filled(&theirs, page, (100 + page) as u8)), "{kind}");
                 assert_moves_over(&two.client, kind);
                 two.end().await;
@@ -143,7 +143,7 @@ fn notes_follow_their_pages_and_wait_for_room() {
             // A note without pages.
             let none = Pages::default();
             remote.write(&ours, &none, &none).note(1).await.unwrap();
-            assert_noted(exposed.next().await, 1);
+            assert_noted(&exposed.next().await, 1);
             // 256 wait, and the next write waits for the program.
             for number in 0..256 {
                 remote.write(&ours, &none, &none).note(number).await.unwrap();
@@ -156,10 +156,10 @@ fn notes_follow_their_pages_and_wait_for_room() {
                 .await
             );
             for number in 0..256 {
-                assert_noted(exposed.next().await, number);
+                assert_noted(&exposed.next().await, number);
             }
             waits.await.unwrap();
-            assert_noted(exposed.next().await, 256);
+            assert_noted(&exposed.next().await, 256);
             exposed.end().await;
             two.end().await;
         }
@@ -233,7 +233,7 @@ fn pages_go_back_and_forth_with_their_notes() {
                     assert_eq!(there.next().await.note, number);
                     fro.write(&theirs, &all, &all).note(number).await
                 });
-                (sent.unwrap(), returned.unwrap());
+                sent.and(returned).unwrap();
                 assert_eq!(here.next().await.note, number);
             }
             // At once, each waits for pages that the other has, or is refused; none hangs.

@@ -98,7 +98,7 @@ fn a_pull_waits_for_no_other_receive_and_not_for_a_retired_connection() {
     let mut pair = Pair::new(Parameters { requests_max: 1, ..small() });
     let _waits = [(); 3].map(|()| pair.receive(A, STEP, "later"));
     pair.run();
-    let mut pull = |pair: &mut Pair| {
+    let pull = |pair: &mut Pair| {
         let handle = pair.receive(A, write, KEY);
         pair.run();
         // Refused, because nothing is known of it; but it was asked.

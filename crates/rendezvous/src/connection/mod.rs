@@ -221,8 +221,8 @@ impl DataConnection {
             self.announcer.send_end(&why).await;
         }
         self.queue_pair.close().await;
-        self.release_kept();
         self.protocol.drain().into_iter().for_each(Lent::end_drained);
+        self.release_kept();
         self.allocator.enclosure.end();
     }
 

@@ -6,7 +6,8 @@
 //!
 //! Each page has readers or one writer. A page that is being written cannot be read, here or by a peer, and the reverse: such a use fails at
 //! once, with the number of the page. So no reader sees parts of two contents, and a peer can write a page only while a transfer is under
-//! way that names it.
+//! way that names it. There is one exception: a page that was being written when its transfer failed or was given up may have parts of
+//! both contents, until it is written again.
 //!
 //! ```
 //! use tensorwire::{Worker, pages::Pages};
@@ -27,7 +28,7 @@
 //! let write = remote.write(&blocks, &Pages::from([3, 9]), &Pages::from([40, 2])).note(17);
 //! let (written, note) = tokio::join!(write, exposed.next());
 //! written?;
-//! assert_eq!(note.map(|written| written.note), Some(17));
+//! assert_eq!(note.note, 17);
 //! assert_eq!(cache.page(40)?[..], [7; 4096]);
 //! # Ok(())
 //! # }

@@ -140,6 +140,9 @@ impl Transfer {
     /// The transfer is given up at the first poll.
     pub async fn cancel(mut self) {
         self.run = None;
+        if tensorwire_testpoints::planted!("a cancelled transfer of pages does not wait for the peer") {
+            return;
+        }
         if let Some(ended) = &self.ended {
             ended.wait().await;
         }

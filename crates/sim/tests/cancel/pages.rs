@@ -176,7 +176,7 @@ fn s3_a_wait_for_a_note_given_up_loses_and_doubles_none() {
             Some(taken) => (true, taken),
             None => (false, arenas.exposed.next().await),
         };
-        assert_eq!(taken.unwrap().note, 7);
+        assert_eq!(taken.note, 7);
         holds(two, &arenas.theirs, 20);
         arenas.end(two).await;
         completed

@@ -446,7 +446,7 @@ impl Life {
         let mut exposed = self.exposed.lock().unwrap().take().unwrap();
         loop {
             match timeout(&*self.node.runtime(), Duration::from_millis(20), exposed.next()).await {
-                Ok(written) => self.model.noted(self.index, &written.unwrap()),
+                Ok(written) => self.model.noted(self.index, &written),
                 Err(_) if self.is_over.load(Ordering::Relaxed) => break,
                 Err(_) if rng.chance(1, 30) => exposed = self.expose_again(exposed).await,
                 Err(_) => {}
