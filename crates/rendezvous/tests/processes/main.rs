@@ -15,6 +15,7 @@ mod networks;
 mod one_port;
 #[path = "../../../fabric/tests/own_network/mod.rs"]
 mod own_network;
+mod pages;
 mod proxied;
 mod proxy;
 #[path = "../rdma/mod.rs"]
