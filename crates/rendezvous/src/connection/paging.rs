@@ -42,6 +42,9 @@ use crate::{
 /// Most bytes of the pages of one request, unless one page has more. What else the connection sends waits for no more than a few of these.
 const REQUEST_BYTES: usize = 512 << 10;
 
+/// The same over shared memory, where the peer copies the pages in turns with everything else.
+const SHARED_BYTES: usize = 4 << 20;
+
 /// The arena's name and the pages in the key of a request.
 fn split(key: &str) -> Result<(&str, PageMoves), Status> {
     PageMoves::split(key).map_err(|error: InvalidPages| Status::new(Code::InvalidArgument, error.to_string()))
@@ -147,7 +150,8 @@ impl DataConnection {
         }
         // Pages are one write. It must leave room in the send queue for others.
         let deep = self.queue_pair.config().send_depth as usize / 4;
-        (REQUEST_BYTES / page_bytes.max(1)).min(PAGES_PER_REQUEST_MAX).min(deep).max(1)
+        let bytes = if self.queue_pair.shared_memory().is_some() { SHARED_BYTES } else { REQUEST_BYTES };
+        (bytes / page_bytes.max(1)).min(PAGES_PER_REQUEST_MAX).min(deep).max(1)
     }
 
     /// Requests pages of the peer, and receives them into `pages`, which return to their arena: at once with the answer, or, if this is

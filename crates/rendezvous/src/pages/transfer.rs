@@ -266,9 +266,10 @@ impl Plan {
         // All pages are taken first, so that a transfer begins with all or none.
         let mut pages = into.memory.take(self.to.numbers().iter().copied(), Some(token))?;
         let requests = self.requests(connection, Some(from))?;
-        let reads = requests.into_iter().map(|moves| {
+        // From the end, because that moves no other pages in their list.
+        let reads = requests.into_iter().rev().map(|moves| {
             let count = moves.as_slice().len();
-            (moves, pages.split_first(count))
+            (moves, pages.split_last(count))
         });
         let reads: Vec<_> = reads.collect();
         let awaiting = if reads.len() == 1 { Awaiting::Alone } else { Awaiting::Beside };

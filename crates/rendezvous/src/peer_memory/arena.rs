@@ -302,10 +302,9 @@ impl TakenPages {
         self.pages.first_mut().map_or(&mut [], |(_, buffer)| buffer)
     }
 
-    /// The first pages, up to this many.
-    pub(crate) fn split_first(&mut self, count: usize) -> Self {
-        let rest = self.pages.split_off(count.min(self.pages.len()));
-        let pages = mem::replace(&mut self.pages, rest);
+    /// The last pages, up to this many.
+    pub(crate) fn split_last(&mut self, count: usize) -> Self {
+        let pages = self.pages.split_off(self.pages.len().saturating_sub(count));
         Self { arena: self.arena.clone(), pages, token: self.token.clone() }
     }
 
@@ -380,10 +379,10 @@ mod tests {
         drop(views);
         assert!(!arena.is_moved(1) && !arena.is_moved(2));
         taken.pages.iter_mut().for_each(|(_, page)| page.fill(7));
-        let first = taken.split_first(1);
+        let last = taken.split_last(1);
         drop(taken);
-        assert_eq!(arena.view(3).unwrap_err(), PageError::Busy { page: 3 });
-        drop(first);
+        assert_eq!(arena.view(2).unwrap_err(), PageError::Busy { page: 2 });
+        drop(last);
         assert!([2, 3].map(|page| arena.view(page).unwrap()).iter().all(|page| page[..] == [7; 64]));
         assert_eq!(arena.take([1, 4], None).unwrap_err(), PageError::Outside { page: 4, count: 4 });
         assert_eq!(arena.view(4).unwrap_err(), PageError::Outside { page: 4, count: 4 });
