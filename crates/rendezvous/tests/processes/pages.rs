@@ -80,7 +80,8 @@ async fn writes(remote: &RemoteArena, local: &Arena) -> WorkerError {
 
 /// Looks at the pages whenever the peer has written them. It may write them again meanwhile, and cannot while they are looked at.
 async fn look(exposed: &mut Exposed, arena: &Arena) {
-    while exposed.next().await.is_some() {
+    loop {
+        exposed.next().await;
         let pages = written();
         for page in pages.numbers() {
             check(arena, &Pages::from([*page]));

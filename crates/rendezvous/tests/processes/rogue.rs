@@ -14,7 +14,7 @@ use tensorwire_protocol::{
     DataType, Destination, MESSAGE_IMMEDIATE, Message, MetaDataResponse, Metadata, Parameters, RequestIndex,
     Scope, Shape, TensorReRequest, TensorRequest, Want,
     credit::{Answer, Counts},
-    limits::{SLOT_BYTES, WIRE_VERSION},
+    limits::{PAGE_PULLS_MAX, SLOT_BYTES, WIRE_VERSION},
     message::StepId,
     names::NameForm,
     wire::{
@@ -259,7 +259,7 @@ impl Rogue {
             "cancel_ack_unasked" => self.message(&Message::CancelAck(RequestIndex(0))).await,
             "flood" => {
                 // All of them fit the ring, and not what may be owed to it.
-                for index in 0..90 {
+                for index in 0..90 + PAGE_PULLS_MAX {
                     let request = self.request(index << 2);
                     self.message(&request).await;
                 }
