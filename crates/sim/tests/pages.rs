@@ -242,7 +242,6 @@ pub(crate) fn run_seed(seed: u64) -> Result<Summary, Box<Failure>> {
 }
 
 #[test]
-#[ignore = "a transfer of seeds 0, 51, 130, 158, 168, 216 and 262 never ends"]
 fn every_page_has_one_content_and_one_writer_twice() {
     every_seed_twice("pages", SEEDS, scenario);
 }

@@ -107,5 +107,6 @@ fn nothing_is_found_when_nothing_is_planted() {
     for seed in 0..SEEDS_WITHOUT {
         run_seed(seed).unwrap();
         subscriptions::run_seed(seed).unwrap();
+        pages::run_seed(seed).unwrap();
     }
 }

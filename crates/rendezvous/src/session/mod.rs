@@ -101,9 +101,15 @@ impl SessionState {
 struct OpenConnection {
     stage: Stage,
     _counted: Counted,
+    /// Regions of this side that the peer has confirmed while the connection was set up: requests of the peer are answered before it is up.
+    confirmed: Vec<u32>,
 }
 
 impl OpenConnection {
+    fn new(counted: Counted) -> Self {
+        Self { stage: Stage::opening(), confirmed: Vec::new(), _counted: counted }
+    }
+
     fn up(&self) -> Option<&Arc<DataConnection>> {
         match &self.stage {
             Stage::Up(connection) => Some(connection),
@@ -263,7 +269,7 @@ impl Session {
         }
         state.forget_ended();
         let number = self.number(&mut state);
-        let entry = OpenConnection { stage: Stage::opening(), _counted: self.connections.count() };
+        let entry = OpenConnection::new(self.connections.count());
         state.connections.insert(number, entry);
         state.connects.insert(number, answer);
         Ok((number, answered))
@@ -288,7 +294,7 @@ impl Session {
                 format!("{CONNECTIONS_MAX} data connections of this session are open: close some first");
             return Err(Status::new(Code::ResourceExhausted, message));
         }
-        let Some(_counted) = self.connections.count_unless_full() else {
+        let Some(counted) = self.connections.count_unless_full() else {
             let (peer, most) = (&self.peer.worker, self.connections.most());
             let message = format!(
                 "{most} data connections with {peer} are open: close some first, or allow more with the setting \
@@ -296,7 +302,7 @@ impl Session {
             );
             return Err(Status::new(Code::ResourceExhausted, message));
         };
-        state.connections.insert(number, OpenConnection { stage: Stage::opening(), _counted });
+        state.connections.insert(number, OpenConnection::new(counted));
         Ok(())
     }
 
@@ -313,8 +319,11 @@ impl Session {
             return Err("the peer ended the connection while it was set up".to_owned());
         };
         let before = std::mem::replace(&mut entry.stage, Stage::Up(connection.clone()));
+        let confirmed = std::mem::take(&mut entry.confirmed);
         let Stage::Opening(waiting, _) = before else { return Ok(Vec::new()) };
         waiting.iter().for_each(|record| connection.queue_pair.add_remote_region(region(record)));
+        drop(state);
+        confirmed.into_iter().for_each(|region| connection.announcer.confirm(region));
         Ok(waiting.iter().map(|record| record.region).collect())
     }
 
@@ -393,6 +402,22 @@ impl Session {
                 Ok(false)
             }
             None => Ok(false),
+        }
+    }
+
+    /// The peer has confirmed a region of this side for connection `number`.
+    pub(crate) fn region_confirmed(&self, number: u32, region: u32) {
+        let mut state = self.lock();
+        let Some(entry) = state.connections.get_mut(&number) else { return };
+        match &entry.stage {
+            Stage::Up(connection) => {
+                let connection = connection.clone();
+                drop(state);
+                connection.announcer.confirm(region);
+            }
+            // More than there are regions mean nothing.
+            Stage::Opening(..) if entry.confirmed.len() < REGIONS_MAX => entry.confirmed.push(region),
+            Stage::Opening(..) => {}
         }
     }
 

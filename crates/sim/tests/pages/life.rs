@@ -298,7 +298,10 @@ impl Life {
     fn explain(&self, error: &WorkerError) {
         let is_usual = match error {
             WorkerError::Config { field: "page", .. } => true,
-            WorkerError::Remote { status, .. } => matches!(status.code, Code::Unavailable | Code::NotFound),
+            // CANCELLED: the exposure ended before the note was read.
+            WorkerError::Remote { status, .. } => {
+                matches!(status.code, Code::Unavailable | Code::NotFound | Code::Cancelled)
+            }
             _ => false,
         };
         if !is_usual && !self.model.is_disturbed() {
@@ -447,7 +450,13 @@ impl Life {
         loop {
             match timeout(&*self.node.runtime(), Duration::from_millis(20), exposed.next()).await {
                 Ok(written) => self.model.noted(self.index, &written),
-                Err(_) if self.is_over.load(Ordering::Relaxed) => break,
+                Err(_) if self.is_over.load(Ordering::Relaxed) => {
+                    // After a stop of the process, the time may be over although there are notes.
+                    while let Some(written) = exposed.next().now_or_never() {
+                        self.model.noted(self.index, &written);
+                    }
+                    break;
+                }
                 Err(_) if rng.chance(1, 30) => exposed = self.expose_again(exposed).await,
                 Err(_) => {}
             }

@@ -154,9 +154,7 @@ impl Node {
                 }
             }
             ControlFrame::RegionAck { connection, region } => {
-                if let Some(connection) = session.connection(connection) {
-                    connection.announcer.confirm(region);
-                }
+                session.region_confirmed(connection, region);
             }
             ControlFrame::RegionRemove { connection, region } => {
                 if let Some(connection) = session.connection(connection) {
