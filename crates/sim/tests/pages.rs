@@ -9,7 +9,10 @@ mod life;
 mod model;
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -89,6 +92,8 @@ struct Run {
     settings: Settings,
     model: Model,
     lives: Arc<Mutex<Vec<Arc<Life>>>>,
+    /// How many lives act in this round.
+    acting: Arc<AtomicUsize>,
 }
 
 impl Run {
@@ -107,6 +112,7 @@ impl Run {
     /// The traffic of one life in a round, until its process dies.
     async fn live(&self, life: Arc<Life>, rng: Rng) {
         life.begin_round();
+        self.acting.fetch_add(1, Ordering::Relaxed);
         let notes = life.node.run("notes", life.clone().take_notes(rng.fork(100)));
         let tasks = (0..self.settings.tasks).map(|task| {
             let act = life.clone().act(rng.fork(task as u64));
@@ -117,7 +123,10 @@ impl Run {
             join_all(tasks).await;
             // Notes of writes that were given up may come still.
             self.rest(Duration::from_millis(900)).await;
-            life.end_round();
+            // Notes are taken until nobody acts any more.
+            if self.acting.fetch_sub(1, Ordering::Relaxed) == 1 {
+                self.lives().iter().for_each(|life| life.end_round());
+            }
         };
         join(acting, notes).await;
     }
@@ -225,7 +234,8 @@ async fn scenario(handle: Handle) {
     let (settings, model) = (Settings::draw(&mut rng), Model::new(&handle));
     let starts = (0..settings.workers).map(|index| Life::start(&handle, settings, &model, index));
     let lives = join_all(starts.collect::<Vec<_>>()).await;
-    let run = Run { handle, settings, model, lives: Arc::new(Mutex::new(lives)) };
+    let acting = Arc::default();
+    let run = Run { handle, settings, model, lives: Arc::new(Mutex::new(lives)), acting };
     for _ in 0..settings.rounds {
         run.round(&mut rng).await;
         run.check().await;

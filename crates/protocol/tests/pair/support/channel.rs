@@ -23,6 +23,7 @@ use super::{
     looks,
     mailbox::TestMailbox,
     memory::{Lent, Memory},
+    source::laid_out,
 };
 
 /// One write on its way.
@@ -506,8 +507,9 @@ impl Channel for TestChannel {
     }
 
     fn check_pages(&self, pages: &[(Vec<u8>, u64)]) -> Result<(), Status> {
-        let refused = || Err(Status::new(Code::FailedPrecondition, "too many pages"));
-        if pages.len() > 4 { refused() } else { Ok(()) }
+        (pages.len() <= 4)
+            .then_some(())
+            .ok_or_else(|| Status::new(Code::FailedPrecondition, "too many pages"))
     }
 
     /// As one content, with zeros between the pages.
@@ -517,13 +519,8 @@ impl Channel for TestChannel {
         destination: Destination,
         immediate: u32,
     ) -> Self::Write {
-        let (mut content, mut length) = (Vec::new(), 0);
-        for (page, place) in pages {
-            content.resize(place as usize, 0);
-            length += page.len() as u64;
-            content.extend(page);
-        }
-        let content = Some((destination, content));
+        let length = pages.iter().map(|(page, _)| page.len() as u64).sum();
+        let content = Some((destination, laid_out(pages)));
         self.write("pages", Write { content, length, ..notification(immediate) })
     }
 

@@ -123,6 +123,16 @@ impl TestSource {
     }
 }
 
+/// Pages at their places, with zeros between them.
+pub(crate) fn laid_out(pages: Vec<(Vec<u8>, u64)>) -> Vec<u8> {
+    let mut content = Vec::new();
+    for (page, place) in pages {
+        content.resize(place as usize, 0);
+        content.extend(page);
+    }
+    content
+}
+
 fn settle(waiter: &SharedWaiter, given: Result<TestValue, Status>) {
     let waker = {
         let mut waiter = waiter.lock().unwrap();
