@@ -389,7 +389,7 @@ impl Life {
         let transfer = note.into_iter().fold(transfer, Transfer::note);
         let writing = self.model.begin((self.index, moves.peer), &pages, note);
         let (ended, is_over) = self.run(transfer, rng).await;
-        settle(ended, writing);
+        settle(ended.as_ref(), writing);
         if !is_over {
             return moves.local.iter().for_each(|page| self.set(*page, Slot::Left));
         }
@@ -577,7 +577,7 @@ impl Life {
 }
 
 /// What became of a write.
-fn settle(ended: Option<Result<(), WorkerError>>, writing: Writing) {
+fn settle(ended: Option<&Result<(), WorkerError>>, writing: Writing) {
     match ended {
         Some(Ok(())) => writing.done(),
         Some(Err(WorkerError::Config { field: "page", .. })) => writing.never_began(),
