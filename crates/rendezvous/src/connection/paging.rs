@@ -164,7 +164,8 @@ impl DataConnection {
     ) -> Result<(), WorkerError> {
         let local = |status| WorkerError::Local { transfer: name.name(), status };
         let region = self.region_of(pages.arena()).map_err(local)?;
-        self.allocator.confirm(region).await.map_err(local)?;
+        let confirmed = self.allocator.confirm(region).await;
+        confirmed.map_err(|status| self.lost_error(name.name(), status.message))?;
         let allocator = PageAllocator::new(region, pages);
         let options = ReceiveOptions { awaiting, ..ReceiveOptions::default() };
         self.received((scope, name), &allocator, &options, |received| match received.lent {
