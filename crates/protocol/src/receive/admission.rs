@@ -249,7 +249,8 @@ impl<'connection, C: Channel> WaitingReceive<'connection, C> {
     ) -> Result<Admission<C::Lent>, TransferError> {
         places.leave(&mut state.requests, after);
         let Places { known, step_key, .. } = places;
-        let index = state.requests.open(step_key).ok_or_else(TransferError::gone)?;
+        let opened = if self.is_pull() { state.requests.open_pull() } else { state.requests.open(step_key) };
+        let index = opened.ok_or_else(TransferError::gone)?;
         if terms.options.awaiting == Awaiting::Together
             || !state.line.has_no_message()
             || !terms.is_known_to_be_small(&known, self.connection.agreed().eager_bytes_max)

@@ -134,11 +134,17 @@ impl<L> Requests<L> {
         self.slots.len() - self.free.len()
     }
 
-    /// A new request, for which there must be room. `None` if not even another pull may be outstanding.
+    /// A new request for pages of a write of the peer, unless as many as may be are outstanding.
+    pub(crate) fn open_pull(&mut self) -> Option<RequestIndex> {
+        if self.has_room_for_pull() { self.add(None) } else { None }
+    }
+
+    /// A new request, unless as many as agreed are outstanding.
     pub(crate) fn open(&mut self, step_key: Option<StepKey>) -> Option<RequestIndex> {
-        if !self.has_room_for_pull() {
-            return None;
-        }
+        if self.has_room() { self.add(step_key) } else { None }
+    }
+
+    fn add(&mut self, step_key: Option<StepKey>) -> Option<RequestIndex> {
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => self.grow()?,

@@ -125,7 +125,9 @@ async fn life(
         }
         other.kill();
         for error in <[WorkerError; 2]>::from(step("the end of both transfers", moved).await) {
-            assert!(matches!(error, WorkerError::PeerLost { .. }), "{error:?}");
+            // A transfer that began after the kill finds nobody.
+            let is_lost = matches!(error, WorkerError::PeerLost { .. } | WorkerError::Control(_));
+            assert!(is_lost, "{error:?}");
         }
     }
     step("the end of what the child had begun", exposed.end()).await;
