@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::limits::PAGES_PER_REQUEST_MAX;
+use crate::{limits::PAGES_PER_REQUEST_MAX, text::number};
 
 /// One page of the sender's and the page of the receiver's that it goes to, by their numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -146,12 +146,6 @@ impl Run {
     fn moves(self) -> impl Iterator<Item = PageMove> {
         (0..self.count).map(move |page| PageMove { from: self.from + page, to: self.to + page })
     }
-}
-
-/// A decimal number without leading zeros.
-fn number(text: &str) -> Option<u32> {
-    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
-    text.parse().ok().filter(|_| is_plain)
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::{fmt, ops::Range};
 
-use crate::{DataType, Metadata, Shape, limits::RANK_MAX};
+use crate::{DataType, Metadata, Shape, limits::RANK_MAX, text::number};
 
 /// A part of a tensor: a range of elements in each dimension; none for a scalar.
 ///
@@ -188,12 +188,6 @@ fn length(range: &Range<u64>) -> u64 {
 fn range(text: &str) -> Option<Range<u64>> {
     let (start, end) = text.split_once(':')?;
     Some(number(start)?..number(end)?)
-}
-
-/// A decimal number without leading zeros.
-fn number(text: &str) -> Option<u64> {
-    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
-    text.parse().ok().filter(|_| is_plain)
 }
 
 /// The runs of elements of a slice.

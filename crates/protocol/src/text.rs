@@ -5,7 +5,7 @@
 //! that would need escaping is refused instead: by [`wire`](crate::wire) from a peer, by [`check_name`] from this
 //! process.
 
-use std::borrow::Cow;
+use std::{borrow::Cow, str::FromStr};
 
 /// The remedy for a refused name.
 pub(crate) const REMEDY: &str =
@@ -22,6 +22,12 @@ pub(crate) const REMEDY: &str =
 /// ```
 pub fn is_active(character: char) -> bool {
     character.is_control() || matches!(character, '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// A decimal number without leading zeros: each number has one text.
+pub(crate) fn number<N: FromStr>(text: &str) -> Option<N> {
+    let is_plain = text.bytes().all(|byte| byte.is_ascii_digit()) && (text == "0" || !text.starts_with('0'));
+    text.parse().ok().filter(|_| is_plain)
 }
 
 /// Whether `text` has an active character.

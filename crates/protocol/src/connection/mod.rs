@@ -87,8 +87,8 @@ impl<C: Channel> Connection<C> {
 
     /// Retires this side: no receive is admitted from now on, as on a connection that is over, so that the caller can use another
     /// connection. Responses go on. Returns `false`, and changes nothing, if the connection is over, a receive of a step is under way or
-    /// its value is held, a value is on its way to this side, a channel of notes is open, or an operation needs it to [stay](Self::stay). Receives of published values that wait go on;
-    /// they can be repeated elsewhere.
+    /// its value is held, a value is on its way to this side, a channel of notes is open, or an operation needs it to
+    /// [stay](Self::stay). Receives of published values that wait go on; they can be repeated elsewhere.
     pub fn retire(&self) -> bool {
         self.lock().retire()
     }

@@ -14,21 +14,8 @@ impl<C: Channel> Response<C> {
         pages: Vec<(C::Bytes, u64)>,
         taken: &mut TakenValue<S>,
     ) {
-        let checked = self.room(request, metadata).and_then(|room| {
-            check_places(&pages, room)?;
-            self.connection.channel().check_pages(&pages)?;
-            Ok(room)
-        });
-        let destination = match checked {
-            Ok(destination) => destination,
-            Err(status) => {
-                drop(pages);
-                taken.dispose();
-                return self.refuse(status).await;
-            }
-        };
-        let pages = match self.stage_all(pages).await {
-            Ok(Ok(pages)) => pages,
+        let (destination, pages) = match self.prepare(request, metadata, pages).await {
+            Ok(Ok(prepared)) => prepared,
             Ok(Err(status)) => {
                 taken.dispose();
                 return self.refuse(status).await;
@@ -43,19 +30,30 @@ impl<C: Channel> Response<C> {
         .await;
     }
 
-    /// Makes the pages sendable.
-    async fn stage_all(
+    /// Checks the pages, and makes them sendable. Returns the receiver's memory, too.
+    async fn prepare(
         &self,
+        request: &TensorRequest,
+        metadata: &Metadata,
         mut pages: Vec<(C::Bytes, u64)>,
-    ) -> Result<Result<Vec<(C::Bytes, u64)>, Status>, Ended> {
+    ) -> Result<Result<(Destination, Vec<(C::Bytes, u64)>), Status>, Ended> {
+        let channel = self.connection.channel();
+        let checked = self.room(request, metadata).and_then(|room| {
+            check_places(&pages, room)?;
+            channel.check_pages(&pages)?;
+            Ok(room)
+        });
+        let room = match checked {
+            Ok(room) => room,
+            Err(status) => return Ok(Err(status)),
+        };
         for (page, _) in &mut pages {
-            let staged = self.unless_cancelled(pin!(self.connection.channel().stage(page.clone()))).await?;
-            match staged {
+            match self.unless_cancelled(pin!(channel.stage(page.clone()))).await? {
                 Ok(staged) => *page = staged,
                 Err(status) => return Ok(Err(status)),
             }
         }
-        Ok(Ok(pages))
+        Ok(Ok((room, pages)))
     }
 
     /// The receiver's memory, for a content of this metadata.
