@@ -101,13 +101,11 @@ impl SessionState {
 struct OpenConnection {
     stage: Stage,
     _counted: Counted,
-    /// Regions of this side that the peer has confirmed while the connection was set up: requests of the peer are answered before it is up.
-    confirmed: Vec<u32>,
 }
 
 impl OpenConnection {
     fn new(counted: Counted) -> Self {
-        Self { stage: Stage::opening(), confirmed: Vec::new(), _counted: counted }
+        Self { stage: Stage::Opening(Opening::new()), _counted: counted }
     }
 
     fn up(&self) -> Option<&Arc<DataConnection>> {
@@ -120,9 +118,18 @@ impl OpenConnection {
 
 #[derive(Debug)]
 enum Stage {
-    /// Being set up, with the regions that the peer has announced so far.
-    Opening(Vec<RegionRecord>, Disowned),
+    Opening(Opening),
     Up(Arc<DataConnection>),
+}
+
+/// What has come for a connection that is being set up.
+#[derive(Debug)]
+struct Opening {
+    /// The regions that the peer has announced.
+    announced: Vec<RegionRecord>,
+    /// Regions of this side that the peer has confirmed: requests of the peer are answered before the connection is up.
+    confirmed: Vec<u32>,
+    disowned: Disowned,
 }
 
 /// A channel for the reason why the peer could not set up a connection.
@@ -132,10 +139,11 @@ struct Disowned {
     told: Option<oneshot::Receiver<String>>,
 }
 
-impl Stage {
-    fn opening() -> Self {
+impl Opening {
+    fn new() -> Self {
         let (tell, told) = oneshot::channel();
-        Self::Opening(Vec::new(), Disowned { tell: Some(tell), told: Some(told) })
+        let disowned = Disowned { tell: Some(tell), told: Some(told) };
+        Self { announced: Vec::new(), confirmed: Vec::new(), disowned }
     }
 }
 
@@ -319,19 +327,18 @@ impl Session {
             return Err("the peer ended the connection while it was set up".to_owned());
         };
         let before = std::mem::replace(&mut entry.stage, Stage::Up(connection.clone()));
-        let confirmed = std::mem::take(&mut entry.confirmed);
-        let Stage::Opening(waiting, _) = before else { return Ok(Vec::new()) };
-        waiting.iter().for_each(|record| connection.queue_pair.add_remote_region(region(record)));
+        let Stage::Opening(Opening { announced, confirmed, .. }) = before else { return Ok(Vec::new()) };
+        announced.iter().for_each(|record| connection.queue_pair.add_remote_region(region(record)));
         drop(state);
         confirmed.into_iter().for_each(|region| connection.announcer.confirm(region));
-        Ok(waiting.iter().map(|record| record.region).collect())
+        Ok(announced.iter().map(|record| record.region).collect())
     }
 
     /// Waits until the peer reports that it could not set up the connection, and returns the reason. Never completes
     /// for a connection that is not being set up, or on a second call.
     pub(crate) async fn disowned(&self, number: u32) -> String {
         let told = match self.lock().connections.get_mut(&number).map(|entry| &mut entry.stage) {
-            Some(Stage::Opening(_, disowned)) => disowned.told.take(),
+            Some(Stage::Opening(opening)) => opening.disowned.told.take(),
             _ => None,
         };
         match told {
@@ -346,9 +353,9 @@ impl Session {
 
     /// Stores the peer's report that it could not set up the connection.
     pub(crate) fn note_disowned(&self, number: u32, why: String) {
-        if let Some(Stage::Opening(_, disowned)) =
+        if let Some(Stage::Opening(opening)) =
             self.lock().connections.get_mut(&number).map(|entry| &mut entry.stage)
-            && let Some(tell) = disowned.tell.take()
+            && let Some(tell) = opening.disowned.tell.take()
         {
             let _ = tell.send(why);
         }
@@ -382,7 +389,7 @@ impl Session {
         let mut state = self.lock();
         let known = match state.connections.get(&number).map(|entry| &entry.stage) {
             Some(Stage::Up(connection)) => connection.queue_pair.remote_region_count(),
-            Some(Stage::Opening(waiting, _)) => waiting.len(),
+            Some(Stage::Opening(opening)) => opening.announced.len(),
             None => 0,
         };
         if known >= REGIONS_MAX {
@@ -395,9 +402,9 @@ impl Session {
                 connection.queue_pair.add_remote_region(region(&record));
                 Ok(true)
             }
-            Some(Stage::Opening(waiting, _)) => {
+            Some(Stage::Opening(opening)) => {
                 if !tensorwire_testpoints::planted!("a region that is announced during set-up is lost") {
-                    waiting.push(record);
+                    opening.announced.push(record);
                 }
                 Ok(false)
             }
@@ -409,15 +416,17 @@ impl Session {
     pub(crate) fn region_confirmed(&self, number: u32, region: u32) {
         let mut state = self.lock();
         let Some(entry) = state.connections.get_mut(&number) else { return };
-        match &entry.stage {
+        match &mut entry.stage {
             Stage::Up(connection) => {
                 let connection = connection.clone();
                 drop(state);
                 connection.announcer.confirm(region);
             }
             // More than there are regions mean nothing.
-            Stage::Opening(..) if entry.confirmed.len() < REGIONS_MAX => entry.confirmed.push(region),
-            Stage::Opening(..) => {}
+            Stage::Opening(opening) if opening.confirmed.len() < REGIONS_MAX => {
+                opening.confirmed.push(region);
+            }
+            Stage::Opening(_) => {}
         }
     }
 
