@@ -47,7 +47,6 @@ use crate::{
         meter::{Meter, receive_span},
         peer_values::PeerValues,
         refusals::Refusals,
-        sent_pages::Held,
     },
     control::handshake::Introduction,
     error::{Lost, PeerLoss, Transfer, TransferName, WorkerError},
@@ -57,7 +56,7 @@ use crate::{
         lent::Lent,
         target::{Target, TargetAllocator},
     },
-    values::{SharedValues, published::Version, tensor::Tensor},
+    values::{SharedValues, arenas::Outgoing, published::Version, tensor::Tensor},
 };
 
 /// How long to wait for the reason of a peer that closed the connection. A peer without memory for a message sends
@@ -103,7 +102,7 @@ pub(crate) struct DataConnection {
     /// A turn for each write of pages that may be under way.
     page_writes: Semaphore,
     /// Pages of writes that are under way, although the connection is over. `None` once it is closed.
-    kept: Mutex<Option<Vec<Held>>>,
+    kept: Mutex<Option<Vec<Outgoing>>>,
 }
 
 /// How long the peer's host has acknowledged nothing, although something waits for it.
@@ -130,8 +129,8 @@ impl DataConnection {
         let ways = (Arc::new(answers) as _, queue_pair.catalogue());
         let gathering = Gathering::new(channel.import.pool.clone());
         let refusals = Refusals::new(runtime.clone(), Agreed::of(&own, &peers).requests_max);
-        let values = PeerValues::new(values, &peer.worker, meter.clone(), ways, (refusals, gathering));
-        let connection = Arc::new(Self {
+        let turns = (refusals, gathering);
+        Arc::new_cyclic(|connection| Self {
             kind: queue_pair.kind(),
             peer_incarnation: peer.incarnation,
             peer_at,
@@ -142,7 +141,14 @@ impl DataConnection {
             allocator,
             entries,
             broken: OnceLock::new(),
-            values: Arc::new(values),
+            values: Arc::new(PeerValues::new(
+                values,
+                &peer.worker,
+                meter.clone(),
+                ways,
+                turns,
+                connection.clone(),
+            )),
             meter,
             lost: OnceLock::new(),
             reason_known: Notify::new(),
@@ -151,10 +157,7 @@ impl DataConnection {
             stall: Mutex::default(),
             page_writes: Semaphore::new(PAGE_WRITES_MAX),
             kept: Mutex::new(Some(Vec::new())),
-        });
-        // Set once, here.
-        let _ = connection.values.connection.set(Arc::downgrade(&connection));
-        connection
+        })
     }
 
     /// Whether it accepts no more transfers.

@@ -1,18 +1,17 @@
 //! Pages of arenas, between this worker and a peer.
 //!
-//! Whoever has room requests pages, and whoever has the pages writes them, as with values. So a write of pages begins with a message that
-//! asks the peer to request them.
+//! As with values, the receiver requests pages and the sender writes them. So a write of pages begins with a message by which the sender asks
+//! the receiver to request them.
 
 use std::{
     num::NonZeroU64,
-    sync::{Arc, PoisonError, Weak},
+    sync::{Arc, PoisonError},
 };
 
 use tensorwire_fabric::RemoteRegion;
 use tensorwire_memory::{Buf, GrantEnd, copy::CopyReason};
 use tensorwire_protocol::{
-    Allocator, Awaiting, Code, DataType, Destination, Metadata, PageWrite, ReceiveOptions, Scope, Status,
-    Stay, Take,
+    Allocator, Awaiting, Code, Destination, Metadata, PageWrite, ReceiveOptions, Scope, Status, Stay, Take,
     limits::PAGES_PER_REQUEST_MAX,
     pages::{InvalidPages, PageMoves},
 };
@@ -23,7 +22,7 @@ use crate::{
         DataConnection,
         fabric_channel::FabricChannel,
         peer_values::{PeerValues, Taken, Taking},
-        sent_pages::{AnswerPages, Held, of_pages},
+        sent_pages::AnswerPages,
     },
     error::{Transfer, WorkerError},
     peer_memory::{
@@ -32,10 +31,10 @@ use crate::{
         lent::Lent,
     },
     values::{
-        arenas::{ExposedArena, Written},
+        arenas::{ExposedArena, Outgoing, Written},
         catalogue::Listing,
         published::Edition,
-        tensor::Tensor,
+        sets::{bytes_of, encoded},
     },
 };
 
@@ -57,19 +56,16 @@ impl PeerValues {
         let arena = self.values.arenas.find(name)?;
         if moves.as_slice().is_empty() {
             let size = [arena.memory.page_bytes as u64, arena.memory.count().into()];
-            return Ok(Taken::Published(unnamed(Buf::on_heap(
-                size.map(u64::to_le_bytes).as_flattened(),
-                CopyReason::Local,
-            ))?));
+            return Ok(unnamed(size.map(u64::to_le_bytes).as_flattened()));
         }
-        let mut shared = arena.memory.share(moves.as_slice().iter().map(|page| page.from), arena.token())?;
+        let shared = arena.memory.share(moves.as_slice().iter().map(|page| page.from), arena.token())?;
+        let mut shared = Outgoing::OfArena(shared);
         let pages = shared.send();
-        self.answer(pages, &moves, Held::Exposed { _pages: shared })
+        self.answer(pages, &moves, shared)
     }
 
-    fn answer(&self, pages: Vec<Buf>, moves: &PageMoves, held: Held) -> Result<Taken, Status> {
-        let connection = self.connection.get().cloned().unwrap_or_default();
-        AnswerPages::new(pages, moves, (held, connection)).map(Taken::Pages)
+    fn answer(&self, pages: Vec<Buf>, moves: &PageMoves, held: Outgoing) -> Result<Taken, Status> {
+        AnswerPages::new(pages, moves, (held, self.connection.clone())).map(Taken::Pages)
     }
 
     /// The pages that `key` names of a write of this worker.
@@ -85,7 +81,7 @@ impl PeerValues {
             views.get(page as usize).cloned().ok_or_else(outside)
         };
         let pages = moves.as_slice().iter().map(|moved| page(moved.from)).collect::<Result<Vec<_>, _>>()?;
-        self.answer(pages, &moves, Held::Write { _pages: write })
+        self.answer(pages, &moves, write)
     }
 
     /// Requests the pages of a peer's write, and answers when they are there.
@@ -108,7 +104,7 @@ impl PeerValues {
             if let Some(note) = write.note {
                 arena.deliver(Written { peer: peer.clone(), note }).await?;
             }
-            Ok(Taken::Published(unnamed(Buf::empty())?))
+            Ok(unnamed(&[]))
         }))
     }
 
@@ -119,19 +115,15 @@ impl PeerValues {
     ) -> Result<(Arc<DataConnection>, Arc<ExposedArena>, PageMoves), Status> {
         let (name, moves) = split(key)?;
         let arena = self.values.arenas.find(name)?;
-        let connection = self.connection.get().and_then(Weak::upgrade);
-        let connection =
-            connection.ok_or_else(|| Status::new(Code::Unavailable, "the connection is over"))?;
+        let over = || Status::new(Code::Unavailable, "the connection is over");
+        let connection = self.connection.upgrade().ok_or_else(over)?;
         Ok((connection, arena, moves))
     }
 }
 
 /// Bytes that are published nowhere.
-fn unnamed(bytes: Buf) -> Result<Edition, Status> {
-    let length = bytes.len() as u64;
-    let tensor = Tensor::shared(bytes, DataType::U8, &[length]);
-    let tensor = tensor.map_err(|error| Status::new(Code::Internal, error.to_string()))?;
-    Ok(Edition::unnamed(0, tensor, Listing::Refused))
+fn unnamed(bytes: &[u8]) -> Taken {
+    Taken::Published(Edition::unnamed(0, encoded(bytes), Listing::Refused))
 }
 
 /// The status for a peer whose pages could not be requested.
@@ -184,7 +176,7 @@ impl DataConnection {
     }
 
     /// Drops `held` now, or, if the connection is over, once no write of it is under way.
-    pub(super) fn keep_until_closed(&self, held: Held) {
+    pub(super) fn keep_until_closed(&self, held: Outgoing) {
         if self.protocol.failure().is_some() || self.is_over() {
             let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(kept) = &mut *kept {
@@ -231,9 +223,7 @@ struct PageAllocator {
 
 impl PageAllocator {
     fn new(region: RemoteRegion, pages: TakenPages) -> Self {
-        let count = (pages.length() / pages.arena().page_bytes as u64) as usize;
-        let expected = of_pages(count, pages.arena().page_bytes);
-        Self { region, expected: Arc::new([expected]), pages: Mutex::new(Some(pages)) }
+        Self { region, expected: Arc::new([bytes_of(pages.length())]), pages: Mutex::new(Some(pages)) }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, MutexGuard, OnceLock, PoisonError, Weak},
+    sync::{Arc, MutexGuard, PoisonError, Weak},
 };
 
 use futures::stream::BoxStream;
@@ -53,8 +53,8 @@ pub(crate) struct PeerValues {
     pub(super) gathering: Gathering,
     /// The versions of sets that the peer is fetching, by the names of the sets.
     pins: Mutex<BTreeMap<Arc<str>, Pin>>,
-    /// The connection with the peer, once it exists.
-    pub(super) connection: OnceLock<Weak<DataConnection>>,
+    /// The connection with the peer, which owns this.
+    pub(super) connection: Weak<DataConnection>,
 }
 
 /// Keeps a version of a set while the peer fetches it.
@@ -80,6 +80,7 @@ impl PeerValues {
         meter: Arc<Meter>,
         (answers, catalogue): (Arc<dyn WaitingAnswers>, Option<OfferedCatalogue>),
         (refusals, gathering): (Refusals, Gathering),
+        connection: Weak<DataConnection>,
     ) -> Self {
         let device = peer.parse().unwrap_or_default();
         let key = Key::builder().source(&values.worker).incarnation(values.incarnation).destination(peer);
@@ -95,7 +96,7 @@ impl PeerValues {
             refusals,
             gathering,
             pins: Mutex::default(),
-            connection: OnceLock::new(),
+            connection,
         };
         own.key = key.filter(|key| own.check(key).is_ok());
         own

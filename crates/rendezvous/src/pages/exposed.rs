@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, watch};
 use super::{Arena, Written};
 use crate::{
     error::WorkerError,
-    peer_memory::arena::{Ended, begin},
+    peer_memory::arena::Ended,
     values::{SharedValues, arenas::ExposedArena, published::check_published},
     worker::Worker,
 };
@@ -36,7 +36,7 @@ impl Worker {
         if name.len() > NAME_BYTES_MAX {
             return Err(refused("a name of an arena has at most 256 bytes"));
         }
-        let (token, ended) = begin();
+        let (ended, token) = watch::channel(());
         let (values, name) = (self.node.values().clone(), Arc::from(name));
         let exposed = values.arenas.expose(Arc::clone(&name), arena.memory.clone(), token);
         let (arena, notes) =
@@ -99,9 +99,9 @@ impl Exposed {
     /// Further transfers are refused from the first poll on. If the future is dropped, those under way go on.
     pub async fn end(mut self) {
         self.hide();
-        // Writes that wait for room for their notes go on.
+        // Notes that wait for room are refused.
         self.notes.close();
-        self.ended.wait().await;
+        self.ended.closed().await;
     }
 
     fn hide(&mut self) {

@@ -2,7 +2,7 @@
 //!
 //! An [`Arena`] is memory in pages of one size. [`Worker::expose`](crate::Worker::expose) lets peers read and write it under a name;
 //! [`Peer::arena`](crate::Peer::arena) finds a peer's. A transfer moves any pages of one arena to any pages of another, without a copy:
-//! whoever has the pages writes them into the other's memory, by one-sided writes.
+//! the worker that has the pages writes them into the other's memory, by one-sided writes.
 //!
 //! Each page has readers or one writer. A page that is being written cannot be read, here or by a peer, and the reverse: such a use fails at
 //! once, with the number of the page. So no reader sees parts of two contents, and a peer can write a page only while a transfer is under

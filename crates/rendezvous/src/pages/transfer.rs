@@ -17,12 +17,13 @@ use tensorwire_protocol::{
     limits::NAME_BYTES_MAX,
     pages::{PageMove, PageMoves},
 };
+use tokio::sync::watch;
 
 use super::{Arena, list::Pages, remote::RemoteArena};
 use crate::{
     connection::DataConnection,
     error::{Transfer as Named, WorkerError},
-    peer_memory::arena::{Ended, PageError, TakenPages, Token, begin},
+    peer_memory::arena::{Ended, PageError, TakenPages, Token},
     values::arenas::{Outgoing, PendingWrite},
     worker::metrics::Timed,
 };
@@ -144,7 +145,7 @@ impl Transfer {
             return;
         }
         if let Some(ended) = &self.ended {
-            ended.wait().await;
+            ended.closed().await;
         }
     }
 }
@@ -155,7 +156,7 @@ impl Future for Transfer {
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         if this.ended.is_none() {
-            let (token, ended) = begin();
+            let (ended, token) = watch::channel(());
             this.run = Some(Box::pin(this.plan.clone().run(token, ended.clone())));
             this.ended = Some(ended);
         }
@@ -207,7 +208,7 @@ impl Plan {
         let moved = pin!(async {
             self.transfer(token).await?;
             // The peer may be faster than the completion of the last write of its pages.
-            ended.wait().await;
+            ended.closed().await;
             Ok(())
         });
         let moved = worker.timed(Timed::Pages, self.limit, what, moved).await;

@@ -2,14 +2,13 @@
 
 use std::{
     fmt, mem,
-    pin::pin,
-    sync::{Arc, MutexGuard, PoisonError, Weak},
+    sync::{Arc, MutexGuard, PoisonError},
 };
 
 use tensorwire_memory::{Block, Buf, BufMut, GrantEnd, Granted};
 use tensorwire_protocol::{Code, Status};
 use tensorwire_testpoints::sync::Mutex;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 /// Why a page cannot be used now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -41,52 +40,11 @@ impl From<PageError> for Status {
     }
 }
 
-/// Part of an operation, which has ended when all of its tokens are dropped.
-#[derive(Debug, Clone)]
-pub(crate) struct Token {
-    /// Only held: it is counted.
-    _of: Arc<Operation>,
-}
+/// Part of an operation, which has ended when all of its tokens are dropped. `watch::channel` makes the first one.
+pub(crate) type Token = watch::Receiver<()>;
 
-#[derive(Debug)]
-struct Operation {
-    ended: Arc<Notify>,
-}
-
-impl Drop for Operation {
-    fn drop(&mut self) {
-        self.ended.notify_waiters();
-    }
-}
-
-/// Tells when an operation has ended.
-#[derive(Debug, Clone)]
-pub(crate) struct Ended {
-    operation: Weak<Operation>,
-    notify: Arc<Notify>,
-}
-
-/// The first token of an operation.
-pub(crate) fn begin() -> (Token, Ended) {
-    let notify = Arc::new(Notify::new());
-    let operation = Arc::new(Operation { ended: notify.clone() });
-    let ended = Ended { operation: Arc::downgrade(&operation), notify };
-    (Token { _of: operation }, ended)
-}
-
-impl Ended {
-    /// Waits until the operation has ended.
-    pub(crate) async fn wait(&self) {
-        loop {
-            let mut ended = pin!(self.notify.notified());
-            ended.as_mut().enable();
-            if self.operation.strong_count() == 0 {
-                return;
-            }
-            ended.await;
-        }
-    }
-}
+/// Tells by [`closed`](watch::Sender::closed) when an operation has ended.
+pub(crate) type Ended = watch::Sender<()>;
 
 /// The memory of an arena.
 pub(crate) struct ArenaMemory {
@@ -129,7 +87,7 @@ impl ArenaMemory {
     }
 
     pub(crate) fn count(&self) -> u32 {
-        count_of(&self.lock())
+        u32::try_from(self.lock().len()).unwrap_or(u32::MAX)
     }
 
     /// Bytes of all pages.
@@ -142,7 +100,7 @@ impl ArenaMemory {
     /// # Errors
     /// [`PageError`].
     pub(crate) fn view(&self, page: u32) -> Result<Buf, PageError> {
-        view_of(&self.lock(), page)
+        view_of(&mut self.lock(), page)
     }
 
     /// Views of these pages, which are to be [sent](SharedPages::send), all or none.
@@ -154,8 +112,8 @@ impl ArenaMemory {
         pages: impl IntoIterator<Item = u32>,
         token: Token,
     ) -> Result<SharedPages, PageError> {
-        let known = self.lock();
-        let views = pages.into_iter().map(|page| Ok((page, view_of(&known, page)?)));
+        let mut known = self.lock();
+        let views = pages.into_iter().map(|page| Ok((page, view_of(&mut known, page)?)));
         let pages: Vec<_> = views.collect::<Result<_, PageError>>()?;
         drop(known);
         Ok(SharedPages { arena: self.clone(), pages, are_sent: false, _token: token })
@@ -163,7 +121,7 @@ impl ArenaMemory {
 
     /// Whether transfers are writing or sending this page.
     pub(crate) fn is_moved(&self, page: u32) -> bool {
-        self.lock().get(page as usize).is_some_and(|page| page.transfers > 0)
+        find(&mut self.lock(), page).is_ok_and(|page| page.transfers > 0)
     }
 
     /// Takes these pages out, to be written, all or none. With a token it is a transfer that writes them.
@@ -199,19 +157,17 @@ impl ArenaMemory {
     }
 }
 
-fn count_of(known: &[Page]) -> u32 {
-    u32::try_from(known.len()).unwrap_or(u32::MAX)
+fn find(known: &mut [Page], page: u32) -> Result<&mut Page, PageError> {
+    let count = u32::try_from(known.len()).unwrap_or(u32::MAX);
+    known.get_mut(page as usize).ok_or(PageError::Outside { page, count })
 }
 
-fn view_of(known: &[Page], page: u32) -> Result<Buf, PageError> {
-    let count = count_of(known);
-    let known = known.get(page as usize).ok_or(PageError::Outside { page, count })?;
-    known.buffer.clone().ok_or(PageError::Busy { page })
+fn view_of(known: &mut [Page], page: u32) -> Result<Buf, PageError> {
+    find(known, page)?.buffer.clone().ok_or(PageError::Busy { page })
 }
 
 fn take_one(known: &mut [Page], page: u32) -> Result<BufMut, PageError> {
-    let count = count_of(known);
-    let known = known.get_mut(page as usize).ok_or(PageError::Outside { page, count })?;
+    let known = find(known, page)?;
     let buffer = known.buffer.take().ok_or(PageError::Busy { page })?;
     buffer.try_into_mut().map_err(|buffer| {
         known.buffer = Some(buffer);
@@ -219,23 +175,23 @@ fn take_one(known: &mut [Page], page: u32) -> Result<BufMut, PageError> {
     })
 }
 
+fn put_back(known: &mut [Page], page: u32, buffer: BufMut) {
+    if let Ok(known) = find(known, page) {
+        known.buffer = Some(buffer.freeze());
+    }
+}
+
 fn count_transfer(known: &mut [Page], pages: impl Iterator<Item = u32>) {
     for page in pages {
-        if let Some(page) = known.get_mut(page as usize) {
-            page.transfers += 1;
+        if let Ok(known) = find(known, page) {
+            known.transfers += 1;
         }
     }
 }
 
 fn end_transfer(known: &mut [Page], page: u32) {
-    if let Some(page) = known.get_mut(page as usize) {
-        page.transfers -= 1;
-    }
-}
-
-fn put_back(known: &mut [Page], page: u32, buffer: BufMut) {
-    if let Some(known) = known.get_mut(page as usize) {
-        known.buffer = Some(buffer.freeze());
+    if let Ok(known) = find(known, page) {
+        known.transfers -= 1;
     }
 }
 
@@ -366,7 +322,7 @@ mod tests {
     #[test]
     fn a_page_has_readers_or_one_writer() {
         let arena = arena();
-        let (token, _) = begin();
+        let (_, token) = watch::channel(());
         let mut views = arena.share([0, 1], token).unwrap();
         assert!(!arena.is_moved(1));
         drop(views.send());
