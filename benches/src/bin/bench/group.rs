@@ -50,8 +50,8 @@ pub(super) async fn calls(
     clock: &dyn Runtime,
     plan: PhaseLength,
 ) -> Result<Phase, BenchError> {
-    for peer in &mut peers {
-        peer.order(&Order::Collectives { count: plan.ops }, "collectives").await?;
+    for (at, peer) in peers.iter_mut().enumerate() {
+        of_rank(at + 1, peer.order(&Order::Collectives { count: plan.ops }, "collectives").await)?;
     }
     match own_calls(rank, clock, plan).await {
         // A rank whose own call is stuck reports it before the time of a silent one is over.
