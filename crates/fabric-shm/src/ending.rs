@@ -49,6 +49,11 @@ impl End {
         Self { code: GONE, error: FabricError::device(FabricKind::SHM, call, error) }
     }
 
+    /// The peer's memory cannot be mapped or made resident.
+    pub(super) fn unreadable(error: std::io::Error) -> Self {
+        Self::device("reading a block of the peer", error)
+    }
+
     /// What the peer's `closed` word means. `peer_depth` is its receive depth.
     pub(super) fn from_peer(code: u64, peer_depth: u32) -> Self {
         let kind = FabricKind::SHM;

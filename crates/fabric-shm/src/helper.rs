@@ -1,5 +1,6 @@
 //! A second core for long copies. One thread per process, the helper, copies chunks from the back of a payload while
-//! the connection's task copies them from the front. Two cores copy at about twice the speed of one.
+//! the connection's task copies them from the front. Two cores copy at about twice the speed of one. The payload may
+//! consist of segments, which lie anywhere: those of a vectored write.
 //!
 //! The helper's affinity excludes the CPU of the task. It wakes while the task is about to copy and the peer's process
 //! still polls on the next core, so no core is idle. Otherwise the kernel may queue it behind the task, where it waits
@@ -77,13 +78,39 @@ impl Place {
     }
 }
 
+/// A part of a payload: bytes of the peer's memory, and the granted memory into which they go.
+#[derive(Debug)]
+pub(super) struct Segment {
+    source: Arc<Mapping>,
+    /// The first byte in `source`; all of them lie inside it.
+    offset: usize,
+    destination: RemoteTarget,
+}
+
+impl Segment {
+    /// `None` if `source` has fewer bytes from `offset` on than `destination` takes.
+    pub(super) fn new(source: Arc<Mapping>, offset: usize, destination: RemoteTarget) -> Option<Self> {
+        let end = offset.checked_add(destination.length())?;
+        (end <= source.length()).then_some(Self { source, offset, destination })
+    }
+
+    pub(super) fn length(&self) -> usize {
+        self.destination.length()
+    }
+
+    /// Whether both go to a byte of the same memory.
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        self.destination.overlaps(&other.destination)
+    }
+}
+
 /// A copy of a payload from the peer's memory into granted memory.
 #[derive(Debug)]
 pub(super) struct SharedCopy {
-    source: Arc<Mapping>,
-    /// The payload's first byte in `source`; the whole payload lies inside it.
-    offset: usize,
-    destination: RemoteTarget,
+    /// They go to different bytes.
+    segments: Vec<Segment>,
+    /// Where each chunk begins: the segment, and the offset in that.
+    starts: Vec<(usize, usize)>,
     reason: CopyReason,
     is_past_caches: bool,
     chunks: Chunks,
@@ -92,39 +119,32 @@ pub(super) struct SharedCopy {
 }
 
 impl SharedCopy {
-    /// `None` if `source` has fewer bytes from `offset` on than `destination` takes.
-    pub(super) fn new(
-        source: Arc<Mapping>,
-        offset: usize,
-        destination: RemoteTarget,
-        (reason, is_past_caches): (CopyReason, bool),
-    ) -> Option<Self> {
-        let end = offset.checked_add(destination.length())?;
-        let count = u32::try_from(destination.length().div_ceil(CHUNK_BYTES)).ok()?;
-        let (chunks, refused) = (Chunks::new(count), AtomicBool::new(false));
-        (end <= source.length()).then_some(Self {
-            source,
-            offset,
-            destination,
-            reason,
-            is_past_caches,
-            chunks,
-            refused,
-        })
+    /// Of segments that go to different bytes. `None` if there are more chunks than can be counted.
+    pub(super) fn new(segments: Vec<Segment>, (reason, is_past_caches): (CopyReason, bool)) -> Option<Self> {
+        let chunks_of = |(at, segment): (usize, &Segment)| {
+            (0..segment.length()).step_by(CHUNK_BYTES).map(move |start| (at, start))
+        };
+        let starts: Vec<_> = segments.iter().enumerate().flat_map(chunks_of).collect();
+        let chunks = Chunks::new(u32::try_from(starts.len()).ok()?);
+        Some(Self { segments, starts, reason, is_past_caches, chunks, refused: AtomicBool::new(false) })
     }
 
     /// Copies one chunk, and returns its length.
     fn copy(&self, chunk: u32) -> Result<usize, MemoryError> {
-        let start = chunk as usize * CHUNK_BYTES;
-        let length = CHUNK_BYTES.min(self.destination.length().saturating_sub(start));
-        let access = self.destination.access(start, length)?;
+        let start = self.starts.get(chunk as usize);
+        let Some((segment, start)) = start.and_then(|&(at, start)| Some((self.segments.get(at)?, start)))
+        else {
+            return Ok(0);
+        };
+        let length = CHUNK_BYTES.min(segment.length().saturating_sub(start));
+        let access = segment.destination.access(start, length)?;
         let copy = if self.is_past_caches { copy_raw_past_caches } else { copy_raw };
-        // SAFETY: `new` has checked that the payload lies inside the mapping, which `self` keeps; every page of a
+        // SAFETY: `Segment::new` has checked that the bytes lie inside the mapping, which `self` keeps; every page of a
         // sealed block is allocated, so that reading cannot fault. `access` covers `length` bytes of a live grant that
-        // no slice of this process aliases, and `chunks` gives each chunk to one thread only. The peer may change the
-        // source meanwhile: the target reads its `closed` word before it reports the write.
+        // no slice of this process aliases. `chunks` gives each chunk to one thread only, and chunks have different bytes of
+        // the destination: segments do not overlap, by `new`'s caller. The peer may change the source meanwhile: the target reads its `closed` word before it reports the write.
         unsafe {
-            let source = self.source.base().as_ptr().add(self.offset + start);
+            let source = segment.source.base().as_ptr().add(segment.offset + start);
             copy(access.pointer(), source, length, self.reason);
         }
         Ok(length)
@@ -165,17 +185,14 @@ impl HelpedCopy {
     /// Shares the copy with the helper; it goes past the caches if `is_past_caches`. `None` if it is too short, or if the helper is absent,
     /// busy or paused.
     pub(super) fn begin(
-        source: &Arc<Mapping>,
-        offset: usize,
-        destination: &RemoteTarget,
+        segments: Vec<Segment>,
         (reason, is_past_caches): (CopyReason, bool),
     ) -> Option<Self> {
-        if destination.length() < HELP_BYTES || is_paused() {
+        if segments.iter().map(Segment::length).sum::<usize>() < HELP_BYTES || is_paused() {
             return None;
         }
         let helper = HELPER.get_or_init(start).as_ref().filter(|helper| helper.place.leave_this_cpu())?;
-        let how = (reason, is_past_caches);
-        let copy = Arc::new(SharedCopy::new(source.clone(), offset, destination.clone(), how)?);
+        let copy = Arc::new(SharedCopy::new(segments, (reason, is_past_caches))?);
         helper.copies.try_send(copy.clone()).ok()?;
         Some(Self::of(copy))
     }
@@ -183,6 +200,22 @@ impl HelpedCopy {
     /// The task's half of `copy`.
     pub(super) fn of(copy: Arc<SharedCopy>) -> Self {
         Self { copy, waits: 0 }
+    }
+
+    /// Copies chunks for about `limit` bytes. Returns how many they were, and whether all bytes are copied.
+    ///
+    /// # Errors
+    /// [`PeerViolation::NotGranted`] once the grant has ended.
+    pub(super) fn steps(&mut self, limit: usize) -> Result<(usize, bool), PeerViolation> {
+        let mut bytes = 0;
+        while bytes < limit {
+            match self.step()? {
+                Shared::Copied(length) => bytes += length,
+                Shared::HelperIsAtIt => return Ok((bytes, false)),
+                Shared::Done => return Ok((bytes, true)),
+            }
+        }
+        Ok((bytes, false))
     }
 
     /// Copies the next chunk.

@@ -18,7 +18,7 @@
 //! | `producer` | the requester's half of a connection |
 //! | `reads` | one-sided reads, both ways |
 //! | `target` | the target's half |
-//! | `helper`, `chunks` | a second core for long copies |
+//! | `copying`, `helper`, `chunks` | copies out of the peer's memory, and a second core for long ones |
 //! | `link`, `driver` | who makes progress, and when |
 //! | `ending` | why a connection ends, and how each side learns of it |
 //! | `words`, `sequence` | the steps on single shared words, for models |
@@ -31,6 +31,7 @@ mod board;
 mod catalogue;
 mod chunks;
 mod connection;
+mod copying;
 mod doorbell;
 mod driver;
 mod ending;

@@ -8,6 +8,13 @@ pub(super) const CHUNK_BYTES: usize = 256 << 10;
 /// takes 47 µs with its help, and 33 µs without.
 pub(super) const HELP_BYTES: usize = 2 << 20;
 
+/// The shortest piece of a write that counts as part of a longer payload, for which a second core helps: so long that the most
+/// pieces that are gathered are [`HELP_BYTES`] together.
+pub(super) const GATHER_BYTES: usize = HELP_BYTES / BATCH_DESCRIPTORS;
+
+/// The most bytes of pieces that are gathered. The peer learns of their end when all are copied, and may need the room in its ring.
+pub(super) const GATHERED_BYTES: u64 = 8 << 20;
+
 /// Copies that may wait for the helper.
 pub(super) const HELP_QUEUE: usize = 4;
 

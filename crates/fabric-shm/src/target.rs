@@ -6,20 +6,19 @@ use std::{
     sync::{Arc, MutexGuard, PoisonError},
 };
 
-use tensorwire_fabric::{
-    Arrival, FabricError, Immediate, LatestTargets, PeerViolation, Purpose, RemoteRange,
-};
+use tensorwire_fabric::{Arrival, FabricError, Immediate, LatestTargets, PeerViolation, RemoteRange};
 use tensorwire_memory::{
-    Buf, Limit, RemoteTarget,
-    copy::{CopyReason, PAST_CACHES_BYTES, copy_raw, copy_raw_past_caches},
+    Buf, Limit,
+    copy::{CopyReason, copy_raw},
 };
 use tensorwire_testpoints::sync::Mutex;
 
 use crate::{
     connection::Connection,
+    copying::{Begun, Copying, Payload, Turn, reason},
     ending::End,
     frame::Frame,
-    helper::{HelpedCopy, Shared},
+    helper::HelpedCopy,
     import::ImportedBlock,
     limits::{BATCH_DESCRIPTORS, BATCH_FRAMES, BLOCKS_MAX, CHUNK_BYTES, UNREPORTED_MAX},
     loan::{HeldLease, Loan},
@@ -53,7 +52,7 @@ pub(super) struct Target {
     latest: LatestTargets,
     /// Bytes of the finished pieces of the logical write in progress.
     landed: u64,
-    row: Row,
+    copying: Copying,
     /// The peer's blocks, in the order it sent them.
     blocks: Vec<Arc<ImportedBlock>>,
     /// The bytes of all imported blocks.
@@ -73,28 +72,10 @@ struct Execution {
     is_quiet: bool,
     job: Option<Job>,
     length: u64,
+    /// The descriptors that follow this one, and whose payloads are copied with its own.
+    gathered: Vec<Descriptor>,
     /// Set if the copy belongs to a read, not to a write of the peer.
     read: Option<Side>,
-}
-
-/// Payloads that are copied one after another.
-#[derive(Debug, Default)]
-struct Row {
-    /// Where the first one is in the peer's memory: block and offset.
-    first: Option<(u32, u64)>,
-    bytes: usize,
-}
-
-impl Row {
-    /// Whether the payload at `source` is copied past the caches: because the first one of the row has left them. A peer that comes back
-    /// to that one repeats what the caches have, and begins another row.
-    fn is_past_caches(&mut self, source: (u32, u64), bytes: usize) -> bool {
-        if self.first.is_none_or(|first| first == source) {
-            *self = Self { first: Some(source), bytes: 0 };
-        }
-        self.bytes = self.bytes.saturating_add(bytes);
-        self.bytes >= PAST_CACHES_BYTES
-    }
 }
 
 /// The side that issued a read.
@@ -109,7 +90,9 @@ enum Side {
 /// A piece of work that takes time.
 #[derive(Debug)]
 enum Job {
-    Copy(Copy),
+    Copy(Payload),
+    /// A copy that a second core shares.
+    Shared(HelpedCopy),
     View(View),
 }
 
@@ -121,20 +104,6 @@ struct View {
     length: usize,
     slot: u32,
     generation: u64,
-}
-
-/// A payload of a block of the peer that is being copied.
-#[derive(Debug)]
-struct Copy {
-    index: u32,
-    offset: u64,
-    destination: RemoteTarget,
-    reason: CopyReason,
-    is_past_caches: bool,
-    /// Bytes copied so far.
-    done: usize,
-    /// The part that a second core copies.
-    helped: Option<HelpedCopy>,
 }
 
 impl Target {
@@ -167,7 +136,7 @@ impl Target {
             true => Ok(Progress::More),
             false if self.head != before => Ok(Progress::Worked),
             false => {
-                self.row = Row::default();
+                self.copying.pause();
                 Ok(Progress::Idle)
             }
         }
@@ -247,7 +216,7 @@ impl Target {
                 return Ok(false);
             }
         }
-        self.is_awaited |= !execution.is_quiet;
+        self.is_awaited |= !execution.is_quiet || execution.gathered.iter().any(|piece| !piece.is_quiet);
         self.finish(connection, producer, &execution)?;
         Ok(true)
     }
@@ -266,6 +235,7 @@ impl Target {
             is_quiet: descriptor.is_quiet,
             job: None,
             length: descriptor.length(),
+            gathered: Vec::new(),
             read: None,
         };
         match descriptor.source {
@@ -277,7 +247,10 @@ impl Target {
             Source::Answer { tag, index, offset, length } => {
                 let destination = lock(producer).reads().expected(tag, length)?;
                 execution.read = Some(Side::Own);
-                execution.job = self.copy_of(connection, destination, index, offset, length)?.map(Job::Copy);
+                if let Some(destination) = destination.filter(|_| length > 0) {
+                    let payload = Payload::new((index, offset), destination, CopyReason::ShmRead);
+                    self.begin_copy(connection, payload, &mut execution)?;
+                }
                 return Ok(execution);
             }
             _ => {}
@@ -294,8 +267,8 @@ impl Target {
         if let (Source::Block { index, offset }, Some((range, key))) = (descriptor.source, descriptor.remote)
         {
             let (destination, purpose) = self.latest.write_target(&connection.regions, &range, key)?;
-            let copy = self.copy_out_of(connection, (index, offset), destination, reason(purpose))?;
-            execution.job = Some(Job::Copy(copy));
+            let payload = Payload::new((index, offset), destination, reason(purpose));
+            self.begin_copy(connection, payload, &mut execution)?;
         }
         Ok(execution)
     }
@@ -338,38 +311,26 @@ impl Target {
         })
     }
 
-    /// The copy of `length` bytes of the peer's answer to a read; `None` if there are none.
-    fn copy_of(
+    /// Begins to copy a payload of the peer's memory.
+    fn begin_copy(
         &mut self,
         connection: &Connection,
-        destination: Option<RemoteTarget>,
-        index: u32,
-        offset: u64,
-        length: u64,
-    ) -> Result<Option<Copy>, End> {
-        let Some(destination) = destination.filter(|_| length > 0) else { return Ok(None) };
-        self.copy_out_of(connection, (index, offset), destination, CopyReason::ShmRead).map(Some)
-    }
-
-    /// The copy that fills `destination` from the peer's block `index`, beginning at `offset`.
-    fn copy_out_of(
-        &mut self,
-        connection: &Connection,
-        (index, offset): (u32, u64),
-        destination: RemoteTarget,
-        reason: CopyReason,
-    ) -> Result<Copy, End> {
-        let is_past_caches = self.row.is_past_caches((index, offset), destination.length());
-        let block = self.block(connection, index)?;
-        if !block.covers(offset, destination.length() as u64) {
+        payload: Payload,
+        execution: &mut Execution,
+    ) -> Result<(), End> {
+        if !payload.is_inside(self.block(connection, payload.block())?) {
             return Err(PeerViolation::OutOfBounds.into());
         }
-        // The first copy out of a block is made without help, because it records which pages are resident.
-        let helped = block.if_resident(offset, destination.length()).and_then(|mapping| {
-            // `covers` has shown that the offset fits the address space.
-            HelpedCopy::begin(mapping, offset as usize, &destination, (reason, is_past_caches))
+        let (head, continues, blocks) = (self.head, execution.continues, &self.blocks);
+        let mut turn = Turn { connection, head, continues, latest: &mut self.latest, blocks };
+        execution.job = Some(match self.copying.begin(payload, &mut turn) {
+            Begun::Alone(payload) => Job::Copy(payload),
+            Begun::Shared(shared, gathered) => {
+                execution.gathered = gathered;
+                Job::Shared(shared)
+            }
         });
-        Ok(Copy { index, offset, destination, reason, is_past_caches, done: 0, helped })
+        Ok(())
     }
 
     /// The peer's block with this number. The peer sends a block before the descriptor that names it, so a missing
@@ -388,37 +349,17 @@ impl Target {
         limit: usize,
     ) -> Result<(usize, bool), End> {
         match job {
-            Job::Copy(Copy { helped: Some(helped), .. }) => match helped.step()? {
-                Shared::Copied(bytes) => Ok((bytes, false)),
-                Shared::HelperIsAtIt => Ok((0, false)),
-                Shared::Done => Ok((0, true)),
-            },
+            Job::Shared(copy) => Ok(copy.steps(limit)?),
             Job::Copy(copy) => {
-                let bytes = self.copy(connection, copy, limit)?;
-                Ok((bytes, copy.done >= copy.destination.length()))
+                let bytes = copy.copy(self.block(connection, copy.block())?, limit)?;
+                Ok((bytes, copy.is_done()))
             }
             Job::View(view) => {
                 let block = self.block(connection, view.index)?;
                 let populated = block.populate(view.offset, view.length, limit);
-                populated.map_err(unreadable)
+                populated.map_err(End::unreadable)
             }
         }
-    }
-
-    /// Copies up to `limit` bytes of `copy` and returns their number.
-    fn copy(&mut self, connection: &Connection, copy: &mut Copy, limit: usize) -> Result<usize, End> {
-        let length = limit.min(copy.destination.length() - copy.done);
-        let block = self.block(connection, copy.index)?;
-        let resident = block.resident(copy.offset + copy.done as u64, length);
-        let source = resident.map_err(unreadable)?.ok_or(PeerViolation::OutOfBounds)?;
-        let access = copy.destination.access(copy.done, length).map_err(|_| PeerViolation::NotGranted)?;
-        let copy_chunk = if copy.is_past_caches { copy_raw_past_caches } else { copy_raw };
-        // SAFETY: `source` is readable for `length` bytes: `resident` promises it. `access` covers `length` bytes of a live
-        // grant that no slice of this process aliases, in another mapping. The peer may change the source meanwhile: `finish`
-        // checks its `closed` word before the arrival is passed on.
-        unsafe { copy_chunk(access.pointer(), source, length, copy.reason) };
-        copy.done += length;
-        Ok(length)
     }
 
     /// Passes the arrival on, if the peer has not closed yet, and moves to the next descriptor.
@@ -445,7 +386,11 @@ impl Target {
             self.head += 1;
             return Ok(());
         }
-        self.end_piece(connection, execution.length, execution.continues, execution.immediate)
+        self.end_piece(connection, execution.length, execution.continues, execution.immediate)?;
+        for piece in &execution.gathered {
+            self.end_piece(connection, piece.length(), piece.continues, piece.immediate)?;
+        }
+        Ok(())
     }
 
     /// Passes on the arrival of a write whose last piece has landed, and moves to the next descriptor.
@@ -471,7 +416,7 @@ impl Target {
 
     /// Passes the user a view of the peer's memory.
     fn hand_over(&mut self, connection: &Connection, view: &View, immediate: Immediate) -> Result<(), End> {
-        let mapping = self.block(connection, view.index)?.mapping().map_err(unreadable)?.clone();
+        let mapping = self.block(connection, view.index)?.mapping().map_err(End::unreadable)?.clone();
         let lease = Arc::new(held(connection, view.slot, view.generation));
         let loan = Loan::new(mapping, (view.offset, view.length), lease);
         let buffer = Buf::foreign(Arc::new(loan));
@@ -528,24 +473,11 @@ impl Target {
     }
 }
 
-/// The end of a connection because the peer's memory cannot be mapped or made resident.
-fn unreadable(error: io::Error) -> End {
-    End::device("reading a block of the peer", error)
-}
-
 /// Checks that the peer has not closed yet, so that bytes copied out of its memory are valid.
 fn check_open(connection: &Connection) -> Result<(), End> {
     match connection.peer.closed() {
         0 => Ok(()),
         closed => Err(End::from_peer(closed, connection.peer_receive_depth)),
-    }
-}
-
-/// How copies into a region are counted.
-fn reason(purpose: Purpose) -> CopyReason {
-    match purpose {
-        Purpose::Payload => CopyReason::ShmPayload,
-        Purpose::Messages => CopyReason::ShmMessage,
     }
 }
 

@@ -7,7 +7,7 @@ use tensorwire_memory::{GrantEnd, RemoteTarget, copy::CopyReason};
 
 use super::{Rig, sealed_block};
 use crate::{
-    helper::{HelpedCopy, Shared, SharedCopy},
+    helper::{HelpedCopy, Segment, Shared, SharedCopy},
     limits::HELP_BYTES,
     sys::Mapping,
 };
@@ -15,11 +15,11 @@ use crate::{
 const BYTES: usize = 3 * HELP_BYTES + 5;
 
 /// A sealed block filled with 7.
-fn source(length: usize) -> Arc<Mapping> {
+pub(super) fn source(length: usize) -> Arc<Mapping> {
     Arc::new(Mapping::new(sealed_block(length).as_fd(), length, false).unwrap())
 }
 
-fn target(rig: &Rig, length: usize) -> (tensorwire_memory::Granted, RemoteTarget) {
+pub(super) fn target(rig: &Rig, length: usize) -> (tensorwire_memory::Granted, RemoteTarget) {
     let (granted, range, key) = rig.lend(length);
     let (target, _) = rig.regions.write_target(&range, key).unwrap();
     (granted, target)
@@ -38,8 +38,8 @@ fn finish(copy: &mut HelpedCopy) -> Result<usize, PeerViolation> {
 }
 
 fn begin(mapping: &Arc<Mapping>, target: &RemoteTarget) -> Option<(HelpedCopy, Arc<SharedCopy>)> {
-    let copy = SharedCopy::new(mapping.clone(), 0, target.clone(), (CopyReason::ShmPayload, true))?;
-    let copy = Arc::new(copy);
+    let segment = Segment::new(mapping.clone(), 0, target.clone())?;
+    let copy = Arc::new(SharedCopy::new(vec![segment], (CopyReason::ShmPayload, true))?);
     Some((HelpedCopy::of(copy.clone()), copy))
 }
 
@@ -115,8 +115,7 @@ async fn a_payload_past_its_block_is_not_shared() {
     let (rig, mapping) = (Rig::new(), source(BYTES));
     let (_granted, target) = target(&rig, BYTES);
     for offset in [1, BYTES, usize::MAX] {
-        let copy = SharedCopy::new(mapping.clone(), offset, target.clone(), (CopyReason::ShmPayload, false));
-        assert!(copy.is_none(), "at {offset}");
+        assert!(Segment::new(mapping.clone(), offset, target.clone()).is_none(), "at {offset}");
     }
 }
 
@@ -124,5 +123,6 @@ async fn a_payload_past_its_block_is_not_shared() {
 async fn short_copies_are_made_alone() {
     let (rig, mapping) = (Rig::new(), source(BYTES));
     let (_granted, target) = target(&rig, HELP_BYTES - 1);
-    assert!(HelpedCopy::begin(&mapping, 0, &target, (CopyReason::ShmPayload, false)).is_none());
+    let segment = Segment::new(mapping, 0, target).unwrap();
+    assert!(HelpedCopy::begin(vec![segment], (CopyReason::ShmPayload, false)).is_none());
 }

@@ -1,6 +1,7 @@
 //! Tests of internals: layouts, imports, and neighbours that break every rule they can.
 
 mod driving;
+mod gathering;
 mod helping;
 mod hostile;
 mod lending;

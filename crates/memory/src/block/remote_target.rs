@@ -57,6 +57,12 @@ impl RemoteTarget {
         self.length
     }
 
+    /// Whether both have a byte of the same memory.
+    pub fn overlaps(&self, other: &Self) -> bool {
+        let is_before = |left: &Self, right: &Self| left.offset + left.length <= right.offset;
+        self.block.id() == other.block.id() && !is_before(self, other) && !is_before(other, self)
+    }
+
     /// Copies `bytes` to `offset` within this target.
     ///
     /// # Errors
