@@ -88,9 +88,9 @@ pub enum MemoryError {
         /// The answer.
         source: Arc<std::io::Error>,
     },
-    /// Part of this memory has joined already.
+    /// Part of this memory has been joined or given already.
     #[error(
-        "some of these {length} bytes have joined already: find them, or drop the earlier `Joined` first"
+        "some of these {length} bytes have been joined or given already: use them there, or drop what has them first"
     )]
     Overlaps {
         /// Length in bytes.

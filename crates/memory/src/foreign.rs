@@ -3,7 +3,7 @@
 use std::{fmt, ptr::NonNull, sync::Arc, task::Poll};
 
 use bytes::Bytes;
-use zerocopy::{Immutable, IntoBytes};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Where bytes are in a block of a process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +39,31 @@ pub unsafe trait ForeignMemory: fmt::Debug + Send + Sync {
     fn attached_at(&self, place: &Place) -> Poll<Option<Arc<dyn ForeignMemory>>> {
         let _ = place;
         Poll::Ready(None)
+    }
+}
+
+/// Memory of the program that it gives away: from then on, this crate alone reads and writes it
+/// ([`UserMemory::give`](crate::UserMemory::give)). The value is dropped when nobody uses the memory any more, so its `Drop` may give the
+/// memory back to the program. That may happen on any thread of the library, and somewhat later than the last buffer was dropped: `Drop` must
+/// not panic, and must not wait for a worker.
+///
+/// # Safety
+/// - The bytes of [`bytes`](Self::bytes) are mapped, initialised, and readable and writable by any thread, from the call until the value is
+///   dropped, wherever the value is moved. A slice of no bytes may have any address.
+/// - Nothing else reads or writes them during that time, in this process or another.
+/// - Any values may be written to them.
+pub unsafe trait GivenMemory: Send + Sync {
+    /// All of it: at most `isize::MAX` bytes. Called once.
+    fn bytes(&mut self) -> NonNull<[u8]>;
+}
+
+// SAFETY: moving a vector does not move its elements, nobody else has access to them while a vector exists that nobody can get at, and
+// nothing but `Drop` is called on it. All bytes of `IntoBytes` elements are initialised, and `FromBytes` elements may have any.
+unsafe impl<T: IntoBytes + FromBytes + Send + Sync> GivenMemory for Vec<T> {
+    fn bytes(&mut self) -> NonNull<[u8]> {
+        let length = size_of_val(self.as_slice());
+        let first = NonNull::new(self.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        NonNull::slice_from_raw_parts(first.cast(), length)
     }
 }
 

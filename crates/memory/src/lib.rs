@@ -49,7 +49,7 @@ pub use block::{
 };
 pub use buffer::{Buf, BufMut, Divided, Exposure, Granted, Loan, Retired};
 pub use error::{MemoryError, VisitError};
-pub use foreign::{ForeignMemory, Place};
+pub use foreign::{ForeignMemory, GivenMemory, Place};
 pub use huge::HugePages;
 pub use lease::Lease;
 pub use limits::Limit;

@@ -1,21 +1,26 @@
-//! Users' own memory that fabrics send from without a copy.
+//! Users' own memory, which fabrics use where it lies.
 
 use std::{
     collections::BTreeMap,
     fmt,
     ops::Range,
-    sync::{Arc, PoisonError, RwLock},
+    ptr::NonNull,
+    sync::{
+        Arc, PoisonError, RwLock, Weak,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use crate::{
-    BlockVisitor, Buf, ForeignMemory, MemoryError,
+    BlockVisitor, Buf, BufMut, ForeignMemory, GivenMemory, MemoryError, MemoryObserver,
     block::{Allocation, JoinedBlock},
 };
 
-/// Memory that users have joined: registered with the devices, and found again by address.
+/// Memory of users that is registered with the devices. Memory that was [joined](Self::join) is only read, and is found again by address;
+/// memory that was [given](Self::give) away is a buffer, which can also be written.
 ///
-/// Neighbours cannot map joined memory, so the fabric over shared memory sends it with one copy into a pool. The other fabrics
-/// send it in place. Nothing is ever received into it.
+/// Neighbours cannot map such memory, so the fabric over shared memory sends it with one copy into a pool. The other fabrics
+/// send it in place. All of them receive into given memory in place.
 ///
 /// ```no_run
 /// use std::{fs::File, sync::Arc};
@@ -32,19 +37,80 @@ use crate::{
 #[derive(Clone, Default)]
 pub struct UserMemory {
     shared: Arc<RwLock<Registry>>,
+    hits: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
 struct Registry {
+    observer: Option<Arc<dyn MemoryObserver>>,
     visitors: Vec<Arc<dyn BlockVisitor>>,
-    /// Each joined memory as a whole, by its first address. Ranges do not overlap.
-    joined: BTreeMap<usize, Buf>,
+    /// By their first address. Ranges do not overlap.
+    members: BTreeMap<usize, Member>,
+}
+
+/// One memory, as a whole.
+#[derive(Debug)]
+enum Member {
+    Joined(Buf),
+    /// With its length. The entry outlives the buffer, and is removed when others come.
+    Given(Weak<JoinedBlock>, usize),
+}
+
+impl Member {
+    fn length(&self) -> usize {
+        match self {
+            Self::Joined(bytes) => bytes.len(),
+            Self::Given(_, length) => *length,
+        }
+    }
+
+    /// `None` if the buffer is gone.
+    fn block(&self) -> Option<Arc<JoinedBlock>> {
+        match self {
+            Self::Joined(bytes) => bytes.joined_block().cloned(),
+            Self::Given(block, _) => block.upgrade(),
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        matches!(self, Self::Given(block, _) if block.strong_count() == 0)
+    }
+
+    fn joined(&self) -> Option<&Buf> {
+        match self {
+            Self::Joined(bytes) => Some(bytes),
+            Self::Given(..) => None,
+        }
+    }
+}
+
+impl Registry {
+    fn blocks(&self) -> Vec<Arc<JoinedBlock>> {
+        self.members.values().filter_map(Member::block).collect()
+    }
+
+    /// Registers `block`, whose memory is at `addresses`, with all devices. After an error the caller drops the block without the lock:
+    /// devices that have registered it deregister it then, and its owner is dropped, which is the user's code.
+    fn add(&mut self, addresses: &Range<usize>, block: &JoinedBlock) -> Result<(), MemoryError> {
+        while let Some((&start, before)) = self.members.range(..addresses.end).next_back()
+            && start + before.length() > addresses.start
+        {
+            if !before.is_gone() {
+                return Err(MemoryError::Overlaps { length: addresses.len() });
+            }
+            self.members.remove(&start);
+        }
+        for visitor in &self.visitors {
+            block.visit(visitor).map_err(|source| MemoryError::Register { pool: POOL, source })?;
+        }
+        Ok(())
+    }
 }
 
 impl fmt::Debug for UserMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let registry = self.shared.read().unwrap_or_else(PoisonError::into_inner);
-        f.debug_struct("UserMemory").field("joined", &registry.joined.values()).finish_non_exhaustive()
+        f.debug_struct("UserMemory").field("members", &registry.members.values()).finish_non_exhaustive()
     }
 }
 
@@ -54,15 +120,24 @@ impl UserMemory {
         Self::default()
     }
 
-    /// Gives every joined block, present and future, to `visitor`, and calls it again when one is withdrawn.
+    /// With an observer of the memory that is given.
+    #[doc(hidden)]
+    pub fn observed(observer: Option<Arc<dyn MemoryObserver>>) -> Self {
+        let registry = Registry { observer, ..Registry::default() };
+        Self { shared: Arc::new(RwLock::new(registry)), hits: Arc::default() }
+    }
+
+    /// Gives every block of joined and given memory, present and future, to `visitor`, and calls it again when one is withdrawn.
     ///
     /// # Errors
     /// [`MemoryError::Register`] when the visitor refuses a present block; it is not added then, and the
     /// blocks that it had registered are deregistered.
     #[doc(hidden)]
     pub fn add_visitor(&self, visitor: Arc<dyn BlockVisitor>) -> Result<(), MemoryError> {
+        let blocks;
+        // Released before the blocks, of which the last handle of given memory may be one: its owner is the user's code.
         let mut registry = self.shared.write().unwrap_or_else(PoisonError::into_inner);
-        let blocks: Vec<_> = registry.joined.values().filter_map(Buf::joined_block).collect();
+        blocks = registry.blocks();
         for (number, block) in blocks.iter().enumerate() {
             if let Err(source) = block.visit(&visitor) {
                 blocks.iter().take(number).for_each(|block| block.leave(&visitor));
@@ -73,21 +148,21 @@ impl UserMemory {
         Ok(())
     }
 
-    /// Lets `visitor` deregister all joined blocks, and gives it no more. Does nothing if it was not added. Memory
+    /// Lets `visitor` deregister all these blocks, and gives it no more. Does nothing if it was not added. Memory
     /// whose [`Joined`] was dropped while buffers of it are left is deregistered with the last of them.
     #[doc(hidden)]
     pub fn remove_visitor(&self, visitor: &Arc<dyn BlockVisitor>) {
-        let blocks: Vec<Buf> = {
+        let blocks = {
             let mut registry = self.shared.write().unwrap_or_else(PoisonError::into_inner);
             let before = registry.visitors.len();
             registry.visitors.retain(|known| !Arc::ptr_eq(known, visitor));
             if registry.visitors.len() == before {
                 return;
             }
-            registry.joined.values().cloned().collect()
+            registry.blocks()
         };
         // Without the lock: devices deregister the blocks, which can take long.
-        blocks.iter().filter_map(Buf::joined_block).for_each(|block| block.leave(visitor));
+        blocks.iter().for_each(|block| block.leave(visitor));
     }
 
     /// Registers `owner`'s memory with the devices for as long as the returned value lives. Buffers of that memory
@@ -100,20 +175,39 @@ impl UserMemory {
         if owner.length() == 0 {
             return Ok(Joined { registry: self.clone(), bytes: Buf::empty() });
         }
-        let addresses = addresses(&owner);
+        let addresses = addresses(owner.base(), owner.length());
+        let block = Arc::new(JoinedBlock::new(owner));
         let mut registry = self.shared.write().unwrap_or_else(PoisonError::into_inner);
-        let before = registry.joined.range(..addresses.end).next_back();
-        if before.is_some_and(|(start, bytes)| start + bytes.len() > addresses.start) {
-            return Err(MemoryError::Overlaps { length: addresses.len() });
-        }
-        let block = JoinedBlock::new(owner);
-        for visitor in &registry.visitors {
-            // A refusal drops the block, and the devices that registered it deregister it.
-            block.visit(visitor).map_err(|source| MemoryError::Register { pool: POOL, source })?;
-        }
+        registry.add(&addresses, &block)?;
         let bytes = Buf::whole(Allocation::joined(block));
-        registry.joined.insert(addresses.start, bytes.clone());
+        registry.members.insert(addresses.start, Member::Joined(bytes.clone()));
         Ok(Joined { registry: self.clone(), bytes })
+    }
+
+    /// Takes `owner`'s memory as a buffer, for instance for the pages of an arena, and registers it with the devices. Peers can write it
+    /// where a receive pool could be written. Devices deregister it, and `owner` is dropped, when the buffer and all that became of it are
+    /// dropped.
+    ///
+    /// # Errors
+    /// As [`join`](Self::join). `owner` is dropped then.
+    pub fn give(&self, owner: impl GivenMemory + 'static) -> Result<BufMut, MemoryError> {
+        let observer = self.shared.read().unwrap_or_else(PoisonError::into_inner).observer.clone();
+        let block = Arc::new(JoinedBlock::given(Box::new(owner), observer));
+        let length = block.block().length();
+        if length == 0 {
+            return Ok(BufMut::from_allocation(Allocation::empty()));
+        }
+        let addresses = addresses(block.block().base(), length);
+        let mut registry = self.shared.write().unwrap_or_else(PoisonError::into_inner);
+        registry.add(&addresses, &block)?;
+        registry.members.retain(|_, member| !member.is_gone());
+        registry.members.insert(addresses.start, Member::Given(Arc::downgrade(&block), length));
+        Ok(BufMut::from_allocation(Allocation::joined(block)))
+    }
+
+    /// How often [`find`](Self::find) has found memory.
+    pub fn hits(&self) -> u64 {
+        self.hits.load(Ordering::Relaxed)
     }
 
     /// The joined memory at `addresses` (of a slice: `as_ptr_range()`), as a buffer. No copy.
@@ -127,16 +221,20 @@ impl UserMemory {
             return Ok(Buf::empty());
         }
         let registry = self.shared.read().unwrap_or_else(PoisonError::into_inner);
-        let (first, bytes) = registry.joined.range(..=start).next_back().ok_or_else(refused)?;
-        end.checked_sub(*first).and_then(|end| bytes.slice(start - first..end)).ok_or_else(refused)
+        let (first, member) = registry.members.range(..=start).next_back().ok_or_else(refused)?;
+        let bytes = member.joined().ok_or_else(refused)?;
+        let found = end.checked_sub(*first).and_then(|end| bytes.slice(start - first..end));
+        let found = found.ok_or_else(refused)?;
+        self.hits.fetch_add(1, Ordering::Relaxed);
+        Ok(found)
     }
 }
 
 const POOL: &str = "users' memory";
 
-fn addresses(owner: &Arc<dyn ForeignMemory>) -> Range<usize> {
-    let start = owner.base().addr().get();
-    start..start + owner.length()
+fn addresses(base: NonNull<u8>, length: usize) -> Range<usize> {
+    let start = base.addr().get();
+    start..start + length
 }
 
 /// A user's memory that has joined. Dropping this value withdraws it.
@@ -167,8 +265,9 @@ impl Drop for Joined {
         let start = self.bytes.as_ptr().addr();
         let left = {
             let mut registry = self.registry.shared.write().unwrap_or_else(PoisonError::into_inner);
-            let ours = registry.joined.get(&start).is_some_and(|bytes| bytes.is_same(&self.bytes));
-            ours.then(|| registry.joined.remove(&start)).flatten()
+            let member = registry.members.get(&start).and_then(Member::joined);
+            let is_ours = member.is_some_and(|bytes| bytes.is_same(&self.bytes));
+            is_ours.then(|| registry.members.remove(&start)).flatten()
         };
         // Without the lock: if it is the last buffer, devices deregister the memory.
         drop(left);

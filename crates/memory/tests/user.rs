@@ -6,12 +6,14 @@ use std::{
     fs::{self, File, Permissions},
     io::Write,
     os::unix::fs::PermissionsExt,
+    ptr::NonNull,
     sync::{Arc, Mutex, mpsc},
     time::Duration,
 };
 
 use tensorwire_memory::{
-    Block, BlockId, BlockVisitor, Buf, ForeignMemory, Mapping, MemoryError, UserMemory, VisitError,
+    Block, BlockId, BlockVisitor, Buf, BufMut, ForeignMemory, GivenMemory, GrantEnd, Mapping, MemoryError,
+    UserMemory, VisitError, copy::CopyReason,
 };
 
 fn bytes(length: usize) -> Arc<dyn ForeignMemory> {
@@ -285,4 +287,168 @@ fn a_file_that_is_open_for_writing_gets_no_lease() {
     let _writer = File::options().append(true).open(directory.path().join("file")).unwrap();
     let error = Mapping::leased(&file).unwrap_err();
     assert!(matches!(error, MemoryError::NoLease { .. }), "{error}");
+}
+
+/// Memory that goes back to its program when nobody uses it any more.
+#[derive(Debug)]
+struct Returning(Vec<u8>, mpsc::SyncSender<Vec<u8>>);
+
+// SAFETY: the vector's, whose elements do not move with it, and which nobody else has until `drop`.
+unsafe impl GivenMemory for Returning {
+    fn bytes(&mut self) -> NonNull<[u8]> {
+        self.0.bytes()
+    }
+}
+
+impl Drop for Returning {
+    fn drop(&mut self) {
+        let _ = self.1.send(std::mem::take(&mut self.0));
+    }
+}
+
+fn returning(length: usize) -> (Returning, mpsc::Receiver<Vec<u8>>) {
+    let (sender, back) = mpsc::sync_channel(1);
+    (Returning((0..length).map(|index| index as u8).collect(), sender), back)
+}
+
+#[test]
+fn given_memory_is_a_buffer_until_its_last_view_is_gone() {
+    let (memory, device) = (UserMemory::new(), Arc::new(Device::default()));
+    memory.add_visitor(device.clone()).unwrap();
+    let (owner, back) = returning(100);
+    let address = owner.0.as_ptr();
+    let mut given = memory.give(owner).unwrap();
+    assert_eq!((given.as_ptr(), given.len(), given[40], device.held()), (address, 100, 40, 1));
+    given[40] = 7;
+    let shared = given.freeze();
+    let part = shared.slice(30..50).unwrap();
+    let mut given = shared.try_into_mut().unwrap_err();
+    assert!(back.try_recv().is_err());
+    drop(part);
+    let mut again = given.try_into_mut().unwrap();
+    again[41] = 8;
+    given = again.freeze();
+    assert_eq!(given.block().map(|block| (block.is_writable(), block.shareable())), Some((true, false)));
+    drop(given);
+    let returned = back.try_recv().unwrap();
+    assert_eq!((returned.as_ptr(), &returned[39..43], device.held()), (address, &[39, 7, 8, 42][..], 0));
+}
+
+#[test]
+fn a_peer_may_write_the_parts_of_given_memory_that_are_granted() {
+    let (owner, back) = returning(100);
+    let (whole, parts) = UserMemory::new().give(owner).unwrap().divide(&[20, 50]).unwrap();
+    let [first, second, third] = <[_; 3]>::try_from(parts).unwrap();
+    let block = second.block().unwrap().clone();
+    let granted = second.grant();
+    let write = |offset, bytes: &[u8]| {
+        block.remote_target(offset, bytes.len() as u64)?.write_at(0, bytes, CopyReason::ShmPayload)
+    };
+    write(20, &[1; 30]).unwrap();
+    for (offset, length) in [(19, 2), (49, 2), (0, 1), (50, 1), (99, 2)] {
+        assert!(write(offset, &vec![9; length]).is_err(), "{length} bytes at {offset}");
+    }
+    assert!(granted.end(GrantEnd::Content).unwrap().iter().all(|byte| *byte == 1));
+    assert!(write(20, &[2]).is_err());
+    drop((first, third, whole, block));
+    let returned = back.try_recv().unwrap();
+    assert_eq!((returned[19], returned[20], returned[49], returned[50]), (19, 1, 1, 50));
+}
+
+#[test]
+fn given_memory_that_a_peer_may_still_write_never_goes_back() {
+    let (memory, (owner, back)) = (UserMemory::new(), returning(64));
+    drop(memory.give(owner).unwrap().grant());
+    assert_eq!(back.try_recv(), Err(mpsc::TryRecvError::Empty));
+}
+
+#[test]
+fn memory_has_one_user() {
+    let memory = UserMemory::new();
+    let (owner, back) = returning(64);
+    let addresses = owner.0.as_ptr_range();
+    let given = memory.give(owner).unwrap();
+    assert!(
+        matches!(memory.find(addresses.clone()), Err(MemoryError::NotJoined { .. })),
+        "it may be written"
+    );
+    drop(given);
+    // Its place is free again, for either use.
+    let returned: Arc<dyn ForeignMemory> = Arc::new(back.recv().unwrap());
+    let joined = memory.join(returned).unwrap();
+    assert_eq!(memory.find(addresses).unwrap().len(), 64);
+    assert_eq!(memory.hits(), 1);
+    drop(joined);
+    assert!(memory.give(Vec::<u8>::new()).unwrap().is_empty());
+    let numbers = memory.give(vec![1_u32, 2]).unwrap();
+    assert_eq!(numbers[..], [1, 2_u32].map(u32::to_ne_bytes).concat());
+}
+
+#[test]
+fn devices_that_come_go_and_refuse_know_given_memory() {
+    let (memory, device) = (UserMemory::new(), Arc::new(Device::default()));
+    let given = memory.give(vec![0_u8; 10]).unwrap();
+    let known: Arc<dyn BlockVisitor> = device.clone();
+    memory.add_visitor(known.clone()).unwrap();
+    assert_eq!(device.held(), 1);
+    memory.remove_visitor(&known);
+    assert_eq!(device.held(), 0);
+    device.set_full(true);
+    assert!(matches!(memory.add_visitor(known.clone()), Err(MemoryError::Register { .. })));
+    drop(given);
+    memory.add_visitor(known).unwrap();
+    let (owner, back) = returning(64);
+    assert!(matches!(memory.give(owner), Err(MemoryError::Register { .. })));
+    assert_eq!((device.held(), back.try_recv().unwrap().len()), (0, 64));
+}
+
+/// Joins what it gets back at once.
+#[derive(Debug)]
+struct Rejoining(Vec<u8>, UserMemory, mpsc::SyncSender<bool>);
+
+// SAFETY: as for `Returning`.
+unsafe impl GivenMemory for Rejoining {
+    fn bytes(&mut self) -> NonNull<[u8]> {
+        self.0.bytes()
+    }
+}
+
+impl Drop for Rejoining {
+    fn drop(&mut self) {
+        let joined = self.1.join(Arc::new(vec![1_u8; 8]));
+        let _ = self.2.send(joined.is_ok());
+    }
+}
+
+#[test]
+fn an_owner_may_use_the_registry_when_its_memory_was_refused() {
+    let (memory, device) = (UserMemory::new(), Arc::new(Device::default()));
+    memory.add_visitor(device.clone()).unwrap();
+    device.set_full(true);
+    let (sender, used) = mpsc::sync_channel(1);
+    let refused = memory.give(Rejoining(vec![0; 64], memory.clone(), sender));
+    assert!(matches!(refused, Err(MemoryError::Register { .. })));
+    assert!(!used.try_recv().unwrap(), "the device is full");
+}
+
+/// A device that takes the program's last handle on the memory while it registers it.
+#[derive(Debug)]
+struct Taking(Mutex<Option<BufMut>>);
+
+impl BlockVisitor for Taking {
+    fn block_added(&self, _: &Block) -> Result<(), VisitError> {
+        drop(self.0.lock().unwrap().take());
+        Ok(())
+    }
+
+    fn block_removed(&self, _: &Block) {}
+}
+
+#[test]
+fn an_owner_may_use_the_registry_when_a_device_comes_meanwhile() {
+    let memory = UserMemory::new();
+    let (sender, used) = mpsc::sync_channel(1);
+    let given = memory.give(Rejoining(vec![0; 64], memory.clone(), sender)).unwrap();
+    memory.add_visitor(Arc::new(Taking(Mutex::new(Some(given))))).unwrap();
+    assert!(used.try_recv().unwrap());
 }

@@ -9,7 +9,7 @@ use tensorwire_fabric::FabricKind;
 use tensorwire_memory::copy::{CopyReason, count};
 use tensorwire_protocol::{Code, Validation};
 use tensorwire_rendezvous::{
-    Trust, Worker, WorkerError,
+    Tensor, Trust, Worker, WorkerError,
     pages::{Arena, PageError, Pages, Transfer, Written},
 };
 
@@ -336,6 +336,48 @@ fn memory_of_the_program_is_written_from_where_it_lies() {
 }
 
 #[test]
+fn memory_of_the_program_is_an_arena_that_peers_write_where_it_lies() {
+    run(async {
+        for &kind in kinds(USUAL) {
+            let two = Two::of(|name| on(kind, name)).await;
+            let cache: Vec<u8> = (0..4096 * 8).map(|byte| (byte / 4096) as u8 + 1).collect();
+            let address = cache.as_ptr();
+            let theirs = two.server.arena_of(cache, 4096).unwrap();
+            assert_eq!(
+                (theirs.count(), theirs.page(3).unwrap().as_ptr()),
+                (8, address.wrapping_add(3 * 4096))
+            );
+            // Known to the connection from its beginning, and made while there is one.
+            let _exposed = two.server.expose("kv", &theirs).unwrap();
+            let remote = two.peer.arena("kv").await.unwrap();
+            let ours = two.client.arena_of(vec![0_u32; 1024 * 8], 4096).unwrap();
+            let copied = |before: u64| (count(CopyReason::Import).bytes - before) / 4096;
+
+            let before = count(CopyReason::Import).bytes;
+            remote.read(&Pages::from([7, 2]), &ours, &Pages::from([0, 5])).await.unwrap();
+            assert_eq!(copied(before), if kind == FabricKind::SHM { 2 } else { 0 }, "{kind}");
+            for (at, value) in [(0, 8), (5, 3), (1, 0), (7, 0)] {
+                assert!(is_filled(&ours, at, value), "{kind}: page {at}");
+            }
+            remote.write(&ours, &Pages::from([5, 1]), &Pages::from([0, 1])).await.unwrap();
+            for (at, value) in [(0, 3), (1, 0), (2, 3), (7, 8)] {
+                assert!(is_filled(&theirs, at, value), "{kind}: page {at}");
+            }
+            // A fetch fills such memory in place, too.
+            let tensor = Tensor::from_values(two.server.pool(), &[4096], &[9_u8; 4096]).unwrap();
+            two.server.publish("tensor", tensor).unwrap();
+            let own = two.client.user_memory().give(vec![0_u8; 4096]).unwrap();
+            let place = own.as_ptr();
+            let fetched = two.peer.fetch("tensor").into_buffer(own).await.unwrap();
+            assert_eq!((fetched.bytes().as_ptr(), fetched.bytes()), (place, &[9; 4096][..]), "{kind}");
+            // Nothing was put elsewhere.
+            assert_eq!(theirs.page(1).unwrap().as_ptr(), address.wrapping_add(4096));
+            two.end().await;
+        }
+    });
+}
+
+#[test]
 fn a_cancelled_transfer_moves_nothing_more() {
     run(async {
         for &kind in kinds(USUAL) {
@@ -407,6 +449,10 @@ fn bad_lists_name_the_field_and_the_remedy() {
             two.server.arena(0, 64).await.unwrap_err(),
             two.server.arena(1, 0).await.unwrap_err(),
             two.server.arena(u32::MAX, 1).await.unwrap_err(),
+            two.server.arena_of(vec![0_u8; 100], 64).unwrap_err(),
+            two.server.arena_of(vec![0_u8; 100], 0).unwrap_err(),
+            two.server.arena_of(Vec::<u8>::new(), 64).unwrap_err(),
+            two.server.arena_of(vec![0_u8; (1 << 24) + 1], 1).unwrap_err(),
             two.server.expose("kv", &theirs).unwrap_err(),
             two.server.expose("", &theirs).unwrap_err(),
             two.server.expose(&"n".repeat(257), &theirs).unwrap_err(),
@@ -470,5 +516,6 @@ over_verbs! {
     the_end_of_an_exposure_refuses_the_notes_that_wait
     a_lost_peer_frees_all_pages
     memory_of_the_program_is_written_from_where_it_lies
+    memory_of_the_program_is_an_arena_that_peers_write_where_it_lies
     a_cancelled_transfer_moves_nothing_more
 }

@@ -1,8 +1,9 @@
 //! Memory that is registered with a device.
 
-use std::{ptr::NonNull, sync::Arc};
+use std::{mem, ptr::NonNull, sync::Arc};
 
 use tensorwire_fabric::Access;
+use tensorwire_memory::Block;
 
 use super::{
     ProtectionDomain, VerbsError,
@@ -14,6 +15,7 @@ use super::{
 pub(crate) struct MemoryRegion {
     domain: Arc<ProtectionDomain>,
     raw: NonNull<sys::ibv_mr>,
+    block: Block,
 }
 
 // SAFETY: as for `Context`: the library's functions may be called from any thread. The keys never change.
@@ -29,36 +31,35 @@ impl std::fmt::Debug for MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Registers `length` bytes from `base`. The kernel pins them unless they are paged `on_demand`. This side can
-    /// always write from them, and can read into them if they are `writable`. `access` has the rights of peers.
+    /// Registers all of `block`. The kernel pins it unless it is paged `on_demand`. This side can always write from it, and can read into it
+    /// if this process may write it. `access` has the rights of peers.
     ///
     /// # Safety
-    /// The range must stay mapped while the region lives. With [`Access::remote_write`], peers that know the key may
-    /// write it at any time, so that no reference to it may exist while they can.
+    /// With [`Access::remote_write`], peers that know the key may write it at any time, so that no reference to it may exist while they can.
     ///
     /// # Errors
     /// [`VerbsError::Call`], typically for the limit on locked memory.
     pub(crate) unsafe fn register(
         domain: Arc<ProtectionDomain>,
-        base: NonNull<u8>,
-        length: usize,
+        block: &Block,
         access: Access,
-        writable: bool,
         on_demand: bool,
     ) -> Result<Self, VerbsError> {
-        let context = domain.context();
+        let (context, base, length) = (domain.context(), block.base(), block.length());
         let flag = |granted: bool, flag: sys::ibv_access_flags| if granted { flag } else { 0 };
         // The library demands local write for remote write.
-        let flags = flag(writable || access.remote_write, sys::IBV_ACCESS_LOCAL_WRITE)
+        // A user's memory may be mapped read-only.
+        let flags = flag(block.is_writable() || access.remote_write, sys::IBV_ACCESS_LOCAL_WRITE)
             | flag(access.remote_write, sys::IBV_ACCESS_REMOTE_WRITE)
             | flag(access.remote_read, sys::IBV_ACCESS_REMOTE_READ)
             | flag(on_demand, sys::IBV_ACCESS_ON_DEMAND);
         let flags = flags.cast_signed();
-        // SAFETY: the domain is alive, because an `Arc` of it is held. The caller guarantees the rest.
+        // SAFETY: the domain is alive, because an `Arc` of it is held, and the memory stays mapped while the region has the block. The
+        // caller guarantees the rest.
         let raw =
             unsafe { context.functions().ibv_reg_mr(domain.raw(), base.as_ptr().cast(), length, flags) };
         let raw = pointer(raw, "ibv_reg_mr", context.name())?;
-        Ok(Self { domain, raw })
+        Ok(Self { domain, raw, block: block.clone() })
     }
 
     /// The key of the region in this side's work requests.
@@ -80,7 +81,9 @@ impl Drop for MemoryRegion {
         // key fails at the device; the slot of such a request keeps the memory alive.
         let result = unsafe { self.domain.context().functions().ibv_dereg_mr(self.raw.as_ptr()) };
         if let Err(error) = zero(result, "ibv_dereg_mr", self.domain.context().name()) {
-            log!(WARN, %error, "cannot deregister a memory region: it stays registered");
+            log!(WARN, %error, "cannot deregister a memory region: it stays registered, and its memory is not used again");
+            // Peers may still write it.
+            mem::forget(self.block.clone());
         }
     }
 }

@@ -66,17 +66,12 @@ impl fmt::Debug for Registrations {
 impl Live {
     fn register(&mut self, registered: &RegisteredBlock) -> Result<(), VerbsError> {
         let RegisteredBlock { block, access, .. } = registered;
-        let (base, length, protection) = (block.base(), block.length(), self.protection.clone());
-        let is_pools = block.shareable();
-        // This side reads into memory of pools only, and a user's memory may be mapped read-only.
-        let writable = is_pools;
-        let pages = if is_pools { UserPages::Pinned } else { self.user_pages };
+        let pages = if block.shareable() { UserPages::Pinned } else { self.user_pages };
         let memory = pages.register(|on_demand| {
-            let protection = protection.clone();
-            // SAFETY: `Memory` drops registrations before the blocks, so that the block stays mapped while the region
-            // lives. Peers can write only blocks that are registered for that. `memory` forms no slice of a range while
+            let protection = self.protection.clone();
+            // SAFETY: peers can write only blocks that are registered for that. `memory` forms no slice of a range while
             // it is granted (`Granted`).
-            unsafe { MemoryRegion::register(protection, base, length, *access, writable, on_demand) }
+            unsafe { MemoryRegion::register(protection, block, *access, on_demand) }
         })?;
         self.memory.insert(block.id(), memory);
         Ok(())

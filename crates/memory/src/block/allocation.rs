@@ -34,7 +34,7 @@ enum Home {
     Pool(PoolRange),
     /// A part of another one, which nobody else reads or writes.
     Part(Arc<Allocation>),
-    Joined(JoinedBlock),
+    Joined(Arc<JoinedBlock>),
     Foreign(Arc<dyn ForeignMemory>),
     /// Few bytes, aligned for every element type. Never written after they were made.
     Heap(SmallVec<[u128; HEAP_WORDS]>),
@@ -121,9 +121,11 @@ impl Allocation {
     }
 
     /// All of a joined block.
-    pub(crate) fn joined(block: JoinedBlock) -> Self {
+    pub(crate) fn joined(block: Arc<JoinedBlock>) -> Self {
         let length = block.block().length();
-        Self::at(Home::Joined(block), 0, length)
+        let allocation = Self::at(Home::Joined(block), 0, length);
+        allocation.observe(|observer, span| observer.allocated(span));
+        allocation
     }
 
     /// All bytes of `owner`.
@@ -164,7 +166,7 @@ impl Allocation {
         }
     }
 
-    pub(crate) fn joined_block(&self) -> Option<&JoinedBlock> {
+    pub(crate) fn joined_block(&self) -> Option<&Arc<JoinedBlock>> {
         match &self.home {
             Home::Joined(home) => Some(home),
             Home::Nowhere | Home::Pool(_) | Home::Part(_) | Home::Foreign(_) | Home::Heap(_) => None,
@@ -184,9 +186,13 @@ impl Allocation {
         matches!(self.home, Home::Foreign(_) | Home::Heap(_))
     }
 
-    /// Whether its only owner may write it: it is of a pool, or has no bytes.
+    /// Whether its only owner may write it: it is of a pool, or was given away by a user, or has no bytes.
     pub(crate) fn is_writable(&self) -> bool {
-        matches!(self.home, Home::Pool(_) | Home::Part(_) | Home::Nowhere)
+        match &self.home {
+            Home::Pool(_) | Home::Part(_) | Home::Nowhere => true,
+            Home::Joined(home) => home.block().is_writable(),
+            Home::Foreign(_) | Home::Heap(_) => false,
+        }
     }
 
     pub(crate) fn offset(&self) -> usize {
@@ -217,9 +223,17 @@ impl Allocation {
     }
 
     pub(crate) fn observe(&self, tell: impl FnOnce(&dyn MemoryObserver, &Span)) {
-        let Some(home) = self.pool_range() else { return };
-        if let Some(observer) = home.stock.observer() {
-            tell(observer, &Span { block: home.taken.block.id(), range: self.range() });
+        if let (Some(observer), Some(block)) = (self.observer(), self.block()) {
+            tell(observer, &Span { block: block.id(), range: self.range() });
+        }
+    }
+
+    fn observer(&self) -> Option<&dyn MemoryObserver> {
+        match &self.home {
+            Home::Pool(home) => home.stock.observer(),
+            Home::Part(whole) => whole.observer(),
+            Home::Joined(home) => home.observer(),
+            Home::Nowhere | Home::Foreign(_) | Home::Heap(_) => None,
         }
     }
 

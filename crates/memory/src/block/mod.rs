@@ -48,7 +48,7 @@ impl BlockId {
 static NEXT_BLOCK: AtomicU64 = AtomicU64::new(1);
 
 /// A shared handle on memory that devices register as a whole: a page-aligned memfd of a pool, or memory that a user
-/// joined ([`UserMemory`](crate::UserMemory)). Cheap to clone. The memory is unmapped when the last handle is dropped, so a
+/// joined or gave away ([`UserMemory`](crate::UserMemory)). Cheap to clone. The memory is unmapped when the last handle is dropped, so a
 /// device that registered a block holds a clone.
 #[derive(Clone)]
 pub struct Block {
@@ -67,8 +67,10 @@ struct BlockInner {
 enum Backing {
     /// Memory of a pool.
     Memfd(Memfd),
-    /// Memory of a user.
+    /// Memory of a user, for reading.
     Joined(Arc<dyn ForeignMemory>),
+    /// Memory of a user, for reading and writing.
+    Given(joined::Given),
 }
 
 impl fmt::Debug for Block {
@@ -88,6 +90,11 @@ impl Block {
         Self::over(Backing::Joined(owner))
     }
 
+    /// Memory that a user has given away.
+    fn given(given: joined::Given) -> Self {
+        Self::over(Backing::Given(given))
+    }
+
     fn over(backing: Backing) -> Self {
         let id = BlockId(NEXT_BLOCK.fetch_add(1, Ordering::Relaxed));
         let inner = BlockInner { id, backing, grants: Mutex::default(), exposures: Mutex::default() };
@@ -105,6 +112,7 @@ impl Block {
         match &self.inner.backing {
             Backing::Memfd(memfd) => memfd.length(),
             Backing::Joined(owner) => owner.length(),
+            Backing::Given(given) => given.length(),
         }
     }
 
@@ -114,7 +122,7 @@ impl Block {
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.inner.backing {
             Backing::Memfd(memfd) => Some(memfd.fd()),
-            Backing::Joined(_) => None,
+            Backing::Joined(_) | Backing::Given(_) => None,
         }
     }
 
@@ -124,21 +132,27 @@ impl Block {
         matches!(self.inner.backing, Backing::Memfd(_))
     }
 
+    /// Whether this process may write it: memory of a pool, or memory that a user has [given](crate::UserMemory::give) away.
+    pub fn is_writable(&self) -> bool {
+        !matches!(self.inner.backing, Backing::Joined(_))
+    }
+
     /// Bytes that are backed by huge pages.
     pub fn huge_bytes(&self) -> usize {
         match &self.inner.backing {
             Backing::Memfd(memfd) => memfd.huge_bytes(),
-            Backing::Joined(_) => 0,
+            Backing::Joined(_) | Backing::Given(_) => 0,
         }
     }
 
     /// Start of the memory. Forming a reference through it is subject to the buffer types' rules; a device uses
-    /// it to register the block. A user's memory may be mapped for reading only.
+    /// it to register the block. A user's memory may be mapped for reading only ([`is_writable`](Self::is_writable)).
     #[inline]
     pub fn base(&self) -> NonNull<u8> {
         match &self.inner.backing {
             Backing::Memfd(memfd) => memfd.base(),
             Backing::Joined(owner) => owner.base(),
+            Backing::Given(given) => given.base(),
         }
     }
 

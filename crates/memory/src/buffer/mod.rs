@@ -173,7 +173,7 @@ impl Buf {
         Arc::ptr_eq(&self.allocation, &other.allocation) && self.range == other.range
     }
 
-    pub(crate) fn joined_block(&self) -> Option<&JoinedBlock> {
+    pub(crate) fn joined_block(&self) -> Option<&Arc<JoinedBlock>> {
         self.allocation.joined_block()
     }
 

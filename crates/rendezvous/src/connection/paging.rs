@@ -12,6 +12,7 @@ use tensorwire_fabric::RemoteRegion;
 use tensorwire_memory::{Buf, GrantEnd, copy::CopyReason};
 use tensorwire_protocol::{
     Allocator, Awaiting, Code, Destination, Metadata, PageWrite, ReceiveOptions, Scope, Status, Stay, Take,
+    TransferError,
     limits::PAGES_PER_REQUEST_MAX,
     pages::{InvalidPages, PageMoves},
 };
@@ -157,7 +158,7 @@ impl DataConnection {
         let local = |status| WorkerError::Local { transfer: name.name(), status };
         let region = self.region_of(pages.arena()).map_err(local)?;
         let confirmed = self.allocator.confirm(region).await;
-        confirmed.map_err(|status| self.lost_error(name.name(), status.message))?;
+        confirmed.map_err(|status| self.transfer_error(*name, TransferError::Local(status)))?;
         let allocator = PageAllocator::new(region, pages);
         let options = ReceiveOptions { awaiting, ..ReceiveOptions::default() };
         self.received((scope, name), &allocator, &options, |received| match received.lent {

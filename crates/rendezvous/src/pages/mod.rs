@@ -45,7 +45,7 @@ use std::{
     sync::Arc,
 };
 
-use tensorwire_memory::Buf;
+use tensorwire_memory::{Buf, BufMut, GivenMemory};
 
 pub use self::{
     exposed::{Count, Exposed},
@@ -66,8 +66,8 @@ pub use crate::{peer_memory::arena::PageError, values::arenas::Written};
 /// Most pages of an arena.
 const PAGES_MAX: u32 = 1 << 24;
 
-/// Memory in pages of one size, which are numbered from 0 on. Made by [`Worker::arena`]. Cheap to clone; all clones are the same memory,
-/// which returns to its pool with the last of them and the last view of a page.
+/// Memory in pages of one size, which are numbered from 0 on. Made by [`Worker::arena`] and [`Worker::arena_of`]. Cheap to clone; all clones are the same memory,
+/// which returns to its pool or owner with the last of them and the last view of a page.
 #[derive(Clone)]
 pub struct Arena {
     pub(crate) memory: Arc<ArenaMemory>,
@@ -89,30 +89,67 @@ impl Worker {
     /// # Cancel safety
     /// Cancel-safe: the memory returns to the pool.
     pub async fn arena(&self, count: u32, page_bytes: usize) -> Result<Arena, WorkerError> {
-        let refused = |field, value: usize, remedy: &str| WorkerError::Config {
-            field,
-            value: value.to_string(),
-            remedy: remedy.to_owned(),
-        };
-        if !(1..=PAGES_MAX).contains(&count) {
-            return Err(refused("count", count as usize, "an arena has 1 to 16,777,216 pages"));
-        }
+        check_count(count as usize)?;
         let bytes = page_bytes.checked_mul(count as usize).filter(|bytes| *bytes > 0);
-        let bytes = bytes
-            .ok_or_else(|| refused("page_bytes", page_bytes, "give the bytes of a page, such as 65,536"))?;
+        let bytes = bytes.ok_or_else(|| no_page(page_bytes))?;
         let mut memory = self.receive_pool().alloc(bytes).await?;
         // It may have been another buffer's, and peers will see it.
         for piece in (0..bytes).step_by(PIECE_BYTES) {
             memory.get_mut(piece..bytes.min(piece + PIECE_BYTES)).unwrap_or_default().fill(0);
             yield_once().await;
         }
-        let memory = ArenaMemory::new(memory, page_bytes);
-        let memory = memory.ok_or_else(|| refused("page_bytes", page_bytes, "give the bytes of a page"))?;
-        Ok(Arena { memory: Arc::new(memory) })
+        Arena::of(memory, page_bytes)
+    }
+
+    /// An arena of the program's own memory, such as a cache that it allocated itself: as many pages of `page_bytes` bytes as `memory` has,
+    /// with the bytes that are there. The arena has the memory until the last clone of it and the last view of a page are dropped; then
+    /// `memory` is dropped, whose [`Drop`] may give it back to the program. Peers write it in place over every fabric, and read it in place
+    /// over tcp and verbs; over shared memory a page that is sent is copied once.
+    ///
+    /// This blocks while devices register the memory, which takes long with verbs: call it before there is traffic, or in
+    /// `spawn_blocking`. A connection uses at most 65,536 arenas in its life: make one for long use, instead of one for each transfer.
+    ///
+    /// # Errors
+    /// [`WorkerError::Config`] if `memory` is not 1 to 2²⁴ whole pages; [`WorkerError::Memory`] if some of it was [joined or
+    /// given](Self::user_memory) already, or a device cannot register it. `memory` is dropped then.
+    pub fn arena_of(
+        &self,
+        memory: impl GivenMemory + 'static,
+        page_bytes: usize,
+    ) -> Result<Arena, WorkerError> {
+        if page_bytes == 0 {
+            return Err(no_page(page_bytes));
+        }
+        let memory = self.user_memory().give(memory)?;
+        let bytes = memory.len();
+        if bytes % page_bytes != 0 {
+            let remedy = format!("the memory has {bytes} bytes: give it whole pages");
+            return Err(WorkerError::Config { field: "page_bytes", value: page_bytes.to_string(), remedy });
+        }
+        check_count(bytes / page_bytes)?;
+        Arena::of(memory, page_bytes)
     }
 }
 
+fn check_count(count: usize) -> Result<(), WorkerError> {
+    if (1..=PAGES_MAX as usize).contains(&count) {
+        return Ok(());
+    }
+    let remedy = "an arena has 1 to 16,777,216 pages".to_owned();
+    Err(WorkerError::Config { field: "count", value: count.to_string(), remedy })
+}
+
+fn no_page(page_bytes: usize) -> WorkerError {
+    let remedy = "give the bytes of a page, such as 65,536".to_owned();
+    WorkerError::Config { field: "page_bytes", value: page_bytes.to_string(), remedy }
+}
+
 impl Arena {
+    fn of(memory: BufMut, page_bytes: usize) -> Result<Self, WorkerError> {
+        let memory = ArenaMemory::new(memory, page_bytes).ok_or_else(|| no_page(page_bytes))?;
+        Ok(Self { memory: Arc::new(memory) })
+    }
+
     /// How many pages it has.
     pub fn count(&self) -> u32 {
         self.memory.count()

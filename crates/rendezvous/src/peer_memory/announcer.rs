@@ -7,7 +7,7 @@ use std::{
 
 use tensorwire_fabric::{RemoteRegion, Runtime, timeout};
 use tensorwire_memory::BlockId;
-use tensorwire_protocol::wire::control::ControlFrame;
+use tensorwire_protocol::{Code, Status, limits::REGIONS_MAX, wire::control::ControlFrame};
 use tensorwire_testpoints::sync::Mutex;
 use tokio::sync::oneshot;
 
@@ -75,22 +75,23 @@ impl Announcer {
     /// Announces `region`, unless it was announced before, and waits until the peer has confirmed it.
     ///
     /// # Errors
-    /// Why the connection has ended.
-    pub(crate) async fn confirmed(&self, region: RemoteRegion) -> Result<(), String> {
+    /// UNAVAILABLE with the reason for which the connection has ended; RESOURCE_EXHAUSTED if the peer knows too many regions.
+    pub(crate) async fn confirmed(&self, region: RemoteRegion) -> Result<(), Status> {
         let Some(confirmation) = self.announce(region)? else { return Ok(()) };
         if tensorwire_testpoints::planted!("a region counts as confirmed once it is announced") {
             return Ok(());
         }
-        confirmation.await.map_err(|_| self.over())
+        confirmation.await.map_err(|_| Status::new(Code::Unavailable, self.over()))
     }
 
     /// `None` if the peer has already confirmed the region.
-    fn announce(&self, region: RemoteRegion) -> Result<Option<oneshot::Receiver<()>>, String> {
+    fn announce(&self, region: RemoteRegion) -> Result<Option<oneshot::Receiver<()>>, Status> {
         let mut state = self.lock();
         if let Some(why) = &state.over {
-            return Err(why.clone());
+            return Err(Status::new(Code::Unavailable, why.clone()));
         }
         let (confirm, confirmation) = oneshot::channel();
+        let is_full = state.regions.len() >= REGIONS_MAX;
         match state.regions.get_mut(&region.region.0) {
             Some(known @ Announced::Confirmed) => {
                 if !tensorwire_testpoints::chance!("a region is announced again") {
@@ -102,6 +103,12 @@ impl Announcer {
                 waiting.retain(|waiter| !waiter.is_closed());
                 waiting.push(confirm);
                 return Ok(Some(confirmation));
+            }
+            None if is_full => {
+                let message = format!(
+                    "a connection has at most {REGIONS_MAX} regions in its life: keep arenas for longer"
+                );
+                return Err(Status::new(Code::ResourceExhausted, message));
             }
             None => {
                 state.regions.insert(region.region.0, Announced::Waiting(vec![confirm]));
@@ -166,5 +173,39 @@ impl Announcer {
 
     fn lock(&self) -> MutexGuard<'_, AnnouncedRegions> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tensorwire_fabric::{BoxFuture, RegionGeneration, RegionId, TokioRuntime};
+
+    use super::*;
+    use crate::control::ControlError;
+
+    /// Takes every frame.
+    #[derive(Debug)]
+    struct Taking;
+
+    impl FrameSender for Taking {
+        fn send(&self, _: Vec<u8>) -> BoxFuture<'_, Result<(), ControlError>> {
+            Box::pin(std::future::ready(Ok(())))
+        }
+    }
+
+    fn region(number: usize) -> RemoteRegion {
+        let (region, generation) = (RegionId(number as u32), RegionGeneration(1));
+        RemoteRegion { region, generation, base: 0, length: 1, key: 0 }
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_has_all_its_regions_refuses_another_one() {
+        let sender: Arc<dyn FrameSender> = Arc::new(Taking);
+        let known: Vec<_> = (0..REGIONS_MAX).map(region).collect();
+        let runtime = Arc::new(TokioRuntime::current().unwrap());
+        let announcer = Announcer::new(1, &sender, runtime, &known);
+        announcer.confirmed(region(REGIONS_MAX - 1)).await.unwrap();
+        let refused = announcer.confirmed(region(REGIONS_MAX)).await.unwrap_err();
+        assert!(refused.code == Code::ResourceExhausted && refused.message.contains("65536"), "{refused}");
     }
 }

@@ -57,7 +57,7 @@ impl ReceiveAllocator {
 
     /// Waits until the peer has confirmed the region.
     pub(crate) async fn confirm(&self, region: RemoteRegion) -> Result<(), Status> {
-        self.announcer.confirmed(region).await.map_err(|why| Status::new(Code::Unavailable, why))
+        self.announcer.confirmed(region).await
     }
 
     /// Grants memory to the peer, after it has confirmed the region.

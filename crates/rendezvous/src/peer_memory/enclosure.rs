@@ -142,6 +142,11 @@ impl Enclosure {
     }
 
     fn visitor(&self, access: Access) -> Arc<dyn BlockVisitor> {
+        self.visitor_of([access; 2])
+    }
+
+    /// With the rights on blocks that this process may not write, and on others.
+    fn visitor_of(&self, access: [Access; 2]) -> Arc<dyn BlockVisitor> {
         Arc::new(RegisterBlocks { domain: self.domain.clone(), access, regions: self.regions.clone() })
     }
 
@@ -153,7 +158,8 @@ impl Enclosure {
     }
 
     fn register_users(&self) -> Result<(), MemoryError> {
-        let visitor = self.visitor(Access::LOCAL);
+        let given = if self.is_bouncing() { Access::LOCAL } else { Access::RECEIVE };
+        let visitor = self.visitor_of([Access::LOCAL, given]);
         self.pools.user.add_visitor(visitor.clone())?;
         lock(&self.registered).push(Registering::Users(visitor));
         Ok(())
@@ -301,9 +307,12 @@ impl Regions {
         })
     }
 
-    /// All regions that peers may write, oldest block first.
-    pub(crate) fn all(&self) -> Vec<RemoteRegion> {
-        self.lock().values().filter_map(Registered::exported).collect()
+    /// The regions of pools that peers may write, oldest block first. There may be many of users' memory, and most peers never use one:
+    /// those are announced when they are needed.
+    pub(crate) fn of_pools(&self) -> Vec<RemoteRegion> {
+        let known = self.lock();
+        let of_pools = known.values().filter(|known| known.block.shareable());
+        of_pools.filter_map(Registered::exported).collect()
     }
 
     /// Reads the regions of all blocks from `domain` again, after their keys have changed.
@@ -321,18 +330,20 @@ impl Regions {
     }
 }
 
-/// Registers every block of one pool with one domain.
+/// Registers every block of one pool, or of users, with one domain.
 #[derive(Debug)]
 struct RegisterBlocks {
     domain: Arc<dyn Domain>,
-    access: Access,
+    /// On blocks that this process may not write, and on others.
+    access: [Access; 2],
     regions: Arc<Regions>,
 }
 
 impl BlockVisitor for RegisterBlocks {
     fn block_added(&self, block: &Block) -> Result<(), VisitError> {
-        let region = self.domain.register(block, self.access).map_err(|error| VisitError(Arc::new(error)))?;
-        let known = Registered { block: block.clone(), access: self.access, region };
+        let access = self.access[usize::from(block.is_writable())];
+        let region = self.domain.register(block, access).map_err(|error| VisitError(Arc::new(error)))?;
+        let known = Registered { block: block.clone(), access, region };
         self.regions.lock().insert(block.id(), known);
         Ok(())
     }

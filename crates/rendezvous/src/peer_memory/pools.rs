@@ -31,7 +31,7 @@ pub(crate) struct Pools {
     pub(crate) ring: Pool,
     /// For encoded messages that are being sent; no remote access.
     pub(crate) message: Pool,
-    /// Memory that users have joined; no remote access.
+    /// Memory that users have joined or given away.
     pub(crate) user: UserMemory,
     caps: PoolCaps,
     observer: Option<Arc<dyn MemoryObserver>>,
@@ -64,7 +64,7 @@ impl Pools {
             receive: values("receive", caps.receive_bytes)?,
             ring: pool("ring", caps.ring_bytes, small)?,
             message: pool("message", caps.message_bytes, small)?,
-            user: UserMemory::new(),
+            user: UserMemory::observed(observer.cloned()),
             caps,
             observer: observer.cloned(),
         })

@@ -109,7 +109,7 @@ mod tests {
         let maker = maker();
         let mut making = Box::pin(maker.make(RING_BYTES as u32));
         assert!(making.as_mut().now_or_never().is_none(), "the peer has not confirmed the region");
-        let [region] = maker.enclosure.regions.all()[..] else { panic!("one block is enough") };
+        let [region] = maker.enclosure.regions.of_pools()[..] else { panic!("one block is enough") };
         maker.announcer.confirm(region.region.0);
         let (granted, destination) = making.await.unwrap();
         assert_eq!((destination.region, destination.capacity), (region.region.0, RING_BYTES as u64));

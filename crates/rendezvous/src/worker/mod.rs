@@ -201,7 +201,8 @@ impl Worker {
 
     /// Registers your own memory, so that values are published and sent from it without a copy: join it, then make a
     /// tensor with [`Tensor::shared`](crate::Tensor::shared). A peer connected over shared memory gets a copy, made in
-    /// [`pool`](Self::pool) for each transfer.
+    /// [`pool`](Self::pool) for each transfer. Memory that you give away for writing becomes an arena by
+    /// [`arena_of`](Self::arena_of).
     pub fn user_memory(&self) -> &UserMemory {
         &self.node.pools().user
     }

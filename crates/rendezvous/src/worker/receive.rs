@@ -50,7 +50,8 @@ impl<'a> Recv<'a> {
     }
 
     /// Receives into `buffer`, which must be long enough. This takes no copy if the buffer is from
-    /// [`Worker::receive_pool`](crate::Worker::receive_pool) and the value is too large to travel inside a message;
+    /// [`Worker::receive_pool`](crate::Worker::receive_pool), or was given to the worker
+    /// ([`UserMemory::give`](tensorwire_memory::UserMemory::give)), and the value is too large to travel inside a message;
     /// otherwise it takes one copy.
     ///
     /// The buffer is owned, because the peer may still write it after the future is dropped:

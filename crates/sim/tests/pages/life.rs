@@ -106,7 +106,14 @@ impl Life {
             worker.set_address(&name(other), &address(other)).unwrap();
         }
         let arena = worker.arena(settings.pages, settings.page_bytes).await.unwrap();
-        let local = worker.arena(settings.pages, settings.page_bytes).await.unwrap();
+        // Every other worker has memory of its own.
+        let local = match index % 2 {
+            0 => worker.arena(settings.pages, settings.page_bytes).await.unwrap(),
+            _ => {
+                let memory = vec![0_u8; settings.pages as usize * settings.page_bytes];
+                worker.arena_of(memory, settings.page_bytes).unwrap()
+            }
+        };
         assert!(local.page(0).unwrap().iter().all(|byte| *byte == 0));
         let life = Self {
             index,

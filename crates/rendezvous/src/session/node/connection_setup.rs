@@ -353,7 +353,7 @@ impl Node {
         let (ring, destination) = lend(self.settings.parameters.first_ring_bytes())?;
         let (slots, slots_at) = lend(2 * SLOT_BYTES)?;
         let ring_at = RingOffer { destination, slots: slots_at };
-        let known = enclosure.regions.all();
+        let known = enclosure.regions.of_pools();
         Ok(Half { enclosure, prepared, ring, slots, ring_at, known })
     }
 
