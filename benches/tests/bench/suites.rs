@@ -16,18 +16,19 @@ use crate::{
     rdma_devices, run, succeed, tensorwire_bench,
 };
 
-const OPS: [&str; 9] = [
+const OPS: [&str; 10] = [
     "write",
     "pingpong",
     "pull",
     "pull-by-handle",
     "pull-by-message",
+    "pages",
     "outstanding",
     "list",
     "receives",
     "set-up",
 ];
-const SIZED_OPS: [&str; 5] = ["write", "pingpong", "pull", "pull-by-handle", "pull-by-message"];
+const SIZED_OPS: [&str; 6] = ["write", "pingpong", "pull", "pull-by-handle", "pull-by-message", "pages"];
 const WAITS: [&str; 3] = ["sleep", "adaptive", "busy"];
 const FIELDS_OF_TEXT: [&str; 9] =
     ["fabric", "op", "mode", "wait", "validate", "source", "limit", "cpus", "ratio_of"];
@@ -94,6 +95,7 @@ every_op! {
     shm_pull_is_measured: "shm" "pull" "8,64K,2M";
     shm_pulls_by_handle_are_measured: "shm" "pull-by-handle" "8,64K";
     shm_pulls_by_message_are_measured: "shm" "pull-by-message" "8,64K";
+    shm_pages_are_measured: "shm" "pages" "4K,8M";
     shm_outstanding_is_measured: "shm" "outstanding" "8";
     shm_lists_are_measured: "shm" "list" "8";
     shm_receives_are_measured: "shm" "receives" "8";
@@ -101,6 +103,7 @@ every_op! {
     tcp_write_is_measured: "tcp" "write" "8,64K";
     tcp_pingpong_is_measured: "tcp" "pingpong" "8,64K";
     tcp_pull_is_measured: "tcp" "pull" "8,64K";
+    tcp_pages_are_measured: "tcp" "pages" "64K";
     tcp_outstanding_is_measured: "tcp" "outstanding" "8";
     tcp_lists_are_measured: "tcp" "list" "8";
     tcp_receives_are_measured: "tcp" "receives" "8";
@@ -200,6 +203,7 @@ needs_a_device! {
     verbs_write_is_measured: "write" "64K";
     verbs_pingpong_is_measured: "pingpong" "8";
     verbs_pull_is_measured: "pull" "8";
+    verbs_pages_are_measured: "pages" "64K";
     verbs_all_reduce_is_measured: "all-reduce" "512K";
 }
 

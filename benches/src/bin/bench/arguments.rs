@@ -193,6 +193,8 @@ pub(crate) enum OpChoice {
     PullByHandle,
     /// Like `pull-by-handle`, of a tensor that is in no catalogue, so that each pull asks the other process.
     PullByMessage,
+    /// Pages at random places of an arena, in transfers of many; `--size` is the size of a page.
+    Pages,
     /// Pulls of 8 bytes with 64 outstanding, per pull.
     Outstanding,
     /// Pulls of 8 bytes in lists of 64, per pull.
@@ -237,6 +239,7 @@ pub(crate) enum Op {
     Pull,
     PullByHandle,
     PullByMessage,
+    Pages,
     Outstanding,
     List,
     Receives,
@@ -254,12 +257,13 @@ pub(crate) enum Op {
 
 impl Op {
     /// The operations between two processes.
-    pub(crate) const PAIRS: [Self; 10] = [
+    pub(crate) const PAIRS: [Self; 11] = [
         Self::Write,
         Self::Pingpong,
         Self::Pull,
         Self::PullByHandle,
         Self::PullByMessage,
+        Self::Pages,
         Self::Outstanding,
         Self::List,
         Self::Receives,
@@ -297,6 +301,7 @@ impl OpChoice {
             Self::Pull => &[Op::Pull],
             Self::PullByHandle => &[Op::PullByHandle],
             Self::PullByMessage => &[Op::PullByMessage],
+            Self::Pages => &[Op::Pages],
             Self::Outstanding => &[Op::Outstanding],
             Self::List => &[Op::List],
             Self::SetUp => &[Op::SetUp],

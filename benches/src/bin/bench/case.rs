@@ -19,6 +19,7 @@ use super::{
         signal::SIGNALS_MAX,
         stream::{RawStream, listen},
     },
+    pages::{self, PageReads},
     process::Peer,
     ranks::Values,
     side::{Side, Unconnected},
@@ -177,6 +178,7 @@ impl Case {
             Op::Pingpong => self.pingpong(&mut stage, placement).await?,
             Op::Write => self.write(&mut stage, placement).await?,
             Op::Pull | Op::PullByHandle | Op::PullByMessage => self.pull(&mut stage, placement).await?,
+            Op::Pages => self.pages(&mut stage, placement).await?,
             Op::Outstanding | Op::List => self.outstanding(&mut stage, placement).await?,
             Op::Receives => self.receives(&mut stage, placement).await?,
             Op::SetUp => self.set_ups(&mut stage).await?,
@@ -194,7 +196,7 @@ impl Case {
 
     fn compares(&self) -> Compares {
         match self.op {
-            Op::Write => Compares::Bandwidth,
+            Op::Write | Op::Pages => Compares::Bandwidth,
             Op::Pull | Op::PullByHandle if self.mode == Mode::ViewRead => Compares::Bandwidth,
             Op::Pull | Op::PullByHandle if self.mode == Mode::View => Compares::Time,
             Op::Pull | Op::PullByHandle | Op::PullByMessage if self.size >= BANDWIDTH_BYTES => {
@@ -229,15 +231,26 @@ impl Case {
         } else {
             Task::Writes { side }
         };
-        let limit = match self.fabric {
+        Ok((ours, self.limit_of_writes(stage, placement).await?, None))
+    }
+
+    async fn pages(&self, stage: &mut Stage, placement: Placement) -> Result<Tasks, BenchError> {
+        let Puller { worker, server } = self.start_workers(stage).await?;
+        let order = Order::Expose { pages: pages::count(self.bytes()), page_bytes: self.bytes() };
+        done(stage.peer.ask(&order, "exposing pages").await?)?;
+        let ours = Task::Pages(PageReads::new(worker, &server, self.bytes()).await?);
+        Ok((ours, self.limit_of_writes(stage, placement).await?, None))
+    }
+
+    async fn limit_of_writes(&self, stage: &mut Stage, placement: Placement) -> Result<Limit, BenchError> {
+        Ok(match self.fabric {
             BenchFabric::Verbs => self.perftest(stage, Perftest::WriteBandwidth, 1.0)?,
             BenchFabric::Shm => self.work(Work::Copy, placement),
             BenchFabric::Tcp => {
                 let (stream, wait) = (open_stream(stage).await?, self.limit_wait(placement));
                 limit("raw stream", Task::StreamWrites { stream, bytes: self.bytes(), wait })
             }
-        };
-        Ok((ours, limit, None))
+        })
     }
 
     async fn pull(&self, stage: &mut Stage, placement: Placement) -> Result<Tasks, BenchError> {
@@ -511,9 +524,13 @@ fn groups(op: Op, arguments: &Bench) -> Vec<(u32, Option<AlgorithmChoice>)> {
     ranks.iter().flat_map(|&ranks| algorithms.iter().map(move |&algorithm| (ranks, algorithm))).collect()
 }
 
-/// Only workers validate.
+/// Only workers validate, and no pages.
 fn checksums(op: Op, asked: &[Checksum]) -> &[Checksum] {
-    if op.is_collective() || matches!(op, Op::Write | Op::Pingpong) { &[Checksum::Off] } else { asked }
+    if op.is_collective() || matches!(op, Op::Write | Op::Pingpong | Op::Pages) {
+        &[Checksum::Off]
+    } else {
+        asked
+    }
 }
 
 /// Only pulls have a mode, and only pulls by name can have a rewritten source.

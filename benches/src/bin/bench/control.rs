@@ -64,6 +64,8 @@ pub(super) enum Order {
     Perftest { test: Perftest, operations: u64, bytes: usize },
     /// Publish this many tensors again, filled with `value`.
     Publish { names: Names, value: u8, bytes: usize, copies: usize },
+    /// Expose an arena.
+    Expose { pages: u32, page_bytes: usize },
     /// Send a tensor of 8 bytes under each of this many keys of a step, to the worker of this name.
     Send { to: String, step: i64, keys: usize },
     /// Join a group, for calls of these values.

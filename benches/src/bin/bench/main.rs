@@ -12,6 +12,7 @@ mod fabrics;
 mod group;
 mod limits;
 mod measure;
+mod pages;
 mod peer;
 mod phase;
 mod plot;

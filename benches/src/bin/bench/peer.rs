@@ -5,6 +5,7 @@ use std::{net::TcpListener, sync::Arc};
 use tensorwire::{
     DataType, Tensor, Worker,
     fabric::{Runtime, TokioRuntime},
+    pages::Exposed,
     settings::Validation,
 };
 use tensorwire_fabric::Role;
@@ -21,6 +22,7 @@ use super::{
         signal::{Bells, Signals, WORDS_BYTES},
         stream::{RawStream, answer_once, listen},
     },
+    pages::ARENA,
     process,
     ranks::Rank,
     side::{Side, Unconnected},
@@ -45,6 +47,7 @@ pub(crate) async fn serve(arguments: BenchPeer) -> Result<(), BenchError> {
         unconnected: None,
         side: None,
         worker: None,
+        exposed: None,
         rank: None,
     };
     while let Some(order) = control.receive::<Order>("the next order").await? {
@@ -71,6 +74,7 @@ struct BenchServer {
     unconnected: Option<Unconnected>,
     side: Option<Side>,
     worker: Option<Worker>,
+    exposed: Option<Exposed>,
     rank: Option<Rank>,
 }
 
@@ -120,6 +124,10 @@ impl BenchServer {
                 return Ok(Some(Answer::Address(address)));
             }
             Order::Publish { names, value, bytes, copies } => self.publish(names, value, bytes, copies)?,
+            Order::Expose { pages, page_bytes } => {
+                let arena = self.worker()?.arena(pages, page_bytes).await?;
+                self.exposed = Some(self.worker()?.expose(ARENA, &arena)?);
+            }
             Order::Join { seat, values } => {
                 self.rank = Some(Rank::join(self.opened()?, &seat, values).await?);
             }

@@ -20,6 +20,7 @@ use super::{
         signal::Signals,
         stream::{self, RawStream},
     },
+    pages::PageReads,
     phase::{Phase, PhaseLength, Watch},
     process::Peer,
     ranks::Rank,
@@ -96,6 +97,8 @@ pub(super) enum Task {
     HandlePulls { tensor: RemoteTensor, read: bool, _puller: Puller },
     /// Pulls of tensors that the other process has just written, `pieces` one after the other.
     FreshPulls { puller: Puller, bytes: usize, pieces: usize },
+    /// Reads of pages.
+    Pages(PageReads),
     /// Pulls with this many outstanding.
     ManyPulls { puller: Puller, outstanding: usize },
     /// Pulls of lists.
@@ -139,6 +142,7 @@ impl Task {
         match self {
             Self::FreshPulls { pieces, .. } => *pieces as u64,
             Self::Contents { contents, rewritten: true, .. } => contents.pieces() as u64,
+            Self::Pages(reads) => reads.batch(),
             Self::ManyPulls { outstanding, .. } => (4 * outstanding) as u64,
             Self::ListPulls { .. } => PULLED_TENSORS as u64,
             Self::Receives { .. } => RECEIVES as u64,
@@ -164,6 +168,7 @@ impl Task {
             Self::FreshPulls { puller, bytes, pieces } => {
                 fresh_pulls(stage, puller, (*bytes, *pieces), plan).await
             }
+            Self::Pages(reads) => reads.run(&*stage.clock, plan).await,
             Self::ManyPulls { puller, outstanding } => many_pulls(stage, puller, *outstanding, plan).await,
             Self::ListPulls { puller } => list_pulls(stage, puller, plan).await,
             Self::Receives { puller, keys, step } => {
