@@ -314,6 +314,8 @@ async fn attempt(
         check_size(settings, theirs, &member)?;
         members.push(member);
     }
+    // Read while the store answers: it may be gone with the rank that serves it when the reason of a loss is asked for.
+    let is_afar = store.own_address().is_some_and(|own| !own.is_loopback());
     // Another process has taken the rank over because this one did not answer.
     if let Some(holder) = members.get(*rank).filter(|holder| *holder != member) {
         return Err(GroupError::RankTaken { group: name.clone(), rank: *rank, by: holder.whereabouts() });
@@ -321,7 +323,7 @@ async fn attempt(
     let identity = settings.identity(run, witness);
     let state = Arc::new(GroupState::new(worker, identity, *rank, members, Vec::new())?);
     let met = meet(&state, end.saturating_sub(worker.runtime().now())).await;
-    met.map_err(|error| of_other_machine(&state, error))?;
+    met.map_err(|error| if is_afar { of_other_machine(&state, error) } else { error })?;
     Ok(Group { state })
 }
 
@@ -392,12 +394,11 @@ async fn take_over(
     Err(GroupError::RankTaken { group: name.clone(), rank: *rank, by })
 }
 
-/// Explains the loss of a rank whose worker only its own machine can reach.
+/// Explains the loss of a rank whose worker only its own machine can reach, to a rank that reaches the store over a network.
 fn of_other_machine(state: &GroupState, error: GroupError) -> GroupError {
     let GroupError::RankLost { rank, error: why, .. } = &error else { return error };
-    let is_afar = state.identity.store.own_address().is_some_and(|own| !own.is_loopback());
     match state.members.get(*rank) {
-        Some(lost) if lost.is_on_loopback() && is_afar => GroupError::Argument {
+        Some(lost) if lost.is_on_loopback() => GroupError::Argument {
             field: "bind",
             value: lost.whereabouts(),
             remedy: format!(

@@ -2,6 +2,7 @@
 
 use std::{
     future::pending,
+    net::IpAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -12,6 +13,7 @@ use std::{
 use futures::FutureExt;
 use tensorwire_collective::store::{MemoryStore, Store, StoreError};
 use tensorwire_fabric::BoxFuture;
+use tokio::sync::Notify;
 
 /// One rank's access to the store, which fails after some calls.
 #[derive(Debug)]
@@ -21,12 +23,21 @@ pub(super) struct CutStore {
     is_silent: AtomicBool,
     /// What this leads to instead of failing.
     next: Mutex<Option<Arc<MemoryStore>>>,
+    /// From where this machine reaches it, while it does.
+    own_address: Mutex<Option<IpAddr>>,
+    /// Notified when several keys have come that were waited for.
+    pub(super) found: Notify,
 }
 
 impl CutStore {
     pub(super) fn new(below: &Arc<MemoryStore>) -> Arc<Self> {
         let (calls_left, is_silent) = (AtomicUsize::new(usize::MAX), AtomicBool::new(false));
-        Arc::new(Self { below: Mutex::new(below.clone()), calls_left, is_silent, next: Mutex::new(None) })
+        let (below, next, own_address) = (Mutex::new(below.clone()), Mutex::default(), Mutex::default());
+        Arc::new(Self { below, calls_left, is_silent, next, own_address, found: Notify::new() })
+    }
+
+    pub(super) fn set_own_address(&self, own: Option<IpAddr>) {
+        *self.own_address.lock().unwrap() = own;
     }
 
     pub(super) fn cut_after(&self, calls: usize) {
@@ -73,6 +84,10 @@ impl CutStore {
 }
 
 impl Store for CutStore {
+    fn own_address(&self) -> Option<IpAddr> {
+        *self.own_address.lock().unwrap()
+    }
+
     fn set<'a>(&'a self, key: &'a str, value: &'a [u8]) -> BoxFuture<'a, Result<(), StoreError>> {
         async move { self.reach().await?.set(key, value).await }.boxed()
     }
@@ -86,7 +101,14 @@ impl Store for CutStore {
         keys: &'a [String],
         limit: Duration,
     ) -> BoxFuture<'a, Result<Vec<Vec<u8>>, StoreError>> {
-        async move { self.reach().await?.wait(keys, limit).await }.boxed()
+        async move {
+            let found = self.reach().await?.wait(keys, limit).await?;
+            if keys.len() > 1 {
+                self.found.notify_one();
+            }
+            Ok(found)
+        }
+        .boxed()
     }
 
     fn add<'a>(&'a self, key: &'a str, delta: i64) -> BoxFuture<'a, Result<i64, StoreError>> {

@@ -10,7 +10,7 @@ use tensorwire_collective::{
 use tensorwire_fabric::FabricKind;
 use tensorwire_rendezvous::{DuplicatePolicy, Worker};
 
-use super::{PATIENCE, over_fabrics, store, worker};
+use super::{PATIENCE, cut_store::CutStore, over_fabrics, store, worker};
 use crate::join_all::join_all;
 
 over_fabrics! {
@@ -270,4 +270,32 @@ async fn ranks_of_a_job_join_in_any_order(fabric: FabricKind) {
     let (first, second) = join!(first, join(1));
     assert_eq!((first.unwrap().rank(), second.unwrap().rank()), (0, 1));
     join_all(workers.iter().map(tensorwire_rendezvous::Worker::shutdown)).await;
+}
+
+/// The store may be gone with the rank that serves it.
+#[tokio::test]
+async fn a_rank_that_only_its_own_machine_reaches_is_named_although_the_store_is_gone() {
+    let below = store();
+    let [near, far] = ["near", "far"].map(|name| worker(name, FabricKind::TCP));
+    let (near, far) = (near.await, far.await);
+    let (unfinished, seen) = (CutStore::new(&below), CutStore::new(&below));
+    seen.set_own_address(Some([192, 0, 2, 1].into()));
+    // Rank 1 writes its record after it has found the run, and never comes to the others.
+    unfinished.silent_after(2);
+    let never = Group::builder(unfinished.clone(), 1, 2).timeout(PATIENCE).join(&far);
+    let named = async {
+        let joined = Group::builder(seen.clone(), 0, 2).timeout(PATIENCE).join(&near);
+        let ends = async {
+            seen.found.notified().await;
+            seen.set_own_address(None);
+            far.shutdown().await;
+        };
+        futures::join!(joined, ends).0.unwrap_err()
+    };
+    let error = tokio::select! {
+        error = named => error,
+        never = never => panic!("rank 1 has not found the others' records: {never:?}"),
+    };
+    assert!(matches!(&error, GroupError::Argument { field: "bind", .. }), "{error}");
+    near.shutdown().await;
 }
