@@ -6,6 +6,7 @@ pub mod fabric_pair;
 pub mod frames;
 pub mod grpc;
 pub mod process;
+pub mod random;
 
 use std::{
     io::{BufRead, BufReader, Read, Write},

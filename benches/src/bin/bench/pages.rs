@@ -5,6 +5,7 @@ use tensorwire::{
     fabric::Runtime,
     pages::{Arena, Pages, RemoteArena},
 };
+use tensorwire_benches::random::Random;
 
 use super::{
     error::BenchError,
@@ -38,7 +39,7 @@ pub(super) struct PageReads {
     _worker: Worker,
     arena: Arena,
     remote: RemoteArena,
-    random: u64,
+    random: Random,
 }
 
 impl PageReads {
@@ -49,7 +50,7 @@ impl PageReads {
         let arena = worker.arena(remote.count(), page_bytes).await?;
         let all = Pages::from(0..remote.count());
         remote.read(&all, &arena, &all).await?;
-        Ok(Self { _worker: worker, arena, remote, random: 1 })
+        Ok(Self { _worker: worker, arena, remote, random: Random::default() })
     }
 
     /// The pages of one transfer.
@@ -72,14 +73,7 @@ impl PageReads {
 
     /// The pages of a transfer, each once, in random order.
     fn scattered(&mut self) -> Pages {
-        let mut pages: Vec<u32> = (0..self.arena.count()).collect();
-        for last in (1..pages.len()).rev() {
-            // xorshift
-            self.random ^= self.random << 13;
-            self.random ^= self.random >> 7;
-            self.random ^= self.random << 17;
-            pages.swap(last, (self.random % (last as u64 + 1)) as usize);
-        }
-        pages.into_iter().take(moved(self.arena.page_bytes()) as usize).collect()
+        let moved = moved(self.arena.page_bytes()) as usize;
+        self.random.scattered(self.arena.count(), moved).collect()
     }
 }

@@ -6,7 +6,7 @@ use tensorwire::{
     DataType, FabricKind, Peer, Tensor, Worker, WorkerError,
     pages::{Arena, Pages, RemoteArena},
 };
-use tensorwire_benches::Failure;
+use tensorwire_benches::{Failure, random::Random};
 use tokio::task::spawn_blocking;
 
 use crate::Arguments;
@@ -62,11 +62,12 @@ pub(crate) async fn measure(
     // Each side has touched all of the other's pages then, where it maps them.
     read(&remote, &arena, &all).await?;
     write(&remote, &arena, &all).await?;
-    let mut random = Random(1);
+    let mut random = Random::default();
     let mut times = Times::default();
     // The first round makes the buffer resident.
     for round in 0..=arguments.rounds {
-        let both = [(); 2].map(|()| random.pages(arguments));
+        let mut pages = || random.scattered(arguments.pages(), arguments.moved() as usize).collect();
+        let both = [pages(), pages()];
         let taken = [
             fetch(&worker, &peer, arguments.bytes()).await?,
             read(&remote, &arena, &both).await?,
@@ -101,25 +102,4 @@ async fn write(remote: &RemoteArena, arena: &Arena, [from, to]: &[Pages; 2]) -> 
     let begun = Instant::now();
     remote.write(arena, from, to).await?;
     Ok(begun.elapsed().as_secs_f64())
-}
-
-/// A generator of xorshift.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    /// As many pages as a transfer has, each once, in random order.
-    fn pages(&mut self, arguments: &Arguments) -> Pages {
-        let mut pages: Vec<u32> = (0..arguments.pages()).collect();
-        for last in (1..pages.len()).rev() {
-            pages.swap(last, (self.next() % (last as u64 + 1)) as usize);
-        }
-        pages.into_iter().take(arguments.moved() as usize).collect()
-    }
 }

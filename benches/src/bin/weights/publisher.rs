@@ -7,7 +7,7 @@ use std::{
 };
 
 use tensorwire::{DataType, Tensor, Worker};
-use tensorwire_benches::grpc;
+use tensorwire_benches::{grpc, random::Random};
 
 use crate::{
     Arguments, Failure,
@@ -58,7 +58,7 @@ pub(crate) struct Publisher {
     tensors: Vec<Tensor>,
     tensor_bytes: usize,
     version: u64,
-    random: u64,
+    random: Random,
 }
 
 impl Publisher {
@@ -74,9 +74,10 @@ impl Publisher {
             })
             .set_bytes(4 * bytes as u64);
         let worker = worker.start().await?;
-        let mut publisher = Self { worker, tensors: Vec::new(), tensor_bytes, version: 0, random: 1 };
+        let mut publisher =
+            Self { worker, tensors: Vec::new(), tensor_bytes, version: 0, random: Random::default() };
         for _ in 0..arguments.tensors {
-            let bytes: Vec<u8> = (0..tensor_bytes).map(|_| publisher.random() as u8).collect();
+            let bytes: Vec<u8> = (0..tensor_bytes).map(|_| publisher.random.number() as u8).collect();
             publisher.tensors.push(publisher.tensor(&bytes)?);
         }
         publisher.commit().await?;
@@ -210,27 +211,19 @@ impl Publisher {
             Change::Rows => {
                 let rows = elements / ROW;
                 for _ in 0..rows.div_ceil(100) {
-                    let row = self.random() as usize % rows.max(1) * ROW * 2;
+                    let row = self.random.number() as usize % rows.max(1) * ROW * 2;
                     bytes[row..].iter_mut().take(2 * ROW).for_each(|byte| *byte = byte.wrapping_add(1));
                 }
             }
             Change::Elements(percent) => {
                 let threshold = (percent / 100.0 * f64::from(1 << 24)) as u64;
                 for element in 0..elements {
-                    if self.random() >> 40 < threshold {
+                    if self.random.number() >> 40 < threshold {
                         bytes[2 * element] = bytes[2 * element].wrapping_add(1);
                     }
                 }
             }
         }
-    }
-
-    /// xorshift64*.
-    fn random(&mut self) -> u64 {
-        self.random ^= self.random >> 12;
-        self.random ^= self.random << 25;
-        self.random ^= self.random >> 27;
-        self.random.wrapping_mul(0x2545_f491_4f6c_dd1d)
     }
 }
 
