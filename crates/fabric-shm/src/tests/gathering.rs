@@ -46,19 +46,37 @@ fn places() -> [(usize, usize, usize); 4] {
     })
 }
 
-/// Writes all pieces; `last_key` is the key of the last one.
-fn publish(rig: &mut Rig, range: RemoteRange, key: u32, last_key: u32) {
-    for (at, (source, to, length)) in places().into_iter().enumerate() {
+/// The pieces of a write that begin at `starts` of the grant; `last_key` is the key of the last one.
+fn pieces(range: RemoteRange, (key, last_key): (u32, u32), starts: [usize; 4]) -> [Descriptor; 4] {
+    std::array::from_fn(|at| {
         let is_last = at + 1 == LENGTHS.len();
-        let remote = RemoteRange { offset: range.offset + to as u64, length: length as u64, ..range };
-        rig.publish(&Descriptor {
+        let offset = range.offset + starts[at] as u64;
+        let remote = RemoteRange { offset, length: LENGTHS[at] as u64, ..range };
+        Descriptor {
             immediate: is_last.then_some(9),
             continues: !is_last,
             is_quiet: false,
             remote: Some((remote, if is_last { last_key } else { key })),
-            source: Source::Block { index: 0, offset: source as u64 },
-        });
-    }
+            source: Source::Block { index: 0, offset: places()[at].0 as u64 },
+        }
+    })
+}
+
+/// Writes all pieces to their places; `last_key` is the key of the last one.
+fn publish(rig: &mut Rig, range: RemoteRange, key: u32, last_key: u32) {
+    let starts = places().map(|(_, to, _)| to);
+    pieces(range, (key, last_key), starts).iter().for_each(|piece| rig.publish(piece));
+}
+
+/// A rig whose victim knows the block, and that it is resident where the pieces are.
+fn rig() -> Rig {
+    let mut rig = Rig::new();
+    send_block(&rig);
+    let (granted, range, key) = rig.lend(LENGTHS.iter().sum());
+    publish(&mut rig, range, key, key);
+    rig.settle();
+    assert_came(granted, 4);
+    rig
 }
 
 /// Checks so many of the pieces.
@@ -93,12 +111,7 @@ fn the_pieces_of_a_write_are_copied_together_and_arrive_once() {
 #[test]
 fn a_piece_without_a_right_ends_the_connection_at_its_turn() {
     on_a_runtime(|| {
-        let mut rig = Rig::new();
-        send_block(&rig);
-        let (warm, range, key) = rig.lend(LENGTHS.iter().sum());
-        publish(&mut rig, range, key, key);
-        rig.settle();
-        assert_came(warm, 4);
+        let mut rig = rig();
         let (granted, range, key) = rig.lend(LENGTHS.iter().sum());
         publish(&mut rig, range, key, key ^ 1);
         let failure = rig.failure();
@@ -112,27 +125,19 @@ fn a_piece_without_a_right_ends_the_connection_at_its_turn() {
 }
 
 /// How many pieces are copied with the first one, of a write whose pieces begin at these places of the grant.
-fn gathered(rig: &mut Rig, places: [usize; 4]) -> usize {
+fn gathered(rig: &mut Rig, starts: [usize; 4]) -> usize {
     let (_granted, range, key) = rig.lend(LENGTHS.iter().sum());
     let head = rig.sees.consumed();
-    let piece = |at: usize| {
-        let offset = range.offset + places[at] as u64;
-        let source = Source::Block { index: 0, offset: self::places()[at].0 as u64 };
-        let remote = Some((RemoteRange { offset, length: LENGTHS[at] as u64, ..range }, key));
-        let is_last = at + 1 == LENGTHS.len();
-        Descriptor { immediate: is_last.then_some(9), continues: !is_last, is_quiet: false, remote, source }
-    };
-    for at in 0..LENGTHS.len() {
-        rig.publish(&piece(at));
-    }
-    let (destination, _) = rig.regions.write_target(&piece(0).remote.unwrap().0, key).unwrap();
+    let pieces = pieces(range, (key, key), starts);
+    pieces.iter().for_each(|piece| rig.publish(piece));
+    let (destination, _) = rig.regions.write_target(&pieces[0].remote.unwrap().0, key).unwrap();
     let connection = rig.link.connection();
     let blocks = [connection.blocks.get(0).unwrap()];
     let latest = &mut LatestTargets::default();
     let mut turn = Turn { connection, head, continues: true, latest, blocks: &blocks };
-    let payload = Payload::new((0, self::places()[0].0 as u64), destination, CopyReason::ShmPayload);
+    let payload = Payload::new((0, places()[0].0 as u64), destination, CopyReason::ShmPayload);
     let gathered = Copying::default().gathered(&payload, &mut turn);
-    // They are copied after that, whoever does it.
+    // The target copies all of them after that, with the second core or without it.
     rig.settle();
     assert_eq!(rig.sees.consumed(), head + 4);
     gathered
@@ -141,15 +146,9 @@ fn gathered(rig: &mut Rig, places: [usize; 4]) -> usize {
 #[test]
 fn pieces_that_two_cores_would_write_at_once_are_not_copied_together() {
     on_a_runtime(|| {
-        let mut rig = Rig::new();
-        send_block(&rig);
-        let (warm, range, key) = rig.lend(LENGTHS.iter().sum());
-        publish(&mut rig, range, key, key);
-        rig.settle();
-        drop(warm);
+        let mut rig = rig();
         let [first, second, third, _] = LENGTHS;
         let apart = [0, first, first + second, first + second + third];
-        // The block is known to be resident where the first write read it.
         assert_eq!(gathered(&mut rig, apart), 3);
         for (at, place) in [(1, first - 1), (2, 5), (3, first + second + third - 1)] {
             let mut places = apart;
