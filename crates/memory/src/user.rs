@@ -37,7 +37,6 @@ use crate::{
 #[derive(Clone, Default)]
 pub struct UserMemory {
     shared: Arc<RwLock<Registry>>,
-    hits: Arc<AtomicU64>,
 }
 
 #[derive(Default)]
@@ -46,6 +45,8 @@ struct Registry {
     visitors: Vec<Arc<dyn BlockVisitor>>,
     /// By their first address. Ranges do not overlap.
     members: BTreeMap<usize, Member>,
+    /// How often memory was found.
+    hits: AtomicU64,
 }
 
 /// One memory, as a whole.
@@ -124,7 +125,7 @@ impl UserMemory {
     #[doc(hidden)]
     pub fn observed(observer: Option<Arc<dyn MemoryObserver>>) -> Self {
         let registry = Registry { observer, ..Registry::default() };
-        Self { shared: Arc::new(RwLock::new(registry)), hits: Arc::default() }
+        Self { shared: Arc::new(RwLock::new(registry)) }
     }
 
     /// Gives every block of joined and given memory, present and future, to `visitor`, and calls it again when one is withdrawn.
@@ -207,7 +208,7 @@ impl UserMemory {
 
     /// How often [`find`](Self::find) has found memory.
     pub fn hits(&self) -> u64 {
-        self.hits.load(Ordering::Relaxed)
+        self.shared.read().unwrap_or_else(PoisonError::into_inner).hits.load(Ordering::Relaxed)
     }
 
     /// The joined memory at `addresses` (of a slice: `as_ptr_range()`), as a buffer. No copy.
@@ -225,7 +226,7 @@ impl UserMemory {
         let bytes = member.joined().ok_or_else(refused)?;
         let found = end.checked_sub(*first).and_then(|end| bytes.slice(start - first..end));
         let found = found.ok_or_else(refused)?;
-        self.hits.fetch_add(1, Ordering::Relaxed);
+        registry.hits.fetch_add(1, Ordering::Relaxed);
         Ok(found)
     }
 }

@@ -47,8 +47,7 @@ impl MemoryRegion {
     ) -> Result<Self, VerbsError> {
         let (context, base, length) = (domain.context(), block.base(), block.length());
         let flag = |granted: bool, flag: sys::ibv_access_flags| if granted { flag } else { 0 };
-        // The library demands local write for remote write.
-        // A user's memory may be mapped read-only.
+        // A user's memory may be mapped read-only. The library demands local write for remote write.
         let flags = flag(block.is_writable() || access.remote_write, sys::IBV_ACCESS_LOCAL_WRITE)
             | flag(access.remote_write, sys::IBV_ACCESS_REMOTE_WRITE)
             | flag(access.remote_read, sys::IBV_ACCESS_REMOTE_READ)

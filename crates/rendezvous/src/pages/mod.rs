@@ -66,8 +66,8 @@ pub use crate::{peer_memory::arena::PageError, values::arenas::Written};
 /// Most pages of an arena.
 const PAGES_MAX: u32 = 1 << 24;
 
-/// Memory in pages of one size, which are numbered from 0 on. Made by [`Worker::arena`] and [`Worker::arena_of`]. Cheap to clone; all clones are the same memory,
-/// which returns to its pool or owner with the last of them and the last view of a page.
+/// Memory in pages of one size, which are numbered from 0 on. Made by [`Worker::arena`] and [`Worker::arena_of`]. Cheap to clone; all
+/// clones are the same memory, which returns to its pool or owner with the last of them and the last view of a page.
 #[derive(Clone)]
 pub struct Arena {
     pub(crate) memory: Arc<ArenaMemory>,

@@ -142,11 +142,6 @@ impl Enclosure {
     }
 
     fn visitor(&self, access: Access) -> Arc<dyn BlockVisitor> {
-        self.visitor_of([access; 2])
-    }
-
-    /// With the rights on blocks that this process may not write, and on others.
-    fn visitor_of(&self, access: [Access; 2]) -> Arc<dyn BlockVisitor> {
         Arc::new(RegisterBlocks { domain: self.domain.clone(), access, regions: self.regions.clone() })
     }
 
@@ -159,7 +154,7 @@ impl Enclosure {
 
     fn register_users(&self) -> Result<(), MemoryError> {
         let given = if self.is_bouncing() { Access::LOCAL } else { Access::RECEIVE };
-        let visitor = self.visitor_of([Access::LOCAL, given]);
+        let visitor = self.visitor(given);
         self.pools.user.add_visitor(visitor.clone())?;
         lock(&self.registered).push(Registering::Users(visitor));
         Ok(())
@@ -334,14 +329,14 @@ impl Regions {
 #[derive(Debug)]
 struct RegisterBlocks {
     domain: Arc<dyn Domain>,
-    /// On blocks that this process may not write, and on others.
-    access: [Access; 2],
+    /// Of blocks that this process may write. Peers have no rights on others.
+    access: Access,
     regions: Arc<Regions>,
 }
 
 impl BlockVisitor for RegisterBlocks {
     fn block_added(&self, block: &Block) -> Result<(), VisitError> {
-        let access = self.access[usize::from(block.is_writable())];
+        let access = if block.is_writable() { self.access } else { Access::LOCAL };
         let region = self.domain.register(block, access).map_err(|error| VisitError(Arc::new(error)))?;
         let known = Registered { block: block.clone(), access, region };
         self.regions.lock().insert(block.id(), known);

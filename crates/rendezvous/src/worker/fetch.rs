@@ -137,7 +137,8 @@ impl<'a> Fetch<'a> {
     }
 
     /// Receives into `buffer`, which must be long enough. This takes no copy if the buffer is from
-    /// [`Worker::receive_pool`], or was given to the worker ([`UserMemory::give`](tensorwire_memory::UserMemory::give)), and the tensor is too large to travel inside a message; otherwise it takes one copy.
+    /// [`Worker::receive_pool`], or was given to the worker ([`UserMemory::give`](tensorwire_memory::UserMemory::give)), and
+    /// the tensor is too large to travel inside a message; otherwise it takes one copy.
     ///
     /// The returned buffer is the one given, except in one case: if the connection broke and the fetch was repeated,
     /// the peer may still be able to write the given buffer. Then the tensor is returned in other memory, and the given
